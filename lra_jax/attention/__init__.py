@@ -1,0 +1,72 @@
+"""Attention mechanisms as pure functions of arrays.
+
+For each registered mechanism X there are ``X_attention(query, key, value, mask=None,
+is_causal=False, ...)`` and ``X_weights(query, key, ...)``, the dense `[B, N, T, S]`
+matrix that the fast form never builds. Layout and masks: `lra_jax.attention.shapes`;
+the table of mechanisms: ``python -m lra_jax.attention``.
+
+Importing this package does not import jax; the functions load when first used.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from lra_jax.attention.registry import (
+    MECHANISMS,
+    Mechanism,
+    accepted_keywords,
+    names,
+    resolve,
+)
+
+# The same names as a type checker and an editor see them; a test compares the two.
+if TYPE_CHECKING:
+    from lra_jax.attention.cosformer import cosformer_attention, cosformer_weights
+    from lra_jax.attention.flow import (
+        FlowTerms,
+        flow_attention,
+        flow_terms,
+        flow_weights,
+    )
+    from lra_jax.attention.linear import linear_attention, linear_weights
+    from lra_jax.attention.linformer import (
+        linformer_attention,
+        linformer_parameters,
+        linformer_weights,
+    )
+    from lra_jax.attention.softmax import softmax_attention, softmax_weights
+
+__all__ = [
+    "MECHANISMS",
+    "FlowTerms",
+    "Mechanism",
+    "accepted_keywords",
+    "cosformer_attention",
+    "cosformer_weights",
+    "flow_attention",
+    "flow_terms",
+    "flow_weights",
+    "linear_attention",
+    "linear_weights",
+    "linformer_attention",
+    "linformer_parameters",
+    "linformer_weights",
+    "names",
+    "resolve",
+    "softmax_attention",
+    "softmax_weights",
+]
+
+
+def __getattr__(name: str) -> Any:
+    for mechanism in MECHANISMS.values():
+        # "FlowTerms" and "flow_terms" alike belong to "flow".
+        if name.lower().startswith(mechanism.name):
+            module = importlib.import_module(mechanism.module)
+            if name in module.__all__:
+                return getattr(module, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

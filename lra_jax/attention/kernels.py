@@ -1,0 +1,100 @@
+"""The steps that several mechanisms share.
+
+Kernelised attention writes a weight as an inner product of features,
+``phi(q_i) . phi(k_j)``. Then ``sum_j phi(q_i) . phi(k_j) v_j`` is
+``phi(q_i)^T (sum_j phi(k_j) v_j^T)``: the bracket is summed once for all queries, and
+the cost is linear in both lengths. The feature width M may differ from the head width.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+FeatureMap = str | Callable[[jax.Array], jax.Array]
+
+
+def _elu_plus_one(x: jax.Array) -> jax.Array:
+    return jax.nn.elu(x) + 1
+
+
+# jax.nn.relu has gradient 0 at 0; jnp.maximum(x, 0) would give 0.5.
+FEATURE_MAPS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "elu": _elu_plus_one,
+    "relu": jax.nn.relu,
+    "sigmoid": jax.nn.sigmoid,
+}
+
+
+def feature_map(spec: FeatureMap) -> Callable[[jax.Array], jax.Array]:
+    """Returns a feature map by name ("elu" is elu(x) + 1), or the callable itself."""
+    if callable(spec):
+        return spec
+    if spec not in FEATURE_MAPS:
+        raise ValueError(
+            f"feature_map: expected one of {sorted(FEATURE_MAPS)} or a function of one "
+            f"array, got {spec!r}"
+        )
+    return FEATURE_MAPS[spec]
+
+
+def contract(
+    query_features: jax.Array,
+    key_features: jax.Array,
+    value: jax.Array,
+    precision: jax.lax.PrecisionLike = None,
+) -> jax.Array:
+    """``phi(q_i)^T sum_j phi(k_j) v_j^T``: `[B, T, N, M]`, ... -> `[B, T, N, Hv]`."""
+    summary = jnp.einsum("bsnm,bsnv->bnmv", key_features, value, precision=precision)
+    return jnp.einsum("btnm,bnmv->btnv", query_features, summary, precision=precision)
+
+
+def project(
+    features: jax.Array, total: jax.Array, precision: jax.lax.PrecisionLike = None
+) -> jax.Array:
+    """``features_i . total``: `[B, T, N, M]` and `[B, N, M]` -> `[B, T, N]`."""
+    return jnp.einsum("btnm,bnm->btn", features, total, precision=precision)
+
+
+def products(
+    query_features: jax.Array,
+    key_features: jax.Array,
+    precision: jax.lax.PrecisionLike = None,
+) -> jax.Array:
+    """``phi(q_i) . phi(k_j)``, the dense `[B, N, T, S]`."""
+    return jnp.einsum(
+        "btnm,bsnm->bnts", query_features, key_features, precision=precision
+    )
+
+
+def per_row(values: jax.Array) -> jax.Array:
+    """`[B, T, N]` -> `[B, N, T, 1]`, to scale the rows of a dense matrix."""
+    return jnp.swapaxes(values, 1, 2)[..., None]
+
+
+def at_least(x: jax.Array, floor: float) -> jax.Array:
+    """``max(x, floor)`` whose gradient passes where x == floor, as torch's does."""
+    return jnp.where(x >= floor, x, jnp.asarray(floor, x.dtype))
+
+
+def clamp(x: jax.Array, bound: float) -> jax.Array:
+    """Limits x to [-bound, bound]; the gradient passes at both bounds."""
+    limited = jnp.where(x > bound, jnp.asarray(bound, x.dtype), x)
+    return jnp.where(limited < -bound, jnp.asarray(-bound, x.dtype), limited)
+
+
+def masked_softmax(logits: jax.Array, mask: jax.Array | None, axis: int) -> jax.Array:
+    """Softmax over the visible entries; all zeros where nothing is visible.
+
+    Args:
+      logits: any shape, float32 or wider.
+      mask: boolean, of the logits' rank and broadcastable to them; None = all visible.
+      axis: the axis that sums to one.
+    """
+    if mask is None:
+        return jax.nn.softmax(logits, axis=axis)
+    # The lowest finite number, not -inf: rows without any visible entry stay finite,
+    # forward and backward, and the second `where` makes them zero.
+    lowest = jnp.asarray(jnp.finfo(logits.dtype).min, logits.dtype)
+    weights = jax.nn.softmax(jnp.where(mask, logits, lowest), axis=axis)
+    return jnp.where(mask, weights, jnp.zeros((), weights.dtype))

@@ -1,0 +1,243 @@
+"""The mechanisms by name, what each can do, and where to find its functions.
+
+Importing this module does not import jax: command lines list and check mechanisms
+before they pay for it. The functions are imported when they are first asked for.
+"""
+
+import difflib
+import importlib
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["MECHANISMS", "Mechanism", "accepted_keywords", "names", "resolve"]
+
+_PACKAGE = "lra_jax.attention"
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """One attention mechanism.
+
+    The capabilities are None for a function from outside this package: unknown.
+
+    Attributes:
+      name: as given to ``--attention``.
+      module: the module that holds its functions.
+      causal: has an autoregressive form.
+      cross: query and key may differ in length.
+      padding: a padding mask is exact: a padded batch equals each sample run alone.
+      stream: has ``<name>_init`` and ``<name>_step`` with a state of constant size.
+      cost: leading term of the time, in T, S, H and the mechanism's own sizes.
+      summary: one line.
+      source: the paper.
+      parameters: name of the function that makes its own arrays, if it has any.
+      function: the function itself, for one from outside this package.
+    """
+
+    name: str
+    module: str
+    causal: bool | None = None
+    cross: bool | None = None
+    padding: bool | None = None
+    stream: bool | None = None
+    cost: str = "unknown"
+    summary: str = ""
+    source: str = ""
+    parameters: str | None = None
+    function: Callable[..., Any] | None = None
+
+    @property
+    def attention(self) -> Callable[..., Any]:
+        """``<name>_attention``, or the function given; imports it if need be."""
+        if self.function is not None:
+            return self.function
+        return self._find(f"{self.name}_attention")
+
+    @property
+    def weights(self) -> Callable[..., Any]:
+        """``<name>_weights``, the dense `[B, N, T, S]` form.
+
+        Raises:
+          ValueError: the mechanism is a function from outside, which has none.
+        """
+        if self.function is not None:
+            raise ValueError(
+                "attention: expected a registered mechanism for its dense weights, "
+                f"got the function {self.name!r}"
+            )
+        return self._find(f"{self.name}_weights")
+
+    @property
+    def make_parameters(self) -> Callable[..., dict[str, Any]] | None:
+        """The function that makes its own arrays; None if it has none."""
+        return None if self.parameters is None else self._find(self.parameters)
+
+    def _find(self, name: str) -> Callable[..., Any]:
+        return getattr(importlib.import_module(self.module), name)
+
+
+MECHANISMS: dict[str, Mechanism] = {
+    mechanism.name: mechanism
+    for mechanism in (
+        Mechanism(
+            name="softmax",
+            module=f"{_PACKAGE}.softmax",
+            causal=True,
+            cross=True,
+            padding=True,
+            stream=False,
+            cost="T S H",
+            summary="softmax of scaled dot products, the quadratic baseline",
+            source="Vaswani et al. 2017",
+        ),
+        Mechanism(
+            name="linear",
+            module=f"{_PACKAGE}.linear",
+            causal=False,
+            cross=True,
+            padding=True,
+            stream=False,
+            cost="(T + S) H^2",
+            summary="elu(x) + 1 features, normalised (Linear Transformer)",
+            source="Katharopoulos et al. 2020",
+        ),
+        Mechanism(
+            name="cosformer",
+            module=f"{_PACKAGE}.cosformer",
+            causal=False,
+            cross=True,
+            padding=True,
+            stream=False,
+            cost="2 (T + S) H^2",
+            summary="ReLU features re-weighted by the cosine of distance",
+            source="Qin et al. 2022",
+        ),
+        Mechanism(
+            name="flow",
+            module=f"{_PACKAGE}.flow",
+            causal=False,
+            cross=True,
+            padding=True,
+            stream=False,
+            cost="(T + S) H^2",
+            summary="conserved flows: sources compete, sinks allocate (Flowformer)",
+            source="Wu et al. 2022",
+        ),
+        Mechanism(
+            name="linformer",
+            module=f"{_PACKAGE}.linformer",
+            causal=False,
+            cross=True,
+            padding=True,
+            stream=False,
+            cost="2 (T + S) K H",
+            summary="softmax over K learned mixtures of the positions",
+            source="Wang et al. 2020",
+            parameters="linformer_parameters",
+        ),
+    )
+}
+
+
+def names() -> tuple[str, ...]:
+    """The registered names, in the order of the table."""
+    return tuple(MECHANISMS)
+
+
+def resolve(spec: "str | Callable[..., Any] | Mechanism") -> Mechanism:
+    """Finds a mechanism.
+
+    Args:
+      spec: a registered name, a function ``(query, key, value, ...)``, the string
+        "package.module:function", or a `Mechanism`, which is returned as it is.
+
+    Returns:
+      The mechanism. A function of this package, however it was given, is its registered
+      mechanism; for any other the capabilities are None.
+
+    Raises:
+      ValueError: no such name, module or attribute, or it cannot be called.
+    """
+    if isinstance(spec, Mechanism):
+        return spec
+    if callable(spec):
+        return _foreign(spec)
+    if not isinstance(spec, str):
+        raise ValueError(
+            "attention: expected a registered name, 'package.module:function' or a "
+            f"function, got {spec!r}"
+        )
+    if ":" in spec:
+        return _foreign(_load(spec), spec)
+    if spec not in MECHANISMS:
+        near = difflib.get_close_matches(spec.lower(), MECHANISMS, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(
+            f"attention: expected one of {', '.join(MECHANISMS)}, or "
+            f"'package.module:function', got {spec!r}{hint}"
+        )
+    return MECHANISMS[spec]
+
+
+def _foreign(function: Callable[..., Any], name: str | None = None) -> Mechanism:
+    module = getattr(function, "__module__", None) or ""
+    own_name = getattr(function, "__qualname__", type(function).__name__)
+    for mechanism in MECHANISMS.values():
+        if (module, own_name) == (mechanism.module, f"{mechanism.name}_attention"):
+            return mechanism
+    return Mechanism(
+        name=name or own_name,
+        module=module,
+        summary="a function from outside lra_jax",
+        function=function,
+    )
+
+
+def _load(spec: str) -> Callable[..., Any]:
+    path, _, attribute = spec.partition(":")
+    if not path or not attribute:
+        raise ValueError(f"attention: expected 'package.module:function', got {spec!r}")
+    try:
+        found = importlib.import_module(path)
+    except Exception as error:
+        raise ValueError(
+            f"attention: expected a module that imports before ':' in {spec!r}, got "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            raise ValueError(
+                f"attention: expected {attribute!r} in the module {path!r}, "
+                f"got no attribute {part!r}"
+            )
+        found = getattr(found, part)
+    if not callable(found):
+        raise ValueError(
+            f"attention: expected {spec!r} to be a function, got a "
+            f"{type(found).__name__}"
+        )
+    return found
+
+
+def accepted_keywords(function: Callable[..., Any]) -> frozenset[str] | None:
+    """The keywords that may be passed to an attention function.
+
+    Its first three positional parameters, query, key and value, are left out. None
+    means that any keyword may be passed (it has a ``**keywords``).
+    """
+    parameters = list(inspect.signature(function).parameters.values())
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return None
+    positional = [
+        p.name
+        for p in parameters
+        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ][:3]
+    return frozenset(
+        p.name
+        for p in parameters
+        if p.name not in positional
+        and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+    )

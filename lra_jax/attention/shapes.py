@@ -1,0 +1,185 @@
+"""Axes, dtypes and masks: every check that the attention functions share.
+
+Axis letters are those of ``jax.nn.dot_product_attention``: **B** batch, **T** query
+length, **S** key length, **N** heads, **H** head width, **Hv** value width. The layout
+is always ``[B, T, N, H]``. What a caller can get wrong raises ``ValueError`` here, with
+the argument, what was expected and what came; inside the mechanisms nothing is checked
+again.
+
+Keys and values may have fewer heads than the query (multi-query and grouped-query
+attention): each of their heads then serves ``N / heads`` neighbouring query heads.
+"""
+
+import jax
+import jax.numpy as jnp
+
+_KEYWORDS = {"query": "[B, T, N, H]", "key": "[B, S, N, H]", "value": "[B, S, N, Hv]"}
+
+
+def check_inputs(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array | None = None,
+    is_causal: bool = False,
+) -> None:
+    """Raises ``ValueError`` unless query, key and value belong together.
+
+    Args:
+      query: `[B, T, N, H]`, floating.
+      key: `[B, S, N, H]`, floating; its heads may also be a divisor of N.
+      value: `[B, S, N, Hv]`, or None where only the weights are wanted.
+      is_causal: if True, T must equal S.
+    """
+    given = {"query": query, "key": key}
+    if value is not None:
+        given["value"] = value
+    for name, array in given.items():
+        _check_array(name, array)
+    batch, length, num_heads, head_dim = query.shape
+    for name, array in given.items():
+        if array.shape[0] != batch:
+            raise ValueError(
+                f"{name}: expected batch size B={batch} as in query, "
+                f"got shape {array.shape}"
+            )
+        if array.shape[2] == 0 or num_heads % array.shape[2]:
+            raise ValueError(
+                f"{name}: expected N={num_heads} heads as in query, or a divisor of "
+                f"it, got {array.shape[2]} in shape {array.shape}"
+            )
+    if key.shape[3] != head_dim:
+        raise ValueError(
+            f"key: expected head width H={head_dim} as in query, got {key.shape[3]} "
+            f"in shape {key.shape}"
+        )
+    if value is not None and value.shape[1] != key.shape[1]:
+        raise ValueError(
+            f"value: expected length S={key.shape[1]} as in key, "
+            f"got {value.shape[1]} in shape {value.shape}"
+        )
+    if is_causal and length != key.shape[1]:
+        raise ValueError(
+            "is_causal: expected query and key of one length (T == S), "
+            f"got T={length} and S={key.shape[1]}"
+        )
+
+
+def _check_array(name: str, array: jax.Array) -> None:
+    layout = _KEYWORDS[name]
+    if jnp.ndim(array) != 4:
+        raise ValueError(f"{name}: expected {layout}, got shape {jnp.shape(array)}")
+    if not jnp.issubdtype(array.dtype, jnp.floating):
+        raise ValueError(f"{name}: expected a floating dtype, got {array.dtype}")
+    if array.shape[1] == 0:
+        raise ValueError(f"{name}: expected at least one position, got {array.shape}")
+
+
+def refuse_causal(mechanism: str, is_causal: bool) -> None:
+    """Raises ``ValueError`` where a mechanism has only its non-causal form."""
+    if is_causal:
+        raise ValueError(
+            f"is_causal: expected False, got True: the causal form of {mechanism} "
+            "attention is not available in this version"
+        )
+
+
+def accumulation_dtype(*arrays: jax.Array) -> jnp.dtype:
+    """float64 if any array is float64, else float32, whatever the inputs are."""
+    wide = any(array.dtype == jnp.float64 for array in arrays)
+    return jnp.dtype(jnp.float64 if wide else jnp.float32)
+
+
+def match_heads(array: jax.Array, num_heads: int) -> jax.Array:
+    """Repeats the heads of a key or value `[B, S, n, H]` up to `[B, S, N, H]`."""
+    if array.shape[2] == num_heads:
+        return array
+    return jnp.repeat(array, num_heads // array.shape[2], axis=2)
+
+
+def hide(array: jax.Array, mask: jax.Array | None) -> jax.Array:
+    """Zeroes the padded positions of `[B, S, N, H]`, whatever they held (even NaN)."""
+    if mask is None:
+        return array
+    return jnp.where(mask[:, :, None, None], array, jnp.zeros((), array.dtype))
+
+
+def padding_mask(
+    mask: jax.Array | None, batch: int, length: int, name: str = "mask"
+) -> jax.Array | None:
+    """Brings a padding mask to boolean `[B, S]`.
+
+    Args:
+      mask: True = may be attended. `[B, S]`, or anything that broadcasts to
+        `[B, 1, 1, S]`. Numbers are read as True where they are above zero, because
+        ``flax.nnx.make_attention_mask`` makes float masks of 0 and 1; additive masks
+        (0 and -inf) are not understood.
+      batch: B.
+      length: S (or T, for a query mask).
+      name: the argument's name, for the error message.
+
+    Raises:
+      ValueError: the shape does not fit, or the mask has a query or a head axis. A
+        linear mechanism sums over the keys once for all queries, so it has no place
+        where single query-key pairs could be removed.
+    """
+    if mask is None:
+        return None
+    mask = _boolean(mask, name)
+    shape = mask.shape
+    if len(shape) == 4 and (shape[1] != 1 or shape[2] != 1):
+        raise ValueError(
+            f"{name}: expected [B, S] or [B, 1, 1, S], got shape {shape}: linear "
+            "attention sums over the keys once for all queries and heads, so a mask "
+            "with a query or head axis cannot be applied; give a padding mask, or "
+            "is_causal=True for an autoregressive one"
+        )
+    full = (batch, 1, 1, length)
+    aligned = (shape[0], 1, 1, shape[1]) if len(shape) == 2 else shape
+    if not _broadcasts(aligned, full):
+        raise ValueError(
+            f"{name}: expected [B, S]={(batch, length)} or anything that broadcasts to "
+            f"[B, 1, 1, S]={full}, got shape {shape}"
+        )
+    rows = aligned[0] if len(aligned) == 4 else 1
+    return jnp.broadcast_to(mask.reshape(rows, -1), (batch, length))
+
+
+def pair_mask(
+    mask: jax.Array | None, batch: int, num_heads: int, query_length: int, length: int
+) -> jax.Array | None:
+    """Brings a mask to boolean rank 4, broadcastable to `[B, N, T, S]`.
+
+    For mechanisms that do build the matrix. A rank-2 mask is `[B, S]`, as everywhere in
+    this package; a `[T, S]` mask is written `[1, 1, T, S]`.
+
+    Raises:
+      ValueError: the shape does not fit.
+    """
+    if mask is None:
+        return None
+    mask = _boolean(mask, "mask")
+    shape = mask.shape
+    full = (batch, num_heads, query_length, length)
+    aligned = (shape[0], 1, 1, shape[1]) if len(shape) == 2 else shape
+    if not _broadcasts(aligned, full):
+        raise ValueError(
+            f"mask: expected [B, S]={(batch, length)} or anything that broadcasts to "
+            f"[B, N, T, S]={full}, got shape {shape}"
+        )
+    return mask.reshape((1,) * (4 - len(aligned)) + aligned)
+
+
+def _boolean(mask: jax.Array, name: str) -> jax.Array:
+    mask = jnp.asarray(mask)
+    if mask.dtype == jnp.bool_:
+        return mask
+    if jnp.issubdtype(mask.dtype, jnp.complexfloating):
+        raise ValueError(f"{name}: expected a boolean mask, got {mask.dtype}")
+    return mask > 0
+
+
+def _broadcasts(shape: tuple[int, ...], full: tuple[int, ...]) -> bool:
+    if not 1 <= len(shape) <= len(full):
+        return False
+    pairs = zip(shape[::-1], full[::-1], strict=False)
+    return all(size in (1, wanted) for size, wanted in pairs)

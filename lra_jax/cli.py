@@ -1,0 +1,122 @@
+"""What the command lines share: parsing, errors of one line, exit codes.
+
+Exit codes: 0 done; 1 the run failed; 2 the command was wrong; 128 + n stopped by
+signal n.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import io
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn, TypeVar
+
+from lra_jax.configs import PRESETS, Config, get_preset
+from lra_jax.names import known
+
+Parsed = TypeVar("Parsed")
+
+_BOX = re.compile(r"[─-╿]+")
+
+
+def fail(message: str, code: int = 2) -> NoReturn:
+    """Prints ``error: message`` as one line on stderr and exits."""
+    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    raise SystemExit(code)
+
+
+@contextlib.contextmanager
+def user_errors() -> Iterator[None]:
+    """Turns a ValueError, or a failing disk, into one line and exit code 2."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        fail(str(error))
+
+
+def parse_config(prog: str, description: str, args: Sequence[str]) -> Config:
+    """Reads ``--task``, ``--attention`` and ``--preset``; then all flags on top.
+
+    The first three decide the defaults that ``--help`` shows and that flags change.
+    """
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for name in ("task", "attention", "preset"):
+        first.add_argument(f"--{name}", default=getattr(Config(), name))
+    with contextlib.redirect_stderr(io.StringIO()):
+        try:
+            chosen, _ = first.parse_known_args(args)
+        except SystemExit:  # A flag without its value: the second stage reports it.
+            chosen = first.parse_args([])
+    with user_errors():
+        preset = get_preset(chosen.task, chosen.preset, chosen.attention)
+    presets = "; ".join(f"{task}: {', '.join(p)}" for task, p in PRESETS.items())
+    return parse(
+        Config,
+        prog,
+        f"{description}\n\nTasks and presets: {presets}.\nMechanisms: "
+        f"{', '.join(_mechanisms())}, or package.module:function.",
+        args,
+        default=preset,
+    )
+
+
+def parse(
+    kind: Callable[..., Parsed],
+    prog: str,
+    description: str,
+    args: Sequence[str],
+    default: Any = None,
+) -> Parsed:
+    """Parses flags into a dataclass with tyro; errors are one line and exit code 2."""
+    import tyro
+
+    _check_flags(kind, args)
+    errors = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(errors):
+            return tyro.cli(
+                kind,
+                prog=prog,
+                description=description,
+                args=list(args),
+                default=default,
+                config=(tyro.conf.FlagConversionOff,),
+            )
+    except SystemExit as error:
+        if not error.code:
+            raise
+    fail(_flattened(errors.getvalue()))
+
+
+def _check_flags(kind: Any, args: Sequence[str]) -> None:
+    """Refuses unknown flags with the nearest name."""
+    flags = ["help", *_flag_names(kind)]
+    for argument in args:
+        if argument.startswith("--"):
+            name = argument[2:].partition("=")[0].replace("-", "_")
+            with user_errors():
+                known("flag", f"--{name}", [f"--{flag}" for flag in flags])
+
+
+def _flag_names(kind: Any, prefix: str = "") -> Iterator[str]:
+    for field in dataclasses.fields(kind):
+        if dataclasses.is_dataclass(field.type):
+            yield from _flag_names(field.type, f"{prefix}{field.name}.")
+        else:
+            yield prefix + field.name
+
+
+def _flattened(boxed: str) -> str:
+    """The text of tyro's framed message, on one line, without its pointer to --help."""
+    lines = (_BOX.sub(" ", line).strip() for line in boxed.splitlines())
+    kept = [line for line in lines if line and "--help" not in line]
+    text = " ".join(kept).removeprefix("Parsing error").strip()
+    return text or "the command line could not be read"
+
+
+def _mechanisms() -> tuple[str, ...]:
+    from lra_jax.attention import registry
+
+    return registry.names()

@@ -1,0 +1,30 @@
+"""Presets: one file a task, each a function of the mechanism's name."""
+
+from collections.abc import Callable
+
+from lra_jax.configs import listops
+from lra_jax.configs.base import Config, DataConfig, ModelConfig, TrainConfig
+from lra_jax.names import known
+
+__all__ = [
+    "PRESETS",
+    "Config",
+    "DataConfig",
+    "ModelConfig",
+    "TrainConfig",
+    "get_preset",
+]
+
+PRESETS: dict[str, dict[str, Callable[[str], Config]]] = {"listops": listops.PRESETS}
+
+
+def get_preset(
+    task: str = "listops", preset: str = "compact", attention: str = "cosformer"
+) -> Config:
+    """The config of a named preset.
+
+    Raises:
+      ValueError: for an unknown task or preset, with the nearest name.
+    """
+    presets = PRESETS[known("task", task, PRESETS)]
+    return presets[known("preset", preset, presets)](attention)

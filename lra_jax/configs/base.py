@@ -1,0 +1,196 @@
+"""The configuration of a run: frozen dataclasses, which are also the flags and the API.
+
+``python -m lra_jax.train --train.steps=100`` sets ``Config.train.steps``; the resolved
+``Config`` is written to the run directory as ``config.json``, and
+``lra_jax.train.run(config)`` takes the very same object. The docstring of a field is its
+help text. Nothing here imports jax: ``--help`` must be quick.
+"""
+
+import dataclasses
+import hashlib
+import json
+from typing import Any, Literal, Self
+
+Schedule = Literal["cosine", "lra", "lra_cosine", "linear", "constant"]
+Dtype = Literal["float32", "bfloat16"]
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig:
+    """Optimisation, evaluation and logging."""
+
+    steps: int = 5000
+    """Training steps, one batch each."""
+    batch_size: int = 32
+    """Examples in a batch, over all devices together."""
+    learning_rate: float = 1e-3
+    """Peak of the schedule; for `lra` and `lra_cosine` their base factor."""
+    schedule: Schedule = "cosine"
+    """cosine: warm-up, then cosine to 0. linear: warm-up, then linear to 0. lra: base *
+    min(1, step / warmup) / sqrt(max(step, warmup)). lra_cosine: LRA's image tasks."""
+    warmup: int = 500
+    """Warm-up steps."""
+    weight_decay: float = 0.0
+    """Decoupled weight decay of AdamW, multiplied by the learning rate."""
+    adam_b1: float = 0.9
+    """Decay of AdamW's first moment."""
+    adam_b2: float = 0.999
+    """Decay of AdamW's second moment."""
+    adam_eps: float = 1e-8
+    """Term added to AdamW's denominator."""
+    clip_norm: float = 1.0
+    """Global norm to which gradients are clipped; 0 leaves them alone."""
+    dtype: Dtype = "float32"
+    """Compute dtype of activations; parameters are float32 always."""
+    eval_every: int = 500
+    """Steps between two evaluations on the validation split (and checkpoints)."""
+    eval_batch_size: int = 32
+    """Examples in an evaluation batch."""
+    log_every: int = 50
+    """Steps between two lines of training metrics."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    """The encoder and its classification head."""
+
+    num_layers: int = 2
+    """Encoder blocks."""
+    embed_dim: int = 64
+    """Model width D."""
+    num_heads: int = 2
+    """Attention heads N."""
+    qkv_dim: int = 64
+    """Width of all heads together, N * H."""
+    mlp_dim: int = 128
+    """Hidden width of the MLP and of the classification head."""
+    max_length: int = 2000
+    """Longest sequence, in tokens: size of learned tables and cosFormer's M."""
+    pooling: Literal["mean", "cls"] = "mean"
+    """mean: average over the real tokens. cls: a learned first token."""
+    positions: Literal["learned", "sinusoidal"] = "learned"
+    """Position embeddings, added to the token embeddings."""
+    dropout: float = 0.1
+    """Dropout on embeddings, attention outputs and in the MLP."""
+    qkv_bias: bool = True
+    """Biases in the query, key, value and output projections."""
+    attention_options: str = ""
+    """Options of the mechanism, as in `clip=5` or `features=128,sharing=none`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig:
+    """Where data come from and how they are batched."""
+
+    dir: str | None = None
+    """Folder of prepared data; by default that of tensorflow-datasets."""
+    path: str | None = None
+    """Original files to read (listops: folder of the basic_*.tsv) instead."""
+    buckets: str = "auto"
+    """Lengths to which batches are padded: auto, none (always max_length), or a list
+    as in `768,1024,2000`."""
+    seed: int = 0
+    """Seed of generated data."""
+    processes: int | None = None
+    """Processes that generate data; by default one for each core."""
+    num_train: int = 96_000
+    """Generated training examples."""
+    num_valid: int = 2_000
+    """Generated validation examples."""
+    num_test: int = 2_000
+    """Generated test examples."""
+    min_length: int = 500
+    """ListOps: accepted trees are longer than this."""
+    max_length: int = 2000
+    """ListOps: accepted trees are shorter than this."""
+    max_depth: int = 10
+    """ListOps: deepest level of a tree."""
+    max_args: int = 10
+    """ListOps: most arguments of an operator."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """One run: task, mechanism, preset, and everything that they resolve to."""
+
+    task: str = "listops"
+    """Task to train on."""
+    attention: str = "cosformer"
+    """Attention mechanism: a name, or package.module:function for your own."""
+    preset: str = "compact"
+    """Named set of defaults for the task."""
+    seed: int = 0
+    """Seed of initialisation, of the order of examples and of dropout."""
+    workdir: str | None = None
+    """Run directory; by default under runs/, named after the settings."""
+    train: TrainConfig = TrainConfig()
+    model: ModelConfig = ModelConfig()
+    data: DataConfig = DataConfig()
+
+    def replace(self, **changes: Any) -> Self:
+        """Copy with fields replaced; a dict for `train`, `model`, `data` goes one deeper.
+
+        >>> Config().replace(seed=1, train={"steps": 10}).train.steps
+        10
+        """
+        for name in ("train", "model", "data"):
+            if isinstance(changes.get(name), dict):
+                changes[name] = dataclasses.replace(
+                    getattr(self, name), **changes[name]
+                )
+        return dataclasses.replace(self, **changes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Nested plain dict, as written to ``config.json``."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Self:
+        """Inverse of :meth:`to_dict`.
+
+        Raises:
+          ValueError: on a field that this version does not know.
+        """
+        parts = {"train": TrainConfig, "model": ModelConfig, "data": DataConfig}
+        try:
+            nested = {name: kind(**values[name]) for name, kind in parts.items()}
+            return cls(**{**values, **nested})
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"config does not fit this version: {error}") from error
+
+    def identity(self) -> dict[str, Any]:
+        """Flat ``{"train.steps": ...}`` of the fields on which results depend."""
+        flat = flatten(self.to_dict())
+        return {name: v for name, v in flat.items() if name not in _WITHOUT_EFFECT}
+
+    def run_name(self, preset: "Config") -> str:
+        """Folder name of a run: stable for equal settings, told apart otherwise.
+
+        Args:
+          preset: the preset that this config started from; settings that differ from it
+            add a short hash to the name.
+        """
+        mechanism = self.attention.replace(":", ".").replace("/", ".")
+        name = f"{self.task}-{mechanism}-{self.preset}-seed{self.seed}"
+        base = preset.replace(attention=self.attention, seed=self.seed).identity()
+        mine = self.identity()
+        changed = {key: value for key, value in mine.items() if value != base[key]}
+        if not changed:
+            return name
+        digest = hashlib.sha256(json.dumps(changed, sort_keys=True).encode())
+        return f"{name}-{digest.hexdigest()[:8]}"
+
+
+# Where things lie, and how many processes make them, changes no number of a run.
+_WITHOUT_EFFECT = frozenset({"workdir", "data.dir", "data.processes"})
+
+
+def flatten(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """``{"train": {"steps": 1}}`` to ``{"train.steps": 1}``."""
+    flat: dict[str, Any] = {}
+    for name, value in nested.items():
+        if isinstance(value, dict):
+            flat |= flatten(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = value
+    return flat

@@ -1,0 +1,181 @@
+"""Which examples make up which batch: a pure function of (seed, step).
+
+The stream of training examples is one permutation of the data after another, epoch by
+epoch. Each example goes to its bucket, and a bucket that holds `batch_size` examples
+gives a batch. So batches come in the order in which their last example came, what an
+epoch leaves over joins the next one, and every example is seen once an epoch.
+
+Nothing is remembered from step to step: an epoch's batches follow from its own
+permutation and the few before it that left something over. A resumed run asks for its
+step and gets it; memory does not grow with the length of the run.
+"""
+
+import bisect
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from lra_jax.data import buckets as bucketing
+from lra_jax.data.checks import check_integer
+
+
+class Batch(NamedTuple):
+    """Attributes: `length`, to pad to; `ids`, `int32 [batch_size]`."""
+
+    length: int
+    ids: np.ndarray
+
+
+class _Order(NamedTuple):
+    """One epoch's examples by bucket, each in the order of the stream."""
+
+    ids: list[np.ndarray]
+    positions: list[np.ndarray]
+
+
+class BatchPlan:
+    """The batches of a run; element i is that of step i.
+
+    Attributes:
+      buckets: the lengths to pad to.
+      batch_size: examples a batch.
+    """
+
+    def __init__(
+        self,
+        lengths: np.ndarray,
+        buckets: Sequence[int],
+        batch_size: int,
+        seed: int,
+        num_steps: int,
+    ):
+        self.buckets = tuple(buckets)
+        self.batch_size = batch_size
+        self._seed = seed
+        self._num_steps = num_steps
+        bucket_of = bucketing.assign_buckets(lengths, self.buckets)
+        self._bucket_of = bucket_of.astype(np.uint16)
+        self._counts = np.bincount(bucket_of, minlength=len(self.buckets))
+        self._epoch = functools.lru_cache(maxsize=2)(self._plan_epoch)
+        self._order = functools.lru_cache(maxsize=4)(self._draw_order)
+
+    def __len__(self) -> int:
+        return self._num_steps
+
+    def __getitem__(self, step: int) -> Batch:
+        if not 0 <= step < self._num_steps:
+            raise IndexError(f"step must be in 0..{self._num_steps - 1}, got {step}.")
+        epoch = self.epoch(step)
+        bucket, ids = self._epoch(epoch)
+        index = step - self._steps_before(epoch)
+        return Batch(self.buckets[bucket[index]], ids[index])
+
+    def epoch(self, step: int) -> int:
+        """The epoch in which the batch of this step is completed, from 0."""
+        # Every bucket withholds less than one batch.
+        withheld = self.batch_size * (step + 1 + len(self.buckets))
+        epochs = range(withheld // len(self._bucket_of) + 2)
+        return bisect.bisect_right(epochs, step, key=self._steps_before) - 1
+
+    def _steps_before(self, epoch: int) -> int:
+        return int((epoch * self._counts // self.batch_size).sum())
+
+    def _plan_epoch(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """The bucket index, `[steps]`, and ids, `[steps, batch_size]`, of an epoch."""
+        order = self._order(epoch)
+        parts = []
+        for bucket, count in enumerate(self._counts.tolist()):
+            left_over = epoch * count % self.batch_size
+            stream = np.concatenate(
+                [self._left_over(epoch, bucket, left_over), order.ids[bucket]]
+            )
+            full = len(stream) // self.batch_size
+            ids = stream[: full * self.batch_size].reshape(full, self.batch_size)
+            last = np.arange(1, full + 1) * self.batch_size - left_over - 1
+            completed = order.positions[bucket][last]
+            parts.append((completed, np.full(full, bucket), ids))
+        completed, buckets, ids = (
+            np.concatenate(part) for part in zip(*parts, strict=True)
+        )
+        ranked = np.argsort(completed)
+        return buckets[ranked], ids[ranked]
+
+    def _left_over(self, epoch: int, bucket: int, count: int) -> np.ndarray:
+        """The last `count` examples of a bucket before an epoch, in order."""
+        pieces = []
+        while count > 0:
+            epoch -= 1
+            pieces.append(self._order(epoch).ids[bucket][-count:])
+            count -= len(pieces[-1])
+        return np.concatenate([np.zeros(0, np.int32), *reversed(pieces)])
+
+    def _draw_order(self, epoch: int) -> _Order:
+        entropy = np.random.SeedSequence((self._seed, epoch))
+        rng = np.random.Generator(np.random.Philox(entropy))
+        permuted = rng.permutation(len(self._bucket_of)).astype(np.int32)
+        ranked = np.argsort(self._bucket_of[permuted], kind="stable")
+        cuts = np.cumsum(self._counts)[:-1]
+        return _Order(np.split(permuted[ranked], cuts), np.split(ranked, cuts))
+
+
+def plan_batches(
+    lengths: np.ndarray,
+    *,
+    buckets: Sequence[int],
+    batch_size: int,
+    seed: int,
+    num_steps: int,
+) -> BatchPlan:
+    """Plans the batches of a training run.
+
+    Args:
+      lengths: `[n]` length of each example.
+      buckets: increasing lengths to pad to; the last holds every example.
+      batch_size: examples a batch.
+      seed: fixes the order.
+      num_steps: batches of the run. Batch i does not depend on it.
+
+    Returns:
+      A sequence of `num_steps` pairs: the length to pad to and the example ids.
+
+    Raises:
+      ValueError: an argument is out of range.
+    """
+    lengths = np.asarray(lengths)
+    if lengths.ndim != 1 or not lengths.size:
+        raise ValueError(
+            f"lengths must have shape [n] with n > 0, got {lengths.shape}."
+        )
+    check_integer("batch_size", batch_size, 1)
+    check_integer("seed", seed, 0)
+    check_integer("num_steps", num_steps, 1)
+    longest = int(lengths.max())
+    resolved = bucketing.resolve_buckets(buckets, lengths, longest, longest)
+    return BatchPlan(lengths, resolved, batch_size, seed, num_steps)
+
+
+def plan_evaluation(
+    lengths: np.ndarray, *, buckets: Sequence[int], batch_size: int
+) -> list[tuple[Batch, int]]:
+    """Plans batches that hold every example once, short ones first.
+
+    Args:
+      lengths: `[n]` length of each example.
+      buckets: increasing lengths to pad to; the last holds every example.
+      batch_size: examples a batch. Only the last batch of a bucket may hold fewer;
+        it repeats its last example to have the same shape.
+
+    Returns:
+      Batches, each with how many of its examples count.
+    """
+    bucket_of = bucketing.assign_buckets(lengths, buckets)
+    plan = []
+    for bucket, length in enumerate(buckets):
+        members = np.flatnonzero(bucket_of == bucket).astype(np.int32)
+        for start in range(0, len(members), batch_size):
+            ids = members[start : start + batch_size]
+            filled = np.pad(ids, (0, batch_size - len(ids)), mode="edge")
+            plan.append((Batch(length, filled), len(ids)))
+    return plan

@@ -1,0 +1,291 @@
+"""The base of every task's data: a tfds builder of labelled token sequences.
+
+A task's file defines a config and a builder; the config names every setting, so that
+two settings never share a folder:
+
+    class Builder(SequenceBuilder):
+        name = "lra_mytask"
+        VERSION = tfds.core.Version("1.0.0")
+        VOCAB_SIZE = 257
+        NUM_CLASSES = 2
+
+        def examples(self, dl_manager):
+            return {"train": (25_000, iterator), "test": (25_000, iterator)}
+
+    dataset = prepare(Builder, config, data_dir)
+
+Records are written by tfds as array_record without TensorFlow, streamed shard by shard
+in the order given. (`GeneratorBasedBuilder` would collect a whole split in memory, and
+reach for TensorFlow beyond 1 GB.) Lengths and labels go into the metadata of the
+dataset, so that batches are planned without reading a record. tfds writes everything
+into a folder of a temporary name and renames it at the end: a run that was killed
+leaves nothing that passes for data.
+"""
+
+import abc
+import contextlib
+import dataclasses
+import errno
+import hashlib
+import io
+import itertools
+import logging
+import os
+import pathlib
+import random
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+import tensorflow_datasets as tfds
+
+from lra_jax.data.dataset import SequenceDataset
+
+_SHARD_BYTES = 128 << 20
+_STALE_SECONDS = 3600
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(eq=False, kw_only=True)
+class SequenceConfig(tfds.core.BuilderConfig):
+    """What one prepared dataset is made of.
+
+    Attributes:
+      max_length: the longest sequence that the model must take.
+      expected_bytes: the size on disk, roughly, to check the free space.
+    """
+
+    max_length: int
+    expected_bytes: int
+
+
+class SequenceBuilder(tfds.core.ShardBasedBuilder, abc.ABC, skip_registration=True):
+    """A tfds builder of uint8 sequences and an integer label."""
+
+    SEQUENCES: ClassVar[tuple[str, ...]] = ("tokens",)
+    VOCAB_SIZE: ClassVar[int]
+    NUM_CLASSES: ClassVar[int]
+    DESCRIPTION: ClassVar[str] = "Labelled sequences of token ids."
+    builder_config: Any  # A SequenceConfig; tfds would allow none.
+
+    @abc.abstractmethod
+    def examples(
+        self, dl_manager: tfds.download.DownloadManager
+    ) -> Mapping[str, tuple[int, Iterable[tuple[Any, ...]]]]:
+        """Returns, for each split, how many examples it has, and the examples.
+
+        An example is its sequences, each `uint8 [length]`, then its label. The splits
+        are consumed one after another, in order.
+        """
+
+    def _info(self) -> tfds.core.DatasetInfo:
+        sequence = tfds.features.Tensor(
+            shape=(None,), dtype=np.uint8, encoding=tfds.features.Encoding.BYTES
+        )
+        features = {name: sequence for name in self.SEQUENCES}
+        label = tfds.features.Scalar(dtype=np.int64)
+        return tfds.core.DatasetInfo(
+            builder=self,
+            description=self.DESCRIPTION,
+            features=tfds.features.FeaturesDict({**features, "label": label}),
+            metadata=tfds.core.MetadataDict(),
+            disable_shuffling=True,
+        )
+
+    def _shard_iterators_per_split(
+        self, dl_manager: tfds.download.DownloadManager
+    ) -> dict[str, list[Callable[[], Iterator[tuple[int, dict[str, Any]]]]]]:
+        splits = self.examples(dl_manager)
+        total = sum(count for count, _ in splits.values())
+        record_bytes = max(1, self.builder_config.expected_bytes // total)
+        per_shard = max(1, _SHARD_BYTES // record_bytes)
+        metadata: Any = self.info.metadata
+        recorder = _Recorder(self.SEQUENCES, metadata)
+        shards = {}
+        for split, (count, examples) in splits.items():
+            records = recorder.records(split, count, examples)
+            num_shards = -(-count // per_shard)
+            edges = [count * i // num_shards for i in range(num_shards + 1)]
+            sizes = [stop - start for start, stop in itertools.pairwise(edges)]
+            # The shards share one iterator: tfds writes them in this order.
+            shards[split] = [_Take(records, size) for size in sizes]
+        return shards
+
+
+class _Take:
+    """A function of no arguments that yields the next `count` records."""
+
+    def __init__(self, records: Iterator, count: int):
+        self._records = records
+        self._count = count
+
+    def __call__(self) -> Iterator:
+        return itertools.islice(self._records, self._count)
+
+
+class _Recorder:
+    """Notes lengths, labels and a hash of the examples that pass."""
+
+    def __init__(self, sequences: tuple[str, ...], metadata: dict[str, Any]):
+        self._sequences = sequences
+        self._metadata = metadata
+        self._metadata["splits"] = {}
+        self._hash = hashlib.blake2b(digest_size=16)
+
+    def records(
+        self, split: str, count: int, examples: Iterable[tuple[Any, ...]]
+    ) -> Iterator[tuple[int, dict[str, Any]]]:
+        lengths: dict[str, list[int]] = {name: [] for name in self._sequences}
+        labels: list[int] = []
+        self._metadata["splits"][split] = {"lengths": lengths, "labels": labels}
+        key = -1
+        for key, (*arrays, label) in enumerate(itertools.islice(examples, count)):
+            record = dict(zip(self._sequences, arrays, strict=True))
+            self._hash.update(f"{split} {label}".encode())
+            for name, array in record.items():
+                lengths[name].append(len(array))
+                self._hash.update(f" {len(array)} ".encode() + array.tobytes())
+            labels.append(int(label))
+            # Stands complete as soon as the last record was taken.
+            self._metadata["fingerprint"] = self._hash.hexdigest()
+            yield key, {**record, "label": int(label)}
+        if key + 1 < count:
+            raise ValueError(f"Expected {count} {split} examples, got {key + 1}.")
+
+
+def prepare(
+    builder_class: type[SequenceBuilder],
+    config: SequenceConfig,
+    data_dir: str | os.PathLike | None = None,
+) -> SequenceDataset:
+    """Opens a dataset, preparing it first where that was not done before.
+
+    Safe against being killed, and against other processes that prepare the same data.
+
+    Args:
+      builder_class: the task.
+      config: its settings.
+      data_dir: where prepared data live; None is tfds' own folder.
+
+    Raises:
+      OSError: the folder cannot be written, or the disk is full.
+      ValueError: the settings or the source files are wrong.
+    """
+    if data_dir is not None:
+        data_dir = os.path.abspath(os.path.expanduser(data_dir))
+    builder = _build(builder_class, config, data_dir)
+    if not _is_prepared(builder):
+        path = pathlib.Path(builder.data_path)
+        with _explained(path, config.expected_bytes):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with _locked(path.parent / ".lock"):
+                builder = _build(builder_class, config, data_dir)
+                if not _is_prepared(builder):
+                    _write(builder, path)
+                    builder = _build(builder_class, config, data_dir)
+    return SequenceDataset(builder)
+
+
+def _build(builder_class, config, data_dir) -> SequenceBuilder:
+    with _quiet():
+        return builder_class(
+            config=config, data_dir=data_dir, file_format="array_record"
+        )
+
+
+def _is_prepared(builder: SequenceBuilder) -> bool:
+    with _quiet():
+        return builder.is_prepared()
+
+
+def _write(builder: SequenceBuilder, path: pathlib.Path):
+    _remove_leftovers(path)
+    needed = builder.builder_config.expected_bytes
+    free = shutil.disk_usage(path.parent).free
+    if free < needed:
+        raise OSError(errno.ENOSPC, f"only {free:,} bytes are free")
+    _logger.info("Preparing %s in %s", builder.info.full_name, path)
+    start = time.perf_counter()
+    try:
+        with _quiet(), _own_randomness():
+            builder.download_and_prepare()
+    except OSError:
+        # Another machine that shares the folder, but not its lock, may have won.
+        if not path.is_dir():
+            raise
+    except RuntimeError as error:
+        # This is how array_record reports what the system refuses.
+        if "() failed: " not in str(error):
+            raise
+        raise OSError(errno.EIO, str(error)) from error
+    _logger.info("Prepared in %.1f s", time.perf_counter() - start)
+
+
+@contextlib.contextmanager
+def _explained(path: pathlib.Path, needed: int):
+    """Gives an OSError the folder and the bytes needed."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise OSError(
+            error.errno or errno.EIO,
+            f"Cannot prepare the data, about {needed:,} bytes, in {path}: {reason}. "
+            "Free space there, or choose another data_dir",
+        ) from error
+
+
+@contextlib.contextmanager
+def _locked(file: pathlib.Path):
+    """Lets one process of this machine prepare at a time. Ends with the process."""
+    try:
+        import fcntl
+    except ImportError:  # Windows: the rename at the end still decides.
+        yield
+        return
+    with file.open("a") as lock:
+        # Some network file systems have no locks; there, too, the rename decides.
+        with contextlib.suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@contextlib.contextmanager
+def _own_randomness():
+    """Lets tfds draw its temporary name apart from the user's seeds.
+
+    Hosts that share a folder and a seed would otherwise write into one another's.
+    """
+    state = random.getstate()
+    random.seed()
+    try:
+        yield
+    finally:
+        random.setstate(state)
+
+
+def _remove_leftovers(path: pathlib.Path):
+    """Removes what killed runs left; a recent folder may belong to another machine."""
+    for folder in path.parent.glob(f"incomplete.*_{path.name}"):
+        touched = [entry.stat().st_mtime for entry in (folder, *folder.iterdir())]
+        if time.time() - max(touched) > _STALE_SECONDS:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _quiet():
+    """Silences tfds' notices; its progress bars stay on a terminal."""
+    absl_logger = logging.getLogger("absl")
+    level = absl_logger.level
+    absl_logger.setLevel(logging.ERROR)
+    tfds.display_progress_bar(enable=sys.stderr.isatty())
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        tfds.display_progress_bar(enable=True)
+        absl_logger.setLevel(level)

@@ -1,0 +1,92 @@
+"""A prepared dataset as the rest of the library sees it."""
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from lra_jax.data.builder import SequenceBuilder
+
+
+class Source(Protocol):
+    """Random access to examples on disk."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> dict[str, Any]: ...
+
+    def __getitems__(self, indices: list[int]) -> list[dict[str, Any]]: ...
+
+
+class SequenceDataset:
+    """Labelled sequences of token ids on disk, with their lengths at hand.
+
+    Attributes:
+      name: the builder's name, configuration and version.
+      folder: where the records lie.
+      splits: the names of the splits, usually train, valid, test.
+      sequences: the names of the sequences of an example; one, or two for a pair of
+        documents.
+      vocab_size: token ids are below it; 0 is padding unless the task says otherwise.
+      num_classes: labels are below it.
+      max_length: no sequence is longer.
+      fingerprint: a hash of every example in order. Equal data, equal fingerprint.
+    """
+
+    def __init__(self, builder: "SequenceBuilder"):
+        self._builder: Any = builder
+        self.name: str = builder.info.full_name
+        self.folder = str(builder.data_path)
+        self.splits = tuple(builder.info.splits)
+        self.sequences = builder.SEQUENCES
+        self.vocab_size = builder.VOCAB_SIZE
+        self.num_classes = builder.NUM_CLASSES
+        self.max_length: int = builder.builder_config.max_length
+        metadata: Any = builder.info.metadata
+        self.fingerprint: str = metadata["fingerprint"]
+        self._lengths: dict[str, np.ndarray] = {}
+        self._labels: dict[str, np.ndarray] = {}
+        for split, columns in metadata["splits"].items():
+            lengths = [columns["lengths"][name] for name in self.sequences]
+            lengths = np.array(lengths, np.int32)
+            self._lengths[split] = lengths[0] if len(lengths) == 1 else lengths.T
+            self._labels[split] = np.array(columns["labels"], np.int32)
+        self._check_files()
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{s}={self.num_examples(s)}" for s in self.splits)
+        return f"SequenceDataset({self.name}, {sizes})"
+
+    def num_examples(self, split: str) -> int:
+        """The number of examples of a split."""
+        return len(self.labels(split))
+
+    def lengths(self, split: str) -> np.ndarray:
+        """The lengths of a split, `int32 [n]`; `[n, 2]` for pairs of sequences."""
+        return self._lengths[self._checked(split)]
+
+    def labels(self, split: str) -> np.ndarray:
+        """The labels of a split, `int32 [n]`."""
+        return self._labels[self._checked(split)]
+
+    def source(self, split: str) -> Source:
+        """Random access to a split.
+
+        Element i is a dict with `uint8 [length]` for each name of `sequences`, and the
+        integer `label`. `__getitems__(ids)` reads several at once.
+        """
+        return self._builder.as_data_source(split=self._checked(split))
+
+    def _checked(self, split: str) -> str:
+        if split not in self._labels:
+            raise ValueError(f"split must be one of {self.splits}, got {split!r}.")
+        return split
+
+    def _check_files(self):
+        for info in self._builder.info.splits.values():
+            missing = [str(file) for file in info.filepaths if not file.exists()]
+            if missing:
+                raise ValueError(
+                    f"The prepared data are damaged: {missing[0]} is missing. Delete "
+                    f"{self.folder} and prepare them again."
+                )

@@ -1,0 +1,198 @@
+"""The language of ListOps: its tokens, its file form, and what an expression is worth.
+
+The evaluator here walks a stack, one token at a time. It shares nothing with the
+vectorised generator, so each checks the other, and it checks files made elsewhere.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from lra_jax.data.checks import check_integer
+
+TOKENS = (*"0123456789", "[MIN", "[MAX", "[MED", "[SM", "X")
+"""The token with id i + 1. Id 0 is padding; `X` is `]`, which closes an expression."""
+
+VOCAB_SIZE = len(TOKENS) + 1
+"""16: padding and 15 tokens. LRA has a 17th id for unknown words; none can occur."""
+
+PAD = 0
+DIGIT_0 = 1 + TOKENS.index("0")
+MIN, MAX, MED, SM = (1 + TOKENS.index(op) for op in ("[MIN", "[MAX", "[MED", "[SM"))
+CLOSE = 1 + TOKENS.index("X")
+
+SHORTEST_OPERATOR = 4
+"""Tokens of an operator with two digits."""
+
+_WORDS = ("", *TOKENS[:-1], "]")
+_IDS = {word: i for i, word in enumerate(_WORDS) if i} | {"X": CLOSE}
+_DROP_PARENTHESES = str.maketrans("()", "  ")
+
+
+@dataclasses.dataclass(frozen=True)
+class Grammar:
+    """Which trees are drawn; the defaults are LRA's.
+
+    Attributes:
+      min_length: trees have more tokens than this.
+      max_length: trees have fewer tokens than this.
+      max_depth: nodes at this depth are digits; the root stands at depth 1.
+      max_args: most arguments of an operator, 2..32.
+
+    Raises:
+      ValueError: when a value is out of range, or no tree can satisfy them all.
+    """
+
+    min_length: int = 500
+    max_length: int = 2000
+    max_depth: int = 10
+    max_args: int = 10
+
+    def __post_init__(self):
+        for field in dataclasses.fields(self):
+            check_integer(field.name, getattr(self, field.name), 1)
+        if not 2 <= self.max_args <= 32:
+            raise ValueError(f"max_args must be in 2..32, got {self.max_args}.")
+        if self.max_depth < 2:
+            raise ValueError(
+                f"max_depth must be at least 2 to hold an operator, got "
+                f"{self.max_depth}."
+            )
+        if self.max_length - self.min_length < 2:
+            raise ValueError(
+                "max_length must exceed min_length by at least 2, as lengths lie "
+                f"strictly between them; got min_length={self.min_length}, "
+                f"max_length={self.max_length}."
+            )
+        if self.max_length <= SHORTEST_OPERATOR:
+            raise ValueError(
+                f"max_length must exceed {SHORTEST_OPERATOR}, the shortest "
+                f"expression, got {self.max_length}."
+            )
+        if self.longest() <= self.min_length:
+            raise ValueError(
+                f"No tree is longer than min_length={self.min_length}: with "
+                f"max_depth={self.max_depth} and max_args={self.max_args} the "
+                f"longest has {self.longest()} tokens."
+            )
+
+    def longest(self) -> int:
+        """The tokens of the largest tree of this depth, at most `max_length`."""
+        length = 1
+        for _ in range(self.max_depth - 1):
+            length = min(2 + self.max_args * length, self.max_length)
+        return length
+
+
+def encode(text: str) -> np.ndarray:
+    """Returns the ids of an expression, `uint8 [length]`.
+
+    Args:
+      text: words separated by white space, as `[MAX 2 [MIN 3 4 ] ]`. The parentheses
+        of the file form are dropped; `X` is accepted for `]`.
+
+    Raises:
+      ValueError: a word is no token.
+    """
+    words = text.translate(_DROP_PARENTHESES).split()
+    try:
+        return np.fromiter(map(_IDS.__getitem__, words), np.uint8, len(words))
+    except KeyError as error:
+        word = error.args[0]
+        raise ValueError(
+            f"Unknown token {word[:40]!r} at position {words.index(word)}; expected "
+            f"one of {' '.join(_WORDS[1:])}."
+        ) from None
+
+
+def decode(tokens: Iterable[int]) -> str:
+    """Returns the text of token ids; padding is left out.
+
+    Raises:
+      ValueError: an id is not in 0..15.
+    """
+    ids = _checked_ids(tokens)
+    return " ".join(_WORDS[i] for i in ids if i != PAD)
+
+
+def evaluate(tokens: Iterable[int]) -> int:
+    """Returns the value, 0..9, of one complete expression of token ids.
+
+    Raises:
+      ValueError: the ids are not exactly one expression.
+    """
+    stack: list[tuple[int, list[int]]] = [(PAD, [])]
+    for position, token in enumerate(_checked_ids(tokens)):
+        if token == PAD:
+            raise ValueError(f"Padding at position {position} of an expression.")
+        if token < MIN:
+            stack[-1][1].append(token - DIGIT_0)
+        elif token != CLOSE:
+            stack.append((token, []))
+        else:
+            operator, values = stack.pop()
+            if not values or not stack:
+                raise ValueError(
+                    f"Unbalanced expression: the `]` at position {position} closes "
+                    + ("nothing." if not stack else "an operator without arguments.")
+                )
+            stack[-1][1].append(_apply(operator, values))
+    if len(stack) > 1:
+        raise ValueError(f"Unbalanced expression: {len(stack) - 1} `]` missing.")
+    values = stack[0][1]
+    if len(values) != 1:
+        raise ValueError(f"Expected one expression, got {len(values)}.")
+    return values[0]
+
+
+def to_nested(tokens: Sequence[int]) -> str:
+    """Returns the binary form that the official files hold.
+
+    Applying x to y is written `( x y )`: an operator takes its arguments one after
+    another and its bracket last, so k arguments give k + 1 pairs of parentheses, and
+    L tokens become 3 L - 2 words.
+
+    Args:
+      tokens: ids of one complete expression.
+    """
+    ids = _checked_ids(tokens)
+    words: list[str] = []
+    opened: list[int] = []  # where the operators not yet closed stand in `words`
+    for token in ids:
+        if MIN <= token < CLOSE:
+            # Its parentheses come before it; how many is known when it closes.
+            opened.append(len(words))
+            words.append(_WORDS[token])
+            continue
+        words.append(_WORDS[token])
+        if token == CLOSE:
+            words.append(")")
+            operator = opened.pop()
+            words[operator] = "( " + words[operator]
+        if opened:
+            words.append(")")
+            words[opened[-1]] = "( " + words[opened[-1]]
+    return " ".join(words)
+
+
+def _apply(operator: int, values: list[int]) -> int:
+    if operator == MIN:
+        return min(values)
+    if operator == MAX:
+        return max(values)
+    if operator == SM:
+        return sum(values) % 10
+    ranked = sorted(values)
+    middle = len(ranked) // 2
+    if len(ranked) % 2:
+        return ranked[middle]
+    return (ranked[middle - 1] + ranked[middle]) // 2
+
+
+def _checked_ids(tokens: Iterable[int]) -> list[int]:
+    ids = np.asarray(tokens).reshape(-1).tolist()
+    for token in ids:
+        if not 0 <= token < VOCAB_SIZE:
+            raise ValueError(f"Token ids are 0..{VOCAB_SIZE - 1}, got {token}.")
+    return ids

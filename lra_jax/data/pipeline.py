@@ -1,0 +1,209 @@
+"""From a prepared dataset to padded batches, with grain.
+
+Training batches are planned by `batches.BatchPlan`, so grain's part is small: read,
+pad, prefetch, and a position that a checkpoint can hold. Elements are dicts of numpy
+arrays:
+
+    tokens   uint8   [batch, bucket length]   0 beyond a sequence's end
+    lengths  int32   [batch]
+    labels   int32   [batch]
+    weights  float32 [batch]                  evaluation only: 0 for a filler row
+
+A task with pairs of sequences has a `tokens` and a `lengths` for each, with the suffix
+that its builder gives (`tokens_1`, `lengths_1`, `tokens_2`, ...).
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from lra_jax.data import buckets as bucketing
+from lra_jax.data.batches import (
+    Batch,
+    BatchPlan,
+    plan_batches,
+    plan_evaluation,
+)
+from lra_jax.data.buckets import Buckets
+from lra_jax.data.checks import check_integer
+from lra_jax.data.dataset import SequenceDataset
+
+if TYPE_CHECKING:
+    import grain
+
+__all__ = [
+    "BatchPlan",
+    "EvalBatches",
+    "bucket_lengths",
+    "eval_batches",
+    "plan_batches",
+    "train_iterator",
+]
+
+
+def bucket_lengths(dataset: SequenceDataset, buckets: Buckets) -> tuple[int, ...]:
+    """Returns the lengths that batches of any split are padded to, increasing.
+
+    Args:
+      dataset: a prepared dataset.
+      buckets: `"auto"` chooses by the training lengths, `"none"` pads everything to
+        the task's length, `"768,1024,2000"` or a tuple gives the lengths.
+
+    Raises:
+      ValueError: they are not increasing integers, or too short for the data.
+    """
+    longest = max(int(dataset.lengths(split).max()) for split in dataset.splits)
+    lengths = _example_lengths(dataset, dataset.splits[0])
+    return bucketing.resolve_buckets(buckets, lengths, longest, dataset.max_length)
+
+
+def train_iterator(
+    dataset: SequenceDataset,
+    *,
+    batch_size: int,
+    seed: int,
+    num_steps: int,
+    buckets: Buckets = "auto",
+    split: str = "train",
+    shard: tuple[int, int] = (0, 1),
+    num_threads: int = 2,
+    prefetch: int = 16,
+) -> "grain.DatasetIterator[dict[str, np.ndarray]]":
+    """Returns the batches of a training run.
+
+    Batch i is a function of `seed` and i (and of the data, buckets and batch size), on
+    any number of hosts and after any restart. `get_state` and `set_state` hold the
+    index of the next batch; Orbax takes the iterator as it is.
+
+    Args:
+      dataset: a prepared dataset.
+      batch_size: examples a batch, over all hosts.
+      seed: fixes the order of the examples.
+      num_steps: batches of the run.
+      buckets: the lengths to pad to, see `bucket_lengths`.
+      split: which examples.
+      shard: this host's index and the number of hosts; the host gets its rows of
+        every batch, and reads no others.
+      num_threads: threads that read ahead; 0 reads when asked.
+      prefetch: batches that they keep ready.
+
+    Raises:
+      ValueError: an argument is out of range.
+    """
+    import grain  # Takes a second, and imports jax.
+
+    rows = _shard_rows(batch_size, shard)
+    plan = plan_batches(
+        _example_lengths(dataset, split),
+        buckets=bucket_lengths(dataset, buckets),
+        batch_size=batch_size,
+        seed=seed,
+        num_steps=num_steps,
+    )
+    reader = _Reader(dataset, split)
+
+    def load(step: int) -> dict[str, np.ndarray]:
+        batch = plan[step]
+        return reader.read(Batch(batch.length, batch.ids[rows]))
+
+    options = grain.ReadOptions(num_threads=num_threads, prefetch_buffer_size=prefetch)
+    steps = grain.MapDataset.range(num_steps)
+    return iter(steps.map(load).to_iter_dataset(options))
+
+
+class EvalBatches:
+    """Batches of one split in which every example counts once; iterate at will."""
+
+    def __init__(
+        self,
+        dataset: SequenceDataset,
+        split: str,
+        buckets: tuple[int, ...],
+        batch_size: int,
+        rows: slice,
+    ):
+        self._reader = _Reader(dataset, split)
+        self._rows = rows
+        self._plan = plan_evaluation(
+            _example_lengths(dataset, split), buckets=buckets, batch_size=batch_size
+        )
+
+    def __len__(self) -> int:
+        return len(self._plan)
+
+    def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
+        for (length, ids), counted in self._plan:
+            weights = (np.arange(len(ids)) < counted).astype(np.float32)
+            batch = self._reader.read(Batch(length, ids[self._rows]))
+            yield batch | {"weights": weights[self._rows]}
+
+
+def eval_batches(
+    dataset: SequenceDataset,
+    split: str,
+    buckets: Buckets = "auto",
+    batch_size: int = 32,
+    *,
+    shard: tuple[int, int] = (0, 1),
+) -> EvalBatches:
+    """Returns the batches of an evaluation, of the same shapes as those of training.
+
+    `weights` is 1 for a row that counts and 0 for one that fills up the last batch of
+    a bucket (a repeated example, so that nothing undefined comes of it). Weights of
+    all rows on all hosts sum to the number of examples.
+
+    Args:
+      dataset: a prepared dataset.
+      split: which examples.
+      buckets: the lengths to pad to, see `bucket_lengths`.
+      batch_size: rows a batch, over all hosts.
+      shard: this host's index and the number of hosts.
+
+    Raises:
+      ValueError: an argument is out of range.
+    """
+    resolved = bucket_lengths(dataset, buckets)
+    rows = _shard_rows(batch_size, shard)
+    return EvalBatches(dataset, split, resolved, batch_size, rows)
+
+
+class _Reader:
+    """Reads examples of a split and pads them."""
+
+    def __init__(self, dataset: SequenceDataset, split: str):
+        self._source = dataset.source(split)
+        self._labels = dataset.labels(split)
+        self._sequences = dataset.sequences
+
+    def read(self, batch: Batch) -> dict[str, np.ndarray]:
+        records = self._source.__getitems__(batch.ids.tolist())
+        arrays = {}
+        for name in self._sequences:
+            tokens = np.zeros((len(records), batch.length), np.uint8)
+            lengths = np.zeros(len(records), np.int32)
+            for row, record in enumerate(records):
+                lengths[row] = len(record[name])
+                tokens[row, : lengths[row]] = record[name]
+            arrays[name] = tokens
+            arrays[name.replace("tokens", "lengths", 1)] = lengths
+        return arrays | {"labels": self._labels[batch.ids]}
+
+
+def _example_lengths(dataset: SequenceDataset, split: str) -> np.ndarray:
+    """The length that decides an example's bucket: of a pair, the longer one."""
+    lengths = dataset.lengths(split)
+    return lengths if lengths.ndim == 1 else lengths.max(axis=1)
+
+
+def _shard_rows(batch_size: int, shard: tuple[int, int]) -> slice:
+    index, count = shard
+    check_integer("batch_size", batch_size, 1)
+    if not 0 <= index < count:
+        raise ValueError(f"shard must be (index, count), index < count, got {shard}.")
+    if batch_size % count:
+        raise ValueError(
+            f"batch_size must be a multiple of the {count} shards, got {batch_size}."
+        )
+    rows = batch_size // count
+    return slice(index * rows, (index + 1) * rows)

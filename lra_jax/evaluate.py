@@ -1,0 +1,85 @@
+"""Scores a saved run: ``python -m lra_jax.evaluate --workdir=runs/...``."""
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from lra_jax import cli, runtime
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluateConfig:
+    """What to score."""
+
+    workdir: str
+    """Run directory."""
+    split: Literal["test", "valid", "train"] = "test"
+    """Split to score."""
+    checkpoint: Literal["best", "last"] = "best"
+    """best: best on validation. last: the newest."""
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """The command line."""
+    if args is None:
+        with cli.user_errors():
+            runtime.tune_allocator()
+        args = sys.argv[1:]
+    prog = "python -m lra_jax.evaluate"
+    config = cli.parse(EvaluateConfig, prog, "Scores a saved run.", args)
+    with cli.user_errors():
+        runtime.configure_jax()
+        result = run(config)
+    print(
+        f"{config.split} accuracy {result['accuracy']:.2f} %  loss "
+        f"{result['loss']:.4f}  ({result['examples']} examples, {config.checkpoint} "
+        f"checkpoint, step {result['step']})"
+    )
+
+
+def run(config: EvaluateConfig) -> dict[str, Any]:
+    """Scores a checkpoint of a run.
+
+    Returns:
+      accuracy in percent, loss, step of the checkpoint and number of examples.
+
+    Raises:
+      ValueError: no run directory, no checkpoint in it, or its data are others now.
+    """
+    from lra_jax.tasks import get_task
+    from lra_jax.training import Trainer
+    from lra_jax.training.workdir import read_config
+
+    workdir = Path(config.workdir).expanduser()
+    saved, fingerprint = read_config(workdir)
+    task = get_task(saved.task)
+    dataset = task.prepare(saved)
+    if dataset.fingerprint != fingerprint:
+        raise ValueError(
+            f"the data of {workdir} are others now: fingerprint {fingerprint} then, "
+            f"{dataset.fingerprint} now"
+        )
+    trainer = Trainer(saved, task, dataset, workdir)
+    checkpoints = trainer.checkpoints
+    best = config.checkpoint == "best"
+    step = checkpoints.best_step if best else checkpoints.latest_step
+    if step is None:
+        raise ValueError(f"{workdir} holds no {config.checkpoint} checkpoint yet")
+    if best:
+        params = checkpoints.load_best(trainer.state.params)
+    else:
+        params = checkpoints.load_last(trainer.state)
+    means = trainer.evaluate(params, config.split)
+    checkpoints.close()
+    return {
+        "accuracy": 100 * means["accuracy"],
+        "loss": means["loss"],
+        "step": step,
+        "examples": dataset.num_examples(config.split),
+    }
+
+
+if __name__ == "__main__":
+    main()

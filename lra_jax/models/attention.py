@@ -1,0 +1,177 @@
+"""Multi-head attention around any mechanism of ``lra_jax.attention``."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from lra_jax.attention import registry
+from lra_jax.models.layers import Dense
+from lra_jax.names import known
+
+# What the module itself passes to a mechanism; never an option of the user's.
+_OWN_KEYWORDS = ("mask", "query_mask", "max_length", "is_causal")
+
+
+class MultiHeadAttention(nnx.Module):
+    """Projects to heads, attends by a mechanism, projects back.
+
+    ``out = W_o concat_n(attention(W_q x, W_k y, W_v y)_n)``, with y = x for
+    self-attention.
+
+    Args:
+      num_heads: heads N; must divide ``qkv_features``.
+      in_features: width D of the inputs.
+      qkv_features: width N * H of all heads; ``in_features`` by default.
+      out_features: width of the output; ``in_features`` by default.
+      mechanism: a registered name (``python -m lra_jax.attention`` lists them), a
+        function ``(query, key, value, ...)`` of `[B, T, N, H]` arrays, or the string
+        ``"package.module:function"``. A function gets those of the keywords mask
+        (`[B, 1, 1, S]`), query_mask, max_length and is_causal that it takes.
+      max_length: longest sequence: cosFormer's M, the width of Linformer's projections.
+        Needed by mechanisms with parameters of their own; fixing it makes cosFormer
+        independent of padding.
+      options: further keywords of the mechanism, as in ``{"clip": None}``, or of its
+        parameters, as in ``{"features": 128}`` for Linformer.
+      is_causal: attend to the past only.
+      use_bias: biases in the four projections.
+      dtype: of the computation; parameters are float32.
+      rngs: for initialisation (Glorot uniform, zero biases).
+
+    Raises:
+      ValueError: heads that do not divide the width, an unknown mechanism or option.
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        in_features: int,
+        *,
+        qkv_features: int | None = None,
+        out_features: int | None = None,
+        mechanism: str | Callable[..., jax.Array] = "cosformer",
+        max_length: int | None = None,
+        options: Mapping[str, Any] | None = None,
+        is_causal: bool = False,
+        use_bias: bool = True,
+        dtype: Any = None,
+        rngs: nnx.Rngs,
+    ):
+        width = in_features if qkv_features is None else qkv_features
+        if num_heads < 1 or width % num_heads:
+            raise ValueError(
+                f"num_heads: expected a divisor of the width {width}, got {num_heads}"
+            )
+        self.num_heads = num_heads
+        self.head_dim = width // num_heads
+        self.max_length = max_length
+        self.is_causal = is_causal
+        self.mechanism = registry.resolve(mechanism)
+        own, function_options = split_options(self.mechanism, dict(options or {}))
+        self.options = function_options
+        dense = {"use_bias": use_bias, "dtype": dtype, "rngs": rngs}
+        dense["kernel_init"] = nnx.initializers.xavier_uniform()
+        self.query = Dense(in_features, width, **dense)
+        self.key = Dense(in_features, width, **dense)
+        self.value = Dense(in_features, width, **dense)
+        self.out = Dense(width, out_features or in_features, **dense)
+        self.parameters = nnx.Dict(self._parameters(own, rngs))
+
+    def __call__(
+        self,
+        inputs: jax.Array,
+        context: jax.Array | None = None,
+        *,
+        mask: jax.Array | None = None,
+        query_mask: jax.Array | None = None,
+    ) -> jax.Array:
+        """Attends from ``inputs`` to ``context``, or to themselves.
+
+        Args:
+          inputs: `[B, T, in_features]`.
+          context: `[B, S, in_features]`; None for self-attention.
+          mask: boolean `[B, S]`, True = a real position of the context.
+          query_mask: boolean `[B, T]`, likewise of the inputs; in self-attention it is
+            ``mask`` unless given.
+
+        Returns:
+          `[B, T, out_features]`. Rows of padded queries are not meaningful.
+        """
+        if context is None:
+            context = inputs
+            query_mask = mask if query_mask is None else query_mask
+        query, key, value = (
+            self._heads(self.query, inputs),
+            self._heads(self.key, context),
+            self._heads(self.value, context),
+        )
+        keywords: dict[str, Any] = {
+            "mask": None if mask is None else mask[:, None, None, :],
+            "query_mask": query_mask,
+            "max_length": self.max_length,
+            "is_causal": self.is_causal,
+        }
+        accepted = registry.accepted_keywords(self.mechanism.attention)
+        if accepted is not None:
+            keywords = {k: v for k, v in keywords.items() if k in accepted}
+        arrays = {name: p[...] for name, p in self.parameters.items()}
+        out = self.mechanism.attention(
+            query, key, value, **keywords, **arrays, **self.options
+        )
+        return self.out(out.reshape(*out.shape[:-2], -1))
+
+    def _heads(self, layer: Dense, inputs: jax.Array) -> jax.Array:
+        out = layer(inputs)
+        return out.reshape(*out.shape[:-1], self.num_heads, self.head_dim)
+
+    def _parameters(self, options: dict[str, Any], rngs: nnx.Rngs) -> dict[str, Any]:
+        make = self.mechanism.make_parameters
+        if make is None:
+            return {}
+        if self.max_length is None:
+            raise ValueError(
+                f"max_length: expected an int, since {self.mechanism.name!r} has "
+                "parameters for each position, got None"
+            )
+        arrays = make(
+            rngs.params(),
+            max_length=self.max_length,
+            num_heads=self.num_heads,
+            head_dim=self.head_dim,
+            dtype=jnp.float32,
+            **options,
+        )
+        return {name: nnx.Param(array) for name, array in arrays.items()}
+
+
+def split_options(
+    mechanism: registry.Mechanism, options: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Sorts a user's options into those of the parameters and those of the function.
+
+    An option that both take (Linformer's ``projection``) goes to both.
+
+    Raises:
+      ValueError: neither takes it, with the nearest name.
+    """
+    make = mechanism.make_parameters
+    taken = set() if make is None else _named(make) - {"max_length", "num_heads"}
+    taken -= {"head_dim", "dtype", "rng_key"}
+    own = {name: v for name, v in options.items() if name in taken}
+    accepted = _named(mechanism.attention) - set(_OWN_KEYWORDS)
+    foreign = {name: v for name, v in options.items() if name in accepted}
+    for name in options:
+        if name not in own and name not in foreign:
+            known(f"option of attention {mechanism.name!r}", name, accepted | taken)
+    return own, foreign
+
+
+def _named(function: Callable[..., Any]) -> set[str]:
+    """Keywords that a function names, beside query, key and value."""
+    parameters = inspect.signature(function).parameters.values()
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    names = {p.name for p in parameters if p.kind in kinds}
+    return names - {"query", "key", "value"}

@@ -1,0 +1,183 @@
+"""A pre-LN Transformer encoder around any attention mechanism."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from lra_jax.models.attention import MultiHeadAttention
+from lra_jax.models.layers import Dense, Dropout, sinusoidal_positions
+
+
+class EncoderBlock(nnx.Module):
+    """``x + attention(LN(x))``, then ``x + MLP(LN(x))``, with dropout on each branch.
+
+    Args:
+      attention: the attention of the block.
+      embed_dim: width D.
+      mlp_dim: hidden width of the MLP (GELU).
+      dropout: rate after attention, after the MLP's activation and after the MLP.
+      dtype: of the computation; LayerNorm's statistics are float32.
+      rngs: for initialisation.
+    """
+
+    def __init__(
+        self,
+        attention: MultiHeadAttention,
+        embed_dim: int,
+        mlp_dim: int,
+        *,
+        dropout: float = 0.0,
+        dtype: Any = None,
+        rngs: nnx.Rngs,
+    ):
+        self.attention_norm = nnx.LayerNorm(embed_dim, dtype=dtype, rngs=rngs)
+        self.attention = attention
+        self.mlp_norm = nnx.LayerNorm(embed_dim, dtype=dtype, rngs=rngs)
+        init = nnx.initializers.xavier_uniform()
+        self.mlp_in = Dense(
+            embed_dim, mlp_dim, kernel_init=init, dtype=dtype, rngs=rngs
+        )
+        self.mlp_out = Dense(
+            mlp_dim, embed_dim, kernel_init=init, dtype=dtype, rngs=rngs
+        )
+        self.dropout = Dropout(dropout)
+
+    def __call__(
+        self, x: jax.Array, mask: jax.Array | None, rngs: nnx.Rngs | None = None
+    ) -> jax.Array:
+        """`[B, T, D]` to `[B, T, D]`; ``mask`` `[B, T]` is True at real tokens."""
+        branch = self.attention(self.attention_norm(x), mask=mask)
+        x = x + self.dropout(branch, rngs)
+        branch = jax.nn.gelu(self.mlp_in(self.mlp_norm(x)))
+        branch = self.mlp_out(self.dropout(branch, rngs))
+        return x + self.dropout(branch, rngs)
+
+
+class TransformerEncoder(nnx.Module):
+    """Token and position embeddings, N blocks, a last LayerNorm.
+
+    Args:
+      vocab_size: token ids are below it.
+      num_layers, embed_dim, num_heads, mlp_dim: sizes of the blocks.
+      qkv_features: width of all heads together; ``embed_dim`` by default.
+      max_length: longest sequence of tokens.
+      mechanism, options: see ``MultiHeadAttention``.
+      cls_token: put a learned vector, zero at first, before the tokens.
+      positions: "learned" (normal, standard deviation 0.02) or "sinusoidal".
+      dropout: rate on the embeddings and in the blocks.
+      qkv_bias: biases in the attention's projections.
+      dtype: of the computation; parameters are float32.
+      rngs: for initialisation.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        *,
+        num_layers: int = 2,
+        embed_dim: int = 64,
+        num_heads: int = 2,
+        qkv_features: int | None = None,
+        mlp_dim: int = 128,
+        max_length: int = 2000,
+        mechanism: str | Callable[..., jax.Array] = "cosformer",
+        options: Mapping[str, Any] | None = None,
+        cls_token: bool = False,
+        positions: Literal["learned", "sinusoidal"] = "learned",
+        dropout: float = 0.1,
+        qkv_bias: bool = True,
+        dtype: Any = None,
+        rngs: nnx.Rngs,
+    ):
+        self.max_length = max_length
+        self.dtype = jnp.float32 if dtype is None else jnp.dtype(dtype)
+        # The class vector takes a position of its own.
+        longest = max_length + cls_token
+        self.embed = nnx.Embed(
+            vocab_size,
+            embed_dim,
+            embedding_init=nnx.initializers.normal(1.0),
+            dtype=dtype,
+            rngs=rngs,
+        )
+        self.cls = nnx.Param(jnp.zeros((embed_dim,))) if cls_token else None
+        self.positions = self._make_positions(positions, longest, embed_dim, rngs)
+        self.dropout = Dropout(dropout)
+
+        def block() -> EncoderBlock:
+            attention = MultiHeadAttention(
+                num_heads,
+                embed_dim,
+                qkv_features=qkv_features,
+                mechanism=mechanism,
+                max_length=longest,
+                options=options,
+                use_bias=qkv_bias,
+                dtype=dtype,
+                rngs=rngs,
+            )
+            return EncoderBlock(
+                attention, embed_dim, mlp_dim, dropout=dropout, dtype=dtype, rngs=rngs
+            )
+
+        self.blocks = nnx.List([block() for _ in range(num_layers)])
+        self.norm = nnx.LayerNorm(embed_dim, dtype=dtype, rngs=rngs)
+
+    def __call__(
+        self,
+        tokens: jax.Array,
+        mask: jax.Array | None = None,
+        rngs: nnx.Rngs | None = None,
+    ) -> jax.Array:
+        """Encodes a batch.
+
+        Args:
+          tokens: integer `[B, T]`.
+          mask: boolean `[B, T]`, True at real tokens; None = all real.
+          rngs: with a stream "dropout", to train; None to evaluate.
+
+        Returns:
+          `[B, T, D]`, with the class vector's row in front if there is one.
+
+        Raises:
+          ValueError: T is beyond ``max_length``.
+        """
+        if tokens.ndim != 2 or tokens.shape[1] > self.max_length:
+            raise ValueError(
+                f"tokens: expected [B, T] with T <= max_length={self.max_length}, "
+                f"got {tokens.shape}"
+            )
+        x = self.embed(tokens.astype(jnp.int32))
+        if self.cls is not None:
+            front = jnp.broadcast_to(
+                self.cls[...].astype(x.dtype), (x.shape[0], 1, x.shape[2])
+            )
+            x = jnp.concatenate([front, x], 1)
+            mask = None if mask is None else jnp.pad(mask, ((0, 0), (1, 0)), "edge")
+        x = x + self._position_rows(x.shape[1])[None].astype(x.dtype)
+        x = self.dropout(x, rngs)
+        for block in self.blocks:
+            x = block(x, mask, rngs)
+        return self.norm(x)
+
+    def _make_positions(
+        self, kind: str, length: int, embed_dim: int, rngs: nnx.Rngs
+    ) -> nnx.Param | None:
+        self._sinusoidal = (length, embed_dim)
+        if kind == "learned":
+            init = nnx.initializers.normal(0.02)
+            return nnx.Param(init(rngs.params(), (length, embed_dim)))
+        if kind == "sinusoidal":
+            return None
+        raise ValueError(
+            f"positions: expected 'learned' or 'sinusoidal', got {kind!r}"
+        )
+
+    def _position_rows(self, length: int) -> jax.Array:
+        if self.positions is None:
+            longest, width = self._sinusoidal
+            return sinusoidal_positions(longest, width, jnp.float32)[:length]
+        return self.positions[...][:length]

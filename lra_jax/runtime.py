@@ -1,0 +1,89 @@
+"""What the command lines set up before jax starts: allocator, devices, caches.
+
+On a Linux CPU more than half of a training step can be page faults: the C library
+returns every large buffer to the system and fetches it afresh in the next step. Two
+settings of glibc keep the memory (docs/performance.md has the measurements); they are
+read when a process starts, so the command lines start themselves once more with them.
+
+Environment variables:
+  LRA_JAX_ALLOCATOR=system  leaves the C library as it is.
+  LRA_JAX_CPU_DEVICES=n     devices that the CPU is split into; by default one for each
+                            core, so that cores work on examples of their own.
+  JAX_COMPILATION_CACHE_DIR compiled programs, by default under the user's cache folder.
+"""
+
+import os
+import platform
+import sys
+from pathlib import Path
+
+_MALLOC = "glibc.malloc."
+# No threshold above which memory is fetched from the system for one buffer alone, no
+# return of freed memory at the top of the heap, growth by 256 MiB, and huge pages.
+_TUNABLES = {
+    "hugetlb": 1,
+    "mmap_threshold": 1 << 35,
+    "trim_threshold": 1 << 35,
+    "top_pad": 1 << 28,
+}
+_MARK = "LRA_JAX_ALLOCATOR_SET"
+
+
+def tune_allocator() -> None:
+    """Starts this process again with glibc's memory settings, where that helps.
+
+    It helps where jax will run on the CPU of a glibc Linux. Call it first of all: the
+    command begins anew. Does nothing the second time, with LRA_JAX_ALLOCATOR=system,
+    or where the user has set malloc's tunables.
+    """
+    if os.environ.pop(_MARK, None) is not None:
+        # Processes that this one starts make data, and need none of it.
+        os.environ.pop("GLIBC_TUNABLES", None)
+        return
+    choice = os.environ.get("LRA_JAX_ALLOCATOR", "tuned")
+    if choice not in ("tuned", "system"):
+        raise ValueError(
+            f"LRA_JAX_ALLOCATOR: expected 'tuned' or 'system', got {choice!r}"
+        )
+    theirs = os.environ.get("GLIBC_TUNABLES", "")
+    if choice == "system" or _MALLOC in theirs or not _cpu_on_glibc():
+        return
+    settings = [f"{_MALLOC}{name}={value}" for name, value in _TUNABLES.items()]
+    tunables = ":".join(filter(None, [theirs, *settings]))
+    environment = {**os.environ, "GLIBC_TUNABLES": tunables, _MARK: "1"}
+    sys.stdout.flush()
+    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
+
+
+def configure_jax() -> None:
+    """Sets the compilation cache and the number of CPU devices; imports jax.
+
+    What the user has set, in the environment or in jax.config, stays.
+    """
+    import jax
+
+    if jax.config.jax_compilation_cache_dir is None:
+        cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+        jax.config.update("jax_compilation_cache_dir", str(cache / "lra_jax" / "xla"))
+    devices = os.environ.get("LRA_JAX_CPU_DEVICES") or str(_cores())
+    if not devices.isdecimal() or int(devices) < 1:
+        raise ValueError(
+            f"LRA_JAX_CPU_DEVICES: expected a positive number, got {devices!r}"
+        )
+    forced = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
+    if not forced and jax.config.jax_num_cpu_devices < 0:
+        jax.config.update("jax_num_cpu_devices", int(devices))
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+
+
+def _cpu_on_glibc() -> bool:
+    if platform.system() != "Linux" or platform.libc_ver()[0] != "glibc":
+        return False
+    chosen = os.environ.get("JAX_PLATFORMS", "")
+    if chosen:
+        return chosen.split(",")[0] == "cpu"
+    accelerators = ("/dev/nvidiactl", "/dev/kfd", "/dev/accel0", "/dev/vfio/0")
+    return not any(os.path.exists(path) for path in accelerators)

@@ -1,0 +1,246 @@
+"""A task: its data, its model head, its loss and metric, floors and published rows.
+
+The trainer knows no particular task. A new one is a file in ``data/``, a file in
+``configs/`` and an entry in ``TASKS``.
+"""
+
+import ast
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+from lra_jax.attention import registry
+from lra_jax.configs import Config
+from lra_jax.data import listops
+from lra_jax.data.dataset import SequenceDataset
+from lra_jax.models import SequenceClassifier
+from lra_jax.models.attention import split_options
+from lra_jax.names import known
+
+Batch = Mapping[str, jax.Array]
+Sums = dict[str, jax.Array]
+
+
+class Published(NamedTuple):
+    """A published test accuracy, in percent, and where it was printed."""
+
+    model: str
+    accuracy: float
+    source: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """What the trainer needs of a task.
+
+    Attributes:
+      name: as in ``--task``.
+      check: raises ValueError for settings that cannot work, before any data are made.
+      prepare: makes, or finds, the data.
+      make_model: builds the model.
+      loss: ``(model, batch, rngs) -> sums``: the weighted sums "loss" and "correct" and
+        the weight "count" over a batch, as float32 scalars.
+      floors: ``(name, percent)`` of readers that learn nothing of interest.
+      published: rows to stand beside ours.
+    """
+
+    name: str
+    check: Callable[[Config], None]
+    prepare: Callable[[Config], SequenceDataset]
+    make_model: Callable[[Config, SequenceDataset, nnx.Rngs], nnx.Module]
+    loss: Callable[[nnx.Module, Batch, nnx.Rngs | None], Sums]
+    floors: tuple[tuple[str, float], ...] = ()
+    published: tuple[Published, ...] = ()
+
+
+def get_task(name: str) -> Task:
+    """The task of that name.
+
+    Raises:
+      ValueError: unknown, with the nearest name.
+    """
+    return TASKS[known("task", name, TASKS)]
+
+
+def classification_loss(
+    model: nnx.Module, batch: Batch, rngs: nnx.Rngs | None = None
+) -> Sums:
+    """Cross-entropy and accuracy of a sequence classifier, summed over the batch.
+
+    Args:
+      model: ``(tokens, lengths, rngs) -> logits [B, classes]``.
+      batch: tokens `[B, T]`, lengths `[B]`, labels `[B]`, and weights `[B]` where some
+        rows are fill; without weights every row counts once.
+      rngs: dropout stream, to train.
+    """
+    logits = model(batch["tokens"], batch["lengths"], rngs)
+    labels = batch["labels"]
+    losses = optax.losses.softmax_cross_entropy_with_integer_labels(logits, labels)
+    weights = batch.get("weights")
+    weights = jnp.ones_like(losses) if weights is None else weights
+    correct = (jnp.argmax(logits, -1) == labels).astype(jnp.float32)
+    return {
+        "loss": jnp.sum(losses * weights),
+        "correct": jnp.sum(correct * weights),
+        "count": jnp.sum(weights),
+    }
+
+
+def make_classifier(
+    config: Config, dataset: SequenceDataset, rngs: nnx.Rngs
+) -> SequenceClassifier:
+    """The encoder and head that a config describes, for a dataset's vocabulary."""
+    model = config.model
+    return SequenceClassifier(
+        dataset.vocab_size,
+        dataset.num_classes,
+        num_layers=model.num_layers,
+        embed_dim=model.embed_dim,
+        num_heads=model.num_heads,
+        qkv_features=model.qkv_dim,
+        mlp_dim=model.mlp_dim,
+        max_length=model.max_length,
+        mechanism=config.attention,
+        options=parse_options(model.attention_options),
+        pooling=model.pooling,
+        positions=model.positions,
+        dropout=model.dropout,
+        qkv_bias=model.qkv_bias,
+        dtype=jnp.dtype(config.train.dtype),
+        rngs=rngs,
+    )
+
+
+def parse_options(text: str) -> dict[str, Any]:
+    """``"clip=5,sharing=none"`` to ``{"clip": 5, "sharing": "none"}``.
+
+    Values are Python literals where they read as one (5, 0.1, None, True) and strings
+    otherwise.
+
+    Raises:
+      ValueError: a part without ``=``.
+    """
+    options: dict[str, Any] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, equals, value = part.partition("=")
+        if not equals or not name.strip():
+            raise ValueError(
+                f"--model.attention_options: expected name=value,..., got {part!r}"
+            )
+        try:
+            options[name.strip()] = ast.literal_eval(value.strip())
+        except (ValueError, SyntaxError):
+            options[name.strip()] = value.strip()
+    return options
+
+
+def check_config(config: Config) -> None:
+    """Refuses settings that cannot work, before data are made or anything compiles.
+
+    Raises:
+      ValueError: with the flag, what was expected and what was given.
+    """
+    split_options(
+        registry.resolve(config.attention),
+        parse_options(config.model.attention_options),
+    )
+    _check_ranges(config)
+    model = config.model
+    if model.qkv_dim % model.num_heads:
+        raise ValueError(
+            f"--model.num_heads must divide --model.qkv_dim={model.qkv_dim}, "
+            f"got {model.num_heads}"
+        )
+    if model.positions == "sinusoidal" and model.embed_dim % 2:
+        raise ValueError(
+            "--model.embed_dim must be even for sinusoidal positions, "
+            f"got {model.embed_dim}"
+        )
+
+
+def _check_ranges(config: Config) -> None:
+    train, model = config.train, config.model
+    positive = {
+        **{f"train.{n}": getattr(train, n) for n in _POSITIVE_TRAIN},
+        **{f"model.{n}": getattr(model, n) for n in _POSITIVE_MODEL},
+    }
+    for name, value in positive.items():
+        if not value > 0:
+            raise ValueError(f"--{name} must be positive, got {value}")
+    for name in ("warmup", "weight_decay", "clip_norm"):
+        if getattr(train, name) < 0:
+            raise ValueError(
+                f"--train.{name} must not be negative, got {getattr(train, name)}"
+            )
+    if not 0 <= model.dropout < 1:
+        raise ValueError(f"--model.dropout must lie in [0, 1), got {model.dropout}")
+
+
+_POSITIVE_TRAIN = (
+    *("steps", "batch_size", "learning_rate", "eval_every", "eval_batch_size"),
+    *("log_every", "adam_eps"),
+)
+_POSITIVE_MODEL = (
+    *("num_layers", "embed_dim", "num_heads", "qkv_dim", "mlp_dim", "max_length"),
+)
+
+
+def _check_listops(config: Config) -> None:
+    check_config(config)
+    if config.data.path is None and config.data.max_length - 1 > config.model.max_length:
+        raise ValueError(
+            f"--data.max_length={config.data.max_length} makes sequences of up to "
+            f"{config.data.max_length - 1} tokens, beyond "
+            f"--model.max_length={config.model.max_length}"
+        )
+
+
+def _prepare_listops(config: Config) -> SequenceDataset:
+    data = config.data
+    return listops.prepare(
+        data.dir,
+        seed=data.seed,
+        num_train=data.num_train,
+        num_valid=data.num_valid,
+        num_test=data.num_test,
+        min_length=data.min_length,
+        max_length=data.max_length,
+        max_depth=data.max_depth,
+        max_args=data.max_args,
+        processes=data.processes,
+        path=data.path,
+    )
+
+
+_LRA = "LRA paper, arXiv:2011.04006, Table 1"
+_FLOWFORMER = "figure of the thuml/Flowformer repository"
+_HGRN = "re-run in S4's code base, table of the SiMBA repository from the HGRN paper"
+
+TASKS: dict[str, Task] = {
+    "listops": Task(
+        name="listops",
+        check=_check_listops,
+        prepare=_prepare_listops,
+        make_model=make_classifier,
+        loss=classification_loss,
+        floors=(
+            ("majority class", 17.05),
+            ("root operator alone, best possible", 36.6),
+        ),
+        published=(
+            Published("Transformer", 36.37, _LRA),
+            Published("Linear Transformer", 16.13, _LRA),
+            Published("Linformer", 35.70, _LRA),
+            Published("Performer", 18.01, _LRA),
+            Published("cosFormer", 37.90, _FLOWFORMER),
+            Published("cosFormer", 36.50, _HGRN),
+            Published("Flowformer", 38.70, _FLOWFORMER),
+            Published("S5", 62.15, "S5 paper"),
+        ),
+    )
+}

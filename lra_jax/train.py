@@ -1,0 +1,79 @@
+"""Trains and scores a model: ``python -m lra_jax.train --task=listops``.
+
+The same from Python::
+
+    from lra_jax import train
+    from lra_jax.configs import get_preset
+
+    results = train.run(get_preset("listops", attention="cosformer"))
+"""
+
+import shlex
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from lra_jax import cli, runtime
+from lra_jax.configs import Config, DataConfig, ModelConfig, TrainConfig
+
+__all__ = ["Config", "DataConfig", "ModelConfig", "TrainConfig", "main", "run"]
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """The command line; see ``lra_jax.cli`` for the exit codes."""
+    if args is None:
+        with cli.user_errors():
+            runtime.tune_allocator()
+        args = sys.argv[1:]
+    prog = "python -m lra_jax.train"
+    config = cli.parse_config(prog, "Trains a model and scores it.", args)
+    command = shlex.join([*prog.split(), *args])
+    try:
+        _main(config, command)
+    except KeyboardInterrupt:
+        cli.fail("interrupted before training began", 130)
+
+
+def _main(config: Config, command: str) -> None:
+    with cli.user_errors():
+        runtime.configure_jax()
+        from lra_jax.training import Interrupted, NonFiniteLoss
+        from lra_jax.training.session import Session
+
+        session = Session(config, command=command)
+    try:
+        with session:
+            session.run()
+    except Interrupted as stop:
+        print(f"saved step {stop.step} in {session.workdir}; to go on: {command}")
+        raise SystemExit(128 + stop.signum) from None
+    except (NonFiniteLoss, OSError) as error:
+        cli.fail(str(error), 1)
+
+
+def run(config: Config, quiet: bool = False) -> dict[str, Any]:
+    """Trains, or goes on with, the run that a config describes, and scores it.
+
+    Args:
+      config: the run. Without a ``workdir`` it is under ``runs/`` in the current
+        folder, named after the settings.
+      quiet: print nothing.
+
+    Returns:
+      What ``result.json`` holds: accuracies in percent (test accuracy of the best and
+      of the last checkpoint, best validation accuracy), steps a second, parameters,
+      versions, device and seconds.
+
+    Raises:
+      ValueError: settings that cannot work, before anything compiles.
+      lra_jax.training.Interrupted: SIGINT or SIGTERM; the same call goes on.
+      lra_jax.training.NonFiniteLoss: the loss became infinite or NaN.
+    """
+    from lra_jax.training.session import Session
+
+    with Session(config, quiet) as session:
+        return session.run()
+
+
+if __name__ == "__main__":
+    main()

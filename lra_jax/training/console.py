@@ -1,0 +1,114 @@
+"""What a run shows: a progress bar on a terminal, plain lines anywhere else."""
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.table import Table
+
+
+def format_seconds(seconds: float) -> str:
+    """``3725`` to ``1:02:05``, ``65`` to ``1:05``."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours}:{minutes:02d}:{seconds:02d}"
+    return f"{minutes}:{seconds:02d}"
+
+
+class RunConsole:
+    """Prints the progress of one run.
+
+    Args:
+      steps: last step.
+      start: step to begin at.
+      quiet: print nothing.
+    """
+
+    def __init__(self, steps: int, start: int = 0, quiet: bool = False):
+        self._console = Console(quiet=quiet, highlight=False, soft_wrap=True)
+        self._steps = steps
+        self._start = start
+        self._bar: Progress | None = None
+        self._row: TaskID | None = None
+        self._begun = time.perf_counter()
+
+    def __enter__(self) -> Self:
+        self._begun = time.perf_counter()
+        if self._console.is_terminal and not self._console.quiet:
+            self._bar = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[figures]}"),
+                TimeElapsedColumn(),
+                console=self._console,
+            )
+            self._bar.start()
+            self._row = self._bar.add_task(
+                "training", total=self._steps, completed=self._start, figures=""
+            )
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def line(self, text: str = "") -> None:
+        """Prints one line, above the bar if there is one."""
+        self._console.print(text, markup=False)
+        sys.stdout.flush()
+
+    def facts(self, facts: Mapping[str, str]) -> None:
+        """Prints what the run is, a line for each fact."""
+        width = max(map(len, facts))
+        for name, value in facts.items():
+            self.line(f"{name:<{width}}  {value}")
+
+    def advance(self, step: int) -> None:
+        """Moves the bar."""
+        if self._bar is not None and self._row is not None:
+            self._bar.update(self._row, completed=step)
+
+    def training(self, step: int, loss: float, accuracy: float, speed: float) -> None:
+        """Reports training metrics."""
+        done = step - self._start
+        left = (time.perf_counter() - self._begun) / max(done, 1) * (self._steps - step)
+        figures = (
+            f"loss {loss:.4f}  accuracy {100 * accuracy:5.2f} %  "
+            f"{speed:.2f} steps/s  {format_seconds(left)} left"
+        )
+        if self._bar is not None and self._row is not None:
+            self._bar.update(self._row, completed=step, figures=figures)
+        else:
+            self.line(f"step {step:>{len(str(self._steps))}}/{self._steps}  {figures}")
+
+    def table(self, title: str, rows: Sequence[tuple[str, str, str]]) -> None:
+        """Prints rows of name, number and remark under a title."""
+        if self._console.is_terminal:
+            table = Table("", "test accuracy", "", title=title, title_justify="left")
+            for row in rows:
+                table.add_row(*row)
+            self._console.print(table)
+            return
+        self.line(title)
+        width = max(len(name) for name, _, _ in rows)
+        for name, number, remark in rows:
+            self.line(f"  {name:<{width}}  {number:>7}  {remark}".rstrip())

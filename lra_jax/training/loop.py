@@ -1,0 +1,251 @@
+"""The training loop: one for every task and mechanism."""
+
+import contextlib
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from lra_jax.configs import Config
+from lra_jax.data import pipeline
+from lra_jax.data.dataset import SequenceDataset
+from lra_jax.tasks import Task
+from lra_jax.training import sharding
+from lra_jax.training.checkpoints import Checkpoints, Progress
+from lra_jax.training.console import RunConsole
+from lra_jax.training.metrics import MetricsWriter
+from lra_jax.training.optimizer import make_optimizer, make_schedule
+from lra_jax.training.signals import StopRequest
+from lra_jax.training.step import (
+    NO_STEP,
+    TrainState,
+    drain,
+    init_state,
+    make_eval_step,
+    make_train_step,
+    reset_sums,
+    zero_sums,
+)
+from lra_jax.training.workdir import check_space
+
+
+class Interrupted(Exception):
+    """A signal stopped the run; everything is saved.
+
+    Attributes:
+      signum: the signal.
+      step: the step of the checkpoint.
+    """
+
+    def __init__(self, signum: int, step: int):
+        super().__init__(f"stopped by signal {signum} after step {step}")
+        self.signum = signum
+        self.step = step
+
+
+class NonFiniteLoss(FloatingPointError):
+    """The loss became infinite or NaN.
+
+    Attributes:
+      step: the first step with such a loss.
+      saved_step: the step of the last good checkpoint, None if there is none.
+    """
+
+    def __init__(self, step: int, saved_step: int | None):
+        kept = "no checkpoint was saved yet"
+        if saved_step is not None:
+            kept = f"the checkpoint of step {saved_step} is kept"
+        super().__init__(f"the loss is not finite at step {step}; {kept}")
+        self.step = step
+        self.saved_step = saved_step
+
+
+class Trainer:
+    """Trains, evaluates and saves one run.
+
+    Building it checks everything that can be checked without compiling the step.
+
+    Args:
+      config: the run.
+      task: what to train on.
+      dataset: its prepared data.
+      workdir: the run directory, which exists.
+
+    Raises:
+      ValueError: the config does not fit the data, the devices or itself.
+    """
+
+    def __init__(
+        self, config: Config, task: Task, dataset: SequenceDataset, workdir: Path
+    ):
+        train = config.train
+        self.config = config
+        self.task = task
+        self.dataset = dataset
+        self.workdir = workdir
+        self.buckets = pipeline.bucket_lengths(dataset, config.data.buckets)
+        if self.buckets[-1] > config.model.max_length:
+            raise ValueError(
+                f"--model.max_length={config.model.max_length} is below the longest "
+                f"bucket of the data, {self.buckets[-1]} tokens"
+            )
+        self.mesh = sharding.make_mesh((train.batch_size, train.eval_batch_size))
+        self.schedule = make_schedule(train)
+        optimizer = make_optimizer(train)
+        model = task.make_model(config, dataset, nnx.Rngs(params=config.seed))
+        graphdef, params = nnx.split(model, nnx.Param)
+        self.num_parameters = sum(x.size for x in jax.tree.leaves(params))
+        # Parameters and two moments, twice over while one checkpoint replaces another.
+        check_space(workdir, 2 * 4 * 4 * self.num_parameters + 10_000_000)
+        state = init_state(params, optimizer)
+        self.state: TrainState = sharding.replicate(self.mesh, state)
+        self.progress = Progress()
+        self.train_step = make_train_step(task, graphdef, optimizer, config.seed)
+        self.eval_step = make_eval_step(task, graphdef)
+        self.checkpoints = Checkpoints(workdir)
+        self.data = pipeline.train_iterator(
+            dataset,
+            batch_size=train.batch_size,
+            seed=config.seed,
+            num_steps=train.steps,
+            buckets=self.buckets,
+        )
+
+    @property
+    def step(self) -> int:
+        """Steps done."""
+        return int(self.state.step)
+
+    def restore(self) -> int:
+        """Goes on from the newest checkpoint if there is one; returns its step."""
+        if self.checkpoints.latest_step is not None:
+            self.state, self.progress = self.checkpoints.restore(self.state, self.data)
+        return self.step
+
+    def fit(self, console: RunConsole) -> None:
+        """Trains to the last step, with evaluations and checkpoints on the way.
+
+        Raises:
+          Interrupted: SIGINT or SIGTERM came; the state is saved.
+          NonFiniteLoss: the run cannot go on; the last good checkpoint is kept.
+        """
+        step, train = self.step, self.config.train
+        meter = _Meter(step, self.progress.seconds)
+        writer = MetricsWriter(self.workdir, step)
+        with StopRequest() as stop, console:
+            while step < train.steps:
+                batch = sharding.shard_batch(self.mesh, next(self.data))
+                self.state = self.train_step(self.state, batch)
+                step += 1
+                console.advance(step)
+                if step % train.log_every == 0 or step == train.steps:
+                    self._report(step, meter, writer, console)
+                if step % train.eval_every == 0 or step == train.steps:
+                    self._validate(step, meter, writer, console)
+                if stop.signum is not None and step < train.steps:
+                    self._save(step, meter)
+                    self.checkpoints.close()
+                    raise Interrupted(stop.signum, step)
+        writer.close()
+
+    def evaluate(self, params: Any, split: str) -> dict[str, float]:
+        """Mean loss and accuracy over a split; every example counts exactly once."""
+        batches: Iterable[dict[str, np.ndarray]] = pipeline.eval_batches(
+            self.dataset,
+            split,
+            self.buckets,
+            self.config.train.eval_batch_size,
+        )
+        sums = sharding.replicate(self.mesh, zero_sums())
+        for batch in batches:
+            sums = self.eval_step(params, sums, sharding.shard_batch(self.mesh, batch))
+        return _means(jax.device_get(sums))
+
+    def _report(
+        self, step: int, meter: "_Meter", writer: MetricsWriter, console: RunConsole
+    ) -> None:
+        """Writes the training metrics since the last report."""
+        sums, bad_step = jax.device_get(drain(self.state))
+        if bad_step != NO_STEP:
+            raise NonFiniteLoss(int(bad_step), self.checkpoints.latest_step)
+        self.state = reset_sums(self.state)
+        means, speed = _means(sums), meter.speed(step)
+        writer.write(
+            step,
+            "train",
+            **means,
+            learning_rate=float(self.schedule(step - 1)),
+            steps_per_second=speed,
+            seconds=meter.seconds,
+        )
+        console.training(step, means["loss"], means["accuracy"], speed)
+
+    def _validate(
+        self, step: int, meter: "_Meter", writer: MetricsWriter, console: RunConsole
+    ) -> None:
+        """Scores the validation split, saves the best and the latest checkpoint."""
+        self._check_finite()
+        with meter.paused():
+            means = self.evaluate(self.state.params, "valid")
+        writer.write(step, "valid", **means, seconds=meter.seconds)
+        best = means["accuracy"] > self.progress.best_accuracy
+        if best:
+            self.checkpoints.save_best(step, self.state.params)
+            self.progress = self.progress._replace(
+                best_step=step, best_accuracy=means["accuracy"]
+            )
+        console.line(
+            f"step {step}  validation loss {means['loss']:.4f}  accuracy "
+            f"{100 * means['accuracy']:.2f} %{'  (best so far)' if best else ''}"
+        )
+        self._save(step, meter)
+
+    def _save(self, step: int, meter: "_Meter") -> None:
+        self._check_finite()
+        self.progress = self.progress._replace(seconds=meter.seconds)
+        with meter.paused():
+            self.checkpoints.save_latest(step, self.state, self.progress, self.data)
+
+    def _check_finite(self) -> None:
+        bad_step = int(self.state.bad_step)
+        if bad_step != NO_STEP:
+            raise NonFiniteLoss(bad_step, self.checkpoints.latest_step)
+
+
+class _Meter:
+    """Wall time of a run over all its sessions, and training speed without pauses."""
+
+    def __init__(self, step: int, seconds: float):
+        self._start = time.perf_counter() - seconds
+        self._mark, self._marked_step = time.perf_counter(), step
+
+    @property
+    def seconds(self) -> float:
+        """Seconds so far, evaluations and saves included."""
+        return time.perf_counter() - self._start
+
+    def speed(self, step: int) -> float:
+        """Steps a second since the last call, pauses left out."""
+        now = time.perf_counter()
+        speed = (step - self._marked_step) / max(now - self._mark, 1e-9)
+        self._mark, self._marked_step = now, step
+        return speed
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Context whose time does not count for ``speed``."""
+        begun = time.perf_counter()
+        yield
+        self._mark += time.perf_counter() - begun
+
+
+def _means(sums: dict[str, Any]) -> dict[str, float]:
+    count = float(sums["count"])
+    return {
+        "loss": float(sums["loss"]) / count,
+        "accuracy": float(sums["correct"]) / count,
+    }

@@ -1,0 +1,68 @@
+"""Metrics as JSON lines, and as TensorBoard events where tensorboardX is installed."""
+
+import importlib.util
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+
+class MetricsWriter:
+    """Appends to ``metrics.jsonl``; each line is ``{"step": ..., "split": ..., ...}``.
+
+    Args:
+      workdir: the run directory.
+      resume_step: lines beyond this step are dropped: the steps will be done again.
+    """
+
+    def __init__(self, workdir: Path, resume_step: int):
+        self._path = workdir / "metrics.jsonl"
+        kept = [m for m in read_metrics(workdir) if m["step"] <= resume_step]
+        write_text(self._path, "".join(json.dumps(m) + "\n" for m in kept))
+        self._file = self._path.open("a")
+        self._events = _event_writer(workdir, resume_step)
+
+    def write(self, step: int, split: str, **values: float) -> None:
+        """Writes one line, and one event for each value."""
+        line = {"step": step, "split": split, **values}
+        self._file.write(json.dumps(line) + "\n")
+        self._file.flush()
+        if self._events is not None:
+            for name, value in values.items():
+                self._events.add_scalar(f"{split}/{name}", value, step)
+
+    def close(self) -> None:
+        """Closes the files."""
+        self._file.close()
+        if self._events is not None:
+            self._events.close()
+
+
+def read_metrics(workdir: Path) -> list[dict[str, Any]]:
+    """The lines of a run's ``metrics.jsonl``; a last line cut short is left out."""
+    path = workdir / "metrics.jsonl"
+    if not path.exists():
+        return []
+    lines = path.read_text().split("\n")
+    return [json.loads(line) for line in lines if line.endswith("}")]
+
+
+def write_json(path: Path, values: Any) -> None:
+    """Writes JSON so that readers see all of it or none."""
+    write_text(path, json.dumps(values, indent=2) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a file under another name first, then renames it."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(text)
+    os.replace(partial, path)
+
+
+def _event_writer(workdir: Path, resume_step: int) -> Any:
+    if importlib.util.find_spec("tensorboardX") is None:
+        return None
+    from tensorboardX import SummaryWriter
+
+    purge = resume_step + 1 if resume_step else None
+    return SummaryWriter(str(workdir / "events"), purge_step=purge)

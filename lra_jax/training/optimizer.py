@@ -1,0 +1,82 @@
+"""Learning-rate schedules by name, and the optimiser that a config describes."""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from lra_jax.configs import TrainConfig
+
+
+def make_schedule(config: TrainConfig) -> optax.Schedule:
+    """Learning rate as a function of the step, counted from 0.
+
+    With w = ``warmup`` and n = ``steps``:
+      cosine: linear to the peak over w steps, then half a cosine to 0 at n.
+      linear: linear to the peak over w steps, then linear to 0 at n.
+      lra: ``base * min(1, s / w) / sqrt(max(s, w))``, as in the LRA code for text.
+      lra_cosine: ``base * min(1, s / w) * (1 + cos(pi (s - w) / n)) / 2``, as in the
+        LRA code for images, where one cycle is the whole run.
+      constant: linear to the peak over w steps, then constant.
+
+    Raises:
+      ValueError: an unknown name, or a warm-up as long as the run where the schedule
+        ends at its last step.
+    """
+    peak, warmup, steps = config.learning_rate, config.warmup, config.steps
+    if config.schedule in ("cosine", "linear") and warmup >= steps:
+        raise ValueError(
+            f"--train.warmup must be below --train.steps={steps}, got {warmup}"
+        )
+    match config.schedule:
+        case "cosine":
+            return optax.warmup_cosine_decay_schedule(0.0, peak, warmup, steps)
+        case "linear":
+            return optax.join_schedules(
+                [
+                    optax.linear_schedule(0.0, peak, warmup),
+                    optax.linear_schedule(peak, 0.0, steps - warmup),
+                ],
+                [warmup],
+            )
+        case "constant":
+            if warmup == 0:
+                return optax.constant_schedule(peak)
+            return optax.linear_schedule(0.0, peak, warmup)
+        case "lra":
+            return lambda step: (
+                peak * _ramp(step, warmup) / jnp.sqrt(jnp.maximum(_f32(step), warmup))
+            )
+        case "lra_cosine":
+            return lambda step: peak * _ramp(step, warmup) * _cosine(step, warmup, steps)
+        case name:
+            raise ValueError(
+                "--train.schedule must be cosine, linear, lra, lra_cosine or constant, "
+                f"got {name!r}"
+            )
+
+
+def make_optimizer(config: TrainConfig) -> optax.GradientTransformation:
+    """AdamW on the schedule, after clipping to ``clip_norm`` unless that is 0."""
+    adamw = optax.adamw(
+        make_schedule(config),
+        b1=config.adam_b1,
+        b2=config.adam_b2,
+        eps=config.adam_eps,
+        weight_decay=config.weight_decay,
+    )
+    if config.clip_norm == 0:
+        return adamw
+    return optax.chain(optax.clip_by_global_norm(config.clip_norm), adamw)
+
+
+def _f32(step: jax.typing.ArrayLike) -> jax.Array:
+    return jnp.asarray(step, jnp.float32)
+
+
+def _ramp(step: jax.typing.ArrayLike, warmup: int) -> jax.Array:
+    return jnp.minimum(1.0, _f32(step) / max(warmup, 1))
+
+
+def _cosine(step: jax.typing.ArrayLike, warmup: int, cycle: int) -> jax.Array:
+    progress = jnp.mod((_f32(step) - warmup) / cycle, 1.0)
+    return jnp.maximum(0.0, 0.5 * (1 + jnp.cos(jnp.pi * progress)))

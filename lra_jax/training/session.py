@@ -1,0 +1,183 @@
+"""A whole run: checks, data, run directory, training, final scores."""
+
+import contextlib
+import importlib.metadata
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import jax
+
+import lra_jax
+from lra_jax.configs import Config, get_preset
+from lra_jax.tasks import Task, get_task
+from lra_jax.training import workdir as workdirs
+from lra_jax.training.console import RunConsole, format_seconds
+from lra_jax.training.loop import Trainer
+from lra_jax.training.metrics import read_metrics, write_json
+
+
+class Session:
+    """One process's part of a run; use it as a context.
+
+    Building it makes the data and checks everything that can be checked before the
+    step is compiled.
+
+    Args:
+      config: the run.
+      quiet: print nothing.
+      command: what the user typed, for the result and for the advice how to go on.
+
+    Raises:
+      ValueError: the settings cannot work.
+    """
+
+    def __init__(self, config: Config, quiet: bool = False, command: str = ""):
+        self.config = config
+        self.command = command
+        self.console = RunConsole(config.train.steps, quiet=quiet)
+        self.task = get_task(config.task)
+        self.task.check(config)
+        self.workdir = default_workdir(config)
+        with contextlib.ExitStack() as stack:
+            self.dataset = self.task.prepare(config)
+            fingerprint = self.dataset.fingerprint
+            workdirs.open_workdir(self.workdir, config, fingerprint)
+            stack.enter_context(workdirs.exclusive(self.workdir))
+            self.trainer = Trainer(config, self.task, self.dataset, self.workdir)
+            stack.callback(self.trainer.checkpoints.close)
+            self._stack = stack.pop_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def run(self) -> dict[str, Any]:
+        """Trains to the end, or goes on, and scores; see ``lra_jax.train.run``."""
+        result = workdirs.read_result(self.workdir)
+        if result is not None:
+            self.console.line(f"finished before, in {self.workdir}:")
+        else:
+            start = self.trainer.restore()
+            self.console.facts(self._facts())
+            if start:
+                self.console.line(f"going on from step {start}")
+            self.trainer.fit(self.console)
+            result = self._score()
+            write_json(self.workdir / "result.json", result)
+        show_result(self.console, self.task, result)
+        return result
+
+    def _score(self) -> dict[str, Any]:
+        trainer, progress = self.trainer, self.trainer.progress
+        self.console.line("scoring the test split")
+        last = trainer.evaluate(trainer.state.params, "test")
+        best = last
+        if progress.best_step != trainer.step:
+            params = trainer.checkpoints.load_best(trainer.state.params)
+            best = trainer.evaluate(params, "test")
+        return {
+            "task": self.config.task,
+            "attention": self.config.attention,
+            "preset": self.config.preset,
+            "seed": self.config.seed,
+            "test_accuracy_best": 100 * best["accuracy"],
+            "test_accuracy_last": 100 * last["accuracy"],
+            "test_loss_best": best["loss"],
+            "test_loss_last": last["loss"],
+            "test_examples": self.dataset.num_examples("test"),
+            "valid_accuracy_best": 100 * progress.best_accuracy,
+            "best_step": progress.best_step,
+            "steps": trainer.step,
+            "steps_per_second": self._speed(),
+            "seconds": progress.seconds,
+            "parameters": trainer.num_parameters,
+            "data_fingerprint": self.dataset.fingerprint,
+            "device": describe_devices(),
+            "versions": versions(),
+            "command": self.command,
+        }
+
+    def _speed(self) -> float:
+        """Median of the reported training speeds."""
+        speeds = sorted(
+            line["steps_per_second"]
+            for line in read_metrics(self.workdir)
+            if line["split"] == "train"
+        )
+        return speeds[len(speeds) // 2]
+
+    def _facts(self) -> dict[str, str]:
+        config, data = self.config, self.dataset
+        sizes = (f"{data.num_examples(s):,} {s}" for s in data.splits)
+        lengths = ", ".join(map(str, self.trainer.buckets))
+        return {
+            "task": f"{config.task}, {', '.join(sizes)}",
+            "model": (
+                f"{config.attention}, preset {config.preset}, "
+                f"{self.trainer.num_parameters:,} parameters, {config.train.dtype}"
+            ),
+            "training": (
+                f"{config.train.steps} steps of {config.train.batch_size}, "
+                f"padded to {lengths}"
+            ),
+            "devices": f"{describe_devices()}, {self.trainer.mesh.size} in the mesh",
+            "run": str(self.workdir),
+        }
+
+
+def default_workdir(config: Config) -> Path:
+    """``config.workdir``, or the folder under ``runs/`` that its settings name."""
+    if config.workdir is not None:
+        return Path(config.workdir).expanduser()
+    preset = get_preset(config.task, config.preset, config.attention)
+    return Path("runs") / config.run_name(preset)
+
+
+def show_result(console: RunConsole, task: Task, result: Mapping[str, Any]) -> None:
+    """Prints the test accuracies beside floors and published rows."""
+    examples = result["test_examples"]
+    sigma = (result["test_accuracy_best"] * (100 - result["test_accuracy_best"])) ** 0.5
+    rows = [
+        (
+            f"{result['attention']}, best checkpoint",
+            f"{result['test_accuracy_best']:.2f}",
+            f"step {result['best_step']}, +-{sigma / examples**0.5:.2f} (standard "
+            f"error over {examples} examples)",
+        ),
+        (
+            f"{result['attention']}, last checkpoint",
+            f"{result['test_accuracy_last']:.2f}",
+            f"step {result['steps']}",
+        ),
+    ]
+    rows += [(f"floor: {name}", f"{value:.2f}", "") for name, value in task.floors]
+    rows += [
+        (f"published: {row.model}", f"{row.accuracy:.2f}", row.source)
+        for row in task.published
+    ]
+    console.table("test accuracy, percent", rows)
+    console.line(
+        f"{format_seconds(result['seconds'])} in all, "
+        f"{result['steps_per_second']:.2f} steps/s in training (median), "
+        f"{result['parameters']:,} parameters"
+    )
+
+
+def describe_devices() -> str:
+    """Kind and number of the devices, as in ``2 CPU cores``."""
+    devices = jax.devices()
+    if devices[0].platform == "cpu":
+        return f"{len(devices)} CPU devices ({platform.machine()})"
+    return f"{len(devices)} x {devices[0].device_kind}"
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python, this package and what its numbers depend on."""
+    packages = ("jax", "jaxlib", "flax", "optax", "grain", "orbax-checkpoint", "numpy")
+    found = {name: importlib.metadata.version(name) for name in packages}
+    own = {"python": platform.python_version(), "lra_jax": lra_jax.__version__}
+    return own | found

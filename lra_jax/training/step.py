@@ -1,0 +1,106 @@
+"""The training state, and the two functions that are compiled."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+from lra_jax.tasks import Batch, Sums, Task
+
+NO_STEP = -1
+
+
+class TrainState(NamedTuple):
+    """Everything that a step changes; all of it is in a checkpoint.
+
+    Attributes:
+      step: int32 scalar, steps done.
+      params: float32 parameters.
+      opt_state: of the optimiser.
+      sums: metric sums since they were last drained.
+      bad_step: int32 scalar, the first step (from 1) whose loss was not finite, or -1.
+    """
+
+    step: jax.Array
+    params: nnx.State
+    opt_state: optax.OptState
+    sums: Sums
+    bad_step: jax.Array
+
+
+def init_state(params: nnx.State, optimizer: optax.GradientTransformation) -> TrainState:
+    """The state before the first step."""
+    return TrainState(
+        step=jnp.zeros((), jnp.int32),
+        params=params,
+        opt_state=optimizer.init(params),
+        sums=zero_sums(),
+        bad_step=jnp.full((), NO_STEP, jnp.int32),
+    )
+
+
+def make_train_step(
+    task: Task,
+    graphdef: Any,
+    optimizer: optax.GradientTransformation,
+    seed: int,
+) -> Callable[[TrainState, Batch], TrainState]:
+    """One step of training, compiled once for each shape of the batch.
+
+    The dropout key of a step is ``fold_in(key(seed), step)``, so that no random state
+    needs to be kept. The state is donated.
+    """
+
+    def train_step(state: TrainState, batch: Batch) -> TrainState:
+        key = jax.random.fold_in(jax.random.key(seed), state.step)
+
+        def mean_loss(params: nnx.State) -> tuple[jax.Array, Sums]:
+            model = nnx.merge(graphdef, params)
+            sums = task.loss(model, batch, nnx.Rngs(dropout=key))
+            return sums["loss"] / sums["count"], sums
+
+        grads, sums = jax.grad(mean_loss, has_aux=True)(state.params)
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        step = state.step + 1
+        first_bad = ~jnp.isfinite(sums["loss"]) & (state.bad_step == NO_STEP)
+        return TrainState(
+            step=step,
+            params=optax.apply_updates(state.params, updates),
+            opt_state=opt_state,
+            sums=jax.tree.map(jnp.add, state.sums, sums),
+            bad_step=jnp.where(first_bad, step, state.bad_step),
+        )
+
+    return jax.jit(train_step, donate_argnums=0)
+
+
+def make_eval_step(task: Task, graphdef: Any) -> Callable[[Any, Sums, Batch], Sums]:
+    """Adds the metric sums of a batch, without dropout, to the sums so far."""
+
+    def eval_step(params: nnx.State, sums: Sums, batch: Batch) -> Sums:
+        model = nnx.merge(graphdef, params)
+        return jax.tree.map(jnp.add, sums, task.loss(model, batch, None))
+
+    return jax.jit(eval_step, donate_argnums=1)
+
+
+@jax.jit
+def drain(state: TrainState) -> tuple[Sums, jax.Array]:
+    """Copies of the metric sums and of ``bad_step`` that outlive a donated state."""
+    return jax.tree.map(jnp.copy, (state.sums, state.bad_step))
+
+
+def reset_sums(state: TrainState) -> TrainState:
+    """The state with metric sums at zero, placed as they were."""
+    zeros = jax.tree.map(
+        lambda old, new: jax.device_put(new, old.sharding), state.sums, zero_sums()
+    )
+    return state._replace(sums=zeros)
+
+
+def zero_sums() -> Sums:
+    """Metric sums of nothing."""
+    return {name: jnp.zeros((), jnp.float32) for name in ("loss", "correct", "count")}

@@ -1,0 +1,105 @@
+"""The run directory: who it belongs to, and whether it can be gone on with.
+
+    config.json      the resolved config, and the fingerprint of the data
+    metrics.jsonl    one line for each report
+    checkpoints/     latest and best
+    events/          TensorBoard, if tensorboardX is installed
+    result.json      at the end
+"""
+
+import contextlib
+import fcntl
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from lra_jax.configs import Config
+from lra_jax.training.metrics import write_json
+
+
+def open_workdir(workdir: Path, config: Config, fingerprint: str) -> None:
+    """Makes the directory, or checks that it holds this very run.
+
+    Raises:
+      ValueError: it belongs to a run of other settings or data, or cannot be written.
+    """
+    path = workdir / "config.json"
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            values = config.to_dict() | {"data_fingerprint": fingerprint}
+            write_json(path, values)
+            return
+    except OSError as error:
+        raise ValueError(
+            f"--workdir={workdir} cannot be written: {error.strerror}"
+        ) from error
+    theirs, their_fingerprint = read_config(workdir)
+    old, new = theirs.identity(), config.identity()
+    differing = [f"{n}={old[n]!r} (now {new[n]!r})" for n in new if old[n] != new[n]]
+    if differing:
+        raise ValueError(
+            f"--workdir={workdir} holds a run of another config: "
+            f"{', '.join(differing)}. Give another --workdir, or delete it"
+        )
+    if their_fingerprint != fingerprint:
+        raise ValueError(
+            f"--workdir={workdir} holds a run on other data (fingerprint "
+            f"{their_fingerprint}, now {fingerprint}). Give another --workdir"
+        )
+
+
+def read_config(workdir: Path) -> tuple[Config, str]:
+    """The config and the data fingerprint of a run directory.
+
+    Raises:
+      ValueError: there is no readable ``config.json``.
+    """
+    path = workdir / "config.json"
+    if not path.exists():
+        raise ValueError(f"--workdir={workdir} is no run directory: no config.json")
+    try:
+        values = json.loads(path.read_text())
+        fingerprint = values.pop("data_fingerprint")
+    except (json.JSONDecodeError, KeyError, AttributeError) as error:
+        raise ValueError(f"{path} is not a config of this project: {error!r}") from error
+    return Config.from_dict(values), fingerprint
+
+
+def read_result(workdir: Path) -> dict[str, Any] | None:
+    """The result of a finished run, None for one that is not."""
+    path = workdir / "result.json"
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def check_space(workdir: Path, needed: int) -> None:
+    """Refuses to start a run whose checkpoints cannot be held.
+
+    Raises:
+      ValueError: fewer than ``needed`` bytes are free.
+    """
+    free = shutil.disk_usage(workdir).free
+    if free < needed:
+        raise ValueError(
+            f"--workdir={workdir} needs {needed / 1e6:.0f} MB for checkpoints, "
+            f"{free / 1e6:.0f} MB are free"
+        )
+
+
+@contextlib.contextmanager
+def exclusive(workdir: Path) -> Iterator[None]:
+    """Holds the directory's lock, so that no two processes train in it.
+
+    Raises:
+      ValueError: another process holds it.
+    """
+    with (workdir / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ValueError(
+                f"--workdir={workdir} is in use by another process"
+            ) from error
+        yield

@@ -1,0 +1,243 @@
+"""Masks in all their shapes, and what every error message says."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from lra_jax import attention
+from lra_jax.attention import kernels, shapes
+
+from .mechanisms import NAMES, E, F, assert_close, inputs, run, weights
+
+PADDING = np.array([[1, 1, 1, 0, 0], [1, 1, 1, 1, 0]], bool)
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        PADDING,
+        PADDING[:, None, None],
+        PADDING.astype("int32"),
+        PADDING[:, None, None].astype("float32"),
+        nnx.make_attention_mask(np.ones((2, 1), bool), PADDING),
+        list(map(list, PADDING.tolist())),
+    ],
+    ids=["BS", "B11S", "int", "float", "flax", "list"],
+)
+def test_one_mask_in_many_forms(mask) -> None:
+    wanted = shapes.padding_mask(jnp.asarray(PADDING), 2, 5)
+    assert wanted is not None
+    got = shapes.padding_mask(mask, 2, 5)
+    np.testing.assert_array_equal(got, wanted)
+    pairs = shapes.pair_mask(mask, 2, 3, 4, 5)
+    assert pairs is not None
+    np.testing.assert_array_equal(pairs, PADDING[:, None, None])
+
+
+@pytest.mark.parametrize(
+    "shape", [(1,), (5,), (1, 5), (2, 1), (1, 1, 5), (1, 1, 1, 5), (2, 1, 1, 1)]
+)
+def test_masks_broadcast(shape: tuple[int, ...]) -> None:
+    mask = jnp.zeros(shape, bool).at[..., 0].set(True)
+    got = shapes.padding_mask(mask, 2, 5)
+    aligned = (shape[0], 1, 1, shape[1]) if len(shape) == 2 else shape
+    wanted = np.broadcast_to(np.asarray(mask).reshape(aligned), (2, 1, 1, 5))
+    np.testing.assert_array_equal(got, wanted[:, 0, 0])
+
+
+def test_no_mask_is_no_mask() -> None:
+    assert shapes.padding_mask(None, 2, 5) is None
+    assert shapes.pair_mask(None, 2, 3, 4, 5) is None
+
+
+def test_every_pair_of_softmax_may_be_masked_by_head() -> None:
+    q, k, v = inputs(1, heads=2)
+    mask = np.ones((1, 2, 1, 7), bool)
+    mask[0, 0, 0, 3:] = False
+    got = attention.softmax_attention(q, k, v, mask)
+    short = attention.softmax_attention(q, k[:, :3], v[:, :3])
+    assert_close(got[:, :, 0], short[:, :, 0])
+    assert_close(got[:, :, 1], attention.softmax_attention(q, k, v)[:, :, 1])
+
+
+def _rejects(call, *parts: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        call()
+    for part in parts:
+        assert part in str(caught.value), str(caught.value)
+
+
+Q, K, V = inputs(2, query_length=5)  # (2, 5, 2, 4), (2, 7, 2, 4), (2, 7, 2, 4)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("arrays", "parts"),
+    [
+        ((Q[0], K, V), ("query: expected [B, T, N, H]", "(5, 2, 4)")),
+        ((Q, K[..., None], V), ("key: expected [B, S, N, H]", "(2, 7, 2, 4, 1)")),
+        ((Q, K, V[0]), ("value: expected [B, S, N, Hv]", "(7, 2, 4)")),
+        ((Q.astype("int32"), K, V), ("query: expected a floating dtype", "int32")),
+        ((Q, K[:1], V), ("key: expected batch size B=2", "(1, 7, 2, 4)")),
+        ((Q, K, V[:1]), ("value: expected batch size B=2", "(1, 7, 2, 4)")),
+        ((Q[:, :, :1], K, V), ("key: expected N=1 heads", "got 2")),
+        ((Q, K, V[:, :, :0]), ("value: expected N=2 heads", "got 0")),
+        ((Q, K[..., :3], V), ("key: expected head width H=4", "got 3")),
+        ((Q, K, V[:, :6]), ("value: expected length S=7", "got 6")),
+        ((Q, K[:, :0], V[:, :0]), ("key: expected at least one position",)),
+    ],
+)
+def test_arrays_that_do_not_fit(name: str, arrays: tuple, parts: tuple) -> None:
+    _rejects(lambda: run(name)(*arrays), *parts)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_masks_that_do_not_fit(name: str) -> None:
+    for shape in [(2, 5), (7, 2), (3, 7), (3, 1, 7), (2, 1, 1, 1, 7), ()]:
+        mask = np.ones(shape, bool)
+        _rejects(lambda mask=mask: run(name)(Q, K, V, mask), "mask: ", "[B, S]=(2, 7)")
+    mask = np.ones((2, 7), "complex64")
+    _rejects(lambda: run(name)(Q, K, V, mask), "mask: expected a boolean", "complex64")
+
+
+@pytest.mark.parametrize("name", ["linear", "cosformer", "flow", "linformer"])
+@pytest.mark.parametrize("shape", [(2, 1, 5, 7), (1, 2, 1, 7)])
+def test_a_query_or_head_axis_is_refused_with_the_reason(name: str, shape) -> None:
+    mask = np.ones(shape, bool)
+    reason = "sums over the keys once for all queries and heads"
+    _rejects(lambda: run(name)(Q, K, V, mask), "mask: expected", str(shape), reason)
+    _rejects(lambda: weights(name)(Q, K, mask), "mask: expected", str(shape), reason)
+
+
+def test_flow_names_its_query_mask() -> None:
+    mask = np.ones((2, 7), bool)
+    _rejects(lambda: run("flow")(Q, K, V, query_mask=mask), "query_mask: ", "(2, 7)")
+
+
+@pytest.mark.parametrize("name", ["softmax", "linear", "cosformer", "flow"])
+def test_causal_needs_one_length(name: str) -> None:
+    _rejects(
+        lambda: run(name)(Q, K, V, is_causal=True), "is_causal: expected", "T=5", "S=7"
+    )
+
+
+@pytest.mark.parametrize("name", ["linear", "cosformer", "flow"])
+def test_causal_is_not_available_yet(name: str) -> None:
+    parts = (f"causal form of {name}", "not available in this version", "got True")
+    _rejects(lambda: run(name)(K, K, V, is_causal=True), *parts)
+    _rejects(lambda: weights(name)(K, K, is_causal=True), *parts)
+
+
+def test_linformer_refuses_causal_for_good() -> None:
+    for call in (
+        lambda: run("linformer")(K, K, V, is_causal=True),
+        lambda: weights("linformer")(K, K, is_causal=True),
+    ):
+        _rejects(call, "is_causal: expected False, got True", "mixes all positions")
+
+
+@pytest.mark.parametrize(
+    ("name", "keywords", "parts"),
+    [
+        ("cosformer", {"max_length": 6}, ("at least max(T, S)=7", "got 6")),
+        ("cosformer", {"max_length": np.ones(2)}, ("[B]=(2,)", "float")),
+        ("cosformer", {"max_length": np.ones(3, int)}, ("[B]=(2,)", "(3,)")),
+        ("cosformer", {"max_length": 7.5}, ("an int, None or", "float")),
+        ("cosformer", {"denominator": "none"}, ("'clamp' or 'add'", "'none'")),
+        ("linear", {"feature_map": "gelu"}, ("'elu', 'relu'", "'gelu'")),
+        ("flow", {"clip": 0.0}, ("clip: expected a positive number", "got 0.0")),
+        ("flow", {"competition_axis": "sink"}, ("'source' or 'heads'", "'sink'")),
+    ],
+)
+def test_options_that_do_not_fit(name: str, keywords: dict, parts: tuple) -> None:
+    _rejects(lambda: run(name)(Q, K, V, **keywords), *keywords, *parts)
+    _rejects(lambda: weights(name)(Q, K, **keywords), *keywords, *parts)
+
+
+KERNEL = np.ones((3, 4, 4), "float32")
+
+
+@pytest.mark.parametrize(
+    ("keywords", "parts"),
+    [
+        ({}, ("key_projection: expected an array", "None")),
+        ({"key_projection": E[:, :6]}, ("at least S=7 columns", "(6, 6)", "longer")),
+        ({"key_projection": E[0]}, ("[K, L] or [N, K, L] with N=2", "(16,)")),
+        ({"key_projection": np.stack([E] * 3)}, ("N=2", "(3, 6, 16)")),
+        (
+            {"key_projection": E, "value_projection": F[:5]},
+            ("value_projection: expected 6 slots", "(5, 16)"),
+        ),
+        (
+            {"key_projection": E, "value_projection": F[:, :4]},
+            ("value_projection: expected at least S=7", "(6, 4)"),
+        ),
+        (
+            {"key_projection": E, "key_bias": np.ones(5, "float32")},
+            ("key_bias: expected [K]=(6,) or [N, K]=(2, 6)", "(5,)"),
+        ),
+        ({"key_projection": E, "window": 3}, ("window: expected None", "got 3")),
+        ({"projection": "fft"}, ("projection: expected one of", "'fft'")),
+        ({"projection": "mean"}, ("window: expected a positive int", "got None")),
+        ({"projection": "max", "window": 0}, ("window: expected", "got 0")),
+        (
+            {"projection": "mean", "window": 3, "key_projection": E},
+            ("key_projection: expected None", "no parameters"),
+        ),
+        (
+            {"projection": "mean", "window": 3, "key_bias": np.ones(4)},
+            ("key_bias", "expected None"),
+        ),
+        (
+            {"projection": "convolution", "key_projection": E},
+            ("key_projection: expected a convolution kernel", "H=4", "(6, 16)"),
+        ),
+        (
+            {
+                "projection": "convolution",
+                "key_projection": KERNEL,
+                "value_projection": KERNEL[:2],
+            },
+            ("value_projection: expected 3 positions a window", "(2, 4, 4)"),
+        ),
+        (
+            {
+                "projection": "convolution",
+                "key_projection": KERNEL,
+                "key_bias": np.ones(3),
+            },
+            ("key_bias: expected [H]=(4,)", "(3,)"),
+        ),
+    ],
+)
+def test_projections_that_do_not_fit(keywords: dict, parts: tuple) -> None:
+    _rejects(lambda: attention.linformer_attention(Q, K, V, **keywords), *parts)
+
+
+@pytest.mark.parametrize("projection", ["convolution", "max"])
+def test_linformer_weights_need_sums_over_positions(projection: str) -> None:
+    _rejects(
+        lambda: attention.linformer_weights(Q, K, projection=projection),
+        "projection: expected 'linear' or 'mean'",
+        repr(projection),
+    )
+
+
+@pytest.mark.parametrize(
+    ("keywords", "parts"),
+    [
+        ({"max_length": 0}, ("max_length: expected a positive int", "got 0")),
+        ({"features": -1}, ("features: expected a positive int", "got -1")),
+        ({"sharing": "layerwise"}, ("sharing: expected one of", "'layerwise'")),
+        ({"projection": "fft"}, ("projection: expected one of", "'fft'")),
+    ],
+)
+def test_parameters_that_do_not_fit(keywords: dict, parts: tuple) -> None:
+    sizes = {"max_length": 8, "num_heads": 2, "head_dim": 4}
+    key = np.zeros(2, "uint32")
+    _rejects(lambda: attention.linformer_parameters(key, **sizes | keywords), *parts)
+
+
+def test_feature_maps_may_be_functions() -> None:
+    assert kernels.feature_map(np.tanh) is np.tanh

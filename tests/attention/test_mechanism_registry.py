@@ -1,0 +1,154 @@
+"""The registry: names, capabilities, lookup, and that none of it imports jax."""
+
+import ast
+import functools
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+from lra_jax import attention
+from lra_jax.attention import __main__ as command
+from lra_jax.attention import registry
+
+from .mechanisms import NAMES
+
+
+def _python(code: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()
+
+
+def test_importing_and_listing_leaves_jax_alone() -> None:
+    code = (
+        "import sys, lra_jax.attention as a, lra_jax.attention.__main__ as m;"
+        "m.table(); a.names(); dir(a); a.resolve('cosformer');"
+        "print('jax' in sys.modules, 'numpy' in sys.modules)"
+    )
+    assert _python(code) == "False False"
+
+
+def test_names() -> None:
+    assert attention.names() == tuple(attention.MECHANISMS) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_mechanism_finds_its_functions(name: str) -> None:
+    mechanism = attention.resolve(name)
+    assert mechanism is attention.MECHANISMS[name]
+    assert mechanism.attention is getattr(attention, f"{name}_attention")
+    assert mechanism.weights is getattr(attention, f"{name}_weights")
+    assert mechanism.cost
+    assert mechanism.summary
+    assert mechanism.source
+    parameters = inspect.signature(mechanism.attention).parameters
+    assert list(parameters)[:3] == ["query", "key", "value"]
+    assert {"mask", "is_causal", "precision", "_"} <= set(parameters)
+    made = attention.linformer_parameters if name == "linformer" else None
+    assert mechanism.make_parameters is made
+
+
+def test_capabilities() -> None:
+    able = [(m.name, m.causal) for m in attention.MECHANISMS.values()]
+    assert dict(able) == {name: name == "softmax" for name in NAMES}
+    for mechanism in attention.MECHANISMS.values():
+        assert mechanism.cross and mechanism.padding and not mechanism.stream
+
+
+def _mine(query, key, value, mask=None, *, width=3):
+    return value
+
+
+class _Callable:
+    def __call__(self, query, key, value):
+        return value
+
+
+def test_functions_from_outside() -> None:
+    mechanism = attention.resolve(_mine)
+    assert mechanism.attention is _mine
+    assert mechanism.name == "_mine"
+    assert mechanism.causal is mechanism.padding is mechanism.stream is None
+    assert mechanism.make_parameters is None
+    with pytest.raises(ValueError, match="registered mechanism"):
+        _ = mechanism.weights
+    assert attention.resolve(mechanism) is mechanism
+    assert attention.resolve(_Callable()).name == "_Callable"
+    part = functools.partial(_mine, width=2)
+    assert attention.resolve(part).attention is part
+
+
+def test_functions_by_their_path() -> None:
+    spec = "lra_jax.attention.kernels:masked_softmax"
+    mechanism = attention.resolve(spec)
+    assert mechanism.name == spec
+    assert mechanism.attention.__name__ == "masked_softmax"
+    assert mechanism.causal is None
+
+
+def test_our_own_functions_are_recognised() -> None:
+    for spec in ("lra_jax.attention:flow_attention", attention.flow_attention):
+        assert attention.resolve(spec) is attention.MECHANISMS["flow"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "parts"),
+    [
+        ("cosfomer", ("softmax, linear", "'cosfomer'", "did you mean 'cosformer'?")),
+        ("Linformer", ("did you mean 'linformer'?",)),
+        ("zzz", ("softmax, linear", "got 'zzz'")),
+        ("no_such_package:f", ("module that imports", "No module named", "no_such_")),
+        ("lra_jax:no_such", ("'no_such' in the module 'lra_jax'", "no attribute")),
+        ("lra_jax:__version__", ("to be a function", "got a str")),
+        (":f", ("expected 'package.module:function'", "':f'")),
+        ("lra_jax:", ("expected 'package.module:function'",)),
+        (7, ("a registered name", "got 7")),
+    ],
+)
+def test_what_cannot_be_resolved(spec, parts: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError) as caught:
+        attention.resolve(spec)
+    for part in ("attention: expected", *parts):
+        assert part in str(caught.value)
+
+
+def test_accepted_keywords() -> None:
+    assert attention.accepted_keywords(_mine) == {"mask", "width"}
+    assert attention.accepted_keywords(attention.softmax_attention) is None
+    assert attention.accepted_keywords(_Callable()) == frozenset()
+    assert attention.accepted_keywords(lambda q, k, v, /, *, mask: v) == {"mask"}
+
+
+def test_lazy_names_are_those_of_the_type_checker_and_of_the_modules() -> None:
+    tree = ast.parse(inspect.getsource(attention))
+    typed: set[str] = set()
+    for node in tree.body:
+        if isinstance(node, ast.If):
+            for statement in node.body:
+                assert isinstance(statement, ast.ImportFrom)
+                typed |= {alias.name for alias in statement.names}
+    modules = {
+        sys.modules[m.attention.__module__] for m in registry.MECHANISMS.values()
+    }
+    real = {name for module in modules for name in module.__all__}
+    assert typed == real
+    assert set(attention.__all__) == real | set(registry.__all__) == set(dir(attention))
+    for module in modules:
+        for name in module.__all__:
+            assert getattr(attention, name) is getattr(module, name)
+
+
+def test_unknown_attributes_are_attribute_errors() -> None:
+    for name in ("no_such_attention", "flow_nonsense"):
+        with pytest.raises(AttributeError, match=name):
+            getattr(attention, name)
+
+
+def test_table() -> None:
+    lines = command.table().splitlines()
+    assert [line.split()[0] for line in lines] == ["name", *NAMES]
+    assert len({line.index("Qin") for line in lines if "Qin" in line}) == 1
+    assert all(not line.endswith(" ") for line in lines)

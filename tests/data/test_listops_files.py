@@ -1,0 +1,142 @@
+"""Reading and writing the official files."""
+
+import os
+
+import numpy as np
+import pytest
+
+from lra_jax.data import listops, listops_files, listops_language
+
+LINES = ["Source\tTarget", "( ( ( [MAX 2 ) 9 ) ] )\t9", "( ( ( [SM 8 ) 9 ) ] )\t7"]
+
+
+def write_files(folder, lines=LINES):
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in listops_files.FILES.values():
+        (folder / name).write_bytes("\r\n".join([*lines, ""]).encode())
+    return folder
+
+
+def test_round_trip(dataset, data_dir, tmp_path):
+    listops.write_tsv(dataset, tmp_path / "listops-1000")
+    again = listops.prepare(data_dir, path=tmp_path)
+    assert again.splits == ("train", "valid", "test")
+    assert again.fingerprint == dataset.fingerprint
+    for split in dataset.splits:
+        np.testing.assert_array_equal(again.labels(split), dataset.labels(split))
+        np.testing.assert_array_equal(again.lengths(split), dataset.lengths(split))
+        for a, b in zip(again.source(split), dataset.source(split), strict=True):
+            np.testing.assert_array_equal(a["tokens"], b["tokens"])
+
+
+def test_the_official_format(dataset, tmp_path):
+    listops.write_tsv(dataset, tmp_path)
+    assert sorted(os.listdir(tmp_path)) == sorted(listops_files.FILES.values())
+    content = (tmp_path / "basic_test.tsv").read_bytes()
+    assert content.endswith(b"\r\n")
+    header, *lines = content.decode().splitlines()
+    assert header == "Source\tTarget"
+    assert len(lines) == dataset.num_examples("test")
+    for line, length in zip(lines, dataset.lengths("test"), strict=True):
+        source, target = line.split("\t")
+        assert len(source.split()) == 3 * length - 2
+        assert listops_language.evaluate(listops.encode(source)) == int(target)
+
+
+@pytest.mark.parametrize(
+    "place", ["", "listops-1000", "lra_release/lra_release/listops-1000"]
+)
+def test_nested_folders(tmp_path, place):
+    write_files(tmp_path / "source" / place)
+    dataset = listops.prepare(tmp_path / "data", path=tmp_path / "source")
+    assert dataset.num_examples("valid") == 2
+    assert dataset.labels("test").tolist() == [9, 7]
+    assert listops.decode(dataset.source("train")[0]["tokens"]) == "[MAX 2 9 ]"
+
+
+def test_prepared_once_and_again_when_a_file_changes(tmp_path, monkeypatch):
+    source = write_files(tmp_path / "source")
+    first = listops.prepare(tmp_path / "data", path=source)
+    with monkeypatch.context() as patch:
+        patch.setattr(listops_files, "read", None)
+        second = listops.prepare(tmp_path / "data", path=source)
+    assert second.folder == first.folder
+    write_files(source, LINES[:2])
+    third = listops.prepare(tmp_path / "data", path=source)
+    assert third.num_examples("train") == 1
+    assert first.num_examples("train") == 2
+
+
+@pytest.mark.parametrize("lines", [[*LINES, ""], [line + " " for line in LINES[:1]]])
+def test_blank_lines_are_skipped_and_stray_blanks_are_not(tmp_path, lines):
+    source = write_files(tmp_path / "source", [*lines, *LINES[1:]])
+    if lines[0] == LINES[0]:
+        dataset = listops.prepare(tmp_path / "data", path=source)
+        assert dataset.num_examples("train") == 4
+    else:
+        with pytest.raises(ValueError, match="line 1: expected the header"):
+            listops.prepare(tmp_path / "data", path=source)
+
+
+BAD_LINES = {
+    "missing column": (b"( ( ( [MAX 2 ) 9 ) ] )", "expected 2 columns, got 1"),
+    "extra column": (b"5\t5\t5", "expected 2 columns, got 3"),
+    "unknown token": (b"( ( ( [MEAN 2 ) 9 ) ] )\t9", "Unknown token '.MEAN'"),
+    "two digits": (b"( ( ( [MAX 2 ) 19 ) ] )\t9", "Unknown token '19'"),
+    "no target": (b"5\t", r"expected a target of 0\.\.9, got ''"),
+    "target 10": (b"( ( ( [MAX 2 ) 9 ) ] )\t10", r"target of 0\.\.9, got '10'"),
+    "target -1": (b"( ( ( [MAX 2 ) 9 ) ] )\t-1", r"target of 0\.\.9, got '-1'"),
+    "target word": (b"5\tfive", r"target of 0\.\.9, got 'five'"),
+    "no bracket": (b"( ( [MAX 2 ) 9 )\t9", "Unbalanced expression: 1"),
+    "extra bracket": (b"[MAX 2 9 ] ]\t9", "closes nothing"),
+    "no source": (b"\t9", r"expected 1\.\.2000 tokens .* got 0"),
+    "wrong value": (b"( ( ( [MAX 2 ) 9 ) ] )\t8", "target is 8, .* gives 9"),
+    "not UTF-8": (b"( ( [MAX \xff\xfe )\t9", "not UTF-8"),
+    "binary": (bytes(range(14, 256)), "not UTF-8"),
+    "quote": (b'"( ( ( [MAX 2 ) 9 ) ] )\t9', "Unknown token"),
+    "too long": (b"[SM " + b"1 " * 2000 + b"]\t0", "got 2002"),
+    "huge": (b"1 " * 100_000 + b"\t1", "field larger than field limit"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_LINES)
+def test_malformed_lines(tmp_path, kind):
+    line, message = BAD_LINES[kind]
+    source = write_files(tmp_path / "source")
+    file = source / "basic_val.tsv"
+    file.write_bytes(file.read_bytes() + line + b"\r\n")
+    with pytest.raises(ValueError, match=message) as caught:
+        listops.prepare(tmp_path / "data", path=source)
+    assert str(caught.value).startswith(f"{file}, line 4: ")
+    assert not list((tmp_path / "data").rglob("*.array_record*"))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is empty"),
+        (b"Source\tTarget\r\n", "holds no examples"),
+        (b"Target\tSource\r\n9\t9\r\n", "line 1: expected the header"),
+        (b"5\t5\r\n5\t5\r\n", "line 1: expected the header"),
+        (b"\x1f\x8b\x08\x00\xff\n\xfe\n", "line 1: not UTF-8"),
+    ],
+)
+def test_malformed_files(tmp_path, content, message):
+    source = write_files(tmp_path / "source")
+    (source / "basic_test.tsv").write_bytes(content)
+    with pytest.raises(ValueError, match=message) as caught:
+        listops.prepare(tmp_path / "data", path=source)
+    assert "basic_test.tsv" in str(caught.value)
+
+
+def test_missing_files(tmp_path):
+    with pytest.raises(ValueError, match="does not exist"):
+        listops.prepare(tmp_path / "data", path=tmp_path / "nowhere")
+    with pytest.raises(ValueError, match=r"basic_train\.tsv.*found none of them"):
+        listops.prepare(tmp_path / "data", path=tmp_path)
+    source = write_files(tmp_path / "source")
+    with pytest.raises(ValueError, match=r"got .*, a file"):
+        listops.prepare(tmp_path / "data", path=source / "basic_val.tsv")
+    (source / "basic_val.tsv").unlink()
+    with pytest.raises(ValueError, match=r"lacks basic_val\.tsv"):
+        listops.prepare(tmp_path / "data", path=source)
