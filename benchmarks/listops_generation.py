@@ -27,13 +27,15 @@ PACKAGES = ("numpy", "tensorflow-datasets", "array_record", "grain")
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=pathlib.Path, help="JSON file to write")
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2])
     arguments = parser.parse_args()
     result = {
         "command": shlex.join(["python", *sys.argv]),
         "machine": machine(),
+        # Of the minute before: what else may have kept the cores busy.
+        "load_average_before": round(os.getloadavg()[0], 2),
         "commit": commit(),
         "versions": versions(),
         "settings": {"seed": 0, **SIZES},

@@ -232,6 +232,8 @@ def _explained(path: pathlib.Path, needed: int):
         yield
     except OSError as error:
         reason = error.strerror or str(error)
+        if error.filename is not None:
+            reason += f" ({error.filename})"
         raise OSError(
             error.errno or errno.EIO,
             f"Cannot prepare the data, about {needed:,} bytes, in {path}: {reason}. "

@@ -43,8 +43,6 @@ __all__ = [
 ]
 
 _NUM_CLASSES = 10
-# Trees of the default settings have 1035 tokens on average.
-_BYTES_PER_TREE = 1100
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
@@ -168,7 +166,8 @@ def _generated_config(seed, sizes, grammar, processes) -> GeneratedConfig:
             f"-depth{grammar.max_depth}-args{grammar.max_args}"
         ),
         max_length=grammar.max_length,
-        expected_bytes=_BYTES_PER_TREE * sum(sizes.values()),
+        # Of 2000 tokens at most, LRA's trees have 1035 on average.
+        expected_bytes=(grammar.max_length // 2 + 100) * sum(sizes.values()),
         seed=seed,
         sizes=sizes,
         grammar=grammar,

@@ -11,12 +11,10 @@ released generator defines it (the paper's text names slightly other operators):
   when `min_length < length < max_length`;
 * trees are distinct.
 
-Cost: a chunk of attempts grows level by level. Only operators are represented while
-the shape is drawn, nine attempts in ten are dropped then, and digits, values and token
-positions are computed for the trees that stay. Each chunk has its own random stream,
-keyed by (seed, chunk), so the trees are the same bytes for any number of processes.
-
-Deviation: the released generator takes no seed and shuffles by the order of a hash set.
+A chunk of attempts grows level by level, operators only; nine attempts in ten are then
+dropped, and digits, values and positions are computed for the rest. Each chunk has its
+own random stream, keyed by (seed, chunk), so that the trees are the same bytes for any
+number of processes. (The released generator has no seed.)
 """
 
 import contextlib
@@ -43,8 +41,7 @@ from lra_jax.data.listops_language import (
 CHUNK_ATTEMPTS = 8192
 """Roots drawn for a chunk. Part of the definition of what a seed gives."""
 
-# Settings that accept fewer than one attempt in this many are refused; LRA's accept
-# one in twelve.
+# Settings that accept fewer attempts are refused; LRA's accept one in twelve.
 _MAX_ATTEMPTS_PER_TREE = 4096
 _MAX_ATTEMPTS_WITHOUT_NEW_TREE = 1 << 20
 _TREES_PER_PROCESS = 8192
@@ -128,13 +125,13 @@ def _iterate(seed, count, grammar, processes) -> Iterator[Trees]:
     stalled = 0
     with contextlib.closing(workers.map_in_order(sample, processes)) as chunks:
         for used, trees in enumerate(chunks, start=1):
-            before = len(seen)
             fresh = _drop_repeated(trees, seen, count)
-            if len(seen) > before:
-                stalled = 0
+            if len(seen) == count:
+                # Who takes the last batch may never come back to end the workers.
+                chunks.close()
+            stalled = 0 if len(fresh.labels) else stalled + 1
+            if not stalled:
                 yield fresh
-            else:
-                stalled += 1
             if len(seen) == count:
                 return
             _check_progress(grammar, count, len(seen), used, stalled)

@@ -85,5 +85,6 @@ def _mean(x: jax.Array, mask: jax.Array | None) -> jax.Array:
     if mask is None:
         return x.mean(1)
     weights = mask.astype(x.dtype)
-    total = jnp.einsum("btd,bt->bd", x, weights)
+    # A product and a sum, not an einsum, whose gradient XLA lays out with T last.
+    total = jnp.sum(x * weights[:, :, None], 1)
     return total / jnp.maximum(weights.sum(1), 1)[:, None]

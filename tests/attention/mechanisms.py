@@ -6,6 +6,7 @@ many columns, so that a sample means the same alone and in a padded batch.
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import numpy as np
@@ -16,15 +17,6 @@ from . import reference
 
 LENGTH = 16
 NAMES = ("softmax", "linear", "cosformer", "flow", "linformer")
-# Most of the tests' time is compilation, and these programs are too small to gain from
-# it. The options shorten it fivefold and leave the arithmetic as it is.
-fast_jit = functools.partial(
-    jax.jit,
-    compiler_options={
-        "xla_backend_optimization_level": 0,
-        "xla_cpu_use_fusion_emitters": False,
-    },
-)
 
 _rng = np.random.default_rng(5)
 E = _rng.normal(size=(6, LENGTH)).astype("float32") / 2
@@ -37,6 +29,32 @@ KEYWORDS = {
     "flow": {},
     "linformer": {"key_projection": E, "value_projection": F},
 }
+
+
+@functools.cache
+def _compiler_options() -> dict[str, Any]:
+    options = {"xla_backend_optimization_level": 0}
+    older = options | {"xla_cpu_use_fusion_emitters": False}
+    try:  # newer versions have one emitter only
+        jax.jit(lambda: 0, compiler_options=older)()
+    except jax.errors.JaxRuntimeError:
+        return options
+    return older
+
+
+def fast_jit(function: Callable[..., Any], **keywords: Any) -> Callable[..., Any]:
+    """``jax.jit`` that compiles quickly and optimises nothing.
+
+    Nearly all of the tests' time is compilation, and their programs are too small to
+    gain from it.
+    """
+    return jax.jit(function, compiler_options=_compiler_options(), **keywords)
+
+
+@functools.cache
+def jitted(name: str) -> Callable[..., jax.Array]:
+    """`run`, compiled; tests with the same shapes share one compilation."""
+    return fast_jit(run(name))
 
 
 def run(name: str) -> Callable[..., jax.Array]:

@@ -17,6 +17,7 @@ from .mechanisms import (
     fast_jit,
     formula,
     inputs,
+    jitted,
     run,
     weights,
 )
@@ -28,7 +29,7 @@ MASK = np.array([[1, 1, 1, 1, 1, 0, 0], [0, 1, 0, 0, 1, 1, 0], [0] * 7], bool)
 @pytest.mark.parametrize("name", NAMES)
 def test_cross_attention_with_a_mask_and_another_value_width(name: str) -> None:
     q, k, v = inputs(1, batch=3, query_length=5, value_dim=3)
-    got = fast_jit(run(name))(q, k, v, MASK)
+    got = jitted(name)(q, k, v, MASK)
     assert_close(got, formula(name)(q, k, v, MASK))
     assert not np.asarray(got[2]).any(), "a row without visible keys is exactly zero"
 
@@ -36,7 +37,7 @@ def test_cross_attention_with_a_mask_and_another_value_width(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_more_queries_than_keys_and_grouped_heads(name: str) -> None:
     q, k, v = inputs(2, query_length=9, heads=4, key_heads=2)
-    assert_close(fast_jit(run(name))(q, k, v), formula(name)(q, k, v))
+    assert_close(jitted(name)(q, k, v), formula(name)(q, k, v))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -62,7 +63,7 @@ def test_weights_times_values_is_the_output(name: str) -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_keeps_its_dtype_and_two_percent(name: str, dtype: str) -> None:
     q, k, v = (jnp.asarray(x, dtype) for x in inputs(4, length=LENGTH))
-    got = fast_jit(run(name))(q, k, v)
+    got = jitted(name)(q, k, v)
     assert got.dtype == dtype
     assert_close(got, formula(name)(q, k, v), 2e-2)
 
@@ -100,7 +101,7 @@ def test_float16_sums_do_not_overflow(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_mixed_dtypes_follow_the_query(name: str) -> None:
     q, k, v = inputs(6)
-    got = fast_jit(run(name))(jnp.asarray(q, "bfloat16"), k, jnp.asarray(v, "float16"))
+    got = jitted(name)(jnp.asarray(q, "bfloat16"), k, jnp.asarray(v, "float16"))
     assert got.dtype == jnp.bfloat16
     assert_close(got, formula(name)(q, k, v), 2e-2)
 
@@ -183,5 +184,5 @@ def _odd_shapes(draw):
 def test_odd_shapes(name: str, case) -> None:
     shape, mask, seed = case
     q, k, v = inputs(seed, **shape)
-    got = fast_jit(run(name))(q, k, v, mask)
+    got = jitted(name)(q, k, v, mask)
     assert_close(got, formula(name)(q, k, v, mask))

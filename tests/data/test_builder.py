@@ -84,7 +84,7 @@ def test_settings_do_not_share_a_folder(tmp_path):
 
 def test_shards_keep_the_order(tmp_path, monkeypatch):
     whole = listops.prepare(tmp_path / "whole", **TINY)
-    monkeypatch.setattr(builder, "_SHARD_BYTES", 11 * listops._BYTES_PER_TREE)
+    monkeypatch.setattr(builder, "_SHARD_BYTES", 11 * 130)
     sharded = listops.prepare(tmp_path / "sharded", **TINY)
     files = pathlib.Path(sharded.folder).glob("*train.array_record*")
     assert len(list(files)) == 6
@@ -200,9 +200,7 @@ def test_a_script_without_the_main_guard_still_works(tmp_path):
 def test_too_little_space(tmp_path, monkeypatch):
     usage = collections.namedtuple("usage", "total used free")
     monkeypatch.setattr(builder.shutil, "disk_usage", lambda _: usage(9, 8, 1))
-    with pytest.raises(
-        OSError, match=r"about 79,200 bytes, in .*lra_listops"
-    ) as caught:
+    with pytest.raises(OSError, match=r"about 9,360 bytes, in .*lra_listops") as caught:
         listops.prepare(tmp_path, **TINY)
     assert "only 1 bytes are free" in str(caught.value)
 
@@ -212,7 +210,7 @@ def test_the_disk_fills_up(tmp_path, monkeypatch):
         raise RuntimeError("write() failed: No space left on device; writing x")
 
     monkeypatch.setattr(tfds.core.writer.ExampleWriter, "write", write)
-    with pytest.raises(OSError, match=r"about 79,200 bytes, in .*No space left"):
+    with pytest.raises(OSError, match=r"about 9,360 bytes, in .*No space left"):
         listops.prepare(tmp_path, **TINY)
     assert not list(tmp_path.rglob("incomplete.*"))
     monkeypatch.undo()
