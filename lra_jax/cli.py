@@ -7,18 +7,21 @@ signal n.
 import argparse
 import contextlib
 import dataclasses
+import difflib
 import io
 import re
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn, TypeVar
 
 from lra_jax.configs import PRESETS, Config, get_preset
-from lra_jax.names import known
 
 Parsed = TypeVar("Parsed")
 
-_BOX = re.compile(r"[─-╿]+")
+# What tyro frames its messages with, in Unicode or ASCII, and what follows them.
+_FRAME = re.compile(r"[─-╿]+|-{4,}")
+_ADVICE = re.compile(r"(Argument helptext:|For full helptext).*")
 
 
 def fail(message: str, code: int = 2) -> NoReturn:
@@ -34,6 +37,8 @@ def user_errors() -> Iterator[None]:
         yield
     except (ValueError, OSError) as error:
         fail(str(error))
+    except KeyboardInterrupt:
+        fail("interrupted", 128 + signal.SIGINT)
 
 
 def parse_config(prog: str, description: str, args: Sequence[str]) -> Config:
@@ -91,13 +96,16 @@ def parse(
 
 
 def _check_flags(kind: Any, args: Sequence[str]) -> None:
-    """Refuses unknown flags with the nearest name."""
-    flags = ["help", *_flag_names(kind)]
+    """Refuses unknown flags with the nearest name; there are too many to list."""
+    flags = ["--help", *(f"--{name}" for name in _flag_names(kind))]
     for argument in args:
-        if argument.startswith("--"):
-            name = argument[2:].partition("=")[0].replace("-", "_")
-            with user_errors():
-                known("flag", f"--{name}", [f"--{flag}" for flag in flags])
+        if not argument.startswith("--"):
+            continue
+        flag = "--" + argument[2:].partition("=")[0].replace("-", "_")
+        if flag not in flags:
+            near = difflib.get_close_matches(flag, flags, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else "--help lists them"
+            fail(f"unknown flag {flag!r}; {hint}")
 
 
 def _flag_names(kind: Any, prefix: str = "") -> Iterator[str]:
@@ -109,10 +117,10 @@ def _flag_names(kind: Any, prefix: str = "") -> Iterator[str]:
 
 
 def _flattened(boxed: str) -> str:
-    """The text of tyro's framed message, on one line, without its pointer to --help."""
-    lines = (_BOX.sub(" ", line).strip() for line in boxed.splitlines())
-    kept = [line for line in lines if line and "--help" not in line]
-    text = " ".join(kept).removeprefix("Parsing error").strip()
+    """The text of tyro's framed message, on one line, without title and advice."""
+    lines = (_FRAME.sub(" ", line).strip() for line in boxed.splitlines())
+    _, *kept = [line for line in lines if line] or [""]
+    text = _ADVICE.sub("", " ".join(kept)).strip()
     return text or "the command line could not be read"
 
 

@@ -1,5 +1,6 @@
 """Scores a saved run: ``python -m lra_jax.evaluate --workdir=runs/...``."""
 
+import contextlib
 import dataclasses
 import sys
 from collections.abc import Sequence
@@ -61,18 +62,17 @@ def run(config: EvaluateConfig) -> dict[str, Any]:
             f"the data of {workdir} are others now: fingerprint {fingerprint} then, "
             f"{dataset.fingerprint} now"
         )
-    trainer = Trainer(saved, task, dataset, workdir)
-    checkpoints = trainer.checkpoints
-    best = config.checkpoint == "best"
-    step = checkpoints.best_step if best else checkpoints.latest_step
-    if step is None:
-        raise ValueError(f"{workdir} holds no {config.checkpoint} checkpoint yet")
-    if best:
-        params = checkpoints.load_best(trainer.state.params)
-    else:
-        params = checkpoints.load_last(trainer.state)
-    means = trainer.evaluate(params, config.split)
-    checkpoints.close()
+    trainer = Trainer(saved, task, dataset, workdir, training=False)
+    with contextlib.closing(trainer.checkpoints) as checkpoints:
+        best = config.checkpoint == "best"
+        step = checkpoints.best_step if best else checkpoints.latest_step
+        if step is None:
+            raise ValueError(f"{workdir} holds no {config.checkpoint} checkpoint yet")
+        if best:
+            params = checkpoints.load_best(trainer.state.params)
+        else:
+            params = checkpoints.load_last(trainer.state)
+        means = trainer.evaluate(params, config.split)
     return {
         "accuracy": 100 * means["accuracy"],
         "loss": means["loss"],

@@ -26,6 +26,7 @@ _TUNABLES = {
     "trim_threshold": 1 << 35,
     "top_pad": 1 << 28,
 }
+# Tells the second start from the first, and holds the tunables from before.
 _MARK = "LRA_JAX_ALLOCATOR_SET"
 
 
@@ -36,9 +37,12 @@ def tune_allocator() -> None:
     command begins anew. Does nothing the second time, with LRA_JAX_ALLOCATOR=system,
     or where the user has set malloc's tunables.
     """
-    if os.environ.pop(_MARK, None) is not None:
+    before = os.environ.pop(_MARK, None)
+    if before is not None:
         # Processes that this one starts make data, and need none of it.
         os.environ.pop("GLIBC_TUNABLES", None)
+        if before:
+            os.environ["GLIBC_TUNABLES"] = before
         return
     choice = os.environ.get("LRA_JAX_ALLOCATOR", "tuned")
     if choice not in ("tuned", "system"):
@@ -50,7 +54,7 @@ def tune_allocator() -> None:
         return
     settings = [f"{_MALLOC}{name}={value}" for name, value in _TUNABLES.items()]
     tunables = ":".join(filter(None, [theirs, *settings]))
-    environment = {**os.environ, "GLIBC_TUNABLES": tunables, _MARK: "1"}
+    environment = {**os.environ, "GLIBC_TUNABLES": tunables, _MARK: theirs}
     sys.stdout.flush()
     os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
 

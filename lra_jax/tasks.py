@@ -6,8 +6,9 @@ The trainer knows no particular task. A new one is a file in ``data/``, a file i
 
 import ast
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ from flax import nnx
 
 from lra_jax.attention import registry
 from lra_jax.configs import Config
+from lra_jax.configs.base import Dtype
 from lra_jax.data import listops
 from lra_jax.data.dataset import SequenceDataset
 from lra_jax.models import SequenceClassifier
@@ -149,6 +151,9 @@ def check_config(config: Config) -> None:
         registry.resolve(config.attention),
         parse_options(config.model.attention_options),
     )
+    known("--train.dtype", config.train.dtype, get_args(Dtype))
+    if config.workdir == "":
+        raise ValueError("--workdir must name a folder, got ''")
     _check_ranges(config)
     model = config.model
     if model.qkv_dim % model.num_heads:
@@ -168,17 +173,26 @@ def _check_ranges(config: Config) -> None:
     positive = {
         **{f"train.{n}": getattr(train, n) for n in _POSITIVE_TRAIN},
         **{f"model.{n}": getattr(model, n) for n in _POSITIVE_MODEL},
+        **{f"data.{n}": getattr(config.data, n) for n in _POSITIVE_DATA},
     }
     for name, value in positive.items():
-        if not value > 0:
-            raise ValueError(f"--{name} must be positive, got {value}")
-    for name in ("warmup", "weight_decay", "clip_norm"):
-        if getattr(train, name) < 0:
-            raise ValueError(
-                f"--train.{name} must not be negative, got {getattr(train, name)}"
-            )
-    if not 0 <= model.dropout < 1:
-        raise ValueError(f"--model.dropout must lie in [0, 1), got {model.dropout}")
+        if not 0 < value < math.inf:
+            raise ValueError(f"--{name} must be positive and finite, got {value}")
+    not_negative = {
+        **{f"train.{n}": getattr(train, n) for n in _NOT_NEGATIVE_TRAIN},
+        **{"seed": config.seed, "data.seed": config.data.seed},
+    }
+    for name, value in not_negative.items():
+        if not 0 <= value < math.inf:
+            raise ValueError(f"--{name} must be finite and not negative, got {value}")
+    rates = {
+        "model.dropout": model.dropout,
+        "train.adam_b1": train.adam_b1,
+        "train.adam_b2": train.adam_b2,
+    }
+    for name, value in rates.items():
+        if not 0 <= value < 1:
+            raise ValueError(f"--{name} must lie in [0, 1), got {value}")
 
 
 _POSITIVE_TRAIN = (
@@ -188,15 +202,18 @@ _POSITIVE_TRAIN = (
 _POSITIVE_MODEL = (
     *("num_layers", "embed_dim", "num_heads", "qkv_dim", "mlp_dim", "max_length"),
 )
+_POSITIVE_DATA = ("num_train", "num_valid", "num_test")
+_NOT_NEGATIVE_TRAIN = ("warmup", "weight_decay", "clip_norm")
 
 
 def _check_listops(config: Config) -> None:
     check_config(config)
-    if config.data.path is None and config.data.max_length - 1 > config.model.max_length:
+    data, longest = config.data, config.model.max_length
+    # Trees are shorter than data.max_length, but batches may be padded to it.
+    if data.path is None and data.max_length > longest:
         raise ValueError(
-            f"--data.max_length={config.data.max_length} makes sequences of up to "
-            f"{config.data.max_length - 1} tokens, beyond "
-            f"--model.max_length={config.model.max_length}"
+            f"--data.max_length={data.max_length} pads sequences beyond "
+            f"--model.max_length={longest}"
         )
 
 

@@ -9,6 +9,7 @@ The same from Python::
 """
 
 import shlex
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -31,7 +32,7 @@ def main(args: Sequence[str] | None = None) -> None:
     try:
         _main(config, command)
     except KeyboardInterrupt:
-        cli.fail("interrupted before training began", 130)
+        cli.fail(f"interrupted; to go on: {command}", 128 + signal.SIGINT)
 
 
 def _main(config: Config, command: str) -> None:

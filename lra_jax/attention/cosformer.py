@@ -76,10 +76,11 @@ def cosformer_attention(
     mask = _visible(mask, lengths, query.shape[0], key.shape[1])
     dtype = shapes.accumulation_dtype(query, key, value)
     query_features, key_features = _features(query, key, mask, lengths, dtype)
-    value = shapes.match_heads(shapes.hide(value, mask), query.shape[2]).astype(dtype)
-    sums = kernels.project(query_features, key_features.sum(1), precision)
+    value = shapes.by_head(value, query.shape[2], mask, dtype)
+    sums = kernels.project(query_features, key_features.sum(2), precision)
     out = kernels.contract(query_features, key_features, value, precision)
-    return (out / _bounded(sums, denominator, eps)[..., None]).astype(query.dtype)
+    out = out / _bounded(sums, denominator, eps)[..., None]
+    return jnp.swapaxes(out, 1, 2).astype(query.dtype)
 
 
 def cosformer_weights(
@@ -160,26 +161,40 @@ def _features(
     lengths: int | jax.Array,
     dtype: jnp.dtype,
 ) -> tuple[jax.Array, jax.Array]:
-    key = shapes.match_heads(shapes.hide(key, mask), query.shape[2])
-    query_features = _rotated(query.astype(dtype), lengths)
+    num_heads = query.shape[2]
+    rows = None
     if not isinstance(lengths, int):
         rows = _within(lengths, query.shape[1])
-        query_features = shapes.hide(query_features, rows)
-    # ReLU(0) is zero, and its gradient there too: hidden keys stay hidden.
-    return query_features, _rotated(key.astype(dtype), lengths)
+    # ReLU(0) is zero, and its gradient there too: what is hidden stays hidden.
+    return (
+        _rotated(shapes.by_head(query, num_heads, rows, dtype), lengths),
+        _rotated(shapes.by_head(key, num_heads, mask, dtype), lengths),
+    )
 
 
 def _rotated(x: jax.Array, lengths: int | jax.Array) -> jax.Array:
-    """`[B, T, N, H]` -> `[B, T, N, 2H]`: cosine half, then sine half."""
-    positions = jnp.arange(x.shape[1], dtype=x.dtype)[None]
-    if isinstance(lengths, int):
-        angles = positions * (math.pi / 2 / lengths)
-    else:
-        longest = jnp.maximum(lengths, 1).astype(x.dtype)
-        angles = positions * (math.pi / 2 / longest)[:, None]
-    angles = angles[:, :, None, None]
+    """`[B, N, T, H]` -> `[B, N, T, 2H]`: cosine half, then sine half."""
+    cos, sin = _angle_tables(x.shape[2], lengths, x.dtype)
     active = jax.nn.relu(x)
-    return jnp.concatenate([active * jnp.cos(angles), active * jnp.sin(angles)], -1)
+    return jnp.concatenate([active * cos, active * sin], -1)
+
+
+def _angle_tables(
+    length: int, lengths: int | jax.Array, dtype: jnp.dtype
+) -> tuple[jax.Array, jax.Array]:
+    """Cosine and sine of every position's angle, `[1 or B, 1, T, 1]`."""
+    positions = np.arange(length)[None]
+    if isinstance(lengths, int):
+        # Made here and not by XLA, which would fuse the cosine into the product and
+        # evaluate it once for every element.
+        angles = positions * (math.pi / 2 / lengths)
+        tables = np.cos(angles), np.sin(angles)
+    else:
+        longest = jnp.maximum(lengths, 1).astype(dtype)
+        angles = jnp.asarray(positions, dtype) * (math.pi / 2 / longest)[:, None]
+        tables = jnp.cos(angles), jnp.sin(angles)
+    cos, sin = (jnp.asarray(table, dtype)[:, None, :, None] for table in tables)
+    return cos, sin
 
 
 def _bounded(sums: jax.Array, denominator: str, eps: float) -> jax.Array:

@@ -96,11 +96,11 @@ def flow_attention(
     terms = _terms(
         *features, mask, query_mask, clip, competition_axis, eps, extra_eps, precision
     )
-    value = shapes.match_heads(shapes.hide(value, mask), query.shape[2]).astype(dtype)
+    value = shapes.by_head(value, query.shape[2], mask, dtype)
     out = kernels.contract(*features, value * terms.competition[..., None], precision)
     # Scaling the output instead of phi(q) is the same and saves a pass over it.
     out = out * (terms.allocation / terms.incoming)[..., None]
-    return out.astype(query.dtype)
+    return jnp.swapaxes(out, 1, 2).astype(query.dtype)
 
 
 def flow_weights(
@@ -132,8 +132,8 @@ def flow_weights(
         *features, mask, query_mask, clip, competition_axis, eps, extra_eps, precision
     )
     scores = kernels.products(*features, precision)
-    columns = jnp.swapaxes(terms.competition, 1, 2)[:, :, None, :]
-    return scores * kernels.per_row(terms.allocation / terms.incoming) * columns
+    rows = (terms.allocation / terms.incoming)[..., None]
+    return scores * rows * terms.competition[:, :, None, :]
 
 
 def flow_terms(
@@ -158,9 +158,10 @@ def flow_terms(
     mask, query_mask = _masks(mask, query_mask, query, key)
     dtype = shapes.accumulation_dtype(query, key)
     features = _features(query, key, mask, query_mask, feature_map, dtype)
-    return _terms(
+    terms = _terms(
         *features, mask, query_mask, clip, competition_axis, eps, extra_eps, precision
     )
+    return FlowTerms(*(jnp.swapaxes(term, 1, 2) for term in terms))
 
 
 def _check_options(is_causal: bool, clip: float | None, competition_axis: str) -> None:
@@ -193,10 +194,14 @@ def _features(
     dtype: jnp.dtype,
 ) -> tuple[jax.Array, jax.Array]:
     phi = kernels.feature_map(feature_map)
-    query = shapes.hide(query, query_mask).astype(dtype)
-    key = shapes.match_heads(shapes.hide(key, mask), query.shape[2]).astype(dtype)
+    num_heads = query.shape[2]
+    query_features = phi(shapes.by_head(query, num_heads, query_mask, dtype))
+    key_features = phi(shapes.by_head(key, num_heads, mask, dtype))
     # Hidden again after the map, because phi(0) is not zero.
-    return shapes.hide(phi(query), query_mask), shapes.hide(phi(key), mask)
+    return (
+        shapes.hide_by_head(query_features, query_mask),
+        shapes.hide_by_head(key_features, mask),
+    )
 
 
 def _terms(
@@ -210,14 +215,16 @@ def _terms(
     extra_eps: float,
     precision: jax.lax.PrecisionLike,
 ) -> FlowTerms:
+    """The terms with the heads first, `[B, N, T]`."""
+
     def inner(features: jax.Array, others: jax.Array, weights: jax.Array | None = None):
         if weights is None:
-            total = others.sum(1) + eps
+            total = others.sum(2) + eps
         else:
-            total = jnp.einsum("btnm,btn->bnm", others, weights, precision=precision)
+            total = jnp.einsum("bntm,bnt->bnm", others, weights, precision=precision)
             total = total + eps
         # (features + eps) . total, without a pass that adds eps to the features.
-        constant = eps * total.sum(-1)[:, None] + extra_eps
+        constant = eps * total.sum(-1)[..., None] + extra_eps
         return kernels.project(features, total, precision) + constant
 
     incoming = inner(query_features, key_features)
@@ -229,10 +236,10 @@ def _terms(
     sources = _count(mask, key_features)
     logits = conserved_source if clip is None else kernels.clamp(conserved_source, clip)
     if competition_axis == "heads":
-        shares = jax.nn.softmax(logits, axis=-1)
+        shares = jax.nn.softmax(logits, axis=1)
     else:
-        visible = None if mask is None else mask[:, :, None]
-        shares = kernels.masked_softmax(logits, visible, axis=1)
+        visible = None if mask is None else mask[:, None, :]
+        shares = kernels.masked_softmax(logits, visible, axis=2)
     return FlowTerms(
         incoming=incoming,
         outgoing=outgoing,
@@ -246,6 +253,6 @@ def _terms(
 def _count(mask: jax.Array | None, features: jax.Array) -> jax.Array:
     """`[B, 1, 1]` real positions, at least 1 so that it can be divided by."""
     if mask is None:
-        return jnp.full((1, 1, 1), features.shape[1], features.dtype)
+        return jnp.full((1, 1, 1), features.shape[2], features.dtype)
     counts = jnp.maximum(mask.sum(1), 1).astype(features.dtype)
     return counts[:, None, None]

@@ -4,6 +4,10 @@ Kernelised attention writes a weight as an inner product of features,
 ``phi(q_i) . phi(k_j)``. Then ``sum_j phi(q_i) . phi(k_j) v_j`` is
 ``phi(q_i)^T (sum_j phi(k_j) v_j^T)``: the bracket is summed once for all queries, and
 the cost is linear in both lengths. The feature width M may differ from the head width.
+
+Inside the mechanisms the heads come first, `[B, N, T, M]`: each head is then a plain
+matrix to the batched products, and the one transposition is done on H columns, before
+any map widens them (docs/performance.md).
 """
 
 from collections.abc import Callable
@@ -44,16 +48,16 @@ def contract(
     value: jax.Array,
     precision: jax.lax.PrecisionLike = None,
 ) -> jax.Array:
-    """``phi(q_i)^T sum_j phi(k_j) v_j^T``: `[B, T, N, M]`, ... -> `[B, T, N, Hv]`."""
-    summary = jnp.einsum("bsnm,bsnv->bnmv", key_features, value, precision=precision)
-    return jnp.einsum("btnm,bnmv->btnv", query_features, summary, precision=precision)
+    """``phi(q_i)^T sum_j phi(k_j) v_j^T``: `[B, N, T, M]`, ... -> `[B, N, T, Hv]`."""
+    summary = jnp.einsum("bnsm,bnsv->bnmv", key_features, value, precision=precision)
+    return jnp.einsum("bntm,bnmv->bntv", query_features, summary, precision=precision)
 
 
 def project(
     features: jax.Array, total: jax.Array, precision: jax.lax.PrecisionLike = None
 ) -> jax.Array:
-    """``features_i . total``: `[B, T, N, M]` and `[B, N, M]` -> `[B, T, N]`."""
-    return jnp.einsum("btnm,bnm->btn", features, total, precision=precision)
+    """``features_i . total``: `[B, N, T, M]` and `[B, N, M]` -> `[B, N, T]`."""
+    return jnp.einsum("bntm,bnm->bnt", features, total, precision=precision)
 
 
 def products(
@@ -63,13 +67,8 @@ def products(
 ) -> jax.Array:
     """``phi(q_i) . phi(k_j)``, the dense `[B, N, T, S]`."""
     return jnp.einsum(
-        "btnm,bsnm->bnts", query_features, key_features, precision=precision
+        "bntm,bnsm->bnts", query_features, key_features, precision=precision
     )
-
-
-def per_row(values: jax.Array) -> jax.Array:
-    """`[B, T, N]` -> `[B, N, T, 1]`, to scale the rows of a dense matrix."""
-    return jnp.swapaxes(values, 1, 2)[..., None]
 
 
 def at_least(x: jax.Array, floor: float) -> jax.Array:

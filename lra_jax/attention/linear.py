@@ -59,10 +59,11 @@ def linear_attention(
     mask = shapes.padding_mask(mask, query.shape[0], key.shape[1])
     dtype = shapes.accumulation_dtype(query, key, value)
     query_features, key_features = _features(query, key, mask, feature_map, dtype)
-    value = shapes.match_heads(shapes.hide(value, mask), query.shape[2]).astype(dtype)
-    sums = kernels.project(query_features, key_features.sum(1), precision)
+    value = shapes.by_head(value, query.shape[2], mask, dtype)
+    sums = kernels.project(query_features, key_features.sum(2), precision)
     out = kernels.contract(query_features, key_features, value, precision)
-    return (out / (sums + eps)[..., None]).astype(query.dtype)
+    out = jnp.swapaxes(out / (sums + eps)[..., None], 1, 2)
+    return out.astype(query.dtype)
 
 
 def linear_weights(
@@ -97,7 +98,8 @@ def _features(
     dtype: jnp.dtype,
 ) -> tuple[jax.Array, jax.Array]:
     phi = kernels.feature_map(feature_map)
-    key = shapes.match_heads(shapes.hide(key, mask), query.shape[2])
+    num_heads = query.shape[2]
+    query_features = phi(shapes.by_head(query, num_heads, dtype=dtype))
+    key_features = phi(shapes.by_head(key, num_heads, mask, dtype))
     # Hidden again after the map, because phi(0) is not zero.
-    key_features = shapes.hide(phi(key.astype(dtype)), mask)
-    return phi(query.astype(dtype)), key_features
+    return query_features, shapes.hide_by_head(key_features, mask)

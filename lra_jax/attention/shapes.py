@@ -103,6 +103,28 @@ def hide(array: jax.Array, mask: jax.Array | None) -> jax.Array:
     return jnp.where(mask[:, :, None, None], array, jnp.zeros((), array.dtype))
 
 
+def by_head(
+    array: jax.Array,
+    num_heads: int,
+    mask: jax.Array | None = None,
+    dtype: jnp.dtype | None = None,
+) -> jax.Array:
+    """`[B, S, n, H]` with padding zeroed, its heads repeated up to N and put first.
+
+    Returns:
+      `[B, N, S, H]` in ``dtype``, or in the array's own.
+    """
+    array = match_heads(hide(array, mask), num_heads)
+    return jnp.swapaxes(array, 1, 2).astype(dtype or array.dtype)
+
+
+def hide_by_head(array: jax.Array, mask: jax.Array | None) -> jax.Array:
+    """Zeroes the padded positions of `[B, N, S, H]`."""
+    if mask is None:
+        return array
+    return jnp.where(mask[:, None, :, None], array, jnp.zeros((), array.dtype))
+
+
 def padding_mask(
     mask: jax.Array | None, batch: int, length: int, name: str = "mask"
 ) -> jax.Array | None:

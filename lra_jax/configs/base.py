@@ -2,8 +2,8 @@
 
 ``python -m lra_jax.train --train.steps=100`` sets ``Config.train.steps``; the resolved
 ``Config`` is written to the run directory as ``config.json``, and
-``lra_jax.train.run(config)`` takes the very same object. The docstring of a field is its
-help text. Nothing here imports jax: ``--help`` must be quick.
+``lra_jax.train.run(config)`` takes the very same object. The docstring of a field is
+its help text. Nothing here imports jax: ``--help`` must be quick.
 """
 
 import dataclasses
@@ -128,7 +128,7 @@ class Config:
     data: DataConfig = DataConfig()
 
     def replace(self, **changes: Any) -> Self:
-        """Copy with fields replaced; a dict for `train`, `model`, `data` goes one deeper.
+        """Copy with fields replaced; a dict for train, model or data goes one deeper.
 
         >>> Config().replace(seed=1, train={"steps": 10}).train.steps
         10

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from lra_jax.models.attention import MultiHeadAttention
-from lra_jax.models.layers import Dense, Dropout, sinusoidal_positions
+from lra_jax.models.layers import Dense, Dropout, LayerNorm, add_positions, sinusoidal_positions
 
 
 class EncoderBlock(nnx.Module):
@@ -33,9 +33,9 @@ class EncoderBlock(nnx.Module):
         dtype: Any = None,
         rngs: nnx.Rngs,
     ):
-        self.attention_norm = nnx.LayerNorm(embed_dim, dtype=dtype, rngs=rngs)
+        self.attention_norm = LayerNorm(embed_dim, dtype=dtype, rngs=rngs)
         self.attention = attention
-        self.mlp_norm = nnx.LayerNorm(embed_dim, dtype=dtype, rngs=rngs)
+        self.mlp_norm = LayerNorm(embed_dim, dtype=dtype, rngs=rngs)
         init = nnx.initializers.xavier_uniform()
         self.mlp_in = Dense(
             embed_dim, mlp_dim, kernel_init=init, dtype=dtype, rngs=rngs
@@ -124,7 +124,7 @@ class TransformerEncoder(nnx.Module):
             )
 
         self.blocks = nnx.List([block() for _ in range(num_layers)])
-        self.norm = nnx.LayerNorm(embed_dim, dtype=dtype, rngs=rngs)
+        self.norm = LayerNorm(embed_dim, dtype=dtype, rngs=rngs)
 
     def __call__(
         self,
@@ -157,7 +157,7 @@ class TransformerEncoder(nnx.Module):
             )
             x = jnp.concatenate([front, x], 1)
             mask = None if mask is None else jnp.pad(mask, ((0, 0), (1, 0)), "edge")
-        x = x + self._position_rows(x.shape[1])[None].astype(x.dtype)
+        x = add_positions(x, self._position_rows(x.shape[1]).astype(x.dtype))
         x = self.dropout(x, rngs)
         for block in self.blocks:
             x = block(x, mask, rngs)

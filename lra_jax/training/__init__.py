@@ -1,4 +1,4 @@
-"""The trainer: step, loop, checkpoints, metrics, sharding. It knows no particular task."""
+"""The trainer: step, loop, checkpoints, metrics, sharding; knows no particular task."""
 
 from lra_jax.training.loop import Interrupted, NonFiniteLoss, Trainer
 

@@ -33,9 +33,15 @@ class Progress(NamedTuple):
 
 
 class Checkpoints:
-    """The checkpoints of one run directory."""
+    """The checkpoints of one run directory.
 
-    def __init__(self, workdir: Path):
+    Args:
+      workdir: the run directory.
+      clean: remove what interrupted saves left; not for a reader, since the run may be
+        under way in another process.
+    """
+
+    def __init__(self, workdir: Path, clean: bool = True):
         # Orbax reports every step of its work; what matters is printed by the loop.
         logging.getLogger("absl").setLevel(logging.ERROR)
         keep_one = ocp.training.preservation_policies.LatestN(1)
@@ -46,7 +52,7 @@ class Checkpoints:
                 folder / name,
                 preservation_policy=keep_one,
                 save_decision_policy=always,
-                cleanup_tmp_directories=True,
+                cleanup_tmp_directories=clean,
             )
             for name in ("latest", "best")
         )

@@ -32,14 +32,16 @@ class RunConsole:
 
     Args:
       steps: last step.
-      start: step to begin at.
       quiet: print nothing.
+
+    Attributes:
+      start: the step that this process goes on from; set it before entering.
     """
 
-    def __init__(self, steps: int, start: int = 0, quiet: bool = False):
+    def __init__(self, steps: int, quiet: bool = False):
         self._console = Console(quiet=quiet, highlight=False, soft_wrap=True)
         self._steps = steps
-        self._start = start
+        self.start = 0
         self._bar: Progress | None = None
         self._row: TaskID | None = None
         self._begun = time.perf_counter()
@@ -57,7 +59,7 @@ class RunConsole:
             )
             self._bar.start()
             self._row = self._bar.add_task(
-                "training", total=self._steps, completed=self._start, figures=""
+                "training", total=self._steps, completed=self.start, figures=""
             )
         return self
 
@@ -89,7 +91,7 @@ class RunConsole:
 
     def training(self, step: int, loss: float, accuracy: float, speed: float) -> None:
         """Reports training metrics."""
-        done = step - self._start
+        done = step - self.start
         left = (time.perf_counter() - self._begun) / max(done, 1) * (self._steps - step)
         figures = (
             f"loss {loss:.4f}  accuracy {100 * accuracy:5.2f} %  "

@@ -1,6 +1,7 @@
 """The training loop: one for every task and mechanism."""
 
 import contextlib
+import math
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -23,6 +24,7 @@ from lra_jax.training.signals import StopRequest
 from lra_jax.training.step import (
     NO_STEP,
     TrainState,
+    all_finite,
     drain,
     init_state,
     make_eval_step,
@@ -48,10 +50,11 @@ class Interrupted(Exception):
 
 
 class NonFiniteLoss(FloatingPointError):
-    """The loss became infinite or NaN.
+    """The loss, or a parameter by its gradient, became infinite or NaN.
 
     Attributes:
-      step: the first step with such a loss.
+      step: the first step with such a loss, or the last one done when the parameters
+        or the validation loss were found to be so.
       saved_step: the step of the last good checkpoint, None if there is none.
     """
 
@@ -59,7 +62,9 @@ class NonFiniteLoss(FloatingPointError):
         kept = "no checkpoint was saved yet"
         if saved_step is not None:
             kept = f"the checkpoint of step {saved_step} is kept"
-        super().__init__(f"the loss is not finite at step {step}; {kept}")
+        super().__init__(
+            f"the loss or its gradient is not finite at step {step}; {kept}"
+        )
         self.step = step
         self.saved_step = saved_step
 
@@ -74,13 +79,20 @@ class Trainer:
       task: what to train on.
       dataset: its prepared data.
       workdir: the run directory, which exists.
+      training: False to evaluate only: asks for no space, and touches nothing in a
+        directory in which another process may be training.
 
     Raises:
       ValueError: the config does not fit the data, the devices or itself.
     """
 
     def __init__(
-        self, config: Config, task: Task, dataset: SequenceDataset, workdir: Path
+        self,
+        config: Config,
+        task: Task,
+        dataset: SequenceDataset,
+        workdir: Path,
+        training: bool = True,
     ):
         train = config.train
         self.config = config
@@ -99,14 +111,16 @@ class Trainer:
         model = task.make_model(config, dataset, nnx.Rngs(params=config.seed))
         graphdef, params = nnx.split(model, nnx.Param)
         self.num_parameters = sum(x.size for x in jax.tree.leaves(params))
-        # Parameters and two moments, twice over while one checkpoint replaces another.
-        check_space(workdir, 2 * 4 * 4 * self.num_parameters + 10_000_000)
+        if training:
+            # Parameters and two moments, and the best parameters; all of it twice over
+            # while one checkpoint replaces another.
+            check_space(workdir, 2 * 4 * 4 * self.num_parameters + 10_000_000)
         state = init_state(params, optimizer)
         self.state: TrainState = sharding.replicate(self.mesh, state)
         self.progress = Progress()
         self.train_step = make_train_step(task, graphdef, optimizer, config.seed)
         self.eval_step = make_eval_step(task, graphdef)
-        self.checkpoints = Checkpoints(workdir)
+        self.checkpoints = Checkpoints(workdir, clean=training)
         self.data = pipeline.train_iterator(
             dataset,
             batch_size=train.batch_size,
@@ -135,8 +149,8 @@ class Trainer:
         """
         step, train = self.step, self.config.train
         meter = _Meter(step, self.progress.seconds)
-        writer = MetricsWriter(self.workdir, step)
-        with StopRequest() as stop, console:
+        metrics = contextlib.closing(MetricsWriter(self.workdir, step))
+        with metrics as writer, StopRequest() as stop, console:
             while step < train.steps:
                 batch = sharding.shard_batch(self.mesh, next(self.data))
                 self.state = self.train_step(self.state, batch)
@@ -146,11 +160,9 @@ class Trainer:
                     self._report(step, meter, writer, console)
                 if step % train.eval_every == 0 or step == train.steps:
                     self._validate(step, meter, writer, console)
-                if stop.signum is not None and step < train.steps:
+                if stop.signum is not None:
                     self._save(step, meter)
-                    self.checkpoints.close()
                     raise Interrupted(stop.signum, step)
-        writer.close()
 
     def evaluate(self, params: Any, split: str) -> dict[str, float]:
         """Mean loss and accuracy over a split; every example counts exactly once."""
@@ -191,10 +203,13 @@ class Trainer:
         self._check_finite()
         with meter.paused():
             means = self.evaluate(self.state.params, "valid")
+        if not math.isfinite(means["loss"]):
+            raise NonFiniteLoss(step, self.checkpoints.latest_step)
         writer.write(step, "valid", **means, seconds=meter.seconds)
         best = means["accuracy"] > self.progress.best_accuracy
         if best:
-            self.checkpoints.save_best(step, self.state.params)
+            with meter.paused():
+                self.checkpoints.save_best(step, self.state.params)
             self.progress = self.progress._replace(
                 best_step=step, best_accuracy=means["accuracy"]
             )
@@ -211,7 +226,10 @@ class Trainer:
             self.checkpoints.save_latest(step, self.state, self.progress, self.data)
 
     def _check_finite(self) -> None:
+        """Keeps parameters that are lost from replacing a good checkpoint."""
         bad_step = int(self.state.bad_step)
+        if bad_step == NO_STEP and not all_finite(self.state.params):
+            bad_step = self.step
         if bad_step != NO_STEP:
             raise NonFiniteLoss(bad_step, self.checkpoints.latest_step)
 

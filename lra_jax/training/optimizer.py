@@ -47,7 +47,9 @@ def make_schedule(config: TrainConfig) -> optax.Schedule:
                 peak * _ramp(step, warmup) / jnp.sqrt(jnp.maximum(_f32(step), warmup))
             )
         case "lra_cosine":
-            return lambda step: peak * _ramp(step, warmup) * _cosine(step, warmup, steps)
+            return lambda step: (
+                peak * _ramp(step, warmup) * _cosine(step, warmup, steps)
+            )
         case name:
             raise ValueError(
                 "--train.schedule must be cosine, linear, lra, lra_cosine or constant, "

@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.metadata
+import os
 import platform
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ from lra_jax.training import workdir as workdirs
 from lra_jax.training.console import RunConsole, format_seconds
 from lra_jax.training.loop import Trainer
 from lra_jax.training.metrics import read_metrics, write_json
+from lra_jax.training.optimizer import make_schedule
 
 
 class Session:
@@ -39,12 +41,14 @@ class Session:
         self.console = RunConsole(config.train.steps, quiet=quiet)
         self.task = get_task(config.task)
         self.task.check(config)
+        make_schedule(config.train)
         self.workdir = default_workdir(config)
         with contextlib.ExitStack() as stack:
             self.dataset = self.task.prepare(config)
             fingerprint = self.dataset.fingerprint
-            workdirs.open_workdir(self.workdir, config, fingerprint)
             stack.enter_context(workdirs.exclusive(self.workdir))
+            workdirs.open_workdir(self.workdir, config, fingerprint)
+            self.result = workdirs.read_result(self.workdir)
             self.trainer = Trainer(config, self.task, self.dataset, self.workdir)
             stack.callback(self.trainer.checkpoints.close)
             self._stack = stack.pop_all()
@@ -57,16 +61,16 @@ class Session:
 
     def run(self) -> dict[str, Any]:
         """Trains to the end, or goes on, and scores; see ``lra_jax.train.run``."""
-        result = workdirs.read_result(self.workdir)
+        result = self.result
         if result is not None:
             self.console.line(f"finished before, in {self.workdir}:")
         else:
-            start = self.trainer.restore()
+            self.console.start = self.trainer.restore()
             self.console.facts(self._facts())
-            if start:
-                self.console.line(f"going on from step {start}")
+            if self.console.start:
+                self.console.line(f"going on from step {self.console.start}")
             self.trainer.fit(self.console)
-            result = self._score()
+            self.result = result = self._score()
             write_json(self.workdir / "result.json", result)
         show_result(self.console, self.task, result)
         return result
@@ -168,11 +172,21 @@ def show_result(console: RunConsole, task: Task, result: Mapping[str, Any]) -> N
 
 
 def describe_devices() -> str:
-    """Kind and number of the devices, as in ``2 CPU cores``."""
+    """Kind and number of the devices, as in ``2 CPU cores (AMD EPYC)``."""
     devices = jax.devices()
     if devices[0].platform == "cpu":
-        return f"{len(devices)} CPU devices ({platform.machine()})"
+        return f"{os.cpu_count()} CPU cores ({_processor()})"
     return f"{len(devices)} x {devices[0].device_kind}"
+
+
+def _processor() -> str:
+    """Model of the processor, or its architecture where the system does not say."""
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
 
 def versions() -> dict[str, str]:

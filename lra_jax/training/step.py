@@ -31,7 +31,9 @@ class TrainState(NamedTuple):
     bad_step: jax.Array
 
 
-def init_state(params: nnx.State, optimizer: optax.GradientTransformation) -> TrainState:
+def init_state(
+    params: nnx.State, optimizer: optax.GradientTransformation
+) -> TrainState:
     """The state before the first step."""
     return TrainState(
         step=jnp.zeros((), jnp.int32),
@@ -91,6 +93,13 @@ def make_eval_step(task: Task, graphdef: Any) -> Callable[[Any, Sums, Batch], Su
 def drain(state: TrainState) -> tuple[Sums, jax.Array]:
     """Copies of the metric sums and of ``bad_step`` that outlive a donated state."""
     return jax.tree.map(jnp.copy, (state.sums, state.bad_step))
+
+
+@jax.jit
+def all_finite(params: nnx.State) -> jax.Array:
+    """Whether no parameter is infinite or NaN."""
+    finite = [jnp.isfinite(x).all() for x in jax.tree.leaves(params)]
+    return jnp.stack(finite).all()
 
 
 def reset_sums(state: TrainState) -> TrainState:

@@ -1,10 +1,10 @@
 """The run directory: who it belongs to, and whether it can be gone on with.
 
-    config.json      the resolved config, and the fingerprint of the data
-    metrics.jsonl    one line for each report
-    checkpoints/     latest and best
-    events/          TensorBoard, if tensorboardX is installed
-    result.json      at the end
+config.json      the resolved config, and the fingerprint of the data
+metrics.jsonl    one line for each report
+checkpoints/     latest and best
+events/          TensorBoard, if tensorboardX is installed
+result.json      at the end
 """
 
 import contextlib
@@ -20,22 +20,17 @@ from lra_jax.training.metrics import write_json
 
 
 def open_workdir(workdir: Path, config: Config, fingerprint: str) -> None:
-    """Makes the directory, or checks that it holds this very run.
+    """Claims an empty directory, or checks that it holds this very run.
 
     Raises:
       ValueError: it belongs to a run of other settings or data, or cannot be written.
     """
     path = workdir / "config.json"
-    try:
-        workdir.mkdir(parents=True, exist_ok=True)
-        if not path.exists():
-            values = config.to_dict() | {"data_fingerprint": fingerprint}
+    if not path.exists():
+        values = config.to_dict() | {"data_fingerprint": fingerprint}
+        with _writable(workdir):
             write_json(path, values)
-            return
-    except OSError as error:
-        raise ValueError(
-            f"--workdir={workdir} cannot be written: {error.strerror}"
-        ) from error
+        return
     theirs, their_fingerprint = read_config(workdir)
     old, new = theirs.identity(), config.identity()
     differing = [f"{n}={old[n]!r} (now {new[n]!r})" for n in new if old[n] != new[n]]
@@ -63,15 +58,26 @@ def read_config(workdir: Path) -> tuple[Config, str]:
     try:
         values = json.loads(path.read_text())
         fingerprint = values.pop("data_fingerprint")
-    except (json.JSONDecodeError, KeyError, AttributeError) as error:
-        raise ValueError(f"{path} is not a config of this project: {error!r}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{path} is not a config of this project: {error!r}"
+        ) from error
     return Config.from_dict(values), fingerprint
 
 
 def read_result(workdir: Path) -> dict[str, Any] | None:
-    """The result of a finished run, None for one that is not."""
+    """The result of a finished run, None for one that is not.
+
+    Raises:
+      ValueError: it is damaged.
+    """
     path = workdir / "result.json"
-    return json.loads(path.read_text()) if path.exists() else None
+    if not path.exists():
+        return None
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged, delete it: {error}") from error
 
 
 def check_space(workdir: Path, needed: int) -> None:
@@ -90,16 +96,31 @@ def check_space(workdir: Path, needed: int) -> None:
 
 @contextlib.contextmanager
 def exclusive(workdir: Path) -> Iterator[None]:
-    """Holds the directory's lock, so that no two processes train in it.
+    """Makes the directory and holds its lock, so that no two processes train in it.
 
     Raises:
-      ValueError: another process holds it.
+      ValueError: another process holds it, or it cannot be written.
     """
-    with (workdir / ".lock").open("w") as file:
+    with _writable(workdir):
+        workdir.mkdir(parents=True, exist_ok=True)
+        file = (workdir / ".lock").open("w")
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except BlockingIOError as error:
             raise ValueError(
                 f"--workdir={workdir} is in use by another process"
             ) from error
+        except OSError:  # Some network file systems have no locks.
+            pass
         yield
+
+
+@contextlib.contextmanager
+def _writable(workdir: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(
+            f"--workdir={workdir} cannot be written: {error.strerror}"
+        ) from error
