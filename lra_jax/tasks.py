@@ -111,6 +111,7 @@ def make_classifier(
         options=parse_options(model.attention_options),
         pooling=model.pooling,
         positions=model.positions,
+        embed_std=model.embed_std,
         dropout=model.dropout,
         qkv_bias=model.qkv_bias,
         dtype=jnp.dtype(config.train.dtype),
@@ -201,6 +202,7 @@ _POSITIVE_TRAIN = (
 )
 _POSITIVE_MODEL = (
     *("num_layers", "embed_dim", "num_heads", "qkv_dim", "mlp_dim", "max_length"),
+    "embed_std",
 )
 _POSITIVE_DATA = ("num_train", "num_valid", "num_test")
 _NOT_NEGATIVE_TRAIN = ("warmup", "weight_decay", "clip_norm")

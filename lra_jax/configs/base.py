@@ -70,6 +70,8 @@ class ModelConfig:
     """mean: average over the real tokens. cls: a learned first token."""
     positions: Literal["learned", "sinusoidal"] = "learned"
     """Position embeddings, added to the token embeddings."""
+    embed_std: float = 0.02
+    """Standard deviation of the token embeddings at first."""
     dropout: float = 0.1
     """Dropout on embeddings, attention outputs and in the MLP."""
     qkv_bias: bool = True

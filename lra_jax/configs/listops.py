@@ -8,8 +8,8 @@ pkuzengqi/Skyformer, folder LRA): 2 layers, 64 wide, 2 heads, MLP 128, mean pool
 learned positions, dropout 0.1, batch 32, 5,000 steps. Two things are ours: those code
 bases run AdamW at 1e-4 with a linear one-cycle schedule, at which 5,000 steps end at
 the majority rate, so the peak is 1e-3 with 500 steps of warm-up and a cosine; and
-gradients are clipped to a global norm of 1 (Skyformer clips values at 1). Linformer has 128
-features, as in Skyformer.
+gradients are clipped to a global norm of 1 (Skyformer clips values at 1). Linformer has
+128 features, as in Skyformer.
   Command: python -m lra_jax.train --task=listops
   Measured accuracy and time on 2 CPU cores: see results/listops.json.
 
@@ -63,6 +63,7 @@ def official(attention: str) -> Config:
             mlp_dim=1024,
             pooling="cls",
             positions="sinusoidal",
+            embed_std=1.0,
             qkv_bias=False,
             attention_options=_OFFICIAL_OPTIONS.get(attention, ""),
         ),

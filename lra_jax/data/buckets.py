@@ -2,7 +2,7 @@
 
 A jitted step needs few shapes, and padding costs as much as tokens. ListOps trees have
 501..1999 tokens, 1035 on average: padding all to 2000 gives 1.93 positions a token, the
-best five lengths 1.14.
+best eight lengths 1.09.
 """
 
 import operator
@@ -13,7 +13,7 @@ import numpy as np
 Buckets = str | Sequence[int]
 """`"auto"`, `"none"`, `"768,1024,2000"` or a sequence of increasing lengths."""
 
-AUTO_BUCKETS = 5
+AUTO_BUCKETS = 8
 _MULTIPLE = 64
 _MAX_CANDIDATES = 64
 

@@ -8,7 +8,13 @@ import jax.numpy as jnp
 from flax import nnx
 
 from lra_jax.models.attention import MultiHeadAttention
-from lra_jax.models.layers import Dense, Dropout, LayerNorm, add_positions, sinusoidal_positions
+from lra_jax.models.layers import (
+    Dense,
+    Dropout,
+    LayerNorm,
+    add_positions,
+    sinusoidal_positions,
+)
 
 
 class EncoderBlock(nnx.Module):
@@ -33,9 +39,9 @@ class EncoderBlock(nnx.Module):
         dtype: Any = None,
         rngs: nnx.Rngs,
     ):
-        self.attention_norm = LayerNorm(embed_dim, dtype=dtype, rngs=rngs)
+        self.attention_norm = LayerNorm(embed_dim, dtype=dtype)
         self.attention = attention
-        self.mlp_norm = LayerNorm(embed_dim, dtype=dtype, rngs=rngs)
+        self.mlp_norm = LayerNorm(embed_dim, dtype=dtype)
         init = nnx.initializers.xavier_uniform()
         self.mlp_in = Dense(
             embed_dim, mlp_dim, kernel_init=init, dtype=dtype, rngs=rngs
@@ -67,6 +73,8 @@ class TransformerEncoder(nnx.Module):
       mechanism, options: see ``MultiHeadAttention``.
       cls_token: put a learned vector, zero at first, before the tokens.
       positions: "learned" (normal, standard deviation 0.02) or "sinusoidal".
+      embed_std: standard deviation of the token embeddings at first. Beside learned
+        positions 0.02 lets both count alike; 1 is the LRA code's.
       dropout: rate on the embeddings and in the blocks.
       qkv_bias: biases in the attention's projections.
       dtype: of the computation; parameters are float32.
@@ -87,6 +95,7 @@ class TransformerEncoder(nnx.Module):
         options: Mapping[str, Any] | None = None,
         cls_token: bool = False,
         positions: Literal["learned", "sinusoidal"] = "learned",
+        embed_std: float = 0.02,
         dropout: float = 0.1,
         qkv_bias: bool = True,
         dtype: Any = None,
@@ -99,7 +108,7 @@ class TransformerEncoder(nnx.Module):
         self.embed = nnx.Embed(
             vocab_size,
             embed_dim,
-            embedding_init=nnx.initializers.normal(1.0),
+            embedding_init=nnx.initializers.normal(embed_std),
             dtype=dtype,
             rngs=rngs,
         )
@@ -124,7 +133,7 @@ class TransformerEncoder(nnx.Module):
             )
 
         self.blocks = nnx.List([block() for _ in range(num_layers)])
-        self.norm = LayerNorm(embed_dim, dtype=dtype, rngs=rngs)
+        self.norm = LayerNorm(embed_dim, dtype=dtype)
 
     def __call__(
         self,
@@ -172,9 +181,7 @@ class TransformerEncoder(nnx.Module):
             return nnx.Param(init(rngs.params(), (length, embed_dim)))
         if kind == "sinusoidal":
             return None
-        raise ValueError(
-            f"positions: expected 'learned' or 'sinusoidal', got {kind!r}"
-        )
+        raise ValueError(f"positions: expected 'learned' or 'sinusoidal', got {kind!r}")
 
     def _position_rows(self, length: int) -> jax.Array:
         if self.positions is None:

@@ -17,28 +17,39 @@ class Dense(nnx.Linear):
     as long for it (docs/performance.md).
     """
 
-    def __call__(self, inputs: jax.Array) -> jax.Array:
+    def __call__(self, inputs: jax.Array, out_sharding: Any = None) -> jax.Array:
         """`[..., in_features]` to `[..., out_features]`."""
-        out = super().__call__(inputs.reshape(-1, inputs.shape[-1]))
+        flat = inputs.reshape(-1, inputs.shape[-1])
+        out = super().__call__(flat, out_sharding=out_sharding)
         return out.reshape(*inputs.shape[:-1], self.out_features)
 
 
-class LayerNorm(nnx.LayerNorm):
-    """``nnx.LayerNorm`` over the last axis, with a gradient of its own.
+class LayerNorm(nnx.Module):
+    """Layer normalisation over the last axis, with a gradient of its own.
 
-    ``(x - mean) / sqrt(var + eps) * scale + bias``, statistics in float32. The gradient
-    is the usual closed form, two sums for each row; left to automatic differentiation
-    of the library's formula, XLA on CPU writes five broadcast arrays out instead
-    (docs/performance.md).
+    ``(x - mean) / sqrt(var + epsilon) * scale + bias``, statistics in float32: the
+    numbers of ``nnx.LayerNorm``. The gradient is the usual closed form, two sums for
+    each row; left to automatic differentiation, XLA on CPU writes five broadcast arrays
+    out instead (docs/performance.md).
+
+    Args:
+      features: width of the last axis.
+      epsilon: added to the variance.
+      dtype: of the output; the input's by default. Parameters are float32.
     """
 
+    def __init__(self, features: int, *, epsilon: float = 1e-6, dtype: Any = None):
+        self.scale = nnx.Param(jnp.ones((features,)))
+        self.bias = nnx.Param(jnp.zeros((features,)))
+        self.epsilon = epsilon
+        self.dtype = dtype
+
     def __call__(self, inputs: jax.Array) -> jax.Array:
-        """`[..., D]` to `[..., D]` in the layer's dtype."""
-        dtype = self.dtype or inputs.dtype
+        """`[..., features]` to `[..., features]`."""
         out = _layer_norm(
             inputs.astype(jnp.float32), self.scale[...], self.bias[...], self.epsilon
         )
-        return out.astype(dtype)
+        return jnp.asarray(out, self.dtype or inputs.dtype)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
@@ -92,7 +103,7 @@ class Dropout(nnx.Module):
         self.rate = rate
 
     def __call__(self, inputs: jax.Array, rngs: nnx.Rngs | None = None) -> jax.Array:
-        """Drops out when ``rngs`` is given; returns ``inputs`` as they are otherwise."""
+        """Drops out when ``rngs`` is given; returns ``inputs`` themselves if not."""
         if rngs is None or self.rate == 0:
             return inputs
         keep = random_uint32(rngs.dropout(), inputs.shape) >= np.uint32(
@@ -160,7 +171,7 @@ def sinusoidal_positions(length: int, features: int, dtype: Any) -> jax.Array:
     """
     if features % 2:
         raise ValueError(
-            f"embed_dim: expected an even width for sinusoidal positions, got {features}"
+            f"embed_dim: sinusoidal positions need an even width, got {features}"
         )
     rates = np.exp(-np.log(1e4) * np.arange(features // 2) / max(features // 2 - 1, 1))
     angles = np.arange(length)[:, None] * rates

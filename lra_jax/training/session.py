@@ -4,6 +4,7 @@ import contextlib
 import importlib.metadata
 import os
 import platform
+import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -102,6 +103,7 @@ class Session:
             "data_fingerprint": self.dataset.fingerprint,
             "device": describe_devices(),
             "versions": versions(),
+            "commit": commit(),
             "command": self.command,
         }
 
@@ -187,6 +189,17 @@ def _processor() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
+
+
+def commit() -> str | None:
+    """The commit of the checkout that this package is in, None outside of one."""
+    folder = Path(lra_jax.__file__).parent
+    git = ["git", "-C", str(folder), "rev-parse", "HEAD"]
+    try:
+        found = subprocess.run(git, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return found.stdout.strip()
 
 
 def versions() -> dict[str, str]:

@@ -1,0 +1,101 @@
+"""Times one training step as the trainer compiles it, for several mechanisms.
+
+    python benchmarks/train_step.py --attention=cosformer,linear --length=1216
+
+Steps of the mechanisms are interleaved in one run, so that a slow spell of the machine
+meets all of them; printed are the fastest and the median. Needs no data: lengths and
+labels do not change the cost, so they are random.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+from lra_jax import runtime
+
+
+def main() -> None:
+    """The command line."""
+    runtime.tune_allocator()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--attention", default="cosformer,linear,flow,linformer")
+    parser.add_argument("--length", type=int, default=1216, help="tokens")
+    parser.add_argument("--preset", default="compact")
+    parser.add_argument("--repeats", type=int, default=12)
+    parser.add_argument("--out", help="JSON file to write")
+    options = parser.parse_args()
+    runtime.configure_jax()
+    names = options.attention.split(",")
+    steps = {name: _Step(name, options.preset, options.length) for name in names}
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    for _ in range(options.repeats):
+        for name, step in steps.items():
+            seconds[name].append(step.time())
+    report = {"length": options.length, "preset": options.preset, "mechanisms": {}}
+    for name, times in seconds.items():
+        report["mechanisms"][name] = {
+            "fastest_ms": round(1e3 * min(times), 1),
+            "median_ms": round(1e3 * statistics.median(times), 1),
+            "compile_s": round(steps[name].compile_seconds, 1),
+            "temporary_mb": round(steps[name].temporary_bytes / 1e6),
+        }
+        print(name, report["mechanisms"][name])
+    if options.out:
+        from lra_jax.training.session import describe_devices, versions
+
+        report |= {"device": describe_devices(), "versions": versions()}
+        Path(options.out).write_text(json.dumps(report, indent=2) + "\n")
+
+
+class _Step:
+    """A compiled training step with its state and one batch."""
+
+    def __init__(self, attention: str, preset: str, length: int):
+        import numpy as np
+        from flax import nnx
+
+        from lra_jax.configs import get_preset
+        from lra_jax.tasks import get_task
+        from lra_jax.training import sharding, step
+        from lra_jax.training.optimizer import make_optimizer
+
+        config = get_preset("listops", preset, attention)
+        task, rows = get_task("listops"), config.train.batch_size
+        shape: Any = _Shape
+        model = task.make_model(config, shape, nnx.Rngs(params=0))
+        graphdef, params = nnx.split(model, nnx.Param)
+        optimizer = make_optimizer(config.train)
+        mesh = sharding.make_mesh((rows,))
+        self.state = sharding.replicate(mesh, step.init_state(params, optimizer))
+        rng = np.random.default_rng(0)
+        batch = {
+            "tokens": rng.integers(1, 16, (rows, length)).astype(np.uint8),
+            "lengths": rng.integers(length // 2, length, rows).astype(np.int32),
+            "labels": rng.integers(0, 10, rows).astype(np.int32),
+        }
+        self.batch = sharding.shard_batch(mesh, batch)
+        train_step: Any = step.make_train_step(task, graphdef, optimizer, seed=0)
+        begun = time.perf_counter()
+        self._step = train_step.lower(self.state, self.batch).compile()
+        self.compile_seconds = time.perf_counter() - begun
+        self.temporary_bytes = self._step.memory_analysis().temp_size_in_bytes
+
+    def time(self) -> float:
+        """Seconds of one step."""
+        begun = time.perf_counter()
+        self.state = self._step(self.state, self.batch)
+        self.state.step.block_until_ready()
+        return time.perf_counter() - begun
+
+
+class _Shape:
+    """What the model asks of a dataset."""
+
+    vocab_size, num_classes = 16, 10
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""What tests of models, trainer and command lines share: small runs, foreign attention.
+
+The functions below are also named on command lines, as in ``helpers:values_only``.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lra_jax.configs import Config, get_preset
+
+TRAIN = {
+    "steps": 40,
+    "warmup": 5,
+    "batch_size": 8,
+    "eval_batch_size": 16,
+    "eval_every": 10,
+    "log_every": 4,
+}
+MODEL = {
+    "num_layers": 1,
+    "embed_dim": 16,
+    "qkv_dim": 16,
+    "mlp_dim": 16,
+    "max_length": 64,
+}
+DATA = {
+    "min_length": 10,
+    "max_length": 60,
+    "num_train": 400,
+    "num_valid": 50,
+    "num_test": 45,
+    "processes": 1,
+    "buckets": "32,60",
+}
+# Optimises nothing: nearly all of the time of small programs is compilation.
+_QUICK = {"xla_backend_optimization_level": 0}
+
+
+def quick_jit(function: Any, **keywords: Any) -> Any:
+    """``jax.jit`` that compiles quickly."""
+    return jax.jit(function, compiler_options=_QUICK, **keywords)
+
+
+def tiny(data_dir: Path, workdir: Path | None = None, **changes: Any) -> Config:
+    """A run of seconds; dicts of changes for train, model and data go one deeper."""
+    sizes: dict[str, dict[str, Any]] = {"train": TRAIN, "model": MODEL, "data": DATA}
+    parts = {name: size | changes.pop(name, {}) for name, size in sizes.items()}
+    parts["data"] |= {"dir": str(data_dir)}
+    place = None if workdir is None else str(workdir)
+    return get_preset().replace(workdir=place, **parts, **changes)
+
+
+def flags(config: Config) -> list[str]:
+    """The command line that gives a config."""
+    from lra_jax.configs.base import flatten
+
+    given = flatten(config.to_dict())
+    return [f"--{name}={value}" for name, value in given.items() if value is not None]
+
+
+def start(*command: str, **environment: str) -> subprocess.Popen[str]:
+    """Starts Python in a process of its own, which finds this module too."""
+    return subprocess.Popen(
+        [sys.executable, *command],
+        env=_environment(environment),
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs Python to its end in a process of its own."""
+    return subprocess.run(
+        [sys.executable, *command],
+        env=_environment(environment),
+        text=True,
+        capture_output=True,
+        timeout=120,
+    )
+
+
+def _environment(changes: dict[str, str]) -> dict[str, str]:
+    here = Path(__file__).parent
+    paths = (str(here.parent), str(here), os.environ.get("PYTHONPATH", ""))
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "LRA_JAX_CPU_DEVICES": "2",
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        **changes,
+    }
+
+
+def assert_one_error(code: Any, stderr: str, expected: int, *parts: str) -> None:
+    """One line on stderr, ``error: ...``, with the parts in it."""
+    assert code == expected, stderr
+    assert stderr.startswith("error: "), stderr
+    assert len(stderr.splitlines()) == 1, stderr
+    for part in parts:
+        assert part in stderr
+
+
+def assert_equal_trees(one: Any, two: Any) -> None:
+    """Equal to the last bit."""
+    ones, twos = jax.tree.leaves(one), jax.tree.leaves(two)
+    assert len(ones) == len(twos)
+    for a, b in zip(ones, twos, strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
+def values_only(
+    query: jax.Array, key: jax.Array, value: jax.Array, mask: Any = None
+) -> jax.Array:
+    """An attention of one's own: the mean of the real values."""
+    weights = jnp.ones(key.shape[:2]) if mask is None else mask[:, 0, 0]
+    weights = weights.astype(value.dtype)[:, :, None, None]
+    mean = (value * weights).sum(1, keepdims=True) / weights.sum(1, keepdims=True)
+    return jnp.broadcast_to(mean, query.shape)
+
+
+def fragile(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+    """NaN as soon as training has made the values large."""
+    return jnp.where(jnp.abs(value).max() > FRAGILE_LIMIT, jnp.nan, value)
+
+
+FRAGILE_LIMIT = 10.0
+
+
+def bad_gradient(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+    """Finite, with a gradient that is not: the square root at 0."""
+    return value + jnp.sqrt(0 * value)

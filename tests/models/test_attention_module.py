@@ -1,0 +1,184 @@
+"""MultiHeadAttention: its projections, cross attention, options, linen, errors."""
+
+import functools
+
+import helpers
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+from lra_jax import attention
+from lra_jax.models import MultiHeadAttention
+
+MECHANISMS = ("softmax", "linear", "cosformer", "flow", "linformer")
+MASK = np.array([[1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 1]], bool)
+
+
+def inputs(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape).astype("float32")
+
+
+def layer(mechanism="cosformer", **changes) -> MultiHeadAttention:
+    settings = {"max_length": 16, "rngs": nnx.Rngs(0)} | changes
+    return MultiHeadAttention(2, 8, mechanism=mechanism, **settings)
+
+
+@functools.partial(helpers.quick_jit, static_argnums=0)
+def apply(graph, params, args, keywords):
+    return nnx.merge(graph, params)(*args, **keywords)
+
+
+def call(module: nnx.Module, *args, **keywords) -> jax.Array:
+    return apply(*nnx.split(module, nnx.Param), args, keywords)
+
+
+def test_is_projections_around_the_function():
+    module, x = layer("softmax"), inputs(2, 6, 8)
+    heads = [p(x).reshape(2, 6, 2, 4) for p in (module.query, module.key, module.value)]
+    attended = attention.softmax_attention(*heads, mask=MASK)
+    expected = module.out(attended.reshape(2, 6, 8))
+    np.testing.assert_allclose(call(module, x, mask=MASK), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_cross_attention(mechanism):
+    module = layer(mechanism, out_features=5)
+    x, context = inputs(2, 4, 8), inputs(2, 6, 8, seed=1)
+    out = call(module, x, context, mask=MASK)
+    assert out.shape == (2, 4, 5)
+    # Padding of the context is not read; the context itself is.
+    noise = np.where(MASK[:, :, None], context, 1e3).astype("float32")
+    np.testing.assert_array_equal(out, call(module, x, noise, mask=MASK))
+    alone = call(module, x[:1], context[:1, :4])
+    np.testing.assert_allclose(out[:1], alone, atol=1e-5)
+    assert np.abs(out - call(module, x, context[:, ::-1] + 1, mask=MASK)).max() > 1e-3
+
+
+def test_query_mask_reaches_the_mechanism():
+    """Flow-Attention's sums over queries must leave padded queries out."""
+    module, x, context = layer("flow"), inputs(1, 6, 8), inputs(1, 6, 8, seed=1)
+    out = call(module, x, context, query_mask=MASK[:1])[:, :4]
+    np.testing.assert_allclose(out, call(module, x[:, :4], context), atol=1e-5)
+
+
+@pytest.mark.parametrize("mechanism", ["softmax", "cosformer", "flow"])
+def test_causal(mechanism):
+    module, x = layer(mechanism, is_causal=True), inputs(1, 6, 8)
+    try:
+        out = call(module, x)
+    except (NotImplementedError, ValueError) as error:
+        pytest.skip(str(error))
+    later = np.array(x)
+    later[:, 4:] += 1
+    changed = call(module, later)
+    np.testing.assert_allclose(out[:, :4], changed[:, :4], atol=1e-5)
+    assert np.abs(out[:, 4:] - changed[:, 4:]).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    "mechanism",
+    [helpers.values_only, "helpers:values_only", functools.partial(helpers.values_only)],
+    ids=["function", "name", "partial"],
+)
+def test_attention_of_ones_own(mechanism):
+    module, x = layer(mechanism), inputs(2, 6, 8)
+    heads = module.value(x).reshape(2, 6, 2, 4)
+    mean = helpers.values_only(heads, heads, heads, MASK[:, None, None])
+    expected = module.out(mean.reshape(2, 6, 8))
+    np.testing.assert_allclose(call(module, x, mask=MASK), expected, atol=1e-5)
+
+
+def test_own_functions_get_the_keywords_that_they_name():
+    seen = {}
+
+    def everything(query, key, value, **keywords):
+        seen.update(keywords)
+        return value
+
+    def nothing(query, key, value):
+        return value
+
+    x = inputs(2, 6, 8)
+    layer(everything, options=None)(x, mask=MASK)
+    assert set(seen) == {"mask", "query_mask", "max_length", "is_causal"}
+    assert seen["mask"].shape == (2, 1, 1, 6)
+    assert seen["max_length"] == 16 and seen["is_causal"] is False
+    assert layer(nothing)(x, mask=MASK).shape == (2, 6, 8)
+
+
+def test_options():
+    x = 3 * inputs(2, 6, 8)
+    clipped = call(layer("flow", options={"clip": 0.01}), x)
+    assert np.abs(clipped - call(layer("flow"), x)).max() > 1e-4
+    linformer = layer("linformer", options={"features": 3})
+    shapes = {tuple(p.shape) for p in jax.tree.leaves(nnx.state(linformer.parameters))}
+    assert any(3 in shape and 16 in shape for shape in shapes)
+
+
+def test_width_of_the_heads():
+    module = layer(qkv_features=12, out_features=3)
+    assert module.head_dim == 6
+    assert call(module, inputs(2, 6, 8)).shape == (2, 6, 3)
+    assert module.query.kernel.shape == (8, 12)
+    assert layer(use_bias=False).query.bias is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"qkv_features": 7}, "divisor of the width 7, got 2"),
+        ({"mechanism": "cosfomer"}, "did you mean 'cosformer'"),
+        ({"mechanism": "no_such_module:f"}, "no_such_module"),
+        ({"mechanism": "helpers:no_such_function"}, "no_such_function"),
+        ({"mechanism": "helpers:FRAGILE_LIMIT"}, "function"),
+        ({"mechanism": 3}, "got 3"),
+        ({"mechanism": "flow", "options": {"clipp": 1}}, "did you mean 'clip'"),
+        ({"mechanism": "linformer", "options": {"feature": 1}}, "'features'"),
+        ({"mechanism": "cosformer", "options": {"max_length": 5}}, "max_length"),
+        ({"mechanism": "linformer", "max_length": None}, "max_length"),
+    ],
+)
+def test_errors(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        layer(**arguments)
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_computes_in_half_precision_with_float32_parameters(mechanism):
+    module = layer(mechanism, dtype=jnp.bfloat16)
+    assert {p.dtype for p in jax.tree.leaves(nnx.state(module))} == {jnp.dtype("float32")}
+    x = inputs(2, 6, 8)
+    out = call(module, jnp.asarray(x, jnp.bfloat16), mask=MASK)
+    assert out.dtype == jnp.bfloat16
+    exact = np.asarray(call(layer(mechanism), x, mask=MASK))
+    error = np.abs(np.asarray(out, np.float32) - exact)[MASK].max()
+    assert error < 0.05 * np.abs(exact).max()
+
+
+@pytest.mark.parametrize("mechanism", ["cosformer", "linformer"])
+def test_in_a_linen_model(mechanism):
+    module = nnx.bridge.to_linen(
+        MultiHeadAttention, 2, 8, mechanism=mechanism, max_length=16
+    )
+    x = inputs(2, 6, 8)
+    variables = module.init(jax.random.key(0), x)
+    optimizer = optax.sgd(0.1)
+
+    @helpers.quick_jit
+    def step(params, others):
+        def loss(params):
+            out = module.apply({"params": params, **others}, x, mask=MASK)
+            return (out**2).mean()
+
+        value, grads = jax.value_and_grad(loss)(params)
+        updates, _ = optimizer.update(grads, optimizer.init(params))
+        return value, optax.apply_updates(params, updates)
+
+    params = variables["params"]
+    others = {name: v for name, v in variables.items() if name != "params"}
+    before, params = step(params, others)
+    after, params = step(params, others)
+    assert after < before

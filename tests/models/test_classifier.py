@@ -1,0 +1,213 @@
+"""The classifier: padding, pooling, positions, dtypes, dropout, what holds its state."""
+
+import functools
+
+import helpers
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from lra_jax.models import SequenceClassifier
+
+MECHANISMS = ("softmax", "linear", "cosformer", "flow", "linformer")
+LENGTHS = np.array([5, 12, 9], np.int32)
+VOCABULARY = 11
+
+
+def classifier(mechanism="cosformer", **changes) -> SequenceClassifier:
+    settings = {
+        "num_layers": 1,
+        "embed_dim": 8,
+        "mlp_dim": 12,
+        "max_length": 16,
+        "rngs": nnx.Rngs(0),
+    }
+    model = SequenceClassifier(
+        VOCABULARY, 4, mechanism=mechanism, **settings | changes
+    )
+    if model.encoder.cls is not None:  # Zero at first: let it say something.
+        model.encoder.cls[...] = jnp.linspace(-1, 1, 8)
+    return model
+
+
+def tokens(width: int = 12) -> np.ndarray:
+    drawn = np.random.default_rng(0).integers(1, VOCABULARY, (3, width))
+    return np.where(np.arange(width) < LENGTHS[:, None], drawn, 0).astype(np.uint8)
+
+
+@functools.partial(helpers.quick_jit, static_argnums=0)
+def apply(graph, params, tokens, lengths, key):
+    rngs = None if key is None else nnx.Rngs(dropout=key)
+    return nnx.merge(graph, params)(tokens, lengths, rngs)
+
+
+def logits(model, tokens, lengths=None, key=None) -> np.ndarray:
+    return np.asarray(apply(*nnx.split(model, nnx.Param), tokens, lengths, key))
+
+
+@functools.partial(helpers.quick_jit, static_argnums=0)
+def apply_encoder(graph, params, tokens, mask):
+    return nnx.merge(graph, params).encoder(tokens, mask)
+
+
+def encode(model, tokens, lengths) -> np.ndarray:
+    mask = np.arange(tokens.shape[1]) < lengths[:, None]
+    return apply_encoder(*nnx.split(model, nnx.Param), tokens, mask)
+
+
+@functools.partial(helpers.quick_jit, static_argnums=0)
+def head(graph, params, pooled):
+    model = nnx.merge(graph, params)
+    return model.logits(jax.nn.relu(model.hidden(pooled)))
+
+
+VARIANTS = [*((name, "mean") for name in MECHANISMS), ("flow", "cls")]
+VARIANTS += [("cosformer", "cls"), ("linformer", "cls")]
+
+
+@pytest.mark.parametrize(("mechanism", "pooling"), VARIANTS)
+def test_a_padded_batch_equals_each_sample_alone(mechanism, pooling):
+    model = classifier(mechanism, pooling=pooling)
+    padded = logits(model, tokens(), LENGTHS)
+    wider = np.pad(tokens(), ((0, 0), (0, 4)))
+    np.testing.assert_allclose(logits(model, wider, LENGTHS), padded, atol=2e-5)
+    for row in (0, 1):
+        alone = logits(model, tokens()[row : row + 1, : LENGTHS[row]])
+        np.testing.assert_allclose(alone[0], padded[row], atol=2e-5)
+    assert np.abs(padded - padded[:1]).max() > 1e-3
+
+
+@pytest.mark.parametrize(("mechanism", "pooling"), VARIANTS)
+def test_what_lies_beyond_a_length_is_never_read(mechanism, pooling):
+    model = classifier(mechanism, pooling=pooling)
+    garbage = np.where(tokens() == 0, VOCABULARY - 1, tokens()).astype(np.uint8)
+    np.testing.assert_array_equal(
+        logits(model, tokens(), LENGTHS), logits(model, garbage, LENGTHS)
+    )
+    read = logits(model, garbage, LENGTHS + 1) - logits(model, tokens(), LENGTHS + 1)
+    assert np.abs(read).max() > 1e-4
+
+
+def test_garbage_has_no_gradient():
+    model = classifier("flow")
+    graph, params = nnx.split(model, nnx.Param)
+    batch = np.where(tokens() == 0, VOCABULARY - 1, np.minimum(tokens(), 9))
+
+    @helpers.quick_jit
+    def gradient(params):
+        return jax.grad(
+            lambda p: (nnx.merge(graph, p)(batch, LENGTHS) ** 2).sum()
+        )(params)
+
+    rows = np.asarray(gradient(params)["encoder"]["embed"]["embedding"][...])
+    assert not rows[VOCABULARY - 1].any()
+    assert np.isfinite(rows).all() and rows[1].any()
+
+
+def test_pooling():
+    mean, cls = classifier(pooling="mean"), classifier(pooling="cls")
+    encoded = np.asarray(encode(mean, tokens(), LENGTHS))
+    pooled = np.stack([encoded[i, :n].mean(0) for i, n in enumerate(LENGTHS)])
+    expected = head(*nnx.split(mean), pooled)
+    np.testing.assert_allclose(logits(mean, tokens(), LENGTHS), expected, atol=1e-5)
+    encoded = np.asarray(encode(cls, tokens(), LENGTHS))
+    assert encoded.shape == (3, 13, 8)
+    expected = head(*nnx.split(cls), encoded[:, 0])
+    np.testing.assert_allclose(logits(cls, tokens(), LENGTHS), expected, atol=1e-5)
+    # The class vector fits in front of the longest sequence.
+    assert logits(cls, np.ones((1, 16), np.uint8)).shape == (1, 4)
+
+
+@pytest.mark.parametrize("positions", ["learned", "sinusoidal"])
+def test_positions_tell_the_order(positions):
+    model = classifier("linear", positions=positions)
+    learned = "positions" in nnx.state(model.encoder, nnx.Param)
+    assert learned == (positions == "learned")
+    if learned:
+        model.encoder.positions[...] *= 50
+    x = tokens()[1:2]
+    assert np.abs(logits(model, x) - logits(model, x[:, ::-1])).max() > 1e-3
+    if learned:
+        model.encoder.positions[...] *= 0
+        reversed_ = logits(model, np.ascontiguousarray(x[:, ::-1]))
+        np.testing.assert_allclose(logits(model, x), reversed_, atol=1e-5)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_half_precision(pooling):
+    model = classifier(dtype=jnp.bfloat16, pooling=pooling)
+    state = nnx.state(model)
+    assert {x.dtype for x in jax.tree.leaves(state)} == {jnp.dtype("float32")}
+    assert encode(model, tokens(), LENGTHS).dtype == jnp.bfloat16
+    out = logits(model, tokens(), LENGTHS)
+    assert out.dtype == np.float32
+    exact = logits(classifier(pooling=pooling), tokens(), LENGTHS)
+    np.testing.assert_allclose(out, exact, atol=0.1 * np.abs(exact).max())
+
+
+def test_dropout_needs_keys_and_follows_them():
+    model, x = classifier(dropout=0.5), tokens()
+    plain, again = logits(model, x, LENGTHS), logits(model, x, LENGTHS)
+    np.testing.assert_array_equal(plain, again)
+    one, two, three = (
+        logits(model, x, LENGTHS, jax.random.key(seed)) for seed in (0, 0, 1)
+    )
+    np.testing.assert_array_equal(one, two)
+    assert np.abs(one - three).max() > 1e-3 and np.abs(one - plain).max() > 1e-3
+    without = classifier(dropout=0.0)
+    np.testing.assert_allclose(
+        logits(without, x, LENGTHS, jax.random.key(0)), plain, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_all_state_is_parameters(mechanism):
+    model = classifier(mechanism, pooling="cls")
+    kinds = {type(v) for _, v in nnx.to_flat_state(nnx.state(model))}
+    assert kinds == {nnx.Param}
+    nnx.split(model, nnx.Param)  # Raises if anything is left over.
+
+
+def test_layers_differ_and_seeds_repeat():
+    models = [classifier(num_layers=2) for _ in range(2)]
+    one, two = map(nnx.state, models)
+    helpers.assert_equal_trees(one, two)
+    kernels = [b.attention.query.kernel[...] for b in models[0].encoder.blocks]
+    assert np.abs(kernels[0] - kernels[1]).max() > 1e-3
+    other = nnx.state(classifier(num_layers=2, rngs=nnx.Rngs(1)))
+    assert np.abs(
+        one["encoder"]["embed"]["embedding"][...]
+        - other["encoder"]["embed"]["embedding"][...]
+    ).max() > 0.1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"pooling": "max"}, "'mean' or 'cls'"),
+        ({"positions": "rotary"}, "'learned' or 'sinusoidal'"),
+        ({"num_heads": 3}, "divisor of the width 8, got 3"),
+        ({"dropout": 1.0}, "dropout"),
+        ({"positions": "sinusoidal", "embed_dim": 7, "num_heads": 1}, "even"),
+    ],
+)
+def test_errors(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        logits(classifier(**arguments), tokens())
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_too_long(pooling):
+    with pytest.raises(ValueError, match="max_length=16"):
+        classifier(pooling=pooling)(np.ones((2, 17), np.uint8))
+    with pytest.raises(ValueError, match=r"expected \[B, T\]"):
+        classifier(pooling=pooling)(np.ones(5, np.uint8))
+
+
+def test_attention_of_ones_own():
+    model = classifier("helpers:values_only")
+    padded = logits(model, tokens(), LENGTHS)
+    alone = logits(model, tokens()[:1, : LENGTHS[0]])
+    np.testing.assert_allclose(alone[0], padded[0], atol=1e-5)
