@@ -16,6 +16,7 @@ import os
 import platform
 import sys
 from pathlib import Path
+from typing import Any
 
 _MALLOC = "glibc.malloc."
 # No threshold above which memory is fetched from the system for one buffer alone, no
@@ -66,17 +67,18 @@ def configure_jax() -> None:
     """
     import jax
 
-    if jax.config.jax_compilation_cache_dir is None:
-        cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-        jax.config.update("jax_compilation_cache_dir", str(cache / "lra_jax" / "xla"))
+    config: Any = jax.config  # Its annotations lack its own options.
+    if config.jax_compilation_cache_dir is None:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        config.update("jax_compilation_cache_dir", str(cache / "lra_jax" / "xla"))
     devices = os.environ.get("LRA_JAX_CPU_DEVICES") or str(_cores())
     if not devices.isdecimal() or int(devices) < 1:
         raise ValueError(
             f"LRA_JAX_CPU_DEVICES: expected a positive number, got {devices!r}"
         )
     forced = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
-    if not forced and jax.config.jax_num_cpu_devices < 0:
-        jax.config.update("jax_num_cpu_devices", int(devices))
+    if not forced and config.jax_num_cpu_devices < 0:
+        config.update("jax_num_cpu_devices", int(devices))
 
 
 def _cores() -> int:

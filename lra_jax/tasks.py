@@ -16,7 +16,7 @@ import optax
 from flax import nnx
 
 from lra_jax.attention import registry
-from lra_jax.configs import Config
+from lra_jax.configs import Config, DataConfig
 from lra_jax.configs.base import Dtype
 from lra_jax.data import listops
 from lra_jax.data.dataset import SequenceDataset
@@ -47,6 +47,8 @@ class Task:
       make_model: builds the model.
       loss: ``(model, batch, rngs) -> sums``: the weighted sums "loss" and "correct" and
         the weight "count" over a batch, as float32 scalars.
+      is_official: whether a config's data follow the distribution that the floors and
+        the published rows are about.
       floors: ``(name, percent)`` of readers that learn nothing of interest.
       published: rows to stand beside ours.
     """
@@ -56,6 +58,7 @@ class Task:
     prepare: Callable[[Config], SequenceDataset]
     make_model: Callable[[Config, SequenceDataset, nnx.Rngs], nnx.Module]
     loss: Callable[[nnx.Module, Batch, nnx.Rngs | None], Sums]
+    is_official: Callable[[Config], bool]
     floors: tuple[tuple[str, float], ...] = ()
     published: tuple[Published, ...] = ()
 
@@ -236,6 +239,14 @@ def _prepare_listops(config: Config) -> SequenceDataset:
     )
 
 
+def _official_listops(config: Config) -> bool:
+    grammar = ("min_length", "max_length", "max_depth", "max_args")
+    default = DataConfig()
+    return config.data.path is not None or all(
+        getattr(config.data, name) == getattr(default, name) for name in grammar
+    )
+
+
 _LRA = "LRA paper, arXiv:2011.04006, Table 1"
 _FLOWFORMER = "figure of the thuml/Flowformer repository"
 _HGRN = "re-run in S4's code base, table of the SiMBA repository from the HGRN paper"
@@ -247,6 +258,7 @@ TASKS: dict[str, Task] = {
         prepare=_prepare_listops,
         make_model=make_classifier,
         loss=classification_loss,
+        is_official=_official_listops,
         floors=(
             ("majority class", 17.05),
             ("root operator alone, best possible", 36.6),

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 from lra_jax.configs import Config, get_preset
 
@@ -46,6 +47,22 @@ _QUICK = {"xla_backend_optimization_level": 0}
 def quick_jit(function: Any, **keywords: Any) -> Any:
     """``jax.jit`` that compiles quickly."""
     return jax.jit(function, compiler_options=_QUICK, **keywords)
+
+
+def call_model(function: Any, model: nnx.Module, *args: Any, **keywords: Any) -> Any:
+    """``function(model, ...)``, compiled once for all models of the same build."""
+    graph, params = nnx.split(model, nnx.Param)
+    build = (function, repr(graph))
+    if build not in _compiled:
+        _compiled[build] = quick_jit(
+            lambda params, args, keywords: function(
+                nnx.merge(graph, params), *args, **keywords
+            )
+        )
+    return _compiled[build](params, args, keywords)
+
+
+_compiled: dict[Any, Any] = {}
 
 
 def tiny(data_dir: Path, workdir: Path | None = None, **changes: Any) -> Config:
@@ -83,7 +100,7 @@ def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
         env=_environment(environment),
         text=True,
         capture_output=True,
-        timeout=120,
+        timeout=300,
     )
 
 

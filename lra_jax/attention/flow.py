@@ -166,8 +166,8 @@ def flow_terms(
 
 def _check_options(is_causal: bool, clip: float | None, competition_axis: str) -> None:
     shapes.refuse_causal("flow", is_causal)
-    if clip is not None and clip <= 0:
-        raise ValueError(f"clip: expected a positive number or None, got {clip}")
+    if clip is not None and not (isinstance(clip, int | float) and clip > 0):
+        raise ValueError(f"clip: expected a positive number or None, got {clip!r}")
     if competition_axis not in ("source", "heads"):
         raise ValueError(
             f"competition_axis: expected 'source' or 'heads', got {competition_axis!r}"

@@ -278,5 +278,5 @@ def _check_choice(name: str, given: str, choices: tuple[str, ...]) -> None:
 
 def _check_sizes(**sizes: int) -> None:
     for name, size in sizes.items():
-        if size < 1:
-            raise ValueError(f"{name}: expected a positive int, got {size}")
+        if not isinstance(size, int) or size < 1:
+            raise ValueError(f"{name}: expected a positive int, got {size!r}")

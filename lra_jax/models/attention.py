@@ -71,7 +71,8 @@ class MultiHeadAttention(nnx.Module):
         self.is_causal = is_causal
         self.mechanism = registry.resolve(mechanism)
         own, function_options = split_options(self.mechanism, dict(options or {}))
-        self.options = function_options
+        # A tuple, so that the graph definition can be hashed.
+        self.options = tuple(function_options.items())
         dense = {"use_bias": use_bias, "dtype": dtype, "rngs": rngs}
         dense["kernel_init"] = nnx.initializers.xavier_uniform()
         self.query = Dense(in_features, width, **dense)
@@ -119,7 +120,7 @@ class MultiHeadAttention(nnx.Module):
             keywords = {k: v for k, v in keywords.items() if k in accepted}
         arrays = {name: p[...] for name, p in self.parameters.items()}
         out = self.mechanism.attention(
-            query, key, value, **keywords, **arrays, **self.options
+            query, key, value, **keywords, **arrays, **dict(self.options)
         )
         return self.out(out.reshape(*out.shape[:-2], -1))
 
@@ -165,7 +166,8 @@ def split_options(
     foreign = {name: v for name, v in options.items() if name in accepted}
     for name in options:
         if name not in own and name not in foreign:
-            known(f"option of attention {mechanism.name!r}", name, accepted | taken)
+            options_known = sorted(accepted | taken)
+            known(f"option of attention {mechanism.name!r}", name, options_known)
     return own, foreign
 
 

@@ -30,7 +30,8 @@ class LayerNorm(nnx.Module):
     ``(x - mean) / sqrt(var + epsilon) * scale + bias``, statistics in float32: the
     numbers of ``nnx.LayerNorm``. The gradient is the usual closed form, two sums for
     each row; left to automatic differentiation, XLA on CPU writes five broadcast arrays
-    out instead (docs/performance.md).
+    out instead (docs/performance.md). There is no forward mode: ``jax.jvp`` raises
+    TypeError.
 
     Args:
       features: width of the last axis.
@@ -107,7 +108,7 @@ class Dropout(nnx.Module):
         if rngs is None or self.rate == 0:
             return inputs
         keep = random_uint32(rngs.dropout(), inputs.shape) >= np.uint32(
-            round(self.rate * 2**32)
+            min(round(self.rate * 2**32), 2**32 - 1)
         )
         scale = jnp.asarray(1 / (1 - self.rate), inputs.dtype)
         return jnp.where(keep, inputs * scale, jnp.zeros((), inputs.dtype))
@@ -143,7 +144,8 @@ def add_positions(x: jax.Array, positions: jax.Array) -> jax.Array:
     """``x + positions`` for `[B, T, D]` and `[T, D]`.
 
     The gradient of ``positions`` is a sum over the batch, written as a product with
-    ones: as a reduction, XLA on CPU takes twenty times as long for it.
+    ones: as a reduction, XLA on CPU takes twenty times as long for it. A gradient of
+    its own has no forward mode: ``jax.jvp`` raises TypeError.
     """
     return x + positions[None]
 
@@ -156,7 +158,8 @@ def _add_positions_forward(
 
 def _add_positions_backward(_: None, grad: jax.Array) -> tuple[jax.Array, jax.Array]:
     ones = jnp.ones((1, grad.shape[0]), grad.dtype)
-    total = ones @ grad.reshape(grad.shape[0], -1)
+    rows = grad.reshape(grad.shape[0], -1)
+    total = jnp.matmul(ones, rows, precision=jax.lax.Precision.HIGHEST)
     return grad, total.reshape(grad.shape[1:])
 
 

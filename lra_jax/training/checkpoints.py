@@ -44,11 +44,12 @@ class Checkpoints:
     def __init__(self, workdir: Path, clean: bool = True):
         # Orbax reports every step of its work; what matters is printed by the loop.
         logging.getLogger("absl").setLevel(logging.ERROR)
-        keep_one = ocp.training.preservation_policies.LatestN(1)
-        always = ocp.training.save_decision_policies.FixedIntervalPolicy(1)
+        training: Any = ocp.training  # Its annotations refuse its own policies.
+        keep_one = training.preservation_policies.LatestN(1)
+        always = training.save_decision_policies.FixedIntervalPolicy(1)
         folder = workdir.absolute() / "checkpoints"
         self._latest, self._best = (
-            ocp.training.Checkpointer(
+            training.Checkpointer(
                 folder / name,
                 preservation_policy=keep_one,
                 save_decision_policy=always,

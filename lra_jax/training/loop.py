@@ -190,7 +190,7 @@ class Trainer:
             step,
             "train",
             **means,
-            learning_rate=float(self.schedule(step - 1)),
+            learning_rate=float(jax.device_get(self.schedule(step - 1))),
             steps_per_second=speed,
             seconds=meter.seconds,
         )

@@ -14,8 +14,8 @@ def make_schedule(config: TrainConfig) -> optax.Schedule:
       cosine: linear to the peak over w steps, then half a cosine to 0 at n.
       linear: linear to the peak over w steps, then linear to 0 at n.
       lra: ``base * min(1, s / w) / sqrt(max(s, w))``, as in the LRA code for text.
-      lra_cosine: ``base * min(1, s / w) * (1 + cos(pi (s - w) / n)) / 2``, as in the
-        LRA code for images, where one cycle is the whole run.
+      lra_cosine: ``base * min(1, s / w) * (1 + cos(pi max(0, s - w) / n)) / 2``, as in
+        the LRA code for images, where one cycle is the whole run.
       constant: linear to the peak over w steps, then constant.
 
     Raises:
@@ -43,8 +43,9 @@ def make_schedule(config: TrainConfig) -> optax.Schedule:
                 return optax.constant_schedule(peak)
             return optax.linear_schedule(0.0, peak, warmup)
         case "lra":
+            start = max(warmup, 1)
             return lambda step: (
-                peak * _ramp(step, warmup) / jnp.sqrt(jnp.maximum(_f32(step), warmup))
+                peak * _ramp(step, warmup) / jnp.sqrt(jnp.maximum(_f32(step), start))
             )
         case "lra_cosine":
             return lambda step: (
@@ -76,9 +77,9 @@ def _f32(step: jax.typing.ArrayLike) -> jax.Array:
 
 
 def _ramp(step: jax.typing.ArrayLike, warmup: int) -> jax.Array:
-    return jnp.minimum(1.0, _f32(step) / max(warmup, 1))
+    return jnp.minimum(1.0, _f32(step) / warmup) if warmup else jnp.float32(1)
 
 
 def _cosine(step: jax.typing.ArrayLike, warmup: int, cycle: int) -> jax.Array:
-    progress = jnp.mod((_f32(step) - warmup) / cycle, 1.0)
+    progress = jnp.mod(jnp.maximum(0.0, _f32(step) - warmup) / cycle, 1.0)
     return jnp.maximum(0.0, 0.5 * (1 + jnp.cos(jnp.pi * progress)))

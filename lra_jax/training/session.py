@@ -101,6 +101,7 @@ class Session:
             "seconds": progress.seconds,
             "parameters": trainer.num_parameters,
             "data_fingerprint": self.dataset.fingerprint,
+            "official_data": self.task.is_official(self.config),
             "device": describe_devices(),
             "versions": versions(),
             "commit": commit(),
@@ -144,7 +145,7 @@ def default_workdir(config: Config) -> Path:
 
 
 def show_result(console: RunConsole, task: Task, result: Mapping[str, Any]) -> None:
-    """Prints the test accuracies beside floors and published rows."""
+    """Prints the test accuracies, beside floors and published rows if they compare."""
     examples = result["test_examples"]
     sigma = (result["test_accuracy_best"] * (100 - result["test_accuracy_best"])) ** 0.5
     rows = [
@@ -160,11 +161,12 @@ def show_result(console: RunConsole, task: Task, result: Mapping[str, Any]) -> N
             f"step {result['steps']}",
         ),
     ]
-    rows += [(f"floor: {name}", f"{value:.2f}", "") for name, value in task.floors]
-    rows += [
-        (f"published: {row.model}", f"{row.accuracy:.2f}", row.source)
-        for row in task.published
-    ]
+    if result["official_data"]:
+        rows += [(f"floor: {name}", f"{value:.2f}", "") for name, value in task.floors]
+        rows += [
+            (f"published: {row.model}", f"{row.accuracy:.2f}", row.source)
+            for row in task.published
+        ]
     console.table("test accuracy, percent", rows)
     console.line(
         f"{format_seconds(result['seconds'])} in all, "

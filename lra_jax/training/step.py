@@ -65,12 +65,14 @@ def make_train_step(
             return sums["loss"] / sums["count"], sums
 
         grads, sums = jax.grad(mean_loss, has_aux=True)(state.params)
-        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        with jax.numpy_dtype_promotion("standard"):  # Optax relies on it.
+            updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        params: Any = optax.apply_updates(state.params, updates)
         step = state.step + 1
         first_bad = ~jnp.isfinite(sums["loss"]) & (state.bad_step == NO_STEP)
         return TrainState(
             step=step,
-            params=optax.apply_updates(state.params, updates),
+            params=params,
             opt_state=opt_state,
             sums=jax.tree.map(jnp.add, state.sums, sums),
             bad_step=jnp.where(first_bad, step, state.bad_step),

@@ -26,13 +26,8 @@ def layer(mechanism="cosformer", **changes) -> MultiHeadAttention:
     return MultiHeadAttention(2, 8, mechanism=mechanism, **settings)
 
 
-@functools.partial(helpers.quick_jit, static_argnums=0)
-def apply(graph, params, args, keywords):
-    return nnx.merge(graph, params)(*args, **keywords)
-
-
 def call(module: nnx.Module, *args, **keywords) -> jax.Array:
-    return apply(*nnx.split(module, nnx.Param), args, keywords)
+    return helpers.call_model(type(module).__call__, module, *args, **keywords)
 
 
 def test_is_projections_around_the_function():
@@ -80,7 +75,11 @@ def test_causal(mechanism):
 
 @pytest.mark.parametrize(
     "mechanism",
-    [helpers.values_only, "helpers:values_only", functools.partial(helpers.values_only)],
+    [
+        helpers.values_only,
+        "helpers:values_only",
+        functools.partial(helpers.values_only),
+    ],
     ids=["function", "name", "partial"],
 )
 def test_attention_of_ones_own(mechanism):
@@ -149,7 +148,9 @@ def test_errors(arguments, message):
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_computes_in_half_precision_with_float32_parameters(mechanism):
     module = layer(mechanism, dtype=jnp.bfloat16)
-    assert {p.dtype for p in jax.tree.leaves(nnx.state(module))} == {jnp.dtype("float32")}
+    assert {p.dtype for p in jax.tree.leaves(nnx.state(module))} == {
+        jnp.dtype("float32")
+    }
     x = inputs(2, 6, 8)
     out = call(module, jnp.asarray(x, jnp.bfloat16), mask=MASK)
     assert out.dtype == jnp.bfloat16

@@ -1,0 +1,244 @@
+"""Command lines: help without jax, errors of one line, the allocator's restart."""
+
+import json
+import platform
+import sys
+
+import helpers
+import pytest
+
+from lra_jax import evaluate, train
+from lra_jax.configs import get_preset
+from lra_jax.tasks import get_task
+from lra_jax.training.workdir import open_workdir
+
+HELP = """
+import contextlib, io, sys
+from lra_jax import evaluate, train
+for module, flags in ((train, ["--preset=official"]), (evaluate, [])):
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
+        module.main([*flags, "--help"])
+    print(text.getvalue())
+print("jax" in sys.modules, "flax" in sys.modules, "numpy" in sys.modules)
+"""
+
+RESTART = """
+import json, os, subprocess, sys
+from lra_jax import runtime
+runtime.tune_allocator()
+names = ("GLIBC_TUNABLES", "LRA_JAX_ALLOCATOR_SET")
+child = "import json, os; print(json.dumps([os.environ.get(n) for n in %r]))" % (names,)
+with open("/proc/self/environ") as file:
+    # The C library cuts the value into its parts, in place.
+    mine = [part.removeprefix("GLIBC_TUNABLES=") for part in file.read().split("\\0")]
+print(json.dumps({
+    "mine": [part for part in mine if part.startswith("glibc.")],
+    "child": json.loads(subprocess.check_output([sys.executable, "-c", child])),
+    "arguments": sys.argv[1:],
+}))
+"""
+
+linux = pytest.mark.skipif(
+    sys.platform != "linux" or platform.libc_ver()[0] != "glibc",
+    reason="the restart is for glibc",
+)
+
+
+def outcome(capsys, *args: str, module=train) -> tuple[object, str, str]:
+    """Exit code, output and errors of a command line."""
+    with pytest.raises(SystemExit) as stop:
+        module.main(list(args))
+    return stop.value.code, *capsys.readouterr()
+
+
+def test_help_does_not_import_jax():
+    end = helpers.run("-c", HELP)
+    assert end.returncode == 0, end.stderr
+    assert end.stdout.splitlines()[-1] == "False False False"
+    # The defaults are those of the preset.
+    assert "--train.learning-rate" in end.stdout and "(default: 0.05)" in end.stdout
+    assert "listops: compact, official" in end.stdout
+    assert "cosformer" in end.stdout and "--checkpoint" in end.stdout
+
+
+@pytest.mark.parametrize(
+    ("flags", "parts"),
+    [
+        (
+            "--train.step=3",
+            ["unknown flag '--train.step'", "did you mean '--train.steps'"],
+        ),
+        ("--zzz", ["unknown flag '--zzz'", "--help"]),
+        ("--task=listop", ["unknown task 'listop'", "did you mean 'listops'"]),
+        ("--preset=oficial", ["unknown preset 'oficial'", "did you mean 'official'"]),
+        ("--attention=cosfomer", ["'cosfomer'", "did you mean 'cosformer'"]),
+        ("--attention=no_module:f", ["no_module"]),
+        ("--attention=helpers:no_function", ["no_function", "'helpers'"]),
+        ("--train.steps=abc", ["--train.steps", "'abc'"]),
+        ("--train.steps=1e3", ["--train.steps", "'1e3'"]),
+        ("--train.steps=-4", ["--train.steps must be positive", "-4"]),
+        ("--train.steps", ["Missing value", "'--train.steps'"]),
+        ("--task", ["Missing value", "'--task'"]),
+        ("--attention --seed=3", ["--attention"]),
+        ("--train.schedule=cosin", ["--train.schedule", "'cosin'", "'cosine'"]),
+        ("--train.steps=9 --train.warmup=9", ["--train.warmup", "steps=9", "got 9"]),
+        ("--model.num-heads=3", ["--model.num_heads must divide", "=64", "got 3"]),
+        (
+            "--data.max-length=2001",
+            ["--data.max_length=2001", "--model.max_length=2000"],
+        ),
+        ("--data.min-length=1999", ["min_length=1999"]),
+        ("--model.attention-options=clip=1", ["'clip'", "'cosformer'"]),
+        ("--data.path=/no/such/folder", ["basic_train.tsv", "/no/such/folder"]),
+        ("--workdir=", ["--workdir"]),
+        ("listops", ["listops"]),
+    ],
+)
+def test_errors(capsys, tmp_path, monkeypatch, flags, parts):
+    """One line, exit code 2, before any data are made or anything is written."""
+    monkeypatch.chdir(tmp_path)
+    code, out, err = outcome(capsys, f"--data.dir={tmp_path / 'data'}", *flags.split())
+    helpers.assert_one_error(code, err, 2, *parts)
+    assert out == ""
+    assert not list(tmp_path.iterdir())
+    assert "─" not in err and "--help" not in err.removesuffix("--help lists them\n")
+
+
+@pytest.mark.parametrize(
+    ("flags", "parts"),
+    [
+        ("--data.buckets=20", ["buckets", "'20'"]),
+        ("--data.buckets=abc", ["buckets", "'abc'"]),
+        ("--data.buckets=128", ["--model.max_length=64", "128 tokens"]),
+        ("--data.dir=FILE/data", ["FILE", "Not a directory"]),
+    ],
+)
+def test_errors_that_need_the_data(capsys, tmp_path, small_data, flags, parts):
+    file = tmp_path / "file"
+    file.touch()
+    config = helpers.tiny(small_data, tmp_path / "run")
+    flags, *parts = (text.replace("FILE", str(file)) for text in (flags, *parts))
+    code, _, err = outcome(capsys, *helpers.flags(config), flags)
+    helpers.assert_one_error(code, err, 2, *parts)
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+@pytest.fixture(scope="module")
+def small_data(tmp_path_factory):
+    return tmp_path_factory.mktemp("data")
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        (b"( MAX 3\t7\n", "line 3"),
+        (b"only one column\n", "expected 2 columns"),
+        (b"\xff\xfe\t3\n", "not UTF-8"),
+    ],
+)
+def test_files_that_cannot_be_read(capsys, tmp_path, line, complaint):
+    good = b"Source\tTarget\r\n( ( ( [MAX 4 ) 3 ) ] )\t4\r\n"
+    for name in ("basic_train.tsv", "basic_val.tsv", "basic_test.tsv"):
+        (tmp_path / name).write_bytes(good)
+    bad = tmp_path / "basic_val.tsv"
+    bad.write_bytes(good + line)
+    code, _, err = outcome(
+        capsys, f"--data.path={tmp_path}", f"--data.dir={tmp_path / 'data'}"
+    )
+    helpers.assert_one_error(code, err, 2, f"{bad}, line 3", complaint)
+
+
+@pytest.mark.parametrize(
+    ("flags", "parts"),
+    [
+        ("", ["--workdir"]),
+        ("--workdir=/no/such/run", ["/no/such/run", "config.json"]),
+        ("--workdir=x --split=tes", ["--split", "'tes'"]),
+        ("--workdir=x --spilt=test", ["did you mean '--split'"]),
+        ("--workdir", ["--workdir"]),
+    ],
+)
+def test_errors_of_evaluate(capsys, flags, parts):
+    code, out, err = outcome(capsys, *flags.split(), module=evaluate)
+    helpers.assert_one_error(code, err, 2, *parts)
+    assert out == ""
+
+
+def test_evaluate_before_the_first_checkpoint(capsys, tmp_path, small_data):
+    config = helpers.tiny(small_data, tmp_path)
+    fingerprint = get_task("listops").prepare(config).fingerprint
+    open_workdir(tmp_path, config, fingerprint)
+    code, _, err = outcome(capsys, f"--workdir={tmp_path}", module=evaluate)
+    helpers.assert_one_error(code, err, 2, "no best checkpoint yet")
+    values = json.loads((tmp_path / "config.json").read_text())
+    values["data_fingerprint"] = "00"
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    code, _, err = outcome(capsys, f"--workdir={tmp_path}", module=evaluate)
+    helpers.assert_one_error(code, err, 2, "fingerprint 00 then", fingerprint)
+
+
+def restart(**environment: str) -> dict:
+    settings = {"LRA_JAX_ALLOCATOR": "tuned", "JAX_PLATFORMS": "cpu"} | environment
+    end = helpers.run("-c", RESTART, "a b", "--c", **settings)
+    assert end.returncode == 0, end.stderr
+    result = json.loads(end.stdout)
+    assert result["arguments"] == ["a b", "--c"]
+    return result
+
+
+@linux
+def test_the_allocator_is_tuned_for_this_process_alone():
+    result = restart()
+    assert any("glibc.malloc.mmap_threshold=" in part for part in result["mine"])
+    assert result["child"] == [None, None]
+
+
+@linux
+def test_tunables_of_other_parts_are_kept():
+    result = restart(GLIBC_TUNABLES="glibc.pthread.rseq=1")
+    mine = ":".join(result["mine"])
+    assert mine.startswith("glibc.pthread.rseq=1:glibc.malloc.")
+    assert result["child"] == ["glibc.pthread.rseq=1", None]
+
+
+@linux
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"LRA_JAX_ALLOCATOR": "system"},
+        {"GLIBC_TUNABLES": "glibc.malloc.arena_max=2"},
+        {"JAX_PLATFORMS": "tpu"},
+        {"JAX_PLATFORMS": "cuda,cpu"},
+    ],
+)
+def test_the_allocator_is_left_alone(environment):
+    result = restart(**environment)
+    theirs = environment.get("GLIBC_TUNABLES")
+    assert ":".join(result["mine"]) == (theirs or "")
+    assert result["child"] == [theirs, None]
+
+
+@pytest.mark.parametrize(
+    "environment", [{"LRA_JAX_ALLOCATOR": "fast"}, {"LRA_JAX_CPU_DEVICES": "none"}]
+)
+def test_environment_errors(environment):
+    end = helpers.run("-m", "lra_jax.train", "--train.steps=1", **environment)
+    ((name, value),) = environment.items()
+    helpers.assert_one_error(end.returncode, end.stderr, 2, name, repr(value))
+
+
+def test_no_preset_is_changed_by_parsing():
+    from lra_jax.cli import parse_config
+
+    for preset in ("compact", "official"):
+        parsed = parse_config("prog", "text", [f"--preset={preset}"])
+        assert parsed == get_preset("listops", preset)
+    mixed = parse_config(
+        "prog",
+        "text",
+        ["--train.batch_size=4", "--seed", "7", "--model.qkv-bias=False"],
+    )
+    assert mixed == get_preset().replace(
+        seed=7, train={"batch_size": 4}, model={"qkv_bias": False}
+    )

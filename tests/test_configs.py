@@ -1,0 +1,205 @@
+"""Configs as data: round trips, identities, names of runs; every preset holds up."""
+
+import dataclasses
+import json
+from types import SimpleNamespace
+
+import helpers
+import jax
+import pytest
+from flax import nnx
+
+from lra_jax import tasks
+from lra_jax.configs import PRESETS, Config, TrainConfig, get_preset
+from lra_jax.training.optimizer import make_schedule
+
+MECHANISMS = ("softmax", "linear", "cosformer", "flow", "linformer")
+ALL = [(task, preset) for task, presets in PRESETS.items() for preset in presets]
+DATA = SimpleNamespace(vocab_size=17, num_classes=10)
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize(("task", "preset"), ALL)
+def test_presets(task, preset, mechanism):
+    config = get_preset(task, preset, mechanism)
+    assert (config.task, config.preset) == (task, preset)
+    assert (config.attention, config.workdir, config.seed) == (mechanism, None, 0)
+    known_task = tasks.get_task(task)
+    known_task.check(config)
+    assert make_schedule(config.train)(config.train.steps) >= 0
+    assert config.train.steps % config.train.eval_every == 0
+    assert config.model.max_length >= config.data.max_length
+    model = nnx.eval_shape(lambda: known_task.make_model(config, DATA, nnx.Rngs(0)))
+    graph, params = nnx.split(model, nnx.Param)
+    tokens = jax.ShapeDtypeStruct((2, config.data.max_length), "uint8")
+    lengths = jax.ShapeDtypeStruct((2,), "int32")
+    logits = jax.eval_shape(
+        lambda params, *args: nnx.merge(graph, params)(*args), params, tokens, lengths
+    )
+    assert logits.shape == (2, 10) and logits.dtype == "float32"
+
+
+def test_every_task_has_presets_and_facts():
+    assert set(PRESETS) == set(tasks.TASKS)
+    for name, task in tasks.TASKS.items():
+        assert task.name == name
+        assert "compact" in PRESETS[name]
+        assert all(0 < row.accuracy < 100 and row.source for row in task.published)
+        assert all(0 < floor < 100 for _, floor in task.floors)
+
+
+def test_official_settings_of_listops():
+    config = get_preset("listops", "official", "linformer")
+    assert config.model.attention_options == "features=16"
+    assert get_preset("listops", "official", "softmax").model.attention_options == ""
+    rates = [float(make_schedule(config.train)(step)) for step in (0, 500, 1000, 4000)]
+    # 0.05 * min(1, step / 1000) / sqrt(max(step, 1000))
+    assert rates == pytest.approx([0, 7.90569e-4, 1.581139e-3, 7.90569e-4], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("listop",), "unknown task 'listop'; did you mean 'listops'"),
+        (("listops", "compakt"), "unknown preset 'compakt'; did you mean 'compact'"),
+        (("listops", "zzz"), r"unknown preset 'zzz'; \(known: compact, official\)"),
+    ],
+)
+def test_unknown_presets(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        get_preset(*arguments)
+
+
+def test_round_trip():
+    config = Config(
+        attention="flow",
+        seed=3,
+        workdir="somewhere",
+        train=TrainConfig(steps=7, learning_rate=0.1),
+    )
+    stored = json.loads(json.dumps(config.to_dict()))
+    assert stored["train"]["steps"] == 7
+    assert Config.from_dict(stored) == config
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda v: v.pop("train"),
+        lambda v: v.update(stepz=3),
+        lambda v: v["train"].update(stepz=3),
+        lambda v: v.update(model=None),
+    ],
+)
+def test_a_config_of_another_version(damage):
+    values = Config().to_dict()
+    damage(values)
+    with pytest.raises(ValueError, match="does not fit this version"):
+        Config.from_dict(values)
+
+
+def test_replace():
+    config = Config()
+    changed = config.replace(seed=1, train={"steps": 10}, model=config.model)
+    assert (changed.seed, changed.train.steps) == (1, 10)
+    assert changed.train == dataclasses.replace(config.train, steps=10)
+    assert config == Config()
+    with pytest.raises(TypeError):
+        config.replace(train={"stepz": 1})
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.seed = 1  # pyright: ignore
+
+
+def test_identity():
+    config = Config()
+    identity = config.identity()
+    assert identity["train.steps"] == 5000 and identity["attention"] == "cosformer"
+    moved = config.replace(workdir="x", data={"dir": "y", "processes": 3})
+    assert moved.identity() == identity
+    for changed in (
+        config.replace(seed=1),
+        config.replace(train={"batch_size": 16}),
+        config.replace(data={"path": "files"}),
+    ):
+        assert changed.identity() != identity
+
+
+def test_names_of_runs():
+    preset = Config()
+    assert preset.run_name(preset) == "listops-cosformer-compact-seed0"
+    assert preset.replace(seed=4).run_name(preset) == "listops-cosformer-compact-seed4"
+    foreign = preset.replace(attention="my.module:function")
+    assert foreign.run_name(preset) == "listops-my.module.function-compact-seed0"
+    names = {
+        preset.replace(**changes).run_name(preset)
+        for changes in (
+            {"train": {"steps": 10}},
+            {"train": {"steps": 11}},
+            {"model": {"max_length": 10}},
+            {"data": {"seed": 1}},
+        )
+    }
+    assert len(names) == 4
+    moved = preset.replace(workdir="x", train={"steps": 10}, data={"dir": "y"})
+    assert moved.run_name(preset) in names
+    # A name that lasts: resuming by the same command depends on it.
+    assert moved.run_name(preset) == "listops-cosformer-compact-seed0-71556854"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"train": {"steps": 0}}, "--train.steps must be positive and finite, got 0"),
+        (
+            {"train": {"learning_rate": float("nan")}},
+            "--train.learning_rate .* got nan",
+        ),
+        (
+            {"train": {"learning_rate": float("inf")}},
+            "--train.learning_rate .* got inf",
+        ),
+        ({"train": {"warmup": -1}}, "--train.warmup .* not negative, got -1"),
+        ({"train": {"weight_decay": float("nan")}}, "--train.weight_decay .* got nan"),
+        ({"train": {"adam_b1": 1.0}}, r"--train.adam_b1 must lie in \[0, 1\), got 1"),
+        ({"train": {"dtype": "float99"}}, "--train.dtype 'float99'"),
+        ({"model": {"dropout": 1.0}}, r"--model.dropout must lie in \[0, 1\), got 1"),
+        ({"model": {"num_layers": -2}}, "--model.num_layers .* got -2"),
+        ({"model": {"num_heads": 3}}, "--model.num_heads must divide .*=64, got 3"),
+        (
+            {"model": {"positions": "sinusoidal", "embed_dim": 15}},
+            "--model.embed_dim must be even .* got 15",
+        ),
+        ({"model": {"max_length": 1999}}, "--data.max_length=2000 .*=1999"),
+        ({"model": {"attention_options": "clip"}}, "name=value,..., got 'clip'"),
+        ({"model": {"attention_options": "clip=1"}}, "unknown option .* 'clip'"),
+        ({"attention": "cosfomer"}, "did you mean 'cosformer'"),
+        ({"seed": -1}, "--seed .* got -1"),
+        ({"data": {"seed": -1}}, "--data.seed .* got -1"),
+        ({"data": {"num_test": 0}}, "--data.num_test .* got 0"),
+        ({"workdir": ""}, "--workdir"),
+    ],
+)
+def test_settings_that_cannot_work(changes, message):
+    with pytest.raises(ValueError, match=message):
+        tasks.get_task("listops").check(get_preset().replace(**changes))
+
+
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        ("", {}),
+        ("clip=5", {"clip": 5}),
+        (" clip = None , name=some ", {"clip": None, "name": "some"}),
+        ("rate=0.1,flag=True,", {"rate": 0.1, "flag": True}),
+    ],
+)
+def test_options(text, options):
+    assert tasks.parse_options(text) == options
+
+
+def test_flags_of_the_helpers(tmp_path):
+    """The command lines that tests give are the configs that they mean."""
+    from lra_jax.cli import parse_config
+
+    config = helpers.tiny(tmp_path, tmp_path / "run", attention="flow", seed=5)
+    assert parse_config("prog", "text", helpers.flags(config)) == config

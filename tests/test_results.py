@@ -1,0 +1,46 @@
+"""The README shows what results/ holds, and results say how they were made."""
+
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FILES = sorted((ROOT / "results").rglob("*.json"))
+
+
+def load(script: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(script.stem, script)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_readme_table_is_made_from_results() -> None:
+    """After new results: python benchmarks/listops_table.py."""
+    script = load(ROOT / "benchmarks" / "listops_table.py")
+    shown = (ROOT / "README.md").read_text()
+    _, _, rest = shown.partition(script.START)
+    table, _, _ = rest.partition(script.END)
+    assert table.strip() == script.table()
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_result_names_command_commit_and_versions(file: Path) -> None:
+    result = json.loads(file.read_text())
+    assert result["command"].startswith("python ")
+    assert len(result["commit"]) == 40
+    assert {"python", "numpy"} <= set(result["versions"])
+    assert "/home/" not in file.read_text() and "/tmp/" not in file.read_text()
+
+
+@pytest.mark.parametrize("marker", ["train", "test"])
+def test_readme_holds_its_commands(marker: str) -> None:
+    """The gate runs what stands between the marker and the end of the block."""
+    _, _, rest = (ROOT / "README.md").read_text().partition(f"<!-- {marker} -->")
+    block = rest.split("```")[1]
+    assert block.startswith("bash\npython -m venv .venv\n.venv/bin/pip install")
+    assert "lra_jax" in block or "pytest" in block

@@ -1,0 +1,39 @@
+"""One small dataset, and one finished run, for all tests of the trainer."""
+
+import os
+
+import helpers
+import jax
+import pytest
+
+from lra_jax.data import listops
+from lra_jax.training.session import Session
+
+
+@pytest.fixture(scope="session", autouse=True)
+def programs(compilation_cache):
+    """Programs are compiled once for all tests and their subprocesses."""
+    jax.config.update(
+        "jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"]
+    )
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+
+
+@pytest.fixture(scope="session")
+def data_dir(tmp_path_factory):
+    return tmp_path_factory.mktemp("data")
+
+
+@pytest.fixture(scope="session")
+def dataset(data_dir):
+    data = {k: v for k, v in helpers.DATA.items() if k != "buckets"}
+    return listops.prepare(data_dir, **data)
+
+
+@pytest.fixture(scope="session")
+def finished(data_dir, tmp_path_factory):
+    """A run from beginning to end, never interrupted: its closed session."""
+    workdir = tmp_path_factory.mktemp("finished") / "run"
+    with Session(helpers.tiny(data_dir, workdir), quiet=True) as session:
+        session.run()
+    return session

@@ -1,0 +1,95 @@
+"""Schedules against values computed by hand; clipping; AdamW."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lra_jax.configs import TrainConfig
+from lra_jax.training.optimizer import make_optimizer, make_schedule
+
+
+def rate(step: int, **settings) -> float:
+    config = TrainConfig(
+        **{"learning_rate": 0.5, "steps": 100, "warmup": 20} | settings
+    )
+    return float(make_schedule(config)(step))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        # Of warm-up 20, steps 100 and peak 0.5.
+        ("cosine", {0: 0, 10: 0.25, 20: 0.5, 60: 0.25, 80: 0.0732233, 100: 0}),
+        ("linear", {0: 0, 10: 0.25, 20: 0.5, 60: 0.25, 99: 0.00625, 100: 0}),
+        ("constant", {0: 0, 10: 0.25, 20: 0.5, 99: 0.5}),
+        # 0.5 * min(1, s / 20) / sqrt(max(s, 20))
+        ("lra", {0: 0, 10: 0.0559017, 20: 0.1118034, 80: 0.0559017}),
+        # 0.5 * min(1, s / 20) * (1 + cos(pi max(0, s - 20) / 100)) / 2
+        ("lra_cosine", {0: 0, 10: 0.25, 20: 0.5, 70: 0.25, 99: 0.0524612}),
+    ],
+)
+def test_schedules(schedule, expected):
+    got = {step: rate(step, schedule=schedule) for step in expected}
+    assert got == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "linear", "constant", "lra_cosine"])
+def test_without_warm_up(schedule):
+    assert rate(0, schedule=schedule, warmup=0) == pytest.approx(0.5)
+
+
+def test_lra_without_warm_up():
+    rates = [rate(step, schedule="lra", warmup=0) for step in (0, 1, 4)]
+    assert rates == pytest.approx([0.5, 0.5, 0.25])
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "linear"])
+@pytest.mark.parametrize("warmup", [100, 101])
+def test_warm_up_as_long_as_the_run(schedule, warmup):
+    with pytest.raises(
+        ValueError, match=f"train.warmup .*train.steps=100, got {warmup}"
+    ):
+        rate(0, schedule=schedule, warmup=warmup)
+
+
+def test_warm_up_beyond_the_run_is_meant_where_nothing_ends():
+    assert rate(50, schedule="lra", warmup=100) == pytest.approx(0.5 * 0.5 / 10)
+
+
+def test_unknown_schedule():
+    with pytest.raises(ValueError, match=r"train\.schedule .*'cosin'"):
+        make_schedule(TrainConfig(schedule="cosin"))  # pyright: ignore
+
+
+def update(gradient, **settings):
+    config = {"schedule": "constant", "warmup": 0, "learning_rate": 0.1} | settings
+    optimizer = make_optimizer(TrainConfig(**config))
+    params = {"w": jnp.array([2.0, -1.0])}
+    state = optimizer.init(params)
+    with jax.numpy_dtype_promotion("standard"):
+        updates, _ = optimizer.update({"w": jnp.array(gradient)}, state, params)
+    return np.asarray(updates["w"])
+
+
+def test_clipping_by_the_global_norm():
+    # Of AdamW's first step g / (|g| + eps) only eps tells the size of the gradient.
+    large = {"adam_eps": 1.0}
+    np.testing.assert_allclose(
+        update([30.0, 40.0], clip_norm=1.0, **large),
+        update([0.6, 0.8], clip_norm=0.0, **large),
+        rtol=1e-5,
+    )
+    np.testing.assert_allclose(
+        update([0.3, 0.4], clip_norm=1.0, **large),
+        update([0.3, 0.4], clip_norm=0.0, **large),
+    )
+    unclipped = update([30.0, 40.0], clip_norm=0.0, **large)
+    np.testing.assert_allclose(unclipped, [-3.0 / 31, -4.0 / 41], rtol=1e-5)
+
+
+def test_weight_decay_is_decoupled():
+    gradient = [3.0, 4.0]
+    decayed = update(gradient, weight_decay=0.5)
+    plain = update(gradient)
+    np.testing.assert_allclose(decayed - plain, [-0.1 * 0.5 * 2, 0.1 * 0.5], rtol=1e-5)

@@ -1,0 +1,205 @@
+"""Whole runs in processes of their own: interruption, resumption, run directories."""
+
+import contextlib
+import json
+import shutil
+import signal
+import time
+
+import helpers
+import pytest
+
+from lra_jax import train
+from lra_jax.training.metrics import read_metrics
+from lra_jax.training.session import Session
+from lra_jax.training.workdir import exclusive
+
+STEPS = helpers.TRAIN["steps"]
+
+
+def main(config) -> int | str | None:
+    """The command line in this process; its exit code."""
+    with pytest.raises(SystemExit) as stop:
+        train.main(helpers.flags(config))
+    return stop.value.code
+
+
+def wait(process, condition) -> None:
+    deadline = time.monotonic() + 300
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, "no progress within the time"
+        time.sleep(0.002)
+
+
+def last_step(workdir) -> int:
+    with contextlib.suppress(json.JSONDecodeError, FileNotFoundError):
+        return max([line["step"] for line in read_metrics(workdir)], default=0)
+    return 0
+
+
+def latest(workdir) -> int:
+    folder = workdir / "checkpoints" / "latest"
+    steps = folder.iterdir() if folder.exists() else ()
+    return max([int(p.name) for p in steps if p.name.isdecimal()], default=0)
+
+
+def without_times(workdir) -> list[dict]:
+    lines = read_metrics(workdir)
+    return [
+        {k: v for k, v in x.items() if k not in ("seconds", "steps_per_second")}
+        for x in lines
+    ]
+
+
+def stopped(command, workdir, signum) -> int:
+    """Starts the command, stops it after a report of new steps; the step saved."""
+    begun = latest(workdir)
+    process = helpers.start(*command)
+    try:
+        wait(process, lambda: last_step(workdir) > begun)
+        process.send_signal(signum)
+        out, err = process.communicate(timeout=300)
+    finally:
+        process.kill()
+        process.communicate()
+    assert process.returncode == 128 + signum, err
+    step = latest(workdir)
+    assert step > begun
+    advice = f"saved step {step} in {workdir}; to go on: python {' '.join(command)}"
+    assert out.splitlines()[-1] == advice
+    assert err == ""
+    return step
+
+
+def killed(command, workdir) -> None:
+    begun = latest(workdir)
+    process = helpers.start(*command)
+    try:
+        wait(process, lambda: latest(workdir) > begun)
+    finally:
+        process.kill()
+        process.communicate()
+    assert process.returncode in (-signal.SIGKILL, 0)  # It may have just ended.
+
+
+def test_an_interrupted_run_ends_as_an_unbroken_one(finished, data_dir, tmp_path):
+    """SIGTERM, SIGINT and SIGKILL in turn; equal to the last bit at the end."""
+    workdir = tmp_path / "run"
+    config = helpers.tiny(data_dir, workdir)
+    command = ("-m", "lra_jax.train", *helpers.flags(config))
+    first = stopped(command, workdir, signal.SIGTERM)
+    second = stopped(command, workdir, signal.SIGINT)
+    assert first < second
+    if second < STEPS:
+        killed(command, workdir)
+    begun = latest(workdir)
+    end = helpers.run(*command)
+    assert end.returncode == 0, end.stderr
+    assert end.stderr == ""
+    assert begun == STEPS or f"going on from step {begun}\n" in end.stdout
+    result = json.loads((workdir / "result.json").read_text())
+    for name, value in finished.result.items():
+        if name not in ("seconds", "steps_per_second", "command"):
+            assert result[name] == value, name
+    assert f"{result['test_accuracy_best']:.2f}" in end.stdout
+    assert without_times(workdir) == without_times(finished.workdir)
+    with Session(config, quiet=True) as session:
+        session.trainer.restore()
+    helpers.assert_equal_trees(session.trainer.state, finished.trainer.state)
+
+
+def test_evaluate_in_a_new_process(finished):
+    end = helpers.run("-m", "lra_jax.evaluate", f"--workdir={finished.workdir}")
+    assert end.returncode == 0, end.stderr
+    result = finished.result
+    assert f"test accuracy {result['test_accuracy_best']:.2f} %" in end.stdout
+    assert f"loss {result['test_loss_best']:.4f}" in end.stdout
+    assert f"45 examples, best checkpoint, step {result['best_step']}" in end.stdout
+
+
+def test_a_finished_run_is_shown_and_not_trained_again(finished, capsys):
+    before = (finished.workdir / "metrics.jsonl").read_bytes()
+    train.main(helpers.flags(finished.config))
+    shown = capsys.readouterr().out
+    assert "finished before" in shown
+    assert f"{finished.result['test_accuracy_best']:.2f}" in shown
+    assert "loss" not in shown
+    assert (finished.workdir / "metrics.jsonl").read_bytes() == before
+    assert train.run(finished.config, quiet=True) == finished.result
+
+
+def test_another_config_in_the_same_directory(finished, capsys):
+    changed = finished.config.replace(train={"learning_rate": 0.5})
+    code = main(changed)
+    named = ("train.learning_rate=0.001 (now 0.5)", str(finished.workdir))
+    err = capsys.readouterr().err
+    helpers.assert_one_error(code, err, 2, *named)
+    assert "steps" not in err
+
+
+def test_other_data_in_the_same_directory(finished, data_dir, tmp_path):
+    workdir = shutil.copytree(finished.workdir, tmp_path / "run")
+    values = json.loads((workdir / "config.json").read_text())
+    values["data_fingerprint"] = "00"
+    (workdir / "config.json").write_text(json.dumps(values))
+    with pytest.raises(ValueError, match=r"other data \(fingerprint 00"):
+        Session(helpers.tiny(data_dir, workdir), quiet=True)
+
+
+def test_settings_without_effect_may_change(finished, tmp_path):
+    moved = shutil.copytree(finished.workdir, tmp_path / "run")
+    config = finished.config.replace(workdir=str(moved), data={"processes": 2})
+    assert train.run(config, quiet=True) == finished.result
+
+
+def test_two_processes_in_one_directory(data_dir, tmp_path, capsys):
+    with exclusive(tmp_path):
+        code = main(helpers.tiny(data_dir, tmp_path))
+    err = capsys.readouterr().err
+    helpers.assert_one_error(code, err, 2, f"{tmp_path} is in use by another process")
+    assert not (tmp_path / "config.json").exists()
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "{", "[]", "[1]", "3", "{}", '{"data_fingerprint": "a", "task": 3}', "\xff"],
+)
+def test_damaged_config(data_dir, tmp_path, capsys, content):
+    (tmp_path / "config.json").write_text(content, encoding="latin-1")
+    code = main(helpers.tiny(data_dir, tmp_path))
+    helpers.assert_one_error(code, capsys.readouterr().err, 2, "config")
+
+
+def test_damaged_result(finished, tmp_path, capsys):
+    workdir = shutil.copytree(finished.workdir, tmp_path / "run")
+    (workdir / "result.json").write_text("{")
+    code = main(finished.config.replace(workdir=str(workdir)))
+    helpers.assert_one_error(code, capsys.readouterr().err, 2, "result.json is damaged")
+
+
+def test_a_cut_line_of_metrics_is_dropped(tmp_path):
+    line = '{"step": 4, "split": "train"}'
+    (tmp_path / "metrics.jsonl").write_text(f'{line}\n{{"step": 8, "spl')
+    assert read_metrics(tmp_path) == [{"step": 4, "split": "train"}]
+
+
+@pytest.mark.parametrize("below", ["", "deeper/still"])
+def test_a_file_in_the_place_of_the_directory(data_dir, tmp_path, capsys, below):
+    file = tmp_path / "file"
+    file.touch()
+    code = main(helpers.tiny(data_dir, file / below))
+    helpers.assert_one_error(code, capsys.readouterr().err, 2, "cannot be written")
+
+
+def test_the_default_directory_is_named_after_the_settings(
+    data_dir, tmp_path, monkeypatch
+):
+    from lra_jax.training.session import default_workdir
+
+    monkeypatch.chdir(tmp_path)
+    plain = default_workdir(helpers.tiny(data_dir))
+    assert plain.parts[0] == "runs"
+    assert plain.name.startswith("listops-cosformer-compact-seed0-")
+    assert plain != default_workdir(helpers.tiny(data_dir, model={"dropout": 0.2}))
+    assert default_workdir(helpers.tiny(data_dir, tmp_path)) == tmp_path

@@ -1,0 +1,229 @@
+"""Training and evaluation: devices, compilations, counting, metrics, checkpoints."""
+
+import json
+
+import helpers
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from lra_jax import evaluate, tasks
+from lra_jax.training import Trainer, sharding
+from lra_jax.training.console import RunConsole
+from lra_jax.training.metrics import read_metrics
+from lra_jax.training.workdir import check_space, read_config
+
+STEPS = helpers.TRAIN["steps"]
+
+
+def trainer(config, dataset, workdir) -> Trainer:
+    workdir.mkdir(exist_ok=True)
+    return Trainer(config, tasks.get_task("listops"), dataset, workdir)
+
+
+def losses(workdir, split: str = "train") -> list[float]:
+    return [line["loss"] for line in read_metrics(workdir) if line["split"] == split]
+
+
+def test_one_device_gives_the_losses_of_two(finished, dataset, data_dir, tmp_path):
+    assert finished.trainer.mesh.size == 2
+    config = helpers.tiny(data_dir, train={"eval_every": 20})
+    single = trainer(config, dataset, tmp_path)
+    single.mesh = jax.make_mesh(
+        (1, 1),
+        ("data", "seq"),
+        axis_types=(jax.sharding.AxisType.Auto,) * 2,
+        devices=jax.devices()[:1],
+    )
+    single.state = sharding.replicate(single.mesh, jax.device_get(single.state))
+    single.fit(RunConsole(STEPS, quiet=True))
+    single.checkpoints.close()
+    assert jax.tree.leaves(single.state)[0].sharding.mesh.size == 1
+    np.testing.assert_allclose(losses(tmp_path), losses(finished.workdir), rtol=1e-4)
+
+
+def test_the_mesh_takes_the_devices_that_divide_the_batches():
+    assert sharding.make_mesh((8, 16)).size == 2
+    assert sharding.make_mesh((8, 15)).size == 1
+    assert sharding.make_mesh((8,)).axis_names == ("data", "seq")
+
+
+def test_batches_are_split_over_the_devices(finished):
+    batch = {"labels": np.arange(8, dtype=np.int32)}
+    shards = sharding.shard_batch(finished.trainer.mesh, batch)["labels"]
+    held = [np.asarray(s.data).tolist() for s in shards.addressable_shards]
+    assert held == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+def test_one_compilation_for_each_bucket(finished):
+    assert finished.trainer.buckets == (32, 60)
+    assert finished.trainer.train_step._cache_size() == 2
+    assert finished.trainer.eval_step._cache_size() == 2
+
+
+def test_training_learns(data_dir, dataset, tmp_path):
+    """The loss falls below that of the best guess, on examples seen again and again."""
+    config = helpers.tiny(
+        data_dir,
+        train={"steps": 150, "learning_rate": 0.01, "eval_every": 150},
+        model={"dropout": 0.0},
+        data={"num_train": 16, "num_valid": 8, "num_test": 8, "buckets": "60"},
+    )
+    small = tasks.get_task("listops").prepare(config)
+    learner = trainer(config, small, tmp_path)
+    learner.fit(RunConsole(150, quiet=True))
+    learner.checkpoints.close()
+    assert losses(tmp_path)[0] > 2
+    assert losses(tmp_path)[-1] < 0.5
+
+
+def reference_means(trainer, split: str) -> dict[str, float]:
+    """Loss and accuracy over a split, every example by itself in one batch."""
+    dataset = trainer.dataset
+    lengths = dataset.lengths(split)
+    tokens = np.zeros((len(lengths), 60), np.uint8)
+    for row, example in zip(tokens, dataset.source(split), strict=True):
+        row[: len(example["tokens"])] = example["tokens"]
+    model = trainer.task.make_model(trainer.config, dataset, nnx.Rngs(params=0))
+    nnx.update(model, trainer.state.params)
+    out = np.asarray(
+        helpers.call_model(lambda m, *args: m(*args), model, tokens, lengths)
+    )
+    labels = dataset.labels(split)
+    out = out.astype(np.float64)
+    chosen = out[np.arange(len(labels)), labels]
+    return {
+        "loss": float(np.mean(np.log(np.exp(out).sum(1)) - chosen)),
+        "accuracy": float(np.mean(out.argmax(1) == labels)),
+    }
+
+
+@pytest.mark.parametrize("batch_size", [16, 9, 64])
+def test_evaluation_counts_every_example_once(
+    finished, dataset, data_dir, tmp_path, batch_size
+):
+    # 45 examples in two buckets: 9 may divide, 16 cannot, 64 is more than there are.
+    config = helpers.tiny(data_dir, train={"eval_batch_size": batch_size})
+    other = trainer(config, dataset, tmp_path)
+    params = sharding.replicate(
+        other.mesh, jax.device_get(finished.trainer.state.params)
+    )
+    means = other.evaluate(params, "test")
+    other.checkpoints.close()
+    assert means == pytest.approx(reference_means(finished.trainer, "test"), rel=1e-5)
+    # Accuracy is a whole number of the 45.
+    assert means["accuracy"] * 45 == pytest.approx(round(means["accuracy"] * 45))
+
+
+def test_metrics(finished):
+    lines = read_metrics(finished.workdir)
+    assert [x["step"] for x in lines if x["split"] == "train"] == [*range(4, 41, 4)]
+    assert [x["step"] for x in lines if x["split"] == "valid"] == [10, 20, 30, 40]
+    measures = {"step", "split", "loss", "accuracy", "seconds"}
+    for line in lines:
+        assert set(line) - {"learning_rate", "steps_per_second"} == measures
+        assert 0 < line["loss"] < 10 and 0 <= line["accuracy"] <= 1
+    seconds = [line["seconds"] for line in lines]
+    assert seconds == sorted(seconds) and seconds[0] > 0
+    train = [line for line in lines if line["split"] == "train"]
+    schedule = finished.trainer.schedule
+    for line in train:
+        assert line["learning_rate"] == pytest.approx(float(schedule(line["step"] - 1)))
+        assert line["steps_per_second"] > 0
+    # 32 examples went into each line, so accuracies are whole 32ths.
+    assert all((32 * line["accuracy"]).is_integer() for line in train)
+
+
+def test_result(finished):
+    result = json.loads((finished.workdir / "result.json").read_text())
+    assert result == finished.result
+    valid = {
+        line["step"]: 100 * line["accuracy"]
+        for line in read_metrics(finished.workdir)
+        if line["split"] == "valid"
+    }
+    best = max(valid.values())
+    assert result["valid_accuracy_best"] == pytest.approx(best)
+    assert result["best_step"] == min(s for s, value in valid.items() if value == best)
+    last = reference_means(finished.trainer, "test")
+    assert result["test_accuracy_last"] == pytest.approx(100 * last["accuracy"])
+    assert result["test_loss_last"] == pytest.approx(last["loss"], rel=1e-5)
+    assert result["test_examples"] == 45 and result["steps"] == STEPS
+    params = jax.tree.leaves(finished.trainer.state.params)
+    assert result["parameters"] == sum(x.size for x in params)
+    assert result["data_fingerprint"] == finished.dataset.fingerprint
+    assert result["versions"]["jax"] == jax.__version__
+
+
+def test_config_file(finished):
+    config, fingerprint = read_config(finished.workdir)
+    assert config == finished.config
+    assert fingerprint == finished.dataset.fingerprint
+
+
+def test_checkpoints_hold_the_latest_and_the_best(finished, dataset, tmp_path):
+    folders = finished.workdir / "checkpoints"
+    assert [p.name for p in (folders / "latest").iterdir()] == [str(STEPS)]
+    best_step = finished.result["best_step"]
+    assert [p.name for p in (folders / "best").iterdir()] == [str(best_step)]
+    again = trainer(finished.config, dataset, finished.workdir)
+    assert again.restore() == STEPS
+    helpers.assert_equal_trees(again.state, finished.trainer.state)
+    assert again.progress == finished.trainer.progress
+    best = again.checkpoints.load_best(again.state.params)
+    again.checkpoints.close()
+    means = again.evaluate(best, "valid")
+    assert 100 * means["accuracy"] == pytest.approx(
+        finished.result["valid_accuracy_best"]
+    )
+
+
+def test_seeds(finished, dataset, data_dir, tmp_path):
+    """Another seed starts elsewhere and sees other batches."""
+    states = [
+        trainer(helpers.tiny(data_dir, seed=seed), dataset, tmp_path / str(seed))
+        for seed in (0, 1)
+    ]
+    kernels = [s.state.params["logits"]["kernel"][...] for s in states]
+    assert np.abs(np.asarray(kernels[0] - kernels[1])).max() > 1e-3
+    batches = [next(s.data)["labels"].tolist() for s in states]
+    assert batches[0] != batches[1]
+    for state in states:
+        state.checkpoints.close()
+
+
+@pytest.mark.parametrize(
+    ("split", "checkpoint"), [("test", "best"), ("test", "last"), ("valid", "best")]
+)
+def test_evaluate(finished, split, checkpoint):
+    result = evaluate.run(
+        evaluate.EvaluateConfig(str(finished.workdir), split, checkpoint)
+    )
+    assert result["examples"] == {"test": 45, "valid": 50}[split]
+    assert result["accuracy"] == finished.result[f"{split}_accuracy_{checkpoint}"]
+    step = finished.result["best_step"] if checkpoint == "best" else STEPS
+    assert result["step"] == step
+
+
+def test_evaluating_leaves_a_running_save_alone(finished, data_dir):
+    """Another process may be training in the directory."""
+    saving = finished.workdir / "checkpoints" / "latest" / "50.orbax-checkpoint-tmp-1"
+    saving.mkdir()
+    try:
+        evaluate.run(evaluate.EvaluateConfig(str(finished.workdir)))
+        assert saving.exists()
+    finally:
+        saving.rmdir()
+
+
+def test_space(tmp_path):
+    check_space(tmp_path, 1)
+    with pytest.raises(ValueError, match=r"needs 1000000000000 MB .* MB are free"):
+        check_space(tmp_path, 10**18)
+
+
+def test_model_shorter_than_the_data(data_dir, dataset, tmp_path):
+    config = helpers.tiny(data_dir, model={"max_length": 59})
+    with pytest.raises(ValueError, match=r"max_length=59 .* 60 tokens"):
+        trainer(config, dataset, tmp_path)
