@@ -19,9 +19,12 @@ from pathlib import Path
 from typing import Any
 
 _MALLOC = "glibc.malloc."
-# No threshold above which memory is fetched from the system for one buffer alone, no
-# return of freed memory at the top of the heap, growth by 256 MiB, and huge pages.
+# One arena for all threads: those of other threads are made of heaps too small for a
+# training step's buffers, which would come from the system after all. No threshold above
+# which memory is fetched from the system for one buffer alone, no return of freed memory
+# at the top of the heap, growth by 256 MiB, and huge pages.
 _TUNABLES = {
+    "arena_max": 1,
     "hugetlb": 1,
     "mmap_threshold": 1 << 35,
     "trim_threshold": 1 << 35,
