@@ -11,7 +11,18 @@ the majority rate, so the peak is 1e-3 with 500 steps of warm-up and a cosine; a
 gradients are clipped to a global norm of 1 (Skyformer clips values at 1). Linformer has
 128 features, as in Skyformer.
   Command: python -m lra_jax.train --task=listops
-  Measured accuracy and time on 2 CPU cores: see results/listops.json.
+  Expected: results/listops/ holds the measured accuracies and times, cosFormer 36.1 %.
+  Its validation loss falls from the labels' entropy (2.26) after about 900 steps and
+  stays at that of the root operator, 1.737 nats, from step 1,500 to the end. In the
+  data of seed 0 a reader of that one token scores 36.1 % on the test split (36.6 in the
+  distribution), one that also reads the digits right after it 36.6 %, and with those
+  before the last bracket 41.1 %.
+  Tried, to get beyond: token embeddings of standard deviation 1 beside positions of
+  0.02, which had not left the majority rate by step 1,600 (with 0.02 for both it is
+  left at 900). On trees of 100 to 300 tokens, where the second plateau is left at about
+  800 of 2,500 steps: rates of 5e-4 and 3e-3 (the latter stays on the plateau), no
+  dropout, embeddings and positions of 0.1 and 0.5, positions that begin as sinusoids;
+  none was clearly better than these settings (validation loss 1.61, accuracy 37.1).
 
 official: google-research/long-range-arena, lra_benchmarks/listops/configs: 4 layers,
 512 wide, 8 heads, MLP 1024, CLS pooling, sinusoidal positions, no biases in the
