@@ -20,9 +20,9 @@ from typing import Any
 
 _MALLOC = "glibc.malloc."
 # One arena for all threads: those of other threads are made of heaps too small for a
-# training step's buffers, which would come from the system after all. No threshold above
-# which memory is fetched from the system for one buffer alone, no return of freed memory
-# at the top of the heap, growth by 256 MiB, and huge pages.
+# training step's buffers, which would come from the system after all. No threshold
+# above which one buffer alone is fetched from the system, no return of freed memory at
+# the top of the heap, growth by 256 MiB, and huge pages.
 _TUNABLES = {
     "arena_max": 1,
     "hugetlb": 1,
