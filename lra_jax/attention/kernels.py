@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 FeatureMap = str | Callable[[jax.Array], jax.Array]
 
@@ -40,6 +41,12 @@ def feature_map(spec: FeatureMap) -> Callable[[jax.Array], jax.Array]:
             f"array, got {spec!r}"
         )
     return FEATURE_MAPS[spec]
+
+
+def feature_width(spec: FeatureMap, head_dim: int) -> int:
+    """M, the number of features that a map makes of H columns."""
+    one = jax.ShapeDtypeStruct((1, 1, 1, head_dim), jnp.float32)
+    return jax.eval_shape(feature_map(spec), one).shape[-1]
 
 
 def contract(
@@ -69,6 +76,17 @@ def products(
     return jnp.einsum(
         "bntm,bnsm->bnts", query_features, key_features, precision=precision
     )
+
+
+def rotated(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
+    """`[..., M]` -> `[..., 2M]`: times the cosine `[...]`, then times the sine."""
+    return jnp.concatenate([x * cos[..., None], x * sin[..., None]], -1)
+
+
+def hide_future(scores: jax.Array) -> jax.Array:
+    """Zeroes `[B, N, T, T]` where the key comes after the query."""
+    visible = np.tri(scores.shape[-1], dtype=bool)[None, None]
+    return jnp.where(visible, scores, jnp.zeros((), scores.dtype))
 
 
 def at_least(x: jax.Array, floor: float) -> jax.Array:

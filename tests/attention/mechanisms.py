@@ -12,11 +12,15 @@ import jax
 import numpy as np
 
 from lra_jax import attention
+from lra_jax.attention.causal import Chunking
 
 from . import reference
 
 LENGTH = 16
 NAMES = ("softmax", "linear", "cosformer", "flow", "linformer")
+STREAMS = ("linear", "cosformer", "flow")
+
+SMALL = Chunking(2, 4)
 
 _rng = np.random.default_rng(5)
 E = _rng.normal(size=(6, LENGTH)).astype("float32") / 2
@@ -85,6 +89,26 @@ def formula(name: str) -> Callable[..., np.ndarray]:
     return lambda q, k, v, mask=None, **more: getattr(reference, name)(
         q, k, v, mask, **keywords | more
     )
+
+
+def causal(name: str, **more: Any) -> Callable[..., jax.Array]:
+    """`run` in its causal form, cut small: several chunks in several super-blocks."""
+    keywords = {"chunking": SMALL} | more
+    return functools.partial(run(name), is_causal=True, **keywords)
+
+
+@functools.cache
+def jitted_causal(name: str) -> Callable[..., jax.Array]:
+    """`causal`, compiled."""
+    return fast_jit(causal(name))
+
+
+def causal_formula(name: str) -> Callable[..., np.ndarray]:
+    """The causal form from `reference`; Flow's is one of its own."""
+    if name == "flow":
+        return reference.flow_causal
+    function, keywords = getattr(reference, name), KEYWORDS[name]
+    return functools.partial(function, causal=True, **keywords)
 
 
 def inputs(

@@ -48,24 +48,44 @@ def softmax(q, k, v, mask=None, causal=False) -> np.ndarray:
     return _each_head(q, k, v, mask, head)
 
 
-def linear(q, k, v, mask=None, eps=1e-6) -> np.ndarray:
+def _earlier(rows: int, where: np.ndarray, causal: bool) -> np.ndarray:
+    """1 where a query may see a key, `[T, visible keys]`."""
+    seen = where[None] <= np.arange(rows)[:, None]
+    return seen.astype(float) if causal else np.ones_like(seen, float)
+
+
+def linear(q, k, v, mask=None, eps=1e-6, causal=False) -> np.ndarray:
     def phi(x):
         return np.where(x > 0, x + 1, np.exp(np.minimum(x, 0)))
 
-    def head(q, k, v, _):
-        scores = phi(q) @ phi(k).T
+    def head(q, k, v, where):
+        scores = phi(q) @ phi(k).T * _earlier(len(q), where, causal)
         return scores @ v / (scores.sum(-1, keepdims=True) + eps)
 
     return _each_head(q, k, v, mask, head)
 
 
-def cosformer(q, k, v, mask=None, max_length=None, eps=1e-6) -> np.ndarray:
+def decayed(q, k, v, slopes) -> np.ndarray:
+    """``sum_{j <= i} (q_i . k_j) exp(-slope (i - j)) v_j``, not normalised."""
+    distance = np.arange(q.shape[1])[:, None] - np.arange(q.shape[1])
+    out = np.zeros((*q.shape[:3], v.shape[-1]))
+    for n, slope in enumerate(np.asarray(slopes, np.float64)):
+        weights = np.where(distance < 0, 0, np.exp(-slope * np.maximum(distance, 0)))
+        for b in range(q.shape[0]):
+            out[b, :, n] = (q[b, :, n] @ k[b, :, n].T * weights) @ v[b, :, n]
+    return out
+
+
+def cosformer(
+    q, k, v, mask=None, max_length=None, eps=1e-6, causal=False
+) -> np.ndarray:
     longest = max(q.shape[1], k.shape[1]) if max_length is None else max_length
 
     def head(q, k, v, where):
         distance = np.arange(len(q))[:, None] - where[None]
         scores = np.maximum(q, 0) @ np.maximum(k, 0).T
         scores = scores * np.cos(np.pi / 2 * distance / longest)
+        scores = scores * _earlier(len(q), where, causal)
         return scores @ v / np.maximum(scores.sum(-1, keepdims=True), eps)
 
     return _each_head(q, k, v, mask, head)
@@ -100,6 +120,44 @@ def flow(q, k, v, mask=None, query_mask=None, clip=1.0, eps=1e-6) -> np.ndarray:
                 sample,
                 lambda q, k, v, _: one_head(q, k, v),
             )[0]
+    return out
+
+
+def flow_causal(q, k, v, mask=None, clip=1.0, eps=1e-6) -> np.ndarray:
+    """The authors' causal form, position by position; a hidden one does not exist."""
+
+    def phi(x):
+        return 1 / (1 + np.exp(-x))
+
+    def one_head(q, k, v):
+        a, b, count = phi(q), phi(k), np.arange(1, len(q) + 1)
+        out, logits = np.zeros((len(q), v.shape[-1])), np.zeros(len(q))
+        incoming, outgoing, competition = (np.zeros(len(q)) for _ in range(3))
+        for i in range(len(q)):
+            past = slice(0, i + 1)
+            incoming[i] = (a[i] + eps) @ (b[past].sum(0) + eps)
+            outgoing[i] = (b[i] + eps) @ (a[past].sum(0) + eps)
+            to_sink = (b[past] * (count / outgoing)[past, None]).sum(0)
+            to_source = (a[past] * (count / incoming)[past, None]).sum(0)
+            sink = (a[i] + eps) @ (to_sink + eps) / count[i]
+            logits[i] = (b[i] + eps) @ (to_source + eps) / count[i]
+            if clip is not None:
+                logits[i] = np.clip(logits[i], -clip, clip)
+            competition[i] = _row_softmax(logits[past])[-1] * count[i]
+            weights = a[i] @ b[past].T / incoming[i] * competition[past]
+            out[i] = weights @ v[past] / (1 + np.exp(-sink))
+        return out
+
+    q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
+    real = np.ones(q.shape[:2], bool) if mask is None else np.asarray(mask)
+    out = np.zeros((*q.shape[:3], v.shape[-1]))
+    with np.errstate(divide="ignore"):  # counts over flows that are still to come
+        for b in range(q.shape[0]):
+            rows = np.flatnonzero(real[b])
+            for n in range(q.shape[2]):
+                kn, vn = (n * x.shape[2] // q.shape[2] for x in (k, v))
+                head = one_head(q[b, rows, n], k[b, rows, kn], v[b, rows, vn])
+                out[b, rows, n] = head
     return out
 
 
