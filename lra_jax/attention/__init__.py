@@ -2,8 +2,9 @@
 
 For each registered mechanism X there are ``X_attention(query, key, value, mask=None,
 is_causal=False, ...)`` and ``X_weights(query, key, ...)``, the dense `[B, N, T, S]`
-matrix that the fast form never builds. Layout and masks: `lra_jax.attention.shapes`;
-the table of mechanisms: ``python -m lra_jax.attention``.
+matrix that the fast form never builds. Those with a stream also have ``X_init``,
+``X_prefill`` and ``X_step``, for decoding with a state of constant size. Layout and
+masks: `lra_jax.attention.shapes`; the table: ``python -m lra_jax.attention``.
 
 Importing this package does not import jax; the functions load when first used.
 """
@@ -21,14 +22,32 @@ from lra_jax.attention.registry import (
 
 # The same names as a type checker and an editor see them; a test compares the two.
 if TYPE_CHECKING:
-    from lra_jax.attention.cosformer import cosformer_attention, cosformer_weights
+    from lra_jax.attention.cosformer import (
+        CosformerState,
+        cosformer_attention,
+        cosformer_init,
+        cosformer_prefill,
+        cosformer_step,
+        cosformer_weights,
+    )
     from lra_jax.attention.flow import (
+        FlowState,
         FlowTerms,
         flow_attention,
+        flow_init,
+        flow_prefill,
+        flow_step,
         flow_terms,
         flow_weights,
     )
-    from lra_jax.attention.linear import linear_attention, linear_weights
+    from lra_jax.attention.linear import (
+        LinearState,
+        linear_attention,
+        linear_init,
+        linear_prefill,
+        linear_step,
+        linear_weights,
+    )
     from lra_jax.attention.linformer import (
         linformer_attention,
         linformer_parameters,
@@ -38,15 +57,27 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MECHANISMS",
+    "CosformerState",
+    "FlowState",
     "FlowTerms",
+    "LinearState",
     "Mechanism",
     "accepted_keywords",
     "cosformer_attention",
+    "cosformer_init",
+    "cosformer_prefill",
+    "cosformer_step",
     "cosformer_weights",
     "flow_attention",
+    "flow_init",
+    "flow_prefill",
+    "flow_step",
     "flow_terms",
     "flow_weights",
     "linear_attention",
+    "linear_init",
+    "linear_prefill",
+    "linear_step",
     "linear_weights",
     "linformer_attention",
     "linformer_parameters",

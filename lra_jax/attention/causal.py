@@ -16,11 +16,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lra_jax.attention import kernels
+from lra_jax.attention import kernels, shapes
 from lra_jax.attention.chunks import (
     Chunking,
     Plan,
-    checked_start,
     decayed,
     prefix,
     run,
@@ -129,7 +128,7 @@ def causal_linear(
     """
     plan = (chunking or Chunking()).plan(query.shape[2])
     empty = _nothing(query, key, value, 1 if angles is None else 2)
-    start = empty if start is None else checked_start(start, empty)
+    start = empty if start is None else shapes.checked_state(start, empty)
     fade = None
     if slopes is not None:
         if jnp.shape(slopes) != query.shape[1:2]:

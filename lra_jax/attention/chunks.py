@@ -292,14 +292,3 @@ def decayed(exponent: jax.Array, visible: np.ndarray) -> jax.Array:
 def triangle(size: int) -> np.ndarray:
     """`[1, 1, 1, size, size]`, True where the column does not lie after the row."""
     return np.tri(size, dtype=bool)[None, None, None]
-
-
-def checked_start(start: Tree, wanted: Tree) -> Tree:
-    """The start, or ``ValueError`` unless its arrays are of the wanted shapes."""
-    for name, given, expected in zip(wanted._fields, start, wanted, strict=True):
-        if jnp.shape(given) != expected.shape:
-            raise ValueError(
-                f"state: expected {name} of shape {expected.shape} for these inputs, "
-                f"got {jnp.shape(given)}"
-            )
-    return start

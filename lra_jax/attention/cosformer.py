@@ -13,22 +13,38 @@ exceed every position, or weights turn negative and the denominator may cross ze
 weights then depend on the padded length, so a padded batch equals its samples run alone
 only with a fixed ``max_length``.
 
+The causal form sums over j <= i (`lra_jax.attention.causal`) and doubles no features
+outside a super-block: within a chunk a weight is the inner product times the cosine of
+the distance. It equals its own prefixes only with a fixed ``max_length``, so a stream
+(`cosformer_init`, `cosformer_prefill`, `cosformer_step`) has one from the start.
+
 Deviations from the authors' code: it has no mask; here padding is exact. Angles and
 sums are float32 or wider whatever the inputs.
 """
 
-import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from lra_jax.attention import kernels, shapes
+from lra_jax.attention import angles, causal, kernels, shapes
 
-__all__ = ["cosformer_attention", "cosformer_weights"]
+__all__ = [
+    "CosformerState",
+    "cosformer_attention",
+    "cosformer_init",
+    "cosformer_prefill",
+    "cosformer_step",
+    "cosformer_weights",
+]
 
-MaxLength = int | np.integer | jax.Array | np.ndarray | None
+
+class CosformerState(NamedTuple):
+    """Everything that the next position needs of the earlier ones."""
+
+    sums: causal.Sums  # [B, N, 2H, Hv] and [B, N, 2H]
+    position: jax.Array  # of the next token in each sample, [B] int32
+    max_length: jax.Array  # M, [] int32
 
 
 def cosformer_attention(
@@ -37,10 +53,11 @@ def cosformer_attention(
     value: jax.Array,
     mask: jax.Array | None = None,
     is_causal: bool = False,
-    max_length: MaxLength = None,
+    max_length: angles.MaxLength = None,
     *,
     denominator: str = "clamp",
     eps: float = 1e-6,
+    chunking: causal.Chunking | None = None,
     precision: jax.lax.PrecisionLike = None,
     **_: Any,
 ) -> jax.Array:
@@ -52,13 +69,14 @@ def cosformer_attention(
       value: `[B, S, N, Hv]`.
       mask: boolean, True = may be attended: `[B, S]`, or anything that broadcasts to
         `[B, 1, 1, S]`.
-      is_causal: must be False in this version.
+      is_causal: position i sees keys 0..i only; needs T == S.
       max_length: M. An int of at least max(T, S); None for max(T, S); or an integer
         array `[B]` with one M a sample, whose positions from its M on are padding: such
         keys are hidden and such query rows are zero.
       denominator: "clamp" divides by max(sum, eps), as the authors do; "add" divides by
         sum + eps (davidsvy/cosformer-pytorch, with eps 1e-5).
       eps: see `denominator`.
+      chunking: how the causal form cuts the sequence; None = by the backend.
       precision: of the matrix products, as in ``jnp.einsum``.
       **_: further keywords that Flax passes to an ``attention_fn``; ignored.
 
@@ -67,18 +85,26 @@ def cosformer_attention(
       key, is negative throughout is exactly zero, with zero gradient to query and key.
 
     Raises:
-      ValueError: shapes, dtypes or the mask do not fit, a position lies beyond
-        `max_length`, or `is_causal` is True.
+      ValueError: shapes, dtypes or the mask do not fit, or a position lies beyond
+        `max_length`.
     """
     shapes.check_inputs(query, key, value, is_causal)
-    _check_options(is_causal, denominator)
-    lengths = _lengths(max_length, query, key)
-    mask = _visible(mask, lengths, query.shape[0], key.shape[1])
+    _check_options(denominator)
+    lengths = angles.max_lengths(max_length, query, key)
+    mask = angles.visible(mask, lengths, query.shape[0], key.shape[1])
     dtype = shapes.accumulation_dtype(query, key, value)
-    query_features, key_features = _features(query, key, mask, lengths, dtype)
+    rows = angles.within(lengths, query.shape[1])
+    features = _features(query, key, rows, mask, dtype)
     value = shapes.by_head(value, query.shape[2], mask, dtype)
-    sums = kernels.project(query_features, key_features.sum(2), precision)
-    out = kernels.contract(query_features, key_features, value, precision)
+    if is_causal:
+        tables = angles.tables(query.shape[1], lengths, dtype)
+        out, sums, _state = causal.causal_linear(
+            *features, value, angles=tables, chunking=chunking, precision=precision
+        )
+    else:
+        query_features, key_features = _rotated(features, lengths)
+        sums = kernels.project(query_features, key_features.sum(2), precision)
+        out = kernels.contract(query_features, key_features, value, precision)
     out = out / _bounded(sums, denominator, eps)[..., None]
     return jnp.swapaxes(out, 1, 2).astype(query.dtype)
 
@@ -88,7 +114,7 @@ def cosformer_weights(
     key: jax.Array,
     mask: jax.Array | None = None,
     is_causal: bool = False,
-    max_length: MaxLength = None,
+    max_length: angles.MaxLength = None,
     *,
     denominator: str = "clamp",
     eps: float = 1e-6,
@@ -100,101 +126,159 @@ def cosformer_weights(
     float32 or wider; arguments and errors are those of `cosformer_attention`.
     """
     shapes.check_inputs(query, key, None, is_causal)
-    _check_options(is_causal, denominator)
-    lengths = _lengths(max_length, query, key)
-    mask = _visible(mask, lengths, query.shape[0], key.shape[1])
+    _check_options(denominator)
+    lengths = angles.max_lengths(max_length, query, key)
+    mask = angles.visible(mask, lengths, query.shape[0], key.shape[1])
     dtype = shapes.accumulation_dtype(query, key)
-    query_features, key_features = _features(query, key, mask, lengths, dtype)
-    scores = kernels.products(query_features, key_features, precision)
+    rows = angles.within(lengths, query.shape[1])
+    features = _rotated(_features(query, key, rows, mask, dtype), lengths)
+    scores = kernels.products(*features, precision)
+    if is_causal:
+        scores = kernels.hide_future(scores)
     return scores / _bounded(scores.sum(-1, keepdims=True), denominator, eps)
 
 
-def _check_options(is_causal: bool, denominator: str) -> None:
-    shapes.refuse_causal("cosformer", is_causal)
+def cosformer_init(
+    batch_size: int,
+    num_heads: int,
+    head_dim: int,
+    value_dim: int | None = None,
+    dtype: jax.typing.DTypeLike = jnp.float32,
+    *,
+    max_length: int,
+) -> CosformerState:
+    """Returns the state of a stream before its first position.
+
+    Args:
+      batch_size: B.
+      num_heads: N, those of the query.
+      head_dim: H.
+      value_dim: Hv; None = H.
+      dtype: of the sums, float32 or float64.
+      max_length: M, more than every position that the stream will reach.
+
+    Raises:
+      ValueError: another dtype, or `max_length` is not positive.
+    """
+    dtype = shapes.state_dtype(dtype)
+    width, value_dim = 2 * head_dim, value_dim or head_dim
+    return CosformerState(
+        causal.no_sums(batch_size, num_heads, width, value_dim, dtype),
+        jnp.zeros((batch_size,), jnp.int32),
+        jnp.asarray(angles.fixed(max_length, 1), jnp.int32),
+    )
+
+
+def cosformer_prefill(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    mask: jax.Array | None = None,
+    *,
+    max_length: int | None = None,
+    state: CosformerState | None = None,
+    denominator: str = "clamp",
+    eps: float = 1e-6,
+    chunking: causal.Chunking | None = None,
+    precision: jax.lax.PrecisionLike = None,
+) -> tuple[jax.Array, CosformerState]:
+    """Takes a whole prompt, or a further part of one, in one pass.
+
+    Args:
+      query: `[B, T, N, H]`; key, value, mask and options as in `cosformer_attention`.
+        The next token stands behind each sample's last real position.
+      max_length: M, for all that the stream will hold; give it or a state, which has
+        its own.
+      state: what came before; None = nothing.
+
+    Returns:
+      The causal attention `[B, T, N, Hv]` and the state after the last real position.
+
+    Raises:
+      ValueError: shapes, dtypes, the mask or the state do not fit, or the prompt
+        reaches beyond M. Under ``jax.jit`` a state's position is not known and cannot
+        raise: positions from M on then count as the position M - 1.
+    """
+    shapes.check_inputs(query, key, value, True)
+    _check_options(denominator)
+    batch, length = query.shape[:2]
+    mask = shapes.padding_mask(mask, batch, length)
+    position = shapes.next_position(mask, batch, length)
+    if state is None:
+        dtype = shapes.accumulation_dtype(query, key, value)
+        longest = angles.fixed(max_length, length)
+        tables = angles.tables(length, longest, dtype)
+        limit = jnp.asarray(longest, jnp.int32)
+    elif max_length is not None:
+        raise ValueError(f"max_length: expected None with a state, got {max_length}")
+    else:
+        dtype, limit = state.sums.total.dtype, state.max_length
+        tables = angles.stream_tables(state.position, length, limit, dtype)
+        position = position + state.position
+    out, sums, after = causal.causal_linear(
+        *_features(query, key, None, mask, dtype),
+        shapes.by_head(value, query.shape[2], mask, dtype),
+        angles=tables,
+        start=None if state is None else state.sums,
+        chunking=chunking,
+        precision=precision,
+    )
+    out = out / _bounded(sums, denominator, eps)[..., None]
+    out = jnp.swapaxes(out, 1, 2).astype(query.dtype)
+    return out, CosformerState(after, position, limit)
+
+
+def cosformer_step(
+    state: CosformerState,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    *,
+    denominator: str = "clamp",
+    eps: float = 1e-6,
+    precision: jax.lax.PrecisionLike = None,
+) -> tuple[jax.Array, CosformerState]:
+    """Takes one position of each sample; arrays `[B, N, H]` -> `[B, N, Hv]`.
+
+    Options and errors are those of `cosformer_prefill`: a step beyond M raises outside
+    ``jax.jit``, and counts as the position M - 1 inside.
+    """
+    arrays = shapes.one_position(query, key, value)
+    options = {"denominator": denominator, "eps": eps, "precision": precision}
+    out, state = cosformer_prefill(*arrays, state=state, **options)
+    return out[:, 0], state
+
+
+def _check_options(denominator: str) -> None:
     if denominator not in ("clamp", "add"):
         raise ValueError(f"denominator: expected 'clamp' or 'add', got {denominator!r}")
-
-
-def _lengths(
-    max_length: MaxLength, query: jax.Array, key: jax.Array
-) -> int | jax.Array:
-    """M as an int, or as an integer array `[B]`."""
-    longest = max(query.shape[1], key.shape[1])
-    if max_length is None:
-        return longest
-    if isinstance(max_length, int | np.integer):
-        if max_length < longest:
-            raise ValueError(
-                f"max_length: expected at least max(T, S)={longest}, so that every "
-                f"weight is positive, got {max_length}"
-            )
-        return int(max_length)
-    lengths = jnp.asarray(max_length)
-    expected = (query.shape[0],)
-    if lengths.shape != expected or not jnp.issubdtype(lengths.dtype, jnp.integer):
-        raise ValueError(
-            f"max_length: expected an int, None or an integer array [B]={expected}, "
-            f"got {lengths.dtype} of shape {lengths.shape}"
-        )
-    return lengths
-
-
-def _visible(
-    mask: jax.Array | None, lengths: int | jax.Array, batch: int, length: int
-) -> jax.Array | None:
-    mask = shapes.padding_mask(mask, batch, length)
-    if isinstance(lengths, int):
-        return mask
-    within = _within(lengths, length)
-    return within if mask is None else mask & within
-
-
-def _within(lengths: jax.Array, length: int) -> jax.Array:
-    """`[B, S]`: the positions below each sample's own M."""
-    return jnp.arange(length, dtype=lengths.dtype)[None] < lengths[:, None]
 
 
 def _features(
     query: jax.Array,
     key: jax.Array,
+    rows: jax.Array | None,
     mask: jax.Array | None,
-    lengths: int | jax.Array,
     dtype: jnp.dtype,
 ) -> tuple[jax.Array, jax.Array]:
+    """The ReLU of the visible queries and keys, `[B, N, T, H]`."""
     num_heads = query.shape[2]
-    rows = None
-    if not isinstance(lengths, int):
-        rows = _within(lengths, query.shape[1])
     # ReLU(0) is zero, and its gradient there too: what is hidden stays hidden.
     return (
-        _rotated(shapes.by_head(query, num_heads, rows, dtype), lengths),
-        _rotated(shapes.by_head(key, num_heads, mask, dtype), lengths),
+        jax.nn.relu(shapes.by_head(query, num_heads, rows, dtype)),
+        jax.nn.relu(shapes.by_head(key, num_heads, mask, dtype)),
     )
 
 
-def _rotated(x: jax.Array, lengths: int | jax.Array) -> jax.Array:
-    """`[B, N, T, H]` -> `[B, N, T, 2H]`: cosine half, then sine half."""
-    cos, sin = _angle_tables(x.shape[2], lengths, x.dtype)
-    active = jax.nn.relu(x)
-    return jnp.concatenate([active * cos, active * sin], -1)
-
-
-def _angle_tables(
-    length: int, lengths: int | jax.Array, dtype: jnp.dtype
+def _rotated(
+    features: tuple[jax.Array, jax.Array], lengths: int | jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Cosine and sine of every position's angle, `[1 or B, 1, T, 1]`."""
-    positions = np.arange(length)[None]
-    if isinstance(lengths, int):
-        # Made here and not by XLA, which would fuse the cosine into the product and
-        # evaluate it once for every element.
-        angles = positions * (math.pi / 2 / lengths)
-        tables = np.cos(angles), np.sin(angles)
-    else:
-        longest = jnp.maximum(lengths, 1).astype(dtype)
-        angles = jnp.asarray(positions, dtype) * (math.pi / 2 / longest)[:, None]
-        tables = jnp.cos(angles), jnp.sin(angles)
-    cos, sin = (jnp.asarray(table, dtype)[:, None, :, None] for table in tables)
-    return cos, sin
+    """Twice `[B, N, T, H]` -> twice `[B, N, T, 2H]`."""
+    query, key = (
+        kernels.rotated(x, *angles.tables(x.shape[2], lengths, x.dtype))
+        for x in features
+    )
+    return query, key
 
 
 def _bounded(sums: jax.Array, denominator: str, eps: float) -> jax.Array:

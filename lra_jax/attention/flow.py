@@ -23,27 +23,31 @@ every sum, the real counts stand for T and S, and padded sources take no part in
 competition, so a padded batch equals each of its samples run alone. Both sides enter
 the sums: padded queries matter too, so give ``query_mask`` (in self-attention, the same
 mask) unless all queries are real.
+
+The causal form is a definition of its own: see `lra_jax.attention.flow_causal`. It is
+self-attention, so there ``query_mask`` is ``mask`` unless given. A stream (`flow_init`,
+`flow_prefill`, `flow_step`) holds its sums, whatever the position.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from lra_jax.attention import kernels, shapes
+from lra_jax.attention import chunks, flow_causal, flow_parts, kernels, shapes
+from lra_jax.attention.flow_causal import FlowState
+from lra_jax.attention.flow_parts import FlowTerms, Options
 
-__all__ = ["FlowTerms", "flow_attention", "flow_terms", "flow_weights"]
-
-
-class FlowTerms(NamedTuple):
-    """What decides how much flows where; float32 or wider."""
-
-    incoming: jax.Array  # I, [B, T, N]
-    outgoing: jax.Array  # O, [B, S, N]
-    conserved_sink: jax.Array  # I', [B, T, N]
-    conserved_source: jax.Array  # O' before clipping, [B, S, N]
-    competition: jax.Array  # c, [B, S, N]
-    allocation: jax.Array  # a, [B, T, N]
+__all__ = [
+    "FlowState",
+    "FlowTerms",
+    "flow_attention",
+    "flow_init",
+    "flow_prefill",
+    "flow_step",
+    "flow_terms",
+    "flow_weights",
+]
 
 
 def flow_attention(
@@ -59,6 +63,7 @@ def flow_attention(
     competition_axis: str = "source",
     eps: float = 1e-6,
     extra_eps: float = 0.0,
+    chunking: chunks.Chunking | None = None,
     precision: jax.lax.PrecisionLike = None,
     **_: Any,
 ) -> jax.Array:
@@ -70,15 +75,18 @@ def flow_attention(
       value: `[B, S, N, Hv]`.
       mask: boolean, True = a real source: `[B, S]`, or anything that broadcasts to
         `[B, 1, 1, S]`.
-      is_causal: must be False in this version.
+      is_causal: the causal definition; needs T == S.
       query_mask: boolean, True = a real sink: `[B, T]`, or anything that broadcasts to
-        `[B, 1, 1, T]`; None = all real. Rows that are not real come out zero.
+        `[B, 1, 1, T]`; None = all real, or in the causal form as `mask`. Rows that are
+        not real come out zero.
       clip: bound on the conserved outgoing flow before the competition; None = none.
       feature_map: "sigmoid", "relu", "elu" (elu(x) + 1), or a non-negative function.
       competition_axis: "source" (the paper), or "heads": the softmax runs over the
-        heads of each source, which is what the published LRA code computes.
+        heads of each source, which is what the published LRA code computes; not
+        causal.
       eps: added to both factors of every inner product.
       extra_eps: added to every inner product itself; the authors' vision code has 1e-6.
+      chunking: how the causal form cuts the sequence; None = by the backend.
       precision: of the matrix products, as in ``jnp.einsum``.
       **_: further keywords that Flax passes to an ``attention_fn``; ignored.
 
@@ -86,20 +94,23 @@ def flow_attention(
       `[B, T, N, Hv]` in the query's dtype.
 
     Raises:
-      ValueError: shapes, dtypes or a mask do not fit, or `is_causal` is True.
+      ValueError: shapes, dtypes, a mask or an option do not fit.
     """
     shapes.check_inputs(query, key, value, is_causal)
-    _check_options(is_causal, clip, competition_axis)
-    mask, query_mask = _masks(mask, query_mask, query, key)
+    options = Options(clip, competition_axis, eps, extra_eps, precision)
+    masks = _masks(mask, query_mask, is_causal, query, key)
     dtype = shapes.accumulation_dtype(query, key, value)
-    features = _features(query, key, mask, query_mask, feature_map, dtype)
-    terms = _terms(
-        *features, mask, query_mask, clip, competition_axis, eps, extra_eps, precision
-    )
-    value = shapes.by_head(value, query.shape[2], mask, dtype)
-    out = kernels.contract(*features, value * terms.competition[..., None], precision)
-    # Scaling the output instead of phi(q) is the same and saves a pass over it.
-    out = out * (terms.allocation / terms.incoming)[..., None]
+    features = flow_parts.features(query, key, *masks, feature_map, dtype)
+    value = shapes.by_head(value, query.shape[2], masks[0], dtype)
+    if is_causal:
+        arguments = (features, value, *masks, options)
+        out, _state = flow_causal.causal_flow(*arguments, chunking=chunking)
+    else:
+        terms = flow_parts.terms(*features, *masks, options)
+        value = value * terms.competition[..., None]
+        out = kernels.contract(*features, value, precision)
+        # Scaling the output instead of phi(q) is the same and saves a pass over it.
+        out = out * (terms.allocation / terms.incoming)[..., None]
     return jnp.swapaxes(out, 1, 2).astype(query.dtype)
 
 
@@ -124,14 +135,14 @@ def flow_weights(
     those of `flow_attention`.
     """
     shapes.check_inputs(query, key, None, is_causal)
-    _check_options(is_causal, clip, competition_axis)
-    mask, query_mask = _masks(mask, query_mask, query, key)
+    options = Options(clip, competition_axis, eps, extra_eps, precision)
+    masks = _masks(mask, query_mask, is_causal, query, key)
     dtype = shapes.accumulation_dtype(query, key)
-    features = _features(query, key, mask, query_mask, feature_map, dtype)
-    terms = _terms(
-        *features, mask, query_mask, clip, competition_axis, eps, extra_eps, precision
-    )
+    features = flow_parts.features(query, key, *masks, feature_map, dtype)
+    terms = _terms(features, masks, is_causal, options)
     scores = kernels.products(*features, precision)
+    if is_causal:
+        scores = kernels.hide_future(scores)
     rows = (terms.allocation / terms.incoming)[..., None]
     return scores * rows * terms.competition[:, :, None, :]
 
@@ -143,6 +154,7 @@ def flow_terms(
     query_mask: jax.Array | None = None,
     clip: float | None = 1.0,
     *,
+    is_causal: bool = False,
     feature_map: kernels.FeatureMap = "sigmoid",
     competition_axis: str = "source",
     eps: float = 1e-6,
@@ -153,106 +165,135 @@ def flow_terms(
 
     Arguments and errors are those of `flow_attention`.
     """
-    shapes.check_inputs(query, key)
-    _check_options(False, clip, competition_axis)
-    mask, query_mask = _masks(mask, query_mask, query, key)
+    shapes.check_inputs(query, key, None, is_causal)
+    options = Options(clip, competition_axis, eps, extra_eps, precision)
+    masks = _masks(mask, query_mask, is_causal, query, key)
     dtype = shapes.accumulation_dtype(query, key)
-    features = _features(query, key, mask, query_mask, feature_map, dtype)
-    terms = _terms(
-        *features, mask, query_mask, clip, competition_axis, eps, extra_eps, precision
-    )
+    features = flow_parts.features(query, key, *masks, feature_map, dtype)
+    terms = _terms(features, masks, is_causal, options)
     return FlowTerms(*(jnp.swapaxes(term, 1, 2) for term in terms))
 
 
-def _check_options(is_causal: bool, clip: float | None, competition_axis: str) -> None:
-    shapes.refuse_causal("flow", is_causal)
-    if clip is not None and not (isinstance(clip, int | float) and clip > 0):
-        raise ValueError(f"clip: expected a positive number or None, got {clip!r}")
-    if competition_axis not in ("source", "heads"):
-        raise ValueError(
-            f"competition_axis: expected 'source' or 'heads', got {competition_axis!r}"
-        )
+def flow_init(
+    batch_size: int,
+    num_heads: int,
+    head_dim: int,
+    value_dim: int | None = None,
+    dtype: jax.typing.DTypeLike = jnp.float32,
+    *,
+    feature_map: kernels.FeatureMap = "sigmoid",
+) -> FlowState:
+    """Returns the state of a stream before its first position.
+
+    Args:
+      batch_size: B.
+      num_heads: N, those of the query.
+      head_dim: H.
+      value_dim: Hv; None = H.
+      dtype: of the sums, float32 or float64.
+      feature_map: as in `flow_attention`; it decides the width M.
+
+    Raises:
+      ValueError: another dtype, or an unknown feature map.
+    """
+    dtype = shapes.state_dtype(dtype)
+    width = kernels.feature_width(feature_map, head_dim)
+    sizes = (batch_size, num_heads, width, value_dim or head_dim)
+    return flow_causal.no_flow(*sizes, dtype)
+
+
+def flow_prefill(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    mask: jax.Array | None = None,
+    query_mask: jax.Array | None = None,
+    clip: float | None = 1.0,
+    *,
+    state: FlowState | None = None,
+    feature_map: kernels.FeatureMap = "sigmoid",
+    eps: float = 1e-6,
+    extra_eps: float = 0.0,
+    chunking: chunks.Chunking | None = None,
+    precision: jax.lax.PrecisionLike = None,
+) -> tuple[jax.Array, FlowState]:
+    """Takes a whole prompt, or a further part of one, in one pass.
+
+    Args:
+      query: `[B, T, N, H]`; key, value, masks and options as in `flow_attention`.
+      state: what came before; None = nothing.
+
+    Returns:
+      The causal attention `[B, T, N, Hv]` and the state after the last real position.
+
+    Raises:
+      ValueError: shapes, dtypes, a mask, an option or the state do not fit.
+    """
+    shapes.check_inputs(query, key, value, True)
+    options = Options(clip, "source", eps, extra_eps, precision)
+    masks = _masks(mask, query_mask, True, query, key)
+    dtype = shapes.accumulation_dtype(query, key, value)
+    if state is not None:
+        dtype = state.sums.total.dtype
+    features = flow_parts.features(query, key, *masks, feature_map, dtype)
+    value = shapes.by_head(value, query.shape[2], masks[0], dtype)
+    out, state = flow_causal.causal_flow(
+        features, value, *masks, options, state=state, chunking=chunking
+    )
+    return jnp.swapaxes(out, 1, 2).astype(query.dtype), state
+
+
+def flow_step(
+    state: FlowState,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    clip: float | None = 1.0,
+    *,
+    feature_map: kernels.FeatureMap = "sigmoid",
+    eps: float = 1e-6,
+    extra_eps: float = 0.0,
+    precision: jax.lax.PrecisionLike = None,
+) -> tuple[jax.Array, FlowState]:
+    """Takes one position of each sample; arrays `[B, N, H]` -> `[B, N, Hv]`.
+
+    Options and errors are those of `flow_prefill`.
+    """
+    arrays = shapes.one_position(query, key, value)
+    options = {"feature_map": feature_map, "eps": eps, "extra_eps": extra_eps}
+    options |= {"clip": clip, "precision": precision}
+    out, state = flow_prefill(*arrays, state=state, **options)
+    return out[:, 0], state
+
+
+Masks = tuple[jax.Array | None, jax.Array | None]
 
 
 def _masks(
     mask: jax.Array | None,
     query_mask: jax.Array | None,
+    is_causal: bool,
     query: jax.Array,
     key: jax.Array,
-) -> tuple[jax.Array | None, jax.Array | None]:
-    batch, length = query.shape[:2]
+) -> Masks:
+    """Boolean masks of the sources `[B, S]` and of the sinks `[B, T]`; None = all."""
+    batch = query.shape[0]
     sources = shapes.padding_mask(mask, batch, key.shape[1])
+    if query_mask is None and is_causal:
+        return sources, sources
+    length = query.shape[1]
     return sources, shapes.padding_mask(query_mask, batch, length, "query_mask")
 
 
-def _features(
-    query: jax.Array,
-    key: jax.Array,
-    mask: jax.Array | None,
-    query_mask: jax.Array | None,
-    feature_map: kernels.FeatureMap,
-    dtype: jnp.dtype,
-) -> tuple[jax.Array, jax.Array]:
-    phi = kernels.feature_map(feature_map)
-    num_heads = query.shape[2]
-    query_features = phi(shapes.by_head(query, num_heads, query_mask, dtype))
-    key_features = phi(shapes.by_head(key, num_heads, mask, dtype))
-    # Hidden again after the map, because phi(0) is not zero.
-    return (
-        shapes.hide_by_head(query_features, query_mask),
-        shapes.hide_by_head(key_features, mask),
-    )
-
-
 def _terms(
-    query_features: jax.Array,
-    key_features: jax.Array,
-    mask: jax.Array | None,
-    query_mask: jax.Array | None,
-    clip: float | None,
-    competition_axis: str,
-    eps: float,
-    extra_eps: float,
-    precision: jax.lax.PrecisionLike,
+    features: tuple[jax.Array, jax.Array],
+    masks: Masks,
+    is_causal: bool,
+    options: Options,
 ) -> FlowTerms:
     """The terms with the heads first, `[B, N, T]`."""
-
-    def inner(features: jax.Array, others: jax.Array, weights: jax.Array | None = None):
-        if weights is None:
-            total = others.sum(2) + eps
-        else:
-            total = jnp.einsum("bntm,bnt->bnm", others, weights, precision=precision)
-            total = total + eps
-        # (features + eps) . total, without a pass that adds eps to the features.
-        constant = eps * total.sum(-1)[..., None] + extra_eps
-        return kernels.project(features, total, precision) + constant
-
-    incoming = inner(query_features, key_features)
-    outgoing = inner(key_features, query_features)
-    conserved_sink = inner(query_features, key_features, 1 / outgoing)
-    conserved_source = inner(key_features, query_features, 1 / incoming)
-
-    sinks = _count(query_mask, query_features)
-    sources = _count(mask, key_features)
-    logits = conserved_source if clip is None else kernels.clamp(conserved_source, clip)
-    if competition_axis == "heads":
-        shares = jax.nn.softmax(logits, axis=1)
-    else:
-        visible = None if mask is None else mask[:, None, :]
-        shares = kernels.masked_softmax(logits, visible, axis=2)
-    return FlowTerms(
-        incoming=incoming,
-        outgoing=outgoing,
-        conserved_sink=conserved_sink,
-        conserved_source=conserved_source,
-        competition=shares * sources,
-        allocation=jax.nn.sigmoid(conserved_sink * (sinks / sources)),
-    )
-
-
-def _count(mask: jax.Array | None, features: jax.Array) -> jax.Array:
-    """`[B, 1, 1]` real positions, at least 1 so that it can be divided by."""
-    if mask is None:
-        return jnp.full((1, 1, 1), features.shape[2], features.dtype)
-    counts = jnp.maximum(mask.sum(1), 1).astype(features.dtype)
-    return counts[:, None, None]
+    if not is_causal:
+        return flow_parts.terms(*features, *masks, options)
+    no_value = features[1][..., :1]
+    arguments = (features, no_value, *masks, options)
+    return flow_causal.causal_flow(*arguments, as_terms=True)[0]

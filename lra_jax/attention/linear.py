@@ -3,7 +3,11 @@
 ``out_i = phi(q_i)^T sum_j phi(k_j) v_j^T / (phi(q_i)^T sum_j phi(k_j) + eps)`` with
 ``phi(x) = elu(x) + 1`` and no 1 / sqrt(H).
 
-Cost: O((T + S) H Hv) time, O(H Hv) beside the inputs and the output.
+Cost: O((T + S) H Hv) time, O(H Hv) beside the inputs and the output. The causal form
+sums over j <= i instead (`lra_jax.attention.causal`).
+
+A stream holds the two sums, whatever its position: `linear_init` makes them empty,
+`linear_prefill` takes a prompt in one pass, `linear_step` takes one position.
 
 The denominator's eps is added, as in the authors' code (idiap/fast-transformers), so
 rows sum to ``z / (z + eps)``; a row without visible keys is exactly zero. Features,
@@ -11,14 +15,28 @@ sums and products are float32 or wider even for half-precision inputs: with H = 
 float16 sums overflow beyond some 760 keys.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from lra_jax.attention import kernels, shapes
+from lra_jax.attention import causal, kernels, shapes
 
-__all__ = ["linear_attention", "linear_weights"]
+__all__ = [
+    "LinearState",
+    "linear_attention",
+    "linear_init",
+    "linear_prefill",
+    "linear_step",
+    "linear_weights",
+]
+
+
+class LinearState(NamedTuple):
+    """Everything that the next position needs of the earlier ones."""
+
+    sums: causal.Sums  # [B, N, M, Hv] and [B, N, M]
+    position: jax.Array  # of the next token in each sample, [B] int32
 
 
 def linear_attention(
@@ -30,6 +48,7 @@ def linear_attention(
     *,
     feature_map: kernels.FeatureMap = "elu",
     eps: float = 1e-6,
+    chunking: causal.Chunking | None = None,
     precision: jax.lax.PrecisionLike = None,
     **_: Any,
 ) -> jax.Array:
@@ -41,10 +60,11 @@ def linear_attention(
       value: `[B, S, N, Hv]`.
       mask: boolean, True = may be attended: `[B, S]`, or anything that broadcasts to
         `[B, 1, 1, S]`.
-      is_causal: must be False in this version.
+      is_causal: position i sees keys 0..i only; needs T == S.
       feature_map: "elu" (elu(x) + 1), "relu", "sigmoid", or a non-negative function of
         an array.
       eps: added to the denominator.
+      chunking: how the causal form cuts the sequence; None = by the backend.
       precision: of the matrix products, as in ``jnp.einsum``.
       **_: further keywords that Flax passes to an ``attention_fn``; ignored.
 
@@ -52,10 +72,12 @@ def linear_attention(
       `[B, T, N, Hv]` in the query's dtype.
 
     Raises:
-      ValueError: shapes, dtypes or the mask do not fit, or `is_causal` is True.
+      ValueError: shapes, dtypes or the mask do not fit.
     """
     shapes.check_inputs(query, key, value, is_causal)
-    shapes.refuse_causal("linear", is_causal)
+    if is_causal:
+        options = (feature_map, eps, chunking, precision)
+        return _causal(query, key, value, mask, None, *options)[0]
     mask = shapes.padding_mask(mask, query.shape[0], key.shape[1])
     dtype = shapes.accumulation_dtype(query, key, value)
     query_features, key_features = _features(query, key, mask, feature_map, dtype)
@@ -82,12 +104,122 @@ def linear_weights(
     float32 or wider; arguments and errors are those of `linear_attention`.
     """
     shapes.check_inputs(query, key, None, is_causal)
-    shapes.refuse_causal("linear", is_causal)
     mask = shapes.padding_mask(mask, query.shape[0], key.shape[1])
     dtype = shapes.accumulation_dtype(query, key)
     query_features, key_features = _features(query, key, mask, feature_map, dtype)
     scores = kernels.products(query_features, key_features, precision)
+    if is_causal:
+        scores = kernels.hide_future(scores)
     return scores / (scores.sum(-1, keepdims=True) + eps)
+
+
+def linear_init(
+    batch_size: int,
+    num_heads: int,
+    head_dim: int,
+    value_dim: int | None = None,
+    dtype: jax.typing.DTypeLike = jnp.float32,
+    *,
+    feature_map: kernels.FeatureMap = "elu",
+) -> LinearState:
+    """Returns the state of a stream before its first position.
+
+    Args:
+      batch_size: B.
+      num_heads: N, those of the query.
+      head_dim: H.
+      value_dim: Hv; None = H.
+      dtype: of the sums, float32 or float64.
+      feature_map: as in `linear_attention`; it decides the width M.
+
+    Raises:
+      ValueError: another dtype, or an unknown feature map.
+    """
+    dtype = shapes.state_dtype(dtype)
+    width = kernels.feature_width(feature_map, head_dim)
+    sums = causal.no_sums(batch_size, num_heads, width, value_dim or head_dim, dtype)
+    return LinearState(sums, jnp.zeros((batch_size,), jnp.int32))
+
+
+def linear_prefill(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    mask: jax.Array | None = None,
+    *,
+    state: LinearState | None = None,
+    feature_map: kernels.FeatureMap = "elu",
+    eps: float = 1e-6,
+    chunking: causal.Chunking | None = None,
+    precision: jax.lax.PrecisionLike = None,
+) -> tuple[jax.Array, LinearState]:
+    """Takes a whole prompt, or a further part of one, in one pass.
+
+    Args:
+      query: `[B, T, N, H]`; key, value, mask and options as in `linear_attention`.
+      state: what came before; None = nothing.
+
+    Returns:
+      The causal attention `[B, T, N, Hv]` and the state after the last real position.
+
+    Raises:
+      ValueError: shapes, dtypes, the mask or the state do not fit.
+    """
+    shapes.check_inputs(query, key, value, True)
+    options = (feature_map, eps, chunking, precision)
+    return _causal(query, key, value, mask, state, *options)
+
+
+def linear_step(
+    state: LinearState,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    *,
+    feature_map: kernels.FeatureMap = "elu",
+    eps: float = 1e-6,
+    precision: jax.lax.PrecisionLike = None,
+) -> tuple[jax.Array, LinearState]:
+    """Takes one position of each sample; arrays `[B, N, H]` -> `[B, N, Hv]`.
+
+    Options and errors are those of `linear_prefill`.
+    """
+    arrays = shapes.one_position(query, key, value)
+    out, state = linear_prefill(
+        *arrays, state=state, feature_map=feature_map, eps=eps, precision=precision
+    )
+    return out[:, 0], state
+
+
+def _causal(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    mask: jax.Array | None,
+    state: LinearState | None,
+    feature_map: kernels.FeatureMap,
+    eps: float,
+    chunking: causal.Chunking | None,
+    precision: jax.lax.PrecisionLike,
+) -> tuple[jax.Array, LinearState]:
+    mask = shapes.padding_mask(mask, query.shape[0], key.shape[1])
+    dtype = shapes.accumulation_dtype(query, key, value)
+    if state is not None:
+        dtype = state.sums.total.dtype
+    query_features, key_features = _features(query, key, mask, feature_map, dtype)
+    numerator, denominator, sums = causal.causal_linear(
+        query_features,
+        key_features,
+        shapes.by_head(value, query.shape[2], mask, dtype),
+        start=None if state is None else state.sums,
+        chunking=chunking,
+        precision=precision,
+    )
+    out = jnp.swapaxes(numerator / (denominator + eps)[..., None], 1, 2)
+    position = shapes.next_position(mask, *query.shape[:2])
+    if state is not None:
+        position = position + state.position
+    return out.astype(query.dtype), LinearState(sums, position)
 
 
 def _features(

@@ -28,7 +28,8 @@ class Mechanism:
       causal: has an autoregressive form.
       cross: query and key may differ in length.
       padding: a padding mask is exact: a padded batch equals each sample run alone.
-      stream: has ``<name>_init`` and ``<name>_step`` with a state of constant size.
+      stream: has ``<name>_init``, ``<name>_prefill`` and ``<name>_step``, with a state
+        of constant size.
       cost: leading term of the time, in T, S, H and the mechanism's own sizes.
       summary: one line.
       source: the paper.
@@ -95,10 +96,10 @@ MECHANISMS: dict[str, Mechanism] = {
         Mechanism(
             name="linear",
             module=f"{_PACKAGE}.linear",
-            causal=False,
+            causal=True,
             cross=True,
             padding=True,
-            stream=False,
+            stream=True,
             cost="(T + S) H^2",
             summary="elu(x) + 1 features, normalised (Linear Transformer)",
             source="Katharopoulos et al. 2020",
@@ -106,10 +107,10 @@ MECHANISMS: dict[str, Mechanism] = {
         Mechanism(
             name="cosformer",
             module=f"{_PACKAGE}.cosformer",
-            causal=False,
+            causal=True,
             cross=True,
             padding=True,
-            stream=False,
+            stream=True,
             cost="2 (T + S) H^2",
             summary="ReLU features re-weighted by the cosine of distance",
             source="Qin et al. 2022",
@@ -117,10 +118,10 @@ MECHANISMS: dict[str, Mechanism] = {
         Mechanism(
             name="flow",
             module=f"{_PACKAGE}.flow",
-            causal=False,
+            causal=True,
             cross=True,
             padding=True,
-            stream=False,
+            stream=True,
             cost="(T + S) H^2",
             summary="conserved flows: sources compete, sinks allocate (Flowformer)",
             source="Wu et al. 2022",

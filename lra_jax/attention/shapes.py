@@ -10,6 +10,8 @@ Keys and values may have fewer heads than the query (multi-query and grouped-que
 attention): each of their heads then serves ``N / heads`` neighbouring query heads.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -74,13 +76,52 @@ def _check_array(name: str, array: jax.Array) -> None:
         raise ValueError(f"{name}: expected at least one position, got {array.shape}")
 
 
-def refuse_causal(mechanism: str, is_causal: bool) -> None:
-    """Raises ``ValueError`` where a mechanism has only its non-causal form."""
-    if is_causal:
+def one_position(
+    query: jax.Array, key: jax.Array, value: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Gives the arrays of a stream's step, `[B, N, H]`, a length of 1.
+
+    Raises:
+      ValueError: an array does not have three axes.
+    """
+    given = {"query": query, "key": key, "value": value}
+    for name, array in given.items():
+        if jnp.ndim(array) != 3:
+            layout = _KEYWORDS[name].replace("T, ", "").replace("S, ", "")
+            raise ValueError(
+                f"{name}: expected {layout} for one position, "
+                f"got shape {jnp.shape(array)}"
+            )
+    return query[:, None], key[:, None], value[:, None]
+
+
+def state_dtype(dtype: jax.typing.DTypeLike) -> jnp.dtype:
+    """The dtype of a stream's state; ``ValueError`` unless float32 or float64."""
+    if jnp.dtype(dtype) not in (jnp.float32, jnp.float64):
         raise ValueError(
-            f"is_causal: expected False, got True: the causal form of {mechanism} "
-            "attention is not available in this version"
+            "dtype: expected float32 or float64, because a state sums over all "
+            f"positions, got {jnp.dtype(dtype)}"
         )
+    return jnp.dtype(dtype)
+
+
+def checked_state(state: Any, wanted: Any) -> Any:
+    """The state, a NamedTuple of arrays; ``ValueError`` unless of the wanted shapes."""
+    for name, given, expected in zip(wanted._fields, state, wanted, strict=True):
+        if jnp.shape(given) != expected.shape:
+            raise ValueError(
+                f"state: expected {name} of shape {expected.shape} for these inputs, "
+                f"got {jnp.shape(given)}"
+            )
+    return state
+
+
+def next_position(mask: jax.Array | None, batch: int, length: int) -> jax.Array:
+    """`[B]` int32: one past the last visible position; 0 without any."""
+    if mask is None:
+        return jnp.full((batch,), length, jnp.int32)
+    after = jnp.arange(1, length + 1, dtype=jnp.int32)[None]
+    return jnp.where(mask, after, 0).max(1)
 
 
 def accumulation_dtype(*arrays: jax.Array) -> jnp.dtype:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lra_jax import attention
+from lra_jax.attention.causal import Chunking, causal_linear
 
 Arrays = dict[str, jax.Array]
 
@@ -32,9 +33,51 @@ def _linear(case: dict[str, Any], stored: dict) -> Callable[[Arrays], jax.Array]
     assert options["feature_map"] == "elu(x)+1"
     assert options["denominator"] == "sum+eps"
     mask = stored.get("key_padding_mask")
+    if "recurrent" in case["name"]:
+        return lambda a: _by_steps(a, options["eps"])
     return lambda a: attention.linear_attention(
-        a["q"], a["k"], a["v"], mask, eps=options["eps"]
+        a["q"], a["k"], a["v"], mask, is_causal(case), eps=options["eps"]
     )
+
+
+def _by_steps(a: Arrays, eps: float) -> jax.Array:
+    def step(state, position):
+        out, state = attention.linear_step(state, *position, eps=eps)
+        return state, out
+
+    q, k, v = (jnp.swapaxes(a[name], 0, 1) for name in "qkv")
+    batch, heads, width = q.shape[1:]
+    state = attention.linear_init(batch, heads, width, dtype=q.dtype)
+    return jnp.swapaxes(jax.lax.scan(step, state, (q, k, v))[1], 0, 1)
+
+
+def _fla(case: dict[str, Any], stored: dict) -> Callable[[Arrays], jax.Array]:
+    options = case["options"]
+
+    def run(a: Arrays) -> jax.Array:
+        scaled = a["q"] * a["q"].shape[-1] ** -0.5
+        return attention.linear_attention(
+            scaled,
+            a["k"],
+            a["v"],
+            is_causal=True,
+            feature_map=lambda x: x,
+            eps=options["eps"],
+        )
+
+    return run
+
+
+def _lightning(case: dict[str, Any], stored: dict) -> Callable[[Arrays], jax.Array]:
+    def run(a: Arrays) -> jax.Array:
+        arrays = (jnp.swapaxes(a[name], 1, 2) for name in "qkv")
+        slopes = jnp.asarray(stored["slopes"], a["q"].dtype)
+        # Three chunks, so that the decay between them matters.
+        chunking = Chunking(8, 16)
+        out = causal_linear(*arrays, slopes=slopes, chunking=chunking)[0]
+        return jnp.swapaxes(out, 1, 2)
+
+    return run
 
 
 def _cosformer(case: dict[str, Any], stored: dict) -> Callable[[Arrays], jax.Array]:
@@ -43,6 +86,7 @@ def _cosformer(case: dict[str, Any], stored: dict) -> Callable[[Arrays], jax.Arr
     max_length = {
         "max(src_len,tgt_len)": lambda: None,
         "max(padded src_len,tgt_len)": lambda: None,
+        "sequence length": lambda: None,
         "per-sample length": lambda: mask.sum(1),
         64: lambda: 64,
     }[options["M"]]()
@@ -55,6 +99,7 @@ def _cosformer(case: dict[str, Any], stored: dict) -> Callable[[Arrays], jax.Arr
             a["k"],
             a["v"],
             mask,
+            is_causal(case),
             max_length=max_length,
             denominator=denominator,
             eps=options["eps"],
@@ -94,6 +139,7 @@ def flow_options(case: dict[str, Any], stored: dict) -> dict[str, Any]:
     self_padded = "query mask" in options.get("mask", "")
     return {
         "mask": mask,
+        "is_causal": is_causal(case),
         "query_mask": mask if self_padded else None,
         "clip": options["clamp"],
         "feature_map": kernels[options["kernel"]],
@@ -184,6 +230,8 @@ def _fairseq(case: dict[str, Any]) -> Callable[[Arrays], jax.Array]:
 
 
 BUILDERS = {
+    "fla": _fla,
+    "lightning": _lightning,
     "softmax": _softmax,
     "linear": _linear,
     "cosformer": _cosformer,

@@ -1,5 +1,7 @@
 """Masks in all their shapes, and what every error message says."""
 
+import functools
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ from flax import nnx
 
 from lra_jax import attention
 from lra_jax.attention import kernels, shapes
+from lra_jax.attention.causal import Chunking, causal_linear
 
 from .mechanisms import NAMES, E, F, assert_close, inputs, run, weights
 
@@ -122,11 +125,30 @@ def test_causal_needs_one_length(name: str) -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["linear", "cosformer", "flow"])
-def test_causal_is_not_available_yet(name: str) -> None:
-    parts = (f"causal form of {name}", "not available in this version", "got True")
-    _rejects(lambda: run(name)(K, K, V, is_causal=True), *parts)
-    _rejects(lambda: weights(name)(K, K, is_causal=True), *parts)
+def test_causal_flow_competes_among_sources_only() -> None:
+    keywords = {"is_causal": True, "competition_axis": "heads"}
+    parts = ("competition_axis: expected 'source'", "'heads'")
+    _rejects(lambda: run("flow")(K, K, V, **keywords), *parts)
+    _rejects(lambda: weights("flow")(K, K, **keywords), *parts)
+
+
+@pytest.mark.parametrize(
+    ("keywords", "parts"),
+    [
+        ({"chunk": 0}, ("chunk: expected a positive int", "got 0")),
+        ({"block": -1}, ("block: expected a positive int", "got -1")),
+        ({"implementation": "scan"}, ("'loop', 'parallel' or None", "'scan'")),
+    ],
+)
+def test_chunkings_that_do_not_fit(keywords: dict, parts: tuple) -> None:
+    _rejects(lambda: Chunking(**keywords), *parts)
+
+
+def test_slopes_are_one_for_each_head() -> None:
+    heads_first = [np.swapaxes(x, 1, 2) for x in (K, K, V)]
+    slopes = np.ones(3, "float32")
+    call = functools.partial(causal_linear, *heads_first, slopes=slopes)
+    _rejects(call, "slopes: expected one for each head", "[N]=(2,)", "(3,)")
 
 
 def test_linformer_refuses_causal_for_good() -> None:

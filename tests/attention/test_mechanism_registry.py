@@ -12,7 +12,7 @@ from lra_jax import attention
 from lra_jax.attention import __main__ as command
 from lra_jax.attention import registry
 
-from .mechanisms import NAMES
+from .mechanisms import NAMES, STREAMS
 
 
 def _python(code: str) -> str:
@@ -53,9 +53,13 @@ def test_each_mechanism_finds_its_functions(name: str) -> None:
 
 def test_capabilities() -> None:
     able = [(m.name, m.causal) for m in attention.MECHANISMS.values()]
-    assert dict(able) == {name: name == "softmax" for name in NAMES}
+    assert dict(able) == {name: name != "linformer" for name in NAMES}
     for mechanism in attention.MECHANISMS.values():
-        assert mechanism.cross and mechanism.padding and not mechanism.stream
+        assert mechanism.cross and mechanism.padding
+        assert mechanism.stream == (mechanism.name in STREAMS)
+        for part in ("init", "prefill", "step"):
+            has = hasattr(attention, f"{mechanism.name}_{part}")
+            assert has == mechanism.stream
 
 
 def _mine(query, key, value, mask=None, *, width=3):

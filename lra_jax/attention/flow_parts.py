@@ -1,0 +1,120 @@
+"""What Flow-Attention sums: features, flows, competition and allocation.
+
+The formulas and where they come from stand in `lra_jax.attention.flow`.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from lra_jax.attention import kernels, shapes
+
+
+class FlowTerms(NamedTuple):
+    """What decides how much flows where; float32 or wider."""
+
+    incoming: jax.Array  # I, [B, T, N]
+    outgoing: jax.Array  # O, [B, S, N]
+    conserved_sink: jax.Array  # I', [B, T, N]
+    conserved_source: jax.Array  # O' before clipping, [B, S, N]
+    competition: jax.Array  # c, [B, S, N]
+    allocation: jax.Array  # a, [B, T, N]
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of Flow-Attention beside its feature map; see `flow_attention`."""
+
+    clip: float | None
+    competition_axis: str
+    eps: float
+    extra_eps: float
+    precision: jax.lax.PrecisionLike
+
+    def __post_init__(self) -> None:
+        clip = self.clip
+        if clip is not None and not (isinstance(clip, int | float) and clip > 0):
+            raise ValueError(f"clip: expected a positive number or None, got {clip!r}")
+        if self.competition_axis not in ("source", "heads"):
+            raise ValueError(
+                "competition_axis: expected 'source' or 'heads', "
+                f"got {self.competition_axis!r}"
+            )
+
+
+def features(
+    query: jax.Array,
+    key: jax.Array,
+    mask: jax.Array | None,
+    query_mask: jax.Array | None,
+    feature_map: kernels.FeatureMap,
+    dtype: jnp.dtype,
+) -> tuple[jax.Array, jax.Array]:
+    """phi(q) and phi(k), `[B, N, T, M]`, zero where hidden."""
+    phi = kernels.feature_map(feature_map)
+    num_heads = query.shape[2]
+    query_features = phi(shapes.by_head(query, num_heads, query_mask, dtype))
+    key_features = phi(shapes.by_head(key, num_heads, mask, dtype))
+    # Hidden again after the map, because phi(0) is not zero.
+    return (
+        shapes.hide_by_head(query_features, query_mask),
+        shapes.hide_by_head(key_features, mask),
+    )
+
+
+def terms(
+    query_features: jax.Array,
+    key_features: jax.Array,
+    mask: jax.Array | None,
+    query_mask: jax.Array | None,
+    options: Options,
+) -> FlowTerms:
+    """The terms with the heads first, `[B, N, T]`."""
+    eps, precision = options.eps, options.precision
+
+    def inner(features: jax.Array, others: jax.Array, weights: jax.Array | None = None):
+        if weights is None:
+            total = others.sum(2) + eps
+        else:
+            total = jnp.einsum("bntm,bnt->bnm", others, weights, precision=precision)
+            total = total + eps
+        # (features + eps) . total, without a pass that adds eps to the features.
+        constant = eps * total.sum(-1)[..., None] + options.extra_eps
+        return kernels.project(features, total, precision) + constant
+
+    incoming = inner(query_features, key_features)
+    outgoing = inner(key_features, query_features)
+    conserved_sink = inner(query_features, key_features, 1 / outgoing)
+    conserved_source = inner(key_features, query_features, 1 / incoming)
+
+    sinks = _count(query_mask, query_features)
+    sources = _count(mask, key_features)
+    logits = clipped(conserved_source, options.clip)
+    if options.competition_axis == "heads":
+        shares = jax.nn.softmax(logits, axis=1)
+    else:
+        visible = None if mask is None else mask[:, None, :]
+        shares = kernels.masked_softmax(logits, visible, axis=2)
+    return FlowTerms(
+        incoming=incoming,
+        outgoing=outgoing,
+        conserved_sink=conserved_sink,
+        conserved_source=conserved_source,
+        competition=shares * sources,
+        allocation=jax.nn.sigmoid(conserved_sink * (sinks / sources)),
+    )
+
+
+def clipped(logits: jax.Array, clip: float | None) -> jax.Array:
+    """The conserved outgoing flow as it enters the competition."""
+    return logits if clip is None else kernels.clamp(logits, clip)
+
+
+def _count(mask: jax.Array | None, features: jax.Array) -> jax.Array:
+    """`[B, 1, 1]` real positions, at least 1 so that it can be divided by."""
+    if mask is None:
+        return jnp.full((1, 1, 1), features.shape[2], features.dtype)
+    counts = jnp.maximum(mask.sum(1), 1).astype(features.dtype)
+    return counts[:, None, None]
