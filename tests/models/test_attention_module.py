@@ -59,18 +59,20 @@ def test_query_mask_reaches_the_mechanism():
     np.testing.assert_allclose(out, call(module, x[:, :4], context), atol=1e-5)
 
 
-@pytest.mark.parametrize("mechanism", ["softmax", "cosformer", "flow"])
+@pytest.mark.parametrize("mechanism", ["softmax", "linear", "cosformer", "flow"])
 def test_causal(mechanism):
     module, x = layer(mechanism, is_causal=True), inputs(1, 6, 8)
-    try:
-        out = call(module, x)
-    except (NotImplementedError, ValueError) as error:
-        pytest.skip(str(error))
+    out = call(module, x)
     later = np.array(x)
     later[:, 4:] += 1
     changed = call(module, later)
     np.testing.assert_allclose(out[:, :4], changed[:, :4], atol=1e-5)
     assert np.abs(out[:, 4:] - changed[:, 4:]).max() > 1e-3
+
+
+def test_linformer_cannot_be_causal():
+    with pytest.raises(ValueError, match="mixes all positions"):
+        layer("linformer", is_causal=True)(inputs(1, 6, 8))
 
 
 @pytest.mark.parametrize(
