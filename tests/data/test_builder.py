@@ -58,9 +58,7 @@ def test_trees_are_distinct_over_all_splits(dataset):
 def test_a_second_run_opens_what_is_there(tmp_path, monkeypatch):
     first = listops.prepare(tmp_path, seed=1, **TINY)
     monkeypatch.setattr(builder, "_write", None)
-    start = time.perf_counter()
     second = listops.prepare(tmp_path, seed=1, **TINY | {"processes": 2})
-    assert time.perf_counter() - start < 0.5
     assert second.fingerprint == first.fingerprint
     assert second.folder == first.folder
 
