@@ -283,7 +283,7 @@ def _multiplied(start: Tree, updates: Tree, decay: jax.Array | None) -> Tree:
     return jax.tree.map(rows, start, updates)
 
 
-def decayed(exponent: jax.Array, visible: np.ndarray) -> jax.Array:
+def decayed(exponent: jax.Array, visible: jax.Array | np.ndarray) -> jax.Array:
     """``exp(exponent)`` where visible, else 0; the rest may be large and positive."""
     zero = jnp.zeros((), exponent.dtype)
     return jnp.where(visible, jnp.exp(jnp.where(visible, exponent, zero)), zero)

@@ -93,10 +93,8 @@ class FlowBlock:
         flows, sums = self._flows(start, query, key, scores, sinks, sources)
         incoming, _outgoing, conserved_sink, conserved_source = flows
         logits = clipped(conserved_source, self.options.clip)
-        shares, largest, total = _compete(
-            self.plan.join(logits), self.plan.join(visible), start
-        )
-        competition = shares.reshape(logits.shape) * sources
+        shares, largest, total = _compete(logits, visible, start)
+        competition = shares * sources
         allocation = jax.nn.sigmoid(conserved_sink)
         sums = sums._replace(largest=largest, total=total)
         if self.as_terms:
@@ -181,21 +179,26 @@ def _divisor(x: jax.Array) -> jax.Array:
 def _compete(
     logits: jax.Array, visible: jax.Array, start: FlowSums
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Each source's share among those up to it: `[B, N, L]`, and the state after.
+    """Each source's share among those up to it: `[B, N, P, C]`, and the state after.
 
     The maximum is a running one: one over the block would let a large later logit round
     the earlier shares to 0 / 0.
     """
-    zero = jnp.zeros((), logits.dtype)
     lowest = jnp.asarray(jnp.finfo(logits.dtype).min, logits.dtype)
+    seen = chunks.triangle(logits.shape[-1]) & visible[..., None, :]
     # No gradient needs to pass through the maximum: the shares do not depend on it.
-    largest = jax.lax.stop_gradient(jnp.where(visible, logits, lowest))
-    excess = jnp.where(visible, logits - largest, zero)
-    total = jnp.where(visible, jnp.exp(excess), zero)
-    sums = jax.lax.associative_scan(_merged, (largest, total), axis=2)
-    largest, total = _merged((start.largest[..., None], start.total[..., None]), sums)
-    excess = jnp.where(visible, logits - largest, zero)
-    shares = jnp.where(visible, jnp.exp(excess) / _divisor(total), zero)
+    columns = jax.lax.stop_gradient(logits)[..., None, :]
+    largest = jnp.where(seen, columns, lowest).max(-1)
+    excess = logits[..., None, :] - largest[..., None]
+    within = largest, chunks.decayed(excess, seen).sum(-1)
+    ends = (
+        jnp.concatenate([first[..., None], x[..., -1]], 2)
+        for first, x in zip((start.largest, start.total), within, strict=True)
+    )
+    largest, total = jax.lax.associative_scan(_merged, tuple(ends), axis=2)
+    before = largest[:, :, :-1, None], total[:, :, :-1, None]
+    highest, sums = _merged(before, within)
+    shares = chunks.decayed(logits - highest, visible) / _divisor(sums)
     return shares, largest[..., -1], total[..., -1]
 
 
