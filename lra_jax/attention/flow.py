@@ -77,13 +77,11 @@ def flow_attention(
         `[B, 1, 1, S]`.
       is_causal: the causal definition; needs T == S.
       query_mask: boolean, True = a real sink: `[B, T]`, or anything that broadcasts to
-        `[B, 1, 1, T]`; None = all real, or in the causal form as `mask`. Rows that are
-        not real come out zero.
+        `[B, 1, 1, T]`; None = all, if causal as `mask`. Other rows come out zero.
       clip: bound on the conserved outgoing flow before the competition; None = none.
       feature_map: "sigmoid", "relu", "elu" (elu(x) + 1), or a non-negative function.
       competition_axis: "source" (the paper), or "heads": the softmax runs over the
-        heads of each source, which is what the published LRA code computes; not
-        causal.
+        heads of each source (the published LRA code; not causal).
       eps: added to both factors of every inner product.
       extra_eps: added to every inner product itself; the authors' vision code has 1e-6.
       chunking: how the causal form cuts the sequence; None = by the backend.
