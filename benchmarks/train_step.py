@@ -9,7 +9,9 @@ labels do not change the cost, so they are random.
 
 import argparse
 import json
+import shlex
 import statistics
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -44,9 +46,14 @@ def main() -> None:
         }
         print(name, report["mechanisms"][name])
     if options.out:
-        from lra_jax.training.session import describe_devices, versions
+        from lra_jax.training.session import commit, describe_devices, versions
 
-        report |= {"device": describe_devices(), "versions": versions()}
+        report |= {
+            "command": shlex.join(["python", *sys.argv]),
+            "commit": commit(),
+            "device": describe_devices(),
+            "versions": versions(),
+        }
         Path(options.out).write_text(json.dumps(report, indent=2) + "\n")
 
 
