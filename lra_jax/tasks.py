@@ -22,6 +22,7 @@ from lra_jax.data import listops
 from lra_jax.data.dataset import SequenceDataset
 from lra_jax.models import SequenceClassifier
 from lra_jax.models.attention import split_options
+from lra_jax.models.encoder import options_by_block
 from lra_jax.names import known
 
 Batch = Mapping[str, jax.Array]
@@ -126,7 +127,7 @@ def parse_options(text: str) -> dict[str, Any]:
     """``"clip=5,sharing=none"`` to ``{"clip": 5, "sharing": "none"}``.
 
     Values are Python literals where they read as one (5, 0.1, None, True) and strings
-    otherwise.
+    otherwise. ``features=256/128`` is a tuple, one value for each block of the model.
 
     Raises:
       ValueError: a part without ``=``.
@@ -138,11 +139,16 @@ def parse_options(text: str) -> dict[str, Any]:
             raise ValueError(
                 f"--model.attention_options: expected name=value,..., got {part!r}"
             )
-        try:
-            options[name.strip()] = ast.literal_eval(value.strip())
-        except (ValueError, SyntaxError):
-            options[name.strip()] = value.strip()
+        values = tuple(_literal(v.strip()) for v in value.split("/"))
+        options[name.strip()] = values if len(values) > 1 else values[0]
     return options
+
+
+def _literal(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
 
 
 def check_config(config: Config) -> None:
@@ -151,15 +157,15 @@ def check_config(config: Config) -> None:
     Raises:
       ValueError: with the flag, what was expected and what was given.
     """
-    split_options(
-        registry.resolve(config.attention),
-        parse_options(config.model.attention_options),
-    )
     known("--train.dtype", config.train.dtype, get_args(Dtype))
     if config.workdir == "":
         raise ValueError("--workdir must name a folder, got ''")
     _check_ranges(config)
     model = config.model
+    mechanism = registry.resolve(config.attention)
+    options = parse_options(model.attention_options)
+    for block in options_by_block(options, model.num_layers):
+        split_options(mechanism, block)
     if model.qkv_dim % model.num_heads:
         raise ValueError(
             f"--model.num_heads must divide --model.qkv_dim={model.qkv_dim}, "

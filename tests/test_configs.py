@@ -172,6 +172,14 @@ def test_names_of_runs():
         ({"model": {"max_length": 1999}}, "--data.max_length=2000 .*=1999"),
         ({"model": {"attention_options": "clip"}}, "name=value,..., got 'clip'"),
         ({"model": {"attention_options": "clip=1"}}, "unknown option .* 'clip'"),
+        ({"model": {"attention_options": "eps=1/2/3"}}, "2 blocks, got 3: 1/2/3"),
+        (
+            {
+                "attention": "linformer",
+                "model": {"attention_options": "sharing=layerwise,features=8/4"},
+            },
+            "features: expected one value for all blocks",
+        ),
         ({"attention": "cosfomer"}, "did you mean 'cosformer'"),
         ({"seed": -1}, "--seed .* got -1"),
         ({"data": {"seed": -1}}, "--data.seed .* got -1"),
@@ -191,6 +199,7 @@ def test_settings_that_cannot_work(changes, message):
         ("clip=5", {"clip": 5}),
         (" clip = None , name=some ", {"clip": None, "name": "some"}),
         ("rate=0.1,flag=True,", {"rate": 0.1, "flag": True}),
+        ("k=8/4,name=a / None", {"k": (8, 4), "name": ("a", None)}),
     ],
 )
 def test_options(text, options):

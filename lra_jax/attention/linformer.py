@@ -27,7 +27,7 @@ from lra_jax.attention import compression, kernels, shapes
 
 __all__ = ["linformer_attention", "linformer_parameters", "linformer_weights"]
 
-SHARING = ("headwise", "key_value", "none")
+SHARING = ("headwise", "key_value", "layerwise", "none")
 
 
 def linformer_attention(
@@ -176,8 +176,9 @@ def linformer_parameters(
       head_dim: H, of keys and values alike.
       features: K; min(K, L) is used: more slots than positions compress nothing.
       sharing: "headwise", one E and one F for all heads; "key_value", one E for keys
-        and values of all heads; "none", E and F per head. The paper's layerwise sharing
-        is one dict of "key_value" passed to all layers.
+        and values of all heads; "layerwise", the same for the layers of a whole model,
+        each of which gets this dict (`TransformerEncoder` does so); "none", E and F
+        per head.
       projection: "linear"; "convolution" (all heads share, W = ceil(L / K)); "mean" and
         "max" have no parameters.
       dtype: of the arrays.
@@ -209,7 +210,7 @@ def linformer_parameters(
         shape, bound = (slots, max_length), slots**-0.5
         shape = (num_heads, *shape) if sharing == "none" else shape
     names = ["key_projection", "value_projection"]
-    names = names[:1] if sharing == "key_value" else names
+    names = names[:1] if sharing in ("key_value", "layerwise") else names
     return {
         name: jax.random.uniform(key, shape, dtype, -bound, bound)
         for name, key in zip(names, jax.random.split(rng_key, len(names)), strict=True)

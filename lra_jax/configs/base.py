@@ -77,7 +77,8 @@ class ModelConfig:
     qkv_bias: bool = True
     """Biases in the query, key, value and output projections."""
     attention_options: str = ""
-    """Options of the mechanism, as in `clip=5` or `features=128,sharing=none`."""
+    """Options of the mechanism, as in `clip=5` or `features=128,sharing=none`;
+    `features=256/128` gives one value to each block."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -37,6 +37,8 @@ class MultiHeadAttention(nnx.Module):
       options: further keywords of the mechanism, as in ``{"clip": None}``, or of its
         parameters, as in ``{"features": 128}`` for Linformer.
       is_causal: attend to the past only.
+      own_parameters: False for a layer that computes with another's arrays of the
+        mechanism (layerwise sharing); then every call needs ``parameters``.
       use_bias: biases in the four projections.
       dtype: of the computation; parameters are float32.
       rngs: for initialisation (Glorot uniform, zero biases).
@@ -56,6 +58,7 @@ class MultiHeadAttention(nnx.Module):
         max_length: int | None = None,
         options: Mapping[str, Any] | None = None,
         is_causal: bool = False,
+        own_parameters: bool = True,
         use_bias: bool = True,
         dtype: Any = None,
         rngs: nnx.Rngs,
@@ -79,7 +82,8 @@ class MultiHeadAttention(nnx.Module):
         self.key = Dense(in_features, width, **dense)
         self.value = Dense(in_features, width, **dense)
         self.out = Dense(width, out_features or in_features, **dense)
-        self.parameters = nnx.Dict(self._parameters(own, rngs))
+        made = self._parameters(own, rngs) if own_parameters else {}
+        self.parameters = nnx.Dict(made)
 
     def __call__(
         self,
@@ -88,6 +92,7 @@ class MultiHeadAttention(nnx.Module):
         *,
         mask: jax.Array | None = None,
         query_mask: jax.Array | None = None,
+        parameters: Mapping[str, nnx.Variable] | None = None,
     ) -> jax.Array:
         """Attends from ``inputs`` to ``context``, or to themselves.
 
@@ -97,6 +102,8 @@ class MultiHeadAttention(nnx.Module):
           mask: boolean `[B, S]`, True = a real position of the context.
           query_mask: boolean `[B, T]`, likewise of the inputs; in self-attention it is
             ``mask`` unless given.
+          parameters: the mechanism's arrays in place of this layer's own, as another
+            layer's ``parameters``.
 
         Returns:
           `[B, T, out_features]`. Rows of padded queries are not meaningful.
@@ -118,7 +125,8 @@ class MultiHeadAttention(nnx.Module):
         accepted = registry.accepted_keywords(self.mechanism.attention)
         if accepted is not None:
             keywords = {k: v for k, v in keywords.items() if k in accepted}
-        arrays = {name: p[...] for name, p in self.parameters.items()}
+        parameters = self.parameters if parameters is None else parameters
+        arrays = {name: p[...] for name, p in parameters.items()}
         out = self.mechanism.attention(
             query, key, value, **keywords, **arrays, **dict(self.options)
         )

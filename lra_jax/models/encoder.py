@@ -52,10 +52,19 @@ class EncoderBlock(nnx.Module):
         self.dropout = Dropout(dropout)
 
     def __call__(
-        self, x: jax.Array, mask: jax.Array | None, rngs: nnx.Rngs | None = None
+        self,
+        x: jax.Array,
+        mask: jax.Array | None,
+        rngs: nnx.Rngs | None = None,
+        parameters: Mapping[str, nnx.Variable] | None = None,
     ) -> jax.Array:
-        """`[B, T, D]` to `[B, T, D]`; ``mask`` `[B, T]` is True at real tokens."""
-        branch = self.attention(self.attention_norm(x), mask=mask)
+        """`[B, T, D]` to `[B, T, D]`; ``mask`` `[B, T]` is True at real tokens.
+
+        ``parameters`` are another block's arrays of the mechanism, if it shares them.
+        """
+        branch = self.attention(
+            self.attention_norm(x), mask=mask, parameters=parameters
+        )
         x = x + self.dropout(branch, rngs)
         branch = jax.nn.gelu(self.mlp_in(self.mlp_norm(x)))
         branch = self.mlp_out(self.dropout(branch, rngs))
@@ -70,7 +79,10 @@ class TransformerEncoder(nnx.Module):
       num_layers, embed_dim, num_heads, mlp_dim: sizes of the blocks.
       qkv_features: width of all heads together; ``embed_dim`` by default.
       max_length: longest sequence of tokens.
-      mechanism, options: see ``MultiHeadAttention``.
+      mechanism: see ``MultiHeadAttention``.
+      options: likewise, for every block; a tuple holds one value a block, as in
+        ``{"features": (256, 128)}``. ``{"sharing": "layerwise"}`` lets all blocks
+        compute with the first one's arrays of the mechanism (Linformer).
       cls_token: put a learned vector, zero at first, before the tokens.
       positions: "learned" (normal, standard deviation 0.02) or "sinusoidal".
       embed_std: standard deviation of the token embeddings at first. Beside learned
@@ -103,6 +115,10 @@ class TransformerEncoder(nnx.Module):
     ):
         self.max_length = max_length
         self.dtype = jnp.float32 if dtype is None else jnp.dtype(dtype)
+        by_block = options_by_block(options or {}, num_layers)
+        self.shares_parameters = any(
+            block.get("sharing") == "layerwise" for block in by_block
+        )
         # The class vector takes a position of its own.
         longest = max_length + cls_token
         self.embed = nnx.Embed(
@@ -116,14 +132,15 @@ class TransformerEncoder(nnx.Module):
         self.positions = self._make_positions(positions, longest, embed_dim, rngs)
         self.dropout = Dropout(dropout)
 
-        def block() -> EncoderBlock:
+        def block(index: int) -> EncoderBlock:
             attention = MultiHeadAttention(
                 num_heads,
                 embed_dim,
                 qkv_features=qkv_features,
                 mechanism=mechanism,
                 max_length=longest,
-                options=options,
+                options=by_block[index],
+                own_parameters=index == 0 or not self.shares_parameters,
                 use_bias=qkv_bias,
                 dtype=dtype,
                 rngs=rngs,
@@ -132,7 +149,7 @@ class TransformerEncoder(nnx.Module):
                 attention, embed_dim, mlp_dim, dropout=dropout, dtype=dtype, rngs=rngs
             )
 
-        self.blocks = nnx.List([block() for _ in range(num_layers)])
+        self.blocks = nnx.List([block(index) for index in range(num_layers)])
         self.norm = LayerNorm(embed_dim, dtype=dtype)
 
     def __call__(
@@ -168,8 +185,9 @@ class TransformerEncoder(nnx.Module):
             mask = None if mask is None else jnp.pad(mask, ((0, 0), (1, 0)), "edge")
         x = add_positions(x, self._position_rows(x.shape[1]).astype(x.dtype))
         x = self.dropout(x, rngs)
+        shared = self.blocks[0].attention.parameters if self.shares_parameters else None
         for block in self.blocks:
-            x = block(x, mask, rngs)
+            x = block(x, mask, rngs, shared)
         return self.norm(x)
 
     def _make_positions(
@@ -188,3 +206,32 @@ class TransformerEncoder(nnx.Module):
             longest, width = self._sinusoidal
             return sinusoidal_positions(longest, width, jnp.float32)[:length]
         return self.positions[...][:length]
+
+
+def options_by_block(
+    options: Mapping[str, Any], num_layers: int
+) -> list[dict[str, Any]]:
+    """A mechanism's options for each block; a tuple holds one value a block.
+
+    Raises:
+      ValueError: a tuple of another length, sharing that not all blocks agree on, or
+        sizes that differ between blocks which share their arrays.
+    """
+    for name, value in options.items():
+        if isinstance(value, tuple) and len(value) != num_layers:
+            raise ValueError(
+                f"{name}: expected one value, or one for each of the {num_layers} "
+                f"blocks, got {len(value)}: {'/'.join(map(str, value))}"
+            )
+    blocks = [
+        {k: v[index] if isinstance(v, tuple) else v for k, v in options.items()}
+        for index in range(num_layers)
+    ]
+    if any(block.get("sharing") == "layerwise" for block in blocks):
+        differing = [k for k in options if len({repr(b[k]) for b in blocks}) > 1]
+        if differing:
+            raise ValueError(
+                f"{differing[0]}: expected one value for all blocks, since with "
+                f"sharing=layerwise they share their arrays, got {options[differing[0]]}"
+            )
+    return blocks

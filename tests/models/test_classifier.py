@@ -200,3 +200,48 @@ def test_attention_of_ones_own():
     padded = logits(model, tokens(), LENGTHS)
     alone = logits(model, tokens()[:1, : LENGTHS[0]])
     np.testing.assert_allclose(alone[0], padded[0], atol=1e-5)
+
+
+def projections(model) -> list[dict[str, tuple[int, ...]]]:
+    """Shapes of the mechanism's own arrays, block by block."""
+    blocks = (block.attention.parameters for block in model.encoder.blocks)
+    return [{name: p.shape for name, p in own.items()} for own in blocks]
+
+
+def test_layerwise_sharing_is_one_matrix_for_all_blocks():
+    options = {"features": 5, "sharing": "layerwise"}
+    model = classifier("linformer", num_layers=3, options=options)
+    assert projections(model) == [{"key_projection": (5, 16)}, {}, {}]
+    apart = classifier(
+        "linformer", num_layers=3, options=options | {"sharing": "key_value"}
+    )
+    assert [len(own) for own in projections(apart)] == [1, 1, 1]
+    state = nnx.to_pure_dict(nnx.state(model))
+    blocks = state["encoder"]["blocks"]
+    own = blocks[0]["attention"]["parameters"]
+    for index in (1, 2):
+        blocks[index]["attention"]["parameters"] = own
+    graph, abstract = nnx.split(apart)
+    nnx.replace_by_pure_dict(abstract, state)
+    expected = logits(nnx.merge(graph, abstract), tokens(), LENGTHS)
+    np.testing.assert_allclose(logits(model, tokens(), LENGTHS), expected, atol=1e-6)
+
+
+def test_a_size_for_each_block():
+    model = classifier("linformer", num_layers=2, options={"features": (6, 3)})
+    assert [own["key_projection"] for own in projections(model)] == [(6, 16), (3, 16)]
+    assert np.isfinite(logits(model, tokens(), LENGTHS)).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"features": (6, 3, 2)}, "each of the 2 blocks, got 3: 6/3/2"),
+        ({"features": (6, 3), "sharing": "layerwise"}, r"layerwise .* got \(6, 3\)"),
+        ({"sharing": ("layerwise", "none")}, "sharing: expected one value"),
+        ({"sharing": "headwide"}, "sharing: expected one of"),
+    ],
+)
+def test_options_by_block_that_do_not_fit(options, message):
+    with pytest.raises(ValueError, match=message):
+        classifier("linformer", num_layers=2, options=options)
