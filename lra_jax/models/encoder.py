@@ -231,7 +231,7 @@ def options_by_block(
         differing = [k for k in options if len({repr(b[k]) for b in blocks}) > 1]
         if differing:
             raise ValueError(
-                f"{differing[0]}: expected one value for all blocks, since with "
-                f"sharing=layerwise they share their arrays, got {options[differing[0]]}"
+                f"{differing[0]}: expected one value for all blocks, which share "
+                f"their arrays with sharing=layerwise, got {options[differing[0]]}"
             )
     return blocks
