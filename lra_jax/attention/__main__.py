@@ -1,35 +1,68 @@
-"""``python -m lra_jax.attention`` prints the registered mechanisms as a table."""
+"""``python -m lra_jax.attention`` prints the registered mechanisms as a table.
+
+``--markdown`` prints it as docs/mechanisms.md shows it.
+"""
+
+import sys
+from collections.abc import Sequence
 
 from lra_jax.attention.registry import MECHANISMS
 
+HEAD = ("name", "causal", "cross", "padding", "stream", "time", "paper", "what")
+
+
+def rows() -> list[tuple[str, ...]]:
+    """The registry as cells, one mechanism a row."""
+    return [
+        (
+            mechanism.name,
+            *(
+                "yes" if able else "no"
+                for able in (
+                    mechanism.causal,
+                    mechanism.cross,
+                    mechanism.padding,
+                    mechanism.stream,
+                )
+            ),
+            mechanism.cost,
+            mechanism.source,
+            mechanism.summary,
+        )
+        for mechanism in MECHANISMS.values()
+    ]
+
 
 def table() -> str:
-    """The registry as lines of text, one mechanism a line."""
-    head = ("name", "causal", "cross", "padding", "stream", "time", "paper", "what")
-    rows: list[tuple[str, ...]] = [head]
-    for mechanism in MECHANISMS.values():
-        abilities = (
-            mechanism.causal,
-            mechanism.cross,
-            mechanism.padding,
-            mechanism.stream,
-        )
-        rows.append(
-            (
-                mechanism.name,
-                *("yes" if able else "no" for able in abilities),
-                mechanism.cost,
-                mechanism.source,
-                mechanism.summary,
-            )
-        )
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    """Aligned columns, for a terminal."""
+    cells = [HEAD, *rows()]
+    widths = [max(len(cell) for cell in column) for column in zip(*cells, strict=True)]
     lines = (
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        for row in rows
+        for row in cells
     )
     return "\n".join(line.rstrip() for line in lines)
 
 
+def markdown() -> str:
+    """The same as a Markdown table."""
+    cells = [HEAD, ("---",) * len(HEAD)]
+    cells += [(f"`{name}`", *others) for name, *others in rows()]
+    return "\n".join(f"| {' | '.join(row)} |" for row in cells)
+
+
+def main(args: Sequence[str]) -> int:
+    """Prints the table; returns the exit code."""
+    if list(args) not in ([], ["--markdown"]):
+        print(
+            f"python -m lra_jax.attention: expected no flag or --markdown, got "
+            f"{' '.join(args)!r}",
+            file=sys.stderr,
+        )
+        return 2
+    print(markdown() if args else table())
+    return 0
+
+
 if __name__ == "__main__":
-    print(table())
+    sys.exit(main(sys.argv[1:]))
