@@ -73,7 +73,7 @@ class _Step:
         task, rows = get_task("listops"), config.train.batch_size
         shape: Any = _Shape
         model = task.make_model(config, shape, nnx.Rngs(params=0))
-        graphdef, params = nnx.split(model, nnx.Param)
+        graphdef, params = nnx.split(model)
         optimizer = make_optimizer(config.train)
         mesh = sharding.make_mesh((rows,))
         self.state = sharding.replicate(mesh, step.init_state(params, optimizer))

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from lra_jax.attention import Mechanism
 from lra_jax.configs import Config, get_preset
 
 TRAIN = {
@@ -51,7 +52,7 @@ def quick_jit(function: Any, **keywords: Any) -> Any:
 
 def call_model(function: Any, model: nnx.Module, *args: Any, **keywords: Any) -> Any:
     """``function(model, ...)``, compiled once for all models of the same build."""
-    graph, params = nnx.split(model, nnx.Param)
+    graph, params = nnx.split(model)
     build = (function, repr(graph))
     if build not in _compiled:
         _compiled[build] = quick_jit(
@@ -142,6 +143,29 @@ def values_only(
     weights = weights.astype(value.dtype)[:, :, None, None]
     mean = (value * weights).sum(1, keepdims=True) / weights.sum(1, keepdims=True)
     return jnp.broadcast_to(mean, query.shape)
+
+
+def marked(
+    query: jax.Array, key: jax.Array, value: jax.Array, mark: jax.Array, gain: jax.Array
+) -> jax.Array:
+    """An attention with arrays of its own, of which one is trained and one is not."""
+    return value * gain + mark[None, None].astype(value.dtype)
+
+
+def marked_parameters(
+    rng_key: jax.Array, *, num_heads: int, head_dim: int, **_: Any
+) -> dict[str, jax.Array]:
+    mark = jax.random.normal(rng_key, (num_heads, head_dim))
+    return {"mark": mark, "gain": jnp.ones(())}
+
+
+MARKED = Mechanism(
+    name="marked",
+    module="helpers",
+    function=marked,
+    parameters="marked_parameters",
+    buffers=("mark",),
+)
 
 
 def fragile(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:

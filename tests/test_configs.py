@@ -30,7 +30,7 @@ def test_presets(task, preset, mechanism):
     assert config.train.steps % config.train.eval_every == 0
     assert config.model.max_length >= config.data.max_length
     model = nnx.eval_shape(lambda: known_task.make_model(config, DATA, nnx.Rngs(0)))
-    graph, params = nnx.split(model, nnx.Param)
+    graph, params = nnx.split(model)
     tokens = jax.ShapeDtypeStruct((2, config.data.max_length), "uint8")
     lengths = jax.ShapeDtypeStruct((2,), "int32")
     logits = jax.eval_shape(

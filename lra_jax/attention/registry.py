@@ -34,6 +34,7 @@ class Mechanism:
       summary: one line.
       source: the paper.
       parameters: name of the function that makes its own arrays, if it has any.
+      buffers: which of those arrays are not trained but stay as they were made.
       function: the function itself, for one from outside this package.
     """
 
@@ -47,6 +48,7 @@ class Mechanism:
     summary: str = ""
     source: str = ""
     parameters: str | None = None
+    buffers: tuple[str, ...] = ()
     function: Callable[..., Any] | None = None
 
     @property

@@ -1,14 +1,16 @@
 """Flax NNX modules around the mechanisms of ``lra_jax.attention``.
 
 Dropout keys come with the call, ``model(tokens, lengths, rngs=nnx.Rngs(dropout=key))``,
-so no module holds random state, and ``nnx.split(model, nnx.Param)`` captures all of it.
+so no module holds random state, and ``nnx.split(model, (nnx.Param, Buffer))`` captures
+all of it: what is trained, and what is only kept.
 """
 
-from lra_jax.models.attention import MultiHeadAttention
+from lra_jax.models.attention import Buffer, MultiHeadAttention
 from lra_jax.models.classifier import SequenceClassifier
 from lra_jax.models.encoder import EncoderBlock, TransformerEncoder
 
 __all__ = [
+    "Buffer",
     "EncoderBlock",
     "MultiHeadAttention",
     "SequenceClassifier",

@@ -16,6 +16,13 @@ from lra_jax.names import known
 _OWN_KEYWORDS = ("mask", "query_mask", "max_length", "is_causal")
 
 
+class Buffer(nnx.Variable):
+    """An array that belongs to a model but is not trained, as random features are.
+
+    It is saved and restored with the parameters; the optimiser never sees it.
+    """
+
+
 class MultiHeadAttention(nnx.Module):
     """Projects to heads, attends by a mechanism, projects back.
 
@@ -31,9 +38,8 @@ class MultiHeadAttention(nnx.Module):
         function ``(query, key, value, ...)`` of `[B, T, N, H]` arrays, or the string
         ``"package.module:function"``. A function gets those of the keywords mask
         (`[B, 1, 1, S]`), query_mask, max_length and is_causal that it takes.
-      max_length: longest sequence: cosFormer's M, the width of Linformer's projections.
-        Needed by mechanisms with parameters of their own; fixing it makes cosFormer
-        independent of padding.
+      max_length: longest sequence: cosFormer's M, the width of Linformer's projections,
+        which need it; fixing it makes cosFormer independent of padding.
       options: further keywords of the mechanism, as in ``{"clip": None}``, or of its
         parameters, as in ``{"features": 128}`` for Linformer.
       is_causal: attend to the past only.
@@ -140,7 +146,7 @@ class MultiHeadAttention(nnx.Module):
         make = self.mechanism.make_parameters
         if make is None:
             return {}
-        if self.max_length is None:
+        if self.max_length is None and "max_length" in _named(make):
             raise ValueError(
                 f"max_length: expected an int, since {self.mechanism.name!r} has "
                 "parameters for each position, got None"
@@ -153,7 +159,11 @@ class MultiHeadAttention(nnx.Module):
             dtype=jnp.float32,
             **options,
         )
-        return {name: nnx.Param(array) for name, array in arrays.items()}
+        buffers = self.mechanism.buffers
+        return {
+            name: Buffer(array) if name in buffers else nnx.Param(array)
+            for name, array in arrays.items()
+        }
 
 
 def split_options(

@@ -14,6 +14,7 @@ from flax import nnx
 from lra_jax.configs import Config
 from lra_jax.data import pipeline
 from lra_jax.data.dataset import SequenceDataset
+from lra_jax.models import Buffer
 from lra_jax.tasks import Task
 from lra_jax.training import sharding
 from lra_jax.training.checkpoints import Checkpoints, Progress
@@ -109,8 +110,9 @@ class Trainer:
         self.schedule = make_schedule(train)
         optimizer = make_optimizer(train)
         model = task.make_model(config, dataset, nnx.Rngs(params=config.seed))
-        graphdef, params = nnx.split(model, nnx.Param)
-        self.num_parameters = sum(x.size for x in jax.tree.leaves(params))
+        graphdef, params = nnx.split(model, (nnx.Param, Buffer))
+        trained = nnx.filter_state(params, nnx.Param)
+        self.num_parameters = sum(x.size for x in jax.tree.leaves(trained))
         if training:
             # Parameters and two moments, and the best parameters; all of it twice over
             # while one checkpoint replaces another.

@@ -18,7 +18,7 @@ class TrainState(NamedTuple):
 
     Attributes:
       step: int32 scalar, steps done.
-      params: float32 parameters.
+      params: float32 parameters, and the model's buffers, which no step changes.
       opt_state: of the optimiser.
       sums: metric sums since they were last drained.
       bad_step: int32 scalar, the first step (from 1) whose loss was not finite, or -1.
@@ -34,11 +34,11 @@ class TrainState(NamedTuple):
 def init_state(
     params: nnx.State, optimizer: optax.GradientTransformation
 ) -> TrainState:
-    """The state before the first step."""
+    """The state before the first step; the optimiser sees the parameters alone."""
     return TrainState(
         step=jnp.zeros((), jnp.int32),
         params=params,
-        opt_state=optimizer.init(params),
+        opt_state=optimizer.init(nnx.filter_state(params, nnx.Param)),
         sums=zero_sums(),
         bad_step=jnp.full((), NO_STEP, jnp.int32),
     )
@@ -58,21 +58,22 @@ def make_train_step(
 
     def train_step(state: TrainState, batch: Batch) -> TrainState:
         key = jax.random.fold_in(jax.random.key(seed), state.step)
+        trained, buffers = nnx.split_state(state.params, nnx.Param, ...)
 
-        def mean_loss(params: nnx.State) -> tuple[jax.Array, Sums]:
-            model = nnx.merge(graphdef, params)
+        def mean_loss(trained: nnx.State) -> tuple[jax.Array, Sums]:
+            model = nnx.merge(graphdef, trained, buffers)
             sums = task.loss(model, batch, nnx.Rngs(dropout=key))
             return sums["loss"] / sums["count"], sums
 
-        grads, sums = jax.grad(mean_loss, has_aux=True)(state.params)
+        grads, sums = jax.grad(mean_loss, has_aux=True)(trained)
         with jax.numpy_dtype_promotion("standard"):  # Optax relies on it.
-            updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-        params: Any = optax.apply_updates(state.params, updates)
+            updates, opt_state = optimizer.update(grads, state.opt_state, trained)
+        trained: Any = optax.apply_updates(trained, updates)
         step = state.step + 1
         first_bad = ~jnp.isfinite(sums["loss"]) & (state.bad_step == NO_STEP)
         return TrainState(
             step=step,
-            params=params,
+            params=nnx.merge_state(trained, buffers),
             opt_state=opt_state,
             sums=jax.tree.map(jnp.add, state.sums, sums),
             bad_step=jnp.where(first_bad, step, state.bad_step),
@@ -99,7 +100,7 @@ def drain(state: TrainState) -> tuple[Sums, jax.Array]:
 
 @jax.jit
 def all_finite(params: nnx.State) -> jax.Array:
-    """Whether no parameter is infinite or NaN."""
+    """Whether no parameter or buffer is infinite or NaN."""
     finite = [jnp.isfinite(x).all() for x in jax.tree.leaves(params)]
     return jnp.stack(finite).all()
 

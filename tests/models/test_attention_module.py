@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 
 from lra_jax import attention
-from lra_jax.models import MultiHeadAttention
+from lra_jax.models import Buffer, MultiHeadAttention
 
 MECHANISMS = ("softmax", "linear", "cosformer", "flow", "linformer")
 MASK = np.array([[1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 1]], bool)
@@ -117,6 +117,20 @@ def test_options():
     linformer = layer("linformer", options={"features": 3})
     shapes = {tuple(p.shape) for p in jax.tree.leaves(nnx.state(linformer.parameters))}
     assert any(3 in shape and 16 in shape for shape in shapes)
+
+
+def test_buffers_are_not_parameters():
+    module = layer(helpers.MARKED, max_length=None)
+    assert isinstance(module.parameters["mark"], Buffer)
+    assert isinstance(module.parameters["gain"], nnx.Param)
+    _, params, buffers = nnx.split(module, nnx.Param, Buffer)
+    assert [x.shape for x in jax.tree.leaves(buffers)] == [(2, 4)]
+    assert "mark" not in params["parameters"]
+    x = inputs(2, 6, 8)
+    mark = module.parameters["mark"][None, None]
+    heads = module.value(x).reshape(2, 6, 2, 4) + mark
+    expected = module.out(heads.reshape(2, 6, 8))
+    np.testing.assert_allclose(call(module, x, mask=MASK), expected, atol=1e-5)
 
 
 def test_width_of_the_heads():

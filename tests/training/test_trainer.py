@@ -9,6 +9,8 @@ import pytest
 from flax import nnx
 
 from lra_jax import evaluate, tasks
+from lra_jax.attention import registry
+from lra_jax.models import Buffer
 from lra_jax.training import Trainer, sharding
 from lra_jax.training.console import RunConsole
 from lra_jax.training.metrics import read_metrics
@@ -177,6 +179,34 @@ def test_checkpoints_hold_the_latest_and_the_best(finished, dataset, tmp_path):
     assert 100 * means["accuracy"] == pytest.approx(
         finished.result["valid_accuracy_best"]
     )
+
+
+def test_buffers_are_kept_but_not_trained(dataset, data_dir, tmp_path, monkeypatch):
+    """Drawn from the seed; in the checkpoints, since another seed draws others."""
+    monkeypatch.setitem(registry.MECHANISMS, "marked", helpers.MARKED)
+    steps = {"steps": 8, "warmup": 1, "eval_every": 4, "weight_decay": 0.5}
+    config = helpers.tiny(data_dir, attention="marked", train=steps)
+    first = trainer(config, dataset, tmp_path)
+    drawn = jax.device_get(nnx.filter_state(first.state.params, Buffer))
+    params = jax.device_get(nnx.filter_state(first.state.params, nnx.Param))
+    assert first.num_parameters == sum(x.size for x in jax.tree.leaves(params))
+    kept = {x.shape for x in jax.tree.leaves(first.state.opt_state)}
+    assert (2, 8) in {x.shape for x in jax.tree.leaves(drawn)} and (2, 8) not in kept
+    first.fit(RunConsole(8, quiet=True))
+    assert first.train_step._cache_size() <= 2, "one compilation for each bucket"
+    score = first.evaluate(first.state.params, "test")
+    first.checkpoints.close()
+    after = first.state.params
+    helpers.assert_equal_trees(nnx.filter_state(after, Buffer), drawn)
+    trained = after["encoder"]["blocks"][0]["attention"]["parameters"]["gain"]
+    assert float(trained[...]) != 1
+    again = trainer(config.replace(seed=1), dataset, tmp_path)
+    assert again.restore() == 8
+    helpers.assert_equal_trees(again.state, first.state)
+    best = again.checkpoints.load_best(again.state.params)
+    helpers.assert_equal_trees(nnx.filter_state(best, Buffer), drawn)
+    assert again.evaluate(again.state.params, "test") == score
+    again.checkpoints.close()
 
 
 def test_seeds(finished, dataset, data_dir, tmp_path):
