@@ -32,6 +32,8 @@ class TrainConfig:
     """Warm-up steps."""
     weight_decay: float = 0.0
     """Decoupled weight decay of AdamW, multiplied by the learning rate."""
+    decay_vectors: bool = True
+    """Whether biases and scales, arrays of one axis, decay like matrices and tables."""
     adam_b1: float = 0.9
     """Decay of AdamW's first moment."""
     adam_b2: float = 0.999

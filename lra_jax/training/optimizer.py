@@ -1,5 +1,7 @@
 """Learning-rate schedules by name, and the optimiser that a config describes."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -59,17 +61,26 @@ def make_schedule(config: TrainConfig) -> optax.Schedule:
 
 
 def make_optimizer(config: TrainConfig) -> optax.GradientTransformation:
-    """AdamW on the schedule, after clipping to ``clip_norm`` unless that is 0."""
+    """AdamW on the schedule, after clipping to ``clip_norm`` unless that is 0.
+
+    Without ``decay_vectors`` weight decay leaves arrays of one axis alone.
+    """
     adamw = optax.adamw(
         make_schedule(config),
         b1=config.adam_b1,
         b2=config.adam_b2,
         eps=config.adam_eps,
         weight_decay=config.weight_decay,
+        mask=None if config.decay_vectors else _matrices,
     )
     if config.clip_norm == 0:
         return adamw
     return optax.chain(optax.clip_by_global_norm(config.clip_norm), adamw)
+
+
+def _matrices(params: Any) -> Any:
+    """Which parameters have two axes or more."""
+    return jax.tree.map(lambda x: x.ndim >= 2, params)
 
 
 def _f32(step: jax.typing.ArrayLike) -> jax.Array:

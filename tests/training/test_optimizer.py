@@ -1,5 +1,7 @@
 """Schedules against values computed by hand; clipping; AdamW."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -93,3 +95,17 @@ def test_weight_decay_is_decoupled():
     decayed = update(gradient, weight_decay=0.5)
     plain = update(gradient)
     np.testing.assert_allclose(decayed - plain, [-0.1 * 0.5 * 2, 0.1 * 0.5], rtol=1e-5)
+
+
+def test_weight_decay_of_matrices_alone():
+    params = {"w": jnp.full((2, 1), 2.0), "b": jnp.full((2,), 2.0)}
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    config = TrainConfig(schedule="constant", warmup=0, learning_rate=0.1)
+    config = dataclasses.replace(config, weight_decay=0.5)
+    for everything, bias in ((True, -0.1), (False, 0.0)):
+        chosen = dataclasses.replace(config, decay_vectors=everything)
+        optimizer = make_optimizer(chosen)
+        with jax.numpy_dtype_promotion("standard"):
+            updates, _ = optimizer.update(zeros, optimizer.init(params), params)
+        np.testing.assert_allclose(updates["w"], -0.1, rtol=1e-5)
+        np.testing.assert_allclose(updates["b"], bias, rtol=1e-5)
