@@ -9,11 +9,11 @@ import jax
 import pytest
 from flax import nnx
 
-from lra_jax import tasks
+from lra_jax import attention, tasks
 from lra_jax.configs import PRESETS, Config, TrainConfig, get_preset
 from lra_jax.training.optimizer import make_schedule
 
-MECHANISMS = ("softmax", "linear", "cosformer", "flow", "linformer")
+MECHANISMS = attention.names()
 ALL = [(task, preset) for task, presets in PRESETS.items() for preset in presets]
 DATA = SimpleNamespace(vocab_size=17, num_classes=10)
 

@@ -40,6 +40,15 @@ if TYPE_CHECKING:
         flow_terms,
         flow_weights,
     )
+    from lra_jax.attention.lightning import (
+        LightningState,
+        lightning_attention,
+        lightning_init,
+        lightning_prefill,
+        lightning_slopes,
+        lightning_step,
+        lightning_weights,
+    )
     from lra_jax.attention.linear import (
         LinearState,
         linear_attention,
@@ -53,6 +62,15 @@ if TYPE_CHECKING:
         linformer_parameters,
         linformer_weights,
     )
+    from lra_jax.attention.retention import (
+        RetentionState,
+        retention_attention,
+        retention_init,
+        retention_prefill,
+        retention_slopes,
+        retention_step,
+        retention_weights,
+    )
     from lra_jax.attention.softmax import softmax_attention, softmax_weights
 
 __all__ = [
@@ -60,8 +78,10 @@ __all__ = [
     "CosformerState",
     "FlowState",
     "FlowTerms",
+    "LightningState",
     "LinearState",
     "Mechanism",
+    "RetentionState",
     "accepted_keywords",
     "cosformer_attention",
     "cosformer_init",
@@ -74,6 +94,12 @@ __all__ = [
     "flow_step",
     "flow_terms",
     "flow_weights",
+    "lightning_attention",
+    "lightning_init",
+    "lightning_prefill",
+    "lightning_slopes",
+    "lightning_step",
+    "lightning_weights",
     "linear_attention",
     "linear_init",
     "linear_prefill",
@@ -84,6 +110,12 @@ __all__ = [
     "linformer_weights",
     "names",
     "resolve",
+    "retention_attention",
+    "retention_init",
+    "retention_prefill",
+    "retention_slopes",
+    "retention_step",
+    "retention_weights",
     "softmax_attention",
     "softmax_weights",
 ]

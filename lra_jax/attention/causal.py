@@ -44,6 +44,13 @@ def no_sums(batch: int, heads: int, width: int, value_dim: int, dtype: Any) -> S
     )
 
 
+def sizes(query: jax.Array, value: jax.Array) -> Sums:
+    """The sums' shapes for queries `[B, T, N, M]` and values `[B, T, N, Hv]`."""
+    batch, _, heads, width = query.shape
+    axes = (batch, heads, width, value.shape[-1])
+    return jax.eval_shape(functools.partial(no_sums, *axes, jnp.float32))
+
+
 class _Arrays(NamedTuple):
     query: jax.Array
     key: jax.Array
@@ -97,6 +104,7 @@ def causal_linear(
     value: jax.Array,
     *,
     slopes: jax.Array | None = None,
+    ends: jax.Array | None = None,
     angles: tuple[jax.Array, jax.Array] | None = None,
     start: Sums | None = None,
     chunking: Chunking | None = None,
@@ -113,6 +121,8 @@ def causal_linear(
       value: `[B, N, T, Hv]`.
       slopes: `[N]`, not negative. The features' width M stays; the decay is made of
         differences within a chunk and of chunk-sized factors, which cannot overflow.
+      ends: `[B]` integers, one past each sample's last real position: from there on
+        nothing decays, so that the state is the one after that position; None = T.
       angles: cosine and sine of every position's angle, each `[1 or B, 1, T]`, without
         a gradient. Doubled features exist inside a super-block only; the state has 2M.
       start: the state before the first position; None = nothing came before.
@@ -136,7 +146,7 @@ def causal_linear(
                 f"slopes: expected one for each head, [N]={query.shape[1:2]}, "
                 f"got shape {jnp.shape(slopes)}"
             )
-        fade = _fade(plan, query, slopes)
+        fade = _fade(plan, query, slopes, ends)
     block = LinearBlock(plan, precision)
     arrays = _Arrays(query, key, value, fade)
     (numerator, denominator), state = run(block, start, arrays, angles)
@@ -151,16 +161,22 @@ def _nothing(query: jax.Array, key: jax.Array, value: jax.Array, times: int) -> 
     return Sums(jnp.zeros_like(summary), jnp.zeros_like(first))
 
 
-def _fade(plan: Plan, query: jax.Array, slopes: jax.Array) -> jax.Array:
+def _fade(
+    plan: Plan, query: jax.Array, slopes: jax.Array, ends: jax.Array | None
+) -> jax.Array:
     """Logarithm of the decay since each position's chunk began, `[B, N, padded T]`.
 
-    Positions appended to fill the plan do not decay, so that the state after the last
-    chunk is the state after the last real position.
+    Positions from ``ends`` on, and those appended to fill the plan, do not decay, so
+    that the state after the last chunk is the state after the last real position.
     """
-    length = query.shape[2]
-    places = np.arange(plan.blocks * plan.chunks * plan.chunk)
-    steps = np.minimum(places, length - 1) - places // plan.chunk * plan.chunk + 1
-    steps = jnp.asarray(np.maximum(steps, 0)[None, None], query.dtype)
+    size = plan.blocks * plan.chunks * plan.chunk
+    places = np.arange(size, dtype=np.int32)[None]
+    starts = places // plan.chunk * plan.chunk
+    if ends is None:
+        steps = np.minimum(places + 1, query.shape[2]) - starts
+    else:
+        steps = jnp.minimum(places + 1, ends[:, None]) - starts
+    steps = jnp.asarray(jnp.maximum(steps, 0), query.dtype)[:, None]
     slopes = jnp.asarray(slopes, query.dtype)[None, :, None]
     # The zeros give it the query's sharding.
     return jnp.zeros_like(query[:, :, :1, 0]) - slopes * steps

@@ -98,7 +98,7 @@ def flow_attention(
     options = Options(clip, competition_axis, eps, extra_eps, precision)
     masks = _masks(mask, query_mask, is_causal, query, key)
     dtype = shapes.accumulation_dtype(query, key, value)
-    features = flow_parts.features(query, key, *masks, feature_map, dtype)
+    features = kernels.features(query, key, feature_map, dtype, *masks)
     value = shapes.by_head(value, query.shape[2], masks[0], dtype)
     if is_causal:
         arguments = (features, value, *masks, options)
@@ -136,7 +136,7 @@ def flow_weights(
     options = Options(clip, competition_axis, eps, extra_eps, precision)
     masks = _masks(mask, query_mask, is_causal, query, key)
     dtype = shapes.accumulation_dtype(query, key)
-    features = flow_parts.features(query, key, *masks, feature_map, dtype)
+    features = kernels.features(query, key, feature_map, dtype, *masks)
     terms = _terms(features, masks, is_causal, options)
     scores = kernels.products(*features, precision)
     if is_causal:
@@ -167,7 +167,7 @@ def flow_terms(
     options = Options(clip, competition_axis, eps, extra_eps, precision)
     masks = _masks(mask, query_mask, is_causal, query, key)
     dtype = shapes.accumulation_dtype(query, key)
-    features = flow_parts.features(query, key, *masks, feature_map, dtype)
+    features = kernels.features(query, key, feature_map, dtype, *masks)
     terms = _terms(features, masks, is_causal, options)
     return FlowTerms(*(jnp.swapaxes(term, 1, 2) for term in terms))
 
@@ -233,7 +233,7 @@ def flow_prefill(
     dtype = shapes.accumulation_dtype(query, key, value)
     if state is not None:
         dtype = state.sums.total.dtype
-    features = flow_parts.features(query, key, *masks, feature_map, dtype)
+    features = kernels.features(query, key, feature_map, dtype, *masks)
     value = shapes.by_head(value, query.shape[2], masks[0], dtype)
     out, state = flow_causal.causal_flow(
         features, value, *masks, options, state=state, chunking=chunking

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from lra_jax.attention import kernels, shapes
+from lra_jax.attention import kernels
 
 
 class FlowTerms(NamedTuple):
@@ -42,26 +42,6 @@ class Options:
                 "competition_axis: expected 'source' or 'heads', "
                 f"got {self.competition_axis!r}"
             )
-
-
-def features(
-    query: jax.Array,
-    key: jax.Array,
-    mask: jax.Array | None,
-    query_mask: jax.Array | None,
-    feature_map: kernels.FeatureMap,
-    dtype: jnp.dtype,
-) -> tuple[jax.Array, jax.Array]:
-    """phi(q) and phi(k), `[B, N, T, M]`, zero where hidden."""
-    phi = kernels.feature_map(feature_map)
-    num_heads = query.shape[2]
-    query_features = phi(shapes.by_head(query, num_heads, query_mask, dtype))
-    key_features = phi(shapes.by_head(key, num_heads, mask, dtype))
-    # Hidden again after the map, because phi(0) is not zero.
-    return (
-        shapes.hide_by_head(query_features, query_mask),
-        shapes.hide_by_head(key_features, mask),
-    )
 
 
 def terms(

@@ -16,6 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lra_jax.attention import shapes
+
 FeatureMap = str | Callable[[jax.Array], jax.Array]
 
 
@@ -28,6 +30,7 @@ FEATURE_MAPS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "elu": _elu_plus_one,
     "relu": jax.nn.relu,
     "sigmoid": jax.nn.sigmoid,
+    "silu": jax.nn.silu,
 }
 
 
@@ -47,6 +50,26 @@ def feature_width(spec: FeatureMap, head_dim: int) -> int:
     """M, the number of features that a map makes of H columns."""
     one = jax.ShapeDtypeStruct((1, 1, 1, head_dim), jnp.float32)
     return jax.eval_shape(feature_map(spec), one).shape[-1]
+
+
+def features(
+    query: jax.Array,
+    key: jax.Array,
+    spec: FeatureMap,
+    dtype: jnp.dtype,
+    mask: jax.Array | None = None,
+    query_mask: jax.Array | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """phi(q) and phi(k), `[B, N, T, M]`, zero where hidden."""
+    phi = feature_map(spec)
+    num_heads = query.shape[2]
+    query_features = phi(shapes.by_head(query, num_heads, query_mask, dtype))
+    key_features = phi(shapes.by_head(key, num_heads, mask, dtype))
+    # Hidden again after the map, because phi(0) is not zero.
+    return (
+        shapes.hide_by_head(query_features, query_mask),
+        shapes.hide_by_head(key_features, mask),
+    )
 
 
 def contract(
@@ -98,6 +121,30 @@ def clamp(x: jax.Array, bound: float) -> jax.Array:
     """Limits x to [-bound, bound]; the gradient passes at both bounds."""
     limited = jnp.where(x > bound, jnp.asarray(bound, x.dtype), x)
     return jnp.where(limited < -bound, jnp.asarray(-bound, x.dtype), limited)
+
+
+def check_norm(norm: str | None) -> None:
+    """Raises ``ValueError`` unless `normalised` knows the norm."""
+    if norm not in ("rms", "layer", None):
+        raise ValueError(f"norm: expected 'rms', 'layer' or None, got {norm!r}")
+
+
+def normalised(
+    x: jax.Array, norm: str | None, axes: tuple[int, ...], eps: float
+) -> jax.Array:
+    """``x / sqrt(mean(x^2) + eps)``, without a learned gain.
+
+    Args:
+      x: any shape, float32 or wider.
+      norm: "rms", or "layer", which takes the mean away from x first; None = x itself.
+      axes: those that are normalised together.
+      eps: keeps zeros zero.
+    """
+    if norm is None:
+        return x
+    if norm == "layer":
+        x = x - x.mean(axes, keepdims=True)
+    return x * jax.lax.rsqrt(jnp.square(x).mean(axes, keepdims=True) + eps)
 
 
 def masked_softmax(logits: jax.Array, mask: jax.Array | None, axis: int) -> jax.Array:

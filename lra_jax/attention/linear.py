@@ -80,10 +80,10 @@ def linear_attention(
         return _causal(query, key, value, mask, None, *options)[0]
     mask = shapes.padding_mask(mask, query.shape[0], key.shape[1])
     dtype = shapes.accumulation_dtype(query, key, value)
-    query_features, key_features = _features(query, key, mask, feature_map, dtype)
+    features = kernels.features(query, key, feature_map, dtype, mask)
     value = shapes.by_head(value, query.shape[2], mask, dtype)
-    sums = kernels.project(query_features, key_features.sum(2), precision)
-    out = kernels.contract(query_features, key_features, value, precision)
+    sums = kernels.project(features[0], features[1].sum(2), precision)
+    out = kernels.contract(*features, value, precision)
     out = jnp.swapaxes(out / (sums + eps)[..., None], 1, 2)
     return out.astype(query.dtype)
 
@@ -106,8 +106,8 @@ def linear_weights(
     shapes.check_inputs(query, key, None, is_causal)
     mask = shapes.padding_mask(mask, query.shape[0], key.shape[1])
     dtype = shapes.accumulation_dtype(query, key)
-    query_features, key_features = _features(query, key, mask, feature_map, dtype)
-    scores = kernels.products(query_features, key_features, precision)
+    features = kernels.features(query, key, feature_map, dtype, mask)
+    scores = kernels.products(*features, precision)
     if is_causal:
         scores = kernels.hide_future(scores)
     return scores / (scores.sum(-1, keepdims=True) + eps)
@@ -206,10 +206,9 @@ def _causal(
     dtype = shapes.accumulation_dtype(query, key, value)
     if state is not None:
         dtype = state.sums.total.dtype
-    query_features, key_features = _features(query, key, mask, feature_map, dtype)
+    features = kernels.features(query, key, feature_map, dtype, mask)
     numerator, denominator, sums = causal.causal_linear(
-        query_features,
-        key_features,
+        *features,
         shapes.by_head(value, query.shape[2], mask, dtype),
         start=None if state is None else state.sums,
         chunking=chunking,
@@ -220,18 +219,3 @@ def _causal(
     if state is not None:
         position = position + state.position
     return out.astype(query.dtype), LinearState(sums, position)
-
-
-def _features(
-    query: jax.Array,
-    key: jax.Array,
-    mask: jax.Array | None,
-    feature_map: kernels.FeatureMap,
-    dtype: jnp.dtype,
-) -> tuple[jax.Array, jax.Array]:
-    phi = kernels.feature_map(feature_map)
-    num_heads = query.shape[2]
-    query_features = phi(shapes.by_head(query, num_heads, dtype=dtype))
-    key_features = phi(shapes.by_head(key, num_heads, mask, dtype))
-    # Hidden again after the map, because phi(0) is not zero.
-    return query_features, shapes.hide_by_head(key_features, mask)

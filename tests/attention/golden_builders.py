@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lra_jax import attention
-from lra_jax.attention.causal import Chunking, causal_linear
+from lra_jax.attention.causal import Chunking
 
 Arrays = dict[str, jax.Array]
 
@@ -69,15 +69,13 @@ def _fla(case: dict[str, Any], stored: dict) -> Callable[[Arrays], jax.Array]:
 
 
 def _lightning(case: dict[str, Any], stored: dict) -> Callable[[Arrays], jax.Array]:
-    def run(a: Arrays) -> jax.Array:
-        arrays = (jnp.swapaxes(a[name], 1, 2) for name in "qkv")
-        slopes = jnp.asarray(stored["slopes"], a["q"].dtype)
-        # Three chunks, so that the decay between them matters.
-        chunking = Chunking(8, 16)
-        out = causal_linear(*arrays, slopes=slopes, chunking=chunking)[0]
-        return jnp.swapaxes(out, 1, 2)
-
-    return run
+    # The slopes of the case are the published ones. Three chunks, so that the decay
+    # between them matters.
+    heads = stored["q"].shape[2]
+    np.testing.assert_array_equal(stored["slopes"], attention.lightning_slopes(heads))
+    return lambda a: attention.lightning_attention(
+        a["q"], a["k"], a["v"], is_causal=is_causal(case), chunking=Chunking(8, 16)
+    )
 
 
 def _cosformer(case: dict[str, Any], stored: dict) -> Callable[[Arrays], jax.Array]:

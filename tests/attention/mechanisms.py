@@ -17,8 +17,20 @@ from lra_jax.attention.causal import Chunking
 from . import reference
 
 LENGTH = 16
-NAMES = ("softmax", "linear", "cosformer", "flow", "linformer")
-STREAMS = ("linear", "cosformer", "flow")
+NAMES = (
+    "softmax",
+    "linear",
+    "cosformer",
+    "flow",
+    "retention",
+    "lightning",
+    "linformer",
+)
+STREAMS = ("linear", "cosformer", "flow", "retention", "lightning")
+# Their weights depend on positions; may be negative; make no output until normalised.
+POSITIONAL = ("cosformer", "retention", "lightning")
+SIGNED = ("retention", "lightning")
+NORMALISED = ("retention",)
 
 SMALL = Chunking(2, 4)
 
@@ -31,6 +43,8 @@ KEYWORDS = {
     "linear": {},
     "cosformer": {"max_length": LENGTH},
     "flow": {},
+    "retention": {},
+    "lightning": {},
     "linformer": {"key_projection": E, "value_projection": F},
 }
 
@@ -79,6 +93,11 @@ def weights(name: str) -> Callable[..., jax.Array]:
         return function(query, key, mask=mask, **KEYWORDS[name] | keywords)
 
     return call
+
+
+def unnormed(name: str) -> dict[str, Any]:
+    """Keywords under which the output is the weights times the values."""
+    return {"norm": None} if name in NORMALISED else {}
 
 
 def formula(name: str) -> Callable[..., np.ndarray]:

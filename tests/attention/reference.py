@@ -5,6 +5,7 @@ that is masked, so these also say what exact padding means. Layout `[B, T, N, H]
 `[B, S, N, H]`, `[B, S, N, Hv]`; masks are boolean `[B, S]` and `[B, T]`.
 """
 
+import functools
 from collections.abc import Callable
 
 import numpy as np
@@ -65,15 +66,74 @@ def linear(q, k, v, mask=None, eps=1e-6, causal=False) -> np.ndarray:
     return _each_head(q, k, v, mask, head)
 
 
-def decayed(q, k, v, slopes) -> np.ndarray:
-    """``sum_{j <= i} (q_i . k_j) exp(-slope (i - j)) v_j``, not normalised."""
-    distance = np.arange(q.shape[1])[:, None] - np.arange(q.shape[1])
-    out = np.zeros((*q.shape[:3], v.shape[-1]))
+def _each_slope(q, k, v, mask, slopes, head) -> np.ndarray:
+    """`_each_head`, with the head's slope before the other arguments."""
+    heads = []
     for n, slope in enumerate(np.asarray(slopes, np.float64)):
-        weights = np.where(distance < 0, 0, np.exp(-slope * np.maximum(distance, 0)))
-        for b in range(q.shape[0]):
-            out[b, :, n] = (q[b, :, n] @ k[b, :, n].T * weights) @ v[b, :, n]
-    return out
+        kn, vn = (n * x.shape[2] // q.shape[2] for x in (k, v))
+        arrays = q[:, :, n : n + 1], k[:, :, kn : kn + 1], v[:, :, vn : vn + 1]
+        heads.append(_each_head(*arrays, mask, functools.partial(head, slope)))
+    return np.concatenate(heads, 2)
+
+
+def _fading(slope: float, rows: int, where: np.ndarray, causal: bool) -> np.ndarray:
+    """exp(-slope |i - j|), `[T, visible keys]`, zero where a query may not see."""
+    distance = np.abs(np.arange(rows)[:, None] - where[None])
+    return np.exp(-slope * distance) * _earlier(rows, where, causal)
+
+
+def lightning(
+    q, k, v, mask=None, causal=False, slopes=None, norm=None, eps=1e-6
+) -> np.ndarray:
+    """Not normalised, or by the root mean square over all heads."""
+    heads = q.shape[2]
+    if slopes is None:
+        power = max(p for p in (1, 2, 4, 8) if p <= heads)
+        slopes = [2 ** (-8 * (n + 1) / power) for n in range(power)]
+        slopes += [2 ** (-4 * (n + 1) / power) for n in range(0, 2 * power, 2)]
+        slopes = slopes[:heads]
+
+    def head(slope, q, k, v, where):
+        return (q @ k.T * _fading(slope, len(q), where, causal)) @ v
+
+    return _normed(_each_slope(q, k, v, mask, slopes, head), norm, (2, 3), eps)
+
+
+def _normed(out: np.ndarray, norm: str | None, axes, eps: float) -> np.ndarray:
+    if norm == "layer":
+        out = out - out.mean(axes, keepdims=True)
+    scale = 1 if norm is None else np.sqrt((out**2).mean(axes, keepdims=True) + eps)
+    return out / scale
+
+
+def retention(
+    q, k, v, mask=None, causal=False, slopes=None, rotate=True, norm="layer", eps=1e-6
+) -> np.ndarray:
+    """The parallel form of the paper, with complex numbers for the rotation."""
+    gammas = 1 - 2.0 ** (-5 - np.arange(q.shape[2]))
+    slopes = -np.log(gammas) if slopes is None else slopes
+    theta = 1 / 10000 ** np.linspace(0, 1, q.shape[3] // 2)
+
+    def turned(x, places):
+        if not rotate:
+            return x
+        numbers = x[:, 0::2] + 1j * x[:, 1::2]
+        return numbers * np.exp(1j * places[:, None] * theta)
+
+    def head(slope, q, k, v, where):
+        rows = np.arange(len(q))
+        scores = (turned(q, rows) @ turned(k, where).conj().T).real
+        scores = scores / np.sqrt(q.shape[1])
+        span = np.arange(where[0], where[-1] + 1)
+        total = _fading(slope, len(q), span, causal)
+        if causal:  # a query behind the last real position looks back from its own
+            total = _fading(slope, len(q), np.arange(where[0], len(q)), causal)
+        total = np.where(total.any(1), total.sum(1), 1)
+        scores *= _fading(slope, len(q), where, causal) / np.sqrt(total)[:, None]
+        bound = np.maximum(np.abs(scores.sum(-1, keepdims=True)), 1)
+        return scores / bound @ v
+
+    return _normed(_each_slope(q, k, v, mask, slopes, head), norm, 3, eps)
 
 
 def cosformer(

@@ -16,6 +16,7 @@ from lra_jax.attention.causal import Chunking
 
 from . import reference
 from .mechanisms import (
+    SIGNED,
     STREAMS,
     assert_close,
     causal,
@@ -24,6 +25,7 @@ from .mechanisms import (
     inputs,
     jitted_causal,
     run,
+    unnormed,
     weights,
 )
 
@@ -72,12 +74,12 @@ def test_weights_times_values_is_the_output(name: str) -> None:
         matrix = weights(name)(q, k, MASK, is_causal=True)
         values = jnp.repeat(v, 4, axis=2)
         product = jnp.einsum("bnts,bsnh->btnh", matrix, values)
-        return matrix, product, causal(name)(q, k, v, MASK)
+        return matrix, product, causal(name, **unnormed(name))(q, k, v, MASK)
 
     matrix, product, out = both(q, k, v)
     assert_close(product, out)
     matrix = np.asarray(matrix)
-    assert (matrix >= 0).all()
+    assert (matrix >= 0).all() == (name not in SIGNED)
     assert not np.triu(matrix, 1).any()
     assert not matrix[~np.broadcast_to(MASK[:, None, None], matrix.shape)].any()
 

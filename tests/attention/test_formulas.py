@@ -19,6 +19,7 @@ from .mechanisms import (
     inputs,
     jitted,
     run,
+    unnormed,
     weights,
 )
 
@@ -49,7 +50,7 @@ def test_weights_times_values_is_the_output(name: str) -> None:
         matrix = weights(name)(q, k, MASK)
         values = jnp.repeat(v, 4, axis=2)
         product = jnp.einsum("bnts,bsnh->btnh", matrix, values)
-        return matrix, product, run(name)(q, k, v, MASK)
+        return matrix, product, run(name)(q, k, v, MASK, **unnormed(name))
 
     matrix, product, out = both(q, k, v)
     assert matrix.shape == (3, 4, 5, 7)
@@ -183,6 +184,8 @@ def _odd_shapes(draw):
 @given(case=_odd_shapes())
 def test_odd_shapes(name: str, case) -> None:
     shape, mask, seed = case
+    if name == "retention":  # its columns turn in pairs
+        shape = shape | {"head_dim": shape["head_dim"] + 1}
     q, k, v = inputs(seed, **shape)
     got = jitted(name)(q, k, v, mask)
     assert_close(got, formula(name)(q, k, v, mask))

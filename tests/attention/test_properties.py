@@ -7,7 +7,18 @@ import pytest
 
 from lra_jax import attention
 
-from .mechanisms import LENGTH, NAMES, assert_close, fast_jit, inputs, jitted, weights
+from .mechanisms import (
+    LENGTH,
+    NAMES,
+    NORMALISED,
+    POSITIONAL,
+    assert_close,
+    fast_jit,
+    inputs,
+    jitted,
+    run,
+    weights,
+)
 
 MASK = np.array([[1, 1, 1, 1, 1, 0, 0], [0, 1, 0, 0, 1, 1, 0], [0] * 7], bool)
 
@@ -62,7 +73,7 @@ def test_order_of_queries_and_of_keys(name: str) -> None:
     plain = np.asarray(call(q, k, v))
     by_query = call(q[:, rows], k, v)
     by_key = np.asarray(call(q, k[:, columns], v[:, columns]))
-    if name != "cosformer":
+    if name not in POSITIONAL:
         assert_close(by_query, plain[:, rows])
     if name in ("softmax", "linear", "flow"):
         assert_close(by_key, plain)
@@ -98,6 +109,12 @@ def test_linear_in_the_values(name: str) -> None:
     other = inputs(16)[2]
     call = jitted(name)
     combined = 2 * call(q, k, v) - 3 * call(q, k, other)
+    if name in NORMALISED:  # but not their scale
+        assert np.abs(call(q, k, 2 * v - 3 * other) - combined).max() > 0.1
+        assert_close(call(q, k, 100 * v), call(q, k, 50 * v), 1e-4)
+        call = fast_jit(run(name), static_argnames="norm")
+        call = functools.partial(call, norm=None)
+        combined = 2 * call(q, k, v) - 3 * call(q, k, other)
     assert_close(call(q, k, 2 * v - 3 * other), combined)
 
 

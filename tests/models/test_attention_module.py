@@ -13,7 +13,7 @@ from flax import nnx
 from lra_jax import attention
 from lra_jax.models import Buffer, MultiHeadAttention
 
-MECHANISMS = ("softmax", "linear", "cosformer", "flow", "linformer")
+MECHANISMS = attention.names()
 MASK = np.array([[1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 1]], bool)
 
 

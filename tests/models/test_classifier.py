@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from lra_jax import attention
 from lra_jax.models import SequenceClassifier
 
-MECHANISMS = ("softmax", "linear", "cosformer", "flow", "linformer")
+MECHANISMS = attention.names()
 LENGTHS = np.array([5, 12, 9], np.int32)
 VOCABULARY = 11
 
