@@ -62,6 +62,14 @@ if TYPE_CHECKING:
         linformer_parameters,
         linformer_weights,
     )
+    from lra_jax.attention.norm import (
+        NormState,
+        norm_attention,
+        norm_init,
+        norm_prefill,
+        norm_step,
+        norm_weights,
+    )
     from lra_jax.attention.retention import (
         RetentionState,
         retention_attention,
@@ -81,6 +89,7 @@ __all__ = [
     "LightningState",
     "LinearState",
     "Mechanism",
+    "NormState",
     "RetentionState",
     "accepted_keywords",
     "cosformer_attention",
@@ -109,6 +118,11 @@ __all__ = [
     "linformer_parameters",
     "linformer_weights",
     "names",
+    "norm_attention",
+    "norm_init",
+    "norm_prefill",
+    "norm_step",
+    "norm_weights",
     "resolve",
     "retention_attention",
     "retention_init",

@@ -129,6 +129,17 @@ MECHANISMS: dict[str, Mechanism] = {
             source="Wu et al. 2022",
         ),
         Mechanism(
+            name="norm",
+            module=f"{_PACKAGE}.norm",
+            causal=True,
+            cross=True,
+            padding=True,
+            stream=True,
+            cost="(T + S) H^2",
+            summary="a norm of the output in place of the denominator (TransNormer)",
+            source="Qin et al. 2022b",
+        ),
+        Mechanism(
             name="retention",
             module=f"{_PACKAGE}.retention",
             causal=True,

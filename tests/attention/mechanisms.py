@@ -22,15 +22,16 @@ NAMES = (
     "linear",
     "cosformer",
     "flow",
+    "norm",
     "retention",
     "lightning",
     "linformer",
 )
-STREAMS = ("linear", "cosformer", "flow", "retention", "lightning")
+STREAMS = ("linear", "cosformer", "flow", "norm", "retention", "lightning")
 # Their weights depend on positions; may be negative; make no output until normalised.
 POSITIONAL = ("cosformer", "retention", "lightning")
 SIGNED = ("retention", "lightning")
-NORMALISED = ("retention",)
+NORMALISED = ("norm", "retention")
 
 SMALL = Chunking(2, 4)
 
@@ -43,6 +44,7 @@ KEYWORDS = {
     "linear": {},
     "cosformer": {"max_length": LENGTH},
     "flow": {},
+    "norm": {},
     "retention": {},
     "lightning": {},
     "linformer": {"key_projection": E, "value_projection": F},

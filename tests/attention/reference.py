@@ -55,15 +55,26 @@ def _earlier(rows: int, where: np.ndarray, causal: bool) -> np.ndarray:
     return seen.astype(float) if causal else np.ones_like(seen, float)
 
 
-def linear(q, k, v, mask=None, eps=1e-6, causal=False) -> np.ndarray:
-    def phi(x):
-        return np.where(x > 0, x + 1, np.exp(np.minimum(x, 0)))
+def _elu(x: np.ndarray) -> np.ndarray:
+    return np.where(x > 0, x + 1, np.exp(np.minimum(x, 0)))
 
+
+def linear(q, k, v, mask=None, eps=1e-6, causal=False) -> np.ndarray:
     def head(q, k, v, where):
-        scores = phi(q) @ phi(k).T * _earlier(len(q), where, causal)
+        scores = _elu(q) @ _elu(k).T * _earlier(len(q), where, causal)
         return scores @ v / (scores.sum(-1, keepdims=True) + eps)
 
     return _each_head(q, k, v, mask, head)
+
+
+def norm(
+    q, k, v, mask=None, causal=False, norm="rms", per_head=False, eps=1e-6, phi=_elu
+) -> np.ndarray:
+    def head(q, k, v, where):
+        return (phi(q) @ phi(k).T * _earlier(len(q), where, causal)) @ v
+
+    out = _each_head(q, k, v, mask, head)
+    return _normed(out, norm, 3 if per_head else (2, 3), eps)
 
 
 def _each_slope(q, k, v, mask, slopes, head) -> np.ndarray:
