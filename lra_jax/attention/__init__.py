@@ -22,6 +22,7 @@ from lra_jax.attention.registry import (
 
 # The same names as a type checker and an editor see them; a test compares the two.
 if TYPE_CHECKING:
+    from lra_jax.attention.bigbird import bigbird_attention, bigbird_weights
     from lra_jax.attention.cosformer import (
         CosformerState,
         cosformer_attention,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
         flow_terms,
         flow_weights,
     )
+    from lra_jax.attention.fnet import fnet_attention, fnet_weights
     from lra_jax.attention.lightning import (
         LightningState,
         lightning_attention,
@@ -62,6 +64,8 @@ if TYPE_CHECKING:
         linformer_parameters,
         linformer_weights,
     )
+    from lra_jax.attention.local import local_attention, local_weights
+    from lra_jax.attention.longformer import longformer_attention, longformer_weights
     from lra_jax.attention.norm import (
         NormState,
         norm_attention,
@@ -70,6 +74,12 @@ if TYPE_CHECKING:
         norm_step,
         norm_weights,
     )
+    from lra_jax.attention.nystrom import (
+        nystrom_attention,
+        nystrom_parameters,
+        nystrom_weights,
+    )
+    from lra_jax.attention.reformer import reformer_attention, reformer_weights
     from lra_jax.attention.retention import (
         RetentionState,
         retention_attention,
@@ -79,7 +89,18 @@ if TYPE_CHECKING:
         retention_step,
         retention_weights,
     )
+    from lra_jax.attention.sinkhorn import (
+        sinkhorn_attention,
+        sinkhorn_parameters,
+        sinkhorn_weights,
+    )
     from lra_jax.attention.softmax import softmax_attention, softmax_weights
+    from lra_jax.attention.sparse import sparse_attention, sparse_weights
+    from lra_jax.attention.synthesizer import (
+        synthesizer_attention,
+        synthesizer_parameters,
+        synthesizer_weights,
+    )
 
 __all__ = [
     "MECHANISMS",
@@ -92,6 +113,8 @@ __all__ = [
     "NormState",
     "RetentionState",
     "accepted_keywords",
+    "bigbird_attention",
+    "bigbird_weights",
     "cosformer_attention",
     "cosformer_init",
     "cosformer_prefill",
@@ -103,6 +126,8 @@ __all__ = [
     "flow_step",
     "flow_terms",
     "flow_weights",
+    "fnet_attention",
+    "fnet_weights",
     "lightning_attention",
     "lightning_init",
     "lightning_prefill",
@@ -117,12 +142,21 @@ __all__ = [
     "linformer_attention",
     "linformer_parameters",
     "linformer_weights",
+    "local_attention",
+    "local_weights",
+    "longformer_attention",
+    "longformer_weights",
     "names",
     "norm_attention",
     "norm_init",
     "norm_prefill",
     "norm_step",
     "norm_weights",
+    "nystrom_attention",
+    "nystrom_parameters",
+    "nystrom_weights",
+    "reformer_attention",
+    "reformer_weights",
     "resolve",
     "retention_attention",
     "retention_init",
@@ -130,8 +164,16 @@ __all__ = [
     "retention_slopes",
     "retention_step",
     "retention_weights",
+    "sinkhorn_attention",
+    "sinkhorn_parameters",
+    "sinkhorn_weights",
     "softmax_attention",
     "softmax_weights",
+    "sparse_attention",
+    "sparse_weights",
+    "synthesizer_attention",
+    "synthesizer_parameters",
+    "synthesizer_weights",
 ]
 
 

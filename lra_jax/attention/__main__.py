@@ -3,16 +3,24 @@
 ``--markdown`` prints it as docs/mechanisms.md shows it.
 """
 
+import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from lra_jax.attention.registry import MECHANISMS
 
-HEAD = ("name", "causal", "cross", "padding", "stream", "time", "paper", "what")
+HEAD = ("name", "causal", "cross", "padding", "stream", "time", "measured")
+HEAD += ("paper", "what")
+
+# Written by benchmarks/cost_exponent.py: the measured exponent of the time between 2K
+# and 16K positions, for each mechanism.
+EXPONENTS = Path(__file__).with_name("exponents.json")
 
 
 def rows() -> list[tuple[str, ...]]:
     """The registry as cells, one mechanism a row."""
+    measured = json.loads(EXPONENTS.read_text()) if EXPONENTS.exists() else {}
     return [
         (
             mechanism.name,
@@ -26,6 +34,7 @@ def rows() -> list[tuple[str, ...]]:
                 )
             ),
             mechanism.cost,
+            f"T^{measured[mechanism.name]}" if mechanism.name in measured else "-",
             mechanism.source,
             mechanism.summary,
         )

@@ -135,12 +135,9 @@ def linformer_weights(
         )
     shapes.check_inputs(query, key)
     # The output is linear in the values: on unit vectors it is the matrix itself.
-    length = key.shape[1]
-    dtype = shapes.accumulation_dtype(query, key)
-    units = jnp.eye(length, dtype=dtype)[None, :, None, :]
-    units = jnp.broadcast_to(units, (query.shape[0], length, 1, length))
+    units = shapes.unit_values(query, key)
     rows = linformer_attention(
-        query.astype(dtype),
+        query.astype(units.dtype),
         key,
         units,
         key_projection,

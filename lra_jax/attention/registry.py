@@ -35,6 +35,9 @@ class Mechanism:
       source: the paper.
       parameters: name of the function that makes its own arrays, if it has any.
       buffers: which of those arrays are not trained but stay as they were made.
+      projections: those of a layer's dense projections that it has a use for. Without
+        "query" or "key" it does not read that argument; without "value" it takes the
+        layer's input as it is, and without "out" its output is the layer's.
       function: the function itself, for one from outside this package.
     """
 
@@ -49,6 +52,7 @@ class Mechanism:
     source: str = ""
     parameters: str | None = None
     buffers: tuple[str, ...] = ()
+    projections: tuple[str, ...] = ("query", "key", "value", "out")
     function: Callable[..., Any] | None = None
 
     @property
@@ -172,6 +176,111 @@ MECHANISMS: dict[str, Mechanism] = {
             summary="softmax over K learned mixtures of the positions",
             source="Wang et al. 2020",
             parameters="linformer_parameters",
+        ),
+        Mechanism(
+            name="local",
+            module=f"{_PACKAGE}.local",
+            causal=True,
+            cross=False,
+            padding=True,
+            stream=False,
+            cost="3 T w H",
+            summary="softmax over a window of w positions a side, or over blocks",
+            source="Tay et al. 2021",
+        ),
+        Mechanism(
+            name="longformer",
+            module=f"{_PACKAGE}.longformer",
+            causal=True,
+            cross=False,
+            padding=True,
+            stream=False,
+            cost="3 T w H",
+            summary="softmax over a window and the first tokens, which see everything",
+            source="Beltagy et al. 2020",
+        ),
+        Mechanism(
+            name="bigbird",
+            module=f"{_PACKAGE}.bigbird",
+            causal=True,
+            cross=False,
+            padding=True,
+            stream=False,
+            cost="(7 + R) T C H",
+            summary="softmax over neighbouring, global and R random blocks of C",
+            source="Zaheer et al. 2020",
+        ),
+        Mechanism(
+            name="sparse",
+            module=f"{_PACKAGE}.sparse",
+            causal=True,
+            cross=False,
+            padding=True,
+            stream=False,
+            cost="4 T^1.5 H",
+            summary="softmax over strided or fixed positions (Sparse Transformer)",
+            source="Child et al. 2019",
+        ),
+        Mechanism(
+            name="nystrom",
+            module=f"{_PACKAGE}.nystrom",
+            causal=False,
+            cross=True,
+            padding=True,
+            stream=False,
+            cost="2 (T + S) m H + m^3",
+            summary="softmax by m landmarks and a pseudo-inverse (Nystromformer)",
+            source="Xiong et al. 2021",
+            parameters="nystrom_parameters",
+        ),
+        Mechanism(
+            name="fnet",
+            module=f"{_PACKAGE}.fnet",
+            causal=False,
+            cross=False,
+            padding=True,
+            stream=False,
+            cost="2 T log(T) N H",
+            summary="Fourier transforms over positions and columns, no parameters",
+            source="Lee-Thorp et al. 2022",
+            projections=(),
+        ),
+        Mechanism(
+            name="synthesizer",
+            module=f"{_PACKAGE}.synthesizer",
+            causal=True,
+            cross=True,
+            padding=True,
+            stream=False,
+            cost="T S H",
+            summary="softmax of learned scores, without products of query and key",
+            source="Tay et al. 2021",
+            parameters="synthesizer_parameters",
+            projections=("query", "value", "out"),
+        ),
+        Mechanism(
+            name="sinkhorn",
+            module=f"{_PACKAGE}.sinkhorn",
+            causal=False,
+            cross=False,
+            padding=True,
+            stream=False,
+            cost="4 T C H + 2 T^2 / C H",
+            summary="softmax over the own block of C and a softly sorted one",
+            source="Tay et al. 2020",
+            parameters="sinkhorn_parameters",
+        ),
+        Mechanism(
+            name="reformer",
+            module=f"{_PACKAGE}.reformer",
+            causal=False,
+            cross=False,
+            padding=True,
+            stream=False,
+            cost="4 R T C H",
+            summary="softmax within the buckets of R hashes, queries as keys",
+            source="Kitaev et al. 2020",
+            projections=("query", "value", "out"),
         ),
     )
 }

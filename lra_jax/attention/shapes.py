@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 _KEYWORDS = {"query": "[B, T, N, H]", "key": "[B, S, N, H]", "value": "[B, S, N, Hv]"}
 
@@ -74,6 +75,32 @@ def _check_array(name: str, array: jax.Array) -> None:
         raise ValueError(f"{name}: expected a floating dtype, got {array.dtype}")
     if array.shape[1] == 0:
         raise ValueError(f"{name}: expected at least one position, got {array.shape}")
+
+
+def check_self(query: jax.Array, key: jax.Array, name: str) -> None:
+    """Raises ``ValueError`` unless query and key have one length."""
+    if query.shape[1] != key.shape[1]:
+        raise ValueError(
+            f"key: expected the query's length T={query.shape[1]}, because {name} "
+            "attention is about positions of one sequence and has no cross form, "
+            f"got S={key.shape[1]}"
+        )
+
+
+def check_size(name: str, size: object, lowest: int = 1) -> int:
+    """The size as an int.
+
+    Raises:
+      ValueError: it is not an integer, or below the lowest.
+    """
+    if (
+        isinstance(size, bool)
+        or not isinstance(size, int | np.integer)
+        or size < lowest
+    ):
+        kind = "a positive int" if lowest == 1 else f"an int of at least {lowest}"
+        raise ValueError(f"{name}: expected {kind}, got {size!r}")
+    return int(size)
 
 
 def one_position(
@@ -159,6 +186,20 @@ def by_head(
     return jnp.swapaxes(array, 1, 2).astype(dtype or array.dtype)
 
 
+def hide_padding(array: jax.Array, pairs: jax.Array | None) -> jax.Array:
+    """Zeroes what a `pair_mask` hides of `[B, S, N, H]`, if it is one of padding."""
+    if pairs is None or pairs.shape[1:3] != (1, 1):
+        return array
+    return hide(array, jnp.broadcast_to(pairs[:, 0, 0], array.shape[:2]))
+
+
+def unit_values(query: jax.Array, key: jax.Array) -> jax.Array:
+    """Values `[B, S, 1, S]` for which an output linear in them is the matrix itself."""
+    length, dtype = key.shape[1], accumulation_dtype(query, key)
+    units = jnp.eye(length, dtype=dtype)[None, :, None]
+    return jnp.broadcast_to(units, (query.shape[0], length, 1, length))
+
+
 def hide_by_head(array: jax.Array, mask: jax.Array | None) -> jax.Array:
     """Zeroes the padded positions of `[B, N, S, H]`."""
     if mask is None:
@@ -166,8 +207,15 @@ def hide_by_head(array: jax.Array, mask: jax.Array | None) -> jax.Array:
     return jnp.where(mask[:, None, :, None], array, jnp.zeros((), array.dtype))
 
 
+_SUMS_ONCE = "linear attention sums over the keys once for all queries and heads"
+
+
 def padding_mask(
-    mask: jax.Array | None, batch: int, length: int, name: str = "mask"
+    mask: jax.Array | None,
+    batch: int,
+    length: int,
+    name: str = "mask",
+    reason: str = _SUMS_ONCE,
 ) -> jax.Array | None:
     """Brings a padding mask to boolean `[B, S]`.
 
@@ -179,6 +227,7 @@ def padding_mask(
       batch: B.
       length: S (or T, for a query mask).
       name: the argument's name, for the error message.
+      reason: why there can be no other mask, for the error message.
 
     Raises:
       ValueError: the shape does not fit, or the mask has a query or a head axis. A
@@ -191,10 +240,9 @@ def padding_mask(
     shape = mask.shape
     if len(shape) == 4 and (shape[1] != 1 or shape[2] != 1):
         raise ValueError(
-            f"{name}: expected [B, S] or [B, 1, 1, S], got shape {shape}: linear "
-            "attention sums over the keys once for all queries and heads, so a mask "
-            "with a query or head axis cannot be applied; give a padding mask, or "
-            "is_causal=True for an autoregressive one"
+            f"{name}: expected [B, S] or [B, 1, 1, S], got shape {shape}: "
+            f"{reason}, so a mask with a query or head axis cannot be applied; give a "
+            "padding mask, or is_causal=True for an autoregressive one"
         )
     full = (batch, 1, 1, length)
     aligned = (shape[0], 1, 1, shape[1]) if len(shape) == 2 else shape

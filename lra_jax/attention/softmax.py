@@ -86,11 +86,11 @@ def _prepare(
     """Rank-4 mask, and key and value with N heads and nothing left in the padding."""
     batch, length, num_heads, _ = query.shape
     pairs = shapes.pair_mask(mask, batch, num_heads, length, key.shape[1])
-    if pairs is not None and pairs.shape[1:3] == (1, 1):
-        padding = jnp.broadcast_to(pairs[:, 0, 0], (batch, key.shape[1]))
-        key, value = shapes.hide(key, padding), shapes.hide(value, padding)
-    key = shapes.match_heads(key, num_heads)
-    return pairs, key, shapes.match_heads(value, num_heads)
+    key, value = (
+        shapes.match_heads(shapes.hide_padding(x, pairs), num_heads)
+        for x in (key, value)
+    )
+    return pairs, key, value
 
 
 def _weights(

@@ -82,12 +82,18 @@ class MultiHeadAttention(nnx.Module):
         own, function_options = split_options(self.mechanism, dict(options or {}))
         # A tuple, so that the graph definition can be hashed.
         self.options = tuple(function_options.items())
+        out_features = out_features or in_features
+        self._check_widths(in_features, width, out_features)
         dense = {"use_bias": use_bias, "dtype": dtype, "rngs": rngs}
         dense["kernel_init"] = nnx.initializers.xavier_uniform()
-        self.query = Dense(in_features, width, **dense)
-        self.key = Dense(in_features, width, **dense)
-        self.value = Dense(in_features, width, **dense)
-        self.out = Dense(width, out_features or in_features, **dense)
+
+        def project(name: str, *sizes: int) -> Dense | None:
+            return Dense(*sizes, **dense) if name in self.projections else None
+
+        self.query = project("query", in_features, width)
+        self.key = project("key", in_features, width)
+        self.value = project("value", in_features, width)
+        self.out = project("out", width, out_features)
         made = self._parameters(own, rngs) if own_parameters else {}
         self.parameters = nnx.Dict(made)
 
@@ -117,10 +123,14 @@ class MultiHeadAttention(nnx.Module):
         if context is None:
             context = inputs
             query_mask = mask if query_mask is None else query_mask
-        query, key, value = (
-            self._heads(self.query, inputs),
-            self._heads(self.key, context),
-            self._heads(self.value, context),
+        value = self._heads(self.value, context)
+        # An argument without projection is not read: any array of its shape will do.
+        unread = jnp.zeros((), value.dtype)
+        query, key = (
+            jnp.broadcast_to(unread, (*x.shape[:2], *value.shape[2:]))
+            if layer is None
+            else self._heads(layer, x)
+            for layer, x in ((self.query, inputs), (self.key, context))
         )
         keywords: dict[str, Any] = {
             "mask": None if mask is None else mask[:, None, None, :],
@@ -136,10 +146,26 @@ class MultiHeadAttention(nnx.Module):
         out = self.mechanism.attention(
             query, key, value, **keywords, **arrays, **dict(self.options)
         )
-        return self.out(out.reshape(*out.shape[:-2], -1))
+        out = out.reshape(*out.shape[:-2], -1)
+        return out if self.out is None else self.out(out)
 
-    def _heads(self, layer: Dense, inputs: jax.Array) -> jax.Array:
-        out = layer(inputs)
+    @property
+    def projections(self) -> tuple[str, ...]:
+        """The dense projections that the mechanism has a use for."""
+        return self.mechanism.projections
+
+    def _check_widths(self, in_features: int, width: int, out_features: int) -> None:
+        ends = {"value": in_features, "out": out_features}
+        for name, features in ends.items():
+            if name not in self.projections and features != width:
+                raise ValueError(
+                    f"qkv_features: expected {features} as outside of the heads, "
+                    f"because {self.mechanism.name!r} has no projection "
+                    f"{name!r}, got {width}"
+                )
+
+    def _heads(self, layer: Dense | None, inputs: jax.Array) -> jax.Array:
+        out = inputs if layer is None else layer(inputs)
         return out.reshape(*out.shape[:-1], self.num_heads, self.head_dim)
 
     def _parameters(self, options: dict[str, Any], rngs: nnx.Rngs) -> dict[str, Any]:

@@ -28,6 +28,56 @@ def _softmax(case: dict[str, Any], stored: dict) -> Callable[[Arrays], jax.Array
     )
 
 
+def _local(case: dict[str, Any], stored: dict) -> Callable[[Arrays], jax.Array]:
+    sizes = {"window_each_side": "window", "block": "block"}
+    options = {sizes[k]: v for k, v in case["options"].items() if k in sizes}
+    return lambda a: attention.local_attention(a["q"], a["k"], a["v"], **options)
+
+
+def _nystrom(case: dict[str, Any], stored: dict) -> Callable[[Arrays], jax.Array]:
+    if "x" in stored:
+        return _lucidrains(case, stored)
+    options, mask = case["options"], stored.get("key_padding_mask")
+
+    def run(a: Arrays) -> jax.Array:
+        conv = stored.get("conv_weight")
+        return attention.nystrom_attention(
+            *(a[name] for name in "qkv"),
+            mask,
+            query_mask=mask,
+            conv_weight=None if conv is None else a["conv_weight"][:, 0, :, 0],
+            num_landmarks=options["num_landmarks"],
+            iterations=options["pinv_iterations"],
+            initialisation=options["init"],
+            padding="published",
+        )
+
+    return run
+
+
+def _lucidrains(case: dict[str, Any], stored: dict) -> Callable[[Arrays], jax.Array]:
+    options, mask = case["options"], stored.get("key_padding_mask")
+
+    def run(a: Arrays) -> jax.Array:
+        x = a["x"]
+        heads = (x @ a["to_qkv_weight"].T).reshape(
+            *x.shape[:2], 3, options["heads"], -1
+        )
+        out = attention.nystrom_attention(
+            *(heads[:, :, i] for i in range(3)),
+            mask,
+            query_mask=mask,
+            num_landmarks=options["num_landmarks"],
+            iterations=options["iterations"],
+            initialisation="original",
+            padding="front",
+        )
+        out = out.reshape(*x.shape[:2], -1) @ a["to_out_weight"].T
+        return out + a["to_out_bias"][None, None]
+
+    return run
+
+
 def _linear(case: dict[str, Any], stored: dict) -> Callable[[Arrays], jax.Array]:
     options = case["options"]
     assert options["feature_map"] == "elu(x)+1"
@@ -235,4 +285,6 @@ BUILDERS = {
     "cosformer": _cosformer,
     "flow": _flow,
     "linformer": _linformer,
+    "local": _local,
+    "nystrom": _nystrom,
 }

@@ -5,6 +5,7 @@ many columns, so that a sample means the same alone and in a padded batch.
 """
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,9 +15,10 @@ import numpy as np
 from lra_jax import attention
 from lra_jax.attention.causal import Chunking
 
-from . import reference
+from . import grouping, patterns, reference
 
 LENGTH = 16
+PATTERNS = ("local", "longformer", "bigbird", "sparse")
 NAMES = (
     "softmax",
     "linear",
@@ -26,7 +28,19 @@ NAMES = (
     "retention",
     "lightning",
     "linformer",
+    *PATTERNS,
+    "nystrom",
+    "fnet",
+    "synthesizer",
+    "sinkhorn",
+    "reformer",
 )
+# Those whose queries enter sums, so that padded ones must be named.
+QUERY_MASKED = ("flow", "nystrom")
+# Those whose output is a weighted sum of the values.
+WEIGHTED = tuple(name for name in NAMES if name != "fnet")
+# Those that take queries and keys of different lengths.
+CROSS = tuple(name for name in NAMES if attention.resolve(name).cross)
 STREAMS = ("linear", "cosformer", "flow", "norm", "retention", "lightning")
 # Their weights depend on positions; may be negative; make no output until normalised.
 POSITIONAL = ("cosformer", "retention", "lightning")
@@ -48,7 +62,28 @@ KEYWORDS = {
     "retention": {},
     "lightning": {},
     "linformer": {"key_projection": E, "value_projection": F},
+    "local": {"window": 2},
+    "longformer": {"window": 1, "global_tokens": 2},
+    "bigbird": {"block": 1, "num_random": 1},
+    "sparse": {"stride": 3},
+    "nystrom": {"num_landmarks": 3},
+    "fnet": {},
+    "synthesizer": {"variant": "dense"},
+    "sinkhorn": {"block": 3},
+    "reformer": {"chunk": 2, "num_buckets": 4},
 }
+
+
+def keywords(name: str, heads: int, head_dim: int) -> dict[str, Any]:
+    """`KEYWORDS` and the arrays that a mechanism has for these sizes."""
+    if name not in ("synthesizer", "sinkhorn"):
+        return KEYWORDS[name]
+    rng = np.random.default_rng(heads)
+    kernel = rng.normal(size=(heads, head_dim, LENGTH)).astype("float32")
+    bias = rng.normal(size=(heads, LENGTH)).astype("float32")
+    names = {"synthesizer": "first", "sinkhorn": "sort_kernel"}
+    biases = {"synthesizer": "first_bias", "sinkhorn": "sort_bias"}
+    return KEYWORDS[name] | {names[name]: kernel, biases[name]: bias}
 
 
 @functools.cache
@@ -81,8 +116,9 @@ def run(name: str) -> Callable[..., jax.Array]:
     """``f(query, key, value, mask=None, **keywords)``."""
     function = getattr(attention, f"{name}_attention")
 
-    def call(query, key, value, mask=None, **keywords):
-        return function(query, key, value, mask=mask, **KEYWORDS[name] | keywords)
+    def call(query, key, value, mask=None, **more):
+        given = keywords(name, *query.shape[-2:])
+        return function(query, key, value, mask=mask, **given | more)
 
     return call
 
@@ -91,8 +127,9 @@ def weights(name: str) -> Callable[..., jax.Array]:
     """``f(query, key, mask=None, **keywords)``."""
     function = getattr(attention, f"{name}_weights")
 
-    def call(query, key, mask=None, **keywords):
-        return function(query, key, mask=mask, **KEYWORDS[name] | keywords)
+    def call(query, key, mask=None, **more):
+        given = keywords(name, *query.shape[-2:])
+        return function(query, key, mask=mask, **given | more)
 
     return call
 
@@ -106,16 +143,20 @@ def formula(name: str) -> Callable[..., np.ndarray]:
     """The same from `reference`."""
     if name == "linformer":
         return lambda q, k, v, mask=None: reference.linformer(q, k, v, E, F, mask)
-    keywords = KEYWORDS[name]
-    return lambda q, k, v, mask=None, **more: getattr(reference, name)(
-        q, k, v, mask, **keywords | more
-    )
+    if name in PATTERNS:
+        return functools.partial(patterns.attention, name, **KEYWORDS[name])
+    module = grouping if hasattr(grouping, name) else reference
+
+    def call(q, k, v, mask=None, **more):
+        given = keywords(name, *q.shape[2:])
+        return getattr(module, name)(q, k, v, mask, **given | more)
+
+    return call
 
 
 def causal(name: str, **more: Any) -> Callable[..., jax.Array]:
     """`run` in its causal form, cut small: several chunks in several super-blocks."""
-    keywords = {"chunking": SMALL} | more
-    return functools.partial(run(name), is_causal=True, **keywords)
+    return functools.partial(run(name), is_causal=True, **{"chunking": SMALL} | more)
 
 
 @functools.cache
@@ -128,8 +169,12 @@ def causal_formula(name: str) -> Callable[..., np.ndarray]:
     """The causal form from `reference`; Flow's is one of its own."""
     if name == "flow":
         return reference.flow_causal
-    function, keywords = getattr(reference, name), KEYWORDS[name]
-    return functools.partial(function, causal=True, **keywords)
+    return functools.partial(getattr(reference, name), causal=True, **KEYWORDS[name])
+
+
+def queries(name: str, wanted: int, length: int = 7) -> int:
+    """How many queries a test may have for so many keys: the wanted number or that."""
+    return wanted if name in CROSS else length
 
 
 def inputs(
@@ -152,6 +197,21 @@ def inputs(
             "float32"
         ),
     )
+
+
+def largest_array(function: Callable[..., Any], *arrays: Any) -> int:
+    """Elements of the largest array that a function forms on its way."""
+
+    def walk(jaxpr: Any) -> int:
+        sizes = [math.prod(v.aval.shape) for eqn in jaxpr.eqns for v in eqn.outvars]
+        for eqn in jaxpr.eqns:
+            for value in eqn.params.values():
+                inner = getattr(value, "jaxpr", value)
+                if hasattr(inner, "eqns"):
+                    sizes.append(walk(inner))
+        return max(sizes, default=0)
+
+    return walk(jax.make_jaxpr(function)(*arrays).jaxpr)
 
 
 def assert_close(got, wanted, tolerance: float = 1e-5) -> None:

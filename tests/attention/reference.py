@@ -250,6 +250,53 @@ def linformer(q, k, v, e, f, mask=None) -> np.ndarray:
     return out
 
 
+def fnet(q, k, v, mask=None) -> np.ndarray:
+    """The transform of each sample up to its last visible position."""
+    v = np.repeat(np.asarray(v, np.float64), q.shape[2] // v.shape[2], axis=2)
+    mask = np.ones(v.shape[:2], bool) if mask is None else np.asarray(mask)
+    out = np.zeros(v.shape)
+    for b in range(v.shape[0]):
+        real = np.flatnonzero(mask[b]).max(initial=-1) + 1
+        if real:
+            x = np.where(mask[b, :real, None, None], v[b, :real], 0)
+            spectrum = np.fft.fft2(x.reshape(real, -1), norm="ortho")
+            out[b, :real] = spectrum.real.reshape(x.shape)
+    return out
+
+
+def nystrom(
+    q, k, v, mask=None, query_mask=None, num_landmarks=64, iterations=6
+) -> np.ndarray:
+    """Landmarks are means of the segments of what is visible, evenly dealt."""
+
+    def landmarks(x):
+        segment = np.arange(len(x)) * num_landmarks // len(x)
+        return np.stack([x[segment == one].mean(0) for one in np.unique(segment)])
+
+    def head(q, k, v, where):
+        root = q.shape[-1] ** 0.5
+        query_marks, key_marks = landmarks(q), landmarks(k)
+        first = _row_softmax(q @ key_marks.T / root)
+        middle = _row_softmax(query_marks @ key_marks.T / root)
+        last = _row_softmax(query_marks @ k.T / root)
+        inverse = middle.T / middle.sum(0).max() / middle.sum(1).max()
+        one = np.eye(len(middle))
+        for _ in range(iterations):
+            step = middle @ inverse
+            inverse = inverse @ (13 * one - step @ (15 * one - step @ (7 * one - step)))
+            inverse = inverse / 4
+        return first @ inverse @ last @ v
+
+    out = np.zeros((*q.shape[:3], v.shape[-1]))
+    rows = np.ones(q.shape[:2], bool) if query_mask is None else np.asarray(query_mask)
+    for b in range(q.shape[0]):
+        if rows[b].any():
+            sample = None if mask is None else np.asarray(mask)[b : b + 1]
+            arrays = np.asarray(q)[b, rows[b]][None], k[b : b + 1], v[b : b + 1]
+            out[b, rows[b]] = _each_head(*arrays, sample, head)[0]
+    return out
+
+
 def linformer_pooled(q, k, v, window, kind, mask=None) -> np.ndarray:
     """Mean or max over the visible positions of each window that has any."""
     reduce = {"mean": np.mean, "max": np.max}[kind]

@@ -10,14 +10,14 @@ from flax import linen, nnx
 
 from lra_jax import attention
 
-from .mechanisms import KEYWORDS, NAMES, assert_close, fast_jit, inputs, jitted, run
+from .mechanisms import NAMES, assert_close, fast_jit, inputs, jitted, keywords, run
 
 PADDING = np.array([[1, 1, 1, 1, 0], [1, 1, 0, 0, 0]], bool)
 
 
-def _function(name: str):
+def _function(name: str, heads: int = 2):
     function = getattr(attention, f"{name}_attention")
-    return functools.partial(function, **KEYWORDS[name])
+    return functools.partial(function, **keywords(name, heads, 8 // heads))
 
 
 def _x() -> np.ndarray:
@@ -63,7 +63,7 @@ def test_nnx_attention_with_shared_key_heads(name: str) -> None:
         num_kv_heads=2,
         in_features=8,
         decode=False,
-        attention_fn=_function(name),
+        attention_fn=_function(name, 4),
         rngs=nnx.Rngs(0),
     )
     assert jax.eval_shape(layer, jnp.asarray(_x())).shape == (2, 5, 8)
@@ -72,9 +72,9 @@ def test_nnx_attention_with_shared_key_heads(name: str) -> None:
 def test_nnx_with_softmax_is_flax_itself() -> None:
     layers = [
         nnx.MultiHeadAttention(
-            num_heads=2, in_features=8, decode=False, rngs=nnx.Rngs(0), **keywords
+            num_heads=2, in_features=8, decode=False, rngs=nnx.Rngs(0), **more
         )
-        for keywords in ({}, {"attention_fn": attention.softmax_attention})
+        for more in ({}, {"attention_fn": attention.softmax_attention})
     ]
     pairs = nnx.make_attention_mask(np.ones((2, 5), bool), PADDING)
     call = fast_jit(lambda x: [f(x, mask=pairs, is_causal=True) for f in layers])
@@ -112,7 +112,7 @@ def test_vmap_is_a_loop(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_masks_may_be_traced(name: str) -> None:
-    q, k, v = inputs(3, length=5)
+    q, k, v = inputs(3, query_length=5, length=5)
     call = jitted(name)
     flat, wide = call(q, k, v, PADDING), call(q, k, v, PADDING[:, None, None])
     assert_close(flat, wide, 1e-6)
@@ -124,5 +124,5 @@ def test_precision_reaches_the_products(name: str) -> None:
     arrays = inputs(4)
     text = str(jax.make_jaxpr(lambda *a: run(name)(*a, precision="highest"))(*arrays))
     products = text.count("dot_general[")
-    assert products >= 2
+    assert products >= 2 or name == "fnet"
     assert text.count("precision=(Precision.HIGHEST, Precision.HIGHEST)") == products

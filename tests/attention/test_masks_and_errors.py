@@ -99,9 +99,9 @@ def test_arrays_that_do_not_fit(name: str, arrays: tuple, parts: tuple) -> None:
 def test_masks_that_do_not_fit(name: str) -> None:
     for shape in [(2, 5), (7, 2), (3, 7), (3, 1, 7), (2, 1, 1, 1, 7), ()]:
         mask = np.ones(shape, bool)
-        _rejects(lambda mask=mask: run(name)(Q, K, V, mask), "mask: ", "[B, S]=(2, 7)")
+        _rejects(lambda mask=mask: run(name)(K, K, V, mask), "mask: ", "[B, S]=(2, 7)")
     mask = np.ones((2, 7), "complex64")
-    _rejects(lambda: run(name)(Q, K, V, mask), "mask: expected a boolean", "complex64")
+    _rejects(lambda: run(name)(K, K, V, mask), "mask: expected a boolean", "complex64")
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "softmax"])

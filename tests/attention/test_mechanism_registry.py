@@ -12,7 +12,7 @@ from lra_jax import attention
 from lra_jax.attention import __main__ as command
 from lra_jax.attention import registry
 
-from .mechanisms import NAMES, STREAMS
+from .mechanisms import CROSS, NAMES, PATTERNS, STREAMS
 
 
 def _python(code: str) -> str:
@@ -47,15 +47,22 @@ def test_each_mechanism_finds_its_functions(name: str) -> None:
     parameters = inspect.signature(mechanism.attention).parameters
     assert list(parameters)[:3] == ["query", "key", "value"]
     assert {"mask", "is_causal", "precision", "_"} <= set(parameters)
-    made = attention.linformer_parameters if name == "linformer" else None
+    made = getattr(attention, f"{name}_parameters", None)
     assert mechanism.make_parameters is made
+    assert (made is not None) == (name in WITH_ARRAYS)
+
+
+NOT_CAUSAL = ("linformer", "nystrom", "fnet", "sinkhorn", "reformer")
+WITH_ARRAYS = ("linformer", "nystrom", "synthesizer", "sinkhorn")
 
 
 def test_capabilities() -> None:
     able = [(m.name, m.causal) for m in attention.MECHANISMS.values()]
-    assert dict(able) == {name: name != "linformer" for name in NAMES}
+    assert dict(able) == {name: name not in NOT_CAUSAL for name in NAMES}
+    assert set(NAMES) - set(CROSS) == {*PATTERNS, "fnet", "sinkhorn", "reformer"}
     for mechanism in attention.MECHANISMS.values():
-        assert mechanism.cross and mechanism.padding
+        assert mechanism.cross == (mechanism.name in CROSS)
+        assert mechanism.padding
         assert mechanism.stream == (mechanism.name in STREAMS)
         for part in ("init", "prefill", "step"):
             has = hasattr(attention, f"{mechanism.name}_{part}")
@@ -156,3 +163,11 @@ def test_table() -> None:
     assert [line.split()[0] for line in lines] == ["name", *NAMES]
     assert len({line.index("Qin") for line in lines if "Qin" in line}) == 1
     assert all(not line.endswith(" ") for line in lines)
+
+
+def test_table_shows_measured_exponents(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(command, "EXPONENTS", tmp_path / "exponents.json")
+    assert "T^1.04" not in command.table()
+    command.EXPONENTS.write_text('{"flow": 1.04}')
+    shown = [line for line in command.table().splitlines() if " T^1.04 " in line]
+    assert [line.split()[0] for line in shown] == ["flow"]

@@ -7,7 +7,16 @@ import pytest
 
 from lra_jax.attention import kernels
 
-from .mechanisms import NAMES, assert_close, fast_jit, inputs, jitted, run
+from .mechanisms import (
+    NAMES,
+    QUERY_MASKED,
+    assert_close,
+    fast_jit,
+    inputs,
+    jitted,
+    queries,
+    run,
+)
 
 MASK = np.array([[1, 1, 1, 1, 1, 0, 0], [0, 1, 0, 0, 1, 1, 0], [0] * 7], bool)
 
@@ -17,7 +26,7 @@ def test_a_padded_batch_equals_each_sample_alone(name: str) -> None:
     q, k, v = inputs(10, query_length=9, length=9)
     lengths = (6, 9)
     mask = np.arange(9)[None] < np.array(lengths)[:, None]
-    keywords = {"query_mask": mask} if name == "flow" else {}
+    keywords = {"query_mask": mask} if name in QUERY_MASKED else {}
     together = np.asarray(jitted(name)(q, k, v, mask, **keywords))
     for row, length in enumerate(lengths):
         alone = jitted(name)(*(x[row : row + 1, :length] for x in (q, k, v)))
@@ -28,7 +37,7 @@ def test_a_padded_batch_equals_each_sample_alone(name: str) -> None:
 def test_what_padding_holds_does_not_matter(name: str) -> None:
     q, k, v = inputs(13, batch=3)
     keywords = {}
-    if name == "flow":  # its queries enter the sums as well
+    if name in QUERY_MASKED:
         keywords = {"query_mask": MASK}
 
     @fast_jit
@@ -55,7 +64,8 @@ def test_companions_in_a_batch_do_not_matter(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_gradients_match_finite_differences(name: str) -> None:
-    sizes = {"batch": 1, "query_length": 4, "length": 5, "value_dim": 3}
+    sizes = {"batch": 1, "length": 5, "value_dim": 3}
+    sizes["query_length"] = queries(name, 4, 5)
     mask = np.array([[1, 1, 0, 1, 1]], bool)
     # Flow's clip bends the function where a step of differences may cross it.
     keywords = {"clip": None} if name == "flow" else {}

@@ -92,6 +92,38 @@ def test_attention_of_ones_own(mechanism):
     np.testing.assert_allclose(call(module, x, mask=MASK), expected, atol=1e-5)
 
 
+def test_a_mechanism_without_projections():
+    """FNet takes the layer's input as it is, and its output is the layer's."""
+    module, x = layer("fnet", max_length=None), inputs(2, 6, 8)
+    assert not jax.tree.leaves(nnx.state(module))
+    heads = x.reshape(2, 6, 2, 4)
+    expected = helpers.quick_jit(attention.fnet_attention)(heads, heads, heads, MASK)
+    out = call(module, x, mask=MASK)
+    np.testing.assert_allclose(out, expected.reshape(2, 6, 8), atol=1e-6)
+
+
+@pytest.mark.parametrize("mechanism", attention.names())
+def test_every_mechanism_has_what_it_needs(mechanism):
+    module, x = layer(mechanism), jnp.asarray(inputs(2, 6, 8))
+    out = jax.eval_shape(lambda x: module(x, mask=MASK), x)
+    assert out.shape == (2, 6, 8)
+    for name in ("query", "key", "value", "out"):
+        used = name in attention.resolve(mechanism).projections
+        assert (getattr(module, name) is not None) == used
+
+
+def test_arguments_that_are_not_read_have_no_projection():
+    module, x = layer("reformer", qkv_features=12), inputs(2, 6, 8)
+
+    def by_hand(module, x):
+        query, value = (p(x).reshape(2, 6, 2, 6) for p in (module.query, module.value))
+        out = attention.reformer_attention(query, query, value, MASK, max_length=16)
+        return module.out(out.reshape(2, 6, 12))
+
+    expected = helpers.call_model(by_hand, module, x)
+    np.testing.assert_allclose(call(module, x, mask=MASK), expected, atol=1e-5)
+
+
 def test_own_functions_get_the_keywords_that_they_name():
     seen = {}
 
@@ -154,6 +186,8 @@ def test_width_of_the_heads():
         ({"mechanism": "linformer", "options": {"feature": 1}}, "'features'"),
         ({"mechanism": "cosformer", "options": {"max_length": 5}}, "max_length"),
         ({"mechanism": "linformer", "max_length": None}, "max_length"),
+        ({"mechanism": "fnet", "qkv_features": 4}, "expected 8 .*'value', got 4"),
+        ({"mechanism": "fnet", "out_features": 6}, "expected 6 .*'out', got 8"),
     ],
 )
 def test_errors(arguments, message):

@@ -1,0 +1,170 @@
+"""Measures how time and memory of the mechanisms grow from 2K to 16K positions.
+
+    python benchmarks/cost_exponent.py --publish
+
+Output and gradients of one attention call, forward and backward, with a padding mask as
+in training. An exponent is the slope of the logarithm of the fastest time (or of the
+temporary memory that the compiler reports) over the logarithm of the length: 1 is
+linear, 2 quadratic. The lengths of a mechanism are interleaved, so that a slow spell of
+the machine meets all of them.
+
+``--publish`` writes results/cost_exponent.json, the table in docs/patterns.md, and
+lra_jax/attention/exponents.json, which ``python -m lra_jax.attention`` reads. Softmax
+attention at 16K needs some 8 GB.
+"""
+
+import argparse
+import json
+import math
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from lra_jax import runtime
+from lra_jax.attention import registry
+
+ROOT = Path(__file__).parents[1]
+RESULT = ROOT / "results" / "cost_exponent.json"
+EXPONENTS = ROOT / "lra_jax" / "attention" / "exponents.json"
+PAGE = ROOT / "docs" / "patterns.md"
+START, END = "<!-- cost exponents -->", "<!-- end of cost exponents -->"
+
+
+def main() -> None:
+    """The command line."""
+    runtime.tune_allocator()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--attention", default=",".join(registry.names()))
+    parser.add_argument("--lengths", default="2048,4096,8192,16384")
+    parser.add_argument("--heads", type=int, default=2)
+    parser.add_argument("--head-dim", type=int, default=32)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--out", help="JSON file to write")
+    parser.add_argument("--publish", action="store_true", help="see above")
+    options = parser.parse_args()
+    runtime.configure_jax()
+    lengths = [int(length) for length in options.lengths.split(",")]
+    sizes = (options.heads, options.head_dim)
+    report: dict[str, Any] = {"heads": sizes[0], "head_dim": sizes[1]}
+    report |= {"lengths": lengths, "mechanisms": {}}
+    for name in options.attention.split(","):
+        row = measure(name, lengths, sizes, options.repeats)
+        report["mechanisms"][name] = row
+        print(name, row, flush=True)
+    _write(report, options.out, options.publish)
+
+
+def measure(
+    name: str, lengths: list[int], sizes: tuple[int, int], repeats: int
+) -> dict[str, Any]:
+    """Times, memory and exponents of one mechanism."""
+    calls = [_Call(name, length, *sizes) for length in lengths]
+    times = [[call.time() for call in calls] for _ in range(repeats)]
+    fastest = [min(column) for column in zip(*times, strict=True)]
+    memory = [call.temporary_bytes for call in calls]
+    return {
+        "time_exponent": round(slope(lengths, fastest), 2),
+        "memory_exponent": round(slope(lengths, memory), 2),
+        "fastest_ms": [round(1e3 * seconds, 2) for seconds in fastest],
+        "temporary_mb": [round(size / 1e6, 2) for size in memory],
+    }
+
+
+def slope(lengths: list[int], costs: list[float] | list[int]) -> float:
+    """Of log cost over log length, by least squares."""
+    xs, ys = ([math.log(max(x, 1e-9)) for x in row] for row in (lengths, costs))
+    x, y = sum(xs) / len(xs), sum(ys) / len(ys)
+    above = sum((a - x) * (b - y) for a, b in zip(xs, ys, strict=True))
+    return above / sum((a - x) ** 2 for a in xs)
+
+
+class _Call:
+    """One mechanism at one length, compiled, with its inputs."""
+
+    def __init__(self, name: str, length: int, heads: int, head_dim: int):
+        import jax
+        import jax.numpy as jnp
+
+        mechanism = registry.resolve(name)
+        keys = jax.random.split(jax.random.key(0), 4)
+        shape = (1, length, heads, head_dim)
+        self.arrays = [jax.random.normal(key, shape) for key in keys[:3]]
+        mask = jnp.arange(length)[None] < length - 7
+        given: dict[str, Any] = {}
+        make = mechanism.make_parameters
+        if make is not None:
+            widths = {"num_heads": heads, "head_dim": head_dim, "dtype": jnp.float32}
+            given = make(keys[3], max_length=length, **widths)
+        given |= {"mask": mask, "query_mask": mask}
+
+        @jax.jit
+        def both(arrays, given):
+            def run(*arrays):
+                return mechanism.attention(*arrays, max_length=length, **given)
+
+            out, pullback = jax.vjp(run, *arrays)
+            return out, pullback(out)
+
+        self.given = given
+        self._call = both.lower(self.arrays, given).compile()
+        memory: Any = self._call.memory_analysis()
+        self.temporary_bytes = memory.temp_size_in_bytes
+
+    def time(self) -> float:
+        """Seconds of one call."""
+        begun = time.perf_counter()
+        for array in self._call(self.arrays, self.given)[1]:
+            array.block_until_ready()
+        return time.perf_counter() - begun
+
+
+def table(report: dict[str, Any]) -> str:
+    """The markdown table of a report."""
+    first, last = report["lengths"][0], report["lengths"][-1]
+    lines = [
+        f"| attention | time | memory | ms at {first:,} | ms at {last:,} | "
+        f"MB at {last:,} |",
+        "|---|---|---|---|---|---|",
+    ]
+    rows = sorted(report["mechanisms"].items(), key=lambda x: x[1]["time_exponent"])
+    lines += [
+        f"| {name} | {row['time_exponent']:.2f} | {row['memory_exponent']:.2f} | "
+        f"{row['fastest_ms'][0]:,.1f} | {row['fastest_ms'][-1]:,.1f} | "
+        f"{row['temporary_mb'][-1]:,.0f} |"
+        for name, row in rows
+    ]
+    note = (
+        f"Batch 1, {report['heads']} heads of {report['head_dim']}, float32, forward "
+        f"and backward, {report['device']}, jax {report['versions']['jax']}; "
+        f"`{report['command']}`, results/cost_exponent.json."
+    )
+    return "\n".join([*lines, "", note])
+
+
+def _write(report: dict[str, Any], out: str | None, publish: bool) -> None:
+    from lra_jax.training.session import commit, describe_devices, versions
+
+    report |= {
+        "command": shlex.join(["python", *sys.argv]),
+        "commit": commit(),
+        "device": describe_devices(),
+        "versions": versions(),
+    }
+    text = json.dumps(report, indent=2) + "\n"
+    if out:
+        Path(out).write_text(text)
+    if not publish:
+        return
+    RESULT.write_text(text)
+    rows = report["mechanisms"].items()
+    exponents = {name: row["time_exponent"] for name, row in rows}
+    EXPONENTS.write_text(json.dumps(exponents, indent=2) + "\n")
+    before, _, rest = PAGE.read_text().partition(START)
+    _, _, after = rest.partition(END)
+    PAGE.write_text(f"{before}{START}\n{table(report)}\n{END}{after}")
+
+
+if __name__ == "__main__":
+    main()
