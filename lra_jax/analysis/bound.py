@@ -1,0 +1,87 @@
+"""The collapse of pure attention, bounded (Dong, Cordonnier and Loukas 2021, Theorems
+2.2 and 2.3)."""
+
+import math
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from lra_jax.analysis.residual import composite_norm
+
+__all__ = ["collapse_beta", "collapse_bound"]
+
+
+def collapse_bound(
+    residual_norm: float,
+    depth: int,
+    *,
+    beta: float,
+    head_dim: int,
+    num_heads: int = 1,
+    gamma: float = 1.0,
+    lipschitz: float = 1.0,
+) -> float:
+    """Computes ``(4 gamma beta H l / sqrt(d))^((3^L - 1) / 2) ||res(X)||^(3^L)``.
+
+    An upper bound on ``||res(SAN(X))||`` after L layers of pure attention: it falls
+    doubly exponentially where ``4 gamma beta H l ||res(X)||^2 < sqrt(d)``, and says
+    nothing where it grows.
+
+    Args:
+      residual_norm: ``||res(X)||`` of the input, in the composite norm.
+      depth: L; 0 gives ``residual_norm`` back.
+      beta: bounds ``||W_QK||_1 ||W_V||`` of every layer; see `collapse_beta`.
+      head_dim: d, the width of the queries and keys.
+      num_heads: H.
+      gamma: depends on the attention's entries; the paper's first version leaves it
+        out, which is 1.
+      lipschitz: l, of the MLP between the layers; 1 without one.
+
+    Returns:
+      The bound; infinity where it is beyond the largest float, 0 below the smallest.
+
+    Raises:
+      ValueError: a negative or non-finite argument, or a size that is not positive.
+    """
+    factors = {
+        "residual_norm": residual_norm,
+        "beta": beta,
+        "gamma": gamma,
+        "lipschitz": lipschitz,
+    }
+    for name, value in factors.items():
+        if not (math.isfinite(value) and value >= 0):
+            raise ValueError(f"{name}: expected a finite number >= 0, got {value}")
+    if depth < 0 or head_dim < 1 or num_heads < 1:
+        raise ValueError(
+            "depth, head_dim, num_heads: expected depth >= 0 and positive sizes, got "
+            f"{depth}, {head_dim}, {num_heads}"
+        )
+    base = 4 * gamma * beta * num_heads * lipschitz / math.sqrt(head_dim)
+    power = 3**depth
+    if residual_norm == 0 or (base == 0 and depth > 0):
+        return 0.0
+    # In logarithms, because either factor alone may be out of range.
+    log = power * math.log(residual_norm)
+    if depth > 0:
+        log += (power - 1) // 2 * math.log(base)
+    return math.exp(log) if log < 709 else math.inf
+
+
+def collapse_beta(
+    query_kernel: ArrayLike, key_kernel: ArrayLike, value_kernel: ArrayLike
+) -> float:
+    """The smallest beta of `collapse_bound` for given projections.
+
+    ``max ||W_Q W_K^T||_1 ||W_V||`` over layers and heads, the first the largest column
+    sum of absolute values and the second the composite norm.
+
+    Args:
+      query_kernel: W_Q, `[..., D, H]`, any number of layers and heads in front.
+      key_kernel: W_K, likewise.
+      value_kernel: W_V times the head's output projection, `[..., D, D]`.
+    """
+    query, key = np.asarray(query_kernel), np.asarray(key_kernel)
+    products = np.abs(query.astype(np.float64) @ np.swapaxes(key, -1, -2))
+    sizes = products.sum(-2).max(-1) * composite_norm(value_kernel)
+    return float(sizes.max())

@@ -1,0 +1,103 @@
+"""The row vector that is nearest to all rows in the composite norm, exactly.
+
+``min_x f(x) g(x)`` with ``f(x) = max_j sum_i |X_ij - x_j|`` and ``g(x) = max_i sum_j
+|X_ij - x_j|``. Both are convex and piecewise linear, so the pairs (f, g) that cannot
+both be bettered form a convex polygon, each of whose corners is the solution of a
+linear programme ``min a f + b g``. A product is concave along an edge, so its minimum
+is at a corner. The corners are searched from the two ends inwards; an edge below which
+nothing better can lie is left.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+__all__ = ["composite_minimiser"]
+
+_TOLERANCE = 1e-9
+
+
+class _Corner(NamedTuple):
+    columns: float  # f
+    rows: float  # g
+    x: np.ndarray
+
+    @property
+    def product(self) -> float:
+        return self.columns * self.rows
+
+
+def composite_minimiser(matrix: np.ndarray) -> np.ndarray:
+    """Returns the x `[D]` that minimises ``||X - 1 x^T||`` for X `[T, D]`.
+
+    Cost: a few linear programmes with T D variables.
+    """
+    matrix = np.asarray(matrix, np.float64)
+    if matrix.size == 0:
+        return np.zeros(matrix.shape[1])
+    # The programme's own tolerances are absolute: give it numbers of order one.
+    shift = np.median(matrix, 0)
+    scale = np.abs(matrix - shift).max()
+    if scale == 0:
+        return shift
+    programme = _Programme((matrix - shift) / scale)
+    left, right = programme.corner(1.0, 1e-7), programme.corner(1e-7, 1.0)
+    best = min(left, right, key=lambda corner: corner.product)
+    edges = [(left, right)]
+    while edges:
+        left, right = edges.pop()
+        # Everything between the two has at least left's f and right's g.
+        if left.columns * right.rows >= best.product * (1 - _TOLERANCE):
+            continue
+        a, b = left.rows - right.rows, right.columns - left.columns
+        if a <= 0 or b <= 0:
+            continue
+        middle = programme.corner(a, b)
+        level = a * left.columns + b * left.rows
+        if a * middle.columns + b * middle.rows >= level * (1 - _TOLERANCE):
+            continue  # an edge of the polygon: no corner lies beyond it
+        best = min(best, middle, key=lambda corner: corner.product)
+        edges += [(left, middle), (middle, right)]
+    return best.x * scale + shift
+
+
+class _Programme:
+    """``min a f + b g`` over x, f, g and u with ``u_ij >= |X_ij - x_j|``, column sums
+    of u at most f and row sums at most g."""
+
+    def __init__(self, matrix: np.ndarray):
+        from scipy import sparse
+
+        self.matrix = matrix
+        rows, columns = matrix.shape
+        cells = sparse.identity(rows * columns)
+        to_x = sparse.kron(np.ones((rows, 1)), sparse.identity(columns))
+        column_sums = sparse.kron(np.ones((1, rows)), sparse.identity(columns))
+        row_sums = sparse.kron(sparse.identity(rows), np.ones((1, columns)))
+        self.constraints = sparse.bmat(
+            [
+                [-to_x, None, None, -cells],  # X - x <= u
+                [to_x, None, None, -cells],  # x - X <= u
+                [None, -np.ones((columns, 1)), None, column_sums],
+                [None, None, -np.ones((rows, 1)), row_sums],
+            ],
+            format="csr",
+        )
+        flat = matrix.ravel()
+        self.limits = np.concatenate([-flat, flat, np.zeros(columns + rows)])
+
+    def corner(self, a: float, b: float) -> _Corner:
+        from scipy.optimize import linprog
+
+        rows, columns = self.matrix.shape
+        cost = np.zeros(columns + 2 + rows * columns)
+        cost[columns], cost[columns + 1] = a, b
+        bounds = [(None, None)] * columns + [(0, None)] * (2 + rows * columns)
+        solved = linprog(
+            cost / cost.sum(), self.constraints, self.limits, bounds=bounds
+        )
+        if not solved.success:
+            raise RuntimeError(f"the linear programme failed: {solved.message}")
+        x = solved.x[:columns]
+        size = np.abs(self.matrix - x)
+        return _Corner(size.sum(0).max(), size.sum(1).max(), x)

@@ -1,0 +1,168 @@
+"""Attention as a sum over paths (Dong, Cordonnier and Loukas 2021, Theorem 2.1).
+
+A network of L attention layers with H heads and no MLP is
+
+    SAN(X) = sum over (h_1 .. h_L) of P_path X W_path + remainder,
+    P_path = P^L_{h_L} .. P^1_{h_1},   W_path = W^1_{h_1} .. W^L_{h_L},
+
+where a head's W is its value times its output projection, and the remainder holds the
+biases: a matrix of equal rows where the rows of every P sum to one. A skip connection
+adds a branch to each layer that changes nothing, and with it paths of every length.
+
+There are H^L paths, (H + 1)^L with skips: exact for small networks, sampled for others.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+__all__ = ["Paths", "path_decomposition", "path_length_distribution"]
+
+SKIPPED = -1
+_MOST_PATHS = 100_000
+
+
+class Paths(NamedTuple):
+    """What `path_decomposition` returns, in float64.
+
+    Attributes:
+      paths: the head that each path takes in each layer, `int [P, L]`; -1 = skipped.
+      terms: their contributions `[P, T, D]`.
+      remainder: what the biases contribute, `[T, D]`.
+      num_paths: paths of the whole network, of which P are here.
+    """
+
+    paths: np.ndarray
+    terms: np.ndarray
+    remainder: np.ndarray
+    num_paths: int
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Attention layers on each path, `int [P]`."""
+        return (self.paths != SKIPPED).sum(1)
+
+    def total(self) -> np.ndarray:
+        """The network's output `[T, D]`: exact, or estimated without bias where the
+        paths are a sample."""
+        scale = self.num_paths / len(self.paths)
+        return self.terms.sum(0) * scale + self.remainder
+
+
+def path_decomposition(
+    x: ArrayLike,
+    weights: ArrayLike,
+    kernels: ArrayLike,
+    bias: ArrayLike | None = None,
+    *,
+    skip: bool = False,
+    num_samples: int | None = None,
+    seed: int = 0,
+) -> Paths:
+    """Computes the contribution of every path, or of a sample of them.
+
+    The attention matrices are those that the network had on this input; the
+    decomposition takes them as given and is linear in x.
+
+    Args:
+      x: `[T, D]`, the input of the first layer.
+      weights: attention matrices P, `[L, H, T, T]`.
+      kernels: each head's value times output projection W, `[L, H, D, D]`.
+      bias: of each layer's output, `[L, D]`: output bias, and value bias times output
+        projection (exact where the rows of P sum to one).
+      skip: the layers have skip connections.
+      num_samples: paths to draw, uniformly and with replacement; None = all of them.
+      seed: of that draw.
+
+    Raises:
+      ValueError: shapes do not fit, or more than 100,000 paths without a sample's size.
+    """
+    x, weights, kernels, bias = _checked(x, weights, kernels, bias)
+    num_layers, num_heads = weights.shape[:2]
+    branches = list(range(num_heads)) + [SKIPPED] * skip
+    num_paths = len(branches) ** num_layers
+    if num_samples is not None:
+        if num_samples < 1:
+            raise ValueError(f"num_samples: expected a positive int, got {num_samples}")
+        drawn = np.random.default_rng(seed).integers(
+            len(branches), size=(num_samples, num_layers)
+        )
+        paths = np.array(branches)[drawn]
+    elif num_paths > _MOST_PATHS:
+        raise ValueError(
+            f"num_samples: expected an int for a network of {num_paths} paths (all of "
+            f"them are computed up to {_MOST_PATHS}), got None"
+        )
+    else:
+        grid = np.meshgrid(*[branches] * num_layers, indexing="ij")
+        paths = np.stack(grid, -1).reshape(-1, num_layers)
+    terms = np.stack([_walk(x, weights, kernels, path) for path in paths])
+    remainder = _remainder(x, weights, kernels, bias, skip)
+    return Paths(paths, terms, remainder, num_paths)
+
+
+def path_length_distribution(num_layers: int, num_heads: int) -> np.ndarray:
+    """Share of the paths of each length 0..L in a network with skip connections.
+
+    ``C(L, k) H^k / (1 + H)^L``, float64 `[L + 1]`.
+
+    Raises:
+      ValueError: a size is not positive.
+    """
+    if num_layers < 1 or num_heads < 1:
+        raise ValueError(
+            "num_layers, num_heads: expected positive ints, got "
+            f"{num_layers}, {num_heads}"
+        )
+    whole = (1 + num_heads) ** num_layers
+    # Python's integers are exact, however many paths there are.
+    counts = [math.comb(num_layers, k) * num_heads**k for k in range(num_layers + 1)]
+    return np.array([count / whole for count in counts])
+
+
+def _walk(
+    x: np.ndarray, weights: np.ndarray, kernels: np.ndarray, path: np.ndarray
+) -> np.ndarray:
+    for layer, head in enumerate(path):
+        if head != SKIPPED:
+            x = weights[layer, head] @ x @ kernels[layer, head]
+    return x
+
+
+def _remainder(
+    x: np.ndarray,
+    weights: np.ndarray,
+    kernels: np.ndarray,
+    bias: np.ndarray,
+    skip: bool,
+) -> np.ndarray:
+    """The network on an input of zeros: the biases, sent through the layers above."""
+    rest = np.zeros_like(x)
+    for matrices, products, row in zip(weights, kernels, bias, strict=True):
+        attended = np.einsum("hts,sd,hde->te", matrices, rest, products, optimize=True)
+        rest = rest * skip + attended + row
+    return rest
+
+
+def _checked(
+    x: ArrayLike, weights: ArrayLike, kernels: ArrayLike, bias: ArrayLike | None
+) -> tuple[np.ndarray, ...]:
+    x, weights, kernels = (np.asarray(a, np.float64) for a in (x, weights, kernels))
+    if x.ndim != 2 or weights.ndim != 4:
+        raise ValueError(
+            "x, weights: expected [T, D] and [L, H, T, T], got shapes "
+            f"{x.shape} and {weights.shape}"
+        )
+    (length, width), sizes = x.shape, weights.shape[:2]
+    bias = np.zeros((sizes[0], width)) if bias is None else np.asarray(bias, np.float64)
+    expected = {
+        "weights": (weights, (*sizes, length, length)),
+        "kernels": (kernels, (*sizes, width, width)),
+        "bias": (bias, (sizes[0], width)),
+    }
+    for name, (array, shape) in expected.items():
+        if array.shape != shape:
+            raise ValueError(f"{name}: expected shape {shape}, got {array.shape}")
+    return x, weights, kernels, bias
