@@ -79,6 +79,17 @@ if TYPE_CHECKING:
         nystrom_parameters,
         nystrom_weights,
     )
+    from lra_jax.attention.performer import (
+        PerformerState,
+        PerformerSums,
+        performer_attention,
+        performer_init,
+        performer_parameters,
+        performer_prefill,
+        performer_projection,
+        performer_step,
+        performer_weights,
+    )
     from lra_jax.attention.reformer import reformer_attention, reformer_weights
     from lra_jax.attention.retention import (
         RetentionState,
@@ -111,6 +122,8 @@ __all__ = [
     "LinearState",
     "Mechanism",
     "NormState",
+    "PerformerState",
+    "PerformerSums",
     "RetentionState",
     "accepted_keywords",
     "bigbird_attention",
@@ -155,6 +168,13 @@ __all__ = [
     "nystrom_attention",
     "nystrom_parameters",
     "nystrom_weights",
+    "performer_attention",
+    "performer_init",
+    "performer_parameters",
+    "performer_prefill",
+    "performer_projection",
+    "performer_step",
+    "performer_weights",
     "reformer_attention",
     "reformer_weights",
     "resolve",

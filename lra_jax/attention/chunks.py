@@ -210,8 +210,9 @@ def prefix(
       plan: the layout.
       start: the state before the block, `[B, N, ...]`.
       updates: what each chunk adds, `[B, N, chunks, ...]`.
-      decay: `[B, N, chunks]`, logarithm of the factor by which a state shrinks over
-        each chunk, at most 0; None = it stays.
+      decay: logarithm of the factor by which a state shrinks over each chunk, at most
+        0: `[B, N, chunks]`, or `[B, N, chunks, M]` with one for each feature, where the
+        states are `[B, N, M, ...]`; None = it stays.
 
     Returns:
       The state before each chunk, `[B, N, chunks, ...]`, and the one after the last.
@@ -228,9 +229,10 @@ def prefix(
 
 
 def _scaled(tree: Tree, factors: jax.Array) -> Tree:
-    """Multiplies `[B, N, chunks, ...]` by `[B, N, chunks]`."""
+    """Multiplies `[B, N, chunks, ...]` by `[B, N, chunks]` or `[B, N, chunks, M]`."""
     return jax.tree.map(
-        lambda x: x * factors.reshape(*factors.shape, *[1] * (x.ndim - 3)), tree
+        lambda x: x * factors.reshape(*factors.shape, *[1] * (x.ndim - factors.ndim)),
+        tree,
     )
 
 
@@ -257,7 +259,10 @@ def _multiplied(start: Tree, updates: Tree, decay: jax.Array | None) -> Tree:
     """A triangular product: for few chunks quicker than a scan."""
     leaf = jax.tree.leaves(updates)[0]
     count = leaf.shape[2]
+    by_feature = 0 if decay is None else decay.ndim - 3
+    terms = "bnprm,bnrmx->bnpmx" if by_feature else "bnpr,bnrx->bnpx"
     earlier = np.tri(count + 1, count, -1, dtype=bool)[None, None]
+    earlier = earlier[..., None] if by_feature else earlier
     first = None
     if decay is None:
         # Made from the update, so that it has its sharding.
@@ -267,16 +272,14 @@ def _multiplied(start: Tree, updates: Tree, decay: jax.Array | None) -> Tree:
         ends = jnp.cumsum(decay, 2)
         first = jnp.concatenate([jnp.zeros_like(ends[:, :, :1]), ends], 2)
         # Differences of logarithms: factors of their own would under- and overflow.
-        weights = decayed(first[..., :, None] - ends[..., None, :], earlier)
+        weights = decayed(first[:, :, :, None] - ends[:, :, None], earlier)
         first = jnp.exp(first)[..., None]
 
     def rows(start: jax.Array, update: jax.Array) -> jax.Array:
-        flat = update.reshape(*update.shape[:3], -1)
+        flat = update.reshape(*update.shape[: 3 + by_feature], -1)
         # These are sums, so they keep float32 where products may be rounded.
-        sums = jnp.einsum(
-            "bnpr,bnrx->bnpx", weights, flat, precision=jax.lax.Precision.HIGHEST
-        )
-        past = start[:, :, None].reshape(*start.shape[:2], 1, -1)
+        sums = jnp.einsum(terms, weights, flat, precision=jax.lax.Precision.HIGHEST)
+        past = start[:, :, None].reshape(*start.shape[:2], 1, *flat.shape[3:])
         sums = sums + (past if first is None else past * first)
         return sums.reshape(*sums.shape[:3], *update.shape[3:])
 

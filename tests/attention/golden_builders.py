@@ -277,6 +277,34 @@ def _fairseq(case: dict[str, Any]) -> Callable[[Arrays], jax.Array]:
     return run
 
 
+DIALECTS = {
+    "lucidrains/performer-pytorch": "lucidrains",
+    "google-research/long-range-arena": "google",
+    "idiap/fast-transformers": "fast_transformers",
+}
+
+
+def _performer(case: dict[str, Any], stored: dict) -> Callable[[Arrays], jax.Array]:
+    options = case["options"]
+    relu = "_relu_" in case["name"]
+    keywords: dict[str, Any] = {
+        "mask": stored.get("key_padding_mask"),
+        "is_causal": is_causal(case),
+        "dialect": DIALECTS[case["provenance"]["repo"]],
+        "kernel": options.get("kernel", "relu" if relu else "softmax"),
+        "hyperbolic": "+-" in options.get("features", ""),
+        "feature_eps": options.get("feature_eps"),
+    }
+    normalisers = {"d^-1/4": None, "none": 1.0}
+    keywords["scale"] = normalisers[options.get("data_normalizer", "d^-1/4")]
+
+    def run(a: Arrays) -> jax.Array:
+        matrix = a["omega"].T if "omega" in a else a.get("projection")
+        return attention.performer_attention(a["q"], a["k"], a["v"], matrix, **keywords)
+
+    return run
+
+
 BUILDERS = {
     "fla": _fla,
     "lightning": _lightning,
@@ -287,4 +315,5 @@ BUILDERS = {
     "linformer": _linformer,
     "local": _local,
     "nystrom": _nystrom,
+    "performer": _performer,
 }

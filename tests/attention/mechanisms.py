@@ -28,6 +28,7 @@ NAMES = (
     "retention",
     "lightning",
     "linformer",
+    "performer",
     *PATTERNS,
     "nystrom",
     "fnet",
@@ -42,6 +43,7 @@ WEIGHTED = tuple(name for name in NAMES if name != "fnet")
 # Those that take queries and keys of different lengths.
 CROSS = tuple(name for name in NAMES if attention.resolve(name).cross)
 STREAMS = ("linear", "cosformer", "flow", "norm", "retention", "lightning")
+STREAMS += ("performer",)
 # Their weights depend on positions; may be negative; make no output until normalised.
 POSITIONAL = ("cosformer", "retention", "lightning")
 SIGNED = ("retention", "lightning")
@@ -53,6 +55,15 @@ _rng = np.random.default_rng(5)
 E = _rng.normal(size=(6, LENGTH)).astype("float32") / 2
 F = _rng.normal(size=(6, LENGTH)).astype("float32") / 2
 
+
+@functools.cache
+def projection(head_dim: int, features: int = 6) -> np.ndarray:
+    """Performer's, for a head width."""
+    rng = np.random.default_rng(head_dim)
+    return rng.normal(size=(features, head_dim)).astype("float32")
+
+
+# For inputs of 4 columns; `keywords` has them for others.
 KEYWORDS = {
     "softmax": {},
     "linear": {},
@@ -62,6 +73,7 @@ KEYWORDS = {
     "retention": {},
     "lightning": {},
     "linformer": {"key_projection": E, "value_projection": F},
+    "performer": {"projection": projection(4)},
     "local": {"window": 2},
     "longformer": {"window": 1, "global_tokens": 2},
     "bigbird": {"block": 1, "num_random": 1},
@@ -72,10 +84,14 @@ KEYWORDS = {
     "sinkhorn": {"block": 3},
     "reformer": {"chunk": 2, "num_buckets": 4},
 }
+# Those that a stream needs again in each call.
+EVERY_CALL = {name: {} for name in STREAMS} | {"performer": KEYWORDS["performer"]}
 
 
 def keywords(name: str, heads: int, head_dim: int) -> dict[str, Any]:
     """`KEYWORDS` and the arrays that a mechanism has for these sizes."""
+    if name == "performer":
+        return {"projection": projection(head_dim)}
     if name not in ("synthesizer", "sinkhorn"):
         return KEYWORDS[name]
     rng = np.random.default_rng(heads)
@@ -169,7 +185,7 @@ def causal_formula(name: str) -> Callable[..., np.ndarray]:
     """The causal form from `reference`; Flow's is one of its own."""
     if name == "flow":
         return reference.flow_causal
-    return functools.partial(getattr(reference, name), causal=True, **KEYWORDS[name])
+    return functools.partial(formula(name), causal=True)
 
 
 def queries(name: str, wanted: int, length: int = 7) -> int:

@@ -232,6 +232,25 @@ def flow_causal(q, k, v, mask=None, clip=1.0, eps=1e-6) -> np.ndarray:
     return out
 
 
+def performer(q, k, v, mask=None, projection=None, causal=False) -> np.ndarray:
+    """Weights in proportion to ``sum_r exp(w_r . q' + w_r . k' - |k'|^2 / 2)``."""
+    w = np.asarray(projection, np.float64)
+
+    def head(q, k, v, where):
+        q, k = (x / x.shape[-1] ** 0.25 for x in (q, k))
+        exponents = (q @ w.T)[:, None] + (k @ w.T - (k**2).sum(-1)[:, None] / 2)
+        top = exponents.max(-1)
+        logits = top + np.log(np.exp(exponents - top[..., None]).sum(-1))
+        seen = _earlier(len(q), where, causal) > 0
+        top = np.where(seen, logits, -np.inf).max(-1, keepdims=True)
+        # A row that sees nothing has no largest logit; its weights stay zero.
+        top = np.where(np.isfinite(top), top, 0)
+        weights = np.where(seen, np.exp(np.minimum(logits - top, 0)), 0)
+        return weights @ v / np.maximum(weights.sum(-1, keepdims=True), 1e-300)
+
+    return _each_head(q, k, v, mask, head)
+
+
 def linformer(q, k, v, e, f, mask=None) -> np.ndarray:
     """The linear projection: slots are sums over the visible positions."""
     heads = q.shape[2]

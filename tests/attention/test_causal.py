@@ -121,7 +121,7 @@ def test_the_last_row_sees_everything(name: str) -> None:
         assert_close(last, whole)
 
 
-@pytest.mark.parametrize("name", ["linear", "cosformer"])
+@pytest.mark.parametrize("name", ["linear", "cosformer", "performer"])
 def test_rows_are_means_of_what_they_see(name: str) -> None:
     q, k, v = inputs(7)
     out = jitted_causal(name)(np.abs(q), np.abs(k), np.full_like(v, 3))

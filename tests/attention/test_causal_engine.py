@@ -118,6 +118,23 @@ def test_a_state_goes_on_where_it_stopped(implementation: str, slopes) -> None:
     jax.tree.map(assert_close, *both(arrays))
 
 
+@pytest.mark.parametrize("implementation", ["loop", "parallel"])
+def test_states_may_shrink_feature_by_feature(implementation: str) -> None:
+    rng = np.random.default_rng(4)
+    start, *updates = rng.normal(size=(6, 1, 2, 3, 4)).astype("float32")
+    decay = -rng.uniform(0, 90, size=(1, 2, 5, 3)).astype("float32")
+    plan = Chunking(2, 100, implementation).plan(10)
+    wanted = [start]
+    for step, update in enumerate(updates):
+        wanted.append(wanted[-1] * np.exp(decay[:, :, step, :, None]) + update)
+    before, after = fast_jit(
+        lambda *a: chunks.prefix(plan, (a[0], a[0][..., 0]), (a[1], a[1][..., 0]), a[2])
+    )(start, np.stack(updates, 2), decay)
+    assert_close(before[0], np.stack(wanted[:-1], 2))
+    assert_close(before[1], np.stack(wanted[:-1], 2)[..., 0])
+    assert_close(after[0], wanted[-1])
+
+
 def test_plans_hold_the_sequence_and_little_more() -> None:
     for length in (1, 7, 64, 65, 100, 513, 1000, 4097):
         for chunking in (*CHUNKINGS, Chunking()):

@@ -25,6 +25,7 @@ COUNTS = {
     "cosformer": 23,
     "flow": 19,
     "linformer": 15,
+    "performer": 16,
     "lightning": 1,
     "fla": 1,
     "local": 3,
@@ -114,7 +115,7 @@ def test_every_case_is_covered(family: str) -> None:
 
 def test_causal_cases_are_run_as_such() -> None:
     families = Counter(case["name"].split("_")[0] for case in CAUSAL)
-    causal = {"softmax": 1, "linear": 6, "cosformer": 8, "flow": 5}
+    causal = {"softmax": 1, "linear": 6, "cosformer": 8, "flow": 5, "performer": 4}
     assert families == causal | {"lightning": 1, "fla": 1}
 
 

@@ -170,6 +170,17 @@ def test_linformer_refuses_causal_for_good() -> None:
         ("linear", {"feature_map": "gelu"}, ("'elu', 'relu'", "'gelu'")),
         ("flow", {"clip": 0.0}, ("clip: expected a positive number", "got 0.0")),
         ("flow", {"competition_axis": "sink"}, ("'source' or 'heads'", "'sink'")),
+        ("performer", {"projection": None}, ("[M, H] with H=4", "None", "makes one")),
+        ("performer", {"projection": E}, ("[M, H] with H=4", "(6, 16)")),
+        ("performer", {"projection": E[0]}, ("[M, H] with H=4", "(16,)")),
+        ("performer", {"projection": E[:0, :4]}, ("[M, H] with H=4", "(0, 4)")),
+        ("performer", {"projection": np.eye(4, dtype=int)}, ("floating", "int64")),
+        ("performer", {"kernel": "gelu"}, ("'relu', 'sigmoid', 'softmax'", "'gelu'")),
+        ("performer", {"dialect": "paper"}, ("('exact', 'google'", "'paper'")),
+        ("performer", {"kernel": "relu", "hyperbolic": True}, ("False", "'relu'")),
+        ("performer", {"feature_eps": 1e-4}, ("expected None", "0.0001")),
+        ("performer", {"feature_eps": -1.0}, ("expected None", "-1.0")),
+        ("performer", {"scale": 0.0}, ("expected a positive number", "0.0")),
     ],
 )
 def test_options_that_do_not_fit(name: str, keywords: dict, parts: tuple) -> None:

@@ -50,10 +50,11 @@ def test_each_mechanism_finds_its_functions(name: str) -> None:
     made = getattr(attention, f"{name}_parameters", None)
     assert mechanism.make_parameters is made
     assert (made is not None) == (name in WITH_ARRAYS)
+    assert mechanism.buffers == (("projection",) if name == "performer" else ())
 
 
 NOT_CAUSAL = ("linformer", "nystrom", "fnet", "sinkhorn", "reformer")
-WITH_ARRAYS = ("linformer", "nystrom", "synthesizer", "sinkhorn")
+WITH_ARRAYS = ("linformer", "performer", "nystrom", "synthesizer", "sinkhorn")
 
 
 def test_capabilities() -> None:

@@ -12,6 +12,7 @@ from lra_jax import attention
 from lra_jax.attention.causal import Chunking
 
 from .mechanisms import (
+    EVERY_CALL,
     KEYWORDS,
     LENGTH,
     STREAMS,
@@ -30,15 +31,20 @@ def init(name: str, *sizes: int, **more: Any):
 
 
 def prefill(name: str, *arrays, **more: Any):
-    keywords = {"chunking": CHUNKING} | more
+    keywords = {"chunking": CHUNKING} | EVERY_CALL[name] | more
     if more.get("state") is None:
         keywords |= KEYWORDS[name]
     return getattr(attention, f"{name}_prefill")(*arrays, **keywords)
 
 
+def one_step(name: str, **more: Any):
+    function = getattr(attention, f"{name}_step")
+    return functools.partial(function, **EVERY_CALL[name] | more)
+
+
 def steps(name: str, state, query, key, value, **more: Any):
     """Every position by a step of its own, in one loop."""
-    function = functools.partial(getattr(attention, f"{name}_step"), **more)
+    function = one_step(name, **more)
 
     def step(state, position):
         out, state = function(state, *position)
@@ -88,7 +94,7 @@ def test_prompts_of_several_lengths(name: str, side: str) -> None:
 
     @fast_jit
     def together(arrays):
-        _, state = prefill(name, *(x[:, :5] for x in arrays), mask)
+        _, state = prefill(name, *(x[:, :5] for x in arrays), mask=mask)
         return steps(name, state, *(x[:, 5:] for x in arrays))[0]
 
     found = np.asarray(together(arrays))
@@ -155,7 +161,7 @@ def test_gradients_pass_through_the_state(name: str) -> None:
 def test_positions_are_counted(name: str) -> None:
     q, k, v = inputs(7)
     mask = np.array([[1, 0, 1, 0, 0, 0, 0], [0] * 7], bool)
-    state = fast_jit(functools.partial(prefill, name))(q, k, v, mask)[1]
+    state = fast_jit(functools.partial(prefill, name))(q, k, v, mask=mask)[1]
     if name == "flow":  # its means need the numbers of real sinks and sources
         assert state.sources.tolist() == state.sinks.tolist() == [2, 0]
     else:  # one past the last real position
@@ -223,7 +229,7 @@ def _rejects(call, *parts: str) -> None:
 def test_what_does_not_fit(name: str) -> None:
     q, k, v = inputs(11)
     state = init(name, 2, 2, 4)
-    step = getattr(attention, f"{name}_step")
+    step = one_step(name)
     _rejects(lambda: step(state, q, k, v), "query: expected [B, N, H]", "(2, 7, 2, 4)")
     one = [x[:, 0] for x in (q, k, v)]
     _rejects(lambda: step(state, *one[:2], one[2][0]), "value: expected [B, N, Hv]")

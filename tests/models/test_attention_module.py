@@ -59,7 +59,7 @@ def test_query_mask_reaches_the_mechanism():
     np.testing.assert_allclose(out, call(module, x[:, :4], context), atol=1e-5)
 
 
-@pytest.mark.parametrize("mechanism", ["softmax", "linear", "cosformer", "flow"])
+@pytest.mark.parametrize("mechanism", [m for m in MECHANISMS if m != "linformer"])
 def test_causal(mechanism):
     module, x = layer(mechanism, is_causal=True), inputs(1, 6, 8)
     out = call(module, x)
@@ -188,6 +188,8 @@ def test_width_of_the_heads():
         ({"mechanism": "linformer", "max_length": None}, "max_length"),
         ({"mechanism": "fnet", "qkv_features": 4}, "expected 8 .*'value', got 4"),
         ({"mechanism": "fnet", "out_features": 6}, "expected 6 .*'out', got 8"),
+        ({"mechanism": "performer", "options": {"features": 0}}, "features: expected"),
+        ({"mechanism": "performer", "options": {"feature": 4}}, "'features'"),
     ],
 )
 def test_errors(arguments, message):
@@ -209,7 +211,7 @@ def test_computes_in_half_precision_with_float32_parameters(mechanism):
     assert error < 0.05 * np.abs(exact).max()
 
 
-@pytest.mark.parametrize("mechanism", ["cosformer", "linformer"])
+@pytest.mark.parametrize("mechanism", ["cosformer", "linformer", "performer"])
 def test_in_a_linen_model(mechanism):
     module = nnx.bridge.to_linen(
         MultiHeadAttention, 2, 8, mechanism=mechanism, max_length=16

@@ -8,7 +8,7 @@ import pytest
 from flax import nnx
 
 from lra_jax import attention
-from lra_jax.models import SequenceClassifier
+from lra_jax.models import Buffer, SequenceClassifier
 
 MECHANISMS = attention.names()
 LENGTHS = np.array([5, 12, 9], np.int32)
@@ -155,11 +155,11 @@ def test_dropout_needs_keys_and_follows_them():
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
-def test_all_state_is_parameters(mechanism):
+def test_all_state_is_parameters_and_buffers(mechanism):
     model = classifier(mechanism, pooling="cls")
     kinds = {type(v) for _, v in nnx.to_flat_state(nnx.state(model))}
-    assert kinds == {nnx.Param}
-    nnx.split(model, nnx.Param)  # Raises if anything is left over.
+    assert kinds == ({nnx.Param, Buffer} if mechanism == "performer" else {nnx.Param})
+    nnx.split(model, (nnx.Param, Buffer))  # Raises if anything is left over.
 
 
 def test_layers_differ_and_seeds_repeat():
