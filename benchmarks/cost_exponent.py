@@ -8,8 +8,8 @@ temporary memory that the compiler reports) over the logarithm of the length: 1 
 linear, 2 quadratic. The lengths of a mechanism are interleaved, so that a slow spell of
 the machine meets all of them.
 
-``--publish`` writes results/cost_exponent.json, the table in docs/patterns.md, and
-lra_jax/attention/exponents.json, which ``python -m lra_jax.attention`` reads. Softmax
+``--publish`` writes results/cost_exponent.json; lra_jax/attention/exponents.json, which
+``python -m lra_jax.attention`` reads; and both tables in docs/mechanisms.md. Softmax
 attention at 16K needs some 8 GB.
 """
 
@@ -23,13 +23,14 @@ from pathlib import Path
 from typing import Any
 
 from lra_jax import runtime
+from lra_jax.attention import __main__ as command
 from lra_jax.attention import registry
 
 ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "results" / "cost_exponent.json"
 EXPONENTS = ROOT / "lra_jax" / "attention" / "exponents.json"
-PAGE = ROOT / "docs" / "patterns.md"
-START, END = "<!-- cost exponents -->", "<!-- end of cost exponents -->"
+PAGE = ROOT / "docs" / "mechanisms.md"
+MARKS = ("<!-- costs -->", "<!-- end of costs -->")
 
 
 def main() -> None:
@@ -161,9 +162,16 @@ def _write(report: dict[str, Any], out: str | None, publish: bool) -> None:
     rows = report["mechanisms"].items()
     exponents = {name: row["time_exponent"] for name, row in rows}
     EXPONENTS.write_text(json.dumps(exponents, indent=2) + "\n")
-    before, _, rest = PAGE.read_text().partition(START)
-    _, _, after = rest.partition(END)
-    PAGE.write_text(f"{before}{START}\n{table(report)}\n{END}{after}")
+    page = PAGE.read_text()
+    page = between(page, "<!-- mechanisms -->", command.markdown(), "<!-- end -->")
+    PAGE.write_text(between(page, MARKS[0], table(report), MARKS[1]))
+
+
+def between(page: str, start: str, text: str, end: str) -> str:
+    """The page with another text between two marks."""
+    before, _, rest = page.partition(start)
+    _, _, after = rest.partition(end)
+    return f"{before}{start}\n{text}\n{end}{after}"
 
 
 if __name__ == "__main__":

@@ -238,7 +238,7 @@ def test_a_size_for_each_block():
     ("options", "message"),
     [
         ({"features": (6, 3, 2)}, "each of the 2 blocks, got 3: 6/3/2"),
-        ({"features": (6, 3), "sharing": "layerwise"}, r"layerwise .* got \(6, 3\)"),
+        ({"features": (6, 3), "sharing": "layerwise"}, r"layerwise, got \(6, 3\)"),
         ({"sharing": ("layerwise", "none")}, "sharing: expected one value"),
         ({"sharing": "headwide"}, "sharing: expected one of"),
     ],
