@@ -139,8 +139,8 @@ def parse_options(text: str) -> dict[str, Any]:
             raise ValueError(
                 f"--model.attention_options: expected name=value,..., got {part!r}"
             )
-        values = tuple(_literal(v.strip()) for v in value.split("/"))
-        options[name.strip()] = values if len(values) > 1 else values[0]
+        values = [_literal(v.strip()) for v in value.split("/")]
+        options[name.strip()] = tuple(values) if len(values) > 1 else values[0]
     return options
 
 

@@ -93,7 +93,7 @@ def synthesizer_attention(
     shapes.check_inputs(query, key, value, is_causal)
     arrays = _checked(variant, query, key, (first, first_bias, second, second_bias))
     weights = _weights(query, key, mask, is_causal, variant, arrays, precision)
-    batch, length, num_heads, _ = query.shape
+    batch, length, num_heads = query.shape[:3]
     pairs = shapes.pair_mask(mask, batch, num_heads, length, key.shape[1])
     value = shapes.hide_padding(value, pairs)
     value = shapes.by_head(value, num_heads, dtype=weights.dtype)
@@ -196,7 +196,7 @@ def _weights(
     precision: jax.lax.PrecisionLike,
 ) -> jax.Array:
     """`[1 or B, N, T, S]`."""
-    batch, length, num_heads, _ = query.shape
+    batch, length, num_heads = query.shape[:3]
     keys = key.shape[1]
     dtype = shapes.accumulation_dtype(query)
     arrays = {name: array.astype(dtype) for name, array in arrays.items()}
