@@ -131,8 +131,7 @@ class Worker:
         size = sum(x.nbytes for x in results)
         del run, results
         self.drop()
-        known = before is not None and peak is not None
-        growth = peak - before if known else None
+        growth = None if before is None or peak is None else peak - before
         return {"growth": growth, "results": size, "seconds": seconds}
 
     def save(self, form: str, length: int, file: str) -> dict[str, Any]:
