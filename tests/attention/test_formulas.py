@@ -93,7 +93,9 @@ def test_half_precision_gradients(name: str) -> None:
         assert_close(got, wanted, 3e-2)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "linformer"])
+@pytest.mark.parametrize(
+    "name", ["softmax", "linear", "cosformer", "flow", "performer", "nystrom"]
+)
 def test_float16_sums_do_not_overflow(name: str) -> None:
     ones = jnp.full((1, 2048, 1, 64), 4, "float16")
     keywords = {"max_length": 2048} if name == "cosformer" else {}

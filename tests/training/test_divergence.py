@@ -12,6 +12,8 @@ from lra_jax.training.session import Session
 
 # Constant and large from the first step on.
 STEEP = {"schedule": "constant", "warmup": 0, "clip_norm": 0.0}
+# Nothing that keeps the values small.
+STEEP |= {"weight_decay": 0.0, "adam_b2": 0.999}
 
 
 def saved_steps(workdir, name: str) -> list[int]:
