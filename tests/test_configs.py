@@ -15,7 +15,7 @@ from lra_jax.training.optimizer import make_schedule
 
 MECHANISMS = attention.names()
 ALL = [(task, preset) for task, presets in PRESETS.items() for preset in presets]
-DATA = SimpleNamespace(vocab_size=17, num_classes=10)
+DATA = SimpleNamespace(vocab_size=17, num_classes=10, image_shape=None)
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)

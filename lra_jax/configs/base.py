@@ -68,10 +68,22 @@ class ModelConfig:
     """Hidden width of the MLP and of the classification head."""
     max_length: int = 2000
     """Longest sequence, in tokens: size of learned tables and cosFormer's M."""
-    pooling: Literal["mean", "cls"] = "mean"
-    """mean: average over the real tokens. cls: a learned first token."""
-    positions: Literal["learned", "sinusoidal"] = "learned"
-    """Position embeddings, added to the token embeddings."""
+    pooling: Literal["mean", "cls", "first"] = "mean"
+    """mean: average over the real tokens. cls: a learned vector in front of them.
+    first: the first token's row, as LRA's encoder of pairs."""
+    inputs: Literal["embedding", "linear"] = "embedding"
+    """embedding: a learned row for each token id or pixel value. linear: a projection
+    of the pixel's value in [0, 1]; for images."""
+    positions: Literal["learned", "sinusoidal", "learned_2d", "rotary", "none"] = (
+        "learned"
+    )
+    """learned, sinusoidal: added to the inputs. learned_2d: a row's vector plus a
+    column's; for images. rotary: queries and keys are rotated instead."""
+    padding: Literal["lengths", "zeros"] = "lengths"
+    """lengths: exact. zeros: LRA's rule, by which every token of id 0 is padding, so
+    that black pixels vanish; to compare with LRA's code."""
+    interaction: Literal["concat", "nli"] = "nli"
+    """What the head sees of a pair a, b: [a, b], or [a, b, a * b, a - b]."""
     embed_std: float = 0.02
     """Standard deviation of the token embeddings at first."""
     dropout: float = 0.1
@@ -90,12 +102,13 @@ class DataConfig:
     dir: str | None = None
     """Folder of prepared data; by default that of tensorflow-datasets."""
     path: str | None = None
-    """Original files to read (listops: folder of the basic_*.tsv) instead."""
+    """Original files: an archive or a folder, see docs/tasks.md. By default listops and
+    pathfinder are generated, and the other tasks' archives are downloaded."""
     buckets: str = "auto"
     """Lengths to which batches are padded: auto, none (always max_length), or a list
     as in `768,1024,2000`."""
     seed: int = 0
-    """Seed of generated data."""
+    """Seed of generated data, and of what text holds out for validation."""
     processes: int | None = None
     """Processes that generate data; by default one for each core."""
     num_train: int = 96_000
@@ -107,7 +120,12 @@ class DataConfig:
     min_length: int = 500
     """ListOps: accepted trees are longer than this."""
     max_length: int = 2000
-    """ListOps: accepted trees are shorter than this."""
+    """ListOps: accepted trees are shorter than this. Text, retrieval: documents are cut
+    to this many bytes. Images: their pixels."""
+    validation: Literal["holdout", "test"] = "holdout"
+    """Text, which has no validation split. holdout: a tenth of the training examples.
+    test: the test split itself, as in LRA's code; the best checkpoint is then one that
+    saw the answers, and only the last one's accuracy counts."""
     max_depth: int = 10
     """ListOps: deepest level of a tree."""
     max_args: int = 10

@@ -6,7 +6,7 @@ two settings never share a folder:
     class Builder(SequenceBuilder):
         name = "lra_mytask"
         VERSION = tfds.core.Version("1.0.0")
-        VOCAB_SIZE = 257
+        VOCAB_SIZE = 256
         NUM_CLASSES = 2
 
         def examples(self, dl_manager):
@@ -30,6 +30,7 @@ import hashlib
 import io
 import itertools
 import logging
+import math
 import os
 import pathlib
 import random
@@ -57,10 +58,13 @@ class SequenceConfig(tfds.core.BuilderConfig):
     Attributes:
       max_length: the longest sequence that the model must take.
       expected_bytes: the size on disk, roughly, to check the free space.
+      image_shape: rows and columns, where a sequence is an image read row by row; every
+        example is then checked to have that many pixels.
     """
 
     max_length: int
     expected_bytes: int
+    image_shape: tuple[int, int] | None = None
 
 
 class SequenceBuilder(tfds.core.ShardBasedBuilder, abc.ABC, skip_registration=True):
@@ -104,7 +108,7 @@ class SequenceBuilder(tfds.core.ShardBasedBuilder, abc.ABC, skip_registration=Tr
         record_bytes = max(1, self.builder_config.expected_bytes // total)
         per_shard = max(1, _SHARD_BYTES // record_bytes)
         metadata: Any = self.info.metadata
-        recorder = _Recorder(self.SEQUENCES, metadata)
+        recorder = _Recorder(self, metadata)
         shards = {}
         for split, (count, examples) in splits.items():
             records = recorder.records(split, count, examples)
@@ -128,10 +132,12 @@ class _Take:
 
 
 class _Recorder:
-    """Notes lengths, labels and a hash of the examples that pass."""
+    """Notes lengths, labels and a hash of the examples that pass, and checks them."""
 
-    def __init__(self, sequences: tuple[str, ...], metadata: dict[str, Any]):
-        self._sequences = sequences
+    def __init__(self, builder: SequenceBuilder, metadata: dict[str, Any]):
+        self._sequences = builder.SEQUENCES
+        self._num_classes = builder.NUM_CLASSES
+        self._image_shape = builder.builder_config.image_shape
         self._metadata = metadata
         self._metadata["splits"] = {}
         self._hash = hashlib.blake2b(digest_size=16)
@@ -145,6 +151,7 @@ class _Recorder:
         key = -1
         for key, (*arrays, label) in enumerate(itertools.islice(examples, count)):
             record = dict(zip(self._sequences, arrays, strict=True))
+            self._check(f"{split} example {key}", record, label)
             self._hash.update(f"{split} {label}".encode())
             for name, array in record.items():
                 lengths[name].append(len(array))
@@ -155,6 +162,19 @@ class _Recorder:
             yield key, {**record, "label": int(label)}
         if key + 1 < count:
             raise ValueError(f"Expected {count} {split} examples, got {key + 1}.")
+
+    def _check(self, place: str, record: dict[str, np.ndarray], label: int):
+        if not 0 <= label < self._num_classes:
+            raise ValueError(
+                f"{place}: expected a label of 0..{self._num_classes - 1}, got {label}."
+            )
+        for array in record.values():
+            if self._image_shape and array.shape != (math.prod(self._image_shape),):
+                rows, columns = self._image_shape
+                raise ValueError(
+                    f"{place}: expected an image of {rows} x {columns} pixels, got "
+                    f"an array of shape {array.shape}."
+                )
 
 
 def prepare(

@@ -27,9 +27,10 @@ class SequenceDataset:
       splits: the names of the splits, usually train, valid, test.
       sequences: the names of the sequences of an example; one, or two for a pair of
         documents.
-      vocab_size: token ids are below it; 0 is padding unless the task says otherwise.
+      vocab_size: token ids are below it.
       num_classes: labels are below it.
       max_length: no sequence is longer.
+      image_shape: rows and columns, where a sequence is an image; else None.
       fingerprint: a hash of every example in order. Equal data, equal fingerprint.
     """
 
@@ -42,6 +43,7 @@ class SequenceDataset:
         self.vocab_size = builder.VOCAB_SIZE
         self.num_classes = builder.NUM_CLASSES
         self.max_length: int = builder.builder_config.max_length
+        self.image_shape: tuple[int, int] | None = builder.builder_config.image_shape
         metadata: Any = builder.info.metadata
         self.fingerprint: str = metadata["fingerprint"]
         self._lengths: dict[str, np.ndarray] = {}

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from lra_jax.attention import registry
+from lra_jax.attention import rotary as rotations
 from lra_jax.models.layers import Dense
 from lra_jax.names import known
 
@@ -45,12 +46,18 @@ class MultiHeadAttention(nnx.Module):
       is_causal: attend to the past only.
       own_parameters: False for a layer that computes with another's arrays of the
         mechanism (layerwise sharing); then every call needs ``parameters``.
+      rotary: rotate queries and keys by their positions (RoPE, arXiv:2104.09864), for
+        self-attention. Where scores are inner products of queries and keys (softmax,
+        windows, patterns) they depend on the difference of positions alone. A mechanism
+        that first maps queries and keys through a function of its own sees rotated
+        vectors, which tell positions, but not as differences only.
       use_bias: biases in the four projections.
       dtype: of the computation; parameters are float32.
       rngs: for initialisation (Glorot uniform, zero biases).
 
     Raises:
-      ValueError: heads that do not divide the width, an unknown mechanism or option.
+      ValueError: heads that do not divide the width, an unknown mechanism or option, or
+        ``rotary`` with an odd head width or a mechanism without queries and keys.
     """
 
     def __init__(
@@ -65,6 +72,7 @@ class MultiHeadAttention(nnx.Module):
         options: Mapping[str, Any] | None = None,
         is_causal: bool = False,
         own_parameters: bool = True,
+        rotary: bool = False,
         use_bias: bool = True,
         dtype: Any = None,
         rngs: nnx.Rngs,
@@ -84,6 +92,9 @@ class MultiHeadAttention(nnx.Module):
         self.options = tuple(function_options.items())
         out_features = out_features or in_features
         self._check_widths(in_features, width, out_features)
+        self.rotary = rotary
+        if rotary:
+            self._check_rotary()
         dense = {"use_bias": use_bias, "dtype": dtype, "rngs": rngs}
         dense["kernel_init"] = nnx.initializers.xavier_uniform()
 
@@ -132,6 +143,8 @@ class MultiHeadAttention(nnx.Module):
             else self._heads(layer, x)
             for layer, x in ((self.query, inputs), (self.key, context))
         )
+        if self.rotary:
+            query, key = _rotated(query), _rotated(key)
         keywords: dict[str, Any] = {
             "mask": None if mask is None else mask[:, None, None, :],
             "query_mask": query_mask,
@@ -164,6 +177,18 @@ class MultiHeadAttention(nnx.Module):
                     f"{name!r}, got {width}"
                 )
 
+    def _check_rotary(self) -> None:
+        if not {"query", "key"} <= set(self.projections):
+            raise ValueError(
+                "positions: 'rotary' turns queries and keys, of which attention "
+                f"{self.mechanism.name!r} has none"
+            )
+        if self.head_dim % 2:
+            raise ValueError(
+                "positions: 'rotary' turns columns in pairs, so that the head width "
+                f"must be even, got H={self.head_dim}"
+            )
+
     def _heads(self, layer: Dense | None, inputs: jax.Array) -> jax.Array:
         out = inputs if layer is None else layer(inputs)
         return out.reshape(*out.shape[:-1], self.num_heads, self.head_dim)
@@ -190,6 +215,16 @@ class MultiHeadAttention(nnx.Module):
             name: Buffer(array) if name in buffers else nnx.Param(array)
             for name, array in arrays.items()
         }
+
+
+def _rotated(x: jax.Array) -> jax.Array:
+    """`[B, T, N, H]`, each position turned by its angles; in float32 within."""
+    length, width = x.shape[1], x.shape[-1]
+    cos, sin = (
+        table[:length].reshape(1, length, 1, width // 2)
+        for table in rotations.tables(length, width, jnp.dtype("float32"))
+    )
+    return rotations.turned(x.astype(jnp.float32), (cos, sin)).astype(x.dtype)
 
 
 def split_options(

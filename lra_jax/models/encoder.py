@@ -1,20 +1,21 @@
 """A pre-LN Transformer encoder around any attention mechanism."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from lra_jax.models.attention import MultiHeadAttention
-from lra_jax.models.layers import (
-    Dense,
-    Dropout,
-    LayerNorm,
-    add_positions,
-    sinusoidal_positions,
+from lra_jax.models.inputs import (
+    Inputs,
+    Positions,
+    PositionTable,
+    embed_inputs,
+    make_inputs,
 )
+from lra_jax.models.layers import Dense, Dropout, LayerNorm, add_positions
 
 
 class EncoderBlock(nnx.Module):
@@ -72,7 +73,7 @@ class EncoderBlock(nnx.Module):
 
 
 class TransformerEncoder(nnx.Module):
-    """Token and position embeddings, N blocks, a last LayerNorm.
+    """Vectors of tokens and positions, N blocks, a last LayerNorm.
 
     Args:
       vocab_size: token ids are below it.
@@ -84,7 +85,10 @@ class TransformerEncoder(nnx.Module):
         ``{"features": (256, 128)}``. ``{"sharing": "layerwise"}`` lets all blocks
         compute with the first one's arrays of the mechanism (Linformer).
       cls_token: put a learned vector, zero at first, before the tokens.
-      positions: "learned" (normal, standard deviation 0.02) or "sinusoidal".
+      inputs: "embedding", a row for each token id, or "linear", a projection of the
+        pixel's value; see ``lra_jax.models.inputs``.
+      positions: "learned", "sinusoidal", "learned_2d", "rotary" or "none"; likewise.
+      grid: rows and columns of an image, for "learned_2d".
       embed_std: standard deviation of the token embeddings at first. Beside learned
         positions 0.02 lets both count alike; 1 is the LRA code's.
       dropout: rate on the embeddings and in the blocks.
@@ -106,7 +110,9 @@ class TransformerEncoder(nnx.Module):
         mechanism: str | Callable[..., jax.Array] = "cosformer",
         options: Mapping[str, Any] | None = None,
         cls_token: bool = False,
-        positions: Literal["learned", "sinusoidal"] = "learned",
+        inputs: Inputs = "embedding",
+        positions: Positions = "learned",
+        grid: tuple[int, int] | None = None,
         embed_std: float = 0.02,
         dropout: float = 0.1,
         qkv_bias: bool = True,
@@ -121,15 +127,14 @@ class TransformerEncoder(nnx.Module):
         )
         # The class vector takes a position of its own.
         longest = max_length + cls_token
-        self.embed = nnx.Embed(
-            vocab_size,
-            embed_dim,
-            embedding_init=nnx.initializers.normal(embed_std),
-            dtype=dtype,
-            rngs=rngs,
+        self.embed = make_inputs(
+            inputs, vocab_size, embed_dim, embed_std, dtype=dtype, rngs=rngs
         )
         self.cls = nnx.Param(jnp.zeros((embed_dim,))) if cls_token else None
-        self.positions = self._make_positions(positions, longest, embed_dim, rngs)
+        self.position_table = PositionTable(
+            positions, longest, embed_dim, grid, cls_token
+        )
+        self.positions = self.position_table.make(rngs)
         self.dropout = Dropout(dropout)
 
         def block(index: int) -> EncoderBlock:
@@ -141,6 +146,7 @@ class TransformerEncoder(nnx.Module):
                 max_length=longest,
                 options=by_block[index],
                 own_parameters=index == 0 or not self.shares_parameters,
+                rotary=positions == "rotary",
                 use_bias=qkv_bias,
                 dtype=dtype,
                 rngs=rngs,
@@ -169,43 +175,28 @@ class TransformerEncoder(nnx.Module):
           `[B, T, D]`, with the class vector's row in front if there is one.
 
         Raises:
-          ValueError: T is beyond ``max_length``.
+          ValueError: T is beyond ``max_length``, or not that of the grid.
         """
         if tokens.ndim != 2 or tokens.shape[1] > self.max_length:
             raise ValueError(
                 f"tokens: expected [B, T] with T <= max_length={self.max_length}, "
                 f"got {tokens.shape}"
             )
-        x = self.embed(tokens.astype(jnp.int32))
+        x = embed_inputs(self.embed, tokens)
         if self.cls is not None:
             front = jnp.broadcast_to(
                 self.cls[...].astype(x.dtype), (x.shape[0], 1, x.shape[2])
             )
             x = jnp.concatenate([front, x], 1)
             mask = None if mask is None else jnp.pad(mask, ((0, 0), (1, 0)), "edge")
-        x = add_positions(x, self._position_rows(x.shape[1]).astype(x.dtype))
+        rows = self.position_table.rows(self.positions, x.shape[1])
+        if rows is not None:
+            x = add_positions(x, rows.astype(x.dtype))
         x = self.dropout(x, rngs)
         shared = self.blocks[0].attention.parameters if self.shares_parameters else None
         for block in self.blocks:
             x = block(x, mask, rngs, shared)
         return self.norm(x)
-
-    def _make_positions(
-        self, kind: str, length: int, embed_dim: int, rngs: nnx.Rngs
-    ) -> nnx.Param | None:
-        self._sinusoidal = (length, embed_dim)
-        if kind == "learned":
-            init = nnx.initializers.normal(0.02)
-            return nnx.Param(init(rngs.params(), (length, embed_dim)))
-        if kind == "sinusoidal":
-            return None
-        raise ValueError(f"positions: expected 'learned' or 'sinusoidal', got {kind!r}")
-
-    def _position_rows(self, length: int) -> jax.Array:
-        if self.positions is None:
-            longest, width = self._sinusoidal
-            return sinusoidal_positions(longest, width, jnp.float32)[:length]
-        return self.positions[...][:length]
 
 
 def options_by_block(

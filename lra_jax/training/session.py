@@ -101,7 +101,7 @@ class Session:
             "seconds": progress.seconds,
             "parameters": trainer.num_parameters,
             "data_fingerprint": self.dataset.fingerprint,
-            "official_data": self.task.is_official(self.config),
+            "official_data": self.task.is_official(self.config, self.dataset),
             "device": describe_devices(),
             "versions": versions(),
             "commit": commit(),

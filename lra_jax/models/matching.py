@@ -1,0 +1,111 @@
+"""Classification of pairs: whether one document cites the other, for example."""
+
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from lra_jax.models.layers import Dense
+from lra_jax.models.pooling import PooledEncoder
+
+Interaction = Literal["concat", "nli"]
+
+
+class MatchingClassifier(PooledEncoder):
+    """One encoder for both sequences, and a head of two hidden layers on the pair.
+
+    With a and b the pooled vectors of the two,
+    ``logits = W3 ReLU(W2 ReLU(W1 f(a, b)))``, where f is
+      concat: ``[a, b]``, what the LRA code computes by default;
+      nli: ``[a, b, a * b, a - b]``, the LRA paper's formula, from natural language
+        inference. The classifier need not learn to compare.
+    The hidden widths are ``mlp_dim`` and half of it, as in the LRA code; the PyTorch
+    code bases have one hidden layer.
+
+    Args:
+      vocab_size: token ids are below it.
+      num_classes: number of logits.
+      interaction: "concat" or "nli".
+      mlp_dim: hidden width of the head and of the blocks' MLPs.
+      dtype: of the computation; pooling, head and logits are float32.
+      rngs: for initialisation.
+      **encoder: pooling, padding and the encoder's sizes: see ``PooledEncoder`` and
+        ``TransformerEncoder``.
+
+    Raises:
+      ValueError: an unknown interaction, or what these raise.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        num_classes: int,
+        *,
+        interaction: Interaction = "nli",
+        embed_dim: int = 64,
+        mlp_dim: int = 128,
+        dtype: Any = None,
+        rngs: nnx.Rngs,
+        **encoder: Any,
+    ):
+        if interaction not in get_args(Interaction):
+            raise ValueError(
+                f"interaction: expected one of {get_args(Interaction)}, got "
+                f"{interaction!r}"
+            )
+        super().__init__(
+            vocab_size,
+            embed_dim=embed_dim,
+            mlp_dim=mlp_dim,
+            dtype=dtype,
+            rngs=rngs,
+            **encoder,
+        )
+        self.interaction = interaction
+        features = embed_dim * (4 if interaction == "nli" else 2)
+        self.hidden = Dense(features, mlp_dim, rngs=rngs)
+        self.hidden_2 = Dense(mlp_dim, max(mlp_dim // 2, 1), rngs=rngs)
+        self.logits = Dense(max(mlp_dim // 2, 1), num_classes, rngs=rngs)
+
+    def __call__(
+        self,
+        tokens_1: jax.Array,
+        lengths_1: jax.Array | None,
+        tokens_2: jax.Array,
+        lengths_2: jax.Array | None,
+        rngs: nnx.Rngs | None = None,
+    ) -> jax.Array:
+        """Scores a batch of pairs.
+
+        Args:
+          tokens_1: integer `[B, T]`, the first sequence of each pair.
+          lengths_1: integer `[B]`, its tokens; None (then for both) = T.
+          tokens_2: integer `[B, T]`, the second sequence.
+          lengths_2: integer `[B]`.
+          rngs: with a stream "dropout", to train; None to evaluate.
+
+        Returns:
+          float32 logits `[B, num_classes]`.
+
+        Raises:
+          ValueError: the two have different shapes, or lengths for one of them only.
+        """
+        if tokens_1.shape != tokens_2.shape:
+            raise ValueError(
+                "tokens_1, tokens_2: expected the same [B, T], got "
+                f"{tokens_1.shape} and {tokens_2.shape}"
+            )
+        if (lengths_1 is None) != (lengths_2 is None):
+            raise ValueError("lengths_1, lengths_2: expected both or none")
+        # One pass over pairs laid side by side, [B, 2, T]: rows of one example stay
+        # on the device that holds it.
+        lengths = None
+        if lengths_1 is not None and lengths_2 is not None:
+            lengths = jnp.stack([lengths_1, lengths_2], 1).reshape(-1)
+        both = jnp.stack([tokens_1, tokens_2], 1)
+        pooled = self.pooled(both.reshape(-1, both.shape[-1]), lengths, rngs)
+        a, b = pooled[0::2], pooled[1::2]
+        parts = [a, b, a * b, a - b] if self.interaction == "nli" else [a, b]
+        hidden = jax.nn.relu(self.hidden(jnp.concatenate(parts, -1)))
+        return self.logits(jax.nn.relu(self.hidden_2(hidden)))

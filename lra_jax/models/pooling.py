@@ -1,0 +1,95 @@
+"""From a batch of sequences to one vector each: masks, encoder, pooling.
+
+What a sequence's padding is:
+  lengths  the positions beyond its length. Exact: a padded batch gives what each
+           sequence gives alone.
+  zeros    the rule of the Long-Range Arena's code, for comparison with it: every token
+           of id 0 is padding to the attention, wherever it stands, so that an image's
+           black pixels vanish (two thirds of Pathfinder), and a class vector with them
+           where the first one is black. The mean is over all T positions.
+           Deviation: a masked query attends to the real keys here; that code gives it
+           the mean of all values.
+"""
+
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from lra_jax.models.encoder import TransformerEncoder
+
+Pooling = Literal["mean", "cls", "first"]
+Padding = Literal["lengths", "zeros"]
+
+
+class PooledEncoder(nnx.Module):
+    """What the classifiers share: an encoder, and one vector for each sequence.
+
+    Args:
+      vocab_size: token ids are below it.
+      pooling: "mean" over the real tokens; "cls", the row of a learned vector in front
+        of them; or "first", the row of the first token.
+      padding: "lengths" or "zeros", see above.
+      rngs: for initialisation.
+      **encoder: see ``TransformerEncoder``.
+
+    Raises:
+      ValueError: an unknown pooling or padding, or what the encoder raises.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        *,
+        pooling: Pooling = "mean",
+        padding: Padding = "lengths",
+        rngs: nnx.Rngs,
+        **encoder: Any,
+    ):
+        if pooling not in get_args(Pooling):
+            raise ValueError(
+                f"pooling: expected one of {get_args(Pooling)}, got {pooling!r}"
+            )
+        if padding not in get_args(Padding):
+            raise ValueError(
+                f"padding: expected one of {get_args(Padding)}, got {padding!r}"
+            )
+        self.pooling = pooling
+        self.padding = padding
+        self.encoder = TransformerEncoder(
+            vocab_size, cls_token=pooling == "cls", rngs=rngs, **encoder
+        )
+
+    def pooled(
+        self,
+        tokens: jax.Array,
+        lengths: jax.Array | None = None,
+        rngs: nnx.Rngs | None = None,
+    ) -> jax.Array:
+        """One float32 vector `[B, D]` for each row of tokens `[B, T]`."""
+        mask = self._mask(tokens, lengths)
+        encoded = self.encoder(tokens, mask, rngs).astype(jnp.float32)
+        if self.pooling != "mean":
+            return encoded[:, 0]
+        return _mean(encoded, mask if self.padding == "lengths" else None)
+
+    def _mask(self, tokens: jax.Array, lengths: jax.Array | None) -> jax.Array | None:
+        """Boolean `[B, T]`, True at what may be attended; None = everything."""
+        mask = None
+        if lengths is not None:
+            mask = jnp.arange(tokens.shape[1])[None] < lengths[:, None]
+        if self.padding == "zeros":
+            real = tokens > 0
+            mask = real if mask is None else real & mask
+        return mask
+
+
+def _mean(x: jax.Array, mask: jax.Array | None) -> jax.Array:
+    """Mean of `[B, T, D]` over the real tokens; zero where there is none."""
+    if mask is None:
+        return x.mean(1)
+    weights = mask.astype(x.dtype)
+    # A product and a sum, not an einsum, whose gradient XLA lays out with T last.
+    total = jnp.sum(x * weights[:, :, None], 1)
+    return total / jnp.maximum(weights.sum(1), 1)[:, None]

@@ -1,0 +1,129 @@
+"""What the trainer asks of a task, and the parts that tasks are put together from."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+from lra_jax.configs import Config
+from lra_jax.data.dataset import SequenceDataset
+from lra_jax.models import MatchingClassifier, SequenceClassifier
+from lra_jax.tasks.checks import parse_options
+from lra_jax.tasks.published import Published
+
+Batch = Mapping[str, jax.Array]
+Sums = dict[str, jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """What the trainer needs of a task.
+
+    Attributes:
+      name: as in ``--task``.
+      check: raises ValueError for settings that cannot work, before any data are made.
+      prepare: makes, or finds, the data.
+      make_model: builds the model.
+      loss: ``(model, batch, rngs) -> sums``: the weighted sums "loss" and "correct" and
+        the weight "count" over a batch, as float32 scalars.
+      is_official: whether a config and its data follow the distribution that the floors
+        and the published rows are about.
+      floors: ``(name, percent)`` of readers that learn nothing of interest.
+      published: rows to stand beside ours.
+    """
+
+    name: str
+    check: Callable[[Config], None]
+    prepare: Callable[[Config], SequenceDataset]
+    make_model: Callable[[Config, SequenceDataset, nnx.Rngs], nnx.Module]
+    loss: Callable[[nnx.Module, Batch, nnx.Rngs | None], Sums]
+    is_official: Callable[[Config, SequenceDataset], bool]
+    floors: tuple[tuple[str, float], ...] = ()
+    published: tuple[Published, ...] = ()
+
+
+def classification_loss(
+    model: nnx.Module, batch: Batch, rngs: nnx.Rngs | None = None
+) -> Sums:
+    """Cross-entropy and accuracy of a sequence classifier, summed over the batch.
+
+    Args:
+      model: ``(tokens, lengths, rngs) -> logits [B, classes]``.
+      batch: tokens `[B, T]`, lengths `[B]`, labels `[B]`, and weights `[B]` where some
+        rows are fill; without weights every row counts once.
+      rngs: dropout stream, to train.
+    """
+    return _cross_entropy(model(batch["tokens"], batch["lengths"], rngs), batch)
+
+
+def matching_loss(
+    model: nnx.Module, batch: Batch, rngs: nnx.Rngs | None = None
+) -> Sums:
+    """The same for pairs: tokens_1, lengths_1, tokens_2, lengths_2 in the batch."""
+    names = ("tokens_1", "lengths_1", "tokens_2", "lengths_2")
+    return _cross_entropy(model(*(batch[name] for name in names), rngs), batch)
+
+
+def _cross_entropy(logits: jax.Array, batch: Batch) -> Sums:
+    labels = batch["labels"]
+    losses = optax.losses.softmax_cross_entropy_with_integer_labels(logits, labels)
+    weights = batch.get("weights")
+    weights = jnp.ones_like(losses) if weights is None else weights
+    correct = (jnp.argmax(logits, -1) == labels).astype(jnp.float32)
+    return {
+        "loss": jnp.sum(losses * weights),
+        "correct": jnp.sum(correct * weights),
+        "count": jnp.sum(weights),
+    }
+
+
+def make_classifier(
+    config: Config, dataset: SequenceDataset, rngs: nnx.Rngs
+) -> SequenceClassifier:
+    """The encoder and head that a config describes, for a dataset's vocabulary."""
+    return SequenceClassifier(
+        dataset.vocab_size,
+        dataset.num_classes,
+        **_encoder_settings(config, dataset),
+        rngs=rngs,
+    )
+
+
+def make_matcher(
+    config: Config, dataset: SequenceDataset, rngs: nnx.Rngs
+) -> MatchingClassifier:
+    """The classifier of pairs that a config describes."""
+    return MatchingClassifier(
+        dataset.vocab_size,
+        dataset.num_classes,
+        interaction=config.model.interaction,
+        **_encoder_settings(config, dataset),
+        rngs=rngs,
+    )
+
+
+def _encoder_settings(config: Config, dataset: SequenceDataset) -> dict[str, Any]:
+    model = config.model
+    return {
+        "num_layers": model.num_layers,
+        "embed_dim": model.embed_dim,
+        "num_heads": model.num_heads,
+        "qkv_features": model.qkv_dim,
+        "mlp_dim": model.mlp_dim,
+        "max_length": model.max_length,
+        "mechanism": config.attention,
+        "options": parse_options(model.attention_options),
+        "pooling": model.pooling,
+        "padding": model.padding,
+        "inputs": model.inputs,
+        "positions": model.positions,
+        "grid": dataset.image_shape,
+        "embed_std": model.embed_std,
+        "dropout": model.dropout,
+        "qkv_bias": model.qkv_bias,
+        "dtype": jnp.dtype(config.train.dtype),
+    }

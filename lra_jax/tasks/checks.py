@@ -1,0 +1,166 @@
+"""What a user can get wrong in a config, found before data are made or compiled."""
+
+import ast
+import math
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from lra_jax.attention import registry
+from lra_jax.configs import Config
+from lra_jax.models.attention import split_options
+from lra_jax.models.encoder import options_by_block
+from lra_jax.names import known
+
+
+def parse_options(text: str) -> dict[str, Any]:
+    """``"clip=5,sharing=none"`` to ``{"clip": 5, "sharing": "none"}``.
+
+    Values are Python literals where they read as one (5, 0.1, None, True) and strings
+    otherwise. ``features=256/128`` is a tuple, one value for each block of the model.
+
+    Raises:
+      ValueError: a part without ``=``.
+    """
+    options: dict[str, Any] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, equals, value = part.partition("=")
+        if not equals or not name.strip():
+            raise ValueError(
+                f"--model.attention_options: expected name=value,..., got {part!r}"
+            )
+        values = [_literal(v.strip()) for v in value.split("/")]
+        options[name.strip()] = tuple(values) if len(values) > 1 else values[0]
+    return options
+
+
+def _literal(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def check_config(config: Config, images: bool = False) -> None:
+    """Refuses settings that cannot work, before data are made or anything compiles.
+
+    Args:
+      config: the run.
+      images: whether the task's sequences are images.
+
+    Raises:
+      ValueError: with the flag, what was expected and what was given.
+    """
+    _check_choices(config)
+    if config.workdir == "":
+        raise ValueError("--workdir must name a folder, got ''")
+    _check_ranges(config)
+    model = config.model
+    mechanism = registry.resolve(config.attention)
+    options = parse_options(model.attention_options)
+    for block in options_by_block(options, model.num_layers):
+        split_options(mechanism, block)
+    if model.qkv_dim % model.num_heads:
+        raise ValueError(
+            f"--model.num_heads must divide --model.qkv_dim={model.qkv_dim}, "
+            f"got {model.num_heads}"
+        )
+    if not images:
+        _refuse_images(config)
+    if model.positions == "rotary":
+        _check_rotary(config, mechanism)
+    if model.positions == "sinusoidal" and model.embed_dim % 2:
+        raise ValueError(
+            "--model.embed_dim must be even for sinusoidal positions, "
+            f"got {model.embed_dim}"
+        )
+
+
+def _check_choices(config: Config) -> None:
+    """Refuses values that no command line would have let pass."""
+    for part in ("train", "model", "data"):
+        values = getattr(config, part)
+        for name, kind in get_type_hints(type(values)).items():
+            if get_origin(kind) is Literal:
+                known(f"--{part}.{name}", getattr(values, name), get_args(kind))
+
+
+def _refuse_images(config: Config) -> None:
+    for name, only in (("inputs", "linear"), ("positions", "learned_2d")):
+        if getattr(config.model, name) == only:
+            raise ValueError(
+                f"--model.{name}={only} is for images, --task={config.task} has none"
+            )
+
+
+def _check_rotary(config: Config, mechanism: registry.Mechanism) -> None:
+    model = config.model
+    if not {"query", "key"} <= set(mechanism.projections):
+        raise ValueError(
+            "--model.positions=rotary turns queries and keys, of which "
+            f"--attention={config.attention} has none"
+        )
+    if model.qkv_dim // model.num_heads % 2:
+        raise ValueError(
+            "--model.positions=rotary needs heads of an even width, got "
+            f"--model.qkv_dim={model.qkv_dim} for --model.num_heads={model.num_heads}"
+        )
+
+
+def check_lengths(config: Config) -> None:
+    """Refuses documents that are longer than the model's longest sequence."""
+    longest = config.model.max_length
+    if config.data.max_length > longest:
+        raise ValueError(
+            f"--data.max_length={config.data.max_length} pads sequences beyond "
+            f"--model.max_length={longest}"
+        )
+
+
+def check_image_size(config: Config, rows: int, columns: int) -> None:
+    """Refuses lengths that are not those of the task's images."""
+    pixels = rows * columns
+    for part in ("data", "model"):
+        given = getattr(config, part).max_length
+        if given != pixels:
+            raise ValueError(
+                f"--{part}.max_length must be {pixels} for --task={config.task}, "
+                f"images of {rows} x {columns}, got {given}"
+            )
+
+
+def _check_ranges(config: Config) -> None:
+    train, model = config.train, config.model
+    positive = {
+        **{f"train.{n}": getattr(train, n) for n in _POSITIVE_TRAIN},
+        **{f"model.{n}": getattr(model, n) for n in _POSITIVE_MODEL},
+        **{f"data.{n}": getattr(config.data, n) for n in _POSITIVE_DATA},
+    }
+    for name, value in positive.items():
+        if not 0 < value < math.inf:
+            raise ValueError(f"--{name} must be positive and finite, got {value}")
+    not_negative = {
+        **{f"train.{n}": getattr(train, n) for n in _NOT_NEGATIVE_TRAIN},
+        **{"seed": config.seed, "data.seed": config.data.seed},
+    }
+    for name, value in not_negative.items():
+        if not 0 <= value < math.inf:
+            raise ValueError(f"--{name} must be finite and not negative, got {value}")
+    rates = {
+        "model.dropout": model.dropout,
+        "train.adam_b1": train.adam_b1,
+        "train.adam_b2": train.adam_b2,
+    }
+    for name, value in rates.items():
+        if not 0 <= value < 1:
+            raise ValueError(f"--{name} must lie in [0, 1), got {value}")
+
+
+_POSITIVE_TRAIN = (
+    *("steps", "batch_size", "learning_rate", "eval_every", "eval_batch_size"),
+    *("log_every", "adam_eps"),
+)
+_POSITIVE_MODEL = (
+    *("num_layers", "embed_dim", "num_heads", "qkv_dim", "mlp_dim", "max_length"),
+    "embed_std",
+)
+_POSITIVE_DATA = ("num_train", "num_valid", "num_test", "max_length")
+_NOT_NEGATIVE_TRAIN = ("warmup", "weight_decay", "clip_norm")
