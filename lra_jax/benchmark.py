@@ -1,0 +1,83 @@
+"""Times mechanisms: ``python -m lra_jax.benchmark --view=lra --out=results/``.
+
+Prints a table; with ``--out`` also writes the figures as JSON, with the command, the
+commit, the versions and the device, and a picture of time and memory against the
+length. docs/performance.md says how each figure is measured.
+"""
+
+import shlex
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lra_jax import cli, runtime
+from lra_jax.benchmarking.settings import BenchmarkConfig, check_config
+
+_PROG = "python -m lra_jax.benchmark"
+_DESCRIPTION = (
+    "Measures time and compiled memory of attention mechanisms against the length."
+)
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """The command line; see ``lra_jax.cli`` for the exit codes."""
+    if args is None:
+        with cli.user_errors():
+            runtime.tune_allocator()
+        args = sys.argv[1:]
+    config = cli.parse(BenchmarkConfig, _PROG, _DESCRIPTION, args)
+    with cli.user_errors():
+        check_config(config)
+        files = _files(config)
+        runtime.configure_jax()
+        from lra_jax.benchmarking.report import Report
+
+        report = Report(config, shlex.join([*_PROG.split(), *args]))
+        report.measure(lambda text: print(text, flush=True))
+        print(f"\n{report.text()}")
+        if files is not None:
+            report.write(*files)
+            print(f"\nwrote {' and '.join(str(x) for x in files if x is not None)}")
+    if report.interrupted:
+        cli.fail("interrupted; the figures so far are kept", 128 + signal.SIGINT)
+
+
+def run(config: BenchmarkConfig) -> dict[str, Any]:
+    """Measures what a config asks for; returns what the JSON holds. Writes nothing.
+
+    Raises:
+      ValueError: a flag out of range, or an unknown name.
+    """
+    from lra_jax.benchmarking.report import Report
+
+    report = Report(config, "")
+    report.measure()
+    return report.values()
+
+
+def _files(config: BenchmarkConfig) -> tuple[Path, Path | None] | None:
+    """The JSON and the picture; their folder is made, so that errors come early.
+
+    Raises:
+      ValueError: there is no matplotlib for the picture.
+      OSError: the folder cannot be written.
+    """
+    if config.out is None:
+        return None
+    if config.picture:
+        from lra_jax.benchmarking.picture import check_library
+
+        check_library()
+    given = Path(config.out).expanduser()
+    name = "attention" if config.view == "none" else config.view
+    figures = given if given.suffix == ".json" else given / f"{name}.json"
+    figures.parent.mkdir(parents=True, exist_ok=True)
+    figures.with_suffix(".json.partial").touch()
+    figures.with_suffix(".json.partial").unlink()
+    return figures, figures.with_suffix(".png") if config.picture else None
+
+
+if __name__ == "__main__":
+    main()

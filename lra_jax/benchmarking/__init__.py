@@ -1,0 +1,1 @@
+"""What `python -m lra_jax.benchmark` measures: cases, programs, roofline, views."""

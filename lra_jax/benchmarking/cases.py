@@ -1,0 +1,132 @@
+"""What to measure: a case is one mechanism at one length, in one dtype, at one work.
+
+Nothing here imports jax: ``--help`` must be quick.
+"""
+
+import dataclasses
+import re
+from typing import Any
+
+from lra_jax.names import known
+
+WORKS = ("forward", "forward+backward", "decode", "inference", "train")
+"""forward, forward+backward: one attention call, and its gradients. decode: one token
+after ``length`` others. inference, train: a whole model, and its training step."""
+MODEL_WORKS = ("inference", "train")
+DTYPES = ("float32", "bfloat16", "float16")
+FUSED = "softmax-fused"
+
+_SUBJECT = re.compile(r"(?P<name>[^\[\]]+?)(\[(?P<options>[^\[\]]*)\])?$")
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelShape:
+    """A sequence classifier around the mechanism; the defaults are LRA's for text.
+
+    Source: google-research/long-range-arena, lra_benchmarks/text_classification/
+    configs/base_tc_config.py: 4 layers, 256 wide, 4 heads, MLP 1024, CLS pooling, 256
+    bytes and padding.
+    """
+
+    num_layers: int = 4
+    embed_dim: int = 256
+    num_heads: int = 4
+    mlp_dim: int = 1024
+    vocab_size: int = 257
+    num_classes: int = 2
+    pooling: str = "cls"
+    positions: str = "sinusoidal"
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One thing to time.
+
+    Attributes:
+      attention: a registered name, "softmax-fused" or "package.module:function",
+        with options in brackets: "linformer[features=128]".
+      work: one of `WORKS`.
+      length: tokens T.
+      dtype: of the inputs, or of the model's computation.
+      batch_size, heads, head_dim: B, N and H; a model has heads of its own.
+      causal: attention to the past only.
+      model: the model of "inference" and "train".
+    """
+
+    attention: str
+    work: str
+    length: int
+    dtype: str = "float32"
+    batch_size: int = 1
+    heads: int = 8
+    head_dim: int = 64
+    causal: bool = False
+    model: ModelShape = ModelShape()
+
+    @property
+    def name(self) -> str:
+        """The mechanism without its options."""
+        return split_subject(self.attention)[0]
+
+    @property
+    def line(self) -> tuple[str, str, str]:
+        """What cases of one line in the picture share."""
+        return self.attention, self.work, self.dtype
+
+    def to_dict(self) -> dict[str, Any]:
+        """The case as JSON; the model only where there is one."""
+        values = dataclasses.asdict(self)
+        unused = ("heads", "head_dim") if self.work in MODEL_WORKS else ("model",)
+        return {name: value for name, value in values.items() if name not in unused}
+
+
+def split_subject(text: str) -> tuple[str, str]:
+    """``"linformer[features=128]"`` to ``("linformer", "features=128")``.
+
+    Raises:
+      ValueError: brackets that do not close, or no name.
+    """
+    match = _SUBJECT.match(text.strip())
+    if match is None:
+        raise ValueError(
+            f"--attention: expected names such as linear or linformer[features=128], "
+            f"got {text!r}"
+        )
+    return match["name"].strip(), match["options"] or ""
+
+
+def split_list(flag: str, text: str) -> list[str]:
+    """The parts between commas, those in brackets left alone.
+
+    Raises:
+      ValueError: nothing, an empty part or one that comes twice.
+    """
+    parts = [part.strip() for part in re.split(r",(?![^\[\]]*\])", text)]
+    if not all(parts) or len(set(parts)) != len(parts):
+        raise ValueError(
+            f"--{flag}: expected different values between commas, got {text!r}"
+        )
+    return parts
+
+
+def parse_names(flag: str, text: str, names: tuple[str, ...]) -> list[str]:
+    """A list of which each value is known; ``ValueError`` with the nearest name."""
+    return [known(f"--{flag}", part, names) for part in split_list(flag, text)]
+
+
+def parse_lengths(flag: str, text: str) -> list[int]:
+    """``"1024,4K"`` to ``[1024, 4096]``, in increasing order.
+
+    Raises:
+      ValueError: a part that is no positive integer.
+    """
+    lengths = []
+    for part in split_list(flag, text):
+        digits, unit = (part[:-1], 1024) if part[-1] in "kK" else (part, 1)
+        if not digits.isdecimal() or int(digits) < 1:
+            raise ValueError(
+                f"--{flag}: expected positive integers such as 1024,2048 or 1K,2K, "
+                f"got {part!r}"
+            )
+        lengths.append(int(digits) * unit)
+    return sorted(set(lengths))

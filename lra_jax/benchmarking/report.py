@@ -1,0 +1,118 @@
+"""One run of the benchmark: measures, prints, writes."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from lra_jax.benchmarking import tables
+from lra_jax.benchmarking.fused import best_implementation
+from lra_jax.benchmarking.picture import draw
+from lra_jax.benchmarking.roofline import Roofline, measure_roofline
+from lra_jax.benchmarking.runner import Row, Runner
+from lra_jax.benchmarking.settings import (
+    BenchmarkConfig,
+    make_cases,
+    published_tables,
+)
+from lra_jax.benchmarking.works import find
+from lra_jax.training.metrics import write_json
+from lra_jax.training.session import commit, describe_devices, versions
+
+
+class Report:
+    """What was measured, by which command, on what.
+
+    Args:
+      config: what to measure.
+      command: what the user typed.
+
+    Attributes:
+      interrupted: whether Ctrl-C ended the run early.
+
+    Raises:
+      ValueError: a flag out of range, or an unknown name.
+    """
+
+    def __init__(self, config: BenchmarkConfig, command: str):
+        self.config = config
+        self.command = command
+        self.cases = make_cases(config, jax.default_backend() == "cpu")
+        for subject in dict.fromkeys(case.attention for case in self.cases):
+            find(subject)
+        self.dtypes = list(dict.fromkeys(case.dtype for case in self.cases))
+        self.rows: list[Row] = []
+        self.roofline: Roofline | None = None
+        self.interrupted = False
+
+    def measure(self, say: Callable[[str], None] = lambda text: None) -> None:
+        """Measures the machine, then every case; ``say`` gets a line for each."""
+        config = self.config
+        brief: dict[str, Any] = {}
+        if config.quick:
+            brief = {"copy_bytes": 1 << 20, "matmul_size": 128, "repeats": 2}
+        try:
+            self.roofline = measure_roofline(self.dtypes, **brief)
+        except KeyboardInterrupt:
+            self.interrupted = True
+            return
+        say(_machine(self.roofline))
+        runner = Runner(
+            self.roofline,
+            repeats=min(config.repeats, 2) if config.quick else config.repeats,
+            max_seconds=config.max_seconds,
+            max_bytes=None if config.max_gb is None else round(config.max_gb * 1e9),
+            min_seconds=0.0 if config.quick else 0.02,
+            on_row=lambda row: say(_progress(row)),
+        )
+        self.rows = runner.run(self.cases)
+        self.interrupted = runner.interrupted
+
+    def text(self) -> str:
+        """All tables, as Markdown."""
+        parts = [tables.case_table(self.rows), tables.exponent_table(self.rows)]
+        parts.append(tables.view_tables(self.config.view, self.rows))
+        return "\n\n".join(part for part in parts if part)
+
+    def values(self) -> dict[str, Any]:
+        """What the JSON holds."""
+        roofline = {} if self.roofline is None else dataclasses.asdict(self.roofline)
+        published = published_tables(self.config.view)
+        return {
+            "command": self.command,
+            "commit": commit(),
+            "device": describe_devices(),
+            "versions": versions(),
+            "complete": not self.interrupted,
+            "settings": dataclasses.asdict(self.config) | {"out": None},
+            "softmax_fused": {x: best_implementation(x) for x in self.dtypes},
+            "roofline": roofline,
+            "rows": self.rows,
+            "exponents": tables.exponents(self.rows),
+            "published": [table._asdict() for table in published],
+        }
+
+    def write(self, figures: Path, picture: Path | None) -> None:
+        """Writes the JSON and, if asked for, the picture."""
+        values = self.values()
+        write_json(figures, values)
+        if picture is not None:
+            draw(values, picture)
+
+
+def _machine(roofline: Roofline) -> str:
+    rates = (
+        f"{dtype} products {rate / 1e9:,.0f} Gflop/s"
+        for dtype, rate in roofline.flops_per_second.items()
+    )
+    copied = f"copies {roofline.bytes_per_second / 1e9:,.1f} GB/s"
+    return f"{describe_devices()}: {copied}, {', '.join(rates)}"
+
+
+def _progress(row: Row) -> str:
+    start = f"{row['attention']}  {row['work']}  {row['dtype']}  {row['length']:,}"
+    if row["status"] != "measured":
+        return f"{start}  {row['status']}: {row['reason']}"
+    return f"{start}  {row['median_ms']:.3g} ms  {tables.gigabytes(row):.3g} GB"

@@ -1,0 +1,117 @@
+"""What the machine can do at most, measured; and what a case must do at least.
+
+Two rates are measured first: bytes copied a second, and arithmetic a second of a matrix
+product in the dtype. A case cannot be quicker than its *floor*, the larger of
+
+- its arguments and results, moved once, at the copy rate;
+- its arithmetic at the product rate, where its least arithmetic is known.
+
+The share of the roofline is the floor by the measured time. Least arithmetic: softmax
+4 T S H a head (half of it if causal; 3.5 times with the backward pass, which must
+compute the weights again), linear attention 4 T H^2, cosFormer twice that, Linformer
+8 T K H (3 times with the backward pass), and the dense layers of a model.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from lra_jax.benchmarking.cases import FUSED, MODEL_WORKS, Case
+from lra_jax.benchmarking.works import find
+
+_LINEAR = {"linear": 4, "flow": 4, "norm": 4, "cosformer": 8}
+
+
+@dataclasses.dataclass(frozen=True)
+class Roofline:
+    """Attributes: bytes copied a second (read and written), flops a second by dtype."""
+
+    bytes_per_second: float
+    flops_per_second: dict[str, float]
+
+    def floor(self, case: Case, least_bytes: int) -> tuple[float, str]:
+        """Seconds that a case takes at least, and "bytes" or "arithmetic", why."""
+        seconds = least_bytes / self.bytes_per_second
+        arithmetic = least_flops(case) / self.flops_per_second[case.dtype]
+        return (
+            (arithmetic, "arithmetic") if arithmetic > seconds else (seconds, "bytes")
+        )
+
+
+def measure_roofline(
+    dtypes: list[str],
+    copy_bytes: int | None = None,
+    matmul_size: int | None = None,
+    repeats: int = 10,
+) -> Roofline:
+    """Measures both rates on the first device; the best of the repeats.
+
+    Args:
+      dtypes: of the matrix products.
+      copy_bytes: size of the copied array; None = beyond any cache, 256 MB (1 GB on an
+        accelerator).
+      matmul_size: rows of the square matrices; None = 2,048 (8,192 on an accelerator).
+      repeats: measurements of each.
+    """
+    on_cpu = jax.default_backend() == "cpu"
+    size = copy_bytes or (256_000_000 if on_cpu else 1_000_000_000)
+    rows = matmul_size or (2048 if on_cpu else 8192)
+    source = jnp.zeros((size // 4,), jnp.float32)
+    # The old copy is given back, so that no new memory is touched.
+    copy = jax.jit(lambda x, _: x + 1, donate_argnums=1, keep_unused=True)
+    seconds = _fastest(copy, source, jnp.ones_like(source), repeats)
+    rates = {}
+    for dtype in dtypes:
+        matrix = jnp.ones((rows, rows), jnp.dtype(dtype)) / rows
+        product = jax.jit(lambda x, y: x @ y)
+        rates[dtype] = 2 * rows**3 / _fastest(product, matrix, matrix, repeats)
+    return Roofline(2 * size / seconds, rates)
+
+
+def _fastest(
+    function: Callable[..., jax.Array], first: Any, second: Any, repeats: int
+) -> float:
+    times = []
+    for _ in range(repeats + 1):
+        begun = time.perf_counter()
+        second = function(first, second).block_until_ready()
+        times.append(time.perf_counter() - begun)
+    return min(times[1:])  # The first one compiles.
+
+
+def least_flops(case: Case) -> float:
+    """The least arithmetic of a case; 0 where it is not known."""
+    if case.work == "decode":
+        return 0.0
+    backward = case.work in ("forward+backward", "train")
+    tokens = case.batch_size * case.length
+    if case.work not in MODEL_WORKS:
+        heads = case.heads * case.batch_size
+        return heads * _attention_flops(case, case.head_dim, backward)
+    model = case.model
+    head_dim = model.embed_dim // model.num_heads
+    attention = _attention_flops(case, head_dim, backward)
+    dense = tokens * 2 * (4 * model.embed_dim**2 + 2 * model.embed_dim * model.mlp_dim)
+    dense *= 3 if backward else 1
+    heads = case.batch_size * model.num_heads
+    return model.num_layers * (dense + heads * attention)
+
+
+def _attention_flops(case: Case, head_dim: int, backward: bool) -> float:
+    """Of one head of one sample."""
+    if case.name in ("softmax", FUSED):
+        pairs = case.length**2 / (2 if case.causal else 1)
+        return 4 * pairs * head_dim * (3.5 if backward else 1)
+    times = 3 if backward else 1
+    if case.name == "linformer":
+        _, options = find(case.attention)
+        features = options.get("features", 256)
+        if not isinstance(features, int):
+            return 0.0
+        slots = min(features, case.length)
+        return 8 * case.length * slots * head_dim * times
+    return _LINEAR.get(case.name, 0) * case.length * head_dim**2 * times

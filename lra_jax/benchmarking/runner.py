@@ -1,0 +1,221 @@
+"""Runs cases: what does not fit or takes too long is said, not tried.
+
+Cases of one work, dtype and length are timed in turns, so that a slow spell of the
+machine meets all of them, unless their arguments together would fill the memory.
+"""
+
+import itertools
+import math
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+
+from lra_jax.benchmarking.cases import Case
+from lra_jax.benchmarking.programs import Program, available_bytes
+from lra_jax.benchmarking.roofline import Roofline
+from lra_jax.benchmarking.works import Unsupported
+
+Row = dict[str, Any]
+
+
+class Runner:
+    """Measures cases, shortest first, and keeps a row for each.
+
+    Args:
+      roofline: of this machine.
+      repeats: samples of a case.
+      max_seconds: no case is started whose one call is expected to take longer.
+      max_bytes: memory that a case may need; None = what the device has free.
+      min_seconds: a sample of a quick case is the mean of calls that take this long.
+      on_row: called with each new row.
+
+    Attributes:
+      rows: a row for each case so far. ``status`` is "measured", or "does not fit",
+        "left out", "not supported" or "failed", each with a ``reason``.
+      interrupted: whether Ctrl-C ended the run.
+    """
+
+    def __init__(
+        self,
+        roofline: Roofline,
+        *,
+        repeats: int = 10,
+        max_seconds: float = 20.0,
+        max_bytes: int | None = None,
+        min_seconds: float = 0.02,
+        on_row: Callable[[Row], None] = lambda row: None,
+    ):
+        self.rows: list[Row] = []
+        self.interrupted = False
+        self._roofline = roofline
+        self._repeats = repeats
+        self._max_seconds = max_seconds
+        self._max_bytes = max_bytes
+        self._min_seconds = min_seconds
+        self._on_row = on_row
+        # Of each line: the lengths and times so far, and where it stopped.
+        self._known: dict[tuple, list[tuple[int, float]]] = {}
+        self._stopped: dict[tuple, str] = {}
+
+    def run(self, cases: Iterable[Case]) -> list[Row]:
+        """Measures all cases; Ctrl-C ends it early, with the rows so far."""
+
+        def together(case: Case) -> tuple:
+            return case.work, case.dtype, case.length
+
+        try:
+            for _, group in itertools.groupby(sorted(cases, key=together), together):
+                self._run_group(list(group))
+        except KeyboardInterrupt:
+            self.interrupted = True
+        return self.rows
+
+    def _run_group(self, cases: list[Case]) -> None:
+        programs = [program for case in cases if (program := self._prepare(case))]
+        limit = self._limit()
+        resident = sum(program.memory.peak for program in programs)
+        if limit is None or resident < limit / 2:
+            self._time(programs)
+        else:
+            for program in programs:
+                self._time([program])
+
+    def _prepare(self, case: Case) -> Program | None:
+        """Compiles a case that can be run; otherwise says in a row why not."""
+        reason = self._too_slow(case)
+        if reason is not None:
+            self._refuse(case, "left out", reason)
+            return None
+        try:
+            program = Program(case)
+        except Unsupported as error:
+            self._refuse(case, "not supported", str(error))
+            return None
+        except (jax.errors.JaxRuntimeError, ValueError, NotImplementedError) as error:
+            self._fail(case, error)
+            return None
+        limit, needed = self._limit(), program.memory.peak
+        if limit is not None and needed > limit:
+            reason = f"{needed / 1e9:,.1f} GB needed, {limit / 1e9:,.1f} GB free"
+            self._refuse(case, "does not fit", reason, program)
+            return None
+        return program
+
+    def _time(self, programs: Sequence[Program]) -> None:
+        """Times programs in turns."""
+        samples: dict[int, list[float]] = {}
+        try:
+            for index, program in enumerate(programs):
+                try:
+                    first = program.load(self._min_seconds)
+                except jax.errors.JaxRuntimeError as error:
+                    program.unload()
+                    self._fail(program.case, error)
+                    continue
+                # One sample of what already took long is enough.
+                samples[index] = [first] if first > self._max_seconds else []
+            for _ in range(self._repeats):
+                for index, program in enumerate(programs):
+                    if index in samples and sum(samples[index]) <= self._max_seconds:
+                        samples[index].append(program.sample())
+        finally:  # After Ctrl-C too: what was measured is kept.
+            for index, program in enumerate(programs):
+                program.unload()
+                if samples.get(index):
+                    self._measured(program, samples[index])
+
+    def _measured(self, program: Program, samples: list[float]) -> None:
+        case, memory = program.case, program.memory
+        median = statistics.median(samples)
+        least_bytes = memory.arguments + memory.results
+        floor, bound = self._roofline.floor(case, least_bytes)
+        tokens = case.batch_size * (1 if case.work == "decode" else case.length)
+        self._known.setdefault(case.line, []).append((case.length, median))
+        self._add(
+            case,
+            "measured",
+            median_ms=1e3 * median,
+            fastest_ms=1e3 * min(samples),
+            slowest_ms=1e3 * max(samples),
+            samples=len(samples),
+            tokens_per_second=tokens / median,
+            roofline_share=floor / median,
+            roofline_bound=bound,
+            **_of_program(program),
+        )
+
+    def _too_slow(self, case: Case) -> str | None:
+        if case.line in self._stopped:
+            return self._stopped[case.line]
+        seconds = expected_seconds(self._known.get(case.line, []), case.length)
+        if seconds <= self._max_seconds:
+            return None
+        reason = f"a call would take some {seconds:,.0f} s"
+        self._stopped[case.line] = f"{reason} at {case.length:,} tokens"
+        return reason
+
+    def _fail(self, case: Case, error: Exception) -> None:
+        text = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+        # XLA says so itself where the analysis before did not foresee it.
+        status = "does not fit" if "RESOURCE_EXHAUSTED" in text else "failed"
+        self._refuse(case, status, text[:200])
+
+    def _refuse(
+        self, case: Case, status: str, reason: str, program: Program | None = None
+    ) -> None:
+        self._add(case, status, reason=reason, **_of_program(program))
+
+    def _add(self, case: Case, status: str, **values: Any) -> None:
+        self.rows.append({**case.to_dict(), "status": status, **values})
+        self._on_row(self.rows[-1])
+
+    def _limit(self) -> int | None:
+        return available_bytes() if self._max_bytes is None else self._max_bytes
+
+
+def _of_program(program: Program | None) -> Row:
+    if program is None:
+        return {}
+    return {
+        "peak_bytes": program.memory.peak,
+        "temporary_bytes": program.memory.temporary,
+        "compile_seconds": program.compile_seconds,
+    }
+
+
+def expected_seconds(known: Sequence[tuple[int, float]], length: int) -> float:
+    """What a call should take at a length, from the times at shorter ones; 0 = unknown.
+
+    From two on by the exponent between the last two, at least 1; from one by the
+    square, as softmax attention grows.
+    """
+    if not known:
+        return 0.0
+    last, seconds = known[-1]
+    power = 2.0
+    if len(known) > 1:
+        before, earlier = known[-2]
+        measured = math.log(seconds / earlier) / math.log(last / before)
+        power = min(max(measured, 1.0), 2.2)
+    return seconds * (length / last) ** power
+
+
+def exponent(lengths: Sequence[int], costs: Sequence[float]) -> float | None:
+    """Slope of log cost over log length, by least squares; None below two lengths.
+
+    Lengths from 4,096 on if there are two of them: shorter calls cost what every call
+    costs. 1 is linear, 2 quadratic.
+    """
+    points = list(zip(lengths, costs, strict=True))
+    long = [point for point in points if point[0] >= 4096]
+    points = long if len(long) > 1 else points
+    if len({length for length, _ in points}) < 2:
+        return None
+    xs, ys = zip(
+        *((math.log(x), math.log(max(y, 1e-12))) for x, y in points), strict=True
+    )
+    x, y = sum(xs) / len(xs), sum(ys) / len(ys)
+    along = sum((a - x) * (b - y) for a, b in zip(xs, ys, strict=True))
+    return along / sum((a - x) ** 2 for a in xs)

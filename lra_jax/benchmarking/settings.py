@@ -1,0 +1,193 @@
+"""The flags of ``python -m lra_jax.benchmark``, and the cases that they ask for."""
+
+import dataclasses
+import math
+from typing import Literal
+
+from lra_jax.benchmarking import published
+from lra_jax.benchmarking.cases import (
+    DTYPES,
+    FUSED,
+    MODEL_WORKS,
+    WORKS,
+    Case,
+    ModelShape,
+    parse_lengths,
+    parse_names,
+    split_list,
+)
+
+View = Literal["none", "lra", "linformer", "cosformer"]
+
+
+@dataclasses.dataclass(frozen=True)
+class BenchmarkConfig:
+    """What to measure, on one device. Unset flags take the view's values."""
+
+    view: View = "none"
+    """none: any set of cases. lra: Table 2 of the LRA paper. linformer: Table 3 of the
+    Linformer paper. cosformer: Table 5 of the cosFormer paper."""
+    attention: str | None = None
+    """Mechanisms between commas, as in `softmax,linformer[features=128]`;
+    softmax-fused is the best softmax on the machine."""
+    lengths: str | None = None
+    """Tokens, as in `1024,2048` or `1K,64K`."""
+    work: str | None = None
+    """forward, forward+backward, decode (one token after so many), inference (a whole
+    model), train (its training step); several between commas."""
+    dtypes: str | None = None
+    """float32, bfloat16, float16; several between commas."""
+    batch_size: int | None = None
+    """Samples in a call; for LRA's and cosFormer's view 32, and 2 on a CPU."""
+    heads: int = 8
+    """Heads of an attention call."""
+    head_dim: int = 64
+    """Width of a head."""
+    causal: bool = False
+    """Attention to the past only."""
+    features: str = "128,256,512,1024,2048"
+    """Linformer's K in its view."""
+    layers: int | None = None
+    """Blocks of the model; 4 as in LRA's text task, 2 in Linformer's view."""
+    repeats: int = 10
+    """Samples of each case; printed are the median, the fastest and the slowest."""
+    max_seconds: float = 20.0
+    """Leave out what would take longer than this in one call."""
+    max_gb: float | None = None
+    """Memory that a case may need; by default what the device has free."""
+    quick: bool = False
+    """Measure the roofline and each case briefly; the figures are rough."""
+    out: str | None = None
+    """Folder, or file ending in .json, for the figures and the picture."""
+    picture: bool = True
+    """Draw time and memory against the length beside the figures."""
+
+
+_TEXT = ModelShape()
+# The blocks of RoBERTa-base: two of its twelve, which have the same ratios.
+_ROBERTA = ModelShape(2, 768, 12, 3072, positions="learned", pooling="mean")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Defaults:
+    attention: str
+    lengths: str
+    work: str
+    model: ModelShape = _TEXT
+    cpu_batch: int = 1
+    batch: int = 1
+
+
+_DEFAULTS = {
+    "none": _Defaults(
+        f"softmax,{FUSED},linear,cosformer,flow,linformer",
+        "1K,2K,4K",
+        "forward,forward+backward",
+    ),
+    "lra": _Defaults(
+        f"softmax,{FUSED},local,linformer,reformer,sinkhorn,synthesizer,bigbird,"
+        "linear,performer,cosformer,flow",
+        "1K,2K,3K,4K",
+        "train",
+        cpu_batch=2,
+        batch=32,
+    ),
+    "linformer": _Defaults(
+        f"softmax,{FUSED}",
+        "512,1K,2K,4K,8K,16K,32K,64K",
+        "inference",
+        model=_ROBERTA,
+    ),
+    "cosformer": _Defaults(
+        f"softmax,{FUSED},local,linformer,reformer,sinkhorn,synthesizer,bigbird,"
+        "linear,performer,longformer,sparse,cosformer,flow",
+        "1K,2K,3K,4K",
+        "inference,train",
+        cpu_batch=2,
+        batch=32,
+    ),
+}
+
+
+def make_cases(config: BenchmarkConfig, on_cpu: bool) -> list[Case]:
+    """The cases that a config asks for.
+
+    Raises:
+      ValueError: a flag out of range, an unknown name, or one that the view fixes.
+    """
+    check_config(config)
+    default = _DEFAULTS[config.view]
+    batch = config.batch_size or (default.cpu_batch if on_cpu else default.batch)
+    model = default.model
+    if config.layers is not None:
+        model = dataclasses.replace(model, num_layers=config.layers)
+    attention = split_list("attention", config.attention or default.attention)
+    return [
+        Case(
+            subject,
+            work,
+            length,
+            dtype,
+            batch,
+            config.heads,
+            config.head_dim,
+            config.causal,
+            model,
+        )
+        for work in parse_names("work", config.work or default.work, WORKS)
+        for dtype in parse_names("dtypes", config.dtypes or "float32", DTYPES)
+        for length in parse_lengths("lengths", config.lengths or default.lengths)
+        for subject in [*attention, *_linformers(config, length)]
+    ]
+
+
+def check_config(config: BenchmarkConfig) -> None:
+    """Refuses numbers out of range; ``ValueError`` with the flag and what was given."""
+    for name in ("batch_size", "heads", "head_dim", "layers", "repeats"):
+        value = getattr(config, name)
+        if value is not None and value < 1:
+            raise ValueError(f"--{name} must be positive, got {value}")
+    for name in ("max_seconds", "max_gb"):
+        value = getattr(config, name)
+        if value is not None and not 0 < value < math.inf:
+            raise ValueError(f"--{name} must be positive and finite, got {value}")
+    if config.out == "":
+        raise ValueError("--out must name a folder or a .json file, got ''")
+    if config.view == "none":
+        return
+    works = _DEFAULTS[config.view].work
+    for work in parse_names("work", config.work or works, WORKS):
+        if work not in works.split(","):
+            raise ValueError(
+                f"--work: expected {works} for --view={config.view}, got {work!r}"
+            )
+    if config.causal:
+        raise ValueError(f"--causal: expected False for --view={config.view}, got True")
+
+
+def uses_attention_call(cases: list[Case]) -> bool:
+    """Whether the heads' flags matter to any case."""
+    return any(case.work not in MODEL_WORKS for case in cases)
+
+
+def linformer_name(features: int) -> str:
+    """The subject of Linformer's view with K features."""
+    return f"linformer[features={features},sharing=layerwise]"
+
+
+def _linformers(config: BenchmarkConfig, length: int) -> list[str]:
+    """Those of Table 3: K up to half of the length."""
+    if config.view != "linformer":
+        return []
+    features = parse_lengths("features", config.features)
+    return [linformer_name(size) for size in features if 2 * size <= length]
+
+
+def published_tables(view: str) -> tuple[published.Published, ...]:
+    """The tables that a view sets beside ours."""
+    return {
+        "none": (),
+        "lra": (published.LRA_STEPS, published.LRA_MEMORY),
+        "linformer": (published.LINFORMER_TIME, published.LINFORMER_MEMORY),
+        "cosformer": (published.COSFORMER_INFERENCE, published.COSFORMER_TRAINING),
+    }[view]

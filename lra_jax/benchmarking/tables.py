@@ -1,0 +1,209 @@
+"""Rows as Markdown tables: every case, or a paper's table with ours beside it."""
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from lra_jax.benchmarking.cases import FUSED, split_subject
+from lra_jax.benchmarking.published import Published
+from lra_jax.benchmarking.runner import exponent
+from lra_jax.benchmarking.settings import linformer_name, published_tables
+
+Row = dict[str, Any]
+Cost = Callable[[Row], float]
+
+_HEAD = (
+    *("attention", "work", "dtype", "tokens", "ms", "fastest..slowest", "GB"),
+    *("tokens/s", "of roofline", "remark"),
+)
+
+
+def steps_per_second(row: Row) -> float:
+    """Calls a second."""
+    return 1e3 / row["median_ms"]
+
+
+def gigabytes(row: Row) -> float:
+    """Peak memory of the compiled call."""
+    return row["peak_bytes"] / 1e9
+
+
+def case_table(rows: Sequence[Row]) -> str:
+    """One line for each case."""
+    return markdown(_HEAD, [_case_cells(row) for row in rows])
+
+
+def _case_cells(row: Row) -> tuple[str, ...]:
+    start = (row["attention"], row["work"], row["dtype"], f"{row['length']:,}")
+    memory = f"{gigabytes(row):.3g}" if "peak_bytes" in row else "-"
+    if row["status"] != "measured":
+        return *start, "-", "-", memory, "-", "-", f"{row['status']}: {row['reason']}"
+    return (
+        *start,
+        f"{row['median_ms']:.3g}",
+        f"{row['fastest_ms']:.3g}..{row['slowest_ms']:.3g}",
+        memory,
+        f"{row['tokens_per_second']:,.0f}",
+        f"{100 * row['roofline_share']:.0f} % ({row['roofline_bound']})",
+        "",
+    )
+
+
+def exponents(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Growth of time and memory with the length, of each line of cases."""
+    lines: dict[tuple[str, str, str], list[Row]] = {}
+    for row in rows:
+        if row["status"] == "measured":
+            line = (row["attention"], row["work"], row["dtype"])
+            lines.setdefault(line, []).append(row)
+    found = []
+    for (attention, work, dtype), members in lines.items():
+        lengths = [row["length"] for row in members]
+        costs = ("median_ms", "peak_bytes")
+        time, memory = (
+            exponent(lengths, [row[cost] for row in members]) for cost in costs
+        )
+        if time is not None:
+            start = {"attention": attention, "work": work, "dtype": dtype}
+            found.append({**start, "time": time, "memory": memory})
+    return found
+
+
+def exponent_table(rows: Sequence[Row]) -> str:
+    """``T^1.02`` for each line of cases; empty where there is one length only."""
+    found = exponents(rows)
+    cells = [
+        (x["attention"], x["work"], x["dtype"], *_powers(x["time"], x["memory"]))
+        for x in found
+    ]
+    head = ("attention", "work", "dtype", "time", "memory")
+    return markdown(head, cells) if cells else ""
+
+
+def _powers(*values: float) -> tuple[str, ...]:
+    return tuple(f"T^{value:.2f}" for value in values)
+
+
+def view_tables(view: str, rows: Sequence[Row]) -> str:
+    """The tables of a view, the published figures under ours."""
+    if view == "none":
+        return ""
+    tables = published_tables(view)
+    if view == "linformer":
+        ratios = (_time_ratio, _memory_ratio)
+        return "\n\n".join(
+            _linformer_table(rows, table, ratio)
+            for table, ratio in zip(tables, ratios, strict=True)
+        )
+    if view == "lra":
+        wanted = (("train", steps_per_second), ("train", gigabytes))
+    else:
+        wanted = (("inference", steps_per_second), ("train", steps_per_second))
+    found = {row["work"] for row in rows}
+    return "\n\n".join(
+        _by_length([row for row in rows if row["work"] == work], table, cost)
+        for table, (work, cost) in zip(tables, wanted, strict=True)
+        if work in found
+    )
+
+
+def _by_length(rows: Sequence[Row], table: Published, cost: Cost) -> str:
+    """Mechanisms by length; in brackets over softmax, and over the fused one."""
+    lengths = sorted({row["length"] for row in rows})
+    subjects = list(dict.fromkeys(row["attention"] for row in rows))
+    index = {(row["attention"], row["length"]): row for row in rows}
+    lines = []
+    for subject in subjects:
+        cells = [_compared(index, subject, length, cost) for length in lengths]
+        lines.append((subject, *cells))
+        name = split_subject(subject)[0]
+        if name in table.rows:
+            cells = [_published_cell(table, name, length) for length in lengths]
+            lines.append((f"*{name}, published*", *cells))
+    head = ("attention", *(f"{length:,}" for length in lengths))
+    what = "GB" if cost is gigabytes else "steps/s"
+    note = (
+        f"{what}; in brackets over softmax, and over {FUSED}. Published: {table.source}"
+    )
+    return f"{markdown(head, lines)}\n\n{note}"
+
+
+def _compared(
+    index: dict[tuple[str, int], Row], subject: str, length: int, cost: Cost
+) -> str:
+    row = index.get((subject, length))
+    if row is None or row["status"] != "measured":
+        return "-" if row is None else row["status"]
+    ratios = []
+    for base in ("softmax", FUSED):
+        other = index.get((base, length), {"status": ""})
+        measured = other["status"] == "measured"
+        ratios.append(f"{cost(row) / cost(other):.2g}x" if measured else "-")
+    return f"{cost(row):.3g} ({', '.join(ratios)})"
+
+
+def _published_cell(table: Published, name: str, length: int) -> str:
+    if length not in table.columns:
+        return "-"
+    column = table.columns.index(length)
+    value, base = table.rows[name][column], table.rows["softmax"][column]
+    if value is None:
+        return "out of memory"
+    return f"{value:g}" if base is None else f"{value:g} ({value / base:.2g}x)"
+
+
+def _time_ratio(row: Row, base: Row) -> float:
+    return base["median_ms"] / row["median_ms"]
+
+
+def _memory_ratio(row: Row, base: Row) -> float:
+    return base["peak_bytes"] / row["peak_bytes"]
+
+
+def _linformer_table(
+    rows: Sequence[Row], table: Published, ratio: Callable[[Row, Row], float]
+) -> str:
+    """Lengths by K: softmax over Linformer, the fused one in brackets; then theirs."""
+    index = {
+        (row["attention"], row["length"]): row
+        for row in rows
+        # The compiler's figure is memory enough, where the call itself did not fit.
+        if row["status"] == "measured"
+        or (ratio is _memory_ratio and "peak_bytes" in row)
+    }
+    features = sorted({size for row in rows if (size := _features(row["attention"]))})
+    lines = []
+    for length in sorted({row["length"] for row in rows}):
+        cells = []
+        for size in features:
+            row = index.get((linformer_name(size), length))
+            bases = (index.get((name, length)) for name in ("softmax", FUSED))
+            both = [f"{ratio(row, b):.2g}" if row and b else "-" for b in bases]
+            cells.append(f"{both[0]} ({both[1]})" if row else "-")
+        lines.append((f"{length:,}", *cells))
+        theirs = dict(zip(table.columns, table.rows.get(str(length), ()), strict=False))
+        given = [theirs.get(size) for size in features]
+        cells = ["-" if value is None else f"{value:g}" for value in given]
+        lines.append(("*published*", *cells))
+    head = ("tokens", *(f"K={size}" for size in features))
+    note = f"Softmax over Linformer, in brackets {FUSED}. Published: {table.source}"
+    return f"{markdown(head, lines)}\n\n{note}"
+
+
+def _features(subject: str) -> int | None:
+    """K of one of the view's Linformers, None for another mechanism."""
+    digits = re.sub(r"\D", "", subject)
+    return int(digits) if digits and linformer_name(int(digits)) == subject else None
+
+
+def markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """Aligned, so that a terminal shows it as well."""
+    cells = [list(head), ["-"] * len(head), *map(list, lines)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    cells[1] = ["-" * width for width in widths]
+    return "\n".join(
+        "| "
+        + " | ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True))
+        + " |"
+        for row in cells
+    )

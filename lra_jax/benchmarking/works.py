@@ -1,0 +1,259 @@
+"""The functions behind a case: an attention call, a decoding step, a model's step.
+
+Each is a pure function ``arguments -> results`` with the way to make its arguments
+and to feed its results back for the next call.
+"""
+
+import dataclasses
+import functools
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from lra_jax.attention import registry
+from lra_jax.benchmarking.cases import FUSED, Case, split_subject
+from lra_jax.configs import TrainConfig
+from lra_jax.models import SequenceClassifier
+from lra_jax.models.attention import split_options
+from lra_jax.tasks import classification_loss, get_task, parse_options
+from lra_jax.training.optimizer import make_optimizer
+from lra_jax.training.step import init_state, make_train_step
+
+Arguments = tuple[Any, ...]
+
+
+class Unsupported(Exception):
+    """The mechanism has no such form; the message says which."""
+
+
+def _same(arguments: Arguments, _: Any) -> Arguments:
+    return arguments
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """What is compiled for a case.
+
+    Attributes:
+      function: ``(*arguments) -> results``, jitted or not.
+      make: ``() -> arguments``; traced, to learn their shapes and to make them.
+      feed: ``(arguments, results) -> arguments`` of the next call.
+      donated: the arguments that the call may overwrite.
+    """
+
+    function: Callable[..., Any]
+    make: Callable[[], Arguments]
+    feed: Callable[[Arguments, Any], Arguments] = _same
+    donated: tuple[int, ...] = ()
+
+
+def find(text: str) -> tuple[registry.Mechanism, dict[str, Any]]:
+    """The mechanism and the options that an ``--attention`` value names.
+
+    Raises:
+      ValueError: an unknown name or option.
+    """
+    name, options = split_subject(text)
+    if name == FUSED:
+        mechanism = registry.Mechanism(
+            name=FUSED,
+            module="lra_jax.benchmarking.fused",
+            causal=True,
+            function=registry.resolve(
+                "lra_jax.benchmarking.fused:fused_softmax_attention"
+            ).function,
+        )
+    else:
+        mechanism = registry.resolve(name)
+    parsed = parse_options(options)
+    split_options(mechanism, parsed)
+    return mechanism, parsed
+
+
+def make_work(case: Case) -> Work:
+    """The work of a case.
+
+    Raises:
+      Unsupported: the mechanism has no causal form, or no stream to decode with.
+    """
+    mechanism, options = find(case.attention)
+    if case.causal and mechanism.causal is False:
+        raise Unsupported("no causal form")
+    makers = {
+        "forward": _attention,
+        "forward+backward": _attention,
+        "decode": _decoding,
+        "inference": _inference,
+        "train": _training,
+    }
+    return makers[case.work](case, mechanism, options)
+
+
+def _attention(case: Case, mechanism: Any, options: dict[str, Any]) -> Work:
+    own, keywords = split_options(mechanism, options)
+    keywords |= {"is_causal": case.causal, "max_length": case.length}
+    accepted = registry.accepted_keywords(mechanism.attention)
+    if accepted is not None:
+        keywords = {k: v for k, v in keywords.items() if k in accepted}
+    shape = (case.batch_size, case.length, case.heads, case.head_dim)
+
+    def call(given: dict[str, jax.Array], *arrays: jax.Array) -> jax.Array:
+        return mechanism.attention(*arrays, **given, **keywords)
+
+    def both(given: dict[str, jax.Array], *arrays: jax.Array) -> Any:
+        *inputs, cotangent = arrays
+        out, pullback = jax.vjp(functools.partial(call, given), *inputs)
+        return out, pullback(cotangent)
+
+    backward = case.work == "forward+backward"
+
+    def make() -> Arguments:
+        given = _parameters(case, mechanism, own)
+        return given, *_random(shape, case.dtype, 4 if backward else 3)
+
+    return Work(both if backward else call, make)
+
+
+def _parameters(case: Case, mechanism: Any, own: dict[str, Any]) -> dict[str, Any]:
+    """The mechanism's own arrays, in the dtype of the case."""
+    make = mechanism.make_parameters
+    if make is None:
+        return {}
+    return make(
+        jax.random.key(1),
+        max_length=case.length,
+        num_heads=case.heads,
+        head_dim=case.head_dim,
+        dtype=jnp.dtype(case.dtype),
+        **own,
+    )
+
+
+def _random(shape: tuple[int, ...], dtype: str, count: int) -> tuple[jax.Array, ...]:
+    keys = jax.random.split(jax.random.key(0), count)
+    return tuple(jax.random.normal(key, shape, jnp.dtype(dtype)) for key in keys)
+
+
+def _decoding(case: Case, mechanism: Any, options: dict[str, Any]) -> Work:
+    """The token after ``length`` others: from a state, or from a cache of keys."""
+    if mechanism.name in ("softmax", FUSED):
+        return _cached(case)
+    if not mechanism.stream:
+        raise Unsupported("no stream to decode with")
+    own, keywords = split_options(mechanism, options)
+    module = importlib.import_module(mechanism.module)
+    start = getattr(module, f"{mechanism.name}_init")
+    step = getattr(module, f"{mechanism.name}_step")
+    sizes = (case.batch_size, case.heads, case.head_dim)
+
+    def make() -> Arguments:
+        given = _parameters(case, mechanism, own)
+        settings = given | keywords
+        taken = registry.accepted_keywords(start) or frozenset()
+        if "max_length" in taken:
+            settings |= {"max_length": case.length + 1}
+        settings = {k: v for k, v in settings.items() if k in taken}
+        arrays = _random(sizes, case.dtype, 3)
+        return start(*sizes, **settings), given, *arrays
+
+    def function(state: Any, given: dict[str, Any], *arrays: jax.Array) -> Any:
+        return step(state, *arrays, **given, **keywords)
+
+    def feed(arguments: Arguments, results: Any) -> Arguments:
+        return results[1], *arguments[1:]
+
+    return Work(function, make, feed, donated=(0,))
+
+
+def _cached(case: Case) -> Work:
+    """Softmax attention's step: all earlier keys and values are kept, and read."""
+    from lra_jax.attention import softmax_attention
+
+    sizes = (case.batch_size, case.length + 1, case.heads, case.head_dim)
+
+    def make() -> Arguments:
+        now = (sizes[0], 1, *sizes[2:])
+        cache = _random(sizes, case.dtype, 2)
+        return cache, *_random(now, case.dtype, 3)
+
+    def function(cache: Any, query: jax.Array, key: jax.Array, value: jax.Array) -> Any:
+        keys, values = (
+            jax.lax.dynamic_update_slice_in_dim(past, x, case.length, 1)
+            for past, x in zip(cache, (key, value), strict=True)
+        )
+        return softmax_attention(query, keys, values), (keys, values)
+
+    def feed(arguments: Arguments, results: Any) -> Arguments:
+        return results[1], *arguments[1:]
+
+    return Work(function, make, feed, donated=(0,))
+
+
+def _make_model(case: Case, options: dict[str, Any]) -> SequenceClassifier:
+    mechanism, _ = find(case.attention)
+    shape = case.model
+    return SequenceClassifier(
+        shape.vocab_size,
+        shape.num_classes,
+        num_layers=shape.num_layers,
+        embed_dim=shape.embed_dim,
+        num_heads=shape.num_heads,
+        mlp_dim=shape.mlp_dim,
+        max_length=case.length,
+        # The fused baseline is no registered mechanism; a function is.
+        mechanism=mechanism.function or mechanism.name,
+        options=options,
+        pooling="cls" if shape.pooling == "cls" else "mean",
+        positions="learned" if shape.positions == "learned" else "sinusoidal",
+        dropout=0.1,
+        dtype=jnp.dtype(case.dtype),
+        rngs=nnx.Rngs(params=0),
+    )
+
+
+def _batch(case: Case) -> dict[str, jax.Array]:
+    """Sequences without padding, as in the papers' tables."""
+    tokens, labels = jax.random.split(jax.random.key(0))
+    rows = (case.batch_size,)
+    return {
+        "tokens": jax.random.randint(
+            tokens, (*rows, case.length), 1, case.model.vocab_size
+        ),
+        "lengths": jnp.full(rows, case.length, jnp.int32),
+        "labels": jax.random.randint(labels, rows, 0, case.model.num_classes),
+    }
+
+
+def _model(case: Case, mechanism: Any, options: dict[str, Any]) -> tuple[Any, Any]:
+    if case.causal:
+        raise Unsupported("the classifier has no causal form")
+    make = functools.partial(_make_model, case, options)
+    return nnx.split(nnx.eval_shape(make))[0], lambda: nnx.state(make())
+
+
+def _inference(case: Case, mechanism: Any, options: dict[str, Any]) -> Work:
+    graphdef, params = _model(case, mechanism, options)
+
+    def function(params: Any, batch: dict[str, jax.Array]) -> jax.Array:
+        return classification_loss(nnx.merge(graphdef, params), batch)["correct"]
+
+    return Work(function, lambda: (params(), _batch(case)))
+
+
+def _training(case: Case, mechanism: Any, options: dict[str, Any]) -> Work:
+    graphdef, params = _model(case, mechanism, options)
+    optimizer = make_optimizer(TrainConfig())
+    # The task gives the loss alone, which is that of every classification task.
+    function = make_train_step(get_task("listops"), graphdef, optimizer, seed=0)
+
+    def make() -> Arguments:
+        return init_state(params(), optimizer), _batch(case)
+
+    def feed(arguments: Arguments, results: Any) -> Arguments:
+        return results, arguments[1]
+
+    return Work(function, make, feed)

@@ -1,0 +1,185 @@
+"""The command: errors of one line, tables, JSON, picture, views, Ctrl-C."""
+
+import importlib.util
+import json
+import re
+import signal
+
+import helpers
+import pytest
+
+from lra_jax import benchmark
+from lra_jax.benchmarking import published, tables
+from lra_jax.benchmarking.programs import Program
+from lra_jax.benchmarking.settings import BenchmarkConfig, make_cases, published_tables
+
+TINY = ("--quick=True", "--batch-size=1", "--heads=1", "--head-dim=4")
+HELP = """
+import contextlib, io, sys
+from lra_jax import benchmark
+text = io.StringIO()
+with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
+    benchmark.main(["--help"])
+print(text.getvalue())
+print("jax" in sys.modules, "numpy" in sys.modules)
+"""
+
+
+def outcome(capsys, *args: str) -> tuple[object, str, str]:
+    """Exit code, output and errors of the command."""
+    code: object = 0
+    try:
+        benchmark.main(list(args))
+    except SystemExit as stop:
+        code = stop.code
+    return code, *capsys.readouterr()
+
+
+def test_help_does_not_import_jax() -> None:
+    end = helpers.run("-c", HELP)
+    assert end.stdout.splitlines()[-1] == "False False", end.stderr
+    assert "--max-seconds" in end.stdout and "Table 2 of the LRA paper" in end.stdout
+
+
+@pytest.mark.parametrize(
+    ("flags", "parts"),
+    [
+        ("--attention=linaer", ["'linaer'", "did you mean 'linear'"]),
+        ("--attention=linear,", ["--attention", "'linear,'"]),
+        ("--attention=linear[x", ["--attention", "'linear[x'"]),
+        ("--attention=linear[clip=1]", ["'clip'", "'linear'"]),
+        ("--attention=linear,linear", ["--attention", "different"]),
+        ("--lengths=1M", ["--lengths", "'1M'"]),
+        ("--lengths=0", ["--lengths", "'0'"]),
+        ("--work=forwards", ["--work", "did you mean 'forward'"]),
+        ("--dtypes=float64", ["--dtypes", "'float64'", "bfloat16"]),
+        ("--view=lra --work=decode", ["--work", "--view=lra", "'decode'"]),
+        ("--view=lra --causal=True", ["--causal", "--view=lra"]),
+        ("--view=lro", ["--view", "'lro'"]),
+        ("--repeats=0", ["--repeats must be positive", "0"]),
+        ("--batch-size=-1", ["--batch_size must be positive", "-1"]),
+        ("--max-seconds=nan", ["--max_seconds", "nan"]),
+        ("--max-gb=0", ["--max_gb", "0"]),
+        ("--out=", ["--out"]),
+        ("--out=FILE/x", ["FILE"]),
+        ("--length=3", ["'--length'", "did you mean '--lengths'"]),
+    ],
+)
+def test_errors(capsys, tmp_path, flags, parts) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    flags, *parts = (text.replace("FILE", str(file)) for text in (flags, *parts))
+    code, out, err = outcome(capsys, *flags.split())
+    helpers.assert_one_error(code, err, 2, *parts)
+    assert out == ""
+
+
+def test_a_picture_needs_matplotlib(capsys, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    code, out, err = outcome(capsys, f"--out={tmp_path / 'new'}", *TINY)
+    helpers.assert_one_error(code, err, 2, "matplotlib", "'plot'", "--picture=False")
+    assert out == "" and not (tmp_path / "new").exists()
+    flags = ("--attention=linear", "--lengths=8", "--work=forward", "--picture=False")
+    code, out, err = outcome(capsys, f"--out={tmp_path}", *TINY, *flags)
+    assert code == 0, err
+    assert [file.name for file in tmp_path.iterdir()] == ["attention.json"]
+
+
+def test_figures_and_picture(capsys, tmp_path) -> None:
+    flags = (
+        *("--attention=linear,linformer[features=4]", "--lengths=8,16"),
+        *("--work=forward", "--dtypes=float32,bfloat16"),
+    )
+    pytest.importorskip("matplotlib")
+    code, out, err = outcome(capsys, *TINY, *flags, f"--out={tmp_path}/deep/x.json")
+    assert code == 0, err
+    assert "Gflop/s" in out and "| linformer[features=4]" in out and "T^" in out
+    report = json.loads((tmp_path / "deep" / "x.json").read_text())
+    assert report["command"].startswith("python -m lra_jax.benchmark --quick=True")
+    assert report["complete"] and len(report["rows"]) == 8
+    assert {"jax", "numpy", "python"} <= set(report["versions"])
+    assert len(report["commit"]) == 40 and report["roofline"]["bytes_per_second"] > 0
+    assert len(report["exponents"]) == 4
+    assert (tmp_path / "deep" / "x.png").stat().st_size > 10_000
+
+
+def test_ctrl_c_keeps_the_figures(capsys, tmp_path, monkeypatch) -> None:
+    sample = Program.sample
+
+    def interrupted(self: Program) -> float:
+        if self.case.length == 16:
+            raise KeyboardInterrupt
+        return sample(self)
+
+    monkeypatch.setattr(Program, "sample", interrupted)
+    flags = ("--attention=linear", "--lengths=8,16", "--work=forward")
+    flags = (*TINY, *flags, f"--out={tmp_path}", "--picture=False")
+    code, out, err = outcome(capsys, *flags)
+    helpers.assert_one_error(code, err, 128 + signal.SIGINT, "kept")
+    assert "| linear" in out
+    report = json.loads((tmp_path / "attention.json").read_text())
+    assert not report["complete"]
+    assert [row["length"] for row in report["rows"]] == [8]
+
+
+def test_the_view_of_lra() -> None:
+    """Ours and theirs, each over softmax."""
+    config = BenchmarkConfig(
+        view="lra",
+        attention="softmax,linear",
+        lengths="16",
+        layers=1,
+        batch_size=1,
+        quick=True,
+    )
+    report = benchmark.run(config)
+    rows = report["rows"]
+    assert {row["status"] for row in rows} == {"measured"}
+    naive, linear = (row["median_ms"] for row in rows)
+    text = tables.view_tables("lra", rows)
+    assert f"({naive / linear:.2g}x, -)" in text
+    # A length that was not published has no published cell.
+    assert re.search(r"\*linear, published\* +\| - ", text)
+    assert "arXiv:2011.04006" in text
+    long = [row | {"length": 4096} for row in rows]
+    assert "7.8 (5.6x)" in tables.view_tables("lra", long)
+    assert "1.03 (0.11x)" in tables.view_tables("lra", long)
+
+
+def test_the_view_of_cosformer_shows_who_ran_out_of_memory() -> None:
+    row = {"attention": "softmax", "work": "train", "length": 4096}
+    rows = [row | {"status": "does not fit", "reason": "60 GB needed"}]
+    rows += [row | {"attention": "cosformer", "status": "measured", "median_ms": 100.0}]
+    text = tables.view_tables("cosformer", rows)
+    assert "out of memory" in text and "does not fit" in text
+    assert "10 (-, -)" in text and "2.64" in text and "Table 5" in text
+
+
+def test_the_view_of_linformer() -> None:
+    cases = make_cases(BenchmarkConfig(view="linformer"), on_cpu=True)
+    assert (cases[0].length, cases[-1].length) == (512, 65536)
+    names = [c.attention for c in cases if c.length == 512]
+    assert len(names) == 4 and names[2].startswith("linformer[features=128,")
+    row = {"work": "inference", "dtype": "float32", "length": 512}
+    sizes = {names[0]: (30.0, 3e9), names[1]: (20.0, 2e9), names[2]: (10.0, 1e9)}
+    rows = [
+        row
+        | {
+            "attention": name,
+            "status": "measured",
+            "median_ms": time,
+            "peak_bytes": memory,
+        }
+        for name, (time, memory) in sizes.items()
+    ]
+    text = tables.view_tables("linformer", rows)
+    assert "3 (2)" in text and "1.5" in text and "1.7" in text
+
+
+@pytest.mark.parametrize("view", ["lra", "linformer", "cosformer"])
+def test_published_tables_are_whole(view: str) -> None:
+    for table in published_tables(view):
+        assert "arXiv:" in table.source and "Table" in table.source
+        assert {len(cells) for cells in table.rows.values()} == {len(table.columns)}
+    # 8.1 to 1.4 steps/s in the paper's first row.
+    assert published.LRA_STEPS.rows["softmax"] == (8.1, 4.9, 2.3, 1.4)

@@ -1,0 +1,204 @@
+"""What is measured, what is refused, and what is kept when a run is cut short."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lra_jax.attention import softmax_attention
+from lra_jax.benchmarking import runner as running
+from lra_jax.benchmarking.cases import Case, ModelShape
+from lra_jax.benchmarking.fused import best_implementation, fused_softmax_attention
+from lra_jax.benchmarking.programs import Program, available_bytes
+from lra_jax.benchmarking.roofline import Roofline, least_flops, measure_roofline
+from lra_jax.benchmarking.runner import Runner, expected_seconds, exponent
+
+ROOFLINE = Roofline(1e9, {"float32": 1e9, "bfloat16": 1e9})
+SMALL = ModelShape(1, 8, 2, 8, vocab_size=7)
+
+
+def case(attention: str, work: str = "forward", length: int = 16, **changes) -> Case:
+    sizes = {"batch_size": 2, "heads": 2, "head_dim": 4, "model": SMALL}
+    return Case(attention, work, length, **sizes | changes)
+
+
+def run(cases: list[Case], **settings) -> Runner:
+    settings = {"repeats": 2, "min_seconds": 0.0, **settings}
+    runner = Runner(ROOFLINE, **settings)
+    runner.run(cases)
+    return runner
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_blocks_are_softmax_attention(masked: bool, is_causal: bool) -> None:
+    """Output and gradients, with a last block that is not full."""
+    keys = jax.random.split(jax.random.key(0), 4)
+    query, key, value, cotangent = (jax.random.normal(k, (2, 10, 2, 4)) for k in keys)
+    mask = jnp.arange(10)[None] < jnp.array([[10], [7]]) if masked else None
+    if masked:
+        key = key.at[1, 7:].set(jnp.nan)
+
+    def both(function, **options):
+        def call(*arrays):
+            return function(*arrays, mask, is_causal, **options)
+
+        out, pullback = jax.vjp(call, query, key, value)
+        return out, pullback(cotangent)
+
+    wanted = both(softmax_attention)
+    got = both(fused_softmax_attention, block=4, implementation="blocks")
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-6)
+
+
+def test_the_best_softmax_depends_on_the_machine() -> None:
+    assert best_implementation("bfloat16", "gpu") == "cudnn"
+    assert best_implementation("float32", "gpu") == "blocks"
+    assert best_implementation("float32", "tpu") == "flash"
+    assert best_implementation("float32", "cpu") == "blocks"
+    arrays = [jnp.ones((1, 2, 1, 2))] * 3
+    with pytest.raises(ValueError, match=r"implementation 'cudn'.*'cudnn'"):
+        fused_softmax_attention(*arrays, implementation="cudn")
+
+
+def test_every_work_of_a_linear_mechanism() -> None:
+    works = ("forward", "forward+backward", "decode", "inference", "train")
+    rows = run([case("flow", work) for work in works]).rows
+    assert {row["work"]: row["status"] for row in rows} == dict.fromkeys(
+        works, "measured"
+    )
+    for row in rows:
+        assert 0 < row["fastest_ms"] <= row["median_ms"] <= row["slowest_ms"]
+        tokens = 2 * (1 if row["work"] == "decode" else 16)
+        assert row["tokens_per_second"] == pytest.approx(
+            1e3 * tokens / row["median_ms"]
+        )
+        assert row["peak_bytes"] > 0 and row["roofline_share"] > 0
+
+
+def test_memory_is_that_of_the_arrays() -> None:
+    """Query, key, value and output at least; softmax's matrix beyond."""
+    sizes = {"length": 64, "batch_size": 1, "heads": 1}
+    linear, naive = (Program(case(x, **sizes)).memory for x in ("linear", "softmax"))
+    array = 4 * 64 * 4
+    assert linear.arguments == naive.arguments == 3 * array
+    assert linear.results == array
+    assert naive.peak >= 4 * array + 4 * 64 * 64 > linear.peak
+    free = available_bytes()
+    assert free is None or free > 1e6
+
+
+def test_what_cannot_run_is_said() -> None:
+    cases = [case("fnet", "decode"), case("linformer", causal=True), case("linear")]
+    rows = {row["attention"]: row for row in run(cases).rows}
+    assert rows["fnet"]["reason"] == "no stream to decode with"
+    assert rows["linformer"]["reason"] == "no causal form"
+    assert rows["linear"]["status"] == "measured"
+
+
+def test_what_does_not_fit_is_said_and_the_rest_runs() -> None:
+    cases = [case("softmax", length=n) for n in (16, 512)] + [
+        case("linear", length=512)
+    ]
+    rows = run(cases, max_bytes=1_000_000).rows
+    statuses = [(r["attention"], r["length"], r["status"]) for r in rows]
+    assert ("softmax", 16, "measured") in statuses
+    assert ("softmax", 512, "does not fit") in statuses
+    assert ("linear", 512, "measured") in statuses
+    (refused,) = (row for row in rows if row["status"] == "does not fit")
+    assert "GB needed" in refused["reason"] and refused["peak_bytes"] > 4e6
+
+
+def test_memory_that_runs_out_in_a_call_is_said(monkeypatch) -> None:
+    def exhausted(self: Program, min_seconds: float) -> float:
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+
+    monkeypatch.setattr(Program, "load", exhausted)
+    (row,) = run([case("linear")]).rows
+    assert row["status"] == "does not fit" and "Out of memory" in row["reason"]
+
+
+def test_what_would_take_too_long_is_left_out() -> None:
+    lengths = (16, 1 << 20, 1 << 21)
+    cases = [case("linear", length=length) for length in lengths]
+    rows = run(cases, max_seconds=0.5).rows
+    assert [row["status"] for row in rows] == ["measured", "left out", "left out"]
+    assert "would take some" in rows[1]["reason"]
+    assert "at 1,048,576 tokens" in rows[2]["reason"]
+
+
+def test_what_was_measured_before_ctrl_c_is_kept(monkeypatch) -> None:
+    sample = Program.sample
+    calls = []
+
+    def interrupted(self: Program) -> float:
+        calls.append(self)
+        if len(calls) == 4:  # In the second round of the first length.
+            raise KeyboardInterrupt
+        return sample(self)
+
+    monkeypatch.setattr(Program, "sample", interrupted)
+    names = ("linear", "cosformer")
+    runner = run([case(name, length=n) for n in (16, 32) for name in names])
+    assert runner.interrupted
+    assert [(row["attention"], row["samples"]) for row in runner.rows] == [
+        ("linear", 2),
+        ("cosformer", 1),
+    ]
+
+
+def test_expected_time_follows_the_measured_growth() -> None:
+    assert expected_seconds([], 1024) == 0
+    assert expected_seconds([(1024, 1.0)], 4096) == 16
+    assert expected_seconds([(512, 1.0), (1024, 2.0)], 4096) == pytest.approx(8)
+    assert expected_seconds([(512, 1.0), (1024, 4.0)], 2048) == pytest.approx(16)
+    # A quick second length says nothing of the third: at least linear.
+    assert expected_seconds([(512, 1.0), (1024, 0.1)], 2048) == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("power", [0, 1, 2])
+def test_the_exponent_of_a_power_is_the_power(power: int) -> None:
+    lengths = [1024, 4096, 8192, 16384]
+    # What is below 4,096 is left out where there are two lengths beyond.
+    costs = [1e9, *(3.0 * n**power for n in lengths[1:])]
+    assert exponent(lengths, costs) == pytest.approx(power, abs=1e-9)
+    assert exponent([16, 32], [16.0**power, 32.0**power]) == pytest.approx(power)
+    assert exponent([16], [1.0]) is None
+
+
+def test_least_arithmetic() -> None:
+    """Counted by hand: 2 samples, 2 heads of 4, 16 tokens."""
+    assert least_flops(case("softmax")) == 4 * 4 * 16 * 16 * 4
+    assert least_flops(case("softmax", causal=True)) == 2 * 4 * 16 * 16 * 4
+    assert least_flops(case("linear", "forward+backward")) == 3 * 4 * 4 * 16 * 16
+    assert least_flops(case("linformer[features=8]")) == 4 * 8 * 16 * 8 * 4
+    assert least_flops(case("reformer")) == 0
+    dense = 2 * 16 * 2 * (4 * 64 + 2 * 64)
+    assert least_flops(case("reformer", "train")) == 3 * dense
+    attention = 4 * 4 * 16 * 16
+    assert least_flops(case("linear", "inference")) == dense + attention
+
+
+def test_the_floor_is_the_slower_of_moving_and_computing() -> None:
+    one = case("softmax")
+    assert ROOFLINE.floor(one, 1) == (least_flops(one) / 1e9, "arithmetic")
+    seconds, bound = ROOFLINE.floor(one, 10**9)
+    assert (seconds, bound) == (1.0, "bytes")
+
+
+def test_the_machine_is_measured() -> None:
+    found = measure_roofline(["float32"], copy_bytes=4096, matmul_size=8, repeats=2)
+    assert 0 < found.bytes_per_second < math.inf
+    assert 0 < found.flops_per_second["float32"] < math.inf
+
+
+def test_an_error_of_one_case_is_its_row(monkeypatch) -> None:
+    def broken(case: Case) -> None:
+        raise ValueError("blocks of 128 only")
+
+    monkeypatch.setattr(running, "Program", broken)
+    (row,) = run([case("linear")]).rows
+    assert (row["status"], row["reason"]) == ("failed", "blocks of 128 only")
