@@ -11,7 +11,7 @@ import hashlib
 import json
 from typing import Any, Literal, Self
 
-Schedule = Literal["cosine", "lra", "lra_cosine", "linear", "constant"]
+Schedule = Literal["cosine", "lra", "lra_cosine", "linear", "constant", "trapezoid"]
 Dtype = Literal["float32", "bfloat16"]
 
 
@@ -26,7 +26,8 @@ class TrainConfig:
     learning_rate: float = 1e-3
     """Peak of the schedule; for `lra` and `lra_cosine` their base factor."""
     schedule: Schedule = "cosine"
-    """cosine: warm-up, then cosine to 0. linear: warm-up, then linear to 0. lra: base *
+    """cosine: warm-up, then cosine to 0. linear: warm-up, then linear to 0.
+    trapezoid: warm-up, constant, and linear to 0 over the last fifth. lra: base *
     min(1, step / warmup) / sqrt(max(step, warmup)). lra_cosine: LRA's image tasks."""
     warmup: int = 500
     """Warm-up steps."""

@@ -19,15 +19,20 @@ def make_schedule(config: TrainConfig) -> optax.Schedule:
       lra_cosine: ``base * min(1, s / w) * (1 + cos(pi max(0, s - w) / n)) / 2``, as in
         the LRA code for images, where one cycle is the whole run.
       constant: linear to the peak over w steps, then constant.
+      trapezoid: linear to the peak over w steps, constant up to 4 n / 5, linear to 0
+        at n (the warm-up, stable, decay schedule of MiniCPM, arXiv:2404.06395, with a
+        linear decay as in arXiv:2405.18392).
 
     Raises:
       ValueError: an unknown name, or a warm-up as long as the run where the schedule
         ends at its last step.
     """
     peak, warmup, steps = config.learning_rate, config.warmup, config.steps
-    if config.schedule in ("cosine", "linear") and warmup >= steps:
+    falls = {"trapezoid": steps - steps // 5}.get(config.schedule, steps)
+    if config.schedule in ("cosine", "linear", "trapezoid") and warmup >= falls:
+        limit = "" if falls == steps else f"{falls}, four fifths of "
         raise ValueError(
-            f"--train.warmup must be below --train.steps={steps}, got {warmup}"
+            f"--train.warmup must be below {limit}--train.steps={steps}, got {warmup}"
         )
     match config.schedule:
         case "cosine":
@@ -41,9 +46,15 @@ def make_schedule(config: TrainConfig) -> optax.Schedule:
                 [warmup],
             )
         case "constant":
-            if warmup == 0:
-                return optax.constant_schedule(peak)
-            return optax.linear_schedule(0.0, peak, warmup)
+            return _constant(peak, warmup)
+        case "trapezoid":
+            return optax.join_schedules(
+                [
+                    _constant(peak, warmup),
+                    optax.linear_schedule(peak, 0.0, steps - falls),
+                ],
+                [falls],
+            )
         case "lra":
             start = max(warmup, 1)
             return lambda step: (
@@ -55,8 +66,8 @@ def make_schedule(config: TrainConfig) -> optax.Schedule:
             )
         case name:
             raise ValueError(
-                "--train.schedule must be cosine, linear, lra, lra_cosine or constant, "
-                f"got {name!r}"
+                "--train.schedule must be cosine, linear, lra, lra_cosine, "
+                f"constant or trapezoid, got {name!r}"
             )
 
 
@@ -76,6 +87,13 @@ def make_optimizer(config: TrainConfig) -> optax.GradientTransformation:
     if config.clip_norm == 0:
         return adamw
     return optax.chain(optax.clip_by_global_norm(config.clip_norm), adamw)
+
+
+def _constant(peak: float, warmup: int) -> optax.Schedule:
+    """Linear to the peak, then constant; Optax takes no ramp of 0 steps."""
+    if warmup == 0:
+        return optax.constant_schedule(peak)
+    return optax.linear_schedule(0.0, peak, warmup)
 
 
 def _matrices(params: Any) -> Any:

@@ -25,6 +25,7 @@ def rate(step: int, **settings) -> float:
         ("cosine", {0: 0, 10: 0.25, 20: 0.5, 60: 0.25, 80: 0.0732233, 100: 0}),
         ("linear", {0: 0, 10: 0.25, 20: 0.5, 60: 0.25, 99: 0.00625, 100: 0}),
         ("constant", {0: 0, 10: 0.25, 20: 0.5, 99: 0.5}),
+        ("trapezoid", {0: 0, 10: 0.25, 20: 0.5, 80: 0.5, 90: 0.25, 99: 0.025, 100: 0}),
         # 0.5 * min(1, s / 20) / sqrt(max(s, 20))
         ("lra", {0: 0, 10: 0.0559017, 20: 0.1118034, 80: 0.0559017}),
         # 0.5 * min(1, s / 20) * (1 + cos(pi max(0, s - 20) / 100)) / 2
@@ -36,7 +37,9 @@ def test_schedules(schedule, expected):
     assert got == pytest.approx(expected, abs=1e-6)
 
 
-@pytest.mark.parametrize("schedule", ["cosine", "linear", "constant", "lra_cosine"])
+@pytest.mark.parametrize(
+    "schedule", ["cosine", "linear", "constant", "lra_cosine", "trapezoid"]
+)
 def test_without_warm_up(schedule):
     assert rate(0, schedule=schedule, warmup=0) == pytest.approx(0.5)
 
@@ -53,6 +56,11 @@ def test_warm_up_as_long_as_the_run(schedule, warmup):
         ValueError, match=f"train.warmup .*train.steps=100, got {warmup}"
     ):
         rate(0, schedule=schedule, warmup=warmup)
+
+
+def test_warm_up_as_long_as_the_hold():
+    with pytest.raises(ValueError, match=r"below 80, four fifths .*=100, got 80"):
+        rate(0, schedule="trapezoid", warmup=80)
 
 
 def test_warm_up_beyond_the_run_is_meant_where_nothing_ends():
