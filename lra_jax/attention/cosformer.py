@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from lra_jax.attention import angles, causal, kernels, shapes
+from lra_jax.attention import angles, causal, kernels, pallas, shapes
 
 __all__ = [
     "CosformerState",
@@ -59,6 +59,7 @@ def cosformer_attention(
     eps: float = 1e-6,
     chunking: causal.Chunking | None = None,
     precision: jax.lax.PrecisionLike = None,
+    implementation: pallas.Implementation = "auto",
     **_: Any,
 ) -> jax.Array:
     """Computes attention with ReLU features, re-weighted by the cosine of distance.
@@ -78,6 +79,8 @@ def cosformer_attention(
       eps: see `denominator`.
       chunking: how the causal form cuts the sequence; None = by the backend.
       precision: of the matrix products, as in ``jnp.einsum``.
+      implementation: "xla", "pallas", or "auto": the kernels of docs/kernels.md where
+        they run.
       **_: further keywords that Flax passes to an ``attention_fn``; ignored.
 
     Returns:
@@ -85,15 +88,20 @@ def cosformer_attention(
       key, is negative throughout is exactly zero, with zero gradient to query and key.
 
     Raises:
-      ValueError: shapes, dtypes or the mask do not fit, or a position lies beyond
-        `max_length`.
+      ValueError: shapes, dtypes or the mask do not fit, a position lies beyond
+        `max_length`, or there is no kernel where one is wanted.
     """
     shapes.check_inputs(query, key, value, is_causal)
     _check_options(denominator)
+    target = pallas.choose(implementation, query, key, value, "relu", chunking)
     lengths = angles.max_lengths(max_length, query, key)
     mask = angles.visible(mask, lengths, query.shape[0], key.shape[1])
-    dtype = shapes.accumulation_dtype(query, key, value)
     rows = angles.within(lengths, query.shape[1])
+    if target is not None:
+        arrays = (shapes.hide(query, rows), key, value, mask, is_causal)
+        options = (denominator, eps, lengths, chunking, precision)
+        return pallas.attend(target, *arrays, "relu", *options)
+    dtype = shapes.accumulation_dtype(query, key, value)
     features = _features(query, key, rows, mask, dtype)
     value = shapes.by_head(value, query.shape[2], mask, dtype)
     if is_causal:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from lra_jax.attention import causal, kernels, shapes
+from lra_jax.attention import causal, kernels, pallas, shapes
 
 __all__ = [
     "LinearState",
@@ -50,6 +50,7 @@ def linear_attention(
     eps: float = 1e-6,
     chunking: causal.Chunking | None = None,
     precision: jax.lax.PrecisionLike = None,
+    implementation: pallas.Implementation = "auto",
     **_: Any,
 ) -> jax.Array:
     """Computes ``phi(q) (phi(k)^T v)``, normalised over the visible keys.
@@ -66,15 +67,23 @@ def linear_attention(
       eps: added to the denominator.
       chunking: how the causal form cuts the sequence; None = by the backend.
       precision: of the matrix products, as in ``jnp.einsum``.
+      implementation: "xla", "pallas", or "auto": the kernels of docs/kernels.md where
+        they run.
       **_: further keywords that Flax passes to an ``attention_fn``; ignored.
 
     Returns:
       `[B, T, N, Hv]` in the query's dtype.
 
     Raises:
-      ValueError: shapes, dtypes or the mask do not fit.
+      ValueError: shapes, dtypes or the mask do not fit, or there is no kernel where
+        one is wanted.
     """
     shapes.check_inputs(query, key, value, is_causal)
+    target = pallas.choose(implementation, query, key, value, feature_map, chunking)
+    if target is not None:
+        mask = shapes.padding_mask(mask, query.shape[0], key.shape[1])
+        arrays, sizes = (query, key, value, mask, is_causal), (chunking, precision)
+        return pallas.attend(target, *arrays, feature_map, "add", eps, None, *sizes)
     if is_causal:
         options = (feature_map, eps, chunking, precision)
         return _causal(query, key, value, mask, None, *options)[0]

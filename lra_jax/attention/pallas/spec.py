@@ -1,0 +1,75 @@
+"""What one kernel call computes, and the feature maps that kernels know."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+
+def _elu(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    # exp of what is not negative is never taken: it could overflow.
+    low = jnp.exp(jnp.minimum(x, 0.0))
+    return jnp.where(x > 0, x + 1.0, low), jnp.where(x > 0, 1.0, low)
+
+
+def _relu(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return jnp.maximum(x, 0.0), jnp.where(x > 0, 1.0, 0.0)
+
+
+def _sigmoid(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    y = 1.0 / (1.0 + jnp.exp(-x))
+    return y, y * (1.0 - y)
+
+
+def _identity(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return x, jnp.ones_like(x)
+
+
+# phi and its derivative, of float32 arrays. "given": the features come from outside.
+MAPS = {"elu": _elu, "relu": _relu, "sigmoid": _sigmoid, "given": _identity}
+
+
+@dataclass(frozen=True)
+class Spec:
+    """``num_i / den_i`` of linear attention, static and hashable.
+
+    Attributes:
+      is_causal: sum over j <= i only.
+      feature_map: one of `MAPS`.
+      rotate: weigh by the cosine of the distance (cosFormer).
+      denominator: "add" divides by ``den + eps``, "clamp" by ``max(den, eps)``.
+      eps: see `denominator`.
+      chunk: positions computed quadratically, C.
+      block: positions a program takes at a time, a multiple of `chunk`.
+      precision: of products of float32 operands; half precision is exact as it is.
+      target: "tpu" or "gpu", whose kernels run.
+      interpret: run them in Pallas' interpreter, on any backend.
+    """
+
+    is_causal: bool
+    feature_map: str
+    rotate: bool
+    denominator: str
+    eps: float
+    chunk: int
+    block: int
+    precision: jax.lax.Precision | None
+    target: str
+    interpret: bool
+
+    @property
+    def terms(self) -> int:
+        """How many feature matrices a weight is a sum of: with angles, two."""
+        return 2 if self.rotate else 1
+
+    def bounded(self, den: jax.Array) -> jax.Array:
+        """What the numerator is divided by."""
+        if self.denominator == "add":
+            return den + self.eps
+        return jnp.where(den >= self.eps, den, self.eps)
+
+    def passes(self, den: jax.Array) -> jax.Array:
+        """The derivative of `bounded`, 0 or 1."""
+        if self.denominator == "add":
+            return jnp.ones_like(den)
+        return jnp.where(den >= self.eps, 1.0, 0.0)
