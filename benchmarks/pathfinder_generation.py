@@ -1,0 +1,97 @@
+"""How long Pathfinder images take to generate, for each size.
+
+    python benchmarks/pathfinder_generation.py --out=results/pathfinder_generation.json
+
+Whole chunks are grown in this process, one after another, on the hard level; tables are
+drawn before. `cpu_ms` is this process's own time, which other work on the machine
+lengthens less than `wall_ms`. `hours_for_200000` is `wall_ms` times 200,000: the size
+of LRA's data sets, with one process.
+"""
+
+import argparse
+import importlib.metadata
+import json
+import os
+import pathlib
+import platform
+import shlex
+import subprocess
+import sys
+import time
+from typing import Any
+
+from lra_jax.data import pathfinder_images
+from lra_jax.data.pathfinder_shapes import GEOMETRIES, Settings, make_tables
+
+IMAGES = {32: 10_240, 64: 256, 128: 512, 256: 128}
+PACKAGES = ("numpy", "pillow")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--out", type=pathlib.Path, help="JSON file to write")
+    parser.add_argument("--sizes", type=int, nargs="+", default=list(IMAGES))
+    arguments = parser.parse_args()
+    result = {
+        "command": shlex.join(["python", *sys.argv]),
+        "machine": machine(),
+        "processes": 1,
+        # Of the minute before: what else may have kept the cores busy.
+        "load_average_before": round(os.getloadavg()[0], 2),
+        "commit": commit(),
+        "versions": versions(),
+        "level": "hard",
+        "by_size": {size: measure(size) for size in arguments.sizes},
+    }
+    text = json.dumps(result, indent=2) + "\n"
+    print(text, end="")
+    if arguments.out:
+        arguments.out.write_text(text)
+
+
+def measure(size: int) -> dict[str, Any]:
+    """Milliseconds an image, and what the images are like."""
+    settings = Settings(size)
+    for margin in GEOMETRIES[size].margins:
+        make_tables(GEOMETRIES[size], margin)
+    count = IMAGES[size]
+    start, cpu = time.perf_counter(), time.process_time()
+    images = pathfinder_images.generate(settings, 0, count, processes=1)
+    wall, cpu = time.perf_counter() - start, time.process_time() - cpu
+    return {
+        "images": count,
+        "wall_ms": round(1000 * wall / count, 2),
+        "cpu_ms": round(1000 * cpu / count, 2),
+        "hours_for_200000": round(wall / count * 200_000 / 3600, 2),
+        "mean_pixel": round(float(images.pixels.mean()), 2),
+        "black_percent": round(100 * float((images.pixels == 0).mean()), 1),
+        "label_mean": float(images.labels.mean()),
+    }
+
+
+def machine() -> str:
+    """Cores and processor, as `2 CPU cores (AMD EPYC)`."""
+    model = platform.processor()
+    cpuinfo = pathlib.Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        names = [x for x in cpuinfo.read_text().splitlines() if "model name" in x]
+        model = names[0].split(":")[1].strip() if names else model
+    return f"{os.cpu_count()} CPU cores ({model})"
+
+
+def commit() -> str | None:
+    """The commit of this repository, if there is one."""
+    git = ["git", "rev-parse", "HEAD"]
+    folder = pathlib.Path(__file__).parent
+    done = subprocess.run(git, cwd=folder, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or None if done.returncode == 0 else None
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages that take part."""
+    packages = {name: importlib.metadata.version(name) for name in PACKAGES}
+    return {"python": platform.python_version(), **packages}
+
+
+if __name__ == "__main__":
+    main()

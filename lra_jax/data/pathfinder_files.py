@@ -1,0 +1,161 @@
+"""The released Pathfinder images: grey PNGs and their metadata.
+
+A level's folder (`curv_contour_length_14` is the hard one) holds `imgs/<k>/sample_<n>
+.png` and, for each `k`, `metadata/<k>.npy`: in LRA's release plain text, one line an
+image, of which the columns 0, 1 and 3 are the image's folder, its file and its label.
+The generator itself (drewlinsley/pathfinder) writes true npy files of the same columns,
+which are read as well. One released image, `pathfinder32/curv_baseline/imgs/0/
+sample_172.png`, has no bytes; images without bytes are left out.
+"""
+
+import io
+import logging
+import os
+import pathlib
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image
+
+FOLDERS = {
+    "easy": "curv_baseline",
+    "intermediate": "curv_contour_length_9",
+    "hard": "curv_contour_length_14",
+}
+"""The folder of each level."""
+
+_NPY = b"\x93NUMPY"
+_LEAST_COLUMNS = 4
+
+_logger = logging.getLogger(__name__)
+
+
+class Sample(NamedTuple):
+    """Attributes: the image's file; its label, 0 or 1."""
+
+    file: pathlib.Path
+    label: int
+
+
+def find(path: str | os.PathLike, size: int, level: str) -> pathlib.Path:
+    """Returns the folder of a level, given itself or a folder above it.
+
+    Args:
+      path: the level's folder, `pathfinder<size>`, or that of the unpacked archive,
+        which also holds a copy of itself.
+      size: side of the images.
+      level: a key of `FOLDERS`.
+
+    Raises:
+      ValueError: there is none.
+    """
+    root = pathlib.Path(path).expanduser()
+    if not root.is_dir():
+        raise ValueError(
+            f"path must be the folder of the released images, got {root}, "
+            + ("a file; unpack it." if root.exists() else "which does not exist.")
+        )
+    below = pathlib.Path(f"pathfinder{size}") / FOLDERS[level]
+    places = (
+        root,
+        root / FOLDERS[level],
+        root / below,
+        root / "lra_release" / below,
+        root / "lra_release" / "lra_release" / below,
+    )
+    for folder in places:
+        if (folder / "metadata").is_dir() and (folder / "imgs").is_dir():
+            return folder
+    raise ValueError(
+        f"Expected folders metadata and imgs in path={root}, or in its {below} or "
+        f"lra_release/{below}, found none."
+    )
+
+
+def list_samples(folder: pathlib.Path) -> list[Sample]:
+    """The samples that a level's metadata name, in their order.
+
+    Raises:
+      ValueError: a file is missing or malformed; the message names file and line.
+    """
+    files = metadata_files(folder)
+    samples, empty = [], []
+    for file in files:
+        for place, columns in _rows(file):
+            sample = _parse(folder, place, columns)
+            (samples if sample.file.stat().st_size else empty).append(sample)
+    if empty:
+        _logger.warning(
+            "%d images without bytes are left out, the first is %s",
+            len(empty),
+            empty[0].file,
+        )
+    if not samples:
+        raise ValueError(f"{folder / 'metadata'} names no images.")
+    return samples
+
+
+def metadata_files(folder: pathlib.Path) -> list[pathlib.Path]:
+    """The metadata files of a level, by number.
+
+    Raises:
+      ValueError: there is none, or one without a number.
+    """
+    files = list((folder / "metadata").glob("*.npy"))
+    for file in files:
+        if not file.stem.isdecimal():
+            raise ValueError(f"Expected a number for the name of {file}.")
+    if not files:
+        raise ValueError(f"{folder / 'metadata'} holds no .npy files.")
+    return sorted(files, key=lambda file: int(file.stem))
+
+
+def read(samples: Iterable[Sample], size: int) -> Iterator[tuple[np.ndarray, int]]:
+    """Yields each image, `uint8 [size * size]` row by row, and its label.
+
+    Raises:
+      ValueError: a file is no PNG, truncated, or not grey and of that size.
+    """
+    for sample in samples:
+        try:
+            with Image.open(sample.file, formats=["PNG"]) as image:
+                pixels = np.asarray(image)
+        except (OSError, SyntaxError) as error:
+            raise ValueError(f"{sample.file} is no whole PNG: {error}.") from None
+        if pixels.shape != (size, size) or pixels.dtype != np.uint8:
+            raise ValueError(
+                f"{sample.file}: expected a grey image of {size} x {size} pixels with "
+                f"8 bits, got {pixels.dtype} of shape {pixels.shape}."
+            )
+        yield pixels.ravel(), sample.label
+
+
+def _rows(file: pathlib.Path) -> Iterator[tuple[str, list[str]]]:
+    """Yields where a row stands, and its columns."""
+    data = file.read_bytes()
+    try:
+        if data.startswith(_NPY):
+            table = np.load(io.BytesIO(data), allow_pickle=False)
+            rows = [[str(value) for value in row] for row in table]
+        else:
+            rows = [line.split() for line in data.decode("utf-8").splitlines()]
+    except (ValueError, TypeError, EOFError) as error:
+        raise ValueError(f"{file} is no table of metadata: {error}.") from None
+    for number, columns in enumerate(rows, start=1):
+        if columns:
+            yield f"{file}, line {number}", columns
+
+
+def _parse(folder: pathlib.Path, place: str, columns: list[str]) -> Sample:
+    if len(columns) < _LEAST_COLUMNS:
+        raise ValueError(
+            f"{place}: expected at least {_LEAST_COLUMNS} columns, got {len(columns)}."
+        )
+    below, name, _, label = columns[:_LEAST_COLUMNS]
+    if label not in ("0", "1"):
+        raise ValueError(f"{place}: expected a label of 0 or 1, got {label[:20]!r}.")
+    file = folder / below / name
+    if ".." in file.parts or not file.is_relative_to(folder) or not file.is_file():
+        raise ValueError(f"{place}: expected an image {below}/{name}, found none.")
+    return Sample(file, int(label))

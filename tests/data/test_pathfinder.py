@@ -1,0 +1,256 @@
+"""Pathfinder as a dataset: generated, or read from folders like the released ones."""
+
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from lra_jax.data import pathfinder, pipeline
+
+SMALL = {
+    "level": "easy",
+    "num_train": 80,
+    "num_valid": 10,
+    "num_test": 10,
+    "num_distractors": 1,
+    "processes": 1,
+}
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    return pathfinder.prepare(tmp_path_factory.mktemp("data"), **SMALL)
+
+
+def test_splits(dataset):
+    assert dataset.splits == ("train", "valid", "test")
+    assert [dataset.num_examples(s) for s in dataset.splits] == [80, 10, 10]
+    assert (dataset.vocab_size, dataset.num_classes) == (256, 2)
+    assert dataset.image_shape == (32, 32) and dataset.max_length == 1024
+    for split in dataset.splits:
+        assert dataset.labels(split).mean() == 0.5
+        assert (dataset.lengths(split) == 1024).all()
+    example = dataset.source("test")[0]
+    assert example["tokens"].dtype == np.uint8 and len(example["tokens"]) == 1024
+    batch = next(iter(pipeline.eval_batches(dataset, "test", "none", batch_size=10)))
+    assert batch["tokens"].shape == (10, 1024) and batch["tokens"].max() == 255
+
+
+def test_settings_do_not_share_a_folder(tmp_path, dataset):
+    home = pathlib.Path(dataset.folder).parents[2]
+    again = pathfinder.prepare(home, **SMALL | {"processes": 2})
+    assert again.folder == dataset.folder
+    changes = {"seed": 1}, {"level": "intermediate"}, {"num_distractors": 0}
+    others = [pathfinder.prepare(tmp_path, **SMALL | change) for change in changes]
+    assert len({d.fingerprint for d in (dataset, *others)}) == 4
+
+
+def test_neither_tensorflow_nor_jax_is_imported(tmp_path):
+    code = (
+        "import sys; from lra_jax.data import pathfinder\n"
+        "d = pathfinder.prepare(sys.argv[1], num_train=5, num_valid=1, num_test=1,\n"
+        "                       level='easy', processes=1)\n"
+        "d.source('train')[0]\n"
+        "print([m for m in ('tensorflow', 'jax', 'grain') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, tmp_path], capture_output=True, text=True
+    )
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+KILLED_HALF_WAY = """
+import itertools, os, signal, sys
+from lra_jax.data import pathfinder
+images = pathfinder._images
+def killed(config):
+    yield from itertools.islice(images(config), 60)
+    os.kill(os.getpid(), signal.SIGKILL)
+pathfinder._images = killed
+pathfinder.prepare(sys.argv[1], level="easy", num_distractors=1, num_train=80,
+                   num_valid=10, num_test=10, processes=1)
+"""
+
+
+def test_killed_half_way(tmp_path, dataset):
+    command = [sys.executable, "-c", KILLED_HALF_WAY, tmp_path]
+    assert subprocess.run(command).returncode == -signal.SIGKILL
+    assert list(tmp_path.rglob("incomplete.*"))
+    assert not list(tmp_path.rglob("dataset_info.json"))
+    whole = pathfinder.prepare(tmp_path, **SMALL)
+    assert whole.fingerprint == dataset.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"size": 33}, "size must be one of"),
+        ({"level": "hart"}, "did you mean 'hard'"),
+        ({"num_test": 0}, "num_test must be at least 1"),
+        ({"seed": -1}, "seed must be at least 0"),
+        ({"processes": 0}, "processes must be at least 1"),
+        ({"path": "/no/such/folder"}, "/no/such/folder, which does not exist"),
+    ],
+)
+def test_wrong_settings_leave_nothing_behind(tmp_path, setting, message):
+    with pytest.raises(ValueError, match=message):
+        pathfinder.prepare(tmp_path, **SMALL | setting)
+    assert not list(tmp_path.iterdir())
+
+
+def line(folder, number, label):
+    return f"imgs/{folder} sample_{number}.png {number} {label} 1.0 14 4 2 0.5 1 1"
+
+
+@pytest.fixture
+def release(tmp_path):
+    """The hard level, three batches of ten images; one has no bytes."""
+    root = tmp_path / "lra_release"
+    level = root / "pathfinder32" / "curv_contour_length_14"
+    (level / "metadata").mkdir(parents=True)
+    for folder in (0, 2, 10):
+        images = level / "imgs" / str(folder)
+        images.mkdir(parents=True)
+        for number in range(10):
+            value = 20 * number + folder
+            pixels = np.full((32, 32), value, np.uint8)
+            Image.fromarray(pixels).save(images / f"sample_{number}.png")
+        lines = [line(folder, number, number % 2) for number in range(10)]
+        (level / "metadata" / f"{folder}.npy").write_text("\n".join(lines) + "\n")
+    (level / "imgs" / "2" / "sample_7.png").write_bytes(b"")
+    return root
+
+
+def level_of(release):
+    return release / "pathfinder32" / "curv_contour_length_14"
+
+
+def examples(dataset):
+    return {
+        (int(e["tokens"][0]), int(e["label"]))
+        for split in dataset.splits
+        for e in dataset.source(split)
+    }
+
+
+def test_released_folders(release, tmp_path, caplog):
+    dataset = pathfinder.prepare(tmp_path / "data", path=release)
+    assert "1 images without bytes are left out" in caplog.text
+    assert "sample_7.png" in caplog.text
+    assert [dataset.num_examples(s) for s in dataset.splits] == [25, 2, 2]
+    expected = {(20 * n + k, n % 2) for k in (0, 2, 10) for n in range(10)}
+    assert examples(dataset) == expected - {(142, 1)}
+    assert dataset.image_shape == (32, 32)
+    reordered = pathfinder.prepare(tmp_path / "data", path=release, seed=1)
+    assert reordered.fingerprint != dataset.fingerprint
+    assert examples(reordered) == examples(dataset)
+
+
+def test_the_places_where_a_release_may_lie(release, tmp_path):
+    whole = pathfinder.prepare(tmp_path / "data", path=release).fingerprint
+    for path in (level_of(release), release / "pathfinder32", release.parent):
+        dataset = pathfinder.prepare(tmp_path / "others", path=path)
+        assert dataset.fingerprint == whole
+    nested = tmp_path / "nested" / "lra_release"
+    nested.mkdir(parents=True)
+    shutil.copytree(release, nested / "lra_release")
+    dataset = pathfinder.prepare(tmp_path / "others", path=nested.parent)
+    assert dataset.fingerprint == whole
+
+
+def test_metadata_as_the_generator_writes_them(release, tmp_path):
+    whole = pathfinder.prepare(tmp_path / "data", path=release).fingerprint
+    for file in (level_of(release) / "metadata").glob("*.npy"):
+        table = np.array([row.split() for row in file.read_text().splitlines()])
+        np.save(file, table)
+    assert pathfinder.prepare(tmp_path / "data", path=release).fingerprint == whole
+
+
+def edit(release, text):
+    (level_of(release) / "metadata" / "2.npy").write_text(f"{line(2, 0, 0)}\n{text}\n")
+
+
+def overwrite(release, data):
+    (level_of(release) / "imgs" / "10" / "sample_3.png").write_bytes(data)
+
+
+def png(shape, mode=np.uint8):
+    import io
+
+    file = io.BytesIO()
+    Image.fromarray(np.ones(shape, mode)).save(file, "png")
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (
+            lambda r: edit(r, "imgs/2 sample_1.png 1"),
+            r"2.npy, line 2: .*columns, got 3",
+        ),
+        (
+            lambda r: edit(r, line(2, 1, 2)),
+            r"2.npy, line 2: .*label of 0 or 1, got '2'",
+        ),
+        (lambda r: edit(r, line(2, 99, 0)), r"line 2: .*image imgs/2/sample_99.png"),
+        (
+            lambda r: edit(r, line("../../..", 1, 0)),
+            r"line 2: expected an image imgs/../",
+        ),
+        (
+            lambda r: edit(r, "\0PNG \udcff".encode(errors="replace").decode()),
+            "columns",
+        ),
+        (lambda r: overwrite(r, png((33, 32))), r"sample_3.png: .*32 x 32.*\(33, 32\)"),
+        (lambda r: overwrite(r, png((32, 32, 3))), r"sample_3.png: expected a grey"),
+        (lambda r: overwrite(r, png((32, 32))[:60]), r"sample_3.png is no whole PNG"),
+        (lambda r: overwrite(r, b"hello"), r"sample_3.png is no whole PNG"),
+        (
+            lambda r: shutil.rmtree(level_of(r) / "metadata"),
+            "Expected folders metadata",
+        ),
+        (
+            lambda r: (level_of(r) / "metadata" / "x.npy").touch(),
+            "Expected a number for the name of .*x.npy",
+        ),
+        (
+            lambda r: (level_of(r) / "metadata" / "0.npy").write_bytes(
+                b"\x93NUMPY\x01"
+            ),
+            "0.npy is no table of metadata",
+        ),
+        (
+            lambda r: (level_of(r) / "metadata" / "0.npy").write_bytes(b"\xff\xfe"),
+            "0.npy is no table of metadata",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_release_is_said(release, tmp_path, spoil, message):
+    spoil(release)
+    with pytest.raises(ValueError, match=message):
+        pathfinder.prepare(tmp_path / "data", path=release)
+    assert not list((tmp_path / "data").rglob("dataset_info.json"))
+
+
+def test_levels_and_sizes_have_their_own_folders(release, tmp_path):
+    with pytest.raises(ValueError, match="pathfinder64/curv_contour_length_14"):
+        pathfinder.prepare(tmp_path, path=release, size=64)
+    with pytest.raises(ValueError, match="pathfinder32/curv_baseline"):
+        pathfinder.prepare(tmp_path, path=release, level="easy")
+    archive = tmp_path / "lra_release.gz"
+    archive.touch()
+    with pytest.raises(ValueError, match=r"a file; unpack it"):
+        pathfinder.prepare(tmp_path, path=archive)
+
+
+def test_too_few_images(release, tmp_path):
+    for name in ("0", "10"):
+        (level_of(release) / "metadata" / f"{name}.npy").unlink()
+    with pytest.raises(ValueError, match="holds 9 images, too few"):
+        pathfinder.prepare(tmp_path / "data", path=release)
