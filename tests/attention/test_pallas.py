@@ -180,3 +180,22 @@ def test_in_a_model() -> None:
     ]
     assert "pallas_call" in str(jax.make_jaxpr(made[0])(x))
     assert_close(*(fast_jit(layer)(x) for layer in made), 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_causal", "sizes"),
+    [
+        # Two segments of two chunks, the last with a tail; widths that are padded.
+        ("cosformer", True, {"query_length": 140, "length": 140, "value_dim": 40}),
+        ("linear", False, {"query_length": 60, "length": 130, "heads": 2}),
+    ],
+)
+def test_hopper_kernels(
+    name: str, is_causal: bool, sizes: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(pallas.INTERPRET, "gpu")
+    arrays = inputs(11, **{"batch": 1, "heads": 1, "head_dim": 64} | sizes)
+    mask = np.random.default_rng(12).random((1, sizes["length"])) < 0.7
+    arrays = [jnp.asarray(x, "bfloat16") for x in arrays]
+    more = {"mask": mask, "is_causal": is_causal, "chunking": Chunking(64, 128)}
+    compare(name, arrays, 1.5e-2, **more)

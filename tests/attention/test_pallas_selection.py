@@ -15,6 +15,7 @@ from lra_jax.attention.pallas import selection
 
 from .mechanisms import inputs
 
+HOPPER = AbstractDevice("NVIDIA H100 80GB HBM3", num_cores=132, platform="gpu")
 TPU = AbstractDevice(device_kind="TPU v5 lite", num_cores=1, platform="tpu")
 
 
@@ -46,7 +47,7 @@ def test_what_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     refused("'auto', 'xla' or 'pallas', got 'triton'", arrays, implementation="triton")
     refused("'auto', 'xla' or 'pallas', got None", arrays, implementation=None)
     monkeypatch.setenv(pallas.INTERPRET, "rocm")
-    refused("LRA_JAX_PALLAS_INTERPRET: .*'tpu'.* got 'rocm'", arrays)
+    refused("LRA_JAX_PALLAS_INTERPRET: .*'tpu', 'gpu'.* got 'rocm'", arrays)
     monkeypatch.setenv(pallas.INTERPRET, "tpu")
     half = [x.astype("float16") for x in arrays]
     refused("float32 or bfloat16, got .'float16'.", half)
@@ -55,6 +56,12 @@ def test_what_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     refused("at most 256, got .257, 257.", inputs(0, head_dim=257))
     refused("multiple of 16 positions, got 24", arrays, chunking=Chunking(24))
     refused("one length", inputs(0, length=9), is_causal=True)
+    monkeypatch.setenv(pallas.INTERPRET, "gpu")
+    refused("all in bfloat16, got .'float32'.", arrays)
+    half = [jnp.asarray(x, "bfloat16") for x in inputs(0, head_dim=65)]
+    refused("at most 64, got .65, 65.", half)
+    half = [x[..., :64] for x in half]
+    refused("chunks of 64 positions, got 128", half, chunking=Chunking(128))
 
 
 def chosen(monkeypatch: pytest.MonkeyPatch, *, target: str, dtype: str, **sizes: Any):
@@ -69,6 +76,8 @@ def test_auto_takes_kernels_where_they_run(monkeypatch: pytest.MonkeyPatch) -> N
         assert chosen(patch, target="tpu", dtype="float32") == ("tpu", False)
         # What they do not take is no error then.
         assert chosen(patch, target="tpu", dtype="float16") is None
+        # Not before it has run on one.
+        assert chosen(patch, target="gpu", dtype="bfloat16", head_dim=64) is None
         # The compiler cannot cut a kernel into parts, but shard_map does.
         assert chosen(patch, target="tpu", dtype="float32") is not None
         patch.setattr(jax, "device_count", lambda: 2)
@@ -119,3 +128,42 @@ def test_lowers_for_a_tpu(
         v = jax.ShapeDtypeStruct((1, 300, heads, value_width), dtype)
         text = lowered("tpu", TPU, jax.grad(loss, (0, 1, 2)), x, x, v)
         assert text.count("tpu_custom_call") == (2 if is_causal else 4)
+
+
+@pytest.mark.parametrize("name", ["linear", "cosformer"])
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_lowers_for_a_hopper_gpu(
+    name: str, is_causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(selection, "_native", lambda: "gpu")
+    function = getattr(attention, f"{name}_attention")
+    mask = np.arange(600)[None] < 550
+
+    def loss(q, k, v):
+        more = {"is_causal": is_causal, "implementation": "pallas"}
+        return function(q, k, v, mask, **more).astype("float32").sum()
+
+    x = jax.ShapeDtypeStruct((1, 600, 2, 64), "bfloat16")
+    v = jax.ShapeDtypeStruct((1, 600, 2, 48), "bfloat16")
+    text = lowered("gpu", HOPPER, jax.grad(loss, (0, 1, 2)), x, x, v)
+    assert text.count("@mosaic_gpu") == 5
+
+
+def test_lowers_inside_shard_map(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selection, "_native", lambda: "tpu")
+    kind = (AxisType.Auto,)
+    mesh = AbstractMesh((2,), ("x",), axis_types=kind, abstract_device=TPU)
+    x = jax.ShapeDtypeStruct((2, 40, 2, 64), "bfloat16")
+
+    def slope(*arrays):
+        def loss(*arrays):
+            out = attention.cosformer_attention(*arrays, is_causal=True)
+            return out.astype("float32").sum()
+
+        return jax.grad(loss, (0, 1, 2))(*arrays)
+
+    specs = {"in_specs": (jax.P("x"),) * 3, "out_specs": (jax.P("x"),) * 3}
+    with jax.sharding.use_abstract_mesh(mesh):
+        traced = jax.jit(jax.shard_map(slope, mesh=mesh, **specs)).trace(x, x, x)
+        text = traced.lower(lowering_platforms=("tpu",)).as_text()
+    assert text.count("tpu_custom_call") == 2

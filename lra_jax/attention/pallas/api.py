@@ -13,8 +13,10 @@ from lra_jax.attention.pallas.selection import highest
 from lra_jax.attention.pallas.spec import MAPS, Spec
 
 # Positions of a chunk and of a block. A TPU's matrix unit is 128 wide, and a step of
-# its grid costs as much as reading some 100 KB.
-_SIZES = {"tpu": (128, 512), "gpu": (64, 1024)}
+# its grid costs as much as reading some 100 KB. A block of a GPU is a segment: as few
+# as give each of its 132 processors a program, but no shorter than this.
+_SIZES = {"tpu": (128, 512), "gpu": (64, 256)}
+_PROCESSORS = 132
 
 
 def attend(
@@ -60,10 +62,7 @@ def attend(
         query, key = (phi(x.astype(jnp.float32)).astype(dtype) for x in (query, key))
         feature_map = "given"
     name, interpret = target
-    longest = max(query.shape[1], key.shape[1])
-    # A TPU's blocks of a mask are whole registers.
-    align = 1 if interpret or name != "tpu" else 128
-    chunk, block = _sizes(name, chunking, longest, align)
+    chunk, block = _sizes(name, interpret, chunking, query.shape, key.shape[1])
     spec = Spec(
         is_causal,
         feature_map,
@@ -83,12 +82,23 @@ def attend(
     return _compiled(spec, query, key, value, mask, scale)
 
 
-def _sizes(name: str, chunking: Any, longest: int, align: int) -> tuple[int, int]:
+def _sizes(
+    name: str,
+    interpret: bool,
+    chunking: Any,
+    shape: tuple[int, ...],
+    key_length: int,
+) -> tuple[int, int]:
     """Positions of a chunk and of a block."""
+    batch, length, heads, _ = shape
+    longest = max(length, key_length)
     chunk, block = _SIZES[name]
+    if name == "gpu":
+        block = max(block, -(-longest // max(1, _PROCESSORS // (batch * heads))))
     if chunking is not None:
         chunk, block = chunking.chunk, chunking.block
-    unit = math.lcm(chunk, align)
+    # A TPU's blocks of a mask are whole registers.
+    unit = chunk if interpret or name == "gpu" else math.lcm(chunk, 128)
     return chunk, -(-min(block, longest) // unit) * unit
 
 
@@ -127,5 +137,7 @@ _compiled = jax.jit(_attend, static_argnums=0)
 
 def _kernels(spec: Spec) -> Any:
     # Imported when needed: Pallas takes longer to import than all of this package.
-    form = "causal" if spec.is_causal else "product"
-    return importlib.import_module(f"{__package__}.{spec.target}_{form}")
+    name = spec.target
+    if name == "tpu":
+        name = "tpu_causal" if spec.is_causal else "tpu_product"
+    return importlib.import_module(f"{__package__}.{name}")

@@ -11,12 +11,16 @@ from lra_jax.attention import kernels
 Implementation = Literal["auto", "xla", "pallas"]
 
 INTERPRET = "LRA_JAX_PALLAS_INTERPRET"
-"""Environment variable: "tpu" lets `implementation="pallas"` run them run in
-Pallas' interpreter, on any machine and very slowly. Read when a call is traced."""
+"""Environment variable: "tpu" or "gpu" lets `implementation="pallas"` run those kernels
+in Pallas' interpreter, on any machine and very slowly. Read when a call is traced."""
 
-TARGETS = ("tpu",)
-_DTYPES = {"tpu": ("float32", "bfloat16")}
-_TPU_WIDEST = 256
+TARGETS = ("tpu", "gpu")
+# The GPU's kernels have not been through the last compiler, ptxas, nor run anywhere:
+# they are there for those who ask.
+_AUTOMATIC = ("tpu",)
+_DTYPES = {"tpu": ("float32", "bfloat16"), "gpu": ("bfloat16",)}
+_WIDEST = {"tpu": 256, "gpu": 64}
+_CHUNKS = {"tpu": 16, "gpu": 64}
 
 
 def choose(
@@ -52,12 +56,12 @@ def choose(
         return None
     interpret = _interpreted() if forced else None
     target = interpret or _native()
+    if not forced and target not in _AUTOMATIC:
+        return None
     if target is None:
-        if not forced:
-            return None
         raise ValueError(
             "implementation: expected 'auto' or 'xla' on this machine, because Pallas "
-            "kernels run on TPUs (or slowly in the interpreter, with "
+            "kernels run on TPUs and Hopper GPUs (or slowly in the interpreter, with "
             f"{INTERPRET}=tpu in the environment), got 'pallas' on "
             f"{jax.default_backend()!r}"
         )
@@ -79,10 +83,14 @@ def unsuited(
     if len(found) != 1 or not found <= set(_DTYPES[target]):
         wanted = " or ".join(_DTYPES[target])
         return f"expected query, key and value all in {wanted}, got {sorted(found)}"
-    if target == "tpu" and max(widths) > _TPU_WIDEST:
-        return f"expected widths M and Hv of at most {_TPU_WIDEST}, got {widths}"
-    if chunking is not None and target == "tpu" and chunking.chunk % 16:
-        return f"expected chunks of a multiple of 16 positions, got {chunking.chunk}"
+    if max(widths) > _WIDEST[target]:
+        return f"expected widths M and Hv of at most {_WIDEST[target]}, got {widths}"
+    unit = _CHUNKS[target]
+    if chunking is None:
+        return None
+    if chunking.chunk % unit or (target == "gpu" and chunking.chunk != unit):
+        wanted = f"a multiple of {unit}" if target == "tpu" else str(unit)
+        return f"expected chunks of {wanted} positions, got {chunking.chunk}"
     return None
 
 
@@ -93,7 +101,11 @@ def _native() -> str | None:
         if jax.default_backend() == "cpu":
             return None
         device = jax.local_devices()[0]
-    return "tpu" if device.platform == "tpu" else None
+    if device.platform == "tpu":
+        return "tpu"
+    # Instructions of this generation alone; the next has others in their place.
+    hopper = str(getattr(device, "compute_capability", "")) == "9.0"
+    return "gpu" if hopper else None
 
 
 def _interpreted() -> str | None:

@@ -10,9 +10,6 @@ cosFormer's weights are a sum of two products, ``cos a cos b + sin a sin b``. Fe
 are therefore a list of *terms* `[C, G H]`, one or two, as are the states.
 """
 
-import functools
-import operator
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,14 +17,9 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from lra_jax.attention.pallas.spec import MAPS, Spec
+from lra_jax.attention.pallas.spec import MAPS, Spec, plus
 
 Terms = list[jax.Array]
-
-
-def plus(arrays: Iterable[jax.Array]) -> jax.Array:
-    """The sum of arrays of one shape."""
-    return functools.reduce(operator.add, arrays)
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,10 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from lra_jax.attention.pallas.spec import Spec
+from lra_jax.attention.pallas.spec import Spec, plus
 from lra_jax.attention.pallas.tpu_layout import Call, layout
 from lra_jax.attention.pallas.tpu_parts import (
     Terms,
-    plus,
     read,
     start,
     valid_rows,
