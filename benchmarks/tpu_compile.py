@@ -1,0 +1,146 @@
+"""Compiles the TPU kernels with the TPUs' own compiler, without a TPU.
+
+    pip install libtpu        # of the version that jax[tpu] asks for
+    python benchmarks/tpu_compile.py --out=results/tpu_compile.json
+
+Lowering, which the tests do, ends before the compiler that lays arrays out in registers
+and fits them into VMEM. This compiles output and gradients of `linear_attention` and
+`cosformer_attention`, causal and not, as they stand behind a dense projection, and
+notes the seconds, the temporary memory and the copies that XLA puts around the kernels.
+It says nothing about speed or results on a device.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+GENERATIONS = {"v4": "v4:2x2x1", "v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2"}
+# dtype, heads N, H, Hv.
+SHAPES = (
+    ("bfloat16", 8, 64, 64),
+    ("float32", 8, 64, 64),
+    ("bfloat16", 4, 16, 16),
+    ("bfloat16", 4, 128, 128),
+    ("bfloat16", 2, 256, 256),
+    ("float32", 2, 256, 256),
+    ("bfloat16", 6, 48, 48),
+    ("float32", 3, 20, 36),
+)
+
+
+def main() -> int:
+    """The command line; 1 if the compiler refused anything."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--length", type=int, default=1000, help="positions T")
+    parser.add_argument("--out", help="JSON file to write")
+    options = parser.parse_args()
+    try:
+        import libtpu
+    except ImportError:
+        print("libtpu: expected to be installed (pip install libtpu), got none")
+        return 2
+    os.environ |= {"TPU_SKIP_MDS_QUERY": "1", "JAX_PLATFORMS": "cpu"}
+    os.environ["TPU_LIBRARY_PATH"] = libtpu.get_library_path()
+    found = []
+    for generation, topology in GENERATIONS.items():
+        device = _Device(topology)
+        # All shapes for one generation, the usual one for the others.
+        shapes = SHAPES if generation == "v5e" else SHAPES[:1]
+        forms = itertools.product(("linear", "cosformer"), (True, False), shapes)
+        for name, causal, shape in forms:
+            record = {"generation": generation, "mechanism": name, "causal": causal}
+            record |= dict(zip(("dtype", "N", "H", "Hv"), shape, strict=True))
+            record |= device.compile(name, causal, options.length, *shape)
+            print(record, flush=True)
+            found.append(record)
+    if options.out:
+        from lra_jax.training.session import commit, versions
+
+        report = {
+            "length": options.length,
+            "batch": 2,
+            "compiled": found,
+            "command": shlex.join(["python", *sys.argv]),
+            "commit": commit(),
+            "versions": versions() | {"libtpu": libtpu.__version__},
+        }
+        Path(options.out).write_text(json.dumps(report, indent=2) + "\n")
+    return int(any("error" in record for record in found))
+
+
+class _Device:
+    """One chip of a topology that is not there."""
+
+    def __init__(self, topology: str):
+        import numpy as np
+        from jax.experimental import topologies
+        from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+        found = topologies.get_topology_desc(platform="tpu", topology_name=topology)
+        self.mesh = Mesh(np.array(found.devices[:1]), ("x",))
+        self.sharding = NamedSharding(self.mesh, PartitionSpec())
+
+    def compile(
+        self, name: str, causal: bool, length: int, dtype: str, *sizes: int
+    ) -> dict[str, Any]:
+        """Compiles output and gradients; the compiler's words if it refuses."""
+        import jax
+
+        from lra_jax.attention.pallas import selection
+
+        heads, width, value_width = sizes
+        # What the default device would be on such a machine.
+        selection._native = lambda: "tpu"
+        flat = [
+            jax.ShapeDtypeStruct((2, length, heads * x), dtype)
+            for x in (width, width, value_width)
+        ]
+        mask = jax.ShapeDtypeStruct((2, length), bool)
+        where: Any = {"in_shardings": self.sharding, "out_shardings": self.sharding}
+        begun = time.perf_counter()
+        try:
+            with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh):
+                slope = jax.jit(_slope(name, causal, heads), **where)
+                compiled = slope.lower(*flat, mask).compile()
+        except Exception as error:
+            return {"error": str(error)[:300]}
+        text = compiled.as_text() or ""
+        memory: Any = compiled.memory_analysis()
+        return {
+            "seconds": round(time.perf_counter() - begun, 1),
+            "temporary_bytes": memory.temp_size_in_bytes,
+            "kernels": text.count('custom_call_target="tpu_custom_call"'),
+            "copies": text.count(" copy("),
+        }
+
+
+def _slope(name: str, causal: bool, heads: int) -> Any:
+    """Output and gradients of arrays `[B, T, N H]`."""
+    import jax
+
+    from lra_jax import attention
+
+    def run(*arrays: Any) -> Any:
+        *flat, mask = arrays
+
+        def attend(*flat: Any) -> Any:
+            parts = [x.reshape(*x.shape[:2], heads, -1) for x in flat]
+            function = getattr(attention, f"{name}_attention")
+            more = {"is_causal": causal, "implementation": "pallas"}
+            out = function(*parts, mask, **more)
+            return out.reshape(flat[2].shape)
+
+        out, pullback = jax.vjp(attend, *flat)
+        return out, pullback(out)
+
+    return run
+
+
+if __name__ == "__main__":
+    sys.exit(main())
