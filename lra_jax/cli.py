@@ -41,10 +41,10 @@ def user_errors() -> Iterator[None]:
         fail("interrupted", 128 + signal.SIGINT)
 
 
-def parse_config(prog: str, description: str, args: Sequence[str]) -> Config:
-    """Reads ``--task``, ``--attention`` and ``--preset``; then all flags on top.
+def parse_preset(args: Sequence[str]) -> Config:
+    """The preset that ``--task``, ``--attention`` and ``--preset`` name.
 
-    The first three decide the defaults that ``--help`` shows and that flags change.
+    It holds the defaults that ``--help`` shows and that all flags then change.
     """
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for name in ("task", "attention", "preset"):
@@ -55,7 +55,12 @@ def parse_config(prog: str, description: str, args: Sequence[str]) -> Config:
         except SystemExit:  # A flag without its value: the second stage reports it.
             chosen = first.parse_args([])
     with user_errors():
-        preset = get_preset(chosen.task, chosen.preset, chosen.attention)
+        return get_preset(chosen.task, chosen.preset, chosen.attention)
+
+
+def parse_config(prog: str, description: str, args: Sequence[str]) -> Config:
+    """Reads a preset's name, then all flags on top of its settings."""
+    preset = parse_preset(args)
     presets = "; ".join(f"{task}: {', '.join(p)}" for task, p in PRESETS.items())
     return parse(
         Config,

@@ -44,6 +44,7 @@ import numpy as np
 import tensorflow_datasets as tfds
 
 from lra_jax.data.dataset import SequenceDataset
+from lra_jax.data.locks import locked
 
 _SHARD_BYTES = 128 << 20
 _STALE_SECONDS = 3600
@@ -85,6 +86,11 @@ class SequenceBuilder(tfds.core.ShardBasedBuilder, abc.ABC, skip_registration=Tr
         An example is its sequences, each `uint8 [length]`, then its label. The splits
         are consumed one after another, in order.
         """
+
+    @property
+    def root(self) -> pathlib.Path:
+        """The folder of all prepared data."""
+        return pathlib.Path(self.data_path).parents[2]
 
     def _info(self) -> tfds.core.DatasetInfo:
         sequence = tfds.features.Tensor(
@@ -202,7 +208,7 @@ def prepare(
         path = pathlib.Path(builder.data_path)
         with _explained(path, config.expected_bytes):
             path.parent.mkdir(parents=True, exist_ok=True)
-            with _locked(path.parent / ".lock"):
+            with locked(path.parent / ".lock"):
                 builder = _build(builder_class, config, data_dir)
                 if not _is_prepared(builder):
                     _write(builder, path)
@@ -259,21 +265,6 @@ def _explained(path: pathlib.Path, needed: int):
             f"Cannot prepare the data, about {needed:,} bytes, in {path}: {reason}. "
             "Free space there, or choose another data_dir",
         ) from error
-
-
-@contextlib.contextmanager
-def _locked(file: pathlib.Path):
-    """Lets one process of this machine prepare at a time. Ends with the process."""
-    try:
-        import fcntl
-    except ImportError:  # Windows: the rename at the end still decides.
-        yield
-        return
-    with file.open("a") as lock:
-        # Some network file systems have no locks; there, too, the rename decides.
-        with contextlib.suppress(OSError):
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 
@@ -17,6 +18,11 @@ from lra_jax.tasks.published import Published
 
 Batch = Mapping[str, jax.Array]
 Sums = dict[str, jax.Array]
+
+
+def decode_bytes(tokens: np.ndarray) -> str:
+    """Bytes as text; what is cut or not UTF-8 shows as a replacement character."""
+    return tokens.tobytes().decode("utf-8", errors="replace")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +40,7 @@ class Task:
         and the published rows are about.
       floors: ``(name, percent)`` of readers that learn nothing of interest.
       published: rows to stand beside ours.
+      decode: token ids, `uint8 [length]`, as text to read; images have none.
     """
 
     name: str
@@ -44,6 +51,7 @@ class Task:
     is_official: Callable[[Config, SequenceDataset], bool]
     floors: tuple[tuple[str, float], ...] = ()
     published: tuple[Published, ...] = ()
+    decode: Callable[[np.ndarray], str] = decode_bytes
 
 
 def classification_loss(

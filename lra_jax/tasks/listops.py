@@ -52,4 +52,5 @@ TASK = Task(
         ("root operator alone, best possible", 36.6),
     ),
     published=published("listops"),
+    decode=listops.decode,
 )

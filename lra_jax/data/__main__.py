@@ -1,0 +1,165 @@
+"""The data of a task: ``python -m lra_jax.data prepare|describe|sample --task=...``.
+
+prepare   makes the data, or downloads and reads them, once; training finds them then.
+describe  sizes, lengths, labels and the fingerprint.
+sample    some examples: as text, or for images as a contact sheet (PNG).
+
+The flags are those of training, so that ``prepare`` with a run's ``--task``,
+``--preset`` and ``--data.*`` flags prepares what that run will read.
+"""
+
+import dataclasses
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from lra_jax import cli
+from lra_jax.configs import Config, DataConfig
+from lra_jax.names import known
+
+if TYPE_CHECKING:
+    from lra_jax.data.dataset import SequenceDataset
+    from lra_jax.tasks import Task
+
+_CHARACTERS = 600
+
+
+@dataclasses.dataclass(frozen=True)
+class DataCommand:
+    """Which data."""
+
+    task: str = "listops"
+    """Task whose data are meant."""
+    preset: str = "compact"
+    """Preset whose data settings are the defaults."""
+    data: DataConfig = dataclasses.field(default_factory=DataConfig)
+
+
+@dataclasses.dataclass(frozen=True)
+class SampleCommand(DataCommand):
+    """Which examples."""
+
+    split: Literal["train", "valid", "test"] = "train"
+    """Split to draw from."""
+    count: int = 16
+    """How many examples."""
+    seed: int = 0
+    """Which ones."""
+    out: str | None = None
+    """Images: the PNG to write; by default TASK-SPLIT.png in the current folder."""
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """The command line; exit codes as in ``lra_jax.cli``."""
+    args = list(sys.argv[1:] if args is None else args)
+    if not args or args[0] in ("-h", "--help"):
+        print(__doc__.strip())
+        print(f"\nCommands: {', '.join(COMMANDS)}; each has a --help.")
+        raise SystemExit(0 if args else 2)
+    with cli.user_errors():
+        name = known("command", args[0], COMMANDS)
+    kind, run = COMMANDS[name]
+    preset = cli.parse_preset(args[1:])
+    default = kind(task=preset.task, preset=preset.preset, data=preset.data)
+    prog = f"python -m lra_jax.data {name}"
+    command = cli.parse(kind, prog, __doc__.strip(), args[1:], default=default)
+    try:
+        with cli.user_errors():
+            task, dataset = _prepared(command, preset)
+            run(command, task, dataset)
+    except KeyboardInterrupt:
+        cli.fail("interrupted; nothing half prepared is kept", 128 + signal.SIGINT)
+
+
+def _prepared(command: DataCommand, preset: Config) -> tuple["Task", "SequenceDataset"]:
+    from lra_jax.tasks import get_task
+
+    task = get_task(command.task)
+    # The model is not asked for here: it takes whatever length the data have.
+    model = {"max_length": command.data.max_length}
+    config = preset.replace(data=command.data, model=model)
+    task.check(config)
+    return task, task.prepare(config)
+
+
+def _prepare(_: Any, task: "Task", dataset: "SequenceDataset") -> None:
+    sizes = ", ".join(f"{dataset.num_examples(s):,} {s}" for s in dataset.splits)
+    print(f"{task.name}: {sizes}")
+    print(f"in {dataset.folder}")
+
+
+def _describe(command: DataCommand, task: "Task", dataset: "SequenceDataset") -> None:
+    import numpy as np
+
+    _prepare(command, task, dataset)
+    print(f"fingerprint {dataset.fingerprint}")
+    shape = dataset.image_shape
+    kind = f"images of {shape[0]} x {shape[1]}" if shape else "sequences"
+    print(
+        f"{' and '.join(dataset.sequences)}: {kind} of at most {dataset.max_length}, "
+        f"ids below {dataset.vocab_size}; {dataset.num_classes} classes"
+    )
+    for split in dataset.splits:
+        lengths, labels = dataset.lengths(split), dataset.labels(split)
+        counts = np.bincount(labels, minlength=dataset.num_classes)
+        print(
+            f"{split}: lengths {lengths.min()} to {lengths.max()}, mean "
+            f"{lengths.mean():.0f}, median {np.median(lengths):.0f}; majority "
+            f"{100 * counts.max() / counts.sum():.2f} %; labels "
+            + ", ".join(f"{i}: {n:,}" for i, n in enumerate(counts.tolist()))
+        )
+
+
+def _sample(command: SampleCommand, task: "Task", dataset: "SequenceDataset") -> None:
+    import numpy as np
+
+    total = dataset.num_examples(command.split)
+    if not 1 <= command.count <= total:
+        raise ValueError(
+            f"--count must be 1 to {total}, the examples of {command.split}, got "
+            f"{command.count}"
+        )
+    if command.seed < 0:
+        raise ValueError(f"--seed must not be negative, got {command.seed}")
+    drawn = np.random.default_rng(command.seed).choice(total, command.count, False)
+    examples = dataset.source(command.split).__getitems__(np.sort(drawn).tolist())
+    if dataset.image_shape is None:
+        if command.out is not None:
+            raise ValueError(f"--out is for images, --task={task.name} has none")
+        for example in examples:
+            _print_example(example, task, dataset)
+    else:
+        file = command.out or f"{command.task}-{command.split}.png"
+        _write_sheet(Path(file).expanduser(), examples, dataset.image_shape)
+
+
+def _print_example(example: dict, task: "Task", dataset: "SequenceDataset") -> None:
+    print(f"label {int(example['label'])}")
+    for name in dataset.sequences:
+        text = task.decode(example[name])
+        cut = "..." if len(text) > _CHARACTERS else ""
+        print(f"{name} ({len(example[name])}): {text[:_CHARACTERS]}{cut}")
+    print()
+
+
+def _write_sheet(file: Path, examples: list[dict], shape: tuple[int, int]) -> None:
+    import numpy as np
+
+    from lra_jax.data.sheets import contact_sheet, write_png
+
+    images = np.stack([example["tokens"].reshape(shape) for example in examples])
+    sheet = contact_sheet(images, [int(example["label"]) for example in examples])
+    write_png(file, sheet)
+    print(f"{len(images)} images, each under its label, in {file}")
+
+
+COMMANDS: dict[str, tuple[type, Callable[..., None]]] = {
+    "prepare": (DataCommand, _prepare),
+    "describe": (DataCommand, _describe),
+    "sample": (SampleCommand, _sample),
+}
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,226 @@
+"""Original archives: where to find them, whether they are whole, what they hold.
+
+An archive is either given (``--data.path``), or lies in the ``downloads`` folder of the
+data, or is downloaded there. Nothing is ever unpacked by the names that stand in it: a
+reader asks for the members that it knows, and their bytes stay in memory or go to files
+that it names itself. So no member can leave its folder.
+"""
+
+import contextlib
+import dataclasses
+import gzip
+import hashlib
+import http.client
+import logging
+import pathlib
+import shutil
+import tarfile
+import urllib.error
+import urllib.request
+import zlib
+from collections.abc import Iterator
+from typing import IO
+
+from lra_jax.data.locks import locked
+from lra_jax.data.progress import Progress
+
+_TIMEOUT = 15
+_BLOCK = 1 << 20
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Archive:
+    """A released file.
+
+    Attributes:
+      name: its file name.
+      url: where it is.
+      size: in bytes; a rough number where ``sha256`` is None.
+      sha256: in hexadecimal; None where it is not known.
+    """
+
+    name: str
+    url: str
+    size: int
+    sha256: str | None = None
+
+    def describe(self) -> str:
+        """``NAME (SIZE bytes) from URL``."""
+        about = "" if self.sha256 else "about "
+        return f"{self.name} ({about}{self.size:,} bytes) from {self.url}"
+
+
+def fetch(archive: Archive, data_dir: pathlib.Path) -> pathlib.Path:
+    """Finds an archive in the downloads folder, or downloads it once and checks it.
+
+    Returns:
+      The file, whole.
+
+    Raises:
+      ValueError: there is no network, or what came, or lies there, is another file.
+        The message names file, size, address and folder.
+      OSError: the disk is full.
+    """
+    folder = data_dir / "downloads"
+    file = folder / archive.name
+    if not file.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        with locked(folder / f".{archive.name}.lock"):
+            if not file.exists():
+                _download(archive, file)
+    check(archive, file)
+    return file
+
+
+def check(archive: Archive, file: pathlib.Path) -> bool:
+    """Whether a file is the released one; False for one of another size.
+
+    A small archive of one's own in the same format is welcome, with a warning; one that
+    has the released size and other bytes is a damaged or altered copy.
+
+    Raises:
+      ValueError: the size is that of the released file, the sha256 is not.
+    """
+    size = file.stat().st_size
+    if archive.sha256 is None:
+        return True
+    if size != archive.size:
+        _logger.warning(
+            "%s has %s bytes, the released %s has %s: reading it as a file of your own",
+            *(file, f"{size:,}", archive.name, f"{archive.size:,}"),
+        )
+        return False
+    found = _sha256(file)
+    if found != archive.sha256:
+        raise ValueError(
+            f"{file} is damaged or altered: sha256 {found}, expected {archive.sha256}. "
+            f"Delete it, and get {archive.describe()} again"
+        )
+    return True
+
+
+def members(archive: Archive, file: pathlib.Path) -> Iterator[tuple[str, IO[bytes]]]:
+    """Yields name and content of every regular file in a gzipped tar, to its very end.
+
+    Raises:
+      ValueError: the archive is cut short or damaged (gzip's own checksum included).
+    """
+    try:
+        with (
+            gzip.open(file, "rb") as stream,
+            tarfile.open(fileobj=stream, mode="r:") as tar,
+        ):
+            for member in tar:
+                content = tar.extractfile(member) if member.isreg() else None
+                if content is not None:
+                    yield member.name.removeprefix("./"), content
+            # The checksum stands behind the last member.
+            while stream.read(_BLOCK):
+                pass
+    except (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error) as error:
+        size = file.stat().st_size
+        raise ValueError(
+            f"{file} ({size:,} bytes) is cut short or damaged: {error}. Get "
+            f"{archive.describe()} again"
+        ) from error
+
+
+def extract(
+    archive: Archive, file: pathlib.Path, wanted: dict[str, str], folder: pathlib.Path
+) -> None:
+    """Unpacks some members into a folder, which appears when all of them are there.
+
+    Args:
+      archive: what the file is, for messages.
+      file: the archive.
+      wanted: the end of a member's name, to the name of its file in ``folder``.
+      folder: does not exist yet.
+
+    Raises:
+      ValueError: the archive is damaged, or lacks a member.
+      OSError: the disk is full.
+    """
+    unfinished = folder.with_name(folder.name + ".unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    missing = dict(wanted)
+    try:
+        with contextlib.closing(members(archive, file)) as contents:
+            for name, content in contents:
+                ends = [end for end in missing if name.endswith(end)]
+                if ends:
+                    with (unfinished / missing.pop(ends[0])).open("wb") as target:
+                        shutil.copyfileobj(content, target, _BLOCK)
+                if not missing:
+                    break
+        if missing:
+            raise ValueError(f"{file} holds no member that ends in {', '.join(missing)}")
+        unfinished.rename(folder)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _download(archive: Archive, file: pathlib.Path) -> None:
+    part = file.with_name(f".{file.name}.part")
+    have = part.stat().st_size if part.exists() else 0
+    request = urllib.request.Request(archive.url)
+    if have:
+        request.add_header("Range", f"bytes={have}-")
+    with _explained(archive, file):
+        response = urllib.request.urlopen(request, timeout=_TIMEOUT)
+    with response:
+        have = have if response.status == http.HTTPStatus.PARTIAL_CONTENT else 0
+        total = have + int(response.headers.get("Content-Length") or archive.size)
+        with part.open("ab" if have else "wb") as target:
+            _copy(archive, file, response, target, Progress(archive.name, total, have))
+    size = part.stat().st_size
+    wrong = size != total
+    if archive.sha256 is not None:
+        wrong = size != archive.size or _sha256(part) != archive.sha256
+    if wrong:
+        part.unlink()
+        raise ValueError(
+            f"what came from {archive.url} is not {archive.name}: {size:,} bytes, "
+            f"expected {archive.size:,} with sha256 {archive.sha256}. "
+            f"{_advice(archive, file)}"
+        )
+    part.rename(file)
+
+
+def _copy(archive, file, response, target, progress: Progress) -> None:
+    """Copies to the end; what a broken connection leaves is gone on with next time."""
+    with progress:
+        while True:
+            with _explained(archive, file):
+                block = response.read(_BLOCK)
+            if not block:
+                return
+            target.write(block)
+            progress.advance(len(block))
+
+
+@contextlib.contextmanager
+def _explained(archive: Archive, file: pathlib.Path) -> Iterator[None]:
+    """Says at once what to do when the network fails."""
+    try:
+        yield
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        reason = getattr(error, "reason", None) or error
+        raise ValueError(
+            f"{archive.name} is not at {file} and could not be downloaded from "
+            f"{archive.url}: {reason}. {_advice(archive, file)}"
+        ) from error
+
+
+def _advice(archive: Archive, file: pathlib.Path) -> str:
+    return (
+        f"Get {archive.describe()}, and put it into {file.parent}, or name it with "
+        "--data.path"
+    )
+
+
+def _sha256(file: pathlib.Path) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()

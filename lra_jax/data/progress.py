@@ -1,0 +1,51 @@
+"""Progress of something long, on stderr: a bar on a terminal, else a line each tenth."""
+
+import sys
+from typing import Any, Self
+
+
+class Progress:
+    """Use as a context; call ``advance`` with the bytes that were done.
+
+    Args:
+      name: what is being done.
+      total: bytes in all.
+      done: bytes done before.
+    """
+
+    def __init__(self, name: str, total: int, done: int = 0):
+        self._name, self._total, self._done = name, max(total, 1), done
+        self._tenths = 10 * done // self._total
+        self._bar: Any = None
+
+    def __enter__(self) -> Self:
+        if sys.stderr.isatty():
+            import tqdm  # tensorflow-datasets depends on it.
+
+            self._bar = tqdm.tqdm(
+                desc=self._name,
+                total=self._total,
+                initial=self._done,
+                unit="B",
+                unit_scale=True,
+            )
+        else:
+            self._line()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def advance(self, size: int) -> None:
+        """Counts some more bytes."""
+        self._done += size
+        if self._bar is not None:
+            self._bar.update(size)
+        elif 10 * self._done // self._total > self._tenths:
+            self._tenths = 10 * self._done // self._total
+            self._line()
+
+    def _line(self) -> None:
+        done, total = self._done / 1e6, self._total / 1e6
+        print(f"{self._name}: {done:.1f} of {total:.1f} MB", file=sys.stderr)

@@ -1,0 +1,117 @@
+"""Contact sheets: many small grey images on one PNG, each with its label above it.
+
+PNG is written with zlib alone (grey, eight bits, no filter), so that looking at data
+needs no image library.
+"""
+
+import math
+import os
+import pathlib
+import struct
+import zlib
+from collections.abc import Sequence
+
+import numpy as np
+
+# Digits of 3 x 5 pixels, row by row, a bit for each pixel.
+_DIGITS = (
+    *(0b111101101101111, 0b010110010010111, 0b111001111100111, 0b111001111001111),
+    *(0b101101111001001, 0b111100111001111, 0b111100111101111, 0b111001001001001),
+    *(0b111101111101111, 0b111101111001111),
+)
+_PAPER, _INK = 64, 255
+_CAPTION = 7
+_GAP = 4
+
+
+def write_png(file: str | os.PathLike, pixels: np.ndarray) -> None:
+    """Writes a grey image; nothing is left half written.
+
+    Args:
+      file: where to; its folder exists.
+      pixels: uint8 `[rows, columns]`, 0 black.
+
+    Raises:
+      ValueError: another shape or dtype.
+      OSError: it cannot be written.
+    """
+    pixels = np.asarray(pixels)
+    if pixels.ndim != 2 or pixels.dtype != np.uint8 or not pixels.size:
+        raise ValueError(
+            f"pixels must be uint8 [rows, columns], got {pixels.dtype} of shape "
+            f"{pixels.shape}."
+        )
+    rows, columns = pixels.shape
+    lines = np.zeros((rows, columns + 1), np.uint8)  # Column 0: no filter.
+    lines[:, 1:] = pixels
+    header = struct.pack(">IIBBBBB", columns, rows, 8, 0, 0, 0, 0)
+    parts = [
+        b"\x89PNG\r\n\x1a\n",
+        _chunk(b"IHDR", header),
+        _chunk(b"IDAT", zlib.compress(lines.tobytes(), 9)),
+        _chunk(b"IEND", b""),
+    ]
+    file = pathlib.Path(file)
+    unfinished = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        unfinished.write_bytes(b"".join(parts))
+        unfinished.replace(file)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def contact_sheet(
+    images: np.ndarray,
+    labels: Sequence[int] | np.ndarray,
+    columns: int | None = None,
+    scale: int | None = None,
+) -> np.ndarray:
+    """Lays images out in rows, on grey, each under its label.
+
+    Args:
+      images: uint8 `[n, height, width]`.
+      labels: `[n]`, not negative.
+      columns: images in a row; by default about as many as there are rows.
+      scale: pixels a side for each of an image's; by default images are enlarged to at
+        least 64 pixels.
+
+    Returns:
+      uint8 `[rows, columns]`, for `write_png`.
+
+    Raises:
+      ValueError: there is no image, or not one label for each.
+    """
+    images, labels = np.asarray(images), np.asarray(labels)
+    if images.ndim != 3 or not images.size or labels.shape != images.shape[:1]:
+        raise ValueError(
+            "images must be [n, height, width] with n > 0 and labels [n], got shapes "
+            f"{images.shape} and {labels.shape}."
+        )
+    count, height, width = images.shape
+    columns = min(columns or math.ceil(math.sqrt(count)), count)
+    scale = scale or max(1, math.ceil(64 / max(height, width)))
+    cell = (height * scale + _CAPTION + _GAP, width * scale + _GAP)
+    rows = math.ceil(count / columns)
+    sheet = np.full((rows * cell[0] + _GAP, columns * cell[1] + _GAP), _PAPER, np.uint8)
+    for index, (image, label) in enumerate(zip(images, labels.tolist(), strict=True)):
+        row, column = divmod(index, columns)
+        top, left = _GAP + row * cell[0], _GAP + column * cell[1]
+        _write_number(sheet[top : top + 5, left : left + width * scale], label)
+        top += _CAPTION
+        large = image.repeat(scale, 0).repeat(scale, 1)
+        sheet[top : top + height * scale, left : left + width * scale] = large
+    return sheet
+
+
+def _write_number(strip: np.ndarray, number: int) -> None:
+    """Writes digits into a strip five pixels high, as far as there is room."""
+    for place, digit in enumerate(str(number)):
+        bits = f"{_DIGITS[int(digit)]:015b}"
+        glyph = np.array([bit == "1" for bit in bits]).reshape(5, 3)
+        target = strip[:, 4 * place : 4 * place + 3]
+        target[glyph[:, : target.shape[1]]] = _INK
+
+
+def _chunk(kind: bytes, data: bytes) -> bytes:
+    checksum = struct.pack(">I", zlib.crc32(kind + data))
+    return struct.pack(">I", len(data)) + kind + data + checksum

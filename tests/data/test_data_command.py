@@ -1,0 +1,94 @@
+"""``python -m lra_jax.data``: prepare, describe, sample."""
+
+import helpers
+import pytest
+
+from lra_jax.data import __main__ as command
+from lra_jax.data import listops
+
+FLAGS = [f"--data.{name}={value}" for name, value in helpers.DATA.items()]
+
+
+def run(capsys, *args: str) -> list[str]:
+    command.main(list(args))
+    out, err = capsys.readouterr()
+    assert err == ""
+    return out.splitlines()
+
+
+def test_prepare_describe_sample(capsys, tmp_path):
+    flags = [*FLAGS, f"--data.dir={tmp_path}"]
+    first = run(capsys, "prepare", "--task=listops", *flags)
+    assert first[0] == "listops: 400 train, 50 valid, 45 test"
+    assert first[1].startswith(f"in {tmp_path}")
+    described = run(capsys, "describe", "--task=listops", *flags)
+    assert described[:2] == first
+    sizes = {k: v for k, v in helpers.DATA.items() if k != "buckets"}
+    dataset = listops.prepare(tmp_path, **sizes)
+    assert dataset.fingerprint in described[2]
+    lengths = dataset.lengths("valid")
+    line = next(line for line in described if line.startswith("valid: "))
+    assert f"lengths {lengths.min()} to {lengths.max()}" in line
+    drawn = run(capsys, "sample", "--task=listops", "--split=test", "--count=3", *flags)
+    labels = [line for line in drawn if line.startswith("label ")]
+    trees = [line.partition(": ")[2] for line in drawn if line.startswith("tokens")]
+    assert len(labels) == len(trees) == 3
+    for label, tree in zip(labels, trees, strict=True):
+        assert listops.evaluate(listops.encode(tree)) == int(label.split()[1])
+    other = run(
+        capsys, "sample", "--split=test", "--count=3", "--seed=1", *flags
+    )  # Another seed, other examples.
+    assert other != drawn
+
+
+@pytest.mark.parametrize(
+    ("args", "parts"),
+    [
+        ("prepair", ["unknown command 'prepair'", "did you mean 'prepare'"]),
+        ("prepare --task=listop", ["did you mean 'listops'"]),
+        ("prepare --count=3", ["unknown flag '--count'"]),
+        ("prepare --preset=compat", ["did you mean 'compact'"]),
+        ("prepare --data.pat=x", ["did you mean '--data.path'"]),
+        ("sample --split=dev", ["--split", "'dev'"]),
+        ("sample --count=0", ["--count must be 1 to 400", "got 0"]),
+        ("sample --count=401", ["--count must be 1 to 400", "got 401"]),
+        ("sample --seed=-1", ["--seed", "got -1"]),
+        ("sample --out=x.png", ["--out is for images"]),
+        ("prepare --data.path=/no/such", ["/no/such"]),
+        ("prepare --data.num_test=0", ["--data.num_test", "got 0"]),
+    ],
+)
+def test_errors(capsys, data_dir, args, parts):
+    flags = [*FLAGS, f"--data.dir={data_dir}"] if "-" in args else []
+    with pytest.raises(SystemExit) as stop:
+        name, *rest = args.split()
+        command.main([name, *flags, *rest])
+    out, err = capsys.readouterr()
+    helpers.assert_one_error(stop.value.code, err, 2, *parts)
+    assert out == ""
+
+
+HELP = """
+import contextlib, io, sys
+from lra_jax.data import __main__ as command
+text = io.StringIO()
+for args in (["--help"], ["prepare", "--help"], ["sample", "--help"]):
+    with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
+        command.main(args)
+print(text.getvalue())
+print("jax" in sys.modules, "numpy" in sys.modules)
+"""
+
+
+def test_help_does_not_import_jax():
+    end = helpers.run("-c", HELP)
+    assert end.returncode == 0, end.stderr
+    assert end.stdout.splitlines()[-1] == "False False"
+    for part in ("prepare", "describe", "sample", "--data.path", "--count"):
+        assert part in end.stdout
+
+
+def test_no_command(capsys):
+    with pytest.raises(SystemExit) as stop:
+        command.main([])
+    assert stop.value.code == 2 and "prepare" in capsys.readouterr().out
