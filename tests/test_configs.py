@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from types import SimpleNamespace
 
 import helpers
@@ -15,11 +16,27 @@ from lra_jax.training.optimizer import make_schedule
 
 MECHANISMS = attention.names()
 ALL = [(task, preset) for task, presets in PRESETS.items() for preset in presets]
-DATA = SimpleNamespace(vocab_size=17, num_classes=10, image_shape=None)
+DATA = {"vocab_size": 256, "num_classes": 10}
 
 
-@pytest.mark.parametrize("mechanism", MECHANISMS)
-@pytest.mark.parametrize(("task", "preset"), ALL)
+# Every mechanism with every preset of one task; of the others those whose settings
+# depend on the mechanism, and one more.
+FEW = {
+    "official": (
+        *("softmax", "linear", "linformer", "performer", "local", "longformer"),
+        *("bigbird", "sinkhorn", "reformer", "sparse", "fnet", "flow"),
+    ),
+    "compact": ("linformer",),
+    "modern": ("softmax", "cosformer"),
+}
+CASES = [
+    (task, preset, mechanism)
+    for task, preset in ALL
+    for mechanism in (MECHANISMS if task == "listops" else FEW[preset])
+]
+
+
+@pytest.mark.parametrize(("task", "preset", "mechanism"), CASES)
 def test_presets(task, preset, mechanism):
     config = get_preset(task, preset, mechanism)
     assert (config.task, config.preset) == (task, preset)
@@ -29,12 +46,18 @@ def test_presets(task, preset, mechanism):
     assert make_schedule(config.train)(config.train.steps) >= 0
     assert config.train.steps % config.train.eval_every == 0
     assert config.model.max_length >= config.data.max_length
-    model = nnx.eval_shape(lambda: known_task.make_model(config, DATA, nnx.Rngs(0)))
+    side = math.isqrt(config.data.max_length)
+    images = config.model.positions == "learned_2d"
+    data = DATA | {"image_shape": (side, side) if images else None}
+    model = nnx.eval_shape(
+        lambda: known_task.make_model(config, SimpleNamespace(**data), nnx.Rngs(0))
+    )
     graph, params = nnx.split(model)
     tokens = jax.ShapeDtypeStruct((2, config.data.max_length), "uint8")
     lengths = jax.ShapeDtypeStruct((2,), "int32")
+    inputs = (tokens, lengths) * (2 if task == "retrieval" else 1)
     logits = jax.eval_shape(
-        lambda params, *args: nnx.merge(graph, params)(*args), params, tokens, lengths
+        lambda params, *args: nnx.merge(graph, params)(*args), params, *inputs
     )
     assert logits.shape == (2, 10) and logits.dtype == "float32"
 
@@ -50,7 +73,7 @@ def test_every_task_has_presets_and_facts():
 
 def test_official_settings_of_listops():
     config = get_preset("listops", "official", "linformer")
-    assert config.model.attention_options == "features=16"
+    assert config.model.attention_options == ("features=16,sharing=key_value")
     assert get_preset("listops", "official", "softmax").model.attention_options == ""
     rates = [float(make_schedule(config.train)(step)) for step in (0, 500, 1000, 4000)]
     # 0.05 * min(1, step / 1000) / sqrt(max(step, 1000))
@@ -62,7 +85,10 @@ def test_official_settings_of_listops():
     [
         (("listop",), "unknown task 'listop'; did you mean 'listops'"),
         (("listops", "compakt"), "unknown preset 'compakt'; did you mean 'compact'"),
-        (("listops", "zzz"), r"unknown preset 'zzz'; \(known: compact, official\)"),
+        (
+            ("listops", "zzz"),
+            r"unknown preset 'zzz'; \(known: compact, official, modern\)",
+        ),
     ],
 )
 def test_unknown_presets(arguments, message):
@@ -185,11 +211,54 @@ def test_names_of_runs():
         ({"data": {"seed": -1}}, "--data.seed .* got -1"),
         ({"data": {"num_test": 0}}, "--data.num_test .* got 0"),
         ({"workdir": ""}, "--workdir"),
+        ({"model": {"inputs": "linear"}}, "--model.inputs=linear is for images"),
+        ({"model": {"positions": "learned_2d"}}, "learned_2d is for images"),
+        ({"model": {"padding": "none"}}, "unknown --model.padding 'none'"),
+        ({"data": {"validation": "test"}}, "--data.validation=test .* has one"),
+        (
+            {"attention": "fnet", "model": {"positions": "rotary"}},
+            "--attention=fnet has none",
+        ),
+        (
+            {"model": {"positions": "rotary", "num_heads": 64}},
+            "even width, got --model.qkv_dim=64 for --model.num_heads=64",
+        ),
     ],
 )
 def test_settings_that_cannot_work(changes, message):
     with pytest.raises(ValueError, match=message):
         tasks.get_task("listops").check(get_preset().replace(**changes))
+
+
+@pytest.mark.parametrize(
+    ("task", "changes", "message"),
+    [
+        ("image", {"data": {"max_length": 784}}, "--data.max_length must be 1024"),
+        ("image", {"model": {"max_length": 2048}}, "--model.max_length must be 1024"),
+        ("text", {"data": {"max_length": 4001}}, "--data.max_length=4001 .*=4000"),
+        ("retrieval", {"data": {"max_length": 4001}}, "--data.max_length=4001 .*=4000"),
+        ("retrieval", {"data": {"max_length": 0}}, "--data.max_length .* got 0"),
+    ],
+)
+def test_settings_that_do_not_suit_a_task(task, changes, message):
+    with pytest.raises(ValueError, match=message):
+        tasks.get_task(task).check(get_preset(task).replace(**changes))
+
+
+def test_published_rows_and_their_averages():
+    """The averages that the papers print, and only rows with a source."""
+    from lra_jax.tasks.published import ROWS
+
+    rows = {(row.model, row.source.split(",")[0]): row for row in ROWS}
+    transformer = rows["Transformer", "LRA paper"]
+    assert transformer.avg5 == pytest.approx(54.39, abs=0.006)
+    assert rows["Performer", "LRA paper"].avg5 == pytest.approx(51.41, abs=0.006)
+    assert rows["MEGA", "MEGA paper"].avg6 == pytest.approx(88.21, abs=0.006)
+    fnet = next(row for row in ROWS if row.model == "FNet")
+    assert fnet.avg6 == pytest.approx(54.42, abs=0.006)
+    assert all(row.source for row in ROWS)
+    assert rows["Flowformer", "figure of the thuml/Flowformer repository"].avg6 is None
+    assert "Transformer" in {row.model for row in tasks.get_task("text").published}
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from lra_jax.configs import listops
+from lra_jax.configs import image, listops, retrieval, text
 from lra_jax.configs.base import Config, DataConfig, ModelConfig, TrainConfig
 from lra_jax.names import known
 
@@ -15,7 +15,12 @@ __all__ = [
     "get_preset",
 ]
 
-PRESETS: dict[str, dict[str, Callable[[str], Config]]] = {"listops": listops.PRESETS}
+PRESETS: dict[str, dict[str, Callable[[str], Config]]] = {
+    "listops": listops.PRESETS,
+    "text": text.PRESETS,
+    "retrieval": retrieval.PRESETS,
+    "image": image.PRESETS,
+}
 
 
 def get_preset(

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from lra_jax.tasks import Task
 
 _CHARACTERS = 600
+_HELP = (__doc__ or "").strip()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +56,7 @@ def main(args: Sequence[str] | None = None) -> None:
     """The command line; exit codes as in ``lra_jax.cli``."""
     args = list(sys.argv[1:] if args is None else args)
     if not args or args[0] in ("-h", "--help"):
-        print(__doc__.strip())
+        print(_HELP)
         print(f"\nCommands: {', '.join(COMMANDS)}; each has a --help.")
         raise SystemExit(0 if args else 2)
     with cli.user_errors():
@@ -64,7 +65,7 @@ def main(args: Sequence[str] | None = None) -> None:
     preset = cli.parse_preset(args[1:])
     default = kind(task=preset.task, preset=preset.preset, data=preset.data)
     prog = f"python -m lra_jax.data {name}"
-    command = cli.parse(kind, prog, __doc__.strip(), args[1:], default=default)
+    command = cli.parse(kind, prog, _HELP, args[1:], default=default)
     try:
         with cli.user_errors():
             task, dataset = _prepared(command, preset)

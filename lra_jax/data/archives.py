@@ -101,30 +101,40 @@ def check(archive: Archive, file: pathlib.Path) -> bool:
     return True
 
 
-def members(archive: Archive, file: pathlib.Path) -> Iterator[tuple[str, IO[bytes]]]:
-    """Yields name and content of every regular file in a gzipped tar, to its very end.
+@contextlib.contextmanager
+def opened(
+    archive: Archive, file: pathlib.Path
+) -> Iterator[Iterator[tuple[str, IO[bytes]]]]:
+    """Context that gives name and content of every regular file in a gzipped tar.
+
+    Take them in order, and to the end, behind which gzip's checksum stands.
 
     Raises:
-      ValueError: the archive is cut short or damaged (gzip's own checksum included).
+      ValueError: the archive is cut short or damaged.
     """
     try:
         with (
             gzip.open(file, "rb") as stream,
             tarfile.open(fileobj=stream, mode="r:") as tar,
         ):
-            for member in tar:
-                content = tar.extractfile(member) if member.isreg() else None
-                if content is not None:
-                    yield member.name.removeprefix("./"), content
-            # The checksum stands behind the last member.
-            while stream.read(_BLOCK):
-                pass
+            yield _members(tar, stream)
     except (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error) as error:
         size = file.stat().st_size
         raise ValueError(
             f"{file} ({size:,} bytes) is cut short or damaged: {error}. Get "
             f"{archive.describe()} again"
         ) from error
+
+
+def _members(
+    tar: tarfile.TarFile, stream: gzip.GzipFile
+) -> Iterator[tuple[str, IO[bytes]]]:
+    for member in tar:
+        content = tar.extractfile(member) if member.isreg() else None
+        if content is not None:
+            yield member.name.removeprefix("./"), content
+    while stream.read(_BLOCK):
+        pass
 
 
 def extract(
@@ -147,16 +157,16 @@ def extract(
     unfinished.mkdir(parents=True)
     missing = dict(wanted)
     try:
-        with contextlib.closing(members(archive, file)) as contents:
+        with opened(archive, file) as contents:
             for name, content in contents:
                 ends = [end for end in missing if name.endswith(end)]
                 if ends:
                     with (unfinished / missing.pop(ends[0])).open("wb") as target:
                         shutil.copyfileobj(content, target, _BLOCK)
-                if not missing:
-                    break
         if missing:
-            raise ValueError(f"{file} holds no member that ends in {', '.join(missing)}")
+            raise ValueError(
+                f"{file} holds no member that ends in {', '.join(missing)}"
+            )
         unfinished.rename(folder)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -208,6 +218,8 @@ def _explained(archive: Archive, file: pathlib.Path) -> Iterator[None]:
         yield
     except (OSError, http.client.HTTPException, ValueError) as error:
         reason = getattr(error, "reason", None) or error
+        if isinstance(error, urllib.error.HTTPError):
+            error.close()
         raise ValueError(
             f"{archive.name} is not at {file} and could not be downloaded from "
             f"{archive.url}: {reason}. {_advice(archive, file)}"

@@ -1,4 +1,4 @@
-"""Progress of something long, on stderr: a bar on a terminal, else a line each tenth."""
+"""Progress on stderr: a bar on a terminal, else a line for each tenth."""
 
 import sys
 from typing import Any, Self
@@ -17,17 +17,23 @@ class Progress:
         self._name, self._total, self._done = name, max(total, 1), done
         self._tenths = 10 * done // self._total
         self._bar: Any = None
+        self._row: Any = None
 
     def __enter__(self) -> Self:
         if sys.stderr.isatty():
-            import tqdm  # tensorflow-datasets depends on it.
+            from rich import console, progress
 
-            self._bar = tqdm.tqdm(
-                desc=self._name,
-                total=self._total,
-                initial=self._done,
-                unit="B",
-                unit_scale=True,
+            columns = (
+                *progress.Progress.get_default_columns(),
+                progress.DownloadColumn(),
+                progress.TransferSpeedColumn(),
+            )
+            self._bar = progress.Progress(
+                *columns, console=console.Console(stderr=True)
+            )
+            self._bar.start()
+            self._row = self._bar.add_task(
+                self._name, total=self._total, completed=self._done
             )
         else:
             self._line()
@@ -35,13 +41,13 @@ class Progress:
 
     def __exit__(self, *_: object) -> None:
         if self._bar is not None:
-            self._bar.close()
+            self._bar.stop()
 
     def advance(self, size: int) -> None:
         """Counts some more bytes."""
         self._done += size
         if self._bar is not None:
-            self._bar.update(size)
+            self._bar.update(self._row, advance=size)
         elif 10 * self._done // self._total > self._tenths:
             self._tenths = 10 * self._done // self._total
             self._line()

@@ -5,9 +5,10 @@
     input/test.src    label/test.label
 
 Integers are separated by blanks: pixels 0..255, or token ids. A label file has one
-integer a line. The second document of a pair stands in ``input/train.src1`` and so on.
-Written by the code of "Mega: Moving Average Equipped Gated Attention" (arXiv:2209.10655,
-examples/mega/lra/data_process.py of facebookresearch/mega). The binary files that
+integer a line. The second document of a pair stands in ``input/train.src1`` etc.
+
+Written by the code of "Mega: Moving Average Equipped Gated Attention", in
+examples/mega/lra/data_process.py of facebookresearch/mega. The binary files that
 fairseq makes of texts (``src-bin``) are another format, which is not read.
 """
 
@@ -76,9 +77,7 @@ def read(
     Raises:
       ValueError: what is not an integer of the right range, with file and line.
     """
-    streams = [
-        _rows(file, vocab_size, max_length) for file in files.sequences
-    ]
+    streams = [_rows(file, vocab_size, max_length) for file in files.sequences]
     labels = _rows(files.labels, num_classes, 2)
     for number, (label, *arrays) in enumerate(zip(labels, *streams, strict=True), 1):
         if len(label) != 1:

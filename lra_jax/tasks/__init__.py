@@ -32,7 +32,7 @@ A file here then needs only::
 """
 
 from lra_jax.names import known
-from lra_jax.tasks import listops
+from lra_jax.tasks import image, listops, retrieval, text
 from lra_jax.tasks.base import (
     Batch,
     Sums,
@@ -60,7 +60,9 @@ __all__ = [
     "parse_options",
 ]
 
-TASKS: dict[str, Task] = {task.name: task for task in (listops.TASK,)}
+TASKS: dict[str, Task] = {
+    task.name: task for task in (listops.TASK, text.TASK, retrieval.TASK, image.TASK)
+}
 
 
 def get_task(name: str) -> Task:

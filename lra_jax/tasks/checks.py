@@ -39,12 +39,13 @@ def _literal(text: str) -> Any:
         return text
 
 
-def check_config(config: Config, images: bool = False) -> None:
+def check_config(config: Config, images: bool = False, holds_out: bool = False) -> None:
     """Refuses settings that cannot work, before data are made or anything compiles.
 
     Args:
       config: the run.
       images: whether the task's sequences are images.
+      holds_out: whether the task has no validation split of its own.
 
     Raises:
       ValueError: with the flag, what was expected and what was given.
@@ -65,6 +66,11 @@ def check_config(config: Config, images: bool = False) -> None:
         )
     if not images:
         _refuse_images(config)
+    if not holds_out and config.data.validation != "holdout":
+        raise ValueError(
+            f"--data.validation={config.data.validation} is for tasks without a "
+            f"validation split, --task={config.task} has one"
+        )
     if model.positions == "rotary":
         _check_rotary(config, mechanism)
     if model.positions == "sinusoidal" and model.embed_dim % 2:

@@ -1,0 +1,206 @@
+"""Image: CIFAR-10 in grey, 32 x 32 pixels read row by row, ten classes.
+
+    dataset = prepare(data_dir)
+    dataset = prepare(data_dir, path="cifar-10-binary.tar.gz")
+
+From the original archive (given, or downloaded), its folder ``cifar-10-batches-bin``,
+or MEGA's files of pixels (``token_files``). Of the archive's 50,000 training images the
+first 90 % are for training and the last 10 % for validation, as in the Long-Range
+Arena; its TensorFlow dataset has them in a shuffled order, so that the two sets are
+other ones.
+
+Grey is that of TensorFlow's ``rgb_to_grayscale`` on bytes: the weighted mean .2989 R +
+.5870 G + .1140 B of values in [0, 1], in float32, times 255.5, without the fraction.
+"""
+
+import dataclasses
+import os
+import pathlib
+from collections.abc import Iterator, Mapping
+from typing import ClassVar
+
+import numpy as np
+import tensorflow_datasets as tfds
+
+from lra_jax.data import archives, builder, checks, token_files
+from lra_jax.data.dataset import SequenceDataset
+
+ARCHIVE = archives.Archive(
+    name="cifar-10-binary.tar.gz",
+    url="https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
+    size=170_052_171,
+    sha256="c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+)
+SHAPE = (32, 32)
+CLASSES = (
+    *("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship"),
+    "truck",
+)
+
+_PIXELS = SHAPE[0] * SHAPE[1]
+_RECORD = 1 + 3 * _PIXELS
+_FOLDER = "cifar-10-batches-bin"
+_TRAIN = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
+_TEST = "test_batch.bin"
+
+
+@dataclasses.dataclass(eq=False, kw_only=True)
+class ImageConfig(builder.SequenceConfig):
+    """Where the images come from; None = the released archive, to be fetched."""
+
+    path: pathlib.Path | None
+
+
+class GreyCifar(builder.SequenceBuilder):
+    """CIFAR-10 in grey."""
+
+    name = "lra_image"
+    VERSION = tfds.core.Version("1.0.0")
+    RELEASE_NOTES: ClassVar[dict[str, str]] = {"1.0.0": "First version."}
+    VOCAB_SIZE = 256
+    NUM_CLASSES = 10
+    DESCRIPTION = "Image of the Long-Range Arena: CIFAR-10 in grey."
+
+    def examples(self, dl_manager):
+        """See the base class."""
+        del dl_manager
+        path = self.builder_config.path
+        if path is None:
+            path = archives.fetch(ARCHIVE, self.root)
+        elif path.is_dir():
+            files = token_files.find(path, (".src",))
+            if files is not None:
+                return {
+                    split: (token_files.count(f), _pixels(f))
+                    for split, f in files.items()
+                }
+        else:
+            archives.check(ARCHIVE, path)
+        return _split(path, _read(path))
+
+
+def prepare(
+    data_dir: str | os.PathLike | None = None,
+    *,
+    path: str | os.PathLike | None = None,
+) -> SequenceDataset:
+    """Opens the task's data, preparing them first where that was not done before.
+
+    Args:
+      data_dir: where prepared data, and downloads, live; None is tfds' own folder.
+      path: the archive, the folder in it, or one with ``input`` and ``label``; None
+        downloads the archive.
+
+    Returns:
+      Splits `train`, `valid` and `test` of `tokens`, `uint8 [1024]`, and `label`.
+
+    Raises:
+      ValueError: a file is missing, damaged or malformed, or there is no network.
+      OSError: `data_dir` cannot be written, or its disk is full.
+    """
+    name, found = "released", None
+    if path is not None:
+        found = checks.existing(path)
+        name = checks.digest(_files(found))
+    config = ImageConfig(
+        name=name,
+        max_length=_PIXELS,
+        expected_bytes=60_000 * (_PIXELS + 50) if path is None else 1,
+        image_shape=SHAPE,
+        path=found,
+    )
+    return builder.prepare(GreyCifar, config, data_dir)
+
+
+def grey(colour: np.ndarray) -> np.ndarray:
+    """`uint8 [n, 3, pixels]` to `uint8 [n, pixels]`, as TensorFlow computes it."""
+    weights = np.array([0.2989, 0.5870, 0.1140], np.float32)
+    scaled = colour.astype(np.float32) * np.float32(1 / 255)
+    mean = np.einsum("ncp,c->np", scaled, weights)
+    return (mean * np.float32(255.5)).astype(np.uint8)
+
+
+def _pixels(files: token_files.SplitFiles) -> Iterator[tuple]:
+    # One more than an image holds, so that a longer one shows as such.
+    return token_files.read(files, 256, len(CLASSES), _PIXELS + 1)
+
+
+def _files(path: pathlib.Path) -> list[pathlib.Path]:
+    """The files on which the data depend.
+
+    Raises:
+      ValueError: a folder that holds no images.
+    """
+    if path.is_file():
+        return [path]
+    layout = token_files.find(path, (".src",))
+    if layout is not None:
+        return [file for s in layout.values() for file in (*s.sequences, s.labels)]
+    folder = _folder(path)
+    missing = [name for name in (*_TRAIN, _TEST) if not (folder / name).is_file()]
+    if missing:
+        raise ValueError(
+            f"--data.path={path}: expected {ARCHIVE.name}, its folder {_FOLDER}, or a "
+            f"folder with input/ and label/; {folder} lacks {', '.join(missing)}"
+        )
+    return [folder / name for name in (*_TRAIN, _TEST)]
+
+
+def _folder(path: pathlib.Path) -> pathlib.Path:
+    return path / _FOLDER if (path / _FOLDER).is_dir() else path
+
+
+def _read(path: pathlib.Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Images and labels of each file of the archive, or of its folder."""
+    names = (*_TRAIN, _TEST)
+    if path.is_dir():
+        folder = _folder(path)
+        return {n: _parse(folder / n, (folder / n).read_bytes()) for n in names}
+    found = {}
+    with archives.opened(ARCHIVE, path) as contents:
+        for member, content in contents:
+            folder, _, name = member.rpartition("/")
+            if folder == _FOLDER and name in names:
+                found[name] = _parse(f"{path}: {member}", content.read())
+    missing = [name for name in names if name not in found]
+    if missing:
+        raise ValueError(f"{path} lacks {_FOLDER}/{', '.join(missing)}")
+    return found
+
+
+def _parse(place: object, data: bytes) -> tuple[np.ndarray, np.ndarray]:
+    """Grey images `uint8 [n, 1024]` and labels `[n]` of one file."""
+    if not data or len(data) % _RECORD:
+        raise ValueError(
+            f"{place}: expected images of {SHAPE[0]} x {SHAPE[1]} in three colours "
+            f"with a label, {_RECORD} bytes each, got {len(data):,} bytes in all"
+        )
+    records = np.frombuffer(data, np.uint8).reshape(-1, _RECORD)
+    labels = records[:, 0]
+    unknown = np.flatnonzero(labels >= len(CLASSES))
+    if unknown.size:
+        raise ValueError(
+            f"{place}, image {unknown[0] + 1}: expected a label of 0..9, got "
+            f"{labels[unknown[0]]}"
+        )
+    return grey(records[:, 1:].reshape(-1, 3, _PIXELS)), labels
+
+
+def _split(
+    path: pathlib.Path, files: Mapping[str, tuple[np.ndarray, np.ndarray]]
+) -> dict[str, tuple[int, Iterator[tuple]]]:
+    images = np.concatenate([files[name][0] for name in _TRAIN])
+    labels = np.concatenate([files[name][1] for name in _TRAIN])
+    held_out = len(images) // 10
+    if not held_out:
+        raise ValueError(f"{path}: expected at least 10 training images")
+    cut = len(images) - held_out
+    parts = {
+        "train": (images[:cut], labels[:cut]),
+        "valid": (images[cut:], labels[cut:]),
+        "test": files[_TEST],
+    }
+    return {
+        split: (len(pixels), zip(pixels, ids.tolist(), strict=True))
+        for split, (pixels, ids) in parts.items()
+    }

@@ -1,0 +1,241 @@
+"""Text: reviews of films (IMDb) byte by byte, liked or not.
+
+    dataset = prepare(data_dir)
+    dataset = prepare(data_dir, path="aclImdb_v1.tar.gz", max_length=1000)
+
+From the original archive (given, or downloaded), its folder ``aclImdb``, or MEGA's
+files of integers (``token_files``). Tokens are the bytes of the files, 0..255, cut
+after ``max_length``; the Long-Range Arena's ids are one more, with 0 for padding. Label
+0 is neg, 1 is pos.
+
+The archive has 25,000 reviews to train on and 25,000 to test on, and none to validate
+on; the Long-Range Arena validates on the test split. ``validation="holdout"`` takes a
+tenth of each class of the training reviews, drawn by ``seed``, instead.
+"""
+
+import dataclasses
+import os
+import pathlib
+import re
+from collections.abc import Iterator
+from typing import ClassVar, Literal, get_args
+
+import numpy as np
+import tensorflow_datasets as tfds
+
+from lra_jax.data import archives, builder, checks, token_files
+from lra_jax.data.dataset import SequenceDataset
+
+ARCHIVE = archives.Archive(
+    name="aclImdb_v1.tar.gz",
+    url="https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz",
+    size=84_125_825,
+    sha256="c40f74a18d3b61f90feba1e17730e0d38e8b97c05fde7008942e91923d1658fe",
+)
+LABELS = {"neg": 0, "pos": 1}
+Validation = Literal["holdout", "test"]
+
+_FOLDER = "aclImdb"
+_REVIEW = re.compile(r"(train|test)/([^/]+)/([^/]+\.txt)")
+# Reviews without a label, in the training folder.
+_UNLABELLED = "unsup"
+_MEAN_BYTES = 1300
+
+# Reviews by split and class, as (name, bytes).
+Reviews = dict[tuple[str, str], list[tuple[str, bytes]]]
+
+
+@dataclasses.dataclass(eq=False, kw_only=True)
+class TextConfig(builder.SequenceConfig):
+    """Where the reviews come from; None = the released archive, to be fetched."""
+
+    path: pathlib.Path | None
+    validation: Validation
+    seed: int
+
+
+class ImdbBytes(builder.SequenceBuilder):
+    """IMDb reviews as bytes."""
+
+    name = "lra_text"
+    VERSION = tfds.core.Version("1.0.0")
+    RELEASE_NOTES: ClassVar[dict[str, str]] = {"1.0.0": "First version."}
+    VOCAB_SIZE = 256
+    NUM_CLASSES = 2
+    DESCRIPTION = "Text of the Long-Range Arena: IMDb reviews as bytes."
+
+    def examples(self, dl_manager):
+        """See the base class."""
+        del dl_manager
+        config: TextConfig = self.builder_config
+        path = config.path
+        if path is None:
+            path = archives.fetch(ARCHIVE, self.root)
+        elif path.is_dir():
+            files = token_files.find(path, (".src",))
+            if files is not None:
+                return {
+                    split: (
+                        token_files.count(f),
+                        token_files.read(f, 256, 2, config.max_length),
+                    )
+                    for split, f in files.items()
+                }
+        else:
+            archives.check(ARCHIVE, path)
+        reviews = _read_folder(path) if path.is_dir() else _read_archive(path)
+        return _split(reviews, config)
+
+
+def prepare(
+    data_dir: str | os.PathLike | None = None,
+    *,
+    path: str | os.PathLike | None = None,
+    max_length: int = 4000,
+    validation: Validation = "holdout",
+    seed: int = 0,
+) -> SequenceDataset:
+    """Opens the task's data, preparing them first where that was not done before.
+
+    Args:
+      data_dir: where prepared data, and downloads, live; None is tfds' own folder.
+      path: the archive, the folder in it, or one with ``input`` and ``label``; None
+        downloads the archive.
+      max_length: bytes of a review that are kept, the first ones.
+      validation: "holdout" of a tenth, or "test". Files with a validation split of
+        their own keep it.
+      seed: of the reviews held out.
+
+    Returns:
+      Splits `train`, `valid` and `test` of `tokens` and `label`.
+
+    Raises:
+      ValueError: a setting is wrong, a file is missing, damaged or malformed, or there
+        is no network.
+      OSError: `data_dir` cannot be written, or its disk is full.
+    """
+    checks.check_integer("max_length", max_length, 1)
+    checks.check_integer("seed", seed, 0)
+    if validation not in get_args(Validation):
+        raise ValueError(
+            f"validation must be one of {get_args(Validation)}, got {validation!r}."
+        )
+    name, found = "released", None
+    if path is not None:
+        found = checks.existing(path)
+        name = checks.digest(_files(found))
+    held_out = f"holdout-seed{seed}" if validation == "holdout" else "test"
+    config = TextConfig(
+        name=f"{name}-length{max_length}-{held_out}",
+        max_length=max_length,
+        expected_bytes=75_000 * min(_MEAN_BYTES, max_length) if path is None else 1,
+        path=found,
+        validation=validation,
+        seed=seed,
+    )
+    return builder.prepare(ImdbBytes, config, data_dir)
+
+
+def _folder(path: pathlib.Path) -> pathlib.Path:
+    return path / _FOLDER if (path / _FOLDER).is_dir() else path
+
+
+def _files(path: pathlib.Path) -> list[pathlib.Path]:
+    """The files on which the data depend.
+
+    Raises:
+      ValueError: a folder that holds no reviews.
+    """
+    if path.is_file():
+        return [path]
+    layout = token_files.find(path, (".src",))
+    if layout is not None:
+        return [file for s in layout.values() for file in (*s.sequences, s.labels)]
+    folder = _folder(path)
+    files = [
+        file
+        for split in ("train", "test")
+        for label in LABELS
+        for file in (folder / split / label).glob("*.txt")
+    ]
+    if not files:
+        raise ValueError(
+            f"--data.path={path}: expected {ARCHIVE.name}, its folder {_FOLDER}, or a "
+            "folder with input/ and label/; found no train/pos/*.txt"
+        )
+    return files
+
+
+def _read_folder(path: pathlib.Path) -> Reviews:
+    folder = _folder(path)
+    reviews: Reviews = {}
+    for file in sorted(folder.glob("*/*/*.txt")):
+        _keep(reviews, folder, file.relative_to(folder).as_posix(), file.read_bytes)
+    return _complete(path, reviews)
+
+
+def _read_archive(path: pathlib.Path) -> Reviews:
+    reviews: Reviews = {}
+    with archives.opened(ARCHIVE, path) as contents:
+        for member, content in contents:
+            if member.startswith(f"{_FOLDER}/"):
+                name = member.removeprefix(f"{_FOLDER}/")
+                _keep(reviews, path, name, content.read)
+    return _complete(path, reviews)
+
+
+def _keep(reviews: Reviews, place: pathlib.Path, name: str, read) -> None:
+    """Notes a review if the name is one; refuses a class that is not known."""
+    match = _REVIEW.fullmatch(name)
+    if match is None:
+        return
+    split, label, file = match.groups()
+    if label in LABELS:
+        # An empty review would be a sequence of no tokens.
+        reviews.setdefault((split, label), []).append((file, read() or b"\n"))
+    elif label != _UNLABELLED:
+        raise ValueError(
+            f"{place}: {name}: expected a label of {', '.join(LABELS)}, got {label!r}"
+        )
+
+
+def _complete(path: pathlib.Path, reviews: Reviews) -> Reviews:
+    for split in ("train", "test"):
+        for label in LABELS:
+            if (split, label) not in reviews:
+                raise ValueError(f"{path} holds no review in {split}/{label}")
+            # The same order, whatever the archive's or the file system's is.
+            reviews[split, label].sort()
+    return reviews
+
+
+def _split(
+    reviews: Reviews, config: TextConfig
+) -> dict[str, tuple[int, Iterator[tuple]]]:
+    rng = np.random.Generator(np.random.Philox(config.seed))
+    parts: dict[str, list[tuple[bytes, int]]] = {"train": [], "valid": [], "test": []}
+    for label, number in LABELS.items():
+        train = [(text, number) for _, text in reviews["train", label]]
+        parts["test"] += [(text, number) for _, text in reviews["test", label]]
+        count = len(train) // 10 if config.validation == "holdout" else 0
+        if config.validation == "holdout" and not count:
+            raise ValueError(
+                f"expected at least 10 reviews in train/{label} to hold a tenth out, "
+                f"got {len(train)}"
+            )
+        held_out = set(rng.permutation(len(train))[:count].tolist())
+        for index, review in enumerate(train):
+            parts["valid" if index in held_out else "train"].append(review)
+    if config.validation == "test":
+        parts["valid"] = parts["test"]
+    return {
+        split: (len(part), _cut(part, config.max_length))
+        for split, part in parts.items()
+    }
+
+
+def _cut(
+    reviews: list[tuple[bytes, int]], max_length: int
+) -> Iterator[tuple[np.ndarray, int]]:
+    for text, label in reviews:
+        yield np.frombuffer(text[:max_length], np.uint8), label

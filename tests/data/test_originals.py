@@ -1,0 +1,359 @@
+"""Text, Image and Retrieval from archives and folders in their true formats."""
+
+import dataclasses
+import hashlib
+import io
+import tarfile
+
+import numpy as np
+import originals
+import pytest
+
+from lra_jax.data import image, retrieval, text
+
+
+def examples(dataset, split: str) -> list[tuple]:
+    names = (*dataset.sequences, "label")
+    return [tuple(e[name] for name in names) for e in dataset.source(split)]
+
+
+def texts(dataset, split: str) -> list[tuple[bytes, int]]:
+    return [(t.tobytes(), int(label)) for t, label in examples(dataset, split)]
+
+
+@pytest.fixture(scope="module")
+def imdb(tmp_path_factory):
+    return originals.imdb_archive(tmp_path_factory.mktemp("imdb") / "aclImdb_v1.tar.gz")
+
+
+@pytest.fixture(scope="module")
+def cifar(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cifar")
+    return originals.cifar_archive(folder / "cifar-10-binary.tar.gz")
+
+
+@pytest.fixture(scope="module")
+def aan(tmp_path_factory):
+    return originals.write(tmp_path_factory.mktemp("aan"), originals.aan_files())
+
+
+def test_text_holds_a_tenth_out(tmp_path, imdb):
+    dataset = text.prepare(tmp_path, path=imdb)
+    assert [dataset.num_examples(s) for s in dataset.splits] == [36, 4, 16]
+    assert (dataset.vocab_size, dataset.num_classes) == (256, 2)
+    assert dataset.image_shape is None
+    reviews = {
+        (content, int("/pos/" in name))
+        for name, content in originals.imdb_reviews().items()
+        if "/train/" in name
+    }
+    train, valid = texts(dataset, "train"), texts(dataset, "valid")
+    assert set(train) | set(valid) == reviews and not set(train) & set(valid)
+    assert np.bincount(dataset.labels("valid")).tolist() == [2, 2]
+    # Another seed, other reviews; the same seed, the same data.
+    other = text.prepare(tmp_path, path=imdb, seed=1)
+    assert set(texts(other, "valid")) != set(valid)
+    assert text.prepare(tmp_path / "b", path=imdb).fingerprint == dataset.fingerprint
+
+
+def test_text_validates_on_the_test_split_if_asked(tmp_path, imdb):
+    dataset = text.prepare(tmp_path, path=imdb, validation="test", max_length=7)
+    assert [dataset.num_examples(s) for s in dataset.splits] == [40, 16, 16]
+    assert texts(dataset, "valid") == texts(dataset, "test")
+    assert {t for t, _ in texts(dataset, "test")} == {b"bad, aw", b"good, g"}
+    assert dataset.max_length == 7 and dataset.lengths("train").max() == 7
+
+
+def test_a_folder_gives_what_its_archive_gives(tmp_path, imdb, cifar):
+    files = originals.imdb_reviews()
+    folder = originals.write(tmp_path / "texts", files)
+    whole = text.prepare(tmp_path / "data", path=imdb)
+    for place in (folder, folder / "aclImdb"):
+        assert text.prepare(tmp_path / "data", path=place).fingerprint == (
+            whole.fingerprint
+        )
+    # Another order in the archive changes nothing either.
+    turned = dict(reversed(files.items()))
+    again = originals.imdb_archive(tmp_path / "again.tar.gz", turned)
+    assert text.prepare(tmp_path / "data", path=again).fingerprint == whole.fingerprint
+    folder = originals.write(tmp_path / "images", originals.cifar_files())
+    pictures = image.prepare(tmp_path / "data", path=cifar)
+    for place in (folder, folder / "cifar-10-batches-bin"):
+        found = image.prepare(tmp_path / "data", path=place)
+        assert found.fingerprint == pictures.fingerprint
+
+
+def test_nothing_leaves_the_folder(tmp_path):
+    """Members with hostile names, links included, are neither written nor read."""
+    archive = tmp_path / "in" / "evil.tar.gz"
+    archive.parent.mkdir()
+    reviews = originals.imdb_reviews()
+    with tarfile.open(archive, "w:gz") as tar:
+        for name, content in {
+            "../escaped.txt": b"x",
+            "/tmp/lra_jax_escaped.txt": b"x",
+            "aclImdb/../../escaped.txt": b"x",
+            **reviews,
+        }.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+        link = tarfile.TarInfo("aclImdb/train/pos/999_9.txt")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        tar.addfile(link)
+    dataset = text.prepare(tmp_path / "data", path=archive)
+    assert dataset.num_examples("train") + dataset.num_examples("valid") == 40
+    names = {file.name for file in tmp_path.rglob("*")}
+    assert not [name for name in names if "escaped" in name]
+
+
+def test_image(tmp_path, cifar):
+    dataset = image.prepare(tmp_path, path=cifar)
+    assert [dataset.num_examples(s) for s in dataset.splits] == [18, 2, 12]
+    assert dataset.image_shape == (32, 32) and dataset.max_length == 1024
+    files = originals.cifar_files()
+    names = [f"cifar-10-batches-bin/data_batch_{i}.bin" for i in range(1, 6)]
+    records = np.frombuffer(b"".join(files[n] for n in names), np.uint8)
+    records = records.reshape(20, 3073)
+    got = examples(dataset, "train") + examples(dataset, "valid")
+    for record, (pixels, label) in zip(records, got, strict=True):
+        assert label == record[0]
+        red, green, blue = record[1:].reshape(3, 1024).astype(np.float64)
+        exact = (0.2989 * red + 0.5870 * green + 0.1140 * blue) / 255 * 255.5
+        assert np.abs(pixels - np.floor(exact)).max() <= 1
+        assert (pixels == np.floor(exact)).mean() > 0.99
+
+
+def test_grey_of_white_black_and_pure_colours():
+    colours = np.array(
+        [[255, 255, 255], [0, 0, 0], [255, 0, 0], [0, 255, 0], [0, 0, 255]]
+    )
+    got = image.grey(colours.astype(np.uint8)[:, :, None])[:, 0]
+    assert got.tolist() == [255, 0, 76, 149, 29]
+
+
+@pytest.mark.parametrize("place", ["", "tsv_data", "lra_release/lra_release/tsv_data"])
+def test_retrieval(tmp_path, aan, place):
+    folder = originals.write(tmp_path / "in" / place, originals.aan_files())
+    dataset = retrieval.prepare(tmp_path / "data", path=tmp_path / "in", max_length=30)
+    assert [dataset.num_examples(s) for s in dataset.splits] == [40, 12, 12]
+    assert dataset.sequences == ("tokens_1", "tokens_2")
+    for split, name in (("train", "train"), ("valid", "eval"), ("test", "test")):
+        lines = (folder / f"new_aan_pairs.{name}.tsv").read_bytes().splitlines()
+        found = examples(dataset, split)
+        for line, (one, two, label) in zip(lines, found, strict=True):
+            columns = line.split(b"\t")
+            assert float(columns[0]) == label
+            assert (one.tobytes(), two.tobytes()) == (columns[3][:30], columns[4][:30])
+
+
+def test_retrieval_from_the_release_as_it_is(tmp_path, aan):
+    members = {"lra_release/listops-1000/basic_train.tsv": b"other"}
+    for name, content in originals.aan_files().items():
+        members[f"./lra_release/lra_release/tsv_data/{name}"] = content
+    archive = originals.tar(tmp_path / "lra_release.gz", members)
+    whole = retrieval.prepare(tmp_path / "data", path=archive)
+    assert whole.fingerprint == retrieval.prepare(tmp_path, path=aan).fingerprint
+    assert not list((tmp_path / "data").rglob("*.unfinished"))
+    del members["./lra_release/lra_release/tsv_data/new_aan_pairs.test.tsv"]
+    lacking = originals.tar(tmp_path / "lacking.gz", members)
+    with pytest.raises(ValueError, match=r"no member that ends in .*pairs\.test\.tsv"):
+        retrieval.prepare(tmp_path / "data", path=lacking)
+    archive.write_bytes(archive.read_bytes()[:400])
+    with pytest.raises(ValueError, match="cut short or damaged"):
+        retrieval.prepare(tmp_path / "data", path=archive)
+    assert not list((tmp_path / "data").rglob("*.unfinished"))
+
+
+def test_files_of_integers(tmp_path):
+    rows = [[5, 6, 7], [255], [0, 1]]
+    folder = originals.token_files(tmp_path / "t", {".src": rows}, [0, 1, 1])
+    dataset = text.prepare(tmp_path / "data", path=folder, max_length=2)
+    for split in dataset.splits:
+        got = [(t.tolist(), int(label)) for t, label in examples(dataset, split)]
+        assert got == [([5, 6], 0), ([255], 1), ([0, 1], 1)]
+    pixels = np.random.default_rng(0).integers(0, 256, (3, 1024)).tolist()
+    folder = originals.token_files(tmp_path / "i", {".src": pixels}, [9, 0, 3])
+    dataset = image.prepare(tmp_path / "data", path=folder)
+    got = examples(dataset, "test")
+    assert [p.tolist() for p, _ in got] == pixels and [x for _, x in got] == [9, 0, 3]
+    pairs = {".src": rows, ".src1": rows[::-1]}
+    folder = originals.token_files(tmp_path / "r", pairs, [0, 1, 1])
+    dataset = retrieval.prepare(tmp_path / "data", path=folder)
+    one, two, label = examples(dataset, "valid")[0]
+    assert (one.tolist(), two.tolist(), label) == ([5, 6, 7], [0, 1], 0)
+
+
+REVIEWS = originals.imdb_reviews(10, 1)
+IMAGES = originals.cifar_files(4, 4)
+BATCH = "cifar-10-batches-bin/data_batch_2.bin"
+BAD_ARCHIVES = {
+    "unknown class": (
+        text,
+        REVIEWS | {"aclImdb/train/neutral/1_5.txt": b"so so"},
+        r"train/neutral/1_5\.txt: expected a label of neg, pos, got 'neutral'",
+    ),
+    "no positive test review": (
+        text,
+        {name: x for name, x in REVIEWS.items() if "test/pos" not in name},
+        "holds no review in test/pos",
+    ),
+    "another archive": (text, IMAGES, "holds no review in train/neg"),
+    "too few to hold out": (
+        text,
+        originals.imdb_reviews(9, 1),
+        "at least 10 reviews in train/neg .* got 9",
+    ),
+    "an image too short": (
+        image,
+        IMAGES | {BATCH: IMAGES[BATCH][:-1]},
+        r"data_batch_2\.bin: expected images of 32 x 32 .* got 12,291 bytes",
+    ),
+    "an unknown class": (
+        image,
+        IMAGES | {BATCH: IMAGES[BATCH][:3073] + b"\x0c" + IMAGES[BATCH][3074:]},
+        r"data_batch_2\.bin, image 2: expected a label of 0\.\.9, got 12",
+    ),
+    "an empty file": (image, IMAGES | {BATCH: b""}, "got 0 bytes"),
+    "a missing file": (
+        image,
+        {name: x for name, x in IMAGES.items() if name != BATCH},
+        r"lacks cifar-10-batches-bin/data_batch_2\.bin",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_ARCHIVES)
+def test_archives_that_do_not_hold_the_task(tmp_path, kind):
+    module, files, message = BAD_ARCHIVES[kind]
+    archive = originals.tar(tmp_path / "x.tar.gz", files)
+    with pytest.raises(ValueError, match=message) as caught:
+        module.prepare(tmp_path / "data", path=archive)
+    assert str(archive) in str(caught.value) or kind == "too few to hold out"
+    assert not list(tmp_path.rglob("*.array_record*"))
+    assert not list(tmp_path.rglob("incomplete.*"))
+
+
+def damage_flip(data: bytes) -> bytes:
+    middle = len(data) // 2
+    return data[:middle] + bytes([data[middle] ^ 255]) + data[middle + 1 :]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: data[: len(data) // 2],
+        lambda data: data[:-4],
+        lambda data: data[:3],
+        lambda data: b"",
+        lambda data: b"<html>403 Forbidden</html>",
+        damage_flip,
+        lambda data: data[:-6] + bytes([data[-6] ^ 1]) + data[-5:],
+    ],
+)
+@pytest.mark.parametrize("module", [text, image])
+def test_damaged_archives(tmp_path, imdb, cifar, module, damage):
+    source = imdb if module is text else cifar
+    archive = tmp_path / source.name
+    archive.write_bytes(damage(source.read_bytes()))
+    with pytest.raises(ValueError, match="cut short or damaged") as caught:
+        module.prepare(tmp_path / "data", path=archive)
+    for part in (str(archive), module.ARCHIVE.url, f"{module.ARCHIVE.size:,} bytes"):
+        assert part in str(caught.value)
+    assert not list(tmp_path.rglob("*.array_record*"))
+
+
+def test_an_altered_copy_of_the_released_archive(tmp_path, imdb, monkeypatch, caplog):
+    content = imdb.read_bytes()
+    released = dataclasses.replace(
+        text.ARCHIVE, size=len(content), sha256=hashlib.sha256(content).hexdigest()
+    )
+    monkeypatch.setattr(text, "ARCHIVE", released)
+    text.prepare(tmp_path / "data", path=imdb)
+    assert not caplog.records
+    other = dataclasses.replace(released, sha256="0" * 64)
+    monkeypatch.setattr(text, "ARCHIVE", other)
+    with pytest.raises(ValueError, match=f"sha256 {released.sha256}, expected 0000"):
+        text.prepare(tmp_path / "data2", path=imdb)
+    monkeypatch.setattr(text, "ARCHIVE", dataclasses.replace(other, size=7))
+    text.prepare(tmp_path / "data3", path=imdb)
+    assert "reading it as a file of your own" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b"1.0\tP\tQ\tonly one text\n", r"expected 5 columns \(label, .*\), got 4"),
+        (b"1.0\tP\tQ\ta\tb\tc\n", "got 6"),
+        (b"\n", "got 1"),
+        (b"2.0\tP\tQ\ta\tb\n", "label of 0 or 1, got '2.0'"),
+        (b"yes\tP\tQ\ta\tb\n", "label of 0 or 1, got 'yes'"),
+        (b"\tP\tQ\ta\tb\n", "label of 0 or 1, got ''"),
+    ],
+)
+def test_malformed_pairs(tmp_path, line, message):
+    folder = originals.write(tmp_path / "in", originals.aan_files(4, 4))
+    file = folder / "new_aan_pairs.eval.tsv"
+    file.write_bytes(file.read_bytes() + line)
+    with pytest.raises(ValueError, match=message) as caught:
+        retrieval.prepare(tmp_path / "data", path=folder)
+    assert str(caught.value).startswith(f"{file}, line 5: ")
+    assert not list((tmp_path / "data").rglob("*.array_record*"))
+
+
+@pytest.mark.parametrize(
+    ("rows", "labels", "message"),
+    [
+        (
+            [[1, 256]],
+            [0],
+            r"train\.src, line 1: expected integers of 0\.\.255, got '1 25",
+        ),
+        ([[1], [-1]], [0, 1], r"train\.src, line 2: .* got '-1'"),
+        ([[1], []], [0, 1], r"train\.src, line 2: .* got ''"),
+        ([[1]], [2], r"train\.label, line 1: expected integers of 0\.\.1, got '2'"),
+        ([[1]], ["x"], r"train\.label, line 1: .* got 'x'"),
+        ([[1]], ["1 0"], r"train\.label, line 1: expected one label"),
+        ([[1], [2]], [0], r"as many lines .*train\.src: 2, .*train\.label: 1"),
+        ([], [], r"as many lines in each file, and some"),
+    ],
+)
+def test_malformed_files_of_integers(tmp_path, rows, labels, message):
+    folder = originals.token_files(tmp_path / "in", {".src": rows}, labels)
+    with pytest.raises(ValueError, match=message):
+        text.prepare(tmp_path / "data", path=folder)
+
+
+def test_images_of_another_size(tmp_path):
+    for pixels in (1023, 1025):
+        folder = originals.token_files(
+            tmp_path / str(pixels), {".src": [[7] * pixels]}, [0]
+        )
+        with pytest.raises(ValueError, match=r"32 x 32 pixels, got .*\(102[35],\)"):
+            image.prepare(tmp_path / "data", path=folder)
+
+
+@pytest.mark.parametrize("module", [text, image, retrieval])
+def test_paths_without_data(tmp_path, module):
+    with pytest.raises(ValueError, match=r"--data\.path=.*nowhere does not exist"):
+        module.prepare(tmp_path / "data", path=tmp_path / "nowhere")
+    with pytest.raises(ValueError, match=r"--data\.path=.*: expected .*"):
+        module.prepare(tmp_path / "data", path=tmp_path)
+    assert not (tmp_path / "data").exists()
+    originals.write(tmp_path, {"input/train.src": b"1\n", "label/train.label": b"1\n"})
+    with pytest.raises(ValueError, match=r"lacks .*input/valid\.src"):
+        module.prepare(tmp_path / "data", path=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_length": 0}, "max_length must be at least 1"),
+        ({"seed": -1}, "seed must be at least 0"),
+        ({"validation": "train"}, "'holdout', 'test'.* got 'train'"),
+    ],
+)
+def test_wrong_settings(tmp_path, settings, message):
+    with pytest.raises(ValueError, match=message):
+        text.prepare(tmp_path, **settings)
+    assert not list(tmp_path.iterdir())
