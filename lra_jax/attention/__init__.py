@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from lra_jax.attention.registry import (
     MECHANISMS,
+    Gate,
     Mechanism,
     accepted_keywords,
     names,
@@ -31,6 +32,12 @@ if TYPE_CHECKING:
         cosformer_step,
         cosformer_weights,
     )
+    from lra_jax.attention.flash import (
+        flash_attention,
+        flash_layout,
+        flash_parameters,
+        flash_weights,
+    )
     from lra_jax.attention.flow import (
         FlowState,
         FlowTerms,
@@ -42,6 +49,12 @@ if TYPE_CHECKING:
         flow_weights,
     )
     from lra_jax.attention.fnet import fnet_attention, fnet_weights
+    from lra_jax.attention.gau import (
+        gau_attention,
+        gau_layout,
+        gau_parameters,
+        gau_weights,
+    )
     from lra_jax.attention.lightning import (
         LightningState,
         lightning_attention,
@@ -118,6 +131,7 @@ __all__ = [
     "CosformerState",
     "FlowState",
     "FlowTerms",
+    "Gate",
     "LightningState",
     "LinearState",
     "Mechanism",
@@ -133,6 +147,10 @@ __all__ = [
     "cosformer_prefill",
     "cosformer_step",
     "cosformer_weights",
+    "flash_attention",
+    "flash_layout",
+    "flash_parameters",
+    "flash_weights",
     "flow_attention",
     "flow_init",
     "flow_prefill",
@@ -141,6 +159,10 @@ __all__ = [
     "flow_weights",
     "fnet_attention",
     "fnet_weights",
+    "gau_attention",
+    "gau_layout",
+    "gau_parameters",
+    "gau_weights",
     "lightning_attention",
     "lightning_init",
     "lightning_prefill",

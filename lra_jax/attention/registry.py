@@ -11,9 +11,31 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["MECHANISMS", "Mechanism", "accepted_keywords", "names", "resolve"]
+__all__ = ["MECHANISMS", "Gate", "Mechanism", "accepted_keywords", "names", "resolve"]
 
 _PACKAGE = "lra_jax.attention"
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A further dense projection of a layer, which the function takes by keyword.
+
+    Attributes:
+      name: the keyword.
+      of: "query" or "key": whose positions it is made from and belongs to.
+      width: columns in each head: "head" (H), "value" (Hv), or "one", an array without
+        a last axis.
+      activation: what the projection goes through, of `lra_jax.attention.gates`.
+      rank: columns between two matrices in place of one; None = one matrix.
+      bias: what the projection's bias is at first.
+    """
+
+    name: str
+    of: str = "key"
+    width: str = "head"
+    activation: str = "identity"
+    rank: int | None = None
+    bias: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -38,6 +60,15 @@ class Mechanism:
       projections: those of a layer's dense projections that it has a use for. Without
         "query" or "key" it does not read that argument; without "value" it takes the
         layer's input as it is, and without "out" its output is the layer's.
+      activation: what queries, keys and values go through behind their projections,
+        of `lra_jax.attention.gates`.
+      gates: further projections of the layer.
+      layout: name of the function that gives the widths of a layer's heads from the
+        width of its input, where they are not the layer's own to choose.
+      mlp: False if a layer does the MLP's work too. A block of a model then holds a
+        second such layer in the MLP's place.
+      memory: name of the function that takes a ``memory`` and returns, beside the
+        output, what the next layer's memory is made of; None = it has no memory.
       function: the function itself, for one from outside this package.
     """
 
@@ -53,6 +84,11 @@ class Mechanism:
     parameters: str | None = None
     buffers: tuple[str, ...] = ()
     projections: tuple[str, ...] = ("query", "key", "value", "out")
+    activation: str = "identity"
+    gates: tuple[Gate, ...] = ()
+    layout: str | None = None
+    mlp: bool = True
+    memory: str | None = None
     function: Callable[..., Any] | None = None
 
     @property
@@ -80,6 +116,16 @@ class Mechanism:
     def make_parameters(self) -> Callable[..., dict[str, Any]] | None:
         """The function that makes its own arrays; None if it has none."""
         return None if self.parameters is None else self._find(self.parameters)
+
+    @property
+    def make_layout(self) -> Callable[..., Any] | None:
+        """The function that gives its heads' widths; None if a layer may choose."""
+        return None if self.layout is None else self._find(self.layout)
+
+    @property
+    def with_memory(self) -> Callable[..., Any] | None:
+        """The function that takes a memory; None if it has none."""
+        return None if self.memory is None else self._find(self.memory)
 
     def _find(self, name: str) -> Callable[..., Any]:
         return getattr(importlib.import_module(self.module), name)
@@ -294,6 +340,40 @@ MECHANISMS: dict[str, Mechanism] = {
             summary="softmax within the buckets of R hashes, queries as keys",
             source="Kitaev et al. 2020",
             projections=("query", "value", "out"),
+        ),
+        Mechanism(
+            name="gau",
+            module=f"{_PACKAGE}.gau",
+            causal=True,
+            cross=False,
+            padding=True,
+            stream=False,
+            cost="T^2 (H + Hv)",
+            summary="squared ReLU of scores and a gate, in place of attention and MLP",
+            source="Hua et al. 2022",
+            parameters="gau_parameters",
+            projections=("query", "value", "out"),
+            activation="silu",
+            gates=(Gate("gate", of="query", width="value", activation="silu"),),
+            layout="gau_layout",
+            mlp=False,
+        ),
+        Mechanism(
+            name="flash",
+            module=f"{_PACKAGE}.flash",
+            causal=True,
+            cross=False,
+            padding=True,
+            stream=False,
+            cost="T (C + H) (H + Hv)",
+            summary="a gated unit within chunks of C, linear attention between them",
+            source="Hua et al. 2022",
+            parameters="flash_parameters",
+            projections=("query", "value", "out"),
+            activation="silu",
+            gates=(Gate("gate", of="query", width="value", activation="silu"),),
+            layout="flash_layout",
+            mlp=False,
         ),
     )
 }

@@ -18,7 +18,7 @@ from lra_jax.attention import registry
 from lra_jax.benchmarking.cases import FUSED, Case, split_subject
 from lra_jax.configs import TrainConfig
 from lra_jax.models import SequenceClassifier
-from lra_jax.models.attention import split_options
+from lra_jax.models.options import split_options
 from lra_jax.tasks import classification_loss, get_task, parse_options
 from lra_jax.training.optimizer import make_optimizer
 from lra_jax.training.step import init_state, make_train_step

@@ -1,6 +1,5 @@
 """Multi-head attention around any mechanism of ``lra_jax.attention``."""
 
-import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -8,13 +7,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from lra_jax.attention import registry
+from lra_jax.attention import gates, registry
 from lra_jax.attention import rotary as rotations
+from lra_jax.models.gates import GateLayer
 from lra_jax.models.layers import Dense
-from lra_jax.names import known
-
-# What the module itself passes to a mechanism; never an option of the user's.
-_OWN_KEYWORDS = ("mask", "query_mask", "max_length", "is_causal")
+from lra_jax.models.options import named, split_options
 
 
 class Buffer(nnx.Variable):
@@ -28,7 +25,9 @@ class MultiHeadAttention(nnx.Module):
     """Projects to heads, attends by a mechanism, projects back.
 
     ``out = W_o concat_n(attention(W_q x, W_k y, W_v y)_n)``, with y = x for
-    self-attention.
+    self-attention. Mechanisms that say so in the registry do without some of the
+    projections, have gates beside them, or widths of their own: a gated attention unit
+    has one head, whatever ``num_heads`` and ``qkv_features`` are.
 
     Args:
       num_heads: heads N; must divide ``qkv_features``.
@@ -83,7 +82,6 @@ class MultiHeadAttention(nnx.Module):
                 f"num_heads: expected a divisor of the width {width}, got {num_heads}"
             )
         self.num_heads = num_heads
-        self.head_dim = width // num_heads
         self.max_length = max_length
         self.is_causal = is_causal
         self.mechanism = registry.resolve(mechanism)
@@ -91,7 +89,11 @@ class MultiHeadAttention(nnx.Module):
         # A tuple, so that the graph definition can be hashed.
         self.options = tuple(function_options.items())
         out_features = out_features or in_features
-        self._check_widths(in_features, width, out_features)
+        self._set_widths(in_features, width, dict(options or {}))
+        width, value_width = (
+            self.num_heads * size for size in (self.head_dim, self.value_dim)
+        )
+        self._check_widths(in_features, value_width, out_features)
         self.rotary = rotary
         if rotary:
             self._check_rotary()
@@ -103,8 +105,16 @@ class MultiHeadAttention(nnx.Module):
 
         self.query = project("query", in_features, width)
         self.key = project("key", in_features, width)
-        self.value = project("value", in_features, width)
-        self.out = project("out", width, out_features)
+        self.value = project("value", in_features, value_width)
+        self.out = project("out", value_width, out_features)
+        widths = {"head": self.head_dim, "value": self.value_dim}
+        sizes = (in_features, self.num_heads, widths)
+        self.gates = nnx.Dict(
+            {
+                gate.name: GateLayer(gate, *sizes, dtype=dtype, rngs=rngs)
+                for gate in self.mechanism.gates
+            }
+        )
         made = self._parameters(own, rngs) if own_parameters else {}
         self.parameters = nnx.Dict(made)
 
@@ -116,6 +126,7 @@ class MultiHeadAttention(nnx.Module):
         mask: jax.Array | None = None,
         query_mask: jax.Array | None = None,
         parameters: Mapping[str, nnx.Variable] | None = None,
+        rngs: nnx.Rngs | None = None,
     ) -> jax.Array:
         """Attends from ``inputs`` to ``context``, or to themselves.
 
@@ -127,6 +138,8 @@ class MultiHeadAttention(nnx.Module):
             ``mask`` unless given.
           parameters: the mechanism's arrays in place of this layer's own, as another
             layer's ``parameters``.
+          rngs: not read: there is no dropout within. A layer can so stand in the place
+            of an MLP.
 
         Returns:
           `[B, T, out_features]`. Rows of padded queries are not meaningful.
@@ -134,13 +147,14 @@ class MultiHeadAttention(nnx.Module):
         if context is None:
             context = inputs
             query_mask = mask if query_mask is None else query_mask
-        value = self._heads(self.value, context)
+        value = self._heads(self.value, context, self.value_dim)
         # An argument without projection is not read: any array of its shape will do.
         unread = jnp.zeros((), value.dtype)
+        heads = (self.num_heads, self.head_dim)
         query, key = (
-            jnp.broadcast_to(unread, (*x.shape[:2], *value.shape[2:]))
+            jnp.broadcast_to(unread, (*x.shape[:2], *heads))
             if layer is None
-            else self._heads(layer, x)
+            else self._heads(layer, x, self.head_dim)
             for layer, x in ((self.query, inputs), (self.key, context))
         )
         if self.rotary:
@@ -154,6 +168,9 @@ class MultiHeadAttention(nnx.Module):
         accepted = registry.accepted_keywords(self.mechanism.attention)
         if accepted is not None:
             keywords = {k: v for k, v in keywords.items() if k in accepted}
+        for gate in self.mechanism.gates:
+            source = inputs if gate.of == "query" else context
+            keywords[gate.name] = self.gates[gate.name](source)
         parameters = self.parameters if parameters is None else parameters
         arrays = {name: p[...] for name, p in parameters.items()}
         out = self.mechanism.attention(
@@ -166,6 +183,17 @@ class MultiHeadAttention(nnx.Module):
     def projections(self) -> tuple[str, ...]:
         """The dense projections that the mechanism has a use for."""
         return self.mechanism.projections
+
+    def _set_widths(
+        self, in_features: int, width: int, options: dict[str, Any]
+    ) -> None:
+        """Heads, their width and that of their values."""
+        make = self.mechanism.make_layout
+        self.head_dim = self.value_dim = width // self.num_heads
+        if make is None:
+            return
+        options = {name: v for name, v in options.items() if name in named(make)}
+        self.num_heads, self.head_dim, self.value_dim = make(in_features, **options)
 
     def _check_widths(self, in_features: int, width: int, out_features: int) -> None:
         ends = {"value": in_features, "out": out_features}
@@ -189,15 +217,17 @@ class MultiHeadAttention(nnx.Module):
                 f"must be even, got H={self.head_dim}"
             )
 
-    def _heads(self, layer: Dense | None, inputs: jax.Array) -> jax.Array:
-        out = inputs if layer is None else layer(inputs)
-        return out.reshape(*out.shape[:-1], self.num_heads, self.head_dim)
+    def _heads(self, layer: Dense | None, inputs: jax.Array, width: int) -> jax.Array:
+        out = inputs
+        if layer is not None:
+            out = gates.activated(self.mechanism.activation, layer(inputs))
+        return out.reshape(*out.shape[:-1], self.num_heads, width)
 
     def _parameters(self, options: dict[str, Any], rngs: nnx.Rngs) -> dict[str, Any]:
         make = self.mechanism.make_parameters
         if make is None:
             return {}
-        if self.max_length is None and "max_length" in _named(make):
+        if self.max_length is None and "max_length" in named(make):
             raise ValueError(
                 f"max_length: expected an int, since {self.mechanism.name!r} has "
                 "parameters for each position, got None"
@@ -225,34 +255,3 @@ def _rotated(x: jax.Array) -> jax.Array:
         for table in rotations.tables(length, width, jnp.dtype("float32"))
     )
     return rotations.turned(x.astype(jnp.float32), (cos, sin)).astype(x.dtype)
-
-
-def split_options(
-    mechanism: registry.Mechanism, options: dict[str, Any]
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Sorts a user's options into those of the parameters and those of the function.
-
-    An option that both take (Linformer's ``projection``) goes to both.
-
-    Raises:
-      ValueError: neither takes it, with the nearest name.
-    """
-    make = mechanism.make_parameters
-    taken = set() if make is None else _named(make) - {"max_length", "num_heads"}
-    taken -= {"head_dim", "dtype", "rng_key"}
-    own = {name: v for name, v in options.items() if name in taken}
-    accepted = _named(mechanism.attention) - set(_OWN_KEYWORDS)
-    foreign = {name: v for name, v in options.items() if name in accepted}
-    for name in options:
-        if name not in own and name not in foreign:
-            options_known = sorted(accepted | taken)
-            known(f"option of attention {mechanism.name!r}", name, options_known)
-    return own, foreign
-
-
-def _named(function: Callable[..., Any]) -> set[str]:
-    """Keywords that a function names, beside query, key and value."""
-    parameters = inspect.signature(function).parameters.values()
-    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    names = {p.name for p in parameters if p.kind in kinds}
-    return names - {"query", "key", "value"}

@@ -15,41 +15,34 @@ from lra_jax.models.inputs import (
     embed_inputs,
     make_inputs,
 )
-from lra_jax.models.layers import Dense, Dropout, LayerNorm, add_positions
+from lra_jax.models.layers import Dropout, LayerNorm, add_positions
+from lra_jax.models.mlp import Mlp
 
 
 class EncoderBlock(nnx.Module):
-    """``x + attention(LN(x))``, then ``x + MLP(LN(x))``, with dropout on each branch.
+    """``x + attention(LN(x))``, then ``x + mlp(LN(x))``, with dropout on each branch.
 
     Args:
       attention: the attention of the block.
+      mlp: what stands behind it, called as ``mlp(x, mask=..., rngs=...)``.
       embed_dim: width D.
-      mlp_dim: hidden width of the MLP (GELU).
-      dropout: rate after attention, after the MLP's activation and after the MLP.
+      dropout: rate on both branches.
       dtype: of the computation; LayerNorm's statistics are float32.
-      rngs: for initialisation.
     """
 
     def __init__(
         self,
         attention: MultiHeadAttention,
+        mlp: nnx.Module,
         embed_dim: int,
-        mlp_dim: int,
         *,
         dropout: float = 0.0,
         dtype: Any = None,
-        rngs: nnx.Rngs,
     ):
         self.attention_norm = LayerNorm(embed_dim, dtype=dtype)
         self.attention = attention
         self.mlp_norm = LayerNorm(embed_dim, dtype=dtype)
-        init = nnx.initializers.xavier_uniform()
-        self.mlp_in = Dense(
-            embed_dim, mlp_dim, kernel_init=init, dtype=dtype, rngs=rngs
-        )
-        self.mlp_out = Dense(
-            mlp_dim, embed_dim, kernel_init=init, dtype=dtype, rngs=rngs
-        )
+        self.mlp: Any = mlp
         self.dropout = Dropout(dropout)
 
     def __call__(
@@ -67,8 +60,7 @@ class EncoderBlock(nnx.Module):
             self.attention_norm(x), mask=mask, parameters=parameters
         )
         x = x + self.dropout(branch, rngs)
-        branch = jax.nn.gelu(self.mlp_in(self.mlp_norm(x)))
-        branch = self.mlp_out(self.dropout(branch, rngs))
+        branch = self.mlp(self.mlp_norm(x), mask=mask, rngs=rngs)
         return x + self.dropout(branch, rngs)
 
 
@@ -77,7 +69,8 @@ class TransformerEncoder(nnx.Module):
 
     Args:
       vocab_size: token ids are below it.
-      num_layers, embed_dim, num_heads, mlp_dim: sizes of the blocks.
+      num_layers, embed_dim, num_heads, mlp_dim: sizes of the blocks. A mechanism that
+        does the MLP's work too, as gated attention units do, stands in its place.
       qkv_features: width of all heads together; ``embed_dim`` by default.
       max_length: longest sequence of tokens.
       mechanism: see ``MultiHeadAttention``.
@@ -137,8 +130,8 @@ class TransformerEncoder(nnx.Module):
         self.positions = self.position_table.make(rngs)
         self.dropout = Dropout(dropout)
 
-        def block(index: int) -> EncoderBlock:
-            attention = MultiHeadAttention(
+        def attention(index: int) -> MultiHeadAttention:
+            return MultiHeadAttention(
                 num_heads,
                 embed_dim,
                 qkv_features=qkv_features,
@@ -151,9 +144,15 @@ class TransformerEncoder(nnx.Module):
                 dtype=dtype,
                 rngs=rngs,
             )
-            return EncoderBlock(
-                attention, embed_dim, mlp_dim, dropout=dropout, dtype=dtype, rngs=rngs
-            )
+
+        def block(index: int) -> EncoderBlock:
+            first = attention(index)
+            if first.mechanism.mlp:
+                rest = {"dropout": dropout, "dtype": dtype, "rngs": rngs}
+                mlp: nnx.Module = Mlp(embed_dim, mlp_dim, **rest)
+            else:  # A second unit, as two are one attention and one MLP.
+                mlp = attention(index)
+            return EncoderBlock(first, mlp, embed_dim, dropout=dropout, dtype=dtype)
 
         self.blocks = nnx.List([block(index) for index in range(num_layers)])
         self.norm = LayerNorm(embed_dim, dtype=dtype)

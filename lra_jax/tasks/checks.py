@@ -6,8 +6,8 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from lra_jax.attention import registry
 from lra_jax.configs import Config
-from lra_jax.models.attention import split_options
 from lra_jax.models.encoder import options_by_block
+from lra_jax.models.options import split_options
 from lra_jax.names import known
 
 

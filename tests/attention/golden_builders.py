@@ -14,6 +14,8 @@ import numpy as np
 from lra_jax import attention
 from lra_jax.attention.causal import Chunking
 
+from . import golden_gated
+
 Arrays = dict[str, jax.Array]
 
 
@@ -316,4 +318,6 @@ BUILDERS = {
     "local": _local,
     "nystrom": _nystrom,
     "performer": _performer,
+    "gau": golden_gated.gau,
+    "flash": golden_gated.flash,
 }

@@ -15,7 +15,7 @@ import numpy as np
 from lra_jax import attention
 from lra_jax.attention.causal import Chunking
 
-from . import grouping, patterns, reference
+from . import grouping, patterns, reference, units
 
 LENGTH = 16
 PATTERNS = ("local", "longformer", "bigbird", "sparse")
@@ -35,6 +35,8 @@ NAMES = (
     "synthesizer",
     "sinkhorn",
     "reformer",
+    "gau",
+    "flash",
 )
 # Those whose queries enter sums, so that padded ones must be named.
 QUERY_MASKED = ("flow", "nystrom")
@@ -83,7 +85,11 @@ KEYWORDS = {
     "synthesizer": {"variant": "dense"},
     "sinkhorn": {"block": 3},
     "reformer": {"chunk": 2, "num_buckets": 4},
+    "gau": {},
+    "flash": {"chunk": 3},
 }
+# Gated units, and how many queries and keys they make of one projection.
+UNITS = {"gau": 2, "flash": 4}
 # Those that a stream needs again in each call.
 EVERY_CALL = {name: {} for name in STREAMS} | {"performer": KEYWORDS["performer"]}
 
@@ -92,6 +98,8 @@ def keywords(name: str, heads: int, head_dim: int) -> dict[str, Any]:
     """`KEYWORDS` and the arrays that a mechanism has for these sizes."""
     if name == "performer":
         return {"projection": projection(head_dim)}
+    if name in UNITS:
+        return KEYWORDS[name] | unit_arrays(UNITS[name], heads, head_dim)
     if name not in ("synthesizer", "sinkhorn"):
         return KEYWORDS[name]
     rng = np.random.default_rng(heads)
@@ -100,6 +108,14 @@ def keywords(name: str, heads: int, head_dim: int) -> dict[str, Any]:
     names = {"synthesizer": "first", "sinkhorn": "sort_kernel"}
     biases = {"synthesizer": "first_bias", "sinkhorn": "sort_bias"}
     return KEYWORDS[name] | {names[name]: kernel, biases[name]: bias}
+
+
+def unit_arrays(count: int, heads: int, head_dim: int) -> dict[str, np.ndarray]:
+    """The arrays of a gated unit."""
+    rng = np.random.default_rng(count)
+    shapes = {"scale": (count, heads, head_dim), "offset": (count, heads, head_dim)}
+    shapes["relative_bias"] = (32, heads)
+    return {k: rng.normal(size=x).astype("float32") / 2 for k, x in shapes.items()}
 
 
 @functools.cache
@@ -161,7 +177,7 @@ def formula(name: str) -> Callable[..., np.ndarray]:
         return lambda q, k, v, mask=None: reference.linformer(q, k, v, E, F, mask)
     if name in PATTERNS:
         return functools.partial(patterns.attention, name, **KEYWORDS[name])
-    module = grouping if hasattr(grouping, name) else reference
+    module = next(x for x in (grouping, units, reference) if hasattr(x, name))
 
     def call(q, k, v, mask=None, **more):
         given = keywords(name, *q.shape[2:])

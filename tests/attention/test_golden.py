@@ -30,6 +30,8 @@ COUNTS = {
     "fla": 1,
     "local": 3,
     "nystrom": 6,
+    "gau": 4,
+    "flash": 3,
 }
 FAMILIES = tuple(COUNTS)
 TOLERANCE = {"float32": 1e-5, "float64": 1e-10}
@@ -116,7 +118,8 @@ def test_every_case_is_covered(family: str) -> None:
 def test_causal_cases_are_run_as_such() -> None:
     families = Counter(case["name"].split("_")[0] for case in CAUSAL)
     causal = {"softmax": 1, "linear": 6, "cosformer": 8, "flow": 5, "performer": 4}
-    assert families == causal | {"lightning": 1, "fla": 1}
+    causal |= {"lightning": 1, "fla": 1, "gau": 1, "flash": 1}
+    assert families == causal
 
 
 FLOW_TERMS = [

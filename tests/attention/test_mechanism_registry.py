@@ -55,12 +55,14 @@ def test_each_mechanism_finds_its_functions(name: str) -> None:
 
 NOT_CAUSAL = ("linformer", "nystrom", "fnet", "sinkhorn", "reformer")
 WITH_ARRAYS = ("linformer", "performer", "nystrom", "synthesizer", "sinkhorn")
+WITH_ARRAYS += ("gau", "flash")
 
 
 def test_capabilities() -> None:
     able = [(m.name, m.causal) for m in attention.MECHANISMS.values()]
     assert dict(able) == {name: name not in NOT_CAUSAL for name in NAMES}
-    assert set(NAMES) - set(CROSS) == {*PATTERNS, "fnet", "sinkhorn", "reformer"}
+    alone = {*PATTERNS, "fnet", "sinkhorn", "reformer", "gau", "flash"}
+    assert set(NAMES) - set(CROSS) == alone
     for mechanism in attention.MECHANISMS.values():
         assert mechanism.cross == (mechanism.name in CROSS)
         assert mechanism.padding

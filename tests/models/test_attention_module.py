@@ -69,7 +69,9 @@ def test_causal(mechanism):
     later[:, 4:] += 1
     changed = call(module, later)
     np.testing.assert_allclose(out[:, :4], changed[:, :4], atol=1e-5)
-    assert np.abs(out[:, 4:] - changed[:, 4:]).max() > 1e-3
+    # Gated units are nearly closed at first.
+    difference = np.abs(out[:, 4:] - changed[:, 4:]).max()
+    assert difference > 0.01 * np.abs(changed[:, 4:]).max()
 
 
 @pytest.mark.parametrize("mechanism", sorted({*MECHANISMS} - {*CAUSAL}))

@@ -9,6 +9,7 @@ from flax import nnx
 
 from lra_jax import attention
 from lra_jax.models import Buffer, SequenceClassifier
+from lra_jax.models.mlp import Mlp
 
 MECHANISMS = attention.names()
 LENGTHS = np.array([5, 12, 9], np.int32)
@@ -246,3 +247,16 @@ def test_a_size_for_each_block():
 def test_options_by_block_that_do_not_fit(options, message):
     with pytest.raises(ValueError, match=message):
         classifier("linformer", num_layers=2, options=options)
+
+
+@pytest.mark.parametrize("mechanism", ["gau", "flash"])
+def test_a_gated_unit_stands_in_the_mlps_place_too(mechanism):
+    options = {"query_dim": 6, "expansion": 1.5}
+    model = classifier(mechanism, options=options)
+    block = model.encoder.blocks[0]
+    for unit in (block.attention, block.mlp):
+        assert (unit.num_heads, unit.head_dim, unit.value_dim) == (1, 6, 12)
+        assert unit.gates["gate"].outer.kernel.shape == (8, 12)
+    kernels = (block.attention.query.kernel[...], block.mlp.query.kernel[...])
+    assert np.abs(kernels[0] - kernels[1]).max() > 1e-3
+    assert isinstance(classifier().encoder.blocks[0].mlp, Mlp)

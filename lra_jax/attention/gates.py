@@ -1,0 +1,37 @@
+"""What the projections of a layer go through, by the names that the registry uses."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+
+def _identity(x: jax.Array) -> jax.Array:
+    return x
+
+
+def _slow_decay(x: jax.Array) -> jax.Array:
+    """``log(sigmoid(x)^(1/16))``, the decay of gated linear attention."""
+    return jax.nn.log_sigmoid(x) / 16
+
+
+def _softplus_decay(x: jax.Array) -> jax.Array:
+    """``-log(1 + e^x)``, the logarithm of a decay."""
+    return -jax.nn.softplus(x)
+
+
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "identity": _identity,
+    "silu": jax.nn.silu,
+    "sigmoid": jax.nn.sigmoid,
+    "slow_decay": _slow_decay,
+    "softplus_decay": _softplus_decay,
+}
+
+
+def activated(name: str, x: jax.Array) -> jax.Array:
+    """An activation of the table, in float32 or wider within; keeps the dtype."""
+    if name == "identity":
+        return x
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+    return ACTIVATIONS[name](x.astype(wide)).astype(x.dtype)

@@ -1,0 +1,55 @@
+"""The gates of a mechanism: further projections of a layer's input."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from flax import nnx
+
+from lra_jax.attention import gates, registry
+from lra_jax.models.layers import Dense
+
+
+class GateLayer(nnx.Module):
+    """``activation(W x + b)``, or of two matrices of a low rank, for each head.
+
+    The bias is there whatever the other projections have: without it a gate is half
+    open at zero, for every head alike.
+
+    Args:
+      gate: what the registry says of it.
+      in_features: width of x.
+      num_heads: N.
+      widths: columns in each head by the gate's word for them; none for "one".
+      dtype: of the computation.
+      rngs: for initialisation (Glorot uniform; the bias is the gate's).
+    """
+
+    def __init__(
+        self,
+        gate: registry.Gate,
+        in_features: int,
+        num_heads: int,
+        widths: Mapping[str, int],
+        *,
+        dtype: Any = None,
+        rngs: nnx.Rngs,
+    ):
+        self.shape = (num_heads,)
+        self.shape += () if gate.width == "one" else (widths[gate.width],)
+        self.activation = gate.activation
+        init: dict[str, Any] = {"kernel_init": nnx.initializers.xavier_uniform()}
+        init |= {"dtype": dtype, "rngs": rngs}
+        self.inner = None
+        if gate.rank is not None:
+            self.inner = Dense(in_features, gate.rank, use_bias=False, **init)
+            in_features = gate.rank
+        width = num_heads * widths.get(gate.width, 1)
+        bias = nnx.initializers.constant(gate.bias)
+        self.outer = Dense(in_features, width, bias_init=bias, **init)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """`[B, T, D]` to `[B, T, N, W]`, or `[B, T, N]` for a gate of one column."""
+        x = x if self.inner is None else self.inner(x)
+        x = gates.activated(self.activation, self.outer(x))
+        return x.reshape(*x.shape[:-1], *self.shape)

@@ -1,0 +1,46 @@
+"""What stands behind the attention of a block."""
+
+from typing import Any
+
+import jax
+from flax import nnx
+
+from lra_jax.models.layers import Dense, Dropout
+
+
+class Mlp(nnx.Module):
+    """``W_2 dropout(gelu(W_1 x + b_1)) + b_2``, on each position alone.
+
+    Args:
+      features: width D of input and output.
+      hidden: width between.
+      dropout: rate behind the activation.
+      dtype: of the computation; parameters are float32.
+      rngs: for initialisation (Glorot uniform, zero biases).
+    """
+
+    def __init__(
+        self,
+        features: int,
+        hidden: int,
+        *,
+        dropout: float = 0.0,
+        dtype: Any = None,
+        rngs: nnx.Rngs,
+    ):
+        init: dict[str, Any] = {"kernel_init": nnx.initializers.xavier_uniform()}
+        init |= {"dtype": dtype, "rngs": rngs}
+        self.inner = Dense(features, hidden, **init)
+        self.outer = Dense(hidden, features, **init)
+        self.dropout = Dropout(dropout)
+
+    def __call__(
+        self,
+        x: jax.Array,
+        *,
+        mask: jax.Array | None = None,
+        rngs: nnx.Rngs | None = None,
+    ) -> jax.Array:
+        """`[..., D]` to `[..., D]`; ``mask`` is not read; ``rngs`` trains."""
+        hidden = jax.nn.gelu(self.inner(x))
+        return self.outer(self.dropout(hidden, rngs))

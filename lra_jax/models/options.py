@@ -1,0 +1,45 @@
+"""A user's options of a mechanism, sorted by what takes them."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from lra_jax.attention import registry
+from lra_jax.names import known
+
+# What the module itself passes to a mechanism; never an option of the user's.
+OWN_KEYWORDS = ("mask", "query_mask", "max_length", "is_causal")
+
+
+def split_options(
+    mechanism: registry.Mechanism, options: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Sorts a user's options into those of the parameters and those of the function.
+
+    An option that both take (Linformer's ``projection``) goes to both; one of the
+    widths of the heads alone goes to neither.
+
+    Raises:
+      ValueError: none of them takes it, with the nearest name.
+    """
+    make, layout = mechanism.make_parameters, mechanism.make_layout
+    taken = set() if make is None else named(make) - {"max_length", "num_heads"}
+    taken -= {"head_dim", "dtype", "rng_key"}
+    widths = set() if layout is None else named(layout) - {"in_features"}
+    own = {name: v for name, v in options.items() if name in taken}
+    accepted = named(mechanism.attention) - set(OWN_KEYWORDS)
+    accepted -= {gate.name for gate in mechanism.gates}
+    foreign = {name: v for name, v in options.items() if name in accepted}
+    options_known = accepted | taken | widths
+    for name in options:
+        if name not in options_known:
+            known(f"option of attention {mechanism.name!r}", name, options_known)
+    return own, foreign
+
+
+def named(function: Callable[..., Any]) -> set[str]:
+    """Keywords that a function names, beside query, key and value."""
+    parameters = inspect.signature(function).parameters.values()
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    names = {p.name for p in parameters if p.kind in kinds}
+    return names - {"query", "key", "value"}
