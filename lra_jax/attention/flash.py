@@ -85,7 +85,7 @@ def flash_attention(
     gated.check_arrays(query, 4, scale, offset, relative_bias, gate, value)
     chunk = shapes.check_size("chunk", chunk)
     activate, length = gated.activation(activation), gated.checked_length(length)
-    mask = shapes.padding_mask(mask, *query.shape[:2], reason=_REASON)
+    mask = shapes.padding_mask(mask, query.shape[0], query.shape[1], reason=_REASON)
     num_heads, rows = query.shape[2], query.shape[1]
     dtype = shapes.accumulation_dtype(query, value)
     heads = gated.shared_heads(query, mask, 4, scale, offset, rotate, dtype)

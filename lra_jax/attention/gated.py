@@ -143,10 +143,11 @@ def shared_heads(
     num_heads = z.shape[2]
     # Queries are not hidden: what a padded one holds reaches no other row.
     sources = [shapes.by_head(z, num_heads, hidden, dtype) for hidden in (None, mask)]
+    angles = None
     if rotate:
         rotary.check_width(z.shape[-1])
-        tables = rotary.tables(z.shape[1], z.shape[3], dtype)
-        cos, sin = (table[None, None, : z.shape[1]] for table in tables)
+        cos, sin = rotary.tables(z.shape[1], z.shape[3], dtype)
+        angles = cos[None, None, : z.shape[1]], sin[None, None, : z.shape[1]]
     made = []
     for index in range(count):
         x = sources[2 * index // count]
@@ -154,7 +155,7 @@ def shared_heads(
             x = x * scale.astype(dtype)[index, None, :, None]
         if offset is not None:
             x = x + offset.astype(dtype)[index, None, :, None]
-        x = rotary.turned(x, (cos, sin)) if rotate else x
+        x = x if angles is None else rotary.turned(x, angles)
         made.append(shapes.hide_by_head(x, mask) if 2 * index >= count else x)
     return made
 

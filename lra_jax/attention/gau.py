@@ -147,7 +147,7 @@ _REASON = "a gated attention unit weighs pairs by their scores and distances alo
 
 
 def _padding(mask: jax.Array | None, query: jax.Array) -> jax.Array | None:
-    return shapes.padding_mask(mask, *query.shape[:2], reason=_REASON)
+    return shapes.padding_mask(mask, query.shape[0], query.shape[1], reason=_REASON)
 
 
 def _weights(
@@ -165,8 +165,8 @@ def _weights(
     mask = _padding(mask, query)
     scale, offset, table = arrays
     dtype = shapes.accumulation_dtype(query)
-    heads = gated.shared_heads(query, mask, 2, scale, offset, rotate, dtype)
-    scores = kernels.products(*heads, precision)
+    rows, columns = gated.shared_heads(query, mask, 2, scale, offset, rotate, dtype)
+    scores = kernels.products(rows, columns, precision)
     length = scores.shape[-1]
     visible = jnp.ones((1, 1, 1, length), bool) if mask is None else mask[:, None, None]
     if is_causal:
