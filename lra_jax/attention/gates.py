@@ -3,7 +3,8 @@
 from collections.abc import Callable
 
 import jax
-import jax.numpy as jnp
+
+from lra_jax.attention import shapes
 
 
 def _identity(x: jax.Array) -> jax.Array:
@@ -33,5 +34,5 @@ def activated(name: str, x: jax.Array) -> jax.Array:
     """An activation of the table, in float32 or wider within; keeps the dtype."""
     if name == "identity":
         return x
-    wide = jnp.promote_types(x.dtype, jnp.float32)
+    wide = shapes.accumulation_dtype(x)
     return ACTIVATIONS[name](x.astype(wide)).astype(x.dtype)
