@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import difflib
 import io
+import itertools
 import re
 import signal
 import sys
@@ -61,6 +62,7 @@ def parse_preset(args: Sequence[str]) -> Config:
 def parse_config(prog: str, description: str, args: Sequence[str]) -> Config:
     """Reads a preset's name, then all flags on top of its settings."""
     preset = parse_preset(args)
+    args = _with_value("--distributed", args)
     presets = "; ".join(f"{task}: {', '.join(p)}" for task, p in PRESETS.items())
     return parse(
         Config,
@@ -70,6 +72,15 @@ def parse_config(prog: str, description: str, args: Sequence[str]) -> Config:
         args,
         default=preset,
     )
+
+
+def _with_value(flag: str, args: Sequence[str]) -> list[str]:
+    """A flag that is common without a value gets True."""
+    given = list(args)
+    for index, (arg, after) in enumerate(itertools.pairwise([*given, "--"])):
+        if arg == flag and after.startswith("--"):
+            given[index] = f"{flag}=True"
+    return given
 
 
 def parse(

@@ -49,12 +49,17 @@ def run(config: EvaluateConfig) -> dict[str, Any]:
     Raises:
       ValueError: no run directory, no checkpoint in it, or its data are others now.
     """
+    import jax
+
     from lra_jax.tasks import get_task
     from lra_jax.training import Trainer
     from lra_jax.training.workdir import read_config
 
     workdir = Path(config.workdir).expanduser()
     saved, fingerprint = read_config(workdir)
+    if saved.train.seq_devices > jax.device_count():
+        # The same scores; a machine with fewer devices need not split sequences.
+        saved = saved.replace(train={"seq_devices": 1})
     task = get_task(saved.task)
     dataset = task.prepare(saved)
     if dataset.fingerprint != fingerprint:

@@ -8,11 +8,12 @@ The same from Python::
     results = train.run(get_preset("listops", attention="cosformer"))
 """
 
+import os
 import shlex
 import signal
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from lra_jax import cli, runtime
 from lra_jax.configs import Config, DataConfig, ModelConfig, TrainConfig
@@ -44,12 +45,30 @@ def _main(config: Config, command: str) -> None:
         session = Session(config, command=command)
     try:
         with session:
-            session.run()
+            _run(session, command)
     except Interrupted as stop:
         print(f"saved step {stop.step} in {session.workdir}; to go on: {command}")
         raise SystemExit(128 + stop.signum) from None
     except (NonFiniteLoss, OSError) as error:
         cli.fail(str(error), 1)
+
+
+def _run(session: Any, command: str) -> None:
+    from lra_jax.training import hosts
+
+    try:
+        session.run()
+    except RuntimeError as error:
+        lost = hosts.lost_process(error)
+        if lost is None:
+            raise
+        _leave(f"{lost}; to go on, start all processes again: {command}")
+
+
+def _leave(message: str) -> NoReturn:
+    """Ends the process at once: what ends it in order would wait for the lost one."""
+    print(f"error: {' '.join(message.split())}", file=sys.stderr, flush=True)
+    os._exit(1)
 
 
 def run(config: Config, quiet: bool = False) -> dict[str, Any]:

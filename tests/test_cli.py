@@ -242,3 +242,13 @@ def test_no_preset_is_changed_by_parsing():
     assert mixed == get_preset().replace(
         seed=7, train={"batch_size": 4}, model={"qkv_bias": False}
     )
+
+
+@pytest.mark.parametrize("flags", [[], ["--seed=1"]])
+def test_one_flag_may_stand_alone(flags):
+    from lra_jax.cli import parse_config
+
+    for given in ([*flags, "--distributed"], ["--distributed", *flags]):
+        assert parse_config("prog", "text", given).distributed
+    assert not parse_config("prog", "text", flags).distributed
+    assert not parse_config("prog", "text", ["--distributed", "False"]).distributed

@@ -45,6 +45,9 @@ class TrainConfig:
     """Global norm to which gradients are clipped; 0 leaves them alone."""
     dtype: Dtype = "float32"
     """Compute dtype of activations; parameters are float32 always."""
+    seq_devices: int = 1
+    """Devices that each sequence is split over (linear, cosformer, flow); the rest of
+    the devices split the batch."""
     eval_every: int = 500
     """Steps between two evaluations on the validation split (and checkpoints)."""
     eval_batch_size: int = 32
@@ -147,6 +150,15 @@ class Config:
     """Seed of initialisation, of the order of examples and of dropout."""
     workdir: str | None = None
     """Run directory; by default under runs/, named after the settings."""
+    distributed: bool = False
+    """Run as one of several processes, found on a TPU pod, under SLURM or Open MPI, or
+    given by the next three flags."""
+    coordinator: str | None = None
+    """HOST:PORT of process 0, reachable by all."""
+    num_processes: int | None = None
+    """How many processes there are."""
+    process_id: int | None = None
+    """Which one this is, from 0."""
     train: TrainConfig = TrainConfig()
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()
@@ -205,8 +217,12 @@ class Config:
         return f"{name}-{digest.hexdigest()[:8]}"
 
 
-# Where things lie, and how many processes make them, changes no number of a run.
-_WITHOUT_EFFECT = frozenset({"workdir", "data.dir", "data.processes"})
+# Where things lie, and on how much of what they are computed, changes no number of a
+# run beyond rounding.
+_WITHOUT_EFFECT = frozenset(
+    {"workdir", "data.dir", "data.processes", "train.seq_devices"}
+    | {"distributed", "coordinator", "num_processes", "process_id"}
+)
 
 
 def flatten(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -19,9 +19,16 @@ class Dense(nnx.Linear):
 
     def __call__(self, inputs: jax.Array, out_sharding: Any = None) -> jax.Array:
         """`[..., in_features]` to `[..., out_features]`."""
+        if splits_positions():
+            return super().__call__(inputs, out_sharding=out_sharding)
         flat = inputs.reshape(-1, inputs.shape[-1])
         out = super().__call__(flat, out_sharding=out_sharding)
         return out.reshape(*inputs.shape[:-1], self.out_features)
+
+
+def splits_positions() -> bool:
+    """Whether the mesh of ``jax.set_mesh`` splits sequences, by its axis "seq"."""
+    return jax.sharding.get_abstract_mesh().shape.get("seq", 1) > 1
 
 
 class LayerNorm(nnx.Module):

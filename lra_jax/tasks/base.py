@@ -10,6 +10,7 @@ import numpy as np
 import optax
 from flax import nnx
 
+from lra_jax.attention.sequence import sequence_parallel
 from lra_jax.configs import Config
 from lra_jax.data.dataset import SequenceDataset
 from lra_jax.models import MatchingClassifier, SequenceClassifier
@@ -123,7 +124,7 @@ def _encoder_settings(config: Config, dataset: SequenceDataset) -> dict[str, Any
         "qkv_features": model.qkv_dim,
         "mlp_dim": model.mlp_dim,
         "max_length": model.max_length,
-        "mechanism": config.attention,
+        "mechanism": _mechanism(config),
         "options": parse_options(model.attention_options),
         "pooling": model.pooling,
         "padding": model.padding,
@@ -135,3 +136,9 @@ def _encoder_settings(config: Config, dataset: SequenceDataset) -> dict[str, Any
         "qkv_bias": model.qkv_bias,
         "dtype": jnp.dtype(config.train.dtype),
     }
+
+
+def _mechanism(config: Config) -> Any:
+    if config.train.seq_devices == 1:
+        return config.attention
+    return sequence_parallel(config.attention)

@@ -5,6 +5,7 @@ import math
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from lra_jax.attention import registry
+from lra_jax.attention.sequence import sequence_parallel
 from lra_jax.configs import Config
 from lra_jax.models.encoder import options_by_block
 from lra_jax.models.options import split_options
@@ -59,6 +60,7 @@ def check_config(config: Config, images: bool = False, holds_out: bool = False) 
     options = parse_options(model.attention_options)
     for block in options_by_block(options, model.num_layers):
         split_options(mechanism, block)
+    _check_devices(config, mechanism)
     if model.qkv_dim % model.num_heads:
         raise ValueError(
             f"--model.num_heads must divide --model.qkv_dim={model.qkv_dim}, "
@@ -87,6 +89,43 @@ def _check_choices(config: Config) -> None:
         for name, kind in get_type_hints(type(values)).items():
             if get_origin(kind) is Literal:
                 known(f"--{part}.{name}", getattr(values, name), get_args(kind))
+
+
+def _check_devices(config: Config, mechanism: registry.Mechanism) -> None:
+    given = {
+        name: getattr(config, name)
+        for name in ("coordinator", "num_processes", "process_id")
+    }
+    named = [name for name, value in given.items() if value is not None]
+    if named and (len(named) < 3 or not config.distributed):
+        raise ValueError(
+            "--distributed=True, --coordinator, --num_processes and --process_id go "
+            f"together, got only {', '.join(f'--{n}={given[n]}' for n in named)}"
+        )
+    if named:
+        _check_processes(config)
+    if config.train.seq_devices == 1:
+        return
+    sequence_parallel(mechanism)
+    for name, only in (("pooling", "mean"), ("padding", "lengths")):
+        given = getattr(config.model, name)
+        if given != only:
+            raise ValueError(
+                f"--model.{name} must be {only} with --train.seq_devices="
+                f"{config.train.seq_devices}, got {given!r}"
+            )
+
+
+def _check_processes(config: Config) -> None:
+    host, _, port = (config.coordinator or "").rpartition(":")
+    if not host or not port.isdecimal():
+        raise ValueError(f"--coordinator must be HOST:PORT, got {config.coordinator!r}")
+    count, index = config.num_processes or 0, config.process_id or 0
+    if not 0 <= index < count:
+        raise ValueError(
+            f"--process_id must be in 0..{count - 1} for --num_processes={count}, "
+            f"got {index}"
+        )
 
 
 def _refuse_images(config: Config) -> None:
@@ -162,7 +201,7 @@ def _check_ranges(config: Config) -> None:
 
 _POSITIVE_TRAIN = (
     *("steps", "batch_size", "learning_rate", "eval_every", "eval_batch_size"),
-    *("log_every", "adam_eps"),
+    *("log_every", "adam_eps", "seq_devices"),
 )
 _POSITIVE_MODEL = (
     *("num_layers", "embed_dim", "num_heads", "qkv_dim", "mlp_dim", "max_length"),

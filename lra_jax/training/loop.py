@@ -10,13 +10,14 @@ from typing import Any
 import jax
 import numpy as np
 from flax import nnx
+from jax.sharding import Mesh
 
 from lra_jax.configs import Config
 from lra_jax.data import pipeline
 from lra_jax.data.dataset import SequenceDataset
 from lra_jax.models import Buffer
 from lra_jax.tasks import Task
-from lra_jax.training import sharding
+from lra_jax.training import hosts, sharding
 from lra_jax.training.checkpoints import Checkpoints, Progress
 from lra_jax.training.console import RunConsole
 from lra_jax.training.metrics import MetricsWriter
@@ -30,10 +31,12 @@ from lra_jax.training.step import (
     init_state,
     make_eval_step,
     make_train_step,
-    reset_sums,
     zero_sums,
 )
 from lra_jax.training.workdir import check_space
+
+# Steps between two agreements of several processes on whether to stop.
+_AGREE_EVERY = 10
 
 
 class Interrupted(Exception):
@@ -101,12 +104,8 @@ class Trainer:
         self.dataset = dataset
         self.workdir = workdir
         self.buckets = pipeline.bucket_lengths(dataset, config.data.buckets)
-        if self.buckets[-1] > config.model.max_length:
-            raise ValueError(
-                f"--model.max_length={config.model.max_length} is below the longest "
-                f"bucket of the data, {self.buckets[-1]} tokens"
-            )
-        self.mesh = sharding.make_mesh((train.batch_size, train.eval_batch_size))
+        self.mesh = self._make_mesh()
+        self._shard = sharding.data_shard(self.mesh)
         self.schedule = make_schedule(train)
         optimizer = make_optimizer(train)
         model = task.make_model(config, dataset, nnx.Rngs(params=config.seed))
@@ -120,8 +119,10 @@ class Trainer:
         state = init_state(params, optimizer)
         self.state: TrainState = sharding.replicate(self.mesh, state)
         self.progress = Progress()
-        self.train_step = make_train_step(task, graphdef, optimizer, config.seed)
-        self.eval_step = make_eval_step(task, graphdef)
+        train_step = make_train_step(task, graphdef, optimizer, config.seed)
+        self.train_step = sharding.under_mesh(self.mesh, train_step)
+        eval_step = make_eval_step(task, graphdef)
+        self.eval_step = sharding.under_mesh(self.mesh, eval_step)
         self.checkpoints = Checkpoints(workdir, clean=training)
         self.data = pipeline.train_iterator(
             dataset,
@@ -129,6 +130,7 @@ class Trainer:
             seed=config.seed,
             num_steps=train.steps,
             buckets=self.buckets,
+            shard=self._shard,
         )
 
     @property
@@ -151,7 +153,9 @@ class Trainer:
         """
         step, train = self.step, self.config.train
         meter = _Meter(step, self.progress.seconds)
-        metrics = contextlib.closing(MetricsWriter(self.workdir, step))
+        metrics = contextlib.closing(
+            MetricsWriter(self.workdir, step, active=hosts.is_writer())
+        )
         with metrics as writer, StopRequest() as stop, console:
             while step < train.steps:
                 batch = sharding.shard_batch(self.mesh, next(self.data))
@@ -162,9 +166,10 @@ class Trainer:
                     self._report(step, meter, writer, console)
                 if step % train.eval_every == 0 or step == train.steps:
                     self._validate(step, meter, writer, console)
-                if stop.signum is not None:
+                signum = self._stop_signal(step, stop)
+                if signum:
                     self._save(step, meter)
-                    raise Interrupted(stop.signum, step)
+                    raise Interrupted(signum, step)
 
     def evaluate(self, params: Any, split: str) -> dict[str, float]:
         """Mean loss and accuracy over a split; every example counts exactly once."""
@@ -173,11 +178,34 @@ class Trainer:
             split,
             self.buckets,
             self.config.train.eval_batch_size,
+            shard=self._shard,
         )
         sums = sharding.replicate(self.mesh, zero_sums())
         for batch in batches:
             sums = self.eval_step(params, sums, sharding.shard_batch(self.mesh, batch))
         return _means(jax.device_get(sums))
+
+    def _make_mesh(self) -> Mesh:
+        train, longest = self.config.train, self.config.model.max_length
+        sizes = (train.batch_size, train.eval_batch_size)
+        mesh = sharding.make_mesh(sizes, train.seq_devices)
+        needed = sharding.padded_length(mesh, self.buckets[-1])
+        if needed > longest:
+            split = f" for --train.seq_devices={train.seq_devices}"
+            raise ValueError(
+                f"--model.max_length={longest} is below the longest bucket of the "
+                f"data, {needed} tokens{split if train.seq_devices > 1 else ''}"
+            )
+        return mesh
+
+    def _stop_signal(self, step: int, stop: StopRequest) -> int:
+        """The signal on which all processes stop after this step; 0 = none.
+
+        Processes get a signal at different steps, so now and then they agree.
+        """
+        if jax.process_count() > 1 and step % _AGREE_EVERY:
+            return 0
+        return hosts.agree(stop.signum or 0)
 
     def _report(
         self, step: int, meter: "_Meter", writer: MetricsWriter, console: RunConsole
@@ -186,7 +214,8 @@ class Trainer:
         sums, bad_step = jax.device_get(drain(self.state))
         if bad_step != NO_STEP:
             raise NonFiniteLoss(int(bad_step), self.checkpoints.latest_step)
-        self.state = reset_sums(self.state)
+        zeros = sharding.replicate(self.mesh, zero_sums())
+        self.state = self.state._replace(sums=zeros)
         means, speed = _means(sums), meter.speed(step)
         writer.write(
             step,

@@ -13,9 +13,13 @@ class MetricsWriter:
     Args:
       workdir: the run directory.
       resume_step: lines beyond this step are dropped: the steps will be done again.
+      active: False writes nothing, where another process does.
     """
 
-    def __init__(self, workdir: Path, resume_step: int):
+    def __init__(self, workdir: Path, resume_step: int, active: bool = True):
+        self._file = self._events = None
+        if not active:
+            return
         self._path = workdir / "metrics.jsonl"
         kept = [m for m in read_metrics(workdir) if m["step"] <= resume_step]
         write_text(self._path, "".join(json.dumps(m) + "\n" for m in kept))
@@ -24,6 +28,8 @@ class MetricsWriter:
 
     def write(self, step: int, split: str, **values: float) -> None:
         """Writes one line, and one event for each value."""
+        if self._file is None:
+            return
         line = {"step": step, "split": split, **values}
         self._file.write(json.dumps(line) + "\n")
         self._file.flush()
@@ -33,7 +39,8 @@ class MetricsWriter:
 
     def close(self) -> None:
         """Closes the files."""
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
         if self._events is not None:
             self._events.close()
 

@@ -14,6 +14,7 @@ import jax
 import lra_jax
 from lra_jax.configs import Config, get_preset
 from lra_jax.tasks import Task, get_task
+from lra_jax.training import hosts
 from lra_jax.training import workdir as workdirs
 from lra_jax.training.console import RunConsole, format_seconds
 from lra_jax.training.loop import Trainer
@@ -39,16 +40,16 @@ class Session:
     def __init__(self, config: Config, quiet: bool = False, command: str = ""):
         self.config = config
         self.command = command
-        self.console = RunConsole(config.train.steps, quiet=quiet)
         self.task = get_task(config.task)
         self.task.check(config)
         make_schedule(config.train)
         self.workdir = default_workdir(config)
+        hosts.connect(config)
+        quiet = quiet or not hosts.is_writer()
+        self.console = RunConsole(config.train.steps, quiet=quiet)
         with contextlib.ExitStack() as stack:
-            self.dataset = self.task.prepare(config)
-            fingerprint = self.dataset.fingerprint
-            stack.enter_context(workdirs.exclusive(self.workdir))
-            workdirs.open_workdir(self.workdir, config, fingerprint)
+            self.dataset = hosts.writer_first(lambda: self.task.prepare(config))
+            hosts.writer_first(lambda: self._claim(stack))
             self.result = workdirs.read_result(self.workdir)
             self.trainer = Trainer(config, self.task, self.dataset, self.workdir)
             stack.callback(self.trainer.checkpoints.close)
@@ -72,9 +73,25 @@ class Session:
                 self.console.line(f"going on from step {self.console.start}")
             self.trainer.fit(self.console)
             self.result = result = self._score()
-            write_json(self.workdir / "result.json", result)
+            if hosts.is_writer():
+                write_json(self.workdir / "result.json", result)
         show_result(self.console, self.task, result)
         return result
+
+    def _claim(self, stack: contextlib.ExitStack) -> None:
+        """Holds the run directory, in process 0; in the others looks that it is there.
+
+        They would write their parts of the checkpoints into a folder of their own.
+        """
+        if hosts.is_writer():
+            stack.enter_context(workdirs.exclusive(self.workdir))
+            fingerprint = self.dataset.fingerprint
+            workdirs.open_workdir(self.workdir, self.config, fingerprint)
+        elif not (self.workdir / "config.json").exists():
+            raise ValueError(
+                f"--workdir={self.workdir} must lie on a file system that all "
+                f"processes share; process {jax.process_index()} does not find it"
+            )
 
     def _score(self) -> dict[str, Any]:
         trainer, progress = self.trainer, self.trainer.progress
@@ -131,9 +148,16 @@ class Session:
                 f"{config.train.steps} steps of {config.train.batch_size}, "
                 f"padded to {lengths}"
             ),
-            "devices": f"{describe_devices()}, {self.trainer.mesh.size} in the mesh",
+            "devices": f"{describe_devices()}, {self._mesh()} in the mesh",
             "run": str(self.workdir),
         }
+
+    def _mesh(self) -> str:
+        mesh = self.trainer.mesh
+        data, seq = mesh.shape["data"], mesh.shape["seq"]
+        text = str(mesh.size) if seq == 1 else f"{data} x {seq} (sequence)"
+        processes = jax.process_count()
+        return text if processes == 1 else f"{text}, {processes} processes,"
 
 
 def default_workdir(config: Config) -> Path:

@@ -1,6 +1,10 @@
-"""Data parallelism: one mesh over all devices, jit does the rest."""
+"""How arrays lie on the devices: one mesh over all of them, jit does the rest.
 
-from collections.abc import Mapping
+The mesh has the axes "data", which splits the batch, and "seq", which splits each
+sequence (`lra_jax.attention.sequence`); parameters are whole on every device.
+"""
+
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -8,17 +12,22 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 
-def make_mesh(batch_sizes: tuple[int, ...]) -> Mesh:
-    """A mesh ``("data", "seq")`` of shape (devices, 1).
+def make_mesh(batch_sizes: tuple[int, ...], seq_devices: int = 1) -> Mesh:
+    """A mesh ``("data", "seq")`` of shape (devices / seq_devices, seq_devices).
 
     On an accelerator it spans all devices. On CPU, where devices are only a way to use
     the cores, it takes as many as divide the batch sizes.
 
     Raises:
-      ValueError: the devices do not divide a batch size.
+      ValueError: the devices do not divide a batch size, or seq_devices not them.
     """
     devices = jax.devices()
-    count = len(devices)
+    if len(devices) % seq_devices:
+        raise ValueError(
+            f"--train.seq_devices must divide the {len(devices)} devices, "
+            f"got {seq_devices}"
+        )
+    count = len(devices) // seq_devices
     if jax.default_backend() == "cpu" and jax.process_count() == 1:
         while any(size % count for size in batch_sizes):
             count -= 1
@@ -26,26 +35,98 @@ def make_mesh(batch_sizes: tuple[int, ...]) -> Mesh:
         if size % count:
             raise ValueError(
                 f"--train.batch_size and --train.eval_batch_size must be multiples of "
-                f"the {count} devices, got {size}"
+                f"the {count} devices that split the batch, got {size}"
             )
     # Auto, not Explicit: nnx.Embed cannot look up a batch-sharded array otherwise.
     return jax.make_mesh(
-        (count, 1),
+        (count, seq_devices),
         ("data", "seq"),
         axis_types=(AxisType.Auto,) * 2,
-        devices=devices[:count],
+        devices=devices[: count * seq_devices],
     )
 
 
+def padded_length(mesh: Mesh, length: int) -> int:
+    """The length to which sequences are padded so that the devices divide it."""
+    parts = mesh.shape["seq"]
+    return -(-length // parts) * parts
+
+
+def under_mesh(mesh: Mesh, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, called with ``jax.set_mesh`` where sequences are split.
+
+    The mechanism and the dense layers find the mesh there.
+    """
+    if mesh.shape["seq"] == 1:
+        return function
+
+    def call(*args: Any) -> Any:
+        with jax.set_mesh(mesh):
+            return function(*args)
+
+    return call
+
+
+def data_shard(mesh: Mesh) -> tuple[int, int]:
+    """Which part of each batch this process reads: its index, and how many there are.
+
+    Processes whose devices hold parts of the same sequences read the same rows.
+
+    Raises:
+      ValueError: this process's devices do not lie side by side on the data axis.
+    """
+    mine = sorted(
+        {
+            place[0]
+            for place, device in np.ndenumerate(mesh.devices)
+            if device.process_index == jax.process_index()
+        }
+    )
+    total, size = mesh.shape["data"], len(mine)
+    if not size or total % size or mine != list(range(mine[0], mine[0] + size)):
+        raise ValueError(
+            "--train.seq_devices: expected the devices of a process side by side on "
+            f"the data axis of the mesh, got its rows {mine} of {total}"
+        )
+    return mine[0] // size, total // size
+
+
 def replicate(mesh: Mesh, tree: Any) -> Any:
-    """Places a tree whole on every device."""
-    return jax.device_put(tree, NamedSharding(mesh, PartitionSpec()))
+    """Places a tree whole on every device; all processes give the same one."""
+    sharding = NamedSharding(mesh, PartitionSpec())
+    if jax.process_count() == 1:
+        return jax.device_put(tree, sharding)
+
+    def place(array: Any) -> jax.Array:
+        whole = np.asarray(array)
+        return jax.make_array_from_callback(whole.shape, sharding, lambda i: whole[i])
+
+    return jax.tree.map(place, tree)
 
 
 def shard_batch(mesh: Mesh, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
-    """Splits a host's rows of a batch over the data axis."""
-    sharding = NamedSharding(mesh, PartitionSpec("data"))
-    return {
-        name: jax.make_array_from_process_local_data(sharding, array)
-        for name, array in batch.items()
-    }
+    """Splits a batch over the mesh: samples over "data", positions over "seq".
+
+    Args:
+      mesh: of `make_mesh`.
+      batch: the rows that this process reads (`data_shard`); arrays of two axes are
+        sequences and are padded with zeros to `padded_length`.
+    """
+    index, count = data_shard(mesh)
+
+    def place(rows: np.ndarray) -> jax.Array:
+        names = ("data", "seq") if rows.ndim > 1 else ("data",)
+        if rows.ndim > 1:
+            missing = padded_length(mesh, rows.shape[1]) - rows.shape[1]
+            rows = np.pad(rows, ((0, 0), (0, missing))) if missing else rows
+        shape = (len(rows) * count, *rows.shape[1:])
+        first = index * len(rows)
+
+        def part(where: Any) -> np.ndarray:
+            start, stop, _ = where[0].indices(shape[0])
+            return rows[(slice(start - first, stop - first), *where[1:])]
+
+        sharding = NamedSharding(mesh, PartitionSpec(*names))
+        return jax.make_array_from_callback(shape, sharding, part)
+
+    return {name: place(rows) for name, rows in batch.items()}

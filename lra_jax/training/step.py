@@ -105,14 +105,6 @@ def all_finite(params: nnx.State) -> jax.Array:
     return jnp.stack(finite).all()
 
 
-def reset_sums(state: TrainState) -> TrainState:
-    """The state with metric sums at zero, placed as they were."""
-    zeros = jax.tree.map(
-        lambda old, new: jax.device_put(new, old.sharding), state.sums, zero_sums()
-    )
-    return state._replace(sums=zeros)
-
-
 def zero_sums() -> Sums:
     """Metric sums of nothing."""
     return {name: jnp.zeros((), jnp.float32) for name in ("loss", "correct", "count")}

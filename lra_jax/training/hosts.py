@@ -1,0 +1,97 @@
+"""Several processes as one run: how they meet, agree, and which of them writes.
+
+Every process runs the same program over its own devices. Process 0 writes metrics,
+results and the printed lines; checkpoints are written by all, into one directory that
+all of them see.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from lra_jax.configs import Config
+
+Result = TypeVar("Result")
+
+
+def connect(config: Config) -> None:
+    """Joins the other processes if the config says ``distributed``; once a process.
+
+    Call it before any device is used. ``jax.distributed.initialize`` knows TPU pods,
+    SLURM, Open MPI and Kubernetes; elsewhere the config names the coordinator.
+
+    Raises:
+      ValueError: no cluster was found, or the coordinator was not reached.
+    """
+    if not config.distributed or jax.distributed.is_initialized():
+        return
+    try:
+        jax.distributed.initialize(
+            config.coordinator, config.num_processes, config.process_id
+        )
+    except (ValueError, RuntimeError) as error:
+        if config.coordinator is None:
+            advice = (
+                "no cluster was found; give --coordinator=HOST:PORT, --num_processes "
+                "and --process_id"
+            )
+        else:
+            advice = f"the processes did not meet at {config.coordinator}"
+        raise ValueError(f"--distributed: {advice} ({_first_line(error)})") from error
+
+
+def is_writer() -> bool:
+    """Whether this process writes and prints for all."""
+    return jax.process_index() == 0
+
+
+def agree(value: int) -> int:
+    """The largest value that any process gives; all of them must call it."""
+    if jax.process_count() == 1:
+        return value
+    return int(multihost_utils.process_allgather(np.int32(value)).max())
+
+
+def writer_first(call: Callable[[], Result]) -> Result:
+    """Process 0 calls first, the others when it is done; each gets its own result.
+
+    For what makes files that the others then find.
+
+    Raises:
+      ValueError: in all processes, if the call failed in any.
+    """
+    result: Any = None
+    for turn in (is_writer(), not is_writer()):
+        error: Exception | None = None
+        if turn:
+            try:
+                result = call()
+            except (ValueError, OSError) as failure:
+                error = failure
+        failed = agree(error is not None)
+        if error is not None:
+            raise error
+        if failed:
+            raise ValueError("another process stopped; its message says why")
+    return result
+
+
+def lost_process(error: BaseException) -> str | None:
+    """What to tell the user if an error means that another process is gone, else None.
+
+    A collective operation fails on the machine's network layer, in words of its own.
+    """
+    if jax.process_count() == 1 or not isinstance(error, jax.errors.JaxRuntimeError):
+        return None
+    return (
+        f"process {jax.process_index()} of {jax.process_count()} lost another one, so "
+        f"the job ends; its last checkpoint is kept ({_first_line(error)})"
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0][:160] if text else type(error).__name__

@@ -1,0 +1,72 @@
+"""Batches and sequences split over eight simulated devices give one device's numbers.
+
+What they exchange is read from the compiled programs' text.
+"""
+
+import json
+
+import helpers
+import numpy as np
+import pytest
+
+CASES = ["linear", "linear causal", "cosformer", "cosformer causal", "flow"]
+
+
+@pytest.fixture(scope="module")
+def measured() -> dict:
+    flags = "--xla_force_host_platform_device_count=8 "
+    flags += "--xla_backend_optimization_level=0"
+    program = str(helpers.Path(__file__).with_name("eight_devices.py"))
+    end = helpers.run(program, XLA_FLAGS=flags, JAX_PLATFORMS="cpu")
+    assert end.returncode == 0, end.stderr
+    return json.loads(end.stdout)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_split_sequence_gives_what_a_whole_one_gives(measured, case) -> None:
+    """Output and gradients, with padding; slices of 8 of 32 positions."""
+    assert measured["attention"][case]["32"]["difference"] < 1e-5
+
+
+@pytest.mark.parametrize("case", CASES[:4])
+def test_one_all_gather_forward_and_one_reduce_scatter_backward(measured, case) -> None:
+    """Of N M (Hv + 1) numbers a sample, from each of four devices, at any length."""
+    size = 2 * (8 if "cosformer" in case else 4) * 5
+    for length in ("32", "64"):
+        found = measured["attention"][case][length]["collectives"]
+        assert found == [["all-gather", 4 * size], ["reduce-scatter", size]]
+
+
+def test_what_flow_exchanges_does_not_depend_on_the_length(measured) -> None:
+    short, long = (
+        measured["attention"]["flow"][n]["collectives"] for n in ("32", "64")
+    )
+    assert short == long
+    assert {name for name, _ in short} == {"all-reduce"}
+    # Less than a device's slice of any of the arrays, 8 positions of 2 heads of 4.
+    assert max(size for _, size in short) < 8 * 2 * 4
+
+
+@pytest.mark.parametrize("split", ["data", "sequence"])
+def test_training_gives_the_losses_of_one_device(measured, split) -> None:
+    one = measured["training"]["one device"]["losses"]
+    assert one[0] > one[-1] > 0
+    np.testing.assert_allclose(measured["training"][split]["losses"], one, rtol=2e-5)
+
+
+def test_a_training_step_holds_and_sends_its_share(measured) -> None:
+    training = measured["training"]
+    assert training["data"]["tokens_on_a_device"] == [1, 64]
+    assert training["sequence"]["tokens_on_a_device"] == [4, 16]
+    assert training["sequence, longer"]["tokens_on_a_device"] == [4, 64]
+    short, long = (training[x] for x in ("sequence", "sequence, longer"))
+    assert short["collectives"] == long["collectives"]
+    assert {name for name, _ in long["collectives"]} == {
+        "all-gather",
+        "reduce-scatter",
+        "all-reduce",  # of the gradients and the metrics
+    }
+    assert {name for name, _ in training["data"]["collectives"]} == {"all-reduce"}
+    # A device needs an eighth of what one alone needs, and the states.
+    alone = training["one device, longer"]["temporary_bytes"]
+    assert long["temporary_bytes"] < alone / 4

@@ -1,0 +1,105 @@
+"""Runs whose sequences are split over devices, and what cannot be split."""
+
+import helpers
+import numpy as np
+import pytest
+
+from lra_jax import evaluate
+from lra_jax.tasks import get_task
+from lra_jax.training import sharding
+from lra_jax.training.metrics import read_metrics
+from lra_jax.training.session import Session
+
+SPLIT = {"seq_devices": 2, "steps": 12, "eval_every": 6, "log_every": 2, "warmup": 2}
+
+
+def losses(workdir) -> list[tuple[int, str, float]]:
+    return [(m["step"], m["split"], m["loss"]) for m in read_metrics(workdir)]
+
+
+def test_a_run_with_split_sequences(data_dir, tmp_path) -> None:
+    """The same losses as with whole ones; goes on, and is scored, with whole ones."""
+    runs = {}
+    for name, change in (("split", {}), ("whole", {"seq_devices": 1})):
+        config = helpers.tiny(data_dir, tmp_path / name, train=SPLIT | change)
+        with Session(config, quiet=True) as session:
+            shape = dict(session.trainer.mesh.shape)
+            assert shape == (
+                {"data": 1, "seq": 2} if name == "split" else {"data": 2, "seq": 1}
+            )
+            runs[name] = session.run()
+    split, whole = (losses(tmp_path / name) for name in ("split", "whole"))
+    assert [line[:2] for line in split] == [line[:2] for line in whole]
+    np.testing.assert_allclose(
+        [line[2] for line in split], [line[2] for line in whole], rtol=1e-5
+    )
+    scored = evaluate.run(evaluate.EvaluateConfig(str(tmp_path / "split")))
+    assert scored["loss"] == pytest.approx(runs["split"]["test_loss_best"], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"attention": "softmax"}, r"linear, cosformer, flow.*got 'softmax'"),
+        ({"model": {"pooling": "cls"}}, r"--model.pooling must be mean .*got 'cls'"),
+        ({"train": {"seq_devices": 0}}, r"--train.seq_devices must be positive.*0"),
+        ({"coordinator": "host:1"}, r"--distributed.*go together.*--coordinator=host"),
+        ({"distributed": True, "process_id": 1}, r"go together.*--process_id=1"),
+        (
+            {
+                "distributed": True,
+                "coordinator": "host:1",
+                "num_processes": 2,
+                "process_id": 2,
+            },
+            r"--process_id must be in 0..1 .*got 2",
+        ),
+        (
+            {
+                "distributed": True,
+                "coordinator": "host",
+                "num_processes": 2,
+                "process_id": 1,
+            },
+            r"--coordinator must be HOST:PORT, got 'host'",
+        ),
+    ],
+)
+def test_what_cannot_be_split(data_dir, changes, message) -> None:
+    changes = {**changes, "train": {"seq_devices": 2} | changes.get("train", {})}
+    config = helpers.tiny(data_dir, **changes)
+    with pytest.raises(ValueError, match=message):
+        get_task("listops").check(config)
+
+
+def test_devices_that_do_not_divide() -> None:
+    with pytest.raises(ValueError, match=r"seq_devices must divide the 2 .*got 3"):
+        sharding.make_mesh((8,), 3)
+
+
+def test_a_bucket_that_padding_makes_too_long(data_dir, tmp_path) -> None:
+    config = helpers.tiny(
+        data_dir,
+        tmp_path / "run",
+        train={"seq_devices": 2},
+        model={"max_length": 59},
+        data={"buckets": "32,59", "max_length": 59},
+    )
+    with (
+        pytest.raises(ValueError, match=r"max_length=59 .*60 tokens.*seq_devices=2"),
+        Session(config, quiet=True),
+    ):
+        pass
+
+
+def test_a_batch_is_padded_to_what_the_devices_divide() -> None:
+    mesh = sharding.make_mesh((2,), 2)
+    rows = np.arange(10, dtype=np.uint8).reshape(2, 5) + 1
+    batch = sharding.shard_batch(mesh, {"tokens": rows, "labels": np.arange(2)})
+    assert sharding.data_shard(mesh) == (0, 1)
+    assert batch["tokens"].shape == (2, 6)
+    parts = [np.asarray(x.data) for x in batch["tokens"].addressable_shards]
+    np.testing.assert_array_equal(np.concatenate(parts, 1)[:, :5], rows)
+    assert [part.shape for part in parts] == [(2, 3), (2, 3)]
+    assert not np.asarray(batch["tokens"])[:, 5].any()
+    np.testing.assert_array_equal(np.asarray(batch["labels"]), [0, 1])
