@@ -200,6 +200,14 @@ def test_names_of_runs():
         ({"model": {"attention_options": "clip=1"}}, "unknown option .* 'clip'"),
         ({"model": {"attention_options": "eps=1/2/3"}}, "2 blocks, got 3: 1/2/3"),
         (
+            {"model": {"attention_options": "implementation=triton"}},
+            "'auto', 'xla' or 'pallas', got 'triton'",
+        ),
+        (
+            {"model": {"attention_options": "implementation=xla/pallas"}},
+            "--model.attention_options: .* got 'pallas' on 'cpu'",
+        ),
+        (
             {
                 "attention": "linformer",
                 "model": {"attention_options": "sharing=layerwise,features=8/4"},

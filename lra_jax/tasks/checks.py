@@ -66,6 +66,7 @@ def check_config(config: Config, images: bool = False, holds_out: bool = False) 
             f"--model.num_heads must divide --model.qkv_dim={model.qkv_dim}, "
             f"got {model.num_heads}"
         )
+    _check_implementation(config, mechanism)
     if not images:
         _refuse_images(config)
     if not holds_out and config.data.validation != "holdout":
@@ -80,6 +81,30 @@ def check_config(config: Config, images: bool = False, holds_out: bool = False) 
             "--model.embed_dim must be even for sinusoidal positions, "
             f"got {model.embed_dim}"
         )
+
+
+def _check_implementation(config: Config, mechanism: registry.Mechanism) -> None:
+    """Refuses kernels that this machine or the model's sizes cannot have."""
+    model = config.model
+    if mechanism.name not in ("linear", "cosformer"):
+        return
+    for block in options_by_block(
+        parse_options(model.attention_options), model.num_layers
+    ):
+        if "implementation" not in block:
+            continue
+        import jax
+
+        from lra_jax.attention import pallas
+
+        width = model.qkv_dim // model.num_heads
+        shape = (1, model.max_length, model.num_heads, width)
+        array: Any = jax.ShapeDtypeStruct(shape, config.train.dtype)
+        phi = block.get("feature_map", "relu")
+        try:
+            pallas.choose(block["implementation"], array, array, array, phi)
+        except ValueError as error:
+            raise ValueError(f"--model.attention_options: {error}") from error
 
 
 def _check_choices(config: Config) -> None:

@@ -126,7 +126,7 @@ def test_lowers_for_a_tpu(
     ):
         x = jax.ShapeDtypeStruct((1, 300, heads, width), dtype)
         v = jax.ShapeDtypeStruct((1, 300, heads, value_width), dtype)
-        text = lowered("tpu", TPU, jax.grad(loss, (0, 1, 2)), x, x, v)
+        text = lowered("tpu", TPU, jax.value_and_grad(loss, (0, 1, 2)), x, x, v)
         assert text.count("tpu_custom_call") == (2 if is_causal else 4)
 
 
@@ -145,7 +145,7 @@ def test_lowers_for_a_hopper_gpu(
 
     x = jax.ShapeDtypeStruct((1, 600, 2, 64), "bfloat16")
     v = jax.ShapeDtypeStruct((1, 600, 2, 48), "bfloat16")
-    text = lowered("gpu", HOPPER, jax.grad(loss, (0, 1, 2)), x, x, v)
+    text = lowered("gpu", HOPPER, jax.value_and_grad(loss, (0, 1, 2)), x, x, v)
     assert text.count("@mosaic_gpu") == 5
 
 
