@@ -118,7 +118,14 @@ if TYPE_CHECKING:
         sinkhorn_parameters,
         sinkhorn_weights,
     )
-    from lra_jax.attention.softmax import softmax_attention, softmax_weights
+    from lra_jax.attention.softmax import (
+        SoftmaxState,
+        softmax_attention,
+        softmax_init,
+        softmax_prefill,
+        softmax_step,
+        softmax_weights,
+    )
     from lra_jax.attention.sparse import sparse_attention, sparse_weights
     from lra_jax.attention.synthesizer import (
         synthesizer_attention,
@@ -139,6 +146,7 @@ __all__ = [
     "PerformerState",
     "PerformerSums",
     "RetentionState",
+    "SoftmaxState",
     "accepted_keywords",
     "bigbird_attention",
     "bigbird_weights",
@@ -210,6 +218,9 @@ __all__ = [
     "sinkhorn_parameters",
     "sinkhorn_weights",
     "softmax_attention",
+    "softmax_init",
+    "softmax_prefill",
+    "softmax_step",
     "softmax_weights",
     "sparse_attention",
     "sparse_weights",

@@ -23,10 +23,12 @@ def is_causal(case: dict[str, Any]) -> bool:
     return bool(case["options"].get("causal", False))
 
 
-def _softmax(case: dict[str, Any], stored: dict) -> Callable[[Arrays], jax.Array]:
+def _softmax(
+    case: dict[str, Any], stored: dict, **options: Any
+) -> Callable[[Arrays], jax.Array]:
     mask = stored.get("key_padding_mask")
     return lambda a: attention.softmax_attention(
-        a["q"], a["k"], a["v"], mask, is_causal(case)
+        a["q"], a["k"], a["v"], mask, is_causal(case), **options
     )
 
 

@@ -44,8 +44,10 @@ QUERY_MASKED = ("flow", "nystrom")
 WEIGHTED = tuple(name for name in NAMES if name != "fnet")
 # Those that take queries and keys of different lengths.
 CROSS = tuple(name for name in NAMES if attention.resolve(name).cross)
-STREAMS = ("linear", "cosformer", "flow", "norm", "retention", "lightning")
-STREAMS += ("performer",)
+STREAMS = ("softmax", "linear", "cosformer", "flow", "norm", "retention")
+STREAMS += ("lightning", "performer")
+# Those with a state of sums, whose size depends on no length.
+LINEAR_STREAMS = STREAMS[1:]
 # Their weights depend on positions; may be negative; make no output until normalised.
 POSITIONAL = ("cosformer", "retention", "lightning")
 SIGNED = ("retention", "lightning")
@@ -188,7 +190,17 @@ def formula(name: str) -> Callable[..., np.ndarray]:
 
 def causal(name: str, **more: Any) -> Callable[..., jax.Array]:
     """`run` in its causal form, cut small: several chunks in several super-blocks."""
-    return functools.partial(run(name), is_causal=True, **{"chunking": SMALL} | more)
+    cut = cuts(name, more.pop("chunking", SMALL))
+    return functools.partial(run(name), is_causal=True, **cut | more)
+
+
+def cuts(name: str, chunking: Chunking | None) -> dict[str, Any]:
+    """The keywords that cut a causal form; softmax has blocks of one size."""
+    if name != "softmax":
+        return {"chunking": chunking}
+    if chunking is None:
+        return {}
+    return {"implementation": "blocks", "block": chunking.chunk}
 
 
 @functools.cache

@@ -107,5 +107,5 @@ def test_precision_reaches_the_products(name: str) -> None:
     call = causal(name, precision="highest", chunking=Chunking(3))
     text = str(jax.make_jaxpr(call)(*inputs(15)))
     products = text.count("dot_general[")
-    assert products >= 4
+    assert products >= 2
     assert text.count("precision=(Precision.HIGHEST, Precision.HIGHEST)") == products

@@ -83,6 +83,16 @@ def _run_and_pull_back(
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
 def test_output_and_gradients(case: dict[str, Any], dtype: str) -> None:
+    _check(case, dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("case", golden.select("softmax"), ids=lambda c: c["name"])
+def test_softmax_in_blocks(case: dict[str, Any], dtype: str) -> None:
+    _check(case, dtype, implementation="blocks", block=7)
+
+
+def _check(case: dict[str, Any], dtype: str, **options: Any) -> None:
     stored = golden.load(case)
     gradients = _gradient_names(stored)
     assert len(gradients) == sum(
@@ -96,7 +106,8 @@ def test_output_and_gradients(case: dict[str, Any], dtype: str) -> None:
             for name, array in stored.items()
             if name not in outputs and not name.startswith("aux_")
         }
-        run = golden_builders.BUILDERS[case["name"].split("_")[0]](case, stored)
+        builder = golden_builders.BUILDERS[case["name"].split("_")[0]]
+        run = builder(case, stored, **options)
         cotangent = jnp.asarray(stored["cotangent"], dtype)
         out, found = _run_and_pull_back(run, inputs, cotangent)
         assert out.dtype == dtype

@@ -15,9 +15,11 @@ from .mechanisms import (
     EVERY_CALL,
     KEYWORDS,
     LENGTH,
+    LINEAR_STREAMS,
     STREAMS,
     assert_close,
     causal,
+    cuts,
     fast_jit,
     inputs,
     jitted_causal,
@@ -26,14 +28,19 @@ from .mechanisms import (
 CHUNKING = Chunking(2, 4)
 
 
+# What a stream's state alone needs.
+BOUNDED = {"softmax": {"max_length": LENGTH}}
+
+
 def init(name: str, *sizes: int, **more: Any):
-    return getattr(attention, f"{name}_init")(*sizes, **KEYWORDS[name], **more)
+    keywords = KEYWORDS[name] | BOUNDED.get(name, {}) | more
+    return getattr(attention, f"{name}_init")(*sizes, **keywords)
 
 
 def prefill(name: str, *arrays, **more: Any):
-    keywords = {"chunking": CHUNKING} | EVERY_CALL[name] | more
+    keywords = cuts(name, CHUNKING) | EVERY_CALL[name] | more
     if more.get("state") is None:
-        keywords |= KEYWORDS[name]
+        keywords |= KEYWORDS[name] | BOUNDED.get(name, {})
     return getattr(attention, f"{name}_prefill")(*arrays, **keywords)
 
 
@@ -55,7 +62,7 @@ def steps(name: str, state, query, key, value, **more: Any):
     return jnp.swapaxes(out, 0, 1), state
 
 
-@pytest.mark.parametrize("name", STREAMS)
+@pytest.mark.parametrize("name", LINEAR_STREAMS)
 def test_steps_are_the_parallel_form(name: str) -> None:
     arrays = inputs(1, heads=4, key_heads=2, value_dim=3)
 
@@ -108,7 +115,7 @@ def test_prompts_of_several_lengths(name: str, side: str) -> None:
         assert_close(found[row : row + 1], wanted)
 
 
-@pytest.mark.parametrize("name", STREAMS)
+@pytest.mark.parametrize("name", LINEAR_STREAMS)
 def test_the_state_has_one_size_and_dtype(name: str) -> None:
     def kinds(state):
         return jax.tree.map(lambda x: (x.shape, x.dtype), state)
@@ -126,7 +133,7 @@ def test_the_state_has_one_size_and_dtype(name: str) -> None:
             assert kinds(jax.eval_shape(step, state, *given)[1]) == wanted
 
 
-@pytest.mark.parametrize("name", STREAMS)
+@pytest.mark.parametrize("name", LINEAR_STREAMS)
 def test_float64_states(name: str) -> None:
     with jax.enable_x64(True):
         arrays = [x.astype("float64") for x in inputs(5)]
@@ -225,7 +232,7 @@ def _rejects(call, *parts: str) -> None:
         assert part in str(caught.value), str(caught.value)
 
 
-@pytest.mark.parametrize("name", STREAMS)
+@pytest.mark.parametrize("name", LINEAR_STREAMS)
 def test_what_does_not_fit(name: str) -> None:
     q, k, v = inputs(11)
     state = init(name, 2, 2, 4)
