@@ -36,8 +36,7 @@ __all__ = [
     "softmax_weights",
 ]
 
-# Longest dense form, and positions of a block; measured on a CPU (docs/performance.md).
-# An accelerator pays for each turn of the loop; its figures are guesses.
+# Longest dense form, and positions of a block: measured on a CPU, a guess elsewhere.
 _ON_CPU, _ELSEWHERE = (256, 128), (2048, 1024)
 
 
