@@ -74,31 +74,23 @@ def fetch(archive: Archive, data_dir: pathlib.Path) -> pathlib.Path:
     return file
 
 
-def check(archive: Archive, file: pathlib.Path) -> bool:
-    """Whether a file is the released one; False for one of another size.
+def check(archive: Archive, file: pathlib.Path) -> None:
+    """Refuses a damaged or altered copy of the released archive.
 
-    A small archive of one's own in the same format is welcome, with a warning; one that
-    has the released size and other bytes is a damaged or altered copy.
+    A file of another size is taken for one of the user's own; reading it to the end
+    says so.
 
     Raises:
       ValueError: the size is that of the released file, the sha256 is not.
     """
-    size = file.stat().st_size
-    if archive.sha256 is None:
-        return True
-    if size != archive.size:
-        _logger.warning(
-            "%s has %s bytes, the released %s has %s: reading it as a file of your own",
-            *(file, f"{size:,}", archive.name, f"{archive.size:,}"),
-        )
-        return False
+    if archive.sha256 is None or file.stat().st_size != archive.size:
+        return
     found = _sha256(file)
     if found != archive.sha256:
         raise ValueError(
             f"{file} is damaged or altered: sha256 {found}, expected {archive.sha256}. "
             f"Delete it, and get {archive.describe()} again"
         )
-    return True
 
 
 @contextlib.contextmanager
@@ -124,6 +116,12 @@ def opened(
             f"{file} ({size:,} bytes) is cut short or damaged: {error}. Get "
             f"{archive.describe()} again"
         ) from error
+    size = file.stat().st_size
+    if archive.sha256 is not None and size != archive.size:
+        _logger.warning(
+            "%s has %s bytes, the released %s has %s: read as a file of your own",
+            *(file, f"{size:,}", archive.name, f"{archive.size:,}"),
+        )
 
 
 def _members(
@@ -175,21 +173,21 @@ def extract(
 def _download(archive: Archive, file: pathlib.Path) -> None:
     part = file.with_name(f".{file.name}.part")
     have = part.stat().st_size if part.exists() else 0
-    request = urllib.request.Request(archive.url)
-    if have:
-        request.add_header("Range", f"bytes={have}-")
     with _explained(archive, file):
-        response = urllib.request.urlopen(request, timeout=_TIMEOUT)
+        response = _request(archive.url, have)
     with response:
         have = have if response.status == http.HTTPStatus.PARTIAL_CONTENT else 0
-        total = have + int(response.headers.get("Content-Length") or archive.size)
+        length = response.headers.get("Content-Length")
+        total = archive.size if length is None else have + int(length)
         with part.open("ab" if have else "wb") as target:
             _copy(archive, file, response, target, Progress(archive.name, total, have))
     size = part.stat().st_size
-    wrong = size != total
-    if archive.sha256 is not None:
-        wrong = size != archive.size or _sha256(part) != archive.sha256
-    if wrong:
+    if length is not None and size < total:
+        raise ValueError(
+            f"the connection to {archive.url} ended after {size:,} of {total:,} bytes; "
+            "the same command goes on from there"
+        )
+    if archive.sha256 is not None and _sha256(part) != archive.sha256:
         part.unlink()
         raise ValueError(
             f"what came from {archive.url} is not {archive.name}: {size:,} bytes, "
@@ -199,7 +197,26 @@ def _download(archive: Archive, file: pathlib.Path) -> None:
     part.rename(file)
 
 
-def _copy(archive, file, response, target, progress: Progress) -> None:
+def _request(url: str, have: int) -> http.client.HTTPResponse:
+    """Asks for what comes after the first ``have`` bytes, or for everything."""
+    headers = {"Range": f"bytes={have}-"} if have else {}
+    request = urllib.request.Request(url, headers=headers)
+    try:
+        return urllib.request.urlopen(request, timeout=_TIMEOUT)
+    except urllib.error.HTTPError as error:
+        if error.code != http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+            raise
+        error.close()
+    return urllib.request.urlopen(url, timeout=_TIMEOUT)
+
+
+def _copy(
+    archive: Archive,
+    file: pathlib.Path,
+    response: http.client.HTTPResponse,
+    target: IO[bytes],
+    progress: Progress,
+) -> None:
     """Copies to the end; what a broken connection leaves is gone on with next time."""
     with progress:
         while True:

@@ -113,6 +113,7 @@ class Session:
             "test_examples": self.dataset.num_examples("test"),
             "valid_accuracy_best": 100 * progress.best_accuracy,
             "best_step": progress.best_step,
+            "validation": self.config.data.validation,
             "steps": trainer.step,
             "steps_per_second": self._speed(),
             "seconds": progress.seconds,
@@ -177,7 +178,7 @@ def show_result(console: RunConsole, task: Task, result: Mapping[str, Any]) -> N
             f"{result['attention']}, best checkpoint",
             f"{result['test_accuracy_best']:.2f}",
             f"step {result['best_step']}, +-{sigma / examples**0.5:.2f} (standard "
-            f"error over {examples} examples)",
+            f"error over {examples} examples){_chosen_on(result)}",
         ),
         (
             f"{result['attention']}, last checkpoint",
@@ -197,6 +198,12 @@ def show_result(console: RunConsole, task: Task, result: Mapping[str, Any]) -> N
         f"{result['steps_per_second']:.2f} steps/s in training (median), "
         f"{result['parameters']:,} parameters"
     )
+
+
+def _chosen_on(result: Mapping[str, Any]) -> str:
+    """A warning where the best checkpoint saw the answers."""
+    seen = result.get("validation") == "test"
+    return "; chosen on the test split itself" if seen else ""
 
 
 def describe_devices() -> str:

@@ -17,6 +17,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     content = b""
     requests: list[str | None]
     ranges = True
+    cut: int | None = None
 
     def do_GET(self):
         wanted = self.headers.get("Range")
@@ -27,11 +28,14 @@ class Handler(http.server.BaseHTTPRequestHandler):
         start = 0
         if wanted is not None and self.ranges:
             start = int(wanted.removeprefix("bytes=").removesuffix("-"))
+        if start >= len(self.content):
+            self.send_error(416)
+            return
         self.send_response(206 if start else 200)
         self.send_header("Content-Length", str(len(self.content) - start))
         self.end_headers()
         with contextlib.suppress(OSError):
-            self.wfile.write(self.content[start:])
+            self.wfile.write(self.content[start : self.cut])
 
     def log_message(self, *_):
         pass
@@ -97,6 +101,25 @@ def test_a_broken_download_is_gone_on_with(tmp_path, released, ranges):
     assert text.prepare(tmp_path / "data").num_examples("test") == 16
     assert handler.requests == ["bytes=50-"]
     assert not list(folder.glob("*.part"))
+
+
+def test_a_connection_that_ends_early(tmp_path, released):
+    handler, known = released
+    handler.cut = 100
+    with pytest.raises(ValueError, match=rf"ended after 100 of {known.size:,} bytes"):
+        text.prepare(tmp_path / "data")
+    handler.cut = None
+    assert text.prepare(tmp_path / "data").num_examples("test") == 16
+    assert handler.requests == [None, "bytes=100-"]
+
+
+def test_a_part_that_is_too_long_already(tmp_path, released):
+    handler, known = released
+    folder = tmp_path / "data" / "downloads"
+    folder.mkdir(parents=True)
+    (folder / f".{known.name}.part").write_bytes(handler.content + b"x")
+    assert text.prepare(tmp_path / "data").num_examples("test") == 16
+    assert handler.requests == [f"bytes={known.size + 1}-", None]
 
 
 def test_what_comes_is_another_file(tmp_path, released):

@@ -277,7 +277,7 @@ def test_an_altered_copy_of_the_released_archive(tmp_path, imdb, monkeypatch, ca
         text.prepare(tmp_path / "data2", path=imdb)
     monkeypatch.setattr(text, "ARCHIVE", dataclasses.replace(other, size=7))
     text.prepare(tmp_path / "data3", path=imdb)
-    assert "reading it as a file of your own" in caplog.text
+    assert "read as a file of your own" in caplog.text
 
 
 @pytest.mark.parametrize(

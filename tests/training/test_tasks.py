@@ -50,6 +50,33 @@ def test_train_and_score(tmp_path, task, preset, attention, least):
     assert again["examples"] == result["test_examples"]
 
 
+def test_a_checkpoint_chosen_on_the_test_split_is_said_to_be(capsys):
+    from lra_jax.tasks import get_task
+    from lra_jax.training.console import RunConsole
+    from lra_jax.training.session import show_result
+
+    result = {
+        **{"attention": "flow", "test_accuracy_best": 64.0, "test_accuracy_last": 63.0},
+        **{"best_step": 4, "steps": 9, "test_examples": 25_000, "seconds": 1.0},
+        **{"steps_per_second": 2.0, "parameters": 3, "official_data": True},
+    }
+    shown = {}
+    for validation in ("holdout", "test"):
+        task = get_task("text")
+        show_result(RunConsole(9), task, result | {"validation": validation})
+        shown[validation] = capsys.readouterr().out
+    assert "chosen on the test split itself" in shown["test"]
+    assert "chosen on" not in shown["holdout"]
+    for part in (
+        "floor: chance",
+        "50.00",
+        "published: Flowformer",
+        "64.29",
+        "LRA paper",
+    ):
+        assert part in shown["test"]
+
+
 def test_no_data_and_no_network_is_one_line(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     monkeypatch.setenv("https_proxy", "http://127.0.0.1:1")
