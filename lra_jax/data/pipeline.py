@@ -13,7 +13,7 @@ A task with pairs of sequences has a `tokens` and a `lengths` for each, with the
 that its builder gives (`tokens_1`, `lengths_1`, `tokens_2`, ...).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -38,6 +38,7 @@ __all__ = [
     "bucket_lengths",
     "eval_batches",
     "plan_batches",
+    "read_examples",
     "train_iterator",
 ]
 
@@ -166,6 +167,25 @@ def eval_batches(
     resolved = bucket_lengths(dataset, buckets)
     rows = _shard_rows(batch_size, shard)
     return EvalBatches(dataset, split, resolved, batch_size, rows)
+
+
+def read_examples(
+    dataset: SequenceDataset, split: str, indices: Sequence[int]
+) -> dict[str, np.ndarray]:
+    """Returns chosen examples as one batch, padded to the longest of them.
+
+    Raises:
+      ValueError: there is no such split or example.
+    """
+    count = dataset.num_examples(split)
+    for index in indices:
+        if not 0 <= index < count:
+            raise ValueError(
+                f"example must be in 0..{count - 1}, the {split} split, got {index}."
+            )
+    ids = np.array(indices, np.int32)
+    length = int(_example_lengths(dataset, split)[ids].max())
+    return _Reader(dataset, split).read(Batch(length, ids))
 
 
 class _Reader:

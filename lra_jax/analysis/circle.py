@@ -1,0 +1,153 @@
+"""The circle: a recurrent layer that learns to step along it, and is then rolled out
+(Dong, Cordonnier and Loukas 2021, Figure 6).
+
+A sequence is two points half a circle apart; the target are the two next points. After
+training the layer runs on its own output. Without that skip connection and without an
+MLP the two points run into each other, and into one place: the rank collapses.
+
+As in the published code, the layer has a skip connection of its own around attention
+in every variant; what comes and goes is one around the whole layer. While it trains
+that one adds the *batch before*, which is not the output of the step before; the
+roll-out adds what it should.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+from lra_jax.analysis.path_network import PathNetwork, PathSettings
+from lra_jax.analysis.path_tasks import circle
+
+__all__ = ["TRAINED_CIRCLE", "CircleRun", "CircleSettings", "run_circle"]
+
+
+@dataclasses.dataclass(frozen=True)
+class CircleSettings:
+    """How the layer is trained; the defaults are those of the published command.
+
+    Attributes:
+      width, num_heads: of the one layer.
+      num_points: on the circle.
+      epochs, batch_size, learning_rate: of Adam, batches in the order of the circle.
+      steps: of the roll-out.
+      dropout: while training.
+    """
+
+    width: int = 32
+    num_heads: int = 2
+    num_points: int = 1000
+    epochs: int = 70
+    batch_size: int = 30
+    learning_rate: float = 1e-5
+    steps: int = 300
+    dropout: float = 0.1
+
+
+TRAINED_CIRCLE = CircleSettings(learning_rate=1e-3)
+"""As published, but for a learning rate at which the layer learns more of its task."""
+
+
+class CircleRun(NamedTuple):
+    """Attributes: `trajectory`, `[steps, 2, 2]`: step, point, coordinate; `losses`, the
+    mean squared error of a step, summed over a sequence, by epoch."""
+
+    trajectory: np.ndarray
+    losses: np.ndarray
+
+    @property
+    def spread(self) -> np.ndarray:
+        """Distance of the two points at each step."""
+        return np.linalg.norm(self.trajectory[:, 0] - self.trajectory[:, 1], axis=-1)
+
+
+def run_circle(
+    settings: CircleSettings,
+    *,
+    skip: bool,
+    mlp: bool,
+    mechanism: str = "softmax",
+    seed: int = 0,
+) -> CircleRun:
+    """Trains one layer and rolls it out.
+
+    Args:
+      settings: of the training.
+      skip: with a skip connection around the layer.
+      mlp: with an MLP.
+      mechanism: attention of the layer.
+      seed: of weights and dropout.
+    """
+    shape = PathSettings(
+        settings.width,
+        num_layers=1,
+        num_heads=settings.num_heads,
+        num_outputs=2,
+        mlp=mlp,
+        dropout=settings.dropout,
+    )
+    points = circle(settings.num_points)
+    half = settings.num_points // 2 - 1
+    here = np.stack([points[:half], points[half : 2 * half]], 1)
+    there = np.stack([points[1 : half + 1], points[half + 1 : 2 * half + 1]], 1)
+    model = PathNetwork(shape, mechanism, rngs=nnx.Rngs(seed))
+    graph, params = nnx.split(model, nnx.Param)
+    params, losses = _fit(graph, params, here, there, settings, skip, seed)
+    path = _roll_out(graph, params, jnp.asarray(here[:1]), settings.steps, skip)
+    return CircleRun(np.asarray(path), losses)
+
+
+def _fit(
+    graph: Any,
+    params: Any,
+    here: np.ndarray,
+    there: np.ndarray,
+    settings: CircleSettings,
+    skip: bool,
+    seed: int,
+) -> tuple[Any, np.ndarray]:
+    size = settings.batch_size
+    steps = len(here) // size
+    # What the published code adds to a batch: the batch before it.
+    before = np.concatenate([np.zeros_like(here[:size]), here])[: len(here)]
+    given = here + before if skip else here
+    data = tuple(
+        jnp.asarray(array[: steps * size].reshape(steps, size, 2, 2))
+        for array in (given, there)
+    )
+    optimizer = optax.adam(settings.learning_rate)
+
+    def loss(params: Any, inputs: Any, targets: Any, key: Any) -> jax.Array:
+        out = nnx.merge(graph, params)(inputs, None, nnx.Rngs(dropout=key))
+        return jnp.sum((out - targets) ** 2)
+
+    def step(carry: Any, batch: Any) -> tuple[Any, jax.Array]:
+        params, state, key = carry
+        key, own = jax.random.split(key)
+        value, grads = jax.value_and_grad(loss)(params, *batch, own)
+        with jax.numpy_dtype_promotion("standard"):  # Optax relies on it.
+            updates, state = optimizer.update(grads, state, params)
+        return (optax.apply_updates(params, updates), state, key), value / size
+
+    epoch = jax.jit(lambda carry: jax.lax.scan(step, carry, data))
+    carry = (params, optimizer.init(params), jax.random.key(seed))
+    losses = []
+    for _ in range(settings.epochs):
+        carry, values = epoch(carry)
+        losses.append(float(values.mean()))
+    return carry[0], np.array(losses)
+
+
+def _roll_out(
+    graph: Any, params: Any, start: jax.Array, steps: int, skip: bool
+) -> jax.Array:
+    def step(x: jax.Array, _: None) -> tuple[jax.Array, jax.Array]:
+        out = nnx.merge(graph, params)(x)
+        return (x + out if skip else out), out
+
+    _, outs = jax.lax.scan(step, start, None, length=steps - 1)
+    return jnp.concatenate([start, outs[:, 0]])

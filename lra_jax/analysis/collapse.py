@@ -1,0 +1,143 @@
+"""How fast the tokens of a network become one (Dong, Cordonnier and Loukas 2021,
+Figure 2): the relative residual after each layer, for each variant of the network."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from lra_jax.analysis.capture import capture
+from lra_jax.analysis.networks import SHAPES, Network, Shape, zipf_tokens
+from lra_jax.analysis.residual import relative_residual
+from lra_jax.analysis.variants import VARIANTS, Variant
+from lra_jax.names import known
+
+__all__ = ["collapse_curves", "model_curves", "network_curves", "trained_curves"]
+
+
+def network_curves(
+    shape: Shape | str,
+    mechanism: str = "softmax",
+    *,
+    variants: Mapping[str, Variant] = VARIANTS,
+    options: Mapping[str, Any] | None = None,
+    draws: int = 1,
+    batch_size: int = 8,
+    length: int = 128,
+    num_layers: int | None = None,
+    seed: int = 0,
+) -> dict[str, np.ndarray]:
+    """The curves of a network at initialisation, on random tokens.
+
+    Args:
+      shape, mechanism, options, length, num_layers: see `networks.Network`.
+      variants: by name.
+      draws: initialisations, each with tokens of its own.
+      batch_size: sequences for each draw.
+      seed: of the first draw.
+
+    Returns:
+      For each variant float64 `[draws * batch_size, L + 1]`, embeddings first.
+
+    Raises:
+      ValueError: as of `networks.Network`, or a number that is not positive.
+    """
+    if draws < 1 or batch_size < 1:
+        raise ValueError(
+            "draws, batch_size: expected positive numbers, got "
+            f"{draws} and {batch_size}"
+        )
+    if isinstance(shape, str):
+        shape = SHAPES[known("network", shape, SHAPES)]
+    found: dict[str, list[np.ndarray]] = {name: [] for name in variants}
+    run = None
+    for draw in range(seed, seed + draws):
+        network = Network(
+            shape,
+            mechanism,
+            options=options,
+            length=length,
+            num_layers=num_layers,
+            rngs=nnx.Rngs(draw),
+        )
+        graph, state = nnx.split(network)
+        run = run or _compiled(graph)
+        tokens = jnp.asarray(zipf_tokens(shape.vocab_size, batch_size, length, draw))
+        for name, variant in variants.items():
+            found[name].append(collapse_curves(run(state, tokens, variant)))
+    return {name: np.concatenate(curves) for name, curves in found.items()}
+
+
+def trained_curves(
+    network: Network,
+    shape: Shape,
+    variants: Mapping[str, Variant] = VARIANTS,
+    *,
+    batch_size: int = 8,
+    length: int = 128,
+    seed: int = 0,
+) -> dict[str, np.ndarray]:
+    """The same for one network that has its weights.
+
+    Raises:
+      ValueError: sequences longer than its table of positions.
+    """
+    if not 0 < length <= shape.max_length:
+        raise ValueError(
+            f"length: expected 1 to {shape.max_length} tokens, got {length}"
+        )
+    graph, state = nnx.split(network)
+    run = _compiled(graph)
+    tokens = jnp.asarray(zipf_tokens(shape.vocab_size, batch_size, length, seed))
+    return {
+        name: collapse_curves(run(state, tokens, variant))
+        for name, variant in variants.items()
+    }
+
+
+def model_curves(
+    model: nnx.Module,
+    run: Callable[[], Any],
+    variants: Mapping[str, Variant] = VARIANTS,
+) -> dict[str, np.ndarray]:
+    """The curves of a model of ours on given inputs.
+
+    Args:
+      model, run: see `capture.capture`.
+      variants: by name.
+
+    Returns:
+      For each variant float64 `[B, L + 1]`. Padding does not enter.
+    """
+    curves = {}
+    for name, variant in variants.items():
+        captured = capture(model, run, variant)
+        curves[name] = collapse_curves(captured.states, captured.mask)
+    return curves
+
+
+def collapse_curves(states: Any, mask: np.ndarray | None = None) -> np.ndarray:
+    """Relative residuals `[B, L + 1]` of hidden states `[L + 1, B, T, D]`.
+
+    Raises:
+      ValueError: the states are not finite.
+    """
+    states = np.asarray(states, np.float64)
+    if not np.isfinite(states).all():
+        layer = int(np.isfinite(states).all((1, 2, 3)).argmin())
+        raise ValueError(
+            f"states: expected finite numbers, got others from layer {layer} on"
+        )
+    if mask is not None:
+        mask = np.broadcast_to(mask, states.shape[:3])
+    return relative_residual(states, mask=mask).T
+
+
+def _compiled(graph: Any) -> Callable[[Any, jax.Array, Variant], jax.Array]:
+    def run(state: Any, tokens: jax.Array, variant: Variant) -> jax.Array:
+        return nnx.merge(graph, state)(tokens, variant)
+
+    return jax.jit(run, static_argnums=2)

@@ -1,0 +1,70 @@
+"""Where a trained model looks: attention matrices of one example, and what each token
+receives. Flow-Attention's competition and allocation beside them."""
+
+import inspect
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lra_jax.analysis.capture import capture
+from lra_jax.attention.flow import flow_terms
+
+__all__ = ["Maps", "example_maps"]
+
+
+class Maps(NamedTuple):
+    """The attention of one layer on one example, padding left out.
+
+    Attributes:
+      layer: counted from 1.
+      weights: `[N, T, T]`, with the class vector in front if the model has one.
+      received: `[N, T]`, what each token gives to the pooled output, in units of an
+        even share: the class vector's row, or the mean over all rows, of absolute
+        values, over its own mean. The class vector's own part is left out.
+      tokens: `[T]`, ids, bytes or pixels.
+      competition, allocation: of Flow-Attention, `[N, T]`; None for others.
+      prediction, label: classes.
+    """
+
+    layer: int
+    weights: np.ndarray
+    received: np.ndarray
+    tokens: np.ndarray
+    competition: np.ndarray | None
+    allocation: np.ndarray | None
+    label: int
+
+
+def example_maps(saved: Any, batch: Any, layer: int) -> Maps:
+    """The maps of the first example of a batch.
+
+    Args:
+      saved: a `lra_jax.training.restore.SavedRun`.
+      batch: of its examples.
+      layer: counted from 1.
+
+    Raises:
+      ValueError: there is no such layer, or its mechanism has no matrix.
+    """
+    captured = capture(saved.model, lambda: saved.run(batch))
+    call = captured.call(layer)
+    matrix = call.weights()[0].astype(np.float64)
+    name = saved.dataset.sequences[0]
+    length = int(batch[name.replace("tokens", "lengths", 1)][0])
+    tokens = batch[name][0, :length]
+    # A class vector stands in front of the tokens.
+    front = matrix.shape[-1] - batch[name].shape[1]
+    weights = matrix[:, : front + length, : front + length]
+    size = np.abs(weights[:, 0] if front else weights.mean(1))[:, front:]
+    mean = size.mean(-1, keepdims=True)
+    received = size / np.where(mean == 0, 1, mean)
+    competition = allocation = None
+    if call.mechanism.name == "flow":
+        named = inspect.signature(flow_terms).parameters
+        options = {k: v for k, v in call.keywords.items() if k in named}
+        terms = flow_terms(call.query, call.key, **options)
+        seen = slice(front, front + length)
+        competition = np.asarray(terms.competition)[0, seen].T
+        allocation = np.asarray(terms.allocation)[0, seen].T
+    label = int(batch["labels"][0])
+    return Maps(layer, weights, received, tokens, competition, allocation, label)

@@ -1,0 +1,213 @@
+"""Networks of the shape of BERT, ALBERT and XLNet at initialisation (Dong, Cordonnier
+and Loukas 2021, Figure 2), with any mechanism and with parts left out.
+
+A block is post-norm: ``x = LN(x + attention(x))``, then ``x = LN(x + MLP(x))``. Its
+parts can be switched off as the published notebook does it, layer normalisation staying
+where it is:
+
+- no skip: ``LN(attention(x))``; the MLP keeps its own skip connection.
+- no MLP: the second step is left out. ALBERT's is not: the notebook empties its two
+  dense layers only, and ``LN(x + gelu(x))`` stays.
+- no norm (not in the paper): no LN in the blocks; that of the embeddings stays.
+
+Weights are N(0, 0.02) with zero biases, as of the published models before training. Its
+own arrays (Linformer's projections) a mechanism makes as anywhere else.
+
+Deviation: random tokens by Zipf's law in place of texts, which are not needed: the
+curves depend on how often tokens repeat, hardly on which they are.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from lra_jax.analysis.relative import RelativeAttention
+from lra_jax.analysis.variants import Variant
+from lra_jax.models import MultiHeadAttention
+from lra_jax.models.layers import Dense, LayerNorm
+from lra_jax.names import known
+
+__all__ = ["SHAPES", "Network", "Shape", "zipf_tokens"]
+
+_INIT = nnx.initializers.normal(0.02)
+_EPSILON = 1e-12  # of every layer normalisation in the three models
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """Sizes of a published model.
+
+    Attributes:
+      vocab_size, num_layers, width, num_heads, mlp_dim, max_length: its sizes.
+      embed_dim: width of the embeddings; where it is not ``width``, a dense layer
+        follows them.
+      shared: all layers are one (ALBERT).
+      relative: positions enter the attention alone, as distances, and the embeddings
+        are not normalised (XLNet).
+      gelu: the activation exactly, or by tanh.
+    """
+
+    vocab_size: int
+    num_layers: int = 12
+    width: int = 768
+    num_heads: int = 12
+    mlp_dim: int = 3072
+    max_length: int = 512
+    embed_dim: int = 768
+    shared: bool = False
+    relative: bool = False
+    gelu: Literal["exact", "tanh"] = "exact"
+
+
+SHAPES = {
+    "bert": Shape(vocab_size=28_996),  # bert-base-cased
+    "albert": Shape(  # albert-base-v2
+        vocab_size=30_000, embed_dim=128, shared=True, gelu="tanh"
+    ),
+    "xlnet": Shape(vocab_size=32_000, relative=True),  # xlnet-base-cased
+}
+
+
+class Block(nnx.Module):
+    """One layer; ``mechanism`` None is XLNet's own relative attention."""
+
+    def __init__(
+        self,
+        shape: Shape,
+        mechanism: str | Callable[..., jax.Array],
+        options: Mapping[str, Any] | None,
+        length: int,
+        rngs: nnx.Rngs,
+    ):
+        if shape.relative and mechanism == "softmax":
+            self.attention = RelativeAttention(
+                shape.width, shape.num_heads, kernel_init=_INIT, rngs=rngs
+            )
+        else:
+            self.attention = MultiHeadAttention(
+                shape.num_heads,
+                shape.width,
+                mechanism=mechanism,
+                max_length=length,
+                options=options,
+                use_bias=not shape.relative,
+                rngs=rngs,
+            )
+            _draw_again(self.attention, rngs)
+        dense = functools.partial(Dense, kernel_init=_INIT, rngs=rngs)
+        self.attention_norm = LayerNorm(shape.width, epsilon=_EPSILON)
+        self.mlp_in = dense(shape.width, shape.mlp_dim)
+        self.mlp_out = dense(shape.mlp_dim, shape.width)
+        self.mlp_norm = LayerNorm(shape.width, epsilon=_EPSILON)
+        self.approximate = shape.gelu == "tanh"
+        self.keeps_activation = shape.shared
+
+    def __call__(self, x: jax.Array, variant: Variant) -> jax.Array:
+        """`[B, T, D]` to `[B, T, D]`."""
+        branch = self.attention(x)
+        x = x + branch if variant.skip else branch
+        x = self.attention_norm(x) if variant.norm else x
+        gelu = functools.partial(jax.nn.gelu, approximate=self.approximate)
+        if variant.mlp:
+            x = x + self.mlp_out(gelu(self.mlp_in(x)))
+        elif self.keeps_activation:
+            x = x + gelu(x)
+        else:
+            return x
+        return self.mlp_norm(x) if variant.norm else x
+
+
+class Network(nnx.Module):
+    """Embeddings and blocks, without a head.
+
+    Args:
+      shape: its sizes, or a name of `SHAPES`.
+      mechanism: as in ``lra_jax.models.MultiHeadAttention``. XLNet's relative positions
+        are part of softmax's scores; with another mechanism that network has none.
+      options: of the mechanism.
+      length: tokens of a sequence, for mechanisms with parameters for each position.
+      num_layers: other than the shape's.
+      rngs: for initialisation.
+
+    Raises:
+      ValueError: an unknown shape, mechanism or option, or a length that is too long.
+    """
+
+    def __init__(
+        self,
+        shape: Shape | str,
+        mechanism: str | Callable[..., jax.Array] = "softmax",
+        *,
+        options: Mapping[str, Any] | None = None,
+        length: int = 128,
+        num_layers: int | None = None,
+        rngs: nnx.Rngs,
+    ):
+        if isinstance(shape, str):
+            shape = SHAPES[known("network", shape, SHAPES)]
+        if not 0 < length <= shape.max_length:
+            raise ValueError(
+                f"length: expected 1 to {shape.max_length} tokens, got {length}"
+            )
+        self.num_layers = shape.num_layers if num_layers is None else num_layers
+        if self.num_layers < 1:
+            raise ValueError(f"num_layers: expected a positive int, got {num_layers}")
+        size = (shape.vocab_size, shape.embed_dim)
+        self.embed = nnx.Param(_INIT(rngs.params(), size))
+        self.relative = shape.relative
+        if not shape.relative:
+            size = (shape.max_length, shape.embed_dim)
+            self.positions = nnx.Param(_INIT(rngs.params(), size))
+            # BERT's types of token: here all are of the first.
+            self.types = nnx.Param(_INIT(rngs.params(), (shape.embed_dim,)))
+            self.norm = LayerNorm(shape.embed_dim, epsilon=_EPSILON)
+        self.is_wider = shape.embed_dim != shape.width
+        if self.is_wider:
+            self.widen = Dense(
+                shape.embed_dim, shape.width, kernel_init=_INIT, rngs=rngs
+            )
+        count = 1 if shape.shared else self.num_layers
+        self.blocks = nnx.List(
+            [Block(shape, mechanism, options, length, rngs) for _ in range(count)]
+        )
+
+    def __call__(self, tokens: jax.Array, variant: Variant) -> jax.Array:
+        """The hidden states `[L + 1, B, T, D]`, embeddings first, of `[B, T]` ids."""
+        x = self.embed[...][tokens]
+        if not self.relative:
+            x = x + self.positions[...][None, : tokens.shape[1]]
+            x = x + self.types[...][None, None]
+            x = self.norm(x)
+        x = self.widen(x) if self.is_wider else x
+        states = [x]
+        for layer in range(self.num_layers):
+            x = self.blocks[layer % len(self.blocks)](x, variant)
+            states.append(x)
+        return jnp.stack(states)
+
+
+def zipf_tokens(
+    vocab_size: int, batch_size: int, length: int, seed: int = 0
+) -> np.ndarray:
+    """Random token ids, `int32 [B, T]`, as frequent as words are.
+
+    The r-th most frequent has probability proportional to ``1 / (r + 2.7)``
+    (Zipf's law with Mandelbrot's shift).
+    """
+    shares = 1 / (np.arange(vocab_size) + 2.7)
+    rng = np.random.default_rng(seed)
+    size = (batch_size, length)
+    return rng.choice(vocab_size, size, p=shares / shares.sum()).astype(np.int32)
+
+
+def _draw_again(attention: MultiHeadAttention, rngs: nnx.Rngs) -> None:
+    """The projections of a layer as BERT draws them: N(0, 0.02)."""
+    for name in attention.projections:
+        kernel = getattr(attention, name).kernel
+        kernel[...] = _INIT(rngs.params(), kernel[...].shape)

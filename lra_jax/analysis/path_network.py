@@ -1,0 +1,205 @@
+"""The networks of the path experiments, whole and along single paths.
+
+A post-norm encoder that labels every token, as in the published code: embeddings, or
+points through one or two dense layers, layer normalisation, then blocks ``x = LN(x +
+attention(x))``, with an MLP after each if asked for, and a linear classifier. Weights
+are N(0, 0.02); values and output projections are uniform within 1 / sqrt(D).
+
+Along a path a layer uses one of its heads and nothing else, ``x = LN'(P_h x W_h + b)``,
+or is skipped; LN' has no scale and bias. Contributions of several paths are summed,
+normalised by LN' and classified: what the code calls ``--no_sub_path``.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from lra_jax.models import MultiHeadAttention
+from lra_jax.models.layers import Dense, Dropout, LayerNorm
+
+__all__ = ["PathNetwork", "PathSettings", "draw_paths"]
+
+_INIT = nnx.initializers.normal(0.02)
+_EPSILON = 1e-12
+
+
+@dataclasses.dataclass(frozen=True)
+class PathSettings:
+    """Sizes of a network.
+
+    Attributes:
+      width, num_layers, num_heads: of the blocks.
+      num_outputs: classes, or coordinates of a point.
+      vocab_size: of token ids; None for points in the plane.
+      longest: positions that have an embedding; 0 = none has.
+      input_layers: dense layers that points go through.
+      skip, mlp: parts of the blocks.
+      dropout: rate on embeddings, branches and before the classifier.
+    """
+
+    width: int
+    num_layers: int
+    num_heads: int
+    num_outputs: int
+    vocab_size: int | None = None
+    longest: int = 0
+    input_layers: int = 1
+    skip: bool = True
+    mlp: bool = False
+    dropout: float = 0.1
+
+
+class PathBlock(nnx.Module):
+    """Attention with its skip connection and norm, and an MLP if there is one."""
+
+    def __init__(self, settings: PathSettings, mechanism: str, rngs: nnx.Rngs):
+        width = settings.width
+        self.attention = MultiHeadAttention(
+            settings.num_heads, width, mechanism=mechanism, rngs=rngs
+        )
+        bound = width**-0.5
+        for name in ("query", "key"):
+            kernel = getattr(self.attention, name).kernel
+            kernel[...] = _INIT(rngs.params(), kernel[...].shape)
+        for name in ("value", "out"):
+            kernel = getattr(self.attention, name).kernel
+            kernel[...] = jax.random.uniform(
+                rngs.params(), kernel[...].shape, minval=-bound, maxval=bound
+            )
+        self.attention_norm = LayerNorm(width, epsilon=_EPSILON)
+        self.has_mlp, self.skip = settings.mlp, settings.skip
+        if settings.mlp:
+            self.mlp_in = Dense(width, width, kernel_init=_INIT, rngs=rngs)
+            self.mlp_out = Dense(width, width, kernel_init=_INIT, rngs=rngs)
+            self.mlp_norm = LayerNorm(width, epsilon=_EPSILON)
+        self.dropout = Dropout(settings.dropout)
+
+    def __call__(
+        self, x: jax.Array, mask: jax.Array | None, rngs: nnx.Rngs | None
+    ) -> jax.Array:
+        """`[B, T, D]` to `[B, T, D]`."""
+        branch = self.dropout(self.attention(x, mask=mask), rngs)
+        x = self.attention_norm(x + branch if self.skip else branch)
+        if not self.has_mlp:
+            return x
+        branch = self.mlp_out(jax.nn.gelu(self.mlp_in(x), approximate=False))
+        return self.mlp_norm(x + self.dropout(branch, rngs))
+
+    def one_head(
+        self, x: jax.Array, mask: jax.Array | None, head: jax.Array
+    ) -> jax.Array:
+        """The contribution of a head, normalised without scale; -1: x itself."""
+        out: Any = self.attention.out
+        width = self.attention.head_dim
+        rows = jnp.arange(out.kernel[...].shape[0]) // width == head
+        whole = out.kernel[...]
+        out.kernel[...] = jnp.where(rows[:, None], whole, 0)
+        branch = _normed(self.attention(x, mask=mask))
+        out.kernel[...] = whole
+        return jnp.where(head < 0, x, branch)
+
+
+class PathNetwork(nnx.Module):
+    """Labels every token; see the module.
+
+    Args:
+      settings: sizes and parts.
+      mechanism: a registered mechanism that has all four projections and no arrays of
+        its own.
+      rngs: for initialisation.
+    """
+
+    def __init__(
+        self, settings: PathSettings, mechanism: str = "softmax", *, rngs: nnx.Rngs
+    ):
+        self.settings = settings
+        width = settings.width
+
+        def dense(inputs: int) -> Dense:
+            return Dense(inputs, width, kernel_init=_INIT, rngs=rngs)
+
+        if settings.vocab_size is None:
+            sizes = [2, *[width] * (settings.input_layers - 1)]
+            self.inputs = nnx.List([dense(size) for size in sizes])
+        else:
+            size = (settings.vocab_size, width)
+            self.embed = nnx.Param(_INIT(rngs.params(), size))
+            if settings.longest:
+                size = (settings.longest, width)
+                self.positions = nnx.Param(_INIT(rngs.params(), size))
+            self.inputs = nnx.List([dense(width)])
+        self.norm = LayerNorm(width, epsilon=_EPSILON)
+        self.blocks = nnx.List(
+            [PathBlock(settings, mechanism, rngs) for _ in range(settings.num_layers)]
+        )
+        self.head = Dense(width, settings.num_outputs, kernel_init=_INIT, rngs=rngs)
+        self.dropout = Dropout(settings.dropout)
+
+    def __call__(
+        self,
+        inputs: jax.Array,
+        mask: jax.Array | None = None,
+        rngs: nnx.Rngs | None = None,
+    ) -> jax.Array:
+        """`[B, T]` ids or `[B, T, 2]` points to `[B, T, num_outputs]`.
+
+        ``rngs`` with a stream "dropout" trains; ``mask`` `[B, T]` is True at tokens.
+        """
+        x = self.dropout(self._embedded(inputs), rngs)
+        for block in self.blocks:
+            x = block(x, mask, rngs)
+        return self.head(self.dropout(x, rngs))
+
+    def along(
+        self, inputs: jax.Array, paths: jax.Array, mask: jax.Array | None = None
+    ) -> jax.Array:
+        """The same by the sum of some paths, `int [P, L]`: heads, -1 = skipped."""
+        start = self._embedded(inputs)
+
+        def walk(total: jax.Array, path: jax.Array) -> tuple[jax.Array, None]:
+            x = start
+            for index, block in enumerate(self.blocks):
+                x = block.one_head(x, mask, path[index])
+            return total + x, None
+
+        total = jnp.zeros_like(start)
+        for index in range(paths.shape[0]):
+            total, _ = walk(total, paths[index])
+        return self.head(_normed(total))
+
+    def _embedded(self, inputs: jax.Array) -> jax.Array:
+        x = inputs
+        if self.settings.vocab_size is not None:
+            x = self.embed[...][inputs]
+            if self.settings.longest:
+                x = x + self.positions[...][None, : inputs.shape[1]]
+        for index, layer in enumerate(self.inputs):
+            x = layer(jax.nn.gelu(x, approximate=False) if index else x)
+        return self.norm(x)
+
+
+def draw_paths(
+    length: int, count: int, num_layers: int, num_heads: int, rng: Any
+) -> np.ndarray:
+    """Random paths through ``length`` layers, `int32 [count, num_layers]`.
+
+    Which layers, and which head of each, is drawn uniformly; -1 = skipped.
+
+    Raises:
+      ValueError: a path longer than the network.
+    """
+    if not 0 <= length <= num_layers:
+        raise ValueError(f"length: expected 0 to {num_layers} layers, got {length}")
+    paths = rng.integers(num_heads, size=(count, num_layers), dtype=np.int32)
+    for path in paths:
+        path[rng.permutation(num_layers)[length:]] = -1
+    return paths
+
+
+def _normed(x: jax.Array) -> jax.Array:
+    centred = x - x.mean(-1, keepdims=True)
+    return centred * jax.lax.rsqrt((centred**2).mean(-1, keepdims=True) + _EPSILON)

@@ -1,0 +1,88 @@
+"""Data of the path experiments (Dong, Cordonnier and Loukas 2021, section 4.2): each
+a function of a seed, with a label for every token."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+__all__ = ["TokenTask", "circle", "convex_hull", "memorisation", "sorting"]
+
+
+class TokenTask(NamedTuple):
+    """Sequences with a label for each token.
+
+    Attributes:
+      inputs: token ids `int32 [n, T]`, or points `float32 [n, T, 2]`.
+      labels: `int32 [n, T]`; -1 where a token is padding.
+    """
+
+    inputs: np.ndarray
+    labels: np.ndarray
+
+    @property
+    def majority(self) -> float:
+        """Accuracy of always answering with the most frequent label."""
+        labels = self.labels[self.labels >= 0]
+        return float(np.bincount(labels).max() / len(labels))
+
+
+def sorting(count: int, seed: int, length: int = 8, digits: int = 10) -> TokenTask:
+    """Digits, repeats allowed; the labels are the same digits in order."""
+    rng = np.random.default_rng(seed)
+    inputs = rng.integers(digits, size=(count, length), dtype=np.int32)
+    return TokenTask(inputs, np.sort(inputs, 1))
+
+
+def convex_hull(count: int, seed: int, length: int = 10) -> TokenTask:
+    """Points, uniform in a square of side 10 that is itself moved by N(0, 3.3); the
+    label says whether a point is a vertex of their convex hull."""
+    rng = np.random.default_rng(seed)
+    points = rng.uniform(0, 10, (count, length, 2))
+    points += rng.normal(0, 3.3, (count, 1, 2))
+    labels = np.stack([_is_vertex(sample) for sample in points])
+    return TokenTask(points.astype(np.float32), labels.astype(np.int32))
+
+
+def memorisation(
+    count: int, seed: int, longest: int = 128, vocab_size: int = 30_522
+) -> TokenTask:
+    """Random texts with a random bit for each token.
+
+    Deviation: the paper takes sentence pairs of RTE. Here words are drawn by Zipf's
+    law, and lengths uniformly between a quarter of the longest and the longest.
+    """
+    rng = np.random.default_rng(seed)
+    shares = 1 / (np.arange(vocab_size) + 2.7)
+    size = (count, longest)
+    inputs = rng.choice(vocab_size, size, p=shares / shares.sum()).astype(np.int32)
+    lengths = rng.integers(max(longest // 4, 1), longest + 1, count)
+    labels = rng.integers(2, size=size, dtype=np.int32)
+    real = np.arange(longest) < lengths[:, None]
+    return TokenTask(np.where(real, inputs, 0), np.where(real, labels, -1))
+
+
+def circle(count: int, radius: float = 0.3) -> np.ndarray:
+    """Points in order around a circle, `float32 [count, 2]`."""
+    angles = np.arange(count) * (2 * np.pi / count)
+    return (radius * np.stack([np.cos(angles), np.sin(angles)], 1)).astype(np.float32)
+
+
+def _is_vertex(points: np.ndarray) -> np.ndarray:
+    """Which points of `[T, 2]` are vertices of their hull: Andrew's monotone chain."""
+    order = np.lexsort((points[:, 1], points[:, 0]))
+    found = np.zeros(len(points), bool)
+    for indices in (order, order[::-1]):
+        chain: list[int] = []
+        for index in indices:
+            while len(chain) > 1 and not _turns_left(
+                points, chain[-2], chain[-1], index
+            ):
+                chain.pop()
+            chain.append(index)
+        found[chain] = True
+    return found
+
+
+def _turns_left(points: np.ndarray, a: int, b: int, c: int) -> bool:
+    (x, y), (u, v) = points[b] - points[a], points[c] - points[a]
+    return bool(x * v - y * u > 0)

@@ -1,0 +1,159 @@
+"""The pictures of ``analyze spectrum``: Linformer's Figure 1 for a model of ours."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from lra_jax import plotting
+from lra_jax.analysis.capture import AttentionCall, capture, capture_attention
+from lra_jax.analysis.networks import SHAPES, Network, zipf_tokens
+from lra_jax.analysis.report import Report
+from lra_jax.analysis.spectrum import cumulative_spectrum, effective_rank
+from lra_jax.analysis.variants import VARIANTS
+from lra_jax.attention import registry
+from lra_jax.names import known
+
+__all__ = ["Spectra", "add_spectra", "check", "initial_spectra", "run_spectra"]
+
+_GRID = np.linspace(0, 1, 65)
+_QUARTER = 16  # of the grid: the paper's 128th of 512 values
+
+
+class Spectra(dict[str, np.ndarray]):
+    """Means over sequences: ``curves`` `[L, N, 65]`, the cumulative spectrum at
+    equal parts of the number of values; ``ranks`` `[L, N]`, effective ranks as a part
+    of the number of tokens."""
+
+
+def check(network: str, mechanisms: Sequence[str], examples: int) -> None:
+    """Raises ``ValueError`` for a name that is not known, or a number below 1."""
+    known("network", network, SHAPES)
+    if not mechanisms or examples < 1:
+        raise ValueError(
+            "--attention, --examples: expected at least one of each, got "
+            f"{len(mechanisms)} and {examples}"
+        )
+    for name in mechanisms:
+        registry.resolve(name)
+
+
+def initial_spectra(
+    network: str, mechanism: str, examples: int, length: int, seed: int
+) -> Spectra:
+    """Of a network at initialisation, on random tokens.
+
+    Raises:
+      ValueError: an unknown name, or a mechanism without a matrix.
+    """
+    shape = SHAPES[known("network", network, SHAPES)]
+    model = Network(shape, mechanism, length=length, rngs=nnx.Rngs(seed))
+    tokens = jnp.asarray(zipf_tokens(shape.vocab_size, examples, length, seed))
+    whole = VARIANTS["transformer"]
+    calls = capture_attention(model, lambda: model(tokens, whole))
+    if not calls:
+        raise ValueError(
+            f"--network={network}: its own attention by distance has no mechanism of "
+            "the registry to ask for a matrix; expected bert or albert"
+        )
+    return _spectra(calls, np.ones((examples, length), bool))
+
+
+def run_spectra(saved: Any, batch: Any) -> Spectra:
+    """Of a trained model of ours, on the real tokens of examples.
+
+    Raises:
+      ValueError: its mechanism has no matrix.
+    """
+    captured = capture(saved.model, lambda: saved.run(batch))
+    return _spectra(captured.calls, captured.mask)
+
+
+def add_spectra(report: Report, found: Mapping[str, Spectra], about: str) -> None:
+    """A curve and a heat map for each model."""
+    count = len(found)
+    # One scale for all panels, from a round number below the least.
+    least = min(spectra["curves"][..., _QUARTER].min() for spectra in found.values())
+    low = np.floor(20 * least) / 20
+    figure, axes = plotting.figure(2, count, size=(3.4, 2.7), sharex="row")
+    for column, (name, spectra) in enumerate(found.items()):
+        _draw_curves(axes[0, column], spectra["curves"].mean(1))
+        axes[0, column].set_title(name)
+        quarter = spectra["curves"][..., _QUARTER]
+        axis = axes[1, column]
+        heads, layers = quarter.shape[1], quarter.shape[0]
+        label = "part of the whole" if column == count - 1 else ""
+        plotting.image(
+            figure,
+            axis,
+            quarter,
+            label,
+            vmin=low,
+            vmax=1,
+            origin="lower",
+            extent=(0.5, heads + 0.5, 0.5, layers + 0.5),
+        )
+        axis.set_xlabel("head")
+        plotting.whole_numbers(axis, "x")
+        plotting.whole_numbers(axis, "y")
+    axes[0, 0].set_ylabel("cumulative singular values,\npart of the whole")
+    axes[1, 0].set_ylabel("layer")
+    axes[0, 0].legend(title="layer", loc="lower right")
+    caption = (
+        f"{about} Above: sum of the largest singular values of the attention matrices "
+        "over the sum of them all (not squared), means over heads and sequences; the "
+        "dotted line is a spectrum of equal values. Below: the same at a quarter of "
+        "the values (the paper's 128th of 512), for each layer and head."
+    )
+    report.heading("How low is the rank of attention")
+    report.figure("spectrum", figure, caption, dict(found) | {"part": _GRID})
+    rows = [
+        (
+            f"{name}, layer {layer + 1}",
+            f"{spectra['curves'][layer, :, _QUARTER].mean():.3f}",
+            f"{spectra['ranks'][layer].mean():.3f}",
+        )
+        for name, spectra in found.items()
+        for layer in range(len(spectra["ranks"]))
+    ]
+    head = ("", "sum of a quarter of the values", "effective rank, part of the tokens")
+    report.table(head, rows)
+
+
+def _draw_curves(axis: Any, curves: np.ndarray) -> None:
+    last = len(curves)
+    shown = sorted({1, (last + 1) // 2, last})
+    for index, layer in enumerate(shown):
+        style = plotting.line_style(index)
+        axis.plot(_GRID, curves[layer - 1], label=str(layer), markevery=8, **style)
+    axis.plot(_GRID, _GRID, color="#6b6b6b", linestyle=":", linewidth=0.8)
+    axis.axvline(0.25, color="#6b6b6b", linewidth=0.6)
+    axis.set_xlabel("index, part of the tokens")
+    axis.set_ylim(0, 1.02)
+
+
+def _spectra(calls: Sequence[AttentionCall], mask: np.ndarray) -> Spectra:
+    curves, ranks = [], []
+    for call in calls:
+        weights = call.weights()
+        real = _with_class(mask, weights.shape[-1])
+        by_example = [w[:, m][:, :, m] for w, m in zip(weights, real, strict=True)]
+        curves.append(np.mean([_on_grid(w) for w in by_example], 0))
+        ranks.append(np.mean([effective_rank(w) / w.shape[-1] for w in by_example], 0))
+    return Spectra(curves=np.stack(curves), ranks=np.stack(ranks))
+
+
+def _on_grid(weights: np.ndarray) -> np.ndarray:
+    """Cumulative spectra `[N, 65]` of `[N, T, T]`, 0 at 0."""
+    sums = cumulative_spectrum(weights)
+    parts = np.arange(sums.shape[-1] + 1) / sums.shape[-1]
+    whole = np.concatenate([np.zeros((len(sums), 1)), sums], 1)
+    return np.stack([np.interp(_GRID, parts, row) for row in whole])
+
+
+def _with_class(mask: np.ndarray, length: int) -> np.ndarray:
+    """The mask of the positions that attention sees: a class vector may be in front."""
+    extra = length - mask.shape[1]
+    return np.pad(mask, ((0, 0), (extra, 0)), constant_values=True)

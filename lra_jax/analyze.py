@@ -1,0 +1,312 @@
+"""Shows what attention does: ``python -m lra_jax.analyze COMMAND ...``.
+
+Each command writes pictures, the data behind them, and one page that holds it all.
+"""
+
+import dataclasses
+import difflib
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from lra_jax import cli, runtime
+
+PROG = "python -m lra_jax.analyze"
+
+
+@dataclasses.dataclass(frozen=True)
+class RankCollapse:
+    """How fast tokens become equal, with and without skip connections and MLPs."""
+
+    out: str = "analysis/rank-collapse"
+    """Folder of the page, the pictures and their data."""
+    network: str = "bert,albert,xlnet"
+    """Networks at initialisation, a panel each; the first is drawn with every
+    mechanism."""
+    attention: str = "softmax,linear,cosformer,flow,linformer"
+    """Mechanisms to draw side by side."""
+    workdir: str | None = None
+    """A run directory: the curves of its model instead, on its own data."""
+    checkpoint: Literal["best", "last"] = "best"
+    """best: best on validation. last: the newest."""
+    weights: str | None = None
+    """A BERT's model.safetensors on disk: its curves instead."""
+    norm: bool = True
+    """Layer normalisation in the blocks."""
+    length: int = 128
+    """Tokens of a sequence of random tokens."""
+    layers: int | None = None
+    """Layers of the networks; by default their own 12."""
+    examples: int = 4
+    """Sequences for each initialisation, or of the run's test split."""
+    draws: int = 2
+    """Initialisations of each network."""
+    seed: int = 0
+    """Seed of the first initialisation and its tokens."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Paths:
+    """Which paths through a network do the work, and how a circle contracts."""
+
+    out: str = "analysis/paths"
+    """Folder of the page, the pictures and their data."""
+    experiment: str = "sorting,convex-hull,memorisation,circle"
+    """Experiments to run."""
+    attention: str = "softmax"
+    """Mechanism of the networks."""
+    full: bool = False
+    """The published settings, without waiting for accuracy to be good; by default
+    settings that take minutes on 2 cores."""
+    repeats: int = 5
+    """Draws of the random paths of each length."""
+    seed: int = 0
+    """Seed of data, weights and paths."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Spectrum:
+    """How much of an attention matrix lies in few singular values."""
+
+    out: str = "analysis/spectrum"
+    """Folder of the page, the pictures and their data."""
+    workdir: str | None = None
+    """A run directory: its model on its own data."""
+    checkpoint: Literal["best", "last"] = "best"
+    """best: best on validation. last: the newest."""
+    network: str = "bert"
+    """Without a run: the network at initialisation."""
+    attention: str = "softmax,cosformer,linformer"
+    """Without a run: mechanisms to draw side by side."""
+    length: int = 512
+    """Without a run: tokens of a sequence."""
+    examples: int = 1
+    """Sequences to take the mean over."""
+    seed: int = 0
+    """Seed of the initialisation and its tokens."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Maps:
+    """Where a trained model looks on one example."""
+
+    workdir: str
+    """A run directory."""
+    out: str = "analysis/maps"
+    """Folder of the page, the pictures and their data."""
+    checkpoint: Literal["best", "last"] = "best"
+    """best: best on validation. last: the newest."""
+    split: str = "test"
+    """Split of the example."""
+    example: int = 0
+    """Which example of the split."""
+    layer: int = 1
+    """Which layer, counted from 1."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Command:
+    settings: type
+    title: str
+    run: Callable[[Any, Any], None]
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """The command line."""
+    if args is None:
+        with cli.user_errors():
+            runtime.tune_allocator()
+        args = sys.argv[1:]
+    args = list(args)
+    if not args or args[0] in ("-h", "--help"):
+        print(_overview())
+        raise SystemExit(0 if args else 2)
+    name = args.pop(0)
+    if name not in COMMANDS:
+        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        cli.fail(f"unknown command {name!r}; {hint}(known: {', '.join(COMMANDS)})")
+    command = COMMANDS[name]
+    # A switch reads better without its value.
+    given = ["--full=True" if argument == "--full" else argument for argument in args]
+    summary = command.settings.__doc__ or ""
+    settings = cli.parse(command.settings, f"{PROG} {name}", summary, given)
+    with cli.user_errors():
+        page = run(settings, shlex.join([*PROG.split(), name, *args]))
+    print(f"{command.title}: {page}")
+
+
+def run(settings: Any, typed: str = "") -> Path:
+    """Does one analysis; returns its page.
+
+    Args:
+      settings: one of the dataclasses of this module.
+      typed: the command line, for the record.
+
+    Raises:
+      ValueError: the settings cannot work.
+    """
+    from lra_jax import plotting
+
+    (command,) = [c for c in COMMANDS.values() if c.settings is type(settings)]
+    plotting.check_available()
+    runtime.configure_jax()
+    from lra_jax.analysis.report import Report
+    from lra_jax.training.session import commit, describe_devices, versions
+
+    made_by = {
+        "command": typed,
+        "settings": dataclasses.asdict(settings),
+        "commit": commit(),
+        "device": describe_devices(),
+        "versions": versions(),
+    }
+    report = Report(settings.out, command.title, made_by)
+    with plotting.style():
+        command.run(settings, report)
+    return report.write()
+
+
+def _rank_collapse(settings: RankCollapse, report: Any) -> None:
+    from lra_jax.analysis import collapse_report as reports
+    from lra_jax.analysis.variants import VARIANTS
+
+    variants = VARIANTS if settings.norm else reports.without_norm()
+    if settings.workdir is not None:
+        saved, batch = _load(settings)
+        reports.add_checkpoint(report, saved, batch, variants)
+        return
+    if settings.weights is not None:
+        reports.add_weights(report, settings, variants)
+        return
+    names, mechanisms = _names(settings.network), _names(settings.attention)
+    reports.check(names, mechanisms)
+    sizes = {
+        "draws": settings.draws,
+        "batch_size": settings.examples,
+        "length": settings.length,
+        "num_layers": settings.layers,
+        "seed": settings.seed,
+    }
+    reports.add_networks(report, names, variants, **sizes)
+    reports.add_mechanisms(report, names[0], mechanisms, variants, **sizes)
+
+
+def _paths(settings: Paths, report: Any) -> None:
+    from lra_jax.analysis import paths_report as reports
+    from lra_jax.analysis.path_experiments import PUBLISHED, QUICK, run_experiment
+
+    names = _names(settings.experiment)
+    reports.check(names, settings.attention, settings.repeats)
+    experiments = PUBLISHED if settings.full else QUICK
+    reports.add_lengths(report)
+    results = {}
+    for name in names:
+        if name == "circle":
+            continue
+        print(f"{name} ...", flush=True)
+        results[name] = run_experiment(
+            name,
+            experiments[name],
+            mechanism=settings.attention,
+            repeats=settings.repeats,
+            seed=settings.seed,
+        )
+    if results:
+        reports.add_results(report, results, experiments, quick=not settings.full)
+    if "circle" in names:
+        print("circle ...", flush=True)
+        reports.add_circles(report, settings.attention, settings.seed)
+
+
+def _spectrum(settings: Spectrum, report: Any) -> None:
+    from lra_jax.analysis import spectrum_report as reports
+
+    if settings.workdir is not None:
+        saved, batch = _load(settings)
+        config = saved.config
+        name = f"{config.attention} on {config.task}"
+        found = {name: reports.run_spectra(saved, batch)}
+        about = f"A trained model, step {saved.step}, {settings.examples} examples."
+    else:
+        names = _names(settings.attention)
+        reports.check(settings.network, names, settings.examples)
+        found = {
+            name: reports.initial_spectra(
+                settings.network,
+                name,
+                settings.examples,
+                settings.length,
+                settings.seed,
+            )
+            for name in names
+        }
+        about = (
+            f"The network {settings.network} at initialisation on {settings.examples} "
+            f"sequences of {settings.length} random tokens."
+        )
+    reports.add_spectra(report, found, about)
+
+
+def _maps(settings: Maps, report: Any) -> None:
+    from lra_jax.analysis.maps import example_maps
+    from lra_jax.analysis.maps_report import add_maps
+    from lra_jax.training.restore import load_run
+
+    saved = load_run(settings.workdir, settings.checkpoint)
+    batch = saved.examples([settings.example], settings.split)
+    maps = example_maps(saved, batch, settings.layer)
+    config = saved.config
+    title = (
+        f"{config.attention} on {config.task}, step {saved.step}: layer "
+        f"{settings.layer}, example {settings.example} of the {settings.split} split"
+    )
+    add_maps(report, maps, saved, title)
+
+
+def _load(settings: Any) -> tuple[Any, Any]:
+    """The run that ``--workdir`` names, and the first examples of its test split."""
+    from lra_jax.training.restore import load_run
+
+    if settings.examples < 1:
+        raise ValueError(
+            f"--examples: expected a positive number, got {settings.examples}"
+        )
+    saved = load_run(settings.workdir, settings.checkpoint)
+    return saved, saved.examples(range(settings.examples))
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _overview() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [
+        f"  {name.ljust(width)}  {(c.settings.__doc__ or '').splitlines()[0]}"
+        for name, c in COMMANDS.items()
+    ]
+    return "\n".join(
+        [
+            f"usage: {PROG} COMMAND [--out=...] [...]",
+            "",
+            "Shows what attention does. Each command writes pictures, the data behind",
+            f"them and one page; {PROG} COMMAND --help lists its flags.",
+            "",
+            *lines,
+        ]
+    )
+
+
+COMMANDS = {
+    "rank-collapse": _Command(RankCollapse, "Rank collapse", _rank_collapse),
+    "paths": _Command(Paths, "Paths", _paths),
+    "spectrum": _Command(Spectrum, "Spectrum", _spectrum),
+    "maps": _Command(Maps, "Attention maps", _maps),
+}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,199 @@
+"""The command line: pages of real runs, and one clear line for what cannot work."""
+
+import json
+import struct
+
+import helpers
+import numpy as np
+import pytest
+
+from lra_jax import analyze
+from lra_jax.analysis.bert_weights import load_bert, read_safetensors
+
+SMALL = ["--layers=1", "--length=8", "--examples=1", "--draws=1"]
+
+
+def fails(capsys, *args):
+    with pytest.raises(SystemExit) as stop:
+        analyze.main(args)
+    return stop.value.code, capsys.readouterr().err
+
+
+def test_help_does_not_import_jax():
+    script = (
+        "import sys\n"
+        "from lra_jax import analyze\n"
+        "for args in (['--help'], ['rank-collapse', '--help']):\n"
+        "    try: analyze.main(args)\n"
+        "    except SystemExit as stop: assert stop.code == 0\n"
+        "assert 'jax' not in sys.modules and 'matplotlib' not in sys.modules\n"
+    )
+    done = helpers.run("-c", script)
+    assert done.returncode == 0, done.stderr
+    assert "rank-collapse" in done.stdout and "--attention" in done.stdout
+
+
+def test_rank_collapse_makes_a_page(tmp_path, capsys):
+    out = tmp_path / "out"
+    analyze.main(
+        [
+            "rank-collapse",
+            f"--out={out}",
+            "--network=albert",
+            *SMALL,
+            "--attention=softmax,linear",
+        ]
+    )
+    assert str(out / "index.html") in capsys.readouterr().out
+    page = (out / "index.html").read_text()
+    assert page.count("data:image/png;base64,") == 2 and "http" not in page
+    stored = json.loads((out / "rank-collapse.json").read_text())
+    assert len(stored["data"]["ours"]["albert"]["transformer"]["mean"]) == 2
+    assert stored["command"].startswith("python -m lra_jax.analyze")
+    stored = json.loads((out / "rank-collapse-mechanisms.json").read_text())
+    assert set(stored["data"]) == {"softmax", "linear"}
+
+
+@pytest.mark.parametrize(
+    ("args", "parts"),
+    [
+        (["rank-colapse"], ["'rank-collapse'"]),
+        (["rank-collapse", "--netwrk=bert"], ["--netwrk", "--network"]),
+        (["rank-collapse", "--network=brt"], ["network", "'bert'"]),
+        (["rank-collapse", "--network="], ["--network"]),
+        (["rank-collapse", "--attention=sofmax"], ["'softmax'"]),
+        (["rank-collapse", "--examples=0"], ["batch_size", "0"]),
+        (["rank-collapse", "--workdir=/nowhere"], ["/nowhere", "config.json"]),
+        (["rank-collapse", "--weights=/nowhere"], ["/nowhere", "cannot be read"]),
+    ],
+)
+def test_one_line_for_what_cannot_work(args, parts, tmp_path, capsys):
+    if args[0] == "rank-collapse":
+        args = [*args, f"--out={tmp_path / 'out'}"]
+    code, error = fails(capsys, *args)
+    helpers.assert_one_error(code, error, 2, *parts)
+
+
+def test_out_that_is_a_file(tmp_path, capsys):
+    (tmp_path / "out").write_text("")
+    code, error = fails(capsys, "rank-collapse", f"--out={tmp_path / 'out'}")
+    helpers.assert_one_error(code, error, 2, "--out", "cannot be written")
+
+
+def test_without_matplotlib(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
+    code, error = fails(capsys, "rank-collapse", f"--out={tmp_path / 'out'}")
+    helpers.assert_one_error(code, error, 2, "matplotlib", "lra-jax[plot]")
+    assert not (tmp_path / "out").exists()
+
+
+def write_safetensors(file, arrays):
+    header, data = {"__metadata__": {"format": "pt"}}, b""
+    for name, array in arrays.items():
+        kind = {"float32": "F32", "uint16": "BF16"}[array.dtype.name]
+        end = len(data) + array.nbytes
+        offsets = [len(data), end]
+        header[name] = {
+            "dtype": kind,
+            "shape": array.shape,
+            "data_offsets": offsets,
+        }
+        data += array.tobytes()
+    text = json.dumps(header).encode()
+    file.write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
+def bert_arrays(width=128, mlp=8, layers=1):
+    rng = np.random.default_rng(0)
+
+    def draw(*shape):
+        return rng.normal(size=shape).astype(np.float32)
+
+    found = {
+        "embeddings.word_embeddings.weight": draw(20, width),
+        "embeddings.position_embeddings.weight": draw(16, width),
+        "embeddings.token_type_embeddings.weight": draw(2, width),
+        "embeddings.LayerNorm.gamma": draw(width),
+        "embeddings.LayerNorm.beta": draw(width),
+    }
+    for layer in range(layers):
+        sizes = {
+            "attention.self.query": (width, width),
+            "attention.self.key": (width, width),
+            "attention.self.value": (width, width),
+            "attention.output.dense": (width, width),
+            "intermediate.dense": (mlp, width),
+            "output.dense": (width, mlp),
+        }
+        for name, size in sizes.items():
+            found[f"encoder.layer.{layer}.{name}.weight"] = draw(*size)
+            found[f"encoder.layer.{layer}.{name}.bias"] = draw(size[0])
+        for name in ("attention.output", "output"):
+            found[f"encoder.layer.{layer}.{name}.LayerNorm.weight"] = draw(width)
+            found[f"encoder.layer.{layer}.{name}.LayerNorm.bias"] = draw(width)
+    return {f"bert.{name}": array for name, array in found.items()}
+
+
+def test_bert_weights_from_a_file(tmp_path):
+    file = tmp_path / "model.safetensors"
+    arrays = bert_arrays(layers=2)
+    half = np.array([0x3F80, 0xC000], np.uint16)  # 1 and -2 in bfloat16
+    write_safetensors(file, arrays | {"other": half})
+    read = read_safetensors(file)
+    np.testing.assert_array_equal(read["other"], [1, -2])
+    network, shape = load_bert(file)
+    assert (shape.num_layers, shape.num_heads, shape.mlp_dim) == (2, 2, 8)
+    assert (shape.vocab_size, shape.max_length) == (20, 16)
+    block = network.blocks[1]
+    for ours, theirs in (
+        (block.attention.out.kernel, "attention.output.dense.weight"),
+        (block.mlp_in.kernel, "intermediate.dense.weight"),
+        (block.mlp_norm.bias, "output.LayerNorm.bias"),
+    ):
+        expected = arrays[f"bert.encoder.layer.1.{theirs}"].T
+        np.testing.assert_array_equal(ours[...], expected)
+    np.testing.assert_array_equal(
+        network.norm.scale[...], arrays["bert.embeddings.LayerNorm.gamma"]
+    )
+
+
+def test_rank_collapse_of_weights(tmp_path):
+    file = tmp_path / "model.safetensors"
+    write_safetensors(file, bert_arrays())
+    out = tmp_path / "out"
+    settings = analyze.RankCollapse(
+        out=str(out), weights=str(file), length=16, examples=1
+    )
+    analyze.run(settings)
+    stored = json.loads((out / "rank-collapse-bert.json").read_text())
+    (curves,) = [stored["data"]["ours"]]
+    assert len(curves["attention + skip"]["mean"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("spoil", "part"),
+    [
+        (lambda data: data[:-4], "ends too early"),
+        (lambda data: b"PK\3\4" + data, "not a whole safetensors file"),
+        (lambda data: b"", "no header"),
+        (lambda data: data[:8] + b"[" + data[9:], "not a whole safetensors file"),
+    ],
+)
+def test_a_file_that_is_no_safetensors(spoil, part, tmp_path):
+    file = tmp_path / "model.safetensors"
+    write_safetensors(file, bert_arrays())
+    file.write_bytes(spoil(file.read_bytes()))
+    with pytest.raises(ValueError, match=part):
+        load_bert(file)
+
+
+def test_weights_of_another_model(tmp_path):
+    file = tmp_path / "model.safetensors"
+    write_safetensors(file, {"wte.weight": np.ones((3, 2), np.float32)})
+    with pytest.raises(ValueError, match=r"expected the weights of a BERT.*wte"):
+        load_bert(file)
+    arrays = bert_arrays()
+    del arrays["bert.encoder.layer.0.output.dense.bias"]
+    write_safetensors(file, arrays)
+    with pytest.raises(ValueError, match=r"output\.dense\.bias"):
+        load_bert(file)

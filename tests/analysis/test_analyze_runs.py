@@ -1,0 +1,170 @@
+"""``analyze`` on a trained run: maps, spectra, curves; and what it cannot show."""
+
+import json
+
+import helpers
+import numpy as np
+import pytest
+
+from lra_jax import analyze
+from lra_jax.analysis.maps import Maps
+from lra_jax.analysis.maps_report import _highlighted, _layout, add_maps
+from lra_jax.analysis.report import Report
+from lra_jax.data import listops_language
+from lra_jax.training.session import Session
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("analyze")
+
+
+@pytest.fixture(scope="module")
+def workdir(folder):
+    """A run of a few steps with Flow-Attention and a class vector."""
+    config = helpers.tiny(
+        folder / "data",
+        folder / "run",
+        attention="flow",
+        train={"steps": 4, "eval_every": 4, "warmup": 1},
+        model={"num_layers": 2, "pooling": "cls"},
+    )
+    with Session(config, quiet=True) as session:
+        session.run()
+    return folder / "run"
+
+
+def stored(folder, name):
+    return json.loads((folder / f"{name}.json").read_text())["data"]
+
+
+def test_maps_of_a_run(workdir, tmp_path):
+    page = analyze.run(analyze.Maps(str(workdir), out=str(tmp_path), layer=2))
+    assert page.read_text().count("data:image/png") == 5
+    weights = np.array(stored(tmp_path, "map-matrices")["weights"])
+    flow = stored(tmp_path, "map-flow")
+    values = stored(tmp_path, "map-received")
+    length = len(values["tokens"])
+    assert weights.shape == (2, length + 1, length + 1)  # the class vector in front
+    # The class vector's row, without its own part, over its mean.
+    row = np.abs(weights[:, 0, 1:])
+    expected = (row / row.mean(-1, keepdims=True)).mean(0)
+    np.testing.assert_allclose(values["values"], expected, rtol=5e-3)
+    competition = np.array(flow["competition"])
+    assert competition.shape == (2, length) and 0.5 < competition.mean() < 1.5
+    assert 0.5 < np.array(flow["allocation"]).mean() < 1
+
+
+def test_spectrum_of_a_run(workdir, tmp_path):
+    settings = analyze.Spectrum(str(tmp_path), workdir=str(workdir), examples=3)
+    analyze.run(settings)
+    found = stored(tmp_path, "spectrum")["flow on listops"]
+    curves = np.array(found["curves"])
+    assert curves.shape == (2, 2, 65) and np.array(found["ranks"]).shape == (2, 2)
+    assert (np.diff(curves) >= -1e-9).all() and (curves[..., -1] == 1).all()
+
+
+def test_spectrum_at_initialisation(tmp_path, monkeypatch):
+    from lra_jax.analysis import networks
+
+    tiny = networks.Shape(
+        50, num_layers=2, width=16, num_heads=2, mlp_dim=16, embed_dim=16
+    )
+    monkeypatch.setitem(networks.SHAPES, "bert", tiny)
+    analyze.run(analyze.Spectrum(str(tmp_path), attention="softmax,flow", length=16))
+    found = stored(tmp_path, "spectrum")
+    assert set(found) == {"softmax", "flow", "part"}
+
+
+def test_rank_collapse_of_a_run(workdir, tmp_path):
+    settings = analyze.RankCollapse(str(tmp_path), workdir=str(workdir), examples=2)
+    analyze.run(settings)
+    found = stored(tmp_path, "rank-collapse-run")["ours"]
+    assert all(len(curve["mean"]) == 3 for curve in found.values())
+
+
+@pytest.mark.parametrize(
+    ("args", "parts"),
+    [
+        (["maps", "--layer=3"], ["layer", "1 to 2", "got 3"]),
+        (["maps", "--example=9999"], ["example", "9999"]),
+        (["maps", "--split=tset"], ["split", "tset"]),
+        (["spectrum", "--examples=0"], ["--examples", "0"]),
+    ],
+)
+def test_what_a_run_does_not_have(args, parts, workdir, tmp_path, capsys):
+    with pytest.raises(SystemExit) as stop:
+        analyze.main([*args, f"--workdir={workdir}", f"--out={tmp_path / 'out'}"])
+    error = capsys.readouterr().err
+    helpers.assert_one_error(stop.value.code, error, 2, *parts)
+
+
+@pytest.mark.parametrize(
+    ("args", "parts"),
+    [
+        (["maps"], ["--workdir"]),
+        (["maps", "--workdir=/nowhere"], ["/nowhere", "config.json"]),
+        (["spectrum", "--attention=fnet", "--length=8"], ["fnet"]),
+        (["spectrum", "--network=xlnet", "--length=8"], ["xlnet", "bert or albert"]),
+        (["spectrum", "--length=600"], ["length", "600"]),
+        (["paths", "--experiment=sort"], ["'sorting'"]),
+        (["paths", "--attention=linformer"], ["--attention", "linformer"]),
+        (["paths", "--repeats=0"], ["--repeats", "0"]),
+    ],
+)
+def test_one_line_for_what_cannot_work(args, parts, tmp_path, capsys):
+    with pytest.raises(SystemExit) as stop:
+        analyze.main([*args, f"--out={tmp_path / 'out'}"])
+    error = capsys.readouterr().err
+    helpers.assert_one_error(stop.value.code, error, 2, *parts)
+
+
+def test_config_of_another_kind(tmp_path, capsys):
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    with pytest.raises(SystemExit) as stop:
+        analyze.main(["maps", f"--workdir={tmp_path}", f"--out={tmp_path / 'out'}"])
+    error = capsys.readouterr().err
+    helpers.assert_one_error(stop.value.code, error, 2, "is not a config")
+
+
+def test_trees_have_their_arguments_below_them():
+    tokens = listops_language.encode("[MAX 2 [MIN 3 4 ] ]")
+    places, parents = _layout(tokens)
+    assert parents == {1: 0, 2: 0, 3: 2, 4: 2}
+    assert places[1] == (0, 2) and places[3] == (1, 3) and places[4] == (2, 3)
+    assert places[2] == (1.5, 2) and places[0] == (0.75, 1)
+
+
+class Dataset:
+    def __init__(self, image_shape):
+        self.image_shape = image_shape
+
+
+class Saved:
+    def __init__(self, task, image_shape):
+        self.dataset = Dataset(image_shape)
+        self.config = type("Config", (), {"task": task})
+
+
+@pytest.mark.parametrize(("task", "shape"), [("pathfinder", (4, 4)), ("text", None)])
+def test_images_and_text(task, shape, tmp_path):
+    from lra_jax import plotting
+
+    rng = np.random.default_rng(0)
+    weights = rng.normal(size=(2, 16, 16))  # of either sign
+    received = np.abs(weights).mean(1)
+    tokens = np.frombuffer(b"a <b> $x$ & c\xe9\n.", np.uint8)
+    maps = Maps(1, weights, received, tokens, None, None, 1)
+    report = Report(tmp_path, "Maps", {})
+    with plotting.style():
+        add_maps(report, maps, Saved(task, shape), "an example")
+    page = report.write().read_text()
+    assert (tmp_path / "map-received.png").stat().st_size > 1000
+    assert ("&lt;" in page) == (task == "text")
+    assert "<b>" not in page
+
+
+def test_highlights_follow_the_values():
+    found = _highlighted(np.array([65, 66], np.uint8), np.array([0.0, 1.0]))
+    assert 'rgb(255,255,255);color:#000">A' in found
+    assert 'rgb(0,0,0);color:#fff">B' in found

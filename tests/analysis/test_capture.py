@@ -1,0 +1,116 @@
+"""What a capture sees, for models of every mechanism and for a saved run."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from lra_jax.analysis.capture import capture
+from lra_jax.analysis.collapse import model_curves
+from lra_jax.analysis.variants import VARIANTS, Variant
+from lra_jax.attention import MECHANISMS
+from lra_jax.models import MatchingClassifier, SequenceClassifier
+from lra_jax.models.attention import MultiHeadAttention
+
+OPTIONS = {"sinkhorn": {"block": 8}, "sparse": {"stride": 4}}
+# The weights before a norm that acts on the output.
+NORMED = ("norm", "retention")
+TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 9, (2, 16)), jnp.int32)
+LENGTHS = jnp.array([16, 11], jnp.int32)
+
+
+def classifier(mechanism="softmax", num_layers=2):
+    return SequenceClassifier(
+        9,
+        3,
+        mechanism=mechanism,
+        options=OPTIONS.get(mechanism),
+        num_layers=num_layers,
+        embed_dim=8,
+        mlp_dim=8,
+        max_length=16,
+        rngs=nnx.Rngs(0),
+    )
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_weights_times_values_are_what_attention_gave(name):
+    model = classifier(name, num_layers=1)
+    captured = capture(model, lambda: model(TOKENS, LENGTHS))
+    (call,) = captured.calls
+    assert call.mechanism.name == name
+    if name == "fnet":
+        with pytest.raises(ValueError, match="fnet"):
+            call.weights()
+        return
+    weights = call.weights()
+    assert weights.shape == (2, 2, 16, 16)
+    if name in NORMED:
+        return
+    expected = call.mechanism.attention(
+        call.query, call.key, call.value, **call.keywords
+    )
+    found = np.einsum("bnts,bsnh->btnh", weights, np.asarray(call.value))
+    real = np.asarray(captured.mask)
+    np.testing.assert_allclose(found[real], np.asarray(expected)[real], atol=1e-4)
+
+
+def test_states_are_those_between_the_blocks():
+    model = classifier()
+    plain = model(TOKENS, LENGTHS)
+    captured = capture(model, lambda: model(TOKENS, LENGTHS))
+    np.testing.assert_array_equal(plain, model(TOKENS, LENGTHS))  # nothing stays
+    assert captured.states.shape == (3, 2, 16, 8) and len(captured.calls) == 2
+    np.testing.assert_array_equal(captured.mask.sum(1), LENGTHS)
+    encoder = model.encoder
+    for layer, block in enumerate(encoder.blocks):
+        x = jnp.asarray(captured.states[layer])
+        out = block(x, jnp.asarray(captured.mask))
+        np.testing.assert_allclose(captured.states[layer + 1], out, atol=1e-6)
+        value = block.attention.value(block.attention_norm(x))
+        call = captured.call(layer + 1)
+        np.testing.assert_allclose(call.value.reshape(value.shape), value, atol=1e-6)
+    last = encoder.norm(jnp.asarray(captured.states[-1]))
+    expected = encoder(TOKENS, jnp.asarray(captured.mask))
+    np.testing.assert_allclose(last, expected, atol=1e-6)
+
+
+def test_all_parts_are_the_block_itself():
+    model = classifier()
+    run = lambda: model(TOKENS, LENGTHS)  # noqa: E731
+    whole = capture(model, run, Variant(skip=True, mlp=True)).states
+    np.testing.assert_array_equal(whole, capture(model, run).states)
+    curves = model_curves(model, run, VARIANTS | {"raw": Variant(False, False, False)})
+    assert all(c.shape == (2, 3) for c in curves.values())
+    assert len({float(c[0, -1]) for c in curves.values()}) == 5
+
+
+def test_padding_does_not_enter_the_curves():
+    model = classifier()
+    padded = model_curves(model, lambda: model(TOKENS, LENGTHS))
+    alone = model_curves(model, lambda: model(TOKENS[1:, :11], LENGTHS[1:]))
+    for name in VARIANTS:
+        np.testing.assert_allclose(padded[name][1], alone[name][0], rtol=1e-3)
+
+
+def test_the_first_document_of_a_pair():
+    model = MatchingClassifier(
+        9, 2, embed_dim=8, mlp_dim=8, max_length=16, num_layers=2, rngs=nnx.Rngs(0)
+    )
+    captured = capture(model, lambda: model(TOKENS, LENGTHS, TOKENS, LENGTHS))
+    assert len(captured.states) == 3 and len(captured.calls) == 2
+
+
+def test_errors():
+    model = classifier()
+    captured = capture(model, lambda: model(TOKENS, LENGTHS))
+    for layer in (0, 3, -1):
+        with pytest.raises(ValueError, match=f"layer: expected 1 to 2.*got {layer}"):
+            captured.call(layer)
+    bare = MultiHeadAttention(2, 8, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match="EncoderBlock"):
+        capture(bare, lambda: None)
+    model = classifier("helpers:values_only", num_layers=1)
+    captured = capture(model, lambda: model(TOKENS, LENGTHS))
+    with pytest.raises(ValueError, match="helpers:values_only"):
+        captured.call(1).weights()

@@ -1,0 +1,188 @@
+"""Networks of published shapes: the printed curves, the parts, every mechanism."""
+
+import helpers
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from lra_jax.analysis import published
+from lra_jax.analysis.collapse import collapse_curves, network_curves, trained_curves
+from lra_jax.analysis.networks import SHAPES, Network, Shape, zipf_tokens
+from lra_jax.analysis.relative import RelativeAttention
+from lra_jax.analysis.variants import VARIANTS, Variant
+from lra_jax.attention import MECHANISMS
+
+TINY = Shape(50, num_layers=3, width=16, num_heads=2, mlp_dim=24, embed_dim=16)
+TINY_OPTIONS = {"sinkhorn": {"block": 8}, "sparse": {"stride": 4}}
+PRINTED_LAYERS = 3
+
+
+@pytest.mark.parametrize("name", ["bert", "xlnet"])
+def test_curves_at_initialisation_are_the_published_ones(name):
+    found = network_curves(name, batch_size=1, num_layers=PRINTED_LAYERS, draws=2)
+    for variant, printed in published.figure_2(name).items():
+        np.testing.assert_allclose(
+            found[variant].mean(0), printed[: PRINTED_LAYERS + 1], atol=0.05
+        )
+
+
+def test_albert_at_initialisation_is_as_published():
+    """One draw of ALBERT's weights differs from the next by more than 0.05, and each
+    printed curve is one draw: 0.57 to 0.67 at layer 0, where all four are the same."""
+    draws = 8
+    found = network_curves("albert", batch_size=1, num_layers=3, draws=draws)
+    printed = published.figure_2("albert")
+    start = np.mean([curve[0] for curve in printed.values()])
+    assert abs(found["attention"][:, 0].mean() - start) < 0.05
+    for variant, curve in printed.items():
+        distance = np.abs(found[variant] - curve[: PRINTED_LAYERS + 1]).max(1)
+        assert distance.min() < 0.05
+
+
+def test_skip_connections_keep_the_rank():
+    found = network_curves(TINY, batch_size=2, length=16)
+    last = {name: curves[:, -1].max() for name, curves in found.items()}
+    assert last["attention"] < 1e-4 and last["attention + MLP"] < 1e-4
+    assert last["attention + skip"] > 0.1 and last["transformer"] > 0.1
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_every_mechanism_has_a_curve(name):
+    network = Network(
+        TINY,
+        name,
+        options=TINY_OPTIONS.get(name),
+        length=16,
+        num_layers=1,
+        rngs=nnx.Rngs(0),
+    )
+    tokens = jnp.asarray(zipf_tokens(50, 1, 16))
+    states = helpers.call_model(run_whole, network, tokens)
+    curves = collapse_curves(states)
+    assert curves.shape == (1, 2) and 0 < curves[0, 1] < 1.5
+
+
+def run_whole(network, tokens):
+    return network(tokens, Variant(skip=True, mlp=True))
+
+
+def test_parts_can_be_left_out_one_by_one():
+    variants = VARIANTS | {"no norm": Variant(True, True, norm=False)}
+    found = network_curves(TINY, variants=variants, length=16, num_layers=1)
+    starts = {float(curves[0, 0]) for curves in found.values()}
+    ends = {float(curves[0, 1]) for curves in found.values()}
+    assert len(starts) == 1 and len(ends) == len(variants)
+
+
+def dense_block(block, x, variant):
+    """A block of softmax attention, written out."""
+
+    def norm(layer, x):
+        x = x - x.mean(-1, keepdims=True)
+        return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-12)
+
+    def dense(layer, x):
+        return x @ np.asarray(layer.kernel[...], np.float64)
+
+    attention = block.attention
+    query, key, value = (
+        dense(layer, x).reshape(len(x), 2, 8).swapaxes(0, 1)
+        for layer in (attention.query, attention.key, attention.value)
+    )
+    weights = np.exp(query @ key.swapaxes(1, 2) / np.sqrt(8))
+    weights /= weights.sum(-1, keepdims=True)
+    branch = dense(attention.out, (weights @ value).swapaxes(0, 1).reshape(len(x), 16))
+    x = norm(None, branch + variant.skip * x)
+    if variant.mlp:
+        hidden = dense(block.mlp_in, x)
+        hidden = np.asarray(jax.nn.gelu(jnp.asarray(hidden), approximate=False))
+        x = norm(None, x + dense(block.mlp_out, hidden))
+    return x
+
+
+def test_a_network_is_the_formula():
+    network = Network(TINY, length=8, rngs=nnx.Rngs(0))
+    tokens = jnp.asarray(zipf_tokens(50, 1, 8))
+    for variant in VARIANTS.values():
+        states = network(tokens, variant)
+        for layer, block in enumerate(network.blocks):
+            expected = dense_block(block, np.asarray(states[layer][0], float), variant)
+            np.testing.assert_allclose(states[layer + 1][0], expected, atol=1e-4)
+
+
+def test_relative_attention_is_the_formula():
+    layer = RelativeAttention(
+        8, 2, kernel_init=nnx.initializers.normal(0.7), rngs=nnx.Rngs(0)
+    )
+    x = np.random.default_rng(0).normal(size=(5, 8))
+    arrays = {
+        name: np.asarray(getattr(layer, name)[...], np.float64)
+        for name in ("query", "key", "value", "distance", "out")
+    }
+    content, by_distance = (
+        np.asarray(bias[...], np.float64)
+        for bias in (layer.content_bias, layer.distance_bias)
+    )
+    expected = np.zeros((5, 8))
+    for n in range(2):
+        query, key, value = (x @ arrays[k][:, n] for k in ("query", "key", "value"))
+        scores = np.zeros((5, 5))
+        for i in range(5):
+            for j in range(5):
+                angles = (i - j) / 10_000 ** (np.arange(0, 8, 2) / 8)
+                row = np.concatenate([np.sin(angles), np.cos(angles)])
+                scores[i, j] = (query[i] + content[n]) @ key[j] + (
+                    query[i] + by_distance[n]
+                ) @ (row @ arrays["distance"][:, n])
+        weights = np.exp(scores / 2)
+        weights /= weights.sum(-1, keepdims=True)
+        expected += weights @ value @ arrays["out"][:, n].T
+    np.testing.assert_allclose(
+        layer(jnp.asarray(x, jnp.float32)[None])[0], expected, atol=1e-4
+    )
+
+
+def test_tokens_follow_zipf():
+    tokens = zipf_tokens(1000, 50, 200)
+    assert tokens.shape == (50, 200) and tokens.dtype == np.int32
+    shares = np.bincount(tokens.ravel(), minlength=1000) / tokens.size
+    expected = 1 / (np.arange(1000) + 2.7)
+    np.testing.assert_allclose(shares[:5], (expected / expected.sum())[:5], rtol=0.15)
+
+
+@pytest.mark.parametrize(
+    ("call", "parts"),
+    [
+        (lambda: network_curves("brt"), ["network", "'bert'"]),
+        (lambda: network_curves(TINY, "softmx"), ["softmx"]),
+        (lambda: network_curves(TINY, length=513), ["length", "513"]),
+        (lambda: network_curves(TINY, draws=0), ["draws", "0"]),
+        (lambda: network_curves(TINY, num_layers=0), ["num_layers", "0"]),
+        (
+            lambda: trained_curves(
+                Network(TINY, length=1, rngs=nnx.Rngs(0)), TINY, length=0
+            ),
+            ["length", "0"],
+        ),
+        (lambda: collapse_curves(np.full((2, 1, 3, 4), np.nan)), ["layer 0", "finite"]),
+    ],
+)
+def test_errors(call, parts):
+    with pytest.raises(ValueError) as error:
+        call()
+    for part in parts:
+        assert part in str(error.value)
+
+
+def test_shapes_are_those_of_the_models():
+    """Parameters of the published encoders, pooler and head left out."""
+    counts = {"bert": 107_719_680, "albert": 11_092_992, "xlnet": 116_718_336}
+    for name, expected in counts.items():
+        network = nnx.eval_shape(
+            lambda name=name: Network(SHAPES[name], rngs=nnx.Rngs(0))
+        )
+        found = sum(x.size for x in jax.tree.leaves(nnx.state(network)))
+        # One row of token types in place of two, no segments in XLNet.
+        assert abs(found - expected) / expected < 1e-3, (name, found)
