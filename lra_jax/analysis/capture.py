@@ -119,7 +119,7 @@ def capture(
     _, first, mask = seen[0]
     states = np.stack([first, *(out for out, _, _ in seen)]).astype(np.float32)
     real = np.ones(states.shape[1:3], bool) if mask is None else np.asarray(mask)
-    return Captured(states, real, calls[:count])
+    return Captured(states, real, calls)
 
 
 def capture_attention(model: nnx.Module, run: Callable[[], Any]) -> list[AttentionCall]:
@@ -158,8 +158,7 @@ def run_block(
     if not variant.mlp:
         return x
     inner = block.mlp_norm(x) if variant.norm else x
-    branch = block.dropout(jax.nn.gelu(block.mlp_in(inner)), rngs)
-    return x + block.dropout(block.mlp_out(branch), rngs)
+    return x + block.dropout(block.mlp(inner, mask=mask, rngs=rngs), rngs)
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from lra_jax.models import MatchingClassifier, SequenceClassifier
 from lra_jax.models.attention import MultiHeadAttention
 
 OPTIONS = {"sinkhorn": {"block": 8}, "sparse": {"stride": 4}}
-# The weights before a norm that acts on the output.
+# The weights before a norm that acts on the output, as a gate does.
 NORMED = ("norm", "retention")
 TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 9, (2, 16)), jnp.int32)
 LENGTHS = jnp.array([16, 11], jnp.int32)
@@ -37,15 +37,16 @@ def classifier(mechanism="softmax", num_layers=2):
 def test_weights_times_values_are_what_attention_gave(name):
     model = classifier(name, num_layers=1)
     captured = capture(model, lambda: model(TOKENS, LENGTHS))
-    (call,) = captured.calls
+    call = captured.calls[0]
     assert call.mechanism.name == name
+    assert len(captured.calls) == (1 if call.mechanism.mlp else 2)
     if name == "fnet":
         with pytest.raises(ValueError, match="fnet"):
             call.weights()
         return
     weights = call.weights()
-    assert weights.shape == (2, 2, 16, 16)
-    if name in NORMED:
+    assert weights.shape == (2, call.query.shape[2], 16, 16)
+    if name in NORMED or call.mechanism.gates:
         return
     expected = call.mechanism.attention(
         call.query, call.key, call.value, **call.keywords
