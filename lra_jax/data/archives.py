@@ -12,6 +12,7 @@ import gzip
 import hashlib
 import http.client
 import logging
+import os
 import pathlib
 import shutil
 import tarfile
@@ -21,6 +22,7 @@ import zlib
 from collections.abc import Iterator
 from typing import IO
 
+from lra_jax.data import checks
 from lra_jax.data.locks import locked
 from lra_jax.data.progress import Progress
 
@@ -50,6 +52,17 @@ class Archive:
         """``NAME (SIZE bytes) from URL``."""
         about = "" if self.sha256 else "about "
         return f"{self.name} ({about}{self.size:,} bytes) from {self.url}"
+
+
+def given(path: str | os.PathLike, archive: Archive) -> pathlib.Path:
+    """What ``--data.path`` names: a file or a folder, or the archive that lies in it.
+
+    Raises:
+      ValueError: nothing lies there.
+    """
+    found = checks.existing(path)
+    inside = found / archive.name
+    return inside if inside.is_file() else found
 
 
 def fetch(archive: Archive, data_dir: pathlib.Path) -> pathlib.Path:

@@ -88,8 +88,8 @@ def prepare(
 
     Args:
       data_dir: where prepared data, and downloads, live; None is tfds' own folder.
-      path: the archive, the folder in it, or one with ``input`` and ``label``; None
-        downloads the archive.
+      path: the archive or its folder, the folder in it, or one with ``input`` and
+        ``label``; None downloads the archive.
 
     Returns:
       Splits `train`, `valid` and `test` of `tokens`, `uint8 [1024]`, and `label`.
@@ -100,7 +100,7 @@ def prepare(
     """
     name, found = "released", None
     if path is not None:
-        found = checks.existing(path)
+        found = archives.given(path, ARCHIVE)
         name = checks.digest(_files(found))
     config = ImageConfig(
         name=name,

@@ -115,6 +115,8 @@ def prepare(
     expected = 2 * max_length * _RELEASED_PAIRS
     if path is not None:
         found = checks.existing(path)
+        if not _holding(found):
+            found = archives.given(path, ARCHIVE)
         files = _files(found)
         name = checks.digest(files)
         size = sum(file.stat().st_size for file in files)
@@ -172,9 +174,14 @@ def _files(path: pathlib.Path) -> list[pathlib.Path]:
     return list(_find(path).values())
 
 
-def _find(root: pathlib.Path) -> dict[str, pathlib.Path]:
+def _holding(root: pathlib.Path) -> list[pathlib.Path]:
+    """The folders below this one that hold some of the files."""
     folders = [root / place for place in _PLACES]
-    found = [f for f in folders if any((f / n).is_file() for n in FILES.values())]
+    return [f for f in folders if any((f / n).is_file() for n in FILES.values())]
+
+
+def _find(root: pathlib.Path) -> dict[str, pathlib.Path]:
+    found = _holding(root)
     if not found:
         raise ValueError(
             f"--data.path={root}: expected {', '.join(FILES.values())} in it or in its "

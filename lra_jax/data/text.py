@@ -99,8 +99,8 @@ def prepare(
 
     Args:
       data_dir: where prepared data, and downloads, live; None is tfds' own folder.
-      path: the archive, the folder in it, or one with ``input`` and ``label``; None
-        downloads the archive.
+      path: the archive or its folder, the folder in it, or one with ``input`` and
+        ``label``; None downloads the archive.
       max_length: bytes of a review that are kept, the first ones.
       validation: "holdout" of a tenth, or "test". Files with a validation split of
         their own keep it.
@@ -122,7 +122,7 @@ def prepare(
         )
     name, found = "released", None
     if path is not None:
-        found = checks.existing(path)
+        found = archives.given(path, ARCHIVE)
         name = checks.digest(_files(found))
     held_out = f"holdout-seed{seed}" if validation == "holdout" else "test"
     config = TextConfig(

@@ -68,7 +68,7 @@ def test_a_folder_gives_what_its_archive_gives(tmp_path, imdb, cifar):
     files = originals.imdb_reviews()
     folder = originals.write(tmp_path / "texts", files)
     whole = text.prepare(tmp_path / "data", path=imdb)
-    for place in (folder, folder / "aclImdb"):
+    for place in (folder, folder / "aclImdb", imdb.parent):
         assert text.prepare(tmp_path / "data", path=place).fingerprint == (
             whole.fingerprint
         )
