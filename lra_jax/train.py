@@ -15,8 +15,13 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from lra_jax import cli, runtime
+from lra_jax import cli, runs, runtime
 from lra_jax.configs import Config, DataConfig, ModelConfig, TrainConfig
+
+_DESCRIPTION = (
+    "Trains a model and scores it. --seeds=N trains N, with seeds --seed, --seed + 1, "
+    "..., each in a directory of its own (in --workdir, where that is given)."
+)
 
 __all__ = ["Config", "DataConfig", "ModelConfig", "TrainConfig", "main", "run"]
 
@@ -28,12 +33,32 @@ def main(args: Sequence[str] | None = None) -> None:
             runtime.tune_allocator()
         args = sys.argv[1:]
     prog = "python -m lra_jax.train"
-    config = cli.parse_config(prog, "Trains a model and scores it.", args)
-    command = shlex.join([*prog.split(), *args])
+    with cli.user_errors():
+        count, rest = runs.take_flag(args, "seeds")
+        seeds = runs.parse_count("seeds", count)
+    if seeds > 1 and not {"--help", "-h"} & set(rest):
+        _run_seeds(prog, rest, seeds)
+        return
+    config = cli.parse_config(prog, _DESCRIPTION, rest)
+    command = shlex.join([*prog.split(), *rest])
     try:
         _main(config, command)
     except KeyboardInterrupt:
         cli.fail(f"interrupted; to go on: {command}", 128 + signal.SIGINT)
+
+
+def _run_seeds(prog: str, args: Sequence[str], seeds: int) -> None:
+    with cli.user_errors():
+        plan = runs.make_plan(
+            lambda flags: cli.parse_config(prog, _DESCRIPTION, flags),
+            args,
+            [None],
+            seeds,
+        )
+    try:
+        runs.run_all(plan)
+    except runs.Stopped as stop:
+        raise SystemExit(stop.code) from None
 
 
 def _main(config: Config, command: str) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from lra_jax.configs import image, listops, retrieval, text
+from lra_jax.configs import image, listops, pathfinder, retrieval, text
 from lra_jax.configs.base import Config, DataConfig, ModelConfig, TrainConfig
 from lra_jax.names import known
 
@@ -20,6 +20,7 @@ PRESETS: dict[str, dict[str, Callable[[str], Config]]] = {
     "text": text.PRESETS,
     "retrieval": retrieval.PRESETS,
     "image": image.PRESETS,
+    **{task: pathfinder.presets(task) for task in pathfinder.SIZES},
 }
 
 

@@ -134,6 +134,10 @@ class DataConfig:
     """ListOps: deepest level of a tree."""
     max_args: int = 10
     """ListOps: most arguments of an operator."""
+    level: Literal["easy", "intermediate", "hard"] = "hard"
+    """Pathfinder: paths of 6, 9 or 14 dashes. LRA's results are on hard."""
+    num_distractors: int | None = None
+    """Pathfinder: distractors of a generated image; by default LRA's number."""
 
 
 @dataclasses.dataclass(frozen=True)

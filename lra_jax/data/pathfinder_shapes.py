@@ -6,8 +6,7 @@ this follows). A snake is a chain of dashes. A dash begins at a whole pixel and 
 one of few, so all dashes that can occur are drawn once, with Pillow, and growing a
 snake is looking up rows of tables.
 
-Positions are (row, column); angles are radians from the column axis towards rising
-rows, as in `(sin a, cos a)`.
+Positions are (row, column); an angle a points to `(sin a, cos a)`.
 """
 
 import dataclasses
@@ -33,14 +32,13 @@ class Geometry:
 
     Attributes:
       size: side of the image.
-      border: rows and columns along each edge that stay free of dashes.
+      border: rows and columns along each edge where no dash ends.
       margins: free space around a dash; an image takes one of these.
       dash: length of a dash.
       thickness: of a dash.
       marker: radius of the two markers.
       seed_distance: from the beginning of one target snake to that of the other.
-      continuity: how straight snakes are; a turn by more than `pi / 2 / continuity`
-        never happens.
+      continuity: how straight snakes are; no turn exceeds `pi / 2 / continuity`.
       distractor_dashes: of all distractors together.
       target_contrast: of the two target snakes; markers have 1.
       distractor_contrast: of the distractors.
@@ -99,10 +97,8 @@ class Settings:
 
     def __post_init__(self):
         if self.size not in GEOMETRIES:
-            raise ValueError(
-                f"size must be one of {', '.join(map(str, GEOMETRIES))}, "
-                f"got {self.size!r}."
-            )
+            sizes = ", ".join(map(str, GEOMETRIES))
+            raise ValueError(f"size must be one of {sizes}, got {self.size!r}.")
         known("level", self.level, LEVELS)
         if self.num_distractors is not None and self.num_distractors < 0:
             raise ValueError(
@@ -111,7 +107,7 @@ class Settings:
 
     @property
     def geometry(self) -> Geometry:
-        """The lengths that belong to the size."""
+        """The lengths of this size."""
         return GEOMETRIES[self.size]
 
     @property
@@ -135,8 +131,7 @@ class Tables(NamedTuple):
         middle in the middle.
       limits: `uint8 [directions, r, r]`, what `room` bears below it: occupied beyond
         that, the dash does not fit.
-      reach: `uint8 [directions, r + 2 margin, r + 2 margin]`, `room` dilated by the
-        margin.
+      reach: `uint8 [directions, q, q]`, `room` dilated by the margin.
       middles: `int32 [directions, 2]`, from the place of a dash to its middle.
       advance: `int32 [directions, 2]`, from a dash's pivot to that of the next.
       candidates: `int32 [candidates, 2]`, from the pivot to where a dash may end.

@@ -32,7 +32,7 @@ A file here then needs only::
 """
 
 from lra_jax.names import known
-from lra_jax.tasks import image, listops, retrieval, text
+from lra_jax.tasks import image, listops, pathfinder, retrieval, text
 from lra_jax.tasks.base import (
     Batch,
     Sums,
@@ -61,7 +61,11 @@ __all__ = [
 ]
 
 TASKS: dict[str, Task] = {
-    task.name: task for task in (listops.TASK, text.TASK, retrieval.TASK, image.TASK)
+    task.name: task
+    for task in (
+        *(listops.TASK, text.TASK, retrieval.TASK, image.TASK),
+        *pathfinder.TASKS,
+    )
 }
 
 

@@ -4,7 +4,9 @@ import contextlib
 import importlib.metadata
 import os
 import platform
+import resource
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -118,6 +120,7 @@ class Session:
             "steps_per_second": self._speed(),
             "seconds": progress.seconds,
             "parameters": trainer.num_parameters,
+            **peak_memory(),
             "data_fingerprint": self.dataset.fingerprint,
             "official_data": self.task.is_official(self.config, self.dataset),
             "device": describe_devices(),
@@ -204,6 +207,23 @@ def _chosen_on(result: Mapping[str, Any]) -> str:
     """A warning where the best checkpoint saw the answers."""
     seen = result.get("validation") == "test"
     return "; chosen on the test split itself" if seen else ""
+
+
+def peak_memory() -> dict[str, Any]:
+    """The most memory that this process has used, and what that counts.
+
+    On a device whose runtime tells, the peak of one device's memory; else the resident
+    memory of the whole process, data and compiler included. Where a run was resumed it
+    is that of its last process.
+    """
+    statistics = jax.local_devices()[0].memory_stats() or {}
+    if "peak_bytes_in_use" in statistics:
+        peak, kind = statistics["peak_bytes_in_use"], "device peak"
+    else:
+        unit = 1 if sys.platform == "darwin" else 1024
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+        kind = "process peak RSS"
+    return {"peak_memory_bytes": int(peak), "peak_memory_kind": kind}
 
 
 def describe_devices() -> str:

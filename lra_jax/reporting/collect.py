@@ -1,0 +1,162 @@
+"""Reads run directories, and groups runs that differ in their seed alone."""
+
+import dataclasses
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lra_jax.configs import Config
+from lra_jax.training.metrics import read_metrics
+
+# What the tables read of a result; peak memory is younger than some results.
+_NUMBERS = (
+    *("test_accuracy_best", "test_accuracy_last", "steps", "best_step", "seconds"),
+    *("steps_per_second", "parameters", "test_examples"),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A run directory.
+
+    Attributes:
+      folder: where it lies.
+      config: its settings.
+      result: what the run ended with; None while it has not.
+      metrics: the lines of its ``metrics.jsonl``.
+    """
+
+    folder: Path
+    config: Config
+    result: dict[str, Any] | None
+    metrics: tuple[dict[str, Any], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Finished runs of the same settings with different seeds."""
+
+    runs: tuple[Run, ...]
+
+    @property
+    def config(self) -> Config:
+        """The settings that all share, apart from the seed."""
+        return self.runs[0].config
+
+    @property
+    def results(self) -> list[dict[str, Any]]:
+        """The result of each run."""
+        return [run.result for run in self.runs if run.result is not None]
+
+    @property
+    def official(self) -> bool:
+        """Whether the data are those that published rows are about."""
+        return all(result.get("official_data", False) for result in self.results)
+
+    @property
+    def last_only(self) -> bool:
+        """Whether the best checkpoint was chosen on the test split itself."""
+        return self.config.data.validation == "test"
+
+    def mean(self, name: str) -> float:
+        """Mean of a number of the results."""
+        return statistics.fmean(result[name] for result in self.results)
+
+    def deviation(self, name: str) -> float | None:
+        """Sample standard deviation over seeds; None for a single one."""
+        values = [result[name] for result in self.results]
+        return statistics.stdev(values) if len(values) > 1 else None
+
+    @property
+    def accuracy(self) -> str:
+        """The accuracy that counts: of the best checkpoint unless it saw the test."""
+        return "test_accuracy_last" if self.last_only else "test_accuracy_best"
+
+
+def read_runs(folder: Path) -> tuple[list[Run], list[str]]:
+    """Reads every run directory in a folder, at any depth.
+
+    Returns:
+      The runs, ordered by path, and one line for each directory that cannot be read.
+
+    Raises:
+      ValueError: the folder does not exist, or holds no run that can be read.
+    """
+    if not folder.is_dir():
+        raise ValueError(
+            f"expected a folder of runs, got {folder}, "
+            + ("a file" if folder.exists() else "which does not exist")
+        )
+    runs, problems = [], []
+    for path in sorted(folder.rglob("config.json")):
+        try:
+            runs.append(_read_run(path.parent))
+        except (ValueError, OSError) as error:
+            problems.append(" ".join(f"{path.parent}: {error}".split()))
+    if not runs:
+        found = f"; {problems[0]}" if problems else ""
+        raise ValueError(f"{folder} holds no run directory (no config.json){found}")
+    return runs, problems
+
+
+def group_runs(runs: Sequence[Run]) -> list[Group]:
+    """Groups finished runs that differ in their seed alone, in order of task and name.
+
+    Of two runs with the same seed the first counts.
+    """
+    groups: dict[tuple, dict[int, Run]] = {}
+    for run in runs:
+        if run.result is not None:
+            settings = run.config.identity()
+            seed = settings.pop("seed")
+            key = tuple(sorted((name, repr(value)) for name, value in settings.items()))
+            key += (run.result.get("data_fingerprint"),)
+            groups.setdefault(key, {}).setdefault(seed, run)
+    made = [Group(tuple(seeds[s] for s in sorted(seeds))) for seeds in groups.values()]
+    return sorted(made, key=lambda g: (g.config.task, -g.mean(g.accuracy)))
+
+
+def unfinished(runs: Sequence[Run]) -> list[str]:
+    """A line for each run without a result: where, and how far it is."""
+    lines = []
+    for run in runs:
+        if run.result is None:
+            step = max((line["step"] for line in run.metrics), default=0)
+            lines.append(f"{run.folder}: {step:,} of {run.config.train.steps:,} steps")
+    return lines
+
+
+def _read_run(folder: Path) -> Run:
+    config = _read_json(folder / "config.json")
+    config.pop("data_fingerprint", None)
+    result = None
+    if (folder / "result.json").exists():
+        result = _read_json(folder / "result.json")
+        _check_numbers(folder / "result.json", result)
+    try:
+        metrics = tuple(m for m in read_metrics(folder) if _is_metric(m))
+    except ValueError as error:
+        raise ValueError(f"metrics.jsonl is damaged: {error}") from None
+    return Run(folder, Config.from_dict(config), result, metrics)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path.name} is damaged: {error}") from None
+    if not isinstance(values, dict):
+        raise ValueError(f"{path.name} is damaged: expected an object, got {values!r}")
+    return values
+
+
+def _check_numbers(path: Path, result: Mapping[str, Any]) -> None:
+    for name in _NUMBERS:
+        if not isinstance(result.get(name), int | float):
+            raise ValueError(f"{path.name} is damaged: no number {name!r}")
+
+
+def _is_metric(line: Any) -> bool:
+    return isinstance(line, dict) and {"step", "split"} <= set(line)

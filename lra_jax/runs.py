@@ -1,0 +1,240 @@
+"""Several runs one after another: seeds, mechanisms.
+
+Each run is a process of its own, ``python -m lra_jax.train`` with the flags that make
+it: one that fails takes nothing with it, and its peak memory is its own. A run that has
+a ``result.json`` is not started again; one that was stopped goes on.
+"""
+
+import contextlib
+import dataclasses
+import json
+import signal
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from lra_jax.configs import Config
+
+Parse = Callable[[Sequence[str]], Config]
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One run of a plan.
+
+    Attributes:
+      config: its settings.
+      workdir: its directory.
+      args: the flags of ``python -m lra_jax.train``.
+    """
+
+    config: Config
+    workdir: Path
+    args: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """What the run is called in messages."""
+        return f"{self.config.task} {self.config.attention} seed {self.config.seed}"
+
+
+class Stopped(Exception):
+    """A signal ended the plan; the same command goes on.
+
+    Attributes:
+      code: the exit code to end with.
+    """
+
+    def __init__(self, code: int):
+        super().__init__(f"stopped with code {code}")
+        self.code = code
+
+
+def take_flag(args: Sequence[str], name: str) -> tuple[str | None, list[str]]:
+    """Takes ``--name=value`` or ``--name value`` out of a command line.
+
+    Returns:
+      The last value given, or None, and the other arguments.
+
+    Raises:
+      ValueError: the flag stands last, without a value.
+    """
+    value, rest = None, []
+    pending = iter(args)
+    for argument in pending:
+        flag, equals, text = argument.partition("=")
+        if flag != f"--{name}":
+            rest.append(argument)
+            continue
+        value = text if equals else next(pending, None)
+        if not value:
+            raise ValueError(f"--{name}: expected a value")
+    return value, rest
+
+
+def parse_count(name: str, text: str | None) -> int:
+    """A positive integer; 1 where nothing was given.
+
+    Raises:
+      ValueError: anything else.
+    """
+    if text is None:
+        return 1
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"--{name} must be a positive integer, got {text!r}")
+    return int(text)
+
+
+def make_plan(
+    parse: Parse, args: Sequence[str], attentions: Sequence[str | None], seeds: int
+) -> list[Run]:
+    """The runs of all mechanisms with seeds ``seed``, ``seed + 1``, ...
+
+    Every config is checked before the first run starts.
+
+    Args:
+      parse: reads the flags of a run.
+      args: the flags that all share. ``--workdir`` names a folder for all of them.
+      attentions: the mechanisms; None is that of the flags.
+      seeds: how many.
+
+    Raises:
+      ValueError: a config cannot work.
+    """
+    from lra_jax.tasks import get_task
+    from lra_jax.training.session import default_workdir
+
+    folder, shared = take_flag(args, "workdir")
+    seed, shared = take_flag(shared, "seed")
+    begin = [] if seed is None else [f"--seed={seed}"]
+    plan = []
+    for attention in attentions:
+        own = [] if attention is None else [f"--attention={attention}"]
+        first = parse([*shared, *own, *begin])
+        get_task(first.task).check(first)
+        for seed in range(first.seed, first.seed + seeds):
+            config = first.replace(seed=seed)
+            workdir = default_workdir(config)
+            if folder is not None:
+                workdir = Path(folder).expanduser() / workdir.name
+            flags = (*shared, *own, f"--seed={seed}", f"--workdir={workdir}")
+            plan.append(Run(config, workdir, flags))
+    return plan
+
+
+def run_all(plan: Sequence[Run]) -> dict[str, list[dict[str, Any]]]:
+    """Runs a plan, says what came of it, and returns the results by mechanism.
+
+    A run that fails is reported, and the others go on.
+
+    Raises:
+      Stopped: a signal came, or runs failed (code 1), after the others were done.
+    """
+    results: dict[str, list[dict[str, Any]]] = {}
+    failed = []
+    for number, run in enumerate(plan, start=1):
+        print(f"[{number}/{len(plan)}] {run.name}, in {run.workdir}", flush=True)
+        result = finished_result(run)
+        code = 0
+        if result is not None:
+            print("finished before", flush=True)
+        else:
+            code = _start(run)
+            if code == 0:
+                result = finished_result(run)
+        if result is None:
+            failed.append(run)
+            print(
+                f"error: {run.name} ended with code {code}; the others go on",
+                file=sys.stderr,
+                flush=True,
+            )
+        else:
+            results.setdefault(run.config.attention, []).append(result)
+    for line in summarise(results):
+        print(line)
+    if failed:
+        names = "; ".join(run.name for run in failed)
+        print(
+            f"error: {len(failed)} of {len(plan)} runs failed: {names}", file=sys.stderr
+        )
+        raise Stopped(1)
+    return results
+
+
+def finished_result(run: Run) -> dict[str, Any] | None:
+    """The result of a run that is done, with the very same settings; else None."""
+    try:
+        config = json.loads((run.workdir / "config.json").read_text())
+        config.pop("data_fingerprint")
+        if Config.from_dict(config).identity() != run.config.identity():
+            return None
+        result = json.loads((run.workdir / "result.json").read_text())
+        result["test_accuracy_best"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None  # The run itself says what is wrong, in one line.
+    return result
+
+
+def summarise(results: dict[str, list[dict[str, Any]]]) -> Iterator[str]:
+    """A line for each mechanism: mean and standard deviation over its seeds."""
+    for attention, runs in results.items():
+        yield (
+            f"{attention}: test accuracy, best checkpoint "
+            f"{mean_and_deviation([r['test_accuracy_best'] for r in runs])} %, last "
+            f"{mean_and_deviation([r['test_accuracy_last'] for r in runs])} %"
+        )
+
+
+def mean_and_deviation(values: Sequence[float]) -> str:
+    """``36.10 +- 0.42 (3 seeds)``: mean and sample standard deviation."""
+    mean = f"{statistics.fmean(values):.2f}"
+    if len(values) == 1:
+        return f"{mean} (1 seed)"
+    return f"{mean} +- {statistics.stdev(values):.2f} ({len(values)} seeds)"
+
+
+def _start(run: Run) -> int:
+    """Runs one process to its end; returns its code.
+
+    Raises:
+      Stopped: the run, or this process, was told to stop.
+    """
+    command = [sys.executable, "-m", "lra_jax.train", *run.args]
+    with _Forwarding() as signals:
+        child = subprocess.Popen(command)
+        signals.child = child
+        code = child.wait()
+    # 128 + n, or -n where the signal came before the run could save.
+    signum = signals.received or (-code if code < 0 else code - 128)
+    if signum in (signal.SIGINT, signal.SIGTERM):
+        raise Stopped(128 + signum)
+    return code
+
+
+class _Forwarding:
+    """Passes SIGTERM on to a child, and leaves Ctrl-C, which reaches both, to it."""
+
+    def __init__(self):
+        self.child: subprocess.Popen[bytes] | None = None
+        self.received = 0
+
+    def __enter__(self):
+        self._before = {
+            number: signal.signal(number, self._handle)
+            for number in (signal.SIGINT, signal.SIGTERM)
+        }
+        return self
+
+    def __exit__(self, *_: object):
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, _: object):
+        self.received = number
+        if number == signal.SIGTERM and self.child is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self.child.send_signal(number)

@@ -1,0 +1,113 @@
+"""Pathfinder's four tasks from flags to a score, on small data of the true kind."""
+
+import helpers
+import pytest
+
+from lra_jax import train
+from lra_jax.configs import get_preset
+from lra_jax.configs.pathfinder import SIZES
+from lra_jax.tasks import get_task
+from lra_jax.training.optimizer import make_schedule
+
+DATA = {
+    "num_train": 12,
+    "num_valid": 4,
+    "num_test": 6,
+    "level": "easy",
+    "num_distractors": 1,
+    "processes": 1,
+}
+MODEL = {"num_layers": 1, "embed_dim": 8, "num_heads": 1, "qkv_dim": 8, "mlp_dim": 8}
+TRAIN = {
+    "steps": 4,
+    "warmup": 1,
+    "batch_size": 2,
+    "eval_batch_size": 2,
+    "eval_every": 2,
+    "log_every": 2,
+}
+
+
+@pytest.mark.parametrize(
+    ("task", "preset"),
+    [
+        ("pathfinder", "official"),
+        ("pathfinder64", "modern"),
+        ("pathx", "compact"),
+        ("path256", "official"),
+    ],
+)
+def test_a_run_from_beginning_to_end(task, preset, tmp_path):
+    config = get_preset(task, preset, "linear").replace(
+        workdir=str(tmp_path / "run"),
+        train=TRAIN,
+        model=MODEL,
+        data=DATA | {"dir": str(tmp_path)},
+    )
+    result = train.run(config, quiet=True)
+    assert result["task"] == task and result["test_examples"] == 6
+    assert 0 <= result["test_accuracy_best"] <= 100
+    assert result["steps"] == 4 and not result["official_data"]
+    assert result["peak_memory_bytes"] > 0
+
+
+@pytest.mark.parametrize("task", SIZES)
+def test_data_settings(task):
+    for preset in ("compact", "official", "modern"):
+        config = get_preset(task, preset)
+        data = config.data
+        assert (data.num_train, data.num_valid, data.num_test) == (
+            160_000,
+            20_000,
+            20_000,
+        )
+        assert data.max_length == config.model.max_length == SIZES[task] ** 2
+        assert get_task(task).is_official(config, None)
+        assert not get_task(task).is_official(
+            config.replace(data={"level": "easy"}), None
+        )
+
+
+def test_official_settings():
+    config = get_preset("pathfinder", "official", "softmax")
+    model, training = config.model, config.train
+    assert (model.num_layers, model.num_heads, model.embed_dim) == (4, 4, 32)
+    assert (model.qkv_dim, model.mlp_dim, model.dropout) == (16, 32, 0.2)
+    assert (model.padding, model.positions, model.pooling) == (
+        "zeros",
+        "sinusoidal",
+        "mean",
+    )
+    rates = [float(make_schedule(training)(step)) for step in (0, 156, 312)]
+    # 1e-3 * min(1, step / 312), half a cosine after it.
+    assert rates == pytest.approx([0, 5e-4, 1e-3], rel=1e-3, abs=1e-9)
+    assert get_preset("pathfinder", "official", "cosformer").model.embed_dim == 32
+    assert get_preset("pathx", "official").train.clip_norm == 1.0
+    assert get_preset("path256", "official").model.pooling == "cls"
+    linformer = get_preset("pathfinder64", "official", "linformer")
+    assert linformer.model.attention_options.startswith("features=16,")
+
+
+@pytest.mark.parametrize(
+    ("flags", "parts"),
+    [
+        ("--task=pathfinder32", ["unknown task", "did you mean 'pathfinder"]),
+        ("--task=pathfinder --preset=modem", ["did you mean 'modern'"]),
+        ("--task=pathfinder --data.level=hrad", ["--data.level", "'hrad'"]),
+        (
+            "--task=pathfinder --data.num-distractors=-1",
+            ["--data.num_distractors", "-1"],
+        ),
+        ("--task=pathx --model.max-length=1024", ["--model.max_length must be 16384"]),
+        ("--task=pathx --data.max-length=1024", ["--data.max_length must be 16384"]),
+        ("--task=pathfinder --data.path=/no/such", ["/no/such", "does not exist"]),
+        ("--task=pathfinder --data.num-test=0", ["--data.num_test must be positive"]),
+    ],
+)
+def test_errors(capsys, tmp_path, monkeypatch, flags, parts):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stop:
+        train.main([f"--data.dir={tmp_path / 'data'}", *flags.split()])
+    out, err = capsys.readouterr()
+    helpers.assert_one_error(stop.value.code, err, 2, *parts)
+    assert out == "" and not list(tmp_path.iterdir())

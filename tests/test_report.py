@@ -1,0 +1,258 @@
+"""The report: what it reads, what it computes, and that a page needs nothing else."""
+
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+from html.parser import HTMLParser
+
+import helpers
+import pytest
+
+from lra_jax import report
+from lra_jax.configs import get_preset
+from lra_jax.reporting import charts, collect, page, tables
+
+
+def make_run(folder, accuracies, *, config=None, finished=True, **changes):
+    """A run directory as the trainer leaves it."""
+    config = config or get_preset(attention="cosformer")
+    best, last = accuracies
+    folder.mkdir(parents=True)
+    values = config.to_dict() | {"data_fingerprint": "ab"}
+    (folder / "config.json").write_text(json.dumps(values))
+    lines = [
+        {"step": step, "split": split, "accuracy": step / 10_000, "loss": 1.0}
+        for step in (1000, 2000)
+        for split in ("train", "valid")
+    ]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (folder / "metrics.jsonl").write_text(text)
+    result = {
+        "task": config.task,
+        "attention": config.attention,
+        "preset": config.preset,
+        "seed": config.seed,
+        "test_accuracy_best": best,
+        "test_accuracy_last": last,
+        "test_examples": 2000,
+        "best_step": 2000,
+        "steps": 5000,
+        "steps_per_second": 4.0,
+        "seconds": 100.0,
+        "parameters": 123_456,
+        "peak_memory_bytes": 300 << 20,
+        "peak_memory_kind": "process peak RSS",
+        "official_data": True,
+        "data_fingerprint": "ab",
+        "device": "2 CPU cores",
+        "versions": {"jax": "0.10.2"},
+        "commit": "0123456789abcdef",
+        "command": "python -m lra_jax.train --task=listops",
+    }
+    if finished:
+        (folder / "result.json").write_text(json.dumps(result | changes))
+    return folder
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """Three seeds of one mechanism, one of another, and an unfinished one."""
+    folder = tmp_path / "runs"
+    for seed, accuracy in enumerate([36.0, 38.0, 40.0]):
+        config = get_preset(attention="cosformer").replace(seed=seed)
+        make_run(folder / f"a{seed}", (accuracy, accuracy - 1), config=config)
+    flow = get_preset(attention="flow")
+    make_run(folder / "deep" / "b", (30.0, 29.0), config=flow)
+    make_run(folder / "c", (0, 0), config=flow.replace(seed=5), finished=False)
+    return folder
+
+
+def test_groups_have_mean_and_deviation_over_seeds(runs):
+    found, problems = collect.read_runs(runs)
+    groups = collect.group_runs(found)
+    assert not problems and len(found) == 5
+    assert [len(group.runs) for group in groups] == [3, 1]
+    best = groups[0]
+    assert best.mean("test_accuracy_best") == 38
+    assert best.deviation("test_accuracy_best") == pytest.approx(2.0)  # Sample sd.
+    assert groups[1].deviation("test_accuracy_best") is None
+    assert collect.unfinished(found) == [f"{runs / 'c'}: 2,000 of 5,000 steps"]
+
+
+def test_other_settings_or_data_are_other_groups(runs):
+    config = get_preset(attention="cosformer").replace(train={"batch_size": 16})
+    make_run(runs / "d", (50.0, 50.0), config=config)
+    make_run(runs / "e", (51.0, 50.0), data_fingerprint="cd")
+    groups = collect.group_runs(collect.read_runs(runs)[0])
+    assert sorted(len(group.runs) for group in groups) == [1, 1, 1, 3]
+
+
+def test_the_table_of_a_task(runs):
+    groups = collect.group_runs(collect.read_runs(runs)[0])
+    table = tables.task_table("listops", groups)
+    assert all(len(row) == len(table.header) for row in table.rows)
+    assert table.ours == {0, 1}
+    first, second = table.rows[:2]
+    assert first[:4] == (
+        "cosformer, compact",
+        "38.00 ± 2.00 (sd, 3 seeds)",
+        "37.00 ± 2.00 (sd, 3 seeds)",
+        "0, 1, 2",
+    )
+    # The standard error of 30 % in 2000 examples.
+    assert second[1] == "30.00 (1 seed; se 1.02)"
+    assert first[4:7] == ("4.00", "300 MiB (process peak RSS)", "123,456")
+    assert "generated, seed 0, own validation split, 2,000 test examples" in first[7]
+    names = {row[0]: row for row in table.rows[2:]}
+    assert names["published: Linformer"][1] == "35.70"
+    assert "arXiv:2011.04006" in names["published: Linformer"][7]
+    assert "floor: majority class" in names
+
+
+def test_other_data_are_not_put_beside_published_rows(tmp_path):
+    make_run(tmp_path / "runs" / "a", (90.0, 90.0), official_data=False)
+    groups = collect.group_runs(collect.read_runs(tmp_path / "runs")[0])
+    table = tables.task_table("listops", groups)
+    assert len(table.rows) == 1 and "NOT LRA's data settings" in table.rows[0][7]
+    averages = tables.averages_table(groups)
+    assert not averages.ours
+
+
+def test_a_best_checkpoint_that_saw_the_test_does_not_count(tmp_path):
+    config = get_preset().replace(data={"validation": "test"})
+    make_run(tmp_path / "runs" / "a", (90.0, 60.0), config=config)
+    (group,) = collect.group_runs(collect.read_runs(tmp_path / "runs")[0])
+    row = tables.task_table("listops", [group]).rows[0]
+    assert row[1] == "(saw the test)" and row[2].startswith("60.00")
+    assert "validation = test" in row[7]
+    assert group.mean(group.accuracy) == 60
+
+
+def test_averages_say_which_they_are(runs):
+    groups = collect.group_runs(collect.read_runs(runs)[0])
+    table = tables.averages_table(groups)
+    assert table.header[7:9] == ("avg5", "avg6")
+    # A single task has no average.
+    assert table.rows[0][1] == "38.00" and table.rows[0][7:9] == ("-", "-")
+    published = {row[0]: row for row in table.rows}
+    assert published["published: Transformer"][6:9] == ("failed", "54.39", "53.66")
+    assert published["published: S5"][7:9] == ("85.24", "87.46")
+
+
+class Reader(HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.attributes, self.open, self.tables = [], [], 0
+
+    def handle_starttag(self, tag, attrs):
+        self.attributes += attrs
+        if tag not in ("meta", "line", "polyline"):
+            self.open.append(tag)
+        self.tables += tag == "table"
+
+    def handle_endtag(self, tag):
+        if tag not in ("line", "polyline"):
+            assert self.open.pop() == tag
+        elif self.open and self.open[-1] == tag:
+            self.open.pop()
+
+
+def test_the_page_is_whole_and_needs_nothing_else(runs, tmp_path, capsys):
+    out = tmp_path / "deep" / "report"
+    report.main([str(runs), f"--out={out}"])
+    assert "4 runs in" in capsys.readouterr().out
+    text = (out / "report.html").read_text()
+    reader = Reader()
+    reader.feed(text)
+    assert reader.open == [] and reader.tables == 2
+    names = {name for name, _ in reader.attributes}
+    assert not names & {"src", "href", "onload"}
+    assert "http" not in text and "@import" not in text and "url(" not in text
+    for drawing in re.findall(r"<svg.*?</svg>", text, re.DOTALL):
+        ElementTree.fromstring(drawing)
+    for part in ("avg5", "avg6", "Checkpoint rule", "38.00 ± 2.00", "not finished"):
+        assert part in text
+    assert "python -m lra_jax.train --task=listops" in text
+
+
+def test_markdown_has_the_same_tables(runs, tmp_path):
+    report.write_report(runs, tmp_path / "report")
+    lines = (tmp_path / "report" / "report.md").read_text().splitlines()
+    rows = [line for line in lines if line.startswith("|")]
+    assert {line.count(" | ") for line in rows} == {7, 9}
+    assert any("38.00 ± 2.00 (sd, 3 seeds)" in line for line in rows)
+    assert not list((tmp_path / "report").glob("*.partial"))
+
+
+def test_names_are_escaped(tmp_path):
+    config = get_preset().replace(attention="<b>:f")
+    make_run(tmp_path / "runs" / "a", (30.0, 30.0), config=config)
+    groups = collect.group_runs(collect.read_runs(tmp_path / "runs")[0])
+    text = page.to_html(groups, ["<script>"])
+    assert "<b>" not in text and "<script>" not in text
+    assert "&lt;b&gt;:f" in text
+
+
+def test_curves():
+    seeds = [[(10.0, 40.0), (20.0, 50.0)], [(10.0, 60.0), (20.0, 70.0), (30.0, 80.0)]]
+    assert charts.mean_curve(seeds) == [(10.0, 50.0), (20.0, 60.0)]
+    drawing = ElementTree.fromstring(charts.chart("x < y", [charts.Curve("a", seeds)]))
+    lines = [e for e in drawing if e.tag == "polyline"]
+    assert len(lines) == 3
+    points = [tuple(map(float, p.split(","))) for p in lines[2].get("points").split()]
+    (x1, y1), (x2, y2) = points
+    assert x1 < x2 and y1 > y2
+    assert charts.style(0) != charts.style(8)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "part"),
+    [
+        (lambda f: (f / "result.json").write_text("{"), "result.json is damaged"),
+        (lambda f: (f / "result.json").write_text("[]"), "result.json is damaged"),
+        (lambda f: (f / "result.json").write_text("{}"), "no number"),
+        (lambda f: (f / "config.json").write_text("nul"), "config.json is damaged"),
+        (lambda f: (f / "config.json").write_text("{}"), "config does not fit"),
+        (
+            lambda f: (f / "metrics.jsonl").write_text("{a}\n"),
+            "metrics.jsonl is damaged",
+        ),
+    ],
+)
+def test_a_damaged_run_is_named_and_the_others_are_shown(
+    runs, tmp_path, capsys, spoil, part
+):
+    spoil(runs / "a1")
+    report.main([str(runs), f"--out={tmp_path / 'report'}"])
+    out, err = capsys.readouterr()
+    assert "3 runs in" in out
+    assert len(err.splitlines()) == 1 and err.startswith("warning: ")
+    assert str(runs / "a1") in err and part in err
+    assert part in (tmp_path / "report" / "report.md").read_text()
+
+
+def test_one_line_where_there_is_nothing_to_report(tmp_path, capsys):
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    file = tmp_path / "file"
+    file.touch()
+    make_run(tmp_path / "only" / "a", (0, 0), finished=False)
+    make_run(tmp_path / "broken" / "a", (0, 0))
+    (tmp_path / "broken" / "a" / "config.json").write_text("{")
+    cases = {
+        str(empty): "holds no run directory",
+        str(tmp_path / "none"): "does not exist",
+        str(file): "a file",
+        str(tmp_path / "only"): "is finished",
+        str(tmp_path / "broken"): "config.json is damaged",
+        "--out=x": "expected one folder of runs, got 0",
+        "a b": "expected one folder of runs, got 2",
+        f"{empty} --ouf=x": "unknown flag '--ouf=x'",
+        f"{empty} --out": "--out: expected a value",
+    }
+    for line, part in cases.items():
+        with pytest.raises(SystemExit) as stop:
+            report.main(line.split())
+        out, err = capsys.readouterr()
+        helpers.assert_one_error(stop.value.code, err, 2, part)
+        assert out == ""
