@@ -32,6 +32,14 @@ if TYPE_CHECKING:
         cosformer_step,
         cosformer_weights,
     )
+    from lra_jax.attention.delta import (
+        DeltaState,
+        delta_attention,
+        delta_init,
+        delta_prefill,
+        delta_step,
+        delta_weights,
+    )
     from lra_jax.attention.flash import (
         flash_attention,
         flash_layout,
@@ -49,11 +57,27 @@ if TYPE_CHECKING:
         flow_weights,
     )
     from lra_jax.attention.fnet import fnet_attention, fnet_weights
+    from lra_jax.attention.gated_delta import (
+        GatedDeltaState,
+        gated_delta_attention,
+        gated_delta_init,
+        gated_delta_prefill,
+        gated_delta_step,
+        gated_delta_weights,
+    )
     from lra_jax.attention.gau import (
         gau_attention,
         gau_layout,
         gau_parameters,
         gau_weights,
+    )
+    from lra_jax.attention.gla import (
+        GlaState,
+        gla_attention,
+        gla_init,
+        gla_prefill,
+        gla_step,
+        gla_weights,
     )
     from lra_jax.attention.lightning import (
         LightningState,
@@ -79,6 +103,12 @@ if TYPE_CHECKING:
     )
     from lra_jax.attention.local import local_attention, local_weights
     from lra_jax.attention.longformer import longformer_attention, longformer_weights
+    from lra_jax.attention.luna import (
+        luna_attention,
+        luna_packed,
+        luna_parameters,
+        luna_weights,
+    )
     from lra_jax.attention.norm import (
         NormState,
         norm_attention,
@@ -136,9 +166,12 @@ if TYPE_CHECKING:
 __all__ = [
     "MECHANISMS",
     "CosformerState",
+    "DeltaState",
     "FlowState",
     "FlowTerms",
     "Gate",
+    "GatedDeltaState",
+    "GlaState",
     "LightningState",
     "LinearState",
     "Mechanism",
@@ -155,6 +188,11 @@ __all__ = [
     "cosformer_prefill",
     "cosformer_step",
     "cosformer_weights",
+    "delta_attention",
+    "delta_init",
+    "delta_prefill",
+    "delta_step",
+    "delta_weights",
     "flash_attention",
     "flash_layout",
     "flash_parameters",
@@ -167,10 +205,20 @@ __all__ = [
     "flow_weights",
     "fnet_attention",
     "fnet_weights",
+    "gated_delta_attention",
+    "gated_delta_init",
+    "gated_delta_prefill",
+    "gated_delta_step",
+    "gated_delta_weights",
     "gau_attention",
     "gau_layout",
     "gau_parameters",
     "gau_weights",
+    "gla_attention",
+    "gla_init",
+    "gla_prefill",
+    "gla_step",
+    "gla_weights",
     "lightning_attention",
     "lightning_init",
     "lightning_prefill",
@@ -189,6 +237,10 @@ __all__ = [
     "local_weights",
     "longformer_attention",
     "longformer_weights",
+    "luna_attention",
+    "luna_packed",
+    "luna_parameters",
+    "luna_weights",
     "names",
     "norm_attention",
     "norm_init",
@@ -233,7 +285,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     for mechanism in MECHANISMS.values():
         # "FlowTerms" and "flow_terms" alike belong to "flow".
-        if name.lower().startswith(mechanism.name):
+        plain = name.lower().replace("_", "")
+        if plain.startswith(mechanism.name.replace("_", "")):
             module = importlib.import_module(mechanism.module)
             if name in module.__all__:
                 return getattr(module, name)

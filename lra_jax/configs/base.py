@@ -70,6 +70,11 @@ class ModelConfig:
     """Width of all heads together, N * H."""
     mlp_dim: int = 128
     """Hidden width of the MLP and of the classification head."""
+    mlp: Literal["auto", "dense", "product_key"] = "auto"
+    """dense: an MLP in each block. product_key: a sparse memory. auto: dense, but where
+    the mechanism does the MLP's work (gau, flash) a second unit of it."""
+    mlp_options: str = ""
+    """Sizes of the product-key memory, as in `keys=64,heads=4,top=8,query_dim=32`."""
     max_length: int = 2000
     """Longest sequence, in tokens: size of learned tables and cosFormer's M."""
     pooling: Literal["mean", "cls", "first"] = "mean"

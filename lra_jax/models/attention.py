@@ -8,9 +8,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from lra_jax.attention import gates, registry
-from lra_jax.attention import rotary as rotations
 from lra_jax.models.gates import GateLayer
-from lra_jax.models.layers import Dense
+from lra_jax.models.layers import Dense, LayerNorm, rotated
 from lra_jax.models.options import named, split_options
 
 
@@ -45,6 +44,10 @@ class MultiHeadAttention(nnx.Module):
       is_causal: attend to the past only.
       own_parameters: False for a layer that computes with another's arrays of the
         mechanism (layerwise sharing); then every call needs ``parameters``.
+      takes_memory: the mechanism has a memory, as Luna has, and that of the layer
+        before comes with every call.
+      gives_memory: a layer behind takes what `attend` returns beside the output. Both
+        change nothing in a mechanism without one, or in a causal layer.
       rotary: rotate queries and keys by their positions (RoPE, arXiv:2104.09864), for
         self-attention. Where scores are inner products of queries and keys (softmax,
         windows, patterns) they depend on the difference of positions alone. A mechanism
@@ -71,6 +74,8 @@ class MultiHeadAttention(nnx.Module):
         options: Mapping[str, Any] | None = None,
         is_causal: bool = False,
         own_parameters: bool = True,
+        takes_memory: bool = False,
+        gives_memory: bool = False,
         rotary: bool = False,
         use_bias: bool = True,
         dtype: Any = None,
@@ -115,6 +120,13 @@ class MultiHeadAttention(nnx.Module):
                 for gate in self.mechanism.gates
             }
         )
+        carries = self.mechanism.memory is not None and not is_causal
+        takes, gives = takes_memory and carries, gives_memory and carries
+        self.memory_in: Any = Dense(in_features, width, **dense) if takes else None
+        self.memory_out: Any = (
+            Dense(value_width, in_features, **dense) if gives else None
+        )
+        self.memory_norm: Any = LayerNorm(in_features, dtype=dtype) if gives else None
         made = self._parameters(own, rngs) if own_parameters else {}
         self.parameters = nnx.Dict(made)
 
@@ -144,6 +156,31 @@ class MultiHeadAttention(nnx.Module):
         Returns:
           `[B, T, out_features]`. Rows of padded queries are not meaningful.
         """
+        return self.attend(
+            inputs, context, mask=mask, query_mask=query_mask, parameters=parameters
+        )[0]
+
+    def attend(
+        self,
+        inputs: jax.Array,
+        context: jax.Array | None = None,
+        *,
+        mask: jax.Array | None = None,
+        query_mask: jax.Array | None = None,
+        parameters: Mapping[str, nnx.Variable] | None = None,
+        memory: jax.Array | None = None,
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """Attends as a call does, between a memory of the layer before and one for the
+        layer behind.
+
+        Args:
+          inputs, context, mask, query_mask, parameters: as in a call.
+          memory: `[B, L, in_features]`, for a layer that takes one.
+
+        Returns:
+          The output, and the memory to carry on: ``memory`` itself from a layer that
+          gives none.
+        """
         if context is None:
             context = inputs
             query_mask = mask if query_mask is None else query_mask
@@ -158,7 +195,7 @@ class MultiHeadAttention(nnx.Module):
             for layer, x in ((self.query, inputs), (self.key, context))
         )
         if self.rotary:
-            query, key = _rotated(query), _rotated(key)
+            query, key = rotated(query), rotated(key)
         keywords: dict[str, Any] = {
             "mask": None if mask is None else mask[:, None, None, :],
             "query_mask": query_mask,
@@ -173,11 +210,24 @@ class MultiHeadAttention(nnx.Module):
             keywords[gate.name] = self.gates[gate.name](source)
         parameters = self.parameters if parameters is None else parameters
         arrays = {name: p[...] for name, p in parameters.items()}
-        out = self.mechanism.attention(
-            query, key, value, **keywords, **arrays, **dict(self.options)
-        )
+        if self.memory_in is not None and memory is not None:
+            added = self.memory_in(memory).astype(arrays["memory"].dtype)
+            added = added.reshape(*added.shape[:-1], self.num_heads, self.head_dim)
+            arrays["memory"] = arrays["memory"] + added
+        keywords |= {**arrays, **dict(self.options)}
+        out = self.mechanism.attention(query, key, value, **keywords)
+        with_memory = self.mechanism.with_memory
+        if self.memory_out is not None and with_memory is not None:
+            # Compiled, the steps that both calls have in common are one.
+            _, packed = with_memory(query, key, value, **keywords)
+            memory = self._carried(memory, packed)
         out = out.reshape(*out.shape[:-2], -1)
-        return out if self.out is None else self.out(out)
+        return out if self.out is None else self.out(out), memory
+
+    def _carried(self, memory: jax.Array | None, packed: jax.Array) -> jax.Array:
+        """``norm(memory + W_o packed)``; None is no memory before."""
+        added = self.memory_out(packed.reshape(*packed.shape[:-2], -1))
+        return self.memory_norm(added if memory is None else memory + added)
 
     @property
     def projections(self) -> tuple[str, ...]:
@@ -245,13 +295,3 @@ class MultiHeadAttention(nnx.Module):
             name: Buffer(array) if name in buffers else nnx.Param(array)
             for name, array in arrays.items()
         }
-
-
-def _rotated(x: jax.Array) -> jax.Array:
-    """`[B, T, N, H]`, each position turned by its angles; in float32 within."""
-    length, width = x.shape[1], x.shape[-1]
-    cos, sin = (
-        table[:length].reshape(1, length, 1, width // 2)
-        for table in rotations.tables(length, width, jnp.dtype("float32"))
-    )
-    return rotations.turned(x.astype(jnp.float32), (cos, sin)).astype(x.dtype)

@@ -1,7 +1,7 @@
 """A pre-LN Transformer encoder around any attention mechanism."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,10 @@ from lra_jax.models.inputs import (
 )
 from lra_jax.models.layers import Dropout, LayerNorm, add_positions
 from lra_jax.models.mlp import Mlp
+from lra_jax.models.product_keys import ProductKeyMemory, memory_sizes
+from lra_jax.names import known
+
+MlpKind = Literal["auto", "dense", "product_key"]
 
 
 class EncoderBlock(nnx.Module):
@@ -56,12 +60,26 @@ class EncoderBlock(nnx.Module):
 
         ``parameters`` are another block's arrays of the mechanism, if it shares them.
         """
-        branch = self.attention(
-            self.attention_norm(x), mask=mask, parameters=parameters
+        return self.carry(x, mask, rngs, parameters)[0]
+
+    def carry(
+        self,
+        x: jax.Array,
+        mask: jax.Array | None,
+        rngs: nnx.Rngs | None = None,
+        parameters: Mapping[str, nnx.Variable] | None = None,
+        memory: jax.Array | None = None,
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """As a call, between the memory of the block before and that for the next.
+
+        Both are None for a mechanism without one (``MultiHeadAttention.attend``).
+        """
+        branch, memory = self.attention.attend(
+            self.attention_norm(x), mask=mask, parameters=parameters, memory=memory
         )
         x = x + self.dropout(branch, rngs)
         branch = self.mlp(self.mlp_norm(x), mask=mask, rngs=rngs)
-        return x + self.dropout(branch, rngs)
+        return x + self.dropout(branch, rngs), memory
 
 
 class TransformerEncoder(nnx.Module):
@@ -87,6 +105,10 @@ class TransformerEncoder(nnx.Module):
       dropout: rate on the embeddings and in the blocks.
       qkv_bias: biases in the attention's projections.
       dtype: of the computation; parameters are float32.
+      mlp: what stands behind the attention of a block: "dense", an MLP of
+        ``mlp_dim``; "product_key", a memory (`lra_jax.models.product_keys`); "auto",
+        an MLP, or where the mechanism does its work too, a second such layer.
+      mlp_options: sizes of the memory, as in ``{"keys": 32}``.
       rngs: for initialisation.
     """
 
@@ -99,6 +121,8 @@ class TransformerEncoder(nnx.Module):
         num_heads: int = 2,
         qkv_features: int | None = None,
         mlp_dim: int = 128,
+        mlp: MlpKind = "auto",
+        mlp_options: Mapping[str, Any] | None = None,
         max_length: int = 2000,
         mechanism: str | Callable[..., jax.Array] = "cosformer",
         options: Mapping[str, Any] | None = None,
@@ -112,6 +136,7 @@ class TransformerEncoder(nnx.Module):
         dtype: Any = None,
         rngs: nnx.Rngs,
     ):
+        check_mlp(mlp, mlp_options or {})
         self.max_length = max_length
         self.dtype = jnp.float32 if dtype is None else jnp.dtype(dtype)
         by_block = options_by_block(options or {}, num_layers)
@@ -139,6 +164,8 @@ class TransformerEncoder(nnx.Module):
                 max_length=longest,
                 options=by_block[index],
                 own_parameters=index == 0 or not self.shares_parameters,
+                takes_memory=index > 0,
+                gives_memory=index < num_layers - 1,
                 rotary=positions == "rotary",
                 use_bias=qkv_bias,
                 dtype=dtype,
@@ -146,13 +173,16 @@ class TransformerEncoder(nnx.Module):
             )
 
         def block(index: int) -> EncoderBlock:
-            first = attention(index)
-            if first.mechanism.mlp:
-                rest = {"dropout": dropout, "dtype": dtype, "rngs": rngs}
-                mlp: nnx.Module = Mlp(embed_dim, mlp_dim, **rest)
-            else:  # A second unit, as two are one attention and one MLP.
-                mlp = attention(index)
-            return EncoderBlock(first, mlp, embed_dim, dropout=dropout, dtype=dtype)
+            first, rest = attention(index), {"dropout": dropout, "dtype": dtype}
+            if mlp == "product_key":
+                second: nnx.Module = ProductKeyMemory(
+                    embed_dim, mlp_options, rngs=rngs, **rest
+                )
+            elif mlp == "dense" or first.mechanism.mlp:
+                second = Mlp(embed_dim, mlp_dim, rngs=rngs, **rest)
+            else:  # Two gated units are one attention and one MLP.
+                second = attention(index)
+            return EncoderBlock(first, second, embed_dim, **rest)
 
         self.blocks = nnx.List([block(index) for index in range(num_layers)])
         self.norm = LayerNorm(embed_dim, dtype=dtype)
@@ -193,9 +223,24 @@ class TransformerEncoder(nnx.Module):
             x = add_positions(x, rows.astype(x.dtype))
         x = self.dropout(x, rngs)
         shared = self.blocks[0].attention.parameters if self.shares_parameters else None
+        memory = None
         for block in self.blocks:
-            x = block(x, mask, rngs, shared)
+            if block.attention.mechanism.memory is None:
+                x = block(x, mask, rngs, shared)
+            else:
+                x, memory = block.carry(x, mask, rngs, shared, memory)
         return self.norm(x)
+
+
+def check_mlp(kind: str, options: Mapping[str, Any]) -> None:
+    """Raises ``ValueError`` unless there is such an MLP, and it has these options."""
+    known("mlp", kind, get_args(MlpKind))
+    if kind == "product_key":
+        memory_sizes(options)
+    elif options:
+        raise ValueError(
+            f"mlp_options: expected none for mlp={kind!r}, got {', '.join(options)}"
+        )
 
 
 def options_by_block(

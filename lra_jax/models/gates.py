@@ -40,10 +40,12 @@ class GateLayer(nnx.Module):
         self.activation = gate.activation
         init: dict[str, Any] = {"kernel_init": nnx.initializers.xavier_uniform()}
         init |= {"dtype": dtype, "rngs": rngs}
-        self.inner = None
-        if gate.rank is not None:
-            self.inner = Dense(in_features, gate.rank, use_bias=False, **init)
-            in_features = gate.rank
+        rank = gate.rank
+        # One assignment each: what is None at first cannot become a layer.
+        self.inner = (
+            None if rank is None else Dense(in_features, rank, use_bias=False, **init)
+        )
+        in_features = in_features if rank is None else rank
         width = num_heads * widths.get(gate.width, 1)
         bias = nnx.initializers.constant(gate.bias)
         self.outer = Dense(in_features, width, bias_init=bias, **init)

@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from lra_jax.attention import rotary as rotations
+
 
 class Dense(nnx.Linear):
     """``nnx.Linear`` over the last axis, computed as one two-dimensional product.
@@ -186,3 +188,13 @@ def sinusoidal_positions(length: int, features: int, dtype: Any) -> jax.Array:
     rates = np.exp(-np.log(1e4) * np.arange(features // 2) / max(features // 2 - 1, 1))
     angles = np.arange(length)[:, None] * rates
     return jnp.asarray(np.concatenate([np.sin(angles), np.cos(angles)], 1), dtype)
+
+
+def rotated(x: jax.Array) -> jax.Array:
+    """`[B, T, N, H]`, each position turned by its angles; in float32 within."""
+    length, width = x.shape[1], x.shape[-1]
+    cos, sin = (
+        table[:length].reshape(1, length, 1, width // 2)
+        for table in rotations.tables(length, width, jnp.dtype("float32"))
+    )
+    return rotations.turned(x.astype(jnp.float32), (cos, sin)).astype(x.dtype)

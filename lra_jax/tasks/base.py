@@ -123,6 +123,8 @@ def _encoder_settings(config: Config, dataset: SequenceDataset) -> dict[str, Any
         "num_heads": model.num_heads,
         "qkv_features": model.qkv_dim,
         "mlp_dim": model.mlp_dim,
+        "mlp": model.mlp,
+        "mlp_options": parse_options(model.mlp_options, "mlp_options"),
         "max_length": model.max_length,
         "mechanism": _mechanism(config),
         "options": parse_options(model.attention_options),

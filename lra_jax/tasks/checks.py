@@ -7,12 +7,12 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from lra_jax.attention import registry
 from lra_jax.attention.sequence import sequence_parallel
 from lra_jax.configs import Config
-from lra_jax.models.encoder import options_by_block
+from lra_jax.models.encoder import check_mlp, options_by_block
 from lra_jax.models.options import split_options
 from lra_jax.names import known
 
 
-def parse_options(text: str) -> dict[str, Any]:
+def parse_options(text: str, field: str = "attention_options") -> dict[str, Any]:
     """``"clip=5,sharing=none"`` to ``{"clip": 5, "sharing": "none"}``.
 
     Values are Python literals where they read as one (5, 0.1, None, True) and strings
@@ -25,9 +25,7 @@ def parse_options(text: str) -> dict[str, Any]:
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, equals, value = part.partition("=")
         if not equals or not name.strip():
-            raise ValueError(
-                f"--model.attention_options: expected name=value,..., got {part!r}"
-            )
+            raise ValueError(f"--model.{field}: expected name=value,..., got {part!r}")
         values = [_literal(v.strip()) for v in value.split("/")]
         options[name.strip()] = tuple(values) if len(values) > 1 else values[0]
     return options
@@ -61,6 +59,7 @@ def check_config(config: Config, images: bool = False, holds_out: bool = False) 
     for block in options_by_block(options, model.num_layers):
         split_options(mechanism, block)
     _check_devices(config, mechanism)
+    check_mlp(model.mlp, parse_options(model.mlp_options, "mlp_options"))
     if model.qkv_dim % model.num_heads:
         raise ValueError(
             f"--model.num_heads must divide --model.qkv_dim={model.qkv_dim}, "

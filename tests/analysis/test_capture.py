@@ -14,7 +14,7 @@ from lra_jax.models.attention import MultiHeadAttention
 
 OPTIONS = {"sinkhorn": {"block": 8}, "sparse": {"stride": 4}}
 # The weights before a norm that acts on the output, as a gate does.
-NORMED = ("norm", "retention")
+NORMED = ("norm", "retention", "delta")
 TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 9, (2, 16)), jnp.int32)
 LENGTHS = jnp.array([16, 11], jnp.int32)
 
@@ -115,3 +115,16 @@ def test_errors():
     captured = capture(model, lambda: model(TOKENS, LENGTHS))
     with pytest.raises(ValueError, match="helpers:values_only"):
         captured.call(1).weights()
+
+
+def test_a_memory_is_carried_while_blocks_are_watched():
+    model = classifier("luna")
+    plain = model(TOKENS, LENGTHS)
+    captured = capture(model, lambda: model(TOKENS, LENGTHS))
+    assert len(captured.calls) == 2
+    encoded = model.encoder.norm(jnp.asarray(captured.states[-1]))
+    expected = model.encoder(TOKENS, jnp.asarray(captured.mask))
+    np.testing.assert_allclose(encoded, expected, atol=1e-6)
+    whole = capture(model, lambda: model(TOKENS, LENGTHS), Variant(skip=True, mlp=True))
+    np.testing.assert_array_equal(whole.states, captured.states)
+    np.testing.assert_array_equal(plain, model(TOKENS, LENGTHS))

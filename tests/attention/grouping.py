@@ -137,3 +137,27 @@ def reformer(
         keys = x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-30)
         out[b, where, n] = _masked_rows(x @ keys.T / np.sqrt(x.shape[1]), met, values)
     return out
+
+
+def luna(q, k, v, mask=None, causal=False, *, memory) -> np.ndarray:
+    """Packed by the memory and unpacked; causal by means over what was seen."""
+    out = np.zeros((*q.shape[:3], v.shape[-1]))
+    scale = q.shape[-1] ** -0.5
+    for (b, n), queries, keys, values, real in _samples(q, k, v, mask):
+        slots = np.asarray(memory, np.float64)[b % len(memory), :, n]
+        where = np.flatnonzero(real)
+        scores = slots @ keys[where].T * scale
+        if not causal:
+            if where.size:
+                packed = _softmax(scores)
+                unpack = _softmax(queries @ (packed @ keys[where]).T * scale)
+                out[b, :, n] = unpack @ packed @ values[where]
+            continue
+        pack = np.where(scores > 0, scores + 1, np.exp(np.minimum(scores, 0)))
+        for i, x in enumerate(queries):
+            seen = where <= i
+            if seen.any():
+                past = pack[:, seen] / seen.sum()
+                unpack = _softmax(past @ keys[where[seen]] @ x * scale)
+                out[b, i, n] = unpack @ past @ values[where[seen]]
+    return out

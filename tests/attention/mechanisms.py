@@ -10,15 +10,17 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from lra_jax import attention
 from lra_jax.attention.causal import Chunking
 
-from . import grouping, patterns, reference, units
+from . import grouping, patterns, recurrent, reference, units
 
 LENGTH = 16
 PATTERNS = ("local", "longformer", "bigbird", "sparse")
+RECURRENT = ("gla", "delta", "gated_delta")
 NAMES = (
     "softmax",
     "linear",
@@ -35,8 +37,10 @@ NAMES = (
     "synthesizer",
     "sinkhorn",
     "reformer",
+    "luna",
     "gau",
     "flash",
+    *RECURRENT,
 )
 # Those whose queries enter sums, so that padded ones must be named.
 QUERY_MASKED = ("flow", "nystrom")
@@ -45,13 +49,13 @@ WEIGHTED = tuple(name for name in NAMES if name != "fnet")
 # Those that take queries and keys of different lengths.
 CROSS = tuple(name for name in NAMES if attention.resolve(name).cross)
 STREAMS = ("softmax", "linear", "cosformer", "flow", "norm", "retention")
-STREAMS += ("lightning", "performer")
+STREAMS += ("lightning", "performer", *RECURRENT)
 # Those with a state of sums, whose size depends on no length.
 LINEAR_STREAMS = STREAMS[1:]
 # Their weights depend on positions; may be negative; make no output until normalised.
-POSITIONAL = ("cosformer", "retention", "lightning")
-SIGNED = ("retention", "lightning")
-NORMALISED = ("norm", "retention")
+POSITIONAL = ("cosformer", "retention", "lightning", *RECURRENT)
+SIGNED = ("retention", "lightning", *RECURRENT)
+NORMALISED = ("norm", "retention", *RECURRENT)
 
 SMALL = Chunking(2, 4)
 
@@ -89,6 +93,10 @@ KEYWORDS = {
     "reformer": {"chunk": 2, "num_buckets": 4},
     "gau": {},
     "flash": {"chunk": 3},
+    "luna": {},
+    "gla": {},
+    "delta": {},
+    "gated_delta": {},
 }
 # Gated units, and how many queries and keys they make of one projection.
 UNITS = {"gau": 2, "flash": 4}
@@ -100,6 +108,9 @@ def keywords(name: str, heads: int, head_dim: int) -> dict[str, Any]:
     """`KEYWORDS` and the arrays that a mechanism has for these sizes."""
     if name == "performer":
         return {"projection": projection(head_dim)}
+    if name == "luna":
+        rng = np.random.default_rng(head_dim)
+        return {"memory": rng.normal(size=(1, 3, heads, head_dim)).astype("float32")}
     if name in UNITS:
         return KEYWORDS[name] | unit_arrays(UNITS[name], heads, head_dim)
     if name not in ("synthesizer", "sinkhorn"):
@@ -118,6 +129,13 @@ def unit_arrays(count: int, heads: int, head_dim: int) -> dict[str, np.ndarray]:
     shapes = {"scale": (count, heads, head_dim), "offset": (count, heads, head_dim)}
     shapes["relative_bias"] = (32, heads)
     return {k: rng.normal(size=x).astype("float32") / 2 for k, x in shapes.items()}
+
+
+def gates(name: str, key: Any) -> dict[str, Any]:
+    """The gates of a recurrent mechanism, made of the key."""
+    # What is no key is refused by the function itself.
+    fits = jnp.ndim(key) > 2 and jnp.issubdtype(key.dtype, jnp.floating)
+    return recurrent.gates(name, key, jnp) if fits else {}
 
 
 @functools.cache
@@ -151,7 +169,7 @@ def run(name: str) -> Callable[..., jax.Array]:
     function = getattr(attention, f"{name}_attention")
 
     def call(query, key, value, mask=None, **more):
-        given = keywords(name, *query.shape[-2:])
+        given = keywords(name, *query.shape[-2:]) | gates(name, key)
         return function(query, key, value, mask=mask, **given | more)
 
     return call
@@ -162,7 +180,7 @@ def weights(name: str) -> Callable[..., jax.Array]:
     function = getattr(attention, f"{name}_weights")
 
     def call(query, key, mask=None, **more):
-        given = keywords(name, *query.shape[-2:])
+        given = keywords(name, *query.shape[-2:]) | gates(name, key)
         return function(query, key, mask=mask, **given | more)
 
     return call
@@ -179,7 +197,8 @@ def formula(name: str) -> Callable[..., np.ndarray]:
         return lambda q, k, v, mask=None: reference.linformer(q, k, v, E, F, mask)
     if name in PATTERNS:
         return functools.partial(patterns.attention, name, **KEYWORDS[name])
-    module = next(x for x in (grouping, units, reference) if hasattr(x, name))
+    modules = (grouping, units, recurrent, reference)
+    module = next(x for x in modules if hasattr(x, name))
 
     def call(q, k, v, mask=None, **more):
         given = keywords(name, *q.shape[2:])

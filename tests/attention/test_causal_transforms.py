@@ -12,6 +12,7 @@ from lra_jax.attention.causal import Chunking
 
 from .mechanisms import (
     LENGTH,
+    RECURRENT,
     STREAMS,
     assert_close,
     causal,
@@ -39,6 +40,7 @@ def test_float16_sums_do_not_overflow(name: str) -> None:
     ones = jnp.full((1, 2048, 1, 64), 4, "float16")
     more = {"cosformer": {"max_length": 2048}, "lightning": {"norm": "rms"}}
     more |= {"retention": {"norm": "rms", "rotate": False}, "norm": {"norm": "rms"}}
+    more |= {name: {"norm": "rms"} for name in RECURRENT}
     out = fast_jit(causal(name, chunking=None, **more.get(name, {})))(ones, ones, ones)
     assert np.isfinite(np.asarray(out, "float32")).all()
     if name != "flow":

@@ -12,7 +12,7 @@ from lra_jax import attention
 from lra_jax.attention import __main__ as command
 from lra_jax.attention import registry
 
-from .mechanisms import CROSS, NAMES, PATTERNS, STREAMS
+from .mechanisms import CROSS, NAMES, PATTERNS, RECURRENT, STREAMS
 
 
 def _python(code: str) -> str:
@@ -55,13 +55,13 @@ def test_each_mechanism_finds_its_functions(name: str) -> None:
 
 NOT_CAUSAL = ("linformer", "nystrom", "fnet", "sinkhorn", "reformer")
 WITH_ARRAYS = ("linformer", "performer", "nystrom", "synthesizer", "sinkhorn")
-WITH_ARRAYS += ("gau", "flash")
+WITH_ARRAYS += ("luna", "gau", "flash")
 
 
 def test_capabilities() -> None:
     able = [(m.name, m.causal) for m in attention.MECHANISMS.values()]
     assert dict(able) == {name: name not in NOT_CAUSAL for name in NAMES}
-    alone = {*PATTERNS, "fnet", "sinkhorn", "reformer", "gau", "flash"}
+    alone = {*PATTERNS, "fnet", "sinkhorn", "reformer", "gau", "flash", *RECURRENT}
     assert set(NAMES) - set(CROSS) == alone
     for mechanism in attention.MECHANISMS.values():
         assert mechanism.cross == (mechanism.name in CROSS)

@@ -33,10 +33,11 @@ MEANS = (
     *PATTERNS,
     "synthesizer",
     "reformer",
+    "luna",
 )
 
 # The order of neither queries nor keys matters.
-UNORDERED = ("softmax", "linear", "flow", "norm", "performer")
+UNORDERED = ("softmax", "linear", "flow", "norm", "performer", "luna")
 
 
 @pytest.mark.parametrize("name", MEANS)

@@ -21,6 +21,7 @@ from .mechanisms import (
     causal,
     cuts,
     fast_jit,
+    gates,
     inputs,
     jitted_causal,
 )
@@ -41,12 +42,18 @@ def prefill(name: str, *arrays, **more: Any):
     keywords = cuts(name, CHUNKING) | EVERY_CALL[name] | more
     if more.get("state") is None:
         keywords |= KEYWORDS[name] | BOUNDED.get(name, {})
+    keywords = gates(name, arrays[1]) | keywords
     return getattr(attention, f"{name}_prefill")(*arrays, **keywords)
 
 
 def one_step(name: str, **more: Any):
     function = getattr(attention, f"{name}_step")
-    return functools.partial(function, **EVERY_CALL[name] | more)
+
+    def step(state, query, key, value):
+        keywords = gates(name, key) | EVERY_CALL[name] | more
+        return function(state, query, key, value, **keywords)
+
+    return step
 
 
 def steps(name: str, state, query, key, value, **more: Any):

@@ -1,0 +1,59 @@
+"""Every registered mechanism trains on ListOps through the one trainer."""
+
+import helpers
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from lra_jax.attention import names
+from lra_jax.training.session import Session
+
+STEPS = {
+    "steps": 2,
+    "warmup": 1,
+    "eval_every": 2,
+    "eval_batch_size": 15,
+    "log_every": 1,
+}
+OPTIONS = {"bigbird": "block=4", "linformer": "features=8", "sinkhorn": "block=16"}
+
+
+def moves(data_dir, workdir, attention: str, **model) -> None:
+    """Two steps move every matrix of the model, and the result is a number."""
+    options = {"attention_options": OPTIONS.get(attention, "")}
+    # A memory is carried on by the second layer.
+    layers = {"num_layers": 2 if attention == "luna" else 1}
+    config = helpers.tiny(
+        data_dir,
+        workdir,
+        attention=attention,
+        train=STEPS,
+        model=options | layers | model,
+        data={"buckets": "60"},
+    )
+    with Session(config, quiet=True) as session:
+        before = _arrays(session)
+        session.run()
+    for path, old in before.items():
+        new = _arrays(session)[path]
+        assert np.isfinite(new).all(), path
+        assert new.ndim < 2 or (new != old).any(), path
+    assert np.isfinite(session.result["test_loss_best"])
+
+
+def _arrays(session: Session) -> dict[str, np.ndarray]:
+    trained = nnx.filter_state(session.trainer.state.params, nnx.Param)
+    leaves = jax.tree_util.tree_leaves_with_path(trained)
+    return {jax.tree_util.keystr(path): np.asarray(x) for path, x in leaves}
+
+
+@pytest.mark.parametrize("attention", names())
+def test_trains(attention: str, dataset, data_dir, tmp_path) -> None:
+    moves(data_dir, tmp_path, attention)
+
+
+def test_trains_with_a_memory_for_an_mlp(dataset, data_dir, tmp_path) -> None:
+    options = "keys=4,heads=2,top=2,query_dim=4"
+    more = {"mlp": "product_key", "mlp_options": options}
+    moves(data_dir, tmp_path, "cosformer", **more)
