@@ -101,7 +101,7 @@ class _Step:
 class _Shape:
     """What the model asks of a dataset."""
 
-    vocab_size, num_classes = 16, 10
+    vocab_size, num_classes, image_shape = 16, 10, None
 
 
 if __name__ == "__main__":

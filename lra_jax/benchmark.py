@@ -26,6 +26,8 @@ def main(args: Sequence[str] | None = None) -> None:
     if args is None:
         with cli.user_errors():
             runtime.tune_allocator()
+        # A job that is told to end keeps its figures too.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         args = sys.argv[1:]
     config = cli.parse(BenchmarkConfig, _PROG, _DESCRIPTION, args)
     with cli.user_errors():

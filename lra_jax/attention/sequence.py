@@ -84,6 +84,11 @@ def sequence_parallel(
     ) -> jax.Array:
         shapes.check_inputs(query, key, value, is_causal)
         shapes.check_self(query, key, f"sequence-parallel {found.name}")
+        if options.get("implementation") == "pallas":
+            raise ValueError(
+                "implementation: expected 'auto' or 'xla' for a sequence that is split "
+                "over devices, got 'pallas'"
+            )
         _check_mesh(mesh, query, {axis: 1, batch_axis: 0})
         batch, length = query.shape[:2]
         masks = (

@@ -36,6 +36,7 @@ class ModelShape:
     num_classes: int = 2
     pooling: str = "cls"
     positions: str = "sinusoidal"
+    remat: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,12 +1,10 @@
 """The best softmax attention that the machine has, beside the naive one of the papers.
 
-The same numbers as `lra_jax.attention.softmax_attention` without its T x S matrix:
+The numbers of softmax attention, without the T x S matrix:
 
 - "cudnn": the flash attention of NVIDIA's library, for 16-bit inputs on its GPUs.
 - "flash": JAX's own Pallas kernel for TPUs.
-- "blocks": anywhere else, a loop over blocks of queries that recomputes its weights
-  in the backward pass (Rabe and Staats 2021, "Self-attention Does Not Need O(n^2)
-  Memory"): memory linear in the length, time no better than the naive form's.
+- "blocks": anywhere else, the library's own (`lra_jax.attention.softmax_blocks`).
 
 Nothing but the benchmark uses it: a baseline must not be weaker than it need be.
 """
@@ -41,7 +39,6 @@ def fused_softmax_attention(
     is_causal: bool = False,
     *,
     implementation: str | None = None,
-    block: int = 512,
     **_: Any,
 ) -> jax.Array:
     """Computes ``softmax(q k^T / sqrt(H)) v`` without building the matrix.
@@ -52,7 +49,6 @@ def fused_softmax_attention(
         it takes padding at the end only.
       is_causal: position i sees keys 0..i only.
       implementation: one of `IMPLEMENTATIONS`; None = the best for dtype and backend.
-      block: queries of a block, for "blocks".
       **_: further keywords that Flax passes to an ``attention_fn``; ignored.
 
     Returns:
@@ -62,7 +58,6 @@ def fused_softmax_attention(
       ValueError: shapes, dtypes, the mask or the implementation do not fit.
     """
     shapes.check_inputs(query, key, value, is_causal)
-    shapes.check_size("block", block)
     mask = shapes.padding_mask(mask, query.shape[0], key.shape[1])
     chosen = implementation or best_implementation(query.dtype)
     known("implementation", chosen, IMPLEMENTATIONS)
@@ -78,7 +73,9 @@ def fused_softmax_attention(
         )
     if chosen == "flash":
         return _flash(query, key, value, mask, is_causal)
-    return _blocks(query, key, value, mask, is_causal, block)
+    return softmax_attention(
+        query, key, value, mask, is_causal, implementation="blocks"
+    )
 
 
 def _flash(
@@ -101,37 +98,3 @@ def _flash(
         *arrays, segment_ids=segments, causal=is_causal, sm_scale=scale
     )
     return jnp.swapaxes(out, 1, 2)
-
-
-def _blocks(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    mask: jax.Array | None,
-    is_causal: bool,
-    block: int,
-) -> jax.Array:
-    batch, length, *heads = query.shape
-    if length <= block:
-        return softmax_attention(query, key, value, mask, is_causal)
-    count = -(-length // block)
-    missing = count * block - length
-    padded = jnp.pad(query, ((0, 0), (0, missing), (0, 0), (0, 0)))
-    blocks = jnp.moveaxis(padded.reshape(batch, count, block, *heads), 1, 0)
-    columns = jnp.arange(key.shape[1], dtype=jnp.int32)[None]
-    visible = None if mask is None else mask[:, None, None]
-    key, value = (shapes.hide(x, mask) for x in (key, value))
-
-    @jax.checkpoint
-    def attend(start: jax.Array, rows: jax.Array) -> jax.Array:
-        pairs = visible
-        if is_causal:
-            places = start + jnp.arange(block, dtype=jnp.int32)[:, None]
-            past = (columns <= places)[None, None]
-            pairs = past if visible is None else past & visible
-        return softmax_attention(rows, key, value, pairs)
-
-    starts = jnp.arange(count, dtype=jnp.int32) * block
-    out = jax.lax.map(lambda inputs: attend(*inputs), (starts, blocks))
-    out = jnp.moveaxis(out, 0, 1).reshape(batch, count * block, *out.shape[3:])
-    return out[:, :length]

@@ -88,12 +88,14 @@ def _line(
 
 
 def _axes(panel: Any, lengths: list[int]) -> None:
+    from matplotlib.ticker import NullLocator
+
     panel.set_xscale("log", base=2)
     panel.set_yscale("log")
     ticks = sorted(set(lengths))
     names = [f"{x // 1024}K" if x % 1024 == 0 else str(x) for x in ticks]
     panel.set_xticks(ticks, names)
-    panel.minorticks_off()
+    panel.xaxis.set_minor_locator(NullLocator())
     panel.grid(color="gainsboro", linewidth=0.5)
     panel.legend(fontsize=7, frameon=False)
 

@@ -84,10 +84,6 @@ class Runner:
 
     def _prepare(self, case: Case) -> Program | None:
         """Compiles a case that can be run; otherwise says in a row why not."""
-        reason = self._too_slow(case)
-        if reason is not None:
-            self._refuse(case, "left out", reason)
-            return None
         try:
             program = Program(case)
         except Unsupported as error:
@@ -100,6 +96,10 @@ class Runner:
         if limit is not None and needed > limit:
             reason = f"{needed / 1e9:,.1f} GB needed, {limit / 1e9:,.1f} GB free"
             self._refuse(case, "does not fit", reason, program)
+            return None
+        reason = self._too_slow(case)
+        if reason is not None:
+            self._refuse(case, "left out", reason, program)
             return None
         return program
 

@@ -49,6 +49,8 @@ class BenchmarkConfig:
     """Linformer's K in its view."""
     layers: int | None = None
     """Blocks of the model; 4 as in LRA's text task, 2 in Linformer's view."""
+    remat: bool = False
+    """Keep only each block's input for the backward pass of `train`."""
     repeats: int = 10
     """Samples of each case; printed are the median, the fastest and the slowest."""
     max_seconds: float = 20.0
@@ -118,7 +120,7 @@ def make_cases(config: BenchmarkConfig, on_cpu: bool) -> list[Case]:
     check_config(config)
     default = _DEFAULTS[config.view]
     batch = config.batch_size or (default.cpu_batch if on_cpu else default.batch)
-    model = default.model
+    model = dataclasses.replace(default.model, remat=config.remat)
     if config.layers is not None:
         model = dataclasses.replace(model, num_layers=config.layers)
     attention = split_list("attention", config.attention or default.attention)

@@ -45,6 +45,8 @@ class TrainConfig:
     """Global norm to which gradients are clipped; 0 leaves them alone."""
     dtype: Dtype = "float32"
     """Compute dtype of activations; parameters are float32 always."""
+    remat: bool = False
+    """Keep only each block's input for the backward pass: less memory, more time."""
     seq_devices: int = 1
     """Devices that each sequence is split over (linear, cosformer, flow); the rest of
     the devices split the batch."""
@@ -230,6 +232,7 @@ class Config:
 # run beyond rounding.
 _WITHOUT_EFFECT = frozenset(
     {"workdir", "data.dir", "data.processes", "train.seq_devices"}
+    | {"train.remat"}
     | {"distributed", "coordinator", "num_processes", "process_id"}
 )
 

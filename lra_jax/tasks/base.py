@@ -135,6 +135,7 @@ def _encoder_settings(config: Config, dataset: SequenceDataset) -> dict[str, Any
         "grid": dataset.image_shape,
         "embed_std": model.embed_std,
         "dropout": model.dropout,
+        "remat": config.train.remat,
         "qkv_bias": model.qkv_bias,
         "dtype": jnp.dtype(config.train.dtype),
     }

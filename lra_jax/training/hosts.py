@@ -16,6 +16,9 @@ from lra_jax.configs import Config
 
 Result = TypeVar("Result")
 
+# After so long without a sign of life of one process JAX ends the others.
+_HEARTBEAT_SECONDS = 30
+
 
 def connect(config: Config) -> None:
     """Joins the other processes if the config says ``distributed``; once a process.
@@ -28,9 +31,15 @@ def connect(config: Config) -> None:
     """
     if not config.distributed or jax.distributed.is_initialized():
         return
+    # A CPU would wait for other processes inside the threads that compile, and two
+    # processes with a core each wait for one another for ever.
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
     try:
         jax.distributed.initialize(
-            config.coordinator, config.num_processes, config.process_id
+            config.coordinator,
+            config.num_processes,
+            config.process_id,
+            heartbeat_timeout_seconds=_HEARTBEAT_SECONDS,
         )
     except (ValueError, RuntimeError) as error:
         if config.coordinator is None:

@@ -153,10 +153,8 @@ class Trainer:
         """
         step, train = self.step, self.config.train
         meter = _Meter(step, self.progress.seconds)
-        metrics = contextlib.closing(
-            MetricsWriter(self.workdir, step, active=hosts.is_writer())
-        )
-        with metrics as writer, StopRequest() as stop, console:
+        metrics = MetricsWriter(self.workdir, step, active=hosts.is_writer())
+        with contextlib.closing(metrics) as writer, StopRequest() as stop, console:
             while step < train.steps:
                 batch = sharding.shard_batch(self.mesh, next(self.data))
                 self.state = self.train_step(self.state, batch)

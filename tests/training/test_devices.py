@@ -1,10 +1,12 @@
 """Runs whose sequences are split over devices, and what cannot be split."""
 
 import helpers
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from lra_jax import evaluate
+from lra_jax.attention.sequence import sequence_parallel
 from lra_jax.tasks import get_task
 from lra_jax.training import sharding
 from lra_jax.training.metrics import read_metrics
@@ -103,3 +105,20 @@ def test_a_batch_is_padded_to_what_the_devices_divide() -> None:
     assert [part.shape for part in parts] == [(2, 3), (2, 3)]
     assert not np.asarray(batch["tokens"])[:, 5].any()
     np.testing.assert_array_equal(np.asarray(batch["labels"]), [0, 1])
+
+
+def test_what_a_split_sequence_cannot_have() -> None:
+    arrays = [jnp.ones((2, 6, 1, 4))] * 3
+    mesh = sharding.make_mesh((2,), 2)
+    attend = sequence_parallel("linear", mesh=mesh).attention
+    with pytest.raises(ValueError, match=r"implementation: .*got 'pallas'"):
+        attend(*arrays, implementation="pallas")
+    with pytest.raises(ValueError, match=r"key: expected the query's length T=6"):
+        attend(arrays[0], *(x[:, :4] for x in arrays[1:]))
+    with pytest.raises(ValueError, match=r"length T a multiple of the 2 .*\(2, 5"):
+        attend(*(x[:, :5] for x in arrays))
+    with pytest.raises(ValueError, match=r"mesh: expected one with the axis 'seq'"):
+        sequence_parallel("linear").attention(*arrays)
+    attend = sequence_parallel("flow", mesh=mesh).attention
+    with pytest.raises(ValueError, match="flow has no causal form"):
+        attend(*arrays, is_causal=True)

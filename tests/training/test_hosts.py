@@ -1,0 +1,108 @@
+"""Two real processes on this machine: one run, also after one of them was killed."""
+
+import re
+import signal
+import socket
+import subprocess
+import time
+
+import helpers
+import numpy as np
+import pytest
+
+from lra_jax.training import hosts
+from lra_jax.training.metrics import read_metrics
+from lra_jax.training.session import Session
+
+TRAIN = {"steps": 30, "eval_every": 5, "log_every": 5, "warmup": 2}
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def start_both(flags: list[str]) -> list[subprocess.Popen[str]]:
+    """Both processes of a job, each with one CPU device."""
+    job = ["--distributed", f"--coordinator=127.0.0.1:{free_port()}"]
+    job += ["--num-processes=2"]
+    return [
+        helpers.start(
+            *("-m", "lra_jax.train", *flags, *job, f"--process-id={index}"),
+            LRA_JAX_CPU_DEVICES="1",
+            JAX_PLATFORMS="cpu",
+        )
+        for index in range(2)
+    ]
+
+
+def end(processes: list[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
+    """Exit codes, outputs and errors."""
+    ended = []
+    for process in processes:
+        out, err = process.communicate(timeout=200)
+        ended.append((process.returncode, out, err))
+    return ended
+
+
+def wait_for(path, process: subprocess.Popen[str]) -> None:
+    for _ in range(1200):
+        if path.exists() or process.poll() is not None:
+            break
+        time.sleep(0.1)
+    assert path.exists(), process.communicate()
+
+
+def test_a_killed_process_ends_the_job_and_the_job_resumes(
+    data_dir, dataset, tmp_path
+) -> None:
+    """With the losses of one process throughout; ``dataset`` makes the data first."""
+    one = helpers.tiny(data_dir, tmp_path / "one", train=TRAIN)
+    two = helpers.tiny(data_dir, tmp_path / "two", train=TRAIN)
+    with Session(one, quiet=True) as session:
+        wanted = session.run()
+
+    processes = start_both(helpers.flags(two))
+    # The first checkpoint is whole, and 25 steps are to come.
+    wait_for(tmp_path / "two" / "checkpoints" / "latest" / "5", processes[0])
+    processes[1].send_signal(signal.SIGKILL)
+    (code, _, err), (killed, _, _) = end(processes)
+    assert killed == -signal.SIGKILL and code not in (0, 2), err
+    assert "lost another one" in err or "JAX distributed service" in err
+
+    (code, out, err), (second, quiet, _) = end(start_both(helpers.flags(two)))
+    assert (code, second) == (0, 0), err
+    assert re.search(r"going on from step (5|10|15|20|25)\b", out), out
+    assert "2 processes" in out and "step" not in quiet
+    lines = [read_metrics(tmp_path / name) for name in ("one", "two")]
+    for mine, theirs in zip(*lines, strict=True):
+        assert (mine["step"], mine["split"]) == (theirs["step"], theirs["split"])
+        np.testing.assert_allclose(mine["loss"], theirs["loss"], rtol=1e-5)
+    assert f"{wanted['test_accuracy_last']:.2f}" in out
+
+
+def test_a_coordinator_that_is_not_there(data_dir) -> None:
+    """``--distributed`` alone, where no cluster is found."""
+    flags = helpers.flags(helpers.tiny(data_dir))
+    result = helpers.run("-m", "lra_jax.train", *flags, "--distributed")
+    helpers.assert_one_error(
+        result.returncode,
+        result.stderr,
+        2,
+        "--distributed: no cluster",
+        "--coordinator",
+    )
+
+
+def test_an_error_of_one_process_alone_is_no_lost_process() -> None:
+    assert hosts.lost_process(RuntimeError("disk")) is None
+    assert hosts.agree(3) == 3
+
+
+def test_a_writer_that_fails_says_why() -> None:
+    def fail() -> None:
+        raise OSError("full")
+
+    with pytest.raises(OSError, match="full"):
+        hosts.writer_first(fail)
