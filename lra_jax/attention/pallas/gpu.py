@@ -18,7 +18,8 @@ import jax
 import jax.numpy as jnp
 
 from lra_jax.attention.pallas import gpu_backward, gpu_forward
-from lra_jax.attention.pallas.gpu_parts import TILE, Program
+from lra_jax.attention.pallas.gpu_ops import TILE
+from lra_jax.attention.pallas.gpu_parts import Program
 from lra_jax.attention.pallas.spec import Spec
 
 # phi of it is zero, and its slope, for every map but "given".

@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from lra_jax.attention.pallas.gpu_parts import TILE, Program, send
+from lra_jax.attention.pallas.gpu_ops import TILE
+from lra_jax.attention.pallas.gpu_parts import Program, send
 from lra_jax.attention.pallas.spec import plus
 
 
