@@ -1,7 +1,11 @@
 """Time and memory of causal linear attention: ours beside every peer that installs.
 
     python benchmarks/causal.py --out=results/causal.json
+    python benchmarks/causal.py --quick --out=results/causal.json
     python benchmarks/causal.py --lengths=1024,4096 --repeats=3 --peers=attnax
+
+The whole takes most of an hour; ``--quick``, with 1K, 4K, 16K and 64K tokens and at
+most 7 runs of a case, an estimated 10 minutes on 2 cores.
 
 Batch 1, 8 heads of 64, float32, on the CPU, forward and forward + backward. Runs of all
 forms are interleaved, so that a slow spell of the machine meets all of them; ratios are
@@ -301,19 +305,23 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     powers = ",".join(str(1024 << power) for power in range(7))
-    parser.add_argument("--lengths", default=powers, help="tokens, between commas")
-    parser.add_argument("--repeats", type=int, default=15, help="runs of a case")
+    parser.add_argument("--lengths", help=f"tokens, between commas; default {powers}")
+    parser.add_argument("--repeats", type=int, help="runs of a case; default 15")
+    parser.add_argument("--quick", action="store_true", help="other defaults: minutes")
     parser.add_argument("--peers", default="all", help="'all', 'none' or names")
     parser.add_argument("--out", help="JSON file to write; the picture beside it")
     options = parser.parse_args()
-    lengths = sorted(int(length) for length in options.lengths.split(","))
+    if options.quick:
+        powers = ",".join(str(1024 << power) for power in range(0, 7, 2))
+    repeats = options.repeats or (7 if options.quick else 15)
+    lengths = sorted(int(length) for length in (options.lengths or powers).split(","))
     load = os.getloadavg()[0]
     asked = chosen(options.peers)
     with tempfile.TemporaryDirectory() as cache:
         forms, absent = find(asked, cache)
         wrong = errors(forms, min(1024, lengths[0]), cache)
         cases = measure_memory(forms, lengths, cache)
-        times = time_all(forms, cases, options.repeats, cache)
+        times = time_all(forms, cases, repeats, cache)
     if options.out:
         from lra_jax.training.session import commit, describe_devices, versions
 

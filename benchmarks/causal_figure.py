@@ -16,6 +16,7 @@ STYLES = {
     "linear": ("black", "o", "-"),
     "cosformer": ("black", "s", "-"),
     "flow": ("black", "^", "-"),
+    "softmax": ("black", "d", "-."),
     "attnax": ("dimgrey", "D", "--"),
     "fast_transformers": ("dimgrey", "v", "--"),
     "fla": ("dimgrey", "P", "--"),

@@ -147,6 +147,15 @@ FORMS = {
             "cosformer", "cosFormer (ours)", JAX, OURS, "cosformer", _our("cosformer")
         ),
         Form("flow", "Flow (ours)", JAX, OURS, "flow", _our("flow")),
+        Form(
+            "softmax",
+            "softmax, in blocks (ours)",
+            JAX,
+            OURS,
+            "softmax",
+            _our("softmax"),
+            growth=2,
+        ),
         Form("attnax", "attnax", JAX, "attnax", "linear", _attnax, heads_first=True),
         Form(
             "fast_transformers",

@@ -41,7 +41,7 @@ def test_a_ratio_is_the_median_over_rounds(causal: ModuleType) -> None:
 
 def test_peers_are_chosen_by_name(causal: ModuleType) -> None:
     ours = [form.name for form in causal.chosen("none")]
-    assert ours == ["linear", "cosformer", "flow"]
+    assert ours == ["linear", "cosformer", "flow", "softmax"]
     assert [form.name for form in causal.chosen("fla,attnax")] == [
         *ours,
         "attnax",

@@ -90,6 +90,11 @@ def tables(
     return cos, sin
 
 
+def turn(lengths: int | jax.Array) -> float | None:
+    """The angle between neighbouring positions, if M is one known number."""
+    return math.pi / 2 / lengths if isinstance(lengths, int) else None
+
+
 def stream_tables(
     position: jax.Array, length: int, max_length: jax.Array, dtype: jnp.dtype
 ) -> tuple[jax.Array, jax.Array]:

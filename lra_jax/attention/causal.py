@@ -16,8 +16,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lra_jax.attention import kernels, shapes
+from lra_jax.attention import kernels, raw, shapes
 from lra_jax.attention.chunks import (
+    Block,
     Chunking,
     Plan,
     decayed,
@@ -25,8 +26,18 @@ from lra_jax.attention.chunks import (
     run,
     triangle,
 )
+from lra_jax.attention.raw import Divided, bounded
 
-__all__ = ["Chunking", "LinearBlock", "Sums", "causal_linear", "no_sums"]
+__all__ = [
+    "Chunking",
+    "Divided",
+    "LinearBlock",
+    "Sums",
+    "attend",
+    "bounded",
+    "causal_linear",
+    "no_sums",
+]
 
 
 class Sums(NamedTuple):
@@ -51,51 +62,152 @@ def sizes(query: jax.Array, value: jax.Array) -> Sums:
     return jax.eval_shape(functools.partial(no_sums, *axes, jnp.float32))
 
 
-class _Arrays(NamedTuple):
-    query: jax.Array
-    key: jax.Array
-    value: jax.Array
-    fade: jax.Array | None  # log of the decay since the chunk began, [B, N, T]
-
-
 @dataclass(frozen=True)
-class LinearBlock:
+class LinearBlock(Block):
     """One super-block of linear attention, plain, with decay, or re-weighted."""
 
     plan: Plan
     precision: jax.lax.PrecisionLike
+    # The angle between neighbouring positions, if there is one for all.
+    turn: float | None = None
+    axis: int = 2
 
     def __call__(
-        self, start: Sums, arrays: _Arrays, angles: tuple[jax.Array, jax.Array] | None
+        self,
+        start: Sums,
+        arrays: tuple[jax.Array, ...],
+        angles: tuple[jax.Array, jax.Array] | None,
     ) -> tuple[tuple[jax.Array, jax.Array], Sums]:
-        query, key, value, fade = self.plan.split(arrays)
-        product = functools.partial(jnp.einsum, precision=self.precision)
-        scores = product("bnpim,bnpjm->bnpij", query, key)
+        query, key, value, *decays = self.plan.split(arrays)
+        scores = self._product("bnpim,bnpjm->bnpij", query, key)
         visible = triangle(self.plan.chunk)
-        decay = None
         if angles is not None:
-            cos, sin = self.plan.split(angles)
-            near = _outer(cos) + _outer(sin)  # cos(a - b)
-            scores = scores * near
-            query = kernels.rotated(query, cos, sin)
-            key = kernels.rotated(key, cos, sin)
-        if fade is not None:
+            return self._turned(start, (query, key, value), scores, angles)
+        decay = None
+        for fade in decays:
             decay = fade[..., -1]
             scores = scores * decayed(fade[..., None] - fade[..., None, :], visible)
             query = query * jnp.exp(fade)[..., None]
             key = key * jnp.exp(decay[..., None] - fade)[..., None]
         scores = jnp.where(visible, scores, jnp.zeros((), scores.dtype))
-        updates = Sums(product("bnpjm,bnpjv->bnpmv", key, value), key.sum(3))
+        updates = Sums(self._product("bnpjm,bnpjv->bnpmv", key, value), key.sum(3))
         before, after = prefix(self.plan, start, updates, decay)
-        numerator = product("bnpij,bnpjv->bnpiv", scores, value)
-        numerator += product("bnpim,bnpmv->bnpiv", query, before.summary)
+        numerator = self._product("bnpij,bnpjv->bnpiv", scores, value)
+        numerator += self._product("bnpim,bnpmv->bnpiv", query, before.summary)
         denominator = scores.sum(-1)
-        denominator += product("bnpim,bnpm->bnpi", query, before.total)
+        denominator += self._product("bnpim,bnpm->bnpi", query, before.total)
         return self.plan.join((numerator, denominator)), after
+
+    def _turned(
+        self,
+        start: Sums,
+        arrays: tuple[jax.Array, jax.Array, jax.Array],
+        scores: jax.Array,
+        angles: tuple[jax.Array, jax.Array],
+    ) -> tuple[tuple[jax.Array, jax.Array], Sums]:
+        """Re-weighted by ``cos(a - b) = cos a cos b + sin a sin b``.
+
+        There are two states, one of the cosines and one of the sines; no features are
+        put side by side.
+        """
+        query, key, value = arrays
+        cos, sin = self.plan.split(angles)
+        scores = scores * self._near(cos, sin)
+        scores = jnp.where(triangle(self.plan.chunk), scores, jnp.zeros_like(scores))
+        pairs = [(query * x[..., None], key * x[..., None]) for x in (cos, sin)]
+        updates = [
+            Sums(self._product("bnpjm,bnpjv->bnpmv", key, value), key.sum(3))
+            for _, key in pairs
+        ]
+        befores, afters = prefix(self.plan, _halves(start), updates)
+        numerator = self._product("bnpij,bnpjv->bnpiv", scores, value)
+        denominator = scores.sum(-1)
+        for (query, _), before in zip(pairs, befores, strict=True):
+            numerator += self._product("bnpim,bnpmv->bnpiv", query, before.summary)
+            denominator += self._product("bnpim,bnpm->bnpi", query, before.total)
+        after = Sums(*(jnp.concatenate(x, 2) for x in zip(*afters, strict=True)))
+        return self.plan.join((numerator, denominator)), after
+
+    def _near(self, cos: jax.Array, sin: jax.Array) -> jax.Array:
+        """The cosines of the distances in a chunk."""
+        if self.turn is None:
+            return _outer(cos) + _outer(sin)
+        # A constant: XLA would compute the other form once for every head.
+        near = np.cos(np.subtract.outer(*[np.arange(self.plan.chunk)] * 2) * self.turn)
+        return jnp.asarray(near, cos.dtype)[None, None, None]
+
+    def _product(self, terms: str, *arrays: jax.Array) -> jax.Array:
+        return jnp.einsum(terms, *arrays, precision=self.precision)
+
+
+def _halves(sums: Sums) -> list[Sums]:
+    """The sums of the cosines and those of the sines."""
+    parts = (jnp.split(x, 2, 2) for x in sums)
+    return [Sums(*half) for half in zip(*parts, strict=True)]
 
 
 def _outer(x: jax.Array) -> jax.Array:
     return x[..., :, None] * x[..., None, :]
+
+
+def attend(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    mask: jax.Array | None,
+    feature_map: kernels.FeatureMap,
+    finish: Divided,
+    *,
+    query_mask: jax.Array | None = None,
+    angles: tuple[jax.Array, jax.Array] | None = None,
+    turn: float | None = None,
+    start: Sums | None = None,
+    chunking: Chunking | None = None,
+    precision: jax.lax.PrecisionLike = None,
+) -> tuple[jax.Array, Sums]:
+    """Causal linear attention of `[B, T, N, H]`, see `lra_jax.attention.raw`.
+
+    Args:
+      query: `[B, T, N, H]`; key and value with N heads or a divisor of it.
+      key: `[B, T, N, H]`.
+      value: `[B, T, N, Hv]`.
+      mask: the real keys, `[B, T]`; None = all.
+      feature_map: phi.
+      finish: what to divide by.
+      query_mask: the real queries, `[B, T]`; None = all. Other rows are zero.
+      angles: cosine and sine of every position's angle, each `[1 or B, T]`: multiplies
+        each weight by the cosine of the distance. The state is twice as large.
+      turn: the angle between neighbouring positions, if it is one and known.
+      start: the state before the first position; None = nothing came before. Its dtype
+        is that of the sums.
+      chunking: how the sequence is cut.
+      precision: of the matrix products.
+
+    Returns:
+      The output `[B, T, N, Hv]` in the query's dtype, and the state after.
+
+    Raises:
+      ValueError: the start does not fit.
+    """
+    dtype = shapes.accumulation_dtype(query, key, value)
+    dtype = dtype if start is None else start.total.dtype
+    out_dtype, arrays = query.dtype, raw.Inputs(query, key, value)
+    arrays, phi = raw.given(arrays, (mask, query_mask), feature_map, dtype)
+    total, summary = raw.first(arrays, dtype)
+    total = jnp.concatenate([total] * (1 if angles is None else 2), -1)
+    empty = Sums(total[..., None] + summary[..., None, :], total)
+    start = empty if start is None else shapes.checked_state(start, empty)
+    plan = (chunking or Chunking()).plan(query.shape[1])
+    return raw.run(
+        LinearBlock(plan, precision, turn),
+        start,
+        arrays,
+        raw.Tables(mask, query_mask, angles),
+        feature_map=phi,
+        scale=finish,
+        dtype=dtype,
+        out_dtype=out_dtype,
+    )
 
 
 def causal_linear(
@@ -112,8 +224,8 @@ def causal_linear(
 ) -> tuple[jax.Array, jax.Array, Sums]:
     """``sum_{j <= i} w(i, j) v_j`` and ``sum_{j <= i} w(i, j)``, heads first.
 
-    ``w(i, j) = (q_i . k_j) exp(-slope (i - j)) cos(angle_i - angle_j)``; the decay
-    (retention, lightning attention) and the cosine (cosFormer) are optional.
+    ``w(i, j) = (q_i . k_j) exp(-slope (i - j))``, or with ``cos(angle_i - angle_j)``
+    in place of the decay; both are optional.
 
     Args:
       query: features `[B, N, T, M]`, float32 or float64.
@@ -124,7 +236,7 @@ def causal_linear(
       ends: `[B]` integers, one past each sample's last real position: from there on
         nothing decays, so that the state is the one after that position; None = T.
       angles: cosine and sine of every position's angle, each `[1 or B, 1, T]`, without
-        a gradient. Doubled features exist inside a super-block only; the state has 2M.
+        a gradient. The state has 2M features.
       start: the state before the first position; None = nothing came before.
       chunking: how the sequence is cut.
       precision: of the matrix products, as in ``jnp.einsum``.
@@ -139,16 +251,15 @@ def causal_linear(
     plan = (chunking or Chunking()).plan(query.shape[2])
     empty = _nothing(query, key, value, 1 if angles is None else 2)
     start = empty if start is None else shapes.checked_state(start, empty)
-    fade = None
+    arrays = query, key, value
     if slopes is not None:
         if jnp.shape(slopes) != query.shape[1:2]:
             raise ValueError(
                 f"slopes: expected one for each head, [N]={query.shape[1:2]}, "
                 f"got shape {jnp.shape(slopes)}"
             )
-        fade = _fade(plan, query, slopes, ends)
+        arrays = (*arrays, _fade(plan, query, slopes, ends))
     block = LinearBlock(plan, precision)
-    arrays = _Arrays(query, key, value, fade)
     (numerator, denominator), state = run(block, start, arrays, angles)
     return numerator, denominator, state
 

@@ -6,14 +6,15 @@ So the sequence is cut twice:
 
 - a *chunk* (64 positions) is computed quadratically, as a masked product of pairs; what
   lies before it enters through one state, the sum of its outer products;
-- a *super-block* (512 positions) holds several chunks, which run in parallel: their
+- a *super-block* (128 positions) holds a few chunks, which run in parallel: their
   states are prefix sums of the chunks' own contributions. A loop over the super-blocks
-  carries the state on.
+  carries the state on, and cuts them out of the arrays where they lie.
 
-Gradients. The loop has its own derivative: it keeps the inputs and one state for each
-super-block, walks backward and recomputes everything else, so that memory is linear in
-the length and small beside the inputs. Forward-mode derivatives (``jax.jvp``) are
-therefore not available; gradients of gradients are.
+Gradients. The loop has its own derivative: it keeps the inputs, one state for each
+super-block and, where that saves work, the outputs; it walks backward and recomputes
+everything else, so that memory is linear in the length and small beside the inputs.
+Forward-mode derivatives (``jax.jvp``) are therefore not available; gradients of
+gradients are.
 
 A mechanism gives the loop its *block*, which maps the state before a super-block and
 the block's arrays to its outputs and the state after it (`causal.LinearBlock`,
@@ -23,95 +24,55 @@ is no second formula for decoding.
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lra_jax.attention.plan import Chunking, Plan
+
+__all__ = ["Block", "Chunking", "Plan", "decayed", "prefix", "run", "triangle"]
+
 Tree = Any
 
 
-@dataclass(frozen=True)
-class Chunking:
-    """How the causal forms cut a sequence; never changes a result beyond rounding.
-
-    Attributes:
-      chunk: positions computed quadratically, C.
-      block: positions of a super-block; rounded to whole chunks.
-      implementation: "loop" walks over super-blocks. "parallel" makes the whole
-        sequence one of them, whose chunk states come from an associative scan: more
-        memory, but no loop. None chooses by the backend.
-    """
-
-    chunk: int = 64
-    block: int = 512
-    implementation: str | None = None
-
-    def __post_init__(self) -> None:
-        for name, size in (("chunk", self.chunk), ("block", self.block)):
-            if not isinstance(size, int) or size < 1:
-                raise ValueError(f"{name}: expected a positive int, got {size!r}")
-        if self.implementation not in (None, "loop", "parallel"):
-            raise ValueError(
-                "implementation: expected 'loop', 'parallel' or None, "
-                f"got {self.implementation!r}"
-            )
-
-    def plan(self, length: int) -> "Plan":
-        """The layout for a sequence of this length."""
-        implementation = self.implementation
-        if implementation is None:
-            # On a CPU the loop keeps its working set in the caches. An accelerator
-            # pays several kernel launches a turn of a loop, and has the memory.
-            on_cpu = jax.default_backend() == "cpu"
-            implementation = "loop" if on_cpu else "parallel"
-        chunk = min(self.chunk, length)
-        chunks = -(-length // chunk)
-        if implementation == "parallel":
-            return Plan(chunk, chunks, 1, True)
-        blocks = -(-chunks // max(1, self.block // chunk))
-        # Evenly filled blocks need less padding than full ones and a nearly empty last.
-        return Plan(chunk, -(-chunks // blocks), blocks, False)
+# Up to so many chunks their states are added up one by one, which is quicker.
+_FEW = 16
 
 
-@dataclass(frozen=True)
-class Plan:
-    """A sequence as ``blocks`` super-blocks of ``chunks`` chunks of ``chunk``."""
-
-    chunk: int
-    chunks: int
-    blocks: int
-    parallel: bool
-
-    def split(self, tree: Tree) -> Tree:
-        """`[B, N, chunks * chunk, ...]` -> `[B, N, chunks, chunk, ...]`."""
-        return jax.tree.map(
-            lambda x: x.reshape(*x.shape[:2], self.chunks, self.chunk, *x.shape[3:]),
-            tree,
-        )
-
-    def join(self, tree: Tree) -> Tree:
-        """The inverse of `split`."""
-        return jax.tree.map(
-            lambda x: x.reshape(*x.shape[:2], self.chunks * self.chunk, *x.shape[4:]),
-            tree,
-        )
-
-
-class Block(Protocol):
+class Block:
     """What a mechanism does in one super-block; hashable, and equal by value.
 
     Zeros appended to the arrays must not change the state.
+
+    Attributes:
+      plan: how the sequence is cut.
+      axis: that of the positions: 2 with the heads first, 1 in `[B, T, N, H]`.
+      keeps_outputs: `pullback` needs the outputs.
     """
 
-    @property
-    def plan(self) -> Plan: ...
+    plan: Plan
+    axis: int
+    keeps_outputs: bool = False
 
     def __call__(self, state: Tree, arrays: Tree, tables: Tree, /) -> tuple[Tree, Tree]:
-        """Returns the outputs `[B, N, chunks * chunk, ...]` and the state after."""
-        ...
+        """Returns the outputs of the super-block and the state after it."""
+        raise NotImplementedError
+
+    def pullback(
+        self, state: Tree, arrays: Tree, tables: Tree, outputs: Tree, cotangents: Tree
+    ) -> tuple[Tree, Tree]:
+        """The gradients of state and arrays, of those of the outputs and state after.
+
+        ``outputs`` is None unless it keeps them.
+        """
+        del outputs
+
+        def call(state: Tree, arrays: Tree) -> tuple[Tree, Tree]:
+            return self(state, arrays, tables)
+
+        return jax.vjp(call, state, arrays)[1](cotangents)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -123,82 +84,126 @@ def run(block: Block, start: Tree, arrays: Tree, tables: Tree) -> tuple[Tree, Tr
     Args:
       block: the mechanism.
       start: the state before the sequence.
-      arrays: `[B, N, T, ...]` each. Zeros are appended to fill the plan.
-      tables: likewise, but without a gradient; their batch and head axes may be 1.
+      arrays: positions along ``block.axis``, to which zeros are appended to fill the
+        plan.
+      tables: likewise, but without a gradient; other axes may be 1.
 
     Returns:
-      The outputs `[B, N, T, ...]` and the state after the sequence.
+      The outputs, positions along ``block.axis``, and the state after the sequence.
     """
-    length = jax.tree.leaves(arrays)[0].shape[2]
-    cut = functools.partial(_cut, block.plan)
-    arrays, tables = jax.tree.map(cut, arrays), jax.tree.map(cut, tables)
+    axis, length = block.axis, jax.tree.leaves(arrays)[0].shape[block.axis]
+
+    def filled(x: jax.Array) -> jax.Array:
+        missing = block.plan.length - x.shape[axis]
+        ends = [(0, missing if place == axis else 0) for place in range(x.ndim)]
+        return jnp.pad(x, ends) if missing else x
+
+    arrays, tables = jax.tree.map(filled, arrays), jax.tree.map(filled, tables)
     both: Tree = _over_blocks(block, start, arrays, tables)
     outputs, state = both
-    return jax.tree.map(functools.partial(_paste, length), outputs), state
-
-
-def _cut(plan: Plan, x: jax.Array) -> jax.Array:
-    """`[B, N, T, ...]` -> `[blocks, B, N, chunks * chunk, ...]`."""
-    size = plan.chunks * plan.chunk
-    missing = plan.blocks * size - x.shape[2]
-    if missing:
-        x = jnp.pad(x, [(0, 0), (0, 0), (0, missing)] + [(0, 0)] * (x.ndim - 3))
-    x = x.reshape(*x.shape[:2], plan.blocks, size, *x.shape[3:])
-    return jnp.moveaxis(x, 2, 0)
-
-
-def _paste(length: int, x: jax.Array) -> jax.Array:
-    """The inverse of `_cut`."""
-    x = jnp.moveaxis(x, 0, 2)
-    return x.reshape(*x.shape[:2], -1, *x.shape[4:])[:, :, :length]
+    if block.plan.length > length:
+        outputs = jax.tree.map(
+            lambda x: jax.lax.slice_in_dim(x, 0, length, axis=axis), outputs
+        )
+    return outputs, state
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _over_blocks(
     block: Block, start: Tree, arrays: Tree, tables: Tree
 ) -> tuple[Tree, Tree]:
-    def step(state: Tree, inputs: tuple[Tree, Tree]) -> tuple[Tree, Tree]:
+    def step(state: Tree, index: jax.Array, _: None) -> tuple[Tree, Tree, None]:
+        inputs = _part(block, (arrays, tables), index)
         outputs, after = block(state, *inputs)
-        return after, outputs
+        return after, outputs, None
 
-    state, outputs = _loop(step, start, (arrays, tables))
+    state, outputs, _ = _loop(block, step, start, None)
     return outputs, state
 
 
 def _forward(block: Block, start: Tree, arrays: Tree, tables: Tree) -> tuple:
-    def step(state: Tree, inputs: tuple[Tree, Tree]) -> tuple[Tree, Tree]:
+    def step(state: Tree, index: jax.Array, _: None) -> tuple[Tree, Tree, Tree]:
+        inputs = _part(block, (arrays, tables), index)
         outputs, after = block(state, *inputs)
-        return after, (outputs, state)
+        return after, outputs, state
 
-    state, (outputs, starts) = _loop(step, start, (arrays, tables))
-    return (outputs, state), (starts, arrays, tables)
+    state, outputs, starts = _loop(block, step, start, None)
+    kept = outputs if block.keeps_outputs else None
+    return (outputs, state), (starts, arrays, tables, kept)
 
 
 def _backward(block: Block, kept: tuple, cotangents: tuple) -> tuple:
-    def step(after: Tree, inputs: tuple) -> tuple[Tree, Tree]:
-        start, arrays, tables, outputs = inputs
-        _, pullback = jax.vjp(lambda s, a: block(s, a, tables), start, arrays)
-        return pullback((outputs, after))
-
+    starts, arrays, tables, outputs = kept
     of_outputs, of_state = cotangents
-    of_start, of_arrays = _loop(step, of_state, (*kept, of_outputs), reverse=True)
+
+    def step(after: Tree, index: jax.Array, start: Tree) -> tuple[Tree, Tree, None]:
+        parts: Any = _part(block, (arrays, tables, outputs, of_outputs), index)
+        inputs, fixed, made, slopes = parts
+        of_start, of_inputs = block.pullback(
+            start, inputs, fixed, made, (slopes, after)
+        )
+        return of_start, of_inputs, None
+
+    of_start, of_arrays, _ = _loop(block, step, of_state, starts, reverse=True)
     return of_start, of_arrays, None
 
 
 _over_blocks.defvjp(_forward, _backward)
 
 
+def _part(block: Block, tree: Tree, index: jax.Array) -> Tree:
+    """One super-block of every array.
+
+    Cut here and not before the loop, which would copy all arrays to put the
+    super-blocks first.
+    """
+    if block.plan.blocks == 1:
+        return tree
+    size = block.plan.chunks * block.plan.chunk
+    return jax.tree.map(
+        lambda x: jax.lax.dynamic_slice_in_dim(x, index * size, size, block.axis), tree
+    )
+
+
 def _loop(
-    step: Callable[[Tree, Tree], tuple[Tree, Tree]],
+    block: Block,
+    step: Callable[[Tree, jax.Array, Tree], tuple[Tree, Tree, Tree]],
     carry: Tree,
     inputs: Tree,
     reverse: bool = False,
-) -> tuple[Tree, Tree]:
-    """``jax.lax.scan``, but a single turn is no loop."""
-    if jax.tree.leaves(inputs)[0].shape[0] > 1:
-        return jax.lax.scan(step, carry, inputs, reverse=reverse)
-    carry, outputs = step(carry, jax.tree.map(lambda x: x.squeeze(0), inputs))
-    return carry, jax.tree.map(lambda x: x[None], outputs)
+) -> tuple[Tree, Tree, Tree]:
+    """``jax.lax.scan`` over the super-blocks, but a single turn is no loop.
+
+    Args:
+      block: says how many there are.
+      step: maps the carry, the super-block's index and its input to the carry after,
+        outputs for its positions, and anything else for each super-block.
+      carry: before the first.
+      inputs: one for each super-block along the first axis.
+      reverse: begins with the last.
+
+    Returns:
+      The carry after the last, outputs for all positions, and the rest, stacked.
+    """
+    count = block.plan.blocks
+    if count == 1:
+        only = jax.tree.map(lambda x: x.squeeze(0), inputs)
+        carry, outputs, others = step(carry, jnp.zeros((), jnp.int32), only)
+        return carry, outputs, jax.tree.map(lambda x: x[None], others)
+
+    def turn(carry: Tree, given: tuple) -> tuple[Tree, tuple]:
+        carry, *made = step(carry, *given)
+        return carry, tuple(made)
+
+    given = jnp.arange(count, dtype=jnp.int32), inputs
+    carry, (outputs, others) = jax.lax.scan(turn, carry, given, reverse=reverse)
+
+    def joined(x: jax.Array) -> jax.Array:
+        x = jnp.moveaxis(x, 0, block.axis)
+        axis = block.axis
+        return x.reshape(*x.shape[:axis], block.plan.length, *x.shape[axis + 2 :])
+
+    return carry, jax.tree.map(joined, outputs), others
 
 
 def prefix(
@@ -223,13 +228,23 @@ def prefix(
         after = jax.tree.map(lambda x, update: (x + update).squeeze(2), kept, updates)
         return before, after
     # Row p is the state before chunk p; the last row is the state after all.
-    rows = (_scanned if plan.parallel else _multiplied)(start, updates, decay)
-    before = jax.tree.map(lambda x: x[:, :, :-1], rows)
-    return before, jax.tree.map(lambda x: x[:, :, -1], rows)
+    if plan.parallel or plan.chunks > _FEW:
+        rows = _scanned(start, updates, decay)
+        before = jax.tree.map(lambda x: x[:, :, :-1], rows)
+        return before, jax.tree.map(lambda x: x[:, :, -1], rows)
+    rows = [start]
+    for chunk in range(plan.chunks):
+        kept = rows[-1]
+        if decay is not None:
+            kept = _scaled(kept, jnp.exp(decay[:, :, chunk]))
+        update = jax.tree.map(lambda x, place=chunk: x[:, :, place], updates)
+        rows.append(_added(kept, update))
+    before = jax.tree.map(lambda *each: jnp.stack(each, 2), *rows[:-1])
+    return before, rows[-1]
 
 
 def _scaled(tree: Tree, factors: jax.Array) -> Tree:
-    """Multiplies `[B, N, chunks, ...]` by `[B, N, chunks]` or `[B, N, chunks, M]`."""
+    """Multiplies `[B, N, ...]` by factors for its leading axes."""
     return jax.tree.map(
         lambda x: x * factors.reshape(*factors.shape, *[1] * (x.ndim - factors.ndim)),
         tree,
@@ -253,37 +268,6 @@ def _scanned(start: Tree, updates: Tree, decay: jax.Array | None) -> Tree:
 
 def _added(one: Tree, two: Tree) -> Tree:
     return jax.tree.map(jnp.add, one, two)
-
-
-def _multiplied(start: Tree, updates: Tree, decay: jax.Array | None) -> Tree:
-    """A triangular product: for few chunks quicker than a scan."""
-    leaf = jax.tree.leaves(updates)[0]
-    count = leaf.shape[2]
-    by_feature = 0 if decay is None else decay.ndim - 3
-    terms = "bnprm,bnrmx->bnpmx" if by_feature else "bnpr,bnrx->bnpx"
-    earlier = np.tri(count + 1, count, -1, dtype=bool)[None, None]
-    earlier = earlier[..., None] if by_feature else earlier
-    first = None
-    if decay is None:
-        # Made from the update, so that it has its sharding.
-        ones = jnp.ones_like(leaf.reshape(*leaf.shape[:3], -1)[:, :, :1, :1])
-        weights = jnp.where(earlier, ones, jnp.zeros((), leaf.dtype))
-    else:
-        ends = jnp.cumsum(decay, 2)
-        first = jnp.concatenate([jnp.zeros_like(ends[:, :, :1]), ends], 2)
-        # Differences of logarithms: factors of their own would under- and overflow.
-        weights = decayed(first[:, :, :, None] - ends[:, :, None], earlier)
-        first = jnp.exp(first)[..., None]
-
-    def rows(start: jax.Array, update: jax.Array) -> jax.Array:
-        flat = update.reshape(*update.shape[: 3 + by_feature], -1)
-        # These are sums, so they keep float32 where products may be rounded.
-        sums = jnp.einsum(terms, weights, flat, precision=jax.lax.Precision.HIGHEST)
-        past = start[:, :, None].reshape(*start.shape[:2], 1, *flat.shape[3:])
-        sums = sums + (past if first is None else past * first)
-        return sums.reshape(*sums.shape[:3], *update.shape[3:])
-
-    return jax.tree.map(rows, start, updates)
 
 
 def decayed(exponent: jax.Array, visible: jax.Array | np.ndarray) -> jax.Array:

@@ -102,18 +102,23 @@ def cosformer_attention(
         options = (denominator, eps, lengths, chunking, precision)
         return pallas.attend(target, *arrays, "relu", *options)
     dtype = shapes.accumulation_dtype(query, key, value)
+    if is_causal:
+        return causal.attend(
+            *(query, key, value, mask),
+            "relu",
+            causal.Divided(denominator, eps),
+            query_mask=rows,
+            angles=_by_position(angles.tables(query.shape[1], lengths, dtype)),
+            turn=angles.turn(lengths),
+            chunking=chunking,
+            precision=precision,
+        )[0]
     features = _features(query, key, rows, mask, dtype)
     value = shapes.by_head(value, query.shape[2], mask, dtype)
-    if is_causal:
-        tables = angles.tables(query.shape[1], lengths, dtype)
-        out, sums, _state = causal.causal_linear(
-            *features, value, angles=tables, chunking=chunking, precision=precision
-        )
-    else:
-        query_features, key_features = _rotated(features, lengths)
-        sums = kernels.project(query_features, key_features.sum(2), precision)
-        out = kernels.contract(query_features, key_features, value, precision)
-    out = out / _bounded(sums, denominator, eps)[..., None]
+    query_features, key_features = _rotated(features, lengths)
+    sums = kernels.project(query_features, key_features.sum(2), precision)
+    out = kernels.contract(query_features, key_features, value, precision)
+    out = out / causal.bounded(sums, denominator, eps)[..., None]
     return jnp.swapaxes(out, 1, 2).astype(query.dtype)
 
 
@@ -143,7 +148,7 @@ def cosformer_weights(
     scores = kernels.products(*features, precision)
     if is_causal:
         scores = kernels.hide_future(scores)
-    return scores / _bounded(scores.sum(-1, keepdims=True), denominator, eps)
+    return scores / causal.bounded(scores.sum(-1, keepdims=True), denominator, eps)
 
 
 def cosformer_init(
@@ -169,9 +174,9 @@ def cosformer_init(
       ValueError: another dtype, or `max_length` is not positive.
     """
     dtype = shapes.state_dtype(dtype)
-    width, value_dim = 2 * head_dim, value_dim or head_dim
+    sizes = (batch_size, num_heads, 2 * head_dim, value_dim or head_dim)
     return CosformerState(
-        causal.no_sums(batch_size, num_heads, width, value_dim, dtype),
+        causal.no_sums(*sizes, dtype),
         jnp.zeros((batch_size,), jnp.int32),
         jnp.asarray(angles.fixed(max_length, 1), jnp.int32),
     )
@@ -216,24 +221,24 @@ def cosformer_prefill(
         dtype = shapes.accumulation_dtype(query, key, value)
         longest = angles.fixed(max_length, length)
         tables = angles.tables(length, longest, dtype)
-        limit = jnp.asarray(longest, jnp.int32)
+        limit, turn = jnp.asarray(longest, jnp.int32), angles.turn(longest)
     elif max_length is not None:
         raise ValueError(f"max_length: expected None with a state, got {max_length}")
     else:
-        dtype, limit = state.sums.total.dtype, state.max_length
+        dtype, limit, turn = state.sums.total.dtype, state.max_length, None
         tables = angles.stream_tables(state.position, length, limit, dtype)
         position = position + state.position
-    out, sums, after = causal.causal_linear(
-        *_features(query, key, None, mask, dtype),
-        shapes.by_head(value, query.shape[2], mask, dtype),
-        angles=tables,
+    out, sums = causal.attend(
+        *(query, key, value, mask),
+        "relu",
+        causal.Divided(denominator, eps),
+        angles=_by_position(tables),
+        turn=turn,
         start=None if state is None else state.sums,
         chunking=chunking,
         precision=precision,
     )
-    out = out / _bounded(sums, denominator, eps)[..., None]
-    out = jnp.swapaxes(out, 1, 2).astype(query.dtype)
-    return out, CosformerState(after, position, limit)
+    return out, CosformerState(sums, position, limit)
 
 
 def cosformer_step(
@@ -289,5 +294,7 @@ def _rotated(
     return query, key
 
 
-def _bounded(sums: jax.Array, denominator: str, eps: float) -> jax.Array:
-    return kernels.at_least(sums, eps) if denominator == "clamp" else sums + eps
+def _by_position(tables: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    """Twice `[1 or B, 1, T]` -> twice `[1 or B, T]`."""
+    cos, sin = (x[:, 0] for x in tables)
+    return cos, sin

@@ -37,6 +37,7 @@ import jax.numpy as jnp
 from lra_jax.attention import chunks, flow_causal, flow_parts, kernels, shapes
 from lra_jax.attention.flow_causal import FlowState
 from lra_jax.attention.flow_parts import FlowTerms, Options
+from lra_jax.attention.raw import Inputs
 
 __all__ = [
     "FlowState",
@@ -97,18 +98,17 @@ def flow_attention(
     shapes.check_inputs(query, key, value, is_causal)
     options = Options(clip, competition_axis, eps, extra_eps, precision)
     masks = _masks(mask, query_mask, is_causal, query, key)
+    if is_causal:
+        arguments = (Inputs(query, key, value), *masks, options, feature_map)
+        return flow_causal.causal_flow(*arguments, chunking=chunking)[0]
     dtype = shapes.accumulation_dtype(query, key, value)
     features = kernels.features(query, key, feature_map, dtype, *masks)
     value = shapes.by_head(value, query.shape[2], masks[0], dtype)
-    if is_causal:
-        arguments = (features, value, *masks, options)
-        out, _state = flow_causal.causal_flow(*arguments, chunking=chunking)
-    else:
-        terms = flow_parts.terms(*features, *masks, options)
-        value = value * terms.competition[..., None]
-        out = kernels.contract(*features, value, precision)
-        # Scaling the output instead of phi(q) is the same and saves a pass over it.
-        out = out * (terms.allocation / terms.incoming)[..., None]
+    terms = flow_parts.terms(*features, *masks, options)
+    value = value * terms.competition[..., None]
+    out = kernels.contract(*features, value, precision)
+    # Scaling the output instead of phi(q) is the same and saves a pass over it.
+    out = out * (terms.allocation / terms.incoming)[..., None]
     return jnp.swapaxes(out, 1, 2).astype(query.dtype)
 
 
@@ -137,7 +137,8 @@ def flow_weights(
     masks = _masks(mask, query_mask, is_causal, query, key)
     dtype = shapes.accumulation_dtype(query, key)
     features = kernels.features(query, key, feature_map, dtype, *masks)
-    terms = _terms(features, masks, is_causal, options)
+    given = Inputs(query, key, key), feature_map
+    terms = _terms(features, masks, options, given if is_causal else None)
     scores = kernels.products(*features, precision)
     if is_causal:
         scores = kernels.hide_future(scores)
@@ -168,7 +169,8 @@ def flow_terms(
     masks = _masks(mask, query_mask, is_causal, query, key)
     dtype = shapes.accumulation_dtype(query, key)
     features = kernels.features(query, key, feature_map, dtype, *masks)
-    terms = _terms(features, masks, is_causal, options)
+    given = Inputs(query, key, key), feature_map
+    terms = _terms(features, masks, options, given if is_causal else None)
     return FlowTerms(*(jnp.swapaxes(term, 1, 2) for term in terms))
 
 
@@ -230,15 +232,8 @@ def flow_prefill(
     shapes.check_inputs(query, key, value, True)
     options = Options(clip, "source", eps, extra_eps, precision)
     masks = _masks(mask, query_mask, True, query, key)
-    dtype = shapes.accumulation_dtype(query, key, value)
-    if state is not None:
-        dtype = state.sums.total.dtype
-    features = kernels.features(query, key, feature_map, dtype, *masks)
-    value = shapes.by_head(value, query.shape[2], masks[0], dtype)
-    out, state = flow_causal.causal_flow(
-        features, value, *masks, options, state=state, chunking=chunking
-    )
-    return jnp.swapaxes(out, 1, 2).astype(query.dtype), state
+    arguments = (Inputs(query, key, value), *masks, options, feature_map)
+    return flow_causal.causal_flow(*arguments, state=state, chunking=chunking)
 
 
 def flow_step(
@@ -286,12 +281,12 @@ def _masks(
 def _terms(
     features: tuple[jax.Array, jax.Array],
     masks: Masks,
-    is_causal: bool,
     options: Options,
+    causal: tuple[Inputs, kernels.FeatureMap] | None,
 ) -> FlowTerms:
-    """The terms with the heads first, `[B, N, T]`."""
-    if not is_causal:
+    """The terms with the heads first, `[B, N, T]`; of the causal form if given."""
+    if causal is None:
         return flow_parts.terms(*features, *masks, options)
-    no_value = features[1][..., :1]
-    arguments = (features, no_value, *masks, options)
-    return flow_causal.causal_flow(*arguments, as_terms=True)[0]
+    arrays, spec = causal
+    call = flow_causal.causal_flow
+    return call(arrays, *masks, options, spec, as_terms=True)[0]

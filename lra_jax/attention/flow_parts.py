@@ -4,12 +4,12 @@ The formulas and where they come from stand in `lra_jax.attention.flow`.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from lra_jax.attention import kernels
+from lra_jax.attention import chunks, kernels
 
 
 class FlowTerms(NamedTuple):
@@ -98,3 +98,44 @@ def _count(mask: jax.Array | None, features: jax.Array) -> jax.Array:
         return jnp.full((1, 1, 1), features.shape[2], features.dtype)
     counts = jnp.maximum(mask.sum(1), 1).astype(features.dtype)
     return counts[:, None, None]
+
+
+def divisor(x: jax.Array) -> jax.Array:
+    """1 in place of 0, which stands only where the features are zero as well."""
+    return jnp.where(x == 0, jnp.ones((), x.dtype), x)
+
+
+def compete(
+    logits: jax.Array, visible: jax.Array, start: Any
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Each source's share among those up to it: `[B, N, P, C]`, and the state after.
+
+    ``start`` has the largest logit before and the total in its unit, `[B, N]`.
+
+    The maximum is a running one: one over the block would let a large later logit round
+    the earlier shares to 0 / 0.
+    """
+    lowest = jnp.asarray(jnp.finfo(logits.dtype).min, logits.dtype)
+    seen = chunks.triangle(logits.shape[-1]) & visible[..., None, :]
+    # No gradient needs to pass through the maximum: the shares do not depend on it.
+    columns = jax.lax.stop_gradient(logits)[..., None, :]
+    largest = jnp.where(seen, columns, lowest).max(-1)
+    excess = logits[..., None, :] - largest[..., None]
+    within = largest, chunks.decayed(excess, seen).sum(-1)
+    ends = (
+        jnp.concatenate([first[..., None], x[..., -1]], 2)
+        for first, x in zip((start.largest, start.total), within, strict=True)
+    )
+    largest, total = jax.lax.associative_scan(_merged, tuple(ends), axis=2)
+    before = largest[:, :, :-1, None], total[:, :, :-1, None]
+    highest, sums = _merged(before, within)
+    shares = chunks.decayed(logits - highest, visible) / divisor(sums)
+    return shares, largest[..., -1], total[..., -1]
+
+
+def _merged(
+    one: tuple[jax.Array, jax.Array], two: tuple[jax.Array, jax.Array]
+) -> tuple[jax.Array, jax.Array]:
+    largest = jnp.maximum(one[0], two[0])
+    first, second = (total * jnp.exp(own - largest) for own, total in (one, two))
+    return largest, first + second

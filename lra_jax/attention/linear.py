@@ -212,19 +212,15 @@ def _causal(
     precision: jax.lax.PrecisionLike,
 ) -> tuple[jax.Array, LinearState]:
     mask = shapes.padding_mask(mask, query.shape[0], key.shape[1])
-    dtype = shapes.accumulation_dtype(query, key, value)
-    if state is not None:
-        dtype = state.sums.total.dtype
-    features = kernels.features(query, key, feature_map, dtype, mask)
-    numerator, denominator, sums = causal.causal_linear(
-        *features,
-        shapes.by_head(value, query.shape[2], mask, dtype),
+    out, sums = causal.attend(
+        *(query, key, value, mask),
+        feature_map,
+        causal.Divided("add", eps),
         start=None if state is None else state.sums,
         chunking=chunking,
         precision=precision,
     )
-    out = jnp.swapaxes(numerator / (denominator + eps)[..., None], 1, 2)
     position = shapes.next_position(mask, *query.shape[:2])
     if state is not None:
         position = position + state.position
-    return out.astype(query.dtype), LinearState(sums, position)
+    return out, LinearState(sums, position)

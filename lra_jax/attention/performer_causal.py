@@ -67,11 +67,12 @@ class _Part(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class SoftmaxFeaturesBlock:
+class SoftmaxFeaturesBlock(chunks.Block):
     """One super-block; the chunks of its plan are powers of two."""
 
     plan: chunks.Plan
     precision: jax.lax.PrecisionLike
+    axis: int = 2
 
     def __call__(
         self, start: _Carry, arrays: _Arrays, visible: jax.Array

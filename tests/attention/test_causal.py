@@ -220,13 +220,16 @@ def test_cosformer_with_one_length_a_sample() -> None:
     assert not got[2].any()
 
 
-def test_cosformer_doubles_no_features_outside_a_block() -> None:
+@pytest.mark.parametrize("name", ["linear", "cosformer", "flow"])
+def test_nothing_is_made_of_the_whole_sequence(name: str) -> None:
     x = jnp.zeros((1, 64, 1, 8))
-    call = causal("cosformer", max_length=64, chunking=Chunking(4, 16))
-    text = str(jax.make_jaxpr(jax.grad(lambda x: call(x, x, x).sum()))(x))
-    assert "f32[1,1,4,4,16]" in text, "inside a block"
-    for whole in ("f32[1,1,64,16]", "f32[4,1,1,16,16]", "f32[1,64,1,16]"):
+    call = causal(name, chunking=Chunking(4, 16))
+    more = {"max_length": 64} if name == "cosformer" else {}
+    text = str(jax.make_jaxpr(jax.grad(lambda x: call(x, x, x, **more).sum()))(x))
+    assert "f32[1,1,16,8]" in text, "features, heads first, inside the loop"
+    for whole in ("f32[1,1,64,8]", "f32[1,64,1,16]", "f32[1,1,64,16]"):
         assert whole not in text
+    assert "f32[1,1,4,4,16]" not in text, "nor are features put side by side"
 
 
 @pytest.mark.parametrize("clip", [None, 10.0])

@@ -148,7 +148,7 @@ def test_plans_hold_the_sequence_and_little_more() -> None:
 
 
 def test_the_default_is_the_loop_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Chunking().plan(2048) == chunks.Plan(64, 8, 4, False)
+    assert Chunking().plan(2048) == chunks.Plan(64, 2, 16, False)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert Chunking().plan(2048) == chunks.Plan(64, 32, 1, True)
 

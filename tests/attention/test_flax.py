@@ -126,3 +126,24 @@ def test_precision_reaches_the_products(name: str) -> None:
     products = text.count("dot_general[")
     assert products >= 2 or name == "fnet"
     assert text.count("precision=(Precision.HIGHEST, Precision.HIGHEST)") == products
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_checkpoint_and_shard_map(name: str) -> None:
+    arrays, mask = inputs(5), np.arange(7)[None] < np.array([[7], [5]])
+
+    def loss(arrays, mask):
+        return jnp.sin(jax.checkpoint(run(name))(*arrays, mask)).sum()
+
+    axis = jax.sharding.AxisType.Auto
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(axis,), devices=jax.devices()[:2])
+    spec = jax.sharding.PartitionSpec("x")
+    call = jax.shard_map(
+        jax.grad(loss), mesh=mesh, in_specs=(spec, spec), out_specs=spec
+    )
+
+    def plain(arrays):
+        return jnp.sin(run(name)(*arrays, mask)).sum()
+
+    found, wanted = fast_jit(call)(arrays, mask), fast_jit(jax.grad(plain))(arrays)
+    jax.tree.map(assert_close, tuple(found), tuple(wanted))
