@@ -8,6 +8,10 @@ import pytest
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_num_cpu_devices", 2)
+# Nearly all of the tests' time is compilation, and their programs are too small to gain
+# from optimised machine code; subprocesses are told by the environment.
+jax.config.update("jax_disable_most_optimizations", True)
+os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 
 # Command lines started by tests neither restart themselves nor share a cache.
 os.environ["LRA_JAX_ALLOCATOR"] = "system"

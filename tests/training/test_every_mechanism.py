@@ -8,6 +8,8 @@ from flax import nnx
 
 from lra_jax.attention import names
 from lra_jax.training.session import Session
+from lra_jax.training.sharding import shard_batch
+from lra_jax.training.step import NO_STEP, drain
 
 STEPS = {
     "steps": 2,
@@ -20,7 +22,7 @@ OPTIONS = {"bigbird": "block=4", "linformer": "features=8", "sinkhorn": "block=1
 
 
 def moves(data_dir, workdir, attention: str, **model) -> None:
-    """Two steps move every matrix of the model, and the result is a number."""
+    """Two steps move every matrix of the model, and its loss is a number."""
     options = {"attention_options": OPTIONS.get(attention, "")}
     # A memory is carried on by the second layer.
     layers = {"num_layers": 2 if attention == "luna" else 1}
@@ -34,12 +36,18 @@ def moves(data_dir, workdir, attention: str, **model) -> None:
     )
     with Session(config, quiet=True) as session:
         before = _arrays(session)
-        session.run()
+        trainer = session.trainer
+        for _ in range(STEPS["steps"]):
+            batch = shard_batch(trainer.mesh, next(trainer.data))
+            trainer.state = trainer.train_step(trainer.state, batch)
+        sums, bad_step = jax.device_get(drain(trainer.state))
+    assert bad_step == NO_STEP and np.isfinite(sums["loss"])
+    assert sums["count"] == STEPS["steps"] * config.train.batch_size
+    after = _arrays(session)
     for path, old in before.items():
-        new = _arrays(session)[path]
+        new = after[path]
         assert np.isfinite(new).all(), path
         assert new.ndim < 2 or (new != old).any(), path
-    assert np.isfinite(session.result["test_loss_best"])
 
 
 def _arrays(session: Session) -> dict[str, np.ndarray]:
