@@ -147,7 +147,7 @@ def table(report: dict[str, Any]) -> str:
         for name, row in rows
     ]
     note = (
-        f"Batch 1, {report['heads']} heads of {report['head_dim']}, float32, forward "
+        f"Batch 1, {report['heads']} x {report['head_dim']} wide, float32, forward "
         f"and backward, {report['device']}, jax {report['versions']['jax']}; "
         f"`{report['command']}`, results/cost_exponent.json."
     )
