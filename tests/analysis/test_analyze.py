@@ -33,7 +33,7 @@ def test_help_does_not_import_jax():
     assert "rank-collapse" in done.stdout and "--attention" in done.stdout
 
 
-def test_rank_collapse_makes_a_page(tmp_path, capsys):
+def test_rank_collapse_makes_a_page(tmp_path, capsys, small_networks):
     out = tmp_path / "out"
     analyze.main(
         [
@@ -67,7 +67,7 @@ def test_rank_collapse_makes_a_page(tmp_path, capsys):
         (["rank-collapse", "--weights=/nowhere"], ["/nowhere", "cannot be read"]),
     ],
 )
-def test_one_line_for_what_cannot_work(args, parts, tmp_path, capsys):
+def test_one_line_for_what_cannot_work(args, parts, tmp_path, capsys, small_networks):
     if args[0] == "rank-collapse":
         args = [*args, f"--out={tmp_path / 'out'}"]
     code, error = fails(capsys, *args)

@@ -64,13 +64,7 @@ def test_spectrum_of_a_run(workdir, tmp_path):
     assert (np.diff(curves) >= -1e-9).all() and (curves[..., -1] == 1).all()
 
 
-def test_spectrum_at_initialisation(tmp_path, monkeypatch):
-    from lra_jax.analysis import networks
-
-    tiny = networks.Shape(
-        50, num_layers=2, width=16, num_heads=2, mlp_dim=16, embed_dim=16
-    )
-    monkeypatch.setitem(networks.SHAPES, "bert", tiny)
+def test_spectrum_at_initialisation(tmp_path, small_networks):
     analyze.run(analyze.Spectrum(str(tmp_path), attention="softmax,flow", length=16))
     found = stored(tmp_path, "spectrum")
     assert set(found) == {"softmax", "flow", "part"}
@@ -112,7 +106,7 @@ def test_what_a_run_does_not_have(args, parts, workdir, tmp_path, capsys):
         (["paths", "--repeats=0"], ["--repeats", "0"]),
     ],
 )
-def test_one_line_for_what_cannot_work(args, parts, tmp_path, capsys):
+def test_one_line_for_what_cannot_work(args, parts, tmp_path, capsys, small_networks):
     with pytest.raises(SystemExit) as stop:
         analyze.main([*args, f"--out={tmp_path / 'out'}"])
     error = capsys.readouterr().err
