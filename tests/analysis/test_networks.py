@@ -16,7 +16,7 @@ from lra_jax.attention import MECHANISMS
 
 TINY = Shape(50, num_layers=3, width=16, num_heads=2, mlp_dim=24, embed_dim=16)
 TINY_OPTIONS = {"sinkhorn": {"block": 8}, "sparse": {"stride": 4}}
-PRINTED_LAYERS = 2
+PRINTED_LAYERS = 3
 
 
 @pytest.fixture
