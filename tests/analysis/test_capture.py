@@ -12,6 +12,8 @@ from lra_jax.attention import MECHANISMS
 from lra_jax.models import MatchingClassifier, SequenceClassifier
 from lra_jax.models.attention import MultiHeadAttention
 
+pytestmark = pytest.mark.slow
+
 OPTIONS = {"sinkhorn": {"block": 8}, "sparse": {"stride": 4}}
 # The weights before a norm that acts on the output, as a gate does.
 NORMED = ("norm", "retention", "delta")

@@ -29,6 +29,8 @@ from .mechanisms import (
     weights,
 )
 
+pytestmark = pytest.mark.slow
+
 # Right, scattered and left; nothing at all.
 MASK = np.array(
     [

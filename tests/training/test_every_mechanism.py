@@ -11,6 +11,8 @@ from lra_jax.training.session import Session
 from lra_jax.training.sharding import shard_batch
 from lra_jax.training.step import NO_STEP, drain
 
+pytestmark = pytest.mark.slow
+
 STEPS = {
     "steps": 2,
     "warmup": 1,

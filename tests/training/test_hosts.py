@@ -14,6 +14,8 @@ from lra_jax.training import hosts
 from lra_jax.training.metrics import read_metrics
 from lra_jax.training.session import Session
 
+pytestmark = pytest.mark.slow
+
 TRAIN = {"steps": 30, "eval_every": 5, "log_every": 5, "warmup": 2}
 
 
