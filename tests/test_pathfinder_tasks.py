@@ -9,6 +9,8 @@ from lra_jax.configs.pathfinder import SIZES
 from lra_jax.tasks import get_task
 from lra_jax.training.optimizer import make_schedule
 
+pytestmark = pytest.mark.slow
+
 DATA = {
     "num_train": 12,
     "num_valid": 4,

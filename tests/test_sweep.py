@@ -141,6 +141,7 @@ def test_help_imports_no_jax():
     assert "--seeds=N" in end.stdout and "--out=FOLDER" in end.stdout
 
 
+@pytest.mark.slow
 def test_a_real_sweep_and_its_report(tmp_path):
     changes = {"steps": 8, "eval_every": 4, "warmup": 2}
     config = helpers.tiny(tmp_path / "data", train=changes)

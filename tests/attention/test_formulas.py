@@ -28,6 +28,8 @@ from .mechanisms import (
     weights,
 )
 
+pytestmark = pytest.mark.slow
+
 # Padded, scattered, nothing visible.
 MASK = np.array([[1, 1, 1, 1, 1, 0, 0], [0, 1, 0, 0, 1, 1, 0], [0] * 7], bool)
 

@@ -11,6 +11,8 @@ from lra_jax import attention
 from lra_jax.models import Buffer, SequenceClassifier
 from lra_jax.models.mlp import Mlp
 
+pytestmark = pytest.mark.slow
+
 MECHANISMS = attention.names()
 LENGTHS = np.array([5, 12, 9], np.int32)
 VOCABULARY = 11

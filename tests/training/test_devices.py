@@ -19,6 +19,7 @@ def losses(workdir) -> list[tuple[int, str, float]]:
     return [(m["step"], m["split"], m["loss"]) for m in read_metrics(workdir)]
 
 
+@pytest.mark.slow
 def test_a_run_with_split_sequences(data_dir, tmp_path) -> None:
     """The same losses as with whole ones; goes on, and is scored, with whole ones."""
     runs = {}

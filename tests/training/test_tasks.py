@@ -7,6 +7,8 @@ import pytest
 from lra_jax import evaluate, train
 from lra_jax.configs import get_preset
 
+pytestmark = pytest.mark.slow
+
 TRAIN = {
     **{"steps": 60, "batch_size": 8, "eval_batch_size": 8, "eval_every": 20},
     **{"warmup": 5, "learning_rate": 1e-2, "schedule": "cosine", "log_every": 20},
