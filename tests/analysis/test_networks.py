@@ -29,7 +29,7 @@ def optimised():
 
 @pytest.mark.parametrize("name", ["bert", "xlnet"])
 def test_curves_at_initialisation_are_the_published_ones(name, optimised):
-    found = network_curves(name, batch_size=1, num_layers=PRINTED_LAYERS)
+    found = network_curves(name, batch_size=1, num_layers=PRINTED_LAYERS, draws=2)
     for variant, printed in published.figure_2(name).items():
         np.testing.assert_allclose(
             found[variant].mean(0), printed[: PRINTED_LAYERS + 1], atol=0.05
