@@ -4,7 +4,6 @@ Each command writes pictures, the data behind them, and one page that holds it a
 """
 
 import dataclasses
-import difflib
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lra_jax import cli, runtime
+from lra_jax.names import known
 
 PROG = "python -m lra_jax.analyze"
 
@@ -124,11 +124,8 @@ def main(args: Sequence[str] | None = None) -> None:
         print(_overview())
         raise SystemExit(0 if args else 2)
     name = args.pop(0)
-    if name not in COMMANDS:
-        near = difflib.get_close_matches(name, COMMANDS, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        cli.fail(f"unknown command {name!r}; {hint}(known: {', '.join(COMMANDS)})")
-    command = COMMANDS[name]
+    with cli.user_errors():
+        command = COMMANDS[known("command", name, COMMANDS)]
     # A switch reads better without its value.
     given = ["--full=True" if argument == "--full" else argument for argument in args]
     summary = command.settings.__doc__ or ""

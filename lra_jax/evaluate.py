@@ -69,14 +69,7 @@ def run(config: EvaluateConfig) -> dict[str, Any]:
         )
     trainer = Trainer(saved, task, dataset, workdir, training=False)
     with contextlib.closing(trainer.checkpoints) as checkpoints:
-        best = config.checkpoint == "best"
-        step = checkpoints.best_step if best else checkpoints.latest_step
-        if step is None:
-            raise ValueError(f"{workdir} holds no {config.checkpoint} checkpoint yet")
-        if best:
-            params = checkpoints.load_best(trainer.state.params)
-        else:
-            params = checkpoints.load_last(trainer.state)
+        params, step = checkpoints.load_params(config.checkpoint, trainer.state)
         means = trainer.evaluate(params, config.split)
     return {
         "accuracy": 100 * means["accuracy"],

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from lra_jax.attention import causal, gated_delta, kernels, recurrence, shapes
+from lra_jax.attention import causal, gated_delta, kernels, recurrent_stream, shapes
 
 __all__ = [
     "DeltaState",
@@ -113,6 +113,6 @@ def delta_step(
 ) -> tuple[jax.Array, DeltaState]:
     """Takes one position of each sample; arrays `[B, N, H]` -> `[B, N, Hv]`."""
     arrays = shapes.one_position(query, key, value)
-    more = recurrence.one_gate(beta=beta)
+    more = recurrent_stream.one_gate(beta=beta)
     out, state = delta_prefill(*arrays, state=state, **more, **options)
     return out[:, 0], state

@@ -19,12 +19,12 @@ decay has no factor of its own for each head beside w' and c'. Padding is exact:
 hidden position changes nothing.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from lra_jax.attention import causal, kernels, recurrence, shapes
+from lra_jax.attention import causal, kernels, recurrence, recurrent_stream, shapes
 
 __all__ = [
     "GatedDeltaState",
@@ -36,11 +36,7 @@ __all__ = [
 ]
 
 
-class GatedDeltaState(NamedTuple):
-    """Everything that the next position needs of the earlier ones."""
-
-    sums: recurrence.Memory  # [B, N, H, Hv]
-    position: jax.Array  # of the next token in each sample, [B] int32
+GatedDeltaState = recurrent_stream.RecurrentState
 
 
 def gated_delta_attention(
@@ -116,28 +112,7 @@ def gated_delta_weights(
     return jnp.swapaxes(_run(*arrays, mask, is_causal, None, *options)[0], 1, 2)
 
 
-def gated_delta_init(
-    batch_size: int,
-    num_heads: int,
-    head_dim: int,
-    value_dim: int | None = None,
-    dtype: jax.typing.DTypeLike = jnp.float32,
-) -> GatedDeltaState:
-    """Returns the state of a stream before its first position.
-
-    Args:
-      batch_size: B.
-      num_heads: N, those of the query.
-      head_dim: H.
-      value_dim: Hv; None = H.
-      dtype: of the state, float32 or float64.
-
-    Raises:
-      ValueError: another dtype.
-    """
-    shape = (batch_size, num_heads, head_dim, value_dim or head_dim)
-    sums = recurrence.Memory(jnp.zeros(shape, shapes.state_dtype(dtype)))
-    return GatedDeltaState(sums, jnp.zeros((batch_size,), jnp.int32))
+gated_delta_init = recurrent_stream.recurrent_init
 
 
 def gated_delta_prefill(
@@ -172,7 +147,7 @@ def gated_delta_prefill(
     options = (beta, log_decay, gate, feature_map, norm, eps, chunking, precision)
     start = None if state is None else state.sums
     out, sums = _run(query, key, value, mask, True, start, *options)
-    return out, GatedDeltaState(sums, recurrence.moved(state, query, mask))
+    return out, GatedDeltaState(sums, recurrent_stream.moved(state, query, mask))
 
 
 def gated_delta_step(
@@ -191,7 +166,7 @@ def gated_delta_step(
     Options and errors are those of `gated_delta_prefill`, gates without the axis T.
     """
     arrays = shapes.one_position(query, key, value)
-    more = recurrence.one_gate(beta=beta, log_decay=log_decay, gate=gate)
+    more = recurrent_stream.one_gate(beta=beta, log_decay=log_decay, gate=gate)
     out, state = gated_delta_prefill(*arrays, state=state, **more, **options)
     return out[:, 0], state
 

@@ -18,12 +18,12 @@ no 1 / sqrt(H), which the norm would take away. Padding is exact: a hidden posit
 neither adds to the state nor lets it fade.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from lra_jax.attention import causal, kernels, recurrence, shapes
+from lra_jax.attention import causal, kernels, recurrence, recurrent_stream, shapes
 
 __all__ = [
     "GlaState",
@@ -35,11 +35,7 @@ __all__ = [
 ]
 
 
-class GlaState(NamedTuple):
-    """Everything that the next position needs of the earlier ones."""
-
-    sums: recurrence.Memory  # [B, N, H, Hv]
-    position: jax.Array  # of the next token in each sample, [B] int32
+GlaState = recurrent_stream.RecurrentState
 
 
 def gla_attention(
@@ -110,28 +106,7 @@ def gla_weights(
     return jnp.swapaxes(_run(*arrays, mask, is_causal, None, *options)[0], 1, 2)
 
 
-def gla_init(
-    batch_size: int,
-    num_heads: int,
-    head_dim: int,
-    value_dim: int | None = None,
-    dtype: jax.typing.DTypeLike = jnp.float32,
-) -> GlaState:
-    """Returns the state of a stream before its first position.
-
-    Args:
-      batch_size: B.
-      num_heads: N, those of the query.
-      head_dim: H.
-      value_dim: Hv; None = H.
-      dtype: of the state, float32 or float64.
-
-    Raises:
-      ValueError: another dtype.
-    """
-    shape = (batch_size, num_heads, head_dim, value_dim or head_dim)
-    sums = recurrence.Memory(jnp.zeros(shape, shapes.state_dtype(dtype)))
-    return GlaState(sums, jnp.zeros((batch_size,), jnp.int32))
+gla_init = recurrent_stream.recurrent_init
 
 
 def gla_prefill(
@@ -164,7 +139,7 @@ def gla_prefill(
     options = (log_decay, gate, norm, eps, chunking, precision)
     start = None if state is None else state.sums
     out, sums = _run(query, key, value, mask, True, start, *options)
-    return out, GlaState(sums, recurrence.moved(state, query, mask))
+    return out, GlaState(sums, recurrent_stream.moved(state, query, mask))
 
 
 def gla_step(
@@ -182,7 +157,7 @@ def gla_step(
     Options and errors are those of `gla_prefill`, gates without the axis T.
     """
     arrays = shapes.one_position(query, key, value)
-    more = recurrence.one_gate(log_decay=log_decay, gate=gate)
+    more = recurrent_stream.one_gate(log_decay=log_decay, gate=gate)
     out, state = gla_prefill(*arrays, state=state, **more, **options)
     return out[:, 0], state
 

@@ -275,16 +275,3 @@ def dtype_of(start: Memory | None, *arrays: jax.Array) -> jnp.dtype:
     if start is not None:
         return start.summary.dtype
     return shapes.accumulation_dtype(*arrays)
-
-
-def moved(state: Any, query: jax.Array, mask: jax.Array | None) -> jax.Array:
-    """The position behind each sample's last real one, `[B]` int32."""
-    batch, length = query.shape[:2]
-    mask = shapes.padding_mask(mask, batch, length)
-    ends = shapes.next_position(mask, batch, length)
-    return ends if state is None else state.position + ends
-
-
-def one_gate(**gates: jax.Array | None) -> dict[str, jax.Array | None]:
-    """Gives the gates of a stream's step a length of 1."""
-    return {name: None if x is None else x[:, None] for name, x in gates.items()}

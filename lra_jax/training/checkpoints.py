@@ -8,7 +8,7 @@ leaves a temporary folder that Orbax ignores and removes.
 import contextlib
 import logging
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -47,7 +47,7 @@ class Checkpoints:
         training: Any = ocp.training  # Its annotations refuse its own policies.
         keep_one = training.preservation_policies.LatestN(1)
         always = training.save_decision_policies.FixedIntervalPolicy(1)
-        folder = workdir.absolute() / "checkpoints"
+        self._folder = folder = workdir.absolute() / "checkpoints"
         self._latest, self._best = (
             training.Checkpointer(
                 folder / name,
@@ -85,24 +85,35 @@ class Checkpoints:
         self._best.save_checkpointables(step, {"params": params}, force=True)
 
     def restore(self, state: TrainState, data: Any) -> tuple[TrainState, Progress]:
-        """Loads the newest checkpoint into the shapes and places of ``state``."""
+        """Loads the newest checkpoint into the shapes and places of ``state``.
+
+        Raises:
+          ValueError: it does not hold such a state; so do the loaders below.
+        """
         items = {
             "state": _abstract(state._asdict()),
             "progress": Progress()._asdict(),
             "data": data,
         }
-        loaded = self._latest.load_checkpointables(None, items)
+        loaded = _load(self._latest, items)
         return TrainState(**loaded["state"]), Progress(**loaded["progress"])
 
-    def load_best(self, params: nnx.State) -> nnx.State:
-        """Loads the best parameters into the shapes and places of ``params``."""
-        items = {"params": _abstract(params)}
-        return self._best.load_checkpointables(None, items)["params"]
+    def load_params(
+        self, which: Literal["best", "last"], state: TrainState
+    ) -> tuple[nnx.State, int]:
+        """Loads the parameters of a checkpoint, and says of which step they are.
 
-    def load_last(self, state: TrainState) -> nnx.State:
-        """Loads the newest parameters alone."""
+        Raises:
+          ValueError: there is no such checkpoint.
+        """
+        step = self.best_step if which == "best" else self.latest_step
+        if step is None:
+            raise ValueError(f"{self._folder.parent} holds no {which} checkpoint yet")
+        if which == "best":
+            items = {"params": _abstract(state.params)}
+            return _load(self._best, items)["params"], step
         items = {"state": _abstract(state._asdict())}
-        return self._latest.load_checkpointables(None, items)["state"]["params"]
+        return _load(self._latest, items)["state"]["params"], step
 
     def close(self) -> None:
         """Waits for saves under way."""
@@ -115,3 +126,33 @@ def _abstract(tree: Any) -> Any:
     return jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(jnp.shape(x), x.dtype, sharding=x.sharding), tree
     )
+
+
+def _load(kept: Any, items: dict[str, Any]) -> dict[str, Any]:
+    """Loads the newest checkpoint, once it is known to hold what is asked for."""
+    saved = kept.checkpointables_metadata(None).metadata
+    for item in ("state", "params"):
+        if item in items:
+            _check(f"{kept.directory}/{kept.latest.step}", saved[item], items[item])
+    return kept.load_checkpointables(None, items)
+
+
+def _check(checkpoint: str, saved: Any, wanted: Any) -> None:
+    have, want = _shapes(saved), _shapes(wanted)
+    for name in sorted(have.keys() | want.keys()):
+        if have.get(name) != want.get(name):
+            raise ValueError(
+                f"checkpoint {checkpoint}: expected {name} of shape "
+                f"{want.get(name, 'none')}, got {have.get(name, 'none')}; it is of "
+                "another model or version of lra_jax: train in another --workdir"
+            )
+
+
+def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
+    """Shape of each array, by the names on its way; they differ in a last "value"."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    names = (jax.tree_util.keystr(k, simple=True, separator=".") for k, _ in leaves)
+    return {
+        name.removesuffix(".value"): tuple(leaf.shape)
+        for name, (_, leaf) in zip(names, leaves, strict=True)
+    }

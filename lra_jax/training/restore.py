@@ -66,14 +66,7 @@ def load_run(workdir: str, checkpoint: Literal["best", "last"] = "best") -> Save
         )
     trainer = Trainer(config, task, dataset, folder, training=False)
     with contextlib.closing(trainer.checkpoints) as checkpoints:
-        best = checkpoint == "best"
-        step = checkpoints.best_step if best else checkpoints.latest_step
-        if step is None:
-            raise ValueError(f"{folder} holds no {checkpoint} checkpoint yet")
-        if best:
-            params = checkpoints.load_best(trainer.state.params)
-        else:
-            params = checkpoints.load_last(trainer.state)
+        params, step = checkpoints.load_params(checkpoint, trainer.state)
     model = task.make_model(config, dataset, nnx.Rngs(params=config.seed))
     graph, _ = nnx.split(model, (nnx.Param, Buffer))
     return SavedRun(config, task, dataset, nnx.merge(graph, params), step)

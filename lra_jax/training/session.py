@@ -101,7 +101,7 @@ class Session:
         last = trainer.evaluate(trainer.state.params, "test")
         best = last
         if progress.best_step != trainer.step:
-            params = trainer.checkpoints.load_best(trainer.state.params)
+            params, _ = trainer.checkpoints.load_params("best", trainer.state)
             best = trainer.evaluate(params, "test")
         return {
             "task": self.config.task,

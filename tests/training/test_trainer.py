@@ -173,12 +173,28 @@ def test_checkpoints_hold_the_latest_and_the_best(finished, dataset, tmp_path):
     assert again.restore() == STEPS
     helpers.assert_equal_trees(again.state, finished.trainer.state)
     assert again.progress == finished.trainer.progress
-    best = again.checkpoints.load_best(again.state.params)
+    best, _ = again.checkpoints.load_params("best", again.state)
     again.checkpoints.close()
     means = again.evaluate(best, "valid")
     assert 100 * means["accuracy"] == pytest.approx(
         finished.result["valid_accuracy_best"]
     )
+
+
+@pytest.mark.parametrize("change", [{"mlp_dim": 32}, {"num_layers": 2}])
+def test_a_checkpoint_of_another_model_is_one_line(finished, dataset, data_dir, change):
+    """As one of an older version of the library would be."""
+    other = helpers.tiny(data_dir, model=change)
+    again = trainer(other, dataset, finished.workdir)
+    expected = r"^checkpoint \S+/\d+: expected \S+ of shape [^\n]+, got [^\n]+$"
+    for load in (
+        again.restore,
+        lambda: again.checkpoints.load_params("best", again.state),
+        lambda: again.checkpoints.load_params("last", again.state),
+    ):
+        with pytest.raises(ValueError, match=expected):
+            load()
+    again.checkpoints.close()
 
 
 def test_buffers_are_kept_but_not_trained(dataset, data_dir, tmp_path, monkeypatch):
@@ -203,7 +219,7 @@ def test_buffers_are_kept_but_not_trained(dataset, data_dir, tmp_path, monkeypat
     again = trainer(config.replace(seed=1), dataset, tmp_path)
     assert again.restore() == 8
     helpers.assert_equal_trees(again.state, first.state)
-    best = again.checkpoints.load_best(again.state.params)
+    best, _ = again.checkpoints.load_params("best", again.state)
     helpers.assert_equal_trees(nnx.filter_state(best, Buffer), drawn)
     assert again.evaluate(again.state.params, "test") == score
     again.checkpoints.close()
