@@ -210,6 +210,13 @@ def test_names_of_runs():
         ),
         (
             {
+                "attention": "flow",
+                "model": {"attention_options": "implementation=pallas"},
+            },
+            "--model.attention_options: .* got 'pallas' on 'cpu'",
+        ),
+        (
+            {
                 "attention": "linformer",
                 "model": {"attention_options": "sharing=layerwise,features=8/4"},
             },

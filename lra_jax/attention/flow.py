@@ -34,7 +34,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from lra_jax.attention import chunks, flow_causal, flow_parts, kernels, shapes
+from lra_jax.attention import chunks, flow_causal, flow_parts, kernels, pallas, shapes
 from lra_jax.attention.flow_causal import FlowState
 from lra_jax.attention.flow_parts import FlowTerms, Options
 from lra_jax.attention.raw import Inputs
@@ -66,6 +66,7 @@ def flow_attention(
     extra_eps: float = 0.0,
     chunking: chunks.Chunking | None = None,
     precision: jax.lax.PrecisionLike = None,
+    implementation: pallas.Implementation = "auto",
     **_: Any,
 ) -> jax.Array:
     """Computes Flow-Attention.
@@ -87,17 +88,26 @@ def flow_attention(
       extra_eps: added to every inner product itself; the authors' vision code has 1e-6.
       chunking: how the causal form cuts the sequence; None = by the backend.
       precision: of the matrix products, as in ``jnp.einsum``.
+      implementation: "xla", "pallas", or "auto": the kernels of docs/kernels.md where
+        they run and know the options.
       **_: further keywords that Flax passes to an ``attention_fn``; ignored.
 
     Returns:
       `[B, T, N, Hv]` in the query's dtype.
 
     Raises:
-      ValueError: shapes, dtypes, a mask or an option do not fit.
+      ValueError: shapes, dtypes, a mask or an option do not fit, or there is no
+        kernel where one is wanted.
     """
     shapes.check_inputs(query, key, value, is_causal)
     options = Options(clip, competition_axis, eps, extra_eps, precision)
     masks = _masks(mask, query_mask, is_causal, query, key)
+    refusal = pallas.flow_refusal(clip, competition_axis, is_causal)
+    arrays = query, key, value
+    target = pallas.choose(implementation, *arrays, feature_map, chunking, refusal)
+    if target is not None:
+        asked = (masks, is_causal, options, feature_map, chunking)
+        return pallas.attend_flow(target, *arrays, *asked)
     if is_causal:
         arguments = (Inputs(query, key, value), *masks, options, feature_map)
         return flow_causal.causal_flow(*arguments, chunking=chunking)[0]

@@ -85,7 +85,7 @@ def check_config(config: Config, images: bool = False, holds_out: bool = False) 
 def _check_implementation(config: Config, mechanism: registry.Mechanism) -> None:
     """Refuses kernels that this machine or the model's sizes cannot have."""
     model = config.model
-    if mechanism.name not in ("linear", "cosformer"):
+    if mechanism.name not in ("linear", "cosformer", "flow"):
         return
     for block in options_by_block(
         parse_options(model.attention_options), model.num_layers
@@ -100,8 +100,13 @@ def _check_implementation(config: Config, mechanism: registry.Mechanism) -> None
         shape = (1, model.max_length, model.num_heads, width)
         array: Any = jax.ShapeDtypeStruct(shape, config.train.dtype)
         phi = block.get("feature_map", "relu")
+        refusal = None
+        if mechanism.name == "flow":
+            axis = block.get("competition_axis", "source")
+            refusal = pallas.flow_refusal(block.get("clip", 1.0), axis, False)
+        arrays = array, array, array
         try:
-            pallas.choose(block["implementation"], array, array, array, phi)
+            pallas.choose(block["implementation"], *arrays, phi, refusal=refusal)
         except ValueError as error:
             raise ValueError(f"--model.attention_options: {error}") from error
 

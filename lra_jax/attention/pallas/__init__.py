@@ -1,12 +1,26 @@
-"""Pallas kernels for linear attention and cosFormer: TPUs and Hopper GPUs.
+"""Pallas kernels: linear attention and cosFormer on TPUs and Hopper GPUs, Flow on TPUs.
 
-``linear_attention`` and ``cosformer_attention`` come here by themselves where a kernel
-runs (`choose`), and always with ``implementation="pallas"``. Importing this package
-does not import Pallas. The design, what is proven and what is not measured stand in
+``linear_attention``, ``cosformer_attention`` and ``flow_attention`` come here by
+themselves where a kernel runs (`choose`), and always with
+``implementation="pallas"``. Importing this package does not import Pallas. The design,
+what is proven and what is not measured stand in
 docs/kernels.md.
 """
 
 from lra_jax.attention.pallas.api import attend
-from lra_jax.attention.pallas.selection import INTERPRET, Implementation, choose
+from lra_jax.attention.pallas.flow import attend_flow
+from lra_jax.attention.pallas.selection import (
+    INTERPRET,
+    Implementation,
+    choose,
+    flow_refusal,
+)
 
-__all__ = ["INTERPRET", "Implementation", "attend", "choose"]
+__all__ = [
+    "INTERPRET",
+    "Implementation",
+    "attend",
+    "attend_flow",
+    "choose",
+    "flow_refusal",
+]

@@ -56,24 +56,20 @@ def attend(
     Returns:
       `[B, T, N, Hv]` in the inputs' dtype. Gradients are of first order only.
     """
-    if not (isinstance(feature_map, str) and feature_map in MAPS):
-        phi, dtype = kernels.feature_map(feature_map), query.dtype
-        key = shapes.hide(key, mask)
-        query, key = (phi(x.astype(jnp.float32)).astype(dtype) for x in (query, key))
-        feature_map = "given"
+    query, key, feature_map = given_features(query, shapes.hide(key, mask), feature_map)
     name, interpret = target
-    chunk, block = _sizes(name, interpret, chunking, query.shape, key.shape[1])
+    chunk, block = sizes(name, interpret, chunking, query.shape, key.shape[1])
     spec = Spec(
-        is_causal,
-        feature_map,
-        max_length is not None,
-        denominator,
-        eps,
-        chunk,
-        block,
-        highest(precision),
-        name,
-        interpret,
+        is_causal=is_causal,
+        feature_map=feature_map,
+        chunk=chunk,
+        block=block,
+        precision=highest(precision),
+        target=name,
+        interpret=interpret,
+        rotate=max_length is not None,
+        denominator=denominator,
+        eps=eps,
     )
     key, value = (shapes.match_heads(x, query.shape[2]) for x in (key, value))
     if mask is not None:
@@ -82,7 +78,18 @@ def attend(
     return _compiled(spec, query, key, value, mask, scale)
 
 
-def _sizes(
+def given_features(
+    query: jax.Array, key: jax.Array, feature_map: kernels.FeatureMap
+) -> tuple[jax.Array, jax.Array, str]:
+    """Query, key and the feature map that is left to do in the kernel."""
+    if isinstance(feature_map, str) and feature_map in MAPS:
+        return query, key, feature_map
+    phi, dtype = kernels.feature_map(feature_map), query.dtype
+    query, key = (phi(x.astype(jnp.float32)).astype(dtype) for x in (query, key))
+    return query, key, "given"
+
+
+def sizes(
     name: str,
     interpret: bool,
     chunking: Any,

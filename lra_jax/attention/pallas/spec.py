@@ -31,44 +31,56 @@ def _identity(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 # phi and its derivative, of float32 arrays. "given": the features come from outside.
 MAPS = {"elu": _elu, "relu": _relu, "sigmoid": _sigmoid, "given": _identity}
 
+# Clips up to this leave room in exp for sums of any length.
+SMALL_CLIP = 30.0
+
 
 def plus(arrays: Iterable[jax.Array]) -> jax.Array:
     """The sum of arrays of one shape."""
     return functools.reduce(operator.add, arrays)
 
 
-@dataclass(frozen=True)
-class Spec:
-    """``num_i / den_i`` of linear attention, static and hashable.
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """What every call has, static and hashable.
 
     Attributes:
       is_causal: sum over j <= i only.
       feature_map: one of `MAPS`.
-      rotate: weigh by the cosine of the distance (cosFormer).
-      denominator: "add" divides by ``den + eps``, "clamp" by ``max(den, eps)``.
-      eps: see `denominator`.
       chunk: positions computed quadratically, C.
       block: positions a program takes at a time, a multiple of `chunk`.
       precision: of products of float32 operands; half precision is exact as it is.
       target: "tpu" or "gpu", whose kernels run.
       interpret: run them in Pallas' interpreter, on any backend.
+      rotate: weigh by the cosine of the distance (cosFormer).
     """
 
     is_causal: bool
     feature_map: str
-    rotate: bool
-    denominator: str
-    eps: float
     chunk: int
     block: int
     precision: jax.lax.Precision | None
     target: str
     interpret: bool
+    rotate: bool = False
 
     @property
     def terms(self) -> int:
         """How many feature matrices a weight is a sum of: with angles, two."""
         return 2 if self.rotate else 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spec(Form):
+    """``num_i / den_i`` of linear attention.
+
+    Attributes:
+      denominator: "add" divides by ``den + eps``, "clamp" by ``max(den, eps)``.
+      eps: see `denominator`.
+    """
+
+    denominator: str
+    eps: float
 
     def bounded(self, den: jax.Array) -> jax.Array:
         """What the numerator is divided by."""
@@ -81,3 +93,25 @@ class Spec:
         if self.denominator == "add":
             return jnp.ones_like(den)
         return jnp.where(den >= self.eps, 1.0, 0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlowSpec(Form):
+    """Flow-Attention; the formulas stand in `lra_jax.attention.flow`.
+
+    Attributes:
+      clip: bound on the conserved outgoing flow; None = none.
+      eps: added to both factors of every inner product.
+      extra_eps: added to the product.
+      whole: take sequences that fit into VMEM in one step, whatever `block` is.
+    """
+
+    clip: float | None
+    eps: float
+    extra_eps: float
+    whole: bool
+
+    @property
+    def top(self) -> float | None:
+        """What can stand for the largest logit; None = it has to be found."""
+        return self.clip if self.clip is not None and self.clip <= SMALL_CLIP else None

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from lra_jax.attention.pallas.spec import Spec, plus
-from lra_jax.attention.pallas.tpu_layout import Call, layout
+from lra_jax.attention.pallas.tpu_layout import LinearCall, layout
 from lra_jax.attention.pallas.tpu_parts import (
     Terms,
     lower,
@@ -52,7 +52,8 @@ def forward(
             struct = jax.ShapeDtypeStruct(kept, jnp.float32)
             outputs.append((struct, call.of_block(*sizes)))
     kernel = functools.partial(_forward_kernel, call, mask is not None, save)
-    out, *saved = call.run(kernel, arrays, outputs, scale, scratch=True)
+    arrays.insert(0, call.angles(scale))
+    out, *saved = call.run(kernel, arrays, outputs, call.state_shapes)
     heads = group.heads * call.layout.groups * call.layout.rows
     return call.layout.unlay(out, heads), saved
 
@@ -77,21 +78,22 @@ def backward(
     arrays += [(call.layout.lay(of_out), call.values), *states]
     outputs = [(jax.ShapeDtypeStruct(x.shape, x.dtype), spec) for x, spec in arrays[:3]]
     kernel = functools.partial(_backward_kernel, call, mask is not None)
-    slopes = call.run(kernel, arrays, outputs, scale, scratch=True)
+    arrays.insert(0, call.angles(scale))
+    slopes = call.run(kernel, arrays, outputs, call.state_shapes)
     of_query, of_key, of_value = (call.layout.unlay(x, query.shape[2]) for x in slopes)
     return of_query, of_key, of_value
 
 
 def _call(
     spec: Spec, query: jax.Array, value: jax.Array, backward: bool = False
-) -> Call:
+) -> LinearCall:
     _, length, heads, width = query.shape
     found = layout(heads, width, value.shape[-1])
-    return Call(spec, found, length, query.dtype, backward)
+    return LinearCall(spec, found, length, query.dtype, backward)
 
 
 def _inputs(
-    call: Call,
+    call: LinearCall,
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
@@ -103,7 +105,7 @@ def _inputs(
     return pairs if mask is None else [*pairs, (mask, call.mask)]
 
 
-def _saved_shapes(call: Call) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _saved_shapes(call: LinearCall) -> tuple[tuple[int, ...], tuple[int, ...]]:
     group, terms = call.layout.group, call.spec.terms
     packed = (terms, group.packed_rows, group.value_columns)
     return packed, (terms, group.columns)
@@ -112,7 +114,7 @@ def _saved_shapes(call: Call) -> tuple[tuple[int, ...], tuple[int, ...]]:
 class _Block:
     """A block's chunks: features, values and which rows are real."""
 
-    def __init__(self, call: Call, scale: Any, refs: tuple[Any, ...], mask: Any):
+    def __init__(self, call: LinearCall, scale: Any, refs: tuple[Any, ...], mask: Any):
         self.size = call.spec.chunk
         self.chunk = call.chunk
         query, key, value = refs
@@ -136,7 +138,7 @@ class _Block:
             self.valid.append((real, seen))
 
 
-def _forward_kernel(call: Call, masked: bool, save: bool, *refs: Any) -> None:
+def _forward_kernel(call: LinearCall, masked: bool, save: bool, *refs: Any) -> None:
     scale, *inputs = refs[: 4 + masked]
     out, *saved = refs[4 + masked : -2]
     state_ref, total_ref = refs[-2:]
@@ -158,7 +160,12 @@ def _forward_kernel(call: Call, masked: bool, save: bool, *refs: Any) -> None:
 
 
 def _outputs(
-    call: Call, query: Terms, key: Terms, value: jax.Array, state: Terms, total: Terms
+    call: LinearCall,
+    query: Terms,
+    key: Terms,
+    value: jax.Array,
+    state: Terms,
+    total: Terms,
 ) -> tuple[jax.Array, Terms, Terms]:
     """Numerators, denominators and scores of a chunk after a state."""
     chunk, group = call.chunk, call.layout.group
@@ -173,7 +180,7 @@ def _outputs(
     return num, dens, all_scores
 
 
-def _backward_kernel(call: Call, masked: bool, *refs: Any) -> None:
+def _backward_kernel(call: LinearCall, masked: bool, *refs: Any) -> None:
     scale, *inputs = refs[: 4 + masked]
     of_out, state_ref, kept_total = refs[4 + masked : 7 + masked]
     slopes = refs[7 + masked : 10 + masked]
@@ -200,7 +207,7 @@ def _backward_kernel(call: Call, masked: bool, *refs: Any) -> None:
 
 
 def _chunk_backward(
-    call: Call,
+    call: LinearCall,
     block: _Block,
     index: int,
     of_out: jax.Array,

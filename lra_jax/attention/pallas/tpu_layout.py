@@ -16,8 +16,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from lra_jax.attention.pallas.spec import Spec
-from lra_jax.attention.pallas.tpu_parts import Chunk, Group
+from lra_jax.attention.pallas.spec import Form, Spec
+from lra_jax.attention.pallas.tpu_parts import Group, LinearChunk
 
 LANES = 128
 WIDEST = 256
@@ -75,25 +75,20 @@ class Call:
       backward: walk from the last block to the first.
     """
 
-    spec: Spec
+    spec: Form
     layout: Layout
     length: int
     dtype: jnp.dtype
     backward: bool = False
 
     @property
-    def chunk(self) -> Chunk:
-        return Chunk(self.spec, self.layout.group, self.dtype)
-
-    @property
     def blocks(self) -> int:
         return -(-self.length // self.spec.block)
 
     @property
-    def state_shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Of the sums of a group in a program: state and total."""
-        group, terms = self.layout.group, self.spec.terms
-        return (terms, group.columns, group.value_columns), (terms, group.columns)
+    def steps(self) -> int:
+        """Length of the grid's last axis."""
+        return self.blocks
 
     def place(self, step: Any) -> Any:
         """The block that a step of the grid takes."""
@@ -132,38 +127,58 @@ class Call:
             lambda b, n, i: (b, n, self.place(i), *zeros),
         )
 
-    def scale(self, scale_ref: Any) -> jax.Array:
-        """The sample's angle between neighbouring positions, from `[B]`."""
-        return scale_ref[pl.program_id(0) // self.layout.rows]
-
     def run(
         self,
         kernel: Callable[..., None],
         arrays: list[tuple[jax.Array, pl.BlockSpec]],
         outputs: list[tuple[jax.ShapeDtypeStruct, pl.BlockSpec]],
-        scale: jax.Array,
-        scratch: bool = False,
+        scratch: tuple[tuple[int, ...], ...] = (),
     ) -> list[jax.Array]:
-        """Runs ``kernel(scale, *inputs, *outputs, *scratch)`` over the grid."""
-        states = [pltpu.VMEM(x, jnp.float32) for x in self.state_shapes]
+        """Runs ``kernel(*inputs, *outputs, *scratch)`` over the grid.
+
+        ``scratch`` are shapes of float32 arrays in VMEM.
+        """
         # Under shard_map the outputs vary over the mesh as the inputs do.
-        kind = jax.typeof(arrays[0][0]).manual_axis_type
+        kinds = (jax.typeof(x).manual_axis_type for x, _ in arrays)
+        kind = max(kinds, key=lambda found: len(found.varying))
         shapes = [
             jax.ShapeDtypeStruct(x.shape, x.dtype, manual_axis_type=kind)
             for x, _ in outputs
         ]
         return pl.pallas_call(
             kernel,
-            grid=(arrays[0][0].shape[0], self.layout.groups, self.blocks),
-            in_specs=[
-                pl.BlockSpec(memory_space=pltpu.SMEM),
-                *(spec for _, spec in arrays),
-            ],
+            grid=(outputs[0][0].shape[0], self.layout.groups, self.steps),
+            in_specs=[spec for _, spec in arrays],
             out_specs=[spec for _, spec in outputs],
             out_shape=shapes,
-            scratch_shapes=states if scratch else [],
+            scratch_shapes=[pltpu.VMEM(x, jnp.float32) for x in scratch],
             compiler_params=pltpu.CompilerParams(
                 dimension_semantics=("parallel", "parallel", "arbitrary")
             ),
             interpret=self.spec.interpret,
-        )(scale, *(array for array, _ in arrays))
+        )(*(array for array, _ in arrays))
+
+
+@dataclass(frozen=True)
+class LinearCall(Call):
+    """A kernel of what is divided by its row sums."""
+
+    spec: Spec
+
+    @property
+    def chunk(self) -> LinearChunk:
+        return LinearChunk(self.spec, self.layout.group, self.dtype)
+
+    @property
+    def state_shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Of the sums of a group in a program: state and total."""
+        group, terms = self.layout.group, self.spec.terms
+        return (terms, group.columns, group.value_columns), (terms, group.columns)
+
+    def angles(self, scale: jax.Array) -> tuple[jax.Array, pl.BlockSpec]:
+        """One number a sample, `[B]`, as the input that `scale` reads."""
+        return scale, pl.BlockSpec(memory_space=pltpu.SMEM)
+
+    def scale(self, scale_ref: Any) -> jax.Array:
+        """The sample's angle between neighbouring positions, from `[B]`."""
+        return scale_ref[pl.program_id(0) // self.layout.rows]

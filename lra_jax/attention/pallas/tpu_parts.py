@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from lra_jax.attention.pallas.spec import MAPS, Spec, plus
+from lra_jax.attention.pallas.spec import MAPS, Form, Spec, plus
 
 Terms = list[jax.Array]
 
@@ -106,18 +106,26 @@ class Chunk:
       dtype: of the operands of products; sums are float32.
     """
 
-    spec: Spec
+    spec: Form
     group: Group
     dtype: jnp.dtype
 
-    def dot(self, a: jax.Array, b: jax.Array, axes: str = "nn") -> jax.Array:
-        """``a b`` in float32; "t" transposes: "nt" is ``a b^T``, "tn" is ``a^T b``."""
+    def dot(
+        self, a: jax.Array, b: jax.Array, axes: str = "nn", exact: bool = False
+    ) -> jax.Array:
+        """``a b`` in float32; "t" transposes: "nt" is ``a b^T``, "tn" is ``a^T b``.
+
+        ``exact`` products of float32 operands are that, whatever the precision.
+        """
         over = ((int(axes[0] == "n"),), (int(axes[1] == "t"),))
+        precision = self.spec.precision
+        if exact and self.dtype == jnp.float32:
+            precision = jax.lax.Precision.HIGHEST
         return jax.lax.dot_general(
             a.astype(self.dtype),
             b.astype(self.dtype),
             (over, ((), ())),
-            precision=self.spec.precision,
+            precision=precision,
             preferred_element_type=jnp.float32,
         )
 
@@ -166,7 +174,7 @@ class Chunk:
         each = zip(query, total, strict=True)
         dens = plus(q.astype(jnp.float32) * z for q, z in each)
         heads = range(self.group.heads)
-        return num, [_row_sums(self.group.keys_of(dens, head)) for head in heads]
+        return num, [row_sums(self.group.keys_of(dens, head)) for head in heads]
 
     def grown(
         self, key: Terms, value: jax.Array, state: Terms, total: Terms
@@ -195,6 +203,13 @@ class Chunk:
         sums = [(q.astype(jnp.float32) * of_den).sum(0, keepdims=True) for q in query]
         return state, [z + x for z, x in zip(total, sums, strict=True)]
 
+
+@dataclass(frozen=True)
+class LinearChunk(Chunk):
+    """A chunk of what is divided by its row sums."""
+
+    spec: Spec
+
     def divided(self, num: jax.Array, dens: Terms) -> tuple[jax.Array, jax.Array]:
         """The output `[C, G Hv]` and the reciprocal of what divides it."""
         bounded = [self.spec.bounded(den) for den in dens]
@@ -209,13 +224,13 @@ class Chunk:
         of_num = of_out.astype(jnp.float32) * inverse
         both = of_num * out
         of_dens = [
-            -_row_sums(self.group.values_of(both, head)) * self.spec.passes(den)
+            -row_sums(self.group.values_of(both, head)) * self.spec.passes(den)
             for head, den in enumerate(dens)
         ]
         return of_num, of_dens
 
 
-def _row_sums(x: jax.Array) -> jax.Array:
+def row_sums(x: jax.Array) -> jax.Array:
     return x.sum(1, keepdims=True)
 
 
@@ -233,10 +248,16 @@ def valid_rows(
     valid = place < length
     if mask is None:
         return valid
-    # A row becomes a column through the diagonal: cheap, and no layout refuses it.
+    return valid & (column(mask) > 0)
+
+
+def column(x: jax.Array) -> jax.Array:
+    """A row `[1, C]` as a column `[C, 1]`."""
+    # Through the diagonal: cheap, and no layout refuses it.
+    size = x.shape[1]
     row = jax.lax.broadcasted_iota(jnp.int32, (size, size), 0)
     lane = jax.lax.broadcasted_iota(jnp.int32, (size, size), 1)
-    return valid & (_row_sums(jnp.where(row == lane, mask, 0.0)) > 0)
+    return row_sums(jnp.where(row == lane, x, 0.0))
 
 
 def start(*refs: Any) -> None:

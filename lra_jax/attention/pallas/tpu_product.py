@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from lra_jax.attention.pallas.spec import Spec, plus
-from lra_jax.attention.pallas.tpu_layout import Call, layout
+from lra_jax.attention.pallas.tpu_layout import LinearCall, layout
 from lra_jax.attention.pallas.tpu_parts import (
     Terms,
     read,
@@ -38,16 +38,16 @@ def forward(
     over_keys, over_queries = _calls(spec, query, key, value)
     lay = over_keys.layout.lay
     hidden = [] if mask is None else [(mask, over_keys.mask)]
+    angles = over_keys.angles(scale)
     arrays = [(lay(key), over_keys.keys), (lay(value), over_keys.values), *hidden]
-    rows = arrays[0][0].shape[0]
+    rows, columns = arrays[0][0].shape[0], arrays[1][0].shape[2]
     kernel = functools.partial(_sum_kernel, over_keys, mask is not None)
-    sums = over_keys.run(kernel, arrays, _states(over_keys, rows), scale)
-    shape = (rows, query.shape[1], arrays[1][0].shape[2])
-    out_shape = jax.ShapeDtypeStruct(shape, query.dtype)
-    arrays = [(lay(query), over_queries.keys), *_given(over_queries, sums)]
+    sums = over_keys.run(kernel, [angles, *arrays], _states(over_keys, rows))
+    out_shape = jax.ShapeDtypeStruct((rows, query.shape[1], columns), query.dtype)
+    arrays = [angles, (lay(query), over_queries.keys), *_given(over_queries, sums)]
     kernel = functools.partial(_apply_kernel, over_queries)
     outputs = [(out_shape, over_queries.values)]
-    (out,) = over_queries.run(kernel, arrays, outputs, scale)
+    (out,) = over_queries.run(kernel, arrays, outputs)
     return over_keys.layout.unlay(out, query.shape[2]), sums if save else []
 
 
@@ -63,29 +63,29 @@ def backward(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The gradients of query, key and value."""
     over_keys, over_queries = _calls(spec, query, key, value)
-    lay = over_keys.layout.lay
+    lay, angles = over_keys.layout.lay, over_keys.angles(scale)
     arrays = [(lay(query), over_queries.keys), (lay(of_out), over_queries.values)]
     of_query = (_like(arrays[0][0]), over_queries.keys)
     outputs = [of_query, *_states(over_queries, arrays[0][0].shape[0])]
     kernel = functools.partial(_queries_kernel, over_queries)
     arrays += _given(over_queries, saved)
-    of_query, *later = over_queries.run(kernel, arrays, outputs, scale)
+    of_query, *later = over_queries.run(kernel, [angles, *arrays], outputs)
     hidden = [] if mask is None else [(mask, over_keys.mask)]
     arrays = [(lay(key), over_keys.keys), (lay(value), over_keys.values), *hidden]
     outputs = [(_like(x), spec) for x, spec in arrays[:2]]
     arrays += _given(over_keys, later)
     kernel = functools.partial(_keys_kernel, over_keys, mask is not None)
-    of_key, of_value = over_keys.run(kernel, arrays, outputs, scale)
+    of_key, of_value = over_keys.run(kernel, [angles, *arrays], outputs)
     unlay = functools.partial(over_keys.layout.unlay, heads=query.shape[2])
     return unlay(of_query), unlay(of_key), unlay(of_value)
 
 
 def _calls(
     spec: Spec, query: jax.Array, key: jax.Array, value: jax.Array
-) -> tuple[Call, Call]:
+) -> tuple[LinearCall, LinearCall]:
     found = layout(query.shape[2], query.shape[3], value.shape[3])
     over_keys, over_queries = (
-        Call(spec, found, x.shape[1], query.dtype) for x in (key, query)
+        LinearCall(spec, found, x.shape[1], query.dtype) for x in (key, query)
     )
     return over_keys, over_queries
 
@@ -94,7 +94,9 @@ def _like(x: jax.Array) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(x.shape, x.dtype)
 
 
-def _states(call: Call, rows: int) -> list[tuple[jax.ShapeDtypeStruct, pl.BlockSpec]]:
+def _states(
+    call: LinearCall, rows: int
+) -> list[tuple[jax.ShapeDtypeStruct, pl.BlockSpec]]:
     """State and total as outputs, one for each group of heads."""
     return [
         (
@@ -105,7 +107,7 @@ def _states(call: Call, rows: int) -> list[tuple[jax.ShapeDtypeStruct, pl.BlockS
     ]
 
 
-def _given(call: Call, sums: Any) -> list[tuple[jax.Array, pl.BlockSpec]]:
+def _given(call: LinearCall, sums: Any) -> list[tuple[jax.Array, pl.BlockSpec]]:
     """State and total as inputs."""
     shapes = zip(sums, call.state_shapes, strict=True)
     return [(x, call.of_group(*sizes)) for x, sizes in shapes]
@@ -114,7 +116,7 @@ def _given(call: Call, sums: Any) -> list[tuple[jax.Array, pl.BlockSpec]]:
 class _Rows:
     """A block's chunks of one array of features."""
 
-    def __init__(self, call: Call, scale: Any, ref: Any, mask: Any = None):
+    def __init__(self, call: LinearCall, scale: Any, ref: Any, mask: Any = None):
         size, self.chunk, self.ref = call.spec.chunk, call.chunk, ref
         self.call, self.mask, self.scale = call, mask, scale
         self.parts = [slice(at, at + size) for at in range(0, call.spec.block, size)]
@@ -138,7 +140,7 @@ def _hidden(x: jax.Array, valid: jax.Array) -> jax.Array:
     return jnp.where(valid, x, jnp.zeros((), x.dtype))
 
 
-def _sum_kernel(call: Call, masked: bool, *refs: Any) -> None:
+def _sum_kernel(call: LinearCall, masked: bool, *refs: Any) -> None:
     scale, key, value = refs[:3]
     mask, (state_ref, total_ref) = refs[3] if masked else None, refs[-2:]
     start(state_ref, total_ref)
@@ -149,7 +151,7 @@ def _sum_kernel(call: Call, masked: bool, *refs: Any) -> None:
     write(state_ref, total_ref, state, total)
 
 
-def _apply_kernel(call: Call, *refs: Any) -> None:
+def _apply_kernel(call: LinearCall, *refs: Any) -> None:
     scale, query, state_ref, total_ref, out = refs
     sums = read(call.spec.terms, state_ref, total_ref)
     for part, _, terms, _ in _Rows(call, call.scale(scale), query):
@@ -157,7 +159,7 @@ def _apply_kernel(call: Call, *refs: Any) -> None:
         out[part] = found.astype(out.dtype)
 
 
-def _queries_kernel(call: Call, *refs: Any) -> None:
+def _queries_kernel(call: LinearCall, *refs: Any) -> None:
     scale, query, of_out, state_ref, total_ref, of_query, *later_refs = refs
     chunk, group = call.chunk, call.layout.group
     later_state, later_total = later_refs
@@ -177,7 +179,7 @@ def _queries_kernel(call: Call, *refs: Any) -> None:
     write(later_state, later_total, *later)
 
 
-def _keys_kernel(call: Call, masked: bool, *refs: Any) -> None:
+def _keys_kernel(call: LinearCall, masked: bool, *refs: Any) -> None:
     scale, key, value = refs[:3]
     mask = refs[3] if masked else None
     state_ref, total_ref, of_key, of_value = refs[-4:]
