@@ -69,6 +69,7 @@ def test_help_does_not_import_jax():
             "--train.step=3",
             ["unknown flag '--train.step'", "did you mean '--train.steps'"],
         ),
+        ("--train.best-by=los", ["best-by", "accuracy", "loss"]),
         ("--zzz", ["unknown flag '--zzz'", "--help"]),
         ("--task=listop", ["unknown task 'listop'", "did you mean 'listops'"]),
         ("--preset=oficial", ["unknown preset 'oficial'", "did you mean 'official'"]),

@@ -102,7 +102,10 @@ def test_the_table_of_a_task(runs):
     # The standard error of 30 % in 2000 examples.
     assert second[1] == "30.00 (1 seed; se 1.02)"
     assert first[4:7] == ("4.00", "300 MiB (process peak RSS)", "123,456")
-    assert "generated, seed 0, own validation split, 2,000 test examples" in first[7]
+    assert (
+        "generated, seed 0, own validation split, best by loss, 2,000 test examples"
+        in first[7]
+    )
     names = {row[0]: row for row in table.rows[2:]}
     assert names["published: Linformer"][1] == "35.70"
     assert "arXiv:2011.04006" in names["published: Linformer"][7]

@@ -13,6 +13,7 @@ from typing import Any, Literal, Self
 
 Schedule = Literal["cosine", "lra", "lra_cosine", "linear", "constant", "trapezoid"]
 Dtype = Literal["float32", "bfloat16"]
+BestBy = Literal["accuracy", "loss"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +55,8 @@ class TrainConfig:
     """Steps between two evaluations on the validation split (and checkpoints)."""
     eval_batch_size: int = 32
     """Examples in an evaluation batch."""
+    best_by: BestBy = "accuracy"
+    """What the best checkpoint is best in, on validation; the earliest of equals."""
     log_every: int = 50
     """Steps between two lines of training metrics."""
 

@@ -11,8 +11,9 @@ FIVE = ("listops", "text", "retrieval", "image", "pathfinder")
 """The tasks of avg5; avg6 adds pathx."""
 
 CHECKPOINTS = (
-    "Checkpoint rule: test accuracy is of the checkpoint that scored highest on the "
-    "validation split; the last checkpoint is that of the last step. Where the test "
+    "Checkpoint rule: test accuracy is of the checkpoint with the highest accuracy on "
+    "the validation split, or the lowest loss where the protocol says so; the last "
+    "checkpoint is that of the last step. Where the test "
     "split was also the validation split, as in LRA's code for text, only the last one "
     "counts."
 )
@@ -116,6 +117,7 @@ def protocol(group: Group) -> str:
     else:
         source = "original archive"
     split = "validation = test" if group.last_only else "own validation split"
+    split += ", best by loss" if train.best_by == "loss" else ""
     note = "" if group.official else "; NOT LRA's data settings, do not compare"
     return (
         f"{config.preset}: {train.steps:,} steps of {train.batch_size}, "

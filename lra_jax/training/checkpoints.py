@@ -7,6 +7,7 @@ leaves a temporary folder that Orbax ignores and removes.
 
 import contextlib
 import logging
+import math
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -15,6 +16,7 @@ import jax.numpy as jnp
 from flax import nnx
 from orbax.checkpoint import v1 as ocp
 
+from lra_jax.configs.base import BestBy
 from lra_jax.training.step import TrainState
 
 
@@ -22,14 +24,22 @@ class Progress(NamedTuple):
     """What the loop itself has to remember.
 
     Attributes:
-      best_step: step of the best validation accuracy, or -1 before the first.
-      best_accuracy: that accuracy, in [0, 1].
+      best_step: step of the best checkpoint, or -1 before the first.
+      best_accuracy: its validation accuracy, in [0, 1].
+      best_loss: its validation loss, in nats.
       seconds: time spent training so far, over all sessions.
     """
 
     best_step: int = -1
     best_accuracy: float = -1.0
+    best_loss: float = math.inf
     seconds: float = 0.0
+
+    def improved(self, means: dict[str, float], best_by: BestBy) -> bool:
+        """Whether validation scores are better than those of the best checkpoint."""
+        if best_by == "loss":
+            return means["loss"] < self.best_loss
+        return means["accuracy"] > self.best_accuracy
 
 
 class Checkpoints:

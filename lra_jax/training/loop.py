@@ -235,12 +235,14 @@ class Trainer:
         if not math.isfinite(means["loss"]):
             raise NonFiniteLoss(step, self.checkpoints.latest_step)
         writer.write(step, "valid", **means, seconds=meter.seconds)
-        best = means["accuracy"] > self.progress.best_accuracy
+        best = self.progress.improved(means, self.config.train.best_by)
         if best:
             with meter.paused():
                 self.checkpoints.save_best(step, self.state.params)
             self.progress = self.progress._replace(
-                best_step=step, best_accuracy=means["accuracy"]
+                best_step=step,
+                best_accuracy=means["accuracy"],
+                best_loss=means["loss"],
             )
         console.line(
             f"step {step}  validation loss {means['loss']:.4f}  accuracy "

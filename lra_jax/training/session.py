@@ -9,12 +9,14 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, get_args
 
 import jax
 
 import lra_jax
 from lra_jax.configs import Config, get_preset
+from lra_jax.configs.base import BestBy
+from lra_jax.names import known
 from lra_jax.tasks import Task, get_task
 from lra_jax.training import hosts
 from lra_jax.training import workdir as workdirs
@@ -45,6 +47,7 @@ class Session:
         self.task = get_task(config.task)
         self.task.check(config)
         make_schedule(config.train)
+        known("--train.best_by", config.train.best_by, get_args(BestBy))
         self.workdir = default_workdir(config)
         hosts.connect(config)
         quiet = quiet or not hosts.is_writer()
@@ -115,6 +118,7 @@ class Session:
             "test_examples": self.dataset.num_examples("test"),
             "valid_accuracy_best": 100 * progress.best_accuracy,
             "best_step": progress.best_step,
+            "best_by": self.config.train.best_by,
             "validation": self.config.data.validation,
             "steps": trainer.step,
             "steps_per_second": self._speed(),
@@ -181,7 +185,7 @@ def show_result(console: RunConsole, task: Task, result: Mapping[str, Any]) -> N
             f"{result['attention']}, best checkpoint",
             f"{result['test_accuracy_best']:.2f}",
             f"step {result['best_step']}, +-{sigma / examples**0.5:.2f} (standard "
-            f"error over {examples} examples){_chosen_on(result)}",
+            f"error over {examples} examples){_chosen_by(result)}",
         ),
         (
             f"{result['attention']}, last checkpoint",
@@ -203,10 +207,11 @@ def show_result(console: RunConsole, task: Task, result: Mapping[str, Any]) -> N
     )
 
 
-def _chosen_on(result: Mapping[str, Any]) -> str:
-    """A warning where the best checkpoint saw the answers."""
+def _chosen_by(result: Mapping[str, Any]) -> str:
+    """What the best checkpoint was best in; a warning where it saw the answers."""
+    rule = f", best validation {result.get('best_by', 'accuracy')}"
     seen = result.get("validation") == "test"
-    return "; chosen on the test split itself" if seen else ""
+    return f"{rule}; chosen on the test split itself" if seen else rule
 
 
 def peak_memory() -> dict[str, Any]:

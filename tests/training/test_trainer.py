@@ -12,6 +12,7 @@ from lra_jax import evaluate, tasks
 from lra_jax.attention import registry
 from lra_jax.models import Buffer
 from lra_jax.training import Trainer, sharding
+from lra_jax.training.checkpoints import Progress
 from lra_jax.training.console import RunConsole
 from lra_jax.training.metrics import read_metrics
 from lra_jax.training.workdir import check_space, read_config
@@ -179,6 +180,34 @@ def test_checkpoints_hold_the_latest_and_the_best(finished, dataset, tmp_path):
     assert 100 * means["accuracy"] == pytest.approx(
         finished.result["valid_accuracy_best"]
     )
+
+
+@pytest.mark.parametrize("best_by", ["accuracy", "loss"])
+def test_the_best_checkpoint_is_best_in_what_was_asked(best_by):
+    """Scores of four evaluations: the earliest of equals counts."""
+    progress, kept = Progress(), []
+    for loss, accuracy in ((2.0, 0.3), (1.8, 0.2), (1.8, 0.3), (1.9, 0.4)):
+        means = {"loss": loss, "accuracy": accuracy}
+        kept.append(progress.improved(means, best_by))
+        if kept[-1]:
+            progress = Progress(len(kept), accuracy, loss)
+    expected = [True, True, False, False]
+    assert kept == (expected if best_by == "loss" else [True, False, False, True])
+
+
+def test_the_run_keeps_the_checkpoint_of_the_lowest_loss(data_dir, dataset, tmp_path):
+    """A rate so high that the last step is not the best."""
+    train = {"steps": 6, "warmup": 0, "eval_every": 2, "best_by": "loss"}
+    train |= {"schedule": "constant", "learning_rate": 0.3}
+    made = trainer(helpers.tiny(data_dir, train=train), dataset, tmp_path)
+    made.fit(RunConsole(6, quiet=True))
+    made.checkpoints.close()
+    lines = [m for m in read_metrics(tmp_path) if m["split"] == "valid"]
+    valid = {m["step"]: m["loss"] for m in lines}
+    assert list(valid) == [2, 4, 6]
+    assert made.progress.best_step == min(valid, key=valid.__getitem__)
+    assert made.progress.best_loss == min(valid.values())
+    assert made.checkpoints.best_step == made.progress.best_step
 
 
 @pytest.mark.parametrize("change", [{"mlp_dim": 32}, {"num_layers": 2}])
