@@ -40,6 +40,8 @@ GOLDEN = (
     "flow_mask_truncated_self_s16",
     "flow_noncausal_noclamp_x7_16",
     "flow_noncausal_cv_s16",
+    "flow_causal_s64",
+    "flow_causal_clamp10_s16",
 )
 
 
@@ -74,24 +76,32 @@ def test_golden(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         ({"query_length": 40, "head_dim": 16}, {"clip": None}),
         # Whole sequences at once, their chunks in a loop; few queries.
         ({"query_length": 9, "length": 600, "heads": 1}, {"chunking": None}),
+        # Causal: three blocks of two chunks, with a tail; four heads in a group.
+        (
+            {"query_length": 71, "heads": 4, "head_dim": 32, "value_dim": 24},
+            {"is_causal": True, "chunking": Chunking(16, 32)},
+        ),
         ({"query_length": 20, "key_heads": 1}, {"feature_map": jnp.exp}),
         ({"query_length": 20}, {"eps": 0.1, "extra_eps": 0.2, "feature_map": "relu"}),
     ],
 )
 def test_like_the_xla_form(sizes: dict, more: dict) -> None:
-    sizes = {"batch": 2, "length": 50} | sizes
+    length = sizes["query_length"] if more.get("is_causal") else 50
+    sizes = {"batch": 2, "length": length} | sizes
     arrays = inputs(3, **sizes)
     hidden = masks(2, sizes["length"]), masks(2, sizes["query_length"], 5)
     more = {"mask": hidden[0], "query_mask": hidden[1], "chunking": SMALL} | more
     compare("flow", arrays, **more)
 
 
-def test_half_precision() -> None:
-    arrays = [jnp.asarray(x, "bfloat16") for x in inputs(5, 1, 40, 40, 2, 64)]
-    compare("flow", arrays, 1e-2)
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_half_precision(is_causal: bool) -> None:
+    arrays = [jnp.asarray(x, "bfloat16") for x in inputs(5, 1, 30, 30, 2, 64)]
+    compare("flow", arrays, 1.5e-2, is_causal=is_causal)
 
 
-def test_padding() -> None:
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_padding(is_causal: bool) -> None:
     """What padding holds does not matter, and a sample means the same alone."""
     q, k, v = inputs(8, 2, 20, 20, 2, 8)
     mask = np.arange(20)[None] < np.array([[20], [13]])
@@ -99,7 +109,7 @@ def test_padding() -> None:
 
     @fast_jit
     def both(mask, *arrays):
-        function = flow(mask=mask, query_mask=mask)
+        function = flow(mask=mask, query_mask=mask, is_causal=is_causal)
         out, pullback = jax.vjp(function, *arrays)
         return out, *pullback(jnp.ones_like(out))
 
@@ -108,7 +118,7 @@ def test_padding() -> None:
     for one, two in zip(clean, dirty, strict=True):
         np.testing.assert_array_equal(one, two)
         assert not np.asarray(one)[1, 13:].any()
-    alone = fast_jit(flow())(*(x[1:, :13] for x in (q, k, v)))
+    alone = fast_jit(flow(is_causal=is_causal))(*(x[1:, :13] for x in (q, k, v)))
     assert_close(clean[0][1:, :13], alone, 1e-6)
     # Without a key or a query everything is zero.
     for array in both(np.zeros_like(mask), q, k, v):
@@ -180,7 +190,7 @@ def test_auto_takes_kernels_where_they_run(monkeypatch: pytest.MonkeyPatch) -> N
     assert kernels(is_causal=True, clip=None) == 0
 
 
-@pytest.mark.parametrize("is_causal", [False])
+@pytest.mark.parametrize("is_causal", [False, True])
 def test_lowers_for_a_tpu(is_causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(pallas.INTERPRET)
     monkeypatch.setattr(selection, "_native", lambda: "tpu")

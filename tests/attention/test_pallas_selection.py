@@ -149,7 +149,8 @@ def test_lowers_for_a_hopper_gpu(
     assert text.count("@mosaic_gpu") == 5
 
 
-def test_lowers_inside_shard_map(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["cosformer", "flow"])
+def test_lowers_inside_shard_map(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selection, "_native", lambda: "tpu")
     kind = (AxisType.Auto,)
     mesh = AbstractMesh((2,), ("x",), axis_types=kind, abstract_device=TPU)
@@ -157,7 +158,8 @@ def test_lowers_inside_shard_map(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def slope(*arrays):
         def loss(*arrays):
-            out = attention.cosformer_attention(*arrays, is_causal=True)
+            function = getattr(attention, f"{name}_attention")
+            out = function(*arrays, is_causal=True)
             return out.astype("float32").sum()
 
         return jax.grad(loss, (0, 1, 2))(*arrays)

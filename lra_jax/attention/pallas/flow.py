@@ -62,7 +62,7 @@ def attend_flow(
         clip=options.clip,
         eps=options.eps,
         extra_eps=options.extra_eps,
-        whole=chunking is None,
+        fitted=chunking is None,
     )
     key, value = (shapes.match_heads(x, query.shape[2]) for x in (key, value))
     rows = tuple(None if x is None else x[:, None].astype(jnp.float32) for x in masks)

@@ -112,8 +112,6 @@ def flow_refusal(
             return f"expected competition_axis='source', got {competition_axis!r}"
         if is_causal and (clip is None or clip > SMALL_CLIP):
             return f"expected a clip of at most {SMALL_CLIP:g} if causal, got {clip}"
-        if is_causal:
-            return "expected is_causal=False with Flow-Attention"
         return None
 
     return refusal

@@ -103,13 +103,13 @@ class FlowSpec(Form):
       clip: bound on the conserved outgoing flow; None = none.
       eps: added to both factors of every inner product.
       extra_eps: added to the product.
-      whole: take sequences that fit into VMEM in one step, whatever `block` is.
+      fitted: blocks are as long as fits into VMEM, which `block` only suggests.
     """
 
     clip: float | None
     eps: float
     extra_eps: float
-    whole: bool
+    fitted: bool
 
     @property
     def top(self) -> float | None:

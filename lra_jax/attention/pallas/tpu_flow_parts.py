@@ -16,9 +16,6 @@ import jax.numpy as jnp
 from lra_jax.attention.pallas.spec import FlowSpec
 from lra_jax.attention.pallas.tpu_parts import Chunk, row_sums, valid_rows
 
-# Lines `[1, G H]` that a sequence's sums fill: one register high.
-LINES = 8
-
 
 class Rows(NamedTuple):
     """A chunk of queries or keys."""

@@ -116,7 +116,7 @@ def sides(
     rows = [-(-length // unit) * unit for length in lengths]
     pairs = zip(rows, widths, strict=True)
     size = 2 * jnp.dtype(dtype).itemsize * sum(row * width for row, width in pairs)
-    whole = spec.whole and size <= _FITS
+    whole = spec.fitted and size <= _FITS
     blocks = rows if whole else [min(spec.block, row) for row in rows]
     steps = [-(-x // block) for x, block in zip(lengths, blocks, strict=True)]
     one = steps == [1, 1]
