@@ -4,10 +4,11 @@
     python benchmarks/tpu_compile.py --out=results/tpu_compile.json
 
 Lowering, which the tests do, ends before the compiler that lays arrays out in registers
-and fits them into VMEM. This compiles output and gradients of `linear_attention` and
-`cosformer_attention`, causal and not, as they stand behind a dense projection, and
-notes the seconds, the temporary memory and the copies that XLA puts around the kernels.
-It says nothing about speed or results on a device.
+and fits them into VMEM. This compiles output and gradients of `linear_attention`,
+`cosformer_attention` and `flow_attention`, causal and not, as they stand behind a dense
+projection, and notes the seconds, the temporary memory and the copies that XLA puts
+around the kernels. Non-causal Flow is compiled for nine times the length too, which
+does not fit into VMEM. It says nothing about speed or results on a device.
 """
 
 import argparse
@@ -32,6 +33,7 @@ SHAPES = (
     ("bfloat16", 6, 48, 48),
     ("float32", 3, 20, 36),
 )
+MECHANISMS = ("linear", "cosformer", "flow")
 
 
 def main() -> int:
@@ -52,18 +54,20 @@ def main() -> int:
         device = _Device(topology)
         # All shapes for one generation, the usual one for the others.
         shapes = SHAPES if generation == "v5e" else SHAPES[:1]
-        forms = itertools.product(("linear", "cosformer"), (True, False), shapes)
-        for name, causal, shape in forms:
+        length = options.length
+        forms = list(itertools.product(MECHANISMS, (True, False), shapes, (length,)))
+        forms += [("flow", False, shape, 9 * length) for shape in shapes[:2]]
+        for name, causal, shape, length in forms:
             record = {"generation": generation, "mechanism": name, "causal": causal}
+            record |= {"T": length}
             record |= dict(zip(("dtype", "N", "H", "Hv"), shape, strict=True))
-            record |= device.compile(name, causal, options.length, *shape)
+            record |= device.compile(name, causal, length, *shape)
             print(record, flush=True)
             found.append(record)
     if options.out:
         from lra_jax.training.session import commit, versions
 
         report = {
-            "length": options.length,
             "batch": 2,
             "compiled": found,
             "command": shlex.join(["python", *sys.argv]),

@@ -97,7 +97,8 @@ def test_like_the_xla_form(sizes: dict, more: dict) -> None:
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_half_precision(is_causal: bool) -> None:
     arrays = [jnp.asarray(x, "bfloat16") for x in inputs(5, 1, 30, 30, 2, 64)]
-    compare("flow", arrays, 1.5e-2, is_causal=is_causal)
+    # A clip that nothing reaches: at one, rounding decides whether a gradient passes.
+    compare("flow", arrays, 1.5e-2, is_causal=is_causal, clip=10.0)
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
