@@ -1,0 +1,38 @@
+"""The labels of Pathfinder's images can be learned from their pixels."""
+
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    monkeypatch.delitem(sys.modules, "pathfinder_convnet", raising=False)
+    import pathfinder_convnet
+
+    levels = pathfinder_convnet.pathfinder_shapes.LEVELS
+    monkeypatch.setitem(levels, "short", pathfinder_convnet.LEVELS["short"])
+    return pathfinder_convnet
+
+
+@pytest.mark.slow
+def test_a_small_network_learns_short_contours(script) -> None:
+    """The whole way to the hard level: python benchmarks/pathfinder_convnet.py."""
+    images = script.draw("short", 0, 8_000)
+    # The fixture's parts are Flax's and Optax's, which mix dtypes.
+    with jax.numpy_dtype_promotion("standard"):
+        model, optimizer = script.make(16, 300, 1e-3)
+        reached = script.train(model, optimizer, images, 300, 64)
+    assert reached > 0.75
+    assert script.score(model, script.draw("short", script.TEST_SEED, 500)) > 0.7
+
+
+@pytest.mark.parametrize("stages", ["easy", "easy:0", "easy:x", "simple:10"])
+def test_bad_stages(script, stages: str) -> None:
+    with pytest.raises(ValueError, match="level"):
+        script.parse(stages)
