@@ -19,13 +19,13 @@ def load(script: Path) -> ModuleType:
     return module
 
 
-def test_readme_table_is_made_from_results() -> None:
-    """After new results: python benchmarks/listops_table.py."""
-    script = load(ROOT / "benchmarks" / "listops_table.py")
-    shown = (ROOT / "README.md").read_text()
-    _, _, rest = shown.partition(script.START)
-    table, _, _ = rest.partition(script.END)
-    assert table.strip() == script.table()
+TABLES = load(ROOT / "benchmarks" / "results_tables.py")
+
+
+@pytest.mark.parametrize("page", TABLES.PAGES)
+def test_tables_are_made_from_results(page: str) -> None:
+    """After new results: python benchmarks/results_tables.py."""
+    assert TABLES.shown(page)[1].strip() == TABLES.PAGES[page]()
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)

@@ -20,6 +20,8 @@ compact: the PyTorch code bases' model with Skyformer's settings for Pathfinder:
 at 2e-4, 312 steps of warm-up, linear decay, batch 128, 50,000 steps. On larger images
 we keep all but the batch (64, 16, 4).
   Command: python -m lra_jax.train --task=pathfinder
+  Time: 23 hours on one CPU core, at the 80,000 tokens/s of a ListOps run (an estimate);
+  46 hours on larger images.
   Published: Nystromformer 70.94 (by its authors; table of the S4 paper).
 
 modern: the value of a pixel through a linear layer, a learned vector for its row plus
@@ -30,7 +32,8 @@ steps of warm-up, weight decay 0.05, 200,000 steps.
   128, 76.64, and on pathx 84.72 ("Never Train from Scratch", arXiv:2310.02980; quoted
   from memory).
 
-No accuracy of ours stands here: none was measured.
+No accuracy of ours at these lengths of training stands here: none was measured
+(docs/tasks.md has shorter ones).
 
 Every preset needs an accelerator for its whole number of steps; `--train.steps` and
 `--data.num_train` make it shorter.
