@@ -45,6 +45,7 @@ GOLDEN = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not golden.AVAILABLE, reason=golden.REASON)
 @pytest.mark.parametrize("name", GOLDEN)
 def test_golden(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,6 +65,7 @@ def test_golden(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert_close(array, stored[wanted])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sizes", "more"),
     [
@@ -94,6 +96,7 @@ def test_like_the_xla_form(sizes: dict, more: dict) -> None:
     compare("flow", arrays, **more)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_half_precision(is_causal: bool) -> None:
     arrays = [jnp.asarray(x, "bfloat16") for x in inputs(5, 1, 30, 30, 2, 64)]
@@ -101,6 +104,7 @@ def test_half_precision(is_causal: bool) -> None:
     compare("flow", arrays, 1.5e-2, is_causal=is_causal, clip=10.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_padding(is_causal: bool) -> None:
     """What padding holds does not matter, and a sample means the same alone."""
