@@ -141,14 +141,11 @@ def test_metrics(finished):
 def test_result(finished):
     result = json.loads((finished.workdir / "result.json").read_text())
     assert result == finished.result
-    valid = {
-        line["step"]: 100 * line["accuracy"]
-        for line in read_metrics(finished.workdir)
-        if line["split"] == "valid"
-    }
-    best = max(valid.values())
-    assert result["valid_accuracy_best"] == pytest.approx(best)
-    assert result["best_step"] == min(s for s, value in valid.items() if value == best)
+    valid = [m for m in read_metrics(finished.workdir) if m["split"] == "valid"]
+    assert result["best_by"] == finished.config.train.best_by == "loss"
+    best = min(valid, key=lambda m: m["loss"])
+    assert result["best_step"] == best["step"]
+    assert result["valid_accuracy_best"] == pytest.approx(100 * best["accuracy"])
     last = reference_means(finished.trainer, "test")
     assert result["test_accuracy_last"] == pytest.approx(100 * last["accuracy"])
     assert result["test_loss_last"] == pytest.approx(last["loss"], rel=1e-5)
