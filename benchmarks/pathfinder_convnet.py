@@ -4,13 +4,11 @@
 
 It shows that the labels of our images can be read off the pixels. Contours grow longer
 stage by stage (`--stages`, level:steps; "short" is a level of this file, with snakes of
-3 dashes), since from the hard level alone the network does not begin to learn in this
-time. Each stage has images of its own, and ends with accuracies on images that no stage
-has trained on.
+3 dashes). Each stage has images of its own, and ends with accuracies on images that no
+stage has trained on.
 
-Images are transposed at random, and not mirrored: the drawing rounds places to pixels
-in one direction, so that markers and dashes lie half a pixel towards the upper left. A
-network that knows them so does worse on a mirror image.
+Images are transposed at random, and not mirrored: markers lie a fraction of a pixel
+towards the upper left of what they mark, so that a mirror image is another drawing.
 """
 
 import argparse
