@@ -83,6 +83,11 @@ def test_help_does_not_import_jax():
         ("--task", ["Missing value", "'--task'"]),
         ("--attention --seed=3", ["--attention"]),
         ("--train.schedule=cosin", ["--train.schedule", "'cosin'", "'cosine'"]),
+        ("--train.length-warmup=128", ["--train.length_warmup", "'128'"]),
+        (
+            "--task=image --train.length-warmup=128:0.5",
+            ["--train.length_warmup", "images", "'128:0.5'"],
+        ),
         ("--train.steps=9 --train.warmup=9", ["--train.warmup", "steps=9", "got 9"]),
         ("--model.num-heads=3", ["--model.num_heads must divide", "=64", "got 3"]),
         (

@@ -32,6 +32,9 @@ class TrainConfig:
     min(1, step / warmup) / sqrt(max(step, warmup)). lra_cosine: LRA's image tasks."""
     warmup: int = 500
     """Warm-up steps."""
+    length_warmup: str = ""
+    """Sequence-length warm-up: `128:0.3,512:0.4` shows the first 128 tokens of every
+    training sequence for 30 % of the steps, 512 until 40 %, then all. No images."""
     weight_decay: float = 0.0
     """Decoupled weight decay of AdamW, multiplied by the learning rate."""
     decay_vectors: bool = True

@@ -91,10 +91,9 @@ def compact(attention: str) -> Config:
         attention=attention,
         preset="compact",
         train=TrainConfig(
-            learning_rate=5e-4,
-            schedule="trapezoid",
+            length_warmup="128:0.4,512:0.5",
             adam_b2=0.98,
-            weight_decay=1.0,
+            weight_decay=0.3,
             decay_vectors=False,
             best_by="loss",
         ),

@@ -28,6 +28,7 @@ from lra_jax.data.batches import (
 from lra_jax.data.buckets import Buckets
 from lra_jax.data.checks import check_integer
 from lra_jax.data.dataset import SequenceDataset
+from lra_jax.data.length_warmup import LengthWarmup
 
 if TYPE_CHECKING:
     import grain
@@ -67,6 +68,7 @@ def train_iterator(
     num_steps: int,
     buckets: Buckets = "auto",
     split: str = "train",
+    length_warmup: str = "",
     shard: tuple[int, int] = (0, 1),
     num_threads: int = 2,
     prefetch: int = 16,
@@ -84,13 +86,15 @@ def train_iterator(
       num_steps: batches of the run.
       buckets: the lengths to pad to, see `bucket_lengths`.
       split: which examples.
+      length_warmup: how much of each sequence the first batches hold, see
+        `LengthWarmup`.
       shard: this host's index and the number of hosts; the host gets its rows of
         every batch, and reads no others.
       num_threads: threads that read ahead; 0 reads when asked.
       prefetch: batches that they keep ready.
 
     Raises:
-      ValueError: an argument is out of range.
+      ValueError: an argument is out of range, or `length_warmup` is given for images.
     """
     import grain  # Takes a second, and imports jax.
 
@@ -103,10 +107,16 @@ def train_iterator(
         num_steps=num_steps,
     )
     reader = _Reader(dataset, split)
+    warmup = LengthWarmup.parse(length_warmup, num_steps)
+    if warmup.stages and dataset.image_shape is not None:
+        raise ValueError(
+            "length_warmup cuts sequences, and an image must stay whole, got "
+            f"{length_warmup!r}."
+        )
 
     def load(step: int) -> dict[str, np.ndarray]:
         batch = plan[step]
-        return reader.read(Batch(batch.length, batch.ids[rows]))
+        return reader.read(Batch(batch.length, batch.ids[rows]), warmup.limit(step))
 
     options = grain.ReadOptions(num_threads=num_threads, prefetch_buffer_size=prefetch)
     steps = grain.MapDataset.range(num_steps)
@@ -196,15 +206,17 @@ class _Reader:
         self._labels = dataset.labels(split)
         self._sequences = dataset.sequences
 
-    def read(self, batch: Batch) -> dict[str, np.ndarray]:
+    def read(self, batch: Batch, limit: int | None = None) -> dict[str, np.ndarray]:
+        """The examples of a batch; of each sequence at most `limit` tokens."""
         records = self._source.__getitems__(batch.ids.tolist())
+        width = min(batch.length, limit or batch.length)
         arrays = {}
         for name in self._sequences:
-            tokens = np.zeros((len(records), batch.length), np.uint8)
+            tokens = np.zeros((len(records), width), np.uint8)
             lengths = np.zeros(len(records), np.int32)
             for row, record in enumerate(records):
-                lengths[row] = len(record[name])
-                tokens[row, : lengths[row]] = record[name]
+                lengths[row] = min(len(record[name]), width)
+                tokens[row, : lengths[row]] = record[name][:width]
             arrays[name] = tokens
             arrays[name.replace("tokens", "lengths", 1)] = lengths
         return arrays | {"labels": self._labels[batch.ids]}

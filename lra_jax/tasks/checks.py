@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from lra_jax.attention import registry
 from lra_jax.attention.sequence import sequence_parallel
 from lra_jax.configs import Config
+from lra_jax.data.length_warmup import LengthWarmup
 from lra_jax.models.encoder import check_mlp, options_by_block
 from lra_jax.models.options import split_options
 from lra_jax.names import known
@@ -66,6 +67,7 @@ def check_config(config: Config, images: bool = False, holds_out: bool = False) 
             f"got {model.num_heads}"
         )
     _check_implementation(config, mechanism)
+    _check_length_warmup(config.train.length_warmup, config.train.steps, images)
     if not images:
         _refuse_images(config)
     if not holds_out and config.data.validation != "holdout":
@@ -154,6 +156,17 @@ def _check_processes(config: Config) -> None:
         raise ValueError(
             f"--process_id must be in 0..{count - 1} for --num_processes={count}, "
             f"got {index}"
+        )
+
+
+def _check_length_warmup(text: str, steps: int, images: bool) -> None:
+    try:
+        LengthWarmup.parse(text, steps)
+    except ValueError as error:
+        raise ValueError(f"--train.{error}") from error
+    if text and images:
+        raise ValueError(
+            f"--train.length_warmup cuts sequences and images stay whole, got {text!r}"
         )
 
 

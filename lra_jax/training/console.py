@@ -1,5 +1,6 @@
 """What a run shows: a progress bar on a terminal, plain lines anywhere else."""
 
+import collections
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,10 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 from rich.table import Table
+
+
+# Reports over which the time left is reckoned: sequences may grow during a run.
+_REPORTS = 10
 
 
 def format_seconds(seconds: float) -> str:
@@ -44,10 +49,12 @@ class RunConsole:
         self.start = 0
         self._bar: Progress | None = None
         self._row: TaskID | None = None
-        self._begun = time.perf_counter()
+        self._marks: collections.deque[tuple[int, float]] = collections.deque(
+            maxlen=_REPORTS + 1
+        )
 
     def __enter__(self) -> Self:
-        self._begun = time.perf_counter()
+        self._marks.append((self.start, time.perf_counter()))
         if self._console.is_terminal and not self._console.quiet:
             self._bar = Progress(
                 TextColumn("{task.description}"),
@@ -91,8 +98,9 @@ class RunConsole:
 
     def training(self, step: int, loss: float, accuracy: float, speed: float) -> None:
         """Reports training metrics."""
-        done = step - self.start
-        left = (time.perf_counter() - self._begun) / max(done, 1) * (self._steps - step)
+        self._marks.append((step, time.perf_counter()))
+        (first, begun), (_, now) = self._marks[0], self._marks[-1]
+        left = (now - begun) / max(step - first, 1) * (self._steps - step)
         figures = (
             f"loss {loss:.4f}  accuracy {100 * accuracy:5.2f} %  "
             f"{speed:.2f} steps/s  {format_seconds(left)} left"

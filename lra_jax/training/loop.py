@@ -130,6 +130,7 @@ class Trainer:
             seed=config.seed,
             num_steps=train.steps,
             buckets=self.buckets,
+            length_warmup=train.length_warmup,
             shard=self._shard,
         )
 

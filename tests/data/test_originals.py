@@ -9,7 +9,7 @@ import numpy as np
 import originals
 import pytest
 
-from lra_jax.data import image, retrieval, text
+from lra_jax.data import image, pipeline, retrieval, text
 
 
 def examples(dataset, split: str) -> list[tuple]:
@@ -111,6 +111,10 @@ def test_image(tmp_path, cifar):
     dataset = image.prepare(tmp_path, path=cifar)
     assert [dataset.num_examples(s) for s in dataset.splits] == [18, 2, 12]
     assert dataset.image_shape == (32, 32) and dataset.max_length == 1024
+    with pytest.raises(ValueError, match=r"length_warmup cuts .*'9:0.5'"):
+        pipeline.train_iterator(
+            dataset, batch_size=2, seed=0, num_steps=2, length_warmup="9:0.5"
+        )
     files = originals.cifar_files()
     names = [f"cifar-10-batches-bin/data_batch_{i}.bin" for i in range(1, 6)]
     records = np.frombuffer(b"".join(files[n] for n in names), np.uint8)
