@@ -18,7 +18,6 @@ from rich.progress import (
 )
 from rich.table import Table
 
-
 # Reports over which the time left is reckoned: sequences may grow during a run.
 _REPORTS = 10
 
