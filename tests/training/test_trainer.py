@@ -207,6 +207,17 @@ def test_the_run_keeps_the_checkpoint_of_the_lowest_loss(data_dir, dataset, tmp_
     assert made.checkpoints.best_step == made.progress.best_step
 
 
+def test_sequences_grow_in_training_alone(data_dir, dataset, tmp_path):
+    config = helpers.tiny(data_dir, train={"steps": 6, "length_warmup": "8:0.5"})
+    made = trainer(config, dataset, tmp_path)
+    widths = [next(made.data)["tokens"].shape[1] for _ in range(6)]
+    assert widths[:3] == [8] * 3 and min(widths[3:]) == 32
+    whole = made.evaluate(made.state.params, "valid")
+    other = helpers.tiny(data_dir, train={"steps": 6, "length_warmup": ""})
+    again = trainer(other, dataset, tmp_path)
+    assert again.evaluate(again.state.params, "valid") == whole
+
+
 @pytest.mark.parametrize("change", [{"mlp_dim": 32}, {"num_layers": 2}])
 def test_a_checkpoint_of_another_model_is_one_line(finished, dataset, data_dir, change):
     """As one of an older version of the library would be."""
