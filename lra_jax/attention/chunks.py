@@ -32,7 +32,16 @@ import numpy as np
 
 from lra_jax.attention.plan import Chunking, Plan
 
-__all__ = ["Block", "Chunking", "Plan", "decayed", "prefix", "run", "triangle"]
+__all__ = [
+    "Block",
+    "Chunking",
+    "Plan",
+    "decayed",
+    "prefix",
+    "prefix_pullback",
+    "run",
+    "triangle",
+]
 
 Tree = Any
 
@@ -73,6 +82,39 @@ class Block:
             return self(state, arrays, tables)
 
         return jax.vjp(call, state, arrays)[1](cotangents)
+
+    def scaled_pullback(
+        self,
+        state: Tree,
+        arrays: Tree,
+        tables: Tree,
+        outputs: jax.Array,
+        cotangents: Tree,
+        scale: Callable[[jax.Array], jax.Array],
+    ) -> tuple[Tree, Tree]:
+        """`pullback` where ``numerator * scale(other)`` is all that is made of outputs.
+
+        Args:
+          state: before the super-block.
+          arrays: of the super-block.
+          tables: of the super-block.
+          outputs: those products, `[B, N, L, Hv]`.
+          cotangents: theirs, and that of the state after.
+          scale: makes `[B, N, L]` of `[B, N, L]`.
+
+        Returns:
+          The gradients of state and arrays.
+        """
+
+        def parts(state: Tree, arrays: Tree) -> tuple[Tree, Tree]:
+            (numerator, other), after = self(state, arrays, tables)
+            return (numerator, scale(other)), after
+
+        # The outputs spare the numerators: the vjp leaves them out.
+        ((_, factor), _), pull = jax.vjp(parts, state, arrays)
+        of_out, of_state = cotangents
+        of_factor = (of_out * outputs).sum(-1) / factor
+        return pull(((of_out * factor[..., None], of_factor), of_state))
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -241,6 +283,19 @@ def prefix(
         rows.append(_added(kept, update))
     before = jax.tree.map(lambda *each: jnp.stack(each, 2), *rows[:-1])
     return before, rows[-1]
+
+
+def prefix_pullback(plan: Plan, of_before: Tree, of_after: Tree) -> tuple[Tree, Tree]:
+    """The gradients of `prefix`'s start and updates, without a decay.
+
+    Args:
+      plan: the layout.
+      of_before: gradient of the states before each chunk, `[B, N, chunks, ...]`.
+      of_after: of the one after the last, `[B, N, ...]`.
+    """
+    # Sums: their derivative is the same everywhere, whatever the first two arguments.
+    pull = jax.vjp(functools.partial(prefix, plan), of_after, of_before)[1]
+    return pull((of_before, of_after))
 
 
 def _scaled(tree: Tree, factors: jax.Array) -> Tree:

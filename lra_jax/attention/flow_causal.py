@@ -20,7 +20,6 @@ carries a running maximum, so ``clip=None`` is safe. Hidden positions leave ever
 and n counts the real ones.
 """
 
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -28,19 +27,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from lra_jax.attention import chunks, kernels, raw, shapes
-from lra_jax.attention.flow_parts import FlowTerms, Options, clipped, compete, divisor
-
-
-class FlowSums(NamedTuple):
-    """The past of a position; float32 or float64."""
-
-    keys: jax.Array  # sum of phi(k), [B, N, M]
-    queries: jax.Array  # sum of phi(q), [B, N, M]
-    key_flow: jax.Array  # sum of phi(k) n / O, [B, N, M]
-    query_flow: jax.Array  # sum of phi(q) n / I, [B, N, M]
-    largest: jax.Array  # O' at its largest, [B, N]
-    total: jax.Array  # sum of exp(O' - largest), [B, N]
-    summary: jax.Array  # sum of phi(k) c v^T, [B, N, M, Hv]
+from lra_jax.attention.flow_block import FlowBlock, FlowSums, Tables
+from lra_jax.attention.flow_parts import Options
 
 
 class FlowState(NamedTuple):
@@ -49,152 +37,6 @@ class FlowState(NamedTuple):
     sums: FlowSums
     sources: jax.Array  # real keys so far, [B] int32
     sinks: jax.Array  # real queries so far, [B] int32
-
-
-class _Tables(NamedTuple):
-    """`[1 or B, T]`; real sinks and sources up to each position."""
-
-    sinks: jax.Array
-    sources: jax.Array
-    visible: jax.Array  # which sources are real
-
-
-# Clips up to this leave room in exp for sums of any length.
-_SMALL = 30.0
-_Four = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
-
-
-@dataclass(frozen=True)
-class FlowBlock(chunks.Block):
-    """One super-block of causal Flow-Attention.
-
-    Attributes:
-      plan: how it is cut.
-      options: clip, eps and precision.
-      as_terms: return the `FlowTerms`, heads first, in place of the output.
-    """
-
-    plan: chunks.Plan
-    options: Options
-    as_terms: bool = False
-    axis: int = 2
-
-    def __call__(
-        self, start: FlowSums, arrays: tuple[jax.Array, ...], tables: _Tables
-    ) -> tuple[Any, FlowSums]:
-        query, key, value = self.plan.split(arrays)
-        sinks, sources, visible = self.plan.split(tables)
-        # Appended positions have counts of 0.
-        sinks, sources = jnp.maximum(sinks, 1), jnp.maximum(sources, 1)
-        scores = self._product("bnpim,bnpjm->bnpij", query, key)
-        earlier = _hidden(scores, chunks.triangle(self.plan.chunk))
-        flows, sums = self._flows(start, query, key, scores, earlier, sinks, sources)
-        incoming, _outgoing, conserved_sink, conserved_source = flows
-        logits = clipped(conserved_source, self.options.clip)
-        shares, largest, total = self._compete(logits, visible, start)
-        competition = shares * sources
-        allocation = jax.nn.sigmoid(conserved_sink)
-        sums = sums._replace(largest=largest, total=total)
-        if self.as_terms:
-            return self.plan.join(FlowTerms(*flows, competition, allocation)), sums
-        value = value * competition[..., None]
-        updates = self._product("bnpjm,bnpjv->bnpmv", key, value)
-        before, summary = chunks.prefix(self.plan, start.summary, updates)
-        out = self._product("bnpij,bnpjv->bnpiv", earlier, value)
-        out += self._product("bnpim,bnpmv->bnpiv", query, before)
-        outputs = self.plan.join((out, allocation / divisor(incoming)))
-        return outputs, sums._replace(summary=summary)
-
-    def _flows(
-        self,
-        start: FlowSums,
-        query: jax.Array,
-        key: jax.Array,
-        scores: jax.Array,
-        earlier: jax.Array,
-        sinks: jax.Array,
-        sources: jax.Array,
-    ) -> tuple[_Four, FlowSums]:
-        """I, O, I' and O', in this order, and their sums after the block.
-
-        ``scores`` are all pairs of a chunk, ``earlier`` its lower triangle.
-        """
-        later = _hidden(scores, np.swapaxes(chunks.triangle(self.plan.chunk), -1, -2))
-        sides = key.sum(-1), query.sum(-1)
-        (keys, queries), after = chunks.prefix(
-            self.plan, (start.keys, start.queries), (key.sum(3), query.sum(3))
-        )
-        ones = jnp.ones(scores.shape[-1], scores.dtype)
-        near = (
-            self._product("bnpij,j->bnpi", earlier, ones),
-            self._product("bnpij,i->bnpj", later, ones),
-        )
-        incoming = self._inner(near[0], sides[0], query, keys)
-        outgoing = self._inner(near[1], sides[1], key, queries)
-        of_keys, of_queries = sinks / divisor(outgoing), sources / divisor(incoming)
-        updates = (
-            self._product("bnpjm,bnpj->bnpm", key, of_keys),
-            self._product("bnpjm,bnpj->bnpm", query, of_queries),
-        )
-        flows, after_flows = chunks.prefix(
-            self.plan, (start.key_flow, start.query_flow), updates
-        )
-        near = (
-            self._product("bnpij,bnpj->bnpi", earlier, of_keys),
-            self._product("bnpij,bnpi->bnpj", later, of_queries),
-        )
-        conserved = (
-            self._inner(near[0], sides[0] * of_keys, query, flows[0]) / sources,
-            self._inner(near[1], sides[1] * of_queries, key, flows[1]) / sinks,
-        )
-        sums = dict(zip(("keys", "queries"), after, strict=True))
-        sums |= dict(zip(("key_flow", "query_flow"), after_flows, strict=True))
-        return (incoming, outgoing, *conserved), start._replace(**sums)
-
-    def _inner(
-        self, near: jax.Array, others: jax.Array, features: jax.Array, before: jax.Array
-    ) -> jax.Array:
-        """``(features_i + eps) . (sum_{j <= i} weights_j others_j + eps)``.
-
-        Args:
-          near: ``sum_j features_i . weights_j others_j`` within the chunk.
-          others: weights_j times the sum of the features others_j.
-          features: of position i.
-          before: the sum before the chunk.
-        """
-        far = self._product("bnpim,bnpm->bnpi", features, before)
-        eps, width = self.options.eps, features.shape[-1]
-        constant = before.sum(-1)[..., None] + features.sum(-1) + width * eps
-        return near + far + eps * (constant + _so_far(others)) + self.options.extra_eps
-
-    def _compete(
-        self, logits: jax.Array, visible: jax.Array, start: FlowSums
-    ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Each source's share among those up to it: `[B, N, P, C]`, and the state."""
-        clip = self.options.clip
-        if clip is None or clip > _SMALL:
-            return compete(logits, visible, start)
-        # No logit leaves [-clip, clip], so the clip can stand for the largest.
-        top = jnp.full_like(start.largest, clip)
-        first = start.total * jnp.exp(jnp.minimum(start.largest - top, 0))
-        weights = chunks.decayed(logits - clip, visible)
-        before, total = chunks.prefix(self.plan, first, weights.sum(-1))
-        sums = before[..., None] + _so_far(weights)
-        return weights / divisor(sums), top, total
-
-    def _product(self, terms: str, *arrays: jax.Array) -> jax.Array:
-        return jnp.einsum(terms, *arrays, precision=self.options.precision)
-
-
-def _hidden(pairs: jax.Array, visible: np.ndarray) -> jax.Array:
-    return jnp.where(visible, pairs, jnp.zeros((), pairs.dtype))
-
-
-def _so_far(x: jax.Array) -> jax.Array:
-    """Sums along a chunk up to each position, as a product: quicker than a scan."""
-    earlier = jnp.asarray(np.tri(x.shape[-1]), x.dtype)
-    highest = jax.lax.Precision.HIGHEST
-    return jnp.einsum("bnpj,ij->bnpi", x, earlier, precision=highest)
 
 
 def causal_flow(
@@ -247,7 +89,7 @@ def causal_flow(
         for real, count in zip((query_mask, mask), before, strict=True)
     )
     visible = jnp.ones((1, length), bool) if mask is None else mask
-    tables = _Tables(sinks.astype(dtype), sources.astype(dtype), visible)
+    tables = Tables(sinks.astype(dtype), sources.astype(dtype), visible)
     block = FlowBlock(plan, options, as_terms)
     if as_terms:
         features = kernels.features(*arrays[:2], phi, dtype, *masks)

@@ -57,8 +57,9 @@ class RawBlock(chunks.Block):
     def __call__(
         self, start: Tree, arrays: Inputs, tables: Tables
     ) -> tuple[jax.Array, Tree]:
-        (numerator, scale), after = self._parts(start, arrays, tables)
-        out = jnp.swapaxes(numerator * scale[..., None], 1, 2)
+        features, inner = self._features(arrays, tables)
+        (numerator, other), after = self.inner(start, features, inner)
+        out = jnp.swapaxes(numerator * self.scale(other)[..., None], 1, 2)
         return out.astype(self.out_dtype), after
 
     def pullback(
@@ -73,25 +74,27 @@ class RawBlock(chunks.Block):
         if outputs is None:
             return super().pullback(state, arrays, tables, None, cotangents)
 
-        def parts(state: Tree, arrays: Inputs) -> tuple[Tree, Tree]:
-            return self._parts(state, arrays, tables)
+        def features(arrays: Inputs) -> tuple[tuple[jax.Array, ...], Tree]:
+            return self._features(arrays, tables)
 
-        ((_, scale), _), pull = jax.vjp(parts, state, arrays)
+        given, pull, inner = jax.vjp(features, arrays, has_aux=True)
         of_out, of_state = cotangents
-        of_scale = jnp.swapaxes((of_out * outputs).sum(-1), 1, 2) / scale
-        of_numerator = jnp.swapaxes(of_out, 1, 2) * scale[..., None]
-        return pull(((of_numerator, of_scale), of_state))
+        heads_first = jnp.swapaxes(outputs, 1, 2), jnp.swapaxes(of_out, 1, 2)
+        of_state, of_given = self.inner.scaled_pullback(
+            state, given, inner, heads_first[0], (heads_first[1], of_state), self.scale
+        )
+        return of_state, pull(of_given)[0]
 
-    def _parts(
-        self, start: Tree, arrays: Inputs, tables: Tables
-    ) -> tuple[tuple[jax.Array, jax.Array], Tree]:
+    def _features(
+        self, arrays: Inputs, tables: Tables
+    ) -> tuple[tuple[jax.Array, ...], Tree]:
+        """phi(q), phi(k) and v, `[B, N, L, ...]`, and the tables of the inner block."""
         query, key, value = arrays
         masks = tables.mask, tables.query_mask
         features = kernels.features(query, key, self.feature_map, self.dtype, *masks)
         value = shapes.by_head(value, query.shape[2], tables.mask, self.dtype)
         inner = jax.tree.map(lambda x: x[:, None], tables.inner)
-        (numerator, other), after = self.inner(start, (*features, value), inner)
-        return (numerator, self.scale(other)), after
+        return (*features, value), inner
 
 
 @dataclass(frozen=True)
