@@ -189,24 +189,27 @@ class FlowBlock(chunks.Block):
         if not self.small_clip:
             return compete(logits, visible, start)
         weights, sums, total = self.weights(logits, visible, self.opening(*start[4:6]))
-        return weights / divisor(sums), jnp.full_like(total, self.options.clip), total
+        return weights / divisor(sums), jnp.full_like(total, self._top), total
 
     @property
     def small_clip(self) -> bool:
-        """Whether no logit leaves [-clip, clip], so that the clip can stand for the
-        largest."""
+        """No logit leaves [-clip, clip], and the clip can stand for the largest."""
+        return self._top <= _SMALL
+
+    @property
+    def _top(self) -> float:
         clip = self.options.clip
-        return clip is not None and clip <= _SMALL
+        return np.inf if clip is None else clip
 
     def opening(self, largest: jax.Array, total: jax.Array) -> jax.Array:
         """The total of what came before, in units of the clip's exponential."""
-        return total * jnp.exp(jnp.minimum(largest - self.options.clip, 0))
+        return total * jnp.exp(jnp.minimum(largest - self._top, 0))
 
     def weights(
         self, logits: jax.Array, visible: jax.Array, first: jax.Array
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """The exponentials, their sums up to each position, and the one after all."""
-        weights = chunks.decayed(logits - self.options.clip, visible)
+        weights = chunks.decayed(logits - self._top, visible)
         before, total = chunks.prefix(self.plan, first, weights.sum(-1))
         return weights, before[..., None] + so_far(weights), total
 

@@ -161,8 +161,12 @@ def _flows(
         + _outer(flows.of_keys, updates[0])
         + (plain[0][..., None, :] + sides[1][..., None]),
     )
-    names = ("key_flow", "query_flow", "keys", "queries")
-    of_state = dict(zip(names, (*of_flow, *of_so_far), strict=True))
+    of_state: dict[str, jax.Array] = {
+        "key_flow": of_flow[0],
+        "query_flow": of_flow[1],
+        "keys": of_so_far[0],
+        "queries": of_so_far[1],
+    }
     return far, _Slopes(incoming, outgoing, sink, source), of_state
 
 

@@ -22,7 +22,9 @@ def inputs(plan: chunks.Plan, rng: np.random.Generator, hidden: bool):
     def state() -> FlowSums:
         sums = [draw(WIDTH) * 5 for _ in range(4)]
         # Later super-blocks find the clip in place of the largest.
-        return FlowSums(*sums, jnp.full((BATCH, HEADS), 1.0), draw(), draw(WIDTH, VALUE))
+        return FlowSums(
+            *sums, jnp.full((BATCH, HEADS), 1.0), draw(), draw(WIDTH, VALUE)
+        )
 
     query, key, value = draw(size, WIDTH), draw(size, WIDTH), draw(size, VALUE)
     seen = np.ones((BATCH, 1, size), bool)
