@@ -1,5 +1,7 @@
 """Causal Flow's gradient as it is written out, against the derivative of its block."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +10,8 @@ import pytest
 from lra_jax.attention import chunks, raw
 from lra_jax.attention.flow_block import FlowBlock, FlowSums, Tables
 from lra_jax.attention.flow_parts import Options
+
+from .mechanisms import fast_jit
 
 BATCH, HEADS, WIDTH, VALUE = 2, 2, 3, 4
 
@@ -38,6 +42,20 @@ def inputs(plan: chunks.Plan, rng: np.random.Generator, hidden: bool):
     return state(), (query, key, value), tables, cotangents
 
 
+def both(block: FlowBlock, state, arrays, tables, cotangents):
+    """The gradient as written, as derived, and O', which the clip limits."""
+
+    def call(state, arrays, tables, cotangents):
+        (numerator, scale), _ = block(state, arrays, tables)
+        given = state, arrays, tables, numerator * scale[..., None], cotangents
+        terms, _ = dataclasses.replace(block, as_terms=True)(state, arrays, tables)
+        got = block.scaled_pullback(*given, raw.identity)
+        expected = chunks.Block.scaled_pullback(block, *given, raw.identity)
+        return got, expected, terms.conserved_source
+
+    return fast_jit(call)(state, arrays, tables, cotangents)
+
+
 @pytest.mark.parametrize(
     ("clip", "eps", "hidden", "count"),
     [(1.0, 1e-6, False, 2), (1.0, 0.3, True, 3), (20.0, 0.1, False, 1)],
@@ -47,17 +65,11 @@ def test_equals_the_derivative_of_the_block(
 ) -> None:
     with jax.enable_x64(True):
         plan = chunks.Plan(5, count, 1, False)
-        options = Options(clip, "source", eps, 1e-3, None)
-        block = FlowBlock(plan, options)
-        rng = np.random.default_rng(0)
-        state, arrays, tables, cotangents = inputs(plan, rng, hidden)
-        terms, _ = FlowBlock(plan, options, as_terms=True)(state, arrays, tables)
-        beyond = float((terms.conserved_source > clip).mean())
+        block = FlowBlock(plan, Options(clip, "source", eps, 1e-3, None))
+        given = inputs(plan, np.random.default_rng(0), hidden)
+        got, expected, conserved = both(block, *given)
+        beyond = float((conserved > clip).mean())
         assert beyond == 0 if clip > 1 else 0.1 < beyond < 0.9
-        (numerator, scale), _ = block(state, arrays, tables)
-        given = state, arrays, tables, numerator * scale[..., None], cotangents
-        got = block.scaled_pullback(*given, raw.identity)
-        expected = chunks.Block.scaled_pullback(block, *given, raw.identity)
         pairs = zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True)
         for one, two in pairs:
             np.testing.assert_allclose(one, two, rtol=1e-9, atol=1e-9)
@@ -68,13 +80,10 @@ def test_no_features_no_gradient() -> None:
     with jax.enable_x64(True):
         plan = chunks.Plan(4, 2, 1, False)
         block = FlowBlock(plan, Options(1.0, "source", 0.0, 0.0, None))
-        state, arrays, tables, cotangents = inputs(plan, np.random.default_rng(1), True)
+        state, arrays, *rest = inputs(plan, np.random.default_rng(1), True)
         state = jax.tree.map(jnp.zeros_like, state)
         arrays = tuple(x.at[0].set(0) for x in arrays)
-        (numerator, scale), _ = block(state, arrays, tables)
-        given = state, arrays, tables, numerator * scale[..., None], cotangents
-        got = block.scaled_pullback(*given, raw.identity)
-        expected = chunks.Block.scaled_pullback(block, *given, raw.identity)
+        got, expected, _ = both(block, state, arrays, *rest)
         pairs = zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True)
         for one, two in pairs:
             assert jnp.isfinite(one).all()
