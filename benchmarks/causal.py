@@ -8,10 +8,11 @@ The whole takes most of an hour; ``--quick``, with 1K, 4K, 16K and 64K tokens an
 most 7 runs of a case, an estimated 10 minutes on 2 cores.
 
 Batch 1, 8 heads of 64, float32, on the CPU, forward and forward + backward. Runs of all
-forms are interleaved, so that a slow spell of the machine meets all of them; ratios are
-the median over the rounds of a form's time by that of our linear attention in the same
-round. Everything is timed twice: with the C library's allocator as it is, and with the
-settings of `lra_jax.runtime`.
+forms are interleaved, so that a slow spell of the machine meets all of them, and every
+round begins with another one; runs of less than 0.1 s are timed after one that is not.
+Ratios are the median over the rounds of a form's time by that of our linear attention
+in the same round. Everything is timed twice: with the C library's allocator as it is,
+and with the settings of `lra_jax.runtime`.
 
 Memory is the growth of the process's resident peak during one run, beyond its inputs:
 with the results, and without. There the allocator gives freed memory back at once.
@@ -39,6 +40,8 @@ from typing import Any
 import numpy as np
 from causal_forms import Form, chosen
 
+import lra_jax
+
 PASSES = {"forward": False, "forward+backward": True}
 TOLERANCE = 1e-4
 # A case is given up where one run would take this long and 10 times our own, or this
@@ -46,6 +49,8 @@ TOLERANCE = 1e-4
 MAX_SECONDS, MAX_BYTES = 4.0, 8e9
 # Runs of a case go on to --repeats, or until they have taken this long together.
 BUDGET_SECONDS = 1.0
+# Runs that are quicker than this are timed after one that is not.
+WARM_SECONDS = 0.1
 ALLOCATORS = {
     "default": {"LRA_JAX_ALLOCATOR": "system"},
     "tuned": {},
@@ -222,17 +227,24 @@ def measure_times(
     }
     times: dict[tuple[Form, str], list[float]] = {case: [] for case in begun}
     for number in range(repeats):
-        for (form, name), runs in times.items():
+        for (form, name), runs in turned(list(times.items()), number):
             # Two at least; the first run shows how long one takes.
             if number >= 2 and number * begun[form, name] > BUDGET_SECONDS:
                 continue
-            request = {"form": form.name, "gradient": PASSES[name]}
+            request: dict[str, Any] = {"form": form.name, "gradient": PASSES[name]}
+            request["warm"] = begun[form, name] < WARM_SECONDS
             answer = _checked(workers.ask(form.library, "time", **request))
             runs.append(answer["seconds"])
     for library in {form.library for form in forms}:
         workers.ask(library, "drop")
     for (form, name), runs in times.items():
         yield (form.name, name, length), runs
+
+
+def turned(cases: list[Any], number: int) -> list[Any]:
+    """Another first case in each round: the one before leaves its mark on a case."""
+    first = number % len(cases)
+    return cases[first:] + cases[:first]
 
 
 def ratio(runs: list[float], ours: list[float]) -> float:
@@ -295,7 +307,11 @@ def describe(forms: list[Form], absent: dict[str, str], wrong: dict[str, float])
             row["absent"] = absent[form.name]
         else:
             row["package"] = form.package
-            row["version"] = importlib.metadata.version(form.package)
+            row["version"] = (
+                lra_jax.__version__
+                if form.package == "lra-jax"
+                else importlib.metadata.version(form.package)
+            )
             row["error"] = float(f"{wrong[form.name]:.1e}")
         described[form.name] = row
     return described
@@ -320,6 +336,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as cache:
         forms, absent = find(asked, cache)
         wrong = errors(forms, min(1024, lengths[0]), cache)
+        described = describe(asked, absent, wrong)
         cases = measure_memory(forms, lengths, cache)
         times = time_all(forms, cases, repeats, cache)
     if options.out:
@@ -333,7 +350,7 @@ def main() -> None:
             # Of the minute before: what else may have kept the cores busy.
             "load_average_before": round(load, 2),
             "settings": {"batch": 1, "heads": 8, "head_dim": 64, "dtype": "float32"},
-            "forms": describe(asked, absent, wrong),
+            "forms": described,
             "times": times,
             "memory": memory_rows(cases),
         }

@@ -102,9 +102,15 @@ class Worker:
         self._compile(FORMS[form], length, gradient)
         return self.time(form, gradient)
 
-    def time(self, form: str, gradient: bool) -> dict[str, Any]:
-        """Seconds of one run."""
+    def time(self, form: str, gradient: bool, warm: bool = False) -> dict[str, Any]:
+        """Seconds of one run, after one that is not timed if ``warm``.
+
+        That one brings back what the run of another process drove out of the caches,
+        and outlasts its threads, which go on spinning for a while.
+        """
         run = self.runs[form, gradient]
+        if warm:
+            run()
         begun = time.perf_counter()
         results = run()
         seconds = time.perf_counter() - begun

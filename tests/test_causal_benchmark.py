@@ -39,6 +39,12 @@ def test_a_ratio_is_the_median_over_rounds(causal: ModuleType) -> None:
     assert causal.ratio([2.0, 2.2, 9.0, 5.0], [1.0, 1.0, 4.5]) == 2.0
 
 
+def test_every_round_begins_with_another_case(causal: ModuleType) -> None:
+    rounds = [causal.turned(["a", "b", "c"], number) for number in range(4)]
+    assert [cases[0] for cases in rounds] == ["a", "b", "c", "a"]
+    assert all(sorted(cases) == ["a", "b", "c"] for cases in rounds)
+
+
 def test_peers_are_chosen_by_name(causal: ModuleType) -> None:
     ours = [form.name for form in causal.chosen("none")]
     assert ours == ["linear", "cosformer", "flow", "softmax"]
