@@ -133,7 +133,8 @@ def test_a_finished_run_is_shown_and_not_trained_again(finished, capsys):
 def test_another_config_in_the_same_directory(finished, capsys):
     changed = finished.config.replace(train={"learning_rate": 0.5})
     code = main(changed)
-    named = ("train.learning_rate=0.0005 (now 0.5)", str(finished.workdir))
+    rate = finished.config.train.learning_rate
+    named = (f"train.learning_rate={rate} (now 0.5)", str(finished.workdir))
     err = capsys.readouterr().err
     helpers.assert_one_error(code, err, 2, *named)
     assert "steps" not in err
