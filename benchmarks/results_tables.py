@@ -3,8 +3,9 @@
     python benchmarks/results_tables.py
 
 Rows come from results/listops/*.json (README) and results/small/*.json (docs/tasks.md),
-which are `result.json` of finished runs, copied as they are. A test checks that the
-pages hold what this prints.
+which are `result.json` of finished runs, copied as they are, and from
+results/causal.json (docs/performance.md). A test checks that the pages hold what this
+prints.
 """
 
 import json
@@ -55,7 +56,52 @@ def small_runs() -> str:
     return "\n".join([*lines, "", note])
 
 
-PAGES = {"README.md": full_runs, "docs/tasks.md": small_runs}
+def causal_forms() -> str:
+    """The markdown tables of `benchmarks/causal.py`, one for each allocator."""
+    report = json.loads((ROOT / "results" / "causal.json").read_text())
+    lengths = sorted({row["length"] for row in report["times"]})
+    forms = {
+        name: form["title"] for name, form in report["forms"].items() if "error" in form
+    }
+    times = {
+        (row["allocator"], row["form"], row["length"], row["pass"]): row
+        for row in report["times"]
+    }
+
+    def cell(allocator: str, form: str, length: int, figure: str) -> str:
+        found = [
+            times.get((allocator, form, length, name), {}).get(figure)
+            for name in ("forward", "forward+backward")
+        ]
+        return " / ".join("-" if x is None else f"{x:.3g}" for x in found)
+
+    head = "| " + " | ".join(["", *(f"{length:,}" for length in lengths)]) + " |"
+    tables = []
+    for allocator, title in (
+        ("default", "The allocator as it is"),
+        ("tuned", "The allocator as `lra_jax.runtime` sets it"),
+    ):
+        rows = [
+            [f"{forms['linear']}, ms"]
+            + [cell(allocator, "linear", length, "median_ms") for length in lengths]
+        ]
+        rows += [
+            [name, *(cell(allocator, form, length, "ratio") for length in lengths)]
+            for form, name in forms.items()
+            if form != "linear"
+        ]
+        lines = [f"| {' | '.join(row)} |" for row in rows]
+        rule = "|---" * (len(lengths) + 1) + "|"
+        tables += [f"{title}:", "", head, rule, *lines, ""]
+    note = f"`{report['command']}`, {_machines([report])}."
+    return "\n".join([*tables, note])
+
+
+PAGES = {
+    "README.md": full_runs,
+    "docs/tasks.md": small_runs,
+    "docs/performance.md": causal_forms,
+}
 """What each page shows between its markers."""
 
 

@@ -13,8 +13,8 @@ matrix product, and four outer products of vectors,
 ``dS = tril(G + x (n / O)^T + dI 1^T) + triu((n / I) y^T + 1 dO^T)``,
 
 with ``G = dnum (c v)^T`` and x, y the gradients of ``E (n / O)`` and ``L^T (n / I)``.
-These are the products of plain linear attention, and little more. Derived step by step,
-a compiler makes some fifty passes over `[C, C]` matrices of it (docs/performance.md).
+These are the products of plain linear attention, and little more. Derived step by step
+it takes many passes over `[C, C]` matrices (docs/performance.md).
 
 No formula is new here: it is the chain rule for `lra_jax.attention.flow_block`, which
 the tests hold it to.
