@@ -42,7 +42,7 @@ def draw(report: dict[str, Any], file: Path) -> None:
             axis.set_title(f"{name}, {allocator} allocator")
             axis.set_ylabel("time a token, µs")
         _lines(row[2], report, report["memory"], name, "extra_mb", 1e3)
-        row[2].set_title(f"{name}, peak beyond inputs and results")
+        row[2].set_title(f"{name}, extra memory")
         row[2].set_ylabel("extra memory a token, kB")
     for axis in axes[1]:
         axis.set_xlabel("length, tokens")

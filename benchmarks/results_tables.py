@@ -30,7 +30,8 @@ def full_runs() -> str:
     ]
     note = (
         f"Preset compact on {_machines(results)}; best checkpoint on validation, 2,000 "
-        "test examples (standard error 1.1), evaluations included in the time. Floors: "
+        "test examples (standard error 1.1); steps/s is a median over the run, the time "
+        "includes evaluations. Floors: "
         "majority 17.05, root operator alone 36.6. `results/listops/` holds each run's "
         "command, commit and versions."
     )
@@ -73,7 +74,7 @@ def causal_forms() -> str:
             times.get((allocator, form, length, name), {}).get(figure)
             for name in ("forward", "forward+backward")
         ]
-        return " / ".join("-" if x is None else f"{x:.3g}" for x in found)
+        return " / ".join("-" if x is None else _rounded(x) for x in found)
 
     head = "| " + " | ".join(["", *(f"{length:,}" for length in lengths)]) + " |"
     tables = []
@@ -130,6 +131,10 @@ def _pace(result: dict[str, Any]) -> str:
     minutes, seconds = divmod(round(result["seconds"]), 60)
     speed = f"{result['steps_per_second']:.2f}"
     return f"{result['steps']:,} | {speed} | {minutes} min {seconds} s"
+
+
+def _rounded(x: float) -> str:
+    return f"{x:,.0f}" if x >= 100 else f"{x:.3g}"
 
 
 def _machines(results: list[dict[str, Any]]) -> str:
