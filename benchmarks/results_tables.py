@@ -30,7 +30,7 @@ def full_runs() -> str:
     ]
     note = (
         f"Preset compact on {_machines(results)}; best checkpoint on validation, 2,000 "
-        "test examples (standard error 1.1); steps/s is a median over the run, the time "
+        "test examples (standard error 1.1); steps/s a median over the run; the time "
         "includes evaluations. Floors: "
         "majority 17.05, root operator alone 36.6. `results/listops/` holds each run's "
         "command, commit and versions."
