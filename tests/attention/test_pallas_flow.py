@@ -16,7 +16,7 @@ from lra_jax.attention.pallas import selection
 from . import golden, golden_builders
 from .mechanisms import assert_close, fast_jit, inputs
 from .test_pallas import compare, pulled_back
-from .test_pallas_selection import TPU, lowered
+from .test_pallas_selection import HOPPER, TPU, lowered
 
 SMALL = Chunking(16, 16)
 
@@ -172,7 +172,8 @@ def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for clip in (None, 31.0):
         refused(f"at most 30 if causal, got {clip}", clip=clip, is_causal=True)
     monkeypatch.setenv(pallas.INTERPRET, "gpu")
-    refused("'gpu' expected linear or cosFormer attention, got Flow-Attention")
+    refused("'gpu' expected is_causal=True of Flow-Attention, got False")
+    refused("all in bfloat16, got .'float32'.", is_causal=True, chunking=None)
     monkeypatch.delenv(pallas.INTERPRET)
     refused(r"'auto' or 'xla' on this machine.*'cpu'")
 
@@ -214,3 +215,45 @@ def test_lowers_for_a_tpu(is_causal: bool, monkeypatch: pytest.MonkeyPatch) -> N
         v = jax.ShapeDtypeStruct((1, length, heads, value_width), dtype)
         text = lowered("tpu", TPU, jax.value_and_grad(loss, (0, 1, 2)), x, x, v)
         assert text.count("tpu_custom_call") == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("sizes", "more"),
+    [
+        # Three chunks with a tail, two samples and heads; widths that are padded.
+        ({"batch": 2, "heads": 2, "head_dim": 64, "value_dim": 40}, {}),
+        (
+            {"batch": 1, "heads": 1, "head_dim": 24, "value_dim": 64},
+            {"eps": 0.1, "extra_eps": 0.2, "feature_map": "relu"},
+        ),
+    ],
+)
+def test_hopper_kernels(
+    sizes: dict, more: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(pallas.INTERPRET, "gpu")
+    arrays = inputs(3, query_length=140, length=140, **sizes)
+    mask, query_mask = masks(sizes["batch"], 140), masks(sizes["batch"], 140, 5)
+    # What hidden positions hold does not matter.
+    hidden = (~x[:, :, None, None] for x in (query_mask, mask, mask))
+    arrays = [
+        jnp.asarray(np.where(x, np.float32("nan"), y), "bfloat16")
+        for x, y in zip(hidden, arrays, strict=True)
+    ]
+    more = {"mask": mask, "query_mask": query_mask, "clip": 10.0} | more
+    compare("flow", arrays, 1.5e-2, is_causal=True, chunking=None, **more)
+
+
+def test_lowers_for_a_hopper_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(pallas.INTERPRET)
+    monkeypatch.setattr(selection, "_native", lambda: "gpu")
+    mask = np.arange(600)[None] < 550
+
+    def loss(q, k, v):
+        return flow(mask=mask, is_causal=True, chunking=None)(q, k, v).sum()
+
+    x = jax.ShapeDtypeStruct((1, 600, 2, 64), "bfloat16")
+    v = jax.ShapeDtypeStruct((1, 600, 2, 48), "bfloat16")
+    text = lowered("gpu", HOPPER, jax.value_and_grad(loss, (0, 1, 2)), x, x, v)
+    assert text.count("@mosaic_gpu") == 2

@@ -1,4 +1,4 @@
-"""Pallas kernels: linear attention and cosFormer on TPUs and Hopper GPUs, Flow on TPUs.
+"""Pallas kernels of linear attention, cosFormer and Flow for TPUs and Hopper GPUs.
 
 ``linear_attention``, ``cosformer_attention`` and ``flow_attention`` come here by
 themselves where a kernel runs (`choose`), and always with

@@ -94,5 +94,6 @@ _compiled = jax.jit(_attend, static_argnums=0)
 
 
 def _kernels(spec: FlowSpec) -> Any:
-    name = "tpu_flow_causal" if spec.is_causal else "tpu_flow"
+    name = f"{spec.target}_flow"
+    name = f"{name}_causal" if spec.is_causal else name
     return importlib.import_module(f"{__package__}.{name}")

@@ -18,12 +18,8 @@ import jax
 import jax.numpy as jnp
 
 from lra_jax.attention.pallas import gpu_backward, gpu_forward
-from lra_jax.attention.pallas.gpu_ops import TILE
-from lra_jax.attention.pallas.gpu_parts import Program
+from lra_jax.attention.pallas.gpu_parts import LinearProgram, whole
 from lra_jax.attention.pallas.spec import Spec
-
-# phi of it is zero, and its slope, for every map but "given".
-_DEAD = -1e4
 
 
 def forward(
@@ -62,7 +58,7 @@ def backward(
     """The gradients of query, key and value."""
     out, den, starts = saved
     q, k, v, mask = _padded(spec, query, key, value, mask)
-    up = _whole(spec, of_out, 0.0, 0.0)
+    up = whole(spec, of_out)
     lines = _lines(spec, out, den, of_out)
     over_queries = _program(spec, q)
     pairs = (k, v) if spec.is_causal else None
@@ -84,26 +80,14 @@ def backward(
     return of_query, of_key, of_value
 
 
-def _program(spec: Spec, x: jax.Array, backward: bool = False) -> Program:
+def _program(spec: Spec, x: jax.Array, backward: bool = False) -> LinearProgram:
     batch, length, heads, _ = x.shape
-    return Program(spec, (batch, heads, length), x.dtype, backward)
+    return LinearProgram(spec, (batch, heads, length), x.dtype, backward)
 
 
-def _one_segment(program: Program) -> bool:
+def _one_segment(program: LinearProgram) -> bool:
     """Whether nothing lies outside the program's own walk."""
     return program.spec.is_causal and program.segments == 1
-
-
-def _whole(spec: Spec, x: jax.Array, columns: float, rows: float) -> jax.Array:
-    """`[B, T, N, W]` with 64 columns and whole segments."""
-    missing = -x.shape[1] % spec.block
-    if x.shape[3] < TILE:
-        pad = [(0, 0), (0, 0), (0, 0), (0, TILE - x.shape[3])]
-        x = jnp.pad(x, pad, constant_values=columns)
-    if missing:
-        pad = [(0, 0), (0, missing), (0, 0), (0, 0)]
-        x = jnp.pad(x, pad, constant_values=rows)
-    return x
 
 
 def _padded(
@@ -113,9 +97,8 @@ def _padded(
     value: jax.Array,
     mask: jax.Array | None,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]:
-    dead = 0.0 if spec.feature_map == "given" else _DEAD
-    query, key = (_whole(spec, x, dead, dead) for x in (query, key))
-    value = _whole(spec, value, 0.0, 0.0)
+    query, key = (whole(spec, x, alive=False) for x in (query, key))
+    value = whole(spec, value)
     if mask is not None:
         mask = mask[:, 0]
         mask = jnp.pad(mask, [(0, 0), (0, key.shape[1] - mask.shape[1])])

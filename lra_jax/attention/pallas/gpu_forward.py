@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from lra_jax.attention.pallas.gpu_ops import TILE
-from lra_jax.attention.pallas.gpu_parts import Program, send
+from lra_jax.attention.pallas.gpu_parts import LinearProgram, Program, send
 from lra_jax.attention.pallas.spec import plus
 
 
@@ -28,7 +28,7 @@ def sums(
 
 
 def outputs(
-    program: Program,
+    program: LinearProgram,
     query: jax.Array,
     pairs: tuple[jax.Array, jax.Array] | None,
     mask: jax.Array | None,
@@ -95,7 +95,7 @@ def _sums(program: Program, masked: bool, *refs: Any) -> None:
     program.write((state_ref, total_ref), found)
 
 
-def _outputs(program: Program, causal: int, *refs: Any) -> None:
+def _outputs(program: LinearProgram, causal: int, *refs: Any) -> None:
     query, scale, *starts = refs[:4]
     pairs, rest = refs[4 : 4 + causal], refs[4 + causal :]
     out, den_out, out_stage, *stages, den_stage = rest

@@ -71,6 +71,9 @@ class Ops:
     def zero_tile(self) -> jax.Array:
         return self._cast(jnp.zeros((TILE, TILE), jnp.float32), _TILED)
 
+    def zero_rows(self) -> jax.Array:
+        return self._cast(jnp.zeros((TILE,), jnp.float32), _BY_ROW)
+
     def zero_columns(self) -> jax.Array:
         return self._cast(jnp.zeros((TILE,), jnp.float32), _BY_COLUMN)
 

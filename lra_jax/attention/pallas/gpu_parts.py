@@ -15,9 +15,12 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from lra_jax.attention.pallas.gpu_ops import TILE, Ops, interpreter
-from lra_jax.attention.pallas.spec import MAPS, Spec, plus
+from lra_jax.attention.pallas.spec import MAPS, Form, Spec, plus
 
 Terms = list[jax.Array]
+
+# phi of it is zero, and its slope, for every map but "given".
+_DEAD = -1e4
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,7 @@ class Program:
       backward: walk from the last chunk to the first.
     """
 
-    spec: Spec
+    spec: Form
     shape: tuple[int, int, int]
     dtype: jnp.dtype
     backward: bool = False
@@ -85,7 +88,8 @@ class Program:
 
         ``first`` is a chunk's first position. The tiles of the refs, by the names given
         with them, are copied to shared memory while earlier ones are computed on: those
-        of arrays `[B, T, N, 64]`, of lines `[B, N, T]` and of masks `[B, T]`.
+        of arrays `[B, T, N, 64]`, of lines `[B, N, T]`, of masks `[B, T]`, and of what
+        every chunk has, `[B, N, T / 64, L, 64]`.
         """
         batch, head, segment = self.here()
         count = self.spec.block // TILE
@@ -94,6 +98,13 @@ class Program:
             return segment * count + (count - 1 - step if self.backward else step)
 
         def specs(ref: Any) -> plgpu.BlockSpec:
+            if len(ref.shape) == 5:
+                tile = ref.dtype == self.dtype
+                return plgpu.BlockSpec(
+                    (None, None, None, *ref.shape[3:]),
+                    lambda i: (batch, head, place(i), 0, 0),
+                    transforms=self._transforms if tile else (),
+                )
             if len(ref.shape) == 4:
                 return plgpu.BlockSpec(
                     (None, TILE, None, TILE),
@@ -195,6 +206,30 @@ class Program:
             grid_names=("b", "n", "g"),
             **more,
         )(*arrays)
+
+
+@dataclass(frozen=True)
+class LinearProgram(Program):
+    """A program of linear attention."""
+
+    spec: Spec
+
+
+def whole(spec: Form, x: jax.Array, alive: bool = True) -> jax.Array:
+    """`[B, T, N, W]` with 64 columns and whole segments.
+
+    What is added is zero, or, if not alive, has features of zero.
+    """
+    missing = -x.shape[1] % spec.block
+    if x.shape[3] == TILE and not missing:
+        return x
+    pad = [(0, 0), (0, missing), (0, 0), (0, TILE - x.shape[3])]
+    return jnp.pad(x, pad, constant_values=0.0 if alive else dead(spec))
+
+
+def dead(spec: Form) -> float:
+    """A query or key whose features are zero."""
+    return 0.0 if spec.feature_map == "given" else _DEAD
 
 
 def send(first: Any, pairs: list[tuple[Any, Any]], at: tuple[Any, Any]) -> None:

@@ -106,8 +106,8 @@ def flow_refusal(
     """`choose`'s ``refusal`` of Flow-Attention with these options."""
 
     def refusal(target: str) -> str | None:
-        if target != "tpu":
-            return "expected linear or cosFormer attention, got Flow-Attention"
+        if target == "gpu" and not is_causal:
+            return "expected is_causal=True of Flow-Attention, got False"
         if competition_axis != "source":
             return f"expected competition_axis='source', got {competition_axis!r}"
         if is_causal and (clip is None or clip > SMALL_CLIP):

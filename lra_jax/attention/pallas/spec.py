@@ -95,6 +95,14 @@ class Spec(Form):
         return jnp.where(den >= self.eps, 1.0, 0.0)
 
 
+def running_counts(mask: jax.Array | None, batch: int, length: int) -> jax.Array:
+    """Real positions up to each one, at least 1, `[B, T]`; negative where hidden."""
+    if mask is None:
+        mask = jnp.ones((batch, length), jnp.float32)
+    counts = jnp.maximum(jnp.cumsum(mask, 1), 1.0)
+    return jnp.where(mask > 0, counts, -counts)
+
+
 @dataclass(frozen=True, kw_only=True)
 class FlowSpec(Form):
     """Flow-Attention; the formulas stand in `lra_jax.attention.flow`.

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from lra_jax.attention.pallas.spec import FlowSpec
+from lra_jax.attention.pallas.spec import FlowSpec, running_counts
 from lra_jax.attention.pallas.tpu_flow_chunk import (
     Chunked,
     Lines,
@@ -146,19 +146,12 @@ def _inputs(
     specs = (call.keys, call.keys, call.values)
     arrays = [call.layout.lay(x) for x in (query, key, value)]
     batch, length = query.shape[:2]
-    counts = [_counts(mask, batch, length) for mask in masks]
+    lines = (None if mask is None else mask[:, 0] for mask in masks)
+    counts = [running_counts(line, batch, length)[:, None] for line in lines]
     return [
         *zip(arrays, specs, strict=True),
         *((x, call.mask) for x in counts),
     ]
-
-
-def _counts(mask: jax.Array | None, batch: int, length: int) -> jax.Array:
-    """Real positions up to each one, at least 1, `[B, 1, T]`; negative where hidden."""
-    if mask is None:
-        mask = jnp.ones((batch, 1, length), jnp.float32)
-    counts = jnp.maximum(jnp.cumsum(mask, 2), 1.0)
-    return jnp.where(mask > 0, counts, -counts)
 
 
 class _Block:
