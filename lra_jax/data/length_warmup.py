@@ -12,6 +12,8 @@ step. Here it grows in stages, each of which is one shape to compile.
 import dataclasses
 from typing import Self
 
+import numpy as np
+
 
 @dataclasses.dataclass(frozen=True)
 class LengthWarmup:
@@ -27,6 +29,16 @@ class LengthWarmup:
     def limit(self, step: int) -> int | None:
         """Most tokens of a sequence in the batch of a step; None for all of them."""
         return next((length for length, end in self.stages if step < end), None)
+
+    def work(self, lengths: np.ndarray, num_steps: int) -> np.ndarray:
+        """Tokens of an average example in all steps before each, `[num_steps + 1]`.
+
+        ``lengths`` are those of the training examples.
+        """
+        tokens = np.full(num_steps, lengths.mean())
+        for length, end in reversed(self.stages):
+            tokens[:end] = np.minimum(lengths, length).mean()
+        return np.concatenate([[0.0], np.cumsum(tokens)])
 
     @classmethod
     def parse(cls, text: str, num_steps: int) -> Self:

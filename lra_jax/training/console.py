@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
+import numpy as np
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -18,7 +19,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-# Reports over which the time left is reckoned: sequences may grow during a run.
+# Reports over which the speed is measured that the time left is reckoned with.
 _REPORTS = 10
 
 
@@ -40,12 +41,15 @@ class RunConsole:
 
     Attributes:
       start: the step that this process goes on from; set it before entering.
+      work: what all steps before each one cost together, `[steps + 1]`, in any unit:
+        the time left goes by it. Steps cost the same unless set.
     """
 
     def __init__(self, steps: int, quiet: bool = False):
         self._console = Console(quiet=quiet, highlight=False, soft_wrap=True)
         self._steps = steps
         self.start = 0
+        self.work: Sequence[float] | np.ndarray = range(steps + 1)
         self._bar: Progress | None = None
         self._row: TaskID | None = None
         self._marks: collections.deque[tuple[int, float]] = collections.deque(
@@ -99,7 +103,9 @@ class RunConsole:
         """Reports training metrics."""
         self._marks.append((step, time.perf_counter()))
         (first, begun), (_, now) = self._marks[0], self._marks[-1]
-        left = (now - begun) / max(step - first, 1) * (self._steps - step)
+        done = float(self.work[step] - self.work[first])
+        rest = float(self.work[self._steps] - self.work[step])
+        left = (now - begun) / done * rest if done else 0.0
         figures = (
             f"loss {loss:.4f}  accuracy {100 * accuracy:5.2f} %  "
             f"{speed:.2f} steps/s  {format_seconds(left)} left"

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any, Self, get_args
 
 import jax
+import numpy as np
 
 import lra_jax
 from lra_jax.configs import Config, get_preset
 from lra_jax.configs.base import BestBy
+from lra_jax.data.length_warmup import LengthWarmup
 from lra_jax.names import known
 from lra_jax.tasks import Task, get_task
 from lra_jax.training import hosts
@@ -73,6 +75,7 @@ class Session:
             self.console.line(f"finished before, in {self.workdir}:")
         else:
             self.console.start = self.trainer.restore()
+            self.console.work = self._work()
             self.console.facts(self._facts())
             if self.console.start:
                 self.console.line(f"going on from step {self.console.start}")
@@ -82,6 +85,12 @@ class Session:
                 write_json(self.workdir / "result.json", result)
         show_result(self.console, self.task, result)
         return result
+
+    def _work(self) -> np.ndarray:
+        """Shorter sequences make quicker steps."""
+        train = self.config.train
+        warmup = LengthWarmup.parse(train.length_warmup, train.steps)
+        return warmup.work(self.dataset.lengths("train"), train.steps)
 
     def _claim(self, stack: contextlib.ExitStack) -> None:
         """Holds the run directory, in process 0; in the others looks that it is there.
