@@ -5,6 +5,7 @@ commit, the versions and the device, and a picture of time and memory against th
 length. docs/performance.md says how each figure is measured.
 """
 
+import functools
 import shlex
 import signal
 import sys
@@ -37,10 +38,14 @@ def main(args: Sequence[str] | None = None) -> None:
         from lra_jax.benchmarking.report import Report
 
         report = Report(config, shlex.join([*_PROG.split(), *args]))
-        report.measure(lambda text: print(text, flush=True))
+        # Each figure is on disk once measured, should the system end this process.
+        kept = files[0].with_suffix(".incomplete.json") if files else None
+        keep = functools.partial(report.write, kept, None) if kept else _nothing
+        report.measure(lambda text: print(text, flush=True), keep)
         print(f"\n{report.text()}")
         if files is not None:
             report.write(*files)
+            files[0].with_suffix(".incomplete.json").unlink(missing_ok=True)
             print(f"\nwrote {' and '.join(str(x) for x in files if x is not None)}")
     if report.interrupted:
         cli.fail("interrupted; the figures so far are kept", 128 + signal.SIGINT)
@@ -57,6 +62,10 @@ def run(config: BenchmarkConfig) -> dict[str, Any]:
     report = Report(config, "")
     report.measure()
     return report.values()
+
+
+def _nothing() -> None:
+    pass
 
 
 def _files(config: BenchmarkConfig) -> tuple[Path, Path | None] | None:

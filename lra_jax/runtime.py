@@ -12,6 +12,7 @@ Environment variables:
   JAX_COMPILATION_CACHE_DIR compiled programs, by default under the user's cache folder.
 """
 
+import ctypes
 import os
 import platform
 import sys
@@ -61,6 +62,16 @@ def tune_allocator() -> None:
     environment = {**os.environ, "GLIBC_TUNABLES": tunables, _MARK: theirs}
     sys.stdout.flush()
     os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
+
+
+def release_memory() -> None:
+    """Gives freed memory back to the system, where the C library is glibc.
+
+    It would keep all of it, as `tune_allocator` has it do: right for steps of one size,
+    not after the last of them.
+    """
+    if platform.system() == "Linux" and platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def configure_jax() -> None:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from lra_jax import runtime
 from lra_jax.benchmarking.cases import Case
 from lra_jax.benchmarking.works import make_work
 
@@ -76,8 +77,9 @@ class Program:
         return self._run(self._calls) / self._calls
 
     def unload(self) -> None:
-        """Gives the arguments back."""
+        """Gives back the arguments, and all memory that calls have freed."""
         self._arguments = None
+        runtime.release_memory()
 
     def _run(self, calls: int) -> float:
         # An accelerator works through calls in their order, so that waiting for the

@@ -31,6 +31,7 @@ class Report:
 
     Attributes:
       interrupted: whether Ctrl-C ended the run early.
+      complete: whether all cases have their row.
 
     Raises:
       ValueError: a flag out of range, or an unknown name.
@@ -46,9 +47,19 @@ class Report:
         self.rows: list[Row] = []
         self.roofline: Roofline | None = None
         self.interrupted = False
+        self.complete = False
 
-    def measure(self, say: Callable[[str], None] = lambda text: None) -> None:
-        """Measures the machine, then every case; ``say`` gets a line for each."""
+    def measure(
+        self,
+        say: Callable[[str], None] = lambda text: None,
+        keep: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Measures the machine, then every case.
+
+        Args:
+          say: gets a line for each.
+          keep: called after each, when `values` has it.
+        """
         config = self.config
         brief: dict[str, Any] = {}
         if config.quick:
@@ -59,16 +70,23 @@ class Report:
             self.interrupted = True
             return
         say(_machine(self.roofline))
+
+        def on_row(row: Row) -> None:
+            say(_progress(row))
+            keep()
+
         runner = Runner(
             self.roofline,
             repeats=min(config.repeats, 2) if config.quick else config.repeats,
             max_seconds=config.max_seconds,
             max_bytes=None if config.max_gb is None else round(config.max_gb * 1e9),
             min_seconds=0.0 if config.quick else 0.02,
-            on_row=lambda row: say(_progress(row)),
+            on_row=on_row,
         )
-        self.rows = runner.run(self.cases)
+        self.rows = runner.rows
+        runner.run(self.cases)
         self.interrupted = runner.interrupted
+        self.complete = not self.interrupted
 
     def text(self) -> str:
         """All tables, as Markdown."""
@@ -85,7 +103,7 @@ class Report:
             "commit": commit(),
             "device": describe_devices(),
             "versions": versions(),
-            "complete": not self.interrupted,
+            "complete": self.complete,
             "settings": dataclasses.asdict(self.config) | {"out": None},
             "softmax_fused": {x: best_implementation(x) for x in self.dtypes},
             "roofline": roofline,

@@ -108,6 +108,10 @@ def test_ctrl_c_keeps_the_figures(capsys, tmp_path, monkeypatch) -> None:
 
     def interrupted(self: Program) -> float:
         if self.case.length == 16:
+            # What a kill would leave.
+            report = json.loads((tmp_path / "attention.incomplete.json").read_text())
+            assert not report["complete"]
+            assert [row["length"] for row in report["rows"]] == [8]
             raise KeyboardInterrupt
         return sample(self)
 
@@ -120,6 +124,7 @@ def test_ctrl_c_keeps_the_figures(capsys, tmp_path, monkeypatch) -> None:
     report = json.loads((tmp_path / "attention.json").read_text())
     assert not report["complete"]
     assert [row["length"] for row in report["rows"]] == [8]
+    assert [path.name for path in tmp_path.iterdir()] == ["attention.json"]
 
 
 def test_the_view_of_lra() -> None:
