@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from lra_jax.attention.pallas.gpu_forward import grown, values
+from lra_jax.attention.pallas.gpu_forward import grown, summed, values
 from lra_jax.attention.pallas.gpu_parts import Program, send
 
 Lines = tuple[jax.Array, jax.Array]
@@ -50,8 +50,9 @@ def queries(
     causal += [] if mask is None or pairs is None else [mask]
     kernel = functools.partial(_queries, program, len(causal))
     terms = program.spec.terms
-    tiles = 1 + terms + (terms + 1 if causal else 0)
+    tiles = 2 + terms + (terms + 1 if causal else 0)
     scratch = [program.tile_memory() for _ in range(tiles)]
+    scratch += [program.vector_memory() for _ in range(terms)]
     arrays = [query, of_out, *lines, scale, *starts, *causal]
     return program.run(kernel, arrays, [program.rows()], scratch)[0]
 
@@ -73,8 +74,9 @@ def pairs(
     masked = [] if mask is None else [mask]
     kernel = functools.partial(_pairs, program, len(masked), len(later_arrays))
     terms = program.spec.terms
-    tiles = 2 + terms + (terms + 1 if later_arrays else 0)
+    tiles = 3 + 2 * terms + (terms + 1 if later_arrays else 0)
     scratch = [program.tile_memory() for _ in range(tiles)]
+    scratch += [program.vector_memory() for _ in range(terms)]
     arrays = [key, value, scale, *laters, *masked, *later_arrays]
     outputs = [program.rows(), program.rows()]
     return program.run(kernel, arrays, outputs, scratch)
@@ -85,16 +87,6 @@ def _upstream(program: Program, tiles: dict[str, Any]) -> jax.Array:
     ops = program.ops
     of_out = ops.tile(tiles["of_out"]).astype(jnp.float32)
     return (of_out * ops.down(ops.by_row(tiles["inverse"]))).astype(program.dtype)
-
-
-def _mirror(
-    program: Program, carry: tuple, stages: list[Any], terms: Any, tiles: Any, up: Any
-) -> tuple:
-    """The mirrored state and total with a chunk added."""
-    ops = program.ops
-    of_den = ops.down(ops.by_row(tiles["of_den"]))
-    weighted = [term.astype(jnp.float32) * of_den for term in terms]
-    return grown(program, carry, stages, weighted, up)
 
 
 _LATER = ("query", "of_out", "inverse", "of_den")
@@ -109,7 +101,10 @@ def _mirrored_sums(program: Program, *refs: Any) -> None:
         program.stage(stages, terms)
         up_stage[...] = _upstream(program, tiles)
         plgpu.commit_smem()
-        return _mirror(program, carry, stages, terms, tiles, up_stage)
+        state, total = carry
+        of_den = program.ops.by_row(tiles["of_den"])
+        state = grown(program, state, stages, up_stage)
+        return state, summed(program, total, stages, of_den)
 
     found = program.walk(body, inputs, program.nothing())
     program.write((state_ref, total_ref), found)
@@ -117,113 +112,133 @@ def _mirrored_sums(program: Program, *refs: Any) -> None:
 
 def _queries(program: Program, causal: int, *refs: Any) -> None:
     scale, *starts = refs[4:7]
-    out, out_stage, *stages = refs[7 + causal :]
     terms, ops = program.spec.terms, program.ops
+    out, out_stage, up_stage, *stages = refs[7 + causal : -terms]
+    total = refs[-terms:]
     batch, head, segment = program.here()
     states, key_stages = stages[:terms], stages[terms : 2 * terms]
     names = (*_LATER, "key", "value", "mask")
     inputs = list(zip(names, (*refs[:4], *refs[7 : 7 + causal]), strict=False))
 
-    def body(first: Any, tiles: dict[str, Any], carry: tuple) -> tuple:
+    def body(first: Any, tiles: dict[str, Any], state: tuple) -> tuple:
         weights = program.weights(first, scale)
-        _, slope = program.features(tiles["query"], weights)
-        up, of_den = _upstream(program, tiles), ops.by_row(tiles["of_den"])
-        after, within = carry, [[] for _ in states]
+        up_stage[...] = _upstream(program, tiles)
+        of_den = ops.by_row(tiles["of_den"])
+        after, within = state, [[] for _ in states]
         if causal:
             valid = ops.by_row(tiles["mask"]) if "mask" in tiles else None
             k, _ = program.features(tiles["key"], weights, valid)
             program.stage(key_stages, k)
-            program.stage(states, carry[0])
+            program.stage(states, state)
             value = values(program, tiles["value"], stages[-1], valid)
             plgpu.commit_smem()
-            after = grown(program, carry, key_stages, k, value)
-            of_scores = ops.product((up, ops.transposed(value))) + ops.down(of_den)
+            after = grown(program, state, key_stages, value)
+            of_scores = ops.product((up_stage, ops.transposed(value)))
+            of_scores = of_scores + ops.down(of_den)
             visible = ops.index(1) <= ops.index(0)
             of_scores = jnp.where(visible, of_scores, 0.0).astype(program.dtype)
             within = [[(of_scores, stage)] for stage in key_stages]
-        slopes = [
-            ops.product((up, ops.transposed(states[t])), *within[t])
-            + ops.down(of_den) * ops.across(carry[1][t])
-            for t in program.terms
-        ]
+        else:
+            plgpu.commit_smem()
+        slopes = (
+            ops.product((up_stage, ops.transposed(states[t])), *within[t])
+            + ops.down(of_den) * ops.across(z)
+            for t, z in enumerate(program.columns(total))
+        )
         plgpu.wait_smem_to_gmem(0)
-        out_stage[...] = program.pulled_back(slopes, slope, weights)
+        out_stage[...] = program.pulled_back(slopes, tiles["query"], weights)
+        if causal:
+            sums = summed(program, program.columns(total), key_stages)
+            program.put(total, sums)
         plgpu.commit_smem()
         send(first, [(out_stage, out)], (batch, head))
         return after
 
-    start = program.read(starts[0], starts[1], segment if causal else 0)
+    state, sums = program.read(starts[0], starts[1], segment if causal else 0)
+    program.put(total, sums)
     if not causal:
-        program.stage(states, start[0])
-        plgpu.commit_smem()
-    program.walk(body, inputs, start)
+        program.stage(states, state)
+    plgpu.commit_smem()
+    program.walk(body, inputs, state)
     plgpu.wait_smem_to_gmem(0)
 
 
 def _pairs(program: Program, masked: int, causal: int, *refs: Any) -> None:
     key, value, scale, *laters = refs[:5]
-    rest = refs[5 + masked + causal :]
-    of_key, of_value, key_stage, value_stage, *stages = rest
     terms, ops = program.spec.terms, program.ops
+    rest, total = refs[5 + masked + causal : -terms], refs[-terms:]
+    of_key, of_value, key_stage, value_stage, hidden_stage, *stages = rest
     batch, head, segment = program.here()
-    states, query_stages = stages[:terms], stages[terms : 2 * terms]
+    states, key_stages = stages[:terms], stages[terms : 2 * terms]
+    query_stages = stages[2 * terms : 3 * terms]
     names = ("key", "value", *(("mask",) if masked else ()), *_LATER[:causal])
     inputs = list(zip(names, (key, value, *refs[5 : 5 + masked + causal]), strict=True))
 
-    def body(first: Any, tiles: dict[str, Any], carry: tuple) -> tuple:
+    def body(first: Any, tiles: dict[str, Any], state: tuple) -> tuple:
         valid = ops.by_row(tiles["mask"]) if masked else None
         weights = program.weights(first, scale)
-        k, slope = program.features(tiles["key"], weights, valid)
-        v = ops.tile(tiles["value"])
-        seen = None if valid is None else ops.down(valid) > 0
-        if seen is not None:
-            v = jnp.where(seen, v, jnp.zeros((), v.dtype))
-        of_v, of_k = [(k[t], states[t]) for t in program.terms], [[] for _ in k]
-        after = carry
+        # What is in shared memory need not stay in registers.
+        k, _ = program.features(tiles["key"], weights, valid)
+        program.stage(key_stages, k)
+        v = values(program, tiles["value"], hidden_stage, valid)
+        of_v = list(zip(key_stages, states, strict=True))
+        of_k, after = [[] for _ in key_stages], state
         if causal:
             q, _ = program.features(tiles["query"], weights)
             program.stage(query_stages, q)
-            program.stage(states, carry[0])
+            program.stage(states, state)
             stages[-1][...] = _upstream(program, tiles)
             plgpu.commit_smem()
-            scores, of_scores = _within(program, k, v, query_stages, stages[-1], tiles)
-            of_v.append((scores, stages[-1]))
-            of_k = [[(of_scores, stage)] for stage in query_stages]
-            after = _mirror(program, carry, query_stages, q, tiles, stages[-1])
-        slopes = [
-            ops.product((v, ops.transposed(states[t])), *of_k[t])
-            + ops.across(carry[1][t])
-            for t in program.terms
-        ]
+            of_v.append((_scores(program, key_stages, query_stages), stages[-1]))
+        else:
+            plgpu.commit_smem()
         found = ops.product(*of_v)
-        found = found if seen is None else jnp.where(seen, found, 0.0)
+        if valid is not None:
+            found = jnp.where(ops.down(valid) > 0, found, 0.0)
         plgpu.wait_smem_to_gmem(0)
-        key_stage[...] = program.pulled_back(slopes, slope, weights)
         value_stage[...] = found.astype(program.dtype)
+        if causal:
+            of_scores = _of_scores(program, v, stages[-1], tiles)
+            of_k = [[(of_scores, stage)] for stage in query_stages]
+            after = grown(program, state, query_stages, stages[-1])
+        slopes = (
+            ops.product((v, ops.transposed(states[t])), *of_k[t]) + ops.across(z)
+            for t, z in enumerate(program.columns(total))
+        )
+        key_stage[...] = program.pulled_back(slopes, tiles["key"], weights, valid)
+        if causal:
+            of_den = ops.by_row(tiles["of_den"])
+            sums = summed(program, program.columns(total), query_stages, of_den)
+            program.put(total, sums)
         plgpu.commit_smem()
         send(first, [(key_stage, of_key), (value_stage, of_value)], (batch, head))
         return after
 
-    start = program.read(laters[0], laters[1], segment if causal else 0)
+    state, sums = program.read(laters[0], laters[1], segment if causal else 0)
+    program.put(total, sums)
     if not causal:
-        program.stage(states, start[0])
-        plgpu.commit_smem()
-    program.walk(body, inputs, start)
+        program.stage(states, state)
+    plgpu.commit_smem()
+    program.walk(body, inputs, state)
     plgpu.wait_smem_to_gmem(0)
 
 
-def _within(
-    program: Program, k: Any, v: Any, query_stages: Any, up_stage: Any, tiles: Any
-) -> tuple[jax.Array, jax.Array]:
-    """A chunk's weights and their gradients, both transposed: a row is a key."""
+def _scores(program: Program, keys: list[Any], queries: list[Any]) -> jax.Array:
+    """A chunk's weights, transposed: a row is a key."""
     ops = program.ops
-    visible = ops.index(0) <= ops.index(1)
-    scores = ops.product(
-        *((x, ops.transposed(q)) for x, q in zip(k, query_stages, strict=True))
-    )
+    pairs = ((k, ops.transposed(q)) for k, q in zip(keys, queries, strict=True))
+    return _upper(program, ops.product(*pairs))
+
+
+def _of_scores(
+    program: Program, value: Any, up_stage: Any, tiles: dict[str, Any]
+) -> jax.Array:
+    """The gradients of a chunk's weights, likewise."""
+    ops = program.ops
     of_den = ops.across(ops.by_column(tiles["of_den"]))
-    of_scores = ops.product((v, ops.transposed(up_stage))) + of_den
-    scores, of_scores = (
-        jnp.where(visible, x, 0.0).astype(program.dtype) for x in (scores, of_scores)
-    )
-    return scores, of_scores
+    return _upper(program, ops.product((value, ops.transposed(up_stage))) + of_den)
+
+
+def _upper(program: Program, pairs: jax.Array) -> jax.Array:
+    visible = program.ops.index(0) <= program.ops.index(1)
+    return jnp.where(visible, pairs, 0.0).astype(program.dtype)

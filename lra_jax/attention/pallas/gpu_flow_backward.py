@@ -12,7 +12,7 @@ from the later dI' and dI from the later dO'.
 """
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -58,7 +58,7 @@ def slopes(
     """
     vectors = _vectors(program, kept, through, counts)
     scratch = [program.tile_memory() for _ in range(8)]
-    scratch += [plgpu.SMEM((TILE,), jnp.float32) for _ in range(4)]
+    scratch += [program.vector_memory() for _ in range(8)]
     kernel = functools.partial(_backward, program)
     outputs = [program.rows() for _ in range(3)]
     return program.run(kernel, [*arrays, vectors, states], outputs, scratch)
@@ -94,148 +94,189 @@ def _vectors(
     return jnp.concatenate([stacked, kept[..., LINES:, :]], 3)
 
 
+class _Scratch(NamedTuple):
+    """Shared memory of a program."""
+
+    query: Any  # x, a tile, as are the next seven
+    key: Any  # y
+    up: Any  # s_i do_i
+    later: Any  # the sum of x_i s_i do_i^T over later positions
+    pairs: Any  # the gradients of x_i . y_j
+    of_query: Any
+    of_key: Any
+    of_value: Any
+    passed: Any  # a vector, as are the next three
+    of_source: Any
+    of_outgoing: Any
+    of_incoming: Any
+
+
 def _backward(program: FlowProgram, *refs: Any) -> None:
     names = ("query", "key", "value", "of_out", "vectors", "states")
     inputs = list(zip(names, refs[:6], strict=True))
-    outputs, scratch = refs[6:9], refs[9:]
-    stages, vector_stages = scratch[:8], scratch[8:]
-    out_stages, (batch, head, _) = stages[5:], program.here()
+    own, (batch, head, _) = _Scratch(*refs[9:-4]), program.here()
+    made = list(zip((own.of_query, own.of_key, own.of_value), refs[6:9], strict=True))
+    sums = program.no_sums(refs[-4:])
+    plgpu.commit_smem()
 
     def body(first: Any, tiles: dict[str, Any], carry: tuple) -> tuple:
-        found, after = _chunk(program, tiles, carry, stages[:5], vector_stages)
+        of_state, of_total = carry
         plgpu.wait_smem_to_gmem(0)
-        for stage, slope in zip(out_stages, found, strict=True):
-            stage[...] = slope.astype(program.dtype)
+        past = _sides(program, tiles, sums, own)
+        own.later[...] = of_state.astype(program.dtype)
         plgpu.commit_smem()
-        pairs = list(zip(out_stages, outputs, strict=True))
-        send(first, pairs, (batch, head))
-        return after
+        *flows, of_total = _flows(program, tiles, past, of_total, own)
+        _pairs(program, tiles, flows, own)
+        plgpu.commit_smem()
+        _of_query(program, tiles, flows, sums, own)
+        _of_key(program, tiles, flows, sums, own)
+        _grow(program, tiles, flows, sums, own)
+        plgpu.commit_smem()
+        send(first, made, (batch, head))
+        of_state = of_state + program.ops.product((_turned(program, own.query), own.up))
+        return of_state, of_total
 
-    ops = program.ops
-    nothing = Sums(*(ops.zero_columns() for _ in Sums._fields))
-    program.walk(body, inputs, (ops.zero_tile(), nothing, ops.zero_rows()))
+    program.walk(body, inputs, (program.ops.zero_tile(), program.ops.zero_rows()))
     plgpu.wait_smem_to_gmem(0)
 
 
-def _chunk(
-    program: FlowProgram, tiles: Any, later: tuple, stages: Any, vectors: Any
-) -> tuple[tuple, tuple]:
-    """The gradients of a chunk's query, key and value, and the later sums with it."""
-    ops, eps, (of_state, sums, of_total) = program.ops, program.spec.eps, later
-    x_stage, y_stage, up_stage, later_stage, _ = stages
-    row = {name: ops.by_row(_line(tiles, name)) for name in _LINES[: -len(_TWICE)]}
-    x_rounded, x, _ = program.side(tiles["query"], x_stage)
-    y_rounded, y, _ = program.side(tiles["key"], y_stage)
-    up = ops.tile(tiles["of_out"]).astype(jnp.float32) * ops.down(row["scale"])
-    up = up.astype(program.dtype)
-    up_stage[...], later_stage[...] = up, of_state.astype(program.dtype)
-    plgpu.commit_smem()
-    seen = program.seen(False)
+def _sides(program: FlowProgram, tiles: Any, sums: Sums, own: _Scratch) -> tuple:
+    """Sums over columns of x and y, alone and times what later positions left."""
+    found = []
+    for name, total in (("query", sums.query_flow), ("key", sums.key_flow)):
+        _, x, _ = program.side(tiles[name], getattr(own, name))
+        found += [x.sum(1), (x * program.across(total)).sum(1)]
+    up = program.ops.tile(tiles["of_out"]).astype(jnp.float32)
+    up = up * program.down(_line(tiles, "scale"))
+    own.up[...] = up.astype(program.dtype)
+    return tuple(found)
+
+
+def _flows(
+    program: FlowProgram, tiles: Any, past: tuple, of_total: jax.Array, own: _Scratch
+) -> tuple[jax.Array, ...]:
+    """The gradients of O', O and I, and that of the exponentials' sum before."""
+    x_side, x_past, y_side, y_past = past
+    ops, eps, seen = program.ops, program.spec.eps, program.seen(False)
+
+    def row(name: str) -> jax.Array:
+        return ops.by_row(_line(tiles, name))
+
     # A row is a key.
-    scores = ops.product((y_rounded, ops.transposed(x_stage)))
+    scores = ops.product((own.key, _turned(program, own.query)))
+    inner = scores + eps * ops.down(y_side)
+    of_outgoing = program.summed(inner, seen, _line(tiles, "of_sink", True)) + y_past
+    of_outgoing = -of_outgoing * row("by_outgoing") * row("outgoing")
     weights = jnp.where(seen, scores, 0.0).astype(program.dtype)
-    of_value = ops.product((weights, up_stage), (y_rounded, later_stage))
-    of_value = of_value * ops.down(row["competition"])
+    of_value = ops.product((weights, own.up), (own.key, own.later))
+    of_value = of_value * program.down(_line(tiles, "competition"))
+    own.of_value[...] = of_value.astype(program.dtype)
     shared = (ops.tile(tiles["value"]).astype(jnp.float32) * of_value).sum(1)
-    vectors[0][...] = shared * row["total"]
+    own.passed[...] = shared * row("total")
+    own.of_outgoing[...] = of_outgoing
     plgpu.commit_smem()
-    passed = ops.across(ops.by_column(vectors[0]))
+    passed = program.across(own.passed)
     within = of_total - jnp.where(seen, passed, 0.0).sum(1)
-    of_source = row["gate"] * (shared + row["share"] * within)
-    inner = scores + eps * ops.down(y.sum(1))
-    of_outgoing = program.summed(inner, seen, _line(tiles, "of_sink", True))
-    of_outgoing = of_outgoing + (y * ops.across(sums.key_flow)).sum(1)
-    of_outgoing = -of_outgoing * row["by_outgoing"] * row["outgoing"]
-    vectors[1][...], vectors[2][...] = of_source, of_outgoing
+    of_source = row("gate") * (shared + row("share") * within)
+    own.of_source[...] = of_source
     plgpu.commit_smem()
     # A row is a query.
-    inner = ops.product((x_rounded, ops.transposed(y_stage)))
-    inner = inner + eps * ops.down(x.sum(1))
-    of_incoming = program.summed(inner, seen, vectors[1])
-    of_incoming = of_incoming + (x * ops.across(sums.query_flow)).sum(1)
-    of_incoming = -of_incoming * row["by_incoming"] - row["through"]
-    of_incoming = of_incoming * row["incoming"]
-    vectors[3][...] = of_incoming
-    flows = row["of_sink"], of_source, of_incoming, of_outgoing
-    found = _features(program, tiles, later, flows, up, stages, vectors)
-    slopes = (
-        (x + eps) * ops.down(of_incoming),
-        (y + eps) * ops.down(of_outgoing),
-        (x + eps) * ops.down(row["of_sink"]),
-        (y + eps) * ops.down(of_source),
-    )
-    after = Sums(*(one + more.sum(0) for one, more in zip(sums, slopes, strict=True)))
-    of_state = of_state + ops.product((ops.transposed(x_stage), up_stage))
-    return (*found, of_value), (of_state, after, of_total - passed.sum(1))
+    inner = ops.product((own.query, _turned(program, own.key)))
+    inner = inner + eps * ops.down(x_side)
+    of_incoming = program.summed(inner, seen, own.of_source) + x_past
+    of_incoming = -of_incoming * row("by_incoming") - row("through")
+    of_incoming = of_incoming * row("incoming")
+    own.of_incoming[...] = of_incoming
+    return of_source, of_outgoing, of_incoming, of_total - passed.sum(1)
 
 
-def _features(
-    program: FlowProgram,
-    tiles: Any,
-    later: tuple,
-    flows: tuple,
-    up: jax.Array,
-    stages: Any,
-    vectors: Any,
-) -> tuple[jax.Array, jax.Array]:
-    """The gradients of query and key."""
-    ops, eps, (_, sums, _) = program.ops, program.spec.eps, later
-    sums = Sums(*(ops.across(x) for x in sums))
-    of_sink, of_source, of_incoming, of_outgoing = (ops.down(x) for x in flows)
-    x_stage, y_stage, _, later_stage, pair_stage = stages
-    names = ("competition", "by_outgoing", "by_incoming")
-    competition, by_outgoing, by_incoming = (
-        ops.down(ops.by_row(_line(tiles, name))) for name in names
-    )
-    pairs, ahead = _pairs(program, tiles, flows, up, vectors)
-    pair_stage[...] = pairs
-    plgpu.commit_smem()
-    before = (tiles["vectors"].at[len(_LINES) + at] for at in range(len(sums)))
-    before = Sums(*(ops.across(ops.by_column(x)) for x in before))
-    of_x = ops.product((pairs, y_stage), (up, ops.transposed(tiles["states"])))
-    of_x = of_x + eps * ops.down(ahead)
-    of_x = of_x + by_incoming * sums.query_flow + sums.queries
-    of_x = of_x + of_sink * (before.key_flow + eps)
-    of_x = of_x + of_incoming * (before.keys + eps)
-    value = ops.tile(tiles["value"]).astype(jnp.float32) * competition
-    value = value.astype(program.dtype)
+def _pairs(program: FlowProgram, tiles: Any, flows: Any, own: _Scratch) -> None:
+    """The gradients of ``x_i . y_j``; a row is a query."""
+    ops, (_, _, of_incoming) = program.ops, flows
+    near = ops.product((own.up, _turned(program, tiles["value"])))
+    near = near * program.across(_line(tiles, "competition", True))
+    by_outgoing = program.across(_line(tiles, "by_outgoing", True))
+    near = near + program.down(_line(tiles, "of_sink")) * by_outgoing
+    near = near + ops.down(of_incoming)
+    pairs = jnp.where(program.seen(True), near, 0.0) + _ahead(program, tiles, own)
+    own.pairs[...] = pairs.astype(program.dtype)
+
+
+def _ahead(program: FlowProgram, tiles: Any, own: _Scratch) -> jax.Array:
+    """Their part where i <= j."""
+    of_source = program.across(own.of_source)
+    ahead = program.down(_line(tiles, "by_incoming")) * of_source
+    ahead = ahead + program.across(own.of_outgoing)
+    return jnp.where(program.seen(False), ahead, 0.0)
+
+
+def _of_query(
+    program: FlowProgram, tiles: Any, flows: Any, sums: Sums, own: _Scratch
+) -> None:
+    ops, eps, (_, _, of_incoming) = program.ops, program.spec.eps, flows
+    before = _before(program, tiles)
+    states = _turned(program, tiles["states"])
+    of_x = ops.product((own.pairs, own.key), (own.up, states))
+    of_x = of_x + eps * ops.down(_ahead(program, tiles, own).sum(1))
+    by_incoming = program.down(_line(tiles, "by_incoming"))
+    of_x = of_x + by_incoming * program.across(sums.query_flow)
+    of_x = of_x + program.across(sums.queries)
+    of_sink = program.down(_line(tiles, "of_sink"))
+    of_x = of_x + of_sink * (program.across(before.key_flow) + eps)
+    of_x = of_x + ops.down(of_incoming) * (program.across(before.keys) + eps)
+    slope = program.features(tiles["query"], None)[1]
+    own.of_query[...] = (of_x * slope).astype(program.dtype)
+
+
+def _of_key(
+    program: FlowProgram, tiles: Any, flows: Any, sums: Sums, own: _Scratch
+) -> None:
+    ops, eps, (of_source, of_outgoing, _) = program.ops, program.spec.eps, flows
+    before = _before(program, tiles)
+    value = ops.tile(tiles["value"]).astype(jnp.float32)
+    value = value * program.down(_line(tiles, "competition"))
     of_y = ops.product(
-        (ops.transposed(pair_stage), x_stage), (value, ops.transposed(later_stage))
+        (_turned(program, own.pairs), own.query),
+        (value.astype(program.dtype), _turned(program, own.later)),
     )
-    columns = [
-        ops.across(ops.by_column(x))
-        for x in (_line(tiles, "of_sink", True), vectors[3])
-    ]
-    ahead = jnp.where(program.seen(False), by_outgoing * columns[0] + columns[1], 0.0)
-    of_y = of_y + eps * ops.down(ahead.sum(1))
-    of_y = of_y + by_outgoing * sums.key_flow + sums.keys
-    of_y = of_y + of_source * (before.query_flow + eps)
-    of_y = of_y + of_outgoing * (before.queries + eps)
-    slopes = (program.features(tiles[name], None)[1] for name in ("query", "key"))
-    of_query, of_key = (a * b for a, b in zip((of_x, of_y), slopes, strict=True))
-    return of_query, of_key
+    by_outgoing = program.down(_line(tiles, "by_outgoing"))
+    behind = by_outgoing * program.across(_line(tiles, "of_sink", True))
+    behind = behind + program.across(own.of_incoming)
+    behind = jnp.where(program.seen(False), behind, 0.0).sum(1)
+    of_y = of_y + eps * ops.down(behind)
+    of_y = of_y + by_outgoing * program.across(sums.key_flow)
+    of_y = of_y + program.across(sums.keys)
+    of_y = of_y + ops.down(of_source) * (program.across(before.query_flow) + eps)
+    of_y = of_y + ops.down(of_outgoing) * (program.across(before.queries) + eps)
+    slope = program.features(tiles["key"], None)[1]
+    own.of_key[...] = (of_y * slope).astype(program.dtype)
 
 
-def _pairs(
-    program: FlowProgram, tiles: Any, flows: tuple, up: jax.Array, vectors: Any
-) -> tuple[jax.Array, jax.Array]:
-    """The gradients of ``x_i . y_j``, and the sum of those where i <= j of each i."""
-    ops = program.ops
-    of_sink, _, of_incoming, _ = (ops.down(x) for x in flows)
-    by_incoming = ops.down(ops.by_row(_line(tiles, "by_incoming")))
-    of_source, of_outgoing, competition, by_outgoing = (
-        ops.across(ops.by_column(x))
-        for x in (
-            *vectors[1:3],
-            *(_line(tiles, name, True) for name in ("competition", "by_outgoing")),
-        )
+def _grow(
+    program: FlowProgram, tiles: Any, flows: Any, sums: Sums, own: _Scratch
+) -> None:
+    """Adds the chunk to what later positions leave to earlier ones."""
+    ops, eps, (of_source, of_outgoing, of_incoming) = (
+        program.ops,
+        program.spec.eps,
+        flows,
     )
-    near = ops.product((up, ops.transposed(tiles["value"]))) * competition
-    near = near + of_sink * by_outgoing + of_incoming
-    ahead = by_incoming * of_source + of_outgoing
-    ahead = jnp.where(program.seen(False), ahead, 0.0)
-    pairs = jnp.where(program.seen(True), near, 0.0) + ahead
-    return pairs.astype(program.dtype), ahead.sum(1)
+    x = ops.tile(own.query).astype(jnp.float32) + eps
+    program.grow(sums.keys, x * ops.down(of_incoming))
+    program.grow(sums.key_flow, x * program.down(_line(tiles, "of_sink")))
+    y = ops.tile(own.key).astype(jnp.float32) + eps
+    program.grow(sums.queries, y * ops.down(of_outgoing))
+    program.grow(sums.query_flow, y * ops.down(of_source))
+
+
+def _turned(program: FlowProgram, tile: Any) -> Any:
+    return program.ops.transposed(tile)
+
+
+def _before(program: FlowProgram, tiles: Any) -> Sums:
+    """The forward pass' sums before the chunk."""
+    first, count = len(_LINES), len(Sums._fields)
+    return Sums(*(tiles["vectors"].at[first + at] for at in range(count)))
 
 
 def _line(tiles: Any, name: str, by_column: bool = False) -> Any:

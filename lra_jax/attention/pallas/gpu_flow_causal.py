@@ -23,9 +23,9 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from lra_jax.attention.pallas.gpu_flow_backward import slopes
 from lra_jax.attention.pallas.gpu_flow_parts import (
     KEPT,
+    LINES,
     FlowProgram,
     Lines,
-    Sums,
     divisor,
 )
 from lra_jax.attention.pallas.gpu_ops import TILE
@@ -52,7 +52,7 @@ def forward(
     outputs = [program.rows()]
     outputs += [program.vectors(KEPT), program.tiles()] if save else []
     scratch = [program.tile_memory() for _ in range(5)]
-    scratch += [plgpu.SMEM((TILE,), jnp.float32) for _ in range(5)]
+    scratch += [program.vector_memory() for _ in range(9)]
     scratch += [plgpu.SMEM((KEPT, TILE), jnp.float32)] if save else []
     kernel = functools.partial(_forward, program, save)
     out, *saved = program.run(kernel, [*arrays, *counts], outputs, scratch)
@@ -119,8 +119,7 @@ def _prepared(
 class _Chunk(NamedTuple):
     """What a chunk has but its output."""
 
-    query: jax.Array  # x, in the arrays' dtype
-    weights: jax.Array  # x_i . y_j where j <= i, likewise
+    weights: jax.Array  # x_i . y_j where j <= i, in the arrays' dtype
     lines: Lines
     competition: jax.Array  # c
 
@@ -131,77 +130,98 @@ def _forward(program: FlowProgram, save: bool, *refs: Any) -> None:
     outputs, scratch = refs[5 : 6 + 2 * save], refs[6 + 2 * save :]
     x_stage, y_stage, value_stage, state_stage, out_stage = scratch[:5]
     ops, (batch, head, _) = program.ops, program.here()
+    sums = program.no_sums(scratch[5:9])
+    plgpu.commit_smem()
 
     def body(first: Any, tiles: dict[str, Any], carry: tuple) -> tuple:
-        state, sums, total = carry
+        state, total = carry
         before, stages = (sums, total), (x_stage, y_stage)
-        found, *after = _flows(program, tiles, before, stages, scratch[5:10])
-        value = ops.tile(tiles["value"]).astype(jnp.float32)
         plgpu.wait_smem_to_gmem(0)
+        for at, ref in enumerate(sums if save else ()):
+            scratch[14].at[LINES + at][...] = ops.by_column(ref)
+        found, total = _flows(program, tiles, before, stages, scratch[9:14])
+        for at, line in enumerate(found.lines if save else ()):
+            scratch[14].at[at][...] = line
+        value = ops.tile(tiles["value"]).astype(jnp.float32)
         value_stage[...] = (value * ops.down(found.competition)).astype(program.dtype)
         state_stage[...] = state.astype(program.dtype)
         plgpu.commit_smem()
-        pairs = (found.weights, value_stage), (found.query, state_stage)
+        pairs = (found.weights, value_stage), (x_stage, state_stage)
         scale = ops.down(found.lines.allocation / divisor(found.lines.incoming))
         out_stage[...] = (ops.product(*pairs) * scale).astype(program.dtype)
         state = state + ops.product((ops.transposed(y_stage), value_stage))
-        for at, vector in enumerate((*found.lines, *sums) if save else ()):
-            scratch[10].at[at][...] = vector
         plgpu.commit_smem()
         send(first, [(out_stage, outputs[0])], (batch, head))
         at = (batch, head, lax.div(first, TILE))
-        for stage, ref in zip((*scratch[10:], state_stage), outputs[1:], strict=False):
+        for stage, ref in zip((*scratch[14:], state_stage), outputs[1:], strict=False):
             plgpu.copy_smem_to_gmem(stage, ref.at[*at])
-        return state, *after
+        return state, total
 
-    nothing = Sums(*(ops.zero_columns() for _ in Sums._fields))
-    program.walk(body, inputs, (ops.zero_tile(), nothing, ops.zero_rows()))
+    program.walk(body, inputs, (ops.zero_tile(), ops.zero_rows()))
     plgpu.wait_smem_to_gmem(0)
 
 
 def _flows(
     program: FlowProgram, tiles: Any, before: Any, stages: Any, vectors: Any
-) -> tuple[_Chunk, Sums, jax.Array]:
-    """A chunk, and the sums of features and of exponentials after it."""
+) -> tuple[_Chunk, jax.Array]:
+    """A chunk and the exponentials' sum after it; the sums of features get its own."""
     ops, (sums, total) = program.ops, before
     sinks, sources = (ops.by_row(tiles[name]) for name in ("sinks", "sources"))
     real = sources > 0.0
     sinks, sources = (jnp.where(n > 0.0, n, -n) for n in (sinks, sources))
-    x_rounded, x, _ = program.side(tiles["query"], stages[0])
-    y_rounded, y, _ = program.side(tiles["key"], stages[1])
-    sides = x.sum(1), y.sum(1)
-    vectors[0][...], vectors[1][...] = sides
+    of_query = _side(program, tiles["query"], stages[0], vectors[0], sums[0::2])
+    of_key = _side(program, tiles["key"], stages[1], vectors[1], sums[1::2])
     plgpu.commit_smem()
-    seen, eps = program.seen(True), program.spec.eps
-    scores = ops.product((x_rounded, ops.transposed(stages[1])))
-    of_x = scores + eps * ops.across(ops.by_column(vectors[1]))
-    of_y = ops.product((y_rounded, ops.transposed(stages[0])))
-    of_y = of_y + eps * ops.across(ops.by_column(vectors[0]))
-    incoming = jnp.where(seen, of_x, 0.0).sum(1)
-    incoming = incoming + program.before(x, sides[0], sums.keys)
-    outgoing = jnp.where(seen, of_y, 0.0).sum(1)
-    outgoing = outgoing + program.before(y, sides[1], sums.queries)
+    _grow(program, sums.keys, stages[1])
+    _grow(program, sums.queries, stages[0])
+    seen = program.seen(True)
+    scores = ops.product((stages[0], ops.transposed(stages[1])))
+    weights = jnp.where(seen, scores, 0.0).astype(program.dtype)
+    of_x = _pairs(program, scores, vectors[1])
+    of_y = ops.product((stages[1], ops.transposed(stages[0])))
+    of_y = _pairs(program, of_y, vectors[0])
+    incoming, outgoing = of_x.sum(1) + of_query[0], of_y.sum(1) + of_key[0]
     by_outgoing, by_incoming = sinks / divisor(outgoing), sources / divisor(incoming)
     vectors[2][...], vectors[3][...] = by_outgoing, by_incoming
+    _grow(program, sums.key_flow, stages[1], by_outgoing)
+    _grow(program, sums.query_flow, stages[0], by_incoming)
     plgpu.commit_smem()
-    sink = program.summed(of_x, seen, vectors[2])
-    sink = (sink + program.before(x, sides[0], sums.key_flow)) / sources
-    logit = program.summed(of_y, seen, vectors[3])
-    logit = (logit + program.before(y, sides[1], sums.query_flow)) / sinks
+    sink = (program.summed(of_x, seen, vectors[2]) + of_query[1]) / sources
+    logit = (program.summed(of_y, seen, vectors[3]) + of_key[1]) / sinks
     share = jnp.where(real, jnp.exp(program.clipped(logit) - program.clip), 0.0)
     vectors[4][...] = share
     plgpu.commit_smem()
-    shares = ops.across(ops.by_column(vectors[4]))
+    shares = program.across(vectors[4])
     within = total + jnp.where(seen, shares, 0.0).sum(1)
-    after = Sums(
-        keys=sums.keys + y.sum(0),
-        queries=sums.queries + x.sum(0),
-        key_flow=sums.key_flow + (y * ops.down(by_outgoing)).sum(0),
-        query_flow=sums.query_flow + (x * ops.down(by_incoming)).sum(0),
-    )
     allocation = 1.0 / (1.0 + jnp.exp(-sink))
     lines = Lines(incoming, outgoing, allocation, logit, within)
-    weights = jnp.where(seen, scores, 0.0).astype(program.dtype)
-    competition = sources * share / divisor(within)
-    chunk = _Chunk(x_rounded, weights, lines, competition)
-    return chunk, after, total + shares.sum(1)
+    chunk = _Chunk(weights, lines, sources * share / divisor(within))
+    return chunk, total + shares.sum(1)
+
+
+def _side(
+    program: FlowProgram, tile: Any, stage: Any, side_stage: Any, past: Any
+) -> list[jax.Array]:
+    """What queries or keys find in two sums before the chunk.
+
+    Their features go to shared memory, so that registers hold none of them later on.
+    """
+    _, x, _ = program.side(tile, stage)
+    side_stage[...] = side = x.sum(1)
+    return [program.before(x, side, total) for total in past]
+
+
+def _pairs(program: FlowProgram, scores: jax.Array, side_stage: Any) -> jax.Array:
+    """``(x_i + eps) . y_j`` where j <= i, else 0."""
+    pairs = scores + program.spec.eps * program.across(side_stage)
+    return jnp.where(program.seen(True), pairs, 0.0)
+
+
+def _grow(
+    program: FlowProgram, ref: Any, stage: Any, weights: jax.Array | None = None
+) -> None:
+    """Adds a chunk's features, each times its weight, to a sum."""
+    features = program.ops.tile(stage).astype(jnp.float32)
+    if weights is not None:
+        features = features * program.ops.down(weights)
+    program.grow(ref, features)

@@ -31,12 +31,16 @@ LINES = len(Lines._fields)
 
 
 class Sums(NamedTuple):
-    """Sums of features before a chunk, or of gradients after it; column vectors."""
+    """Sums of features before a chunk, or of gradients after it: vectors `[64]`.
 
-    keys: jax.Array  # of y
-    queries: jax.Array  # of x
-    key_flow: jax.Array  # of y n / O
-    query_flow: jax.Array  # of x n / I
+    They lie in shared memory: as column vectors, in registers, they would take 64 of a
+    thread's 255.
+    """
+
+    keys: Any  # of y
+    queries: Any  # of x
+    key_flow: Any  # of y n / O
+    query_flow: Any  # of x n / I
 
 
 # Vectors that forward keeps of each chunk: lines, and the sums before it.
@@ -88,16 +92,31 @@ class FlowProgram(Program):
 
     def summed(self, pairs: jax.Array, seen: jax.Array, stage: Any) -> jax.Array:
         """``sum_j pairs_ij weights_j`` over what is seen; ``stage``: the weights."""
-        weights = self.ops.across(self.ops.by_column(stage))
-        return jnp.where(seen, pairs * weights, 0.0).sum(1)
+        return jnp.where(seen, pairs * self.across(stage), 0.0).sum(1)
+
+    def across(self, ref: Any) -> jax.Array:
+        """A vector in shared memory, in every row of a tile."""
+        return self.ops.across(self.ops.by_column(ref))
+
+    def down(self, ref: Any) -> jax.Array:
+        """A vector in shared memory, in every column of a tile."""
+        return self.ops.down(self.ops.by_row(ref))
+
+    def grow(self, ref: Any, tile: jax.Array) -> None:
+        """Adds the sum of a tile's rows to a vector; `commit_smem` follows."""
+        ref[...] = self.ops.by_column(ref) + tile.sum(0)
 
     def clipped(self, logit: jax.Array) -> jax.Array:
         """The conserved outgoing flow as it enters the competition."""
         return jnp.minimum(jnp.maximum(logit, -self.clip), self.clip)
 
-    def before(
-        self, features: jax.Array, side: jax.Array, total: jax.Array
-    ) -> jax.Array:
+    def no_sums(self, refs: Any) -> Sums:
+        """Empty sums in the refs; `commit_smem` follows."""
+        for ref in refs:
+            ref[...] = self.ops.zero_columns()
+        return Sums(*refs)
+
+    def before(self, features: jax.Array, side: jax.Array, total: Any) -> jax.Array:
         """What ``(x_i + eps) . (sum_j y_j + eps)`` has beside the chunk's own products.
 
         Args:
@@ -106,7 +125,7 @@ class FlowProgram(Program):
           total: the sum of y before the chunk.
         """
         eps = self.spec.eps
-        far = ((features + eps) * self.ops.across(total)).sum(1)
+        far = ((features + eps) * self.across(total)).sum(1)
         return far + eps * (side + self.width * eps) + self.spec.extra_eps
 
 

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from lra_jax.attention.pallas.gpu_ops import TILE
 from lra_jax.attention.pallas.gpu_parts import LinearProgram, Program, send
 from lra_jax.attention.pallas.spec import plus
 
@@ -43,9 +42,9 @@ def outputs(
     causal += [] if mask is None or pairs is None else [mask]
     kernel = functools.partial(_outputs, program, len(causal))
     terms = program.spec.terms
-    tiles = 1 + terms + (terms + 1 if causal else 0)
+    tiles = 1 + 2 * terms + (terms + 1 if causal else 0)
     scratch = [program.tile_memory() for _ in range(tiles)]
-    scratch.append(plgpu.SMEM((TILE,), jnp.float32))
+    scratch += [program.vector_memory() for _ in range(1 + terms)]
     arrays = [query, scale, *starts, *causal]
     return program.run(kernel, arrays, [program.rows(), program.line()], scratch)
 
@@ -60,20 +59,23 @@ def values(program: Program, tile: Any, stage: Any, valid: Any) -> Any:
     return stage
 
 
-def grown(
-    program: Program, carry: tuple, staged: list[Any], terms: Any, value: Any
-) -> tuple:
-    """State and total with a chunk added; ``staged`` are the terms in shared memory."""
-    ops, (state, total) = program.ops, carry
-    state = tuple(
+def grown(program: Program, state: Any, staged: list[Any], value: Any) -> tuple:
+    """The state with a chunk added, whose terms are in shared memory."""
+    ops = program.ops
+    return tuple(
         s + ops.product((ops.transposed(ref), value))
         for s, ref in zip(state, staged, strict=True)
     )
-    total = tuple(
-        z + term.astype(jnp.float32).sum(0)
-        for z, term in zip(total, terms, strict=True)
-    )
-    return state, total
+
+
+def summed(
+    program: Program, total: Any, staged: list[Any], weights: jax.Array | None = None
+) -> tuple:
+    """The total, column vectors, with a chunk added, its rows times their weights."""
+    terms = (program.ops.tile(ref).astype(jnp.float32) for ref in staged)
+    if weights is not None:
+        terms = (term * program.ops.down(weights) for term in terms)
+    return tuple(z + term.sum(0) for z, term in zip(total, terms, strict=True))
 
 
 def _sums(program: Program, masked: bool, *refs: Any) -> None:
@@ -89,27 +91,38 @@ def _sums(program: Program, masked: bool, *refs: Any) -> None:
         program.stage(stages, terms)
         value = values(program, tiles["value"], value_stage, valid)
         plgpu.commit_smem()
-        return grown(program, carry, stages, terms, value)
+        state, total = carry
+        state = grown(program, state, stages, value)
+        return state, summed(program, total, stages)
 
     found = program.walk(body, inputs, program.nothing())
     program.write((state_ref, total_ref), found)
 
 
 def _outputs(program: LinearProgram, causal: int, *refs: Any) -> None:
+    terms = program.spec.terms
     query, scale, *starts = refs[:4]
     pairs, rest = refs[4 : 4 + causal], refs[4 + causal :]
-    out, den_out, out_stage, *stages, den_stage = rest
-    terms, ops = program.spec.terms, program.ops
+    (out, den_out, out_stage, *stages), total = rest[:-terms], rest[-terms:]
+    *stages, den_stage = stages
+    ops = program.ops
     batch, head, segment = program.here()
-    states, key_stages = stages[:terms], stages[terms : 2 * terms]
+    states, query_stages = stages[:terms], stages[terms : 2 * terms]
+    key_stages = stages[2 * terms : 3 * terms]
     names = ("query", "key", "value", "mask")
     inputs = list(zip(names, (query, *pairs), strict=False))
 
-    def body(first: Any, tiles: dict[str, Any], carry: tuple) -> tuple:
-        state, total = after = carry
+    def body(first: Any, tiles: dict[str, Any], state: tuple) -> tuple:
+        after = state
         weights = program.weights(first, scale)
+        # What is in shared memory need not stay in registers.
         q, _ = program.features(tiles["query"], weights)
-        products, dens = list(zip(q, states, strict=True)), []
+        program.stage(query_stages, q)
+        dens = [
+            (term.astype(jnp.float32) * ops.across(z)).sum(1)
+            for term, z in zip(q, program.columns(total), strict=True)
+        ]
+        products = list(zip(query_stages, states, strict=True))
         if causal:
             valid = ops.by_row(tiles["mask"]) if "mask" in tiles else None
             k, _ = program.features(tiles["key"], weights, valid)
@@ -117,12 +130,14 @@ def _outputs(program: LinearProgram, causal: int, *refs: Any) -> None:
             program.stage(states, state)
             value = values(program, tiles["value"], stages[-1], valid)
             plgpu.commit_smem()
-            after = grown(program, carry, key_stages, k, value)
-            scores = _lower(program, q, key_stages)
+            scores = _lower(program, query_stages, key_stages)
             products.append((scores, value))
             dens.append(scores.astype(jnp.float32).sum(1))
-        for term, z in zip(q, total, strict=True):
-            dens.append((term.astype(jnp.float32) * ops.across(z)).sum(1))
+            after = grown(program, state, key_stages, value)
+            sums = summed(program, program.columns(total), key_stages)
+            program.put(total, sums)
+        else:
+            plgpu.commit_smem()
         den = plus(dens)
         num = ops.product(*products)
         plgpu.wait_smem_to_gmem(0)
@@ -132,15 +147,16 @@ def _outputs(program: LinearProgram, causal: int, *refs: Any) -> None:
         send(first, [(out_stage, out), (den_stage, den_out)], (batch, head))
         return after
 
-    start = program.read(starts[0], starts[1], segment if causal else 0)
+    state, sums = program.read(starts[0], starts[1], segment if causal else 0)
+    program.put(total, sums)
     if not causal:
-        program.stage(states, start[0])
-        plgpu.commit_smem()
-    program.walk(body, inputs, start)
+        program.stage(states, state)
+    plgpu.commit_smem()
+    program.walk(body, inputs, state)
     plgpu.wait_smem_to_gmem(0)
 
 
-def _lower(program: Program, query: Any, key_stages: list[Any]) -> jax.Array:
+def _lower(program: Program, query: list[Any], key_stages: list[Any]) -> jax.Array:
     """The lower triangle of a chunk's weights, in the arrays' dtype."""
     ops = program.ops
     scores = ops.product(

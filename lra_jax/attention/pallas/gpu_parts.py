@@ -4,7 +4,7 @@ A program is one warpgroup of 128 threads. Tiles are 64 x 64: what the tensor co
 from shared memory, with accumulators in registers.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,6 +54,10 @@ class Program:
     def tile_memory(self) -> Any:
         """A tile in shared memory, as tensor cores and copies want it."""
         return plgpu.SMEM((TILE, TILE), self.dtype, transforms=self._transforms)
+
+    def vector_memory(self) -> Any:
+        """A vector `[64]` of float32 in shared memory."""
+        return plgpu.SMEM((TILE,), jnp.float32)
 
     @property
     def _transforms(self) -> tuple[Any, ...]:
@@ -153,12 +157,18 @@ class Program:
         return [term.astype(self.dtype) for term in terms], slope
 
     def pulled_back(
-        self, terms: Terms, slope: jax.Array, weights: Terms | None
+        self,
+        terms: Iterable[jax.Array],
+        tile: Any,
+        weights: Terms | None,
+        valid: jax.Array | None = None,
     ) -> jax.Array:
-        """The gradient of x from those of the terms, in the arrays' dtype."""
+        """The gradient of x in a tile from those of its terms, in the arrays' dtype."""
         if weights is not None:
-            terms = [x * self.ops.down(w) for x, w in zip(terms, weights, strict=True)]
-        return (plus(terms) * slope).astype(self.dtype)
+            terms = (x * self.ops.down(w) for x, w in zip(terms, weights, strict=True))
+        # The slope is made again: kept so far, it would take a register a column.
+        total, (_, slope) = plus(terms), self.features(tile, None, valid)
+        return (total * slope).astype(self.dtype)
 
     def read(self, state_ref: Any, total_ref: Any, segment: Any) -> tuple:
         """State and total of a segment, tuples over the terms."""
@@ -166,6 +176,15 @@ class Program:
         state = tuple(self.ops.stored_tile(state_ref.at[*at, t]) for t in self.terms)
         total = tuple(self.ops.by_column(total_ref.at[*at, t]) for t in self.terms)
         return state, total
+
+    def put(self, refs: Any, vectors: Any) -> None:
+        """Puts vectors into shared memory; `commit` follows."""
+        for ref, vector in zip(refs, vectors, strict=True):
+            ref[...] = vector
+
+    def columns(self, refs: Any) -> Iterator[jax.Array]:
+        """Column vectors from shared memory, where they take no registers."""
+        return (self.ops.by_column(ref) for ref in refs)
 
     def nothing(self) -> tuple:
         """An empty state and total."""

@@ -17,7 +17,7 @@ INTERPRET = "LRA_JAX_PALLAS_INTERPRET"
 in Pallas' interpreter, on any machine and very slowly. Read when a call is traced."""
 
 TARGETS = ("tpu", "gpu")
-# The GPU's kernels have not been through the last compiler, ptxas, nor run anywhere:
+# Those of the GPU have been through the last compiler, ptxas, but have run nowhere:
 # they are there for those who ask.
 _AUTOMATIC = ("tpu",)
 _DTYPES = {"tpu": ("float32", "bfloat16"), "gpu": ("bfloat16",)}
