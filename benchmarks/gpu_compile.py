@@ -60,6 +60,8 @@ def main() -> int:
         name, causal, *sizes = options.worker
         compile_here(name, causal == "True", [int(size) for size in sizes])
         return 0
+    from lra_jax.training.session import commit, versions
+
     found = []
     for (name, causal), shape in itertools.product(FORMS, SHAPES):
         record: dict[str, Any] = {"mechanism": name, "causal": causal}
@@ -68,8 +70,6 @@ def main() -> int:
         print(record, flush=True)
         found.append(record)
     if options.out:
-        from lra_jax.training.session import commit, versions
-
         report = {
             "dtype": "bfloat16",
             "compiled": found,

@@ -49,6 +49,8 @@ def main() -> int:
         return 2
     os.environ |= {"TPU_SKIP_MDS_QUERY": "1", "JAX_PLATFORMS": "cpu"}
     os.environ["TPU_LIBRARY_PATH"] = libtpu.get_library_path()
+    from lra_jax.training.session import commit, versions
+
     found = []
     for generation, topology in GENERATIONS.items():
         device = _Device(topology)
@@ -65,8 +67,6 @@ def main() -> int:
             print(record, flush=True)
             found.append(record)
     if options.out:
-        from lra_jax.training.session import commit, versions
-
         report = {
             "batch": 2,
             "compiled": found,
