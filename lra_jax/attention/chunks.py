@@ -6,7 +6,7 @@ So the sequence is cut twice:
 
 - a *chunk* (64 positions) is computed quadratically, as a masked product of pairs; what
   lies before it enters through one state, the sum of its outer products;
-- a *super-block* (128 positions) holds a few chunks, which run in parallel: their
+- a *super-block* (64 to 256 positions) holds a few chunks, which run in parallel: their
   states are prefix sums of the chunks' own contributions. A loop over the super-blocks
   carries the state on, and cuts them out of the arrays where they lie.
 

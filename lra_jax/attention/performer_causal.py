@@ -212,10 +212,11 @@ def causal_softmax_features(
     Raises:
       ValueError: the start does not fit.
     """
-    length = query.shape[2]
+    batch, heads, length = query.shape[:3]
     chunking = chunking or chunks.Chunking()
     chunk = 1 << (min(chunking.chunk, length) - 1).bit_length()
-    plan = dataclasses.replace(chunking, chunk=chunk).plan(max(length, chunk))
+    chunking = dataclasses.replace(chunking, chunk=chunk)
+    plan = chunking.plan(max(length, chunk), batch * heads)
     # The query's zeros give it its sharding.
     matrix = matrix[None, None] + jnp.zeros_like(query[:, :, :1, :1])
     empty = _nothing(query, key, value, matrix)

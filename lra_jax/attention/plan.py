@@ -10,6 +10,11 @@ import jax
 
 Tree = Any
 
+# Positions of all rows in a super-block, and those of one row at most. Measured on a
+# CPU: docs/performance.md.
+_TOGETHER = 1024
+_LONGEST = 256
+
 
 @dataclass(frozen=True)
 class Chunking:
@@ -17,18 +22,22 @@ class Chunking:
 
     Attributes:
       chunk: positions computed quadratically, C.
-      block: positions of a super-block; rounded to whole chunks.
+      block: positions of a super-block; rounded to whole chunks. None chooses by the
+        number of rows, that is of samples times heads: the more there are, the fewer
+        positions of all of them fit into the caches together.
       implementation: "loop" walks over super-blocks. "parallel" makes the whole
         sequence one of them, whose chunk states come from an associative scan: more
         memory, but no loop. None chooses by the backend.
     """
 
     chunk: int = 64
-    block: int = 128
+    block: int | None = None
     implementation: str | None = None
 
     def __post_init__(self) -> None:
         for name, size in (("chunk", self.chunk), ("block", self.block)):
+            if size is None and name == "block":
+                continue
             if not isinstance(size, int) or size < 1:
                 raise ValueError(f"{name}: expected a positive int, got {size!r}")
         if self.implementation not in (None, "loop", "parallel"):
@@ -37,8 +46,13 @@ class Chunking:
                 f"got {self.implementation!r}"
             )
 
-    def plan(self, length: int) -> "Plan":
-        """The layout for a sequence of this length."""
+    def plan(self, length: int, rows: int = 8) -> "Plan":
+        """The layout for sequences of this length.
+
+        Args:
+          length: T.
+          rows: samples times heads, B N.
+        """
         implementation = self.implementation
         if implementation is None:
             # On a CPU the loop keeps its working set in the caches. An accelerator
@@ -49,7 +63,8 @@ class Chunking:
         chunks = -(-length // chunk)
         if implementation == "parallel":
             return Plan(chunk, chunks, 1, True)
-        blocks = -(-chunks // max(1, self.block // chunk))
+        block = self.block or min(max(_TOGETHER // max(1, rows), chunk), _LONGEST)
+        blocks = -(-chunks // max(1, block // chunk))
         # Evenly filled blocks need less padding than full ones and a nearly empty last.
         return Plan(chunk, -(-chunks // blocks), blocks, False)
 

@@ -169,7 +169,7 @@ def unit_inverse(lower: jax.Array, precision: jax.lax.PrecisionLike) -> jax.Arra
 
 
 # Short chunks for decays of each column, whose pairs are formed one by one.
-_CHUNKS = {GatedBlock: Chunking(chunk=16), DeltaBlock: Chunking(chunk=64)}
+_CHUNKS = {GatedBlock: Chunking(chunk=16), DeltaBlock: Chunking(64, 64)}
 
 
 def recur(
@@ -196,9 +196,9 @@ def recur(
     Raises:
       ValueError: the start does not fit.
     """
-    block: Any = kind(
-        (chunking or _CHUNKS[kind]).plan(arrays.query.shape[2]), precision
-    )
+    batch, heads, length = arrays.query.shape[:3]
+    plan = (chunking or _CHUNKS[kind]).plan(length, batch * heads)
+    block: Any = kind(plan, precision)
     # Of a first product and not of a shape, so that it has its sharding.
     empty = arrays.key[:, :, 0, :, None] * arrays.value[:, :, :1]
     empty = Memory(jnp.zeros_like(empty))

@@ -143,8 +143,17 @@ def test_plans_hold_the_sequence_and_little_more() -> None:
             assert length <= size < length + plan.chunk * plan.blocks
             assert plan.parallel == (chunking.implementation == "parallel")
             if not plan.parallel:
-                limit = max(chunking.block, plan.chunk)
+                limit = max(chunking.block or 128, plan.chunk)
                 assert plan.chunk * plan.chunks <= limit
+
+
+def test_more_rows_get_shorter_blocks() -> None:
+    lengths = [
+        plan.chunk * plan.chunks
+        for plan in (Chunking().plan(4096, rows) for rows in (1, 4, 8, 16, 4096))
+    ]
+    assert lengths == [256, 256, 128, 64, 64]
+    assert Chunking(64, 512).plan(4096, 4096) == chunks.Plan(64, 8, 8, False)
 
 
 def test_the_default_is_the_loop_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
