@@ -17,7 +17,7 @@ Forward-mode derivatives (``jax.jvp``) are therefore not available; gradients of
 gradients are.
 
 A mechanism gives the loop its *block*, which maps the state before a super-block and
-the block's arrays to its outputs and the state after it (`causal.LinearBlock`,
+the block's arrays to its outputs and the state after it (`linear_block.LinearBlock`,
 `flow_causal.FlowBlock`). One position of a stream is a super-block of length 1: there
 is no second formula for decoding.
 """

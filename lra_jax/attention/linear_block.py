@@ -1,7 +1,7 @@
 """One super-block of causal linear attention, plain, with decay, or re-weighted.
 
-The engine that walks over the super-blocks stands in `lra_jax.attention.chunks`, what is
-computed in `lra_jax.attention.causal`.
+The loop over super-blocks stands in `lra_jax.attention.chunks`, the whole in
+`lra_jax.attention.causal`.
 """
 
 from dataclasses import dataclass
