@@ -172,8 +172,8 @@ def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for clip in (None, 31.0):
         refused(f"at most 30 if causal, got {clip}", clip=clip, is_causal=True)
     monkeypatch.setenv(pallas.INTERPRET, "gpu")
-    refused("'gpu' expected is_causal=True of Flow-Attention, got False")
-    refused("all in bfloat16, got .'float32'.", is_causal=True, chunking=None)
+    for is_causal in (False, True):
+        refused("bfloat16, got .'float32'.", is_causal=is_causal, chunking=None)
     monkeypatch.delenv(pallas.INTERPRET)
     refused(r"'auto' or 'xla' on this machine.*'cpu'")
 
@@ -227,14 +227,25 @@ def test_lowers_for_a_tpu(is_causal: bool, monkeypatch: pytest.MonkeyPatch) -> N
             {"batch": 1, "heads": 1, "head_dim": 24, "value_dim": 64},
             {"eps": 0.1, "extra_eps": 0.2, "feature_map": "relu"},
         ),
+        # Not causal, with another number of keys and groups of heads.
+        (
+            {"batch": 2, "heads": 2, "key_heads": 1, "query_length": 70},
+            {"is_causal": False},
+        ),
+        (
+            {"batch": 1, "heads": 1, "head_dim": 24, "value_dim": 40},
+            {"is_causal": False, "clip": None, "feature_map": jnp.exp},
+        ),
     ],
 )
 def test_hopper_kernels(
     sizes: dict, more: dict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(pallas.INTERPRET, "gpu")
-    arrays = inputs(3, query_length=140, length=140, **sizes)
-    mask, query_mask = masks(sizes["batch"], 140), masks(sizes["batch"], 140, 5)
+    sizes = {"query_length": 140, "length": 140} | sizes
+    batch, length = sizes["batch"], sizes["query_length"]
+    arrays = inputs(3, **sizes)
+    mask, query_mask = masks(batch, 140), masks(batch, length, 5)
     # What hidden positions hold does not matter.
     hidden = (~x[:, :, None, None] for x in (query_mask, mask, mask))
     arrays = [
@@ -242,18 +253,22 @@ def test_hopper_kernels(
         for x, y in zip(hidden, arrays, strict=True)
     ]
     more = {"mask": mask, "query_mask": query_mask, "clip": 10.0} | more
-    compare("flow", arrays, 1.5e-2, is_causal=True, chunking=None, **more)
+    compare("flow", arrays, 1.5e-2, **({"is_causal": True, "chunking": None} | more))
 
 
-def test_lowers_for_a_hopper_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("is_causal", "kernels"), [(False, 5), (True, 2)])
+def test_lowers_for_a_hopper_gpu(
+    is_causal: bool, kernels: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv(pallas.INTERPRET)
     monkeypatch.setattr(selection, "_native", lambda: "gpu")
     mask = np.arange(600)[None] < 550
 
     def loss(q, k, v):
-        return flow(mask=mask, is_causal=True, chunking=None)(q, k, v).sum()
+        more = {"is_causal": is_causal, "chunking": None}
+        return flow(mask=mask, **more)(q, k, v).sum()
 
     x = jax.ShapeDtypeStruct((1, 600, 2, 64), "bfloat16")
     v = jax.ShapeDtypeStruct((1, 600, 2, 48), "bfloat16")
     text = lowered("gpu", HOPPER, jax.value_and_grad(loss, (0, 1, 2)), x, x, v)
-    assert text.count("@mosaic_gpu") == 2
+    assert text.count("@mosaic_gpu") == kernels

@@ -75,7 +75,7 @@ def attend(
     if mask is not None:
         mask = mask[:, None].astype(jnp.float32)
     scale = _scale(max_length, query.shape[0])
-    return _compiled(spec, query, key, value, mask, scale)
+    return compiled(spec, query, key, value, mask, scale)
 
 
 def given_features(
@@ -139,7 +139,7 @@ def _backward(spec: Spec, kept: tuple, of_out: jax.Array) -> tuple:
 
 
 _attend.defvjp(_forward, _backward)
-_compiled = jax.jit(_attend, static_argnums=0)
+compiled = jax.jit(_attend, static_argnums=0)
 
 
 def _kernels(spec: Spec) -> Any:

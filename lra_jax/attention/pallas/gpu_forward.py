@@ -140,8 +140,10 @@ def _outputs(program: LinearProgram, causal: int, *refs: Any) -> None:
             plgpu.commit_smem()
         den = plus(dens)
         num = ops.product(*products)
+        if program.spec.denominator != "none":
+            num = num / ops.down(program.spec.bounded(den))
         plgpu.wait_smem_to_gmem(0)
-        out_stage[...] = (num / ops.down(program.spec.bounded(den))).astype(out.dtype)
+        out_stage[...] = num.astype(out.dtype)
         den_stage[...] = den
         plgpu.commit_smem()
         send(first, [(out_stage, out), (den_stage, den_out)], (batch, head))

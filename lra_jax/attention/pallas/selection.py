@@ -105,9 +105,7 @@ def flow_refusal(
 ) -> Callable[[str], str | None]:
     """`choose`'s ``refusal`` of Flow-Attention with these options."""
 
-    def refusal(target: str) -> str | None:
-        if target == "gpu" and not is_causal:
-            return "expected is_causal=True of Flow-Attention, got False"
+    def refusal(_: str) -> str | None:
         if competition_axis != "source":
             return f"expected competition_axis='source', got {competition_axis!r}"
         if is_causal and (clip is None or clip > SMALL_CLIP):

@@ -75,7 +75,8 @@ class Spec(Form):
     """``num_i / den_i`` of linear attention.
 
     Attributes:
-      denominator: "add" divides by ``den + eps``, "clamp" by ``max(den, eps)``.
+      denominator: "add" divides by ``den + eps``, "clamp" by ``max(den, eps)``, "none"
+        by nothing.
       eps: see `denominator`.
     """
 
@@ -84,12 +85,16 @@ class Spec(Form):
 
     def bounded(self, den: jax.Array) -> jax.Array:
         """What the numerator is divided by."""
+        if self.denominator == "none":
+            return jnp.ones_like(den)
         if self.denominator == "add":
             return den + self.eps
         return jnp.where(den >= self.eps, den, self.eps)
 
     def passes(self, den: jax.Array) -> jax.Array:
         """The derivative of `bounded`, 0 or 1."""
+        if self.denominator == "none":
+            return jnp.zeros_like(den)
         if self.denominator == "add":
             return jnp.ones_like(den)
         return jnp.where(den >= self.eps, 1.0, 0.0)
