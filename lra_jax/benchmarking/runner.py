@@ -1,7 +1,9 @@
 """Runs cases: what does not fit or takes too long is said, not tried.
 
 Cases of one work, dtype and length are timed in turns, so that a slow spell of the
-machine meets all of them, unless their arguments together would fill the memory.
+machine meets all of them, unless their arguments together would fill the memory, or
+calls are long: those outlast a spell, and between other programs they would find the
+memory that they left in pieces, and pay for fetching fresh memory from the system.
 """
 
 import itertools
@@ -18,6 +20,9 @@ from lra_jax.benchmarking.roofline import Roofline
 from lra_jax.benchmarking.works import Unsupported
 
 Row = dict[str, Any]
+
+# From this on a call is timed in a row with the program's other calls.
+_LONG_SECONDS = 0.2
 
 
 class Runner:
@@ -116,15 +121,25 @@ class Runner:
                     continue
                 # One sample of what already took long is enough.
                 samples[index] = [first] if first > self._max_seconds else []
-            for _ in range(self._repeats):
-                for index, program in enumerate(programs):
-                    if index in samples and sum(samples[index]) <= self._max_seconds:
-                        samples[index].append(program.sample())
+                if first > _LONG_SECONDS:
+                    self._sample([program], [samples[index]])
+                    program.unload()
+            turns = [index for index in samples if programs[index].loaded]
+            self._sample([programs[x] for x in turns], [samples[x] for x in turns])
         finally:  # After Ctrl-C too: what was measured is kept.
             for index, program in enumerate(programs):
                 program.unload()
                 if samples.get(index):
                     self._measured(program, samples[index])
+
+    def _sample(
+        self, programs: Sequence[Program], samples: Sequence[list[float]]
+    ) -> None:
+        """Adds to each program's samples, in turns."""
+        for _ in range(self._repeats):
+            for program, seconds in zip(programs, samples, strict=True):
+                if sum(seconds) <= self._max_seconds:
+                    seconds.append(program.sample())
 
     def _measured(self, program: Program, samples: list[float]) -> None:
         case, memory = program.case, program.memory

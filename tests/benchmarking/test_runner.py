@@ -177,6 +177,26 @@ def test_what_was_measured_before_ctrl_c_is_kept(monkeypatch) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("long_seconds", "order"),
+    [(0.0, ["linear"] * 3 + ["cosformer"] * 3), (1e3, ["linear", "cosformer"] * 3)],
+)
+def test_quick_calls_take_turns_and_long_ones_do_not(
+    long_seconds: float, order: list[str], monkeypatch
+) -> None:
+    called, sample = [], Program.sample
+
+    def recorded(self):
+        called.append(self.case.attention)
+        return sample(self)
+
+    monkeypatch.setattr(Program, "sample", recorded)
+    monkeypatch.setattr(running, "_LONG_SECONDS", long_seconds)
+    runner = run([case("linear"), case("cosformer")], repeats=3)
+    assert called == order
+    assert [row["samples"] for row in runner.rows] == [3, 3]
+
+
 def test_expected_time_follows_the_measured_growth() -> None:
     assert expected_seconds([], 1024) == 0
     assert expected_seconds([(1024, 1.0)], 4096) == 16
