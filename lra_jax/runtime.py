@@ -21,13 +21,15 @@ from typing import Any
 
 _MALLOC = "glibc.malloc."
 # One arena for all threads: those of other threads are made of heaps too small for a
-# training step's buffers, which would come from the system after all. No threshold
-# above which one buffer alone is fetched from the system, no return of freed memory at
-# the top of the heap, growth by 256 MiB, and huge pages.
+# training step's buffers, which would come from the system after all. No buffer below
+# 2 GiB is fetched from the system alone, no freed memory at the top of the heap returns
+# to it, growth by 256 MiB, and huge pages. Larger buffers are fetched alone: where an
+# aligned one does not fit into its own hole again, the heap grows by as much, which can
+# be all memory.
 _TUNABLES = {
     "arena_max": 1,
     "hugetlb": 1,
-    "mmap_threshold": 1 << 35,
+    "mmap_threshold": 1 << 31,
     "trim_threshold": 1 << 35,
     "top_pad": 1 << 28,
 }
