@@ -127,8 +127,9 @@ def _totals(key: jax.Array, cos: jax.Array, sin: jax.Array) -> tuple:
     keys anyway, two of them with ones are quicker, and so is a gradient of its own:
     that of the one product would be a product with two columns.
     """
-    both = jnp.stack(jnp.broadcast_arrays(cos, sin), -2)
-    both = jnp.broadcast_to(both, (*key.shape[:3], *both.shape[3:]))
+    # The ones have the key's sharding.
+    ones = jnp.ones_like(key[..., 0])
+    both = jnp.stack([ones * cos, ones * sin], -2)
     sums = jnp.einsum("bnpcj,bnpjm->bnpcm", both, key, precision="highest")
     return sums[..., 0, :], sums[..., 1, :]
 
