@@ -18,7 +18,7 @@ gradients are.
 
 A mechanism gives the loop its *block*, which maps the state before a super-block and
 the block's arrays to its outputs and the state after it (`linear_block.LinearBlock`,
-`flow_causal.FlowBlock`). One position of a stream is a super-block of length 1: there
+`flow_block.FlowBlock`). One position of a stream is a super-block of length 1: there
 is no second formula for decoding.
 """
 

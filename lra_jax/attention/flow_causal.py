@@ -75,8 +75,7 @@ def causal_flow(
             f"is among the earlier sources, got {options.competition_axis!r}"
         )
     batch, length, heads = arrays.query.shape[:3]
-    # Its pairs and its sums take the room of twice the rows of other mechanisms.
-    plan = (chunking or chunks.Chunking()).plan(length, 2 * batch * heads)
+    plan = (chunking or chunks.Chunking()).plan(length, batch * heads)
     dtype, out_dtype = shapes.accumulation_dtype(*arrays), arrays.query.dtype
     dtype = dtype if state is None else state.sums.total.dtype
     masks = mask, query_mask

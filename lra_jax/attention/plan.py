@@ -10,10 +10,10 @@ import jax
 
 Tree = Any
 
-# Positions of all rows in a super-block, and those of one row at most. Measured on a
-# CPU: docs/performance.md.
+# Positions of all rows in a super-block, and those of one row at least and at most.
+# Measured on a CPU: docs/performance.md.
 _TOGETHER = 1024
-_LONGEST = 256
+_SHORTEST, _LONGEST = 64, 256
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,9 @@ class Chunking:
         chunks = -(-length // chunk)
         if implementation == "parallel":
             return Plan(chunk, chunks, 1, True)
-        block = self.block or min(max(_TOGETHER // max(1, rows), chunk), _LONGEST)
+        block = self.block
+        if block is None:
+            block = min(max(_TOGETHER // max(1, rows), _SHORTEST), _LONGEST)
         blocks = -(-chunks // max(1, block // chunk))
         # Evenly filled blocks need less padding than full ones and a nearly empty last.
         return Plan(chunk, -(-chunks // blocks), blocks, False)

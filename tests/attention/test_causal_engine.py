@@ -153,6 +153,8 @@ def test_more_rows_get_shorter_blocks() -> None:
         for plan in (Chunking().plan(4096, rows) for rows in (1, 4, 8, 16, 4096))
     ]
     assert lengths == [256, 256, 128, 64, 64]
+    # Short chunks do not make more turns of the loop, with a state kept for each.
+    assert Chunking(16).plan(4096, 4096) == chunks.Plan(16, 4, 64, False)
     assert Chunking(64, 512).plan(4096, 4096) == chunks.Plan(64, 8, 8, False)
 
 

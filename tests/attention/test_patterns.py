@@ -13,8 +13,6 @@ from lra_jax import attention
 from . import patterns
 from .mechanisms import assert_close, fast_jit, inputs, largest_array
 
-pytestmark = pytest.mark.slow
-
 # Right, scattered and left padding; nothing at all.
 MASK = np.array(
     [
