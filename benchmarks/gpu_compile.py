@@ -109,7 +109,7 @@ def compile_here(name: str, causal: bool, sizes: list[int]) -> None:
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
     from lra_jax import attention
-    from lra_jax.attention.pallas import selection
+    from lra_jax.kernels import selection
 
     jax.devices()  # Loads the plug-ins.
     given = {"target_config": TARGET, "topology": "1x1x1"}

@@ -96,7 +96,7 @@ class _Device:
         """Compiles output and gradients; the compiler's words if it refuses."""
         import jax
 
-        from lra_jax.attention.pallas import selection
+        from lra_jax.kernels import selection
 
         heads, width, value_width = sizes
         # What the default device would be on such a machine.

@@ -11,7 +11,7 @@ from flax import nnx
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from lra_jax.attention import resolve
-from lra_jax.attention.sequence import SEQUENCE_PARALLEL, sequence_parallel
+from lra_jax.attention.sharded.sequence import SEQUENCE_PARALLEL, sequence_parallel
 from lra_jax.configs import get_preset
 from lra_jax.tasks import get_task
 from lra_jax.training import sharding, step

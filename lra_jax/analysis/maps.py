@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lra_jax.analysis.capture import capture
-from lra_jax.attention.flow import flow_terms
+from lra_jax.attention.flow.flow import flow_terms
 
 __all__ = ["Maps", "example_maps"]
 

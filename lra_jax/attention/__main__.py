@@ -10,7 +10,7 @@ from pathlib import Path
 
 from lra_jax.attention.registry import MECHANISMS
 
-HEAD = ("name", "causal", "cross", "padding", "stream", "time", "measured")
+HEAD = ("name", "causal", "cross", "stream", "time", "measured")
 HEAD += ("paper", "what")
 
 # Written by benchmarks/cost_exponent.py: the measured exponent of the time between 2K
@@ -29,7 +29,6 @@ def rows() -> list[tuple[str, ...]]:
                 for able in (
                     mechanism.causal,
                     mechanism.cross,
-                    mechanism.padding,
                     mechanism.stream,
                 )
             ),

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import jax
 
-from lra_jax.attention import shapes
+from lra_jax.attention import inputs
 
 
 def _identity(x: jax.Array) -> jax.Array:
@@ -34,5 +34,5 @@ def activated(name: str, x: jax.Array) -> jax.Array:
     """An activation of the table, in float32 or wider within; keeps the dtype."""
     if name == "identity":
         return x
-    wide = shapes.accumulation_dtype(x)
+    wide = inputs.accumulation_dtype(x)
     return ACTIVATIONS[name](x.astype(wide)).astype(x.dtype)

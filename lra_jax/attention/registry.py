@@ -1,19 +1,245 @@
-"""The mechanisms by name: those of the table, and functions from outside.
+"""The mechanisms by name: the one list of them, and what each says that it can do.
 
-Importing this module does not import jax: command lines list and check mechanisms
-before they pay for it. The functions are imported when they are first asked for.
+A mechanism is a module of this package, one line of `MODULES`, whose last part is its
+name. Its ``MECHANISM`` entry is a plain literal, read from the source without running
+the module: command lines list and check mechanisms without importing jax. The functions
+are imported when they are first asked for.
 """
 
+import ast
 import difflib
+import functools
 import importlib
+import importlib.util
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, MutableMapping
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from lra_jax.attention.mechanism import Gate, Mechanism
-from lra_jax.attention.table import MECHANISMS
+__all__ = [
+    "MECHANISMS",
+    "MODULES",
+    "Gate",
+    "Mechanism",
+    "accepted_keywords",
+    "names",
+    "public_names",
+    "resolve",
+]
 
-__all__ = ["MECHANISMS", "Gate", "Mechanism", "accepted_keywords", "names", "resolve"]
+MODULES = (
+    "lra_jax.attention.softmax.softmax",
+    "lra_jax.attention.linear.linear",
+    "lra_jax.attention.linear.cosformer",
+    "lra_jax.attention.flow.flow",
+    "lra_jax.attention.linear.norm",
+    "lra_jax.attention.linear.retention",
+    "lra_jax.attention.linear.lightning",
+    "lra_jax.attention.low_rank.linformer",
+    "lra_jax.attention.linear.performer",
+    "lra_jax.attention.softmax.local",
+    "lra_jax.attention.softmax.longformer",
+    "lra_jax.attention.softmax.bigbird",
+    "lra_jax.attention.softmax.sparse",
+    "lra_jax.attention.low_rank.nystrom",
+    "lra_jax.attention.low_rank.fnet",
+    "lra_jax.attention.softmax.synthesizer",
+    "lra_jax.attention.softmax.sinkhorn",
+    "lra_jax.attention.softmax.reformer",
+    "lra_jax.attention.low_rank.luna",
+    "lra_jax.attention.gated_units.gau",
+    "lra_jax.attention.gated_units.flash",
+    "lra_jax.attention.recurrent.gla",
+    "lra_jax.attention.recurrent.delta",
+    "lra_jax.attention.recurrent.gated_delta",
+)
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A further dense projection of a layer, which the function takes by keyword.
+
+    Attributes:
+      name: the keyword.
+      of: "query" or "key": whose positions it is made from and belongs to.
+      width: columns in each head: "head" (H), "value" (Hv), or "one", an array without
+        a last axis.
+      activation: what the projection goes through, of `lra_jax.attention.gates`.
+      rank: columns between two matrices in place of one; None = one matrix.
+      bias: what the projection's bias is at first.
+    """
+
+    name: str
+    of: str = "key"
+    width: str = "head"
+    activation: str = "identity"
+    rank: int | None = None
+    bias: float = 0.0
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """One attention mechanism.
+
+    The capabilities are None for a function from outside this package: unknown.
+
+    Attributes:
+      name: as given to ``--attention``.
+      module: the module that holds its functions; an entry leaves it out.
+      causal: has an autoregressive form.
+      cross: query and key may differ in length.
+      stream: has ``<name>_init``, ``<name>_prefill`` and ``<name>_step``, with a state
+        of constant size.
+      kernels: has Pallas kernels, chosen by its ``implementation``.
+      sharded: name of the function that computes one device's slice of a sequence that
+        is split over devices; None = it cannot be split.
+      rotary: its scores are inner products of queries and keys, so that rotary
+        positions suit it.
+      cost: leading term of the time, in T, S, H and the mechanism's own sizes.
+      summary: one line.
+      source: the paper.
+      parameters: name of the function that makes its own arrays, if it has any.
+      buffers: which of those arrays are not trained but stay as they were made.
+      projections: those of a layer's dense projections that it has a use for. Without
+        "query" or "key" it does not read that argument; without "value" it takes the
+        layer's input as it is, and without "out" its output is the layer's.
+      activation: what queries, keys and values go through behind their projections,
+        of `lra_jax.attention.gates`.
+      gates: further projections of the layer.
+      layout: name of the function that gives the widths of a layer's heads from the
+        width of its input, where they are not the layer's own to choose.
+      mlp: False if a layer does the MLP's work too. A block of a model then holds a
+        second such layer in the MLP's place.
+      memory: name of the function that takes a ``memory`` and returns, beside the
+        output, what the next layer's memory is made of; None = it has no memory.
+      function: the function itself, for one from outside this package.
+    """
+
+    name: str
+    module: str = ""
+    causal: bool | None = None
+    cross: bool | None = None
+    stream: bool | None = None
+    kernels: bool = False
+    sharded: str | None = None
+    rotary: bool = False
+    cost: str = "unknown"
+    summary: str = ""
+    source: str = ""
+    parameters: str | None = None
+    buffers: tuple[str, ...] = ()
+    projections: tuple[str, ...] = ("query", "key", "value", "out")
+    activation: str = "identity"
+    gates: tuple[Gate, ...] = ()
+    layout: str | None = None
+    mlp: bool = True
+    memory: str | None = None
+    function: Callable[..., Any] | None = None
+
+    @property
+    def attention(self) -> Callable[..., Any]:
+        """``<name>_attention``, or the function given; imports it if need be."""
+        if self.function is not None:
+            return self.function
+        return self._find(f"{self.name}_attention")
+
+    @property
+    def weights(self) -> Callable[..., Any]:
+        """``<name>_weights``, the dense `[B, N, T, S]` form.
+
+        Raises:
+          ValueError: the mechanism is a function from outside, which has none.
+        """
+        if self.function is not None:
+            raise ValueError(
+                "attention: expected a registered mechanism for its dense weights, "
+                f"got the function {self.name!r}"
+            )
+        return self._find(f"{self.name}_weights")
+
+    @property
+    def make_parameters(self) -> Callable[..., dict[str, Any]] | None:
+        """The function that makes its own arrays; None if it has none."""
+        return None if self.parameters is None else self._find(self.parameters)
+
+    @property
+    def make_layout(self) -> Callable[..., Any] | None:
+        """The function that gives its heads' widths; None if a layer may choose."""
+        return None if self.layout is None else self._find(self.layout)
+
+    @property
+    def with_memory(self) -> Callable[..., Any] | None:
+        """The function that takes a memory; None if it has none."""
+        return None if self.memory is None else self._find(self.memory)
+
+    @property
+    def slice_attention(self) -> Callable[..., Any] | None:
+        """The function of one device's slice of a sequence; None if it has none."""
+        return None if self.sharded is None else self._find(self.sharded)
+
+    def _find(self, name: str) -> Callable[..., Any]:
+        return getattr(importlib.import_module(self.module), name)
+
+
+class _Mechanisms(MutableMapping[str, Mechanism]):
+    """The entries by name, each read when it is first asked for."""
+
+    def __init__(self, modules: tuple[str, ...]) -> None:
+        self._modules = {module.rpartition(".")[2]: module for module in modules}
+        self._entries: dict[str, Mechanism] = {}
+
+    def __getitem__(self, name: str) -> Mechanism:
+        if name not in self._entries:
+            self._entries[name] = _read_entry(self._modules[name])
+        return self._entries[name]
+
+    def __setitem__(self, name: str, mechanism: Mechanism) -> None:
+        self._modules[name] = mechanism.module
+        self._entries[name] = mechanism
+
+    def __delitem__(self, name: str) -> None:
+        del self._modules[name]
+        self._entries.pop(name, None)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._modules)
+
+    def __len__(self) -> int:
+        return len(self._modules)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._modules
+
+
+def public_names(module: str) -> list[str]:
+    """The ``__all__`` of a module, which is not run for it."""
+    return ast.literal_eval(_assigned(module, "__all__"))
+
+
+def _read_entry(module: str) -> Mechanism:
+    """The ``MECHANISM`` of a module, which is not run for it."""
+    code = compile(ast.Expression(_assigned(module, "MECHANISM")), module, "eval")
+    return replace(eval(code, {"Gate": Gate, "Mechanism": Mechanism}), module=module)
+
+
+@functools.cache
+def _assigned(module: str, name: str) -> ast.expr:
+    """The expression that the source of a module assigns to a name.
+
+    Raises:
+      ValueError: there is no such module, or it assigns nothing to the name.
+    """
+    spec = importlib.util.find_spec(module)
+    if spec is None or spec.origin is None:
+        raise ValueError(f"attention: expected a module {module!r}, got none")
+    for node in ast.parse(Path(spec.origin).read_text("utf-8")).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
+            return node.value
+    raise ValueError(f"attention: expected {name} = ... in {spec.origin}, got none")
+
+
+MECHANISMS: MutableMapping[str, Mechanism] = _Mechanisms(MODULES)
 
 
 def names() -> tuple[str, ...]:

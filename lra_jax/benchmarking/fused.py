@@ -4,7 +4,7 @@ The numbers of softmax attention, without the T x S matrix:
 
 - "cudnn": the flash attention of NVIDIA's library, for 16-bit inputs on its GPUs.
 - "flash": JAX's own Pallas kernel for TPUs.
-- "blocks": anywhere else, the library's own (`lra_jax.attention.softmax_blocks`).
+- "blocks": anywhere else, the library's own (`lra_jax.attention.softmax.blockwise`).
 
 Nothing but the benchmark uses it: a baseline must not be weaker than it need be.
 """
@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from lra_jax.attention import shapes, softmax_attention
+from lra_jax.attention import inputs, softmax_attention
 from lra_jax.names import known
 
 IMPLEMENTATIONS = ("cudnn", "flash", "blocks")
@@ -57,8 +57,8 @@ def fused_softmax_attention(
     Raises:
       ValueError: shapes, dtypes, the mask or the implementation do not fit.
     """
-    shapes.check_inputs(query, key, value, is_causal)
-    mask = shapes.padding_mask(mask, query.shape[0], key.shape[1])
+    inputs.check_inputs(query, key, value, is_causal)
+    mask = inputs.padding_mask(mask, query.shape[0], key.shape[1])
     chosen = implementation or best_implementation(query.dtype)
     known("implementation", chosen, IMPLEMENTATIONS)
     if chosen == "cudnn":

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from lra_jax.attention import rotary as rotations
+from lra_jax.attention.linear import rotary as rotations
 
 
 class Dense(nnx.Linear):

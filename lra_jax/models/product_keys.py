@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from lra_jax.attention.shapes import check_size
+from lra_jax.attention.inputs import check_size
 from lra_jax.models.layers import Dense, Dropout, LayerNorm
 from lra_jax.names import known
 

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 from flax import nnx
 
-from lra_jax.attention.sequence import sequence_parallel
+from lra_jax.attention.sharded.sequence import sequence_parallel
 from lra_jax.configs import Config
 from lra_jax.data.dataset import SequenceDataset
 from lra_jax.models import MatchingClassifier, SequenceClassifier

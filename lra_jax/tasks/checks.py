@@ -5,7 +5,7 @@ import math
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from lra_jax.attention import registry
-from lra_jax.attention.sequence import sequence_parallel
+from lra_jax.attention.sharded.sequence import sequence_parallel
 from lra_jax.configs import Config
 from lra_jax.data.length_warmup import LengthWarmup
 from lra_jax.models.encoder import check_mlp, options_by_block
@@ -96,7 +96,7 @@ def _check_implementation(config: Config, mechanism: registry.Mechanism) -> None
             continue
         import jax
 
-        from lra_jax.attention import pallas
+        from lra_jax import kernels
 
         width = model.qkv_dim // model.num_heads
         shape = (1, model.max_length, model.num_heads, width)
@@ -105,10 +105,10 @@ def _check_implementation(config: Config, mechanism: registry.Mechanism) -> None
         refusal = None
         if mechanism.name == "flow":
             axis = block.get("competition_axis", "source")
-            refusal = pallas.flow_refusal(block.get("clip", 1.0), axis, False)
+            refusal = kernels.flow_refusal(block.get("clip", 1.0), axis, False)
         arrays = array, array, array
         try:
-            pallas.choose(block["implementation"], *arrays, phi, refusal=refusal)
+            kernels.choose(block["implementation"], *arrays, phi, refusal=refusal)
         except ValueError as error:
             raise ValueError(f"--model.attention_options: {error}") from error
 

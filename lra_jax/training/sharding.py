@@ -1,7 +1,7 @@
 """How arrays lie on the devices: one mesh over all of them, jit does the rest.
 
 The mesh has the axes "data", which splits the batch, and "seq", which splits each
-sequence (`lra_jax.attention.sequence`); parameters are whole on every device.
+sequence (`lra_jax.attention.sharded.sequence`); parameters are whole on every device.
 """
 
 from collections.abc import Callable, Mapping

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lra_jax import attention
-from lra_jax.attention.causal import Chunking
+from lra_jax.attention.causal.sums import Chunking
 
 from . import grouping, patterns, recurrent, reference, units
 

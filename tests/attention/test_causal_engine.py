@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from lra_jax.attention import causal, chunks
-from lra_jax.attention.causal import Chunking, causal_linear
+from lra_jax.attention.causal import chunks
+from lra_jax.attention.causal import sums as causal
+from lra_jax.attention.causal.sums import Chunking, causal_linear
 
 from . import reference
 from .mechanisms import assert_close, fast_jit

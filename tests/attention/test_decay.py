@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lra_jax import attention
-from lra_jax.attention import decay, rotary
+from lra_jax.attention.linear import decay, rotary
 
 from . import reference
 from .mechanisms import SMALL, assert_close, fast_jit, inputs

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lra_jax.attention import chunks, raw
-from lra_jax.attention.flow_block import FlowBlock, FlowSums, Tables
-from lra_jax.attention.flow_parts import Options
+from lra_jax.attention.causal import chunks, raw
+from lra_jax.attention.flow.block import FlowBlock, FlowSums, Tables
+from lra_jax.attention.flow.parts import Options
 
 from .mechanisms import fast_jit
 

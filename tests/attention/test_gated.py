@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lra_jax import attention
-from lra_jax.attention import gated
+from lra_jax.attention.gated_units import gated
 
 from . import units
 from .mechanisms import UNITS, assert_close, fast_jit, inputs, keywords

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lra_jax import attention
-from lra_jax.attention.synthesizer import VARIANTS
+from lra_jax.attention.softmax.synthesizer import VARIANTS
 
 from . import grouping
 from .mechanisms import (

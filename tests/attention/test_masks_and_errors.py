@@ -8,8 +8,8 @@ import pytest
 from flax import nnx
 
 from lra_jax import attention
-from lra_jax.attention import kernels, shapes
-from lra_jax.attention.causal import Chunking, causal_linear
+from lra_jax.attention import feature_maps, inputs
+from lra_jax.attention.causal.sums import Chunking, causal_linear
 
 from .mechanisms import (
     CROSS,
@@ -19,9 +19,11 @@ from .mechanisms import (
     E,
     F,
     assert_close,
-    inputs,
     run,
     weights,
+)
+from .mechanisms import (
+    inputs as arrays,
 )
 
 PADDING = np.array([[1, 1, 1, 0, 0], [1, 1, 1, 1, 0]], bool)
@@ -40,11 +42,11 @@ PADDING = np.array([[1, 1, 1, 0, 0], [1, 1, 1, 1, 0]], bool)
     ids=["BS", "B11S", "int", "float", "flax", "list"],
 )
 def test_one_mask_in_many_forms(mask) -> None:
-    wanted = shapes.padding_mask(jnp.asarray(PADDING), 2, 5)
+    wanted = inputs.padding_mask(jnp.asarray(PADDING), 2, 5)
     assert wanted is not None
-    got = shapes.padding_mask(mask, 2, 5)
+    got = inputs.padding_mask(mask, 2, 5)
     np.testing.assert_array_equal(got, wanted)
-    pairs = shapes.pair_mask(mask, 2, 3, 4, 5)
+    pairs = inputs.pair_mask(mask, 2, 3, 4, 5)
     assert pairs is not None
     np.testing.assert_array_equal(pairs, PADDING[:, None, None])
 
@@ -54,19 +56,19 @@ def test_one_mask_in_many_forms(mask) -> None:
 )
 def test_masks_broadcast(shape: tuple[int, ...]) -> None:
     mask = jnp.zeros(shape, bool).at[..., 0].set(True)
-    got = shapes.padding_mask(mask, 2, 5)
+    got = inputs.padding_mask(mask, 2, 5)
     aligned = (shape[0], 1, 1, shape[1]) if len(shape) == 2 else shape
     wanted = np.broadcast_to(np.asarray(mask).reshape(aligned), (2, 1, 1, 5))
     np.testing.assert_array_equal(got, wanted[:, 0, 0])
 
 
 def test_no_mask_is_no_mask() -> None:
-    assert shapes.padding_mask(None, 2, 5) is None
-    assert shapes.pair_mask(None, 2, 3, 4, 5) is None
+    assert inputs.padding_mask(None, 2, 5) is None
+    assert inputs.pair_mask(None, 2, 3, 4, 5) is None
 
 
 def test_every_pair_of_softmax_may_be_masked_by_head() -> None:
-    q, k, v = inputs(1, heads=2)
+    q, k, v = arrays(1, heads=2)
     mask = np.ones((1, 2, 1, 7), bool)
     mask[0, 0, 0, 3:] = False
     got = attention.softmax_attention(q, k, v, mask)
@@ -82,7 +84,7 @@ def _rejects(call, *parts: str) -> None:
         assert part in str(caught.value), str(caught.value)
 
 
-Q, K, V = inputs(2, query_length=5)  # (2, 5, 2, 4), (2, 7, 2, 4), (2, 7, 2, 4)
+Q, K, V = arrays(2, query_length=5)  # (2, 5, 2, 4), (2, 7, 2, 4), (2, 7, 2, 4)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -294,4 +296,4 @@ def test_parameters_that_do_not_fit(keywords: dict, parts: tuple) -> None:
 
 
 def test_feature_maps_may_be_functions() -> None:
-    assert kernels.feature_map(np.tanh) is np.tanh
+    assert feature_maps.feature_map(np.tanh) is np.tanh

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lra_jax.attention import kernels
+from lra_jax.attention import feature_maps
 
 from .mechanisms import (
     NAMES,
@@ -114,9 +114,9 @@ def test_gradients_at_the_bounds_pass() -> None:
     def slope(function, at: float) -> float:
         return float(jax.grad(function)(jnp.float32(at)))
 
-    assert slope(lambda x: kernels.clamp(x, 1.0), 1.0) == 1
-    assert slope(lambda x: kernels.clamp(x, 1.0), -1.0) == 1
-    assert slope(lambda x: kernels.clamp(x, 1.0), 1.5) == 0
-    assert slope(lambda x: kernels.at_least(x, 0.5), 0.5) == 1
-    assert slope(lambda x: kernels.at_least(x, 0.5), 0.4) == 0
-    assert slope(kernels.feature_map("relu"), 0.0) == 0
+    assert slope(lambda x: feature_maps.clamp(x, 1.0), 1.0) == 1
+    assert slope(lambda x: feature_maps.clamp(x, 1.0), -1.0) == 1
+    assert slope(lambda x: feature_maps.clamp(x, 1.0), 1.5) == 0
+    assert slope(lambda x: feature_maps.at_least(x, 0.5), 0.5) == 1
+    assert slope(lambda x: feature_maps.at_least(x, 0.5), 0.4) == 0
+    assert slope(feature_maps.feature_map("relu"), 0.0) == 0

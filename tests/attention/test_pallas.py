@@ -8,9 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lra_jax import attention
-from lra_jax.attention import pallas
-from lra_jax.attention.causal import Chunking
+from lra_jax import attention, kernels
+from lra_jax.attention.causal.sums import Chunking
 from lra_jax.models import MultiHeadAttention
 
 from . import golden, golden_builders
@@ -22,7 +21,7 @@ NAMES = ("linear", "cosformer")
 
 @pytest.fixture(autouse=True)
 def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(pallas.INTERPRET, "tpu")
+    monkeypatch.setenv(kernels.INTERPRET, "tpu")
 
 
 def call(name: str, implementation: str = "pallas", **more: Any) -> Any:
@@ -194,7 +193,7 @@ def test_in_a_model() -> None:
 def test_hopper_kernels(
     name: str, is_causal: bool, sizes: dict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(pallas.INTERPRET, "gpu")
+    monkeypatch.setenv(kernels.INTERPRET, "gpu")
     arrays = inputs(11, **{"batch": 1, "heads": 1, "head_dim": 64} | sizes)
     mask = np.random.default_rng(12).random((1, sizes["length"])) < 0.7
     arrays = [jnp.asarray(x, "bfloat16") for x in arrays]

@@ -8,10 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lra_jax import attention
-from lra_jax.attention import pallas
-from lra_jax.attention.causal import Chunking
-from lra_jax.attention.pallas import selection
+from lra_jax import attention, kernels
+from lra_jax.attention.causal.sums import Chunking
+from lra_jax.kernels import selection
 
 from . import golden, golden_builders
 from .mechanisms import assert_close, fast_jit, inputs
@@ -23,7 +22,7 @@ SMALL = Chunking(16, 16)
 
 @pytest.fixture(autouse=True)
 def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(pallas.INTERPRET, "tpu")
+    monkeypatch.setenv(kernels.INTERPRET, "tpu")
 
 
 def flow(**more: Any) -> Any:
@@ -171,10 +170,10 @@ def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     refused("'source' or 'heads', got 'rows'", competition_axis="rows")
     for clip in (None, 31.0):
         refused(f"at most 30 if causal, got {clip}", clip=clip, is_causal=True)
-    monkeypatch.setenv(pallas.INTERPRET, "gpu")
+    monkeypatch.setenv(kernels.INTERPRET, "gpu")
     for is_causal in (False, True):
         refused("bfloat16, got .'float32'.", is_causal=is_causal, chunking=None)
-    monkeypatch.delenv(pallas.INTERPRET)
+    monkeypatch.delenv(kernels.INTERPRET)
     refused(r"'auto' or 'xla' on this machine.*'cpu'")
 
 
@@ -198,7 +197,7 @@ def test_auto_takes_kernels_where_they_run(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_lowers_for_a_tpu(is_causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(pallas.INTERPRET)
+    monkeypatch.delenv(kernels.INTERPRET)
     monkeypatch.setattr(selection, "_native", lambda: "tpu")
 
     def loss(q, k, v):
@@ -241,7 +240,7 @@ def test_lowers_for_a_tpu(is_causal: bool, monkeypatch: pytest.MonkeyPatch) -> N
 def test_hopper_kernels(
     sizes: dict, more: dict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(pallas.INTERPRET, "gpu")
+    monkeypatch.setenv(kernels.INTERPRET, "gpu")
     sizes = {"query_length": 140, "length": 140} | sizes
     batch, length = sizes["batch"], sizes["query_length"]
     arrays = inputs(3, **sizes)
@@ -260,7 +259,7 @@ def test_hopper_kernels(
 def test_lowers_for_a_hopper_gpu(
     is_causal: bool, kernels: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv(pallas.INTERPRET)
+    monkeypatch.delenv(kernels.INTERPRET)
     monkeypatch.setattr(selection, "_native", lambda: "gpu")
     mask = np.arange(600)[None] < 550
 

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 
-from lra_jax import attention
-from lra_jax.attention import pallas
-from lra_jax.attention.causal import Chunking
-from lra_jax.attention.pallas import selection
+from lra_jax import attention, kernels
+from lra_jax.attention.causal.sums import Chunking
+from lra_jax.kernels import selection
 
 from .mechanisms import inputs
 
@@ -27,10 +26,10 @@ def pallas_calls(function: Any, *arrays: Any) -> int:
 def test_a_cpu_takes_the_xla_form(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     function, arrays = getattr(attention, f"{name}_attention"), inputs(0)
     for implementation in ("auto", "xla"):
-        monkeypatch.setenv(pallas.INTERPRET, "tpu")
+        monkeypatch.setenv(kernels.INTERPRET, "tpu")
         more = {"implementation": implementation}
         assert not pallas_calls(lambda *a, m=more: function(*a, **m), *arrays)
-        monkeypatch.delenv(pallas.INTERPRET)
+        monkeypatch.delenv(kernels.INTERPRET)
         assert not pallas_calls(lambda *a, m=more: function(*a, **m), *arrays)
     with pytest.raises(ValueError, match=r"'auto' or 'xla' on this machine.*'cpu'"):
         function(*arrays, implementation="pallas")
@@ -46,9 +45,9 @@ def test_what_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
     refused("'auto', 'xla' or 'pallas', got 'triton'", arrays, implementation="triton")
     refused("'auto', 'xla' or 'pallas', got None", arrays, implementation=None)
-    monkeypatch.setenv(pallas.INTERPRET, "rocm")
+    monkeypatch.setenv(kernels.INTERPRET, "rocm")
     refused("LRA_JAX_PALLAS_INTERPRET: .*'tpu', 'gpu'.* got 'rocm'", arrays)
-    monkeypatch.setenv(pallas.INTERPRET, "tpu")
+    monkeypatch.setenv(kernels.INTERPRET, "tpu")
     half = [x.astype("float16") for x in arrays]
     refused("float32 or bfloat16, got .'float16'.", half)
     mixed = [arrays[0], *(jnp.asarray(x, "bfloat16") for x in arrays[1:])]
@@ -56,7 +55,7 @@ def test_what_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     refused("at most 256, got .257, 257.", inputs(0, head_dim=257))
     refused("multiple of 16 positions, got 24", arrays, chunking=Chunking(24))
     refused("one length", inputs(0, length=9), is_causal=True)
-    monkeypatch.setenv(pallas.INTERPRET, "gpu")
+    monkeypatch.setenv(kernels.INTERPRET, "gpu")
     refused("all in bfloat16, got .'float32'.", arrays)
     half = [jnp.asarray(x, "bfloat16") for x in inputs(0, head_dim=65)]
     refused("at most 64, got .65, 65.", half)
@@ -68,7 +67,7 @@ def chosen(monkeypatch: pytest.MonkeyPatch, *, target: str, dtype: str, **sizes:
     monkeypatch.setattr(selection, "_native", lambda: target)
     monkeypatch.setattr(jax, "device_count", lambda: 1)
     arrays = [jnp.asarray(x, dtype) for x in inputs(0, **sizes)]
-    return pallas.choose("auto", *arrays)
+    return kernels.choose("auto", *arrays)
 
 
 def test_auto_takes_kernels_where_they_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,12 +81,12 @@ def test_auto_takes_kernels_where_they_run(monkeypatch: pytest.MonkeyPatch) -> N
         assert chosen(patch, target="tpu", dtype="float32") is not None
         patch.setattr(jax, "device_count", lambda: 2)
         arrays = inputs(0)
-        assert pallas.choose("auto", *arrays) is None
+        assert kernels.choose("auto", *arrays) is None
         mesh = jax.make_mesh((2,), ("x",), axis_types=(AxisType.Auto,))
         found = []
 
         def local(*arrays):
-            found.append(pallas.choose("auto", *arrays))
+            found.append(kernels.choose("auto", *arrays))
             return arrays[0]
 
         spec = jax.P("x")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lra_jax import attention
-from lra_jax.attention.causal import Chunking
+from lra_jax.attention.causal.sums import Chunking
 
 from . import reference
 from .mechanisms import assert_close, fast_jit, inputs, projection, run

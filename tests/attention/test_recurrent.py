@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lra_jax import attention
-from lra_jax.attention import recurrence
+from lra_jax.attention.recurrent import recurrence
 
 from . import recurrent
 from .mechanisms import RECURRENT, assert_close, fast_jit, inputs

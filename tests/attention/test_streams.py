@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lra_jax import attention
-from lra_jax.attention.causal import Chunking
+from lra_jax.attention.causal.sums import Chunking
 
 from .mechanisms import (
     EVERY_CALL,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lra_jax import evaluate
-from lra_jax.attention.sequence import sequence_parallel
+from lra_jax.attention.sharded.sequence import sequence_parallel
 from lra_jax.tasks import get_task
 from lra_jax.training import sharding
 from lra_jax.training.metrics import read_metrics

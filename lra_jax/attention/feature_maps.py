@@ -1,0 +1,164 @@
+"""The steps that several mechanisms share.
+
+Kernelised attention writes a weight as an inner product of features,
+``phi(q_i) . phi(k_j)``. Then ``sum_j phi(q_i) . phi(k_j) v_j`` is
+``phi(q_i)^T (sum_j phi(k_j) v_j^T)``: the bracket is summed once for all queries, and
+the cost is linear in both lengths. The feature width M may differ from the head width.
+
+Inside the mechanisms the heads come first, `[B, N, T, M]`: each head is then a plain
+matrix to the batched products, and the one transposition is done on H columns, before
+any map widens them (docs/performance.md).
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lra_jax.attention import inputs
+
+FeatureMap = str | Callable[[jax.Array], jax.Array]
+
+
+def _elu_plus_one(x: jax.Array) -> jax.Array:
+    return jax.nn.elu(x) + 1
+
+
+# jax.nn.relu has gradient 0 at 0; jnp.maximum(x, 0) would give 0.5.
+FEATURE_MAPS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "elu": _elu_plus_one,
+    "relu": jax.nn.relu,
+    "sigmoid": jax.nn.sigmoid,
+    "silu": jax.nn.silu,
+}
+
+
+def feature_map(spec: FeatureMap) -> Callable[[jax.Array], jax.Array]:
+    """Returns a feature map by name ("elu" is elu(x) + 1), or the callable itself."""
+    if callable(spec):
+        return spec
+    if spec not in FEATURE_MAPS:
+        raise ValueError(
+            f"feature_map: expected one of {sorted(FEATURE_MAPS)} or a function of one "
+            f"array, got {spec!r}"
+        )
+    return FEATURE_MAPS[spec]
+
+
+def feature_width(spec: FeatureMap, head_dim: int) -> int:
+    """M, the number of features that a map makes of H columns."""
+    one = jax.ShapeDtypeStruct((1, 1, 1, head_dim), jnp.float32)
+    return jax.eval_shape(feature_map(spec), one).shape[-1]
+
+
+def features(
+    query: jax.Array,
+    key: jax.Array,
+    spec: FeatureMap,
+    dtype: jnp.dtype,
+    mask: jax.Array | None = None,
+    query_mask: jax.Array | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """phi(q) and phi(k), `[B, N, T, M]`, zero where hidden."""
+    phi = feature_map(spec)
+    num_heads = query.shape[2]
+    query_features = phi(inputs.by_head(query, num_heads, query_mask, dtype))
+    key_features = phi(inputs.by_head(key, num_heads, mask, dtype))
+    # Hidden again after the map, because phi(0) is not zero.
+    return (
+        inputs.hide_by_head(query_features, query_mask),
+        inputs.hide_by_head(key_features, mask),
+    )
+
+
+def contract(
+    query_features: jax.Array,
+    key_features: jax.Array,
+    value: jax.Array,
+    precision: jax.lax.PrecisionLike = None,
+) -> jax.Array:
+    """``phi(q_i)^T sum_j phi(k_j) v_j^T``: `[B, N, T, M]`, ... -> `[B, N, T, Hv]`."""
+    summary = jnp.einsum("bnsm,bnsv->bnmv", key_features, value, precision=precision)
+    return jnp.einsum("bntm,bnmv->bntv", query_features, summary, precision=precision)
+
+
+def project(
+    features: jax.Array, total: jax.Array, precision: jax.lax.PrecisionLike = None
+) -> jax.Array:
+    """``features_i . total``: `[B, N, T, M]` and `[B, N, M]` -> `[B, N, T]`."""
+    return jnp.einsum("bntm,bnm->bnt", features, total, precision=precision)
+
+
+def products(
+    query_features: jax.Array,
+    key_features: jax.Array,
+    precision: jax.lax.PrecisionLike = None,
+) -> jax.Array:
+    """``phi(q_i) . phi(k_j)``, the dense `[B, N, T, S]`."""
+    return jnp.einsum(
+        "bntm,bnsm->bnts", query_features, key_features, precision=precision
+    )
+
+
+def rotated(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
+    """`[..., M]` -> `[..., 2M]`: times the cosine `[...]`, then times the sine."""
+    return jnp.concatenate([x * cos[..., None], x * sin[..., None]], -1)
+
+
+def hide_future(scores: jax.Array) -> jax.Array:
+    """Zeroes `[B, N, T, T]` where the key comes after the query."""
+    visible = np.tri(scores.shape[-1], dtype=bool)[None, None]
+    return jnp.where(visible, scores, jnp.zeros((), scores.dtype))
+
+
+def at_least(x: jax.Array, floor: float) -> jax.Array:
+    """``max(x, floor)`` whose gradient passes where x == floor, as torch's does."""
+    return jnp.where(x >= floor, x, jnp.asarray(floor, x.dtype))
+
+
+def clamp(x: jax.Array, bound: float) -> jax.Array:
+    """Limits x to [-bound, bound]; the gradient passes at both bounds."""
+    limited = jnp.where(x > bound, jnp.asarray(bound, x.dtype), x)
+    return jnp.where(limited < -bound, jnp.asarray(-bound, x.dtype), limited)
+
+
+def check_norm(norm: str | None) -> None:
+    """Raises ``ValueError`` unless `normalised` knows the norm."""
+    if norm not in ("rms", "layer", None):
+        raise ValueError(f"norm: expected 'rms', 'layer' or None, got {norm!r}")
+
+
+def normalised(
+    x: jax.Array, norm: str | None, axes: tuple[int, ...], eps: float
+) -> jax.Array:
+    """``x / sqrt(mean(x^2) + eps)``, without a learned gain.
+
+    Args:
+      x: any shape, float32 or wider.
+      norm: "rms", or "layer", which takes the mean away from x first; None = x itself.
+      axes: those that are normalised together.
+      eps: keeps zeros zero.
+    """
+    if norm is None:
+        return x
+    if norm == "layer":
+        x = x - x.mean(axes, keepdims=True)
+    return x * jax.lax.rsqrt(jnp.square(x).mean(axes, keepdims=True) + eps)
+
+
+def masked_softmax(logits: jax.Array, mask: jax.Array | None, axis: int) -> jax.Array:
+    """Softmax over the visible entries; all zeros where nothing is visible.
+
+    Args:
+      logits: any shape, float32 or wider.
+      mask: boolean, of the logits' rank and broadcastable to them; None = all visible.
+      axis: the axis that sums to one.
+    """
+    if mask is None:
+        return jax.nn.softmax(logits, axis=axis)
+    # The lowest finite number, not -inf: rows without any visible entry stay finite,
+    # forward and backward, and the second `where` makes them zero.
+    lowest = jnp.asarray(jnp.finfo(logits.dtype).min, logits.dtype)
+    weights = jax.nn.softmax(jnp.where(mask, logits, lowest), axis=axis)
+    return jnp.where(mask, weights, jnp.zeros((), weights.dtype))

@@ -1,0 +1,1 @@
+"""Flow-Attention and what only it needs."""

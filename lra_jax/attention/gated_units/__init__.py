@@ -1,0 +1,1 @@
+"""Gated units, which do the work of attention and MLP."""

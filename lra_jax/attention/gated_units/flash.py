@@ -1,0 +1,226 @@
+"""FLASH (Hua et al. 2022, "Transformer Quality in Linear Time"), mixed chunk attention.
+
+Not FlashAttention, which is an order of computing softmax attention. The sequence is
+cut into chunks of C positions. A position attends to its own chunk as in a gated
+attention unit (`lra_jax.attention.gated_units.gau`) and, linearly, to all chunks:
+
+``out_i = g_i * (sum_(j in chunk) a(q_i . k_j / C + b_(j - i)) v_j + q'_i^T S / m)``
+
+with ``S = sum_j k'_j v_j^T``. Without ``is_causal`` S runs over all positions, the own
+chunk included, and m is their number; with it, over the chunks before, where m counts
+their real positions. The four heads q, k, q' and k' are one projection z of the input,
+here ``query``, each under a scale and an offset of its own, and rotated by the position
+(RoPE); ``key`` is not read. Weights are not normalised, and those of the linear part
+may be negative.
+
+Cost: O(T (C + H) (H + Hv)) time and O(T C) memory.
+
+Deviations. Chunks count from position 0, and what is missing to a whole chunk is padded
+inside; padding on the right is exact, since m counts real positions. The public code
+(lucidrains/FLASH-pytorch) divides by the padded length, and in the causal form by C,
+under which the linear part grows with the length: ``length`` fixes m. It multiplies the
+bias by sqrt(H): give a table of that size.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from lra_jax.attention import feature_maps, inputs
+from lra_jax.attention.gated_units import gated
+from lra_jax.attention.registry import Gate, Mechanism
+from lra_jax.attention.softmax import key_sets
+
+__all__ = ["flash_attention", "flash_layout", "flash_parameters", "flash_weights"]
+
+MECHANISM = Mechanism(
+    name="flash",
+    causal=True,
+    cross=False,
+    stream=False,
+    cost="T (C + H) (H + Hv)",
+    summary="a gated unit within chunks of C, linear attention between them",
+    source="Hua et al. 2022",
+    parameters="flash_parameters",
+    projections=("query", "value", "out"),
+    activation="silu",
+    gates=(Gate("gate", of="query", width="value", activation="silu"),),
+    layout="flash_layout",
+    mlp=False,
+)
+
+CHUNK = 256
+
+
+def flash_attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    mask: jax.Array | None = None,
+    is_causal: bool = False,
+    *,
+    gate: jax.Array | None = None,
+    scale: jax.Array | None = None,
+    offset: jax.Array | None = None,
+    relative_bias: jax.Array | None = None,
+    chunk: int = CHUNK,
+    activation: str = "relu2",
+    rotate: bool = True,
+    length: int | None = None,
+    precision: jax.lax.PrecisionLike = None,
+    **_: Any,
+) -> jax.Array:
+    """Computes mixed chunk attention, gated.
+
+    Args:
+      query: z, `[B, T, N, H]`.
+      key: `[B, T, N, H]`; not read.
+      value: `[B, T, N, Hv]`; its heads may be a divisor of N.
+      mask: boolean, True = may be attended: `[B, T]`, or anything that broadcasts to
+        `[B, 1, 1, T]`. Padding is exact on the right.
+      is_causal: position i sees keys 0..i only.
+      gate: g, `[B, T, N, Hv]`; None = 1.
+      scale: `[4, N, H]`, of q, q', k and k'; None = 1.
+      offset: `[4, N, H]`; None = 0.
+      relative_bias: `[32, N]`, a bias for each bucket of distances; None = 0.
+      chunk: C.
+      activation: "relu2" or "laplace".
+      rotate: turn all four heads by their position; needs an even H.
+      length: m; None = the number of real positions in S.
+      precision: of the matrix products, as in ``jnp.einsum``.
+      **_: further keywords that Flax passes to an ``attention_fn``; ignored.
+
+    Returns:
+      `[B, T, N, Hv]` in the query's dtype; sums are float32 or wider.
+
+    Raises:
+      ValueError: shapes, dtypes, the mask, an array or an option do not fit, or query
+        and key differ in length.
+    """
+    inputs.check_inputs(query, key, value, is_causal)
+    inputs.check_self(query, key, "flash")
+    gated.check_arrays(query, 4, scale, offset, relative_bias, gate, value)
+    chunk = inputs.check_size("chunk", chunk)
+    activate, length = gated.activation(activation), gated.checked_length(length)
+    mask = inputs.padding_mask(mask, query.shape[0], query.shape[1], reason=_REASON)
+    num_heads, rows = query.shape[2], query.shape[1]
+    dtype = inputs.accumulation_dtype(query, value)
+    heads = gated.shared_heads(query, mask, 4, scale, offset, rotate, dtype)
+    heads.append(inputs.by_head(value, num_heads, mask, dtype))
+    size = min(chunk, rows)
+    near, far, near_key, far_key, value = (key_sets.cut(x, size) for x in heads)
+    real = jnp.ones((1, rows), bool) if mask is None else mask
+    real = jnp.pad(real, [(0, 0), (0, -rows % size)]).reshape(real.shape[0], -1, size)
+    product = functools.partial(jnp.einsum, precision=precision)
+    table = None
+    if relative_bias is not None:
+        table = gated.bias(relative_bias, size, is_causal, dtype)[None, :, None]
+    scores = product("bnpch,bnpdh->bnpcd", near, near_key) / chunk
+    scores = activate(scores if table is None else scores + table)
+    weights = jnp.where(_visible(real, is_causal), scores, jnp.zeros((), dtype))
+    out = product("bnpcd,bnpdv->bnpcv", weights, value)
+    summary = product("bnpch,bnpcv->bnphv", far_key, value)
+    summary = _gathered(summary, real, is_causal, length)
+    out = out + product("bnpch,bnphv->bnpcv", far, summary)
+    out = key_sets.paste(out, rows)
+    out = out if gate is None else out * gate.astype(dtype)
+    return out.astype(query.dtype)
+
+
+def flash_weights(
+    query: jax.Array,
+    key: jax.Array,
+    mask: jax.Array | None = None,
+    is_causal: bool = False,
+    *,
+    scale: jax.Array | None = None,
+    offset: jax.Array | None = None,
+    relative_bias: jax.Array | None = None,
+    chunk: int = CHUNK,
+    activation: str = "relu2",
+    rotate: bool = True,
+    length: int | None = None,
+    precision: jax.lax.PrecisionLike = None,
+    **_: Any,
+) -> jax.Array:
+    """Returns the matrix `[B, N, T, T]` of both parts together, before the gate.
+
+    float32 or wider, not normalised, of either sign. Arguments and errors are those of
+    `flash_attention`.
+    """
+    inputs.check_inputs(query, key, None, is_causal)
+    inputs.check_self(query, key, "flash")
+    # The output is linear in the values: on unit vectors it is the matrix itself.
+    units = inputs.unit_values(query, query)
+    rows = flash_attention(
+        query.astype(units.dtype),
+        key,
+        units,
+        mask,
+        is_causal,
+        scale=scale,
+        offset=offset,
+        relative_bias=relative_bias,
+        chunk=chunk,
+        activation=activation,
+        rotate=rotate,
+        length=length,
+        precision=precision,
+    )
+    return jnp.swapaxes(rows, 1, 2)
+
+
+def flash_parameters(
+    rng_key: jax.Array,
+    *,
+    num_heads: int,
+    head_dim: int,
+    dtype: Any = jnp.float32,
+    **_: Any,
+) -> dict[str, jax.Array]:
+    """Makes the arrays that `flash_attention` takes as keywords.
+
+    Arguments are those of `gau.gau_parameters`.
+
+    Returns:
+      ``scale`` and ``offset`` `[4, N, H]`, ``relative_bias`` `[32, N]`.
+    """
+    return gated.parameters(rng_key, 4, num_heads, head_dim, dtype)
+
+
+def flash_layout(
+    in_features: int, *, query_dim: int = 128, expansion: float = 2
+) -> gated.Layout:
+    """The widths of the one head: z of ``query_dim``, v and g of expansion * D."""
+    return gated.layout(in_features, query_dim, expansion)
+
+
+_REASON = "FLASH weighs all positions of a chunk, and sums over the others once"
+
+
+def _visible(real: jax.Array, is_causal: bool) -> jax.Array:
+    """Which keys of its chunk a query sees, `[1 or B, 1, P, 1 or C, C]`."""
+    visible = real[:, None, :, None]
+    if is_causal:
+        visible = visible & jnp.tri(real.shape[2], dtype=bool)[None, None, None]
+    return visible
+
+
+def _gathered(
+    summary: jax.Array, real: jax.Array, is_causal: bool, divisor: int | None
+) -> jax.Array:
+    """S / m for each chunk, `[B, N, P or 1, H, Hv]`, from the chunks' own sums."""
+    counts = real.sum(-1, dtype=summary.dtype)[:, None, :, None, None]
+    if is_causal:
+        first = [(0, 0), (0, 0), (1, 0), (0, 0), (0, 0)]
+        # The sum before a chunk: all sums shifted by one, nothing subtracted.
+        summary, counts = (
+            jnp.cumsum(jnp.pad(x[:, :, :-1], first), 2) for x in (summary, counts)
+        )
+    else:
+        summary, counts = (x.sum(2, keepdims=True) for x in (summary, counts))
+    return summary / (
+        feature_maps.at_least(counts, 1.0) if divisor is None else divisor
+    )

@@ -1,0 +1,200 @@
+"""What the gated attention unit and FLASH share: activations, shared heads, biases.
+
+Both make their queries and keys from one projection z of the input, by a scale and an
+offset for each column, and weigh values by an activation of scores that is not
+normalised over the keys.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lra_jax.attention import inputs
+from lra_jax.attention.linear import rotary
+
+BUCKETS = 32
+_FARTHEST = 128
+
+
+class Layout(NamedTuple):
+    """Widths of a layer's heads."""
+
+    num_heads: int
+    head_dim: int  # of z, and so of queries and keys
+    value_dim: int  # of values, gates and outputs
+
+
+def layout(in_features: int, query_dim: int, expansion: float) -> Layout:
+    """The paper's widths: one head with e = expansion * D value columns.
+
+    Raises:
+      ValueError: a width is not a positive int.
+    """
+    width = expansion * in_features
+    if not width >= 1 or width != int(width):
+        raise ValueError(
+            "expansion: expected a number whose product with the width "
+            f"{in_features} is a positive int, got {expansion!r}"
+        )
+    return Layout(1, inputs.check_size("query_dim", query_dim), int(width))
+
+
+def parameters(
+    rng_key: jax.Array, count: int, num_heads: int, head_dim: int, dtype: Any
+) -> dict[str, jax.Array]:
+    """Scales `[count, N, H]`, offsets likewise and the bias's table `[32, N]`.
+
+    Scales and table are normal with standard deviation 0.02, offsets zero, as in the
+    paper.
+    """
+    keys = jax.random.split(rng_key)
+    shape = (count, num_heads, head_dim)
+    table = (BUCKETS, num_heads)
+    return {
+        "scale": 0.02 * jax.random.normal(keys[0], shape, dtype),
+        "offset": jnp.zeros(shape, dtype),
+        "relative_bias": 0.02 * jax.random.normal(keys[1], table, dtype),
+    }
+
+
+def _squared_relu(x: jax.Array) -> jax.Array:
+    return jnp.square(jax.nn.relu(x))
+
+
+def _laplace(x: jax.Array) -> jax.Array:
+    mean, deviation = math.sqrt(0.5), math.sqrt(0.25 / math.pi)
+    return 0.5 * (1 + jax.lax.erf((x - mean) / (deviation * math.sqrt(2))))
+
+
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "relu2": _squared_relu,
+    "laplace": _laplace,
+}
+
+
+def activation(name: str) -> Callable[[jax.Array], jax.Array]:
+    """``relu(x)^2``, or the distribution function of a normal (Ma et al. 2022, "Mega").
+
+    Raises:
+      ValueError: an unknown name.
+    """
+    if name not in ACTIVATIONS:
+        raise ValueError(
+            f"activation: expected one of {tuple(ACTIVATIONS)}, got {name!r}"
+        )
+    return ACTIVATIONS[name]
+
+
+def check_arrays(
+    query: jax.Array,
+    count: int,
+    scale: jax.Array | None,
+    offset: jax.Array | None,
+    relative_bias: jax.Array | None,
+    gate: jax.Array | None,
+    value: jax.Array | None,
+) -> None:
+    """Raises ``ValueError`` unless a unit's own arrays fit its inputs."""
+    batch, length, num_heads, head_dim = query.shape
+    wanted = {
+        "scale": (scale, (count, num_heads, head_dim), "[count, N, H]"),
+        "offset": (offset, (count, num_heads, head_dim), "[count, N, H]"),
+        "relative_bias": (relative_bias, (BUCKETS, num_heads), "[32, N]"),
+    }
+    if value is not None:
+        shape = (batch, length, num_heads, value.shape[-1])
+        wanted["gate"] = (gate, shape, "[B, T, N, Hv]")
+    for name, (array, shape, letters) in wanted.items():
+        if array is not None and jnp.shape(array) != shape:
+            raise ValueError(
+                f"{name}: expected {letters}={shape}, got shape {jnp.shape(array)}"
+            )
+
+
+def shared_heads(
+    z: jax.Array,
+    mask: jax.Array | None,
+    count: int,
+    scale: jax.Array | None,
+    offset: jax.Array | None,
+    rotate: bool,
+    dtype: jnp.dtype,
+) -> list[jax.Array]:
+    """``scale * z + offset`` for half as many queries and then keys, turned if asked.
+
+    Args:
+      z: `[B, T, N, H]`.
+      mask: `[B, T]`; hidden positions of keys are zero.
+      count: of both together.
+      scale: `[count, N, H]`, or None.
+      offset: likewise.
+      rotate: turn by the position.
+      dtype: of the result.
+
+    Returns:
+      Arrays `[B, N, T, H]`.
+
+    Raises:
+      ValueError: an odd H with ``rotate``.
+    """
+    num_heads = z.shape[2]
+    # Queries are not hidden: what a padded one holds reaches no other row.
+    sources = [inputs.by_head(z, num_heads, hidden, dtype) for hidden in (None, mask)]
+    angles = None
+    if rotate:
+        rotary.check_width(z.shape[-1])
+        cos, sin = rotary.tables(z.shape[1], z.shape[3], dtype)
+        angles = cos[None, None, : z.shape[1]], sin[None, None, : z.shape[1]]
+    made = []
+    for index in range(count):
+        x = sources[2 * index // count]
+        if scale is not None:
+            x = x * scale.astype(dtype)[index, None, :, None]
+        if offset is not None:
+            x = x + offset.astype(dtype)[index, None, :, None]
+        x = x if angles is None else rotary.turned(x, angles)
+        made.append(inputs.hide_by_head(x, mask) if 2 * index >= count else x)
+    return made
+
+
+def bias(table: jax.Array, length: int, is_causal: bool, dtype: Any) -> jax.Array:
+    """T5's bias of the distance, `[N, T, T]`, from its table `[32, N]`.
+
+    Near distances have a bucket each, farther ones share them on a logarithmic scale;
+    from 128 on all are one. Without ``is_causal`` half of the buckets are for keys
+    behind the query.
+    """
+    # Around a circle of 2 T places: distance 0 to T - 1, then one unused, then -T + 1
+    # to -1. Row i of the matrix is the circle turned by i, which a reshape does.
+    distance = np.arange(2 * length)
+    distance = np.where(distance < length, distance, distance - 2 * length)
+    circle = table.T.astype(dtype)[:, _bucket(distance, is_causal)]
+    heads = circle.shape[0]
+    turns = jnp.broadcast_to(circle[:, None], (heads, length, 2 * length))
+    flat = turns.reshape(heads, -1)[:, : length * (2 * length - 1)]
+    return flat.reshape(heads, length, -1)[:, :, :length]
+
+
+def _bucket(distance: np.ndarray, is_causal: bool) -> np.ndarray:
+    """The bucket of key minus query position."""
+    count, first = BUCKETS, 0
+    if is_causal:
+        distance = np.maximum(-distance, 0)
+    else:
+        count //= 2
+        first = np.where(distance > 0, count, 0)
+        distance = np.abs(distance)
+    exact = count // 2
+    far = np.log(np.maximum(distance, 1) / exact) / math.log(_FARTHEST / exact)
+    # Whole powers must not fall below their bucket by rounding.
+    far = exact + np.floor(far * (count - exact) + 1e-9).astype(int)
+    return first + np.where(distance < exact, distance, np.minimum(far, count - 1))
+
+
+def checked_length(length: int | None) -> int | None:
+    """The divisor; ``ValueError`` unless None or a positive int."""
+    return None if length is None else inputs.check_size("length", length)

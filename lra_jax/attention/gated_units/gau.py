@@ -1,0 +1,199 @@
+"""The gated attention unit (Hua et al. 2022, "Transformer Quality in Linear Time").
+
+``out_i = g_i * sum_j a(q_i . k_j / n_i + b_(j - i)) v_j`` with ``a(x) = relu(x)^2``, or
+the Laplace function of Mega, b from T5's buckets of the distance, and n_i the number of
+keys that the query sees. Queries and keys are one projection z of the input, under a
+scale and an offset of their own: ``q = gamma_1 z + beta_1`` and
+``k = gamma_2 z + beta_2``; here z is the ``query``, and ``key`` is not read. Weights
+are not normalised.
+
+A whole unit is ``x + W_o (g * A v)`` with ``z, v, g = silu(W norm(x))``, one head of
+128 columns for z, and twice the model's width for v and g. It stands in place of
+attention and MLP both: the registry says so (``mlp=False``), and a block of the encoder
+then holds two units, as the paper counts two for one attention and one MLP.
+
+Cost: O(T^2 (H + Hv)) time and O(T^2) memory. FLASH is linear.
+
+Deviations. The paper divides by the length of the call, and so does the public code
+(lucidrains/FLASH-pytorch, JunnYu/FLASHQuad): outputs then change with the padding, and
+in the causal form with the future's length. Here n_i counts the real keys that the
+query sees; ``length`` fixes it. lucidrains divides the bias as well, and multiplies it
+by sqrt(D): give a table of that size. Padding is left out after the activation, as the
+Laplace function of 0 is not 0.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from lra_jax.attention import feature_maps, inputs
+from lra_jax.attention.gated_units import gated
+from lra_jax.attention.registry import Gate, Mechanism
+
+__all__ = ["gau_attention", "gau_layout", "gau_parameters", "gau_weights"]
+
+MECHANISM = Mechanism(
+    name="gau",
+    causal=True,
+    cross=False,
+    stream=False,
+    cost="T^2 (H + Hv)",
+    summary="squared ReLU of scores and a gate, in place of attention and MLP",
+    source="Hua et al. 2022",
+    parameters="gau_parameters",
+    projections=("query", "value", "out"),
+    activation="silu",
+    gates=(Gate("gate", of="query", width="value", activation="silu"),),
+    layout="gau_layout",
+    mlp=False,
+)
+
+
+def gau_attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    mask: jax.Array | None = None,
+    is_causal: bool = False,
+    *,
+    gate: jax.Array | None = None,
+    scale: jax.Array | None = None,
+    offset: jax.Array | None = None,
+    relative_bias: jax.Array | None = None,
+    activation: str = "relu2",
+    rotate: bool = False,
+    length: int | None = None,
+    precision: jax.lax.PrecisionLike = None,
+    **_: Any,
+) -> jax.Array:
+    """Computes the attention of a gated unit.
+
+    Args:
+      query: z, `[B, T, N, H]`.
+      key: `[B, T, N, H]`; not read.
+      value: `[B, T, N, Hv]`; its heads may be a divisor of N.
+      mask: boolean, True = may be attended: `[B, T]`, or anything that broadcasts to
+        `[B, 1, 1, T]`.
+      is_causal: position i sees keys 0..i only.
+      gate: g, `[B, T, N, Hv]`; None = 1.
+      scale: gamma, `[2, N, H]`, of queries and of keys; None = 1.
+      offset: beta, `[2, N, H]`; None = 0.
+      relative_bias: `[32, N]`, a bias for each bucket of distances; None = 0.
+      activation: "relu2" or "laplace".
+      rotate: turn queries and keys by their position (RoPE); needs an even H.
+      length: n; None = the number of keys that a query sees.
+      precision: of the matrix products, as in ``jnp.einsum``.
+      **_: further keywords that Flax passes to an ``attention_fn``; ignored.
+
+    Returns:
+      `[B, T, N, Hv]` in the query's dtype; sums are float32 or wider.
+
+    Raises:
+      ValueError: shapes, dtypes, the mask, an array or an option do not fit, or query
+        and key differ in length.
+    """
+    inputs.check_inputs(query, key, value, is_causal)
+    gated.check_arrays(query, 2, scale, offset, relative_bias, gate, value)
+    arrays = (scale, offset, relative_bias)
+    options = (activation, rotate, length, precision)
+    weights = _weights(query, key, mask, is_causal, arrays, options)
+    mask = _padding(mask, query)
+    value = inputs.by_head(value, query.shape[2], mask, weights.dtype)
+    out = jnp.swapaxes(jnp.matmul(weights, value, precision=precision), 1, 2)
+    out = out if gate is None else out * gate.astype(out.dtype)
+    return out.astype(query.dtype)
+
+
+def gau_weights(
+    query: jax.Array,
+    key: jax.Array,
+    mask: jax.Array | None = None,
+    is_causal: bool = False,
+    *,
+    scale: jax.Array | None = None,
+    offset: jax.Array | None = None,
+    relative_bias: jax.Array | None = None,
+    activation: str = "relu2",
+    rotate: bool = False,
+    length: int | None = None,
+    precision: jax.lax.PrecisionLike = None,
+    **_: Any,
+) -> jax.Array:
+    """Returns the weights `[B, N, T, T]` before the gate; none is negative.
+
+    float32 or wider. Arguments and errors are those of `gau_attention`.
+    """
+    inputs.check_inputs(query, key, None, is_causal)
+    gated.check_arrays(query, 2, scale, offset, relative_bias, None, None)
+    arrays = (scale, offset, relative_bias)
+    options = (activation, rotate, length, precision)
+    return _weights(query, key, mask, is_causal, arrays, options)
+
+
+def gau_parameters(
+    rng_key: jax.Array,
+    *,
+    num_heads: int,
+    head_dim: int,
+    dtype: Any = jnp.float32,
+    **_: Any,
+) -> dict[str, jax.Array]:
+    """Makes the arrays that `gau_attention` takes as keywords.
+
+    Args:
+      rng_key: a key of ``jax.random``.
+      num_heads: N.
+      head_dim: H, the width of z.
+      dtype: of the arrays.
+      **_: further keywords, so that every mechanism can be called alike; ignored.
+
+    Returns:
+      ``scale`` and ``offset`` `[2, N, H]`, ``relative_bias`` `[32, N]`.
+    """
+    return gated.parameters(rng_key, 2, num_heads, head_dim, dtype)
+
+
+def gau_layout(
+    in_features: int, *, query_dim: int = 128, expansion: float = 2
+) -> gated.Layout:
+    """The widths of a unit's one head: z of ``query_dim``, v and g of expansion * D."""
+    return gated.layout(in_features, query_dim, expansion)
+
+
+_REASON = "a gated attention unit weighs pairs by their scores and distances alone"
+
+
+def _padding(mask: jax.Array | None, query: jax.Array) -> jax.Array | None:
+    return inputs.padding_mask(mask, query.shape[0], query.shape[1], reason=_REASON)
+
+
+def _weights(
+    query: jax.Array,
+    key: jax.Array,
+    mask: jax.Array | None,
+    is_causal: bool,
+    arrays: tuple[jax.Array | None, jax.Array | None, jax.Array | None],
+    options: tuple[str, bool, int | None, jax.lax.PrecisionLike],
+) -> jax.Array:
+    """`[B, N, T, T]`."""
+    inputs.check_self(query, key, "gau")
+    name, rotate, divisor, precision = options
+    activate, divisor = gated.activation(name), gated.checked_length(divisor)
+    mask = _padding(mask, query)
+    scale, offset, table = arrays
+    dtype = inputs.accumulation_dtype(query)
+    rows, columns = gated.shared_heads(query, mask, 2, scale, offset, rotate, dtype)
+    scores = feature_maps.products(rows, columns, precision)
+    length = scores.shape[-1]
+    visible = jnp.ones((1, 1, 1, length), bool) if mask is None else mask[:, None, None]
+    if is_causal:
+        visible = visible & jnp.tri(length, dtype=bool)[None, None]
+    if divisor is None:
+        counts = visible.sum(-1, keepdims=True, dtype=dtype)
+        scores = scores / feature_maps.at_least(counts, 1.0)
+    else:
+        scores = scores / divisor
+    if table is not None:
+        scores = scores + gated.bias(table, length, is_causal, dtype)[None]
+    return jnp.where(visible, activate(scores), jnp.zeros((), dtype))

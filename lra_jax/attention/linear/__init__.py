@@ -1,0 +1,1 @@
+"""Mechanisms whose weights are inner products of features."""

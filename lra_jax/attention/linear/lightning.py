@@ -1,0 +1,255 @@
+"""Lightning attention (Qin et al. 2024, "Various Lengths, Constant Speed: Efficient
+Language Modeling with Lightning Attention"), the attention of TransNormerLLM.
+
+``out_i = sum_{j <= i} exp(-slope (i - j)) (phi(q_i) . phi(k_j)) v_j``: linear attention
+with a fixed decay for each head and no denominator. By default phi is the identity, as
+in the authors' function (OpenNLPLab/lightning-attention); their model applies SiLU to
+queries and keys before it (``feature_map="silu"``) and normalises behind it, over all
+heads together (``norm="rms"``). Without a norm the outputs grow with the length.
+
+Slopes are the authors' ``2^(-8 (h + 1) / N)`` (`lightning_slopes`); in layer l of L
+their model multiplies them by ``1 - l / (L - 1) + 1e-5``.
+
+Without ``is_causal`` the sum runs over all j with ``exp(-slope |i - j|)``. The authors
+have no such form; it is the two-sided decay of Afzal et al. 2025 ("Linear Attention for
+Efficient Bidirectional Sequence Modeling").
+
+Cost: O(T (H + C) Hv) time for chunks of C positions, twice that without ``is_causal``
+(`linear.decay`); O(H Hv) beside inputs and output. A stream holds one sum, whatever
+its position. Sums are float32 or wider whatever the inputs.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lra_jax.attention import feature_maps, inputs
+from lra_jax.attention.causal import sums as causal
+from lra_jax.attention.linear import decay
+from lra_jax.attention.registry import Mechanism
+
+__all__ = [
+    "LightningState",
+    "lightning_attention",
+    "lightning_init",
+    "lightning_prefill",
+    "lightning_slopes",
+    "lightning_step",
+    "lightning_weights",
+]
+
+MECHANISM = Mechanism(
+    name="lightning",
+    causal=True,
+    cross=True,
+    stream=True,
+    cost="2 (T + S) H^2",
+    summary="products that fade with distance, not normalised (TransNormerLLM)",
+    source="Qin et al. 2024",
+)
+
+
+class LightningState(NamedTuple):
+    """Everything that the next position needs of the earlier ones."""
+
+    sums: causal.Sums  # [B, N, M, Hv] and [B, N, M]
+    position: jax.Array  # of the next token in each sample, [B] int32
+
+
+def lightning_slopes(num_heads: int) -> np.ndarray:
+    """Returns the published slopes `[N]`: ``2^(-8 (h + 1) / N)`` for h = 0, 1, ...
+
+    Where N is no power of two, as in the authors' code: those of the power below, then
+    every other one of the power above.
+    """
+    power = 2 ** int(math.log2(num_heads))
+    slopes = 2.0 ** (-8 * np.arange(1, power + 1) / power)
+    further = 2.0 ** (-4 * np.arange(1, 2 * power + 1, 2) / power)
+    return np.concatenate([slopes, further])[:num_heads]
+
+
+def lightning_attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    mask: jax.Array | None = None,
+    is_causal: bool = False,
+    *,
+    slopes: decay.Slopes | None = None,
+    feature_map: feature_maps.FeatureMap | None = None,
+    norm: str | None = None,
+    eps: float = 1e-6,
+    chunking: causal.Chunking | None = None,
+    precision: jax.lax.PrecisionLike = None,
+    **_: Any,
+) -> jax.Array:
+    """Computes linear attention with a decay of exp(-slope) a position.
+
+    Args:
+      query: `[B, T, N, H]`.
+      key: `[B, S, N, H]`; its heads may be a divisor of N.
+      value: `[B, S, N, Hv]`.
+      mask: boolean, True = may be attended: `[B, S]`, or anything that broadcasts to
+        `[B, 1, 1, S]`. A hidden position still counts as distance.
+      is_causal: position i sees keys 0..i only; needs T == S. Otherwise it sees all,
+        with the decay of the distance.
+      slopes: `[N]`, not negative; None = `lightning_slopes`.
+      feature_map: None = the identity; "silu", "elu" (elu(x) + 1), "relu", "sigmoid",
+        or a function of an array.
+      norm: None; "rms" or "layer" normalise each position over all heads together,
+        without a learned gain, which the projection that follows has already.
+      eps: of the norm.
+      chunking: how the sequence is cut; None = by the backend.
+      precision: of the matrix products, as in ``jnp.einsum``.
+      **_: further keywords that Flax passes to an ``attention_fn``; ignored.
+
+    Returns:
+      `[B, T, N, Hv]` in the query's dtype.
+
+    Raises:
+      ValueError: shapes, dtypes, the mask or an option do not fit.
+    """
+    inputs.check_inputs(query, key, value, is_causal)
+    feature_maps.check_norm(norm)
+    mask = inputs.padding_mask(mask, query.shape[0], key.shape[1])
+    dtype = inputs.accumulation_dtype(query, key, value)
+    out, _denominators = decay.sums(
+        *feature_maps.features(query, key, feature_map or _identity, dtype, mask),
+        inputs.by_head(value, query.shape[2], mask, dtype),
+        _slopes(slopes, query.shape[2], dtype),
+        is_causal,
+        chunking=chunking,
+        precision=precision,
+    )
+    out = feature_maps.normalised(out, norm, (1, 3), eps)
+    return jnp.swapaxes(out, 1, 2).astype(query.dtype)
+
+
+def lightning_weights(
+    query: jax.Array,
+    key: jax.Array,
+    mask: jax.Array | None = None,
+    is_causal: bool = False,
+    *,
+    slopes: decay.Slopes | None = None,
+    feature_map: feature_maps.FeatureMap | None = None,
+    precision: jax.lax.PrecisionLike = None,
+    **_: Any,
+) -> jax.Array:
+    """Returns the weights `[B, N, T, S]` that `lightning_attention` never builds.
+
+    float32 or wider, of either sign, before a norm, which acts on the output;
+    arguments and errors are those of `lightning_attention`.
+    """
+    inputs.check_inputs(query, key, None, is_causal)
+    mask = inputs.padding_mask(mask, query.shape[0], key.shape[1])
+    dtype = inputs.accumulation_dtype(query, key)
+    features = feature_maps.features(query, key, feature_map or _identity, dtype, mask)
+    rates = _slopes(slopes, query.shape[2], dtype)
+    return decay.weights(*features, rates, is_causal, precision)
+
+
+def lightning_init(
+    batch_size: int,
+    num_heads: int,
+    head_dim: int,
+    value_dim: int | None = None,
+    dtype: jax.typing.DTypeLike = jnp.float32,
+    *,
+    feature_map: feature_maps.FeatureMap | None = None,
+) -> LightningState:
+    """Returns the state of a stream before its first position.
+
+    Args:
+      batch_size: B.
+      num_heads: N, those of the query.
+      head_dim: H.
+      value_dim: Hv; None = H.
+      dtype: of the sums, float32 or float64.
+      feature_map: as in `lightning_attention`; it decides the width M.
+
+    Raises:
+      ValueError: another dtype, or an unknown feature map.
+    """
+    dtype = inputs.state_dtype(dtype)
+    width = feature_maps.feature_width(feature_map or _identity, head_dim)
+    sums = causal.no_sums(batch_size, num_heads, width, value_dim or head_dim, dtype)
+    return LightningState(sums, jnp.zeros((batch_size,), jnp.int32))
+
+
+def lightning_prefill(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    mask: jax.Array | None = None,
+    *,
+    state: LightningState | None = None,
+    slopes: decay.Slopes | None = None,
+    feature_map: feature_maps.FeatureMap | None = None,
+    norm: str | None = None,
+    eps: float = 1e-6,
+    chunking: causal.Chunking | None = None,
+    precision: jax.lax.PrecisionLike = None,
+) -> tuple[jax.Array, LightningState]:
+    """Takes a whole prompt, or a further part of one, in one pass.
+
+    Args:
+      query: `[B, T, N, H]`; key, value, mask and options as in `lightning_attention`.
+        The next token stands behind each sample's last real position.
+      state: what came before; None = nothing.
+
+    Returns:
+      The causal attention `[B, T, N, Hv]` and the state after the last real position.
+      Rows behind that position are those of a query that stands on it.
+
+    Raises:
+      ValueError: shapes, dtypes, the mask, an option or the state do not fit.
+    """
+    inputs.check_inputs(query, key, value, True)
+    feature_maps.check_norm(norm)
+    mask = inputs.padding_mask(mask, query.shape[0], key.shape[1])
+    dtype = inputs.accumulation_dtype(query, key, value)
+    if state is not None:
+        dtype = state.sums.total.dtype
+    out, _denominators, sums = decay.prefill(
+        *feature_maps.features(query, key, feature_map or _identity, dtype, mask),
+        inputs.by_head(value, query.shape[2], mask, dtype),
+        _slopes(slopes, query.shape[2], dtype),
+        mask,
+        None if state is None else state.sums,
+        chunking=chunking,
+        precision=precision,
+    )
+    out = feature_maps.normalised(out, norm, (1, 3), eps)
+    position = inputs.next_position(mask, *query.shape[:2])
+    if state is not None:
+        position = position + state.position
+    out = jnp.swapaxes(out, 1, 2).astype(query.dtype)
+    return out, LightningState(sums, position)
+
+
+def lightning_step(
+    state: LightningState,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    **options: Any,
+) -> tuple[jax.Array, LightningState]:
+    """Takes one position of each sample; arrays `[B, N, H]` -> `[B, N, Hv]`.
+
+    Options and errors are those of `lightning_prefill`, without a mask and a chunking.
+    """
+    arrays = inputs.one_position(query, key, value)
+    out, state = lightning_prefill(*arrays, state=state, **options)
+    return out[:, 0], state
+
+
+def _identity(x: jax.Array) -> jax.Array:
+    return x
+
+
+def _slopes(slopes: decay.Slopes | None, num_heads: int, dtype: jnp.dtype) -> jax.Array:
+    return decay.checked_slopes(slopes, lightning_slopes(num_heads), dtype)

@@ -1,0 +1,230 @@
+"""NormAttention (Qin et al. 2022, "The Devil in Linear Transformer"), TransNormer.
+
+``out_i = norm(phi(q_i)^T sum_j phi(k_j) v_j^T)``: linear attention whose output is
+normalised in place of the division by ``phi(q_i)^T sum_j phi(k_j)``, because the
+gradient of that division has no bound.
+
+By default phi(x) = elu(x) + 1 (their T2; T1 has elu alone) and the norm is the root
+mean square of all heads of a position together, as in the authors' code
+(OpenNLPLab/lra), without its learned gain, which the projection that follows has
+already. There is no 1 / sqrt(H): the norm would take it away again, as it does any
+scale of queries, keys or values.
+
+Cost: O((T + S) H Hv) time, O(H Hv) beside the inputs and the output. The causal form
+sums over j <= i instead. A stream holds one sum, whatever
+its position.
+
+Deviations: the authors' code has no mask; here padding is exact. Sums and the norm are
+float32 or wider whatever the inputs; a row without visible keys is exactly zero.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from lra_jax.attention import feature_maps, inputs
+from lra_jax.attention.causal import sums as causal
+from lra_jax.attention.registry import Mechanism
+
+__all__ = [
+    "NormState",
+    "norm_attention",
+    "norm_init",
+    "norm_prefill",
+    "norm_step",
+    "norm_weights",
+]
+
+MECHANISM = Mechanism(
+    name="norm",
+    causal=True,
+    cross=True,
+    stream=True,
+    cost="(T + S) H^2",
+    summary="a norm of the output in place of the denominator (TransNormer)",
+    source="Qin et al. 2022b",
+)
+
+
+class NormState(NamedTuple):
+    """Everything that the next position needs of the earlier ones."""
+
+    sums: causal.Sums  # [B, N, M, Hv] and [B, N, M]
+    position: jax.Array  # of the next token in each sample, [B] int32
+
+
+def norm_attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    mask: jax.Array | None = None,
+    is_causal: bool = False,
+    *,
+    feature_map: feature_maps.FeatureMap = "elu",
+    norm: str | None = "rms",
+    per_head: bool = False,
+    eps: float = 1e-6,
+    chunking: causal.Chunking | None = None,
+    precision: jax.lax.PrecisionLike = None,
+    **_: Any,
+) -> jax.Array:
+    """Computes ``norm(phi(q) (phi(k)^T v))`` over the visible keys.
+
+    Args:
+      query: `[B, T, N, H]`.
+      key: `[B, S, N, H]`; its heads may be a divisor of N.
+      value: `[B, S, N, Hv]`.
+      mask: boolean, True = may be attended: `[B, S]`, or anything that broadcasts to
+        `[B, 1, 1, S]`.
+      is_causal: position i sees keys 0..i only; needs T == S.
+      feature_map: "elu" (elu(x) + 1), "relu", "sigmoid", "silu", or a function of an
+        array.
+      norm: "rms", or "layer", which takes the mean away first; None leaves the sum,
+        which grows with the length.
+      per_head: normalise each head of a position by itself, not all heads together.
+      eps: of the norm.
+      chunking: how the causal form cuts the sequence; None = by the backend.
+      precision: of the matrix products, as in ``jnp.einsum``.
+      **_: further keywords that Flax passes to an ``attention_fn``; ignored.
+
+    Returns:
+      `[B, T, N, Hv]` in the query's dtype.
+
+    Raises:
+      ValueError: shapes, dtypes, the mask or an option do not fit.
+    """
+    inputs.check_inputs(query, key, value, is_causal)
+    feature_maps.check_norm(norm)
+    mask = inputs.padding_mask(mask, query.shape[0], key.shape[1])
+    dtype = inputs.accumulation_dtype(query, key, value)
+    arrays = (
+        *feature_maps.features(query, key, feature_map, dtype, mask),
+        inputs.by_head(value, query.shape[2], mask, dtype),
+    )
+    if is_causal:
+        options = {"chunking": chunking, "precision": precision}
+        out = causal.causal_linear(*arrays, **options)[0]
+    else:
+        out = feature_maps.contract(*arrays, precision)
+    return _finished(out, norm, per_head, eps, query.dtype)
+
+
+def norm_weights(
+    query: jax.Array,
+    key: jax.Array,
+    mask: jax.Array | None = None,
+    is_causal: bool = False,
+    *,
+    feature_map: feature_maps.FeatureMap = "elu",
+    precision: jax.lax.PrecisionLike = None,
+    **_: Any,
+) -> jax.Array:
+    """Returns the products ``phi(q_i) . phi(k_j)``, `[B, N, T, S]`.
+
+    float32 or wider, before the norm, which acts on the output; arguments and errors
+    are those of `norm_attention`.
+    """
+    inputs.check_inputs(query, key, None, is_causal)
+    mask = inputs.padding_mask(mask, query.shape[0], key.shape[1])
+    dtype = inputs.accumulation_dtype(query, key)
+    features = feature_maps.features(query, key, feature_map, dtype, mask)
+    scores = feature_maps.products(*features, precision)
+    return feature_maps.hide_future(scores) if is_causal else scores
+
+
+def norm_init(
+    batch_size: int,
+    num_heads: int,
+    head_dim: int,
+    value_dim: int | None = None,
+    dtype: jax.typing.DTypeLike = jnp.float32,
+    *,
+    feature_map: feature_maps.FeatureMap = "elu",
+) -> NormState:
+    """Returns the state of a stream before its first position.
+
+    Args:
+      batch_size: B.
+      num_heads: N, those of the query.
+      head_dim: H.
+      value_dim: Hv; None = H.
+      dtype: of the sums, float32 or float64.
+      feature_map: as in `norm_attention`; it decides the width M.
+
+    Raises:
+      ValueError: another dtype, or an unknown feature map.
+    """
+    dtype = inputs.state_dtype(dtype)
+    width = feature_maps.feature_width(feature_map, head_dim)
+    sums = causal.no_sums(batch_size, num_heads, width, value_dim or head_dim, dtype)
+    return NormState(sums, jnp.zeros((batch_size,), jnp.int32))
+
+
+def norm_prefill(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    mask: jax.Array | None = None,
+    *,
+    state: NormState | None = None,
+    feature_map: feature_maps.FeatureMap = "elu",
+    norm: str | None = "rms",
+    per_head: bool = False,
+    eps: float = 1e-6,
+    chunking: causal.Chunking | None = None,
+    precision: jax.lax.PrecisionLike = None,
+) -> tuple[jax.Array, NormState]:
+    """Takes a whole prompt, or a further part of one, in one pass.
+
+    Args:
+      query: `[B, T, N, H]`; key, value, mask and options as in `norm_attention`.
+      state: what came before; None = nothing.
+
+    Returns:
+      The causal attention `[B, T, N, Hv]` and the state after the last real position.
+
+    Raises:
+      ValueError: shapes, dtypes, the mask, an option or the state do not fit.
+    """
+    inputs.check_inputs(query, key, value, True)
+    feature_maps.check_norm(norm)
+    mask = inputs.padding_mask(mask, query.shape[0], key.shape[1])
+    dtype = inputs.accumulation_dtype(query, key, value)
+    position, start = inputs.next_position(mask, *query.shape[:2]), None
+    if state is not None:
+        dtype, start = state.sums.total.dtype, state.sums
+        position = position + state.position
+    out, _denominators, sums = causal.causal_linear(
+        *feature_maps.features(query, key, feature_map, dtype, mask),
+        inputs.by_head(value, query.shape[2], mask, dtype),
+        start=start,
+        chunking=chunking,
+        precision=precision,
+    )
+    out = _finished(out, norm, per_head, eps, query.dtype)
+    return out, NormState(sums, position)
+
+
+def norm_step(
+    state: NormState,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    **options: Any,
+) -> tuple[jax.Array, NormState]:
+    """Takes one position of each sample; arrays `[B, N, H]` -> `[B, N, Hv]`.
+
+    Options and errors are those of `norm_prefill`.
+    """
+    arrays = inputs.one_position(query, key, value)
+    out, state = norm_prefill(*arrays, state=state, **options)
+    return out[:, 0], state
+
+
+def _finished(
+    out: jax.Array, norm: str | None, per_head: bool, eps: float, dtype: jnp.dtype
+) -> jax.Array:
+    """`[B, N, T, Hv]` -> `[B, T, N, Hv]`."""
+    out = feature_maps.normalised(out, norm, (3,) if per_head else (1, 3), eps)
+    return jnp.swapaxes(out, 1, 2).astype(dtype)

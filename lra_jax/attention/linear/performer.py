@@ -1,0 +1,316 @@
+"""Performer (Choromanski et al. 2021, "Rethinking Attention with Performers", FAVOR+).
+
+``out_i = phi(q_i)^T sum_j phi(k_j) v_j^T / (phi(q_i)^T sum_j phi(k_j))``. With
+x' = x / H^(1/4) and the rows w_r of a random projection W `[M, H]`, the features
+``phi_r(x) = exp(w_r . x' - |x'|^2 / 2) / sqrt(M)`` make this an unbiased estimate of
+softmax attention's sums, whose error falls as 1 / sqrt(M). Any other kernel is given by
+its features, ``f(W x') + eps``.
+
+Cost: O((T + S) M (H + Hv)) time. The causal form (`performer_causal`) sums over j <= i.
+
+The projection is drawn once (`performer_projection`, `performer_parameters`) and passed
+to each call; it is no trained parameter. To redraw it during training, pass another.
+
+Deviations from the published code, by default. Its exponents have one reference for all
+keys, the largest over positions and features, and an eps is added to the features: for
+queries and keys of large norm all features are below eps, and a later key changes
+earlier outputs. Here the references are exact (`random_features`), there is no eps, and
+the causal form does not see later keys to the last bit. Its masks zero the values only;
+here hidden keys leave the denominator too. Its projections have a bias; here they have
+none. ``dialect`` reproduces the published numbers:
+
+- "google" (google-research, long-range-arena): eps 1e-6 (their function's own default
+  is 1e-4: ``feature_eps=1e-4``), 2e-6 added to denominators within 1e-6 of zero, and
+  other kernels without the scale H^(-1/4), by default without a projection too;
+- "lucidrains" (lucidrains/performer-pytorch): eps 1e-4, no gradient through the
+  maximum, and causally 1e-6 added to the sums of key features;
+- "fast_transformers" (idiap/fast-transformers, Favor; there ``hyperbolic=True``): no
+  maximum and no eps, 1e-6 added to the denominator.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from lra_jax.attention import feature_maps, inputs
+from lra_jax.attention.causal import sums as causal
+from lra_jax.attention.linear import performer_causal, random_features
+from lra_jax.attention.linear.performer_causal import PerformerSums
+from lra_jax.attention.linear.random_features import Options
+from lra_jax.attention.linear.random_projection import (
+    performer_parameters,
+    performer_projection,
+)
+from lra_jax.attention.registry import Mechanism
+
+__all__ = [
+    "PerformerState",
+    "PerformerSums",
+    "performer_attention",
+    "performer_init",
+    "performer_parameters",
+    "performer_prefill",
+    "performer_projection",
+    "performer_step",
+    "performer_weights",
+]
+
+MECHANISM = Mechanism(
+    name="performer",
+    causal=True,
+    cross=True,
+    stream=True,
+    cost="(T + S) M H",
+    summary="random features of the softmax kernel (FAVOR+), or of another",
+    source="Choromanski et al. 2021",
+    parameters="performer_parameters",
+    buffers=("projection",),
+)
+
+
+class PerformerState(NamedTuple):
+    """Everything that the next position needs of the earlier ones."""
+
+    sums: PerformerSums  # [B, N, M, Hv], [B, N, M] and [B, N, M]
+    position: jax.Array  # of the next token in each sample, [B] int32
+
+
+def performer_attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    projection: jax.Array | None = None,
+    mask: jax.Array | None = None,
+    is_causal: bool = False,
+    *,
+    kernel: feature_maps.FeatureMap = "softmax",
+    dialect: str = "exact",
+    hyperbolic: bool = False,
+    feature_eps: float | None = None,
+    scale: float | None = None,
+    chunking: causal.Chunking | None = None,
+    precision: jax.lax.PrecisionLike = None,
+    **_: Any,
+) -> jax.Array:
+    """Computes attention with random features.
+
+    Args:
+      query: `[B, T, N, H]`.
+      key: `[B, S, N, H]`; its heads may be a divisor of N.
+      value: `[B, S, N, Hv]`.
+      projection: W, `[M, H]`, as `performer_projection` makes it. None, for kernels
+        other than "softmax" only, takes the features of x itself.
+      mask: boolean, True = may be attended: `[B, S]`, or anything that broadcasts to
+        `[B, 1, 1, S]`.
+      is_causal: position i sees keys 0..i only; needs T == S.
+      kernel: "softmax" (FAVOR+), or the f of ``f(W x') + eps``: "relu" (the paper's
+        second choice), "exp", "elu" (elu(x) + 1), "sigmoid", or a non-negative function
+        of an array.
+      dialect: "exact", "google", "lucidrains" or "fast_transformers": see the module.
+        Causal softmax features of the second and third depend on later keys a little.
+      hyperbolic: softmax features in pairs ``exp(+-w_r . x' - |x'|^2 / 2)``: 2M of
+        them, with a lower variance.
+      feature_eps: added to every feature; None = the dialect's: nothing for "softmax"
+        ("google" 1e-6, "lucidrains" 1e-4), 1e-3 for others.
+      scale: of query and key before the projection; None = H^(-1/4) (1 for "google" and
+        another kernel).
+      chunking: how the causal form cuts the sequence; None = by the backend.
+      precision: of the matrix products, as in ``jnp.einsum``.
+      **_: further keywords that Flax passes to an ``attention_fn``; ignored.
+
+    Returns:
+      `[B, T, N, Hv]` in the query's dtype; zero in rows without visible keys.
+
+    Raises:
+      ValueError: shapes, dtypes, the mask, the projection or an option do not fit.
+    """
+    inputs.check_inputs(query, key, value, is_causal)
+    options = Options(kernel, dialect, hyperbolic, feature_eps, scale, precision)
+    matrix = options.matrix(projection, query.shape[-1])
+    if is_causal:
+        arrays = (query, key, value, matrix, mask)
+        return _causal(*arrays, None, options, chunking)[0]
+    mask = inputs.padding_mask(mask, query.shape[0], key.shape[1])
+    dtype = inputs.accumulation_dtype(query, key, value)
+    rows, columns, values = _by_head(query, key, value, mask, dtype)
+    features = random_features.features(rows, columns, matrix, mask, options)
+    sums = feature_maps.project(features[0], features[1].sum(2), precision)
+    out = feature_maps.contract(*features, values, precision)
+    out = random_features.divided(out, sums, features[0], False, options)
+    return jnp.swapaxes(out, 1, 2).astype(query.dtype)
+
+
+def performer_weights(
+    query: jax.Array,
+    key: jax.Array,
+    projection: jax.Array | None = None,
+    mask: jax.Array | None = None,
+    is_causal: bool = False,
+    **keywords: Any,
+) -> jax.Array:
+    """Returns the weights `[B, N, T, S]` that `performer_attention` never builds.
+
+    float32 or wider; arguments, options and errors are those of `performer_attention`.
+    """
+    inputs.check_inputs(query, key, None, is_causal)
+    # The output is linear in the values: on unit vectors it is the matrix itself.
+    length = key.shape[1]
+    dtype = inputs.accumulation_dtype(query, key)
+    units = jnp.eye(length, dtype=dtype)[None, :, None, :]
+    units = jnp.broadcast_to(units, (query.shape[0], length, 1, length))
+    arrays = (query.astype(dtype), key, units)
+    rows = performer_attention(*arrays, projection, mask, is_causal, **keywords)
+    return jnp.swapaxes(rows, 1, 2)
+
+
+def performer_init(
+    batch_size: int,
+    num_heads: int,
+    head_dim: int,
+    value_dim: int | None = None,
+    dtype: jax.typing.DTypeLike = jnp.float32,
+    *,
+    projection: jax.Array | None = None,
+    kernel: feature_maps.FeatureMap = "softmax",
+    hyperbolic: bool = False,
+) -> PerformerState:
+    """Returns the state of a stream before its first position.
+
+    Args:
+      batch_size: B.
+      num_heads: N, those of the query.
+      head_dim: H.
+      value_dim: Hv; None = H.
+      dtype: of the sums, float32 or float64.
+      projection, kernel, hyperbolic: as in `performer_attention`; they decide M.
+
+    Raises:
+      ValueError: another dtype, or the projection or an option does not fit.
+    """
+    dtype = inputs.state_dtype(dtype)
+    options = Options(kernel, hyperbolic=hyperbolic)
+    width = options.width(projection, head_dim)
+    sizes = (batch_size, num_heads, width, value_dim or head_dim)
+    sums = causal.no_sums(*sizes, dtype)
+    peak = sums.total + random_features.lowest(dtype)
+    position = jnp.zeros((batch_size,), jnp.int32)
+    return PerformerState(PerformerSums(*sums, peak), position)
+
+
+def performer_prefill(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    projection: jax.Array | None = None,
+    mask: jax.Array | None = None,
+    *,
+    state: PerformerState | None = None,
+    kernel: feature_maps.FeatureMap = "softmax",
+    dialect: str = "exact",
+    hyperbolic: bool = False,
+    feature_eps: float | None = None,
+    scale: float | None = None,
+    chunking: causal.Chunking | None = None,
+    precision: jax.lax.PrecisionLike = None,
+) -> tuple[jax.Array, PerformerState]:
+    """Takes a whole prompt, or a further part of one, in one pass.
+
+    Args:
+      query: `[B, T, N, H]`; key, value, projection, mask and options as in
+        `performer_attention`. Every call of a stream needs the same projection.
+      state: what came before; None = nothing.
+
+    Returns:
+      The causal attention `[B, T, N, Hv]` and the state after the last real position.
+
+    Raises:
+      ValueError: shapes, dtypes, the mask, the projection, an option or the state do
+        not fit, or the dialect's softmax features have no stream.
+    """
+    inputs.check_inputs(query, key, value, True)
+    options = Options(kernel, dialect, hyperbolic, feature_eps, scale, precision)
+    if options.whole_keys:
+        raise ValueError(
+            "dialect: expected 'exact' or 'fast_transformers' for a stream with "
+            "kernel='softmax', because the others take a maximum over all keys, "
+            f"later ones too, got {dialect!r}"
+        )
+    matrix = options.matrix(projection, query.shape[-1])
+    return _causal(query, key, value, matrix, mask, state, options, chunking)
+
+
+def performer_step(
+    state: PerformerState,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    projection: jax.Array | None = None,
+    **keywords: Any,
+) -> tuple[jax.Array, PerformerState]:
+    """Takes one position of each sample; arrays `[B, N, H]` -> `[B, N, Hv]`.
+
+    Projection, options and errors are those of `performer_prefill`.
+    """
+    arrays = inputs.one_position(query, key, value)
+    out, state = performer_prefill(*arrays, projection, state=state, **keywords)
+    return out[:, 0], state
+
+
+def _by_head(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    mask: jax.Array | None,
+    dtype: jnp.dtype,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    num_heads = query.shape[2]
+    return (
+        inputs.by_head(query, num_heads, dtype=dtype),
+        inputs.by_head(key, num_heads, mask, dtype),
+        inputs.by_head(value, num_heads, mask, dtype),
+    )
+
+
+def _causal(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    matrix: jax.Array | None,
+    mask: jax.Array | None,
+    state: PerformerState | None,
+    options: Options,
+    chunking: causal.Chunking | None,
+) -> tuple[jax.Array, PerformerState]:
+    mask = inputs.padding_mask(mask, query.shape[0], key.shape[1])
+    dtype = inputs.accumulation_dtype(query, key, value)
+    if state is not None:
+        dtype = state.sums.total.dtype
+    rows, columns, values = _by_head(query, key, value, mask, dtype)
+    start = None if state is None else state.sums
+    keywords: dict[str, Any] = {"chunking": chunking, "precision": options.precision}
+    if options.exact and matrix is not None:
+        out, sums = performer_causal.causal_softmax_features(
+            options.scaled(rows),
+            options.scaled(columns),
+            values,
+            matrix.astype(dtype),
+            mask,
+            start=start,
+            **keywords,
+        )
+    else:
+        features = random_features.features(rows, columns, matrix, mask, options)
+        before = None if start is None else causal.Sums(start.summary, start.total)
+        numerator, denominator, after = causal.causal_linear(
+            *features, values, start=before, **keywords
+        )
+        quotient = (numerator, denominator, features[0])
+        out = random_features.divided(*quotient, True, options)
+        # These features have a fixed reference.
+        peak = jnp.zeros_like(after.total) + random_features.lowest(dtype)
+        sums = PerformerSums(after.summary, after.total, peak)
+    position = inputs.next_position(mask, *query.shape[:2])
+    if state is not None:
+        position = position + state.position
+    return jnp.swapaxes(out, 1, 2).astype(query.dtype), PerformerState(sums, position)

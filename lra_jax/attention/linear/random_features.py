@@ -1,0 +1,286 @@
+"""Random features: how Performer turns a kernel into inner products.
+
+For w ~ N(0, I), ``exp(x . y) = E[phi(x) phi(y)]`` with
+``phi(x) = exp(w . x - |x|^2 / 2)``, which is never negative. M draws of w are the rows
+of a projection W; rows that are orthogonal within a block of H lower the variance. A
+kernel may also be defined by its features, ``phi(x) = f(W x) + eps``.
+
+The exponents grow with the norm of x, so exp needs a common reference. Here each
+feature of the keys has its own, its largest exponent ``c_r = max_j g_jr``, and each
+query has one, ``max_r (a_ir + c_r)``: every factor is then at most 1, every denominator
+at least 1, and the references cancel exactly, whatever the norms are. The published
+dialects subtract ``max(W x)`` alone and add an eps to what is left, which for large
+norms is all that remains.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from lra_jax.attention import feature_maps, inputs
+from lra_jax.attention.causal import chunks
+
+SOFTMAX = "softmax"
+_MAPS = feature_maps.FEATURE_MAPS | {"exp": jnp.exp}
+
+
+class _Dialect(NamedTuple):
+    reference: str  # of the exponents: "exact", "max", "detached max" or "none"
+    softmax_eps: float  # added to softmax features
+    feature_eps: float  # added to other features
+    scaled: bool  # whether those others take x / H^(1/4), as softmax features do
+    denominator: str  # "sum", "threshold", "eps" or "causal eps"
+
+
+DIALECTS = {
+    "exact": _Dialect("exact", 0.0, 1e-3, True, "sum"),
+    "google": _Dialect("max", 1e-6, 1e-3, False, "threshold"),
+    "lucidrains": _Dialect("detached max", 1e-4, 1e-3, True, "causal eps"),
+    "fast_transformers": _Dialect("none", 0.0, 0.0, True, "eps"),
+}
+# Of the denominators; the published dialects agree on it.
+_EPS = 1e-6
+
+
+@dataclass(frozen=True)
+class Options:
+    """What features are made, and how the quotient is taken.
+
+    Attributes:
+      kernel, dialect, hyperbolic, feature_eps, scale: see `performer_attention`.
+      precision: of the matrix products.
+
+    Raises:
+      ValueError: an unknown name, or options that exclude each other.
+    """
+
+    kernel: feature_maps.FeatureMap = SOFTMAX
+    dialect: str = "exact"
+    hyperbolic: bool = False
+    feature_eps: float | None = None
+    scale: float | None = None
+    precision: jax.lax.PrecisionLike = None
+
+    def __post_init__(self) -> None:
+        if not callable(self.kernel) and self.kernel not in (SOFTMAX, *_MAPS):
+            raise ValueError(
+                f"kernel: expected one of {sorted((SOFTMAX, *_MAPS))} or a function of "
+                f"one array, got {self.kernel!r}"
+            )
+        if self.dialect not in DIALECTS:
+            raise ValueError(
+                f"dialect: expected one of {tuple(DIALECTS)}, got {self.dialect!r}"
+            )
+        if self.hyperbolic and self.kernel != SOFTMAX:
+            raise ValueError(
+                f"hyperbolic: expected False, since pairs exp(+-W x) are features of "
+                f"kernel='softmax', got True with kernel={self.kernel!r}"
+            )
+        if self.feature_eps is not None:
+            self._check_eps(self.feature_eps)
+        if self.scale is not None and not self.scale > 0:
+            raise ValueError(f"scale: expected a positive number, got {self.scale!r}")
+
+    def _check_eps(self, eps: float) -> None:
+        if self.exact and eps:
+            raise ValueError(
+                "feature_eps: expected None, since the exact softmax features need "
+                f"none (the published dialects do), got {eps!r}"
+            )
+        if not eps >= 0:
+            raise ValueError(f"feature_eps: expected at least 0, got {eps!r}")
+
+    @property
+    def exact(self) -> bool:
+        """Softmax features with references that cancel."""
+        return self.kernel == SOFTMAX and self._dialect.reference == "exact"
+
+    @property
+    def whole_keys(self) -> bool:
+        """Whether the features of a key depend on all the others."""
+        return self.kernel == SOFTMAX and "max" in self._dialect.reference
+
+    @property
+    def _dialect(self) -> _Dialect:
+        return DIALECTS[self.dialect]
+
+    def width(self, projection: jax.Array | None, head_dim: int) -> int:
+        """The number of features, M (2M in hyperbolic pairs)."""
+        matrix = self.matrix(projection, head_dim)
+        return head_dim if matrix is None else matrix.shape[0]
+
+    def matrix(self, projection: jax.Array | None, head_dim: int) -> jax.Array | None:
+        """The rows W of all features; None = the features are f of x itself.
+
+        Raises:
+          ValueError: the projection does not fit the head width, or is missing.
+        """
+        if projection is None:
+            if self.kernel != SOFTMAX:
+                return None
+            raise ValueError(
+                f"projection: expected [M, H] with H={head_dim} for kernel='softmax', "
+                "got None; performer_projection makes one"
+            )
+        shape = jnp.shape(projection)
+        if len(shape) != 2 or shape[1] != head_dim or shape[0] == 0:
+            raise ValueError(
+                f"projection: expected [M, H] with H={head_dim} as in query, "
+                f"got shape {shape}"
+            )
+        projection = jnp.asarray(projection)
+        if not jnp.issubdtype(projection.dtype, jnp.floating):
+            raise ValueError(
+                f"projection: expected a floating dtype, got {projection.dtype}"
+            )
+        if self.hyperbolic:
+            return jnp.concatenate([projection, -projection])
+        return projection
+
+    def scaled(self, x: jax.Array) -> jax.Array:
+        """x as the kernel sees it: ``x' = x / H^(1/4)``, unless said otherwise."""
+        scale = self.scale
+        if scale is None:
+            plain = self.kernel != SOFTMAX and not self._dialect.scaled
+            scale = 1.0 if plain else x.shape[-1] ** -0.25
+        return x * jnp.asarray(scale, x.dtype)
+
+    def project(self, x: jax.Array, matrix: jax.Array | None) -> jax.Array:
+        """``W x'``: `[B, N, T, H]` -> `[B, N, T, M]`."""
+        x = self.scaled(x)
+        if matrix is None:
+            return x
+        matrix = matrix.astype(x.dtype)
+        return jnp.einsum("bnth,mh->bntm", x, matrix, precision=self.precision)
+
+
+def features(
+    query: jax.Array,
+    key: jax.Array,
+    matrix: jax.Array | None,
+    mask: jax.Array | None,
+    options: Options,
+) -> tuple[jax.Array, jax.Array]:
+    """The features of queries and keys, `[B, N, T, M]`, up to factors that cancel.
+
+    Args:
+      query: `[B, N, T, H]`, float32 or wider.
+      key: `[B, N, S, H]`, its padding zero.
+      matrix: W, `[M, H]`; or None.
+      mask: boolean `[B, S]`; the features of hidden keys are zero.
+      options: which.
+    """
+    visible = jnp.ones((1, 1, 1, 1), bool) if mask is None else mask[:, None, :, None]
+    if options.kernel == SOFTMAX:
+        make = _exact if options.exact else _published
+        return make(query, key, matrix, visible, options)
+    eps = options.feature_eps
+    eps = DIALECTS[options.dialect].feature_eps if eps is None else eps
+    kernel = options.kernel
+    phi = kernel if callable(kernel) else _MAPS[kernel]
+    query_features, key_features = (
+        phi(options.project(x, matrix)) + jnp.asarray(eps, x.dtype)
+        for x in (query, key)
+    )
+    return query_features, inputs.hide_by_head(key_features, mask)
+
+
+def _exact(
+    query: jax.Array,
+    key: jax.Array,
+    matrix: jax.Array | None,
+    visible: jax.Array,
+    options: Options,
+) -> tuple[jax.Array, jax.Array]:
+    # The query's norm is the same in all of its weights and is left out.
+    rows = options.project(query, matrix)
+    columns = options.project(key, matrix) - half_square(options.scaled(key))
+    columns = jnp.where(visible, columns, lowest(columns.dtype))
+    top = jax.lax.stop_gradient(columns.max(2, keepdims=True))
+    rows, _ = lifted(rows, top)
+    return rows, chunks.decayed(columns - top, visible)
+
+
+def lifted(rows: jax.Array, top: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Query features for key features relative to ``top``, the largest of them 1.
+
+    Args:
+      rows: exponents of the queries, `[..., M]`.
+      top: reference of each feature of the keys, broadcastable, without a gradient.
+
+    Returns:
+      The features `[..., M]`, and the exponent `[...]` by which they were lowered.
+    """
+    rows = rows + top
+    peak = jax.lax.stop_gradient(rows.max(-1))
+    return jnp.exp(rows - peak[..., None]), peak
+
+
+def half_square(x: jax.Array) -> jax.Array:
+    """``|x|^2 / 2`` over the last axis, which becomes 1."""
+    return jnp.square(x).sum(-1, keepdims=True) / 2
+
+
+def lowest(dtype: Any) -> jax.Array:
+    """The exponent of what is hidden; finite, so that differences are."""
+    return jnp.asarray(jnp.finfo(dtype).min / 4, dtype)
+
+
+def _published(
+    query: jax.Array,
+    key: jax.Array,
+    matrix: jax.Array | None,
+    visible: jax.Array,
+    options: Options,
+) -> tuple[jax.Array, jax.Array]:
+    """``(exp(W x' - |x'|^2 / 2 - max) + eps) / sqrt(M)``.
+
+    The maximum is over the features of a query, and over all visible keys and their
+    features in each head.
+    """
+    dialect = DIALECTS[options.dialect]
+    eps = dialect.softmax_eps if options.feature_eps is None else options.feature_eps
+
+    def phi(x: jax.Array, axes: tuple[int, ...], seen: jax.Array) -> jax.Array:
+        exponent = options.project(x, matrix)
+        top = jnp.where(seen, exponent, lowest(x.dtype)).max(axes, keepdims=True)
+        if dialect.reference == "detached max":
+            top = jax.lax.stop_gradient(top)
+        elif dialect.reference == "none":
+            top = jnp.zeros_like(top)
+        exponent = exponent - half_square(options.scaled(x)) - top
+        made = chunks.decayed(exponent, seen) + jnp.asarray(eps, x.dtype)
+        made = made / math.sqrt(exponent.shape[-1])
+        return jnp.where(seen, made, jnp.zeros((), x.dtype))
+
+    everyone = jnp.ones((1, 1, 1, 1), bool)
+    return phi(query, (3,), everyone), phi(key, (2, 3), visible)
+
+
+def divided(
+    numerator: jax.Array,
+    denominator: jax.Array,
+    query_features: jax.Array,
+    is_causal: bool,
+    options: Options,
+) -> jax.Array:
+    """`[B, N, T, Hv]` by `[B, N, T]`; zero where no key was visible."""
+    rule = DIALECTS[options.dialect].denominator
+    eps = jnp.asarray(_EPS, denominator.dtype)
+    if rule == "threshold":
+        small = jnp.abs(denominator) <= eps
+        denominator = jnp.where(small, denominator + 2 * eps, denominator)
+    elif rule == "eps":
+        denominator = denominator + eps
+    elif rule == "causal eps" and is_causal:  # added to every sum of key features
+        denominator = denominator + eps * query_features.sum(-1)
+    return numerator / nonzero(denominator)[..., None]
+
+
+def nonzero(denominator: jax.Array) -> jax.Array:
+    """1 in place of 0, which stands only where the numerator is zero as well."""
+    one = jnp.ones((), denominator.dtype)
+    return jnp.where(denominator == 0, one, denominator)

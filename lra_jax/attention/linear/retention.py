@@ -1,0 +1,303 @@
+"""Retention (Sun et al. 2023, "Retentive Network: A Successor to Transformer for Large
+Language Models").
+
+``out_i = norm(sum_{j <= i} R_ij v_j / max(|sum_j R_ij|, 1))`` with
+``R_ij = (q_i e^(i theta) . k_j e^(j theta)) D_ij / sqrt(H sum_j D_ij)`` and
+``D_ij = gamma^(i - j)``, gamma = 1 - 2^(-5 - h) in head h.
+
+The three divisions are the paper's "retention score normalization"; the norm is its
+GroupNorm, each head of each position by itself, without a learned gain, and makes the
+divisions matter through its eps alone. The authors' present code (microsoft/torchscale)
+has ``norm="rms"`` there. The rotation is the paper's e^(i theta): `retention.rotary`.
+What follows in their layer, a gate and a projection, is not part of the function.
+
+Without ``is_causal`` the sums run over all j with ``D_ij = gamma^|i - j|``. The paper
+has no such form; it is that of Fan et al. 2024 ("RMT: Retentive Networks Meet Vision
+Transformers") and Afzal et al. 2025 ("Linear Attention for Efficient Bidirectional
+Sequence Modeling"), with the paper's normalisations.
+
+Deviations: the authors stop the gradient of ``max(|sum_j R_ij|, 1)``; here gradients
+are those of the function, which under a norm are the same up to its eps. They have no
+mask; here padding is exact: ``sum_j D_ij`` runs from a sample's first real position,
+without ``is_causal`` to its last. Their state is a running mean; ours is the plain sum.
+
+Cost: O(T (H + C) Hv) time for chunks of C positions, twice that without ``is_causal``
+(`linear.decay`); O(H Hv) beside inputs and output. A stream holds one sum,
+turned so that its next position is 0 (``S <- gamma e^(i theta) S + k v``), and so loses
+no digits however long it runs. Sums are float32 or wider.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lra_jax.attention import feature_maps, inputs
+from lra_jax.attention.causal import sums as causal
+from lra_jax.attention.linear import decay, rotary
+from lra_jax.attention.registry import Mechanism
+
+__all__ = [
+    "RetentionState",
+    "retention_attention",
+    "retention_init",
+    "retention_prefill",
+    "retention_slopes",
+    "retention_step",
+    "retention_weights",
+]
+
+MECHANISM = Mechanism(
+    name="retention",
+    causal=True,
+    cross=True,
+    stream=True,
+    cost="2 (T + S) H^2",
+    summary="rotated products that fade with distance, a norm for each head",
+    source="Sun et al. 2023",
+)
+
+
+class RetentionState(NamedTuple):
+    """Everything that the next position needs of the earlier ones."""
+
+    sums: causal.Sums  # [B, N, H, Hv] and [B, N, H]
+    position: jax.Array  # of the next token, since the first real one, [B] int32
+
+
+def retention_slopes(num_heads: int) -> np.ndarray:
+    """Returns the published slopes `[N]`: ``-log(1 - 2^(-5 - h))`` for h = 0, 1, ..."""
+    return -np.log1p(-(2.0 ** (-5 - np.arange(num_heads))))
+
+
+def retention_attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    mask: jax.Array | None = None,
+    is_causal: bool = False,
+    *,
+    slopes: decay.Slopes | None = None,
+    rotate: bool = True,
+    norm: str | None = "layer",
+    eps: float = 1e-6,
+    chunking: causal.Chunking | None = None,
+    precision: jax.lax.PrecisionLike = None,
+    **_: Any,
+) -> jax.Array:
+    """Computes retention: rotated products that fade with distance, and a norm.
+
+    Args:
+      query: `[B, T, N, H]`.
+      key: `[B, S, N, H]`; its heads may be a divisor of N.
+      value: `[B, S, N, Hv]`.
+      mask: boolean, True = may be attended: `[B, S]`, or anything that broadcasts to
+        `[B, 1, 1, S]`. A hidden position still counts as distance.
+      is_causal: position i sees keys 0..i only; needs T == S. Otherwise it sees all,
+        with the decay of the distance.
+      slopes: `[N]`, not negative, -log(gamma) of each head; None = `retention_slopes`.
+      rotate: turn queries and keys by their position; needs an even H.
+      norm: "layer" (the paper's GroupNorm) or "rms" normalise each head of a position
+        by itself; None leaves the weighted sum, which is linear in the values.
+      eps: of the norm.
+      chunking: how the sequence is cut; None = by the backend.
+      precision: of the matrix products, as in ``jnp.einsum``.
+      **_: further keywords that Flax passes to an ``attention_fn``; ignored.
+
+    Returns:
+      `[B, T, N, Hv]` in the query's dtype.
+
+    Raises:
+      ValueError: shapes, dtypes, the mask or an option do not fit.
+    """
+    inputs.check_inputs(query, key, value, is_causal)
+    feature_maps.check_norm(norm)
+    mask = inputs.padding_mask(mask, query.shape[0], key.shape[1])
+    dtype = inputs.accumulation_dtype(query, key, value)
+    features, slopes = _prepared(query, key, mask, is_causal, slopes, rotate, dtype)
+    numerator, denominator = decay.sums(
+        *features,
+        inputs.by_head(value, query.shape[2], mask, dtype),
+        slopes,
+        is_causal,
+        chunking=chunking,
+        precision=precision,
+    )
+    out = feature_maps.normalised(_bounded(numerator, denominator), norm, (3,), eps)
+    return jnp.swapaxes(out, 1, 2).astype(query.dtype)
+
+
+def retention_weights(
+    query: jax.Array,
+    key: jax.Array,
+    mask: jax.Array | None = None,
+    is_causal: bool = False,
+    *,
+    slopes: decay.Slopes | None = None,
+    rotate: bool = True,
+    precision: jax.lax.PrecisionLike = None,
+    **_: Any,
+) -> jax.Array:
+    """Returns the weights `[B, N, T, S]` that `retention_attention` never builds.
+
+    float32 or wider, of either sign, before the norm, which acts on the output;
+    arguments and errors are those of `retention_attention`.
+    """
+    inputs.check_inputs(query, key, None, is_causal)
+    mask = inputs.padding_mask(mask, query.shape[0], key.shape[1])
+    dtype = inputs.accumulation_dtype(query, key)
+    features, slopes = _prepared(query, key, mask, is_causal, slopes, rotate, dtype)
+    scores = decay.weights(*features, slopes, is_causal, precision)
+    return _bounded(scores, scores.sum(-1))
+
+
+def retention_init(
+    batch_size: int,
+    num_heads: int,
+    head_dim: int,
+    value_dim: int | None = None,
+    dtype: jax.typing.DTypeLike = jnp.float32,
+) -> RetentionState:
+    """Returns the state of a stream before its first position.
+
+    Args:
+      batch_size: B.
+      num_heads: N, those of the query.
+      head_dim: H.
+      value_dim: Hv; None = H.
+      dtype: of the sums, float32 or float64.
+
+    Raises:
+      ValueError: another dtype.
+    """
+    sizes = (batch_size, num_heads, head_dim, value_dim or head_dim)
+    sums = causal.no_sums(*sizes, inputs.state_dtype(dtype))
+    return RetentionState(sums, jnp.zeros((batch_size,), jnp.int32))
+
+
+def retention_prefill(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    mask: jax.Array | None = None,
+    *,
+    state: RetentionState | None = None,
+    slopes: decay.Slopes | None = None,
+    rotate: bool = True,
+    norm: str | None = "layer",
+    eps: float = 1e-6,
+    chunking: causal.Chunking | None = None,
+    precision: jax.lax.PrecisionLike = None,
+) -> tuple[jax.Array, RetentionState]:
+    """Takes a whole prompt, or a further part of one, in one pass.
+
+    Args:
+      query: `[B, T, N, H]`; key, value, mask and options as in `retention_attention`.
+        The next token stands behind each sample's last real position.
+      state: what came before; None = nothing.
+
+    Returns:
+      The causal attention `[B, T, N, Hv]` and the state after the last real position.
+      Rows behind that position have no meaning.
+
+    Raises:
+      ValueError: shapes, dtypes, the mask, an option or the state do not fit.
+    """
+    inputs.check_inputs(query, key, value, True)
+    feature_maps.check_norm(norm)
+    batch, length = query.shape[:2]
+    mask = inputs.padding_mask(mask, batch, length)
+    dtype = inputs.accumulation_dtype(query, key, value)
+    before = start = None
+    if state is not None:
+        dtype, before = state.sums.total.dtype, state.position
+        start = inputs.checked_state(state.sums, causal.sizes(query, value))
+    arguments = (mask, True, slopes, rotate, dtype, before)
+    features, slopes = _prepared(query, key, *arguments)
+    numerator, denominator, sums = decay.prefill(
+        *features,
+        inputs.by_head(value, query.shape[2], mask, dtype),
+        slopes,
+        mask,
+        start,
+        chunking=chunking,
+        precision=precision,
+    )
+    out = feature_maps.normalised(_bounded(numerator, denominator), norm, (3,), eps)
+    ends = inputs.next_position(mask, batch, length)
+    if rotate:
+        sums = _from_here(sums, mask, ends, length)
+    state = RetentionState(sums, ends - _first(mask, before))
+    return jnp.swapaxes(out, 1, 2).astype(query.dtype), state
+
+
+def retention_step(
+    state: RetentionState,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    **options: Any,
+) -> tuple[jax.Array, RetentionState]:
+    """Takes one position of each sample; arrays `[B, N, H]` -> `[B, N, Hv]`.
+
+    Options and errors are those of `retention_prefill`.
+    """
+    arrays = inputs.one_position(query, key, value)
+    out, state = retention_prefill(*arrays, state=state, **options)
+    return out[:, 0], state
+
+
+def _prepared(
+    query: jax.Array,
+    key: jax.Array,
+    mask: jax.Array | None,
+    is_causal: bool,
+    slopes: decay.Slopes | None,
+    rotate: bool,
+    dtype: jnp.dtype,
+    before: jax.Array | None = None,
+) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
+    """Queries divided by ``sqrt(H sum_j D_ij)`` and keys, both turned; the slopes."""
+    length, num_heads, head_dim = query.shape[1:]
+    rates = decay.checked_slopes(slopes, retention_slopes(num_heads), dtype)
+    if rotate:
+        rotary.check_width(head_dim)
+    query = inputs.by_head(query, num_heads, dtype=dtype)
+    key = inputs.by_head(key, num_heads, mask, dtype)
+    if rotate:
+        cos, sin = rotary.tables(max(length, key.shape[2]), head_dim, dtype)
+        query, key = (
+            rotary.turned(x, (cos[None, None, :size], sin[None, None, :size]))
+            for x, size in ((query, length), (key, key.shape[2]))
+        )
+    last = None if is_causal else inputs.next_position(mask, 1, key.shape[2]) - 1
+    spread = decay.spread(rates, length, _first(mask, before), last)
+    return (query * jax.lax.rsqrt(head_dim * spread)[..., None], key), rates
+
+
+def _first(mask: jax.Array | None, before: jax.Array | None) -> jax.Array:
+    """`[B or 1]`: each sample's first real position; negative in an earlier part."""
+    first = jnp.zeros((1,), jnp.int32)
+    if mask is not None:
+        first = jnp.argmax(mask, 1).astype(jnp.int32)
+    return first if before is None else jnp.where(before > 0, -before, first)
+
+
+def _bounded(scores: jax.Array, sums: jax.Array) -> jax.Array:
+    return scores / feature_maps.at_least(jnp.abs(sums), 1.0)[..., None]
+
+
+def _from_here(
+    sums: causal.Sums, mask: jax.Array | None, ends: jax.Array, length: int
+) -> causal.Sums:
+    """Turns the keys' side of a state so that its next position is 0."""
+    tables = rotary.tables(length, sums.total.shape[-1], sums.total.dtype)
+    if mask is None:
+        cos, sin = (table[None, None, length] for table in tables)
+    else:
+        cos, sin = (table[ends][:, None] for table in tables)
+    total = rotary.turned(sums.total, (cos, -sin))
+    summary = jnp.swapaxes(sums.summary, 2, 3)
+    summary = rotary.turned(summary, (cos[:, :, None], -sin[:, :, None]))
+    return causal.Sums(jnp.swapaxes(summary, 2, 3), total)

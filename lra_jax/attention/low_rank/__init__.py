@@ -1,0 +1,1 @@
+"""Mechanisms that mix positions down to a few."""

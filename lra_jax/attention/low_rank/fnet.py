@@ -1,0 +1,148 @@
+"""FNet (Lee-Thorp et al. 2022, "FNet: Mixing Tokens with Fourier Transforms").
+
+``out = Re(F_T x F_D)`` with the discrete Fourier transforms F_T over positions and F_D
+over all columns of all heads: tokens are mixed without attention and parameters.
+
+Cost: O(T D (log T + log D)) time, O(T D) memory.
+
+A Fourier transform depends on the length: padding with zeros changes every number. So a
+padded sample is transformed at its own length L, by Bluestein's algorithm: as
+``2 j k = j^2 + k^2 - (k - j)^2``, the transform is a convolution with
+``exp(i pi m^2 / L)`` between two products with such factors, and a convolution may be
+padded at will. Padding on the right is exact, up to rounding.
+
+Deviations: the transform is scaled to be orthogonal (``norm="ortho"``), because this
+library's blocks add it to their input without another normalisation; the paper's is
+``norm="backward"``. There is no causal form, since every row mixes all positions, and
+no cross attention, since there are no queries.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from lra_jax.attention import inputs
+from lra_jax.attention.registry import Mechanism
+
+__all__ = ["fnet_attention", "fnet_weights"]
+
+MECHANISM = Mechanism(
+    name="fnet",
+    causal=False,
+    cross=False,
+    stream=False,
+    cost="2 T log(T) N H",
+    summary="Fourier transforms over positions and columns, no parameters",
+    source="Lee-Thorp et al. 2022",
+    projections=(),
+)
+
+
+def fnet_attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    mask: jax.Array | None = None,
+    is_causal: bool = False,
+    *,
+    norm: str = "ortho",
+    precision: jax.lax.PrecisionLike = None,
+    **_: Any,
+) -> jax.Array:
+    """Computes the real part of the Fourier transform over positions and columns.
+
+    Args:
+      query: `[B, T, N, H]`; not read.
+      key: `[B, T, N, H]`; not read.
+      value: x, `[B, T, N, Hv]`; its heads may be a divisor of N, and are repeated.
+      mask: boolean, True = a real position: `[B, T]`, or anything that broadcasts to
+        `[B, 1, 1, T]`. A sample is as long as its last real position says; hidden ones
+        before it count as zeros.
+      is_causal: must be False; there is no causal form.
+      norm: "ortho" divides by sqrt(T D), "backward" by nothing, as in ``jnp.fft``.
+      precision: not used: there are no matrix products.
+      **_: further keywords that Flax passes to an ``attention_fn``; ignored.
+
+    Returns:
+      `[B, T, N, Hv]` in the query's dtype; zero at the padding.
+
+    Raises:
+      ValueError: shapes, dtypes or the mask do not fit, the norm is unknown, query and
+        key differ in length, or `is_causal` is True.
+    """
+    inputs.check_inputs(query, key, value)
+    inputs.check_self(query, key, "fnet")
+    if is_causal:
+        raise ValueError(
+            "is_causal: expected False, got True: FNet has no causal form, because "
+            "every row of a Fourier transform mixes all positions, future ones too"
+        )
+    if norm not in ("ortho", "backward"):
+        raise ValueError(f"norm: expected 'ortho' or 'backward', got {norm!r}")
+    batch, length, num_heads, _width = query.shape
+    mask = inputs.padding_mask(mask, batch, length, reason=_REASON)
+    dtype = inputs.accumulation_dtype(value)
+    x = inputs.match_heads(inputs.hide(value, mask), num_heads).astype(dtype)
+    shape = x.shape
+    x = jnp.fft.fft(x.reshape(batch, length, -1), axis=2, norm=norm)
+    if mask is None:
+        out = jnp.fft.fft(x, axis=1, norm=norm).real
+    else:
+        out = _padded_fft(x, inputs.next_position(mask, batch, length), norm)
+    return out.reshape(shape).astype(query.dtype)
+
+
+def fnet_weights(
+    query: jax.Array,
+    key: jax.Array,
+    mask: jax.Array | None = None,
+    is_causal: bool = False,
+    **_: Any,
+) -> jax.Array:
+    """Raises ``ValueError``: FNet has no such matrix.
+
+    An output is no weighted sum of the values of its column: the columns are mixed too.
+    """
+    raise ValueError(
+        "attention: expected a mechanism whose output is a weighted sum of values, got "
+        "'fnet', which mixes the columns of all heads as well as the positions"
+    )
+
+
+_REASON = "FNet mixes all positions by one transform for all heads"
+
+
+def _padded_fft(x: jax.Array, lengths: jax.Array, norm: str) -> jax.Array:
+    """Real part of the transform of each sample's first L rows, zero behind them.
+
+    Args:
+      x: complex `[B, T, D]`, zero from row L on.
+      lengths: L, `[B]` int32.
+      norm: as in ``jnp.fft``.
+    """
+    rows = x.shape[1]
+    lengths = jnp.maximum(lengths, 1)[:, None]
+    chirp = _chirp(rows, lengths, x.dtype)
+    # The factor of each distance -T < k - j < T, around a circle of 2 T places.
+    around = jnp.concatenate([chirp, jnp.zeros_like(chirp[:, :1]), chirp[:, :0:-1]], 1)
+    spectrum = jnp.fft.fft(jnp.conj(around), axis=1)[..., None]
+    spectrum = spectrum * jnp.fft.fft(x * chirp[..., None], n=2 * rows, axis=1)
+    out = (jnp.fft.ifft(spectrum, axis=1)[:, :rows] * chirp[..., None]).real
+    if norm == "ortho":
+        out = out / jnp.sqrt(lengths.astype(out.dtype))[..., None]
+    real = jnp.arange(rows, dtype=lengths.dtype)[None] < lengths
+    return jnp.where(real[..., None], out, jnp.zeros((), out.dtype))
+
+
+def _chirp(rows: int, lengths: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """``exp(-i pi j^2 / L)``, `[B, T]`, exact in its angle for T up to 2^20."""
+    row = jnp.arange(rows, dtype=jnp.uint32)[None]
+    period = 2 * lengths.astype(jnp.uint32)
+    # j^2 modulo 2 L, in two steps that stay below 2^32.
+    row = row % period
+    high, low = row >> 10, row & 1023
+    square = ((row * high % period) * 1024 + row * low) % period
+    real = jnp.finfo(dtype).dtype
+    angle = square.astype(real) * (jnp.pi / lengths.astype(real))
+    return jax.lax.complex(jnp.cos(angle), -jnp.sin(angle))

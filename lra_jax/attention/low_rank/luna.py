@@ -1,0 +1,245 @@
+"""Luna (Ma et al. 2021, "Luna: Linear Unified Nested Attention").
+
+A memory of L vectors p packs the keys and values, and the queries unpack them:
+
+``A = softmax(p k^T / sqrt(H))``, ``out = softmax(q (A k)^T / sqrt(H)) A v``,
+
+both softmaxes over rows. What was packed is also what the next layer's memory is made
+of: in a model ``p = m + W_p c``, with m the layer's own learned vectors and c the
+memory carried on, ``c <- norm(c + W_o A v)``, nothing in front of the first layer.
+
+Causal, as the paper defines it: a softmax over later keys would see the future, so
+``a_j = elu(p k_j / sqrt(H)) + 1`` stands in its place, and means over the past for the
+two products with A: ``u_i = softmax(q_i / sqrt(H) sum_(j <= i) k_j a_j^T / n_i)`` and
+``out_i = u_i sum_(j <= i) a_j v_j^T / n_i``, with n_i the number of keys seen. Its
+memory is not carried on, since all of it sees the last position.
+
+Cost: O((T + S) L (H + Hv)) time, O((T + S) L) memory; L = 16, 128 and 256 in the paper.
+
+Deviations: the packed keys are mixtures of the layer's keys, where the paper projects
+the packed values once more; each layer has learned vectors of its own beside the
+carried ones.
+"""
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from lra_jax.attention import feature_maps, inputs
+from lra_jax.attention.causal import sums as causal
+from lra_jax.attention.registry import Mechanism
+
+__all__ = ["luna_attention", "luna_packed", "luna_parameters", "luna_weights"]
+
+MECHANISM = Mechanism(
+    name="luna",
+    causal=True,
+    cross=True,
+    stream=False,
+    cost="2 (T + S) L H",
+    summary="keys packed by a memory of L vectors, unpacked by the queries",
+    source="Ma et al. 2021",
+    parameters="luna_parameters",
+    memory="luna_packed",
+)
+
+
+def luna_attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    memory: jax.Array | None = None,
+    mask: jax.Array | None = None,
+    is_causal: bool = False,
+    *,
+    chunking: causal.Chunking | None = None,
+    precision: jax.lax.PrecisionLike = None,
+    **_: Any,
+) -> jax.Array:
+    """Packs by a memory, and unpacks.
+
+    Args:
+      query: `[B, T, N, H]`.
+      key: `[B, S, N, H]`; its heads may be a divisor of N.
+      value: `[B, S, N, Hv]`.
+      memory: p, `[1 or B, L, N, H]`.
+      mask: boolean, True = may be attended: `[B, S]`, or anything that broadcasts to
+        `[B, 1, 1, S]`.
+      is_causal: position i sees keys 0..i only; needs T == S.
+      chunking: how the causal form cuts the sequence; None = by the backend.
+      precision: of the matrix products, as in ``jnp.einsum``.
+      **_: further keywords that Flax passes to an ``attention_fn``; ignored.
+
+    Returns:
+      `[B, T, N, Hv]` in the query's dtype; sums are float32 or wider.
+
+    Raises:
+      ValueError: shapes, dtypes, the memory or the mask do not fit.
+    """
+    inputs.check_inputs(query, key, value, is_causal)
+    prepared = _prepared(query, key, value, memory, mask)
+    if is_causal:
+        out = _causal(*prepared, chunking, precision)
+    else:
+        out = _unpacked(prepared[0], *_packed(*prepared[1:], precision), precision)
+    return jnp.swapaxes(out, 1, 2).astype(query.dtype)
+
+
+def luna_packed(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    memory: jax.Array | None = None,
+    mask: jax.Array | None = None,
+    *,
+    precision: jax.lax.PrecisionLike = None,
+    **_: Any,
+) -> tuple[jax.Array, jax.Array]:
+    """`luna_attention` without a causal form, and what was packed, A v.
+
+    Returns:
+      `[B, T, N, Hv]` and `[B, L, N, Hv]`, in the query's dtype.
+    """
+    inputs.check_inputs(query, key, value)
+    prepared = _prepared(query, key, value, memory, mask)
+    keys, values = _packed(*prepared[1:], precision)
+    out = _unpacked(prepared[0], keys, values, precision)
+    out, values = (jnp.swapaxes(x, 1, 2).astype(query.dtype) for x in (out, values))
+    return out, values
+
+
+def luna_weights(
+    query: jax.Array,
+    key: jax.Array,
+    memory: jax.Array | None = None,
+    mask: jax.Array | None = None,
+    is_causal: bool = False,
+    *,
+    precision: jax.lax.PrecisionLike = None,
+    **_: Any,
+) -> jax.Array:
+    """Returns the weights `[B, N, T, S]`, float32 or wider, none negative.
+
+    Their rows sum to one, but not those of the causal form. Arguments and errors are
+    those of `luna_attention`.
+    """
+    inputs.check_inputs(query, key, None, is_causal)
+    # The output is linear in the values: on unit vectors it is the matrix itself.
+    units = inputs.unit_values(query, key)
+    out = luna_attention(
+        query.astype(units.dtype),
+        key,
+        units,
+        memory,
+        mask,
+        is_causal,
+        precision=precision,
+    )
+    return jnp.swapaxes(out, 1, 2)
+
+
+def luna_parameters(
+    rng_key: jax.Array,
+    *,
+    num_heads: int,
+    head_dim: int,
+    slots: int = 16,
+    dtype: Any = jnp.float32,
+    **_: Any,
+) -> dict[str, jax.Array]:
+    """Makes the array that `luna_attention` takes as a keyword.
+
+    Args:
+      rng_key: a key of ``jax.random``.
+      num_heads: N.
+      head_dim: H.
+      slots: L.
+      dtype: of the array.
+      **_: further keywords, so that every mechanism can be called alike; ignored.
+
+    Returns:
+      ``memory`` `[1, L, N, H]`, standard normal.
+
+    Raises:
+      ValueError: L is not a positive int.
+    """
+    shape = (1, inputs.check_size("slots", slots), num_heads, head_dim)
+    return {"memory": jax.random.normal(rng_key, shape, dtype)}
+
+
+_REASON = "Luna packs the keys once for all queries"
+
+
+def _prepared(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    memory: jax.Array | None,
+    mask: jax.Array | None,
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array | None]:
+    """Query and memory divided by sqrt(H), keys and values, heads first; the mask."""
+    batch, _, heads, width = query.shape
+    shape = jnp.shape(memory) if memory is not None else ()
+    fits = len(shape) == 4 and shape[0] in (1, batch) and shape[1] > 0
+    if memory is None or not fits or shape[2:] != (heads, width):
+        got = "None" if memory is None else f"shape {shape}"
+        raise ValueError(
+            f"memory: expected [1 or B, L, N, H] with B={batch}, N={heads} and "
+            f"H={width}, got {got}; luna_parameters makes one"
+        )
+    mask = inputs.padding_mask(mask, batch, key.shape[1], reason=_REASON)
+    dtype = inputs.accumulation_dtype(query, key, value)
+    scale = 1 / math.sqrt(width)
+    memory = jnp.broadcast_to(memory, (batch, *shape[1:]))
+    query, memory = (
+        inputs.by_head(x, heads, dtype=dtype) * scale for x in (query, memory)
+    )
+    key, value = (inputs.by_head(x, heads, mask, dtype) for x in (key, value))
+    return query, key, value, memory, mask
+
+
+def _packed(
+    key: jax.Array,
+    value: jax.Array,
+    memory: jax.Array,
+    mask: jax.Array | None,
+    precision: jax.lax.PrecisionLike,
+) -> tuple[jax.Array, jax.Array]:
+    """A k and A v, `[B, N, L, ...]`."""
+    scores = feature_maps.products(memory, key, precision)
+    visible = None if mask is None else mask[:, None, None]
+    weights = feature_maps.masked_softmax(scores, visible, axis=-1)
+    keys, values = (jnp.matmul(weights, x, precision=precision) for x in (key, value))
+    return keys, values
+
+
+def _unpacked(
+    query: jax.Array, keys: jax.Array, values: jax.Array, precision: Any
+) -> jax.Array:
+    weights = jax.nn.softmax(feature_maps.products(query, keys, precision), -1)
+    return jnp.matmul(weights, values, precision=precision)
+
+
+def _causal(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    memory: jax.Array,
+    mask: jax.Array | None,
+    chunking: causal.Chunking | None,
+    precision: jax.lax.PrecisionLike,
+) -> jax.Array:
+    run = functools.partial(
+        causal.causal_linear, chunking=chunking, precision=precision
+    )
+    phi = feature_maps.feature_map("elu")
+    pack = inputs.hide_by_head(phi(feature_maps.products(key, memory, precision)), mask)
+    length = key.shape[2]
+    seen = jnp.ones((1, length), bool) if mask is None else mask
+    counts = feature_maps.at_least(jnp.cumsum(seen, 1, dtype=query.dtype), 1.0)
+    counts = counts[:, None, :, None]
+    scores = run(query, key, pack)[0] / counts
+    return run(jax.nn.softmax(scores, -1), pack, value)[0] / counts

@@ -1,0 +1,315 @@
+"""Nystromformer (Xiong et al. 2021, "Nystromformer: A Nystrom-based Algorithm for
+Approximating Self-Attention").
+
+``out = F Z B v`` in place of ``softmax(q k^T / sqrt(H)) v``. The landmarks Q~ and K~
+are the means of m segments of the queries and of the keys, and
+
+- ``F = softmax(q K~^T / sqrt(H))``, ``A = softmax(Q~ K~^T / sqrt(H))``,
+  ``B = softmax(Q~ k^T / sqrt(H))``;
+- Z, about the pseudo-inverse of A: six times
+  ``Z <- Z (13 I - A Z (15 I - A Z (7 I - A Z))) / 4`` from
+  ``Z = A^T / (largest column sum * largest row sum)``.
+
+Optionally a depthwise convolution of the values along the length is added, one kernel a
+head.
+
+Cost: O((T + S) m (H + Hv) + m^3) time, O((T + S) m) memory.
+
+There is no causal form: landmarks are means over all positions, future ones too.
+
+Deviations. The authors' code takes the initial constant over the whole batch, so that a
+sample's output depends on its companions (``initialisation="original"``; here each
+matrix has its own), and lets padding into the landmarks (``padding="published"``). Here
+landmarks are means of the real positions, dealt evenly to the segments, and any m goes
+with any length: hidden positions might as well not exist, except that the convolution
+counts places. Both sides enter the landmarks: give ``query_mask`` (in self-attention,
+the same mask) unless all queries are real. More iterations do not help where m < T: the
+exact pseudo-inverse of a nearly singular A amplifies.
+"""
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lra_jax.attention import inputs
+from lra_jax.attention.low_rank import landmarks
+from lra_jax.attention.registry import Mechanism
+from lra_jax.attention.softmax import key_sets
+
+__all__ = ["nystrom_attention", "nystrom_parameters", "nystrom_weights"]
+
+MECHANISM = Mechanism(
+    name="nystrom",
+    causal=False,
+    cross=True,
+    stream=False,
+    cost="2 (T + S) m H + m^3",
+    summary="softmax by m landmarks and a pseudo-inverse (Nystromformer)",
+    source="Xiong et al. 2021",
+    parameters="nystrom_parameters",
+)
+
+INITIALISATIONS = ("exact", "original")
+
+
+def nystrom_attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    mask: jax.Array | None = None,
+    is_causal: bool = False,
+    query_mask: jax.Array | None = None,
+    *,
+    conv_weight: jax.Array | None = None,
+    num_landmarks: int = 64,
+    iterations: int = 6,
+    initialisation: str = "exact",
+    padding: str = "exact",
+    precision: jax.lax.PrecisionLike = None,
+    **_: Any,
+) -> jax.Array:
+    """Computes Nystrom attention.
+
+    Args:
+      query: `[B, T, N, H]`.
+      key: `[B, S, N, H]`; its heads may be a divisor of N.
+      value: `[B, S, N, Hv]`.
+      mask: boolean, True = a real position: `[B, S]`, or anything that broadcasts to
+        `[B, 1, 1, S]`.
+      is_causal: must be False; there is no causal form.
+      query_mask: boolean, True = a real query: `[B, T]`, or anything that broadcasts to
+        `[B, 1, 1, T]`; None = all. Other rows come out zero.
+      conv_weight: `[N, W]`, W odd: adds ``sum_w conv_weight[w] v[i + w - W // 2]`` to
+        row i; needs T == S. None = no convolution.
+      num_landmarks: m.
+      iterations: of the pseudo-inverse.
+      initialisation: "exact", each matrix by its own sums; "original", by the largest
+        sums in the whole batch, as published.
+      padding: "exact", "published" or "front" (`lra_jax.attention.low_rank.landmarks`).
+      precision: of the matrix products, as in ``jnp.einsum``.
+      **_: further keywords that Flax passes to an ``attention_fn``; ignored.
+
+    Returns:
+      `[B, T, N, Hv]` in the query's dtype. A sample without any real position gives
+      zeros.
+
+    Raises:
+      ValueError: shapes, dtypes, a mask or an option do not fit, or it is causal.
+    """
+    inputs.check_inputs(query, key, value)
+    _check(is_causal, num_landmarks, iterations, initialisation, padding)
+    length, out_dtype = query.shape[1], query.dtype
+    _check_conv(conv_weight, query.shape, key.shape)
+    factors, value = _factors(
+        (query, key, value),
+        (mask, query_mask),
+        (num_landmarks, iterations, initialisation, padding),
+        precision,
+    )
+    product = functools.partial(jnp.einsum, precision=precision)
+    first, inverse, last = factors
+    summary = product("bnms,bnsv->bnmv", last, value)
+    # Landmark by landmark first: the inverse meets m rows and not T.
+    out = product(
+        "bntm,bnmv->bntv", first, product("bnkm,bnmv->bnkv", inverse, summary)
+    )
+    out = out[:, :, -length:]
+    if conv_weight is not None:
+        out = out + _convolved(value[:, :, -length:], conv_weight, precision)
+    return jnp.swapaxes(out, 1, 2).astype(out_dtype)
+
+
+def nystrom_weights(
+    query: jax.Array,
+    key: jax.Array,
+    mask: jax.Array | None = None,
+    is_causal: bool = False,
+    query_mask: jax.Array | None = None,
+    *,
+    conv_weight: jax.Array | None = None,
+    num_landmarks: int = 64,
+    iterations: int = 6,
+    initialisation: str = "exact",
+    padding: str = "exact",
+    precision: jax.lax.PrecisionLike = None,
+    **_: Any,
+) -> jax.Array:
+    """Returns the matrix `[B, N, T, S]` with ``out = weights @ value``.
+
+    float32 or wider; entries may be negative, and rows sum to one only about. Arguments
+    and errors are those of `nystrom_attention`.
+    """
+    inputs.check_inputs(query, key)
+    # The output is linear in the values: on unit vectors it is the matrix itself.
+    units = inputs.unit_values(query, key)
+    rows = nystrom_attention(
+        query.astype(units.dtype),
+        key,
+        units,
+        mask,
+        is_causal,
+        query_mask,
+        conv_weight=conv_weight,
+        num_landmarks=num_landmarks,
+        iterations=iterations,
+        initialisation=initialisation,
+        padding=padding,
+        precision=precision,
+    )
+    return jnp.swapaxes(rows, 1, 2)
+
+
+def nystrom_parameters(
+    rng_key: jax.Array,
+    *,
+    num_heads: int,
+    conv_kernel: int | None = None,
+    dtype: Any = jnp.float32,
+    **_: Any,
+) -> dict[str, jax.Array]:
+    """Makes the arrays that `nystrom_attention` takes as keywords.
+
+    Args:
+      rng_key: a key of ``jax.random``.
+      num_heads: N.
+      conv_kernel: W, odd; None = no convolution, and no arrays. The published LRA
+        configurations have 35.
+      dtype: of the arrays.
+      **_: further keywords, so that every mechanism can be called alike; ignored.
+
+    Returns:
+      `conv_weight` `[N, W]`, uniform in +-1/sqrt(W), torch's default; or nothing.
+
+    Raises:
+      ValueError: W is not a positive odd int.
+    """
+    if conv_kernel is None:
+        return {}
+    width = inputs.check_size("conv_kernel", conv_kernel)
+    if width % 2 == 0:
+        raise ValueError(f"conv_kernel: expected an odd number, got {conv_kernel}")
+    bound, shape = width**-0.5, (inputs.check_size("num_heads", num_heads), width)
+    return {"conv_weight": jax.random.uniform(rng_key, shape, dtype, -bound, bound)}
+
+
+def _factors(
+    arrays: tuple[jax.Array, jax.Array, jax.Array],
+    masks: tuple[jax.Array | None, jax.Array | None],
+    options: tuple[int, int, str, str],
+    precision: jax.lax.PrecisionLike,
+) -> tuple[tuple[jax.Array, jax.Array, jax.Array], jax.Array]:
+    """F `[B, N, T, m]`, Z `[B, N, m, m]`, B `[B, N, m, S]` and the values."""
+    query, key, value = arrays
+    count, iterations, initialisation, padding = options
+    batch, _, num_heads, head_dim = query.shape
+    dtype = inputs.accumulation_dtype(*arrays)
+    of_keys = inputs.padding_mask(masks[0], batch, key.shape[1])
+    of_queries = inputs.padding_mask(masks[1], batch, query.shape[1], "query_mask")
+    query = inputs.by_head(query, num_heads, of_queries, dtype)
+    key = inputs.by_head(key, num_heads, of_keys, dtype)
+    value = inputs.by_head(value, num_heads, of_keys, dtype)
+    if padding == "front":
+        query, key, value = (_in_front(x, count, 2) for x in (query, key, value))
+        of_queries, of_keys = (_in_front(x, count, 1) for x in (of_queries, of_keys))
+    lengths = query.shape[2], key.shape[2]
+    plan = landmarks.plan(padding, count, lengths, (of_queries, of_keys), dtype)
+    scale = jnp.asarray(math.sqrt(1 / head_dim), dtype)
+    product = functools.partial(jnp.matmul, precision=precision)
+    query_marks = product(plan.query_means[:, None], query) * scale
+    key_marks = product(plan.key_means[:, None], key)
+
+    def attend(
+        rows: jax.Array, columns: jax.Array, mask: jax.Array | None
+    ) -> jax.Array:
+        return plan.softmax(product(rows, jnp.swapaxes(columns, -1, -2)), mask)
+
+    first = attend(query * scale, key_marks, plan.of_queries)
+    middle = attend(query_marks, key_marks, plan.of_landmarks)
+    last = attend(query_marks, key, plan.of_keys)
+    inverse = _pseudo_inverse(middle, iterations, initialisation, precision)
+    return (first, inverse, last), value
+
+
+def _pseudo_inverse(
+    matrix: jax.Array,
+    iterations: int,
+    initialisation: str,
+    precision: jax.lax.PrecisionLike,
+) -> jax.Array:
+    """About the pseudo-inverse of `[B, N, m, m]`; zero rows and columns stay so."""
+    whole = None if initialisation == "original" else (-2, -1)
+    norm = one = jnp.ones((), matrix.dtype)
+    for axis in (-2, -1):  # of column sums and of row sums; no entry is negative
+        norm = norm * matrix.sum(axis, keepdims=True).max(whole, keepdims=True)
+    inverse = jnp.swapaxes(matrix, -1, -2) / jnp.where(norm > 0, norm, one)
+    identity = jnp.eye(matrix.shape[-1], dtype=matrix.dtype)[None, None]
+    product = functools.partial(jnp.matmul, precision=precision)
+    for _ in range(iterations):
+        step = product(matrix, inverse)
+        inner = 15 * identity - product(step, 7 * identity - step)
+        inverse = product(inverse, 13 * identity - product(step, inner)) / 4
+    return inverse
+
+
+def _convolved(
+    value: jax.Array, weight: jax.Array, precision: jax.lax.PrecisionLike
+) -> jax.Array:
+    """The depthwise convolution of `[B, N, T, Hv]`, as products with a band matrix."""
+    length, width = value.shape[2], weight.shape[1]
+    size = min(64, length)
+    windows = key_sets.windows(value, size, width // 2, width // 2)
+    tap = np.arange(windows.shape[3])[None] - np.arange(size)[:, None]
+    inside = (tap >= 0) & (tap < width)
+    zero = jnp.zeros((), value.dtype)
+    band = weight.astype(value.dtype)[:, np.where(inside, tap, 0)]
+    band = jnp.where(inside[None], band, zero)
+    out = jnp.einsum("ncw,bnpwh->bnpch", band, windows, precision=precision)
+    return out.reshape(*value.shape[:2], -1, value.shape[-1])[:, :, :length]
+
+
+def _in_front(x: Any, count: int, axis: int) -> Any:
+    """Zeros in front of an axis, until the number of landmarks divides it."""
+    if x is None:
+        return None
+    missing = -x.shape[axis] % count
+    return jnp.pad(x, [(missing if i == axis else 0, 0) for i in range(x.ndim)])
+
+
+def _check(
+    is_causal: bool, count: int, iterations: int, initialisation: str, padding: str
+) -> None:
+    if is_causal:
+        raise ValueError(
+            "is_causal: expected False, got True: Nystrom attention has no causal "
+            "form, because each landmark is a mean over positions, future ones too"
+        )
+    inputs.check_size("num_landmarks", count)
+    inputs.check_size("iterations", iterations, 0)
+    for name, given, known in (
+        ("initialisation", initialisation, INITIALISATIONS),
+        ("padding", padding, landmarks.PADDINGS),
+    ):
+        if given not in known:
+            raise ValueError(f"{name}: expected one of {known}, got {given!r}")
+
+
+def _check_conv(
+    weight: jax.Array | None, query: tuple[int, ...], key: tuple[int, ...]
+) -> None:
+    if weight is None:
+        return
+    shape = jnp.shape(weight)
+    if len(shape) != 2 or shape[0] != query[2] or shape[1] % 2 == 0:
+        raise ValueError(
+            f"conv_weight: expected [N, W] with N={query[2]} and an odd W, "
+            f"got shape {shape}"
+        )
+    if query[1] != key[1]:
+        raise ValueError(
+            "conv_weight: expected None for cross attention, because it adds the "
+            f"values around each query's own place, got T={query[1]} and S={key[1]}"
+        )

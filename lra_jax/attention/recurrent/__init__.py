@@ -1,0 +1,1 @@
+"""Mechanisms whose state fades or forgets by gates of the input."""

@@ -1,0 +1,133 @@
+"""DeltaNet (Yang et al. 2024, "Parallelizing Linear Transformers with the Delta Rule
+over Sequence Length").
+
+``S_t = (I - b_t k_t k_t^T) S_(t-1) + b_t k_t v_t^T`` and ``out_t = norm(S_t^T q_t)``:
+what the state holds under k_t is replaced, by a share b_t in (0, 1), by v_t. It is
+`lra_jax.attention.recurrent.gated_delta` without its decay and its gate, with the same
+activations, norm, cost and deviations. In a model ``b_t = sigmoid(w x_t + c)``.
+"""
+
+from typing import Any
+
+import jax
+
+from lra_jax.attention import feature_maps, inputs
+from lra_jax.attention.causal import sums as causal
+from lra_jax.attention.recurrent import gated_delta
+from lra_jax.attention.recurrent import stream as recurrent_stream
+from lra_jax.attention.registry import Gate, Mechanism
+
+__all__ = [
+    "DeltaState",
+    "delta_attention",
+    "delta_init",
+    "delta_prefill",
+    "delta_step",
+    "delta_weights",
+]
+
+MECHANISM = Mechanism(
+    name="delta",
+    causal=True,
+    cross=False,
+    stream=True,
+    cost="2 T (64 + H) H",
+    summary="a state where a key's old value is replaced (DeltaNet)",
+    source="Yang et al. 2024b",
+    gates=(Gate("beta", width="one", activation="sigmoid"),),
+)
+
+DeltaState = gated_delta.GatedDeltaState
+
+
+def delta_attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    mask: jax.Array | None = None,
+    is_causal: bool = False,
+    *,
+    beta: jax.Array | None = None,
+    feature_map: feature_maps.FeatureMap = "silu",
+    norm: str | None = "rms",
+    eps: float = 1e-6,
+    chunking: causal.Chunking | None = None,
+    precision: jax.lax.PrecisionLike = None,
+    **_: Any,
+) -> jax.Array:
+    """Computes the delta rule.
+
+    Arguments, result and errors are those of `gated_delta.gated_delta_attention`, which
+    this is without decay and gate.
+    """
+    options: dict[str, Any] = {"feature_map": feature_map, "norm": norm, "eps": eps}
+    cut: dict[str, Any] = {"chunking": chunking, "precision": precision}
+    arrays = (query, key, value, mask, is_causal)
+    return gated_delta.gated_delta_attention(*arrays, beta=beta, **options, **cut)
+
+
+def delta_weights(
+    query: jax.Array,
+    key: jax.Array,
+    mask: jax.Array | None = None,
+    is_causal: bool = False,
+    *,
+    beta: jax.Array | None = None,
+    feature_map: feature_maps.FeatureMap = "silu",
+    precision: jax.lax.PrecisionLike = None,
+    **_: Any,
+) -> jax.Array:
+    """Returns the weights `[B, N, T, T]` before the norm, of either sign.
+
+    Arguments and errors are those of `delta_attention`.
+    """
+    options: dict[str, Any] = {"feature_map": feature_map, "precision": precision}
+    return gated_delta.gated_delta_weights(
+        query, key, mask, is_causal, beta=beta, **options
+    )
+
+
+delta_init = gated_delta.gated_delta_init
+
+
+def delta_prefill(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    mask: jax.Array | None = None,
+    *,
+    state: DeltaState | None = None,
+    beta: jax.Array | None = None,
+    feature_map: feature_maps.FeatureMap = "silu",
+    norm: str | None = "rms",
+    eps: float = 1e-6,
+    chunking: causal.Chunking | None = None,
+    precision: jax.lax.PrecisionLike = None,
+) -> tuple[jax.Array, DeltaState]:
+    """Takes a whole prompt, or a further part of one, in one pass.
+
+    Arguments, result and errors are those of `gated_delta.gated_delta_prefill`, which
+    this is without decay and gate.
+    """
+    options: dict[str, Any] = {"feature_map": feature_map, "norm": norm, "eps": eps}
+    cut: dict[str, Any] = {"chunking": chunking, "precision": precision}
+    arrays = (query, key, value, mask)
+    return gated_delta.gated_delta_prefill(
+        *arrays, state=state, beta=beta, **options, **cut
+    )
+
+
+def delta_step(
+    state: DeltaState,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    *,
+    beta: jax.Array | None = None,
+    **options: Any,
+) -> tuple[jax.Array, DeltaState]:
+    """Takes one position of each sample; arrays `[B, N, H]` -> `[B, N, Hv]`."""
+    arrays = inputs.one_position(query, key, value)
+    more = recurrent_stream.one_gate(beta=beta)
+    out, state = delta_prefill(*arrays, state=state, **more, **options)
+    return out[:, 0], state

@@ -1,0 +1,214 @@
+"""Gated linear attention (Yang et al. 2024, "Gated Linear Attention Transformers with
+Hardware-Efficient Training").
+
+``S_t = diag(a_t) S_(t-1) + k_t v_t^T``, ``out_t = g_t * norm(S_t^T q_t)`` with a decay
+a_t in (0, 1) for each column of the keys, made from the input. In a model it is
+``a_t = sigmoid(W_2 W_1 x_t + b)^(1/16)`` with 16 columns between the two matrices, and
+the gate ``g_t = silu(W_g x_t + b_g)``, as in the paper. The norm takes each head of a
+position by itself.
+
+Cost: O(T (C + Hv) H) time for chunks of C = 16 positions, twice that without
+``is_causal``, and O(T H) memory; a stream holds one state `[H, Hv]` for each head. How
+chunks are computed, what the form without ``is_causal`` is, and why nothing is divided
+by a vanishing decay: `lra_jax.attention.recurrent.recurrence`.
+
+Deviations: the norm has no learned gain (the output projection can hold it), "rms" is
+that of the authors' code (fla-org/flash-linear-attention) and the paper's is "layer";
+no 1 / sqrt(H), which the norm would take away. Padding is exact: a hidden position
+neither adds to the state nor lets it fade.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from lra_jax.attention import feature_maps, inputs
+from lra_jax.attention.causal import sums as causal
+from lra_jax.attention.recurrent import recurrence
+from lra_jax.attention.recurrent import stream as recurrent_stream
+from lra_jax.attention.registry import Gate, Mechanism
+
+__all__ = [
+    "GlaState",
+    "gla_attention",
+    "gla_init",
+    "gla_prefill",
+    "gla_step",
+    "gla_weights",
+]
+
+MECHANISM = Mechanism(
+    name="gla",
+    causal=True,
+    cross=False,
+    stream=True,
+    cost="2 T (16 + Hv) H",
+    summary="a state that fades by gates of the input, column by column",
+    source="Yang et al. 2024a",
+    gates=(
+        Gate("log_decay", activation="slow_decay", rank=16),
+        Gate("gate", of="query", width="value", activation="silu"),
+    ),
+)
+
+
+GlaState = recurrent_stream.RecurrentState
+
+
+def gla_attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    mask: jax.Array | None = None,
+    is_causal: bool = False,
+    *,
+    log_decay: jax.Array | None = None,
+    gate: jax.Array | None = None,
+    norm: str | None = "rms",
+    eps: float = 1e-6,
+    chunking: causal.Chunking | None = None,
+    precision: jax.lax.PrecisionLike = None,
+    **_: Any,
+) -> jax.Array:
+    """Computes gated linear attention.
+
+    Args:
+      query: `[B, T, N, H]`.
+      key: `[B, T, N, H]`; its heads may be a divisor of N.
+      value: `[B, T, N, Hv]`.
+      mask: boolean, True = may be attended: `[B, T]`, or anything that broadcasts to
+        `[B, 1, 1, T]`.
+      is_causal: position i sees keys 0..i only; otherwise the recurrence runs from both
+        ends.
+      log_decay: log(a), not positive, `[B, T, N, H]`; its heads may be a divisor of N.
+        None = no decay.
+      gate: g, `[B, T, N, Hv]`; None = 1.
+      norm: "rms" or "layer", of each head of a position; None leaves the sum.
+      eps: of the norm.
+      chunking: how the sequence is cut; None = chunks of 16.
+      precision: of the matrix products, as in ``jnp.einsum``.
+      **_: further keywords that Flax passes to an ``attention_fn``; ignored.
+
+    Returns:
+      `[B, T, N, Hv]` in the query's dtype; states are float32 or wider.
+
+    Raises:
+      ValueError: shapes, dtypes, the mask or an option do not fit, or query and key
+        differ in length.
+    """
+    inputs.check_inputs(query, key, value, is_causal)
+    options = (log_decay, gate, norm, eps, chunking, precision)
+    return _run(query, key, value, mask, is_causal, None, *options)[0]
+
+
+def gla_weights(
+    query: jax.Array,
+    key: jax.Array,
+    mask: jax.Array | None = None,
+    is_causal: bool = False,
+    *,
+    log_decay: jax.Array | None = None,
+    precision: jax.lax.PrecisionLike = None,
+    **_: Any,
+) -> jax.Array:
+    """Returns the weights `[B, N, T, T]` before norm and gate, of either sign.
+
+    float32 or wider. Arguments and errors are those of `gla_attention`.
+    """
+    inputs.check_inputs(query, key, None, is_causal)
+    # The sum is linear in the values: on unit vectors it is the matrix itself.
+    units = inputs.unit_values(query, key)
+    options = (log_decay, None, None, 0.0, None, precision)
+    arrays = (query.astype(units.dtype), key, units)
+    return jnp.swapaxes(_run(*arrays, mask, is_causal, None, *options)[0], 1, 2)
+
+
+gla_init = recurrent_stream.recurrent_init
+
+
+def gla_prefill(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    mask: jax.Array | None = None,
+    *,
+    state: GlaState | None = None,
+    log_decay: jax.Array | None = None,
+    gate: jax.Array | None = None,
+    norm: str | None = "rms",
+    eps: float = 1e-6,
+    chunking: causal.Chunking | None = None,
+    precision: jax.lax.PrecisionLike = None,
+) -> tuple[jax.Array, GlaState]:
+    """Takes a whole prompt, or a further part of one, in one pass.
+
+    Args:
+      query: `[B, T, N, H]`; key, value, mask and options as in `gla_attention`.
+      state: what came before; None = nothing.
+
+    Returns:
+      The causal attention `[B, T, N, Hv]` and the state after the last real position.
+
+    Raises:
+      ValueError: shapes, dtypes, the mask, an option or the state do not fit.
+    """
+    inputs.check_inputs(query, key, value, True)
+    options = (log_decay, gate, norm, eps, chunking, precision)
+    start = None if state is None else state.sums
+    out, sums = _run(query, key, value, mask, True, start, *options)
+    return out, GlaState(sums, recurrent_stream.moved(state, query, mask))
+
+
+def gla_step(
+    state: GlaState,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    *,
+    log_decay: jax.Array | None = None,
+    gate: jax.Array | None = None,
+    **options: Any,
+) -> tuple[jax.Array, GlaState]:
+    """Takes one position of each sample; arrays `[B, N, H]` -> `[B, N, Hv]`.
+
+    Options and errors are those of `gla_prefill`, gates without the axis T.
+    """
+    arrays = inputs.one_position(query, key, value)
+    more = recurrent_stream.one_gate(log_decay=log_decay, gate=gate)
+    out, state = gla_prefill(*arrays, state=state, **more, **options)
+    return out[:, 0], state
+
+
+def _run(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    mask: jax.Array | None,
+    is_causal: bool,
+    start: recurrence.Memory | None,
+    log_decay: jax.Array | None,
+    gate: jax.Array | None,
+    norm: str | None,
+    eps: float,
+    chunking: causal.Chunking | None,
+    precision: jax.lax.PrecisionLike,
+) -> tuple[jax.Array, recurrence.Memory]:
+    inputs.check_self(query, key, "gla")
+    feature_maps.check_norm(norm)
+    mask = inputs.padding_mask(mask, query.shape[0], query.shape[1])
+    heads, dtype = query.shape[2], recurrence.dtype_of(start, query, key, value)
+    key = inputs.by_head(key, heads, mask, dtype)
+    sizes = (query.shape[3], heads, mask, dtype)
+    decay = recurrence.gate_by_head("log_decay", log_decay, query, *sizes)
+    arrays = recurrence.Arrays(
+        inputs.by_head(query, heads, dtype=dtype),
+        key,
+        inputs.by_head(value, heads, mask, dtype),
+        jnp.zeros_like(key) if decay is None else decay,
+        None,
+    )
+    block = recurrence.GatedBlock
+    options = (is_causal, start, chunking, precision)
+    out, state = recurrence.recur(block, arrays, *options)
+    return recurrence.finished(out, gate, norm, eps, query), state

@@ -1,0 +1,1 @@
+"""A sequence over several devices."""

@@ -1,0 +1,1 @@
+"""Softmax attention, then windows, hashes and patterns."""

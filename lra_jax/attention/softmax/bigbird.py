@@ -1,0 +1,223 @@
+"""BigBird (Zaheer et al. 2020, "Big Bird: Transformers for Longer Sequences").
+
+``out_i = sum_{j in A(i)} softmax_j(q_i . k_j / sqrt(H)) v_j``, with A(i) made of blocks
+of C positions: the query's own and its two neighbours, the first and the last block,
+which are global (all see them and they see all), and R random blocks, which differ from
+head to head. The random ones are drawn without replacement among the blocks that are
+neither neighbours nor global; where there are fewer than R, all are seen.
+
+In the causal form a block sees itself and the one before it, the first one, and R
+random ones among those between, without the j > i. Only the past decides on them, so a
+prefix attends as the whole does. The paper has no causal form.
+
+Cost: O(T W (H + Hv)) time and O(T W) memory for W = (7 + R) C, by gathered blocks
+(`lra_jax.attention.softmax.blocks`).
+
+The draws are a hash of seed, head, block and count: the same on every machine, without
+any state. The last block and the range of the draws are those of each sample's real
+length, so padding on the right is exact. Deviations: the authors' code needs lengths
+that C divides and adds -1e4 where it masks; here the last block may be short.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from lra_jax.attention import inputs
+from lra_jax.attention.registry import Mechanism
+from lra_jax.attention.softmax import blocks, key_sets
+
+__all__ = ["bigbird_attention", "bigbird_weights"]
+
+MECHANISM = Mechanism(
+    name="bigbird",
+    causal=True,
+    cross=False,
+    stream=False,
+    rotary=True,
+    cost="(7 + R) T C H",
+    summary="softmax over neighbouring, global and R random blocks of C",
+    source="Zaheer et al. 2020",
+)
+
+
+def bigbird_attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    mask: jax.Array | None = None,
+    is_causal: bool = False,
+    *,
+    block: int = 64,
+    num_random: int = 3,
+    seed: int = 0,
+    precision: jax.lax.PrecisionLike = None,
+    **_: Any,
+) -> jax.Array:
+    """Computes softmax attention over neighbouring, global and random blocks.
+
+    Args:
+      query: `[B, T, N, H]`.
+      key: `[B, T, N, H]`; its heads may be a divisor of N.
+      value: `[B, T, N, Hv]`.
+      mask: boolean, True = may be attended: `[B, T]`, or anything that broadcasts to
+        `[B, 1, 1, T]`. Padding is exact on the right.
+      is_causal: position i sees no j > i.
+      block: C, positions of a block.
+      num_random: R, random blocks of each block and head.
+      seed: of the random blocks; the layers of a model may differ in it.
+      precision: of the matrix products, as in ``jnp.einsum``.
+      **_: further keywords that Flax passes to an ``attention_fn``; ignored.
+
+    Returns:
+      `[B, T, N, Hv]` in the query's dtype.
+
+    Raises:
+      ValueError: shapes, dtypes, the mask or an option do not fit, or query and key
+        differ in length.
+    """
+    pattern = _Pattern(block, num_random, seed, is_causal)
+    dtype, length = query.dtype, query.shape[1]
+    arrays = (query, key, value, mask, is_causal)
+    query, sequence, mask = blocks.prepare(*arrays, "bigbird")
+    last = (blocks.lengths(mask, length) - 1) // block
+
+    @jax.checkpoint
+    def compute(query: jax.Array, sequence: key_sets.Sequence) -> jax.Array:
+        queries = key_sets.cut(query, block)
+        place = key_sets.places(queries.shape[2], block)
+        table = pattern.random(last, *queries.shape[1:3])
+        sets = pattern.sets(sequence, last, table)
+        out = blocks.attend(queries, place, sets, precision)
+        if is_causal:
+            return out
+        # The rows of the two global blocks again, over everything.
+        at = jnp.arange(queries.shape[2], dtype=last.dtype)[None, None, :, None, None]
+        for chosen in (jnp.zeros_like(last), last):
+            rows = key_sets.take_block(queries, chosen)[:, :, None]
+            everything = [key_sets.shared(sequence, key_sets.always)]
+            rows = blocks.attend(rows, place[:, :, :1], everything, precision)
+            here = at == chosen[:, None, None, None, None]
+            out = jnp.where(here, rows, out)
+        return out
+
+    return key_sets.paste(compute(query, sequence), length).astype(dtype)
+
+
+def bigbird_weights(
+    query: jax.Array,
+    key: jax.Array,
+    mask: jax.Array | None = None,
+    is_causal: bool = False,
+    *,
+    block: int = 64,
+    num_random: int = 3,
+    seed: int = 0,
+    precision: jax.lax.PrecisionLike = None,
+    **_: Any,
+) -> jax.Array:
+    """Returns the weights `[B, N, T, T]` that `bigbird_attention` never builds.
+
+    float32 or wider; rows sum to one or zero. Arguments and errors are those of
+    `bigbird_attention`.
+    """
+    pattern = _Pattern(block, num_random, seed, is_causal)
+    arrays = (query, key, key, mask, is_causal)
+    query, sequence, mask = blocks.prepare(*arrays, "bigbird")
+    length = query.shape[2]
+    last = (blocks.lengths(mask, length) - 1) // block
+    count = -(-length // block)
+    table = pattern.random(last, query.shape[1], count)
+    met = pattern.met(last, table)
+    met = jnp.repeat(jnp.repeat(met, block, 2), block, 3)[:, :, :length, :length]
+    query_at, key_at = key_sets.pairs(length)
+    visible = met & (key_at <= query_at) if is_causal else met
+    return blocks.dense_weights(query, sequence, visible, precision)
+
+
+class _Pattern:
+    """The blocks that may meet; ``last`` is `[1 or B]`, each sample's last block."""
+
+    def __init__(self, block: int, num_random: int, seed: int, is_causal: bool):
+        self.block = inputs.check_size("block", block)
+        self.num_random = inputs.check_size("num_random", num_random, 0)
+        self.seed = inputs.check_size("seed", seed, 0)
+        self.is_causal = is_causal
+
+    def random(self, last: jax.Array, heads: int, count: int) -> jax.Array:
+        """`[1 or B, N, P, R]`: the random blocks of each block; -1 = none."""
+        row = jnp.arange(count, dtype=jnp.int32)[None, None]
+        head = jnp.arange(heads, dtype=jnp.int32)[None, :, None]
+        last = last[:, None, None]
+        # Blocks 1 to free, then those behind the gap.
+        if self.is_causal:
+            begin, gap = row, jnp.zeros_like(row)
+            free = jnp.maximum(row - 2, 0)
+        else:
+            begin = jnp.maximum(row - 1, 1)
+            gap = jnp.minimum(row + 1, last - 1) - begin + 1
+            free = jnp.where((row > 0) & (row < last), last - 1 - gap, 0)
+        free, begin, gap, head = jnp.broadcast_arrays(free, begin, gap, head)
+        picks: list[jax.Array] = []
+        for number in range(self.num_random):
+            # Floyd's way to draw distinct numbers below `free`.
+            top = free - self.num_random + number
+            drawn = _hash(self.seed, head, row, number)
+            drawn = (drawn % jnp.maximum(top + 1, 1).astype(jnp.uint32)).astype(
+                jnp.int32
+            )
+            for earlier in picks:
+                drawn = jnp.where(drawn == earlier, top, drawn)
+            picks.append(jnp.where(free > self.num_random, drawn, number))
+        if not picks:
+            return jnp.zeros((*free.shape, 0), jnp.int32)
+        table = jnp.stack(picks, -1)
+        chosen = 1 + table + jnp.where(1 + table >= begin[..., None], gap[..., None], 0)
+        return jnp.where(table < free[..., None], chosen, -1)
+
+    def sets(
+        self, sequence: key_sets.Sequence, last: jax.Array, table: jax.Array
+    ) -> list[key_sets.Keys]:
+        """The keys of each block, no pair twice."""
+        size = self.block
+        behind = 0 if self.is_causal else size
+        nearby = key_sets.not_later if self.is_causal else key_sets.always
+        last = last[:, None, None, None, None]
+        first = key_sets.part(sequence, 0, size)
+        sets = [
+            key_sets.band(sequence, size, size, behind, nearby),
+            key_sets.shared(first, lambda query, _: query // size > 1),
+        ]
+        if not self.is_causal:
+            final = key_sets.take_part(sequence, size, last.reshape(-1))
+
+            def rule(query: jax.Array, _: jax.Array) -> jax.Array:
+                return (jnp.abs(query // size - last) > 1) & (last > 0)
+
+            sets.append(key_sets.shared(final, rule))
+        if self.num_random:
+            sets.append(key_sets.listed(sequence, size, table, key_sets.always))
+        return sets
+
+    def met(self, last: jax.Array, table: jax.Array) -> jax.Array:
+        """`[1 or B, N, P, P]`: which blocks meet."""
+        count = table.shape[2]
+        row, column = key_sets.pairs(count)
+        met = (table[..., None] == column[..., None, :]).any(-2)
+        met |= (jnp.abs(row - column) <= 1) | (column == 0)
+        if self.is_causal:
+            return met & (column <= row)
+        last = last[:, None, None, None]
+        return met | (row == 0) | (row == last) | (column == last)
+
+
+def _hash(seed: int, head: jax.Array, row: jax.Array, number: int) -> jax.Array:
+    """Random bits, uint32, of three numbers and a seed."""
+    bits = jnp.asarray(seed & 0xFFFFFFFF, jnp.uint32)
+    for word in (head, row, jnp.asarray(number, jnp.int32)):
+        bits = bits ^ word.astype(jnp.uint32)
+        for factor, shift in ((0x7FEB352D, 16), (0x846CA68B, 15)):
+            bits = (bits ^ (bits >> shift)) * jnp.uint32(factor)
+        bits = bits ^ (bits >> 16)
+    return bits

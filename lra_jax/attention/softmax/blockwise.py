@@ -1,0 +1,272 @@
+"""Softmax attention in blocks: the matrix of weights never exists as a whole.
+
+Queries and keys are cut into blocks, and one loop runs over the pairs of them. Forward,
+each query block carries the largest score so far, the sum of ``exp(score - largest)``
+and the sum of the values weighted by it; where a larger score comes, both sums shrink
+to its unit (Milakov and Gimelshein 2018, "Online normalizer calculation for softmax").
+Backward, the weights are computed once more, from the logarithm of that sum (Dao et al.
+2022, "FlashAttention"): the loop keeps the inputs, the output and one number for each
+query.
+
+Cost: O(T S (H + Hv)) time as for the dense form, in a causal call half of it, since
+pairs of blocks that lie in the future are never visited; O((T + S) (H + Hv)) memory.
+
+Gradients of gradients work, with the memory of the dense form; forward-mode derivatives
+(``jax.jvp``) do not.
+"""
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lra_jax.attention import inputs
+
+
+class Visible(NamedTuple):
+    """Which keys a query sees, without a gradient.
+
+    Attributes:
+      pairs: boolean, rank 4, broadcastable to `[B, N, T, S]`; None = all.
+      last: index of the last key that each query sees, `[1 or B, T]`; None = S - 1.
+    """
+
+    pairs: jax.Array | None
+    last: jax.Array | None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """``rows`` query blocks and ``columns`` key blocks of ``size`` positions.
+
+    Attributes:
+      size: positions of a block.
+      queries: T.
+      keys: S.
+      is_causal: no query sees a key of a later index; T == S.
+      scale: factor of the scores.
+      precision: of the matrix products.
+    """
+
+    size: int
+    queries: int
+    keys: int
+    is_causal: bool
+    scale: float
+    precision: jax.lax.PrecisionLike
+
+    @property
+    def rows(self) -> int:
+        return -(-self.queries // self.size)
+
+    @property
+    def columns(self) -> int:
+        return -(-self.keys // self.size)
+
+    def pairs(self) -> jax.Array:
+        """The pairs of blocks to visit, `[count, 2]` int32, row by row."""
+        every = np.ones((self.rows, self.columns), bool)
+        seen = np.tril(every) if self.is_causal else every
+        return jnp.asarray(np.argwhere(seen), jnp.int32)
+
+    def product(self, terms: str, *arrays: jax.Array) -> jax.Array:
+        return jnp.einsum(terms, *arrays, precision=self.precision)
+
+    def cut(self, x: jax.Array) -> jax.Array:
+        """`[B, N, T, H]` -> `[rows, B, N, size, H]`, filled up with zeros."""
+        missing = -x.shape[2] % self.size
+        if missing:
+            x = jnp.pad(x, [(0, 0), (0, 0), (0, missing), (0, 0)])
+        x = x.reshape(*x.shape[:2], -1, self.size, x.shape[-1])
+        return jnp.moveaxis(x, 2, 0)
+
+    def paste(self, x: jax.Array, length: int) -> jax.Array:
+        """The inverse of `cut`."""
+        x = jnp.moveaxis(x, 0, 2)
+        return x.reshape(*x.shape[:2], -1, x.shape[-1])[:, :, :length]
+
+
+class _Rows(NamedTuple):
+    """What is known of all queries so far, in blocks: `[rows, B, N, size, ...]`."""
+
+    largest: jax.Array  # [..., 1]
+    total: jax.Array  # sum of exp(score - largest), [..., 1]
+    out: jax.Array  # sum of exp(score - largest) v, [..., Hv]
+
+
+def attend(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    visible: Visible,
+    is_causal: bool = False,
+    *,
+    block: int,
+    precision: jax.lax.PrecisionLike = None,
+) -> jax.Array:
+    """``softmax(q k^T / sqrt(H)) v``, heads first.
+
+    Args:
+      query: `[B, N, T, H]`.
+      key: `[B, N, S, H]`.
+      value: `[B, N, S, Hv]`.
+      visible: which keys a query sees beside `is_causal`.
+      is_causal: position i sees keys 0..i only; T == S.
+      block: positions of a block.
+      precision: of the matrix products.
+
+    Returns:
+      `[B, N, T, Hv]`, float32 or wider, computed so; zero for queries that see nothing.
+    """
+    length, keys = query.shape[2], key.shape[2]
+    size = min(block, max(length, keys))
+    scale = 1 / math.sqrt(query.shape[-1])
+    plan = Plan(size, length, keys, is_causal, scale, precision)
+    cuts = (plan.cut(x) for x in (query, key, value))
+    return plan.paste(_attend(plan, *cuts, _filled(plan, visible)), length)
+
+
+def _filled(plan: Plan, visible: Visible) -> Visible:
+    """Masks over whole blocks; what was appended to the keys is hidden."""
+    pairs, last = visible
+    if plan.is_causal:
+        # Hides what was appended as well: T == S.
+        causal = jnp.asarray(np.arange(plan.queries, dtype=np.int32)[None])
+        last = causal if last is None else jnp.minimum(last, causal)
+    elif last is None and plan.keys % plan.size:
+        last = jnp.full((1, plan.queries), plan.keys - 1, jnp.int32)
+    if last is not None:
+        missing = plan.rows * plan.size - plan.queries
+        last = jnp.pad(last, [(0, 0), (0, missing)], constant_values=-1)
+    if pairs is not None:
+        ends = [(0, -x % plan.size if x > 1 else 0) for x in pairs.shape[2:]]
+        pairs = jnp.pad(pairs, [(0, 0), (0, 0), *ends])
+    return Visible(pairs, last)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(
+    plan: Plan, query: jax.Array, key: jax.Array, value: jax.Array, visible: Visible
+) -> jax.Array:
+    return _forward(plan, query, key, value, visible)[0]
+
+
+def _forward(
+    plan: Plan, query: jax.Array, key: jax.Array, value: jax.Array, visible: Visible
+) -> tuple[jax.Array, tuple]:
+    dtype = inputs.accumulation_dtype(query, key, value)
+
+    def step(rows: _Rows, pair: jax.Array) -> tuple[_Rows, None]:
+        i, j = pair[0], pair[1]
+        scores, seen = _scores(plan, _at(query, i), _at(key, j), visible, pair, dtype)
+        before = jax.tree.map(lambda x: _at(x, i), rows)
+        if seen is not None:
+            lowest = jnp.asarray(jnp.finfo(dtype).min, dtype)
+            scores = jnp.where(seen, scores, lowest)
+        largest = jnp.maximum(before.largest, scores.max(-1, keepdims=True))
+        weights = jnp.exp(scores - largest)
+        if seen is not None:
+            weights = jnp.where(seen, weights, jnp.zeros((), dtype))
+        shrunk = jnp.exp(before.largest - largest)
+        out = plan.product("bnij,bnjv->bniv", weights, _at(value, j).astype(dtype))
+        after = _Rows(
+            largest,
+            before.total * shrunk + weights.sum(-1, keepdims=True),
+            before.out * shrunk + out,
+        )
+        return jax.tree.map(lambda x, new: _put(x, new, i), rows, after), None
+
+    rows, _ = jax.lax.scan(step, _nothing(query, key, value, dtype), plan.pairs())
+    # The largest visible weight is 1, so a total of 0 means that there is none.
+    total = jnp.where(rows.total > 0, rows.total, jnp.ones((), dtype))
+    out = rows.out / total
+    return out, (query, key, value, visible, out, rows.largest + jnp.log(total))
+
+
+def _backward(plan: Plan, kept: tuple, cotangent: jax.Array) -> tuple:
+    query, key, value, visible, out, logarithm = kept
+    dtype = out.dtype
+    # sum_j weight_ij (dout_i . v_j), for all j at once.
+    mean = (out * cotangent).sum(-1, keepdims=True)
+
+    def step(slopes: tuple, pair: jax.Array) -> tuple[tuple, None]:
+        i, j = pair[0], pair[1]
+        q, k, v = (x.astype(dtype) for x in (_at(query, i), _at(key, j), _at(value, j)))
+        of_out = _at(cotangent, i)
+        scores, seen = _scores(plan, q, k, visible, pair, dtype)
+        excess = scores - _at(logarithm, i)
+        if seen is not None:
+            excess = jnp.where(seen, excess, jnp.zeros((), dtype))
+        weights = jnp.exp(excess)
+        if seen is not None:
+            weights = jnp.where(seen, weights, jnp.zeros((), dtype))
+        of_weights = plan.product("bniv,bnjv->bnij", of_out, v)
+        of_scores = weights * (of_weights - _at(mean, i)) * plan.scale
+        added = (
+            (plan.product("bnij,bnjh->bnih", of_scores, k), i),
+            (plan.product("bnij,bnih->bnjh", of_scores, q), j),
+            (plan.product("bnij,bniv->bnjv", weights, of_out), j),
+        )
+        slopes = tuple(
+            _put(x, _at(x, place) + new, place)
+            for x, (new, place) in zip(slopes, added, strict=True)
+        )
+        return slopes, None
+
+    start = tuple(jnp.zeros_like(x, dtype) for x in (query, key, value))
+    slopes, _ = jax.lax.scan(step, start, plan.pairs())
+    inputs = query, key, value
+    return *(x.astype(y.dtype) for x, y in zip(slopes, inputs, strict=True)), None
+
+
+_attend.defvjp(_forward, _backward)
+
+
+def _nothing(
+    query: jax.Array, key: jax.Array, value: jax.Array, dtype: jnp.dtype
+) -> _Rows:
+    # Zeros of a first update and not of a shape: the loop's carry then has the sharding
+    # and the varying axes of what is added to it.
+    others = (key[0, :, :, :1, :1], value[0, :, :, :1])
+    first, second = (jnp.zeros_like(x, dtype)[None] for x in others)
+    total = jnp.zeros_like(query[..., :1], dtype) + first
+    lowest = jnp.asarray(jnp.finfo(dtype).min, dtype)
+    return _Rows(total + lowest, total, total + second)
+
+
+def _scores(
+    plan: Plan,
+    query: jax.Array,
+    key: jax.Array,
+    visible: Visible,
+    pair: jax.Array,
+    dtype: jnp.dtype,
+) -> tuple[jax.Array, jax.Array | None]:
+    """The scores of a pair of blocks, and which of them count; None = all."""
+    terms = "bnih,bnjh->bnij"
+    scores = plan.product(terms, query.astype(dtype), key.astype(dtype)) * plan.scale
+    starts = pair[0] * plan.size, pair[1] * plan.size
+    seen = None
+    if visible.last is not None:
+        last = jax.lax.dynamic_slice_in_dim(visible.last, starts[0], plan.size, 1)
+        columns = starts[1] + np.arange(plan.size, dtype=np.int32)
+        seen = columns[None, None, None] <= last[:, None, :, None]
+    if visible.pairs is not None:
+        pairs: Any = visible.pairs
+        for axis, start in zip((2, 3), starts, strict=True):
+            if pairs.shape[axis] > 1:
+                pairs = jax.lax.dynamic_slice_in_dim(pairs, start, plan.size, axis)
+        seen = pairs if seen is None else seen & pairs
+    return scores, seen
+
+
+def _at(x: jax.Array, index: jax.Array) -> jax.Array:
+    return jax.lax.dynamic_index_in_dim(x, index, 0, keepdims=False)
+
+
+def _put(x: jax.Array, new: jax.Array, index: jax.Array) -> jax.Array:
+    return jax.lax.dynamic_update_index_in_dim(x, new, index, 0)

@@ -1,0 +1,108 @@
+"""The cache of a softmax stream: the keys and values of a fixed number of positions."""
+
+from typing import NamedTuple
+
+import jax
+import jax.core
+import jax.numpy as jnp
+import numpy as np
+
+from lra_jax.attention import inputs
+
+
+class SoftmaxState(NamedTuple):
+    """The keys and values so far; n divides the query's heads."""
+
+    key: jax.Array  # [B, n, max_length, H]
+    value: jax.Array  # [B, n, max_length, Hv]
+    visible: jax.Array  # the positions that are real, boolean [B, max_length]
+    position: jax.Array  # of the next token in each sample, [B] int32
+
+
+def empty(
+    key: tuple[int, ...],
+    value: tuple[int, ...],
+    key_dtype: jax.typing.DTypeLike,
+    value_dtype: jax.typing.DTypeLike,
+) -> SoftmaxState:
+    """The state before the first position, with arrays of these shapes."""
+    return SoftmaxState(
+        jnp.zeros(key, key_dtype),
+        jnp.zeros(value, value_dtype),
+        jnp.zeros((key[0], key[2]), bool),
+        jnp.zeros((key[0],), jnp.int32),
+    )
+
+
+def empty_for(key: jax.Array, value: jax.Array, size: int) -> SoftmaxState:
+    """The same for ``size`` positions, as `[B, T, n, H]` and `[B, T, n, Hv]` are."""
+    shape, other = ((x.shape[0], x.shape[2], size, x.shape[3]) for x in (key, value))
+    return empty(shape, other, key.dtype, value.dtype)
+
+
+def places(state: SoftmaxState, length: int) -> jax.Array:
+    """The next positions of each sample, `[B, length]`."""
+    return state.position[:, None] + np.arange(length, dtype=np.int32)[None]
+
+
+def extended(
+    state: SoftmaxState, key: jax.Array, value: jax.Array, mask: jax.Array | None
+) -> SoftmaxState:
+    """The state with further positions, `[B, T, n, ...]`; those beyond it are dropped.
+
+    Args:
+      state: what came before.
+      key: `[B, T, n, H]`; its heads may be a divisor of the state's.
+      value: `[B, T, n, Hv]`, likewise.
+      mask: the real positions, boolean `[B, T]`; None = all.
+    """
+    batch, length = key.shape[:2]
+    rows, columns = np.arange(batch, dtype=np.int32), places(state, length)
+    real = jnp.ones((batch, length), bool) if mask is None else mask
+
+    def put(kept: jax.Array, new: jax.Array) -> jax.Array:
+        heads = np.arange(kept.shape[1], dtype=np.int32)
+        index = rows[:, None, None], heads[None, :, None], columns[:, None]
+        # Hidden, since what padding holds, even NaN, must not reach a product.
+        new = inputs.by_head(new, len(heads), mask, kept.dtype)
+        return kept.at[index].set(new, mode="drop")
+
+    return SoftmaxState(
+        put(state.key, key),
+        put(state.value, value),
+        state.visible.at[rows[:, None], columns].set(real, mode="drop"),
+        state.position + inputs.next_position(mask, batch, length),
+    )
+
+
+def check(
+    state: SoftmaxState, query: jax.Array, key: jax.Array, value: jax.Array
+) -> None:
+    """Raises ``ValueError`` unless the state fits these inputs and has room for them.
+
+    Where the position is a tracer there is no telling about the room.
+    """
+    batch, length, heads, _ = query.shape
+    size = state.visible.shape[-1]
+    counts = jnp.shape(state.key)[1], jnp.shape(state.value)[1]
+    for count, array in zip(counts, (key, value), strict=True):
+        if heads % count or count % array.shape[2]:
+            raise ValueError(
+                f"state: expected a number of heads that divides the query's {heads} "
+                f"and is a multiple of {array.shape[2]}, got {count}"
+            )
+    wanted = jax.eval_shape(
+        lambda: empty(
+            (batch, counts[0], size, key.shape[3]),
+            (batch, counts[1], size, value.shape[3]),
+            key.dtype,
+            value.dtype,
+        )
+    )
+    inputs.checked_state(state, wanted)
+    traced = isinstance(state.position, jax.core.Tracer)
+    if not traced and np.max(state.position) + length > size:
+        raise ValueError(
+            f"max_length: expected at least {np.max(state.position) + length} for a "
+            f"stream that goes this far, got {size}"
+        )

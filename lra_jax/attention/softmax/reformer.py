@@ -1,0 +1,302 @@
+"""Reformer (Kitaev et al. 2020, "Reformer: The Efficient Transformer").
+
+Queries serve as keys, ``k_j = q_j / |q_j|``, and attend within buckets of a hash:
+``h(x) = argmax [x R; -x R]`` with a random R of H rows, so that vectors of a like
+direction share a bucket. In each of several rounds, with an R of its own, the positions
+are sorted by bucket (and by position within one) and cut into chunks of C; a query sees
+the keys of its bucket in its chunk and in the one before. Then
+
+``out_i = sum_{j in A(i)} softmax_j(q_i . k_j / sqrt(H)) v_j``
+
+over the union A(i) of all rounds, without i itself unless there is nothing else. A pair
+that several rounds bring together counts once (the paper's equation 6).
+
+Cost: O(R T C (H + Hv)) time and memory for R rounds, and R sorts.
+
+There is no causal form: where chunks end depends on the hashes of later positions, so
+which of the earlier ones a query sees does as well.
+
+The rotations are drawn from a seed, the same for all heads, and stay. Hidden positions
+are sorted behind all others, and the number of buckets follows from ``max_length``:
+padding is exact, on whichever side. Deviations: the first chunk looks back at none,
+where the authors' code lets it look at the last; the arena's code multiplies the scores
+by sqrt(H), hashes with one constant rotation and mixes up the heads.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lra_jax.attention import inputs
+from lra_jax.attention.registry import Mechanism
+from lra_jax.attention.softmax import blocks, key_sets
+
+__all__ = ["reformer_attention", "reformer_weights"]
+
+MECHANISM = Mechanism(
+    name="reformer",
+    causal=False,
+    cross=False,
+    stream=False,
+    cost="4 R T C H",
+    summary="softmax within the buckets of R hashes, queries as keys",
+    source="Kitaev et al. 2020",
+    projections=("query", "value", "out"),
+)
+
+
+def reformer_attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    mask: jax.Array | None = None,
+    is_causal: bool = False,
+    max_length: int | None = None,
+    *,
+    chunk: int = 64,
+    num_hashes: int = 2,
+    num_buckets: int | None = None,
+    seed: int = 0,
+    precision: jax.lax.PrecisionLike = None,
+    **_: Any,
+) -> jax.Array:
+    """Computes attention within hash buckets.
+
+    Args:
+      query: `[B, T, N, H]`; keys as well.
+      key: `[B, T, N, H]`; not read.
+      value: `[B, T, N, Hv]`; its heads may be a divisor of N.
+      mask: boolean, True = may be attended: `[B, T]`, or anything that broadcasts to
+        `[B, 1, 1, T]`. Hidden positions are left out as queries too; their rows come
+        out zero.
+      is_causal: must be False; there is no causal form.
+      max_length: decides the number of buckets where none is given; None = T.
+      chunk: C.
+      num_hashes: R, rounds.
+      num_buckets: even; None = max_length / C, rounded up to an even number.
+      seed: of the rotations; the layers of a model may differ in it.
+      precision: of the matrix products, as in ``jnp.einsum``.
+      **_: further keywords that Flax passes to an ``attention_fn``; ignored.
+
+    Returns:
+      `[B, T, N, Hv]` in the query's dtype.
+
+    Raises:
+      ValueError: shapes, dtypes, the mask or an option do not fit, query and key differ
+        in length, or `is_causal` is True.
+    """
+    inputs.check_inputs(query, key, value)
+    rounds = _Rounds(max_length, chunk, num_hashes, num_buckets, seed, query)
+    shared, sequence = _prepare(query, key, value, mask, is_causal)
+    compute = jax.checkpoint(functools.partial(_compute, rounds, precision))
+    out = compute(shared, sequence.value, sequence.position)
+    return jnp.swapaxes(out, 1, 2).astype(query.dtype)
+
+
+def reformer_weights(
+    query: jax.Array,
+    key: jax.Array,
+    mask: jax.Array | None = None,
+    is_causal: bool = False,
+    max_length: int | None = None,
+    *,
+    chunk: int = 64,
+    num_hashes: int = 2,
+    num_buckets: int | None = None,
+    seed: int = 0,
+    precision: jax.lax.PrecisionLike = None,
+    **_: Any,
+) -> jax.Array:
+    """Returns the weights `[B, N, T, T]` that `reformer_attention` never builds.
+
+    float32 or wider; rows sum to one or zero. Arguments and errors are those of
+    `reformer_attention`.
+    """
+    inputs.check_inputs(query, key)
+    rounds = _Rounds(max_length, chunk, num_hashes, num_buckets, seed, query)
+    shared, sequence = _prepare(query, key, key, mask, is_causal)
+    real = (sequence.position >= 0)[:, None]
+    buckets = rounds.buckets(shared, real)
+    codes = rounds.codes(buckets, _order(buckets)[1])
+    met = rounds.meetings(codes[..., :, None], codes[..., None, :]) > 0
+    itself = jnp.eye(shared.shape[2], dtype=bool)[None, None]
+    met = met & ~itself & real[..., None, :]
+    met = (met | (itself & ~met.any(-1, keepdims=True))) & real[..., None]
+    keys = key_sets.Sequence(_unit(shared), sequence.value, sequence.position)
+    return blocks.dense_weights(shared, keys, met, precision)
+
+
+def _prepare(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    mask: jax.Array | None,
+    is_causal: bool,
+) -> tuple[jax.Array, key_sets.Sequence]:
+    """The shared queries and keys `[B, N, T, H]`, and the values."""
+    if is_causal:
+        raise ValueError(
+            "is_causal: expected False, got True: Reformer has no causal form here, "
+            "because the hashes of later positions decide where chunks end, and so "
+            "which of the earlier ones a query sees"
+        )
+    dtype = inputs.accumulation_dtype(query, value)
+    arrays = (query.astype(dtype), key.astype(dtype), value.astype(dtype))
+    query, sequence, _unused = blocks.prepare(*arrays, mask, False, "reformer")
+    hidden = (sequence.position < 0)[:, None, :, None]
+    return jnp.where(hidden, jnp.zeros((), dtype), query), sequence
+
+
+def _unit(x: jax.Array) -> jax.Array:
+    """Vectors of length 1; zero stays zero."""
+    squares = (x * x).sum(-1, keepdims=True)
+    return x * jax.lax.rsqrt(jnp.where(squares > 0, squares, jnp.ones((), x.dtype)))
+
+
+class _Rounds:
+    """The hashes: their sizes, rotations, and who meets whom."""
+
+    def __init__(
+        self,
+        max_length: int | None,
+        chunk: int,
+        count: int,
+        buckets: int | None,
+        seed: int,
+        query: jax.Array,
+    ):
+        self.chunk = inputs.check_size("chunk", chunk)
+        self.count = inputs.check_size("num_hashes", count)
+        if buckets is None:
+            longest = query.shape[1] if max_length is None else max_length
+            chunks = -(-inputs.check_size("max_length", longest) // chunk)
+            buckets = chunks + chunks % 2
+        self.num_buckets = inputs.check_size("num_buckets", buckets)
+        if self.num_buckets % 2:
+            raise ValueError(f"num_buckets: expected an even number, got {buckets}")
+        rng = np.random.default_rng(inputs.check_size("seed", seed, 0))
+        shape = (self.count, query.shape[3], self.num_buckets // 2)
+        self.rotations = rng.normal(size=shape)
+
+    def buckets(self, shared: jax.Array, real: jax.Array) -> jax.Array:
+        """`[B, N, R, T]` int32 of `[B, N, T, H]`; the hidden are in a last bucket."""
+        rotated = jnp.einsum(
+            "bnth,rhf->bnrtf",
+            shared,
+            jnp.asarray(self.rotations, shared.dtype),
+            precision=jax.lax.Precision.HIGHEST,
+        )
+        both = jnp.concatenate([rotated, -rotated], -1)
+        found = jnp.argmax(both, -1).astype(jnp.int32)
+        return jnp.where(real[:, :, None], found, self.num_buckets)
+
+    def codes(self, buckets: jax.Array, back: jax.Array) -> jax.Array:
+        """A number of each position and round; see `meetings`."""
+        # Far enough apart that no difference of chunks bridges two buckets.
+        apart = buckets.shape[-1] // self.chunk + 3
+        return buckets * apart + back.astype(jnp.int32) // self.chunk
+
+    def meetings(self, query: jax.Array, key: jax.Array) -> jax.Array:
+        """In how many rounds they share a bucket, in one chunk or the key's before.
+
+        Args:
+          query: codes `[B, N, R, ...]`.
+          key: likewise.
+        """
+        met = jnp.zeros((), jnp.int32)
+        for one in range(self.count):
+            ahead = query[:, :, one] - key[:, :, one]
+            met = met + ((ahead == 0) | (ahead == 1)).astype(jnp.int32)
+        return met
+
+
+def _order(buckets: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The positions by bucket, and the place of each position among them."""
+    order = jnp.argsort(buckets, -1, stable=True)
+    return order, jnp.argsort(order, -1)
+
+
+@jax.custom_vjp
+def _permuted(x: jax.Array, order: jax.Array, back: jax.Array) -> jax.Array:
+    """`[B, N, R, T, H]` with its rows in this order; ``back`` is the inverse of it."""
+    return jnp.take_along_axis(x, order[..., None], axis=3)
+
+
+def _permuted_forward(x: jax.Array, order: jax.Array, back: jax.Array) -> tuple:
+    return _permuted(x, order, back), (order, back)
+
+
+def _permuted_backward(kept: tuple, cotangent: jax.Array) -> tuple:
+    # A gather again, where the derivative of a gather would be a scatter.
+    order, back = kept
+    return _permuted(cotangent, back, order), None, None
+
+
+_permuted.defvjp(_permuted_forward, _permuted_backward)
+
+
+def _compute(
+    rounds: _Rounds,
+    precision: jax.lax.PrecisionLike,
+    shared: jax.Array,
+    value: jax.Array,
+    position: jax.Array,
+) -> jax.Array:
+    """`[B, N, T, Hv]`: every round sorted and cut, then all of them together."""
+    batch, heads, length, _ = shared.shape
+    real = (position >= 0)[:, None]
+    buckets = rounds.buckets(shared, real)
+    order, back = _order(buckets)
+    whole = (batch, heads, rounds.count, length)
+    size = min(rounds.chunk, length)
+
+    def sort(x: jax.Array) -> jax.Array:
+        """`[B, N, T, H]` -> `[B, N * R, T, H]`."""
+        x = jnp.broadcast_to(x[:, :, None], (*whole, x.shape[-1]))
+        return _permuted(x, order, back).reshape(batch, -1, length, x.shape[-1])
+
+    def unsort(x: jax.Array) -> jax.Array:
+        x = x.reshape(batch, heads, rounds.count, -1, x.shape[-1])
+        return _permuted(x[:, :, :, :length], back, order)
+
+    # Position, own bucket, and the codes of all rounds.
+    codes = rounds.codes(buckets, back)
+    facts = [position[:, None, None], buckets]
+    facts += [codes[:, :, one : one + 1] for one in range(rounds.count)]
+    facts = jnp.stack([jnp.broadcast_to(fact, whole) for fact in facts], -1)
+    facts = jnp.take_along_axis(facts, order[..., None], axis=3)
+    facts = facts.reshape(batch, -1, length, facts.shape[-1])
+    of_queries = _cut_facts(facts, size, 0)[..., None]
+    of_keys = _cut_facts(facts, size, size)[..., None, :]
+    met = rounds.meetings(of_queries[:, :, 2:], of_keys[:, :, 2:])
+    keys = key_sets.Keys(
+        "block",
+        key_sets.windows(sort(_unit(shared)), size, size, 0),
+        key_sets.windows(sort(value), size, size, 0),
+        of_keys[:, :, 0],
+        lambda i, j: (i != j) & (of_queries[:, :, 1] == of_keys[:, :, 1]),
+        # A pair that meets in several rounds counts once in all of them together.
+        discount=jnp.log(jnp.maximum(met, 1).astype(shared.dtype)),
+    )
+    queries = key_sets.cut(sort(shared), size)
+    out, total = blocks.attend_with_sum(queries, of_queries[:, :, 0], [keys], precision)
+    out = _together(unsort(out), unsort(total), value)
+    return jnp.where(real[..., None], out, jnp.zeros((), out.dtype))
+
+
+def _cut_facts(facts: jax.Array, size: int, before: int) -> jax.Array:
+    """Integers `[B, N, T, F]` -> `[B, N, F, P, before + C]`, -1 beyond the ends."""
+    return jnp.moveaxis(key_sets.windows(facts + 1, size, before, 0) - 1, -1, 2)
+
+
+def _together(out: jax.Array, total: jax.Array, value: jax.Array) -> jax.Array:
+    """The rounds `[B, N, R, T, Hv]`, by their sums; one's own value where all are 0."""
+    peak = jax.lax.stop_gradient(total.max(2, keepdims=True))
+    seen = total > jnp.finfo(total.dtype).min
+    shares = jnp.where(seen, jnp.exp(total - peak), jnp.zeros((), total.dtype))
+    whole = shares.sum(2)
+    mean = (shares * out).sum(2) / jnp.where(whole > 0, whole, 1)
+    return jnp.where(whole > 0, mean, value)

@@ -1,0 +1,274 @@
+"""Sinkhorn attention (Tay et al. 2020, "Sparse Sinkhorn Attention").
+
+The sequence is cut into P blocks of C positions. A sorting network reads the mean key
+x_c of every block and scores which block s might come to its place,
+``R_cs = x_c . w_s + b_s``; Sinkhorn's iterations make ``exp(R / temperature)`` doubly
+stochastic: a soft permutation S of the blocks. A query of block c then attends, in one
+softmax with 1 / sqrt(H), to the keys of its own block and to the C sorted ones
+``sum_s S_cs k_s``, whose values are sorted alike.
+
+Cost: O(T C (H + Hv)) time for the attention and O(T P (H + Hv)) for the soft sorting;
+O(T C) memory. For a fixed C the sorting is quadratic in T, with the factor 1 / C.
+
+There is no causal form: the columns of S are normalised over all blocks, so what is
+sorted into an early block depends on later ones.
+
+Blocks without any real position take no part in the sorting, and blocks are counted
+from position 0: padding is exact on the right. Deviations: block means of the keys
+stand for the paper's block sums of the layer's input; no Gumbel noise. In the arena's
+code the learned permutation cancels, since every block attends to the sum of all.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from lra_jax.attention import inputs
+from lra_jax.attention.registry import Mechanism
+from lra_jax.attention.softmax import blocks, key_sets
+
+__all__ = ["sinkhorn_attention", "sinkhorn_parameters", "sinkhorn_weights"]
+
+MECHANISM = Mechanism(
+    name="sinkhorn",
+    causal=False,
+    cross=False,
+    stream=False,
+    cost="4 T C H + 2 T^2 / C H",
+    summary="softmax over the own block of C and a softly sorted one",
+    source="Tay et al. 2020",
+    parameters="sinkhorn_parameters",
+)
+
+BLOCK = 64
+
+
+def sinkhorn_attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    sort_kernel: jax.Array | None = None,
+    sort_bias: jax.Array | None = None,
+    mask: jax.Array | None = None,
+    is_causal: bool = False,
+    *,
+    block: int = BLOCK,
+    iterations: int = 8,
+    temperature: float = 0.75,
+    precision: jax.lax.PrecisionLike = None,
+    **_: Any,
+) -> jax.Array:
+    """Computes attention to a query's own block and to the one sorted to its place.
+
+    Args:
+      query: `[B, T, N, H]`.
+      key: `[B, T, N, H]`; its heads may be a divisor of N.
+      value: `[B, T, N, Hv]`.
+      sort_kernel: w, `[N, H, L]` with L >= P = ceil(T / C).
+      sort_bias: b, `[N, L]`; None = zero.
+      mask: boolean, True = may be attended: `[B, T]`, or anything that broadcasts to
+        `[B, 1, 1, T]`. Padding is exact on the right.
+      is_causal: must be False; there is no causal form.
+      block: C.
+      iterations: of row and column normalisation.
+      temperature: below 1 sharpens the permutation.
+      precision: of the matrix products, as in ``jnp.einsum``.
+      **_: further keywords that Flax passes to an ``attention_fn``; ignored.
+
+    Returns:
+      `[B, T, N, Hv]` in the query's dtype.
+
+    Raises:
+      ValueError: shapes, dtypes, the mask or an option do not fit, the input has more
+        blocks than the kernel columns, query and key differ in length, or `is_causal`
+        is True.
+    """
+    _check(is_causal, block, iterations, temperature)
+    dtype, length = query.dtype, query.shape[1]
+    arrays = (query, key, value, mask, is_causal)
+    query, sequence, _unused = blocks.prepare(*arrays, "sinkhorn")
+    network = _checked_network(sort_kernel, sort_bias, query, block)
+
+    @jax.checkpoint
+    def compute(
+        query: jax.Array, sequence: key_sets.Sequence, network: Network
+    ) -> jax.Array:
+        queries = key_sets.cut(query, block)
+        place = key_sets.places(queries.shape[2], block)
+        keys = key_sets.cut(sequence.key, block)
+        values = key_sets.cut(sequence.value, block)
+        real = key_sets.cut_positions(sequence.position, block) >= 0
+        options = (iterations, temperature, precision)
+        sorting = _permutation(keys, real, network, *options).astype(keys.dtype)
+
+        def sort(x: jax.Array) -> jax.Array:
+            return jnp.einsum("bnps,bnsch->bnpch", sorting, x, precision=precision)
+
+        # A sorted place exists where any block has a real position there.
+        here = jnp.where(real.any(1), 0, -1)[:, None, None, None]
+        sets = [
+            key_sets.band(sequence, block, 0, 0, key_sets.always),
+            key_sets.Keys("block", sort(keys), sort(values), here, key_sets.always),
+        ]
+        return blocks.attend(queries, place, sets, precision)
+
+    out = compute(query, sequence, network)
+    return key_sets.paste(out, length).astype(dtype)
+
+
+def sinkhorn_weights(
+    query: jax.Array,
+    key: jax.Array,
+    sort_kernel: jax.Array | None = None,
+    sort_bias: jax.Array | None = None,
+    mask: jax.Array | None = None,
+    is_causal: bool = False,
+    *,
+    block: int = BLOCK,
+    iterations: int = 8,
+    temperature: float = 0.75,
+    precision: jax.lax.PrecisionLike = None,
+    **_: Any,
+) -> jax.Array:
+    """Returns the matrix `[B, N, T, T]` with ``out = weights @ value``.
+
+    float32 or wider, never negative; rows sum to one only about, as the permutation
+    does. Arguments and errors are those of `sinkhorn_attention`.
+    """
+    inputs.check_inputs(query, key)
+    # The output is linear in the values: on unit vectors it is the matrix itself.
+    units = inputs.unit_values(query, key)
+    rows = sinkhorn_attention(
+        query.astype(units.dtype),
+        key,
+        units,
+        sort_kernel,
+        sort_bias,
+        mask,
+        is_causal,
+        block=block,
+        iterations=iterations,
+        temperature=temperature,
+        precision=precision,
+    )
+    return jnp.swapaxes(rows, 1, 2)
+
+
+def sinkhorn_parameters(
+    rng_key: jax.Array,
+    *,
+    max_length: int,
+    num_heads: int,
+    head_dim: int,
+    block: int = BLOCK,
+    dtype: Any = jnp.float32,
+    **_: Any,
+) -> dict[str, jax.Array]:
+    """Makes the arrays that `sinkhorn_attention` takes as keywords.
+
+    Args:
+      rng_key: a key of ``jax.random``.
+      max_length: the longest input; L = ceil(max_length / C).
+      num_heads: N.
+      head_dim: H.
+      block: C, as in `sinkhorn_attention`.
+      dtype: of the arrays.
+      **_: further keywords, so that every mechanism can be called alike; ignored.
+
+    Returns:
+      `sort_kernel` `[N, H, L]`, Glorot uniform, and `sort_bias` `[N, L]`, zero.
+
+    Raises:
+      ValueError: a size is not positive.
+    """
+    sizes = {"max_length": max_length, "num_heads": num_heads}
+    sizes |= {"head_dim": head_dim, "block": block}
+    longest, heads, width, block = (
+        inputs.check_size(name, size) for name, size in sizes.items()
+    )
+    count = -(-longest // block)
+    init = jax.nn.initializers.glorot_uniform(batch_axis=0)
+    return {
+        "sort_kernel": init(rng_key, (heads, width, count), dtype),
+        "sort_bias": jnp.zeros((heads, count), dtype),
+    }
+
+
+Network = tuple[jax.Array, jax.Array | None]
+
+
+def _permutation(
+    keys: jax.Array,
+    real: jax.Array,
+    network: Network,
+    iterations: int,
+    temperature: float,
+    precision: jax.lax.PrecisionLike,
+) -> jax.Array:
+    """S `[B, N, P, P]` from keys `[B, N, P, C, H]`; zero for blocks without any."""
+    dtype = inputs.accumulation_dtype(keys)
+    kernel, bias = network
+    count = keys.shape[2]
+    sizes = real.sum(-1)
+    means = keys.astype(dtype).sum(3)
+    means = means / jnp.maximum(sizes, 1).astype(dtype)[:, None, :, None]
+    kernel = kernel[None, :, :, :count].astype(dtype)
+    scores = jnp.matmul(means, kernel, precision=precision)
+    if bias is not None:
+        scores = scores + bias[None, :, None, :count].astype(dtype)
+    live = sizes > 0
+    both = (live[:, :, None] & live[:, None])[:, None]
+    lowest = jnp.asarray(jnp.finfo(dtype).min, dtype)
+    scores = jnp.where(both, scores / temperature, lowest)
+
+    def normalise(scores: jax.Array, _: None) -> tuple[jax.Array, None]:
+        for axis in (-1, -2):
+            total = jax.nn.logsumexp(scores, axis=axis, keepdims=True)
+            scores = jnp.where(both, scores - total, lowest)
+        return scores, None
+
+    scores, _unused = jax.lax.scan(normalise, scores, length=iterations)
+    return jnp.where(both, jnp.exp(scores), jnp.zeros((), dtype))
+
+
+def _check(is_causal: bool, block: int, iterations: int, temperature: float) -> None:
+    if is_causal:
+        raise ValueError(
+            "is_causal: expected False, got True: Sinkhorn attention has no causal "
+            "form, because the sorting of a block depends on all others, later ones too"
+        )
+    inputs.check_size("block", block)
+    inputs.check_size("iterations", iterations, 0)
+    if not temperature > 0:
+        raise ValueError(f"temperature: expected a positive number, got {temperature}")
+
+
+def _checked_network(
+    kernel: jax.Array | None, bias: jax.Array | None, query: jax.Array, block: int
+) -> Network:
+    _, heads, length, width = query.shape
+    if kernel is None:
+        raise ValueError(
+            "sort_kernel: expected an array [N, H, L], got None; sinkhorn_parameters "
+            "makes one"
+        )
+    shape = jnp.shape(kernel)
+    if len(shape) != 3 or shape[:2] != (heads, width):
+        raise ValueError(
+            f"sort_kernel: expected [N, H, L] with N={heads} and H={width}, "
+            f"got shape {shape}"
+        )
+    count = -(-length // block)
+    if shape[2] < count:
+        raise ValueError(
+            f"sort_kernel: expected at least {count} columns, one for each block of "
+            f"{block} positions, got shape {shape}: the input is longer than the "
+            "kernel was made for"
+        )
+    if bias is not None and jnp.shape(bias) != (heads, shape[2]):
+        raise ValueError(
+            f"sort_bias: expected [N, L]={(heads, shape[2])}, "
+            f"got shape {jnp.shape(bias)}"
+        )
+    return kernel, bias

@@ -1,0 +1,315 @@
+"""Softmax attention, the quadratic baseline.
+
+``out_i = sum_j softmax_j(q_i . k_j / sqrt(H)) v_j``
+(Vaswani et al. 2017, "Attention Is All You Need").
+
+Cost: O(T S (H + Hv)) time. Short sequences are computed from the matrix of weights,
+O(T S) memory; longer ones in blocks that never form it, O(T + S) memory
+(`lra_jax.attention.softmax.blockwise`). The choice does not change a result beyond
+rounding.
+
+A stream holds the keys and values of up to ``max_length`` positions, so its steps cost
+O(max_length) and its state has one size, unlike that of linear mechanisms a large one.
+
+Deviations from common code: a row that may attend to nothing is exactly zero, with zero
+gradients, where an additive -inf gives NaN and an additive -1e9 gives the mean of the
+hidden values.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from lra_jax.attention import feature_maps, inputs
+from lra_jax.attention.linear import angles
+from lra_jax.attention.registry import Mechanism
+from lra_jax.attention.softmax import blockwise as softmax_blocks
+from lra_jax.attention.softmax import cache as softmax_cache
+from lra_jax.attention.softmax.blockwise import Visible
+from lra_jax.attention.softmax.cache import SoftmaxState
+
+__all__ = [
+    "SoftmaxState",
+    "softmax_attention",
+    "softmax_init",
+    "softmax_prefill",
+    "softmax_step",
+    "softmax_weights",
+]
+
+MECHANISM = Mechanism(
+    name="softmax",
+    causal=True,
+    cross=True,
+    stream=True,
+    rotary=True,
+    cost="T S H",
+    summary="softmax of scaled dot products, the quadratic baseline",
+    source="Vaswani et al. 2017",
+)
+
+# Longest dense form, and positions of a block: measured on a CPU, a guess elsewhere.
+_ON_CPU, _ELSEWHERE = (256, 128), (2048, 1024)
+
+
+def softmax_attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    mask: jax.Array | None = None,
+    is_causal: bool = False,
+    *,
+    implementation: str | None = None,
+    block: int | None = None,
+    precision: jax.lax.PrecisionLike = None,
+    **_: Any,
+) -> jax.Array:
+    """Computes ``softmax(q k^T / sqrt(H)) v``.
+
+    Args:
+      query: `[B, T, N, H]`.
+      key: `[B, S, N, H]`; its heads may be a divisor of N (grouped queries).
+      value: `[B, S, N, Hv]`.
+      mask: boolean, True = may be attended: `[B, S]`, or anything that broadcasts to
+        `[B, N, T, S]`. Only mechanisms that form scores take a query axis.
+      is_causal: position i sees keys 0..i only; needs T == S.
+      implementation: "dense" forms the matrix of weights, "blocks" never does and has
+        no forward-mode derivative (``jax.jvp``); None = blocks for T S beyond 256^2 on
+        a CPU, 2048^2 elsewhere.
+      block: positions of a block; None = 128 on a CPU, 1024 elsewhere.
+      precision: of the matrix products, as in ``jnp.einsum``.
+      **_: further keywords that Flax passes to an ``attention_fn``; ignored.
+
+    Returns:
+      `[B, T, N, Hv]` in the query's dtype; logits and softmax are float32 or wider.
+
+    Raises:
+      ValueError: shapes, dtypes, the mask or an option do not fit.
+    """
+    inputs.check_inputs(query, key, value, is_causal)
+    form = _Form(implementation, block, precision)
+    pairs, key, value = _prepare(query, key, value, mask)
+    return form.attend(query, key, value, Visible(pairs, None), is_causal)
+
+
+def softmax_weights(
+    query: jax.Array,
+    key: jax.Array,
+    mask: jax.Array | None = None,
+    is_causal: bool = False,
+    *,
+    precision: jax.lax.PrecisionLike = None,
+    **_: Any,
+) -> jax.Array:
+    """Returns the weights `[B, N, T, S]`, float32 or wider; rows sum to one or zero.
+
+    Arguments and errors are those of `softmax_attention`.
+    """
+    inputs.check_inputs(query, key, None, is_causal)
+    pairs, key, _unused = _prepare(query, key, key, mask)
+    return _weights(query, key, Visible(pairs, None), is_causal, precision)
+
+
+def softmax_init(
+    batch_size: int,
+    num_heads: int,
+    head_dim: int,
+    value_dim: int | None = None,
+    dtype: jax.typing.DTypeLike = jnp.float32,
+    *,
+    max_length: int,
+) -> SoftmaxState:
+    """Returns the state of a stream before its first position.
+
+    Args:
+      batch_size: B.
+      num_heads: those of the key, or any multiple of them up to those of the query.
+      head_dim: H.
+      value_dim: Hv; None = H.
+      dtype: in which keys and values are kept, floating.
+      max_length: more than every position that the stream will reach.
+
+    Raises:
+      ValueError: the dtype is not floating, or `max_length` is not positive.
+    """
+    size = angles.fixed(max_length, 1)
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise ValueError(f"dtype: expected a floating dtype, got {jnp.dtype(dtype)}")
+    key = (batch_size, num_heads, size, head_dim)
+    value = (*key[:3], value_dim or head_dim)
+    return softmax_cache.empty(key, value, dtype, dtype)
+
+
+def softmax_prefill(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    mask: jax.Array | None = None,
+    *,
+    max_length: int | None = None,
+    state: SoftmaxState | None = None,
+    implementation: str | None = None,
+    block: int | None = None,
+    precision: jax.lax.PrecisionLike = None,
+) -> tuple[jax.Array, SoftmaxState]:
+    """Takes a whole prompt, or a further part of one, in one pass.
+
+    Args:
+      query: `[B, T, N, H]`; key, value and options as in `softmax_attention`. The next
+        token stands behind each sample's last real position.
+      mask: True = a real position, `[B, T]` or anything that broadcasts to
+        `[B, 1, 1, T]`.
+      max_length: positions that the stream can hold; give it or a state, which has its
+        own.
+      state: what came before; None = nothing, and the new state keeps keys and values
+        in their own dtypes and heads.
+
+    Returns:
+      The causal attention `[B, T, N, Hv]` and the state after the last real position.
+
+    Raises:
+      ValueError: shapes, dtypes, the mask or the state do not fit, or the prompt
+        reaches beyond `max_length`. Under ``jax.jit`` a state's position is not known
+        and cannot raise: keys from `max_length` on are then not kept, nor seen.
+    """
+    inputs.check_inputs(query, key, value, True)
+    batch, length = query.shape[:2]
+    mask = inputs.padding_mask(mask, batch, length, reason=_ONE_CACHE)
+    form = _Form(implementation, block, precision)
+    if state is None:
+        size = angles.fixed(max_length, length)
+        state = softmax_cache.empty_for(key, value, size)
+        after = softmax_cache.extended(state, key, value, mask)
+        pairs, key, value = _prepare(query, key, value, mask)
+        return form.attend(query, key, value, Visible(pairs, None), True), after
+    if max_length is not None:
+        raise ValueError(f"max_length: expected None with a state, got {max_length}")
+    softmax_cache.check(state, query, key, value)
+    after = softmax_cache.extended(state, key, value, mask)
+    visible = Visible(after.visible[:, None, None], softmax_cache.places(state, length))
+    key, value = (
+        inputs.match_heads(jnp.swapaxes(x, 1, 2), query.shape[2])
+        for x in (after.key, after.value)
+    )
+    return form.attend(query, key, value, visible), after
+
+
+def softmax_step(
+    state: SoftmaxState,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    *,
+    precision: jax.lax.PrecisionLike = None,
+) -> tuple[jax.Array, SoftmaxState]:
+    """Takes one position of each sample; arrays `[B, N, H]` -> `[B, N, Hv]`.
+
+    Options and errors are those of `softmax_prefill`: a step beyond `max_length` raises
+    outside ``jax.jit``; inside, its key is neither kept nor seen.
+    """
+    arrays = inputs.one_position(query, key, value)
+    out, state = softmax_prefill(*arrays, state=state, precision=precision)
+    return out[:, 0], state
+
+
+_ONE_CACHE = "a stream keeps one set of keys for all queries and heads"
+
+
+@dataclass(frozen=True)
+class _Form:
+    """How to compute it; see `softmax_attention`."""
+
+    implementation: str | None
+    block: int | None
+    precision: jax.lax.PrecisionLike
+
+    def __post_init__(self) -> None:
+        if self.implementation not in (None, "dense", "blocks"):
+            raise ValueError(
+                "implementation: expected 'dense', 'blocks' or None, "
+                f"got {self.implementation!r}"
+            )
+        if self.block is not None:
+            inputs.check_size("block", self.block)
+
+    def attend(
+        self,
+        query: jax.Array,
+        key: jax.Array,
+        value: jax.Array,
+        visible: Visible,
+        is_causal: bool = False,
+    ) -> jax.Array:
+        """`[B, T, N, H]`, and key and value of N heads -> `[B, T, N, Hv]`."""
+        on_cpu = jax.default_backend() == "cpu"
+        longest, block = _ON_CPU if on_cpu else _ELSEWHERE
+        form = self.implementation
+        if form is None:
+            dense = query.shape[1] * key.shape[1] <= longest**2
+            form = "dense" if dense else "blocks"
+        if form == "dense":
+            weights = _weights(query, key, visible, is_causal, self.precision)
+            out = jnp.einsum(
+                "bnts,bsnv->btnv",
+                weights.astype(value.dtype),
+                value,
+                precision=self.precision,
+                preferred_element_type=weights.dtype,
+            )
+            return out.astype(query.dtype)
+        out = softmax_blocks.attend(
+            jnp.swapaxes(query, 1, 2),
+            jnp.swapaxes(key, 1, 2),
+            jnp.swapaxes(value, 1, 2),
+            visible,
+            is_causal,
+            block=self.block or block,
+            precision=self.precision,
+        )
+        return jnp.swapaxes(out, 1, 2).astype(query.dtype)
+
+
+def _prepare(
+    query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array | None
+) -> tuple[jax.Array | None, jax.Array, jax.Array]:
+    """Rank-4 mask, and key and value with N heads and nothing left in the padding."""
+    batch, length, num_heads, _ = query.shape
+    pairs = inputs.pair_mask(mask, batch, num_heads, length, key.shape[1])
+    key, value = (
+        inputs.match_heads(inputs.hide_padding(x, pairs), num_heads)
+        for x in (key, value)
+    )
+    return pairs, key, value
+
+
+def _weights(
+    query: jax.Array,
+    key: jax.Array,
+    visible: Visible,
+    is_causal: bool,
+    precision: jax.lax.PrecisionLike,
+) -> jax.Array:
+    pairs, last = visible
+    dtype = inputs.accumulation_dtype(query, key)
+    if query.dtype != key.dtype:
+        query, key = query.astype(dtype), key.astype(dtype)
+    logits = jnp.einsum(
+        "btnh,bsnh->bnts",
+        query,
+        key,
+        precision=precision,
+        preferred_element_type=dtype,
+    )
+    earlier = None
+    if is_causal:
+        earlier = jnp.tri(query.shape[1], dtype=bool)[None, None]
+    elif last is not None:
+        columns = jnp.arange(key.shape[1], dtype=jnp.int32)
+        earlier = columns[None, None, None] <= last[:, None, :, None]
+    if earlier is not None:
+        pairs = earlier if pairs is None else earlier & pairs
+    logits = logits / math.sqrt(query.shape[-1])
+    return feature_maps.masked_softmax(logits, pairs, axis=-1)

@@ -1,0 +1,168 @@
+"""The forward kernels for Hopper GPUs."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from lra_jax.kernels.hopper.parts import LinearProgram, Program, send
+from lra_jax.kernels.spec import plus
+
+
+def sums(
+    program: Program,
+    key: jax.Array,
+    value: jax.Array,
+    mask: jax.Array | None,
+    scale: jax.Array,
+) -> list[jax.Array]:
+    """``sum_j phi(k_j) v_j^T`` and ``sum_j phi(k_j)`` of each segment."""
+    masked = [] if mask is None else [mask]
+    kernel = functools.partial(_sums, program, bool(masked))
+    scratch = [program.tile_memory() for _ in range(program.spec.terms + 1)]
+    arrays = [key, value, scale, *masked]
+    return program.run(kernel, arrays, list(program.states()), scratch)
+
+
+def outputs(
+    program: LinearProgram,
+    query: jax.Array,
+    pairs: tuple[jax.Array, jax.Array] | None,
+    mask: jax.Array | None,
+    scale: jax.Array,
+    starts: list[jax.Array],
+) -> list[jax.Array]:
+    """Outputs `[B, T, N, 64]` and denominators `[B, N, T]` after the given states.
+
+    ``pairs`` are key and value of the causal form, None in the other.
+    """
+    causal = [] if pairs is None else list(pairs)
+    causal += [] if mask is None or pairs is None else [mask]
+    kernel = functools.partial(_outputs, program, len(causal))
+    terms = program.spec.terms
+    tiles = 1 + 2 * terms + (terms + 1 if causal else 0)
+    scratch = [program.tile_memory() for _ in range(tiles)]
+    scratch += [program.vector_memory() for _ in range(1 + terms)]
+    arrays = [query, scale, *starts, *causal]
+    return program.run(kernel, arrays, [program.rows(), program.line()], scratch)
+
+
+def values(program: Program, tile: Any, stage: Any, valid: Any) -> Any:
+    """The tile of values for products; a hidden row is put away as zeros first."""
+    if valid is None:
+        return tile
+    x = program.ops.tile(tile)
+    seen = program.ops.down(valid) > 0
+    stage[...] = jnp.where(seen, x, jnp.zeros((), x.dtype))
+    return stage
+
+
+def grown(program: Program, state: Any, staged: list[Any], value: Any) -> tuple:
+    """The state with a chunk added, whose terms are in shared memory."""
+    ops = program.ops
+    return tuple(
+        s + ops.product((ops.transposed(ref), value))
+        for s, ref in zip(state, staged, strict=True)
+    )
+
+
+def summed(
+    program: Program, total: Any, staged: list[Any], weights: jax.Array | None = None
+) -> tuple:
+    """The total, column vectors, with a chunk added, its rows times their weights."""
+    terms = (program.ops.tile(ref).astype(jnp.float32) for ref in staged)
+    if weights is not None:
+        terms = (term * program.ops.down(weights) for term in terms)
+    return tuple(z + term.sum(0) for z, term in zip(total, terms, strict=True))
+
+
+def _sums(program: Program, masked: bool, *refs: Any) -> None:
+    (key, value, scale), rest = refs[:3], refs[3 + masked :]
+    state_ref, total_ref, value_stage, *stages = rest
+    inputs = [("key", key), ("value", value)]
+    inputs += [("mask", refs[3])] if masked else []
+
+    def body(first: Any, tiles: dict[str, Any], carry: tuple) -> tuple:
+        valid = program.ops.by_row(tiles["mask"]) if masked else None
+        weights = program.weights(first, scale)
+        terms, _ = program.features(tiles["key"], weights, valid)
+        program.stage(stages, terms)
+        value = values(program, tiles["value"], value_stage, valid)
+        plgpu.commit_smem()
+        state, total = carry
+        state = grown(program, state, stages, value)
+        return state, summed(program, total, stages)
+
+    found = program.walk(body, inputs, program.nothing())
+    program.write((state_ref, total_ref), found)
+
+
+def _outputs(program: LinearProgram, causal: int, *refs: Any) -> None:
+    terms = program.spec.terms
+    query, scale, *starts = refs[:4]
+    pairs, rest = refs[4 : 4 + causal], refs[4 + causal :]
+    (out, den_out, out_stage, *stages), total = rest[:-terms], rest[-terms:]
+    *stages, den_stage = stages
+    ops = program.ops
+    batch, head, segment = program.here()
+    states, query_stages = stages[:terms], stages[terms : 2 * terms]
+    key_stages = stages[2 * terms : 3 * terms]
+    names = ("query", "key", "value", "mask")
+    inputs = list(zip(names, (query, *pairs), strict=False))
+
+    def body(first: Any, tiles: dict[str, Any], state: tuple) -> tuple:
+        after = state
+        weights = program.weights(first, scale)
+        # What is in shared memory need not stay in registers.
+        q, _ = program.features(tiles["query"], weights)
+        program.stage(query_stages, q)
+        dens = [
+            (term.astype(jnp.float32) * ops.across(z)).sum(1)
+            for term, z in zip(q, program.columns(total), strict=True)
+        ]
+        products = list(zip(query_stages, states, strict=True))
+        if causal:
+            valid = ops.by_row(tiles["mask"]) if "mask" in tiles else None
+            k, _ = program.features(tiles["key"], weights, valid)
+            program.stage(key_stages, k)
+            program.stage(states, state)
+            value = values(program, tiles["value"], stages[-1], valid)
+            plgpu.commit_smem()
+            scores = _lower(program, query_stages, key_stages)
+            products.append((scores, value))
+            dens.append(scores.astype(jnp.float32).sum(1))
+            after = grown(program, state, key_stages, value)
+            sums = summed(program, program.columns(total), key_stages)
+            program.put(total, sums)
+        else:
+            plgpu.commit_smem()
+        den = plus(dens)
+        num = ops.product(*products)
+        if program.spec.denominator != "none":
+            num = num / ops.down(program.spec.bounded(den))
+        plgpu.wait_smem_to_gmem(0)
+        out_stage[...] = num.astype(out.dtype)
+        den_stage[...] = den
+        plgpu.commit_smem()
+        send(first, [(out_stage, out), (den_stage, den_out)], (batch, head))
+        return after
+
+    state, sums = program.read(starts[0], starts[1], segment if causal else 0)
+    program.put(total, sums)
+    if not causal:
+        program.stage(states, state)
+    plgpu.commit_smem()
+    program.walk(body, inputs, state)
+    plgpu.wait_smem_to_gmem(0)
+
+
+def _lower(program: Program, query: list[Any], key_stages: list[Any]) -> jax.Array:
+    """The lower triangle of a chunk's weights, in the arrays' dtype."""
+    ops = program.ops
+    scores = ops.product(
+        *((q, ops.transposed(k)) for q, k in zip(query, key_stages, strict=True))
+    )
+    visible = ops.index(1) <= ops.index(0)
+    return jnp.where(visible, scores, 0.0).astype(program.dtype)

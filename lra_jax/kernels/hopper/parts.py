@@ -1,0 +1,265 @@
+"""What the Hopper kernels are made of: features, states, and the walk over chunks.
+
+A program is one warpgroup of 128 threads. Tiles are 64 x 64: what the tensor cores take
+from shared memory, with accumulators in registers.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from lra_jax.kernels.hopper.ops import TILE, Ops, interpreter
+from lra_jax.kernels.spec import MAPS, Form, Spec, plus
+
+Terms = list[jax.Array]
+
+# phi of it is zero, and its slope, for every map but "given".
+_DEAD = -1e4
+
+
+@dataclass(frozen=True)
+class Program:
+    """One segment of one head: a walk over its chunks of 64 positions.
+
+    Attributes:
+      spec: what is computed; its ``block`` is the length of a segment.
+      shape: B, N and the length T, whole segments.
+      dtype: of the arrays and of the operands of products.
+      backward: walk from the last chunk to the first.
+    """
+
+    spec: Form
+    shape: tuple[int, int, int]
+    dtype: jnp.dtype
+    backward: bool = False
+
+    @property
+    def ops(self) -> Ops:
+        return Ops(self.spec.interpret)
+
+    @property
+    def segments(self) -> int:
+        return self.shape[2] // self.spec.block
+
+    @property
+    def terms(self) -> range:
+        return range(self.spec.terms)
+
+    def tile_memory(self) -> Any:
+        """A tile in shared memory, as tensor cores and copies want it."""
+        return plgpu.SMEM((TILE, TILE), self.dtype, transforms=self._transforms)
+
+    def vector_memory(self) -> Any:
+        """A vector `[64]` of float32 in shared memory."""
+        return plgpu.SMEM((TILE,), jnp.float32)
+
+    @property
+    def _transforms(self) -> tuple[Any, ...]:
+        return plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128)
+
+    def rows(self) -> jax.ShapeDtypeStruct:
+        """An array `[B, T, N, 64]`."""
+        batch, heads, length = self.shape
+        return jax.ShapeDtypeStruct((batch, length, heads, TILE), self.dtype)
+
+    def line(self) -> jax.ShapeDtypeStruct:
+        """An array `[B, N, T]`."""
+        return jax.ShapeDtypeStruct(self.shape, jnp.float32)
+
+    def states(self) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
+        """State and total of each segment."""
+        axes = (*self.shape[:2], self.segments, self.spec.terms)
+        return (
+            jax.ShapeDtypeStruct((*axes, TILE, TILE), jnp.float32),
+            jax.ShapeDtypeStruct((*axes, TILE), jnp.float32),
+        )
+
+    def here(self) -> tuple[Any, Any, Any]:
+        """The program's sample, head and segment."""
+        batch, head, segment = (lax.axis_index(name) for name in "bng")
+        return batch, head, segment
+
+    def walk(
+        self, body: Callable[..., Any], refs: Sequence[tuple[str, Any]], carry: Any
+    ) -> Any:
+        """Runs ``carry = body(first, tiles, carry)`` over the segment's chunks.
+
+        ``first`` is a chunk's first position. The tiles of the refs, by the names given
+        with them, are copied to shared memory while earlier ones are computed on: those
+        of arrays `[B, T, N, 64]`, of lines `[B, N, T]`, of masks `[B, T]`, and of what
+        every chunk has, `[B, N, T / 64, L, 64]`.
+        """
+        batch, head, segment = self.here()
+        count = self.spec.block // TILE
+
+        def place(step: Any) -> Any:
+            return segment * count + (count - 1 - step if self.backward else step)
+
+        def specs(ref: Any) -> plgpu.BlockSpec:
+            if len(ref.shape) == 5:
+                tile = ref.dtype == self.dtype
+                return plgpu.BlockSpec(
+                    (None, None, None, *ref.shape[3:]),
+                    lambda i: (batch, head, place(i), 0, 0),
+                    transforms=self._transforms if tile else (),
+                )
+            if len(ref.shape) == 4:
+                return plgpu.BlockSpec(
+                    (None, TILE, None, TILE),
+                    lambda i: (batch, place(i), head, 0),
+                    transforms=self._transforms,
+                )
+            if len(ref.shape) == 3:
+                return plgpu.BlockSpec(
+                    (None, None, TILE), lambda i: (batch, head, place(i))
+                )
+            return plgpu.BlockSpec((None, TILE), lambda i: (batch, place(i)))
+
+        def step(indices: Any, *arguments: Any) -> Any:
+            *tiles, carry = arguments
+            named = dict(zip((name for name, _ in refs), tiles, strict=True))
+            return body(place(indices[0]) * TILE, named, carry)
+
+        return plgpu.emit_pipeline(
+            step,
+            grid=(count,),
+            in_specs=[specs(ref) for _, ref in refs],
+            max_concurrent_steps=2,
+            init_carry=carry,
+        )(*(ref for _, ref in refs))
+
+    def weights(self, first: Any, scale_ref: Any) -> Terms | None:
+        """Cosine and sine of the positions' angles, row vectors; None without."""
+        if not self.spec.rotate:
+            return None
+        place = (self.ops.row_numbers() + first).astype(jnp.float32)
+        angle = place * scale_ref[self.here()[0]]
+        return [jnp.cos(angle), jnp.sin(angle)]
+
+    def features(
+        self, tile: Any, weights: Terms | None, valid: jax.Array | None = None
+    ) -> tuple[Terms, jax.Array]:
+        """The terms of phi(x), zero where not valid, and phi'(x)."""
+        x = self.ops.tile(tile).astype(jnp.float32)
+        seen = None if valid is None else self.ops.down(valid) > 0
+        x = x if seen is None else jnp.where(seen, x, 0.0)
+        y, slope = MAPS[self.spec.feature_map](x)
+        if seen is not None:
+            y, slope = jnp.where(seen, y, 0.0), jnp.where(seen, slope, 0.0)
+        down = self.ops.down
+        terms = [y] if weights is None else [y * down(w) for w in weights]
+        return [term.astype(self.dtype) for term in terms], slope
+
+    def pulled_back(
+        self,
+        terms: Iterable[jax.Array],
+        tile: Any,
+        weights: Terms | None,
+        valid: jax.Array | None = None,
+    ) -> jax.Array:
+        """The gradient of x in a tile from those of its terms, in the arrays' dtype."""
+        if weights is not None:
+            terms = (x * self.ops.down(w) for x, w in zip(terms, weights, strict=True))
+        # The slope is made again: kept so far, it would take a register a column.
+        total, (_, slope) = plus(terms), self.features(tile, None, valid)
+        return (total * slope).astype(self.dtype)
+
+    def read(self, state_ref: Any, total_ref: Any, segment: Any) -> tuple:
+        """State and total of a segment, tuples over the terms."""
+        at = (*self.here()[:2], segment)
+        state = tuple(self.ops.stored_tile(state_ref.at[*at, t]) for t in self.terms)
+        total = tuple(self.ops.by_column(total_ref.at[*at, t]) for t in self.terms)
+        return state, total
+
+    def put(self, refs: Any, vectors: Any) -> None:
+        """Puts vectors into shared memory; `commit` follows."""
+        for ref, vector in zip(refs, vectors, strict=True):
+            ref[...] = vector
+
+    def columns(self, refs: Any) -> Iterator[jax.Array]:
+        """Column vectors from shared memory, where they take no registers."""
+        return (self.ops.by_column(ref) for ref in refs)
+
+    def nothing(self) -> tuple:
+        """An empty state and total."""
+        state = tuple(self.ops.zero_tile() for _ in self.terms)
+        return state, tuple(self.ops.zero_columns() for _ in self.terms)
+
+    def write(self, refs: tuple[Any, Any], carry: tuple) -> None:
+        """The inverse of `read`, for the program's own segment."""
+        for term in self.terms:
+            for ref, sums in zip(refs, carry, strict=True):
+                ref.at[*self.here(), term][...] = sums[term]
+
+    def stage(self, refs: list[Any], tiles: Any) -> None:
+        """Puts float32 or other arrays into shared memory; `commit` follows."""
+        for ref, tile in zip(refs, tiles, strict=True):
+            ref[...] = tile.astype(self.dtype)
+
+    def run(
+        self,
+        kernel: Callable[..., None],
+        arrays: list[jax.Array],
+        outputs: list[jax.ShapeDtypeStruct],
+        scratch: list[Any],
+    ) -> list[jax.Array]:
+        """Runs ``kernel(*arrays, *outputs, *scratch)`` for every segment and head."""
+        kind = jax.typeof(arrays[0]).manual_axis_type
+        outputs = [
+            jax.ShapeDtypeStruct(x.shape, x.dtype, manual_axis_type=kind)
+            for x in outputs
+        ]
+        more = {"interpret": interpreter()} if self.spec.interpret else {}
+        grid = (*self.shape[:2], self.segments)
+        return plgpu.kernel(
+            kernel,
+            out_type=outputs,
+            scratch_types=scratch,
+            grid=grid,
+            grid_names=("b", "n", "g"),
+            **more,
+        )(*arrays)
+
+
+@dataclass(frozen=True)
+class LinearProgram(Program):
+    """A program of linear attention."""
+
+    spec: Spec
+
+
+def whole(spec: Form, x: jax.Array, alive: bool = True) -> jax.Array:
+    """`[B, T, N, W]` with 64 columns and whole segments.
+
+    What is added is zero, or, if not alive, has features of zero.
+    """
+    missing = -x.shape[1] % spec.block
+    if x.shape[3] == TILE and not missing:
+        return x
+    pad = [(0, 0), (0, missing), (0, 0), (0, TILE - x.shape[3])]
+    return jnp.pad(x, pad, constant_values=0.0 if alive else dead(spec))
+
+
+def dead(spec: Form) -> float:
+    """A query or key whose features are zero."""
+    return 0.0 if spec.feature_map == "given" else _DEAD
+
+
+def send(first: Any, pairs: list[tuple[Any, Any]], at: tuple[Any, Any]) -> None:
+    """Copies staged tiles `[64, 64]` or lines `[64]` to their place in the arrays.
+
+    The caller has waited for the copies before (`plgpu.wait_smem_to_gmem`), put the
+    values into shared memory and committed them.
+    """
+    batch, head = at
+    rows = pl.ds(first, TILE)
+    for staged, ref in pairs:
+        wide = len(ref.shape) == 4
+        place = (batch, rows, head) if wide else (batch, head, rows)
+        plgpu.copy_smem_to_gmem(staged, ref.at[*place])

@@ -1,0 +1,130 @@
+"""What one kernel call computes, and the feature maps that kernels know."""
+
+import functools
+import operator
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+
+def _elu(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    # exp of what is not negative is never taken: it could overflow.
+    low = jnp.exp(jnp.minimum(x, 0.0))
+    return jnp.where(x > 0, x + 1.0, low), jnp.where(x > 0, 1.0, low)
+
+
+def _relu(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return jnp.maximum(x, 0.0), jnp.where(x > 0, 1.0, 0.0)
+
+
+def _sigmoid(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    y = 1.0 / (1.0 + jnp.exp(-x))
+    return y, y * (1.0 - y)
+
+
+def _identity(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return x, jnp.ones_like(x)
+
+
+# phi and its derivative, of float32 arrays. "given": the features come from outside.
+MAPS = {"elu": _elu, "relu": _relu, "sigmoid": _sigmoid, "given": _identity}
+
+# Clips up to this leave room in exp for sums of any length.
+SMALL_CLIP = 30.0
+
+
+def plus(arrays: Iterable[jax.Array]) -> jax.Array:
+    """The sum of arrays of one shape."""
+    return functools.reduce(operator.add, arrays)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """What every call has, static and hashable.
+
+    Attributes:
+      is_causal: sum over j <= i only.
+      feature_map: one of `MAPS`.
+      chunk: positions computed quadratically, C.
+      block: positions a program takes at a time, a multiple of `chunk`.
+      precision: of products of float32 operands; half precision is exact as it is.
+      target: "tpu" or "gpu", whose kernels run.
+      interpret: run them in Pallas' interpreter, on any backend.
+      rotate: weigh by the cosine of the distance (cosFormer).
+    """
+
+    is_causal: bool
+    feature_map: str
+    chunk: int
+    block: int
+    precision: jax.lax.Precision | None
+    target: str
+    interpret: bool
+    rotate: bool = False
+
+    @property
+    def terms(self) -> int:
+        """How many feature matrices a weight is a sum of: with angles, two."""
+        return 2 if self.rotate else 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spec(Form):
+    """``num_i / den_i`` of linear attention.
+
+    Attributes:
+      denominator: "add" divides by ``den + eps``, "clamp" by ``max(den, eps)``, "none"
+        by nothing.
+      eps: see `denominator`.
+    """
+
+    denominator: str
+    eps: float
+
+    def bounded(self, den: jax.Array) -> jax.Array:
+        """What the numerator is divided by."""
+        if self.denominator == "none":
+            return jnp.ones_like(den)
+        if self.denominator == "add":
+            return den + self.eps
+        return jnp.where(den >= self.eps, den, self.eps)
+
+    def passes(self, den: jax.Array) -> jax.Array:
+        """The derivative of `bounded`, 0 or 1."""
+        if self.denominator == "none":
+            return jnp.zeros_like(den)
+        if self.denominator == "add":
+            return jnp.ones_like(den)
+        return jnp.where(den >= self.eps, 1.0, 0.0)
+
+
+def running_counts(mask: jax.Array | None, batch: int, length: int) -> jax.Array:
+    """Real positions up to each one, at least 1, `[B, T]`; negative where hidden."""
+    if mask is None:
+        mask = jnp.ones((batch, length), jnp.float32)
+    counts = jnp.maximum(jnp.cumsum(mask, 1), 1.0)
+    return jnp.where(mask > 0, counts, -counts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlowSpec(Form):
+    """Flow-Attention; the formulas stand in `lra_jax.attention.flow.flow`.
+
+    Attributes:
+      clip: bound on the conserved outgoing flow; None = none.
+      eps: added to both factors of every inner product.
+      extra_eps: added to the product.
+      fitted: blocks are as long as fits into VMEM, which `block` only suggests.
+    """
+
+    clip: float | None
+    eps: float
+    extra_eps: float
+    fitted: bool
+
+    @property
+    def top(self) -> float | None:
+        """What can stand for the largest logit; None = it has to be found."""
+        return self.clip if self.clip is not None and self.clip <= SMALL_CLIP else None

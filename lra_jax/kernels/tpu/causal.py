@@ -1,0 +1,255 @@
+"""Causal linear attention on TPUs: one pass forward, one pass backward.
+
+The grid's last axis runs in order, a block of positions a step; the state of a group of
+heads, float32, stays in VMEM from step to step. A block is walked chunk by chunk: the
+pairs within a chunk as a masked product, all earlier positions through the state.
+
+Training keeps the state before each block. The backward pass walks from the last block
+to the first, makes the states of the block's chunks again from the kept one, and
+carries the mirrored state, the sum of ``phi(q_i) g_i^T`` over the later positions. It
+reads query, key, value and the output's gradient, and writes three gradients; the
+output and its denominators are computed anew, which is cheaper than reading them.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+
+from lra_jax.kernels.spec import Spec, plus
+from lra_jax.kernels.tpu.layout import LinearCall, layout
+from lra_jax.kernels.tpu.parts import (
+    Terms,
+    lower,
+    read,
+    start,
+    valid_rows,
+    write,
+)
+
+
+def forward(
+    spec: Spec,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    mask: jax.Array | None,
+    scale: jax.Array,
+    save: bool,
+) -> tuple[jax.Array, Any]:
+    """The output `[B, T, N, Hv]` and, if asked for, what `backward` needs."""
+    call = _call(spec, query, value)
+    group = call.layout.group
+    arrays = _inputs(call, query, key, value, mask)
+    rows, out_dtype = arrays[0][0].shape[0], query.dtype
+    shape = (*arrays[2][0].shape,)
+    outputs = [(jax.ShapeDtypeStruct(shape, out_dtype), call.values)]
+    if save:
+        for sizes in _saved_shapes(call):
+            kept = (rows, call.layout.groups, call.blocks, *sizes)
+            struct = jax.ShapeDtypeStruct(kept, jnp.float32)
+            outputs.append((struct, call.of_block(*sizes)))
+    kernel = functools.partial(_forward_kernel, call, mask is not None, save)
+    arrays.insert(0, call.angles(scale))
+    out, *saved = call.run(kernel, arrays, outputs, call.state_shapes)
+    heads = group.heads * call.layout.groups * call.layout.rows
+    return call.layout.unlay(out, heads), saved
+
+
+def backward(
+    spec: Spec,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    mask: jax.Array | None,
+    scale: jax.Array,
+    saved: Any,
+    of_out: jax.Array,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The gradients of query, key and value."""
+    call = _call(spec, query, value, backward=True)
+    states = [
+        (x, call.of_block(*sizes))
+        for x, sizes in zip(saved, _saved_shapes(call), strict=True)
+    ]
+    arrays = _inputs(call, query, key, value, mask)
+    arrays += [(call.layout.lay(of_out), call.values), *states]
+    outputs = [(jax.ShapeDtypeStruct(x.shape, x.dtype), spec) for x, spec in arrays[:3]]
+    kernel = functools.partial(_backward_kernel, call, mask is not None)
+    arrays.insert(0, call.angles(scale))
+    slopes = call.run(kernel, arrays, outputs, call.state_shapes)
+    of_query, of_key, of_value = (call.layout.unlay(x, query.shape[2]) for x in slopes)
+    return of_query, of_key, of_value
+
+
+def _call(
+    spec: Spec, query: jax.Array, value: jax.Array, backward: bool = False
+) -> LinearCall:
+    _, length, heads, width = query.shape
+    found = layout(heads, width, value.shape[-1])
+    return LinearCall(spec, found, length, query.dtype, backward)
+
+
+def _inputs(
+    call: LinearCall,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    mask: jax.Array | None,
+) -> list[tuple[jax.Array, pl.BlockSpec]]:
+    specs = (call.keys, call.keys, call.values)
+    arrays = [call.layout.lay(x) for x in (query, key, value)]
+    pairs = list(zip(arrays, specs, strict=True))
+    return pairs if mask is None else [*pairs, (mask, call.mask)]
+
+
+def _saved_shapes(call: LinearCall) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    group, terms = call.layout.group, call.spec.terms
+    packed = (terms, group.packed_rows, group.value_columns)
+    return packed, (terms, group.columns)
+
+
+class _Block:
+    """A block's chunks: features, values and which rows are real."""
+
+    def __init__(self, call: LinearCall, scale: Any, refs: tuple[Any, ...], mask: Any):
+        self.size = call.spec.chunk
+        self.chunk = call.chunk
+        query, key, value = refs
+        first = call.place(pl.program_id(2)) * call.spec.block
+        self.parts = [
+            slice(start, start + self.size)
+            for start in range(0, call.spec.block, self.size)
+        ]
+        self.query, self.key, self.value, self.weights, self.valid = [], [], [], [], []
+        for part in self.parts:
+            place = first + part.start
+            hidden = None if mask is None else mask[:, part]
+            real = valid_rows(place, self.size, call.length, None)
+            seen = valid_rows(place, self.size, call.length, hidden)
+            weights = self.chunk.weights(place, self.size, scale)
+            self.query.append(self.chunk.features(query[part], real, weights))
+            self.key.append(self.chunk.features(key[part], seen, weights))
+            zero = jnp.zeros((), call.dtype)
+            self.value.append(jnp.where(seen, value[part], zero))
+            self.weights.append(weights)
+            self.valid.append((real, seen))
+
+
+def _forward_kernel(call: LinearCall, masked: bool, save: bool, *refs: Any) -> None:
+    scale, *inputs = refs[: 4 + masked]
+    out, *saved = refs[4 + masked : -2]
+    state_ref, total_ref = refs[-2:]
+    start(state_ref, total_ref)
+    state, total = read(call.spec.terms, state_ref, total_ref)
+    chunk, group = call.chunk, call.layout.group
+    if save:
+        for term in range(call.spec.terms):
+            saved[0][term] = group.packed(state[term])
+        saved[1][...] = total_ref[...]
+    block = _Block(call, call.scale(scale), tuple(inputs[:3]), _last(inputs, masked))
+    for index, part in enumerate(block.parts):
+        query, key = block.query[index][0], block.key[index][0]
+        value = block.value[index]
+        num, dens = _outputs(call, query, key, value, state, total)[:2]
+        out[part] = chunk.divided(num, dens)[0].astype(out.dtype)
+        state, total = chunk.grown(key, value, state, total)
+    write(state_ref, total_ref, state, total)
+
+
+def _outputs(
+    call: LinearCall,
+    query: Terms,
+    key: Terms,
+    value: jax.Array,
+    state: Terms,
+    total: Terms,
+) -> tuple[jax.Array, Terms, Terms]:
+    """Numerators, denominators and scores of a chunk after a state."""
+    chunk, group = call.chunk, call.layout.group
+    num, dens = chunk.past(query, state, total)
+    all_scores = []
+    for head in range(group.heads):
+        # Rounded once, so that numerator and denominator are of the same weights.
+        scores = chunk.scores(query, key, head).astype(chunk.dtype)
+        num += chunk.dot(scores, group.values_of(value, head))
+        dens[head] += scores.astype(jnp.float32).sum(1, keepdims=True)
+        all_scores.append(scores)
+    return num, dens, all_scores
+
+
+def _backward_kernel(call: LinearCall, masked: bool, *refs: Any) -> None:
+    scale, *inputs = refs[: 4 + masked]
+    of_out, state_ref, kept_total = refs[4 + masked : 7 + masked]
+    slopes = refs[7 + masked : 10 + masked]
+    later_ref, later_total_ref = refs[-2:]
+    start(later_ref, later_total_ref)
+    chunk, group = call.chunk, call.layout.group
+    block = _Block(call, call.scale(scale), tuple(inputs[:3]), _last(inputs, masked))
+    terms = range(call.spec.terms)
+    state = [group.unpacked(state_ref[term]) for term in terms]
+    befores = [(state, [kept_total[term : term + 1] for term in terms])]
+    for (key, _), value in list(zip(block.key, block.value, strict=True))[:-1]:
+        befores.append(chunk.grown(key, value, *befores[-1]))
+    later = read(call.spec.terms, later_ref, later_total_ref)
+    for index in reversed(range(len(block.parts))):
+        part = block.parts[index]
+        real = block.valid[index][0]
+        upstream = jnp.where(real, of_out[part], jnp.zeros((), of_out.dtype))
+        found, later = _chunk_backward(
+            call, block, index, upstream, befores[index], later
+        )
+        for ref, slope in zip(slopes, found, strict=True):
+            ref[part] = slope.astype(ref.dtype)
+    write(later_ref, later_total_ref, *later)
+
+
+def _chunk_backward(
+    call: LinearCall,
+    block: _Block,
+    index: int,
+    of_out: jax.Array,
+    before: tuple[Terms, Terms],
+    later: tuple[Terms, Terms],
+) -> tuple[tuple[jax.Array, ...], tuple[Terms, Terms]]:
+    """A chunk's gradients, and the mirrored state with the chunk added."""
+    chunk, group = call.chunk, call.layout.group
+    (query, query_slope), (key, key_slope) = block.query[index], block.key[index]
+    value, weights = block.value[index], block.weights[index]
+    state, total = before
+    num, dens, all_scores = _outputs(call, query, key, value, state, total)
+    of_num, of_dens = chunk.slopes(num, dens, of_out)
+    of_den = group.spread(of_dens, group.width)
+    later_state, later_total = later
+    of_query = [
+        chunk.dot(of_num, s, "nt") + of_den * z
+        for s, z in zip(state, total, strict=True)
+    ]
+    of_key = [
+        chunk.dot(value, s, "nt") + z
+        for s, z in zip(later_state, later_total, strict=True)
+    ]
+    of_value = plus(chunk.dot(k, s) for k, s in zip(key, later_state, strict=True))
+    for head, scores in enumerate(all_scores):
+        own = group.values_of(of_num, head)
+        of_scores = chunk.dot(own, value, "nt") + of_dens[head]
+        of_scores = lower(of_scores)
+        for term in range(call.spec.terms):
+            of_query[term] += chunk.dot(of_scores, group.keys_of(key[term], head))
+            mine = group.keys_of(query[term], head)
+            of_key[term] += chunk.dot(of_scores, mine, "tn")
+        of_value += chunk.dot(scores, own, "tn")
+    later = chunk.mirrored(query, of_num, of_den, later_state, later_total)
+    seen = block.valid[index][1]
+    found = (
+        chunk.pulled_back(of_query, query_slope, weights),
+        chunk.pulled_back(of_key, key_slope, weights),
+        jnp.where(seen, of_value, 0.0),
+    )
+    return found, later
+
+
+def _last(inputs: list[Any], masked: bool) -> Any:
+    return inputs[-1] if masked else None

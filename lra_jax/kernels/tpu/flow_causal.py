@@ -1,0 +1,242 @@
+"""Causal Flow-Attention on TPUs: one pass forward, one pass backward.
+
+The definition is that of `lra_jax.attention.flow.causal_form`: every sum runs over the
+positions up to one, so all of them can be carried from block to block in VMEM: five
+lines ``[1, G H]`` and the matrix ``W = sum_j c_j phi(k_j) v_j^T``. Within a chunk the
+lines become running sums, products with a triangle of ones; the mathematics stands in
+`lra_jax.kernels.tpu.flow_chunk`.
+
+Training keeps lines and matrix before each block. The backward pass walks from the last
+block to the first, makes what the block's chunks have again, and carries the gradients
+of the five lines and of the matrix: sums over the later positions.
+"""
+
+import dataclasses
+import functools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+
+from lra_jax.kernels.spec import FlowSpec, running_counts
+from lra_jax.kernels.tpu.flow_chunk import (
+    Chunked,
+    Lines,
+    chunked,
+    flows_backward,
+    linear_backward,
+)
+from lra_jax.kernels.tpu.flow_parts import FlowChunk
+from lra_jax.kernels.tpu.layout import LANES, Call, layout
+from lra_jax.kernels.tpu.parts import Group, column, start, valid_rows
+
+# What a block may take of VMEM, where a program has 16 MiB.
+_FITS = 12 << 20
+# Arrays [C, G H] of float32 that the backward pass keeps of each chunk.
+_KEPT = 17
+
+_LINES = len(Lines._fields)
+
+Masks = tuple[jax.Array | None, jax.Array | None]
+
+
+@dataclass(frozen=True)
+class CausalCall(Call):
+    """A kernel that walks over the positions once."""
+
+    spec: FlowSpec
+
+    @property
+    def chunk(self) -> FlowChunk:
+        return FlowChunk(self.spec, self.layout.group, self.dtype)
+
+    @property
+    def state_shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        group = self.layout.group
+        return (_LINES, group.columns), (group.columns, group.value_columns)
+
+    @property
+    def saved_shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        group = self.layout.group
+        return (_LINES, group.columns), (group.packed_rows, group.value_columns)
+
+
+def forward(
+    spec: FlowSpec,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    masks: Masks,
+    save: bool,
+) -> tuple[jax.Array, Any]:
+    """The output `[B, T, N, Hv]` and, if asked for, what `backward` needs.
+
+    ``masks`` are of the sources and of the sinks, `[B, 1, T]` float32.
+    """
+    call = _call(spec, query, value)
+    arrays = _inputs(call, query, key, value, masks)
+    out = jax.ShapeDtypeStruct(arrays[2][0].shape, query.dtype)
+    outputs = [(out, call.values)]
+    if save:
+        rows = out.shape[0], call.layout.groups, call.blocks
+        for shape in call.saved_shapes:
+            kept = jax.ShapeDtypeStruct((*rows, *shape), jnp.float32)
+            outputs.append((kept, call.of_block(*shape)))
+    kernel = functools.partial(_forward_kernel, call, save)
+    out, *saved = call.run(kernel, arrays, outputs, call.state_shapes)
+    return call.layout.unlay(out, query.shape[2]), saved
+
+
+def backward(
+    spec: FlowSpec,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    masks: Masks,
+    saved: Any,
+    of_out: jax.Array,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The gradients of query, key and value."""
+    call = _call(spec, query, value, backward=True)
+    arrays = _inputs(call, query, key, value, masks)
+    outputs = [(jax.ShapeDtypeStruct(x.shape, x.dtype), spec) for x, spec in arrays[:3]]
+    arrays += [(call.layout.lay(of_out), call.values)]
+    arrays += [
+        (x, call.of_block(*shape))
+        for x, shape in zip(saved, call.saved_shapes, strict=True)
+    ]
+    kernel = functools.partial(_backward_kernel, call)
+    slopes = call.run(kernel, arrays, outputs, call.state_shapes)
+    of_query, of_key, of_value = (call.layout.unlay(x, query.shape[2]) for x in slopes)
+    return of_query, of_key, of_value
+
+
+def _call(
+    spec: FlowSpec, query: jax.Array, value: jax.Array, backward: bool = False
+) -> CausalCall:
+    _, length, heads, width = query.shape
+    found = layout(heads, width, value.shape[-1])
+    # Backward starts from what forward keeps of each block: they have the same.
+    if spec.fitted:
+        spec = dataclasses.replace(spec, block=_fitted(spec, found.group, query.dtype))
+    return CausalCall(spec, found, length, query.dtype, backward)
+
+
+def _fitted(spec: FlowSpec, group: Group, dtype: jnp.dtype) -> int:
+    """Positions of a block."""
+    copied = 2 * jnp.dtype(dtype).itemsize
+    row = copied * (4 * group.columns + 3 * group.value_columns)
+    row += 4 * _KEPT * group.columns
+    block = spec.block
+    while block * row > _FITS and block % (2 * math.lcm(spec.chunk, LANES)) == 0:
+        block //= 2
+    return block
+
+
+def _inputs(
+    call: CausalCall,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    masks: Masks,
+) -> list[tuple[jax.Array, pl.BlockSpec]]:
+    specs = (call.keys, call.keys, call.values)
+    arrays = [call.layout.lay(x) for x in (query, key, value)]
+    batch, length = query.shape[:2]
+    lines = (None if mask is None else mask[:, 0] for mask in masks)
+    counts = [running_counts(line, batch, length)[:, None] for line in lines]
+    return [
+        *zip(arrays, specs, strict=True),
+        *((x, call.mask) for x in counts),
+    ]
+
+
+class _Block:
+    """A block's references, cut into chunks."""
+
+    def __init__(self, call: CausalCall, refs: tuple[Any, ...]):
+        self.call, self.chunk = call, call.chunk
+        self.query, self.key, self.value, self.sources, self.sinks = refs
+        self.first = call.place(pl.program_id(2)) * call.spec.block
+        size = call.spec.chunk
+        self.parts = [slice(at, at + size) for at in range(0, call.spec.block, size)]
+
+    def flows(self, part: slice, before: Lines) -> Chunked:
+        """All but the output of a chunk, of the sums before it."""
+        chunk, first, length = self.chunk, self.first + part.start, self.call.length
+        counts = self.sinks[:, part], self.sources[:, part]
+        query, key = (
+            chunk.rows(x[part], first, length, count)
+            for x, count in zip((self.query, self.key), counts, strict=True)
+        )
+        inside = valid_rows(first, self.call.spec.chunk, length, None)
+        sinks, sources = (
+            jnp.where(inside, jnp.abs(column(count)), 1.0) for count in counts
+        )
+        value = self.value[part]
+        value = jnp.where(key.valid, value, jnp.zeros((), value.dtype))
+        return chunked(chunk, (query, key), value, (sinks, sources), before)
+
+
+def _lines(ref: Any) -> Lines:
+    return Lines(*(ref[at : at + 1] for at in range(_LINES)))
+
+
+def _keep(ref: Any, lines: Lines) -> None:
+    for at, line in enumerate(lines):
+        ref[at : at + 1] = line
+
+
+def _forward_kernel(call: CausalCall, save: bool, *refs: Any) -> None:
+    out, *saved, lines_ref, summary_ref = refs[5:]
+    start(lines_ref, summary_ref)
+    if save:
+        saved[0][...] = lines_ref[...]
+        saved[1][...] = call.layout.group.packed(summary_ref[...])
+    chunk, group = call.chunk, call.layout.group
+    block = _Block(call, refs[:5])
+    lines, summary = _lines(lines_ref), summary_ref[...]
+    for part in block.parts:
+        found = block.flows(part, lines)
+        query, key = (x.astype(chunk.dtype) for x in found.scaled)
+        numerator = chunk.dot(query, summary)
+        for head in range(group.heads):
+            scores = chunk.scores([query], [key], head)
+            numerator += chunk.dot(scores, group.values_of(found.value, head))
+        out[part] = numerator.astype(out.dtype)
+        summary += chunk.outer(key, found.value)
+        lines = found.sums.row(-1)
+    _keep(lines_ref, lines)
+    summary_ref[...] = summary
+
+
+def _backward_kernel(call: CausalCall, *refs: Any) -> None:
+    of_out, saved_lines, saved_summary, *slopes, later_ref, of_summary_ref = refs[5:]
+    start(later_ref, of_summary_ref)
+    chunk, block = call.chunk, _Block(call, refs[:5])
+    lines = _lines(saved_lines)
+    summary = call.layout.group.unpacked(saved_summary[...])
+    chunks, befores = [], []
+    for part in block.parts:
+        found = block.flows(part, lines)
+        chunks.append(found)
+        befores.append(summary)
+        lines = found.sums.row(-1)
+        summary += chunk.outer(found.scaled[1], found.value)
+    later, of_summary = _lines(later_ref), of_summary_ref[...]
+    walked = list(zip(block.parts, chunks, befores, strict=True))
+    for part, found, before in reversed(walked):
+        upstream = of_out[part]
+        real = found.query.valid
+        upstream = jnp.where(real, upstream, jnp.zeros((), upstream.dtype))
+        near = linear_backward(chunk, found, before, upstream, of_summary)
+        of_query, of_key, later = flows_backward(chunk, found, *near[:2], later)
+        made = of_query, of_key, jnp.where(found.key.valid, near[2], 0.0)
+        for ref, slope in zip(slopes, made, strict=True):
+            ref[part] = slope.astype(ref.dtype)
+        of_summary += chunk.outer(found.scaled[0], upstream)
+    _keep(later_ref, later)
+    of_summary_ref[...] = of_summary

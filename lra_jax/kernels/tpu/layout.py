@@ -1,0 +1,184 @@
+"""How `[B, T, N, H]` arrays are cut into the blocks of TPU programs.
+
+The last axis of a block is a multiple of 128 lanes, or the whole axis. So `[B, T, N,
+H]` is read as `[B, T, N H]`, which costs nothing, and a program takes as many
+neighbouring heads as fill the lanes. Widths for which no group of up to `WIDEST`
+columns does so are transposed to `[B N, T, H]` first, at the price of a pass over
+memory.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from lra_jax.kernels.spec import Form, Spec
+from lra_jax.kernels.tpu.parts import Group, LinearChunk
+
+LANES = 128
+WIDEST = 256
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The programs' share of the heads.
+
+    Attributes:
+      group: the heads of one program.
+      groups: programs that share a row of the arrays.
+      rows: rows of the arrays for each sample: 1, or N where heads come first.
+    """
+
+    group: Group
+    groups: int
+    rows: int
+
+    def lay(self, x: jax.Array) -> jax.Array:
+        """`[B, T, N, W]` -> `[B, T, N W]` or `[B N, T, W]`."""
+        batch, length, heads, width = x.shape
+        if self.rows == 1:
+            return x.reshape(batch, length, heads * width)
+        return jnp.swapaxes(x, 1, 2).reshape(batch * heads, length, width)
+
+    def unlay(self, x: jax.Array, heads: int) -> jax.Array:
+        """The inverse of `lay`."""
+        if self.rows == 1:
+            return x.reshape(*x.shape[:2], heads, -1)
+        x = x.reshape(-1, heads, *x.shape[1:])
+        return jnp.swapaxes(x, 1, 2)
+
+
+def layout(heads: int, width: int, value_width: int) -> Layout:
+    """The smallest group of heads that fills whole registers."""
+    for size in range(1, heads + 1):
+        columns = size * width, size * value_width
+        if heads % size or max(columns) > max(WIDEST, width, value_width):
+            continue
+        if size == heads or all(x % LANES == 0 for x in columns):
+            return Layout(Group(size, width, value_width), heads // size, 1)
+    return Layout(Group(1, width, value_width), 1, heads)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One kernel over the grid (rows, groups, blocks), the last axis in order.
+
+    Attributes:
+      spec: what is computed.
+      layout: of the heads.
+      length: positions that the grid walks over.
+      dtype: of the arrays.
+      backward: walk from the last block to the first.
+    """
+
+    spec: Form
+    layout: Layout
+    length: int
+    dtype: jnp.dtype
+    backward: bool = False
+
+    @property
+    def blocks(self) -> int:
+        return -(-self.length // self.spec.block)
+
+    @property
+    def steps(self) -> int:
+        """Length of the grid's last axis."""
+        return self.blocks
+
+    def place(self, step: Any) -> Any:
+        """The block that a step of the grid takes."""
+        return self.blocks - 1 - step if self.backward else step
+
+    def rows_of(self, width: int) -> pl.BlockSpec:
+        """Blocks of an array that `Layout.lay` made, of W columns a head."""
+        shape = (None, self.spec.block, self.layout.group.heads * width)
+        return pl.BlockSpec(shape, lambda b, n, i: (b, self.place(i), n))
+
+    @property
+    def keys(self) -> pl.BlockSpec:
+        return self.rows_of(self.layout.group.width)
+
+    @property
+    def values(self) -> pl.BlockSpec:
+        return self.rows_of(self.layout.group.value_width)
+
+    @property
+    def mask(self) -> pl.BlockSpec:
+        """Blocks of a mask `[B, 1, S]`."""
+        rows = self.layout.rows
+        shape = (None, 1, self.spec.block)
+        return pl.BlockSpec(shape, lambda b, n, i: (b // rows, 0, self.place(i)))
+
+    def of_group(self, *shape: int) -> pl.BlockSpec:
+        """An array `[rows, groups, *shape]` with one block a group."""
+        zeros = (0,) * len(shape)
+        return pl.BlockSpec((None, None, *shape), lambda b, n, i: (b, n, *zeros))
+
+    def of_block(self, *shape: int) -> pl.BlockSpec:
+        """An array `[rows, groups, blocks, *shape]`, one for each step."""
+        zeros = (0,) * len(shape)
+        return pl.BlockSpec(
+            (None, None, None, *shape),
+            lambda b, n, i: (b, n, self.place(i), *zeros),
+        )
+
+    def run(
+        self,
+        kernel: Callable[..., None],
+        arrays: list[tuple[jax.Array, pl.BlockSpec]],
+        outputs: list[tuple[jax.ShapeDtypeStruct, pl.BlockSpec]],
+        scratch: tuple[tuple[int, ...], ...] = (),
+    ) -> list[jax.Array]:
+        """Runs ``kernel(*inputs, *outputs, *scratch)`` over the grid.
+
+        ``scratch`` are shapes of float32 arrays in VMEM.
+        """
+        # Under shard_map the outputs vary over the mesh as the inputs do.
+        kinds = (jax.typeof(x).manual_axis_type for x, _ in arrays)
+        kind = max(kinds, key=lambda found: len(found.varying))
+        shapes = [
+            jax.ShapeDtypeStruct(x.shape, x.dtype, manual_axis_type=kind)
+            for x, _ in outputs
+        ]
+        return pl.pallas_call(
+            kernel,
+            grid=(outputs[0][0].shape[0], self.layout.groups, self.steps),
+            in_specs=[spec for _, spec in arrays],
+            out_specs=[spec for _, spec in outputs],
+            out_shape=shapes,
+            scratch_shapes=[pltpu.VMEM(x, jnp.float32) for x in scratch],
+            compiler_params=pltpu.CompilerParams(
+                dimension_semantics=("parallel", "parallel", "arbitrary")
+            ),
+            interpret=self.spec.interpret,
+        )(*(array for array, _ in arrays))
+
+
+@dataclass(frozen=True)
+class LinearCall(Call):
+    """A kernel of what is divided by its row sums."""
+
+    spec: Spec
+
+    @property
+    def chunk(self) -> LinearChunk:
+        return LinearChunk(self.spec, self.layout.group, self.dtype)
+
+    @property
+    def state_shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Of the sums of a group in a program: state and total."""
+        group, terms = self.layout.group, self.spec.terms
+        return (terms, group.columns, group.value_columns), (terms, group.columns)
+
+    def angles(self, scale: jax.Array) -> tuple[jax.Array, pl.BlockSpec]:
+        """One number a sample, `[B]`, as the input that `scale` reads."""
+        return scale, pl.BlockSpec(memory_space=pltpu.SMEM)
+
+    def scale(self, scale_ref: Any) -> jax.Array:
+        """The sample's angle between neighbouring positions, from `[B]`."""
+        return scale_ref[pl.program_id(0) // self.layout.rows]

@@ -1,0 +1,139 @@
+"""Kernels on TPUs that walk over the keys and over the queries several times.
+
+One kernel makes all of the walks, *sweeps*: the last axis of its grid runs over the
+blocks of the first sweep, then over those of the second, and so on, and the sums stay
+in VMEM. An array that takes no part in a sweep keeps its block, so nothing is copied.
+Where a group's whole sequences fit into VMEM there is a single step, which makes the
+sweeps one after the other: every array is then read once.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+
+from lra_jax.kernels.spec import FlowSpec
+from lra_jax.kernels.tpu.flow_parts import FlowChunk
+from lra_jax.kernels.tpu.layout import LANES, Call, Layout
+
+# Bytes of whole sequences that one step may take, two buffers of each array included: a
+# core's VMEM has 16 MiB for a program unless it asks for more.
+_FITS = 10 << 20
+# Up to so many chunks of a block are written out one by one.
+_UNROLLED = 4
+
+
+@dataclass(frozen=True)
+class Side(Call):
+    """The queries or the keys, with their sweeps.
+
+    Attributes:
+      starts: the steps of the grid at which the sweeps over this side begin.
+      total: the grid's steps; if 1, it makes all sweeps.
+    """
+
+    spec: FlowSpec
+    starts: tuple[int, ...] = (0,)
+    total: int = 1
+
+    @property
+    def chunk(self) -> FlowChunk:
+        return FlowChunk(self.spec, self.layout.group, self.dtype)
+
+    @property
+    def steps(self) -> int:
+        return self.total
+
+    def place(self, step: Any) -> Any:
+        """The block that a step takes, or keeps between the sweeps."""
+        if self.blocks == 1:
+            return 0
+        places = [jnp.clip(step - start, 0, self.blocks - 1) for start in self.starts]
+        found = places[0]
+        for start, place in zip(self.starts[1:], places[1:], strict=True):
+            found = jnp.where(step >= start, place, found)
+        return found
+
+    def only(self, sweep: int) -> "Side":
+        """For an array that takes part in one sweep."""
+        return dataclasses.replace(self, starts=(self.starts[sweep],))
+
+    def sweep(self, index: int, body: Callable[[Any, Any], None]) -> None:
+        """Runs ``body(slice of the block, its first position)`` for each chunk."""
+        begin = self.starts[index]
+        # The interpreter does not know it inside a branch.
+        step = pl.program_id(2)
+
+        def run() -> None:
+            size, block = self.spec.chunk, self.spec.block
+            first = 0 if self.total == 1 else (step - begin) * block
+
+            def turn(at: Any, _: Any = None) -> None:
+                place = at * size
+                if not isinstance(at, int):
+                    place = pl.multiple_of(place, size)
+                body(pl.ds(place, size), first + place)
+
+            count = -(-min(block, self.length) // size)
+            # Lanes, those of a mask, are cut at registers' ends or at constants.
+            if count <= _UNROLLED or size % LANES:
+                for at in range(count):
+                    turn(at)
+            else:
+                jax.lax.fori_loop(0, count, turn, None)
+
+        if self.total == 1:
+            run()
+        else:
+            pl.when((step >= begin) & (step < begin + self.blocks))(run)
+
+
+def sides(
+    spec: FlowSpec,
+    found: Layout,
+    lengths: tuple[int, int],
+    widths: tuple[int, int],
+    dtype: jnp.dtype,
+    order: str,
+) -> tuple[Side, Side]:
+    """Queries and keys of one kernel.
+
+    Args:
+      spec: what is computed.
+      found: the layout of the heads.
+      lengths: T and S.
+      widths: columns of a group that a kernel holds of a query and of a key, in and
+        out.
+      dtype: of the arrays.
+      order: the sweeps, "q" over the queries and "k" over the keys.
+    """
+    unit = spec.chunk if spec.interpret else math.lcm(spec.chunk, LANES)
+    rows = [-(-length // unit) * unit for length in lengths]
+    pairs = zip(rows, widths, strict=True)
+    size = 2 * jnp.dtype(dtype).itemsize * sum(row * width for row, width in pairs)
+    whole = spec.fitted and size <= _FITS
+    blocks = rows if whole else [min(spec.block, row) for row in rows]
+    steps = [-(-x // block) for x, block in zip(lengths, blocks, strict=True)]
+    one = steps == [1, 1]
+    starts: tuple[list[int], list[int]] = ([], [])
+    total = 0
+    for side in ("qk".index(letter) for letter in order):
+        starts[side].append(total)
+        total += steps[side]
+    queries, keys = (
+        Side(
+            dataclasses.replace(spec, block=block),
+            found,
+            length,
+            dtype,
+            starts=tuple(begins),
+            total=1 if one else total,
+        )
+        for block, length, begins in zip(blocks, lengths, starts, strict=True)
+    )
+    return queries, keys
