@@ -29,7 +29,7 @@ from pathfinder_generation import commit, machine, versions
 
 from lra_jax.data import pathfinder_shapes
 from lra_jax.data.pathfinder_images import Images, generate
-from lra_jax.names import known
+from lra_jax.errors import known
 
 LEVELS = {"short": pathfinder_shapes.Level(3, 2), **pathfinder_shapes.LEVELS}
 TEST_SEED = 1_000

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lra_jax import cli, runtime
-from lra_jax.names import known
+from lra_jax.errors import known
 
 PROG = "python -m lra_jax.analyze"
 

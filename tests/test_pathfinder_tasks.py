@@ -93,7 +93,7 @@ def test_official_settings():
 @pytest.mark.parametrize(
     ("flags", "parts"),
     [
-        ("--task=pathfinder32", ["unknown task", "did you mean 'pathfinder"]),
+        ("--task=pathfinder32", ["--task: expected one of", "did you mean 'pathfinder"]),
         ("--task=pathfinder --preset=modem", ["did you mean 'modern'"]),
         ("--task=pathfinder --data.level=hrad", ["--data.level", "'hrad'"]),
         (

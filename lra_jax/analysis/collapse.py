@@ -13,7 +13,7 @@ from lra_jax.analysis.capture import capture
 from lra_jax.analysis.networks import SHAPES, Network, Shape, zipf_tokens
 from lra_jax.analysis.residual import relative_residual
 from lra_jax.analysis.variants import VARIANTS, Variant
-from lra_jax.names import known
+from lra_jax.errors import known
 
 __all__ = ["collapse_curves", "model_curves", "network_curves", "trained_curves"]
 
@@ -51,7 +51,7 @@ def network_curves(
             f"{draws} and {batch_size}"
         )
     if isinstance(shape, str):
-        shape = SHAPES[known("network", shape, SHAPES)]
+        shape = SHAPES[known("--network", shape, SHAPES)]
     found: dict[str, list[np.ndarray]] = {name: [] for name in variants}
     run = None
     for draw in range(seed, seed + draws):

@@ -13,7 +13,7 @@ from lra_jax.analysis.networks import SHAPES
 from lra_jax.analysis.report import Report
 from lra_jax.analysis.variants import VARIANTS, Variant
 from lra_jax.attention import registry
-from lra_jax.names import known
+from lra_jax.errors import known
 
 __all__ = [
     "add_checkpoint",
@@ -45,7 +45,7 @@ def check(networks: Sequence[str], mechanisms: Sequence[str]) -> None:
     if not networks or not mechanisms:
         raise ValueError("--network, --attention: expected at least one name in each")
     for name in networks:
-        known("network", name, SHAPES)
+        known("--network", name, SHAPES)
     for name in mechanisms:
         registry.resolve(name)
 

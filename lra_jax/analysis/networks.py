@@ -29,9 +29,9 @@ from flax import nnx
 
 from lra_jax.analysis.relative import RelativeAttention
 from lra_jax.analysis.variants import Variant
+from lra_jax.errors import known
 from lra_jax.models import MultiHeadAttention
 from lra_jax.models.layers import Dense, LayerNorm
-from lra_jax.names import known
 
 __all__ = ["SHAPES", "Network", "Shape", "zipf_tokens"]
 
@@ -150,7 +150,7 @@ class Network(nnx.Module):
         rngs: nnx.Rngs,
     ):
         if isinstance(shape, str):
-            shape = SHAPES[known("network", shape, SHAPES)]
+            shape = SHAPES[known("--network", shape, SHAPES)]
         if not 0 < length <= shape.max_length:
             raise ValueError(
                 f"length: expected 1 to {shape.max_length} tokens, got {length}"

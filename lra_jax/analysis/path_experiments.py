@@ -16,7 +16,7 @@ from flax import nnx
 
 from lra_jax.analysis.path_network import PathNetwork, PathSettings, draw_paths
 from lra_jax.analysis.path_tasks import TokenTask, convex_hull, memorisation, sorting
-from lra_jax.names import known
+from lra_jax.errors import known
 
 __all__ = ["PUBLISHED", "QUICK", "Experiment", "PathResult", "fit", "run_experiment"]
 
@@ -158,7 +158,7 @@ def make_data(
     name: str, experiment: Experiment, seed: int
 ) -> tuple[TokenTask, TokenTask]:
     """The training and the evaluation examples of an experiment."""
-    known("experiment", name, PUBLISHED)
+    known("--experiments", name, PUBLISHED)
     count = experiment.num_train + experiment.num_eval
     if name == "sorting":
         task = sorting(count, seed)

@@ -16,7 +16,7 @@ from lra_jax.analysis.path_experiments import PUBLISHED, Experiment, PathResult
 from lra_jax.analysis.paths import path_length_distribution
 from lra_jax.analysis.report import Report
 from lra_jax.attention import registry
-from lra_jax.names import known
+from lra_jax.errors import known
 
 __all__ = ["add_circles", "add_lengths", "add_results", "check"]
 
@@ -37,7 +37,7 @@ def check(names: Sequence[str], mechanism: str, repeats: int) -> None:
             f"{len(names)} and {repeats}"
         )
     for name in names:
-        known("experiment", name, (*PUBLISHED, "circle"))
+        known("--experiments", name, (*PUBLISHED, "circle"))
     found = registry.resolve(mechanism)
     if found.parameters or len(found.projections) < 4:
         raise ValueError(

@@ -14,7 +14,7 @@ from lra_jax.analysis.report import Report
 from lra_jax.analysis.spectrum import cumulative_spectrum, effective_rank
 from lra_jax.analysis.variants import VARIANTS
 from lra_jax.attention import registry
-from lra_jax.names import known
+from lra_jax.errors import known
 
 __all__ = ["Spectra", "add_spectra", "check", "initial_spectra", "run_spectra"]
 
@@ -30,7 +30,7 @@ class Spectra(dict[str, np.ndarray]):
 
 def check(network: str, mechanisms: Sequence[str], examples: int) -> None:
     """Raises ``ValueError`` for a name that is not known, or a number below 1."""
-    known("network", network, SHAPES)
+    known("--network", network, SHAPES)
     if not mechanisms or examples < 1:
         raise ValueError(
             "--attention, --examples: expected at least one of each, got "
@@ -48,7 +48,7 @@ def initial_spectra(
     Raises:
       ValueError: an unknown name, or a mechanism without a matrix.
     """
-    shape = SHAPES[known("network", network, SHAPES)]
+    shape = SHAPES[known("--network", network, SHAPES)]
     model = Network(shape, mechanism, length=length, rngs=nnx.Rngs(seed))
     tokens = jnp.asarray(zipf_tokens(shape.vocab_size, examples, length, seed))
     whole = VARIANTS["transformer"]

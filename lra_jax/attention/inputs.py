@@ -1,22 +1,74 @@
-"""Axes, dtypes and masks: every check that the attention functions share.
+"""The vocabulary of shapes: axes, dtypes and masks, asserted by chex.
 
 Axis letters are those of ``jax.nn.dot_product_attention``: **B** batch, **T** query
 length, **S** key length, **N** heads, **H** head width, **Hv** value width. The layout
 is always ``[B, T, N, H]``. What a caller can get wrong raises ``ValueError`` here, with
-the argument, what was expected and what came; inside the mechanisms nothing is checked
-again.
+the argument, what was expected and what came, such as ``key: expected [B, S, N, H]=(2,
+8, 4, 16), got (2, 8, 4, 32)``; inside the mechanisms nothing is checked again.
 
 Keys and values may have fewer heads than the query (multi-query and grouped-query
 attention): each of their heads then serves ``N / heads`` neighbouring query heads.
 """
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-_KEYWORDS = {"query": "[B, T, N, H]", "key": "[B, S, N, H]", "value": "[B, S, N, Hv]"}
+from lra_jax.errors import expected
+
+# A size of an axis: a number, several that will do, or None for any.
+Size = int | set[int] | None
+
+
+@contextlib.contextmanager
+def asserted(name: str, wanted: object, got: object) -> Iterator[None]:
+    """Turns chex's ``AssertionError`` into the one form of ``ValueError``."""
+    try:
+        yield
+    except AssertionError:
+        raise expected(name, wanted, got) from None
+
+
+def check_shape(name: str, array: Any, axes: str, *sizes: Size) -> None:
+    """Raises ``ValueError`` unless an array has these axes.
+
+    Args:
+      name: the argument.
+      array: any array.
+      axes: the letters, as in ``"B T N H"``.
+      *sizes: one for each letter.
+    """
+    shape = jnp.shape(array)
+    with asserted(name, layout(axes, *sizes), shape):
+        chex.assert_shape(jax.ShapeDtypeStruct(shape, bool), sizes)
+
+
+def layout(axes: str, *sizes: Size) -> str:
+    """Axes in words, as in ``[B, S, N, H]=(2, S, 1|2|4, 16)``."""
+    letters = axes.split()
+    named = f"[{', '.join(letters)}]"
+    if all(size is None for size in sizes):
+        return named
+    known = (_size(letter, size) for letter, size in zip(letters, sizes, strict=True))
+    return f"{named}=({', '.join(known)}{',' if len(letters) == 1 else ''})"
+
+
+def _size(letter: str, size: Size) -> str:
+    if isinstance(size, set):
+        return "|".join(map(str, sorted(size)))
+    return letter if size is None else str(size)
+
+
+def check_float(name: str, array: Any) -> None:
+    """Raises ``ValueError`` unless an array's dtype is floating."""
+    dtype = jnp.result_type(array)
+    with asserted(name, "a floating dtype", dtype):
+        chex.assert_type(jax.ShapeDtypeStruct((), dtype), float)
 
 
 def check_inputs(
@@ -33,57 +85,40 @@ def check_inputs(
       value: `[B, S, N, Hv]`, or None where only the weights are wanted.
       is_causal: if True, T must equal S.
     """
-    given = {"query": query, "key": key}
+    given = {"query": (query, "B T N H"), "key": (key, "B S N H")}
     if value is not None:
-        given["value"] = value
-    for name, array in given.items():
-        _check_array(name, array)
-    batch, length, num_heads, head_dim = query.shape
-    for name, array in given.items():
-        if array.shape[0] != batch:
-            raise ValueError(
-                f"{name}: expected batch size B={batch} as in query, "
-                f"got shape {array.shape}"
+        given["value"] = value, "B S N Hv"
+    for name, (array, axes) in given.items():
+        check_shape(name, array, axes, None, None, None, None)
+        check_float(name, array)
+        if 0 in array.shape:
+            raise expected(
+                name,
+                f"{layout(axes, None, None, None, None)} without an empty axis",
+                array.shape,
             )
-        if array.shape[2] == 0 or num_heads % array.shape[2]:
-            raise ValueError(
-                f"{name}: expected N={num_heads} heads as in query, or a divisor of "
-                f"it, got {array.shape[2]} in shape {array.shape}"
-            )
-    if key.shape[3] != head_dim:
-        raise ValueError(
-            f"key: expected head width H={head_dim} as in query, got {key.shape[3]} "
-            f"in shape {key.shape}"
-        )
-    if value is not None and value.shape[1] != key.shape[1]:
-        raise ValueError(
-            f"value: expected length S={key.shape[1]} as in key, "
-            f"got {value.shape[1]} in shape {value.shape}"
-        )
+    batch, length, heads, width = query.shape
+    shared = {heads // part for part in range(1, heads + 1) if heads % part == 0}
+    check_shape("key", key, "B S N H", batch, None, shared, width)
+    if value is not None:
+        positions = key.shape[1]
+        check_shape("value", value, "B S N Hv", batch, positions, shared, None)
     if is_causal and length != key.shape[1]:
-        raise ValueError(
-            "is_causal: expected query and key of one length (T == S), "
-            f"got T={length} and S={key.shape[1]}"
+        raise expected(
+            "is_causal",
+            "query and key of one length (T == S)",
+            f"T={length} and S={key.shape[1]}",
         )
-
-
-def _check_array(name: str, array: jax.Array) -> None:
-    layout = _KEYWORDS[name]
-    if jnp.ndim(array) != 4:
-        raise ValueError(f"{name}: expected {layout}, got shape {jnp.shape(array)}")
-    if not jnp.issubdtype(array.dtype, jnp.floating):
-        raise ValueError(f"{name}: expected a floating dtype, got {array.dtype}")
-    if array.shape[1] == 0:
-        raise ValueError(f"{name}: expected at least one position, got {array.shape}")
 
 
 def check_self(query: jax.Array, key: jax.Array, name: str) -> None:
     """Raises ``ValueError`` unless query and key have one length."""
     if query.shape[1] != key.shape[1]:
-        raise ValueError(
-            f"key: expected the query's length T={query.shape[1]}, because {name} "
-            "attention is about positions of one sequence and has no cross form, "
-            f"got S={key.shape[1]}"
+        raise expected(
+            "key",
+            f"the query's length T={query.shape[1]}, because {name} attention is about "
+            "positions of one sequence and has no cross form",
+            f"S={key.shape[1]}",
         )
 
 
@@ -99,7 +134,7 @@ def check_size(name: str, size: object, lowest: int = 1) -> int:
         or size < lowest
     ):
         kind = "a positive int" if lowest == 1 else f"an int of at least {lowest}"
-        raise ValueError(f"{name}: expected {kind}, got {size!r}")
+        raise expected(name, kind, f"{size!r}")
     return int(size)
 
 
@@ -111,35 +146,30 @@ def one_position(
     Raises:
       ValueError: an array does not have three axes.
     """
-    given = {"query": query, "key": key, "value": value}
-    for name, array in given.items():
-        if jnp.ndim(array) != 3:
-            layout = _KEYWORDS[name].replace("T, ", "").replace("S, ", "")
-            raise ValueError(
-                f"{name}: expected {layout} for one position, "
-                f"got shape {jnp.shape(array)}"
-            )
+    given = {
+        "query": (query, "B N H"),
+        "key": (key, "B N H"),
+        "value": (value, "B N Hv"),
+    }
+    for name, (array, axes) in given.items():
+        check_shape(name, array, axes, None, None, None)
     return query[:, None], key[:, None], value[:, None]
 
 
 def state_dtype(dtype: jax.typing.DTypeLike) -> jnp.dtype:
     """The dtype of a stream's state; ``ValueError`` unless float32 or float64."""
     if jnp.dtype(dtype) not in (jnp.float32, jnp.float64):
-        raise ValueError(
-            "dtype: expected float32 or float64, because a state sums over all "
-            f"positions, got {jnp.dtype(dtype)}"
-        )
+        wanted = "float32 or float64, because a state sums over all positions"
+        raise expected("dtype", wanted, jnp.dtype(dtype))
     return jnp.dtype(dtype)
 
 
 def checked_state(state: Any, wanted: Any) -> Any:
     """The state, a NamedTuple of arrays; ``ValueError`` unless of the wanted shapes."""
-    for name, given, expected in zip(wanted._fields, state, wanted, strict=True):
-        if jnp.shape(given) != expected.shape:
-            raise ValueError(
-                f"state: expected {name} of shape {expected.shape} for these inputs, "
-                f"got {jnp.shape(given)}"
-            )
+    for name, given, example in zip(wanted._fields, state, wanted, strict=True):
+        words = f"{name} of shape {example.shape} for these inputs"
+        with asserted("state", words, jnp.shape(given)):
+            chex.assert_shape(given, example.shape)
     return state
 
 
@@ -239,18 +269,17 @@ def padding_mask(
     mask = _boolean(mask, name)
     shape = mask.shape
     if len(shape) == 4 and (shape[1] != 1 or shape[2] != 1):
-        raise ValueError(
-            f"{name}: expected [B, S] or [B, 1, 1, S], got shape {shape}: "
-            f"{reason}, so a mask with a query or head axis cannot be applied; give a "
-            "padding mask, or is_causal=True for an autoregressive one"
+        raise expected(
+            name,
+            f"[B, S] or [B, 1, 1, S]: {reason}, so a mask with a query or head axis "
+            "cannot be applied (give a padding mask, or is_causal=True)",
+            shape,
         )
     full = (batch, 1, 1, length)
     aligned = (shape[0], 1, 1, shape[1]) if len(shape) == 2 else shape
     if not _broadcasts(aligned, full):
-        raise ValueError(
-            f"{name}: expected [B, S]={(batch, length)} or anything that broadcasts to "
-            f"[B, 1, 1, S]={full}, got shape {shape}"
-        )
+        words = f"[B, S]={(batch, length)} or anything that broadcasts to [B, 1, 1, S]"
+        raise expected(name, f"{words}={full}", shape)
     rows = aligned[0] if len(aligned) == 4 else 1
     return jnp.broadcast_to(mask.reshape(rows, -1), (batch, length))
 
@@ -273,10 +302,8 @@ def pair_mask(
     full = (batch, num_heads, query_length, length)
     aligned = (shape[0], 1, 1, shape[1]) if len(shape) == 2 else shape
     if not _broadcasts(aligned, full):
-        raise ValueError(
-            f"mask: expected [B, S]={(batch, length)} or anything that broadcasts to "
-            f"[B, N, T, S]={full}, got shape {shape}"
-        )
+        words = f"[B, S]={(batch, length)} or anything that broadcasts to [B, N, T, S]"
+        raise expected("mask", f"{words}={full}", shape)
     return mask.reshape((1,) * (4 - len(aligned)) + aligned)
 
 
@@ -285,7 +312,7 @@ def _boolean(mask: jax.Array, name: str) -> jax.Array:
     if mask.dtype == jnp.bool_:
         return mask
     if jnp.issubdtype(mask.dtype, jnp.complexfloating):
-        raise ValueError(f"{name}: expected a boolean mask, got {mask.dtype}")
+        raise expected(name, "a boolean mask", mask.dtype)
     return mask > 0
 
 

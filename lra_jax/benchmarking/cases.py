@@ -7,7 +7,7 @@ import dataclasses
 import re
 from typing import Any
 
-from lra_jax.names import known
+from lra_jax.errors import known
 
 WORKS = ("forward", "forward+backward", "decode", "inference", "train")
 """forward, forward+backward: one attention call, and its gradients. decode: one token

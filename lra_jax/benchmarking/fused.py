@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from lra_jax.attention import inputs, softmax_attention
-from lra_jax.names import known
+from lra_jax.errors import known
 
 IMPLEMENTATIONS = ("cudnn", "flash", "blocks")
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from lra_jax.configs import image, listops, pathfinder, retrieval, text
 from lra_jax.configs.base import Config, DataConfig, ModelConfig, TrainConfig
-from lra_jax.names import known
+from lra_jax.errors import known
 
 __all__ = [
     "PRESETS",
@@ -32,5 +32,5 @@ def get_preset(
     Raises:
       ValueError: for an unknown task or preset, with the nearest name.
     """
-    presets = PRESETS[known("task", task, PRESETS)]
-    return presets[known("preset", preset, presets)](attention)
+    presets = PRESETS[known("--task", task, PRESETS)]
+    return presets[known("--preset", preset, presets)](attention)

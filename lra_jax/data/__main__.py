@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from lra_jax import cli
 from lra_jax.configs import Config, DataConfig
-from lra_jax.names import known
+from lra_jax.errors import known
 
 if TYPE_CHECKING:
     from lra_jax.data.dataset import SequenceDataset

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image, ImageDraw
 
-from lra_jax.names import known
+from lra_jax.errors import known
 
 DEGREES = 360
 """The first dash of a snake has one of so many directions."""

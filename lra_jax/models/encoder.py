@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from lra_jax.errors import known
 from lra_jax.models.attention import MultiHeadAttention
 from lra_jax.models.inputs import (
     Inputs,
@@ -20,7 +21,6 @@ from lra_jax.models.layers import Dropout, LayerNorm, add_positions
 from lra_jax.models.mlp import Mlp
 from lra_jax.models.product_keys import ProductKeyMemory, memory_sizes
 from lra_jax.models.remat import recomputed
-from lra_jax.names import known
 
 MlpKind = Literal["auto", "dense", "product_key"]
 

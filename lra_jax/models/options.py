@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lra_jax.attention import registry
-from lra_jax.names import known
+from lra_jax.errors import known
 
 # What the module itself passes to a mechanism; never an option of the user's.
 OWN_KEYWORDS = ("mask", "query_mask", "max_length", "is_causal")

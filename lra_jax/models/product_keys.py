@@ -24,8 +24,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from lra_jax.attention.inputs import check_size
+from lra_jax.errors import known
 from lra_jax.models.layers import Dense, Dropout, LayerNorm
-from lra_jax.names import known
 
 # The paper has 512 keys a half, 4 heads and 32 best for models of a width of 1024.
 DEFAULTS = {"keys": 64, "heads": 4, "top": 8, "query_dim": 32}

@@ -31,7 +31,7 @@ A file here then needs only::
     )
 """
 
-from lra_jax.names import known
+from lra_jax.errors import known
 from lra_jax.tasks import image, listops, pathfinder, retrieval, text
 from lra_jax.tasks.base import (
     Batch,
@@ -75,4 +75,4 @@ def get_task(name: str) -> Task:
     Raises:
       ValueError: unknown, with the nearest name.
     """
-    return TASKS[known("task", name, TASKS)]
+    return TASKS[known("--task", name, TASKS)]

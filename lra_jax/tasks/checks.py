@@ -8,9 +8,9 @@ from lra_jax.attention import registry
 from lra_jax.attention.sharded.sequence import sequence_parallel
 from lra_jax.configs import Config
 from lra_jax.data.length_warmup import LengthWarmup
+from lra_jax.errors import known
 from lra_jax.models.encoder import check_mlp, options_by_block
 from lra_jax.models.options import split_options
-from lra_jax.names import known
 
 
 def parse_options(text: str, field: str = "attention_options") -> dict[str, Any]:

@@ -18,7 +18,7 @@ import lra_jax
 from lra_jax.configs import Config, get_preset
 from lra_jax.configs.base import BestBy
 from lra_jax.data.length_warmup import LengthWarmup
-from lra_jax.names import known
+from lra_jax.errors import known
 from lra_jax.tasks import Task, get_task
 from lra_jax.training import hosts
 from lra_jax.training import workdir as workdirs

@@ -95,13 +95,34 @@ Q, K, V = arrays(2, query_length=5)  # (2, 5, 2, 4), (2, 7, 2, 4), (2, 7, 2, 4)
         ((Q, K[..., None], V), ("key: expected [B, S, N, H]", "(2, 7, 2, 4, 1)")),
         ((Q, K, V[0]), ("value: expected [B, S, N, Hv]", "(7, 2, 4)")),
         ((Q.astype("int32"), K, V), ("query: expected a floating dtype", "int32")),
-        ((Q, K[:1], V), ("key: expected batch size B=2", "(1, 7, 2, 4)")),
-        ((Q, K, V[:1]), ("value: expected batch size B=2", "(1, 7, 2, 4)")),
-        ((Q[:, :, :1], K, V), ("key: expected N=1 heads", "got 2")),
-        ((Q, K, V[:, :, :0]), ("value: expected N=2 heads", "got 0")),
-        ((Q, K[..., :3], V), ("key: expected head width H=4", "got 3")),
-        ((Q, K, V[:, :6]), ("value: expected length S=7", "got 6")),
-        ((Q, K[:, :0], V[:, :0]), ("key: expected at least one position",)),
+        (
+            (Q, K[:1], V),
+            ("key: expected [B, S, N, H]=(2, S, 1|2, 4)", "got (1, 7, 2, 4)"),
+        ),
+        (
+            (Q, K, V[:1]),
+            ("value: expected [B, S, N, Hv]=(2, 7, 1|2, Hv)", "got (1, 7, 2, 4)"),
+        ),
+        (
+            (Q[:, :, :1], K, V),
+            ("key: expected [B, S, N, H]=(2, S, 1, 4)", "got (2, 7, 2, 4)"),
+        ),
+        (
+            (Q, K, V[:, :, :0]),
+            ("value: expected [B, S, N, Hv] without an empty", "(2, 7, 0, 4)"),
+        ),
+        (
+            (Q, K[..., :3], V),
+            ("key: expected [B, S, N, H]=(2, S, 1|2, 4)", "got (2, 7, 2, 3)"),
+        ),
+        (
+            (Q, K, V[:, :6]),
+            ("value: expected [B, S, N, Hv]=(2, 7, 1|2, Hv)", "got (2, 6, 2, 4)"),
+        ),
+        (
+            (Q, K[:, :0], V[:, :0]),
+            ("key: expected [B, S, N, H] without an empty", "(2, 0, 2, 4)"),
+        ),
     ],
 )
 def test_arrays_that_do_not_fit(name: str, arrays: tuple, parts: tuple) -> None:

@@ -193,7 +193,7 @@ def test_distractors_are_short_snakes_of_their_own():
     ("settings", "message"),
     [
         ((48,), "size must be one of 32, 64, 128, 256, got 48"),
-        ((32, "harder"), "unknown level 'harder'; did you mean 'hard'"),
+        ((32, "harder"), "level: expected one of .* got 'harder'; did you mean 'hard'"),
         ((32, "hard", -1), "num_distractors must not be negative, got -1"),
     ],
 )

@@ -1,0 +1,40 @@
+"""The one form of error for what a user gave: ``name: expected ..., got ...``."""
+
+import difflib
+from collections.abc import Iterable
+
+
+def expected(name: str, wanted: object, got: object) -> ValueError:
+    """Returns, to be raised, a ``ValueError``: ``name: expected wanted, got got``.
+
+    Args:
+      name: the argument or flag.
+      wanted: in words, or a value.
+      got: in words, or a value as text, such as ``f"{value!r}"``.
+    """
+    return ValueError(f"{name}: expected {wanted}, got {got}")
+
+
+def known(name: str, value: str, choices: Iterable[str]) -> str:
+    """Returns ``value`` when it is one of ``choices``.
+
+    Args:
+      name: the argument or flag.
+      value: as the user gave it.
+      choices: all that are known.
+
+    Raises:
+      ValueError: ``--task: expected one of listops, text, got 'listop'; did you mean
+        'listops'?``
+    """
+    choices = list(choices)
+    if value in choices:
+        return value
+    one = f"one of {', '.join(choices)}" if choices else "none"
+    raise expected(name, one, f"{value!r}{did_you_mean(value, choices)}")
+
+
+def did_you_mean(value: str, choices: Iterable[str]) -> str:
+    """``; did you mean 'listops'?``, or nothing where no choice is near."""
+    near = difflib.get_close_matches(value, list(choices), n=1, cutoff=0.5)
+    return f"; did you mean {near[0]!r}?" if near else ""
