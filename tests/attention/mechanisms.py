@@ -16,7 +16,10 @@ import numpy as np
 from lra_jax import attention
 from lra_jax.attention.causal.sums import Chunking
 
-from . import grouping, patterns, recurrent, reference, units
+from . import reference
+from .gated_units import units
+from .recurrent import formulas as recurrent
+from .softmax import grouping, patterns
 
 LENGTH = 16
 PATTERNS = ("local", "longformer", "bigbird", "sparse")

@@ -1,0 +1,219 @@
+"""The causal engine: every way of cutting gives the dense formula and its gradients."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from lra_jax.attention.causal import chunks
+from lra_jax.attention.causal import sums as causal
+from lra_jax.attention.causal.sums import Chunking, causal_linear
+
+from .. import reference
+from ..mechanisms import assert_close, fast_jit
+
+LENGTH = 23
+CHUNKINGS = [
+    Chunking(1, 1),
+    Chunking(3, 6),
+    Chunking(7, 100),
+    Chunking(64),
+    Chunking(4, 4),
+    Chunking(5, 5, "parallel"),
+]
+# Slow, fast, and so fast that a position forgets all before it.
+SLOPES = np.array([0.0, 0.3, 120.0], "float32")
+
+
+def _inputs(seed: int = 0) -> tuple[np.ndarray, ...]:
+    rng = np.random.default_rng(seed)
+    shapes = (2, 3, LENGTH, 4), (2, 3, LENGTH, 4), (2, 3, LENGTH, 5)
+    return tuple(rng.normal(size=shape).astype("float32") for shape in shapes)
+
+
+def _dense(query, key, value, slopes=None, start=None):
+    """The same from one matrix, to be differentiated by jax."""
+    distance = np.arange(LENGTH)[:, None] - np.arange(LENGTH)
+    visible = (distance >= 0)[None, None]
+    scores = jnp.einsum("bnim,bnjm->bnij", query, key)
+    past = jnp.ones((1, 1, LENGTH), query.dtype)
+    if slopes is not None:
+        rate = slopes[None, :, None]
+        steps = np.maximum(distance, 0)[None, None].astype(query.dtype)
+        scores = scores * jnp.exp(-rate[..., None] * steps)
+        steps = np.arange(1, LENGTH + 1, dtype=query.dtype)[None, None]
+        past = jnp.exp(-rate * steps)
+    scores = jnp.where(visible, scores, 0)
+    numerator, denominator = scores @ value, scores.sum(-1)
+    if start is not None:
+        far = query * past[..., None]
+        numerator += far @ start.summary
+        denominator += (far * start.total[:, :, None]).sum(-1)
+    return numerator, denominator
+
+
+def _loss(outputs, cotangents):
+    return sum((jnp.sin(x) * c).sum() for x, c in zip(outputs, cotangents, strict=True))
+
+
+def _start(seed: int = 5) -> causal.Sums:
+    rng = np.random.default_rng(seed)
+    shapes = (2, 3, 4, 5), (2, 3, 4)
+    return causal.Sums(*(rng.normal(size=shape).astype("float32") for shape in shapes))
+
+
+@functools.cache
+def _wanted(slopes: bool):
+    cotangents = _inputs(7)[2], _inputs(8)[0][..., 0]
+
+    def loss(query, key, value, rates, start):
+        outputs = _dense(query, key, value, rates if slopes else None, start)
+        return _loss(outputs, cotangents), outputs
+
+    both = fast_jit(jax.value_and_grad(loss, (0, 1, 2, 3, 4), has_aux=True))
+    return both(*_inputs(), SLOPES, _start()), cotangents
+
+
+@pytest.mark.parametrize("slopes", [False, True], ids=["plain", "decay"])
+@pytest.mark.parametrize("chunking", CHUNKINGS, ids=str)
+def test_every_cut_is_the_dense_formula(chunking: Chunking, slopes: bool) -> None:
+    ((_, outputs), gradients), cotangents = _wanted(slopes)
+
+    def loss(query, key, value, rates, start):
+        keywords = {"slopes": rates if slopes else None, "chunking": chunking}
+        *found, _ = causal_linear(query, key, value, start=start, **keywords)
+        return _loss(found, cotangents), found
+
+    both = fast_jit(jax.value_and_grad(loss, (0, 1, 2, 3, 4), has_aux=True))
+    (_, found), slope = both(*_inputs(), SLOPES, _start())
+    jax.tree.map(assert_close, tuple(found), tuple(outputs))
+    jax.tree.map(functools.partial(assert_close, tolerance=2e-5), slope, gradients)
+
+
+def test_decay_is_the_one_of_the_formula() -> None:
+    q, k, v = _inputs()
+    heads_last = [np.swapaxes(x, 1, 2) for x in (q, k, v)]
+    wanted = reference.lightning(*heads_last, causal=True, slopes=SLOPES)
+    wanted = wanted.swapaxes(1, 2)
+    assert_close(_dense(q, k, v, SLOPES)[0], wanted)
+
+
+@pytest.mark.parametrize("slopes", [None, SLOPES], ids=["plain", "decay"])
+@pytest.mark.parametrize("implementation", ["loop", "parallel"])
+def test_a_state_goes_on_where_it_stopped(implementation: str, slopes) -> None:
+    arrays = _inputs(1)
+    keywords = {"slopes": slopes, "chunking": Chunking(4, 8, implementation)}
+
+    @fast_jit
+    def both(arrays):
+        whole = causal_linear(*arrays, **keywords)
+        first = causal_linear(*(x[:, :, :9] for x in arrays), **keywords)
+        rest = (x[:, :, 9:] for x in arrays)
+        second = causal_linear(*rest, start=first[2], **keywords)
+        joined = (jnp.concatenate(pair, 2) for pair in zip(first, second, strict=True))
+        return whole, (next(joined), next(joined), second[2])
+
+    jax.tree.map(assert_close, *both(arrays))
+
+
+@pytest.mark.parametrize("implementation", ["loop", "parallel"])
+def test_states_may_shrink_feature_by_feature(implementation: str) -> None:
+    rng = np.random.default_rng(4)
+    start, *updates = rng.normal(size=(6, 1, 2, 3, 4)).astype("float32")
+    decay = -rng.uniform(0, 90, size=(1, 2, 5, 3)).astype("float32")
+    plan = Chunking(2, 100, implementation).plan(10)
+    wanted = [start]
+    for step, update in enumerate(updates):
+        wanted.append(wanted[-1] * np.exp(decay[:, :, step, :, None]) + update)
+    before, after = fast_jit(
+        lambda *a: chunks.prefix(plan, (a[0], a[0][..., 0]), (a[1], a[1][..., 0]), a[2])
+    )(start, np.stack(updates, 2), decay)
+    assert_close(before[0], np.stack(wanted[:-1], 2))
+    assert_close(before[1], np.stack(wanted[:-1], 2)[..., 0])
+    assert_close(after[0], wanted[-1])
+
+
+def test_plans_hold_the_sequence_and_little_more() -> None:
+    for length in (1, 7, 64, 65, 100, 513, 1000, 4097):
+        for chunking in (*CHUNKINGS, Chunking()):
+            plan = chunking.plan(length)
+            size = plan.chunk * plan.chunks * plan.blocks
+            assert length <= size < length + plan.chunk * plan.blocks
+            assert plan.parallel == (chunking.implementation == "parallel")
+            if not plan.parallel:
+                limit = max(chunking.block or 128, plan.chunk)
+                assert plan.chunk * plan.chunks <= limit
+
+
+def test_more_rows_get_shorter_blocks() -> None:
+    lengths = [
+        plan.chunk * plan.chunks
+        for plan in (Chunking().plan(4096, rows) for rows in (1, 4, 8, 16, 4096))
+    ]
+    assert lengths == [256, 256, 128, 64, 64]
+    # Short chunks do not make more turns of the loop, with a state kept for each.
+    assert Chunking(16).plan(4096, 4096) == chunks.Plan(16, 4, 64, False)
+    assert Chunking(64, 512).plan(4096, 4096) == chunks.Plan(64, 8, 8, False)
+
+
+def test_the_default_is_the_loop_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Chunking().plan(2048) == chunks.Plan(64, 2, 16, False)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert Chunking().plan(2048) == chunks.Plan(64, 32, 1, True)
+
+
+def test_gradients_keep_inputs_and_one_state_a_block() -> None:
+    q, k, v = (jnp.zeros((1, 1, 256, 8)),) * 3
+    chunking = Chunking(8, 64)
+
+    def kept(query, key, value):
+        run = functools.partial(causal_linear, chunking=chunking)
+        return jax.vjp(lambda *a: run(*a)[:2], query, key, value)[1]
+
+    sizes = [x.size for x in jax.tree.leaves(jax.eval_shape(kept, q, k, v))]
+    states = 4 * (8 * 8 + 8)
+    assert sum(sizes) <= 3 * q.size + states
+
+
+def _sharded_loss(arrays, slopes):
+    chunking = Chunking(4, 8)
+    *found, state = causal_linear(*arrays, slopes=slopes, chunking=chunking)
+    return sum(jnp.sin(x).sum() for x in (*found, *state))
+
+
+SHARDINGS = [("batch", PartitionSpec("x"), PartitionSpec())]
+SHARDINGS += [("heads", PartitionSpec(None, "x"), PartitionSpec("x"))]
+
+
+@pytest.mark.parametrize(
+    ("arrays", "slopes"),
+    [case[1:] for case in SHARDINGS],
+    ids=[case[0] for case in SHARDINGS],
+)
+@pytest.mark.parametrize("kind", ["explicit", "shard_map"])
+def test_on_two_devices(kind: str, arrays, slopes) -> None:
+    given = tuple(x[:, :2] for x in _inputs(3)), SLOPES[:2]
+    wanted = _alone()
+    explicit = kind == "explicit"
+    axis = AxisType.Explicit if explicit else AxisType.Auto
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(axis,), devices=jax.devices()[:2])
+    specs = (arrays,) * 3, slopes
+    gradient = jax.grad(_sharded_loss, (0, 1))
+    if not explicit:
+        call = jax.shard_map(gradient, mesh=mesh, in_specs=specs, out_specs=specs)
+        found = fast_jit(call)(*given)
+    else:
+        with jax.set_mesh(mesh):
+            place = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
+            found = fast_jit(gradient)(*jax.device_put(given, place))
+        assert tuple(found[0][0].sharding.spec)[: len(arrays)] == tuple(arrays)
+    jax.tree.map(assert_close, found, wanted)
+
+
+@functools.cache
+def _alone():
+    given = tuple(x[:, :2] for x in _inputs(3)), SLOPES[:2]
+    return fast_jit(jax.grad(_sharded_loss, (0, 1)))(*given)

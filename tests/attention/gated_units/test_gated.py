@@ -1,0 +1,139 @@
+"""Gated attention units and FLASH beyond the common tests."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lra_jax import attention
+from lra_jax.attention.gated_units import gated
+
+from ..mechanisms import UNITS, assert_close, fast_jit, inputs, keywords
+from . import units
+
+MASK = np.array([[1, 1, 1, 1, 1, 0, 0], [0, 1, 0, 0, 1, 1, 0], [0] * 7], bool)
+OPTIONS = {
+    "gau": {"activation": "laplace", "rotate": True, "length": 5},
+    "flash": {"activation": "laplace", "rotate": False, "length": 5, "chunk": 2},
+}
+
+
+def function(name: str, **more: Any):
+    given = keywords(name, 2, 4) | more
+    return functools.partial(getattr(attention, f"{name}_attention"), **given)
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("name", UNITS)
+def test_options(name: str, causal: bool) -> None:
+    q, k, v = inputs(1, 3, key_heads=1, value_dim=3)
+    got = fast_jit(function(name, is_causal=causal, **OPTIONS[name]))(q, k, v, MASK)
+    given = keywords(name, 2, 4) | OPTIONS[name]
+    assert_close(got, getattr(units, name)(q, k, v, MASK, causal, **given))
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_causal(name: str) -> None:
+    """The formula, a prefix of its own, and a future without gradient."""
+    q, k, v = inputs(2)
+    call = function(name, is_causal=True)
+
+    @fast_jit
+    def both(q, v):
+        def loss(q, v):
+            out = call(q, k, v)
+            return jnp.sin(out[:, :5]).sum(), out
+
+        return jax.grad(loss, (0, 1), has_aux=True)(q, v)
+
+    gradients, out = both(q, v)
+    assert_close(out, units.__dict__[name](q, k, v, None, True, **keywords(name, 2, 4)))
+    alone = fast_jit(call)(q[:, :5], k[:, :5], v[:, :5])
+    assert_close(out[:, :5], alone, 1e-6)
+    for gradient in gradients:
+        assert not np.asarray(gradient)[:, 5:].any()
+        assert np.asarray(gradient)[:, :5].any()
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_the_gate_multiplies(name: str) -> None:
+    q, k, v = inputs(3)
+    gate = inputs(4)[2]
+    call = fast_jit(function(name))
+    assert_close(call(q, k, v, gate=gate), gate * np.asarray(call(q, k, v)), 1e-6)
+
+
+def test_flash_of_one_chunk_without_its_linear_part_is_a_unit() -> None:
+    q, k, v = inputs(5)
+    given = keywords("flash", 2, 4)
+    scale, offset = (np.array(given[name]) for name in ("scale", "offset"))
+    scale[3] = offset[3] = 0
+    more = {"chunk": 9, "rotate": True, "scale": scale, "offset": offset}
+    unit = {"scale": scale[::2], "offset": offset[::2], "rotate": True, "length": 9}
+    unit["relative_bias"] = given["relative_bias"]
+    for causal in (False, True):
+        got = fast_jit(function("flash", is_causal=causal, **more))(q, k, v)
+        assert_close(got, fast_jit(function("gau", is_causal=causal, **unit))(q, k, v))
+
+
+def test_buckets_of_distances() -> None:
+    for causal in (False, True):
+        distances = np.arange(-300, 301)
+        wanted = [units.bucket(int(d), causal) for d in distances]
+        assert gated._bucket(distances, causal).tolist() == wanted
+        table = jnp.arange(32.0)[:, None]
+        matrix = np.asarray(gated.bias(table, 40, causal, "float32"))[0]
+        wanted = [[units.bucket(j - i, causal) for j in range(40)] for i in range(40)]
+        assert matrix.tolist() == wanted
+
+
+@pytest.mark.parametrize(("name", "count"), UNITS.items())
+def test_parameters_and_widths(name: str, count: int) -> None:
+    make = getattr(attention, f"{name}_parameters")
+    made = jax.eval_shape(
+        functools.partial(make, num_heads=2, head_dim=3), jax.random.key(0)
+    )
+    shapes = {k: x.shape for k, x in made.items()}
+    wanted = {"scale": (count, 2, 3), "offset": (count, 2, 3), "relative_bias": (32, 2)}
+    assert shapes == wanted
+    layout = getattr(attention, f"{name}_layout")
+    assert layout(64) == (1, 128, 128)
+    assert layout(64, query_dim=5, expansion=1.5) == (1, 5, 96)
+
+
+@pytest.mark.parametrize("name", UNITS)
+@pytest.mark.parametrize(
+    ("more", "parts"),
+    [
+        ({"activation": "softmax"}, ("activation: expected one of", "'softmax'")),
+        ({"length": 0}, ("length: expected a positive int", "got 0")),
+        ({"scale": np.ones((3, 2, 4))}, ("scale: expected", "(3, 2, 4)")),
+        ({"offset": np.ones((2, 4))}, ("offset: expected", "(2, 4)")),
+        ({"relative_bias": np.ones((16, 2))}, ("expected [32, N]=(32, 2)",)),
+        ({"gate": np.ones((2, 7, 2, 3))}, ("gate: expected [B, T, N, Hv]", "2, 3)")),
+    ],
+)
+def test_what_does_not_fit(name: str, more: dict, parts: tuple) -> None:
+    with pytest.raises(ValueError) as caught:
+        function(name, **more)(*inputs(6))
+    for part in parts:
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda q: function("flash", chunk=0)(q, q, q), "chunk: expected a positive"),
+        (lambda q: function("flash")(q, q[:, :5], q[:, :5]), "no cross form, got S=5"),
+        (lambda q: attention.flash_attention(q[..., :3], q[..., :3], q), "odd head"),
+        (lambda q: attention.gau_layout(8, query_dim=0), "query_dim: expected a pos"),
+        (lambda q: attention.gau_layout(7, expansion=1.5), "expansion: expected a num"),
+        (lambda q: attention.gau_layout(7, expansion=0), "expansion: expected a num"),
+    ],
+)
+def test_errors(call, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call(inputs(7)[0])

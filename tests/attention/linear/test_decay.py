@@ -1,0 +1,206 @@
+"""Retention and lightning attention: what they have beside the common properties."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lra_jax import attention
+from lra_jax.attention.linear import decay, rotary
+
+from .. import reference
+from ..mechanisms import SMALL, assert_close, fast_jit, inputs
+
+NAMES = ("retention", "lightning")
+# No decay at all, some, and so much that a position sees itself alone.
+SLOPES = (0.0, 0.7, 120.0)
+MASK = np.array([[0, 0, 1, 1, 0, 1, 0], [1, 1, 1, 1, 1, 0, 0], [0] * 7], bool)
+
+
+def _both(name: str, *arrays, **keywords):
+    """Ours, compiled and cut small, and the formula's."""
+    function = functools.partial(getattr(attention, f"{name}_attention"), **keywords)
+    got = fast_jit(functools.partial(function, chunking=SMALL))(*arrays)
+    keywords["causal"] = keywords.pop("is_causal", False)
+    return got, getattr(reference, name)(*arrays, **keywords)
+
+
+def test_published_slopes() -> None:
+    np.testing.assert_allclose(
+        attention.lightning_slopes(8), [2.0**-n for n in range(1, 9)]
+    )
+    np.testing.assert_array_equal(attention.lightning_slopes(1), [2**-8])
+    # Those of four heads, then the first and third of eight.
+    wanted = [2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3]
+    np.testing.assert_allclose(attention.lightning_slopes(6), wanted)
+    gammas = np.exp(-attention.retention_slopes(3))
+    np.testing.assert_allclose(gammas, [31 / 32, 63 / 64, 127 / 128], rtol=1e-15)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("sizes", [(7, 7), (7, 4), (3, 7)])
+def test_slopes_of_ones_own_seen_from_both_sides(name: str, sizes) -> None:
+    queries, keys = sizes
+    arrays = inputs(1, batch=3, heads=3, query_length=queries, length=keys)
+    assert_close(*_both(name, *arrays, MASK[:, :keys], slopes=SLOPES))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_slopes_of_ones_own_causal(name: str) -> None:
+    arrays = inputs(2, batch=3, heads=3)
+    assert_close(*_both(name, *arrays, MASK, is_causal=True, slopes=SLOPES))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("norm", ["rms", "layer", None])
+def test_norms(name: str, norm: str | None) -> None:
+    arrays = inputs(3, value_dim=6)
+    got, wanted = _both(name, *arrays, norm=norm, eps=1e-3)
+    assert_close(got, wanted)
+    axes = (2, 3) if name == "lightning" else 3
+    if norm is not None:
+        squares = np.square(got).mean(axes)
+        assert_close(squares, np.ones_like(squares), 0.3)
+    if norm == "layer":
+        assert np.abs(np.asarray(got).mean(axes)).max() < 1e-6
+
+
+def test_retention_without_rotation() -> None:
+    arrays = inputs(4, head_dim=3)
+    assert_close(*_both("retention", *arrays, rotate=False))
+
+
+def test_lightning_with_a_feature_map() -> None:
+    q, k, v = inputs(5)
+    keywords = {"feature_map": "silu", "norm": "rms"}
+    got = fast_jit(functools.partial(attention.lightning_attention, **keywords))(
+        q, k, v
+    )
+    q, k = (np.asarray(x / (1 + np.exp(-np.float64(x)))) for x in (q, k))
+    assert_close(got, reference.lightning(q, k, v, norm="rms"))
+
+
+def test_retention_is_as_published_in_its_recurrent_form() -> None:
+    """s <- gamma e^(i theta) s + k v: the paper's, before the normalisations."""
+    q, k, v = (x.astype("float64")[0, :, 0] for x in inputs(6, heads=1))
+    theta = np.array([1, 1e-4])
+    state, outs = np.zeros((2, 4), complex), []
+    for query, key, value in zip(q, k, v, strict=True):
+        one, two = (x[0::2] + 1j * x[1::2] for x in (query, key))
+        state = 31 / 32 * np.exp(1j * theta)[:, None] * state
+        state = state + np.outer(two.conj(), value)
+        outs.append((one @ state).real)
+    out = np.stack(outs)
+    out = out - out.mean(-1, keepdims=True)
+    out = out / out.std(-1, keepdims=True)
+    arrays = (x.astype("float32")[None, :, None] for x in (q, k, v))
+    call = functools.partial(attention.retention_attention, is_causal=True, eps=1e-12)
+    got = fast_jit(call)(*arrays)
+    assert_close(got[0, :, 0], out, 1e-4)
+
+
+def test_rotations_are_exact_far_from_the_start() -> None:
+    cos, sin = rotary.tables(1000, 6, jnp.float32)
+    angles = np.arange(1001)[:, None] / 10000 ** np.linspace(0, 1, 3)
+    assert np.abs(cos - np.cos(angles)).max() < 2e-7
+    assert np.abs(sin - np.sin(angles)).max() < 2e-7
+    assert cos.shape == sin.shape == (1001, 3)
+
+
+def test_a_long_stream_keeps_its_angles() -> None:
+    """A key's angle is turned once a step; after many they still agree."""
+    q, k, v = inputs(7, batch=1, query_length=1, length=1, heads=1)
+    state = attention.retention_prefill(q, k, v, slopes=[0.0])[1]
+    nothing = jnp.zeros((1, 1, 4))
+    step = functools.partial(attention.retention_step, slopes=[0.0], norm=None)
+
+    @fast_jit
+    def later(state):
+        def turn(state, _):
+            return step(state, nothing, nothing, nothing)[1], None
+
+        state, _ = jax.lax.scan(turn, state, length=999)
+        return step(state, q[:, 0], nothing, nothing)[0]
+
+    one, two = ((x[0, 0, 0, 0::2] + 1j * x[0, 0, 0, 1::2]) for x in (q, k))
+    turns = np.exp(1000j / np.array([1, 10000]))
+    score = (one * turns * two.conj()).real.sum() / 2 / np.sqrt(1001)
+    assert_close(later(state)[0, 0], score * v[0, 0, 0], 1e-4)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients_of_slopes(name: str) -> None:
+    arrays = inputs(8, heads=3, query_length=9, length=5)
+    function = getattr(attention, f"{name}_attention")
+    slopes = np.array([0.0, 0.3, 40.0], "float32")
+
+    @fast_jit
+    def both(slopes, arrays):
+        def loss(slopes):
+            return jnp.sin(function(*arrays, MASK[:2, :5], slopes=slopes)).sum()
+
+        return jax.value_and_grad(loss)(slopes)
+
+    found = np.asarray(both(slopes, arrays)[1])
+    assert np.isfinite(found).all()
+    with jax.enable_x64(True):
+        arrays = [x.astype("float64") for x in arrays]
+        ahead, behind = (
+            float(both(np.asarray([0.0, 0.3 + step, 40.0]), arrays)[0])
+            for step in (1e-5, -1e-5)
+        )
+    assert_close(found[1], (ahead - behind) / 2e-5, 1e-3)
+
+
+def test_the_floor_of_the_spread_is_for_rows_without_a_neighbour() -> None:
+    slopes = jnp.asarray([0.0, 1.0, 120.0])
+    first, last = jnp.zeros((1,), jnp.int32), jnp.full((1,), 3, jnp.int32)
+    total = np.asarray(decay.spread(slopes, 60, first, last))[0]
+    distance = np.abs(np.arange(60)[:, None] - np.arange(4))
+    for row, slope in zip(total, (0, 1, 120), strict=True):
+        wanted = np.exp(-slope * distance.astype(float)).sum(1)
+        np.testing.assert_allclose(row, np.maximum(wanted, 1e-20), rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("keywords", "parts"),
+    [
+        (
+            {"slopes": np.ones(3)},
+            ("slopes: expected one for each head", "(2,)", "(3,)"),
+        ),
+        ({"slopes": 0.1}, ("slopes: expected one for each head", "()")),
+        ({"slopes": [0.1, -0.1]}, ("slopes: expected none below zero", "-0.1")),
+        ({"slopes": [0.1, np.nan]}, ("slopes: expected none below zero", "nan")),
+        ({"norm": "batch"}, ("norm: expected 'rms', 'layer' or None", "'batch'")),
+    ],
+)
+def test_options_that_do_not_fit(name: str, keywords: dict, parts: tuple) -> None:
+    q, k, v = inputs(9)
+    calls = [
+        functools.partial(getattr(attention, f"{name}_{form}"), q, k, v)
+        for form in ("attention", "prefill")
+    ]
+    if "slopes" in keywords:
+        calls.append(functools.partial(getattr(attention, f"{name}_weights"), q, k))
+    for call in calls:
+        with pytest.raises(ValueError) as caught:
+            call(**keywords)
+        for part in parts:
+            assert part in str(caught.value), str(caught.value)
+
+
+def test_retention_turns_pairs_of_columns() -> None:
+    q, k, v = inputs(10, head_dim=5)
+    for call in (
+        lambda: attention.retention_attention(q, k, v),
+        lambda: attention.retention_weights(q, k),
+        lambda: attention.retention_prefill(q, k, v),
+    ):
+        with pytest.raises(ValueError, match=r"rotate: expected False.*H=5"):
+            call()
+    with pytest.raises(ValueError, match="'silu'"):
+        attention.lightning_attention(q, k, v, feature_map="gelu")

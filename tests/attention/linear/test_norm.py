@@ -1,0 +1,68 @@
+"""NormAttention: its options; the common properties are tested with all mechanisms."""
+
+import functools
+
+import numpy as np
+import pytest
+
+from lra_jax import attention
+
+from .. import reference
+from ..mechanisms import SMALL, assert_close, fast_jit, inputs
+
+MASK = np.array([[1, 1, 1, 1, 0, 0, 0], [0, 1, 1, 0, 1, 1, 1]], bool)
+
+
+@pytest.mark.parametrize("per_head", [False, True])
+@pytest.mark.parametrize("norm", ["rms", "layer"])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_norms(norm: str, per_head: bool, is_causal: bool) -> None:
+    arrays = inputs(1, value_dim=5)
+    keywords = {"norm": norm, "per_head": per_head, "eps": 1e-2}
+    call = functools.partial(attention.norm_attention, is_causal=is_causal, **keywords)
+    got = fast_jit(functools.partial(call, chunking=SMALL))(*arrays, MASK)
+    wanted = reference.norm(*arrays, MASK, causal=is_causal, **keywords)
+    assert_close(got, wanted)
+
+
+def test_relu_features() -> None:
+    arrays = inputs(2)
+    got = fast_jit(functools.partial(attention.norm_attention, feature_map="relu"))
+    relu = functools.partial(np.maximum, 0)
+    assert_close(got(*arrays), reference.norm(*arrays, phi=relu))
+
+
+def test_every_position_has_one_size_at_any_length() -> None:
+    """Also the scale of queries, keys and values is taken away."""
+    q, k, v = inputs(3, query_length=300, length=300, heads=3)
+    relu = functools.partial(
+        attention.norm_attention, is_causal=True, feature_map="relu", eps=1e-12
+    )
+    call = fast_jit(relu)
+    out = np.asarray(call(np.abs(q), np.abs(k), v))
+    np.testing.assert_allclose(np.square(out).mean((2, 3)), 1, rtol=1e-5)
+    assert_close(call(3 * np.abs(q), 0.2 * np.abs(k), 7 * v), out)
+
+
+def test_options_reach_the_stream() -> None:
+    q, k, v = inputs(4)
+    keywords = {"norm": "layer", "per_head": True, "eps": 0.1, "feature_map": "relu"}
+
+    @fast_jit
+    def both(q, k, v):
+        first = [x[:, :6] for x in (q, k, v)]
+        _, state = attention.norm_prefill(*first, chunking=SMALL, **keywords)
+        last, _ = attention.norm_step(state, q[:, 6], k[:, 6], v[:, 6], **keywords)
+        whole = attention.norm_attention(q, k, v, is_causal=True, **keywords)
+        return last, whole[:, 6]
+
+    assert_close(*both(q, k, v))
+
+
+@pytest.mark.parametrize("form", ["attention", "prefill"])
+def test_norms_that_are_unknown(form: str) -> None:
+    call = getattr(attention, f"norm_{form}")
+    with pytest.raises(ValueError, match="norm: expected 'rms', 'layer' or None, got"):
+        call(*inputs(5), norm="batch")
+    with pytest.raises(ValueError, match="feature_map: expected one of"):
+        call(*inputs(5), feature_map="gelu")

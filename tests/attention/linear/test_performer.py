@@ -1,0 +1,339 @@
+"""Performer: its estimate, its dialects, large norms, other kernels, its projection."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lra_jax import attention
+from lra_jax.attention.causal.sums import Chunking
+
+from .. import reference
+from ..mechanisms import assert_close, fast_jit, inputs, projection, run
+
+DIALECTS = ("exact", "google", "lucidrains", "fast_transformers")
+MASK = np.array([[1, 1, 1, 1, 1, 0, 0], [0, 1, 0, 0, 1, 1, 0], [0] * 7], bool)
+W = projection(4)
+
+
+def long_inputs(seed: int, length: int = 41) -> tuple[np.ndarray, ...]:
+    """Long enough for halves of 4, 8 and 16 positions, and for several chunks."""
+    return inputs(seed, query_length=length, length=length, value_dim=3)
+
+
+def _dense(query, key, value, matrix, causal: bool):
+    """The formula, to be differentiated by jax."""
+    query, key = (x / query.shape[-1] ** 0.25 for x in (query, key))
+    rows = jnp.einsum("btnh,mh->bntm", query, matrix)
+    columns = jnp.einsum("bsnh,mh->bnsm", key, matrix)
+    columns -= jnp.square(key).sum(-1).swapaxes(1, 2)[..., None] / 2
+    logits = jax.nn.logsumexp(rows[:, :, :, None] + columns[:, :, None], axis=-1)
+    if causal:
+        seen = np.tri(logits.shape[-1], dtype=bool)[None, None]
+        logits = jnp.where(seen, logits, -jnp.inf)
+    return jnp.einsum("bnts,bsnv->btnv", jax.nn.softmax(logits, axis=-1), value)
+
+
+def _both(function):
+    """The output of ``function(query, key, value, matrix)``, and its gradients."""
+
+    def call(*arrays):
+        out, pullback = jax.vjp(function, *arrays)
+        return out, pullback(jnp.cos(out))
+
+    return fast_jit(call)
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["whole", "causal"])
+def test_outputs_and_gradients_are_those_of_the_formula(causal: bool) -> None:
+    """Of the projection too: it may be trained, if someone wants to."""
+    arrays = (*long_inputs(1), W)
+    chunking = {"is_causal": True, "chunking": Chunking(16, 32)} if causal else {}
+    got = _both(functools.partial(attention.performer_attention, **chunking))(*arrays)
+    wanted = _both(functools.partial(_dense, causal=causal))(*arrays)
+    jax.tree.map(assert_close, got, wanted)
+
+
+@pytest.mark.parametrize(
+    "chunking",
+    [Chunking(), Chunking(5, 100), Chunking(16, 16), Chunking(8, 8, "parallel")],
+    ids=str,
+)
+def test_every_cut_is_the_formula(chunking: Chunking) -> None:
+    q, k, v = long_inputs(2)
+    mask = np.arange(41)[None] % np.array([[7], [5]]) > 1
+    call = functools.partial(run("performer"), is_causal=True, chunking=chunking)
+    got = fast_jit(call)(q, k, v, mask)
+    assert_close(got, reference.performer(q, k, v, mask, W, causal=True))
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["whole", "causal"])
+@pytest.mark.parametrize("size", [6, 100])
+def test_large_norms(size: int, causal: bool) -> None:
+    q, k, v = long_inputs(3)
+    call = fast_jit(functools.partial(run("performer"), is_causal=causal))
+    got = call(size * q, size * k, v)
+    wanted = reference.performer(size * q, size * k, v, None, W, causal=causal)
+    # Exponents of some 1e5 have a rounding of 1e-2 in float32, and decide.
+    assert_close(got, wanted, 1e-5 if size == 6 else 5e-2)
+    with jax.enable_x64(True):
+        wide = [np.asarray(x, "float64") for x in (size * q, size * k, v)]
+        assert_close(call(*wide), wanted, 1e-10)
+
+
+def test_published_features_of_large_norms_are_their_eps() -> None:
+    """Why the default has other references: this is the mean of the values."""
+    q, k, v = (20 * x for x in inputs(4))
+    out = fast_jit(functools.partial(run("performer"), dialect="lucidrains"))(q, k, v)
+    mean = np.broadcast_to(v.mean(1, keepdims=True), v.shape)
+    assert_close(out, mean, 1e-2)
+    exact = reference.performer(q, k, v, None, W)
+    assert np.abs(exact - mean).max() > 0.5 * np.abs(v).max()
+
+
+@pytest.mark.parametrize("chunking", [Chunking(), Chunking(8, 16)], ids=str)
+def test_a_later_key_of_more_weight_hides_no_earlier_one(chunking: Chunking) -> None:
+    """With one reference for a chunk the earlier features would all be zero."""
+    q, k, v = long_inputs(5)
+    early = np.arange(41)[None, :, None, None] < 37
+    k = np.where(early, 40 * k, k / 8).astype("float32")
+    call = functools.partial(run("performer"), is_causal=True, chunking=chunking)
+    got, gradients = _both(lambda q, k, v: call(q, k, v))(q, k, v)
+    assert_close(got, reference.performer(q, k, v, None, W, causal=True), 1e-3)
+    assert all(np.isfinite(x).all() for x in gradients)
+
+
+def test_the_future_within_a_chunk_changes_no_bit() -> None:
+    arrays = long_inputs(6, length=70)
+    later = np.arange(70)[None, :, None, None] >= 37
+    changed = [np.where(later, np.float32(1e4), x) for x in arrays]
+    call = fast_jit(functools.partial(run("performer"), is_causal=True))
+    np.testing.assert_array_equal(call(*changed)[:, :37], call(*arrays)[:, :37])
+    assert_close(call(*(x[:, :37] for x in arrays)), call(*arrays)[:, :37], 1e-6)
+
+
+def test_no_features_outside_a_block() -> None:
+    x, matrix = jnp.zeros((1, 64, 1, 8)), jnp.zeros((24, 8))
+
+    def loss(x):
+        chunking = {"is_causal": True, "chunking": Chunking(4, 16)}
+        return attention.performer_attention(x, x, x, matrix, **chunking).sum()
+
+    text = str(jax.make_jaxpr(jax.grad(loss))(x))
+    assert "f32[1,1,4,4,24]" in text, "inside a block"
+    for whole in ("f32[1,1,64,24]", "f32[4,1,1,16,24]", "f32[1,64,1,24]"):
+        assert whole not in text
+
+
+@functools.cache
+def _draw(seed: int, features: int) -> np.ndarray:
+    draw = fast_jit(attention.performer_projection, static_argnums=(1, 2))
+    return np.asarray(draw(jax.random.key(seed), features, 8))
+
+
+def test_the_error_falls_with_the_root_of_the_features() -> None:
+    """And has no floor: the floor of an uncorrected QR would be 0.0136 here."""
+    sizes = {"batch": 1, "query_length": 32, "length": 32, "head_dim": 8, "heads": 1}
+    q, k, v = (x / 2 for x in inputs(7, **sizes))
+    wanted = reference.softmax(q, k, v)
+    call = fast_jit(jax.vmap(attention.performer_attention, (None, None, None, 0)))
+    errors = []
+    for features in (64, 1024, 16384):
+        # Blocks are drawn independently: parts of one projection are projections.
+        matrices = _draw(7, 4 * 16384)[: 4 * features].reshape(4, features, 8)
+        squares = np.square(call(q, k, v, matrices) - wanted[None])
+        errors.append(np.sqrt(np.mean(squares)) / np.abs(v).std())
+    ratios = np.array(errors[:-1]) / errors[1:]
+    assert (ratios > 2.8).all() and (ratios < 5.6).all(), errors
+
+
+def test_features_estimate_the_kernel_without_bias() -> None:
+    x, y = 0.3 * np.random.default_rng(8).normal(size=(2, 8))
+    matrix = _draw(0, 2**14)
+    w = np.asarray(matrix, np.float64)
+    for hyperbolic in (False, True):
+        rows = np.concatenate([w, -w]) if hyperbolic else w
+        values = np.exp(rows @ (x + y) - (x @ x + y @ y) / 2)
+        error = values.std() / np.sqrt(len(values))
+        assert abs(values.mean() - np.exp(x @ y)) < 3 * error
+        assert 3 * error < 0.03 * np.exp(x @ y)
+
+
+def test_projection() -> None:
+    matrix = _draw(1, 20)
+    assert matrix.shape == (20, 8) and matrix.dtype == np.float32
+    for block in (matrix[:8], matrix[8:16], matrix[16:]):
+        inner = block @ block.T
+        assert np.abs(inner - np.diag(np.diag(inner))).max() < 1e-5
+    assert np.abs(matrix[:8] @ matrix[8:16].T).max() > 0.1
+    assert not np.allclose(matrix, _draw(2, 20))
+    # Rows of N(0, I): their mean is zero in every coordinate, and their lengths vary.
+    rows = _draw(3, 8 * 1000).reshape(1000, 8, 8)
+    assert np.abs(rows.mean(0)).max() < 5 / np.sqrt(1000)
+    assert_close(rows.var(0), np.ones((8, 8)), 0.25)
+    lengths = np.linalg.norm(rows.reshape(-1, 8), axis=1)
+    assert_close(np.square(lengths).mean(), 8, 0.02)
+    assert_close(np.square(lengths).var(), 16, 0.1)
+    even = attention.performer_projection(jax.random.key(4), 5, 8, scaling=1)
+    assert_close(np.linalg.norm(even, axis=1), np.full(5, np.sqrt(8)), 1e-6)
+
+
+def test_parameters() -> None:
+    make = functools.partial(attention.performer_parameters, jax.random.key(0))
+    for head_dim, width in ((1, 1), (2, 2), (8, 16), (32, 110), (64, 266)):
+        found = jax.eval_shape(functools.partial(make, head_dim=head_dim))
+        assert found["projection"].shape == (width, head_dim)
+    found = make(head_dim=4, features=7, num_heads=3, max_length=9)
+    assert found.keys() == {"projection"} and found["projection"].shape == (7, 4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "keywords", "message"),
+    [
+        ((0, 4), {}, "features: expected a positive int, got 0"),
+        ((4.0, 4), {}, "features: expected a positive int, got 4.0"),
+        ((4, -1), {}, "head_dim: expected a positive int, got -1"),
+        ((4, 4), {"scaling": 2}, "scaling: expected 0 or 1, got 2"),
+    ],
+)
+def test_projections_that_cannot_be(arguments, keywords, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        attention.performer_projection(jax.random.key(0), *arguments, **keywords)
+
+
+def _other_kernel(q, k, v, mask, phi, causal: bool) -> np.ndarray:
+    """Dense attention with given features; hidden keys do not exist."""
+
+    def head(q, k, v, where):
+        scores = phi(q) @ phi(k).T
+        if causal:
+            scores = scores * (where[None] <= np.arange(len(q))[:, None])
+        return scores @ v / np.maximum(scores.sum(-1, keepdims=True), 1e-300)
+
+    return reference._each_head(q, k, v, mask, head)
+
+
+def _abs(x):
+    return abs(x)
+
+
+KERNELS = [
+    ({"kernel": "relu"}, lambda u: np.maximum(u, 0) + 1e-3, True),
+    ({"kernel": "exp", "feature_eps": 0.5}, lambda u: np.exp(u) + 0.5, True),
+    ({"kernel": _abs, "projection": None}, lambda u: np.abs(u) + 1e-3, True),
+    ({"kernel": "relu", "dialect": "google"}, lambda u: np.maximum(u, 0) + 1e-3, False),
+]
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["whole", "causal"])
+@pytest.mark.parametrize(("keywords", "phi", "scaled"), KERNELS)
+def test_other_kernels(keywords: dict, phi, scaled: bool, causal: bool) -> None:
+    q, k, v = inputs(9, batch=3, heads=4, key_heads=2)
+    matrix = np.eye(4) if "projection" in keywords else W.astype("float64")
+    scale = 4**-0.25 if scaled else 1.0
+    wanted = _other_kernel(q, k, v, MASK, lambda x: phi(scale * x @ matrix.T), causal)
+    got = fast_jit(functools.partial(run("performer"), is_causal=causal, **keywords))
+    got = got(q, k, v, MASK)
+    assert_close(got, wanted)
+    assert not np.asarray(got)[2].any()
+
+
+def test_scale_and_pairs() -> None:
+    q, k, v = inputs(10)
+    call = attention.performer_attention
+
+    @fast_jit
+    def all_of_them(q, k, v):
+        pairs = np.concatenate([W, -W])
+        return (
+            (call(q, k, v, W, hyperbolic=True), call(q, k, v, pairs)),
+            (call(q, k, v, W, scale=0.5), call(0.5 * q, 0.5 * k, v, W, scale=1.0)),
+        )
+
+    for got, wanted in all_of_them(q, k, v):
+        assert_close(got, wanted)
+
+
+STREAMED = [
+    {"kernel": "relu", "feature_eps": 1e-2},
+    {"hyperbolic": True, "scale": 0.4},
+    {"dialect": "fast_transformers"},
+    {"dialect": "lucidrains", "kernel": "relu"},
+]
+
+
+@pytest.mark.parametrize("options", STREAMED, ids=str)
+def test_options_reach_the_stream(options: dict) -> None:
+    arrays = inputs(11)
+    needed = {"kernel", "hyperbolic"} & options.keys()
+    start = attention.performer_init(
+        2, 2, 4, projection=W, **{name: options[name] for name in needed}
+    )
+
+    @fast_jit
+    def both(arrays):
+        def step(state, position):
+            out, state = attention.performer_step(state, *position, W, **options)
+            return state, out
+
+        first = (x[:, :3] for x in arrays)
+        prompt, state = attention.performer_prefill(*first, W, **options)
+        rest = [jnp.swapaxes(x[:, 3:], 0, 1) for x in arrays]
+        state, out = jax.lax.scan(step, state, rest)
+        out = jnp.concatenate([prompt, jnp.swapaxes(out, 0, 1)], 1)
+        everything = [jnp.swapaxes(x, 0, 1) for x in arrays]
+        single, _ = jax.lax.scan(step, start, everything)
+        whole = attention.performer_attention(*arrays, W, is_causal=True, **options)
+        return out, whole, jax.tree.map(jnp.subtract, single, state)
+
+    out, whole, difference = both(arrays)
+    assert_close(out, whole)
+    for array in jax.tree.leaves(difference):
+        assert np.abs(np.asarray(array)).max() < 1e-4
+
+
+@pytest.mark.parametrize("dialect", ["google", "lucidrains"])
+def test_a_maximum_over_all_keys_has_no_stream(dialect: str) -> None:
+    arrays = inputs(12)
+    with pytest.raises(ValueError, match=f"dialect: expected .* all keys.*{dialect}"):
+        attention.performer_prefill(*arrays, W, dialect=dialect)
+    state = attention.performer_init(2, 2, 4, projection=W)
+    with pytest.raises(ValueError, match="dialect: expected"):
+        one = (x[:, 0] for x in arrays)
+        attention.performer_step(state, *one, W, dialect=dialect)
+
+
+def test_a_state_of_another_width() -> None:
+    arrays = [x[:, 0] for x in inputs(13)]
+    state = attention.performer_init(2, 2, 4, projection=W)
+    assert state.sums.summary.shape == (2, 2, 6, 4)
+    with pytest.raises(ValueError, match=r"state: expected summary of shape \(2, 2, 5"):
+        attention.performer_step(state, *arrays, W[:5])
+    with pytest.raises(ValueError, match="projection: expected"):
+        attention.performer_init(2, 2, 4)
+    with pytest.raises(ValueError, match=r"projection: expected .* H=5"):
+        attention.performer_init(2, 2, 5, projection=W)
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["whole", "causal"])
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_padding_is_exact_in_every_dialect(dialect: str, causal: bool) -> None:
+    q, k, v = inputs(14, batch=3)
+
+    def call(q, k, v, mask=None):
+        keywords = {"is_causal": causal, "dialect": dialect}
+        return attention.performer_attention(q, k, v, W, mask, **keywords)
+
+    @fast_jit
+    def together(q, k, v):
+        out, pullback = jax.vjp(lambda *a: call(*a, MASK), q, k, v)
+        return out, pullback(jnp.ones_like(out))
+
+    spoilt = np.where(MASK[:, :, None, None], k, np.float32(1e6))
+    out, gradients = together(q, spoilt, v)
+    assert_close(out[:1, :5], fast_jit(call)(*(x[:1, :5] for x in (q, k, v))))
+    assert not np.asarray(out[2]).any(), "a row without visible keys is exactly zero"
+    for array in (out, *gradients):
+        assert np.isfinite(np.asarray(array)).all()

@@ -1,0 +1,71 @@
+"""FNet: transforms at a sample's own length, and what it refuses."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from lra_jax import attention
+
+from ..mechanisms import assert_close, fast_jit, inputs, largest_array
+
+
+def _reference(x: np.ndarray, norm: str) -> np.ndarray:
+    """By the matrices themselves, one sample `[T, N, H]`."""
+
+    def matrix(size: int) -> np.ndarray:
+        number = np.arange(size)
+        scale = size**0.5 if norm == "ortho" else 1
+        return np.exp(-2j * np.pi * np.outer(number, number) / size) / scale
+
+    flat = x.reshape(len(x), -1).astype("float64")
+    out = matrix(len(x)) @ flat @ matrix(flat.shape[1])
+    return out.real.reshape(x.shape)
+
+
+@pytest.mark.parametrize("norm", ["ortho", "backward"])
+def test_every_sample_is_transformed_at_its_own_length(norm: str) -> None:
+    _, _, v = inputs(1, batch=4, length=300)
+    lengths = np.array([257, 300, 1, 0])
+    mask = np.arange(300)[None] < lengths[:, None]
+    run = fast_jit(functools.partial(attention.fnet_attention, norm=norm))
+    out, plain = np.asarray(run(v, v, v, mask)), np.asarray(run(v, v, v))
+    for row, length in enumerate(lengths[:3]):
+        assert_close(out[row, :length], _reference(v[row, :length], norm), 2e-6)
+    assert not out[~mask].any()
+    assert_close(plain[0], _reference(v[0], norm), 2e-6)
+
+
+def test_angles_do_not_lose_accuracy_with_the_length() -> None:
+    """j^2 / L reaches 5,000 turns here, which float32 would know to 1 in 1,000."""
+    v = inputs(2, 1, length=5000, heads=1, head_dim=1)[2]
+    mask = np.arange(5000)[None] < 4999
+    out = fast_jit(attention.fnet_attention)(v, v, v, mask)
+    wanted = np.fft.fft(v[0, :4999].astype("float64"), axis=0, norm="ortho").real
+    assert_close(np.asarray(out)[0, :4999], wanted, 2e-6)
+
+
+def test_no_array_grows_with_the_square() -> None:
+    def largest(length: int) -> int:
+        x = jax.ShapeDtypeStruct((1, length, 2, 4), "float32")
+        mask = np.ones((1, length), bool)
+        loss = jax.grad(lambda x: attention.fnet_attention(x, x, x, mask).sum())
+        return largest_array(loss, x)
+
+    assert largest(4096) == 4 * largest(1024)
+
+
+def test_what_it_refuses() -> None:
+    q, k, v = inputs(3, query_length=5)
+    run = attention.fnet_attention
+    for call, said in (
+        (lambda: run(k, k, v, is_causal=True), "is_causal: expected False, got True"),
+        (lambda: run(q, k, v), "key: expected the query's length T=5"),
+        (lambda: run(k, k, v, norm="forward"), "norm: expected 'ortho' or 'backward'"),
+        (lambda: run(k, k, v, np.ones((2, 1, 7, 7), bool)), "mixes all positions"),
+        (lambda: attention.fnet_weights(k, k), "weighted sum of values, got 'fnet'"),
+    ):
+        with pytest.raises(ValueError) as caught:
+            call()
+        assert said in str(caught.value)

@@ -1,0 +1,121 @@
+"""Luna beyond the common tests: its causal form, its memory, what does not fit."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from lra_jax import attention
+from lra_jax.models import MultiHeadAttention, TransformerEncoder
+
+from ..mechanisms import SMALL, assert_close, fast_jit, inputs, keywords
+from ..softmax import grouping
+
+MASK = np.array([[1, 1, 1, 1, 1, 0, 0], [0, 1, 0, 0, 1, 1, 0], [0] * 7], bool)
+
+
+def test_causal() -> None:
+    """The formula, a prefix of its own, and a future without gradient."""
+    arrays = inputs(1, 3, key_heads=1, value_dim=3)
+    given = keywords("luna", 2, 4) | {"is_causal": True, "chunking": SMALL}
+    call = functools.partial(attention.luna_attention, **given)
+
+    @fast_jit
+    def both(arrays):
+        def loss(arrays):
+            out = call(*arrays, mask=MASK)
+            return jnp.sin(out[:, :5]).sum(), out
+
+        return jax.grad(loss, has_aux=True)(arrays)
+
+    gradients, out = both(arrays)
+    wanted = grouping.luna(*arrays, MASK, True, **keywords("luna", 2, 4))
+    assert_close(out, wanted)
+    alone = fast_jit(call)(*(x[:, :5] for x in arrays), mask=MASK[:, :5])
+    assert_close(out[:, :5], alone, 1e-6)
+    for gradient in gradients:
+        assert not np.asarray(gradient)[:, 5:].any()
+        assert np.asarray(gradient)[:, :5].any()
+
+
+def test_causal_weights() -> None:
+    q, k, v = inputs(2)
+    given = keywords("luna", 2, 4) | {"is_causal": True}
+    matrix = fast_jit(functools.partial(attention.luna_weights, **given))(q, k)
+    out = fast_jit(functools.partial(attention.luna_attention, **given))(q, k, v)
+    assert_close(jnp.einsum("bnts,bsnv->btnv", matrix, v), out)
+    assert not np.triu(np.asarray(matrix), 1).any()
+
+
+def test_what_is_packed() -> None:
+    q, k, v = inputs(3)
+    memory = keywords("luna", 2, 4)["memory"]
+    out, packed = attention.luna_packed(q, k, v, memory, MASK[:2])
+    assert_close(out, attention.luna_attention(q, k, v, memory, MASK[:2]), 1e-6)
+    slots = np.broadcast_to(memory, (2, *memory.shape[1:]))
+    assert_close(packed, attention.softmax_attention(slots, k, v, MASK[:2]))
+
+
+@pytest.mark.parametrize("shape", [(3, 2, 4), (3, 3, 2, 4), (1, 0, 2, 4), (1, 3, 2, 3)])
+def test_memories_that_do_not_fit(shape) -> None:
+    with pytest.raises(ValueError, match=r"memory: expected \[1 or B, L, N, H\] with"):
+        attention.luna_attention(*inputs(4), np.ones(shape, "float32"))
+    with pytest.raises(ValueError, match="got None; luna_parameters makes one"):
+        attention.luna_attention(*inputs(4))
+    with pytest.raises(ValueError, match="slots: expected a positive int, got 0"):
+        attention.luna_parameters(jax.random.key(0), num_heads=1, head_dim=1, slots=0)
+
+
+def encoder() -> TransformerEncoder:
+    return TransformerEncoder(
+        11,
+        num_layers=3,
+        embed_dim=8,
+        mlp_dim=8,
+        max_length=16,
+        mechanism="luna",
+        options={"slots": 3},
+        rngs=nnx.Rngs(0),
+    )
+
+
+def test_the_memory_goes_from_layer_to_layer() -> None:
+    model = encoder()
+    layers = [block.attention for block in model.blocks]
+    made = [(x.memory_in is None, x.memory_out is None) for x in layers]
+    assert made == [(True, False), (False, False), (False, True)]
+    tokens = np.random.default_rng(0).integers(1, 11, (2, 7))
+    mask = np.array([[1] * 7, [1] * 4 + [0] * 3], bool)
+    graph, state = nnx.split(model)
+
+    @fast_jit
+    def both(state, tokens, mask):
+        def loss(state):
+            out = nnx.merge(graph, state)(tokens, mask)
+            return jnp.sin(out[:, :4]).sum(), out
+
+        return jax.grad(loss, has_aux=True)(state)
+
+    gradients, out = both(state, tokens, mask)
+    for gradient in jax.tree.leaves(gradients["blocks"]):
+        assert np.asarray(gradient).any(), "no array without a use"
+    short = np.where(mask, tokens, 3)
+    np.testing.assert_array_equal(out[1, :4], both(state, short, mask)[1][1, :4])
+
+
+def test_causal_layers_carry_no_memory() -> None:
+    layer = MultiHeadAttention(
+        2,
+        8,
+        mechanism="luna",
+        is_causal=True,
+        takes_memory=True,
+        gives_memory=True,
+        rngs=nnx.Rngs(0),
+    )
+    assert layer.memory_in is layer.memory_out is None
+    x = jnp.ones((1, 5, 8))
+    assert layer.attend(x, memory=x)[1] is x

@@ -1,0 +1,147 @@
+"""Nystromformer: when it is softmax, its convolution, its batch, wrong options."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lra_jax import attention
+
+from ..mechanisms import assert_close, fast_jit, inputs, jitted, largest_array
+
+MASK = np.array([[1, 1, 1, 1, 1, 0, 0], [0, 1, 0, 0, 1, 1, 0], [0] * 7], bool)
+
+
+def _jit(**options):
+    return fast_jit(functools.partial(attention.nystrom_attention, **options))
+
+
+def test_one_landmark_a_position_is_softmax() -> None:
+    q, k, v = inputs(1)
+    with jax.enable_x64(True):
+        arrays = [x.astype("float64") for x in (q, k, v)]
+        out = _jit(num_landmarks=7, iterations=25)(*arrays)
+        assert_close(out, jitted("softmax")(*arrays), 1e-9)
+        # More landmarks than positions leave some empty.
+        out = _jit(num_landmarks=11, iterations=25)(*arrays)
+        assert_close(out, jitted("softmax")(*arrays), 1e-9)
+
+
+def test_constant_segments_are_softmax() -> None:
+    q, k, v = inputs(2, query_length=12, length=12)
+    q, k = (np.repeat(x[:, ::4], 4, axis=1) for x in (q, k))
+    with jax.enable_x64(True):
+        arrays = [x.astype("float64") for x in (q, k, v)]
+        out = _jit(num_landmarks=3, iterations=25)(*arrays)
+        assert_close(out, jitted("softmax")(*arrays), 1e-9)
+
+
+def test_the_published_initialisation_looks_at_companions() -> None:
+    q, k, v = inputs(3, batch=2)
+    q[1] *= 5
+    for initialisation, depends in (("exact", False), ("original", True)):
+        call = _jit(num_landmarks=3, initialisation=initialisation)
+        change = np.abs(call(q, k, v)[:1] - call(q[:1], k[:1], v[:1])).max()
+        assert (change > 1e-3) == depends
+
+
+def _convolution(v: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    out = np.zeros_like(v)
+    reach = weight.shape[1] // 2
+    for i in range(v.shape[1]):
+        for w in range(weight.shape[1]):
+            if 0 <= i + w - reach < v.shape[1]:
+                out[:, i] += weight[None, :, w, None] * v[:, i + w - reach]
+    return out
+
+
+@pytest.mark.parametrize(("length", "width"), [(7, 3), (7, 15), (90, 5), (90, 1)])
+def test_the_convolution_is_added(length: int, width: int) -> None:
+    q, k, v = inputs(4, query_length=length, length=length)
+    weight = np.random.default_rng(0).normal(size=(2, width)).astype("float32")
+    both = fast_jit(
+        lambda *a: (
+            attention.nystrom_attention(*a, num_landmarks=3),
+            attention.nystrom_attention(*a, num_landmarks=3, conv_weight=weight),
+        )
+    )
+    plain, out = both(q, k, v)
+    assert_close(np.asarray(out) - plain, _convolution(v, weight))
+
+
+def test_convolution_weights_and_padding() -> None:
+    q, k, v = inputs(5, batch=3)
+    weight = np.random.default_rng(0).normal(size=(2, 3)).astype("float32")
+    keywords = {"num_landmarks": 3, "conv_weight": weight}
+    run, weights = (
+        functools.partial(f, mask=MASK, query_mask=MASK, **keywords)
+        for f in (attention.nystrom_attention, attention.nystrom_weights)
+    )
+    matrix, out = fast_jit(lambda *a: (weights(*a[:2]), run(*a)))(q, k, v)
+    assert_close(np.einsum("bnts,bsnh->btnh", matrix, v), out)
+    alone = _jit(**keywords)(*(x[:1, :5] for x in (q, k, v)))
+    assert_close(np.asarray(out)[:1, :5], alone, 2e-6)
+
+
+def test_no_array_grows_with_the_square() -> None:
+    def largest(length: int) -> int:
+        x = jax.ShapeDtypeStruct((1, length, 1, 4), jnp.float32)
+        mask = jnp.ones((1, length), bool)
+
+        def loss(x):
+            weight = jnp.ones((1, 5))
+            return attention.nystrom_attention(x, x, x, mask, conv_weight=weight).sum()
+
+        return largest_array(jax.grad(loss), x)
+
+    assert largest(4096) <= 4.01 * largest(1024)
+
+
+def test_parameters() -> None:
+    make = attention.nystrom_parameters
+    assert make(jax.random.key(0), num_heads=2) == {}
+    made = make(jax.random.key(0), num_heads=2, conv_kernel=9, max_length=5)
+    assert made["conv_weight"].shape == (2, 9)
+    assert np.abs(np.asarray(made["conv_weight"])).max() <= 1 / 3
+    for kernel, said in ((4, "an odd number, got 4"), (0, "a positive int, got 0")):
+        with pytest.raises(ValueError, match=f"conv_kernel: expected {said}"):
+            make(jax.random.key(0), num_heads=2, conv_kernel=kernel)
+
+
+Q, K, V = inputs(6, query_length=5)
+WEIGHT = np.ones((2, 3), "float32")
+
+
+@pytest.mark.parametrize(
+    ("keywords", "parts"),
+    [
+        ({"is_causal": True}, ("is_causal: expected False", "mean over positions")),
+        ({"num_landmarks": 0}, ("num_landmarks: expected a positive int", "got 0")),
+        ({"iterations": -1}, ("iterations: expected an int of at least 0", "got -1")),
+        ({"initialisation": "mean"}, ("initialisation: expected one of", "'mean'")),
+        ({"padding": "back"}, ("padding: expected one of", "'front'", "'back'")),
+        (
+            {"padding": "published", "num_landmarks": 4},
+            ("num_landmarks: expected a divisor of the length 7", "got 4"),
+        ),
+        ({"conv_weight": WEIGHT[:1]}, ("conv_weight: expected [N, W]", "(1, 3)")),
+        ({"conv_weight": WEIGHT[:, :2]}, ("an odd W", "(2, 2)")),
+        ({"query_mask": np.ones((2, 5), bool)}, ("query_mask: ", "(2, 5)")),
+    ],
+)
+def test_options_that_do_not_fit(keywords: dict, parts: tuple) -> None:
+    for call in (
+        lambda: attention.nystrom_attention(K, K, V, **keywords),
+        lambda: attention.nystrom_weights(K, K, **keywords),
+    ):
+        with pytest.raises(ValueError) as caught:
+            call()
+        for part in parts:
+            assert part in str(caught.value), str(caught.value)
+
+
+def test_no_convolution_across() -> None:
+    with pytest.raises(ValueError, match="expected None for cross attention"):
+        attention.nystrom_attention(Q, K, V, conv_weight=WEIGHT)

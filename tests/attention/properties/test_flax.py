@@ -1,0 +1,149 @@
+"""Each function as Flax's ``attention_fn``, and under jit, grad and vmap."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen, nnx
+
+from lra_jax import attention
+
+from ..mechanisms import NAMES, assert_close, fast_jit, inputs, jitted, keywords, run
+
+PADDING = np.array([[1, 1, 1, 1, 0], [1, 1, 0, 0, 0]], bool)
+
+
+def _function(name: str, heads: int = 2):
+    function = getattr(attention, f"{name}_attention")
+    return functools.partial(function, **keywords(name, heads, 8 // heads))
+
+
+def _x() -> np.ndarray:
+    return np.random.default_rng(0).normal(size=(2, 5, 8)).astype("float32")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nnx_attention(name: str) -> None:
+    layer = nnx.MultiHeadAttention(
+        num_heads=2,
+        in_features=8,
+        dropout_rate=0.1,
+        keep_rngs=False,
+        decode=False,
+        attention_fn=_function(name),
+        rngs=nnx.Rngs(0),
+    )
+    graph, state = nnx.split(layer)
+
+    @fast_jit
+    def both(state, x):
+        def call(x):
+            return nnx.merge(graph, state)(
+                x,
+                mask=PADDING[:, None, None],
+                deterministic=False,
+                rngs=nnx.Rngs(dropout=0),
+            )
+
+        out, pullback = jax.vjp(call, x)
+        return out, pullback(jnp.ones_like(out))[0]
+
+    out, gradient = both(state, _x())
+    assert out.shape == (2, 5, 8)
+    assert np.isfinite(np.asarray(out)).all()
+    assert np.asarray(gradient)[PADDING].any()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nnx_attention_with_shared_key_heads(name: str) -> None:
+    layer = nnx.MultiHeadAttention(
+        num_heads=4,
+        num_kv_heads=2,
+        in_features=8,
+        decode=False,
+        attention_fn=_function(name, 4),
+        rngs=nnx.Rngs(0),
+    )
+    assert jax.eval_shape(layer, jnp.asarray(_x())).shape == (2, 5, 8)
+
+
+def test_nnx_with_softmax_is_flax_itself() -> None:
+    layers = [
+        nnx.MultiHeadAttention(
+            num_heads=2, in_features=8, decode=False, rngs=nnx.Rngs(0), **more
+        )
+        for more in ({}, {"attention_fn": attention.softmax_attention})
+    ]
+    pairs = nnx.make_attention_mask(np.ones((2, 5), bool), PADDING)
+    call = fast_jit(lambda x: [f(x, mask=pairs, is_causal=True) for f in layers])
+    assert_close(*call(_x()))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_linen_attention(name: str) -> None:
+    layer = linen.MultiHeadDotProductAttention(
+        num_heads=2, attention_fn=_function(name), dropout_rate=0.1
+    )
+
+    @fast_jit
+    def call(key, x):
+        out, variables = layer.init_with_output(
+            {"params": key, "dropout": key},
+            x,
+            mask=PADDING[:, None, None],
+            deterministic=False,
+        )
+        again = layer.apply(variables, x, deterministic=True, sow_weights=True)
+        return out, again
+
+    out, again = call(jax.random.key(0), _x())
+    assert out.shape == again.shape == (2, 5, 8)
+    assert np.isfinite(np.asarray(out)).all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_vmap_is_a_loop(name: str) -> None:
+    arrays = [np.stack(pair) for pair in zip(inputs(1), inputs(2), strict=True)]
+    both = fast_jit(jax.vmap(run(name)))(*arrays)
+    assert_close(both[1], jitted(name)(*inputs(2)), 1e-6)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_masks_may_be_traced(name: str) -> None:
+    q, k, v = inputs(3, query_length=5, length=5)
+    call = jitted(name)
+    flat, wide = call(q, k, v, PADDING), call(q, k, v, PADDING[:, None, None])
+    assert_close(flat, wide, 1e-6)
+    assert np.abs(np.asarray(flat - call(q, k, v, PADDING[::-1]))).max() > 1e-3
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_precision_reaches_the_products(name: str) -> None:
+    arrays = inputs(4)
+    text = str(jax.make_jaxpr(lambda *a: run(name)(*a, precision="highest"))(*arrays))
+    products = text.count("dot_general[")
+    assert products >= 2 or name == "fnet"
+    assert text.count("precision=(Precision.HIGHEST, Precision.HIGHEST)") == products
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_checkpoint_and_shard_map(name: str) -> None:
+    arrays, mask = inputs(5), np.arange(7)[None] < np.array([[7], [5]])
+
+    def loss(arrays, mask):
+        return jnp.sin(jax.checkpoint(run(name))(*arrays, mask)).sum()
+
+    axis = jax.sharding.AxisType.Auto
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(axis,), devices=jax.devices()[:2])
+    spec = jax.sharding.PartitionSpec("x")
+    call = jax.shard_map(
+        jax.grad(loss), mesh=mesh, in_specs=(spec, spec), out_specs=spec
+    )
+
+    def plain(arrays):
+        return jnp.sin(run(name)(*arrays, mask)).sum()
+
+    found, wanted = fast_jit(call)(arrays, mask), fast_jit(jax.grad(plain))(arrays)
+    jax.tree.map(assert_close, tuple(found), tuple(wanted))

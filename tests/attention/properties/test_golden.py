@@ -1,0 +1,172 @@
+"""Against the public reference implementations, forward and backward.
+
+Each case is rebuilt from the options that the index states, and compared in float32 (to
+1e-5 of the largest value) and in float64 (to 1e-10; 1e-6 where the reference itself
+computes in float32). Every case of these families is covered.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lra_jax import attention
+
+from .. import golden, golden_builders
+from ..mechanisms import fast_jit
+
+COUNTS = {
+    "softmax": 6,
+    "linear": 14,
+    "cosformer": 23,
+    "flow": 19,
+    "linformer": 15,
+    "performer": 16,
+    "lightning": 1,
+    "fla": 1,
+    "local": 3,
+    "nystrom": 6,
+    "gau": 4,
+    "flash": 3,
+}
+FAMILIES = tuple(COUNTS)
+TOLERANCE = {"float32": 1e-5, "float64": 1e-10}
+
+Arrays = dict[str, jax.Array]
+
+if not golden.AVAILABLE:
+    pytest.skip(golden.REASON, allow_module_level=True)
+
+CASES = [case for family in FAMILIES for case in golden.select(family)]
+CAUSAL = [case for case in CASES if golden_builders.is_causal(case)]
+
+
+def _gradient_names(stored: dict) -> dict[str, str]:
+    """Stored gradient -> the input that it belongs to."""
+    plain = {name: name[1:] for name in stored if name[0] == "d" and name[1:] in stored}
+    params = {
+        name: f"param.{name.removeprefix('grad.')}"
+        for name in stored
+        if name.startswith("grad.")
+    }
+    return plain | params
+
+
+def _compare(
+    name: str,
+    got: jax.Array,
+    wanted: np.ndarray,
+    tolerance: float,
+    floor: float = 0.0,
+) -> None:
+    # Some gradients are zero up to rounding: their scale is that of the case.
+    scale = max(np.abs(wanted).max(), floor)
+    error = np.abs(np.asarray(got, np.float64) - wanted).max() / scale
+    assert error <= tolerance, f"{name}: {error:.2e} of the largest value"
+
+
+def _run_and_pull_back(
+    run: Callable[[Arrays], jax.Array], inputs: Arrays, cotangent: jax.Array
+) -> tuple[jax.Array, Arrays]:
+    @fast_jit
+    def both(inputs: Arrays) -> tuple[jax.Array, Arrays]:
+        out, pullback = jax.vjp(run, inputs)
+        return out, pullback(cotangent)[0]
+
+    return both(inputs)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
+def test_output_and_gradients(case: dict[str, Any], dtype: str) -> None:
+    _check(case, dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("case", golden.select("softmax"), ids=lambda c: c["name"])
+def test_softmax_in_blocks(case: dict[str, Any], dtype: str) -> None:
+    _check(case, dtype, implementation="blocks", block=7)
+
+
+def _check(case: dict[str, Any], dtype: str, **options: Any) -> None:
+    stored = golden.load(case)
+    gradients = _gradient_names(stored)
+    assert len(gradients) == sum(
+        name[0] == "d" or name.startswith("grad.") for name in stored
+    )
+    outputs = {"out", "cotangent", "key_padding_mask", "attn_weights", *gradients}
+    outputs |= {"slopes"}
+    with jax.enable_x64(dtype == "float64"):
+        inputs = {
+            name: jnp.asarray(array, dtype)
+            for name, array in stored.items()
+            if name not in outputs and not name.startswith("aux_")
+        }
+        builder = golden_builders.BUILDERS[case["name"].split("_")[0]]
+        run = builder(case, stored, **options)
+        cotangent = jnp.asarray(stored["cotangent"], dtype)
+        out, found = _run_and_pull_back(run, inputs, cotangent)
+        assert out.dtype == dtype
+        tolerance = TOLERANCE[dtype]
+        if case["compute_dtype"] != "float64":
+            tolerance = max(tolerance, 1e-6)
+        _compare("out", out, stored["out"], tolerance)
+        floor = max([1e-3 * np.abs(stored[name]).max() for name in gradients] or [0])
+        for name, source in gradients.items():
+            _compare(name, found[source], stored[name], tolerance, floor)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_case_is_covered(family: str) -> None:
+    families = Counter(case["name"].split("_")[0] for case in CASES)
+    assert families[family] == COUNTS[family] == len(golden.select(family))
+
+
+def test_causal_cases_are_run_as_such() -> None:
+    families = Counter(case["name"].split("_")[0] for case in CAUSAL)
+    causal = {"softmax": 1, "linear": 6, "cosformer": 8, "flow": 5, "performer": 4}
+    causal |= {"lightning": 1, "fla": 1, "gau": 1, "flash": 1}
+    assert families == causal
+
+
+FLOW_TERMS = [
+    case for case in CASES if any(name.startswith("aux_") for name in case["arrays"])
+]
+
+
+@pytest.mark.parametrize("case", FLOW_TERMS, ids=lambda case: case["name"])
+def test_flow_terms(case: dict[str, Any]) -> None:
+    stored = golden.load(case)
+    with jax.enable_x64(True):
+        q, k = (jnp.asarray(stored[name], "float64") for name in "qk")
+        options = golden_builders.flow_options(case, stored)
+        terms = fast_jit(lambda q, k: attention.flow_terms(q, k, **options))(q, k)
+        for name, got in terms._asdict().items():
+            suffix = "_preclamp" if name == "conserved_source" else ""
+            _compare(name, got, stored[f"aux_{name}{suffix}"], TOLERANCE["float64"])
+
+
+@pytest.mark.parametrize(
+    "case",
+    [case for case in CASES if "attn_weights" in case["arrays"]],
+    ids=lambda case: case["name"],
+)
+def test_linformer_weights_are_the_official_ones_times_f(case: dict[str, Any]) -> None:
+    stored = golden.load(case)
+    heads = case["options"]["heads"]
+    e = stored["param.compress_k.weight"]
+    f = stored.get("param.compress_v.weight", e)
+    with jax.enable_x64(True):
+        x = jnp.asarray(stored["x"].swapaxes(0, 1), "float64")
+        q = x @ stored["param.q_proj.weight"].astype("float64").T
+        q = q + stored["param.q_proj.bias"].astype("float64")[None, None]
+        k = x @ stored["param.k_proj.weight"].astype("float64").T
+        q, k = (y.reshape(*y.shape[:2], heads, -1) for y in (q, k))
+        got = attention.linformer_weights(q, k, e, f)
+        slots = stored["attn_weights"].swapaxes(0, 1)
+        wanted = slots @ f[:, : x.shape[1]].astype("float64")
+        _compare("weights", got, wanted, TOLERANCE["float64"])

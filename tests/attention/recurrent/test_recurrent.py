@@ -1,0 +1,170 @@
+"""Gated linear attention and the delta rule over long sequences, and their gates."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lra_jax import attention
+from lra_jax.attention.recurrent import recurrence
+
+from ..mechanisms import RECURRENT, assert_close, fast_jit, inputs
+from . import formulas as recurrent
+
+LENGTH = 150
+
+
+def naive(name: str, arrays: dict[str, jax.Array]) -> jax.Array:
+    """The recurrence as a loop over positions; heads first, `[T, N, ...]`."""
+    q, k, v = (arrays[part] for part in "qkv")
+    if "delta" in name:
+        q, k = (_unit(jax.nn.silu(x)) for x in (q, k))
+    decay, beta = arrays.get("log_decay"), arrays.get("beta")
+
+    def step(state: jax.Array, row: dict[str, jax.Array]) -> tuple:
+        if decay is not None:
+            fade = jnp.exp(row["log_decay"])
+            state = state * (fade[..., None] if fade.ndim == 2 else fade[:, None, None])
+        old = jnp.einsum("nmv,nm->nv", state, row["k"])
+        new = row["v"] if beta is None else (row["v"] - old) * row["beta"][:, None]
+        state = state + row["k"][..., None] * new[:, None]
+        return state, jnp.einsum("nmv,nm->nv", state, row["q"])
+
+    rows = arrays | {"q": q, "k": k}
+    start = jnp.zeros((*k.shape[1:], v.shape[-1]), v.dtype)
+    out = jax.lax.scan(step, start, rows)[1]
+    return out / jnp.sqrt(jnp.square(out).mean(-1, keepdims=True) + 1e-6)
+
+
+def _unit(x: jax.Array) -> jax.Array:
+    return x / jnp.sqrt(jnp.square(x).sum(-1, keepdims=True) + 1e-6)
+
+
+def drawn(name: str, strength: float) -> dict[str, np.ndarray]:
+    """One sample, `[T, N, ...]`; decays from nearly none to ``exp(-strength)``."""
+    q, k, v = (x[0] for x in inputs(1, 1, LENGTH, LENGTH, value_dim=3))
+    made = {"q": q, "k": k, "v": v}
+    rng = np.random.default_rng(2)
+    shapes = {"decay": k.shape, "head_decay": k.shape[:2], "share": k.shape[:2]}
+    for gate, kind in recurrent.GATES[name].items():
+        x = rng.uniform(size=shapes[kind]).astype("float32")
+        made[gate] = x if kind == "share" else -strength * x**8
+    return made
+
+
+@pytest.mark.parametrize("strength", [0.1, 100.0])
+@pytest.mark.parametrize("name", RECURRENT)
+def test_float32_over_many_chunks_is_the_loop_in_float64(name, strength) -> None:
+    """Values and gradients, for slow decays and for some that vanish in a chunk."""
+    arrays = drawn(name, strength)
+
+    def ours(arrays: dict[str, jax.Array]) -> jax.Array:
+        given = {part: x[None] for part, x in arrays.items()}
+        q, k, v = (given.pop(part) for part in "qkv")
+        call = getattr(attention, f"{name}_attention")
+        return call(q, k, v, is_causal=True, **given)[0]
+
+    def both(function: Any, arrays: dict[str, jax.Array]) -> tuple:
+        out, pullback = jax.vjp(function, arrays)
+        return out, pullback(jnp.cos(out))[0]
+
+    got = fast_jit(functools.partial(both, ours))(arrays)
+    with jax.enable_x64(True):
+        exact = {part: x.astype("float64") for part, x in arrays.items()}
+        loop = functools.partial(naive, name)
+        wanted = fast_jit(functools.partial(both, loop))(exact)
+        wanted = jax.tree.map(np.asarray, wanted)
+    assert_close(got[0], wanted[0], 1e-4)
+    for part in arrays:
+        assert_close(got[1][part], wanted[1][part], 1e-4)
+
+
+def test_the_inverse_of_equal_keys_does_not_cancel() -> None:
+    """L of ones below the diagonal: its powers reach 1e17, its inverse has -1 and 1."""
+    ones = np.tril(np.ones((2, 61, 61), "float32"), -1)
+    inverse = fast_jit(lambda x: recurrence.unit_inverse(x, "highest"))(ones)
+    wanted = np.eye(61) - np.eye(61, k=-1)
+    np.testing.assert_array_equal(np.asarray(inverse), np.stack([wanted] * 2))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 8])
+def test_the_inverse(size: int) -> None:
+    lower = np.tril(np.random.default_rng(0).normal(size=(3, size, size)), -1)
+    lower = lower.astype("float32")
+    inverse = fast_jit(lambda x: recurrence.unit_inverse(x, None))(lower)
+    assert_close(inverse @ (np.eye(size, dtype="float32") + lower), [np.eye(size)] * 3)
+
+
+def test_the_delta_rule_replaces_what_a_key_held() -> None:
+    """The second value under a key is all that is read; linear attention would add."""
+    _, k, v = inputs(3, 1, 2, 2, heads=1)
+    k[:, 1] = k[:, 0] = np.abs(k[:, 0]) + 1
+    out = attention.delta_attention(k, k, v, is_causal=True, norm=None)
+    assert_close(out, v, 1e-5)
+
+
+@pytest.mark.parametrize("name", ["gla", "gated_delta"])
+def test_the_output_gate_multiplies(name: str) -> None:
+    q, k, v = inputs(4)
+    gate = inputs(5)[2]
+    call = getattr(attention, f"{name}_attention")
+    assert_close(call(q, k, v, gate=gate), gate * np.asarray(call(q, k, v)), 1e-6)
+    step = getattr(attention, f"{name}_step")
+    state = getattr(attention, f"{name}_init")(2, 2, 4)
+    one = [x[:, 0] for x in (q, k, v)]
+    out, _ = step(state, *one, gate=gate[:, 0])
+    assert_close(out, gate[:, 0] * np.asarray(step(state, *one)[0]), 1e-6)
+
+
+def test_without_decay_gated_delta_is_delta() -> None:
+    q, k, v = inputs(6)
+    beta = np.full((2, 7, 1), 0.3, "float32")
+    decay = np.zeros((2, 7, 2), "float32")
+    got = attention.gated_delta_attention(q, k, v, beta=beta, log_decay=decay)
+    assert_close(got, attention.delta_attention(q, k, v, beta=beta), 1e-6)
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_what_hidden_gates_hold_does_not_matter(name: str) -> None:
+    q, k, v = inputs(8)
+    mask = np.array([[1, 1, 1, 1, 1, 0, 0], [0, 1, 0, 0, 1, 1, 0]], bool)
+    call = functools.partial(getattr(attention, f"{name}_attention"), q, k, v, mask)
+    made = recurrent.gates(name, k)
+
+    def spoilt(x: np.ndarray) -> np.ndarray:
+        hidden = ~mask.reshape(*mask.shape, *[1] * (x.ndim - 2))
+        return np.where(hidden, np.float32(np.nan), x)
+
+    @fast_jit
+    def both(gates):
+        out, pullback = jax.vjp(lambda gates: call(**gates), gates)
+        return out, pullback(jnp.ones_like(out))
+
+    dirty = both({gate: spoilt(x) for gate, x in made.items()})
+    jax.tree.map(np.testing.assert_array_equal, dirty, both(made))
+
+
+X = inputs(7)[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "parts"),
+    [
+        ("gla", {"log_decay": X[..., 0]}, ("log_decay: expected", "(2, 7, 2)")),
+        ("gla", {"log_decay": X[:, :5]}, ("[B, T, N, width]=(2, 7, 2, 4)", "(2, 5")),
+        ("gla", {"gate": X[..., :3]}, ("gate: expected [B, T, N, Hv]", "2, 3)")),
+        ("gla", {"norm": "batch"}, ("norm: expected 'rms', 'layer'", "'batch'")),
+        ("delta", {"beta": X}, ("beta: expected [B, T, N]=(2, 7, 2)", "2, 4)")),
+        ("delta", {"beta": X[:, :, :0, 0]}, ("beta: expected", "(2, 7, 0)")),
+        ("gated_delta", {"log_decay": X}, ("log_decay: expected", "(2, 7, 2, 4)")),
+        ("gated_delta", {"feature_map": "gelu"}, ("feature_map: expected", "'gelu'")),
+    ],
+)
+def test_what_does_not_fit(name: str, more: dict, parts: tuple) -> None:
+    with pytest.raises(ValueError) as caught:
+        getattr(attention, f"{name}_attention")(X, X, X, **more)
+    for part in parts:
+        assert part in str(caught.value)

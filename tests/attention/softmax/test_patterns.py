@@ -1,0 +1,271 @@
+"""Windows and patterns against their definitions; causality, cost and wrong options."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lra_jax import attention
+
+from ..mechanisms import assert_close, fast_jit, inputs, largest_array
+from . import patterns
+
+# Right, scattered and left padding; nothing at all.
+MASK = np.array(
+    [
+        [1] * 9 + [0] * 4,
+        [0, 1, 0, 0, 1, 1, 0, 1, 1, 0, 1, 0, 0],
+        [0, 0, 0] + [1] * 10,
+        [0] * 13,
+    ],
+    bool,
+)
+CASES = [
+    ("local", {"window": 2}),
+    ("local", {"window": 0}),
+    ("local", {"window": 40}),
+    ("local", {"block": 4}),
+    ("longformer", {"window": 2, "global_tokens": 3}),
+    ("longformer", {"window": 1, "global_tokens": 0}),
+    ("longformer", {"window": 3, "global_tokens": 20}),
+    ("bigbird", {"block": 2, "num_random": 2, "seed": 3}),
+    ("bigbird", {"block": 1, "num_random": 3}),
+    ("bigbird", {"block": 5, "num_random": 0}),
+    ("sparse", {"stride": 3}),
+    ("sparse", {"stride": 30}),
+    ("sparse", {"stride": 4, "pattern": "fixed", "summary": 2}),
+    ("sparse", {"stride": 20, "pattern": "fixed"}),
+]
+LONG = [
+    ("local", {"window": 19}),
+    ("longformer", {"window": 17, "global_tokens": 2}),
+    ("bigbird", {"block": 8, "num_random": 2, "seed": 1}),
+    ("sparse", {"stride": 9}),
+    ("sparse", {"stride": 9, "pattern": "fixed", "summary": 1}),
+]
+
+
+def _named(case: tuple[str, dict[str, Any]]) -> str:
+    name, options = case
+    return "-".join([name, *(f"{key}={value}" for key, value in options.items())])
+
+
+def _functions(name: str):
+    return getattr(attention, f"{name}_attention"), getattr(
+        attention, f"{name}_weights"
+    )
+
+
+@functools.cache
+def _both(case: str, causal: bool):
+    """Output and weights of a case, compiled."""
+    name, options = {_named(case): case for case in CASES + LONG}[case]
+    run, weights = _functions(name)
+    keywords = options | {"is_causal": causal}
+
+    def both(q, k, v, mask=None):
+        return run(q, k, v, mask, **keywords), weights(q, k, mask, **keywords)
+
+    return fast_jit(both)
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("case", CASES, ids=_named)
+def test_the_definition_with_masks_and_grouped_heads(case, causal: bool) -> None:
+    name, options = case
+    q, k, v = inputs(
+        1, 4, query_length=13, length=13, heads=4, key_heads=2, value_dim=3
+    )
+    out, matrix = _both(_named(case), causal)(q, k, v, MASK)
+    wanted = {"mask": MASK, "causal": causal, **options}
+    assert_close(out, patterns.attention(name, q, k, v, **wanted))
+    assert_close(matrix, patterns.weights(name, q, k, **wanted))
+    assert not np.asarray(out)[3].any(), "a row that sees nothing is exactly zero"
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("case", LONG, ids=_named)
+def test_the_definition_over_many_blocks(case, causal: bool) -> None:
+    name, options = case
+    q, k, v = inputs(2, 1, query_length=101, length=101)
+    out, matrix = _both(_named(case), causal)(q, k, v)
+    assert_close(out, patterns.attention(name, q, k, v, causal=causal, **options))
+    assert_close(matrix, patterns.weights(name, q, k, causal=causal, **options))
+    padded = np.arange(101)[None] < 77
+    mixed, _ = _both(_named(case), causal)(q, k, v, padded)
+    alone = patterns.attention(
+        name, q[:, :77], k[:, :77], v[:, :77], causal=causal, **options
+    )
+    assert_close(np.asarray(mixed)[:, :77], alone)
+
+
+@pytest.mark.parametrize("case", LONG, ids=_named)
+def test_the_future_has_no_influence_and_no_gradient(case) -> None:
+    name, options = case
+    arrays = inputs(3, 1, query_length=101, length=101, heads=1)
+    run = functools.partial(_functions(name)[0], is_causal=True, **options)
+
+    @fast_jit
+    def slope(arrays):
+        def loss(arrays):
+            out = run(*arrays)
+            return jnp.sin(out[:, :60]).sum(), out
+
+        return jax.grad(loss, has_aux=True)(arrays)
+
+    gradients, whole = slope(arrays)
+    for gradient in gradients:
+        assert not np.asarray(gradient)[:, 60:].any()
+        assert np.asarray(gradient)[:, :60].any()
+    later = [np.where(np.arange(101)[None, :, None, None] < 60, x, 1e4) for x in arrays]
+    _, changed = slope([x.astype("float32") for x in later])
+    np.testing.assert_array_equal(changed[:, :60], whole[:, :60])
+    # A prefix attends as the whole does: what is to come decides on no pair.
+    prefix = patterns.attention(
+        name, *(x[:, :60] for x in arrays), causal=True, **options
+    )
+    assert_close(whole[:, :60], prefix)
+
+
+@pytest.mark.parametrize("case", LONG, ids=_named)
+def test_causal_gradients_match_finite_differences(case) -> None:
+    name, options = case
+    run = functools.partial(_functions(name)[0], is_causal=True, **options)
+    mask = np.arange(23)[None] % 7 > 0
+
+    @fast_jit
+    def slope(arrays):
+        return jax.value_and_grad(lambda a: jnp.sin(run(*a, mask)).sum())(arrays)
+
+    with jax.enable_x64(True):
+        shape = {"batch": 1, "query_length": 23, "length": 23, "value_dim": 3}
+        arrays, way = (
+            [x.astype("float64") for x in inputs(seed, **shape)] for seed in (23, 24)
+        )
+        step = 1e-5
+        ahead, behind = (
+            slope([x + sign * step * d for x, d in zip(arrays, way, strict=True)])[0]
+            for sign in (1, -1)
+        )
+        gradients = slope(arrays)[1]
+        wanted = sum((g * d).sum() for g, d in zip(gradients, way, strict=True))
+        assert abs((ahead - behind) / (2 * step) - wanted) < 1e-7 * abs(wanted) + 1e-8
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "power"),
+    [
+        ("local", {"window": 16}, 1),
+        ("local", {"block": 32}, 1),
+        ("longformer", {"window": 16}, 1),
+        ("bigbird", {"block": 8}, 1),
+        ("sparse", {}, 1.5),
+        ("sparse", {"pattern": "fixed"}, 1.5),
+    ],
+)
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+def test_no_array_grows_with_the_square(name, options, power, causal) -> None:
+    def largest(length: int) -> int:
+        def loss(x):
+            out = _functions(name)[0](x, x, x, is_causal=causal, **options)
+            return out.sum()
+
+        x = jax.ShapeDtypeStruct((1, length, 1, 4), jnp.float32)
+        return largest_array(jax.grad(loss), x)
+
+    short, long = largest(1024), largest(4096)
+    assert long <= 1.01 * 4**power * short
+    assert long < 4096**2 / 4
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+def test_random_blocks_are_distinct_seeded_and_spread(causal: bool) -> None:
+    from lra_jax.attention.softmax.bigbird import _Pattern
+
+    def table(seed: int) -> np.ndarray:
+        pattern = _Pattern(1, 3, seed, causal)
+        return np.asarray(pattern.random(jnp.array([39], "int32"), 2, 40))[0]
+
+    blocks = table(0)
+    np.testing.assert_array_equal(blocks, table(0))
+    assert (blocks[0] != blocks[1]).any(), "heads differ"
+    assert (blocks != table(1)).any(), "seeds differ"
+    for head in range(2):
+        for row in range(40):
+            drawn = [block for block in blocks[head, row] if block >= 0]
+            assert drawn == patterns.random_blocks(head, row, 39, 3, 0, causal)
+            assert len(set(drawn)) == len(drawn)
+            assert not set(drawn) & {0, 39, row - 1, row, row + 1}
+    if not causal:
+        counts = np.bincount(blocks[:, 1:-1].ravel(), minlength=39)[1:39]
+        assert counts.min() > 0 and counts.max() < 20, "no block is drawn always"
+        # What is drawn is part of a trained model: it may not change.
+        assert blocks[0, 5].tolist() == PINNED
+
+
+PINNED = [23, 27, 20]
+
+
+def test_sparse_takes_its_stride_from_max_length() -> None:
+    q, k, v = inputs(5, query_length=10, length=10)
+    run = fast_jit(attention.sparse_attention, static_argnames=("max_length", "stride"))
+    for keywords, stride in (({}, 4), ({"max_length": 26}, 6), ({"max_length": 25}, 5)):
+        assert_close(run(q, k, v, **keywords), run(q, k, v, stride=stride), 1e-6)
+
+
+def _rejects(call, *parts: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        call()
+    for part in parts:
+        assert part in str(caught.value), str(caught.value)
+
+
+X = inputs(4, 2, query_length=7, length=7)
+
+
+@pytest.mark.parametrize("name", ["local", "longformer", "bigbird", "sparse"])
+def test_only_self_attention_and_padding_masks(name: str) -> None:
+    run, weights = _functions(name)
+    q, k, v = X
+    parts = ("key: expected the query's length T=5", name, "no cross form", "got S=7")
+    _rejects(lambda: run(q[:, :5], k, v), *parts)
+    _rejects(lambda: weights(q[:, :5], k), *parts)
+    reason = "chooses the pairs of query and key by their positions"
+    for shape in [(2, 1, 7, 7), (1, 2, 1, 7)]:
+        mask = np.ones(shape, bool)
+        _rejects(lambda mask=mask: run(q, k, v, mask), "mask: expected", name, reason)
+        _rejects(lambda mask=mask: weights(q, k, mask), "mask: expected", name, reason)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "parts"),
+    [
+        ("local", {"window": -1}, ("window: expected an int of at least 0", "got -1")),
+        ("local", {"window": 2.5}, ("window: expected an int", "got 2.5")),
+        ("local", {"block": 0}, ("block: expected a positive int", "got 0")),
+        ("local", {"window": 3, "block": 4}, ("expected one of them", "window=3")),
+        ("longformer", {"window": None}, ("window: expected an int", "got None")),
+        ("longformer", {"global_tokens": -1}, ("global_tokens: expected", "got -1")),
+        ("bigbird", {"block": 0}, ("block: expected a positive int", "got 0")),
+        ("bigbird", {"num_random": -1}, ("num_random: expected an int", "got -1")),
+        ("bigbird", {"seed": "a"}, ("seed: expected an int", "got 'a'")),
+        ("sparse", {"pattern": "dense"}, ("pattern: expected 'strided'", "'dense'")),
+        ("sparse", {"stride": 0}, ("stride: expected a positive int", "got 0")),
+        ("sparse", {"stride": True}, ("stride: expected a positive int", "True")),
+        ("sparse", {"max_length": 0}, ("max_length: expected a positive", "got 0")),
+        ("sparse", {"summary": 2}, ("summary: expected None", "'fixed'", "got 2")),
+        (
+            "sparse",
+            {"pattern": "fixed", "stride": 4, "summary": 5},
+            ("summary: expected at most the stride 4", "got 5"),
+        ),
+    ],
+)
+def test_options_that_do_not_fit(name: str, options: dict, parts: tuple) -> None:
+    run, weights = _functions(name)
+    q, k, v = X
+    _rejects(lambda: run(q, k, v, **options), *parts)
+    _rejects(lambda: weights(q, k, **options), *parts)

@@ -1,0 +1,241 @@
+"""Softmax in blocks against its dense form, and its stream's cache."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lra_jax import attention
+
+from .. import reference
+from ..mechanisms import assert_close, fast_jit, inputs, largest_array
+
+blocks = functools.partial(attention.softmax_attention, implementation="blocks")
+dense = functools.partial(attention.softmax_attention, implementation="dense")
+
+
+@st.composite
+def _cases(draw):
+    length, keys = draw(st.integers(1, 11)), draw(st.integers(1, 11))
+    causal = draw(st.booleans())
+    heads = draw(st.sampled_from([1, 2]))
+    shape = {
+        "batch": draw(st.sampled_from([1, 3])),
+        "query_length": keys if causal else length,
+        "length": keys,
+        "heads": 2,
+        "key_heads": heads,
+        "value_dim": draw(st.sampled_from([1, 5])),
+    }
+    sizes = (shape["batch"], 2, shape["query_length"], keys)
+    axes = tuple(x if draw(st.booleans()) else 1 for x in sizes)
+    mask = np.random.default_rng(draw(st.integers(0, 99))).random(axes) < 0.7
+    return shape, mask, causal, draw(st.integers(1, 12))
+
+
+@settings(max_examples=12, deadline=None, derandomize=True, database=None)
+@given(case=_cases())
+def test_blocks_are_the_dense_form(case) -> None:
+    shape, mask, is_causal, block = case
+
+    @fast_jit
+    def each(arrays):
+        def loss(arrays, function, **options):
+            out = function(*arrays, mask, is_causal, **options)
+            return jnp.sin(out).sum(), out
+
+        call = jax.value_and_grad(loss, has_aux=True)
+        return call(arrays, blocks, block=block), call(arrays, dense)
+
+    ((_, out), slopes), ((_, wanted), gradients) = each(inputs(1, **shape))
+    assert_close(out, wanted, 1e-6)
+    for got, gradient in zip(slopes, gradients, strict=True):
+        # One visible key, or none: the scores have no gradient but rounding.
+        largest = max(np.abs(gradient).max(), 0.1)
+        assert np.abs(got - gradient).max() < 1e-6 * largest
+
+
+def test_against_the_formula() -> None:
+    q, k, v = inputs(2, batch=3, value_dim=3)
+    mask = np.array([[1, 1, 1, 1, 1, 0, 0], [0, 1, 0, 0, 1, 1, 0], [0] * 7], bool)
+    q, k = 30 * q, 30 * k  # beyond the range of exp without the largest score
+    out = np.asarray(fast_jit(functools.partial(blocks, block=3))(q, k, v, mask))
+    assert_close(out, reference.softmax(q, k, v, mask), 2e-5)
+    assert not out[2].any(), "a row without visible keys is exactly zero"
+
+
+def test_gradients_of_gradients() -> None:
+    arrays = inputs(3, batch=1, heads=1)
+
+    @fast_jit
+    def both(arrays):
+        def slope(arrays, function, **options):
+            def loss(arrays):
+                return jnp.sin(function(*arrays, is_causal=True, **options)).sum()
+
+            return sum(jnp.sin(x).sum() for x in jax.grad(loss)(arrays))
+
+        call = jax.grad(slope)
+        return call(arrays, blocks, block=3), call(arrays, dense)
+
+    jax.tree.map(assert_close, *both(arrays))
+
+
+@pytest.mark.parametrize("is_causal", [True, False], ids=["causal", "all"])
+def test_memory_is_linear_in_the_length(is_causal: bool) -> None:
+    x = jnp.zeros((1, 256, 1, 2))
+
+    def slope(function, **options):
+        def loss(x):
+            return function(x, x, x, is_causal=is_causal, **options).sum()
+
+        return largest_array(jax.grad(loss), x)
+
+    assert slope(dense) == 256 * 256
+    assert slope(blocks, block=16) == 256 * 2
+
+
+def test_blocks_are_chosen_by_the_length() -> None:
+    def formed(length: int, **options: Any) -> int:
+        x = jnp.zeros((1, length, 1, 2))
+        call = functools.partial(attention.softmax_attention, **options)
+        return largest_array(call, x, x, x)
+
+    assert formed(256) == 256**2
+    assert formed(1024) == 128**2, "pairs of blocks"
+    assert formed(1024, block=64) == 64 * 64
+    assert formed(1024, implementation="dense") == 1024**2
+    assert formed(64, implementation="blocks", block=8) < 64**2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"implementation": "flash"}, "implementation: expected 'dense', 'blocks'"),
+        ({"block": 0}, "block: expected a positive int, got 0"),
+        ({"block": 2.0}, "block: expected a positive int, got 2.0"),
+    ],
+    ids=str,
+)
+def test_options_that_do_not_fit(options: dict, message: str) -> None:
+    q, k, v = inputs(4)
+    with pytest.raises(ValueError, match=message):
+        attention.softmax_attention(q, k, v, **options)
+    with pytest.raises(ValueError, match=message):
+        attention.softmax_prefill(q, k, v, max_length=9, **options)
+
+
+@functools.cache
+def _decode():
+    """Prompt of 3, another part of 2, and the rest by steps."""
+
+    def call(q, k, v, mask):
+        arrays = q, k, v
+        options = {"implementation": "blocks", "block": 2}
+        first, state = attention.softmax_prefill(
+            *(x[:, :3] for x in arrays), mask[:, :3], max_length=7, **options
+        )
+        part = (x[:, 3:5] for x in arrays)
+        more = attention.softmax_prefill(*part, mask[:, 3:5], state=state, **options)
+        second, state = more
+        outs = [first, second]
+        for i in range(5, 7):
+            one = (x[:, i] for x in arrays)
+            out, state = attention.softmax_step(state, *one)
+            outs.append(out[:, None])
+        return jnp.concatenate(outs, 1), state
+
+    return fast_jit(call)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+def test_a_stream_keeps_the_keys_heads_and_dtype(dtype: str) -> None:
+    with jax.enable_x64(dtype == "float64"):
+        q, k, v = (
+            jnp.asarray(x, dtype) for x in inputs(5, heads=4, key_heads=2, value_dim=3)
+        )
+        mask = np.array([[1] * 7, [0, 1, 1, 1, 0, 1, 1]], bool)
+        out, state = _decode()(q, k, v, mask)
+        # A part of a prompt that ends in padding goes on behind its last real position.
+        order = np.array([0, 1, 2, 3, 5, 6])
+        second = dense(*(x[1:, order] for x in (q, k, v)), mask[1:, order], True)
+        first = dense(*(x[:1] for x in (q, k, v)), is_causal=True)
+        tolerance = {"float32": 1e-6, "bfloat16": 1e-2, "float64": 1e-13}[dtype]
+        assert out.dtype == dtype
+        assert_close(out[:1], first, tolerance)
+        assert_close(out[1:, order], second, tolerance)
+    assert state.key.shape == (2, 2, 7, 4) and state.value.shape == (2, 2, 7, 3)
+    assert state.key.dtype == state.value.dtype == dtype
+    assert state.position.tolist() == [7, 6]
+    assert state.visible.tolist() == [[True] * 7, [False, *[True] * 5, False]]
+
+
+def test_what_padding_holds_stays_out_of_the_cache() -> None:
+    q, k, v = inputs(6)
+    mask = np.arange(7)[None] < np.array([[7], [4]])
+    spoilt = [np.where(mask[:, :, None, None], x, np.nan) for x in (k, v)]
+    call = fast_jit(functools.partial(attention.softmax_prefill, max_length=9))
+    found, wanted = call(q, *spoilt, mask), call(q, k, v, mask)
+    jax.tree.map(np.testing.assert_array_equal, found, wanted)
+
+
+def test_steps_from_an_empty_state() -> None:
+    q, k, v = inputs(7, heads=4, key_heads=2)
+    # As many heads as the query, or as the key.
+    for heads in (4, 2):
+        state = attention.softmax_init(2, heads, 4, max_length=7)
+        sizes = [x.shape for x in state]
+        step = fast_jit(attention.softmax_step)
+        for i in range(7):
+            out, state = step(state, q[:, i], k[:, i], v[:, i])
+            assert [x.shape for x in state] == sizes
+        assert_close(out, dense(q, k, v, is_causal=True)[:, -1], 1e-6)
+
+
+def test_beyond_the_length() -> None:
+    q, k, v = inputs(8)
+    one = q[:, 0], k[:, 0], v[:, 0]
+    _, state = attention.softmax_prefill(q, k, v, max_length=8)
+    _, state = attention.softmax_step(state, *one)
+    with pytest.raises(ValueError, match=r"max_length: expected at least 9 .* got 8"):
+        attention.softmax_step(state, *one)
+    with pytest.raises(ValueError, match="max_length: expected at least 15"):
+        attention.softmax_prefill(q, k, v, state=state)
+    # Where the position is not known: what is held stays, and nothing is added.
+    out, after = fast_jit(attention.softmax_step)(state, *one)
+    jax.tree.map(np.testing.assert_array_equal, after[:3], state[:3])
+    wanted = dense(q[:, :1], *(np.concatenate([x, x[:, :1]], 1) for x in (k, v)))
+    assert_close(out, wanted[:, 0], 1e-6)
+
+
+def _rejects(call, *parts: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        call()
+    for part in parts:
+        assert part in str(caught.value), str(caught.value)
+
+
+def test_states_that_do_not_fit() -> None:
+    q, k, v = inputs(9)
+    init = functools.partial(attention.softmax_init, 2, 2, 4)
+    state, one = init(max_length=9), (q[:, 0], k[:, 0], v[:, 0])
+    step = functools.partial(attention.softmax_step, state)
+    _rejects(lambda: step(q, k, v), "query: expected [B, N, H]", "(2, 7, 2, 4)")
+    _rejects(lambda: step(*(x[:1] for x in one)), "state: expected key", "(1, 2, 9, 4)")
+    _rejects(lambda: step(*one[:2], v[:, 0, :, :3]), "state: expected value")
+    narrow = attention.softmax_init(2, 3, 4, max_length=9)
+    _rejects(lambda: attention.softmax_step(narrow, *one), "state: expected a number")
+    _rejects(lambda: init(max_length=0), "max_length: expected an int", "got 0")
+    _rejects(lambda: init(max_length=9, dtype="int32"), "dtype: expected a floating")
+    call = attention.softmax_prefill
+    _rejects(lambda: call(q, k, v), "max_length: expected an int of at least 7", "None")
+    _rejects(lambda: call(q, k, v, max_length=6), "at least 7", "got 6")
+    both = functools.partial(call, state=state, max_length=9)
+    _rejects(lambda: both(q, k, v), "max_length: expected None with a state")
+    pairs = np.ones((1, 1, 7, 7), bool)
+    _rejects(lambda: call(q, k, v, pairs, max_length=9), "mask:", "one set of keys")

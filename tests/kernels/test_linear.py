@@ -1,0 +1,200 @@
+"""The kernels in Pallas' interpreter: against golden data and against the XLA form."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from attention import golden, golden_builders
+from attention.mechanisms import assert_close, fast_jit, inputs
+
+from lra_jax import attention, kernels
+from lra_jax.attention.causal.sums import Chunking
+from lra_jax.models import MultiHeadAttention
+
+SMALL = Chunking(16, 32)
+NAMES = ("linear", "cosformer")
+
+
+@pytest.fixture(autouse=True)
+def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(kernels.INTERPRET, "tpu")
+
+
+def call(name: str, implementation: str = "pallas", **more: Any) -> Any:
+    function = getattr(attention, f"{name}_attention")
+    kernel = {"chunking": SMALL} if implementation == "pallas" else {}
+    return functools.partial(function, implementation=implementation, **kernel | more)
+
+
+def pulled_back(function: Any, arrays: Any, weights: Any) -> Any:
+    """The output and the gradients of its weighted sum."""
+
+    @fast_jit
+    def both(*arrays):
+        out, pullback = jax.vjp(function, *arrays)
+        return out, pullback(weights.astype(out.dtype))
+
+    out, slopes = both(*arrays)
+    return out, *slopes
+
+
+def compare(name: str, arrays: Any, tolerance: float = 2e-6, **more: Any) -> None:
+    """Output and gradients against the XLA form's, of the same numbers in float32."""
+    shape = (*arrays[0].shape[:3], arrays[2].shape[3])
+    weights = jnp.asarray(np.random.default_rng(1).normal(size=shape), "float32")
+    got = pulled_back(call(name, **more), arrays, weights)
+    for array, source in zip(got, (arrays[0], *arrays), strict=True):
+        assert array.dtype == source.dtype
+    exact = [jnp.asarray(x, "float32") for x in arrays]
+    more.pop("chunking", None)
+    wanted = pulled_back(call(name, "xla", **more), exact, weights)
+    for one, two in zip(got, wanted, strict=True):
+        assert_close(jnp.asarray(one, "float32"), two, tolerance)
+
+
+GOLDEN = (
+    "cosformer_causal_s64",
+    "cosformer_mask_causal_scattered_s16",
+    "cosformer_mask_truncM_causal_s16",
+    "cosformer_noncausal_x7_16",
+    "cosformer_edge_deadrows_s16",
+    "linear_mask_causal_s64",
+)
+
+
+@pytest.mark.skipif(not golden.AVAILABLE, reason=golden.REASON)
+@pytest.mark.parametrize("name", GOLDEN)
+def test_golden(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    family = name.split("_")[0]
+    (case,) = (case for case in golden.select(family) if case["name"] == name)
+    stored = golden.load(case)
+    monkeypatch.setattr(attention, f"{family}_attention", call(family))
+    run = golden_builders.BUILDERS[family](case, stored)
+    arrays = [jnp.asarray(stored[x], "float32") for x in "qkv"]
+    weights = jnp.asarray(stored["cotangent"], "float32")
+
+    def of_three(q, k, v):
+        return run({"q": q, "k": k, "v": v})
+
+    assert "pallas_call" in str(jax.make_jaxpr(of_three)(*arrays))
+    got = pulled_back(of_three, arrays, weights)
+    for array, wanted in zip(got, ("out", "dq", "dk", "dv"), strict=True):
+        assert_close(array, stored[wanted])
+
+
+@pytest.mark.parametrize(
+    ("is_causal", "name", "sizes"),
+    [
+        # Three blocks, the last with a tail; heads in groups of 4 and of 2.
+        (True, "linear", {"query_length": 71, "heads": 8, "head_dim": 32}),
+        (True, "cosformer", {"query_length": 71, "heads": 4, "head_dim": 64}),
+        # One head at a time; widths that fill no registers; heads come first.
+        (True, "cosformer", {"query_length": 40, "head_dim": 16, "value_dim": 24}),
+        (True, "linear", {"query_length": 20, "heads": 1, "head_dim": 256}),
+        (True, "cosformer", {"query_length": 20, "heads": 3, "head_dim": 96}),
+        (False, "linear", {"query_length": 20, "heads": 4, "value_dim": 24}),
+        (False, "cosformer", {"query_length": 71, "heads": 4, "head_dim": 64}),
+    ],
+)
+def test_like_the_xla_form(is_causal: bool, name: str, sizes: dict) -> None:
+    length = sizes["query_length"] if is_causal else 50
+    arrays = inputs(3, **{"length": length, "batch": 2} | sizes)
+    mask = np.random.default_rng(4).random((2, length)) < 0.7
+    more = {} if name == "linear" else {"max_length": 80}
+    compare(name, arrays, mask=mask, is_causal=is_causal, **more)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_half_precision(name: str) -> None:
+    arrays = inputs(5, 1, 40, 40, 2, 64)
+    arrays = [jnp.asarray(x, "bfloat16") for x in arrays]
+    compare(name, arrays, 1e-2, is_causal=name == "cosformer")
+
+
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        ("linear", {"feature_map": "sigmoid", "eps": 0.1}),
+        ("linear", {"feature_map": lambda x: jnp.exp(jnp.concatenate([x, -x], -1))}),
+        ("cosformer", {"denominator": "add", "eps": 0.5}),
+        ("cosformer", {"max_length": np.array([25, 9])}),
+    ],
+)
+def test_options(name: str, more: dict) -> None:
+    compare(name, inputs(6, 2, 25, 25, 2, 8), is_causal=True, **more)
+
+
+def test_fewer_key_heads() -> None:
+    compare("linear", inputs(7, 1, 20, 20, 4, 8, key_heads=2), is_causal=True)
+
+
+@pytest.mark.parametrize(("name", "is_causal"), [("linear", 1), ("cosformer", 0)])
+def test_padding(name: str, is_causal: bool) -> None:
+    """What padding holds does not matter, and a sample means the same alone."""
+    q, k, v = inputs(8, 2, 40, 40, 2, 8)
+    mask = np.arange(40)[None] < np.array([[40], [21]])
+    more = {} if name == "linear" else {"max_length": 64}
+    function = fast_jit(call(name, is_causal=is_causal, **more))
+    clean = np.asarray(function(q, k, v, mask))
+    hidden = ~mask[:, :, None, None]
+    dirty = function(q, *(np.where(hidden, np.float32("nan"), x) for x in (k, v)), mask)
+    np.testing.assert_array_equal(dirty, clean)
+    alone = call(name, is_causal=is_causal, **more)
+    alone = fast_jit(alone)(*(x[1:, :21] for x in (q, k, v)))
+    assert_close(clean[1:, :21], alone, 1e-6)
+
+    def loss(k, v):
+        return (call(name, is_causal=is_causal, **more)(q, k, v, mask) ** 2).sum()
+
+    for slope in fast_jit(jax.grad(loss, (0, 1)))(k, v):
+        assert not np.asarray(slope)[hidden.repeat(2, 2).repeat(8, 3)].any()
+
+
+def test_under_vmap_and_checkpoint() -> None:
+    pairs = [np.stack(x) for x in zip(inputs(9), inputs(10), strict=True)]
+
+    def slopes(implementation: str) -> Any:
+        function = call("linear", implementation, is_causal=True)
+
+        def loss(arrays):
+            return jnp.sin(jax.vmap(jax.checkpoint(function))(*arrays)).sum()
+
+        return fast_jit(jax.grad(loss))(pairs)
+
+    jax.tree.map(assert_close, slopes("pallas"), slopes("xla"))
+
+
+def test_in_a_model() -> None:
+    from flax import nnx
+
+    x = jax.random.normal(jax.random.key(0), (2, 20, 16))
+    made = [
+        MultiHeadAttention(
+            2, 16, max_length=32, options={"implementation": y}, rngs=nnx.Rngs(0)
+        )
+        for y in ("pallas", "xla")
+    ]
+    assert "pallas_call" in str(jax.make_jaxpr(made[0])(x))
+    assert_close(*(fast_jit(layer)(x) for layer in made), 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_causal", "sizes"),
+    [
+        # Two segments of two chunks, the last with a tail; widths that are padded.
+        ("cosformer", True, {"query_length": 140, "length": 140, "value_dim": 40}),
+        ("linear", False, {"query_length": 60, "length": 130, "heads": 2}),
+    ],
+)
+def test_hopper_kernels(
+    name: str, is_causal: bool, sizes: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(kernels.INTERPRET, "gpu")
+    arrays = inputs(11, **{"batch": 1, "heads": 1, "head_dim": 64} | sizes)
+    mask = np.random.default_rng(12).random((1, sizes["length"])) < 0.7
+    arrays = [jnp.asarray(x, "bfloat16") for x in arrays]
+    more = {"mask": mask, "is_causal": is_causal, "chunking": Chunking(64, 128)}
+    compare(name, arrays, 1.5e-2, **more)

@@ -1,0 +1,169 @@
+"""Which implementation runs, what is refused, and lowering without the device."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from attention.mechanisms import inputs
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType
+
+from lra_jax import attention, kernels
+from lra_jax.attention.causal.sums import Chunking
+from lra_jax.kernels import selection
+
+HOPPER = AbstractDevice("NVIDIA H100 80GB HBM3", num_cores=132, platform="gpu")
+TPU = AbstractDevice(device_kind="TPU v5 lite", num_cores=1, platform="tpu")
+
+
+def pallas_calls(function: Any, *arrays: Any) -> int:
+    return str(jax.make_jaxpr(function)(*arrays)).count("pallas_call[")
+
+
+@pytest.mark.parametrize("name", ["linear", "cosformer"])
+def test_a_cpu_takes_the_xla_form(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    function, arrays = getattr(attention, f"{name}_attention"), inputs(0)
+    for implementation in ("auto", "xla"):
+        monkeypatch.setenv(kernels.INTERPRET, "tpu")
+        more = {"implementation": implementation}
+        assert not pallas_calls(lambda *a, m=more: function(*a, **m), *arrays)
+        monkeypatch.delenv(kernels.INTERPRET)
+        assert not pallas_calls(lambda *a, m=more: function(*a, **m), *arrays)
+    with pytest.raises(ValueError, match=r"'auto' or 'xla' on this machine.*'cpu'"):
+        function(*arrays, implementation="pallas")
+
+
+@pytest.mark.parametrize("name", ["linear", "cosformer"])
+def test_what_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    function, arrays = getattr(attention, f"{name}_attention"), inputs(0)
+
+    def refused(match: str, arrays: Any, **more: Any) -> None:
+        with pytest.raises(ValueError, match=match):
+            function(*arrays, **{"implementation": "pallas"} | more)
+
+    refused("'auto', 'xla' or 'pallas', got 'triton'", arrays, implementation="triton")
+    refused("'auto', 'xla' or 'pallas', got None", arrays, implementation=None)
+    monkeypatch.setenv(kernels.INTERPRET, "rocm")
+    refused("LRA_JAX_PALLAS_INTERPRET: .*'tpu', 'gpu'.* got 'rocm'", arrays)
+    monkeypatch.setenv(kernels.INTERPRET, "tpu")
+    half = [x.astype("float16") for x in arrays]
+    refused("float32 or bfloat16, got .'float16'.", half)
+    mixed = [arrays[0], *(jnp.asarray(x, "bfloat16") for x in arrays[1:])]
+    refused("all in float32 or bfloat16, got .'bfloat16', 'float32'.", mixed)
+    refused("at most 256, got .257, 257.", inputs(0, head_dim=257))
+    refused("multiple of 16 positions, got 24", arrays, chunking=Chunking(24))
+    refused("one length", inputs(0, length=9), is_causal=True)
+    monkeypatch.setenv(kernels.INTERPRET, "gpu")
+    refused("all in bfloat16, got .'float32'.", arrays)
+    half = [jnp.asarray(x, "bfloat16") for x in inputs(0, head_dim=65)]
+    refused("at most 64, got .65, 65.", half)
+    half = [x[..., :64] for x in half]
+    refused("chunks of 64 positions, got 128", half, chunking=Chunking(128))
+
+
+def chosen(monkeypatch: pytest.MonkeyPatch, *, target: str, dtype: str, **sizes: Any):
+    monkeypatch.setattr(selection, "_native", lambda: target)
+    monkeypatch.setattr(jax, "device_count", lambda: 1)
+    arrays = [jnp.asarray(x, dtype) for x in inputs(0, **sizes)]
+    return kernels.choose("auto", *arrays)
+
+
+def test_auto_takes_kernels_where_they_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        assert chosen(patch, target="tpu", dtype="float32") == ("tpu", False)
+        # What they do not take is no error then.
+        assert chosen(patch, target="tpu", dtype="float16") is None
+        # Not before it has run on one.
+        assert chosen(patch, target="gpu", dtype="bfloat16", head_dim=64) is None
+        # The compiler cannot cut a kernel into parts, but shard_map does.
+        assert chosen(patch, target="tpu", dtype="float32") is not None
+        patch.setattr(jax, "device_count", lambda: 2)
+        arrays = inputs(0)
+        assert kernels.choose("auto", *arrays) is None
+        mesh = jax.make_mesh((2,), ("x",), axis_types=(AxisType.Auto,))
+        found = []
+
+        def local(*arrays):
+            found.append(kernels.choose("auto", *arrays))
+            return arrays[0]
+
+        spec = jax.P("x")
+        jax.eval_shape(
+            jax.shard_map(local, mesh=mesh, in_specs=(spec,) * 3, out_specs=spec),
+            *arrays,
+        )
+        assert found == [("tpu", False)]
+
+
+def lowered(target: str, device: AbstractDevice, function: Any, *arrays: Any) -> str:
+    platform = {"tpu": "tpu", "gpu": "cuda"}[target]
+    mesh = AbstractMesh((1,), ("x",), abstract_device=device)
+    with jax.sharding.use_abstract_mesh(mesh):
+        traced = jax.jit(function).trace(*arrays)
+        return traced.lower(lowering_platforms=(platform,)).as_text()
+
+
+@pytest.mark.parametrize("name", ["linear", "cosformer"])
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_lowers_for_a_tpu(
+    name: str, is_causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(selection, "_native", lambda: "tpu")
+    function = getattr(attention, f"{name}_attention")
+    mask = np.arange(300)[None] < 250
+
+    def loss(q, k, v):
+        more = {"is_causal": is_causal, "implementation": "pallas"}
+        return function(q, k, v, mask, **more).astype("float32").sum()
+
+    for heads, width, value_width, dtype in (
+        (4, 64, 64, "bfloat16"),
+        (2, 16, 40, "float32"),
+        (3, 128, 256, "bfloat16"),
+    ):
+        x = jax.ShapeDtypeStruct((1, 300, heads, width), dtype)
+        v = jax.ShapeDtypeStruct((1, 300, heads, value_width), dtype)
+        text = lowered("tpu", TPU, jax.value_and_grad(loss, (0, 1, 2)), x, x, v)
+        assert text.count("tpu_custom_call") == (2 if is_causal else 4)
+
+
+@pytest.mark.parametrize("name", ["linear", "cosformer"])
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_lowers_for_a_hopper_gpu(
+    name: str, is_causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(selection, "_native", lambda: "gpu")
+    function = getattr(attention, f"{name}_attention")
+    mask = np.arange(600)[None] < 550
+
+    def loss(q, k, v):
+        more = {"is_causal": is_causal, "implementation": "pallas"}
+        return function(q, k, v, mask, **more).astype("float32").sum()
+
+    x = jax.ShapeDtypeStruct((1, 600, 2, 64), "bfloat16")
+    v = jax.ShapeDtypeStruct((1, 600, 2, 48), "bfloat16")
+    text = lowered("gpu", HOPPER, jax.value_and_grad(loss, (0, 1, 2)), x, x, v)
+    assert text.count("@mosaic_gpu") == 5
+
+
+@pytest.mark.parametrize("name", ["cosformer", "flow"])
+def test_lowers_inside_shard_map(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selection, "_native", lambda: "tpu")
+    kind = (AxisType.Auto,)
+    mesh = AbstractMesh((2,), ("x",), axis_types=kind, abstract_device=TPU)
+    x = jax.ShapeDtypeStruct((2, 40, 2, 64), "bfloat16")
+
+    def slope(*arrays):
+        def loss(*arrays):
+            function = getattr(attention, f"{name}_attention")
+            out = function(*arrays, is_causal=True)
+            return out.astype("float32").sum()
+
+        return jax.grad(loss, (0, 1, 2))(*arrays)
+
+    specs = {"in_specs": (jax.P("x"),) * 3, "out_specs": (jax.P("x"),) * 3}
+    with jax.sharding.use_abstract_mesh(mesh):
+        traced = jax.jit(jax.shard_map(slope, mesh=mesh, **specs)).trace(x, x, x)
+        text = traced.lower(lowering_platforms=("tpu",)).as_text()
+    assert text.count("tpu_custom_call") == 2
