@@ -49,8 +49,8 @@ def write_report(folder: Path, out: Path) -> list[str]:
       ValueError: no run in the folder is finished.
       OSError: `out` cannot be written.
     """
+    from lra_jax.files import write_text
     from lra_jax.reporting import collect, page
-    from lra_jax.training.metrics import write_text
 
     found, problems = collect.read_runs(folder)
     groups = collect.group_runs(found)

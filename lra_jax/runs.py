@@ -168,11 +168,11 @@ def run_all(plan: Sequence[Run]) -> dict[str, list[dict[str, Any]]]:
 def finished_result(run: Run) -> dict[str, Any] | None:
     """The result of a run that is done, with the very same settings; else None."""
     try:
-        config = json.loads((run.workdir / "config.json").read_text())
+        config = json.loads((run.workdir / "config.json").read_text(encoding="utf-8"))
         config.pop("data_fingerprint")
         if Config.from_dict(config).identity() != run.config.identity():
             return None
-        result = json.loads((run.workdir / "result.json").read_text())
+        result = json.loads((run.workdir / "result.json").read_text(encoding="utf-8"))
         result["test_accuracy_best"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # The run itself says what is wrong, in one line.

@@ -18,7 +18,7 @@ from lra_jax.benchmarking.settings import (
     published_tables,
 )
 from lra_jax.benchmarking.works import find
-from lra_jax.training.metrics import write_json
+from lra_jax.files import write_json
 from lra_jax.training.session import commit, describe_devices, versions
 
 

@@ -23,8 +23,8 @@ from collections.abc import Iterator
 from typing import IO
 
 from lra_jax.data import checks
-from lra_jax.data.locks import locked
 from lra_jax.data.progress import Progress
+from lra_jax.files import locked
 
 _TIMEOUT = 15
 _BLOCK = 1 << 20

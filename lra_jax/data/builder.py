@@ -44,7 +44,7 @@ import numpy as np
 import tensorflow_datasets as tfds
 
 from lra_jax.data.dataset import SequenceDataset
-from lra_jax.data.locks import locked
+from lra_jax.files import locked
 
 _SHARD_BYTES = 128 << 20
 _STALE_SECONDS = 3600

@@ -10,6 +10,7 @@ step. Here it grows in stages, each of which is one shape to compile.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Self
 
 import numpy as np
@@ -29,6 +30,11 @@ class LengthWarmup:
     def limit(self, step: int) -> int | None:
         """Most tokens of a sequence in the batch of a step; None for all of them."""
         return next((length for length, end in self.stages if step < end), None)
+
+    def widths(self, buckets: Sequence[int]) -> set[int]:
+        """The lengths that the batches of a run can have."""
+        limits = (buckets[-1], *(length for length, _ in self.stages))
+        return {min(bucket, limit) for bucket in buckets for limit in limits}
 
     def work(self, lengths: np.ndarray, num_steps: int) -> np.ndarray:
         """Tokens of an average example in all steps before each, `[num_steps + 1]`.

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lra_jax.data import listops_language
+from lra_jax.files import replacing
 
 if TYPE_CHECKING:
     from lra_jax.data.dataset import SequenceDataset
@@ -115,17 +116,15 @@ def write(dataset: "SequenceDataset", folder: str | os.PathLike) -> None:
     folder = pathlib.Path(folder).expanduser()
     folder.mkdir(parents=True, exist_ok=True)
     for split, name in FILES.items():
-        unfinished = folder / f".{name}.{os.getpid()}"
-        try:
-            with unfinished.open("w", encoding="utf-8", newline="") as file:
-                writer = csv.writer(file, delimiter="\t")
-                writer.writerow(_HEADER)
-                for example in dataset.source(split):
-                    nested = listops_language.to_nested(example["tokens"])
-                    writer.writerow((nested, int(example["label"])))
-            unfinished.replace(folder / name)
-        finally:
-            unfinished.unlink(missing_ok=True)
+        with (
+            replacing(folder / name) as partial,
+            partial.open("w", encoding="utf-8", newline="") as file,
+        ):
+            writer = csv.writer(file, delimiter="\t")
+            writer.writerow(_HEADER)
+            for example in dataset.source(split):
+                nested = listops_language.to_nested(example["tokens"])
+                writer.writerow((nested, int(example["label"])))
 
 
 def _parse(row: list[str], max_length: int) -> tuple[np.ndarray, int]:

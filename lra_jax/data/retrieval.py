@@ -23,7 +23,7 @@ import tensorflow_datasets as tfds
 
 from lra_jax.data import archives, builder, checks, token_files
 from lra_jax.data.dataset import SequenceDataset
-from lra_jax.data.locks import locked
+from lra_jax.files import locked
 
 ARCHIVE = archives.Archive(
     name="lra_release.gz",

@@ -1,17 +1,15 @@
-"""Contact sheets: many small grey images on one PNG, each with its label above it.
-
-PNG is written with zlib alone (grey, eight bits, no filter), so that looking at data
-needs no image library.
-"""
+"""Contact sheets: many small grey images on one PNG, each with its label above it."""
 
 import math
 import os
 import pathlib
-import struct
-import zlib
 from collections.abc import Sequence
 
 import numpy as np
+from PIL import Image
+
+from lra_jax.errors import expected
+from lra_jax.files import replacing
 
 # Digits of 3 x 5 pixels, row by row, a bit for each pixel.
 _DIGITS = (
@@ -37,27 +35,10 @@ def write_png(file: str | os.PathLike, pixels: np.ndarray) -> None:
     """
     pixels = np.asarray(pixels)
     if pixels.ndim != 2 or pixels.dtype != np.uint8 or not pixels.size:
-        raise ValueError(
-            f"pixels must be uint8 [rows, columns], got {pixels.dtype} of shape "
-            f"{pixels.shape}."
-        )
-    rows, columns = pixels.shape
-    lines = np.zeros((rows, columns + 1), np.uint8)  # Column 0: no filter.
-    lines[:, 1:] = pixels
-    header = struct.pack(">IIBBBBB", columns, rows, 8, 0, 0, 0, 0)
-    parts = [
-        b"\x89PNG\r\n\x1a\n",
-        _chunk(b"IHDR", header),
-        _chunk(b"IDAT", zlib.compress(lines.tobytes(), 9)),
-        _chunk(b"IEND", b""),
-    ]
-    file = pathlib.Path(file)
-    unfinished = file.with_name(f".{file.name}.{os.getpid()}")
-    try:
-        unfinished.write_bytes(b"".join(parts))
-        unfinished.replace(file)
-    finally:
-        unfinished.unlink(missing_ok=True)
+        got = f"{pixels.dtype} {list(pixels.shape)}"
+        raise expected("pixels", "uint8 [rows, columns]", got)
+    with replacing(pathlib.Path(file)) as partial:
+        Image.fromarray(pixels).save(partial, "PNG", optimize=True)
 
 
 def contact_sheet(
@@ -83,9 +64,10 @@ def contact_sheet(
     """
     images, labels = np.asarray(images), np.asarray(labels)
     if images.ndim != 3 or not images.size or labels.shape != images.shape[:1]:
-        raise ValueError(
-            "images must be [n, height, width] with n > 0 and labels [n], got shapes "
-            f"{images.shape} and {labels.shape}."
+        raise expected(
+            "images, labels",
+            "[n, height, width] and [n] with n > 0",
+            f"{list(images.shape)} and {list(labels.shape)}",
         )
     count, height, width = images.shape
     columns = min(columns or math.ceil(math.sqrt(count)), count)
@@ -110,8 +92,3 @@ def _write_number(strip: np.ndarray, number: int) -> None:
         glyph = np.array([bit == "1" for bit in bits]).reshape(5, 3)
         target = strip[:, 4 * place : 4 * place + 3]
         target[glyph[:, : target.shape[1]]] = _INK
-
-
-def _chunk(kind: bytes, data: bytes) -> bytes:
-    checksum = struct.pack(">I", zlib.crc32(kind + data))
-    return struct.pack(">I", len(data)) + kind + data + checksum

@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 from lra_jax.configs import Config
 from lra_jax.data import pipeline
 from lra_jax.data.dataset import SequenceDataset
+from lra_jax.data.length_warmup import LengthWarmup
 from lra_jax.models import Buffer
 from lra_jax.tasks import Task
 from lra_jax.training import hosts, sharding
@@ -119,9 +120,13 @@ class Trainer:
         state = init_state(params, optimizer)
         self.state: TrainState = sharding.replicate(self.mesh, state)
         self.progress = Progress()
-        train_step = make_train_step(task, graphdef, optimizer, config.seed)
+        warmup = LengthWarmup.parse(train.length_warmup, train.steps)
+        widths = warmup.widths(self.buckets)
+        train_step = make_train_step(
+            task, graphdef, optimizer, config.seed, shapes=len(widths)
+        )
         self.train_step = sharding.under_mesh(self.mesh, train_step)
-        eval_step = make_eval_step(task, graphdef)
+        eval_step = make_eval_step(task, graphdef, shapes=len(self.buckets))
         self.eval_step = sharding.under_mesh(self.mesh, eval_step)
         self.checkpoints = Checkpoints(workdir, clean=training)
         self.data = pipeline.train_iterator(

@@ -2,9 +2,10 @@
 
 import importlib.util
 import json
-import os
 from pathlib import Path
 from typing import Any
+
+from lra_jax.files import write_text
 
 
 class MetricsWriter:
@@ -23,7 +24,7 @@ class MetricsWriter:
         self._path = workdir / "metrics.jsonl"
         kept = [m for m in read_metrics(workdir) if m["step"] <= resume_step]
         write_text(self._path, "".join(json.dumps(m) + "\n" for m in kept))
-        self._file = self._path.open("a")
+        self._file = self._path.open("a", encoding="utf-8")
         self._events = _event_writer(workdir, resume_step)
 
     def write(self, step: int, split: str, **values: float) -> None:
@@ -50,20 +51,8 @@ def read_metrics(workdir: Path) -> list[dict[str, Any]]:
     path = workdir / "metrics.jsonl"
     if not path.exists():
         return []
-    lines = path.read_text().split("\n")
+    lines = path.read_text(encoding="utf-8").split("\n")
     return [json.loads(line) for line in lines if line.endswith("}")]
-
-
-def write_json(path: Path, values: Any) -> None:
-    """Writes JSON so that readers see all of it or none."""
-    write_text(path, json.dumps(values, indent=2) + "\n")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Writes a file under another name first, then renames it."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text)
-    os.replace(partial, path)
 
 
 def _event_writer(workdir: Path, resume_step: int) -> Any:

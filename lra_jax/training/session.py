@@ -19,12 +19,13 @@ from lra_jax.configs import Config, get_preset
 from lra_jax.configs.base import BestBy
 from lra_jax.data.length_warmup import LengthWarmup
 from lra_jax.errors import known
+from lra_jax.files import write_json
 from lra_jax.tasks import Task, get_task
 from lra_jax.training import hosts
 from lra_jax.training import workdir as workdirs
 from lra_jax.training.console import RunConsole, format_seconds
 from lra_jax.training.loop import Trainer
-from lra_jax.training.metrics import read_metrics, write_json
+from lra_jax.training.metrics import read_metrics
 from lra_jax.training.optimizer import make_schedule
 
 
@@ -252,7 +253,7 @@ def _processor() -> str:
     """Model of the processor, or its architecture where the system does not say."""
     info = Path("/proc/cpuinfo")
     if info.exists():
-        for line in info.read_text().splitlines():
+        for line in info.read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()

@@ -1,8 +1,10 @@
 """The training state, and the two functions that are compiled."""
 
+import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 import optax
@@ -11,6 +13,8 @@ from flax import nnx
 from lra_jax.tasks import Batch, Sums, Task
 
 NO_STEP = -1
+
+_NUMBERS = itertools.count()
 
 
 class TrainState(NamedTuple):
@@ -49,11 +53,13 @@ def make_train_step(
     graphdef: Any,
     optimizer: optax.GradientTransformation,
     seed: int,
+    shapes: int | None = None,
 ) -> Callable[[TrainState, Batch], TrainState]:
     """One step of training, compiled once for each shape of the batch.
 
     The dropout key of a step is ``fold_in(key(seed), step)``, so that no random state
-    needs to be kept. The state is donated.
+    needs to be kept. The state is donated. More than ``shapes`` shapes of batches are an
+    AssertionError, since each costs a compilation.
     """
 
     def train_step(state: TrainState, batch: Batch) -> TrainState:
@@ -79,17 +85,39 @@ def make_train_step(
             bad_step=jnp.where(first_bad, step, state.bad_step),
         )
 
-    return jax.jit(train_step, donate_argnums=0)
+    return jax.jit(_traced_at_most(shapes, train_step), donate_argnums=0)
 
 
-def make_eval_step(task: Task, graphdef: Any) -> Callable[[Any, Sums, Batch], Sums]:
-    """Adds the metric sums of a batch, without dropout, to the sums so far."""
+def make_eval_step(
+    task: Task, graphdef: Any, shapes: int | None = None
+) -> Callable[[Any, Sums, Batch], Sums]:
+    """Adds the metric sums of a batch, without dropout, to the sums so far.
+
+    ``shapes`` is as in :func:`make_train_step`.
+    """
 
     def eval_step(params: nnx.State, sums: Sums, batch: Batch) -> Sums:
         model = nnx.merge(graphdef, params)
         return jax.tree.map(jnp.add, sums, task.loss(model, batch, None))
 
-    return jax.jit(eval_step, donate_argnums=1)
+    return jax.jit(_traced_at_most(shapes, eval_step), donate_argnums=1)
+
+
+def _traced_at_most(
+    count: int | None, function: Callable[..., Any]
+) -> Callable[..., Any]:
+    """``chex.assert_max_traces``, counting for this function object alone.
+
+    Chex counts by source and name, so that two runs in one process would add up.
+    """
+    if count is None:
+        return function
+    name = function.__name__
+    function.__name__ = f"{name}_{next(_NUMBERS)}"
+    guarded = chex.assert_max_traces(function, count)
+    # jax names the compiled program, and finds it in its cache, by this.
+    function.__name__ = guarded.__name__ = name
+    return guarded
 
 
 @jax.jit

@@ -8,7 +8,6 @@ result.json      at the end
 """
 
 import contextlib
-import fcntl
 import json
 import shutil
 from collections.abc import Iterator
@@ -16,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from lra_jax.configs import Config
-from lra_jax.training.metrics import write_json
+from lra_jax.errors import expected
+from lra_jax.files import locked, write_json
 
 
 def open_workdir(workdir: Path, config: Config, fingerprint: str) -> None:
@@ -56,7 +56,7 @@ def read_config(workdir: Path) -> tuple[Config, str]:
     if not path.exists():
         raise ValueError(f"--workdir={workdir} is no run directory: no config.json")
     try:
-        values = json.loads(path.read_text())
+        values = json.loads(path.read_text(encoding="utf-8"))
         fingerprint = values.pop("data_fingerprint")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
@@ -75,7 +75,7 @@ def read_result(workdir: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        return json.loads(path.read_text())
+        return json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} is damaged, delete it: {error}") from error
 
@@ -101,18 +101,10 @@ def exclusive(workdir: Path) -> Iterator[None]:
     Raises:
       ValueError: another process holds it, or it cannot be written.
     """
-    with _writable(workdir):
-        workdir.mkdir(parents=True, exist_ok=True)
-        file = (workdir / ".lock").open("w")
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ValueError(
-                f"--workdir={workdir} is in use by another process"
-            ) from error
-        except OSError:  # Some network file systems have no locks.
-            pass
+    with contextlib.ExitStack() as stack:
+        with _writable(workdir):
+            workdir.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locked(workdir / ".lock", wait=False))
         yield
 
 
@@ -120,6 +112,12 @@ def exclusive(workdir: Path) -> Iterator[None]:
 def _writable(workdir: Path) -> Iterator[None]:
     try:
         yield
+    except TimeoutError as error:
+        raise expected(
+            "--workdir",
+            "a directory of its own",
+            f"{workdir}, which is in use by another process",
+        ) from error
     except OSError as error:
         raise ValueError(
             f"--workdir={workdir} cannot be written: {error.strerror}"

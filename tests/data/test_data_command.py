@@ -44,7 +44,10 @@ def test_prepare_describe_sample(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("args", "parts"),
     [
-        ("prepair", ["command: expected one of", "got 'prepair'", "did you mean 'prepare'"]),
+        (
+            "prepair",
+            ["command: expected one of", "did you mean 'prepare'"],
+        ),
         ("prepare --task=listop", ["did you mean 'listops'"]),
         ("prepare --count=3", ["unknown flag '--count'"]),
         ("prepare --preset=compat", ["did you mean 'compact'"]),

@@ -18,6 +18,12 @@ def test_no_warmup():
     assert LengthWarmup().limit(0) is None
 
 
+def test_widths_are_those_of_the_batches():
+    assert LengthWarmup().widths((64, 300)) == {64, 300}
+    warmup = LengthWarmup.parse("5:0.2,100:0.5", 20)
+    assert warmup.widths((64, 128, 300)) == {5, 64, 100, 128, 300}
+
+
 def test_work_counts_the_tokens_of_each_step():
     lengths = np.array([2, 4, 9])
     warmup = LengthWarmup.parse("2:0.25,5:0.5", 8)

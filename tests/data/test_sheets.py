@@ -1,38 +1,18 @@
 """Contact sheets: the pixels in the file are those of the images."""
 
-import struct
-import zlib
-
 import numpy as np
 import pytest
+from PIL import Image
 
 from lra_jax.data import sheets
-
-
-def read_png(file) -> np.ndarray:
-    """A reader of what the standard says, apart from the writer."""
-    data = file.read_bytes()
-    assert data[:8] == b"\x89PNG\r\n\x1a\n"
-    chunks, at = {}, 8
-    while at < len(data):
-        (size,) = struct.unpack(">I", data[at : at + 4])
-        body = data[at + 4 : at + 8 + size]
-        (checksum,) = struct.unpack(">I", data[at + 8 + size : at + 12 + size])
-        assert zlib.crc32(body) == checksum
-        chunks[body[:4]], at = body[4:], at + 12 + size
-    assert list(chunks) == [b"IHDR", b"IDAT", b"IEND"]
-    width, height, depth, colour = struct.unpack(">IIBB", chunks[b"IHDR"][:10])
-    assert (depth, colour) == (8, 0)
-    lines = np.frombuffer(zlib.decompress(chunks[b"IDAT"]), np.uint8)
-    lines = lines.reshape(height, width + 1)
-    assert not lines[:, 0].any()
-    return lines[:, 1:]
 
 
 def test_png(tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (5, 9), np.uint8)
     sheets.write_png(tmp_path / "x.png", pixels)
-    np.testing.assert_array_equal(read_png(tmp_path / "x.png"), pixels)
+    with Image.open(tmp_path / "x.png", formats=["PNG"]) as image:
+        assert image.mode == "L"
+        np.testing.assert_array_equal(np.asarray(image), pixels)
     assert [file.name for file in tmp_path.iterdir()] == ["x.png"]
 
 
@@ -60,9 +40,12 @@ def test_small_images_are_enlarged_and_few_are_no_problem():
     ("call", "message"),
     [
         (lambda: sheets.contact_sheet(np.zeros((0, 4, 4), np.uint8), []), r"n > 0"),
-        (lambda: sheets.contact_sheet(np.zeros((2, 4, 4), np.uint8), [1]), r"\(1,\)"),
+        (
+            lambda: sheets.contact_sheet(np.zeros((2, 4, 4), np.uint8), [1]),
+            r"d \[1\]",
+        ),
         (lambda: sheets.write_png("x.png", np.zeros((4, 4))), "uint8 .*float64"),
-        (lambda: sheets.write_png("x.png", np.zeros(4, np.uint8)), r"shape \(4,\)"),
+        (lambda: sheets.write_png("x.png", np.zeros(4, np.uint8)), r"uint8 \[4\]"),
     ],
 )
 def test_errors(call, message):

@@ -159,7 +159,8 @@ def test_two_processes_in_one_directory(data_dir, tmp_path, capsys):
     with exclusive(tmp_path):
         code = main(helpers.tiny(data_dir, tmp_path))
     err = capsys.readouterr().err
-    helpers.assert_one_error(code, err, 2, f"{tmp_path} is in use by another process")
+    parts = (str(tmp_path), "in use by another process")
+    helpers.assert_one_error(code, err, 2, *parts)
     assert not (tmp_path / "config.json").exists()
 
 

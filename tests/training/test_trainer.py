@@ -15,6 +15,7 @@ from lra_jax.training import Trainer, sharding
 from lra_jax.training.checkpoints import Progress
 from lra_jax.training.console import RunConsole
 from lra_jax.training.metrics import read_metrics
+from lra_jax.training.step import zero_sums
 from lra_jax.training.workdir import check_space, read_config
 
 STEPS = helpers.TRAIN["steps"]
@@ -63,6 +64,29 @@ def test_one_compilation_for_each_bucket(finished):
     assert finished.trainer.buckets == (32, 60)
     assert finished.trainer.train_step._cache_size() == 2
     assert finished.trainer.eval_step._cache_size() == 2
+
+
+def test_a_shape_that_is_not_a_buckets_is_refused(finished, dataset, tmp_path):
+    """Each would cost a compilation in silence; other runs do not count."""
+    made = trainer(finished.config, dataset, tmp_path)
+    sums = sharding.replicate(made.mesh, zero_sums())
+
+    def batch(width: int):
+        arrays = {
+            "tokens": np.ones((8, width), np.uint8),
+            "lengths": np.full(8, 5, np.int32),
+            "labels": np.zeros(8, np.int32),
+        }
+        return sharding.shard_batch(made.mesh, arrays)
+
+    for width in (32, 60, 32):
+        made.state = made.train_step(made.state, batch(width))
+        sums = made.eval_step(made.state.params, sums, batch(width))
+    with pytest.raises(AssertionError, match="'train_step' is traced > 2 times"):
+        made.train_step(made.state, batch(33))
+    with pytest.raises(AssertionError, match="'eval_step' is traced > 2 times"):
+        made.eval_step(made.state.params, sums, batch(33))
+    made.checkpoints.close()
 
 
 def test_training_learns(data_dir, dataset, tmp_path):

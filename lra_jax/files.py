@@ -1,0 +1,77 @@
+"""Files that are whole or absent, and locks between processes.
+
+All text is UTF-8, whatever the locale. Nothing here writes through a symbolic link,
+which somebody else may have put there.
+"""
+
+import contextlib
+import errno
+import json
+import os
+import pathlib
+import secrets
+from collections.abc import Iterator
+from typing import Any
+
+_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
+
+
+@contextlib.contextmanager
+def locked(file: pathlib.Path, wait: bool = True) -> Iterator[None]:
+    """Holds the lock of a file; it ends with the process, however that ends.
+
+    On a file system without locks nothing is held. Data are safe there too: they appear
+    by a rename.
+
+    Args:
+      file: made if missing, and left behind.
+      wait: for another process to end; else it is an error.
+
+    Raises:
+      TimeoutError: another process holds the lock.
+      OSError: the file cannot be opened, or is a symbolic link.
+    """
+    import filelock  # Not needed for --help.
+
+    # A soft lock, the fallback, would outlast a killed process on another machine.
+    lock = filelock.FileLock(file, blocking=wait, fallback_to_soft=False)
+    try:
+        lock.acquire()
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextlib.contextmanager
+def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Gives a new empty file that takes the place of ``path`` at the end.
+
+    After an error ``path`` is as it was.
+    """
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
+    partial.touch(exist_ok=False)
+    try:
+        yield partial
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_text(path: pathlib.Path, text: str) -> None:
+    """Writes text so that readers see all of it or none."""
+    with replacing(path) as partial:
+        partial.write_text(text, encoding="utf-8", newline="")
+
+
+def write_json(path: pathlib.Path, values: Any) -> None:
+    """Writes JSON so that readers see all of it or none."""
+    write_text(path, json.dumps(values, indent=2) + "\n")
+
+
+def unfollowed(path: str, flags: int) -> int:
+    """For ``open(..., opener=unfollowed)``: refuses a symbolic link."""
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)

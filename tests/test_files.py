@@ -1,0 +1,51 @@
+"""Files that are whole or absent, and locks between processes."""
+
+import subprocess
+import sys
+
+import pytest
+
+from lra_jax.files import locked, replacing, write_text
+
+
+def test_an_error_leaves_the_file_as_it_was(tmp_path):
+    file = tmp_path / "a.txt"
+    write_text(file, "before\n")
+    with pytest.raises(KeyError), replacing(file) as partial:
+        partial.write_text("half")
+        raise KeyError
+    assert file.read_text() == "before\n"
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_nothing_is_written_through_a_symbolic_link(tmp_path):
+    theirs = tmp_path / "theirs"
+    theirs.write_text("precious")
+    for name in ("a.txt", "a.txt.partial", ".lock"):
+        (tmp_path / name).symlink_to(theirs)
+    write_text(tmp_path / "a.txt", "mine")
+    assert (tmp_path / "a.txt").read_text() == "mine"
+    with pytest.raises(OSError, match="symbolic links"), locked(tmp_path / ".lock"):
+        pass
+    assert theirs.read_text() == "precious"
+
+
+def test_a_lock_leaves_the_content_alone(tmp_path):
+    file = tmp_path / "file"
+    file.write_text("precious")
+    with locked(file), pytest.raises(TimeoutError), locked(file, wait=False):
+        pass
+    with locked(file, wait=False):
+        pass
+    assert file.read_text() == "precious"
+
+
+def test_text_is_utf8_in_any_locale(tmp_path):
+    code = (
+        "import pathlib, sys; from lra_jax.files import write_text\n"
+        "write_text(pathlib.Path(sys.argv[1]), 'Schr\\xf6der\\n')"
+    )
+    command = [sys.executable, "-X", "utf8=0", "-c", code, tmp_path / "x"]
+    environment = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0"}
+    subprocess.run(command, env=environment, check=True)
+    assert (tmp_path / "x").read_bytes() == "Schröder\n".encode()
