@@ -58,8 +58,8 @@ def make_train_step(
     """One step of training, compiled once for each shape of the batch.
 
     The dropout key of a step is ``fold_in(key(seed), step)``, so that no random state
-    needs to be kept. The state is donated. More than ``shapes`` shapes of batches are an
-    AssertionError, since each costs a compilation.
+    needs to be kept. The state is donated. More than ``shapes`` shapes of batches are
+    an AssertionError, since each costs a compilation.
     """
 
     def train_step(state: TrainState, batch: Batch) -> TrainState:
