@@ -13,7 +13,6 @@ from lra_jax.kernels.selection import (
     INTERPRET,
     Implementation,
     choose,
-    flow_refusal,
 )
 
 __all__ = [
@@ -22,5 +21,4 @@ __all__ = [
     "attend",
     "attend_flow",
     "choose",
-    "flow_refusal",
 ]

@@ -32,7 +32,7 @@ def attend_flow(
     terms of sums over a head's columns, as the XLA form does not.
 
     Args:
-      target: from `choose`, asked with `flow_refusal`.
+      target: from `choose`, asked with `flow.parts.refusal`.
       query: `[B, T, N, H]`; key `[B, S, N, H]` and value `[B, S, N, Hv]`, whose heads
         may be fewer, of one dtype.
       masks: boolean, of the sources `[B, S]` and of the sinks `[B, T]`, True = real;
@@ -60,6 +60,7 @@ def attend_flow(
         target=name,
         interpret=interpret,
         clip=options.clip,
+        largest=not options.sums_as_is,
         eps=options.eps,
         extra_eps=options.extra_eps,
         fitted=chunking is None,

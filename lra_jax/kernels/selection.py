@@ -1,14 +1,12 @@
 """Which implementation computes a call: the kernels, or the form that XLA compiles."""
 
 import os
-from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 
 from lra_jax.attention import feature_maps
-from lra_jax.kernels.spec import SMALL_CLIP
 
 Implementation = Literal["auto", "xla", "pallas"]
 
@@ -32,7 +30,7 @@ def choose(
     value: jax.Array,
     feature_map: feature_maps.FeatureMap = "relu",
     chunking: Any = None,
-    refusal: Callable[[str], str | None] | None = None,
+    refusal: str | None = None,
 ) -> tuple[str, bool] | None:
     """The kernels to run, as (target, interpret); None = the XLA form.
 
@@ -45,8 +43,8 @@ def choose(
       value: `[B, S, N, Hv]`.
       feature_map: phi, which decides the features' width M.
       chunking: `causal.Chunking` or None.
-      refusal: says why a target has no kernels for the mechanism's other options; None
-        = it has.
+      refusal: why there are no kernels for the mechanism's other options; None = there
+        are.
 
     Raises:
       ValueError: another implementation; or "pallas" where no kernel runs.
@@ -72,8 +70,7 @@ def choose(
         )
     width = feature_maps.feature_width(feature_map, query.shape[-1])
     widths = (width, value.shape[-1])
-    problem = refusal(target) if refusal else None
-    problem = problem or unsuited(target, (query, key, value), widths, chunking)
+    problem = refusal or unsuited(target, (query, key, value), widths, chunking)
     if problem is None:
         return target, interpret is not None
     if forced:
@@ -98,21 +95,6 @@ def unsuited(
         wanted = f"a multiple of {unit}" if target == "tpu" else str(unit)
         return f"expected chunks of {wanted} positions, got {chunking.chunk}"
     return None
-
-
-def flow_refusal(
-    clip: float | None, competition_axis: str, is_causal: bool
-) -> Callable[[str], str | None]:
-    """`choose`'s ``refusal`` of Flow-Attention with these options."""
-
-    def refusal(_: str) -> str | None:
-        if competition_axis != "source":
-            return f"expected competition_axis='source', got {competition_axis!r}"
-        if is_causal and (clip is None or clip > SMALL_CLIP):
-            return f"expected a clip of at most {SMALL_CLIP:g} if causal, got {clip}"
-        return None
-
-    return refusal
 
 
 def _native() -> str | None:

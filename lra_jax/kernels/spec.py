@@ -31,9 +31,6 @@ def _identity(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 # phi and its derivative, of float32 arrays. "given": the features come from outside.
 MAPS = {"elu": _elu, "relu": _relu, "sigmoid": _sigmoid, "given": _identity}
 
-# Clips up to this leave room in exp for sums of any length.
-SMALL_CLIP = 30.0
-
 
 def plus(arrays: Iterable[jax.Array]) -> jax.Array:
     """The sum of arrays of one shape."""
@@ -114,17 +111,15 @@ class FlowSpec(Form):
 
     Attributes:
       clip: bound on the conserved outgoing flow; None = none.
+      largest: the competition has to find the largest logit; else exponentials are
+        summed as they are.
       eps: added to both factors of every inner product.
       extra_eps: added to the product.
       fitted: blocks are as long as fits into VMEM, which `block` only suggests.
     """
 
     clip: float | None
+    largest: bool
     eps: float
     extra_eps: float
     fitted: bool
-
-    @property
-    def top(self) -> float | None:
-        """What can stand for the largest logit; None = it has to be found."""
-        return self.clip if self.clip is not None and self.clip <= SMALL_CLIP else None

@@ -97,17 +97,17 @@ def _check_implementation(config: Config, mechanism: registry.Mechanism) -> None
         import jax
 
         from lra_jax import kernels
+        from lra_jax.attention.flow import parts as flow_parts
 
         width = model.qkv_dim // model.num_heads
         shape = (1, model.max_length, model.num_heads, width)
         array: Any = jax.ShapeDtypeStruct(shape, config.train.dtype)
         phi = block.get("feature_map", "relu")
-        refusal = None
-        if mechanism.name == "flow":
-            axis = block.get("competition_axis", "source")
-            refusal = kernels.flow_refusal(block.get("clip", 1.0), axis, False)
         arrays = array, array, array
+        refusal = None
         try:
+            if mechanism.name == "flow":
+                refusal = flow_parts.refusal(flow_parts.given(block), False)
             kernels.choose(block["implementation"], *arrays, phi, refusal=refusal)
         except ValueError as error:
             raise ValueError(f"--model.attention_options: {error}") from error

@@ -162,7 +162,17 @@ def cosformer(
     return _each_head(q, k, v, mask, head)
 
 
-def flow(q, k, v, mask=None, query_mask=None, clip=1.0, eps=1e-6) -> np.ndarray:
+def flow(
+    q,
+    k,
+    v,
+    mask=None,
+    query_mask=None,
+    clip: float | None = 30.0,
+    eps=1e-6,
+    competition=True,
+    allocation=True,
+) -> np.ndarray:
     def phi(x):
         return 1 / (1 + np.exp(-x))
 
@@ -174,10 +184,12 @@ def flow(q, k, v, mask=None, query_mask=None, clip=1.0, eps=1e-6) -> np.ndarray:
         source = (b + eps) @ ((a / incoming[:, None]).sum(0) + eps)
         if clip is not None:
             source = np.clip(source, -clip, clip)
-        competition = _row_softmax(source) * len(k)
-        allocation = 1 / (1 + np.exp(-sink * len(q) / len(k)))
-        weights = allocation[:, None] * (a / incoming[:, None]) @ b.T
-        return (weights * competition) @ v
+        weights = (a / incoming[:, None]) @ b.T
+        if allocation:
+            weights = weights / (1 + np.exp(-sink * len(q) / len(k)))[:, None]
+        if competition:
+            weights = weights * _row_softmax(source) * len(k)
+        return weights @ v
 
     out = np.zeros((*q.shape[:3], v.shape[-1]))
     rows = np.ones(q.shape[:2], bool) if query_mask is None else np.asarray(query_mask)
@@ -194,7 +206,16 @@ def flow(q, k, v, mask=None, query_mask=None, clip=1.0, eps=1e-6) -> np.ndarray:
     return out
 
 
-def flow_causal(q, k, v, mask=None, clip=1.0, eps=1e-6) -> np.ndarray:
+def flow_causal(
+    q,
+    k,
+    v,
+    mask=None,
+    clip: float | None = 30.0,
+    eps=1e-6,
+    competition=True,
+    allocation=True,
+) -> np.ndarray:
     """The authors' causal form, position by position; a hidden one does not exist."""
 
     def phi(x):
@@ -203,7 +224,8 @@ def flow_causal(q, k, v, mask=None, clip=1.0, eps=1e-6) -> np.ndarray:
     def one_head(q, k, v):
         a, b, count = phi(q), phi(k), np.arange(1, len(q) + 1)
         out, logits = np.zeros((len(q), v.shape[-1])), np.zeros(len(q))
-        incoming, outgoing, competition = (np.zeros(len(q)) for _ in range(3))
+        incoming, outgoing = np.zeros(len(q)), np.zeros(len(q))
+        shares = np.ones(len(q))
         for i in range(len(q)):
             past = slice(0, i + 1)
             incoming[i] = (a[i] + eps) @ (b[past].sum(0) + eps)
@@ -214,9 +236,11 @@ def flow_causal(q, k, v, mask=None, clip=1.0, eps=1e-6) -> np.ndarray:
             logits[i] = (b[i] + eps) @ (to_source + eps) / count[i]
             if clip is not None:
                 logits[i] = np.clip(logits[i], -clip, clip)
-            competition[i] = _row_softmax(logits[past])[-1] * count[i]
-            weights = a[i] @ b[past].T / incoming[i] * competition[past]
-            out[i] = weights @ v[past] / (1 + np.exp(-sink))
+            if competition:
+                shares[i] = _row_softmax(logits[past])[-1] * count[i]
+            out[i] = a[i] @ b[past].T / incoming[i] * shares[past] @ v[past]
+            if allocation:
+                out[i] /= 1 + np.exp(-sink)
         return out
 
     q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))

@@ -17,10 +17,13 @@ from lra_jax.attention.flow.gradient import pull
 from lra_jax.attention.flow.parts import (
     FlowTerms,
     Options,
+    allocated,
     clipped,
     compete,
     divisor,
+    opened,
     so_far,
+    without_competition,
 )
 
 
@@ -31,7 +34,7 @@ class FlowSums(NamedTuple):
     queries: jax.Array  # sum of phi(q), [B, N, M]
     key_flow: jax.Array  # sum of phi(k) n / O, [B, N, M]
     query_flow: jax.Array  # sum of phi(q) n / I, [B, N, M]
-    largest: jax.Array  # O' at its largest, [B, N]
+    largest: jax.Array  # O' at its largest, or 0 with a small clip, [B, N]
     total: jax.Array  # sum of exp(O' - largest), [B, N]
     summary: jax.Array  # sum of phi(k) c v^T, [B, N, M, Hv]
 
@@ -42,10 +45,6 @@ class Tables(NamedTuple):
     sinks: jax.Array
     sources: jax.Array
     visible: jax.Array  # which sources are real
-
-
-# Clips up to this leave room in exp for sums of any length.
-_SMALL = 30.0
 
 
 class Flows(NamedTuple):
@@ -88,10 +87,10 @@ class FlowBlock(chunks.Block):
         # Appended positions have counts of 0.
         sinks, sources = jnp.maximum(sinks, 1), jnp.maximum(sources, 1)
         flows, sums = self.flows(start, query, key, sinks, sources)
-        logits = clipped(flows.conserved_source, self.options.clip)
-        shares, largest, total = self._compete(logits, visible, start)
-        competition = shares * sources
-        allocation = jax.nn.sigmoid(flows.conserved_sink)
+        competition, largest, total = self.compete(
+            flows.conserved_source, visible, sources, start.largest, start.total
+        )
+        allocation = allocated(flows.conserved_sink, self.options)
         sums = sums._replace(largest=largest, total=total)
         if self.as_terms:
             terms = FlowTerms(*flows[2:6], competition, allocation)
@@ -115,7 +114,7 @@ class FlowBlock(chunks.Block):
     ) -> tuple[FlowSums, tuple[jax.Array, ...]]:
         """Written out in `lra_jax.attention.flow.gradient` where the clip is small."""
         given = state, arrays, tables, outputs, cotangents
-        if scale is not raw.identity or not self.small_clip:
+        if scale is not raw.identity or not self.options.sums_as_is:
             return super().scaled_pullback(*given, scale)
         return pull(self, *given)
 
@@ -182,36 +181,27 @@ class FlowBlock(chunks.Block):
         constant = before.sum(-1)[..., None] + features.sum(-1) + width * eps
         return near + far + eps * (constant + so_far(others)) + self.options.extra_eps
 
-    def _compete(
-        self, logits: jax.Array, visible: jax.Array, start: FlowSums
+    def compete(
+        self,
+        conserved_source: jax.Array,
+        visible: jax.Array,
+        sources: jax.Array,
+        largest: jax.Array,
+        total: jax.Array,
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Each source's share among those up to it: `[B, N, P, C]`, and the state."""
-        if not self.small_clip:
-            return compete(logits, visible, start)
-        weights, sums, total = self.weights(logits, visible, self.opening(*start[4:6]))
-        return weights / divisor(sums), jnp.full_like(total, self._top), total
-
-    @property
-    def small_clip(self) -> bool:
-        """No logit leaves [-clip, clip], and the clip can stand for the largest."""
-        return self._top <= _SMALL
-
-    @property
-    def _top(self) -> float:
-        clip = self.options.clip
-        return np.inf if clip is None else clip
-
-    def opening(self, largest: jax.Array, total: jax.Array) -> jax.Array:
-        """The total of what came before, in units of the clip's exponential."""
-        return total * jnp.exp(jnp.minimum(largest - self._top, 0))
-
-    def weights(
-        self, logits: jax.Array, visible: jax.Array, first: jax.Array
-    ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """The exponentials, their sums up to each position, and the one after all."""
-        weights = chunks.decayed(logits - self._top, visible)
-        before, total = chunks.prefix(self.plan, first, weights.sum(-1))
-        return weights, before[..., None] + so_far(weights), total
+        """c `[B, N, P, C]`, and the largest logit and the total after."""
+        if not self.options.competition:
+            return without_competition(conserved_source, visible), largest, total
+        logits = clipped(conserved_source, self.options.clip)
+        if not self.options.sums_as_is:
+            shares, largest, total = compete(logits, visible, largest, total)
+            return shares * sources, largest, total
+        weights = chunks.decayed(logits, visible)
+        before, total = chunks.prefix(
+            self.plan, opened(largest, total), weights.sum(-1)
+        )
+        sums = before[..., None] + so_far(weights)
+        return weights / divisor(sums) * sources, jnp.zeros_like(total), total
 
     def product(self, terms: str, *arrays: jax.Array) -> jax.Array:
         return jnp.einsum(terms, *arrays, precision=self.options.precision)

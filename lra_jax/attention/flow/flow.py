@@ -12,11 +12,16 @@ With non-negative features, queries are sinks and keys are sources of a flow:
 
 Cost: O((T + S) H Hv) time. Rows do not sum to one: that is the mechanism's design.
 
-Where the authors' code (thuml/Flowformer) and the paper differ, the core file is
-followed: eps is added to both factors of every inner product, and O' is limited to
-[-clip, clip] before the softmax. ``clip=None`` is the paper; 10 is their code for
-reinforcement learning. As published, their LRA code has ``clip=None``,
-``competition_axis="heads"`` and ``feature_map=lambda x: jax.nn.relu(x) + 1e-6``.
+The competition is the paper's softmax. ``clip`` limits O' to [-clip, clip] before it:
+at 30, the default, it only keeps the exponential finite, since O' has a mean of T / S.
+The authors' code (thuml/Flowformer) has other limits: 1 in its core file, which cuts
+off every source above that mean, 5 for language and 10 for reinforcement learning.
+Their LRA code has ``clip=None``, ``competition_axis="heads"`` and
+``feature_map=lambda x: jax.nn.relu(x) + 1e-6``. From the core file comes eps, which is
+added to both factors of every inner product.
+
+``competition=False`` and ``allocation=False`` are the two ablations of the paper's
+tables, ``c = 1`` and ``a = 1``.
 
 Deviation: the authors' code has no working mask. Here padded sources and sinks leave
 every sum, the real counts stand for T and S, and padded sources take no part in the
@@ -74,10 +79,12 @@ def flow_attention(
     mask: jax.Array | None = None,
     is_causal: bool = False,
     query_mask: jax.Array | None = None,
-    clip: float | None = 1.0,
+    clip: float | None = 30.0,
     *,
     feature_map: feature_maps.FeatureMap = "sigmoid",
     competition_axis: str = "source",
+    competition: bool = True,
+    allocation: bool = True,
     eps: float = 1e-6,
     extra_eps: float = 0.0,
     chunking: chunks.Chunking | None = None,
@@ -100,6 +107,8 @@ def flow_attention(
       feature_map: "sigmoid", "relu", "elu" (elu(x) + 1), or a non-negative function.
       competition_axis: "source" (the paper), or "heads": the softmax runs over the
         heads of each source (the published LRA code; not causal).
+      competition: False = without: ``c = 1``, every source counts alike.
+      allocation: False = without: ``a = 1``, every sink takes all of its flow.
       eps: added to both factors of every inner product.
       extra_eps: added to every inner product itself; the authors' vision code has 1e-6.
       chunking: how the causal form cuts the sequence; None = by the backend.
@@ -116,9 +125,17 @@ def flow_attention(
         kernel where one is wanted.
     """
     inputs.check_inputs(query, key, value, is_causal)
-    options = Options(clip, competition_axis, eps, extra_eps, precision)
+    options = Options(
+        clip=clip,
+        competition_axis=competition_axis,
+        competition=competition,
+        allocation=allocation,
+        eps=eps,
+        extra_eps=extra_eps,
+        precision=precision,
+    )
     masks = _masks(mask, query_mask, is_causal, query, key)
-    refusal = kernels.flow_refusal(clip, competition_axis, is_causal)
+    refusal = flow_parts.refusal(options, is_causal)
     arrays = query, key, value
     target = kernels.choose(implementation, *arrays, feature_map, chunking, refusal)
     if target is not None:
@@ -144,10 +161,12 @@ def flow_weights(
     mask: jax.Array | None = None,
     is_causal: bool = False,
     query_mask: jax.Array | None = None,
-    clip: float | None = 1.0,
+    clip: float | None = 30.0,
     *,
     feature_map: feature_maps.FeatureMap = "sigmoid",
     competition_axis: str = "source",
+    competition: bool = True,
+    allocation: bool = True,
     eps: float = 1e-6,
     extra_eps: float = 0.0,
     precision: jax.lax.PrecisionLike = None,
@@ -159,7 +178,15 @@ def flow_weights(
     those of `flow_attention`.
     """
     inputs.check_inputs(query, key, None, is_causal)
-    options = Options(clip, competition_axis, eps, extra_eps, precision)
+    options = Options(
+        clip=clip,
+        competition_axis=competition_axis,
+        competition=competition,
+        allocation=allocation,
+        eps=eps,
+        extra_eps=extra_eps,
+        precision=precision,
+    )
     masks = _masks(mask, query_mask, is_causal, query, key)
     dtype = inputs.accumulation_dtype(query, key)
     features = feature_maps.features(query, key, feature_map, dtype, *masks)
@@ -177,11 +204,13 @@ def flow_terms(
     key: jax.Array,
     mask: jax.Array | None = None,
     query_mask: jax.Array | None = None,
-    clip: float | None = 1.0,
+    clip: float | None = 30.0,
     *,
     is_causal: bool = False,
     feature_map: feature_maps.FeatureMap = "sigmoid",
     competition_axis: str = "source",
+    competition: bool = True,
+    allocation: bool = True,
     eps: float = 1e-6,
     extra_eps: float = 0.0,
     precision: jax.lax.PrecisionLike = None,
@@ -191,7 +220,15 @@ def flow_terms(
     Arguments and errors are those of `flow_attention`.
     """
     inputs.check_inputs(query, key, None, is_causal)
-    options = Options(clip, competition_axis, eps, extra_eps, precision)
+    options = Options(
+        clip=clip,
+        competition_axis=competition_axis,
+        competition=competition,
+        allocation=allocation,
+        eps=eps,
+        extra_eps=extra_eps,
+        precision=precision,
+    )
     masks = _masks(mask, query_mask, is_causal, query, key)
     dtype = inputs.accumulation_dtype(query, key)
     features = feature_maps.features(query, key, feature_map, dtype, *masks)
@@ -234,10 +271,12 @@ def flow_prefill(
     value: jax.Array,
     mask: jax.Array | None = None,
     query_mask: jax.Array | None = None,
-    clip: float | None = 1.0,
+    clip: float | None = 30.0,
     *,
     state: FlowState | None = None,
     feature_map: feature_maps.FeatureMap = "sigmoid",
+    competition: bool = True,
+    allocation: bool = True,
     eps: float = 1e-6,
     extra_eps: float = 0.0,
     chunking: chunks.Chunking | None = None,
@@ -256,7 +295,15 @@ def flow_prefill(
       ValueError: shapes, dtypes, a mask, an option or the state do not fit.
     """
     inputs.check_inputs(query, key, value, True)
-    options = Options(clip, "source", eps, extra_eps, precision)
+    options = Options(
+        clip=clip,
+        competition_axis="source",
+        competition=competition,
+        allocation=allocation,
+        eps=eps,
+        extra_eps=extra_eps,
+        precision=precision,
+    )
     masks = _masks(mask, query_mask, True, query, key)
     arguments = (Inputs(query, key, value), *masks, options, feature_map)
     return flow_causal.causal_flow(*arguments, state=state, chunking=chunking)
@@ -267,9 +314,11 @@ def flow_step(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
-    clip: float | None = 1.0,
+    clip: float | None = 30.0,
     *,
     feature_map: feature_maps.FeatureMap = "sigmoid",
+    competition: bool = True,
+    allocation: bool = True,
     eps: float = 1e-6,
     extra_eps: float = 0.0,
     precision: jax.lax.PrecisionLike = None,
@@ -279,9 +328,17 @@ def flow_step(
     Options and errors are those of `flow_prefill`.
     """
     arrays = inputs.one_position(query, key, value)
-    options = {"feature_map": feature_map, "eps": eps, "extra_eps": extra_eps}
-    options |= {"clip": clip, "precision": precision}
-    out, state = flow_prefill(*arrays, state=state, **options)
+    out, state = flow_prefill(
+        *arrays,
+        state=state,
+        clip=clip,
+        feature_map=feature_map,
+        competition=competition,
+        allocation=allocation,
+        eps=eps,
+        extra_eps=extra_eps,
+        precision=precision,
+    )
     return out[:, 0], state
 
 

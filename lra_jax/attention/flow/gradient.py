@@ -27,7 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lra_jax.attention.causal import chunks
-from lra_jax.attention.flow.parts import clipped, divisor, from_here
+from lra_jax.attention.flow.parts import allocated, divisor, from_here
 
 if TYPE_CHECKING:
     from lra_jax.attention.flow.block import FlowBlock, Flows, FlowSums, Tables
@@ -60,11 +60,12 @@ def pull(
     sinks, sources = jnp.maximum(sinks, 1), jnp.maximum(sources, 1)
     flows, _ = block.flows(start, query, key, sinks, sources)
     competition, pull_competition = jax.vjp(
-        lambda *given: _competition(block, visible, sources, *given),
+        lambda *given: block.compete(given[0], visible, sources, *given[1:]),
         flows.conserved_source,
-        (start.largest, start.total),
+        start.largest,
+        start.total,
     )
-    allocation = jax.nn.sigmoid(flows.conserved_sink)
+    allocation = allocated(flows.conserved_sink, block.options)
     out, of_out = plan.split((outputs, cotangents[0]))
     after = cotangents[1]
     of_numerator = of_out * (allocation / divisor(flows.incoming))[..., None]
@@ -76,12 +77,13 @@ def pull(
     of_summary, of_updates = chunks.prefix_pullback(plan, of_before, after.summary)
     of_weighted = product("bnpij,bnpiv->bnpjv", flows.earlier, of_numerator)
     of_weighted += product("bnpjm,bnpmv->bnpjv", key, of_updates)
-    of_source, (of_largest, of_total) = pull_competition(
-        ((of_weighted * value).sum(-1), after.total)
+    of_source, of_largest, of_total = pull_competition(
+        ((of_weighted * value).sum(-1), after.largest, after.total)
     )
     # The gradient of the logarithm of a / I.
     of_scale = (of_out * out).sum(-1)
-    conserved = of_scale * (1 - allocation) / sources, of_source / sinks
+    of_allocation = of_scale * (1 - allocation)
+    conserved = of_allocation / sources, of_source / sinks
     far, slopes, of_sums = _flows(
         block, flows, (query, key), conserved, of_scale, after
     )
@@ -95,19 +97,6 @@ def pull(
     of_arrays = of_query, of_key, of_weighted * competition[0][..., None]
     ends = {"largest": of_largest, "total": of_total, "summary": of_summary}
     return start._replace(**of_sums, **ends), plan.join(of_arrays)
-
-
-def _competition(
-    block: "FlowBlock",
-    visible: jax.Array,
-    sources: jax.Array,
-    conserved_source: jax.Array,
-    opening: _Pair,
-) -> _Pair:
-    """c `[B, N, P, C]` and the total after; small enough to be differentiated."""
-    logits = clipped(conserved_source, block.options.clip)
-    weights, sums, total = block.weights(logits, visible, block.opening(*opening))
-    return weights / divisor(sums) * sources, total
 
 
 def _flows(

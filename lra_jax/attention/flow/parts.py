@@ -3,6 +3,8 @@
 The formulas and where they come from stand in `lra_jax.attention.flow.flow`.
 """
 
+import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,6 +14,11 @@ import numpy as np
 
 from lra_jax.attention import feature_maps
 from lra_jax.attention.causal import chunks
+from lra_jax.errors import expected, known
+
+# Up to this clip the competition sums exponentials as they are: float32 has room for
+# the square of a million of them (a derivative divides by it), and for their inverses.
+SMALL_CLIP = 30.0
 
 
 class FlowTerms(NamedTuple):
@@ -25,25 +32,52 @@ class FlowTerms(NamedTuple):
     allocation: jax.Array  # a, [B, T, N]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Options:
     """The options of Flow-Attention beside its feature map; see `flow_attention`."""
 
-    clip: float | None
-    competition_axis: str
-    eps: float
-    extra_eps: float
-    precision: jax.lax.PrecisionLike
+    clip: float | None = 30.0
+    competition_axis: str = "source"
+    competition: bool = True
+    allocation: bool = True
+    eps: float = 1e-6
+    extra_eps: float = 0.0
+    precision: jax.lax.PrecisionLike = None
 
     def __post_init__(self) -> None:
         clip = self.clip
         if clip is not None and not (isinstance(clip, int | float) and clip > 0):
-            raise ValueError(f"clip: expected a positive number or None, got {clip!r}")
-        if self.competition_axis not in ("source", "heads"):
-            raise ValueError(
-                "competition_axis: expected 'source' or 'heads', "
-                f"got {self.competition_axis!r}"
-            )
+            raise expected("clip", "a positive number or None", repr(clip))
+        known("competition_axis", self.competition_axis, ("source", "heads"))
+        for name in ("competition", "allocation"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise expected(name, "True or False", repr(value))
+
+    @property
+    def sums_as_is(self) -> bool:
+        """Whether the competition needs no largest logit, see `SMALL_CLIP`."""
+        small = self.clip is not None and self.clip <= SMALL_CLIP
+        return small or not self.competition
+
+
+def given(settings: Mapping[str, Any]) -> Options:
+    """Those of some settings that Flow-Attention knows."""
+    names = {field.name for field in dataclasses.fields(Options)}
+    return Options(**{name: x for name, x in settings.items() if name in names})
+
+
+def refusal(options: Options, is_causal: bool) -> str | None:
+    """Why there are no kernels for the options; None = there are."""
+    if options.competition_axis != "source":
+        return f"expected competition_axis='source', got {options.competition_axis!r}"
+    for name in ("competition", "allocation"):
+        if not getattr(options, name):
+            return f"expected {name}=True, got False"
+    if is_causal and not options.sums_as_is:
+        return (
+            f"expected a clip of at most {SMALL_CLIP:g} if causal, got {options.clip}"
+        )
+    return None
 
 
 def terms(
@@ -74,19 +108,34 @@ def terms(
     sinks = _count(query_mask, query_features)
     sources = _count(mask, key_features)
     logits = clipped(conserved_source, options.clip)
-    if options.competition_axis == "heads":
-        shares = jax.nn.softmax(logits, axis=1)
+    visible = None if mask is None else mask[:, None, :]
+    if not options.competition:
+        competition = without_competition(logits, visible)
+    elif options.competition_axis == "heads":
+        competition = jax.nn.softmax(logits, axis=1) * sources
     else:
-        visible = None if mask is None else mask[:, None, :]
-        shares = feature_maps.masked_softmax(logits, visible, axis=2)
+        competition = feature_maps.masked_softmax(logits, visible, axis=2) * sources
     return FlowTerms(
         incoming=incoming,
         outgoing=outgoing,
         conserved_sink=conserved_sink,
         conserved_source=conserved_source,
-        competition=shares * sources,
-        allocation=jax.nn.sigmoid(conserved_sink * (sinks / sources)),
+        competition=competition,
+        allocation=allocated(conserved_sink * (sinks / sources), options),
     )
+
+
+def without_competition(logits: jax.Array, visible: jax.Array | None) -> jax.Array:
+    """c = 1 for every source that is there."""
+    ones = jnp.ones_like(logits)
+    return ones if visible is None else jnp.where(visible, ones, jnp.zeros_like(ones))
+
+
+def allocated(conserved_sink: jax.Array, options: Options) -> jax.Array:
+    """a, of the conserved incoming flow."""
+    if not options.allocation:
+        return jnp.ones_like(conserved_sink)
+    return jax.nn.sigmoid(conserved_sink)
 
 
 def clipped(logits: jax.Array, clip: float | None) -> jax.Array:
@@ -123,11 +172,11 @@ def _summed(terms: str, x: jax.Array) -> jax.Array:
 
 
 def compete(
-    logits: jax.Array, visible: jax.Array, start: Any
+    logits: jax.Array, visible: jax.Array, largest: jax.Array, total: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Each source's share among those up to it: `[B, N, P, C]`, and the state after.
 
-    ``start`` has the largest logit before and the total in its unit, `[B, N]`.
+    ``largest`` is the largest logit before and ``total`` the sum in its unit, `[B, N]`.
 
     The maximum is a running one: one over the block would let a large later logit round
     the earlier shares to 0 / 0.
@@ -136,18 +185,24 @@ def compete(
     seen = chunks.triangle(logits.shape[-1]) & visible[..., None, :]
     # No gradient needs to pass through the maximum: the shares do not depend on it.
     columns = jax.lax.stop_gradient(logits)[..., None, :]
-    largest = jnp.where(seen, columns, lowest).max(-1)
-    excess = logits[..., None, :] - largest[..., None]
-    within = largest, chunks.decayed(excess, seen).sum(-1)
+    own = jnp.where(seen, columns, lowest).max(-1)
+    excess = logits[..., None, :] - own[..., None]
+    within = own, chunks.decayed(excess, seen).sum(-1)
     ends = (
         jnp.concatenate([first[..., None], x[..., -1]], 2)
-        for first, x in zip((start.largest, start.total), within, strict=True)
+        for first, x in zip((largest, total), within, strict=True)
     )
     largest, total = jax.lax.associative_scan(_merged, tuple(ends), axis=2)
     before = largest[:, :, :-1, None], total[:, :, :-1, None]
     highest, sums = _merged(before, within)
     shares = chunks.decayed(logits - highest, visible) / divisor(sums)
     return shares, largest[..., -1], total[..., -1]
+
+
+def opened(largest: jax.Array, total: jax.Array) -> jax.Array:
+    """A state's sum of exponentials as it is, `[B, N]`."""
+    # A small clip leaves no larger one; another call's may have.
+    return total * jnp.exp(jnp.minimum(largest, SMALL_CLIP))
 
 
 def _merged(

@@ -30,9 +30,11 @@ def flow_slice(
     *,
     axis: str,
     is_causal: bool,
-    clip: float | None = 1.0,
+    clip: float | None = 30.0,
     feature_map: feature_maps.FeatureMap = "sigmoid",
     competition_axis: str = "source",
+    competition: bool = True,
+    allocation: bool = True,
     eps: float = 1e-6,
     extra_eps: float = 0.0,
     precision: jax.lax.PrecisionLike = None,
@@ -56,7 +58,15 @@ def flow_slice(
     """
     if is_causal:
         raise ValueError("is_causal: sequence-parallel flow has no causal form")
-    options = flow_parts.Options(clip, competition_axis, eps, extra_eps, precision)
+    options = flow_parts.Options(
+        clip=clip,
+        competition_axis=competition_axis,
+        competition=competition,
+        allocation=allocation,
+        eps=eps,
+        extra_eps=extra_eps,
+        precision=precision,
+    )
     dtype = inputs.accumulation_dtype(query, key, value)
     sinks, sources = feature_maps.features(
         query, key, feature_map, dtype, mask, query_mask
@@ -79,16 +89,18 @@ def flow_slice(
         ),
         axis,
     )
-    allocation = jax.nn.sigmoid(inner(sinks, of_sources) * (counts[0] / counts[1]))
+    conserved = inner(sinks, of_sources) * (counts[0] / counts[1])
     logits = flow_parts.clipped(inner(sources, of_sinks), clip)
     shares, total = _competition(logits, mask, options, axis)
     summary = product("bntm,bntv->bnmv", sources, value * shares[..., None])
     summary, total = jax.lax.psum((summary, total), axis)
-    if competition_axis == "source":
-        # Nothing visible: no share, and nothing in the summary either.
-        summary = summary / feature_maps.at_least(total, 1e-30)[..., None, None]
+    if competition:
+        summary = summary * counts[1][..., None]
+        if competition_axis == "source":
+            # Nothing visible: no share, and nothing in the summary either.
+            summary = summary / feature_maps.at_least(total, 1e-30)[..., None, None]
     out = product("bntm,bnmv->bntv", sinks, summary)
-    out = out * (counts[1] * allocation / incoming)[..., None]
+    out = out * (flow_parts.allocated(conserved, options) / incoming)[..., None]
     return jnp.swapaxes(out, 1, 2).astype(query.dtype)
 
 
@@ -100,6 +112,11 @@ def _competition(
     Returns:
       `[B, N, T]` and their sum `[B, N]`. Over the heads they are shares already.
     """
+    if not options.competition:
+        shares = flow_parts.without_competition(
+            logits, None if mask is None else mask[:, None]
+        )
+        return shares, shares.sum(2)
     if options.competition_axis == "heads":
         shares = jax.nn.softmax(logits, axis=1)
         return shares, shares.sum(2)

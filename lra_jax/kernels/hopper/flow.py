@@ -61,7 +61,13 @@ def _attend(
 ) -> jax.Array:
     sources, sinks = rows
     options = flow_parts.Options(
-        spec.clip, "source", spec.eps, spec.extra_eps, spec.precision
+        clip=spec.clip,
+        competition_axis="source",
+        competition=True,
+        allocation=True,
+        eps=spec.eps,
+        extra_eps=spec.extra_eps,
+        precision=spec.precision,
     )
     features = _features(spec, query, sinks), _features(spec, key, sources)
     masks = _seen(sources), _seen(sinks)

@@ -75,7 +75,7 @@ def _vectors(
     flows = found.incoming, found.outgoing, found.total
     incoming, outgoing, total = (1.0 / divisor(x) for x in flows)
     clipped = program.clipped(found.logit)
-    share = jnp.where(real, jnp.exp(clipped - program.clip), 0.0)
+    share = jnp.where(real, jnp.exp(clipped), 0.0)
     lines = {
         "scale": found.allocation * incoming,
         "competition": sources * share * total,

@@ -188,7 +188,7 @@ def _flows(
     plgpu.commit_smem()
     sink = (program.summed(of_x, seen, vectors[2]) + of_query[1]) / sources
     logit = (program.summed(of_y, seen, vectors[3]) + of_key[1]) / sinks
-    share = jnp.where(real, jnp.exp(program.clipped(logit) - program.clip), 0.0)
+    share = jnp.where(real, jnp.exp(program.clipped(logit)), 0.0)
     vectors[4][...] = share
     plgpu.commit_smem()
     shares = program.across(vectors[4])

@@ -64,7 +64,7 @@ class FlowProgram(Program):
 
     @property
     def clip(self) -> float:
-        """Bound on the logits; calls without one do not come here (`flow_refusal`)."""
+        """Bound on the logits; calls without one do not come here."""
         if self.spec.clip is None:
             raise ValueError("clip: expected a number, got None")
         return self.spec.clip

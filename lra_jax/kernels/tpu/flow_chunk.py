@@ -81,7 +81,7 @@ def chunked(
     key_flow = before.key_flow + chunk.so_far(y * (sinks / outgoing))
     query_flow = before.query_flow + chunk.so_far(x * (sources / incoming))
     logits = chunk.inner(y, query_flow) / sinks
-    shares = chunk.shares(logits, chunk.spec.top, key.valid)
+    shares = chunk.shares(logits, 0.0, key.valid)
     total = before.total + chunk.so_far(shares)
     allocation = sigmoid(chunk.inner(x, key_flow) / sources)
     return Chunked(

@@ -122,7 +122,7 @@ def forward_kernel(
 
     @pl.when(pl.program_id(2) == 0)
     def _() -> None:
-        top = _LOWEST if chunk.spec.top is None else chunk.spec.top
+        top = _LOWEST if chunk.spec.largest else 0.0
         sums[_LARGEST : _LARGEST + 1] = jnp.full((1, sums.shape[1]), top, jnp.float32)
 
     def total(part: Any, first: Any) -> None:
@@ -139,7 +139,7 @@ def forward_kernel(
 
     def competition(part: Any, first: Any) -> None:
         rows = program.rows_of_keys(part, first)
-        if chunk.spec.top is None:
+        if chunk.spec.largest:
             _raise_top(program, rows, sums, summary)
         found = program.sources(rows, sums)
         _add(sums, _KEY_FLOW, down(rows.features / found.outgoing))

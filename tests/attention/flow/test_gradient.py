@@ -1,6 +1,7 @@
 """Causal Flow's gradient as it is written out, against the derivative of its block."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,11 +25,11 @@ def inputs(plan: chunks.Plan, rng: np.random.Generator, hidden: bool):
         return jnp.asarray(rng.uniform(0.1, 1.0, (BATCH, HEADS, *shape)))
 
     def state() -> FlowSums:
-        sums = [draw(WIDTH) * 5 for _ in range(4)]
-        # Later super-blocks find the clip in place of the largest.
-        return FlowSums(
-            *sums, jnp.full((BATCH, HEADS), 1.0), draw(), draw(WIDTH, VALUE)
-        )
+        keys, queries, key_flow, query_flow = (draw(WIDTH) * 5 for _ in range(4))
+        # A small clip leaves no largest logit but zero.
+        largest = jnp.zeros((BATCH, HEADS))
+        flows = keys, queries, key_flow, query_flow
+        return FlowSums(*flows, largest, draw(), draw(WIDTH, VALUE))
 
     query, key, value = draw(size, WIDTH), draw(size, WIDTH), draw(size, VALUE)
     seen = np.ones((BATCH, 1, size), bool)
@@ -57,15 +58,21 @@ def both(block: FlowBlock, state, arrays, tables, cotangents):
 
 
 @pytest.mark.parametrize(
-    ("clip", "eps", "hidden", "count"),
-    [(1.0, 1e-6, False, 2), (1.0, 0.3, True, 3), (20.0, 0.1, False, 1)],
+    ("clip", "eps", "hidden", "count", "parts"),
+    [
+        (1.0, 1e-6, False, 2, {}),
+        (1.0, 0.3, True, 3, {}),
+        (20.0, 0.1, False, 1, {}),
+        (30.0, 1e-6, True, 2, {"competition": False}),
+        (30.0, 1e-6, True, 2, {"allocation": False}),
+    ],
 )
 def test_equals_the_derivative_of_the_block(
-    clip: float, eps: float, hidden: bool, count: int
+    clip: float, eps: float, hidden: bool, count: int, parts: dict[str, Any]
 ) -> None:
     with jax.enable_x64(True):
         plan = chunks.Plan(5, count, 1, False)
-        block = FlowBlock(plan, Options(clip, "source", eps, 1e-3, None))
+        block = FlowBlock(plan, Options(clip=clip, eps=eps, extra_eps=1e-3, **parts))
         given = inputs(plan, np.random.default_rng(0), hidden)
         got, expected, conserved = both(block, *given)
         beyond = float((conserved > clip).mean())
@@ -79,7 +86,7 @@ def test_no_features_no_gradient() -> None:
     """Without eps nothing flows where features are zero: no 0 / 0."""
     with jax.enable_x64(True):
         plan = chunks.Plan(4, 2, 1, False)
-        block = FlowBlock(plan, Options(1.0, "source", 0.0, 0.0, None))
+        block = FlowBlock(plan, Options(clip=1.0, eps=0.0))
         state, arrays, *rest = inputs(plan, np.random.default_rng(1), True)
         state = jax.tree.map(jnp.zeros_like, state)
         arrays = tuple(x.at[0].set(0) for x in arrays)

@@ -213,7 +213,7 @@ def test_linformer_refuses_causal_for_good() -> None:
         ("cosformer", {"denominator": "none"}, ("'clamp' or 'add'", "'none'")),
         ("linear", {"feature_map": "gelu"}, ("'elu', 'relu'", "'gelu'")),
         ("flow", {"clip": 0.0}, ("clip: expected a positive number", "got 0.0")),
-        ("flow", {"competition_axis": "sink"}, ("'source' or 'heads'", "'sink'")),
+        ("flow", {"competition_axis": "sink"}, ("one of source, heads", "'sink'")),
         ("performer", {"projection": None}, ("[M, H] with H=4", "None", "makes one")),
         ("performer", {"projection": E}, ("[M, H] with H=4", "(6, 16)")),
         ("performer", {"projection": E[0]}, ("[M, H] with H=4", "(16,)")),
