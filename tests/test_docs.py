@@ -7,10 +7,12 @@ import pytest
 
 from lra_jax.attention import __main__ as command
 
-DOCS = Path(__file__).parents[1] / "docs"
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = [*sorted(DOCS.glob("*.md")), *sorted(ROOT.glob("*.md"))]
 EXAMPLES = [
     (page.name, code)
-    for page in sorted(DOCS.glob("*.md"))
+    for page in PAGES
     for code in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
 ]
 
@@ -20,8 +22,20 @@ def test_example(page: str, code: str) -> None:
     exec(compile(code, page, "exec"), {"__name__": page})
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_and_paths_exist(page: Path) -> None:
+    text = page.read_text()
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text)
+    paths = re.findall(
+        r"`((?:lra_jax|tests|results|benchmarks|docs)/[\w./-]+)(?:::\w+)?`", text
+    )
+    missing = [link for link in links if not (page.parent / link).exists()]
+    missing += [path for path in paths if not (ROOT / path).exists()]
+    assert not missing
+
+
 def test_there_are_examples() -> None:
-    assert "attention.md" in {page for page, _ in EXAMPLES}
+    assert {"README.md", "attention.md"} <= {page for page, _ in EXAMPLES}
 
 
 def test_the_table_of_mechanisms_is_the_registry() -> None:

@@ -28,6 +28,16 @@ def test_tables_are_made_from_results(page: str) -> None:
     assert TABLES.shown(page)[1].strip() == TABLES.PAGES[page]()
 
 
+def test_the_headline_compares_equal_budgets() -> None:
+    table = TABLES.full_runs()
+    assert "| cosformer |" in table
+    shorter = json.loads(
+        (ROOT / "results/listops/softmax-compact-seed0.json").read_text()
+    )
+    assert "--train.steps=2500" in shorter["command"]
+    assert "| softmax |" not in table
+
+
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_result_names_command_commit_and_versions(file: Path) -> None:
     result = json.loads(file.read_text())
