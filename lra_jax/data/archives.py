@@ -1,9 +1,9 @@
 """Original archives: where to find them, whether they are whole, what they hold.
 
-An archive is either given (``--data.path``), or lies in the ``downloads`` folder of the
-data, or is downloaded there. Nothing is ever unpacked by the names that stand in it: a
-reader asks for the members that it knows, and their bytes stay in memory or go to files
-that it names itself. So no member can leave its folder.
+An archive is either given (``--data.path``), or found in the ``downloads`` folder of
+the data, or downloaded there. Nothing is ever unpacked by the names inside it: a reader
+asks for the members that it knows, and their bytes stay in memory or go to files that
+it names itself. So no member can leave its folder.
 """
 
 import contextlib
@@ -24,7 +24,8 @@ from typing import IO
 
 from lra_jax.data import checks
 from lra_jax.data.progress import Progress
-from lra_jax.files import locked
+from lra_jax.errors import expected
+from lra_jax.files import locked, unfollowed
 
 _TIMEOUT = 15
 _BLOCK = 1 << 20
@@ -54,12 +55,14 @@ class Archive:
         return f"{self.name} ({about}{self.size:,} bytes) from {self.url}"
 
 
-def given(path: str | os.PathLike, archive: Archive) -> pathlib.Path:
-    """What ``--data.path`` names: a file or a folder, or the archive that lies in it.
+def given(path: str | os.PathLike | None, archive: Archive) -> pathlib.Path | None:
+    """What ``--data.path`` names: a file or a folder, or the archive in that folder.
 
     Raises:
-      ValueError: nothing lies there.
+      ValueError: there is nothing.
     """
+    if path is None:
+        return None
     found = checks.existing(path)
     inside = found / archive.name
     return inside if inside.is_file() else found
@@ -100,9 +103,11 @@ def check(archive: Archive, file: pathlib.Path) -> None:
         return
     found = _sha256(file)
     if found != archive.sha256:
-        raise ValueError(
-            f"{file} is damaged or altered: sha256 {found}, expected {archive.sha256}. "
-            f"Delete it, and get {archive.describe()} again"
+        raise expected(
+            str(file),
+            f"sha256 {archive.sha256}",
+            f"{found}: damaged or altered. Delete it, and get {archive.describe()} "
+            "again",
         )
 
 
@@ -112,7 +117,7 @@ def opened(
 ) -> Iterator[Iterator[tuple[str, IO[bytes]]]]:
     """Context that gives name and content of every regular file in a gzipped tar.
 
-    Take them in order, and to the end, behind which gzip's checksum stands.
+    Take them in order, and to the end, where gzip's checksum is.
 
     Raises:
       ValueError: the archive is cut short or damaged.
@@ -124,11 +129,9 @@ def opened(
         ):
             yield _members(tar, stream)
     except (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error) as error:
-        size = file.stat().st_size
-        raise ValueError(
-            f"{file} ({size:,} bytes) is cut short or damaged: {error}. Get "
-            f"{archive.describe()} again"
-        ) from error
+        got = f"{file.stat().st_size:,} bytes, cut short or damaged ({error})"
+        again = f"Get {archive.describe()} again"
+        raise expected(str(file), "a whole archive", f"{got}. {again}") from error
     size = file.stat().st_size
     if archive.sha256 is not None and size != archive.size:
         _logger.warning(
@@ -175,9 +178,8 @@ def extract(
                     with (unfinished / missing.pop(ends[0])).open("wb") as target:
                         shutil.copyfileobj(content, target, _BLOCK)
         if missing:
-            raise ValueError(
-                f"{file} holds no member that ends in {', '.join(missing)}"
-            )
+            ends = f"members that end in {', '.join(missing)}"
+            raise expected(str(file), ends, "none")
         unfinished.rename(folder)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -192,20 +194,18 @@ def _download(archive: Archive, file: pathlib.Path) -> None:
         have = have if response.status == http.HTTPStatus.PARTIAL_CONTENT else 0
         length = response.headers.get("Content-Length")
         total = archive.size if length is None else have + int(length)
-        with part.open("ab" if have else "wb") as target:
+        with open(part, "ab" if have else "wb", opener=unfollowed) as target:
             _copy(archive, file, response, target, Progress(archive.name, total, have))
     size = part.stat().st_size
     if length is not None and size < total:
-        raise ValueError(
-            f"the connection to {archive.url} ended after {size:,} of {total:,} bytes; "
-            "the same command goes on from there"
-        )
+        got = f"{size:,} before the connection ended; the same command goes on there"
+        raise expected(archive.url, f"{total:,} bytes", got)
     if archive.sha256 is not None and _sha256(part) != archive.sha256:
         part.unlink()
-        raise ValueError(
-            f"what came from {archive.url} is not {archive.name}: {size:,} bytes, "
-            f"expected {archive.size:,} with sha256 {archive.sha256}. "
-            f"{_advice(archive, file)}"
+        raise expected(
+            archive.url,
+            f"{archive.name}, {archive.size:,} bytes with sha256 {archive.sha256}",
+            f"another file of {size:,} bytes. {_advice(archive, file)}",
         )
     part.rename(file)
 
@@ -250,9 +250,10 @@ def _explained(archive: Archive, file: pathlib.Path) -> Iterator[None]:
         reason = getattr(error, "reason", None) or error
         if isinstance(error, urllib.error.HTTPError):
             error.close()
-        raise ValueError(
-            f"{archive.name} is not at {file} and could not be downloaded from "
-            f"{archive.url}: {reason}. {_advice(archive, file)}"
+        raise expected(
+            str(file),
+            f"{archive.name}, there or downloaded from {archive.url}",
+            f"{reason}. {_advice(archive, file)}",
         ) from error
 
 

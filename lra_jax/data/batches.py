@@ -19,6 +19,7 @@ import numpy as np
 
 from lra_jax.data import buckets as bucketing
 from lra_jax.data.checks import check_integer
+from lra_jax.errors import expected
 
 
 class Batch(NamedTuple):
@@ -66,7 +67,8 @@ class BatchPlan:
 
     def __getitem__(self, step: int) -> Batch:
         if not 0 <= step < self._num_steps:
-            raise IndexError(f"step must be in 0..{self._num_steps - 1}, got {step}.")
+            wanted = f"0..{self._num_steps - 1}"
+            raise IndexError(str(expected("step", wanted, step)))
         epoch = self.epoch(step)
         bucket, ids = self._epoch(epoch)
         index = step - self._steps_before(epoch)
@@ -145,9 +147,7 @@ def plan_batches(
     """
     lengths = np.asarray(lengths)
     if lengths.ndim != 1 or not lengths.size:
-        raise ValueError(
-            f"lengths must have shape [n] with n > 0, got {lengths.shape}."
-        )
+        raise expected("lengths", "[n] with n > 0", list(lengths.shape))
     check_integer("batch_size", batch_size, 1)
     check_integer("seed", seed, 0)
     check_integer("num_steps", num_steps, 1)

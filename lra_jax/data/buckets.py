@@ -10,6 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from lra_jax.errors import expected
+
 Buckets = str | Sequence[int]
 """`"auto"`, `"none"`, `"768,1024,2000"` or a sequence of increasing lengths."""
 
@@ -39,14 +41,10 @@ def resolve_buckets(
         return (max_length,)
     resolved = _parse(buckets)
     if any(b <= a for a, b in zip((0, *resolved), resolved, strict=False)):
-        raise ValueError(
-            f"buckets must be increasing positive lengths, got {buckets!r}."
-        )
+        raise expected("buckets", "increasing positive lengths", repr(buckets))
     if resolved[-1] < longest:
-        raise ValueError(
-            f"buckets must reach the longest sequence, {longest} tokens, got "
-            f"{buckets!r}."
-        )
+        wanted = f"lengths that reach the longest sequence, {longest} tokens"
+        raise expected("buckets", wanted, repr(buckets))
     return resolved
 
 
@@ -105,8 +103,6 @@ def _parse(buckets: Buckets) -> tuple[int, ...]:
     except (TypeError, ValueError):
         resolved = ()
     if not resolved:
-        raise ValueError(
-            'buckets must be "auto", "none" or integers such as "768,1024,2000", got '
-            f"{buckets!r}."
-        )
+        wanted = '"auto", "none" or integers such as "768,1024,2000"'
+        raise expected("buckets", wanted, repr(buckets))
     return resolved

@@ -1,17 +1,17 @@
 """The base of every task's data: a tfds builder of labelled token sequences.
 
-A task's file defines a config and a builder; the config names every setting, so that
-two settings never share a folder:
+A task's file defines a builder, and a config whose name says every setting, so that two
+settings never share a folder:
 
     class Builder(SequenceBuilder):
         name = "lra_mytask"
-        VERSION = tfds.core.Version("1.0.0")
         VOCAB_SIZE = 256
         NUM_CLASSES = 2
 
-        def examples(self, dl_manager):
-            return {"train": (25_000, iterator), "test": (25_000, iterator)}
+    def examples(root):
+        return {"train": (25_000, iterator), "test": (25_000, iterator)}
 
+    config = SequenceConfig(name="seed0", max_length=100, examples=examples, ...)
     dataset = prepare(Builder, config, data_dir)
 
 Records are written by tfds as array_record without TensorFlow, streamed shard by shard
@@ -22,7 +22,6 @@ into a folder of a temporary name and renames it at the end: a run that was kill
 leaves nothing that passes for data.
 """
 
-import abc
 import contextlib
 import dataclasses
 import errno
@@ -38,18 +37,28 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
 import tensorflow_datasets as tfds
 
 from lra_jax.data.dataset import SequenceDataset
+from lra_jax.errors import expected
 from lra_jax.files import locked
 
 _SHARD_BYTES = 128 << 20
 _STALE_SECONDS = 3600
 
 _logger = logging.getLogger(__name__)
+
+
+Splits = Mapping[str, tuple[int, Iterable[tuple[Any, ...]]]]
+"""For each split, how many examples it has, and the examples.
+
+An example is its sequences, each `uint8 [length]`, then its label. The splits are
+consumed one after another, in order.
+"""
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
@@ -59,33 +68,26 @@ class SequenceConfig(tfds.core.BuilderConfig):
     Attributes:
       max_length: the longest sequence that the model must take.
       expected_bytes: the size on disk, roughly, to check the free space.
+      examples: makes or reads the examples; gets the folder of all prepared data.
       image_shape: rows and columns, where a sequence is an image read row by row; every
         example is then checked to have that many pixels.
     """
 
     max_length: int
     expected_bytes: int
+    examples: Callable[[pathlib.Path], Splits]
     image_shape: tuple[int, int] | None = None
 
 
-class SequenceBuilder(tfds.core.ShardBasedBuilder, abc.ABC, skip_registration=True):
+class SequenceBuilder(tfds.core.ShardBasedBuilder, skip_registration=True):
     """A tfds builder of uint8 sequences and an integer label."""
 
+    VERSION = tfds.core.Version("1.0.0")
+    RELEASE_NOTES: ClassVar[dict[str, str]] = {"1.0.0": "First version."}
     SEQUENCES: ClassVar[tuple[str, ...]] = ("tokens",)
     VOCAB_SIZE: ClassVar[int]
     NUM_CLASSES: ClassVar[int]
-    DESCRIPTION: ClassVar[str] = "Labelled sequences of token ids."
     builder_config: Any  # A SequenceConfig; tfds would allow none.
-
-    @abc.abstractmethod
-    def examples(
-        self, dl_manager: tfds.download.DownloadManager
-    ) -> Mapping[str, tuple[int, Iterable[tuple[Any, ...]]]]:
-        """Returns, for each split, how many examples it has, and the examples.
-
-        An example is its sequences, each `uint8 [length]`, then its label. The splits
-        are consumed one after another, in order.
-        """
 
     @property
     def root(self) -> pathlib.Path:
@@ -100,7 +102,7 @@ class SequenceBuilder(tfds.core.ShardBasedBuilder, abc.ABC, skip_registration=Tr
         label = tfds.features.Scalar(dtype=np.int64)
         return tfds.core.DatasetInfo(
             builder=self,
-            description=self.DESCRIPTION,
+            description=type(self).__doc__,
             features=tfds.features.FeaturesDict({**features, "label": label}),
             metadata=tfds.core.MetadataDict(),
             disable_shuffling=True,
@@ -109,7 +111,8 @@ class SequenceBuilder(tfds.core.ShardBasedBuilder, abc.ABC, skip_registration=Tr
     def _shard_iterators_per_split(
         self, dl_manager: tfds.download.DownloadManager
     ) -> dict[str, list[Callable[[], Iterator[tuple[int, dict[str, Any]]]]]]:
-        splits = self.examples(dl_manager)
+        del dl_manager  # It needs TensorFlow for what archives.py does.
+        splits = self.builder_config.examples(self.root)
         total = sum(count for count, _ in splits.values())
         record_bytes = max(1, self.builder_config.expected_bytes // total)
         per_shard = max(1, _SHARD_BYTES // record_bytes)
@@ -122,19 +125,8 @@ class SequenceBuilder(tfds.core.ShardBasedBuilder, abc.ABC, skip_registration=Tr
             edges = [count * i // num_shards for i in range(num_shards + 1)]
             sizes = [stop - start for start, stop in itertools.pairwise(edges)]
             # The shards share one iterator: tfds writes them in this order.
-            shards[split] = [_Take(records, size) for size in sizes]
+            shards[split] = [partial(itertools.islice, records, n) for n in sizes]
         return shards
-
-
-class _Take:
-    """A function of no arguments that yields the next `count` records."""
-
-    def __init__(self, records: Iterator, count: int):
-        self._records = records
-        self._count = count
-
-    def __call__(self) -> Iterator:
-        return itertools.islice(self._records, self._count)
 
 
 class _Recorder:
@@ -163,24 +155,20 @@ class _Recorder:
                 lengths[name].append(len(array))
                 self._hash.update(f" {len(array)} ".encode() + array.tobytes())
             labels.append(int(label))
-            # Stands complete as soon as the last record was taken.
+            # Complete as soon as the last record was taken.
             self._metadata["fingerprint"] = self._hash.hexdigest()
             yield key, {**record, "label": int(label)}
         if key + 1 < count:
-            raise ValueError(f"Expected {count} {split} examples, got {key + 1}.")
+            raise expected(split, f"{count} examples", key + 1)
 
     def _check(self, place: str, record: dict[str, np.ndarray], label: int):
         if not 0 <= label < self._num_classes:
-            raise ValueError(
-                f"{place}: expected a label of 0..{self._num_classes - 1}, got {label}."
-            )
+            raise expected(place, f"a label of 0..{self._num_classes - 1}", label)
         for array in record.values():
             if self._image_shape and array.shape != (math.prod(self._image_shape),):
                 rows, columns = self._image_shape
-                raise ValueError(
-                    f"{place}: expected an image of {rows} x {columns} pixels, got "
-                    f"an array of shape {array.shape}."
-                )
+                wanted = f"an image of {rows} x {columns} pixels"
+                raise expected(place, wanted, f"an array of shape {array.shape}")
 
 
 def prepare(

@@ -1,27 +1,39 @@
-"""Checks of what a user can get wrong, and names for what a user gave."""
+"""Checks of settings, and names for files that a user gave."""
 
 import hashlib
 import operator
 import os
 import pathlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+
+from lra_jax.errors import expected
 
 
 def check_integer(name: str, value: int, least: int) -> None:
-    """Raises ValueError unless `value` is an integer of at least `least`."""
+    """Raises ValueError unless ``value`` is an integer of at least ``least``."""
     try:
-        operator.index(value)
+        good = operator.index(value) >= least
     except TypeError:
-        raise ValueError(f"{name} must be an integer, got {value!r}.") from None
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, got {value}.")
+        good = False
+    if not good:
+        raise expected(name, f"an integer of at least {least}", f"{value!r}")
+
+
+def check_generated(seed: int, sizes: Mapping[str, int], processes: int | None) -> None:
+    """Checks what all generated data have: a seed, split sizes and processes."""
+    check_integer("seed", seed, 0)
+    for split, size in sizes.items():
+        check_integer(f"num_{split}", size, 1)
+    if processes is not None:
+        check_integer("processes", processes, 1)
 
 
 def existing(path: str | os.PathLike) -> pathlib.Path:
-    """The path, absolute; raises ValueError where nothing lies there."""
+    """The path, absolute; raises ValueError where there is nothing."""
     found = pathlib.Path(path).expanduser().absolute()
     if not found.exists():
-        raise ValueError(f"--data.path={path} does not exist")
+        got = f"{found}, which does not exist"
+        raise expected("--data.path", "a file or a folder", got)
     return found
 
 
@@ -33,9 +45,15 @@ def digest(files: Iterable[pathlib.Path]) -> str:
 
 
 def line_count(file: pathlib.Path) -> int:
-    """Lines of a file; a last one need not end."""
+    """Lines of a file; the last one need not end."""
     count, last = 0, b"\n"
     with file.open("rb") as content:
         while block := content.read(1 << 20):
             count, last = count + block.count(b"\n"), block[-1:]
     return count + (last != b"\n")
+
+
+def shortened(value: object) -> str:
+    """``repr`` of what a file holds, cut to fit into a message."""
+    text = repr(value)
+    return text if len(text) <= 60 else text[:60] + "..."

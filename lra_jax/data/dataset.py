@@ -1,11 +1,10 @@
 """A prepared dataset as the rest of the library sees it."""
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from lra_jax.data.builder import SequenceBuilder
+from lra_jax.errors import expected, known
 
 
 class Source(Protocol):
@@ -21,6 +20,9 @@ class Source(Protocol):
 class SequenceDataset:
     """Labelled sequences of token ids on disk, with their lengths at hand.
 
+    Args:
+      builder: a `lra_jax.data.builder.SequenceBuilder` whose data are prepared.
+
     Attributes:
       name: the builder's name, configuration and version.
       folder: where the records lie.
@@ -34,8 +36,8 @@ class SequenceDataset:
       fingerprint: a hash of every example in order. Equal data, equal fingerprint.
     """
 
-    def __init__(self, builder: "SequenceBuilder"):
-        self._builder: Any = builder
+    def __init__(self, builder: Any):
+        self._builder = builder
         self.name: str = builder.info.full_name
         self.folder = str(builder.data_path)
         self.splits = tuple(builder.info.splits)
@@ -80,15 +82,11 @@ class SequenceDataset:
         return self._builder.as_data_source(split=self._checked(split))
 
     def _checked(self, split: str) -> str:
-        if split not in self._labels:
-            raise ValueError(f"split must be one of {self.splits}, got {split!r}.")
-        return split
+        return known("split", split, self._labels)
 
     def _check_files(self):
         for info in self._builder.info.splits.values():
             missing = [str(file) for file in info.filepaths if not file.exists()]
             if missing:
-                raise ValueError(
-                    f"The prepared data are damaged: {missing[0]} is missing. Delete "
-                    f"{self.folder} and prepare them again."
-                )
+                again = f"delete {self.folder} and prepare the data again"
+                raise expected(self.folder, missing[0], f"no such file; {again}")

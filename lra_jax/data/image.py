@@ -13,17 +13,14 @@ Grey is that of TensorFlow's ``rgb_to_grayscale`` on bytes: the weighted mean .2
 .5870 G + .1140 B of values in [0, 1], in float32, times 255.5, without the fraction.
 """
 
-import dataclasses
 import os
 import pathlib
-from collections.abc import Iterator, Mapping
-from typing import ClassVar
 
 import numpy as np
-import tensorflow_datasets as tfds
 
-from lra_jax.data import archives, builder, checks, token_files
+from lra_jax.data import archives, builder, originals, token_files
 from lra_jax.data.dataset import SequenceDataset
+from lra_jax.errors import expected
 
 ARCHIVE = archives.Archive(
     name="cifar-10-binary.tar.gz",
@@ -42,41 +39,15 @@ _RECORD = 1 + 3 * _PIXELS
 _FOLDER = "cifar-10-batches-bin"
 _TRAIN = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
 _TEST = "test_batch.bin"
-
-
-@dataclasses.dataclass(eq=False, kw_only=True)
-class ImageConfig(builder.SequenceConfig):
-    """Where the images come from; None = the released archive, to be fetched."""
-
-    path: pathlib.Path | None
+_NAMES = (*_TRAIN, _TEST)
 
 
 class GreyCifar(builder.SequenceBuilder):
-    """CIFAR-10 in grey."""
+    """Image of the Long-Range Arena: CIFAR-10 in grey."""
 
     name = "lra_image"
-    VERSION = tfds.core.Version("1.0.0")
-    RELEASE_NOTES: ClassVar[dict[str, str]] = {"1.0.0": "First version."}
     VOCAB_SIZE = 256
     NUM_CLASSES = 10
-    DESCRIPTION = "Image of the Long-Range Arena: CIFAR-10 in grey."
-
-    def examples(self, dl_manager):
-        """See the base class."""
-        del dl_manager
-        path = self.builder_config.path
-        if path is None:
-            path = archives.fetch(ARCHIVE, self.root)
-        elif path.is_dir():
-            files = token_files.find(path, (".src",))
-            if files is not None:
-                return {
-                    split: (token_files.count(f), _pixels(f))
-                    for split, f in files.items()
-                }
-        else:
-            archives.check(ARCHIVE, path)
-        return _split(path, _read(path))
 
 
 def prepare(
@@ -98,16 +69,20 @@ def prepare(
       ValueError: a file is missing, damaged or malformed, or there is no network.
       OSError: `data_dir` cannot be written, or its disk is full.
     """
-    name, found = "released", None
-    if path is not None:
-        found = archives.given(path, ARCHIVE)
-        name = checks.digest(_files(found))
-    config = ImageConfig(
-        name=name,
+    source = originals.locate(ARCHIVE, archives.given(path, ARCHIVE), _files)
+
+    def examples(root: pathlib.Path) -> builder.Splits:
+        if source.layout is None:
+            return _split(source.open(root))
+        # One more than an image holds, so that a longer one shows as such.
+        return token_files.examples(source.layout, 256, len(CLASSES), _PIXELS + 1)
+
+    config = builder.SequenceConfig(
+        name=source.name,
         max_length=_PIXELS,
         expected_bytes=60_000 * (_PIXELS + 50) if path is None else 1,
         image_shape=SHAPE,
-        path=found,
+        examples=examples,
     )
     return builder.prepare(GreyCifar, config, data_dir)
 
@@ -120,30 +95,21 @@ def grey(colour: np.ndarray) -> np.ndarray:
     return (mean * np.float32(255.5)).astype(np.uint8)
 
 
-def _pixels(files: token_files.SplitFiles) -> Iterator[tuple]:
-    # One more than an image holds, so that a longer one shows as such.
-    return token_files.read(files, 256, len(CLASSES), _PIXELS + 1)
-
-
 def _files(path: pathlib.Path) -> list[pathlib.Path]:
-    """The files on which the data depend.
+    """The files in a folder on which the data depend.
 
     Raises:
-      ValueError: a folder that holds no images.
+      ValueError: it holds no images.
     """
-    if path.is_file():
-        return [path]
-    layout = token_files.find(path, (".src",))
-    if layout is not None:
-        return [file for s in layout.values() for file in (*s.sequences, s.labels)]
-    folder = _folder(path)
-    missing = [name for name in (*_TRAIN, _TEST) if not (folder / name).is_file()]
+    files = [_folder(path) / name for name in _NAMES]
+    missing = [str(file) for file in files if not file.is_file()]
     if missing:
-        raise ValueError(
-            f"--data.path={path}: expected {ARCHIVE.name}, its folder {_FOLDER}, or a "
-            f"folder with input/ and label/; {folder} lacks {', '.join(missing)}"
+        raise expected(
+            "--data.path",
+            f"{ARCHIVE.name}, its folder {_FOLDER}, or a folder with input/ and label/",
+            f"{path} without {', '.join(missing)}",
         )
-    return [folder / name for name in (*_TRAIN, _TEST)]
+    return files
 
 
 def _folder(path: pathlib.Path) -> pathlib.Path:
@@ -152,48 +118,45 @@ def _folder(path: pathlib.Path) -> pathlib.Path:
 
 def _read(path: pathlib.Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Images and labels of each file of the archive, or of its folder."""
-    names = (*_TRAIN, _TEST)
     if path.is_dir():
-        folder = _folder(path)
-        return {n: _parse(folder / n, (folder / n).read_bytes()) for n in names}
+        return {file.name: _parse(file, file.read_bytes()) for file in _files(path)}
     found = {}
     with archives.opened(ARCHIVE, path) as contents:
         for member, content in contents:
             folder, _, name = member.rpartition("/")
-            if folder == _FOLDER and name in names:
+            if folder == _FOLDER and name in _NAMES:
                 found[name] = _parse(f"{path}: {member}", content.read())
-    missing = [name for name in names if name not in found]
+    missing = [name for name in _NAMES if name not in found]
     if missing:
-        raise ValueError(f"{path} lacks {_FOLDER}/{', '.join(missing)}")
+        raise expected(str(path), f"{_FOLDER}/{', '.join(missing)}", "none")
     return found
 
 
 def _parse(place: object, data: bytes) -> tuple[np.ndarray, np.ndarray]:
     """Grey images `uint8 [n, 1024]` and labels `[n]` of one file."""
     if not data or len(data) % _RECORD:
-        raise ValueError(
-            f"{place}: expected images of {SHAPE[0]} x {SHAPE[1]} in three colours "
-            f"with a label, {_RECORD} bytes each, got {len(data):,} bytes in all"
+        raise expected(
+            str(place),
+            f"images of {SHAPE[0]} x {SHAPE[1]} in three colours with a label, "
+            f"{_RECORD} bytes each",
+            f"{len(data):,} bytes in all",
         )
     records = np.frombuffer(data, np.uint8).reshape(-1, _RECORD)
     labels = records[:, 0]
     unknown = np.flatnonzero(labels >= len(CLASSES))
     if unknown.size:
-        raise ValueError(
-            f"{place}, image {unknown[0] + 1}: expected a label of 0..9, got "
-            f"{labels[unknown[0]]}"
-        )
+        place = f"{place}, image {unknown[0] + 1}"
+        raise expected(place, "a label of 0..9", labels[unknown[0]])
     return grey(records[:, 1:].reshape(-1, 3, _PIXELS)), labels
 
 
-def _split(
-    path: pathlib.Path, files: Mapping[str, tuple[np.ndarray, np.ndarray]]
-) -> dict[str, tuple[int, Iterator[tuple]]]:
+def _split(path: pathlib.Path) -> builder.Splits:
+    files = _read(path)
     images = np.concatenate([files[name][0] for name in _TRAIN])
     labels = np.concatenate([files[name][1] for name in _TRAIN])
     held_out = len(images) // 10
     if not held_out:
-        raise ValueError(f"{path}: expected at least 10 training images")
+        raise expected(str(path), "at least 10 training images", len(images))
     cut = len(images) - held_out
     parts = {
         "train": (images[:cut], labels[:cut]),

@@ -15,6 +15,8 @@ from typing import Self
 
 import numpy as np
 
+from lra_jax.errors import expected
+
 
 @dataclasses.dataclass(frozen=True)
 class LengthWarmup:
@@ -63,10 +65,11 @@ class LengthWarmup:
         pairs = zip(below, stages, strict=False)
         rising = all(a < c and b < d <= 1 for (a, b), (c, d) in pairs)
         if (text and not stages) or not rising:
-            raise ValueError(
-                "length_warmup must be LENGTH:FRACTION,... with lengths and fractions "
-                "of the steps that increase, from above 0 to at most 1, as in "
-                f"128:0.3,512:0.4, got {text!r}."
+            raise expected(
+                "length_warmup",
+                "LENGTH:FRACTION,... with lengths and fractions of the steps that "
+                "increase, from above 0 to at most 1, as in 128:0.3,512:0.4",
+                f"{text!r}",
             )
         return cls(tuple((n, round(part * num_steps)) for n, part in stages))
 

@@ -9,15 +9,13 @@ import csv
 import os
 import pathlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lra_jax.data import listops_language
+from lra_jax.data import checks, listops_language, originals
+from lra_jax.data.dataset import SequenceDataset
+from lra_jax.errors import expected
 from lra_jax.files import replacing
-
-if TYPE_CHECKING:
-    from lra_jax.data.dataset import SequenceDataset
 
 FILES = {
     "train": "basic_train.tsv",
@@ -26,13 +24,6 @@ FILES = {
 }
 
 _HEADER = ["Source", "Target"]
-# Where the folder lies in the released archive, which also holds a copy of itself.
-_PLACES = (
-    "",
-    "listops-1000",
-    "lra_release/listops-1000",
-    "lra_release/lra_release/listops-1000",
-)
 
 
 def find(path: str | os.PathLike) -> dict[str, pathlib.Path]:
@@ -41,23 +32,12 @@ def find(path: str | os.PathLike) -> dict[str, pathlib.Path]:
     Raises:
       ValueError: the folder or one of the three files is missing.
     """
-    root = pathlib.Path(path).expanduser()
-    if not root.is_dir():
-        raise ValueError(
-            f"path must be a folder with {', '.join(FILES.values())}, got {root}, "
-            + ("a file." if root.exists() else "which does not exist.")
-        )
-    folders = [root / place for place in _PLACES]
-    found = [f for f in folders if any((f / n).is_file() for n in FILES.values())]
-    if not found:
-        raise ValueError(
-            f"Expected {', '.join(FILES.values())} in path={root} (or in its "
-            f"{', '.join(_PLACES[1:])}), found none of them."
-        )
-    files = {split: found[0] / name for split, name in FILES.items()}
-    missing = [file.name for file in files.values() if not file.is_file()]
-    if missing:
-        raise ValueError(f"{found[0]} lacks {', '.join(missing)}.")
+    root = checks.existing(path)
+    files = originals.split_files(root, "listops-1000", FILES)
+    if files is None:
+        got = f"{root}, {'a file' if root.is_file() else 'with none of them'}"
+        wanted = f"a folder with {', '.join(FILES.values())}, or with listops-1000/"
+        raise expected("--data.path", wanted, got)
     return files
 
 
@@ -70,9 +50,9 @@ def count(file: pathlib.Path) -> int:
     with file.open("rb") as lines:
         examples = sum(1 for line in lines if line.strip()) - 1
     if examples < 0:
-        raise ValueError(f"{file} is empty; expected a header and examples.")
+        raise expected(str(file), "a header and examples", "an empty file")
     if examples == 0:
-        raise ValueError(f"{file} holds no examples after its first line.")
+        raise expected(str(file), "examples after the header", "none")
     return examples
 
 
@@ -95,18 +75,16 @@ def read(file: pathlib.Path, max_length: int) -> Iterator[tuple[np.ndarray, int]
                 if number > 0:
                     yield _parse(row, max_length)
                 elif row != _HEADER:
-                    raise ValueError(
-                        f"expected the header {_HEADER}, got {_short(row)}."
-                    )
+                    raise expected("header", _HEADER, checks.shortened(row))
         except UnicodeDecodeError as error:
             # The reader has not counted this line.
             line = reader.line_num + 1
-            raise ValueError(f"{file}, line {line}: not UTF-8: {error}.") from None
+            raise expected(f"{file}, line {line}", "UTF-8", error) from None
         except (ValueError, csv.Error) as error:
             raise ValueError(f"{file}, line {reader.line_num}: {error}") from None
 
 
-def write(dataset: "SequenceDataset", folder: str | os.PathLike) -> None:
+def write(dataset: SequenceDataset, folder: str | os.PathLike) -> None:
     """Writes a ListOps dataset as the three official files, for other code bases.
 
     Args:
@@ -129,21 +107,14 @@ def write(dataset: "SequenceDataset", folder: str | os.PathLike) -> None:
 
 def _parse(row: list[str], max_length: int) -> tuple[np.ndarray, int]:
     if len(row) != len(_HEADER):
-        raise ValueError(f"expected {len(_HEADER)} columns, got {len(row)}.")
+        raise expected("line", f"{len(_HEADER)} columns", len(row))
     source, target = row
     if len(target) != 1 or target not in "0123456789":
-        raise ValueError(f"expected a target of 0..9, got {_short(target)}.")
+        raise expected("Target", "a digit", checks.shortened(target))
     tokens = listops_language.encode(source)
     if not 0 < len(tokens) <= max_length:
-        raise ValueError(
-            f"expected 1..{max_length} tokens (max_length), got {len(tokens)}."
-        )
+        raise expected("Source", f"1..{max_length} tokens (max_length)", len(tokens))
     value = listops_language.evaluate(tokens)
     if value != int(target):
-        raise ValueError(f"the target is {target}, but the expression gives {value}.")
+        raise expected("Target", f"{value}, which the expression gives", target)
     return tokens, value
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:60] + "..."

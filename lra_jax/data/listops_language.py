@@ -9,7 +9,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from lra_jax.data.checks import check_integer
+from lra_jax.data.checks import check_integer, shortened
+from lra_jax.errors import expected
 
 TOKENS = (*"0123456789", "[MIN", "[MAX", "[MED", "[SM", "X")
 """The token with id i + 1. Id 0 is padding; `X` is `]`, which closes an expression."""
@@ -37,7 +38,7 @@ class Grammar:
     Attributes:
       min_length: trees have more tokens than this.
       max_length: trees have fewer tokens than this.
-      max_depth: nodes at this depth are digits; the root stands at depth 1.
+      max_depth: nodes at this depth are digits; the root has depth 1.
       max_args: most arguments of an operator, 2..32.
 
     Raises:
@@ -53,29 +54,18 @@ class Grammar:
         for field in dataclasses.fields(self):
             check_integer(field.name, getattr(self, field.name), 1)
         if not 2 <= self.max_args <= 32:
-            raise ValueError(f"max_args must be in 2..32, got {self.max_args}.")
+            raise expected("max_args", "an integer of 2..32", self.max_args)
         if self.max_depth < 2:
-            raise ValueError(
-                f"max_depth must be at least 2 to hold an operator, got "
-                f"{self.max_depth}."
-            )
-        if self.max_length - self.min_length < 2:
-            raise ValueError(
-                "max_length must exceed min_length by at least 2, as lengths lie "
-                f"strictly between them; got min_length={self.min_length}, "
-                f"max_length={self.max_length}."
-            )
-        if self.max_length <= SHORTEST_OPERATOR:
-            raise ValueError(
-                f"max_length must exceed {SHORTEST_OPERATOR}, the shortest "
-                f"expression, got {self.max_length}."
-            )
+            raise expected("max_depth", "at least 2, for an operator", self.max_depth)
+        # Lengths are strictly between the two.
+        least = max(self.min_length + 1, SHORTEST_OPERATOR) + 1
+        if self.max_length < least:
+            wanted = f"at least {least} with min_length={self.min_length}"
+            raise expected("max_length", wanted, self.max_length)
         if self.longest() <= self.min_length:
-            raise ValueError(
-                f"No tree is longer than min_length={self.min_length}: with "
-                f"max_depth={self.max_depth} and max_args={self.max_args} the "
-                f"longest has {self.longest()} tokens."
-            )
+            limits = f"max_depth={self.max_depth} and max_args={self.max_args}"
+            wanted = f"less than {self.longest()}, the longest tree with {limits}"
+            raise expected("min_length", wanted, self.min_length)
 
     def longest(self) -> int:
         """The tokens of the largest tree of this depth, at most `max_length`."""
@@ -100,9 +90,9 @@ def encode(text: str) -> np.ndarray:
         return np.fromiter(map(_IDS.__getitem__, words), np.uint8, len(words))
     except KeyError as error:
         word = error.args[0]
-        raise ValueError(
-            f"Unknown token {word[:40]!r} at position {words.index(word)}; expected "
-            f"one of {' '.join(_WORDS[1:])}."
+        place = f"token {words.index(word)}"
+        raise expected(
+            place, f"one of {' '.join(_WORDS[1:])}", shortened(word)
         ) from None
 
 
@@ -125,7 +115,7 @@ def evaluate(tokens: Iterable[int]) -> int:
     stack: list[tuple[int, list[int]]] = [(PAD, [])]
     for position, token in enumerate(_checked_ids(tokens)):
         if token == PAD:
-            raise ValueError(f"Padding at position {position} of an expression.")
+            raise expected(f"token {position}", "no padding", PAD)
         if token < MIN:
             stack[-1][1].append(token - DIGIT_0)
         elif token != CLOSE:
@@ -133,16 +123,16 @@ def evaluate(tokens: Iterable[int]) -> int:
         else:
             operator, values = stack.pop()
             if not values or not stack:
-                raise ValueError(
-                    f"Unbalanced expression: the `]` at position {position} closes "
-                    + ("nothing." if not stack else "an operator without arguments.")
-                )
+                got = "an operator without arguments" if stack else "nothing"
+                raise expected(f"token {position}", "`]` after an operator", got)
             stack[-1][1].append(_apply(operator, values))
     if len(stack) > 1:
-        raise ValueError(f"Unbalanced expression: {len(stack) - 1} `]` missing.")
+        raise expected(
+            "expression", "a `]` for each operator", f"{len(stack) - 1} less"
+        )
     values = stack[0][1]
     if len(values) != 1:
-        raise ValueError(f"Expected one expression, got {len(values)}.")
+        raise expected("tokens", "one expression", len(values))
     return values[0]
 
 
@@ -158,7 +148,7 @@ def to_nested(tokens: Sequence[int]) -> str:
     """
     ids = _checked_ids(tokens)
     words: list[str] = []
-    opened: list[int] = []  # where the operators not yet closed stand in `words`
+    opened: list[int] = []  # places in `words` of operators not yet closed
     for token in ids:
         if MIN <= token < CLOSE:
             # Its parentheses come before it; how many is known when it closes.
@@ -194,5 +184,5 @@ def _checked_ids(tokens: Iterable[int]) -> list[int]:
     ids = np.asarray(tokens).reshape(-1).tolist()
     for token in ids:
         if not 0 <= token < VOCAB_SIZE:
-            raise ValueError(f"Token ids are 0..{VOCAB_SIZE - 1}, got {token}.")
+            raise expected("token", f"an id of 0..{VOCAB_SIZE - 1}", token)
     return ids

@@ -4,7 +4,7 @@ The distribution is that of Tay et al., "Long Range Arena" (arXiv:2011.04006), a
 released generator defines it (the paper's text names slightly other operators):
 
 * a node above `max_depth` is a digit with probability 3/4, else an operator; a node at
-  `max_depth` (the root stands at depth 1) is a digit, uniform over 0..9;
+  `max_depth` (the root has depth 1) is a digit, uniform over 0..9;
 * an operator is uniform over MIN, MAX, MED and SM and has 2..`max_args` arguments,
   uniform; MED is the median truncated down, SM the sum modulo 10;
 * a tree counts one token a digit and two an operator (the closing bracket), and is kept
@@ -37,6 +37,7 @@ from lra_jax.data.listops_language import (
     SM,
     Grammar,
 )
+from lra_jax.errors import expected
 
 CHUNK_ATTEMPTS = 8192
 """Roots drawn for a chunk. Part of the definition of what a seed gives."""
@@ -293,8 +294,9 @@ def _check_progress(grammar, count, found, chunks, stalled):
         and chunks * CHUNK_ATTEMPTS < allowed
     ):
         return
-    raise ValueError(
-        f"Expected {count} distinct trees, got {found} from "
-        f"{chunks * CHUNK_ATTEMPTS} attempts with {grammar}. Such trees are too few "
-        "or too rare: widen min_length..max_length, or ask for fewer."
+    raise expected(
+        "num_train + num_valid + num_test",
+        f"at most as many distinct trees as {grammar} gives in reasonable time",
+        f"{count}, of which {chunks * CHUNK_ATTEMPTS} attempts found {found}; widen "
+        "min_length..max_length, or ask for fewer",
     )

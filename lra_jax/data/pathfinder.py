@@ -9,99 +9,39 @@ Pixels are `uint8`, row by row, black 0. LRA's results are on the level `hard`; 
 the images of 128 pixels Path-X.
 
 Splits of generated images follow one another, 80 / 10 / 10 by default. The released
-images are shuffled with the seed first, then cut likewise: LRA cuts the order in which
+images are shuffled with the seed first, then cut so too: LRA cuts the order in which
 tfds once happened to store them, and the PyTorch code bases shuffle each in its own
 way, so that the published test sets differ from one another, too.
 """
 
-import dataclasses
-import hashlib
 import os
 import pathlib
-from collections.abc import Iterator
-from typing import ClassVar
+from collections.abc import Callable, Iterator
 
 import numpy as np
-import tensorflow_datasets as tfds
 
-from lra_jax.data import builder, pathfinder_files, pathfinder_images
-from lra_jax.data.checks import check_integer
+from lra_jax.data import builder, checks, pathfinder_files, pathfinder_images
 from lra_jax.data.dataset import SequenceDataset
 from lra_jax.data.pathfinder_shapes import GEOMETRIES, LEVELS, Settings
+from lra_jax.errors import expected
 
 __all__ = ["GEOMETRIES", "LEVELS", "Settings", "prepare"]
 
-_NUM_CLASSES = 2
 _LEAST_FILES = 10
 
 
-@dataclasses.dataclass(eq=False, kw_only=True)
-class GeneratedConfig(builder.SequenceConfig):
-    """Settings of generated images."""
-
-    settings: Settings
-    seed: int
-    sizes: dict[str, int]
-    processes: int | None
-
-
-@dataclasses.dataclass(eq=False, kw_only=True)
-class FilesConfig(builder.SequenceConfig):
-    """Settings of images from the released folders."""
-
-    folder: pathlib.Path
-    size: int
-    seed: int
-
-
 class GeneratedPathfinder(builder.SequenceBuilder):
-    """Pathfinder images drawn from a seed."""
+    """Pathfinder of the Long-Range Arena, generated."""
 
     name = "lra_pathfinder"
-    VERSION = tfds.core.Version("1.0.0")
-    RELEASE_NOTES: ClassVar[dict[str, str]] = {"1.0.0": "First version."}
     VOCAB_SIZE = 256
-    NUM_CLASSES = _NUM_CLASSES
-    DESCRIPTION = "Pathfinder of the Long-Range Arena, generated."
-
-    def examples(self, dl_manager):
-        """See the base class."""
-        del dl_manager
-        config: GeneratedConfig = self.builder_config
-        images = _images(config)
-        return {split: (count, images) for split, count in config.sizes.items()}
+    NUM_CLASSES = 2
 
 
-class PathfinderFiles(builder.SequenceBuilder):
-    """Pathfinder images from the released folders."""
+class PathfinderFiles(GeneratedPathfinder):
+    """Pathfinder of the Long-Range Arena, from its files."""
 
     name = "lra_pathfinder_files"
-    VERSION = tfds.core.Version("1.0.0")
-    RELEASE_NOTES: ClassVar[dict[str, str]] = {"1.0.0": "First version."}
-    VOCAB_SIZE = 256
-    NUM_CLASSES = _NUM_CLASSES
-    DESCRIPTION = "Pathfinder of the Long-Range Arena, from its files."
-
-    def examples(self, dl_manager):
-        """See the base class."""
-        del dl_manager
-        config: FilesConfig = self.builder_config
-        samples = pathfinder_files.list_samples(config.folder)
-        if len(samples) < _LEAST_FILES:
-            raise ValueError(
-                f"{config.folder} holds {len(samples)} images, too few for three "
-                f"splits; expected {_LEAST_FILES} at least."
-            )
-        order = np.random.default_rng(config.seed).permutation(len(samples))
-        tenth = len(samples) // 10
-        cuts = np.split(order, [len(samples) - 2 * tenth, len(samples) - tenth])
-        return {
-            split: (
-                len(ids),
-                pathfinder_files.read((samples[i] for i in ids), config.size),
-            )
-            for split, ids in zip(("train", "valid", "test"), cuts, strict=True)
-        }
 
 
 def prepare(
@@ -143,63 +83,72 @@ def prepare(
       OSError: `data_dir` cannot be written, or its disk is full.
     """
     settings = Settings(size, level, num_distractors)
-    check_integer("seed", seed, 0)
     if path is not None:
-        config = _files_config(path, settings, seed)
-        return builder.prepare(PathfinderFiles, config, data_dir)
+        return _from_files(path, settings, seed, data_dir)
     sizes = {"train": num_train, "valid": num_valid, "test": num_test}
-    for split, count in sizes.items():
-        check_integer(f"num_{split}", count, 1)
-    if processes is not None:
-        check_integer("processes", processes, 1)
-    config = _generated_config(settings, seed, sizes, processes)
+    checks.check_generated(seed, sizes, processes)
+    counts = "-".join(map(str, sizes.values()))
+    total = sum(sizes.values())
+
+    def examples(root: pathlib.Path) -> builder.Splits:
+        del root
+        images = _images(settings, seed, total, processes)
+        return {split: (count, images) for split, count in sizes.items()}
+
+    name = f"size{size}-{level}-distractors{settings.distractors}-seed{seed}-{counts}"
+    config = _config(name, size, total, examples)
     return builder.prepare(GeneratedPathfinder, config, data_dir)
 
 
-def _generated_config(settings, seed, sizes, processes) -> GeneratedConfig:
-    counts = "-".join(str(count) for count in sizes.values())
-    distractors = settings.distractors
-    return GeneratedConfig(
-        name=(
-            f"size{settings.size}-{settings.level}-distractors{distractors}"
-            f"-seed{seed}-{counts}"
-        ),
-        max_length=settings.size**2,
-        expected_bytes=(settings.size**2 + 40) * sum(sizes.values()),
-        image_shape=(settings.size, settings.size),
-        settings=settings,
-        seed=seed,
-        sizes=sizes,
-        processes=processes,
+def _config(
+    name: str,
+    size: int,
+    count: int,
+    examples: Callable[[pathlib.Path], builder.Splits],
+) -> builder.SequenceConfig:
+    return builder.SequenceConfig(
+        name=name,
+        max_length=size**2,
+        expected_bytes=(size**2 + 40) * count,
+        image_shape=(size, size),
+        examples=examples,
     )
 
 
-def _files_config(path, settings, seed) -> FilesConfig:
-    folder = pathfinder_files.find(path, settings.size, settings.level)
+def _from_files(
+    path: str | os.PathLike,
+    settings: Settings,
+    seed: int,
+    data_dir: str | os.PathLike | None,
+) -> SequenceDataset:
+    checks.check_integer("seed", seed, 0)
+    size = settings.size
+    folder = pathfinder_files.find(path, size, settings.level)
     files = pathfinder_files.metadata_files(folder)
-    stats = [file.stat() for file in files]
-    identity = [
-        (str(f.resolve()), s.st_size, s.st_mtime_ns)
-        for f, s in zip(files, stats, strict=True)
-    ]
-    digest = hashlib.blake2b(repr(identity).encode(), digest_size=8).hexdigest()
+    name = f"{checks.digest(files)}-size{size}-seed{seed}"
     # A line of metadata takes about 60 bytes.
-    count = sum(s.st_size for s in stats) // 50 + 1
-    return FilesConfig(
-        name=f"{digest}-size{settings.size}-seed{seed}",
-        max_length=settings.size**2,
-        expected_bytes=(settings.size**2 + 40) * count,
-        image_shape=(settings.size, settings.size),
-        folder=folder,
-        size=settings.size,
-        seed=seed,
-    )
+    count = sum(file.stat().st_size for file in files) // 50 + 1
+    config = _config(name, size, count, lambda _: _split(folder, size, seed))
+    return builder.prepare(PathfinderFiles, config, data_dir)
 
 
-def _images(config: GeneratedConfig) -> Iterator[tuple[np.ndarray, int]]:
-    batches = pathfinder_images.iterate(
-        config.settings, config.seed, sum(config.sizes.values()), config.processes
-    )
-    for batch in batches:
+def _split(folder: pathlib.Path, size: int, seed: int) -> builder.Splits:
+    samples = pathfinder_files.list_samples(folder)
+    if len(samples) < _LEAST_FILES:
+        wanted = f"at least {_LEAST_FILES} images, for three splits"
+        raise expected(str(folder), wanted, len(samples))
+    order = np.random.default_rng(seed).permutation(len(samples))
+    tenth = len(samples) // 10
+    cuts = np.split(order, [len(samples) - 2 * tenth, len(samples) - tenth])
+    return {
+        split: (len(ids), pathfinder_files.read((samples[i] for i in ids), size))
+        for split, ids in zip(("train", "valid", "test"), cuts, strict=True)
+    }
+
+
+def _images(
+    settings: Settings, seed: int, count: int, processes: int | None
+) -> Iterator[tuple[np.ndarray, int]]:
+    for batch in pathfinder_images.iterate(settings, seed, count, processes):
         pixels = batch.pixels.reshape(len(batch.labels), -1)
         yield from zip(pixels, batch.labels.tolist(), strict=True)

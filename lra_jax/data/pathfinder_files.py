@@ -18,6 +18,9 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
+from lra_jax.data import checks, originals
+from lra_jax.errors import expected
+
 FOLDERS = {
     "easy": "curv_baseline",
     "intermediate": "curv_contour_length_9",
@@ -50,27 +53,14 @@ def find(path: str | os.PathLike, size: int, level: str) -> pathlib.Path:
     Raises:
       ValueError: there is none.
     """
-    root = pathlib.Path(path).expanduser()
-    if not root.is_dir():
-        raise ValueError(
-            f"path must be the folder of the released images, got {root}, "
-            + ("a file; unpack it." if root.exists() else "which does not exist.")
-        )
+    root = checks.existing(path)
     below = pathlib.Path(f"pathfinder{size}") / FOLDERS[level]
-    places = (
-        root,
-        root / FOLDERS[level],
-        root / below,
-        root / "lra_release" / below,
-        root / "lra_release" / "lra_release" / below,
-    )
-    for folder in places:
+    for folder in (root / FOLDERS[level], *originals.in_release(root, below)):
         if (folder / "metadata").is_dir() and (folder / "imgs").is_dir():
             return folder
-    raise ValueError(
-        f"Expected folders metadata and imgs in path={root}, or in its {below} or "
-        f"lra_release/{below}, found none."
-    )
+    got = f"{root}, {'a file; unpack it' if root.is_file() else 'without them'}"
+    wanted = f"a folder with metadata/ and imgs/, or with {below}/"
+    raise expected("--data.path", wanted, got)
 
 
 def list_samples(folder: pathlib.Path) -> list[Sample]:
@@ -92,7 +82,7 @@ def list_samples(folder: pathlib.Path) -> list[Sample]:
             empty[0].file,
         )
     if not samples:
-        raise ValueError(f"{folder / 'metadata'} names no images.")
+        raise expected(str(folder / "metadata"), "names of images", "none")
     return samples
 
 
@@ -105,9 +95,9 @@ def metadata_files(folder: pathlib.Path) -> list[pathlib.Path]:
     files = list((folder / "metadata").glob("*.npy"))
     for file in files:
         if not file.stem.isdecimal():
-            raise ValueError(f"Expected a number for the name of {file}.")
+            raise expected(str(file), "a number for its name", repr(file.stem))
     if not files:
-        raise ValueError(f"{folder / 'metadata'} holds no .npy files.")
+        raise expected(str(folder / "metadata"), ".npy files", "none")
     return sorted(files, key=lambda file: int(file.stem))
 
 
@@ -122,17 +112,16 @@ def read(samples: Iterable[Sample], size: int) -> Iterator[tuple[np.ndarray, int
             with Image.open(sample.file, formats=["PNG"]) as image:
                 pixels = np.asarray(image)
         except (OSError, SyntaxError) as error:
-            raise ValueError(f"{sample.file} is no whole PNG: {error}.") from None
+            raise expected(str(sample.file), "a whole PNG", error) from None
         if pixels.shape != (size, size) or pixels.dtype != np.uint8:
-            raise ValueError(
-                f"{sample.file}: expected a grey image of {size} x {size} pixels with "
-                f"8 bits, got {pixels.dtype} of shape {pixels.shape}."
-            )
+            wanted = f"a grey image of {size} x {size} pixels with 8 bits"
+            got = f"{pixels.dtype} of shape {pixels.shape}"
+            raise expected(str(sample.file), wanted, got)
         yield pixels.ravel(), sample.label
 
 
 def _rows(file: pathlib.Path) -> Iterator[tuple[str, list[str]]]:
-    """Yields where a row stands, and its columns."""
+    """Yields file and line of each row, and its columns."""
     data = file.read_bytes()
     try:
         if data.startswith(_NPY):
@@ -141,7 +130,7 @@ def _rows(file: pathlib.Path) -> Iterator[tuple[str, list[str]]]:
         else:
             rows = [line.split() for line in data.decode("utf-8").splitlines()]
     except (ValueError, TypeError, EOFError) as error:
-        raise ValueError(f"{file} is no table of metadata: {error}.") from None
+        raise expected(str(file), "a table of metadata", error) from None
     for number, columns in enumerate(rows, start=1):
         if columns:
             yield f"{file}, line {number}", columns
@@ -149,13 +138,11 @@ def _rows(file: pathlib.Path) -> Iterator[tuple[str, list[str]]]:
 
 def _parse(folder: pathlib.Path, place: str, columns: list[str]) -> Sample:
     if len(columns) < _LEAST_COLUMNS:
-        raise ValueError(
-            f"{place}: expected at least {_LEAST_COLUMNS} columns, got {len(columns)}."
-        )
+        raise expected(place, f"at least {_LEAST_COLUMNS} columns", len(columns))
     below, name, _, label = columns[:_LEAST_COLUMNS]
     if label not in ("0", "1"):
-        raise ValueError(f"{place}: expected a label of 0 or 1, got {label[:20]!r}.")
+        raise expected(place, "a label of 0 or 1", checks.shortened(label))
     file = folder / below / name
     if ".." in file.parts or not file.is_relative_to(folder) or not file.is_file():
-        raise ValueError(f"{place}: expected an image {below}/{name}, found none.")
+        raise expected(place, f"an image {below}/{name}", "no such file")
     return Sample(file, int(label))

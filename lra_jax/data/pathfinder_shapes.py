@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image, ImageDraw
 
-from lra_jax.errors import known
+from lra_jax.errors import expected, known
 
 DEGREES = 360
 """The first dash of a snake has one of so many directions."""
@@ -98,12 +98,10 @@ class Settings:
     def __post_init__(self):
         if self.size not in GEOMETRIES:
             sizes = ", ".join(map(str, GEOMETRIES))
-            raise ValueError(f"size must be one of {sizes}, got {self.size!r}.")
+            raise expected("size", f"one of {sizes}", f"{self.size!r}")
         known("level", self.level, LEVELS)
         if self.num_distractors is not None and self.num_distractors < 0:
-            raise ValueError(
-                f"num_distractors must not be negative, got {self.num_distractors}."
-            )
+            raise expected("num_distractors", "0 or more", self.num_distractors)
 
     @property
     def geometry(self) -> Geometry:

@@ -29,6 +29,7 @@ from lra_jax.data.buckets import Buckets
 from lra_jax.data.checks import check_integer
 from lra_jax.data.dataset import SequenceDataset
 from lra_jax.data.length_warmup import LengthWarmup
+from lra_jax.errors import expected
 
 if TYPE_CHECKING:
     import grain
@@ -109,10 +110,8 @@ def train_iterator(
     reader = _Reader(dataset, split)
     warmup = LengthWarmup.parse(length_warmup, num_steps)
     if warmup.stages and dataset.image_shape is not None:
-        raise ValueError(
-            "length_warmup cuts sequences, and an image must stay whole, got "
-            f"{length_warmup!r}."
-        )
+        wanted = "none for images, which it would cut"
+        raise expected("length_warmup", wanted, f"{length_warmup!r}")
 
     def load(step: int) -> dict[str, np.ndarray]:
         batch = plan[step]
@@ -190,9 +189,7 @@ def read_examples(
     count = dataset.num_examples(split)
     for index in indices:
         if not 0 <= index < count:
-            raise ValueError(
-                f"example must be in 0..{count - 1}, the {split} split, got {index}."
-            )
+            raise expected("example", f"0..{count - 1} of the {split} split", index)
     ids = np.array(indices, np.int32)
     length = int(_example_lengths(dataset, split)[ids].max())
     return _Reader(dataset, split).read(Batch(length, ids))
@@ -232,10 +229,8 @@ def _shard_rows(batch_size: int, shard: tuple[int, int]) -> slice:
     index, count = shard
     check_integer("batch_size", batch_size, 1)
     if not 0 <= index < count:
-        raise ValueError(f"shard must be (index, count), index < count, got {shard}.")
+        raise expected("shard", "(index, count) with index < count", shard)
     if batch_size % count:
-        raise ValueError(
-            f"batch_size must be a multiple of the {count} shards, got {batch_size}."
-        )
+        raise expected("batch_size", f"a multiple of the {count} shards", batch_size)
     rows = batch_size // count
     return slice(index * rows, (index + 1) * rows)

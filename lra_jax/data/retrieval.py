@@ -12,17 +12,15 @@ The files are tab separated, without header or quotes: label (0 or 1, written as
 ``max_length`` each; the Long-Range Arena's ids are one more, with 0 for padding.
 """
 
-import dataclasses
 import os
 import pathlib
 from collections.abc import Iterator
-from typing import ClassVar
 
 import numpy as np
-import tensorflow_datasets as tfds
 
-from lra_jax.data import archives, builder, checks, token_files
+from lra_jax.data import archives, builder, checks, originals, token_files
 from lra_jax.data.dataset import SequenceDataset
+from lra_jax.errors import expected
 from lra_jax.files import locked
 
 ARCHIVE = archives.Archive(
@@ -36,56 +34,18 @@ FILES = {
     "test": "new_aan_pairs.test.tsv",
 }
 
-# Where they lie in the release, which also holds a copy of itself.
-_PLACES = (
-    "",
-    "tsv_data",
-    "lra_release/tsv_data",
-    "lra_release/lra_release/tsv_data",
-)
 _COLUMNS = ("label", "id 1", "id 2", "text 1", "text 2")
 _LABELS = {b"0": 0, b"0.0": 0, b"1": 1, b"1.0": 1}
-_SUFFIXES = (".src", ".src1")
 _RELEASED_PAIRS = 182_613
-_UNPACKED_BYTES = 10_700_000_000
-
-
-@dataclasses.dataclass(eq=False, kw_only=True)
-class RetrievalConfig(builder.SequenceConfig):
-    """Where the pairs come from; None = the release, to be fetched."""
-
-    path: pathlib.Path | None
 
 
 class AanPairs(builder.SequenceBuilder):
-    """Pairs of papers as bytes."""
+    """Retrieval of the Long-Range Arena: pairs of papers as bytes."""
 
     name = "lra_retrieval"
-    VERSION = tfds.core.Version("1.0.0")
-    RELEASE_NOTES: ClassVar[dict[str, str]] = {"1.0.0": "First version."}
     SEQUENCES = ("tokens_1", "tokens_2")
     VOCAB_SIZE = 256
     NUM_CLASSES = 2
-    DESCRIPTION = "Retrieval of the Long-Range Arena: pairs of papers as bytes."
-
-    def examples(self, dl_manager):
-        """See the base class."""
-        del dl_manager
-        config: RetrievalConfig = self.builder_config
-        path, length = config.path, config.max_length
-        if path is not None and path.is_dir():
-            layout = token_files.find(path, _SUFFIXES)
-            if layout is not None:
-                return {
-                    split: (token_files.count(f), token_files.read(f, 256, 2, length))
-                    for split, f in layout.items()
-                }
-        if path is None:
-            path = archives.fetch(ARCHIVE, self.root)
-        files = _find(path) if path.is_dir() else _unpacked(path, self.root)
-        return {
-            split: (_count(file), read(file, length)) for split, file in files.items()
-        }
 
 
 def prepare(
@@ -111,45 +71,49 @@ def prepare(
       OSError: `data_dir` cannot be written, or its disk is full.
     """
     checks.check_integer("max_length", max_length, 1)
-    name, found = "released", None
-    expected = 2 * max_length * _RELEASED_PAIRS
-    if path is not None:
-        found = checks.existing(path)
-        if not _holding(found):
-            found = archives.given(path, ARCHIVE)
-        files = _files(found)
-        name = checks.digest(files)
-        size = sum(file.stat().st_size for file in files)
-        expected = min(expected, size + 1) if found.is_dir() else expected
-    config = RetrievalConfig(
-        name=f"{name}-length{max_length}",
+    found = None if path is None else checks.existing(path)
+    if found is not None and originals.split_files(found, "tsv_data", FILES) is None:
+        found = archives.given(found, ARCHIVE)
+    source = originals.locate(ARCHIVE, found, _files, (".src", ".src1"))
+    expected_bytes = 2 * max_length * _RELEASED_PAIRS
+    if source.size is not None:
+        expected_bytes = min(expected_bytes, source.size + 1)
+
+    def examples(root: pathlib.Path) -> builder.Splits:
+        if source.layout is not None:
+            return token_files.examples(source.layout, 256, 2, max_length)
+        opened = source.open(root)
+        files = _find(opened) if opened.is_dir() else _unpacked(opened, root)
+        return {
+            split: (_count(file), _read(file, max_length))
+            for split, file in files.items()
+        }
+
+    config = builder.SequenceConfig(
+        name=f"{source.name}-length{max_length}",
         max_length=max_length,
-        expected_bytes=expected,
-        path=found,
+        expected_bytes=expected_bytes,
+        examples=examples,
     )
     return builder.prepare(AanPairs, config, data_dir)
 
 
-def read(file: pathlib.Path, max_length: int) -> Iterator[tuple]:
-    """Yields both texts, `uint8 [length]`, and the label of each line.
+def _read(file: pathlib.Path, max_length: int) -> Iterator[tuple]:
+    """Yields both texts, ``uint8 [length]``, and the label of each line.
 
     Raises:
       ValueError: a line is malformed; the message names file and line.
     """
     with file.open("rb") as lines:
         for number, line in enumerate(lines, 1):
-            columns = line.rstrip(b"\r\n").split(b"\t")
+            columns, place = line.rstrip(b"\r\n").split(b"\t"), f"{file}, line {number}"
             if len(columns) != len(_COLUMNS):
-                raise ValueError(
-                    f"{file}, line {number}: expected {len(_COLUMNS)} columns "
-                    f"({', '.join(_COLUMNS)}), got {len(columns)}"
-                )
+                wanted = f"{len(_COLUMNS)} columns ({', '.join(_COLUMNS)})"
+                raise expected(place, wanted, len(columns))
             label, _, _, *texts = columns
             if label.strip() not in _LABELS:
-                shown = label[:40].decode("utf-8", errors="replace")
-                raise ValueError(
-                    f"{file}, line {number}: expected a label of 0 or 1, got {shown!r}"
-                )
+                shown = label.decode("utf-8", errors="replace")
+                raise expected(place, "a label of 0 or 1", checks.shortened(shown))
             # An empty text would be a sequence of no tokens.
             arrays = (
                 np.frombuffer(text[:max_length] or b"\n", np.uint8) for text in texts
@@ -160,37 +124,21 @@ def read(file: pathlib.Path, max_length: int) -> Iterator[tuple]:
 def _count(file: pathlib.Path) -> int:
     count = checks.line_count(file)
     if not count:
-        raise ValueError(f"{file} is empty")
+        raise expected(str(file), "lines", "an empty file")
     return count
 
 
-def _files(path: pathlib.Path) -> list[pathlib.Path]:
-    """The files on which the data depend."""
-    if path.is_file():
-        return [path]
-    layout = token_files.find(path, _SUFFIXES)
-    if layout is not None:
-        return [file for s in layout.values() for file in (*s.sequences, s.labels)]
-    return list(_find(path).values())
-
-
-def _holding(root: pathlib.Path) -> list[pathlib.Path]:
-    """The folders below this one that hold some of the files."""
-    folders = [root / place for place in _PLACES]
-    return [f for f in folders if any((f / n).is_file() for n in FILES.values())]
+def _files(root: pathlib.Path) -> list[pathlib.Path]:
+    """The files in a folder on which the data depend."""
+    return list(_find(root).values())
 
 
 def _find(root: pathlib.Path) -> dict[str, pathlib.Path]:
-    found = _holding(root)
-    if not found:
-        raise ValueError(
-            f"--data.path={root}: expected {', '.join(FILES.values())} in it or in its "
-            f"{', '.join(_PLACES[1:])}, or {ARCHIVE.name} itself, found none of them"
-        )
-    files = {split: found[0] / name for split, name in FILES.items()}
-    missing = [file.name for file in files.values() if not file.is_file()]
-    if missing:
-        raise ValueError(f"{found[0]} lacks {', '.join(missing)}")
+    files = originals.split_files(root, "tsv_data", FILES)
+    if files is None:
+        wanted = f"{', '.join(FILES.values())}, in it or in tsv_data/"
+        got = f"{root}, which holds none of them"
+        raise expected("--data.path", f"{ARCHIVE.name}, or a folder with {wanted}", got)
     return files
 
 

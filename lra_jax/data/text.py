@@ -13,18 +13,17 @@ on; the Long-Range Arena validates on the test split. ``validation="holdout"`` t
 tenth of each class of the training reviews, drawn by ``seed``, instead.
 """
 
-import dataclasses
 import os
 import pathlib
 import re
 from collections.abc import Iterator
-from typing import ClassVar, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
-import tensorflow_datasets as tfds
 
-from lra_jax.data import archives, builder, checks, token_files
+from lra_jax.data import archives, builder, checks, originals, token_files
 from lra_jax.data.dataset import SequenceDataset
+from lra_jax.errors import expected, known
 
 ARCHIVE = archives.Archive(
     name="aclImdb_v1.tar.gz",
@@ -45,46 +44,12 @@ _MEAN_BYTES = 1300
 Reviews = dict[tuple[str, str], list[tuple[str, bytes]]]
 
 
-@dataclasses.dataclass(eq=False, kw_only=True)
-class TextConfig(builder.SequenceConfig):
-    """Where the reviews come from; None = the released archive, to be fetched."""
-
-    path: pathlib.Path | None
-    validation: Validation
-    seed: int
-
-
 class ImdbBytes(builder.SequenceBuilder):
-    """IMDb reviews as bytes."""
+    """Text of the Long-Range Arena: IMDb reviews as bytes."""
 
     name = "lra_text"
-    VERSION = tfds.core.Version("1.0.0")
-    RELEASE_NOTES: ClassVar[dict[str, str]] = {"1.0.0": "First version."}
     VOCAB_SIZE = 256
     NUM_CLASSES = 2
-    DESCRIPTION = "Text of the Long-Range Arena: IMDb reviews as bytes."
-
-    def examples(self, dl_manager):
-        """See the base class."""
-        del dl_manager
-        config: TextConfig = self.builder_config
-        path = config.path
-        if path is None:
-            path = archives.fetch(ARCHIVE, self.root)
-        elif path.is_dir():
-            files = token_files.find(path, (".src",))
-            if files is not None:
-                return {
-                    split: (
-                        token_files.count(f),
-                        token_files.read(f, 256, 2, config.max_length),
-                    )
-                    for split, f in files.items()
-                }
-        else:
-            archives.check(ARCHIVE, path)
-        reviews = _read_folder(path) if path.is_dir() else _read_archive(path)
-        return _split(reviews, config)
 
 
 def prepare(
@@ -116,22 +81,21 @@ def prepare(
     """
     checks.check_integer("max_length", max_length, 1)
     checks.check_integer("seed", seed, 0)
-    if validation not in get_args(Validation):
-        raise ValueError(
-            f"validation must be one of {get_args(Validation)}, got {validation!r}."
-        )
-    name, found = "released", None
-    if path is not None:
-        found = archives.given(path, ARCHIVE)
-        name = checks.digest(_files(found))
+    known("validation", validation, get_args(Validation))
+    source = originals.locate(ARCHIVE, archives.given(path, ARCHIVE), _files)
+
+    def examples(root: pathlib.Path) -> builder.Splits:
+        if source.layout is not None:
+            return token_files.examples(source.layout, 256, 2, max_length)
+        reviews = _read(source.open(root))
+        return _split(reviews, max_length, seed if validation == "holdout" else None)
+
     held_out = f"holdout-seed{seed}" if validation == "holdout" else "test"
-    config = TextConfig(
-        name=f"{name}-length{max_length}-{held_out}",
+    config = builder.SequenceConfig(
+        name=f"{source.name}-length{max_length}-{held_out}",
         max_length=max_length,
         expected_bytes=75_000 * min(_MEAN_BYTES, max_length) if path is None else 1,
-        path=found,
-        validation=validation,
-        seed=seed,
+        examples=examples,
     )
     return builder.prepare(ImdbBytes, config, data_dir)
 
@@ -141,16 +105,11 @@ def _folder(path: pathlib.Path) -> pathlib.Path:
 
 
 def _files(path: pathlib.Path) -> list[pathlib.Path]:
-    """The files on which the data depend.
+    """The files in a folder on which the data depend.
 
     Raises:
-      ValueError: a folder that holds no reviews.
+      ValueError: it holds no reviews.
     """
-    if path.is_file():
-        return [path]
-    layout = token_files.find(path, (".src",))
-    if layout is not None:
-        return [file for s in layout.values() for file in (*s.sequences, s.labels)]
     folder = _folder(path)
     files = [
         file
@@ -159,29 +118,38 @@ def _files(path: pathlib.Path) -> list[pathlib.Path]:
         for file in (folder / split / label).glob("*.txt")
     ]
     if not files:
-        raise ValueError(
-            f"--data.path={path}: expected {ARCHIVE.name}, its folder {_FOLDER}, or a "
-            "folder with input/ and label/; found no train/pos/*.txt"
+        raise expected(
+            "--data.path",
+            f"{ARCHIVE.name}, its folder {_FOLDER}, or a folder with input/ and label/",
+            f"{path} without train/pos/*.txt",
         )
     return files
 
 
-def _read_folder(path: pathlib.Path) -> Reviews:
-    folder = _folder(path)
-    reviews: Reviews = {}
-    for file in sorted(folder.glob("*/*/*.txt")):
-        _keep(reviews, folder, file.relative_to(folder).as_posix(), file.read_bytes)
-    return _complete(path, reviews)
+def _read(path: pathlib.Path) -> Reviews:
+    """The reviews of an archive, or of its folder.
 
-
-def _read_archive(path: pathlib.Path) -> Reviews:
+    Raises:
+      ValueError: an unknown class, or a class without reviews.
+    """
     reviews: Reviews = {}
-    with archives.opened(ARCHIVE, path) as contents:
-        for member, content in contents:
-            if member.startswith(f"{_FOLDER}/"):
-                name = member.removeprefix(f"{_FOLDER}/")
-                _keep(reviews, path, name, content.read)
-    return _complete(path, reviews)
+    if path.is_dir():
+        folder = _folder(path)
+        for file in folder.glob("*/*/*.txt"):
+            _keep(reviews, folder, file.relative_to(folder).as_posix(), file.read_bytes)
+    else:
+        with archives.opened(ARCHIVE, path) as contents:
+            for member, content in contents:
+                if member.startswith(f"{_FOLDER}/"):
+                    name = member.removeprefix(f"{_FOLDER}/")
+                    _keep(reviews, path, name, content.read)
+    for split in ("train", "test"):
+        for label in LABELS:
+            if (split, label) not in reviews:
+                raise expected(str(path), f"reviews in {split}/{label}", "none")
+            # The same order, whatever the archive's or the file system's is.
+            reviews[split, label].sort()
+    return reviews
 
 
 def _keep(reviews: Reviews, place: pathlib.Path, name: str, read) -> None:
@@ -194,44 +162,30 @@ def _keep(reviews: Reviews, place: pathlib.Path, name: str, read) -> None:
         # An empty review would be a sequence of no tokens.
         reviews.setdefault((split, label), []).append((file, read() or b"\n"))
     elif label != _UNLABELLED:
-        raise ValueError(
-            f"{place}: {name}: expected a label of {', '.join(LABELS)}, got {label!r}"
+        raise expected(
+            f"{place}: {name}", f"a label of {', '.join(LABELS)}", f"{label!r}"
         )
 
 
-def _complete(path: pathlib.Path, reviews: Reviews) -> Reviews:
-    for split in ("train", "test"):
-        for label in LABELS:
-            if (split, label) not in reviews:
-                raise ValueError(f"{path} holds no review in {split}/{label}")
-            # The same order, whatever the archive's or the file system's is.
-            reviews[split, label].sort()
-    return reviews
-
-
-def _split(
-    reviews: Reviews, config: TextConfig
-) -> dict[str, tuple[int, Iterator[tuple]]]:
-    rng = np.random.Generator(np.random.Philox(config.seed))
+def _split(reviews: Reviews, max_length: int, seed: int | None) -> builder.Splits:
+    """Holds a tenth of each class out, drawn by the seed; None validates on test."""
     parts: dict[str, list[tuple[bytes, int]]] = {"train": [], "valid": [], "test": []}
+    rng = np.random.Generator(np.random.Philox(seed))
     for label, number in LABELS.items():
         train = [(text, number) for _, text in reviews["train", label]]
         parts["test"] += [(text, number) for _, text in reviews["test", label]]
-        count = len(train) // 10 if config.validation == "holdout" else 0
-        if config.validation == "holdout" and not count:
-            raise ValueError(
-                f"expected at least 10 reviews in train/{label} to hold a tenth out, "
-                f"got {len(train)}"
-            )
+        count = len(train) // 10
+        if seed is None:
+            count = 0
+        elif not count:
+            wanted = "at least 10 reviews, to hold a tenth out"
+            raise expected(f"train/{label}", wanted, len(train))
         held_out = set(rng.permutation(len(train))[:count].tolist())
         for index, review in enumerate(train):
             parts["valid" if index in held_out else "train"].append(review)
-    if config.validation == "test":
+    if seed is None:
         parts["valid"] = parts["test"]
-    return {
-        split: (len(part), _cut(part, config.max_length))
-        for split, part in parts.items()
-    }
+    return {split: (len(part), _cut(part, max_length)) for split, part in parts.items()}
 
 
 def _cut(

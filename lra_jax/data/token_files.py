@@ -5,7 +5,7 @@
     input/test.src    label/test.label
 
 Integers are separated by blanks: pixels 0..255, or token ids. A label file has one
-integer a line. The second document of a pair stands in ``input/train.src1`` etc.
+integer a line. The second document of a pair is in ``input/train.src1`` etc.
 
 Written by the code of "Mega: Moving Average Equipped Gated Attention", in
 examples/mega/lra/data_process.py of facebookresearch/mega. The binary files that
@@ -13,12 +13,13 @@ fairseq makes of texts (``src-bin``) are another format, which is not read.
 """
 
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
 
-from lra_jax.data.checks import line_count
+from lra_jax.data.checks import line_count, shortened
+from lra_jax.errors import expected
 
 SPLITS = ("train", "valid", "test")
 
@@ -49,39 +50,52 @@ def find(root: pathlib.Path, suffixes: tuple[str, ...]) -> dict[str, SplitFiles]
         )
         for split in SPLITS
     }
-    files = [file for s in found.values() for file in (*s.sequences, s.labels)]
-    missing = [str(file.relative_to(root)) for file in files if not file.is_file()]
+    missing = [file for file in listed(found) if not file.is_file()]
     if missing:
-        raise ValueError(f"{root} lacks {', '.join(missing)}")
+        names = ", ".join(str(file.relative_to(root)) for file in missing)
+        wanted = "a file of sequences and one of labels for each split"
+        raise expected(str(root), wanted, f"no {names}")
     return found
 
 
-def count(files: SplitFiles) -> int:
-    """Examples of a split.
+def listed(layout: Mapping[str, SplitFiles]) -> list[pathlib.Path]:
+    """All files of a layout."""
+    return [file for s in layout.values() for file in (*s.sequences, s.labels)]
+
+
+def examples(
+    layout: Mapping[str, SplitFiles], vocab_size: int, num_classes: int, max_length: int
+) -> dict[str, tuple[int, Iterator[tuple]]]:
+    """For each split its size, and the examples: sequences, cut, and the label.
 
     Raises:
-      ValueError: its files have different numbers of lines, or none.
+      ValueError: files of a split differ in their number of lines, or have none; while
+        reading, for what is not an integer of the right range, with file and line.
     """
+    return {
+        split: (_count(files), _read(files, vocab_size, num_classes, max_length))
+        for split, files in layout.items()
+    }
+
+
+def _count(files: SplitFiles) -> int:
     counts = {file: line_count(file) for file in (*files.sequences, files.labels)}
     if len(set(counts.values())) != 1 or 0 in counts.values():
-        each = ", ".join(f"{file}: {n}" for file, n in counts.items())
-        raise ValueError(f"expected as many lines in each file, and some: {each}")
+        each = ", ".join(f"{file.name}: {n}" for file, n in counts.items())
+        wanted = "files with the same number of lines, at least one"
+        raise expected(str(files.labels.parents[1]), wanted, each)
     return counts[files.labels]
 
 
-def read(
+def _read(
     files: SplitFiles, vocab_size: int, num_classes: int, max_length: int
 ) -> Iterator[tuple]:
-    """Yields the sequences of each example, cut to ``max_length``, and its label.
-
-    Raises:
-      ValueError: what is not an integer of the right range, with file and line.
-    """
     streams = [_rows(file, vocab_size, max_length) for file in files.sequences]
     labels = _rows(files.labels, num_classes, 2)
     for number, (label, *arrays) in enumerate(zip(labels, *streams, strict=True), 1):
         if len(label) != 1:
-            raise ValueError(f"{files.labels}, line {number}: expected one label")
+            place = f"{files.labels}, line {number}"
+            raise expected(place, "one label", len(label))
         yield *arrays, int(label[0])
 
 
@@ -93,13 +107,7 @@ def _rows(file: pathlib.Path, limit: int, max_length: int) -> Iterator[np.ndarra
             except (ValueError, OverflowError):
                 values = np.zeros(0, np.int64)
             if not values.size or values.min() < 0 or values.max() >= limit:
-                raise ValueError(
-                    f"{file}, line {number}: expected integers of 0..{limit - 1}, got "
-                    f"{_short(line)}"
-                )
+                got = shortened(line.decode("utf-8", errors="replace").strip())
+                place = f"{file}, line {number}"
+                raise expected(place, f"integers of 0..{limit - 1}", got)
             yield values[:max_length].astype(np.uint8)
-
-
-def _short(line: bytes) -> str:
-    text = repr(line.decode("utf-8", errors="replace").strip())
-    return text if len(text) <= 60 else text[:60] + "..."

@@ -107,7 +107,7 @@ def test_the_seed_decides(lengths):
 def test_range(lengths):
     planned = plan(lengths, num_steps=3)
     for step in (-1, 3):
-        with pytest.raises(IndexError, match=r"step must be in 0\.\.2"):
+        with pytest.raises(IndexError, match=r"step: expected 0\.\.2"):
             planned[step]
     assert len(list(planned)) == 3
 
@@ -115,13 +115,13 @@ def test_range(lengths):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"batch_size": 0}, "batch_size must be at least 1"),
-        ({"batch_size": 8.0}, "batch_size must be an integer"),
-        ({"num_steps": 0}, "num_steps must be at least 1"),
-        ({"seed": -1}, "seed must be at least 0"),
+        ({"batch_size": 0}, "batch_size: expected an integer of at least 1"),
+        ({"batch_size": 8.0}, "batch_size: expected an integer"),
+        ({"num_steps": 0}, "num_steps: expected an integer of at least 1"),
+        ({"seed": -1}, "seed: expected an integer of at least 0"),
         ({"buckets": (10, 20)}, "reach the longest"),
-        ({"lengths": np.zeros((0,))}, r"shape \[n\]"),
-        ({"lengths": np.zeros((3, 2))}, r"shape \[n\]"),
+        ({"lengths": np.zeros((0,))}, r"lengths: expected \[n\]"),
+        ({"lengths": np.zeros((3, 2))}, r"lengths: expected \[n\]"),
     ],
 )
 def test_wrong_arguments(lengths, changes, message):

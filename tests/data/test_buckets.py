@@ -76,12 +76,12 @@ def test_given_lengths(spec):
         ((0, 300), "increasing"),
         ((-5, 300), "increasing"),
         ("64,299", "reach the longest sequence, 300 tokens"),
-        ("64,x", 'must be "auto", "none" or integers'),
-        ("", 'must be "auto"'),
-        ((), 'must be "auto"'),
-        ((64.0, 300.0), 'must be "auto"'),
-        (300, 'must be "auto"'),
-        (None, 'must be "auto"'),
+        ("64,x", 'expected "auto", "none" or integers'),
+        ("", 'expected "auto"'),
+        ((), 'expected "auto"'),
+        ((64.0, 300.0), 'expected "auto"'),
+        (300, 'expected "auto"'),
+        (None, 'expected "auto"'),
     ],
 )
 def test_wrong_lengths(spec, message):

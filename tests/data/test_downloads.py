@@ -106,7 +106,7 @@ def test_a_broken_download_is_gone_on_with(tmp_path, released, ranges):
 def test_a_connection_that_ends_early(tmp_path, released):
     handler, known = released
     handler.cut = 100
-    with pytest.raises(ValueError, match=rf"ended after 100 of {known.size:,} bytes"):
+    with pytest.raises(ValueError, match=rf"{known.size:,} bytes, got 100 before"):
         text.prepare(tmp_path / "data")
     handler.cut = None
     assert text.prepare(tmp_path / "data").num_examples("test") == 16
@@ -125,7 +125,7 @@ def test_a_part_that_is_too_long_already(tmp_path, released):
 def test_what_comes_is_another_file(tmp_path, released):
     handler, _ = released
     handler.content = handler.content[:-1] + b"x"
-    with pytest.raises(ValueError, match=r"is not a\.tar\.gz: .* expected .* sha256"):
+    with pytest.raises(ValueError, match=r"a\.tar\.gz, .* sha256 .*, got another file"):
         text.prepare(tmp_path / "data")
     assert not list((tmp_path / "data").rglob("*a.tar.gz"))
     assert not list((tmp_path / "data").rglob("*.part"))
@@ -142,7 +142,7 @@ def test_no_network(tmp_path, released, monkeypatch, case):
     }[case]
     monkeypatch.setattr(text, "ARCHIVE", dataclasses.replace(known, url=url))
     begun = time.monotonic()
-    with pytest.raises(ValueError, match="could not be downloaded from") as caught:
+    with pytest.raises(ValueError, match="there or downloaded from") as caught:
         text.prepare(tmp_path / "data")
     assert time.monotonic() - begun < 60
     folder = tmp_path / "data" / "downloads"

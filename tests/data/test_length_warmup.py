@@ -42,7 +42,7 @@ def test_work_counts_the_tokens_of_each_step():
     ],
 )
 def test_bad_text(text):
-    with pytest.raises(ValueError, match="length_warmup must be LENGTH:FRACTION") as e:
+    with pytest.raises(ValueError, match="length_warmup: expected LENGTH:F") as e:
         LengthWarmup.parse(text, 100)
     assert repr(text) in str(e.value)
 

@@ -74,26 +74,41 @@ def test_blank_lines_are_skipped_and_stray_blanks_are_not(tmp_path, lines):
         dataset = listops.prepare(tmp_path / "data", path=source)
         assert dataset.num_examples("train") == 4
     else:
-        with pytest.raises(ValueError, match="line 1: expected the header"):
+        with pytest.raises(ValueError, match="line 1: header: expected"):
             listops.prepare(tmp_path / "data", path=source)
 
 
 BAD_LINES = {
     "missing column": (b"( ( ( [MAX 2 ) 9 ) ] )", "expected 2 columns, got 1"),
     "extra column": (b"5\t5\t5", "expected 2 columns, got 3"),
-    "unknown token": (b"( ( ( [MEAN 2 ) 9 ) ] )\t9", "Unknown token '.MEAN'"),
-    "two digits": (b"( ( ( [MAX 2 ) 19 ) ] )\t9", "Unknown token '19'"),
-    "no target": (b"5\t", r"expected a target of 0\.\.9, got ''"),
-    "target 10": (b"( ( ( [MAX 2 ) 9 ) ] )\t10", r"target of 0\.\.9, got '10'"),
-    "target -1": (b"( ( ( [MAX 2 ) 9 ) ] )\t-1", r"target of 0\.\.9, got '-1'"),
-    "target word": (b"5\tfive", r"target of 0\.\.9, got 'five'"),
-    "no bracket": (b"( ( [MAX 2 ) 9 )\t9", "Unbalanced expression: 1"),
-    "extra bracket": (b"[MAX 2 9 ] ]\t9", "closes nothing"),
+    "unknown token": (
+        b"( ( ( [MEAN 2 ) 9 ) ] )\t9",
+        "token 0: .*, got '.MEAN'",
+    ),
+    "two digits": (
+        b"( ( ( [MAX 2 ) 19 ) ] )\t9",
+        "token 2: .*, got '19'",
+    ),
+    "no target": (b"5\t", "Target: expected a digit, got ''"),
+    "target 10": (b"( ( ( [MAX 2 ) 9 ) ] )\t10", r"Target: expected a digit, got '10'"),
+    "target -1": (b"( ( ( [MAX 2 ) 9 ) ] )\t-1", r"Target: expected a digit, got '-1'"),
+    "target word": (b"5\tfive", r"Target: expected a digit, got 'five'"),
+    "no bracket": (
+        b"( ( [MAX 2 ) 9 )\t9",
+        "a `]` for each operator, got 1",
+    ),
+    "extra bracket": (
+        b"[MAX 2 9 ] ]\t9",
+        "after an operator, got nothing",
+    ),
     "no source": (b"\t9", r"expected 1\.\.2000 tokens .* got 0"),
-    "wrong value": (b"( ( ( [MAX 2 ) 9 ) ] )\t8", "target is 8, .* gives 9"),
-    "not UTF-8": (b"( ( [MAX \xff\xfe )\t9", "not UTF-8"),
-    "binary": (bytes(range(14, 256)), "not UTF-8"),
-    "quote": (b'"( ( ( [MAX 2 ) 9 ) ] )\t9', "Unknown token"),
+    "wrong value": (
+        b"( ( ( [MAX 2 ) 9 ) ] )\t8",
+        "Target: expected 9, .*, got 8",
+    ),
+    "not UTF-8": (b"( ( [MAX \xff\xfe )\t9", "expected UTF-8"),
+    "binary": (bytes(range(14, 256)), "expected UTF-8"),
+    "quote": (b'"( ( ( [MAX 2 ) 9 ) ] )\t9', "token 0: expected one of"),
     "too long": (b"[SM " + b"1 " * 2000 + b"]\t0", "got 2002"),
     "huge": (b"1 " * 100_000 + b"\t1", "field larger than field limit"),
 }
@@ -114,11 +129,11 @@ def test_malformed_lines(tmp_path, kind):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "is empty"),
-        (b"Source\tTarget\r\n", "holds no examples"),
-        (b"Target\tSource\r\n9\t9\r\n", "line 1: expected the header"),
-        (b"5\t5\r\n5\t5\r\n", "line 1: expected the header"),
-        (b"\x1f\x8b\x08\x00\xff\n\xfe\n", "line 1: not UTF-8"),
+        (b"", "got an empty file"),
+        (b"Source\tTarget\r\n", "expected examples after the header, got none"),
+        (b"Target\tSource\r\n9\t9\r\n", "line 1: header: expected"),
+        (b"5\t5\r\n5\t5\r\n", "line 1: header: expected"),
+        (b"\x1f\x8b\x08\x00\xff\n\xfe\n", "line 1: expected UTF-8"),
     ],
 )
 def test_malformed_files(tmp_path, content, message):
@@ -132,11 +147,11 @@ def test_malformed_files(tmp_path, content, message):
 def test_missing_files(tmp_path):
     with pytest.raises(ValueError, match="does not exist"):
         listops.prepare(tmp_path / "data", path=tmp_path / "nowhere")
-    with pytest.raises(ValueError, match=r"basic_train\.tsv.*found none of them"):
+    with pytest.raises(ValueError, match=r"basic_train\.tsv.*with none of them"):
         listops.prepare(tmp_path / "data", path=tmp_path)
     source = write_files(tmp_path / "source")
     with pytest.raises(ValueError, match=r"got .*, a file"):
         listops.prepare(tmp_path / "data", path=source / "basic_val.tsv")
     (source / "basic_val.tsv").unlink()
-    with pytest.raises(ValueError, match=r"lacks basic_val\.tsv"):
+    with pytest.raises(ValueError, match=r"got no basic_val\.tsv"):
         listops.prepare(tmp_path / "data", path=source)

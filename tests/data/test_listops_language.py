@@ -29,12 +29,12 @@ def test_evaluate(text, value):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "Expected one expression, got 0"),
-        ("1 2", "Expected one expression, got 2"),
-        ("[SM 1 2", "Unbalanced expression: 1 `]` missing"),
-        ("[SM [MIN 1", "Unbalanced expression: 2 `]` missing"),
-        ("[SM 1 2 ] ]", "position 4 closes nothing"),
-        ("]", "position 0 closes nothing"),
+        ("", "expected one expression, got 0"),
+        ("1 2", "expected one expression, got 2"),
+        ("[SM 1 2", "a `]` for each operator, got 1 less"),
+        ("[SM [MIN 1", "a `]` for each operator, got 2 less"),
+        ("[SM 1 2 ] ]", "token 4: expected `]` after an operator, got nothing"),
+        ("]", "token 0: expected `]` after an operator, got nothing"),
         ("[SM ]", "without arguments"),
     ],
 )
@@ -44,9 +44,9 @@ def test_evaluate_refuses_what_is_no_expression(text, message):
 
 
 def test_evaluate_refuses_padding_and_unknown_ids():
-    with pytest.raises(ValueError, match="Padding at position 1"):
+    with pytest.raises(ValueError, match="token 1: expected no padding, got 0"):
         language.evaluate([1, 0])
-    with pytest.raises(ValueError, match=r"Token ids are 0\.\.15, got 16"):
+    with pytest.raises(ValueError, match=r"token: expected an id of 0\.\.15, got 16"):
         language.evaluate([16])
 
 
@@ -68,7 +68,7 @@ def test_decode_leaves_padding_out():
 
 @pytest.mark.parametrize("word", ["10", "[FIRST", "[sm", "[", "x", "[MIN3", "٣"])
 def test_encode_refuses_unknown_words(word):
-    with pytest.raises(ValueError, match=r"Unknown token .* at position 2"):
+    with pytest.raises(ValueError, match=r"token 2: expected one of"):
         language.encode(f"[MAX 1 {word} 2 ]")
 
 

@@ -68,8 +68,8 @@ KILLED_HALF_WAY = """
 import itertools, os, signal, sys
 from lra_jax.data import pathfinder
 images = pathfinder._images
-def killed(config):
-    yield from itertools.islice(images(config), 60)
+def killed(*settings):
+    yield from itertools.islice(images(*settings), 60)
     os.kill(os.getpid(), signal.SIGKILL)
 pathfinder._images = killed
 pathfinder.prepare(sys.argv[1], level="easy", num_distractors=1, num_train=80,
@@ -89,11 +89,11 @@ def test_killed_half_way(tmp_path, dataset):
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ({"size": 33}, "size must be one of"),
+        ({"size": 33}, "size: expected one of"),
         ({"level": "hart"}, "did you mean 'hard'"),
-        ({"num_test": 0}, "num_test must be at least 1"),
-        ({"seed": -1}, "seed must be at least 0"),
-        ({"processes": 0}, "processes must be at least 1"),
+        ({"num_test": 0}, "num_test: expected an integer of at least 1"),
+        ({"seed": -1}, "seed: expected an integer of at least 0"),
+        ({"processes": 0}, "processes: expected an integer of at least 1"),
         ({"path": "/no/such/folder"}, "/no/such/folder, which does not exist"),
     ],
 )
@@ -209,25 +209,28 @@ def png(shape, mode=np.uint8):
         ),
         (lambda r: overwrite(r, png((33, 32))), r"sample_3.png: .*32 x 32.*\(33, 32\)"),
         (lambda r: overwrite(r, png((32, 32, 3))), r"sample_3.png: expected a grey"),
-        (lambda r: overwrite(r, png((32, 32))[:60]), r"sample_3.png is no whole PNG"),
-        (lambda r: overwrite(r, b"hello"), r"sample_3.png is no whole PNG"),
+        (
+            lambda r: overwrite(r, png((32, 32))[:60]),
+            r"sample_3.png: expected a whole PNG",
+        ),
+        (lambda r: overwrite(r, b"hello"), r"sample_3.png: expected a whole PNG"),
         (
             lambda r: shutil.rmtree(level_of(r) / "metadata"),
-            "Expected folders metadata",
+            "expected a folder with metadata/ and imgs/",
         ),
         (
             lambda r: (level_of(r) / "metadata" / "x.npy").touch(),
-            "Expected a number for the name of .*x.npy",
+            "x.npy: expected a number for its name",
         ),
         (
             lambda r: (level_of(r) / "metadata" / "0.npy").write_bytes(
                 b"\x93NUMPY\x01"
             ),
-            "0.npy is no table of metadata",
+            "0.npy: expected a table of metadata",
         ),
         (
             lambda r: (level_of(r) / "metadata" / "0.npy").write_bytes(b"\xff\xfe"),
-            "0.npy is no table of metadata",
+            "0.npy: expected a table of metadata",
         ),
     ],
 )
@@ -252,5 +255,5 @@ def test_levels_and_sizes_have_their_own_folders(release, tmp_path):
 def test_too_few_images(release, tmp_path):
     for name in ("0", "10"):
         (level_of(release) / "metadata" / f"{name}.npy").unlink()
-    with pytest.raises(ValueError, match="holds 9 images, too few"):
+    with pytest.raises(ValueError, match="at least 10 images, for three splits, got 9"):
         pathfinder.prepare(tmp_path / "data", path=release)

@@ -192,9 +192,9 @@ def test_distractors_are_short_snakes_of_their_own():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ((48,), "size must be one of 32, 64, 128, 256, got 48"),
+        ((48,), "size: expected one of 32, 64, 128, 256, got 48"),
         ((32, "harder"), "level: expected one of .* got 'harder'; did you mean 'hard'"),
-        ((32, "hard", -1), "num_distractors must not be negative, got -1"),
+        ((32, "hard", -1), "num_distractors: expected 0 or more, got -1"),
     ],
 )
 def test_wrong_settings(settings, message):

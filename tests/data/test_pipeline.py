@@ -136,9 +136,9 @@ def test_no_buckets_is_the_fixed_length(dataset):
     ("changes", "message"),
     [
         ({"buckets": "64,100"}, "reach the longest"),
-        ({"batch_size": 0}, "batch_size must be at least 1"),
-        ({"num_steps": -1}, "num_steps must be at least 1"),
-        ({"split": "dev"}, "split must be one of"),
+        ({"batch_size": 0}, "batch_size: expected an integer of at least 1"),
+        ({"num_steps": -1}, "num_steps: expected an integer of at least 1"),
+        ({"split": "dev"}, "split: expected one of"),
         ({"shard": (2, 2)}, "index < count"),
         ({"shard": (0, 3)}, "multiple of the 3 shards, got 16"),
     ],

@@ -1,0 +1,101 @@
+"""What a task is read from: an archive, a folder of its files, or MEGA's files.
+
+The Long-Range Arena's release, `lra_release`, holds a folder for each task, and a copy
+of itself.
+"""
+
+import dataclasses
+import os
+import pathlib
+from collections.abc import Callable, Iterable, Mapping
+
+from lra_jax.data import archives, checks, token_files
+from lra_jax.errors import expected
+
+
+@dataclasses.dataclass(frozen=True)
+class Original:
+    """A user's files, or the released archive.
+
+    Attributes:
+      archive: the released one.
+      path: the user's archive or folder; None downloads the released archive.
+      layout: files of integers, where the folder holds such.
+      name: tells the files, as they are now, from all others.
+      size: bytes of a folder's files; None for an archive.
+    """
+
+    archive: archives.Archive
+    path: pathlib.Path | None
+    layout: Mapping[str, token_files.SplitFiles] | None
+    name: str
+    size: int | None = None
+
+    def open(self, root: pathlib.Path) -> pathlib.Path:
+        """The archive, whole, or the folder; ``root`` is where downloads go.
+
+        Raises:
+          ValueError: there is no network, or the archive is damaged.
+        """
+        if self.path is None:
+            return archives.fetch(self.archive, root)
+        if self.path.is_file():
+            archives.check(self.archive, self.path)
+        return self.path
+
+
+def locate(
+    archive: archives.Archive,
+    path: pathlib.Path | None,
+    list_files: Callable[[pathlib.Path], Iterable[pathlib.Path]],
+    suffixes: tuple[str, ...] = (".src",),
+) -> Original:
+    """Finds out what a path holds.
+
+    Args:
+      archive: the released one.
+      path: an archive or a folder; None for the released archive.
+      list_files: the files in a folder on which the data depend.
+      suffixes: of the sequences' files in MEGA's layout.
+
+    Raises:
+      ValueError: by ``list_files``, or files of MEGA's layout are missing.
+    """
+    if path is None:
+        return Original(archive, None, None, "released")
+    if path.is_file():
+        return Original(archive, path, None, checks.digest([path]))
+    layout = token_files.find(path, suffixes)
+    files = token_files.listed(layout) if layout else list(list_files(path))
+    size = sum(file.stat().st_size for file in files)
+    return Original(archive, path, layout, checks.digest(files), size)
+
+
+def in_release(root: pathlib.Path, below: str | os.PathLike) -> list[pathlib.Path]:
+    """Where a task's folder can be: ``root`` itself, or ``below`` it and a release."""
+    release = root / "lra_release"
+    return [root, root / below, release / below, release / "lra_release" / below]
+
+
+def split_files(
+    root: pathlib.Path, below: str, names: Mapping[str, str]
+) -> dict[str, pathlib.Path] | None:
+    """The file of each split in the first folder that holds any; None without one.
+
+    Args:
+      root: a task's folder, or an unpacked release.
+      below: the task's folder in the release.
+      names: the file of each split.
+
+    Raises:
+      ValueError: some of the files are missing.
+    """
+    for folder in in_release(root, below):
+        files = {split: folder / name for split, name in names.items()}
+        missing = [file.name for file in files.values() if not file.is_file()]
+        if not missing:
+            return files
+        if len(missing) < len(names):
+            wanted = ", ".join(names.values())
+            raise expected(str(folder), wanted, f"no {', '.join(missing)}")
+    return None
