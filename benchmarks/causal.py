@@ -1,25 +1,25 @@
-"""Time and memory of causal linear attention: ours beside every peer that installs.
+"""Compares time and memory of causal linear attention with every installable peer.
 
     python benchmarks/causal.py --out=results/causal.json
     python benchmarks/causal.py --quick --out=results/causal.json
     python benchmarks/causal.py --lengths=1024,4096 --repeats=3 --peers=attnax
 
-The whole takes most of an hour; ``--quick``, with 1K, 4K, 16K and 64K tokens and at
-most 7 runs of a case, an estimated 10 minutes on 2 cores.
+All lengths take most of an hour. ``--quick`` (1K, 4K, 16K and 64K tokens, at most 7
+runs of a case) takes an estimated 10 minutes on 2 cores.
 
-Batch 1, 8 heads of 64, float32, on the CPU, forward and forward + backward. Runs of all
-forms are interleaved, so that a slow spell of the machine meets all of them, and every
-round begins with another one; runs of less than 0.1 s are timed after one that is not.
-Ratios are the median over the rounds of a form's time by that of our linear attention
-in the same round. Everything is timed twice: with the C library's allocator as it is,
-and with the settings of `lra_jax.runtime`.
+Batch 1, 8 heads of 64, float32, on the CPU, forward and forward + backward. The runs of
+all forms are interleaved, so a slow spell of the machine affects them all, and every
+round begins with another form. A run of less than 0.1 s is timed after an untimed one.
+A ratio is a form's time over that of our linear attention in the same round; the median
+over the rounds counts. Everything is timed twice: with the C library's allocator as it
+is, and with the settings of `lra_jax.runtime`.
 
-Memory is the growth of the process's resident peak during one run, beyond its inputs:
-with the results, and without. There the allocator gives freed memory back at once.
+Memory is the growth of the process's resident peak during one run, beyond its inputs,
+with and without the results. For this the allocator returns freed memory at once.
 
-Every form is first compared with the dense weights of its mechanism, output and
-gradients. Forms that are absent, and lengths that a form did not get to, are listed
-with the reason. Peers: pip install attnax torch einops, without their dependencies
+First, output and gradients of every form are compared with the dense weights of its
+mechanism. Absent forms, and the lengths at which a form was not run, are listed with
+the reason. Peers: pip install attnax torch einops, without their dependencies
 fla-core, flash-linear-attention, linear-attention-transformer with what it imports, and
 pytorch-fast-transformers, which compiles C++ (--no-build-isolation; no nvcc on PATH).
 """
@@ -44,12 +44,12 @@ import lra_jax
 
 PASSES = {"forward": False, "forward+backward": True}
 TOLERANCE = 1e-4
-# A case is given up where one run would take this long and 10 times our own, or this
-# much memory.
+# A case is skipped if one run would take this long and 10 times our own, or this much
+# memory.
 MAX_SECONDS, MAX_BYTES = 4.0, 8e9
-# Runs of a case go on to --repeats, or until they have taken this long together.
+# A case is repeated --repeats times, or until its runs have taken this long together.
 BUDGET_SECONDS = 1.0
-# Runs that are quicker than this are timed after one that is not.
+# A run shorter than this is timed after an untimed one.
 WARM_SECONDS = 0.1
 ALLOCATORS = {
     "default": {"LRA_JAX_ALLOCATOR": "system"},
@@ -75,7 +75,7 @@ class Workers:
         self.processes: dict[str, subprocess.Popen[str]] = {}
 
     def ask(self, library: str, do: str, **request: Any) -> dict[str, Any]:
-        """Sends a request; the answer has "error" where it failed."""
+        """Sends a request; the answer has "error" if it failed."""
         process = self.processes.get(library) or self._start(library)
         assert process.stdin is not None and process.stdout is not None
         print(json.dumps({"do": do, **request}), file=process.stdin, flush=True)
@@ -150,7 +150,7 @@ def _checked(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 def expected(figure: float, length: int, longer: int, growth: int) -> float:
-    """What a figure measured at one length becomes at a longer one."""
+    """Extrapolates a figure measured at one length to a longer one."""
     return figure * (longer / length) ** growth
 
 
@@ -181,13 +181,13 @@ def refusal(
 def measure_memory(
     forms: list[Form], lengths: list[int], cache: str
 ) -> dict[Case, dict[str, Any]]:
-    """One run of each case in a process of its form's own; its peak, or why not."""
+    """Runs each case once, a process for each form; the peak, or why it stopped."""
     cases: dict[Case, dict[str, Any]] = {}
     for form in forms:
         with Workers(MEASURING, cache) as workers:
             _checked(workers.ask(form.library, "open", form=form.name))
             for name, gradient in PASSES.items():
-                # Loads what a first run loads.
+                # A first run also loads code.
                 request = {"form": form.name, "gradient": gradient}
                 _checked(workers.ask(form.library, "memory", length=256, **request))
                 last = None
@@ -242,7 +242,7 @@ def measure_times(
 
 
 def turned(cases: list[Any], number: int) -> list[Any]:
-    """Another first case in each round: the one before leaves its mark on a case."""
+    """Begins each round with another case, as each affects the one after it."""
     first = number % len(cases)
     return cases[first:] + cases[:first]
 
@@ -283,7 +283,7 @@ def time_all(
 
 
 def memory_rows(cases: dict[Case, dict[str, Any]]) -> list[dict[str, Any]]:
-    """Peaks in megabytes, or why there is none."""
+    """Peaks in megabytes, or the reason why there is none."""
     rows = []
     for (form, name, length), case in cases.items():
         row = {"pass": name, "length": length, "form": form}
@@ -299,7 +299,7 @@ def memory_rows(cases: dict[Case, dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def describe(forms: list[Form], absent: dict[str, str], wrong: dict[str, float]):
-    """What ran and what did not."""
+    """The forms that ran, and those that did not."""
     described = {}
     for form in forms:
         row: dict[str, Any] = {"title": form.title, "exact": form.exact}
@@ -332,7 +332,10 @@ def main() -> None:
     repeats = options.repeats or (7 if options.quick else 15)
     lengths = sorted(int(length) for length in (options.lengths or powers).split(","))
     load = os.getloadavg()[0]
-    asked = chosen(options.peers)
+    try:
+        asked = chosen(options.peers)
+    except ValueError as error:
+        parser.error(str(error))
     with tempfile.TemporaryDirectory() as cache:
         forms, absent = find(asked, cache)
         wrong = errors(forms, min(1024, lengths[0]), cache)
@@ -347,7 +350,7 @@ def main() -> None:
             "commit": commit(),
             "device": describe_devices(),
             "versions": versions(),
-            # Of the minute before: what else may have kept the cores busy.
+            # Of the minute before: other work on the cores.
             "load_average_before": round(load, 2),
             "settings": {"batch": 1, "heads": 8, "head_dim": 64, "dtype": "float32"},
             "forms": described,

@@ -1,9 +1,10 @@
-"""Draws what `causal.py` measured.
+"""Draws the measurements of `causal.py`.
 
     python benchmarks/causal_figure.py results/causal.json results/causal.png
 
-Time and extra memory a token, so that linear cost is a level line; in black ours, in
-grey the peers, told apart by markers and dashes. A line ends where its form did.
+Time and extra memory per token: linear cost is a horizontal line. Our forms are black,
+the peers grey, with different markers and dashes. A line ends at the last length at
+which its form ran.
 """
 
 import json
@@ -63,7 +64,7 @@ def _lines(
     key: str,
     unit: float,
 ) -> None:
-    """One line for each form that ran: ``unit * row[key]`` a token over the length."""
+    """Draws ``unit * row[key]`` per token over the length, a line for each form."""
     for form, described in report["forms"].items():
         points = [
             (row["length"], unit * row[key] / row["length"])

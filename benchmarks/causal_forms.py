@@ -1,7 +1,7 @@
 """The causal forms that `causal.py` compares: ours, and their peers.
 
-A peer is imported when it is first asked for, so that an absent one can be reported. It
-takes its arrays in the layout that it prefers; no transposition is counted against it.
+A peer is imported on first use, and an absent one is reported. It takes its arrays in
+the layout that it prefers, so no transposition is counted against it.
 """
 
 import importlib.util
@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from lra_jax.errors import expected
 
 Function = Callable[[Any, Any, Any], Any]
 
@@ -24,7 +26,7 @@ class Form:
       package: the distribution that it comes from.
       computes: the mechanism, by its name in `lra_jax.attention`.
       make: imports it, and returns the function of query, key and value.
-      heads_first: takes `[B, N, T, H]` in place of `[B, T, N, H]`.
+      heads_first: takes `[B, N, T, H]`, not `[B, T, N, H]`.
       growth: the exponent of the length in its cost.
       exact: computes the causal mechanism; if not, ``title`` says what it leaves out.
     """
@@ -218,8 +220,6 @@ def chosen(peers: str) -> list[Form]:
     names = {"all": known, "none": []}.get(peers, peers.split(","))
     for name in names:
         if name not in known:
-            raise ValueError(
-                f"peers: expected 'all', 'none' or some of {','.join(known)}, "
-                f"got {name!r}"
-            )
+            wanted = f"'all', 'none' or some of {','.join(known)}"
+            raise expected("--peers", wanted, f"{name!r}")
     return [form for form in FORMS.values() if form.ours or form.name in names]

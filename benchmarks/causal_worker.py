@@ -1,8 +1,8 @@
 """The process in which `causal.py` runs the forms of one library, jax or torch.
 
-Reads one request a line and answers it with one line, both JSON. Each library has a
-process of its own, so that the threads of one never wait for work beside the other;
-while one form runs, all else is idle.
+Reads one request per line and answers with one line, both JSON. Each library has its
+own process, so the idle threads of one never spin beside the work of the other. While
+one form runs, everything else is idle.
 """
 
 import ctypes
@@ -29,15 +29,15 @@ class Library(Protocol):
     def array(self, x: np.ndarray) -> Any: ...
 
     def ready(self, function: Function, arrays: list[Any], gradient: bool) -> Any:
-        """Compiles; returns a function without arguments that computes to the end.
+        """Compiles; returns a function without arguments that waits for its results.
 
-        It returns the output, and with ``gradient`` the three gradients after it, for
-        the last of the four arrays as the output's cotangent.
+        It returns the output and, with ``gradient``, the three gradients, where the
+        last of the four arrays is the output's cotangent.
         """
 
 
 class Jax:
-    """Compiles ahead of time, so that no trace is timed."""
+    """Compiles ahead of time, to keep tracing out of the times."""
 
     def array(self, x: np.ndarray) -> Any:
         import jax
@@ -84,7 +84,7 @@ class Torch:
 
 
 class Worker:
-    """Answers requests; keeps what was made ready for one length."""
+    """Answers requests; keeps the compiled forms and arrays of one length."""
 
     def __init__(self, library: Library):
         self.library = library
@@ -98,15 +98,15 @@ class Worker:
         return {}
 
     def ready(self, form: str, length: int, gradient: bool) -> dict[str, Any]:
-        """Compiles a form and runs it once; the seconds of that run."""
+        """Compiles a form and runs it once; returns the seconds of that run."""
         self._compile(FORMS[form], length, gradient)
         return self.time(form, gradient)
 
     def time(self, form: str, gradient: bool, warm: bool = False) -> dict[str, Any]:
-        """Seconds of one run, after one that is not timed if ``warm``.
+        """Seconds of one run, after an untimed one if ``warm``.
 
-        That one brings back what the run of another process drove out of the caches,
-        and outlasts its threads, which go on spinning for a while.
+        The untimed run refills the caches, which another process has used meanwhile,
+        and outlasts that process's threads, which keep spinning for a while.
         """
         run = self.runs[form, gradient]
         if warm:
@@ -118,16 +118,17 @@ class Worker:
         return {"seconds": seconds}
 
     def drop(self) -> dict[str, Any]:
-        """Frees what was made ready."""
+        """Frees the compiled forms and the arrays."""
         self.runs.clear()
         self.arrays.clear()
         gc.collect()
         return {}
 
     def memory(self, form: str, length: int, gradient: bool) -> dict[str, Any]:
-        """Bytes by which the peak of one run exceeds the inputs and what was there.
+        """The growth of the resident peak during one run, in bytes, and its seconds.
 
-        None where the system does not tell; and the bytes of the results among them.
+        The growth includes the results, whose size is given too; it is None where the
+        system does not report it.
         """
         run = self._compile(FORMS[form], length, gradient)
         gc.collect()
@@ -151,7 +152,7 @@ class Worker:
         return {}
 
     def save_reference(self, computes: str, length: int, file: str) -> dict[str, Any]:
-        """Writes those of the dense matrix of weights, differentiated by jax."""
+        """Writes the same for the dense matrix of weights, differentiated by jax."""
         import jax.numpy as jnp
 
         from lra_jax.attention import registry
@@ -188,7 +189,7 @@ def _inputs(length: int) -> list[np.ndarray]:
 
 
 def _reset_peak() -> int | None:
-    """Forgets the peak of the resident memory; the bytes resident now."""
+    """Resets the peak of the resident memory; returns the bytes resident now."""
     try:
         ctypes.CDLL(None).malloc_trim(0)
         Path("/proc/self/clear_refs").write_text("5")
@@ -215,7 +216,7 @@ def _reason(error: Exception) -> str:
 def main() -> None:
     """Serves until the end of the input."""
     runtime.tune_allocator()
-    # What a library prints must not come between the answers.
+    # A library's own output must not mix with the answers.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     worker = Worker({"jax": Jax, "torch": Torch}[sys.argv[1]]())

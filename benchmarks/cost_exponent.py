@@ -5,15 +5,15 @@
 Output and gradients of one attention call, forward and backward, with a padding mask as
 in training. An exponent is the slope of the logarithm of the fastest time (or of the
 temporary memory that the compiler reports) over the logarithm of the length: 1 is
-linear, 2 quadratic. The lengths of a mechanism are interleaved, so that a slow spell of
-the machine meets all of them.
+linear, 2 quadratic. The lengths of a mechanism are interleaved, so a slow spell of the
+machine affects them all.
 
-Mechanisms with gates get random ones, so that none is computed away.
+Mechanisms with gates get random ones, so the compiler cannot remove any.
 
 ``--publish`` writes results/cost_exponent.json; lra_jax/attention/exponents.json, which
-``python -m lra_jax.attention`` reads; and both tables in docs/mechanisms.md. Rows
-measured before with the same sizes stay, so that the mechanisms may be measured in
-parts (``--attention=``). Softmax attention at 16K needs some 4 GB a head.
+``python -m lra_jax.attention`` reads; and both tables in docs/mechanisms.md. Earlier
+rows of the same sizes are kept, so you can measure some mechanisms at a time
+(``--attention=``). Softmax attention at 16K needs some 4 GB per head.
 """
 
 import argparse
@@ -77,7 +77,7 @@ def measure(
 
 
 def slope(lengths: list[int], costs: list[float] | list[int]) -> float:
-    """Of log cost over log length, by least squares."""
+    """The slope of log cost over log length, by least squares."""
     xs, ys = ([math.log(max(x, 1e-9)) for x in row] for row in (lengths, costs))
     x, y = sum(xs) / len(xs), sum(ys) / len(ys)
     above = sum((a - x) * (b - y) for a, b in zip(xs, ys, strict=True))
@@ -185,7 +185,7 @@ def _write(report: dict[str, Any], out: str | None, publish: bool) -> None:
 
 
 def between(page: str, start: str, text: str, end: str) -> str:
-    """The page with another text between two marks."""
+    """Returns the page with the text between two marks replaced."""
     before, _, rest = page.partition(start)
     _, _, after = rest.partition(end)
     return f"{before}{start}\n{text}\n{end}{after}"

@@ -3,11 +3,11 @@
     pip install jax-cuda12-plugin jax-cuda12-pjrt nvidia-cuda-nvcc-cu12
     python benchmarks/gpu_compile.py --out=results/gpu_compile.json
 
-Lowering, which the tests do, ends before ptxas, which gives a thread its 255 registers
-and puts into local memory what they cannot hold. This compiles output and gradients of
-`linear_attention`, `cosformer_attention` and `flow_attention` for an H100, and
-notes of each kernel, in the order of compilation, its registers and the bytes that a
-thread spills. It says nothing about speed or results on a device.
+The tests only lower the kernels. They stop before ptxas, which gives each thread its
+255 registers and spills the rest into local memory. This script compiles output and
+gradients of `linear_attention`, `cosformer_attention` and `flow_attention` for an H100.
+It records the registers of each kernel, in the order of compilation, and the bytes that
+a thread spills. It says nothing about speed or results on a device.
 """
 
 import argparse
@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-# What the compiler asks of a device; from the data sheet and the CUDA occupancy tables.
+# The device as the compiler sees it; from the data sheet and CUDA occupancy tables.
 TARGET = """
 gpu_device_info {
   threads_per_block_limit: 1024 threads_per_warp: 32
@@ -79,7 +79,7 @@ def main() -> int:
 
 
 def compiled(name: str, causal: bool, shape: tuple[int, ...]) -> dict[str, Any]:
-    """What ptxas says, which writes past Python: hence a process of its own."""
+    """The figures of ptxas. It does not write through Python, hence the subprocess."""
     arguments = ["--worker", name, str(causal), *map(str, shape)]
     environment = os.environ | {"MOSAIC_GPU_DUMP_PTXAS": "1", "JAX_PLATFORMS": "cpu"}
     begun = time.perf_counter()
@@ -102,7 +102,7 @@ def compiled(name: str, causal: bool, shape: tuple[int, ...]) -> dict[str, Any]:
 
 
 def compile_here(name: str, causal: bool, sizes: list[int]) -> None:
-    """Compiles for a GPU that is not there; prints its temporary bytes last."""
+    """Compiles for an absent GPU; the last line printed is the temporary bytes."""
     import jax
     import numpy as np
     from jax.experimental import topologies
@@ -116,7 +116,7 @@ def compile_here(name: str, causal: bool, sizes: list[int]) -> None:
     found = topologies.get_topology_desc("", platform="cuda", **given)
     mesh = Mesh(np.array(found.devices[:1]), ("x",))
     whole = NamedSharding(mesh, PartitionSpec())
-    # What the default device would be on such a machine.
+    # As if the default device were a GPU.
     selection._native = lambda: "gpu"
 
     def slope(*arrays: Any) -> Any:

@@ -1,24 +1,23 @@
-"""How long the 100,000 trees of ListOps take: to generate, to prepare, to open.
+"""Times ListOps' 100,000 trees: to generate, to prepare and to open them.
 
     python benchmarks/listops_generation.py --out=results/listops_generation.json
 
 Generation leaves the trees in memory; preparation also writes them to disk, and opening
 reads their lengths and labels back. Each is timed once, from the call to its return,
-start of the worker processes included.
+including the start of the worker processes.
 """
 
 import argparse
-import importlib.metadata
 import json
 import os
 import pathlib
-import platform
 import shlex
-import subprocess
 import sys
 import tempfile
 import time
 from typing import Any
+
+from pathfinder_generation import commit, machine, versions
 
 from lra_jax.data import listops, listops_trees, pipeline
 
@@ -34,10 +33,10 @@ def main():
     result = {
         "command": shlex.join(["python", *sys.argv]),
         "machine": machine(),
-        # Of the minute before: what else may have kept the cores busy.
+        # Of the minute before: other work on the cores.
         "load_average_before": round(os.getloadavg()[0], 2),
         "commit": commit(),
-        "versions": versions(),
+        "versions": versions(*PACKAGES),
         "settings": {"seed": 0, **SIZES},
         "by_processes": {
             count: {"generate_seconds": generate_seconds(count), **preparation(count)}
@@ -58,7 +57,7 @@ def generate_seconds(processes: int) -> float:
 
 
 def preparation(processes: int) -> dict[str, Any]:
-    """Seconds to prepare and to open again, and what came of it."""
+    """Seconds to prepare and to open again, and the properties of the data."""
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
         listops.prepare(folder, seed=0, **SIZES, processes=processes)
@@ -86,31 +85,6 @@ def batches_per_second(dataset, steps: int = 1500) -> int:
     for _ in iterator:
         pass
     return round(steps / (time.perf_counter() - start))
-
-
-def machine() -> str:
-    """Cores and processor, as `2 CPU cores (AMD EPYC)`."""
-    cores = len(os.sched_getaffinity(0))
-    model = platform.processor()
-    cpuinfo = pathlib.Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        names = [x for x in cpuinfo.read_text().splitlines() if "model name" in x]
-        model = names[0].split(":")[1].strip() if names else model
-    return f"{cores} CPU cores ({model})"
-
-
-def commit() -> str | None:
-    """The commit of this repository, if there is one."""
-    git = ["git", "rev-parse", "HEAD"]
-    folder = pathlib.Path(__file__).parent
-    done = subprocess.run(git, cwd=folder, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or None if done.returncode == 0 else None
-
-
-def versions() -> dict[str, str]:
-    """Versions of Python and of the packages that take part."""
-    packages = {name: importlib.metadata.version(name) for name in PACKAGES}
-    return {"python": platform.python_version(), **packages}
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
-"""Whether a small convolutional network learns Pathfinder on 32 pixels.
+"""Trains a small convolutional network on Pathfinder with 32 pixels a side.
 
     python benchmarks/pathfinder_convnet.py --out=results/pathfinder_convnet.json
 
-It shows that the labels of our images can be read off the pixels. Contours grow longer
-stage by stage (`--stages`, level:steps; "short" is a level of this file, with snakes of
-3 dashes). Each stage has images of its own, and ends with accuracies on images that no
-stage has trained on.
+It shows that the labels of our images can be learned from the pixels. Contours grow
+longer from stage to stage (`--stages`, level:steps; "short" is a level of this file,
+with snakes of 3 dashes). Each stage has its own images, and reports its accuracy on
+images that no stage trains on.
 
-Images are transposed at random, and not mirrored: markers lie a fraction of a pixel
-towards the upper left of what they mark, so that a mirror image is another drawing.
+Images are transposed at random but not mirrored: markers are a fraction of a pixel to
+the upper left of the points they mark, which a mirror image would reverse.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from pathfinder_generation import commit, machine, versions
 
 from lra_jax.data import pathfinder_shapes
 from lra_jax.data.pathfinder_images import Images, generate
-from lra_jax.errors import known
+from lra_jax.errors import expected, known
 
 LEVELS = {"short": pathfinder_shapes.Level(3, 2), **pathfinder_shapes.LEVELS}
 TEST_SEED = 1_000
@@ -37,7 +37,7 @@ TEST_BATCH = 500
 
 
 class Block(nnx.Module):
-    """Two 3 x 3 convolutions beside an identity."""
+    """Two 3 x 3 convolutions with a skip connection."""
 
     def __init__(self, width: int, rngs: nnx.Rngs):
         conv = {"kernel_size": (3, 3), "use_bias": False, "rngs": rngs}
@@ -116,7 +116,7 @@ def train(
     batch_size: int,
     report: Callable[[str], None] = lambda line: None,
 ) -> float:
-    """Trains for some steps; the accuracy of the last 100."""
+    """Trains for some steps; returns the accuracy over the last 100."""
     model.train()
     rng = np.random.default_rng(0)
     count, right = len(images.labels), []
@@ -137,7 +137,7 @@ def train(
 
 
 def score(model: ConvNet, images: Images) -> float:
-    """The share of images that are classified rightly."""
+    """The share of images that are classified correctly."""
     model.eval()
     predict = nnx.jit(lambda model, pixels: model(pixels).argmax(-1))
     right = [
@@ -158,8 +158,8 @@ def parse(stages: str) -> list[tuple[str, int]]:
     for stage in stages.split(","):
         level, _, steps = stage.partition(":")
         if not steps.isdecimal() or int(steps) == 0:
-            raise ValueError(f"--stages: expected level:steps, got {stage!r}")
-        parsed.append((known("level", level, LEVELS), int(steps)))
+            raise expected("--stages", "level:steps", f"{stage!r}")
+        parsed.append((known("--stages", level, LEVELS), int(steps)))
     return parsed
 
 
@@ -194,7 +194,7 @@ def main() -> None:
         "command": shlex.join(["python", *sys.argv]),
         "machine": machine(),
         "commit": commit(),
-        "versions": versions() | {"jax": jax.__version__},
+        "versions": versions("numpy", "pillow", "jax"),
         "images_of_each_stage": options.images,
         "test_images": options.test_images,
         "parameters": sum(x.size for x in jax.tree.leaves(nnx.state(model, nnx.Param))),

@@ -1,11 +1,11 @@
-"""How long Pathfinder images take to generate, for each size.
+"""Times the generation of Pathfinder images of each size.
 
     python benchmarks/pathfinder_generation.py --out=results/pathfinder_generation.json
 
-Whole chunks are grown in this process, one after another, on the hard level; tables are
-drawn before. `cpu_ms` is this process's own time, which other work on the machine
-lengthens less than `wall_ms`. `hours_for_200000` is `wall_ms` times 200,000: the size
-of LRA's data sets, with one process.
+Whole chunks are grown in this process, one after another, on the hard level, from
+tables made beforehand. `cpu_ms` is this process's own time; other work on the machine
+lengthens it less than `wall_ms`. `hours_for_200000` is `wall_ms` times 200,000: a data
+set of LRA's size, with one process.
 """
 
 import argparse
@@ -36,10 +36,10 @@ def main():
         "command": shlex.join(["python", *sys.argv]),
         "machine": machine(),
         "processes": 1,
-        # Of the minute before: what else may have kept the cores busy.
+        # Of the minute before: other work on the cores.
         "load_average_before": round(os.getloadavg()[0], 2),
         "commit": commit(),
-        "versions": versions(),
+        "versions": versions(*PACKAGES),
         "level": "hard",
         "by_size": {size: measure(size) for size in arguments.sizes},
     }
@@ -50,7 +50,7 @@ def main():
 
 
 def measure(size: int) -> dict[str, Any]:
-    """Milliseconds an image, and what the images are like."""
+    """Milliseconds per image, and statistics of the images."""
     settings = Settings(size)
     for margin in GEOMETRIES[size].margins:
         make_tables(GEOMETRIES[size], margin)
@@ -71,12 +71,13 @@ def measure(size: int) -> dict[str, Any]:
 
 def machine() -> str:
     """Cores and processor, as `2 CPU cores (AMD EPYC)`."""
+    cores = len(os.sched_getaffinity(0))
     model = platform.processor()
     cpuinfo = pathlib.Path("/proc/cpuinfo")
     if cpuinfo.exists():
         names = [x for x in cpuinfo.read_text().splitlines() if "model name" in x]
         model = names[0].split(":")[1].strip() if names else model
-    return f"{os.cpu_count()} CPU cores ({model})"
+    return f"{cores} CPU cores ({model})"
 
 
 def commit() -> str | None:
@@ -87,10 +88,10 @@ def commit() -> str | None:
     return done.stdout.strip() or None if done.returncode == 0 else None
 
 
-def versions() -> dict[str, str]:
-    """Versions of Python and of the packages that take part."""
-    packages = {name: importlib.metadata.version(name) for name in PACKAGES}
-    return {"python": platform.python_version(), **packages}
+def versions(*packages: str) -> dict[str, str]:
+    """Versions of Python and of the packages named."""
+    found = {name: importlib.metadata.version(name) for name in packages}
+    return {"python": platform.python_version(), **found}
 
 
 if __name__ == "__main__":

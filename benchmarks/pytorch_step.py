@@ -1,14 +1,14 @@
-"""Times our training step beside the same model in PyTorch, in turns, on the CPU.
+"""Times our training step and the same model in PyTorch, in turns, on the CPU.
 
     python benchmarks/pytorch_step.py --torch-python=/venv/bin/python --length=1216
 
 Both train ListOps' compact model (2 layers of 64, 2 heads, MLP 128, dropout 0.1, mean
 pooling) on one random batch of 32 with padding: forward, backward, gradients clipped,
-AdamW. PyTorch runs in a process of its own, by any Python that has torch (no other
-package), with as many threads as there are cores; its softmax is
-``scaled_dot_product_attention``, its linear attention and cosFormer the usual two
+AdamW. PyTorch runs in its own process, under any Python that has torch (no other
+package), with as many threads as there are cores. Its softmax is
+``scaled_dot_product_attention``; its linear attention and cosFormer are the usual two
 batched products. ``--compile`` runs it through ``torch.compile``, which needs a C++
-compiler. The processes take turns, so that a slow spell of the machine meets both.
+compiler. The processes take turns, so a slow spell of the machine affects both.
 """
 
 import argparse
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def compare(options: Any, names: list[str]) -> None:
-    """Times both and prints, or writes, what came out."""
+    """Times both and prints the figures; writes them with ``--out``."""
     from lra_jax import runtime
 
     runtime.tune_allocator()
@@ -103,7 +103,7 @@ def _row(times: dict[str, list[float]]) -> dict[str, float]:
 
 
 class Worker:
-    """The process that has torch; a name in, seconds out."""
+    """The process with torch: takes a mechanism's name, returns seconds."""
 
     def __init__(self, options: Any):
         flags = [f"--length={options.length}", f"--attention={options.attention}"]

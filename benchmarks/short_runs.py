@@ -2,14 +2,14 @@
 
     python benchmarks/short_runs.py --publish
 
-Each mechanism runs in a process of its own: the compact preset of the trainer with
-expressions of 60 to 250 tokens and few steps. It says that all of them train through
-one trainer, and how fast; it says nothing about accuracy. Losses are means of the first
-and the last tenth of the steps: of 40 steps of 16, four batches, whose means scatter by
-some 0.05.
+Each mechanism runs in its own process: the trainer's compact preset with expressions of
+60 to 250 tokens and few steps. This shows that the one trainer can train all of them,
+and how fast; it says nothing about accuracy. Losses are means over the first and the
+last tenth of the steps. With 40 steps of 16 examples that is four batches, whose means
+scatter by some 0.05.
 
 ``--publish`` merges the runs into results/short_runs.json and writes the table in
-docs/mechanisms.md, so that the mechanisms may also be run in parts (``--attention=``).
+docs/mechanisms.md, so you can run some mechanisms at a time (``--attention=``).
 """
 
 import argparse
@@ -93,9 +93,9 @@ def train(name: str, steps: int, batch_size: int) -> dict[str, Any]:
 
 
 def publish(rows: dict[str, Any], steps: int, batch_size: int) -> None:
-    """Merges rows into the results, and writes the table.
+    """Merges rows into the results and writes the table.
 
-    Rows of other sizes or of a name that is registered no more are dropped.
+    Rows of other sizes, and of names that are no longer registered, are dropped.
     """
     from lra_jax.training.session import commit, describe_devices, versions
 

@@ -3,12 +3,13 @@
     pip install libtpu        # of the version that jax[tpu] asks for
     python benchmarks/tpu_compile.py --out=results/tpu_compile.json
 
-Lowering, which the tests do, ends before the compiler that lays arrays out in registers
-and fits them into VMEM. This compiles output and gradients of `linear_attention`,
-`cosformer_attention` and `flow_attention`, causal and not, as they stand behind a dense
-projection, and notes the seconds, the temporary memory and the copies that XLA puts
-around the kernels. Non-causal Flow is compiled for nine times the length too, which
-does not fit into VMEM. It says nothing about speed or results on a device.
+The tests only lower the kernels. They stop before the compiler that assigns registers
+and VMEM. This script compiles output and gradients of `linear_attention`,
+`cosformer_attention` and `flow_attention`, causal and not, with arrays as a dense
+projection returns them. It records the seconds, the temporary memory and the copies
+that XLA puts around the kernels. Non-causal Flow is also compiled for nine times the
+length, which does not fit into VMEM. It says nothing about speed or results on a
+device.
 """
 
 import argparse
@@ -79,7 +80,7 @@ def main() -> int:
 
 
 class _Device:
-    """One chip of a topology that is not there."""
+    """One chip of an absent topology."""
 
     def __init__(self, topology: str):
         import numpy as np
@@ -93,13 +94,13 @@ class _Device:
     def compile(
         self, name: str, causal: bool, length: int, dtype: str, *sizes: int
     ) -> dict[str, Any]:
-        """Compiles output and gradients; the compiler's words if it refuses."""
+        """Compiles output and gradients; if the compiler refuses, its message."""
         import jax
 
         from lra_jax.kernels import selection
 
         heads, width, value_width = sizes
-        # What the default device would be on such a machine.
+        # As if the default device were a TPU.
         selection._native = lambda: "tpu"
         flat = [
             jax.ShapeDtypeStruct((2, length, heads * x), dtype)

@@ -2,9 +2,9 @@
 
     python benchmarks/train_step.py --attention=cosformer,linear --length=1216
 
-Steps of the mechanisms are interleaved in one run, so that a slow spell of the machine
-meets all of them; printed are the fastest and the median. Needs no data: lengths and
-labels do not change the cost, so they are random.
+The mechanisms' steps are interleaved, so a slow spell of the machine affects them all.
+The script prints the fastest and the median. It needs no data: lengths and labels are
+random, since they do not change the cost.
 """
 
 import argparse
@@ -99,7 +99,7 @@ class _Step:
 
 
 class _Shape:
-    """What the model asks of a dataset."""
+    """The properties of a dataset that the model needs."""
 
     vocab_size, num_classes, image_shape = 16, 10, None
 

@@ -53,5 +53,5 @@ def test_peers_are_chosen_by_name(causal: ModuleType) -> None:
         "attnax",
         "fla",
     ]
-    with pytest.raises(ValueError, match=r"peers: .*got 'flax'"):
+    with pytest.raises(ValueError, match=r"--peers: .*got 'flax'"):
         causal.chosen("attnax,flax")
