@@ -38,6 +38,26 @@ def test_the_headline_compares_equal_budgets() -> None:
     assert "| softmax |" not in table
 
 
+def test_the_pages_quote_the_causal_ratios() -> None:
+    """Both allocators; a ratio is the time of attnax over that of our linear form."""
+    report = json.loads((ROOT / "results" / "causal.json").read_text())
+
+    def span(longer: int, *passes: str) -> str:
+        ratios = [
+            row["ratio"]
+            for row in report["times"]
+            if row["form"] == "attnax"
+            and row["pass"] in passes
+            and row["length"] >= longer
+        ]
+        return f"{min(ratios):.2f} to {max(ratios):.1f} times as fast as attnax"
+
+    both = span(4096, "forward", "forward+backward")
+    assert both in " ".join((ROOT / "README.md").read_text().split())
+    page = " ".join((ROOT / "docs" / "performance.md").read_text().split())
+    assert span(0, "forward") in page
+
+
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_result_names_command_commit_and_versions(file: Path) -> None:
     result = json.loads(file.read_text())
