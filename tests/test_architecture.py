@@ -25,7 +25,6 @@ CODE = HOUSE.read(ROOT / "lra_jax")
 # To be removed with the code that needs them; nothing is ever added.
 KNOWN_CIRCLES = {
     frozenset({"lra_jax.attention.flow.block", "lra_jax.attention.flow.gradient"}),
-    frozenset({"lra_jax.data.builder", "lra_jax.data.dataset"}),
 }
 KNOWN_UPWARD = {
     ("lra_jax.kernels.api", "lra_jax.attention.feature_maps"),
