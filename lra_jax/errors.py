@@ -16,7 +16,7 @@ def expected(name: str, wanted: object, got: object) -> ValueError:
 
 
 def known(name: str, value: str, choices: Iterable[str]) -> str:
-    """Returns ``value`` when it is one of ``choices``.
+    """Returns ``value`` when it is one of ``choices``; it may be of any type.
 
     Args:
       name: the argument or flag.
@@ -36,5 +36,5 @@ def known(name: str, value: str, choices: Iterable[str]) -> str:
 
 def did_you_mean(value: str, choices: Iterable[str]) -> str:
     """``; did you mean 'listops'?``, or nothing where no choice is near."""
-    near = difflib.get_close_matches(value, list(choices), n=1, cutoff=0.5)
+    near = difflib.get_close_matches(str(value), list(choices), n=1, cutoff=0.5)
     return f"; did you mean {near[0]!r}?" if near else ""

@@ -11,6 +11,7 @@ attention): each of their heads then serves ``N / heads`` neighbouring query hea
 """
 
 import contextlib
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -43,7 +44,7 @@ def check_shape(name: str, array: Any, axes: str, *sizes: Size) -> None:
       axes: the letters, as in ``"B T N H"``.
       *sizes: one for each letter.
     """
-    shape = jnp.shape(array)
+    shape = np.shape(array)
     with asserted(name, layout(axes, *sizes), shape):
         chex.assert_shape(jax.ShapeDtypeStruct(shape, bool), sizes)
 
@@ -65,10 +66,35 @@ def _size(letter: str, size: Size) -> str:
 
 
 def check_float(name: str, array: Any) -> None:
-    """Raises ``ValueError`` unless an array's dtype is floating."""
+    """Raises ``ValueError`` unless this is an array of a floating dtype."""
+    if not hasattr(array, "dtype"):
+        raise expected(name, "a floating array", f"{array!r}")
     dtype = jnp.result_type(array)
     with asserted(name, "a floating dtype", dtype):
         chex.assert_type(jax.ShapeDtypeStruct((), dtype), float)
+
+
+def check_array(
+    name: str, array: Any, axes: str, *sizes: Size, source: str | None = None
+) -> jax.Array:
+    """The array, if it is a floating one with these axes.
+
+    Args:
+      name: the argument.
+      array: an array of a mechanism's own.
+      axes: the letters, as in `check_shape`.
+      *sizes: one for each letter.
+      source: name of the function that makes one, for the message.
+
+    Raises:
+      ValueError: it is not.
+    """
+    if array is None:
+        hint = "" if source is None else f"; {source} makes one"
+        raise expected(name, layout(axes, *sizes), f"None{hint}")
+    check_shape(name, array, axes, *sizes)
+    check_float(name, array)
+    return array
 
 
 def check_inputs(
@@ -138,6 +164,28 @@ def check_size(name: str, size: object, lowest: int = 1) -> int:
     return int(size)
 
 
+def check_number(name: str, number: object) -> None:
+    """Raises ``ValueError`` unless an option is a positive, finite number."""
+    if isinstance(number, bool) or not isinstance(
+        number, int | float | np.integer | np.floating
+    ):
+        raise expected(name, "a positive number", f"{number!r}")
+    if not 0 < number < math.inf:
+        raise expected(name, "a positive number", f"{number!r}")
+
+
+def check_flag(name: str, flag: object) -> None:
+    """Raises ``ValueError`` unless an option is True or False."""
+    if not isinstance(flag, bool | np.bool_):
+        raise expected(name, "True or False", f"{flag!r}")
+
+
+def refuse_causal(is_causal: bool, reason: str) -> None:
+    """Raises ``ValueError`` if a mechanism without a causal form is to be causal."""
+    if is_causal:
+        raise expected("is_causal", "False", f"{is_causal!r}: {reason}")
+
+
 def one_position(
     query: jax.Array, key: jax.Array, value: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -199,6 +247,25 @@ def hide(array: jax.Array, mask: jax.Array | None) -> jax.Array:
     if mask is None:
         return array
     return jnp.where(mask[:, :, None, None], array, jnp.zeros((), array.dtype))
+
+
+def hide_broken(query: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Zeroes the rows of a query `[..., H]` that hold NaN or infinity.
+
+    A padded row may hold anything. Its output may be thrown away, but in a gradient the
+    row still meets every key, and zero times NaN is NaN. So such a row is computed from
+    zeros, and `broken_again` makes its output NaN.
+
+    Returns:
+      The query, and `[..., 1]`, which rows are as they were.
+    """
+    whole = jnp.isfinite(query).all(-1, keepdims=True)
+    return jnp.where(whole, query, jnp.zeros((), query.dtype)), whole
+
+
+def broken_again(out: jax.Array, whole: jax.Array) -> jax.Array:
+    """NaN for the rows that `hide_broken` found; no gradient passes through them."""
+    return jnp.where(whole, out, jnp.asarray(jnp.nan, out.dtype))
 
 
 def by_head(

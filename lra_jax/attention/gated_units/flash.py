@@ -28,7 +28,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from lra_jax.attention import feature_maps, inputs
+from lra_jax.attention import dense, feature_maps, inputs
 from lra_jax.attention.gated_units import gated
 from lra_jax.attention.registry import Gate, Mechanism
 from lra_jax.attention.softmax import key_sets
@@ -101,75 +101,48 @@ def flash_attention(
     """
     inputs.check_inputs(query, key, value, is_causal)
     inputs.check_self(query, key, "flash")
-    gated.check_arrays(query, 4, scale, offset, relative_bias, gate, value)
-    chunk = inputs.check_size("chunk", chunk)
-    activate, length = gated.activation(activation), gated.checked_length(length)
-    mask = inputs.padding_mask(mask, query.shape[0], query.shape[1], reason=_REASON)
-    num_heads, rows = query.shape[2], query.shape[1]
+    gated.check_arrays(
+        query,
+        value,
+        4,
+        scale=scale,
+        offset=offset,
+        relative_bias=relative_bias,
+        gate=gate,
+    )
+    activate = gated.activation(activation)
+    if length is not None:
+        inputs.check_size("length", length)
+    batch, rows, num_heads, _width = query.shape
+    size = min(inputs.check_size("chunk", chunk), rows)
+    mask = inputs.padding_mask(mask, batch, rows, reason=_REASON)
     dtype = inputs.accumulation_dtype(query, value)
-    heads = gated.shared_heads(query, mask, 4, scale, offset, rotate, dtype)
+    heads, whole = gated.shared_heads(
+        query, mask, 4, scale=scale, offset=offset, rotate=rotate, dtype=dtype
+    )
     heads.append(inputs.by_head(value, num_heads, mask, dtype))
-    size = min(chunk, rows)
     near, far, near_key, far_key, value = (key_sets.cut(x, size) for x in heads)
     real = jnp.ones((1, rows), bool) if mask is None else mask
     real = jnp.pad(real, [(0, 0), (0, -rows % size)]).reshape(real.shape[0], -1, size)
     product = functools.partial(jnp.einsum, precision=precision)
-    table = None
-    if relative_bias is not None:
-        table = gated.bias(relative_bias, size, is_causal, dtype)[None, :, None]
     scores = product("bnpch,bnpdh->bnpcd", near, near_key) / chunk
-    scores = activate(scores if table is None else scores + table)
-    weights = jnp.where(_visible(real, is_causal), scores, jnp.zeros((), dtype))
+    if relative_bias is not None:
+        table = gated.bias(relative_bias, size, is_causal, dtype)
+        scores = scores + table[None, :, None]
+    visible = _visible(real, is_causal)
+    weights = jnp.where(visible, activate(scores), jnp.zeros((), dtype))
     out = product("bnpcd,bnpdv->bnpcv", weights, value)
     summary = product("bnpch,bnpcv->bnphv", far_key, value)
     summary = _gathered(summary, real, is_causal, length)
     out = out + product("bnpch,bnphv->bnpcv", far, summary)
-    out = key_sets.paste(out, rows)
-    out = out if gate is None else out * gate.astype(dtype)
-    return out.astype(query.dtype)
+    return gated.gated(key_sets.paste(out, rows), gate, whole).astype(query.dtype)
 
 
-def flash_weights(
-    query: jax.Array,
-    key: jax.Array,
-    mask: jax.Array | None = None,
-    is_causal: bool = False,
-    *,
-    scale: jax.Array | None = None,
-    offset: jax.Array | None = None,
-    relative_bias: jax.Array | None = None,
-    chunk: int = CHUNK,
-    activation: str = "relu2",
-    rotate: bool = True,
-    length: int | None = None,
-    precision: jax.lax.PrecisionLike = None,
-    **_: Any,
-) -> jax.Array:
-    """Returns the matrix `[B, N, T, T]` of both parts together, before the gate.
-
-    float32 or wider, not normalised, of either sign. Arguments and errors are those of
-    `flash_attention`.
-    """
-    inputs.check_inputs(query, key, None, is_causal)
-    inputs.check_self(query, key, "flash")
-    # The output is linear in the values: on unit vectors it is the matrix itself.
-    units = inputs.unit_values(query, query)
-    rows = flash_attention(
-        query.astype(units.dtype),
-        key,
-        units,
-        mask,
-        is_causal,
-        scale=scale,
-        offset=offset,
-        relative_bias=relative_bias,
-        chunk=chunk,
-        activation=activation,
-        rotate=rotate,
-        length=length,
-        precision=precision,
-    )
-    return jnp.swapaxes(rows, 1, 2)
+flash_weights = dense.weights_of(
+    flash_attention,
+    "It is both parts together, of either sign; the gate is left out.",
+    without=("gate",),
+)
 
 
 def flash_parameters(

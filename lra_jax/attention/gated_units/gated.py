@@ -15,6 +15,7 @@ import numpy as np
 
 from lra_jax.attention import inputs
 from lra_jax.attention.linear import rotary
+from lra_jax.errors import expected, known
 
 BUCKETS = 32
 _FARTHEST = 128
@@ -34,12 +35,11 @@ def layout(in_features: int, query_dim: int, expansion: float) -> Layout:
     Raises:
       ValueError: a width is not a positive int.
     """
+    inputs.check_number("expansion", expansion)
     width = expansion * in_features
-    if not width >= 1 or width != int(width):
-        raise ValueError(
-            "expansion: expected a number whose product with the width "
-            f"{in_features} is a positive int, got {expansion!r}"
-        )
+    if width != int(width):
+        wanted = f"a number whose product with the width {in_features} is an int"
+        raise expected("expansion", wanted, f"{expansion!r}")
     return Layout(1, inputs.check_size("query_dim", query_dim), int(width))
 
 
@@ -50,10 +50,14 @@ def parameters(
 
     Scales and table are normal with standard deviation 0.02, offsets zero, as in the
     paper.
+
+    Raises:
+      ValueError: a size is not a positive int.
     """
     keys = jax.random.split(rng_key)
-    shape = (count, num_heads, head_dim)
-    table = (BUCKETS, num_heads)
+    heads = inputs.check_size("num_heads", num_heads)
+    shape = (count, heads, inputs.check_size("head_dim", head_dim))
+    table = (BUCKETS, heads)
     return {
         "scale": 0.02 * jax.random.normal(keys[0], shape, dtype),
         "offset": jnp.zeros(shape, dtype),
@@ -82,48 +86,57 @@ def activation(name: str) -> Callable[[jax.Array], jax.Array]:
     Raises:
       ValueError: an unknown name.
     """
-    if name not in ACTIVATIONS:
-        raise ValueError(
-            f"activation: expected one of {tuple(ACTIVATIONS)}, got {name!r}"
-        )
-    return ACTIVATIONS[name]
+    return ACTIVATIONS[known("activation", name, ACTIVATIONS)]
 
 
 def check_arrays(
     query: jax.Array,
+    value: jax.Array,
     count: int,
+    *,
     scale: jax.Array | None,
     offset: jax.Array | None,
     relative_bias: jax.Array | None,
     gate: jax.Array | None,
-    value: jax.Array | None,
 ) -> None:
     """Raises ``ValueError`` unless a unit's own arrays fit its inputs."""
     batch, length, num_heads, head_dim = query.shape
-    wanted = {
-        "scale": (scale, (count, num_heads, head_dim), "[count, N, H]"),
-        "offset": (offset, (count, num_heads, head_dim), "[count, N, H]"),
-        "relative_bias": (relative_bias, (BUCKETS, num_heads), "[32, N]"),
-    }
-    if value is not None:
-        shape = (batch, length, num_heads, value.shape[-1])
-        wanted["gate"] = (gate, shape, "[B, T, N, Hv]")
-    for name, (array, shape, letters) in wanted.items():
-        if array is not None and jnp.shape(array) != shape:
-            raise ValueError(
-                f"{name}: expected {letters}={shape}, got shape {jnp.shape(array)}"
-            )
+    for name, columns in (("scale", scale), ("offset", offset)):
+        if columns is not None:
+            sizes = (count, num_heads, head_dim)
+            inputs.check_array(name, columns, f"{count} N H", *sizes)
+    if relative_bias is not None:
+        sizes = (BUCKETS, num_heads)
+        inputs.check_array("relative_bias", relative_bias, f"{BUCKETS} N", *sizes)
+    if gate is not None:
+        sizes = (batch, length, num_heads, value.shape[-1])
+        inputs.check_array("gate", gate, "B T N Hv", *sizes)
+
+
+def gated(out: jax.Array, gate: jax.Array | None, whole: jax.Array) -> jax.Array:
+    """``gate * out``, `[B, T, N, Hv]`; rows that were broken, here or before, are NaN.
+
+    Args:
+      out: float32 or wider.
+      gate: `[B, T, N, Hv]`; None = 1.
+      whole: what `inputs.hide_broken` found in the query.
+    """
+    if gate is not None:
+        gate, also = inputs.hide_broken(gate)
+        out, whole = out * gate.astype(out.dtype), whole & also
+    return inputs.broken_again(out, whole)
 
 
 def shared_heads(
     z: jax.Array,
     mask: jax.Array | None,
     count: int,
+    *,
     scale: jax.Array | None,
     offset: jax.Array | None,
     rotate: bool,
     dtype: jnp.dtype,
-) -> list[jax.Array]:
+) -> tuple[list[jax.Array], jax.Array]:
     """``scale * z + offset`` for half as many queries and then keys, turned if asked.
 
     Args:
@@ -136,14 +149,18 @@ def shared_heads(
       dtype: of the result.
 
     Returns:
-      Arrays `[B, N, T, H]`.
+      Arrays `[B, N, T, H]`, and what `inputs.hide_broken` found in the queries.
 
     Raises:
       ValueError: an odd H with ``rotate``.
     """
+    inputs.check_flag("rotate", rotate)
     num_heads = z.shape[2]
-    # Queries are not hidden: what a padded one holds reaches no other row.
-    sources = [inputs.by_head(z, num_heads, hidden, dtype) for hidden in (None, mask)]
+    queries, whole = inputs.hide_broken(z)
+    sources = [
+        inputs.by_head(queries, num_heads, dtype=dtype),
+        inputs.by_head(z, num_heads, mask, dtype),
+    ]
     angles = None
     if rotate:
         rotary.check_width(z.shape[-1])
@@ -158,7 +175,7 @@ def shared_heads(
             x = x + offset.astype(dtype)[index, None, :, None]
         x = x if angles is None else rotary.turned(x, angles)
         made.append(inputs.hide_by_head(x, mask) if 2 * index >= count else x)
-    return made
+    return made, whole
 
 
 def bias(table: jax.Array, length: int, is_causal: bool, dtype: Any) -> jax.Array:
@@ -166,7 +183,7 @@ def bias(table: jax.Array, length: int, is_causal: bool, dtype: Any) -> jax.Arra
 
     Near distances have a bucket each, farther ones share them on a logarithmic scale;
     from 128 on all are one. Without ``is_causal`` half of the buckets are for keys
-    behind the query.
+    after the query.
     """
     # Around a circle of 2 T places: distance 0 to T - 1, then one unused, then -T + 1
     # to -1. Row i of the matrix is the circle turned by i, which a reshape does.
@@ -193,8 +210,3 @@ def _bucket(distance: np.ndarray, is_causal: bool) -> np.ndarray:
     # Whole powers must not fall below their bucket by rounding.
     far = exact + np.floor(far * (count - exact) + 1e-9).astype(int)
     return first + np.where(distance < exact, distance, np.minimum(far, count - 1))
-
-
-def checked_length(length: int | None) -> int | None:
-    """The divisor; ``ValueError`` unless None or a positive int."""
-    return None if length is None else inputs.check_size("length", length)

@@ -8,7 +8,7 @@ scale and an offset of their own: ``q = gamma_1 z + beta_1`` and
 are not normalised.
 
 A whole unit is ``x + W_o (g * A v)`` with ``z, v, g = silu(W norm(x))``, one head of
-128 columns for z, and twice the model's width for v and g. It stands in place of
+128 columns for z, and twice the model's width for v and g. It takes the place of
 attention and MLP both: the registry says so (``mlp=False``), and a block of the encoder
 then holds two units, as the paper counts two for one attention and one MLP.
 
@@ -27,7 +27,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from lra_jax.attention import feature_maps, inputs
+from lra_jax.attention import dense, feature_maps, inputs
 from lra_jax.attention.gated_units import gated
 from lra_jax.attention.registry import Gate, Mechanism
 
@@ -94,41 +94,45 @@ def gau_attention(
         and key differ in length.
     """
     inputs.check_inputs(query, key, value, is_causal)
-    gated.check_arrays(query, 2, scale, offset, relative_bias, gate, value)
-    arrays = (scale, offset, relative_bias)
-    options = (activation, rotate, length, precision)
-    weights = _weights(query, key, mask, is_causal, arrays, options)
-    mask = _padding(mask, query)
-    value = inputs.by_head(value, query.shape[2], mask, weights.dtype)
+    inputs.check_self(query, key, "gau")
+    gated.check_arrays(
+        query,
+        value,
+        2,
+        scale=scale,
+        offset=offset,
+        relative_bias=relative_bias,
+        gate=gate,
+    )
+    activate = gated.activation(activation)
+    if length is not None:
+        inputs.check_size("length", length)
+    batch, rows, num_heads, _width = query.shape
+    mask = inputs.padding_mask(mask, batch, rows, reason=_REASON)
+    dtype = inputs.accumulation_dtype(query, value)
+    (queries, keys), whole = gated.shared_heads(
+        query, mask, 2, scale=scale, offset=offset, rotate=rotate, dtype=dtype
+    )
+    scores = feature_maps.products(queries, keys, precision)
+    visible = jnp.ones((1, 1, 1, rows), bool) if mask is None else mask[:, None, None]
+    if is_causal:
+        visible = visible & jnp.tri(rows, dtype=bool)[None, None]
+    if length is None:
+        counts = visible.sum(-1, keepdims=True, dtype=dtype)
+        scores = scores / feature_maps.at_least(counts, 1.0)
+    else:
+        scores = scores / length
+    if relative_bias is not None:
+        scores = scores + gated.bias(relative_bias, rows, is_causal, dtype)[None]
+    weights = jnp.where(visible, activate(scores), jnp.zeros((), dtype))
+    value = inputs.by_head(value, num_heads, mask, dtype)
     out = jnp.swapaxes(jnp.matmul(weights, value, precision=precision), 1, 2)
-    out = out if gate is None else out * gate.astype(out.dtype)
-    return out.astype(query.dtype)
+    return gated.gated(out, gate, whole).astype(query.dtype)
 
 
-def gau_weights(
-    query: jax.Array,
-    key: jax.Array,
-    mask: jax.Array | None = None,
-    is_causal: bool = False,
-    *,
-    scale: jax.Array | None = None,
-    offset: jax.Array | None = None,
-    relative_bias: jax.Array | None = None,
-    activation: str = "relu2",
-    rotate: bool = False,
-    length: int | None = None,
-    precision: jax.lax.PrecisionLike = None,
-    **_: Any,
-) -> jax.Array:
-    """Returns the weights `[B, N, T, T]` before the gate; none is negative.
-
-    float32 or wider. Arguments and errors are those of `gau_attention`.
-    """
-    inputs.check_inputs(query, key, None, is_causal)
-    gated.check_arrays(query, 2, scale, offset, relative_bias, None, None)
-    arrays = (scale, offset, relative_bias)
-    options = (activation, rotate, length, precision)
-    return _weights(query, key, mask, is_causal, arrays, options)
+gau_weights = dense.weights_of(
+    gau_attention, "The gate is left out; no weight is negative.", without=("gate",)
+)
 
 
 def gau_parameters(
@@ -162,38 +166,3 @@ def gau_layout(
 
 
 _REASON = "a gated attention unit weighs pairs by their scores and distances alone"
-
-
-def _padding(mask: jax.Array | None, query: jax.Array) -> jax.Array | None:
-    return inputs.padding_mask(mask, query.shape[0], query.shape[1], reason=_REASON)
-
-
-def _weights(
-    query: jax.Array,
-    key: jax.Array,
-    mask: jax.Array | None,
-    is_causal: bool,
-    arrays: tuple[jax.Array | None, jax.Array | None, jax.Array | None],
-    options: tuple[str, bool, int | None, jax.lax.PrecisionLike],
-) -> jax.Array:
-    """`[B, N, T, T]`."""
-    inputs.check_self(query, key, "gau")
-    name, rotate, divisor, precision = options
-    activate, divisor = gated.activation(name), gated.checked_length(divisor)
-    mask = _padding(mask, query)
-    scale, offset, table = arrays
-    dtype = inputs.accumulation_dtype(query)
-    rows, columns = gated.shared_heads(query, mask, 2, scale, offset, rotate, dtype)
-    scores = feature_maps.products(rows, columns, precision)
-    length = scores.shape[-1]
-    visible = jnp.ones((1, 1, 1, length), bool) if mask is None else mask[:, None, None]
-    if is_causal:
-        visible = visible & jnp.tri(length, dtype=bool)[None, None]
-    if divisor is None:
-        counts = visible.sum(-1, keepdims=True, dtype=dtype)
-        scores = scores / feature_maps.at_least(counts, 1.0)
-    else:
-        scores = scores / divisor
-    if table is not None:
-        scores = scores + gated.bias(table, length, is_causal, dtype)[None]
-    return jnp.where(visible, activate(scores), jnp.zeros((), dtype))

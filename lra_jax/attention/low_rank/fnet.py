@@ -24,6 +24,7 @@ import jax.numpy as jnp
 
 from lra_jax.attention import inputs
 from lra_jax.attention.registry import Mechanism
+from lra_jax.errors import expected, known
 
 __all__ = ["fnet_attention", "fnet_weights"]
 
@@ -73,13 +74,12 @@ def fnet_attention(
     """
     inputs.check_inputs(query, key, value)
     inputs.check_self(query, key, "fnet")
-    if is_causal:
-        raise ValueError(
-            "is_causal: expected False, got True: FNet has no causal form, because "
-            "every row of a Fourier transform mixes all positions, future ones too"
-        )
-    if norm not in ("ortho", "backward"):
-        raise ValueError(f"norm: expected 'ortho' or 'backward', got {norm!r}")
+    inputs.refuse_causal(
+        is_causal,
+        "FNet has no causal form, because every row of a Fourier transform mixes all "
+        "positions, future ones too",
+    )
+    known("norm", norm, ("ortho", "backward"))
     batch, length, num_heads, _width = query.shape
     mask = inputs.padding_mask(mask, batch, length, reason=_REASON)
     dtype = inputs.accumulation_dtype(value)
@@ -104,17 +104,16 @@ def fnet_weights(
 
     An output is no weighted sum of the values of its column: the columns are mixed too.
     """
-    raise ValueError(
-        "attention: expected a mechanism whose output is a weighted sum of values, got "
-        "'fnet', which mixes the columns of all heads as well as the positions"
-    )
+    wanted = "a mechanism whose output is a weighted sum of values"
+    got = "'fnet', which mixes the columns of all heads as well as the positions"
+    raise expected("attention", wanted, got)
 
 
 _REASON = "FNet mixes all positions by one transform for all heads"
 
 
 def _padded_fft(x: jax.Array, lengths: jax.Array, norm: str) -> jax.Array:
-    """Real part of the transform of each sample's first L rows, zero behind them.
+    """Real part of the transform of each sample's first L rows, zero after them.
 
     Args:
       x: complex `[B, T, D]`, zero from row L on.

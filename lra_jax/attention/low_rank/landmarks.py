@@ -19,10 +19,9 @@ import jax
 import jax.numpy as jnp
 
 from lra_jax.attention import feature_maps
+from lra_jax.errors import expected
 
 PADDINGS = ("exact", "published", "front")
-
-Masks = tuple[jax.Array | None, jax.Array | None]
 
 
 class Plan(NamedTuple):
@@ -42,14 +41,18 @@ class Plan(NamedTuple):
     def softmax(self, scores: jax.Array, mask: jax.Array | None) -> jax.Array:
         """Softmax over the last axis; hidden rows as the way of padding has them."""
         if mask is None or self.zero_hidden:
-            mask = None if mask is None else jnp.broadcast_to(mask, scores.shape)
             return feature_maps.masked_softmax(scores, mask, axis=-1)
         lowest = jnp.asarray(jnp.finfo(scores.dtype).min, scores.dtype)
         return jax.nn.softmax(jnp.where(mask, scores, lowest), axis=-1)
 
 
 def plan(
-    padding: str, count: int, lengths: tuple[int, int], masks: Masks, dtype: jnp.dtype
+    padding: str,
+    count: int,
+    lengths: tuple[int, int],
+    query_mask: jax.Array | None,
+    key_mask: jax.Array | None,
+    dtype: jnp.dtype,
 ) -> Plan:
     """The plan for ``count`` landmarks.
 
@@ -57,58 +60,32 @@ def plan(
       padding: one of PADDINGS.
       count: m.
       lengths: T and S.
-      masks: of the queries `[B, T]` and of the keys `[B, S]`; None = all real.
+      query_mask: `[B, T]`; None = all real.
+      key_mask: `[B, S]`, likewise.
       dtype: of the means.
 
     Raises:
       ValueError: "published" and m does not divide a length.
     """
-    make = {"exact": _exact, "published": _published, "front": _front}[padding]
-    return make(count, lengths, masks, dtype)
-
-
-def _exact(
-    count: int, lengths: tuple[int, int], masks: Masks, dtype: jnp.dtype
-) -> Plan:
-    queries, keys = _real(lengths, masks)
-    query_means, query_live = _means(_dealt(count, queries), dtype)
-    key_means, key_live = _means(_dealt(count, keys), dtype)
-    return Plan(
-        query_means,
-        key_means,
-        _outer(queries, key_live),
-        _outer(query_live, key_live),
-        _outer(query_live, keys),
-        zero_hidden=True,
+    masks = query_mask, key_mask
+    masked = query_mask is not None or key_mask is not None
+    if padding == "published":
+        for length in lengths:
+            if length % count:
+                wanted = f"a divisor of the length {length} for padding='published'"
+                raise expected("num_landmarks", wanted, count)
+        rows, columns = (_means(_fixed(count, x), dtype)[0] for x in lengths)
+        seen = None if key_mask is None else key_mask[:, None, None]
+        return Plan(rows, columns, None, None, seen, zero_hidden=True)
+    queries, keys = (
+        jnp.ones((1, length), bool) if mask is None else mask
+        for length, mask in zip(lengths, masks, strict=True)
     )
-
-
-def _published(
-    count: int, lengths: tuple[int, int], masks: Masks, dtype: jnp.dtype
-) -> Plan:
-    for length in lengths:
-        if length % count:
-            raise ValueError(
-                f"num_landmarks: expected a divisor of the length {length} for "
-                f"padding='published', got {count}"
-            )
-    query_means, key_means = (
-        _means(_fixed(count, length), dtype)[0] for length in lengths
-    )
-    keys = None if masks[1] is None else masks[1][:, None, None]
-    return Plan(query_means, key_means, None, None, keys, zero_hidden=True)
-
-
-def _front(
-    count: int, lengths: tuple[int, int], masks: Masks, dtype: jnp.dtype
-) -> Plan:
-    queries, keys = _real(lengths, masks)
-    eps = 0.0 if masks == (None, None) else 1e-8
+    eps = 1e-8 if padding == "front" and masked else 0.0
     (query_means, query_live), (key_means, key_live) = (
-        _means(_fixed(count, length) & real[:, None], dtype, eps)
-        for length, real in zip(lengths, (queries, keys), strict=True)
+        _means(_members(padding, count, real), dtype, eps) for real in (queries, keys)
     )
-    if masks == (None, None):
+    if padding == "front" and not masked:
         return Plan(query_means, key_means, None, None, None, zero_hidden=False)
     return Plan(
         query_means,
@@ -116,7 +93,7 @@ def _front(
         _outer(queries, key_live),
         _outer(query_live, key_live),
         _outer(query_live, keys),
-        zero_hidden=False,
+        zero_hidden=padding == "exact",
     )
 
 
@@ -130,16 +107,11 @@ def _means(
     return members.astype(dtype) / sizes, live[..., 0]
 
 
-def _real(lengths: tuple[int, int], masks: Masks) -> list[jax.Array]:
-    """The masks, `[1 or B, T]` and `[1 or B, S]`."""
-    return [
-        jnp.ones((1, length), bool) if mask is None else mask
-        for length, mask in zip(lengths, masks, strict=True)
-    ]
-
-
-def _dealt(count: int, real: jax.Array) -> jax.Array:
-    """`[1 or B, m, T]`: the members of each segment, by their rank among the real."""
+def _members(padding: str, count: int, real: jax.Array) -> jax.Array:
+    """`[1 or B, m, T]`: which real positions each segment has."""
+    if padding == "front":
+        return _fixed(count, real.shape[1]) & real[:, None]
+    # By their rank among the real ones.
     ranks = jnp.cumsum(real, 1, dtype=jnp.uint32) - real.astype(jnp.uint32)
     total = jnp.maximum(real.sum(1, keepdims=True, dtype=jnp.uint32), 1)
     segments = ranks * jnp.uint32(count) // total

@@ -22,10 +22,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from lra_jax.attention import feature_maps, inputs
-from lra_jax.attention.low_rank import compression
+from lra_jax.attention import dense, feature_maps, inputs
 from lra_jax.attention.registry import Mechanism
+from lra_jax.errors import expected, known
 
 __all__ = ["linformer_attention", "linformer_parameters", "linformer_weights"]
 
@@ -41,6 +42,7 @@ MECHANISM = Mechanism(
 )
 
 SHARING = ("headwise", "key_value", "layerwise", "none")
+PROJECTIONS = ("linear", "convolution", "mean", "max")
 
 
 def linformer_attention(
@@ -89,80 +91,64 @@ def linformer_attention(
       ValueError: shapes, dtypes, the mask or the projections do not fit, the input is
         longer than the projection, or `is_causal` is True.
     """
+    inputs.refuse_causal(
+        is_causal,
+        "Linformer has no causal form, because each compressed key and value mixes all "
+        "positions, future ones too",
+    )
     inputs.check_inputs(query, key, value)
-    _refuse_causal(is_causal)
     if value_projection is None:
         value_projection = key_projection
-    window = _window(projection, window, key_projection, value_projection)
-    _check_biases(projection, key_bias, value_bias)
+    size = _checked_window(
+        projection,
+        window,
+        key_projection=key_projection,
+        value_projection=value_projection,
+        key_bias=key_bias,
+        value_bias=value_bias,
+    )
     mask = inputs.padding_mask(mask, query.shape[0], key.shape[1])
     dtype = inputs.accumulation_dtype(query, key, value)
-
-    def compress(name: str, x: jax.Array, matrix: Any, bias: Any) -> jax.Array:
-        x = inputs.hide(x, mask).astype(dtype)
-        num_heads = query.shape[2]
-        if projection == "linear":
-            slots = compression.project(name, x, matrix, bias, num_heads, precision)
-        elif projection == "convolution":
-            slots = compression.convolve(name, x, matrix, bias, precision)
-        else:
-            slots = compression.pool(x, mask, window, projection)
-        return inputs.match_heads(slots, num_heads)
-
-    keys = compress("key", key, key_projection, key_bias)
-    values = compress("value", value, value_projection, value_bias)
-    live = None if projection == "linear" else compression.live(mask, window)
+    num_heads = query.shape[2]
+    key, value = (inputs.hide(x, mask).astype(dtype) for x in (key, value))
+    if projection == "linear":
+        keys = _projected("key", key, key_projection, key_bias, num_heads, precision)
+        values = _projected(
+            "value", value, value_projection, value_bias, num_heads, precision
+        )
+    elif projection == "convolution":
+        keys = _convolved("key", key, key_projection, key_bias, precision)
+        values = _convolved("value", value, value_projection, value_bias, precision)
+    else:
+        keys, values = (_pooled(x, mask, size, projection) for x in (key, value))
+    live = None
+    if mask is not None and projection != "linear":
+        live = _windows(mask, size).any(2)[:, None, None]
+    keys, values = (inputs.match_heads(x, num_heads) for x in (keys, values))
+    out_dtype = query.dtype
+    query, whole = inputs.hide_broken(query)
     logits = jnp.einsum(
         "btnh,bknh->bntk", query.astype(dtype), keys, precision=precision
     )
     logits = logits / math.sqrt(query.shape[-1])
     weights = feature_maps.masked_softmax(logits, live, axis=-1)
     out = jnp.einsum("bntk,bknv->btnv", weights, values, precision=precision)
-    return out.astype(query.dtype)
+    return inputs.broken_again(out, whole).astype(out_dtype)
 
 
-def linformer_weights(
-    query: jax.Array,
-    key: jax.Array,
-    key_projection: jax.Array | None = None,
-    value_projection: jax.Array | None = None,
-    mask: jax.Array | None = None,
-    is_causal: bool = False,
-    *,
-    key_bias: jax.Array | None = None,
-    projection: str = "linear",
-    window: int | None = None,
-    precision: jax.lax.PrecisionLike = None,
-    **_: Any,
-) -> jax.Array:
-    """Returns ``softmax(q (E k)^T / sqrt(H)) F``, `[B, N, T, S]`.
-
-    With it ``out = weights @ value`` where there is no value bias. float32 or wider;
-    entries may be negative and rows need not sum to one. Arguments and errors are those
-    of `linformer_attention`; "convolution" and "max" have no such matrix and raise.
-    """
+def _refuse_no_sums(projection: str = "linear", **_: Any) -> None:
     if projection in ("convolution", "max"):
-        raise ValueError(
-            "projection: expected 'linear' or 'mean', whose values are weighted sums "
-            f"over positions, got {projection!r}"
-        )
-    inputs.check_inputs(query, key)
-    # The output is linear in the values: on unit vectors it is the matrix itself.
-    units = inputs.unit_values(query, key)
-    rows = linformer_attention(
-        query.astype(units.dtype),
-        key,
-        units,
-        key_projection,
-        value_projection,
-        mask,
-        is_causal,
-        key_bias=key_bias,
-        projection=projection,
-        window=window,
-        precision=precision,
-    )
-    return jnp.swapaxes(rows, 1, 2)
+        wanted = "'linear' or 'mean', whose values are weighted sums over positions"
+        raise expected("projection", wanted, f"{projection!r}")
+
+
+linformer_weights = dense.weights_of(
+    linformer_attention,
+    "Entries may be negative, and rows need not sum to one. A value bias is left out; "
+    "'convolution' and 'max' have no such matrix and raise.",
+    without=("value_bias",),
+    check=_refuse_no_sums,
+)
 
 
 def linformer_parameters(
@@ -202,23 +188,20 @@ def linformer_parameters(
     Raises:
       ValueError: a size is not positive, or an option is unknown.
     """
-    _check_sizes(
-        max_length=max_length,
-        num_heads=num_heads,
-        head_dim=head_dim,
-        features=features,
-    )
-    _check_choice("sharing", sharing, SHARING)
-    _check_choice("projection", projection, compression.PROJECTIONS)
+    length = inputs.check_size("max_length", max_length)
+    heads = inputs.check_size("num_heads", num_heads)
+    width = inputs.check_size("head_dim", head_dim)
+    slots = min(inputs.check_size("features", features), length)
+    known("sharing", sharing, SHARING)
+    known("projection", projection, PROJECTIONS)
     if projection in ("mean", "max"):
         return {}
-    slots = min(features, max_length)
     if projection == "convolution":
-        window = -(-max_length // slots)
-        shape, bound = (window, head_dim, head_dim), (window * head_dim) ** -0.5
+        window = -(-length // slots)
+        shape, bound = (window, width, width), (window * width) ** -0.5
     else:
-        shape, bound = (slots, max_length), slots**-0.5
-        shape = (num_heads, *shape) if sharing == "none" else shape
+        shape = (heads, slots, length) if sharing == "none" else (slots, length)
+        bound = slots**-0.5
     names = ["key_projection", "value_projection"]
     names = names[:1] if sharing in ("key_value", "layerwise") else names
     return {
@@ -227,67 +210,111 @@ def linformer_parameters(
     }
 
 
-def _refuse_causal(is_causal: bool) -> None:
-    if is_causal:
-        raise ValueError(
-            "is_causal: expected False, got True: Linformer has no causal form, "
-            "because each compressed key and value mixes all positions, future ones too"
-        )
-
-
-def _window(projection: str, window: Any, key_projection: Any, value_projection: Any):
-    """Checks which arguments go together; returns W (1 where nothing is windowed)."""
-    _check_choice("projection", projection, compression.PROJECTIONS)
-    pooled = projection in ("mean", "max")
-    if pooled:
-        if key_projection is not None or value_projection is not None:
-            raise ValueError(
-                f"key_projection: expected None, got an array: {projection!r} pooling "
-                "has no parameters"
-            )
-        if not isinstance(window, int) or window < 1:
-            raise ValueError(
-                f"window: expected a positive int for {projection!r} pooling, "
-                f"got {window!r}"
-            )
-        return window
+def _checked_window(projection: str, window: int | None, **arrays: Any) -> int:
+    """W, once it is clear which arguments go together; 1 where nothing is windowed."""
+    known("projection", projection, PROJECTIONS)
+    if projection in ("mean", "max"):
+        for name, array in arrays.items():
+            if array is not None:
+                wanted = f"None, because {projection!r} pooling has no parameters"
+                raise expected(name, wanted, "an array")
+        return inputs.check_size("window", window)
     if window is not None:
-        raise ValueError(
-            f"window: expected None, since projection={projection!r} has its own "
-            f"sizes, got {window!r}"
-        )
-    if key_projection is None:
-        raise ValueError(
-            f"key_projection: expected an array for projection={projection!r}, got "
-            "None; linformer_parameters makes one"
-        )
-    axis = 0 if projection == "convolution" else -2
-    if min(jnp.ndim(key_projection), jnp.ndim(value_projection)) < 2:
+        wanted = f"None, because projection={projection!r} has its own sizes"
+        raise expected("window", wanted, f"{window!r}")
+    key, value = arrays["key_projection"], arrays["value_projection"]
+    if key is None:
+        wanted = f"an array for projection={projection!r}"
+        raise expected("key_projection", wanted, "None; linformer_parameters makes one")
+    inputs.check_float("key_projection", key)
+    inputs.check_float("value_projection", value)
+    if min(key.ndim, value.ndim) < 2:
         return 1  # the wrong rank is reported where the shapes are known
-    slots = jnp.shape(key_projection)[axis], jnp.shape(value_projection)[axis]
-    if slots[0] != slots[1]:
-        raise ValueError(
-            f"value_projection: expected {slots[0]} "
-            f"{'positions a window' if axis == 0 else 'slots'} as in key_projection, "
-            f"got shape {jnp.shape(value_projection)}"
+    axis, of = (-2, "slots") if projection == "linear" else (0, "positions a window")
+    if key.shape[axis] != value.shape[axis]:
+        wanted = f"{key.shape[axis]} {of} as in key_projection"
+        raise expected("value_projection", wanted, value.shape)
+    return 1 if projection == "linear" else len(key)
+
+
+def _projected(
+    name: str,
+    x: jax.Array,
+    matrix: Any,
+    bias: jax.Array | None,
+    num_heads: int,
+    precision: jax.lax.PrecisionLike,
+) -> jax.Array:
+    """``E x`` for x `[B, S, N, H]`: `[B, K, N, H]`, by the first S columns of E."""
+    length, shape = x.shape[1], matrix.shape
+    if len(shape) not in (2, 3) or shape[:-2] not in ((), (num_heads,)):
+        wanted = f"[K, L] or [N, K, L] with N={num_heads}"
+        raise expected(f"{name}_projection", wanted, shape)
+    if shape[-1] < length:
+        raise expected(
+            f"{name}_projection",
+            f"at least S={length} columns, one for each position of {name}",
+            f"{shape}: the input is longer than the projection was made for",
         )
-    return slots[0] if projection == "convolution" else 1
+    slots, heads = shape[-2], shape[:-2]
+    if bias is not None:
+        inputs.check_float(f"{name}_bias", bias)
+        if np.shape(bias) not in ((slots,), (num_heads, slots)):
+            wanted = f"[K]={(slots,)} or [N, K]={(num_heads, slots)}"
+            raise expected(f"{name}_bias", wanted, np.shape(bias))
+        heads = heads or np.shape(bias)[:-1]
+    x = inputs.match_heads(x, num_heads) if heads else x
+    terms = "nks,bsnh->bknh" if len(shape) == 3 else "ks,bsnh->bknh"
+    matrix = matrix[..., :length].astype(x.dtype)
+    out = jnp.einsum(terms, matrix, x, precision=precision)
+    if bias is None:
+        return out
+    columns = bias[:, None] if bias.ndim == 1 else bias.T
+    return out + columns[None, :, :, None].astype(x.dtype)
 
 
-def _check_biases(projection: str, *biases: jax.Array | None) -> None:
-    if projection in ("mean", "max") and any(bias is not None for bias in biases):
-        raise ValueError(
-            f"key_bias, value_bias: expected None for {projection!r} pooling, "
-            "got an array"
-        )
+def _convolved(
+    name: str,
+    x: jax.Array,
+    kernel: Any,
+    bias: jax.Array | None,
+    precision: jax.lax.PrecisionLike,
+) -> jax.Array:
+    """Convolution along the length with stride W, the width of its kernel."""
+    width, shape = x.shape[-1], kernel.shape
+    if len(shape) != 3 or shape[1:] != (width, width) or shape[0] == 0:
+        wanted = f"a convolution kernel [W, H, H] with H={width} as in {name}"
+        raise expected(f"{name}_projection", wanted, shape)
+    out = jnp.einsum(
+        "bcwnh,whd->bcnd",
+        _windows(x, shape[0]),
+        kernel.astype(x.dtype),
+        precision=precision,
+    )
+    if bias is None:
+        return out
+    inputs.check_array(f"{name}_bias", bias, "H", width)
+    return out + bias[None, None, None].astype(x.dtype)
 
 
-def _check_choice(name: str, given: str, choices: tuple[str, ...]) -> None:
-    if given not in choices:
-        raise ValueError(f"{name}: expected one of {choices}, got {given!r}")
+def _pooled(
+    x: jax.Array, mask: jax.Array | None, window: int, projection: str
+) -> jax.Array:
+    """Mean or maximum of the real positions of each window; zero without any."""
+    if mask is None:
+        mask = jnp.ones(x.shape[:2], bool)
+    visible = _windows(mask, window)[..., None, None]
+    x = _windows(x, window)
+    if projection == "mean":
+        counts = jnp.maximum(visible.sum(2), 1).astype(x.dtype)
+        return x.sum(2) / counts
+    lowest = jnp.asarray(jnp.finfo(x.dtype).min, x.dtype)
+    largest = jnp.where(visible, x, lowest).max(2)
+    return jnp.where(visible.any(2), largest, jnp.zeros((), x.dtype))
 
 
-def _check_sizes(**sizes: int) -> None:
-    for name, size in sizes.items():
-        if not isinstance(size, int) or size < 1:
-            raise ValueError(f"{name}: expected a positive int, got {size!r}")
+def _windows(x: jax.Array, window: int) -> jax.Array:
+    """`[B, S, ...]` -> `[B, ceil(S / window), window, ...]`, the tail zero-padded."""
+    missing = -x.shape[1] % window
+    x = jnp.pad(x, [(0, 0), (0, missing)] + [(0, 0)] * (x.ndim - 2))
+    return x.reshape(x.shape[0], -1, window, *x.shape[2:])

@@ -9,7 +9,7 @@ of: in a model ``p = m + W_p c``, with m the layer's own learned vectors and c t
 memory carried on, ``c <- norm(c + W_o A v)``, nothing in front of the first layer.
 
 Causal, as the paper defines it: a softmax over later keys would see the future, so
-``a_j = elu(p k_j / sqrt(H)) + 1`` stands in its place, and means over the past for the
+``a_j = elu(p k_j / sqrt(H)) + 1`` takes its place, and means over the past for the
 two products with A: ``u_i = softmax(q_i / sqrt(H) sum_(j <= i) k_j a_j^T / n_i)`` and
 ``out_i = u_i sum_(j <= i) a_j v_j^T / n_i``, with n_i the number of keys seen. Its
 memory is not carried on, since all of it sees the last position.
@@ -28,9 +28,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from lra_jax.attention import feature_maps, inputs
+from lra_jax.attention import dense, feature_maps, inputs
 from lra_jax.attention.causal import sums as causal
 from lra_jax.attention.registry import Mechanism
+from lra_jax.errors import expected
 
 __all__ = ["luna_attention", "luna_packed", "luna_parameters", "luna_weights"]
 
@@ -80,12 +81,13 @@ def luna_attention(
       ValueError: shapes, dtypes, the memory or the mask do not fit.
     """
     inputs.check_inputs(query, key, value, is_causal)
-    prepared = _prepared(query, key, value, memory, mask)
-    if is_causal:
-        out = _causal(*prepared, chunking, precision)
-    else:
-        out = _unpacked(prepared[0], *_packed(*prepared[1:], precision), precision)
-    return jnp.swapaxes(out, 1, 2).astype(query.dtype)
+    if not is_causal:
+        out, _unused = luna_packed(query, key, value, memory, mask, precision=precision)
+        return out
+    whole, rows, keys, values, slots, mask = _prepared(query, key, value, memory, mask)
+    out = _causal(rows, keys, values, slots, mask, chunking, precision)
+    out = jnp.swapaxes(out, 1, 2).astype(query.dtype)
+    return inputs.broken_again(out, whole)
 
 
 def luna_packed(
@@ -104,41 +106,18 @@ def luna_packed(
       `[B, T, N, Hv]` and `[B, L, N, Hv]`, in the query's dtype.
     """
     inputs.check_inputs(query, key, value)
-    prepared = _prepared(query, key, value, memory, mask)
-    keys, values = _packed(*prepared[1:], precision)
-    out = _unpacked(prepared[0], keys, values, precision)
+    whole, rows, keys, values, slots, mask = _prepared(query, key, value, memory, mask)
+    keys, values = _packed(keys, values, slots, mask, precision)
+    weights = jax.nn.softmax(feature_maps.products(rows, keys, precision), -1)
+    out = jnp.matmul(weights, values, precision=precision)
     out, values = (jnp.swapaxes(x, 1, 2).astype(query.dtype) for x in (out, values))
-    return out, values
+    return inputs.broken_again(out, whole), values
 
 
-def luna_weights(
-    query: jax.Array,
-    key: jax.Array,
-    memory: jax.Array | None = None,
-    mask: jax.Array | None = None,
-    is_causal: bool = False,
-    *,
-    precision: jax.lax.PrecisionLike = None,
-    **_: Any,
-) -> jax.Array:
-    """Returns the weights `[B, N, T, S]`, float32 or wider, none negative.
-
-    Their rows sum to one, but not those of the causal form. Arguments and errors are
-    those of `luna_attention`.
-    """
-    inputs.check_inputs(query, key, None, is_causal)
-    # The output is linear in the values: on unit vectors it is the matrix itself.
-    units = inputs.unit_values(query, key)
-    out = luna_attention(
-        query.astype(units.dtype),
-        key,
-        units,
-        memory,
-        mask,
-        is_causal,
-        precision=precision,
-    )
-    return jnp.swapaxes(out, 1, 2)
+luna_weights = dense.weights_of(
+    luna_attention,
+    "None is negative. Rows sum to one, but not those of the causal form.",
+)
 
 
 def luna_parameters(
@@ -164,9 +143,11 @@ def luna_parameters(
       ``memory`` `[1, L, N, H]`, standard normal.
 
     Raises:
-      ValueError: L is not a positive int.
+      ValueError: a size is not a positive int.
     """
-    shape = (1, inputs.check_size("slots", slots), num_heads, head_dim)
+    count = inputs.check_size("slots", slots)
+    heads = inputs.check_size("num_heads", num_heads)
+    shape = 1, count, heads, inputs.check_size("head_dim", head_dim)
     return {"memory": jax.random.normal(rng_key, shape, dtype)}
 
 
@@ -179,26 +160,34 @@ def _prepared(
     value: jax.Array,
     memory: jax.Array | None,
     mask: jax.Array | None,
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array | None]:
-    """Query and memory divided by sqrt(H), keys and values, heads first; the mask."""
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array, jax.Array | None]:
+    """What `hide_broken` found; query, key, value and memory, heads first; the mask.
+
+    Query and memory are divided by sqrt(H).
+    """
     batch, _, heads, width = query.shape
-    shape = jnp.shape(memory) if memory is not None else ()
-    fits = len(shape) == 4 and shape[0] in (1, batch) and shape[1] > 0
-    if memory is None or not fits or shape[2:] != (heads, width):
-        got = "None" if memory is None else f"shape {shape}"
-        raise ValueError(
-            f"memory: expected [1 or B, L, N, H] with B={batch}, N={heads} and "
-            f"H={width}, got {got}; luna_parameters makes one"
-        )
+    memory = inputs.check_array(
+        "memory",
+        memory,
+        "B L N H",
+        {1, batch},
+        None,
+        heads,
+        width,
+        source="luna_parameters",
+    )
+    if memory.shape[1] == 0:
+        raise expected("memory", "[B, L, N, H] with L > 0", memory.shape)
     mask = inputs.padding_mask(mask, batch, key.shape[1], reason=_REASON)
     dtype = inputs.accumulation_dtype(query, key, value)
     scale = 1 / math.sqrt(width)
-    memory = jnp.broadcast_to(memory, (batch, *shape[1:]))
+    memory = jnp.broadcast_to(memory, (batch, *memory.shape[1:]))
+    query, whole = inputs.hide_broken(query)
     query, memory = (
         inputs.by_head(x, heads, dtype=dtype) * scale for x in (query, memory)
     )
     key, value = (inputs.by_head(x, heads, mask, dtype) for x in (key, value))
-    return query, key, value, memory, mask
+    return whole, query, key, value, memory, mask
 
 
 def _packed(
@@ -214,13 +203,6 @@ def _packed(
     weights = feature_maps.masked_softmax(scores, visible, axis=-1)
     keys, values = (jnp.matmul(weights, x, precision=precision) for x in (key, value))
     return keys, values
-
-
-def _unpacked(
-    query: jax.Array, keys: jax.Array, values: jax.Array, precision: Any
-) -> jax.Array:
-    weights = jax.nn.softmax(feature_maps.products(query, keys, precision), -1)
-    return jnp.matmul(weights, values, precision=precision)
 
 
 def _causal(

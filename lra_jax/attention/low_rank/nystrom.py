@@ -35,10 +35,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lra_jax.attention import inputs
+from lra_jax.attention import dense, inputs
 from lra_jax.attention.low_rank import landmarks
 from lra_jax.attention.registry import Mechanism
 from lra_jax.attention.softmax import key_sets
+from lra_jax.errors import expected, known
 
 __all__ = ["nystrom_attention", "nystrom_parameters", "nystrom_weights"]
 
@@ -100,67 +101,53 @@ def nystrom_attention(
     Raises:
       ValueError: shapes, dtypes, a mask or an option do not fit, or it is causal.
     """
+    inputs.refuse_causal(
+        is_causal,
+        "Nystrom attention has no causal form, because each landmark is a mean over "
+        "positions, future ones too",
+    )
+    count = inputs.check_size("num_landmarks", num_landmarks)
+    inputs.check_size("iterations", iterations, 0)
+    known("initialisation", initialisation, INITIALISATIONS)
+    known("padding", padding, landmarks.PADDINGS)
     inputs.check_inputs(query, key, value)
-    _check(is_causal, num_landmarks, iterations, initialisation, padding)
-    length, out_dtype = query.shape[1], query.dtype
-    _check_conv(conv_weight, query.shape, key.shape)
-    factors, value = _factors(
-        (query, key, value),
-        (mask, query_mask),
-        (num_landmarks, iterations, initialisation, padding),
-        precision,
-    )
-    product = functools.partial(jnp.einsum, precision=precision)
-    first, inverse, last = factors
-    summary = product("bnms,bnsv->bnmv", last, value)
+    batch, length, num_heads, head_dim = query.shape
+    _check_conv(conv_weight, num_heads, length, key.shape[1])
+    of_keys = inputs.padding_mask(mask, batch, key.shape[1])
+    of_queries = inputs.padding_mask(query_mask, batch, length, "query_mask")
+    out_dtype, dtype = query.dtype, inputs.accumulation_dtype(query, key, value)
+    query = inputs.by_head(query, num_heads, of_queries, dtype)
+    key = inputs.by_head(key, num_heads, of_keys, dtype)
+    value = inputs.by_head(value, num_heads, of_keys, dtype)
+    if padding == "front":
+        query, key, value = (_in_front(x, count, 2) for x in (query, key, value))
+        of_queries, of_keys = (_in_front(x, count, 1) for x in (of_queries, of_keys))
+    lengths = query.shape[2], key.shape[2]
+    plan = landmarks.plan(padding, count, lengths, of_queries, of_keys, dtype)
+    scale = jnp.asarray(math.sqrt(1 / head_dim), dtype)
+    product = functools.partial(jnp.matmul, precision=precision)
+    query_marks = product(plan.query_means[:, None], query) * scale
+    key_marks = product(plan.key_means[:, None], key)
+
+    def attend(
+        rows: jax.Array, columns: jax.Array, mask: jax.Array | None
+    ) -> jax.Array:
+        return plan.softmax(product(rows, jnp.swapaxes(columns, -1, -2)), mask)
+
+    first = attend(query * scale, key_marks, plan.of_queries)
+    middle = attend(query_marks, key_marks, plan.of_landmarks)
+    last = attend(query_marks, key, plan.of_keys)
+    inverse = _pseudo_inverse(middle, iterations, initialisation, precision)
     # Landmark by landmark first: the inverse meets m rows and not T.
-    out = product(
-        "bntm,bnmv->bntv", first, product("bnkm,bnmv->bnkv", inverse, summary)
-    )
-    out = out[:, :, -length:]
+    out = product(first, product(inverse, product(last, value)))[:, :, -length:]
     if conv_weight is not None:
         out = out + _convolved(value[:, :, -length:], conv_weight, precision)
     return jnp.swapaxes(out, 1, 2).astype(out_dtype)
 
 
-def nystrom_weights(
-    query: jax.Array,
-    key: jax.Array,
-    mask: jax.Array | None = None,
-    is_causal: bool = False,
-    query_mask: jax.Array | None = None,
-    *,
-    conv_weight: jax.Array | None = None,
-    num_landmarks: int = 64,
-    iterations: int = 6,
-    initialisation: str = "exact",
-    padding: str = "exact",
-    precision: jax.lax.PrecisionLike = None,
-    **_: Any,
-) -> jax.Array:
-    """Returns the matrix `[B, N, T, S]` with ``out = weights @ value``.
-
-    float32 or wider; entries may be negative, and rows sum to one only about. Arguments
-    and errors are those of `nystrom_attention`.
-    """
-    inputs.check_inputs(query, key)
-    # The output is linear in the values: on unit vectors it is the matrix itself.
-    units = inputs.unit_values(query, key)
-    rows = nystrom_attention(
-        query.astype(units.dtype),
-        key,
-        units,
-        mask,
-        is_causal,
-        query_mask,
-        conv_weight=conv_weight,
-        num_landmarks=num_landmarks,
-        iterations=iterations,
-        initialisation=initialisation,
-        padding=padding,
-        precision=precision,
-    )
-    return jnp.swapaxes(rows, 1, 2)
+nystrom_weights = dense.weights_of(
+    nystrom_attention, "Entries may be negative, and rows sum to one only about."
+)
 
 
 def nystrom_parameters(
@@ -187,51 +174,14 @@ def nystrom_parameters(
     Raises:
       ValueError: W is not a positive odd int.
     """
+    heads = inputs.check_size("num_heads", num_heads)
     if conv_kernel is None:
         return {}
     width = inputs.check_size("conv_kernel", conv_kernel)
     if width % 2 == 0:
-        raise ValueError(f"conv_kernel: expected an odd number, got {conv_kernel}")
-    bound, shape = width**-0.5, (inputs.check_size("num_heads", num_heads), width)
+        raise expected("conv_kernel", "an odd number", width)
+    bound, shape = width**-0.5, (heads, width)
     return {"conv_weight": jax.random.uniform(rng_key, shape, dtype, -bound, bound)}
-
-
-def _factors(
-    arrays: tuple[jax.Array, jax.Array, jax.Array],
-    masks: tuple[jax.Array | None, jax.Array | None],
-    options: tuple[int, int, str, str],
-    precision: jax.lax.PrecisionLike,
-) -> tuple[tuple[jax.Array, jax.Array, jax.Array], jax.Array]:
-    """F `[B, N, T, m]`, Z `[B, N, m, m]`, B `[B, N, m, S]` and the values."""
-    query, key, value = arrays
-    count, iterations, initialisation, padding = options
-    batch, _, num_heads, head_dim = query.shape
-    dtype = inputs.accumulation_dtype(*arrays)
-    of_keys = inputs.padding_mask(masks[0], batch, key.shape[1])
-    of_queries = inputs.padding_mask(masks[1], batch, query.shape[1], "query_mask")
-    query = inputs.by_head(query, num_heads, of_queries, dtype)
-    key = inputs.by_head(key, num_heads, of_keys, dtype)
-    value = inputs.by_head(value, num_heads, of_keys, dtype)
-    if padding == "front":
-        query, key, value = (_in_front(x, count, 2) for x in (query, key, value))
-        of_queries, of_keys = (_in_front(x, count, 1) for x in (of_queries, of_keys))
-    lengths = query.shape[2], key.shape[2]
-    plan = landmarks.plan(padding, count, lengths, (of_queries, of_keys), dtype)
-    scale = jnp.asarray(math.sqrt(1 / head_dim), dtype)
-    product = functools.partial(jnp.matmul, precision=precision)
-    query_marks = product(plan.query_means[:, None], query) * scale
-    key_marks = product(plan.key_means[:, None], key)
-
-    def attend(
-        rows: jax.Array, columns: jax.Array, mask: jax.Array | None
-    ) -> jax.Array:
-        return plan.softmax(product(rows, jnp.swapaxes(columns, -1, -2)), mask)
-
-    first = attend(query * scale, key_marks, plan.of_queries)
-    middle = attend(query_marks, key_marks, plan.of_landmarks)
-    last = attend(query_marks, key, plan.of_keys)
-    inverse = _pseudo_inverse(middle, iterations, initialisation, precision)
-    return (first, inverse, last), value
 
 
 def _pseudo_inverse(
@@ -279,37 +229,19 @@ def _in_front(x: Any, count: int, axis: int) -> Any:
     return jnp.pad(x, [(missing if i == axis else 0, 0) for i in range(x.ndim)])
 
 
-def _check(
-    is_causal: bool, count: int, iterations: int, initialisation: str, padding: str
-) -> None:
-    if is_causal:
-        raise ValueError(
-            "is_causal: expected False, got True: Nystrom attention has no causal "
-            "form, because each landmark is a mean over positions, future ones too"
-        )
-    inputs.check_size("num_landmarks", count)
-    inputs.check_size("iterations", iterations, 0)
-    for name, given, known in (
-        ("initialisation", initialisation, INITIALISATIONS),
-        ("padding", padding, landmarks.PADDINGS),
-    ):
-        if given not in known:
-            raise ValueError(f"{name}: expected one of {known}, got {given!r}")
-
-
 def _check_conv(
-    weight: jax.Array | None, query: tuple[int, ...], key: tuple[int, ...]
+    weight: jax.Array | None, num_heads: int, length: int, keys: int
 ) -> None:
     if weight is None:
         return
-    shape = jnp.shape(weight)
-    if len(shape) != 2 or shape[0] != query[2] or shape[1] % 2 == 0:
-        raise ValueError(
-            f"conv_weight: expected [N, W] with N={query[2]} and an odd W, "
-            f"got shape {shape}"
-        )
-    if query[1] != key[1]:
-        raise ValueError(
-            "conv_weight: expected None for cross attention, because it adds the "
-            f"values around each query's own place, got T={query[1]} and S={key[1]}"
+    weight = inputs.check_array("conv_weight", weight, "N W", num_heads, None)
+    if weight.shape[1] % 2 == 0:
+        wanted = f"[N, W] with N={num_heads} and an odd W"
+        raise expected("conv_weight", wanted, weight.shape)
+    if length != keys:
+        raise expected(
+            "conv_weight",
+            "None for cross attention, because it adds the values around each query's "
+            "own place",
+            f"an array where T={length} and S={keys}",
         )

@@ -11,7 +11,7 @@ random ones among those between, without the j > i. Only the past decides on the
 prefix attends as the whole does. The paper has no causal form.
 
 Cost: O(T W (H + Hv)) time and O(T W) memory for W = (7 + R) C, by gathered blocks
-(`lra_jax.attention.softmax.blocks`).
+(`lra_jax.attention.softmax.patterns`).
 
 The draws are a hash of seed, head, block and count: the same on every machine, without
 any state. The last block and the range of the draws are those of each sample's real
@@ -24,9 +24,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from lra_jax.attention import inputs
+from lra_jax.attention import dense, inputs
 from lra_jax.attention.registry import Mechanism
-from lra_jax.attention.softmax import blocks, key_sets
+from lra_jax.attention.softmax import key_sets, patterns
 
 __all__ = ["bigbird_attention", "bigbird_weights"]
 
@@ -78,18 +78,15 @@ def bigbird_attention(
         differ in length.
     """
     pattern = _Pattern(block, num_random, seed, is_causal)
-    dtype, length = query.dtype, query.shape[1]
-    arrays = (query, key, value, mask, is_causal)
-    query, sequence, mask = blocks.prepare(*arrays, "bigbird")
-    last = (blocks.lengths(mask, length) - 1) // block
+    queries, sequence = patterns.prepare(query, key, value, mask, is_causal, "bigbird")
 
-    @jax.checkpoint
-    def compute(query: jax.Array, sequence: key_sets.Sequence) -> jax.Array:
-        queries = key_sets.cut(query, block)
-        place = key_sets.places(queries.shape[2], block)
+    def compute(
+        queries: jax.Array, place: jax.Array, sequence: key_sets.Sequence
+    ) -> jax.Array:
+        last = jnp.maximum(sequence.position.max(1), 0) // block
         table = pattern.random(last, *queries.shape[1:3])
         sets = pattern.sets(sequence, last, table)
-        out = blocks.attend(queries, place, sets, precision)
+        out = patterns.attend(queries, place, sets, precision)
         if is_causal:
             return out
         # The rows of the two global blocks again, over everything.
@@ -97,43 +94,15 @@ def bigbird_attention(
         for chosen in (jnp.zeros_like(last), last):
             rows = key_sets.take_block(queries, chosen)[:, :, None]
             everything = [key_sets.shared(sequence, key_sets.always)]
-            rows = blocks.attend(rows, place[:, :, :1], everything, precision)
+            rows = patterns.attend(rows, place[:, :, :1], everything, precision)
             here = at == chosen[:, None, None, None, None]
             out = jnp.where(here, rows, out)
         return out
 
-    return key_sets.paste(compute(query, sequence), length).astype(dtype)
+    return patterns.in_blocks(compute, queries, sequence, block).astype(query.dtype)
 
 
-def bigbird_weights(
-    query: jax.Array,
-    key: jax.Array,
-    mask: jax.Array | None = None,
-    is_causal: bool = False,
-    *,
-    block: int = 64,
-    num_random: int = 3,
-    seed: int = 0,
-    precision: jax.lax.PrecisionLike = None,
-    **_: Any,
-) -> jax.Array:
-    """Returns the weights `[B, N, T, T]` that `bigbird_attention` never builds.
-
-    float32 or wider; rows sum to one or zero. Arguments and errors are those of
-    `bigbird_attention`.
-    """
-    pattern = _Pattern(block, num_random, seed, is_causal)
-    arrays = (query, key, key, mask, is_causal)
-    query, sequence, mask = blocks.prepare(*arrays, "bigbird")
-    length = query.shape[2]
-    last = (blocks.lengths(mask, length) - 1) // block
-    count = -(-length // block)
-    table = pattern.random(last, query.shape[1], count)
-    met = pattern.met(last, table)
-    met = jnp.repeat(jnp.repeat(met, block, 2), block, 3)[:, :, :length, :length]
-    query_at, key_at = key_sets.pairs(length)
-    visible = met & (key_at <= query_at) if is_causal else met
-    return blocks.dense_weights(query, sequence, visible, precision)
+bigbird_weights = dense.weights_of(bigbird_attention, "Rows sum to one or zero.")
 
 
 class _Pattern:
@@ -150,7 +119,7 @@ class _Pattern:
         row = jnp.arange(count, dtype=jnp.int32)[None, None]
         head = jnp.arange(heads, dtype=jnp.int32)[None, :, None]
         last = last[:, None, None]
-        # Blocks 1 to free, then those behind the gap.
+        # Blocks 1 to free, then those after the gap.
         if self.is_causal:
             begin, gap = row, jnp.zeros_like(row)
             free = jnp.maximum(row - 2, 0)
@@ -181,12 +150,12 @@ class _Pattern:
     ) -> list[key_sets.Keys]:
         """The keys of each block, no pair twice."""
         size = self.block
-        behind = 0 if self.is_causal else size
+        after = 0 if self.is_causal else size
         nearby = key_sets.not_later if self.is_causal else key_sets.always
         last = last[:, None, None, None, None]
         first = key_sets.part(sequence, 0, size)
         sets = [
-            key_sets.band(sequence, size, size, behind, nearby),
+            key_sets.band(sequence, size, size, after, nearby),
             key_sets.shared(first, lambda query, _: query // size > 1),
         ]
         if not self.is_causal:
@@ -199,17 +168,6 @@ class _Pattern:
         if self.num_random:
             sets.append(key_sets.listed(sequence, size, table, key_sets.always))
         return sets
-
-    def met(self, last: jax.Array, table: jax.Array) -> jax.Array:
-        """`[1 or B, N, P, P]`: which blocks meet."""
-        count = table.shape[2]
-        row, column = key_sets.pairs(count)
-        met = (table[..., None] == column[..., None, :]).any(-2)
-        met |= (jnp.abs(row - column) <= 1) | (column == 0)
-        if self.is_causal:
-            return met & (column <= row)
-        last = last[:, None, None, None]
-        return met | (row == 0) | (row == last) | (column == last)
 
 
 def _hash(seed: int, head: jax.Array, row: jax.Array, number: int) -> jax.Array:

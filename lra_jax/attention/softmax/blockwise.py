@@ -219,8 +219,8 @@ def _backward(plan: Plan, kept: tuple, cotangent: jax.Array) -> tuple:
 
     start = tuple(jnp.zeros_like(x, dtype) for x in (query, key, value))
     slopes, _ = jax.lax.scan(step, start, plan.pairs())
-    inputs = query, key, value
-    return *(x.astype(y.dtype) for x, y in zip(slopes, inputs, strict=True)), None
+    given = query, key, value
+    return *(x.astype(y.dtype) for x, y in zip(slopes, given, strict=True)), None
 
 
 _attend.defvjp(_forward, _backward)

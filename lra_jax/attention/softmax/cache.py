@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lra_jax.attention import inputs
+from lra_jax.errors import expected
 
 
 class SoftmaxState(NamedTuple):
@@ -87,9 +88,11 @@ def check(
     counts = jnp.shape(state.key)[1], jnp.shape(state.value)[1]
     for count, array in zip(counts, (key, value), strict=True):
         if heads % count or count % array.shape[2]:
-            raise ValueError(
-                f"state: expected a number of heads that divides the query's {heads} "
-                f"and is a multiple of {array.shape[2]}, got {count}"
+            raise expected(
+                "state",
+                f"a number of heads that divides the query's {heads} and is a multiple "
+                f"of {array.shape[2]}",
+                count,
             )
     wanted = jax.eval_shape(
         lambda: empty(
@@ -102,7 +105,5 @@ def check(
     inputs.checked_state(state, wanted)
     traced = isinstance(state.position, jax.core.Tracer)
     if not traced and np.max(state.position) + length > size:
-        raise ValueError(
-            f"max_length: expected at least {np.max(state.position) + length} for a "
-            f"stream that goes this far, got {size}"
-        )
+        wanted = f"at least {np.max(state.position) + length} for a stream this long"
+        raise expected("max_length", wanted, size)

@@ -21,7 +21,12 @@ class Sequence(NamedTuple):
 
     key: jax.Array  # [B, N, S, H]
     value: jax.Array  # [B, N, S, Hv]
-    position: jax.Array  # [1 or B, S] int32, -1 where hidden
+    number: jax.Array  # position + 1, and 0 where hidden, [1 or B, 1, S, 1] int32
+
+    @property
+    def position(self) -> jax.Array:
+        """`[1 or B, S]`; -1 where hidden."""
+        return self.number[:, 0, :, 0] - 1
 
 
 @dataclass(frozen=True)
@@ -64,15 +69,8 @@ def cut(x: jax.Array, size: int) -> jax.Array:
     return x.reshape(*x.shape[:2], -1, size, x.shape[-1])
 
 
-def cut_positions(position: jax.Array, size: int) -> jax.Array:
-    """`[B, S]` -> `[B, P, C]`, the last block filled with -1."""
-    missing = -position.shape[1] % size
-    position = jnp.pad(position, [(0, 0), (0, missing)], constant_values=-1)
-    return position.reshape(position.shape[0], -1, size)
-
-
 def paste(x: jax.Array, length: int) -> jax.Array:
-    """The inverse of `cut`, with the heads back behind: `[B, T, N, Hv]`."""
+    """The inverse of `cut`, with the heads after the length: `[B, T, N, Hv]`."""
     x = x.reshape(*x.shape[:2], -1, x.shape[-1])[:, :, :length]
     return jnp.swapaxes(x, 1, 2)
 
@@ -82,35 +80,21 @@ def places(blocks: int, size: int) -> jax.Array:
     return jnp.arange(blocks * size, dtype=jnp.int32).reshape(1, 1, blocks, size, 1)
 
 
-def pairs(length: int) -> tuple[jax.Array, jax.Array]:
-    """Positions of queries `[1, 1, T, 1]` and of keys `[1, 1, 1, T]`."""
-    position = jnp.arange(length, dtype=jnp.int32)
-    return position[None, None, :, None], position[None, None, None]
-
-
 def part(sequence: Sequence, start: int, stop: int) -> Sequence:
     """The keys of some positions."""
-    key, value, position = sequence
-    return Sequence(
-        key[:, :, start:stop], value[:, :, start:stop], position[:, start:stop]
-    )
+    return jax.tree.map(lambda x: x[:, :, start:stop], sequence)
 
 
 def take_block(x: jax.Array, index: jax.Array) -> jax.Array:
     """One block of each sample: `[B, N, P, C, H]`, `[1 or B]` -> `[B, N, C, H]`."""
-    index = jnp.broadcast_to(index, x.shape[:1])
+    batch = max(len(x), len(index))
+    x, index = (jnp.broadcast_to(a, (batch, *a.shape[1:])) for a in (x, index))
     return jax.vmap(lambda x, i: x[:, i])(x, index)
 
 
 def take_part(sequence: Sequence, size: int, index: jax.Array) -> Sequence:
     """The keys of one block of each sample, which `[1 or B]` names."""
-    position = cut_positions(sequence.position, size)
-    position = jnp.broadcast_to(position, (sequence.key.shape[0], *position.shape[1:]))
-    return Sequence(
-        take_block(cut(sequence.key, size), index),
-        take_block(cut(sequence.value, size), index),
-        take_block(position[:, None, :, :, None], index)[:, 0, :, 0],
-    )
+    return jax.tree.map(lambda x: take_block(cut(x, size), index), sequence)
 
 
 def ends(sequence: Sequence, size: int, count: int) -> Sequence:
@@ -120,31 +104,30 @@ def ends(sequence: Sequence, size: int, count: int) -> Sequence:
         x = cut(x, size)[:, :, :, size - count :]
         return x.reshape(*x.shape[:2], -1, x.shape[-1])
 
-    position = cut_positions(sequence.position, size)[:, :, size - count :]
-    return Sequence(
-        pick(sequence.key), pick(sequence.value), position.reshape(len(position), -1)
-    )
+    return jax.tree.map(pick, sequence)
 
 
 def windows(x: jax.Array, size: int, before: int, after: int) -> jax.Array:
     """`[B, N, S, H]` -> `[B, N, P, before + C + after, H]`, zeros beyond the ends."""
     blocks, wide = -(-x.shape[2] // size), before + size + after
     views = -(-wide // size)
-    behind = (blocks + views - 1) * size - before - x.shape[2]
-    x = jnp.pad(x, [(0, 0), (0, 0), (before, behind), (0, 0)])
+    end = (blocks + views - 1) * size - before - x.shape[2]
+    x = jnp.pad(x, [(0, 0), (0, 0), (before, end), (0, 0)])
     x = x.reshape(*x.shape[:2], -1, size, x.shape[-1])
     return jnp.concatenate(
         [x[:, :, view : view + blocks] for view in range(views)], axis=3
     )[:, :, :, :wide]
 
 
+def _own(sequence: Sequence, rule: Rule) -> Keys:
+    """A set of other keys for each block, `[B, N, P, K, ...]`."""
+    number = sequence.number[..., None, :, 0]
+    return Keys("block", sequence.key, sequence.value, number - 1, rule)
+
+
 def band(sequence: Sequence, size: int, before: int, after: int, rule: Rule) -> Keys:
-    """Each block's own keys, ``before`` ones in front of it and ``after`` behind."""
-    key, value, position = (
-        windows(x, size, before, after)
-        for x in (sequence.key, sequence.value, sequence.position[:, None, :, None] + 1)
-    )
-    return Keys("block", key, value, position[..., 0][:, :, :, None] - 1, rule)
+    """Each block's own keys, ``before`` ones ahead of it and ``after`` past it."""
+    return _own(jax.tree.map(lambda x: windows(x, size, before, after), sequence), rule)
 
 
 def shared(sequence: Sequence, rule: Rule) -> Keys:
@@ -155,14 +138,9 @@ def shared(sequence: Sequence, rule: Rule) -> Keys:
 
 def columns(sequence: Sequence, size: int, rule: Rule) -> Keys:
     """For the query at place c of a block, the keys at place c of all blocks."""
-    position = jnp.swapaxes(cut_positions(sequence.position, size), 1, 2)
-    return Keys(
-        "column",
-        cut(sequence.key, size),
-        cut(sequence.value, size),
-        position[:, None, None],
-        rule,
-    )
+    key, value, number = (cut(x, size) for x in sequence)
+    position = jnp.swapaxes(number[..., 0], 2, 3)[:, :, None] - 1
+    return Keys("column", key, value, position, rule)
 
 
 def listed(sequence: Sequence, size: int, table: jax.Array, rule: Rule) -> Keys:
@@ -174,21 +152,16 @@ def listed(sequence: Sequence, size: int, table: jax.Array, rule: Rule) -> Keys:
       table: `[1 or B, N, P, R]`, indices of blocks; -1 = none. No block twice in a row.
       rule: as in `Keys`.
     """
-    batch, heads = sequence.key.shape[:2]
-    rows = jnp.broadcast_to(table, (batch, heads, *table.shape[2:]))
+    heads = sequence.key.shape[:2]
+    rows = jnp.broadcast_to(table, (*heads, *table.shape[2:]))
     take = jax.vmap(jax.vmap(lambda x, row: x[row]))
 
     def gather(x: jax.Array) -> jax.Array:
-        return take(x, rows).reshape(*rows.shape[:3], -1, x.shape[-1])
+        x = cut(x, size)
+        return take(jnp.broadcast_to(x, (*heads, *x.shape[2:])), rows)
 
-    blocks = cut_positions(sequence.position, size)
-    blocks = jnp.broadcast_to(blocks, (batch, *blocks.shape[1:]))
-    position = jax.vmap(lambda x, row: x[row])(blocks, rows)
-    position = jnp.where(rows[..., None] < 0, jnp.int32(-1), position)
-    return Keys(
-        "block",
-        gather(cut(sequence.key, size)),
-        gather(cut(sequence.value, size)),
-        position.reshape(*rows.shape[:3], 1, -1),
-        rule,
-    )
+    taken = Sequence(*(gather(x) for x in sequence))
+    hidden = (rows < 0)[..., None, None]
+    taken = taken._replace(number=jnp.where(hidden, jnp.int32(0), taken.number))
+    flat = (x.reshape(*rows.shape[:3], -1, x.shape[-1]) for x in taken)
+    return _own(Sequence(*flat), rule)

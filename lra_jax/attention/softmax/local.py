@@ -6,7 +6,7 @@ blocks, the "Local Attention" of Tay et al. 2021, "Long Range Arena").
 Causal forms leave out the j > i.
 
 Cost: O(T W (H + Hv)) time and O(T W) memory for W = 2 window + C keys a query (window +
-C if causal, W = C in blocks of C), by gathered blocks (`softmax.blocks`).
+C if causal, W = C in blocks of C), by gathered blocks (`softmax.patterns`).
 
 Deviations: the arena's code reshapes to `[blocks in length, blocks, ...]`, so that its
 "blocks" are strided and its padding mask belongs to other positions; here blocks are
@@ -18,9 +18,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from lra_jax.attention import inputs
+from lra_jax.attention import dense, inputs
 from lra_jax.attention.registry import Mechanism
-from lra_jax.attention.softmax import blocks, key_sets
+from lra_jax.attention.softmax import key_sets, patterns
+from lra_jax.errors import expected
 
 __all__ = ["local_attention", "local_weights"]
 
@@ -73,71 +74,31 @@ def local_attention(
       ValueError: shapes, dtypes, the mask or a size do not fit, both sizes are given,
         or query and key differ in length.
     """
-    pattern = _Pattern(window, block, is_causal)
-    dtype, length = query.dtype, query.shape[1]
-    query, sequence, _unused = blocks.prepare(
-        query, key, value, mask, is_causal, "local"
-    )
-    size, before, after = pattern.cut(length)
+    if window is not None and block is not None:
+        got = f"window={window!r} and block={block!r}"
+        wanted = "one of them, a window around each query or blocks of positions"
+        raise expected("window, block", wanted, got)
+    reach = inputs.check_size("window", WINDOW if window is None else window, 0)
+    own = None if block is None else inputs.check_size("block", block)
+    queries, sequence = patterns.prepare(query, key, value, mask, is_causal, "local")
+    length = queries.shape[2]
+    if own is None:
+        size, before, after = patterns.band_sizes(reach, length, is_causal)
+    else:
+        size, before, after = min(own, length), 0, 0
 
-    @jax.checkpoint
-    def compute(query: jax.Array, sequence: key_sets.Sequence) -> jax.Array:
-        queries = key_sets.cut(query, size)
-        near = key_sets.band(sequence, size, before, after, pattern.sees)
-        place = key_sets.places(queries.shape[2], size)
-        return blocks.attend(queries, place, [near], precision)
+    def sees(query: jax.Array, key: jax.Array) -> jax.Array:
+        near = jnp.abs(query - key) <= reach
+        near = near if own is None else query // own == key // own
+        return near & (key <= query) if is_causal else near
 
-    return key_sets.paste(compute(query, sequence), length).astype(dtype)
+    def compute(
+        queries: jax.Array, place: jax.Array, sequence: key_sets.Sequence
+    ) -> jax.Array:
+        near = key_sets.band(sequence, size, before, after, sees)
+        return patterns.attend(queries, place, [near], precision)
 
-
-def local_weights(
-    query: jax.Array,
-    key: jax.Array,
-    mask: jax.Array | None = None,
-    is_causal: bool = False,
-    *,
-    window: int | None = None,
-    block: int | None = None,
-    precision: jax.lax.PrecisionLike = None,
-    **_: Any,
-) -> jax.Array:
-    """Returns the weights `[B, N, T, T]` that `local_attention` never builds.
-
-    float32 or wider; rows sum to one or zero. Arguments and errors are those of
-    `local_attention`.
-    """
-    pattern = _Pattern(window, block, is_causal)
-    query, sequence, _unused = blocks.prepare(query, key, key, mask, is_causal, "local")
-    visible = pattern.sees(*key_sets.pairs(query.shape[2]))
-    return blocks.dense_weights(query, sequence, visible, precision)
+    return patterns.in_blocks(compute, queries, sequence, size).astype(query.dtype)
 
 
-class _Pattern:
-    """The pairs of positions that may meet, and how the sequence is cut."""
-
-    def __init__(self, window: int | None, block: int | None, is_causal: bool):
-        if window is not None and block is not None:
-            raise ValueError(
-                "window, block: expected one of them, a window around each query or "
-                f"blocks of positions, got window={window!r} and block={block!r}"
-            )
-        self.in_blocks, self.is_causal = block is not None, is_causal
-        if self.in_blocks:
-            self.size = inputs.check_size("block", block)
-        else:
-            window = WINDOW if window is None else window
-            self.size = inputs.check_size("window", window, 0)
-
-    def sees(self, query: jax.Array, key: jax.Array) -> jax.Array:
-        """Whether the query at one position sees the key at another."""
-        if self.in_blocks:
-            seen = query // self.size == key // self.size
-        else:
-            seen = jnp.abs(query - key) <= self.size
-        return seen & (key <= query) if self.is_causal else seen
-
-    def cut(self, length: int) -> tuple[int, int, int]:
-        """Positions of a block, and of its keys in front of it and behind."""
-        if self.in_blocks:
-            return min(self.size, length), 0, 0
-        return blocks.band_sizes(self.size, length, self.is_causal)
+local_weights = dense.weights_of(local_attention, "Rows sum to one or zero.")

@@ -17,7 +17,7 @@ There is no causal form: where chunks end depends on the hashes of later positio
 which of the earlier ones a query sees does as well.
 
 The rotations are drawn from a seed, the same for all heads, and stay. Hidden positions
-are sorted behind all others, and the number of buckets follows from ``max_length``:
+are sorted after all others, and the number of buckets follows from ``max_length``:
 padding is exact, on whichever side. Deviations: the first chunk looks back at none,
 where the authors' code lets it look at the last; the arena's code multiplies the scores
 by sqrt(H), hashes with one constant rotation and mixes up the heads.
@@ -30,9 +30,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lra_jax.attention import inputs
+from lra_jax.attention import dense, inputs
 from lra_jax.attention.registry import Mechanism
-from lra_jax.attention.softmax import blocks, key_sets
+from lra_jax.attention.softmax import key_sets, patterns
+from lra_jax.errors import expected
 
 __all__ = ["reformer_attention", "reformer_weights"]
 
@@ -88,66 +89,25 @@ def reformer_attention(
       ValueError: shapes, dtypes, the mask or an option do not fit, query and key differ
         in length, or `is_causal` is True.
     """
+    inputs.refuse_causal(
+        is_causal,
+        "Reformer has no causal form here, because the hashes of later positions "
+        "decide where chunks end, and so which of the earlier ones a query sees",
+    )
     inputs.check_inputs(query, key, value)
-    rounds = _Rounds(max_length, chunk, num_hashes, num_buckets, seed, query)
-    shared, sequence = _prepare(query, key, value, mask, is_causal)
+    if max_length is None:
+        max_length = query.shape[1]
+    rounds = _Rounds(max_length, chunk, num_hashes, num_buckets, seed, query.shape[3])
+    dtype = inputs.accumulation_dtype(query, value)
+    wide = query.astype(dtype), key.astype(dtype), value.astype(dtype)
+    shared, sequence = patterns.prepare(*wide, mask, False, "reformer")
+    shared = jnp.where(sequence.number > 0, shared, jnp.zeros((), dtype))
     compute = jax.checkpoint(functools.partial(_compute, rounds, precision))
     out = compute(shared, sequence.value, sequence.position)
     return jnp.swapaxes(out, 1, 2).astype(query.dtype)
 
 
-def reformer_weights(
-    query: jax.Array,
-    key: jax.Array,
-    mask: jax.Array | None = None,
-    is_causal: bool = False,
-    max_length: int | None = None,
-    *,
-    chunk: int = 64,
-    num_hashes: int = 2,
-    num_buckets: int | None = None,
-    seed: int = 0,
-    precision: jax.lax.PrecisionLike = None,
-    **_: Any,
-) -> jax.Array:
-    """Returns the weights `[B, N, T, T]` that `reformer_attention` never builds.
-
-    float32 or wider; rows sum to one or zero. Arguments and errors are those of
-    `reformer_attention`.
-    """
-    inputs.check_inputs(query, key)
-    rounds = _Rounds(max_length, chunk, num_hashes, num_buckets, seed, query)
-    shared, sequence = _prepare(query, key, key, mask, is_causal)
-    real = (sequence.position >= 0)[:, None]
-    buckets = rounds.buckets(shared, real)
-    codes = rounds.codes(buckets, _order(buckets)[1])
-    met = rounds.meetings(codes[..., :, None], codes[..., None, :]) > 0
-    itself = jnp.eye(shared.shape[2], dtype=bool)[None, None]
-    met = met & ~itself & real[..., None, :]
-    met = (met | (itself & ~met.any(-1, keepdims=True))) & real[..., None]
-    keys = key_sets.Sequence(_unit(shared), sequence.value, sequence.position)
-    return blocks.dense_weights(shared, keys, met, precision)
-
-
-def _prepare(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    mask: jax.Array | None,
-    is_causal: bool,
-) -> tuple[jax.Array, key_sets.Sequence]:
-    """The shared queries and keys `[B, N, T, H]`, and the values."""
-    if is_causal:
-        raise ValueError(
-            "is_causal: expected False, got True: Reformer has no causal form here, "
-            "because the hashes of later positions decide where chunks end, and so "
-            "which of the earlier ones a query sees"
-        )
-    dtype = inputs.accumulation_dtype(query, value)
-    arrays = (query.astype(dtype), key.astype(dtype), value.astype(dtype))
-    query, sequence, _unused = blocks.prepare(*arrays, mask, False, "reformer")
-    hidden = (sequence.position < 0)[:, None, :, None]
-    return jnp.where(hidden, jnp.zeros((), dtype), query), sequence
+reformer_weights = dense.weights_of(reformer_attention, "Rows sum to one or zero.")
 
 
 def _unit(x: jax.Array) -> jax.Array:
@@ -161,24 +121,22 @@ class _Rounds:
 
     def __init__(
         self,
-        max_length: int | None,
+        max_length: int,
         chunk: int,
         count: int,
         buckets: int | None,
         seed: int,
-        query: jax.Array,
+        width: int,
     ):
         self.chunk = inputs.check_size("chunk", chunk)
         self.count = inputs.check_size("num_hashes", count)
-        if buckets is None:
-            longest = query.shape[1] if max_length is None else max_length
-            chunks = -(-inputs.check_size("max_length", longest) // chunk)
-            buckets = chunks + chunks % 2
+        chunks = -(-inputs.check_size("max_length", max_length) // self.chunk)
+        buckets = chunks + chunks % 2 if buckets is None else buckets
         self.num_buckets = inputs.check_size("num_buckets", buckets)
         if self.num_buckets % 2:
-            raise ValueError(f"num_buckets: expected an even number, got {buckets}")
+            raise expected("num_buckets", "an even number", buckets)
         rng = np.random.default_rng(inputs.check_size("seed", seed, 0))
-        shape = (self.count, query.shape[3], self.num_buckets // 2)
+        shape = (self.count, width, self.num_buckets // 2)
         self.rotations = rng.normal(size=shape)
 
     def buckets(self, shared: jax.Array, real: jax.Array) -> jax.Array:
@@ -282,7 +240,9 @@ def _compute(
         discount=jnp.log(jnp.maximum(met, 1).astype(shared.dtype)),
     )
     queries = key_sets.cut(sort(shared), size)
-    out, total = blocks.attend_with_sum(queries, of_queries[:, :, 0], [keys], precision)
+    out, total = patterns.attend_with_sum(
+        queries, of_queries[:, :, 0], [keys], precision
+    )
     out = _together(unsort(out), unsort(total), value)
     return jnp.where(real[..., None], out, jnp.zeros((), out.dtype))
 

@@ -15,7 +15,7 @@ sorted into an early block depends on later ones.
 
 Blocks without any real position take no part in the sorting, and blocks are counted
 from position 0: padding is exact on the right. Deviations: block means of the keys
-stand for the paper's block sums of the layer's input; no Gumbel noise. In the arena's
+replace the paper's block sums of the layer's input; no Gumbel noise. In the arena's
 code the learned permutation cancels, since every block attends to the sum of all.
 """
 
@@ -24,9 +24,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from lra_jax.attention import inputs
+from lra_jax.attention import dense, inputs
 from lra_jax.attention.registry import Mechanism
-from lra_jax.attention.softmax import blocks, key_sets
+from lra_jax.attention.softmax import key_sets, patterns
+from lra_jax.errors import expected
 
 __all__ = ["sinkhorn_attention", "sinkhorn_parameters", "sinkhorn_weights"]
 
@@ -84,23 +85,26 @@ def sinkhorn_attention(
         blocks than the kernel columns, query and key differ in length, or `is_causal`
         is True.
     """
-    _check(is_causal, block, iterations, temperature)
-    dtype, length = query.dtype, query.shape[1]
-    arrays = (query, key, value, mask, is_causal)
-    query, sequence, _unused = blocks.prepare(*arrays, "sinkhorn")
-    network = _checked_network(sort_kernel, sort_bias, query, block)
+    inputs.refuse_causal(
+        is_causal,
+        "Sinkhorn attention has no causal form, because the sorting of a block depends "
+        "on all others, later ones too",
+    )
+    inputs.check_size("block", block)
+    inputs.check_size("iterations", iterations, 0)
+    inputs.check_number("temperature", temperature)
+    queries, sequence = patterns.prepare(query, key, value, mask, False, "sinkhorn")
+    kernel = _checked_network(sort_kernel, sort_bias, queries, block)
 
-    @jax.checkpoint
     def compute(
-        query: jax.Array, sequence: key_sets.Sequence, network: Network
+        queries: jax.Array, place: jax.Array, sequence: key_sets.Sequence
     ) -> jax.Array:
-        queries = key_sets.cut(query, block)
-        place = key_sets.places(queries.shape[2], block)
-        keys = key_sets.cut(sequence.key, block)
-        values = key_sets.cut(sequence.value, block)
-        real = key_sets.cut_positions(sequence.position, block) >= 0
-        options = (iterations, temperature, precision)
-        sorting = _permutation(keys, real, network, *options).astype(keys.dtype)
+        keys, values, number = (key_sets.cut(x, block) for x in sequence)
+        real = number[:, 0, :, :, 0] > 0
+        scores = _scores(keys, real, kernel, sort_bias, precision)
+        live = real.any(-1)
+        sorting = _permutation(scores / temperature, live, iterations)
+        sorting = sorting.astype(keys.dtype)
 
         def sort(x: jax.Array) -> jax.Array:
             return jnp.einsum("bnps,bnsch->bnpch", sorting, x, precision=precision)
@@ -111,48 +115,14 @@ def sinkhorn_attention(
             key_sets.band(sequence, block, 0, 0, key_sets.always),
             key_sets.Keys("block", sort(keys), sort(values), here, key_sets.always),
         ]
-        return blocks.attend(queries, place, sets, precision)
+        return patterns.attend(queries, place, sets, precision)
 
-    out = compute(query, sequence, network)
-    return key_sets.paste(out, length).astype(dtype)
+    return patterns.in_blocks(compute, queries, sequence, block).astype(query.dtype)
 
 
-def sinkhorn_weights(
-    query: jax.Array,
-    key: jax.Array,
-    sort_kernel: jax.Array | None = None,
-    sort_bias: jax.Array | None = None,
-    mask: jax.Array | None = None,
-    is_causal: bool = False,
-    *,
-    block: int = BLOCK,
-    iterations: int = 8,
-    temperature: float = 0.75,
-    precision: jax.lax.PrecisionLike = None,
-    **_: Any,
-) -> jax.Array:
-    """Returns the matrix `[B, N, T, T]` with ``out = weights @ value``.
-
-    float32 or wider, never negative; rows sum to one only about, as the permutation
-    does. Arguments and errors are those of `sinkhorn_attention`.
-    """
-    inputs.check_inputs(query, key)
-    # The output is linear in the values: on unit vectors it is the matrix itself.
-    units = inputs.unit_values(query, key)
-    rows = sinkhorn_attention(
-        query.astype(units.dtype),
-        key,
-        units,
-        sort_kernel,
-        sort_bias,
-        mask,
-        is_causal,
-        block=block,
-        iterations=iterations,
-        temperature=temperature,
-        precision=precision,
-    )
-    return jnp.swapaxes(rows, 1, 2)
+sinkhorn_weights = dense.weights_of(
+    sinkhorn_attention, "None is negative; rows sum to one only about."
+)
 
 
 def sinkhorn_parameters(
@@ -182,12 +152,12 @@ def sinkhorn_parameters(
     Raises:
       ValueError: a size is not positive.
     """
-    sizes = {"max_length": max_length, "num_heads": num_heads}
-    sizes |= {"head_dim": head_dim, "block": block}
-    longest, heads, width, block = (
-        inputs.check_size(name, size) for name, size in sizes.items()
+    count = -(
+        -inputs.check_size("max_length", max_length)
+        // inputs.check_size("block", block)
     )
-    count = -(-longest // block)
+    heads = inputs.check_size("num_heads", num_heads)
+    width = inputs.check_size("head_dim", head_dim)
     init = jax.nn.initializers.glorot_uniform(batch_axis=0)
     return {
         "sort_kernel": init(rng_key, (heads, width, count), dtype),
@@ -195,32 +165,29 @@ def sinkhorn_parameters(
     }
 
 
-Network = tuple[jax.Array, jax.Array | None]
-
-
-def _permutation(
+def _scores(
     keys: jax.Array,
     real: jax.Array,
-    network: Network,
-    iterations: int,
-    temperature: float,
+    kernel: jax.Array,
+    bias: jax.Array | None,
     precision: jax.lax.PrecisionLike,
 ) -> jax.Array:
-    """S `[B, N, P, P]` from keys `[B, N, P, C, H]`; zero for blocks without any."""
+    """R `[B, N, P, P]` from keys `[B, N, P, C, H]`, of which `[1 or B, P, C]` exist."""
     dtype = inputs.accumulation_dtype(keys)
-    kernel, bias = network
     count = keys.shape[2]
-    sizes = real.sum(-1)
-    means = keys.astype(dtype).sum(3)
-    means = means / jnp.maximum(sizes, 1).astype(dtype)[:, None, :, None]
+    sizes = jnp.maximum(real.sum(-1), 1).astype(dtype)
+    means = keys.astype(dtype).sum(3) / sizes[:, None, :, None]
     kernel = kernel[None, :, :, :count].astype(dtype)
     scores = jnp.matmul(means, kernel, precision=precision)
-    if bias is not None:
-        scores = scores + bias[None, :, None, :count].astype(dtype)
-    live = sizes > 0
+    if bias is None:
+        return scores
+    return scores + bias[None, :, None, :count].astype(dtype)
+
+
+def _permutation(scores: jax.Array, live: jax.Array, iterations: int) -> jax.Array:
+    """S `[B, N, P, P]` of scores; zero for blocks that are not live, `[1 or B, P]`."""
     both = (live[:, :, None] & live[:, None])[:, None]
-    lowest = jnp.asarray(jnp.finfo(dtype).min, dtype)
-    scores = jnp.where(both, scores / temperature, lowest)
+    lowest = jnp.asarray(jnp.finfo(scores.dtype).min, scores.dtype)
 
     def normalise(scores: jax.Array, _: None) -> tuple[jax.Array, None]:
         for axis in (-1, -2):
@@ -228,47 +195,26 @@ def _permutation(
             scores = jnp.where(both, scores - total, lowest)
         return scores, None
 
+    scores = jnp.where(both, scores, lowest)
     scores, _unused = jax.lax.scan(normalise, scores, length=iterations)
-    return jnp.where(both, jnp.exp(scores), jnp.zeros((), dtype))
-
-
-def _check(is_causal: bool, block: int, iterations: int, temperature: float) -> None:
-    if is_causal:
-        raise ValueError(
-            "is_causal: expected False, got True: Sinkhorn attention has no causal "
-            "form, because the sorting of a block depends on all others, later ones too"
-        )
-    inputs.check_size("block", block)
-    inputs.check_size("iterations", iterations, 0)
-    if not temperature > 0:
-        raise ValueError(f"temperature: expected a positive number, got {temperature}")
+    return jnp.where(both, jnp.exp(scores), jnp.zeros((), scores.dtype))
 
 
 def _checked_network(
     kernel: jax.Array | None, bias: jax.Array | None, query: jax.Array, block: int
-) -> Network:
+) -> jax.Array:
     _, heads, length, width = query.shape
-    if kernel is None:
-        raise ValueError(
-            "sort_kernel: expected an array [N, H, L], got None; sinkhorn_parameters "
-            "makes one"
+    source = "sinkhorn_parameters"
+    kernel = inputs.check_array(
+        "sort_kernel", kernel, "N H L", heads, width, None, source=source
+    )
+    columns, count = kernel.shape[2], -(-length // block)
+    if columns < count:
+        raise expected(
+            "sort_kernel",
+            f"at least {count} columns, one for each block of {block} positions",
+            f"{kernel.shape}: the input is longer than the kernel was made for",
         )
-    shape = jnp.shape(kernel)
-    if len(shape) != 3 or shape[:2] != (heads, width):
-        raise ValueError(
-            f"sort_kernel: expected [N, H, L] with N={heads} and H={width}, "
-            f"got shape {shape}"
-        )
-    count = -(-length // block)
-    if shape[2] < count:
-        raise ValueError(
-            f"sort_kernel: expected at least {count} columns, one for each block of "
-            f"{block} positions, got shape {shape}: the input is longer than the "
-            "kernel was made for"
-        )
-    if bias is not None and jnp.shape(bias) != (heads, shape[2]):
-        raise ValueError(
-            f"sort_bias: expected [N, L]={(heads, shape[2])}, "
-            f"got shape {jnp.shape(bias)}"
-        )
-    return kernel, bias
+    if bias is not None:
+        inputs.check_array("sort_bias", bias, "N L", heads, columns)
+    return kernel

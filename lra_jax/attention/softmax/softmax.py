@@ -26,10 +26,10 @@ import jax.numpy as jnp
 from lra_jax.attention import feature_maps, inputs
 from lra_jax.attention.linear import angles
 from lra_jax.attention.registry import Mechanism
-from lra_jax.attention.softmax import blockwise as softmax_blocks
-from lra_jax.attention.softmax import cache as softmax_cache
+from lra_jax.attention.softmax import blockwise, cache
 from lra_jax.attention.softmax.blockwise import Visible
 from lra_jax.attention.softmax.cache import SoftmaxState
+from lra_jax.errors import expected
 
 __all__ = [
     "SoftmaxState",
@@ -133,14 +133,17 @@ def softmax_init(
       max_length: more than every position that the stream will reach.
 
     Raises:
-      ValueError: the dtype is not floating, or `max_length` is not positive.
+      ValueError: the dtype is not floating, or a size is not a positive int.
     """
-    size = angles.fixed(max_length, 1)
     if not jnp.issubdtype(dtype, jnp.floating):
-        raise ValueError(f"dtype: expected a floating dtype, got {jnp.dtype(dtype)}")
-    key = (batch_size, num_heads, size, head_dim)
-    value = (*key[:3], value_dim or head_dim)
-    return softmax_cache.empty(key, value, dtype, dtype)
+        raise expected("dtype", "a floating dtype", jnp.dtype(dtype))
+    batch = inputs.check_size("batch_size", batch_size)
+    heads = inputs.check_size("num_heads", num_heads)
+    width = inputs.check_size("head_dim", head_dim)
+    key = (batch, heads, angles.fixed(max_length, 1), width)
+    value_width = width if value_dim is None else value_dim
+    value = (*key[:3], inputs.check_size("value_dim", value_width))
+    return cache.empty(key, value, dtype, dtype)
 
 
 def softmax_prefill(
@@ -159,7 +162,7 @@ def softmax_prefill(
 
     Args:
       query: `[B, T, N, H]`; key, value and options as in `softmax_attention`. The next
-        token stands behind each sample's last real position.
+        token comes after each sample's last real position.
       mask: True = a real position, `[B, T]` or anything that broadcasts to
         `[B, 1, 1, T]`.
       max_length: positions that the stream can hold; give it or a state, which has its
@@ -181,15 +184,15 @@ def softmax_prefill(
     form = _Form(implementation, block, precision)
     if state is None:
         size = angles.fixed(max_length, length)
-        state = softmax_cache.empty_for(key, value, size)
-        after = softmax_cache.extended(state, key, value, mask)
+        state = cache.empty_for(key, value, size)
+        after = cache.extended(state, key, value, mask)
         pairs, key, value = _prepare(query, key, value, mask)
         return form.attend(query, key, value, Visible(pairs, None), True), after
     if max_length is not None:
-        raise ValueError(f"max_length: expected None with a state, got {max_length}")
-    softmax_cache.check(state, query, key, value)
-    after = softmax_cache.extended(state, key, value, mask)
-    visible = Visible(after.visible[:, None, None], softmax_cache.places(state, length))
+        raise expected("max_length", "None with a state", f"{max_length!r}")
+    cache.check(state, query, key, value)
+    after = cache.extended(state, key, value, mask)
+    visible = Visible(after.visible[:, None, None], cache.places(state, length))
     key, value = (
         inputs.match_heads(jnp.swapaxes(x, 1, 2), query.shape[2])
         for x in (after.key, after.value)
@@ -228,10 +231,8 @@ class _Form:
 
     def __post_init__(self) -> None:
         if self.implementation not in (None, "dense", "blocks"):
-            raise ValueError(
-                "implementation: expected 'dense', 'blocks' or None, "
-                f"got {self.implementation!r}"
-            )
+            wanted = "'dense', 'blocks' or None"
+            raise expected("implementation", wanted, f"{self.implementation!r}")
         if self.block is not None:
             inputs.check_size("block", self.block)
 
@@ -246,7 +247,8 @@ class _Form:
         """`[B, T, N, H]`, and key and value of N heads -> `[B, T, N, Hv]`."""
         on_cpu = jax.default_backend() == "cpu"
         longest, block = _ON_CPU if on_cpu else _ELSEWHERE
-        form = self.implementation
+        form, out_dtype = self.implementation, query.dtype
+        query, whole = inputs.hide_broken(query)
         if form is None:
             dense = query.shape[1] * key.shape[1] <= longest**2
             form = "dense" if dense else "blocks"
@@ -259,17 +261,19 @@ class _Form:
                 precision=self.precision,
                 preferred_element_type=weights.dtype,
             )
-            return out.astype(query.dtype)
-        out = softmax_blocks.attend(
-            jnp.swapaxes(query, 1, 2),
-            jnp.swapaxes(key, 1, 2),
-            jnp.swapaxes(value, 1, 2),
-            visible,
-            is_causal,
-            block=self.block or block,
-            precision=self.precision,
-        )
-        return jnp.swapaxes(out, 1, 2).astype(query.dtype)
+        else:
+            query, key, value = (jnp.swapaxes(x, 1, 2) for x in (query, key, value))
+            out = blockwise.attend(
+                query,
+                key,
+                value,
+                visible,
+                is_causal,
+                block=self.block or block,
+                precision=self.precision,
+            )
+            out = jnp.swapaxes(out, 1, 2)
+        return inputs.broken_again(out, whole).astype(out_dtype)
 
 
 def _prepare(

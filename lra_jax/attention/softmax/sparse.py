@@ -24,9 +24,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from lra_jax.attention import inputs
+from lra_jax.attention import dense, inputs
 from lra_jax.attention.registry import Mechanism
-from lra_jax.attention.softmax import blocks, key_sets
+from lra_jax.attention.softmax import key_sets, patterns
+from lra_jax.errors import expected, known
 
 __all__ = ["sparse_attention", "sparse_weights"]
 
@@ -83,109 +84,50 @@ def sparse_attention(
       ValueError: shapes, dtypes, the mask or an option do not fit, or query and key
         differ in length.
     """
-    dtype, length = query.dtype, query.shape[1]
-    arrays = (query, key, value, mask, is_causal)
-    query, sequence, _unused = blocks.prepare(*arrays, "sparse")
-    longest = length if max_length is None else max_length
-    chosen = _Pattern(pattern, stride, summary, longest, is_causal)
-    size = min(chosen.stride, length)
+    known("pattern", pattern, ("strided", "fixed"))
+    if max_length is not None:
+        inputs.check_size("max_length", max_length)
+    if pattern == "strided" and summary is not None:
+        wanted = "None, because only the pattern 'fixed' has one"
+        raise expected("summary", wanted, f"{summary!r}")
+    queries, sequence = patterns.prepare(query, key, value, mask, is_causal, "sparse")
+    length = queries.shape[2]
+    if stride is None:
+        stride = math.isqrt((max_length or length) - 1) + 1
+    stride = inputs.check_size("stride", stride)
+    count = min(SUMMARY, stride) if summary is None else summary
+    if inputs.check_size("summary", count) > stride:
+        raise expected("summary", f"at most the stride {stride}", count)
+    size = min(stride, length)
+    sees = key_sets.not_later if is_causal else key_sets.always
 
-    @jax.checkpoint
-    def compute(query: jax.Array, sequence: key_sets.Sequence) -> jax.Array:
-        queries = key_sets.cut(query, size)
-        place = key_sets.places(queries.shape[2], size)
-        return blocks.attend(queries, place, chosen.sets(sequence, size), precision)
+    def is_near(query: jax.Array, key: jax.Array) -> jax.Array:
+        if pattern == "strided":
+            return (jnp.abs(query - key) <= stride) & sees(query, key)
+        return (query // stride == key // stride) & sees(query, key)
 
-    return key_sets.paste(compute(query, sequence), length).astype(dtype)
-
-
-def sparse_weights(
-    query: jax.Array,
-    key: jax.Array,
-    mask: jax.Array | None = None,
-    is_causal: bool = False,
-    max_length: int | None = None,
-    *,
-    pattern: str = "strided",
-    stride: int | None = None,
-    summary: int | None = None,
-    precision: jax.lax.PrecisionLike = None,
-    **_: Any,
-) -> jax.Array:
-    """Returns the weights `[B, N, T, T]` that `sparse_attention` never builds.
-
-    float32 or wider; rows sum to one or zero. Arguments and errors are those of
-    `sparse_attention`.
-    """
-    arrays = (query, key, key, mask, is_causal)
-    query, sequence, _unused = blocks.prepare(*arrays, "sparse")
-    length = query.shape[2]
-    longest = length if max_length is None else max_length
-    chosen = _Pattern(pattern, stride, summary, longest, is_causal)
-    places = key_sets.pairs(length)
-    visible = chosen.is_near(*places) | chosen.is_far(*places)
-    return blocks.dense_weights(query, sequence, visible, precision)
-
-
-class _Pattern:
-    """The pairs of positions that may meet, near ones and far ones."""
-
-    def __init__(
-        self,
-        pattern: str,
-        stride: int | None,
-        summary: int | None,
-        longest: int,
-        is_causal: bool,
-    ):
-        if pattern not in ("strided", "fixed"):
-            raise ValueError(f"pattern: expected 'strided' or 'fixed', got {pattern!r}")
-        if stride is None:
-            longest = inputs.check_size("max_length", longest)
-            stride = math.isqrt(longest - 1) + 1
-        self.stride = inputs.check_size("stride", stride)
-        if pattern == "strided" and summary is not None:
-            raise ValueError(
-                "summary: expected None, since only the pattern 'fixed' has one, "
-                f"got {summary!r}"
-            )
-        summary = min(SUMMARY, self.stride) if summary is None else summary
-        self.summary = inputs.check_size("summary", summary)
-        if self.summary > self.stride:
-            raise ValueError(
-                f"summary: expected at most the stride {self.stride}, got {summary}"
-            )
-        self.is_strided, self.is_causal = pattern == "strided", is_causal
-
-    def is_near(self, query: jax.Array, key: jax.Array) -> jax.Array:
-        """The window, or the query's own block."""
-        if self.is_strided:
-            near = jnp.abs(query - key) <= self.stride
+    def is_far(query: jax.Array, key: jax.Array) -> jax.Array:
+        if pattern == "strided":
+            far = (jnp.abs(query - key) > stride) & ((query - key) % stride == 0)
         else:
-            near = query // self.stride == key // self.stride
-        return self._visible(near, query, key)
+            far = query // stride != key // stride
+            far &= key % stride >= stride - count
+        return far & sees(query, key)
 
-    def is_far(self, query: jax.Array, key: jax.Array) -> jax.Array:
-        """Beyond that: whole strides away, or in the summary of a block."""
-        if self.is_strided:
-            far = jnp.abs(query - key) > self.stride
-            far &= (query - key) % self.stride == 0
+    def compute(
+        queries: jax.Array, place: jax.Array, sequence: key_sets.Sequence
+    ) -> jax.Array:
+        if pattern == "strided":
+            after = 0 if is_causal else size
+            near = key_sets.band(sequence, size, size, after, is_near)
+            far = key_sets.columns(sequence, size, is_far)
         else:
-            far = query // self.stride != key // self.stride
-            far &= key % self.stride >= self.stride - self.summary
-        return self._visible(far, query, key)
+            ends = key_sets.ends(sequence, size, min(count, size))
+            near = key_sets.band(sequence, size, 0, 0, is_near)
+            far = key_sets.shared(ends, is_far)
+        return patterns.attend(queries, place, [near, far], precision)
 
-    def sets(self, sequence: key_sets.Sequence, size: int) -> list[key_sets.Keys]:
-        """The keys of each block, no pair twice; ``size`` is min(l, T)."""
-        reach = size if self.is_strided else 0
-        behind = 0 if self.is_causal else reach
-        sets = [key_sets.band(sequence, size, reach, behind, self.is_near)]
-        if self.is_strided:
-            sets.append(key_sets.columns(sequence, size, self.is_far))
-        else:
-            ends = key_sets.ends(sequence, size, min(self.summary, size))
-            sets.append(key_sets.shared(ends, self.is_far))
-        return sets
+    return patterns.in_blocks(compute, queries, sequence, size).astype(query.dtype)
 
-    def _visible(self, seen: jax.Array, query: jax.Array, key: jax.Array) -> jax.Array:
-        return seen & (key <= query) if self.is_causal else seen
+
+sparse_weights = dense.weights_of(sparse_attention, "Rows sum to one or zero.")

@@ -22,15 +22,16 @@ Deviations: padding is left out of the softmax, where the arena's code ignores i
 mixtures of variants.
 """
 
-import functools
 import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from lra_jax.attention import feature_maps, inputs
+from lra_jax.attention import dense, feature_maps, inputs
 from lra_jax.attention.registry import Mechanism
+from lra_jax.errors import expected, known
 
 __all__ = ["synthesizer_attention", "synthesizer_parameters", "synthesizer_weights"]
 
@@ -49,17 +50,17 @@ MECHANISM = Mechanism(
 VARIANTS = ("dense", "factorised_dense", "random", "factorised_random")
 DEFAULT = "factorised_random"
 
-_NAMES = ("first", "first_bias", "second", "second_bias")
+# The arrays of each variant and their axes; biases may be left out.
 _LAYOUTS = {
-    "dense": {"first": "[N, H, L]", "first_bias": "[N, L]"},
+    "dense": {"first": "N H L", "first_bias": "N L"},
     "factorised_dense": {
-        "first": "[N, H, L1]",
-        "first_bias": "[N, L1]",
-        "second": "[N, H, L2]",
-        "second_bias": "[N, L2]",
+        "first": "N H L1",
+        "first_bias": "N L1",
+        "second": "N H L2",
+        "second_bias": "N L2",
     },
-    "random": {"first": "[N, L, L]"},
-    "factorised_random": {"first": "[N, L, k]", "second": "[N, L, k]"},
+    "random": {"first": "N L L"},
+    "factorised_random": {"first": "N L k", "second": "N L k"},
 }
 
 
@@ -104,38 +105,45 @@ def synthesizer_attention(
         variant, or the input is longer than they were made for.
     """
     inputs.check_inputs(query, key, value, is_causal)
-    arrays = _checked(variant, query, key, (first, first_bias, second, second_bias))
-    weights = _weights(query, key, mask, is_causal, variant, arrays, precision)
     batch, length, num_heads = query.shape[:3]
-    pairs = inputs.pair_mask(mask, batch, num_heads, length, key.shape[1])
-    value = inputs.hide_padding(value, pairs)
-    value = inputs.by_head(value, num_heads, dtype=weights.dtype)
-    out = jnp.matmul(weights, value, precision=precision)
-    return jnp.swapaxes(out, 1, 2).astype(query.dtype)
+    keys = key.shape[1]
+    arrays = _checked(
+        variant,
+        query,
+        keys,
+        first=first,
+        first_bias=first_bias,
+        second=second,
+        second_bias=second_bias,
+    )
+    dtype = inputs.accumulation_dtype(query)
+    arrays = {name: array.astype(dtype) for name, array in arrays.items()}
+    whole = None
+    if "dense" in variant:
+        query, whole = inputs.hide_broken(query)
+        hidden = jax.nn.relu(inputs.by_head(query, num_heads, dtype=dtype))
+        scores = _dense(hidden, arrays, keys, precision)
+    elif variant == "random":
+        scores = arrays["first"][None, :, :length, :keys]
+    else:
+        rows, columns = arrays["first"][:, :length], arrays["second"][:, :keys]
+        scores = feature_maps.products(rows[None], columns[None], precision)
+    pairs = inputs.pair_mask(mask, batch, num_heads, length, keys)
+    value = inputs.by_head(inputs.hide_padding(value, pairs), num_heads, dtype=dtype)
+    if is_causal:
+        earlier = jnp.tri(length, dtype=bool)[None, None]
+        pairs = earlier if pairs is None else earlier & pairs
+    if pairs is not None and pairs.shape[0] > scores.shape[0]:
+        scores = jnp.broadcast_to(scores, (batch, *scores.shape[1:]))
+    weights = feature_maps.masked_softmax(scores, pairs, axis=-1)
+    out = jnp.swapaxes(jnp.matmul(weights, value, precision=precision), 1, 2)
+    out = out if whole is None else inputs.broken_again(out, whole)
+    return out.astype(query.dtype)
 
 
-def synthesizer_weights(
-    query: jax.Array,
-    key: jax.Array,
-    mask: jax.Array | None = None,
-    is_causal: bool = False,
-    *,
-    first: jax.Array | None = None,
-    first_bias: jax.Array | None = None,
-    second: jax.Array | None = None,
-    second_bias: jax.Array | None = None,
-    variant: str = DEFAULT,
-    precision: jax.lax.PrecisionLike = None,
-    **_: Any,
-) -> jax.Array:
-    """Returns the weights `[B, N, T, S]`, float32 or wider; rows sum to one or zero.
-
-    Arguments and errors are those of `synthesizer_attention`.
-    """
-    inputs.check_inputs(query, key, None, is_causal)
-    arrays = _checked(variant, query, key, (first, first_bias, second, second_bias))
-    weights = _weights(query, key, mask, is_causal, variant, arrays, precision)
-    return jnp.broadcast_to(weights, (query.shape[0], *weights.shape[1:]))
+synthesizer_weights = dense.weights_of(
+    synthesizer_attention, "Rows sum to one or zero."
+)
 
 
 def synthesizer_parameters(
@@ -168,12 +176,11 @@ def synthesizer_parameters(
     Raises:
       ValueError: a size is not positive, or the variant is unknown.
     """
-    _check_variant(variant)
-    sizes = {"max_length": max_length, "num_heads": num_heads}
-    sizes |= {"head_dim": head_dim, "rank": rank}
-    longest, heads, width, rank = (
-        inputs.check_size(name, size) for name, size in sizes.items()
-    )
+    known("variant", variant, VARIANTS)
+    longest = inputs.check_size("max_length", max_length)
+    heads = inputs.check_size("num_heads", num_heads)
+    width = inputs.check_size("head_dim", head_dim)
+    rank = inputs.check_size("rank", rank)
     columns = math.isqrt(longest - 1) + 1
     rows = -(-longest // columns)
     made = {
@@ -196,44 +203,9 @@ def synthesizer_parameters(
     return arrays
 
 
-Arrays = dict[str, jax.Array]
-
-
-def _weights(
-    query: jax.Array,
-    key: jax.Array,
-    mask: jax.Array | None,
-    is_causal: bool,
-    variant: str,
-    arrays: Arrays,
-    precision: jax.lax.PrecisionLike,
-) -> jax.Array:
-    """`[1 or B, N, T, S]`."""
-    batch, length, num_heads = query.shape[:3]
-    keys = key.shape[1]
-    dtype = inputs.accumulation_dtype(query)
-    arrays = {name: array.astype(dtype) for name, array in arrays.items()}
-    if "dense" in variant:
-        hidden = jax.nn.relu(inputs.by_head(query, num_heads, dtype=dtype))
-        scores = _dense(hidden, arrays, keys, precision)
-    elif variant == "random":
-        scores = arrays["first"][None, :, :length, :keys]
-    else:
-        rows, columns = arrays["first"][:, :length], arrays["second"][:, :keys]
-        product = functools.partial(jnp.einsum, precision=precision)
-        scores = product("ntk,nsk->nts", rows, columns)[None]
-    pairs = inputs.pair_mask(mask, batch, num_heads, length, keys)
-    if is_causal:
-        earlier = jnp.tri(length, dtype=bool)[None, None]
-        pairs = earlier if pairs is None else earlier & pairs
-    if pairs is not None and pairs.shape[0] > scores.shape[0]:
-        scores = jnp.broadcast_to(scores, (batch, *scores.shape[1:]))
-    return feature_maps.masked_softmax(scores, pairs, axis=-1)
-
-
 def _dense(
     hidden: jax.Array,
-    arrays: Arrays,
+    arrays: dict[str, jax.Array],
     keys: int,
     precision: jax.lax.PrecisionLike,
 ) -> jax.Array:
@@ -253,47 +225,37 @@ def _dense(
     return tiles.reshape(*tiles.shape[:3], -1)[..., :keys]
 
 
-def _check_variant(variant: str) -> None:
-    if variant not in VARIANTS:
-        raise ValueError(f"variant: expected one of {VARIANTS}, got {variant!r}")
-
-
 def _checked(
-    variant: str,
-    query: jax.Array,
-    key: jax.Array,
-    given: tuple[jax.Array | None, ...],
-) -> Arrays:
+    variant: str, query: jax.Array, keys: int, **given: jax.Array | None
+) -> dict[str, jax.Array]:
     """The arrays of a variant by name, without those that are not given."""
-    _check_variant(variant)
-    layouts, heads, width = _LAYOUTS[variant], query.shape[2], query.shape[3]
-    sizes = {"N": heads, "H": width}
-    arrays: Arrays = {}
-    for name, array in zip(_NAMES, given, strict=True):
-        layout = layouts.get(name)
-        if (array is None) != (layout is None) and not (array is None and "_" in name):
-            got = "None" if array is None else f"shape {jnp.shape(array)}"
-            raise ValueError(
-                f"{name}: expected {layout} for variant={variant!r}, got {got}; "
-                "synthesizer_parameters makes what a variant needs"
-            )
-        if array is None or layout is None:
+    layouts = _LAYOUTS[known("variant", variant, VARIANTS)]
+    sizes = {"N": query.shape[2], "H": query.shape[3]}
+    arrays = {}
+    for name, array in given.items():
+        if name not in layouts:
+            if array is not None:
+                wanted = f"None for variant={variant!r}"
+                raise expected(name, wanted, f"shape {np.shape(array)}")
             continue
-        letters, shape = layout[1:-1].split(", "), jnp.shape(array)
-        if len(letters) != len(shape) or any(
-            sizes.setdefault(letter, size) != size
-            for letter, size in zip(letters, shape, strict=True)
-        ):
-            raise ValueError(
-                f"{name}: expected {layout} with N={heads} and H={width}, and sizes "
-                f"as in the other arrays, got shape {shape}"
+        if array is None and name.endswith("_bias"):
+            continue
+        letters = layouts[name].split()
+        for _ in range(2):  # again, because a letter may occur twice
+            arrays[name] = inputs.check_array(
+                name,
+                array,
+                layouts[name],
+                *(sizes.get(letter) for letter in letters),
+                source="synthesizer_parameters",
             )
-        arrays[name] = array
+            sizes |= zip(letters, arrays[name].shape, strict=True)
     longest = sizes["L"] if "L" in sizes else sizes["L1"] * sizes["L2"]
-    needed = key.shape[1] if "dense" in variant else max(query.shape[1], key.shape[1])
+    needed = keys if "dense" in variant else max(query.shape[1], keys)
     if longest < needed:
-        raise ValueError(
-            f"first: expected room for {needed} positions, got {longest}: the input is "
-            "longer than the arrays were made for"
+        raise expected(
+            "first",
+            f"room for {needed} positions",
+            f"{longest}: the input is longer than the arrays were made for",
         )
     return arrays

@@ -131,7 +131,7 @@ def test_what_does_not_fit(name: str, more: dict, parts: tuple) -> None:
         (lambda q: attention.flash_attention(q[..., :3], q[..., :3], q), "odd head"),
         (lambda q: attention.gau_layout(8, query_dim=0), "query_dim: expected a pos"),
         (lambda q: attention.gau_layout(7, expansion=1.5), "expansion: expected a num"),
-        (lambda q: attention.gau_layout(7, expansion=0), "expansion: expected a num"),
+        (lambda q: attention.gau_layout(7, expansion=0), "expansion: expected a pos"),
     ],
 )
 def test_errors(call, message: str) -> None:

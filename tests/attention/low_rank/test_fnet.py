@@ -62,7 +62,10 @@ def test_what_it_refuses() -> None:
     for call, said in (
         (lambda: run(k, k, v, is_causal=True), "is_causal: expected False, got True"),
         (lambda: run(q, k, v), "key: expected the query's length T=5"),
-        (lambda: run(k, k, v, norm="forward"), "norm: expected 'ortho' or 'backward'"),
+        (
+            lambda: run(k, k, v, norm="forward"),
+            "norm: expected one of ortho, backward",
+        ),
         (lambda: run(k, k, v, np.ones((2, 1, 7, 7), bool)), "mixes all positions"),
         (lambda: attention.fnet_weights(k, k), "weighted sum of values, got 'fnet'"),
     ):

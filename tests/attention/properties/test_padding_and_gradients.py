@@ -5,12 +5,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from lra_jax import attention
 from lra_jax.attention import feature_maps
 
 from ..mechanisms import (
     NAMES,
     QUERY_MASKED,
+    SMALL,
+    UNITS,
     assert_close,
+    cuts,
     fast_jit,
     inputs,
     jitted,
@@ -107,6 +111,60 @@ def test_gradients_stay_finite(name: str) -> None:
             assert np.isfinite(np.asarray(array)).all(), kind
             if name == "cosformer" and kind != "large":
                 assert not np.asarray(array).any(), "dead rows are exactly zero"
+
+
+# Those whose padded queries do not reach the gradients of real keys and values.
+GUARDED = tuple(
+    name
+    for name in NAMES
+    if attention.resolve(name).module.split(".")[2]
+    in ("softmax", "low_rank", "gated_units")
+)
+
+
+@pytest.mark.parametrize("form", ["full", "causal"])
+@pytest.mark.parametrize("name", GUARDED)
+def test_what_padded_queries_hold_reaches_no_gradient(name: str, form: str) -> None:
+    if form == "causal" and not attention.resolve(name).causal:
+        pytest.skip("no causal form")
+    q, k, v = inputs(26)
+    mask = np.arange(7)[None] < np.array([[7], [4]])
+    more = {"query_mask": mask} if name in QUERY_MASKED else {}
+    arrays = {"gate": inputs(27)[0]} if name in UNITS else {}
+    if form == "causal":
+        more |= {"is_causal": True}
+        more |= cuts(name, SMALL) if name == "softmax" else {}
+
+    @fast_jit
+    def slope(q, k, v, arrays):
+        def loss(q, k, v, arrays):
+            out = run(name)(q, k, v, mask, **more, **arrays)
+            real = jnp.where(mask[:, :, None, None], out, 0)
+            return jnp.sin(real).sum(), real
+
+        return jax.grad(loss, (0, 1, 2, 3), has_aux=True)(q, k, v, arrays)
+
+    def spoilt(x: np.ndarray, garbage: float) -> np.ndarray:
+        return np.where(mask[:, :, None, None], x, np.float32(garbage))
+
+    clean = slope(q, k, v, arrays)
+    for garbage in (np.nan, np.inf):
+        dirty = jax.tree.map(lambda x, g=garbage: spoilt(x, g), (q, k, v, arrays))
+        for got, wanted in zip(
+            *map(jax.tree.leaves, (slope(*dirty), clean)), strict=True
+        ):
+            assert_close(got, wanted, 1e-6)
+
+
+@pytest.mark.parametrize("name", ["softmax", "linformer", "local", "gau"])
+def test_a_broken_query_is_seen_in_its_row(name: str) -> None:
+    q, k, v = inputs(28)
+    q[0, 2, 1] = np.nan
+    out = np.asarray(jitted(name)(q, k, v))
+    found = np.isnan(out).all(-1)
+    assert found[0, 2, 1]
+    if name != "gau":  # whose keys are made of the queries
+        assert np.isnan(out).any(-1).sum() == 1
 
 
 def test_gradients_at_the_bounds_pass() -> None:

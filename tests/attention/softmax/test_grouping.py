@@ -231,7 +231,7 @@ def _synthesizer(**more: Any) -> dict[str, Any]:
         (
             "synthesizer",
             _synthesizer(first=KERNEL[:1]),
-            ("first: expected [N, H, L] with N=2 and H=4", "(1, 4, 16)"),
+            ("first: expected [N, H, L]=(2, 4, L)", "(1, 4, 16)"),
         ),
         (
             "synthesizer",
@@ -248,7 +248,7 @@ def _synthesizer(**more: Any) -> dict[str, Any]:
             _synthesizer(first=KERNEL[..., :6]),
             ("first: expected room for 7 positions, got 6", "longer"),
         ),
-        ("sinkhorn", {}, ("sort_kernel: expected an array", "sinkhorn_parameters")),
+        ("sinkhorn", {}, ("sort_kernel: expected [N, H, L]", "sinkhorn_parameters")),
         ("sinkhorn", {"sort_kernel": KERNEL[0]}, ("sort_kernel: expected [N, H, L]",)),
         (
             "sinkhorn",

@@ -252,7 +252,11 @@ def test_only_self_attention_and_padding_masks(name: str) -> None:
         ("bigbird", {"block": 0}, ("block: expected a positive int", "got 0")),
         ("bigbird", {"num_random": -1}, ("num_random: expected an int", "got -1")),
         ("bigbird", {"seed": "a"}, ("seed: expected an int", "got 'a'")),
-        ("sparse", {"pattern": "dense"}, ("pattern: expected 'strided'", "'dense'")),
+        (
+            "sparse",
+            {"pattern": "dense"},
+            ("pattern: expected one of strided, fixed", "'dense'"),
+        ),
         ("sparse", {"stride": 0}, ("stride: expected a positive int", "got 0")),
         ("sparse", {"stride": True}, ("stride: expected a positive int", "True")),
         ("sparse", {"max_length": 0}, ("max_length: expected a positive", "got 0")),

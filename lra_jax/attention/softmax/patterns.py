@@ -1,16 +1,15 @@
 """Exact softmax attention over the few keys that a pattern lets each query see.
 
 ``out_i = sum_{j in A(i)} softmax_j(q_i . k_j / sqrt(H)) v_j`` with a set A(i) that
-depends on positions alone: windows, global tokens, strides, random blocks. The sequence
-is cut into P blocks of C positions. A pattern names, for the queries of each block, the
-sets of keys that they may see (`softmax.key_sets`): gathered blocks, not an
-n-by-n mask. `attend` forms the scores of every set, leaves out the pairs that the
-pattern's rule excludes, and normalises over all sets together. Sets must not overlap: a
-pair that two of them allow would count twice.
+depends on positions alone: windows, global tokens, strides, random blocks. The
+sequence is cut into P blocks of C positions. A pattern names the sets of keys that the
+queries of each block may see (`softmax.key_sets`): gathered blocks, not an n-by-n mask.
+`attend` forms the scores of every set, leaves out the pairs that the pattern's rule
+excludes, and normalises over all sets together. Sets must not overlap: a pair that two
+of them allow would count twice.
 
 Cost: O(T K (H + Hv)) time and O(T K) memory for K gathered keys a query. The backward
-pass keeps the inputs alone and gathers again: the mechanisms wrap their computation in
-``jax.checkpoint``.
+pass keeps only the inputs and gathers again.
 
 Positions count from 0 and are those of the padded batch, so padding on the right is
 exact; hidden keys have the position -1 wherever they are gathered. Scores, softmax and
@@ -19,11 +18,13 @@ sums are float32 or wider, and a row that may see nothing is exactly zero.
 
 import functools
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
-from lra_jax.attention import feature_maps, inputs
+from lra_jax.attention import inputs
+from lra_jax.attention.softmax import key_sets
 from lra_jax.attention.softmax.key_sets import Keys, Sequence
 
 # Of each layout: queries `[B, N, P, C, H]` times keys, and weights times values.
@@ -45,7 +46,7 @@ def prepare(
     mask: jax.Array | None,
     is_causal: bool,
     name: str,
-) -> tuple[jax.Array, Sequence, jax.Array | None]:
+) -> tuple[jax.Array, Sequence]:
     """Checks the inputs of a pattern and brings the heads to the front.
 
     Args:
@@ -57,7 +58,7 @@ def prepare(
       name: of the mechanism, for the messages.
 
     Returns:
-      The query `[B, N, T, H]`, keys and values, and the mask `[B, T]` or None.
+      The query `[B, N, T, H]`, and keys and values.
 
     Raises:
       ValueError: shapes, dtypes or the mask do not fit, or T and S differ.
@@ -65,41 +66,57 @@ def prepare(
     inputs.check_inputs(query, key, value, is_causal)
     inputs.check_self(query, key, name)
     batch, length, num_heads, _ = query.shape
-    mask = padding_mask(mask, batch, length, name)
-    dtype = None
-    if len({query.dtype, key.dtype, value.dtype}) > 1:
-        dtype = inputs.accumulation_dtype(query, key, value)
-    position = jnp.arange(length, dtype=jnp.int32)[None]
-    if mask is not None:
-        position = jnp.where(mask, position, jnp.int32(-1))
-    sequence = Sequence(
-        inputs.by_head(key, num_heads, mask, dtype),
-        inputs.by_head(value, num_heads, mask, dtype),
-        position,
-    )
-    return inputs.by_head(query, num_heads, dtype=dtype), sequence, mask
-
-
-def padding_mask(
-    mask: jax.Array | None, batch: int, length: int, name: str
-) -> jax.Array | None:
-    """`inputs.padding_mask` with this family's reason to refuse any other."""
     reason = (
         f"{name} attention chooses the pairs of query and key by their positions and "
         "never forms the others"
     )
-    return inputs.padding_mask(mask, batch, length, reason=reason)
+    mask = inputs.padding_mask(mask, batch, length, reason=reason)
+    dtype = None
+    if len({query.dtype, key.dtype, value.dtype}) > 1:
+        dtype = inputs.accumulation_dtype(query, key, value)
+    number = jnp.arange(1, length + 1, dtype=jnp.int32)[None]
+    if mask is not None:
+        number = jnp.where(mask, number, jnp.int32(0))
+    sequence = Sequence(
+        inputs.by_head(key, num_heads, mask, dtype),
+        inputs.by_head(value, num_heads, mask, dtype),
+        number[:, None, :, None],
+    )
+    return inputs.by_head(query, num_heads, dtype=dtype), sequence
 
 
-def lengths(mask: jax.Array | None, length: int) -> jax.Array:
-    """One past the last visible position, `[1 or B]` int32."""
-    if mask is None:
-        return jnp.full((1,), length, jnp.int32)
-    return inputs.next_position(mask, *mask.shape)
+def in_blocks(
+    compute: Callable[[jax.Array, jax.Array, Sequence], jax.Array],
+    query: jax.Array,
+    sequence: Sequence,
+    size: int,
+) -> jax.Array:
+    """Cuts what `prepare` gave into blocks of C positions, and pastes the results.
+
+    Args:
+      compute: from the queries `[B, N, P, C, H]`, their positions `[1, 1, P, C, 1]` and
+        the keys and values to `[B, N, P, C, Hv]`; called again in the backward pass.
+      query: `[B, N, T, H]`.
+      sequence: keys and values.
+      size: C.
+
+    Returns:
+      `[B, T, N, Hv]`.
+    """
+    query, whole = inputs.hide_broken(query)
+
+    @jax.checkpoint
+    def run(query: jax.Array, sequence: Sequence) -> jax.Array:
+        queries = key_sets.cut(query, size)
+        place = key_sets.places(queries.shape[2], size)
+        return compute(queries, place, sequence)
+
+    out = key_sets.paste(run(query, sequence), query.shape[2])
+    return inputs.broken_again(out, jnp.swapaxes(whole, 1, 2))
 
 
 def band_sizes(window: int, length: int, is_causal: bool) -> tuple[int, int, int]:
-    """How to cut for a window: positions of a block, keys before it and behind it."""
+    """How to cut for a window: positions of a block, keys before it and after it."""
     reach = min(window, length - 1)
     size = min(max(_SMALLEST, min(reach, _LARGEST)), length)
     return size, reach, 0 if is_causal else reach
@@ -161,26 +178,3 @@ def attend_with_sum(
     any_seen = total > 0
     total = jnp.where(any_seen, total, jnp.ones((), dtype))
     return out / total, jnp.where(any_seen, jnp.log(total) + peak, lowest)
-
-
-def dense_weights(
-    query: jax.Array,
-    sequence: Sequence,
-    visible: jax.Array,
-    precision: jax.lax.PrecisionLike = None,
-) -> jax.Array:
-    """The matrix `[B, N, T, S]` of a pattern, for plots and tests.
-
-    Args:
-      query: `[B, N, T, H]`.
-      sequence: keys; those with position -1 are hidden.
-      visible: the pattern, broadcastable to `[B, N, T, S]`.
-      precision: of the product.
-    """
-    dtype = inputs.accumulation_dtype(query, sequence.key)
-    query, key = query.astype(dtype), sequence.key.astype(dtype)
-    scores = feature_maps.products(query, key, precision)
-    visible = visible & (sequence.position >= 0)[:, None, None]
-    scores = scores / math.sqrt(query.shape[-1])
-    visible = jnp.broadcast_to(visible, scores.shape)
-    return feature_maps.masked_softmax(scores, visible, axis=-1)

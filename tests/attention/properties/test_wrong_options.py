@@ -1,0 +1,182 @@
+"""Options of wrong values: ``ValueError`` in the one form, before anything is computed.
+
+Every call is traced on shapes alone, so an error that only running would raise is none.
+"""
+
+import functools
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from lra_jax import attention
+
+from ..mechanisms import fast_jit, inputs, keywords
+
+POSITIVE = (0, -3, 2.5, "2", True, [2], float("nan"))
+COUNT = (-1, 2.5, "2", True, float("nan"))
+CHOICE = ("no such", 3, None, ["dense"])
+REAL = (0, -1.0, float("nan"), float("inf"), "1", True, None)
+ARRAY = ("text", 3, [[1.0]], np.ones(3, "float32"), np.ones((9, 9, 9), int))
+
+OPTIONS: dict[str, dict[str, tuple]] = {
+    "softmax": {"implementation": ("flash", 3), "block": POSITIVE},
+    "local": {"window": COUNT, "block": POSITIVE},
+    "longformer": {"window": COUNT, "global_tokens": COUNT},
+    "bigbird": {"block": POSITIVE, "num_random": COUNT, "seed": COUNT},
+    "sparse": {"stride": POSITIVE, "pattern": CHOICE, "max_length": POSITIVE},
+    "reformer": {
+        "chunk": POSITIVE,
+        "num_hashes": POSITIVE,
+        "num_buckets": (*POSITIVE, 3),
+        "seed": COUNT,
+        "max_length": POSITIVE,
+    },
+    "sinkhorn": {
+        "block": POSITIVE,
+        "iterations": COUNT,
+        "temperature": REAL,
+        "sort_kernel": (*ARRAY, None),
+        "sort_bias": ARRAY,
+    },
+    "synthesizer": {
+        "variant": CHOICE,
+        "first": (*ARRAY, None),
+        "first_bias": ARRAY,
+        "second": ARRAY,
+        "second_bias": ARRAY,
+    },
+    "linformer": {
+        "projection": CHOICE,
+        "window": (3,),
+        "key_projection": (*ARRAY, None),
+        "value_projection": ARRAY,
+        "key_bias": ARRAY,
+    },
+    "nystrom": {
+        "num_landmarks": POSITIVE,
+        "iterations": COUNT,
+        "initialisation": CHOICE,
+        "padding": CHOICE,
+        "conv_weight": (*ARRAY, np.ones((2, 2), "float32")),
+    },
+    "luna": {"memory": (*ARRAY, None)},
+    "gau": {
+        "scale": ARRAY,
+        "offset": ARRAY,
+        "relative_bias": ARRAY,
+        "activation": CHOICE,
+        "rotate": ("yes", 1, None),
+        "length": POSITIVE,
+    },
+}
+OPTIONS["flash"] = OPTIONS["gau"] | {"chunk": POSITIVE}
+# What has no part in the weights, or none of its own.
+ATTENTION_ONLY = {
+    "fnet": {"norm": CHOICE},
+    "linformer": {"value_bias": ARRAY},
+    "gau": {"gate": ARRAY},
+    "flash": {"gate": ARRAY},
+}
+SIZES = {"max_length": 8, "num_heads": 2, "head_dim": 4}
+PARAMETERS: dict[str, dict[str, tuple]] = {
+    "linformer": dict.fromkeys((*SIZES, "features"), POSITIVE)
+    | {"sharing": CHOICE, "projection": CHOICE},
+    "nystrom": {"num_heads": POSITIVE, "conv_kernel": (*POSITIVE, 4)},
+    "synthesizer": dict.fromkeys((*SIZES, "rank"), POSITIVE) | {"variant": CHOICE},
+    "sinkhorn": dict.fromkeys((*SIZES, "block"), POSITIVE),
+    "luna": dict.fromkeys(("num_heads", "head_dim", "slots"), POSITIVE),
+    "gau": dict.fromkeys(("num_heads", "head_dim"), POSITIVE),
+    "flash": dict.fromkeys(("num_heads", "head_dim"), POSITIVE),
+}
+LAYOUTS = {"query_dim": POSITIVE, "expansion": (*REAL, 1.3)}
+
+
+def _cases(table: dict[str, dict[str, tuple]]) -> Iterator[Any]:
+    for name, options in table.items():
+        for option in options:
+            yield pytest.param(name, option, id=f"{name}-{option}")
+
+
+def _refused(call, option: str, bad: object) -> None:
+    with pytest.raises(ValueError) as caught:
+        jax.eval_shape(call)
+    said = str(caught.value)
+    assert said.startswith(f"{option}: expected "), f"{bad!r}: {said}"
+    assert ", got " in said and "\n" not in said, f"{bad!r}: {said}"
+
+
+Q, K, V = inputs(1)
+
+
+def _given(name: str, option: str, bad: object) -> dict[str, Any]:
+    given = keywords(name, 2, 4) | {option: bad}
+    if (name, option) == ("local", "block"):
+        del given["window"]
+    if (name, option) == ("sparse", "max_length"):
+        del given["stride"]
+    return given
+
+
+@pytest.mark.parametrize(("name", "option"), _cases(OPTIONS))
+def test_options(name: str, option: str) -> None:
+    for bad in OPTIONS[name][option]:
+        given = _given(name, option, bad)
+        run = functools.partial(getattr(attention, f"{name}_attention"), **given)
+        weights = functools.partial(getattr(attention, f"{name}_weights"), **given)
+        _refused(lambda run=run: run(Q, K, V), option, bad)
+        if (name, option) not in (("softmax", "implementation"), ("softmax", "block")):
+            _refused(lambda weights=weights: weights(Q, K), option, bad)
+
+
+@pytest.mark.parametrize(("name", "option"), _cases(ATTENTION_ONLY))
+def test_options_of_the_output_alone(name: str, option: str) -> None:
+    for bad in ATTENTION_ONLY[name][option]:
+        given = keywords(name, 2, 4) | {option: bad}
+        run = functools.partial(getattr(attention, f"{name}_attention"), **given)
+        _refused(lambda run=run: run(Q, K, V), option, bad)
+
+
+@pytest.mark.parametrize("projection", ["mean", "max"])
+def test_windows_of_pooling(projection: str) -> None:
+    run = functools.partial(attention.linformer_attention, projection=projection)
+    for bad in (*POSITIVE, None):
+        _refused(lambda bad=bad: run(Q, K, V, window=bad), "window", bad)
+
+
+@pytest.mark.parametrize(("name", "option"), _cases(PARAMETERS))
+def test_options_of_parameters(name: str, option: str) -> None:
+    make = getattr(attention, f"{name}_parameters")
+    for bad in PARAMETERS[name][option]:
+        given = SIZES | {option: bad}
+        _refused(lambda given=given: make(jax.random.key(0), **given), option, bad)
+
+
+@pytest.mark.parametrize("option", LAYOUTS)
+@pytest.mark.parametrize("name", ["gau", "flash"])
+def test_options_of_layouts(name: str, option: str) -> None:
+    layout = getattr(attention, f"{name}_layout")
+    for bad in LAYOUTS[option]:
+        _refused(lambda bad=bad: layout(64, **{option: bad}), option, bad)
+
+
+@pytest.mark.parametrize("option", ["batch_size", "num_heads", "head_dim", "value_dim"])
+def test_sizes_of_a_softmax_stream(option: str) -> None:
+    sizes = {"batch_size": 2, "num_heads": 2, "head_dim": 4, "max_length": 8}
+    for bad in POSITIVE:
+        given = sizes | {option: bad}
+        _refused(lambda given=given: attention.softmax_init(**given), option, bad)
+
+
+def test_weights_say_which_options_they_take() -> None:
+    """An editor and ``help`` show the options, not ``**options``."""
+    shown = inspect.signature(attention.sparse_weights).parameters
+    assert list(shown)[:4] == ["query", "key", "mask", "is_causal"]
+    assert {"pattern", "stride", "summary", "precision"} <= set(shown)
+    assert "sparse_attention" in (attention.sparse_weights.__doc__ or "")
+    assert attention.sparse_weights.__name__ == "sparse_weights"
+    # They pass for what they are under a transformation, too.
+    assert fast_jit(attention.sparse_weights)(Q, K).shape == (2, 2, 7, 7)
