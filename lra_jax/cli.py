@@ -7,7 +7,6 @@ signal n.
 import argparse
 import contextlib
 import dataclasses
-import difflib
 import io
 import itertools
 import re
@@ -16,7 +15,9 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn, TypeVar
 
-from lra_jax.configs import PRESETS, Config, get_preset
+from lra_jax.configs import TASKS, Config, get_preset
+from lra_jax.configs.registry import find_task
+from lra_jax.errors import did_you_mean
 
 Parsed = TypeVar("Parsed")
 
@@ -63,7 +64,7 @@ def parse_config(prog: str, description: str, args: Sequence[str]) -> Config:
     """Reads a preset's name, then all flags on top of its settings."""
     preset = parse_preset(args)
     args = _with_value("--distributed", args)
-    presets = "; ".join(f"{task}: {', '.join(p)}" for task, p in PRESETS.items())
+    presets = "; ".join(f"{t}: {', '.join(find_task(t).presets)}" for t in TASKS)
     return parse(
         Config,
         prog,
@@ -93,7 +94,7 @@ def parse(
     """Parses flags into a dataclass with tyro; errors are one line and exit code 2."""
     import tyro
 
-    _check_flags(kind, args)
+    _check_flags(default or kind, args)
     errors = io.StringIO()
     try:
         with contextlib.redirect_stderr(errors):
@@ -111,23 +112,27 @@ def parse(
     fail(_flattened(errors.getvalue()))
 
 
-def _check_flags(kind: Any, args: Sequence[str]) -> None:
+def _check_flags(settings: Any, args: Sequence[str]) -> None:
     """Refuses unknown flags with the nearest name; there are too many to list."""
-    flags = ["--help", *(f"--{name}" for name in _flag_names(kind))]
+    flags = ["--help", *(f"--{name}" for name in _flag_names(settings))]
     for argument in args:
         if not argument.startswith("--"):
             continue
         flag = "--" + argument[2:].partition("=")[0].replace("-", "_")
         if flag not in flags:
-            near = difflib.get_close_matches(flag, flags, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else "--help lists them"
-            fail(f"unknown flag {flag!r}; {hint}")
+            near = did_you_mean(flag, flags) or "; --help lists them"
+            task = getattr(settings, "task", "")
+            of = f" of --task={task}" if flag.startswith("--data.") else ""
+            fail(f"{flag}: expected a flag{of}, got an unknown one{near}")
 
 
-def _flag_names(kind: Any, prefix: str = "") -> Iterator[str]:
-    for field in dataclasses.fields(kind):
-        if dataclasses.is_dataclass(field.type):
-            yield from _flag_names(field.type, f"{prefix}{field.name}.")
+def _flag_names(settings: Any, prefix: str = "") -> Iterator[str]:
+    """The flags of a dataclass, or of an instance: a task's own settings are there."""
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name, None)
+        part = value if dataclasses.is_dataclass(value) else field.type
+        if dataclasses.is_dataclass(part):
+            yield from _flag_names(part, f"{prefix}{field.name}.")
         else:
             yield prefix + field.name
 

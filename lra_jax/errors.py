@@ -1,6 +1,7 @@
 """The one form of error for what a user gave: ``name: expected ..., got ...``."""
 
 import difflib
+import math
 from collections.abc import Iterable
 
 
@@ -38,3 +39,19 @@ def did_you_mean(value: str, choices: Iterable[str]) -> str:
     """``; did you mean 'listops'?``, or nothing where no choice is near."""
     near = difflib.get_close_matches(str(value), list(choices), n=1, cutoff=0.5)
     return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def positive(name: str, value: float) -> None:
+    """Raises ``ValueError`` unless a number is above 0 and finite."""
+    if not 0 < value < math.inf:
+        raise expected(name, f"a positive {_kind(value)}", value)
+
+
+def not_negative(name: str, value: float) -> None:
+    """Raises ``ValueError`` unless a number is 0, or above and finite."""
+    if not 0 <= value < math.inf:
+        raise expected(name, f"0 or a positive {_kind(value)}", value)
+
+
+def _kind(value: float) -> str:
+    return "int" if isinstance(value, int) else "finite number"

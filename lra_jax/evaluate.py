@@ -61,7 +61,7 @@ def run(config: EvaluateConfig) -> dict[str, Any]:
         # The same scores; a machine with fewer devices need not split sequences.
         saved = saved.replace(train={"seq_devices": 1})
     task = get_task(saved.task)
-    dataset = task.prepare(saved)
+    dataset = task.prepare(saved.data)
     if dataset.fingerprint != fingerprint:
         raise ValueError(
             f"the data of {workdir} are others now: fingerprint {fingerprint} then, "

@@ -56,8 +56,8 @@ def test_help_does_not_import_jax():
     end = helpers.run("-c", HELP)
     assert end.returncode == 0, end.stderr
     assert end.stdout.splitlines()[-1] == "False False False"
-    # The defaults are those of the preset.
-    assert "--train.learning-rate" in end.stdout and "(default: 0.05)" in end.stdout
+    # The defaults are those of the preset, with what the mechanism adds to it.
+    assert "--train.learning-rate" in end.stdout and "(default: 80000)" in end.stdout
     assert "listops: compact, official" in end.stdout
     assert "cosformer" in end.stdout and "--checkpoint" in end.stdout
 
@@ -67,18 +67,24 @@ def test_help_does_not_import_jax():
     [
         (
             "--train.step=3",
-            ["unknown flag '--train.step'", "did you mean '--train.steps'"],
+            ["--train.step: expected a flag", "did you mean '--train.steps'"],
         ),
         ("--train.best-by=los", ["best-by", "accuracy", "loss"]),
-        ("--zzz", ["unknown flag '--zzz'", "--help"]),
-        ("--task=listop", ["--task: expected one of", "got 'listop'", "did you mean 'listops'"]),
-        ("--preset=oficial", ["--preset: expected one of", "got 'oficial'", "did you mean 'official'"]),
+        ("--zzz", ["--zzz: expected a flag, got an unknown one", "--help"]),
+        (
+            "--task=listop",
+            ["--task: expected one of", "got 'listop'", "did you mean 'listops'"],
+        ),
+        (
+            "--preset=oficial",
+            ["--preset: expected one of", "got 'oficial'", "did you mean 'official'"],
+        ),
         ("--attention=cosfomer", ["'cosfomer'", "did you mean 'cosformer'"]),
         ("--attention=no_module:f", ["no_module"]),
         ("--attention=helpers:no_function", ["no_function", "'helpers'"]),
         ("--train.steps=abc", ["--train.steps", "'abc'"]),
         ("--train.steps=1e3", ["--train.steps", "'1e3'"]),
-        ("--train.steps=-4", ["--train.steps must be positive", "-4"]),
+        ("--train.steps=-4", ["--train.steps: expected a positive int, got -4"]),
         ("--train.steps", ["Missing value", "'--train.steps'"]),
         ("--task", ["Missing value", "'--task'"]),
         ("--attention --seed=3", ["--attention"]),
@@ -89,10 +95,13 @@ def test_help_does_not_import_jax():
             ["--train.length_warmup", "images", "'128:0.5'"],
         ),
         ("--train.steps=9 --train.warmup=9", ["--train.warmup", "steps=9", "got 9"]),
-        ("--model.num-heads=3", ["--model.num_heads must divide", "=64", "got 3"]),
+        (
+            "--model.num-heads=3",
+            ["--model.num_heads: expected a divisor of", "=64", "got 3"],
+        ),
         (
             "--data.max-length=2001",
-            ["--data.max_length=2001", "--model.max_length=2000"],
+            ["--data.max_length: expected at most --model.max_length=2000, got 2001"],
         ),
         ("--data.min-length=1999", ["min_length=1999"]),
         ("--model.attention-options=clip=1", ["'clip'", "'cosformer'"]),
@@ -173,7 +182,7 @@ def test_errors_of_evaluate(capsys, flags, parts):
 
 def test_evaluate_before_the_first_checkpoint(capsys, tmp_path, small_data):
     config = helpers.tiny(small_data, tmp_path)
-    fingerprint = get_task("listops").prepare(config).fingerprint
+    fingerprint = get_task("listops").prepare(config.data).fingerprint
     open_workdir(tmp_path, config, fingerprint)
     code, _, err = outcome(capsys, f"--workdir={tmp_path}", module=evaluate)
     helpers.assert_one_error(code, err, 2, "no best checkpoint yet")

@@ -63,11 +63,10 @@ def test_data_settings(task):
             20_000,
             20_000,
         )
-        assert data.max_length == config.model.max_length == SIZES[task] ** 2
-        assert get_task(task).is_official(config, None)
-        assert not get_task(task).is_official(
-            config.replace(data={"level": "easy"}), None
-        )
+        assert config.model.max_length == SIZES[task] ** 2
+        assert get_task(task).is_official(data, None)
+        easy = config.replace(data={"level": "easy"})
+        assert not get_task(task).is_official(easy.data, None)
 
 
 def test_official_settings():
@@ -83,7 +82,7 @@ def test_official_settings():
     rates = [float(make_schedule(training)(step)) for step in (0, 156, 312)]
     # 1e-3 * min(1, step / 312), half a cosine after it.
     assert rates == pytest.approx([0, 5e-4, 1e-3], rel=1e-3, abs=1e-9)
-    assert get_preset("pathfinder", "official", "cosformer").model.embed_dim == 32
+    assert get_preset("pathfinder", "official", "nystrom").model.embed_dim == 32
     assert get_preset("pathx", "official").train.clip_norm == 1.0
     assert get_preset("path256", "official").model.pooling == "cls"
     linformer = get_preset("pathfinder64", "official", "linformer")
@@ -93,17 +92,29 @@ def test_official_settings():
 @pytest.mark.parametrize(
     ("flags", "parts"),
     [
-        ("--task=pathfinder32", ["--task: expected one of", "did you mean 'pathfinder"]),
+        (
+            "--task=pathfinder32",
+            ["--task: expected one of", "did you mean 'pathfinder"],
+        ),
         ("--task=pathfinder --preset=modem", ["did you mean 'modern'"]),
         ("--task=pathfinder --data.level=hrad", ["--data.level", "'hrad'"]),
         (
             "--task=pathfinder --data.num-distractors=-1",
             ["--data.num_distractors", "-1"],
         ),
-        ("--task=pathx --model.max-length=1024", ["--model.max_length must be 16384"]),
-        ("--task=pathx --data.max-length=1024", ["--data.max_length must be 16384"]),
+        (
+            "--task=pathx --model.max-length=1024",
+            ["--model.max_length: expected 16384 for the 128 x 128", "got 1024"],
+        ),
+        (
+            "--task=pathx --data.max-length=1024",
+            ["--data.max_length: expected a flag of --task=pathx"],
+        ),
         ("--task=pathfinder --data.path=/no/such", ["/no/such", "does not exist"]),
-        ("--task=pathfinder --data.num-test=0", ["--data.num_test must be positive"]),
+        (
+            "--task=pathfinder --data.num-test=0",
+            ["--data.num_test: expected a positive int, got 0"],
+        ),
     ],
 )
 def test_errors(capsys, tmp_path, monkeypatch, flags, parts):

@@ -118,7 +118,10 @@ POPEN = runs.subprocess.Popen
         ("--attention=flow --seeds=two", ["--seeds must be a positive", "'two'"]),
         ("--attention=flow --task=listop", ["did you mean 'listops'"]),
         ("--attention=flow --train.step=3", ["did you mean '--train.steps'"]),
-        ("--attention=flow --train.steps=-3", ["--train.steps must be positive"]),
+        (
+            "--attention=flow --train.steps=-3",
+            ["--train.steps: expected a positive int, got -3"],
+        ),
     ],
 )
 def test_errors_of_a_sweep(capsys, started, flags, parts):

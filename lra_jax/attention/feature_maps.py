@@ -25,10 +25,15 @@ def _elu_plus_one(x: jax.Array) -> jax.Array:
     return jax.nn.elu(x) + 1
 
 
+def _relu_plus_eps(x: jax.Array) -> jax.Array:
+    return jax.nn.relu(x) + 1e-6
+
+
 # jax.nn.relu has gradient 0 at 0; jnp.maximum(x, 0) would give 0.5.
 FEATURE_MAPS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "elu": _elu_plus_one,
     "relu": jax.nn.relu,
+    "relu+1e-6": _relu_plus_eps,
     "sigmoid": jax.nn.sigmoid,
     "silu": jax.nn.silu,
 }

@@ -12,8 +12,8 @@ import functools
 import importlib
 import importlib.util
 import inspect
-from collections.abc import Callable, Iterator, MutableMapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +113,9 @@ class Mechanism:
         second such layer in the MLP's place.
       memory: name of the function that takes a ``memory`` and returns, beside the
         output, what the next layer's memory is made of; None = it has no memory.
+      presets: what a named preset of a task changes for this mechanism: preset, then a
+        pattern of task names (``*``, ``path*``), then flags and their values. A later
+        pattern overrules an earlier one.
       function: the function itself, for one from outside this package.
     """
 
@@ -135,6 +138,9 @@ class Mechanism:
     layout: str | None = None
     mlp: bool = True
     memory: str | None = None
+    presets: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(
+        default_factory=dict, hash=False
+    )
     function: Callable[..., Any] | None = None
 
     @property

@@ -19,7 +19,9 @@ from lra_jax.benchmarking.cases import FUSED, Case, split_subject
 from lra_jax.configs import TrainConfig
 from lra_jax.models import SequenceClassifier
 from lra_jax.models.options import split_options
-from lra_jax.tasks import classification_loss, get_task, parse_options
+from lra_jax.tasks import get_task
+from lra_jax.tasks.base import classification_loss
+from lra_jax.tasks.checks import parse_options
 from lra_jax.training.optimizer import make_optimizer
 from lra_jax.training.step import init_state, make_train_step
 

@@ -1,13 +1,15 @@
-"""Presets: one file a task, each a function of the mechanism's name."""
+"""Settings of a run, and the presets: one file a task."""
 
-from collections.abc import Callable
+import fnmatch
+from typing import Any
 
-from lra_jax.configs import image, listops, pathfinder, retrieval, text
+from lra_jax.attention.registry import MECHANISMS
 from lra_jax.configs.base import Config, DataConfig, ModelConfig, TrainConfig
+from lra_jax.configs.registry import TASKS, find_task
 from lra_jax.errors import known
 
 __all__ = [
-    "PRESETS",
+    "TASKS",
     "Config",
     "DataConfig",
     "ModelConfig",
@@ -15,22 +17,28 @@ __all__ = [
     "get_preset",
 ]
 
-PRESETS: dict[str, dict[str, Callable[[str], Config]]] = {
-    "listops": listops.PRESETS,
-    "text": text.PRESETS,
-    "retrieval": retrieval.PRESETS,
-    "image": image.PRESETS,
-    **{task: pathfinder.presets(task) for task in pathfinder.SIZES},
-}
-
 
 def get_preset(
     task: str = "listops", preset: str = "compact", attention: str = "cosformer"
 ) -> Config:
-    """The config of a named preset.
+    """The config of a named preset, with what the mechanism's entry adds to it.
 
     Raises:
       ValueError: for an unknown task or preset, with the nearest name.
     """
-    presets = PRESETS[known("--task", task, PRESETS)]
-    return presets[known("--preset", preset, presets)](attention)
+    presets = find_task(task).presets
+    config = presets[known("--preset", preset, presets)](attention)
+    return config.replace(**_own_settings(task, preset, attention))
+
+
+def _own_settings(task: str, preset: str, attention: str) -> dict[str, Any]:
+    """The settings of `Mechanism.presets`, as `Config.replace` takes them."""
+    if attention not in MECHANISMS:
+        return {}
+    parts: dict[str, Any] = {}
+    for pattern, flags in MECHANISMS[attention].presets.get(preset, {}).items():
+        if fnmatch.fnmatchcase(task, pattern):
+            for flag, value in flags.items():
+                part, _, name = flag.partition(".")
+                parts.setdefault(part, {})[name] = value
+    return parts

@@ -3,13 +3,17 @@
 ``python -m lra_jax.train --train.steps=100`` sets ``Config.train.steps``; the resolved
 ``Config`` is written to the run directory as ``config.json``, and
 ``lra_jax.train.run(config)`` takes the very same object. The docstring of a field is
-its help text. Nothing here imports jax: ``--help`` must be quick.
+its help text. A task's own settings of its data are a subclass of `DataConfig`, beside
+its presets. Nothing here imports jax: ``--help`` must be quick.
 """
 
 import dataclasses
 import hashlib
 import json
 from typing import Any, Literal, Self
+
+from lra_jax.configs.registry import find_task
+from lra_jax.errors import expected, not_negative, positive
 
 Schedule = Literal["cosine", "lra", "lra_cosine", "linear", "constant", "trapezoid"]
 Dtype = Literal["float32", "bfloat16"]
@@ -119,13 +123,41 @@ class DataConfig:
     dir: str | None = None
     """Folder of prepared data; by default that of tensorflow-datasets."""
     path: str | None = None
-    """Original files: an archive or a folder, see docs/tasks.md. By default listops and
-    pathfinder are generated, and the other tasks' archives are downloaded."""
+    """Original files: an archive or a folder, see docs/tasks.md. By default the data
+    are generated, or their archive is downloaded."""
     buckets: str = "auto"
     """Lengths to which batches are padded: auto, none (always max_length), or a list
     as in `768,1024,2000`."""
+
+    def check(self) -> None:
+        """Refuses settings that cannot work.
+
+        Raises:
+          ValueError: with the flag, what was expected and what was given.
+        """
+
+    @property
+    def longest(self) -> int | None:
+        """No sequence is longer; None where the settings do not say."""
+        return None
+
+    @property
+    def chosen_on_test(self) -> bool:
+        """Whether the best checkpoint is chosen on the test split itself."""
+        return False
+
+    @property
+    def origin(self) -> str:
+        """In words, where the examples come from."""
+        return "original archive" if self.path is None else "original files"
+
+
+@dataclasses.dataclass(frozen=True)
+class GeneratedData(DataConfig):
+    """Where data come from, how many are generated and how they are batched."""
+
     seed: int = 0
-    """Seed of generated data, and of what text holds out for validation."""
+    """Seed of the generated data."""
     processes: int | None = None
     """Processes that generate data; by default one for each core."""
     num_train: int = 96_000
@@ -134,23 +166,17 @@ class DataConfig:
     """Generated validation examples."""
     num_test: int = 2_000
     """Generated test examples."""
-    min_length: int = 500
-    """ListOps: accepted trees are longer than this."""
-    max_length: int = 2000
-    """ListOps: accepted trees are shorter than this. Text, retrieval: documents are cut
-    to this many bytes. Images: their pixels."""
-    validation: Literal["holdout", "test"] = "holdout"
-    """Text, which has no validation split. holdout: a tenth of the training examples.
-    test: the test split itself, as in LRA's code; the best checkpoint is then one that
-    saw the answers, and only the last one's accuracy counts."""
-    max_depth: int = 10
-    """ListOps: deepest level of a tree."""
-    max_args: int = 10
-    """ListOps: most arguments of an operator."""
-    level: Literal["easy", "intermediate", "hard"] = "hard"
-    """Pathfinder: paths of 6, 9 or 14 dashes. LRA's results are on hard."""
-    num_distractors: int | None = None
-    """Pathfinder: distractors of a generated image; by default LRA's number."""
+
+    def check(self) -> None:
+        """See the base class."""
+        for name in ("num_train", "num_valid", "num_test"):
+            positive(f"--data.{name}", getattr(self, name))
+        not_negative("--data.seed", self.seed)
+
+    @property
+    def origin(self) -> str:
+        """See the base class."""
+        return f"generated, seed {self.seed}" if self.path is None else super().origin
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,7 +204,11 @@ class Config:
     """Which one this is, from 0."""
     train: TrainConfig = TrainConfig()
     model: ModelConfig = ModelConfig()
-    data: DataConfig = DataConfig()
+    data: DataConfig = None  # pyright: ignore[reportAssignmentType]  # the task's own
+
+    def __post_init__(self) -> None:
+        if self.data is None:
+            object.__setattr__(self, "data", find_task(self.task).data())
 
     def replace(self, **changes: Any) -> Self:
         """Copy with fields replaced; a dict for train, model or data goes one deeper.
@@ -199,17 +229,19 @@ class Config:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
-        """Inverse of :meth:`to_dict`.
+        """Inverse of :meth:`to_dict`; the task decides what ``data`` holds.
 
         Raises:
-          ValueError: on a field that this version does not know.
+          ValueError: on a field that this version, or the task, does not know.
         """
-        parts = {"train": TrainConfig, "model": ModelConfig, "data": DataConfig}
         try:
+            own = find_task(values["task"]).data
+            parts = {"train": TrainConfig, "model": ModelConfig, "data": own}
             nested = {name: kind(**values[name]) for name, kind in parts.items()}
             return cls(**{**values, **nested})
         except (KeyError, TypeError) as error:
-            raise ValueError(f"config does not fit this version: {error}") from error
+            wanted = "the fields of this version's Config"
+            raise expected("config", wanted, error) from error
 
     def identity(self) -> dict[str, Any]:
         """Flat ``{"train.steps": ...}`` of the fields on which results depend."""

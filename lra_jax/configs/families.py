@@ -1,12 +1,24 @@
 """What the presets of several tasks share.
 
-official: google-research/long-range-arena, the config files and the constants that
-  stand in its models' code. Adam (0.9, 0.98, 1e-9) with decoupled weight decay, no
-  clipping, no biases in the attention's projections, token embeddings of standard
-  deviation 1, every batch padded to the full length, token 0 as padding. Its mechanisms
-  differ from ours of the same name in places that `lra_jax/attention/` names; it also
-  leaves padding unmasked in Linformer, Performer and the Linear Transformer, and has
-  dropout of the attention's weights, which we have not.
+A mechanism's own constants and sizes in a preset are in its entry, the field `presets`
+of `lra_jax.attention.registry.Mechanism`; `lra_jax.configs.get_preset` adds them.
+
+official: google-research/long-range-arena, the config files and the constants in its
+  models' code. Adam (0.9, 0.98, 1e-9) with decoupled weight decay, no clipping, no
+  biases in the attention's projections, token embeddings of standard deviation 1, every
+  batch padded to the full length, token 0 as padding. Its mechanisms differ from ours
+  of the same name in places that `lra_jax/attention/` names; it also leaves padding
+  unmasked in Linformer, Performer and the Linear Transformer, and has dropout of the
+  attention's weights, which we have not.
+  flow: thuml/Flowformer, folder Flowformer_LRA, a fork of that code: features ReLU +
+  1e-6, competition by a softmax over the heads, no clip, and per task its own layers,
+  heads, widths and rates, where it has them.
+  cosformer: OpenNLPLab/lra, configs/experiment/trans-cosformer-lra-*.yaml, by
+  cosFormer's own group: layers, width, dropout, rate, weight decay, steps, warm-up of
+  each task, 8 heads, an MLP of twice the width, denominators of at least 1e-4. That
+  code is a branch of S4's. We have none of its batch norm (text, image), its norm after
+  the residual sum (retrieval) and its pooling of the last position (pathfinder); what
+  its files do not say is as in LRA's.
 compact: the small model that the PyTorch code bases share, mlpen/Nystromformer and
   pkuzengqi/Skyformer, folder LRA: 2 layers, 64 wide, 2 heads, MLP 128, mean pooling,
   learned positions, dropout 0.1. Adam (0.9, 0.999, 1e-6) at 1e-4 without weight decay,
@@ -19,41 +31,8 @@ modern: our best guess; not a published recipe. Rotary positions where scores ar
 
 from typing import Any
 
+from lra_jax.attention.registry import MECHANISMS
 from lra_jax.configs.base import ModelConfig, TrainConfig
-
-# One matrix for keys, values and heads, 16 features whatever the config file says; the
-# features max(x, 0) + 1e-3 for Performer; block sizes of the models' code.
-_OFFICIAL = {
-    "linformer": "features=16,sharing=key_value",
-    "performer": "kernel=relu,dialect=google,feature_eps=0.001",
-    "local": "block=50",
-    "longformer": "window=256",
-    "bigbird": "block=64,num_random=3",
-    "sinkhorn": "block=50",
-    "reformer": "chunk=10,num_hashes=1,num_buckets=10",
-    "sparse": "pattern=fixed,stride=50,summary=10",
-}
-_OFFICIAL_IMAGES = _OFFICIAL | {"local": "block=64"}
-_COMPACT = {"linformer": "features=128"}
-_INNER_PRODUCTS = ("softmax", "local", "longformer", "bigbird", "sparse")
-
-
-def official_options(attention: str, images: bool = False) -> str:
-    """The constants of a mechanism in LRA's code, as ``--model.attention_options``.
-
-    Longformer's window of 512 is both sides together.
-    """
-    return (_OFFICIAL_IMAGES if images else _OFFICIAL).get(attention, "")
-
-
-def compact_options(attention: str) -> str:
-    """Linformer has 128 features, as in Skyformer."""
-    return _COMPACT.get(attention, "")
-
-
-def modern_positions(attention: str) -> Any:
-    """Rotary where the score of two positions is an inner product, else learned."""
-    return "rotary" if attention in _INNER_PRODUCTS else "learned"
 
 
 def official_train(**settings: Any) -> TrainConfig:
@@ -67,9 +46,7 @@ def official_train(**settings: Any) -> TrainConfig:
     return TrainConfig(**{**family, **settings})
 
 
-def official_model(
-    attention: str, images: bool = False, **settings: Any
-) -> ModelConfig:
+def official_model(**settings: Any) -> ModelConfig:
     """LRA's encoder, with sizes and settings of a task."""
     family: dict[str, Any] = {
         "embed_std": 1.0,
@@ -77,7 +54,6 @@ def official_model(
         "padding": "zeros",
         "pooling": "cls",
         "positions": "sinusoidal",
-        "attention_options": official_options(attention, images),
     }
     return ModelConfig(**{**family, **settings})
 
@@ -90,11 +66,6 @@ def compact_train(**settings: Any) -> TrainConfig:
         "adam_eps": 1e-6,
     }
     return TrainConfig(**{**family, **settings})
-
-
-def compact_model(attention: str, **settings: Any) -> ModelConfig:
-    """Their model; ``ModelConfig``'s defaults are its sizes."""
-    return ModelConfig(attention_options=compact_options(attention), **settings)
 
 
 def modern_train(**settings: Any) -> TrainConfig:
@@ -110,7 +81,7 @@ def modern_train(**settings: Any) -> TrainConfig:
     return TrainConfig(**{**family, **settings})
 
 
-def modern_model(attention: str, **settings: Any) -> ModelConfig:
-    """Our encoder, with sizes of a task."""
-    family: dict[str, Any] = {"positions": modern_positions(attention)}
-    return ModelConfig(**{**family, **settings})
+def modern_positions(attention: str) -> Any:
+    """Rotary where the mechanism's entry says that they suit it, else learned."""
+    rotary = attention in MECHANISMS and MECHANISMS[attention].rotary
+    return "rotary" if rotary else "learned"

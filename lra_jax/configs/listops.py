@@ -15,50 +15,15 @@ Linformer has 128 features, as in Skyformer. The best checkpoint is the one with
 lowest validation loss (the code bases: highest accuracy): accuracy hardly moves here
 while the loss still falls.
   Command: python -m lra_jax.train --task=listops
-  Expected: the table of README.md, from results/listops/: cosFormer 37.45 % in 17
-  minutes on 2 CPU cores.
-
-  How it learns (cosFormer, seed 0; results/listops/): on 128 tokens the training loss
-  leaves the labels' entropy (2.26 nats) at step 200, stands at that of the root
-  operator (1.737) from 450 to 800, then falls to 1.65 at 2,000, as the tokens behind
-  the root are read. On whole sequences the model is worse than the root operator alone
-  until 512 tokens were seen (validation 1.863 at 2,000, 1.686 at 2,500), and then
-  better (1.638 at 3,000, 1.624 at the end). What there is to gain, by logistic
-  regressions of the first k tokens (python benchmarks/listops_readers.py,
-  results/listops_readers.json), on the test split of seed 0: the root alone 36.1 % and
-  1.735 nats (36.6 % in the distribution), two tokens 36.3 % and 1.662, four 36.3 % and
-  1.632, eight 37.0 % and 1.639; the run ended at 37.45 % and 1.611. So most of what the
-  second plateau hides is certainty and not accuracy: a maximum stays 9 whether the next
-  token says so or not. The digits before the last bracket are worth more (41.1 % by
-  count tables), but learned positions count from the front, and sequences end at any of
-  1,500 places.
-
-  Why sequences grow: with whole sequences from the start the root is found at step 750
-  to 900, in 4 minutes in place of half of one, and few runs get beyond it. One did at
-  2,000, of a rate of 5e-4 held until 4,000 and a weight decay of 1.0 (36.95 % on one
-  device, after 42 minutes); the same on two devices, which round otherwise, had not by
-  3,000. There one head had put 98 % of its weight on the root by pushing all other keys
-  below zero, where ReLU passes no gradient. A peak of 1e-3 left the plateau in one run
-  of two, 2e-3 not by 2,250; Flow attention had not even found the root by 3,000, nor
-  linear attention by 1,080. On 128 tokens a rate of 1e-3 gets beyond the root by step
-  1,200 to 1,400 with weight decays of 0.05 and 0.3 alike, Flow and linear attention by
-  1,500, and a rate of 2e-3 by 2,350.
-
-  Without weight decay no run on whole sequences left it: once the root is read, its
-  vector grows to a norm of 70 beside token and position embeddings of 0.4, so that
-  nothing behind the first attention can see a token. A second moment of 0.98 shortens
-  the first wait (0.999 left 2.26 at step 900 in place of 700, at 1e-3). What lengthens
-  it: positions that begin as sinusoids, fixed sinusoids, embeddings of standard
-  deviation 0.5 and 1 in place of 0.02, a peak of 3e-3.
-
-  What these two paragraphs say is from single runs, most of them stopped early, whose
-  records were not kept: hints for the next try, not results.
+  Expected: cosFormer 37.45 % in 17 minutes on 2 CPU cores (results/listops/ has this
+  run and those of softmax, linear, Linformer and Flow).
 
 official: google-research/long-range-arena, lra_benchmarks/listops/configs: 4 layers,
 512 wide, 8 heads, MLP 1024, CLS pooling, sinusoidal positions, no biases in the
 attention projections, dropout 0.1, Adam (0.9, 0.98, 1e-9) with decoupled weight decay
 0.1, base rate 0.05 with inverse square-root decay after 1,000 steps, batch 32, 5,000
-steps, fixed length 2,000; each mechanism's constants as in that code (``families``).
+steps, fixed length 2,000; each mechanism's constants and sizes are in its entry, with
+their sources in ``families``.
   Command: python -m lra_jax.train --task=listops --preset=official
   Published accuracy: Transformer 36.37, Linear Transformer 16.13, Linformer 35.70 (LRA
   paper, Table 1); cosFormer 37.90, Flowformer 38.70 (Flowformer repository, figure).
@@ -69,14 +34,37 @@ heads, MLP 1024, mean pooling, rotary positions where scores are inner products 
 queries and keys, else learned ones, peak rate 5e-4, weight decay 0.05 on matrices
 alone, batch 32, 30,000 steps (10 epochs).
   Command: python -m lra_jax.train --task=listops --preset=modern --attention=softmax
-  Published, of a larger model of this kind: a Transformer with rotary positions trained
-  from scratch 47.90 ("Never Train from Scratch", arXiv:2310.02980; quoted from memory).
 """
 
-from lra_jax.configs import families
-from lra_jax.configs.base import Config, DataConfig, ModelConfig, TrainConfig
+import dataclasses
 
-_COMPACT_OPTIONS = {"linformer": "features=128"}
+from lra_jax.configs import families
+from lra_jax.configs.base import Config, GeneratedData, ModelConfig, TrainConfig
+from lra_jax.errors import positive
+
+
+@dataclasses.dataclass(frozen=True)
+class ListOpsData(GeneratedData):
+    """Where trees come from, how many are generated and how they are batched."""
+
+    min_length: int = 500
+    """Accepted trees are longer than this."""
+    max_length: int = 2000
+    """Accepted trees are shorter than this."""
+    max_depth: int = 10
+    """Deepest level of a tree."""
+    max_args: int = 10
+    """Most arguments of an operator."""
+
+    def check(self) -> None:
+        """See the base class."""
+        super().check()
+        positive("--data.max_length", self.max_length)
+
+    @property
+    def longest(self) -> int | None:
+        """See the base class; batches of generated trees may be padded to it."""
+        return self.max_length if self.path is None else None
 
 
 def compact(attention: str) -> Config:
@@ -92,7 +80,6 @@ def compact(attention: str) -> Config:
             decay_vectors=False,
             best_by="loss",
         ),
-        model=ModelConfig(attention_options=_COMPACT_OPTIONS.get(attention, "")),
     )
 
 
@@ -121,9 +108,8 @@ def official(attention: str) -> Config:
             positions="sinusoidal",
             embed_std=1.0,
             qkv_bias=False,
-            attention_options=families.official_options(attention),
         ),
-        data=DataConfig(buckets="none"),
+        data=ListOpsData(buckets="none"),
     )
 
 
@@ -134,13 +120,13 @@ def modern(attention: str) -> Config:
         attention=attention,
         preset="modern",
         train=families.modern_train(steps=30_000, eval_every=1_000),
-        model=families.modern_model(
-            attention,
+        model=ModelConfig(
             num_layers=4,
             embed_dim=256,
             num_heads=4,
             qkv_dim=256,
             mlp_dim=1024,
+            positions=families.modern_positions(attention),
         ),
     )
 

@@ -8,12 +8,13 @@ official: LRA's config files (see ``families``): pixel values as token ids, blac
 as padding, one block of width 32 on 32 and 128 pixels, two on 64 and 256, sinusoidal
 positions on 32 pixels and learned ones above, mean or CLS pooling, dropout 0.1, 1e-3
 with an epoch of warm-up and one cosine, 200 epochs (100 on 256 pixels), no weight
-decay. On 32 pixels LRA has sizes of its own for each mechanism, `_OFFICIAL_32`; Flow's
-are of the thuml/Flowformer repository, and a mechanism that neither has gets those of
-the Transformer. LRA scores the last checkpoint: read `test_accuracy_last`.
+decay. On 32 pixels LRA has sizes of its own for each mechanism: they are in the
+mechanisms' entries; one without sizes of its own has those of the Transformer. LRA
+scores the last checkpoint: read `test_accuracy_last`.
   Command: python -m lra_jax.train --task=pathfinder --preset=official
   Published accuracy: Transformer 71.40, Linear Transformer 75.30, Linformer 76.34 (LRA
-  paper, Table 1); cosFormer 70.33, Flowformer 73.95 (Flowformer repository, figure).
+  paper, Table 1); Flowformer 73.95 (Flowformer repository, figure); cosFormer 71.96
+  (S4's code, pooling the last position).
   pathx: the same models fail (50).
 
 compact: the PyTorch code bases' model with Skyformer's settings for Pathfinder: AdamW
@@ -28,85 +29,65 @@ modern: the value of a pixel through a linear layer, a learned vector for its ro
 one for its column, 4 blocks, 128 wide, 8 heads, MLP 256, dropout 0.1, 1e-3 with 10,000
 steps of warm-up, weight decay 0.05, 200,000 steps.
   Command: python -m lra_jax.train --task=pathfinder --preset=modern
-  Published, of others: a Transformer with rotary positions from scratch, 4 blocks of
-  128, 76.64, and on pathx 84.72 ("Never Train from Scratch", arXiv:2310.02980; quoted
-  from memory).
 
-No accuracy of ours at these lengths of training stands here: none was measured
+No accuracy of ours is given: none was measured at these lengths of training
 (docs/tasks.md has shorter ones).
 
 Every preset needs an accelerator for its whole number of steps; `--train.steps` and
 `--data.num_train` make it shorter.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from lra_jax.configs import families
-from lra_jax.configs.base import Config, DataConfig
+from lra_jax.configs.base import Config, GeneratedData, ModelConfig
+from lra_jax.errors import not_negative
+
+
+@dataclasses.dataclass(frozen=True)
+class PathfinderData(GeneratedData):
+    """Where images come from, how many are generated and how they are batched."""
+
+    num_train: int = 160_000
+    """Generated training images."""
+    num_valid: int = 20_000
+    """Generated validation images."""
+    num_test: int = 20_000
+    """Generated test images."""
+    level: Literal["easy", "intermediate", "hard"] = "hard"
+    """Paths of 6, 9 or 14 dashes. LRA's results are on hard."""
+    num_distractors: int | None = None
+    """Distractors of a generated image; by default LRA's number."""
+
+    def check(self) -> None:
+        """See the base class."""
+        super().check()
+        if self.num_distractors is not None:
+            not_negative("--data.num_distractors", self.num_distractors)
+
 
 SIZES = {"pathfinder": 32, "pathfinder64": 64, "pathx": 128, "path256": 256}
 """Side of the images of each task."""
 
 # num_layers, embed_dim, num_heads, qkv_dim; pooling; batch, steps, steps of an epoch.
 _OFFICIAL: dict[str, tuple[int, int, int, int, Any, int, int, int]] = {
-    "pathfinder": (1, 32, 2, 16, "mean", 512, 62_400, 312),
+    "pathfinder": (4, 32, 4, 16, "mean", 512, 62_400, 312),
     "pathfinder64": (2, 32, 4, 32, "cls", 256, 125_000, 625),
     "pathx": (1, 32, 2, 16, "mean", 64, 500_000, 2_500),
     "path256": (2, 32, 4, 32, "cls", 32, 500_000, 5_000),
 }
 
-# num_layers, num_heads, embed_dim, qkv_dim, mlp_dim, dropout.
-_OFFICIAL_32 = {
-    "softmax": (4, 4, 32, 16, 32, 0.2),
-    "linear": (1, 2, 128, 64, 128, 0.2),
-    "linformer": (1, 2, 32, 16, 32, 0.2),
-    "performer": (4, 8, 32, 16, 32, 0.2),
-    "bigbird": (4, 2, 64, 32, 64, 0.2),
-    "local": (2, 4, 64, 32, 64, 0.1),
-    "longformer": (2, 2, 32, 16, 32, 0.1),
-    "reformer": (2, 8, 64, 32, 64, 0.2),
-    "sinkhorn": (2, 4, 32, 16, 64, 0.2),
-    "sparse": (1, 8, 32, 16, 32, 0.2),
-    "synthesizer": (2, 4, 64, 32, 64, 0.2),
-    "flow": (1, 8, 256, 128, 256, 0.2),
-}
-_SIZE_NAMES = (
-    *("num_layers", "num_heads", "embed_dim", "qkv_dim", "mlp_dim"),
-    "dropout",
-)
-_OFFICIAL_RATE = {("pathfinder", "flow"): 1e-4}
+_DATA = PathfinderData(buckets="none")
 
 _COMPACT_BATCH = {"pathfinder": 128, "pathfinder64": 64, "pathx": 16, "path256": 4}
 
 
-def _data(task: str) -> DataConfig:
-    return DataConfig(
-        num_train=160_000,
-        num_valid=20_000,
-        num_test=20_000,
-        max_length=SIZES[task] ** 2,
-        buckets="none",
-    )
-
-
 def official(task: str, attention: str) -> Config:
-    """Google's config files."""
+    """Google's config files; the entries have the mechanisms' own sizes."""
     layers, width, heads, qkv, pooling, batch, steps, epoch = _OFFICIAL[task]
-    sizes: dict[str, Any] = {
-        "num_layers": layers,
-        "embed_dim": width,
-        "num_heads": heads,
-        "qkv_dim": qkv,
-        "mlp_dim": 32,
-        "dropout": 0.1,
-    }
-    if task == "pathfinder":
-        own = _OFFICIAL_32.get(attention, _OFFICIAL_32["softmax"])
-        sizes = dict(zip(_SIZE_NAMES, own, strict=True))
-    if attention == "fnet":  # It has no projections that could change the width.
-        sizes["qkv_dim"] = sizes["embed_dim"]
     return Config(
         task=task,
         attention=attention,
@@ -114,7 +95,7 @@ def official(task: str, attention: str) -> Config:
         train=families.official_train(
             steps=steps,
             batch_size=batch,
-            learning_rate=_OFFICIAL_RATE.get((task, attention), 1e-3),
+            learning_rate=1e-3,
             schedule="lra_cosine",
             warmup=epoch,
             clip_norm=1.0 if task == "pathx" else 0.0,
@@ -122,14 +103,17 @@ def official(task: str, attention: str) -> Config:
             eval_batch_size=batch,
         ),
         model=families.official_model(
-            attention,
-            images=True,
-            **sizes,
+            num_layers=layers,
+            embed_dim=width,
+            num_heads=heads,
+            qkv_dim=qkv,
+            mlp_dim=32,
+            dropout=0.2 if task == "pathfinder" else 0.1,
             max_length=SIZES[task] ** 2,
             pooling=pooling,
             positions="sinusoidal" if task == "pathfinder" else "learned",
         ),
-        data=_data(task),
+        data=_DATA,
     )
 
 
@@ -148,8 +132,8 @@ def compact(task: str, attention: str) -> Config:
             eval_every=1_250,
             eval_batch_size=batch,
         ),
-        model=families.compact_model(attention, max_length=SIZES[task] ** 2),
-        data=_data(task),
+        model=ModelConfig(max_length=SIZES[task] ** 2),
+        data=_DATA,
     )
 
 
@@ -167,8 +151,7 @@ def modern(task: str, attention: str) -> Config:
             eval_every=2_500,
             eval_batch_size=_COMPACT_BATCH[task],
         ),
-        model=families.modern_model(
-            attention,
+        model=ModelConfig(
             num_layers=4,
             embed_dim=128,
             num_heads=8,
@@ -177,9 +160,8 @@ def modern(task: str, attention: str) -> Config:
             max_length=SIZES[task] ** 2,
             inputs="linear",
             positions="learned_2d",
-            attention_options="features=256" if attention == "linformer" else "",
         ),
-        data=_data(task),
+        data=_DATA,
     )
 
 

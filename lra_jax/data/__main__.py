@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from lra_jax import cli
-from lra_jax.configs import Config, DataConfig
-from lra_jax.errors import known
+from lra_jax.configs import DataConfig
+from lra_jax.errors import expected, known, not_negative
+from lra_jax.tasks import Task, get_task
 
 if TYPE_CHECKING:
     from lra_jax.data.dataset import SequenceDataset
-    from lra_jax.tasks import Task
 
 _CHARACTERS = 600
 _HELP = (__doc__ or "").strip()
@@ -68,30 +68,20 @@ def main(args: Sequence[str] | None = None) -> None:
     command = cli.parse(kind, prog, _HELP, args[1:], default=default)
     try:
         with cli.user_errors():
-            task, dataset = _prepared(command, preset)
-            run(command, task, dataset)
+            task = get_task(command.task)
+            command.data.check()
+            run(command, task, task.prepare(command.data))
     except KeyboardInterrupt:
         cli.fail("interrupted; nothing half prepared is kept", 128 + signal.SIGINT)
 
 
-def _prepared(command: DataCommand, preset: Config) -> tuple["Task", "SequenceDataset"]:
-    from lra_jax.tasks import get_task
-
-    task = get_task(command.task)
-    # The model is not asked for here: it takes whatever length the data have.
-    model = {"max_length": command.data.max_length}
-    config = preset.replace(data=command.data, model=model)
-    task.check(config)
-    return task, task.prepare(config)
-
-
-def _prepare(_: Any, task: "Task", dataset: "SequenceDataset") -> None:
+def _prepare(_: Any, task: Task, dataset: "SequenceDataset") -> None:
     sizes = ", ".join(f"{dataset.num_examples(s):,} {s}" for s in dataset.splits)
     print(f"{task.name}: {sizes}")
     print(f"in {dataset.folder}")
 
 
-def _describe(command: DataCommand, task: "Task", dataset: "SequenceDataset") -> None:
+def _describe(command: DataCommand, task: Task, dataset: "SequenceDataset") -> None:
     import numpy as np
 
     _prepare(command, task, dataset)
@@ -113,22 +103,20 @@ def _describe(command: DataCommand, task: "Task", dataset: "SequenceDataset") ->
         )
 
 
-def _sample(command: SampleCommand, task: "Task", dataset: "SequenceDataset") -> None:
+def _sample(command: SampleCommand, task: Task, dataset: "SequenceDataset") -> None:
     import numpy as np
 
     total = dataset.num_examples(command.split)
     if not 1 <= command.count <= total:
-        raise ValueError(
-            f"--count must be 1 to {total}, the examples of {command.split}, got "
-            f"{command.count}"
-        )
-    if command.seed < 0:
-        raise ValueError(f"--seed must not be negative, got {command.seed}")
+        wanted = f"1 to {total}, the examples of {command.split}"
+        raise expected("--count", wanted, command.count)
+    not_negative("--seed", command.seed)
     drawn = np.random.default_rng(command.seed).choice(total, command.count, False)
     examples = dataset.source(command.split).__getitems__(np.sort(drawn).tolist())
     if dataset.image_shape is None:
         if command.out is not None:
-            raise ValueError(f"--out is for images, --task={task.name} has none")
+            wanted = f"nothing for --task={task.name}, which has no images"
+            raise expected("--out", wanted, repr(command.out))
         for example in examples:
             _print_example(example, task, dataset)
     else:
@@ -136,7 +124,7 @@ def _sample(command: SampleCommand, task: "Task", dataset: "SequenceDataset") ->
         _write_sheet(Path(file).expanduser(), examples, dataset.image_shape)
 
 
-def _print_example(example: dict, task: "Task", dataset: "SequenceDataset") -> None:
+def _print_example(example: dict, task: Task, dataset: "SequenceDataset") -> None:
     print(f"label {int(example['label'])}")
     for name in dataset.sequences:
         text = task.decode(example[name])

@@ -58,7 +58,7 @@ class Group:
     @property
     def last_only(self) -> bool:
         """Whether the best checkpoint was chosen on the test split itself."""
-        return self.config.data.validation == "test"
+        return self.config.data.chosen_on_test
 
     def mean(self, name: str) -> float:
         """Mean of a number of the results."""

@@ -3,6 +3,7 @@
 import html
 from collections.abc import Sequence
 
+from lra_jax.configs import TASKS
 from lra_jax.reporting import charts, tables
 from lra_jax.reporting.collect import Group
 from lra_jax.reporting.tables import Table
@@ -93,11 +94,7 @@ def to_markdown(groups: Sequence[Group], notes: Sequence[str]) -> str:
 
 def by_task(groups: Sequence[Group]) -> dict[str, list[Group]]:
     """The groups of each task, tasks in LRA's order."""
-    order = (*tables.FIVE, "pathx")
-    tasks = sorted(
-        {g.config.task for g in groups},
-        key=lambda t: (order.index(t) if t in order else len(order), t),
-    )
+    tasks = sorted({g.config.task for g in groups}, key=list(TASKS).index)
     return {task: [g for g in groups if g.config.task == task] for task in tasks}
 
 

@@ -4,11 +4,8 @@ import dataclasses
 from collections.abc import Sequence
 
 from lra_jax.reporting.collect import Group
-from lra_jax.tasks import TASKS
-from lra_jax.tasks.published import FAILED, ROWS
-
-FIVE = ("listops", "text", "retrieval", "image", "pathfinder")
-"""The tasks of avg5; avg6 adds pathx."""
+from lra_jax.tasks import get_task
+from lra_jax.tasks.published import FAILED, FIVE, ROWS, SIX
 
 CHECKPOINTS = (
     "Checkpoint rule: test accuracy is of the checkpoint with the highest accuracy on "
@@ -48,15 +45,17 @@ def task_table(task: str, groups: Sequence[Group]) -> Table:
     )
     ours = [_own_row(group) for group in groups]
     others = []
-    if any(group.official for group in groups):
-        known = TASKS[task]
+    official = [group.config for group in groups if group.official]
+    if official:
+        known = get_task(task)
+        beside = (row for c in official for row in known.published_beside(c))
         others = [
             (f"floor: {name}", f"{value:.2f}", *[""] * 5, "computed for LRA's data")
             for name, value in known.floors
         ]
         others += [
             (f"published: {row.model}", f"{row.accuracy:.2f}", *[""] * 5, row.source)
-            for row in known.published
+            for row in dict.fromkeys(beside)
         ]
     return Table(
         header,
@@ -68,7 +67,7 @@ def task_table(task: str, groups: Sequence[Group]) -> Table:
 
 def averages_table(groups: Sequence[Group]) -> Table:
     """A row for each mechanism and preset over all tasks, then the published rows."""
-    header = ("model", *FIVE, "pathx", "avg5", "avg6", "source")
+    header = ("model", *SIX, "avg5", "avg6", "source")
     by_model: dict[tuple[str, str], dict[str, float]] = {}
     for group in groups:
         if group.official:
@@ -80,9 +79,9 @@ def averages_table(groups: Sequence[Group]) -> Table:
     rows = [
         (
             f"{attention}, {preset}",
-            *(_number(scores.get(task)) for task in (*FIVE, "pathx")),
+            *(_number(scores.get(task)) for task in SIX),
             _number(_mean(scores, FIVE)),
-            _number(_mean(scores, (*FIVE, "pathx"))),
+            _number(_mean(scores, SIX)),
             "this report; of several settings the best mean",
         )
         for (attention, preset), scores in by_model.items()
@@ -110,19 +109,13 @@ def protocol(group: Group) -> str:
     """What was trained, and on what, in a line."""
     config, result = group.config, group.results[0]
     train, model, data = config.train, config.model, config.data
-    if data.path is not None:
-        source = "original files"
-    elif config.task == "listops" or "path" in config.task:
-        source = f"generated, seed {data.seed}"
-    else:
-        source = "original archive"
     split = "validation = test" if group.last_only else "own validation split"
     split += ", best by loss" if train.best_by == "loss" else ""
     note = "" if group.official else "; NOT LRA's data settings, do not compare"
     return (
         f"{config.preset}: {train.steps:,} steps of {train.batch_size}, "
         f"{model.num_layers} x {model.embed_dim} wide, {model.pooling} pooling, "
-        f"{model.positions} positions, padding {model.padding}; data {source}, "
+        f"{model.positions} positions, padding {model.padding}; data {data.origin}, "
         f"{split}, {result['test_examples']:,} test examples; "
         f"{result.get('device', 'unknown device')}{note}"
     )

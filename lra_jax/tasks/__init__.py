@@ -1,7 +1,9 @@
 """The tasks of the Long-Range Arena; the trainer knows no particular one.
 
-A task is a file in ``data/``, a file of presets in ``configs/``, a file here, and a
-line in ``TASKS`` and in ``configs.PRESETS``. What they agree on:
+A task is an entry, `Task`, and one line in `lra_jax.configs.registry.TASKS` that says
+where the entry is. An entry is a file here; those of the Long-Range Arena have their
+presets, with their sources, and the dataclass of their ``--data.*`` settings in a file
+of ``configs/``, and their reader in a file of ``data/``. They agree on this:
 
 **Examples.** A task's builder (``lra_jax.data.builder``) yields, for each example,
 ``(tokens, label)``: ``uint8 [length]`` and an int. Token ids, bytes and pixels alike
@@ -10,63 +12,35 @@ set aside for it. The builder names ``VOCAB_SIZE`` (256 for bytes and pixels) an
 ``NUM_CLASSES``. Splits are train, valid and test.
 
 **Images** are read row by row, ``uint8 [rows * columns]``, black 0, all of one size,
-which the builder's config gives as ``image_shape=(rows, columns)``: that is what
-``positions=learned_2d`` and the contact sheets of ``python -m lra_jax.data sample``
-go by. ``max_length`` and ``--model.max_length`` are ``rows * columns``.
+which both the entry and the builder's config give as ``image_shape=(rows, columns)``:
+``positions=learned_2d`` and the contact sheets of ``python -m lra_jax.data sample`` go
+by it. ``--model.max_length`` is ``rows * columns``.
 
 **Pairs** are ``(tokens_1, tokens_2, label)``, with ``SEQUENCES = ("tokens_1",
-"tokens_2")`` in the builder.
+"tokens_2")`` in the builder, and the model and objective for pairs in the entry.
 
-A file here then needs only::
+An entry::
 
     TASK = Task(
         name="image",
-        check=check_image,
-        prepare=lambda config: cifar.prepare(config.data.dir, path=config.data.path),
-        make_model=make_classifier,          # pairs: make_matcher
-        loss=classification_loss,            # pairs: matching_loss
-        is_official=lambda config, dataset: dataset.num_examples("test") == 10_000,
+        data=DataConfig,
+        presets=configs.PRESETS,
+        reader="lra_jax.data.image:prepare",
+        image_shape=(32, 32),
+        is_official=lambda data, dataset: dataset.num_examples("test") == 10_000,
         floors=(("chance", 10.0),),
         published=published("image"),
     )
+
+Importing this package imports no jax.
 """
 
-from lra_jax.errors import known
-from lra_jax.tasks import image, listops, pathfinder, retrieval, text
-from lra_jax.tasks.base import (
-    Batch,
-    Sums,
-    Task,
-    classification_loss,
-    make_classifier,
-    make_matcher,
-    matching_loss,
-)
-from lra_jax.tasks.checks import check_config, parse_options
+from lra_jax.configs import TASKS
+from lra_jax.configs.registry import find_task
 from lra_jax.tasks.published import Published
+from lra_jax.tasks.task import Task
 
-__all__ = [
-    "TASKS",
-    "Batch",
-    "Published",
-    "Sums",
-    "Task",
-    "check_config",
-    "classification_loss",
-    "get_task",
-    "make_classifier",
-    "make_matcher",
-    "matching_loss",
-    "parse_options",
-]
-
-TASKS: dict[str, Task] = {
-    task.name: task
-    for task in (
-        *(listops.TASK, text.TASK, retrieval.TASK, image.TASK),
-        *pathfinder.TASKS,
-    )
-}
+__all__ = ["TASKS", "Published", "Task", "get_task"]
 
 
 def get_task(name: str) -> Task:
@@ -75,4 +49,4 @@ def get_task(name: str) -> Task:
     Raises:
       ValueError: unknown, with the nearest name.
     """
-    return TASKS[known("--task", name, TASKS)]
+    return find_task(name)

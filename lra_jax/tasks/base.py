@@ -1,12 +1,10 @@
-"""What the trainer asks of a task, and the parts that tasks are put together from."""
+"""Models and objectives that tasks are put together from."""
 
-import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from flax import nnx
 
@@ -15,44 +13,9 @@ from lra_jax.configs import Config
 from lra_jax.data.dataset import SequenceDataset
 from lra_jax.models import MatchingClassifier, SequenceClassifier
 from lra_jax.tasks.checks import parse_options
-from lra_jax.tasks.published import Published
 
 Batch = Mapping[str, jax.Array]
 Sums = dict[str, jax.Array]
-
-
-def decode_bytes(tokens: np.ndarray) -> str:
-    """Bytes as text; what is cut or not UTF-8 shows as a replacement character."""
-    return tokens.tobytes().decode("utf-8", errors="replace")
-
-
-@dataclasses.dataclass(frozen=True)
-class Task:
-    """What the trainer needs of a task.
-
-    Attributes:
-      name: as in ``--task``.
-      check: raises ValueError for settings that cannot work, before any data are made.
-      prepare: makes, or finds, the data.
-      make_model: builds the model.
-      loss: ``(model, batch, rngs) -> sums``: the weighted sums "loss" and "correct" and
-        the weight "count" over a batch, as float32 scalars.
-      is_official: whether a config and its data follow the distribution that the floors
-        and the published rows are about.
-      floors: ``(name, percent)`` of readers that learn nothing of interest.
-      published: rows to stand beside ours.
-      decode: token ids, `uint8 [length]`, as text to read; images have none.
-    """
-
-    name: str
-    check: Callable[[Config], None]
-    prepare: Callable[[Config], SequenceDataset]
-    make_model: Callable[[Config, SequenceDataset, nnx.Rngs], nnx.Module]
-    loss: Callable[[nnx.Module, Batch, nnx.Rngs | None], Sums]
-    is_official: Callable[[Config, SequenceDataset], bool]
-    floors: tuple[tuple[str, float], ...] = ()
-    published: tuple[Published, ...] = ()
-    decode: Callable[[np.ndarray], str] = decode_bytes
 
 
 def classification_loss(

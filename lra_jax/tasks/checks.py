@@ -1,16 +1,16 @@
 """What a user can get wrong in a config, found before data are made or compiled."""
 
 import ast
-import math
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from lra_jax.attention import registry
 from lra_jax.attention.sharded.sequence import sequence_parallel
-from lra_jax.configs import Config
+from lra_jax.configs import Config, TrainConfig
 from lra_jax.data.length_warmup import LengthWarmup
-from lra_jax.errors import known
+from lra_jax.errors import expected, known, not_negative, positive
 from lra_jax.models.encoder import check_mlp, options_by_block
 from lra_jax.models.options import split_options
+from lra_jax.tasks.task import Task
 
 
 def parse_options(text: str, field: str = "attention_options") -> dict[str, Any]:
@@ -26,7 +26,7 @@ def parse_options(text: str, field: str = "attention_options") -> dict[str, Any]
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, equals, value = part.partition("=")
         if not equals or not name.strip():
-            raise ValueError(f"--model.{field}: expected name=value,..., got {part!r}")
+            raise expected(f"--model.{field}", "name=value,...", repr(part))
         values = [_literal(v.strip()) for v in value.split("/")]
         options[name.strip()] = tuple(values) if len(values) > 1 else values[0]
     return options
@@ -39,21 +39,24 @@ def _literal(text: str) -> Any:
         return text
 
 
-def check_config(config: Config, images: bool = False, holds_out: bool = False) -> None:
+def check_config(config: Config, task: Task) -> None:
     """Refuses settings that cannot work, before data are made or anything compiles.
 
     Args:
       config: the run.
-      images: whether the task's sequences are images.
-      holds_out: whether the task has no validation split of its own.
+      task: its task.
 
     Raises:
       ValueError: with the flag, what was expected and what was given.
     """
+    if type(config.data) is not task.data:
+        got = type(config.data).__name__
+        raise expected("--data", f"{task.data.__name__} for --task={task.name}", got)
     _check_choices(config)
     if config.workdir == "":
-        raise ValueError("--workdir must name a folder, got ''")
+        raise expected("--workdir", "a folder", "''")
     _check_ranges(config)
+    config.data.check()
     model = config.model
     mechanism = registry.resolve(config.attention)
     options = parse_options(model.attention_options)
@@ -62,32 +65,24 @@ def check_config(config: Config, images: bool = False, holds_out: bool = False) 
     _check_devices(config, mechanism)
     check_mlp(model.mlp, parse_options(model.mlp_options, "mlp_options"))
     if model.qkv_dim % model.num_heads:
-        raise ValueError(
-            f"--model.num_heads must divide --model.qkv_dim={model.qkv_dim}, "
-            f"got {model.num_heads}"
-        )
+        wanted = f"a divisor of --model.qkv_dim={model.qkv_dim}"
+        raise expected("--model.num_heads", wanted, model.num_heads)
     _check_implementation(config, mechanism)
-    _check_length_warmup(config.train.length_warmup, config.train.steps, images)
-    if not images:
+    _check_length_warmup(config.train, task)
+    if task.image_shape is None:
         _refuse_images(config)
-    if not holds_out and config.data.validation != "holdout":
-        raise ValueError(
-            f"--data.validation={config.data.validation} is for tasks without a "
-            f"validation split, --task={config.task} has one"
-        )
+    _check_lengths(config, task)
     if model.positions == "rotary":
         _check_rotary(config, mechanism)
     if model.positions == "sinusoidal" and model.embed_dim % 2:
-        raise ValueError(
-            "--model.embed_dim must be even for sinusoidal positions, "
-            f"got {model.embed_dim}"
-        )
+        wanted = "an even int for sinusoidal positions"
+        raise expected("--model.embed_dim", wanted, model.embed_dim)
 
 
 def _check_implementation(config: Config, mechanism: registry.Mechanism) -> None:
     """Refuses kernels that this machine or the model's sizes cannot have."""
     model = config.model
-    if mechanism.name not in ("linear", "cosformer", "flow"):
+    if not mechanism.kernels:
         return
     for block in options_by_block(
         parse_options(model.attention_options), model.num_layers
@@ -129,9 +124,10 @@ def _check_devices(config: Config, mechanism: registry.Mechanism) -> None:
     }
     named = [name for name, value in given.items() if value is not None]
     if named and (len(named) < 3 or not config.distributed):
-        raise ValueError(
-            "--distributed=True, --coordinator, --num_processes and --process_id go "
-            f"together, got only {', '.join(f'--{n}={given[n]}' for n in named)}"
+        raise expected(
+            "--distributed",
+            "True with --coordinator, --num_processes and --process_id, or none",
+            ", ".join([str(config.distributed), *(f"--{n}={given[n]}" for n in named)]),
         )
     if named:
         _check_processes(config)
@@ -141,113 +137,93 @@ def _check_devices(config: Config, mechanism: registry.Mechanism) -> None:
     for name, only in (("pooling", "mean"), ("padding", "lengths")):
         given = getattr(config.model, name)
         if given != only:
-            raise ValueError(
-                f"--model.{name} must be {only} with --train.seq_devices="
-                f"{config.train.seq_devices}, got {given!r}"
-            )
+            wanted = f"{only} with --train.seq_devices={config.train.seq_devices}"
+            raise expected(f"--model.{name}", wanted, repr(given))
 
 
 def _check_processes(config: Config) -> None:
     host, _, port = (config.coordinator or "").rpartition(":")
     if not host or not port.isdecimal():
-        raise ValueError(f"--coordinator must be HOST:PORT, got {config.coordinator!r}")
+        raise expected("--coordinator", "HOST:PORT", repr(config.coordinator))
     count, index = config.num_processes or 0, config.process_id or 0
     if not 0 <= index < count:
-        raise ValueError(
-            f"--process_id must be in 0..{count - 1} for --num_processes={count}, "
-            f"got {index}"
-        )
+        wanted = f"0..{count - 1} for --num_processes={count}"
+        raise expected("--process_id", wanted, index)
 
 
-def _check_length_warmup(text: str, steps: int, images: bool) -> None:
+def _check_length_warmup(train: TrainConfig, task: Task) -> None:
     try:
-        LengthWarmup.parse(text, steps)
+        LengthWarmup.parse(train.length_warmup, train.steps)
     except ValueError as error:
         raise ValueError(f"--train.{error}") from error
-    if text and images:
-        raise ValueError(
-            f"--train.length_warmup cuts sequences and images stay whole, got {text!r}"
-        )
+    if train.length_warmup and task.image_shape is not None:
+        wanted = "nothing for images, which stay whole"
+        raise expected("--train.length_warmup", wanted, repr(train.length_warmup))
 
 
 def _refuse_images(config: Config) -> None:
     for name, only in (("inputs", "linear"), ("positions", "learned_2d")):
         if getattr(config.model, name) == only:
-            raise ValueError(
-                f"--model.{name}={only} is for images, --task={config.task} has none"
+            wanted = f"another value for --task={config.task}, which has no images"
+            raise expected(f"--model.{name}", wanted, only)
+
+
+def _check_lengths(config: Config, task: Task) -> None:
+    """Refuses a model whose longest sequence is not that of the data."""
+    given, longest = config.model.max_length, config.data.longest
+    if task.image_shape is not None:
+        rows, columns = task.image_shape
+        if given != rows * columns:
+            wanted = (
+                f"{rows * columns} for the {rows} x {columns} of --task={task.name}"
             )
+            raise expected("--model.max_length", wanted, given)
+    elif longest is not None and longest > given:
+        wanted = f"at most --model.max_length={given}"
+        raise expected("--data.max_length", wanted, longest)
 
 
 def _check_rotary(config: Config, mechanism: registry.Mechanism) -> None:
     model = config.model
     if not {"query", "key"} <= set(mechanism.projections):
-        raise ValueError(
-            "--model.positions=rotary turns queries and keys, of which "
-            f"--attention={config.attention} has none"
+        raise expected(
+            "--model.positions",
+            "another value than rotary, which turns queries and keys",
+            f"--attention={config.attention}, which has none",
         )
     if model.qkv_dim // model.num_heads % 2:
-        raise ValueError(
-            "--model.positions=rotary needs heads of an even width, got "
-            f"--model.qkv_dim={model.qkv_dim} for --model.num_heads={model.num_heads}"
+        raise expected(
+            "--model.positions",
+            "heads of an even width for rotary",
+            f"--model.qkv_dim={model.qkv_dim} for --model.num_heads={model.num_heads}",
         )
-
-
-def check_lengths(config: Config) -> None:
-    """Refuses documents that are longer than the model's longest sequence."""
-    longest = config.model.max_length
-    if config.data.max_length > longest:
-        raise ValueError(
-            f"--data.max_length={config.data.max_length} pads sequences beyond "
-            f"--model.max_length={longest}"
-        )
-
-
-def check_image_size(config: Config, rows: int, columns: int) -> None:
-    """Refuses lengths that are not those of the task's images."""
-    pixels = rows * columns
-    for part in ("data", "model"):
-        given = getattr(config, part).max_length
-        if given != pixels:
-            raise ValueError(
-                f"--{part}.max_length must be {pixels} for --task={config.task}, "
-                f"images of {rows} x {columns}, got {given}"
-            )
 
 
 def _check_ranges(config: Config) -> None:
-    train, model = config.train, config.model
-    positive = {
-        **{f"train.{n}": getattr(train, n) for n in _POSITIVE_TRAIN},
-        **{f"model.{n}": getattr(model, n) for n in _POSITIVE_MODEL},
-        **{f"data.{n}": getattr(config.data, n) for n in _POSITIVE_DATA},
+    for part, names in _POSITIVE.items():
+        for name in names:
+            positive(f"--{part}.{name}", getattr(getattr(config, part), name))
+    for name in _NOT_NEGATIVE_TRAIN:
+        not_negative(f"--train.{name}", getattr(config.train, name))
+    not_negative("--seed", config.seed)
+    shares = {
+        "model.dropout": config.model.dropout,
+        "train.adam_b1": config.train.adam_b1,
+        "train.adam_b2": config.train.adam_b2,
     }
-    for name, value in positive.items():
-        if not 0 < value < math.inf:
-            raise ValueError(f"--{name} must be positive and finite, got {value}")
-    not_negative = {
-        **{f"train.{n}": getattr(train, n) for n in _NOT_NEGATIVE_TRAIN},
-        **{"seed": config.seed, "data.seed": config.data.seed},
-    }
-    for name, value in not_negative.items():
-        if not 0 <= value < math.inf:
-            raise ValueError(f"--{name} must be finite and not negative, got {value}")
-    rates = {
-        "model.dropout": model.dropout,
-        "train.adam_b1": train.adam_b1,
-        "train.adam_b2": train.adam_b2,
-    }
-    for name, value in rates.items():
+    for name, value in shares.items():
         if not 0 <= value < 1:
-            raise ValueError(f"--{name} must lie in [0, 1), got {value}")
+            raise expected(f"--{name}", "a number in [0, 1)", value)
 
 
-_POSITIVE_TRAIN = (
-    *("steps", "batch_size", "learning_rate", "eval_every", "eval_batch_size"),
-    *("log_every", "adam_eps", "seq_devices"),
-)
-_POSITIVE_MODEL = (
-    *("num_layers", "embed_dim", "num_heads", "qkv_dim", "mlp_dim", "max_length"),
-    "embed_std",
-)
-_POSITIVE_DATA = ("num_train", "num_valid", "num_test", "max_length")
+_POSITIVE = {
+    "train": (
+        *("steps", "batch_size", "learning_rate", "eval_every", "eval_batch_size"),
+        *("log_every", "adam_eps", "seq_devices"),
+    ),
+    "model": (
+        *("num_layers", "embed_dim", "num_heads", "qkv_dim", "mlp_dim", "max_length"),
+        "embed_std",
+    ),
+}
 _NOT_NEGATIVE_TRAIN = ("warmup", "weight_decay", "clip_norm")

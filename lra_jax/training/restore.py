@@ -58,7 +58,7 @@ def load_run(workdir: str, checkpoint: Literal["best", "last"] = "best") -> Save
     folder = Path(workdir).expanduser()
     config, fingerprint = read_config(folder)
     task = get_task(config.task)
-    dataset = task.prepare(config)
+    dataset = task.prepare(config.data)
     if dataset.fingerprint != fingerprint:
         raise ValueError(
             f"the data of {folder} are others now: fingerprint {fingerprint} then, "

@@ -56,7 +56,7 @@ class Session:
         quiet = quiet or not hosts.is_writer()
         self.console = RunConsole(config.train.steps, quiet=quiet)
         with contextlib.ExitStack() as stack:
-            self.dataset = hosts.writer_first(lambda: self.task.prepare(config))
+            self.dataset = hosts.writer_first(lambda: self.task.prepare(config.data))
             hosts.writer_first(lambda: self._claim(stack))
             self.result = workdirs.read_result(self.workdir)
             self.trainer = Trainer(config, self.task, self.dataset, self.workdir)
@@ -84,7 +84,7 @@ class Session:
             self.result = result = self._score()
             if hosts.is_writer():
                 write_json(self.workdir / "result.json", result)
-        show_result(self.console, self.task, result)
+        show_result(self.console, self.task, self.config, result)
         return result
 
     def _work(self) -> np.ndarray:
@@ -129,14 +129,14 @@ class Session:
             "valid_accuracy_best": 100 * progress.best_accuracy,
             "best_step": progress.best_step,
             "best_by": self.config.train.best_by,
-            "validation": self.config.data.validation,
+            "validation": "test" if self.config.data.chosen_on_test else "holdout",
             "steps": trainer.step,
             "steps_per_second": self._speed(),
             "seconds": progress.seconds,
             "parameters": trainer.num_parameters,
             **peak_memory(),
             "data_fingerprint": self.dataset.fingerprint,
-            "official_data": self.task.is_official(self.config, self.dataset),
+            "official_data": self.task.is_official(self.config.data, self.dataset),
             "device": describe_devices(),
             "versions": versions(),
             "commit": commit(),
@@ -186,7 +186,9 @@ def default_workdir(config: Config) -> Path:
     return Path("runs") / config.run_name(preset)
 
 
-def show_result(console: RunConsole, task: Task, result: Mapping[str, Any]) -> None:
+def show_result(
+    console: RunConsole, task: Task, config: Config, result: Mapping[str, Any]
+) -> None:
     """Prints the test accuracies, beside floors and published rows if they compare."""
     examples = result["test_examples"]
     sigma = (result["test_accuracy_best"] * (100 - result["test_accuracy_best"])) ** 0.5
@@ -207,7 +209,7 @@ def show_result(console: RunConsole, task: Task, result: Mapping[str, Any]) -> N
         rows += [(f"floor: {name}", f"{value:.2f}", "") for name, value in task.floors]
         rows += [
             (f"published: {row.model}", f"{row.accuracy:.2f}", row.source)
-            for row in task.published
+            for row in task.published_beside(config)
         ]
     console.table("test accuracy, percent", rows)
     console.line(

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from lra_jax.tasks import Batch, Sums, Task
+from lra_jax.tasks import Task
+from lra_jax.tasks.base import Batch, Sums
 
 NO_STEP = -1
 

@@ -33,7 +33,9 @@ def open_workdir(workdir: Path, config: Config, fingerprint: str) -> None:
         return
     theirs, their_fingerprint = read_config(workdir)
     old, new = theirs.identity(), config.identity()
-    differing = [f"{n}={old[n]!r} (now {new[n]!r})" for n in new if old[n] != new[n]]
+    differing = [
+        f"{n}={old.get(n)!r} (now {new[n]!r})" for n in new if old.get(n) != new[n]
+    ]
     if differing:
         raise ValueError(
             f"--workdir={workdir} holds a run of another config: "

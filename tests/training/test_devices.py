@@ -44,10 +44,22 @@ def test_a_run_with_split_sequences(data_dir, tmp_path) -> None:
     ("changes", "message"),
     [
         ({"attention": "softmax"}, r"linear, cosformer, flow.*got 'softmax'"),
-        ({"model": {"pooling": "cls"}}, r"--model.pooling must be mean .*got 'cls'"),
-        ({"train": {"seq_devices": 0}}, r"--train.seq_devices must be positive.*0"),
-        ({"coordinator": "host:1"}, r"--distributed.*go together.*--coordinator=host"),
-        ({"distributed": True, "process_id": 1}, r"go together.*--process_id=1"),
+        (
+            {"model": {"pooling": "cls"}},
+            r"--model.pooling: expected mean with .*=2, got 'cls'",
+        ),
+        (
+            {"train": {"seq_devices": 0}},
+            r"--train.seq_devices: expected a positive int, got 0",
+        ),
+        (
+            {"coordinator": "host:1"},
+            r"--distributed: expected True with .*--coordinator=host",
+        ),
+        (
+            {"distributed": True, "process_id": 1},
+            r"--distributed: .*or none, got True, --process_id=1",
+        ),
         (
             {
                 "distributed": True,
@@ -55,7 +67,7 @@ def test_a_run_with_split_sequences(data_dir, tmp_path) -> None:
                 "num_processes": 2,
                 "process_id": 2,
             },
-            r"--process_id must be in 0..1 .*got 2",
+            r"--process_id: expected 0\.\.1 for .*, got 2",
         ),
         (
             {
@@ -64,7 +76,7 @@ def test_a_run_with_split_sequences(data_dir, tmp_path) -> None:
                 "num_processes": 2,
                 "process_id": 1,
             },
-            r"--coordinator must be HOST:PORT, got 'host'",
+            r"--coordinator: expected HOST:PORT, got 'host'",
         ),
     ],
 )

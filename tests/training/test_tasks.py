@@ -65,7 +65,9 @@ def test_a_checkpoint_chosen_on_the_test_split_is_said_to_be(capsys):
     shown = {}
     for validation in ("holdout", "test"):
         task = get_task("text")
-        show_result(RunConsole(9), task, result | {"validation": validation})
+        config = get_preset("text", "official", "flow")
+        result["validation"] = validation
+        show_result(RunConsole(9), task, config, result)
         shown[validation] = capsys.readouterr().out
     assert "chosen on the test split itself" in shown["test"]
     assert "chosen on" not in shown["holdout"]
@@ -74,9 +76,14 @@ def test_a_checkpoint_chosen_on_the_test_split_is_said_to_be(capsys):
         "50.00",
         "published: Flowformer",
         "64.29",
-        "LRA paper",
+        "figure of the thuml/Flowformer repository",
     ):
         assert part in shown["test"]
+    # Rows of other protocols are not shown, nor any beside a run of another length.
+    assert "Transformer" not in shown["test"]
+    shorter = config.replace(train={"steps": 9})
+    show_result(RunConsole(9), task, shorter, result)
+    assert "published" not in capsys.readouterr().out
 
 
 def test_no_data_and_no_network_is_one_line(tmp_path, capsys, monkeypatch):

@@ -97,7 +97,7 @@ def test_training_learns(data_dir, dataset, tmp_path):
         model={"dropout": 0.0},
         data={"num_train": 16, "num_valid": 8, "num_test": 8, "buckets": "60"},
     )
-    small = tasks.get_task("listops").prepare(config)
+    small = tasks.get_task("listops").prepare(config.data)
     learner = trainer(config, small, tmp_path)
     learner.fit(RunConsole(150, quiet=True))
     learner.checkpoints.close()

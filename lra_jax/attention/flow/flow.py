@@ -69,6 +69,30 @@ MECHANISM = Mechanism(
     cost="(T + S) H^2",
     summary="conserved flows: sources compete, sinks allocate (Flowformer)",
     source="Wu et al. 2022",
+    # thuml/Flowformer, folder Flowformer_LRA; the retrieval file has LRA's sizes.
+    presets={
+        "official": {
+            "*": {
+                "model.attention_options": "clip=None,competition_axis=heads,"
+                "feature_map=relu+1e-6"
+            },
+            "listops": {
+                "model.num_layers": 1,
+                "model.num_heads": 2,
+                "train.learning_rate": 0.005,
+            },
+            "text": {"model.num_layers": 1, "train.learning_rate": 0.005},
+            "image": {"model.num_heads": 4},
+            "pathfinder": {
+                "model.num_layers": 1,
+                "model.num_heads": 8,
+                "model.embed_dim": 256,
+                "model.qkv_dim": 128,
+                "model.mlp_dim": 256,
+                "train.learning_rate": 0.0001,
+            },
+        }
+    },
 )
 
 

@@ -43,6 +43,17 @@ MECHANISM = Mechanism(
     cost="(T + S) H^2",
     summary="elu(x) + 1 features, normalised (Linear Transformer)",
     source="Katharopoulos et al. 2020",
+    presets={
+        "official": {
+            "pathfinder": {
+                "model.num_layers": 1,
+                "model.num_heads": 2,
+                "model.embed_dim": 128,
+                "model.qkv_dim": 64,
+                "model.mlp_dim": 128,
+            }
+        }
+    },
 )
 
 

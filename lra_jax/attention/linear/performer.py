@@ -66,6 +66,21 @@ MECHANISM = Mechanism(
     source="Choromanski et al. 2021",
     parameters="performer_parameters",
     buffers=("projection",),
+    presets={
+        "official": {
+            "*": {
+                "model.attention_options": "kernel=relu,dialect=google,"
+                "feature_eps=0.001"
+            },
+            "pathfinder": {
+                "model.num_layers": 4,
+                "model.num_heads": 8,
+                "model.embed_dim": 32,
+                "model.qkv_dim": 16,
+                "model.mlp_dim": 32,
+            },
+        }
+    },
 )
 
 

@@ -37,6 +37,10 @@ MECHANISM = Mechanism(
     summary="Fourier transforms over positions and columns, no parameters",
     source="Lee-Thorp et al. 2022",
     projections=(),
+    # Not in LRA. It has no projections, so that all widths are one.
+    presets={
+        "official": {"image": {"model.qkv_dim": 128}, "path*": {"model.qkv_dim": 32}}
+    },
 )
 
 

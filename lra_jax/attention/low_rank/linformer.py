@@ -39,6 +39,20 @@ MECHANISM = Mechanism(
     summary="softmax over K learned mixtures of the positions",
     source="Wang et al. 2020",
     parameters="linformer_parameters",
+    presets={
+        "official": {
+            "*": {"model.attention_options": "features=16,sharing=key_value"},
+            "pathfinder": {
+                "model.num_layers": 1,
+                "model.num_heads": 2,
+                "model.embed_dim": 32,
+                "model.qkv_dim": 16,
+                "model.mlp_dim": 32,
+            },
+        },
+        "compact": {"*": {"model.attention_options": "features=128"}},
+        "modern": {"path*": {"model.attention_options": "features=256"}},
+    },
 )
 
 SHARING = ("headwise", "key_value", "layerwise", "none")

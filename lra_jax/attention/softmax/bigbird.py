@@ -39,6 +39,20 @@ MECHANISM = Mechanism(
     cost="(7 + R) T C H",
     summary="softmax over neighbouring, global and R random blocks of C",
     source="Zaheer et al. 2020",
+    # One head on images, because of a misspelt key in LRA's file.
+    presets={
+        "official": {
+            "*": {"model.attention_options": "block=64,num_random=3"},
+            "image": {"model.num_heads": 1},
+            "pathfinder": {
+                "model.num_layers": 4,
+                "model.num_heads": 2,
+                "model.embed_dim": 64,
+                "model.qkv_dim": 32,
+                "model.mlp_dim": 64,
+            },
+        }
+    },
 )
 
 

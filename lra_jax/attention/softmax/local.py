@@ -34,6 +34,25 @@ MECHANISM = Mechanism(
     cost="3 T w H",
     summary="softmax over a window of w positions a side, or over blocks",
     source="Tay et al. 2021",
+    presets={
+        "official": {
+            "*": {"model.attention_options": "block=50"},
+            "image": {
+                "model.attention_options": "block=64",
+                "model.num_heads": 2,
+                "model.pooling": "mean",
+            },
+            "path*": {"model.attention_options": "block=64"},
+            "pathfinder": {
+                "model.num_layers": 2,
+                "model.num_heads": 4,
+                "model.embed_dim": 64,
+                "model.qkv_dim": 32,
+                "model.mlp_dim": 64,
+                "model.dropout": 0.1,
+            },
+        }
+    },
 )
 
 WINDOW = 64

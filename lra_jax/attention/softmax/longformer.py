@@ -33,6 +33,25 @@ MECHANISM = Mechanism(
     cost="3 T w H",
     summary="softmax over a window and the first tokens, which see everything",
     source="Beltagy et al. 2020",
+    # LRA's window of 512 is both sides together.
+    presets={
+        "official": {
+            "*": {"model.attention_options": "window=256"},
+            "image": {
+                "model.num_layers": 4,
+                "model.num_heads": 4,
+                "model.pooling": "mean",
+            },
+            "pathfinder": {
+                "model.num_layers": 2,
+                "model.num_heads": 2,
+                "model.embed_dim": 32,
+                "model.qkv_dim": 16,
+                "model.mlp_dim": 32,
+                "model.dropout": 0.1,
+            },
+        }
+    },
 )
 
 

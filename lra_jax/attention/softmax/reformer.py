@@ -46,6 +46,25 @@ MECHANISM = Mechanism(
     summary="softmax within the buckets of R hashes, queries as keys",
     source="Kitaev et al. 2020",
     projections=("query", "value", "out"),
+    presets={
+        "official": {
+            "*": {"model.attention_options": "chunk=10,num_hashes=1,num_buckets=10"},
+            "image": {
+                "model.num_layers": 4,
+                "model.num_heads": 8,
+                "model.embed_dim": 64,
+                "model.qkv_dim": 32,
+                "model.mlp_dim": 64,
+            },
+            "pathfinder": {
+                "model.num_layers": 2,
+                "model.num_heads": 8,
+                "model.embed_dim": 64,
+                "model.qkv_dim": 32,
+                "model.mlp_dim": 64,
+            },
+        }
+    },
 )
 
 

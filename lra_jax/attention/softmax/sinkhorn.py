@@ -40,6 +40,26 @@ MECHANISM = Mechanism(
     summary="softmax over the own block of C and a softly sorted one",
     source="Tay et al. 2020",
     parameters="sinkhorn_parameters",
+    presets={
+        "official": {
+            "*": {"model.attention_options": "block=50"},
+            "image": {
+                "model.num_heads": 1,
+                "model.embed_dim": 32,
+                "model.qkv_dim": 32,
+                "model.mlp_dim": 64,
+                "model.dropout": 0.1,
+                "train.weight_decay": 0.7,
+            },
+            "pathfinder": {
+                "model.num_layers": 2,
+                "model.num_heads": 4,
+                "model.embed_dim": 32,
+                "model.qkv_dim": 16,
+                "model.mlp_dim": 64,
+            },
+        }
+    },
 )
 
 BLOCK = 64

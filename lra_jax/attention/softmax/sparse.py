@@ -40,6 +40,18 @@ MECHANISM = Mechanism(
     cost="4 T^1.5 H",
     summary="softmax over strided or fixed positions (Sparse Transformer)",
     source="Child et al. 2019",
+    presets={
+        "official": {
+            "*": {"model.attention_options": "pattern=fixed,stride=50,summary=10"},
+            "pathfinder": {
+                "model.num_layers": 1,
+                "model.num_heads": 8,
+                "model.embed_dim": 32,
+                "model.qkv_dim": 16,
+                "model.mlp_dim": 32,
+            },
+        }
+    },
 )
 
 SUMMARY = 8

@@ -45,6 +45,17 @@ MECHANISM = Mechanism(
     source="Tay et al. 2021",
     parameters="synthesizer_parameters",
     projections=("query", "value", "out"),
+    presets={
+        "official": {
+            "pathfinder": {
+                "model.num_layers": 2,
+                "model.num_heads": 4,
+                "model.embed_dim": 64,
+                "model.qkv_dim": 32,
+                "model.mlp_dim": 64,
+            }
+        }
+    },
 )
 
 VARIANTS = ("dense", "factorised_dense", "random", "factorised_random")

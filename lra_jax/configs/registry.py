@@ -1,0 +1,31 @@
+"""The tasks by name: the one list of them.
+
+A task is one line of `TASKS`: where its entry is, a `lra_jax.tasks.Task`, from which
+everything about it is reached. Entries are imported when first asked for, and import
+no jax, so that command lines are quick.
+"""
+
+import pkgutil
+from typing import Any
+
+from lra_jax.errors import known
+
+TASKS = {
+    "listops": "lra_jax.tasks.listops:TASK",
+    "text": "lra_jax.tasks.text:TASK",
+    "retrieval": "lra_jax.tasks.retrieval:TASK",
+    "image": "lra_jax.tasks.image:TASK",
+    "pathfinder": "lra_jax.tasks.pathfinder:PATHFINDER",
+    "pathfinder64": "lra_jax.tasks.pathfinder:PATHFINDER64",
+    "pathx": "lra_jax.tasks.pathfinder:PATHX",
+    "path256": "lra_jax.tasks.pathfinder:PATH256",
+}
+
+
+def find_task(name: str) -> Any:
+    """The entry of a task.
+
+    Raises:
+      ValueError: unknown, with the nearest name.
+    """
+    return pkgutil.resolve_name(TASKS[known("--task", name, TASKS)])

@@ -1,0 +1,112 @@
+"""What a task is."""
+
+import dataclasses
+import pkgutil
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from lra_jax.configs import Config, DataConfig, get_preset
+from lra_jax.tasks.published import Published
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from lra_jax.data.dataset import SequenceDataset
+
+
+def decode_bytes(tokens: "np.ndarray") -> str:
+    """Bytes as text; what is cut or not UTF-8 shows as a replacement character."""
+    return tokens.tobytes().decode("utf-8", errors="replace")
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """Everything about a task.
+
+    What needs jax or the readers of data is named as ``"package.module:function"`` and
+    imported when it is first used: command lines read entries, and are quick.
+
+    Attributes:
+      name: as in ``--task``.
+      data: the dataclass of its ``--data.*`` settings.
+      presets: ``(attention) -> Config`` by name.
+      reader: names ``(data_dir, **settings) -> SequenceDataset``, which makes or finds
+        the data; the settings are the fields of `data` but `dir` and `buckets`.
+      reader_settings: further settings of the reader, which are no flags.
+      model: names ``(config, dataset, rngs) -> nnx.Module``.
+      objective: names ``(model, batch, rngs) -> sums``: the weighted sums "loss" and
+        "correct" and the weight "count" over a batch, as float32 scalars.
+      image_shape: rows and columns where a sequence is an image, else None.
+      is_official: whether data settings and data are those of the Long-Range Arena,
+        which floors and published rows are about.
+      floors: ``(name, percent)`` of readers that learn nothing of interest.
+      published: published test accuracies, each with its protocol.
+      decoder: names ``(tokens, uint8 [length]) -> str``, for people; images have none.
+    """
+
+    name: str
+    data: type[DataConfig]
+    presets: Mapping[str, Callable[[str], Config]]
+    reader: str
+    reader_settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    model: str = "lra_jax.tasks.base:make_classifier"
+    objective: str = "lra_jax.tasks.base:classification_loss"
+    image_shape: tuple[int, int] | None = None
+    is_official: Callable[[Any, "SequenceDataset"], bool] = lambda data, dataset: False
+    floors: tuple[tuple[str, float], ...] = ()
+    published: tuple[Published, ...] = ()
+    decoder: str = "lra_jax.tasks.task:decode_bytes"
+
+    def prepare(self, data: DataConfig) -> "SequenceDataset":
+        """Makes, or finds, the data that the settings describe.
+
+        Raises:
+          ValueError: a setting is wrong, or a file is missing or malformed.
+          OSError: the folder cannot be written, or its disk is full.
+        """
+        settings = {f.name: getattr(data, f.name) for f in dataclasses.fields(data)}
+        for name in ("dir", "buckets"):
+            del settings[name]
+        read = pkgutil.resolve_name(self.reader)
+        return read(data.dir, **self.reader_settings, **settings)
+
+    def check(self, config: Config) -> None:
+        """Refuses settings that cannot work, before data are made.
+
+        Raises:
+          ValueError: with the flag, what was expected and what was given.
+        """
+        pkgutil.resolve_name("lra_jax.tasks.checks:check_config")(config, self)
+
+    @property
+    def make_model(self) -> Callable[..., Any]:
+        """``(config, dataset, rngs) -> nnx.Module``."""
+        return pkgutil.resolve_name(self.model)
+
+    @property
+    def loss(self) -> Callable[..., dict[str, Any]]:
+        """``(model, batch, rngs) -> sums``."""
+        return pkgutil.resolve_name(self.objective)
+
+    @property
+    def decode(self) -> Callable[["np.ndarray"], str]:
+        """``(tokens) -> str``."""
+        return pkgutil.resolve_name(self.decoder)
+
+    def published_beside(self, config: Config) -> tuple[Published, ...]:
+        """The published rows whose own protocol a run follows.
+
+        It trains the row's mechanism with all ``train`` and ``model`` settings of the
+        preset official.
+        """
+        rows = [row for row in self.published if row.official == config.attention]
+        if config.preset != "official" or not rows:
+            return ()
+        protocol = get_preset(self.name, "official", config.attention)
+        return tuple(rows) if _trained(config) == _trained(protocol) else ()
+
+
+def _trained(config: Config) -> dict[str, Any]:
+    """The settings on which a run depends, beside its data and its seed."""
+    parts = ("train.", "model.")
+    return {n: v for n, v in config.identity().items() if n.startswith(parts)}
