@@ -1,5 +1,6 @@
 """The examples of the documentation run."""
 
+import pkgutil
 import re
 from pathlib import Path
 
@@ -32,6 +33,13 @@ def test_links_and_paths_exist(page: Path) -> None:
     missing = [link for link in links if not (page.parent / link).exists()]
     missing += [path for path in paths if not (ROOT / path).exists()]
     assert not missing
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_names_exist(page: Path) -> None:
+    code = re.findall(r"`(?:python -m )?(lra_jax(?:\.\w+)+)", page.read_text())
+    for name in {name for name in code if "NAME" not in name}:
+        pkgutil.resolve_name(name)
 
 
 def test_there_are_examples() -> None:
