@@ -3,6 +3,7 @@
 import difflib
 import math
 from collections.abc import Iterable
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 
 def expected(name: str, wanted: object, got: object) -> ValueError:
@@ -33,6 +34,14 @@ def known(name: str, value: str, choices: Iterable[str]) -> str:
         return value
     one = f"one of {', '.join(choices)}" if choices else "none"
     raise expected(name, one, f"{value!r}{did_you_mean(value, choices)}")
+
+
+def check_choices(settings: Any, prefix: str = "") -> None:
+    """Raises ``ValueError`` unless each ``Literal`` field of a dataclass has a value
+    of its type; the error's name is the field's, after the prefix."""
+    for name, kind in get_type_hints(type(settings)).items():
+        if get_origin(kind) is Literal:
+            known(f"{prefix}{name}", getattr(settings, name), get_args(kind))
 
 
 def did_you_mean(value: str, choices: Iterable[str]) -> str:

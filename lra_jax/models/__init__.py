@@ -7,12 +7,15 @@ all of it: what is trained, and what is only kept.
 
 from lra_jax.models.attention import Buffer, MultiHeadAttention
 from lra_jax.models.classifier import SequenceClassifier
+from lra_jax.models.config import AttentionConfig, EncoderConfig
 from lra_jax.models.encoder import EncoderBlock, TransformerEncoder
 from lra_jax.models.matching import MatchingClassifier
 
 __all__ = [
+    "AttentionConfig",
     "Buffer",
     "EncoderBlock",
+    "EncoderConfig",
     "MatchingClassifier",
     "MultiHeadAttention",
     "SequenceClassifier",

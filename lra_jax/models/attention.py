@@ -1,16 +1,16 @@
 """Multi-head attention around any mechanism of ``lra_jax.attention``."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from lra_jax.attention import gates, registry
+from lra_jax.attention import gates
+from lra_jax.models.config import AttentionConfig, configured
 from lra_jax.models.gates import GateLayer
 from lra_jax.models.layers import Dense, LayerNorm, rotated
-from lra_jax.models.options import named, split_options
 
 
 class Buffer(nnx.Variable):
@@ -29,80 +29,36 @@ class MultiHeadAttention(nnx.Module):
     has one head, whatever ``num_heads`` and ``qkv_features`` are.
 
     Args:
-      num_heads: heads N; must divide ``qkv_features``.
-      in_features: width D of the inputs.
-      qkv_features: width N * H of all heads; ``in_features`` by default.
-      out_features: width of the output; ``in_features`` by default.
-      mechanism: a registered name (``python -m lra_jax.attention`` lists them), a
-        function ``(query, key, value, ...)`` of `[B, T, N, H]` arrays, or the string
-        ``"package.module:function"``. A function gets those of the keywords mask
-        (`[B, 1, 1, S]`), query_mask, max_length and is_causal that it takes.
-      max_length: longest sequence: cosFormer's M, the width of Linformer's projections,
-        which need it; fixing it makes cosFormer independent of padding.
-      options: further keywords of the mechanism, as in ``{"clip": None}``, or of its
-        parameters, as in ``{"features": 128}`` for Linformer.
-      is_causal: attend to the past only.
-      own_parameters: False for a layer that computes with another's arrays of the
-        mechanism (layerwise sharing); then every call needs ``parameters``.
-      takes_memory: the mechanism has a memory, as Luna has, and that of the layer
-        before comes with every call.
-      gives_memory: a layer behind takes what `attend` returns beside the output. Both
-        change nothing in a mechanism without one, or in a causal layer.
-      rotary: rotate queries and keys by their positions (RoPE, arXiv:2104.09864), for
-        self-attention. Where scores are inner products of queries and keys (softmax,
-        windows, patterns) they depend on the difference of positions alone. A mechanism
-        that first maps queries and keys through a function of its own sees rotated
-        vectors, which tell positions, but not as differences only.
-      use_bias: biases in the four projections.
-      dtype: of the computation; parameters are float32.
+      num_heads, in_features, **settings: the fields of `AttentionConfig`, all in one
+        object or with these values in place of a given config's.
+      config: the settings.
       rngs: for initialisation (Glorot uniform, zero biases).
 
     Raises:
-      ValueError: heads that do not divide the width, an unknown mechanism or option, or
-        ``rotary`` with an odd head width or a mechanism without queries and keys.
+      ValueError: what `AttentionConfig` raises.
     """
 
     def __init__(
         self,
-        num_heads: int,
-        in_features: int,
+        num_heads: int | None = None,
+        in_features: int | None = None,
         *,
-        qkv_features: int | None = None,
-        out_features: int | None = None,
-        mechanism: str | Callable[..., jax.Array] = "cosformer",
-        max_length: int | None = None,
-        options: Mapping[str, Any] | None = None,
-        is_causal: bool = False,
-        own_parameters: bool = True,
-        takes_memory: bool = False,
-        gives_memory: bool = False,
-        rotary: bool = False,
-        use_bias: bool = True,
-        dtype: Any = None,
+        config: AttentionConfig | None = None,
         rngs: nnx.Rngs,
+        **settings: Any,
     ):
-        width = in_features if qkv_features is None else qkv_features
-        if num_heads < 1 or width % num_heads:
-            raise ValueError(
-                f"num_heads: expected a divisor of the width {width}, got {num_heads}"
-            )
-        self.num_heads = num_heads
-        self.max_length = max_length
-        self.is_causal = is_causal
-        self.mechanism = registry.resolve(mechanism)
-        own, function_options = split_options(self.mechanism, dict(options or {}))
-        # A tuple, so that the graph definition can be hashed.
-        self.options = tuple(function_options.items())
-        out_features = out_features or in_features
-        self._set_widths(in_features, width, dict(options or {}))
+        sizes = {"num_heads": num_heads, "in_features": in_features}
+        settings |= {name: size for name, size in sizes.items() if size is not None}
+        config = configured(AttentionConfig, config, settings)
+        self.config = config
+        self.mechanism = config.mechanism
+        self.num_heads, self.head_dim, self.value_dim = config.widths
+        in_features, dtype = config.in_features, config.dtype
+        out_features = config.out_features or in_features
         width, value_width = (
             self.num_heads * size for size in (self.head_dim, self.value_dim)
         )
-        self._check_widths(in_features, value_width, out_features)
-        self.rotary = rotary
-        if rotary:
-            self._check_rotary()
-        dense = {"use_bias": use_bias, "dtype": dtype, "rngs": rngs}
+        dense = {"use_bias": config.use_bias, "dtype": dtype, "rngs": rngs}
         dense["kernel_init"] = nnx.initializers.xavier_uniform()
 
         def project(name: str, *sizes: int) -> Dense | None:
@@ -120,15 +76,14 @@ class MultiHeadAttention(nnx.Module):
                 for gate in self.mechanism.gates
             }
         )
-        carries = self.mechanism.memory is not None and not is_causal
-        takes, gives = takes_memory and carries, gives_memory and carries
+        takes = config.takes_memory and config.carries_memory
+        gives = config.gives_memory and config.carries_memory
         self.memory_in: Any = Dense(in_features, width, **dense) if takes else None
         self.memory_out: Any = (
             Dense(value_width, in_features, **dense) if gives else None
         )
         self.memory_norm: Any = LayerNorm(in_features, dtype=dtype) if gives else None
-        made = self._parameters(own, rngs) if own_parameters else {}
-        self.parameters = nnx.Dict(made)
+        self.parameters = nnx.Dict(self._parameters(rngs))
 
     def __call__(
         self,
@@ -170,8 +125,8 @@ class MultiHeadAttention(nnx.Module):
         parameters: Mapping[str, nnx.Variable] | None = None,
         memory: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array | None]:
-        """Attends as a call does, between a memory of the layer before and one for the
-        layer behind.
+        """Attends as a call does, with a memory from the layer before and one for the
+        next.
 
         Args:
           inputs, context, mask, query_mask, parameters: as in a call.
@@ -194,27 +149,25 @@ class MultiHeadAttention(nnx.Module):
             else self._heads(layer, x, self.head_dim)
             for layer, x in ((self.query, inputs), (self.key, context))
         )
-        if self.rotary:
+        if self.config.rotary:
             query, key = rotated(query), rotated(key)
-        keywords: dict[str, Any] = {
+        masks = {
             "mask": None if mask is None else mask[:, None, None, :],
             "query_mask": query_mask,
-            "max_length": self.max_length,
-            "is_causal": self.is_causal,
         }
-        accepted = registry.accepted_keywords(self.mechanism.attention)
-        if accepted is not None:
-            keywords = {k: v for k, v in keywords.items() if k in accepted}
+        arrays: dict[str, Any] = {
+            name: array for name, array in masks.items() if self.config.accepts(name)
+        }
         for gate in self.mechanism.gates:
             source = inputs if gate.of == "query" else context
-            keywords[gate.name] = self.gates[gate.name](source)
+            arrays[gate.name] = self.gates[gate.name](source)
         parameters = self.parameters if parameters is None else parameters
-        arrays = {name: p[...] for name, p in parameters.items()}
+        arrays |= {name: p[...] for name, p in parameters.items()}
         if self.memory_in is not None and memory is not None:
             added = self.memory_in(memory).astype(arrays["memory"].dtype)
             added = added.reshape(*added.shape[:-1], self.num_heads, self.head_dim)
             arrays["memory"] = arrays["memory"] + added
-        keywords |= {**arrays, **dict(self.options)}
+        keywords = arrays | self.config.keywords
         out = self.mechanism.attention(query, key, value, **keywords)
         with_memory = self.mechanism.with_memory
         if self.memory_out is not None and with_memory is not None:
@@ -234,61 +187,24 @@ class MultiHeadAttention(nnx.Module):
         """The dense projections that the mechanism has a use for."""
         return self.mechanism.projections
 
-    def _set_widths(
-        self, in_features: int, width: int, options: dict[str, Any]
-    ) -> None:
-        """Heads, their width and that of their values."""
-        make = self.mechanism.make_layout
-        self.head_dim = self.value_dim = width // self.num_heads
-        if make is None:
-            return
-        options = {name: v for name, v in options.items() if name in named(make)}
-        self.num_heads, self.head_dim, self.value_dim = make(in_features, **options)
-
-    def _check_widths(self, in_features: int, width: int, out_features: int) -> None:
-        ends = {"value": in_features, "out": out_features}
-        for name, features in ends.items():
-            if name not in self.projections and features != width:
-                raise ValueError(
-                    f"qkv_features: expected {features} as outside of the heads, "
-                    f"because {self.mechanism.name!r} has no projection "
-                    f"{name!r}, got {width}"
-                )
-
-    def _check_rotary(self) -> None:
-        if not {"query", "key"} <= set(self.projections):
-            raise ValueError(
-                "positions: 'rotary' turns queries and keys, of which attention "
-                f"{self.mechanism.name!r} has none"
-            )
-        if self.head_dim % 2:
-            raise ValueError(
-                "positions: 'rotary' turns columns in pairs, so that the head width "
-                f"must be even, got H={self.head_dim}"
-            )
-
     def _heads(self, layer: Dense | None, inputs: jax.Array, width: int) -> jax.Array:
         out = inputs
         if layer is not None:
             out = gates.activated(self.mechanism.activation, layer(inputs))
         return out.reshape(*out.shape[:-1], self.num_heads, width)
 
-    def _parameters(self, options: dict[str, Any], rngs: nnx.Rngs) -> dict[str, Any]:
+    def _parameters(self, rngs: nnx.Rngs) -> dict[str, nnx.Variable]:
+        """The mechanism's own arrays."""
         make = self.mechanism.make_parameters
-        if make is None:
+        if make is None or not self.config.own_parameters:
             return {}
-        if self.max_length is None and "max_length" in named(make):
-            raise ValueError(
-                f"max_length: expected an int, since {self.mechanism.name!r} has "
-                "parameters for each position, got None"
-            )
         arrays = make(
             rngs.params(),
-            max_length=self.max_length,
+            max_length=self.config.max_length,
             num_heads=self.num_heads,
             head_dim=self.head_dim,
             dtype=jnp.float32,
-            **options,
+            **self.config.parameter_options,
         )
         buffers = self.mechanism.buffers
         return {

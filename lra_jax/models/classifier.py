@@ -14,40 +14,27 @@ class SequenceClassifier(PooledEncoder):
 
     ``logits = W2 ReLU(W1 pool(encoder(tokens)))``, the head of the LRA code.
 
+    The hidden layer is as wide as the blocks' MLPs. Pooling, head and logits are
+    float32 in every dtype of the computation.
+
     Args:
       vocab_size: token ids are below it.
       num_classes: number of logits.
-      mlp_dim: hidden width of the head and of the blocks' MLPs.
-      dtype: of the computation; pooling, head and logits are float32.
       rngs: for initialisation.
-      **encoder: pooling, padding and the encoder's sizes: see ``PooledEncoder`` and
-        ``TransformerEncoder``.
+      **settings: pooling, padding, and the encoder's ``config`` or its fields: see
+        `PooledEncoder` and `EncoderConfig`.
 
     Raises:
       ValueError: what these raise.
     """
 
     def __init__(
-        self,
-        vocab_size: int,
-        num_classes: int,
-        *,
-        embed_dim: int = 64,
-        mlp_dim: int = 128,
-        dtype: Any = None,
-        rngs: nnx.Rngs,
-        **encoder: Any,
+        self, vocab_size: int, num_classes: int, *, rngs: nnx.Rngs, **settings: Any
     ):
-        super().__init__(
-            vocab_size,
-            embed_dim=embed_dim,
-            mlp_dim=mlp_dim,
-            dtype=dtype,
-            rngs=rngs,
-            **encoder,
-        )
-        self.hidden = Dense(embed_dim, mlp_dim, rngs=rngs)
-        self.logits = Dense(mlp_dim, num_classes, rngs=rngs)
+        super().__init__(vocab_size, rngs=rngs, **settings)
+        config = self.encoder.config
+        self.hidden = Dense(config.embed_dim, config.mlp_dim, rngs=rngs)
+        self.logits = Dense(config.mlp_dim, num_classes, rngs=rngs)
 
     def __call__(
         self,

@@ -15,43 +15,28 @@ Positions:
   none        none at all, for a mechanism that knows the order by itself.
 """
 
-import dataclasses
-from typing import Any, Literal, get_args
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from lra_jax.errors import expected
+from lra_jax.models.config import EncoderConfig
 from lra_jax.models.layers import Dense, sinusoidal_positions
-
-Inputs = Literal["embedding", "linear"]
-Positions = Literal["learned", "sinusoidal", "learned_2d", "rotary", "none"]
 
 _POSITION_STD = 0.02
 
 
 def make_inputs(
-    kind: Inputs,
-    vocab_size: int,
-    embed_dim: int,
-    std: float,
-    *,
-    dtype: Any,
-    rngs: nnx.Rngs,
+    config: EncoderConfig, vocab_size: int, rngs: nnx.Rngs
 ) -> nnx.Embed | Dense:
-    """The layer that ``embed_inputs`` calls.
-
-    Raises:
-      ValueError: an unknown kind.
-    """
-    if kind == "embedding":
-        init = nnx.initializers.normal(std)
-        return nnx.Embed(
-            vocab_size, embed_dim, embedding_init=init, dtype=dtype, rngs=rngs
-        )
-    if kind == "linear":
-        return Dense(1, embed_dim, dtype=dtype, rngs=rngs)
-    raise ValueError(f"inputs: expected one of {get_args(Inputs)}, got {kind!r}")
+    """The layer that `embed_inputs` calls."""
+    if config.inputs == "linear":
+        return Dense(1, config.embed_dim, dtype=config.dtype, rngs=rngs)
+    init = nnx.initializers.normal(config.embed_std)
+    size = vocab_size, config.embed_dim
+    return nnx.Embed(*size, embedding_init=init, dtype=config.dtype, rngs=rngs)
 
 
 def embed_inputs(layer: nnx.Embed | Dense, tokens: jax.Array) -> jax.Array:
@@ -61,75 +46,48 @@ def embed_inputs(layer: nnx.Embed | Dense, tokens: jax.Array) -> jax.Array:
     return layer(tokens.astype(jnp.float32)[:, :, None] / 255)
 
 
-@dataclasses.dataclass(frozen=True)
-class PositionTable:
-    """How the rows to add are made of parameters; holds none itself.
+def make_positions(
+    config: EncoderConfig, rngs: nnx.Rngs
+) -> nnx.Param | nnx.Dict | None:
+    """The parameters of the position table; None where there are none."""
 
-    Attributes:
-      kind: see above.
-      length: most positions, that of a class vector in front included.
-      embed_dim: width D.
-      grid: rows and columns of the images, for ``learned_2d``.
-      cls_token: a class vector stands in front of the first pixel. In a grid it has no
-        place: its position is a zero vector.
+    def table(size: int) -> nnx.Param:
+        init = nnx.initializers.normal(_POSITION_STD)
+        return nnx.Param(init(rngs.params(), (size, config.embed_dim)))
+
+    if config.positions == "learned":
+        return table(config.length)
+    if config.positions == "learned_2d" and config.grid is not None:
+        rows, columns = map(table, config.grid)
+        return nnx.Dict(rows=rows, columns=columns)
+    return None
+
+
+def position_rows(
+    config: EncoderConfig, parameters: Any, length: int
+) -> jax.Array | None:
+    """The first rows of the position table, `[length, D]` float32; None to add nothing.
 
     Raises:
-      ValueError: an unknown kind, or no grid where one is needed.
+      ValueError: images of another size than the grid's.
     """
+    match config.positions:
+        case "learned":
+            return parameters[...][:length]
+        case "sinusoidal":
+            size = (config.length, config.embed_dim)
+            return sinusoidal_positions(*size, jnp.float32)[:length]
+        case "learned_2d":
+            return _grid_rows(config.cls_token, parameters, length)
+    return None
 
-    kind: Positions
-    length: int
-    embed_dim: int
-    grid: tuple[int, int] | None = None
-    cls_token: bool = False
 
-    def __post_init__(self):
-        if self.kind not in get_args(Positions):
-            raise ValueError(
-                f"positions: expected one of {get_args(Positions)}, got {self.kind!r}"
-            )
-        if self.kind == "learned_2d" and self.grid is None:
-            raise ValueError(
-                "positions: 'learned_2d' is for images, whose rows and columns the "
-                "task must give, got grid=None"
-            )
-
-    def make(self, rngs: nnx.Rngs) -> nnx.Param | nnx.Dict | None:
-        """The parameters; None where there are none."""
-        init = nnx.initializers.normal(_POSITION_STD)
-        if self.kind == "learned":
-            return nnx.Param(init(rngs.params(), (self.length, self.embed_dim)))
-        if self.kind == "learned_2d" and self.grid is not None:
-            rows, columns = (
-                nnx.Param(init(rngs.params(), (size, self.embed_dim)))
-                for size in self.grid
-            )
-            return nnx.Dict(rows=rows, columns=columns)
-        return None
-
-    def rows(self, parameters: Any, length: int) -> jax.Array | None:
-        """The first rows of the table, `[length, D]` float32; None to add nothing.
-
-        Raises:
-          ValueError: images of another size than the grid's.
-        """
-        match self.kind:
-            case "learned":
-                return parameters[...][:length]
-            case "sinusoidal":
-                size = (self.length, self.embed_dim)
-                return sinusoidal_positions(*size, jnp.float32)[:length]
-            case "learned_2d":
-                return self._grid_rows(parameters, length)
-        return None
-
-    def _grid_rows(self, parameters: Any, length: int) -> jax.Array:
-        rows, columns = parameters["rows"][...], parameters["columns"][...]
-        pixels = rows.shape[0] * columns.shape[0]
-        if length != pixels + self.cls_token:
-            raise ValueError(
-                f"tokens: expected T={pixels}, an image of {rows.shape[0]} x "
-                f"{columns.shape[0]}, got T={length - self.cls_token}"
-            )
-        table = (rows[:, None, :] + columns[None, :, :]).reshape(pixels, -1)
-        return jnp.pad(table, ((int(self.cls_token), 0), (0, 0)))
+def _grid_rows(cls_token: bool, parameters: Any, length: int) -> jax.Array:
+    """A class vector has no place in a grid: its position is a zero vector."""
+    rows, columns = parameters["rows"][...], parameters["columns"][...]
+    pixels = rows.shape[0] * columns.shape[0]
+    if length != pixels + cls_token:
+        wanted = f"T={pixels}, an image of {rows.shape[0]} x {columns.shape[0]}"
+        raise expected("tokens", wanted, f"T={length - cls_token}")
+    table = (rows[:, None, :] + columns[None, :, :]).reshape(pixels, -1)
+    return jnp.pad(table, ((int(cls_token), 0), (0, 0)))

@@ -9,6 +9,7 @@ import numpy as np
 from flax import nnx
 
 from lra_jax.attention.linear import rotary as rotations
+from lra_jax.errors import expected
 
 
 class Dense(nnx.Linear):
@@ -26,6 +27,18 @@ class Dense(nnx.Linear):
         flat = inputs.reshape(-1, inputs.shape[-1])
         out = super().__call__(flat, out_sharding=out_sharding)
         return out.reshape(*inputs.shape[:-1], self.out_features)
+
+
+def check_rate(name: str, rate: float) -> None:
+    """Raises ``ValueError`` unless a rate is in [0, 1)."""
+    if not 0 <= rate < 1:
+        raise expected(name, "a rate in [0, 1)", rate)
+
+
+def check_even(name: str, size: int, what: str) -> None:
+    """Raises ``ValueError`` if a size is odd."""
+    if size % 2:
+        raise expected(name, f"an even {what}", size)
 
 
 def splits_positions() -> bool:
@@ -108,8 +121,7 @@ class Dropout(nnx.Module):
     """
 
     def __init__(self, rate: float):
-        if not 0 <= rate < 1:
-            raise ValueError(f"dropout: expected a rate in [0, 1), got {rate}")
+        check_rate("dropout", rate)
         self.rate = rate
 
     def __call__(self, inputs: jax.Array, rngs: nnx.Rngs | None = None) -> jax.Array:
@@ -181,10 +193,7 @@ def sinusoidal_positions(length: int, features: int, dtype: Any) -> jax.Array:
     Sines in the first half of the features and cosines in the second, at wavelengths
     that grow geometrically from 2 pi to 10,000 * 2 pi.
     """
-    if features % 2:
-        raise ValueError(
-            f"embed_dim: sinusoidal positions need an even width, got {features}"
-        )
+    check_even("embed_dim", features, "width for sinusoidal positions")
     rates = np.exp(-np.log(1e4) * np.arange(features // 2) / max(features // 2 - 1, 1))
     angles = np.arange(length)[:, None] * rates
     return jnp.asarray(np.concatenate([np.sin(angles), np.cos(angles)], 1), dtype)

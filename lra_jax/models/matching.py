@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from lra_jax.errors import expected, known
 from lra_jax.models.layers import Dense
 from lra_jax.models.pooling import PooledEncoder
 
@@ -20,18 +21,17 @@ class MatchingClassifier(PooledEncoder):
       concat: ``[a, b]``, what the LRA code computes by default;
       nli: ``[a, b, a * b, a - b]``, the LRA paper's formula, from natural language
         inference. The classifier need not learn to compare.
-    The hidden widths are ``mlp_dim`` and half of it, as in the LRA code; the PyTorch
-    code bases have one hidden layer.
+    The hidden widths are the MLPs' and half of it, as in the LRA code; the PyTorch code
+    bases have one hidden layer. Pooling, head and logits are float32 in every dtype of
+    the computation.
 
     Args:
       vocab_size: token ids are below it.
       num_classes: number of logits.
       interaction: "concat" or "nli".
-      mlp_dim: hidden width of the head and of the blocks' MLPs.
-      dtype: of the computation; pooling, head and logits are float32.
       rngs: for initialisation.
-      **encoder: pooling, padding and the encoder's sizes: see ``PooledEncoder`` and
-        ``TransformerEncoder``.
+      **settings: pooling, padding, and the encoder's ``config`` or its fields: see
+        `PooledEncoder` and `EncoderConfig`.
 
     Raises:
       ValueError: an unknown interaction, or what these raise.
@@ -43,30 +43,16 @@ class MatchingClassifier(PooledEncoder):
         num_classes: int,
         *,
         interaction: Interaction = "nli",
-        embed_dim: int = 64,
-        mlp_dim: int = 128,
-        dtype: Any = None,
         rngs: nnx.Rngs,
-        **encoder: Any,
+        **settings: Any,
     ):
-        if interaction not in get_args(Interaction):
-            raise ValueError(
-                f"interaction: expected one of {get_args(Interaction)}, got "
-                f"{interaction!r}"
-            )
-        super().__init__(
-            vocab_size,
-            embed_dim=embed_dim,
-            mlp_dim=mlp_dim,
-            dtype=dtype,
-            rngs=rngs,
-            **encoder,
-        )
-        self.interaction = interaction
-        features = embed_dim * (4 if interaction == "nli" else 2)
-        self.hidden = Dense(features, mlp_dim, rngs=rngs)
-        self.hidden_2 = Dense(mlp_dim, max(mlp_dim // 2, 1), rngs=rngs)
-        self.logits = Dense(max(mlp_dim // 2, 1), num_classes, rngs=rngs)
+        self.interaction = known("interaction", interaction, get_args(Interaction))
+        super().__init__(vocab_size, rngs=rngs, **settings)
+        width = self.encoder.config.mlp_dim
+        parts = 4 if interaction == "nli" else 2
+        self.hidden = Dense(parts * self.encoder.config.embed_dim, width, rngs=rngs)
+        self.hidden_2 = Dense(width, max(width // 2, 1), rngs=rngs)
+        self.logits = Dense(max(width // 2, 1), num_classes, rngs=rngs)
 
     def __call__(
         self,
@@ -92,12 +78,10 @@ class MatchingClassifier(PooledEncoder):
           ValueError: the two have different shapes, or lengths for one of them only.
         """
         if tokens_1.shape != tokens_2.shape:
-            raise ValueError(
-                "tokens_1, tokens_2: expected the same [B, T], got "
-                f"{tokens_1.shape} and {tokens_2.shape}"
-            )
+            got = f"{tokens_1.shape} and {tokens_2.shape}"
+            raise expected("tokens_1, tokens_2", "the same [B, T]", got)
         if (lengths_1 is None) != (lengths_2 is None):
-            raise ValueError("lengths_1, lengths_2: expected both or none")
+            raise expected("lengths_1, lengths_2", "both or none", "one of them")
         # One pass over pairs laid side by side, [B, 2, T]: rows of one example stay
         # on the device that holds it.
         lengths = None

@@ -17,6 +17,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from lra_jax.errors import known
+from lra_jax.models.config import EncoderConfig, configured
 from lra_jax.models.encoder import TransformerEncoder
 
 Pooling = Literal["mean", "cls", "first"]
@@ -31,11 +33,13 @@ class PooledEncoder(nnx.Module):
       pooling: "mean" over the real tokens; "cls", the row of a learned vector in front
         of them; or "first", the row of the first token.
       padding: "lengths" or "zeros", see above.
+      config: the encoder's settings, but for ``cls_token``, which follows from pooling.
       rngs: for initialisation.
-      **encoder: see ``TransformerEncoder``.
+      **settings: the fields of `EncoderConfig`, in place of a config or of these values
+        of it.
 
     Raises:
-      ValueError: an unknown pooling or padding, or what the encoder raises.
+      ValueError: an unknown pooling or padding, or what `EncoderConfig` raises.
     """
 
     def __init__(
@@ -44,22 +48,15 @@ class PooledEncoder(nnx.Module):
         *,
         pooling: Pooling = "mean",
         padding: Padding = "lengths",
+        config: EncoderConfig | None = None,
         rngs: nnx.Rngs,
-        **encoder: Any,
+        **settings: Any,
     ):
-        if pooling not in get_args(Pooling):
-            raise ValueError(
-                f"pooling: expected one of {get_args(Pooling)}, got {pooling!r}"
-            )
-        if padding not in get_args(Padding):
-            raise ValueError(
-                f"padding: expected one of {get_args(Padding)}, got {padding!r}"
-            )
-        self.pooling = pooling
-        self.padding = padding
-        self.encoder = TransformerEncoder(
-            vocab_size, cls_token=pooling == "cls", rngs=rngs, **encoder
-        )
+        self.pooling = known("pooling", pooling, get_args(Pooling))
+        self.padding = known("padding", padding, get_args(Padding))
+        settings |= {"cls_token": pooling == "cls"}
+        config = configured(EncoderConfig, config, settings)
+        self.encoder = TransformerEncoder(vocab_size, config=config, rngs=rngs)
 
     def pooled(
         self,

@@ -24,8 +24,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from lra_jax.attention.inputs import check_size
-from lra_jax.errors import known
-from lra_jax.models.layers import Dense, Dropout, LayerNorm
+from lra_jax.errors import expected, known
+from lra_jax.models.layers import Dense, Dropout, LayerNorm, check_even
 
 # The paper has 512 keys a half, 4 heads and 32 best for models of a width of 1024.
 DEFAULTS = {"keys": 64, "heads": 4, "top": 8, "query_dim": 32}
@@ -46,15 +46,9 @@ def memory_sizes(options: Mapping[str, Any]) -> dict[str, int]:
     for name in options:
         known("option of mlp 'product_key'", name, DEFAULTS)
     sizes = {n: check_size(n, v) for n, v in (DEFAULTS | dict(options)).items()}
-    if sizes["query_dim"] % 2:
-        raise ValueError(
-            "query_dim: expected an even number, because a query has two halves, got "
-            f"{sizes['query_dim']}"
-        )
+    check_even("query_dim", sizes["query_dim"], "width, because a query has two halves")
     if sizes["top"] > sizes["keys"]:
-        raise ValueError(
-            f"top: expected at most keys={sizes['keys']}, got {sizes['top']}"
-        )
+        raise expected("top", f"at most keys={sizes['keys']}", sizes["top"])
     return sizes
 
 

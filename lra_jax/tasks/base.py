@@ -11,7 +11,7 @@ from flax import nnx
 from lra_jax.attention.sharded.sequence import sequence_parallel
 from lra_jax.configs import Config
 from lra_jax.data.dataset import SequenceDataset
-from lra_jax.models import MatchingClassifier, SequenceClassifier
+from lra_jax.models import EncoderConfig, MatchingClassifier, SequenceClassifier
 from lra_jax.tasks.checks import parse_options
 
 Batch = Mapping[str, jax.Array]
@@ -60,7 +60,9 @@ def make_classifier(
     return SequenceClassifier(
         dataset.vocab_size,
         dataset.num_classes,
-        **_encoder_settings(config, dataset),
+        pooling=config.model.pooling,
+        padding=config.model.padding,
+        config=encoder_config(config, dataset.image_shape),
         rngs=rngs,
     )
 
@@ -73,35 +75,38 @@ def make_matcher(
         dataset.vocab_size,
         dataset.num_classes,
         interaction=config.model.interaction,
-        **_encoder_settings(config, dataset),
+        pooling=config.model.pooling,
+        padding=config.model.padding,
+        config=encoder_config(config, dataset.image_shape),
         rngs=rngs,
     )
 
 
-def _encoder_settings(config: Config, dataset: SequenceDataset) -> dict[str, Any]:
+def encoder_config(
+    config: Config, image_shape: tuple[int, int] | None = None
+) -> EncoderConfig:
+    """The encoder that a config describes, for images of this shape if they are any."""
     model = config.model
-    return {
-        "num_layers": model.num_layers,
-        "embed_dim": model.embed_dim,
-        "num_heads": model.num_heads,
-        "qkv_features": model.qkv_dim,
-        "mlp_dim": model.mlp_dim,
-        "mlp": model.mlp,
-        "mlp_options": parse_options(model.mlp_options, "mlp_options"),
-        "max_length": model.max_length,
-        "mechanism": _mechanism(config),
-        "options": parse_options(model.attention_options),
-        "pooling": model.pooling,
-        "padding": model.padding,
-        "inputs": model.inputs,
-        "positions": model.positions,
-        "grid": dataset.image_shape,
-        "embed_std": model.embed_std,
-        "dropout": model.dropout,
-        "remat": config.train.remat,
-        "qkv_bias": model.qkv_bias,
-        "dtype": jnp.dtype(config.train.dtype),
-    }
+    return EncoderConfig(
+        num_layers=model.num_layers,
+        embed_dim=model.embed_dim,
+        num_heads=model.num_heads,
+        qkv_features=model.qkv_dim,
+        mlp_dim=model.mlp_dim,
+        mlp=model.mlp,
+        mlp_options=parse_options(model.mlp_options, "mlp_options"),
+        max_length=model.max_length,
+        mechanism=_mechanism(config),
+        options=parse_options(model.attention_options),
+        inputs=model.inputs,
+        positions=model.positions,
+        grid=image_shape,
+        embed_std=model.embed_std,
+        dropout=model.dropout,
+        remat=config.train.remat,
+        qkv_bias=model.qkv_bias,
+        dtype=jnp.dtype(config.train.dtype),
+    )
 
 
 def _mechanism(config: Config) -> Any:

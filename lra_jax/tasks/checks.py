@@ -8,7 +8,7 @@ from lra_jax.attention.sharded.sequence import sequence_parallel
 from lra_jax.configs import Config, TrainConfig
 from lra_jax.data.length_warmup import LengthWarmup
 from lra_jax.errors import expected, known, not_negative, positive
-from lra_jax.models.encoder import check_mlp, options_by_block
+from lra_jax.models.config import check_mlp, options_by_block
 from lra_jax.models.options import split_options
 from lra_jax.tasks.task import Task
 

@@ -179,8 +179,8 @@ def test_layers_differ_and_seeds_repeat():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"pooling": "max"}, "'mean', 'cls', 'first'.*got 'max'"),
-        ({"positions": "rotori"}, "'learned', 'sinusoidal'.*got 'rotori'"),
+        ({"pooling": "max"}, "pooling: expected one of mean, cls, first, got 'max'"),
+        ({"positions": "rotori"}, "positions: .* learned, sinusoidal, .*got 'rotori'"),
         ({"num_heads": 3}, "divisor of the width 8, got 3"),
         ({"dropout": 1.0}, "dropout"),
         ({"positions": "sinusoidal", "embed_dim": 7, "num_heads": 1}, "even"),

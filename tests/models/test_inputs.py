@@ -10,8 +10,13 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from lra_jax.models import MatchingClassifier, MultiHeadAttention, SequenceClassifier
-from lra_jax.models.inputs import PositionTable
+from lra_jax.models import (
+    EncoderConfig,
+    MatchingClassifier,
+    MultiHeadAttention,
+    SequenceClassifier,
+)
+from lra_jax.models.inputs import embed_inputs, make_positions, position_rows
 
 SETTINGS = {"num_layers": 1, "embed_dim": 8, "mlp_dim": 12, "max_length": 12}
 
@@ -51,8 +56,6 @@ def test_the_linear_input_is_a_projection_of_the_value():
     layer.bias[...] = jnp.linspace(0, 1, 8)
 
     def vectors(model, tokens):
-        from lra_jax.models.inputs import embed_inputs
-
         return embed_inputs(model.encoder.embed, tokens)
 
     got = helpers.call_model(vectors, model, pixels())
@@ -62,11 +65,13 @@ def test_the_linear_input_is_a_projection_of_the_value():
 
 
 def test_positions_of_a_grid_are_a_row_and_a_column():
-    table = PositionTable("learned_2d", 13, 8, (3, 4), cls_token=True)
-    parameters = table.make(nnx.Rngs(0))
+    config = EncoderConfig(
+        positions="learned_2d", embed_dim=8, grid=(3, 4), cls_token=True
+    )
+    parameters = make_positions(config, nnx.Rngs(0))
     rows, columns = (np.asarray(parameters[n][...]) for n in ("rows", "columns"))
     assert rows.shape == (3, 8) and columns.shape == (4, 8)
-    got = np.asarray(table.rows(parameters, 13))
+    got = np.asarray(position_rows(config, parameters, 13))
     assert not got[0].any()
     for place in range(12):
         expected = rows[place // 4] + columns[place % 4]
@@ -208,12 +213,30 @@ def test_a_pair_is_its_two_documents_by_one_encoder(interaction):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: classifier(inputs="real"), "'embedding', 'linear'.*got 'real'"),
-        (lambda: classifier(padding="none"), "'lengths', 'zeros'.*got 'none'"),
-        (lambda: classifier(positions="learned_2d"), "got grid=None"),
-        (lambda: classifier("fnet", positions="rotary"), "'fnet' has none"),
-        (lambda: classifier(positions="rotary", num_heads=8), "even, got H=1"),
-        (lambda: matcher(interaction="dot"), "'concat', 'nli'.*got 'dot'"),
+        (
+            lambda: classifier(inputs="real"),
+            "inputs: expected one of embedding, linear, got 'real'",
+        ),
+        (
+            lambda: classifier(padding="none"),
+            "padding: expected one of lengths, zeros, got 'none'",
+        ),
+        (
+            lambda: classifier(positions="learned_2d"),
+            "grid: expected the rows .*, got None",
+        ),
+        (
+            lambda: classifier("fnet", positions="rotary"),
+            "rotary: expected a mechanism that has .*, got 'fnet'",
+        ),
+        (
+            lambda: classifier(positions="rotary", num_heads=8),
+            "rotary: expected an even head width H, got 1",
+        ),
+        (
+            lambda: matcher(interaction="dot"),
+            "interaction: expected one of concat, nli, got 'dot'",
+        ),
         (
             lambda: matcher()(pixels(), None, pixels()[:, :3], None),
             r"same \[B, T\], got \(2, 12\) and \(2, 3\)",

@@ -1,0 +1,329 @@
+"""The settings of a model: one frozen object, checked where it is made.
+
+A module takes it as ``config=...``, or its fields as keywords, from which it makes one.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
+
+from lra_jax.attention import registry
+from lra_jax.attention.inputs import check_size
+from lra_jax.errors import check_choices, expected, known
+from lra_jax.models.layers import check_even, check_rate
+from lra_jax.models.options import named, split_options
+from lra_jax.models.product_keys import memory_sizes
+
+Inputs = Literal["embedding", "linear"]
+Positions = Literal["learned", "sinusoidal", "learned_2d", "rotary", "none"]
+MlpKind = Literal["auto", "dense", "product_key"]
+Options = Mapping[str, Any] | tuple[tuple[str, Any], ...] | None
+Config = TypeVar("Config", "AttentionConfig", "EncoderConfig")
+
+
+class Widths(NamedTuple):
+    """Heads of a layer, columns of their queries and keys, and of their values."""
+
+    num_heads: int
+    head_dim: int
+    value_dim: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AttentionConfig:
+    """The settings of a `MultiHeadAttention`.
+
+    Attributes:
+      num_heads: heads N; must divide ``qkv_features``.
+      in_features: width D of the inputs.
+      qkv_features: width N * H of all heads; None = ``in_features``.
+      out_features: width of the output; None = ``in_features``.
+      mechanism: a registered name (``python -m lra_jax.attention`` lists them), a
+        function ``(query, key, value, ...)`` of `[B, T, N, H]` arrays, or the string
+        ``"package.module:function"``; kept as the `Mechanism` that it names. A function
+        gets those of the keywords mask (`[B, 1, 1, S]`), query_mask, max_length and
+        is_causal that it takes.
+      max_length: longest sequence: cosFormer's M, the width of Linformer's projections,
+        which need it; fixing it makes cosFormer independent of padding.
+      options: further keywords of the mechanism, as in ``{"clip": None}``, or of its
+        parameters, as in ``{"features": 128}`` for Linformer; kept as a tuple of pairs.
+      is_causal: attend to the past only.
+      own_parameters: False for a layer that computes with another's arrays of the
+        mechanism (layerwise sharing); then every call needs ``parameters``.
+      takes_memory: the mechanism has a memory, as Luna has, and that of the layer
+        before comes with every call.
+      gives_memory: the next layer takes what `MultiHeadAttention.attend` returns beside
+        the output. Both change nothing in a mechanism without one, or in a causal
+        layer.
+      rotary: rotate queries and keys by their positions (RoPE, arXiv:2104.09864), for
+        self-attention. Where scores are inner products of queries and keys (softmax,
+        windows, patterns) they depend on the difference of positions alone. A mechanism
+        that first maps queries and keys through a function of its own sees rotated
+        vectors, which tell positions, but not as differences only.
+      use_bias: biases in the four projections.
+      dtype: of the computation; parameters are float32.
+
+    Raises:
+      ValueError: a size below 1, heads that do not divide the width, an unknown
+        mechanism or option, no ``max_length`` where the mechanism has parameters for
+        each position, or ``rotary`` with an odd head width or a mechanism without
+        queries and keys.
+    """
+
+    num_heads: int
+    in_features: int
+    qkv_features: int | None = None
+    out_features: int | None = None
+    mechanism: Any = "cosformer"
+    max_length: int | None = None
+    options: Options = ()
+    is_causal: bool = False
+    own_parameters: bool = True
+    takes_memory: bool = False
+    gives_memory: bool = False
+    rotary: bool = False
+    use_bias: bool = True
+    dtype: Any = None
+
+    def __post_init__(self):
+        _keep(self, mechanism=registry.resolve(self.mechanism))
+        _keep(self, options=_frozen(self.options))
+        _check_sizes(self, "in_features", "qkv_features", "out_features", "max_length")
+        width = self.qkv_features or self.in_features
+        if self.num_heads < 1 or width % self.num_heads:
+            wanted = f"a divisor of the width {width}"
+            raise expected("num_heads", wanted, self.num_heads)
+        split_options(self.mechanism, dict(self.options or ()))
+        self._check_ends()
+        if self.rotary:
+            self._check_rotary()
+        make = self.mechanism.make_parameters
+        if self.max_length is None and make and "max_length" in named(make):
+            reason = f"{self.mechanism.name!r} has parameters for each position"
+            raise expected("max_length", f"an int, because {reason}", None)
+
+    @functools.cached_property
+    def widths(self) -> Widths:
+        """Those that the mechanism prescribes, or those asked for."""
+        make = self.mechanism.make_layout
+        if make is None:
+            head_dim = (self.qkv_features or self.in_features) // self.num_heads
+            return Widths(self.num_heads, head_dim, head_dim)
+        taken = named(make)
+        given = {
+            name: value
+            for name, value in dict(self.options or ()).items()
+            if name in taken
+        }
+        return Widths(*make(self.in_features, **given))
+
+    @functools.cached_property
+    def parameter_options(self) -> dict[str, Any]:
+        """The options of the mechanism's own arrays."""
+        return split_options(self.mechanism, dict(self.options or ()))[0]
+
+    @functools.cached_property
+    def keywords(self) -> dict[str, Any]:
+        """The keywords of every call of the mechanism that are not arrays."""
+        given = {"max_length": self.max_length, "is_causal": self.is_causal}
+        options = split_options(self.mechanism, dict(self.options or ()))[1]
+        return {n: v for n, v in given.items() if self.accepts(n)} | options
+
+    def accepts(self, keyword: str) -> bool:
+        """Whether the mechanism's function takes a keyword."""
+        accepted = registry.accepted_keywords(self.mechanism.attention)
+        return accepted is None or keyword in accepted
+
+    @property
+    def carries_memory(self) -> bool:
+        """Whether there is a memory that goes from layer to layer."""
+        return self.mechanism.memory is not None and not self.is_causal
+
+    def _check_ends(self) -> None:
+        """Without projection, an end of the layer is as wide as the heads."""
+        name, projections = self.mechanism.name, self.mechanism.projections
+        width = self.widths.num_heads * self.widths.value_dim
+        outside = {
+            "value": self.in_features,
+            "out": self.out_features or self.in_features,
+        }
+        for end, features in outside.items():
+            if end not in projections and features != width:
+                reason = f"because {name!r} has no projection {end!r}"
+                raise expected("qkv_features", f"{features}, {reason}", width)
+
+    def _check_rotary(self) -> None:
+        if not {"query", "key"} <= set(self.mechanism.projections):
+            wanted = "a mechanism that has queries and keys to rotate"
+            raise expected("rotary", wanted, f"{self.mechanism.name!r}")
+        check_even("rotary", self.widths.head_dim, "head width H")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EncoderConfig:
+    """The settings of a `TransformerEncoder`.
+
+    Attributes:
+      num_layers, embed_dim, num_heads, mlp_dim: sizes of the blocks. A mechanism that
+        does the MLP's work too, as gated attention units do, takes its place.
+      qkv_features: width of all heads together; None = ``embed_dim``.
+      mlp: the second part of a block, after attention: "dense", an MLP of ``mlp_dim``;
+        "product_key", a memory (`lra_jax.models.product_keys`); "auto", an MLP, or
+        where the mechanism does its work too, a second such layer.
+      mlp_options: sizes of the memory, as in ``{"keys": 32}``.
+      max_length: longest sequence of tokens.
+      mechanism: see `AttentionConfig`.
+      options: those of `AttentionConfig`, for every block; a tuple holds one value a
+        block, as in ``{"features": (256, 128)}``. ``{"sharing": "layerwise"}`` lets all
+        blocks compute with the first one's arrays of the mechanism (Linformer).
+      cls_token: put a learned vector, zero at first, before the tokens.
+      inputs: "embedding", a row for each token id, or "linear", a projection of the
+        pixel's value; see ``lra_jax.models.inputs``.
+      positions: "learned", "sinusoidal", "learned_2d", "rotary" or "none"; see there.
+      grid: rows and columns of an image, for "learned_2d".
+      embed_std: standard deviation of the token embeddings at first. Beside learned
+        positions 0.02 lets both count alike; 1 is the LRA code's.
+      dropout: rate on the embeddings and in the blocks.
+      remat: keep only each block's input for the backward pass, and compute the rest
+        of it again: less memory for about a third more arithmetic, the same numbers.
+      qkv_bias: biases in the attention's projections.
+      dtype: of the computation; parameters are float32.
+
+    Raises:
+      ValueError: a size, rate or name that is impossible, options that no MLP or
+        mechanism takes or that do not fit the number of blocks, or what
+        `AttentionConfig` raises.
+    """
+
+    num_layers: int = 2
+    embed_dim: int = 64
+    num_heads: int = 2
+    qkv_features: int | None = None
+    mlp_dim: int = 128
+    mlp: MlpKind = "auto"
+    mlp_options: Options = ()
+    max_length: int = 2000
+    mechanism: str | Callable[..., Any] | registry.Mechanism = "cosformer"
+    options: Options = ()
+    cls_token: bool = False
+    inputs: Inputs = "embedding"
+    positions: Positions = "learned"
+    grid: tuple[int, int] | None = None
+    embed_std: float = 0.02
+    dropout: float = 0.1
+    remat: bool = False
+    qkv_bias: bool = True
+    dtype: Any = None
+
+    def __post_init__(self):
+        _keep(self, options=_frozen(self.options))
+        _keep(self, mlp_options=_frozen(self.mlp_options))
+        check_choices(self)
+        _check_sizes(self, "num_layers", "embed_dim", "mlp_dim", "max_length")
+        check_rate("dropout", self.dropout)
+        check_mlp(self.mlp, dict(self.mlp_options or ()))
+        if self.positions == "sinusoidal":
+            check_even("embed_dim", self.embed_dim, "width for sinusoidal positions")
+        if self.positions == "learned_2d" and self.grid is None:
+            wanted = "the rows and columns of the images for positions='learned_2d'"
+            raise expected("grid", wanted, None)
+        for index in range(self.num_layers):
+            self.attention(index)
+
+    @property
+    def length(self) -> int:
+        """Most positions: a class vector takes one of its own."""
+        return self.max_length + self.cls_token
+
+    @functools.cached_property
+    def block_options(self) -> list[dict[str, Any]]:
+        """The mechanism's options for each block."""
+        return options_by_block(dict(self.options or ()), self.num_layers)
+
+    @property
+    def shares_parameters(self) -> bool:
+        """Whether all blocks compute with the first one's arrays of the mechanism."""
+        return self.block_options[0].get("sharing") == "layerwise"
+
+    def attention(self, index: int) -> AttentionConfig:
+        """The attention of a block, counted from 0."""
+        return AttentionConfig(
+            num_heads=self.num_heads,
+            in_features=self.embed_dim,
+            qkv_features=self.qkv_features,
+            mechanism=self.mechanism,
+            max_length=self.length,
+            options=self.block_options[index],
+            own_parameters=index == 0 or not self.shares_parameters,
+            takes_memory=index > 0,
+            gives_memory=index < self.num_layers - 1,
+            rotary=self.positions == "rotary",
+            use_bias=self.qkv_bias,
+            dtype=self.dtype,
+        )
+
+
+def configured(
+    kind: type[Config], config: Config | None, settings: Mapping[str, Any]
+) -> Config:
+    """``kind(**settings)``, or a config that is given, with these settings changed."""
+    if config is None:
+        return kind(**settings)
+    return dataclasses.replace(config, **settings)
+
+
+def check_mlp(kind: str, options: Mapping[str, Any]) -> None:
+    """Raises ``ValueError`` unless there is such an MLP, and it has these options."""
+    known("mlp", kind, get_args(MlpKind))
+    if kind == "product_key":
+        memory_sizes(options)
+    elif options:
+        raise expected("mlp_options", f"none for mlp={kind!r}", ", ".join(options))
+
+
+def options_by_block(
+    options: Mapping[str, Any], num_layers: int
+) -> list[dict[str, Any]]:
+    """A mechanism's options for each block; a tuple holds one value a block.
+
+    Raises:
+      ValueError: a tuple of another length, sharing that not all blocks agree on, or
+        sizes that differ between blocks which share their arrays.
+    """
+    for name, value in options.items():
+        if isinstance(value, tuple) and len(value) != num_layers:
+            raise expected(
+                name,
+                f"one value, or one for each of the {num_layers} blocks",
+                f"{len(value)}: {'/'.join(map(str, value))}",
+            )
+    blocks = [
+        {k: v[index] if isinstance(v, tuple) else v for k, v in options.items()}
+        for index in range(num_layers)
+    ]
+    if any(block.get("sharing") == "layerwise" for block in blocks):
+        wanted = (
+            "one value for all blocks, which share their arrays with sharing=layerwise"
+        )
+        for name, value in options.items():
+            if len({repr(block[name]) for block in blocks}) > 1:
+                raise expected(name, wanted, value)
+    return blocks
+
+
+def _keep(config: Any, **values: Any) -> None:
+    """Sets fields of a frozen config while it is made."""
+    for name, value in values.items():
+        object.__setattr__(config, name, value)
+
+
+def _frozen(options: Options) -> tuple[tuple[str, Any], ...]:
+    """A tuple, so that modules with these options can be hashed."""
+    return tuple(dict(options or ()).items())
+
+
+def _check_sizes(config: Any, *names: str) -> None:
+    for name in names:
+        if getattr(config, name) is not None:
+            check_size(name, getattr(config, name))

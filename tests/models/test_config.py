@@ -1,0 +1,139 @@
+"""The settings of a model: checked where they are made, given whole or by keyword."""
+
+import dataclasses
+
+import helpers
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+
+from lra_jax import attention
+from lra_jax.models import (
+    AttentionConfig,
+    EncoderConfig,
+    MatchingClassifier,
+    MultiHeadAttention,
+    SequenceClassifier,
+    TransformerEncoder,
+)
+
+SIZES = {"num_layers": 2, "embed_dim": 8, "mlp_dim": 12, "max_length": 16}
+LINFORMER = SIZES | {"mechanism": "linformer", "options": {"features": (6, 3)}}
+GATED = SIZES | {"mechanism": "gau", "options": {"query_dim": 6}, "dropout": 0.0}
+MEMORY = SIZES | {"mlp": "product_key", "mlp_options": {"keys": 8}, "remat": True}
+LAYER = {
+    "num_heads": 2,
+    "in_features": 8,
+    "mechanism": "linformer",
+    "max_length": 16,
+    "options": {"features": 3},
+}
+
+
+def encoder(**arguments) -> TransformerEncoder:
+    return TransformerEncoder(9, rngs=nnx.Rngs(0), **arguments)
+
+
+def classifier(**arguments) -> SequenceClassifier:
+    return SequenceClassifier(9, 3, pooling="cls", rngs=nnx.Rngs(0), **arguments)
+
+
+def matcher(**arguments) -> MatchingClassifier:
+    return MatchingClassifier(9, 3, padding="zeros", rngs=nnx.Rngs(0), **arguments)
+
+
+def layer(**arguments) -> MultiHeadAttention:
+    return MultiHeadAttention(rngs=nnx.Rngs(0), **arguments)
+
+
+@pytest.mark.parametrize("settings", [LINFORMER, GATED, MEMORY])
+@pytest.mark.parametrize("make", [encoder, classifier, matcher])
+def test_keywords_are_a_config(make, settings):
+    by_keyword, whole = make(**settings), make(config=EncoderConfig(**settings))
+    (graph, state), (graph_2, state_2) = map(nnx.split, (by_keyword, whole))
+    assert graph == graph_2 and hash(graph) == hash(graph_2)
+    helpers.assert_equal_trees(state, state_2)
+
+
+def test_keywords_are_a_layers_config():
+    whole = layer(config=AttentionConfig(**LAYER))
+    rest = {k: v for k, v in LAYER.items() if k not in ("num_heads", "in_features")}
+    by_place = MultiHeadAttention(2, 8, **rest, rngs=nnx.Rngs(0))
+    for by_keyword in (layer(**LAYER), by_place):
+        (graph, state), (graph_2, state_2) = map(nnx.split, (by_keyword, whole))
+        assert graph == graph_2 and by_keyword.config == whole.config
+        helpers.assert_equal_trees(state, state_2)
+
+
+def test_keywords_change_a_given_config():
+    config = EncoderConfig(**LINFORMER)
+    changed = encoder(config=config, num_heads=4).config
+    assert changed == dataclasses.replace(config, num_heads=4) != config
+    assert classifier(config=config).encoder.config.cls_token
+    config = AttentionConfig(**LAYER)
+    assert layer(config=config, in_features=4, use_bias=False).config == (
+        dataclasses.replace(config, in_features=4, use_bias=False)
+    )
+
+
+def test_a_config_does_not_follow_what_it_was_made_of():
+    options = {"features": 3}
+    config = AttentionConfig(**LAYER | {"options": options})
+    options["features"] = 5
+    assert dict(config.options or ()) == {"features": 3}
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.num_heads = 4  # pyright: ignore
+
+
+def test_what_the_blocks_get():
+    config = EncoderConfig(**LINFORMER, positions="rotary", cls_token=True)
+    one, two = config.attention(0), config.attention(1)
+    assert (one.max_length, one.rotary, one.in_features) == (17, True, 8)
+    assert dict(one.options or ()) == {"features": 6}
+    assert one == dataclasses.replace(
+        two, options={"features": 6}, takes_memory=False, gives_memory=True
+    )
+    assert one.mechanism is attention.resolve("linformer")
+    assert EncoderConfig(**GATED).attention(0).widths == (1, 6, 16)
+    shared = {"mechanism": "linformer", "options": {"sharing": "layerwise"}}
+    config = EncoderConfig(**SIZES, **shared)
+    assert [config.attention(i).own_parameters for i in (0, 1)] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_layers": 0}, "num_layers: expected a positive int, got 0"),
+        ({"embed_dim": 8.0}, "embed_dim: expected a positive int, got 8.0"),
+        ({"num_heads": 3}, "num_heads: expected a divisor of the width 64, got 3"),
+        ({"num_heads": 0}, "num_heads: expected a divisor of the width 64, got 0"),
+        ({"qkv_features": 7}, "num_heads: expected a divisor of the width 7, got 2"),
+        ({"max_length": -1}, "max_length: expected a positive int, got -1"),
+        ({"dropout": 1.0}, r"dropout: expected a rate in \[0, 1\), got 1.0"),
+        ({"mlp": "dens"}, "mlp: expected one of auto, dense, .*did you mean 'dense'"),
+        ({"inputs": "pixel"}, "inputs: expected one of embedding, linear, got 'pixel'"),
+        ({"mlp_options": {"keys": 3}}, "mlp_options: expected none for mlp='auto'"),
+        ({"mechanism": "flo"}, "did you mean 'flow'"),
+        ({"options": {"clip": 3}}, "option of attention 'cosformer': .*got 'clip'"),
+        ({"options": {"eps": (1, 2, 3)}}, "eps: expected one value, .*got 3: 1/2/3"),
+        ({"positions": "learned_2d"}, "grid: expected the rows and columns .*got None"),
+        ({"positions": "rotary", "mechanism": "fnet"}, "rotary: .*got 'fnet'"),
+    ],
+)
+def test_errors(settings, message):
+    """Before a model is made: no module comes into it."""
+    with pytest.raises(ValueError, match=message):
+        EncoderConfig(**settings)
+    with pytest.raises(ValueError, match=message):
+        encoder(**settings)
+
+
+def test_unknown_settings():
+    for make in (encoder, classifier, matcher, layer):
+        with pytest.raises(TypeError, match="num_layer'"):
+            make(**SIZES, num_layer=3)
+
+
+def test_one_dtype_for_all_layers():
+    model = encoder(**SIZES, dtype=jnp.bfloat16)
+    assert {block.attention.config.dtype for block in model.blocks} == {jnp.bfloat16}
