@@ -1,14 +1,12 @@
 """What happens inside a model: the states between its blocks, and what attention got.
 
 Any model of ``lra_jax.models`` will do, trained or not: whatever holds `EncoderBlock`
-and `MultiHeadAttention` modules. While a capture runs, these two report; nothing in the
-models themselves knows of it.
+and `MultiHeadAttention` modules, which name their intermediates for ``nnx.capture``
+(`lra_jax.models.intermediates`).
 """
 
-import contextlib
-import dataclasses
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -17,6 +15,7 @@ from flax import nnx
 
 from lra_jax.analysis.variants import Variant
 from lra_jax.attention import Mechanism
+from lra_jax.errors import expected
 from lra_jax.models import EncoderBlock, MultiHeadAttention
 
 __all__ = [
@@ -24,7 +23,7 @@ __all__ = [
     "Captured",
     "capture",
     "capture_attention",
-    "run_block",
+    "variant_states",
 ]
 
 
@@ -82,71 +81,82 @@ class Captured(NamedTuple):
           ValueError: there is no such layer.
         """
         if not 1 <= layer <= len(self.calls):
-            raise ValueError(
-                f"layer: expected 1 to {len(self.calls)}, the layers of this model, "
-                f"got {layer}"
-            )
+            wanted = f"1 to {len(self.calls)}, the layers of this model"
+            raise expected("layer", wanted, layer)
         return self.calls[layer - 1]
 
 
-def capture(
-    model: nnx.Module, run: Callable[[], Any], variant: Variant | None = None
-) -> Captured:
-    """Runs a model once and records its blocks.
+def capture(model: nnx.Module, run: Callable[[], Any]) -> Captured:
+    """Runs a model once and returns the states between its blocks.
 
-    Where the blocks run more than once (the two documents of a matching task), the
-    first time is recorded.
+    Where the blocks run more than once, the states are those of the first time.
 
     Args:
       model: holds `EncoderBlock` modules.
       run: calls the model, as in ``lambda: model(tokens, lengths)``; not compiled.
-      variant: parts of the blocks to leave out; None = as they are.
 
     Raises:
       ValueError: the model has no such blocks.
     """
-    modules = (module for _, module in nnx.iter_modules(model))
-    count = sum(isinstance(module, EncoderBlock) for module in modules)
-    if not count:
-        raise ValueError(
-            "model: expected one made of lra_jax.models.EncoderBlock, got a "
-            f"{type(model).__name__} without any"
-        )
-    seen: list[tuple[Any, Any, Any]] = []
-    with _observed_blocks(seen, variant):
-        calls = capture_attention(model, run)
-    seen = seen[:count]
-    _, first, mask = seen[0]
-    states = np.stack([first, *(out for out, _, _ in seen)]).astype(np.float32)
+    found = _intermediates(model, run)
+    blocks = _blocks(model, found)
+    _, first = blocks[0]
+    outputs = [first["inputs"], *(named["outputs"] for _, named in blocks)]
+    states = np.stack([np.asarray(x[0], np.float32) for x in outputs])
+    mask = first["mask"][0]
     real = np.ones(states.shape[1:3], bool) if mask is None else np.asarray(mask)
-    return Captured(states, real, calls)
+    return Captured(states, real, _calls(model, found))
 
 
 def capture_attention(model: nnx.Module, run: Callable[[], Any]) -> list[AttentionCall]:
-    """Every call of a mechanism while a model runs, in order.
+    """Every call of a mechanism while a model runs, layer by layer.
 
     Args:
       model: holds `MultiHeadAttention` modules.
       run: as in `capture`.
     """
-    modules = (module for _, module in nnx.iter_modules(model))
-    layers = [m for m in modules if isinstance(m, MultiHeadAttention)]
-    calls: list[AttentionCall] = []
-    with contextlib.ExitStack() as stack:
-        for layer in layers:
-            stack.enter_context(_observed_attention(layer, calls))
-        run()
-    return calls
+    return _calls(model, _intermediates(model, run))
 
 
-def run_block(
+def variant_states(
+    model: nnx.Module, run: Callable[[], Any], variants: Mapping[str, Variant]
+) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """The states between the blocks if parts of each were left out.
+
+    Args:
+      model, run: as in `capture`.
+      variants: by name.
+
+    Returns:
+      For each variant float32 `[L + 1, B, T, D]`, and the mask `[B, T]`.
+
+    Raises:
+      ValueError: the model has no such blocks.
+    """
+    blocks = _blocks(model, _intermediates(model, run))
+    first, named = blocks[0]
+    x, mask = named["inputs"][0], named["mask"][0]
+    found = {}
+    for name, variant in variants.items():
+        states, memory = [x], None
+        for block, _ in blocks:
+            own = block.attention.config.own_parameters
+            parameters = None if own else first.attention.parameters
+            out, memory = _run_block(
+                block, variant, states[-1], mask, parameters, memory
+            )
+            states.append(out)
+        found[name] = np.stack([np.asarray(state, np.float32) for state in states])
+    return found, np.ones(x.shape[:2], bool) if mask is None else np.asarray(mask)
+
+
+def _run_block(
     block: EncoderBlock,
     variant: Variant,
     x: jax.Array,
     mask: jax.Array | None,
-    rngs: nnx.Rngs | None = None,
-    parameters: Any = None,
-    memory: jax.Array | None = None,
+    parameters: Any,
+    memory: jax.Array | None,
 ) -> tuple[jax.Array, jax.Array | None]:
     """`EncoderBlock.carry` with parts left out; with all of them, the block itself.
 
@@ -156,53 +166,52 @@ def run_block(
     branch, memory = block.attention.attend(
         inner, mask=mask, parameters=parameters, memory=memory
     )
-    branch = block.dropout(branch, rngs)
     x = x + branch if variant.skip else branch
     if not variant.mlp:
         return x, memory
     inner = block.mlp_norm(x) if variant.norm else x
-    return x + block.dropout(block.mlp(inner, mask=mask, rngs=rngs), rngs), memory
+    return x + block.mlp(inner, mask=mask), memory
 
 
-@contextlib.contextmanager
-def _observed_blocks(
-    seen: list[tuple[Any, Any, Any]], variant: Variant | None
-) -> Iterator[None]:
-    """Every `EncoderBlock` notes its output, its input and its mask."""
-    kind: Any = EncoderBlock
-    original = kind.carry  # A call goes through it too.
-
-    def carry(block: EncoderBlock, x: Any, mask: Any, *args: Any, **keywords: Any):
-        if variant is None:
-            out, memory = original(block, x, mask, *args, **keywords)
-        else:
-            out, memory = run_block(block, variant, x, mask, *args, **keywords)
-        seen.append((np.asarray(out, np.float32), np.asarray(x, np.float32), mask))
-        return out, memory
-
-    kind.carry = carry
-    try:
-        yield
-    finally:
-        kind.carry = original
+def _intermediates(model: nnx.Module, run: Callable[[], Any]) -> nnx.State:
+    return nnx.capture(lambda _: run(), nnx.Intermediate)(model)[1]
 
 
-@contextlib.contextmanager
-def _observed_attention(
-    layer: MultiHeadAttention, calls: list[AttentionCall]
-) -> Iterator[None]:
-    """A layer notes what it attended to."""
-    mechanism = layer.mechanism
-    function = mechanism.attention
+def _named(
+    model: nnx.Module, kind: type[nnx.Module], found: nnx.State
+) -> list[tuple[Any, dict[str, tuple]]]:
+    """The modules of a kind that ran, with a tuple of values for each name."""
+    result = []
+    for path, module in nnx.iter_modules(model):
+        if isinstance(module, kind):
+            at: Any = found
+            for part in path:
+                at = at.get(part, {})
+            values = {
+                name: variable.get_value()
+                for name, variable in at.items()
+                if isinstance(variable, nnx.Intermediate)
+            }
+            if values:
+                result.append((module, values))
+    return result
 
-    def record(query: Any, key: Any, value: Any, **keywords: Any) -> jax.Array:
-        calls.append(AttentionCall(mechanism, query, key, value, keywords))
-        return function(query, key, value, **keywords)
 
-    # The layer passes those keywords that the function's signature names.
-    record.__signature__ = inspect.signature(function)  # pyright: ignore
-    layer.mechanism = dataclasses.replace(mechanism, function=record)
-    try:
-        yield
-    finally:
-        layer.mechanism = mechanism
+def _blocks(model: nnx.Module, found: nnx.State) -> list[tuple[EncoderBlock, dict]]:
+    blocks = _named(model, EncoderBlock, found)
+    if not blocks:
+        wanted = "one made of lra_jax.models.EncoderBlock"
+        raise expected("model", wanted, f"a {type(model).__name__} without any")
+    return blocks
+
+
+def _calls(model: nnx.Module, found: nnx.State) -> list[AttentionCall]:
+    return [
+        AttentionCall(
+            layer.mechanism, query, key, value, arrays | layer.config.keywords
+        )
+        for layer, values in _named(model, MultiHeadAttention, found)
+        for query, key, value, arrays in zip(
+            *(values[n] for n in ("queries", "keys", "values", "keywords")), strict=True
+        )
+    ]

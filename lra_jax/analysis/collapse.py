@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from lra_jax.analysis.capture import capture
+from lra_jax.analysis.capture import variant_states
 from lra_jax.analysis.networks import SHAPES, Network, Shape, zipf_tokens
 from lra_jax.analysis.residual import relative_residual
 from lra_jax.analysis.variants import VARIANTS, Variant
@@ -106,17 +106,14 @@ def model_curves(
     """The curves of a model of ours on given inputs.
 
     Args:
-      model, run: see `capture.capture`.
+      model, run: see `capture.variant_states`.
       variants: by name.
 
     Returns:
       For each variant float64 `[B, L + 1]`. Padding does not enter.
     """
-    curves = {}
-    for name, variant in variants.items():
-        captured = capture(model, run, variant)
-        curves[name] = collapse_curves(captured.states, captured.mask)
-    return curves
+    states, mask = variant_states(model, run, variants)
+    return {name: collapse_curves(found, mask) for name, found in states.items()}
 
 
 def collapse_curves(states: Any, mask: np.ndarray | None = None) -> np.ndarray:

@@ -10,6 +10,7 @@ from flax import nnx
 from lra_jax.attention import gates
 from lra_jax.models.config import AttentionConfig, configured
 from lra_jax.models.gates import GateLayer
+from lra_jax.models.intermediates import sow
 from lra_jax.models.layers import Dense, LayerNorm, rotated
 
 
@@ -162,11 +163,16 @@ class MultiHeadAttention(nnx.Module):
             source = inputs if gate.of == "query" else context
             arrays[gate.name] = self.gates[gate.name](source)
         parameters = self.parameters if parameters is None else parameters
-        arrays |= {name: p[...] for name, p in parameters.items()}
+        arrays |= {
+            name: p[...]
+            for name, p in parameters.items()
+            if isinstance(p, nnx.Variable)  # `nnx.capture` puts a tuple beside them.
+        }
         if self.memory_in is not None and memory is not None:
             added = self.memory_in(memory).astype(arrays["memory"].dtype)
             added = added.reshape(*added.shape[:-1], self.num_heads, self.head_dim)
             arrays["memory"] = arrays["memory"] + added
+        sow(self, queries=query, keys=key, values=value, keywords=arrays)
         keywords = arrays | self.config.keywords
         out = self.mechanism.attention(query, key, value, **keywords)
         with_memory = self.mechanism.with_memory

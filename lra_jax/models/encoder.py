@@ -17,6 +17,7 @@ from lra_jax.models.inputs import (
     make_positions,
     position_rows,
 )
+from lra_jax.models.intermediates import is_captured, sow
 from lra_jax.models.layers import Dropout, LayerNorm, add_positions
 from lra_jax.models.mlp import Mlp
 from lra_jax.models.product_keys import ProductKeyMemory
@@ -74,12 +75,15 @@ class EncoderBlock(nnx.Module):
 
         Both are None for a mechanism without one (``MultiHeadAttention.attend``).
         """
+        sow(self, inputs=x, mask=mask)
         branch, memory = self.attention.attend(
             self.attention_norm(x), mask=mask, parameters=parameters, memory=memory
         )
         x = x + self.dropout(branch, rngs)
         branch = self.mlp(self.mlp_norm(x), mask=mask, rngs=rngs)
-        return x + self.dropout(branch, rngs), memory
+        x = x + self.dropout(branch, rngs)
+        sow(self, outputs=x)
+        return x, memory
 
 
 class TransformerEncoder(nnx.Module):
@@ -169,7 +173,8 @@ class TransformerEncoder(nnx.Module):
         memory = None
         for block in self.blocks:
             call = functools.partial(_call, block, mask, shared)
-            if config.remat:
+            # A capture keeps what a block made: then nothing is computed again.
+            if config.remat and not is_captured(block):
                 x, memory = recomputed(call, rngs, x, memory)
             else:
                 x, memory = call(rngs, x, memory)

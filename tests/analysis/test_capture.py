@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from lra_jax.analysis.capture import capture
+from lra_jax.analysis.capture import capture, variant_states
 from lra_jax.analysis.collapse import model_curves
 from lra_jax.analysis.variants import VARIANTS, Variant
 from lra_jax.attention import MECHANISMS
@@ -21,16 +21,17 @@ TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 9, (2, 16)), jnp.int32
 LENGTHS = jnp.array([16, 11], jnp.int32)
 
 
-def classifier(mechanism="softmax", num_layers=2):
+def classifier(mechanism="softmax", num_layers=2, **settings):
     return SequenceClassifier(
         9,
         3,
         mechanism=mechanism,
-        options=OPTIONS.get(mechanism),
+        options=settings.pop("options", OPTIONS.get(mechanism)),
         num_layers=num_layers,
         embed_dim=8,
         mlp_dim=8,
         max_length=16,
+        **settings,
         rngs=nnx.Rngs(0),
     )
 
@@ -81,8 +82,10 @@ def test_states_are_those_between_the_blocks():
 def test_all_parts_are_the_block_itself():
     model = classifier()
     run = lambda: model(TOKENS, LENGTHS)  # noqa: E731
-    whole = capture(model, run, Variant(skip=True, mlp=True)).states
-    np.testing.assert_array_equal(whole, capture(model, run).states)
+    whole, mask = variant_states(model, run, {"whole": Variant(skip=True, mlp=True)})
+    captured = capture(model, run)
+    np.testing.assert_array_equal(whole["whole"], captured.states)
+    np.testing.assert_array_equal(mask, captured.mask)
     curves = model_curves(model, run, VARIANTS | {"raw": Variant(False, False, False)})
     assert all(c.shape == (2, 3) for c in curves.values())
     assert len({float(c[0, -1]) for c in curves.values()}) == 5
@@ -127,6 +130,22 @@ def test_a_memory_is_carried_while_blocks_are_watched():
     encoded = model.encoder.norm(jnp.asarray(captured.states[-1]))
     expected = model.encoder(TOKENS, jnp.asarray(captured.mask))
     np.testing.assert_allclose(encoded, expected, atol=1e-6)
-    whole = capture(model, lambda: model(TOKENS, LENGTHS), Variant(skip=True, mlp=True))
-    np.testing.assert_array_equal(whole.states, captured.states)
+    whole = {"whole": Variant(skip=True, mlp=True)}
+    states, _ = variant_states(model, lambda: model(TOKENS, LENGTHS), whole)
+    np.testing.assert_array_equal(states["whole"], captured.states)
     np.testing.assert_array_equal(plain, model(TOKENS, LENGTHS))
+
+
+def test_blocks_that_share_arrays_and_are_computed_again():
+    """Twelve of them: in their own order, with the first one's projections."""
+    options = {"sharing": "layerwise", "features": 4}
+    model = classifier("linformer", 12, options=options, remat=True)
+    run = lambda: model(TOKENS, LENGTHS)  # noqa: E731
+    captured = capture(model, run)
+    first = model.encoder.blocks[0].attention.parameters
+    for index, block in enumerate(model.encoder.blocks):
+        x = jnp.asarray(captured.states[index])
+        out = block(x, jnp.asarray(captured.mask), parameters=first)
+        np.testing.assert_allclose(captured.states[index + 1], out, atol=1e-6)
+    states, _ = variant_states(model, run, {"whole": Variant(skip=True, mlp=True)})
+    np.testing.assert_array_equal(states["whole"], captured.states)

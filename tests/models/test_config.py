@@ -129,9 +129,14 @@ def test_errors(settings, message):
 
 
 def test_unknown_settings():
-    for make in (encoder, classifier, matcher, layer):
-        with pytest.raises(TypeError, match="num_layer'"):
-            make(**SIZES, num_layer=3)
+    for make, settings in (
+        (encoder, SIZES),
+        (classifier, SIZES),
+        (matcher, SIZES),
+        (layer, LAYER),
+    ):
+        with pytest.raises(TypeError, match="'num_layer'"):
+            make(**settings, num_layer=3)
 
 
 def test_one_dtype_for_all_layers():

@@ -1,0 +1,99 @@
+"""What ``nnx.capture`` finds in a model: compiled, recomputed, and where none runs."""
+
+import warnings
+
+import helpers
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from lra_jax.attention import linear_attention
+from lra_jax.models import SequenceClassifier
+
+TOKENS = np.arange(14).reshape(2, 7) % 8 + 1
+LENGTHS = np.array([7, 5], np.int32)
+
+
+def classifier(**changes) -> SequenceClassifier:
+    settings = {"mechanism": "linear", "num_layers": 2, "embed_dim": 8, "mlp_dim": 8}
+    settings |= {"max_length": 8, "dropout": 0.2} | changes
+    return SequenceClassifier(9, 3, **settings, rngs=nnx.Rngs(0))
+
+
+def captured(model, tokens, lengths):
+    return nnx.capture(model, nnx.Intermediate)(tokens, lengths)
+
+
+@pytest.mark.parametrize("remat", [False, True])
+def test_compiled(remat):
+    model = classifier(remat=remat)
+    out, found = helpers.call_model(captured, model, TOKENS, LENGTHS)
+    np.testing.assert_allclose(
+        out, helpers.call_model(SequenceClassifier.__call__, model, TOKENS, LENGTHS)
+    )
+    blocks = found["encoder"]["blocks"]
+    for index in range(2):
+        assert blocks[index]["inputs"].get_value()[0].shape == (2, 7, 8)
+        np.testing.assert_array_equal(
+            blocks[index]["mask"].get_value()[0].sum(1), [7, 5]
+        )
+        layer = {
+            name: v.get_value()[0] for name, v in blocks[index]["attention"].items()
+        }
+        assert layer["queries"].shape == layer["values"].shape == (2, 7, 2, 4)
+        heads = linear_attention(
+            layer["queries"], layer["keys"], layer["values"], **layer["keywords"]
+        )
+        attention, block = model.encoder.blocks[index].attention, blocks[index]
+        branch = attention.out(heads.reshape(2, 7, 8))
+        x = block["inputs"].get_value()[0] + branch
+        x = x + model.encoder.blocks[index].mlp(model.encoder.blocks[index].mlp_norm(x))
+        np.testing.assert_allclose(block["outputs"].get_value()[0], x, atol=1e-5)
+    np.testing.assert_array_equal(
+        blocks[0]["outputs"].get_value()[0], blocks[1]["inputs"].get_value()[0]
+    )
+
+
+def test_beside_a_gradient_of_recomputed_blocks():
+    graph, params = nnx.split(classifier(remat=True))
+
+    def loss(params, capturing):
+        model, rngs = nnx.merge(graph, params), nnx.Rngs(dropout=1)
+        if not capturing:
+            return jnp.square(model(TOKENS, LENGTHS, rngs)).sum(), None
+        out, found = nnx.capture(model, nnx.Intermediate)(TOKENS, LENGTHS, rngs)
+        return jnp.square(out).sum(), found
+
+    gradient = helpers.quick_jit(jax.grad(loss, has_aux=True), static_argnums=1)
+    (plain, _), (watched, found) = gradient(params, False), gradient(params, True)
+    for a, b in zip(*map(jax.tree.leaves, (plain, watched)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-7)
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(found))
+
+
+def test_every_call_of_a_layer_is_there():
+    model = classifier()
+    twice = lambda model: (model(TOKENS), model(TOKENS[:1]))  # noqa: E731
+    _, found = nnx.capture(twice, nnx.Intermediate)(model)
+    queries = found["encoder"]["blocks"][1]["attention"]["queries"].get_value()
+    assert [x.shape for x in queries] == [(2, 7, 2, 4), (1, 7, 2, 4)]
+
+
+def test_nothing_is_left_where_nothing_captures():
+    model = classifier()
+    _, before = nnx.split(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model(TOKENS, LENGTHS)
+        captured(model, TOKENS, LENGTHS)
+        model(TOKENS, LENGTHS)
+    helpers.assert_equal_trees(before, nnx.split(model)[1])
+    graph, params = nnx.split(model)
+    plain, watched = (
+        str(jax.make_jaxpr(lambda p: run(nnx.merge(graph, p), TOKENS, LENGTHS))(params))
+        for run in (SequenceClassifier.__call__, captured)
+    )
+    assert plain != watched  # More outputs of the same equations.
+    assert plain.count(" = ") == watched.count(" = ")
