@@ -8,6 +8,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from lra_jax.attention import gates
+from lra_jax.attention.inputs import check_shape, layout
+from lra_jax.errors import expected
 from lra_jax.models.config import AttentionConfig, configured
 from lra_jax.models.gates import GateLayer
 from lra_jax.models.intermediates import sow
@@ -111,6 +113,10 @@ class MultiHeadAttention(nnx.Module):
 
         Returns:
           `[B, T, out_features]`. Rows of padded queries are not meaningful.
+
+        Raises:
+          ValueError: an array of another shape, given or returned by a function from
+            outside.
         """
         return self.attend(
             inputs, context, mask=mask, query_mask=query_mask, parameters=parameters
@@ -140,6 +146,7 @@ class MultiHeadAttention(nnx.Module):
         if context is None:
             context = inputs
             query_mask = mask if query_mask is None else query_mask
+        self._check_shapes(inputs, context, mask, query_mask, memory)
         value = self._heads(self.value, context, self.value_dim)
         # An argument without projection is not read: any array of its shape will do.
         unread = jnp.zeros((), value.dtype)
@@ -175,6 +182,7 @@ class MultiHeadAttention(nnx.Module):
         sow(self, queries=query, keys=key, values=value, keywords=arrays)
         keywords = arrays | self.config.keywords
         out = self.mechanism.attention(query, key, value, **keywords)
+        self._check_output(out, *query.shape[:3], self.value_dim)
         with_memory = self.mechanism.with_memory
         if self.memory_out is not None and with_memory is not None:
             # Compiled, the steps that both calls have in common are one.
@@ -182,6 +190,33 @@ class MultiHeadAttention(nnx.Module):
             memory = self._carried(memory, packed)
         out = out.reshape(*out.shape[:-2], -1)
         return out if self.out is None else self.out(out), memory
+
+    def _check_shapes(
+        self,
+        inputs: jax.Array,
+        context: jax.Array,
+        mask: jax.Array | None,
+        query_mask: jax.Array | None,
+        memory: jax.Array | None,
+    ) -> None:
+        width = self.config.in_features
+        check_shape("inputs", inputs, "B T D", None, None, width)
+        batch, length = inputs.shape[:2]
+        check_shape("context", context, "B S D", batch, None, width)
+        if mask is not None:
+            check_shape("mask", mask, "B S", {1, batch}, context.shape[1])
+        if query_mask is not None:
+            check_shape("query_mask", query_mask, "B T", {1, batch}, length)
+        if memory is not None:
+            check_shape("memory", memory, "B L D", batch, None, width)
+
+    def _check_output(self, out: Any, *shape: int) -> None:
+        """Of a function from outside, above all: `[B, 1, N, Hv]` would broadcast."""
+        name = f"output of attention {self.mechanism.name!r}"
+        if not hasattr(out, "shape"):
+            wanted = layout("B T N Hv", *shape)
+            raise expected(name, wanted, f"a {type(out).__name__}")
+        check_shape(name, out, "B T N Hv", *shape)
 
     def _carried(self, memory: jax.Array | None, packed: jax.Array) -> jax.Array:
         """``norm(memory + W_o packed)``; None is no memory before."""

@@ -51,6 +51,9 @@ class SequenceClassifier(PooledEncoder):
 
         Returns:
           float32 logits `[B, num_classes]`.
+
+        Raises:
+          ValueError: what `pooled` raises.
         """
         pooled = self.pooled(tokens, lengths, rngs)
         return self.logits(jax.nn.relu(self.hidden(pooled)))

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from lra_jax.attention.inputs import check_shape
 from lra_jax.errors import expected
 from lra_jax.models.attention import MultiHeadAttention
 from lra_jax.models.config import EncoderConfig, configured
@@ -75,6 +76,7 @@ class EncoderBlock(nnx.Module):
 
         Both are None for a mechanism without one (``MultiHeadAttention.attend``).
         """
+        check_shape("x", x, "B T D", None, None, self.attention.config.in_features)
         sow(self, inputs=x, mask=mask)
         branch, memory = self.attention.attend(
             self.attention_norm(x), mask=mask, parameters=parameters, memory=memory
@@ -151,12 +153,17 @@ class TransformerEncoder(nnx.Module):
           `[B, T, D]`, with the class vector's row in front if there is one.
 
         Raises:
-          ValueError: T is beyond ``max_length``, or not that of the grid.
+          ValueError: arrays of other shapes, or a T beyond ``max_length`` or not that
+            of the grid.
         """
         config = self.config
-        if tokens.ndim != 2 or tokens.shape[1] > config.max_length:
+        check_shape("tokens", tokens, "B T", None, None)
+        batch, length = tokens.shape
+        if length > config.max_length:
             wanted = f"[B, T] with T <= max_length={config.max_length}"
             raise expected("tokens", wanted, tokens.shape)
+        if mask is not None:
+            check_shape("mask", mask, "B T", {1, batch}, length)
         x = embed_inputs(self.embed, tokens)
         if self.cls is not None:
             front = jnp.broadcast_to(

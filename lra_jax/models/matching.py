@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from lra_jax.attention.inputs import check_shape
 from lra_jax.errors import expected, known
 from lra_jax.models.layers import Dense
 from lra_jax.models.pooling import PooledEncoder
@@ -75,11 +76,13 @@ class MatchingClassifier(PooledEncoder):
           float32 logits `[B, num_classes]`.
 
         Raises:
-          ValueError: the two have different shapes, or lengths for one of them only.
+          ValueError: arrays of other shapes, or lengths for one sequence only.
         """
-        if tokens_1.shape != tokens_2.shape:
-            got = f"{tokens_1.shape} and {tokens_2.shape}"
-            raise expected("tokens_1, tokens_2", "the same [B, T]", got)
+        check_shape("tokens_1", tokens_1, "B T", None, None)
+        check_shape("tokens_2", tokens_2, "B T", *tokens_1.shape)
+        for name, lengths in {"lengths_1": lengths_1, "lengths_2": lengths_2}.items():
+            if lengths is not None:
+                check_shape(name, lengths, "B", len(tokens_1))
         if (lengths_1 is None) != (lengths_2 is None):
             raise expected("lengths_1, lengths_2", "both or none", "one of them")
         # One pass over pairs laid side by side, [B, 2, T]: rows of one example stay

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from lra_jax.attention.inputs import check_shape
 from lra_jax.errors import known
 from lra_jax.models.config import EncoderConfig, configured
 from lra_jax.models.encoder import TransformerEncoder
@@ -64,7 +65,15 @@ class PooledEncoder(nnx.Module):
         lengths: jax.Array | None = None,
         rngs: nnx.Rngs | None = None,
     ) -> jax.Array:
-        """One float32 vector `[B, D]` for each row of tokens `[B, T]`."""
+        """One float32 vector `[B, D]` for each row of tokens `[B, T]`.
+
+        Raises:
+          ValueError: tokens or lengths of another shape, or of a length that the
+            encoder refuses.
+        """
+        check_shape("tokens", tokens, "B T", None, None)
+        if lengths is not None:
+            check_shape("lengths", lengths, "B", len(tokens))
         mask = self._mask(tokens, lengths)
         encoded = self.encoder(tokens, mask, rngs).astype(jnp.float32)
         if self.pooling != "mean":

@@ -1,6 +1,7 @@
 """The settings of a model: checked where they are made, given whole or by keyword."""
 
 import dataclasses
+from typing import Any
 
 import helpers
 import jax.numpy as jnp
@@ -17,11 +18,27 @@ from lra_jax.models import (
     TransformerEncoder,
 )
 
-SIZES = {"num_layers": 2, "embed_dim": 8, "mlp_dim": 12, "max_length": 16}
-LINFORMER = SIZES | {"mechanism": "linformer", "options": {"features": (6, 3)}}
-GATED = SIZES | {"mechanism": "gau", "options": {"query_dim": 6}, "dropout": 0.0}
-MEMORY = SIZES | {"mlp": "product_key", "mlp_options": {"keys": 8}, "remat": True}
-LAYER = {
+SIZES: dict[str, Any] = {
+    "num_layers": 2,
+    "embed_dim": 8,
+    "mlp_dim": 12,
+    "max_length": 16,
+}
+LINFORMER: dict[str, Any] = SIZES | {
+    "mechanism": "linformer",
+    "options": {"features": (6, 3)},
+}
+GATED: dict[str, Any] = SIZES | {
+    "mechanism": "gau",
+    "options": {"query_dim": 6},
+    "dropout": 0.0,
+}
+MEMORY: dict[str, Any] = SIZES | {
+    "mlp": "product_key",
+    "mlp_options": {"keys": 8},
+    "remat": True,
+}
+LAYER: dict[str, Any] = {
     "num_heads": 2,
     "in_features": 8,
     "mechanism": "linformer",
@@ -78,7 +95,7 @@ def test_keywords_change_a_given_config():
 
 def test_a_config_does_not_follow_what_it_was_made_of():
     options = {"features": 3}
-    config = AttentionConfig(**LAYER | {"options": options})
+    config = AttentionConfig(**dict(LAYER, options=options))
     options["features"] = 5
     assert dict(config.options or ()) == {"features": 3}
     with pytest.raises(dataclasses.FrozenInstanceError):

@@ -239,7 +239,7 @@ def test_a_pair_is_its_two_documents_by_one_encoder(interaction):
         ),
         (
             lambda: matcher()(pixels(), None, pixels()[:, :3], None),
-            r"same \[B, T\], got \(2, 12\) and \(2, 3\)",
+            r"tokens_2: expected \[B, T\]=\(2, 12\), got \(2, 3\)",
         ),
         (
             lambda: matcher()(pixels(), np.ones(2, np.int32), pixels(), None),

@@ -1,6 +1,7 @@
 """What ``nnx.capture`` finds in a model: compiled, recomputed, and where none runs."""
 
 import warnings
+from typing import Any
 
 import helpers
 import jax
@@ -12,18 +13,24 @@ from flax import nnx
 from lra_jax.attention import linear_attention
 from lra_jax.models import SequenceClassifier
 
-TOKENS = np.arange(14).reshape(2, 7) % 8 + 1
-LENGTHS = np.array([7, 5], np.int32)
+TOKENS = jnp.arange(14).reshape(2, 7) % 8 + 1
+LENGTHS = jnp.array([7, 5], jnp.int32)
 
 
 def classifier(**changes) -> SequenceClassifier:
-    settings = {"mechanism": "linear", "num_layers": 2, "embed_dim": 8, "mlp_dim": 8}
+    settings: dict[str, Any] = {
+        "mechanism": "linear",
+        "num_layers": 2,
+        "embed_dim": 8,
+        "mlp_dim": 8,
+    }
     settings |= {"max_length": 8, "dropout": 0.2} | changes
     return SequenceClassifier(9, 3, **settings, rngs=nnx.Rngs(0))
 
 
-def captured(model, tokens, lengths):
-    return nnx.capture(model, nnx.Intermediate)(tokens, lengths)
+def captured(model: Any, *arguments: Any) -> Any:
+    watched: Any = nnx.capture(model, nnx.Intermediate)
+    return watched(*arguments)
 
 
 @pytest.mark.parametrize("remat", [False, True])
@@ -33,27 +40,21 @@ def test_compiled(remat):
     np.testing.assert_allclose(
         out, helpers.call_model(SequenceClassifier.__call__, model, TOKENS, LENGTHS)
     )
-    blocks = found["encoder"]["blocks"]
-    for index in range(2):
-        assert blocks[index]["inputs"].get_value()[0].shape == (2, 7, 8)
-        np.testing.assert_array_equal(
-            blocks[index]["mask"].get_value()[0].sum(1), [7, 5]
+    found = nnx.to_pure_dict(found)["encoder"]["blocks"]
+    for index, block in enumerate(model.encoder.blocks):
+        layer: Any = block.attention
+        named = {name: calls[0] for name, calls in found[index]["attention"].items()}
+        arrays = [named[name] for name in ("queries", "keys", "values")]
+        assert [x.shape for x in arrays] == 3 * [(2, 7, 2, 4)]
+        heads = linear_attention(*arrays, **named["keywords"])
+        (x,), (mask,), (outputs,) = (
+            found[index][name] for name in ("inputs", "mask", "outputs")
         )
-        layer = {
-            name: v.get_value()[0] for name, v in blocks[index]["attention"].items()
-        }
-        assert layer["queries"].shape == layer["values"].shape == (2, 7, 2, 4)
-        heads = linear_attention(
-            layer["queries"], layer["keys"], layer["values"], **layer["keywords"]
-        )
-        attention, block = model.encoder.blocks[index].attention, blocks[index]
-        branch = attention.out(heads.reshape(2, 7, 8))
-        x = block["inputs"].get_value()[0] + branch
-        x = x + model.encoder.blocks[index].mlp(model.encoder.blocks[index].mlp_norm(x))
-        np.testing.assert_allclose(block["outputs"].get_value()[0], x, atol=1e-5)
-    np.testing.assert_array_equal(
-        blocks[0]["outputs"].get_value()[0], blocks[1]["inputs"].get_value()[0]
-    )
+        np.testing.assert_array_equal(mask.sum(1), LENGTHS)
+        x = x + layer.out(heads.reshape(2, 7, 8))
+        x = x + block.mlp(block.mlp_norm(x))
+        np.testing.assert_allclose(outputs, x, atol=1e-5)
+    np.testing.assert_array_equal(found[0]["outputs"][0], found[1]["inputs"][0])
 
 
 def test_beside_a_gradient_of_recomputed_blocks():
@@ -74,7 +75,7 @@ def test_beside_a_gradient_of_recomputed_blocks():
 
 
 def test_every_call_of_a_layer_is_there():
-    model = classifier()
+    model: Any = classifier()
     twice = lambda model: (model(TOKENS), model(TOKENS[:1]))  # noqa: E731
     _, found = nnx.capture(twice, nnx.Intermediate)(model)
     queries = found["encoder"]["blocks"][1]["attention"]["queries"].get_value()
@@ -82,7 +83,7 @@ def test_every_call_of_a_layer_is_there():
 
 
 def test_nothing_is_left_where_nothing_captures():
-    model = classifier()
+    model: Any = classifier()
     _, before = nnx.split(model)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -91,9 +92,11 @@ def test_nothing_is_left_where_nothing_captures():
         model(TOKENS, LENGTHS)
     helpers.assert_equal_trees(before, nnx.split(model)[1])
     graph, params = nnx.split(model)
-    plain, watched = (
-        str(jax.make_jaxpr(lambda p: run(nnx.merge(graph, p), TOKENS, LENGTHS))(params))
-        for run in (SequenceClassifier.__call__, captured)
-    )
+
+    def program(run) -> str:
+        call = lambda params: run(nnx.merge(graph, params), TOKENS, None)  # noqa: E731
+        return str(jax.make_jaxpr(call)(params))
+
+    plain, watched = program(SequenceClassifier.__call__), program(captured)
     assert plain != watched  # More outputs of the same equations.
     assert plain.count(" = ") == watched.count(" = ")

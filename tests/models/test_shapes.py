@@ -1,0 +1,103 @@
+"""Arrays of a wrong shape, refused at the call of a module."""
+
+from typing import Any
+
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+
+from lra_jax.models import (
+    EncoderBlock,
+    MatchingClassifier,
+    MultiHeadAttention,
+    SequenceClassifier,
+    TransformerEncoder,
+)
+from lra_jax.models.mlp import Mlp
+
+SIZES: dict[str, Any] = {"num_layers": 1, "embed_dim": 8, "mlp_dim": 8, "max_length": 6}
+X = jnp.ones((2, 6, 8))
+TOKENS = jnp.ones((2, 6), jnp.int32)
+MASK = jnp.ones((2, 6), bool)
+LENGTHS = jnp.array([6, 4])
+
+
+def layer(mechanism: Any = "softmax") -> MultiHeadAttention:
+    return MultiHeadAttention(2, 8, mechanism=mechanism, rngs=nnx.Rngs(0))
+
+
+def block() -> EncoderBlock:
+    return EncoderBlock(layer(), Mlp(8, 8, rngs=nnx.Rngs(0)), 8)
+
+
+def encoder() -> TransformerEncoder:
+    return TransformerEncoder(5, **SIZES, rngs=nnx.Rngs(0))
+
+
+def classifier() -> SequenceClassifier:
+    return SequenceClassifier(5, 3, **SIZES, rngs=nnx.Rngs(0))
+
+
+def matcher() -> MatchingClassifier:
+    return MatchingClassifier(5, 3, **SIZES, rngs=nnx.Rngs(0))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: layer()(X[0]),
+            r"inputs: expected \[B, T, D\]=\(B, T, 8\), got \(6, 8\)",
+        ),
+        (lambda: layer()(X[..., :4]), r"inputs: expected .*, got \(2, 6, 4\)"),
+        (lambda: layer()(X, X[:1]), r"context: .*=\(2, S, 8\), got \(1, 6, 8\)"),
+        (lambda: layer()(X, mask=MASK[:, :5]), r"mask: .*=\(1\|2, 6\), got \(2, 5\)"),
+        (lambda: layer()(X, mask=MASK[None]), r"mask: expected .*, got \(1, 2, 6\)"),
+        (
+            lambda: layer()(X, X[:, :4], query_mask=MASK[:, :4]),
+            r"query_mask: expected \[B, T\]=\(1\|2, 6\), got \(2, 4\)",
+        ),
+        (
+            lambda: layer("luna").attend(X, memory=X[..., :3]),
+            r"memory: expected \[B, L, D\]=\(2, L, 8\), got \(2, 6, 3\)",
+        ),
+        (lambda: block()(X[..., :4], None), r"x: expected .*, got \(2, 6, 4\)"),
+        (lambda: block()(X, MASK[:, :2]), r"mask: expected .*, got \(2, 2\)"),
+        (lambda: encoder()(TOKENS[0]), r"tokens: expected \[B, T\], got \(6,\)"),
+        (lambda: encoder()(TOKENS, MASK[:, :5]), r"mask: expected .*, got \(2, 5\)"),
+        (lambda: classifier()(TOKENS, LENGTHS[:1]), r"lengths: .*=\(2,\), got \(1,\)"),
+        (lambda: classifier()(X), r"tokens: expected \[B, T\], got \(2, 6, 8\)"),
+        (
+            lambda: matcher()(TOKENS, LENGTHS, TOKENS, LENGTHS[:, None]),
+            r"lengths_2: expected \[B\]=\(2,\), got \(2, 1\)",
+        ),
+        (
+            lambda: matcher()(TOKENS[0], None, TOKENS, None),
+            r"tokens_1: expected \[B, T\], got \(6,\)",
+        ),
+    ],
+)
+def test_arrays_that_do_not_fit(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "got"),
+    [
+        (lambda out: out[:, :1], r"\(2, 1, 2, 4\)"),  # Would be broadcast.
+        (lambda out: out.reshape(2, 6, 8), r"\(2, 6, 8\)"),
+        (lambda out: out[..., :2], r"\(2, 6, 2, 2\)"),
+        (lambda out: (out, out), "a tuple"),
+    ],
+)
+def test_a_function_from_outside_that_returns_another_shape(wrong, got):
+    def ours(query, key, value):
+        return wrong(value)
+
+    name = "test_a_function_from_outside_that_returns_another_shape.<locals>.ours"
+    message = rf"output of attention '{name}': .*=\(2, 6, 2, 4\), got {got}"
+    with pytest.raises(ValueError, match=message):
+        layer(ours)(X)
+    with pytest.raises(ValueError, match=message):
+        SequenceClassifier(5, 3, **SIZES, mechanism=ours, rngs=nnx.Rngs(0))(TOKENS)
