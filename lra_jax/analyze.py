@@ -265,12 +265,10 @@ def _maps(settings: Maps, report: Any) -> None:
 
 def _load(settings: Any) -> tuple[Any, Any]:
     """The run that ``--workdir`` names, and the first examples of its test split."""
+    from lra_jax.attention.inputs import check_size
     from lra_jax.training.restore import load_run
 
-    if settings.examples < 1:
-        raise ValueError(
-            f"--examples: expected a positive number, got {settings.examples}"
-        )
+    check_size("--examples", settings.examples)
     saved = load_run(settings.workdir, settings.checkpoint)
     return saved, saved.examples(range(settings.examples))
 

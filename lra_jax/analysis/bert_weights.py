@@ -13,6 +13,7 @@ import numpy as np
 from flax import nnx
 
 from lra_jax.analysis.networks import Network, Shape
+from lra_jax.errors import expected
 
 __all__ = ["load_bert", "read_safetensors"]
 
@@ -44,17 +45,19 @@ def read_safetensors(file: str | Path) -> dict[str, np.ndarray]:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}") from error
+        wanted = f"a file that can be read, {path}"
+        raise expected("--weights", wanted, error.strerror) from error
     size = int.from_bytes(content[:8], "little")
     start = 8 + size
     try:
         if len(content) < 8 or size > min(_LARGEST_HEADER, len(content)):
-            raise ValueError("no header")
+            raise ValueError("one without a header")
         header = json.loads(content[8:start])
         entries = {n: e for n, e in header.items() if n != "__metadata__"}
         found = {n: _array(content[start:], e) for n, e in entries.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} is not a whole safetensors file: {error}") from error
+        wanted = f"a whole safetensors file, {path}"
+        raise expected("--weights", wanted, f"{error}") from error
     return {name: array for name, array in found.items() if array is not None}
 
 
@@ -72,10 +75,11 @@ def load_bert(file: str | Path) -> tuple[Network, Shape]:
     query = arrays.get("encoder.layer.0.attention.self.query.weight")
     if embed is None or query is None:
         some = ", ".join(sorted(arrays)[:3])
-        raise ValueError(
-            f"--weights={file}: expected the weights of a BERT, with "
-            "embeddings.word_embeddings.weight and encoder.layer.0.attention."
-            f"self.query.weight, got {len(arrays)} arrays such as {some}"
+        raise expected(
+            "--weights",
+            f"the weights of a BERT in {file}, with embeddings.word_embeddings.weight "
+            "and encoder.layer.0.attention.self.query.weight",
+            f"{len(arrays)} arrays such as {some}",
         )
     layers = {n.split(".")[2] for n in arrays if n.startswith("encoder.layer.")}
     width = embed.shape[1]
@@ -105,7 +109,7 @@ def load_bert(file: str | Path) -> tuple[Network, Shape]:
 def _array(content: bytes, entry: dict[str, Any]) -> np.ndarray | None:
     begin, end = entry["data_offsets"]
     if not 0 <= begin <= end <= len(content):
-        raise ValueError("it ends too early")
+        raise ValueError("one that ends too early")
     kind, shape = entry["dtype"], entry["shape"]
     data = content[begin:end]
     if kind == "BF16":
@@ -130,14 +134,12 @@ def _set_layer(module: Any, arrays: dict[str, np.ndarray], name: str) -> None:
 
 def _get(arrays: dict[str, np.ndarray], name: str) -> np.ndarray:
     if name not in arrays:
-        raise ValueError(f"--weights: expected an array {name!r} in the file, got none")
+        raise expected("--weights", f"an array {name!r} in the file", "none")
     return arrays[name]
 
 
 def _set(variable: Any, array: np.ndarray) -> None:
     if variable[...].shape != array.shape:
-        raise ValueError(
-            f"--weights: expected an array of shape {variable[...].shape}, got "
-            f"{array.shape}"
-        )
+        wanted = f"an array of shape {variable[...].shape}"
+        raise expected("--weights", wanted, array.shape)
     variable[...] = jnp.asarray(array, jnp.float32)

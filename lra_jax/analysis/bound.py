@@ -7,6 +7,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from lra_jax.analysis.residual import composite_norm
+from lra_jax.attention.inputs import check_size
+from lra_jax.errors import expected
 
 __all__ = ["collapse_beta", "collapse_bound"]
 
@@ -51,12 +53,10 @@ def collapse_bound(
     }
     for name, value in factors.items():
         if not (math.isfinite(value) and value >= 0):
-            raise ValueError(f"{name}: expected a finite number >= 0, got {value}")
-    if depth < 0 or head_dim < 1 or num_heads < 1:
-        raise ValueError(
-            "depth, head_dim, num_heads: expected depth >= 0 and positive sizes, got "
-            f"{depth}, {head_dim}, {num_heads}"
-        )
+            raise expected(name, "a finite number >= 0", value)
+    check_size("depth", depth, lowest=0)
+    check_size("head_dim", head_dim)
+    check_size("num_heads", num_heads)
     base = 4 * gamma * beta * num_heads * lipschitz / math.sqrt(head_dim)
     power = 3**depth
     if residual_norm == 0 or (base == 0 and depth > 0):

@@ -20,6 +20,7 @@ import numpy as np
 import optax
 from flax import nnx
 
+from lra_jax.analysis.fitting import fit_epochs
 from lra_jax.analysis.path_network import PathNetwork, PathSettings
 from lra_jax.analysis.path_tasks import circle
 
@@ -125,21 +126,8 @@ def _fit(
         out = nnx.merge(graph, params)(inputs, None, nnx.Rngs(dropout=key))
         return jnp.sum((out - targets) ** 2)
 
-    def step(carry: Any, batch: Any) -> tuple[Any, jax.Array]:
-        params, state, key = carry
-        key, own = jax.random.split(key)
-        value, grads = jax.value_and_grad(loss)(params, *batch, own)
-        with jax.numpy_dtype_promotion("standard"):  # Optax relies on it.
-            updates, state = optimizer.update(grads, state, params)
-        return (optax.apply_updates(params, updates), state, key), value / size
-
-    epoch = jax.jit(lambda carry: jax.lax.scan(step, carry, data))
-    carry = (params, optimizer.init(params), jax.random.key(seed))
-    losses = []
-    for _ in range(settings.epochs):
-        carry, values = epoch(carry)
-        losses.append(float(values.mean()))
-    return carry[0], np.array(losses)
+    params, losses = fit_epochs(loss, params, data, optimizer, settings.epochs, seed)
+    return params, losses / size
 
 
 def _roll_out(

@@ -10,10 +10,17 @@ import numpy as np
 from flax import nnx
 
 from lra_jax.analysis.capture import variant_states
-from lra_jax.analysis.networks import SHAPES, Network, Shape, zipf_tokens
+from lra_jax.analysis.networks import (
+    Network,
+    Shape,
+    check_length,
+    find_shape,
+    zipf_tokens,
+)
 from lra_jax.analysis.residual import relative_residual
 from lra_jax.analysis.variants import VARIANTS, Variant
-from lra_jax.errors import known
+from lra_jax.attention.inputs import check_size
+from lra_jax.errors import expected
 
 __all__ = ["collapse_curves", "model_curves", "network_curves", "trained_curves"]
 
@@ -45,13 +52,9 @@ def network_curves(
     Raises:
       ValueError: as of `networks.Network`, or a number that is not positive.
     """
-    if draws < 1 or batch_size < 1:
-        raise ValueError(
-            "draws, batch_size: expected positive numbers, got "
-            f"{draws} and {batch_size}"
-        )
-    if isinstance(shape, str):
-        shape = SHAPES[known("--network", shape, SHAPES)]
+    check_size("draws", draws)
+    check_size("batch_size", batch_size)
+    shape = find_shape(shape)
     found: dict[str, list[np.ndarray]] = {name: [] for name in variants}
     run = None
     for draw in range(seed, seed + draws):
@@ -85,10 +88,7 @@ def trained_curves(
     Raises:
       ValueError: sequences longer than its table of positions.
     """
-    if not 0 < length <= shape.max_length:
-        raise ValueError(
-            f"length: expected 1 to {shape.max_length} tokens, got {length}"
-        )
+    check_length(shape, length)
     graph, state = nnx.split(network)
     run = _compiled(graph)
     tokens = jnp.asarray(zipf_tokens(shape.vocab_size, batch_size, length, seed))
@@ -125,9 +125,7 @@ def collapse_curves(states: Any, mask: np.ndarray | None = None) -> np.ndarray:
     states = np.asarray(states, np.float64)
     if not np.isfinite(states).all():
         layer = int(np.isfinite(states).all((1, 2, 3)).argmin())
-        raise ValueError(
-            f"states: expected finite numbers, got others from layer {layer} on"
-        )
+        raise expected("states", "finite numbers", f"others from layer {layer} on")
     if mask is not None:
         mask = np.broadcast_to(mask, states.shape[:3])
     return relative_residual(states, mask=mask).T

@@ -27,9 +27,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from lra_jax.analysis.path_tasks import draw_words
 from lra_jax.analysis.relative import RelativeAttention
 from lra_jax.analysis.variants import Variant
-from lra_jax.errors import known
+from lra_jax.attention.inputs import check_shape, check_size
+from lra_jax.errors import expected, known
 from lra_jax.models import MultiHeadAttention
 from lra_jax.models.layers import Dense, LayerNorm
 
@@ -149,15 +151,10 @@ class Network(nnx.Module):
         num_layers: int | None = None,
         rngs: nnx.Rngs,
     ):
-        if isinstance(shape, str):
-            shape = SHAPES[known("--network", shape, SHAPES)]
-        if not 0 < length <= shape.max_length:
-            raise ValueError(
-                f"length: expected 1 to {shape.max_length} tokens, got {length}"
-            )
+        shape = find_shape(shape)
+        check_length(shape, length)
         self.num_layers = shape.num_layers if num_layers is None else num_layers
-        if self.num_layers < 1:
-            raise ValueError(f"num_layers: expected a positive int, got {num_layers}")
+        check_size("num_layers", self.num_layers)
         size = (shape.vocab_size, shape.embed_dim)
         self.embed = nnx.Param(_INIT(rngs.params(), size))
         self.relative = shape.relative
@@ -179,6 +176,7 @@ class Network(nnx.Module):
 
     def __call__(self, tokens: jax.Array, variant: Variant) -> jax.Array:
         """The hidden states `[L + 1, B, T, D]`, embeddings first, of `[B, T]` ids."""
+        check_shape("tokens", tokens, "B T", None, None)
         x = self.embed[...][tokens]
         if not self.relative:
             x = x + self.positions[...][None, : tokens.shape[1]]
@@ -192,18 +190,25 @@ class Network(nnx.Module):
         return jnp.stack(states)
 
 
+def find_shape(shape: Shape | str) -> Shape:
+    """The shape of a name of `SHAPES`, or the shape that is given."""
+    return (
+        SHAPES[known("--network", shape, SHAPES)] if isinstance(shape, str) else shape
+    )
+
+
+def check_length(shape: Shape, length: int) -> None:
+    """Raises ``ValueError`` unless the network has positions for so many tokens."""
+    if not 0 < length <= shape.max_length:
+        raise expected("length", f"1 to {shape.max_length} tokens", length)
+
+
 def zipf_tokens(
     vocab_size: int, batch_size: int, length: int, seed: int = 0
 ) -> np.ndarray:
-    """Random token ids, `int32 [B, T]`, as frequent as words are.
-
-    The r-th most frequent has probability proportional to ``1 / (r + 2.7)``
-    (Zipf's law with Mandelbrot's shift).
-    """
-    shares = 1 / (np.arange(vocab_size) + 2.7)
+    """Random token ids, `int32 [B, T]`, as frequent as words are (Zipf's law)."""
     rng = np.random.default_rng(seed)
-    size = (batch_size, length)
-    return rng.choice(vocab_size, size, p=shares / shares.sum()).astype(np.int32)
+    return draw_words(vocab_size, (batch_size, length), rng)
 
 
 def _draw_again(attention: MultiHeadAttention, rngs: nnx.Rngs) -> None:

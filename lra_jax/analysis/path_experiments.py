@@ -14,6 +14,7 @@ import numpy as np
 import optax
 from flax import nnx
 
+from lra_jax.analysis.fitting import fit_epochs
 from lra_jax.analysis.path_network import PathNetwork, PathSettings, draw_paths
 from lra_jax.analysis.path_tasks import TokenTask, convex_hull, memorisation, sorting
 from lra_jax.errors import known
@@ -158,7 +159,7 @@ def make_data(
     name: str, experiment: Experiment, seed: int
 ) -> tuple[TokenTask, TokenTask]:
     """The training and the evaluation examples of an experiment."""
-    known("--experiments", name, PUBLISHED)
+    known("--experiment", name, PUBLISHED)
     count = experiment.num_train + experiment.num_eval
     if name == "sorting":
         task = sorting(count, seed)
@@ -175,7 +176,7 @@ def make_data(
 def fit(
     graph: Any, params: Any, task: TokenTask, experiment: Experiment, seed: int
 ) -> tuple[Any, np.ndarray]:
-    """Trains with Adam on cross-entropy over the tokens; an epoch is one program."""
+    """Trains with Adam on cross-entropy over the tokens."""
     size = experiment.batch_size
     steps = max(len(task.inputs) // size, 1)
 
@@ -199,22 +200,8 @@ def fit(
         )
         return jnp.mean(losses, where=mask)
 
-    def step(carry: Any, batch: Any) -> tuple[Any, jax.Array]:
-        params, state, key = carry
-        key, own = jax.random.split(key)
-        value, grads = jax.value_and_grad(loss)(params, *batch, own)
-        with jax.numpy_dtype_promotion("standard"):  # Optax relies on it.
-            updates, state = optimizer.update(grads, state, params)
-        return (optax.apply_updates(params, updates), state, key), value
-
-    epoch = jax.jit(lambda carry, data: jax.lax.scan(step, carry, data))
     data = (batches(task.inputs), batches(task.labels))
-    carry = (params, optimizer.init(params), jax.random.key(seed))
-    losses = []
-    for _ in range(experiment.epochs):
-        carry, values = epoch(carry, data)
-        losses.append(float(values.mean()))
-    return carry[0], np.array(losses)
+    return fit_epochs(loss, params, data, optimizer, experiment.epochs, seed)
 
 
 def _accuracy(logits: jax.Array, labels: jax.Array) -> jax.Array:

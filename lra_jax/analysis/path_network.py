@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from lra_jax.errors import expected
 from lra_jax.models import MultiHeadAttention
 from lra_jax.models.layers import Dense, Dropout, LayerNorm
 
@@ -193,7 +194,7 @@ def draw_paths(
       ValueError: a path longer than the network.
     """
     if not 0 <= length <= num_layers:
-        raise ValueError(f"length: expected 0 to {num_layers} layers, got {length}")
+        raise expected("length", f"0 to {num_layers} layers", length)
     paths = rng.integers(num_heads, size=(count, num_layers), dtype=np.int32)
     for path in paths:
         path[rng.permutation(num_layers)[length:]] = -1

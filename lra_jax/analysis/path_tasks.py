@@ -5,7 +5,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-__all__ = ["TokenTask", "circle", "convex_hull", "memorisation", "sorting"]
+__all__ = [
+    "TokenTask",
+    "circle",
+    "convex_hull",
+    "draw_words",
+    "memorisation",
+    "sorting",
+]
 
 
 class TokenTask(NamedTuple):
@@ -52,13 +59,24 @@ def memorisation(
     law, and lengths uniformly between a quarter of the longest and the longest.
     """
     rng = np.random.default_rng(seed)
-    shares = 1 / (np.arange(vocab_size) + 2.7)
     size = (count, longest)
-    inputs = rng.choice(vocab_size, size, p=shares / shares.sum()).astype(np.int32)
+    inputs = draw_words(vocab_size, size, rng)
     lengths = rng.integers(max(longest // 4, 1), longest + 1, count)
     labels = rng.integers(2, size=size, dtype=np.int32)
     real = np.arange(longest) < lengths[:, None]
     return TokenTask(np.where(real, inputs, 0), np.where(real, labels, -1))
+
+
+def draw_words(
+    vocab_size: int, size: tuple[int, ...], rng: np.random.Generator
+) -> np.ndarray:
+    """Random ids, int32, as frequent as words are.
+
+    The r-th most frequent has probability proportional to ``1 / (r + 2.7)`` (Zipf's law
+    with Mandelbrot's shift).
+    """
+    shares = 1 / (np.arange(vocab_size) + 2.7)
+    return rng.choice(vocab_size, size, p=shares / shares.sum()).astype(np.int32)
 
 
 def circle(count: int, radius: float = 0.3) -> np.ndarray:

@@ -18,6 +18,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
+from lra_jax.attention.inputs import check_shape, check_size
+from lra_jax.errors import expected
+
 __all__ = ["Paths", "path_decomposition", "path_length_distribution"]
 
 SKIPPED = -1
@@ -84,17 +87,17 @@ def path_decomposition(
     branches = list(range(num_heads)) + [SKIPPED] * skip
     num_paths = len(branches) ** num_layers
     if num_samples is not None:
-        if num_samples < 1:
-            raise ValueError(f"num_samples: expected a positive int, got {num_samples}")
+        check_size("num_samples", num_samples)
         drawn = np.random.default_rng(seed).integers(
             len(branches), size=(num_samples, num_layers)
         )
         paths = np.array(branches)[drawn]
     elif num_paths > _MOST_PATHS:
-        raise ValueError(
-            f"num_samples: expected an int for a network of {num_paths} paths (all of "
-            f"them are computed up to {_MOST_PATHS}), got None"
+        wanted = (
+            f"an int for a network of {num_paths} paths (all of them are computed up "
+            f"to {_MOST_PATHS})"
         )
+        raise expected("num_samples", wanted, None)
     else:
         grid = np.meshgrid(*[branches] * num_layers, indexing="ij")
         paths = np.stack(grid, -1).reshape(-1, num_layers)
@@ -111,11 +114,8 @@ def path_length_distribution(num_layers: int, num_heads: int) -> np.ndarray:
     Raises:
       ValueError: a size is not positive.
     """
-    if num_layers < 1 or num_heads < 1:
-        raise ValueError(
-            "num_layers, num_heads: expected positive ints, got "
-            f"{num_layers}, {num_heads}"
-        )
+    check_size("num_layers", num_layers)
+    check_size("num_heads", num_heads)
     whole = (1 + num_heads) ** num_layers
     # Python's integers are exact, however many paths there are.
     counts = [math.comb(num_layers, k) * num_heads**k for k in range(num_layers + 1)]
@@ -150,19 +150,11 @@ def _checked(
     x: ArrayLike, weights: ArrayLike, kernels: ArrayLike, bias: ArrayLike | None
 ) -> tuple[np.ndarray, ...]:
     x, weights, kernels = (np.asarray(a, np.float64) for a in (x, weights, kernels))
-    if x.ndim != 2 or weights.ndim != 4:
-        raise ValueError(
-            "x, weights: expected [T, D] and [L, H, T, T], got shapes "
-            f"{x.shape} and {weights.shape}"
-        )
-    (length, width), sizes = x.shape, weights.shape[:2]
-    bias = np.zeros((sizes[0], width)) if bias is None else np.asarray(bias, np.float64)
-    expected = {
-        "weights": (weights, (*sizes, length, length)),
-        "kernels": (kernels, (*sizes, width, width)),
-        "bias": (bias, (sizes[0], width)),
-    }
-    for name, (array, shape) in expected.items():
-        if array.shape != shape:
-            raise ValueError(f"{name}: expected shape {shape}, got {array.shape}")
+    check_shape("x", x, "T D", None, None)
+    length, width = x.shape
+    check_shape("weights", weights, "L H T T", None, None, length, length)
+    layers, heads = weights.shape[:2]
+    check_shape("kernels", kernels, "L H D D", layers, heads, width, width)
+    bias = np.zeros((layers, width)) if bias is None else np.asarray(bias, np.float64)
+    check_shape("bias", bias, "L D", layers, width)
     return x, weights, kernels, bias

@@ -37,7 +37,7 @@ def check(names: Sequence[str], mechanism: str, repeats: int) -> None:
             f"{len(names)} and {repeats}"
         )
     for name in names:
-        known("--experiments", name, (*PUBLISHED, "circle"))
+        known("--experiment", name, (*PUBLISHED, "circle"))
     found = registry.resolve(mechanism)
     if found.parameters or len(found.projections) < 4:
         raise ValueError(

@@ -13,12 +13,13 @@ Everything is float64 on the host: a collapse of 1e-12 is a number here, if the 
 states were computed to that precision.
 """
 
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from lra_jax.analysis.minimiser import composite_minimiser
+from lra_jax.errors import expected, known
 
 __all__ = ["composite_norm", "relative_residual", "residual"]
 
@@ -45,15 +46,13 @@ def residual(
       ValueError: fewer than two axes, a mask of another shape, another center.
     """
     x, mask = _checked(x, mask)
-    if center == "mean":
+    if known("center", center, get_args(Center)) == "mean":
         count = np.maximum(mask.sum(-1), 1)
         middle = (x * mask[..., None]).sum(-2) / count[..., None]
-    elif center == "argmin":
+    else:
         middle = np.empty((*x.shape[:-2], x.shape[-1]))
         for index in np.ndindex(x.shape[:-2]):
             middle[index] = composite_minimiser(x[index][mask[index]])
-    else:
-        raise ValueError(f"center: expected 'mean' or 'argmin', got {center!r}")
     return np.where(mask[..., None], x - middle[..., None, :], 0.0)
 
 
@@ -90,12 +89,10 @@ def _checked(x: ArrayLike, mask: ArrayLike | None) -> tuple[np.ndarray, np.ndarr
     """float64 `[..., T, D]` and a boolean mask `[..., T]`."""
     x = np.asarray(x, np.float64)
     if x.ndim < 2:
-        raise ValueError(f"x: expected [..., T, D], got shape {x.shape}")
+        raise expected("x", "[..., T, D]", x.shape)
     if mask is None:
         return x, np.ones(x.shape[:-1], bool)
     mask = np.asarray(mask)
     if mask.dtype != bool or mask.shape != x.shape[:-1]:
-        raise ValueError(
-            f"mask: expected bool {x.shape[:-1]}, got {mask.dtype} {mask.shape}"
-        )
+        raise expected("mask", f"bool {x.shape[:-1]}", f"{mask.dtype} {mask.shape}")
     return x, mask

@@ -8,6 +8,8 @@ not of their squares, averaged over sentences.
 import numpy as np
 from numpy.typing import ArrayLike
 
+from lra_jax.errors import expected
+
 __all__ = ["cumulative_spectrum", "effective_rank"]
 
 
@@ -45,9 +47,7 @@ def effective_rank(weights: ArrayLike, fraction: float | None = None) -> np.ndar
       ValueError: the fraction is out of range, or as in `cumulative_spectrum`.
     """
     if fraction is not None and not 0 < fraction <= 1:
-        raise ValueError(
-            f"fraction: expected None or 0 < fraction <= 1, got {fraction}"
-        )
+        raise expected("fraction", "None or a number in (0, 1]", fraction)
     values = _singular_values(weights)
     whole = values.sum(-1, keepdims=True)
     shares = values / np.where(whole == 0, 1.0, whole)
@@ -64,7 +64,7 @@ def effective_rank(weights: ArrayLike, fraction: float | None = None) -> np.ndar
 def _singular_values(weights: ArrayLike) -> np.ndarray:
     weights = np.asarray(weights, np.float64)
     if weights.ndim < 2 or 0 in weights.shape[-2:]:
-        raise ValueError(f"weights: expected [..., T, S], got shape {weights.shape}")
+        raise expected("weights", "[..., T, S]", weights.shape)
     if not np.isfinite(weights).all():
-        raise ValueError("weights: expected finite numbers, got infinite or NaN ones")
+        raise expected("weights", "finite numbers", "infinite or NaN ones")
     return np.linalg.svd(weights, compute_uv=False)

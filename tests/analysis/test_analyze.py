@@ -64,7 +64,7 @@ def test_rank_collapse_makes_a_page(tmp_path, capsys, small_networks):
         (["rank-collapse", "--attention=sofmax"], ["'softmax'"]),
         (["rank-collapse", "--examples=0"], ["batch_size", "0"]),
         (["rank-collapse", "--workdir=/nowhere"], ["/nowhere", "config.json"]),
-        (["rank-collapse", "--weights=/nowhere"], ["/nowhere", "cannot be read"]),
+        (["rank-collapse", "--weights=/nowhere"], ["/nowhere", "a file that can be read"]),
     ],
 )
 def test_one_line_for_what_cannot_work(args, parts, tmp_path, capsys, small_networks):
@@ -174,9 +174,9 @@ def test_rank_collapse_of_weights(tmp_path):
     ("spoil", "part"),
     [
         (lambda data: data[:-4], "ends too early"),
-        (lambda data: b"PK\3\4" + data, "not a whole safetensors file"),
-        (lambda data: b"", "no header"),
-        (lambda data: data[:8] + b"[" + data[9:], "not a whole safetensors file"),
+        (lambda data: b"PK\3\4" + data, "expected a whole safetensors file"),
+        (lambda data: b"", "without a header"),
+        (lambda data: data[:8] + b"[" + data[9:], "expected a whole safetensors file"),
     ],
 )
 def test_a_file_that_is_no_safetensors(spoil, part, tmp_path):

@@ -234,7 +234,7 @@ X, P, W = np.ones((4, 3)), np.ones((2, 2, 4, 4)), np.ones((2, 2, 3, 3))
             ),
             ["num_samples", str(2**20)],
         ),
-        (lambda: analysis.path_length_distribution(0, 2), ["num_layers", "0, 2"]),
+        (lambda: analysis.path_length_distribution(0, 2), ["num_layers", "got 0"]),
         (
             lambda: analysis.collapse_bound(1, 2, beta=-1, head_dim=4),
             ["beta", "-1"],

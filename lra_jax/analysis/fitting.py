@@ -1,0 +1,49 @@
+"""Training of the small networks of the path experiments; an epoch is one program."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+__all__ = ["fit_epochs"]
+
+
+def fit_epochs(
+    loss: Callable[..., jax.Array],
+    params: Any,
+    data: tuple[jax.Array, ...],
+    optimizer: optax.GradientTransformation,
+    epochs: int,
+    seed: int,
+) -> tuple[Any, np.ndarray]:
+    """Goes through the batches in one order, epoch after epoch.
+
+    Args:
+      loss: ``(params, *batch, key)`` to a scalar; the key is dropout's.
+      params: at first.
+      data: arrays `[steps, ...]`, a batch each step.
+      optimizer: of all parameters.
+      epochs: how often.
+      seed: of the keys.
+
+    Returns:
+      The parameters, and the mean loss of each epoch.
+    """
+
+    def step(carry: Any, batch: Any) -> tuple[Any, jax.Array]:
+        params, state, key = carry
+        key, own = jax.random.split(key)
+        value, grads = jax.value_and_grad(loss)(params, *batch, own)
+        with jax.numpy_dtype_promotion("standard"):  # Optax relies on it.
+            updates, state = optimizer.update(grads, state, params)
+        return (optax.apply_updates(params, updates), state, key), value
+
+    epoch = jax.jit(lambda carry, data: jax.lax.scan(step, carry, data))
+    carry = (params, optimizer.init(params), jax.random.key(seed))
+    losses = []
+    for _ in range(epochs):
+        carry, values = epoch(carry, data)
+        losses.append(float(values.mean()))
+    return carry[0], np.array(losses)
