@@ -1,4 +1,4 @@
-"""What the projections of a layer go through, by the names that the registry uses."""
+"""Activations of a layer's projections, by the names that the registry uses."""
 
 from collections.abc import Callable
 

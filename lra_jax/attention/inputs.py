@@ -249,22 +249,29 @@ def hide(array: jax.Array, mask: jax.Array | None) -> jax.Array:
     return jnp.where(mask[:, :, None, None], array, jnp.zeros((), array.dtype))
 
 
-def hide_broken(query: jax.Array) -> tuple[jax.Array, jax.Array]:
+def hide_broken(
+    query: jax.Array, mask: jax.Array | None
+) -> tuple[jax.Array, jax.Array | None]:
     """Zeroes the rows of a query `[..., H]` that hold NaN or infinity.
 
     A padded row may hold anything. Its output may be thrown away, but in a gradient the
     row still meets every key, and zero times NaN is NaN. So such a row is computed from
-    zeros, and `broken_again` makes its output NaN.
+    zeros, and `broken_again` makes its output NaN. Without a mask nothing is padded,
+    and the query stays as it is.
 
     Returns:
-      The query, and `[..., 1]`, which rows are as they were.
+      The query, and `[..., 1]`, which rows are as they were; None = all.
     """
+    if mask is None:
+        return query, None
     whole = jnp.isfinite(query).all(-1, keepdims=True)
     return jnp.where(whole, query, jnp.zeros((), query.dtype)), whole
 
 
-def broken_again(out: jax.Array, whole: jax.Array) -> jax.Array:
+def broken_again(out: jax.Array, whole: jax.Array | None) -> jax.Array:
     """NaN for the rows that `hide_broken` found; no gradient passes through them."""
+    if whole is None:
+        return out
     return jnp.where(whole, out, jnp.asarray(jnp.nan, out.dtype))
 
 

@@ -15,8 +15,8 @@ may be negative.
 
 Cost: O(T (C + H) (H + Hv)) time and O(T C) memory.
 
-Deviations. Chunks count from position 0, and what is missing to a whole chunk is padded
-inside; padding on the right is exact, since m counts real positions. The public code
+Deviations. Chunks count from position 0, and an incomplete chunk is padded internally;
+padding on the right is exact, since m counts real positions. The public code
 (lucidrains/FLASH-pytorch) divides by the padded length, and in the causal form by C,
 under which the linear part grows with the length: ``length`` fixes m. It multiplies the
 bias by sqrt(H): give a table of that size.

@@ -1,4 +1,4 @@
-"""What the gated attention unit and FLASH share: activations, shared heads, biases.
+"""Parts that the gated attention unit and FLASH share.
 
 Both make their queries and keys from one projection z of the input, by a scale and an
 offset for each column, and weigh values by an activation of scores that is not
@@ -46,7 +46,7 @@ def layout(in_features: int, query_dim: int, expansion: float) -> Layout:
 def parameters(
     rng_key: jax.Array, count: int, num_heads: int, head_dim: int, dtype: Any
 ) -> dict[str, jax.Array]:
-    """Scales `[count, N, H]`, offsets likewise and the bias's table `[32, N]`.
+    """Scales and offsets `[count, N, H]`, and the bias's table `[32, N]`.
 
     Scales and table are normal with standard deviation 0.02, offsets zero, as in the
     paper.
@@ -113,7 +113,7 @@ def check_arrays(
         inputs.check_array("gate", gate, "B T N Hv", *sizes)
 
 
-def gated(out: jax.Array, gate: jax.Array | None, whole: jax.Array) -> jax.Array:
+def gated(out: jax.Array, gate: jax.Array | None, whole: jax.Array | None) -> jax.Array:
     """``gate * out``, `[B, T, N, Hv]`; rows that were broken, here or before, are NaN.
 
     Args:
@@ -122,8 +122,8 @@ def gated(out: jax.Array, gate: jax.Array | None, whole: jax.Array) -> jax.Array
       whole: what `inputs.hide_broken` found in the query.
     """
     if gate is not None:
-        gate, also = inputs.hide_broken(gate)
-        out, whole = out * gate.astype(out.dtype), whole & also
+        gate, also = inputs.hide_broken(gate, whole)
+        out = inputs.broken_again(out * gate.astype(out.dtype), also)
     return inputs.broken_again(out, whole)
 
 
@@ -136,7 +136,7 @@ def shared_heads(
     offset: jax.Array | None,
     rotate: bool,
     dtype: jnp.dtype,
-) -> tuple[list[jax.Array], jax.Array]:
+) -> tuple[list[jax.Array], jax.Array | None]:
     """``scale * z + offset`` for half as many queries and then keys, turned if asked.
 
     Args:
@@ -144,7 +144,7 @@ def shared_heads(
       mask: `[B, T]`; hidden positions of keys are zero.
       count: of both together.
       scale: `[count, N, H]`, or None.
-      offset: likewise.
+      offset: `[count, N, H]`, or None.
       rotate: turn by the position.
       dtype: of the result.
 
@@ -156,7 +156,7 @@ def shared_heads(
     """
     inputs.check_flag("rotate", rotate)
     num_heads = z.shape[2]
-    queries, whole = inputs.hide_broken(z)
+    queries, whole = inputs.hide_broken(z, mask)
     sources = [
         inputs.by_head(queries, num_heads, dtype=dtype),
         inputs.by_head(z, num_heads, mask, dtype),

@@ -1,10 +1,10 @@
-"""Nystromformer's landmarks: which positions they are means of, and who sees whom.
+"""Nystromformer's landmarks: means over m segments of the queries and of the keys.
 
-A *segment plan* says, for one batch, how queries and keys are averaged to m landmarks
-and which entries of the three softmax matrices count. There are three ways:
+A *plan* says, for one batch, how queries and keys are averaged to m landmarks and which
+entries of the three softmax matrices count. There are three ways:
 
 - "exact": the real positions of a sample, in their order, are dealt to m segments that
-  differ by at most one in length. What is hidden takes no part, so a sample means the
+  differ by at most one in length. Hidden positions take no part, so a sample means the
   same in any batch. With fewer than m positions some segments stay empty and are left
   out.
 - "published" (mlpen/Nystromformer): segments of T / m positions, padding included as
@@ -61,7 +61,7 @@ def plan(
       count: m.
       lengths: T and S.
       query_mask: `[B, T]`; None = all real.
-      key_mask: `[B, S]`, likewise.
+      key_mask: `[B, S]`; None = all real.
       dtype: of the means.
 
     Raises:

@@ -84,14 +84,14 @@ def linformer_attention(
       key_projection: E. For "linear" `[K, L]`, or `[N, K, L]` with one per head, where
         L >= S is the longest input; for "convolution" `[W, H, H]`: position in the
         window, input channel, output channel. Not given for "mean" and "max".
-      value_projection: F, likewise (`[W, Hv, Hv]` for "convolution"); None = E, the
+      value_projection: F, as E (`[W, Hv, Hv]` for "convolution"); None = E, the
         paper's key-value sharing.
       mask: boolean, True = a real position: `[B, S]`, or anything that broadcasts to
         `[B, 1, 1, S]`.
       is_causal: must be False; there is no causal form.
       key_bias: added to the compressed keys: `[K]` or `[N, K]`, one number a slot, for
         "linear" (not in the paper; some public code has it); `[H]` for "convolution".
-      value_bias: added to the compressed values, likewise.
+      value_bias: added to the compressed values, of the same shapes.
       projection: "linear", "convolution", "mean" or "max".
       window: W, positions a slot; for "mean" and "max" only.
       precision: of the matrix products, as in ``jnp.einsum``.
@@ -140,7 +140,7 @@ def linformer_attention(
         live = _windows(mask, size).any(2)[:, None, None]
     keys, values = (inputs.match_heads(x, num_heads) for x in (keys, values))
     out_dtype = query.dtype
-    query, whole = inputs.hide_broken(query)
+    query, whole = inputs.hide_broken(query, mask)
     logits = jnp.einsum(
         "btnh,bknh->bntk", query.astype(dtype), keys, precision=precision
     )

@@ -4,9 +4,9 @@ A memory of L vectors p packs the keys and values, and the queries unpack them:
 
 ``A = softmax(p k^T / sqrt(H))``, ``out = softmax(q (A k)^T / sqrt(H)) A v``,
 
-both softmaxes over rows. What was packed is also what the next layer's memory is made
-of: in a model ``p = m + W_p c``, with m the layer's own learned vectors and c the
-memory carried on, ``c <- norm(c + W_o A v)``, nothing in front of the first layer.
+both softmaxes over rows. The packed values also make the next layer's memory: in a
+model ``p = m + W_p c``, with m the layer's own learned vectors and c the memory carried
+on, ``c <- norm(c + W_o A v)``, which the first layer lacks.
 
 Causal, as the paper defines it: a softmax over later keys would see the future, so
 ``a_j = elu(p k_j / sqrt(H)) + 1`` takes its place, and means over the past for the
@@ -160,8 +160,10 @@ def _prepared(
     value: jax.Array,
     memory: jax.Array | None,
     mask: jax.Array | None,
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array, jax.Array | None]:
-    """What `hide_broken` found; query, key, value and memory, heads first; the mask.
+) -> tuple[
+    jax.Array | None, jax.Array, jax.Array, jax.Array, jax.Array, jax.Array | None
+]:
+    """The rows that are whole; query, key, value and memory, heads first; the mask.
 
     Query and memory are divided by sqrt(H).
     """
@@ -182,7 +184,7 @@ def _prepared(
     dtype = inputs.accumulation_dtype(query, key, value)
     scale = 1 / math.sqrt(width)
     memory = jnp.broadcast_to(memory, (batch, *memory.shape[1:]))
-    query, whole = inputs.hide_broken(query)
+    query, whole = inputs.hide_broken(query, mask)
     query, memory = (
         inputs.by_head(x, heads, dtype=dtype) * scale for x in (query, memory)
     )

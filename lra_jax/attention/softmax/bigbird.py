@@ -113,7 +113,8 @@ def bigbird_attention(
             out = jnp.where(here, rows, out)
         return out
 
-    return patterns.in_blocks(compute, queries, sequence, block).astype(query.dtype)
+    out = patterns.in_blocks(compute, queries, sequence, block, mask)
+    return out.astype(query.dtype)
 
 
 bigbird_weights = dense.weights_of(bigbird_attention, "Rows sum to one or zero.")

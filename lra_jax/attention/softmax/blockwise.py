@@ -91,7 +91,7 @@ class Plan:
 
 
 class _Rows(NamedTuple):
-    """What is known of all queries so far, in blocks: `[rows, B, N, size, ...]`."""
+    """All queries so far, in blocks: `[rows, B, N, size, ...]`."""
 
     largest: jax.Array  # [..., 1]
     total: jax.Array  # sum of exp(score - largest), [..., 1]

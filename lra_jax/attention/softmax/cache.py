@@ -54,7 +54,7 @@ def extended(
     Args:
       state: what came before.
       key: `[B, T, n, H]`; its heads may be a divisor of the state's.
-      value: `[B, T, n, Hv]`, likewise.
+      value: `[B, T, n, Hv]`; so may its heads.
       mask: the real positions, boolean `[B, T]`; None = all.
     """
     batch, length = key.shape[:2]

@@ -38,7 +38,7 @@ class Keys:
         "shared", all have the same, `[B, N, K, H]`; "column", query c of every block
         has key c of every block, `[B, N, P, C, H]`.
       key: as the layout says.
-      value: likewise.
+      value: as the layout says.
       position: of the keys, broadcastable to the scores `[B, N, P, C, K]`.
       rule: which pairs of positions (query, key) belong to the set.
       discount: subtracted from the scores `[B, N, P, C, K]`; None = nothing.

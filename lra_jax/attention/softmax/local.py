@@ -117,7 +117,8 @@ def local_attention(
         near = key_sets.band(sequence, size, before, after, sees)
         return patterns.attend(queries, place, [near], precision)
 
-    return patterns.in_blocks(compute, queries, sequence, size).astype(query.dtype)
+    out = patterns.in_blocks(compute, queries, sequence, size, mask)
+    return out.astype(query.dtype)
 
 
 local_weights = dense.weights_of(local_attention, "Rows sum to one or zero.")

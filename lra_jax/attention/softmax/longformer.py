@@ -121,7 +121,8 @@ def longformer_attention(
         rows = patterns.attend(queries, place, everything, precision)
         return jnp.concatenate([rows, out[:, :, :, count:]], axis=3)
 
-    return patterns.in_blocks(compute, queries, sequence, size).astype(query.dtype)
+    out = patterns.in_blocks(compute, queries, sequence, size, mask)
+    return out.astype(query.dtype)
 
 
 longformer_weights = dense.weights_of(longformer_attention, "Rows sum to one or zero.")

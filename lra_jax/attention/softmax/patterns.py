@@ -90,6 +90,7 @@ def in_blocks(
     query: jax.Array,
     sequence: Sequence,
     size: int,
+    mask: jax.Array | None,
 ) -> jax.Array:
     """Cuts what `prepare` gave into blocks of C positions, and pastes the results.
 
@@ -99,11 +100,12 @@ def in_blocks(
       query: `[B, N, T, H]`.
       sequence: keys and values.
       size: C.
+      mask: None = nothing is padded.
 
     Returns:
       `[B, T, N, Hv]`.
     """
-    query, whole = inputs.hide_broken(query)
+    query, whole = inputs.hide_broken(query, mask)
 
     @jax.checkpoint
     def run(query: jax.Array, sequence: Sequence) -> jax.Array:
@@ -112,7 +114,8 @@ def in_blocks(
         return compute(queries, place, sequence)
 
     out = key_sets.paste(run(query, sequence), query.shape[2])
-    return inputs.broken_again(out, jnp.swapaxes(whole, 1, 2))
+    whole = None if whole is None else jnp.swapaxes(whole, 1, 2)
+    return inputs.broken_again(out, whole)
 
 
 def band_sizes(window: int, length: int, is_causal: bool) -> tuple[int, int, int]:

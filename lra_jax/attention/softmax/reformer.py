@@ -1,7 +1,7 @@
 """Reformer (Kitaev et al. 2020, "Reformer: The Efficient Transformer").
 
 Queries serve as keys, ``k_j = q_j / |q_j|``, and attend within buckets of a hash:
-``h(x) = argmax [x R; -x R]`` with a random R of H rows, so that vectors of a like
+``h(x) = argmax [x R; -x R]`` with a random R of H rows, so that vectors of a similar
 direction share a bucket. In each of several rounds, with an R of its own, the positions
 are sorted by bucket (and by position within one) and cut into chunks of C; a query sees
 the keys of its bucket in its chunk and in the one before. Then
@@ -181,7 +181,7 @@ class _Rounds:
 
         Args:
           query: codes `[B, N, R, ...]`.
-          key: likewise.
+          key: codes that broadcast with them.
         """
         met = jnp.zeros((), jnp.int32)
         for one in range(self.count):

@@ -137,7 +137,8 @@ def sinkhorn_attention(
         ]
         return patterns.attend(queries, place, sets, precision)
 
-    return patterns.in_blocks(compute, queries, sequence, block).astype(query.dtype)
+    out = patterns.in_blocks(compute, queries, sequence, block, mask)
+    return out.astype(query.dtype)
 
 
 sinkhorn_weights = dense.weights_of(

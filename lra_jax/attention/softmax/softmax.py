@@ -8,8 +8,8 @@ O(T S) memory; longer ones in blocks that never form it, O(T + S) memory
 (`lra_jax.attention.softmax.blockwise`). The choice does not change a result beyond
 rounding.
 
-A stream holds the keys and values of up to ``max_length`` positions, so its steps cost
-O(max_length) and its state has one size, unlike that of linear mechanisms a large one.
+A stream holds the keys and values of up to ``max_length`` positions: its state has one
+size, but a large one, and each step costs O(max_length).
 
 Deviations from common code: a row that may attend to nothing is exactly zero, with zero
 gradients, where an additive -inf gives NaN and an additive -1e9 gives the mean of the
@@ -248,7 +248,7 @@ class _Form:
         on_cpu = jax.default_backend() == "cpu"
         longest, block = _ON_CPU if on_cpu else _ELSEWHERE
         form, out_dtype = self.implementation, query.dtype
-        query, whole = inputs.hide_broken(query)
+        query, whole = inputs.hide_broken(query, visible.pairs)
         if form is None:
             dense = query.shape[1] * key.shape[1] <= longest**2
             form = "dense" if dense else "blocks"

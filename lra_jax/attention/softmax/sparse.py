@@ -139,7 +139,8 @@ def sparse_attention(
             far = key_sets.shared(ends, is_far)
         return patterns.attend(queries, place, [near, far], precision)
 
-    return patterns.in_blocks(compute, queries, sequence, size).astype(query.dtype)
+    out = patterns.in_blocks(compute, queries, sequence, size, mask)
+    return out.astype(query.dtype)
 
 
 sparse_weights = dense.weights_of(sparse_attention, "Rows sum to one or zero.")

@@ -1,7 +1,7 @@
 """Synthesizer (Tay et al. 2021, "Synthesizer: Rethinking Self-Attention for Transformer
 Models").
 
-``out = softmax(R) v`` with scores R that are no products of queries and keys. With
+``out = softmax(R) v`` with scores R that are not products of queries and keys. With
 learned arrays for inputs of up to L positions, the variants are
 
 - "dense": ``R_i = relu(q_i) W + b``;
@@ -15,7 +15,7 @@ and W here; keys are not read, and queries by the dense variants only. There is 
 1 / sqrt(H).
 
 Cost: O(T S (H + Hv)) time and O(T S) memory, as for softmax attention: the matrix is
-there, only the product with the keys is saved.
+formed, and only the product with the keys is saved.
 
 Columns belong to positions counted from 0, so padding is exact on the right.
 Deviations: padding is left out of the softmax, where the arena's code ignores it; no
@@ -131,7 +131,7 @@ def synthesizer_attention(
     arrays = {name: array.astype(dtype) for name, array in arrays.items()}
     whole = None
     if "dense" in variant:
-        query, whole = inputs.hide_broken(query)
+        query, whole = inputs.hide_broken(query, mask)
         hidden = jax.nn.relu(inputs.by_head(query, num_heads, dtype=dtype))
         scores = _dense(hidden, arrays, keys, precision)
     elif variant == "random":
@@ -148,8 +148,7 @@ def synthesizer_attention(
         scores = jnp.broadcast_to(scores, (batch, *scores.shape[1:]))
     weights = feature_maps.masked_softmax(scores, pairs, axis=-1)
     out = jnp.swapaxes(jnp.matmul(weights, value, precision=precision), 1, 2)
-    out = out if whole is None else inputs.broken_again(out, whole)
-    return out.astype(query.dtype)
+    return inputs.broken_again(out, whole).astype(query.dtype)
 
 
 synthesizer_weights = dense.weights_of(
