@@ -1,6 +1,7 @@
 """The pictures of ``analyze maps``: matrices, and tokens shaded by what they receive.
 
-ListOps is drawn as its tree, an image as an image, anything else as its characters.
+A nested expression is drawn as its tree, an image as an image, anything else as its
+characters.
 """
 
 import html
@@ -11,7 +12,6 @@ import numpy as np
 from lra_jax import plotting
 from lra_jax.analysis.maps import Maps
 from lra_jax.analysis.report import Report
-from lra_jax.data import listops_language
 
 __all__ = ["add_maps"]
 
@@ -109,8 +109,8 @@ def _add_tokens(
     data = {"values": values, "tokens": maps.tokens}
     if shape is not None:
         figure = _image(maps.tokens, values, shape)
-    elif saved.config.task == "listops":
-        figure = _tree(maps.tokens, values)
+    elif saved.task.tree is not None:
+        figure = _tree(saved.task.tree(maps.tokens), values)
     else:
         figure = _characters(maps.tokens, values)
         report.markup(_highlighted(maps.tokens, values))
@@ -131,9 +131,9 @@ def _image(pixels: np.ndarray, values: np.ndarray, shape: tuple[int, int]) -> An
     return figure
 
 
-def _tree(tokens: np.ndarray, values: np.ndarray) -> Any:
+def _tree(tree: Any, values: np.ndarray) -> Any:
     """An expression as a tree: operators above their arguments, leaves in order."""
-    places, parents = _layout(tokens)
+    places, parents = tree.places, tree.parents
     figure, axes = plotting.figure(1, 1, size=(9.5, 4.2))
     axis = axes[0, 0]
     for child, parent in parents.items():
@@ -155,12 +155,15 @@ def _tree(tokens: np.ndarray, values: np.ndarray) -> Any:
         zorder=2,
     )
     middle = (values.min() + values.max()) / 2
-    words = listops_language.decode(tokens).split()
     for node in nodes if few else ():
         colour = "white" if values[node] > middle else "black"
-        label = words[node].strip("[")
         axis.annotate(
-            label, places[node], ha="center", va="center", fontsize=6, color=colour
+            tree.words[node],
+            places[node],
+            ha="center",
+            va="center",
+            fontsize=6,
+            color=colour,
         )
     axis.set_ylabel("depth")
     axis.set_xlabel("leaf")
@@ -169,37 +172,6 @@ def _tree(tokens: np.ndarray, values: np.ndarray) -> Any:
     axis.invert_yaxis()
     figure.colorbar(drawn, ax=axis, label="share", fraction=0.03, pad=0.01)
     return figure
-
-
-def _layout(
-    tokens: np.ndarray,
-) -> tuple[dict[int, tuple[float, int]], dict[int, int]]:
-    """Places `{index: (leaf, depth)}` of digits and operators, and their parents.
-
-    An operator stands above the middle of its arguments; brackets have no place.
-    """
-    places: dict[int, tuple[float, int]] = {}
-    parents: dict[int, int] = {}
-    opened: list[tuple[int, list[float]]] = []
-    leaves = 0
-    for index, token in enumerate(tokens):
-        if listops_language.MIN <= token < listops_language.CLOSE:
-            if opened:
-                parents[index] = opened[-1][0]
-            opened.append((index, []))
-            continue
-        if token == listops_language.CLOSE:
-            node, columns = opened.pop()
-            column = float(np.mean(columns))
-        else:
-            node, column = index, float(leaves)
-            leaves += 1
-            if opened:
-                parents[index] = opened[-1][0]
-        places[node] = (column, len(opened) + 1)
-        if opened:
-            opened[-1][1].append(column)
-    return places, parents
 
 
 def _characters(tokens: np.ndarray, values: np.ndarray) -> Any:

@@ -6,6 +6,7 @@ vectorised generator, so each checks the other, and it checks files made elsewhe
 
 import dataclasses
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -164,6 +165,48 @@ def to_nested(tokens: Sequence[int]) -> str:
             words.append(")")
             words[opened[-1]] = "( " + words[opened[-1]]
     return " ".join(words)
+
+
+class Tree(NamedTuple):
+    """An expression to be drawn, its digits and operators by their index in the tokens.
+
+    Attributes:
+      places: leaf from the left, and depth; an operator is above the middle of its
+        arguments, and a closing bracket has no place.
+      parents: the operator that an argument belongs to.
+      words: what each is.
+    """
+
+    places: dict[int, tuple[float, int]]
+    parents: dict[int, int]
+    words: dict[int, str]
+
+
+def tree(tokens: np.ndarray) -> Tree:
+    """Returns how one complete expression of token ids is drawn."""
+    places: dict[int, tuple[float, int]] = {}
+    parents: dict[int, int] = {}
+    opened: list[tuple[int, list[float]]] = []
+    leaves = 0
+    for index, token in enumerate(tokens):
+        if MIN <= token < CLOSE:
+            if opened:
+                parents[index] = opened[-1][0]
+            opened.append((index, []))
+            continue
+        if token == CLOSE:
+            node, columns = opened.pop()
+            column = float(np.mean(columns))
+        else:
+            node, column = index, float(leaves)
+            leaves += 1
+            if opened:
+                parents[index] = opened[-1][0]
+        places[node] = (column, len(opened) + 1)
+        if opened:
+            opened[-1][1].append(column)
+    words = {node: _WORDS[tokens[node]].strip("[") for node in places}
+    return Tree(places, parents, words)
 
 
 def _apply(operator: int, values: list[int]) -> int:

@@ -27,4 +27,5 @@ TASK = Task(
     ),
     published=published("listops"),
     decoder="lra_jax.data.listops:decode",
+    tree_drawer="lra_jax.data.listops_language:tree",
 )

@@ -42,6 +42,8 @@ class Task:
       floors: ``(name, percent)`` of readers that learn nothing of interest.
       published: published test accuracies, each with its protocol.
       decoder: names ``(tokens, uint8 [length]) -> str``, for people; images have none.
+      tree_drawer: names ``(tokens) -> lra_jax.data.listops_language.Tree``, where a
+        sequence is a nested expression.
     """
 
     name: str
@@ -56,6 +58,7 @@ class Task:
     floors: tuple[tuple[str, float], ...] = ()
     published: tuple[Published, ...] = ()
     decoder: str = "lra_jax.tasks.task:decode_bytes"
+    tree_drawer: str | None = None
 
     def prepare(self, data: DataConfig) -> "SequenceDataset":
         """Makes, or finds, the data that the settings describe.
@@ -92,6 +95,12 @@ class Task:
     def decode(self) -> Callable[["np.ndarray"], str]:
         """``(tokens) -> str``."""
         return pkgutil.resolve_name(self.decoder)
+
+    @property
+    def tree(self) -> Callable[["np.ndarray"], Any] | None:
+        """``(tokens) -> Tree``; None where sequences are not nested."""
+        drawer = self.tree_drawer
+        return None if drawer is None else pkgutil.resolve_name(drawer)
 
     def published_beside(self, config: Config) -> tuple[Published, ...]:
         """The published rows whose own protocol a run follows.

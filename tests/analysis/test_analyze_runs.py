@@ -8,9 +8,10 @@ import pytest
 
 from lra_jax import analyze
 from lra_jax.analysis.maps import Maps
-from lra_jax.analysis.maps_report import _highlighted, _layout, add_maps
+from lra_jax.analysis.maps_report import _highlighted, add_maps
 from lra_jax.analysis.report import Report
 from lra_jax.data import listops_language
+from lra_jax.tasks import get_task
 from lra_jax.training.session import Session
 
 
@@ -123,7 +124,8 @@ def test_config_of_another_kind(tmp_path, capsys):
 
 def test_trees_have_their_arguments_below_them():
     tokens = listops_language.encode("[MAX 2 [MIN 3 4 ] ]")
-    places, parents = _layout(tokens)
+    places, parents, words = listops_language.tree(tokens)
+    assert words == {0: "MAX", 1: "2", 2: "MIN", 3: "3", 4: "4"}
     assert parents == {1: 0, 2: 0, 3: 2, 4: 2}
     assert places[1] == (0, 2) and places[3] == (1, 3) and places[4] == (2, 3)
     assert places[2] == (1.5, 2) and places[0] == (0.75, 1)
@@ -137,7 +139,7 @@ class Dataset:
 class Saved:
     def __init__(self, task, image_shape):
         self.dataset = Dataset(image_shape)
-        self.config = type("Config", (), {"task": task})
+        self.task = get_task(task)
 
 
 @pytest.mark.parametrize(("task", "shape"), [("pathfinder", (4, 4)), ("text", None)])
