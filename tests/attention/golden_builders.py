@@ -178,13 +178,8 @@ def _beyond_pi_half(
     )
 
 
-def _relu_plus_eps(x: jax.Array) -> jax.Array:
-    return jax.nn.relu(x) + 1e-6
-
-
 def flow_options(case: dict[str, Any], stored: dict) -> dict[str, Any]:
     options = case["options"]
-    kernels = {"sigmoid": "sigmoid", "relu+1e-6": _relu_plus_eps}
     mask = stored.get("key_padding_mask")
     if case["name"].startswith("flow_mask_vonly"):
         mask = None  # only the values are masked, outside the function
@@ -194,7 +189,7 @@ def flow_options(case: dict[str, Any], stored: dict) -> dict[str, Any]:
         "is_causal": is_causal(case),
         "query_mask": mask if self_padded else None,
         "clip": options["clamp"],
-        "feature_map": kernels[options["kernel"]],
+        "feature_map": options["kernel"],
         "competition_axis": "heads" if "competition_axis" in options else "source",
         "eps": options["eps"],
         "extra_eps": options.get("extra_eps", 0.0),

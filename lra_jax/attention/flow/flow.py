@@ -128,7 +128,8 @@ def flow_attention(
       query_mask: boolean, True = a real sink: `[B, T]`, or anything that broadcasts to
         `[B, 1, 1, T]`; None = all, if causal as `mask`. Other rows come out zero.
       clip: bound on the conserved outgoing flow before the competition; None = none.
-      feature_map: "sigmoid", "relu", "elu" (elu(x) + 1), or a non-negative function.
+      feature_map: "sigmoid", "relu", "relu+1e-6" (the published LRA code), "elu"
+        (elu(x) + 1), or a non-negative function.
       competition_axis: "source" (the paper), or "heads": the softmax runs over the
         heads of each source (the published LRA code; not causal).
       competition: False = without: ``c = 1``, every source counts alike.
