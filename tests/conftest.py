@@ -1,9 +1,9 @@
-"""Strict dtypes and ranks for every test, and two CPU devices for the mesh."""
+"""Strict dtypes and ranks for every test, two CPU devices, and a cache of programs."""
 
 import os
+from pathlib import Path
 
 import jax
-import pytest
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -13,12 +13,27 @@ jax.config.update("jax_num_cpu_devices", 2)
 jax.config.update("jax_disable_most_optimizations", True)
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 
-# Command lines started by tests neither restart themselves nor share a cache.
+# Command lines started by tests do not restart themselves.
 os.environ["LRA_JAX_ALLOCATOR"] = "system"
 
 
-@pytest.fixture(scope="session", autouse=True)
-def compilation_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """A compilation cache of this session's own, for its subprocesses too."""
-    folder = str(tmp_path_factory.mktemp("xla"))
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = folder
+def _keep_programs() -> None:
+    """Programs of any size are kept for the next time, also those of subprocesses.
+
+    In the folder that JAX_COMPILATION_CACHE_DIR names, or else in the user's cache; an
+    empty name keeps nothing.
+    """
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    usual = home / "lra_jax" / "tests" / f"jax-{jax.__version__}"
+    folder = os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(usual))
+    settings = {
+        "jax_compilation_cache_dir": folder or None,
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
+    for name, value in settings.items():
+        jax.config.update(name, value)
+        os.environ[name.upper()] = "" if value is None else str(value)
+
+
+_keep_programs()

@@ -101,7 +101,7 @@ def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
         env=_environment(environment),
         text=True,
         capture_output=True,
-        timeout=300,
+        timeout=900,
     )
 
 

@@ -1,144 +1,116 @@
 """The mechanisms as the tests call them: every one as ``f(query, key, value, mask)``.
 
+Which there are and what they can do is read from the registry. The rest is the `Case`
+in a mechanism's own test file: its formula, its options, what its numbers are like.
+
 Lengths go up to LENGTH: cosFormer's M is fixed there and Linformer's matrices have that
 many columns, so that a sample means the same alone and in a padded batch.
 """
 
 import functools
+import importlib
+import inspect
 import math
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from lra_jax import attention
 from lra_jax.attention.causal.sums import Chunking
 
-from . import reference
-from .gated_units import units
-from .recurrent import formulas as recurrent
-from .softmax import grouping, patterns
-
 LENGTH = 16
-PATTERNS = ("local", "longformer", "bigbird", "sparse")
-RECURRENT = ("gla", "delta", "gated_delta")
-NAMES = (
-    "softmax",
-    "linear",
-    "cosformer",
-    "flow",
-    "norm",
-    "retention",
-    "lightning",
-    "linformer",
-    "performer",
-    *PATTERNS,
-    "nystrom",
-    "fnet",
-    "synthesizer",
-    "sinkhorn",
-    "reformer",
-    "luna",
-    "gau",
-    "flash",
-    *RECURRENT,
-)
-# Those whose queries enter sums, so that padded ones must be named.
-QUERY_MASKED = ("flow", "nystrom")
-# Those whose output is a weighted sum of the values.
-WEIGHTED = tuple(name for name in NAMES if name != "fnet")
-# Those that take queries and keys of different lengths.
-CROSS = tuple(name for name in NAMES if attention.resolve(name).cross)
-STREAMS = ("softmax", "linear", "cosformer", "flow", "norm", "retention")
-STREAMS += ("lightning", "performer", *RECURRENT)
-# Those with a state of sums, whose size depends on no length.
-LINEAR_STREAMS = STREAMS[1:]
-# Their weights depend on positions; may be negative; make no output until normalised.
-POSITIONAL = ("cosformer", "retention", "lightning", *RECURRENT)
-SIGNED = ("retention", "lightning", *RECURRENT)
-NORMALISED = ("norm", "retention", *RECURRENT)
-
 SMALL = Chunking(2, 4)
 
-_rng = np.random.default_rng(5)
-E = _rng.normal(size=(6, LENGTH)).astype("float32") / 2
-F = _rng.normal(size=(6, LENGTH)).astype("float32") / 2
+
+def _no_gates(key: Any, xp: Any) -> dict[str, Any]:
+    return {}
+
+
+@dataclass(frozen=True)
+class Case:
+    """What the common tests must know of a mechanism beside its entry.
+
+    Attributes:
+      formula: ``f(query, key, value, mask=None, **keywords)``, and ``causal`` where it
+        has a causal form: its equation in numpy, float64, independent of the package.
+      keywords: of its function, for up to LENGTH positions; or a function of the number
+        of heads and their width that gives them.
+      causal_formula: of a causal form that is more than a mask on the other.
+      gates: ``f(key, numpy or jax.numpy)``: its gates, made of the key.
+      level: keywords under which equal positions come out as they are, or as one if
+        they ask for a norm; None = they do not.
+      cache: keywords of its stream's start, if its state holds every position.
+      every_call: its stream wants the keywords in every call.
+      weighted: its output is a weighted sum of the values.
+      mean: the weights are positive and sum to one.
+      signed: the weights of its causal form may be negative.
+      normalised: its output is normalised unless ``norm=None``.
+      unordered: which of "query" and "key" may come in any order.
+      pair_masks: it takes a mask of single pairs of query and key.
+      paired: its heads have an even number of columns.
+    """
+
+    formula: Callable[..., np.ndarray]
+    keywords: dict[str, Any] | Callable[[int, int], dict[str, Any]] = field(
+        default_factory=dict
+    )
+    causal_formula: Callable[..., np.ndarray] | None = None
+    gates: Callable[[Any, Any], dict[str, Any]] = _no_gates
+    level: dict[str, Any] | None = field(default_factory=dict)
+    cache: dict[str, Any] | None = None
+    every_call: bool = False
+    weighted: bool = True
+    mean: bool = False
+    signed: bool = False
+    normalised: bool = False
+    unordered: tuple[str, ...] = ()
+    pair_masks: bool = False
+    paired: bool = False
 
 
 @functools.cache
-def projection(head_dim: int, features: int = 6) -> np.ndarray:
-    """Performer's, for a head width."""
-    rng = np.random.default_rng(head_dim)
-    return rng.normal(size=(features, head_dim)).astype("float32")
+def case(name: str) -> Case:
+    """The ``CASE`` of a mechanism's own test file, which lies where its module does."""
+    folder, _, module = attention.MECHANISMS[name].module.rpartition(".")
+    folder = folder.removeprefix("lra_jax.")
+    return importlib.import_module(f"{folder}.test_{module}").CASE
 
 
-# For inputs of 4 columns; `keywords` has them for others.
-KEYWORDS = {
-    "softmax": {},
-    "linear": {},
-    "cosformer": {"max_length": LENGTH},
-    "flow": {},
-    "norm": {},
-    "retention": {},
-    "lightning": {},
-    "linformer": {"key_projection": E, "value_projection": F},
-    "performer": {"projection": projection(4)},
-    "local": {"window": 2},
-    "longformer": {"window": 1, "global_tokens": 2},
-    "bigbird": {"block": 1, "num_random": 1},
-    "sparse": {"stride": 3},
-    "nystrom": {"num_landmarks": 3},
-    "fnet": {},
-    "synthesizer": {"variant": "dense"},
-    "sinkhorn": {"block": 3},
-    "reformer": {"chunk": 2, "num_buckets": 4},
-    "gau": {},
-    "flash": {"chunk": 3},
-    "luna": {},
-    "gla": {},
-    "delta": {},
-    "gated_delta": {},
-}
-# Gated units, and how many queries and keys they make of one projection.
-UNITS = {"gau": 2, "flash": 4}
-# Those that a stream needs again in each call.
-EVERY_CALL = {name: {} for name in STREAMS} | {"performer": KEYWORDS["performer"]}
+def _able(capability: str) -> tuple[str, ...]:
+    return tuple(k for k, m in attention.MECHANISMS.items() if getattr(m, capability))
+
+
+NAMES = attention.names()
+CAUSAL, CROSS, STREAMS = (_able(name) for name in ("causal", "cross", "stream"))
+
+
+def having(trait: str, names: tuple[str, ...] = NAMES) -> tuple[str, ...]:
+    """Those of the names whose `Case` has a trait."""
+    return tuple(name for name in names if getattr(case(name), trait))
+
+
+def takes(name: str, keyword: str) -> bool:
+    """Whether a mechanism's function names a keyword."""
+    return keyword in inspect.signature(attention.resolve(name).attention).parameters
 
 
 def keywords(name: str, heads: int, head_dim: int) -> dict[str, Any]:
-    """`KEYWORDS` and the arrays that a mechanism has for these sizes."""
-    if name == "performer":
-        return {"projection": projection(head_dim)}
-    if name == "luna":
-        rng = np.random.default_rng(head_dim)
-        return {"memory": rng.normal(size=(1, 3, heads, head_dim)).astype("float32")}
-    if name in UNITS:
-        return KEYWORDS[name] | unit_arrays(UNITS[name], heads, head_dim)
-    if name not in ("synthesizer", "sinkhorn"):
-        return KEYWORDS[name]
-    rng = np.random.default_rng(heads)
-    kernel = rng.normal(size=(heads, head_dim, LENGTH)).astype("float32")
-    bias = rng.normal(size=(heads, LENGTH)).astype("float32")
-    names = {"synthesizer": "first", "sinkhorn": "sort_kernel"}
-    biases = {"synthesizer": "first_bias", "sinkhorn": "sort_bias"}
-    return KEYWORDS[name] | {names[name]: kernel, biases[name]: bias}
-
-
-def unit_arrays(count: int, heads: int, head_dim: int) -> dict[str, np.ndarray]:
-    """The arrays of a gated unit."""
-    rng = np.random.default_rng(count)
-    shapes = {"scale": (count, heads, head_dim), "offset": (count, heads, head_dim)}
-    shapes["relative_bias"] = (32, heads)
-    return {k: rng.normal(size=x).astype("float32") / 2 for k, x in shapes.items()}
+    """What a mechanism's function is called with, for these sizes."""
+    given = case(name).keywords
+    return given(heads, head_dim) if callable(given) else given
 
 
 def gates(name: str, key: Any) -> dict[str, Any]:
-    """The gates of a recurrent mechanism, made of the key."""
+    """The gates of a mechanism, made of the key."""
     # What is no key is refused by the function itself.
     fits = jnp.ndim(key) > 2 and jnp.issubdtype(key.dtype, jnp.floating)
-    return recurrent.gates(name, key, jnp) if fits else {}
+    return case(name).gates(key, jnp) if fits else {}
 
 
 @functools.cache
@@ -169,7 +141,7 @@ def jitted(name: str) -> Callable[..., jax.Array]:
 
 def run(name: str) -> Callable[..., jax.Array]:
     """``f(query, key, value, mask=None, **keywords)``."""
-    function = getattr(attention, f"{name}_attention")
+    function = attention.resolve(name).attention
 
     def call(query, key, value, mask=None, **more):
         given = keywords(name, *query.shape[-2:]) | gates(name, key)
@@ -180,7 +152,7 @@ def run(name: str) -> Callable[..., jax.Array]:
 
 def weights(name: str) -> Callable[..., jax.Array]:
     """``f(query, key, mask=None, **keywords)``."""
-    function = getattr(attention, f"{name}_weights")
+    function = attention.resolve(name).weights
 
     def call(query, key, mask=None, **more):
         given = keywords(name, *query.shape[-2:]) | gates(name, key)
@@ -191,36 +163,30 @@ def weights(name: str) -> Callable[..., jax.Array]:
 
 def unnormed(name: str) -> dict[str, Any]:
     """Keywords under which the output is the weights times the values."""
-    return {"norm": None} if name in NORMALISED else {}
+    return {"norm": None} if case(name).normalised else {}
 
 
 def formula(name: str) -> Callable[..., np.ndarray]:
-    """The same from `reference`."""
-    if name == "linformer":
-        return lambda q, k, v, mask=None: reference.linformer(q, k, v, E, F, mask)
-    if name in PATTERNS:
-        return functools.partial(patterns.attention, name, **KEYWORDS[name])
-    modules = (grouping, units, recurrent, reference)
-    module = next(x for x in modules if hasattr(x, name))
+    """The mechanism's formula, with the keywords of `run`."""
 
     def call(q, k, v, mask=None, **more):
         given = keywords(name, *q.shape[2:])
-        return getattr(module, name)(q, k, v, mask, **given | more)
+        return case(name).formula(q, k, v, mask, **given | more)
 
     return call
 
 
 def causal(name: str, **more: Any) -> Callable[..., jax.Array]:
-    """`run` in its causal form, cut small: several chunks in several super-blocks."""
+    """`run` in its causal form, cut small: several chunks in several segments."""
     cut = cuts(name, more.pop("chunking", SMALL))
     return functools.partial(run(name), is_causal=True, **cut | more)
 
 
 def cuts(name: str, chunking: Chunking | None) -> dict[str, Any]:
     """The keywords that cut a causal form; softmax has blocks of one size."""
-    if name != "softmax":
+    if takes(name, "chunking"):
         return {"chunking": chunking}
-    if chunking is None:
+    if chunking is None or name != "softmax":
         return {}
     return {"implementation": "blocks", "block": chunking.chunk}
 
@@ -232,10 +198,59 @@ def jitted_causal(name: str) -> Callable[..., jax.Array]:
 
 
 def causal_formula(name: str) -> Callable[..., np.ndarray]:
-    """The causal form from `reference`; Flow's is one of its own."""
-    if name == "flow":
-        return reference.flow_causal
-    return functools.partial(formula(name), causal=True)
+    """The formula of the causal form."""
+    own = case(name).causal_formula
+    return functools.partial(formula(name), causal=True) if own is None else own
+
+
+def matrix(formula: Callable[..., np.ndarray], query, key, *args, **more) -> np.ndarray:
+    """The weights `[B, N, T, S]` of a formula that is linear in the values."""
+    batch, length, heads = key.shape[:3]
+    units = np.broadcast_to(np.eye(length), (batch, heads, length, length))
+    out = formula(query, key, np.swapaxes(units, 1, 2), *args, **more)
+    return np.swapaxes(out, 1, 2)
+
+
+def init(name: str, *sizes: int, **more: Any):
+    """The state of a stream before its first position."""
+    given = keywords(name, *sizes[1:3]) | (case(name).cache or {})
+    return getattr(attention, f"{name}_init")(*sizes, **given | more)
+
+
+def prefill(name: str, *arrays, chunking: Chunking = SMALL, **more: Any):
+    """A prompt in one pass: its output, and the state after it."""
+    given = gates(name, arrays[1]) | cuts(name, chunking)
+    if more.get("state") is None:
+        given |= keywords(name, *arrays[0].shape[2:]) | (case(name).cache or {})
+    elif case(name).every_call:
+        given |= keywords(name, *arrays[0].shape[2:])
+    return getattr(attention, f"{name}_prefill")(*arrays, **given | more)
+
+
+def one_step(name: str, **more: Any):
+    """``f(state, query, key, value)`` of one position."""
+    function = getattr(attention, f"{name}_step")
+
+    def step(state, query, key, value):
+        given = gates(name, key)
+        if case(name).every_call:
+            given |= keywords(name, *query.shape[-2:])
+        return function(state, query, key, value, **given | more)
+
+    return step
+
+
+def steps(name: str, state, query, key, value, **more: Any):
+    """Every position by a step of its own, in one loop."""
+    function = one_step(name, **more)
+
+    def step(state, position):
+        out, state = function(state, *position)
+        return state, out
+
+    arrays = [jnp.swapaxes(x, 0, 1) for x in (query, key, value)]
+    state, out = jax.lax.scan(step, state, arrays)
+    return jnp.swapaxes(out, 0, 1), state
 
 
 def queries(name: str, wanted: int, length: int = 7) -> int:
@@ -280,11 +295,28 @@ def largest_array(function: Callable[..., Any], *arrays: Any) -> int:
     return walk(jax.make_jaxpr(function)(*arrays).jaxpr)
 
 
-def assert_close(got, wanted, tolerance: float = 1e-5) -> None:
-    """The largest error, relative to the largest value, is within the tolerance."""
-    got, wanted = np.asarray(got, np.float64), np.asarray(wanted, np.float64)
-    assert got.shape == wanted.shape
-    assert np.isfinite(got).all()
-    scale = np.abs(wanted).max() or 1.0
-    error = np.abs(got - wanted).max() / scale
-    assert error <= tolerance, f"{error:.2e} of the largest value"
+def assert_close(got: Any, wanted: Any, tolerance: float = 1e-5) -> None:
+    """The largest error of every array, relative to its largest value, is this small.
+
+    Args:
+      got: an array or a tree of them.
+      wanted: the same in float64 or as precise as it can be.
+      tolerance: the bound.
+    """
+    got, wanted = (
+        jax.tree.map(lambda x: np.asarray(x, np.float64), tree)
+        for tree in (got, wanted)
+    )
+    chex.assert_trees_all_equal_shapes(got, wanted)
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(got))
+    scales = jax.tree.map(lambda x: np.abs(x).max(initial=0) or 1.0, wanted)
+    got, wanted = (jax.tree.map(np.divide, tree, scales) for tree in (got, wanted))
+    chex.assert_trees_all_close(got, wanted, rtol=0, atol=tolerance)
+
+
+def assert_rejects(call: Callable[[], Any], *parts: str) -> None:
+    """A ``ValueError`` with all these parts in its message."""
+    with pytest.raises(ValueError) as caught:
+        call()
+    for part in parts:
+        assert part in str(caught.value), str(caught.value)

@@ -1,22 +1,10 @@
 """One small dataset, and one finished run, for all tests of the trainer."""
 
-import os
-
 import helpers
-import jax
 import pytest
 
 from lra_jax.data import listops
 from lra_jax.training.session import Session
-
-
-@pytest.fixture(scope="session", autouse=True)
-def programs(compilation_cache):
-    """Programs are compiled once for all tests and their subprocesses."""
-    jax.config.update(
-        "jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"]
-    )
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
 @pytest.fixture(scope="session")

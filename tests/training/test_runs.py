@@ -84,6 +84,7 @@ def killed(command, workdir) -> None:
     assert process.returncode in (-signal.SIGKILL, 0)  # It may have just ended.
 
 
+@pytest.mark.core
 def test_an_interrupted_run_ends_as_an_unbroken_one(finished, data_dir, tmp_path):
     """SIGTERM, SIGINT and SIGKILL in turn; equal to the last bit at the end."""
     workdir = tmp_path / "run"

@@ -12,8 +12,7 @@ from lra_jax.attention.causal import chunks
 from lra_jax.attention.causal import sums as causal
 from lra_jax.attention.causal.sums import Chunking, causal_linear
 
-from .. import reference
-from ..mechanisms import assert_close, fast_jit
+from ..mechanisms import assert_close, causal_formula, fast_jit
 
 LENGTH = 23
 CHUNKINGS = [
@@ -89,14 +88,14 @@ def test_every_cut_is_the_dense_formula(chunking: Chunking, slopes: bool) -> Non
 
     both = fast_jit(jax.value_and_grad(loss, (0, 1, 2, 3, 4), has_aux=True))
     (_, found), slope = both(*_inputs(), SLOPES, _start())
-    jax.tree.map(assert_close, tuple(found), tuple(outputs))
-    jax.tree.map(functools.partial(assert_close, tolerance=2e-5), slope, gradients)
+    assert_close(tuple(found), tuple(outputs))
+    assert_close(slope, gradients, 2e-5)
 
 
 def test_decay_is_the_one_of_the_formula() -> None:
     q, k, v = _inputs()
     heads_last = [np.swapaxes(x, 1, 2) for x in (q, k, v)]
-    wanted = reference.lightning(*heads_last, causal=True, slopes=SLOPES)
+    wanted = causal_formula("lightning")(*heads_last, slopes=SLOPES)
     wanted = wanted.swapaxes(1, 2)
     assert_close(_dense(q, k, v, SLOPES)[0], wanted)
 
@@ -116,7 +115,7 @@ def test_a_state_goes_on_where_it_stopped(implementation: str, slopes) -> None:
         joined = (jnp.concatenate(pair, 2) for pair in zip(first, second, strict=True))
         return whole, (next(joined), next(joined), second[2])
 
-    jax.tree.map(assert_close, *both(arrays))
+    assert_close(*both(arrays))
 
 
 @pytest.mark.parametrize("implementation", ["loop", "parallel"])
@@ -210,7 +209,7 @@ def test_on_two_devices(kind: str, arrays, slopes) -> None:
             place = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
             found = fast_jit(gradient)(*jax.device_put(given, place))
         assert tuple(found[0][0].sharding.spec)[: len(arrays)] == tuple(arrays)
-    jax.tree.map(assert_close, found, wanted)
+    assert_close(found, wanted)
 
 
 @functools.cache

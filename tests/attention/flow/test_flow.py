@@ -1,4 +1,4 @@
-"""Flow-Attention's clip and its two ablations, in every form that it has."""
+"""Flow-Attention: its formulas, clip, ablations, conservation and masks."""
 
 import functools
 from typing import Any
@@ -11,9 +11,127 @@ import pytest
 from lra_jax import attention
 from lra_jax.attention.sharded.flow_slice import flow_slice
 
-from .. import reference
-from ..mechanisms import SMALL, assert_close, fast_jit
+from .. import dense
+from ..mechanisms import (
+    SMALL,
+    Case,
+    assert_close,
+    assert_rejects,
+    causal,
+    fast_jit,
+    init,
+    inputs,
+    jitted_causal,
+    run,
+    steps,
+    weights,
+)
 from ..mechanisms import inputs as drawn
+
+PADDED = np.array([[1, 1, 1, 1, 1, 0, 0], [0, 1, 0, 0, 1, 1, 0], [0] * 7], bool)
+# Scattered, and on the left.
+SIDES = np.array([[0, 1, 0, 0, 1, 1, 0], [0, 0, 1, 1, 1, 1, 1]], bool)
+Q, K, V = inputs(2, query_length=5)
+
+
+def formula(
+    q,
+    k,
+    v,
+    mask=None,
+    query_mask=None,
+    clip: float | None = 30.0,
+    eps=1e-6,
+    competition=True,
+    allocation=True,
+) -> np.ndarray:
+    def phi(x):
+        return 1 / (1 + np.exp(-x))
+
+    def one_head(q, k, v):
+        a, b = phi(q), phi(k)
+        incoming = (a + eps) @ (b.sum(0) + eps)
+        outgoing = (b + eps) @ (a.sum(0) + eps)
+        sink = (a + eps) @ ((b / outgoing[:, None]).sum(0) + eps)
+        source = (b + eps) @ ((a / incoming[:, None]).sum(0) + eps)
+        if clip is not None:
+            source = np.clip(source, -clip, clip)
+        weights = (a / incoming[:, None]) @ b.T
+        if allocation:
+            weights = weights / (1 + np.exp(-sink * len(q) / len(k)))[:, None]
+        if competition:
+            weights = weights * dense.row_softmax(source) * len(k)
+        return weights @ v
+
+    out = np.zeros((*q.shape[:3], v.shape[-1]))
+    rows = np.ones(q.shape[:2], bool) if query_mask is None else np.asarray(query_mask)
+    for n in range(q.shape[0]):
+        if rows[n].any():
+            sample = None if mask is None else np.asarray(mask)[n : n + 1]
+            out[n, rows[n]] = dense.each_head(
+                np.asarray(q)[n, rows[n]][None],
+                k[n : n + 1],
+                v[n : n + 1],
+                sample,
+                lambda q, k, v, _: one_head(q, k, v),
+            )[0]
+    return out
+
+
+def causal_formula(
+    q,
+    k,
+    v,
+    mask=None,
+    clip: float | None = 30.0,
+    eps=1e-6,
+    competition=True,
+    allocation=True,
+) -> np.ndarray:
+    """The authors' causal form, position by position; a hidden one does not exist."""
+
+    def phi(x):
+        return 1 / (1 + np.exp(-x))
+
+    def one_head(q, k, v):
+        a, b, count = phi(q), phi(k), np.arange(1, len(q) + 1)
+        out, logits = np.zeros((len(q), v.shape[-1])), np.zeros(len(q))
+        incoming, outgoing = np.zeros(len(q)), np.zeros(len(q))
+        shares = np.ones(len(q))
+        for i in range(len(q)):
+            past = slice(0, i + 1)
+            incoming[i] = (a[i] + eps) @ (b[past].sum(0) + eps)
+            outgoing[i] = (b[i] + eps) @ (a[past].sum(0) + eps)
+            to_sink = (b[past] * (count / outgoing)[past, None]).sum(0)
+            to_source = (a[past] * (count / incoming)[past, None]).sum(0)
+            sink = (a[i] + eps) @ (to_sink + eps) / count[i]
+            logits[i] = (b[i] + eps) @ (to_source + eps) / count[i]
+            if clip is not None:
+                logits[i] = np.clip(logits[i], -clip, clip)
+            if competition:
+                shares[i] = dense.row_softmax(logits[past])[-1] * count[i]
+            out[i] = a[i] @ b[past].T / incoming[i] * shares[past] @ v[past]
+            if allocation:
+                out[i] /= 1 + np.exp(-sink)
+        return out
+
+    q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
+    real = np.ones(q.shape[:2], bool) if mask is None else np.asarray(mask)
+    out = np.zeros((*q.shape[:3], v.shape[-1]))
+    with np.errstate(divide="ignore"):  # counts over flows that are still to come
+        for b in range(q.shape[0]):
+            rows = np.flatnonzero(real[b])
+            for n in range(q.shape[2]):
+                kn, vn = (n * x.shape[2] // q.shape[2] for x in (k, v))
+                head = one_head(q[b, rows, n], k[b, rows, kn], v[b, rows, vn])
+                out[b, rows, n] = head
+    return out
+
+
+CASE = Case(
+    formula, causal_formula=causal_formula, level=None, unordered=("query", "key")
+)
+
 
 MASK = np.array([[1, 1, 1, 1, 1, 0, 0], [0, 1, 0, 0, 1, 1, 0]], bool)
 ROWS = np.array([[1, 1, 0, 1, 1, 1], [0, 0, 1, 1, 1, 0]], bool)
@@ -52,7 +170,7 @@ def check_terms(terms: attention.FlowTerms, options: dict, mask: np.ndarray) -> 
 def test_without_a_part(options: dict[str, bool]) -> None:
     q, k, v = arrays(1, query_length=6)
     out, weights, terms = forms(**options)(q, k, v, MASK, ROWS)
-    assert_close(out, reference.flow(q, k, v, MASK, ROWS, **options))
+    assert_close(out, formula(q, k, v, MASK, ROWS, **options))
     assert_close(np.einsum("bnts,bsnv->btnv", weights, v), out)
     check_terms(terms, options, MASK)
 
@@ -62,7 +180,7 @@ def test_without_a_part(options: dict[str, bool]) -> None:
 def test_without_a_part_if_causal(options: dict[str, bool], clip: float | None) -> None:
     q, k, v = arrays(2)
     out, weights, terms = forms(is_causal=True, clip=clip, **options)(q, k, v, MASK)
-    assert_close(out, reference.flow_causal(q, k, v, MASK, clip=clip, **options))
+    assert_close(out, causal_formula(q, k, v, MASK, clip=clip, **options))
     assert_close(np.einsum("bnts,bsnv->btnv", weights, v), out)
     check_terms(terms, options, MASK)
 
@@ -83,7 +201,7 @@ def test_streams_without_a_part(options: dict[str, bool]) -> None:
             outs.append(out[:, None])
         return jnp.concatenate(outs, 1)
 
-    assert_close(streamed(q, k, v), reference.flow_causal(q, k, v, **options))
+    assert_close(streamed(q, k, v), causal_formula(q, k, v, **options))
 
 
 @pytest.mark.parametrize("options", [{}, *WITHOUT, {"competition_axis": "heads"}])
@@ -129,7 +247,7 @@ def test_a_stream_may_change_its_clip(clips: tuple[float | None, ...]) -> None:
         two, _ = attention.flow_prefill(*rest, clip=clips[1], state=state)
         return jnp.concatenate([one, two], 1)
 
-    assert_close(both(q, k, v), reference.flow_causal(q, k, v))
+    assert_close(both(q, k, v), causal_formula(q, k, v))
 
 
 @pytest.mark.parametrize("clip", [30.0, 1.0])
@@ -165,3 +283,129 @@ def test_parts_are_true_or_false() -> None:
         settings: Any = {name: "no"}
         with pytest.raises(ValueError, match=f"{name}: expected True or False, got 'n"):
             attention.flow_attention(q, k, v, **settings)
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(7, 7), (5, 12), (12, 5)])
+def test_flow_is_conserved(queries: int, keys: int) -> None:
+    q, k, _ = inputs(8, query_length=queries, length=keys)
+    terms = fast_jit(lambda q, k: attention.flow_terms(q, k, clip=None))(q, k)
+    a, b = (1 / (1 + np.exp(-x)) for x in (q, k))
+    assert_close(terms.incoming, np.einsum("btnh,bsnh->btn", a, b), 1e-5)
+    assert_close(terms.outgoing, np.einsum("bsnh,btnh->bsn", b, a), 1e-5)
+    everywhere = np.ones((2, 2))
+    assert_close(terms.conserved_source.sum(1), queries * everywhere, 1e-5)
+    assert_close(terms.conserved_sink.sum(1), keys * everywhere, 1e-5)
+    assert_close(terms.competition.sum(1), keys * everywhere, 1e-5)
+    assert (np.asarray(terms.allocation) > 0.5).all()
+    assert (np.asarray(terms.allocation) < 1).all()
+
+
+def test_flow_with_equal_keys_has_no_competition() -> None:
+    q, k, _ = inputs(9)
+    same = np.tile(k[:, :1], (1, 7, 1, 1))
+    terms = fast_jit(lambda q, k: attention.flow_terms(q, k, clip=None))(q, same)
+    assert_close(terms.competition, np.ones((2, 7, 2)), 1e-6)
+
+
+@pytest.mark.parametrize("clip", [1.0, None])
+def test_flow_with_a_query_mask(clip: float | None) -> None:
+    q, k, v = inputs(9, batch=3, query_length=5, value_dim=3)
+    rows = np.array([[1, 1, 1, 1, 0], [1, 0, 1, 0, 0], [0] * 5], bool)
+    got = fast_jit(run("flow"), static_argnames="clip")(
+        q, k, v, PADDED, query_mask=rows, clip=clip
+    )
+    wanted = formula(q, k, v, PADDED, rows, clip)
+    assert_close(got, wanted)
+    assert not np.asarray(got)[~rows].any()
+
+
+@pytest.mark.parametrize("clip", [None, 10.0])
+def test_flow_with_another_clip(clip: float | None) -> None:
+    q, k, v = inputs(17)
+    got = fast_jit(causal("flow", clip=clip))(q, k, v)
+    assert_close(got, causal_formula(q, k, v, clip=clip))
+
+
+def test_flow_without_a_clip_survives_large_flows() -> None:
+    # The features of two keys are huge: exp of their flows overflows without a maximum,
+    # and a maximum over later positions would leave nothing of the earlier ones.
+    q, k, v = inputs(18)
+    k = np.where(np.isin(np.arange(7), (3, 5))[None, :, None, None], 1e4 + k, k)
+    keywords = {"feature_map": "relu", "clip": None}
+    arrays = (np.abs(q), np.abs(k).astype("float32"), v)
+
+    @fast_jit
+    def both(*arrays):
+        call = causal("flow", **keywords)
+        out, pullback = jax.vjp(call, *arrays)
+        terms = attention.flow_terms(*arrays[:2], is_causal=True, **keywords)
+        return out, terms, pullback(jnp.ones_like(out))
+
+    out, terms, gradients = both(*arrays)
+    for array in (out, *terms, *gradients):
+        assert np.isfinite(np.asarray(array)).all()
+    shares = np.asarray(terms.competition) / np.arange(1, 8)[None, :, None]
+    assert shares[:, 0].min() == 1
+    assert (shares <= 1).all() and (shares >= 0).all()
+    assert np.abs(np.asarray(out)[:, :3]).min() > 0
+
+
+def test_flow_queries_are_hidden_with_the_keys_unless_said_otherwise() -> None:
+    q, k, v = inputs(19)
+    mask = SIDES
+    call = jitted_causal("flow")
+    np.testing.assert_array_equal(
+        call(q, k, v, mask), call(q, k, v, mask, query_mask=mask)
+    )
+    everyone = np.ones((2, 7), bool)
+    own = np.asarray(call(q, k, v, mask, query_mask=everyone))
+    assert own[0, 2].any() and not np.asarray(call(q, k, v, mask))[0, 2].any()
+
+
+def test_flow_options_reach_the_stream() -> None:
+    arrays = inputs(8)
+    options = {"clip": 0.4, "eps": 1e-2}
+
+    @fast_jit
+    def both(arrays):
+        by_steps = steps("flow", init("flow", 2, 2, 4), *arrays, **options)[0]
+        return by_steps, causal("flow", **options)(*arrays)
+
+    assert_close(*both(arrays))
+
+
+def test_features_of_another_width() -> None:
+    def wide(x):
+        return jnp.concatenate([jax.nn.relu(x), jax.nn.relu(-x)], -1)
+
+    state = init("flow", 2, 2, 4, feature_map=wide)
+    assert state.sums.summary.shape == (2, 2, 8, 4)
+    call = functools.partial(steps, "flow", feature_map=wide)
+    assert jax.eval_shape(call, state, *inputs(9))[0].shape == (2, 7, 2, 4)
+
+
+def test_flow_names_its_query_mask() -> None:
+    mask = np.ones((2, 7), bool)
+    assert_rejects(
+        lambda: run("flow")(Q, K, V, query_mask=mask), "query_mask: ", "(2, 7)"
+    )
+
+
+def test_causal_flow_competes_among_sources_only() -> None:
+    keywords = {"is_causal": True, "competition_axis": "heads"}
+    parts = ("competition_axis: expected 'source'", "'heads'")
+    assert_rejects(lambda: run("flow")(K, K, V, **keywords), *parts)
+    assert_rejects(lambda: weights("flow")(K, K, **keywords), *parts)
+
+
+@pytest.mark.parametrize(
+    ("options", "parts"),
+    [
+        ({"clip": 0.0}, ("clip: expected a positive number", "got 0.0")),
+        ({"competition_axis": "sink"}, ("one of source, heads", "'sink'")),
+    ],
+)
+def test_options_that_do_not_fit(options: dict, parts: tuple) -> None:
+    q, k, v = inputs(2, query_length=5)
+    assert_rejects(lambda: run("flow")(q, k, v, **options), *options, *parts)
+    assert_rejects(lambda: weights("flow")(q, k, **options), *options, *parts)

@@ -93,3 +93,11 @@ def _flash_row(
             score = near[i] @ near_key[j] / chunk
             score += relative_bias[bucket(j - i, causal), n]
             yield j, _activation(activation, score)
+
+
+def arrays(count: int, heads: int, head_dim: int) -> dict[str, np.ndarray]:
+    """The arrays of a unit that makes so many queries and keys of one projection."""
+    rng = np.random.default_rng(count)
+    shapes = {"scale": (count, heads, head_dim), "offset": (count, heads, head_dim)}
+    shapes["relative_bias"] = (32, heads)
+    return {k: rng.normal(size=x).astype("float32") / 2 for k, x in shapes.items()}

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from lra_jax import attention
-from lra_jax.attention.linear import decay, rotary
+from lra_jax.attention.linear import decay
 
-from .. import reference
-from ..mechanisms import SMALL, assert_close, fast_jit, inputs
+from ..mechanisms import SMALL, assert_close, fast_jit, formula, inputs
 
 NAMES = ("retention", "lightning")
 # No decay at all, some, and so much that a position sees itself alone.
@@ -24,7 +23,7 @@ def _both(name: str, *arrays, **keywords):
     function = functools.partial(getattr(attention, f"{name}_attention"), **keywords)
     got = fast_jit(functools.partial(function, chunking=SMALL))(*arrays)
     keywords["causal"] = keywords.pop("is_causal", False)
-    return got, getattr(reference, name)(*arrays, **keywords)
+    return got, formula(name)(*arrays, **keywords)
 
 
 def test_published_slopes() -> None:
@@ -65,69 +64,6 @@ def test_norms(name: str, norm: str | None) -> None:
         assert_close(squares, np.ones_like(squares), 0.3)
     if norm == "layer":
         assert np.abs(np.asarray(got).mean(axes)).max() < 1e-6
-
-
-def test_retention_without_rotation() -> None:
-    arrays = inputs(4, head_dim=3)
-    assert_close(*_both("retention", *arrays, rotate=False))
-
-
-def test_lightning_with_a_feature_map() -> None:
-    q, k, v = inputs(5)
-    keywords = {"feature_map": "silu", "norm": "rms"}
-    got = fast_jit(functools.partial(attention.lightning_attention, **keywords))(
-        q, k, v
-    )
-    q, k = (np.asarray(x / (1 + np.exp(-np.float64(x)))) for x in (q, k))
-    assert_close(got, reference.lightning(q, k, v, norm="rms"))
-
-
-def test_retention_is_as_published_in_its_recurrent_form() -> None:
-    """s <- gamma e^(i theta) s + k v: the paper's, before the normalisations."""
-    q, k, v = (x.astype("float64")[0, :, 0] for x in inputs(6, heads=1))
-    theta = np.array([1, 1e-4])
-    state, outs = np.zeros((2, 4), complex), []
-    for query, key, value in zip(q, k, v, strict=True):
-        one, two = (x[0::2] + 1j * x[1::2] for x in (query, key))
-        state = 31 / 32 * np.exp(1j * theta)[:, None] * state
-        state = state + np.outer(two.conj(), value)
-        outs.append((one @ state).real)
-    out = np.stack(outs)
-    out = out - out.mean(-1, keepdims=True)
-    out = out / out.std(-1, keepdims=True)
-    arrays = (x.astype("float32")[None, :, None] for x in (q, k, v))
-    call = functools.partial(attention.retention_attention, is_causal=True, eps=1e-12)
-    got = fast_jit(call)(*arrays)
-    assert_close(got[0, :, 0], out, 1e-4)
-
-
-def test_rotations_are_exact_far_from_the_start() -> None:
-    cos, sin = rotary.tables(1000, 6, jnp.float32)
-    angles = np.arange(1001)[:, None] / 10000 ** np.linspace(0, 1, 3)
-    assert np.abs(cos - np.cos(angles)).max() < 2e-7
-    assert np.abs(sin - np.sin(angles)).max() < 2e-7
-    assert cos.shape == sin.shape == (1001, 3)
-
-
-def test_a_long_stream_keeps_its_angles() -> None:
-    """A key's angle is turned once a step; after many they still agree."""
-    q, k, v = inputs(7, batch=1, query_length=1, length=1, heads=1)
-    state = attention.retention_prefill(q, k, v, slopes=[0.0])[1]
-    nothing = jnp.zeros((1, 1, 4))
-    step = functools.partial(attention.retention_step, slopes=[0.0], norm=None)
-
-    @fast_jit
-    def later(state):
-        def turn(state, _):
-            return step(state, nothing, nothing, nothing)[1], None
-
-        state, _ = jax.lax.scan(turn, state, length=999)
-        return step(state, q[:, 0], nothing, nothing)[0]
-
-    one, two = ((x[0, 0, 0, 0::2] + 1j * x[0, 0, 0, 1::2]) for x in (q, k))
-    turns = np.exp(1000j / np.array([1, 10000]))
-    score = (one * turns * two.conj()).real.sum() / 2 / np.sqrt(1001)
-    assert_close(later(state)[0, 0], score * v[0, 0, 0], 1e-4)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -191,16 +127,3 @@ def test_options_that_do_not_fit(name: str, keywords: dict, parts: tuple) -> Non
             call(**keywords)
         for part in parts:
             assert part in str(caught.value), str(caught.value)
-
-
-def test_retention_turns_pairs_of_columns() -> None:
-    q, k, v = inputs(10, head_dim=5)
-    for call in (
-        lambda: attention.retention_attention(q, k, v),
-        lambda: attention.retention_weights(q, k),
-        lambda: attention.retention_prefill(q, k, v),
-    ):
-        with pytest.raises(ValueError, match=r"rotate: expected False.*H=5"):
-            call()
-    with pytest.raises(ValueError, match="'silu'"):
-        attention.lightning_attention(q, k, v, feature_map="gelu")

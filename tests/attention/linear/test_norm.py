@@ -7,8 +7,29 @@ import pytest
 
 from lra_jax import attention
 
-from .. import reference
-from ..mechanisms import SMALL, assert_close, fast_jit, inputs
+from .. import dense
+from ..mechanisms import SMALL, Case, assert_close, fast_jit, inputs
+
+
+def formula(
+    q,
+    k,
+    v,
+    mask=None,
+    causal=False,
+    norm="rms",
+    per_head=False,
+    eps=1e-6,
+    phi=dense.elu,
+) -> np.ndarray:
+    def head(q, k, v, where):
+        return (phi(q) @ phi(k).T * dense.seen(len(q), where, causal)) @ v
+
+    out = dense.each_head(q, k, v, mask, head)
+    return dense.normed(out, norm, 3 if per_head else (2, 3), eps)
+
+
+CASE = Case(formula, normalised=True, unordered=("query", "key"), level={"norm": "rms"})
 
 MASK = np.array([[1, 1, 1, 1, 0, 0, 0], [0, 1, 1, 0, 1, 1, 1]], bool)
 
@@ -21,7 +42,7 @@ def test_norms(norm: str, per_head: bool, is_causal: bool) -> None:
     keywords = {"norm": norm, "per_head": per_head, "eps": 1e-2}
     call = functools.partial(attention.norm_attention, is_causal=is_causal, **keywords)
     got = fast_jit(functools.partial(call, chunking=SMALL))(*arrays, MASK)
-    wanted = reference.norm(*arrays, MASK, causal=is_causal, **keywords)
+    wanted = formula(*arrays, MASK, causal=is_causal, **keywords)
     assert_close(got, wanted)
 
 
@@ -29,7 +50,7 @@ def test_relu_features() -> None:
     arrays = inputs(2)
     got = fast_jit(functools.partial(attention.norm_attention, feature_map="relu"))
     relu = functools.partial(np.maximum, 0)
-    assert_close(got(*arrays), reference.norm(*arrays, phi=relu))
+    assert_close(got(*arrays), formula(*arrays, phi=relu))
 
 
 def test_every_position_has_one_size_at_any_length() -> None:

@@ -10,8 +10,52 @@ import pytest
 from lra_jax import attention
 from lra_jax.attention.causal.sums import Chunking
 
-from .. import reference
-from ..mechanisms import assert_close, fast_jit, inputs, projection, run
+from .. import dense
+from ..mechanisms import (
+    Case,
+    assert_close,
+    assert_rejects,
+    fast_jit,
+    inputs,
+    run,
+    weights,
+)
+from ..mechanisms import formula as formula_of
+
+
+@functools.cache
+def projection(head_dim: int, features: int = 6) -> np.ndarray:
+    """Random rows for a head width."""
+    rng = np.random.default_rng(head_dim)
+    return rng.normal(size=(features, head_dim)).astype("float32")
+
+
+def formula(q, k, v, mask=None, projection=None, causal=False) -> np.ndarray:
+    """Weights in proportion to ``sum_r exp(w_r . q' + w_r . k' - |k'|^2 / 2)``."""
+    w = np.asarray(projection, np.float64)
+
+    def head(q, k, v, where):
+        q, k = (x / x.shape[-1] ** 0.25 for x in (q, k))
+        exponents = (q @ w.T)[:, None] + (k @ w.T - (k**2).sum(-1)[:, None] / 2)
+        top = exponents.max(-1)
+        logits = top + np.log(np.exp(exponents - top[..., None]).sum(-1))
+        seen = dense.seen(len(q), where, causal) > 0
+        top = np.where(seen, logits, -np.inf).max(-1, keepdims=True)
+        # A row that sees nothing has no largest logit; its weights stay zero.
+        top = np.where(np.isfinite(top), top, 0)
+        weights = np.where(seen, np.exp(np.minimum(logits - top, 0)), 0)
+        return weights @ v / np.maximum(weights.sum(-1, keepdims=True), 1e-300)
+
+    return dense.each_head(q, k, v, mask, head)
+
+
+CASE = Case(
+    formula,
+    lambda heads, head_dim: {"projection": projection(head_dim)},
+    every_call=True,
+    mean=True,
+    unordered=("query", "key"),
+)
 
 DIALECTS = ("exact", "google", "lucidrains", "fast_transformers")
 MASK = np.array([[1, 1, 1, 1, 1, 0, 0], [0, 1, 0, 0, 1, 1, 0], [0] * 7], bool)
@@ -23,7 +67,7 @@ def long_inputs(seed: int, length: int = 41) -> tuple[np.ndarray, ...]:
     return inputs(seed, query_length=length, length=length, value_dim=3)
 
 
-def _dense(query, key, value, matrix, causal: bool):
+def _traced(query, key, value, matrix, causal: bool):
     """The formula, to be differentiated by jax."""
     query, key = (x / query.shape[-1] ** 0.25 for x in (query, key))
     rows = jnp.einsum("btnh,mh->bntm", query, matrix)
@@ -52,8 +96,8 @@ def test_outputs_and_gradients_are_those_of_the_formula(causal: bool) -> None:
     arrays = (*long_inputs(1), W)
     chunking = {"is_causal": True, "chunking": Chunking(16, 32)} if causal else {}
     got = _both(functools.partial(attention.performer_attention, **chunking))(*arrays)
-    wanted = _both(functools.partial(_dense, causal=causal))(*arrays)
-    jax.tree.map(assert_close, got, wanted)
+    wanted = _both(functools.partial(_traced, causal=causal))(*arrays)
+    assert_close(got, wanted)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +110,7 @@ def test_every_cut_is_the_formula(chunking: Chunking) -> None:
     mask = np.arange(41)[None] % np.array([[7], [5]]) > 1
     call = functools.partial(run("performer"), is_causal=True, chunking=chunking)
     got = fast_jit(call)(q, k, v, mask)
-    assert_close(got, reference.performer(q, k, v, mask, W, causal=True))
+    assert_close(got, formula(q, k, v, mask, W, causal=True))
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["whole", "causal"])
@@ -75,7 +119,7 @@ def test_large_norms(size: int, causal: bool) -> None:
     q, k, v = long_inputs(3)
     call = fast_jit(functools.partial(run("performer"), is_causal=causal))
     got = call(size * q, size * k, v)
-    wanted = reference.performer(size * q, size * k, v, None, W, causal=causal)
+    wanted = formula(size * q, size * k, v, None, W, causal=causal)
     # Exponents of some 1e5 have a rounding of 1e-2 in float32, and decide.
     assert_close(got, wanted, 1e-5 if size == 6 else 5e-2)
     with jax.enable_x64(True):
@@ -89,7 +133,7 @@ def test_published_features_of_large_norms_are_their_eps() -> None:
     out = fast_jit(functools.partial(run("performer"), dialect="lucidrains"))(q, k, v)
     mean = np.broadcast_to(v.mean(1, keepdims=True), v.shape)
     assert_close(out, mean, 1e-2)
-    exact = reference.performer(q, k, v, None, W)
+    exact = formula(q, k, v, None, W)
     assert np.abs(exact - mean).max() > 0.5 * np.abs(v).max()
 
 
@@ -101,7 +145,7 @@ def test_a_later_key_of_more_weight_hides_no_earlier_one(chunking: Chunking) -> 
     k = np.where(early, 40 * k, k / 8).astype("float32")
     call = functools.partial(run("performer"), is_causal=True, chunking=chunking)
     got, gradients = _both(lambda q, k, v: call(q, k, v))(q, k, v)
-    assert_close(got, reference.performer(q, k, v, None, W, causal=True), 1e-3)
+    assert_close(got, formula(q, k, v, None, W, causal=True), 1e-3)
     assert all(np.isfinite(x).all() for x in gradients)
 
 
@@ -137,7 +181,7 @@ def test_the_error_falls_with_the_root_of_the_features() -> None:
     """And has no floor: the floor of an uncorrected QR would be 0.0136 here."""
     sizes = {"batch": 1, "query_length": 32, "length": 32, "head_dim": 8, "heads": 1}
     q, k, v = (x / 2 for x in inputs(7, **sizes))
-    wanted = reference.softmax(q, k, v)
+    wanted = formula_of("softmax")(q, k, v)
     call = fast_jit(jax.vmap(attention.performer_attention, (None, None, None, 0)))
     errors = []
     for features in (64, 1024, 16384):
@@ -212,7 +256,7 @@ def _other_kernel(q, k, v, mask, phi, causal: bool) -> np.ndarray:
             scores = scores * (where[None] <= np.arange(len(q))[:, None])
         return scores @ v / np.maximum(scores.sum(-1, keepdims=True), 1e-300)
 
-    return reference._each_head(q, k, v, mask, head)
+    return dense.each_head(q, k, v, mask, head)
 
 
 def _abs(x):
@@ -337,3 +381,28 @@ def test_padding_is_exact_in_every_dialect(dialect: str, causal: bool) -> None:
     assert not np.asarray(out[2]).any(), "a row without visible keys is exactly zero"
     for array in (out, *gradients):
         assert np.isfinite(np.asarray(array)).all()
+
+
+WRONG = np.ones((6, 16), "float32")
+
+
+@pytest.mark.parametrize(
+    ("options", "parts"),
+    [
+        ({"projection": None}, ("[M, H] with H=4", "None", "makes one")),
+        ({"projection": WRONG}, ("[M, H] with H=4", "(6, 16)")),
+        ({"projection": WRONG[0]}, ("[M, H] with H=4", "(16,)")),
+        ({"projection": WRONG[:0, :4]}, ("[M, H] with H=4", "(0, 4)")),
+        ({"projection": np.eye(4, dtype=int)}, ("floating", "int")),
+        ({"kernel": "gelu"}, ("'relu', 'sigmoid'", "'gelu'")),
+        ({"dialect": "paper"}, ("('exact', 'google'", "'paper'")),
+        ({"kernel": "relu", "hyperbolic": True}, ("False", "'relu'")),
+        ({"feature_eps": 1e-4}, ("expected None", "0.0001")),
+        ({"feature_eps": -1.0}, ("expected None", "-1.0")),
+        ({"scale": 0.0}, ("expected a positive number", "0.0")),
+    ],
+)
+def test_options_that_do_not_fit(options: dict, parts: tuple) -> None:
+    q, k, v = inputs(2, query_length=5)
+    assert_rejects(lambda: run("performer")(q, k, v, **options), *options, *parts)
+    assert_rejects(lambda: weights("performer")(q, k, **options), *options, *parts)

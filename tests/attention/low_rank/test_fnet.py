@@ -8,7 +8,24 @@ import pytest
 
 from lra_jax import attention
 
-from ..mechanisms import assert_close, fast_jit, inputs, largest_array
+from ..mechanisms import Case, assert_close, fast_jit, inputs, largest_array
+
+
+def formula(q, k, v, mask=None) -> np.ndarray:
+    """The transform of each sample up to its last visible position."""
+    v = np.repeat(np.asarray(v, np.float64), q.shape[2] // v.shape[2], axis=2)
+    mask = np.ones(v.shape[:2], bool) if mask is None else np.asarray(mask)
+    out = np.zeros(v.shape)
+    for b in range(v.shape[0]):
+        real = np.flatnonzero(mask[b]).max(initial=-1) + 1
+        if real:
+            x = np.where(mask[b, :real, None, None], v[b, :real], 0)
+            spectrum = np.fft.fft2(x.reshape(real, -1), norm="ortho")
+            out[b, :real] = spectrum.real.reshape(x.shape)
+    return out
+
+
+CASE = Case(formula, weighted=False)
 
 
 def _reference(x: np.ndarray, norm: str) -> np.ndarray:

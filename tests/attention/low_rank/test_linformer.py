@@ -9,7 +9,56 @@ import pytest
 
 from lra_jax import attention
 
-from ..mechanisms import LENGTH, E, F, assert_close, fast_jit, inputs, jitted
+from .. import dense
+from ..mechanisms import (
+    LENGTH,
+    Case,
+    assert_close,
+    assert_rejects,
+    fast_jit,
+    inputs,
+    jitted,
+    run,
+    weights,
+)
+
+_rng = np.random.default_rng(5)
+E = _rng.normal(size=(6, LENGTH)).astype("float32") / 2
+F = _rng.normal(size=(6, LENGTH)).astype("float32") / 2
+
+
+def formula(q, k, v, mask=None, *, key_projection, value_projection) -> np.ndarray:
+    """The linear projection: slots are sums over the visible positions."""
+    heads = q.shape[2]
+    mask = np.ones(k.shape[:2], bool) if mask is None else np.asarray(mask)
+    e, f = (np.asarray(x, np.float64) for x in (key_projection, value_projection))
+    e, f = (np.broadcast_to(x, (heads, *x.shape[-2:])) for x in (e, f))
+    out = np.zeros((*q.shape[:3], v.shape[-1]))
+    for b in range(q.shape[0]):
+        where = np.flatnonzero(mask[b])
+        for n in range(heads):
+            kn, vn = n * k.shape[2] // heads, n * v.shape[2] // heads
+            keys = e[n][:, where] @ np.asarray(k, np.float64)[b, where, kn]
+            values = f[n][:, where] @ np.asarray(v, np.float64)[b, where, vn]
+            logits = np.asarray(q, np.float64)[b, :, n] @ keys.T
+            out[b, :, n] = dense.row_softmax(logits / np.sqrt(q.shape[-1])) @ values
+    return out
+
+
+def pooled(q, k, v, window, kind, mask=None) -> np.ndarray:
+    """Mean or max over the visible positions of each window that has any."""
+    reduce = {"mean": np.mean, "max": np.max}[kind]
+
+    def head(q, k, v, where):
+        groups = [where // window == slot for slot in np.unique(where // window)]
+        keys = np.stack([reduce(k[group], axis=0) for group in groups])
+        values = np.stack([reduce(v[group], axis=0) for group in groups])
+        return dense.row_softmax(q @ keys.T / np.sqrt(q.shape[-1])) @ values
+
+    return dense.each_head(q, k, v, mask, head)
+
+
+CASE = Case(formula, {"key_projection": E, "value_projection": F}, unordered=("query",))
 
 MASK = np.array([[1, 1, 1, 1, 1, 0, 0], [0, 1, 0, 0, 1, 1, 0], [0] * 7], bool)
 
@@ -133,3 +182,111 @@ def test_linformer_parameters_of_the_other_projections() -> None:
     assert attention.linformer_parameters(key, projection="mean", **sizes) == {}
     wide = attention.linformer_parameters(key, **sizes | {"features": 256})
     assert wide["key_projection"].shape == (10, 10)
+
+
+@pytest.mark.parametrize("kind", ["mean", "max"])
+def test_pooled_linformer_with_padding_and_a_short_last_window(kind: str) -> None:
+    q, k, v = inputs(10, batch=3, query_length=5)
+    got = fast_jit(
+        lambda *a: attention.linformer_attention(
+            *a[:3], mask=a[3], projection=kind, window=3
+        )
+    )(q, k, v, MASK)
+    assert_close(got, pooled(q, k, v, 3, kind, MASK))
+
+
+Q, K, V = inputs(2, query_length=5)
+KERNEL = np.ones((3, 4, 4), "float32")
+
+
+def test_linformer_refuses_causal_for_good() -> None:
+    for call in (
+        lambda: run("linformer")(K, K, V, is_causal=True),
+        lambda: weights("linformer")(K, K, is_causal=True),
+    ):
+        assert_rejects(
+            call, "is_causal: expected False, got True", "mixes all positions"
+        )
+
+
+@pytest.mark.parametrize(
+    ("keywords", "parts"),
+    [
+        ({}, ("key_projection: expected an array", "None")),
+        ({"key_projection": E[:, :6]}, ("at least S=7 columns", "(6, 6)", "longer")),
+        ({"key_projection": E[0]}, ("[K, L] or [N, K, L] with N=2", "(16,)")),
+        ({"key_projection": np.stack([E] * 3)}, ("N=2", "(3, 6, 16)")),
+        (
+            {"key_projection": E, "value_projection": F[:5]},
+            ("value_projection: expected 6 slots", "(5, 16)"),
+        ),
+        (
+            {"key_projection": E, "value_projection": F[:, :4]},
+            ("value_projection: expected at least S=7", "(6, 4)"),
+        ),
+        (
+            {"key_projection": E, "key_bias": np.ones(5, "float32")},
+            ("key_bias: expected [K]=(6,) or [N, K]=(2, 6)", "(5,)"),
+        ),
+        ({"key_projection": E, "window": 3}, ("window: expected None", "got 3")),
+        ({"projection": "fft"}, ("projection: expected one of", "'fft'")),
+        ({"projection": "mean"}, ("window: expected a positive int", "got None")),
+        ({"projection": "max", "window": 0}, ("window: expected", "got 0")),
+        (
+            {"projection": "mean", "window": 3, "key_projection": E},
+            ("key_projection: expected None", "no parameters"),
+        ),
+        (
+            {"projection": "mean", "window": 3, "key_bias": np.ones(4)},
+            ("key_bias", "expected None"),
+        ),
+        (
+            {"projection": "convolution", "key_projection": E},
+            ("key_projection: expected a convolution kernel", "H=4", "(6, 16)"),
+        ),
+        (
+            {
+                "projection": "convolution",
+                "key_projection": KERNEL,
+                "value_projection": KERNEL[:2],
+            },
+            ("value_projection: expected 3 positions a window", "(2, 4, 4)"),
+        ),
+        (
+            {
+                "projection": "convolution",
+                "key_projection": KERNEL,
+                "key_bias": np.ones(3),
+            },
+            ("key_bias: expected [H]=(4,)", "(3,)"),
+        ),
+    ],
+)
+def test_projections_that_do_not_fit(keywords: dict, parts: tuple) -> None:
+    assert_rejects(lambda: attention.linformer_attention(Q, K, V, **keywords), *parts)
+
+
+@pytest.mark.parametrize("projection", ["convolution", "max"])
+def test_linformer_weights_need_sums_over_positions(projection: str) -> None:
+    assert_rejects(
+        lambda: attention.linformer_weights(Q, K, projection=projection),
+        "projection: expected 'linear' or 'mean'",
+        repr(projection),
+    )
+
+
+@pytest.mark.parametrize(
+    ("keywords", "parts"),
+    [
+        ({"max_length": 0}, ("max_length: expected a positive int", "got 0")),
+        ({"features": -1}, ("features: expected a positive int", "got -1")),
+        ({"sharing": "blockwise"}, ("sharing: expected one of", "'blockwise'")),
+        ({"projection": "fft"}, ("projection: expected one of", "'fft'")),
+    ],
+)
+def test_parameters_that_do_not_fit(keywords: dict, parts: tuple) -> None:
+    sizes = {"max_length": 8, "num_heads": 2, "head_dim": 4}
+    key = np.zeros(2, "uint32")
+    assert_rejects(
+        lambda: attention.linformer_parameters(key, **sizes | keywords), *parts
+    )

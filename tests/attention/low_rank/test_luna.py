@@ -11,8 +11,45 @@ from flax import nnx
 from lra_jax import attention
 from lra_jax.models import MultiHeadAttention, TransformerEncoder
 
-from ..mechanisms import SMALL, assert_close, fast_jit, inputs, keywords
-from ..softmax import grouping
+from .. import dense
+from ..mechanisms import SMALL, Case, assert_close, fast_jit, inputs, keywords
+
+
+def memory(heads: int, head_dim: int) -> np.ndarray:
+    rng = np.random.default_rng(head_dim)
+    return rng.normal(size=(1, 3, heads, head_dim)).astype("float32")
+
+
+def formula(q, k, v, mask=None, causal=False, *, memory) -> np.ndarray:
+    """Packed by the memory and unpacked; causal by means over what was seen."""
+    out = np.zeros((*q.shape[:3], v.shape[-1]))
+    scale = q.shape[-1] ** -0.5
+    for (b, n), queries, keys, values, real in dense.samples(q, k, v, mask):
+        slots = np.asarray(memory, np.float64)[b % len(memory), :, n]
+        where = np.flatnonzero(real)
+        scores = slots @ keys[where].T * scale
+        if not causal:
+            if where.size:
+                packed = dense.row_softmax(scores)
+                unpack = dense.row_softmax(queries @ (packed @ keys[where]).T * scale)
+                out[b, :, n] = unpack @ packed @ values[where]
+            continue
+        pack = np.where(scores > 0, scores + 1, np.exp(np.minimum(scores, 0)))
+        for i, x in enumerate(queries):
+            seen = where <= i
+            if seen.any():
+                past = pack[:, seen] / seen.sum()
+                unpack = dense.row_softmax(past @ keys[where[seen]] @ x * scale)
+                out[b, i, n] = unpack @ past @ values[where[seen]]
+    return out
+
+
+CASE = Case(
+    formula,
+    lambda heads, head_dim: {"memory": memory(heads, head_dim)},
+    mean=True,
+    unordered=("query", "key"),
+)
 
 MASK = np.array([[1, 1, 1, 1, 1, 0, 0], [0, 1, 0, 0, 1, 1, 0], [0] * 7], bool)
 
@@ -32,7 +69,7 @@ def test_causal() -> None:
         return jax.grad(loss, has_aux=True)(arrays)
 
     gradients, out = both(arrays)
-    wanted = grouping.luna(*arrays, MASK, True, **keywords("luna", 2, 4))
+    wanted = formula(*arrays, MASK, True, **keywords("luna", 2, 4))
     assert_close(out, wanted)
     alone = fast_jit(call)(*(x[:, :5] for x in arrays), mask=MASK[:, :5])
     assert_close(out[:, :5], alone, 1e-6)

@@ -14,15 +14,13 @@ from lra_jax.attention.causal.sums import Chunking
 
 from ..mechanisms import (
     LENGTH,
-    RECURRENT,
     STREAMS,
     assert_close,
     causal,
     causal_formula,
-    cuts,
     fast_jit,
     inputs,
-    keywords,
+    prefill,
 )
 
 
@@ -52,25 +50,23 @@ def _cases(draw) -> dict[str, Any]:
 
 
 # Those with gates take one array more for each position.
-@pytest.mark.parametrize("name", [x for x in STREAMS if x not in RECURRENT])
+@pytest.mark.parametrize(
+    "name", [x for x in STREAMS if not attention.MECHANISMS[x].gates]
+)
 @settings(max_examples=3, deadline=None, derandomize=True, database=None)
 @given(case=_cases())
 def test_odd_shapes(name: str, case: dict[str, Any]) -> None:
     q, k, v = inputs(1, **case["shape"])
     mask, prompt = case["mask"], case["prompt"]
-    prefill = functools.partial(getattr(attention, f"{name}_prefill"))
-    options = cuts(name, case["chunking"])
-    own = keywords(name, *q.shape[2:])
-    start = own | ({"max_length": LENGTH} if name == "softmax" else {})
-    later = {} if name == "cosformer" else own
+    start = functools.partial(prefill, name, chunking=case["chunking"])
 
     @fast_jit
     def both(*arrays):
         whole = causal(name, chunking=case["chunking"])(*arrays, mask)
         # The prompt is real throughout: what follows stands right behind it.
-        first, state = prefill(*(x[:, :prompt] for x in arrays), **start, **options)
+        first, state = start(*(x[:, :prompt] for x in arrays))
         rest = [x[:, prompt:] for x in arrays]
-        parts = [first, prefill(*rest, state=state, **later, **options)[0]]
+        parts = [first, start(*rest, state=state)[0]]
         alone = causal(name, chunking=Chunking())(*arrays)
         return whole, jnp.concatenate(parts, 1), alone
 

@@ -12,9 +12,9 @@ from lra_jax.attention.causal.sums import Chunking
 
 from ..mechanisms import (
     LENGTH,
-    RECURRENT,
     STREAMS,
     assert_close,
+    case,
     causal,
     causal_formula,
     fast_jit,
@@ -38,13 +38,11 @@ def test_half_precision(name: str) -> None:
 @pytest.mark.parametrize("name", STREAMS)
 def test_float16_sums_do_not_overflow(name: str) -> None:
     ones = jnp.full((1, 2048, 1, 64), 4, "float16")
-    more = {"cosformer": {"max_length": 2048}, "lightning": {"norm": "rms"}}
-    more |= {"retention": {"norm": "rms", "rotate": False}, "norm": {"norm": "rms"}}
-    more |= {name: {"norm": "rms"} for name in RECURRENT}
-    out = fast_jit(causal(name, chunking=None, **more.get(name, {})))(ones, ones, ones)
+    level = case(name).level
+    out = fast_jit(causal(name, chunking=None, **level or {}))(ones, ones, ones)
     assert np.isfinite(np.asarray(out, "float32")).all()
-    if name != "flow":
-        wanted = 1 if "norm" in more.get(name, {}) else 4
+    if level is not None:
+        wanted = 1 if "norm" in level else 4
         assert_close(out, wanted * np.ones(out.shape), 1e-2)
 
 
@@ -68,7 +66,7 @@ def test_vmap_and_checkpoint(name: str) -> None:
         return jax.grad(lambda a: jnp.sin(causal(name)(*a)).sum())(arrays)
 
     wanted = alone(inputs(13))
-    jax.tree.map(assert_close, tuple(x[1] for x in gradients), tuple(wanted))
+    assert_close(tuple(x[1] for x in gradients), tuple(wanted))
 
 
 @pytest.mark.parametrize("name", STREAMS)
@@ -93,7 +91,7 @@ def test_on_two_devices(name: str, kind: str, spec: tuple) -> None:
     else:
         keywords = {"in_specs": (specs,), "out_specs": specs, "mesh": mesh}
         found = fast_jit(jax.shard_map(jax.grad(loss), **keywords))(arrays)
-    jax.tree.map(assert_close, tuple(found), _slopes(name))
+    assert_close(tuple(found), _slopes(name))
 
 
 @functools.cache

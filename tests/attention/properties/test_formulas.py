@@ -9,26 +9,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lra_jax import attention
-
-from .. import reference
 from ..mechanisms import (
     LENGTH,
     NAMES,
-    RECURRENT,
-    WEIGHTED,
     assert_close,
+    case,
     fast_jit,
     formula,
+    having,
     inputs,
     jitted,
+    matrix,
     queries,
     run,
     unnormed,
     weights,
 )
-
-pytestmark = pytest.mark.slow
 
 # Padded, scattered, nothing visible.
 MASK = np.array([[1, 1, 1, 1, 1, 0, 0], [0, 1, 0, 0, 1, 1, 0], [0] * 7], bool)
@@ -48,24 +44,22 @@ def test_more_queries_than_keys_and_grouped_heads(name: str) -> None:
     assert_close(jitted(name)(q, k, v), formula(name)(q, k, v))
 
 
-@pytest.mark.parametrize("name", WEIGHTED)
-def test_weights_times_values_is_the_output(name: str) -> None:
+@pytest.mark.parametrize("name", having("weighted"))
+def test_weights_are_those_of_the_formula_and_make_the_output(name: str) -> None:
     rows = queries(name, 5)
     q, k, v = inputs(3, batch=3, query_length=rows, heads=4, key_heads=1)
 
     @fast_jit
     def both(q, k, v):
-        matrix = weights(name)(q, k, MASK)
-        values = jnp.repeat(v, 4, axis=2)
-        product = jnp.einsum("bnts,bsnh->btnh", matrix, values)
-        return matrix, product, run(name)(q, k, v, MASK, **unnormed(name))
+        given = weights(name)(q, k, MASK)
+        product = jnp.einsum("bnts,bsnh->btnh", given, jnp.repeat(v, 4, axis=2))
+        return given, product, run(name)(q, k, v, MASK, **unnormed(name))
 
-    matrix, product, out = both(q, k, v)
-    assert matrix.shape == (3, 4, rows, 7)
+    given, product, out = both(q, k, v)
+    assert_close(given, matrix(formula(name), q, k, MASK, **unnormed(name)))
     assert_close(product, out)
-    assert not np.asarray(matrix)[
-        ~np.broadcast_to(MASK[:, None, None], matrix.shape)
-    ].any()
+    hidden = np.broadcast_to(~MASK[:, None, None], given.shape)
+    assert not np.asarray(given)[hidden].any()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -118,54 +112,6 @@ def test_mixed_dtypes_follow_the_query(name: str) -> None:
     assert_close(got, formula(name)(q, k, v), 2e-2)
 
 
-def test_causal_softmax_with_padding_on_both_sides() -> None:
-    q, k, v = inputs(7, batch=3)
-    got = fast_jit(lambda *a: attention.softmax_attention(*a, is_causal=True))
-    assert_close(got(q, k, v, MASK), reference.softmax(q, k, v, MASK, causal=True))
-
-
-def test_softmax_takes_a_mask_of_pairs() -> None:
-    q, k, v = inputs(8)
-    pairs = np.tri(7, dtype=bool)[None, None]
-    got = attention.softmax_attention(q, k, v, pairs)
-    assert_close(got, reference.softmax(q, k, v, causal=True))
-
-
-@pytest.mark.parametrize("clip", [1.0, None])
-def test_flow_with_a_query_mask(clip: float | None) -> None:
-    q, k, v = inputs(9, batch=3, query_length=5, value_dim=3)
-    rows = np.array([[1, 1, 1, 1, 0], [1, 0, 1, 0, 0], [0] * 5], bool)
-    got = fast_jit(run("flow"), static_argnames="clip")(
-        q, k, v, MASK, query_mask=rows, clip=clip
-    )
-    wanted = reference.flow(q, k, v, MASK, rows, clip)
-    assert_close(got, wanted)
-    assert not np.asarray(got)[~rows].any()
-
-
-@pytest.mark.parametrize("kind", ["mean", "max"])
-def test_pooled_linformer_with_padding_and_a_short_last_window(kind: str) -> None:
-    q, k, v = inputs(10, batch=3, query_length=5)
-    got = fast_jit(
-        lambda *a: attention.linformer_attention(
-            *a[:3], mask=a[3], projection=kind, window=3
-        )
-    )(q, k, v, MASK)
-    assert_close(got, reference.linformer_pooled(q, k, v, 3, kind, MASK))
-
-
-def test_cosformer_with_one_length_a_sample() -> None:
-    q, k, v = inputs(11, batch=3)
-    lengths = np.array([7, 4, 0], "int32")
-    got = fast_jit(attention.cosformer_attention)(q, k, v, max_length=lengths)
-    for row, length in enumerate(lengths[:2]):
-        alone = [x[row : row + 1, :length] for x in (q, k, v)]
-        wanted = np.zeros_like(got[row : row + 1])
-        wanted[:, :length] = reference.cosformer(*alone)
-        assert_close(got[row : row + 1], wanted)
-    assert not np.asarray(got[2]).any()
-
-
 @st.composite
 def _odd_shapes(draw):
     heads = draw(st.sampled_from([1, 3]))
@@ -192,21 +138,19 @@ def _odd_shapes(draw):
 
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=4, deadline=None, derandomize=True, database=None)
-@given(case=_odd_shapes())
-def test_odd_shapes(name: str, case) -> None:
-    shape, mask, seed = case
-    if name in ("retention", "flash"):  # their columns turn in pairs
+@given(drawn=_odd_shapes())
+def test_odd_shapes(name: str, drawn) -> None:
+    shape, mask, seed = drawn
+    if case(name).paired:
         shape = shape | {"head_dim": shape["head_dim"] + 1}
     shape["query_length"] = queries(name, shape["query_length"], shape["length"])
     q, k, v = inputs(seed, **shape)
-    if name in RECURRENT:  # of one column, a norm leaves nothing but a sign
-        given = {"norm": None}
-        got = _without_norm(name)(q, k, v, mask)
-    else:
-        given, got = {}, jitted(name)(q, k, v, mask)
+    # Of one column, a norm leaves nothing but a sign.
+    given = unnormed(name)
+    got = _unnormed(name)(q, k, v, mask)
     assert_close(got, formula(name)(q, k, v, mask, **given))
 
 
 @functools.cache
-def _without_norm(name: str):
-    return fast_jit(functools.partial(run(name), norm=None))
+def _unnormed(name: str):
+    return fast_jit(functools.partial(run(name), **unnormed(name)))

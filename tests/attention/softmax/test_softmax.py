@@ -3,6 +3,7 @@
 import functools
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,11 +13,35 @@ from hypothesis import strategies as st
 
 from lra_jax import attention
 
-from .. import reference
-from ..mechanisms import assert_close, fast_jit, inputs, largest_array
+from .. import dense
+from ..mechanisms import LENGTH, Case, assert_close, fast_jit, inputs, largest_array
+
+
+def formula(q, k, v, mask=None, causal=False) -> np.ndarray:
+    def head(q, k, v, where):
+        logits = q @ k.T / np.sqrt(q.shape[-1])
+        if not causal:
+            return dense.row_softmax(logits) @ v
+        out = np.zeros((len(q), v.shape[-1]))
+        for i in range(len(q)):
+            seen = where <= i
+            if seen.any():
+                out[i] = dense.row_softmax(logits[i, seen]) @ v[seen]
+        return out
+
+    return dense.each_head(q, k, v, mask, head)
+
+
+CASE = Case(
+    formula,
+    cache={"max_length": LENGTH},
+    mean=True,
+    pair_masks=True,
+    unordered=("query", "key"),
+)
 
 blocks = functools.partial(attention.softmax_attention, implementation="blocks")
-dense = functools.partial(attention.softmax_attention, implementation="dense")
+whole = functools.partial(attention.softmax_attention, implementation="dense")
 
 
 @st.composite
@@ -50,7 +75,7 @@ def test_blocks_are_the_dense_form(case) -> None:
             return jnp.sin(out).sum(), out
 
         call = jax.value_and_grad(loss, has_aux=True)
-        return call(arrays, blocks, block=block), call(arrays, dense)
+        return call(arrays, blocks, block=block), call(arrays, whole)
 
     ((_, out), slopes), ((_, wanted), gradients) = each(inputs(1, **shape))
     assert_close(out, wanted, 1e-6)
@@ -65,7 +90,7 @@ def test_against_the_formula() -> None:
     mask = np.array([[1, 1, 1, 1, 1, 0, 0], [0, 1, 0, 0, 1, 1, 0], [0] * 7], bool)
     q, k = 30 * q, 30 * k  # beyond the range of exp without the largest score
     out = np.asarray(fast_jit(functools.partial(blocks, block=3))(q, k, v, mask))
-    assert_close(out, reference.softmax(q, k, v, mask), 2e-5)
+    assert_close(out, formula(q, k, v, mask), 2e-5)
     assert not out[2].any(), "a row without visible keys is exactly zero"
 
 
@@ -81,9 +106,9 @@ def test_gradients_of_gradients() -> None:
             return sum(jnp.sin(x).sum() for x in jax.grad(loss)(arrays))
 
         call = jax.grad(slope)
-        return call(arrays, blocks, block=3), call(arrays, dense)
+        return call(arrays, blocks, block=3), call(arrays, whole)
 
-    jax.tree.map(assert_close, *both(arrays))
+    assert_close(*both(arrays))
 
 
 @pytest.mark.parametrize("is_causal", [True, False], ids=["causal", "all"])
@@ -181,7 +206,7 @@ def test_what_padding_holds_stays_out_of_the_cache() -> None:
     spoilt = [np.where(mask[:, :, None, None], x, np.nan) for x in (k, v)]
     call = fast_jit(functools.partial(attention.softmax_prefill, max_length=9))
     found, wanted = call(q, *spoilt, mask), call(q, k, v, mask)
-    jax.tree.map(np.testing.assert_array_equal, found, wanted)
+    chex.assert_trees_all_equal(found, wanted)
 
 
 def test_steps_from_an_empty_state() -> None:
@@ -208,7 +233,7 @@ def test_beyond_the_length() -> None:
         attention.softmax_prefill(q, k, v, state=state)
     # Where the position is not known: what is held stays, and nothing is added.
     out, after = fast_jit(attention.softmax_step)(state, *one)
-    jax.tree.map(np.testing.assert_array_equal, after[:3], state[:3])
+    chex.assert_trees_all_equal(after[:3], state[:3])
     wanted = dense(q[:, :1], *(np.concatenate([x, x[:, :1]], 1) for x in (k, v)))
     assert_close(out, wanted[:, 0], 1e-6)
 
@@ -239,3 +264,27 @@ def test_states_that_do_not_fit() -> None:
     _rejects(lambda: both(q, k, v), "max_length: expected None with a state")
     pairs = np.ones((1, 1, 7, 7), bool)
     _rejects(lambda: call(q, k, v, pairs, max_length=9), "mask:", "one set of keys")
+
+
+def test_causal_softmax_with_padding_on_both_sides() -> None:
+    q, k, v = inputs(7, batch=3)
+    mask = np.array([[1, 1, 1, 1, 1, 0, 0], [0, 1, 0, 0, 1, 1, 0], [0] * 7], bool)
+    got = fast_jit(lambda *a: attention.softmax_attention(*a, is_causal=True))
+    assert_close(got(q, k, v, mask), formula(q, k, v, mask, causal=True))
+
+
+def test_softmax_takes_a_mask_of_pairs() -> None:
+    q, k, v = inputs(8)
+    pairs = np.tri(7, dtype=bool)[None, None]
+    got = attention.softmax_attention(q, k, v, pairs)
+    assert_close(got, formula(q, k, v, causal=True))
+
+
+def test_every_pair_of_softmax_may_be_masked_by_head() -> None:
+    q, k, v = inputs(1, heads=2)
+    mask = np.ones((1, 2, 1, 7), bool)
+    mask[0, 0, 0, 3:] = False
+    got = attention.softmax_attention(q, k, v, mask)
+    short = attention.softmax_attention(q, k[:, :3], v[:, :3])
+    assert_close(got[:, :, 0], short[:, :, 0])
+    assert_close(got[:, :, 1], attention.softmax_attention(q, k, v)[:, :, 1])

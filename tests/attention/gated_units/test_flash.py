@@ -1,0 +1,11 @@
+"""The formula of the unit; `test_gated` has its tests beside the common ones."""
+
+from ..mechanisms import Case
+from . import units
+
+CASE = Case(
+    units.flash,
+    lambda *sizes: units.arrays(4, *sizes) | {"chunk": 3},
+    signed=True,
+    paired=True,
+)

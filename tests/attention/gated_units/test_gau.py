@@ -1,0 +1,6 @@
+"""The formula of the unit; `test_gated` has its tests beside the common ones."""
+
+from ..mechanisms import Case
+from . import units
+
+CASE = Case(units.gau, lambda *sizes: units.arrays(2, *sizes))

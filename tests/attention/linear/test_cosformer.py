@@ -1,0 +1,162 @@
+"""cosFormer: its formula, its lengths M, and what is exactly zero."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lra_jax import attention
+
+from .. import dense
+from ..mechanisms import (
+    LENGTH,
+    Case,
+    assert_close,
+    assert_rejects,
+    causal,
+    fast_jit,
+    init,
+    inputs,
+    jitted,
+    jitted_causal,
+    prefill,
+    run,
+    steps,
+    weights,
+)
+
+MASK = np.array([[1, 1, 1, 1, 1, 0, 0], [0, 1, 0, 0, 1, 1, 0], [0] * 7], bool)
+
+
+def formula(q, k, v, mask=None, max_length=None, eps=1e-6, causal=False) -> np.ndarray:
+    longest = max(q.shape[1], k.shape[1]) if max_length is None else max_length
+
+    def head(q, k, v, where):
+        distance = np.arange(len(q))[:, None] - where[None]
+        scores = np.maximum(q, 0) @ np.maximum(k, 0).T
+        scores = scores * np.cos(np.pi / 2 * distance / longest)
+        scores = scores * dense.seen(len(q), where, causal)
+        return scores @ v / np.maximum(scores.sum(-1, keepdims=True), eps)
+
+    return dense.each_head(q, k, v, mask, head)
+
+
+CASE = Case(formula, {"max_length": LENGTH}, mean=True, level={"max_length": 2048})
+
+
+def test_cosformer_sees_only_differences_of_positions() -> None:
+    q, k, v = inputs(3)
+    shift = LENGTH - 7
+
+    def moved(x: np.ndarray) -> np.ndarray:
+        return np.pad(x, [(0, 0), (shift, 0), (0, 0), (0, 0)])
+
+    mask = np.arange(LENGTH)[None] >= shift
+    call = jitted("cosformer")
+    later = call(moved(q), moved(k), moved(v), mask)
+    assert_close(later[:, shift:], call(q, k, v))
+
+
+def test_cosformer_with_a_long_max_length_is_linear_attention() -> None:
+    q, k, v = inputs(4)
+
+    @fast_jit
+    def both(*a):
+        distant = attention.cosformer_attention(*a, max_length=10**6)
+        return distant, attention.linear_attention(*a, feature_map="relu")
+
+    assert_close(*both(q, k, v), 1e-4)
+
+
+def test_cosformer_with_one_length_a_sample() -> None:
+    q, k, v = inputs(11, batch=3)
+    lengths = np.array([7, 4, 0], "int32")
+    got = fast_jit(attention.cosformer_attention)(q, k, v, max_length=lengths)
+    for row, length in enumerate(lengths[:2]):
+        alone = [x[row : row + 1, :length] for x in (q, k, v)]
+        wanted = np.zeros_like(got[row : row + 1])
+        wanted[:, :length] = formula(*alone)
+        assert_close(got[row : row + 1], wanted)
+    assert not np.asarray(got[2]).any()
+
+
+def test_cosformer_with_one_length_a_sample_causal() -> None:
+    q, k, v = inputs(16, batch=3)
+    lengths = np.array([7, 4, 0], "int32")
+    got = np.asarray(jitted_causal("cosformer")(q, k, v, max_length=lengths))
+    for row, length in enumerate(lengths[:2]):
+        alone = [x[row : row + 1, :length] for x in (q, k, v)]
+        wanted = np.zeros_like(got[row : row + 1])
+        wanted[:, :length] = formula(*alone, causal=True)
+        assert_close(got[row : row + 1], wanted)
+    assert not got[2].any()
+
+
+def test_relu_features_ignore_the_scale_of_queries() -> None:
+    q, k, v = inputs(17)
+    call = jitted("cosformer")
+    assert_close(call(9 * q, k, v), call(q, k, v))
+
+
+@pytest.mark.parametrize("form", [run, causal], ids=["whole", "causal"])
+def test_dead_rows_are_exactly_zero(form) -> None:
+    q, k, v = inputs(24, batch=3)
+
+    @fast_jit
+    def both(*arrays):
+        out, pullback = jax.vjp(lambda *a: form("cosformer")(*a, MASK), *arrays)
+        return out, pullback(jnp.ones_like(out))
+
+    for change in (lambda x: -np.abs(x), np.zeros_like):
+        for array in jax.tree.leaves(both(change(q), change(k), v)):
+            assert not np.asarray(array).any()
+
+
+def test_cosformer_beyond_its_length() -> None:
+    """Raises where the position is known; else it counts as the last one."""
+    q, k, v = inputs(10, query_length=LENGTH, length=LENGTH)
+    _, state = fast_jit(functools.partial(prefill, "cosformer"))(q, k, v)
+    one = (q[:, 0], k[:, 0], v[:, 0])
+    with pytest.raises(ValueError, match=f"max_length: expected at least {LENGTH + 1}"):
+        attention.cosformer_step(state, *one)
+    with pytest.raises(ValueError, match="max_length"):
+        prefill("cosformer", q, k, v, state=state)
+    more = [np.concatenate([x, x, x], 1) for x in (q, k, v)]
+    out, state = fast_jit(functools.partial(steps, "cosformer"))(state, *more)
+    assert np.isfinite(np.asarray(out)).all()
+    assert (np.asarray(state.position) == 4 * LENGTH).all()
+    # Weights stay positive: the outputs are means of the values, up to rounding.
+    low, high = (f(v, axis=1, keepdims=True) for f in (np.min, np.max))
+    assert (out > low - 1e-4).all() and (out < high + 1e-4).all()
+
+
+def test_cosformer_needs_its_length_from_the_start() -> None:
+    q, k, v = inputs(12)
+    call = attention.cosformer_prefill
+    assert_rejects(
+        lambda: call(q, k, v), "max_length: expected an int of at least 7", "None"
+    )
+    assert_rejects(lambda: call(q, k, v, max_length=6), "at least 7", "got 6")
+    state = init("cosformer", 2, 2, 4)
+    call = functools.partial(call, state=state, max_length=16)
+    assert_rejects(lambda: call(q, k, v), "max_length: expected None with a state")
+    create = attention.cosformer_init
+    assert_rejects(lambda: create(1, 1, 1, max_length=0), "int of at least 1", "got 0")
+
+
+@pytest.mark.parametrize(
+    ("options", "parts"),
+    [
+        ({"max_length": 6}, ("at least max(T, S)=7", "got 6")),
+        ({"max_length": np.ones(2)}, ("[B]=(2,)", "float")),
+        ({"max_length": np.ones(3, int)}, ("[B]=(2,)", "(3,)")),
+        ({"max_length": 7.5}, ("an int, None or", "float")),
+        ({"denominator": "none"}, ("'clamp' or 'add'", "'none'")),
+    ],
+)
+def test_options_that_do_not_fit(options: dict, parts: tuple) -> None:
+    q, k, v = inputs(2, query_length=5)
+    assert_rejects(lambda: run("cosformer")(q, k, v, **options), *options, *parts)
+    assert_rejects(lambda: weights("cosformer")(q, k, **options), *options, *parts)

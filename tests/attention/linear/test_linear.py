@@ -1,0 +1,61 @@
+"""The Linear Transformer: its formula, and feature maps of one's own."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lra_jax import attention
+
+from .. import dense
+from ..mechanisms import (
+    Case,
+    assert_close,
+    assert_rejects,
+    causal,
+    fast_jit,
+    init,
+    inputs,
+    run,
+    steps,
+    weights,
+)
+
+
+def formula(q, k, v, mask=None, eps=1e-6, causal=False) -> np.ndarray:
+    def head(q, k, v, where):
+        scores = dense.elu(q) @ dense.elu(k).T * dense.seen(len(q), where, causal)
+        return scores @ v / (scores.sum(-1, keepdims=True) + eps)
+
+    return dense.each_head(q, k, v, mask, head)
+
+
+CASE = Case(formula, mean=True, unordered=("query", "key"))
+
+
+def test_features_of_another_width() -> None:
+    def wide(x):
+        return jnp.concatenate([jax.nn.relu(x), jax.nn.relu(-x)], -1)
+
+    arrays = inputs(9)
+    options = {"feature_map": wide}
+    state = init("linear", 2, 2, 4, **options)
+    assert state.sums.summary.shape == (2, 2, 8, 4)
+    out = fast_jit(functools.partial(steps, "linear", **options))(state, *arrays)[0]
+    assert out.shape == (2, 7, 2, 4)
+    assert_close(out, fast_jit(causal("linear", **options))(*arrays))
+
+
+def test_relu_features_ignore_the_scale_of_queries() -> None:
+    q, k, v = inputs(17)
+    call = fast_jit(functools.partial(attention.linear_attention, feature_map="relu"))
+    assert_close(call(9 * q, k, v), call(q, k, v))
+
+
+def test_options_that_do_not_fit() -> None:
+    q, k, v = inputs(2, query_length=5)
+    options = {"feature_map": "gelu"}
+    parts = ("feature_map", "'elu', 'relu'", "'gelu'")
+    assert_rejects(lambda: run("linear")(q, k, v, **options), *parts)
+    assert_rejects(lambda: weights("linear")(q, k, **options), *parts)

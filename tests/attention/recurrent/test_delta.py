@@ -1,0 +1,14 @@
+"""The formula and its gates; `test_recurrence` has tests beside the common ones."""
+
+import functools
+
+from ..mechanisms import Case
+from . import formulas
+
+CASE = Case(
+    formulas.delta,
+    gates=functools.partial(formulas.gates, "delta"),
+    signed=True,
+    normalised=True,
+    level={"norm": "rms"},
+)

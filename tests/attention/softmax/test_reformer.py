@@ -1,0 +1,156 @@
+"""Reformer: its hashes and chunks, its gradients, and what it refuses."""
+
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lra_jax import attention
+
+from .. import dense
+from ..mechanisms import (
+    Case,
+    assert_close,
+    assert_rejects,
+    fast_jit,
+    inputs,
+    jitted,
+    largest_array,
+)
+
+
+def formula(
+    q, k, v, mask=None, *, chunk, num_buckets, num_hashes=2, seed=0
+) -> np.ndarray:
+    """Position by position; hidden ones do not exist."""
+    out = np.zeros((*q.shape[:3], v.shape[-1]))
+    rng = np.random.default_rng(seed)
+    rotations = rng.normal(size=(num_hashes, q.shape[3], num_buckets // 2))
+    for (b, n), queries, _, values, real in dense.samples(q, k, v, mask):
+        where = np.flatnonzero(real)
+        x, values = queries[where], values[where]
+        met = np.zeros((len(x), len(x)), bool)
+        for rotation in rotations:
+            turned = x @ rotation
+            bucket = np.concatenate([turned, -turned], -1).argmax(-1)
+            places = sorted(range(len(x)), key=lambda i: (bucket[i], i))
+            number = {i: place // chunk for place, i in enumerate(places)}
+            for i in range(len(x)):
+                for j in range(len(x)):
+                    near = number[i] - number[j] in (0, 1)
+                    met[i, j] |= bucket[i] == bucket[j] and near
+        np.fill_diagonal(met, False)
+        np.fill_diagonal(met, ~met.any(-1))
+        keys = x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-30)
+        out[b, where, n] = dense.masked_rows(
+            x @ keys.T / np.sqrt(x.shape[1]), met, values
+        )
+    return out
+
+
+CASE = Case(formula, {"chunk": 2, "num_buckets": 4}, mean=True)
+
+REFORMER = {"chunk": 4, "num_buckets": 6, "num_hashes": 3, "seed": 2}
+
+
+def test_reformer_over_many_chunks_with_padding_anywhere() -> None:
+    q, _, v = inputs(5, 3, query_length=50, length=50)
+    mask = np.stack([np.arange(50) < 37, np.arange(50) >= 20, np.arange(50) % 3 > 0])
+    run = functools.partial(attention.reformer_attention, **REFORMER)
+
+    @fast_jit
+    def both(q, v, garbage):
+        hidden = ~mask[:, :, None, None]
+        q, v = (jnp.where(hidden, garbage, x) for x in (q, v))
+        out, pullback = jax.vjp(lambda q, v: run(q, q, v, mask), q, v)
+        return out, pullback(jnp.cos(out))
+
+    out, gradients = both(q, v, 0.0)
+    assert_close(out, formula(q, q, v, mask, **REFORMER))
+    assert not np.asarray(out)[~mask].any()
+    for garbage in (1e6, np.nan):
+        chex.assert_trees_all_equal(both(q, v, garbage), (out, gradients))
+    for gradient in gradients:
+        assert not np.asarray(gradient)[~mask].any()
+        assert np.asarray(gradient)[mask].any()
+
+
+def test_reformer_gradients_match_finite_differences() -> None:
+    run = functools.partial(attention.reformer_attention, **REFORMER)
+
+    @fast_jit
+    def slope(q, v):
+        loss = lambda q, v: jnp.sin(run(q, q, v)).sum()  # noqa: E731
+        return jax.value_and_grad(loss, (0, 1))(q, v)
+
+    with jax.enable_x64(True):
+        shape = {"batch": 1, "query_length": 23, "length": 23}
+        (q, _, v), (dq, _, dv) = (
+            [x.astype("float64") for x in inputs(seed, **shape)] for seed in (6, 7)
+        )
+        step = 1e-6
+        ahead = slope(q + step * dq, v + step * dv)[0]
+        behind = slope(q - step * dq, v - step * dv)[0]
+        of_q, of_v = slope(q, v)[1]
+        wanted = (of_q * dq).sum() + (of_v * dv).sum()
+        assert abs((ahead - behind) / (2 * step) - wanted) < 1e-6 * abs(wanted) + 1e-8
+
+
+def test_reformer_alone_attends_to_itself() -> None:
+    """Of two opposite vectors each has a bucket of its own."""
+    q, _, v = inputs(8, 1, query_length=2, length=2, heads=1)
+    q[:, 1] = -q[:, 0]
+    keywords = {"chunk": 2, "num_buckets": 2}
+    run = fast_jit(lambda q, v: attention.reformer_attention(q, q, v, **keywords))
+    assert_close(run(q, v), v)
+    same = np.concatenate([q[:, :1], q[:, :1]], 1)
+    assert_close(run(same, v), v[:, ::-1])
+
+
+def test_reformer_takes_its_buckets_from_max_length() -> None:
+    q, k, v = inputs(9, query_length=10, length=10)
+    run = fast_jit(
+        functools.partial(attention.reformer_attention, chunk=2),
+        static_argnames=("max_length", "num_buckets"),
+    )
+    for more, count in (({}, 6), ({"max_length": 16}, 8), ({"max_length": 17}, 10)):
+        assert_close(run(q, k, v, **more), run(q, k, v, num_buckets=count), 1e-6)
+
+
+Q, K, V = inputs(10, query_length=5)
+
+
+@pytest.mark.parametrize(
+    ("given", "parts"),
+    [
+        ({"is_causal": True}, ("is_causal: expected False", "hashes")),
+        ({"chunk": 0}, ("chunk: expected a positive int", "got 0")),
+        ({"num_hashes": 0}, ("num_hashes: expected", "got 0")),
+        ({"num_buckets": 3}, ("num_buckets: expected an even", "got 3")),
+        ({"max_length": -2}, ("max_length: expected", "got -2")),
+        ({"seed": -1}, ("seed: expected an int of at least 0", "got -1")),
+    ],
+)
+def test_options_that_do_not_fit(given: dict, parts: tuple) -> None:
+    assert_rejects(lambda: attention.reformer_attention(K, K, V, **given), *parts)
+    assert_rejects(lambda: attention.reformer_weights(K, K, **given), *parts)
+
+
+def test_only_self_attention() -> None:
+    with pytest.raises(ValueError, match="key: expected the query's length T=5"):
+        jitted("reformer")(Q, K, V)
+    with pytest.raises(ValueError, match="by their positions"):
+        jitted("reformer")(K, K, V, np.ones((2, 1, 7, 7), bool))
+
+
+def test_no_array_grows_with_the_square() -> None:
+    def largest(length: int) -> int:
+        x = jax.ShapeDtypeStruct((1, length, 1, 4), jnp.float32)
+        call = functools.partial(attention.reformer_attention, num_buckets=16)
+        loss = jax.grad(lambda x: call(x, x, x).sum())
+        return largest_array(loss, x)
+
+    assert largest(4096) <= 4.01 * largest(1024)

@@ -1,0 +1,175 @@
+"""Sinkhorn attention: its sorting, its options, and what it refuses."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lra_jax import attention
+
+from .. import dense
+from ..mechanisms import (
+    LENGTH,
+    Case,
+    assert_close,
+    assert_rejects,
+    fast_jit,
+    inputs,
+    jitted,
+    keywords,
+    largest_array,
+)
+
+MASK = np.array([[1, 1, 1, 1, 1, 0, 0], [0, 1, 0, 0, 1, 1, 0], [0] * 7], bool)
+SIZES = {"max_length": LENGTH, "num_heads": 2, "head_dim": 4}
+
+
+def formula(
+    q,
+    k,
+    v,
+    mask=None,
+    *,
+    sort_kernel,
+    sort_bias=None,
+    block,
+    iterations=8,
+    temperature=0.75,
+) -> np.ndarray:
+    out = np.zeros((*q.shape[:3], v.shape[-1]))
+    for (b, n), queries, keys, values, real in dense.samples(q, k, v, mask):
+        sizes = [real[s : s + block].sum() for s in range(0, len(keys), block)]
+        live = np.flatnonzero(sizes)
+        if live.size == 0:
+            continue
+        fill = [(0, -len(keys) % block), (0, 0)]
+        keys_by_block = np.pad(keys, fill).reshape(-1, block, keys.shape[1])[live]
+        values_by_block = np.pad(values, fill).reshape(-1, block, values.shape[1])[live]
+        real_by_block = np.pad(real, fill[0]).reshape(-1, block)[live]
+        means = keys_by_block.sum(1) / np.array(sizes)[live, None]
+        scores = means @ np.asarray(sort_kernel, np.float64)[n][:, live]
+        if sort_bias is not None:
+            scores = scores + np.asarray(sort_bias, np.float64)[n, live]
+        sorting = np.exp(scores / temperature)
+        for _ in range(iterations):
+            sorting = sorting / sorting.sum(1, keepdims=True)
+            sorting = sorting / sorting.sum(0, keepdims=True)
+        for number, own in enumerate(live):
+            rows = slice(own * block, min((own + 1) * block, len(queries)))
+            both_keys = np.concatenate(
+                [keys_by_block[number], np.tensordot(sorting[number], keys_by_block, 1)]
+            )
+            both_values = np.concatenate(
+                [
+                    values_by_block[number],
+                    np.tensordot(sorting[number], values_by_block, 1),
+                ]
+            )
+            seen = np.concatenate([real_by_block[number], real_by_block.any(0)])
+            scores = queries[rows] @ both_keys.T / np.sqrt(queries.shape[1])
+            seen = np.broadcast_to(seen, scores.shape)
+            out[b, rows, n] = dense.masked_rows(scores, seen, both_values)
+    return out
+
+
+def arrays(heads: int, head_dim: int) -> dict[str, Any]:
+    rng = np.random.default_rng(heads)
+    kernel = rng.normal(size=(heads, head_dim, LENGTH)).astype("float32")
+    bias = rng.normal(size=(heads, LENGTH)).astype("float32")
+    return {"block": 3, "sort_kernel": kernel, "sort_bias": bias}
+
+
+CASE = Case(formula, arrays)
+
+
+def test_sinkhorn_sorts_by_a_doubly_stochastic_matrix_and_learns_it() -> None:
+    q, k, v = inputs(3, 1, query_length=12, length=12)
+    given = keywords("sinkhorn", 2, 4)
+
+    @fast_jit
+    def slope(kernel, mask):
+        def loss(kernel):
+            more = given | {"sort_kernel": kernel, "iterations": 50}
+            matrix = attention.sinkhorn_weights(q, k, mask=mask, **more)
+            out = attention.sinkhorn_attention(q, k, v, mask=mask, **more)
+            return jnp.sin(out).sum(), matrix
+
+        return jax.grad(loss, has_aux=True)(kernel)
+
+    kernel = given["sort_kernel"]
+    gradient, matrix = slope(kernel, np.ones((1, 12), bool))
+    assert_close(np.asarray(matrix).sum(-1), np.ones((1, 2, 12)), 1e-5)
+    # As published the permutation cancels; here it has a gradient.
+    assert np.abs(np.asarray(gradient)[..., :4]).min() > 0
+    assert not np.asarray(gradient)[..., 4:].any()
+    # Of two real blocks only those two can change places.
+    gradient, matrix = slope(kernel, np.arange(12)[None] < 6)
+    assert not np.asarray(matrix)[..., 6:].any()
+    assert np.asarray(gradient)[..., :2].any()
+    assert not np.asarray(gradient)[..., 2:].any()
+
+
+@pytest.mark.parametrize(
+    "more", [{"iterations": 0}, {"iterations": 3, "temperature": 0.2}]
+)
+def test_sinkhorn_options(more: dict) -> None:
+    q, k, v = inputs(4, 3)
+    given = keywords("sinkhorn", 2, 4) | more | {"block": 2}
+    got = fast_jit(lambda *a: attention.sinkhorn_attention(*a, mask=MASK, **given))
+    assert_close(got(q, k, v), formula(q, k, v, MASK, **given))
+
+
+def test_sinkhorn_parameters() -> None:
+    made = attention.sinkhorn_parameters(jax.random.key(0), block=5, **SIZES)
+    assert made["sort_kernel"].shape == (2, 4, 4)
+    assert made["sort_bias"].shape == (2, 4)
+
+
+Q, K, V = inputs(10, query_length=5)
+KERNEL = np.ones((2, 4, LENGTH), "float32")
+
+
+@pytest.mark.parametrize(
+    ("given", "parts"),
+    [
+        ({}, ("sort_kernel: expected [N, H, L]", "sinkhorn_parameters")),
+        ({"sort_kernel": KERNEL[0]}, ("sort_kernel: expected [N, H, L]",)),
+        (
+            {"sort_kernel": KERNEL[..., :3], "block": 2},
+            ("sort_kernel: expected at least 4 columns", "(2, 4, 3)", "longer"),
+        ),
+        (
+            {"sort_kernel": KERNEL, "sort_bias": np.ones(16)},
+            ("sort_bias: expected [N, L]=(2, 16)", "(16,)"),
+        ),
+        ({"block": 0}, ("block: expected a positive int", "got 0")),
+        ({"iterations": -1}, ("iterations: expected an int of", "-1")),
+        ({"temperature": 0.0}, ("temperature: expected", "got 0.0")),
+        ({"is_causal": True}, ("is_causal: expected False", "sorting")),
+    ],
+)
+def test_options_that_do_not_fit(given: dict, parts: tuple) -> None:
+    assert_rejects(lambda: attention.sinkhorn_attention(K, K, V, **given), *parts)
+    assert_rejects(lambda: attention.sinkhorn_weights(K, K, **given), *parts)
+
+
+def test_only_self_attention() -> None:
+    with pytest.raises(ValueError, match="key: expected the query's length T=5"):
+        jitted("sinkhorn")(Q, K, V)
+    with pytest.raises(ValueError, match="by their positions"):
+        jitted("sinkhorn")(K, K, V, np.ones((2, 1, 7, 7), bool))
+
+
+def test_no_array_grows_with_the_square() -> None:
+    def largest(length: int) -> int:
+        x = jax.ShapeDtypeStruct((1, length, 1, 4), jnp.float32)
+        call = functools.partial(
+            attention.sinkhorn_attention, sort_kernel=np.ones((1, 4, 64), "float32")
+        )
+        loss = jax.grad(lambda x: call(x, x, x).sum())
+        return largest_array(loss, x)
+
+    assert largest(4096) <= 4.01 * largest(1024)

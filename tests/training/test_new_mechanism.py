@@ -1,0 +1,145 @@
+"""A mechanism is one file, one line of the list, and its own formula in a test.
+
+All three are added to a copy of the package and its tests; nothing else is touched.
+"""
+
+import shutil
+from pathlib import Path
+
+import helpers
+import pytest
+
+MODULE = '''
+"""Weights in proportion to ``1 / (1 + |q - k|^2)``."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from lra_jax.attention import inputs
+from lra_jax.attention.registry import Mechanism
+
+__all__ = ["toy_attention", "toy_weights"]
+
+MECHANISM = Mechanism(
+    name="toy",
+    causal=True,
+    cross=True,
+    stream=False,
+    cost="T S H",
+    summary="weights that fall with the distance of query and key",
+    source="this test",
+)
+
+
+def toy_attention(
+    query, key, value, mask=None, is_causal=False, *, precision=None, **_: Any
+) -> jax.Array:
+    inputs.check_inputs(query, key, value, is_causal)
+    weights = toy_weights(query, key, mask, is_causal, precision=precision)
+    real = inputs.padding_mask(mask, *key.shape[:2])
+    value = inputs.by_head(value, query.shape[2], real, weights.dtype)
+    out = jnp.matmul(weights, value, precision=precision)
+    return jnp.swapaxes(out, 1, 2).astype(query.dtype)
+
+
+def toy_weights(
+    query, key, mask=None, is_causal=False, *, precision=None, **_: Any
+) -> jax.Array:
+    inputs.check_inputs(query, key, None, is_causal)
+    real = inputs.padding_mask(mask, *key.shape[:2])
+    heads, dtype = query.shape[2], inputs.accumulation_dtype(query, key)
+    query = inputs.by_head(query, heads, None, dtype)
+    key = inputs.by_head(key, heads, real, dtype)
+    products = jnp.einsum("bnth,bnsh->bnts", query, key, precision=precision)
+    squares = jnp.square(query).sum(-1)[..., None] + jnp.square(key).sum(-1)[:, :, None]
+    weights = 1 / (1 + jnp.maximum(squares - 2 * products, 0))
+    if real is not None:
+        weights = jnp.where(real[:, None, None], weights, 0)
+    if is_causal:
+        past = jnp.tri(*weights.shape[2:], dtype=bool)[None, None]
+        weights = jnp.where(past, weights, 0)
+    total = weights.sum(-1, keepdims=True)
+    return weights / jnp.where(total == 0, 1, total)
+'''
+FORMULA = """
+import numpy as np
+
+from .. import dense
+from ..mechanisms import Case
+
+
+def formula(q, k, v, mask=None, causal=False) -> np.ndarray:
+    def head(q, k, v, where):
+        distance = np.square(q[:, None] - k[None]).sum(-1)
+        weights = dense.seen(len(q), where, causal) / (1 + distance)
+        total = weights.sum(-1, keepdims=True)
+        return weights @ v / np.where(total, total, 1)
+
+    return dense.each_head(q, k, v, mask, head)
+
+
+CASE = Case(formula, mean=True, unordered=("query", "key"))
+"""
+REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("copy")
+    ignored = shutil.ignore_patterns("__pycache__")
+    for folder in ("lra_jax", "tests/attention"):
+        shutil.copytree(REPOSITORY / folder, root / folder, ignore=ignored)
+    for file in ("pyproject.toml", "tests/conftest.py"):
+        shutil.copy(REPOSITORY / file, root / file)
+    (root / "lra_jax/attention/softmax/toy.py").write_text(MODULE)
+    (root / "tests/attention/softmax/test_toy.py").write_text(FORMULA)
+    registry = root / "lra_jax/attention/registry.py"
+    text = registry.read_text()
+    line = '    "lra_jax.attention.softmax.local",\n'
+    assert text.count(line) == 1
+    registry.write_text(text.replace(line, line + line.replace("local", "toy")))
+    return root
+
+
+def _python(copy: Path, *command: str):
+    paths = {"PYTHONPATH": f"{copy}:{copy / 'tests'}", "PYTHONSAFEPATH": "1"}
+    return helpers.run(*command, **paths)
+
+
+def test_it_is_listed(copy: Path) -> None:
+    end = _python(copy, "-m", "lra_jax.attention")
+    assert end.returncode == 0, end.stderr
+    row = [line for line in end.stdout.splitlines() if line.startswith("toy ")]
+    assert len(row) == 1 and "this test" in row[0]
+
+
+def test_it_trains(copy: Path, data_dir: Path, dataset, tmp_path: Path) -> None:
+    train = {"steps": 4, "warmup": 2, "eval_every": 4, "log_every": 2}
+    flags = helpers.flags(helpers.tiny(data_dir, tmp_path / "run", train=train))
+    kept = [flag for flag in flags if not flag.startswith("--attention=")]
+    end = _python(copy, "-m", "lra_jax.train", *kept, "--attention=toy")
+    assert end.returncode == 0, end.stderr
+    assert (tmp_path / "run" / "result.json").is_file()
+
+
+def test_it_has_the_common_properties(copy: Path) -> None:
+    properties = str(copy / "tests/attention/properties")
+    end = _python(
+        copy, "-m", "pytest", properties, "-k", "toy", "-q", "-n0", "--no-header"
+    )
+    assert end.returncode == 0, end.stdout[-5000:] + end.stderr
+    assert " failed" not in end.stdout
+    passed = int(end.stdout.rpartition(" passed")[0].split()[-1])
+    assert passed >= 40, end.stdout
+
+
+def test_a_formula_that_it_does_not_follow_is_noticed(copy: Path) -> None:
+    """Else the tests above would prove nothing."""
+    test = copy / "tests/attention/softmax/test_toy.py"
+    test.write_text(FORMULA.replace("(1 + distance)", "(2 + distance)"))
+    formulas = str(copy / "tests/attention/properties/test_formulas.py")
+    end = _python(copy, "-m", "pytest", formulas, "-k", "toy and cross", "-q", "-n0")
+    assert end.returncode == 1, end.stdout
+    assert "1 failed" in end.stdout
