@@ -66,8 +66,8 @@ def toy_weights(
 FORMULA = """
 import numpy as np
 
-from .. import dense
-from ..mechanisms import Case
+from . import dense
+from .mechanisms import Case
 
 
 def formula(q, k, v, mask=None, causal=False) -> np.ndarray:
@@ -93,13 +93,13 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(REPOSITORY / folder, root / folder, ignore=ignored)
     for file in ("pyproject.toml", "tests/conftest.py"):
         shutil.copy(REPOSITORY / file, root / file)
-    (root / "lra_jax/attention/softmax/toy.py").write_text(MODULE)
-    (root / "tests/attention/softmax/test_toy.py").write_text(FORMULA)
+    (root / "lra_jax/attention/toy.py").write_text(MODULE)
+    (root / "tests/attention/test_toy.py").write_text(FORMULA)
     registry = root / "lra_jax/attention/registry.py"
     text = registry.read_text()
     line = '    "lra_jax.attention.softmax.local",\n'
     assert text.count(line) == 1
-    registry.write_text(text.replace(line, line + line.replace("local", "toy")))
+    registry.write_text(text.replace(line, line + line.replace("softmax.local", "toy")))
     return root
 
 
@@ -137,7 +137,7 @@ def test_it_has_the_common_properties(copy: Path) -> None:
 
 def test_a_formula_that_it_does_not_follow_is_noticed(copy: Path) -> None:
     """Else the tests above would prove nothing."""
-    test = copy / "tests/attention/softmax/test_toy.py"
+    test = copy / "tests/attention/test_toy.py"
     test.write_text(FORMULA.replace("(1 + distance)", "(2 + distance)"))
     formulas = str(copy / "tests/attention/properties/test_formulas.py")
     end = _python(copy, "-m", "pytest", formulas, "-k", "toy and cross", "-q", "-n0")

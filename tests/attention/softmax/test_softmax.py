@@ -121,7 +121,7 @@ def test_memory_is_linear_in_the_length(is_causal: bool) -> None:
 
         return largest_array(jax.grad(loss), x)
 
-    assert slope(dense) == 256 * 256
+    assert slope(whole) == 256 * 256
     assert slope(blocks, block=16) == 256 * 2
 
 
@@ -188,8 +188,8 @@ def test_a_stream_keeps_the_keys_heads_and_dtype(dtype: str) -> None:
         out, state = _decode()(q, k, v, mask)
         # A part of a prompt that ends in padding goes on behind its last real position.
         order = np.array([0, 1, 2, 3, 5, 6])
-        second = dense(*(x[1:, order] for x in (q, k, v)), mask[1:, order], True)
-        first = dense(*(x[:1] for x in (q, k, v)), is_causal=True)
+        second = whole(*(x[1:, order] for x in (q, k, v)), mask[1:, order], True)
+        first = whole(*(x[:1] for x in (q, k, v)), is_causal=True)
         tolerance = {"float32": 1e-6, "bfloat16": 1e-2, "float64": 1e-13}[dtype]
         assert out.dtype == dtype
         assert_close(out[:1], first, tolerance)
@@ -219,7 +219,7 @@ def test_steps_from_an_empty_state() -> None:
         for i in range(7):
             out, state = step(state, q[:, i], k[:, i], v[:, i])
             assert [x.shape for x in state] == sizes
-        assert_close(out, dense(q, k, v, is_causal=True)[:, -1], 1e-6)
+        assert_close(out, whole(q, k, v, is_causal=True)[:, -1], 1e-6)
 
 
 def test_beyond_the_length() -> None:
@@ -234,7 +234,7 @@ def test_beyond_the_length() -> None:
     # Where the position is not known: what is held stays, and nothing is added.
     out, after = fast_jit(attention.softmax_step)(state, *one)
     chex.assert_trees_all_equal(after[:3], state[:3])
-    wanted = dense(q[:, :1], *(np.concatenate([x, x[:, :1]], 1) for x in (k, v)))
+    wanted = whole(q[:, :1], *(np.concatenate([x, x[:, :1]], 1) for x in (k, v)))
     assert_close(out, wanted[:, 0], 1e-6)
 
 
