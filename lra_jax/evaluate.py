@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 from lra_jax import cli, runtime
@@ -47,27 +46,11 @@ def run(config: EvaluateConfig) -> dict[str, Any]:
       accuracy in percent, loss, step of the checkpoint and number of examples.
 
     Raises:
-      ValueError: no run directory, no checkpoint in it, or its data are others now.
+      ValueError: it is no run directory, has no checkpoint, or its data have changed.
     """
-    import jax
+    from lra_jax.training.restore import open_run
 
-    from lra_jax.tasks import get_task
-    from lra_jax.training import Trainer
-    from lra_jax.training.workdir import read_config
-
-    workdir = Path(config.workdir).expanduser()
-    saved, fingerprint = read_config(workdir)
-    if saved.train.seq_devices > jax.device_count():
-        # The same scores; a machine with fewer devices need not split sequences.
-        saved = saved.replace(train={"seq_devices": 1})
-    task = get_task(saved.task)
-    dataset = task.prepare(saved.data)
-    if dataset.fingerprint != fingerprint:
-        raise ValueError(
-            f"the data of {workdir} are others now: fingerprint {fingerprint} then, "
-            f"{dataset.fingerprint} now"
-        )
-    trainer = Trainer(saved, task, dataset, workdir, training=False)
+    trainer = open_run(config.workdir)
     with contextlib.closing(trainer.checkpoints) as checkpoints:
         params, step = checkpoints.load_params(config.checkpoint, trainer.state)
         means = trainer.evaluate(params, config.split)
@@ -75,7 +58,7 @@ def run(config: EvaluateConfig) -> dict[str, Any]:
         "accuracy": 100 * means["accuracy"],
         "loss": means["loss"],
         "step": step,
-        "examples": dataset.num_examples(config.split),
+        "examples": trainer.dataset.num_examples(config.split),
     }
 
 

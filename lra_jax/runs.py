@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from lra_jax.configs import Config
+from lra_jax.errors import expected
 
 Parse = Callable[[Sequence[str]], Config]
 
@@ -71,7 +72,7 @@ def take_flag(args: Sequence[str], name: str) -> tuple[str | None, list[str]]:
             continue
         value = text if equals else next(pending, None)
         if not value:
-            raise ValueError(f"--{name}: expected a value")
+            raise expected(f"--{name}", "a value", "none")
     return value, rest
 
 
@@ -84,7 +85,7 @@ def parse_count(name: str, text: str | None) -> int:
     if text is None:
         return 1
     if not text.isdecimal() or int(text) < 1:
-        raise ValueError(f"--{name} must be a positive integer, got {text!r}")
+        raise expected(f"--{name}", "a positive integer", f"{text!r}")
     return int(text)
 
 

@@ -19,6 +19,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from lra_jax.errors import expected
+
 _MALLOC = "glibc.malloc."
 # One arena for all threads: those of other threads are made of heaps too small for a
 # training step's buffers, which would come from the system after all. No buffer below
@@ -53,9 +55,7 @@ def tune_allocator() -> None:
         return
     choice = os.environ.get("LRA_JAX_ALLOCATOR", "tuned")
     if choice not in ("tuned", "system"):
-        raise ValueError(
-            f"LRA_JAX_ALLOCATOR: expected 'tuned' or 'system', got {choice!r}"
-        )
+        raise expected("LRA_JAX_ALLOCATOR", "'tuned' or 'system'", f"{choice!r}")
     theirs = os.environ.get("GLIBC_TUNABLES", "")
     if choice == "system" or _MALLOC in theirs or not _cpu_on_glibc():
         return
@@ -89,9 +89,7 @@ def configure_jax() -> None:
         config.update("jax_compilation_cache_dir", str(cache / "lra_jax" / "xla"))
     devices = os.environ.get("LRA_JAX_CPU_DEVICES") or str(_cores())
     if not devices.isdecimal() or int(devices) < 1:
-        raise ValueError(
-            f"LRA_JAX_CPU_DEVICES: expected a positive number, got {devices!r}"
-        )
+        raise expected("LRA_JAX_CPU_DEVICES", "a positive number", f"{devices!r}")
     forced = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
     if not forced and config.jax_num_cpu_devices < 0:
         config.update("jax_num_cpu_devices", int(devices))

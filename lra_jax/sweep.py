@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from lra_jax import cli, runs
+from lra_jax.errors import expected
 
 PROG = "python -m lra_jax.sweep"
 _HELP = f"""usage: {PROG} --attention=NAME,NAME,... [--seeds=N] [flags of training]
@@ -32,14 +33,10 @@ def main(args: Sequence[str] | None = None) -> None:
     with cli.user_errors():
         chosen, rest = runs.take_flag(args, "attention")
         if chosen is None:
-            raise ValueError(
-                "--attention: expected mechanisms, as in softmax,cosformer"
-            )
+            raise expected("--attention", "mechanisms, as in softmax,cosformer", "none")
         names = [name.strip() for name in chosen.split(",")]
         if "" in names or len(set(names)) < len(names):
-            raise ValueError(
-                f"--attention: expected distinct names and commas, got {chosen!r}"
-            )
+            raise expected("--attention", "distinct names and commas", f"{chosen!r}")
         count, rest = runs.take_flag(rest, "seeds")
         seeds = runs.parse_count("seeds", count)
         plan = runs.make_plan(_parse, rest, names, seeds)

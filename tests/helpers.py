@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
 from lra_jax.attention import Mechanism
@@ -128,11 +128,7 @@ def assert_one_error(code: Any, stderr: str, expected: int, *parts: str) -> None
 
 def assert_equal_trees(one: Any, two: Any) -> None:
     """Equal to the last bit."""
-    ones, twos = jax.tree.leaves(one), jax.tree.leaves(two)
-    assert len(ones) == len(twos)
-    for a, b in zip(ones, twos, strict=True):
-        assert a.dtype == b.dtype
-        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+    chex.assert_trees_all_equal(one, two, strict=True)
 
 
 def values_only(

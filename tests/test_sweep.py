@@ -114,8 +114,8 @@ POPEN = runs.subprocess.Popen
         ("--attention=softmax,cosfomer", ["'cosfomer'", "did you mean 'cosformer'"]),
         ("--attention=softmax,,flow", ["--attention", "distinct names"]),
         ("--attention=flow,flow", ["--attention", "distinct names"]),
-        ("--attention=flow --seeds=0", ["--seeds must be a positive", "'0'"]),
-        ("--attention=flow --seeds=two", ["--seeds must be a positive", "'two'"]),
+        ("--attention=flow --seeds=0", ["--seeds: expected a positive", "'0'"]),
+        ("--attention=flow --seeds=two", ["--seeds: expected a positive", "'two'"]),
         ("--attention=flow --task=listop", ["did you mean 'listops'"]),
         ("--attention=flow --train.step=3", ["did you mean '--train.steps'"]),
         (

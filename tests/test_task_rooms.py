@@ -194,7 +194,6 @@ def compact(attention: str) -> Config:
 def prepare(data_dir, *, bits, path):
     """Every string of so many bits, in each split."""
     import numpy as np
-    import tensorflow_datasets as tfds
 
     from lra_jax.data import builder
 
@@ -202,21 +201,19 @@ def prepare(data_dir, *, bits, path):
         """Strings of bits."""
 
         name = "toy_parity"
-        VERSION = tfds.core.Version("1.0.0")
         VOCAB_SIZE = 2
         NUM_CLASSES = 2
-        DESCRIPTION = "Strings of bits."
 
-        def examples(self, dl_manager):
-            numbers = np.arange(2**bits, dtype=">u2").view(np.uint8).reshape(-1, 2)
-            rows = np.unpackbits(numbers, axis=1)[:, -bits:]
-            labels = (rows.sum(1) % 2).tolist()
-            count = len(labels)
-            splits = ("train", "valid", "test")
-            return {s: (count, zip(rows, labels, strict=True)) for s in splits}
+    def examples(root):
+        numbers = np.arange(2**bits, dtype=">u2").view(np.uint8).reshape(-1, 2)
+        rows = np.unpackbits(numbers, axis=1)[:, -bits:]
+        labels = (rows.sum(1) % 2).tolist()
+        count = len(labels)
+        splits = ("train", "valid", "test")
+        return {s: (count, zip(rows, labels, strict=True)) for s in splits}
 
     config = builder.SequenceConfig(
-        name=f"bits{bits}", max_length=bits, expected_bytes=4096, image_shape=None
+        name=f"bits{bits}", max_length=bits, expected_bytes=4096, examples=examples
     )
     return builder.prepare(Parity, config, data_dir)
 

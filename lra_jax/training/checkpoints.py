@@ -1,13 +1,18 @@
-"""Checkpoints with Orbax: the latest one, and the best on validation.
+"""Checkpoints with Orbax: the latest two, and the best on validation.
 
 ``checkpoints/latest/STEP`` holds the whole state and the position in the data, to go
 on from; ``checkpoints/best/STEP`` the parameters that scored best. An interrupted save
-leaves a temporary folder that Orbax ignores and removes.
+leaves a temporary folder that Orbax ignores and removes. A run goes on from the newest
+checkpoint that is whole, and puts damaged ones into ``checkpoints/damaged``.
 """
 
 import contextlib
+import gc
 import logging
 import math
+import time
+import warnings
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -17,7 +22,13 @@ from flax import nnx
 from orbax.checkpoint import v1 as ocp
 
 from lra_jax.configs.base import BestBy
+from lra_jax.errors import expected
+from lra_jax.training import hosts
 from lra_jax.training.step import TrainState
+
+_TREES = ("state", "params")
+
+_logger = logging.getLogger(__name__)
 
 
 class Progress(NamedTuple):
@@ -52,20 +63,19 @@ class Checkpoints:
     """
 
     def __init__(self, workdir: Path, clean: bool = True):
-        # Orbax reports every step of its work; what matters is printed by the loop.
-        logging.getLogger("absl").setLevel(logging.ERROR)
+        # Orbax reports every step of its work, and each failure also as an exception.
+        logging.getLogger("absl").setLevel(logging.CRITICAL)
         training: Any = ocp.training  # Its annotations refuse its own policies.
-        keep_one = training.preservation_policies.LatestN(1)
         always = training.save_decision_policies.FixedIntervalPolicy(1)
         self._folder = folder = workdir.absolute() / "checkpoints"
         self._latest, self._best = (
             training.Checkpointer(
                 folder / name,
-                preservation_policy=keep_one,
+                preservation_policy=training.preservation_policies.LatestN(count),
                 save_decision_policy=always,
                 cleanup_tmp_directories=clean,
             )
-            for name in ("latest", "best")
+            for name, count in (("latest", 2), ("best", 1))
         )
 
     @property
@@ -95,35 +105,43 @@ class Checkpoints:
         self._best.save_checkpointables(step, {"params": params}, force=True)
 
     def restore(self, state: TrainState, data: Any) -> tuple[TrainState, Progress]:
-        """Loads the newest checkpoint into the shapes and places of ``state``.
+        """Loads the newest whole checkpoint into the shapes and places of ``state``.
 
         Raises:
-          ValueError: it does not hold such a state; so do the loaders below.
+          ValueError: there is none, or it does not hold such a state; so do the loaders
+            below.
         """
         items = {
             "state": _abstract(state._asdict()),
             "progress": Progress()._asdict(),
             "data": data,
         }
-        loaded = _load(self._latest, items)
+        loaded, step = _load(self._latest, items)
+        self._set_aside([c.path for c in self._latest.checkpoints if c.step > step])
         return TrainState(**loaded["state"]), Progress(**loaded["progress"])
 
     def load_params(
         self, which: Literal["best", "last"], state: TrainState
     ) -> tuple[nnx.State, int]:
-        """Loads the parameters of a checkpoint, and says of which step they are.
-
-        Raises:
-          ValueError: there is no such checkpoint.
-        """
-        step = self.best_step if which == "best" else self.latest_step
-        if step is None:
-            raise ValueError(f"{self._folder.parent} holds no {which} checkpoint yet")
+        """Loads the parameters of a checkpoint, and says of which step they are."""
         if which == "best":
             items = {"params": _abstract(state.params)}
-            return _load(self._best, items)["params"], step
-        items = {"state": _abstract(state._asdict())}
-        return _load(self._latest, items)["state"]["params"], step
+            loaded, step = _load(self._best, items)
+            return loaded["params"], step
+        loaded, step = _load(self._latest, {"state": _abstract(state._asdict())})
+        return loaded["state"]["params"], step
+
+    def _set_aside(self, damaged: Sequence[Any]) -> None:
+        """Makes room for the same steps, which will be done again."""
+        if not damaged:
+            return
+        if hosts.is_writer():
+            for path in damaged:
+                place = self._folder / "damaged" / f"{path.name}-{time.time_ns()}"
+                place.parent.mkdir(exist_ok=True)
+                Path(path).rename(place)
+        hosts.agree(0)
+        self._latest.reload()
 
     def close(self) -> None:
         """Waits for saves under way."""
@@ -138,24 +156,72 @@ def _abstract(tree: Any) -> Any:
     )
 
 
-def _load(kept: Any, items: dict[str, Any]) -> dict[str, Any]:
-    """Loads the newest checkpoint, once it is known to hold what is asked for."""
-    saved = kept.checkpointables_metadata(None).metadata
-    for item in ("state", "params"):
-        if item in items:
-            _check(f"{kept.directory}/{kept.latest.step}", saved[item], items[item])
-    return kept.load_checkpointables(None, items)
+def _load(kept: Any, items: dict[str, Any]) -> tuple[dict[str, Any], int]:
+    """Loads the newest checkpoint that is whole; gives its step, too."""
+    damaged = []
+    for checkpoint in reversed(kept.checkpoints):
+        loaded, reason = _try_load(kept, checkpoint, items)
+        if loaded is not None:
+            for line in damaged:
+                _logger.warning("%s; going back to step %d", line, checkpoint.step)
+            return loaded, checkpoint.step
+        error = expected(str(checkpoint.path), "a whole checkpoint", reason)
+        damaged.append(str(error))
+    if damaged:
+        raise ValueError("; ".join(damaged))
+    raise expected(str(kept.directory), "a checkpoint", "none yet")
 
 
-def _check(checkpoint: str, saved: Any, wanted: Any) -> None:
-    have, want = _shapes(saved), _shapes(wanted)
+def _try_load(
+    kept: Any, checkpoint: Any, items: dict[str, Any]
+) -> tuple[dict[str, Any] | None, str]:
+    """What a checkpoint holds, once it is known to be of this model; or why not."""
+    with _leftovers_unreported():
+        try:
+            saved = kept.checkpointables_metadata(checkpoint.step).metadata
+            shapes = {item: _shapes(saved[item]) for item in saved if item in _TREES}
+            if all(shapes.get(item) for item in items if item in _TREES):
+                for item in shapes.keys() & items.keys():
+                    _check(str(checkpoint.path), shapes[item], _shapes(items[item]))
+                return kept.load_checkpointables(checkpoint.step, items), ""
+            reason = "none of its arrays"
+        except _AnotherModel:
+            raise
+        # Whatever a damaged file makes of Orbax and its parts.
+        except Exception as error:
+            reason = " ".join(str(error).split())[:200] or type(error).__name__
+    return None, reason
+
+
+@contextlib.contextmanager
+def _leftovers_unreported() -> Iterator[None]:
+    """Keeps Python from reporting tasks that Orbax leaves when a load fails."""
+    asyncio_logger = logging.getLogger("asyncio")
+    level = asyncio_logger.level
+    asyncio_logger.setLevel(logging.CRITICAL + 1)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            yield
+            gc.collect()
+    finally:
+        asyncio_logger.setLevel(level)
+
+
+class _AnotherModel(ValueError):
+    """The checkpoint is whole, and of another model."""
+
+
+def _check(checkpoint: str, have: dict[str, Any], want: dict[str, Any]) -> None:
     for name in sorted(have.keys() | want.keys()):
         if have.get(name) != want.get(name):
-            raise ValueError(
-                f"checkpoint {checkpoint}: expected {name} of shape "
-                f"{want.get(name, 'none')}, got {have.get(name, 'none')}; it is of "
-                "another model or version of lra_jax: train in another --workdir"
+            error = expected(
+                f"checkpoint {checkpoint}",
+                f"{name} of shape {want.get(name, 'none')}",
+                f"{have.get(name, 'none')}; it is of another model or version of "
+                "lra_jax: train in another --workdir",
             )
+            raise _AnotherModel(*error.args)
 
 
 def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:

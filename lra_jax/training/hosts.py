@@ -13,6 +13,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from lra_jax.configs import Config
+from lra_jax.errors import expected
 
 Result = TypeVar("Result")
 
@@ -42,14 +43,11 @@ def connect(config: Config) -> None:
             heartbeat_timeout_seconds=_HEARTBEAT_SECONDS,
         )
     except (ValueError, RuntimeError) as error:
+        wanted = f"the other processes at {config.coordinator}"
         if config.coordinator is None:
-            advice = (
-                "no cluster was found; give --coordinator=HOST:PORT, --num_processes "
-                "and --process_id"
-            )
-        else:
-            advice = f"the processes did not meet at {config.coordinator}"
-        raise ValueError(f"--distributed: {advice} ({_first_line(error)})") from error
+            wanted = "a cluster, or --coordinator=HOST:PORT, --num_processes and "
+            wanted += "--process_id"
+        raise expected("--distributed", wanted, _first_line(error)) from error
 
 
 def is_writer() -> bool:
@@ -84,7 +82,7 @@ def writer_first(call: Callable[[], Result]) -> Result:
         if error is not None:
             raise error
         if failed:
-            raise ValueError("another process stopped; its message says why")
+            raise expected("--distributed", "all processes", "one stopped; it says why")
     return result
 
 

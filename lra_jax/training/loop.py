@@ -16,6 +16,7 @@ from lra_jax.configs import Config
 from lra_jax.data import pipeline
 from lra_jax.data.dataset import SequenceDataset
 from lra_jax.data.length_warmup import LengthWarmup
+from lra_jax.errors import expected
 from lra_jax.models import Buffer
 from lra_jax.tasks import Task
 from lra_jax.training import hosts, sharding
@@ -114,9 +115,10 @@ class Trainer:
         trained = nnx.filter_state(params, nnx.Param)
         self.num_parameters = sum(x.size for x in jax.tree.leaves(trained))
         if training:
-            # Parameters and two moments, and the best parameters; all of it twice over
-            # while one checkpoint replaces another.
-            check_space(workdir, 2 * 4 * 4 * self.num_parameters + 10_000_000)
+            # Parameters and two moments, three times while a checkpoint replaces the
+            # older of two; the best parameters, twice.
+            arrays = 3 * 3 + 2
+            check_space(workdir, arrays * 4 * self.num_parameters + 10_000_000)
         state = init_state(params, optimizer)
         self.state: TrainState = sharding.replicate(self.mesh, state)
         self.progress = Progress()
@@ -195,11 +197,10 @@ class Trainer:
         mesh = sharding.make_mesh(sizes, train.seq_devices)
         needed = sharding.padded_length(mesh, self.buckets[-1])
         if needed > longest:
-            split = f" for --train.seq_devices={train.seq_devices}"
-            raise ValueError(
-                f"--model.max_length={longest} is below the longest bucket of the "
-                f"data, {needed} tokens{split if train.seq_devices > 1 else ''}"
-            )
+            wanted = f"at least {needed}, the longest bucket of the data"
+            if train.seq_devices > 1:
+                wanted += f" for --train.seq_devices={train.seq_devices}"
+            raise expected("--model.max_length", wanted, longest)
         return mesh
 
     def _stop_signal(self, step: int, stop: StopRequest) -> int:

@@ -5,6 +5,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from lra_jax.data.checks import shortened
+from lra_jax.errors import expected
 from lra_jax.files import write_text
 
 
@@ -47,12 +49,29 @@ class MetricsWriter:
 
 
 def read_metrics(workdir: Path) -> list[dict[str, Any]]:
-    """The lines of a run's ``metrics.jsonl``; a last line cut short is left out."""
+    """The lines of a run's ``metrics.jsonl``; a last line cut short is left out.
+
+    Raises:
+      ValueError: another line is damaged.
+    """
     path = workdir / "metrics.jsonl"
     if not path.exists():
         return []
-    lines = path.read_text(encoding="utf-8").split("\n")
-    return [json.loads(line) for line in lines if line.endswith("}")]
+    text = path.read_text(encoding="utf-8", errors="replace")
+    *lines, last = text.split("\n")
+    if last.endswith("}"):
+        lines.append(last)
+    return [_parse(line, f"{path}, line {n}") for n, line in enumerate(lines, 1)]
+
+
+def _parse(line: str, place: str) -> dict[str, Any]:
+    try:
+        values = json.loads(line)
+        if isinstance(values["step"], int) and isinstance(values["split"], str):
+            return values
+    except (ValueError, KeyError, TypeError):
+        pass
+    raise expected(place, "metrics with a step and a split", shortened(line))
 
 
 def _event_writer(workdir: Path, resume_step: int) -> Any:

@@ -1,12 +1,14 @@
 """Learning-rate schedules by name, and the optimiser that a config describes."""
 
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from lra_jax.configs import TrainConfig
+from lra_jax.configs.base import Schedule
+from lra_jax.errors import expected, known
 
 
 def make_schedule(config: TrainConfig) -> optax.Schedule:
@@ -27,13 +29,13 @@ def make_schedule(config: TrainConfig) -> optax.Schedule:
       ValueError: an unknown name, or a warm-up as long as the run where the schedule
         ends at its last step.
     """
+    known("--train.schedule", config.schedule, get_args(Schedule))
     peak, warmup, steps = config.learning_rate, config.warmup, config.steps
     falls = {"trapezoid": steps - steps // 5}.get(config.schedule, steps)
     if config.schedule in ("cosine", "linear", "trapezoid") and warmup >= falls:
         limit = "" if falls == steps else f"{falls}, four fifths of "
-        raise ValueError(
-            f"--train.warmup must be below {limit}--train.steps={steps}, got {warmup}"
-        )
+        wanted = f"less than {limit}--train.steps={steps}"
+        raise expected("--train.warmup", wanted, warmup)
     match config.schedule:
         case "cosine":
             return optax.warmup_cosine_decay_schedule(0.0, peak, warmup, steps)
@@ -60,14 +62,9 @@ def make_schedule(config: TrainConfig) -> optax.Schedule:
             return lambda step: (
                 peak * _ramp(step, warmup) / jnp.sqrt(jnp.maximum(_f32(step), start))
             )
-        case "lra_cosine":
+        case _:  # lra_cosine
             return lambda step: (
                 peak * _ramp(step, warmup) * _cosine(step, warmup, steps)
-            )
-        case name:
-            raise ValueError(
-                "--train.schedule must be cosine, linear, lra, lra_cosine, "
-                f"constant or trapezoid, got {name!r}"
             )
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -15,7 +16,7 @@ from lra_jax.data.dataset import SequenceDataset
 from lra_jax.models import Buffer
 from lra_jax.tasks import Task, get_task
 from lra_jax.training.loop import Trainer
-from lra_jax.training.workdir import read_config
+from lra_jax.training.workdir import other_data, read_config
 
 Examples = dict[str, np.ndarray]
 
@@ -49,24 +50,36 @@ class SavedRun(NamedTuple):
         return self.task.loss(self.model, arrays, None)
 
 
-def load_run(workdir: str, checkpoint: Literal["best", "last"] = "best") -> SavedRun:
-    """Loads a checkpoint; prepares the data of the run if they are gone.
+def open_run(workdir: str) -> Trainer:
+    """A run to look at: its trainer, which touches nothing in the directory.
+
+    Prepares the data of the run if they are gone.
 
     Raises:
-      ValueError: no run directory, no checkpoint in it, or its data are others now.
+      ValueError: it is no run directory, or its data have changed.
     """
     folder = Path(workdir).expanduser()
     config, fingerprint = read_config(folder)
+    if config.train.seq_devices > jax.device_count():
+        # The same scores; a machine with fewer devices need not split sequences.
+        config = config.replace(train={"seq_devices": 1})
     task = get_task(config.task)
     dataset = task.prepare(config.data)
     if dataset.fingerprint != fingerprint:
-        raise ValueError(
-            f"the data of {folder} are others now: fingerprint {fingerprint} then, "
-            f"{dataset.fingerprint} now"
-        )
-    trainer = Trainer(config, task, dataset, folder, training=False)
+        raise other_data(folder, fingerprint, dataset.fingerprint)
+    return Trainer(config, task, dataset, folder, training=False)
+
+
+def load_run(workdir: str, checkpoint: Literal["best", "last"] = "best") -> SavedRun:
+    """Loads a checkpoint of a run.
+
+    Raises:
+      ValueError: as :func:`open_run`, or the run has no checkpoint.
+    """
+    trainer = open_run(workdir)
     with contextlib.closing(trainer.checkpoints) as checkpoints:
         params, step = checkpoints.load_params(checkpoint, trainer.state)
+    config, task, dataset = trainer.config, trainer.task, trainer.dataset
     model = task.make_model(config, dataset, nnx.Rngs(params=config.seed))
     graph, _ = nnx.split(model, (nnx.Param, Buffer))
     return SavedRun(config, task, dataset, nnx.merge(graph, params), step)

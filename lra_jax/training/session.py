@@ -18,7 +18,7 @@ import lra_jax
 from lra_jax.configs import Config, get_preset
 from lra_jax.configs.base import BestBy
 from lra_jax.data.length_warmup import LengthWarmup
-from lra_jax.errors import known
+from lra_jax.errors import expected, known
 from lra_jax.files import write_json
 from lra_jax.tasks import Task, get_task
 from lra_jax.training import hosts
@@ -59,8 +59,11 @@ class Session:
             self.dataset = hosts.writer_first(lambda: self.task.prepare(config.data))
             hosts.writer_first(lambda: self._claim(stack))
             self.result = workdirs.read_result(self.workdir)
+            read_metrics(self.workdir)
             self.trainer = Trainer(config, self.task, self.dataset, self.workdir)
             stack.callback(self.trainer.checkpoints.close)
+            if self.result is None:
+                self.console.start = self.trainer.restore()
             self._stack = stack.pop_all()
 
     def __enter__(self) -> Self:
@@ -75,11 +78,11 @@ class Session:
         if result is not None:
             self.console.line(f"finished before, in {self.workdir}:")
         else:
-            self.console.start = self.trainer.restore()
             self.console.work = self._work()
             self.console.facts(self._facts())
             if self.console.start:
                 self.console.line(f"going on from step {self.console.start}")
+                self._name_lost_metrics()
             self.trainer.fit(self.console)
             self.result = result = self._score()
             if hosts.is_writer():
@@ -93,6 +96,20 @@ class Session:
         warmup = LengthWarmup.parse(train.length_warmup, train.steps)
         return warmup.work(self.dataset.lengths("train"), train.steps)
 
+    def _name_lost_metrics(self) -> None:
+        """Says which reports are missing in ``metrics.jsonl``."""
+        every = self.config.train.log_every
+        lines = read_metrics(self.workdir)
+        kept = {line["step"] for line in lines if line["split"] == "train"}
+        done = range(every, self.console.start + 1, every)
+        lost = [step for step in done if step not in kept]
+        if lost:
+            path = self.workdir / "metrics.jsonl"
+            self.console.line(
+                f"{path}: expected a report every {every} steps, got {len(lost)} less, "
+                f"the first of step {lost[0]}; the others are kept"
+            )
+
     def _claim(self, stack: contextlib.ExitStack) -> None:
         """Holds the run directory, in process 0; in the others looks that it is there.
 
@@ -103,10 +120,9 @@ class Session:
             fingerprint = self.dataset.fingerprint
             workdirs.open_workdir(self.workdir, self.config, fingerprint)
         elif not (self.workdir / "config.json").exists():
-            raise ValueError(
-                f"--workdir={self.workdir} must lie on a file system that all "
-                f"processes share; process {jax.process_index()} does not find it"
-            )
+            wanted = "a folder on a file system that all processes share"
+            got = f"{self.workdir}, not found by process {jax.process_index()}"
+            raise expected("--workdir", wanted, got)
 
     def _score(self) -> dict[str, Any]:
         trainer, progress = self.trainer, self.trainer.progress
@@ -150,6 +166,8 @@ class Session:
             for line in read_metrics(self.workdir)
             if line["split"] == "train"
         )
+        if not speeds:  # The metrics were lost; evaluations count as training then.
+            return self.trainer.step / self.trainer.progress.seconds
         return speeds[len(speeds) // 2]
 
     def _facts(self) -> dict[str, str]:

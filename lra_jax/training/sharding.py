@@ -1,4 +1,4 @@
-"""How arrays lie on the devices: one mesh over all of them, jit does the rest.
+"""How arrays are placed on the devices: one mesh over all of them, jit does the rest.
 
 The mesh has the axes "data", which splits the batch, and "seq", which splits each
 sequence (`lra_jax.attention.sharded.sequence`); parameters are whole on every device.
@@ -10,6 +10,8 @@ from typing import Any
 import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from lra_jax.errors import expected
 
 
 def make_mesh(batch_sizes: tuple[int, ...], seq_devices: int = 1) -> Mesh:
@@ -23,19 +25,18 @@ def make_mesh(batch_sizes: tuple[int, ...], seq_devices: int = 1) -> Mesh:
     """
     devices = jax.devices()
     if len(devices) % seq_devices:
-        raise ValueError(
-            f"--train.seq_devices must divide the {len(devices)} devices, "
-            f"got {seq_devices}"
-        )
+        wanted = f"a divisor of the {len(devices)} devices"
+        raise expected("--train.seq_devices", wanted, seq_devices)
     count = len(devices) // seq_devices
     if jax.default_backend() == "cpu" and jax.process_count() == 1:
         while any(size % count for size in batch_sizes):
             count -= 1
     for size in batch_sizes:
         if size % count:
-            raise ValueError(
-                f"--train.batch_size and --train.eval_batch_size must be multiples of "
-                f"the {count} devices that split the batch, got {size}"
+            raise expected(
+                "--train.batch_size and --train.eval_batch_size",
+                f"multiples of the {count} devices that split the batch",
+                size,
             )
     # Auto, not Explicit: nnx.Embed cannot look up a batch-sharded array otherwise.
     return jax.make_mesh(
@@ -84,9 +85,10 @@ def data_shard(mesh: Mesh) -> tuple[int, int]:
     )
     total, size = mesh.shape["data"], len(mine)
     if not size or total % size or mine != list(range(mine[0], mine[0] + size)):
-        raise ValueError(
-            "--train.seq_devices: expected the devices of a process side by side on "
-            f"the data axis of the mesh, got its rows {mine} of {total}"
+        raise expected(
+            "--train.seq_devices",
+            "the devices of a process side by side on the data axis of the mesh",
+            f"its rows {mine} of {total}",
         )
     return mine[0] // size, total // size
 

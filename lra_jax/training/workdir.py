@@ -1,4 +1,4 @@
-"""The run directory: who it belongs to, and whether it can be gone on with.
+"""The run directory: whose it is, and whether its run can go on.
 
 config.json      the resolved config, and the fingerprint of the data
 metrics.jsonl    one line for each report
@@ -9,6 +9,7 @@ result.json      at the end
 
 import contextlib
 import json
+import math
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,13 @@ from typing import Any
 from lra_jax.configs import Config
 from lra_jax.errors import expected
 from lra_jax.files import locked, write_json
+
+_MADE_LATER = ("checkpoints", "metrics.jsonl", "result.json")
+# The numbers of a result that every run prints at the end.
+_SHOWN = (
+    *("test_accuracy_best", "test_accuracy_last", "test_examples", "best_step"),
+    *("steps", "seconds", "steps_per_second", "parameters"),
+)
 
 
 def open_workdir(workdir: Path, config: Config, fingerprint: str) -> None:
@@ -27,6 +35,10 @@ def open_workdir(workdir: Path, config: Config, fingerprint: str) -> None:
     """
     path = workdir / "config.json"
     if not path.exists():
+        left = [name for name in _MADE_LATER if (workdir / name).exists()]
+        if left:
+            got = f"none beside {', '.join(left)}; give another --workdir"
+            raise expected(str(path), "the config of the run", got)
         values = config.to_dict() | {"data_fingerprint": fingerprint}
         with _writable(workdir):
             write_json(path, values)
@@ -37,15 +49,17 @@ def open_workdir(workdir: Path, config: Config, fingerprint: str) -> None:
         f"{n}={old.get(n)!r} (now {new[n]!r})" for n in new if old.get(n) != new[n]
     ]
     if differing:
-        raise ValueError(
-            f"--workdir={workdir} holds a run of another config: "
-            f"{', '.join(differing)}. Give another --workdir, or delete it"
-        )
+        wanted = "a directory of this very run, or an empty one"
+        got = f"{workdir} of another config: {', '.join(differing)}"
+        raise expected("--workdir", wanted, got)
     if their_fingerprint != fingerprint:
-        raise ValueError(
-            f"--workdir={workdir} holds a run on other data (fingerprint "
-            f"{their_fingerprint}, now {fingerprint}). Give another --workdir"
-        )
+        raise other_data(workdir, their_fingerprint, fingerprint)
+
+
+def other_data(workdir: Path, then: str, now: str) -> ValueError:
+    """The error, to be raised, for a run whose data have changed."""
+    wanted = f"a run on these data, of fingerprint {now}"
+    return expected("--workdir", wanted, f"{workdir} on other data, {then}")
 
 
 def read_config(workdir: Path) -> tuple[Config, str]:
@@ -56,15 +70,14 @@ def read_config(workdir: Path) -> tuple[Config, str]:
     """
     path = workdir / "config.json"
     if not path.exists():
-        raise ValueError(f"--workdir={workdir} is no run directory: no config.json")
+        got = f"{workdir} without a config.json"
+        raise expected("--workdir", "a run directory", got)
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         fingerprint = values.pop("data_fingerprint")
+        return Config.from_dict(values), fingerprint
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(
-            f"{path} is not a config of this project: {error!r}"
-        ) from error
-    return Config.from_dict(values), fingerprint
+        raise expected(str(path), "the config of a run", f"{error!r}") from error
 
 
 def read_result(workdir: Path) -> dict[str, Any] | None:
@@ -77,9 +90,14 @@ def read_result(workdir: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged, delete it: {error}") from error
+        result = json.loads(path.read_text(encoding="utf-8"))
+        for name in _SHOWN:
+            if not math.isfinite(result[name]):
+                raise ValueError(f"{name}={result[name]}")
+    except (ValueError, KeyError, TypeError) as error:
+        got = f"{error!r}; delete it to score the run again"
+        raise expected(str(path), "the result of a run", got) from error
+    return result
 
 
 def check_space(workdir: Path, needed: int) -> None:
@@ -90,10 +108,9 @@ def check_space(workdir: Path, needed: int) -> None:
     """
     free = shutil.disk_usage(workdir).free
     if free < needed:
-        raise ValueError(
-            f"--workdir={workdir} needs {needed / 1e6:.0f} MB for checkpoints, "
-            f"{free / 1e6:.0f} MB are free"
-        )
+        wanted = f"{needed / 1e6:.0f} MB for checkpoints"
+        got = f"{free / 1e6:.0f} MB that are free at {workdir}"
+        raise expected("--workdir", wanted, got)
 
 
 @contextlib.contextmanager
@@ -121,6 +138,5 @@ def _writable(workdir: Path) -> Iterator[None]:
             f"{workdir}, which is in use by another process",
         ) from error
     except OSError as error:
-        raise ValueError(
-            f"--workdir={workdir} cannot be written: {error.strerror}"
-        ) from error
+        got = f"{workdir}, which cannot be written: {error.strerror}"
+        raise expected("--workdir", "a folder", got) from error

@@ -88,7 +88,7 @@ def test_what_cannot_be_split(data_dir, changes, message) -> None:
 
 
 def test_devices_that_do_not_divide() -> None:
-    with pytest.raises(ValueError, match=r"seq_devices must divide the 2 .*got 3"):
+    with pytest.raises(ValueError, match=r"seq_devices: expected a divisor .*got 3"):
         sharding.make_mesh((8,), 3)
 
 

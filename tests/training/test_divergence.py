@@ -32,7 +32,7 @@ def test_stops_with_the_step_and_keeps_the_last_good_checkpoint(
     )
     with pytest.raises(SystemExit) as stop:
         train.main(helpers.flags(config))
-    (saved,) = saved_steps(tmp_path, "latest")
+    saved = max(saved_steps(tmp_path, "latest"))
     assert saved >= 10
     helpers.assert_one_error(
         stop.value.code,

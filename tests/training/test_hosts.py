@@ -92,7 +92,7 @@ def test_a_coordinator_that_is_not_there(data_dir) -> None:
         result.returncode,
         result.stderr,
         2,
-        "--distributed: no cluster",
+        "--distributed: expected a cluster",
         "--coordinator",
     )
 

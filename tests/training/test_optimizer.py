@@ -53,13 +53,13 @@ def test_lra_without_warm_up():
 @pytest.mark.parametrize("warmup", [100, 101])
 def test_warm_up_as_long_as_the_run(schedule, warmup):
     with pytest.raises(
-        ValueError, match=f"train.warmup .*train.steps=100, got {warmup}"
+        ValueError, match=f"train.warmup: .*train.steps=100, got {warmup}"
     ):
         rate(0, schedule=schedule, warmup=warmup)
 
 
 def test_warm_up_as_long_as_the_hold():
-    with pytest.raises(ValueError, match=r"below 80, four fifths .*=100, got 80"):
+    with pytest.raises(ValueError, match=r"less than 80, four fifths .*=100, got 80"):
         rate(0, schedule="trapezoid", warmup=80)
 
 
@@ -68,7 +68,7 @@ def test_warm_up_beyond_the_run_is_meant_where_nothing_ends():
 
 
 def test_unknown_schedule():
-    with pytest.raises(ValueError, match=r"train\.schedule .*'cosin'"):
+    with pytest.raises(ValueError, match=r"train\.schedule: .*'cosin'"):
         make_schedule(TrainConfig(schedule="cosin"))  # pyright: ignore
 
 

@@ -146,7 +146,7 @@ def test_other_data_in_the_same_directory(finished, data_dir, tmp_path):
     values = json.loads((workdir / "config.json").read_text())
     values["data_fingerprint"] = "00"
     (workdir / "config.json").write_text(json.dumps(values))
-    with pytest.raises(ValueError, match=r"other data \(fingerprint 00"):
+    with pytest.raises(ValueError, match=r"on other data, 00$"):
         Session(helpers.tiny(data_dir, workdir), quiet=True)
 
 
@@ -175,17 +175,105 @@ def test_damaged_config(data_dir, tmp_path, capsys, content):
     helpers.assert_one_error(code, capsys.readouterr().err, 2, "config")
 
 
-def test_damaged_result(finished, tmp_path, capsys):
+@pytest.mark.parametrize("content", ["{", "", "[]", "{}", "3", "NaN"])
+def test_damaged_result(finished, tmp_path, capsys, content):
     workdir = shutil.copytree(finished.workdir, tmp_path / "run")
-    (workdir / "result.json").write_text("{")
+    (workdir / "result.json").write_text(content)
     code = main(finished.config.replace(workdir=str(workdir)))
-    helpers.assert_one_error(code, capsys.readouterr().err, 2, "result.json is damaged")
+    helpers.assert_one_error(
+        code, capsys.readouterr().err, 2, "result.json: expected the result"
+    )
 
 
 def test_a_cut_line_of_metrics_is_dropped(tmp_path):
     line = '{"step": 4, "split": "train"}'
     (tmp_path / "metrics.jsonl").write_text(f'{line}\n{{"step": 8, "spl')
     assert read_metrics(tmp_path) == [{"step": 4, "split": "train"}]
+
+
+@pytest.mark.parametrize(
+    "line", ['{"step": 4, "spl', "[]", "4", '{"split": "train"}', "\xff", ""]
+)
+def test_damaged_metrics(finished, tmp_path, capsys, line):
+    workdir = shutil.copytree(finished.workdir, tmp_path / "run")
+    (workdir / "result.json").unlink()
+    file = workdir / "metrics.jsonl"
+    first, _, *rest = file.read_text().splitlines(keepends=True)
+    file.write_text("".join([first, line + "\n", *rest]), encoding="latin-1")
+    code = main(finished.config.replace(workdir=str(workdir)))
+    parts = f"{file}, line 2: expected metrics", "got "
+    helpers.assert_one_error(code, capsys.readouterr().err, 2, *parts)
+
+
+def test_lost_metrics_are_named_and_the_run_goes_on(finished, tmp_path, capsys):
+    workdir = shutil.copytree(finished.workdir, tmp_path / "run")
+    (workdir / "result.json").unlink()
+    (workdir / "metrics.jsonl").write_text("")
+    train.main(helpers.flags(finished.config.replace(workdir=str(workdir))))
+    out = capsys.readouterr().out
+    assert "expected a report every 4 steps, got 10 less, the first of step 4" in out
+    result = json.loads((workdir / "result.json").read_text())
+    assert result["test_accuracy_best"] == finished.result["test_accuracy_best"]
+
+
+def test_checkpoints_without_their_config(finished, tmp_path, capsys):
+    """Another seed would otherwise go on from them, and claim them."""
+    workdir = shutil.copytree(finished.workdir, tmp_path / "run")
+    (workdir / "config.json").unlink()
+    code = main(finished.config.replace(workdir=str(workdir), seed=5))
+    parts = f"{workdir}/config.json", "got none beside checkpoints"
+    helpers.assert_one_error(code, capsys.readouterr().err, 2, *parts)
+    assert not (workdir / "config.json").exists()
+
+
+def spoil(file, how: str) -> None:
+    content = file.read_bytes()
+    match how:
+        case "gone":
+            file.unlink()
+        case "cut":
+            file.write_bytes(content[: len(content) // 2])
+        case "flipped":
+            middle = len(content) // 2
+            changed = bytes([content[middle] ^ 255])
+            file.write_bytes(content[:middle] + changed + content[middle + 1 :])
+
+
+@pytest.mark.parametrize("how", ["gone", "cut", "flipped"])
+@pytest.mark.parametrize(
+    "name", ["state/_METADATA", "state/manifest.ocdbt", "data/process_0-of-1.json"]
+)
+def test_a_damaged_checkpoint_is_set_aside(finished, tmp_path, caplog, name, how):
+    """The run goes back to the one before, and ends as it did."""
+    workdir = shutil.copytree(finished.workdir, tmp_path / "run")
+    (workdir / "result.json").unlink()
+    newest = workdir / "checkpoints" / "latest" / str(STEPS)
+    spoil(newest / name, how)
+    config = finished.config.replace(workdir=str(workdir))
+    with Session(config, quiet=True) as session:
+        assert session.console.start == session.trainer.step == 30
+        result = session.run()
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith(f"{newest}: expected a whole checkpoint, got ")
+    assert line.endswith("; going back to step 30") and "\n" not in line
+    helpers.assert_equal_trees(session.trainer.state, finished.trainer.state)
+    assert result["test_loss_last"] == finished.result["test_loss_last"]
+    assert without_times(workdir) == without_times(finished.workdir)
+    (aside,) = (workdir / "checkpoints" / "damaged").iterdir()
+    assert aside.name.startswith(f"{STEPS}-")
+
+
+def test_no_checkpoint_is_whole(finished, tmp_path, capsys):
+    workdir = shutil.copytree(finished.workdir, tmp_path / "run")
+    (workdir / "result.json").unlink()
+    for folder in (workdir / "checkpoints" / "latest").iterdir():
+        spoil(folder / "state" / "_METADATA", "gone")
+    before = sorted(workdir.rglob("*"))
+    code = main(finished.config.replace(workdir=str(workdir)))
+    parts = "latest/40: expected a whole checkpoint", "latest/30: expected a whole"
+    helpers.assert_one_error(code, capsys.readouterr().err, 2, *parts)
+    after = [p for p in workdir.rglob("*") if p.name != ".lock"]
+    assert sorted(after) == [p for p in before if p.name != ".lock"]
 
 
 @pytest.mark.parametrize("below", ["", "deeper/still"])

@@ -188,7 +188,8 @@ def test_config_file(finished):
 
 def test_checkpoints_hold_the_latest_and_the_best(finished, dataset, tmp_path):
     folders = finished.workdir / "checkpoints"
-    assert [p.name for p in (folders / "latest").iterdir()] == [str(STEPS)]
+    kept = sorted(p.name for p in (folders / "latest").iterdir())
+    assert kept == [str(STEPS - 10), str(STEPS)]
     best_step = finished.result["best_step"]
     assert [p.name for p in (folders / "best").iterdir()] == [str(best_step)]
     again = trainer(finished.config, dataset, finished.workdir)
@@ -326,11 +327,11 @@ def test_evaluating_leaves_a_running_save_alone(finished, data_dir):
 
 def test_space(tmp_path):
     check_space(tmp_path, 1)
-    with pytest.raises(ValueError, match=r"needs 1000000000000 MB .* MB are free"):
+    with pytest.raises(ValueError, match=r"1000000000000 MB .* MB that are free"):
         check_space(tmp_path, 10**18)
 
 
 def test_model_shorter_than_the_data(data_dir, dataset, tmp_path):
     config = helpers.tiny(data_dir, model={"max_length": 59})
-    with pytest.raises(ValueError, match=r"max_length=59 .* 60 tokens"):
+    with pytest.raises(ValueError, match=r"max_length: .* at least 60, .* got 59"):
         trainer(config, dataset, tmp_path)

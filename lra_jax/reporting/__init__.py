@@ -1,0 +1,1 @@
+"""A report of finished runs: read them, group them by settings, lay them out."""

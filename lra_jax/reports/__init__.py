@@ -1,1 +1,0 @@
-"""One page writer and one chart style, for report, analyze and benchmark."""
