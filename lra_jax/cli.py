@@ -1,4 +1,4 @@
-"""What the command lines share: parsing, errors of one line, exit codes.
+"""Shared by the command lines: parsing, errors of one line, exit codes.
 
 Exit codes: 0 done; 1 the run failed; 2 the command was wrong; 128 + n stopped by
 signal n.
@@ -21,7 +21,7 @@ from lra_jax.errors import did_you_mean
 
 Parsed = TypeVar("Parsed")
 
-# What tyro frames its messages with, in Unicode or ASCII, and what follows them.
+# The frame of tyro's messages, in Unicode or ASCII, and the advice after them.
 _FRAME = re.compile(r"[─-╿]+|-{4,}")
 _ADVICE = re.compile(r"(Argument helptext:|For full helptext).*")
 

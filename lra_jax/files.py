@@ -24,7 +24,7 @@ def locked(file: pathlib.Path, wait: bool = True) -> Iterator[None]:
     by a rename.
 
     Args:
-      file: made if missing, and left behind.
+      file: made if missing, and never removed.
       wait: for another process to end; else it is an error.
 
     Raises:

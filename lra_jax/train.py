@@ -105,8 +105,8 @@ def run(config: Config, quiet: bool = False) -> dict[str, Any]:
       quiet: print nothing.
 
     Returns:
-      What ``result.json`` holds: accuracies in percent (test accuracy of the best and
-      of the last checkpoint, best validation accuracy), steps a second, parameters,
+      The contents of ``result.json``: accuracies in percent (test accuracy of the best
+      and the last checkpoint, best validation accuracy), steps per second, parameters,
       versions, device and seconds.
 
     Raises:

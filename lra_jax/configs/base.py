@@ -63,7 +63,7 @@ class TrainConfig:
     eval_batch_size: int = 32
     """Examples in an evaluation batch."""
     best_by: BestBy = "accuracy"
-    """What the best checkpoint is best in, on validation; the earliest of equals."""
+    """The validation figure that picks the best checkpoint; the earliest of equals."""
     log_every: int = 50
     """Steps between two lines of training metrics."""
 
@@ -104,7 +104,7 @@ class ModelConfig:
     """lengths: exact. zeros: LRA's rule, by which every token of id 0 is padding, so
     that black pixels vanish; to compare with LRA's code."""
     interaction: Literal["concat", "nli"] = "nli"
-    """What the head sees of a pair a, b: [a, b], or [a, b, a * b, a - b]."""
+    """The head's view of a pair a, b: [a, b], or [a, b, a * b, a - b]."""
     embed_std: float = 0.02
     """Standard deviation of the token embeddings at first."""
     dropout: float = 0.1

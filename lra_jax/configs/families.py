@@ -1,4 +1,4 @@
-"""What the presets of several tasks share.
+"""Settings that the presets of several tasks share.
 
 A mechanism's own constants and sizes in a preset are in its entry, the field `presets`
 of `lra_jax.attention.registry.Mechanism`; `lra_jax.configs.get_preset` adds them.

@@ -56,7 +56,7 @@ class Archive:
 
 
 def given(path: str | os.PathLike | None, archive: Archive) -> pathlib.Path | None:
-    """What ``--data.path`` names: a file or a folder, or the archive in that folder.
+    """The file or folder that ``--data.path`` names, or the archive in that folder.
 
     Raises:
       ValueError: there is nothing.
@@ -230,7 +230,7 @@ def _copy(
     target: IO[bytes],
     progress: Progress,
 ) -> None:
-    """Copies to the end; what a broken connection leaves is gone on with next time."""
+    """Copies to the end; after a broken connection the next call continues the file."""
     with progress:
         while True:
             with _explained(archive, file):

@@ -63,7 +63,7 @@ consumed one after another, in order.
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class SequenceConfig(tfds.core.BuilderConfig):
-    """What one prepared dataset is made of.
+    """The settings of one prepared dataset.
 
     Attributes:
       max_length: the longest sequence that the model must take.

@@ -1,4 +1,4 @@
-"""What a task is read from: an archive, a folder of its files, or MEGA's files.
+"""The originals of a task: an archive, a folder of its files, or MEGA's files.
 
 The Long-Range Arena's release, `lra_release`, holds a folder for each task, and a copy
 of itself.

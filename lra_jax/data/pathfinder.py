@@ -11,7 +11,7 @@ the images of 128 pixels Path-X.
 Splits of generated images follow one another, 80 / 10 / 10 by default. The released
 images are shuffled with the seed first, then cut so too: LRA cuts the order in which
 tfds once happened to store them, and the PyTorch code bases shuffle each in its own
-way, so that the published test sets differ from one another, too.
+way, so published test sets differ from one another, too.
 """
 
 import os

@@ -143,7 +143,7 @@ class Field:
         tables, distance = self._tables, self._geometry.seed_distance
         possible = np.flatnonzero(tables.possible)
         kinds = possible[self._rng.integers(len(possible), size=len(ids))]
-        # What is free in the middle is a rectangle, and so are the places in it.
+        # The free middle is a rectangle, and so are the places in it.
         least = 2 * distance - tables.bounds[0][kinds]
         beyond = self._geometry.size - 2 * distance - tables.bounds[1][kinds]
         room = beyond - least

@@ -229,6 +229,6 @@ def _draw(
 
 
 def _dashes(snakes: Snakes, ids: np.ndarray, tables: Tables):
-    """What `_draw` needs of each dash of some snakes."""
+    """Yields, for each dash of some snakes, the arguments of `_draw`."""
     for dash in range(snakes.dashes):
         yield ids, snakes.places[ids, dash], tables.dashes[snakes.kinds[ids, dash]]

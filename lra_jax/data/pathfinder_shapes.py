@@ -1,4 +1,4 @@
-"""What Pathfinder is drawn with: its settings, and every segment as a table.
+"""The settings of Pathfinder's images, and the tables of segments that draw them.
 
 Sizes and levels are those of the Long-Range Arena (docstring of its
 `data/pathfinder.py`, on top of the defaults of drewlinsley/pathfinder, whose geometry

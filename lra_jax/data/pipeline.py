@@ -160,7 +160,7 @@ def eval_batches(
     """Returns the batches of an evaluation, of the same shapes as those of training.
 
     `weights` is 1 for a row that counts and 0 for one that fills up the last batch of
-    a bucket (a repeated example, so that nothing undefined comes of it). Weights of
+    a bucket (a repeated example, to keep every value defined). Weights of
     all rows on all hosts sum to the number of examples.
 
     Args:

@@ -1,4 +1,4 @@
-"""What a task is."""
+"""The entry of a task."""
 
 import dataclasses
 import pkgutil
@@ -23,8 +23,9 @@ def decode_bytes(tokens: "np.ndarray") -> str:
 class Task:
     """Everything about a task.
 
-    What needs jax or the readers of data is named as ``"package.module:function"`` and
-    imported when it is first used: command lines read entries, and are quick.
+    Functions that need jax or the readers of data are named as
+    ``"package.module:function"`` and imported on first use: command lines read entries,
+    and are quick.
 
     Attributes:
       name: as in ``--task``.

@@ -1,4 +1,4 @@
-"""What a run shows: a progress bar on a terminal, plain lines anywhere else."""
+"""The output of a run: a progress bar on a terminal, plain lines anywhere else."""
 
 import collections
 import sys
