@@ -111,6 +111,7 @@ def check_inputs(
       value: `[B, S, N, Hv]`, or None where only the weights are wanted.
       is_causal: if True, T must equal S.
     """
+    check_flag("is_causal", is_causal)
     given = {"query": (query, "B T N H"), "key": (key, "B S N H")}
     if value is not None:
         given["value"] = value, "B S N Hv"
@@ -182,6 +183,7 @@ def check_flag(name: str, flag: object) -> None:
 
 def refuse_causal(is_causal: bool, reason: str) -> None:
     """Raises ``ValueError`` if a mechanism without a causal form is to be causal."""
+    check_flag("is_causal", is_causal)
     if is_causal:
         raise expected("is_causal", "False", f"{is_causal!r}: {reason}")
 

@@ -14,7 +14,7 @@ import pytest
 
 from lra_jax import attention
 
-from ..mechanisms import fast_jit, inputs, keywords
+from ..mechanisms import NAMES, RECURRENT, fast_jit, inputs, keywords, run
 
 POSITIVE = (0, -3, 2.5, "2", True, [2], float("nan"))
 COUNT = (-1, 2.5, "2", True, float("nan"))
@@ -125,26 +125,33 @@ def _given(name: str, option: str, bad: object) -> dict[str, Any]:
 def test_options(name: str, option: str) -> None:
     for bad in OPTIONS[name][option]:
         given = _given(name, option, bad)
-        run = functools.partial(getattr(attention, f"{name}_attention"), **given)
+        call = functools.partial(getattr(attention, f"{name}_attention"), **given)
         weights = functools.partial(getattr(attention, f"{name}_weights"), **given)
-        _refused(lambda run=run: run(Q, K, V), option, bad)
+        _refused(lambda call=call: call(Q, K, V), option, bad)
         if (name, option) not in (("softmax", "implementation"), ("softmax", "block")):
             _refused(lambda weights=weights: weights(Q, K), option, bad)
+
+
+@pytest.mark.parametrize("name", sorted({*NAMES} - {*RECURRENT}))
+def test_is_causal(name: str) -> None:
+    """A word would count as True."""
+    for bad in ("no", 1, None):
+        _refused(lambda bad=bad: run(name)(Q, K, V, is_causal=bad), "is_causal", bad)
 
 
 @pytest.mark.parametrize(("name", "option"), _cases(ATTENTION_ONLY))
 def test_options_of_the_output_alone(name: str, option: str) -> None:
     for bad in ATTENTION_ONLY[name][option]:
         given = keywords(name, 2, 4) | {option: bad}
-        run = functools.partial(getattr(attention, f"{name}_attention"), **given)
-        _refused(lambda run=run: run(Q, K, V), option, bad)
+        call = functools.partial(getattr(attention, f"{name}_attention"), **given)
+        _refused(lambda call=call: call(Q, K, V), option, bad)
 
 
 @pytest.mark.parametrize("projection", ["mean", "max"])
 def test_windows_of_pooling(projection: str) -> None:
-    run = functools.partial(attention.linformer_attention, projection=projection)
+    call = functools.partial(attention.linformer_attention, projection=projection)
     for bad in (*POSITIVE, None):
-        _refused(lambda bad=bad: run(Q, K, V, window=bad), "window", bad)
+        _refused(lambda bad=bad: call(Q, K, V, window=bad), "window", bad)
 
 
 @pytest.mark.parametrize(("name", "option"), _cases(PARAMETERS))
