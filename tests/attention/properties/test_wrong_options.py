@@ -14,7 +14,7 @@ import pytest
 
 from lra_jax import attention
 
-from ..mechanisms import NAMES, RECURRENT, fast_jit, inputs, keywords, run
+from ..mechanisms import NAMES, fast_jit, inputs, keywords, run
 
 POSITIVE = (0, -3, 2.5, "2", True, [2], float("nan"))
 COUNT = (-1, 2.5, "2", True, float("nan"))
@@ -132,7 +132,7 @@ def test_options(name: str, option: str) -> None:
             _refused(lambda weights=weights: weights(Q, K), option, bad)
 
 
-@pytest.mark.parametrize("name", sorted({*NAMES} - {*RECURRENT}))
+@pytest.mark.parametrize("name", NAMES)
 def test_is_causal(name: str) -> None:
     """A word would count as True."""
     for bad in ("no", 1, None):
