@@ -9,16 +9,15 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self, get_args
+from typing import Any, Self
 
 import jax
 import numpy as np
 
 import lra_jax
 from lra_jax.configs import Config, get_preset
-from lra_jax.configs.base import BestBy
 from lra_jax.data.length_warmup import LengthWarmup
-from lra_jax.errors import expected, known
+from lra_jax.errors import expected
 from lra_jax.files import write_json
 from lra_jax.tasks import Task, get_task
 from lra_jax.training import hosts
@@ -50,7 +49,6 @@ class Session:
         self.task = get_task(config.task)
         self.task.check(config)
         make_schedule(config.train)
-        known("--train.best_by", config.train.best_by, get_args(BestBy))
         self.workdir = default_workdir(config)
         hosts.connect(config)
         quiet = quiet or not hosts.is_writer()
