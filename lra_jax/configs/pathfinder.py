@@ -5,11 +5,11 @@ two classes, level hard. Chance is 50 %; most published models without a convolu
 a state-space layer stay there from 128 pixels on.
 
 official: LRA's config files (see ``families``): pixel values as token ids, black pixels
-as padding, one block of width 32 on 32 and 128 pixels, two on 64 and 256, sinusoidal
-positions on 32 pixels and learned ones above, mean or CLS pooling, dropout 0.1, 1e-3
-with an epoch of warm-up and one cosine, 200 epochs (100 on 256 pixels), no weight
-decay. On 32 pixels LRA has sizes of its own for each mechanism: they are in the
-mechanisms' entries; one without sizes of its own has those of the Transformer. LRA
+as padding, width 32, 4 blocks on 32 pixels, one on 128 and two on 64 and 256,
+sinusoidal positions on 32 pixels and learned ones above, mean or CLS pooling, dropout
+0.2 on 32 pixels and 0.1 above, 1e-3 with an epoch of warm-up and one cosine, 200 epochs
+(100 on 256 pixels), no weight decay. On 32 pixels these sizes are the Transformer's;
+mechanisms for which LRA, or their authors, have others say so in their entries. LRA
 scores the last checkpoint: read `test_accuracy_last`.
   Command: python -m lra_jax.train --task=pathfinder --preset=official
   Published accuracy: Transformer 71.40, Linear Transformer 75.30, Linformer 76.34 (LRA

@@ -16,7 +16,8 @@ CHECKPOINTS = (
 )
 AVERAGES = (
     "avg5 is the mean without Path-X; avg6 counts Path-X, a published failure as 50 %. "
-    "Ours are given only where every task was run on LRA's data settings."
+    "Ours are given only where every task was run on LRA's data settings. Published "
+    "rows are a survey, each of a protocol of its own: compare in a task's table."
 )
 
 
