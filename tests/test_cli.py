@@ -105,7 +105,10 @@ def test_help_does_not_import_jax():
         ),
         ("--data.min-length=1999", ["min_length=1999"]),
         ("--model.attention-options=clip=1", ["'clip'", "'cosformer'"]),
-        ("--data.path=/no/such/folder", ["basic_train.tsv", "/no/such/folder"]),
+        (
+            "--data.path=/no/such/folder",
+            ["--data.path: expected a file or a folder, got /no/such/folder"],
+        ),
         ("--workdir=", ["--workdir"]),
         ("listops", ["listops"]),
     ],
@@ -125,7 +128,7 @@ def test_errors(capsys, tmp_path, monkeypatch, flags, parts):
     [
         ("--data.buckets=20", ["buckets", "'20'"]),
         ("--data.buckets=abc", ["buckets", "'abc'"]),
-        ("--data.buckets=128", ["--model.max_length=64", "128 tokens"]),
+        ("--data.buckets=128", ["--model.max_length: expected at least 128", "got 64"]),
         ("--data.dir=FILE/data", ["FILE", "Not a directory"]),
     ],
 )
@@ -149,7 +152,7 @@ def small_data(tmp_path_factory):
     [
         (b"( MAX 3\t7\n", "line 3"),
         (b"only one column\n", "expected 2 columns"),
-        (b"\xff\xfe\t3\n", "not UTF-8"),
+        (b"\xff\xfe\t3\n", "line 3: expected UTF-8, got"),
     ],
 )
 def test_files_that_cannot_be_read(capsys, tmp_path, line, complaint):
@@ -185,12 +188,15 @@ def test_evaluate_before_the_first_checkpoint(capsys, tmp_path, small_data):
     fingerprint = get_task("listops").prepare(config.data).fingerprint
     open_workdir(tmp_path, config, fingerprint)
     code, _, err = outcome(capsys, f"--workdir={tmp_path}", module=evaluate)
-    helpers.assert_one_error(code, err, 2, "no best checkpoint yet")
+    helpers.assert_one_error(
+        code, err, 2, "checkpoints/best: expected a checkpoint, got none yet"
+    )
     values = json.loads((tmp_path / "config.json").read_text())
     values["data_fingerprint"] = "00"
     (tmp_path / "config.json").write_text(json.dumps(values))
     code, _, err = outcome(capsys, f"--workdir={tmp_path}", module=evaluate)
-    helpers.assert_one_error(code, err, 2, "fingerprint 00 then", fingerprint)
+    wanted = f"--workdir: expected a run on these data, of fingerprint {fingerprint}"
+    helpers.assert_one_error(code, err, 2, wanted, "on other data, 00")
 
 
 def restart(**environment: str) -> dict:
