@@ -1,7 +1,7 @@
 """Progress on stderr: a bar on a terminal, else a line for each tenth."""
 
 import sys
-from typing import Any, Self
+from typing import Self
 
 
 class Progress:
@@ -14,44 +14,36 @@ class Progress:
     """
 
     def __init__(self, name: str, total: int, done: int = 0):
+        from rich import console, progress
+
         self._name, self._total, self._done = name, max(total, 1), done
         self._tenths = 10 * done // self._total
-        self._bar: Any = None
-        self._row: Any = None
+        self._bar = progress.Progress(
+            *progress.Progress.get_default_columns(),
+            progress.DownloadColumn(),
+            progress.TransferSpeedColumn(),
+            console=console.Console(stderr=True),
+            disable=not sys.stderr.isatty(),
+        )
+        self._row = self._bar.add_task(name, total=self._total, completed=done)
 
     def __enter__(self) -> Self:
-        if sys.stderr.isatty():
-            from rich import console, progress
-
-            columns = (
-                *progress.Progress.get_default_columns(),
-                progress.DownloadColumn(),
-                progress.TransferSpeedColumn(),
-            )
-            self._bar = progress.Progress(
-                *columns, console=console.Console(stderr=True)
-            )
-            self._bar.start()
-            self._row = self._bar.add_task(
-                self._name, total=self._total, completed=self._done
-            )
-        else:
-            self._line()
+        self._bar.start()
+        self._line()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+        self._bar.stop()
 
     def advance(self, size: int) -> None:
         """Counts some more bytes."""
         self._done += size
-        if self._bar is not None:
-            self._bar.update(self._row, advance=size)
-        elif 10 * self._done // self._total > self._tenths:
+        self._bar.update(self._row, advance=size)
+        if 10 * self._done // self._total > self._tenths:
             self._tenths = 10 * self._done // self._total
             self._line()
 
     def _line(self) -> None:
-        done, total = self._done / 1e6, self._total / 1e6
-        print(f"{self._name}: {done:.1f} of {total:.1f} MB", file=sys.stderr)
+        if self._bar.disable:
+            done, total = self._done / 1e6, self._total / 1e6
+            print(f"{self._name}: {done:.1f} of {total:.1f} MB", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""An endless ordered map over worker processes that leaves nothing behind.
+"""An endless ordered map over worker processes, which end with it.
 
 `ProcessPoolExecutor.map` submits everything at once and its workers outlive a parent
 that was killed; both matter here.
@@ -61,7 +61,7 @@ def _map_in_pool(
     )
     indices = itertools.count()
     try:
-        with _InterruptsBlocked():
+        with _interrupts_blocked():
             pending = collections.deque(
                 pool.submit(function, next(indices)) for _ in range(processes)
             )
@@ -80,21 +80,22 @@ def available_cpus() -> int:
     return os.cpu_count() or 1
 
 
-class _InterruptsBlocked:
+@contextlib.contextmanager
+def _interrupts_blocked() -> Generator[None, None, None]:
     """Blocks SIGINT while workers start, so that they inherit it blocked.
 
     Ctrl-C reaches every process of the terminal's group. Only the parent is to act on
     it; a worker still importing would otherwise print a traceback.
     """
 
-    def __enter__(self):
-        self._mask = None
-        if hasattr(signal, "pthread_sigmask"):
-            self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-
-    def __exit__(self, *_):
-        if self._mask is not None:
-            signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _initialize_worker():

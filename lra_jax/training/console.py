@@ -4,7 +4,6 @@ import collections
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Self
 
 import numpy as np
@@ -13,7 +12,6 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
-    TaskID,
     TextColumn,
     TimeElapsedColumn,
 )
@@ -50,38 +48,28 @@ class RunConsole:
         self._steps = steps
         self.start = 0
         self.work: Sequence[float] | np.ndarray = range(steps + 1)
-        self._bar: Progress | None = None
-        self._row: TaskID | None = None
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[figures]}"),
+            TimeElapsedColumn(),
+            console=self._console,
+            disable=quiet or not self._console.is_terminal,
+        )
+        self._row = self._bar.add_task("training", total=steps, figures="")
         self._marks: collections.deque[tuple[int, float]] = collections.deque(
             maxlen=_REPORTS + 1
         )
 
     def __enter__(self) -> Self:
         self._marks.append((self.start, time.perf_counter()))
-        if self._console.is_terminal and not self._console.quiet:
-            self._bar = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[figures]}"),
-                TimeElapsedColumn(),
-                console=self._console,
-            )
-            self._bar.start()
-            self._row = self._bar.add_task(
-                "training", total=self._steps, completed=self.start, figures=""
-            )
+        self._bar.update(self._row, completed=self.start)
+        self._bar.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
 
     def line(self, text: str = "") -> None:
         """Prints one line, above the bar if there is one."""
@@ -96,8 +84,7 @@ class RunConsole:
 
     def advance(self, step: int) -> None:
         """Moves the bar."""
-        if self._bar is not None and self._row is not None:
-            self._bar.update(self._row, completed=step)
+        self._bar.update(self._row, completed=step)
 
     def training(self, step: int, loss: float, accuracy: float, speed: float) -> None:
         """Reports training metrics."""
@@ -110,9 +97,8 @@ class RunConsole:
             f"loss {loss:.4f}  accuracy {100 * accuracy:5.2f} %  "
             f"{speed:.2f} steps/s  {format_seconds(left)} left"
         )
-        if self._bar is not None and self._row is not None:
-            self._bar.update(self._row, completed=step, figures=figures)
-        else:
+        self._bar.update(self._row, completed=step, figures=figures)
+        if self._bar.disable:
             self.line(f"step {step:>{len(str(self._steps))}}/{self._steps}  {figures}")
 
     def table(self, title: str, rows: Sequence[tuple[str, str, str]]) -> None:
