@@ -11,7 +11,7 @@ from flax import nnx
 
 from lra_jax import attention, tasks
 from lra_jax.configs import TASKS, Config, TrainConfig, get_preset
-from lra_jax.tasks.checks import parse_options
+from lra_jax.tasks.encoder import parse_options
 from lra_jax.training.optimizer import make_schedule
 
 MECHANISMS = attention.names()
@@ -213,7 +213,7 @@ def test_names_of_runs():
         ),
         (
             {"model": {"positions": "sinusoidal", "embed_dim": 15}},
-            "--model.embed_dim: expected an even int .* got 15",
+            "--model.embed_dim: expected an even width .* got 15",
         ),
         (
             {"model": {"max_length": 1999}},
@@ -270,11 +270,11 @@ def test_names_of_runs():
         ),
         (
             {"attention": "fnet", "model": {"positions": "rotary"}},
-            "--attention=fnet, which has none",
+            "--model.positions=rotary: expected a mechanism .*, got 'fnet'",
         ),
         (
             {"model": {"positions": "rotary", "num_heads": 64}},
-            "even width for rotary, got --model.qkv_dim=64 for --model.num_heads=64",
+            "--model.positions=rotary: expected an even head width H, got 1",
         ),
     ],
 )

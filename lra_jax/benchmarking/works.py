@@ -21,7 +21,7 @@ from lra_jax.models import SequenceClassifier
 from lra_jax.models.options import split_options
 from lra_jax.tasks import get_task
 from lra_jax.tasks.base import classification_loss
-from lra_jax.tasks.checks import parse_options
+from lra_jax.tasks.encoder import parse_options
 from lra_jax.training.optimizer import make_optimizer
 from lra_jax.training.step import init_state, make_train_step
 

@@ -6,11 +6,11 @@ A module takes it as ``config=...``, or its fields as keywords, from which it ma
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from lra_jax.attention import registry
 from lra_jax.attention.inputs import check_size
-from lra_jax.errors import check_choices, expected, known
+from lra_jax.errors import check_choices, expected
 from lra_jax.models.layers import check_even, check_rate
 from lra_jax.models.options import named, split_options
 from lra_jax.models.product_keys import memory_sizes
@@ -92,7 +92,7 @@ class AttentionConfig:
         _check_sizes(self, "in_features", "qkv_features", "out_features", "max_length")
         width = self.qkv_features or self.in_features
         if self.num_heads < 1 or width % self.num_heads:
-            wanted = f"a divisor of the width {width}"
+            wanted = f"a divisor of qkv_features={width}"
             raise expected("num_heads", wanted, self.num_heads)
         split_options(self.mechanism, dict(self.options or ()))
         self._check_ends()
@@ -222,7 +222,11 @@ class EncoderConfig:
         check_choices(self)
         _check_sizes(self, "num_layers", "embed_dim", "mlp_dim", "max_length")
         check_rate("dropout", self.dropout)
-        check_mlp(self.mlp, dict(self.mlp_options or ()))
+        if self.mlp == "product_key":
+            memory_sizes(dict(self.mlp_options or ()))
+        elif self.mlp_options:
+            got = ", ".join(dict(self.mlp_options))
+            raise expected("mlp_options", f"none for mlp={self.mlp!r}", got)
         if self.positions == "sinusoidal":
             check_even("embed_dim", self.embed_dim, "width for sinusoidal positions")
         if self.positions == "learned_2d" and self.grid is None:
@@ -239,7 +243,7 @@ class EncoderConfig:
     @functools.cached_property
     def block_options(self) -> list[dict[str, Any]]:
         """The mechanism's options for each block."""
-        return options_by_block(dict(self.options or ()), self.num_layers)
+        return _options_by_block(dict(self.options or ()), self.num_layers)
 
     @property
     def shares_parameters(self) -> bool:
@@ -273,16 +277,7 @@ def configured(
     return dataclasses.replace(config, **settings)
 
 
-def check_mlp(kind: str, options: Mapping[str, Any]) -> None:
-    """Raises ``ValueError`` unless there is such an MLP, and it has these options."""
-    known("mlp", kind, get_args(MlpKind))
-    if kind == "product_key":
-        memory_sizes(options)
-    elif options:
-        raise expected("mlp_options", f"none for mlp={kind!r}", ", ".join(options))
-
-
-def options_by_block(
+def _options_by_block(
     options: Mapping[str, Any], num_layers: int
 ) -> list[dict[str, Any]]:
     """A mechanism's options for each block; a tuple holds one value a block.

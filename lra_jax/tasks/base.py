@@ -1,18 +1,16 @@
 """Models and objectives that tasks are put together from."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from lra_jax.attention.sharded.sequence import sequence_parallel
 from lra_jax.configs import Config
 from lra_jax.data.dataset import SequenceDataset
-from lra_jax.models import EncoderConfig, MatchingClassifier, SequenceClassifier
-from lra_jax.tasks.checks import parse_options
+from lra_jax.models import MatchingClassifier, SequenceClassifier
+from lra_jax.tasks.encoder import encoder_config
 
 Batch = Mapping[str, jax.Array]
 Sums = dict[str, jax.Array]
@@ -80,36 +78,3 @@ def make_matcher(
         config=encoder_config(config, dataset.image_shape),
         rngs=rngs,
     )
-
-
-def encoder_config(
-    config: Config, image_shape: tuple[int, int] | None = None
-) -> EncoderConfig:
-    """The encoder that a config describes, for images of this shape if they are any."""
-    model = config.model
-    return EncoderConfig(
-        num_layers=model.num_layers,
-        embed_dim=model.embed_dim,
-        num_heads=model.num_heads,
-        qkv_features=model.qkv_dim,
-        mlp_dim=model.mlp_dim,
-        mlp=model.mlp,
-        mlp_options=parse_options(model.mlp_options, "mlp_options"),
-        max_length=model.max_length,
-        mechanism=_mechanism(config),
-        options=parse_options(model.attention_options),
-        inputs=model.inputs,
-        positions=model.positions,
-        grid=image_shape,
-        embed_std=model.embed_std,
-        dropout=model.dropout,
-        remat=config.train.remat,
-        qkv_bias=model.qkv_bias,
-        dtype=jnp.dtype(config.train.dtype),
-    )
-
-
-def _mechanism(config: Config) -> Any:
-    if config.train.seq_devices == 1:
-        return config.attention
-    return sequence_parallel(config.attention)

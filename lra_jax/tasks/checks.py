@@ -1,42 +1,15 @@
 """What a user can get wrong in a config, found before data are made or compiled."""
 
-import ast
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any
 
 from lra_jax.attention import registry
 from lra_jax.attention.sharded.sequence import sequence_parallel
 from lra_jax.configs import Config, TrainConfig
 from lra_jax.data.length_warmup import LengthWarmup
-from lra_jax.errors import expected, known, not_negative, positive
-from lra_jax.models.config import check_mlp, options_by_block
-from lra_jax.models.options import split_options
+from lra_jax.errors import check_choices, expected, not_negative, positive
+from lra_jax.models import EncoderConfig
+from lra_jax.tasks.encoder import encoder_config
 from lra_jax.tasks.task import Task
-
-
-def parse_options(text: str, field: str = "attention_options") -> dict[str, Any]:
-    """``"clip=5,sharing=none"`` to ``{"clip": 5, "sharing": "none"}``.
-
-    Values are Python literals where they read as one (5, 0.1, None, True) and strings
-    otherwise. ``features=256/128`` is a tuple, one value for each block of the model.
-
-    Raises:
-      ValueError: a part without ``=``.
-    """
-    options: dict[str, Any] = {}
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        name, equals, value = part.partition("=")
-        if not equals or not name.strip():
-            raise expected(f"--model.{field}", "name=value,...", repr(part))
-        values = [_literal(v.strip()) for v in value.split("/")]
-        options[name.strip()] = tuple(values) if len(values) > 1 else values[0]
-    return options
-
-
-def _literal(text: str) -> Any:
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text
 
 
 def check_config(config: Config, task: Task) -> None:
@@ -52,41 +25,27 @@ def check_config(config: Config, task: Task) -> None:
     if type(config.data) is not task.data:
         got = type(config.data).__name__
         raise expected("--data", f"{task.data.__name__} for --task={task.name}", got)
-    _check_choices(config)
+    for part in ("train", "model", "data"):  # No command line let these pass.
+        check_choices(getattr(config, part), f"--{part}.")
     if config.workdir == "":
         raise expected("--workdir", "a folder", "''")
     _check_ranges(config)
     config.data.check()
-    model = config.model
-    mechanism = registry.resolve(config.attention)
-    options = parse_options(model.attention_options)
-    for block in options_by_block(options, model.num_layers):
-        split_options(mechanism, block)
-    _check_devices(config, mechanism)
-    check_mlp(model.mlp, parse_options(model.mlp_options, "mlp_options"))
-    if model.qkv_dim % model.num_heads:
-        wanted = f"a divisor of --model.qkv_dim={model.qkv_dim}"
-        raise expected("--model.num_heads", wanted, model.num_heads)
-    _check_implementation(config, mechanism)
     _check_length_warmup(config.train, task)
     if task.image_shape is None:
         _refuse_images(config)
     _check_lengths(config, task)
-    if model.positions == "rotary":
-        _check_rotary(config, mechanism)
-    if model.positions == "sinusoidal" and model.embed_dim % 2:
-        wanted = "an even int for sinusoidal positions"
-        raise expected("--model.embed_dim", wanted, model.embed_dim)
+    _check_devices(config)
+    encoder = encoder_config(config, task.image_shape)
+    _check_implementation(config, encoder)
 
 
-def _check_implementation(config: Config, mechanism: registry.Mechanism) -> None:
+def _check_implementation(config: Config, encoder: EncoderConfig) -> None:
     """Refuses kernels that this machine or the model's sizes cannot have."""
-    model = config.model
-    if not mechanism.kernels:
+    layer = encoder.attention(0)
+    if not layer.mechanism.kernels:
         return
-    for block in options_by_block(
-        parse_options(model.attention_options), model.num_layers
-    ):
+    for block in encoder.block_options:
         if "implementation" not in block:
             continue
         import jax
@@ -94,30 +53,20 @@ def _check_implementation(config: Config, mechanism: registry.Mechanism) -> None
         from lra_jax import kernels
         from lra_jax.attention.flow import parts as flow_parts
 
-        width = model.qkv_dim // model.num_heads
-        shape = (1, model.max_length, model.num_heads, width)
+        shape = (1, encoder.max_length, layer.num_heads, layer.widths.head_dim)
         array: Any = jax.ShapeDtypeStruct(shape, config.train.dtype)
         phi = block.get("feature_map", "relu")
         arrays = array, array, array
         refusal = None
         try:
-            if mechanism.name == "flow":
+            if layer.mechanism.name == "flow":
                 refusal = flow_parts.refusal(flow_parts.given(block), False)
             kernels.choose(block["implementation"], *arrays, phi, refusal=refusal)
         except ValueError as error:
             raise ValueError(f"--model.attention_options: {error}") from error
 
 
-def _check_choices(config: Config) -> None:
-    """Refuses values that no command line would have let pass."""
-    for part in ("train", "model", "data"):
-        values = getattr(config, part)
-        for name, kind in get_type_hints(type(values)).items():
-            if get_origin(kind) is Literal:
-                known(f"--{part}.{name}", getattr(values, name), get_args(kind))
-
-
-def _check_devices(config: Config, mechanism: registry.Mechanism) -> None:
+def _check_devices(config: Config) -> None:
     given = {
         name: getattr(config, name)
         for name in ("coordinator", "num_processes", "process_id")
@@ -133,7 +82,7 @@ def _check_devices(config: Config, mechanism: registry.Mechanism) -> None:
         _check_processes(config)
     if config.train.seq_devices == 1:
         return
-    sequence_parallel(mechanism)
+    sequence_parallel(registry.resolve(config.attention))
     for name, only in (("pooling", "mean"), ("padding", "lengths")):
         given = getattr(config.model, name)
         if given != only:
@@ -181,22 +130,6 @@ def _check_lengths(config: Config, task: Task) -> None:
     elif longest is not None and longest > given:
         wanted = f"at most --model.max_length={given}"
         raise expected("--data.max_length", wanted, longest)
-
-
-def _check_rotary(config: Config, mechanism: registry.Mechanism) -> None:
-    model = config.model
-    if not {"query", "key"} <= set(mechanism.projections):
-        raise expected(
-            "--model.positions",
-            "another value than rotary, which turns queries and keys",
-            f"--attention={config.attention}, which has none",
-        )
-    if model.qkv_dim // model.num_heads % 2:
-        raise expected(
-            "--model.positions",
-            "heads of an even width for rotary",
-            f"--model.qkv_dim={model.qkv_dim} for --model.num_heads={model.num_heads}",
-        )
 
 
 def _check_ranges(config: Config) -> None:

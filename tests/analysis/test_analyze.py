@@ -64,7 +64,10 @@ def test_rank_collapse_makes_a_page(tmp_path, capsys, small_networks):
         (["rank-collapse", "--attention=sofmax"], ["'softmax'"]),
         (["rank-collapse", "--examples=0"], ["batch_size", "0"]),
         (["rank-collapse", "--workdir=/nowhere"], ["/nowhere", "config.json"]),
-        (["rank-collapse", "--weights=/nowhere"], ["/nowhere", "a file that can be read"]),
+        (
+            ["rank-collapse", "--weights=/nowhere"],
+            ["/nowhere", "a file that can be read"],
+        ),
     ],
 )
 def test_one_line_for_what_cannot_work(args, parts, tmp_path, capsys, small_networks):

@@ -124,7 +124,7 @@ def test_published_settings():
     )
     assert (hull.settings.width, hull.settings.num_heads) == (84, 3)
     assert set(QUICK) == set(PUBLISHED)
-    with pytest.raises(ValueError, match="--experiment: expected .*got 'sort'"):
+    with pytest.raises(ValueError, match=r"--experiment: expected .*got 'sort'"):
         run_experiment("sort", sorting)
 
 

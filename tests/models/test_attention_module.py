@@ -187,7 +187,7 @@ def test_width_of_the_heads():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"qkv_features": 7}, "divisor of the width 7, got 2"),
+        ({"qkv_features": 7}, "divisor of qkv_features=7, got 2"),
         ({"mechanism": "cosfomer"}, "did you mean 'cosformer'"),
         ({"mechanism": "no_such_module:f"}, "no_such_module"),
         ({"mechanism": "helpers:no_such_function"}, "no_such_function"),

@@ -181,7 +181,7 @@ def test_layers_differ_and_seeds_repeat():
     [
         ({"pooling": "max"}, "pooling: expected one of mean, cls, first, got 'max'"),
         ({"positions": "rotori"}, "positions: .* learned, sinusoidal, .*got 'rotori'"),
-        ({"num_heads": 3}, "divisor of the width 8, got 3"),
+        ({"num_heads": 3}, "divisor of qkv_features=8, got 3"),
         ({"dropout": 1.0}, "dropout"),
         ({"positions": "sinusoidal", "embed_dim": 7, "num_heads": 1}, "even"),
     ],
