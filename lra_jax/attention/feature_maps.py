@@ -11,12 +11,14 @@ any map widens them (docs/performance.md).
 """
 
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from lra_jax.attention import inputs
+from lra_jax.errors import expected
 
 FeatureMap = str | Callable[[jax.Array], jax.Array]
 
@@ -29,9 +31,15 @@ def _relu_plus_eps(x: jax.Array) -> jax.Array:
     return jax.nn.relu(x) + 1e-6
 
 
+def _identity(x: jax.Array) -> jax.Array:
+    return x
+
+
 # jax.nn.relu has gradient 0 at 0; jnp.maximum(x, 0) would give 0.5.
 FEATURE_MAPS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "elu": _elu_plus_one,
+    "identity": _identity,
+    "leaky_relu": jax.nn.leaky_relu,
     "relu": jax.nn.relu,
     "relu+1e-6": _relu_plus_eps,
     "sigmoid": jax.nn.sigmoid,
@@ -44,10 +52,8 @@ def feature_map(spec: FeatureMap) -> Callable[[jax.Array], jax.Array]:
     if callable(spec):
         return spec
     if spec not in FEATURE_MAPS:
-        raise ValueError(
-            f"feature_map: expected one of {sorted(FEATURE_MAPS)} or a function of one "
-            f"array, got {spec!r}"
-        )
+        choices = f"one of {sorted(FEATURE_MAPS)} or a function of one array"
+        raise expected("feature_map", choices, f"{spec!r}")
     return FEATURE_MAPS[spec]
 
 
@@ -75,6 +81,53 @@ def features(
         inputs.hide_by_head(query_features, query_mask),
         inputs.hide_by_head(key_features, mask),
     )
+
+
+class Options(NamedTuple):
+    """What the features of a causal form are made by; equal by value."""
+
+    feature_map: str
+    dtype: Any  # of all that is computed
+    precision: jax.lax.PrecisionLike = None
+
+
+def prepared(
+    options: Any,
+    arrays: Any,
+    mask: jax.Array | None,
+    query_mask: jax.Array | None,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """phi(q), phi(k) and v of one segment, heads first, zero where hidden.
+
+    The ``prepare`` of a causal `Form`; ``options`` have what `Options` have.
+    """
+    query, key, value = arrays[:3]
+    phi, dtype = options.feature_map, options.dtype
+    made = features(query, key, phi, dtype, mask, query_mask)
+    return *made, inputs.by_head(value, query.shape[2], mask, dtype)
+
+
+def given(
+    query: jax.Array,
+    key: jax.Array,
+    spec: FeatureMap,
+    dtype: jnp.dtype,
+    mask: jax.Array | None = None,
+    query_mask: jax.Array | None = None,
+) -> tuple[jax.Array, jax.Array, str]:
+    """Query, key, and the name of the feature map that is left to do in a loop.
+
+    A function from outside is applied here: it may have closed over an array, for which
+    the loop's own derivative would have no gradient.
+
+    Raises:
+      ValueError: a name that is not known.
+    """
+    phi = feature_map(spec)
+    if isinstance(spec, str):
+        return query, key, spec
+    query = phi(inputs.hide(query, query_mask).astype(dtype))
+    return query, phi(inputs.hide(key, mask).astype(dtype)), "identity"
 
 
 def contract(
@@ -131,7 +184,7 @@ def clamp(x: jax.Array, bound: float) -> jax.Array:
 def check_norm(norm: str | None) -> None:
     """Raises ``ValueError`` unless `normalised` knows the norm."""
     if norm not in ("rms", "layer", None):
-        raise ValueError(f"norm: expected 'rms', 'layer' or None, got {norm!r}")
+        raise expected("norm", "'rms', 'layer' or None", f"{norm!r}")
 
 
 def normalised(

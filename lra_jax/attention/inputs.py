@@ -188,6 +188,21 @@ def refuse_causal(is_causal: bool, reason: str) -> None:
         raise expected("is_causal", "False", f"{is_causal!r}: {reason}")
 
 
+def check_max_length(max_length: object, length: int) -> int:
+    """The length that a stream is made for, as an int of at least ``length``.
+
+    Raises:
+      ValueError: it is not an int, or smaller.
+    """
+    if not isinstance(max_length, int | np.integer) or max_length < length:
+        raise expected(
+            "max_length",
+            f"an int of at least {length}, fixed for all that the stream will hold",
+            f"{max_length!r}",
+        )
+    return int(max_length)
+
+
 def one_position(
     query: jax.Array, key: jax.Array, value: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:

@@ -103,7 +103,7 @@ def sizes(
     if name == "gpu":
         block = max(block, -(-longest // max(1, _PROCESSORS // (batch * heads))))
     if chunking is not None:
-        chunk, block = chunking.chunk, chunking.block or block
+        chunk, block = chunking.chunk, chunking.segment or block
     # A TPU's blocks of a mask are whole registers.
     unit = chunk if interpret or name == "gpu" else math.lcm(chunk, 128)
     return chunk, -(-min(block, longest) // unit) * unit

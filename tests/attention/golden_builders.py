@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lra_jax import attention
-from lra_jax.attention.causal.sums import Chunking
+from lra_jax.attention.causal.engine import Chunking
 
 from . import golden_gated
 

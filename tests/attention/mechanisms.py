@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 
 from lra_jax import attention
-from lra_jax.attention.causal.sums import Chunking
+from lra_jax.attention.causal.engine import Chunking
 
 LENGTH = 16
 SMALL = Chunking(2, 4)

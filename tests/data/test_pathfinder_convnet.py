@@ -34,5 +34,5 @@ def test_a_small_network_learns_short_contours(script) -> None:
 
 @pytest.mark.parametrize("stages", ["easy", "easy:0", "easy:x", "simple:10"])
 def test_bad_stages(script, stages: str) -> None:
-    with pytest.raises(ValueError, match="^--stages: expected"):
+    with pytest.raises(ValueError, match=r"^--stages: expected"):
         script.parse(stages)

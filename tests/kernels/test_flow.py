@@ -11,7 +11,7 @@ from attention import golden, golden_builders
 from attention.mechanisms import assert_close, fast_jit, inputs
 
 from lra_jax import attention, kernels
-from lra_jax.attention.causal.sums import Chunking
+from lra_jax.attention.causal.engine import Chunking
 from lra_jax.kernels import selection
 
 from .test_linear import compare, pulled_back

@@ -10,7 +10,7 @@ from attention.mechanisms import inputs
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 
 from lra_jax import attention, kernels
-from lra_jax.attention.causal.sums import Chunking
+from lra_jax.attention.causal.engine import Chunking
 from lra_jax.kernels import selection
 
 HOPPER = AbstractDevice("NVIDIA H100 80GB HBM3", num_cores=132, platform="gpu")

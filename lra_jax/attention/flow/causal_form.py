@@ -48,7 +48,7 @@ def causal_flow(
     feature_map: feature_maps.FeatureMap,
     *,
     state: FlowState | None = None,
-    chunking: chunks.Chunking | None = None,
+    chunking: Any = None,
     as_terms: bool = False,
 ) -> tuple[Any, FlowState]:
     """Runs causal Flow-Attention on `[B, T, N, H]`, see `lra_jax.attention.causal.raw`.
@@ -76,7 +76,10 @@ def causal_flow(
             f"is among the earlier sources, got {options.competition_axis!r}"
         )
     batch, length, heads = arrays.query.shape[:3]
-    plan = (chunking or chunks.Chunking()).plan(length, batch * heads)
+    cut = chunks.Chunking()
+    if chunking is not None:
+        cut = chunks.Chunking(chunking.chunk, chunking.segment, chunking.implementation)
+    plan = cut.plan(length, batch * heads)
     dtype, out_dtype = inputs.accumulation_dtype(*arrays), arrays.query.dtype
     dtype = dtype if state is None else state.sums.total.dtype
     masks = mask, query_mask

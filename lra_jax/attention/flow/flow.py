@@ -48,6 +48,7 @@ from lra_jax.attention.flow import parts as flow_parts
 from lra_jax.attention.flow.causal_form import FlowState
 from lra_jax.attention.flow.parts import FlowTerms, Options
 from lra_jax.attention.registry import Mechanism
+from lra_jax.attention.sharded.flow_slice import flow_slice as flow_slice
 
 __all__ = [
     "FlowState",
@@ -66,6 +67,7 @@ MECHANISM = Mechanism(
     cross=True,
     stream=True,
     kernels=True,
+    sharded="flow_slice",
     cost="(T + S) H^2",
     summary="conserved flows: sources compete, sinks allocate (Flowformer)",
     source="Wu et al. 2022",

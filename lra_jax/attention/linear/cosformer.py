@@ -13,25 +13,38 @@ exceed every position, or weights turn negative and the denominator may cross ze
 weights then depend on the padded length, so a padded batch equals its samples run alone
 only with a fixed ``max_length``.
 
-The causal form sums over j <= i and doubles no features
-outside a super-block: within a chunk a weight is the inner product times the cosine of
-the distance. It equals its own prefixes only with a fixed ``max_length``, so a stream
-(`cosformer_init`, `cosformer_prefill`, `cosformer_step`) has one from the start.
+The causal form sums over j <= i and doubles no features: within a chunk a weight is the
+inner product times the cosine of the distance, and there are two states, one of the
+cosines and one of the sines. It equals its own prefixes only with a fixed
+``max_length``, so a stream (`cosformer_init`, `cosformer_prefill`, `cosformer_step`)
+has one from the start.
+
+``feature_map`` and ``reweight=False`` are the ablations of the paper's tables. Features
+that may be negative (identity, leaky_relu) let denominators cross zero, as the paper
+says of them.
 
 Deviations from the authors' code: it has no mask; here padding is exact. Angles and
 sums are float32 or wider whatever the inputs.
 """
 
+import functools
+import math
 from typing import Any, NamedTuple
 
 import jax
+import jax.core
 import jax.numpy as jnp
+import numpy as np
 
 from lra_jax import kernels
-from lra_jax.attention import feature_maps, inputs
-from lra_jax.attention.causal import sums as causal
-from lra_jax.attention.linear import angles
+from lra_jax.attention import feature_maps, inputs, streams
+from lra_jax.attention.causal import engine
+from lra_jax.attention.causal.prefix import hidden, prefix, triangle
+from lra_jax.attention.linear.linear import segment as plain_segment
+from lra_jax.attention.linear.sums import Sums, key_sums, no_sums
 from lra_jax.attention.registry import Mechanism
+from lra_jax.attention.sharded import exchange
+from lra_jax.errors import expected
 
 __all__ = [
     "CosformerState",
@@ -48,6 +61,7 @@ MECHANISM = Mechanism(
     cross=True,
     stream=True,
     kernels=True,
+    sharded="cosformer_slice",
     cost="2 (T + S) H^2",
     summary="ReLU features re-weighted by the cosine of distance",
     source="Qin et al. 2022",
@@ -131,11 +145,13 @@ MECHANISM = Mechanism(
     },
 )
 
+MaxLength = int | np.integer | jax.Array | np.ndarray | None
+
 
 class CosformerState(NamedTuple):
     """Everything that the next position needs of the earlier ones."""
 
-    sums: causal.Sums  # [B, N, 2H, Hv] and [B, N, 2H]
+    sums: Sums  # [B, N, 2H, Hv] and [B, N, 2H]; without re-weighting H in place of 2H
     position: jax.Array  # of the next token in each sample, [B] int32
     max_length: jax.Array  # M, [] int32
 
@@ -146,11 +162,13 @@ def cosformer_attention(
     value: jax.Array,
     mask: jax.Array | None = None,
     is_causal: bool = False,
-    max_length: angles.MaxLength = None,
+    max_length: MaxLength = None,
     *,
+    feature_map: feature_maps.FeatureMap = "relu",
+    reweight: bool = True,
     denominator: str = "clamp",
     eps: float = 1e-6,
-    chunking: causal.Chunking | None = None,
+    chunking: engine.Chunking | None = None,
     precision: jax.lax.PrecisionLike = None,
     implementation: kernels.Implementation = "auto",
     **_: Any,
@@ -167,6 +185,9 @@ def cosformer_attention(
       max_length: M. An int of at least max(T, S); None for max(T, S); or an integer
         array `[B]` with one M a sample, whose positions from its M on are padding: such
         keys are hidden and such query rows are zero.
+      feature_map: "relu", "identity", "leaky_relu", "elu" (elu(x) + 1), or a function
+        of an array.
+      reweight: multiply each weight by the cosine of the distance.
       denominator: "clamp" divides by max(sum, eps), as the authors do; "add" divides by
         sum + eps (davidsvy/cosformer-pytorch, with eps 1e-5).
       eps: see `denominator`.
@@ -177,41 +198,50 @@ def cosformer_attention(
       **_: further keywords that Flax passes to an ``attention_fn``; ignored.
 
     Returns:
-      `[B, T, N, Hv]` in the query's dtype. A row whose query, or whose every visible
-      key, is negative throughout is exactly zero, with zero gradient to query and key.
+      `[B, T, N, Hv]` in the query's dtype. With ReLU, a row whose query, or whose every
+      visible key, is negative throughout is exactly zero, with zero gradient to query
+      and key.
 
     Raises:
-      ValueError: shapes, dtypes or the mask do not fit, a position lies beyond
-        `max_length`, or there is no kernel where one is wanted.
+      ValueError: shapes, dtypes, the mask or an option do not fit, a position lies
+        beyond `max_length`, or there is no kernel where one is wanted.
     """
     inputs.check_inputs(query, key, value, is_causal)
-    _check_options(denominator)
-    target = kernels.choose(implementation, query, key, value, "relu", chunking)
-    lengths = angles.max_lengths(max_length, query, key)
-    mask = angles.visible(mask, lengths, query.shape[0], key.shape[1])
-    rows = angles.within(lengths, query.shape[1])
+    target = kernels.choose(implementation, query, key, value, feature_map, chunking)
+    lengths = _max_lengths(max_length, query, key)
+    mask = _visible(mask, lengths, query.shape[0], key.shape[1])
+    rows = _within(lengths, query.shape[1])
     if target is not None:
-        arrays = (inputs.hide(query, rows), key, value, mask, is_causal)
-        options = (denominator, eps, lengths, chunking, precision)
-        return kernels.attend(target, *arrays, "relu", *options)
-    dtype = inputs.accumulation_dtype(query, key, value)
-    if is_causal:
-        return causal.attend(
-            *(query, key, value, mask),
-            "relu",
-            causal.Divided(denominator, eps),
-            query_mask=rows,
-            angles=_by_position(angles.tables(query.shape[1], lengths, dtype)),
-            turn=angles.turn(lengths),
+        _check_denominator(denominator)
+        return kernels.attend(
+            target,
+            inputs.hide(query, rows),
+            key,
+            value,
+            mask,
+            is_causal,
+            feature_map=feature_map,
+            denominator=denominator,
+            eps=eps,
+            max_length=lengths if reweight else None,
             chunking=chunking,
             precision=precision,
-        )[0]
-    features = _features(query, key, rows, mask, dtype)
+        )
+    dtype = inputs.accumulation_dtype(query, key, value)
+    options = _Options(
+        "given", dtype, precision, denominator, eps, _turn(lengths), reweight
+    )
+    if is_causal:
+        tables = _tables(query.shape[1], lengths, dtype)
+        arrays = query, key, value
+        return _causal(options, *arrays, feature_map, mask, rows, tables, chunking)[0]
+    _check_denominator(denominator)
+    features = feature_maps.features(query, key, feature_map, dtype, mask, rows)
     value = inputs.by_head(value, query.shape[2], mask, dtype)
-    query_features, key_features = _rotated(features, lengths)
+    query_features, key_features = _rotated(features, lengths, reweight)
     sums = feature_maps.project(query_features, key_features.sum(2), precision)
     out = feature_maps.contract(query_features, key_features, value, precision)
-    out = out / causal.bounded(sums, denominator, eps)[..., None]
+    out = out * _scale(options, sums)[..., None]
     return jnp.swapaxes(out, 1, 2).astype(query.dtype)
 
 
@@ -220,8 +250,10 @@ def cosformer_weights(
     key: jax.Array,
     mask: jax.Array | None = None,
     is_causal: bool = False,
-    max_length: angles.MaxLength = None,
+    max_length: MaxLength = None,
     *,
+    feature_map: feature_maps.FeatureMap = "relu",
+    reweight: bool = True,
     denominator: str = "clamp",
     eps: float = 1e-6,
     precision: jax.lax.PrecisionLike = None,
@@ -232,47 +264,16 @@ def cosformer_weights(
     float32 or wider; arguments and errors are those of `cosformer_attention`.
     """
     inputs.check_inputs(query, key, None, is_causal)
-    _check_options(denominator)
-    lengths = angles.max_lengths(max_length, query, key)
-    mask = angles.visible(mask, lengths, query.shape[0], key.shape[1])
+    _check_denominator(denominator)
+    lengths = _max_lengths(max_length, query, key)
+    mask = _visible(mask, lengths, query.shape[0], key.shape[1])
+    rows = _within(lengths, query.shape[1])
     dtype = inputs.accumulation_dtype(query, key)
-    rows = angles.within(lengths, query.shape[1])
-    features = _rotated(_features(query, key, rows, mask, dtype), lengths)
-    scores = feature_maps.products(*features, precision)
+    features = feature_maps.features(query, key, feature_map, dtype, mask, rows)
+    scores = feature_maps.products(*_rotated(features, lengths, reweight), precision)
     if is_causal:
         scores = feature_maps.hide_future(scores)
-    return scores / causal.bounded(scores.sum(-1, keepdims=True), denominator, eps)
-
-
-def cosformer_init(
-    batch_size: int,
-    num_heads: int,
-    head_dim: int,
-    value_dim: int | None = None,
-    dtype: jax.typing.DTypeLike = jnp.float32,
-    *,
-    max_length: int,
-) -> CosformerState:
-    """Returns the state of a stream before its first position.
-
-    Args:
-      batch_size: B.
-      num_heads: N, those of the query.
-      head_dim: H.
-      value_dim: Hv; None = H.
-      dtype: of the sums, float32 or float64.
-      max_length: M, more than every position that the stream will reach.
-
-    Raises:
-      ValueError: another dtype, or `max_length` is not positive.
-    """
-    dtype = inputs.state_dtype(dtype)
-    sizes = (batch_size, num_heads, 2 * head_dim, value_dim or head_dim)
-    return CosformerState(
-        causal.no_sums(*sizes, dtype),
-        jnp.zeros((batch_size,), jnp.int32),
-        jnp.asarray(angles.fixed(max_length, 1), jnp.int32),
-    )
+    return scores / _bounded(scores.sum(-1, keepdims=True), denominator, eps)
 
 
 def cosformer_prefill(
@@ -283,16 +284,18 @@ def cosformer_prefill(
     *,
     max_length: int | None = None,
     state: CosformerState | None = None,
+    feature_map: feature_maps.FeatureMap = "relu",
+    reweight: bool = True,
     denominator: str = "clamp",
     eps: float = 1e-6,
-    chunking: causal.Chunking | None = None,
+    chunking: engine.Chunking | None = None,
     precision: jax.lax.PrecisionLike = None,
 ) -> tuple[jax.Array, CosformerState]:
     """Takes a whole prompt, or a further part of one, in one pass.
 
     Args:
       query: `[B, T, N, H]`; key, value, mask and options as in `cosformer_attention`.
-        The next token stands behind each sample's last real position.
+        The next token follows each sample's last real position.
       max_length: M, for all that the stream will hold; give it or a state, which has
         its own.
       state: what came before; None = nothing.
@@ -301,93 +304,320 @@ def cosformer_prefill(
       The causal attention `[B, T, N, Hv]` and the state after the last real position.
 
     Raises:
-      ValueError: shapes, dtypes, the mask or the state do not fit, or the prompt
-        reaches beyond M. Under ``jax.jit`` a state's position is not known and cannot
-        raise: positions from M on then count as the position M - 1.
+      ValueError: shapes, dtypes, the mask, an option or the state do not fit, or the
+        prompt reaches beyond M. Under ``jax.jit`` a state's position is not known and
+        cannot raise: positions from M on then count as the position M - 1.
     """
     inputs.check_inputs(query, key, value, True)
-    _check_options(denominator)
     batch, length = query.shape[:2]
     mask = inputs.padding_mask(mask, batch, length)
     position = inputs.next_position(mask, batch, length)
     if state is None:
-        dtype = inputs.accumulation_dtype(query, key, value)
-        longest = angles.fixed(max_length, length)
-        tables = angles.tables(length, longest, dtype)
-        limit, turn = jnp.asarray(longest, jnp.int32), angles.turn(longest)
+        dtype, start = inputs.accumulation_dtype(query, key, value), None
+        longest = inputs.check_max_length(max_length, length)
+        tables = _tables(length, longest, dtype)
+        limit, turn = jnp.asarray(longest, jnp.int32), _turn(longest)
     elif max_length is not None:
-        raise ValueError(f"max_length: expected None with a state, got {max_length}")
+        raise expected("max_length", "None with a state", max_length)
     else:
-        dtype, limit, turn = state.sums.total.dtype, state.max_length, None
-        tables = angles.stream_tables(state.position, length, limit, dtype)
+        dtype, start = state.sums.total.dtype, state.sums
+        limit, turn = state.max_length, None
+        tables = _stream_tables(state.position, length, limit, dtype)
         position = position + state.position
-    out, sums = causal.attend(
-        *(query, key, value, mask),
-        "relu",
-        causal.Divided(denominator, eps),
-        angles=_by_position(tables),
-        turn=turn,
-        start=None if state is None else state.sums,
-        chunking=chunking,
-        precision=precision,
+    options = _Options("given", dtype, precision, denominator, eps, turn, reweight)
+    arrays = query, key, value
+    out, sums = _causal(
+        options, *arrays, feature_map, mask, None, tables, chunking, start
     )
     return out, CosformerState(sums, position, limit)
 
 
-def cosformer_step(
-    state: CosformerState,
+cosformer_init = streams.make_init(cosformer_prefill)
+cosformer_step = streams.make_step(cosformer_prefill)
+
+
+class _Options(NamedTuple):
+    """`feature_maps.Options`, and those of the causal form."""
+
+    feature_map: str
+    dtype: Any
+    precision: jax.lax.PrecisionLike
+    denominator: str
+    eps: float
+    turn: float | None  # the angle between neighbouring positions, if M is known
+    reweight: bool
+
+
+def _causal(
+    options: _Options,
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
-    *,
-    denominator: str = "clamp",
-    eps: float = 1e-6,
-    precision: jax.lax.PrecisionLike = None,
-) -> tuple[jax.Array, CosformerState]:
-    """Takes one position of each sample; arrays `[B, N, H]` -> `[B, N, Hv]`.
-
-    Options and errors are those of `cosformer_prefill`: a step beyond M raises outside
-    ``jax.jit``, and counts as the position M - 1 inside.
-    """
-    arrays = inputs.one_position(query, key, value)
-    options = {"denominator": denominator, "eps": eps, "precision": precision}
-    out, state = cosformer_prefill(*arrays, state=state, **options)
-    return out[:, 0], state
-
-
-def _check_options(denominator: str) -> None:
-    if denominator not in ("clamp", "add"):
-        raise ValueError(f"denominator: expected 'clamp' or 'add', got {denominator!r}")
-
-
-def _features(
-    query: jax.Array,
-    key: jax.Array,
-    rows: jax.Array | None,
+    feature_map: feature_maps.FeatureMap,
     mask: jax.Array | None,
-    dtype: jnp.dtype,
-) -> tuple[jax.Array, jax.Array]:
-    """The ReLU of the visible queries and keys, `[B, N, T, H]`."""
-    num_heads = query.shape[2]
-    # ReLU(0) is zero, and its gradient there too: what is hidden stays hidden.
-    return (
-        jax.nn.relu(inputs.by_head(query, num_heads, rows, dtype)),
-        jax.nn.relu(inputs.by_head(key, num_heads, mask, dtype)),
+    query_mask: jax.Array | None,
+    tables: tuple[jax.Array, jax.Array],
+    chunking: engine.Chunking | None,
+    state: Sums | None = None,
+) -> tuple[jax.Array, Sums]:
+    """The causal form; ``tables`` are twice `[1 or B, T]`."""
+    _check_denominator(options.denominator)
+    dtype, reweight = query.dtype, options.reweight
+    query, key, phi = feature_maps.given(
+        query, key, feature_map, options.dtype, mask, query_mask
+    )
+    arrays = engine.Arrays(query, key, value)
+    start = no_sums(arrays, key.shape[-1] * (2 if reweight else 1), options.dtype)
+    return engine.run(
+        engine.Form(
+            feature_maps.prepared,
+            _segment if reweight else plain_segment,
+            options._replace(feature_map=phi),
+            _scale,
+        ),
+        start if state is None else inputs.checked_state(state, start),
+        arrays,
+        mask=mask,
+        query_mask=query_mask,
+        tables=tables if reweight else None,
+        chunking=chunking,
+        dtype=dtype,
     )
 
 
+def _segment(
+    options: _Options,
+    state: Sums,
+    features: tuple[jax.Array, jax.Array, jax.Array],
+    tables: tuple[jax.Array, jax.Array],
+) -> tuple[tuple[jax.Array, jax.Array], Sums]:
+    """One segment, see `engine.Form`: numerators, denominators and the state after.
+
+    The state holds the sums of keys times their cosines, then those times their sines.
+    """
+    query, key, value = features
+    product = functools.partial(jnp.einsum, precision=options.precision)
+    scores = product("bnpim,bnpjm->bnpij", query, key)
+    scores = scores * _distances(*tables, options.turn)
+    scores = hidden(scores, triangle(scores.shape[-1]))
+    updates = [
+        Sums(product("bnpjm,bnpjv->bnpmv", key * near[..., None], value), total)
+        for near, total in zip(tables, _totals(key, *tables), strict=True)
+    ]
+    (cosines, sines), totals = (jnp.split(x, 2, 2) for x in state)
+    halves = [Sums(cosines, totals[0]), Sums(sines, totals[1])]
+    befores, afters = prefix(halves, updates)
+    numerator = product("bnpij,bnpjv->bnpiv", scores, value)
+    denominator = scores.sum(-1)
+    # The cosine of a difference splits into two products. What they return is weighted,
+    # and not the query that they take: the weights then join the additions.
+    for near, before in zip(tables, befores, strict=True):
+        past = product("bnpim,bnpmv->bnpiv", query, before.summary)
+        numerator += near[..., None] * past
+        denominator += near * product("bnpim,bnpm->bnpi", query, before.total)
+    after = Sums(*(jnp.concatenate(x, 2) for x in zip(*afters, strict=True)))
+    return (numerator, denominator), after
+
+
+def _distances(cos: jax.Array, sin: jax.Array, turn: float | None) -> jax.Array:
+    """The cosines of the distances within a chunk, `[1 or B, 1, P or 1, C, C]`."""
+    if turn is None:
+        pairs = (x[..., :, None] * x[..., None, :] for x in (cos, sin))
+        return sum(pairs, jnp.zeros((), cos.dtype))
+    # A constant: XLA would compute the other form once for every head.
+    places = np.arange(cos.shape[-1])
+    near = np.cos((places[:, None] - places) * turn)
+    return jnp.asarray(near, cos.dtype)[None, None, None]
+
+
+@jax.custom_vjp
+def _totals(key: jax.Array, cos: jax.Array, sin: jax.Array) -> tuple:
+    """The sums of a chunk's keys times their cosines, and times their sines.
+
+    One product here. In a gradient, where the products with a state need both weighted
+    keys anyway, two of them with ones are quicker, and so is a gradient of its own:
+    that of the one product would be a product with two columns.
+    """
+    # The ones have the key's sharding.
+    ones = jnp.ones_like(key[..., 0])
+    both = jnp.stack([ones * cos, ones * sin], -2)
+    sums = jnp.einsum("bnpcj,bnpjm->bnpcm", both, key, precision="highest")
+    return sums[..., 0, :], sums[..., 1, :]
+
+
+def _totals_forward(key: jax.Array, cos: jax.Array, sin: jax.Array) -> tuple:
+    sums = key_sums(key * cos[..., None]), key_sums(key * sin[..., None])
+    return sums, (cos, sin)
+
+
+def _totals_backward(tables: tuple, of_sums: tuple) -> tuple:
+    pairs = zip(tables, of_sums, strict=True)
+    cos, sin = (near[..., None] * slope[..., None, :] for near, slope in pairs)
+    # The tables have no gradient.
+    return cos + sin, None, None
+
+
+_totals.defvjp(_totals_forward, _totals_backward)
+
+
+def _scale(options: _Options, denominator: jax.Array) -> jax.Array:
+    return 1 / _bounded(denominator, options.denominator, options.eps)
+
+
+def _bounded(sums: jax.Array, denominator: str, eps: float) -> jax.Array:
+    return feature_maps.at_least(sums, eps) if denominator == "clamp" else sums + eps
+
+
+def _check_denominator(denominator: str) -> None:
+    if denominator not in ("clamp", "add"):
+        raise expected("denominator", "'clamp' or 'add'", f"{denominator!r}")
+
+
+def cosformer_slice(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    mask: jax.Array | None,
+    query_mask: jax.Array | None,
+    *,
+    axis: str,
+    is_causal: bool,
+    max_length: int | None = None,
+    feature_map: feature_maps.FeatureMap = "relu",
+    reweight: bool = True,
+    denominator: str = "clamp",
+    eps: float = 1e-6,
+    chunking: engine.Chunking | None = None,
+    precision: jax.lax.PrecisionLike = None,
+    **_: Any,
+) -> jax.Array:
+    """One device's part of `cosformer_attention`, see `lra_jax.attention.sharded`."""
+    _check_denominator(denominator)
+    dtype = inputs.accumulation_dtype(query, key, value)
+    length = query.shape[1]
+    whole = length * jax.lax.axis_size(axis)
+    longest = inputs.check_max_length(
+        whole if max_length is None else max_length, whole
+    )
+    first = jax.lax.axis_index(axis) * length
+    cos, sin = (
+        jax.lax.dynamic_slice_in_dim(table, first, length, 1)
+        for table in _tables(whole, longest, dtype)
+    )
+    options = _Options(
+        "given", dtype, precision, denominator, eps, _turn(longest), reweight
+    )
+    features = feature_maps.features(query, key, feature_map, dtype, mask)
+    if reweight:
+        tables = cos[:, None], sin[:, None]
+        features = tuple(feature_maps.rotated(x, *tables) for x in features)
+    query_features, key_features = features
+    values = inputs.by_head(value, query.shape[2], mask, dtype)
+    summary = jnp.einsum("bnsm,bnsv->bnmv", key_features, values, precision=precision)
+    sums = Sums(summary, key_features.sum(2))
+    if is_causal:
+        start = exchange.before(sums, axis)
+        arrays = query, key, value
+        return _causal(
+            options, *arrays, feature_map, mask, None, (cos, sin), chunking, start
+        )[0]
+    sums = exchange.total(sums, axis)
+    product = functools.partial(jnp.einsum, precision=precision)
+    out = product("bntm,bnmv->bntv", query_features, sums.summary)
+    total = feature_maps.project(query_features, sums.total, precision)
+    out = out * _scale(options, total)[..., None]
+    return jnp.swapaxes(out, 1, 2).astype(query.dtype)
+
+
 def _rotated(
-    features: tuple[jax.Array, jax.Array], lengths: int | jax.Array
+    features: tuple[jax.Array, jax.Array], lengths: int | jax.Array, reweight: bool
 ) -> tuple[jax.Array, jax.Array]:
-    """Twice `[B, N, T, H]` -> twice `[B, N, T, 2H]`."""
+    """Twice `[B, N, T, H]` -> twice `[B, N, T, 2H]`, if re-weighted."""
+    if not reweight:
+        return features
     query, key = (
-        feature_maps.rotated(x, *angles.tables(x.shape[2], lengths, x.dtype))
+        feature_maps.rotated(
+            x, *(table[:, None] for table in _tables(x.shape[2], lengths, x.dtype))
+        )
         for x in features
     )
     return query, key
 
 
-def _by_position(tables: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-    """Twice `[1 or B, 1, T]` -> twice `[1 or B, T]`."""
-    cos, sin = (x[:, 0] for x in tables)
-    return cos, sin
+def _max_lengths(
+    max_length: MaxLength, query: jax.Array, key: jax.Array
+) -> int | jax.Array:
+    """M as an int, or as an integer array `[B]`."""
+    longest = max(query.shape[1], key.shape[1])
+    if max_length is None:
+        return longest
+    if isinstance(max_length, int | np.integer):
+        if max_length < longest:
+            wanted = f"at least max(T, S)={longest}, so that every weight is positive"
+            raise expected("max_length", wanted, max_length)
+        return int(max_length)
+    lengths = jnp.asarray(max_length)
+    wanted = (query.shape[0],)
+    if lengths.shape != wanted or not jnp.issubdtype(lengths.dtype, jnp.integer):
+        raise expected(
+            "max_length",
+            f"an int, None or an integer array [B]={wanted}",
+            f"{lengths.dtype} of shape {lengths.shape}",
+        )
+    return lengths
+
+
+def _visible(
+    mask: jax.Array | None, lengths: int | jax.Array, batch: int, length: int
+) -> jax.Array | None:
+    """The padding mask `[B, S]` without the positions beyond M; None = all."""
+    mask, below = inputs.padding_mask(mask, batch, length), _within(lengths, length)
+    return below if mask is None else mask if below is None else mask & below
+
+
+def _within(lengths: int | jax.Array, length: int) -> jax.Array | None:
+    """`[B, S]`: the positions below each sample's own M; None for one fixed M."""
+    if isinstance(lengths, int):
+        return None
+    return jnp.arange(length, dtype=lengths.dtype)[None] < lengths[:, None]
+
+
+def _turn(lengths: int | jax.Array) -> float | None:
+    """The angle between neighbouring positions, if M is one known number."""
+    return math.pi / 2 / lengths if isinstance(lengths, int) else None
+
+
+def _tables(
+    length: int, lengths: int | jax.Array, dtype: jnp.dtype
+) -> tuple[jax.Array, jax.Array]:
+    """Cosine and sine of every position's angle ``pi i / 2M``, `[1 or B, T]`."""
+    positions = np.arange(length)[None]
+    if isinstance(lengths, int):
+        # Made here, in float64, and not by XLA, which would fuse the cosine into the
+        # product and evaluate it once for every element.
+        angles = positions * (math.pi / 2 / lengths)
+        return jnp.asarray(np.cos(angles), dtype), jnp.asarray(np.sin(angles), dtype)
+    longest = jnp.maximum(lengths, 1).astype(dtype)
+    angles = jnp.asarray(positions, dtype) * (math.pi / 2 / longest)[:, None]
+    return jnp.cos(angles), jnp.sin(angles)
+
+
+def _stream_tables(
+    position: jax.Array, length: int, max_length: jax.Array, dtype: jnp.dtype
+) -> tuple[jax.Array, jax.Array]:
+    """The tables of ``length`` positions from each sample's own on, `[B, T]`.
+
+    Positions from M on share the angle of the last one, M - 1, so that every weight
+    stays positive.
+
+    Raises:
+      ValueError: they reach beyond M; only where the position is a concrete array.
+    """
+    traced = any(isinstance(x, jax.core.Tracer) for x in (position, max_length))
+    if not traced and np.max(position) + length > max_length:
+        wanted = f"at least {np.max(position) + length} for a stream that goes this far"
+        raise expected("max_length", wanted, max_length)
+    places = position[:, None] + jnp.arange(length, dtype=position.dtype)[None]
+    places = jnp.minimum(places, max_length - 1).astype(dtype)
+    angles = places * (math.pi / 2 / max_length.astype(dtype))
+    return jnp.cos(angles), jnp.sin(angles)

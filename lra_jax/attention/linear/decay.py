@@ -9,8 +9,8 @@ Positions count from 0 in queries and keys alike, so that lengths may differ. On
 differences of positions matter: padding on the left moves nothing.
 """
 
+import functools
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.core
@@ -18,7 +18,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from lra_jax.attention import feature_maps, inputs
-from lra_jax.attention.causal import sums as causal
+from lra_jax.attention.causal import engine
+from lra_jax.attention.causal.both_ends import from_both_ends
+from lra_jax.attention.causal.prefix import decayed, prefix, so_far, triangle
+from lra_jax.attention.linear.sums import Sums, key_sums, no_sums, row_sums
+from lra_jax.errors import expected
 
 Slopes = jax.Array | np.ndarray | Sequence[float]
 
@@ -36,14 +40,11 @@ def checked_slopes(
     known = not isinstance(slopes, jax.core.Tracer)
     slopes = np.asarray(slopes) if known else slopes
     if slopes.shape != published.shape:
-        raise ValueError(
-            f"slopes: expected one for each head, [N]={published.shape}, "
-            f"got shape {slopes.shape}"
+        raise expected(
+            "slopes", f"one for each head, [N]={published.shape}", slopes.shape
         )
     if known and not slopes.min() >= 0:
-        raise ValueError(
-            f"slopes: expected none below zero, or weights grow, got {slopes.min()}"
-        )
+        raise expected("slopes", "none below zero, or weights grow", slopes.min())
     return jnp.asarray(slopes, dtype)
 
 
@@ -53,35 +54,153 @@ def sums(
     value: jax.Array,
     slopes: jax.Array,
     is_causal: bool,
-    **options: Any,
+    *,
+    mask: jax.Array | None,
+    feature_map: feature_maps.FeatureMap = "identity",
+    chunking: engine.Chunking | None = None,
+    precision: jax.lax.PrecisionLike = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """``sum_j w(i, j) v_j`` and ``sum_j w(i, j)``, heads first.
+    """``sum_j w(i, j) v_j`` and ``sum_j w(i, j)``, in the slopes' dtype.
 
     Args:
-      query: features `[B, N, T, M]`.
-      key: features `[B, N, S, M]`, zero where hidden.
-      value: `[B, N, S, Hv]`.
-      slopes: `[N]`.
+      query: `[B, T, N, H]`.
+      key: `[B, S, N, H]`; its heads may be a divisor of N.
+      value: `[B, S, N, Hv]`.
+      slopes: `[N]`, float32 or float64.
       is_causal: sums over j <= i instead of all j.
-      **options: chunking and precision, as in `causal.causal_linear`.
+      mask: the real keys, `[B, S]`; None = all.
+      feature_map: phi.
+      chunking: how the sequence is cut.
+      precision: of the matrix products.
 
     Returns:
-      `[B, N, T, Hv]` and `[B, N, T]`.
+      `[B, T, N, Hv]` and `[B, T, N]`.
     """
+    arguments = {"feature_map": feature_map, "precision": precision}
     if is_causal:
-        arrays = (query, key, value)
-        return causal.causal_linear(*arrays, slopes=slopes, **options)[:2]
-    length, longest = query.shape[2], max(query.shape[2], key.shape[2])
-    arrays = [_filled(x, longest) for x in (query, key, value)]
-    *until, _state = causal.causal_linear(*arrays, slopes=slopes, **options)
-    backward = [jnp.flip(x, 2) for x in arrays]
-    # One step later, a key is no longer seen by its own query.
-    backward[1:] = [_later(x) for x in backward[1:]]
-    *after, _state = causal.causal_linear(*backward, slopes=slopes, **options)
-    step = jnp.exp(-slopes)[None, :, None]
-    numerator = until[0] + jnp.flip(after[0], 2) * step[..., None]
-    denominator = until[1] + jnp.flip(after[1], 2) * step
-    return numerator[:, :, :length], denominator[:, :, :length]
+        form, start, arrays = _form(query, key, value, slopes, mask, None, **arguments)
+        return engine.run(
+            form, start, arrays, mask=mask, chunking=chunking, dtype=slopes.dtype
+        )[0]
+    length, longest = query.shape[1], max(query.shape[1], key.shape[1])
+    if mask is None and key.shape[1] < longest:
+        mask = jnp.ones(key.shape[:2], bool)
+    query, key, value = (_filled(x, longest) for x in (query, key, value))
+    mask = None if mask is None else _filled(mask, longest)
+    form, start, arrays = _form(query, key, value, slopes, mask, None, **arguments)
+    until, after = from_both_ends(
+        form, start, arrays, mask=mask, chunking=chunking, dtype=slopes.dtype
+    )
+    step = jnp.exp(-slopes)[None, None]
+    numerator = until[0] + after[0] * step[..., None]
+    denominator = until[1] + after[1] * step
+    return numerator[:, :length], denominator[:, :length]
+
+
+def prefill(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    slopes: jax.Array,
+    *,
+    mask: jax.Array | None,
+    state: Sums | None,
+    feature_map: feature_maps.FeatureMap = "identity",
+    chunking: engine.Chunking | None = None,
+    precision: jax.lax.PrecisionLike = None,
+) -> tuple[tuple[jax.Array, jax.Array], Sums]:
+    """The causal `sums`, and the state after each sample's last real position.
+
+    Rows after that position decay no further.
+
+    Raises:
+      ValueError: the state does not fit.
+    """
+    ends = None if mask is None else inputs.next_position(mask, *mask.shape)
+    form, start, arrays = _form(
+        query,
+        key,
+        value,
+        slopes,
+        mask,
+        ends,
+        feature_map=feature_map,
+        precision=precision,
+    )
+    start = start if state is None else inputs.checked_state(state, start)
+    return engine.run(
+        form, start, arrays, mask=mask, chunking=chunking, dtype=slopes.dtype
+    )
+
+
+def _form(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    slopes: jax.Array,
+    mask: jax.Array | None,
+    ends: jax.Array | None,
+    *,
+    feature_map: feature_maps.FeatureMap,
+    precision: jax.lax.PrecisionLike,
+) -> tuple[engine.Form, Sums, engine.Arrays]:
+    """The causal form, the state before it, and its arrays.
+
+    From ``ends`` `[B]` on, one past each sample's last real position, nothing decays.
+    """
+    dtype = slopes.dtype
+    query, key, phi = feature_maps.given(query, key, feature_map, dtype, mask)
+    places = jnp.arange(query.shape[1], dtype=jnp.int32)[None, :, None]
+    log_decay = -slopes[None, None] * jnp.ones_like(places, dtype)
+    if ends is not None:
+        before = places < ends[:, None, None]
+        log_decay = jnp.where(before, log_decay, jnp.zeros((), dtype))
+    options = feature_maps.Options(phi, dtype, precision)
+    arrays = engine.Arrays(query, key, value, log_decay)
+    return (
+        engine.Form(_prepared, _segment, options),
+        no_sums(arrays, key.shape[-1], dtype),
+        arrays,
+    )
+
+
+def _prepared(
+    options: feature_maps.Options,
+    arrays: engine.Arrays,
+    mask: jax.Array | None,
+    query_mask: jax.Array | None,
+) -> tuple[jax.Array, ...]:
+    features = feature_maps.prepared(options, arrays, mask, query_mask)
+    return *features, jnp.swapaxes(jnp.asarray(arrays.log_decay), 1, 2)
+
+
+def _segment(
+    options: feature_maps.Options,
+    state: Sums,
+    features: tuple[jax.Array, jax.Array, jax.Array, jax.Array],
+    _: None,
+) -> tuple[tuple[jax.Array, jax.Array], Sums]:
+    """One segment, see `engine.Form`: numerators, denominators and the state after.
+
+    Only differences within a chunk and factors of whole chunks are exponentiated, none
+    of them positive: nothing can overflow.
+    """
+    query, key, value, log_decay = features
+    product = functools.partial(jnp.einsum, precision=options.precision)
+    fade = so_far(log_decay)
+    end = fade[..., -1]
+    scores = product("bnpim,bnpjm->bnpij", query, key)
+    near = fade[..., None] - fade[..., None, :]
+    scores = scores * decayed(near, triangle(scores.shape[-1]))
+    query = query * jnp.exp(fade)[..., None]
+    key = key * jnp.exp(end[..., None] - fade)[..., None]
+    updates = Sums(product("bnpjm,bnpjv->bnpmv", key, value), key_sums(key))
+    before, after = prefix(state, updates, end)
+    numerator = product("bnpij,bnpjv->bnpiv", scores, value)
+    numerator += product("bnpim,bnpmv->bnpiv", query, before.summary)
+    denominator = row_sums(scores)
+    denominator += product("bnpim,bnpm->bnpi", query, before.total)
+    return (numerator, denominator), after
 
 
 def weights(
@@ -91,33 +210,12 @@ def weights(
     is_causal: bool,
     precision: jax.lax.PrecisionLike,
 ) -> jax.Array:
-    """The dense ``w(i, j)``, `[B, N, T, S]`."""
+    """The dense ``w(i, j)``, `[B, N, T, S]`, of features `[B, N, T, M]`."""
     scores = feature_maps.products(query, key, precision)
     rows, columns = np.arange(query.shape[2]), np.arange(key.shape[2])
     distance = jnp.asarray(np.abs(rows[:, None] - columns), slopes.dtype)
     scores = scores * jnp.exp(-slopes[:, None, None] * distance[None])[None]
     return feature_maps.hide_future(scores) if is_causal else scores
-
-
-def prefill(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    slopes: jax.Array,
-    mask: jax.Array | None,
-    start: causal.Sums | None,
-    **options: Any,
-) -> tuple[jax.Array, jax.Array, causal.Sums]:
-    """The causal `sums`, and the state after each sample's last real position.
-
-    Rows behind that position decay no further.
-    """
-    ends = None
-    if mask is not None:
-        ends = inputs.next_position(mask, *mask.shape)
-    return causal.causal_linear(
-        query, key, value, slopes=slopes, ends=ends, start=start, **options
-    )
 
 
 def spread(
@@ -159,11 +257,6 @@ def _geometric(
 
 
 def _filled(x: jax.Array, length: int) -> jax.Array:
-    """Appends zeros to `[B, N, T, ...]` up to a length."""
-    missing = length - x.shape[2]
-    return jnp.pad(x, [(0, 0), (0, 0), (0, missing), (0, 0)]) if missing else x
-
-
-def _later(x: jax.Array) -> jax.Array:
-    """`[B, N, T, M]` one position later; zeros come first, the last drops out."""
-    return jnp.pad(x[:, :, :-1], [(0, 0), (0, 0), (1, 0), (0, 0)])
+    """Appends zeros to `[B, T, ...]` up to a length."""
+    missing = length - x.shape[1]
+    return jnp.pad(x, [(0, 0), (0, missing)] + [(0, 0)] * (x.ndim - 2))

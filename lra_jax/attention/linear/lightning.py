@@ -4,7 +4,7 @@ Language Modeling with Lightning Attention"), the attention of TransNormerLLM.
 ``out_i = sum_{j <= i} exp(-slope (i - j)) (phi(q_i) . phi(k_j)) v_j``: linear attention
 with a fixed decay for each head and no denominator. By default phi is the identity, as
 in the authors' function (OpenNLPLab/lightning-attention); their model applies SiLU to
-queries and keys before it (``feature_map="silu"``) and normalises behind it, over all
+queries and keys before it (``feature_map="silu"``) and normalises after it, over all
 heads together (``norm="rms"``). Without a norm the outputs grow with the length.
 
 Slopes are the authors' ``2^(-8 (h + 1) / N)`` (`lightning_slopes`); in layer l of L
@@ -26,9 +26,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lra_jax.attention import feature_maps, inputs
-from lra_jax.attention.causal import sums as causal
+from lra_jax.attention import feature_maps, inputs, streams
+from lra_jax.attention.causal import engine
 from lra_jax.attention.linear import decay
+from lra_jax.attention.linear.sums import Sums
 from lra_jax.attention.registry import Mechanism
 
 __all__ = [
@@ -55,7 +56,7 @@ MECHANISM = Mechanism(
 class LightningState(NamedTuple):
     """Everything that the next position needs of the earlier ones."""
 
-    sums: causal.Sums  # [B, N, M, Hv] and [B, N, M]
+    sums: Sums  # [B, N, M, Hv] and [B, N, M]
     position: jax.Array  # of the next token in each sample, [B] int32
 
 
@@ -82,7 +83,7 @@ def lightning_attention(
     feature_map: feature_maps.FeatureMap | None = None,
     norm: str | None = None,
     eps: float = 1e-6,
-    chunking: causal.Chunking | None = None,
+    chunking: engine.Chunking | None = None,
     precision: jax.lax.PrecisionLike = None,
     **_: Any,
 ) -> jax.Array:
@@ -117,15 +118,17 @@ def lightning_attention(
     mask = inputs.padding_mask(mask, query.shape[0], key.shape[1])
     dtype = inputs.accumulation_dtype(query, key, value)
     out, _denominators = decay.sums(
-        *feature_maps.features(query, key, feature_map or _identity, dtype, mask),
-        inputs.by_head(value, query.shape[2], mask, dtype),
+        query,
+        key,
+        value,
         _slopes(slopes, query.shape[2], dtype),
         is_causal,
+        mask=mask,
+        feature_map=feature_map or "identity",
         chunking=chunking,
         precision=precision,
     )
-    out = feature_maps.normalised(out, norm, (1, 3), eps)
-    return jnp.swapaxes(out, 1, 2).astype(query.dtype)
+    return feature_maps.normalised(out, norm, (2, 3), eps).astype(query.dtype)
 
 
 def lightning_weights(
@@ -147,37 +150,9 @@ def lightning_weights(
     inputs.check_inputs(query, key, None, is_causal)
     mask = inputs.padding_mask(mask, query.shape[0], key.shape[1])
     dtype = inputs.accumulation_dtype(query, key)
-    features = feature_maps.features(query, key, feature_map or _identity, dtype, mask)
+    features = feature_maps.features(query, key, feature_map or "identity", dtype, mask)
     rates = _slopes(slopes, query.shape[2], dtype)
     return decay.weights(*features, rates, is_causal, precision)
-
-
-def lightning_init(
-    batch_size: int,
-    num_heads: int,
-    head_dim: int,
-    value_dim: int | None = None,
-    dtype: jax.typing.DTypeLike = jnp.float32,
-    *,
-    feature_map: feature_maps.FeatureMap | None = None,
-) -> LightningState:
-    """Returns the state of a stream before its first position.
-
-    Args:
-      batch_size: B.
-      num_heads: N, those of the query.
-      head_dim: H.
-      value_dim: Hv; None = H.
-      dtype: of the sums, float32 or float64.
-      feature_map: as in `lightning_attention`; it decides the width M.
-
-    Raises:
-      ValueError: another dtype, or an unknown feature map.
-    """
-    dtype = inputs.state_dtype(dtype)
-    width = feature_maps.feature_width(feature_map or _identity, head_dim)
-    sums = causal.no_sums(batch_size, num_heads, width, value_dim or head_dim, dtype)
-    return LightningState(sums, jnp.zeros((batch_size,), jnp.int32))
 
 
 def lightning_prefill(
@@ -191,64 +166,48 @@ def lightning_prefill(
     feature_map: feature_maps.FeatureMap | None = None,
     norm: str | None = None,
     eps: float = 1e-6,
-    chunking: causal.Chunking | None = None,
+    chunking: engine.Chunking | None = None,
     precision: jax.lax.PrecisionLike = None,
 ) -> tuple[jax.Array, LightningState]:
     """Takes a whole prompt, or a further part of one, in one pass.
 
     Args:
       query: `[B, T, N, H]`; key, value, mask and options as in `lightning_attention`.
-        The next token stands behind each sample's last real position.
+        The next token follows each sample's last real position.
       state: what came before; None = nothing.
 
     Returns:
       The causal attention `[B, T, N, Hv]` and the state after the last real position.
-      Rows behind that position are those of a query that stands on it.
+      Rows after that position are those of a query at it.
 
     Raises:
       ValueError: shapes, dtypes, the mask, an option or the state do not fit.
     """
     inputs.check_inputs(query, key, value, True)
     feature_maps.check_norm(norm)
-    mask = inputs.padding_mask(mask, query.shape[0], key.shape[1])
+    batch, length, heads = query.shape[:3]
+    mask = inputs.padding_mask(mask, batch, length)
     dtype = inputs.accumulation_dtype(query, key, value)
+    position = inputs.next_position(mask, batch, length)
     if state is not None:
-        dtype = state.sums.total.dtype
-    out, _denominators, sums = decay.prefill(
-        *feature_maps.features(query, key, feature_map or _identity, dtype, mask),
-        inputs.by_head(value, query.shape[2], mask, dtype),
-        _slopes(slopes, query.shape[2], dtype),
-        mask,
-        None if state is None else state.sums,
+        dtype, position = state.sums.total.dtype, position + state.position
+    (out, _denominators), sums = decay.prefill(
+        query,
+        key,
+        value,
+        _slopes(slopes, heads, dtype),
+        mask=mask,
+        state=None if state is None else state.sums,
+        feature_map=feature_map or "identity",
         chunking=chunking,
         precision=precision,
     )
-    out = feature_maps.normalised(out, norm, (1, 3), eps)
-    position = inputs.next_position(mask, *query.shape[:2])
-    if state is not None:
-        position = position + state.position
-    out = jnp.swapaxes(out, 1, 2).astype(query.dtype)
+    out = feature_maps.normalised(out, norm, (2, 3), eps).astype(query.dtype)
     return out, LightningState(sums, position)
 
 
-def lightning_step(
-    state: LightningState,
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    **options: Any,
-) -> tuple[jax.Array, LightningState]:
-    """Takes one position of each sample; arrays `[B, N, H]` -> `[B, N, Hv]`.
-
-    Options and errors are those of `lightning_prefill`, without a mask and a chunking.
-    """
-    arrays = inputs.one_position(query, key, value)
-    out, state = lightning_prefill(*arrays, state=state, **options)
-    return out[:, 0], state
-
-
-def _identity(x: jax.Array) -> jax.Array:
-    return x
+lightning_init = streams.make_init(lightning_prefill)
+lightning_step = streams.make_step(lightning_prefill)
 
 
 def _slopes(slopes: decay.Slopes | None, num_heads: int, dtype: jnp.dtype) -> jax.Array:

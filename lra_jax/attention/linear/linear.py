@@ -4,7 +4,7 @@
 ``phi(x) = elu(x) + 1`` and no 1 / sqrt(H).
 
 Cost: O((T + S) H Hv) time, O(H Hv) beside the inputs and the output. The causal form
-sums over j <= i instead (`lra_jax.attention.causal.sums`).
+sums over j <= i instead.
 
 A stream holds the two sums, whatever its position: `linear_init` makes them empty,
 `linear_prefill` takes a prompt in one pass, `linear_step` takes one position.
@@ -15,15 +15,19 @@ sums and products are float32 or wider even for half-precision inputs: with H = 
 float16 sums overflow beyond some 760 keys.
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from lra_jax import kernels
-from lra_jax.attention import feature_maps, inputs
-from lra_jax.attention.causal import sums as causal
+from lra_jax.attention import feature_maps, inputs, streams
+from lra_jax.attention.causal import engine
+from lra_jax.attention.causal.prefix import hidden, prefix, triangle
+from lra_jax.attention.linear.sums import Sums, key_sums, no_sums, row_sums
 from lra_jax.attention.registry import Mechanism
+from lra_jax.attention.sharded import exchange
 
 __all__ = [
     "LinearState",
@@ -40,6 +44,7 @@ MECHANISM = Mechanism(
     cross=True,
     stream=True,
     kernels=True,
+    sharded="linear_slice",
     cost="(T + S) H^2",
     summary="elu(x) + 1 features, normalised (Linear Transformer)",
     source="Katharopoulos et al. 2020",
@@ -60,7 +65,7 @@ MECHANISM = Mechanism(
 class LinearState(NamedTuple):
     """Everything that the next position needs of the earlier ones."""
 
-    sums: causal.Sums  # [B, N, M, Hv] and [B, N, M]
+    sums: Sums  # [B, N, M, Hv] and [B, N, M]
     position: jax.Array  # of the next token in each sample, [B] int32
 
 
@@ -73,7 +78,7 @@ def linear_attention(
     *,
     feature_map: feature_maps.FeatureMap = "elu",
     eps: float = 1e-6,
-    chunking: causal.Chunking | None = None,
+    chunking: engine.Chunking | None = None,
     precision: jax.lax.PrecisionLike = None,
     implementation: kernels.Implementation = "auto",
     **_: Any,
@@ -105,14 +110,33 @@ def linear_attention(
     """
     inputs.check_inputs(query, key, value, is_causal)
     target = kernels.choose(implementation, query, key, value, feature_map, chunking)
-    if target is not None:
-        mask = inputs.padding_mask(mask, query.shape[0], key.shape[1])
-        arrays, sizes = (query, key, value, mask, is_causal), (chunking, precision)
-        return kernels.attend(target, *arrays, feature_map, "add", eps, None, *sizes)
-    if is_causal:
-        options = (feature_map, eps, chunking, precision)
-        return _causal(query, key, value, mask, None, *options)[0]
     mask = inputs.padding_mask(mask, query.shape[0], key.shape[1])
+    if target is not None:
+        return kernels.attend(
+            target,
+            query,
+            key,
+            value,
+            mask,
+            is_causal,
+            feature_map=feature_map,
+            denominator="add",
+            eps=eps,
+            max_length=None,
+            chunking=chunking,
+            precision=precision,
+        )
+    if is_causal:
+        return linear_prefill(
+            query,
+            key,
+            value,
+            mask,
+            feature_map=feature_map,
+            eps=eps,
+            chunking=chunking,
+            precision=precision,
+        )[0]
     dtype = inputs.accumulation_dtype(query, key, value)
     features = feature_maps.features(query, key, feature_map, dtype, mask)
     value = inputs.by_head(value, query.shape[2], mask, dtype)
@@ -147,34 +171,6 @@ def linear_weights(
     return scores / (scores.sum(-1, keepdims=True) + eps)
 
 
-def linear_init(
-    batch_size: int,
-    num_heads: int,
-    head_dim: int,
-    value_dim: int | None = None,
-    dtype: jax.typing.DTypeLike = jnp.float32,
-    *,
-    feature_map: feature_maps.FeatureMap = "elu",
-) -> LinearState:
-    """Returns the state of a stream before its first position.
-
-    Args:
-      batch_size: B.
-      num_heads: N, those of the query.
-      head_dim: H.
-      value_dim: Hv; None = H.
-      dtype: of the sums, float32 or float64.
-      feature_map: as in `linear_attention`; it decides the width M.
-
-    Raises:
-      ValueError: another dtype, or an unknown feature map.
-    """
-    dtype = inputs.state_dtype(dtype)
-    width = feature_maps.feature_width(feature_map, head_dim)
-    sums = causal.no_sums(batch_size, num_heads, width, value_dim or head_dim, dtype)
-    return LinearState(sums, jnp.zeros((batch_size,), jnp.int32))
-
-
 def linear_prefill(
     query: jax.Array,
     key: jax.Array,
@@ -184,7 +180,7 @@ def linear_prefill(
     state: LinearState | None = None,
     feature_map: feature_maps.FeatureMap = "elu",
     eps: float = 1e-6,
-    chunking: causal.Chunking | None = None,
+    chunking: engine.Chunking | None = None,
     precision: jax.lax.PrecisionLike = None,
 ) -> tuple[jax.Array, LinearState]:
     """Takes a whole prompt, or a further part of one, in one pass.
@@ -200,52 +196,156 @@ def linear_prefill(
       ValueError: shapes, dtypes, the mask or the state do not fit.
     """
     inputs.check_inputs(query, key, value, True)
-    options = (feature_map, eps, chunking, precision)
-    return _causal(query, key, value, mask, state, *options)
+    batch, length = query.shape[:2]
+    mask = inputs.padding_mask(mask, batch, length)
+    dtype = inputs.accumulation_dtype(query, key, value)
+    if state is not None:
+        dtype = state.sums.total.dtype
+    out_dtype = query.dtype
+    query, key, phi = feature_maps.given(query, key, feature_map, dtype, mask)
+    arrays = engine.Arrays(query, key, value)
+    start = no_sums(arrays, key.shape[-1], dtype)
+    out, sums = engine.run(
+        engine.Form(
+            feature_maps.prepared, segment, _Options(phi, dtype, precision, eps), _scale
+        ),
+        start if state is None else inputs.checked_state(state.sums, start),
+        arrays,
+        mask=mask,
+        chunking=chunking,
+        dtype=out_dtype,
+    )
+    position = inputs.next_position(mask, batch, length)
+    if state is not None:
+        position = position + state.position
+    return out, LinearState(sums, position)
 
 
-def linear_step(
-    state: LinearState,
+linear_init = streams.make_init(linear_prefill)
+linear_step = streams.make_step(linear_prefill)
+
+
+class _Options(NamedTuple):
+    """`feature_maps.Options`, and what is added to the denominator."""
+
+    feature_map: str
+    dtype: Any
+    precision: jax.lax.PrecisionLike
+    eps: float
+
+
+def segment(
+    options: Any, state: Sums, features: tuple[jax.Array, jax.Array, jax.Array], _: None
+) -> tuple[tuple[jax.Array, jax.Array], Sums]:
+    """One segment of linear attention, see `engine.Form`.
+
+    Returns:
+      ``sum_{j <= i} phi(q_i) . phi(k_j) v_j`` `[B, N, P, C, Hv]`, the same without v_j
+      `[B, N, P, C]`, and the state after.
+    """
+    query, key, value = features
+    product = functools.partial(jnp.einsum, precision=options.precision)
+    scores = product("bnpim,bnpjm->bnpij", query, key)
+    scores = hidden(scores, triangle(scores.shape[-1]))
+    updates = Sums(product("bnpjm,bnpjv->bnpmv", key, value), key_sums(key))
+    before, after = prefix(state, updates)
+    numerator = product("bnpij,bnpjv->bnpiv", scores, value)
+    numerator += product("bnpim,bnpmv->bnpiv", query, before.summary)
+    denominator = row_sums(scores)
+    denominator += product("bnpim,bnpm->bnpi", query, before.total)
+    return (numerator, denominator), after
+
+
+def causal_sums(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
     *,
-    feature_map: feature_maps.FeatureMap = "elu",
-    eps: float = 1e-6,
+    mask: jax.Array | None = None,
+    state: Sums | None = None,
+    chunking: engine.Chunking | None = None,
     precision: jax.lax.PrecisionLike = None,
-) -> tuple[jax.Array, LinearState]:
-    """Takes one position of each sample; arrays `[B, N, H]` -> `[B, N, Hv]`.
+) -> tuple[tuple[jax.Array, jax.Array], Sums]:
+    """``sum_{j <= i} q_i . k_j v_j`` and ``sum_{j <= i} q_i . k_j`` of given features.
 
-    Options and errors are those of `linear_prefill`.
+    Args:
+      query: `[B, T, N, M]`, float32 or float64.
+      key: `[B, T, N, M]`.
+      value: `[B, T, N, Hv]`.
+      mask: the real keys, `[B, T]`; None = all.
+      state: before the sequence; None = nothing came before.
+      chunking: how the sequence is cut.
+      precision: of the matrix products.
+
+    Returns:
+      `[B, T, N, Hv]` and `[B, T, N]`, and the state after the last position.
+
+    Raises:
+      ValueError: the state does not fit.
     """
-    arrays = inputs.one_position(query, key, value)
-    out, state = linear_prefill(
-        *arrays, state=state, feature_map=feature_map, eps=eps, precision=precision
+    arrays, options = engine.Arrays(query, key, value), feature_maps.Options
+    start = no_sums(arrays, key.shape[-1], query.dtype)
+    return engine.run(
+        engine.Form(
+            feature_maps.prepared,
+            segment,
+            options("identity", query.dtype, precision),
+        ),
+        start if state is None else inputs.checked_state(state, start),
+        arrays,
+        mask=mask,
+        chunking=chunking,
+        dtype=query.dtype,
     )
-    return out[:, 0], state
 
 
-def _causal(
+def _scale(options: _Options, denominator: jax.Array) -> jax.Array:
+    return 1 / (denominator + options.eps)
+
+
+def linear_slice(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
     mask: jax.Array | None,
-    state: LinearState | None,
-    feature_map: feature_maps.FeatureMap,
-    eps: float,
-    chunking: causal.Chunking | None,
-    precision: jax.lax.PrecisionLike,
-) -> tuple[jax.Array, LinearState]:
-    mask = inputs.padding_mask(mask, query.shape[0], key.shape[1])
-    out, sums = causal.attend(
-        *(query, key, value, mask),
-        feature_map,
-        causal.Divided("add", eps),
-        start=None if state is None else state.sums,
-        chunking=chunking,
-        precision=precision,
+    query_mask: jax.Array | None,
+    *,
+    axis: str,
+    is_causal: bool,
+    feature_map: feature_maps.FeatureMap = "elu",
+    eps: float = 1e-6,
+    chunking: engine.Chunking | None = None,
+    precision: jax.lax.PrecisionLike = None,
+    **_: Any,
+) -> jax.Array:
+    """One device's part of `linear_attention`, see `lra_jax.attention.sharded`."""
+    dtype = inputs.accumulation_dtype(query, key, value)
+    query_features, key_features = feature_maps.features(
+        query, key, feature_map, dtype, mask
     )
-    position = inputs.next_position(mask, *query.shape[:2])
-    if state is not None:
-        position = position + state.position
-    return out, LinearState(sums, position)
+    values = inputs.by_head(value, query.shape[2], mask, dtype)
+    summary = jnp.einsum("bnsm,bnsv->bnmv", key_features, values, precision=precision)
+    sums = Sums(summary, key_features.sum(2))
+    if is_causal:
+        start = exchange.before(sums, axis)
+        position = jnp.zeros((query.shape[0],), jnp.int32)
+        return linear_prefill(
+            query,
+            key,
+            value,
+            mask,
+            state=LinearState(start, position),
+            feature_map=feature_map,
+            eps=eps,
+            chunking=chunking,
+            precision=precision,
+        )[0]
+    sums = exchange.total(sums, axis)
+    out = jnp.einsum(
+        "bntm,bnmv->bntv", query_features, sums.summary, precision=precision
+    )
+    out = (
+        out
+        / (feature_maps.project(query_features, sums.total, precision) + eps)[..., None]
+    )
+    return jnp.swapaxes(out, 1, 2).astype(query.dtype)

@@ -23,8 +23,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from lra_jax.attention import feature_maps, inputs
-from lra_jax.attention.causal import sums as causal
+from lra_jax.attention import feature_maps, inputs, streams
+from lra_jax.attention.causal import engine
+from lra_jax.attention.linear.linear import segment
+from lra_jax.attention.linear.sums import Sums, no_sums
 from lra_jax.attention.registry import Mechanism
 
 __all__ = [
@@ -50,7 +52,7 @@ MECHANISM = Mechanism(
 class NormState(NamedTuple):
     """Everything that the next position needs of the earlier ones."""
 
-    sums: causal.Sums  # [B, N, M, Hv] and [B, N, M]
+    sums: Sums  # [B, N, M, Hv] and [B, N, M]
     position: jax.Array  # of the next token in each sample, [B] int32
 
 
@@ -65,7 +67,7 @@ def norm_attention(
     norm: str | None = "rms",
     per_head: bool = False,
     eps: float = 1e-6,
-    chunking: causal.Chunking | None = None,
+    chunking: engine.Chunking | None = None,
     precision: jax.lax.PrecisionLike = None,
     **_: Any,
 ) -> jax.Array:
@@ -97,16 +99,23 @@ def norm_attention(
     inputs.check_inputs(query, key, value, is_causal)
     feature_maps.check_norm(norm)
     mask = inputs.padding_mask(mask, query.shape[0], key.shape[1])
-    dtype = inputs.accumulation_dtype(query, key, value)
-    arrays = (
-        *feature_maps.features(query, key, feature_map, dtype, mask),
-        inputs.by_head(value, query.shape[2], mask, dtype),
-    )
     if is_causal:
-        options = {"chunking": chunking, "precision": precision}
-        out = causal.causal_linear(*arrays, **options)[0]
-    else:
-        out = feature_maps.contract(*arrays, precision)
+        return norm_prefill(
+            query,
+            key,
+            value,
+            mask,
+            feature_map=feature_map,
+            norm=norm,
+            per_head=per_head,
+            eps=eps,
+            chunking=chunking,
+            precision=precision,
+        )[0]
+    dtype = inputs.accumulation_dtype(query, key, value)
+    features = feature_maps.features(query, key, feature_map, dtype, mask)
+    value = inputs.by_head(value, query.shape[2], mask, dtype)
+    out = jnp.swapaxes(feature_maps.contract(*features, value, precision), 1, 2)
     return _finished(out, norm, per_head, eps, query.dtype)
 
 
@@ -133,34 +142,6 @@ def norm_weights(
     return feature_maps.hide_future(scores) if is_causal else scores
 
 
-def norm_init(
-    batch_size: int,
-    num_heads: int,
-    head_dim: int,
-    value_dim: int | None = None,
-    dtype: jax.typing.DTypeLike = jnp.float32,
-    *,
-    feature_map: feature_maps.FeatureMap = "elu",
-) -> NormState:
-    """Returns the state of a stream before its first position.
-
-    Args:
-      batch_size: B.
-      num_heads: N, those of the query.
-      head_dim: H.
-      value_dim: Hv; None = H.
-      dtype: of the sums, float32 or float64.
-      feature_map: as in `norm_attention`; it decides the width M.
-
-    Raises:
-      ValueError: another dtype, or an unknown feature map.
-    """
-    dtype = inputs.state_dtype(dtype)
-    width = feature_maps.feature_width(feature_map, head_dim)
-    sums = causal.no_sums(batch_size, num_heads, width, value_dim or head_dim, dtype)
-    return NormState(sums, jnp.zeros((batch_size,), jnp.int32))
-
-
 def norm_prefill(
     query: jax.Array,
     key: jax.Array,
@@ -172,7 +153,7 @@ def norm_prefill(
     norm: str | None = "rms",
     per_head: bool = False,
     eps: float = 1e-6,
-    chunking: causal.Chunking | None = None,
+    chunking: engine.Chunking | None = None,
     precision: jax.lax.PrecisionLike = None,
 ) -> tuple[jax.Array, NormState]:
     """Takes a whole prompt, or a further part of one, in one pass.
@@ -189,42 +170,37 @@ def norm_prefill(
     """
     inputs.check_inputs(query, key, value, True)
     feature_maps.check_norm(norm)
-    mask = inputs.padding_mask(mask, query.shape[0], key.shape[1])
+    batch, length = query.shape[:2]
+    mask = inputs.padding_mask(mask, batch, length)
     dtype = inputs.accumulation_dtype(query, key, value)
-    position, start = inputs.next_position(mask, *query.shape[:2]), None
+    position = inputs.next_position(mask, batch, length)
     if state is not None:
-        dtype, start = state.sums.total.dtype, state.sums
-        position = position + state.position
-    out, _denominators, sums = causal.causal_linear(
-        *feature_maps.features(query, key, feature_map, dtype, mask),
-        inputs.by_head(value, query.shape[2], mask, dtype),
-        start=start,
+        dtype, position = state.sums.total.dtype, position + state.position
+    out_dtype = query.dtype
+    query, key, phi = feature_maps.given(query, key, feature_map, dtype, mask)
+    arrays = engine.Arrays(query, key, value)
+    start = no_sums(arrays, key.shape[-1], dtype)
+    (out, _denominators), sums = engine.run(
+        engine.Form(
+            feature_maps.prepared, segment, feature_maps.Options(phi, dtype, precision)
+        ),
+        start if state is None else inputs.checked_state(state.sums, start),
+        arrays,
+        mask=mask,
         chunking=chunking,
-        precision=precision,
+        dtype=dtype,
     )
-    out = _finished(out, norm, per_head, eps, query.dtype)
+    out = _finished(out, norm, per_head, eps, out_dtype)
     return out, NormState(sums, position)
 
 
-def norm_step(
-    state: NormState,
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    **options: Any,
-) -> tuple[jax.Array, NormState]:
-    """Takes one position of each sample; arrays `[B, N, H]` -> `[B, N, Hv]`.
-
-    Options and errors are those of `norm_prefill`.
-    """
-    arrays = inputs.one_position(query, key, value)
-    out, state = norm_prefill(*arrays, state=state, **options)
-    return out[:, 0], state
+norm_init = streams.make_init(norm_prefill)
+norm_step = streams.make_step(norm_prefill)
 
 
 def _finished(
     out: jax.Array, norm: str | None, per_head: bool, eps: float, dtype: jnp.dtype
 ) -> jax.Array:
-    """`[B, N, T, Hv]` -> `[B, T, N, Hv]`."""
-    out = feature_maps.normalised(out, norm, (3,) if per_head else (1, 3), eps)
-    return jnp.swapaxes(out, 1, 2).astype(dtype)
+    """The norm of `[B, T, N, Hv]`."""
+    axes = (3,) if per_head else (2, 3)
+    return feature_maps.normalised(out, norm, axes, eps).astype(dtype)

@@ -33,16 +33,19 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from lra_jax.attention import feature_maps, inputs
-from lra_jax.attention.causal import sums as causal
+from lra_jax.attention import feature_maps, inputs, streams
+from lra_jax.attention.causal import engine
 from lra_jax.attention.linear import performer_causal, random_features
+from lra_jax.attention.linear.linear import causal_sums
 from lra_jax.attention.linear.performer_causal import PerformerSums
-from lra_jax.attention.linear.random_features import Options
-from lra_jax.attention.linear.random_projection import (
+from lra_jax.attention.linear.random_features import (
+    Options,
     performer_parameters,
     performer_projection,
 )
+from lra_jax.attention.linear.sums import Sums
 from lra_jax.attention.registry import Mechanism
+from lra_jax.errors import expected
 
 __all__ = [
     "PerformerState",
@@ -104,7 +107,7 @@ def performer_attention(
     hyperbolic: bool = False,
     feature_eps: float | None = None,
     scale: float | None = None,
-    chunking: causal.Chunking | None = None,
+    chunking: engine.Chunking | None = None,
     precision: jax.lax.PrecisionLike = None,
     **_: Any,
 ) -> jax.Array:
@@ -144,8 +147,7 @@ def performer_attention(
     options = Options(kernel, dialect, hyperbolic, feature_eps, scale, precision)
     matrix = options.matrix(projection, query.shape[-1])
     if is_causal:
-        arrays = (query, key, value, matrix, mask)
-        return _causal(*arrays, None, options, chunking)[0]
+        return _causal(query, key, value, matrix, mask, None, options, chunking)[0]
     mask = inputs.padding_mask(mask, query.shape[0], key.shape[1])
     dtype = inputs.accumulation_dtype(query, key, value)
     rows, columns, values = _by_head(query, key, value, mask, dtype)
@@ -170,47 +172,10 @@ def performer_weights(
     """
     inputs.check_inputs(query, key, None, is_causal)
     # The output is linear in the values: on unit vectors it is the matrix itself.
-    length = key.shape[1]
-    dtype = inputs.accumulation_dtype(query, key)
-    units = jnp.eye(length, dtype=dtype)[None, :, None, :]
-    units = jnp.broadcast_to(units, (query.shape[0], length, 1, length))
-    arrays = (query.astype(dtype), key, units)
+    units = inputs.unit_values(query, key)
+    arrays = (query.astype(units.dtype), key, units)
     rows = performer_attention(*arrays, projection, mask, is_causal, **keywords)
     return jnp.swapaxes(rows, 1, 2)
-
-
-def performer_init(
-    batch_size: int,
-    num_heads: int,
-    head_dim: int,
-    value_dim: int | None = None,
-    dtype: jax.typing.DTypeLike = jnp.float32,
-    *,
-    projection: jax.Array | None = None,
-    kernel: feature_maps.FeatureMap = "softmax",
-    hyperbolic: bool = False,
-) -> PerformerState:
-    """Returns the state of a stream before its first position.
-
-    Args:
-      batch_size: B.
-      num_heads: N, those of the query.
-      head_dim: H.
-      value_dim: Hv; None = H.
-      dtype: of the sums, float32 or float64.
-      projection, kernel, hyperbolic: as in `performer_attention`; they decide M.
-
-    Raises:
-      ValueError: another dtype, or the projection or an option does not fit.
-    """
-    dtype = inputs.state_dtype(dtype)
-    options = Options(kernel, hyperbolic=hyperbolic)
-    width = options.width(projection, head_dim)
-    sizes = (batch_size, num_heads, width, value_dim or head_dim)
-    sums = causal.no_sums(*sizes, dtype)
-    peak = sums.total + random_features.lowest(dtype)
-    position = jnp.zeros((batch_size,), jnp.int32)
-    return PerformerState(PerformerSums(*sums, peak), position)
 
 
 def performer_prefill(
@@ -226,7 +191,7 @@ def performer_prefill(
     hyperbolic: bool = False,
     feature_eps: float | None = None,
     scale: float | None = None,
-    chunking: causal.Chunking | None = None,
+    chunking: engine.Chunking | None = None,
     precision: jax.lax.PrecisionLike = None,
 ) -> tuple[jax.Array, PerformerState]:
     """Takes a whole prompt, or a further part of one, in one pass.
@@ -246,30 +211,18 @@ def performer_prefill(
     inputs.check_inputs(query, key, value, True)
     options = Options(kernel, dialect, hyperbolic, feature_eps, scale, precision)
     if options.whole_keys:
-        raise ValueError(
-            "dialect: expected 'exact' or 'fast_transformers' for a stream with "
-            "kernel='softmax', because the others take a maximum over all keys, "
-            f"later ones too, got {dialect!r}"
+        raise expected(
+            "dialect",
+            "'exact' or 'fast_transformers' for a stream with kernel='softmax', since "
+            "the others take a maximum over all keys, later ones too",
+            f"{dialect!r}",
         )
     matrix = options.matrix(projection, query.shape[-1])
     return _causal(query, key, value, matrix, mask, state, options, chunking)
 
 
-def performer_step(
-    state: PerformerState,
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    projection: jax.Array | None = None,
-    **keywords: Any,
-) -> tuple[jax.Array, PerformerState]:
-    """Takes one position of each sample; arrays `[B, N, H]` -> `[B, N, Hv]`.
-
-    Projection, options and errors are those of `performer_prefill`.
-    """
-    arrays = inputs.one_position(query, key, value)
-    out, state = performer_prefill(*arrays, projection, state=state, **keywords)
-    return out[:, 0], state
+performer_init = streams.make_init(performer_prefill)
+performer_step = streams.make_step(performer_prefill)
 
 
 def _by_head(
@@ -295,37 +248,43 @@ def _causal(
     mask: jax.Array | None,
     state: PerformerState | None,
     options: Options,
-    chunking: causal.Chunking | None,
+    chunking: engine.Chunking | None,
 ) -> tuple[jax.Array, PerformerState]:
-    mask = inputs.padding_mask(mask, query.shape[0], key.shape[1])
+    batch, length = query.shape[:2]
+    mask = inputs.padding_mask(mask, batch, length)
     dtype = inputs.accumulation_dtype(query, key, value)
-    if state is not None:
-        dtype = state.sums.total.dtype
-    rows, columns, values = _by_head(query, key, value, mask, dtype)
+    position = inputs.next_position(mask, batch, length)
     start = None if state is None else state.sums
-    keywords: dict[str, Any] = {"chunking": chunking, "precision": options.precision}
+    if state is not None:
+        dtype, position = state.sums.total.dtype, position + state.position
     if options.exact and matrix is not None:
         out, sums = performer_causal.causal_softmax_features(
-            options.scaled(rows),
-            options.scaled(columns),
-            values,
-            matrix.astype(dtype),
+            query,
+            key,
+            value,
+            matrix,
             mask,
-            start=start,
-            **keywords,
+            options,
+            dtype=dtype,
+            state=start,
+            chunking=chunking,
         )
-    else:
-        features = random_features.features(rows, columns, matrix, mask, options)
-        before = None if start is None else causal.Sums(start.summary, start.total)
-        numerator, denominator, after = causal.causal_linear(
-            *features, values, start=before, **keywords
-        )
-        quotient = (numerator, denominator, features[0])
-        out = random_features.divided(*quotient, True, options)
-        # These features have a fixed reference.
-        peak = jnp.zeros_like(after.total) + random_features.lowest(dtype)
-        sums = PerformerSums(after.summary, after.total, peak)
-    position = inputs.next_position(mask, *query.shape[:2])
-    if state is not None:
-        position = position + state.position
-    return jnp.swapaxes(out, 1, 2).astype(query.dtype), PerformerState(sums, position)
+        return out, PerformerState(sums, position)
+    # Features with a fixed reference, which need not be made in the loop.
+    rows, columns, _ = _by_head(query, key, value, mask, dtype)
+    features = random_features.features(rows, columns, matrix, mask, options)
+    rows, columns = (jnp.swapaxes(x, 1, 2) for x in features)
+    before = None if start is None else Sums(start.summary, start.total)
+    (numerator, denominator), after = causal_sums(
+        rows,
+        columns,
+        value.astype(dtype),
+        mask=mask,
+        state=before,
+        chunking=chunking,
+        precision=options.precision,
+    )
+    out = random_features.divided(numerator, denominator, rows, True, options)
+    peak = jnp.zeros_like(after.total) + random_features.lowest(dtype)
+    sums = PerformerSums(after.summary, after.total, peak)
+    return out.astype(query.dtype), PerformerState(sums, position)

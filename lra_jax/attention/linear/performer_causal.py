@@ -8,33 +8,36 @@ entirely in its past, each with its own reference:
 
 - all chunks before its own, as one running sum whose reference is a running maximum;
 - within the chunk the left halves of 8, 16, 32, ... positions in whose right half it
-  stands;
+  is;
 - its own group of 4, pair by pair.
 
 A group gives a numerator, a denominator and the exponent that both lack; they are added
 up as in a softmax computed by blocks. Every factor is at most 1, every denominator at
 least 1, and no later key enters any of them: outputs do not change to the last bit.
 
-The projection to M features happens inside a super-block, so that no array of the size
-T x M is ever kept. See `lra_jax.attention.causal.chunks` for the loop and its gradient.
+The projection to M features happens inside a segment, so that no array of the size
+T x M is ever kept.
 """
 
 import dataclasses
 import functools
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from lra_jax.attention import inputs
-from lra_jax.attention.causal import chunks
+from lra_jax.attention.causal import engine
+from lra_jax.attention.causal.prefix import decayed, prefix, triangle
+from lra_jax.attention.linear import random_features
 from lra_jax.attention.linear.random_features import (
     half_square,
     lifted,
     lowest,
     nonzero,
 )
+from lra_jax.attention.linear.sums import no_sums
 
 # Positions computed pair by pair.
 _GROUP = 4
@@ -58,10 +61,11 @@ class _Carry(NamedTuple):
     matrix: jax.Array
 
 
-class _Arrays(NamedTuple):
-    query: jax.Array
-    key: jax.Array
-    value: jax.Array
+class Options(NamedTuple):
+    """What the form takes beside arrays; equal by value."""
+
+    features: random_features.Options
+    dtype: Any
 
 
 class _Part(NamedTuple):
@@ -72,100 +76,122 @@ class _Part(NamedTuple):
     denominator: jax.Array  # likewise, [B, N, P, C]
 
 
-@dataclasses.dataclass(frozen=True)
-class SoftmaxFeaturesBlock(chunks.Block):
-    """One super-block; the chunks of its plan are powers of two."""
+Product = Callable[..., jax.Array]
 
-    plan: chunks.Plan
-    precision: jax.lax.PrecisionLike
-    axis: int = 2
 
-    def __call__(
-        self, start: _Carry, arrays: _Arrays, visible: jax.Array
-    ) -> tuple[jax.Array, _Carry]:
-        query, key, value = self.plan.split(arrays)
-        visible = self.plan.split(visible)
-        rows, columns = (
-            self._product("bnpih,bnmh->bnpim", x, start.matrix) for x in (query, key)
+def _prepared(
+    options: Options,
+    arrays: engine.Arrays,
+    mask: jax.Array | None,
+    query_mask: jax.Array | None,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Scaled queries and keys, and values, heads first, zero where hidden."""
+    del query_mask
+    query, key, value = arrays[:3]
+    heads, dtype = query.shape[2], options.dtype
+    return (
+        options.features.scaled(inputs.by_head(query, heads, dtype=dtype)),
+        options.features.scaled(inputs.by_head(key, heads, mask, dtype)),
+        inputs.by_head(value, heads, mask, dtype),
+    )
+
+
+def _segment(
+    options: Options,
+    state: _Carry,
+    features: tuple[jax.Array, jax.Array, jax.Array],
+    visible: jax.Array,
+) -> tuple[jax.Array, _Carry]:
+    """One segment, see `engine.Form`; its chunks are powers of two."""
+    query, key, value = features
+    product = functools.partial(jnp.einsum, precision=options.features.precision)
+    rows, columns = (
+        product("bnpih,bnmh->bnpim", x, state.matrix) for x in (query, key)
+    )
+    columns = columns - half_square(key)
+    columns = jnp.where(visible[..., None], columns, lowest(columns.dtype))
+    far, after = _far(product, state.sums, rows, columns, value, visible)
+    parts = [far, _nearest(product, rows, columns, value, visible)]
+    parts += _halves(product, rows, columns, value, visible)
+    return _added_up(parts), _Carry(after, state.matrix)
+
+
+def _far(
+    product: Product,
+    start: PerformerSums,
+    rows: jax.Array,
+    columns: jax.Array,
+    value: jax.Array,
+    visible: jax.Array,
+) -> tuple[_Part, PerformerSums]:
+    """The keys before each chunk, and the sums after the last."""
+    tops = columns.max(3)
+    tops = jnp.concatenate([start.peak[:, :, None], tops], 2)
+    tops = jax.lax.cummax(jax.lax.stop_gradient(tops), 2)
+    before, after = tops[:, :, :-1], tops[:, :, 1:]
+    keys = decayed(columns - after[:, :, :, None], visible[..., None])
+    updates = product("bnpjm,bnpjv->bnpmv", keys, value), keys.sum(3)
+    # Before the first visible key there is nothing to shrink.
+    decay = jnp.where(before > lowest(before.dtype), before - after, 0)
+    past = (start.summary, start.total)
+    (summary, total), sums = prefix(past, updates, decay)
+    queries, peak = lifted(rows, before[:, :, :, None])
+    part = _Part(
+        peak,
+        product("bnpim,bnpmv->bnpiv", queries, summary),
+        product("bnpim,bnpm->bnpi", queries, total),
+    )
+    return part, PerformerSums(sums[0], sums[1], after[:, :, -1])
+
+
+def _nearest(
+    product: Product,
+    rows: jax.Array,
+    columns: jax.Array,
+    value: jax.Array,
+    visible: jax.Array,
+) -> _Part:
+    """The keys of each position's own group, pair by pair."""
+    size = min(_GROUP, rows.shape[3])
+    rows, columns, value, visible = (
+        _grouped(x, size) for x in (rows, columns, value, visible)
+    )
+    exponents = rows[..., :, None, :] + columns[..., None, :, :]
+    seen = triangle(size)[None] & visible[..., None, :]
+    highest = jnp.where(seen[..., None], exponents, lowest(rows.dtype))
+    peak = jax.lax.stop_gradient(highest.max((-1, -2)))
+    exponents = exponents - peak[..., None, None]
+    scores = decayed(exponents, seen[..., None]).sum(-1)
+    numerator = product("bnpgij,bnpgjv->bnpgiv", scores, value)
+    part = _Part(peak, numerator, scores.sum(-1))
+    return _Part(*(x.reshape(*x.shape[:3], -1, *x.shape[5:]) for x in part))
+
+
+def _halves(
+    product: Product,
+    rows: jax.Array,
+    columns: jax.Array,
+    value: jax.Array,
+    visible: jax.Array,
+) -> Iterator[_Part]:
+    """For each size the keys of the left halves, for the right halves."""
+    size = _GROUP
+    while size < rows.shape[3]:
+        keys, values, seen = (
+            _grouped(x, 2 * size)[:, :, :, :, :size] for x in (columns, value, visible)
         )
-        columns = columns - half_square(key)
-        columns = jnp.where(visible[..., None], columns, lowest(columns.dtype))
-        far, after = self._far(start.sums, rows, columns, value, visible)
-        parts = [far, self._nearest(rows, columns, value, visible)]
-        parts += self._halves(rows, columns, value, visible)
-        out = self.plan.join(_added_up(parts))
-        return out, _Carry(after, start.matrix)
-
-    def _far(
-        self,
-        start: PerformerSums,
-        rows: jax.Array,
-        columns: jax.Array,
-        value: jax.Array,
-        visible: jax.Array,
-    ) -> tuple[_Part, PerformerSums]:
-        """The keys before each chunk, and the sums after the last."""
-        tops = columns.max(3)
-        tops = jnp.concatenate([start.peak[:, :, None], tops], 2)
-        tops = jax.lax.cummax(jax.lax.stop_gradient(tops), 2)
-        before, after = tops[:, :, :-1], tops[:, :, 1:]
-        keys = chunks.decayed(columns - after[:, :, :, None], visible[..., None])
-        updates = self._product("bnpjm,bnpjv->bnpmv", keys, value), keys.sum(3)
-        # Before the first visible key there is nothing to shrink.
-        decay = jnp.where(before > lowest(before.dtype), before - after, 0)
-        past = (start.summary, start.total)
-        (summary, total), sums = chunks.prefix(self.plan, past, updates, decay)
-        queries, peak = lifted(rows, before[:, :, :, None])
-        part = _Part(
-            peak,
-            self._product("bnpim,bnpmv->bnpiv", queries, summary),
-            self._product("bnpim,bnpm->bnpi", queries, total),
+        top = jax.lax.stop_gradient(keys.max(4, keepdims=True))
+        keys = decayed(keys - top, seen[..., None])
+        queries, peak = lifted(_grouped(rows, 2 * size)[:, :, :, :, size:], top)
+        scores = product("bnpgim,bnpgjm->bnpgij", queries, keys)
+        numerator = product("bnpgij,bnpgjv->bnpgiv", scores, values)
+        floor = jnp.full_like(peak, lowest(peak.dtype))
+        yield _Part(
+            _right_half(peak, floor),
+            _right_half(numerator, jnp.zeros_like(numerator)),
+            _right_half(scores.sum(-1), jnp.zeros_like(peak)),
         )
-        return part, PerformerSums(sums[0], sums[1], after[:, :, -1])
-
-    def _nearest(
-        self, rows: jax.Array, columns: jax.Array, value: jax.Array, visible: jax.Array
-    ) -> _Part:
-        """The keys of each position's own group, pair by pair."""
-        size = min(_GROUP, self.plan.chunk)
-        rows, columns, value, visible = (
-            _grouped(x, size) for x in (rows, columns, value, visible)
-        )
-        exponents = rows[..., :, None, :] + columns[..., None, :, :]
-        seen = chunks.triangle(size)[None] & visible[..., None, :]
-        highest = jnp.where(seen[..., None], exponents, lowest(rows.dtype))
-        peak = jax.lax.stop_gradient(highest.max((-1, -2)))
-        exponents = exponents - peak[..., None, None]
-        scores = chunks.decayed(exponents, seen[..., None]).sum(-1)
-        numerator = self._product("bnpgij,bnpgjv->bnpgiv", scores, value)
-        part = _Part(peak, numerator, scores.sum(-1))
-        return _Part(*(x.reshape(*x.shape[:3], -1, *x.shape[5:]) for x in part))
-
-    def _halves(
-        self, rows: jax.Array, columns: jax.Array, value: jax.Array, visible: jax.Array
-    ) -> Iterator[_Part]:
-        """For each size the keys of the left halves, for the right halves."""
-        size = _GROUP
-        while size < self.plan.chunk:
-            keys, values, seen = (
-                _grouped(x, 2 * size)[:, :, :, :, :size]
-                for x in (columns, value, visible)
-            )
-            top = jax.lax.stop_gradient(keys.max(4, keepdims=True))
-            keys = chunks.decayed(keys - top, seen[..., None])
-            queries, peak = lifted(_grouped(rows, 2 * size)[:, :, :, :, size:], top)
-            scores = self._product("bnpgim,bnpgjm->bnpgij", queries, keys)
-            numerator = self._product("bnpgij,bnpgjv->bnpgiv", scores, values)
-            floor = jnp.full_like(peak, lowest(peak.dtype))
-            yield _Part(
-                _right_half(peak, floor),
-                _right_half(numerator, jnp.zeros_like(numerator)),
-                _right_half(scores.sum(-1), jnp.zeros_like(peak)),
-            )
-            size *= 2
-
-    def _product(self, terms: str, *arrays: jax.Array) -> jax.Array:
-        return jnp.einsum(terms, *arrays, precision=self.precision)
+        size *= 2
 
 
 def _grouped(x: jax.Array, size: int) -> jax.Array:
@@ -195,49 +221,60 @@ def causal_softmax_features(
     value: jax.Array,
     matrix: jax.Array,
     mask: jax.Array | None,
+    features: random_features.Options,
     *,
-    start: PerformerSums | None = None,
-    chunking: chunks.Chunking | None = None,
-    precision: jax.lax.PrecisionLike = None,
+    dtype: jnp.dtype,
+    state: PerformerSums | None = None,
+    chunking: engine.Chunking | None = None,
 ) -> tuple[jax.Array, PerformerSums]:
-    """Causal attention with softmax features, heads first.
+    """Causal attention with softmax features.
 
     Args:
-      query: `[B, N, T, H]`, scaled.
-      key: `[B, N, T, H]`, scaled.
-      value: `[B, N, T, Hv]`.
+      query: `[B, T, N, H]`.
+      key: `[B, T, n, H]`.
+      value: `[B, T, n, Hv]`.
       matrix: W, `[M, H]`.
       mask: the visible keys, boolean `[B, T]`; None = all.
-      start: the sums before the first position; None = nothing came before.
+      features: the scale of queries and keys, and the precision.
+      dtype: of the sums.
+      state: before the first position; None = nothing came before.
       chunking: how the sequence is cut; chunks are rounded up to powers of two.
-      precision: of the matrix products.
 
     Returns:
-      The output `[B, N, T, Hv]`, and the sums after the last position.
+      The output `[B, T, N, Hv]` in the query's dtype, and the sums after the last
+      position.
 
     Raises:
-      ValueError: the start does not fit.
+      ValueError: the state does not fit.
     """
-    batch, heads, length = query.shape[:3]
-    chunking = chunking or chunks.Chunking()
+    length = query.shape[1]
+    chunking = chunking or engine.Chunking()
     chunk = 1 << (min(chunking.chunk, length) - 1).bit_length()
-    chunking = dataclasses.replace(chunking, chunk=chunk)
-    plan = chunking.plan(max(length, chunk), batch * heads)
-    # The query's zeros give it its sharding.
-    matrix = matrix[None, None] + jnp.zeros_like(query[:, :, :1, :1])
-    empty = _nothing(query, key, value, matrix)
-    sums = empty if start is None else inputs.checked_state(start, empty)
-    visible = jnp.ones((1, 1, length), bool) if mask is None else mask[:, None]
-    block = SoftmaxFeaturesBlock(plan, precision)
-    arrays = _Arrays(query, key, value)
-    out, carry = chunks.run(block, _Carry(sums, matrix), arrays, visible)
-    return out, carry.sums
+    visible = jnp.ones((1, length), bool) if mask is None else mask
+    out_dtype = query.dtype
+    arrays = engine.Arrays(query, key, value)
+    if chunk > length:
+        # The engine's chunks are no longer than the sequence.
+        arrays, visible = jax.tree.map(lambda x: _filled(x, chunk), (arrays, visible))
+        mask = visible
+    sums = no_sums(arrays, matrix.shape[0], dtype)
+    empty = PerformerSums(*sums, sums.total + lowest(dtype))
+    past = empty if state is None else inputs.checked_state(state, empty)
+    # Of the state's zeros, which have the arrays' sharding.
+    matrix = matrix.astype(dtype)[None, None] + jnp.zeros_like(sums.total)[..., None]
+    out, carry = engine.run(
+        engine.Form(_prepared, _segment, Options(features, dtype)),
+        _Carry(past, matrix),
+        arrays,
+        mask=mask,
+        tables=visible,
+        chunking=dataclasses.replace(chunking, chunk=chunk),
+        dtype=out_dtype,
+    )
+    return out[:, :length], carry.sums
 
 
-def _nothing(
-    query: jax.Array, key: jax.Array, value: jax.Array, matrix: jax.Array
-) -> PerformerSums:
-    # Zeros of a first update and not of a shape, as in `causal.causal_linear`.
-    total = jnp.zeros_like(matrix[..., 0] * query[:, :, 0, :1] * key[:, :, 0, :1])
-    summary = jnp.zeros_like(total[..., None] * value[:, :, :1])
-    return PerformerSums(summary, total, total + lowest(total.dtype))
+def _filled(x: jax.Array, length: int) -> jax.Array:
+    """Appends zeros to `[B, T, ...]` up to a length."""
+    missing = length - x.shape[1]
+    return jnp.pad(x, [(0, 0), (0, missing)] + [(0, 0)] * (x.ndim - 2))

@@ -21,7 +21,8 @@ import jax
 import jax.numpy as jnp
 
 from lra_jax.attention import feature_maps, inputs
-from lra_jax.attention.causal import chunks
+from lra_jax.attention.causal.prefix import decayed
+from lra_jax.errors import expected
 
 SOFTMAX = "softmax"
 _MAPS = feature_maps.FEATURE_MAPS | {"exp": jnp.exp}
@@ -66,32 +67,24 @@ class Options:
 
     def __post_init__(self) -> None:
         if not callable(self.kernel) and self.kernel not in (SOFTMAX, *_MAPS):
-            raise ValueError(
-                f"kernel: expected one of {sorted((SOFTMAX, *_MAPS))} or a function of "
-                f"one array, got {self.kernel!r}"
-            )
+            choices = f"one of {sorted((SOFTMAX, *_MAPS))} or a function of one array"
+            raise expected("kernel", choices, f"{self.kernel!r}")
         if self.dialect not in DIALECTS:
-            raise ValueError(
-                f"dialect: expected one of {tuple(DIALECTS)}, got {self.dialect!r}"
-            )
+            raise expected("dialect", f"one of {tuple(DIALECTS)}", f"{self.dialect!r}")
         if self.hyperbolic and self.kernel != SOFTMAX:
-            raise ValueError(
-                f"hyperbolic: expected False, since pairs exp(+-W x) are features of "
-                f"kernel='softmax', got True with kernel={self.kernel!r}"
-            )
+            wanted = "False, since pairs exp(+-W x) are features of kernel='softmax'"
+            raise expected("hyperbolic", wanted, f"True with kernel={self.kernel!r}")
         if self.feature_eps is not None:
             self._check_eps(self.feature_eps)
         if self.scale is not None and not self.scale > 0:
-            raise ValueError(f"scale: expected a positive number, got {self.scale!r}")
+            raise expected("scale", "a positive number", f"{self.scale!r}")
 
     def _check_eps(self, eps: float) -> None:
         if self.exact and eps:
-            raise ValueError(
-                "feature_eps: expected None, since the exact softmax features need "
-                f"none (the published dialects do), got {eps!r}"
-            )
+            wanted = "None, since the exact softmax features need none (the published "
+            raise expected("feature_eps", f"{wanted}dialects do)", f"{eps!r}")
         if not eps >= 0:
-            raise ValueError(f"feature_eps: expected at least 0, got {eps!r}")
+            raise expected("feature_eps", "at least 0", f"{eps!r}")
 
     @property
     def exact(self) -> bool:
@@ -121,21 +114,16 @@ class Options:
         if projection is None:
             if self.kernel != SOFTMAX:
                 return None
-            raise ValueError(
-                f"projection: expected [M, H] with H={head_dim} for kernel='softmax', "
-                "got None; performer_projection makes one"
+            raise expected(
+                "projection",
+                f"[M, H] with H={head_dim} for kernel='softmax'",
+                "None; performer_projection makes one",
             )
-        shape = jnp.shape(projection)
-        if len(shape) != 2 or shape[1] != head_dim or shape[0] == 0:
-            raise ValueError(
-                f"projection: expected [M, H] with H={head_dim} as in query, "
-                f"got shape {shape}"
-            )
+        inputs.check_shape("projection", projection, "M H", None, head_dim)
+        inputs.check_float("projection", projection)
         projection = jnp.asarray(projection)
-        if not jnp.issubdtype(projection.dtype, jnp.floating):
-            raise ValueError(
-                f"projection: expected a floating dtype, got {projection.dtype}"
-            )
+        if not projection.shape[0]:
+            raise expected("projection", "at least one row", projection.shape)
         if self.hyperbolic:
             return jnp.concatenate([projection, -projection])
         return projection
@@ -201,7 +189,7 @@ def _exact(
     columns = jnp.where(visible, columns, lowest(columns.dtype))
     top = jax.lax.stop_gradient(columns.max(2, keepdims=True))
     rows, _ = lifted(rows, top)
-    return rows, chunks.decayed(columns - top, visible)
+    return rows, decayed(columns - top, visible)
 
 
 def lifted(rows: jax.Array, top: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -252,7 +240,7 @@ def _published(
         elif dialect.reference == "none":
             top = jnp.zeros_like(top)
         exponent = exponent - half_square(options.scaled(x)) - top
-        made = chunks.decayed(exponent, seen) + jnp.asarray(eps, x.dtype)
+        made = decayed(exponent, seen) + jnp.asarray(eps, x.dtype)
         made = made / math.sqrt(exponent.shape[-1])
         return jnp.where(seen, made, jnp.zeros((), x.dtype))
 
@@ -281,6 +269,87 @@ def divided(
 
 
 def nonzero(denominator: jax.Array) -> jax.Array:
-    """1 in place of 0, which stands only where the numerator is zero as well."""
+    """1 in place of 0, which is only where the numerator is zero as well."""
     one = jnp.ones((), denominator.dtype)
     return jnp.where(denominator == 0, one, denominator)
+
+
+def performer_projection(
+    rng_key: jax.Array,
+    features: int,
+    head_dim: int,
+    *,
+    scaling: int = 0,
+    dtype: Any = jnp.float32,
+) -> jax.Array:
+    """Draws a projection whose rows are orthogonal in blocks of H.
+
+    Directions are uniform on the sphere: the blocks are Q of a QR decomposition with
+    its signs corrected, without which every kernel value has a bias (the published code
+    has it).
+
+    Args:
+      rng_key: a key of ``jax.random``.
+      features: M.
+      head_dim: H.
+      scaling: 0 gives the rows the lengths of independent normal vectors, so that each
+        is N(0, I), as the estimate of the softmax kernel needs; 1 the length sqrt(H).
+      dtype: of the projection.
+
+    Returns:
+      `[M, H]`.
+
+    Raises:
+      ValueError: a size is not positive, or another scaling.
+    """
+    inputs.check_size("features", features)
+    inputs.check_size("head_dim", head_dim)
+    if scaling not in (0, 1):
+        raise expected("scaling", "0 or 1", f"{scaling!r}")
+    direction_key, norm_key = jax.random.split(rng_key)
+    blocks = -(-features // head_dim)
+    normal = jax.random.normal(direction_key, (blocks, head_dim, head_dim), dtype)
+    q, r = jnp.linalg.qr(normal)
+    # A decomposition may choose the signs of r's diagonal; LAPACK's choice gives the
+    # rows of q a mean. With all of them positive q is uniform (Haar).
+    diagonal = jnp.diagonal(r, axis1=1, axis2=2)[:, None]
+    q = q * jnp.where(diagonal < 0, -1, 1).astype(dtype)
+    rows = jnp.swapaxes(q, 1, 2).reshape(-1, head_dim)[:features]
+    if scaling == 1:
+        return rows * jnp.asarray(math.sqrt(head_dim), dtype)
+    normal = jax.random.normal(norm_key, (features, head_dim), dtype)
+    return rows * jnp.linalg.norm(normal, axis=1, keepdims=True)
+
+
+def performer_parameters(
+    rng_key: jax.Array,
+    *,
+    head_dim: int,
+    features: int | None = None,
+    scaling: int = 0,
+    dtype: Any = jnp.float32,
+    **_: Any,
+) -> dict[str, jax.Array]:
+    """Makes the array that `performer_attention` takes as a keyword; never trained.
+
+    Args:
+      rng_key: a key of ``jax.random``.
+      head_dim: H.
+      features: M; None = int(H ln H), at least H, as in lucidrains/performer-pytorch:
+        of the order that the paper's theorem asks for.
+      scaling: see `performer_projection`.
+      dtype: of the array.
+      **_: further keywords, so that every mechanism can be called alike; ignored.
+
+    Returns:
+      `projection`, `[M, H]`.
+
+    Raises:
+      ValueError: as `performer_projection`.
+    """
+    if features is None:
+        features = max(head_dim, int(head_dim * math.log(head_dim)))
+    matrix = performer_projection(
+        rng_key, features, head_dim, scaling=scaling, dtype=dtype
+    )
+    return {"projection": matrix}

@@ -33,9 +33,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lra_jax.attention import feature_maps, inputs
-from lra_jax.attention.causal import sums as causal
+from lra_jax.attention import feature_maps, inputs, streams
+from lra_jax.attention.causal import engine
 from lra_jax.attention.linear import decay, rotary
+from lra_jax.attention.linear.sums import Sums
 from lra_jax.attention.registry import Mechanism
 
 __all__ = [
@@ -62,7 +63,7 @@ MECHANISM = Mechanism(
 class RetentionState(NamedTuple):
     """Everything that the next position needs of the earlier ones."""
 
-    sums: causal.Sums  # [B, N, H, Hv] and [B, N, H]
+    sums: Sums  # [B, N, H, Hv] and [B, N, H]
     position: jax.Array  # of the next token, since the first real one, [B] int32
 
 
@@ -82,7 +83,7 @@ def retention_attention(
     rotate: bool = True,
     norm: str | None = "layer",
     eps: float = 1e-6,
-    chunking: causal.Chunking | None = None,
+    chunking: engine.Chunking | None = None,
     precision: jax.lax.PrecisionLike = None,
     **_: Any,
 ) -> jax.Array:
@@ -115,17 +116,18 @@ def retention_attention(
     feature_maps.check_norm(norm)
     mask = inputs.padding_mask(mask, query.shape[0], key.shape[1])
     dtype = inputs.accumulation_dtype(query, key, value)
-    features, slopes = _prepared(query, key, mask, is_causal, slopes, rotate, dtype)
+    turned, rates = _prepared(query, key, mask, is_causal, slopes, rotate, dtype)
     numerator, denominator = decay.sums(
-        *features,
-        inputs.by_head(value, query.shape[2], mask, dtype),
-        slopes,
+        *turned,
+        value,
+        rates,
         is_causal,
+        mask=mask,
         chunking=chunking,
         precision=precision,
     )
     out = feature_maps.normalised(_bounded(numerator, denominator), norm, (3,), eps)
-    return jnp.swapaxes(out, 1, 2).astype(query.dtype)
+    return out.astype(query.dtype)
 
 
 def retention_weights(
@@ -147,33 +149,10 @@ def retention_weights(
     inputs.check_inputs(query, key, None, is_causal)
     mask = inputs.padding_mask(mask, query.shape[0], key.shape[1])
     dtype = inputs.accumulation_dtype(query, key)
-    features, slopes = _prepared(query, key, mask, is_causal, slopes, rotate, dtype)
-    scores = decay.weights(*features, slopes, is_causal, precision)
+    turned, rates = _prepared(query, key, mask, is_causal, slopes, rotate, dtype)
+    rows, columns = (inputs.by_head(x, query.shape[2]) for x in turned)
+    scores = decay.weights(rows, columns, rates, is_causal, precision)
     return _bounded(scores, scores.sum(-1))
-
-
-def retention_init(
-    batch_size: int,
-    num_heads: int,
-    head_dim: int,
-    value_dim: int | None = None,
-    dtype: jax.typing.DTypeLike = jnp.float32,
-) -> RetentionState:
-    """Returns the state of a stream before its first position.
-
-    Args:
-      batch_size: B.
-      num_heads: N, those of the query.
-      head_dim: H.
-      value_dim: Hv; None = H.
-      dtype: of the sums, float32 or float64.
-
-    Raises:
-      ValueError: another dtype.
-    """
-    sizes = (batch_size, num_heads, head_dim, value_dim or head_dim)
-    sums = causal.no_sums(*sizes, inputs.state_dtype(dtype))
-    return RetentionState(sums, jnp.zeros((batch_size,), jnp.int32))
 
 
 def retention_prefill(
@@ -187,19 +166,19 @@ def retention_prefill(
     rotate: bool = True,
     norm: str | None = "layer",
     eps: float = 1e-6,
-    chunking: causal.Chunking | None = None,
+    chunking: engine.Chunking | None = None,
     precision: jax.lax.PrecisionLike = None,
 ) -> tuple[jax.Array, RetentionState]:
     """Takes a whole prompt, or a further part of one, in one pass.
 
     Args:
       query: `[B, T, N, H]`; key, value, mask and options as in `retention_attention`.
-        The next token stands behind each sample's last real position.
+        The next token follows each sample's last real position.
       state: what came before; None = nothing.
 
     Returns:
       The causal attention `[B, T, N, Hv]` and the state after the last real position.
-      Rows behind that position have no meaning.
+      Rows after that position have no meaning.
 
     Raises:
       ValueError: shapes, dtypes, the mask, an option or the state do not fit.
@@ -209,18 +188,20 @@ def retention_prefill(
     batch, length = query.shape[:2]
     mask = inputs.padding_mask(mask, batch, length)
     dtype = inputs.accumulation_dtype(query, key, value)
-    before = start = None
+    before = None
     if state is not None:
         dtype, before = state.sums.total.dtype, state.position
-        start = inputs.checked_state(state.sums, causal.sizes(query, value))
-    arguments = (mask, True, slopes, rotate, dtype, before)
-    features, slopes = _prepared(query, key, *arguments)
-    numerator, denominator, sums = decay.prefill(
-        *features,
-        inputs.by_head(value, query.shape[2], mask, dtype),
-        slopes,
-        mask,
-        start,
+        # Before the state's positions meet queries of another batch.
+        total: Any = jax.ShapeDtypeStruct((batch, *query.shape[2:]), dtype)
+        summary: Any = jax.ShapeDtypeStruct((*total.shape, value.shape[-1]), dtype)
+        inputs.checked_state(state.sums, Sums(summary, total))
+    turned, rates = _prepared(query, key, mask, True, slopes, rotate, dtype, before)
+    (numerator, denominator), sums = decay.prefill(
+        *turned,
+        value,
+        rates,
+        mask=mask,
+        state=None if state is None else state.sums,
         chunking=chunking,
         precision=precision,
     )
@@ -228,24 +209,11 @@ def retention_prefill(
     ends = inputs.next_position(mask, batch, length)
     if rotate:
         sums = _from_here(sums, mask, ends, length)
-    state = RetentionState(sums, ends - _first(mask, before))
-    return jnp.swapaxes(out, 1, 2).astype(query.dtype), state
+    return out.astype(query.dtype), RetentionState(sums, ends - _first(mask, before))
 
 
-def retention_step(
-    state: RetentionState,
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    **options: Any,
-) -> tuple[jax.Array, RetentionState]:
-    """Takes one position of each sample; arrays `[B, N, H]` -> `[B, N, Hv]`.
-
-    Options and errors are those of `retention_prefill`.
-    """
-    arrays = inputs.one_position(query, key, value)
-    out, state = retention_prefill(*arrays, state=state, **options)
-    return out[:, 0], state
+retention_init = streams.make_init(retention_prefill)
+retention_step = streams.make_step(retention_prefill)
 
 
 def _prepared(
@@ -263,17 +231,18 @@ def _prepared(
     rates = decay.checked_slopes(slopes, retention_slopes(num_heads), dtype)
     if rotate:
         rotary.check_width(head_dim)
-    query = inputs.by_head(query, num_heads, dtype=dtype)
-    key = inputs.by_head(key, num_heads, mask, dtype)
+    query = query.astype(dtype)
+    key = inputs.hide(key, mask).astype(dtype)
     if rotate:
-        cos, sin = rotary.tables(max(length, key.shape[2]), head_dim, dtype)
+        cos, sin = rotary.tables(max(length, key.shape[1]), head_dim, dtype)
         query, key = (
-            rotary.turned(x, (cos[None, None, :size], sin[None, None, :size]))
-            for x, size in ((query, length), (key, key.shape[2]))
+            rotary.turned(x, (cos[None, :size, None], sin[None, :size, None]))
+            for x, size in ((query, length), (key, key.shape[1]))
         )
-    last = None if is_causal else inputs.next_position(mask, 1, key.shape[2]) - 1
+    last = None if is_causal else inputs.next_position(mask, 1, key.shape[1]) - 1
     spread = decay.spread(rates, length, _first(mask, before), last)
-    return (query * jax.lax.rsqrt(head_dim * spread)[..., None], key), rates
+    factors = jax.lax.rsqrt(head_dim * jnp.swapaxes(spread, 1, 2))
+    return (query * factors[..., None], key), rates
 
 
 def _first(mask: jax.Array | None, before: jax.Array | None) -> jax.Array:
@@ -289,8 +258,8 @@ def _bounded(scores: jax.Array, sums: jax.Array) -> jax.Array:
 
 
 def _from_here(
-    sums: causal.Sums, mask: jax.Array | None, ends: jax.Array, length: int
-) -> causal.Sums:
+    sums: Sums, mask: jax.Array | None, ends: jax.Array, length: int
+) -> Sums:
     """Turns the keys' side of a state so that its next position is 0."""
     tables = rotary.tables(length, sums.total.shape[-1], sums.total.dtype)
     if mask is None:
@@ -300,4 +269,4 @@ def _from_here(
     total = rotary.turned(sums.total, (cos, -sin))
     summary = jnp.swapaxes(sums.summary, 2, 3)
     summary = rotary.turned(summary, (cos[:, :, None], -sin[:, :, None]))
-    return causal.Sums(jnp.swapaxes(summary, 2, 3), total)
+    return Sums(jnp.swapaxes(summary, 2, 3), total)

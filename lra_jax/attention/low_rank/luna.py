@@ -21,7 +21,6 @@ the packed values once more; each layer has learned vectors of its own beside th
 carried ones.
 """
 
-import functools
 import math
 from typing import Any
 
@@ -29,7 +28,8 @@ import jax
 import jax.numpy as jnp
 
 from lra_jax.attention import dense, feature_maps, inputs
-from lra_jax.attention.causal import sums as causal
+from lra_jax.attention.causal import engine
+from lra_jax.attention.linear.linear import causal_sums
 from lra_jax.attention.registry import Mechanism
 from lra_jax.errors import expected
 
@@ -56,7 +56,7 @@ def luna_attention(
     mask: jax.Array | None = None,
     is_causal: bool = False,
     *,
-    chunking: causal.Chunking | None = None,
+    chunking: engine.Chunking | None = None,
     precision: jax.lax.PrecisionLike = None,
     **_: Any,
 ) -> jax.Array:
@@ -213,17 +213,19 @@ def _causal(
     value: jax.Array,
     memory: jax.Array,
     mask: jax.Array | None,
-    chunking: causal.Chunking | None,
+    chunking: engine.Chunking | None,
     precision: jax.lax.PrecisionLike,
 ) -> jax.Array:
-    run = functools.partial(
-        causal.causal_linear, chunking=chunking, precision=precision
-    )
+    def run(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+        arrays = (jnp.swapaxes(x, 1, 2) for x in (query, key, value))
+        sums = causal_sums(*arrays, chunking=chunking, precision=precision)
+        return jnp.swapaxes(sums[0][0], 1, 2)
+
     phi = feature_maps.feature_map("elu")
     pack = inputs.hide_by_head(phi(feature_maps.products(key, memory, precision)), mask)
     length = key.shape[2]
     seen = jnp.ones((1, length), bool) if mask is None else mask
     counts = feature_maps.at_least(jnp.cumsum(seen, 1, dtype=query.dtype), 1.0)
     counts = counts[:, None, :, None]
-    scores = run(query, key, pack)[0] / counts
-    return run(jax.nn.softmax(scores, -1), pack, value)[0] / counts
+    scores = run(query, key, pack) / counts
+    return run(jax.nn.softmax(scores, -1), pack, value) / counts

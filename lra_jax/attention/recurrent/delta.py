@@ -11,10 +11,9 @@ from typing import Any
 
 import jax
 
-from lra_jax.attention import feature_maps, inputs
-from lra_jax.attention.causal import sums as causal
+from lra_jax.attention import feature_maps, streams
+from lra_jax.attention.causal import engine
 from lra_jax.attention.recurrent import gated_delta
-from lra_jax.attention.recurrent import stream as recurrent_stream
 from lra_jax.attention.registry import Gate, Mechanism
 
 __all__ = [
@@ -51,7 +50,7 @@ def delta_attention(
     feature_map: feature_maps.FeatureMap = "silu",
     norm: str | None = "rms",
     eps: float = 1e-6,
-    chunking: causal.Chunking | None = None,
+    chunking: engine.Chunking | None = None,
     precision: jax.lax.PrecisionLike = None,
     **_: Any,
 ) -> jax.Array:
@@ -60,10 +59,19 @@ def delta_attention(
     Arguments, result and errors are those of `gated_delta.gated_delta_attention`, which
     this is without decay and gate.
     """
-    options: dict[str, Any] = {"feature_map": feature_map, "norm": norm, "eps": eps}
-    cut: dict[str, Any] = {"chunking": chunking, "precision": precision}
-    arrays = (query, key, value, mask, is_causal)
-    return gated_delta.gated_delta_attention(*arrays, beta=beta, **options, **cut)
+    return gated_delta.gated_delta_attention(
+        query,
+        key,
+        value,
+        mask,
+        is_causal,
+        beta=beta,
+        feature_map=feature_map,
+        norm=norm,
+        eps=eps,
+        chunking=chunking,
+        precision=precision,
+    )
 
 
 def delta_weights(
@@ -81,13 +89,15 @@ def delta_weights(
 
     Arguments and errors are those of `delta_attention`.
     """
-    options: dict[str, Any] = {"feature_map": feature_map, "precision": precision}
     return gated_delta.gated_delta_weights(
-        query, key, mask, is_causal, beta=beta, **options
+        query,
+        key,
+        mask,
+        is_causal,
+        beta=beta,
+        feature_map=feature_map,
+        precision=precision,
     )
-
-
-delta_init = gated_delta.gated_delta_init
 
 
 def delta_prefill(
@@ -101,7 +111,7 @@ def delta_prefill(
     feature_map: feature_maps.FeatureMap = "silu",
     norm: str | None = "rms",
     eps: float = 1e-6,
-    chunking: causal.Chunking | None = None,
+    chunking: engine.Chunking | None = None,
     precision: jax.lax.PrecisionLike = None,
 ) -> tuple[jax.Array, DeltaState]:
     """Takes a whole prompt, or a further part of one, in one pass.
@@ -109,25 +119,20 @@ def delta_prefill(
     Arguments, result and errors are those of `gated_delta.gated_delta_prefill`, which
     this is without decay and gate.
     """
-    options: dict[str, Any] = {"feature_map": feature_map, "norm": norm, "eps": eps}
-    cut: dict[str, Any] = {"chunking": chunking, "precision": precision}
-    arrays = (query, key, value, mask)
     return gated_delta.gated_delta_prefill(
-        *arrays, state=state, beta=beta, **options, **cut
+        query,
+        key,
+        value,
+        mask,
+        state=state,
+        beta=beta,
+        feature_map=feature_map,
+        norm=norm,
+        eps=eps,
+        chunking=chunking,
+        precision=precision,
     )
 
 
-def delta_step(
-    state: DeltaState,
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    *,
-    beta: jax.Array | None = None,
-    **options: Any,
-) -> tuple[jax.Array, DeltaState]:
-    """Takes one position of each sample; arrays `[B, N, H]` -> `[B, N, Hv]`."""
-    arrays = inputs.one_position(query, key, value)
-    more = recurrent_stream.one_gate(beta=beta)
-    out, state = delta_prefill(*arrays, state=state, **more, **options)
-    return out[:, 0], state
+delta_init = streams.make_init(delta_prefill)
+delta_step = streams.make_step(delta_prefill, "beta")

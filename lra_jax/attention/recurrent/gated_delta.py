@@ -19,15 +19,16 @@ decay has no factor of its own for each head beside w' and c'. Padding is exact:
 hidden position changes nothing.
 """
 
-from typing import Any
+import functools
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from lra_jax.attention import feature_maps, inputs
-from lra_jax.attention.causal import sums as causal
+from lra_jax.attention import feature_maps, inputs, streams
+from lra_jax.attention.causal import engine
+from lra_jax.attention.causal.prefix import decayed, so_far, triangle
 from lra_jax.attention.recurrent import recurrence
-from lra_jax.attention.recurrent import stream as recurrent_stream
 from lra_jax.attention.registry import Gate, Mechanism
 
 __all__ = [
@@ -55,7 +56,7 @@ MECHANISM = Mechanism(
 )
 
 
-GatedDeltaState = recurrent_stream.RecurrentState
+GatedDeltaState = recurrence.RecurrentState
 
 
 def gated_delta_attention(
@@ -71,7 +72,7 @@ def gated_delta_attention(
     feature_map: feature_maps.FeatureMap = "silu",
     norm: str | None = "rms",
     eps: float = 1e-6,
-    chunking: causal.Chunking | None = None,
+    chunking: engine.Chunking | None = None,
     precision: jax.lax.PrecisionLike = None,
     **_: Any,
 ) -> jax.Array:
@@ -102,9 +103,22 @@ def gated_delta_attention(
       ValueError: shapes, dtypes, the mask or an option do not fit, or query and key
         differ in length.
     """
-    inputs.check_inputs(query, key, value, is_causal)
-    options = (beta, log_decay, gate, feature_map, norm, eps, chunking, precision)
-    return _run(query, key, value, mask, is_causal, None, *options)[0]
+    return _run(
+        query,
+        key,
+        value,
+        mask,
+        is_causal=is_causal,
+        state=None,
+        beta=beta,
+        log_decay=log_decay,
+        gate=gate,
+        feature_map=feature_map,
+        norm=norm,
+        eps=eps,
+        chunking=chunking,
+        precision=precision,
+    )[0]
 
 
 def gated_delta_weights(
@@ -126,12 +140,19 @@ def gated_delta_weights(
     inputs.check_inputs(query, key, None, is_causal)
     # The sum is linear in the values: on unit vectors it is the matrix itself.
     units = inputs.unit_values(query, key)
-    options = (beta, log_decay, None, feature_map, None, 0.0, None, precision)
-    arrays = (query.astype(units.dtype), key, units)
-    return jnp.swapaxes(_run(*arrays, mask, is_causal, None, *options)[0], 1, 2)
-
-
-gated_delta_init = recurrent_stream.recurrent_init
+    rows = gated_delta_attention(
+        query.astype(units.dtype),
+        key,
+        units,
+        mask,
+        is_causal,
+        beta=beta,
+        log_decay=log_decay,
+        feature_map=feature_map,
+        norm=None,
+        precision=precision,
+    )
+    return jnp.swapaxes(rows, 1, 2)
 
 
 def gated_delta_prefill(
@@ -147,7 +168,7 @@ def gated_delta_prefill(
     feature_map: feature_maps.FeatureMap = "silu",
     norm: str | None = "rms",
     eps: float = 1e-6,
-    chunking: causal.Chunking | None = None,
+    chunking: engine.Chunking | None = None,
     precision: jax.lax.PrecisionLike = None,
 ) -> tuple[jax.Array, GatedDeltaState]:
     """Takes a whole prompt, or a further part of one, in one pass.
@@ -162,32 +183,26 @@ def gated_delta_prefill(
     Raises:
       ValueError: shapes, dtypes, the mask, an option or the state do not fit.
     """
-    inputs.check_inputs(query, key, value, True)
-    options = (beta, log_decay, gate, feature_map, norm, eps, chunking, precision)
-    start = None if state is None else state.sums
-    out, sums = _run(query, key, value, mask, True, start, *options)
-    return out, GatedDeltaState(sums, recurrent_stream.moved(state, query, mask))
+    return _run(
+        query,
+        key,
+        value,
+        mask,
+        is_causal=True,
+        state=state,
+        beta=beta,
+        log_decay=log_decay,
+        gate=gate,
+        feature_map=feature_map,
+        norm=norm,
+        eps=eps,
+        chunking=chunking,
+        precision=precision,
+    )
 
 
-def gated_delta_step(
-    state: GatedDeltaState,
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    *,
-    beta: jax.Array | None = None,
-    log_decay: jax.Array | None = None,
-    gate: jax.Array | None = None,
-    **options: Any,
-) -> tuple[jax.Array, GatedDeltaState]:
-    """Takes one position of each sample; arrays `[B, N, H]` -> `[B, N, Hv]`.
-
-    Options and errors are those of `gated_delta_prefill`, gates without the axis T.
-    """
-    arrays = inputs.one_position(query, key, value)
-    more = recurrent_stream.one_gate(beta=beta, log_decay=log_decay, gate=gate)
-    out, state = gated_delta_prefill(*arrays, state=state, **more, **options)
-    return out[:, 0], state
+gated_delta_init = streams.make_init(gated_delta_prefill)
+gated_delta_step = streams.make_step(gated_delta_prefill, "beta", "log_decay", "gate")
 
 
 def _run(
@@ -195,36 +210,139 @@ def _run(
     key: jax.Array,
     value: jax.Array,
     mask: jax.Array | None,
+    *,
     is_causal: bool,
-    start: recurrence.Memory | None,
+    state: GatedDeltaState | None,
     beta: jax.Array | None,
     log_decay: jax.Array | None,
     gate: jax.Array | None,
     feature_map: feature_maps.FeatureMap,
     norm: str | None,
     eps: float,
-    chunking: causal.Chunking | None,
+    chunking: engine.Chunking | None,
     precision: jax.lax.PrecisionLike,
-) -> tuple[jax.Array, recurrence.Memory]:
+) -> tuple[jax.Array, GatedDeltaState]:
+    inputs.check_inputs(query, key, value, is_causal)
     inputs.check_self(query, key, "delta-rule")
     feature_maps.check_norm(norm)
+    recurrence.check_gate("beta", beta, query)
+    recurrence.check_gate("log_decay", log_decay, query)
     mask = inputs.padding_mask(mask, query.shape[0], query.shape[1])
-    heads, dtype = query.shape[2], recurrence.dtype_of(start, query, key, value)
-    phi = feature_maps.feature_map(feature_map)
-    sizes = (None, heads, mask, dtype)
-    share = recurrence.gate_by_head("beta", beta, query, *sizes)
-    key = _unit(inputs.hide_by_head(phi(inputs.by_head(key, heads, mask, dtype)), mask))
-    arrays = recurrence.Arrays(
-        _unit(phi(inputs.by_head(query, heads, dtype=dtype))),
-        key,
-        inputs.by_head(value, heads, mask, dtype),
-        recurrence.gate_by_head("log_decay", log_decay, query, *sizes),
-        jnp.ones_like(key[..., 0]) if share is None else share,
+    dtype, asked = recurrence.dtype_of(state, query, key, value), query
+    query, key, phi = feature_maps.given(query, key, feature_map, dtype, mask)
+    options = feature_maps.Options(phi, dtype, precision)
+    out, state = recurrence.recur(
+        engine.Form(_prepared, _segment, options),
+        engine.Arrays(query, key, value, log_decay, beta),
+        is_causal=is_causal,
+        mask=mask,
+        state=state,
+        chunking=chunking or engine.Chunking(64, 64),
     )
-    block = recurrence.DeltaBlock
-    options = (is_causal, start, chunking, precision)
-    out, state = recurrence.recur(block, arrays, *options)
-    return recurrence.finished(out, gate, norm, eps, query), state
+    return recurrence.finished(out, gate, norm, eps, asked), state
+
+
+class _Features(NamedTuple):
+    """What a segment reads, heads first; keys, gates and values zero where hidden."""
+
+    query: jax.Array
+    key: jax.Array
+    value: jax.Array
+    log_decay: jax.Array  # [B, N, T]
+    beta: jax.Array  # [B, N, T]
+
+
+def _prepared(
+    options: feature_maps.Options,
+    arrays: engine.Arrays,
+    mask: jax.Array | None,
+    query_mask: jax.Array | None,
+) -> _Features:
+    query, key, value = feature_maps.prepared(options, arrays, mask, query_mask)
+    key, one = _unit(key), jnp.ones_like(key[..., 0])
+    heads, gates = query.shape[1], (arrays.log_decay, arrays.beta)
+    log_decay, beta = (
+        None if x is None else recurrence.gate_by_head(x, heads, mask, options.dtype)
+        for x in gates
+    )
+    return _Features(
+        _unit(query),
+        key,
+        value,
+        jnp.zeros_like(one) if log_decay is None else log_decay,
+        one if beta is None else beta,
+    )
+
+
+def _segment(
+    options: feature_maps.Options,
+    state: recurrence.Memory,
+    features: _Features,
+    _: None,
+) -> tuple[jax.Array, recurrence.Memory]:
+    """One segment of the delta rule, see `engine.Form`.
+
+    With c_i the product of the decays of a chunk up to i, the state in it is
+    ``S_i = c_i S_0 + sum_(j <= i) (c_i / c_j) k_j u_j^T``, where the corrections u
+    solve the triangular system ``u_i + b_i sum_(j < i) (c_i / c_j) (k_i . k_j) u_j =
+    b_i (v_i - c_i S_0^T k_i)``: the WY form. Its inverse does not depend on S_0, so it
+    is formed for all chunks at once, and only states are passed on one by one.
+    """
+    query, key, value, log_decay, beta = features
+    product = functools.partial(jnp.einsum, precision=options.precision)
+    fade = so_far(log_decay)
+    kept = decayed(fade[..., None] - fade[..., None, :], triangle(key.shape[3]))
+    scores = product("bnpim,bnpjm->bnpij", query, key) * kept
+    lower = product("bnpim,bnpjm->bnpij", key, key) * kept * beta[..., None]
+    inverse = unit_inverse(jnp.tril(lower, -1), options.precision)
+    own = product("bnpij,bnpjv->bnpiv", inverse, value * beta[..., None])
+    faded = key * (beta * jnp.exp(fade))[..., None]
+    past = product("bnpij,bnpjm->bnpim", inverse, faded)
+    end = fade[..., -1:]
+    key = key * jnp.exp(end - fade)[..., None]
+    factor = jnp.exp(end)[..., None]
+
+    def step(state: jax.Array, chunk: tuple) -> tuple[jax.Array, jax.Array]:
+        own, past, key, factor = chunk
+        correction = own - product("bnim,bnmv->bniv", past, state)
+        return state * factor + product("bnim,bniv->bnmv", key, correction), state
+
+    by_chunk = tuple(jnp.moveaxis(x, 2, 0) for x in (own, past, key, factor))
+    after, before = jax.lax.scan(step, state.summary, by_chunk)
+    before = jnp.moveaxis(before, 0, 2)
+    correction = own - product("bnpim,bnpmv->bnpiv", past, before)
+    out = product("bnpij,bnpjv->bnpiv", scores, correction)
+    query = query * jnp.exp(fade)[..., None]
+    out += product("bnpim,bnpmv->bnpiv", query, before)
+    return out, recurrence.Memory(after)
+
+
+def unit_inverse(lower: jax.Array, precision: jax.lax.PrecisionLike) -> jax.Array:
+    """``(I + L)^-1`` for strictly lower triangular L, `[..., C, C]`.
+
+    By halves, ``[[A, 0], [B, D]]^-1 = [[A^-1, 0], [-D^-1 B A^-1, D^-1]]``, from single
+    numbers up: products of inverses of parts alone. The series ``I - L + L^2 - ...``
+    would have terms that grow and cancel.
+    """
+    size, lead = lower.shape[-1], lower.shape[:-2]
+    full = 1 << (size - 1).bit_length()
+    fill = [(0, 0)] * len(lead) + [(0, full - size)] * 2
+    lower = jnp.pad(lower, fill)
+    inverse = jnp.ones_like(lower[..., :1])[..., None]
+    product = functools.partial(jnp.matmul, precision=precision)
+    half = 1
+    while half < full:
+        first, second = inverse[..., 0::2, :, :], inverse[..., 1::2, :, :]
+        pairs = full // (2 * half)
+        tiles = lower.reshape(*lead, pairs, 2 * half, pairs, 2 * half)
+        corner = jnp.diagonal(tiles, axis1=-4, axis2=-2)
+        corner = jnp.moveaxis(corner, -1, -3)[..., half:, :half]
+        corner = -product(second, product(corner, first))
+        upper = jnp.concatenate([first, jnp.zeros_like(first)], -1)
+        below = jnp.concatenate([corner, second], -1)
+        inverse = jnp.concatenate([upper, below], -2)
+        half *= 2
+    return inverse[..., 0, :size, :size]
 
 
 def _unit(x: jax.Array) -> jax.Array:

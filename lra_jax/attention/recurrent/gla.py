@@ -18,15 +18,16 @@ no 1 / sqrt(H), which the norm would take away. Padding is exact: a hidden posit
 neither adds to the state nor lets it fade.
 """
 
-from typing import Any
+import functools
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from lra_jax.attention import feature_maps, inputs
-from lra_jax.attention.causal import sums as causal
+from lra_jax.attention import feature_maps, inputs, streams
+from lra_jax.attention.causal import engine
+from lra_jax.attention.causal.prefix import decayed, prefix, triangle
 from lra_jax.attention.recurrent import recurrence
-from lra_jax.attention.recurrent import stream as recurrent_stream
 from lra_jax.attention.registry import Gate, Mechanism
 
 __all__ = [
@@ -53,7 +54,7 @@ MECHANISM = Mechanism(
 )
 
 
-GlaState = recurrent_stream.RecurrentState
+GlaState = recurrence.RecurrentState
 
 
 def gla_attention(
@@ -67,7 +68,7 @@ def gla_attention(
     gate: jax.Array | None = None,
     norm: str | None = "rms",
     eps: float = 1e-6,
-    chunking: causal.Chunking | None = None,
+    chunking: engine.Chunking | None = None,
     precision: jax.lax.PrecisionLike = None,
     **_: Any,
 ) -> jax.Array:
@@ -97,9 +98,20 @@ def gla_attention(
       ValueError: shapes, dtypes, the mask or an option do not fit, or query and key
         differ in length.
     """
-    inputs.check_inputs(query, key, value, is_causal)
-    options = (log_decay, gate, norm, eps, chunking, precision)
-    return _run(query, key, value, mask, is_causal, None, *options)[0]
+    return _run(
+        query,
+        key,
+        value,
+        mask,
+        is_causal=is_causal,
+        state=None,
+        log_decay=log_decay,
+        gate=gate,
+        norm=norm,
+        eps=eps,
+        chunking=chunking,
+        precision=precision,
+    )[0]
 
 
 def gla_weights(
@@ -119,12 +131,17 @@ def gla_weights(
     inputs.check_inputs(query, key, None, is_causal)
     # The sum is linear in the values: on unit vectors it is the matrix itself.
     units = inputs.unit_values(query, key)
-    options = (log_decay, None, None, 0.0, None, precision)
-    arrays = (query.astype(units.dtype), key, units)
-    return jnp.swapaxes(_run(*arrays, mask, is_causal, None, *options)[0], 1, 2)
-
-
-gla_init = recurrent_stream.recurrent_init
+    rows = gla_attention(
+        query.astype(units.dtype),
+        key,
+        units,
+        mask,
+        is_causal,
+        log_decay=log_decay,
+        norm=None,
+        precision=precision,
+    )
+    return jnp.swapaxes(rows, 1, 2)
 
 
 def gla_prefill(
@@ -138,7 +155,7 @@ def gla_prefill(
     gate: jax.Array | None = None,
     norm: str | None = "rms",
     eps: float = 1e-6,
-    chunking: causal.Chunking | None = None,
+    chunking: engine.Chunking | None = None,
     precision: jax.lax.PrecisionLike = None,
 ) -> tuple[jax.Array, GlaState]:
     """Takes a whole prompt, or a further part of one, in one pass.
@@ -153,31 +170,24 @@ def gla_prefill(
     Raises:
       ValueError: shapes, dtypes, the mask, an option or the state do not fit.
     """
-    inputs.check_inputs(query, key, value, True)
-    options = (log_decay, gate, norm, eps, chunking, precision)
-    start = None if state is None else state.sums
-    out, sums = _run(query, key, value, mask, True, start, *options)
-    return out, GlaState(sums, recurrent_stream.moved(state, query, mask))
+    return _run(
+        query,
+        key,
+        value,
+        mask,
+        is_causal=True,
+        state=state,
+        log_decay=log_decay,
+        gate=gate,
+        norm=norm,
+        eps=eps,
+        chunking=chunking,
+        precision=precision,
+    )
 
 
-def gla_step(
-    state: GlaState,
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    *,
-    log_decay: jax.Array | None = None,
-    gate: jax.Array | None = None,
-    **options: Any,
-) -> tuple[jax.Array, GlaState]:
-    """Takes one position of each sample; arrays `[B, N, H]` -> `[B, N, Hv]`.
-
-    Options and errors are those of `gla_prefill`, gates without the axis T.
-    """
-    arrays = inputs.one_position(query, key, value)
-    more = recurrent_stream.one_gate(log_decay=log_decay, gate=gate)
-    out, state = gla_prefill(*arrays, state=state, **more, **options)
-    return out[:, 0], state
+gla_init = streams.make_init(gla_prefill)
+gla_step = streams.make_step(gla_prefill, "log_decay", "gate")
 
 
 def _run(
@@ -185,30 +195,76 @@ def _run(
     key: jax.Array,
     value: jax.Array,
     mask: jax.Array | None,
+    *,
     is_causal: bool,
-    start: recurrence.Memory | None,
+    state: GlaState | None,
     log_decay: jax.Array | None,
     gate: jax.Array | None,
     norm: str | None,
     eps: float,
-    chunking: causal.Chunking | None,
+    chunking: engine.Chunking | None,
     precision: jax.lax.PrecisionLike,
-) -> tuple[jax.Array, recurrence.Memory]:
+) -> tuple[jax.Array, GlaState]:
+    inputs.check_inputs(query, key, value, is_causal)
     inputs.check_self(query, key, "gla")
     feature_maps.check_norm(norm)
-    mask = inputs.padding_mask(mask, query.shape[0], query.shape[1])
-    heads, dtype = query.shape[2], recurrence.dtype_of(start, query, key, value)
-    key = inputs.by_head(key, heads, mask, dtype)
-    sizes = (query.shape[3], heads, mask, dtype)
-    decay = recurrence.gate_by_head("log_decay", log_decay, query, *sizes)
-    arrays = recurrence.Arrays(
-        inputs.by_head(query, heads, dtype=dtype),
-        key,
-        inputs.by_head(value, heads, mask, dtype),
-        jnp.zeros_like(key) if decay is None else decay,
-        None,
+    recurrence.check_gate("log_decay", log_decay, query, query.shape[3])
+    dtype = recurrence.dtype_of(state, query, key, value)
+    out, state = recurrence.recur(
+        engine.Form(_prepared, _segment, _Options(dtype, precision)),
+        engine.Arrays(query, key, value, log_decay),
+        is_causal=is_causal,
+        mask=inputs.padding_mask(mask, query.shape[0], query.shape[1]),
+        state=state,
+        # Short chunks, because the pairs of each column are formed one by one.
+        chunking=chunking or engine.Chunking(chunk=16),
     )
-    block = recurrence.GatedBlock
-    options = (is_causal, start, chunking, precision)
-    out, state = recurrence.recur(block, arrays, *options)
     return recurrence.finished(out, gate, norm, eps, query), state
+
+
+class _Options(NamedTuple):
+    dtype: Any
+    precision: jax.lax.PrecisionLike
+
+
+def _prepared(
+    options: _Options,
+    arrays: engine.Arrays,
+    mask: jax.Array | None,
+    query_mask: jax.Array | None,
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Query, key, value and log(a), heads first, zero where hidden."""
+    del query_mask
+    query, key, value, log_decay, _ = arrays
+    heads, dtype = query.shape[2], options.dtype
+    key = inputs.by_head(key, heads, mask, dtype)
+    if log_decay is None:
+        fade = jnp.zeros_like(key)
+    else:
+        fade = inputs.by_head(log_decay, heads, mask, dtype)
+    query = inputs.by_head(query, heads, dtype=dtype)
+    return query, key, inputs.by_head(value, heads, mask, dtype), fade
+
+
+def _segment(
+    options: _Options,
+    state: recurrence.Memory,
+    features: tuple[jax.Array, jax.Array, jax.Array, jax.Array],
+    _: None,
+) -> tuple[jax.Array, recurrence.Memory]:
+    """One segment, see `engine.Form`."""
+    query, key, value, log_decay = features
+    product = functools.partial(jnp.einsum, precision=options.precision)
+    fade = jnp.cumsum(log_decay, 3)
+    end = fade[..., -1, :]
+    # Products of pairs, column by column: factors of their own for queries and keys
+    # would under- and overflow. Chunks are short, and the sum is fused.
+    seen = triangle(key.shape[3])[..., None]
+    kept = decayed(fade[..., :, None, :] - fade[..., None, :, :], seen)
+    scores = (query[..., :, None, :] * key[..., None, :, :] * kept).sum(-1)
+    key = key * jnp.exp(end[..., None, :] - fade)
+    updates = recurrence.Memory(product("bnpjm,bnpjv->bnpmv", key, value))
+    before, after = prefix(state, updates, end)
+    out = product("bnpij,bnpjv->bnpiv", scores, value)
+    query = query * jnp.exp(fade)
+    return out + product("bnpim,bnpmv->bnpiv", query, before.summary), after

@@ -24,7 +24,6 @@ import jax
 import jax.numpy as jnp
 
 from lra_jax.attention import feature_maps, inputs
-from lra_jax.attention.linear import angles
 from lra_jax.attention.registry import Mechanism
 from lra_jax.attention.softmax import blockwise, cache
 from lra_jax.attention.softmax.blockwise import Visible
@@ -140,7 +139,7 @@ def softmax_init(
     batch = inputs.check_size("batch_size", batch_size)
     heads = inputs.check_size("num_heads", num_heads)
     width = inputs.check_size("head_dim", head_dim)
-    key = (batch, heads, angles.fixed(max_length, 1), width)
+    key = (batch, heads, inputs.check_max_length(max_length, 1), width)
     value_width = width if value_dim is None else value_dim
     value = (*key[:3], inputs.check_size("value_dim", value_width))
     return cache.empty(key, value, dtype, dtype)
@@ -183,7 +182,7 @@ def softmax_prefill(
     mask = inputs.padding_mask(mask, batch, length, reason=_ONE_CACHE)
     form = _Form(implementation, block, precision)
     if state is None:
-        size = angles.fixed(max_length, length)
+        size = inputs.check_max_length(max_length, length)
         state = cache.empty_for(key, value, size)
         after = cache.extended(state, key, value, mask)
         pairs, key, value = _prepare(query, key, value, mask)

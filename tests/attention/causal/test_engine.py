@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from lra_jax.attention.causal import chunks
-from lra_jax.attention.causal import sums as causal
-from lra_jax.attention.causal.sums import Chunking, causal_linear
+from lra_jax.attention.causal.engine import Chunking, Cut
+from lra_jax.attention.causal.prefix import prefix
+from lra_jax.attention.linear import decay
+from lra_jax.attention.linear.linear import causal_sums
+from lra_jax.attention.linear.sums import Sums
 
 from ..mechanisms import assert_close, causal_formula, fast_jit
 
@@ -31,6 +33,19 @@ def _inputs(seed: int = 0) -> tuple[np.ndarray, ...]:
     rng = np.random.default_rng(seed)
     shapes = (2, 3, LENGTH, 4), (2, 3, LENGTH, 4), (2, 3, LENGTH, 5)
     return tuple(rng.normal(size=shape).astype("float32") for shape in shapes)
+
+
+def causal_linear(query, key, value, *, slopes=None, start=None, chunking):
+    """Numerators, denominators and state of features with the heads first."""
+    arrays = (jnp.swapaxes(x, 1, 2) for x in (query, key, value))
+    if slopes is None:
+        sums, state = causal_sums(*arrays, state=start, chunking=chunking)
+    else:
+        slopes = jnp.asarray(slopes)
+        sums, state = decay.prefill(
+            *arrays, slopes, mask=None, state=start, chunking=chunking
+        )
+    return *(jnp.swapaxes(x, 1, 2) for x in sums), state
 
 
 def _dense(query, key, value, slopes=None, start=None):
@@ -58,10 +73,10 @@ def _loss(outputs, cotangents):
     return sum((jnp.sin(x) * c).sum() for x, c in zip(outputs, cotangents, strict=True))
 
 
-def _start(seed: int = 5) -> causal.Sums:
+def _start(seed: int = 5) -> Sums:
     rng = np.random.default_rng(seed)
     shapes = (2, 3, 4, 5), (2, 3, 4)
-    return causal.Sums(*(rng.normal(size=shape).astype("float32") for shape in shapes))
+    return Sums(*(rng.normal(size=shape).astype("float32") for shape in shapes))
 
 
 @functools.cache
@@ -118,53 +133,48 @@ def test_a_state_goes_on_where_it_stopped(implementation: str, slopes) -> None:
     assert_close(*both(arrays))
 
 
-@pytest.mark.parametrize("implementation", ["loop", "parallel"])
-def test_states_may_shrink_feature_by_feature(implementation: str) -> None:
+@pytest.mark.parametrize("count", [1, 5, 20], ids=["one", "added", "scanned"])
+def test_states_may_shrink_feature_by_feature(count: int) -> None:
     rng = np.random.default_rng(4)
-    start, *updates = rng.normal(size=(6, 1, 2, 3, 4)).astype("float32")
-    decay = -rng.uniform(0, 90, size=(1, 2, 5, 3)).astype("float32")
-    plan = Chunking(2, 100, implementation).plan(10)
+    start, *updates = rng.normal(size=(count + 1, 1, 2, 3, 4)).astype("float32")
+    fade = -rng.uniform(0, 90, size=(1, 2, count, 3)).astype("float32")
     wanted = [start]
     for step, update in enumerate(updates):
-        wanted.append(wanted[-1] * np.exp(decay[:, :, step, :, None]) + update)
+        wanted.append(wanted[-1] * np.exp(fade[:, :, step, :, None]) + update)
     before, after = fast_jit(
-        lambda *a: chunks.prefix(plan, (a[0], a[0][..., 0]), (a[1], a[1][..., 0]), a[2])
-    )(start, np.stack(updates, 2), decay)
+        lambda *a: prefix((a[0], a[0][..., 0]), (a[1], a[1][..., 0]), a[2])
+    )(start, np.stack(updates, 2), fade)
     assert_close(before[0], np.stack(wanted[:-1], 2))
     assert_close(before[1], np.stack(wanted[:-1], 2)[..., 0])
     assert_close(after[0], wanted[-1])
 
 
-def test_plans_hold_the_sequence_and_little_more() -> None:
+def test_cuts_hold_the_sequence_and_little_more() -> None:
     for length in (1, 7, 64, 65, 100, 513, 1000, 4097):
         for chunking in (*CHUNKINGS, Chunking()):
-            plan = chunking.plan(length)
-            size = plan.chunk * plan.chunks * plan.blocks
-            assert length <= size < length + plan.chunk * plan.blocks
-            assert plan.parallel == (chunking.implementation == "parallel")
-            if not plan.parallel:
-                limit = max(chunking.block or 128, plan.chunk)
-                assert plan.chunk * plan.chunks <= limit
+            cut = chunking.cut(length)
+            assert length <= cut.length < length + cut.chunk * cut.segments
+            if chunking.implementation == "parallel":
+                assert cut.segments == 1
+            else:
+                assert cut.segment <= max(chunking.segment or 128, cut.chunk)
 
 
-def test_more_rows_get_shorter_blocks() -> None:
-    lengths = [
-        plan.chunk * plan.chunks
-        for plan in (Chunking().plan(4096, rows) for rows in (1, 4, 8, 16, 4096))
-    ]
-    assert lengths == [256, 256, 128, 64, 64]
+def test_more_rows_get_shorter_segments() -> None:
+    cuts = (Chunking().cut(4096, rows) for rows in (1, 4, 8, 16, 4096))
+    assert [cut.segment for cut in cuts] == [256, 256, 128, 64, 64]
     # Short chunks do not make more turns of the loop, with a state kept for each.
-    assert Chunking(16).plan(4096, 4096) == chunks.Plan(16, 4, 64, False)
-    assert Chunking(64, 512).plan(4096, 4096) == chunks.Plan(64, 8, 8, False)
+    assert Chunking(16).cut(4096, 4096) == Cut(chunk=16, chunks=4, segments=64)
+    assert Chunking(64, 512).cut(4096, 4096) == Cut(chunk=64, chunks=8, segments=8)
 
 
 def test_the_default_is_the_loop_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Chunking().plan(2048) == chunks.Plan(64, 2, 16, False)
+    assert Chunking().cut(2048) == Cut(chunk=64, chunks=2, segments=16)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert Chunking().plan(2048) == chunks.Plan(64, 32, 1, True)
+    assert Chunking().cut(2048) == Cut(chunk=64, chunks=32, segments=1)
 
 
-def test_gradients_keep_inputs_and_one_state_a_block() -> None:
+def test_gradients_keep_inputs_and_one_state_a_segment() -> None:
     q, k, v = (jnp.zeros((1, 1, 256, 8)),) * 3
     chunking = Chunking(8, 64)
 

@@ -56,6 +56,6 @@ def test_relu_features_ignore_the_scale_of_queries() -> None:
 def test_options_that_do_not_fit() -> None:
     q, k, v = inputs(2, query_length=5)
     options = {"feature_map": "gelu"}
-    parts = ("feature_map", "'elu', 'relu'", "'gelu'")
+    parts = ("feature_map", "'elu', 'identity'", "'gelu'")
     assert_rejects(lambda: run("linear")(q, k, v, **options), *parts)
     assert_rejects(lambda: weights("linear")(q, k, **options), *parts)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from lra_jax import attention
-from lra_jax.attention.causal.sums import Chunking
+from lra_jax.attention.causal.engine import Chunking
 
 from ..mechanisms import (
     CAUSAL,

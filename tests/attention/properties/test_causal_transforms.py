@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from lra_jax.attention.causal.sums import Chunking
+from lra_jax.attention.causal.engine import Chunking
 
 from ..mechanisms import (
     LENGTH,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from lra_jax import attention
-from lra_jax.attention.recurrent import recurrence
+from lra_jax.attention.recurrent import gated_delta
 
 from ..mechanisms import assert_close, fast_jit, inputs
 from . import formulas as recurrent
@@ -87,7 +87,7 @@ def test_float32_over_many_chunks_is_the_loop_in_float64(name, strength) -> None
 def test_the_inverse_of_equal_keys_does_not_cancel() -> None:
     """L of ones below the diagonal: its powers reach 1e17, its inverse has -1 and 1."""
     ones = np.tril(np.ones((2, 61, 61), "float32"), -1)
-    inverse = fast_jit(lambda x: recurrence.unit_inverse(x, "highest"))(ones)
+    inverse = fast_jit(lambda x: gated_delta.unit_inverse(x, "highest"))(ones)
     wanted = np.eye(61) - np.eye(61, k=-1)
     np.testing.assert_array_equal(np.asarray(inverse), np.stack([wanted] * 2))
 
@@ -96,7 +96,7 @@ def test_the_inverse_of_equal_keys_does_not_cancel() -> None:
 def test_the_inverse(size: int) -> None:
     lower = np.tril(np.random.default_rng(0).normal(size=(3, size, size)), -1)
     lower = lower.astype("float32")
-    inverse = fast_jit(lambda x: recurrence.unit_inverse(x, None))(lower)
+    inverse = fast_jit(lambda x: gated_delta.unit_inverse(x, None))(lower)
     assert_close(
         inverse @ (np.eye(size, dtype="float32") + lower), np.stack([np.eye(size)] * 3)
     )
@@ -158,10 +158,10 @@ X = inputs(7)[0]
     ("name", "more", "parts"),
     [
         ("gla", {"log_decay": X[..., 0]}, ("log_decay: expected", "(2, 7, 2)")),
-        ("gla", {"log_decay": X[:, :5]}, ("[B, T, N, width]=(2, 7, 2, 4)", "(2, 5")),
+        ("gla", {"log_decay": X[:, :5]}, ("[B, T, N, H]=(2, 7, 1|2, 4)", "(2, 5")),
         ("gla", {"gate": X[..., :3]}, ("gate: expected [B, T, N, Hv]", "2, 3)")),
         ("gla", {"norm": "batch"}, ("norm: expected 'rms', 'layer'", "'batch'")),
-        ("delta", {"beta": X}, ("beta: expected [B, T, N]=(2, 7, 2)", "2, 4)")),
+        ("delta", {"beta": X}, ("beta: expected [B, T, N]=(2, 7, 1|2)", "2, 4)")),
         ("delta", {"beta": X[:, :, :0, 0]}, ("beta: expected", "(2, 7, 0)")),
         ("gated_delta", {"log_decay": X}, ("log_decay: expected", "(2, 7, 2, 4)")),
         ("gated_delta", {"feature_map": "gelu"}, ("feature_map: expected", "'gelu'")),

@@ -11,7 +11,8 @@ from flax import nnx
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from lra_jax.attention import resolve
-from lra_jax.attention.sharded.sequence import SEQUENCE_PARALLEL, sequence_parallel
+from lra_jax.attention.registry import MECHANISMS
+from lra_jax.attention.sharded.sequence import sequence_parallel
 from lra_jax.configs import get_preset
 from lra_jax.tasks import get_task
 from lra_jax.training import sharding, step
@@ -132,7 +133,7 @@ def main() -> None:
     jax.config.update("jax_numpy_dtype_promotion", "strict")
     jax.config.update("jax_numpy_rank_promotion", "raise")
     report: dict = {"attention": {}, "training": {}}
-    for name in SEQUENCE_PARALLEL:
+    for name in (name for name, one in MECHANISMS.items() if one.sharded):
         for causal in (False, True)[: 1 if name == "flow" else 2]:
             key = f"{name}{' causal' if causal else ''}"
             report["attention"][key] = {

@@ -1,0 +1,57 @@
+"""A causal form run from both ends of a sequence, for a mechanism that is not causal.
+
+A query reads the state of the recurrence up to its own position, and that of the
+A query reads the state of the recurrence up to its own position, and that of the
+the length, nothing subtracted.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from lra_jax.attention.causal.engine import Arrays, Chunking, Form, run
+
+
+def from_both_ends(
+    form: Form,
+    state: Any,
+    arrays: Arrays,
+    *,
+    mask: jax.Array | None = None,
+    chunking: Chunking | None = None,
+    dtype: Any,
+) -> tuple[Any, Any]:
+    """The outputs of a causal form up to each position, and those from after it.
+
+    In the second, decays between two positions are those of the positions strictly
+    between them.
+
+    Args:
+      form: a form whose outputs are sums, without a scale.
+      state: before the sequence.
+      arrays: positions on axis 1.
+      mask: the real keys, `[B, T]`; None = all.
+      chunking: how the sequence is cut.
+      dtype: of the outputs.
+
+    Returns:
+      Two trees of outputs `[B, T, N, ...]`.
+    """
+    until, _ = run(form, state, arrays, mask=mask, chunking=chunking, dtype=dtype)
+    backward = jax.tree.map(_reversed, arrays)
+    # One step later, a key is no longer seen by its own query.
+    later = jax.tree.map(_later, backward)._replace(query=backward.query)
+    if mask is not None:
+        mask = _later(_reversed(mask))
+    after, _ = run(form, state, later, mask=mask, chunking=chunking, dtype=dtype)
+    return until, jax.tree.map(_reversed, after)
+
+
+def _reversed(x: jax.Array) -> jax.Array:
+    return jnp.flip(x, 1)
+
+
+def _later(x: jax.Array) -> jax.Array:
+    """`[B, T, ...]` one position later; zeros come first, the last drops out."""
+    return jnp.pad(x[:, :-1], [(0, 0), (1, 0)] + [(0, 0)] * (x.ndim - 2))

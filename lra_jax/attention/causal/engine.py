@@ -1,0 +1,430 @@
+"""The causal engine: chunks inside segments, one loop, one derivative.
+
+A causal linear mechanism needs a running sum of matrices. Kept for every position it is
+M times as large as the input; walked position by position it is a loop of tiny steps.
+So the sequence is cut twice:
+
+- a *chunk* (64 positions) is computed quadratically, as a masked product of pairs; all
+  that comes before it enters through one state, the sum of its outer products;
+- a *segment* (64 to 256 positions) holds a few chunks, which run in parallel: their
+  states are prefix sums of the chunks' own contributions (`causal.prefix`). A loop
+  over the segments carries the state on.
+
+A pass over a long array costs as much as a product with it, so nothing is made of whole
+arrays: the loop cuts a segment out of query, key and value as they come,
+`[B, T, N, H]`, and features, masks, the transposition that puts heads first and the
+division at the end happen on one segment at a time, in the caches; forward and backward
+alike.
+
+A mechanism gives the engine its `Form`: plain functions of one segment. The engine
+knows no mechanism. One position of a stream is a sequence of length 1: there is no
+second formula for decoding.
+
+Gradients. The loop has its own derivative: it keeps the inputs, one state for each
+segment and, where that saves work, the outputs; it walks backward and recomputes
+everything else, so that memory is linear in the length and small beside the inputs.
+Forward-mode derivatives (``jax.jvp``) are therefore not available; gradients of
+gradients are.
+"""
+
+import functools
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from lra_jax.attention import inputs
+from lra_jax.errors import expected
+
+Tree = Any
+
+# Positions of all rows in a segment, and those of one row at least and at most.
+# Measured on a CPU: docs/performance.md.
+_TOGETHER = 1024
+_SHORTEST, _LONGEST = 64, 256
+
+
+@dataclass(frozen=True)
+class Chunking:
+    """How the causal forms cut a sequence; never changes a result beyond rounding.
+
+    Attributes:
+      chunk: positions computed quadratically, C.
+      segment: positions of a segment; rounded to whole chunks. None chooses by the
+        number of rows, that is of samples times heads: the more there are, the fewer
+        positions of all of them fit into the caches together.
+      implementation: "loop" walks over segments. "parallel" makes the whole sequence
+        one of them, whose chunk states come from an associative scan: more memory, but
+        no loop. None chooses by the backend.
+    """
+
+    chunk: int = 64
+    segment: int | None = None
+    implementation: str | None = None
+
+    def __post_init__(self) -> None:
+        inputs.check_size("chunk", self.chunk)
+        if self.segment is not None:
+            inputs.check_size("segment", self.segment)
+        if self.implementation not in (None, "loop", "parallel"):
+            choices = "'loop', 'parallel' or None"
+            raise expected("implementation", choices, f"{self.implementation!r}")
+
+    def cut(self, length: int, rows: int = 8) -> "Cut":
+        """The layout of sequences of T = ``length``, for B N = ``rows`` of them."""
+        implementation = self.implementation
+        if implementation is None:
+            # On a CPU the loop keeps its working set in the caches. An accelerator
+            # pays several kernel launches a turn of a loop, and has the memory.
+            on_cpu = jax.default_backend() == "cpu"
+            implementation = "loop" if on_cpu else "parallel"
+        chunk = min(self.chunk, length)
+        chunks = -(-length // chunk)
+        if implementation == "parallel":
+            return Cut(chunk=chunk, chunks=chunks, segments=1)
+        segment = self.segment
+        if segment is None:
+            segment = min(max(_TOGETHER // max(1, rows), _SHORTEST), _LONGEST)
+        segments = -(-chunks // max(1, segment // chunk))
+        # Evenly filled segments need less padding than full ones and a last that is
+        # nearly empty.
+        return Cut(chunk=chunk, chunks=-(-chunks // segments), segments=segments)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A sequence as ``segments`` segments of ``chunks`` chunks of ``chunk``."""
+
+    chunk: int
+    chunks: int
+    segments: int
+
+    @property
+    def segment(self) -> int:
+        """Positions of a segment."""
+        return self.chunks * self.chunk
+
+    @property
+    def length(self) -> int:
+        """Positions that it has room for."""
+        return self.segments * self.segment
+
+    def split(self, tree: Tree) -> Tree:
+        """`[B, N, P C, ...]` -> `[B, N, P, C, ...]`, P chunks of C positions."""
+        return jax.tree.map(
+            lambda x: x.reshape(*x.shape[:2], self.chunks, self.chunk, *x.shape[3:]),
+            tree,
+        )
+
+    def join(self, tree: Tree) -> Tree:
+        """The inverse of `split`."""
+        return jax.tree.map(
+            lambda x: x.reshape(*x.shape[:2], self.segment, *x.shape[4:]), tree
+        )
+
+
+class Arrays(NamedTuple):
+    """The arrays of a sequence, with gradients."""
+
+    query: jax.Array  # [B, T, N, H]
+    key: jax.Array  # [B, T, n, H]
+    value: jax.Array  # [B, T, n, Hv]
+    log_decay: jax.Array | None = None  # [1 or B, T, n] or [B, T, n, H]
+    beta: jax.Array | None = None  # [B, T, n]
+
+
+class Tables(NamedTuple):
+    """What belongs to positions and has no gradient."""
+
+    mask: jax.Array | None  # real keys, [1 or B, T]
+    query_mask: jax.Array | None  # real queries, [1 or B, T]
+    own: Tree  # the mechanism's own, [1 or B, T] each
+
+
+@dataclass(frozen=True)
+class Form:
+    """The causal form of a mechanism: what it does in one segment.
+
+    Equal forms share one compiled program, so functions are those of a module and
+    options are equal by value.
+
+    Attributes:
+      prepare: ``prepare(options, arrays, mask, query_mask) -> features``: from `Arrays`
+        and masks of one segment, positions on axis 1, to what the segment reads, heads
+        first, `[B, N, L, ...]`.
+      segment: ``segment(options, state, features, tables) -> (outputs, state)``: from
+        the state before a segment and its features, `[B, N, P, C, ...]` for P chunks of
+        C positions, to the outputs and the state after. ``tables`` are the mechanism's
+        own, `[1 or B, 1, P, C]`. Hidden positions must not change the state.
+      options: what both take beside arrays.
+      scale: ``scale(options, other) -> factor``. The outputs are then a pair,
+        ``numerator`` `[B, N, P, C, Hv]` and ``other`` `[B, N, P, C]`, of which
+        ``numerator * factor`` is made; its gradient spares the numerators. None leaves
+        the outputs as they are: any tree of arrays.
+      pullback: ``pullback(options, state, features, tables, outputs, of_outputs,
+        of_after) -> (of_state, of_features)``, a gradient written out, for a form with
+        a scale; None derives it.
+    """
+
+    prepare: Callable[..., Tree]
+    segment: Callable[..., tuple[Tree, Tree]]
+    options: Hashable
+    scale: Callable[..., jax.Array] | None = None
+    pullback: Callable[..., tuple[Tree, Tree]] | None = None
+
+
+@dataclass(frozen=True)
+class _Call:
+    """All that is static in a run."""
+
+    form: Form
+    cut: Cut
+    dtype: Any  # of the outputs
+    keeps_outputs: bool
+
+
+def run(
+    form: Form,
+    state: Tree,
+    arrays: Arrays,
+    *,
+    mask: jax.Array | None = None,
+    query_mask: jax.Array | None = None,
+    tables: Tree = None,
+    chunking: Chunking | None = None,
+    dtype: Any,
+) -> tuple[Tree, Tree]:
+    """Runs a mechanism's causal form over a whole sequence.
+
+    Args:
+      form: the mechanism.
+      state: before the sequence, arrays `[B, N, ...]` in the dtype of the sums.
+      arrays: positions on axis 1.
+      mask: the real keys, `[B, T]`; None = all.
+      query_mask: the real queries, `[B, T]`; None = all.
+      tables: arrays `[1 or B, T]` without a gradient, for the form.
+      chunking: how the sequence is cut.
+      dtype: of the outputs.
+
+    Returns:
+      The outputs `[B, T, N, ...]`, and the state after the last position.
+    """
+    batch, length, heads = arrays.query.shape[:3]
+    cut = (chunking or Chunking()).cut(length, batch * heads)
+    if cut.length > length:
+        # What is appended to the arrays must not enter any sum.
+        real = jnp.ones((1, length), bool)
+        mask = real if mask is None else mask
+        query_mask = real if query_mask is None else query_mask
+    # Outputs that were rounded are of no use to the gradient.
+    exact = jnp.dtype(dtype) == jax.tree.leaves(state)[0].dtype
+    call = _Call(form, cut, jnp.dtype(dtype), form.scale is not None and exact)
+    return _run(call, state, arrays, Tables(mask, query_mask, tables))
+
+
+def nothing(arrays: Arrays, dtype: jnp.dtype) -> jax.Array:
+    """Zeros `[B, N]`, of which a form makes the state before a sequence.
+
+    Made of a first position and not of a shape: a loop's carry then has the sharding
+    and the varying axes of what is added to it.
+    """
+    heads = arrays.query.shape[2]
+    query = jnp.zeros_like(arrays.query[:, 0, :, 0], dtype)
+    key, value = (
+        jnp.zeros_like(inputs.match_heads(x[:, :1], heads)[:, 0, :, 0], dtype)
+        for x in (arrays.key, arrays.value)
+    )
+    # Sums: of what varies along an axis in any of them, a state varies along it.
+    return query + key + value
+
+
+# Compiled here, so that calls outside ``jax.jit`` do not trace the loop every time.
+@functools.partial(jax.jit, static_argnums=0)
+def _run(call: _Call, state: Tree, arrays: Arrays, tables: Tables) -> tuple[Tree, Tree]:
+    length = arrays.query.shape[1]
+    missing = call.cut.length - length
+
+    def filled(x: jax.Array) -> jax.Array:
+        return jnp.pad(x, [(0, 0), (0, missing)] + [(0, 0)] * (x.ndim - 2))
+
+    if missing:
+        arrays, tables = jax.tree.map(filled, arrays), jax.tree.map(filled, tables)
+    both: Any = _over_segments(call, state, arrays, tables)
+    outputs, state = both
+    return jax.tree.map(lambda x: x[:, :length] if missing else x, outputs), state
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _over_segments(
+    call: _Call, start: Tree, arrays: Arrays, tables: Tables
+) -> tuple[Tree, Tree]:
+    def step(state: Tree, index: jax.Array, _: None) -> tuple[Tree, Tree, None]:
+        outputs, after = _segment(call, state, *_part(call, (arrays, tables), index))
+        return after, outputs, None
+
+    state, outputs, _ = _loop(call, step, start, None)
+    return outputs, state
+
+
+def _forward(call: _Call, start: Tree, arrays: Arrays, tables: Tables) -> tuple:
+    def step(state: Tree, index: jax.Array, _: None) -> tuple[Tree, Tree, Tree]:
+        outputs, after = _segment(call, state, *_part(call, (arrays, tables), index))
+        return after, outputs, state
+
+    state, outputs, starts = _loop(call, step, start, None)
+    kept = outputs if call.keeps_outputs else None
+    return (outputs, state), (starts, arrays, tables, kept)
+
+
+def _backward(call: _Call, kept: tuple, cotangents: tuple) -> tuple:
+    starts, arrays, tables, outputs = kept
+    of_outputs, of_state = cotangents
+
+    def step(after: Tree, index: jax.Array, start: Tree) -> tuple[Tree, Tree, None]:
+        part = _part(call, (arrays, tables, outputs, of_outputs), index)
+        own, fixed, made, slopes = part
+        of_start, of_arrays = _pullback(call, start, own, fixed, made, slopes, after)
+        return of_start, of_arrays, None
+
+    of_start, of_arrays, _ = _loop(call, step, of_state, starts, reverse=True)
+    return of_start, of_arrays, None
+
+
+_over_segments.defvjp(_forward, _backward)
+
+
+def _segment(
+    call: _Call, state: Tree, arrays: Arrays, tables: Tables
+) -> tuple[Tree, Tree]:
+    """The outputs of one segment, `[B, L, N, ...]`, and the state after it."""
+    form, options = call.form, call.form.options
+    features, own = _features(call, arrays, tables)
+    outputs, after = form.segment(options, state, features, own)
+    if form.scale is not None:
+        numerator, other = outputs
+        outputs = numerator * form.scale(options, other)[..., None]
+
+    def finished(x: jax.Array) -> jax.Array:
+        return jnp.swapaxes(call.cut.join(x), 1, 2).astype(call.dtype)
+
+    return jax.tree.map(finished, outputs), after
+
+
+def _features(call: _Call, arrays: Arrays, tables: Tables) -> tuple[Tree, Tree]:
+    """What the form reads of one segment, `[B, N, P, C, ...]`, and its own tables."""
+    form = call.form
+    features = form.prepare(form.options, arrays, tables.mask, tables.query_mask)
+    own = jax.tree.map(lambda x: x[:, None], tables.own)
+    return call.cut.split(features), call.cut.split(own)
+
+
+def _pullback(
+    call: _Call,
+    state: Tree,
+    arrays: Arrays,
+    tables: Tables,
+    outputs: Any,
+    of_outputs: Tree,
+    of_after: Tree,
+) -> tuple[Tree, Arrays]:
+    """The gradients of state and arrays of one segment."""
+    if outputs is None:
+
+        def whole(state: Tree, arrays: Arrays) -> tuple[Tree, Tree]:
+            return _segment(call, state, arrays, tables)
+
+        return jax.vjp(whole, state, arrays)[1]((of_outputs, of_after))
+
+    def prepared(arrays: Arrays) -> tuple[Tree, Tree]:
+        return _features(call, arrays, tables)
+
+    features, pull, own = jax.vjp(prepared, arrays, has_aux=True)
+    heads_first = tuple(jnp.swapaxes(x, 1, 2) for x in (outputs, of_outputs))
+    outputs, of_outputs = call.cut.split(heads_first)
+    pullback = call.form.pullback or functools.partial(_scaled_pullback, call.form)
+    of_state, of_features = pullback(
+        call.form.options, state, features, own, outputs, of_outputs, of_after
+    )
+    return of_state, pull(of_features)[0]
+
+
+def _scaled_pullback(
+    form: Form,
+    options: Hashable,
+    state: Tree,
+    features: Tree,
+    own: Tree,
+    outputs: jax.Array,
+    of_outputs: jax.Array,
+    of_after: Tree,
+) -> tuple[Tree, Tree]:
+    """The gradients of state and features where outputs are ``numerator * factor``.
+
+    The outputs are all that is needed of the numerators, which the vjp leaves out.
+    """
+
+    scale: Any = form.scale
+
+    def parts(state: Tree, features: Tree) -> tuple[Tree, Tree]:
+        (numerator, other), after = form.segment(options, state, features, own)
+        return (numerator, scale(options, other)), after
+
+    ((_, factor), _), pull = jax.vjp(parts, state, features)
+    of_factor = (of_outputs * outputs).sum(-1) / factor
+    return pull(((of_outputs * factor[..., None], of_factor), of_after))
+
+
+def _part(call: _Call, tree: Any, index: jax.Array) -> Any:
+    """One segment of every array.
+
+    Cut here and not before the loop, which would copy all arrays to put the segments
+    first.
+    """
+    if call.cut.segments == 1:
+        return tree
+    size = call.cut.segment
+    return jax.tree.map(
+        lambda x: jax.lax.dynamic_slice_in_dim(x, index * size, size, 1), tree
+    )
+
+
+def _loop(
+    call: _Call,
+    step: Callable[[Tree, jax.Array, Tree], tuple[Tree, Tree, Tree]],
+    carry: Tree,
+    each: Tree,
+    reverse: bool = False,
+) -> tuple[Tree, Tree, Tree]:
+    """``jax.lax.scan`` over the segments, but a single turn is no loop.
+
+    Args:
+      call: says how many there are.
+      step: maps the carry, the segment's index and its input to the carry after,
+        outputs for its positions, and anything else for each segment.
+      carry: before the first.
+      each: one input for each segment along the first axis.
+      reverse: begins with the last.
+
+    Returns:
+      The carry after the last, outputs for all positions, and the rest, stacked.
+    """
+    count = call.cut.segments
+    if count == 1:
+        only = jax.tree.map(lambda x: x.squeeze(0), each)
+        carry, outputs, others = step(carry, jnp.zeros((), jnp.int32), only)
+        return carry, outputs, jax.tree.map(lambda x: x[None], others)
+
+    def turn(carry: Tree, given: tuple) -> tuple[Tree, tuple]:
+        carry, outputs, others = step(carry, *given)
+        return carry, (outputs, others)
+
+    given = jnp.arange(count, dtype=jnp.int32), each
+    carry, (outputs, others) = jax.lax.scan(turn, carry, given, reverse=reverse)
+
+    def joined(x: jax.Array) -> jax.Array:
+        x = jnp.moveaxis(x, 0, 1)
+        return x.reshape(x.shape[0], call.cut.length, *x.shape[3:])
+
+    return carry, jax.tree.map(joined, outputs), others

@@ -1,0 +1,123 @@
+"""Sums of states over the chunks of a segment, and the masks within a chunk.
+
+States are trees of arrays `[B, N, ...]`; what chunks add to them has a chunk axis P
+more, `[B, N, P, ...]`.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+Tree = Any
+
+# Up to so many chunks their states are added up one by one, which is quicker.
+_FEW = 16
+
+
+def prefix(
+    start: Tree, updates: Tree, decay: jax.Array | None = None
+) -> tuple[Tree, Tree]:
+    """Prefix sums over the chunks of a segment.
+
+    Args:
+      start: the state before the segment, `[B, N, ...]`.
+      updates: what each chunk adds, `[B, N, P, ...]`.
+      decay: logarithm of the factor by which a state shrinks over each chunk, at most
+        0: `[B, N, P]`, or `[B, N, P, M]` with one for each feature, where the states
+        are `[B, N, M, ...]`; None = it stays.
+
+    Returns:
+      The state before each chunk, `[B, N, P, ...]`, and the one after the last.
+    """
+    chunks = jax.tree.leaves(updates)[0].shape[2]
+    if chunks == 1:
+        before = jax.tree.map(lambda x: x[:, :, None], start)
+        kept = before if decay is None else _scaled(before, jnp.exp(decay))
+        after = jax.tree.map(lambda x, update: (x + update).squeeze(2), kept, updates)
+        return before, after
+    # Row p is the state before chunk p; the last row is the state after all.
+    if chunks > _FEW:
+        rows = _scanned(start, updates, decay)
+        before = jax.tree.map(lambda x: x[:, :, :-1], rows)
+        return before, jax.tree.map(lambda x: x[:, :, -1], rows)
+    rows = [start]
+    for chunk in range(chunks):
+        kept = rows[-1]
+        if decay is not None:
+            kept = _scaled(kept, jnp.exp(decay[:, :, chunk]))
+        update = jax.tree.map(lambda x, place=chunk: x[:, :, place], updates)
+        rows.append(_added(kept, update))
+    before = jax.tree.map(lambda *each: jnp.stack(each, 2), *rows[:-1])
+    return before, rows[-1]
+
+
+def prefix_pullback(of_before: Tree, of_after: Tree) -> tuple[Tree, Tree]:
+    """The gradients of `prefix`'s start and updates, without a decay.
+
+    Args:
+      of_before: gradient of the states before each chunk, `[B, N, P, ...]`.
+      of_after: of the one after the last, `[B, N, ...]`.
+    """
+    # Sums: their derivative is the same everywhere, whatever the two arguments are.
+    pull = jax.vjp(prefix, of_after, of_before)[1]
+    return pull((of_before, of_after))
+
+
+def _scaled(tree: Tree, factors: jax.Array) -> Tree:
+    """Multiplies `[B, N, ...]` by factors for its leading axes."""
+    return jax.tree.map(
+        lambda x: x * factors.reshape(*factors.shape, *[1] * (x.ndim - factors.ndim)),
+        tree,
+    )
+
+
+def _scanned(start: Tree, updates: Tree, decay: jax.Array | None) -> Tree:
+    rows = jax.tree.map(
+        lambda first, x: jnp.concatenate([first[:, :, None], x], 2), start, updates
+    )
+    if decay is None:
+        return jax.lax.associative_scan(_added, rows, axis=2)
+
+    def combine(earlier: tuple, later: tuple) -> tuple:
+        (early, past), (late, present) = earlier, later
+        return early + late, _added(_scaled(past, jnp.exp(late)), present)
+
+    decay = jnp.concatenate([jnp.zeros_like(decay[:, :, :1]), decay], 2)
+    return jax.lax.associative_scan(combine, (decay, rows), axis=2)[1]
+
+
+def _added(one: Tree, two: Tree) -> Tree:
+    return jax.tree.map(jnp.add, one, two)
+
+
+def decayed(exponent: jax.Array, visible: jax.Array | np.ndarray) -> jax.Array:
+    """``exp(exponent)`` where visible, else 0; the rest may be large and positive."""
+    zero = jnp.zeros((), exponent.dtype)
+    return jnp.where(visible, jnp.exp(jnp.where(visible, exponent, zero)), zero)
+
+
+def triangle(size: int) -> np.ndarray:
+    """`[1, 1, 1, C, C]`, True where the column does not come after the row."""
+    return np.tri(size, dtype=bool)[None, None, None]
+
+
+def hidden(pairs: jax.Array, visible: np.ndarray | jax.Array) -> jax.Array:
+    """Pairs `[B, N, P, C, C]` where visible, else 0."""
+    return jnp.where(visible, pairs, jnp.zeros((), pairs.dtype))
+
+
+def so_far(x: jax.Array) -> jax.Array:
+    """Sums along a chunk up to each position, as a product: quicker than a scan."""
+    return _summed("bnpj,ij->bnpi", x)
+
+
+def from_here(x: jax.Array) -> jax.Array:
+    """Sums along a chunk from each position on: the transpose of `so_far`."""
+    return _summed("bnpj,ji->bnpi", x)
+
+
+def _summed(terms: str, x: jax.Array) -> jax.Array:
+    earlier = jnp.asarray(np.tri(x.shape[-1]), x.dtype)
+    return jnp.einsum(terms, x, earlier, precision=jax.lax.Precision.HIGHEST)

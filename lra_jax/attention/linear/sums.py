@@ -1,0 +1,38 @@
+"""The state of linear attention: sums over keys."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from lra_jax.attention.causal import engine
+
+
+class Sums(NamedTuple):
+    """The past of a position in linear attention; float32 or float64."""
+
+    summary: jax.Array  # sum of phi(k_j) v_j^T, [B, N, M, Hv]
+    total: jax.Array  # sum of phi(k_j), [B, N, M]
+
+
+def no_sums(arrays: engine.Arrays, width: int, dtype: jnp.dtype) -> Sums:
+    """The sums before the first position, for features of this width M."""
+    zeros = engine.nothing(arrays, dtype)[..., None]
+    total = zeros + jnp.zeros((width,), dtype)[None, None]
+    value = zeros + jnp.zeros((arrays.value.shape[-1],), dtype)[None, None]
+    return Sums(total[..., None] + value[..., None, :], total)
+
+
+def key_sums(key: jax.Array) -> jax.Array:
+    """The sum over a chunk's positions, `[B, N, P, C, M]` -> `[B, N, P, M]`.
+
+    A product with ones, on a CPU quicker than a sum that XLA fuses with its input.
+    """
+    ones = jnp.ones_like(key[..., 0])
+    return jnp.einsum("bnpjm,bnpj->bnpm", key, ones, precision="highest")
+
+
+def row_sums(scores: jax.Array) -> jax.Array:
+    """`[B, N, P, C, C]` -> `[B, N, P, C]`, as a product with ones too."""
+    ones = jnp.ones_like(scores[..., 0])
+    return jnp.einsum("bnpij,bnpj->bnpi", scores, ones, precision="highest")

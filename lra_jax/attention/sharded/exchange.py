@@ -1,0 +1,40 @@
+"""What devices exchange that hold a sequence in slices: sums over their positions.
+
+Trees of float arrays of one dtype, whose size must not depend on the length; one
+all-gather, and one reduce-scatter in the gradient.
+"""
+
+from typing import TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+Tree = TypeVar("Tree")
+
+
+def total(own: Tree, axis: str) -> Tree:
+    """The sum of all devices' trees."""
+    return _unpacked(_gathered(own, axis).sum(0), own)
+
+
+def before(own: Tree, axis: str) -> Tree:
+    """The sum of the trees of the devices before this one."""
+    states = _gathered(own, axis)
+    places = np.arange(states.shape[0], dtype=np.int32)[:, None]
+    earlier = places < jax.lax.axis_index(axis)
+    states = jnp.where(earlier, states, jnp.zeros((), states.dtype))
+    return _unpacked(states.sum(0), own)
+
+
+def _gathered(own: Tree, axis: str) -> jax.Array:
+    """Every device's tree as a row, `[devices, size]`."""
+    leaves = [leaf.reshape(-1) for leaf in jax.tree.leaves(own)]
+    return jax.lax.all_gather(jnp.concatenate(leaves), axis)
+
+
+def _unpacked(row: jax.Array, like: Tree) -> Tree:
+    leaves, structure = jax.tree.flatten(like)
+    parts = jnp.split(row, np.cumsum([leaf.size for leaf in leaves])[:-1])
+    pairs = zip(parts, leaves, strict=True)
+    return jax.tree.unflatten(structure, [x.reshape(leaf.shape) for x, leaf in pairs])

@@ -1,0 +1,138 @@
+"""Streams: one position at a time, made once for every causal mechanism.
+
+A mechanism has ``X_prefill(query, key, value, ..., mask=None, state=None)``, which
+takes a whole prompt, or a further part of one, and returns its causal attention and the
+state after the last real position. The other two functions of a stream follow from it.
+One step is a prompt of length 1; the state before the first position is that after a
+prompt whose only position is hidden, because padding is exact.
+"""
+
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from lra_jax.attention import inputs
+
+State = TypeVar("State", covariant=True)
+AnyState = TypeVar("AnyState")
+
+_INIT = """Returns the state of a stream before its first position.
+
+    Args:
+      batch_size: B.
+      num_heads: N, those of the query.
+      head_dim: H.
+      value_dim: Hv; None = H.
+      dtype: of the sums, float32 or float64.
+      **options: those of `{prefill}`; such as decide the state's shape are needed here.
+
+    Raises:
+      ValueError: another dtype, or an option does not fit.
+    """
+_STEP = """Takes one position of each sample; arrays `[B, N, H]` -> `[B, N, Hv]`.
+
+    Args:
+      state: from `{init}`, `{prefill}` or the step before.
+      query: `[B, N, H]`.
+      key: `[B, N, H]`.
+      value: `[B, N, Hv]`.
+      *arguments, **options: further ones of `{prefill}`{gates}.
+
+    Returns:
+      The output `[B, N, Hv]` and the state after.
+
+    Raises:
+      ValueError: as `{prefill}`.
+    """
+
+
+class Init(Protocol[State]):
+    """The type of ``X_init``."""
+
+    def __call__(
+        self,
+        batch_size: int,
+        num_heads: int,
+        head_dim: int,
+        value_dim: int | None = None,
+        dtype: jax.typing.DTypeLike = jnp.float32,
+        **options: Any,
+    ) -> State: ...
+
+
+class Step(Protocol[AnyState]):
+    """The type of ``X_step``."""
+
+    def __call__(
+        self,
+        state: AnyState,
+        query: jax.Array,
+        key: jax.Array,
+        value: jax.Array,
+        *arguments: Any,
+        **options: Any,
+    ) -> tuple[jax.Array, AnyState]: ...
+
+
+def make_init(prefill: Callable[..., tuple[jax.Array, State]]) -> Init[State]:
+    """``X_init`` of a mechanism, from its ``X_prefill``."""
+
+    def init(
+        batch_size: int,
+        num_heads: int,
+        head_dim: int,
+        value_dim: int | None = None,
+        dtype: jax.typing.DTypeLike = jnp.float32,
+        **options: Any,
+    ) -> State:
+        dtype = inputs.state_dtype(dtype)
+        query = jnp.zeros((batch_size, 1, num_heads, head_dim), dtype)
+        value = jnp.zeros((batch_size, 1, num_heads, value_dim or head_dim), dtype)
+        hidden = jnp.zeros((batch_size, 1), bool)
+        return prefill(query, query, value, mask=hidden, **options)[1]
+
+    return _named(init, "init", prefill, _INIT)
+
+
+def make_step(
+    prefill: Callable[..., tuple[jax.Array, AnyState]], *gates: str
+) -> Step[AnyState]:
+    """``X_step`` of a mechanism, from its ``X_prefill``.
+
+    Args:
+      prefill: the mechanism's.
+      *gates: its keywords that are arrays with one entry for each position.
+    """
+
+    def step(
+        state: AnyState,
+        query: jax.Array,
+        key: jax.Array,
+        value: jax.Array,
+        *arguments: Any,
+        **options: Any,
+    ) -> tuple[jax.Array, AnyState]:
+        for name in gates:
+            if options.get(name) is not None:
+                options[name] = jnp.asarray(options[name])[:, None]
+        arrays = inputs.one_position(query, key, value)
+        out, state = prefill(*arrays, *arguments, state=state, **options)
+        return out[:, 0], state
+
+    words = f", where {', '.join(gates)} have no axis T" if gates else ""
+    return _named(step, "step", prefill, _STEP, gates=words)
+
+
+def _named(
+    function: Any, part: str, prefill: Callable[..., Any], text: str, **words: str
+) -> Any:
+    """Names a function of a stream as if the mechanism's module had defined it."""
+    name = prefill.__name__.removesuffix("_prefill")
+    function.__name__ = function.__qualname__ = f"{name}_{part}"
+    function.__module__ = prefill.__module__
+    function.__doc__ = text.format(
+        prefill=prefill.__name__, init=f"{name}_init", **words
+    )
+    return function
