@@ -23,8 +23,8 @@ COMMANDS = "command lines"
 LAYERS: tuple[dict[str, float], ...] = (
     {COMMANDS: 0.5},
     {"analysis": 0.06, "benchmarking": 0.32, "runs": 0.72, "cli": 0.92},
-    {"reports": 0.5, "reporting": 0.5},
-    {"training": 0.5, "plotting": 0.06, "runtime": 0.29},
+    {"reports": 0.5},
+    {"training": 0.5, "runtime": 0.29},
     {"tasks": 0.5},
     {"data": 0.76, "models": 0.36},
     {"configs": 0.88},

@@ -145,12 +145,10 @@ def run(settings: Any, typed: str = "") -> Path:
     Raises:
       ValueError: the settings cannot work.
     """
-    from lra_jax import plotting
-
     (command,) = [c for c in COMMANDS.values() if c.settings is type(settings)]
-    plotting.check_available()
     runtime.configure_jax()
-    from lra_jax.analysis.report import Report
+    from lra_jax.reports import charts
+    from lra_jax.reports.page import Page
     from lra_jax.training.session import commit, describe_devices, versions
 
     made_by = {
@@ -160,26 +158,34 @@ def run(settings: Any, typed: str = "") -> Path:
         "device": describe_devices(),
         "versions": versions(),
     }
-    report = Report(settings.out, command.title, made_by)
-    with plotting.style():
-        command.run(settings, report)
-    return report.write()
+    page = Page(command.title, settings.out, made_by)
+    with charts.style():
+        command.run(settings, page)
+    page.heading("Made by")
+    page.items([f"{name}: {_flat(value)}" for name, value in made_by.items()])
+    return page.write("index")
 
 
-def _rank_collapse(settings: RankCollapse, report: Any) -> None:
-    from lra_jax.analysis import collapse_report as reports
+def _flat(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {part}" for key, part in value.items())
+    return str(value)
+
+
+def _rank_collapse(settings: RankCollapse, page: Any) -> None:
+    from lra_jax.analysis import collapse_report as parts
     from lra_jax.analysis.variants import VARIANTS
 
-    variants = VARIANTS if settings.norm else reports.without_norm()
+    variants = VARIANTS if settings.norm else parts.without_norm()
     if settings.workdir is not None:
         saved, batch = _load(settings)
-        reports.add_checkpoint(report, saved, batch, variants)
+        parts.add_checkpoint(page, saved, batch, variants)
         return
     if settings.weights is not None:
-        reports.add_weights(report, settings, variants)
+        parts.add_weights(page, settings, variants)
         return
     names, mechanisms = _names(settings.network), _names(settings.attention)
-    reports.check(names, mechanisms)
+    parts.check(names, mechanisms)
     sizes = {
         "draws": settings.draws,
         "batch_size": settings.examples,
@@ -187,18 +193,18 @@ def _rank_collapse(settings: RankCollapse, report: Any) -> None:
         "num_layers": settings.layers,
         "seed": settings.seed,
     }
-    reports.add_networks(report, names, variants, **sizes)
-    reports.add_mechanisms(report, names[0], mechanisms, variants, **sizes)
+    parts.add_networks(page, names, variants, **sizes)
+    parts.add_mechanisms(page, names[0], mechanisms, variants, **sizes)
 
 
-def _paths(settings: Paths, report: Any) -> None:
-    from lra_jax.analysis import paths_report as reports
+def _paths(settings: Paths, page: Any) -> None:
+    from lra_jax.analysis import paths_report as parts
     from lra_jax.analysis.path_experiments import PUBLISHED, QUICK, run_experiment
 
     names = _names(settings.experiment)
-    reports.check(names, settings.attention, settings.repeats)
+    parts.check(names, settings.attention, settings.repeats)
     experiments = PUBLISHED if settings.full else QUICK
-    reports.add_lengths(report)
+    parts.add_lengths(page)
     results = {}
     for name in names:
         if name == "circle":
@@ -212,26 +218,26 @@ def _paths(settings: Paths, report: Any) -> None:
             seed=settings.seed,
         )
     if results:
-        reports.add_results(report, results, experiments, quick=not settings.full)
+        parts.add_results(page, results, experiments, quick=not settings.full)
     if "circle" in names:
         print("circle ...", flush=True)
-        reports.add_circles(report, settings.attention, settings.seed)
+        parts.add_circles(page, settings.attention, settings.seed)
 
 
-def _spectrum(settings: Spectrum, report: Any) -> None:
-    from lra_jax.analysis import spectrum_report as reports
+def _spectrum(settings: Spectrum, page: Any) -> None:
+    from lra_jax.analysis import spectrum_report as parts
 
     if settings.workdir is not None:
         saved, batch = _load(settings)
         config = saved.config
         name = f"{config.attention} on {config.task}"
-        found = {name: reports.run_spectra(saved, batch)}
+        found = {name: parts.run_spectra(saved, batch)}
         about = f"A trained model, step {saved.step}, {settings.examples} examples."
     else:
         names = _names(settings.attention)
-        reports.check(settings.network, names, settings.examples)
+        parts.check(settings.network, names, settings.examples)
         found = {
-            name: reports.initial_spectra(
+            name: parts.initial_spectra(
                 settings.network,
                 name,
                 settings.examples,
@@ -244,10 +250,10 @@ def _spectrum(settings: Spectrum, report: Any) -> None:
             f"The network {settings.network} at initialisation on {settings.examples} "
             f"sequences of {settings.length} random tokens."
         )
-    reports.add_spectra(report, found, about)
+    parts.add_spectra(page, found, about)
 
 
-def _maps(settings: Maps, report: Any) -> None:
+def _maps(settings: Maps, page: Any) -> None:
     from lra_jax.analysis.maps import example_maps
     from lra_jax.analysis.maps_report import add_maps
     from lra_jax.training.restore import load_run
@@ -260,7 +266,7 @@ def _maps(settings: Maps, report: Any) -> None:
         f"{config.attention} on {config.task}, step {saved.step}: layer "
         f"{settings.layer}, example {settings.example} of the {settings.split} split"
     )
-    add_maps(report, maps, saved, title)
+    add_maps(page, maps, saved, title)
 
 
 def _load(settings: Any) -> tuple[Any, Any]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lra_jax import cli, runtime
-from lra_jax.benchmarking.settings import BenchmarkConfig, check_config
+from lra_jax.benchmarking.settings import BenchmarkConfig, make_cases
 
 _PROG = "python -m lra_jax.benchmark"
 _DESCRIPTION = (
@@ -32,7 +32,7 @@ def main(args: Sequence[str] | None = None) -> None:
         args = sys.argv[1:]
     config = cli.parse(BenchmarkConfig, _PROG, _DESCRIPTION, args)
     with cli.user_errors():
-        check_config(config)
+        make_cases(config, on_cpu=True)  # Refuses what cannot work before jax loads.
         files = _files(config)
         runtime.configure_jax()
         from lra_jax.benchmarking.report import Report
@@ -49,6 +49,9 @@ def main(args: Sequence[str] | None = None) -> None:
             print(f"\nwrote {' and '.join(str(x) for x in files if x is not None)}")
     if report.interrupted:
         cli.fail("interrupted; the figures so far are kept", 128 + signal.SIGINT)
+    if not any(row["status"] == "measured" for row in report.rows):
+        first = report.rows[0]
+        cli.fail(f"no case was measured; {first['status']}: {first['reason']}", 1)
 
 
 def run(config: BenchmarkConfig) -> dict[str, Any]:
@@ -72,15 +75,10 @@ def _files(config: BenchmarkConfig) -> tuple[Path, Path | None] | None:
     """The JSON and the picture; their folder is made, so that errors come early.
 
     Raises:
-      ValueError: there is no matplotlib for the picture.
       OSError: the folder cannot be written.
     """
     if config.out is None:
         return None
-    if config.picture:
-        from lra_jax.benchmarking.picture import check_library
-
-        check_library()
     given = Path(config.out).expanduser()
     name = "attention" if config.view == "none" else config.view
     figures = given if given.suffix == ".json" else given / f"{name}.json"

@@ -1,6 +1,7 @@
 """Makes a page of finished runs: ``python -m lra_jax.report runs/ --out=report/``.
 
-``report.html`` holds everything it needs; ``report.md`` has the same tables.
+``report.html`` holds everything it needs; ``report.md`` has the same, with the learning
+curves in files beside it.
 """
 
 import sys
@@ -8,13 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lra_jax import cli, runs
+from lra_jax.errors import did_you_mean, expected
 
 _HELP = """usage: python -m lra_jax.report RUNS [--out=FOLDER]
 
 Makes a page of finished runs, beside the published ones.
 
   RUNS          folder with run directories, at any depth
-  --out=FOLDER  where report.html and report.md go (report)"""
+  --out=FOLDER  where report.html, report.md and their pictures go (report)"""
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -25,18 +27,19 @@ def main(args: Sequence[str] | None = None) -> None:
         return
     with cli.user_errors():
         out, rest = runs.take_flag(args, "out")
-        unknown = [argument for argument in rest if argument.startswith("-")]
-        if unknown:
-            raise ValueError(f"unknown flag {unknown[0]!r}; did you mean '--out'?")
+        for argument in rest:
+            if argument.startswith("-"):
+                hint = did_you_mean(argument, ["--out"])
+                raise ValueError(f"unknown flag {argument!r}{hint}")
         if len(rest) != 1:
-            raise ValueError(f"expected one folder of runs, got {len(rest)}: {rest}")
+            raise expected("RUNS", "one folder of runs", f"{len(rest)}: {rest}")
         problems = write_report(Path(rest[0]).expanduser(), Path(out or "report"))
     for problem in problems:
         print(f"warning: {problem}", file=sys.stderr)
 
 
 def write_report(folder: Path, out: Path) -> list[str]:
-    """Writes ``report.html`` and ``report.md``.
+    """Writes ``report.html``, ``report.md`` and the pictures of the latter.
 
     Args:
       folder: holds run directories.
@@ -46,24 +49,21 @@ def write_report(folder: Path, out: Path) -> list[str]:
       A line for each run directory that could not be read; the report names them too.
 
     Raises:
-      ValueError: no run in the folder is finished.
-      OSError: `out` cannot be written.
+      ValueError: no run in the folder is finished, or `out` cannot be written.
     """
-    from lra_jax.files import write_text
-    from lra_jax.reporting import collect, page
+    from lra_jax.reports import charts, results
+    from lra_jax.reports.runs import group_runs, read_runs, unfinished
 
-    found, problems = collect.read_runs(folder)
-    groups = collect.group_runs(found)
+    found, problems = read_runs(folder)
+    groups = group_runs(found)
     if not groups:
-        raise ValueError(f"no run in {folder} is finished (none has a result.json)")
-    notes = [f"not finished: {line}" for line in collect.unfinished(found)]
+        raise expected("RUNS", "finished runs (with a result.json)", folder)
+    notes = [f"not finished: {line}" for line in unfinished(found)]
     notes += [f"cannot be read: {line}" for line in problems]
-    out = out.expanduser()
-    out.mkdir(parents=True, exist_ok=True)
-    write_text(out / "report.html", page.to_html(groups, notes))
-    write_text(out / "report.md", page.to_markdown(groups, notes))
+    with charts.style():
+        file = results.make_page(groups, notes, out).write("report")
     total = sum(len(group.runs) for group in groups)
-    print(f"{total} runs in {out / 'report.html'} and {out / 'report.md'}")
+    print(f"{total} runs in {file} and {file.with_suffix('.md')}")
     return problems
 
 

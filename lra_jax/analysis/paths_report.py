@@ -1,11 +1,10 @@
-"""The pictures of ``analyze paths``."""
+"""The pictures and tables of ``analyze paths``."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from lra_jax import plotting
 from lra_jax.analysis.circle import (
     TRAINED_CIRCLE,
     CircleRun,
@@ -14,9 +13,11 @@ from lra_jax.analysis.circle import (
 )
 from lra_jax.analysis.path_experiments import PUBLISHED, Experiment, PathResult
 from lra_jax.analysis.paths import path_length_distribution
-from lra_jax.analysis.report import Report
 from lra_jax.attention import registry
-from lra_jax.errors import known
+from lra_jax.attention.inputs import check_size
+from lra_jax.errors import expected, known
+from lra_jax.reports import charts
+from lra_jax.reports.page import Page
 
 __all__ = ["add_circles", "add_lengths", "add_results", "check"]
 
@@ -31,77 +32,68 @@ _MODELS = {
 
 def check(names: Sequence[str], mechanism: str, repeats: int) -> None:
     """Raises ``ValueError`` for what no experiment can run with."""
-    if not names or repeats < 1:
-        raise ValueError(
-            "--experiment, --repeats: expected at least one of each, got "
-            f"{len(names)} and {repeats}"
-        )
+    if not names:
+        raise expected("--experiment", "names between commas", "none")
     for name in names:
         known("--experiment", name, (*PUBLISHED, "circle"))
+    check_size("--repeats", repeats)
     found = registry.resolve(mechanism)
     if found.parameters or len(found.projections) < 4:
-        raise ValueError(
-            "--attention: expected a mechanism of queries, keys and values without "
-            f"arrays of its own, got {mechanism!r}"
-        )
+        wanted = "a mechanism of queries, keys and values without arrays of its own"
+        raise expected("--attention", wanted, repr(mechanism))
 
 
-def add_lengths(report: Report) -> None:
+def add_lengths(page: Page) -> None:
     """How many paths of each length published models have, by the closed form."""
-    figure, axes = plotting.figure(1, 1, size=(5.0, 2.8))
-    axis, data = axes[0, 0], {}
-    for index, (name, sizes) in enumerate(_MODELS.items()):
-        shares = path_length_distribution(*sizes)
-        parts = np.arange(len(shares)) / (len(shares) - 1)
-        label = f"{name}, {sizes[0]} layers of {sizes[1]} heads"
-        axis.plot(parts, shares, label=label, **plotting.line_style(index))
-        data[name] = {"layers": sizes[0], "heads": sizes[1], "shares": shares}
-    axis.set_xlabel("length of a path, part of the layers")
-    axis.set_ylabel("share of the paths")
-    axis.set_xlim(0.5, 1.01)
-    axis.legend()
+    figure, axes = charts.figure(1, 1, size=(7.5, 3.4))
+    lines, data = [], {}
+    for name, (layers, heads) in _MODELS.items():
+        shares = path_length_distribution(layers, heads)
+        label = f"{name}, {layers} layers of {heads} heads"
+        lines.append(charts.Line(label, np.linspace(0, 1, len(shares)), shares))
+        data[name] = {"layers": layers, "heads": heads, "shares": shares}
+    charts.draw(
+        axes[0, 0],
+        lines,
+        xlabel="length of a path, part of the layers",
+        ylabel="share of the paths",
+        xlim=(0.5, 1.01),
+    )
+    charts.own_legend(axes[0, 0])
     caption = (
         "Paths by their length, C(L, k) H^k of (1 + H)^L: nearly all of them are "
         "nearly as long as the network is deep."
     )
-    report.heading("Most paths are long")
-    report.figure("path-lengths", figure, caption, data)
+    page.heading("Most paths are long")
+    page.figure("path-lengths", figure, caption, data)
 
 
 def add_results(
-    report: Report,
+    page: Page,
     results: Mapping[str, PathResult],
     experiments: Mapping[str, Experiment],
     quick: bool,
 ) -> None:
     """Accuracy against path length, a panel for each experiment."""
-    figure, axes = plotting.figure(1, len(results), size=(3.2, 3.0))
+    figure, axes = charts.figure(1, len(results), size=(3.6, 3.4), sharey=True)
     for axis, (name, result) in zip(axes[0], results.items(), strict=True):
-        for index, (count, rows) in enumerate(result.by_length.items()):
-            axis.errorbar(
-                np.arange(len(rows)) + 0.08 * (index - 0.5),
-                rows.mean(1),
-                rows.std(1),
-                label=f"{count} paths",
-                capsize=2,
-                **plotting.line_style(index),
+        lines = [
+            charts.Line(
+                f"{n} paths", range(len(rows)), rows.mean(1), spread=rows.std(1)
             )
-        axis.axhline(result.whole, color="black", linewidth=0.9, label="whole network")
-        axis.axhline(
-            result.majority,
-            color="#6b6b6b",
-            linestyle=":",
-            label="most frequent label",
-        )
-        axis.set_title(name)
-        axis.set_xlabel("length of the paths, layers")
-        axis.set_ylim(0, 1.03)
-    axes[0, 0].set_ylabel("tokens labelled rightly, part")
-    plotting.shared_legend(figure, axes[0, 0])
+            for n, rows in result.by_length.items()
+        ]
+        charts.draw(axis, lines, title=name, xlabel="length of the paths, layers")
+        charts.whole_numbers(axis)
+        axis.axhline(result.whole, color="black", linewidth=1, label="whole network")
+        usual = {"color": charts.GREY, "linestyle": ":", "label": "most frequent label"}
+        axis.axhline(result.majority, **usual)
+    axes[0, 0].set(ylabel="part of the tokens labelled rightly", ylim=(0, 1.03))
+    charts.legend(figure, axes)
     caption = (
-        "Accuracy of the sum of random paths by their length; bars are one standard "
-        "deviation over draws of the paths. "
-        + ("Quick settings: fewer steps, larger rate." if quick else "")
+        "Accuracy of the sum of random paths by their length; one standard deviation "
+        "over draws of the paths is shaded."
+        + (" Quick settings: fewer steps, larger rate." if quick else "")
     )
     data = {
         name: {
@@ -112,8 +104,8 @@ def add_results(
         }
         for name, result in results.items()
     }
-    report.heading("Short paths do the work")
-    report.figure("paths", figure, caption, data)
+    page.heading("Short paths do the work")
+    page.figure("paths", figure, caption, data)
     rows = [
         (
             name,
@@ -125,59 +117,45 @@ def add_results(
         for name, result in results.items()
         for part in [result.by_length[max(result.by_length)]]
     ]
-    head = ("", "whole", "printed", "majority")
-    report.table((*head, *(f"length {k}" for k in ("0", "1", "3", "L"))), rows)
+    head = ("experiment", "whole network", "published", "most frequent label")
+    page.table((*head, *(f"length {k}" for k in ("0", "1", "3", "L"))), rows)
 
 
-def add_circles(report: Report, mechanism: str, seed: int) -> None:
+def add_circles(page: Page, mechanism: str, seed: int) -> None:
     """The three variants, with the published learning rate and with a larger one."""
-    report.heading("The circle: tokens of pure attention run together")
+    page.heading("The circle: tokens of pure attention run together")
     variants = {
         "attention": {"skip": False, "mlp": False},
         "attention + skip": {"skip": True, "mlp": False},
         "attention + MLP": {"skip": False, "mlp": True},
     }
-    for name, settings in (("circle", CircleSettings()), ("trained", TRAINED_CIRCLE)):
+    named = {"circle": CircleSettings(), "circle-trained": TRAINED_CIRCLE}
+    for name, settings in named.items():
         runs = {
             variant: run_circle(settings, **parts, mechanism=mechanism, seed=seed)
             for variant, parts in variants.items()
         }
         about = f"Trained for {settings.epochs} epochs at {settings.learning_rate:g}."
-        name = "circle" if name == "circle" else f"circle-{name}"
-        _add_circle(report, name, runs, about)
+        _add_circle(page, name, runs, about)
 
 
 def _add_circle(
-    report: Report, name: str, runs: Mapping[str, CircleRun], about: str
+    page: Page, name: str, runs: Mapping[str, CircleRun], about: str
 ) -> None:
     """Roll-outs in the plane, and how far apart their two points are."""
-    count = len(runs)
-    figure, axes = plotting.figure(1, count + 1, size=(2.9, 2.9))
+    figure, axes = charts.figure(1, len(runs) + 1, size=(3.3, 3.3))
     for axis, (variant, run) in zip(axes[0], runs.items(), strict=False):
-        angles = np.linspace(0, 2 * np.pi, 200)
-        axis.plot(
-            0.3 * np.cos(angles), 0.3 * np.sin(angles), color="#bbbbbb", linewidth=0.8
-        )
-        for point in range(2):
-            style = plotting.line_style(2 * point) | {"linestyle": "", "markersize": 2}
-            axis.plot(*run.trajectory[:, point].T, label=f"point {point + 1}", **style)
-            axis.plot(*run.trajectory[-1, point], "*", color="black", markersize=9)
-        axis.set_title(variant)
-        axis.set_aspect("equal")
-        limit = max(0.36, 1.1 * float(np.abs(run.trajectory).max()))
-        axis.set_xlim(-limit, limit)
-        axis.set_ylim(-limit, limit)
-        axis.set_xlabel("x")
+        _draw_circle(axis, run, variant)
     axes[0, 0].set_ylabel("y")
-    plotting.shared_legend(figure, axes[0, 0])
     last = axes[0, -1]
-    for index, (variant, run) in enumerate(runs.items()):
-        style = plotting.line_style(index) | {"markevery": 40}
-        last.plot(np.maximum(run.spread, 1e-8), label=variant, **style)
-    last.set_yscale("log")
-    last.set_xlabel("step of the roll-out")
-    last.set_title("distance of the two points")
-    last.legend()
+    lines = [
+        charts.Line(variant, range(len(run.spread)), np.maximum(run.spread, 1e-8))
+        for variant, run in runs.items()
+    ]
+    title = "distance of the two points"
+    charts.draw(last, lines, title=title, xlabel="step of the roll-out")
+    charts.log_scale(last)
+    charts.legend(figure, axes)
     caption = (
         f"One recurrent layer that learned to step along a circle, run on its own "
         f"output. Stars: where the points end. {about}"
@@ -190,20 +168,29 @@ def _add_circle(
         }
         for variant, run in runs.items()
     }
-    report.figure(name, figure, caption, data)
+    page.figure(name, figure, caption, data)
+    end = len(next(iter(runs.values())).trajectory) - 1
+    steps = sorted({0, min(10, end), min(100, end), end})
     rows = [
         (
-            name,
+            variant,
             f"{run.losses[-1]:.2g}",
-            *(f"{run.spread[step]:.3g}" for step in _steps(run)),
+            *(f"{run.spread[step]:.3g}" for step in steps),
         )
-        for name, run in runs.items()
+        for variant, run in runs.items()
     ]
-    steps = _steps(next(iter(runs.values())))
-    head = ("", "training loss", *(f"distance, step {step}" for step in steps))
-    report.table(head, rows)
+    head = ("parts", "training loss", *(f"distance, step {step}" for step in steps))
+    page.table(head, rows)
 
 
-def _steps(run: Any) -> list[int]:
-    last = len(run.trajectory) - 1
-    return sorted({0, min(10, last), min(100, last), last})
+def _draw_circle(axis: Any, run: CircleRun, title: str) -> None:
+    angles = np.linspace(0, 2 * np.pi, 200)
+    axis.plot(0.3 * np.cos(angles), 0.3 * np.sin(angles), color="#bbbbbb", linewidth=1)
+    for point in range(2):
+        colour, marker = charts.line_style(point)["color"], "os"[point]
+        looks = {"color": colour, "marker": marker, "linestyle": "", "markersize": 2.5}
+        axis.plot(*run.trajectory[:, point].T, label=f"point {point + 1}", **looks)
+        axis.plot(*run.trajectory[-1, point], "*", color="black", markersize=9)
+    limit = max(0.36, 1.1 * float(np.abs(run.trajectory).max()))
+    axis.set(title=title, aspect="equal", xlabel="x", xlim=(-limit, limit))
+    axis.set_ylim(-limit, limit)

@@ -7,14 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from lra_jax import plotting
 from lra_jax.analysis.capture import AttentionCall, capture, capture_attention
 from lra_jax.analysis.networks import SHAPES, Network, zipf_tokens
-from lra_jax.analysis.report import Report
 from lra_jax.analysis.spectrum import cumulative_spectrum, effective_rank
 from lra_jax.analysis.variants import VARIANTS
 from lra_jax.attention import registry
-from lra_jax.errors import known
+from lra_jax.attention.inputs import check_size
+from lra_jax.errors import expected, known
+from lra_jax.reports import charts
+from lra_jax.reports.page import Page
 
 __all__ = ["Spectra", "add_spectra", "check", "initial_spectra", "run_spectra"]
 
@@ -31,11 +32,9 @@ class Spectra(dict[str, np.ndarray]):
 def check(network: str, mechanisms: Sequence[str], examples: int) -> None:
     """Raises ``ValueError`` for a name that is not known, or a number below 1."""
     known("--network", network, SHAPES)
-    if not mechanisms or examples < 1:
-        raise ValueError(
-            "--attention, --examples: expected at least one of each, got "
-            f"{len(mechanisms)} and {examples}"
-        )
+    if not mechanisms:
+        raise expected("--attention", "names between commas", "none")
+    check_size("--examples", examples)
     for name in mechanisms:
         registry.resolve(name)
 
@@ -54,10 +53,9 @@ def initial_spectra(
     whole = VARIANTS["transformer"]
     calls = capture_attention(model, lambda: model(tokens, whole))
     if not calls:
-        raise ValueError(
-            f"--network={network}: its own attention by distance has no mechanism of "
-            "the registry to ask for a matrix; expected bert or albert"
-        )
+        wanted = "bert or albert"
+        got = f"{network}, whose own attention by distance has no matrix"
+        raise expected("--network", wanted, got)
     return _spectra(calls, np.ones((examples, length), bool))
 
 
@@ -71,44 +69,40 @@ def run_spectra(saved: Any, batch: Any) -> Spectra:
     return _spectra(captured.calls, captured.mask)
 
 
-def add_spectra(report: Report, found: Mapping[str, Spectra], about: str) -> None:
+def add_spectra(page: Page, found: Mapping[str, Spectra], about: str) -> None:
     """A curve and a heat map for each model."""
     count = len(found)
     # One scale for all panels, from a round number below the least.
     least = min(spectra["curves"][..., _QUARTER].min() for spectra in found.values())
     low = np.floor(20 * least) / 20
-    figure, axes = plotting.figure(2, count, size=(3.4, 2.7), sharex="row")
-    for column, (name, spectra) in enumerate(found.items()):
-        _draw_curves(axes[0, column], spectra["curves"].mean(1))
-        axes[0, column].set_title(name)
+    figure, axes = charts.figure(2, count, size=(3.6, 2.9), sharex="row")
+    for (above, below), (name, spectra) in zip(axes.T, found.items(), strict=True):
+        _draw_curves(above, spectra["curves"].mean(1), name)
         quarter = spectra["curves"][..., _QUARTER]
-        axis = axes[1, column]
-        heads, layers = quarter.shape[1], quarter.shape[0]
-        label = "part of the whole" if column == count - 1 else ""
-        plotting.image(
+        layers, heads = quarter.shape
+        charts.image(
             figure,
-            axis,
+            below,
             quarter,
-            label,
+            "part of the whole" if below is axes[1, -1] else "",
             vmin=low,
             vmax=1,
             origin="lower",
             extent=(0.5, heads + 0.5, 0.5, layers + 0.5),
         )
-        axis.set_xlabel("head")
-        plotting.whole_numbers(axis, "x")
-        plotting.whole_numbers(axis, "y")
+        below.set_xlabel("head")
+        charts.whole_numbers(below, "xy")
     axes[0, 0].set_ylabel("cumulative singular values,\npart of the whole")
     axes[1, 0].set_ylabel("layer")
-    axes[0, 0].legend(title="layer", loc="lower right")
+    charts.legend(figure, axes)
     caption = (
         f"{about} Above: sum of the largest singular values of the attention matrices "
         "over the sum of them all (not squared), means over heads and sequences; the "
         "dotted line is a spectrum of equal values. Below: the same at a quarter of "
         "the values (the paper's 128th of 512), for each layer and head."
     )
-    report.heading("How low is the rank of attention")
-    report.figure("spectrum", figure, caption, dict(found) | {"part": _GRID})
+    page.heading("How low is the rank of attention")
+    page.figure("spectrum", figure, caption, dict(found) | {"part": _GRID})
     rows = [
         (
             f"{name}, layer {layer + 1}",
@@ -118,19 +112,17 @@ def add_spectra(report: Report, found: Mapping[str, Spectra], about: str) -> Non
         for name, spectra in found.items()
         for layer in range(len(spectra["ranks"]))
     ]
-    head = ("", "sum of a quarter of the values", "effective rank, part of the tokens")
-    report.table(head, rows)
+    sums = "sum of a quarter of the values"
+    page.table(("model", sums, "effective rank, part of the tokens"), rows)
 
 
-def _draw_curves(axis: Any, curves: np.ndarray) -> None:
+def _draw_curves(axis: Any, curves: np.ndarray, title: str) -> None:
     last = len(curves)
     shown = sorted({1, (last + 1) // 2, last})
-    for index, layer in enumerate(shown):
-        style = plotting.line_style(index)
-        axis.plot(_GRID, curves[layer - 1], label=str(layer), markevery=8, **style)
-    axis.plot(_GRID, _GRID, color="#6b6b6b", linestyle=":", linewidth=0.8)
-    axis.axvline(0.25, color="#6b6b6b", linewidth=0.6)
-    axis.set_xlabel("index, part of the tokens")
+    lines = [charts.Line(f"layer {n}", _GRID, curves[n - 1]) for n in shown]
+    charts.draw(axis, lines, title=title, xlabel="index, part of the tokens")
+    axis.plot(_GRID, _GRID, color=charts.GREY, linestyle=":", linewidth=1)
+    axis.axvline(0.25, color=charts.GREY, linewidth=0.8)
     axis.set_ylim(0, 1.02)
 
 

@@ -7,7 +7,7 @@ import dataclasses
 import re
 from typing import Any
 
-from lra_jax.errors import known
+from lra_jax.errors import expected, known
 
 WORKS = ("forward", "forward+backward", "decode", "inference", "train")
 """forward, forward+backward: one attention call, and its gradients. decode: one token
@@ -89,10 +89,8 @@ def split_subject(text: str) -> tuple[str, str]:
     """
     match = _SUBJECT.match(text.strip())
     if match is None:
-        raise ValueError(
-            f"--attention: expected names such as linear or linformer[features=128], "
-            f"got {text!r}"
-        )
+        wanted = "names such as linear or linformer[features=128]"
+        raise expected("--attention", wanted, repr(text))
     return match["name"].strip(), match["options"] or ""
 
 
@@ -104,9 +102,7 @@ def split_list(flag: str, text: str) -> list[str]:
     """
     parts = [part.strip() for part in re.split(r",(?![^\[\]]*\])", text)]
     if not all(parts) or len(set(parts)) != len(parts):
-        raise ValueError(
-            f"--{flag}: expected different values between commas, got {text!r}"
-        )
+        raise expected(f"--{flag}", "different values between commas", repr(text))
     return parts
 
 
@@ -125,9 +121,7 @@ def parse_lengths(flag: str, text: str) -> list[int]:
     for part in split_list(flag, text):
         digits, unit = (part[:-1], 1024) if part[-1] in "kK" else (part, 1)
         if not digits.isdecimal() or int(digits) < 1:
-            raise ValueError(
-                f"--{flag}: expected positive integers such as 1024,2048 or 1K,2K, "
-                f"got {part!r}"
-            )
+            wanted = "positive integers such as 1024,2048 or 1K,2K"
+            raise expected(f"--{flag}", wanted, repr(part))
         lengths.append(int(digits) * unit)
     return sorted(set(lengths))

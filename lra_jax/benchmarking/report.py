@@ -18,7 +18,8 @@ from lra_jax.benchmarking.settings import (
     published_tables,
 )
 from lra_jax.benchmarking.works import find
-from lra_jax.files import write_json
+from lra_jax.files import replacing, write_json
+from lra_jax.reports import charts
 from lra_jax.training.session import commit, describe_devices, versions
 
 
@@ -90,9 +91,7 @@ class Report:
 
     def text(self) -> str:
         """All tables, as Markdown."""
-        parts = [tables.case_table(self.rows), tables.exponent_table(self.rows)]
-        parts.append(tables.view_tables(self.config.view, self.rows))
-        return "\n\n".join(part for part in parts if part)
+        return tables.make_page(self.config.view, self.rows).markdown()
 
     def values(self) -> dict[str, Any]:
         """What the JSON holds."""
@@ -117,7 +116,8 @@ class Report:
         values = self.values()
         write_json(figures, values)
         if picture is not None:
-            draw(values, picture)
+            with charts.style(), replacing(picture) as file:
+                file.write_bytes(charts.to_png(draw(values)))
 
 
 def _machine(roofline: Roofline) -> str:

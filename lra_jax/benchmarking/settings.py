@@ -8,7 +8,6 @@ from lra_jax.benchmarking import published
 from lra_jax.benchmarking.cases import (
     DTYPES,
     FUSED,
-    MODEL_WORKS,
     WORKS,
     Case,
     ModelShape,
@@ -16,6 +15,7 @@ from lra_jax.benchmarking.cases import (
     parse_names,
     split_list,
 )
+from lra_jax.errors import expected
 
 View = Literal["none", "lra", "linformer", "cosformer"]
 
@@ -123,7 +123,8 @@ def make_cases(config: BenchmarkConfig, on_cpu: bool) -> list[Case]:
     model = dataclasses.replace(default.model, remat=config.remat)
     if config.layers is not None:
         model = dataclasses.replace(model, num_layers=config.layers)
-    attention = split_list("attention", config.attention or default.attention)
+    attention = _given(config.attention, default.attention)
+    lengths = parse_lengths("lengths", _given(config.lengths, default.lengths))
     return [
         Case(
             subject,
@@ -136,11 +137,19 @@ def make_cases(config: BenchmarkConfig, on_cpu: bool) -> list[Case]:
             config.causal,
             model,
         )
-        for work in parse_names("work", config.work or default.work, WORKS)
-        for dtype in parse_names("dtypes", config.dtypes or "float32", DTYPES)
-        for length in parse_lengths("lengths", config.lengths or default.lengths)
-        for subject in [*attention, *_linformers(config, length)]
+        for work in parse_names("work", _given(config.work, default.work), WORKS)
+        for dtype in parse_names("dtypes", _given(config.dtypes, "float32"), DTYPES)
+        for length in lengths
+        for subject in [
+            *split_list("attention", attention),
+            *_linformers(config, length),
+        ]
     ]
+
+
+def _given(text: str | None, default: str) -> str:
+    """An empty list is a mistake, not the default."""
+    return default if text is None else text
 
 
 def check_config(config: BenchmarkConfig) -> None:
@@ -148,28 +157,21 @@ def check_config(config: BenchmarkConfig) -> None:
     for name in ("batch_size", "heads", "head_dim", "layers", "repeats"):
         value = getattr(config, name)
         if value is not None and value < 1:
-            raise ValueError(f"--{name} must be positive, got {value}")
+            raise expected(f"--{name}", "a positive int", value)
     for name in ("max_seconds", "max_gb"):
         value = getattr(config, name)
         if value is not None and not 0 < value < math.inf:
-            raise ValueError(f"--{name} must be positive and finite, got {value}")
+            raise expected(f"--{name}", "a positive finite number", value)
     if config.out == "":
-        raise ValueError("--out must name a folder or a .json file, got ''")
+        raise expected("--out", "a folder or a .json file", "''")
     if config.view == "none":
         return
     works = _DEFAULTS[config.view].work
-    for work in parse_names("work", config.work or works, WORKS):
+    for work in parse_names("work", _given(config.work, works), WORKS):
         if work not in works.split(","):
-            raise ValueError(
-                f"--work: expected {works} for --view={config.view}, got {work!r}"
-            )
+            raise expected("--work", f"{works} for --view={config.view}", repr(work))
     if config.causal:
-        raise ValueError(f"--causal: expected False for --view={config.view}, got True")
-
-
-def uses_attention_call(cases: list[Case]) -> bool:
-    """Whether the heads' flags matter to any case."""
-    return any(case.work not in MODEL_WORKS for case in cases)
+        raise expected("--causal", f"False for --view={config.view}", True)
 
 
 def linformer_name(features: int) -> str:

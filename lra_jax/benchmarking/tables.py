@@ -1,4 +1,4 @@
-"""Rows as Markdown tables: every case, or a paper's table with ours beside it."""
+"""The tables of a benchmark: every case, or a paper's table with ours beside it."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -8,14 +8,10 @@ from lra_jax.benchmarking.cases import FUSED, split_subject
 from lra_jax.benchmarking.published import Published
 from lra_jax.benchmarking.runner import exponent
 from lra_jax.benchmarking.settings import linformer_name, published_tables
+from lra_jax.reports.page import Page
 
 Row = dict[str, Any]
 Cost = Callable[[Row], float]
-
-_HEAD = (
-    *("attention", "work", "dtype", "tokens", "ms", "fastest..slowest", "GB"),
-    *("tokens/s", "of roofline", "remark"),
-)
 
 
 def steps_per_second(row: Row) -> float:
@@ -28,9 +24,26 @@ def gigabytes(row: Row) -> float:
     return row["peak_bytes"] / 1e9
 
 
-def case_table(rows: Sequence[Row]) -> str:
-    """One line for each case."""
-    return markdown(_HEAD, [_case_cells(row) for row in rows])
+def make_page(view: str, rows: Sequence[Row]) -> Page:
+    """Every case, the growth with the length, and the tables of a view."""
+    page = Page("Benchmark")
+    page.heading("Cases")
+    head = (
+        *("attention", "work", "dtype", "tokens", "ms", "fastest..slowest", "GB"),
+        *("tokens/s", "of roofline", "remark"),
+    )
+    page.table(head, map(_case_cells, rows), words=(0, 1, 2, 9))
+    growth = exponents(rows)
+    if growth:
+        page.heading("Growth with the length")
+        head = ("attention", "work", "dtype", "time", "memory")
+        cells = [
+            (*list(x.values())[:3], f"T^{x['time']:.2f}", f"T^{x['memory']:.2f}")
+            for x in growth
+        ]
+        page.table(head, cells, words=(0, 1, 2))
+    add_view(page, view, rows)
+    return page
 
 
 def _case_cells(row: Row) -> tuple[str, ...]:
@@ -50,7 +63,8 @@ def _case_cells(row: Row) -> tuple[str, ...]:
 
 
 def exponents(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Growth of time and memory with the length, of each line of cases."""
+    """Growth of time and memory with the length, of each line of cases; none where
+    there is one length only."""
     lines: dict[tuple[str, str, str], list[Row]] = {}
     for row in rows:
         if row["status"] == "measured":
@@ -59,55 +73,35 @@ def exponents(rows: Sequence[Row]) -> list[dict[str, Any]]:
     found = []
     for (attention, work, dtype), members in lines.items():
         lengths = [row["length"] for row in members]
-        costs = ("median_ms", "peak_bytes")
-        time, memory = (
-            exponent(lengths, [row[cost] for row in members]) for cost in costs
-        )
+        time = exponent(lengths, [row["median_ms"] for row in members])
+        memory = exponent(lengths, [row["peak_bytes"] for row in members])
         if time is not None:
             start = {"attention": attention, "work": work, "dtype": dtype}
             found.append({**start, "time": time, "memory": memory})
     return found
 
 
-def exponent_table(rows: Sequence[Row]) -> str:
-    """``T^1.02`` for each line of cases; empty where there is one length only."""
-    found = exponents(rows)
-    cells = [
-        (x["attention"], x["work"], x["dtype"], *_powers(x["time"], x["memory"]))
-        for x in found
-    ]
-    head = ("attention", "work", "dtype", "time", "memory")
-    return markdown(head, cells) if cells else ""
-
-
-def _powers(*values: float) -> tuple[str, ...]:
-    return tuple(f"T^{value:.2f}" for value in values)
-
-
-def view_tables(view: str, rows: Sequence[Row]) -> str:
-    """The tables of a view, the published figures under ours."""
-    if view == "none":
-        return ""
+def add_view(page: Page, view: str, rows: Sequence[Row]) -> None:
+    """Adds the tables of a view, the published figures under ours."""
     tables = published_tables(view)
     if view == "linformer":
-        ratios = (_time_ratio, _memory_ratio)
-        return "\n\n".join(
-            _linformer_table(rows, table, ratio)
-            for table, ratio in zip(tables, ratios, strict=True)
-        )
-    if view == "lra":
-        wanted = (("train", steps_per_second), ("train", gigabytes))
-    else:
-        wanted = (("inference", steps_per_second), ("train", steps_per_second))
-    found = {row["work"] for row in rows}
-    return "\n\n".join(
-        _by_length([row for row in rows if row["work"] == work], table, cost)
-        for table, (work, cost) in zip(tables, wanted, strict=True)
-        if work in found
-    )
+        for table, ratio in zip(tables, (_time_ratio, _memory_ratio), strict=True):
+            _add_linformer(page, rows, table, ratio)
+        return
+    wanted = {
+        "none": (),
+        "lra": (("train", steps_per_second), ("train", gigabytes)),
+        "cosformer": (("inference", steps_per_second), ("train", steps_per_second)),
+    }[view]
+    for table, (work, cost) in zip(tables, wanted, strict=True):
+        members = [row for row in rows if row["work"] == work]
+        if members:
+            _add_by_length(page, members, table, cost)
 
 
-def _by_length(rows: Sequence[Row], table: Published, cost: Cost) -> str:
+def _add_by_length(
+    page: Page, rows: Sequence[Row], table: Published, cost: Cost
+) -> None:
     """Mechanisms by length; in brackets over softmax, and over the fused one."""
     lengths = sorted({row["length"] for row in rows})
     subjects = list(dict.fromkeys(row["attention"] for row in rows))
@@ -119,13 +113,13 @@ def _by_length(rows: Sequence[Row], table: Published, cost: Cost) -> str:
         name = split_subject(subject)[0]
         if name in table.rows:
             cells = [_published_cell(table, name, length) for length in lengths]
-            lines.append((f"*{name}, published*", *cells))
-    head = ("attention", *(f"{length:,}" for length in lengths))
-    what = "GB" if cost is gigabytes else "steps/s"
-    note = (
-        f"{what}; in brackets over softmax, and over {FUSED}. Published: {table.source}"
+            lines.append((f"{name}, published", *cells))
+    unit = "GB" if cost is gigabytes else "steps/s"
+    page.heading(f"Beside the paper: {unit}")
+    page.table(("attention", *(f"{length:,}" for length in lengths)), lines)
+    page.text(
+        f"{unit}; in brackets over softmax, and over {FUSED}. Published: {table.source}"
     )
-    return f"{markdown(head, lines)}\n\n{note}"
 
 
 def _compared(
@@ -160,9 +154,12 @@ def _memory_ratio(row: Row, base: Row) -> float:
     return base["peak_bytes"] / row["peak_bytes"]
 
 
-def _linformer_table(
-    rows: Sequence[Row], table: Published, ratio: Callable[[Row, Row], float]
-) -> str:
+def _add_linformer(
+    page: Page,
+    rows: Sequence[Row],
+    table: Published,
+    ratio: Callable[[Row, Row], float],
+) -> None:
     """Lengths by K: softmax over Linformer, the fused one in brackets; then theirs."""
     index = {
         (row["attention"], row["length"]): row
@@ -184,26 +181,13 @@ def _linformer_table(
         theirs = dict(zip(table.columns, table.rows.get(str(length), ()), strict=False))
         given = [theirs.get(size) for size in features]
         cells = ["-" if value is None else f"{value:g}" for value in given]
-        lines.append(("*published*", *cells))
-    head = ("tokens", *(f"K={size}" for size in features))
-    note = f"Softmax over Linformer, in brackets {FUSED}. Published: {table.source}"
-    return f"{markdown(head, lines)}\n\n{note}"
+        lines.append(("published", *cells))
+    page.heading("Beside the paper: softmax over Linformer")
+    page.table(("tokens", *(f"K={size}" for size in features)), lines)
+    page.text(f"In brackets {FUSED} over Linformer. Published: {table.source}")
 
 
 def _features(subject: str) -> int | None:
     """K of one of the view's Linformers, None for another mechanism."""
     digits = re.sub(r"\D", "", subject)
     return int(digits) if digits and linformer_name(int(digits)) == subject else None
-
-
-def markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """Aligned, so that a terminal shows it as well."""
-    cells = [list(head), ["-"] * len(head), *map(list, lines)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    cells[1] = ["-" * width for width in widths]
-    return "\n".join(
-        "| "
-        + " | ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True))
-        + " |"
-        for row in cells
-    )

@@ -8,9 +8,10 @@ import pytest
 
 from lra_jax import analyze
 from lra_jax.analysis.maps import Maps
-from lra_jax.analysis.maps_report import _highlighted, add_maps
-from lra_jax.analysis.report import Report
+from lra_jax.analysis.maps_report import _shades, add_maps
 from lra_jax.data import listops_language
+from lra_jax.reports import charts
+from lra_jax.reports.page import Page
 from lra_jax.tasks import get_task
 from lra_jax.training.session import Session
 
@@ -144,23 +145,21 @@ class Saved:
 
 @pytest.mark.parametrize(("task", "shape"), [("pathfinder", (4, 4)), ("text", None)])
 def test_images_and_text(task, shape, tmp_path):
-    from lra_jax import plotting
-
     rng = np.random.default_rng(0)
     weights = rng.normal(size=(2, 16, 16))  # of either sign
     received = np.abs(weights).mean(1)
     tokens = np.frombuffer(b"a <b> $x$ & c\xe9\n.", np.uint8)
     maps = Maps(1, weights, received, tokens, None, None, 1)
-    report = Report(tmp_path, "Maps", {})
-    with plotting.style():
-        add_maps(report, maps, Saved(task, shape), "an example")
-    page = report.write().read_text()
+    page = Page("Maps", tmp_path)
+    with charts.style():
+        add_maps(page, maps, Saved(task, shape), "an example")
+    text = page.html()
     assert (tmp_path / "map-received.png").stat().st_size > 1000
-    assert ("&lt;" in page) == (task == "text")
-    assert "<b>" not in page
+    assert ("&lt;" in text) == (task == "text")
+    assert "<b>" not in text
 
 
-def test_highlights_follow_the_values():
-    found = _highlighted(np.array([65, 66], np.uint8), np.array([0.0, 1.0]))
-    assert 'rgb(255,255,255);color:#000">A' in found
-    assert 'rgb(0,0,0);color:#fff">B' in found
+def test_shades_follow_the_values():
+    found = _shades(np.array([65, 66], np.uint8), np.array([0.0, 1.0]))
+    assert found == [("A", 255), ("B", 0)]
+    assert _shades(np.array([65]), np.array([3.0])) == [("A", 255)]

@@ -2,12 +2,14 @@
 
 import dataclasses
 import json
+import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from lra_jax.configs import Config
+from lra_jax.errors import expected
 from lra_jax.training.metrics import read_metrics
 
 # What the tables read of a result; peak memory is younger than some results.
@@ -85,10 +87,8 @@ def read_runs(folder: Path) -> tuple[list[Run], list[str]]:
       ValueError: the folder does not exist, or holds no run that can be read.
     """
     if not folder.is_dir():
-        raise ValueError(
-            f"expected a folder of runs, got {folder}, "
-            + ("a file" if folder.exists() else "which does not exist")
-        )
+        found = "a file" if folder.exists() else "which does not exist"
+        raise expected("RUNS", "a folder of runs", f"{folder}, {found}")
     runs, problems = [], []
     for path in sorted(folder.rglob("config.json")):
         try:
@@ -97,7 +97,9 @@ def read_runs(folder: Path) -> tuple[list[Run], list[str]]:
             problems.append(" ".join(f"{path.parent}: {error}".split()))
     if not runs:
         found = f"; {problems[0]}" if problems else ""
-        raise ValueError(f"{folder} holds no run directory (no config.json){found}")
+        raise expected(
+            "RUNS", "run directories (with a config.json)", f"{folder}{found}"
+        )
     return runs, problems
 
 
@@ -129,33 +131,31 @@ def unfinished(runs: Sequence[Run]) -> list[str]:
 
 
 def _read_run(folder: Path) -> Run:
-    config = _read_json(folder / "config.json")
-    config.pop("data_fingerprint", None)
-    result = None
-    if (folder / "result.json").exists():
-        result = _read_json(folder / "result.json")
-        _check_numbers(folder / "result.json", result)
+    settings = _read_json(folder / "config.json")
+    settings.pop("data_fingerprint", None)
+    config = Config.from_dict(settings)
     try:
         metrics = tuple(m for m in read_metrics(folder) if _is_metric(m))
     except ValueError as error:
-        raise ValueError(f"metrics.jsonl is damaged: {error}") from None
-    return Run(folder, Config.from_dict(config), result, metrics)
+        raise expected("metrics.jsonl", "lines of JSON", error) from None
+    result = None
+    if (folder / "result.json").exists():
+        result = _read_json(folder / "result.json")
+        for name in _NUMBERS:
+            value = result.get(name)
+            if not isinstance(value, int | float) or not math.isfinite(value):
+                raise expected(f"result.json: {name}", "a finite number", repr(value))
+    return Run(folder, config, result, metrics)
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        values = json.loads(path.read_text())
+        values = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{path.name} is damaged: {error}") from None
+        raise expected(path.name, "JSON", error) from None
     if not isinstance(values, dict):
-        raise ValueError(f"{path.name} is damaged: expected an object, got {values!r}")
+        raise expected(path.name, "an object", repr(values))
     return values
-
-
-def _check_numbers(path: Path, result: Mapping[str, Any]) -> None:
-    for name in _NUMBERS:
-        if not isinstance(result.get(name), int | float):
-            raise ValueError(f"{path.name} is damaged: no number {name!r}")
 
 
 def _is_metric(line: Any) -> bool:

@@ -1,1 +1,0 @@
-"""A report of finished runs: read them, group them by settings, lay them out."""

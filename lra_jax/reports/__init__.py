@@ -1,0 +1,1 @@
+"""One page writer and one chart style, for report, analyze and benchmark."""

@@ -1,0 +1,226 @@
+"""One style for every chart: readable in print, in grey and by colour-blind eyes.
+
+Lines differ by colour, marker and dashes. Earlier ones are thicker and have larger,
+hollow markers, so that a line that lies on another does not hide it. Legends are
+outside the lines; axes of lengths are logarithmic with powers of two.
+
+matplotlib takes half a second to import: only what draws imports this module, and no
+screen is needed.
+"""
+
+import io
+import math
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+
+RAMP = "Greys"
+"""The colour map of matrices: light is little."""
+GREY = "#6b6b6b"
+"""The colour of lines to compare with."""
+
+# The palette of Okabe and Ito (https://jfly.uni-koeln.de/color/) without its yellow,
+# which is hardly seen on white.
+_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#000000", "#cc79a7", "#56b4e9", "#e69f00")
+_MARKERS = "os^DvPX<>*"
+_DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
+_MOST_MARKERS = 12  # of a line
+
+_STYLE: Any = {
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "axes.labelsize": 10,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlesize": 11,
+    "figure.constrained_layout.use": True,
+    "font.size": 10,
+    "grid.color": "gainsboro",
+    "grid.linewidth": 0.6,
+    "legend.fontsize": 9,
+    "legend.frameon": False,
+    "legend.handlelength": 3,
+    "savefig.dpi": 150,
+    "xtick.labelsize": 9,
+    "ytick.labelsize": 9,
+}
+
+
+class Line(NamedTuple):
+    """One line of a panel.
+
+    Attributes:
+      label: in the legend.
+      x, y: `[points]`.
+      spread: `[points]`, shaded above and below.
+      faint: further lines ``(x, y)`` of the same colour, as of single seeds.
+      published: values at the first of `x`, as crosses.
+      style: its number, see `line_style`; by default its place in the panel.
+    """
+
+    label: str
+    x: Any
+    y: Any
+    spread: Any = None
+    faint: Sequence[tuple[Any, Any]] = ()
+    published: Sequence[float] = ()
+    style: int | None = None
+
+
+def style() -> AbstractContextManager[None]:
+    """The context in which every figure is made, drawn and written."""
+    return matplotlib.rc_context(_STYLE)
+
+
+def figure(
+    rows: int = 1, columns: int = 1, size: tuple[float, float] = (3.6, 2.8), **axes: Any
+) -> tuple[Figure, Any]:
+    """A figure and an array of its axes `[rows, columns]`.
+
+    Args:
+      rows, columns: of panels.
+      size: of one panel, in inches.
+      **axes: further keywords of ``Figure.subplots``.
+    """
+    made = Figure(figsize=(columns * size[0], rows * size[1]))
+    return made, made.subplots(rows, columns, squeeze=False, **axes)
+
+
+def draw(axis: Axes, lines: Sequence[Line], **settings: Any) -> None:
+    """Draws the lines of a panel.
+
+    Args:
+      axis: the panel.
+      lines: in the order of the legend.
+      **settings: of ``Axes.set``, such as ``title`` and ``xlabel``.
+    """
+    for place, line in enumerate(lines):
+        index = place if line.style is None else line.style
+        x, y = np.asarray(line.x), np.asarray(line.y)
+        step = max(-(-len(x) // _MOST_MARKERS), 1)
+        looks = line_style(index)
+        axis.plot(x, y, label=line.label, markevery=(index % step, step), **looks)
+        colour = looks["color"]
+        if line.spread is not None:
+            low, high = y - line.spread, y + line.spread
+            axis.fill_between(x, low, high, color=colour, alpha=0.12, linewidth=0)
+        for other in line.faint:
+            axis.plot(*other, color=colour, alpha=0.4, linewidth=0.8)
+        if len(line.published):
+            crosses = line.published[: len(x)]
+            marks = {"color": colour, "markersize": 6, "label": "published"}
+            axis.plot(x[: len(crosses)], crosses, "x", **marks)
+    axis.set(**settings)
+
+
+def line_style(index: int) -> dict[str, Any]:
+    """Colour, marker and dashes of the index-th line of a panel."""
+    return {
+        "color": _COLOURS[index % len(_COLOURS)],
+        "linestyle": _DASHES[index % len(_DASHES)],
+        "linewidth": max(2.2 - 0.25 * index, 1.2),
+        "marker": _MARKERS[index % len(_MARKERS)],
+        "markerfacecolor": "none",
+        "markersize": max(7 - 0.7 * index, 4),
+    }
+
+
+def legend(figure: Figure, axes: Any) -> None:
+    """One legend below all panels, each label once.
+
+    Args:
+      figure: whose legend it is.
+      axes: an array of panels.
+    """
+    pairs = [axis.get_legend_handles_labels() for axis in np.ravel(axes)]
+    handles = {
+        label: handle for pair in pairs for handle, label in zip(*pair, strict=True)
+    }
+    # About 15 letters of this size an inch, and 6 for the sample of the line.
+    letters = 15 * figure.get_figwidth()
+    columns = max(1, int(letters // (6 + max(map(len, handles)))))
+    figure.legend(
+        list(handles.values()),
+        list(handles),
+        loc="outside lower center",
+        ncols=min(columns, len(handles)),
+    )
+
+
+def own_legend(axis: Axes, **settings: Any) -> None:
+    """The legend of one panel, to its right."""
+    axis.legend(loc="upper left", bbox_to_anchor=(1.01, 1.02), **settings)
+
+
+def image(figure: Figure, axis: Axes, values: Any, label: str, **keywords: Any) -> Any:
+    """Draws a matrix with its scale beside it, and returns what was drawn.
+
+    Args:
+      figure, axis: where.
+      values: `[rows, columns]`.
+      label: of the scale, with its unit.
+      **keywords: further ones of ``imshow``.
+    """
+    axis.grid(False)
+    keywords = {"aspect": "auto", "cmap": RAMP, "interpolation": "nearest"} | keywords
+    drawn = axis.imshow(values, **keywords)
+    figure.colorbar(drawn, ax=axis, label=label, fraction=0.05, pad=0.02)
+    return drawn
+
+
+def letters(
+    axis: Axes, drawn: Any, values: Any, places: Any, words: Sequence[str]
+) -> None:
+    """Writes a word on each shaded place, in black or, on the dark, in white.
+
+    Args:
+      axis: where.
+      drawn: the image or scatter whose colours the places have.
+      values: `[words]`, of which they are the colours.
+      places: `[words, 2]`.
+      words: one for each place.
+    """
+    for value, place, word in zip(values, places, words, strict=True):
+        colour = "white" if drawn.norm(value) > 0.6 else "black"
+        settings = {"ha": "center", "va": "center", "fontsize": 7, "color": colour}
+        axis.annotate(word.replace("$", r"\$"), place, **settings)
+
+
+def whole_numbers(axis: Axes, which: str = "x") -> None:
+    """Ticks at integers only: of ``"x"``, ``"y"`` or ``"xy"``."""
+    for name in which:
+        getattr(axis, f"{name}axis").set_major_locator(MaxNLocator(8, integer=True))
+
+
+def log_lengths(axis: Axes, lengths: Sequence[int]) -> None:
+    """A logarithmic x axis with a tick at each length: 512, 1K, 2K."""
+    ticks = sorted(set(lengths))
+    names = [f"{x // 1024}K" if x % 1024 == 0 else str(x) for x in ticks]
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(ticks, names)
+    axis.xaxis.set_minor_locator(NullLocator())
+
+
+def log_scale(axis: Axes) -> None:
+    """A logarithmic y axis with plain numbers, once its lines are drawn."""
+    axis.set_yscale("log")
+    low, high = axis.get_ylim()
+    few = math.log10(high / low) < 2.5
+    axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if few else (1,)))
+    axis.yaxis.set_major_formatter(
+        FuncFormatter(lambda value, _: f"{value:g}".replace("e-0", "e-"))
+    )
+    axis.yaxis.set_minor_locator(NullLocator())
+
+
+def to_png(figure: Figure) -> bytes:
+    """The picture, without the time of day."""
+    file = io.BytesIO()
+    figure.savefig(file, format="png", metadata={"Software": None})
+    return file.getvalue()

@@ -1,0 +1,204 @@
+"""One page: as HTML that needs no network and no other file, and as Markdown.
+
+A page is a list of parts. Two templates lay them out, and both escape every text that
+they are given, whether it comes from us or from a file that somebody else wrote.
+"""
+
+import base64
+import functools
+import html
+import json
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jinja2
+import numpy as np
+from markupsafe import Markup
+
+from lra_jax.errors import expected
+from lra_jax.files import replacing, write_text
+from lra_jax.reports import charts
+
+# What Markdown would read as more than text; `<`, `>` and `&` are entities by then.
+_MARKS = re.compile(r"[\\`*|~]|(?<=\])[(\[:]|_(?![^\W_])|(?<![^\W_])_|^[#+-](?=\s)")
+
+
+class Table(NamedTuple):
+    """Cells of text; the columns in `words` are aligned to the left, the others to the
+    right; the first `ours` rows are set off as our own."""
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    words: Collection[int] = (0,)
+    ours: int = 0
+
+
+class Picture(NamedTuple):
+    """A PNG in base64, its file's name without the suffix, what it shows, and its
+    width in pixels."""
+
+    name: str
+    base64: str
+    caption: str
+    width: int
+
+
+class Page:
+    """Collects parts in their order; `write` comes last.
+
+    Args:
+      title: of the page.
+      folder: where pages and pictures go; made where missing. Files of the same names
+        are replaced. None for a page that is only printed.
+      made_by: command, versions and machine: goes into the JSON beside each picture.
+
+    Raises:
+      ValueError: the folder cannot be written.
+    """
+
+    def __init__(
+        self,
+        title: str,
+        folder: str | Path | None = None,
+        made_by: Mapping[str, Any] | None = None,
+    ):
+        self.title = title
+        self.made_by = dict(made_by or {})
+        self._parts: list[tuple[str, Any]] = []
+        self._folder = Path(folder or ".").expanduser()
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            got = f"{self._folder}: {error.strerror}"
+            raise expected("--out", "a folder that can be written", got) from error
+
+    def heading(self, words: str) -> None:
+        """A heading of a section."""
+        self._parts.append(("heading", words))
+
+    def text(self, words: str) -> None:
+        """A paragraph."""
+        self._parts.append(("text", words))
+
+    def items(self, lines: Sequence[str], commands: bool = False) -> None:
+        """A list, of plain text or of commands."""
+        self._parts.append(("commands" if commands else "items", lines))
+
+    def shaded(self, parts: Sequence[tuple[str, int]]) -> None:
+        """Running text, each piece on its grey, 0 (black) to 255."""
+        self._parts.append(("shaded", parts))
+
+    def table(
+        self,
+        head: Sequence[str],
+        rows: Iterable[Sequence[Any]],
+        words: Collection[int] = (0,),
+        ours: int = 0,
+    ) -> None:
+        """A table; see `Table`. Cells that are not text are shown as ``str`` does."""
+        cells = [[str(cell) for cell in row] for row in rows]
+        self._parts.append(("table", Table(head, cells, words, ours)))
+
+    def figure(self, name: str, figure: Any, caption: str, data: Any = None) -> None:
+        """A picture ``name.png`` and, where given, its numbers in ``name.json``."""
+        drawn = charts.to_png(figure)
+        with replacing(self._folder / f"{name}.png") as file:
+            file.write_bytes(drawn)
+        if data is not None:
+            values = {**self.made_by, "caption": caption, "data": data}
+            write_text(self._folder / f"{name}.json", _readable(values) + "\n")
+        encoded, width = base64.b64encode(drawn).decode(), 100 * figure.get_figwidth()
+        picture = Picture(name, encoded, caption, round(width))
+        self._parts.append(("picture", picture))
+
+    def html(self) -> str:
+        """The page, with its pictures inside."""
+        return self._render("page.html")
+
+    def markdown(self) -> str:
+        """The same as Markdown; its pictures are the files beside it."""
+        return self._render("page.md")
+
+    def write(self, name: str) -> Path:
+        """Writes ``name.html`` and ``name.md``; returns the path of the former."""
+        write_text(self._folder / f"{name}.md", self.markdown())
+        write_text(self._folder / f"{name}.html", self.html())
+        return self._folder / f"{name}.html"
+
+    def _render(self, template: str) -> str:
+        found = _environment(template.endswith(".html")).get_template(template)
+        return found.render(title=self.title, parts=self._parts)
+
+
+@functools.cache
+def _environment(is_html: bool) -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("lra_jax.reports"),
+        autoescape=is_html,
+        # Markdown's own escaping, as hard to forget as HTML's.
+        finalize=None if is_html else _escaped,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {"aligned": _aligned, "code": _code}
+    return environment
+
+
+def _escaped(value: Any) -> Markup:
+    """Text as Markdown that shows it, on one line."""
+    if isinstance(value, Markup):
+        return value
+    words = " ".join(str(value).split())
+    return Markup(_MARKS.sub(r"\\\g<0>", html.escape(words, quote=False)))
+
+
+def _code(text: str) -> Markup:
+    """A code span, fenced with more backticks than the text has in a row."""
+    words = " ".join(text.split())
+    fence = "`" * (1 + max(map(len, re.findall("`+", words)), default=0))
+    space = " " if "`" in words else ""
+    return Markup(f"{fence}{space}{words}{space}{fence}")
+
+
+def _aligned(table: Table) -> Markup:
+    """A Markdown table whose columns line up in a terminal too."""
+    rows = [[_escaped(cell) for cell in row] for row in (table.head, *table.rows)]
+    columns = []
+    for index, cells in enumerate(zip(*rows, strict=True)):
+        width = max(3, *map(len, cells))
+        is_text = index in table.words
+        rule = "-" * width if is_text else "-" * (width - 1) + ":"
+        pad = str.ljust if is_text else str.rjust
+        columns.append([rule, *(pad(str(cell), width) for cell in cells)])
+    rule, head, *lines = (
+        f"| {' | '.join(row)} |" for row in zip(*columns, strict=True)
+    )
+    return Markup("\n".join([head, rule, *lines]))
+
+
+def _plain(value: Any) -> Any:
+    """numpy as JSON, in the four digits that a figure can show."""
+    if isinstance(value, np.ndarray | np.generic):
+        return _rounded(value.tolist())
+    raise TypeError(f"not JSON: {type(value).__name__}")
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_rounded(item) for item in value]
+    return float(f"{value:.4g}") if isinstance(value, float) else value
+
+
+def _readable(values: Any, depth: int = 3, indent: str = "") -> str:
+    """JSON with a line for each entry of the outer dicts, and no line for a number."""
+    if depth == 0 or not isinstance(values, dict) or not values:
+        return json.dumps(values, default=_plain)
+    inner = indent + " "
+    lines = (
+        f"{inner}{json.dumps(str(name))}: {_readable(value, depth - 1, inner)}"
+        for name, value in values.items()
+    )
+    return "{\n" + ",\n".join(lines) + f"\n{indent}}}"

@@ -1,0 +1,221 @@
+"""The report of finished runs: our rows beside the published ones, and the curves."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lra_jax.configs import TASKS
+from lra_jax.reports import charts
+from lra_jax.reports.page import Page, Table
+from lra_jax.reports.runs import Group
+from lra_jax.tasks import get_task
+from lra_jax.tasks.published import ROWS, SIX, Row
+
+_CHECKPOINTS = (
+    "Checkpoint rule: test accuracy is that of the checkpoint with the highest "
+    "accuracy on the validation split, or the lowest loss where the protocol says so; "
+    "the last checkpoint is that of the last step. Where the test split was also the "
+    "validation split, as in LRA's code for text, only the last one counts."
+)
+_AVERAGES = (
+    "avg5 is the mean without Path-X; avg6 counts Path-X, a published failure as 50 %. "
+    "Ours are given only where every task was run on LRA's data settings. Published "
+    "rows are a survey, each of a protocol of its own: compare in a task's table."
+)
+
+
+def make_page(groups: Sequence[Group], notes: Sequence[str], folder: Path) -> Page:
+    """The page of a report; the caller writes it.
+
+    Args:
+      groups: finished runs.
+      notes: runs that are not shown, a line each.
+      folder: where the page and its pictures go.
+    """
+    page = Page("Long-Range Arena: report of runs", folder)
+    count = sum(len(group.runs) for group in groups)
+    page.text(
+        f"{count} finished runs, {len(groups)} of different settings. Accuracies are "
+        "in percent of the whole test split; ± is the sample standard deviation over "
+        "seeds. For a single seed, se is the standard error from the number of test "
+        "examples alone, which says nothing about other seeds."
+    )
+    page.text(_CHECKPOINTS)
+    page.text(
+        "Steps/s is the median in training, without evaluations and compilation. Peak "
+        "memory says what it counts: of a device, or of the whole process."
+    )
+    for task, members in by_task(groups).items():
+        page.heading(task)
+        page.table(*task_table(task, members))
+        lines = learning_curves(members)
+        if lines:
+            caption = f"Learning curves of {task}: validation accuracy against steps."
+            if any(line.faint for line in lines):
+                caption += " Thin lines are seeds, the thick one is their mean."
+            page.figure(f"curves-{task}", _chart(lines), caption)
+    page.heading("All tasks")
+    page.text(_AVERAGES)
+    page.table(*averages_table(groups))
+    page.heading("How to repeat")
+    page.items(commands(groups), commands=True)
+    if notes:
+        page.heading("Not shown")
+        page.items(notes)
+    return page
+
+
+def by_task(groups: Sequence[Group]) -> dict[str, list[Group]]:
+    """The groups of each task, tasks in LRA's order."""
+    tasks = sorted({group.config.task for group in groups}, key=list(TASKS).index)
+    return {task: [g for g in groups if g.config.task == task] for task in tasks}
+
+
+def task_table(task: str, groups: Sequence[Group]) -> Table:
+    """Our runs of a task, then floors and published rows."""
+    head = (
+        *("model", "test accuracy %", "last checkpoint %", "seeds", "steps/s"),
+        *("peak memory", "parameters", "protocol or source"),
+    )
+    rows = [_own_row(group) for group in groups]
+    official = [group.config for group in groups if group.official]
+    if official:
+        known = get_task(task)
+        beside = dict.fromkeys(x for c in official for x in known.published_beside(c))
+        others = [
+            *((f"floor: {n}", x, "computed for LRA's data") for n, x in known.floors),
+            *((f"published: {x.model}", x.accuracy, x.source) for x in beside),
+        ]
+        rows += [(name, f"{x:.2f}", *[""] * 5, source) for name, x, source in others]
+    return Table(head, rows, words=(0, 7), ours=len(groups))
+
+
+def averages_table(groups: Sequence[Group]) -> Table:
+    """A row for each mechanism and preset over all tasks, then the published rows."""
+    scores: dict[str, dict[str, float]] = {}
+    for group in groups:
+        if group.official and group.config.task in SIX:
+            own = scores.setdefault(_model(group), {})
+            best = own.get(group.config.task, 0.0)
+            own[group.config.task] = max(group.mean(group.accuracy), best)
+    source = "this report; of several settings the best mean"
+    ours = [
+        Row._make((model, *(own.get(task) for task in SIX), source, None))
+        for model, own in scores.items()
+    ]
+    published = [row._replace(model=f"published: {row.model}") for row in ROWS]
+    cells = [
+        (row.model, *map(_number, (*row[1:7], row.avg5, row.avg6)), row.source)
+        for row in (*ours, *published)
+    ]
+    head = ("model", *SIX, "avg5", "avg6", "source")
+    return Table(head, cells, words=(0, 9), ours=len(ours))
+
+
+def learning_curves(groups: Sequence[Group]) -> list[charts.Line]:
+    """Validation accuracy in percent of each group that has any: the mean over seeds
+    at the steps that all of them have, and each seed."""
+    lines = []
+    for group in groups:
+        seeds = [
+            {
+                m["step"]: 100 * m["accuracy"]
+                for m in run.metrics
+                if m["split"] == "valid" and isinstance(m.get("accuracy"), float)
+            }
+            for run in group.runs
+        ]
+        if all(seeds):
+            steps = sorted(set.intersection(*map(set, seeds)))
+            mean = [sum(seed[step] for seed in seeds) / len(seeds) for step in steps]
+            several = seeds if len(seeds) > 1 else ()
+            faint = [(list(seed), list(seed.values())) for seed in several]
+            lines.append(
+                charts.Line(_numbered(group, groups), steps, mean, faint=faint)
+            )
+    return lines
+
+
+def _chart(lines: Sequence[charts.Line]) -> Any:
+    figure, axes = charts.figure(1, 1, size=(8, 4))
+    labels = {"xlabel": "training step", "ylabel": "validation accuracy, %"}
+    charts.draw(axes[0, 0], lines, **labels)
+    charts.whole_numbers(axes[0, 0])
+    charts.legend(figure, axes)
+    return figure
+
+
+def commands(groups: Sequence[Group]) -> list[str]:
+    """The command of every run, with the versions and the commit it ran with."""
+    lines = []
+    for result in (result for group in groups for result in group.results):
+        versions = result.get("versions") or {}
+        commit = str(result.get("commit") or "unknown")[:12]
+        command = result.get("command") or "lra_jax.train.run(config)"
+        lines.append(f"{command}  # jax {versions.get('jax', '?')}, commit {commit}")
+    return lines
+
+
+def _model(group: Group) -> str:
+    return f"{group.config.attention}, {group.config.preset}"
+
+
+def _numbered(group: Group, groups: Sequence[Group]) -> str:
+    """The mechanism and its preset, numbered where several groups share them."""
+    same = [other for other in groups if _model(other) == _model(group)]
+    number = f" ({same.index(group) + 1})" if len(same) > 1 else ""
+    return _model(group) + number
+
+
+def _own_row(group: Group) -> tuple[str, ...]:
+    best = "(saw the test)" if group.last_only else _spread(group, "test_accuracy_best")
+    return (
+        _model(group),
+        best,
+        _spread(group, "test_accuracy_last"),
+        ", ".join(str(run.config.seed) for run in group.runs),
+        f"{group.mean('steps_per_second'):.2f}",
+        _memory(group),
+        f"{group.results[0]['parameters']:,}",
+        _protocol(group),
+    )
+
+
+def _protocol(group: Group) -> str:
+    """What was trained, and on what, in a line."""
+    config, result = group.config, group.results[0]
+    train, model, data = config.train, config.model, config.data
+    split = "validation = test" if group.last_only else "own validation split"
+    split += ", best by loss" if train.best_by == "loss" else ""
+    note = "" if group.official else "; NOT LRA's data settings, do not compare"
+    return (
+        f"{config.preset}: {train.steps:,} steps of {train.batch_size}, "
+        f"{model.num_layers} x {model.embed_dim} wide, {model.pooling} pooling, "
+        f"{model.positions} positions, padding {model.padding}; data {data.origin}, "
+        f"{split}, {result['test_examples']:,} test examples; "
+        f"{result.get('device', 'unknown device')}{note}"
+    )
+
+
+def _spread(group: Group, name: str) -> str:
+    """Mean and sd over seeds; for one seed the standard error of its test examples."""
+    mean, deviation = group.mean(name), group.deviation(name)
+    if deviation is not None:
+        return f"{mean:.2f} ± {deviation:.2f} (sd, {len(group.runs)} seeds)"
+    examples = group.results[0]["test_examples"]
+    error = (mean * (100 - mean) / examples) ** 0.5
+    return f"{mean:.2f} (1 seed; se {error:.2f})"
+
+
+def _memory(group: Group) -> str:
+    """The greatest peak of the runs, and what was counted."""
+    known = [r for r in group.results if r.get("peak_memory_bytes")]
+    if not known:
+        return "not recorded"
+    peak = max(r["peak_memory_bytes"] for r in known)
+    kinds = sorted({str(r.get("peak_memory_kind", "")) for r in known})
+    return f"{peak / 2**20:,.0f} MiB ({', '.join(kinds)})"
+
+
+def _number(value: float | str | None) -> str:
+    return f"{value:.2f}" if isinstance(value, float) else str(value or "-")

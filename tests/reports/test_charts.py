@@ -1,0 +1,88 @@
+"""What a reader of a chart relies on."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from lra_jax.reports import charts
+from lra_jax.reports.charts import Line
+
+
+@pytest.fixture(autouse=True)
+def style():
+    with charts.style():
+        yield
+
+
+def drawn(*lines):
+    figure, axes = charts.figure()
+    charts.draw(axes[0, 0], lines)
+    return figure, axes[0, 0]
+
+
+def test_lines_that_hide_each_other_are_told_apart():
+    """Later ones are thinner, and differ in colour, marker and dashes."""
+    lines = [Line(str(i), np.arange(50), np.zeros(50)) for i in range(10)]
+    _, axis = drawn(*lines)
+    for above, below in itertools.pairwise(axis.lines):
+        assert above.get_linewidth() >= below.get_linewidth()
+        assert above.get_markersize() >= below.get_markersize()
+    looks = [(x.get_color(), x.get_marker(), x.get_linestyle()) for x in axis.lines]
+    assert len(set(looks)) == 10
+    assert {x.get_markerfacecolor() for x in axis.lines} == {"none"}
+    # Markers of long lines are few, and not all in the same places.
+    places = {x.get_markevery() for x in axis.lines}
+    assert len(places) == 5 and all(step == 5 for _, step in places)
+
+
+def test_a_line_with_all_its_parts():
+    faint = [([0, 1], [1, 2]), ([0, 1], [3, 4])]
+    line = Line("a", [0, 1], [2, 3], spread=[1, 1], faint=faint, published=[2, 3, 4])
+    figure, axis = drawn(line, Line("b", [0, 1], [0, 0], style=0))
+    main, first, second, crosses, other = axis.lines
+    assert list(first.get_ydata()) == [1, 2] and list(second.get_ydata()) == [3, 4]
+    assert crosses.get_marker() == "x" and len(crosses.get_xdata()) == 2
+    assert {x.get_color() for x in axis.lines} == {main.get_color()}
+    assert other.get_linestyle() == main.get_linestyle()
+    assert len(axis.collections) == 1
+    charts.legend(figure, axis)
+    (legend,) = figure.legends
+    assert [x.get_text() for x in legend.texts] == ["a", "published", "b"]
+
+
+def test_legends_are_outside_the_lines():
+    figure, axis = drawn(Line("a long name of a mechanism", [0, 1], [0, 1]))
+    charts.legend(figure, axis)
+    charts.own_legend(axis)
+    figure.draw_without_rendering()
+    panel = axis.get_window_extent()
+    for legend in (figure.legends[0], axis.get_legend()):
+        assert not panel.overlaps(legend.get_window_extent())
+        box = legend.get_window_extent()
+        assert box.x0 >= 0 and box.x1 <= figure.bbox.x1 and box.y0 >= 0
+
+
+def test_axes_of_lengths_are_powers_of_two():
+    _, axis = drawn(Line("a", [512, 1024, 3072], [1e-7, 0.5, 1]))
+    charts.log_lengths(axis, [3072, 512, 1024, 512])
+    charts.log_scale(axis)
+    assert [x.get_text() for x in axis.get_xticklabels()] == ["512", "1K", "3K"]
+    shown = axis.yaxis.get_major_formatter()
+    assert [shown(x) for x in (1e-7, 0.5, 20)] == ["1e-7", "0.5", "20"]
+    assert axis.get_yscale() == "log"
+
+
+def test_letters_are_read_on_light_and_on_dark():
+    figure, axes = charts.figure()
+    axis = axes[0, 0]
+    image = charts.image(figure, axis, np.array([[0.0, 1.0]]), "share")
+    charts.letters(axis, image, [0.0, 1.0], [(0, 0), (1, 0)], ["$a", "b$"])
+    assert [text.get_color() for text in axis.texts] == ["black", "white"]
+    assert axis.texts[0].get_text() == r"\$a"
+
+
+def test_a_picture_does_not_depend_on_the_day():
+    figure, _ = drawn(Line("a", [0, 1], [0, 1]))
+    one = charts.to_png(figure)
+    assert one == charts.to_png(figure) and one.startswith(b"\x89PNG")
