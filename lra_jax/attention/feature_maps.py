@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lra_jax import kernels
 from lra_jax.attention import inputs
 from lra_jax.errors import expected
 
@@ -55,6 +56,12 @@ def feature_map(spec: FeatureMap) -> Callable[[jax.Array], jax.Array]:
         choices = f"one of {sorted(FEATURE_MAPS)} or a function of one array"
         raise expected("feature_map", choices, f"{spec!r}")
     return FEATURE_MAPS[spec]
+
+
+def for_kernels(spec: FeatureMap) -> FeatureMap:
+    """The name of a feature map that kernels compute themselves, else the function."""
+    known = isinstance(spec, str) and spec in kernels.FEATURE_MAPS
+    return spec if known else feature_map(spec)
 
 
 def feature_width(spec: FeatureMap, head_dim: int) -> int:

@@ -3,22 +3,27 @@
 ``linear_attention``, ``cosformer_attention`` and ``flow_attention`` come here by
 themselves where a kernel runs (`choose`), and always with
 ``implementation="pallas"``. Importing this package does not import Pallas. The design,
-what is proven and what is not measured stand in
-docs/kernels.md.
+and how far it is proven: docs/kernels.md.
 """
 
-from lra_jax.kernels.api import attend
-from lra_jax.kernels.flow import attend_flow
+from lra_jax.kernels.api import attend, attend_flow, has_flow
 from lra_jax.kernels.selection import (
     INTERPRET,
     Implementation,
+    Refusal,
+    Target,
     choose,
 )
+from lra_jax.kernels.spec import MAPS as FEATURE_MAPS
 
 __all__ = [
+    "FEATURE_MAPS",
     "INTERPRET",
     "Implementation",
+    "Refusal",
+    "Target",
     "attend",
     "attend_flow",
     "choose",
+    "has_flow",
 ]

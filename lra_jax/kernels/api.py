@@ -1,4 +1,4 @@
-"""Linear attention by kernels, with gradients."""
+"""Linear attention and Flow-Attention by kernels, with gradients."""
 
 import functools
 import importlib
@@ -8,9 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from lra_jax.attention import feature_maps, inputs
-from lra_jax.kernels.selection import highest
-from lra_jax.kernels.spec import MAPS, Spec
+from lra_jax.errors import known
+from lra_jax.kernels.selection import Target, highest
+from lra_jax.kernels.spec import MAPS, FeatureMap, FlowSpec, Form, Spec
 
 # Positions of a chunk and of a block. A TPU's matrix unit is 128 wide, and a step of
 # its grid costs as much as reading some 100 KB. A block of a GPU is a segment: as few
@@ -20,13 +20,13 @@ _PROCESSORS = 132
 
 
 def attend(
-    target: tuple[str, bool],
+    target: Target,
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
     mask: jax.Array | None,
     is_causal: bool,
-    feature_map: feature_maps.FeatureMap,
+    feature_map: FeatureMap,
     denominator: str,
     eps: float,
     max_length: int | jax.Array | None,
@@ -45,8 +45,9 @@ def attend(
         may be fewer, of one dtype.
       mask: boolean `[B, S]`, True = may be attended; None = all.
       is_causal: sum over j <= i only.
-      feature_map: phi. Those of `MAPS` are computed in the kernel, others before it.
-      denominator: "add" divides by the sum + eps, "clamp" by its maximum with eps.
+      feature_map: phi. A named one is computed in the kernel, a function before it.
+      denominator: "add" divides by the sum + eps, "clamp" by its maximum with eps,
+        "none" by nothing.
       eps: see `denominator`.
       max_length: M, one or `[B]`: multiplies w_ij by ``cos(pi (i - j) / 2M)``, whose
         cosines and sines are made in the kernel; None = does not.
@@ -56,9 +57,9 @@ def attend(
     Returns:
       `[B, T, N, Hv]` in the inputs' dtype. Gradients are of first order only.
     """
-    query, key, feature_map = given_features(query, inputs.hide(key, mask), feature_map)
+    query, key, feature_map = _given_features(query, _hidden(key, mask), feature_map)
     name, interpret = target
-    chunk, block = sizes(name, interpret, chunking, query.shape, key.shape[1])
+    chunk, block = _sizes(name, interpret, chunking, query.shape, key.shape[1])
     spec = Spec(
         is_causal=is_causal,
         feature_map=feature_map,
@@ -71,25 +72,101 @@ def attend(
         denominator=denominator,
         eps=eps,
     )
-    key, value = (inputs.match_heads(x, query.shape[2]) for x in (key, value))
+    key, value = (_matched(x, query.shape[2]) for x in (key, value))
     if mask is not None:
         mask = mask[:, None].astype(jnp.float32)
     scale = _scale(max_length, query.shape[0])
-    return compiled(spec, query, key, value, mask, scale)
+    return _compiled(spec, query, key, value, (mask, scale))
 
 
-def given_features(
-    query: jax.Array, key: jax.Array, feature_map: feature_maps.FeatureMap
+def has_flow(target: Target, is_causal: bool) -> bool:
+    """Whether the target has kernels for all of Flow-Attention, as `attend_flow` needs.
+
+    Others have the product alone, see `attend`.
+    """
+    return is_causal or target[0] == "tpu"
+
+
+def attend_flow(
+    target: Target,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    masks: tuple[jax.Array | None, jax.Array | None],
+    is_causal: bool,
+    options: Any,
+    chunking: Any,
+) -> jax.Array:
+    """Flow-Attention, as `lra_jax.attention.flow.flow` defines it.
+
+    Sums and what every position has are float32, and products take operands in the
+    inputs' dtype. For bfloat16 inputs that rounds features, flows as weights, and the
+    terms of sums over a head's columns, as the XLA form does not.
+
+    Args:
+      target: from `choose`; one that `has_flow`.
+      query: `[B, T, N, H]`; key `[B, S, N, H]` and value `[B, S, N, Hv]`, whose heads
+        may be fewer, of one dtype.
+      masks: boolean, of the sources `[B, S]` and of the sinks `[B, T]`, True = real;
+        None = all.
+      is_causal: the causal definition.
+      options: of Flow-Attention, with its feature map: a named one is computed in the
+        kernel, a function before it. The competition is over the sources.
+      chunking: `causal.Chunking`: sizes of chunks and blocks; None = the target's.
+
+    Returns:
+      `[B, T, N, Hv]` in the inputs' dtype. Gradients are of first order only.
+    """
+    mask, query_mask = masks
+    query, key, feature_map = _given_features(
+        _hidden(query, query_mask), _hidden(key, mask), options.feature_map
+    )
+    name, interpret = target
+    chunk, block = _sizes(name, interpret, chunking, query.shape, key.shape[1])
+    spec = FlowSpec(
+        is_causal=is_causal,
+        feature_map=feature_map,
+        chunk=chunk,
+        block=block,
+        precision=highest(options.precision),
+        target=name,
+        interpret=interpret,
+        clip=options.clip,
+        largest=not options.sums_as_is,
+        eps=options.eps,
+        extra_eps=options.extra_eps,
+        fitted=chunking is None,
+    )
+    key, value = (_matched(x, query.shape[2]) for x in (key, value))
+    rows = tuple(None if x is None else x[:, None].astype(jnp.float32) for x in masks)
+    return _compiled(spec, query, key, value, (rows,))
+
+
+def _given_features(
+    query: jax.Array, key: jax.Array, feature_map: FeatureMap
 ) -> tuple[jax.Array, jax.Array, str]:
     """Query, key and the feature map that is left to do in the kernel."""
-    if isinstance(feature_map, str) and feature_map in MAPS:
-        return query, key, feature_map
-    phi, dtype = feature_maps.feature_map(feature_map), query.dtype
-    query, key = (phi(x.astype(jnp.float32)).astype(dtype) for x in (query, key))
-    return query, key, "given"
+    if not callable(feature_map):
+        return query, key, known("feature_map", feature_map, MAPS)
+    query, key = (
+        feature_map(x.astype(jnp.float32)).astype(query.dtype) for x in (query, key)
+    )
+    return query, key, "identity"
 
 
-def sizes(
+def _hidden(x: jax.Array, mask: jax.Array | None) -> jax.Array:
+    """`[B, T, N, H]` with the hidden positions zeroed, even if they held NaN."""
+    if mask is None:
+        return x
+    return jnp.where(mask[:, :, None, None], x, jnp.zeros((), x.dtype))
+
+
+def _matched(x: jax.Array, heads: int) -> jax.Array:
+    """`[B, S, n, H]` with each head repeated for the queries that it serves."""
+    return x if x.shape[2] == heads else jnp.repeat(x, heads // x.shape[2], axis=2)
+
+
+def _sizes(
     name: str,
     interpret: bool,
     chunking: Any,
@@ -118,33 +195,27 @@ def _scale(max_length: int | jax.Array | None, batch: int) -> jax.Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attend(
-    spec: Spec,
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    mask: jax.Array | None,
-    scale: jax.Array,
+    spec: Form, query: jax.Array, key: jax.Array, value: jax.Array, others: tuple
 ) -> jax.Array:
-    return _kernels(spec).forward(spec, query, key, value, mask, scale, False)[0]
+    """``others`` have no gradient."""
+    return _kernels(spec).forward(spec, query, key, value, *others, False)[0]
 
 
-def _forward(spec: Spec, *arrays: Any) -> tuple[jax.Array, tuple]:
-    out, saved = _kernels(spec).forward(spec, *arrays, True)
+def _forward(spec: Form, *arrays: Any) -> tuple[jax.Array, tuple]:
+    *given, others = arrays
+    out, saved = _kernels(spec).forward(spec, *given, *others, True)
     return out, (*arrays, saved)
 
 
-def _backward(spec: Spec, kept: tuple, of_out: jax.Array) -> tuple:
-    slopes = _kernels(spec).backward(spec, *kept, of_out)
-    return *slopes, None, None
+def _backward(spec: Form, kept: tuple, of_out: jax.Array) -> tuple:
+    *given, others, saved = kept
+    return *_kernels(spec).backward(spec, *given, *others, saved, of_out), None
 
 
 _attend.defvjp(_forward, _backward)
-compiled = jax.jit(_attend, static_argnums=0)
+_compiled = jax.jit(_attend, static_argnums=0)
 
 
-def _kernels(spec: Spec) -> Any:
+def _kernels(spec: Form) -> Any:
     # Imported when needed: Pallas takes longer to import than all of this package.
-    name = "hopper.programs"
-    if spec.target == "tpu":
-        name = "tpu.causal" if spec.is_causal else "tpu.product"
-    return importlib.import_module(f"{__package__}.{name}")
+    return importlib.import_module(f"{__package__}.{spec.module}")

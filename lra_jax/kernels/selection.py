@@ -6,9 +6,14 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from lra_jax.attention import feature_maps
+from lra_jax.errors import expected, known
+from lra_jax.kernels.spec import FeatureMap
 
 Implementation = Literal["auto", "xla", "pallas"]
+# The device's kind, and whether its kernels run in the interpreter.
+Target = tuple[str, bool]
+# Why there are no kernels: the argument, what was expected of it, and what it is.
+Refusal = tuple[str, str, str]
 
 INTERPRET = "LRA_JAX_PALLAS_INTERPRET"
 """Environment variable: "tpu" or "gpu" lets `implementation="pallas"` run those kernels
@@ -28,10 +33,10 @@ def choose(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
-    feature_map: feature_maps.FeatureMap = "relu",
+    feature_map: FeatureMap = "relu",
     chunking: Any = None,
-    refusal: str | None = None,
-) -> tuple[str, bool] | None:
+    refusal: Refusal | None = None,
+) -> Target | None:
     """The kernels to run, as (target, interpret); None = the XLA form.
 
     Args:
@@ -43,17 +48,15 @@ def choose(
       value: `[B, S, N, Hv]`.
       feature_map: phi, which decides the features' width M.
       chunking: `causal.Chunking` or None.
-      refusal: why there are no kernels for the mechanism's other options; None = there
-        are.
+      refusal: the option of the mechanism that kernels do not have; None = they have
+        all.
 
     Raises:
       ValueError: another implementation; or "pallas" where no kernel runs.
     """
     if implementation not in ("auto", "xla", "pallas"):
-        raise ValueError(
-            "implementation: expected 'auto', 'xla' or 'pallas', "
-            f"got {implementation!r}"
-        )
+        choices = "'auto', 'xla' or 'pallas'"
+        raise expected("implementation", choices, f"{implementation!r}")
     forced = implementation == "pallas"
     if implementation == "xla" or not (forced or _whole()):
         return None
@@ -62,38 +65,45 @@ def choose(
     if not forced and target not in _AUTOMATIC:
         return None
     if target is None:
-        raise ValueError(
-            "implementation: expected 'auto' or 'xla' on this machine, because Pallas "
-            "kernels run on TPUs and Hopper GPUs (or slowly in the interpreter, with "
-            f"{INTERPRET}=tpu in the environment), got 'pallas' on "
-            f"{jax.default_backend()!r}"
+        raise expected(
+            "implementation",
+            "'auto' or 'xla' on this machine, because Pallas kernels run on TPUs and "
+            "Hopper GPUs (or slowly in the interpreter, with "
+            f"{INTERPRET}=tpu in the environment)",
+            f"'pallas' on {jax.default_backend()!r}",
         )
-    width = feature_maps.feature_width(feature_map, query.shape[-1])
+    width = query.shape[-1]
+    if callable(feature_map):
+        one = jax.ShapeDtypeStruct((1, 1, 1, width), jnp.float32)
+        width = jax.eval_shape(feature_map, one).shape[-1]
     widths = (width, value.shape[-1])
-    problem = refusal or unsuited(target, (query, key, value), widths, chunking)
+    problem = refusal or _unsuited(target, (query, key, value), widths, chunking)
     if problem is None:
         return target, interpret is not None
     if forced:
-        raise ValueError(f"implementation: 'pallas' on {target!r} {problem}")
+        name, wanted, got = problem
+        kernels = f"with implementation='pallas' on {target!r}"
+        raise expected(name, wanted, f"{got} {kernels}")
     return None
 
 
-def unsuited(
+def _unsuited(
     target: str, arrays: tuple[Any, ...], widths: tuple[int, int], chunking: Any
-) -> str | None:
+) -> Refusal | None:
     """Why a target's kernels do not take the arrays; None = they do."""
     found = {jnp.dtype(x.dtype).name for x in arrays}
     if len(found) != 1 or not found <= set(_DTYPES[target]):
         wanted = " or ".join(_DTYPES[target])
-        return f"expected query, key and value all in {wanted}, got {sorted(found)}"
+        return "dtype", f"query, key and value all in {wanted}", f"{sorted(found)}"
     if max(widths) > _WIDEST[target]:
-        return f"expected widths M and Hv of at most {_WIDEST[target]}, got {widths}"
+        wanted = f"widths M and Hv of at most {_WIDEST[target]}"
+        return "query and value", wanted, f"{widths}"
     unit = _CHUNKS[target]
     if chunking is None:
         return None
     if chunking.chunk % unit or (target == "gpu" and chunking.chunk != unit):
         wanted = f"a multiple of {unit}" if target == "tpu" else str(unit)
-        return f"expected chunks of {wanted} positions, got {chunking.chunk}"
+        return "chunking", f"chunks of {wanted} positions", f"{chunking.chunk}"
     return None
 
 
@@ -114,7 +124,7 @@ def _native() -> str | None:
 def _interpreted() -> str | None:
     target = os.environ.get(INTERPRET, "")
     if target and target not in TARGETS:
-        raise ValueError(f"{INTERPRET}: expected one of {TARGETS}, got {target!r}")
+        known(INTERPRET, target, TARGETS)
     return target or None
 
 

@@ -1,8 +1,8 @@
-"""What one kernel call computes, and the feature maps that kernels know."""
+"""The static description of a kernel call, and the feature maps that kernels know."""
 
 import functools
 import operator
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import jax
@@ -24,12 +24,31 @@ def _sigmoid(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     return y, y * (1.0 - y)
 
 
+def _silu(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    y = _sigmoid(x)[0]
+    return x * y, y * (1.0 + x * (1.0 - y))
+
+
+def _leaky_relu(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return jnp.where(x >= 0, x, 0.01 * x), jnp.where(x >= 0, 1.0, 0.01)
+
+
 def _identity(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     return x, jnp.ones_like(x)
 
 
-# phi and its derivative, of float32 arrays. "given": the features come from outside.
-MAPS = {"elu": _elu, "relu": _relu, "sigmoid": _sigmoid, "given": _identity}
+# phi and its derivative, of float32 arrays.
+MAPS = {
+    "elu": _elu,
+    "identity": _identity,
+    "leaky_relu": _leaky_relu,
+    "relu": _relu,
+    "sigmoid": _sigmoid,
+    "silu": _silu,
+}
+# A number whose features are zero, for those of which 0 has others.
+DEAD = {"elu": -1e4, "sigmoid": -1e4}
+FeatureMap = str | Callable[[jax.Array], jax.Array]
 
 
 def plus(arrays: Iterable[jax.Array]) -> jax.Array:
@@ -39,7 +58,7 @@ def plus(arrays: Iterable[jax.Array]) -> jax.Array:
 
 @dataclass(frozen=True, kw_only=True)
 class Form:
-    """What every call has, static and hashable.
+    """The settings that every call has, static and hashable.
 
     Attributes:
       is_causal: sum over j <= i only.
@@ -62,6 +81,11 @@ class Form:
     rotate: bool = False
 
     @property
+    def module(self) -> str:
+        """The module of ``forward`` and ``backward``."""
+        raise NotImplementedError
+
+    @property
     def terms(self) -> int:
         """How many feature matrices a weight is a sum of: with angles, two."""
         return 2 if self.rotate else 1
@@ -80,8 +104,14 @@ class Spec(Form):
     denominator: str
     eps: float
 
+    @property
+    def module(self) -> str:
+        if self.target == "gpu":
+            return "hopper.programs"
+        return "tpu.causal" if self.is_causal else "tpu.product"
+
     def bounded(self, den: jax.Array) -> jax.Array:
-        """What the numerator is divided by."""
+        """The divisor of the numerators."""
         if self.denominator == "none":
             return jnp.ones_like(den)
         if self.denominator == "add":
@@ -97,6 +127,11 @@ class Spec(Form):
         return jnp.where(den >= self.eps, 1.0, 0.0)
 
 
+def divisor(x: jax.Array) -> jax.Array:
+    """1 in place of 0, which is only there where the features are zero as well."""
+    return jnp.where(x == 0, 1.0, x)
+
+
 def running_counts(mask: jax.Array | None, batch: int, length: int) -> jax.Array:
     """Real positions up to each one, at least 1, `[B, T]`; negative where hidden."""
     if mask is None:
@@ -107,7 +142,7 @@ def running_counts(mask: jax.Array | None, batch: int, length: int) -> jax.Array
 
 @dataclass(frozen=True, kw_only=True)
 class FlowSpec(Form):
-    """Flow-Attention; the formulas stand in `lra_jax.attention.flow.flow`.
+    """Flow-Attention, see `lra_jax.attention.flow.flow`.
 
     Attributes:
       clip: bound on the conserved outgoing flow; None = none.
@@ -123,3 +158,8 @@ class FlowSpec(Form):
     eps: float
     extra_eps: float
     fitted: bool
+
+    @property
+    def module(self) -> str:
+        folder = "tpu" if self.target == "tpu" else "hopper"
+        return f"{folder}.flow_causal" if self.is_causal else f"{folder}.flow"

@@ -1,5 +1,6 @@
 """What a user can get wrong in a config, found before data are made or compiled."""
 
+import functools
 from typing import Any
 
 from lra_jax.attention import registry
@@ -41,7 +42,7 @@ def check_config(config: Config, task: Task) -> None:
 
 
 def _check_implementation(config: Config, encoder: EncoderConfig) -> None:
-    """Refuses kernels that this machine or the model's sizes cannot have."""
+    """Refuses kernels that this machine, the model's sizes or options cannot have."""
     layer = encoder.attention(0)
     if not layer.mechanism.kernels:
         return
@@ -50,18 +51,11 @@ def _check_implementation(config: Config, encoder: EncoderConfig) -> None:
             continue
         import jax
 
-        from lra_jax import kernels
-        from lra_jax.attention.flow import parts as flow_parts
-
         shape = (1, encoder.max_length, layer.num_heads, layer.widths.head_dim)
         array: Any = jax.ShapeDtypeStruct(shape, config.train.dtype)
-        phi = block.get("feature_map", "relu")
-        arrays = array, array, array
-        refusal = None
+        call = functools.partial(layer.mechanism.attention, **block)
         try:
-            if layer.mechanism.name == "flow":
-                refusal = flow_parts.refusal(flow_parts.given(block), False)
-            kernels.choose(block["implementation"], *arrays, phi, refusal=refusal)
+            jax.eval_shape(call, array, array, array)
         except ValueError as error:
             raise ValueError(f"--model.attention_options: {error}") from error
 

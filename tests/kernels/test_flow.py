@@ -165,11 +165,12 @@ def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
             flow(**more)(*arrays)
 
     refused("'auto', 'xla' or 'pallas', got 'triton'", implementation="triton")
-    refused("expected competition_axis='source', got 'heads'", competition_axis="heads")
+    heads = "competition_axis: expected 'source', got 'heads'"
+    refused(heads, competition_axis="heads")
     refused("multiple of 16 positions, got 24", chunking=Chunking(24))
     refused("one of source, heads, got 'rows'", competition_axis="rows")
-    refused("expected competition=True, got False", competition=False)
-    refused("expected allocation=True, got False", allocation=False)
+    refused("competition: expected True, got False", competition=False)
+    refused("allocation: expected True, got False", allocation=False)
     for clip in (None, 31.0):
         refused(f"at most 30 if causal, got {clip}", clip=clip, is_causal=True)
     monkeypatch.setenv(kernels.INTERPRET, "gpu")

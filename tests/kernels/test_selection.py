@@ -6,12 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attention.mechanisms import inputs
+from attention.mechanisms import assert_close, inputs
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 
 from lra_jax import attention, kernels
 from lra_jax.attention.causal.engine import Chunking
+from lra_jax.attention.feature_maps import FEATURE_MAPS
 from lra_jax.kernels import selection
+from lra_jax.kernels.spec import DEAD, MAPS
 
 HOPPER = AbstractDevice("NVIDIA H100 80GB HBM3", num_cores=132, platform="gpu")
 TPU = AbstractDevice(device_kind="TPU v5 lite", num_cores=1, platform="tpu")
@@ -45,7 +47,7 @@ def test_what_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     refused("'auto', 'xla' or 'pallas', got 'triton'", arrays, implementation="triton")
     refused("'auto', 'xla' or 'pallas', got None", arrays, implementation=None)
     monkeypatch.setenv(kernels.INTERPRET, "rocm")
-    refused("LRA_JAX_PALLAS_INTERPRET: .*'tpu', 'gpu'.* got 'rocm'", arrays)
+    refused("LRA_JAX_PALLAS_INTERPRET: .*one of tpu, gpu, got 'rocm'", arrays)
     monkeypatch.setenv(kernels.INTERPRET, "tpu")
     half = [x.astype("float16") for x in arrays]
     refused("float32 or bfloat16, got .'float16'.", half)
@@ -167,3 +169,14 @@ def test_lowers_inside_shard_map(name: str, monkeypatch: pytest.MonkeyPatch) -> 
         traced = jax.jit(jax.shard_map(slope, mesh=mesh, **specs)).trace(x, x, x)
         text = traced.lower(lowering_platforms=("tpu",)).as_text()
     assert text.count("tpu_custom_call") == 2
+
+
+def test_kernels_know_the_formulas_feature_maps() -> None:
+    x = jnp.linspace(-3.0, 3.0, 12)
+    assert set(MAPS) <= set(FEATURE_MAPS)
+    for name, found in MAPS.items():
+        phi, (value, slope) = FEATURE_MAPS[name], found(x)
+        assert_close(value, phi(x), 1e-6)
+        assert_close(slope, jax.vmap(jax.grad(phi))(x), 1e-6)
+        dead = jnp.asarray(DEAD.get(name, 0.0))
+        assert not found(dead)[0]

@@ -24,12 +24,12 @@ added to both factors of every inner product.
 tables, ``c = 1`` and ``a = 1``.
 
 Deviation: the authors' code has no working mask. Here padded sources and sinks leave
-every sum, the real counts stand for T and S, and padded sources take no part in the
+every sum, the real counts replace T and S, and padded sources take no part in the
 competition, so a padded batch equals each of its samples run alone. Both sides enter
 the sums: padded queries matter too, so give ``query_mask`` (in self-attention, the same
 mask) unless all queries are real.
 
-The causal form is a definition of its own: `lra_jax.attention.flow.causal_form`. It is
+The causal form is a definition of its own: `lra_jax.attention.flow.causal`. It is
 self-attention, so there ``query_mask`` is ``mask`` unless given. A stream (`flow_init`,
 `flow_prefill`, `flow_step`) holds its sums, whatever the position.
 """
@@ -38,17 +38,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from lra_jax import kernels
-from lra_jax.attention import feature_maps, inputs
-from lra_jax.attention.causal import chunks
-from lra_jax.attention.causal.raw import Inputs
-from lra_jax.attention.flow import causal_form as flow_causal
-from lra_jax.attention.flow import parts as flow_parts
-from lra_jax.attention.flow.causal_form import FlowState
-from lra_jax.attention.flow.parts import FlowTerms, Options
+from lra_jax.attention import feature_maps, inputs, streams
+from lra_jax.attention.causal import engine
+from lra_jax.attention.flow import causal, gradient, whole
+from lra_jax.attention.flow.causal import FlowState, FlowTerms, Options
+from lra_jax.attention.flow.whole import Masks
+from lra_jax.attention.flow.whole import flow_slice as flow_slice
 from lra_jax.attention.registry import Mechanism
-from lra_jax.attention.sharded.flow_slice import flow_slice as flow_slice
 
 __all__ = [
     "FlowState",
@@ -113,7 +112,7 @@ def flow_attention(
     allocation: bool = True,
     eps: float = 1e-6,
     extra_eps: float = 0.0,
-    chunking: chunks.Chunking | None = None,
+    chunking: engine.Chunking | None = None,
     precision: jax.lax.PrecisionLike = None,
     implementation: kernels.Implementation = "auto",
     **_: Any,
@@ -153,33 +152,44 @@ def flow_attention(
     """
     inputs.check_inputs(query, key, value, is_causal)
     options = Options(
+        feature_map,
+        inputs.accumulation_dtype(query, key, value),
+        precision,
         clip=clip,
         competition_axis=competition_axis,
         competition=competition,
         allocation=allocation,
         eps=eps,
         extra_eps=extra_eps,
-        precision=precision,
     )
+    causal.check(options, is_causal)
     masks = _masks(mask, query_mask, is_causal, query, key)
-    refusal = flow_parts.refusal(options, is_causal)
-    arrays = query, key, value
-    target = kernels.choose(implementation, *arrays, feature_map, chunking, refusal)
-    if target is not None:
-        asked = (masks, is_causal, options, feature_map, chunking)
-        return kernels.attend_flow(target, *arrays, *asked)
+    target = kernels.choose(
+        implementation,
+        query,
+        key,
+        value,
+        feature_map,
+        chunking,
+        _kernel_refusal(options, is_causal),
+    )
+    if target is not None and kernels.has_flow(target, is_causal):
+        phi = feature_maps.for_kernels(feature_map)
+        return kernels.attend_flow(
+            target,
+            query,
+            key,
+            value,
+            masks,
+            is_causal,
+            options._replace(feature_map=phi),
+            chunking,
+        )
     if is_causal:
-        arguments = (Inputs(query, key, value), *masks, options, feature_map)
-        return flow_causal.causal_flow(*arguments, chunking=chunking)[0]
-    dtype = inputs.accumulation_dtype(query, key, value)
-    features = feature_maps.features(query, key, feature_map, dtype, *masks)
-    value = inputs.by_head(value, query.shape[2], masks[0], dtype)
-    terms = flow_parts.terms(*features, *masks, options)
-    value = value * terms.competition[..., None]
-    out = feature_maps.contract(*features, value, precision)
-    # Scaling the output instead of phi(q) is the same and saves a pass over it.
-    out = out * (terms.allocation / terms.incoming)[..., None]
-    return jnp.swapaxes(out, 1, 2).astype(query.dtype)
+        return _causal(options, query, key, value, masks, chunking)[0]
+    return whole.attend(
+        options, query, key, value, masks, target=target, chunking=chunking
+    )
 
 
 def flow_weights(
@@ -204,9 +214,14 @@ def flow_weights(
     float32 or wider, never negative; rows do not sum to one. Arguments and errors are
     those of `flow_attention`.
     """
-    inputs.check_inputs(query, key, None, is_causal)
-    options = Options(
-        clip=clip,
+    terms = flow_terms(
+        query,
+        key,
+        mask,
+        query_mask,
+        clip,
+        is_causal=is_causal,
+        feature_map=feature_map,
         competition_axis=competition_axis,
         competition=competition,
         allocation=allocation,
@@ -217,13 +232,12 @@ def flow_weights(
     masks = _masks(mask, query_mask, is_causal, query, key)
     dtype = inputs.accumulation_dtype(query, key)
     features = feature_maps.features(query, key, feature_map, dtype, *masks)
-    given = Inputs(query, key, key), feature_map
-    terms = _terms(features, masks, options, given if is_causal else None)
     scores = feature_maps.products(*features, precision)
     if is_causal:
         scores = feature_maps.hide_future(scores)
-    rows = (terms.allocation / terms.incoming)[..., None]
-    return scores * rows * terms.competition[:, :, None, :]
+    rows = jnp.swapaxes(terms.allocation / causal.divisor(terms.incoming), 1, 2)
+    columns = jnp.swapaxes(terms.competition, 1, 2)
+    return scores * rows[..., None] * columns[:, :, None, :]
 
 
 def flow_terms(
@@ -242,54 +256,30 @@ def flow_terms(
     extra_eps: float = 0.0,
     precision: jax.lax.PrecisionLike = None,
 ) -> FlowTerms:
-    """Returns the flows, the competition and the allocation behind `flow_attention`.
+    """Returns the flows, the competition and the allocation of `flow_attention`.
 
     Arguments and errors are those of `flow_attention`.
     """
     inputs.check_inputs(query, key, None, is_causal)
+    dtype = inputs.accumulation_dtype(query, key)
     options = Options(
+        feature_map,
+        dtype,
+        precision,
         clip=clip,
         competition_axis=competition_axis,
         competition=competition,
         allocation=allocation,
         eps=eps,
         extra_eps=extra_eps,
-        precision=precision,
     )
+    causal.check(options, is_causal)
     masks = _masks(mask, query_mask, is_causal, query, key)
-    dtype = inputs.accumulation_dtype(query, key)
+    if is_causal:
+        return _causal(options, query, key, key, masks, None, as_terms=True)[0]
     features = feature_maps.features(query, key, feature_map, dtype, *masks)
-    given = Inputs(query, key, key), feature_map
-    terms = _terms(features, masks, options, given if is_causal else None)
+    terms = whole.terms_of(options, *features, masks)
     return FlowTerms(*(jnp.swapaxes(term, 1, 2) for term in terms))
-
-
-def flow_init(
-    batch_size: int,
-    num_heads: int,
-    head_dim: int,
-    value_dim: int | None = None,
-    dtype: jax.typing.DTypeLike = jnp.float32,
-    *,
-    feature_map: feature_maps.FeatureMap = "sigmoid",
-) -> FlowState:
-    """Returns the state of a stream before its first position.
-
-    Args:
-      batch_size: B.
-      num_heads: N, those of the query.
-      head_dim: H.
-      value_dim: Hv; None = H.
-      dtype: of the sums, float32 or float64.
-      feature_map: as in `flow_attention`; it decides the width M.
-
-    Raises:
-      ValueError: another dtype, or an unknown feature map.
-    """
-    dtype = inputs.state_dtype(dtype)
-    width = feature_maps.feature_width(feature_map, head_dim)
-    sizes = (batch_size, num_heads, width, value_dim or head_dim)
-    return flow_causal.no_flow(*sizes, dtype)
 
 
 def flow_prefill(
@@ -306,7 +296,7 @@ def flow_prefill(
     allocation: bool = True,
     eps: float = 1e-6,
     extra_eps: float = 0.0,
-    chunking: chunks.Chunking | None = None,
+    chunking: engine.Chunking | None = None,
     precision: jax.lax.PrecisionLike = None,
 ) -> tuple[jax.Array, FlowState]:
     """Takes a whole prompt, or a further part of one, in one pass.
@@ -322,54 +312,39 @@ def flow_prefill(
       ValueError: shapes, dtypes, a mask, an option or the state do not fit.
     """
     inputs.check_inputs(query, key, value, True)
+    dtype = inputs.accumulation_dtype(query, key, value)
     options = Options(
+        feature_map,
+        dtype if state is None else state.sums.total.dtype,
+        precision,
         clip=clip,
-        competition_axis="source",
         competition=competition,
         allocation=allocation,
         eps=eps,
         extra_eps=extra_eps,
-        precision=precision,
     )
+    causal.check(options, True)
     masks = _masks(mask, query_mask, True, query, key)
-    arguments = (Inputs(query, key, value), *masks, options, feature_map)
-    return flow_causal.causal_flow(*arguments, state=state, chunking=chunking)
+    return _causal(options, query, key, value, masks, chunking, state)
 
 
-def flow_step(
-    state: FlowState,
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    clip: float | None = 30.0,
-    *,
-    feature_map: feature_maps.FeatureMap = "sigmoid",
-    competition: bool = True,
-    allocation: bool = True,
-    eps: float = 1e-6,
-    extra_eps: float = 0.0,
-    precision: jax.lax.PrecisionLike = None,
-) -> tuple[jax.Array, FlowState]:
-    """Takes one position of each sample; arrays `[B, N, H]` -> `[B, N, Hv]`.
-
-    Options and errors are those of `flow_prefill`.
-    """
-    arrays = inputs.one_position(query, key, value)
-    out, state = flow_prefill(
-        *arrays,
-        state=state,
-        clip=clip,
-        feature_map=feature_map,
-        competition=competition,
-        allocation=allocation,
-        eps=eps,
-        extra_eps=extra_eps,
-        precision=precision,
-    )
-    return out[:, 0], state
+flow_init = streams.make_init(flow_prefill)
+flow_step = streams.make_step(flow_prefill)
 
 
-Masks = tuple[jax.Array | None, jax.Array | None]
+def _kernel_refusal(options: Options, is_causal: bool) -> kernels.Refusal | None:
+    """The option that kernels do not have; None = they have all."""
+    for name, only in (
+        ("competition_axis", "source"),
+        ("competition", True),
+        ("allocation", True),
+    ):
+        if (got := getattr(options, name)) != only:
+            return name, f"{only!r}", f"{got!r}"
+    if is_causal and not options.sums_as_is:
+        limit = f"{causal.SMALL_CLIP:g}"
+        return "clip", f"a clip of at most {limit} if causal", f"{options.clip}"
+    return None
 
 
 def _masks(
@@ -388,15 +363,67 @@ def _masks(
     return sources, inputs.padding_mask(query_mask, batch, length, "query_mask")
 
 
-def _terms(
-    features: tuple[jax.Array, jax.Array],
-    masks: Masks,
+def _causal(
     options: Options,
-    causal: tuple[Inputs, feature_maps.FeatureMap] | None,
-) -> FlowTerms:
-    """The terms with the heads first, `[B, N, T]`; of the causal form if given."""
-    if causal is None:
-        return flow_parts.terms(*features, *masks, options)
-    arrays, spec = causal
-    call = flow_causal.causal_flow
-    return call(arrays, *masks, options, spec, as_terms=True)[0]
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    masks: Masks,
+    chunking: engine.Chunking | None,
+    state: FlowState | None = None,
+    as_terms: bool = False,
+) -> tuple[Any, FlowState]:
+    """The output of the causal form, or its terms `[B, T, N]`; and the state after."""
+    batch, length = query.shape[:2]
+    out_dtype = options.dtype if as_terms else query.dtype
+    query, key, phi = feature_maps.given(
+        query, key, options.feature_map, options.dtype, *masks
+    )
+    arrays = engine.Arrays(query, key, value)
+    start = causal.no_flow(arrays, key.shape[-1], options.dtype)
+    before = None, None
+    if state is not None:
+        start = inputs.checked_state(state.sums, start)
+        before = state.sources, state.sinks
+    sources, sinks = (
+        _counts(mask, count, length) for mask, count in zip(masks, before, strict=True)
+    )
+    visible = jnp.ones((1, length), bool) if masks[0] is None else masks[0]
+    dtype = options.dtype
+    tables = causal.Tables(sinks.astype(dtype), sources.astype(dtype), visible)
+    options = options._replace(feature_map=phi)
+    if as_terms:
+        form = engine.Form(feature_maps.prepared, causal.terms_segment, options)
+    else:
+        form = engine.Form(
+            feature_maps.prepared,
+            causal.segment,
+            options,
+            _as_it_is,
+            gradient.pullback if options.sums_as_is else None,
+        )
+    out, sums = engine.run(
+        form,
+        start,
+        arrays,
+        mask=masks[0],
+        query_mask=masks[1],
+        tables=tables,
+        chunking=chunking,
+        dtype=out_dtype,
+    )
+    ends = (jnp.broadcast_to(x[:, -1], (batch,)) for x in (sources, sinks))
+    return out, FlowState(sums, *ends)
+
+
+def _as_it_is(options: Options, factor: jax.Array) -> jax.Array:
+    return factor
+
+
+def _counts(mask: jax.Array | None, before: jax.Array | None, length: int) -> jax.Array:
+    """Real positions up to each one, `[1 or B, T]` int32."""
+    if mask is None:
+        counts = jnp.asarray(np.arange(1, length + 1)[None], jnp.int32)
+    else:
+        counts = jnp.cumsum(mask.astype(jnp.int32), 1)
+    return counts if before is None else counts + before[:, None]

@@ -220,7 +220,7 @@ def cosformer_attention(
             value,
             mask,
             is_causal,
-            feature_map=feature_map,
+            feature_map=feature_maps.for_kernels(feature_map),
             denominator=denominator,
             eps=eps,
             max_length=lengths if reweight else None,

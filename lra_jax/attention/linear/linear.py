@@ -119,7 +119,7 @@ def linear_attention(
             value,
             mask,
             is_causal,
-            feature_map=feature_map,
+            feature_map=feature_maps.for_kernels(feature_map),
             denominator="add",
             eps=eps,
             max_length=None,

@@ -177,7 +177,7 @@ def _pairs(program: Program, masked: int, causal: int, *refs: Any) -> None:
     def body(first: Any, tiles: dict[str, Any], state: tuple) -> tuple:
         valid = ops.by_row(tiles["mask"]) if masked else None
         weights = program.weights(first, scale)
-        # What is in shared memory need not stay in registers.
+        # Features in shared memory need not stay in registers.
         k, _ = program.features(tiles["key"], weights, valid)
         program.stage(key_stages, k)
         v = values(program, tiles["value"], hidden_stage, valid)
@@ -233,7 +233,7 @@ def _scores(program: Program, keys: list[Any], queries: list[Any]) -> jax.Array:
 def _of_scores(
     program: Program, value: Any, up_stage: Any, tiles: dict[str, Any]
 ) -> jax.Array:
-    """The gradients of a chunk's weights, likewise."""
+    """The gradients of a chunk's weights, transposed too."""
     ops = program.ops
     of_den = ops.across(ops.by_column(tiles["of_den"]))
     return _upper(program, ops.product((value, ops.transposed(up_stage))) + of_den)

@@ -23,10 +23,10 @@ from lra_jax.kernels.hopper.flow_parts import (
     FlowProgram,
     Lines,
     Sums,
-    divisor,
 )
 from lra_jax.kernels.hopper.ops import TILE
 from lra_jax.kernels.hopper.parts import send
+from lra_jax.kernels.spec import divisor
 
 # Lines over a chunk's positions, in their order; the sums before it follow. What is
 # needed by row and by column comes twice: two loads of one line become one for the
@@ -240,10 +240,10 @@ def _of_key(
         (value.astype(program.dtype), _turned(program, own.later)),
     )
     by_outgoing = program.down(_line(tiles, "by_outgoing"))
-    behind = by_outgoing * program.across(_line(tiles, "of_sink", True))
-    behind = behind + program.across(own.of_incoming)
-    behind = jnp.where(program.seen(False), behind, 0.0).sum(1)
-    of_y = of_y + eps * ops.down(behind)
+    later = by_outgoing * program.across(_line(tiles, "of_sink", True))
+    later = later + program.across(own.of_incoming)
+    later = jnp.where(program.seen(False), later, 0.0).sum(1)
+    of_y = of_y + eps * ops.down(later)
     of_y = of_y + by_outgoing * program.across(sums.key_flow)
     of_y = of_y + program.across(sums.keys)
     of_y = of_y + ops.down(of_source) * (program.across(before.query_flow) + eps)

@@ -1,6 +1,6 @@
 """Causal Flow-Attention on Hopper GPUs: one pass forward, one pass backward.
 
-The definition is that of `attention.flow.causal_form`. All sums run over earlier
+The definition is that of `lra_jax.attention.flow.causal`. All sums run over earlier
 positions, so a program takes a whole head and carries them in registers: the sums of
 features, of features times flows, of the competition's exponentials, and the matrix
 ``W = sum_j c_j phi(k_j) v_j^T``. There are no segments: the sums depend on each other,
@@ -26,11 +26,10 @@ from lra_jax.kernels.hopper.flow_parts import (
     LINES,
     FlowProgram,
     Lines,
-    divisor,
 )
 from lra_jax.kernels.hopper.ops import TILE
 from lra_jax.kernels.hopper.parts import dead, send, whole
-from lra_jax.kernels.spec import FlowSpec, running_counts
+from lra_jax.kernels.spec import FlowSpec, divisor, running_counts
 
 Masks = tuple[jax.Array | None, jax.Array | None]
 
@@ -117,7 +116,7 @@ def _prepared(
 
 
 class _Chunk(NamedTuple):
-    """What a chunk has but its output."""
+    """The numbers of a chunk but its output."""
 
     weights: jax.Array  # x_i . y_j where j <= i, in the arrays' dtype
     lines: Lines
@@ -202,7 +201,7 @@ def _flows(
 def _side(
     program: FlowProgram, tile: Any, stage: Any, side_stage: Any, past: Any
 ) -> list[jax.Array]:
-    """What queries or keys find in two sums before the chunk.
+    """The products of queries or keys with two sums before the chunk.
 
     Their features go to shared memory, so that registers hold none of them later on.
     """

@@ -1,4 +1,4 @@
-"""What the Hopper kernels of causal Flow-Attention share.
+"""The common parts of the Hopper kernels of causal Flow-Attention.
 
 Within a chunk the flows are row sums of the chunk's products ``x_i . y_j``, with x and
 y the features of queries and keys: of ``x y^T`` for the queries, of ``y x^T`` for the
@@ -12,13 +12,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from lra_jax.errors import expected
 from lra_jax.kernels.hopper.ops import TILE
 from lra_jax.kernels.hopper.parts import Program
 from lra_jax.kernels.spec import FlowSpec
 
 
 class Lines(NamedTuple):
-    """What forward finds of a chunk's positions, and keeps; float32 row vectors."""
+    """The numbers of a chunk's positions that forward keeps; float32 row vectors."""
 
     incoming: jax.Array  # I
     outgoing: jax.Array  # O
@@ -66,7 +67,7 @@ class FlowProgram(Program):
     def clip(self) -> float:
         """Bound on the logits; calls without one do not come here."""
         if self.spec.clip is None:
-            raise ValueError("clip: expected a number, got None")
+            raise expected("clip", "a number", "None")
         return self.spec.clip
 
     def vectors(self, count: int) -> jax.ShapeDtypeStruct:
@@ -117,7 +118,7 @@ class FlowProgram(Program):
         return Sums(*refs)
 
     def before(self, features: jax.Array, side: jax.Array, total: Any) -> jax.Array:
-        """What ``(x_i + eps) . (sum_j y_j + eps)`` has beside the chunk's own products.
+        """``(x_i + eps) . (sum_j y_j + eps)`` but for the chunk's own products.
 
         Args:
           features: x.
@@ -127,8 +128,3 @@ class FlowProgram(Program):
         eps = self.spec.eps
         far = ((features + eps) * self.across(total)).sum(1)
         return far + eps * (side + self.width * eps) + self.spec.extra_eps
-
-
-def divisor(x: jax.Array) -> jax.Array:
-    """1 in place of 0, which stands only where the features are zero as well."""
-    return jnp.where(x == 0.0, 1.0, x)

@@ -115,7 +115,7 @@ def _outputs(program: LinearProgram, causal: int, *refs: Any) -> None:
     def body(first: Any, tiles: dict[str, Any], state: tuple) -> tuple:
         after = state
         weights = program.weights(first, scale)
-        # What is in shared memory need not stay in registers.
+        # Features in shared memory need not stay in registers.
         q, _ = program.features(tiles["query"], weights)
         program.stage(query_stages, q)
         dens = [

@@ -1,4 +1,4 @@
-"""What the Hopper kernels are made of: features, states, and the walk over chunks.
+"""The parts of the Hopper kernels: features, states, and the walk over chunks.
 
 A program is one warpgroup of 128 threads. Tiles are 64 x 64: what the tensor cores take
 from shared memory, with accumulators in registers.
@@ -15,12 +15,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from lra_jax.kernels.hopper.ops import TILE, Ops, interpreter
-from lra_jax.kernels.spec import MAPS, Form, Spec, plus
+from lra_jax.kernels.spec import DEAD, MAPS, Form, Spec, plus
 
 Terms = list[jax.Array]
-
-# phi of it is zero, and its slope, for every map but "given".
-_DEAD = -1e4
 
 
 @dataclass(frozen=True)
@@ -248,7 +245,7 @@ def whole(spec: Form, x: jax.Array, alive: bool = True) -> jax.Array:
 
 def dead(spec: Form) -> float:
     """A query or key whose features are zero."""
-    return 0.0 if spec.feature_map == "given" else _DEAD
+    return DEAD.get(spec.feature_map, 0.0)
 
 
 def send(first: Any, pairs: list[tuple[Any, Any]], at: tuple[Any, Any]) -> None:

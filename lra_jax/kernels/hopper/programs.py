@@ -105,7 +105,7 @@ def _padded(
 
 
 def _before(spec: Spec, sums: list[jax.Array]) -> list[jax.Array]:
-    """What lies before each segment `[B, N, G, ...]`; the whole sum if not causal."""
+    """The sum before each segment `[B, N, G, ...]`; the whole sum if not causal."""
     if not spec.is_causal:
         return [x.sum(2, keepdims=True) for x in sums]
     return [jnp.cumsum(x, 2) - x for x in sums]

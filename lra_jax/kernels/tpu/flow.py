@@ -4,7 +4,7 @@ The flows are sums over sums: phi(k) has to be summed before a query's incoming 
 known, that before the keys' conserved flow, that before the competition's sum, that
 before an output. So forward walks over keys, queries, keys and queries, and backward
 over queries, keys, queries and keys (`lra_jax.kernels.tpu.sweeps`; what they
-compute stands in `lra_jax.kernels.tpu.flow_kernels`).
+compute is in `lra_jax.kernels.tpu.flow_kernels`).
 
 What a position has is computed anew in every sweep; between forward and backward only
 the sums are kept.

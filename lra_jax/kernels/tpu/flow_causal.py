@@ -1,9 +1,9 @@
 """Causal Flow-Attention on TPUs: one pass forward, one pass backward.
 
-The definition is that of `lra_jax.attention.flow.causal_form`: every sum runs over the
+The definition is that of `lra_jax.attention.flow.causal`: every sum runs over the
 positions up to one, so all of them can be carried from block to block in VMEM: five
 lines ``[1, G H]`` and the matrix ``W = sum_j c_j phi(k_j) v_j^T``. Within a chunk the
-lines become running sums, products with a triangle of ones; the mathematics stands in
+lines become running sums, products with a triangle of ones; the mathematics is in
 `lra_jax.kernels.tpu.flow_chunk`.
 
 Training keeps lines and matrix before each block. The backward pass walks from the last
@@ -33,7 +33,7 @@ from lra_jax.kernels.tpu.flow_parts import FlowChunk
 from lra_jax.kernels.tpu.layout import LANES, Call, layout
 from lra_jax.kernels.tpu.parts import Group, column, start, valid_rows
 
-# What a block may take of VMEM, where a program has 16 MiB.
+# The bytes of VMEM that a block may take, where a program has 16 MiB.
 _FITS = 12 << 20
 # Arrays [C, G H] of float32 that the backward pass keeps of each chunk.
 _KEPT = 17

@@ -17,7 +17,8 @@ from typing import NamedTuple
 
 import jax
 
-from lra_jax.kernels.tpu.flow_parts import FlowChunk, Rows, divisor, sigmoid
+from lra_jax.kernels.spec import divisor
+from lra_jax.kernels.tpu.flow_parts import FlowChunk, Rows, sigmoid
 from lra_jax.kernels.tpu.parts import lower
 
 
@@ -37,7 +38,7 @@ class Lines(NamedTuple):
 
 
 class Chunked(NamedTuple):
-    """What a chunk of positions has; `[C, G H]` where not said otherwise."""
+    """The numbers of a chunk of positions; `[C, G H]` where not said otherwise."""
 
     query: Rows
     key: Rows
@@ -69,7 +70,7 @@ def chunked(
     counts: tuple[jax.Array, jax.Array],
     before: Lines,
 ) -> Chunked:
-    """What a chunk has, from its queries and keys, and the sums before it.
+    """The numbers of a chunk, from its queries and keys, and the sums before it.
 
     ``counts`` are those of the real sinks and sources up to each position, `[C, 1]`.
     """

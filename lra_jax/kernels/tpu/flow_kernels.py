@@ -19,10 +19,10 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
+from lra_jax.kernels.spec import divisor
 from lra_jax.kernels.tpu.flow_parts import (
     FlowChunk,
     Rows,
-    divisor,
     down,
     sigmoid,
 )
@@ -37,7 +37,7 @@ _LOWEST = float(jnp.finfo(jnp.float32).min)
 
 
 class _Sources(NamedTuple):
-    """What a chunk of keys has, `[C, G H]`."""
+    """The numbers of a chunk of keys, `[C, G H]`."""
 
     outgoing: jax.Array
     conserved: jax.Array
@@ -45,7 +45,7 @@ class _Sources(NamedTuple):
 
 
 class _Sinks(NamedTuple):
-    """What a chunk of queries has, `[C, G H]`."""
+    """The numbers of a chunk of queries, `[C, G H]`."""
 
     incoming: jax.Array
     allocation: jax.Array
@@ -183,7 +183,7 @@ def backward_kernel(
     chunk = program.chunk
     of_out, sums, summary, of_query, of_key, of_value, slopes, of_summary = program.rest
     start(slopes, of_summary)
-    # The lines of the slopes are of the same sums, A / Z standing in that of the total.
+    # The lines of the slopes are of the same sums, with A / Z in that of the total.
 
     def sinks(part: Any, first: Any) -> Any:
         rows = program.rows_of_queries(part, first)

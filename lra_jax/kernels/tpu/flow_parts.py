@@ -1,7 +1,7 @@
-"""What the kernels of Flow-Attention on TPUs share: flows of a chunk, sums, features.
+"""The common parts of Flow-Attention's TPU kernels: flows of a chunk, sums, features.
 
 Everything that Flow-Attention knows of a position is one number a head. In registers it
-stands in all of the head's columns, `[C, G H]` for a chunk of a group of heads, so that
+fills all of the head's columns, `[C, G H]` for a chunk of a group of heads, so that
 it multiplies features as it is and no register holds one number. Sums over a head's
 columns are products with a matrix of ones and zeros, and so are the running sums over a
 chunk's positions: two products of the matrix unit's own size, for all heads at once.
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from lra_jax.kernels.spec import FlowSpec
+from lra_jax.kernels.spec import FlowSpec, divisor
 from lra_jax.kernels.tpu.parts import Chunk, row_sums, valid_rows
 
 
@@ -86,11 +86,6 @@ class FlowChunk(Chunk):
     def outer(self, a: jax.Array, b: jax.Array) -> jax.Array:
         """``sum_i a_i b_i^T`` of each head, `[G H, G Hv]`."""
         return self.group.diagonal(self.dot(a, b, "tn"))
-
-
-def divisor(x: jax.Array) -> jax.Array:
-    """1 in place of 0, which stands only where the features are zero as well."""
-    return jnp.where(x == 0, 1.0, x)
 
 
 def sigmoid(x: jax.Array) -> jax.Array:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lra_jax import attention
-from lra_jax.attention.sharded.flow_slice import flow_slice
+from lra_jax.attention.flow.flow import flow_slice
 
 from .. import dense
 from ..mechanisms import (

@@ -1,0 +1,349 @@
+"""The causal form of Flow-Attention: its definition, its state and one segment of it.
+
+The authors' causal form (thuml/Flowformer, `Flow_Attention_Causal`) is a definition of
+its own and not a mask over the other: every sum runs over the positions up to i, and
+the mean over n positions takes the place of the sum,
+
+- ``I_i = phi(q_i) . sum_{j <= i} phi(k_j)``,
+  ``O_j = phi(k_j) . sum_{i <= j} phi(q_i)``;
+- ``I'_i = phi(q_i) . sum_{j <= i} phi(k_j) (n_j / O_j) / n_i``, and O'_j the same way;
+- competition ``c_j = n_j exp(O'_j) / sum_{r <= j} exp(O'_r)``, allocation
+  ``a_i = sigmoid(I'_i)``;
+- ``out_i = a_i (phi(q_i) / I_i)^T sum_{j <= i} phi(k_j) c_j v_j^T``.
+
+So an output never changes when later positions come, and its last row is not that of
+the non-causal form. Within a chunk all four flows are row and column sums of one matrix
+``phi(q_i) . phi(k_j)``: its lower triangle serves the sinks, its upper one the sources.
+
+Deviations: the authors need the clip to keep exp within range; here the competition of
+a clip above 30, or of none, carries its largest logit, so any is safe. Hidden positions
+leave every sum, and n counts the real ones.
+
+How a sequence is cut into segments and chunks: `lra_jax.attention.causal.engine`.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lra_jax.attention import feature_maps, inputs
+from lra_jax.attention.causal import engine
+from lra_jax.attention.causal.prefix import decayed, hidden, prefix, so_far, triangle
+from lra_jax.errors import expected, known
+
+# Up to this clip the competition sums exponentials as they are: float32 has room for
+# the square of a million of them (a derivative divides by it), and for their inverses.
+SMALL_CLIP = 30.0
+
+
+class Options(NamedTuple):
+    """`feature_maps.Options`, and those of `flow_attention`."""
+
+    feature_map: Any
+    dtype: Any  # of all that is computed
+    precision: jax.lax.PrecisionLike = None
+    clip: float | None = 30.0
+    competition_axis: str = "source"
+    competition: bool = True
+    allocation: bool = True
+    eps: float = 1e-6
+    extra_eps: float = 0.0
+
+    @property
+    def sums_as_is(self) -> bool:
+        """Whether the competition needs no largest logit, see `SMALL_CLIP`."""
+        small = self.clip is not None and self.clip <= SMALL_CLIP
+        return small or not self.competition
+
+
+def check(options: Options, is_causal: bool) -> None:
+    """Raises ``ValueError`` unless the options are some that Flow-Attention knows."""
+    if options.clip is not None:
+        inputs.check_number("clip", options.clip)
+    axis = known("competition_axis", options.competition_axis, ("source", "heads"))
+    inputs.check_flag("competition", options.competition)
+    inputs.check_flag("allocation", options.allocation)
+    if is_causal and axis != "source":
+        reason = "whose competition is among the earlier sources"
+        wanted = f"'source' in the causal form, {reason}"
+        raise expected("competition_axis", wanted, f"{axis!r}")
+
+
+class FlowTerms(NamedTuple):
+    """The flows, and the gates that they make; float32 or wider."""
+
+    incoming: jax.Array  # I, [B, T, N]
+    outgoing: jax.Array  # O, [B, S, N]
+    conserved_sink: jax.Array  # I', [B, T, N]
+    conserved_source: jax.Array  # O' before clipping, [B, S, N]
+    competition: jax.Array  # c, [B, S, N]
+    allocation: jax.Array  # a, [B, T, N]
+
+
+class FlowSums(NamedTuple):
+    """The past of a position; float32 or float64."""
+
+    keys: jax.Array  # sum of phi(k), [B, N, M]
+    queries: jax.Array  # sum of phi(q), [B, N, M]
+    key_flow: jax.Array  # sum of phi(k) n / O, [B, N, M]
+    query_flow: jax.Array  # sum of phi(q) n / I, [B, N, M]
+    largest: jax.Array  # the largest O', or 0 if sums are as they are, [B, N]
+    total: jax.Array  # sum of exp(O' - largest), [B, N]
+    summary: jax.Array  # sum of phi(k) c v^T, [B, N, M, Hv]
+
+
+class FlowState(NamedTuple):
+    """Everything that the next position needs of the earlier ones."""
+
+    sums: FlowSums
+    sources: jax.Array  # real keys so far, [B] int32
+    sinks: jax.Array  # real queries so far, [B] int32
+
+
+class Tables(NamedTuple):
+    """The numbers of a position beside its features; counts are of those up to it."""
+
+    sinks: jax.Array  # real ones; 0 where a sequence was filled up
+    sources: jax.Array
+    visible: jax.Array  # which sources are real
+
+
+def no_flow(arrays: engine.Arrays, width: int, dtype: jnp.dtype) -> FlowSums:
+    """The sums before the first position, for features of this width M."""
+    none = engine.nothing(arrays, dtype)
+    sums = none[..., None] + jnp.zeros((width,), dtype)[None, None]
+    value = jnp.zeros((arrays.value.shape[-1],), dtype)
+    summary = sums[..., None] + value[None, None, None]
+    # Flows are not negative: 0 is no larger than any.
+    return FlowSums(sums, sums, sums, sums, none, none, summary)
+
+
+def segment(
+    options: Options,
+    state: FlowSums,
+    features: tuple[jax.Array, jax.Array, jax.Array],
+    tables: Tables,
+) -> tuple[tuple[jax.Array, jax.Array], FlowSums]:
+    """One segment, see `engine.Form`: numerators, their factors and the state after."""
+    query, key, value = features
+    found, sums, terms = _terms(options, state, features, tables)
+    value = value * terms.competition[..., None]
+    product = functools.partial(jnp.einsum, precision=options.precision)
+    updates = product("bnpjm,bnpjv->bnpmv", key, value)
+    before, summary = prefix(state.summary, updates)
+    numerator = product("bnpij,bnpjv->bnpiv", found.earlier, value)
+    numerator += product("bnpim,bnpmv->bnpiv", query, before)
+    factor = terms.allocation / divisor(terms.incoming)
+    return (numerator, factor), sums._replace(summary=summary)
+
+
+def terms_segment(
+    options: Options,
+    state: FlowSums,
+    features: tuple[jax.Array, jax.Array, jax.Array],
+    tables: Tables,
+) -> tuple[FlowTerms, FlowSums]:
+    """`segment` with the terms in place of the output; no summary is made."""
+    _, sums, terms = _terms(options, state, features, tables)
+    return terms, sums
+
+
+def _terms(
+    options: Options,
+    state: FlowSums,
+    features: tuple[jax.Array, jax.Array, jax.Array],
+    tables: Tables,
+) -> tuple["Flows", FlowSums, FlowTerms]:
+    found, sums = flows(options, state, *features[:2], tables)
+    competition, largest, total = compete(
+        options, found.conserved_source, state.largest, state.total, tables
+    )
+    allocation = allocated(options, found.conserved_sink)
+    terms = FlowTerms(*found[2:6], competition, allocation)
+    return found, sums._replace(largest=largest, total=total), terms
+
+
+class Flows(NamedTuple):
+    """A segment's flows, and the sums that each of its chunks finds before it."""
+
+    earlier: jax.Array  # phi(q_i) . phi(k_j) for j <= i, else 0, [B, N, P, C, C]
+    later: jax.Array  # for i <= j
+    incoming: jax.Array  # I, [B, N, P, C], as are the next five
+    outgoing: jax.Array  # O
+    conserved_sink: jax.Array  # I'
+    conserved_source: jax.Array  # O'
+    of_keys: jax.Array  # n / O
+    of_queries: jax.Array  # n / I
+    keys: jax.Array  # [B, N, P, M], as are the next three
+    queries: jax.Array
+    key_flow: jax.Array
+    query_flow: jax.Array
+
+
+def flows(
+    options: Options,
+    state: FlowSums,
+    query: jax.Array,
+    key: jax.Array,
+    tables: Tables,
+) -> tuple[Flows, FlowSums]:
+    """The flows of a segment, and their sums after it."""
+    product = functools.partial(jnp.einsum, precision=options.precision)
+    inner = functools.partial(_inner, options)
+    sinks, sources = counts(tables)
+    scores = product("bnpim,bnpjm->bnpij", query, key)
+    visible = triangle(scores.shape[-1])
+    earlier = hidden(scores, visible)
+    later = hidden(scores, np.swapaxes(visible, -1, -2))
+    sides = key.sum(-1), query.sum(-1)
+    (keys, queries), (after_keys, after_queries) = prefix(
+        (state.keys, state.queries), (key.sum(3), query.sum(3))
+    )
+    ones = jnp.ones(scores.shape[-1], scores.dtype)
+    near = (
+        product("bnpij,j->bnpi", earlier, ones),
+        product("bnpij,i->bnpj", later, ones),
+    )
+    incoming = inner(near[0], sides[0], query, keys)
+    outgoing = inner(near[1], sides[1], key, queries)
+    of_keys, of_queries = sinks / divisor(outgoing), sources / divisor(incoming)
+    updates = (
+        product("bnpjm,bnpj->bnpm", key, of_keys),
+        product("bnpjm,bnpj->bnpm", query, of_queries),
+    )
+    (key_flow, query_flow), (after_key_flow, after_query_flow) = prefix(
+        (state.key_flow, state.query_flow), updates
+    )
+    near = (
+        product("bnpij,bnpj->bnpi", earlier, of_keys),
+        product("bnpij,bnpi->bnpj", later, of_queries),
+    )
+    found = Flows(
+        earlier=earlier,
+        later=later,
+        incoming=incoming,
+        outgoing=outgoing,
+        conserved_sink=inner(near[0], sides[0] * of_keys, query, key_flow) / sources,
+        conserved_source=inner(near[1], sides[1] * of_queries, key, query_flow) / sinks,
+        of_keys=of_keys,
+        of_queries=of_queries,
+        keys=keys,
+        queries=queries,
+        key_flow=key_flow,
+        query_flow=query_flow,
+    )
+    return found, state._replace(
+        keys=after_keys,
+        queries=after_queries,
+        key_flow=after_key_flow,
+        query_flow=after_query_flow,
+    )
+
+
+def _inner(
+    options: Options,
+    near: jax.Array,
+    others: jax.Array,
+    features: jax.Array,
+    before: jax.Array,
+) -> jax.Array:
+    """``(features_i + eps) . (sum_{j <= i} weights_j others_j + eps)``.
+
+    Args:
+      options: eps and precision.
+      near: ``sum_j features_i . weights_j others_j`` within the chunk.
+      others: weights_j times the sum of the features others_j.
+      features: of position i.
+      before: the sum before the chunk.
+    """
+    eps, width = options.eps, features.shape[-1]
+    far = jnp.einsum("bnpim,bnpm->bnpi", features, before, precision=options.precision)
+    constant = before.sum(-1)[..., None] + features.sum(-1) + width * eps
+    return near + far + eps * (constant + so_far(others)) + options.extra_eps
+
+
+def compete(
+    options: Options,
+    conserved_source: jax.Array,
+    largest: jax.Array,
+    total: jax.Array,
+    tables: Tables,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """c `[B, N, P, C]`, and the largest logit and the total after the segment."""
+    _, sources = counts(tables)
+    if not options.competition:
+        return no_competition(conserved_source, tables.visible), largest, total
+    logits = clipped(options, conserved_source)
+    if not options.sums_as_is:
+        shares, largest, total = _shares(logits, tables.visible, largest, total)
+        return shares * sources, largest, total
+    # A small clip leaves no larger one; another call's may have.
+    start = total * jnp.exp(jnp.minimum(largest, SMALL_CLIP))
+    weights = decayed(logits, tables.visible)
+    before, total = prefix(start, weights.sum(-1))
+    sums = before[..., None] + so_far(weights)
+    return weights / divisor(sums) * sources, jnp.zeros_like(total), total
+
+
+def _shares(
+    logits: jax.Array, visible: jax.Array, largest: jax.Array, total: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Each source's share among those up to it, and the state after.
+
+    The maximum is a running one: one over the segment would let a large later logit
+    round the earlier shares to 0 / 0.
+    """
+    lowest = jnp.asarray(jnp.finfo(logits.dtype).min, logits.dtype)
+    seen = triangle(logits.shape[-1]) & visible[..., None, :]
+    # No gradient needs to pass through the maximum: the shares do not depend on it.
+    columns = jax.lax.stop_gradient(logits)[..., None, :]
+    own = jnp.where(seen, columns, lowest).max(-1)
+    excess = logits[..., None, :] - own[..., None]
+    within = own, decayed(excess, seen).sum(-1)
+    ends = (
+        jnp.concatenate([first[..., None], x[..., -1]], 2)
+        for first, x in zip((largest, total), within, strict=True)
+    )
+    largest, total = jax.lax.associative_scan(_merged, tuple(ends), axis=2)
+    before = largest[:, :, :-1, None], total[:, :, :-1, None]
+    highest, sums = _merged(before, within)
+    shares = decayed(logits - highest, visible) / divisor(sums)
+    return shares, largest[..., -1], total[..., -1]
+
+
+def _merged(
+    one: tuple[jax.Array, jax.Array], two: tuple[jax.Array, jax.Array]
+) -> tuple[jax.Array, jax.Array]:
+    largest = jnp.maximum(one[0], two[0])
+    first, second = (total * jnp.exp(own - largest) for own, total in (one, two))
+    return largest, first + second
+
+
+def counts(tables: Tables) -> tuple[jax.Array, jax.Array]:
+    """Real sinks and sources up to each position, at least 1."""
+    return jnp.maximum(tables.sinks, 1), jnp.maximum(tables.sources, 1)
+
+
+def clipped(options: Options, logits: jax.Array) -> jax.Array:
+    """The conserved outgoing flow as it enters the competition."""
+    return logits if options.clip is None else feature_maps.clamp(logits, options.clip)
+
+
+def no_competition(logits: jax.Array, visible: jax.Array | np.ndarray) -> jax.Array:
+    """c = 1 for every source that is there."""
+    return jnp.where(visible, jnp.ones_like(logits), jnp.zeros_like(logits))
+
+
+def allocated(options: Options, conserved_sink: jax.Array) -> jax.Array:
+    """a, of the conserved incoming flow."""
+    if not options.allocation:
+        return jnp.ones_like(conserved_sink)
+    return jax.nn.sigmoid(conserved_sink)
+
+
+def divisor(x: jax.Array) -> jax.Array:
+    """1 in place of 0, which is only there where the features are zero as well."""
+    return jnp.where(x == 0, jnp.ones((), x.dtype), x)
