@@ -29,8 +29,9 @@ def main(args: Sequence[str] | None = None) -> None:
         out, rest = runs.take_flag(args, "out")
         for argument in rest:
             if argument.startswith("-"):
-                hint = did_you_mean(argument, ["--out"])
-                raise ValueError(f"unknown flag {argument!r}{hint}")
+                flag = argument.partition("=")[0]
+                hint = did_you_mean(flag, ["--out"])
+                raise expected(flag, "a flag", f"an unknown one{hint}")
         if len(rest) != 1:
             raise expected("RUNS", "one folder of runs", f"{len(rest)}: {rest}")
         problems = write_report(Path(rest[0]).expanduser(), Path(out or "report"))

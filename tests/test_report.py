@@ -253,7 +253,7 @@ def test_one_line_where_there_is_nothing_to_report(tmp_path, capsys):
         str(tmp_path / "broken"): "config.json: expected JSON",
         "--out=x": "expected one folder of runs, got 0",
         "a b": "expected one folder of runs, got 2",
-        f"{empty} --ouf=x": "unknown flag '--ouf=x'",
+        f"{empty} --ouf=x": "--ouf: expected a flag, got an unknown one; did you",
         f"{empty} --out": "--out: expected a value",
     }
     for line, part in cases.items():

@@ -115,13 +115,16 @@ def _add_tokens(
 
 
 def _image(pixels: np.ndarray, values: np.ndarray, shape: tuple[int, int]) -> Any:
-    figure, axes = charts.figure(1, 2, size=(3.1, 2.7))
-    charts.image(
-        figure, axes[0, 0], pixels.reshape(shape), "pixel, 0 to 255", cmap="gray"
+    figure, axes = charts.figure(1, 2, size=(3.9, 3.1))
+    panels = (
+        ("input", pixels, "pixel, 0 to 255", "gray"),
+        ("attention", values, "share", charts.RAMP),
     )
-    charts.image(figure, axes[0, 1], values.reshape(shape), "share")
-    for axis, title in zip(axes[0], ("input", "attention"), strict=True):
-        axis.set(aspect="equal", title=title, xlabel="column")
+    for axis, (title, shown, label, ramp) in zip(axes[0], panels, strict=True):
+        looks = {"aspect": "equal", "cmap": ramp}
+        charts.image(figure, axis, shown.reshape(shape), label, **looks)
+        axis.set(title=title, xlabel="column")
+        charts.whole_numbers(axis, "xy")
     axes[0, 0].set_ylabel("row")
     return figure
 

@@ -74,7 +74,7 @@ def test_help_does_not_import_jax() -> None:
         ("--max-gb=0", ["--max_gb", "0"]),
         ("--out=", ["--out"]),
         ("--out=FILE/x", ["FILE"]),
-        ("--length=3", ["'--length'", "did you mean '--lengths'"]),
+        ("--length=3", ["--length: expected a flag", "did you mean '--lengths'"]),
     ],
 )
 def test_errors(capsys, tmp_path, flags, parts) -> None:
