@@ -1,4 +1,4 @@
-"""What attention does: rank collapse, paths, spectra, maps.
+"""The behaviour of attention: rank collapse, paths, spectra, maps.
 
 Pure functions of arrays, in float64 on the host, for the matrices and hidden states of
 any network. `lra_jax.analysis.capture` takes them from a model, `...networks` makes the

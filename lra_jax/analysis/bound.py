@@ -78,7 +78,7 @@ def collapse_beta(
 
     Args:
       query_kernel: W_Q, `[..., D, H]`, any number of layers and heads in front.
-      key_kernel: W_K, likewise.
+      key_kernel: W_K, of the same shape.
       value_kernel: W_V times the head's output projection, `[..., D, D]`.
     """
     query, key = np.asarray(query_kernel), np.asarray(key_kernel)

@@ -1,4 +1,4 @@
-"""What happens inside a model: the states between its blocks, and what attention got.
+"""A look inside a model: the states between its blocks, and the inputs of attention.
 
 Any model of ``lra_jax.models`` will do, trained or not: whatever holds `EncoderBlock`
 and `MultiHeadAttention` modules, which name their intermediates for ``nnx.capture``
@@ -61,7 +61,7 @@ class AttentionCall(NamedTuple):
 
 
 class Captured(NamedTuple):
-    """What a run of a model left.
+    """The intermediates of one run of a model.
 
     Attributes:
       states: float32 `[L + 1, B, T, D]`: what entered the first block, and what each

@@ -113,7 +113,7 @@ def _fit(
 ) -> tuple[Any, np.ndarray]:
     size = settings.batch_size
     steps = len(here) // size
-    # What the published code adds to a batch: the batch before it.
+    # The published code adds to a batch the one before it.
     before = np.concatenate([np.zeros_like(here[:size]), here])[: len(here)]
     given = here + before if skip else here
     data = tuple(

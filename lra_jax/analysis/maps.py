@@ -52,7 +52,7 @@ def example_maps(saved: Any, batch: Any, layer: int) -> Maps:
     name = saved.dataset.sequences[0]
     length = int(batch[name.replace("tokens", "lengths", 1)][0])
     tokens = batch[name][0, :length]
-    # A class vector stands in front of the tokens.
+    # A class vector comes before the tokens.
     front = matrix.shape[-1] - batch[name].shape[1]
     weights = matrix[:, : front + length, : front + length]
     size = np.abs(weights[:, 0] if front else weights.mean(1))[:, front:]

@@ -28,7 +28,7 @@ _MOST_PATHS = 100_000
 
 
 class Paths(NamedTuple):
-    """What `path_decomposition` returns, in float64.
+    """The result of `path_decomposition`, in float64.
 
     Attributes:
       paths: the head that each path takes in each layer, `int [P, L]`; -1 = skipped.

@@ -1,4 +1,4 @@
-"""Curves that others have printed, to stand beside ours.
+"""Curves that others have printed, to compare with ours.
 
 Relative residual after layers 0 to 12, means over 32 texts of wiki_bio, cut to 128
 tokens (Dong, Cordonnier and Loukas 2021, Figure 2); read off the vector figures

@@ -104,12 +104,12 @@ class MultiHeadAttention(nnx.Module):
           inputs: `[B, T, in_features]`.
           context: `[B, S, in_features]`; None for self-attention.
           mask: boolean `[B, S]`, True = a real position of the context.
-          query_mask: boolean `[B, T]`, likewise of the inputs; in self-attention it is
+          query_mask: boolean `[B, T]`, the same of the inputs; in self-attention it is
             ``mask`` unless given.
           parameters: the mechanism's arrays in place of this layer's own, as another
             layer's ``parameters``.
-          rngs: not read: there is no dropout within. A layer can so stand in the place
-            of an MLP.
+          rngs: not read, as there is no dropout here; it lets a layer take the place of
+            an MLP.
 
         Returns:
           `[B, T, out_features]`. Rows of padded queries are not meaningful.

@@ -1,4 +1,4 @@
-"""What goes into an encoder: vectors of tokens or pixels, and of their positions.
+"""The inputs of an encoder: vectors of tokens or pixels, and of their positions.
 
 Inputs:
   embedding  a learned row for each token id; for pixels, one for each of 256 values, as

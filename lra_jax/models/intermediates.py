@@ -1,4 +1,4 @@
-"""What modules leave to ``nnx.capture``, by name.
+"""The named intermediates of the modules, for ``nnx.capture``.
 
 ``nnx.capture(model, nnx.Intermediate)(tokens, lengths)`` returns, beside the output, a
 state with a tuple of values, one for each call, at the path of each module:

@@ -1,4 +1,4 @@
-"""What stands behind the attention of a block."""
+"""The MLP of a block."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ class Mlp(nnx.Module):
     Args:
       features: width D of input and output.
       hidden: width between.
-      dropout: rate behind the activation.
+      dropout: rate after the activation.
       dtype: of the computation; parameters are float32.
       rngs: for initialisation (Glorot uniform, zero biases).
     """

@@ -7,7 +7,7 @@ from typing import Any
 from lra_jax.attention import registry
 from lra_jax.errors import known
 
-# What the module itself passes to a mechanism; never an option of the user's.
+# Passed to a mechanism by the module itself; never an option of the user's.
 OWN_KEYWORDS = ("mask", "query_mask", "max_length", "is_causal")
 
 

@@ -1,10 +1,10 @@
 """From a batch of sequences to one vector each: masks, encoder, pooling.
 
-What a sequence's padding is:
+A sequence's padding:
   lengths  the positions beyond its length. Exact: a padded batch gives what each
            sequence gives alone.
   zeros    the rule of the Long-Range Arena's code, for comparison with it: every token
-           of id 0 is padding to the attention, wherever it stands, so that an image's
+           of id 0 is padding to the attention, wherever it is, so that an image's
            black pixels vanish (two thirds of Pathfinder), and a class vector with them
            where the first one is black. The mean is over all T positions.
            Deviation: a masked query attends to the real keys here; that code gives it
@@ -27,7 +27,7 @@ Padding = Literal["lengths", "zeros"]
 
 
 class PooledEncoder(nnx.Module):
-    """What the classifiers share: an encoder, and one vector for each sequence.
+    """The base of the classifiers: an encoder, and one vector for each sequence.
 
     Args:
       vocab_size: token ids are below it.

@@ -1,6 +1,7 @@
 """Models and objectives that tasks are put together from."""
 
 from collections.abc import Mapping
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ from lra_jax.data.dataset import SequenceDataset
 from lra_jax.models import MatchingClassifier, SequenceClassifier
 from lra_jax.tasks.encoder import encoder_config
 
+Model = TypeVar("Model", SequenceClassifier, MatchingClassifier)
 Batch = Mapping[str, jax.Array]
 Sums = dict[str, jax.Array]
 
@@ -55,26 +57,30 @@ def make_classifier(
     config: Config, dataset: SequenceDataset, rngs: nnx.Rngs
 ) -> SequenceClassifier:
     """The encoder and head that a config describes, for a dataset's vocabulary."""
-    return SequenceClassifier(
-        dataset.vocab_size,
-        dataset.num_classes,
-        pooling=config.model.pooling,
-        padding=config.model.padding,
-        config=encoder_config(config, dataset.image_shape),
-        rngs=rngs,
-    )
+    return _make(SequenceClassifier, config, dataset, rngs)
 
 
 def make_matcher(
     config: Config, dataset: SequenceDataset, rngs: nnx.Rngs
 ) -> MatchingClassifier:
     """The classifier of pairs that a config describes."""
-    return MatchingClassifier(
+    interaction = config.model.interaction
+    return _make(MatchingClassifier, config, dataset, rngs, interaction=interaction)
+
+
+def _make(
+    kind: type[Model],
+    config: Config,
+    dataset: SequenceDataset,
+    rngs: nnx.Rngs,
+    **settings: Any,
+) -> Model:
+    return kind(
         dataset.vocab_size,
         dataset.num_classes,
-        interaction=config.model.interaction,
         pooling=config.model.pooling,
         padding=config.model.padding,
         config=encoder_config(config, dataset.image_shape),
+        **settings,
         rngs=rngs,
     )
