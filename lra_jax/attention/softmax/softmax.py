@@ -23,7 +23,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from lra_jax.attention import feature_maps, inputs
+from lra_jax.attention import feature_maps, inputs, streams
 from lra_jax.attention.registry import Mechanism
 from lra_jax.attention.softmax import blockwise, cache
 from lra_jax.attention.softmax.blockwise import Visible
@@ -199,23 +199,9 @@ def softmax_prefill(
     return form.attend(query, key, value, visible), after
 
 
-def softmax_step(
-    state: SoftmaxState,
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    *,
-    precision: jax.lax.PrecisionLike = None,
-) -> tuple[jax.Array, SoftmaxState]:
-    """Takes one position of each sample; arrays `[B, N, H]` -> `[B, N, Hv]`.
-
-    Options and errors are those of `softmax_prefill`: a step beyond `max_length` raises
-    outside ``jax.jit``; inside, its key is neither kept nor seen.
-    """
-    arrays = inputs.one_position(query, key, value)
-    out, state = softmax_prefill(*arrays, state=state, precision=precision)
-    return out[:, 0], state
-
+# A step beyond `max_length` raises outside ``jax.jit``; inside, its key is neither kept
+# nor seen.
+softmax_step = streams.make_step(softmax_prefill)
 
 _ONE_CACHE = "a stream keeps one set of keys for all queries and heads"
 
