@@ -146,9 +146,60 @@ def test_cosformer_needs_its_length_from_the_start() -> None:
     assert_rejects(lambda: create(1, 1, 1, max_length=0), "int of at least 1", "got 0")
 
 
+FEATURES = {
+    "identity": lambda x: x,
+    "leaky_relu": lambda x: np.where(x > 0, x, 0.01 * x),
+    "elu": lambda x: np.where(x > 0, x + 1, np.exp(np.minimum(x, 0))),
+    "relu": lambda x: np.maximum(x, 0),
+}
+
+
+@pytest.mark.parametrize("reweight", [True, False], ids=["cosine", "plain"])
+@pytest.mark.parametrize("is_causal", [False, True], ids=["whole", "causal"])
+@pytest.mark.parametrize("name", FEATURES)
+def test_the_ablations_of_the_paper(name: str, is_causal: bool, reweight: bool) -> None:
+    q, k, v = inputs(31)
+    mask = np.array([[1] * 7, [1] * 4 + [0] * 3], bool)
+    phi = FEATURES[name]
+    distance = np.arange(7)[:, None] - np.arange(7)
+    near = np.cos(np.pi / 2 * distance / 7) if reweight else np.ones((7, 7))
+    seen = mask[:, None, None] & (np.tri(7, dtype=bool) if is_causal else True)
+    scores = np.einsum("bnth,bnsh->bnts", *(phi(x.swapaxes(1, 2)) for x in (q, k)))
+    scores = scores * near * seen
+    wanted = scores / np.maximum(scores.sum(-1, keepdims=True), 1e-6)
+
+    @functools.partial(fast_jit, static_argnums=3)
+    def both(q, k, v, mask):
+        options = {"feature_map": name, "reweight": reweight, "is_causal": is_causal}
+        mask = np.array(mask)
+        out = attention.cosformer_attention(q, k, v, mask, **options)
+        return out, attention.cosformer_weights(q, k, mask, **options)
+
+    out, matrix = both(q, k, v, tuple(map(tuple, mask.tolist())))
+    scale = max(1.0, float(np.abs(wanted).max()))
+    assert_close(matrix / scale, wanted / scale)
+    assert_close(out / scale, np.einsum("bnts,bsnh->btnh", wanted, v) / scale)
+
+
+@pytest.mark.parametrize("reweight", [True, False], ids=["cosine", "plain"])
+def test_a_stream_of_another_feature_map(reweight: bool) -> None:
+    q, k, v = inputs(32)
+    options = {"feature_map": "elu", "reweight": reweight}
+    state = attention.cosformer_init(2, 2, 4, max_length=7, **options)
+    assert state.sums.total.shape == (2, 2, 8 if reweight else 4)
+    outputs = []
+    for place in range(7):
+        one = (x[:, place] for x in (q, k, v))
+        out, state = attention.cosformer_step(state, *one, **options)
+        outputs.append(out)
+    whole = attention.cosformer_attention(q, k, v, is_causal=True, **options)
+    assert_close(np.stack(outputs, 1), whole)
+
+
 @pytest.mark.parametrize(
     ("options", "parts"),
     [
+        ({"feature_map": "gelu"}, ("'leaky_relu', 'relu'", "'gelu'")),
         ({"max_length": 6}, ("at least max(T, S)=7", "got 6")),
         ({"max_length": np.ones(2)}, ("[B]=(2,)", "float")),
         ({"max_length": np.ones(3, int)}, ("[B]=(2,)", "(3,)")),

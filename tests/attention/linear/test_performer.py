@@ -394,7 +394,7 @@ WRONG = np.ones((6, 16), "float32")
         ({"projection": WRONG[0]}, ("[M, H]=(M, 4)", "(16,)")),
         ({"projection": WRONG[:0, :4]}, ("at least one row", "(0, 4)")),
         ({"projection": np.eye(4, dtype=int)}, ("floating", "int")),
-        ({"kernel": "gelu"}, ("'relu', 'sigmoid'", "'gelu'")),
+        ({"kernel": "gelu"}, ("'relu'", "got 'gelu'")),
         ({"dialect": "paper"}, ("('exact', 'google'", "'paper'")),
         ({"kernel": "relu", "hyperbolic": True}, ("False", "'relu'")),
         ({"feature_eps": 1e-4}, ("expected None", "0.0001")),
