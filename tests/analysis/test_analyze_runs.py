@@ -120,7 +120,7 @@ def test_config_of_another_kind(tmp_path, capsys):
     with pytest.raises(SystemExit) as stop:
         analyze.main(["maps", f"--workdir={tmp_path}", f"--out={tmp_path / 'out'}"])
     error = capsys.readouterr().err
-    helpers.assert_one_error(stop.value.code, error, 2, "is not a config")
+    helpers.assert_one_error(stop.value.code, error, 2, "expected the config of a run")
 
 
 def test_trees_have_their_arguments_below_them():
