@@ -16,7 +16,6 @@ from lra_jax.attention.causal import engine
 from lra_jax.attention.causal.prefix import decayed
 from lra_jax.attention.flow import causal
 from lra_jax.attention.flow.causal import FlowTerms, Options
-from lra_jax.attention.sharded import exchange
 
 Masks = tuple[jax.Array | None, jax.Array | None]
 
@@ -150,7 +149,7 @@ def _count(mask: jax.Array | None, features: jax.Array, axis: str | None) -> jax
 
 def _total(sums: Any, axis: str | None) -> Any:
     """A tree of sums over this device's positions -> over all."""
-    return sums if axis is None else exchange.total(sums, axis)
+    return sums if axis is None else jax.lax.psum(sums, axis)
 
 
 def flow_slice(
