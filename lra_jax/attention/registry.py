@@ -104,8 +104,8 @@ class Mechanism:
       projections: those of a layer's dense projections that it has a use for. Without
         "query" or "key" it does not read that argument; without "value" it takes the
         layer's input as it is, and without "out" its output is the layer's.
-      activation: what queries, keys and values go through behind their projections,
-        of `lra_jax.attention.gates`.
+      activation: applied to queries, keys and values after their projections, of
+        `lra_jax.attention.gates`.
       gates: further projections of the layer.
       layout: name of the function that gives the widths of a layer's heads from the
         width of its input, where they are not the layer's own to choose.

@@ -1,1 +1,1 @@
-"""What `python -m lra_jax.benchmark` measures: cases, programs, roofline, views."""
+"""The parts of `python -m lra_jax.benchmark`: cases, programs, roofline, views."""

@@ -23,7 +23,7 @@ IMPLEMENTATIONS = ("cudnn", "flash", "blocks")
 def best_implementation(dtype: Any, backend: str | None = None) -> str:
     """The fastest of `IMPLEMENTATIONS` for a dtype on a backend, by default this one's.
 
-    "gpu" stands for NVIDIA's; on any other "blocks" must be asked for.
+    "gpu" is taken for NVIDIA's; on any other GPU, ask for "blocks".
     """
     backend = backend or jax.default_backend()
     if backend == "gpu" and jnp.dtype(dtype).itemsize == 2:

@@ -1,7 +1,7 @@
 """The published efficiency tables that the views show beside our figures.
 
-Rows are named after our mechanisms; None stands for a cell that the paper leaves empty
-or marks as out of memory.
+Rows are named after our mechanisms; None is a cell that the paper leaves empty or marks
+as out of memory.
 """
 
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""What the machine can do at most, measured; and what a case must do at least.
+"""The most that the machine can do, measured, and the least that a case must do.
 
 Two rates are measured first: bytes copied a second, and arithmetic a second of a matrix
 product in the dtype. A case cannot be quicker than its *floor*, the larger of

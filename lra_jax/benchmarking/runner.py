@@ -201,10 +201,10 @@ def _of_program(program: Program | None) -> Row:
 
 
 def expected_seconds(known: Sequence[tuple[int, float]], length: int) -> float:
-    """What a call should take at a length, from the times at shorter ones; 0 = unknown.
+    """The seconds expected of a call, from the times at shorter lengths; 0 = unknown.
 
-    From two on by the exponent between the last two, at least 1; from one by the
-    square, as softmax attention grows.
+    Two or more times give the exponent, that between the last two, at least 1; after a
+    single one the time is taken to grow with the square, as softmax attention does.
     """
     if not known:
         return 0.0
