@@ -176,36 +176,40 @@ def _try_load(
     kept: Any, checkpoint: Any, items: dict[str, Any]
 ) -> tuple[dict[str, Any] | None, str]:
     """What a checkpoint holds, once it is known to be of this model; or why not."""
-    with _leftovers_unreported():
-        try:
+    try:
+        with _leftovers_unreported():
             saved = kept.checkpointables_metadata(checkpoint.step).metadata
             shapes = {item: _shapes(saved[item]) for item in saved if item in _TREES}
-            if all(shapes.get(item) for item in items if item in _TREES):
-                for item in shapes.keys() & items.keys():
-                    _check(str(checkpoint.path), shapes[item], _shapes(items[item]))
-                return kept.load_checkpointables(checkpoint.step, items), ""
-            reason = "none of its arrays"
-        except _AnotherModel:
-            raise
-        # Whatever a damaged file makes of Orbax and its parts.
-        except Exception as error:
-            reason = " ".join(str(error).split())[:200] or type(error).__name__
-    return None, reason
+            if not all(shapes.get(item) for item in items if item in _TREES):
+                return None, "none of its arrays"
+            for item in shapes.keys() & items.keys():
+                _check(str(checkpoint.path), shapes[item], _shapes(items[item]))
+            return kept.load_checkpointables(checkpoint.step, items), ""
+    except _AnotherModel:
+        raise
+    # Whatever a damaged file makes of Orbax and its parts.
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+    with _leftovers_unreported():  # Now that nothing holds the error.
+        return None, reason
 
 
 @contextlib.contextmanager
 def _leftovers_unreported() -> Iterator[None]:
-    """Keeps Python from reporting tasks that Orbax leaves when a load fails."""
-    asyncio_logger = logging.getLogger("asyncio")
-    level = asyncio_logger.level
-    asyncio_logger.setLevel(logging.CRITICAL + 1)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)
+    """Keeps Python from reporting tasks that Orbax leaves when a load fails.
+
+    They may end later, so that after an error asyncio's log stays silent.
+    """
+    tasks = logging.getLogger("asyncio")
+    level = tasks.level
+    tasks.setLevel(logging.CRITICAL + 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        try:
             yield
+        finally:
             gc.collect()
-    finally:
-        asyncio_logger.setLevel(level)
+    tasks.setLevel(level)
 
 
 class _AnotherModel(ValueError):

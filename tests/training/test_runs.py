@@ -239,6 +239,13 @@ def spoil(file, how: str) -> None:
             file.write_bytes(content[:middle] + changed + content[middle + 1 :])
 
 
+# Orbax leaves tasks in its closed event loop when a load fails.
+orbax_leaves_tasks = pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)
+
+
+@orbax_leaves_tasks
 @pytest.mark.parametrize("how", ["gone", "cut", "flipped"])
 @pytest.mark.parametrize(
     "name", ["state/_METADATA", "state/manifest.ocdbt", "data/process_0-of-1.json"]
@@ -253,7 +260,8 @@ def test_a_damaged_checkpoint_is_set_aside(finished, tmp_path, caplog, name, how
     with Session(config, quiet=True) as session:
         assert session.console.start == session.trainer.step == 30
         result = session.run()
-    (line,) = [record.getMessage() for record in caplog.records]
+    ours = [record for record in caplog.records if record.name.startswith("lra_jax")]
+    (line,) = [record.getMessage() for record in ours]
     assert line.startswith(f"{newest}: expected a whole checkpoint, got ")
     assert line.endswith("; going back to step 30") and "\n" not in line
     helpers.assert_equal_trees(session.trainer.state, finished.trainer.state)
@@ -263,6 +271,7 @@ def test_a_damaged_checkpoint_is_set_aside(finished, tmp_path, caplog, name, how
     assert aside.name.startswith(f"{STEPS}-")
 
 
+@orbax_leaves_tasks
 def test_no_checkpoint_is_whole(finished, tmp_path, capsys):
     workdir = shutil.copytree(finished.workdir, tmp_path / "run")
     (workdir / "result.json").unlink()
