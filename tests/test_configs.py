@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import helpers
 import jax
+import jax.numpy as jnp
 import pytest
 from flax import nnx
 
@@ -45,7 +46,7 @@ def test_presets(task, preset, mechanism):
     assert (config.attention, config.workdir, config.seed) == (mechanism, None, 0)
     known_task = tasks.get_task(task)
     known_task.check(config)
-    assert make_schedule(config.train)(config.train.steps) >= 0
+    assert float(jnp.asarray(make_schedule(config.train)(config.train.steps))) >= 0
     assert config.train.steps % config.train.eval_every == 0
     assert config.model.max_length >= (config.data.longest or 0)
     data = DATA | {"image_shape": known_task.image_shape}

@@ -267,8 +267,8 @@ def inputs(
     head_dim: int = 4,
     value_dim: int | None = None,
     key_heads: int | None = None,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Normal query, key and value, float32."""
+) -> tuple[Any, Any, Any]:
+    """Normal query, key and value, float32 of numpy, for functions of jax too."""
     rng = np.random.default_rng(seed)
     key_heads = key_heads or heads
     return (

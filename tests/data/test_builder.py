@@ -10,7 +10,6 @@ import time
 
 import numpy as np
 import pytest
-import tensorflow_datasets as tfds
 
 from lra_jax.data import builder, listops
 
@@ -207,7 +206,7 @@ def test_the_disk_fills_up(tmp_path, monkeypatch):
     def write(*_, **__):
         raise RuntimeError("write() failed: No space left on device; writing x")
 
-    monkeypatch.setattr(tfds.core.writer.ExampleWriter, "write", write)
+    monkeypatch.setattr("tensorflow_datasets.core.writer.ExampleWriter.write", write)
     with pytest.raises(OSError, match=r"about 9,360 bytes, in .*No space left"):
         listops.prepare(tmp_path, **TINY)
     assert not list(tmp_path.rglob("incomplete.*"))

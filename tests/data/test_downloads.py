@@ -37,7 +37,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         with contextlib.suppress(OSError):
             self.wfile.write(self.content[start : self.cut])
 
-    def log_message(self, *_):
+    def log_message(self, format, *args):
         pass
 
 

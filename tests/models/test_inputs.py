@@ -3,6 +3,8 @@
 Small models, compiled without optimisation; see ``helpers.call_model``.
 """
 
+from typing import Any
+
 import helpers
 import jax
 import jax.numpy as jnp
@@ -51,7 +53,7 @@ def pixels(*, black: bool = False) -> np.ndarray:
 
 def test_the_linear_input_is_a_projection_of_the_value():
     model = classifier(inputs="linear", positions="none")
-    layer = model.encoder.embed
+    layer: Any = model.encoder.embed
     assert layer.kernel.shape == (1, 8) and layer.bias.shape == (8,)
     layer.bias[...] = jnp.linspace(0, 1, 8)
 
@@ -140,7 +142,8 @@ def test_a_black_pixel_counts_unless_zeros_are_padding():
     image = pixels(black=True)
     exact, official = classifier(), classifier(padding="zeros")
     for model in (exact, official):  # Let the vector of black say a lot.
-        model.encoder.embed.embedding[...] *= 20
+        layer: Any = model.encoder.embed
+        layer.embedding[...] *= 20
     shown = out(exact, image, lengths)
     hidden = out(official, image, lengths)
     assert np.abs(shown - hidden).max() > 1e-4

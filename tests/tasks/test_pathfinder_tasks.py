@@ -1,5 +1,7 @@
 """Pathfinder's four tasks from flags to a score, on small data of the true kind."""
 
+from typing import Any
+
 import helpers
 import pytest
 
@@ -57,7 +59,7 @@ def test_a_run_from_beginning_to_end(task, preset, tmp_path):
 def test_data_settings(task):
     for preset in ("compact", "official", "modern"):
         config = get_preset(task, preset)
-        data = config.data
+        data: Any = config.data
         assert (data.num_train, data.num_valid, data.num_test) == (
             160_000,
             20_000,

@@ -69,6 +69,7 @@ def test_the_nearest_flag_is_named(capsys):
 
 @pytest.mark.parametrize("task", TASKS)
 def test_configs_come_back_from_json(task):
+    config = Config(task=task)
     for preset in get_task(task).presets:
         config = get_preset(task, preset).replace(data={"buckets": "7"})
         back = Config.from_dict(json.loads(json.dumps(config.to_dict())))

@@ -1,6 +1,7 @@
 """Training and evaluation: devices, compilations, counting, metrics, checkpoints."""
 
 import json
+from typing import Any
 
 import helpers
 import jax
@@ -271,7 +272,8 @@ def test_buffers_are_kept_but_not_trained(dataset, data_dir, tmp_path, monkeypat
     kept = {x.shape for x in jax.tree.leaves(first.state.opt_state)}
     assert (2, 8) in {x.shape for x in jax.tree.leaves(drawn)} and (2, 8) not in kept
     first.fit(RunConsole(8, quiet=True))
-    assert first.train_step._cache_size() <= 2, "one compilation for each bucket"
+    step: Any = first.train_step
+    assert step._cache_size() <= 2, "one compilation for each bucket"
     score = first.evaluate(first.state.params, "test")
     first.checkpoints.close()
     after = first.state.params

@@ -216,6 +216,7 @@ def test_steps_from_an_empty_state() -> None:
         state = attention.softmax_init(2, heads, 4, max_length=7)
         sizes = [x.shape for x in state]
         step = fast_jit(attention.softmax_step)
+        out = None
         for i in range(7):
             out, state = step(state, q[:, i], k[:, i], v[:, i])
             assert [x.shape for x in state] == sizes
