@@ -7,8 +7,8 @@ with a reference of its own.
 """
 
 import inspect
-from collections.abc import Callable
-from typing import Concatenate, ParamSpec
+from collections.abc import Callable, Mapping
+from typing import Any, Concatenate, ParamSpec
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,7 @@ def weights_of(
     ],
     doc: str,
     without: tuple[str, ...] = (),
+    fixed: Mapping[str, Any] | None = None,
     check: Callable[..., None] | None = None,
 ) -> Callable[Concatenate[jax.Array, jax.Array, Options], jax.Array]:
     """``X_weights`` of an ``X_attention`` that is linear in its values.
@@ -32,6 +33,7 @@ def weights_of(
       attention: ``X_attention(query, key, value, ...)``.
       doc: what there is to say of the weights, one sentence.
       without: keywords that have no part in them, and are ignored.
+      fixed: keywords whose values the weights are taken with, whatever is given.
       check: called with the keywords first, to refuse some.
 
     Returns:
@@ -55,6 +57,7 @@ def weights_of(
         units = inputs.unit_values(query, key)
         for ignored in without:
             options.pop(ignored, None)
+        options.update(fixed or {})
         with jax.default_matmul_precision("highest"):
             out = attention(query.astype(units.dtype), key, units, *args, **options)
         return jnp.swapaxes(out, 1, 2)

@@ -76,6 +76,38 @@ class Step(Protocol[AnyState]):
     ) -> tuple[jax.Array, AnyState]: ...
 
 
+def begun(
+    state: Any,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    mask: jax.Array | None,
+) -> tuple[jax.Array | None, jnp.dtype, jax.Array]:
+    """What a prefill begins with.
+
+    Args:
+      state: what came before, with ``sums`` and ``position``; None = nothing.
+      query: `[B, T, N, H]`.
+      key: `[B, T, N, H]`.
+      value: `[B, T, N, Hv]`.
+      mask: as given.
+
+    Returns:
+      The mask as `[B, T]` or None, the dtype of the sums, and the position after each
+      sample's last real one, `[B]`.
+
+    Raises:
+      ValueError: arrays or mask do not fit.
+    """
+    inputs.check_inputs(query, key, value, True)
+    batch, length = query.shape[:2]
+    mask = inputs.padding_mask(mask, batch, length)
+    position = inputs.next_position(mask, batch, length)
+    if state is None:
+        return mask, inputs.accumulation_dtype(query, key, value), position
+    return mask, jax.tree.leaves(state.sums)[0].dtype, position + state.position
+
+
 def make_init(prefill: Callable[..., tuple[jax.Array, State]]) -> Init[State]:
     """``X_init`` of a mechanism, from its ``X_prefill``."""
 

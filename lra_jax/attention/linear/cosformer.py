@@ -176,12 +176,7 @@ def cosformer_attention(
     """Computes attention with ReLU features, re-weighted by the cosine of distance.
 
     Args:
-      query: `[B, T, N, H]`.
-      key: `[B, S, N, H]`; its heads may be a divisor of N.
-      value: `[B, S, N, Hv]`.
-      mask: boolean, True = may be attended: `[B, S]`, or anything that broadcasts to
-        `[B, 1, 1, S]`.
-      is_causal: position i sees keys 0..i only; needs T == S.
+      query, key, value, mask, is_causal: as in `linear_attention`.
       max_length: M. An int of at least max(T, S); None for max(T, S); or an integer
         array `[B]` with one M a sample, whose positions from its M on are padding: such
         keys are hidden and such query rows are zero.

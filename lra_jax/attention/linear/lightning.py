@@ -90,11 +90,8 @@ def lightning_attention(
     """Computes linear attention with a decay of exp(-slope) a position.
 
     Args:
-      query: `[B, T, N, H]`.
-      key: `[B, S, N, H]`; its heads may be a divisor of N.
-      value: `[B, S, N, Hv]`.
-      mask: boolean, True = may be attended: `[B, S]`, or anything that broadcasts to
-        `[B, 1, 1, S]`. A hidden position still counts as distance.
+      query, key, value, mask: as in `linear_attention`. A hidden position still counts
+        as distance.
       is_causal: position i sees keys 0..i only; needs T == S. Otherwise it sees all,
         with the decay of the distance.
       slopes: `[N]`, not negative; None = `lightning_slopes`.
@@ -103,9 +100,7 @@ def lightning_attention(
       norm: None; "rms" or "layer" normalise each position over all heads together,
         without a learned gain, which the projection that follows has already.
       eps: of the norm.
-      chunking: how the sequence is cut; None = by the backend.
-      precision: of the matrix products, as in ``jnp.einsum``.
-      **_: further keywords that Flax passes to an ``attention_fn``; ignored.
+      chunking, precision, **_: as in `linear_attention`.
 
     Returns:
       `[B, T, N, Hv]` in the query's dtype.
@@ -183,19 +178,13 @@ def lightning_prefill(
     Raises:
       ValueError: shapes, dtypes, the mask, an option or the state do not fit.
     """
-    inputs.check_inputs(query, key, value, True)
+    mask, dtype, position = streams.begun(state, query, key, value, mask)
     feature_maps.check_norm(norm)
-    batch, length, heads = query.shape[:3]
-    mask = inputs.padding_mask(mask, batch, length)
-    dtype = inputs.accumulation_dtype(query, key, value)
-    position = inputs.next_position(mask, batch, length)
-    if state is not None:
-        dtype, position = state.sums.total.dtype, position + state.position
     (out, _denominators), sums = decay.prefill(
         query,
         key,
         value,
-        _slopes(slopes, heads, dtype),
+        _slopes(slopes, query.shape[2], dtype),
         mask=mask,
         state=None if state is None else state.sums,
         feature_map=feature_map or "identity",

@@ -195,12 +195,7 @@ def linear_prefill(
     Raises:
       ValueError: shapes, dtypes, the mask or the state do not fit.
     """
-    inputs.check_inputs(query, key, value, True)
-    batch, length = query.shape[:2]
-    mask = inputs.padding_mask(mask, batch, length)
-    dtype = inputs.accumulation_dtype(query, key, value)
-    if state is not None:
-        dtype = state.sums.total.dtype
+    mask, dtype, position = streams.begun(state, query, key, value, mask)
     out_dtype = query.dtype
     query, key, phi = feature_maps.given(query, key, feature_map, dtype, mask)
     arrays = engine.Arrays(query, key, value)
@@ -215,9 +210,6 @@ def linear_prefill(
         chunking=chunking,
         dtype=out_dtype,
     )
-    position = inputs.next_position(mask, batch, length)
-    if state is not None:
-        position = position + state.position
     return out, LinearState(sums, position)
 
 

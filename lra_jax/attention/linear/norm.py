@@ -74,21 +74,14 @@ def norm_attention(
     """Computes ``norm(phi(q) (phi(k)^T v))`` over the visible keys.
 
     Args:
-      query: `[B, T, N, H]`.
-      key: `[B, S, N, H]`; its heads may be a divisor of N.
-      value: `[B, S, N, Hv]`.
-      mask: boolean, True = may be attended: `[B, S]`, or anything that broadcasts to
-        `[B, 1, 1, S]`.
-      is_causal: position i sees keys 0..i only; needs T == S.
+      query, key, value, mask, is_causal: as in `linear_attention`.
       feature_map: "elu" (elu(x) + 1), "relu", "sigmoid", "silu", or a function of an
         array.
       norm: "rms", or "layer", which takes the mean away first; None leaves the sum,
         which grows with the length.
       per_head: normalise each head of a position by itself, not all heads together.
       eps: of the norm.
-      chunking: how the causal form cuts the sequence; None = by the backend.
-      precision: of the matrix products, as in ``jnp.einsum``.
-      **_: further keywords that Flax passes to an ``attention_fn``; ignored.
+      chunking, precision, **_: as in `linear_attention`.
 
     Returns:
       `[B, T, N, Hv]` in the query's dtype.
@@ -168,14 +161,8 @@ def norm_prefill(
     Raises:
       ValueError: shapes, dtypes, the mask, an option or the state do not fit.
     """
-    inputs.check_inputs(query, key, value, True)
+    mask, dtype, position = streams.begun(state, query, key, value, mask)
     feature_maps.check_norm(norm)
-    batch, length = query.shape[:2]
-    mask = inputs.padding_mask(mask, batch, length)
-    dtype = inputs.accumulation_dtype(query, key, value)
-    position = inputs.next_position(mask, batch, length)
-    if state is not None:
-        dtype, position = state.sums.total.dtype, position + state.position
     out_dtype = query.dtype
     query, key, phi = feature_maps.given(query, key, feature_map, dtype, mask)
     arrays = engine.Arrays(query, key, value)

@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from lra_jax.attention import feature_maps, inputs, streams
+from lra_jax.attention import dense, feature_maps, inputs, streams
 from lra_jax.attention.causal import engine
 from lra_jax.attention.linear import performer_causal, random_features
 from lra_jax.attention.linear.linear import causal_sums
@@ -133,9 +133,7 @@ def performer_attention(
         ("google" 1e-6, "lucidrains" 1e-4), 1e-3 for others.
       scale: of query and key before the projection; None = H^(-1/4) (1 for "google" and
         another kernel).
-      chunking: how the causal form cuts the sequence; None = by the backend.
-      precision: of the matrix products, as in ``jnp.einsum``.
-      **_: further keywords that Flax passes to an ``attention_fn``; ignored.
+      chunking, precision, **_: as in `linear_attention`.
 
     Returns:
       `[B, T, N, Hv]` in the query's dtype; zero in rows without visible keys.
@@ -158,24 +156,9 @@ def performer_attention(
     return jnp.swapaxes(out, 1, 2).astype(query.dtype)
 
 
-def performer_weights(
-    query: jax.Array,
-    key: jax.Array,
-    projection: jax.Array | None = None,
-    mask: jax.Array | None = None,
-    is_causal: bool = False,
-    **keywords: Any,
-) -> jax.Array:
-    """Returns the weights `[B, N, T, S]` that `performer_attention` never builds.
-
-    float32 or wider; arguments, options and errors are those of `performer_attention`.
-    """
-    inputs.check_inputs(query, key, None, is_causal)
-    # The output is linear in the values: on unit vectors it is the matrix itself.
-    units = inputs.unit_values(query, key)
-    arrays = (query.astype(units.dtype), key, units)
-    rows = performer_attention(*arrays, projection, mask, is_causal, **keywords)
-    return jnp.swapaxes(rows, 1, 2)
+performer_weights = dense.weights_of(
+    performer_attention, "Rows sum to one, or to zero where no key is visible."
+)
 
 
 def performer_prefill(
@@ -208,7 +191,6 @@ def performer_prefill(
       ValueError: shapes, dtypes, the mask, the projection, an option or the state do
         not fit, or the dialect's softmax features have no stream.
     """
-    inputs.check_inputs(query, key, value, True)
     options = Options(kernel, dialect, hyperbolic, feature_eps, scale, precision)
     if options.whole_keys:
         raise expected(
@@ -250,13 +232,8 @@ def _causal(
     options: Options,
     chunking: engine.Chunking | None,
 ) -> tuple[jax.Array, PerformerState]:
-    batch, length = query.shape[:2]
-    mask = inputs.padding_mask(mask, batch, length)
-    dtype = inputs.accumulation_dtype(query, key, value)
-    position = inputs.next_position(mask, batch, length)
+    mask, dtype, position = streams.begun(state, query, key, value, mask)
     start = None if state is None else state.sums
-    if state is not None:
-        dtype, position = state.sums.total.dtype, position + state.position
     if options.exact and matrix is not None:
         out, sums = performer_causal.causal_softmax_features(
             query,

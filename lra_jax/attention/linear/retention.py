@@ -90,11 +90,8 @@ def retention_attention(
     """Computes retention: rotated products that fade with distance, and a norm.
 
     Args:
-      query: `[B, T, N, H]`.
-      key: `[B, S, N, H]`; its heads may be a divisor of N.
-      value: `[B, S, N, Hv]`.
-      mask: boolean, True = may be attended: `[B, S]`, or anything that broadcasts to
-        `[B, 1, 1, S]`. A hidden position still counts as distance.
+      query, key, value, mask: as in `linear_attention`. A hidden position still counts
+        as distance.
       is_causal: position i sees keys 0..i only; needs T == S. Otherwise it sees all,
         with the decay of the distance.
       slopes: `[N]`, not negative, -log(gamma) of each head; None = `retention_slopes`.
@@ -102,9 +99,7 @@ def retention_attention(
       norm: "layer" (the paper's GroupNorm) or "rms" normalise each head of a position
         by itself; None leaves the weighted sum, which is linear in the values.
       eps: of the norm.
-      chunking: how the sequence is cut; None = by the backend.
-      precision: of the matrix products, as in ``jnp.einsum``.
-      **_: further keywords that Flax passes to an ``attention_fn``; ignored.
+      chunking, precision, **_: as in `linear_attention`.
 
     Returns:
       `[B, T, N, Hv]` in the query's dtype.

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from lra_jax.attention import feature_maps, streams
+from lra_jax.attention import dense, feature_maps, streams
 from lra_jax.attention.causal import engine
 from lra_jax.attention.recurrent import gated_delta
 from lra_jax.attention.registry import Gate, Mechanism
@@ -74,30 +74,9 @@ def delta_attention(
     )
 
 
-def delta_weights(
-    query: jax.Array,
-    key: jax.Array,
-    mask: jax.Array | None = None,
-    is_causal: bool = False,
-    *,
-    beta: jax.Array | None = None,
-    feature_map: feature_maps.FeatureMap = "silu",
-    precision: jax.lax.PrecisionLike = None,
-    **_: Any,
-) -> jax.Array:
-    """Returns the weights `[B, N, T, T]` before the norm, of either sign.
-
-    Arguments and errors are those of `delta_attention`.
-    """
-    return gated_delta.gated_delta_weights(
-        query,
-        key,
-        mask,
-        is_causal,
-        beta=beta,
-        feature_map=feature_map,
-        precision=precision,
-    )
+delta_weights = dense.weights_of(
+    delta_attention, "Before the norm, of either sign.", fixed={"norm": None}
+)
 
 
 def delta_prefill(

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from lra_jax.attention import feature_maps, inputs, streams
+from lra_jax.attention import dense, feature_maps, inputs, streams
 from lra_jax.attention.causal import engine
 from lra_jax.attention.causal.prefix import decayed, so_far, triangle
 from lra_jax.attention.recurrent import recurrence
@@ -79,11 +79,7 @@ def gated_delta_attention(
     """Computes the gated delta rule.
 
     Args:
-      query: `[B, T, N, H]`.
-      key: `[B, T, N, H]`; its heads may be a divisor of N.
-      value: `[B, T, N, Hv]`.
-      mask: boolean, True = may be attended: `[B, T]`, or anything that broadcasts to
-        `[B, 1, 1, T]`.
+      query, key, value, mask: as in `linear_attention`.
       is_causal: position i sees keys 0..i only; otherwise the recurrence runs from both
         ends.
       beta: b, in (0, 1), `[B, T, N]`; its heads may be a divisor of N. None = 1.
@@ -92,9 +88,7 @@ def gated_delta_attention(
       feature_map: phi, by name or as a function with phi(0) = 0.
       norm: "rms" or "layer", of each head of a position; None leaves the sum.
       eps: of the norm.
-      chunking: how the sequence is cut; None = by the backend.
-      precision: of the matrix products, as in ``jnp.einsum``.
-      **_: further keywords that Flax passes to an ``attention_fn``; ignored.
+      chunking, precision, **_: as in `linear_attention`.
 
     Returns:
       `[B, T, N, Hv]` in the query's dtype; states are float32 or wider.
@@ -121,38 +115,12 @@ def gated_delta_attention(
     )[0]
 
 
-def gated_delta_weights(
-    query: jax.Array,
-    key: jax.Array,
-    mask: jax.Array | None = None,
-    is_causal: bool = False,
-    *,
-    beta: jax.Array | None = None,
-    log_decay: jax.Array | None = None,
-    feature_map: feature_maps.FeatureMap = "silu",
-    precision: jax.lax.PrecisionLike = None,
-    **_: Any,
-) -> jax.Array:
-    """Returns the weights `[B, N, T, T]` before norm and gate, of either sign.
-
-    float32 or wider. Arguments and errors are those of `gated_delta_attention`.
-    """
-    inputs.check_inputs(query, key, None, is_causal)
-    # The sum is linear in the values: on unit vectors it is the matrix itself.
-    units = inputs.unit_values(query, key)
-    rows = gated_delta_attention(
-        query.astype(units.dtype),
-        key,
-        units,
-        mask,
-        is_causal,
-        beta=beta,
-        log_decay=log_decay,
-        feature_map=feature_map,
-        norm=None,
-        precision=precision,
-    )
-    return jnp.swapaxes(rows, 1, 2)
+gated_delta_weights = dense.weights_of(
+    gated_delta_attention,
+    "Before the norm and the gate, of either sign.",
+    without=("gate",),
+    fixed={"norm": None},
+)
 
 
 def gated_delta_prefill(

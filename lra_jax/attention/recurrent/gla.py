@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from lra_jax.attention import feature_maps, inputs, streams
+from lra_jax.attention import dense, feature_maps, inputs, streams
 from lra_jax.attention.causal import engine
 from lra_jax.attention.causal.prefix import decayed, prefix, triangle
 from lra_jax.attention.recurrent import recurrence
@@ -75,11 +75,7 @@ def gla_attention(
     """Computes gated linear attention.
 
     Args:
-      query: `[B, T, N, H]`.
-      key: `[B, T, N, H]`; its heads may be a divisor of N.
-      value: `[B, T, N, Hv]`.
-      mask: boolean, True = may be attended: `[B, T]`, or anything that broadcasts to
-        `[B, 1, 1, T]`.
+      query, key, value, mask: as in `linear_attention`.
       is_causal: position i sees keys 0..i only; otherwise the recurrence runs from both
         ends.
       log_decay: log(a), not positive, `[B, T, N, H]`; its heads may be a divisor of N.
@@ -114,34 +110,12 @@ def gla_attention(
     )[0]
 
 
-def gla_weights(
-    query: jax.Array,
-    key: jax.Array,
-    mask: jax.Array | None = None,
-    is_causal: bool = False,
-    *,
-    log_decay: jax.Array | None = None,
-    precision: jax.lax.PrecisionLike = None,
-    **_: Any,
-) -> jax.Array:
-    """Returns the weights `[B, N, T, T]` before norm and gate, of either sign.
-
-    float32 or wider. Arguments and errors are those of `gla_attention`.
-    """
-    inputs.check_inputs(query, key, None, is_causal)
-    # The sum is linear in the values: on unit vectors it is the matrix itself.
-    units = inputs.unit_values(query, key)
-    rows = gla_attention(
-        query.astype(units.dtype),
-        key,
-        units,
-        mask,
-        is_causal,
-        log_decay=log_decay,
-        norm=None,
-        precision=precision,
-    )
-    return jnp.swapaxes(rows, 1, 2)
+gla_weights = dense.weights_of(
+    gla_attention,
+    "Before the norm and the gate, of either sign.",
+    without=("gate",),
+    fixed={"norm": None},
+)
 
 
 def gla_prefill(

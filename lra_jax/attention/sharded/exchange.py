@@ -4,21 +4,19 @@ Trees of float arrays of one dtype, whose size must not depend on the length; on
 all-gather, and one reduce-scatter in the gradient.
 """
 
-from typing import TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-Tree = TypeVar("Tree")
 
-
-def total(own: Tree, axis: str) -> Tree:
+def total(own: Any, axis: str) -> Any:
     """The sum of all devices' trees."""
     return _unpacked(_gathered(own, axis).sum(0), own)
 
 
-def before(own: Tree, axis: str) -> Tree:
+def before(own: Any, axis: str) -> Any:
     """The sum of the trees of the devices before this one."""
     states = _gathered(own, axis)
     places = np.arange(states.shape[0], dtype=np.int32)[:, None]
@@ -27,13 +25,13 @@ def before(own: Tree, axis: str) -> Tree:
     return _unpacked(states.sum(0), own)
 
 
-def _gathered(own: Tree, axis: str) -> jax.Array:
+def _gathered(own: Any, axis: str) -> jax.Array:
     """Every device's tree as a row, `[devices, size]`."""
     leaves = [leaf.reshape(-1) for leaf in jax.tree.leaves(own)]
     return jax.lax.all_gather(jnp.concatenate(leaves), axis)
 
 
-def _unpacked(row: jax.Array, like: Tree) -> Tree:
+def _unpacked(row: jax.Array, like: Any) -> Any:
     leaves, structure = jax.tree.flatten(like)
     parts = jnp.split(row, np.cumsum([leaf.size for leaf in leaves])[:-1])
     pairs = zip(parts, leaves, strict=True)
