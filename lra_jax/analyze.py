@@ -1,6 +1,6 @@
 """Shows what attention does: ``python -m lra_jax.analyze COMMAND ...``.
 
-Each command writes pictures, the data behind them, and one page that holds it all.
+Each command writes pictures, their data, and one page that holds it all.
 """
 
 import dataclasses
@@ -293,8 +293,8 @@ def _overview() -> str:
         [
             f"usage: {PROG} COMMAND [--out=...] [...]",
             "",
-            "Shows what attention does. Each command writes pictures, the data behind",
-            f"them and one page; {PROG} COMMAND --help lists its flags.",
+            "Shows what attention does. Each command writes pictures, their data and",
+            f"one page; {PROG} COMMAND --help lists its flags.",
             "",
             *lines,
         ]

@@ -11,7 +11,7 @@ from lra_jax import cli, runtime
 
 @dataclasses.dataclass(frozen=True)
 class EvaluateConfig:
-    """What to score."""
+    """The run to score, and where its data are."""
 
     workdir: str
     """Run directory."""

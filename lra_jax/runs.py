@@ -38,7 +38,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        """What the run is called in messages."""
+        """The run's name in messages."""
         return f"{self.config.task} {self.config.attention} seed {self.config.seed}"
 
 
@@ -61,7 +61,7 @@ def take_flag(args: Sequence[str], name: str) -> tuple[str | None, list[str]]:
       The last value given, or None, and the other arguments.
 
     Raises:
-      ValueError: the flag stands last, without a value.
+      ValueError: the flag comes last, without a value.
     """
     value, rest = None, []
     pending = iter(args)

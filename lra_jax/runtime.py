@@ -1,4 +1,4 @@
-"""What the command lines set up before jax starts: allocator, devices, caches.
+"""Settings that the command lines make before jax starts: allocator, devices, caches.
 
 On a Linux CPU more than half of a training step can be page faults: the C library
 returns every large buffer to the system and fetches it afresh in the next step. Two

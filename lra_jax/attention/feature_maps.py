@@ -91,7 +91,7 @@ def features(
 
 
 class Options(NamedTuple):
-    """What the features of a causal form are made by; equal by value."""
+    """How a causal form makes its features; equal by value."""
 
     feature_map: str
     dtype: Any  # of all that is computed

@@ -7,7 +7,6 @@ are imported when they are first asked for.
 """
 
 import ast
-import difflib
 import functools
 import importlib
 import importlib.util
@@ -16,6 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+from lra_jax.errors import did_you_mean, expected
 
 __all__ = [
     "MECHANISMS",
@@ -158,10 +159,8 @@ class Mechanism:
           ValueError: the mechanism is a function from outside, which has none.
         """
         if self.function is not None:
-            raise ValueError(
-                "attention: expected a registered mechanism for its dense weights, "
-                f"got the function {self.name!r}"
-            )
+            wanted = "a registered mechanism for its dense weights"
+            raise expected("attention", wanted, f"the function {self.name!r}")
         return self._find(f"{self.name}_weights")
 
     @property
@@ -238,11 +237,11 @@ def _assigned(module: str, name: str) -> ast.expr:
     """
     spec = importlib.util.find_spec(module)
     if spec is None or spec.origin is None:
-        raise ValueError(f"attention: expected a module {module!r}, got none")
+        raise expected("attention", f"a module {module!r}", "none")
     for node in ast.parse(Path(spec.origin).read_text("utf-8")).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
             return node.value
-    raise ValueError(f"attention: expected {name} = ... in {spec.origin}, got none")
+    raise expected("attention", f"{name} = ... in {spec.origin}", "none")
 
 
 MECHANISMS: MutableMapping[str, Mechanism] = _Mechanisms(MODULES)
@@ -272,19 +271,14 @@ def resolve(spec: "str | Callable[..., Any] | Mechanism") -> Mechanism:
     if callable(spec):
         return _foreign(spec)
     if not isinstance(spec, str):
-        raise ValueError(
-            "attention: expected a registered name, 'package.module:function' or a "
-            f"function, got {spec!r}"
-        )
+        wanted = "a registered name, 'package.module:function' or a function"
+        raise expected("attention", wanted, f"{spec!r}")
     if ":" in spec:
         return _foreign(_load(spec), spec)
     if spec not in MECHANISMS:
-        near = difflib.get_close_matches(spec.lower(), MECHANISMS, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(
-            f"attention: expected one of {', '.join(MECHANISMS)}, or "
-            f"'package.module:function', got {spec!r}{hint}"
-        )
+        wanted = f"one of {', '.join(MECHANISMS)}, or 'package.module:function'"
+        hint = did_you_mean(spec.lower(), MECHANISMS)
+        raise expected("attention", wanted, f"{spec!r}{hint}")
     return MECHANISMS[spec]
 
 
@@ -305,26 +299,21 @@ def _foreign(function: Callable[..., Any], name: str | None = None) -> Mechanism
 def _load(spec: str) -> Callable[..., Any]:
     path, _, attribute = spec.partition(":")
     if not path or not attribute:
-        raise ValueError(f"attention: expected 'package.module:function', got {spec!r}")
+        raise expected("attention", "'package.module:function'", f"{spec!r}")
     try:
         found = importlib.import_module(path)
     except Exception as error:
-        raise ValueError(
-            f"attention: expected a module that imports before ':' in {spec!r}, got "
-            f"{type(error).__name__}: {error}"
-        ) from error
+        wanted = f"a module that imports before ':' in {spec!r}"
+        got = f"{type(error).__name__}: {error}"
+        raise expected("attention", wanted, got) from error
     for part in attribute.split("."):
         if not hasattr(found, part):
-            raise ValueError(
-                f"attention: expected {attribute!r} in the module {path!r}, "
-                f"got no attribute {part!r}"
-            )
+            wanted = f"{attribute!r} in the module {path!r}"
+            raise expected("attention", wanted, f"no attribute {part!r}")
         found = getattr(found, part)
     if not callable(found):
-        raise ValueError(
-            f"attention: expected {spec!r} to be a function, got a "
-            f"{type(found).__name__}"
-        )
+        kind = type(found).__name__
+        raise expected("attention", f"{spec!r} to be a function", f"a {kind}")
     return found
 
 

@@ -83,7 +83,7 @@ def begun(
     value: jax.Array,
     mask: jax.Array | None,
 ) -> tuple[jax.Array | None, jnp.dtype, jax.Array]:
-    """What a prefill begins with.
+    """Checks a prefill's arrays, and returns the numbers that it begins with.
 
     Args:
       state: what came before, with ``sums`` and ``position``; None = nothing.

@@ -1,4 +1,4 @@
-"""What to measure: a case is one mechanism at one length, in one dtype, at one work.
+"""The cases to measure: each is one mechanism at one length, in one dtype, at one work.
 
 Nothing here imports jax: ``--help`` must be quick.
 """
@@ -71,7 +71,7 @@ class Case:
 
     @property
     def line(self) -> tuple[str, str, str]:
-        """What cases of one line in the picture share."""
+        """The settings that the cases of one line in the picture share."""
         return self.attention, self.work, self.dtype
 
     def to_dict(self) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from lra_jax.training.session import commit, describe_devices, versions
 
 
 class Report:
-    """What was measured, by which command, on what.
+    """The measurements, with the command and the machine that made them.
 
     Args:
       config: what to measure.
@@ -94,7 +94,7 @@ class Report:
         return tables.make_page(self.config.view, self.rows).markdown()
 
     def values(self) -> dict[str, Any]:
-        """What the JSON holds."""
+        """The contents of the JSON."""
         roofline = {} if self.roofline is None else dataclasses.asdict(self.roofline)
         published = published_tables(self.config.view)
         return {

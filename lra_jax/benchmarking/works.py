@@ -1,4 +1,4 @@
-"""The functions behind a case: an attention call, a decoding step, a model's step.
+"""The functions of a case: an attention call, a decoding step, a model's step.
 
 Each is a pure function ``arguments -> results`` with the way to make its arguments
 and to feed its results back for the next call.
@@ -38,7 +38,7 @@ def _same(arguments: Arguments, _: Any) -> Arguments:
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """What is compiled for a case.
+    """The program that is compiled for a case.
 
     Attributes:
       function: ``(*arguments) -> results``, jitted or not.

@@ -21,7 +21,8 @@ from lra_jax.errors import expected
 from lra_jax.files import replacing, write_text
 from lra_jax.reports import charts
 
-# What Markdown would read as more than text; `<`, `>` and `&` are entities by then.
+# Characters that Markdown would read as more than text; `<`, `>` and `&` are entities
+# by then.
 _MARKS = re.compile(r"[\\`*|~]|(?<=\])[(\[:]|_(?![^\W_])|(?<![^\W_])_|^[#+-](?=\s)")
 
 

@@ -182,7 +182,7 @@ def _own_row(group: Group) -> tuple[str, ...]:
 
 
 def _protocol(group: Group) -> str:
-    """What was trained, and on what, in a line."""
+    """The model that was trained, and its machine, in a line."""
     config, result = group.config, group.results[0]
     train, model, data = config.train, config.model, config.data
     split = "validation = test" if group.last_only else "own validation split"

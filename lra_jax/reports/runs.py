@@ -12,7 +12,7 @@ from lra_jax.configs import Config
 from lra_jax.errors import expected
 from lra_jax.training.metrics import read_metrics
 
-# What the tables read of a result; peak memory is younger than some results.
+# Fields of a result that the tables read; older results have no peak memory.
 _NUMBERS = (
     *("test_accuracy_best", "test_accuracy_last", "steps", "best_step", "seconds"),
     *("steps_per_second", "parameters", "test_examples"),

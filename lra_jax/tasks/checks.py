@@ -1,4 +1,4 @@
-"""What a user can get wrong in a config, found before data are made or compiled."""
+"""Finds mistakes in a config before data are made or anything compiles."""
 
 import functools
 from typing import Any

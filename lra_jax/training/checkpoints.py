@@ -32,7 +32,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Progress(NamedTuple):
-    """What the loop itself has to remember.
+    """The loop's own memory.
 
     Attributes:
       best_step: step of the best checkpoint, or -1 before the first.
@@ -175,7 +175,7 @@ def _load(kept: Any, items: dict[str, Any]) -> tuple[dict[str, Any], int]:
 def _try_load(
     kept: Any, checkpoint: Any, items: dict[str, Any]
 ) -> tuple[dict[str, Any] | None, str]:
-    """What a checkpoint holds, once it is known to be of this model; or why not."""
+    """A checkpoint's contents, once it is known to be of this model; or why not."""
     try:
         with _leftovers_unreported():
             saved = kept.checkpointables_metadata(checkpoint.step).metadata

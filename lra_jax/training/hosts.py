@@ -87,7 +87,7 @@ def writer_first(call: Callable[[], Result]) -> Result:
 
 
 def lost_process(error: BaseException) -> str | None:
-    """What to tell the user if an error means that another process is gone, else None.
+    """The line for the user if an error means that another process is gone, else None.
 
     A collective operation fails on the machine's network layer, in words of its own.
     """

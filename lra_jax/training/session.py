@@ -236,7 +236,7 @@ def show_result(
 
 
 def _chosen_by(result: Mapping[str, Any]) -> str:
-    """What the best checkpoint was best in; a warning where it saw the answers."""
+    """How the best checkpoint was chosen; a warning where that saw the answers."""
     rule = f", best validation {result.get('best_by', 'accuracy')}"
     seen = result.get("validation") == "test"
     return f"{rule}; chosen on the test split itself" if seen else rule

@@ -136,7 +136,7 @@ class Arrays(NamedTuple):
 
 
 class Tables(NamedTuple):
-    """What belongs to positions and has no gradient."""
+    """Arrays that belong to positions and have no gradient."""
 
     mask: jax.Array | None  # real keys, [1 or B, T]
     query_mask: jax.Array | None  # real queries, [1 or B, T]
@@ -152,13 +152,13 @@ class Form:
 
     Attributes:
       prepare: ``prepare(options, arrays, mask, query_mask) -> features``: from `Arrays`
-        and masks of one segment, positions on axis 1, to what the segment reads, heads
-        first, `[B, N, L, ...]`.
+        and masks of one segment, positions on axis 1, to the features that the
+        segment reads, heads first, `[B, N, L, ...]`.
       segment: ``segment(options, state, features, tables) -> (outputs, state)``: from
         the state before a segment and its features, `[B, N, P, C, ...]` for P chunks of
         C positions, to the outputs and the state after. ``tables`` are the mechanism's
         own, `[1 or B, 1, P, C]`. Hidden positions must not change the state.
-      options: what both take beside arrays.
+      options: of both, beside the arrays.
       scale: ``scale(options, other) -> factor``, `[B, N, L]` both. The outputs are then
         a pair, ``numerator`` `[B, N, P, C, Hv]` and ``other`` `[B, N, P, C]`, of which
         ``numerator * factor`` is made; its gradient spares the numerators. None leaves
@@ -214,7 +214,7 @@ def run(
     batch, length, heads = arrays.query.shape[:3]
     cut = (chunking or Chunking()).cut(length, batch * heads)
     if cut.length > length:
-        # What is appended to the arrays must not enter any sum.
+        # Positions that are appended to the arrays must not enter any sum.
         real = jnp.ones((1, length), bool)
         mask = real if mask is None else mask
         query_mask = real if query_mask is None else query_mask
@@ -315,7 +315,7 @@ def _segment(
 
 
 def _features(call: _Call, arrays: Arrays, tables: Tables) -> tuple[Tree, Tree]:
-    """What the form reads of one segment, `[B, N, P, C, ...]`, and its own tables."""
+    """The features of one segment, `[B, N, P, C, ...]`, and the form's own tables."""
     form = call.form
     features = form.prepare(form.options, arrays, tables.mask, tables.query_mask)
     own = jax.tree.map(lambda x: x[:, None], tables.own)

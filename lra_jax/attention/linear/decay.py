@@ -2,7 +2,7 @@
 
 ``out_i = sum_j exp(-slope |i - j|) (phi(q_i) . phi(k_j)) v_j``, with one slope a head.
 The causal sum over j <= i is the causal engine's. The two-sided one is that
-sum, and the same over the reversed sequence for the keys behind each query: linear in
+sum, and the same over the reversed sequence for the keys after each query: linear in
 the length, each pair counted once, nothing subtracted.
 
 Positions count from 0 in queries and keys alike, so that lengths may differ. Only
@@ -237,8 +237,8 @@ def spread(
     after = last - jnp.maximum(places, first - 1)
     total = _geometric(slopes, until, jnp.maximum(places - last, 0))
     total += _geometric(slopes, after, jnp.maximum(first - places, 1))
-    # Queries far behind a shorter row of keys, and samples without any, have nearly
-    # none; a floor keeps what is divided by its root finite, gradients included.
+    # Queries far after the end of a shorter row of keys, and samples without any, have
+    # nearly none; a floor keeps divisions by its root finite, gradients included.
     return feature_maps.at_least(total, 1e-20)
 
 

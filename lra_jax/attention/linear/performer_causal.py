@@ -62,14 +62,14 @@ class _Carry(NamedTuple):
 
 
 class Options(NamedTuple):
-    """What the form takes beside arrays; equal by value."""
+    """The options of the form, beside its arrays; equal by value."""
 
     features: random_features.Options
     dtype: Any
 
 
 class _Part(NamedTuple):
-    """What one group of keys gives to the positions of each chunk."""
+    """The share of one group of keys in the positions of each chunk."""
 
     peak: jax.Array  # [B, N, P, C]
     numerator: jax.Array  # in units of exp(peak), [B, N, P, C, Hv]

@@ -48,7 +48,7 @@ _EPS = 1e-6
 
 @dataclass(frozen=True)
 class Options:
-    """What features are made, and how the quotient is taken.
+    """Which features are made, and how the quotient is taken.
 
     Attributes:
       kernel, dialect, hyperbolic, feature_eps, scale: see `performer_attention`.

@@ -9,7 +9,7 @@ The three divisions are the paper's "retention score normalization"; the norm is
 GroupNorm, each head of each position by itself, without a learned gain, and makes the
 divisions matter through its eps alone. The authors' present code (microsoft/torchscale)
 has ``norm="rms"`` there. The rotation is the paper's e^(i theta): `retention.rotary`.
-What follows in their layer, a gate and a projection, is not part of the function.
+The gate and the projection that follow in their layer are not part of the function.
 
 Without ``is_causal`` the sums run over all j with ``D_ij = gamma^|i - j|``. The paper
 has no such form; it is that of Fan et al. 2024 ("RMT: Retentive Networks Meet Vision

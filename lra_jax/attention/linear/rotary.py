@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lra_jax.errors import expected
+
 Angles = tuple[jax.Array, jax.Array]
 
 # Positions counted by the low digit; the high digits' table has T / 256 rows.
@@ -17,10 +19,8 @@ _BASE = 256
 def check_width(head_dim: int) -> None:
     """Raises ``ValueError`` unless the columns come in pairs."""
     if head_dim % 2:
-        raise ValueError(
-            "rotate: expected False for an odd head width, because columns turn in "
-            f"pairs, got True with H={head_dim}"
-        )
+        wanted = "False for an odd head width, because columns turn in pairs"
+        raise expected("rotate", wanted, f"True with H={head_dim}")
 
 
 def tables(length: int, head_dim: int, dtype: jnp.dtype) -> Angles:

@@ -211,7 +211,7 @@ def _run(
 
 
 class _Features(NamedTuple):
-    """What a segment reads, heads first; keys, gates and values zero where hidden."""
+    """A segment's inputs, heads first; keys, gates and values zero where hidden."""
 
     query: jax.Array
     key: jax.Array

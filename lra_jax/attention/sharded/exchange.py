@@ -1,4 +1,4 @@
-"""What devices exchange that hold a sequence in slices: sums over their positions.
+"""Exchanges between devices that each hold a slice of a sequence: sums over positions.
 
 Trees of float arrays of one dtype, whose size must not depend on the length; one
 all-gather, and one reduce-scatter in the gradient.

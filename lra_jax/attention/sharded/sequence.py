@@ -15,7 +15,7 @@ causal form then starts from the sum of the states before it. This is LASP-2 (Su
 al. 2025, "LASP-2: Rethinking Sequence Parallelism for Linear Attention"), with the
 denominators that it leaves out.
 
-What a device computes is a mechanism's own, the function that its entry names
+A device's computation is the mechanism's own, the function that its entry names
 ``sharded``. Flow-Attention, which is not causal here, needs several exchanges.
 """
 
