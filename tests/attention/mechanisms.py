@@ -314,6 +314,29 @@ def assert_close(got: Any, wanted: Any, tolerance: float = 1e-5) -> None:
     chex.assert_trees_all_close(got, wanted, rtol=0, atol=tolerance)
 
 
+def assert_directional_derivatives(
+    function: Callable[..., jax.Array], **sizes: Any
+) -> None:
+    """The gradients of an output of ``inputs`` are those of finite differences."""
+
+    @fast_jit
+    def slope(arrays):
+        return jax.value_and_grad(lambda a: jnp.sin(function(*a)).sum())(arrays)
+
+    with jax.enable_x64(True):
+        arrays, way = (
+            [x.astype("float64") for x in inputs(seed, **sizes)] for seed in (23, 24)
+        )
+        step = 1e-5
+        ahead, behind = (
+            slope([x + sign * step * d for x, d in zip(arrays, way, strict=True)])[0]
+            for sign in (1, -1)
+        )
+        gradients = slope(arrays)[1]
+        wanted = sum((g * d).sum() for g, d in zip(gradients, way, strict=True))
+        assert abs((ahead - behind) / (2 * step) - wanted) < 1e-7 * abs(wanted) + 1e-8
+
+
 def assert_rejects(call: Callable[[], Any], *parts: str) -> None:
     """A ``ValueError`` with all these parts in its message."""
     with pytest.raises(ValueError) as caught:

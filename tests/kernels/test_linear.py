@@ -131,7 +131,9 @@ def test_fewer_key_heads() -> None:
     compare("linear", inputs(7, 1, 20, 20, 4, 8, key_heads=2), is_causal=True)
 
 
-@pytest.mark.parametrize(("name", "is_causal"), [("linear", 1), ("cosformer", 0)])
+@pytest.mark.parametrize(
+    ("name", "is_causal"), [("linear", True), ("cosformer", False)]
+)
 def test_padding(name: str, is_causal: bool) -> None:
     """What padding holds does not matter, and a sample means the same alone."""
     q, k, v = inputs(8, 2, 40, 40, 2, 8)

@@ -19,6 +19,7 @@ from ..mechanisms import (
     CAUSAL,
     STREAMS,
     assert_close,
+    assert_directional_derivatives,
     case,
     causal,
     causal_formula,
@@ -176,27 +177,12 @@ def test_what_padding_holds_does_not_matter(name: str) -> None:
 
 @pytest.mark.parametrize("name", STREAMS)
 def test_gradients_match_finite_differences(name: str) -> None:
-    sizes = {"batch": 1, "query_length": 7, "value_dim": 3}
-
-    @fast_jit
-    def slope(arrays):
-        def loss(arrays):
-            return jnp.sin(causal(name)(*arrays, MASK[1:2])).sum()
-
-        return jax.value_and_grad(loss)(arrays)
-
-    with jax.enable_x64(True):
-        arrays, way = (
-            [x.astype("float64") for x in inputs(seed, **sizes)] for seed in (23, 24)
-        )
-        step = 1e-5
-        ahead, behind = (
-            slope([x + sign * step * d for x, d in zip(arrays, way, strict=True)])[0]
-            for sign in (1, -1)
-        )
-        gradients = slope(arrays)[1]
-        wanted = sum((g * d).sum() for g, d in zip(gradients, way, strict=True))
-        assert abs((ahead - behind) / (2 * step) - wanted) < 1e-7 * abs(wanted) + 1e-8
+    assert_directional_derivatives(
+        lambda *arrays: causal(name)(*arrays, MASK[1:2]),
+        batch=1,
+        query_length=7,
+        value_dim=3,
+    )
 
 
 @pytest.mark.parametrize("name", STREAMS)

@@ -12,6 +12,7 @@ from ..mechanisms import (
     NAMES,
     SMALL,
     assert_close,
+    assert_directional_derivatives,
     cuts,
     fast_jit,
     inputs,
@@ -67,29 +68,14 @@ def test_companions_in_a_batch_do_not_matter(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_gradients_match_finite_differences(name: str) -> None:
-    sizes = {"batch": 1, "length": 5, "value_dim": 3}
-    sizes["query_length"] = queries(name, 4, 5)
     mask = np.array([[1, 1, 0, 1, 1]], bool)
-
-    @fast_jit
-    def slope(arrays):
-        def loss(arrays):
-            return jnp.sin(run(name)(*arrays, mask)).sum()
-
-        return jax.value_and_grad(loss)(arrays)
-
-    with jax.enable_x64(True):
-        arrays, way = (
-            [x.astype("float64") for x in inputs(seed, **sizes)] for seed in (23, 24)
-        )
-        step = 1e-5
-        ahead, behind = (
-            slope([x + sign * step * d for x, d in zip(arrays, way, strict=True)])[0]
-            for sign in (1, -1)
-        )
-        gradients = slope(arrays)[1]
-        wanted = sum((g * d).sum() for g, d in zip(gradients, way, strict=True))
-        assert abs((ahead - behind) / (2 * step) - wanted) < 1e-7 * abs(wanted) + 1e-8
+    assert_directional_derivatives(
+        lambda *arrays: run(name)(*arrays, mask),
+        batch=1,
+        query_length=queries(name, 4, 5),
+        length=5,
+        value_dim=3,
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)

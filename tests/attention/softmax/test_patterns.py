@@ -10,7 +10,13 @@ import pytest
 
 from lra_jax import attention
 
-from ..mechanisms import assert_close, fast_jit, inputs, largest_array
+from ..mechanisms import (
+    assert_close,
+    assert_directional_derivatives,
+    fast_jit,
+    inputs,
+    largest_array,
+)
 from . import patterns
 
 # Right, scattered and left padding; nothing at all.
@@ -135,24 +141,13 @@ def test_causal_gradients_match_finite_differences(case) -> None:
     name, options = case
     run = functools.partial(_functions(name)[0], is_causal=True, **options)
     mask = np.arange(23)[None] % 7 > 0
-
-    @fast_jit
-    def slope(arrays):
-        return jax.value_and_grad(lambda a: jnp.sin(run(*a, mask)).sum())(arrays)
-
-    with jax.enable_x64(True):
-        shape = {"batch": 1, "query_length": 23, "length": 23, "value_dim": 3}
-        arrays, way = (
-            [x.astype("float64") for x in inputs(seed, **shape)] for seed in (23, 24)
-        )
-        step = 1e-5
-        ahead, behind = (
-            slope([x + sign * step * d for x, d in zip(arrays, way, strict=True)])[0]
-            for sign in (1, -1)
-        )
-        gradients = slope(arrays)[1]
-        wanted = sum((g * d).sum() for g, d in zip(gradients, way, strict=True))
-        assert abs((ahead - behind) / (2 * step) - wanted) < 1e-7 * abs(wanted) + 1e-8
+    assert_directional_derivatives(
+        lambda *arrays: run(*arrays, mask),
+        batch=1,
+        query_length=23,
+        length=23,
+        value_dim=3,
+    )
 
 
 @pytest.mark.parametrize(
