@@ -53,10 +53,8 @@ class AttentionCall(NamedTuple):
           ValueError: the mechanism has no such matrix, or is not of this package.
         """
         function = self.mechanism.weights
-        keywords = self.keywords
         parameters = inspect.signature(function).parameters
-        if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-            keywords = {k: v for k, v in keywords.items() if k in parameters}
+        keywords = {k: v for k, v in self.keywords.items() if k in parameters}
         return np.asarray(function(self.query, self.key, **keywords))
 
 

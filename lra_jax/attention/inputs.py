@@ -11,8 +11,9 @@ attention): each of their heads then serves ``N / heads`` neighbouring query hea
 """
 
 import contextlib
+import inspect
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import chex
@@ -20,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lra_jax.errors import expected
+from lra_jax.errors import did_you_mean, expected
 
 # A size of an axis: a number, several that will do, or None for any.
 Size = int | set[int] | None
@@ -136,6 +137,41 @@ def check_inputs(
             "query and key of one length (T == S)",
             f"T={length} and S={key.shape[1]}",
         )
+
+
+# Those that ``flax.nnx.MultiHeadAttention`` and Linen's pass to an ``attention_fn``.
+FLAX_KEYWORDS = frozenset(
+    {
+        "attn_weights_value_einsum",
+        "broadcast_dropout",
+        "deterministic",
+        "dropout_rate",
+        "dropout_rng",
+        "dtype",
+        "force_fp32_for_softmax",
+        "is_causal",
+        "mask",
+        "module",
+        "precision",
+        "qk_attn_weights_einsum",
+    }
+)
+
+
+def check_keywords(function: Callable[..., Any], flax: Mapping[str, Any]) -> None:
+    """Raises ``ValueError`` unless further keywords are some that Flax passes.
+
+    Args:
+      function: the attention function, whose own keywords are named in the error.
+      flax: the keywords that it has no parameter for.
+    """
+    for name in flax:
+        if name not in FLAX_KEYWORDS:
+            parameters = inspect.signature(function).parameters.values()
+            own = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD]
+            hint = did_you_mean(name, own)
+            wanted = f"a keyword of {function.__name__}"
+            raise expected(name, wanted, f"one that it does not know{hint}")
 
 
 def check_self(query: jax.Array, key: jax.Array, name: str) -> None:

@@ -321,10 +321,11 @@ def accepted_keywords(function: Callable[..., Any]) -> frozenset[str] | None:
     """The keywords that may be passed to an attention function.
 
     Its first three positional parameters, query, key and value, are left out. None
-    means that any keyword may be passed (it has a ``**keywords``).
+    means that any keyword may be passed (it has a ``**keywords``). The ``**flax`` of
+    our own functions is not counted: they ignore what Flax passes, and refuse the rest.
     """
     parameters = list(inspect.signature(function).parameters.values())
-    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+    if any(p.kind is p.VAR_KEYWORD and p.name != "flax" for p in parameters):
         return None
     positional = [
         p.name

@@ -7,6 +7,7 @@ One step is a prompt of length 1; the state before the first position is that af
 prompt whose only position is hidden, because padding is exact.
 """
 
+import inspect
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
@@ -157,11 +158,25 @@ def make_step(
     return _named(step, "step", prefill, _STEP, gates=words)
 
 
+def _signature(function: Any, prefill: Callable[..., Any]) -> inspect.Signature:
+    """A function's own parameters, then the options of the prefill as keywords."""
+    own = inspect.signature(function).parameters.values()
+    kept = [p for p in own if p.kind is p.POSITIONAL_OR_KEYWORD]
+    taken = {p.name for p in kept} | {"query", "key", "value", "mask", "chunking"}
+    options = [
+        p.replace(kind=p.KEYWORD_ONLY)
+        for p in inspect.signature(prefill).parameters.values()
+        if p.name not in taken | {"state"}
+    ]
+    return inspect.Signature(kept + options)
+
+
 def _named(
     function: Any, part: str, prefill: Callable[..., Any], text: str, **words: str
 ) -> Any:
     """Names a function of a stream as if the mechanism's module had defined it."""
     name = prefill.__name__.removesuffix("_prefill")
+    function.__signature__ = _signature(function, prefill)
     function.__name__ = function.__qualname__ = f"{name}_{part}"
     function.__module__ = prefill.__module__
     function.__doc__ = text.format(

@@ -56,7 +56,7 @@ def test_each_mechanism_finds_its_functions(name: str) -> None:
     assert mechanism.source
     parameters = inspect.signature(mechanism.attention).parameters
     assert list(parameters)[:3] == ["query", "key", "value"]
-    assert {"mask", "is_causal", "precision", "_"} <= set(parameters)
+    assert {"mask", "is_causal", "precision", "flax"} <= set(parameters)
     made = getattr(attention, f"{name}_parameters", None)
     assert mechanism.make_parameters is made
     if made is not None:
@@ -137,7 +137,11 @@ def test_what_cannot_be_resolved(spec, parts: tuple[str, ...]) -> None:
 
 def test_accepted_keywords() -> None:
     assert attention.accepted_keywords(_mine) == {"mask", "width"}
-    assert attention.accepted_keywords(attention.softmax_attention) is None
+    assert attention.accepted_keywords(lambda q, k, v, **more: v) is None
+    own = attention.accepted_keywords(attention.softmax_attention)
+    assert own is not None
+    assert {"mask", "is_causal", "implementation"} <= own
+    assert not {"max_length", "dropout_rate"} & own
     assert attention.accepted_keywords(_Callable()) == frozenset()
     assert attention.accepted_keywords(lambda q, k, v, /, *, mask: v) == {"mask"}
 

@@ -115,7 +115,7 @@ def flow_attention(
     chunking: engine.Chunking | None = None,
     precision: jax.lax.PrecisionLike = None,
     implementation: kernels.Implementation = "auto",
-    **_: Any,
+    **flax: Any,
 ) -> jax.Array:
     """Computes Flow-Attention.
 
@@ -141,7 +141,8 @@ def flow_attention(
       precision: of the matrix products, as in ``jnp.einsum``.
       implementation: "xla", "pallas", or "auto": the kernels of docs/kernels.md where
         they run and know the options.
-      **_: further keywords that Flax passes to an ``attention_fn``; ignored.
+      **flax: keywords that Flax passes to an ``attention_fn``; ignored, while others
+        raise.
 
     Returns:
       `[B, T, N, Hv]` in the query's dtype.
@@ -150,6 +151,7 @@ def flow_attention(
       ValueError: shapes, dtypes, a mask or an option do not fit, or there is no
         kernel where one is wanted.
     """
+    inputs.check_keywords(flow_attention, flax)
     inputs.check_inputs(query, key, value, is_causal)
     options = Options(
         feature_map,
@@ -207,13 +209,14 @@ def flow_weights(
     eps: float = 1e-6,
     extra_eps: float = 0.0,
     precision: jax.lax.PrecisionLike = None,
-    **_: Any,
+    **flax: Any,
 ) -> jax.Array:
     """Returns the matrix `[B, N, T, S]` with ``out = weights @ value``.
 
     float32 or wider, never negative; rows do not sum to one. Arguments and errors are
     those of `flow_attention`.
     """
+    inputs.check_keywords(flow_weights, flax)
     terms = flow_terms(
         query,
         key,

@@ -70,7 +70,7 @@ def flash_attention(
     rotate: bool = True,
     length: int | None = None,
     precision: jax.lax.PrecisionLike = None,
-    **_: Any,
+    **flax: Any,
 ) -> jax.Array:
     """Computes mixed chunk attention, gated.
 
@@ -90,7 +90,8 @@ def flash_attention(
       rotate: turn all four heads by their position; needs an even H.
       length: m; None = the number of real positions in S.
       precision: of the matrix products, as in ``jnp.einsum``.
-      **_: further keywords that Flax passes to an ``attention_fn``; ignored.
+      **flax: keywords that Flax passes to an ``attention_fn``; ignored, while others
+        raise.
 
     Returns:
       `[B, T, N, Hv]` in the query's dtype; sums are float32 or wider.
@@ -99,6 +100,7 @@ def flash_attention(
       ValueError: shapes, dtypes, the mask, an array or an option do not fit, or query
         and key differ in length.
     """
+    inputs.check_keywords(flash_attention, flax)
     inputs.check_inputs(query, key, value, is_causal)
     inputs.check_self(query, key, "flash")
     gated.check_arrays(

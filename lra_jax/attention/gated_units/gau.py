@@ -65,7 +65,7 @@ def gau_attention(
     rotate: bool = False,
     length: int | None = None,
     precision: jax.lax.PrecisionLike = None,
-    **_: Any,
+    **flax: Any,
 ) -> jax.Array:
     """Computes the attention of a gated unit.
 
@@ -84,7 +84,8 @@ def gau_attention(
       rotate: turn queries and keys by their position (RoPE); needs an even H.
       length: n; None = the number of keys that a query sees.
       precision: of the matrix products, as in ``jnp.einsum``.
-      **_: further keywords that Flax passes to an ``attention_fn``; ignored.
+      **flax: keywords that Flax passes to an ``attention_fn``; ignored, while others
+        raise.
 
     Returns:
       `[B, T, N, Hv]` in the query's dtype; sums are float32 or wider.
@@ -93,6 +94,7 @@ def gau_attention(
       ValueError: shapes, dtypes, the mask, an array or an option do not fit, or query
         and key differ in length.
     """
+    inputs.check_keywords(gau_attention, flax)
     inputs.check_inputs(query, key, value, is_causal)
     inputs.check_self(query, key, "gau")
     gated.check_arrays(

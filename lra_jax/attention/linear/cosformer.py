@@ -171,7 +171,7 @@ def cosformer_attention(
     chunking: engine.Chunking | None = None,
     precision: jax.lax.PrecisionLike = None,
     implementation: kernels.Implementation = "auto",
-    **_: Any,
+    **flax: Any,
 ) -> jax.Array:
     """Computes attention with ReLU features, re-weighted by the cosine of distance.
 
@@ -190,7 +190,8 @@ def cosformer_attention(
       precision: of the matrix products, as in ``jnp.einsum``.
       implementation: "xla", "pallas", or "auto": the kernels of docs/kernels.md where
         they run.
-      **_: further keywords that Flax passes to an ``attention_fn``; ignored.
+      **flax: keywords that Flax passes to an ``attention_fn``; ignored, while others
+        raise.
 
     Returns:
       `[B, T, N, Hv]` in the query's dtype. With ReLU, a row whose query, or whose every
@@ -201,6 +202,7 @@ def cosformer_attention(
       ValueError: shapes, dtypes, the mask or an option do not fit, a position lies
         beyond `max_length`, or there is no kernel where one is wanted.
     """
+    inputs.check_keywords(cosformer_attention, flax)
     inputs.check_inputs(query, key, value, is_causal)
     target = kernels.choose(implementation, query, key, value, feature_map, chunking)
     lengths = _max_lengths(max_length, query, key)
@@ -252,12 +254,13 @@ def cosformer_weights(
     denominator: str = "clamp",
     eps: float = 1e-6,
     precision: jax.lax.PrecisionLike = None,
-    **_: Any,
+    **flax: Any,
 ) -> jax.Array:
     """Returns the weights `[B, N, T, S]` that `cosformer_attention` never builds.
 
     float32 or wider; arguments and errors are those of `cosformer_attention`.
     """
+    inputs.check_keywords(cosformer_weights, flax)
     inputs.check_inputs(query, key, None, is_causal)
     _check_denominator(denominator)
     lengths = _max_lengths(max_length, query, key)

@@ -85,7 +85,7 @@ def lightning_attention(
     eps: float = 1e-6,
     chunking: engine.Chunking | None = None,
     precision: jax.lax.PrecisionLike = None,
-    **_: Any,
+    **flax: Any,
 ) -> jax.Array:
     """Computes linear attention with a decay of exp(-slope) a position.
 
@@ -100,7 +100,7 @@ def lightning_attention(
       norm: None; "rms" or "layer" normalise each position over all heads together,
         without a learned gain, which the projection that follows has already.
       eps: of the norm.
-      chunking, precision, **_: as in `linear_attention`.
+      chunking, precision, **flax: as in `linear_attention`.
 
     Returns:
       `[B, T, N, Hv]` in the query's dtype.
@@ -108,6 +108,7 @@ def lightning_attention(
     Raises:
       ValueError: shapes, dtypes, the mask or an option do not fit.
     """
+    inputs.check_keywords(lightning_attention, flax)
     inputs.check_inputs(query, key, value, is_causal)
     feature_maps.check_norm(norm)
     mask = inputs.padding_mask(mask, query.shape[0], key.shape[1])
@@ -135,13 +136,14 @@ def lightning_weights(
     slopes: decay.Slopes | None = None,
     feature_map: feature_maps.FeatureMap | None = None,
     precision: jax.lax.PrecisionLike = None,
-    **_: Any,
+    **flax: Any,
 ) -> jax.Array:
     """Returns the weights `[B, N, T, S]` that `lightning_attention` never builds.
 
     float32 or wider, of either sign, before a norm, which acts on the output;
     arguments and errors are those of `lightning_attention`.
     """
+    inputs.check_keywords(lightning_weights, flax)
     inputs.check_inputs(query, key, None, is_causal)
     mask = inputs.padding_mask(mask, query.shape[0], key.shape[1])
     dtype = inputs.accumulation_dtype(query, key)

@@ -81,7 +81,7 @@ def linear_attention(
     chunking: engine.Chunking | None = None,
     precision: jax.lax.PrecisionLike = None,
     implementation: kernels.Implementation = "auto",
-    **_: Any,
+    **flax: Any,
 ) -> jax.Array:
     """Computes ``phi(q) (phi(k)^T v)``, normalised over the visible keys.
 
@@ -99,7 +99,8 @@ def linear_attention(
       precision: of the matrix products, as in ``jnp.einsum``.
       implementation: "xla", "pallas", or "auto": the kernels of docs/kernels.md where
         they run.
-      **_: further keywords that Flax passes to an ``attention_fn``; ignored.
+      **flax: keywords that Flax passes to an ``attention_fn``; ignored, while others
+        raise.
 
     Returns:
       `[B, T, N, Hv]` in the query's dtype.
@@ -108,6 +109,7 @@ def linear_attention(
       ValueError: shapes, dtypes or the mask do not fit, or there is no kernel where
         one is wanted.
     """
+    inputs.check_keywords(linear_attention, flax)
     inputs.check_inputs(query, key, value, is_causal)
     target = kernels.choose(implementation, query, key, value, feature_map, chunking)
     mask = inputs.padding_mask(mask, query.shape[0], key.shape[1])
@@ -155,12 +157,13 @@ def linear_weights(
     feature_map: feature_maps.FeatureMap = "elu",
     eps: float = 1e-6,
     precision: jax.lax.PrecisionLike = None,
-    **_: Any,
+    **flax: Any,
 ) -> jax.Array:
     """Returns the weights `[B, N, T, S]` that `linear_attention` never builds.
 
     float32 or wider; arguments and errors are those of `linear_attention`.
     """
+    inputs.check_keywords(linear_weights, flax)
     inputs.check_inputs(query, key, None, is_causal)
     mask = inputs.padding_mask(mask, query.shape[0], key.shape[1])
     dtype = inputs.accumulation_dtype(query, key)

@@ -69,7 +69,7 @@ def norm_attention(
     eps: float = 1e-6,
     chunking: engine.Chunking | None = None,
     precision: jax.lax.PrecisionLike = None,
-    **_: Any,
+    **flax: Any,
 ) -> jax.Array:
     """Computes ``norm(phi(q) (phi(k)^T v))`` over the visible keys.
 
@@ -81,7 +81,7 @@ def norm_attention(
         which grows with the length.
       per_head: normalise each head of a position by itself, not all heads together.
       eps: of the norm.
-      chunking, precision, **_: as in `linear_attention`.
+      chunking, precision, **flax: as in `linear_attention`.
 
     Returns:
       `[B, T, N, Hv]` in the query's dtype.
@@ -89,6 +89,7 @@ def norm_attention(
     Raises:
       ValueError: shapes, dtypes, the mask or an option do not fit.
     """
+    inputs.check_keywords(norm_attention, flax)
     inputs.check_inputs(query, key, value, is_causal)
     feature_maps.check_norm(norm)
     mask = inputs.padding_mask(mask, query.shape[0], key.shape[1])
@@ -120,13 +121,14 @@ def norm_weights(
     *,
     feature_map: feature_maps.FeatureMap = "elu",
     precision: jax.lax.PrecisionLike = None,
-    **_: Any,
+    **flax: Any,
 ) -> jax.Array:
     """Returns the products ``phi(q_i) . phi(k_j)``, `[B, N, T, S]`.
 
     float32 or wider, before the norm, which acts on the output; arguments and errors
     are those of `norm_attention`.
     """
+    inputs.check_keywords(norm_weights, flax)
     inputs.check_inputs(query, key, None, is_causal)
     mask = inputs.padding_mask(mask, query.shape[0], key.shape[1])
     dtype = inputs.accumulation_dtype(query, key)

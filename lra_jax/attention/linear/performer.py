@@ -109,7 +109,7 @@ def performer_attention(
     scale: float | None = None,
     chunking: engine.Chunking | None = None,
     precision: jax.lax.PrecisionLike = None,
-    **_: Any,
+    **flax: Any,
 ) -> jax.Array:
     """Computes attention with random features.
 
@@ -133,7 +133,7 @@ def performer_attention(
         ("google" 1e-6, "lucidrains" 1e-4), 1e-3 for others.
       scale: of query and key before the projection; None = H^(-1/4) (1 for "google" and
         another kernel).
-      chunking, precision, **_: as in `linear_attention`.
+      chunking, precision, **flax: as in `linear_attention`.
 
     Returns:
       `[B, T, N, Hv]` in the query's dtype; zero in rows without visible keys.
@@ -141,6 +141,7 @@ def performer_attention(
     Raises:
       ValueError: shapes, dtypes, the mask, the projection or an option do not fit.
     """
+    inputs.check_keywords(performer_attention, flax)
     inputs.check_inputs(query, key, value, is_causal)
     options = Options(kernel, dialect, hyperbolic, feature_eps, scale, precision)
     matrix = options.matrix(projection, query.shape[-1])

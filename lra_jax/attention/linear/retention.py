@@ -85,7 +85,7 @@ def retention_attention(
     eps: float = 1e-6,
     chunking: engine.Chunking | None = None,
     precision: jax.lax.PrecisionLike = None,
-    **_: Any,
+    **flax: Any,
 ) -> jax.Array:
     """Computes retention: rotated products that fade with distance, and a norm.
 
@@ -99,7 +99,7 @@ def retention_attention(
       norm: "layer" (the paper's GroupNorm) or "rms" normalise each head of a position
         by itself; None leaves the weighted sum, which is linear in the values.
       eps: of the norm.
-      chunking, precision, **_: as in `linear_attention`.
+      chunking, precision, **flax: as in `linear_attention`.
 
     Returns:
       `[B, T, N, Hv]` in the query's dtype.
@@ -107,6 +107,7 @@ def retention_attention(
     Raises:
       ValueError: shapes, dtypes, the mask or an option do not fit.
     """
+    inputs.check_keywords(retention_attention, flax)
     inputs.check_inputs(query, key, value, is_causal)
     feature_maps.check_norm(norm)
     mask = inputs.padding_mask(mask, query.shape[0], key.shape[1])
@@ -134,13 +135,14 @@ def retention_weights(
     slopes: decay.Slopes | None = None,
     rotate: bool = True,
     precision: jax.lax.PrecisionLike = None,
-    **_: Any,
+    **flax: Any,
 ) -> jax.Array:
     """Returns the weights `[B, N, T, S]` that `retention_attention` never builds.
 
     float32 or wider, of either sign, before the norm, which acts on the output;
     arguments and errors are those of `retention_attention`.
     """
+    inputs.check_keywords(retention_weights, flax)
     inputs.check_inputs(query, key, None, is_causal)
     mask = inputs.padding_mask(mask, query.shape[0], key.shape[1])
     dtype = inputs.accumulation_dtype(query, key)

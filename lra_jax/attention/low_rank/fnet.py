@@ -53,7 +53,7 @@ def fnet_attention(
     *,
     norm: str = "ortho",
     precision: jax.lax.PrecisionLike = None,
-    **_: Any,
+    **flax: Any,
 ) -> jax.Array:
     """Computes the real part of the Fourier transform over positions and columns.
 
@@ -67,7 +67,8 @@ def fnet_attention(
       is_causal: must be False; there is no causal form.
       norm: "ortho" divides by sqrt(T D), "backward" by nothing, as in ``jnp.fft``.
       precision: not used: there are no matrix products.
-      **_: further keywords that Flax passes to an ``attention_fn``; ignored.
+      **flax: keywords that Flax passes to an ``attention_fn``; ignored, while others
+        raise.
 
     Returns:
       `[B, T, N, Hv]` in the query's dtype; zero at the padding.
@@ -76,6 +77,7 @@ def fnet_attention(
       ValueError: shapes, dtypes or the mask do not fit, the norm is unknown, query and
         key differ in length, or `is_causal` is True.
     """
+    inputs.check_keywords(fnet_attention, flax)
     inputs.check_inputs(query, key, value)
     inputs.check_self(query, key, "fnet")
     inputs.refuse_causal(
@@ -102,12 +104,13 @@ def fnet_weights(
     key: jax.Array,
     mask: jax.Array | None = None,
     is_causal: bool = False,
-    **_: Any,
+    **flax: Any,
 ) -> jax.Array:
     """Raises ``ValueError``: FNet has no such matrix.
 
     An output is no weighted sum of the values of its column: the columns are mixed too.
     """
+    inputs.check_keywords(fnet_weights, flax)
     wanted = "a mechanism whose output is a weighted sum of values"
     got = "'fnet', which mixes the columns of all heads as well as the positions"
     raise expected("attention", wanted, got)

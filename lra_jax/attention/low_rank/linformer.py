@@ -73,7 +73,7 @@ def linformer_attention(
     projection: str = "linear",
     window: int | None = None,
     precision: jax.lax.PrecisionLike = None,
-    **_: Any,
+    **flax: Any,
 ) -> jax.Array:
     """Computes softmax attention over K compressed keys and values.
 
@@ -95,7 +95,8 @@ def linformer_attention(
       projection: "linear", "convolution", "mean" or "max".
       window: W, positions a slot; for "mean" and "max" only.
       precision: of the matrix products, as in ``jnp.einsum``.
-      **_: further keywords that Flax passes to an ``attention_fn``; ignored.
+      **flax: keywords that Flax passes to an ``attention_fn``; ignored, while others
+        raise.
 
     Returns:
       `[B, T, N, Hv]` in the query's dtype. Without a bias, a sample without any real
@@ -105,6 +106,7 @@ def linformer_attention(
       ValueError: shapes, dtypes, the mask or the projections do not fit, the input is
         longer than the projection, or `is_causal` is True.
     """
+    inputs.check_keywords(linformer_attention, flax)
     inputs.refuse_causal(
         is_causal,
         "Linformer has no causal form, because each compressed key and value mixes all "

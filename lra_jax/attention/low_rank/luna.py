@@ -58,7 +58,7 @@ def luna_attention(
     *,
     chunking: engine.Chunking | None = None,
     precision: jax.lax.PrecisionLike = None,
-    **_: Any,
+    **flax: Any,
 ) -> jax.Array:
     """Packs by a memory, and unpacks.
 
@@ -72,7 +72,8 @@ def luna_attention(
       is_causal: position i sees keys 0..i only; needs T == S.
       chunking: how the causal form cuts the sequence; None = by the backend.
       precision: of the matrix products, as in ``jnp.einsum``.
-      **_: further keywords that Flax passes to an ``attention_fn``; ignored.
+      **flax: keywords that Flax passes to an ``attention_fn``; ignored, while others
+        raise.
 
     Returns:
       `[B, T, N, Hv]` in the query's dtype; sums are float32 or wider.
@@ -80,6 +81,7 @@ def luna_attention(
     Raises:
       ValueError: shapes, dtypes, the memory or the mask do not fit.
     """
+    inputs.check_keywords(luna_attention, flax)
     inputs.check_inputs(query, key, value, is_causal)
     if not is_causal:
         out, _unused = luna_packed(query, key, value, memory, mask, precision=precision)
@@ -98,13 +100,14 @@ def luna_packed(
     mask: jax.Array | None = None,
     *,
     precision: jax.lax.PrecisionLike = None,
-    **_: Any,
+    **flax: Any,
 ) -> tuple[jax.Array, jax.Array]:
     """`luna_attention` without a causal form, and what was packed, A v.
 
     Returns:
       `[B, T, N, Hv]` and `[B, L, N, Hv]`, in the query's dtype.
     """
+    inputs.check_keywords(luna_packed, flax)
     inputs.check_inputs(query, key, value)
     whole, rows, keys, values, slots, mask = _prepared(query, key, value, memory, mask)
     keys, values = _packed(keys, values, slots, mask, precision)

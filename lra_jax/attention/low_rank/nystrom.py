@@ -71,7 +71,7 @@ def nystrom_attention(
     initialisation: str = "exact",
     padding: str = "exact",
     precision: jax.lax.PrecisionLike = None,
-    **_: Any,
+    **flax: Any,
 ) -> jax.Array:
     """Computes Nystrom attention.
 
@@ -92,7 +92,8 @@ def nystrom_attention(
         sums in the whole batch, as published.
       padding: "exact", "published" or "front" (`lra_jax.attention.low_rank.landmarks`).
       precision: of the matrix products, as in ``jnp.einsum``.
-      **_: further keywords that Flax passes to an ``attention_fn``; ignored.
+      **flax: keywords that Flax passes to an ``attention_fn``; ignored, while others
+        raise.
 
     Returns:
       `[B, T, N, Hv]` in the query's dtype. A sample without any real position gives
@@ -101,6 +102,7 @@ def nystrom_attention(
     Raises:
       ValueError: shapes, dtypes, a mask or an option do not fit, or it is causal.
     """
+    inputs.check_keywords(nystrom_attention, flax)
     inputs.refuse_causal(
         is_causal,
         "Nystrom attention has no causal form, because each landmark is a mean over "

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from lra_jax.attention import dense, feature_maps, streams
+from lra_jax.attention import dense, feature_maps, inputs, streams
 from lra_jax.attention.causal import engine
 from lra_jax.attention.recurrent import gated_delta
 from lra_jax.attention.registry import Gate, Mechanism
@@ -52,13 +52,14 @@ def delta_attention(
     eps: float = 1e-6,
     chunking: engine.Chunking | None = None,
     precision: jax.lax.PrecisionLike = None,
-    **_: Any,
+    **flax: Any,
 ) -> jax.Array:
     """Computes the delta rule.
 
     Arguments, result and errors are those of `gated_delta.gated_delta_attention`, which
     this is without decay and gate.
     """
+    inputs.check_keywords(delta_attention, flax)
     return gated_delta.gated_delta_attention(
         query,
         key,

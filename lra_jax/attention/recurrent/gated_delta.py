@@ -74,7 +74,7 @@ def gated_delta_attention(
     eps: float = 1e-6,
     chunking: engine.Chunking | None = None,
     precision: jax.lax.PrecisionLike = None,
-    **_: Any,
+    **flax: Any,
 ) -> jax.Array:
     """Computes the gated delta rule.
 
@@ -88,7 +88,7 @@ def gated_delta_attention(
       feature_map: phi, by name or as a function with phi(0) = 0.
       norm: "rms" or "layer", of each head of a position; None leaves the sum.
       eps: of the norm.
-      chunking, precision, **_: as in `linear_attention`.
+      chunking, precision, **flax: as in `linear_attention`.
 
     Returns:
       `[B, T, N, Hv]` in the query's dtype; states are float32 or wider.
@@ -97,6 +97,7 @@ def gated_delta_attention(
       ValueError: shapes, dtypes, the mask or an option do not fit, or query and key
         differ in length.
     """
+    inputs.check_keywords(gated_delta_attention, flax)
     return _run(
         query,
         key,

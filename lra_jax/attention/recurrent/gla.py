@@ -70,7 +70,7 @@ def gla_attention(
     eps: float = 1e-6,
     chunking: engine.Chunking | None = None,
     precision: jax.lax.PrecisionLike = None,
-    **_: Any,
+    **flax: Any,
 ) -> jax.Array:
     """Computes gated linear attention.
 
@@ -85,7 +85,8 @@ def gla_attention(
       eps: of the norm.
       chunking: how the sequence is cut; None = chunks of 16.
       precision: of the matrix products, as in ``jnp.einsum``.
-      **_: further keywords that Flax passes to an ``attention_fn``; ignored.
+      **flax: keywords that Flax passes to an ``attention_fn``; ignored, while others
+        raise.
 
     Returns:
       `[B, T, N, Hv]` in the query's dtype; states are float32 or wider.
@@ -94,6 +95,7 @@ def gla_attention(
       ValueError: shapes, dtypes, the mask or an option do not fit, or query and key
         differ in length.
     """
+    inputs.check_keywords(gla_attention, flax)
     return _run(
         query,
         key,

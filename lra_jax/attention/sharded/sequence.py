@@ -77,6 +77,9 @@ def sequence_parallel(
         query_mask: Mask = None,
         **options: Any,
     ) -> jax.Array:
+        known = registry.accepted_keywords(found.attention)
+        unknown = {} if known is None else options.keys() - known
+        inputs.check_keywords(found.attention, dict.fromkeys(unknown))
         inputs.check_inputs(query, key, value, is_causal)
         inputs.check_self(query, key, f"sequence-parallel {found.name}")
         if options.get("implementation") == "pallas":

@@ -67,7 +67,7 @@ def bigbird_attention(
     num_random: int = 3,
     seed: int = 0,
     precision: jax.lax.PrecisionLike = None,
-    **_: Any,
+    **flax: Any,
 ) -> jax.Array:
     """Computes softmax attention over neighbouring, global and random blocks.
 
@@ -82,7 +82,8 @@ def bigbird_attention(
       num_random: R, random blocks of each block and head.
       seed: of the random blocks; the layers of a model may differ in it.
       precision: of the matrix products, as in ``jnp.einsum``.
-      **_: further keywords that Flax passes to an ``attention_fn``; ignored.
+      **flax: keywords that Flax passes to an ``attention_fn``; ignored, while others
+        raise.
 
     Returns:
       `[B, T, N, Hv]` in the query's dtype.
@@ -91,6 +92,7 @@ def bigbird_attention(
       ValueError: shapes, dtypes, the mask or an option do not fit, or query and key
         differ in length.
     """
+    inputs.check_keywords(bigbird_attention, flax)
     pattern = _Pattern(block, num_random, seed, is_causal)
     queries, sequence = patterns.prepare(query, key, value, mask, is_causal, "bigbird")
 

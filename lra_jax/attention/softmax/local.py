@@ -68,7 +68,7 @@ def local_attention(
     window: int | None = None,
     block: int | None = None,
     precision: jax.lax.PrecisionLike = None,
-    **_: Any,
+    **flax: Any,
 ) -> jax.Array:
     """Computes softmax attention over a window, or over the query's own block.
 
@@ -84,7 +84,8 @@ def local_attention(
       block: positions of a block, instead of a window. Blocks are counted from the
         first position, so padding is exact on the right.
       precision: of the matrix products, as in ``jnp.einsum``.
-      **_: further keywords that Flax passes to an ``attention_fn``; ignored.
+      **flax: keywords that Flax passes to an ``attention_fn``; ignored, while others
+        raise.
 
     Returns:
       `[B, T, N, Hv]` in the query's dtype.
@@ -93,6 +94,7 @@ def local_attention(
       ValueError: shapes, dtypes, the mask or a size do not fit, both sizes are given,
         or query and key differ in length.
     """
+    inputs.check_keywords(local_attention, flax)
     if window is not None and block is not None:
         got = f"window={window!r} and block={block!r}"
         wanted = "one of them, a window around each query or blocks of positions"

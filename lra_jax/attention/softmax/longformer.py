@@ -65,7 +65,7 @@ def longformer_attention(
     window: int = 64,
     global_tokens: int = 1,
     precision: jax.lax.PrecisionLike = None,
-    **_: Any,
+    **flax: Any,
 ) -> jax.Array:
     """Computes softmax attention over a window and the global tokens.
 
@@ -80,7 +80,8 @@ def longformer_attention(
         paper's window size).
       global_tokens: how many of the first positions are global; 0 for none.
       precision: of the matrix products, as in ``jnp.einsum``.
-      **_: further keywords that Flax passes to an ``attention_fn``; ignored.
+      **flax: keywords that Flax passes to an ``attention_fn``; ignored, while others
+        raise.
 
     Returns:
       `[B, T, N, Hv]` in the query's dtype.
@@ -89,6 +90,7 @@ def longformer_attention(
       ValueError: shapes, dtypes, the mask or a size do not fit, or query and key differ
         in length.
     """
+    inputs.check_keywords(longformer_attention, flax)
     window = inputs.check_size("window", window, 0)
     count = inputs.check_size("global_tokens", global_tokens, 0)
     queries, sequence = patterns.prepare(

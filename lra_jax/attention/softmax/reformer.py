@@ -81,7 +81,7 @@ def reformer_attention(
     num_buckets: int | None = None,
     seed: int = 0,
     precision: jax.lax.PrecisionLike = None,
-    **_: Any,
+    **flax: Any,
 ) -> jax.Array:
     """Computes attention within hash buckets.
 
@@ -99,7 +99,8 @@ def reformer_attention(
       num_buckets: even; None = max_length / C, rounded up to an even number.
       seed: of the rotations; the layers of a model may differ in it.
       precision: of the matrix products, as in ``jnp.einsum``.
-      **_: further keywords that Flax passes to an ``attention_fn``; ignored.
+      **flax: keywords that Flax passes to an ``attention_fn``; ignored, while others
+        raise.
 
     Returns:
       `[B, T, N, Hv]` in the query's dtype.
@@ -108,6 +109,7 @@ def reformer_attention(
       ValueError: shapes, dtypes, the mask or an option do not fit, query and key differ
         in length, or `is_causal` is True.
     """
+    inputs.check_keywords(reformer_attention, flax)
     inputs.refuse_causal(
         is_causal,
         "Reformer has no causal form here, because the hashes of later positions "

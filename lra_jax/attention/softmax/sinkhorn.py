@@ -78,7 +78,7 @@ def sinkhorn_attention(
     iterations: int = 8,
     temperature: float = 0.75,
     precision: jax.lax.PrecisionLike = None,
-    **_: Any,
+    **flax: Any,
 ) -> jax.Array:
     """Computes attention to a query's own block and to the one sorted to its place.
 
@@ -95,7 +95,8 @@ def sinkhorn_attention(
       iterations: of row and column normalisation.
       temperature: below 1 sharpens the permutation.
       precision: of the matrix products, as in ``jnp.einsum``.
-      **_: further keywords that Flax passes to an ``attention_fn``; ignored.
+      **flax: keywords that Flax passes to an ``attention_fn``; ignored, while others
+        raise.
 
     Returns:
       `[B, T, N, Hv]` in the query's dtype.
@@ -105,6 +106,7 @@ def sinkhorn_attention(
         blocks than the kernel columns, query and key differ in length, or `is_causal`
         is True.
     """
+    inputs.check_keywords(sinkhorn_attention, flax)
     inputs.refuse_causal(
         is_causal,
         "Sinkhorn attention has no causal form, because the sorting of a block depends "

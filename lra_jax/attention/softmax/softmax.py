@@ -64,7 +64,7 @@ def softmax_attention(
     implementation: str | None = None,
     block: int | None = None,
     precision: jax.lax.PrecisionLike = None,
-    **_: Any,
+    **flax: Any,
 ) -> jax.Array:
     """Computes ``softmax(q k^T / sqrt(H)) v``.
 
@@ -80,7 +80,8 @@ def softmax_attention(
         a CPU, 2048^2 elsewhere.
       block: positions of a block; None = 128 on a CPU, 1024 elsewhere.
       precision: of the matrix products, as in ``jnp.einsum``.
-      **_: further keywords that Flax passes to an ``attention_fn``; ignored.
+      **flax: keywords that Flax passes to an ``attention_fn``; ignored, while others
+        raise.
 
     Returns:
       `[B, T, N, Hv]` in the query's dtype; logits and softmax are float32 or wider.
@@ -88,6 +89,7 @@ def softmax_attention(
     Raises:
       ValueError: shapes, dtypes, the mask or an option do not fit.
     """
+    inputs.check_keywords(softmax_attention, flax)
     inputs.check_inputs(query, key, value, is_causal)
     form = _Form(implementation, block, precision)
     pairs, key, value = _prepare(query, key, value, mask)
@@ -101,12 +103,13 @@ def softmax_weights(
     is_causal: bool = False,
     *,
     precision: jax.lax.PrecisionLike = None,
-    **_: Any,
+    **flax: Any,
 ) -> jax.Array:
     """Returns the weights `[B, N, T, S]`, float32 or wider; rows sum to one or zero.
 
     Arguments and errors are those of `softmax_attention`.
     """
+    inputs.check_keywords(softmax_weights, flax)
     inputs.check_inputs(query, key, None, is_causal)
     pairs, key, _unused = _prepare(query, key, key, mask)
     return _weights(query, key, Visible(pairs, None), is_causal, precision)

@@ -69,7 +69,7 @@ def sparse_attention(
     stride: int | None = None,
     summary: int | None = None,
     precision: jax.lax.PrecisionLike = None,
-    **_: Any,
+    **flax: Any,
 ) -> jax.Array:
     """Computes softmax attention over a strided or a fixed pattern.
 
@@ -87,7 +87,8 @@ def sparse_attention(
       summary: c, positions at the end of each block that all may see; for "fixed" only.
         None = 8, or the stride if that is less.
       precision: of the matrix products, as in ``jnp.einsum``.
-      **_: further keywords that Flax passes to an ``attention_fn``; ignored.
+      **flax: keywords that Flax passes to an ``attention_fn``; ignored, while others
+        raise.
 
     Returns:
       `[B, T, N, Hv]` in the query's dtype.
@@ -96,6 +97,7 @@ def sparse_attention(
       ValueError: shapes, dtypes, the mask or an option do not fit, or query and key
         differ in length.
     """
+    inputs.check_keywords(sparse_attention, flax)
     known("pattern", pattern, ("strided", "fixed"))
     if max_length is not None:
         inputs.check_size("max_length", max_length)

@@ -88,7 +88,7 @@ def synthesizer_attention(
     second_bias: jax.Array | None = None,
     variant: str = DEFAULT,
     precision: jax.lax.PrecisionLike = None,
-    **_: Any,
+    **flax: Any,
 ) -> jax.Array:
     """Computes attention with synthetic scores.
 
@@ -106,7 +106,8 @@ def synthesizer_attention(
       second_bias: `[N, L2]` ("factorised_dense"); None = zero.
       variant: one of the four.
       precision: of the matrix products, as in ``jnp.einsum``.
-      **_: further keywords that Flax passes to an ``attention_fn``; ignored.
+      **flax: keywords that Flax passes to an ``attention_fn``; ignored, while others
+        raise.
 
     Returns:
       `[B, T, N, Hv]` in the query's dtype; softmax and sums are float32 or wider.
@@ -115,6 +116,7 @@ def synthesizer_attention(
       ValueError: shapes, dtypes or the mask do not fit, the arrays are not those of the
         variant, or the input is longer than they were made for.
     """
+    inputs.check_keywords(synthesizer_attention, flax)
     inputs.check_inputs(query, key, value, is_causal)
     batch, length, num_heads = query.shape[:3]
     keys = key.shape[1]

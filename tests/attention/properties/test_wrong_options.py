@@ -187,3 +187,28 @@ def test_weights_say_which_options_they_take() -> None:
     assert attention.sparse_weights.__name__ == "sparse_weights"
     # They pass for what they are under a transformation, too.
     assert fast_jit(attention.sparse_weights)(Q, K).shape == (2, 2, 7, 7)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("misspelt", "near"),
+    [("is_casual", "is_causal"), ("maks", "mask")],
+)
+def test_misspelt_keywords(name: str, misspelt: str, near: str) -> None:
+    q, k, v = inputs(3, query_length=7)
+    for call, arrays in (
+        (getattr(attention, f"{name}_attention"), (q, k, v)),
+        (getattr(attention, f"{name}_weights"), (q, k)),
+    ):
+        with pytest.raises(ValueError) as caught:
+            call(*arrays, **{misspelt: None})
+        assert f"{misspelt}: expected a keyword of {name}_" in str(caught.value)
+        assert f"did you mean {near!r}?" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_keywords_of_flax_are_ignored(name: str) -> None:
+    q, k, v = inputs(3, query_length=7)
+    more = {"deterministic": True, "dropout_rng": None, "module": None}
+    call = run(name)
+    np.testing.assert_array_equal(call(q, k, v, **more), call(q, k, v))
