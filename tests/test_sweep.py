@@ -162,4 +162,5 @@ def test_a_real_sweep_and_its_report(tmp_path):
     report.main([str(folder), f"--out={tmp_path / 'report'}"])
     text = (tmp_path / "report" / "report.md").read_text()
     assert "linear, compact" in text and "(1 seed; se" in text
-    assert "polyline" in (tmp_path / "report" / "report.html").read_text()
+    page = (tmp_path / "report" / "report.html").read_text()
+    assert "data:image/" in page
