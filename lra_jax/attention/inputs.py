@@ -18,6 +18,7 @@ from typing import Any
 
 import chex
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 
@@ -380,7 +381,7 @@ def padding_mask(
       mask: True = may be attended. `[B, S]`, or anything that broadcasts to
         `[B, 1, 1, S]`. Numbers are read as True where they are above zero, because
         ``flax.nnx.make_attention_mask`` makes float masks of 0 and 1; additive masks
-        (0 and -inf) are not understood.
+        (0 and -inf) are refused where their values are known, outside ``jax.jit``.
       batch: B.
       length: S (or T, for a query mask).
       name: the argument's name, for the error message.
@@ -440,6 +441,11 @@ def _boolean(mask: jax.Array, name: str) -> jax.Array:
         return mask
     if jnp.issubdtype(mask.dtype, jnp.complexfloating):
         raise expected(name, "a boolean mask", mask.dtype)
+    # An additive mask would hide everything. Values that are traced are not known.
+    if mask.size and not isinstance(mask, jax.core.Tracer):
+        with asserted(name, "a boolean mask, or one of 0 and 1", "other numbers"):
+            chex.assert_scalar_in(float(mask.min()), 0, 1)
+            chex.assert_scalar_in(float(mask.max()), 0, 1)
     return mask > 0
 
 

@@ -64,3 +64,14 @@ def test_gradients_at_the_bounds_pass() -> None:
     assert slope(lambda x: feature_maps.at_least(x, 0.5), 0.5) == 1
     assert slope(lambda x: feature_maps.at_least(x, 0.5), 0.4) == 0
     assert slope(feature_maps.feature_map("relu"), 0.0) == 0
+
+
+@pytest.mark.parametrize("hidden", [-np.inf, -1e9, np.nan, 2.0])
+@pytest.mark.parametrize("read", ["padding", "pairs"])
+def test_additive_masks_are_refused(read: str, hidden: float) -> None:
+    mask = np.where(PADDING, np.float32(0 if hidden < 0 else 1), np.float32(hidden))
+    with pytest.raises(ValueError, match="mask: expected a boolean mask, or one of 0"):
+        if read == "padding":
+            inputs.padding_mask(mask, 2, 5)
+        else:
+            inputs.pair_mask(mask, 2, 3, 4, 5)

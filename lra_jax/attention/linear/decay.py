@@ -203,21 +203,6 @@ def _segment(
     return (numerator, denominator), after
 
 
-def weights(
-    query: jax.Array,
-    key: jax.Array,
-    slopes: jax.Array,
-    is_causal: bool,
-    precision: jax.lax.PrecisionLike,
-) -> jax.Array:
-    """The dense ``w(i, j)``, `[B, N, T, S]`, of features `[B, N, T, M]`."""
-    scores = feature_maps.products(query, key, precision)
-    rows, columns = np.arange(query.shape[2]), np.arange(key.shape[2])
-    distance = jnp.asarray(np.abs(rows[:, None] - columns), slopes.dtype)
-    scores = scores * jnp.exp(-slopes[:, None, None] * distance[None])[None]
-    return feature_maps.hide_future(scores) if is_causal else scores
-
-
 def spread(
     slopes: jax.Array, length: int, first: jax.Array, last: jax.Array | None
 ) -> jax.Array:

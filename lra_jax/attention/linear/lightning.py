@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lra_jax.attention import feature_maps, inputs, streams
+from lra_jax.attention import dense, feature_maps, inputs, streams
 from lra_jax.attention.causal import engine
 from lra_jax.attention.linear import decay
 from lra_jax.attention.linear.sums import Sums
@@ -127,29 +127,11 @@ def lightning_attention(
     return feature_maps.normalised(out, norm, (2, 3), eps).astype(query.dtype)
 
 
-def lightning_weights(
-    query: jax.Array,
-    key: jax.Array,
-    mask: jax.Array | None = None,
-    is_causal: bool = False,
-    *,
-    slopes: decay.Slopes | None = None,
-    feature_map: feature_maps.FeatureMap | None = None,
-    precision: jax.lax.PrecisionLike = None,
-    **flax: Any,
-) -> jax.Array:
-    """Returns the weights `[B, N, T, S]` that `lightning_attention` never builds.
-
-    float32 or wider, of either sign, before a norm, which acts on the output;
-    arguments and errors are those of `lightning_attention`.
-    """
-    inputs.check_keywords(lightning_weights, flax)
-    inputs.check_inputs(query, key, None, is_causal)
-    mask = inputs.padding_mask(mask, query.shape[0], key.shape[1])
-    dtype = inputs.accumulation_dtype(query, key)
-    features = feature_maps.features(query, key, feature_map or "identity", dtype, mask)
-    rates = _slopes(slopes, query.shape[2], dtype)
-    return decay.weights(*features, rates, is_causal, precision)
+lightning_weights = dense.weights_of(
+    lightning_attention,
+    "Before the norm, which acts on the output.",
+    fixed={"norm": None},
+)
 
 
 def lightning_prefill(

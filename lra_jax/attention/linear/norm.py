@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from lra_jax.attention import feature_maps, inputs, streams
+from lra_jax.attention import dense, feature_maps, inputs, streams
 from lra_jax.attention.causal import engine
 from lra_jax.attention.linear.linear import segment
 from lra_jax.attention.linear.sums import Sums, no_sums
@@ -113,28 +113,11 @@ def norm_attention(
     return _finished(out, norm, per_head, eps, query.dtype)
 
 
-def norm_weights(
-    query: jax.Array,
-    key: jax.Array,
-    mask: jax.Array | None = None,
-    is_causal: bool = False,
-    *,
-    feature_map: feature_maps.FeatureMap = "elu",
-    precision: jax.lax.PrecisionLike = None,
-    **flax: Any,
-) -> jax.Array:
-    """Returns the products ``phi(q_i) . phi(k_j)``, `[B, N, T, S]`.
-
-    float32 or wider, before the norm, which acts on the output; arguments and errors
-    are those of `norm_attention`.
-    """
-    inputs.check_keywords(norm_weights, flax)
-    inputs.check_inputs(query, key, None, is_causal)
-    mask = inputs.padding_mask(mask, query.shape[0], key.shape[1])
-    dtype = inputs.accumulation_dtype(query, key)
-    features = feature_maps.features(query, key, feature_map, dtype, mask)
-    scores = feature_maps.products(*features, precision)
-    return feature_maps.hide_future(scores) if is_causal else scores
+norm_weights = dense.weights_of(
+    norm_attention,
+    "Before the norm, which acts on the output.",
+    fixed={"norm": None},
+)
 
 
 def norm_prefill(

@@ -33,7 +33,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lra_jax.attention import feature_maps, inputs, streams
+from lra_jax.attention import dense, feature_maps, inputs, streams
 from lra_jax.attention.causal import engine
 from lra_jax.attention.linear import decay, rotary
 from lra_jax.attention.linear.sums import Sums
@@ -126,30 +126,11 @@ def retention_attention(
     return out.astype(query.dtype)
 
 
-def retention_weights(
-    query: jax.Array,
-    key: jax.Array,
-    mask: jax.Array | None = None,
-    is_causal: bool = False,
-    *,
-    slopes: decay.Slopes | None = None,
-    rotate: bool = True,
-    precision: jax.lax.PrecisionLike = None,
-    **flax: Any,
-) -> jax.Array:
-    """Returns the weights `[B, N, T, S]` that `retention_attention` never builds.
-
-    float32 or wider, of either sign, before the norm, which acts on the output;
-    arguments and errors are those of `retention_attention`.
-    """
-    inputs.check_keywords(retention_weights, flax)
-    inputs.check_inputs(query, key, None, is_causal)
-    mask = inputs.padding_mask(mask, query.shape[0], key.shape[1])
-    dtype = inputs.accumulation_dtype(query, key)
-    turned, rates = _prepared(query, key, mask, is_causal, slopes, rotate, dtype)
-    rows, columns = (inputs.by_head(x, query.shape[2]) for x in turned)
-    scores = decay.weights(rows, columns, rates, is_causal, precision)
-    return _bounded(scores, scores.sum(-1))
+retention_weights = dense.weights_of(
+    retention_attention,
+    "Before the norm, which acts on the output.",
+    fixed={"norm": None},
+)
 
 
 def retention_prefill(
