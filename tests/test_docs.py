@@ -53,5 +53,7 @@ def test_the_table_of_mechanisms_is_the_registry() -> None:
 
 
 def test_the_command_knows_no_other_flag(capsys) -> None:
+    assert command.main(["--help"]) == 0
+    assert "--markdown" in capsys.readouterr().out
     assert command.main(["--html"]) == 2
     assert "--html" in capsys.readouterr().err

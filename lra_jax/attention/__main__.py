@@ -1,6 +1,6 @@
-"""``python -m lra_jax.attention`` prints the registered mechanisms as a table.
+"""python -m lra_jax.attention prints the registered mechanisms as a table.
 
-``--markdown`` prints it as docs/mechanisms.md shows it.
+--markdown prints it as docs/mechanisms.md shows it.
 """
 
 import json
@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lra_jax.attention.registry import MECHANISMS
+from lra_jax.errors import expected
 
 HEAD = ("name", "causal", "cross", "stream", "time", "measured")
 HEAD += ("paper", "what")
@@ -61,12 +62,13 @@ def markdown() -> str:
 
 def main(args: Sequence[str]) -> int:
     """Prints the table; returns the exit code."""
+    if {"--help", "-h"} & {*args}:
+        print(__doc__)
+        return 0
     if list(args) not in ([], ["--markdown"]):
-        print(
-            f"python -m lra_jax.attention: expected no flag or --markdown, got "
-            f"{' '.join(args)!r}",
-            file=sys.stderr,
-        )
+        wanted = "no flag, --markdown or --help"
+        message = expected("python -m lra_jax.attention", wanted, repr(" ".join(args)))
+        print(f"error: {message}", file=sys.stderr)
         return 2
     print(markdown() if args else table())
     return 0
