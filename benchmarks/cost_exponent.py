@@ -108,12 +108,15 @@ class _Call:
             drawn = jax.random.fold_in(keys[3], index)
             drawn = jax.random.normal(drawn, (*shape[:3], *width))
             given[gate.name] = gates.activated(gate.activation, drawn)
-        given |= {"mask": mask, "query_mask": mask}
+        masks = {"mask": mask, "query_mask": mask}
+        taken = registry.accepted_keywords(mechanism.attention) or frozenset()
+        given |= {name: x for name, x in masks.items() if name in taken}
+        sizes = {"max_length": length} if "max_length" in taken else {}
 
         @jax.jit
         def both(arrays, given):
             def run(*arrays):
-                return mechanism.attention(*arrays, max_length=length, **given)
+                return mechanism.attention(*arrays, **sizes, **given)
 
             out, pullback = jax.vjp(run, *arrays)
             return out, pullback(out)

@@ -34,8 +34,9 @@ MECHANISM = Mechanism(
 
 
 def toy_attention(
-    query, key, value, mask=None, is_causal=False, *, precision=None, **_: Any
+    query, key, value, mask=None, is_causal=False, *, precision=None, **flax: Any
 ) -> jax.Array:
+    inputs.check_keywords(toy_attention, flax)
     inputs.check_inputs(query, key, value, is_causal)
     weights = toy_weights(query, key, mask, is_causal, precision=precision)
     real = inputs.padding_mask(mask, *key.shape[:2])
@@ -45,8 +46,9 @@ def toy_attention(
 
 
 def toy_weights(
-    query, key, mask=None, is_causal=False, *, precision=None, **_: Any
+    query, key, mask=None, is_causal=False, *, precision=None, **flax: Any
 ) -> jax.Array:
+    inputs.check_keywords(toy_weights, flax)
     inputs.check_inputs(query, key, None, is_causal)
     real = inputs.padding_mask(mask, *key.shape[:2])
     heads, dtype = query.shape[2], inputs.accumulation_dtype(query, key)

@@ -12,7 +12,7 @@ from flax import nnx
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from lra_jax.attention import resolve
-from lra_jax.attention.registry import MECHANISMS
+from lra_jax.attention.registry import MECHANISMS, accepted_keywords
 from lra_jax.attention.sharded.sequence import sequence_parallel
 from lra_jax.configs import get_preset
 from lra_jax.tasks import get_task
@@ -57,8 +57,12 @@ def both(attention, causal: bool):
         real = jnp.array([[length], [length - 9]])
         mask = jnp.arange(length)[None] < real
 
+        masks = {"mask": mask, "query_mask": mask}
+        taken = accepted_keywords(attention) or frozenset()
+        masks = {name: x for name, x in masks.items() if name in taken}
+
         def inner(*arrays):
-            return attention(*arrays, mask=mask, is_causal=causal, query_mask=mask)
+            return attention(*arrays, is_causal=causal, **masks)
 
         out, pullback = jax.vjp(inner, query, key, value)
         # Rows of padded queries mean nothing.
