@@ -441,11 +441,13 @@ def _boolean(mask: jax.Array, name: str) -> jax.Array:
         return mask
     if jnp.issubdtype(mask.dtype, jnp.complexfloating):
         raise expected(name, "a boolean mask", mask.dtype)
-    # An additive mask would hide everything. Values that are traced are not known.
-    if mask.size and not isinstance(mask, jax.core.Tracer):
-        with asserted(name, "a boolean mask, or one of 0 and 1", "other numbers"):
-            chex.assert_scalar_in(float(mask.min()), 0, 1)
-            chex.assert_scalar_in(float(mask.max()), 0, 1)
+    # An additive mask would hide everything. Values that are traced are not known; the
+    # others are read by numpy, because inside jax.jit jnp would trace them.
+    if isinstance(mask, jax.core.Tracer) or not mask.is_fully_addressable:
+        return mask > 0
+    values = np.asarray(mask).astype(np.float64)
+    with asserted(name, "a boolean mask, or one of 0 and 1", "other numbers"):
+        chex.assert_equal(bool(((values >= 0) & (values <= 1)).all()), True)
     return mask > 0
 
 
