@@ -92,6 +92,8 @@ class Mechanism:
       cross: query and key may differ in length.
       stream: has ``<name>_init``, ``<name>_prefill`` and ``<name>_step``, with a state
         of constant size.
+      packed: computes the documents of a packed row (``segment_ids``) in one pass;
+        otherwise one after the other, each at the cost of the whole row.
       kernels: has Pallas kernels, chosen by its ``implementation``.
       sharded: name of the function that computes one device's slice of a sequence that
         is split over devices; None = it cannot be split.
@@ -125,6 +127,7 @@ class Mechanism:
     causal: bool | None = None
     cross: bool | None = None
     stream: bool | None = None
+    packed: bool = False
     kernels: bool = False
     sharded: str | None = None
     rotary: bool = False

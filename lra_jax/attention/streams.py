@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 import jax
 import jax.numpy as jnp
 
-from lra_jax.attention import inputs
+from lra_jax.attention import inputs, packed
 
 State = TypeVar("State", covariant=True)
 AnyState = TypeVar("AnyState")
@@ -47,6 +47,10 @@ _STEP = """Takes one position of each sample; arrays `[B, N, H]` -> `[B, N, Hv]`
     Raises:
       ValueError: as `{prefill}`.
     """
+
+
+# Of a prefill alone.
+_WHOLE = {"query", "key", "value", "mask", "chunking", "state", "segment_ids"}
 
 
 class Init(Protocol[State]):
@@ -83,6 +87,7 @@ def begun(
     key: jax.Array,
     value: jax.Array,
     mask: jax.Array | None,
+    rows: packed.Packed | None = None,
 ) -> tuple[jax.Array | None, jnp.dtype, jax.Array]:
     """Checks a prefill's arrays, and returns the numbers that it begins with.
 
@@ -92,21 +97,23 @@ def begun(
       key: `[B, T, N, H]`.
       value: `[B, T, N, Hv]`.
       mask: as given.
+      rows: where packed documents are; None = each row is one.
 
     Returns:
       The mask as `[B, T]` or None, the dtype of the sums, and the position after each
-      sample's last real one, `[B]`.
+      sample's last real one, `[B]`, in its document.
 
     Raises:
       ValueError: arrays or mask do not fit.
     """
     inputs.check_inputs(query, key, value, True)
     batch, length = query.shape[:2]
-    mask = inputs.padding_mask(mask, batch, length)
-    position = inputs.next_position(mask, batch, length)
+    mask = packed.shown(inputs.padding_mask(mask, batch, length), rows)
+    before = None if state is None else state.position
+    position = packed.next_position(mask, rows, batch, length, before)
     if state is None:
         return mask, inputs.accumulation_dtype(query, key, value), position
-    return mask, jax.tree.leaves(state.sums)[0].dtype, position + state.position
+    return mask, jax.tree.leaves(state.sums)[0].dtype, position
 
 
 def make_init(prefill: Callable[..., tuple[jax.Array, State]]) -> Init[State]:
@@ -162,11 +169,11 @@ def _signature(function: Any, prefill: Callable[..., Any]) -> inspect.Signature:
     """A function's own parameters, then the options of the prefill as keywords."""
     own = inspect.signature(function).parameters.values()
     kept = [p for p in own if p.kind is p.POSITIONAL_OR_KEYWORD]
-    taken = {p.name for p in kept} | {"query", "key", "value", "mask", "chunking"}
+    taken = {p.name for p in kept} | _WHOLE
     options = [
         p.replace(kind=p.KEYWORD_ONLY)
         for p in inspect.signature(prefill).parameters.values()
-        if p.name not in taken | {"state"}
+        if p.name not in taken
     ]
     return inspect.Signature(kept + options)
 

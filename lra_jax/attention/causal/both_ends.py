@@ -1,8 +1,8 @@
 """A causal form run from both ends of a sequence, for a mechanism that is not causal.
 
 A query reads the state of the recurrence up to its own position, and that of the
-A query reads the state of the recurrence up to its own position, and that of the
-the length, nothing subtracted.
+reversed recurrence over the positions after it. Each pair of positions counts once, the
+cost is linear in the length, and nothing is subtracted.
 """
 
 from typing import Any
@@ -19,6 +19,7 @@ def from_both_ends(
     arrays: Arrays,
     *,
     mask: jax.Array | None = None,
+    resets: jax.Array | None = None,
     chunking: Chunking | None = None,
     dtype: Any,
 ) -> tuple[Any, Any]:
@@ -32,19 +33,26 @@ def from_both_ends(
       state: before the sequence.
       arrays: positions on axis 1.
       mask: the real keys, `[B, T]`; None = all.
+      resets: where documents start, `[B, T]`; None = each row is one.
       chunking: how the sequence is cut.
       dtype: of the outputs.
 
     Returns:
       Two trees of outputs `[B, T, N, ...]`.
     """
-    until, _ = run(form, state, arrays, mask=mask, chunking=chunking, dtype=dtype)
+    options = {"chunking": chunking, "dtype": dtype}
+    until, _ = run(form, state, arrays, mask=mask, resets=resets, **options)
     backward = jax.tree.map(_reversed, arrays)
     # One step later, a key is no longer seen by its own query.
     later = jax.tree.map(_later, backward)._replace(query=backward.query)
     if mask is not None:
         mask = _later(_reversed(mask))
-    after, _ = run(form, state, later, mask=mask, chunking=chunking, dtype=dtype)
+    if resets is not None:
+        # Backwards a document starts at its end, where the key one step later is that
+        # of the document behind.
+        resets = _reversed(jnp.roll(resets, -1, 1).at[:, -1].set(False))
+        mask = ~resets if mask is None else mask & ~resets
+    after, _ = run(form, state, later, mask=mask, resets=resets, **options)
     return until, jax.tree.map(_reversed, after)
 
 

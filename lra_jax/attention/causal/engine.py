@@ -36,6 +36,7 @@ import jax
 import jax.numpy as jnp
 
 from lra_jax.attention import inputs
+from lra_jax.attention.causal.documents import Documents, numbered
 from lra_jax.errors import expected
 
 Tree = Any
@@ -140,6 +141,7 @@ class Tables(NamedTuple):
 
     mask: jax.Array | None  # real keys, [1 or B, T]
     query_mask: jax.Array | None  # real queries, [1 or B, T]
+    resets: jax.Array | None  # where documents start, [B, T]
     own: Tree  # the mechanism's own, [1 or B, T] each
 
 
@@ -157,7 +159,9 @@ class Form:
       segment: ``segment(options, state, features, tables) -> (outputs, state)``: from
         the state before a segment and its features, `[B, N, P, C, ...]` for P chunks of
         C positions, to the outputs and the state after. ``tables`` are the mechanism's
-        own, `[1 or B, 1, P, C]`. Hidden positions must not change the state.
+        own, `[1 or B, 1, P, C]`. Hidden positions must not change the state. A form
+        that takes packed documents has them (`causal.documents`) as a fifth argument,
+        which it is called with only where there are any.
       options: of both, beside the arrays.
       scale: ``scale(options, other) -> factor``, `[B, N, L]` both. The outputs are then
         a pair, ``numerator`` `[B, N, P, C, Hv]` and ``other`` `[B, N, P, C]`, of which
@@ -165,7 +169,7 @@ class Form:
         the outputs as they are: any tree of arrays.
       pullback: ``pullback(options, state, features, tables, outputs, of_outputs,
         of_after) -> (of_state, of_features)``, a gradient written out, for a form with
-        a scale; None derives it.
+        a scale; None derives it, and so do calls with packed documents.
     """
 
     prepare: Callable[..., Tree]
@@ -193,6 +197,7 @@ def run(
     mask: jax.Array | None = None,
     query_mask: jax.Array | None = None,
     tables: Tree = None,
+    resets: jax.Array | None = None,
     chunking: Chunking | None = None,
     dtype: Any,
 ) -> tuple[Tree, Tree]:
@@ -205,6 +210,8 @@ def run(
       mask: the real keys, `[B, T]`; None = all.
       query_mask: the real queries, `[B, T]`; None = all.
       tables: arrays `[1 or B, T]` without a gradient, for the form.
+      resets: where the state counts as nothing, `[B, T]`, because a document starts;
+        None = nowhere.
       chunking: how the sequence is cut.
       dtype: of the outputs.
 
@@ -221,7 +228,7 @@ def run(
     # Outputs that were rounded are of no use to the gradient.
     exact = jnp.dtype(dtype) == jax.tree.leaves(state)[0].dtype
     call = _Call(form, cut, jnp.dtype(dtype), form.scale is not None and exact)
-    return _run(call, state, arrays, Tables(mask, query_mask, tables))
+    return _run(call, state, arrays, Tables(mask, query_mask, resets, tables))
 
 
 def nothing(arrays: Arrays, dtype: jnp.dtype) -> jax.Array:
@@ -301,7 +308,7 @@ def _segment(
     """The outputs of one segment, `[B, L, N, ...]`, and the state after it."""
     form, options = call.form, call.form.options
     features, own = _features(call, arrays, tables)
-    outputs, after = form.segment(options, state, features, own)
+    outputs, after = form.segment(options, state, features, *own)
     # Joined first: on a CPU, loops over one long axis are quicker than over two.
     outputs = call.cut.join(outputs)
     if form.scale is not None:
@@ -314,12 +321,19 @@ def _segment(
     return jax.tree.map(finished, outputs), after
 
 
-def _features(call: _Call, arrays: Arrays, tables: Tables) -> tuple[Tree, Tree]:
-    """The features of one segment, `[B, N, P, C, ...]`, and the form's own tables."""
+def _features(
+    call: _Call, arrays: Arrays, tables: Tables
+) -> tuple[Tree, tuple[Tree] | tuple[Tree, Documents]]:
+    """The features of one segment, `[B, N, P, C, ...]`, and what belongs to positions.
+
+    These are the form's own tables, and the documents, if there are any.
+    """
     form = call.form
     features = form.prepare(form.options, arrays, tables.mask, tables.query_mask)
-    own = jax.tree.map(lambda x: x[:, None], tables.own)
-    return call.cut.split(features), call.cut.split(own)
+    own, resets = jax.tree.map(lambda x: x[:, None], (tables.own, tables.resets))
+    own, resets = call.cut.split((own, resets))
+    found = (own,) if resets is None else (own, numbered(resets))
+    return call.cut.split(features), found
 
 
 def _pullback(
@@ -344,14 +358,14 @@ def _pullback(
 
     features, pull, own = jax.vjp(prepared, arrays, has_aux=True)
     outputs, of_outputs = (jnp.swapaxes(x, 1, 2) for x in (outputs, of_outputs))
-    if call.form.pullback is None:
+    if call.form.pullback is None or len(own) > 1:
         of_state, of_features = _scaled_pullback(
             call, state, features, own, outputs, of_outputs, of_after
         )
     else:
         outputs, of_outputs = call.cut.split((outputs, of_outputs))
         of_state, of_features = call.form.pullback(
-            call.form.options, state, features, own, outputs, of_outputs, of_after
+            call.form.options, state, features, *own, outputs, of_outputs, of_after
         )
     return of_state, pull(of_features)[0]
 
@@ -360,7 +374,7 @@ def _scaled_pullback(
     call: _Call,
     state: Tree,
     features: Tree,
-    own: Tree,
+    own: tuple,
     outputs: jax.Array,
     of_outputs: jax.Array,
     of_after: Tree,
@@ -372,7 +386,7 @@ def _scaled_pullback(
     form: Any = call.form
 
     def parts(state: Tree, features: Tree) -> tuple[Tree, Tree]:
-        outputs, after = form.segment(form.options, state, features, own)
+        outputs, after = form.segment(form.options, state, features, *own)
         numerator, other = call.cut.join(outputs)
         return (numerator, form.scale(form.options, other)), after
 

@@ -22,9 +22,11 @@ import jax
 import jax.numpy as jnp
 
 from lra_jax import kernels
-from lra_jax.attention import feature_maps, inputs, streams
-from lra_jax.attention.causal import engine
-from lra_jax.attention.causal.prefix import hidden, prefix, triangle
+from lra_jax.attention import feature_maps, inputs, packed, streams
+from lra_jax.attention.causal import documents, engine
+from lra_jax.attention.causal.both_ends import from_both_ends
+from lra_jax.attention.causal.documents import Documents
+from lra_jax.attention.causal.prefix import hidden, prefix
 from lra_jax.attention.linear.sums import Sums, key_sums, no_sums, row_sums
 from lra_jax.attention.registry import Mechanism
 from lra_jax.attention.sharded import exchange
@@ -43,6 +45,7 @@ MECHANISM = Mechanism(
     causal=True,
     cross=True,
     stream=True,
+    packed=True,
     kernels=True,
     sharded="linear_slice",
     cost="(T + S) H^2",
@@ -76,6 +79,7 @@ def linear_attention(
     mask: jax.Array | None = None,
     is_causal: bool = False,
     *,
+    segment_ids: jax.Array | None = None,
     feature_map: feature_maps.FeatureMap = "elu",
     eps: float = 1e-6,
     chunking: engine.Chunking | None = None,
@@ -92,13 +96,16 @@ def linear_attention(
       mask: boolean, True = may be attended: `[B, S]`, or anything that broadcasts to
         `[B, 1, 1, S]`.
       is_causal: position i sees keys 0..i only; needs T == S.
+      segment_ids: integers `[B, T]`, a run of one positive number for each document
+        packed into a row, 0 = padding: none sees another. Needs T == S.
       feature_map: "elu" (elu(x) + 1), "relu", "sigmoid", or a non-negative function of
         an array.
       eps: added to the denominator.
-      chunking: how the causal form cuts the sequence; None = by the backend.
+      chunking: how the causal form, and that of packed rows, cuts the sequence; None =
+        by the backend.
       precision: of the matrix products, as in ``jnp.einsum``.
       implementation: "xla", "pallas", or "auto": the kernels of docs/kernels.md where
-        they run.
+        they run, which is not on packed rows.
       **flax: keywords that Flax passes to an ``attention_fn``; ignored, while others
         raise.
 
@@ -111,7 +118,15 @@ def linear_attention(
     """
     inputs.check_keywords(linear_attention, flax)
     inputs.check_inputs(query, key, value, is_causal)
-    target = kernels.choose(implementation, query, key, value, feature_map, chunking)
+    target = kernels.choose(
+        implementation,
+        query,
+        key,
+        value,
+        feature_map,
+        chunking,
+        packed.kernel_refusal(segment_ids),
+    )
     mask = inputs.padding_mask(mask, query.shape[0], key.shape[1])
     if target is not None:
         return kernels.attend(
@@ -134,12 +149,27 @@ def linear_attention(
             key,
             value,
             mask,
+            segment_ids=segment_ids,
             feature_map=feature_map,
             eps=eps,
             chunking=chunking,
             precision=precision,
         )[0]
     dtype = inputs.accumulation_dtype(query, key, value)
+    rows = packed.packed(segment_ids, query, key)
+    if rows is not None:
+        out, sums = document_sums(
+            query,
+            key,
+            value,
+            rows,
+            mask=mask,
+            dtype=dtype,
+            feature_map=feature_map,
+            chunking=chunking,
+            precision=precision,
+        )
+        return (out / (sums + eps)[..., None]).astype(query.dtype)
     features = feature_maps.features(query, key, feature_map, dtype, mask)
     value = inputs.by_head(value, query.shape[2], mask, dtype)
     sums = feature_maps.project(features[0], features[1].sum(2), precision)
@@ -154,6 +184,7 @@ def linear_weights(
     mask: jax.Array | None = None,
     is_causal: bool = False,
     *,
+    segment_ids: jax.Array | None = None,
     feature_map: feature_maps.FeatureMap = "elu",
     eps: float = 1e-6,
     precision: jax.lax.PrecisionLike = None,
@@ -171,6 +202,7 @@ def linear_weights(
     scores = feature_maps.products(*features, precision)
     if is_causal:
         scores = feature_maps.hide_future(scores)
+    scores = packed.hide_others(scores, packed.packed(segment_ids, query, key))
     return scores / (scores.sum(-1, keepdims=True) + eps)
 
 
@@ -181,6 +213,7 @@ def linear_prefill(
     mask: jax.Array | None = None,
     *,
     state: LinearState | None = None,
+    segment_ids: jax.Array | None = None,
     feature_map: feature_maps.FeatureMap = "elu",
     eps: float = 1e-6,
     chunking: engine.Chunking | None = None,
@@ -190,15 +223,18 @@ def linear_prefill(
 
     Args:
       query: `[B, T, N, H]`; key, value, mask and options as in `linear_attention`.
-      state: what came before; None = nothing.
+      state: what came before; None = nothing. In a packed row, the first document
+        continues it.
 
     Returns:
-      The causal attention `[B, T, N, Hv]` and the state after the last real position.
+      The causal attention `[B, T, N, Hv]` and the state after the last real position:
+      in a packed row that of the last document.
 
     Raises:
       ValueError: shapes, dtypes, the mask or the state do not fit.
     """
-    mask, dtype, position = streams.begun(state, query, key, value, mask)
+    rows = packed.packed(segment_ids, query, key)
+    mask, dtype, position = streams.begun(state, query, key, value, mask, rows)
     out_dtype = query.dtype
     query, key, phi = feature_maps.given(query, key, feature_map, dtype, mask)
     arrays = engine.Arrays(query, key, value)
@@ -210,6 +246,7 @@ def linear_prefill(
         start if state is None else inputs.checked_state(state.sums, start),
         arrays,
         mask=mask,
+        resets=packed.resets(rows),
         chunking=chunking,
         dtype=out_dtype,
     )
@@ -230,7 +267,11 @@ class _Options(NamedTuple):
 
 
 def segment(
-    options: Any, state: Sums, features: tuple[jax.Array, jax.Array, jax.Array], _: None
+    options: Any,
+    state: Sums,
+    features: tuple[jax.Array, jax.Array, jax.Array],
+    _: None,
+    found: Documents | None = None,
 ) -> tuple[tuple[jax.Array, jax.Array], Sums]:
     """One segment of linear attention, see `engine.Form`.
 
@@ -241,9 +282,10 @@ def segment(
     query, key, value = features
     product = functools.partial(jnp.einsum, precision=options.precision)
     scores = product("bnpim,bnpjm->bnpij", query, key)
-    scores = hidden(scores, triangle(scores.shape[-1]))
+    scores = hidden(scores, documents.visible(scores.shape[-1], found))
+    key, query = documents.stayers(key, found), documents.readers(query, found)
     updates = Sums(product("bnpjm,bnpjv->bnpmv", key, value), key_sums(key))
-    before, after = prefix(state, updates)
+    before, after = prefix(state, updates, documents.decay(None, found, key.dtype))
     numerator = product("bnpij,bnpjv->bnpiv", scores, value)
     numerator += product("bnpim,bnpmv->bnpiv", query, before.summary)
     denominator = row_sums(scores)
@@ -258,6 +300,7 @@ def causal_sums(
     *,
     mask: jax.Array | None = None,
     state: Sums | None = None,
+    resets: jax.Array | None = None,
     chunking: engine.Chunking | None = None,
     precision: jax.lax.PrecisionLike = None,
 ) -> tuple[tuple[jax.Array, jax.Array], Sums]:
@@ -269,6 +312,7 @@ def causal_sums(
       value: `[B, T, N, Hv]`.
       mask: the real keys, `[B, T]`; None = all.
       state: before the sequence; None = nothing came before.
+      resets: where documents start, `[B, T]`; None = each row is one.
       chunking: how the sequence is cut.
       precision: of the matrix products.
 
@@ -289,9 +333,57 @@ def causal_sums(
         start if state is None else inputs.checked_state(state, start),
         arrays,
         mask=mask,
+        resets=resets,
         chunking=chunking,
         dtype=query.dtype,
     )
+
+
+def document_sums(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    rows: packed.Packed,
+    *,
+    mask: jax.Array | None,
+    dtype: jnp.dtype,
+    feature_map: feature_maps.FeatureMap = "identity",
+    chunking: engine.Chunking | None = None,
+    precision: jax.lax.PrecisionLike = None,
+) -> tuple[jax.Array, jax.Array]:
+    """``sum_j phi(q_i) . phi(k_j) v_j`` and the same without v_j, over i's document.
+
+    A state for each document would have no fixed size: these are the causal sums from
+    both ends, at twice their cost.
+
+    Args:
+      query: `[B, T, N, H]`.
+      key: `[B, T, n, H]`.
+      value: `[B, T, n, Hv]`.
+      rows: where the documents are.
+      mask: the real keys, `[B, T]`; None = all that are no padding.
+      dtype: of all that is computed.
+      feature_map: phi.
+      chunking: how the sequence is cut.
+      precision: of the matrix products.
+
+    Returns:
+      `[B, T, N, Hv]` and `[B, T, N]`.
+    """
+    mask = packed.shown(mask, rows)
+    query, key, phi = feature_maps.given(query, key, feature_map, dtype, mask)
+    arrays = engine.Arrays(query, key, value)
+    options = feature_maps.Options(phi, dtype, precision)
+    until, after = from_both_ends(
+        engine.Form(feature_maps.prepared, segment, options),
+        no_sums(arrays, key.shape[-1], dtype),
+        arrays,
+        mask=mask,
+        resets=rows.resets,
+        chunking=chunking,
+        dtype=dtype,
+    )
+    return until[0] + after[0], until[1] + after[1]
 
 
 def _scale(options: _Options, denominator: jax.Array) -> jax.Array:

@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lra_jax.attention import inputs
+from lra_jax.attention import inputs, packed
 
 
 class Visible(NamedTuple):
@@ -33,10 +33,13 @@ class Visible(NamedTuple):
     Attributes:
       pairs: boolean, rank 4, broadcastable to `[B, N, T, S]`; None = all.
       last: index of the last key that each query sees, `[1 or B, T]`; None = S - 1.
+      document: the number of each position's document, from 1, and 0 for padding,
+        `[B, T]`, where T == S: a query sees keys of its own; None = all are of one.
     """
 
     pairs: jax.Array | None
-    last: jax.Array | None
+    last: jax.Array | None = None
+    document: jax.Array | None = None
 
 
 @dataclass(frozen=True)
@@ -132,7 +135,7 @@ def attend(
 
 def _filled(plan: Plan, visible: Visible) -> Visible:
     """Masks over whole blocks; what was appended to the keys is hidden."""
-    pairs, last = visible
+    pairs, last, document = visible
     if plan.is_causal:
         # Hides what was appended as well: T == S.
         causal = jnp.asarray(np.arange(plan.queries, dtype=np.int32)[None])
@@ -145,7 +148,10 @@ def _filled(plan: Plan, visible: Visible) -> Visible:
     if pairs is not None:
         ends = [(0, -x % plan.size if x > 1 else 0) for x in pairs.shape[2:]]
         pairs = jnp.pad(pairs, [(0, 0), (0, 0), *ends])
-    return Visible(pairs, last)
+    if document is not None:
+        missing = plan.rows * plan.size - plan.queries
+        document = jnp.pad(document, [(0, 0), (0, missing)])
+    return Visible(pairs, last, document)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -261,6 +267,13 @@ def _scores(
             if pairs.shape[axis] > 1:
                 pairs = jax.lax.dynamic_slice_in_dim(pairs, start, plan.size, axis)
         seen = pairs if seen is None else seen & pairs
+    if visible.document is not None:
+        rows, columns = (
+            jax.lax.dynamic_slice_in_dim(visible.document, start, plan.size, 1)
+            for start in starts
+        )
+        same = packed.share(rows, columns)
+        seen = same if seen is None else seen & same
     return scores, seen
 
 

@@ -7,7 +7,7 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
-from lra_jax.attention import inputs
+from lra_jax.attention import inputs, packed
 from lra_jax.errors import expected
 
 
@@ -57,8 +57,38 @@ def extended(
       value: `[B, T, n, Hv]`; so may its heads.
       mask: the real positions, boolean `[B, T]`; None = all.
     """
+    position = state.position + inputs.next_position(mask, *key.shape[:2])
+    columns = places(state, key.shape[1])
+    return _put(state, key, value, mask, columns, position)
+
+
+def last_documents(
+    state: SoftmaxState,
+    key: jax.Array,
+    value: jax.Array,
+    mask: jax.Array | None,
+    rows: packed.Packed,
+) -> SoftmaxState:
+    """An empty state with the last document of each packed row, as in `extended`."""
+    mask = packed.shown(mask, rows)
     batch, length = key.shape[:2]
-    rows, columns = np.arange(batch, dtype=np.int32), places(state, length)
+    number, nowhere = rows.number, state.visible.shape[1]
+    columns = jnp.where(number == number[:, -1:], rows.position, nowhere)
+    position = packed.next_position(mask, rows, batch, length)
+    return _put(state, key, value, mask, columns, position)
+
+
+def _put(
+    state: SoftmaxState,
+    key: jax.Array,
+    value: jax.Array,
+    mask: jax.Array | None,
+    columns: jax.Array,
+    position: jax.Array,
+) -> SoftmaxState:
+    """The state with positions `[B, T]` of its columns filled."""
+    batch, length = key.shape[:2]
+    rows = np.arange(batch, dtype=np.int32)
     real = jnp.ones((batch, length), bool) if mask is None else mask
 
     def put(kept: jax.Array, new: jax.Array) -> jax.Array:
@@ -72,7 +102,7 @@ def extended(
         put(state.key, key),
         put(state.value, value),
         state.visible.at[rows[:, None], columns].set(real, mode="drop"),
-        state.position + inputs.next_position(mask, batch, length),
+        position,
     )
 
 

@@ -23,7 +23,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from lra_jax.attention import feature_maps, inputs, streams
+from lra_jax.attention import feature_maps, inputs, packed, streams
 from lra_jax.attention.registry import Mechanism
 from lra_jax.attention.softmax import blockwise, cache
 from lra_jax.attention.softmax.blockwise import Visible
@@ -44,6 +44,7 @@ MECHANISM = Mechanism(
     causal=True,
     cross=True,
     stream=True,
+    packed=True,
     rotary=True,
     cost="T S H",
     summary="softmax of scaled dot products, the quadratic baseline",
@@ -61,6 +62,7 @@ def softmax_attention(
     mask: jax.Array | None = None,
     is_causal: bool = False,
     *,
+    segment_ids: jax.Array | None = None,
     implementation: str | None = None,
     block: int | None = None,
     precision: jax.lax.PrecisionLike = None,
@@ -75,6 +77,8 @@ def softmax_attention(
       mask: boolean, True = may be attended: `[B, S]`, or anything that broadcasts to
         `[B, N, T, S]`. Only mechanisms that form scores take a query axis.
       is_causal: position i sees keys 0..i only; needs T == S.
+      segment_ids: integers `[B, T]`, a run of one positive number for each document
+        packed into a row, 0 = padding: none sees another. Needs T == S.
       implementation: "dense" forms the matrix of weights, "blocks" never does and has
         no forward-mode derivative (``jax.jvp``); None = blocks for T S beyond 256^2 on
         a CPU, 2048^2 elsewhere.
@@ -92,8 +96,9 @@ def softmax_attention(
     inputs.check_keywords(softmax_attention, flax)
     inputs.check_inputs(query, key, value, is_causal)
     form = _Form(implementation, block, precision)
-    pairs, key, value = _prepare(query, key, value, mask)
-    return form.attend(query, key, value, Visible(pairs, None), is_causal)
+    rows = packed.packed(segment_ids, query, key)
+    visible, key, value = _prepare(query, key, value, mask, rows)
+    return form.attend(query, key, value, visible, is_causal)
 
 
 def softmax_weights(
@@ -102,6 +107,7 @@ def softmax_weights(
     mask: jax.Array | None = None,
     is_causal: bool = False,
     *,
+    segment_ids: jax.Array | None = None,
     precision: jax.lax.PrecisionLike = None,
     **flax: Any,
 ) -> jax.Array:
@@ -111,8 +117,9 @@ def softmax_weights(
     """
     inputs.check_keywords(softmax_weights, flax)
     inputs.check_inputs(query, key, None, is_causal)
-    pairs, key, _unused = _prepare(query, key, key, mask)
-    return _weights(query, key, Visible(pairs, None), is_causal, precision)
+    rows = packed.packed(segment_ids, query, key)
+    visible, key, _unused = _prepare(query, key, key, mask, rows)
+    return _weights(query, key, visible, is_causal, precision)
 
 
 def softmax_init(
@@ -156,6 +163,7 @@ def softmax_prefill(
     *,
     max_length: int | None = None,
     state: SoftmaxState | None = None,
+    segment_ids: jax.Array | None = None,
     implementation: str | None = None,
     block: int | None = None,
     precision: jax.lax.PrecisionLike = None,
@@ -171,9 +179,12 @@ def softmax_prefill(
         own.
       state: what came before; None = nothing, and the new state keeps keys and values
         in their own dtypes and heads.
+      segment_ids: as in `softmax_attention`, for a stream that begins: ``state`` must
+        be None.
 
     Returns:
-      The causal attention `[B, T, N, Hv]` and the state after the last real position.
+      The causal attention `[B, T, N, Hv]` and the state after the last real position:
+      in a packed row that of the last document.
 
     Raises:
       ValueError: shapes, dtypes, the mask or the state do not fit, or the prompt
@@ -186,10 +197,17 @@ def softmax_prefill(
     form = _Form(implementation, block, precision)
     if state is None:
         size = inputs.check_max_length(max_length, length)
+        rows = packed.packed(segment_ids, query, key)
         state = cache.empty_for(key, value, size)
-        after = cache.extended(state, key, value, mask)
-        pairs, key, value = _prepare(query, key, value, mask)
-        return form.attend(query, key, value, Visible(pairs, None), True), after
+        if rows is None:
+            after = cache.extended(state, key, value, mask)
+        else:
+            after = cache.last_documents(state, key, value, mask, rows)
+        visible, key, value = _prepare(query, key, value, mask, rows)
+        return form.attend(query, key, value, visible, True), after
+    if segment_ids is not None:
+        wanted = "None with a state: a stream that goes on has one document a row"
+        raise expected("segment_ids", wanted, "an array")
     if max_length is not None:
         raise expected("max_length", "None with a state", f"{max_length!r}")
     cache.check(state, query, key, value)
@@ -265,16 +283,23 @@ class _Form:
 
 
 def _prepare(
-    query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array | None
-) -> tuple[jax.Array | None, jax.Array, jax.Array]:
-    """Rank-4 mask, and key and value with N heads and nothing left in the padding."""
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    mask: jax.Array | None,
+    rows: packed.Packed | None = None,
+) -> tuple[Visible, jax.Array, jax.Array]:
+    """What is seen, and key and value with N heads and nothing left in the padding."""
     batch, length, num_heads, _ = query.shape
     pairs = inputs.pair_mask(mask, batch, num_heads, length, key.shape[1])
     key, value = (
         inputs.match_heads(inputs.hide_padding(x, pairs), num_heads)
         for x in (key, value)
     )
-    return pairs, key, value
+    if rows is None:
+        return Visible(pairs), key, value
+    key, value = (inputs.hide(x, rows.real) for x in (key, value))
+    return Visible(pairs, document=rows.label), key, value
 
 
 def _weights(
@@ -284,7 +309,7 @@ def _weights(
     is_causal: bool,
     precision: jax.lax.PrecisionLike,
 ) -> jax.Array:
-    pairs, last = visible
+    pairs, last, document = visible
     dtype = inputs.accumulation_dtype(query, key)
     if query.dtype != key.dtype:
         query, key = query.astype(dtype), key.astype(dtype)
@@ -303,5 +328,8 @@ def _weights(
         earlier = columns[None, None, None] <= last[:, None, :, None]
     if earlier is not None:
         pairs = earlier if pairs is None else earlier & pairs
+    if document is not None:
+        same = packed.share(document, document)
+        pairs = same if pairs is None else same & pairs
     logits = logits / math.sqrt(query.shape[-1])
     return feature_maps.masked_softmax(logits, pairs, axis=-1)

@@ -1,0 +1,132 @@
+"""Rows that hold several documents, by their `segment_ids`.
+
+`segment_ids` are integers `[B, T]`: a document is a run of one positive number, and 0
+is padding. Every self-attention takes them. A packed row then gives what its documents
+give alone: none sees another, states start anew, and positions count from each
+document's start. What comes out at padding has no meaning.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from lra_jax.attention import inputs
+from lra_jax.errors import expected
+from lra_jax.kernels import Refusal
+
+
+class Packed(NamedTuple):
+    """Where the documents of a row are, `[B, T]` each."""
+
+    real: jax.Array  # no padding
+    starts: jax.Array  # the first position of each document
+
+    @property
+    def number(self) -> jax.Array:
+        """Which document of its row a position belongs to, or comes after; from 1."""
+        return jnp.cumsum(self.starts, 1, dtype=jnp.int32)
+
+    @property
+    def label(self) -> jax.Array:
+        """`number` where real, 0 at padding."""
+        return jnp.where(self.real, self.number, 0)
+
+    @property
+    def position(self) -> jax.Array:
+        """Counted from the document's start."""
+        places = jnp.arange(self.starts.shape[1], dtype=jnp.int32)[None]
+        first = jnp.where(self.starts, places, jnp.zeros_like(places))
+        return places - jax.lax.cummax(first, 1)
+
+    @property
+    def resets(self) -> jax.Array:
+        """The starts but each row's first, which what came before may continue."""
+        return self.starts & (self.number > 1)
+
+
+def packed(
+    segment_ids: jax.Array | None, query: jax.Array, key: jax.Array
+) -> Packed | None:
+    """The documents of a self-attention's rows; None = each row is one.
+
+    Raises:
+      ValueError: not integers `[B, T]`, or query and key differ in length.
+    """
+    if segment_ids is None:
+        return None
+    batch, length = query.shape[:2]
+    ids = jnp.asarray(segment_ids)
+    inputs.check_shape("segment_ids", ids, "B T", batch, length)
+    if not jnp.issubdtype(ids.dtype, jnp.integer):
+        raise expected("segment_ids", "an integer dtype", ids.dtype)
+    if key.shape[1] != length:
+        wanted = "None where query and key differ in length"
+        raise expected("segment_ids", wanted, f"T={length} and S={key.shape[1]}")
+    before = jnp.pad(ids[:, :-1], [(0, 0), (1, 0)])
+    real = ids > 0
+    return Packed(real, real & (ids != before))
+
+
+def shown(mask: jax.Array | None, documents: Packed | None) -> jax.Array | None:
+    """A padding mask `[B, T]` without the padding between documents; None = all."""
+    if documents is None:
+        return mask
+    return documents.real if mask is None else mask & documents.real
+
+
+def resets(documents: Packed | None) -> jax.Array | None:
+    """`Packed.resets` for the causal engine; None = nowhere."""
+    return None if documents is None else documents.resets
+
+
+def kernel_refusal(segment_ids: jax.Array | None) -> Refusal | None:
+    """Why no kernel runs on packed rows; None = they are not packed."""
+    if segment_ids is None:
+        return None
+    return "segment_ids", "None", "packed documents"
+
+
+def hide_others(scores: jax.Array, documents: Packed | None) -> jax.Array:
+    """Zeroes `[B, N, T, T]` where query and key are not of one document."""
+    if documents is None:
+        return scores
+    label = documents.label
+    return jnp.where(share(label, label), scores, jnp.zeros((), scores.dtype))
+
+
+def share(rows: jax.Array, columns: jax.Array) -> jax.Array:
+    """The pairs of one document, `[B, 1, T, S]`, of `Packed.label`s `[B, T]`, `[B, S]`.
+
+    None with a key in the padding.
+    """
+    rows, columns = rows[:, None, :, None], columns[:, None, None]
+    return (rows == columns) & (columns > 0)
+
+
+def next_position(
+    mask: jax.Array | None,
+    documents: Packed | None,
+    batch: int,
+    length: int,
+    before: jax.Array | None = None,
+) -> jax.Array:
+    """`[B]` int32: one past the last visible position, counted in its document.
+
+    Args:
+      mask: visible positions, `[B, T]`; None = all.
+      documents: of the rows; None = each is one.
+      batch: B.
+      length: T.
+      before: positions that each row's first document had before, `[B]`; None = 0.
+    """
+    ends = inputs.next_position(mask, batch, length)
+    if documents is None:
+        return ends if before is None else ends + before
+    last = jnp.maximum(ends - 1, 0)[:, None]
+    own, number = (
+        jnp.take_along_axis(x, last, 1)[:, 0]
+        for x in (documents.position, documents.number)
+    )
+    own = jnp.where(ends > 0, own + 1, 0)
+    return own if before is None else own + jnp.where(number <= 1, before, 0)

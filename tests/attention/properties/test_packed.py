@@ -1,0 +1,169 @@
+"""Documents packed into one row give what each gives alone."""
+
+import functools
+import itertools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lra_jax.attention.causal.engine import Chunking
+
+from ..mechanisms import (
+    CAUSAL,
+    NAMES,
+    STREAMS,
+    assert_close,
+    assert_rejects,
+    cuts,
+    fast_jit,
+    inputs,
+    one_step,
+    prefill,
+    run,
+    takes,
+    weights,
+)
+
+# Padding at the end, at the front and in the middle, also between two runs of one
+# number; documents of one position; one that fills its row.
+IDS = np.array(
+    [
+        [1, 1, 1, 1, 1, 2, 3, 3, 3, 3, 0, 0, 0],
+        [0, 0, 4, 4, 0, 4, 4, 4, 2, 0, 0, 9, 9],
+        [7] * 13,
+        [1, 2, 3, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4],
+    ],
+    np.int32,
+)
+BATCH, LENGTH = IDS.shape
+CHUNKINGS = [Chunking(1, 2), Chunking(3, 6), Chunking(4, 4), Chunking(5, 5, "parallel")]
+
+
+def documents(ids: np.ndarray = IDS) -> list[tuple[int, int, int]]:
+    """Row, first position and the one after the last of each document."""
+    found = []
+    for row, numbers in enumerate(ids):
+        edges = np.flatnonzero(np.diff(numbers, prepend=0, append=0))
+        spans = itertools.pairwise(edges)
+        found += [(row, a, b) for a, b in spans if numbers[a] > 0]
+    return found
+
+
+def _slopes(call: Any, arrays: tuple, factors: np.ndarray) -> tuple:
+    out, pull = jax.vjp(call, *arrays)
+    return out, *pull(jnp.asarray(factors, out.dtype))
+
+
+@functools.cache
+def _alone(name: str, causal: bool) -> list[np.ndarray]:
+    """Output and gradients of every document alone, each in its place in the rows."""
+    arrays, factors = _given(name)
+    together = [np.zeros_like(x) for x in (factors, *arrays)]
+    more = {"is_causal": True} if causal else {}
+
+    def call(query, key, value, weight, mask):
+        # Positions after the document are padding: one length, one compilation.
+        def inner(*arrays):
+            masks = {"query_mask": mask} if takes(name, "query_mask") else {}
+            return run(name)(*arrays, mask, **masks, **more)
+
+        return _slopes(inner, (query, key, value), weight)
+
+    compiled = fast_jit(call)
+    for row, first, end in documents():
+        size = end - first
+
+        parts = (x[row : row + 1, first:end] for x in (*arrays, factors))
+        filling = [(0, 0), (0, LENGTH - size), (0, 0), (0, 0)]
+        mask = np.arange(LENGTH)[None] < size
+        made = compiled(*(np.pad(x, filling) for x in parts), mask)
+        for whole, part in zip(together, made, strict=True):
+            whole[row, first:end] = np.asarray(part)[0, :size]
+    return together
+
+
+def _given(name: str) -> tuple[tuple, np.ndarray]:
+    arrays = inputs(31, batch=BATCH, query_length=LENGTH, length=LENGTH)
+    factors = np.random.default_rng(32).normal(size=arrays[2].shape)
+    real = (IDS > 0)[:, :, None, None]
+    return arrays, np.where(real, factors, 0).astype("float32")
+
+
+def _check(name: str, causal: bool, **more: Any) -> None:
+    arrays, factors = _given(name)
+    more |= {"is_causal": True} if causal else {}
+
+    @fast_jit
+    def call(*arrays):
+        def inner(*arrays):
+            return run(name)(*arrays, segment_ids=jnp.asarray(IDS), **more)
+
+        return _slopes(inner, arrays, factors)
+
+    out, *slopes = (np.asarray(x) for x in call(*arrays))
+    out = np.where((IDS > 0)[:, :, None, None], out, 0)
+    wanted = _alone(name, causal)
+    for got, alone in zip([out, *slopes], wanted, strict=True):
+        assert_close(got, alone, 1e-5)
+
+
+PACKED = tuple(x for x in NAMES if takes(x, "segment_ids"))
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_a_packed_row_is_each_document_alone(name: str) -> None:
+    _check(name, False)
+
+
+@pytest.mark.parametrize("chunking", CHUNKINGS)
+@pytest.mark.parametrize("name", [x for x in PACKED if x in CAUSAL])
+def test_a_packed_row_is_each_document_alone_in_the_causal_form(
+    name: str, chunking: Chunking
+) -> None:
+    cut = cuts(name, chunking)
+    if not cut and chunking is not CHUNKINGS[0]:
+        pytest.skip("is not cut")
+    _check(name, True, **cut)
+
+
+@pytest.mark.parametrize("name", [x for x in PACKED if x in STREAMS])
+def test_a_packed_prompt_gives_the_state_of_each_last_document(name: str) -> None:
+    q, k, v = inputs(33, batch=BATCH, query_length=LENGTH, length=LENGTH)
+    further = [x[:, 0] for x in inputs(34, batch=BATCH, query_length=1, length=1)]
+    _, state = prefill(name, q, k, v, segment_ids=IDS)
+    out, _ = one_step(name)(state, *further)
+    for row, first, end in {row: (row, a, b) for row, a, b in documents()}.values():
+        part = slice(row, row + 1), slice(first, end)
+        _, alone = prefill(name, *(x[part] for x in (q, k, v)))
+        wanted, _ = one_step(name)(alone, *(x[row : row + 1] for x in further))
+        assert_close(out[row : row + 1], wanted, 1e-5)
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_what_segment_ids_must_be(name: str) -> None:
+    q, k, v = inputs(3)
+    for bad, word in (
+        (np.ones((2, 8), int), "[B, T]=(2, 7)"),
+        (np.ones((2, 7)), "an integer dtype"),
+    ):
+        assert_rejects(
+            lambda bad=bad: run(name)(q, k, v, segment_ids=bad), "segment_ids", word
+        )
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_weights_of_packed_rows(name: str) -> None:
+    """Where the output is made of a matrix, no pair of two documents has a weight."""
+    if name == "fnet":
+        pytest.skip("has no such matrix")
+    q, k, _ = inputs(35, batch=BATCH, query_length=LENGTH, length=LENGTH)
+    matrix = np.asarray(fast_jit(weights(name))(q, k, segment_ids=IDS))
+    number = np.cumsum(np.diff(IDS, prepend=0) != 0, 1) * (IDS > 0)
+    same = (number[:, :, None] == number[:, None]) & (number[:, None] > 0)
+    seen = np.abs(matrix).max(1) > 0
+    real = (IDS > 0)[:, :, None]
+    assert not (seen & ~same & real).any()
+    assert (seen & same).any()
