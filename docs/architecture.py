@@ -29,7 +29,7 @@ LAYERS: tuple[dict[str, float], ...] = (
     {"data": 0.76, "models": 0.36},
     {"configs": 0.88},
     {"attention": 0.36},
-    {"kernels": 0.36},
+    {"kernels": 0.36, "seals": 0.82},
     {"errors": 0.36, "files": 0.82},
 )
 """The parts of the house, top to bottom, each with its place from left to right.

@@ -4,6 +4,7 @@ The functions below are also named on command lines, as in ``helpers:values_only
 """
 
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -124,6 +125,43 @@ def assert_one_error(code: Any, stderr: str, expected: int, *parts: str) -> None
     assert len(stderr.splitlines()) == 1, stderr
     for part in parts:
         assert part in stderr
+
+
+class Sizes:
+    """A dataset of which only the numbers of examples matter."""
+
+    splits = ("train", "valid", "test")
+
+    def __init__(self, *counts: int):
+        self._counts = dict(zip(self.splits, counts, strict=True))
+
+    def num_examples(self, split: str) -> int:
+        return self._counts[split]
+
+
+DAMAGE = ("gone", "empty", "cut", "flipped", "garbage", "foreign")
+
+
+def damage(file: Path, how: str, foreign: Path | None = None) -> None:
+    """Spoils a file; ``foreign`` is the same one of another run or dataset."""
+    content = file.read_bytes()
+    middle = len(content) // 2
+    match how:
+        case "gone":
+            file.unlink()
+        case "empty":
+            file.write_bytes(b"")
+        case "cut":
+            file.write_bytes(content[:middle])
+        case "flipped":
+            bit = bytes([content[middle] ^ 1]) if content else b"1"
+            file.write_bytes(content[:middle] + bit + content[middle + 1 :])
+        case "garbage":
+            file.write_bytes(random.Random(0).randbytes(max(len(content), 64)))
+        case "foreign":
+            file.write_bytes(foreign.read_bytes())
+        case _:
+            raise ValueError(how)
 
 
 def assert_equal_trees(one: Any, two: Any) -> None:

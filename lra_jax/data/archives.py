@@ -20,7 +20,7 @@ import urllib.error
 import urllib.request
 import zlib
 from collections.abc import Iterator
-from typing import IO
+from typing import IO, Any
 
 from lra_jax.data import checks
 from lra_jax.data.progress import Progress
@@ -29,6 +29,8 @@ from lra_jax.files import locked, unfollowed
 
 _TIMEOUT = 15
 _BLOCK = 1 << 20
+# More than any reader asks for at once.
+_LARGEST = 64 << 20
 
 _logger = logging.getLogger(__name__)
 
@@ -124,7 +126,7 @@ def opened(
     """
     try:
         with (
-            gzip.open(file, "rb") as stream,
+            _Bounded(file) as stream,
             tarfile.open(fileobj=stream, mode="r:") as tar,
         ):
             yield _members(tar, stream)
@@ -140,10 +142,24 @@ def opened(
         )
 
 
+class _Bounded(gzip.GzipFile):
+    """A stream that is read in blocks.
+
+    tarfile would read a long name whole, and a small archive can hold one of any size.
+    """
+
+    def read(self, size: int | None = -1) -> bytes:
+        if size is None or not 0 <= size <= _LARGEST:
+            raise tarfile.ReadError(f"a block of {size} bytes")
+        return super().read(size)
+
+
 def _members(
     tar: tarfile.TarFile, stream: gzip.GzipFile
 ) -> Iterator[tuple[str, IO[bytes]]]:
+    kept: Any = tar
     for member in tar:
+        kept.members.clear()  # It would hold them all, small as they are.
         content = tar.extractfile(member) if member.isreg() else None
         if content is not None:
             yield member.name.removeprefix("./"), content

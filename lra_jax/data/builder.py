@@ -42,7 +42,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 import tensorflow_datasets as tfds
+from tensorflow_datasets.core.utils import file_utils
 
+from lra_jax import seals
 from lra_jax.data.dataset import SequenceDataset
 from lra_jax.errors import expected
 from lra_jax.files import locked
@@ -150,10 +152,9 @@ class _Recorder:
         for key, (*arrays, label) in enumerate(itertools.islice(examples, count)):
             record = dict(zip(self._sequences, arrays, strict=True))
             self._check(f"{split} example {key}", record, label)
-            self._hash.update(f"{split} {label}".encode())
+            _add_example(self._hash, split, label, record.values())
             for name, array in record.items():
                 lengths[name].append(len(array))
-                self._hash.update(f" {len(array)} ".encode() + array.tobytes())
             labels.append(int(label))
             # Complete as soon as the last record was taken.
             self._metadata["fingerprint"] = self._hash.hexdigest()
@@ -191,29 +192,87 @@ def prepare(
     """
     if data_dir is not None:
         data_dir = os.path.abspath(os.path.expanduser(data_dir))
-    builder = _build(builder_class, config, data_dir)
-    if not _is_prepared(builder):
-        path = pathlib.Path(builder.data_path)
-        with _explained(path, config.expected_bytes):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with locked(path.parent / ".lock"):
-                builder = _build(builder_class, config, data_dir)
-                if not _is_prepared(builder):
-                    _write(builder, path)
-                    builder = _build(builder_class, config, data_dir)
-    return SequenceDataset(builder)
+    root, folder = file_utils.get_data_dir_and_dataset_dir(
+        given_data_dir=data_dir,
+        builder_name=builder_class.name,
+        config_name=config.name,
+        version=builder_class.VERSION,
+    )
+    folder = pathlib.Path(folder)
+    if not folder.exists():
+        with _explained(folder, config.expected_bytes):
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with locked(folder.parent / ".lock"):
+                if not folder.exists():
+                    _write(_build(builder_class, config, root), folder)
+    return _opened(folder, lambda: _build(builder_class, config, root))
 
 
 def _build(builder_class, config, data_dir) -> SequenceBuilder:
     with _quiet():
         return builder_class(
-            config=config, data_dir=data_dir, file_format="array_record"
+            config=config, data_dir=str(data_dir), file_format="array_record"
         )
 
 
-def _is_prepared(builder: SequenceBuilder) -> bool:
-    with _quiet():
-        return builder.is_prepared()
+def _opened(
+    folder: pathlib.Path, build: Callable[[], SequenceBuilder]
+) -> SequenceDataset:
+    """The data of a folder, once every byte is known to be as it was written.
+
+    A folder without a seal, from an earlier version or of a run that was killed at the
+    very end, is read through, and gets one.
+
+    Raises:
+      ValueError: a file is gone or damaged, or belongs to other data.
+    """
+    again = f"delete {folder} and prepare the data again"
+    sealed = seals.check(folder, again)
+    try:
+        builder = build()
+        if not builder.is_prepared():
+            raise ValueError("no dataset_info.json, or no features.json")
+        dataset = SequenceDataset(builder)
+        if sealed is None and _read_fingerprint(dataset) != dataset.fingerprint:
+            raise ValueError("other examples")
+    except Exception as error:  # Whatever a damaged file makes of tfds.
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise expected(str(folder), "prepared data", f"{reason}; {again}") from None
+    if sealed is None:
+        with contextlib.suppress(OSError):  # A folder that can only be read.
+            seals.write(folder, name=dataset.name)
+    elif sealed["name"] != dataset.name:
+        raise expected(str(folder), dataset.name, f"{sealed['name']}; {again}")
+    return dataset
+
+
+def _read_fingerprint(dataset: SequenceDataset) -> str:
+    """The fingerprint of the examples and labels as they are on disk."""
+    found = hashlib.blake2b(digest_size=16)
+    for split in dataset.splits:
+        columns = zip(
+            dataset.lengths(split).tolist(),
+            dataset.labels(split).tolist(),
+            dataset.source(split),
+            strict=True,
+        )
+        for lengths, label, record in columns:
+            arrays = [record[name] for name in dataset.sequences]
+            if np.ravel(lengths).tolist() != [len(array) for array in arrays]:
+                raise ValueError("lengths of other examples")
+            if label != record["label"]:
+                raise ValueError("labels of other examples")
+            _add_example(found, split, label, arrays)
+    return found.hexdigest()
+
+
+def _add_example(
+    found: "hashlib.blake2b", split: str, label: int, arrays: Iterable[np.ndarray]
+) -> None:
+    """Adds an example to a fingerprint."""
+    found.update(f"{split} {label}".encode())
+    for array in arrays:
+        found.update(f" {len(array)} ".encode() + array.tobytes())
 
 
 def _write(builder: SequenceBuilder, path: pathlib.Path):
@@ -227,6 +286,7 @@ def _write(builder: SequenceBuilder, path: pathlib.Path):
     try:
         with _quiet(), _own_randomness():
             builder.download_and_prepare()
+        seals.write(path, name=builder.info.full_name)
     except OSError:
         # Another machine that shares the folder, but not its lock, may have won.
         if not path.is_dir():

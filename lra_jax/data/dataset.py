@@ -1,16 +1,19 @@
 """A prepared dataset as the rest of the library sees it."""
 
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import numpy as np
 
-from lra_jax.errors import expected, known
+from lra_jax.errors import known
 
 
 class Source(Protocol):
     """Random access to examples on disk."""
 
     def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[dict[str, Any]]: ...
 
     def __getitem__(self, index: int) -> dict[str, Any]: ...
 
@@ -55,7 +58,6 @@ class SequenceDataset:
             lengths = np.array(lengths, np.int32)
             self._lengths[split] = lengths[0] if len(lengths) == 1 else lengths.T
             self._labels[split] = np.array(columns["labels"], np.int32)
-        self._check_files()
 
     def __repr__(self) -> str:
         sizes = ", ".join(f"{s}={self.num_examples(s)}" for s in self.splits)
@@ -79,14 +81,34 @@ class SequenceDataset:
         Element i is a dict with `uint8 [length]` for each name of `sequences`, and the
         integer `label`. `__getitems__(ids)` reads several at once.
         """
-        return self._builder.as_data_source(split=self._checked(split))
+        return _Records(self._builder.as_data_source(split=self._checked(split)), self)
 
     def _checked(self, split: str) -> str:
         return known("split", split, self._labels)
 
-    def _check_files(self):
-        for info in self._builder.info.splits.values():
-            missing = [str(file) for file in info.filepaths if not file.exists()]
-            if missing:
-                again = f"delete {self.folder} and prepare the data again"
-                raise expected(self.folder, missing[0], f"no such file; {again}")
+
+class _Records:
+    """A source whose failures name the folder: a disk can fail in mid-run."""
+
+    def __init__(self, source: Source, dataset: SequenceDataset):
+        self._source, self._folder = source, dataset.folder
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return map(self.__getitem__, range(len(self)))
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self._read(self._source.__getitem__, index)
+
+    def __getitems__(self, indices: list[int]) -> list[dict[str, Any]]:
+        return self._read(self._source.__getitems__, indices)
+
+    def _read(self, read: Callable[[Any], Any], where: Any) -> Any:
+        try:
+            return read(where)
+        except Exception as error:  # Of array_record, in words of its own.
+            reason = " ".join(str(error).split())[:200]
+            message = f"{self._folder}: expected records that can be read, got {reason}"
+            raise OSError(message) from error

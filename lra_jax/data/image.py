@@ -36,6 +36,8 @@ CLASSES = (
 
 _PIXELS = SHAPE[0] * SHAPE[1]
 _RECORD = 1 + 3 * _PIXELS
+# Images in a file of the archive.
+_MOST_IMAGES = 10_000
 _FOLDER = "cifar-10-batches-bin"
 _TRAIN = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
 _TEST = "test_batch.bin"
@@ -125,7 +127,8 @@ def _read(path: pathlib.Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         for member, content in contents:
             folder, _, name = member.rpartition("/")
             if folder == _FOLDER and name in _NAMES:
-                found[name] = _parse(f"{path}: {member}", content.read())
+                data = content.read(_MOST_IMAGES * _RECORD + 1)
+                found[name] = _parse(f"{path}: {member}", data)
     missing = [name for name in _NAMES if name not in found]
     if missing:
         raise expected(str(path), f"{_FOLDER}/{', '.join(missing)}", "none")

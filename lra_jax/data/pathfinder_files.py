@@ -12,6 +12,7 @@ import io
 import logging
 import os
 import pathlib
+import warnings
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -30,6 +31,9 @@ FOLDERS = {
 
 _NPY = b"\x93NUMPY"
 _LEAST_COLUMNS = 4
+# Room for what a PNG may hold beside its pixels.
+_HEADER_BYTES = 1 << 16
+_LAST_CHUNK = b"\0\0\0\0IEND\xaeB`\x82"
 
 _logger = logging.getLogger(__name__)
 
@@ -108,16 +112,30 @@ def read(samples: Iterable[Sample], size: int) -> Iterator[tuple[np.ndarray, int
       ValueError: a file is no PNG, truncated, or not grey and of that size.
     """
     for sample in samples:
-        try:
-            with Image.open(sample.file, formats=["PNG"]) as image:
-                pixels = np.asarray(image)
-        except (OSError, SyntaxError) as error:
-            raise expected(str(sample.file), "a whole PNG", error) from None
-        if pixels.shape != (size, size) or pixels.dtype != np.uint8:
-            wanted = f"a grey image of {size} x {size} pixels with 8 bits"
-            got = f"{pixels.dtype} of shape {pixels.shape}"
-            raise expected(str(sample.file), wanted, got)
-        yield pixels.ravel(), sample.label
+        yield _pixels(sample.file, size).ravel(), sample.label
+
+
+def _pixels(file: pathlib.Path, size: int) -> np.ndarray:
+    """The pixels of a PNG, once its header says that they are grey and so many."""
+    wanted = f"a grey PNG of {size} x {size} pixels with 8 bits"
+    stored = file.stat().st_size
+    if stored > _HEADER_BYTES + 2 * size**2:
+        raise expected(str(file), wanted, f"{stored:,} bytes")
+    data = file.read_bytes()
+    try:
+        # Pillow warns of large images, and reads one that lacks its end.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            image = Image.open(io.BytesIO(data), formats=["PNG"])
+        shape = (image.height, image.width)
+        if (image.mode, shape) != ("L", (size, size)):
+            raise expected(str(file), wanted, f"{image.mode} of shape {shape}")
+        image.verify()
+        if _LAST_CHUNK not in data:
+            raise EOFError("no last chunk")
+        return np.asarray(Image.open(io.BytesIO(data), formats=["PNG"]))
+    except (OSError, EOFError, SyntaxError, Image.DecompressionBombError) as error:
+        raise expected(str(file), "a whole PNG", error) from None
 
 
 def _rows(file: pathlib.Path) -> Iterator[tuple[str, list[str]]]:

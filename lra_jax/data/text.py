@@ -16,7 +16,7 @@ tenth of each class of the training reviews, drawn by ``seed``, instead.
 import os
 import pathlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Literal, get_args
 
 import numpy as np
@@ -87,8 +87,8 @@ def prepare(
     def examples(root: pathlib.Path) -> builder.Splits:
         if source.layout is not None:
             return token_files.examples(source.layout, 256, 2, max_length)
-        reviews = _read(source.open(root))
-        return _split(reviews, max_length, seed if validation == "holdout" else None)
+        reviews = _read(source.open(root), max_length)
+        return _split(reviews, seed if validation == "holdout" else None)
 
     held_out = f"holdout-seed{seed}" if validation == "holdout" else "test"
     config = builder.SequenceConfig(
@@ -126,8 +126,8 @@ def _files(path: pathlib.Path) -> list[pathlib.Path]:
     return files
 
 
-def _read(path: pathlib.Path) -> Reviews:
-    """The reviews of an archive, or of its folder.
+def _read(path: pathlib.Path, max_length: int) -> Reviews:
+    """The reviews of an archive, or of its folder; of each the first bytes.
 
     Raises:
       ValueError: an unknown class, or a class without reviews.
@@ -136,13 +136,15 @@ def _read(path: pathlib.Path) -> Reviews:
     if path.is_dir():
         folder = _folder(path)
         for file in folder.glob("*/*/*.txt"):
-            _keep(reviews, folder, file.relative_to(folder).as_posix(), file.read_bytes)
+            name = file.relative_to(folder).as_posix()
+            with file.open("rb") as content:
+                _keep(reviews, folder, name, content.read, max_length)
     else:
         with archives.opened(ARCHIVE, path) as contents:
             for member, content in contents:
                 if member.startswith(f"{_FOLDER}/"):
                     name = member.removeprefix(f"{_FOLDER}/")
-                    _keep(reviews, path, name, content.read)
+                    _keep(reviews, path, name, content.read, max_length)
     for split in ("train", "test"):
         for label in LABELS:
             if (split, label) not in reviews:
@@ -152,7 +154,13 @@ def _read(path: pathlib.Path) -> Reviews:
     return reviews
 
 
-def _keep(reviews: Reviews, place: pathlib.Path, name: str, read) -> None:
+def _keep(
+    reviews: Reviews,
+    place: pathlib.Path,
+    name: str,
+    read: Callable[[int], bytes],
+    max_length: int,
+) -> None:
     """Notes a review if the name is one; refuses a class that is not known."""
     match = _REVIEW.fullmatch(name)
     if match is None:
@@ -160,14 +168,14 @@ def _keep(reviews: Reviews, place: pathlib.Path, name: str, read) -> None:
     split, label, file = match.groups()
     if label in LABELS:
         # An empty review would be a sequence of no tokens.
-        reviews.setdefault((split, label), []).append((file, read() or b"\n"))
+        reviews.setdefault((split, label), []).append((file, read(max_length) or b"\n"))
     elif label != _UNLABELLED:
         raise expected(
             f"{place}: {name}", f"a label of {', '.join(LABELS)}", f"{label!r}"
         )
 
 
-def _split(reviews: Reviews, max_length: int, seed: int | None) -> builder.Splits:
+def _split(reviews: Reviews, seed: int | None) -> builder.Splits:
     """Holds a tenth of each class out, drawn by the seed; None validates on test."""
     parts: dict[str, list[tuple[bytes, int]]] = {"train": [], "valid": [], "test": []}
     rng = np.random.Generator(np.random.Philox(seed))
@@ -185,11 +193,9 @@ def _split(reviews: Reviews, max_length: int, seed: int | None) -> builder.Split
             parts["valid" if index in held_out else "train"].append(review)
     if seed is None:
         parts["valid"] = parts["test"]
-    return {split: (len(part), _cut(part, max_length)) for split, part in parts.items()}
+    return {split: (len(part), _tokens(part)) for split, part in parts.items()}
 
 
-def _cut(
-    reviews: list[tuple[bytes, int]], max_length: int
-) -> Iterator[tuple[np.ndarray, int]]:
+def _tokens(reviews: list[tuple[bytes, int]]) -> Iterator[tuple[np.ndarray, int]]:
     for text, label in reviews:
-        yield np.frombuffer(text[:max_length], np.uint8), label
+        yield np.frombuffer(text, np.uint8), label

@@ -27,7 +27,9 @@ An entry::
         presets=configs.PRESETS,
         reader="lra_jax.data.image:prepare",
         image_shape=(32, 32),
-        is_official=lambda data, dataset: dataset.num_examples("test") == 10_000,
+        is_official=lambda data, dataset: has_sizes(
+            dataset, train=45_000, valid=5_000, test=10_000
+        ),
         floors=(("chance", 10.0),),
         published=published("image"),
     )

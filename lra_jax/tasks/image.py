@@ -2,7 +2,7 @@
 
 from lra_jax.configs import DataConfig, image
 from lra_jax.tasks.published import published
-from lra_jax.tasks.task import Task
+from lra_jax.tasks.task import Task, has_sizes
 
 TASK = Task(
     name="image",
@@ -10,7 +10,9 @@ TASK = Task(
     presets=image.PRESETS,
     reader="lra_jax.data.image:prepare",
     image_shape=(32, 32),
-    is_official=lambda data, dataset: dataset.num_examples("test") == 10_000,
+    is_official=lambda data, dataset: has_sizes(
+        dataset, train=45_000, valid=5_000, test=10_000
+    ),
     floors=(("chance", 10.0),),
     published=published("image"),
 )

@@ -4,15 +4,16 @@ from typing import Any
 
 from lra_jax.configs import listops
 from lra_jax.tasks.published import published
-from lra_jax.tasks.task import Task
+from lra_jax.tasks.task import Task, has_sizes
 
 
-def _is_official(data: listops.ListOpsData, _: Any) -> bool:
+def _is_official(data: listops.ListOpsData, dataset: Any) -> bool:
     grammar = ("min_length", "max_length", "max_depth", "max_args")
     default = listops.ListOpsData()
-    return data.path is not None or all(
-        getattr(data, name) == getattr(default, name) for name in grammar
+    ours = data.path is None and any(
+        getattr(data, name) != getattr(default, name) for name in grammar
     )
+    return not ours and has_sizes(dataset, train=96_000, valid=2_000, test=2_000)
 
 
 TASK = Task(

@@ -4,12 +4,13 @@ from typing import Any
 
 from lra_jax.configs import pathfinder
 from lra_jax.tasks.published import Published, published
-from lra_jax.tasks.task import Task
+from lra_jax.tasks.task import Task, has_sizes
 
 
-def _is_official(data: pathfinder.PathfinderData, _: Any) -> bool:
-    generated = data.path is None and data.num_distractors is None
-    return data.level == "hard" and (generated or data.path is not None)
+def _is_official(data: pathfinder.PathfinderData, dataset: Any) -> bool:
+    ours = data.path is None and data.num_distractors is not None
+    sizes = has_sizes(dataset, train=160_000, valid=20_000, test=20_000)
+    return data.level == "hard" and not ours and sizes
 
 
 def _task(name: str, rows: tuple[Published, ...]) -> Task:

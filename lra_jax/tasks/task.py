@@ -19,6 +19,12 @@ def decode_bytes(tokens: "np.ndarray") -> str:
     return tokens.tobytes().decode("utf-8", errors="replace")
 
 
+def has_sizes(dataset: "SequenceDataset", train: int, valid: int, test: int) -> bool:
+    """Whether the splits have so many examples, as those of the Long-Range Arena."""
+    sizes = {split: dataset.num_examples(split) for split in dataset.splits}
+    return sizes == {"train": train, "valid": valid, "test": test}
+
+
 @dataclasses.dataclass(frozen=True)
 class Task:
     """Everything about a task.
@@ -38,8 +44,8 @@ class Task:
       objective: names ``(model, batch, rngs) -> sums``: the weighted sums "loss" and
         "correct" and the weight "count" over a batch, as float32 scalars.
       image_shape: rows and columns where a sequence is an image, else None.
-      is_official: whether data settings and data are those of the Long-Range Arena,
-        which floors and published rows are about.
+      is_official: whether data settings, and the number of examples of every split,
+        are those of the Long-Range Arena, which floors and published rows are about.
       floors: ``(name, percent)`` of readers that learn nothing of interest.
       published: published test accuracies, each with its protocol.
       decoder: names ``(tokens, uint8 [length]) -> str``, for people; images have none.

@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import io
 import tarfile
+import tracemalloc
 
 import numpy as np
 import originals
@@ -236,6 +237,31 @@ def test_archives_that_do_not_hold_the_task(tmp_path, kind):
     assert str(archive) in str(caught.value) or kind == "too few to hold out"
     assert not list(tmp_path.rglob("*.array_record*"))
     assert not list(tmp_path.rglob("incomplete.*"))
+
+
+LARGE = bytes(150 << 20)
+
+
+@pytest.mark.parametrize("kind", ["text", "image", "name"])
+def test_members_are_read_up_to_what_is_kept(tmp_path, kind):
+    """An archive of 200 kB can hold one of any size."""
+    module, files, name = {
+        "text": (text, REVIEWS, "aclImdb/train/pos/0_0.txt"),
+        "image": (image, IMAGES, BATCH),
+        "name": (image, IMAGES, "long" * (20 << 20)),
+    }[kind]
+    content = b"" if kind == "name" else LARGE
+    archive = originals.tar(tmp_path / "x.tar.gz", files | {name: content})
+    tracemalloc.start()
+    try:
+        if kind == "text":
+            module.prepare(tmp_path / "data", path=archive)
+        else:
+            with pytest.raises(ValueError, match=r"expected (images of|a whole)"):
+                module.prepare(tmp_path / "data", path=archive)
+        assert tracemalloc.get_traced_memory()[1] < 100e6
+    finally:
+        tracemalloc.stop()
 
 
 def damage_flip(data: bytes) -> bytes:

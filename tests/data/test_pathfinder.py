@@ -1,10 +1,13 @@
 """Pathfinder as a dataset: generated, or read from folders like the released ones."""
 
+import io
 import pathlib
 import shutil
 import signal
+import struct
 import subprocess
 import sys
+import zlib
 
 import numpy as np
 import pytest
@@ -180,11 +183,40 @@ def overwrite(release, data):
 
 
 def png(shape, mode=np.uint8):
-    import io
-
     file = io.BytesIO()
     Image.fromarray(np.ones(shape, mode)).save(file, "png")
     return file.getvalue()
+
+
+def enlarged(side):
+    """A PNG whose header says that it is larger."""
+    data = png((32, 32))
+    header = b"IHDR" + struct.pack(">II", side, side) + data[24:29]
+    return data[:12] + header + struct.pack(">I", zlib.crc32(header)) + data[33:]
+
+
+def flipped(data):
+    """Changed in the last byte of its pixels."""
+    place = data.index(b"IEND") - 9
+    return data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        *(png((32, 32))[:-cut] for cut in (1, 4, 8, 12, 13, 20)),
+        flipped(png((32, 32))),
+        enlarged(30_000),
+        enlarged(10_000),
+        png((32, 32)) + bytes(10**6),
+    ],
+    ids=[*(f"cut{i}" for i in range(6)), "flipped", "30000", "10000", "long"],
+)
+def test_a_damaged_or_large_image_is_one_line(release, tmp_path, data, recwarn):
+    overwrite(release, data)
+    with pytest.raises(ValueError, match=r"sample_3\.png: expected a .* got ") as error:
+        pathfinder.prepare(tmp_path / "data", path=release)
+    assert "\n" not in str(error.value) and not recwarn.list
 
 
 @pytest.mark.parametrize(

@@ -66,9 +66,11 @@ def test_data_settings(task):
             20_000,
         )
         assert config.model.max_length == SIZES[task] ** 2
-        assert get_task(task).is_official(data, None)
+        whole = helpers.Sizes(160_000, 20_000, 20_000)
+        assert get_task(task).is_official(data, whole)
+        assert not get_task(task).is_official(data, helpers.Sizes(160_000, 20_000, 40))
         easy = config.replace(data={"level": "easy"})
-        assert not get_task(task).is_official(easy.data, None)
+        assert not get_task(task).is_official(easy.data, whole)
 
 
 def test_official_settings():

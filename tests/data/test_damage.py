@@ -1,0 +1,107 @@
+"""Prepared data that are not as they were written: one line, before they are used."""
+
+import pathlib
+import shutil
+
+import helpers
+import numpy as np
+import pytest
+
+from lra_jax import seals
+from lra_jax.data import listops
+
+SMALL = {
+    "num_train": 60,
+    "num_valid": 7,
+    "num_test": 5,
+    "min_length": 5,
+    "max_length": 60,
+    "processes": 1,
+}
+FILES = (
+    *(f"lra_listops-{s}.array_record-00000-of-00001" for s in ("train", "valid")),
+    "lra_listops-test.array_record-00000-of-00001",
+    *("dataset_info.json", "features.json", "metadata.json", seals.NAME),
+)
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory):
+    """Two data sets of the same sizes, and the folder of all data of the first."""
+    homes = [tmp_path_factory.mktemp(name) for name in ("ours", "theirs")]
+    made = [listops.prepare(h, seed=i, **SMALL) for i, h in enumerate(homes)]
+    return homes[0], *(pathlib.Path(dataset.folder) for dataset in made)
+
+
+@pytest.fixture
+def copied(both, tmp_path):
+    """A copy to be spoilt: the folder of all data, ours, and the other one."""
+    home, ours, theirs = both
+    shutil.copytree(home, tmp_path, dirs_exist_ok=True)
+    return tmp_path, tmp_path / ours.relative_to(home), theirs
+
+
+def test_the_table_has_every_file(both):
+    assert sorted(FILES) == sorted(path.name for path in both[1].iterdir())
+
+
+@pytest.mark.parametrize("how", helpers.DAMAGE)
+@pytest.mark.parametrize("name", FILES)
+def test_every_damage_is_one_line(copied, name, how):
+    home, ours, theirs = copied
+    helpers.damage(ours / name, how, theirs / name)
+    # Without a seal the data are read; these features are the same in both.
+    if (name, how) in ((seals.NAME, "gone"), ("features.json", "foreign")):
+        again = listops.prepare(home, seed=0, **SMALL)
+        assert seals.check(ours) == {"name": again.name}
+        return
+    with pytest.raises(ValueError, match=f"^{ours}.*: expected ") as error:
+        listops.prepare(home, seed=0, **SMALL)
+    line = str(error.value)
+    # Another one's seal fits none of the files.
+    assert name in line or (name, how) == (seals.NAME, "foreign")
+    assert f"delete {ours} and prepare the data again" in line
+    assert "\n" not in line
+
+
+@pytest.mark.parametrize("how", helpers.DAMAGE)
+@pytest.mark.parametrize("name", FILES[:-1])
+def test_damage_of_data_without_a_seal(copied, name, how):
+    """Of an earlier version, or of a run killed as it made them: they are read."""
+    home, ours, theirs = copied
+    whole = listops.prepare(home, seed=0, **SMALL)
+    (ours / seals.NAME).unlink()
+    helpers.damage(ours / name, how, theirs / name)
+    try:
+        found = listops.prepare(home, seed=0, **SMALL)
+    except ValueError as error:
+        assert str(error).startswith(f"{ours}: expected prepared data, got ")
+        assert "\n" not in str(error)
+        assert not (ours / seals.NAME).exists()
+        return
+    # Changed where it says nothing about the examples.
+    assert name in ("dataset_info.json", "features.json", "metadata.json")
+    assert found.fingerprint == whole.fingerprint
+    for split in whole.splits:
+        assert found.labels(split).tolist() == whole.labels(split).tolist()
+        assert found.lengths(split).tolist() == whole.lengths(split).tolist()
+        for one, two in zip(found.source(split), whole.source(split), strict=True):
+            np.testing.assert_array_equal(one["tokens"], two["tokens"])
+
+
+def test_the_whole_folder_of_other_data(copied):
+    home, ours, theirs = copied
+    shutil.rmtree(ours)
+    shutil.copytree(theirs, ours)
+    with pytest.raises(ValueError, match=r"expected .*/seed0-.*, got .*/seed1-"):
+        listops.prepare(home, seed=0, **SMALL)
+
+
+def test_a_disk_that_fails_later(copied):
+    """The folder is named, whatever array_record says of a file of other records."""
+    home, ours, _ = copied
+    dataset = listops.prepare(home, seed=0, **SMALL)
+    helpers.damage(ours / FILES[0], "cut")
+    with pytest.raises(OSError, match=f"^{ours}: expected records") as error:
+        dataset.source("train").__getitems__([0, 1])
+    assert "\n" not in str(error.value)
