@@ -6,6 +6,7 @@ give alone: none sees another, states start anew, and positions count from each
 document's start. What comes out at padding has no meaning.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -38,6 +39,35 @@ class Packed(NamedTuple):
         places = jnp.arange(self.starts.shape[1], dtype=jnp.int32)[None]
         first = jnp.where(self.starts, places, jnp.zeros_like(places))
         return places - jax.lax.cummax(first, 1)
+
+    def ends(self, mask: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+        """The first and the last visible position of each position's document."""
+        real, length = self.real if mask is None else mask, self.real.shape[1]
+        places = jnp.arange(length, dtype=jnp.int32)[None]
+        first, last = jnp.where(real, places, length), jnp.where(real, places, -1)
+        return (
+            self.over(jax.ops.segment_min, first, 1),
+            self.over(jax.ops.segment_max, last, 1),
+        )
+
+    def over(
+        self, reduce: Callable[..., jax.Array], x: jax.Array, axis: int
+    ) -> jax.Array:
+        """For every position what ``reduce`` makes of its document's.
+
+        Args:
+          reduce: ``jax.ops.segment_sum`` or one of its kin.
+          x: `[B, ..., T, ...]`.
+          axis: that of T.
+        """
+        length = x.shape[axis]
+
+        def one(x: jax.Array, number: jax.Array) -> jax.Array:
+            x = jnp.moveaxis(x, axis - 1, 0)
+            made = reduce(x, number, length + 1, indices_are_sorted=True)
+            return jnp.moveaxis(made[number], 0, axis - 1)
+
+        return jax.vmap(one)(x, self.number)
 
     @property
     def resets(self) -> jax.Array:

@@ -37,9 +37,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from lra_jax import kernels
-from lra_jax.attention import feature_maps, inputs, streams
-from lra_jax.attention.causal import engine
-from lra_jax.attention.causal.prefix import hidden, prefix, triangle
+from lra_jax.attention import feature_maps, inputs, packed, streams
+from lra_jax.attention.causal import documents, engine
+from lra_jax.attention.causal.documents import Documents
+from lra_jax.attention.causal.prefix import hidden, prefix
+from lra_jax.attention.linear.linear import document_sums
 from lra_jax.attention.linear.linear import segment as plain_segment
 from lra_jax.attention.linear.sums import Sums, key_sums, no_sums
 from lra_jax.attention.registry import Mechanism
@@ -60,6 +62,7 @@ MECHANISM = Mechanism(
     causal=True,
     cross=True,
     stream=True,
+    packed=True,
     kernels=True,
     sharded="cosformer_slice",
     cost="2 (T + S) H^2",
@@ -164,6 +167,7 @@ def cosformer_attention(
     is_causal: bool = False,
     max_length: MaxLength = None,
     *,
+    segment_ids: jax.Array | None = None,
     feature_map: feature_maps.FeatureMap = "relu",
     reweight: bool = True,
     denominator: str = "clamp",
@@ -180,16 +184,16 @@ def cosformer_attention(
       max_length: M. An int of at least max(T, S); None for max(T, S); or an integer
         array `[B]` with one M a sample, whose positions from its M on are padding: such
         keys are hidden and such query rows are zero.
+      segment_ids: as in `linear_attention`. Positions count from a document's start, so
+        that an M below T will do; those from M on are padding.
       feature_map: "relu", "identity", "leaky_relu", "elu" (elu(x) + 1), or a function
         of an array.
       reweight: multiply each weight by the cosine of the distance.
       denominator: "clamp" divides by max(sum, eps), as the authors do; "add" divides by
         sum + eps (davidsvy/cosformer-pytorch, with eps 1e-5).
       eps: see `denominator`.
-      chunking: how the causal form cuts the sequence; None = by the backend.
+      chunking, implementation: as in `linear_attention`.
       precision: of the matrix products, as in ``jnp.einsum``.
-      implementation: "xla", "pallas", or "auto": the kernels of docs/kernels.md where
-        they run.
       **flax: keywords that Flax passes to an ``attention_fn``; ignored, while others
         raise.
 
@@ -204,15 +208,24 @@ def cosformer_attention(
     """
     inputs.check_keywords(cosformer_attention, flax)
     inputs.check_inputs(query, key, value, is_causal)
-    target = kernels.choose(implementation, query, key, value, feature_map, chunking)
-    lengths = _max_lengths(max_length, query, key)
-    mask = _visible(mask, lengths, query.shape[0], key.shape[1])
-    rows = _within(lengths, query.shape[1])
+    target = kernels.choose(
+        implementation,
+        query,
+        key,
+        value,
+        feature_map,
+        chunking,
+        packed.kernel_refusal(segment_ids),
+    )
+    rows = packed.packed(segment_ids, query, key)
+    lengths = _max_lengths(max_length, query, key, rows)
+    mask = _visible(mask, lengths, query.shape[0], key.shape[1], rows)
+    query_mask = _within(lengths, query.shape[1], rows)
     if target is not None:
         _check_denominator(denominator)
         return kernels.attend(
             target,
-            inputs.hide(query, rows),
+            inputs.hide(query, query_mask),
             key,
             value,
             mask,
@@ -229,13 +242,34 @@ def cosformer_attention(
         "given", dtype, precision, denominator, eps, _turn(lengths), reweight
     )
     if is_causal:
-        tables = _tables(query.shape[1], lengths, dtype)
-        arrays = query, key, value
-        return _causal(options, *arrays, feature_map, mask, rows, tables, chunking)[0]
+        return _causal(
+            options,
+            query,
+            key,
+            value,
+            feature_map,
+            mask,
+            query_mask,
+            _tables(query.shape[1], lengths, dtype, rows),
+            chunking,
+            resets=packed.resets(rows),
+        )[0]
     _check_denominator(denominator)
-    features = feature_maps.features(query, key, feature_map, dtype, mask, rows)
+    features = feature_maps.features(query, key, feature_map, dtype, mask, query_mask)
+    query_features, key_features = _rotated(features, lengths, reweight, rows)
+    if rows is not None:
+        out, sums = document_sums(
+            jnp.swapaxes(query_features, 1, 2),
+            jnp.swapaxes(key_features, 1, 2),
+            value,
+            rows,
+            mask=mask,
+            dtype=dtype,
+            chunking=chunking,
+            precision=precision,
+        )
+        return (out * _scale(options, sums)[..., None]).astype(query.dtype)
     value = inputs.by_head(value, query.shape[2], mask, dtype)
-    query_features, key_features = _rotated(features, lengths, reweight)
     sums = feature_maps.project(query_features, key_features.sum(2), precision)
     out = feature_maps.contract(query_features, key_features, value, precision)
     out = out * _scale(options, sums)[..., None]
@@ -249,6 +283,7 @@ def cosformer_weights(
     is_causal: bool = False,
     max_length: MaxLength = None,
     *,
+    segment_ids: jax.Array | None = None,
     feature_map: feature_maps.FeatureMap = "relu",
     reweight: bool = True,
     denominator: str = "clamp",
@@ -263,14 +298,17 @@ def cosformer_weights(
     inputs.check_keywords(cosformer_weights, flax)
     inputs.check_inputs(query, key, None, is_causal)
     _check_denominator(denominator)
-    lengths = _max_lengths(max_length, query, key)
-    mask = _visible(mask, lengths, query.shape[0], key.shape[1])
-    rows = _within(lengths, query.shape[1])
+    rows = packed.packed(segment_ids, query, key)
+    lengths = _max_lengths(max_length, query, key, rows)
+    mask = _visible(mask, lengths, query.shape[0], key.shape[1], rows)
+    query_mask = _within(lengths, query.shape[1], rows)
     dtype = inputs.accumulation_dtype(query, key)
-    features = feature_maps.features(query, key, feature_map, dtype, mask, rows)
-    scores = feature_maps.products(*_rotated(features, lengths, reweight), precision)
+    features = feature_maps.features(query, key, feature_map, dtype, mask, query_mask)
+    features = _rotated(features, lengths, reweight, rows)
+    scores = feature_maps.products(*features, precision)
     if is_causal:
         scores = feature_maps.hide_future(scores)
+    scores = packed.hide_others(scores, rows)
     return scores / _bounded(scores.sum(-1, keepdims=True), denominator, eps)
 
 
@@ -282,6 +320,7 @@ def cosformer_prefill(
     *,
     max_length: int | None = None,
     state: CosformerState | None = None,
+    segment_ids: jax.Array | None = None,
     feature_map: feature_maps.FeatureMap = "relu",
     reweight: bool = True,
     denominator: str = "clamp",
@@ -296,7 +335,8 @@ def cosformer_prefill(
         The next token follows each sample's last real position.
       max_length: M, for all that the stream will hold; give it or a state, which has
         its own.
-      state: what came before; None = nothing.
+      state: what came before; None = nothing. In a packed row, the first document
+        continues it, and the state after is that of the last.
 
     Returns:
       The causal attention `[B, T, N, Hv]` and the state after the last real position.
@@ -308,24 +348,33 @@ def cosformer_prefill(
     """
     inputs.check_inputs(query, key, value, True)
     batch, length = query.shape[:2]
-    mask = inputs.padding_mask(mask, batch, length)
-    position = inputs.next_position(mask, batch, length)
+    rows = packed.packed(segment_ids, query, key)
+    mask = packed.shown(inputs.padding_mask(mask, batch, length), rows)
+    before = None if state is None else state.position
+    position = packed.next_position(mask, rows, batch, length, before)
     if state is None:
         dtype, start = inputs.accumulation_dtype(query, key, value), None
         longest = inputs.check_max_length(max_length, length)
-        tables = _tables(length, longest, dtype)
+        tables = _tables(length, longest, dtype, rows)
         limit, turn = jnp.asarray(longest, jnp.int32), _turn(longest)
     elif max_length is not None:
         raise expected("max_length", "None with a state", max_length)
     else:
         dtype, start = state.sums.total.dtype, state.sums
         limit, turn = state.max_length, None
-        tables = _stream_tables(state.position, length, limit, dtype)
-        position = position + state.position
+        tables = _stream_tables(state.position, length, limit, dtype, rows)
     options = _Options("given", dtype, precision, denominator, eps, turn, reweight)
     arrays = query, key, value
     out, sums = _causal(
-        options, *arrays, feature_map, mask, None, tables, chunking, start
+        options,
+        *arrays,
+        feature_map,
+        mask,
+        None,
+        tables,
+        chunking,
+        start,
+        resets=packed.resets(rows),
     )
     return out, CosformerState(sums, position, limit)
 
@@ -357,6 +406,8 @@ def _causal(
     tables: tuple[jax.Array, jax.Array],
     chunking: engine.Chunking | None,
     state: Sums | None = None,
+    *,
+    resets: jax.Array | None = None,
 ) -> tuple[jax.Array, Sums]:
     """The causal form; ``tables`` are twice `[1 or B, T]`."""
     _check_denominator(options.denominator)
@@ -378,6 +429,7 @@ def _causal(
         mask=mask,
         query_mask=query_mask,
         tables=tables if reweight else None,
+        resets=resets,
         chunking=chunking,
         dtype=dtype,
     )
@@ -388,6 +440,7 @@ def _segment(
     state: Sums,
     features: tuple[jax.Array, jax.Array, jax.Array],
     tables: tuple[jax.Array, jax.Array],
+    found: Documents | None = None,
 ) -> tuple[tuple[jax.Array, jax.Array], Sums]:
     """One segment, see `engine.Form`: numerators, denominators and the state after.
 
@@ -397,14 +450,16 @@ def _segment(
     product = functools.partial(jnp.einsum, precision=options.precision)
     scores = product("bnpim,bnpjm->bnpij", query, key)
     scores = scores * _distances(*tables, options.turn)
-    scores = hidden(scores, triangle(scores.shape[-1]))
+    scores = hidden(scores, documents.visible(scores.shape[-1], found))
+    key, query = documents.stayers(key, found), documents.readers(query, found)
     updates = [
         Sums(product("bnpjm,bnpjv->bnpmv", key * near[..., None], value), total)
         for near, total in zip(tables, _totals(key, *tables), strict=True)
     ]
     (cosines, sines), totals = (jnp.split(x, 2, 2) for x in state)
     halves = [Sums(cosines, totals[0]), Sums(sines, totals[1])]
-    befores, afters = prefix(halves, updates)
+    decay = documents.decay(None, found, key.dtype)
+    befores, afters = prefix(halves, updates, decay)
     numerator = product("bnpij,bnpjv->bnpiv", scores, value)
     denominator = scores.sum(-1)
     # The cosine of a difference splits into two products. What they return is weighted,
@@ -528,14 +583,18 @@ def cosformer_slice(
 
 
 def _rotated(
-    features: tuple[jax.Array, jax.Array], lengths: int | jax.Array, reweight: bool
+    features: tuple[jax.Array, jax.Array],
+    lengths: int | jax.Array,
+    reweight: bool,
+    rows: packed.Packed | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Twice `[B, N, T, H]` -> twice `[B, N, T, 2H]`, if re-weighted."""
     if not reweight:
         return features
     query, key = (
         feature_maps.rotated(
-            x, *(table[:, None] for table in _tables(x.shape[2], lengths, x.dtype))
+            x,
+            *(table[:, None] for table in _tables(x.shape[2], lengths, x.dtype, rows)),
         )
         for x in features
     )
@@ -543,13 +602,18 @@ def _rotated(
 
 
 def _max_lengths(
-    max_length: MaxLength, query: jax.Array, key: jax.Array
+    max_length: MaxLength,
+    query: jax.Array,
+    key: jax.Array,
+    rows: packed.Packed | None,
 ) -> int | jax.Array:
     """M as an int, or as an integer array `[B]`."""
     longest = max(query.shape[1], key.shape[1])
     if max_length is None:
         return longest
     if isinstance(max_length, int | np.integer):
+        if rows is not None:
+            return inputs.check_size("max_length", max_length)
         if max_length < longest:
             wanted = f"at least max(T, S)={longest}, so that every weight is positive"
             raise expected("max_length", wanted, max_length)
@@ -566,15 +630,25 @@ def _max_lengths(
 
 
 def _visible(
-    mask: jax.Array | None, lengths: int | jax.Array, batch: int, length: int
+    mask: jax.Array | None,
+    lengths: int | jax.Array,
+    batch: int,
+    length: int,
+    rows: packed.Packed | None,
 ) -> jax.Array | None:
     """The padding mask `[B, S]` without the positions beyond M; None = all."""
-    mask, below = inputs.padding_mask(mask, batch, length), _within(lengths, length)
+    mask = packed.shown(inputs.padding_mask(mask, batch, length), rows)
+    below = _within(lengths, length, rows)
     return below if mask is None else mask if below is None else mask & below
 
 
-def _within(lengths: int | jax.Array, length: int) -> jax.Array | None:
+def _within(
+    lengths: int | jax.Array, length: int, rows: packed.Packed | None
+) -> jax.Array | None:
     """`[B, S]`: the positions below each sample's own M; None for one fixed M."""
+    if rows is not None:
+        limit = lengths if isinstance(lengths, int) else lengths[:, None]
+        return rows.position < limit
     if isinstance(lengths, int):
         return None
     return jnp.arange(length, dtype=lengths.dtype)[None] < lengths[:, None]
@@ -586,7 +660,10 @@ def _turn(lengths: int | jax.Array) -> float | None:
 
 
 def _tables(
-    length: int, lengths: int | jax.Array, dtype: jnp.dtype
+    length: int,
+    lengths: int | jax.Array,
+    dtype: jnp.dtype,
+    rows: packed.Packed | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Cosine and sine of every position's angle ``pi i / 2M``, `[1 or B, T]`."""
     positions = np.arange(length)[None]
@@ -594,14 +671,24 @@ def _tables(
         # Made here, in float64, and not by XLA, which would fuse the cosine into the
         # product and evaluate it once for every element.
         angles = positions * (math.pi / 2 / lengths)
-        return jnp.asarray(np.cos(angles), dtype), jnp.asarray(np.sin(angles), dtype)
+        cos, sin = (jnp.asarray(f(angles), dtype) for f in (np.cos, np.sin))
+        return (
+            (cos, sin)
+            if rows is None
+            else (cos[0][rows.position], sin[0][rows.position])
+        )
     longest = jnp.maximum(lengths, 1).astype(dtype)
+    positions = positions if rows is None else rows.position
     angles = jnp.asarray(positions, dtype) * (math.pi / 2 / longest)[:, None]
     return jnp.cos(angles), jnp.sin(angles)
 
 
 def _stream_tables(
-    position: jax.Array, length: int, max_length: jax.Array, dtype: jnp.dtype
+    position: jax.Array,
+    length: int,
+    max_length: jax.Array,
+    dtype: jnp.dtype,
+    rows: packed.Packed | None,
 ) -> tuple[jax.Array, jax.Array]:
     """The tables of ``length`` positions from each sample's own on, `[B, T]`.
 
@@ -615,7 +702,10 @@ def _stream_tables(
     if not traced and np.max(position) + length > max_length:
         wanted = f"at least {np.max(position) + length} for a stream that goes this far"
         raise expected("max_length", wanted, max_length)
-    places = position[:, None] + jnp.arange(length, dtype=position.dtype)[None]
+    if rows is None:
+        places = position[:, None] + jnp.arange(length, dtype=position.dtype)[None]
+    else:
+        places = rows.position + jnp.where(rows.number <= 1, position[:, None], 0)
     places = jnp.minimum(places, max_length - 1).astype(dtype)
     angles = places * (math.pi / 2 / max_length.astype(dtype))
     return jnp.cos(angles), jnp.sin(angles)

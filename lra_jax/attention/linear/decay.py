@@ -11,6 +11,7 @@ differences of positions matter: padding on the left moves nothing.
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.core
@@ -18,9 +19,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from lra_jax.attention import feature_maps, inputs
-from lra_jax.attention.causal import engine
+from lra_jax.attention.causal import documents, engine
 from lra_jax.attention.causal.both_ends import from_both_ends
-from lra_jax.attention.causal.prefix import decayed, prefix, so_far, triangle
+from lra_jax.attention.causal.documents import Documents
+from lra_jax.attention.causal.prefix import decayed, prefix, so_far
 from lra_jax.attention.linear.sums import Sums, key_sums, no_sums, row_sums
 from lra_jax.errors import expected
 
@@ -56,6 +58,7 @@ def sums(
     is_causal: bool,
     *,
     mask: jax.Array | None,
+    resets: jax.Array | None = None,
     feature_map: feature_maps.FeatureMap = "identity",
     chunking: engine.Chunking | None = None,
     precision: jax.lax.PrecisionLike = None,
@@ -69,6 +72,7 @@ def sums(
       slopes: `[N]`, float32 or float64.
       is_causal: sums over j <= i instead of all j.
       mask: the real keys, `[B, S]`; None = all.
+      resets: where documents start, `[B, T]`; None = each row is one.
       feature_map: phi.
       chunking: how the sequence is cut.
       precision: of the matrix products.
@@ -77,20 +81,21 @@ def sums(
       `[B, T, N, Hv]` and `[B, T, N]`.
     """
     arguments = {"feature_map": feature_map, "precision": precision}
+    rest: dict[str, Any] = {
+        "resets": resets,
+        "chunking": chunking,
+        "dtype": slopes.dtype,
+    }
     if is_causal:
         form, start, arrays = _form(query, key, value, slopes, mask, None, **arguments)
-        return engine.run(
-            form, start, arrays, mask=mask, chunking=chunking, dtype=slopes.dtype
-        )[0]
+        return engine.run(form, start, arrays, mask=mask, **rest)[0]
     length, longest = query.shape[1], max(query.shape[1], key.shape[1])
     if mask is None and key.shape[1] < longest:
         mask = jnp.ones(key.shape[:2], bool)
     query, key, value = (_filled(x, longest) for x in (query, key, value))
     mask = None if mask is None else _filled(mask, longest)
     form, start, arrays = _form(query, key, value, slopes, mask, None, **arguments)
-    until, after = from_both_ends(
-        form, start, arrays, mask=mask, chunking=chunking, dtype=slopes.dtype
-    )
+    until, after = from_both_ends(form, start, arrays, mask=mask, **rest)
     step = jnp.exp(-slopes)[None, None]
     numerator = until[0] + after[0] * step[..., None]
     denominator = until[1] + after[1] * step
@@ -104,6 +109,7 @@ def prefill(
     slopes: jax.Array,
     *,
     mask: jax.Array | None,
+    resets: jax.Array | None = None,
     state: Sums | None,
     feature_map: feature_maps.FeatureMap = "identity",
     chunking: engine.Chunking | None = None,
@@ -129,7 +135,13 @@ def prefill(
     )
     start = start if state is None else inputs.checked_state(state, start)
     return engine.run(
-        form, start, arrays, mask=mask, chunking=chunking, dtype=slopes.dtype
+        form,
+        start,
+        arrays,
+        mask=mask,
+        resets=resets,
+        chunking=chunking,
+        dtype=slopes.dtype,
     )
 
 
@@ -179,6 +191,7 @@ def _segment(
     state: Sums,
     features: tuple[jax.Array, jax.Array, jax.Array, jax.Array],
     _: None,
+    found: Documents | None = None,
 ) -> tuple[tuple[jax.Array, jax.Array], Sums]:
     """One segment, see `engine.Form`: numerators, denominators and the state after.
 
@@ -191,11 +204,11 @@ def _segment(
     end = fade[..., -1]
     scores = product("bnpim,bnpjm->bnpij", query, key)
     near = fade[..., None] - fade[..., None, :]
-    scores = scores * decayed(near, triangle(scores.shape[-1]))
-    query = query * jnp.exp(fade)[..., None]
-    key = key * jnp.exp(end[..., None] - fade)[..., None]
+    scores = scores * decayed(near, documents.visible(scores.shape[-1], found))
+    query = documents.readers(query * jnp.exp(fade)[..., None], found)
+    key = documents.stayers(key * jnp.exp(end[..., None] - fade)[..., None], found)
     updates = Sums(product("bnpjm,bnpjv->bnpmv", key, value), key_sums(key))
-    before, after = prefix(state, updates, end)
+    before, after = prefix(state, updates, documents.decay(end, found, key.dtype))
     numerator = product("bnpij,bnpjv->bnpiv", scores, value)
     numerator += product("bnpim,bnpmv->bnpiv", query, before.summary)
     denominator = row_sums(scores)
@@ -211,13 +224,12 @@ def spread(
     Args:
       slopes: `[N]`.
       length: T.
-      first: `[B or 1]`, the first j; below zero if it lies in an earlier part.
-      last: `[B or 1]`, the last j; None = i itself.
+      first: `[B or 1, T or 1]`, the first j; below zero if it lies in an earlier part.
+      last: `[B or 1, T or 1]`, the last j; None = i itself.
     """
-    places, first = jnp.arange(length, dtype=jnp.int32)[None], first[:, None]
+    places = jnp.arange(length, dtype=jnp.int32)[None]
     if last is None:
         return _geometric(slopes, jnp.maximum(places - first + 1, 1))
-    last = last[:, None]
     until = jnp.minimum(places, last) - first + 1
     after = last - jnp.maximum(places, first - 1)
     total = _geometric(slopes, until, jnp.maximum(places - last, 0))

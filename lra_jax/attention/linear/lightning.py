@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lra_jax.attention import dense, feature_maps, inputs, streams
+from lra_jax.attention import dense, feature_maps, inputs, packed, streams
 from lra_jax.attention.causal import engine
 from lra_jax.attention.linear import decay
 from lra_jax.attention.linear.sums import Sums
@@ -47,6 +47,7 @@ MECHANISM = Mechanism(
     causal=True,
     cross=True,
     stream=True,
+    packed=True,
     cost="2 (T + S) H^2",
     summary="products that fade with distance, not normalised (TransNormerLLM)",
     source="Qin et al. 2024",
@@ -79,6 +80,7 @@ def lightning_attention(
     mask: jax.Array | None = None,
     is_causal: bool = False,
     *,
+    segment_ids: jax.Array | None = None,
     slopes: decay.Slopes | None = None,
     feature_map: feature_maps.FeatureMap | None = None,
     norm: str | None = None,
@@ -90,8 +92,8 @@ def lightning_attention(
     """Computes linear attention with a decay of exp(-slope) a position.
 
     Args:
-      query, key, value, mask: as in `linear_attention`. A hidden position still counts
-        as distance.
+      query, key, value, mask, segment_ids: as in `linear_attention`. A hidden position
+        still counts as distance.
       is_causal: position i sees keys 0..i only; needs T == S. Otherwise it sees all,
         with the decay of the distance.
       slopes: `[N]`, not negative; None = `lightning_slopes`.
@@ -111,7 +113,8 @@ def lightning_attention(
     inputs.check_keywords(lightning_attention, flax)
     inputs.check_inputs(query, key, value, is_causal)
     feature_maps.check_norm(norm)
-    mask = inputs.padding_mask(mask, query.shape[0], key.shape[1])
+    rows = packed.packed(segment_ids, query, key)
+    mask = packed.shown(inputs.padding_mask(mask, len(query), key.shape[1]), rows)
     dtype = inputs.accumulation_dtype(query, key, value)
     out, _denominators = decay.sums(
         query,
@@ -120,6 +123,7 @@ def lightning_attention(
         _slopes(slopes, query.shape[2], dtype),
         is_causal,
         mask=mask,
+        resets=packed.resets(rows),
         feature_map=feature_map or "identity",
         chunking=chunking,
         precision=precision,
@@ -141,6 +145,7 @@ def lightning_prefill(
     mask: jax.Array | None = None,
     *,
     state: LightningState | None = None,
+    segment_ids: jax.Array | None = None,
     slopes: decay.Slopes | None = None,
     feature_map: feature_maps.FeatureMap | None = None,
     norm: str | None = None,
@@ -153,7 +158,8 @@ def lightning_prefill(
     Args:
       query: `[B, T, N, H]`; key, value, mask and options as in `lightning_attention`.
         The next token follows each sample's last real position.
-      state: what came before; None = nothing.
+      state: what came before; None = nothing. In a packed row, the first document
+        continues it, and the state after is that of the last.
 
     Returns:
       The causal attention `[B, T, N, Hv]` and the state after the last real position.
@@ -162,7 +168,8 @@ def lightning_prefill(
     Raises:
       ValueError: shapes, dtypes, the mask, an option or the state do not fit.
     """
-    mask, dtype, position = streams.begun(state, query, key, value, mask)
+    rows = packed.packed(segment_ids, query, key)
+    mask, dtype, position = streams.begun(state, query, key, value, mask, rows)
     feature_maps.check_norm(norm)
     (out, _denominators), sums = decay.prefill(
         query,
@@ -170,6 +177,7 @@ def lightning_prefill(
         value,
         _slopes(slopes, query.shape[2], dtype),
         mask=mask,
+        resets=packed.resets(rows),
         state=None if state is None else state.sums,
         feature_map=feature_map or "identity",
         chunking=chunking,

@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from lra_jax.attention import dense, feature_maps, inputs, streams
+from lra_jax.attention import dense, feature_maps, inputs, packed, streams
 from lra_jax.attention.causal import engine
-from lra_jax.attention.linear.linear import segment
+from lra_jax.attention.linear.linear import document_sums, segment
 from lra_jax.attention.linear.sums import Sums, no_sums
 from lra_jax.attention.registry import Mechanism
 
@@ -43,6 +43,7 @@ MECHANISM = Mechanism(
     causal=True,
     cross=True,
     stream=True,
+    packed=True,
     cost="(T + S) H^2",
     summary="a norm of the output in place of the denominator (TransNormer)",
     source="Qin et al. 2022b",
@@ -63,6 +64,7 @@ def norm_attention(
     mask: jax.Array | None = None,
     is_causal: bool = False,
     *,
+    segment_ids: jax.Array | None = None,
     feature_map: feature_maps.FeatureMap = "elu",
     norm: str | None = "rms",
     per_head: bool = False,
@@ -74,7 +76,7 @@ def norm_attention(
     """Computes ``norm(phi(q) (phi(k)^T v))`` over the visible keys.
 
     Args:
-      query, key, value, mask, is_causal: as in `linear_attention`.
+      query, key, value, mask, is_causal, segment_ids: as in `linear_attention`.
       feature_map: "elu" (elu(x) + 1), "relu", "sigmoid", "silu", or a function of an
         array.
       norm: "rms", or "layer", which takes the mean away first; None leaves the sum,
@@ -99,6 +101,7 @@ def norm_attention(
             key,
             value,
             mask,
+            segment_ids=segment_ids,
             feature_map=feature_map,
             norm=norm,
             per_head=per_head,
@@ -107,6 +110,20 @@ def norm_attention(
             precision=precision,
         )[0]
     dtype = inputs.accumulation_dtype(query, key, value)
+    rows = packed.packed(segment_ids, query, key)
+    if rows is not None:
+        out, _denominators = document_sums(
+            query,
+            key,
+            value,
+            rows,
+            mask=mask,
+            dtype=dtype,
+            feature_map=feature_map,
+            chunking=chunking,
+            precision=precision,
+        )
+        return _finished(out, norm, per_head, eps, query.dtype)
     features = feature_maps.features(query, key, feature_map, dtype, mask)
     value = inputs.by_head(value, query.shape[2], mask, dtype)
     out = jnp.swapaxes(feature_maps.contract(*features, value, precision), 1, 2)
@@ -127,6 +144,7 @@ def norm_prefill(
     mask: jax.Array | None = None,
     *,
     state: NormState | None = None,
+    segment_ids: jax.Array | None = None,
     feature_map: feature_maps.FeatureMap = "elu",
     norm: str | None = "rms",
     per_head: bool = False,
@@ -138,7 +156,8 @@ def norm_prefill(
 
     Args:
       query: `[B, T, N, H]`; key, value, mask and options as in `norm_attention`.
-      state: what came before; None = nothing.
+      state: what came before; None = nothing. In a packed row, the first document
+        continues it, and the state after is that of the last.
 
     Returns:
       The causal attention `[B, T, N, Hv]` and the state after the last real position.
@@ -146,7 +165,8 @@ def norm_prefill(
     Raises:
       ValueError: shapes, dtypes, the mask, an option or the state do not fit.
     """
-    mask, dtype, position = streams.begun(state, query, key, value, mask)
+    rows = packed.packed(segment_ids, query, key)
+    mask, dtype, position = streams.begun(state, query, key, value, mask, rows)
     feature_maps.check_norm(norm)
     out_dtype = query.dtype
     query, key, phi = feature_maps.given(query, key, feature_map, dtype, mask)
@@ -159,6 +179,7 @@ def norm_prefill(
         start if state is None else inputs.checked_state(state.sums, start),
         arrays,
         mask=mask,
+        resets=packed.resets(rows),
         chunking=chunking,
         dtype=dtype,
     )

@@ -33,10 +33,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from lra_jax.attention import dense, feature_maps, inputs, streams
+from lra_jax.attention import dense, feature_maps, inputs, packed, streams
 from lra_jax.attention.causal import engine
 from lra_jax.attention.linear import performer_causal, random_features
-from lra_jax.attention.linear.linear import causal_sums
+from lra_jax.attention.linear.linear import causal_sums, document_sums
 from lra_jax.attention.linear.performer_causal import PerformerSums
 from lra_jax.attention.linear.random_features import (
     Options,
@@ -64,6 +64,7 @@ MECHANISM = Mechanism(
     causal=True,
     cross=True,
     stream=True,
+    packed=True,
     cost="(T + S) M H",
     summary="random features of the softmax kernel (FAVOR+), or of another",
     source="Choromanski et al. 2021",
@@ -102,6 +103,7 @@ def performer_attention(
     mask: jax.Array | None = None,
     is_causal: bool = False,
     *,
+    segment_ids: jax.Array | None = None,
     kernel: feature_maps.FeatureMap = "softmax",
     dialect: str = "exact",
     hyperbolic: bool = False,
@@ -122,6 +124,7 @@ def performer_attention(
       mask: boolean, True = may be attended: `[B, S]`, or anything that broadcasts to
         `[B, 1, 1, S]`.
       is_causal: position i sees keys 0..i only; needs T == S.
+      segment_ids: as in `linear_attention`.
       kernel: "softmax" (FAVOR+), or the f of ``f(W x') + eps``: "relu" (the paper's
         second choice), "exp", "elu" (elu(x) + 1), "sigmoid", or a non-negative function
         of an array.
@@ -145,12 +148,30 @@ def performer_attention(
     inputs.check_inputs(query, key, value, is_causal)
     options = Options(kernel, dialect, hyperbolic, feature_eps, scale, precision)
     matrix = options.matrix(projection, query.shape[-1])
+    found = packed.packed(segment_ids, query, key)
     if is_causal:
-        return _causal(query, key, value, matrix, mask, None, options, chunking)[0]
+        return _causal(query, key, value, matrix, mask, None, options, chunking, found)[
+            0
+        ]
     mask = inputs.padding_mask(mask, query.shape[0], key.shape[1])
+    mask = packed.shown(mask, found)
     dtype = inputs.accumulation_dtype(query, key, value)
     rows, columns, values = _by_head(query, key, value, mask, dtype)
-    features = random_features.features(rows, columns, matrix, mask, options)
+    features = random_features.features(rows, columns, matrix, mask, options, found)
+    if found is not None:
+        rows, columns = (jnp.swapaxes(x, 1, 2) for x in features)
+        out, sums = document_sums(
+            rows,
+            columns,
+            value,
+            found,
+            mask=mask,
+            dtype=dtype,
+            chunking=chunking,
+            precision=precision,
+        )
+        out = random_features.divided(out, sums, rows, False, options)
+        return out.astype(query.dtype)
     sums = feature_maps.project(features[0], features[1].sum(2), precision)
     out = feature_maps.contract(*features, values, precision)
     out = random_features.divided(out, sums, features[0], False, options)
@@ -170,6 +191,7 @@ def performer_prefill(
     mask: jax.Array | None = None,
     *,
     state: PerformerState | None = None,
+    segment_ids: jax.Array | None = None,
     kernel: feature_maps.FeatureMap = "softmax",
     dialect: str = "exact",
     hyperbolic: bool = False,
@@ -183,7 +205,8 @@ def performer_prefill(
     Args:
       query: `[B, T, N, H]`; key, value, projection, mask and options as in
         `performer_attention`. Every call of a stream needs the same projection.
-      state: what came before; None = nothing.
+      state: what came before; None = nothing. In a packed row, the first document
+        continues it, and the state after is that of the last.
 
     Returns:
       The causal attention `[B, T, N, Hv]` and the state after the last real position.
@@ -201,7 +224,8 @@ def performer_prefill(
             f"{dialect!r}",
         )
     matrix = options.matrix(projection, query.shape[-1])
-    return _causal(query, key, value, matrix, mask, state, options, chunking)
+    found = packed.packed(segment_ids, query, key)
+    return _causal(query, key, value, matrix, mask, state, options, chunking, found)
 
 
 performer_init = streams.make_init(performer_prefill)
@@ -232,8 +256,9 @@ def _causal(
     state: PerformerState | None,
     options: Options,
     chunking: engine.Chunking | None,
+    found: packed.Packed | None,
 ) -> tuple[jax.Array, PerformerState]:
-    mask, dtype, position = streams.begun(state, query, key, value, mask)
+    mask, dtype, position = streams.begun(state, query, key, value, mask, found)
     start = None if state is None else state.sums
     if options.exact and matrix is not None:
         out, sums = performer_causal.causal_softmax_features(
@@ -245,12 +270,13 @@ def _causal(
             options,
             dtype=dtype,
             state=start,
+            resets=packed.resets(found),
             chunking=chunking,
         )
         return out, PerformerState(sums, position)
     # Features with a fixed reference, which need not be made in the loop.
     rows, columns, _ = _by_head(query, key, value, mask, dtype)
-    features = random_features.features(rows, columns, matrix, mask, options)
+    features = random_features.features(rows, columns, matrix, mask, options, found)
     rows, columns = (jnp.swapaxes(x, 1, 2) for x in features)
     before = None if start is None else Sums(start.summary, start.total)
     (numerator, denominator), after = causal_sums(
@@ -259,6 +285,7 @@ def _causal(
         value.astype(dtype),
         mask=mask,
         state=before,
+        resets=packed.resets(found),
         chunking=chunking,
         precision=options.precision,
     )

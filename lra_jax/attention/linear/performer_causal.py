@@ -28,7 +28,8 @@ import jax
 import jax.numpy as jnp
 
 from lra_jax.attention import inputs
-from lra_jax.attention.causal import engine
+from lra_jax.attention.causal import documents, engine
+from lra_jax.attention.causal.documents import Documents
 from lra_jax.attention.causal.prefix import decayed, prefix, triangle
 from lra_jax.attention.linear import random_features
 from lra_jax.attention.linear.random_features import (
@@ -101,6 +102,7 @@ def _segment(
     state: _Carry,
     features: tuple[jax.Array, jax.Array, jax.Array],
     visible: jax.Array,
+    found: Documents | None = None,
 ) -> tuple[jax.Array, _Carry]:
     """One segment, see `engine.Form`; its chunks are powers of two."""
     query, key, value = features
@@ -110,9 +112,10 @@ def _segment(
     )
     columns = columns - half_square(key)
     columns = jnp.where(visible[..., None], columns, lowest(columns.dtype))
-    far, after = _far(product, state.sums, rows, columns, value, visible)
-    parts = [far, _nearest(product, rows, columns, value, visible)]
-    parts += _halves(product, rows, columns, value, visible)
+    far, after = _far(product, state.sums, rows, columns, value, visible, found)
+    number = None if found is None else found.number
+    parts = [far, _nearest(product, rows, columns, value, visible, number)]
+    parts += _halves(product, rows, columns, value, visible, number)
     return _added_up(parts), _Carry(after, state.matrix)
 
 
@@ -123,19 +126,27 @@ def _far(
     columns: jax.Array,
     value: jax.Array,
     visible: jax.Array,
+    found: Documents | None,
 ) -> tuple[_Part, PerformerSums]:
     """The keys before each chunk, and the sums after the last."""
+    if found is not None:
+        visible = visible & found.stays
+        columns = jnp.where(visible[..., None], columns, lowest(columns.dtype))
     tops = columns.max(3)
     tops = jnp.concatenate([start.peak[:, :, None], tops], 2)
-    tops = jax.lax.cummax(jax.lax.stop_gradient(tops), 2)
+    tops = _running_max(jax.lax.stop_gradient(tops), found)
     before, after = tops[:, :, :-1], tops[:, :, 1:]
     keys = decayed(columns - after[:, :, :, None], visible[..., None])
     updates = product("bnpjm,bnpjv->bnpmv", keys, value), keys.sum(3)
     # Before the first visible key there is nothing to shrink.
     decay = jnp.where(before > lowest(before.dtype), before - after, 0)
+    decay = documents.decay(decay, found, decay.dtype)
     past = (start.summary, start.total)
     (summary, total), sums = prefix(past, updates, decay)
     queries, peak = lifted(rows, before[:, :, :, None])
+    if found is not None:
+        queries = documents.readers(queries, found)
+        peak = jnp.where(found.reads, peak, lowest(peak.dtype))
     part = _Part(
         peak,
         product("bnpim,bnpmv->bnpiv", queries, summary),
@@ -144,12 +155,27 @@ def _far(
     return part, PerformerSums(sums[0], sums[1], after[:, :, -1])
 
 
+def _running_max(tops: jax.Array, found: Documents | None) -> jax.Array:
+    """The largest so far of `[B, N, 1 + P, M]`, since a document started."""
+    if found is None:
+        return jax.lax.cummax(tops, 2)
+    new = jnp.pad(~found.passes, [(0, 0), (0, 0), (1, 0)])[..., None]
+
+    def later(one: tuple, two: tuple) -> tuple:
+        kept = jnp.where(two[0], two[1], jnp.maximum(one[1], two[1]))
+        return one[0] | two[0], kept
+
+    new = jnp.broadcast_to(new, tops.shape)
+    return jax.lax.associative_scan(later, (new, tops), axis=2)[1]
+
+
 def _nearest(
     product: Product,
     rows: jax.Array,
     columns: jax.Array,
     value: jax.Array,
     visible: jax.Array,
+    number: jax.Array | None,
 ) -> _Part:
     """The keys of each position's own group, pair by pair."""
     size = min(_GROUP, rows.shape[3])
@@ -158,6 +184,9 @@ def _nearest(
     )
     exponents = rows[..., :, None, :] + columns[..., None, :, :]
     seen = triangle(size)[None] & visible[..., None, :]
+    if number is not None:
+        number = _grouped(number, size)
+        seen &= number[..., :, None] == number[..., None, :]
     highest = jnp.where(seen[..., None], exponents, lowest(rows.dtype))
     peak = jax.lax.stop_gradient(highest.max((-1, -2)))
     exponents = exponents - peak[..., None, None]
@@ -173,6 +202,7 @@ def _halves(
     columns: jax.Array,
     value: jax.Array,
     visible: jax.Array,
+    number: jax.Array | None,
 ) -> Iterator[_Part]:
     """For each size the keys of the left halves, for the right halves."""
     size = _GROUP
@@ -180,9 +210,19 @@ def _halves(
         keys, values, seen = (
             _grouped(x, 2 * size)[:, :, :, :, :size] for x in (columns, value, visible)
         )
+        same = None
+        if number is not None:
+            # Of the document that is open between the halves.
+            both = _grouped(number, 2 * size)
+            same = both == both[..., size - 1 : size]
+            seen, same = seen & same[..., :size], same[..., size:]
+            keys = jnp.where(seen[..., None], keys, lowest(keys.dtype))
         top = jax.lax.stop_gradient(keys.max(4, keepdims=True))
         keys = decayed(keys - top, seen[..., None])
         queries, peak = lifted(_grouped(rows, 2 * size)[:, :, :, :, size:], top)
+        if same is not None:
+            queries = jnp.where(same[..., None], queries, jnp.zeros((), queries.dtype))
+            peak = jnp.where(same, peak, lowest(peak.dtype))
         scores = product("bnpgim,bnpgjm->bnpgij", queries, keys)
         numerator = product("bnpgij,bnpgjv->bnpgiv", scores, values)
         floor = jnp.full_like(peak, lowest(peak.dtype))
@@ -225,6 +265,7 @@ def causal_softmax_features(
     *,
     dtype: jnp.dtype,
     state: PerformerSums | None = None,
+    resets: jax.Array | None = None,
     chunking: engine.Chunking | None = None,
 ) -> tuple[jax.Array, PerformerSums]:
     """Causal attention with softmax features.
@@ -238,6 +279,7 @@ def causal_softmax_features(
       features: the scale of queries and keys, and the precision.
       dtype: of the sums.
       state: before the first position; None = nothing came before.
+      resets: where documents start, `[B, T]`; None = each row is one.
       chunking: how the sequence is cut; chunks are rounded up to powers of two.
 
     Returns:
@@ -255,7 +297,8 @@ def causal_softmax_features(
     arrays = engine.Arrays(query, key, value)
     if chunk > length:
         # The engine's chunks are no longer than the sequence.
-        arrays, visible = jax.tree.map(lambda x: _filled(x, chunk), (arrays, visible))
+        given = arrays, visible, resets
+        arrays, visible, resets = jax.tree.map(lambda x: _filled(x, chunk), given)
         mask = visible
     sums = no_sums(arrays, matrix.shape[0], dtype)
     empty = PerformerSums(*sums, sums.total + lowest(dtype))
@@ -268,6 +311,7 @@ def causal_softmax_features(
         arrays,
         mask=mask,
         tables=visible,
+        resets=resets,
         chunking=dataclasses.replace(chunking, chunk=chunk),
         dtype=out_dtype,
     )

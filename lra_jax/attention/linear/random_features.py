@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from lra_jax.attention import feature_maps, inputs
+from lra_jax.attention import feature_maps, inputs, packed
 from lra_jax.attention.causal.prefix import decayed
 from lra_jax.errors import expected
 
@@ -151,6 +151,7 @@ def features(
     matrix: jax.Array | None,
     mask: jax.Array | None,
     options: Options,
+    found: packed.Packed | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """The features of queries and keys, `[B, N, T, M]`, up to factors that cancel.
 
@@ -160,11 +161,13 @@ def features(
       matrix: W, `[M, H]`; or None.
       mask: boolean `[B, S]`; the features of hidden keys are zero.
       options: which.
+      found: where packed documents are, each of which has a maximum of its own; None =
+        each row is one.
     """
     visible = jnp.ones((1, 1, 1, 1), bool) if mask is None else mask[:, None, :, None]
     if options.kernel == SOFTMAX:
         make = _exact if options.exact else _published
-        return make(query, key, matrix, visible, options)
+        return make(query, key, matrix, visible, options, found)
     eps = options.feature_eps
     eps = DIALECTS[options.dialect].feature_eps if eps is None else eps
     kernel = options.kernel
@@ -182,14 +185,22 @@ def _exact(
     matrix: jax.Array | None,
     visible: jax.Array,
     options: Options,
+    found: packed.Packed | None,
 ) -> tuple[jax.Array, jax.Array]:
     # The query's norm is the same in all of its weights and is left out.
     rows = options.project(query, matrix)
     columns = options.project(key, matrix) - half_square(options.scaled(key))
     columns = jnp.where(visible, columns, lowest(columns.dtype))
-    top = jax.lax.stop_gradient(columns.max(2, keepdims=True))
+    top = jax.lax.stop_gradient(_largest(columns, found))
     rows, _ = lifted(rows, top)
     return rows, decayed(columns - top, visible)
+
+
+def _largest(keys: jax.Array, found: packed.Packed | None) -> jax.Array:
+    """`[B, N, S, M]` -> `[B, N, 1 or S, M]`: over all keys, or each document's."""
+    if found is None:
+        return keys.max(2, keepdims=True)
+    return found.over(jax.ops.segment_max, keys, 2)
 
 
 def lifted(rows: jax.Array, top: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -223,6 +234,7 @@ def _published(
     matrix: jax.Array | None,
     visible: jax.Array,
     options: Options,
+    found: packed.Packed | None,
 ) -> tuple[jax.Array, jax.Array]:
     """``(exp(W x' - |x'|^2 / 2 - max) + eps) / sqrt(M)``.
 
@@ -232,9 +244,10 @@ def _published(
     dialect = DIALECTS[options.dialect]
     eps = dialect.softmax_eps if options.feature_eps is None else options.feature_eps
 
-    def phi(x: jax.Array, axes: tuple[int, ...], seen: jax.Array) -> jax.Array:
+    def phi(x: jax.Array, over_keys: bool, seen: jax.Array) -> jax.Array:
         exponent = options.project(x, matrix)
-        top = jnp.where(seen, exponent, lowest(x.dtype)).max(axes, keepdims=True)
+        top = jnp.where(seen, exponent, lowest(x.dtype)).max(3, keepdims=True)
+        top = _largest(top, found) if over_keys else top
         if dialect.reference == "detached max":
             top = jax.lax.stop_gradient(top)
         elif dialect.reference == "none":
@@ -245,7 +258,7 @@ def _published(
         return jnp.where(seen, made, jnp.zeros((), x.dtype))
 
     everyone = jnp.ones((1, 1, 1, 1), bool)
-    return phi(query, (3,), everyone), phi(key, (2, 3), visible)
+    return phi(query, False, everyone), phi(key, True, visible)
 
 
 def divided(

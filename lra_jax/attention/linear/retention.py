@@ -33,7 +33,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lra_jax.attention import dense, feature_maps, inputs, streams
+from lra_jax.attention import dense, feature_maps, inputs, packed, streams
 from lra_jax.attention.causal import engine
 from lra_jax.attention.linear import decay, rotary
 from lra_jax.attention.linear.sums import Sums
@@ -54,6 +54,7 @@ MECHANISM = Mechanism(
     causal=True,
     cross=True,
     stream=True,
+    packed=True,
     cost="2 (T + S) H^2",
     summary="rotated products that fade with distance, a norm for each head",
     source="Sun et al. 2023",
@@ -79,6 +80,7 @@ def retention_attention(
     mask: jax.Array | None = None,
     is_causal: bool = False,
     *,
+    segment_ids: jax.Array | None = None,
     slopes: decay.Slopes | None = None,
     rotate: bool = True,
     norm: str | None = "layer",
@@ -90,8 +92,8 @@ def retention_attention(
     """Computes retention: rotated products that fade with distance, and a norm.
 
     Args:
-      query, key, value, mask: as in `linear_attention`. A hidden position still counts
-        as distance.
+      query, key, value, mask, segment_ids: as in `linear_attention`. A hidden position
+        still counts as distance.
       is_causal: position i sees keys 0..i only; needs T == S. Otherwise it sees all,
         with the decay of the distance.
       slopes: `[N]`, not negative, -log(gamma) of each head; None = `retention_slopes`.
@@ -110,15 +112,19 @@ def retention_attention(
     inputs.check_keywords(retention_attention, flax)
     inputs.check_inputs(query, key, value, is_causal)
     feature_maps.check_norm(norm)
-    mask = inputs.padding_mask(mask, query.shape[0], key.shape[1])
+    rows = packed.packed(segment_ids, query, key)
+    mask = packed.shown(inputs.padding_mask(mask, len(query), key.shape[1]), rows)
     dtype = inputs.accumulation_dtype(query, key, value)
-    turned, rates = _prepared(query, key, mask, is_causal, slopes, rotate, dtype)
+    first = _first(mask, rows)
+    last = None if is_causal else _last(mask, rows, key.shape[1])
+    turned, rates = _prepared(query, key, mask, first, last, slopes, rotate, dtype)
     numerator, denominator = decay.sums(
         *turned,
         value,
         rates,
         is_causal,
         mask=mask,
+        resets=packed.resets(rows),
         chunking=chunking,
         precision=precision,
     )
@@ -140,6 +146,7 @@ def retention_prefill(
     mask: jax.Array | None = None,
     *,
     state: RetentionState | None = None,
+    segment_ids: jax.Array | None = None,
     slopes: decay.Slopes | None = None,
     rotate: bool = True,
     norm: str | None = "layer",
@@ -152,7 +159,8 @@ def retention_prefill(
     Args:
       query: `[B, T, N, H]`; key, value, mask and options as in `retention_attention`.
         The next token follows each sample's last real position.
-      state: what came before; None = nothing.
+      state: what came before; None = nothing. In a packed row, the first document
+        continues it, and the state after is that of the last.
 
     Returns:
       The causal attention `[B, T, N, Hv]` and the state after the last real position.
@@ -164,7 +172,8 @@ def retention_prefill(
     inputs.check_inputs(query, key, value, True)
     feature_maps.check_norm(norm)
     batch, length = query.shape[:2]
-    mask = inputs.padding_mask(mask, batch, length)
+    rows = packed.packed(segment_ids, query, key)
+    mask = packed.shown(inputs.padding_mask(mask, batch, length), rows)
     dtype = inputs.accumulation_dtype(query, key, value)
     before = None
     if state is not None:
@@ -173,12 +182,14 @@ def retention_prefill(
         total: Any = jax.ShapeDtypeStruct((batch, *query.shape[2:]), dtype)
         summary: Any = jax.ShapeDtypeStruct((*total.shape, value.shape[-1]), dtype)
         inputs.checked_state(state.sums, Sums(summary, total))
-    turned, rates = _prepared(query, key, mask, True, slopes, rotate, dtype, before)
+    first = _first(mask, rows, before)
+    turned, rates = _prepared(query, key, mask, first, None, slopes, rotate, dtype)
     (numerator, denominator), sums = decay.prefill(
         *turned,
         value,
         rates,
         mask=mask,
+        resets=packed.resets(rows),
         state=None if state is None else state.sums,
         chunking=chunking,
         precision=precision,
@@ -187,7 +198,8 @@ def retention_prefill(
     ends = inputs.next_position(mask, batch, length)
     if rotate:
         sums = _from_here(sums, mask, ends, length)
-    return out.astype(query.dtype), RetentionState(sums, ends - _first(mask, before))
+    # That of the last document, of which padding after it has the number too.
+    return out.astype(query.dtype), RetentionState(sums, ends - first[:, -1])
 
 
 retention_init = streams.make_init(retention_prefill)
@@ -198,13 +210,16 @@ def _prepared(
     query: jax.Array,
     key: jax.Array,
     mask: jax.Array | None,
-    is_causal: bool,
+    first: jax.Array,
+    last: jax.Array | None,
     slopes: decay.Slopes | None,
     rotate: bool,
     dtype: jnp.dtype,
-    before: jax.Array | None = None,
 ) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
-    """Queries divided by ``sqrt(H sum_j D_ij)`` and keys, both turned; the slopes."""
+    """Queries divided by ``sqrt(H sum_j D_ij)`` and keys, both turned; the slopes.
+
+    ``first`` and ``last`` are those of `decay.spread`.
+    """
     length, num_heads, head_dim = query.shape[1:]
     rates = decay.checked_slopes(slopes, retention_slopes(num_heads), dtype)
     if rotate:
@@ -217,18 +232,38 @@ def _prepared(
             rotary.turned(x, (cos[None, :size, None], sin[None, :size, None]))
             for x, size in ((query, length), (key, key.shape[1]))
         )
-    last = None if is_causal else inputs.next_position(mask, 1, key.shape[1]) - 1
-    spread = decay.spread(rates, length, _first(mask, before), last)
+    spread = decay.spread(rates, length, first, last)
     factors = jax.lax.rsqrt(head_dim * jnp.swapaxes(spread, 1, 2))
     return (query * factors[..., None], key), rates
 
 
-def _first(mask: jax.Array | None, before: jax.Array | None) -> jax.Array:
-    """`[B or 1]`: each sample's first real position; negative in an earlier part."""
-    first = jnp.zeros((1,), jnp.int32)
-    if mask is not None:
-        first = jnp.argmax(mask, 1).astype(jnp.int32)
-    return first if before is None else jnp.where(before > 0, -before, first)
+def _first(
+    mask: jax.Array | None,
+    rows: packed.Packed | None,
+    before: jax.Array | None = None,
+) -> jax.Array:
+    """`[B or 1, T or 1]`: the first real position of each sample or document.
+
+    It is negative in an earlier part, of which ``before`` says how long it is, `[B]`.
+    """
+    first = jnp.zeros((1, 1), jnp.int32)
+    if rows is not None:
+        first = rows.ends(mask)[0]
+    elif mask is not None:
+        first = jnp.argmax(mask, 1).astype(jnp.int32)[:, None]
+    if before is None:
+        return first
+    goes_on = (before > 0)[:, None]
+    if rows is not None:
+        goes_on &= rows.number <= 1
+    return jnp.where(goes_on, -before[:, None], first)
+
+
+def _last(mask: jax.Array | None, rows: packed.Packed | None, length: int) -> jax.Array:
+    """`[B or 1, T or 1]`: the last real position of each sample or document."""
+    if rows is not None:
+        return rows.ends(mask)[1]
+    return inputs.next_position(mask, 1, length)[:, None] - 1
 
 
 def _bounded(scores: jax.Array, sums: jax.Array) -> jax.Array:

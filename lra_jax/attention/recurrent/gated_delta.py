@@ -25,9 +25,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from lra_jax.attention import dense, feature_maps, inputs, streams
-from lra_jax.attention.causal import engine
-from lra_jax.attention.causal.prefix import decayed, so_far, triangle
+from lra_jax.attention import dense, feature_maps, inputs, packed, streams
+from lra_jax.attention.causal import documents, engine
+from lra_jax.attention.causal.documents import Documents
+from lra_jax.attention.causal.prefix import decayed, so_far
 from lra_jax.attention.recurrent import recurrence
 from lra_jax.attention.registry import Gate, Mechanism
 
@@ -45,6 +46,7 @@ MECHANISM = Mechanism(
     causal=True,
     cross=False,
     stream=True,
+    packed=True,
     cost="2 T (64 + H) H",
     summary="the delta rule with a decay and an output gate (Gated DeltaNet)",
     source="Yang et al. 2025",
@@ -66,6 +68,7 @@ def gated_delta_attention(
     mask: jax.Array | None = None,
     is_causal: bool = False,
     *,
+    segment_ids: jax.Array | None = None,
     beta: jax.Array | None = None,
     log_decay: jax.Array | None = None,
     gate: jax.Array | None = None,
@@ -79,7 +82,7 @@ def gated_delta_attention(
     """Computes the gated delta rule.
 
     Args:
-      query, key, value, mask: as in `linear_attention`.
+      query, key, value, mask, segment_ids: as in `linear_attention`.
       is_causal: position i sees keys 0..i only; otherwise the recurrence runs from both
         ends.
       beta: b, in (0, 1), `[B, T, N]`; its heads may be a divisor of N. None = 1.
@@ -105,6 +108,7 @@ def gated_delta_attention(
         mask,
         is_causal=is_causal,
         state=None,
+        segment_ids=segment_ids,
         beta=beta,
         log_decay=log_decay,
         gate=gate,
@@ -131,6 +135,7 @@ def gated_delta_prefill(
     mask: jax.Array | None = None,
     *,
     state: GatedDeltaState | None = None,
+    segment_ids: jax.Array | None = None,
     beta: jax.Array | None = None,
     log_decay: jax.Array | None = None,
     gate: jax.Array | None = None,
@@ -144,7 +149,8 @@ def gated_delta_prefill(
 
     Args:
       query: `[B, T, N, H]`; key, value, mask and options as in `gated_delta_attention`.
-      state: what came before; None = nothing.
+      state: what came before; None = nothing. In a packed row, the first document
+        continues it, and the state after is that of the last.
 
     Returns:
       The causal attention `[B, T, N, Hv]` and the state after the last real position.
@@ -159,6 +165,7 @@ def gated_delta_prefill(
         mask,
         is_causal=True,
         state=state,
+        segment_ids=segment_ids,
         beta=beta,
         log_decay=log_decay,
         gate=gate,
@@ -182,6 +189,7 @@ def _run(
     *,
     is_causal: bool,
     state: GatedDeltaState | None,
+    segment_ids: jax.Array | None,
     beta: jax.Array | None,
     log_decay: jax.Array | None,
     gate: jax.Array | None,
@@ -196,6 +204,7 @@ def _run(
     feature_maps.check_norm(norm)
     recurrence.check_gate("beta", beta, query)
     recurrence.check_gate("log_decay", log_decay, query)
+    rows = packed.packed(segment_ids, query, key)
     mask = inputs.padding_mask(mask, query.shape[0], query.shape[1])
     dtype, asked = recurrence.dtype_of(state, query, key, value), query
     query, key, phi = feature_maps.given(query, key, feature_map, dtype, mask)
@@ -205,6 +214,7 @@ def _run(
         engine.Arrays(query, key, value, log_decay, beta),
         is_causal=is_causal,
         mask=mask,
+        rows=rows,
         state=state,
         chunking=chunking or engine.Chunking(64, 64),
     )
@@ -248,6 +258,7 @@ def _segment(
     state: recurrence.Memory,
     features: _Features,
     _: None,
+    found: Documents | None = None,
 ) -> tuple[jax.Array, recurrence.Memory]:
     """One segment of the delta rule, see `engine.Form`.
 
@@ -260,16 +271,18 @@ def _segment(
     query, key, value, log_decay, beta = features
     product = functools.partial(jnp.einsum, precision=options.precision)
     fade = so_far(log_decay)
-    kept = decayed(fade[..., None] - fade[..., None, :], triangle(key.shape[3]))
+    seen = documents.visible(key.shape[3], found)
+    kept = decayed(fade[..., None] - fade[..., None, :], seen)
     scores = product("bnpim,bnpjm->bnpij", query, key) * kept
     lower = product("bnpim,bnpjm->bnpij", key, key) * kept * beta[..., None]
     inverse = unit_inverse(jnp.tril(lower, -1), options.precision)
     own = product("bnpij,bnpjv->bnpiv", inverse, value * beta[..., None])
-    faded = key * (beta * jnp.exp(fade))[..., None]
+    faded = documents.readers(key * (beta * jnp.exp(fade))[..., None], found)
     past = product("bnpij,bnpjm->bnpim", inverse, faded)
     end = fade[..., -1:]
-    key = key * jnp.exp(end - fade)[..., None]
-    factor = jnp.exp(end)[..., None]
+    key = documents.stayers(key * jnp.exp(end - fade)[..., None], found)
+    passed: Any = documents.decay(end[..., 0], found, end.dtype)
+    factor = jnp.exp(passed)[..., None, None]
 
     def step(state: jax.Array, chunk: tuple) -> tuple[jax.Array, jax.Array]:
         own, past, key, factor = chunk
@@ -281,7 +294,7 @@ def _segment(
     before = jnp.moveaxis(before, 0, 2)
     correction = own - product("bnpim,bnpmv->bnpiv", past, before)
     out = product("bnpij,bnpjv->bnpiv", scores, correction)
-    query = query * jnp.exp(fade)[..., None]
+    query = documents.readers(query * jnp.exp(fade)[..., None], found)
     out += product("bnpim,bnpmv->bnpiv", query, before)
     return out, recurrence.Memory(after)
 

@@ -24,9 +24,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from lra_jax.attention import dense, feature_maps, inputs, streams
-from lra_jax.attention.causal import engine
-from lra_jax.attention.causal.prefix import decayed, prefix, triangle
+from lra_jax.attention import dense, feature_maps, inputs, packed, streams
+from lra_jax.attention.causal import documents, engine
+from lra_jax.attention.causal.documents import Documents
+from lra_jax.attention.causal.prefix import decayed, prefix
 from lra_jax.attention.recurrent import recurrence
 from lra_jax.attention.registry import Gate, Mechanism
 
@@ -44,6 +45,7 @@ MECHANISM = Mechanism(
     causal=True,
     cross=False,
     stream=True,
+    packed=True,
     cost="2 T (16 + Hv) H",
     summary="a state that fades by gates of the input, column by column",
     source="Yang et al. 2024a",
@@ -64,6 +66,7 @@ def gla_attention(
     mask: jax.Array | None = None,
     is_causal: bool = False,
     *,
+    segment_ids: jax.Array | None = None,
     log_decay: jax.Array | None = None,
     gate: jax.Array | None = None,
     norm: str | None = "rms",
@@ -75,7 +78,7 @@ def gla_attention(
     """Computes gated linear attention.
 
     Args:
-      query, key, value, mask: as in `linear_attention`.
+      query, key, value, mask, segment_ids: as in `linear_attention`.
       is_causal: position i sees keys 0..i only; otherwise the recurrence runs from both
         ends.
       log_decay: log(a), not positive, `[B, T, N, H]`; its heads may be a divisor of N.
@@ -103,6 +106,7 @@ def gla_attention(
         mask,
         is_causal=is_causal,
         state=None,
+        segment_ids=segment_ids,
         log_decay=log_decay,
         gate=gate,
         norm=norm,
@@ -127,6 +131,7 @@ def gla_prefill(
     mask: jax.Array | None = None,
     *,
     state: GlaState | None = None,
+    segment_ids: jax.Array | None = None,
     log_decay: jax.Array | None = None,
     gate: jax.Array | None = None,
     norm: str | None = "rms",
@@ -138,7 +143,8 @@ def gla_prefill(
 
     Args:
       query: `[B, T, N, H]`; key, value, mask and options as in `gla_attention`.
-      state: what came before; None = nothing.
+      state: what came before; None = nothing. In a packed row, the first document
+        continues it, and the state after is that of the last.
 
     Returns:
       The causal attention `[B, T, N, Hv]` and the state after the last real position.
@@ -153,6 +159,7 @@ def gla_prefill(
         mask,
         is_causal=True,
         state=state,
+        segment_ids=segment_ids,
         log_decay=log_decay,
         gate=gate,
         norm=norm,
@@ -174,6 +181,7 @@ def _run(
     *,
     is_causal: bool,
     state: GlaState | None,
+    segment_ids: jax.Array | None,
     log_decay: jax.Array | None,
     gate: jax.Array | None,
     norm: str | None,
@@ -191,6 +199,7 @@ def _run(
         engine.Arrays(query, key, value, log_decay),
         is_causal=is_causal,
         mask=inputs.padding_mask(mask, query.shape[0], query.shape[1]),
+        rows=packed.packed(segment_ids, query, key),
         state=state,
         # Short chunks, because the pairs of each column are formed one by one.
         chunking=chunking or engine.Chunking(chunk=16),
@@ -227,6 +236,7 @@ def _segment(
     state: recurrence.Memory,
     features: tuple[jax.Array, jax.Array, jax.Array, jax.Array],
     _: None,
+    found: Documents | None = None,
 ) -> tuple[jax.Array, recurrence.Memory]:
     """One segment, see `engine.Form`."""
     query, key, value, log_decay = features
@@ -235,12 +245,12 @@ def _segment(
     end = fade[..., -1, :]
     # Products of pairs, column by column: factors of their own for queries and keys
     # would under- and overflow. Chunks are short, and the sum is fused.
-    seen = triangle(key.shape[3])[..., None]
+    seen = documents.visible(key.shape[3], found)[..., None]
     kept = decayed(fade[..., :, None, :] - fade[..., None, :, :], seen)
     scores = (query[..., :, None, :] * key[..., None, :, :] * kept).sum(-1)
-    key = key * jnp.exp(end[..., None, :] - fade)
+    key = documents.stayers(key * jnp.exp(end[..., None, :] - fade), found)
     updates = recurrence.Memory(product("bnpjm,bnpjv->bnpmv", key, value))
-    before, after = prefix(state, updates, end)
+    before, after = prefix(state, updates, documents.decay(end, found, key.dtype))
     out = product("bnpij,bnpjv->bnpiv", scores, value)
-    query = query * jnp.exp(fade)
+    query = documents.readers(query * jnp.exp(fade), found)
     return out + product("bnpim,bnpmv->bnpiv", query, before.summary), after

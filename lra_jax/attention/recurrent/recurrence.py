@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from lra_jax.attention import feature_maps, inputs
+from lra_jax.attention import feature_maps, inputs, packed
 from lra_jax.attention.causal import engine
 from lra_jax.attention.causal.both_ends import from_both_ends
 
@@ -45,6 +45,7 @@ def recur(
     *,
     is_causal: bool,
     mask: jax.Array | None,
+    rows: packed.Packed | None = None,
     state: RecurrentState | None,
     chunking: engine.Chunking,
 ) -> tuple[jax.Array, RecurrentState]:
@@ -55,6 +56,7 @@ def recur(
       arrays: as they come, `[B, T, ...]`.
       is_causal: position i reads positions 0..i only.
       mask: the real positions, `[B, T]`; None = all.
+      rows: where packed documents are; None = each row is one.
       state: what came before; None = nothing.
       chunking: how the sequence is cut.
 
@@ -70,18 +72,20 @@ def recur(
     zeros = engine.nothing(arrays, options.dtype)[..., None, None]
     empty = jnp.zeros((1, 1, width, arrays.value.shape[-1]), options.dtype)
     start = Memory(zeros + empty)
-    position = inputs.next_position(mask, batch, length)
+    rest: dict[str, Any] = {
+        "mask": packed.shown(mask, rows),
+        "resets": packed.resets(rows),
+        "chunking": chunking,
+        "dtype": options.dtype,
+    }
+    before = None if state is None else state.position
+    position = packed.next_position(rest["mask"], rows, batch, length, before)
     if not is_causal:
-        until, after = from_both_ends(
-            form, start, arrays, mask=mask, chunking=chunking, dtype=options.dtype
-        )
+        until, after = from_both_ends(form, start, arrays, **rest)
         return until + after, RecurrentState(start, position)
     if state is not None:
         start = inputs.checked_state(state.sums, start)
-        position = position + state.position
-    out, sums = engine.run(
-        form, start, arrays, mask=mask, chunking=chunking, dtype=options.dtype
-    )
+    out, sums = engine.run(form, start, arrays, **rest)
     return out, RecurrentState(sums, position)
 
 

@@ -92,7 +92,7 @@ def test_gradients_of_slopes(name: str) -> None:
 
 def test_the_floor_of_the_spread_is_for_rows_without_a_neighbour() -> None:
     slopes = jnp.asarray([0.0, 1.0, 120.0])
-    first, last = jnp.zeros((1,), jnp.int32), jnp.full((1,), 3, jnp.int32)
+    first, last = jnp.zeros((1, 1), jnp.int32), jnp.full((1, 1), 3, jnp.int32)
     total = np.asarray(decay.spread(slopes, 60, first, last))[0]
     distance = np.abs(np.arange(60)[:, None] - np.arange(4))
     for row, slope in zip(total, (0, 1, 120), strict=True):

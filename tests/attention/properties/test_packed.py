@@ -52,9 +52,12 @@ def documents(ids: np.ndarray = IDS) -> list[tuple[int, int, int]]:
     return found
 
 
-def _slopes(call: Any, arrays: tuple, factors: np.ndarray) -> tuple:
-    out, pull = jax.vjp(call, *arrays)
-    return out, *pull(jnp.asarray(factors, out.dtype))
+def _given(name: str) -> tuple[tuple, np.ndarray]:
+    """Arrays, and factors of the outputs, none at padding."""
+    arrays = inputs(31, batch=BATCH, query_length=LENGTH, length=LENGTH)
+    factors = np.random.default_rng(32).normal(size=arrays[2].shape)
+    factors = np.where((IDS > 0)[:, :, None, None], factors, 0)
+    return tuple(x.astype("float64") for x in arrays), factors
 
 
 @functools.cache
@@ -62,52 +65,39 @@ def _alone(name: str, causal: bool) -> list[np.ndarray]:
     """Output and gradients of every document alone, each in its place in the rows."""
     arrays, factors = _given(name)
     together = [np.zeros_like(x) for x in (factors, *arrays)]
-    more = {"is_causal": True} if causal else {}
 
-    def call(query, key, value, weight, mask):
+    @fast_jit
+    def call(query, key, value, factors, mask):
         # Positions after the document are padding: one length, one compilation.
-        def inner(*arrays):
-            masks = {"query_mask": mask} if takes(name, "query_mask") else {}
-            return run(name)(*arrays, mask, **masks, **more)
+        masks = {"query_mask": mask} if takes(name, "query_mask") else {}
+        more = masks | ({"is_causal": True} if causal else {})
+        out, pull = jax.vjp(lambda *x: run(name)(*x, mask, **more), query, key, value)
+        return out, *pull(factors)
 
-        return _slopes(inner, (query, key, value), weight)
-
-    compiled = fast_jit(call)
     for row, first, end in documents():
-        size = end - first
-
         parts = (x[row : row + 1, first:end] for x in (*arrays, factors))
-        filling = [(0, 0), (0, LENGTH - size), (0, 0), (0, 0)]
-        mask = np.arange(LENGTH)[None] < size
-        made = compiled(*(np.pad(x, filling) for x in parts), mask)
+        filling = [(0, 0), (0, LENGTH - end + first), (0, 0), (0, 0)]
+        mask = np.arange(LENGTH)[None] < end - first
+        made = call(*(np.pad(x, filling) for x in parts), mask)
         for whole, part in zip(together, made, strict=True):
-            whole[row, first:end] = np.asarray(part)[0, :size]
+            whole[row, first:end] = np.asarray(part)[0, : end - first]
     return together
 
 
-def _given(name: str) -> tuple[tuple, np.ndarray]:
-    arrays = inputs(31, batch=BATCH, query_length=LENGTH, length=LENGTH)
-    factors = np.random.default_rng(32).normal(size=arrays[2].shape)
-    real = (IDS > 0)[:, :, None, None]
-    return arrays, np.where(real, factors, 0).astype("float32")
-
-
 def _check(name: str, causal: bool, **more: Any) -> None:
-    arrays, factors = _given(name)
+    """In float64: gradients of a norm over a few numbers lose half of the digits."""
     more |= {"is_causal": True} if causal else {}
 
     @fast_jit
-    def call(*arrays):
-        def inner(*arrays):
-            return run(name)(*arrays, segment_ids=jnp.asarray(IDS), **more)
+    def call(factors, *arrays):
+        ids = jnp.asarray(IDS)
+        attend = functools.partial(run(name), segment_ids=ids, **more)
+        out, pull = jax.vjp(attend, *arrays)
+        return jnp.where((ids > 0)[:, :, None, None], out, 0), *pull(factors)
 
-        return _slopes(inner, arrays, factors)
-
-    out, *slopes = (np.asarray(x) for x in call(*arrays))
-    out = np.where((IDS > 0)[:, :, None, None], out, 0)
-    wanted = _alone(name, causal)
-    for got, alone in zip([out, *slopes], wanted, strict=True):
-        assert_close(got, alone, 1e-5)
+    with jax.enable_x64(True):
+        arrays, factors = _given(name)
+        assert_close(call(factors, *arrays), tuple(_alone(name, causal)), 1e-9)
 
 
 PACKED = tuple(x for x in NAMES if takes(x, "segment_ids"))
