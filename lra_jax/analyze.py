@@ -31,6 +31,9 @@ class RankCollapse:
     """A run directory: the curves of its model instead, on its own data."""
     checkpoint: Literal["best", "last"] = "best"
     """best: best on validation. last: the newest."""
+    allow_code: bool = False
+    """Import and call the attention function that the run's config.json names; only of
+    a directory that you trust."""
     weights: str | None = None
     """A BERT's model.safetensors on disk: its curves instead."""
     norm: bool = True
@@ -76,6 +79,9 @@ class Spectrum:
     """A run directory: its model on its own data."""
     checkpoint: Literal["best", "last"] = "best"
     """best: best on validation. last: the newest."""
+    allow_code: bool = False
+    """Import and call the attention function that the run's config.json names; only of
+    a directory that you trust."""
     network: str = "bert"
     """Without a run: the network at initialisation."""
     attention: str = "softmax,cosformer,linformer"
@@ -98,6 +104,9 @@ class Maps:
     """Folder of the page, the pictures and their data."""
     checkpoint: Literal["best", "last"] = "best"
     """best: best on validation. last: the newest."""
+    allow_code: bool = False
+    """Import and call the attention function that the run's config.json names; only of
+    a directory that you trust."""
     split: str = "test"
     """Split of the example."""
     example: int = 0
@@ -126,10 +135,8 @@ def main(args: Sequence[str] | None = None) -> None:
     name = args.pop(0)
     with cli.user_errors():
         command = COMMANDS[known("command", name, COMMANDS)]
-    # A switch reads better without its value.
-    given = ["--full=True" if argument == "--full" else argument for argument in args]
     summary = command.settings.__doc__ or ""
-    settings = cli.parse(command.settings, f"{PROG} {name}", summary, given)
+    settings = cli.parse(command.settings, f"{PROG} {name}", summary, args)
     with cli.user_errors():
         page = run(settings, shlex.join([*PROG.split(), name, *args]))
     print(f"{command.title}: {page}")
@@ -258,7 +265,7 @@ def _maps(settings: Maps, page: Any) -> None:
     from lra_jax.analysis.maps_report import add_maps
     from lra_jax.training.restore import load_run
 
-    saved = load_run(settings.workdir, settings.checkpoint)
+    saved = load_run(settings.workdir, settings.checkpoint, settings.allow_code)
     batch = saved.examples([settings.example], settings.split)
     maps = example_maps(saved, batch, settings.layer)
     config = saved.config
@@ -275,7 +282,7 @@ def _load(settings: Any) -> tuple[Any, Any]:
     from lra_jax.training.restore import load_run
 
     check_size("--examples", settings.examples)
-    saved = load_run(settings.workdir, settings.checkpoint)
+    saved = load_run(settings.workdir, settings.checkpoint, settings.allow_code)
     return saved, saved.examples(range(settings.examples))
 
 

@@ -63,7 +63,6 @@ def parse_preset(args: Sequence[str]) -> Config:
 def parse_config(prog: str, description: str, args: Sequence[str]) -> Config:
     """Reads a preset's name, then all flags on top of its settings."""
     preset = parse_preset(args)
-    args = _with_value("--distributed", args)
     presets = "; ".join(f"{t}: {', '.join(find_task(t).presets)}" for t in TASKS)
     return parse(
         Config,
@@ -73,15 +72,6 @@ def parse_config(prog: str, description: str, args: Sequence[str]) -> Config:
         args,
         default=preset,
     )
-
-
-def _with_value(flag: str, args: Sequence[str]) -> list[str]:
-    """A flag that is common without a value gets True."""
-    given = list(args)
-    for index, (arg, after) in enumerate(itertools.pairwise([*given, "--"])):
-        if arg == flag and after.startswith("--"):
-            given[index] = f"{flag}=True"
-    return given
 
 
 def parse(
@@ -94,7 +84,8 @@ def parse(
     """Parses flags into a dataclass with tyro; errors are one line and exit code 2."""
     import tyro
 
-    _check_flags(default or kind, args)
+    settings = default or kind
+    _check_flags(settings, args)
     errors = io.StringIO()
     try:
         with contextlib.redirect_stderr(errors):
@@ -102,7 +93,7 @@ def parse(
                 kind,
                 prog=prog,
                 description=description,
-                args=list(args),
+                args=_with_values(settings, args),
                 default=default,
                 config=(tyro.conf.FlagConversionOff,),
             )
@@ -114,11 +105,11 @@ def parse(
 
 def _check_flags(settings: Any, args: Sequence[str]) -> None:
     """Refuses unknown flags with the nearest name; there are too many to list."""
-    flags = ["--help", *(f"--{name}" for name in _flag_names(settings))]
+    flags = ["--help", *_flags(settings)]
     for argument in args:
         if not argument.startswith("--"):
             continue
-        flag = "--" + argument[2:].partition("=")[0].replace("-", "_")
+        flag = _flag(argument)
         if flag not in flags:
             near = did_you_mean(flag, flags) or "; --help lists them"
             task = getattr(settings, "task", "")
@@ -126,15 +117,36 @@ def _check_flags(settings: Any, args: Sequence[str]) -> None:
             fail(f"{flag}: expected a flag{of}, got an unknown one{near}")
 
 
-def _flag_names(settings: Any, prefix: str = "") -> Iterator[str]:
-    """The flags of a dataclass, or of an instance: a task's own settings are there."""
+def _with_values(settings: Any, args: Sequence[str]) -> list[str]:
+    """A switch without a value, as in ``--allow-code``, gets True."""
+    flags = _flags(settings)
+    return [
+        f"{argument}=True"
+        if after.startswith("--")
+        and "=" not in argument
+        and flags.get(_flag(argument)) is bool
+        else argument
+        for argument, after in itertools.pairwise([*args, "--"])
+    ]
+
+
+def _flag(argument: str) -> str:
+    """The flag as its field is written: ``--train.best-by=loss`` is --train.best_by."""
+    return "--" + argument[2:].partition("=")[0].replace("-", "_")
+
+
+def _flags(settings: Any, prefix: str = "--") -> dict[str, Any]:
+    """The flags of a dataclass, or of an instance, whose task's own settings are there;
+    each with its type."""
+    found = {}
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name, None)
         part = value if dataclasses.is_dataclass(value) else field.type
         if dataclasses.is_dataclass(part):
-            yield from _flag_names(part, f"{prefix}{field.name}.")
+            found |= _flags(part, f"{prefix}{field.name}.")
         else:
-            yield prefix + field.name
+            found[prefix + field.name] = field.type
+    return found
 
 
 def _flattened(boxed: str) -> str:

@@ -2,6 +2,7 @@
 
 import difflib
 import math
+import numbers
 from collections.abc import Iterable
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -36,12 +37,59 @@ def known(name: str, value: str, choices: Iterable[str]) -> str:
     raise expected(name, one, f"{value!r}{did_you_mean(value, choices)}")
 
 
-def check_choices(settings: Any, prefix: str = "") -> None:
-    """Raises ``ValueError`` unless each ``Literal`` field of a dataclass has a value
-    of its type; the error's name is the field's, after the prefix."""
+def check_types(settings: Any, prefix: str = "") -> None:
+    """Raises ``ValueError`` unless a dataclass has values of its fields' types.
+
+    Looks at fields that are text, booleans, numbers, or `Literal`s; the error's name is
+    the field's, after the prefix. Integers are those of 32 bits, as those of arrays and
+    seeds are.
+    """
     for name, kind in get_type_hints(type(settings)).items():
+        value = getattr(settings, name)
         if get_origin(kind) is Literal:
-            known(f"{prefix}{name}", getattr(settings, name), get_args(kind))
+            known(f"{prefix}{name}", value, get_args(kind))
+            continue
+        kinds = get_args(kind) or (kind,)
+        if not set(kinds) <= _WORDS.keys():
+            continue
+        if not any(_is_of(one, value) for one in kinds):
+            wanted = " or ".join(_WORDS[one] for one in kinds)
+            raise expected(f"{prefix}{name}", wanted, f"{value!r}")
+        if isinstance(value, int) and abs(value) > _LARGEST:
+            wanted = f"a number of at most {_LARGEST}"
+            raise expected(f"{prefix}{name}", wanted, f"{value}"[:60])
+
+
+_WORDS = {
+    bool: "True or False",
+    int: "an int",
+    float: "a number",
+    str: "text",
+    type(None): "None",
+}
+_NUMBERS = {int: numbers.Integral, float: numbers.Real}
+_LARGEST = 2**31 - 1
+
+
+def _is_of(kind: type, value: object) -> bool:
+    if isinstance(value, bool):
+        return kind is bool
+    return isinstance(value, _NUMBERS.get(kind, kind))
+
+
+def within(place: str, error: ValueError) -> ValueError:
+    """Returns, to be raised, an error that also says where: ``place: name: ...``.
+
+    Args:
+      place: a flag, or a file and its line.
+      error: what was wrong there.
+    """
+    return ValueError(f"{place}: {error}")
+
+
+def renamed(error: ValueError, name: str) -> ValueError:
+    """Returns, to be raised, the same error about another name, such as the flag."""
+    return ValueError(f"{name}: {str(error).partition(': ')[2]}")
 
 
 def did_you_mean(value: str, choices: Iterable[str]) -> str:

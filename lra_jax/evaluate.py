@@ -19,6 +19,9 @@ class EvaluateConfig:
     """Split to score."""
     checkpoint: Literal["best", "last"] = "best"
     """best: best on validation. last: the newest."""
+    allow_code: bool = False
+    """Import and call the attention function, package.module:function, that the run's
+    config.json names. It is code: say so only of a directory that you trust."""
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -50,7 +53,7 @@ def run(config: EvaluateConfig) -> dict[str, Any]:
     """
     from lra_jax.training.restore import open_run
 
-    trainer = open_run(config.workdir)
+    trainer = open_run(config.workdir, config.allow_code)
     with contextlib.closing(trainer.checkpoints) as checkpoints:
         params, step = checkpoints.load_params(config.checkpoint, trainer.state)
         means = trainer.evaluate(params, config.split)

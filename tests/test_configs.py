@@ -280,8 +280,10 @@ def test_names_of_runs():
     ],
 )
 def test_settings_that_cannot_work(changes, message):
+    task, config = tasks.get_task("listops"), get_preset().replace(**changes)
     with pytest.raises(ValueError, match=message):
-        tasks.get_task("listops").check(get_preset().replace(**changes))
+        task.check(config)
+        task.check_on_devices(config)
 
 
 @pytest.mark.parametrize(

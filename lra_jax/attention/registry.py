@@ -288,6 +288,11 @@ def resolve(spec: "str | Callable[..., Any] | Mechanism") -> Mechanism:
 def _foreign(function: Callable[..., Any], name: str | None = None) -> Mechanism:
     module = getattr(function, "__module__", None) or ""
     own_name = getattr(function, "__qualname__", type(function).__name__)
+    try:
+        inspect.signature(function).bind_partial("query", "key", "value")
+    except (TypeError, ValueError) as error:
+        wanted = f"{name or own_name!r} to take (query, key, value, ...)"
+        raise expected("attention", wanted, error) from error
     for mechanism in MECHANISMS.values():
         if (module, own_name) == (mechanism.module, f"{mechanism.name}_attention"):
             return mechanism
@@ -305,7 +310,7 @@ def _load(spec: str) -> Callable[..., Any]:
         raise expected("attention", "'package.module:function'", f"{spec!r}")
     try:
         found = importlib.import_module(path)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         wanted = f"a module that imports before ':' in {spec!r}"
         got = f"{type(error).__name__}: {error}"
         raise expected("attention", wanted, got) from error

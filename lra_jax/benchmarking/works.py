@@ -71,7 +71,7 @@ def find(text: str) -> tuple[registry.Mechanism, dict[str, Any]]:
         )
     else:
         mechanism = registry.resolve(name)
-    parsed = parse_options(options)
+    parsed = parse_options(options, "--attention")
     if name == "softmax":
         # The baseline of the papers forms its matrix at every length.
         parsed = {"implementation": "dense"} | parsed

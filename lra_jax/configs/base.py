@@ -13,7 +13,7 @@ import json
 from typing import Any, Literal, Self
 
 from lra_jax.configs.registry import find_task
-from lra_jax.errors import expected, not_negative, positive
+from lra_jax.errors import check_types, expected, not_negative, positive
 
 Schedule = Literal["cosine", "lra", "lra_cosine", "linear", "constant", "trapezoid"]
 Dtype = Literal["float32", "bfloat16"]
@@ -232,16 +232,29 @@ class Config:
         """Inverse of :meth:`to_dict`; the task decides what ``data`` holds.
 
         Raises:
-          ValueError: on a field that this version, or the task, does not know.
+          ValueError: on a field that this version, or the task, does not know, or a
+            value of another type.
         """
+        wanted = "the fields of this version's Config"
         try:
             own = find_task(values["task"]).data
             parts = {"train": TrainConfig, "model": ModelConfig, "data": own}
             nested = {name: kind(**values[name]) for name, kind in parts.items()}
-            return cls(**{**values, **nested})
+            config = cls(**{**values, **nested})
         except (KeyError, TypeError) as error:
-            wanted = "the fields of this version's Config"
             raise expected("config", wanted, error) from error
+        config.check_types()
+        return config
+
+    def check_types(self) -> None:
+        """Refuses values that no command line would let pass.
+
+        Raises:
+          ValueError: one is not of its field's type, with the flag.
+        """
+        check_types(self, "--")
+        for part in ("train", "model", "data"):
+            check_types(getattr(self, part), f"--{part}.")
 
     def identity(self) -> dict[str, Any]:
         """Flat ``{"train.steps": ...}`` of the fields on which results depend."""

@@ -38,15 +38,17 @@ class LengthWarmup:
         limits = (buckets[-1], *(length for length, _ in self.stages))
         return {min(bucket, limit) for bucket in buckets for limit in limits}
 
-    def work(self, lengths: np.ndarray, num_steps: int) -> np.ndarray:
-        """Tokens of an average example in all steps before each, `[num_steps + 1]`.
+    def work(self, lengths: np.ndarray, step: int) -> float:
+        """Tokens of an average example in all steps before one.
 
         ``lengths`` are those of the training examples.
         """
-        tokens = np.full(num_steps, lengths.mean())
-        for length, end in reversed(self.stages):
-            tokens[:end] = np.minimum(lengths, length).mean()
-        return np.concatenate([[0.0], np.cumsum(tokens)])
+        total, begun = 0.0, 0
+        for length, end in (*self.stages, (lengths.max(), step)):
+            steps = max(min(end, step) - begun, 0)
+            total += steps * float(np.minimum(lengths, length).mean())
+            begun += steps
+        return total
 
     @classmethod
     def parse(cls, text: str, num_steps: int) -> Self:

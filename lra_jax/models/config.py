@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from lra_jax.attention import registry
 from lra_jax.attention.inputs import check_size
-from lra_jax.errors import check_choices, expected
+from lra_jax.errors import check_types, expected, within
 from lra_jax.models.layers import check_even, check_rate
 from lra_jax.models.options import named, split_options
 from lra_jax.models.product_keys import memory_sizes
@@ -219,11 +219,14 @@ class EncoderConfig:
     def __post_init__(self):
         _keep(self, options=_frozen(self.options))
         _keep(self, mlp_options=_frozen(self.mlp_options))
-        check_choices(self)
         _check_sizes(self, "num_layers", "embed_dim", "mlp_dim", "max_length")
+        check_types(self)
         check_rate("dropout", self.dropout)
         if self.mlp == "product_key":
-            memory_sizes(dict(self.mlp_options or ()))
+            try:
+                memory_sizes(dict(self.mlp_options or ()))
+            except ValueError as error:
+                raise within("mlp_options", error) from error
         elif self.mlp_options:
             got = ", ".join(dict(self.mlp_options))
             raise expected("mlp_options", f"none for mlp={self.mlp!r}", got)

@@ -1,15 +1,20 @@
 """Finds mistakes in a config before data are made or anything compiles."""
 
-import functools
+import dataclasses
 from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
 
 from lra_jax.attention import registry
 from lra_jax.attention.sharded.sequence import sequence_parallel
 from lra_jax.configs import Config, TrainConfig
 from lra_jax.data.length_warmup import LengthWarmup
-from lra_jax.errors import check_choices, expected, not_negative, positive
-from lra_jax.models import EncoderConfig
+from lra_jax.errors import expected, not_negative, positive, renamed, within
+from lra_jax.models import AttentionConfig, MultiHeadAttention
 from lra_jax.tasks.encoder import encoder_config
+from lra_jax.tasks.memory import check_memory
 from lra_jax.tasks.task import Task
 
 
@@ -26,8 +31,7 @@ def check_config(config: Config, task: Task) -> None:
     if type(config.data) is not task.data:
         got = type(config.data).__name__
         raise expected("--data", f"{task.data.__name__} for --task={task.name}", got)
-    for part in ("train", "model", "data"):  # No command line let these pass.
-        check_choices(getattr(config, part), f"--{part}.")
+    config.check_types()
     if config.workdir == "":
         raise expected("--workdir", "a folder", "''")
     _check_ranges(config)
@@ -37,27 +41,64 @@ def check_config(config: Config, task: Task) -> None:
         _refuse_images(config)
     _check_lengths(config, task)
     _check_devices(config)
-    encoder = encoder_config(config, task.image_shape)
-    _check_implementation(config, encoder)
+    encoder_config(config, task.image_shape)
 
 
-def _check_implementation(config: Config, encoder: EncoderConfig) -> None:
-    """Refuses kernels that this machine, the model's sizes or options cannot have."""
-    layer = encoder.attention(0)
-    if not layer.mechanism.kernels:
-        return
-    for block in encoder.block_options:
-        if "implementation" not in block:
-            continue
-        import jax
+def check_on_devices(config: Config, task: Task) -> None:
+    """Refuses sizes that the devices cannot hold, and an attention that fails on the
+    shapes of the run, by tracing it.
 
-        shape = (1, encoder.max_length, layer.num_heads, layer.widths.head_dim)
-        array: Any = jax.ShapeDtypeStruct(shape, config.train.dtype)
-        call = functools.partial(layer.mechanism.attention, **block)
-        try:
-            jax.eval_shape(call, array, array, array)
-        except ValueError as error:
-            raise ValueError(f"--model.attention_options: {error}") from error
+    Args:
+      config: the run, of which `check_config` found nothing wrong.
+      task: its task.
+
+    Raises:
+      ValueError: sizes beyond the memory, options that do not fit, kernels that this
+        machine does not have, or whatever a function from outside raises or returns
+        that is no attention.
+    """
+    # On one device: whether the devices divide the sequence is for the trainer to say.
+    encoder = encoder_config(config.replace(train={"seq_devices": 1}), task.image_shape)
+    length = min(encoder.max_length, config.data.longest or encoder.max_length)
+    check_memory(config.train, encoder, length)
+    traced = []
+    for index, options in enumerate(encoder.block_options):
+        if options not in traced:
+            traced.append(options)
+            _trace(config.attention, encoder.attention(index), length)
+
+
+def _trace(attention: str, config: AttentionConfig, length: int) -> None:
+    """Traces a layer and its gradient, on two sequences."""
+    # Alone: without the arrays and the memory of a layer before it.
+    alone = {"own_parameters": True, "takes_memory": False, "gives_memory": False}
+    config = dataclasses.replace(config, **alone)
+    shape = (2, length, config.in_features)
+
+    def total(inputs: jax.Array, mask: jax.Array) -> jax.Array:
+        layer = MultiHeadAttention(config=config, rngs=nnx.Rngs(0))
+        return layer(inputs, mask=mask).astype(jnp.float32).sum()
+
+    inputs: Any = jax.ShapeDtypeStruct(shape, config.dtype)
+    mask: Any = jax.ShapeDtypeStruct(shape[:2], bool)
+    try:
+        jax.eval_shape(jax.grad(total), inputs, mask)
+    except ValueError as error:
+        name, colon, _ = str(error).partition(": expected ")
+        if not colon:
+            raise _broken(attention, error) from error
+        given = name in dict(config.options or ())
+        flag = "--model.attention_options" if given else "--attention"
+        raise within(flag, error) from error
+    # A function from outside can raise anything; ours raise ValueError alone.
+    except Exception as error:
+        raise _broken(attention, error) from error
+
+
+def _broken(attention: str, error: Exception) -> ValueError:
+    first = str(error).strip().partition("\n")[0]
+    wanted = f"{attention!r} to map query, key and value to [B, T, N, Hv] arrays"
+    return expected("--attention", wanted, f"{type(error).__name__}: {first}")
 
 
 def _check_devices(config: Config) -> None:
@@ -98,7 +139,7 @@ def _check_length_warmup(train: TrainConfig, task: Task) -> None:
     try:
         LengthWarmup.parse(train.length_warmup, train.steps)
     except ValueError as error:
-        raise ValueError(f"--train.{error}") from error
+        raise renamed(error, "--train.length_warmup") from error
     if train.length_warmup and task.image_shape is not None:
         wanted = "nothing for images, which stay whole"
         raise expected("--train.length_warmup", wanted, repr(train.length_warmup))
@@ -133,6 +174,9 @@ def _check_ranges(config: Config) -> None:
     for name in _NOT_NEGATIVE_TRAIN:
         not_negative(f"--train.{name}", getattr(config.train, name))
     not_negative("--seed", config.seed)
+    if config.model.num_layers > _MOST_LAYERS:
+        wanted = f"at most {_MOST_LAYERS}"
+        raise expected("--model.num_layers", wanted, config.model.num_layers)
     shares = {
         "model.dropout": config.model.dropout,
         "train.adam_b1": config.train.adam_b1,
@@ -153,4 +197,6 @@ _POSITIVE = {
         "embed_std",
     ),
 }
+# As many as anybody has trained: DeepNet, arXiv:2203.00555.
+_MOST_LAYERS = 1000
 _NOT_NEGATIVE_TRAIN = ("warmup", "weight_decay", "clip_norm")

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from lra_jax.attention.sharded.sequence import sequence_parallel
 from lra_jax.configs import Config
-from lra_jax.errors import expected
+from lra_jax.errors import expected, renamed, within
 from lra_jax.models import EncoderConfig
 
 
@@ -22,11 +22,13 @@ def encoder_config(
     try:
         return _encoder_config(config, image_shape)
     except ValueError as error:
-        name, colon, rest = str(error).partition(":")
-        if name not in _FLAGS:
+        name = str(error).partition(":")[0]
+        if name.startswith("--"):
             raise
-        rest = rest.replace("qkv_features", _FLAGS["qkv_features"])
-        raise ValueError(f"{_FLAGS[name]}{colon}{rest}") from None
+        if name not in _FLAGS:  # An option of the mechanism.
+            raise within("--model.attention_options", error) from error
+        words = str(error).replace("qkv_features", _FLAGS["qkv_features"])
+        raise renamed(ValueError(words), _FLAGS[name]) from error
 
 
 def _encoder_config(
@@ -40,7 +42,7 @@ def _encoder_config(
         qkv_features=model.qkv_dim,
         mlp_dim=model.mlp_dim,
         mlp=model.mlp,
-        mlp_options=parse_options(model.mlp_options, "mlp_options"),
+        mlp_options=parse_options(model.mlp_options, "--model.mlp_options"),
         max_length=model.max_length,
         mechanism=(
             mechanism if config.train.seq_devices == 1 else sequence_parallel(mechanism)
@@ -63,30 +65,41 @@ _FLAGS = {
         *("num_layers", "embed_dim", "num_heads", "mlp_dim", "mlp", "mlp_options"),
         *("max_length", "inputs", "positions", "dropout"),
     )
-} | {"qkv_features": "--model.qkv_dim", "rotary": "--model.positions=rotary"}
+} | {
+    "attention": "--attention",
+    "qkv_features": "--model.qkv_dim",
+    "rotary": "--model.positions=rotary",
+}
 
 
-def parse_options(text: str, field: str = "attention_options") -> dict[str, Any]:
+def parse_options(text: str, flag: str = "--model.attention_options") -> dict[str, Any]:
     """``"clip=5,sharing=none"`` to ``{"clip": 5, "sharing": "none"}``.
 
     Values are Python literals where they read as one (5, 0.1, None, True) and strings
     otherwise. ``features=256/128`` is a tuple, one value for each block of the model.
+    ``flag`` is the error's name.
 
     Raises:
-      ValueError: a part without ``=``.
+      ValueError: a part without ``=``, or a name that comes twice.
     """
     options: dict[str, Any] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, equals, value = part.partition("=")
         if not equals or not name.strip():
-            raise expected(f"--model.{field}", "name=value,...", repr(part))
+            raise expected(flag, "name=value,...", repr(part))
+        if name.strip() in options:
+            got = f"{name.strip()!r} twice"
+            raise expected(flag, "each option once", got)
         values = [_literal(v.strip()) for v in value.split("/")]
         options[name.strip()] = tuple(values) if len(values) > 1 else values[0]
     return options
 
 
 def _literal(text: str) -> Any:
+    """The number, boolean or None that a text reads as, or the text itself."""
     try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+        value = ast.literal_eval(text)
+    # The last two: of thousands of brackets.
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return text
+    return value if isinstance(value, bool | int | float | None) else text

@@ -88,6 +88,17 @@ class Task:
         """
         pkgutil.resolve_name("lra_jax.tasks.checks:check_config")(config, self)
 
+    def check_on_devices(self, config: Config) -> None:
+        """Refuses an attention that fails on the shapes of the run, by tracing it, and
+        sizes that the devices cannot hold.
+
+        Processes of one run must have met before.
+
+        Raises:
+          ValueError: with the flag, what was expected and what was given.
+        """
+        pkgutil.resolve_name("lra_jax.tasks.checks:check_on_devices")(config, self)
+
     @property
     def make_model(self) -> Callable[..., Any]:
         """``(config, dataset, rngs) -> nnx.Module``."""

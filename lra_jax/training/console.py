@@ -3,10 +3,9 @@
 import collections
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Self
 
-import numpy as np
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -39,15 +38,15 @@ class RunConsole:
 
     Attributes:
       start: the step that this process goes on from; set it before entering.
-      work: what all steps before each one cost together, `[steps + 1]`, in any unit:
-        the time left goes by it. Steps cost the same unless set.
+      work: what all steps before a given one cost together, in any unit: the time left
+        goes by it. Steps cost the same unless set.
     """
 
     def __init__(self, steps: int, quiet: bool = False):
         self._console = Console(quiet=quiet, highlight=False, soft_wrap=True)
         self._steps = steps
         self.start = 0
-        self.work: Sequence[float] | np.ndarray = range(steps + 1)
+        self.work: Callable[[int], float] = float
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -90,8 +89,8 @@ class RunConsole:
         """Reports training metrics."""
         self._marks.append((step, time.perf_counter()))
         (first, begun), (_, now) = self._marks[0], self._marks[-1]
-        done = float(self.work[step] - self.work[first])
-        rest = float(self.work[self._steps] - self.work[step])
+        done = self.work(step) - self.work(first)
+        rest = self.work(self._steps) - self.work(step)
         left = (now - begun) / done * rest if done else 0.0
         figures = (
             f"loss {loss:.4f}  accuracy {100 * accuracy:5.2f} %  "

@@ -1,6 +1,7 @@
 """The training loop: one for every task and mechanism."""
 
 import contextlib
+import functools
 import math
 import time
 from collections.abc import Iterable, Iterator
@@ -84,7 +85,8 @@ class Trainer:
       config: the run.
       task: what to train on.
       dataset: its prepared data.
-      workdir: the run directory, which exists.
+      workdir: the run directory; nothing is read or written there before
+        `checkpoints` is first used.
       training: False to evaluate only: asks for no space, and touches nothing in a
         directory in which another process may be training.
 
@@ -105,6 +107,7 @@ class Trainer:
         self.task = task
         self.dataset = dataset
         self.workdir = workdir
+        self._training = training
         self.buckets = pipeline.bucket_lengths(dataset, config.data.buckets)
         self.mesh = self._make_mesh()
         self._shard = sharding.data_shard(self.mesh)
@@ -114,11 +117,6 @@ class Trainer:
         graphdef, params = nnx.split(model, (nnx.Param, Buffer))
         trained = nnx.filter_state(params, nnx.Param)
         self.num_parameters = sum(x.size for x in jax.tree.leaves(trained))
-        if training:
-            # Parameters and two moments, three times while a checkpoint replaces the
-            # older of two; the best parameters, twice.
-            arrays = 3 * 3 + 2
-            check_space(workdir, arrays * 4 * self.num_parameters + 10_000_000)
         state = init_state(params, optimizer)
         self.state: TrainState = sharding.replicate(self.mesh, state)
         self.progress = Progress()
@@ -130,7 +128,6 @@ class Trainer:
         self.train_step = sharding.under_mesh(self.mesh, train_step)
         eval_step = make_eval_step(task, graphdef, shapes=len(self.buckets))
         self.eval_step = sharding.under_mesh(self.mesh, eval_step)
-        self.checkpoints = Checkpoints(workdir, clean=training)
         self.data = pipeline.train_iterator(
             dataset,
             batch_size=train.batch_size,
@@ -140,6 +137,20 @@ class Trainer:
             length_warmup=train.length_warmup,
             shard=self._shard,
         )
+
+    @functools.cached_property
+    def checkpoints(self) -> Checkpoints:
+        """Those in the run directory, which by now exists.
+
+        Raises:
+          ValueError: there is no space for them.
+        """
+        if self._training:
+            # Parameters and two moments, three times while a checkpoint replaces the
+            # older of two; the best parameters, twice.
+            arrays = 3 * 3 + 2
+            check_space(self.workdir, arrays * 4 * self.num_parameters + 10_000_000)
+        return Checkpoints(self.workdir, clean=self._training)
 
     @property
     def step(self) -> int:

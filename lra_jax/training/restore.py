@@ -13,6 +13,7 @@ from flax import nnx
 from lra_jax.configs import Config
 from lra_jax.data import pipeline
 from lra_jax.data.dataset import SequenceDataset
+from lra_jax.errors import expected
 from lra_jax.models import Buffer
 from lra_jax.tasks import Task, get_task
 from lra_jax.training.loop import Trainer
@@ -50,33 +51,49 @@ class SavedRun(NamedTuple):
         return self.task.loss(self.model, arrays, None)
 
 
-def open_run(workdir: str) -> Trainer:
+def open_run(workdir: str, allow_code: bool = False) -> Trainer:
     """A run to look at: its trainer, which touches nothing in the directory.
 
     Prepares the data of the run if they are gone.
 
+    Args:
+      workdir: the run directory.
+      allow_code: import and call an attention function that ``config.json`` names as
+        ``package.module:function``. Whoever wrote that file chose the function.
+
     Raises:
-      ValueError: it is no run directory, or its data have changed.
+      ValueError: it is no run directory, its settings cannot work, it names a function
+        that is not allowed, or its data have changed.
     """
     folder = Path(workdir).expanduser()
     config, fingerprint = read_config(folder)
+    if ":" in config.attention and not allow_code:
+        wanted = f"True to import what {folder / 'config.json'} names"
+        got = f"False, and attention {config.attention!r}"
+        raise expected("--allow-code", wanted, got)
     if config.train.seq_devices > jax.device_count():
         # The same scores; a machine with fewer devices need not split sequences.
         config = config.replace(train={"seq_devices": 1})
     task = get_task(config.task)
+    task.check(config)
+    task.check_on_devices(config)
     dataset = task.prepare(config.data)
     if dataset.fingerprint != fingerprint:
         raise other_data(folder, fingerprint, dataset.fingerprint)
     return Trainer(config, task, dataset, folder, training=False)
 
 
-def load_run(workdir: str, checkpoint: Literal["best", "last"] = "best") -> SavedRun:
-    """Loads a checkpoint of a run.
+def load_run(
+    workdir: str,
+    checkpoint: Literal["best", "last"] = "best",
+    allow_code: bool = False,
+) -> SavedRun:
+    """Loads a checkpoint of a run; ``allow_code`` as in :func:`open_run`.
 
     Raises:
       ValueError: as :func:`open_run`, or the run has no checkpoint.
     """
-    trainer = open_run(workdir)
+    trainer = open_run(workdir, allow_code)
     with contextlib.closing(trainer.checkpoints) as checkpoints:
         params, step = checkpoints.load_params(checkpoint, trainer.state)
     config, task, dataset = trainer.config, trainer.task, trainer.dataset

@@ -1,6 +1,7 @@
 """A whole run: checks, data, run directory, training, final scores."""
 
 import contextlib
+import functools
 import importlib.metadata
 import os
 import platform
@@ -12,7 +13,6 @@ from pathlib import Path
 from typing import Any, Self
 
 import jax
-import numpy as np
 
 import lra_jax
 from lra_jax.configs import Config, get_preset
@@ -51,14 +51,16 @@ class Session:
         make_schedule(config.train)
         self.workdir = default_workdir(config)
         hosts.connect(config)
+        self.task.check_on_devices(config)
         quiet = quiet or not hosts.is_writer()
         self.console = RunConsole(config.train.steps, quiet=quiet)
         with contextlib.ExitStack() as stack:
             self.dataset = hosts.writer_first(lambda: self.task.prepare(config.data))
+            # Before the directory is claimed, so that a config which fails leaves none.
+            self.trainer = Trainer(config, self.task, self.dataset, self.workdir)
             hosts.writer_first(lambda: self._claim(stack))
             self.result = workdirs.read_result(self.workdir)
             read_metrics(self.workdir)
-            self.trainer = Trainer(config, self.task, self.dataset, self.workdir)
             stack.callback(self.trainer.checkpoints.close)
             if self.result is None:
                 self.console.start = self.trainer.restore()
@@ -76,7 +78,11 @@ class Session:
         if result is not None:
             self.console.line(f"finished before, in {self.workdir}:")
         else:
-            self.console.work = self._work()
+            train = self.config.train
+            warmup = LengthWarmup.parse(train.length_warmup, train.steps)
+            # Shorter sequences make quicker steps.
+            lengths = self.dataset.lengths("train")
+            self.console.work = functools.partial(warmup.work, lengths)
             self.console.facts(self._facts())
             if self.console.start:
                 self.console.line(f"going on from step {self.console.start}")
@@ -87,12 +93,6 @@ class Session:
                 write_json(self.workdir / "result.json", result)
         show_result(self.console, self.task, self.config, result)
         return result
-
-    def _work(self) -> np.ndarray:
-        """Shorter sequences make quicker steps."""
-        train = self.config.train
-        warmup = LengthWarmup.parse(train.length_warmup, train.steps)
-        return warmup.work(self.dataset.lengths("train"), train.steps)
 
     def _name_lost_metrics(self) -> None:
         """Says which reports are missing in ``metrics.jsonl``."""

@@ -29,8 +29,9 @@ def test_work_counts_the_tokens_of_each_step():
     warmup = LengthWarmup.parse("2:0.25,5:0.5", 8)
     assert warmup.limit(3) == 5
     tokens = [2, 2, 11 / 3, 11 / 3, 5, 5, 5, 5]
-    np.testing.assert_allclose(np.diff(warmup.work(lengths, 8)), tokens)
-    np.testing.assert_array_equal(LengthWarmup().work(lengths, 3), [0, 5, 10, 15])
+    before = [warmup.work(lengths, step) for step in range(9)]
+    np.testing.assert_allclose(np.diff(before, prepend=0), [0, *tokens])
+    assert [LengthWarmup().work(lengths, step) for step in range(4)] == [0, 5, 10, 15]
 
 
 @pytest.mark.parametrize(

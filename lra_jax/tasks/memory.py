@@ -1,0 +1,70 @@
+"""Refuses a run that cannot fit into the memory, before anything is allocated."""
+
+import dataclasses
+import os
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from lra_jax.configs import TrainConfig
+from lra_jax.errors import expected
+from lra_jax.models import EncoderConfig, TransformerEncoder
+
+_FLOAT32 = 4
+
+
+def check_memory(train: TrainConfig, encoder: EncoderConfig, length: int) -> None:
+    """Refuses parameters or batches that are larger than all memory.
+
+    The parameters count with their gradient and the two moments of AdamW, as if all
+    blocks had the first one's options; of the activations a single array counts. So a
+    run that passes may still need too much.
+
+    Args:
+      train: batch sizes and dtype.
+      encoder: the model, whose shapes are found by tracing.
+      length: most tokens of a sequence.
+
+    Raises:
+      ValueError: with the flags, the memory there is, and what is needed.
+    """
+    device, total = memory()
+    one, two = _parameters(encoder, 1), _parameters(encoder, 2)
+    count = one + (encoder.num_layers - 1) * (two - one)
+    _check(
+        "--model.num_layers, --model.embed_dim and the other sizes",
+        "parameters, their gradient and two moments",
+        4 * _FLOAT32 * count,
+        device,
+    )
+    width = encoder.embed_dim * jnp.dtype(train.dtype).itemsize
+    for name in ("batch_size", "eval_batch_size"):
+        needed = getattr(train, name) * length * width
+        _check(f"--train.{name}", "activations", needed, total)
+
+
+def _parameters(encoder: EncoderConfig, num_layers: int) -> int:
+    """The parameters of the encoder with so many blocks, found by tracing."""
+    encoder = dataclasses.replace(
+        encoder, num_layers=num_layers, options=encoder.block_options[0]
+    )
+    model = nnx.eval_shape(
+        lambda: TransformerEncoder(1, config=encoder, rngs=nnx.Rngs(params=0))
+    )
+    return sum(x.size for x in jax.tree.leaves(nnx.state(model, nnx.Param)))
+
+
+def memory() -> tuple[int, int]:
+    """Bytes of a device's memory, and of all devices'; a CPU's devices share theirs."""
+    limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
+    if limit is not None:
+        return limit, limit * jax.device_count()
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return machine, machine * jax.process_count()
+
+
+def _check(flag: str, what: str, needed: int, limit: int) -> None:
+    if needed > limit:
+        wanted = f"{what} of at most {limit / 1e9:.1f} GB, the memory"
+        raise expected(flag, wanted, f"{needed / 1e9:.1f} GB")
