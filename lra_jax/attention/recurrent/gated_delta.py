@@ -13,6 +13,12 @@ that without ``is_causal``, and O(T H) memory; a stream holds one state `[H, Hv]
 each head. The chunked form and what it is without ``is_causal``:
 `lra_jax.attention.recurrent.recurrence`.
 
+``beta_range=2`` doubles the share, so that the factor of the state has eigenvalues
+1 - 2 b in (-1, 1), in place of (0, 1): what is held under a key can be turned round and
+not only forgotten, which parity and other tracking of a state ask for (Grazzi et al.
+2024, "Unlocking State-Tracking in Linear RNNs Through Negative Eigenvalues",
+arXiv:2411.12537).
+
 Deviations: no short convolutions before the activations; the norm has no learned gain
 (the output projection can hold it); no 1 / sqrt(H), which the norm would take away; the
 decay has no factor of its own for each head beside w' and c'. Padding is exact: a
@@ -31,6 +37,7 @@ from lra_jax.attention.causal.documents import Documents
 from lra_jax.attention.causal.prefix import decayed, so_far
 from lra_jax.attention.recurrent import recurrence
 from lra_jax.attention.registry import Gate, Mechanism
+from lra_jax.errors import expected
 
 __all__ = [
     "GatedDeltaState",
@@ -70,6 +77,7 @@ def gated_delta_attention(
     *,
     segment_ids: jax.Array | None = None,
     beta: jax.Array | None = None,
+    beta_range: float = 1.0,
     log_decay: jax.Array | None = None,
     gate: jax.Array | None = None,
     feature_map: feature_maps.FeatureMap = "silu",
@@ -86,6 +94,8 @@ def gated_delta_attention(
       is_causal: position i sees keys 0..i only; otherwise the recurrence runs from both
         ends.
       beta: b, in (0, 1), `[B, T, N]`; its heads may be a divisor of N. None = 1.
+      beta_range: a factor of beta in (0, 2]. Beyond 1 what the state holds under a key
+        can change its sign.
       log_decay: log(a), not positive, likewise. None = no decay.
       gate: g, `[B, T, N, Hv]`; None = 1.
       feature_map: phi, by name or as a function with phi(0) = 0.
@@ -110,6 +120,7 @@ def gated_delta_attention(
         state=None,
         segment_ids=segment_ids,
         beta=beta,
+        beta_range=beta_range,
         log_decay=log_decay,
         gate=gate,
         feature_map=feature_map,
@@ -137,6 +148,7 @@ def gated_delta_prefill(
     state: GatedDeltaState | None = None,
     segment_ids: jax.Array | None = None,
     beta: jax.Array | None = None,
+    beta_range: float = 1.0,
     log_decay: jax.Array | None = None,
     gate: jax.Array | None = None,
     feature_map: feature_maps.FeatureMap = "silu",
@@ -167,6 +179,7 @@ def gated_delta_prefill(
         state=state,
         segment_ids=segment_ids,
         beta=beta,
+        beta_range=beta_range,
         log_decay=log_decay,
         gate=gate,
         feature_map=feature_map,
@@ -191,6 +204,7 @@ def _run(
     state: GatedDeltaState | None,
     segment_ids: jax.Array | None,
     beta: jax.Array | None,
+    beta_range: float,
     log_decay: jax.Array | None,
     gate: jax.Array | None,
     feature_map: feature_maps.FeatureMap,
@@ -202,12 +216,15 @@ def _run(
     inputs.check_inputs(query, key, value, is_causal)
     inputs.check_self(query, key, "delta-rule")
     feature_maps.check_norm(norm)
+    if not 0 < beta_range <= 2:
+        raise expected("beta_range", "a number in (0, 2]", beta_range)
     recurrence.check_gate("beta", beta, query)
     recurrence.check_gate("log_decay", log_decay, query)
     rows = packed.packed(segment_ids, query, key)
     mask = inputs.padding_mask(mask, query.shape[0], query.shape[1])
     dtype, asked = recurrence.dtype_of(state, query, key, value), query
     query, key, phi = feature_maps.given(query, key, feature_map, dtype, mask)
+    beta = None if beta is None else beta * beta_range
     options = feature_maps.Options(phi, dtype, precision)
     out, state = recurrence.recur(
         engine.Form(_prepared, _segment, options),

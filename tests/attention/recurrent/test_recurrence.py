@@ -58,16 +58,31 @@ def drawn(name: str, strength: float) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("strength", [0.1, 100.0])
-@pytest.mark.parametrize("name", RECURRENT)
-def test_float32_over_many_chunks_is_the_loop_in_float64(name, strength) -> None:
-    """Values and gradients, for slow decays and for some that vanish in a chunk."""
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        *((name, {}) for name in RECURRENT),
+        ("delta", {"beta_range": 2.0}),
+        ("gated_delta", {"beta_range": 2.0}),
+    ],
+)
+def test_float32_over_many_chunks_is_the_loop_in_float64(
+    name, options, strength
+) -> None:
+    """Values and gradients, for slow decays and for some that vanish in a chunk, and
+    for shares of up to 2."""
     arrays = drawn(name, strength)
 
     def ours(arrays: dict[str, jax.Array]) -> jax.Array:
         given = {part: x[None] for part, x in arrays.items()}
         q, k, v = (given.pop(part) for part in "qkv")
         call = getattr(attention, f"{name}_attention")
-        return call(q, k, v, is_causal=True, **given)[0]
+        return call(q, k, v, is_causal=True, **given, **options)[0]
+
+    def loop(arrays: dict[str, jax.Array]) -> jax.Array:
+        if options:
+            arrays = arrays | {"beta": arrays["beta"] * options["beta_range"]}
+        return naive(name, arrays)
 
     def both(function: Any, arrays: dict[str, jax.Array]) -> tuple:
         out, pullback = jax.vjp(function, arrays)
@@ -76,7 +91,6 @@ def test_float32_over_many_chunks_is_the_loop_in_float64(name, strength) -> None
     got = fast_jit(functools.partial(both, ours))(arrays)
     with jax.enable_x64(True):
         exact = {part: x.astype("float64") for part, x in arrays.items()}
-        loop = functools.partial(naive, name)
         wanted = fast_jit(functools.partial(both, loop))(exact)
         wanted = jax.tree.map(np.asarray, wanted)
     assert_close(got[0], wanted[0], 1e-4)
@@ -108,6 +122,27 @@ def test_the_delta_rule_replaces_what_a_key_held() -> None:
     k[:, 1] = k[:, 0] = np.abs(k[:, 0]) + 1
     out = attention.delta_attention(k, k, v, is_causal=True, norm=None)
     assert_close(out, v, 1e-5)
+
+
+@pytest.mark.parametrize("name", ["delta", "gated_delta"])
+def test_a_share_of_two_turns_the_state_round(name: str) -> None:
+    """An empty value under the key of the first: its sign tells odd from even."""
+    key = np.ones((1, 9, 1, 4), "float32")
+    value = np.zeros((1, 9, 1, 1), "float32")
+    value[:, 0] = 1
+    beta = np.ones((1, 9, 1), "float32")
+    options = {"beta_range": 2.0, "norm": None}
+    call = getattr(attention, f"{name}_attention")
+    out = call(key, key, value, is_causal=True, beta=beta, **options)
+    signs = np.where(np.arange(9) % 2, -2, 2).astype("float32")
+    assert_close(np.asarray(out)[0, :, 0, 0], signs, 1e-5)
+    state = getattr(attention, f"{name}_init")(1, 1, 4, 1, **options)
+    for t in range(3):
+        step = getattr(attention, f"{name}_step")
+        row, state = step(
+            state, key[:, t], key[:, t], value[:, t], beta=beta[:, t], **options
+        )
+        assert_close(row[0, 0, 0], signs[t], 1e-5)
 
 
 @pytest.mark.parametrize("name", ["gla", "gated_delta"])
@@ -163,6 +198,7 @@ X = inputs(7)[0]
         ("gla", {"norm": "batch"}, ("norm: expected 'rms', 'layer'", "'batch'")),
         ("delta", {"beta": X}, ("beta: expected [B, T, N]=(2, 7, 1|2)", "2, 4)")),
         ("delta", {"beta": X[:, :, :0, 0]}, ("beta: expected", "(2, 7, 0)")),
+        ("delta", {"beta_range": 3}, ("beta_range: expected", "(0, 2], got 3")),
         ("gated_delta", {"log_decay": X}, ("log_decay: expected", "(2, 7, 2, 4)")),
         ("gated_delta", {"feature_map": "gelu"}, ("feature_map: expected", "'gelu'")),
     ],
