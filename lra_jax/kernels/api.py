@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from lra_jax.errors import known
 from lra_jax.kernels.selection import Target, highest
-from lra_jax.kernels.spec import MAPS, FeatureMap, FlowSpec, Form, Spec
+from lra_jax.kernels.spec import MAPS, FeatureMap, FlowSpec, Form, Inputs, Spec
 
 # Positions of a chunk and of a block. A TPU's matrix unit is 128 wide, and a step of
 # its grid costs as much as reading some 100 KB. A block of a GPU is a segment: as few
@@ -76,7 +76,7 @@ def attend(
     if mask is not None:
         mask = mask[:, None].astype(jnp.float32)
     scale = _scale(max_length, query.shape[0])
-    return _compiled(spec, query, key, value, (mask, scale))
+    return _compiled(spec, Inputs(query, key, value, mask, scale=scale))
 
 
 def has_flow(target: Target, is_causal: bool) -> bool:
@@ -138,8 +138,8 @@ def attend_flow(
         fitted=chunking is None,
     )
     key, value = (_matched(x, query.shape[2]) for x in (key, value))
-    rows = tuple(None if x is None else x[:, None].astype(jnp.float32) for x in masks)
-    return _compiled(spec, query, key, value, (rows,))
+    rows = (None if x is None else x[:, None].astype(jnp.float32) for x in masks)
+    return _compiled(spec, Inputs(query, key, value, *rows))
 
 
 def _given_features(
@@ -194,22 +194,17 @@ def _scale(max_length: int | jax.Array | None, batch: int) -> jax.Array:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(
-    spec: Form, query: jax.Array, key: jax.Array, value: jax.Array, others: tuple
-) -> jax.Array:
-    """``others`` have no gradient."""
-    return _kernels(spec).forward(spec, query, key, value, *others, False)[0]
+def _attend(spec: Form, given: Inputs) -> jax.Array:
+    return _kernels(spec).forward(spec, given, False)[0]
 
 
-def _forward(spec: Form, *arrays: Any) -> tuple[jax.Array, tuple]:
-    *given, others = arrays
-    out, saved = _kernels(spec).forward(spec, *given, *others, True)
-    return out, (*arrays, saved)
+def _forward(spec: Form, given: Inputs) -> tuple[jax.Array, tuple]:
+    out, saved = _kernels(spec).forward(spec, given, True)
+    return out, (given, saved)
 
 
-def _backward(spec: Form, kept: tuple, of_out: jax.Array) -> tuple:
-    *given, others, saved = kept
-    return *_kernels(spec).backward(spec, *given, *others, saved, of_out), None
+def _backward(spec: Form, kept: tuple, of_out: jax.Array) -> tuple[Inputs]:
+    return (Inputs(*_kernels(spec).backward(spec, *kept, of_out)),)
 
 
 _attend.defvjp(_forward, _backward)

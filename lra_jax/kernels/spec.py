@@ -4,6 +4,7 @@ import functools
 import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -125,6 +126,31 @@ class Spec(Form):
         if self.denominator == "add":
             return jnp.ones_like(den)
         return jnp.where(den >= self.eps, 1.0, 0.0)
+
+
+class Inputs(NamedTuple):
+    """The arrays of a call; all but the first three have no gradient.
+
+    Attributes:
+      query: `[B, T, N, H]`.
+      key: `[B, S, N, H]`.
+      value: `[B, S, N, Hv]`.
+      mask: float32 `[B, 1, S]`, 1 at real keys; None = all are.
+      query_mask: the same of the queries, `[B, 1, T]`; of Flow-Attention alone.
+      scale: the angle between neighbouring positions, float32 `[B]`; of linear
+        attention alone.
+    """
+
+    query: jax.Array
+    key: jax.Array
+    value: jax.Array
+    mask: jax.Array | None = None
+    query_mask: jax.Array | None = None
+    scale: Any = None
+
+
+Gradients = tuple[jax.Array, jax.Array, jax.Array]
+"""Of query, key and value."""
 
 
 def divisor(x: jax.Array) -> jax.Array:

@@ -15,8 +15,14 @@ from lra_jax.attention.feature_maps import FEATURE_MAPS
 from lra_jax.kernels import selection
 from lra_jax.kernels.spec import DEAD, MAPS
 
-HOPPER = AbstractDevice("NVIDIA H100 80GB HBM3", num_cores=132, platform="gpu")
 TPU = AbstractDevice(device_kind="TPU v5 lite", num_cores=1, platform="tpu")
+DEVICES = {
+    "tpu": ("tpu", TPU),
+    "gpu": (
+        "cuda",
+        AbstractDevice("NVIDIA H100 80GB HBM3", num_cores=132, platform="gpu"),
+    ),
+}
 
 
 def pallas_calls(function: Any, *arrays: Any) -> int:
@@ -98,8 +104,8 @@ def test_auto_takes_kernels_where_they_run(monkeypatch: pytest.MonkeyPatch) -> N
         assert found == [("tpu", False)]
 
 
-def lowered(target: str, device: AbstractDevice, function: Any, *arrays: Any) -> str:
-    platform = {"tpu": "tpu", "gpu": "cuda"}[target]
+def lowered(target: str, function: Any, *arrays: Any) -> str:
+    platform, device = DEVICES[target]
     mesh = AbstractMesh((1,), ("x",), abstract_device=device)
     with jax.sharding.use_abstract_mesh(mesh):
         traced = jax.jit(function).trace(*arrays)
@@ -108,45 +114,39 @@ def lowered(target: str, device: AbstractDevice, function: Any, *arrays: Any) ->
 
 @pytest.mark.parametrize("name", ["linear", "cosformer"])
 @pytest.mark.parametrize("is_causal", [True, False])
-def test_lowers_for_a_tpu(
-    name: str, is_causal: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("target", "length", "sizes"),
+    [
+        ("tpu", 300, (4, 64, 64, "bfloat16")),
+        ("tpu", 300, (2, 16, 40, "float32")),
+        ("tpu", 300, (3, 128, 256, "bfloat16")),
+        ("gpu", 600, (2, 64, 48, "bfloat16")),
+    ],
+)
+def test_lowers_without_the_device(
+    target: str,
+    length: int,
+    sizes: tuple,
+    is_causal: bool,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(selection, "_native", lambda: "tpu")
+    monkeypatch.setattr(selection, "_native", lambda: target)
     function = getattr(attention, f"{name}_attention")
-    mask = np.arange(300)[None] < 250
+    mask = np.arange(length)[None] < length - 50
 
     def loss(q, k, v):
         more = {"is_causal": is_causal, "implementation": "pallas"}
         return function(q, k, v, mask, **more).astype("float32").sum()
 
-    for heads, width, value_width, dtype in (
-        (4, 64, 64, "bfloat16"),
-        (2, 16, 40, "float32"),
-        (3, 128, 256, "bfloat16"),
-    ):
-        x = jax.ShapeDtypeStruct((1, 300, heads, width), dtype)
-        v = jax.ShapeDtypeStruct((1, 300, heads, value_width), dtype)
-        text = lowered("tpu", TPU, jax.value_and_grad(loss, (0, 1, 2)), x, x, v)
+    heads, width, value_width, dtype = sizes
+    x = jax.ShapeDtypeStruct((1, length, heads, width), dtype)
+    v = jax.ShapeDtypeStruct((1, length, heads, value_width), dtype)
+    text = lowered(target, jax.value_and_grad(loss, (0, 1, 2)), x, x, v)
+    if target == "tpu":
         assert text.count("tpu_custom_call") == (2 if is_causal else 4)
-
-
-@pytest.mark.parametrize("name", ["linear", "cosformer"])
-@pytest.mark.parametrize("is_causal", [True, False])
-def test_lowers_for_a_hopper_gpu(
-    name: str, is_causal: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(selection, "_native", lambda: "gpu")
-    function = getattr(attention, f"{name}_attention")
-    mask = np.arange(600)[None] < 550
-
-    def loss(q, k, v):
-        more = {"is_causal": is_causal, "implementation": "pallas"}
-        return function(q, k, v, mask, **more).astype("float32").sum()
-
-    x = jax.ShapeDtypeStruct((1, 600, 2, 64), "bfloat16")
-    v = jax.ShapeDtypeStruct((1, 600, 2, 48), "bfloat16")
-    text = lowered("gpu", HOPPER, jax.value_and_grad(loss, (0, 1, 2)), x, x, v)
-    assert text.count("@mosaic_gpu") == 5
+    else:
+        assert text.count("@mosaic_gpu") == 5
 
 
 @pytest.mark.parametrize("name", ["cosformer", "flow"])

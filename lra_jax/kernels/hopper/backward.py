@@ -15,7 +15,13 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from lra_jax.kernels.hopper.forward import grown, summed, values
+from lra_jax.kernels.hopper.forward import (
+    grown,
+    stage_pairs,
+    summed,
+    values,
+    walk_with_state,
+)
 from lra_jax.kernels.hopper.parts import Program, send
 
 Lines = tuple[jax.Array, jax.Array]
@@ -115,7 +121,7 @@ def _queries(program: Program, causal: int, *refs: Any) -> None:
     terms, ops = program.spec.terms, program.ops
     out, out_stage, up_stage, *stages = refs[7 + causal : -terms]
     total = refs[-terms:]
-    batch, head, segment = program.here()
+    batch, head, _ = program.here()
     states, key_stages = stages[:terms], stages[terms : 2 * terms]
     names = (*_LATER, "key", "value", "mask")
     inputs = list(zip(names, (*refs[:4], *refs[7 : 7 + causal]), strict=False))
@@ -126,17 +132,13 @@ def _queries(program: Program, causal: int, *refs: Any) -> None:
         of_den = ops.by_row(tiles["of_den"])
         after, within = state, [[] for _ in states]
         if causal:
-            valid = ops.by_row(tiles["mask"]) if "mask" in tiles else None
-            k, _ = program.features(tiles["key"], weights, valid)
-            program.stage(key_stages, k)
             program.stage(states, state)
-            value = values(program, tiles["value"], stages[-1], valid)
-            plgpu.commit_smem()
+            value = stage_pairs(program, tiles, weights, key_stages, stages[-1])
             after = grown(program, state, key_stages, value)
             of_scores = ops.product((up_stage, ops.transposed(value)))
             of_scores = of_scores + ops.down(of_den)
-            visible = ops.index(1) <= ops.index(0)
-            of_scores = jnp.where(visible, of_scores, 0.0).astype(program.dtype)
+            of_scores = jnp.where(program.seen(True), of_scores, 0.0)
+            of_scores = of_scores.astype(program.dtype)
             within = [[(of_scores, stage)] for stage in key_stages]
         else:
             plgpu.commit_smem()
@@ -154,13 +156,7 @@ def _queries(program: Program, causal: int, *refs: Any) -> None:
         send(first, [(out_stage, out)], (batch, head))
         return after
 
-    state, sums = program.read(starts[0], starts[1], segment if causal else 0)
-    program.put(total, sums)
-    if not causal:
-        program.stage(states, state)
-    plgpu.commit_smem()
-    program.walk(body, inputs, state)
-    plgpu.wait_smem_to_gmem(0)
+    walk_with_state(program, body, inputs, starts, states, total, bool(causal))
 
 
 def _pairs(program: Program, masked: int, causal: int, *refs: Any) -> None:
@@ -168,7 +164,7 @@ def _pairs(program: Program, masked: int, causal: int, *refs: Any) -> None:
     terms, ops = program.spec.terms, program.ops
     rest, total = refs[5 + masked + causal : -terms], refs[-terms:]
     of_key, of_value, key_stage, value_stage, hidden_stage, *stages = rest
-    batch, head, segment = program.here()
+    batch, head, _ = program.here()
     states, key_stages = stages[:terms], stages[terms : 2 * terms]
     query_stages = stages[2 * terms : 3 * terms]
     names = ("key", "value", *(("mask",) if masked else ()), *_LATER[:causal])
@@ -214,13 +210,7 @@ def _pairs(program: Program, masked: int, causal: int, *refs: Any) -> None:
         send(first, [(key_stage, of_key), (value_stage, of_value)], (batch, head))
         return after
 
-    state, sums = program.read(laters[0], laters[1], segment if causal else 0)
-    program.put(total, sums)
-    if not causal:
-        program.stage(states, state)
-    plgpu.commit_smem()
-    program.walk(body, inputs, state)
-    plgpu.wait_smem_to_gmem(0)
+    walk_with_state(program, body, inputs, laters, states, total, bool(causal))
 
 
 def _scores(program: Program, keys: list[Any], queries: list[Any]) -> jax.Array:
@@ -240,5 +230,4 @@ def _of_scores(
 
 
 def _upper(program: Program, pairs: jax.Array) -> jax.Array:
-    visible = program.ops.index(0) <= program.ops.index(1)
-    return jnp.where(visible, pairs, 0.0).astype(program.dtype)
+    return jnp.where(program.seen(False), pairs, 0.0).astype(program.dtype)

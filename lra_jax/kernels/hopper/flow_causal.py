@@ -28,26 +28,14 @@ from lra_jax.kernels.hopper.flow_parts import (
     Lines,
 )
 from lra_jax.kernels.hopper.ops import TILE
-from lra_jax.kernels.hopper.parts import dead, send, whole
-from lra_jax.kernels.spec import FlowSpec, divisor, running_counts
-
-Masks = tuple[jax.Array | None, jax.Array | None]
+from lra_jax.kernels.hopper.parts import cut, dead, row_products, send, whole
+from lra_jax.kernels.spec import FlowSpec, Gradients, Inputs, divisor, running_counts
 
 
-def forward(
-    spec: FlowSpec,
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    masks: Masks,
-    save: bool,
-) -> tuple[jax.Array, Any]:
-    """The output `[B, T, N, Hv]` and, if asked for, what `backward` needs.
-
-    ``masks`` are of the sources and of the sinks, `[B, 1, T]` float32.
-    """
-    length, width = query.shape[1], value.shape[3]
-    program, arrays, counts = _prepared(spec, query, key, value, masks)
+def forward(spec: FlowSpec, given: Inputs, save: bool) -> tuple[jax.Array, Any]:
+    """The output `[B, T, N, Hv]` and, if asked for, what `backward` needs."""
+    length, width = given.query.shape[1], given.value.shape[3]
+    program, arrays, counts = _prepared(spec, given)
     outputs = [program.rows()]
     outputs += [program.vectors(KEPT), program.tiles()] if save else []
     scratch = [program.tile_memory() for _ in range(5)]
@@ -59,44 +47,30 @@ def forward(
     return out, ((out, *saved) if save else ())
 
 
-def backward(
-    spec: FlowSpec,
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    masks: Masks,
-    saved: Any,
-    of_out: jax.Array,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+def backward(spec: FlowSpec, given: Inputs, saved: Any, of_out: jax.Array) -> Gradients:
     """The gradients of query, key and value."""
     out, kept, states = saved
-    program, arrays, counts = _prepared(spec, query, key, value, masks)
+    program, arrays, counts = _prepared(spec, given)
     program = dataclasses.replace(program, backward=True)
-    if masks[1] is not None:
-        of_out = jnp.where(masks[1][:, 0, :, None, None] > 0, of_out, 0)
-    both = (out.astype(jnp.float32) * of_out.astype(jnp.float32)).sum(3)
-    missing = program.shape[2] - both.shape[1]
-    through = jnp.pad(jnp.swapaxes(both, 1, 2), [(0, 0), (0, 0), (0, missing)])
+    if given.query_mask is not None:
+        of_out = jnp.where(given.query_mask[:, 0, :, None, None] > 0, of_out, 0)
+    through = row_products(out, of_out, program.shape[2])
     through = through.reshape(*kept.shape[:3], TILE)
-    given = [*arrays, whole(program.spec, of_out)]
-    found = slopes(program, given, kept, states, through, counts)
-    of_query, of_key, of_value = (
-        x[:, : query.shape[1], :, : like.shape[3]]
-        for x, like in zip(found, (query, key, value), strict=True)
-    )
-    return of_query, of_key, of_value
+    arrays = [*arrays, whole(program.spec, of_out)]
+    found = slopes(program, arrays, kept, states, through, counts)
+    return cut(found, given)
 
 
 def _prepared(
-    spec: FlowSpec, query: jax.Array, key: jax.Array, value: jax.Array, masks: Masks
+    spec: FlowSpec, given: Inputs
 ) -> tuple[FlowProgram, list[jax.Array], list[jax.Array]]:
     """The program; query, key and value; and the counts of sinks and sources `[B, T]`.
 
     Whole chunks and 64 columns, and hidden positions have features and values of zero.
     """
+    query, key, value, sources, sinks, _ = given
     batch, length, heads, width = query.shape
     spec = dataclasses.replace(spec, block=-(-length // TILE) * TILE)
-    sources, sinks = masks
     query, key = (
         x if m is None else jnp.where(m[:, 0, :, None, None] > 0, x, dead(spec))
         for x, m in ((query, sinks), (key, sources))

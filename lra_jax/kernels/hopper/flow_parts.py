@@ -86,11 +86,6 @@ class FlowProgram(Program):
         stage[...] = rounded
         return rounded, rounded.astype(jnp.float32), slope
 
-    def seen(self, rows_before: bool) -> jax.Array:
-        """Which columns are positions up to the row's own, or from it on."""
-        row, column = self.ops.index(0), self.ops.index(1)
-        return column <= row if rows_before else row <= column
-
     def summed(self, pairs: jax.Array, seen: jax.Array, stage: Any) -> jax.Array:
         """``sum_j pairs_ij weights_j`` over what is seen; ``stage``: the weights."""
         return jnp.where(seen, pairs * self.across(stage), 0.0).sum(1)

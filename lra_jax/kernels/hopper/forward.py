@@ -1,13 +1,14 @@
 """The forward kernels for Hopper GPUs."""
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from lra_jax.kernels.hopper.parts import LinearProgram, Program, send
+from lra_jax.kernels.hopper.parts import LinearProgram, Program, Terms, send
 from lra_jax.kernels.spec import plus
 
 
@@ -78,6 +79,44 @@ def summed(
     return tuple(z + term.sum(0) for z, term in zip(total, terms, strict=True))
 
 
+def stage_pairs(
+    program: Program,
+    tiles: dict[str, Any],
+    weights: Terms | None,
+    key_stages: list[Any],
+    hidden_stage: Any,
+) -> Any:
+    """Puts the terms of a chunk's keys into shared memory; the values for products."""
+    valid = program.ops.by_row(tiles["mask"]) if "mask" in tiles else None
+    terms, _ = program.features(tiles["key"], weights, valid)
+    program.stage(key_stages, terms)
+    value = values(program, tiles["value"], hidden_stage, valid)
+    plgpu.commit_smem()
+    return value
+
+
+def walk_with_state(
+    program: Program,
+    body: Any,
+    inputs: Sequence[tuple[str, Any]],
+    starts: list[Any],
+    states: Any,
+    total: Any,
+    causal: bool,
+) -> None:
+    """Walks over the chunks with the segment's state, or with the whole sums.
+
+    The total lies in shared memory, and so does the state where it does not change.
+    """
+    state, sums = program.read(starts[0], starts[1], program.here()[2] if causal else 0)
+    program.put(total, sums)
+    if not causal:
+        program.stage(states, state)
+    plgpu.commit_smem()
+    program.walk(body, inputs, state)
+    plgpu.wait_smem_to_gmem(0)
+
+
 def _sums(program: Program, masked: bool, *refs: Any) -> None:
     (key, value, scale), rest = refs[:3], refs[3 + masked :]
     state_ref, total_ref, value_stage, *stages = rest
@@ -85,12 +124,8 @@ def _sums(program: Program, masked: bool, *refs: Any) -> None:
     inputs += [("mask", refs[3])] if masked else []
 
     def body(first: Any, tiles: dict[str, Any], carry: tuple) -> tuple:
-        valid = program.ops.by_row(tiles["mask"]) if masked else None
         weights = program.weights(first, scale)
-        terms, _ = program.features(tiles["key"], weights, valid)
-        program.stage(stages, terms)
-        value = values(program, tiles["value"], value_stage, valid)
-        plgpu.commit_smem()
+        value = stage_pairs(program, tiles, weights, stages, value_stage)
         state, total = carry
         state = grown(program, state, stages, value)
         return state, summed(program, total, stages)
@@ -106,7 +141,7 @@ def _outputs(program: LinearProgram, causal: int, *refs: Any) -> None:
     (out, den_out, out_stage, *stages), total = rest[:-terms], rest[-terms:]
     *stages, den_stage = stages
     ops = program.ops
-    batch, head, segment = program.here()
+    batch, head, _ = program.here()
     states, query_stages = stages[:terms], stages[terms : 2 * terms]
     key_stages = stages[2 * terms : 3 * terms]
     names = ("query", "key", "value", "mask")
@@ -124,12 +159,8 @@ def _outputs(program: LinearProgram, causal: int, *refs: Any) -> None:
         ]
         products = list(zip(query_stages, states, strict=True))
         if causal:
-            valid = ops.by_row(tiles["mask"]) if "mask" in tiles else None
-            k, _ = program.features(tiles["key"], weights, valid)
-            program.stage(key_stages, k)
             program.stage(states, state)
-            value = values(program, tiles["value"], stages[-1], valid)
-            plgpu.commit_smem()
+            value = stage_pairs(program, tiles, weights, key_stages, stages[-1])
             scores = _lower(program, query_stages, key_stages)
             products.append((scores, value))
             dens.append(scores.astype(jnp.float32).sum(1))
@@ -149,13 +180,7 @@ def _outputs(program: LinearProgram, causal: int, *refs: Any) -> None:
         send(first, [(out_stage, out), (den_stage, den_out)], (batch, head))
         return after
 
-    state, sums = program.read(starts[0], starts[1], segment if causal else 0)
-    program.put(total, sums)
-    if not causal:
-        program.stage(states, state)
-    plgpu.commit_smem()
-    program.walk(body, inputs, state)
-    plgpu.wait_smem_to_gmem(0)
+    walk_with_state(program, body, inputs, starts, states, total, bool(causal))
 
 
 def _lower(program: Program, query: list[Any], key_stages: list[Any]) -> jax.Array:
@@ -164,5 +189,4 @@ def _lower(program: Program, query: list[Any], key_stages: list[Any]) -> jax.Arr
     scores = ops.product(
         *((q, ops.transposed(k)) for q, k in zip(query, key_stages, strict=True))
     )
-    visible = ops.index(1) <= ops.index(0)
-    return jnp.where(visible, scores, 0.0).astype(program.dtype)
+    return jnp.where(program.seen(True), scores, 0.0).astype(program.dtype)

@@ -15,7 +15,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from lra_jax.kernels.hopper.ops import TILE, Ops, interpreter
-from lra_jax.kernels.spec import DEAD, MAPS, Form, Spec, plus
+from lra_jax.kernels.spec import DEAD, MAPS, Form, Gradients, Inputs, Spec, plus
 
 Terms = list[jax.Array]
 
@@ -183,6 +183,11 @@ class Program:
         """Column vectors from shared memory, where they take no registers."""
         return (self.ops.by_column(ref) for ref in refs)
 
+    def seen(self, rows_before: bool) -> jax.Array:
+        """Which columns are positions up to the row's own, or from it on."""
+        row, column = self.ops.index(0), self.ops.index(1)
+        return column <= row if rows_before else row <= column
+
     def nothing(self) -> tuple:
         """An empty state and total."""
         state = tuple(self.ops.zero_tile() for _ in self.terms)
@@ -241,6 +246,22 @@ def whole(spec: Form, x: jax.Array, alive: bool = True) -> jax.Array:
         return x
     pad = [(0, 0), (0, missing), (0, 0), (0, TILE - x.shape[3])]
     return jnp.pad(x, pad, constant_values=0.0 if alive else dead(spec))
+
+
+def cut(slopes: Iterable[jax.Array], given: Inputs) -> Gradients:
+    """The gradients of inputs, without those of what `whole` added."""
+    query, key, value = (
+        x[:, : like.shape[1], :, : like.shape[3]]
+        for x, like in zip(slopes, given[:3], strict=True)
+    )
+    return query, key, value
+
+
+def row_products(a: jax.Array, b: jax.Array, length: int) -> jax.Array:
+    """``a_i . b_i`` of `[B, T, N, W]` as a line `[B, N, length]`, zeros at its end."""
+    products = (a.astype(jnp.float32) * b.astype(jnp.float32)).sum(3)
+    missing = length - products.shape[1]
+    return jnp.pad(jnp.swapaxes(products, 1, 2), [(0, 0), (0, 0), (0, missing)])
 
 
 def dead(spec: Form) -> float:

@@ -19,22 +19,14 @@ import jax.numpy as jnp
 
 from lra_jax.kernels.hopper import backward as slopes
 from lra_jax.kernels.hopper import forward as products
-from lra_jax.kernels.hopper.parts import LinearProgram, whole
-from lra_jax.kernels.spec import Spec
+from lra_jax.kernels.hopper.parts import LinearProgram, cut, row_products, whole
+from lra_jax.kernels.spec import Gradients, Inputs, Spec
 
 
-def forward(
-    spec: Spec,
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    mask: jax.Array | None,
-    scale: jax.Array,
-    save: bool,
-) -> tuple[jax.Array, Any]:
+def forward(spec: Spec, given: Inputs, save: bool) -> tuple[jax.Array, Any]:
     """The output `[B, T, N, Hv]` and what `backward` needs."""
-    length, width = query.shape[1], value.shape[3]
-    q, k, v, mask = _padded(spec, query, key, value, mask)
+    length, width = given.query.shape[1], given.value.shape[3]
+    q, k, v, mask, _, scale = _padded(spec, given)
     over_queries, over_keys = _program(spec, q), _program(spec, k)
     if _one_segment(over_keys):
         starts = [jnp.zeros(x.shape, x.dtype) for x in over_keys.states()]
@@ -46,19 +38,10 @@ def forward(
     return out, ((out, den, starts) if save else ())
 
 
-def backward(
-    spec: Spec,
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    mask: jax.Array | None,
-    scale: jax.Array,
-    saved: Any,
-    of_out: jax.Array,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+def backward(spec: Spec, given: Inputs, saved: Any, of_out: jax.Array) -> Gradients:
     """The gradients of query, key and value."""
     out, den, starts = saved
-    q, k, v, mask = _padded(spec, query, key, value, mask)
+    q, k, v, mask, _, scale = _padded(spec, given)
     up = whole(spec, of_out)
     lines = _lines(spec, out, den, of_out)
     over_queries = _program(spec, q)
@@ -72,11 +55,7 @@ def backward(
     over_keys = _program(spec, k, backward=True)
     later_arrays = [q, up, *lines] if spec.is_causal else []
     of_key, of_value = slopes.pairs(over_keys, k, v, mask, scale, laters, later_arrays)
-    of_query, of_key, of_value = (
-        x[:, : like.shape[1], :, : like.shape[3]]
-        for x, like in ((of_query, query), (of_key, key), (of_value, value))
-    )
-    return of_query, of_key, of_value
+    return cut((of_query, of_key, of_value), given)
 
 
 def _program(spec: Spec, x: jax.Array, backward: bool = False) -> LinearProgram:
@@ -89,19 +68,14 @@ def _one_segment(program: LinearProgram) -> bool:
     return program.spec.is_causal and program.segments == 1
 
 
-def _padded(
-    spec: Spec,
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    mask: jax.Array | None,
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]:
-    query, key = (whole(spec, x, alive=False) for x in (query, key))
-    value = whole(spec, value)
+def _padded(spec: Spec, given: Inputs) -> Inputs:
+    """Whole segments and 64 columns; the mask as `[B, S]`."""
+    query, key = (whole(spec, x, alive=False) for x in (given.query, given.key))
+    mask = None if given.mask is None else given.mask[:, 0]
     if mask is not None:
-        mask = mask[:, 0]
         mask = jnp.pad(mask, [(0, 0), (0, key.shape[1] - mask.shape[1])])
-    return query, key, value, mask
+    value = whole(spec, given.value)
+    return given._replace(query=query, key=key, value=value, mask=mask)
 
 
 def _before(spec: Spec, sums: list[jax.Array]) -> list[jax.Array]:
@@ -122,7 +96,5 @@ def _lines(
 ) -> tuple[jax.Array, jax.Array]:
     """1 / den and the denominators' gradients, `[B, N, T]`."""
     inverse = 1.0 / spec.bounded(den)
-    product = out.astype(jnp.float32) * of_out.astype(jnp.float32)
-    both = jnp.swapaxes(product.sum(3), 1, 2)
-    both = jnp.pad(both, [(0, 0), (0, 0), (0, den.shape[2] - both.shape[2])])
+    both = row_products(out, of_out, den.shape[2])
     return inverse, -both * inverse * spec.passes(den)

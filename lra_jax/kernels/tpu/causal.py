@@ -18,8 +18,8 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from lra_jax.kernels.spec import Spec, plus
-from lra_jax.kernels.tpu.layout import LinearCall, layout
+from lra_jax.kernels.spec import Gradients, Inputs, Spec, plus
+from lra_jax.kernels.tpu.layout import LinearCall, layout, like
 from lra_jax.kernels.tpu.parts import (
     Terms,
     lower,
@@ -30,85 +30,43 @@ from lra_jax.kernels.tpu.parts import (
 )
 
 
-def forward(
-    spec: Spec,
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    mask: jax.Array | None,
-    scale: jax.Array,
-    save: bool,
-) -> tuple[jax.Array, Any]:
+def forward(spec: Spec, given: Inputs, save: bool) -> tuple[jax.Array, Any]:
     """The output `[B, T, N, Hv]` and, if asked for, what `backward` needs."""
-    call = _call(spec, query, value)
+    call = _call(spec, given)
     group = call.layout.group
-    arrays = _inputs(call, query, key, value, mask)
-    rows, out_dtype = arrays[0][0].shape[0], query.dtype
-    shape = (*arrays[2][0].shape,)
-    outputs = [(jax.ShapeDtypeStruct(shape, out_dtype), call.values)]
+    arrays = _inputs(call, given)
+    out = like(arrays[2][0])
+    outputs = [(out, call.values)]
     if save:
-        for sizes in _saved_shapes(call):
-            kept = (rows, call.layout.groups, call.blocks, *sizes)
-            struct = jax.ShapeDtypeStruct(kept, jnp.float32)
-            outputs.append((struct, call.of_block(*sizes)))
-    kernel = functools.partial(_forward_kernel, call, mask is not None, save)
-    arrays.insert(0, call.angles(scale))
+        packed = (call.spec.terms, group.packed_rows, group.value_columns)
+        shapes = packed, call.state_shapes[1]
+        outputs += call.sums(out.shape[0], shapes, by_block=True)
+    kernel = functools.partial(_forward_kernel, call, given.mask is not None, save)
+    arrays.insert(0, call.angles(given.scale))
     out, *saved = call.run(kernel, arrays, outputs, call.state_shapes)
-    heads = group.heads * call.layout.groups * call.layout.rows
-    return call.layout.unlay(out, heads), saved
+    return call.layout.unlay(out), saved
 
 
-def backward(
-    spec: Spec,
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    mask: jax.Array | None,
-    scale: jax.Array,
-    saved: Any,
-    of_out: jax.Array,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+def backward(spec: Spec, given: Inputs, saved: Any, of_out: jax.Array) -> Gradients:
     """The gradients of query, key and value."""
-    call = _call(spec, query, value, backward=True)
-    states = [
-        (x, call.of_block(*sizes))
-        for x, sizes in zip(saved, _saved_shapes(call), strict=True)
-    ]
-    arrays = _inputs(call, query, key, value, mask)
-    arrays += [(call.layout.lay(of_out), call.values), *states]
-    outputs = [(jax.ShapeDtypeStruct(x.shape, x.dtype), spec) for x, spec in arrays[:3]]
-    kernel = functools.partial(_backward_kernel, call, mask is not None)
-    arrays.insert(0, call.angles(scale))
-    slopes = call.run(kernel, arrays, outputs, call.state_shapes)
-    of_query, of_key, of_value = (call.layout.unlay(x, query.shape[2]) for x in slopes)
-    return of_query, of_key, of_value
+    call = _call(spec, given, backward=True)
+    arrays = _inputs(call, given)
+    outputs = [(like(x), place) for x, place in arrays[:3]]
+    arrays += [(call.layout.lay(of_out), call.values)]
+    arrays += call.placed(saved, by_block=True)
+    kernel = functools.partial(_backward_kernel, call, given.mask is not None)
+    arrays.insert(0, call.angles(given.scale))
+    return call.layout.gradients(call.run(kernel, arrays, outputs, call.state_shapes))
 
 
-def _call(
-    spec: Spec, query: jax.Array, value: jax.Array, backward: bool = False
-) -> LinearCall:
-    _, length, heads, width = query.shape
-    found = layout(heads, width, value.shape[-1])
-    return LinearCall(spec, found, length, query.dtype, backward)
+def _call(spec: Spec, given: Inputs, backward: bool = False) -> LinearCall:
+    query = given.query
+    return LinearCall(spec, layout(given), query.shape[1], query.dtype, backward)
 
 
-def _inputs(
-    call: LinearCall,
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    mask: jax.Array | None,
-) -> list[tuple[jax.Array, pl.BlockSpec]]:
-    specs = (call.keys, call.keys, call.values)
-    arrays = [call.layout.lay(x) for x in (query, key, value)]
-    pairs = list(zip(arrays, specs, strict=True))
-    return pairs if mask is None else [*pairs, (mask, call.mask)]
-
-
-def _saved_shapes(call: LinearCall) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    group, terms = call.layout.group, call.spec.terms
-    packed = (terms, group.packed_rows, group.value_columns)
-    return packed, (terms, group.columns)
+def _inputs(call: LinearCall, given: Inputs) -> list[tuple[jax.Array, pl.BlockSpec]]:
+    hidden = [] if given.mask is None else [(given.mask, call.mask)]
+    return [*call.laid(given), *hidden]
 
 
 class _Block:
@@ -241,7 +199,7 @@ def _chunk_backward(
             mine = group.keys_of(query[term], head)
             of_key[term] += chunk.dot(of_scores, mine, "tn")
         of_value += chunk.dot(scores, own, "tn")
-    later = chunk.mirrored(query, of_num, of_den, later_state, later_total)
+    later = chunk.grown(query, of_num, later_state, later_total, of_den)
     seen = block.valid[index][1]
     found = (
         chunk.pulled_back(of_query, query_slope, weights),

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from lra_jax.kernels.spec import FlowSpec, running_counts
+from lra_jax.kernels.spec import FlowSpec, Gradients, Inputs, running_counts
 from lra_jax.kernels.tpu.flow_chunk import (
     Chunked,
     Lines,
@@ -30,7 +30,7 @@ from lra_jax.kernels.tpu.flow_chunk import (
     linear_backward,
 )
 from lra_jax.kernels.tpu.flow_parts import FlowChunk
-from lra_jax.kernels.tpu.layout import LANES, Call, layout
+from lra_jax.kernels.tpu.layout import LANES, Call, layout, like
 from lra_jax.kernels.tpu.parts import Group, column, start, valid_rows
 
 # The bytes of VMEM that a block may take, where a program has 16 MiB.
@@ -39,8 +39,6 @@ _FITS = 12 << 20
 _KEPT = 17
 
 _LINES = len(Lines._fields)
-
-Masks = tuple[jax.Array | None, jax.Array | None]
 
 
 @dataclass(frozen=True)
@@ -58,71 +56,39 @@ class CausalCall(Call):
         group = self.layout.group
         return (_LINES, group.columns), (group.columns, group.value_columns)
 
-    @property
-    def saved_shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        group = self.layout.group
-        return (_LINES, group.columns), (group.packed_rows, group.value_columns)
 
-
-def forward(
-    spec: FlowSpec,
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    masks: Masks,
-    save: bool,
-) -> tuple[jax.Array, Any]:
-    """The output `[B, T, N, Hv]` and, if asked for, what `backward` needs.
-
-    ``masks`` are of the sources and of the sinks, `[B, 1, T]` float32.
-    """
-    call = _call(spec, query, value)
-    arrays = _inputs(call, query, key, value, masks)
-    out = jax.ShapeDtypeStruct(arrays[2][0].shape, query.dtype)
+def forward(spec: FlowSpec, given: Inputs, save: bool) -> tuple[jax.Array, Any]:
+    """The output `[B, T, N, Hv]` and, if asked for, what `backward` needs."""
+    call = _call(spec, given)
+    arrays = _inputs(call, given)
+    out = like(arrays[2][0])
     outputs = [(out, call.values)]
     if save:
-        rows = out.shape[0], call.layout.groups, call.blocks
-        for shape in call.saved_shapes:
-            kept = jax.ShapeDtypeStruct((*rows, *shape), jnp.float32)
-            outputs.append((kept, call.of_block(*shape)))
+        group = call.layout.group
+        shapes = call.state_shapes[0], (group.packed_rows, group.value_columns)
+        outputs += call.sums(out.shape[0], shapes, by_block=True)
     kernel = functools.partial(_forward_kernel, call, save)
     out, *saved = call.run(kernel, arrays, outputs, call.state_shapes)
-    return call.layout.unlay(out, query.shape[2]), saved
+    return call.layout.unlay(out), saved
 
 
-def backward(
-    spec: FlowSpec,
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    masks: Masks,
-    saved: Any,
-    of_out: jax.Array,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+def backward(spec: FlowSpec, given: Inputs, saved: Any, of_out: jax.Array) -> Gradients:
     """The gradients of query, key and value."""
-    call = _call(spec, query, value, backward=True)
-    arrays = _inputs(call, query, key, value, masks)
-    outputs = [(jax.ShapeDtypeStruct(x.shape, x.dtype), spec) for x, spec in arrays[:3]]
+    call = _call(spec, given, backward=True)
+    arrays = _inputs(call, given)
+    outputs = [(like(x), place) for x, place in arrays[:3]]
     arrays += [(call.layout.lay(of_out), call.values)]
-    arrays += [
-        (x, call.of_block(*shape))
-        for x, shape in zip(saved, call.saved_shapes, strict=True)
-    ]
+    arrays += call.placed(saved, by_block=True)
     kernel = functools.partial(_backward_kernel, call)
-    slopes = call.run(kernel, arrays, outputs, call.state_shapes)
-    of_query, of_key, of_value = (call.layout.unlay(x, query.shape[2]) for x in slopes)
-    return of_query, of_key, of_value
+    return call.layout.gradients(call.run(kernel, arrays, outputs, call.state_shapes))
 
 
-def _call(
-    spec: FlowSpec, query: jax.Array, value: jax.Array, backward: bool = False
-) -> CausalCall:
-    _, length, heads, width = query.shape
-    found = layout(heads, width, value.shape[-1])
+def _call(spec: FlowSpec, given: Inputs, backward: bool = False) -> CausalCall:
+    query, found = given.query, layout(given)
     # Backward starts from what forward keeps of each block: they have the same.
     if spec.fitted:
         spec = dataclasses.replace(spec, block=_fitted(spec, found.group, query.dtype))
-    return CausalCall(spec, found, length, query.dtype, backward)
+    return CausalCall(spec, found, query.shape[1], query.dtype, backward)
 
 
 def _fitted(spec: FlowSpec, group: Group, dtype: jnp.dtype) -> int:
@@ -136,22 +102,12 @@ def _fitted(spec: FlowSpec, group: Group, dtype: jnp.dtype) -> int:
     return block
 
 
-def _inputs(
-    call: CausalCall,
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    masks: Masks,
-) -> list[tuple[jax.Array, pl.BlockSpec]]:
-    specs = (call.keys, call.keys, call.values)
-    arrays = [call.layout.lay(x) for x in (query, key, value)]
-    batch, length = query.shape[:2]
+def _inputs(call: CausalCall, given: Inputs) -> list[tuple[jax.Array, pl.BlockSpec]]:
+    batch, length = given.query.shape[:2]
+    masks = given.mask, given.query_mask
     lines = (None if mask is None else mask[:, 0] for mask in masks)
-    counts = [running_counts(line, batch, length)[:, None] for line in lines]
-    return [
-        *zip(arrays, specs, strict=True),
-        *((x, call.mask) for x in counts),
-    ]
+    counts = (running_counts(line, batch, length)[:, None] for line in lines)
+    return [*call.laid(given), *((x, call.mask) for x in counts)]
 
 
 class _Block:

@@ -7,7 +7,7 @@ columns does so are transposed to `[B N, T, H]` first, at the price of a pass ov
 memory.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from lra_jax.kernels.spec import Form, Spec
+from lra_jax.kernels.spec import Form, Gradients, Inputs, Spec
 from lra_jax.kernels.tpu.parts import Group, LinearChunk
 
 LANES = 128
@@ -44,16 +44,24 @@ class Layout:
             return x.reshape(batch, length, heads * width)
         return jnp.swapaxes(x, 1, 2).reshape(batch * heads, length, width)
 
-    def unlay(self, x: jax.Array, heads: int) -> jax.Array:
+    def unlay(self, x: jax.Array) -> jax.Array:
         """The inverse of `lay`."""
+        heads = self.group.heads * self.groups * self.rows
         if self.rows == 1:
             return x.reshape(*x.shape[:2], heads, -1)
         x = x.reshape(-1, heads, *x.shape[1:])
         return jnp.swapaxes(x, 1, 2)
 
+    def gradients(self, arrays: Iterable[jax.Array]) -> Gradients:
+        """`unlay` of those of query, key and value."""
+        query, key, value = (self.unlay(x) for x in arrays)
+        return query, key, value
 
-def layout(heads: int, width: int, value_width: int) -> Layout:
+
+def layout(given: Inputs) -> Layout:
     """The smallest group of heads that fills whole registers."""
+    _, _, heads, width = given.query.shape
+    value_width = given.value.shape[3]
     for size in range(1, heads + 1):
         columns = size * width, size * value_width
         if heads % size or max(columns) > max(WIDEST, width, value_width):
@@ -114,18 +122,38 @@ class Call:
         shape = (None, 1, self.spec.block)
         return pl.BlockSpec(shape, lambda b, n, i: (b // rows, 0, self.place(i)))
 
-    def of_group(self, *shape: int) -> pl.BlockSpec:
-        """An array `[rows, groups, *shape]` with one block a group."""
-        zeros = (0,) * len(shape)
-        return pl.BlockSpec((None, None, *shape), lambda b, n, i: (b, n, *zeros))
+    def laid(self, given: Inputs) -> list[tuple[jax.Array, pl.BlockSpec]]:
+        """Query, key and value, of one length."""
+        places = (self.keys, self.keys, self.values)
+        return [
+            (self.layout.lay(x), place)
+            for x, place in zip(given[:3], places, strict=True)
+        ]
 
-    def of_block(self, *shape: int) -> pl.BlockSpec:
-        """An array `[rows, groups, blocks, *shape]`, one for each step."""
-        zeros = (0,) * len(shape)
-        return pl.BlockSpec(
-            (None, None, None, *shape),
-            lambda b, n, i: (b, n, self.place(i), *zeros),
-        )
+    def sums(
+        self, rows: int, shapes: Iterable[tuple[int, ...]], by_block: bool = False
+    ) -> list[tuple[jax.ShapeDtypeStruct, pl.BlockSpec]]:
+        """Float32 sums of each group of heads, or of each of its blocks, as outputs."""
+        axes = (rows, self.layout.groups, *([self.blocks] * by_block))
+        structs = [jax.ShapeDtypeStruct((*axes, *x), jnp.float32) for x in shapes]
+        return self.placed(structs, by_block)
+
+    def placed(
+        self, sums: Iterable[Any], by_block: bool = False
+    ) -> list[tuple[Any, pl.BlockSpec]]:
+        """Sums `[rows, groups, ...]` or, by block, `[rows, groups, blocks, ...]`."""
+
+        def spec(shape: tuple[int, ...]) -> pl.BlockSpec:
+            axes = (None,) * (2 + by_block)
+            own = shape[len(axes) :]
+            zeros = (0,) * len(own)
+            if by_block:
+                return pl.BlockSpec(
+                    (*axes, *own), lambda b, n, i: (b, n, self.place(i), *zeros)
+                )
+            return pl.BlockSpec((*axes, *own), lambda b, n, i: (b, n, *zeros))
+
+        return [(x, spec(x.shape)) for x in sums]
 
     def run(
         self,
@@ -182,3 +210,8 @@ class LinearCall(Call):
     def scale(self, scale_ref: Any) -> jax.Array:
         """The sample's angle between neighbouring positions, from `[B]`."""
         return scale_ref[pl.program_id(0) // self.layout.rows]
+
+
+def like(x: jax.Array) -> jax.ShapeDtypeStruct:
+    """An output of the shape and dtype of an input."""
+    return jax.ShapeDtypeStruct(x.shape, x.dtype)

@@ -177,30 +177,25 @@ class Chunk:
         return num, [row_sums(self.group.keys_of(dens, head)) for head in heads]
 
     def grown(
-        self, key: Terms, value: jax.Array, state: Terms, total: Terms
+        self,
+        key: Terms,
+        value: jax.Array,
+        state: Terms,
+        total: Terms,
+        weights: jax.Array | None = None,
     ) -> tuple[Terms, Terms]:
-        """The state and its total after the chunk."""
+        """The state and its total after the chunk, whose rows count ``weights`` times.
+
+        The backward pass, whose keys are queries and whose values are the numerators'
+        gradients, weighs the total by the denominators'.
+        """
         state = [
             s + self.group.diagonal(self.dot(k, value, "tn"))
             for s, k in zip(state, key, strict=True)
         ]
-        sums = [k.astype(jnp.float32).sum(0, keepdims=True) for k in key]
-        return state, [z + x for z, x in zip(total, sums, strict=True)]
-
-    def mirrored(
-        self,
-        query: Terms,
-        of_num: jax.Array,
-        of_den: jax.Array,
-        state: Terms,
-        total: Terms,
-    ) -> tuple[Terms, Terms]:
-        """`grown` of the backward pass: what the chunk's rows tell earlier keys."""
-        state = [
-            s + self.group.diagonal(self.dot(q, of_num, "tn"))
-            for s, q in zip(state, query, strict=True)
-        ]
-        sums = [(q.astype(jnp.float32) * of_den).sum(0, keepdims=True) for q in query]
+        rows = [k.astype(jnp.float32) for k in key]
+        rows = rows if weights is None else [row * weights for row in rows]
+        sums = [row.sum(0, keepdims=True) for row in rows]
         return state, [z + x for z, x in zip(total, sums, strict=True)]
 
 

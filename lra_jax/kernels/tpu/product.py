@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from lra_jax.kernels.spec import Spec, plus
-from lra_jax.kernels.tpu.layout import LinearCall, layout
+from lra_jax.kernels.spec import Gradients, Inputs, Spec, plus
+from lra_jax.kernels.tpu.layout import LinearCall, layout, like
 from lra_jax.kernels.tpu.parts import (
     Terms,
     read,
@@ -25,92 +25,58 @@ from lra_jax.kernels.tpu.parts import (
 )
 
 
-def forward(
-    spec: Spec,
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    mask: jax.Array | None,
-    scale: jax.Array,
-    save: bool,
-) -> tuple[jax.Array, Any]:
+def forward(spec: Spec, given: Inputs, save: bool) -> tuple[jax.Array, Any]:
     """The output `[B, T, N, Hv]` and, if asked for, what `backward` needs."""
-    over_keys, over_queries = _calls(spec, query, key, value)
-    lay = over_keys.layout.lay
-    hidden = [] if mask is None else [(mask, over_keys.mask)]
-    angles = over_keys.angles(scale)
-    arrays = [(lay(key), over_keys.keys), (lay(value), over_keys.values), *hidden]
+    over_keys, over_queries = _calls(spec, given)
+    query, lay = given.query, over_keys.layout.lay
+    angles, arrays = over_keys.angles(given.scale), _pairs(over_keys, given)
     rows, columns = arrays[0][0].shape[0], arrays[1][0].shape[2]
-    kernel = functools.partial(_sum_kernel, over_keys, mask is not None)
-    sums = over_keys.run(kernel, [angles, *arrays], _states(over_keys, rows))
+    kernel = functools.partial(_sum_kernel, over_keys, given.mask is not None)
+    sums = over_keys.run(
+        kernel, [angles, *arrays], over_keys.sums(rows, over_keys.state_shapes)
+    )
     out_shape = jax.ShapeDtypeStruct((rows, query.shape[1], columns), query.dtype)
-    arrays = [angles, (lay(query), over_queries.keys), *_given(over_queries, sums)]
+    arrays = [angles, (lay(query), over_queries.keys), *over_queries.placed(sums)]
     kernel = functools.partial(_apply_kernel, over_queries)
     outputs = [(out_shape, over_queries.values)]
     (out,) = over_queries.run(kernel, arrays, outputs)
-    return over_keys.layout.unlay(out, query.shape[2]), sums if save else []
+    return over_keys.layout.unlay(out), sums if save else []
 
 
-def backward(
-    spec: Spec,
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    mask: jax.Array | None,
-    scale: jax.Array,
-    saved: Any,
-    of_out: jax.Array,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+def backward(spec: Spec, given: Inputs, saved: Any, of_out: jax.Array) -> Gradients:
     """The gradients of query, key and value."""
-    over_keys, over_queries = _calls(spec, query, key, value)
-    lay, angles = over_keys.layout.lay, over_keys.angles(scale)
+    over_keys, over_queries = _calls(spec, given)
+    query, lay = given.query, over_keys.layout.lay
+    angles = over_keys.angles(given.scale)
     arrays = [(lay(query), over_queries.keys), (lay(of_out), over_queries.values)]
-    of_query = (_like(arrays[0][0]), over_queries.keys)
-    outputs = [of_query, *_states(over_queries, arrays[0][0].shape[0])]
+    of_query = (like(arrays[0][0]), over_queries.keys)
+    outputs = [
+        of_query,
+        *over_queries.sums(arrays[0][0].shape[0], over_queries.state_shapes),
+    ]
     kernel = functools.partial(_queries_kernel, over_queries)
-    arrays += _given(over_queries, saved)
+    arrays += over_queries.placed(saved)
     of_query, *later = over_queries.run(kernel, [angles, *arrays], outputs)
-    hidden = [] if mask is None else [(mask, over_keys.mask)]
-    arrays = [(lay(key), over_keys.keys), (lay(value), over_keys.values), *hidden]
-    outputs = [(_like(x), spec) for x, spec in arrays[:2]]
-    arrays += _given(over_keys, later)
-    kernel = functools.partial(_keys_kernel, over_keys, mask is not None)
+    arrays = _pairs(over_keys, given)
+    outputs = [(like(x), spec) for x, spec in arrays[:2]]
+    arrays += over_keys.placed(later)
+    kernel = functools.partial(_keys_kernel, over_keys, given.mask is not None)
     of_key, of_value = over_keys.run(kernel, [angles, *arrays], outputs)
-    unlay = functools.partial(over_keys.layout.unlay, heads=query.shape[2])
-    return unlay(of_query), unlay(of_key), unlay(of_value)
+    return over_keys.layout.gradients((of_query, of_key, of_value))
 
 
-def _calls(
-    spec: Spec, query: jax.Array, key: jax.Array, value: jax.Array
-) -> tuple[LinearCall, LinearCall]:
-    found = layout(query.shape[2], query.shape[3], value.shape[3])
+def _calls(spec: Spec, given: Inputs) -> tuple[LinearCall, LinearCall]:
     over_keys, over_queries = (
-        LinearCall(spec, found, x.shape[1], query.dtype) for x in (key, query)
+        LinearCall(spec, layout(given), x.shape[1], x.dtype)
+        for x in (given.key, given.query)
     )
     return over_keys, over_queries
 
 
-def _like(x: jax.Array) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(x.shape, x.dtype)
-
-
-def _states(
-    call: LinearCall, rows: int
-) -> list[tuple[jax.ShapeDtypeStruct, pl.BlockSpec]]:
-    """State and total as outputs, one for each group of heads."""
-    return [
-        (
-            jax.ShapeDtypeStruct((rows, call.layout.groups, *sizes), jnp.float32),
-            call.of_group(*sizes),
-        )
-        for sizes in call.state_shapes
-    ]
-
-
-def _given(call: LinearCall, sums: Any) -> list[tuple[jax.Array, pl.BlockSpec]]:
-    """State and total as inputs."""
-    shapes = zip(sums, call.state_shapes, strict=True)
-    return [(x, call.of_group(*sizes)) for x, sizes in shapes]
+def _pairs(call: LinearCall, given: Inputs) -> list[tuple[jax.Array, pl.BlockSpec]]:
+    lay = call.layout.lay
+    hidden = [] if given.mask is None else [(given.mask, call.mask)]
+    return [(lay(given.key), call.keys), (lay(given.value), call.values), *hidden]
 
 
 class _Rows:
@@ -175,7 +141,7 @@ def _queries_kernel(call: LinearCall, *refs: Any) -> None:
             for s, z in zip(state, total, strict=True)
         ]
         of_query[part] = pull(slopes).astype(of_query.dtype)
-        later = chunk.mirrored(terms, of_num, of_den, *later)
+        later = chunk.grown(terms, of_num, *later, of_den)
     write(later_state, later_total, *later)
 
 
