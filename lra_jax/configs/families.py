@@ -29,10 +29,47 @@ modern: our best guess; not a published recipe. Rotary positions where scores ar
   alone, a cosine, clipping, mean pooling, true lengths.
 """
 
+import dataclasses
+import functools
+from collections.abc import Callable
 from typing import Any
 
 from lra_jax.attention.registry import MECHANISMS
-from lra_jax.configs.base import ModelConfig, TrainConfig
+from lra_jax.configs.base import Config, DataConfig, ModelConfig, TrainConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class Preset:
+    """What a preset of a task sets.
+
+    Attributes:
+      train, model: their settings.
+      data: the task's own settings; None = its defaults.
+      rotary: rotary positions in place of the model's where they suit the mechanism.
+    """
+
+    train: TrainConfig
+    model: ModelConfig
+    data: DataConfig | None = None
+    rotary: bool = False
+
+    def config(self, task: str, name: str, attention: str) -> Config:
+        """The config of a run, before what the mechanism's entry adds to it."""
+        parts: dict[str, Any] = {"train": self.train, "model": self.model}
+        if self.data is not None:
+            parts["data"] = self.data
+        config = Config(task=task, attention=attention, preset=name, **parts)
+        if self.rotary:
+            config = config.replace(model={"positions": modern_positions(attention)})
+        return config
+
+
+def presets(task: str, **presets: Preset) -> dict[str, Callable[[str], Config]]:
+    """The presets of a task by name, as its entry holds them."""
+    return {
+        name: functools.partial(preset.config, task, name)
+        for name, preset in presets.items()
+    }
 
 
 def official_train(**settings: Any) -> TrainConfig:
@@ -79,6 +116,12 @@ def modern_train(**settings: Any) -> TrainConfig:
         "decay_vectors": False,
     }
     return TrainConfig(**{**family, **settings})
+
+
+def modern_model(**settings: Any) -> ModelConfig:
+    """Our encoder, with sizes and settings of a task; heads share its whole width."""
+    family: dict[str, Any] = {"num_layers": 4, "num_heads": 4}
+    return ModelConfig(**{**family, "qkv_dim": settings["embed_dim"], **settings})
 
 
 def modern_positions(attention: str) -> Any:

@@ -28,17 +28,24 @@ vector for each row and each column, peak rate 1e-3, weight decay 0.05, batch 12
 """
 
 from lra_jax.configs import families
-from lra_jax.configs.base import Config, ModelConfig
+from lra_jax.configs.base import ModelConfig
 
 _PIXELS = 1024
 
 
-def official(attention: str) -> Config:
-    """LRA's config files; the entries have the mechanisms' own sizes."""
-    return Config(
-        task="image",
-        attention=attention,
-        preset="official",
+PRESETS = families.presets(
+    "image",
+    compact=families.Preset(
+        train=families.compact_train(
+            steps=35_000,
+            batch_size=256,
+            eval_batch_size=250,
+            warmup=175,
+            eval_every=875,
+        ),
+        model=ModelConfig(max_length=_PIXELS),
+    ),
+    official=families.Preset(
         train=families.official_train(
             steps=35_000,
             batch_size=256,
@@ -58,32 +65,8 @@ def official(attention: str) -> Config:
             positions="learned",
             dropout=0.3,
         ),
-    )
-
-
-def compact(attention: str) -> Config:
-    """The PyTorch code bases' small model."""
-    return Config(
-        task="image",
-        attention=attention,
-        preset="compact",
-        train=families.compact_train(
-            steps=35_000,
-            batch_size=256,
-            eval_batch_size=250,
-            warmup=175,
-            eval_every=875,
-        ),
-        model=ModelConfig(max_length=_PIXELS),
-    )
-
-
-def modern(attention: str) -> Config:
-    """Projected values and two-dimensional positions."""
-    return Config(
-        task="image",
-        attention=attention,
-        preset="modern",
+    ),
+    modern=families.Preset(
         train=families.modern_train(
             steps=35_000,
             batch_size=128,
@@ -91,17 +74,13 @@ def modern(attention: str) -> Config:
             learning_rate=1e-3,
             eval_every=875,
         ),
-        model=ModelConfig(
+        model=families.modern_model(
             num_layers=6,
             embed_dim=128,
-            num_heads=4,
-            qkv_dim=128,
             mlp_dim=256,
             max_length=_PIXELS,
             inputs="linear",
             positions="learned_2d",
         ),
-    )
-
-
-PRESETS = {"compact": compact, "official": official, "modern": modern}
+    ),
+)

@@ -38,7 +38,6 @@ Every preset needs an accelerator for its whole number of steps; `--train.steps`
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -85,87 +84,71 @@ _DATA = PathfinderData(buckets="none")
 _COMPACT_BATCH = {"pathfinder": 128, "pathfinder64": 64, "pathx": 16, "path256": 4}
 
 
-def official(task: str, attention: str) -> Config:
-    """Google's config files; the entries have the mechanisms' own sizes."""
-    layers, width, heads, qkv, pooling, batch, steps, epoch = _OFFICIAL[task]
-    return Config(
-        task=task,
-        attention=attention,
-        preset="official",
-        train=families.official_train(
-            steps=steps,
-            batch_size=batch,
-            learning_rate=1e-3,
-            schedule="lra_cosine",
-            warmup=epoch,
-            clip_norm=1.0 if task == "pathx" else 0.0,
-            eval_every=epoch,
-            eval_batch_size=batch,
-        ),
-        model=families.official_model(
-            num_layers=layers,
-            embed_dim=width,
-            num_heads=heads,
-            qkv_dim=qkv,
-            mlp_dim=32,
-            dropout=0.2 if task == "pathfinder" else 0.1,
-            max_length=SIZES[task] ** 2,
-            pooling=pooling,
-            positions="sinusoidal" if task == "pathfinder" else "learned",
-        ),
-        data=_DATA,
-    )
-
-
-def compact(task: str, attention: str) -> Config:
-    """The PyTorch code bases' small model with Skyformer's settings."""
-    batch = _COMPACT_BATCH[task]
-    return Config(
-        task=task,
-        attention=attention,
-        preset="compact",
-        train=families.compact_train(
-            steps=50_000,
-            batch_size=batch,
-            learning_rate=2e-4,
-            warmup=312,
-            eval_every=1_250,
-            eval_batch_size=batch,
-        ),
-        model=ModelConfig(max_length=SIZES[task] ** 2),
-        data=_DATA,
-    )
-
-
-def modern(task: str, attention: str) -> Config:
-    """Pixel values, two-dimensional positions, AdamW with a cosine."""
-    return Config(
-        task=task,
-        attention=attention,
-        preset="modern",
-        train=families.modern_train(
-            steps=200_000,
-            batch_size=_COMPACT_BATCH[task] // 2,
-            learning_rate=1e-3,
-            warmup=10_000,
-            eval_every=2_500,
-            eval_batch_size=_COMPACT_BATCH[task],
-        ),
-        model=ModelConfig(
-            num_layers=4,
-            embed_dim=128,
-            num_heads=8,
-            qkv_dim=128,
-            mlp_dim=256,
-            max_length=SIZES[task] ** 2,
-            inputs="linear",
-            positions="learned_2d",
-        ),
-        data=_DATA,
-    )
-
-
 def presets(task: str) -> dict[str, Callable[[str], Config]]:
     """The presets of one of the four tasks."""
-    made = {"compact": compact, "official": official, "modern": modern}
-    return {name: functools.partial(make, task) for name, make in made.items()}
+    return families.presets(
+        task, compact=_compact(task), official=_official(task), modern=_modern(task)
+    )
+
+
+def _compact(task: str) -> families.Preset:
+    """The PyTorch code bases' small model with Skyformer's settings."""
+    batch = _COMPACT_BATCH[task]
+    train = families.compact_train(
+        steps=50_000,
+        batch_size=batch,
+        learning_rate=2e-4,
+        warmup=312,
+        eval_every=1_250,
+        eval_batch_size=batch,
+    )
+    model = ModelConfig(max_length=SIZES[task] ** 2)
+    return families.Preset(train, model, _DATA)
+
+
+def _official(task: str) -> families.Preset:
+    """Google's config files; the entries have the mechanisms' own sizes."""
+    layers, width, heads, qkv, pooling, batch, steps, epoch = _OFFICIAL[task]
+    train = families.official_train(
+        steps=steps,
+        batch_size=batch,
+        learning_rate=1e-3,
+        schedule="lra_cosine",
+        warmup=epoch,
+        clip_norm=1.0 if task == "pathx" else 0.0,
+        eval_every=epoch,
+        eval_batch_size=batch,
+    )
+    model = families.official_model(
+        num_layers=layers,
+        embed_dim=width,
+        num_heads=heads,
+        qkv_dim=qkv,
+        mlp_dim=32,
+        dropout=0.2 if task == "pathfinder" else 0.1,
+        max_length=SIZES[task] ** 2,
+        pooling=pooling,
+        positions="sinusoidal" if task == "pathfinder" else "learned",
+    )
+    return families.Preset(train, model, _DATA)
+
+
+def _modern(task: str) -> families.Preset:
+    """Pixel values, two-dimensional positions, AdamW with a cosine."""
+    train = families.modern_train(
+        steps=200_000,
+        batch_size=_COMPACT_BATCH[task] // 2,
+        learning_rate=1e-3,
+        warmup=10_000,
+        eval_every=2_500,
+        eval_batch_size=_COMPACT_BATCH[task],
+    )
+    model = families.modern_model(
+        num_heads=8,
+        embed_dim=128,
+        mlp_dim=256,
+        max_length=SIZES[task] ** 2,
+        inputs="linear",
+        positions="learned_2d",
+    )
+    return families.Preset(train, model, _DATA)

@@ -28,7 +28,7 @@ a - b], peak rate 5e-4, weight decay 0.05, batch 32, 30,000 steps (6.5 epochs).
 import dataclasses
 
 from lra_jax.configs import families
-from lra_jax.configs.base import Config, DataConfig, ModelConfig
+from lra_jax.configs.base import DataConfig, ModelConfig
 from lra_jax.errors import positive
 
 
@@ -49,17 +49,15 @@ class RetrievalData(DataConfig):
         return self.max_length
 
 
-def official(attention: str) -> Config:
-    """LRA's config files: one epoch, the first byte's row, two vectors concatenated."""
-    return Config(
-        task="retrieval",
-        attention=attention,
-        preset="official",
+PRESETS = families.presets(
+    "retrieval",
+    compact=families.Preset(
+        train=families.compact_train(steps=30_000, warmup=800, eval_every=1_000),
+        model=ModelConfig(max_length=4_000),
+    ),
+    official=families.Preset(
         train=families.official_train(
-            steps=5_000,
-            learning_rate=0.05,
-            warmup=8_000,
-            weight_decay=0.1,
+            steps=5_000, learning_rate=0.05, warmup=8_000, weight_decay=0.1
         ),
         model=families.official_model(
             num_layers=4,
@@ -72,37 +70,10 @@ def official(attention: str) -> Config:
             pooling="first",
         ),
         data=RetrievalData(buckets="none"),
-    )
-
-
-def compact(attention: str) -> Config:
-    """The PyTorch code bases' small model."""
-    return Config(
-        task="retrieval",
-        attention=attention,
-        preset="compact",
-        train=families.compact_train(steps=30_000, warmup=800, eval_every=1_000),
-        model=ModelConfig(max_length=4_000),
-    )
-
-
-def modern(attention: str) -> Config:
-    """A larger model, positions that suit the mechanism, a cosine."""
-    return Config(
-        task="retrieval",
-        attention=attention,
-        preset="modern",
+    ),
+    modern=families.Preset(
         train=families.modern_train(steps=30_000, eval_every=1_000),
-        model=ModelConfig(
-            num_layers=4,
-            embed_dim=128,
-            num_heads=4,
-            qkv_dim=128,
-            mlp_dim=512,
-            max_length=4_000,
-            positions=families.modern_positions(attention),
-        ),
-    )
-
-
-PRESETS = {"compact": compact, "official": official, "modern": modern}
+        model=families.modern_model(embed_dim=128, mlp_dim=512, max_length=4_000),
+        rotary=True,
+    ),
+)

@@ -31,7 +31,7 @@ import dataclasses
 from typing import Literal
 
 from lra_jax.configs import families
-from lra_jax.configs.base import Config, DataConfig, ModelConfig
+from lra_jax.configs.base import DataConfig, ModelConfig
 from lra_jax.errors import not_negative, positive
 
 
@@ -64,12 +64,13 @@ class TextData(DataConfig):
         return self.validation == "test"
 
 
-def official(attention: str) -> Config:
-    """LRA's config files, with its validation on the test split."""
-    return Config(
-        task="text",
-        attention=attention,
-        preset="official",
+PRESETS = families.presets(
+    "text",
+    compact=families.Preset(
+        train=families.compact_train(steps=20_000, warmup=8_000, eval_every=1_000),
+        model=ModelConfig(max_length=4_000),
+    ),
+    official=families.Preset(
         train=families.official_train(
             steps=20_000,
             learning_rate=0.05,
@@ -86,37 +87,10 @@ def official(attention: str) -> Config:
             max_length=1_000,
         ),
         data=TextData(max_length=1_000, buckets="none", validation="test"),
-    )
-
-
-def compact(attention: str) -> Config:
-    """The PyTorch code bases' small model, 4,000 bytes."""
-    return Config(
-        task="text",
-        attention=attention,
-        preset="compact",
-        train=families.compact_train(steps=20_000, warmup=8_000, eval_every=1_000),
-        model=ModelConfig(max_length=4_000),
-    )
-
-
-def modern(attention: str) -> Config:
-    """A larger model, positions that suit the mechanism, a cosine."""
-    return Config(
-        task="text",
-        attention=attention,
-        preset="modern",
+    ),
+    modern=families.Preset(
         train=families.modern_train(steps=20_000, eval_every=1_000),
-        model=ModelConfig(
-            num_layers=4,
-            embed_dim=256,
-            num_heads=4,
-            qkv_dim=256,
-            mlp_dim=1024,
-            max_length=4_000,
-            positions=families.modern_positions(attention),
-        ),
-    )
-
-
-PRESETS = {"compact": compact, "official": official, "modern": modern}
+        model=families.modern_model(embed_dim=256, mlp_dim=1024, max_length=4_000),
+        rotary=True,
+    ),
+)
