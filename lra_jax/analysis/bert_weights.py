@@ -15,8 +15,6 @@ from flax import nnx
 from lra_jax.analysis.networks import Network, Shape
 from lra_jax.errors import expected
 
-__all__ = ["load_bert", "read_safetensors"]
-
 _DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4"}
 _LARGEST_HEADER = 100_000_000
 _HEAD_DIM = 64  # of every published BERT

@@ -10,8 +10,6 @@ from lra_jax.analysis.residual import composite_norm
 from lra_jax.attention.inputs import check_size
 from lra_jax.errors import expected
 
-__all__ = ["collapse_beta", "collapse_bound"]
-
 
 def collapse_bound(
     residual_norm: float,

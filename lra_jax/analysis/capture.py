@@ -18,14 +18,6 @@ from lra_jax.attention import Mechanism
 from lra_jax.errors import expected
 from lra_jax.models import EncoderBlock, MultiHeadAttention
 
-__all__ = [
-    "AttentionCall",
-    "Captured",
-    "capture",
-    "capture_attention",
-    "variant_states",
-]
-
 
 class AttentionCall(NamedTuple):
     """One call of a mechanism.

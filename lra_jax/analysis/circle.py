@@ -24,8 +24,6 @@ from lra_jax.analysis.fitting import fit_epochs
 from lra_jax.analysis.path_network import PathNetwork, PathSettings
 from lra_jax.analysis.path_tasks import circle
 
-__all__ = ["TRAINED_CIRCLE", "CircleRun", "CircleSettings", "run_circle"]
-
 
 @dataclasses.dataclass(frozen=True)
 class CircleSettings:

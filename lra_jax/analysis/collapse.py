@@ -22,8 +22,6 @@ from lra_jax.analysis.variants import VARIANTS, Variant
 from lra_jax.attention.inputs import check_size
 from lra_jax.errors import expected
 
-__all__ = ["collapse_curves", "model_curves", "network_curves", "trained_curves"]
-
 
 def network_curves(
     shape: Shape | str,

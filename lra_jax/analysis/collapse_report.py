@@ -15,15 +15,6 @@ from lra_jax.errors import expected, known
 from lra_jax.reports import charts
 from lra_jax.reports.page import Page
 
-__all__ = [
-    "add_checkpoint",
-    "add_mechanisms",
-    "add_networks",
-    "add_weights",
-    "check",
-    "without_norm",
-]
-
 _TITLES = {"bert": "BERT", "albert": "ALBERT", "xlnet": "XLNet"}
 
 Curves = Mapping[str, np.ndarray]

@@ -7,8 +7,6 @@ import jax
 import numpy as np
 import optax
 
-__all__ = ["fit_epochs"]
-
 
 def fit_epochs(
     loss: Callable[..., jax.Array],

@@ -9,8 +9,6 @@ import numpy as np
 from lra_jax.analysis.capture import capture
 from lra_jax.attention.flow.flow import flow_terms
 
-__all__ = ["Maps", "example_maps"]
-
 
 class Maps(NamedTuple):
     """The attention of one layer on one example, padding left out.

@@ -12,8 +12,6 @@ from lra_jax.analysis.maps import Maps
 from lra_jax.reports import charts
 from lra_jax.reports.page import Page
 
-__all__ = ["add_maps"]
-
 _CELLS = 200  # of a drawn matrix, a side
 _COLUMNS = 64  # characters a line
 _MOST_LINES = 40

@@ -12,8 +12,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-__all__ = ["composite_minimiser"]
-
 _TOLERANCE = 1e-9
 
 

@@ -35,8 +35,6 @@ from lra_jax.errors import expected, known
 from lra_jax.models import MultiHeadAttention
 from lra_jax.models.layers import Dense, LayerNorm
 
-__all__ = ["SHAPES", "Network", "Shape", "zipf_tokens"]
-
 _INIT = nnx.initializers.normal(0.02)
 _EPSILON = 1e-12  # of every layer normalisation in the three models
 

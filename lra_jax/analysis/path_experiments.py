@@ -19,8 +19,6 @@ from lra_jax.analysis.path_network import PathNetwork, PathSettings, draw_paths
 from lra_jax.analysis.path_tasks import TokenTask, convex_hull, memorisation, sorting
 from lra_jax.errors import known
 
-__all__ = ["PUBLISHED", "QUICK", "Experiment", "PathResult", "fit", "run_experiment"]
-
 _SORTING = PathSettings(48, 6, 2, 10, vocab_size=10, longest=512)
 _HULL = PathSettings(84, 6, 3, 2, input_layers=2)
 _MEMORY = PathSettings(250, 6, 2, 2, vocab_size=30_522)

@@ -22,8 +22,6 @@ from lra_jax.errors import expected
 from lra_jax.models import MultiHeadAttention
 from lra_jax.models.layers import Dense, Dropout, LayerNorm
 
-__all__ = ["PathNetwork", "PathSettings", "draw_paths"]
-
 _INIT = nnx.initializers.normal(0.02)
 _EPSILON = 1e-12
 

@@ -5,15 +5,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-__all__ = [
-    "TokenTask",
-    "circle",
-    "convex_hull",
-    "draw_words",
-    "memorisation",
-    "sorting",
-]
-
 
 class TokenTask(NamedTuple):
     """Sequences with a label for each token.
@@ -43,11 +34,15 @@ def sorting(count: int, seed: int, length: int = 8, digits: int = 10) -> TokenTa
 def convex_hull(count: int, seed: int, length: int = 10) -> TokenTask:
     """Points, uniform in a square of side 10 that is itself moved by N(0, 3.3); the
     label says whether a point is a vertex of their convex hull."""
+    from scipy.spatial import ConvexHull
+
     rng = np.random.default_rng(seed)
     points = rng.uniform(0, 10, (count, length, 2))
     points += rng.normal(0, 3.3, (count, 1, 2))
-    labels = np.stack([_is_vertex(sample) for sample in points])
-    return TokenTask(points.astype(np.float32), labels.astype(np.int32))
+    labels = np.zeros((count, length), np.int32)
+    for label, sample in zip(labels, points, strict=True):
+        label[ConvexHull(sample).vertices] = 1
+    return TokenTask(points.astype(np.float32), labels)
 
 
 def memorisation(
@@ -83,24 +78,3 @@ def circle(count: int, radius: float = 0.3) -> np.ndarray:
     """Points in order around a circle, `float32 [count, 2]`."""
     angles = np.arange(count) * (2 * np.pi / count)
     return (radius * np.stack([np.cos(angles), np.sin(angles)], 1)).astype(np.float32)
-
-
-def _is_vertex(points: np.ndarray) -> np.ndarray:
-    """Which points of `[T, 2]` are vertices of their hull: Andrew's monotone chain."""
-    order = np.lexsort((points[:, 1], points[:, 0]))
-    found = np.zeros(len(points), bool)
-    for indices in (order, order[::-1]):
-        chain: list[int] = []
-        for index in indices:
-            while len(chain) > 1 and not _turns_left(
-                points, chain[-2], chain[-1], index
-            ):
-                chain.pop()
-            chain.append(index)
-        found[chain] = True
-    return found
-
-
-def _turns_left(points: np.ndarray, a: int, b: int, c: int) -> bool:
-    (x, y), (u, v) = points[b] - points[a], points[c] - points[a]
-    return bool(x * v - y * u > 0)

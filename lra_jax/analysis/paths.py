@@ -21,8 +21,6 @@ from numpy.typing import ArrayLike
 from lra_jax.attention.inputs import check_shape, check_size
 from lra_jax.errors import expected
 
-__all__ = ["Paths", "path_decomposition", "path_length_distribution"]
-
 SKIPPED = -1
 _MOST_PATHS = 100_000
 

@@ -19,8 +19,6 @@ from lra_jax.errors import expected, known
 from lra_jax.reports import charts
 from lra_jax.reports.page import Page
 
-__all__ = ["add_circles", "add_lengths", "add_results", "check"]
-
 _MODELS = {
     "DistilBERT": (6, 12),
     "BERT-base": (12, 12),

@@ -7,8 +7,6 @@ tokens (Dong, Cordonnier and Loukas 2021, Figure 2); read off the vector figures
 one network differ at layer 0 by that draw alone.
 """
 
-__all__ = ["figure_2"]
-
 _VARIANTS = ("attention", "attention + MLP", "attention + skip", "transformer")
 
 # A line for each variant; what a line lacks is 0 to the precision of the figure.

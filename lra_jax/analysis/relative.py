@@ -12,8 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-__all__ = ["RelativeAttention"]
-
 
 class RelativeAttention(nnx.Module):
     """Self-attention by content and distance, without biases in its projections.

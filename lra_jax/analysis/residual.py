@@ -21,8 +21,6 @@ from numpy.typing import ArrayLike
 from lra_jax.analysis.minimiser import composite_minimiser
 from lra_jax.errors import expected, known
 
-__all__ = ["composite_norm", "relative_residual", "residual"]
-
 Center = Literal["mean", "argmin"]
 
 

@@ -10,8 +10,6 @@ from numpy.typing import ArrayLike
 
 from lra_jax.errors import expected
 
-__all__ = ["cumulative_spectrum", "effective_rank"]
-
 
 def cumulative_spectrum(weights: ArrayLike) -> np.ndarray:
     """Sums of the k largest singular values, k = 1 .. min(T, S), over that of them all.

@@ -17,8 +17,6 @@ from lra_jax.errors import expected, known
 from lra_jax.reports import charts
 from lra_jax.reports.page import Page
 
-__all__ = ["Spectra", "add_spectra", "check", "initial_spectra", "run_spectra"]
-
 _GRID = np.linspace(0, 1, 65)
 _QUARTER = 16  # of the grid: the paper's 128th of 512 values
 

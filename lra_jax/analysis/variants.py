@@ -2,8 +2,6 @@
 
 from typing import NamedTuple
 
-__all__ = ["VARIANTS", "Variant"]
-
 
 class Variant(NamedTuple):
     """The parts that a network has.
