@@ -27,6 +27,7 @@ __all__ = [
     "names",
     "public_names",
     "resolve",
+    "sizes",
 ]
 
 MODULES = (
@@ -190,6 +191,11 @@ class Mechanism:
         return getattr(importlib.import_module(self.module), name)
 
 
+def sizes(**sizes: int) -> dict[str, int]:
+    """Flags of the model, as in ``sizes(num_layers=2)`` for ``model.num_layers``."""
+    return {f"model.{name}": size for name, size in sizes.items()}
+
+
 class _Mechanisms(MutableMapping[str, Mechanism]):
     """The entries by name, each read when it is first asked for."""
 
@@ -228,7 +234,8 @@ def public_names(module: str) -> list[str]:
 def _read_entry(module: str) -> Mechanism:
     """The ``MECHANISM`` of a module, which is not run for it."""
     code = compile(ast.Expression(_assigned(module, "MECHANISM")), module, "eval")
-    return replace(eval(code, {"Gate": Gate, "Mechanism": Mechanism}), module=module)
+    names = {"Gate": Gate, "Mechanism": Mechanism, "sizes": sizes}
+    return replace(eval(code, names), module=module)
 
 
 @functools.cache

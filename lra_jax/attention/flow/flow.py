@@ -47,7 +47,7 @@ from lra_jax.attention.flow import causal, gradient, whole
 from lra_jax.attention.flow.causal import FlowState, FlowTerms, Options
 from lra_jax.attention.flow.whole import Masks
 from lra_jax.attention.flow.whole import flow_slice as flow_slice
-from lra_jax.attention.registry import Mechanism
+from lra_jax.attention.registry import Mechanism, sizes
 
 __all__ = [
     "FlowState",
@@ -84,12 +84,10 @@ MECHANISM = Mechanism(
             },
             "text": {"model.num_layers": 1, "train.learning_rate": 0.005},
             "image": {"model.num_heads": 4},
-            "pathfinder": {
-                "model.num_layers": 1,
-                "model.num_heads": 8,
-                "model.embed_dim": 256,
-                "model.qkv_dim": 128,
-                "model.mlp_dim": 256,
+            "pathfinder": sizes(
+                num_layers=1, num_heads=8, embed_dim=256, qkv_dim=128, mlp_dim=256
+            )
+            | {
                 "train.learning_rate": 0.0001,
             },
         }

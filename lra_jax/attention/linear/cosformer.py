@@ -44,7 +44,7 @@ from lra_jax.attention.causal.prefix import hidden, prefix
 from lra_jax.attention.linear.linear import document_sums
 from lra_jax.attention.linear.linear import segment as plain_segment
 from lra_jax.attention.linear.sums import Sums, key_sums, no_sums
-from lra_jax.attention.registry import Mechanism
+from lra_jax.attention.registry import Mechanism, sizes
 from lra_jax.attention.sharded import exchange
 from lra_jax.errors import expected
 
@@ -72,12 +72,10 @@ MECHANISM = Mechanism(
     presets={
         "official": {
             "*": {"model.attention_options": "eps=0.0001"},
-            "listops": {
-                "model.num_layers": 6,
-                "model.num_heads": 8,
-                "model.embed_dim": 128,
-                "model.qkv_dim": 128,
-                "model.mlp_dim": 256,
+            "listops": sizes(
+                num_layers=6, num_heads=8, embed_dim=128, qkv_dim=128, mlp_dim=256
+            )
+            | {
                 "model.dropout": 0.0,
                 "train.schedule": "cosine",
                 "train.learning_rate": 0.01,
@@ -87,12 +85,10 @@ MECHANISM = Mechanism(
                 "train.eval_every": 1_000,
                 "model.pooling": "mean",
             },
-            "text": {
-                "model.num_layers": 5,
-                "model.num_heads": 8,
-                "model.embed_dim": 64,
-                "model.qkv_dim": 64,
-                "model.mlp_dim": 128,
+            "text": sizes(
+                num_layers=5, num_heads=8, embed_dim=64, qkv_dim=64, mlp_dim=128
+            )
+            | {
                 "model.dropout": 0.0,
                 "train.schedule": "cosine",
                 "train.learning_rate": 0.0005,
@@ -104,12 +100,10 @@ MECHANISM = Mechanism(
                 "model.max_length": 4_096,
                 "data.max_length": 4_096,
             },
-            "retrieval": {
-                "model.num_layers": 4,
-                "model.num_heads": 8,
-                "model.embed_dim": 128,
-                "model.qkv_dim": 128,
-                "model.mlp_dim": 256,
+            "retrieval": sizes(
+                num_layers=4, num_heads=8, embed_dim=128, qkv_dim=128, mlp_dim=256
+            )
+            | {
                 "model.dropout": 0.0,
                 "train.schedule": "cosine",
                 "train.learning_rate": 0.001,
@@ -118,23 +112,19 @@ MECHANISM = Mechanism(
                 "train.warmup": 800,
                 "train.eval_every": 1_000,
             },
-            "image": {
-                "model.num_layers": 6,
-                "model.num_heads": 8,
-                "model.embed_dim": 512,
-                "model.qkv_dim": 512,
-                "model.mlp_dim": 1_024,
+            "image": sizes(
+                num_layers=6, num_heads=8, embed_dim=512, qkv_dim=512, mlp_dim=1_024
+            )
+            | {
                 "model.dropout": 0.2,
                 "train.schedule": "cosine",
                 "train.learning_rate": 0.004,
                 "train.weight_decay": 0.05,
             },
-            "pathfinder": {
-                "model.num_layers": 6,
-                "model.num_heads": 8,
-                "model.embed_dim": 256,
-                "model.qkv_dim": 256,
-                "model.mlp_dim": 512,
+            "pathfinder": sizes(
+                num_layers=6, num_heads=8, embed_dim=256, qkv_dim=256, mlp_dim=512
+            )
+            | {
                 "model.dropout": 0.1,
                 "train.schedule": "cosine",
                 "train.learning_rate": 0.0005,

@@ -28,7 +28,7 @@ from lra_jax.attention.causal.both_ends import from_both_ends
 from lra_jax.attention.causal.documents import Documents
 from lra_jax.attention.causal.prefix import hidden, prefix
 from lra_jax.attention.linear.sums import Sums, key_sums, no_sums, row_sums
-from lra_jax.attention.registry import Mechanism
+from lra_jax.attention.registry import Mechanism, sizes
 from lra_jax.attention.sharded import exchange
 
 __all__ = [
@@ -53,13 +53,9 @@ MECHANISM = Mechanism(
     source="Katharopoulos et al. 2020",
     presets={
         "official": {
-            "pathfinder": {
-                "model.num_layers": 1,
-                "model.num_heads": 2,
-                "model.embed_dim": 128,
-                "model.qkv_dim": 64,
-                "model.mlp_dim": 128,
-            }
+            "pathfinder": sizes(
+                num_layers=1, num_heads=2, embed_dim=128, qkv_dim=64, mlp_dim=128
+            )
         }
     },
 )

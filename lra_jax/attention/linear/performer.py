@@ -44,7 +44,7 @@ from lra_jax.attention.linear.random_features import (
     performer_projection,
 )
 from lra_jax.attention.linear.sums import Sums
-from lra_jax.attention.registry import Mechanism
+from lra_jax.attention.registry import Mechanism, sizes
 from lra_jax.errors import expected
 
 __all__ = [
@@ -76,13 +76,9 @@ MECHANISM = Mechanism(
                 "model.attention_options": "kernel=relu,dialect=google,"
                 "feature_eps=0.001"
             },
-            "pathfinder": {
-                "model.num_layers": 4,
-                "model.num_heads": 8,
-                "model.embed_dim": 32,
-                "model.qkv_dim": 16,
-                "model.mlp_dim": 32,
-            },
+            "pathfinder": sizes(
+                num_layers=4, num_heads=8, embed_dim=32, qkv_dim=16, mlp_dim=32
+            ),
         }
     },
 )

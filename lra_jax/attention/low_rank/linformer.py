@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lra_jax.attention import dense, feature_maps, inputs
-from lra_jax.attention.registry import Mechanism
+from lra_jax.attention.registry import Mechanism, sizes
 from lra_jax.errors import expected, known
 
 __all__ = ["linformer_attention", "linformer_parameters", "linformer_weights"]
@@ -42,13 +42,9 @@ MECHANISM = Mechanism(
     presets={
         "official": {
             "*": {"model.attention_options": "features=16,sharing=key_value"},
-            "pathfinder": {
-                "model.num_layers": 1,
-                "model.num_heads": 2,
-                "model.embed_dim": 32,
-                "model.qkv_dim": 16,
-                "model.mlp_dim": 32,
-            },
+            "pathfinder": sizes(
+                num_layers=1, num_heads=2, embed_dim=32, qkv_dim=16, mlp_dim=32
+            ),
         },
         "compact": {"*": {"model.attention_options": "features=128"}},
         "modern": {"path*": {"model.attention_options": "features=256"}},

@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 
 from lra_jax.attention import dense, inputs
-from lra_jax.attention.registry import Mechanism
+from lra_jax.attention.registry import Mechanism, sizes
 from lra_jax.attention.softmax import key_sets, patterns
 
 __all__ = ["bigbird_attention", "bigbird_weights"]
@@ -44,13 +44,9 @@ MECHANISM = Mechanism(
         "official": {
             "*": {"model.attention_options": "block=64,num_random=3"},
             "image": {"model.num_heads": 1},
-            "pathfinder": {
-                "model.num_layers": 4,
-                "model.num_heads": 2,
-                "model.embed_dim": 64,
-                "model.qkv_dim": 32,
-                "model.mlp_dim": 64,
-            },
+            "pathfinder": sizes(
+                num_layers=4, num_heads=2, embed_dim=64, qkv_dim=32, mlp_dim=64
+            ),
         }
     },
 )

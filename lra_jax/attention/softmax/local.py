@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from lra_jax.attention import dense, inputs
-from lra_jax.attention.registry import Mechanism
+from lra_jax.attention.registry import Mechanism, sizes
 from lra_jax.attention.softmax import key_sets, patterns
 from lra_jax.errors import expected
 
@@ -43,12 +43,10 @@ MECHANISM = Mechanism(
                 "model.pooling": "mean",
             },
             "path*": {"model.attention_options": "block=64"},
-            "pathfinder": {
-                "model.num_layers": 2,
-                "model.num_heads": 4,
-                "model.embed_dim": 64,
-                "model.qkv_dim": 32,
-                "model.mlp_dim": 64,
+            "pathfinder": sizes(
+                num_layers=2, num_heads=4, embed_dim=64, qkv_dim=32, mlp_dim=64
+            )
+            | {
                 "model.dropout": 0.1,
             },
         }

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from lra_jax.attention import dense, inputs
-from lra_jax.attention.registry import Mechanism
+from lra_jax.attention.registry import Mechanism, sizes
 from lra_jax.attention.softmax import key_sets, patterns
 
 __all__ = ["longformer_attention", "longformer_weights"]
@@ -42,12 +42,10 @@ MECHANISM = Mechanism(
                 "model.num_heads": 4,
                 "model.pooling": "mean",
             },
-            "pathfinder": {
-                "model.num_layers": 2,
-                "model.num_heads": 2,
-                "model.embed_dim": 32,
-                "model.qkv_dim": 16,
-                "model.mlp_dim": 32,
+            "pathfinder": sizes(
+                num_layers=2, num_heads=2, embed_dim=32, qkv_dim=16, mlp_dim=32
+            )
+            | {
                 "model.dropout": 0.1,
             },
         }

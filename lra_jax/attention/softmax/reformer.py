@@ -31,7 +31,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lra_jax.attention import dense, inputs
-from lra_jax.attention.registry import Mechanism
+from lra_jax.attention.registry import Mechanism, sizes
 from lra_jax.attention.softmax import key_sets, patterns
 from lra_jax.errors import expected
 
@@ -49,20 +49,12 @@ MECHANISM = Mechanism(
     presets={
         "official": {
             "*": {"model.attention_options": "chunk=10,num_hashes=1,num_buckets=10"},
-            "image": {
-                "model.num_layers": 4,
-                "model.num_heads": 8,
-                "model.embed_dim": 64,
-                "model.qkv_dim": 32,
-                "model.mlp_dim": 64,
-            },
-            "pathfinder": {
-                "model.num_layers": 2,
-                "model.num_heads": 8,
-                "model.embed_dim": 64,
-                "model.qkv_dim": 32,
-                "model.mlp_dim": 64,
-            },
+            "image": sizes(
+                num_layers=4, num_heads=8, embed_dim=64, qkv_dim=32, mlp_dim=64
+            ),
+            "pathfinder": sizes(
+                num_layers=2, num_heads=8, embed_dim=64, qkv_dim=32, mlp_dim=64
+            ),
         }
     },
 )

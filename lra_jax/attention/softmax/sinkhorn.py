@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 
 from lra_jax.attention import dense, inputs
-from lra_jax.attention.registry import Mechanism
+from lra_jax.attention.registry import Mechanism, sizes
 from lra_jax.attention.softmax import key_sets, patterns
 from lra_jax.errors import expected
 
@@ -51,13 +51,9 @@ MECHANISM = Mechanism(
                 "model.dropout": 0.1,
                 "train.weight_decay": 0.7,
             },
-            "pathfinder": {
-                "model.num_layers": 2,
-                "model.num_heads": 4,
-                "model.embed_dim": 32,
-                "model.qkv_dim": 16,
-                "model.mlp_dim": 64,
-            },
+            "pathfinder": sizes(
+                num_layers=2, num_heads=4, embed_dim=32, qkv_dim=16, mlp_dim=64
+            ),
         }
     },
 )

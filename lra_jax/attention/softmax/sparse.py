@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 
 from lra_jax.attention import dense, inputs
-from lra_jax.attention.registry import Mechanism
+from lra_jax.attention.registry import Mechanism, sizes
 from lra_jax.attention.softmax import key_sets, patterns
 from lra_jax.errors import expected, known
 
@@ -43,13 +43,9 @@ MECHANISM = Mechanism(
     presets={
         "official": {
             "*": {"model.attention_options": "pattern=fixed,stride=50,summary=10"},
-            "pathfinder": {
-                "model.num_layers": 1,
-                "model.num_heads": 8,
-                "model.embed_dim": 32,
-                "model.qkv_dim": 16,
-                "model.mlp_dim": 32,
-            },
+            "pathfinder": sizes(
+                num_layers=1, num_heads=8, embed_dim=32, qkv_dim=16, mlp_dim=32
+            ),
         }
     },
 )

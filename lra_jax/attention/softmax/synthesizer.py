@@ -30,7 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lra_jax.attention import dense, feature_maps, inputs
-from lra_jax.attention.registry import Mechanism
+from lra_jax.attention.registry import Mechanism, sizes
 from lra_jax.errors import expected, known
 
 __all__ = ["synthesizer_attention", "synthesizer_parameters", "synthesizer_weights"]
@@ -47,13 +47,9 @@ MECHANISM = Mechanism(
     projections=("query", "value", "out"),
     presets={
         "official": {
-            "pathfinder": {
-                "model.num_layers": 2,
-                "model.num_heads": 4,
-                "model.embed_dim": 64,
-                "model.qkv_dim": 32,
-                "model.mlp_dim": 64,
-            }
+            "pathfinder": sizes(
+                num_layers=2, num_heads=4, embed_dim=64, qkv_dim=32, mlp_dim=64
+            )
         }
     },
 )
