@@ -1,4 +1,3 @@
-# Made by `python -m lra_jax.attention --stub`.
 from lra_jax.attention.flow.flow import *
 from lra_jax.attention.gated_units.flash import *
 from lra_jax.attention.gated_units.gau import *
@@ -15,6 +14,7 @@ from lra_jax.attention.low_rank.nystrom import *
 from lra_jax.attention.recurrent.delta import *
 from lra_jax.attention.recurrent.gated_delta import *
 from lra_jax.attention.recurrent.gla import *
+from lra_jax.attention.recurrent.hgrn import *
 from lra_jax.attention.registry import MECHANISMS as MECHANISMS
 from lra_jax.attention.registry import Gate as Gate
 from lra_jax.attention.registry import Mechanism as Mechanism

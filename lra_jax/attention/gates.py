@@ -23,6 +23,7 @@ def _softplus_decay(x: jax.Array) -> jax.Array:
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "identity": _identity,
+    "log_sigmoid": jax.nn.log_sigmoid,
     "silu": jax.nn.silu,
     "sigmoid": jax.nn.sigmoid,
     "slow_decay": _slow_decay,

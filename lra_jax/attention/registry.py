@@ -55,6 +55,7 @@ MODULES = (
     "lra_jax.attention.recurrent.gla",
     "lra_jax.attention.recurrent.delta",
     "lra_jax.attention.recurrent.gated_delta",
+    "lra_jax.attention.recurrent.hgrn",
 )
 
 
@@ -69,7 +70,8 @@ class Gate:
         a last axis.
       activation: what the projection goes through, of `lra_jax.attention.gates`.
       rank: columns between two matrices in place of one; None = one matrix.
-      bias: what the projection's bias is at first.
+      bias: what the projection's bias is at first; "spread" lets a sigmoid of it have
+        time constants from 2 to 2,000 positions, evenly in their logarithm.
     """
 
     name: str
@@ -77,7 +79,7 @@ class Gate:
     width: str = "head"
     activation: str = "identity"
     rank: int | None = None
-    bias: float = 0.0
+    bias: float | str = 0.0
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ its presets. Nothing here imports jax: ``--help`` must be quick.
 import dataclasses
 import hashlib
 import json
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from lra_jax.configs.registry import find_task
 from lra_jax.errors import check_types, expected, not_negative, positive
@@ -39,6 +39,9 @@ class TrainConfig:
     length_warmup: str = ""
     """Sequence-length warm-up: `128:0.3,512:0.4` shows the first 128 tokens of every
     training sequence for 30 % of the steps, 512 until 40 %, then all. No images."""
+    curriculum: str = ""
+    """Short examples first: `700:0.6` trains on whole examples of at most 700 tokens
+    for 60 % of the steps, then on all. No images."""
     weight_decay: float = 0.0
     """Decoupled weight decay of AdamW, multiplied by the learning rate."""
     decay_vectors: bool = True
@@ -82,16 +85,20 @@ class ModelConfig:
     """Width of all heads together, N * H."""
     mlp_dim: int = 128
     """Hidden width of the MLP and of the classification head."""
-    mlp: Literal["auto", "dense", "product_key"] = "auto"
-    """dense: an MLP in each block. product_key: a sparse memory. auto: dense, but where
-    the mechanism does the MLP's work (gau, flash) a second unit of it."""
+    mlp: Literal["auto", "dense", "glu", "product_key"] = "auto"
+    """dense: an MLP in each block. glu: a gated one. product_key: a sparse memory.
+    auto: dense, but where the mechanism does the MLP's work (gau, flash) a second unit
+    of it."""
     mlp_options: str = ""
     """Sizes of the product-key memory, as in `keys=64,heads=4,top=8,query_dim=32`."""
     max_length: int = 2000
     """Longest sequence, in tokens: size of learned tables and cosFormer's M."""
-    pooling: Literal["mean", "cls", "first"] = "mean"
+    pooling: Literal["mean", "cls", "first", "attention", "ends", "attention+ends"] = (
+        "mean"
+    )
     """mean: average over the real tokens. cls: a learned vector in front of them.
-    first: the first token's row, as LRA's encoder of pairs."""
+    first: the first token's row, as LRA's encoder of pairs. attention: four averages
+    with learned weights. ends: first and last token."""
     inputs: Literal["embedding", "linear"] = "embedding"
     """embedding: a learned row for each token id or pixel value. linear: a projection
     of the pixel's value in [0, 1]; for images."""
@@ -111,6 +118,13 @@ class ModelConfig:
     """Dropout on embeddings, attention outputs and in the MLP."""
     qkv_bias: bool = True
     """Biases in the query, key, value and output projections."""
+    short_conv: int = 0
+    """Positions of a depthwise convolution on queries, keys and values; 0 = none."""
+    gate: bool = False
+    """Normalise each head of the attention's output and gate it; mechanisms with an
+    output gate of their own keep that."""
+    local_values: bool = False
+    """Add the values to the attention's output: a path for what is near."""
     attention_options: str = ""
     """Options of the mechanism, as in `clip=5` or `features=128,sharing=none`;
     `features=256/128` gives one value to each block."""
@@ -129,6 +143,9 @@ class DataConfig:
     """Lengths to which batches are padded: auto, none (always max_length), or a list
     as in `768,1024,2000`."""
 
+    of_batches: ClassVar[tuple[str, ...]] = ("dir", "buckets")
+    """The settings that do not decide which examples there are."""
+
     def check(self) -> None:
         """Refuses settings that cannot work.
 
@@ -140,6 +157,11 @@ class DataConfig:
     def longest(self) -> int | None:
         """No sequence is longer; None where the settings do not say."""
         return None
+
+    @property
+    def augments(self) -> bool:
+        """Whether training examples are changed each time that they are shown."""
+        return False
 
     @property
     def chosen_on_test(self) -> bool:
@@ -204,7 +226,8 @@ class Config:
     """Which one this is, from 0."""
     train: TrainConfig = TrainConfig()
     model: ModelConfig = ModelConfig()
-    data: DataConfig = None  # pyright: ignore[reportAssignmentType]  # the task's own
+    data: DataConfig = None  # pyright: ignore[reportAssignmentType]
+    """The task's own settings of its data."""
 
     def __post_init__(self) -> None:
         if self.data is None:

@@ -37,6 +37,7 @@ alone, batch 32, 30,000 steps (10 epochs).
 """
 
 import dataclasses
+from typing import ClassVar
 
 from lra_jax.configs import families
 from lra_jax.configs.base import Config, GeneratedData, ModelConfig, TrainConfig
@@ -55,6 +56,16 @@ class ListOpsData(GeneratedData):
     """Deepest level of a tree."""
     max_args: int = 10
     """Most arguments of an operator."""
+    permute: bool = False
+    """Show the arguments of every operator in a new random order each time; of the
+    training split alone. Values do not change."""
+
+    of_batches: ClassVar[tuple[str, ...]] = (*GeneratedData.of_batches, "permute")
+
+    @property
+    def augments(self) -> bool:
+        """See the base class."""
+        return self.permute
 
     def check(self) -> None:
         """See the base class."""

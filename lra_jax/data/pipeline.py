@@ -13,7 +13,7 @@ A task with pairs of sequences has a `tokens` and a `lengths` for each, with the
 that its builder gives (`tokens_1`, `lengths_1`, `tokens_2`, ...).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,12 +27,16 @@ from lra_jax.data.batches import (
 )
 from lra_jax.data.buckets import Buckets
 from lra_jax.data.checks import check_integer
+from lra_jax.data.curriculum import Curriculum
 from lra_jax.data.dataset import SequenceDataset
 from lra_jax.data.length_warmup import LengthWarmup
 from lra_jax.errors import expected
 
 if TYPE_CHECKING:
     import grain
+
+Augment = Callable[[np.ndarray, np.random.Generator], np.ndarray]
+"""``(tokens of one example, generator) -> tokens`` of the same number."""
 
 __all__ = [
     "BatchPlan",
@@ -70,6 +74,8 @@ def train_iterator(
     buckets: Buckets = "auto",
     split: str = "train",
     length_warmup: str = "",
+    curriculum: str = "",
+    augment: Augment | None = None,
     shard: tuple[int, int] = (0, 1),
     num_threads: int = 2,
     prefetch: int = 16,
@@ -89,6 +95,9 @@ def train_iterator(
       split: which examples.
       length_warmup: how much of each sequence the first batches hold, see
         `LengthWarmup`.
+      curriculum: which examples the first batches hold, see `Curriculum`.
+      augment: applied to every sequence of every batch, with a generator that is a
+        function of the seed, the step and the row; None = the data as they are.
       shard: this host's index and the number of hosts; the host gets its rows of
         every batch, and reads no others.
       num_threads: threads that read ahead; 0 reads when asked.
@@ -100,7 +109,7 @@ def train_iterator(
     import grain  # Takes a second, and imports jax.
 
     rows = _shard_rows(batch_size, shard)
-    plan = plan_batches(
+    plan = Curriculum.parse(curriculum, num_steps).plan(
         _example_lengths(dataset, split),
         buckets=bucket_lengths(dataset, buckets),
         batch_size=batch_size,
@@ -115,7 +124,14 @@ def train_iterator(
 
     def load(step: int) -> dict[str, np.ndarray]:
         batch = plan[step]
-        return reader.read(Batch(batch.length, batch.ids[rows]), warmup.limit(step))
+        chosen = Batch(batch.length, batch.ids[rows])
+        if augment is None:
+            return reader.read(chosen, warmup.limit(step))
+        draws = [
+            np.random.Generator(np.random.Philox(np.random.SeedSequence(entropy)))
+            for entropy in ((seed, step, row) for row in range(batch_size)[rows])
+        ]
+        return reader.read(chosen, warmup.limit(step), augment, draws)
 
     options = grain.ReadOptions(num_threads=num_threads, prefetch_buffer_size=prefetch)
     steps = grain.MapDataset.range(num_steps)
@@ -203,8 +219,17 @@ class _Reader:
         self._labels = dataset.labels(split)
         self._sequences = dataset.sequences
 
-    def read(self, batch: Batch, limit: int | None = None) -> dict[str, np.ndarray]:
-        """The examples of a batch; of each sequence at most `limit` tokens."""
+    def read(
+        self,
+        batch: Batch,
+        limit: int | None = None,
+        augment: Augment | None = None,
+        draws: Sequence[np.random.Generator] = (),
+    ) -> dict[str, np.ndarray]:
+        """The examples of a batch; of each sequence at most `limit` tokens.
+
+        They are augmented before they are cut, each with its own generator.
+        """
         records = self._source.__getitems__(batch.ids.tolist())
         width = min(batch.length, limit or batch.length)
         arrays = {}
@@ -212,8 +237,11 @@ class _Reader:
             tokens = np.zeros((len(records), width), np.uint8)
             lengths = np.zeros(len(records), np.int32)
             for row, record in enumerate(records):
-                lengths[row] = min(len(record[name]), width)
-                tokens[row, : lengths[row]] = record[name][:width]
+                whole = record[name]
+                if augment is not None:
+                    whole = augment(whole, draws[row])
+                lengths[row] = min(len(whole), width)
+                tokens[row, : lengths[row]] = whole[:width]
             arrays[name] = tokens
             arrays[name.replace("tokens", "lengths", 1)] = lengths
         return arrays | {"labels": self._labels[batch.ids]}

@@ -13,7 +13,9 @@ from lra_jax.errors import expected
 from lra_jax.models.config import AttentionConfig, configured
 from lra_jax.models.gates import GateLayer
 from lra_jax.models.intermediates import sow
-from lra_jax.models.layers import Dense, LayerNorm, rotated
+from lra_jax.models.layers import Dense, HeadNorm, LayerNorm, rotated
+from lra_jax.models.options import named
+from lra_jax.models.short_conv import ShortConv
 
 
 class Buffer(nnx.Variable):
@@ -73,6 +75,11 @@ class MultiHeadAttention(nnx.Module):
         self.out = project("out", value_width, out_features)
         widths = {"head": self.head_dim, "value": self.value_dim}
         sizes = (in_features, self.num_heads, widths)
+        self.convs = nnx.Dict(self._convolutions(rngs))
+        adds = config.adds_gate
+        norm = HeadNorm(self.num_heads, self.value_dim) if adds else None
+        self.out_norm: Any = norm
+        self.out_gate: Any = Dense(in_features, value_width, **dense) if adds else None
         self.gates = nnx.Dict(
             {
                 gate.name: GateLayer(gate, *sizes, dtype=dtype, rngs=rngs)
@@ -146,16 +153,21 @@ class MultiHeadAttention(nnx.Module):
         if context is None:
             context = inputs
             query_mask = mask if query_mask is None else query_mask
+        elif self.config.local_values:
+            raise expected("context", "None with local_values", "an array")
         self._check_shapes(inputs, context, mask, query_mask, memory)
-        value = self._heads(self.value, context, self.value_dim)
+        value = self._heads("value", context, self.value_dim, mask)
         # An argument without projection is not read: any array of its shape will do.
         unread = jnp.zeros((), value.dtype)
         heads = (self.num_heads, self.head_dim)
         query, key = (
-            jnp.broadcast_to(unread, (*x.shape[:2], *heads))
-            if layer is None
-            else self._heads(layer, x, self.head_dim)
-            for layer, x in ((self.query, inputs), (self.key, context))
+            self._heads(name, x, self.head_dim, real)
+            if name in self.projections
+            else jnp.broadcast_to(unread, (*x.shape[:2], *heads))
+            for name, x, real in (
+                ("query", inputs, query_mask),
+                ("key", context, mask),
+            )
         )
         if self.config.rotary:
             query, key = rotated(query), rotated(key)
@@ -188,7 +200,13 @@ class MultiHeadAttention(nnx.Module):
             # Compiled, the steps that both calls have in common are one.
             _, packed = with_memory(query, key, value, **keywords)
             memory = self._carried(memory, packed)
+        if self.config.local_values:
+            out = out + value
+        if self.out_norm is not None:
+            out = self.out_norm(out)
         out = out.reshape(*out.shape[:-2], -1)
+        if self.out_gate is not None:
+            out = out * jax.nn.silu(self.out_gate(inputs))
         return out if self.out is None else self.out(out), memory
 
     def _check_shapes(
@@ -228,25 +246,56 @@ class MultiHeadAttention(nnx.Module):
         """The dense projections that the mechanism has a use for."""
         return self.mechanism.projections
 
-    def _heads(self, layer: Dense | None, inputs: jax.Array, width: int) -> jax.Array:
+    def _heads(
+        self, name: str, inputs: jax.Array, width: int, mask: jax.Array | None
+    ) -> jax.Array:
+        """Queries, keys or values, `[B, T, N, width]`."""
         out = inputs
-        if layer is not None:
-            out = gates.activated(self.mechanism.activation, layer(inputs))
+        if name in self.projections:
+            out = getattr(self, name)(inputs)
+            activation = self.mechanism.activation
+            if name in self.convs:
+                out = self.convs[name](out, mask)
+                activation = "silu" if activation == "identity" else activation
+            out = gates.activated(activation, out)
         return out.reshape(*out.shape[:-1], self.num_heads, width)
+
+    def _convolutions(self, rngs: nnx.Rngs) -> dict[str, ShortConv]:
+        """One for each of the projections, if there are to be any."""
+        config, widths = self.config, self.config.widths
+        if not config.short_conv:
+            return {}
+        columns = {
+            "query": widths.head_dim,
+            "key": widths.head_dim,
+            "value": widths.value_dim,
+        }
+        return {
+            name: ShortConv(
+                widths.num_heads * width,
+                config.short_conv,
+                is_causal=config.is_causal,
+                rngs=rngs,
+            )
+            for name, width in columns.items()
+            if name in self.projections
+        }
 
     def _parameters(self, rngs: nnx.Rngs) -> dict[str, nnx.Variable]:
         """The mechanism's own arrays."""
         make = self.mechanism.make_parameters
         if make is None or not self.config.own_parameters:
             return {}
-        arrays = make(
-            rngs.params(),
-            max_length=self.config.max_length,
-            num_heads=self.num_heads,
-            head_dim=self.head_dim,
-            dtype=jnp.float32,
-            **self.config.parameter_options,
-        )
+        known = {
+            "max_length": self.config.max_length,
+            "num_heads": self.num_heads,
+            "head_dim": self.head_dim,
+            "layer": self.config.layer,
+            "num_layers": self.config.num_layers,
+            "dtype": jnp.float32,
+        }
+        taken = {name: x for name, x in known.items() if name in named(make)}
+        arrays = make(rngs.params(), **taken, **self.config.parameter_options)
         buffers = self.mechanism.buffers
         return {
             name: Buffer(array) if name in buffers else nnx.Param(array)

@@ -33,7 +33,7 @@ class SequenceClassifier(PooledEncoder):
     ):
         super().__init__(vocab_size, rngs=rngs, **settings)
         config = self.encoder.config
-        self.hidden = Dense(config.embed_dim, config.mlp_dim, rngs=rngs)
+        self.hidden = Dense(self.pooled_features, config.mlp_dim, rngs=rngs)
         self.logits = Dense(config.mlp_dim, num_classes, rngs=rngs)
 
     def __call__(

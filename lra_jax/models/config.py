@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from lra_jax.attention import registry
-from lra_jax.attention.inputs import check_size
+from lra_jax.attention.inputs import check_flag, check_size
 from lra_jax.errors import check_types, expected, within
 from lra_jax.models.layers import check_even, check_rate
 from lra_jax.models.options import named, split_options
@@ -17,7 +17,7 @@ from lra_jax.models.product_keys import memory_sizes
 
 Inputs = Literal["embedding", "linear"]
 Positions = Literal["learned", "sinusoidal", "learned_2d", "rotary", "none"]
-MlpKind = Literal["auto", "dense", "product_key"]
+MlpKind = Literal["auto", "dense", "glu", "product_key"]
 Options = Mapping[str, Any] | tuple[tuple[str, Any], ...] | None
 Config = TypeVar("Config", "AttentionConfig", "EncoderConfig")
 
@@ -62,6 +62,17 @@ class AttentionConfig:
         that first maps queries and keys through a function of its own sees rotated
         vectors, which tell positions, but not as differences only.
       use_bias: biases in the four projections.
+      short_conv: positions of a depthwise convolution on queries, keys and values after
+        their projections, followed by silu; 0 = none. Centred, or looking back only if
+        ``is_causal``.
+      gate: multiply the output, each head of which is first normalised (RMS, with a
+        learned gain), by ``silu(W_g x + b_g)``, as in retention and gated linear
+        attention. A mechanism with such a gate of its own keeps that one.
+      local_values: add the values to the output, after their convolution: a path for
+        what is near, which a normalised mixture of all positions averages away (Han et
+        al. 2023, "FLatten Transformer", arXiv:2308.00442, on images).
+      layer: index of the layer in its model, from 0, and
+      num_layers: how many there are: a mechanism's arrays may depend on both at first.
       dtype: of the computation; parameters are float32.
 
     Raises:
@@ -84,12 +95,20 @@ class AttentionConfig:
     gives_memory: bool = False
     rotary: bool = False
     use_bias: bool = True
+    short_conv: int = 0
+    gate: bool = False
+    local_values: bool = False
+    layer: int = 0
+    num_layers: int = 1
     dtype: Any = None
 
     def __post_init__(self):
         _keep(self, mechanism=registry.resolve(self.mechanism))
         _keep(self, options=_frozen(self.options))
         _check_sizes(self, "in_features", "qkv_features", "out_features", "max_length")
+        check_size("short_conv", self.short_conv, 0)
+        for name in ("gate", "local_values"):
+            check_flag(name, getattr(self, name))
         width = self.qkv_features or self.in_features
         if self.num_heads < 1 or width % self.num_heads:
             wanted = f"a divisor of qkv_features={width}"
@@ -136,6 +155,11 @@ class AttentionConfig:
         return accepted is None or keyword in accepted
 
     @property
+    def adds_gate(self) -> bool:
+        """Whether the layer gates its output, in place of the mechanism."""
+        return self.gate and all(g.name != "gate" for g in self.mechanism.gates)
+
+    @property
     def carries_memory(self) -> bool:
         """Whether there is a memory that goes from layer to layer."""
         return self.mechanism.memory is not None and not self.is_causal
@@ -169,8 +193,8 @@ class EncoderConfig:
         does the MLP's work too, as gated attention units do, takes its place.
       qkv_features: width of all heads together; None = ``embed_dim``.
       mlp: the second part of a block, after attention: "dense", an MLP of ``mlp_dim``;
-        "product_key", a memory (`lra_jax.models.product_keys`); "auto", an MLP, or
-        where the mechanism does its work too, a second such layer.
+        "glu", a gated one; "product_key", a memory (`lra_jax.models.product_keys`);
+        "auto", an MLP, or where the mechanism does its work too, a second such layer.
       mlp_options: sizes of the memory, as in ``{"keys": 32}``.
       max_length: longest sequence of tokens.
       mechanism: see `AttentionConfig`.
@@ -188,6 +212,7 @@ class EncoderConfig:
       remat: keep only each block's input for the backward pass, and compute the rest
         of it again: less memory for about a third more arithmetic, the same numbers.
       qkv_bias: biases in the attention's projections.
+      short_conv, gate, local_values: see `AttentionConfig`.
       dtype: of the computation; parameters are float32.
 
     Raises:
@@ -214,6 +239,9 @@ class EncoderConfig:
     dropout: float = 0.1
     remat: bool = False
     qkv_bias: bool = True
+    short_conv: int = 0
+    gate: bool = False
+    local_values: bool = False
     dtype: Any = None
 
     def __post_init__(self):
@@ -267,6 +295,11 @@ class EncoderConfig:
             gives_memory=index < self.num_layers - 1,
             rotary=self.positions == "rotary",
             use_bias=self.qkv_bias,
+            short_conv=self.short_conv,
+            gate=self.gate,
+            local_values=self.local_values,
+            layer=index,
+            num_layers=self.num_layers,
             dtype=self.dtype,
         )
 

@@ -127,8 +127,9 @@ class TransformerEncoder(nnx.Module):
             if config.mlp == "product_key":
                 options = dict(config.mlp_options or ())
                 second: nnx.Module = ProductKeyMemory(width, options, rngs=rngs, **rest)
-            elif config.mlp == "dense" or first.mechanism.mlp:
-                second = Mlp(width, config.mlp_dim, rngs=rngs, **rest)
+            elif config.mlp in ("dense", "glu") or first.mechanism.mlp:
+                gated = config.mlp == "glu"
+                second = Mlp(width, config.mlp_dim, gated=gated, rngs=rngs, **rest)
             else:  # Two gated units are one attention and one MLP.
                 second = MultiHeadAttention(config=attention, rngs=rngs)
             return EncoderBlock(first, second, width, **rest)

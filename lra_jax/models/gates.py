@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from lra_jax.attention import gates, registry
@@ -48,6 +50,8 @@ class GateLayer(nnx.Module):
         in_features = in_features if rank is None else rank
         width = num_heads * widths.get(gate.width, 1)
         bias = nnx.initializers.constant(gate.bias)
+        if gate.bias == "spread":
+            bias = spread
         self.outer = Dense(in_features, width, bias_init=bias, **init)
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -55,3 +59,13 @@ class GateLayer(nnx.Module):
         x = x if self.inner is None else self.inner(x)
         x = gates.activated(self.activation, self.outer(x))
         return x.reshape(*x.shape[:-1], *self.shape)
+
+
+def spread(key: jax.Array, shape: tuple[int], dtype: Any = jnp.float32) -> jax.Array:
+    """Biases b with ``sigmoid(b) = exp(-1 / c)``, time constants c from 2 to 2,000.
+
+    ``c_i = 2 * 1000^((2 i / n) mod 1)``: either half of the n columns has all of them.
+    """
+    del key
+    constants = 2 * 1000 ** (2 * np.arange(shape[0]) / shape[0] % 1)
+    return jnp.asarray(-np.log(np.expm1(1 / constants)), dtype)

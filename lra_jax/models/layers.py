@@ -108,6 +108,27 @@ def _layer_norm_backward(
 _layer_norm.defvjp(_layer_norm_forward, _layer_norm_backward)
 
 
+class HeadNorm(nnx.Module):
+    """``x / sqrt(mean(x^2) + epsilon) * gain``, each head of a position by itself.
+
+    Args:
+      num_heads: N.
+      head_dim: H.
+      epsilon: added to the mean square, which is float32.
+    """
+
+    def __init__(self, num_heads: int, head_dim: int, *, epsilon: float = 1e-6):
+        self.gain = nnx.Param(jnp.ones((num_heads, head_dim)))
+        self.epsilon = epsilon
+
+    def __call__(self, inputs: jax.Array) -> jax.Array:
+        """`[B, T, N, H]` to `[B, T, N, H]`."""
+        x = inputs.astype(jnp.float32)
+        square = jnp.mean(jnp.square(x), -1, keepdims=True)
+        x = x * jax.lax.rsqrt(square + self.epsilon) * self.gain[...][None, None]
+        return x.astype(inputs.dtype)
+
+
 class Dropout(nnx.Module):
     """Zeroes each element with probability ``rate``, and scales the rest to the mean.
 

@@ -51,7 +51,7 @@ class MatchingClassifier(PooledEncoder):
         super().__init__(vocab_size, rngs=rngs, **settings)
         width = self.encoder.config.mlp_dim
         parts = 4 if interaction == "nli" else 2
-        self.hidden = Dense(parts * self.encoder.config.embed_dim, width, rngs=rngs)
+        self.hidden = Dense(parts * self.pooled_features, width, rngs=rngs)
         self.hidden_2 = Dense(width, max(width // 2, 1), rngs=rngs)
         self.logits = Dense(max(width // 2, 1), num_classes, rngs=rngs)
 

@@ -11,9 +11,13 @@ from lra_jax.models.layers import Dense, Dropout
 class Mlp(nnx.Module):
     """``W_2 dropout(gelu(W_1 x + b_1)) + b_2``, on each position alone.
 
+    Gated, ``W_2 dropout(silu(W_1 x + b_1) * (W_3 x + b_3)) + b_2``: the SwiGLU of
+    Shazeer 2020 (arXiv:2002.05202), with biases.
+
     Args:
       features: width D of input and output.
       hidden: width between.
+      gated: the second form, which has half as many parameters again.
       dropout: rate after the activation.
       dtype: of the computation; parameters are float32.
       rngs: for initialisation (Glorot uniform, zero biases).
@@ -24,6 +28,7 @@ class Mlp(nnx.Module):
         features: int,
         hidden: int,
         *,
+        gated: bool = False,
         dropout: float = 0.0,
         dtype: Any = None,
         rngs: nnx.Rngs,
@@ -31,6 +36,7 @@ class Mlp(nnx.Module):
         init: dict[str, Any] = {"kernel_init": nnx.initializers.xavier_uniform()}
         init |= {"dtype": dtype, "rngs": rngs}
         self.inner = Dense(features, hidden, **init)
+        self.gate = Dense(features, hidden, **init) if gated else None
         self.outer = Dense(hidden, features, **init)
         self.dropout = Dropout(dropout)
 
@@ -42,5 +48,9 @@ class Mlp(nnx.Module):
         rngs: nnx.Rngs | None = None,
     ) -> jax.Array:
         """`[..., D]` to `[..., D]`; ``mask`` is not read; ``rngs`` trains."""
-        hidden = jax.nn.gelu(self.inner(x))
+        hidden = self.inner(x)
+        if self.gate is None:
+            hidden = jax.nn.gelu(hidden)
+        else:
+            hidden = jax.nn.silu(hidden) * self.gate(x)
         return self.outer(self.dropout(hidden, rngs))

@@ -24,7 +24,7 @@ def split_options(
     """
     make, layout = mechanism.make_parameters, mechanism.make_layout
     taken = set() if make is None else named(make) - {"max_length", "num_heads"}
-    taken -= {"head_dim", "dtype", "rng_key"}
+    taken -= {"head_dim", "dtype", "rng_key", "layer", "num_layers"}
     widths = set() if layout is None else named(layout) - {"in_features"}
     own = {name: v for name, v in options.items() if name in taken}
     accepted = named(mechanism.attention) - set(OWN_KEYWORDS)

@@ -17,13 +17,17 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from lra_jax.attention.inputs import check_shape
+from lra_jax.attention.feature_maps import masked_softmax
+from lra_jax.attention.inputs import check_shape, next_position
 from lra_jax.errors import known
 from lra_jax.models.config import EncoderConfig, configured
 from lra_jax.models.encoder import TransformerEncoder
 
-Pooling = Literal["mean", "cls", "first"]
+Pooling = Literal["mean", "cls", "first", "attention", "ends", "attention+ends"]
 Padding = Literal["lengths", "zeros"]
+
+# Of attention pooling.
+_QUERIES = 4
 
 
 class PooledEncoder(nnx.Module):
@@ -32,7 +36,10 @@ class PooledEncoder(nnx.Module):
     Args:
       vocab_size: token ids are below it.
       pooling: "mean" over the real tokens; "cls", the row of a learned vector in front
-        of them; or "first", the row of the first token.
+        of them; "first", the row of the first token; "ends", those of the first and the
+        last real one, side by side; "attention", four means side by side, each weighted
+        by the softmax over the real tokens of ``q . x / sqrt(D)`` with a learned q; or
+        "attention+ends", both.
       padding: "lengths" or "zeros", see above.
       config: the encoder's settings, but for ``cls_token``, which follows from pooling.
       rngs: for initialisation.
@@ -58,6 +65,16 @@ class PooledEncoder(nnx.Module):
         settings |= {"cls_token": pooling == "cls"}
         config = configured(EncoderConfig, config, settings)
         self.encoder = TransformerEncoder(vocab_size, config=config, rngs=rngs)
+        width = config.embed_dim
+        draw = nnx.initializers.normal(1.0)
+        # One assignment: what is None at first cannot become a parameter.
+        self.queries = (
+            nnx.Param(draw(rngs.params(), (_QUERIES, width)))
+            if "attention" in pooling
+            else None
+        )
+        rows = {"attention": _QUERIES, "ends": 2}
+        self.pooled_features = width * sum(rows.get(x, 1) for x in pooling.split("+"))
 
     def pooled(
         self,
@@ -65,7 +82,7 @@ class PooledEncoder(nnx.Module):
         lengths: jax.Array | None = None,
         rngs: nnx.Rngs | None = None,
     ) -> jax.Array:
-        """One float32 vector `[B, D]` for each row of tokens `[B, T]`.
+        """One float32 vector `[B, pooled_features]` for each row of tokens `[B, T]`.
 
         Raises:
           ValueError: tokens or lengths of another shape, or of a length that the
@@ -76,9 +93,17 @@ class PooledEncoder(nnx.Module):
             check_shape("lengths", lengths, "B", len(tokens))
         mask = self._mask(tokens, lengths)
         encoded = self.encoder(tokens, mask, rngs).astype(jnp.float32)
-        if self.pooling != "mean":
+        real = mask if self.padding == "lengths" else None
+        if self.pooling == "mean":
+            return _mean(encoded, real)
+        if self.pooling in ("cls", "first"):
             return encoded[:, 0]
-        return _mean(encoded, mask if self.padding == "lengths" else None)
+        parts = []
+        if self.queries is not None:
+            parts.append(_attended(encoded, self.queries[...], real))
+        if "ends" in self.pooling:
+            parts += [encoded[:, 0], _last(encoded, real)]
+        return jnp.concatenate(parts, -1)
 
     def _mask(self, tokens: jax.Array, lengths: jax.Array | None) -> jax.Array | None:
         """Boolean `[B, T]`, True at what may be attended; None = everything."""
@@ -99,3 +124,22 @@ def _mean(x: jax.Array, mask: jax.Array | None) -> jax.Array:
     # A product and a sum, not an einsum, whose gradient XLA lays out with T last.
     total = jnp.sum(x * weights[:, :, None], 1)
     return total / jnp.maximum(weights.sum(1), 1)[:, None]
+
+
+def _attended(x: jax.Array, queries: jax.Array, mask: jax.Array | None) -> jax.Array:
+    """``sum_t softmax_t(q . x_t / sqrt(D)) x_t`` for each query q of `[Q, D]`.
+
+    `[B, T, D]` -> `[B, Q D]`.
+    """
+    scores = jnp.einsum("btd,qd->bqt", x, queries) / x.shape[-1] ** 0.5
+    mask = None if mask is None else mask[:, None]
+    weights = masked_softmax(scores, mask, axis=-1)
+    return jnp.einsum("bqt,btd->bqd", weights, x).reshape(x.shape[0], -1)
+
+
+def _last(x: jax.Array, mask: jax.Array | None) -> jax.Array:
+    """The row of the last real token, `[B, D]`; the first row where there is none."""
+    if mask is None:
+        return x[:, -1]
+    last = jnp.maximum(next_position(mask, *mask.shape) - 1, 0)
+    return jnp.take_along_axis(x, last[:, None, None], 1)[:, 0]

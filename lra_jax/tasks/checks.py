@@ -10,6 +10,7 @@ from flax import nnx
 from lra_jax.attention import registry
 from lra_jax.attention.sharded.sequence import sequence_parallel
 from lra_jax.configs import Config, TrainConfig
+from lra_jax.data.curriculum import Curriculum
 from lra_jax.data.length_warmup import LengthWarmup
 from lra_jax.errors import expected, not_negative, positive, renamed, within
 from lra_jax.models import AttentionConfig, MultiHeadAttention
@@ -36,7 +37,7 @@ def check_config(config: Config, task: Task) -> None:
         raise expected("--workdir", "a folder", "''")
     _check_ranges(config)
     config.data.check()
-    _check_length_warmup(config.train, task)
+    _check_stages(config.train, task)
     if task.image_shape is None:
         _refuse_images(config)
     _check_lengths(config, task)
@@ -135,14 +136,16 @@ def _check_processes(config: Config) -> None:
         raise expected("--process_id", wanted, index)
 
 
-def _check_length_warmup(train: TrainConfig, task: Task) -> None:
-    try:
-        LengthWarmup.parse(train.length_warmup, train.steps)
-    except ValueError as error:
-        raise renamed(error, "--train.length_warmup") from error
-    if train.length_warmup and task.image_shape is not None:
-        wanted = "nothing for images, which stay whole"
-        raise expected("--train.length_warmup", wanted, repr(train.length_warmup))
+def _check_stages(train: TrainConfig, task: Task) -> None:
+    for kind in (LengthWarmup, Curriculum):
+        given = getattr(train, kind.name)
+        try:
+            kind.parse(given, train.steps)
+        except ValueError as error:
+            raise renamed(error, f"--train.{kind.name}") from error
+        if given and task.image_shape is not None:
+            wanted = "nothing for images, which are whole and of one size"
+            raise expected(f"--train.{kind.name}", wanted, repr(given))
 
 
 def _refuse_images(config: Config) -> None:

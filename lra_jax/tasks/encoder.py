@@ -55,6 +55,9 @@ def _encoder_config(
         dropout=model.dropout,
         remat=config.train.remat,
         qkv_bias=model.qkv_bias,
+        short_conv=model.short_conv,
+        gate=model.gate,
+        local_values=model.local_values,
         dtype=jnp.dtype(config.train.dtype),
     )
 
@@ -64,6 +67,7 @@ _FLAGS = {
     for name in (
         *("num_layers", "embed_dim", "num_heads", "mlp_dim", "mlp", "mlp_options"),
         *("max_length", "inputs", "positions", "dropout"),
+        *("short_conv", "gate", "local_values"),
     )
 } | {
     "attention": "--attention",

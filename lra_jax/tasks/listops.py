@@ -28,5 +28,6 @@ TASK = Task(
     ),
     published=published("listops"),
     decoder="lra_jax.data.listops:decode",
+    augmentation="lra_jax.data.listops_permutation:permuted",
     tree_drawer="lra_jax.data.listops_language:tree",
 )

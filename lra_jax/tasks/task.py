@@ -38,7 +38,7 @@ class Task:
       data: the dataclass of its ``--data.*`` settings.
       presets: ``(attention) -> Config`` by name.
       reader: names ``(data_dir, **settings) -> SequenceDataset``, which makes or finds
-        the data; the settings are the fields of `data` but `dir` and `buckets`.
+        the data; the settings are the fields of `data` but those `of_batches`.
       reader_settings: further settings of the reader, which are no flags.
       model: names ``(config, dataset, rngs) -> nnx.Module``.
       objective: names ``(model, batch, rngs) -> sums``: the weighted sums "loss" and
@@ -49,6 +49,8 @@ class Task:
       floors: ``(name, percent)`` of readers that learn nothing of interest.
       published: published test accuracies, each with its protocol.
       decoder: names ``(tokens, uint8 [length]) -> str``, for people; images have none.
+      augmentation: names ``(tokens, generator) -> tokens``, applied to each training
+        example where its data settings say so.
       tree_drawer: names ``(tokens) -> lra_jax.data.listops_language.Tree``, where a
         sequence is a nested expression.
     """
@@ -65,6 +67,7 @@ class Task:
     floors: tuple[tuple[str, float], ...] = ()
     published: tuple[Published, ...] = ()
     decoder: str = "lra_jax.tasks.task:decode_bytes"
+    augmentation: str | None = None
     tree_drawer: str | None = None
 
     def prepare(self, data: DataConfig) -> "SequenceDataset":
@@ -75,7 +78,7 @@ class Task:
           OSError: the folder cannot be written, or its disk is full.
         """
         settings = {f.name: getattr(data, f.name) for f in dataclasses.fields(data)}
-        for name in ("dir", "buckets"):
+        for name in data.of_batches:
             del settings[name]
         read = pkgutil.resolve_name(self.reader)
         return read(data.dir, **self.reader_settings, **settings)
@@ -113,6 +116,12 @@ class Task:
     def decode(self) -> Callable[["np.ndarray"], str]:
         """``(tokens) -> str``."""
         return pkgutil.resolve_name(self.decoder)
+
+    def augment(self, data: DataConfig) -> Callable[..., "np.ndarray"] | None:
+        """What happens to the tokens of each training example; None = nothing."""
+        if self.augmentation is None or not data.augments:
+            return None
+        return pkgutil.resolve_name(self.augmentation)
 
     @property
     def tree(self) -> Callable[["np.ndarray"], Any] | None:

@@ -135,6 +135,8 @@ class Trainer:
             num_steps=train.steps,
             buckets=self.buckets,
             length_warmup=train.length_warmup,
+            curriculum=train.curriculum,
+            augment=task.augment(config.data),
             shard=self._shard,
         )
 

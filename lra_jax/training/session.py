@@ -16,7 +16,9 @@ import jax
 
 import lra_jax
 from lra_jax.configs import Config, get_preset
+from lra_jax.data.curriculum import Curriculum
 from lra_jax.data.length_warmup import LengthWarmup
+from lra_jax.data.stages import tokens_before
 from lra_jax.errors import expected
 from lra_jax.files import write_json
 from lra_jax.tasks import Task, get_task
@@ -79,10 +81,13 @@ class Session:
             self.console.line(f"finished before, in {self.workdir}:")
         else:
             train = self.config.train
-            warmup = LengthWarmup.parse(train.length_warmup, train.steps)
             # Shorter sequences make quicker steps.
-            lengths = self.dataset.lengths("train")
-            self.console.work = functools.partial(warmup.work, lengths)
+            self.console.work = functools.partial(
+                tokens_before,
+                self.dataset.lengths("train"),
+                cut=LengthWarmup.parse(train.length_warmup, train.steps),
+                whole=Curriculum.parse(train.curriculum, train.steps),
+            )
             self.console.facts(self._facts())
             if self.console.start:
                 self.console.line(f"going on from step {self.console.start}")

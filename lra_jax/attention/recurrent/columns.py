@@ -1,0 +1,114 @@
+"""A scan over positions in which every head fades by a factor of its own.
+
+``h_t = a_t h_(t-1) + x_t`` with a scalar a_t for each head and position: the linear
+recurrence of gated recurrent networks, column by column.
+
+On a CPU it is a loop over positions in an array that has them first, which walks
+through memory once; elsewhere an associative scan, whose depth is the logarithm of the
+length.
+Either way nothing is divided by a product of factors, which vanishes.
+
+The loop has its own derivative, ``l_t = g_t + a_(t+1) l_(t+1)`` backward in time: the
+same scan, over the same factors. Gradients of gradients work; ``jax.jvp`` raises
+TypeError.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+
+def scan_columns(
+    factors: jax.Array,
+    values: jax.Array,
+    start: jax.Array | None = None,
+    *,
+    reverse: bool = False,
+) -> tuple[jax.Array, jax.Array]:
+    """The state at every position.
+
+    Args:
+      factors: a, `[B, T, N]`.
+      values: x, `[B, T, N, Hv]`.
+      start: the state before the first position, `[B, N, Hv]`; None = zero.
+      reverse: begin with the last position.
+
+    Returns:
+      `[B, T, N, Hv]`, and the state after the position that comes last.
+    """
+    batch, _, heads, width = values.shape
+    rows = jnp.repeat(factors, width, 2) if width > 1 else factors
+    # Heads and their columns are one axis: loops over two are slower on a CPU.
+    flat = jnp.swapaxes(values.reshape(*rows.shape), 0, 1)
+    first = jnp.zeros_like(flat[0]) if start is None else start.reshape(batch, -1)
+    states = _scan(reverse, jnp.swapaxes(rows, 0, 1), flat, first)
+    last = states[0] if reverse else states[-1]
+    states = jnp.swapaxes(states, 0, 1).reshape(*values.shape)
+    return states, last.reshape(batch, heads, width)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _scan(
+    reverse: bool, factors: jax.Array, values: jax.Array, start: jax.Array
+) -> jax.Array:
+    """`[T, B, C]`, `[T, B, C]` and `[B, C]` -> `[T, B, C]`."""
+    if jax.default_backend() == "cpu":
+        return _loop(reverse, factors, values, start)
+    return _tree(reverse, factors, values, start)
+
+
+def _loop(
+    reverse: bool, factors: jax.Array, values: jax.Array, start: jax.Array
+) -> jax.Array:
+    def step(
+        state: jax.Array, position: tuple[jax.Array, jax.Array]
+    ) -> tuple[jax.Array, jax.Array]:
+        factor, value = position
+        state = factor * state + value
+        return state, state
+
+    return jax.lax.scan(step, start, (factors, values), reverse=reverse)[1]
+
+
+def _tree(
+    reverse: bool, factors: jax.Array, values: jax.Array, start: jax.Array
+) -> jax.Array:
+    def combine(
+        earlier: tuple[jax.Array, jax.Array], later: tuple[jax.Array, jax.Array]
+    ) -> tuple[jax.Array, jax.Array]:
+        return earlier[0] * later[0], later[0] * earlier[1] + later[1]
+
+    first = -1 if reverse else 0
+    values = values.at[first].add(factors[first] * start)
+    scan = jax.lax.associative_scan
+    return scan(combine, (factors, values), reverse=reverse)[1]
+
+
+def _forward(
+    reverse: bool, factors: jax.Array, values: jax.Array, start: jax.Array
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    states = _scan(reverse, factors, values, start)
+    return states, (factors, states, start)
+
+
+def _backward(
+    reverse: bool, kept: tuple[jax.Array, ...], of_states: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    factors, states, start = kept
+    # The factor after the last position multiplies nothing.
+    later = _shifted(factors, jnp.ones_like(factors[0]), not reverse)
+    of_values = _scan(not reverse, later, of_states, jnp.zeros_like(start))
+    before = _shifted(states, start, reverse)
+    first = -1 if reverse else 0
+    return of_values * before, of_values, factors[first] * of_values[first]
+
+
+def _shifted(array: jax.Array, edge: jax.Array, to_left: bool) -> jax.Array:
+    """`[T, ...]` one position later, or earlier, with an edge where one is missing."""
+    if to_left:
+        return jnp.concatenate([array[1:], edge[None]])
+    return jnp.concatenate([edge[None], array[:-1]])
+
+
+_scan.defvjp(_forward, _backward)

@@ -1,0 +1,374 @@
+"""The hierarchically gated recurrence (Qin et al. 2023, "Hierarchically Gated Recurrent
+Neural Network for Sequence Modeling", from the authors of cosFormer).
+
+``h_t = f_t h_(t-1) + (1 - f_t) v_t`` for each column by itself, read as
+``out_t = g_t * norm(h_t)``: no queries and no keys. In a model
+
+- ``v = silu(W_v x + b_v)``;
+- ``f = b + (1 - b) sigmoid(W_f x + b_f)``, where the lower bound b, one for each
+  column, is 0 in the first layer and nearer to 1 in every later one, so that upper
+  layers keep what they hold for longer;
+- ``g = silu(W_g x + b_g)``.
+
+With ``angle``, columns are complex, pairs of (real, imaginary):
+``h_t = f_t e^(i angle) h_(t-1) + (1 - f_t) v_t`` with a learned angle for each pair.
+
+A head here is one column, real (Hv = 1) or complex (Hv = 2), and there are twice as
+many columns as the model is wide: without ``is_causal`` half of the heads run from the
+left and half from the right, so that a layer can tell the two apart.
+
+Cost: O(T N Hv) time and memory, the least of all mechanisms. A stream holds one state
+`[Hv]` for each head.
+
+``scale="unit"`` multiplies values by ``sqrt(1 - f^2)`` in place of 1 - f, which keeps
+the variance of a state whatever its time constant is (De et al. 2024, Griffin, eq. 4).
+
+Source: the paper, and OpenNLPLab/HGRN. Deviations: that code adds the two directions up
+and has one set of values for both; its lower bounds are a cumulative softmax over the
+layers of one array, so that they cannot fall from layer to layer, and ours are one
+array a layer, equal at first to that softmax of zeros, l / L in layer l of L. The norm
+has no learned gain (the output projection can hold it). The forget gate's bias spreads
+time constants from 2 to 2,000 positions at first; there it is zero. Padding is exact: a
+hidden position neither adds to a state nor lets it fade.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from lra_jax.attention import dense, feature_maps, inputs, streams
+from lra_jax.attention.recurrent.columns import scan_columns
+from lra_jax.attention.recurrent.recurrence import check_gate
+from lra_jax.attention.registry import Gate, Mechanism
+from lra_jax.errors import expected, known
+
+__all__ = [
+    "HgrnState",
+    "hgrn_attention",
+    "hgrn_init",
+    "hgrn_layout",
+    "hgrn_parameters",
+    "hgrn_prefill",
+    "hgrn_step",
+    "hgrn_weights",
+]
+
+MECHANISM = Mechanism(
+    name="hgrn",
+    causal=True,
+    cross=False,
+    stream=True,
+    cost="T Hv",
+    summary="gated recurrence, column by column; no queries, no keys",
+    source="Qin et al. 2023",
+    parameters="hgrn_parameters",
+    projections=("value", "out"),
+    activation="silu",
+    gates=(
+        Gate("log_decay", width="one", activation="log_sigmoid", bias="spread"),
+        Gate("gate", of="query", width="value", activation="silu"),
+    ),
+    layout="hgrn_layout",
+)
+
+_SCALES = ("tied", "unit")
+
+
+class HgrnState(NamedTuple):
+    """Everything that the next position needs of the earlier ones."""
+
+    sums: jax.Array  # [B, N, Hv]
+    position: jax.Array  # of the next token in each sample, [B] int32
+
+
+def hgrn_layout(
+    in_features: int, *, expand: int = 2, is_complex: bool = False
+) -> tuple[int, int, int]:
+    """Heads, width of queries and keys, and of values: a head is a column.
+
+    Args:
+      in_features: width of the layer's input.
+      expand: columns of states for each of the input.
+      is_complex: two of them make one complex column.
+
+    Raises:
+      ValueError: no positive int, or an odd number of columns to pair.
+    """
+    columns = inputs.check_size("expand", expand) * in_features
+    inputs.check_flag("is_complex", is_complex)
+    if not is_complex:
+        return columns, 1, 1
+    if columns % 2:
+        raise expected("is_complex", "False with an odd number of columns", columns)
+    return columns // 2, 1, 2
+
+
+def hgrn_parameters(
+    rng_key: jax.Array,
+    *,
+    num_heads: int,
+    layer: int = 0,
+    num_layers: int = 1,
+    is_complex: bool = False,
+    dtype: jax.typing.DTypeLike = jnp.float32,
+) -> dict[str, jax.Array]:
+    """The lower bounds of the forget gates, and the angles of complex columns.
+
+    Args:
+      rng_key: not used; the arrays are the same for every seed.
+      num_heads: N.
+      layer: index of the layer, from 0; the first has no bound.
+      num_layers: how many there are.
+      is_complex: make angles too.
+      dtype: of the arrays.
+
+    Returns:
+      ``lower_bound`` `[N]`, logits: the bound is their sigmoid; and ``angle`` `[N]`,
+      radians a position, 10,000^(-n / N) as in rotary positions.
+    """
+    del rng_key
+    made = {}
+    if layer:
+        share = layer / num_layers
+        made["lower_bound"] = jnp.full((num_heads,), math.log(share / (1 - share)))
+    if is_complex:
+        made["angle"] = 1e4 ** (-jnp.arange(num_heads) / num_heads)
+    return {name: array.astype(dtype) for name, array in made.items()}
+
+
+def hgrn_attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    mask: jax.Array | None = None,
+    is_causal: bool = False,
+    *,
+    log_decay: jax.Array | None = None,
+    gate: jax.Array | None = None,
+    lower_bound: jax.Array | None = None,
+    angle: jax.Array | None = None,
+    scale: str = "tied",
+    norm: str | None = "rms",
+    eps: float = 1e-6,
+    **flax: Any,
+) -> jax.Array:
+    """Computes the gated recurrence.
+
+    Args:
+      query, key: `[B, T, N, H]`; only their shapes count.
+      value: `[B, T, N, Hv]`; complex columns have Hv = 2.
+      mask: as in `linear_attention`.
+      is_causal: all heads run from the left; otherwise the second half of them runs
+        from the right.
+      log_decay: log f before the lower bound, not positive, `[B, T, N]`; None = no
+        decay, and then values count in full.
+      gate: g, `[B, T, N, Hv]`; None = 1.
+      lower_bound: logits of b, `[N]`; None = 0.
+      angle: radians a position, `[N]`; None = real columns.
+      scale: of the values: "tied", 1 - f, or "unit", sqrt(1 - f^2).
+      norm: "rms" or "layer", over all heads of a position; None leaves the states.
+      eps: of the norm.
+      **flax: keywords that Flax passes to an ``attention_fn``; ignored, while others
+        raise.
+
+    Returns:
+      `[B, T, N, Hv]` in the query's dtype; states are float32 or wider.
+
+    Raises:
+      ValueError: shapes, dtypes, the mask or an option do not fit, or query and key
+        differ in length.
+    """
+    inputs.check_keywords(hgrn_attention, flax)
+    return _run(
+        query,
+        key,
+        value,
+        mask,
+        is_causal=is_causal,
+        state=None,
+        log_decay=log_decay,
+        gate=gate,
+        lower_bound=lower_bound,
+        angle=angle,
+        scale=scale,
+        norm=norm,
+        eps=eps,
+    )[0]
+
+
+def _check_real(*, angle: jax.Array | None = None, **_: Any) -> None:
+    if angle is not None:
+        wanted = "None: complex columns turn, so no matrix of weights makes them"
+        raise expected("angle", wanted, "an array")
+
+
+hgrn_weights = dense.weights_of(
+    hgrn_attention,
+    "Before the norm and the gate; those of a real column.",
+    without=("gate",),
+    fixed={"norm": None},
+    check=_check_real,
+)
+
+
+def hgrn_prefill(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    mask: jax.Array | None = None,
+    *,
+    state: HgrnState | None = None,
+    log_decay: jax.Array | None = None,
+    gate: jax.Array | None = None,
+    lower_bound: jax.Array | None = None,
+    angle: jax.Array | None = None,
+    scale: str = "tied",
+    norm: str | None = "rms",
+    eps: float = 1e-6,
+) -> tuple[jax.Array, HgrnState]:
+    """Takes a whole prompt, or a further part of one, in one pass.
+
+    Args:
+      query: `[B, T, N, H]`; key, value, mask and options as in `hgrn_attention`.
+      state: what came before; None = nothing.
+
+    Returns:
+      The causal form `[B, T, N, Hv]` and the state after the last real position.
+
+    Raises:
+      ValueError: shapes, dtypes, the mask, the state or an option do not fit.
+    """
+    return _run(
+        query,
+        key,
+        value,
+        mask,
+        is_causal=True,
+        state=state,
+        log_decay=log_decay,
+        gate=gate,
+        lower_bound=lower_bound,
+        angle=angle,
+        scale=scale,
+        norm=norm,
+        eps=eps,
+    )
+
+
+hgrn_init = streams.make_init(hgrn_prefill)
+hgrn_step = streams.make_step(hgrn_prefill, "log_decay", "gate")
+
+
+def _run(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    mask: jax.Array | None,
+    *,
+    is_causal: bool,
+    state: HgrnState | None,
+    log_decay: jax.Array | None,
+    gate: jax.Array | None,
+    lower_bound: jax.Array | None,
+    angle: jax.Array | None,
+    scale: str,
+    norm: str | None,
+    eps: float,
+) -> tuple[jax.Array, HgrnState]:
+    """Both forms, and the state after the last real position of the causal one."""
+    inputs.check_inputs(query, key, value, is_causal)
+    inputs.check_self(query, key, "hgrn")
+    check_gate("log_decay", log_decay, query)
+    feature_maps.check_norm(norm)
+    known("scale", scale, _SCALES)
+    batch, length, heads = query.shape[:3]
+    if lower_bound is not None:
+        inputs.check_array("lower_bound", lower_bound, "N", heads)
+    if angle is not None:
+        inputs.check_array("angle", angle, "N", heads)
+        inputs.check_shape("value", value, "B S N Hv", batch, length, heads, 2)
+    mask = inputs.padding_mask(mask, batch, length)
+    dtype = inputs.accumulation_dtype(query, value)
+    values = inputs.match_heads(inputs.hide(value, mask), heads).astype(dtype)
+    empty = jnp.zeros_like(values[:, 0])
+    position = inputs.next_position(mask, batch, length)
+    if state is not None:
+        inputs.check_shape("state", state.sums, "B N Hv", *empty.shape)
+        empty = state.sums
+        values = values.astype(empty.dtype)
+        position = position + state.position
+    factors = jnp.ones(query.shape[:3], values.dtype)
+    if log_decay is not None:
+        factors, share = _faded(log_decay, heads, lower_bound, scale, mask, factors)
+        values = values * share[..., None]
+    # How far the state has turned, at each position and head.
+    turns = None if angle is None else _turns(angle, mask, factors, is_causal)
+    if turns is not None:
+        values = _turned(values, -turns)
+    if is_causal:
+        out, last = scan_columns(factors, values, empty)
+    else:
+        half = heads - heads // 2
+        left, last = scan_columns(factors[:, :, :half], values[:, :, :half])
+        right, _ = scan_columns(factors[:, :, half:], values[:, :, half:], reverse=True)
+        out = jnp.concatenate([left, right], 2)
+    if turns is not None:
+        out = _turned(out, turns)
+        last = _turned(last, turns[:, -1, : last.shape[1]])
+    # One axis: the gradient over two takes twenty times as long on a CPU.
+    flat = feature_maps.normalised(out.reshape(batch, length, -1), norm, (2,), eps)
+    out = flat.reshape(*out.shape)
+    if gate is not None:
+        inputs.check_shape("gate", gate, "B T N Hv", *out.shape)
+        out = out * gate.astype(out.dtype)
+    return out.astype(query.dtype), HgrnState(last, position)
+
+
+def _faded(
+    log_decay: jax.Array,
+    heads: int,
+    lower_bound: jax.Array | None,
+    scale: str,
+    mask: jax.Array | None,
+    ones: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    """The factors f and the shares of the values, `[B, T, N]`."""
+    wide = inputs.match_heads(log_decay[..., None], heads).astype(ones.dtype)
+    log_decay = inputs.hide(wide, mask)[..., 0]
+    # 1 - f by expm1: time constants may be long.
+    factors, fades = jnp.exp(log_decay), -jnp.expm1(log_decay)
+    if lower_bound is not None:
+        fades = fades * jax.nn.sigmoid(-lower_bound.astype(ones.dtype))[None, None]
+        factors = 1 - fades
+    if scale == "tied":
+        return factors, fades
+    # The slope of a root is infinite at zero.
+    least = jnp.asarray(jnp.finfo(ones.dtype).tiny, ones.dtype)
+    return factors, jnp.sqrt(jnp.maximum(fades * (1 + factors), least))
+
+
+def _turns(
+    angle: jax.Array, mask: jax.Array | None, like: jax.Array, is_causal: bool
+) -> jax.Array:
+    """Radians by which a state has turned at each position, `[B, T, N]`."""
+    real = jnp.ones(like.shape[:2], like.dtype)
+    if mask is not None:
+        real = mask.astype(like.dtype)
+    count = jnp.cumsum(real, 1)[..., None]
+    turns = count * angle.astype(like.dtype)[None, None]
+    if is_causal:
+        return turns
+    back = jnp.flip(jnp.cumsum(jnp.flip(real, 1), 1), 1)[..., None]
+    forth = turns.shape[2] - turns.shape[2] // 2
+    backward = back * angle.astype(like.dtype)[None, None]
+    return jnp.concatenate([turns[:, :, :forth], backward[:, :, forth:]], 2)
+
+
+def _turned(columns: jax.Array, turns: jax.Array) -> jax.Array:
+    """Complex columns `[..., 2]` times ``e^(i turns)``."""
+    cos, sin = jnp.cos(turns), jnp.sin(turns)
+    real, imaginary = columns[..., 0], columns[..., 1]
+    turned = real * cos - imaginary * sin, real * sin + imaginary * cos
+    return jnp.stack(turned, -1)

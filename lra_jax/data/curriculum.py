@@ -1,0 +1,95 @@
+"""Which training examples the first steps of a run see: whole, but short ones.
+
+What a task asks is asked by its short examples too, and there the answer is nearer to
+each token that decides it. Other than the beginning of a long example
+(`lra_jax.data.length_warmup`), a short one has its own label.
+
+Source: curriculum learning, Bengio et al. 2009 (ICML); by the length of the input,
+Zaremba and Sutskever 2014 ("Learning to Execute", arXiv:1410.4615).
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+
+from lra_jax.data.batches import Batch, BatchPlan, plan_batches
+from lra_jax.data.stages import Stages
+from lra_jax.errors import expected
+
+
+@dataclasses.dataclass(frozen=True)
+class Curriculum(Stages):
+    """In a stage, batches hold examples of at most that many tokens; then all."""
+
+    name: ClassVar[str] = "curriculum"
+
+    def plan(
+        self,
+        lengths: np.ndarray,
+        *,
+        buckets: Sequence[int],
+        batch_size: int,
+        seed: int,
+        num_steps: int,
+    ) -> "StagedPlan":
+        """Plans the batches of a run; arguments as in `plan_batches`.
+
+        Each stage begins a pass of its own over its examples.
+
+        Raises:
+          ValueError: a stage has fewer examples than a batch.
+        """
+        limits = [length for length, _ in self.stages]
+        ends = [end for _, end in self.stages]
+        if not ends or ends[-1] < num_steps:
+            limits.append(int(lengths.max()))
+            ends.append(num_steps)
+        starts = [0, *ends[:-1]]
+        parts = []
+        for number, (limit, start, end) in enumerate(
+            zip(limits, starts, ends, strict=True)
+        ):
+            ids = np.flatnonzero(lengths <= limit).astype(np.int32)
+            if len(ids) < batch_size:
+                wanted = f"lengths that at least {batch_size} examples, a batch, have"
+                got = f"{limit}, which {len(ids)} have"
+                raise expected(self.name, wanted, got)
+            if end > start:
+                # A run without stages has the order of examples that it always had.
+                last = number == len(limits) - 1
+                plan = plan_batches(
+                    lengths[ids],
+                    buckets=buckets,
+                    batch_size=batch_size,
+                    seed=seed if last else seed + 1 + number,
+                    num_steps=end - start,
+                )
+                parts.append(_Part(start, end, ids, plan))
+        return StagedPlan(tuple(parts))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Part:
+    start: int
+    end: int
+    ids: np.ndarray
+    plan: BatchPlan
+
+
+@dataclasses.dataclass(frozen=True)
+class StagedPlan:
+    """The batches of a run in stages; element i is that of step i."""
+
+    parts: tuple[_Part, ...]
+
+    def __len__(self) -> int:
+        return self.parts[-1].end
+
+    def __getitem__(self, step: int) -> Batch:
+        for part in self.parts:
+            if part.start <= step < part.end:
+                length, chosen = part.plan[step - part.start]
+                return Batch(length, part.ids[chosen])
+        raise IndexError(str(expected("step", f"0..{len(self) - 1}", step)))

@@ -1,0 +1,83 @@
+"""Stages of a run, in each of which sequences have at most some length."""
+
+import dataclasses
+from typing import ClassVar, Self
+
+import numpy as np
+
+from lra_jax.errors import expected
+
+
+@dataclasses.dataclass(frozen=True)
+class Stages:
+    """Lengths that hold for the first steps of a run.
+
+    Attributes:
+      stages: pairs `(length, step)`, both increasing: the length holds up to that step,
+        and none does after the last.
+    """
+
+    stages: tuple[tuple[int, int], ...] = ()
+
+    name: ClassVar[str]
+    """The setting that has them, for messages."""
+
+    def limit(self, step: int) -> int | None:
+        """The length that holds at a step; None for no limit."""
+        return next((length for length, end in self.stages if step < end), None)
+
+    @classmethod
+    def parse(cls, text: str, num_steps: int) -> Self:
+        """From `"128:0.3,512:0.4"`: 128 for 30 % of the steps, 512 until 40 %.
+
+        Args:
+          text: `LENGTH:FRACTION,...`; empty for no stages.
+          num_steps: the steps of the run.
+
+        Raises:
+          ValueError: it is not of that form, lengths or fractions do not increase, or a
+            fraction is not within 0..1.
+        """
+        stages = _numbers(text)
+        below = [(0, 0.0), *stages]
+        pairs = zip(below, stages, strict=False)
+        rising = all(a < c and b < d <= 1 for (a, b), (c, d) in pairs)
+        if (text and not stages) or not rising:
+            raise expected(
+                cls.name,
+                "LENGTH:FRACTION,... with lengths and fractions of the steps that "
+                "increase, from above 0 to at most 1, as in 128:0.3,512:0.4",
+                f"{text!r}",
+            )
+        return cls(tuple((n, round(part * num_steps)) for n, part in stages))
+
+
+def tokens_before(
+    lengths: np.ndarray, step: int, *, cut: Stages, whole: Stages
+) -> float:
+    """Tokens of an average example in all steps before one.
+
+    Args:
+      lengths: of the training examples.
+      step: the step.
+      cut: stages in which sequences are cut.
+      whole: stages in which longer sequences are left out.
+    """
+    total, begun = 0.0, 0
+    ends = {end for _, end in (*cut.stages, *whole.stages)}
+    for end in sorted({min(end, step) for end in ends} | {step}):
+        kept, limit = whole.limit(begun), cut.limit(begun)
+        shown = lengths if kept is None else lengths[lengths <= kept]
+        shown = shown if limit is None else np.minimum(shown, limit)
+        total += (end - begun) * float(shown.mean())
+        begun = end
+    return total
+
+
+def _numbers(text: str) -> list[tuple[int, float]]:
+    """The pairs of the text; none if there are none or it is not of that form."""
+    try:
+        parts = [part.split(":") for part in text.split(",")]
+        return [(int(length), float(fraction)) for length, fraction in parts]
+    except ValueError:
+        return []
