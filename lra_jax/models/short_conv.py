@@ -42,7 +42,8 @@ class ShortConv(nnx.Module):
         if mask is not None:
             x = jnp.where(mask[:, :, None], x, jnp.zeros((), x.dtype))
         kernel = self.kernel[...].astype(x.dtype)
-        return convolved(x, kernel, self.before) + self.bias[...].astype(x.dtype)
+        bias = self.bias[...].astype(x.dtype)[None, None]
+        return convolved(x, kernel, self.before) + bias
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))

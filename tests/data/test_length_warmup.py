@@ -24,16 +24,6 @@ def test_widths_are_those_of_the_batches():
     assert warmup.widths((64, 128, 300)) == {5, 64, 100, 128, 300}
 
 
-def test_work_counts_the_tokens_of_each_step():
-    lengths = np.array([2, 4, 9])
-    warmup = LengthWarmup.parse("2:0.25,5:0.5", 8)
-    assert warmup.limit(3) == 5
-    tokens = [2, 2, 11 / 3, 11 / 3, 5, 5, 5, 5]
-    before = [warmup.work(lengths, step) for step in range(9)]
-    np.testing.assert_allclose(np.diff(before, prepend=0), [0, *tokens])
-    assert [LengthWarmup().work(lengths, step) for step in range(4)] == [0, 5, 10, 15]
-
-
 @pytest.mark.parametrize(
     "text",
     [

@@ -38,7 +38,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from lra_jax.attention import dense, feature_maps, inputs, streams
+from lra_jax.attention import dense, feature_maps, inputs, packed, streams
 from lra_jax.attention.recurrent.columns import scan_columns
 from lra_jax.attention.recurrent.recurrence import check_gate
 from lra_jax.attention.registry import Gate, Mechanism
@@ -60,6 +60,7 @@ MECHANISM = Mechanism(
     causal=True,
     cross=False,
     stream=True,
+    packed=True,
     cost="T Hv",
     summary="gated recurrence, column by column; no queries, no keys",
     source="Qin et al. 2023",
@@ -152,6 +153,7 @@ def hgrn_attention(
     scale: str = "tied",
     norm: str | None = "rms",
     eps: float = 1e-6,
+    segment_ids: jax.Array | None = None,
     **flax: Any,
 ) -> jax.Array:
     """Computes the gated recurrence.
@@ -170,6 +172,7 @@ def hgrn_attention(
       scale: of the values: "tied", 1 - f, or "unit", sqrt(1 - f^2).
       norm: "rms" or "layer", over all heads of a position; None leaves the states.
       eps: of the norm.
+      segment_ids: documents of packed rows, as in `linear_attention`.
       **flax: keywords that Flax passes to an ``attention_fn``; ignored, while others
         raise.
 
@@ -195,6 +198,7 @@ def hgrn_attention(
         scale=scale,
         norm=norm,
         eps=eps,
+        segment_ids=segment_ids,
     )[0]
 
 
@@ -227,6 +231,7 @@ def hgrn_prefill(
     scale: str = "tied",
     norm: str | None = "rms",
     eps: float = 1e-6,
+    segment_ids: jax.Array | None = None,
 ) -> tuple[jax.Array, HgrnState]:
     """Takes a whole prompt, or a further part of one, in one pass.
 
@@ -254,6 +259,7 @@ def hgrn_prefill(
         scale=scale,
         norm=norm,
         eps=eps,
+        segment_ids=segment_ids,
     )
 
 
@@ -276,6 +282,7 @@ def _run(
     scale: str,
     norm: str | None,
     eps: float,
+    segment_ids: jax.Array | None,
 ) -> tuple[jax.Array, HgrnState]:
     """Both forms, and the state after the last real position of the causal one."""
     inputs.check_inputs(query, key, value, is_causal)
@@ -289,16 +296,17 @@ def _run(
     if angle is not None:
         inputs.check_array("angle", angle, "N", heads)
         inputs.check_shape("value", value, "B S N Hv", batch, length, heads, 2)
-    mask = inputs.padding_mask(mask, batch, length)
+    documents = packed.packed(segment_ids, query, key)
+    mask = packed.shown(inputs.padding_mask(mask, batch, length), documents)
     dtype = inputs.accumulation_dtype(query, value)
     values = inputs.match_heads(inputs.hide(value, mask), heads).astype(dtype)
     empty = jnp.zeros_like(values[:, 0])
-    position = inputs.next_position(mask, batch, length)
+    before = None
     if state is not None:
         inputs.check_shape("state", state.sums, "B N Hv", *empty.shape)
-        empty = state.sums
+        empty, before = state.sums, state.position
         values = values.astype(empty.dtype)
-        position = position + state.position
+    position = packed.next_position(mask, documents, batch, length, before)
     factors = jnp.ones(query.shape[:3], values.dtype)
     if log_decay is not None:
         factors, share = _faded(log_decay, heads, lower_bound, scale, mask, factors)
@@ -307,10 +315,12 @@ def _run(
     turns = None if angle is None else _turns(angle, mask, factors, is_causal)
     if turns is not None:
         values = _turned(values, -turns)
+    half = heads if is_causal else heads - heads // 2
+    if documents is not None:
+        factors = _reset(factors, documents, half)
     if is_causal:
         out, last = scan_columns(factors, values, empty)
     else:
-        half = heads - heads // 2
         left, last = scan_columns(factors[:, :, :half], values[:, :, :half])
         right, _ = scan_columns(factors[:, :, half:], values[:, :, half:], reverse=True)
         out = jnp.concatenate([left, right], 2)
@@ -347,6 +357,16 @@ def _faded(
     # The slope of a root is infinite at zero.
     least = jnp.asarray(jnp.finfo(ones.dtype).tiny, ones.dtype)
     return factors, jnp.sqrt(jnp.maximum(fades * (1 + factors), least))
+
+
+def _reset(factors: jax.Array, documents: packed.Packed, forth: int) -> jax.Array:
+    """Factors that let no state into the next document of its way."""
+    starts = documents.resets
+    # On the way back the last position of a document comes first.
+    ends = jnp.pad(starts[:, 1:], [(0, 0), (0, 1)])
+    first = (jnp.arange(factors.shape[2]) < forth)[None, None]
+    resets = jnp.where(first, starts[:, :, None], ends[:, :, None])
+    return jnp.where(resets, jnp.zeros((), factors.dtype), factors)
 
 
 def _turns(

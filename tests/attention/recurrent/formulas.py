@@ -13,6 +13,7 @@ GATES = {
     "gla": {"log_decay": "decay"},
     "delta": {"beta": "share"},
     "gated_delta": {"beta": "share", "log_decay": "head_decay"},
+    "hgrn": {"log_decay": "head_decay"},
 }
 
 

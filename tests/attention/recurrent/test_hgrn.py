@@ -1,0 +1,182 @@
+"""The gated recurrence, position by position in numpy, and what is its own."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lra_jax import attention
+from lra_jax.attention.recurrent.columns import _loop, _tree, scan_columns
+
+from ..mechanisms import Case, assert_close, assert_rejects, inputs
+from . import formulas
+
+
+def formula(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    mask: Any = None,
+    causal: bool = False,
+    *,
+    log_decay: Any = None,
+    gate: Any = None,
+    lower_bound: Any = None,
+    angle: Any = None,
+    scale: str = "tied",
+    norm: str | None = "rms",
+    eps: float = 1e-6,
+) -> np.ndarray:
+    """One head and one sample at a time; a hidden position is left out."""
+    if log_decay is None:
+        log_decay = formulas.gates("hgrn", np.asarray(k, np.float64))["log_decay"]
+    batch, length, heads = q.shape[:3]
+    mask = np.ones((batch, length), bool) if mask is None else np.asarray(mask)
+    out = np.zeros((batch, length, heads, v.shape[-1]), complex)
+    for b in range(batch):
+        for n in range(heads):
+            forgets = np.exp(log_decay[b, :, n * log_decay.shape[2] // heads])
+            if lower_bound is not None:
+                bound = 1 / (1 + np.exp(-lower_bound[n]))
+                forgets = bound + (1 - bound) * forgets
+            shares = 1 - forgets if scale == "tied" else np.sqrt(1 - forgets**2)
+            turn = 1 if angle is None else np.exp(1j * angle[n])
+            values = v[b, :, n * v.shape[2] // heads].astype(complex)
+            if angle is not None:
+                values = values[:, :1] + 1j * values[:, 1:]
+            order = np.arange(length)
+            if not causal and n >= heads - heads // 2:
+                order = order[::-1]
+            state = np.zeros(values.shape[1], complex)
+            for t in order:
+                if mask[b, t]:
+                    state = forgets[t] * turn * state + shares[t] * values[t]
+                out[b, t, n, : len(state)] = state
+    if angle is not None:
+        out = np.concatenate([out[..., :1].real, out[..., :1].imag], -1)
+    out = out.real
+    if norm is not None:
+        out = out / np.sqrt((out**2).mean((2, 3), keepdims=True) + eps)
+    return out if gate is None else out * gate
+
+
+CASE = Case(
+    formula,
+    gates=lambda key, xp: formulas.gates("hgrn", key, xp),
+    level=None,
+    normalised=True,
+)
+
+
+def _arrays(width: int = 2) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    rng = np.random.default_rng(5)
+    _, _, value = inputs(1, heads=4, value_dim=width)
+    gates = {
+        "log_decay": -np.abs(rng.normal(size=(2, 7, 4))),
+        "gate": rng.normal(size=value.shape),
+        "lower_bound": rng.normal(size=4),
+    }
+    return value, {name: x.astype("float32") for name, x in gates.items()}
+
+
+@pytest.mark.parametrize("scale", ["tied", "unit"])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("is_complex", [False, True])
+def test_every_option_is_the_formula(scale: str, causal: bool, is_complex: bool):
+    value, given = _arrays()
+    if is_complex:
+        given["angle"] = np.linspace(0.1, 2, 4).astype("float32")
+    mask = np.array([[1] * 7, [1, 0, 1, 1, 1, 0, 0]], bool)
+    query = np.zeros((2, 7, 4, 1), "float32")
+    got = attention.hgrn_attention(
+        query, query, value, mask, causal, scale=scale, **given
+    )
+    wanted = formula(query, query, value, mask, causal, scale=scale, **given)
+    assert_close(np.asarray(got)[mask], wanted[mask])
+
+
+def test_a_complex_stream_goes_on_where_the_prompt_ended():
+    value, given = _arrays()
+    bound = {"lower_bound": given.pop("lower_bound")}
+    bound["angle"] = np.linspace(0.1, 2, 4).astype("float32")
+    query = jnp.zeros((2, 7, 4, 1))
+    whole = attention.hgrn_attention(query, query, value, None, True, **given, **bound)
+    early = {name: x[:, :4] for name, x in given.items()}
+    first = (x[:, :4] for x in (query, query, value))
+    _, state = attention.hgrn_prefill(*first, **early, **bound)
+    for t in range(4, 7):
+        now = {name: x[:, t] for name, x in given.items()}
+        arrays = query[:, t], query[:, t], value[:, t]
+        out, state = attention.hgrn_step(state, *arrays, **now, **bound)
+        assert_close(out, whole[:, t])
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_loop_and_tree_are_one_recurrence(reverse: bool):
+    rng = np.random.default_rng(0)
+    factors, values = (rng.uniform(0, 1, (9, 2, 3)).astype("float32") for _ in "ab")
+    arrays = jnp.asarray(factors), jnp.asarray(values), jnp.ones((2, 3))
+    assert_close(_tree(reverse, *arrays), _loop(reverse, *arrays))
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_the_gradient_of_the_scan_is_that_of_its_loop(reverse: bool):
+    rng = np.random.default_rng(0)
+    factors = rng.uniform(0, 1, (2, 6, 3)).astype("float32")
+    values = rng.normal(size=(2, 6, 3, 2)).astype("float32")
+    start = rng.normal(size=(2, 3, 2)).astype("float32")
+
+    def ours(factors, values, start):
+        states, last = scan_columns(factors, values, start, reverse=reverse)
+        return (jnp.sin(states) ** 2).sum() + (last**3).sum()
+
+    def plain(factors, values, start):
+        order = range(6)[::-1] if reverse else range(6)
+        state, total = start, 0.0
+        for t in order:
+            state = factors[:, t, :, None] * state + values[:, t]
+            total += (jnp.sin(state) ** 2).sum()
+        return total + (state**3).sum()
+
+    arguments = factors, values, start
+    assert_close(
+        jax.grad(ours, (0, 1, 2))(*arguments), jax.grad(plain, (0, 1, 2))(*arguments)
+    )
+
+
+def test_bounds_rise_from_layer_to_layer():
+    make = attention.hgrn_parameters
+    key = jax.random.key(0)
+    assert make(key, num_heads=3) == {}
+    for layer, wanted in {1: 0.25, 2: 0.5, 3: 0.75}.items():
+        made = make(key, num_heads=3, layer=layer, num_layers=4)
+        assert_close(jax.nn.sigmoid(made["lower_bound"]), np.full(3, wanted))
+
+
+@pytest.mark.parametrize(
+    ("options", "parts"),
+    [
+        ({"scale": "half"}, ("scale", "'half'")),
+        ({"norm": "batch"}, ("norm", "'batch'")),
+        ({"lower_bound": jnp.zeros(3)}, ("lower_bound", "(2,)", "(3,)")),
+        ({"angle": jnp.zeros(2)}, ("value", "Hv", "3)")),
+        ({"log_decay": jnp.zeros((1, 3))}, ("log_decay", "(1, 3)")),
+        ({"gate": jnp.zeros((1, 3, 2))}, ("gate", "(1, 3, 2)")),
+    ],
+)
+def test_bad_options(options: dict[str, Any], parts: tuple[str, ...]):
+    query, value = jnp.zeros((1, 3, 2, 1)), jnp.zeros((1, 3, 2, 3))
+    assert_rejects(
+        lambda: attention.hgrn_attention(query, query, value, **options), *parts
+    )
+
+
+def test_complex_columns_have_no_weights_and_come_in_pairs():
+    query, angle = jnp.zeros((1, 3, 2, 1)), jnp.zeros(2)
+    weights, layout = attention.hgrn_weights, attention.hgrn_layout
+    assert_rejects(lambda: weights(query, query, angle=angle), "angle", "None")
+    assert_rejects(lambda: layout(3, expand=1, is_complex=True), "is_complex")
+    assert_rejects(lambda: layout(3, expand=0), "expand")
+    assert layout(3, is_complex=True) == (3, 1, 2)

@@ -1,0 +1,71 @@
+"""Curriculum: which training examples the first batches hold."""
+
+import numpy as np
+import pytest
+
+from lra_jax.data import pipeline
+from lra_jax.data.curriculum import Curriculum
+from lra_jax.data.length_warmup import LengthWarmup
+from lra_jax.data.stages import tokens_before
+
+LENGTHS = np.array([3, 9, 4, 8, 2, 9, 5, 7])
+SETTINGS = {"buckets": (4, 9), "batch_size": 2, "seed": 0}
+
+
+def test_stages_hold_short_examples_whole_then_all():
+    plan = Curriculum.parse("5:0.5", 12).plan(LENGTHS, **SETTINGS, num_steps=12)
+    assert len(plan) == 12
+    early = np.concatenate([plan[step].ids for step in range(6)])
+    late = np.concatenate([plan[step].ids for step in range(6, 12)])
+    assert (LENGTHS[early] <= 5).all()
+    assert set(early.tolist()) == {0, 2, 4, 6}
+    assert set(late.tolist()) == set(range(8))
+    for step in range(12):
+        assert LENGTHS[plan[step].ids].max() <= plan[step].length
+    with pytest.raises(IndexError):
+        plan[12]
+
+
+def test_without_stages_the_order_is_that_of_a_plan():
+    plan = Curriculum().plan(LENGTHS, **SETTINGS, num_steps=6)
+    plain = pipeline.plan_batches(LENGTHS, **SETTINGS, num_steps=6)
+    for step in range(6):
+        np.testing.assert_array_equal(plan[step].ids, plain[step].ids)
+
+
+def test_a_stage_to_the_end_of_the_run():
+    plan = Curriculum.parse("5:1", 4).plan(LENGTHS, **SETTINGS, num_steps=4)
+    assert all((LENGTHS[plan[step].ids] <= 5).all() for step in range(4))
+
+
+def test_a_stage_needs_a_batch_of_examples():
+    with pytest.raises(ValueError, match="curriculum: expected lengths that at"):
+        Curriculum.parse("2:0.5", 4).plan(LENGTHS, **SETTINGS, num_steps=4)
+
+
+def test_bad_text():
+    with pytest.raises(ValueError, match="curriculum: expected LENGTH:FRACTION"):
+        Curriculum.parse("700", 10)
+
+
+def test_tokens_of_each_step_of_both_kinds_of_stages():
+    cut, whole = LengthWarmup.parse("3:0.25", 8), Curriculum.parse("5:0.5", 8)
+    before = [tokens_before(LENGTHS, step, cut=cut, whole=whole) for step in range(9)]
+    short = LENGTHS[LENGTHS <= 5]
+    wanted = [np.minimum(short, 3).mean()] * 2 + [short.mean()] * 2
+    wanted += [LENGTHS.mean()] * 4
+    np.testing.assert_allclose(np.diff(before), wanted)
+
+
+def test_a_resumed_iterator_goes_on_in_the_same_stage(dataset):
+    settings = {"batch_size": 4, "seed": 3, "num_steps": 20, "curriculum": "60:0.5"}
+    whole = pipeline.train_iterator(dataset, **settings)
+    batches = [next(whole) for _ in range(20)]
+    assert max(batch["lengths"].max() for batch in batches[:10]) <= 60
+    first = pipeline.train_iterator(dataset, **settings)
+    for _ in range(7):
+        next(first)
+    second = pipeline.train_iterator(dataset, **settings)
+    second.set_state(first.get_state())
+    for batch in batches[7:]:
+        np.testing.assert_array_equal(next(second)["tokens"], batch["tokens"])

@@ -1,0 +1,160 @@
+"""Short convolutions, gates, gated MLPs and poolings, alone and in a model."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from attention.mechanisms import assert_close, assert_rejects, fast_jit
+from flax import nnx
+
+from lra_jax.models import MultiHeadAttention, SequenceClassifier
+from lra_jax.models.layers import HeadNorm
+from lra_jax.models.mlp import Mlp
+from lra_jax.models.short_conv import ShortConv, convolved
+
+RNG = np.random.default_rng(0)
+
+
+@pytest.mark.parametrize(
+    ("size", "is_causal", "first"), [(3, False, -1), (4, False, -2), (4, True, -3)]
+)
+def test_the_window(size: int, is_causal: bool, first: int):
+    layer = ShortConv(2, size, is_causal=is_causal, rngs=nnx.Rngs(0))
+    x = RNG.normal(size=(1, 6, 2)).astype("float32")
+    kernel, wanted = np.asarray(layer.kernel[...]), np.zeros((1, 6, 2))
+    for t in range(6):
+        for tap in range(size):
+            if 0 <= t + first + tap < 6:
+                wanted[0, t] += kernel[tap] * x[0, t + first + tap]
+    layer.bias[...] = jnp.ones(2)
+    assert_close(layer(x), wanted + 1)
+
+
+def test_the_gradient_written_out_is_that_of_the_sum():
+    x, grad = (RNG.normal(size=(3, 7, 2)).astype("float32") for _ in "xg")
+    kernel = RNG.normal(size=(4, 2)).astype("float32")
+
+    def plain(x, kernel):
+        padded = jnp.pad(x, ((0, 0), (1, 2), (0, 0)))
+        rows = kernel[:, None, None]
+        return sum(padded[:, tap : tap + 7] * rows[tap] for tap in range(4))
+
+    def ours(x, kernel):
+        return convolved(x, kernel, 1)
+
+    got, wanted = (jax.vjp(f, x, kernel)[1](grad) for f in (ours, plain))
+    assert_close(got, wanted)
+
+
+def test_hidden_positions_are_zeros_whatever_they_hold():
+    layer = ShortConv(2, 5, rngs=nnx.Rngs(0))
+    x = RNG.normal(size=(1, 6, 2)).astype("float32")
+    mask = jnp.arange(6)[None] < 4
+    broken = jnp.asarray(x).at[:, 4:].set(jnp.nan)
+    assert_close(layer(broken, mask)[:, :4], layer(x[:, :4]))
+
+
+def test_gated_mlp():
+    mlp = Mlp(3, 5, gated=True, rngs=nnx.Rngs(0))
+    x = RNG.normal(size=(2, 3)).astype("float32")
+    hidden = jax.nn.silu(mlp.inner(x)) * mlp.gate(x)
+    assert_close(mlp(x), mlp.outer(hidden))
+
+
+def test_norm_of_a_head_by_itself():
+    norm = HeadNorm(2, 3)
+    norm.gain[...] = jnp.asarray(RNG.normal(size=(2, 3)))
+    x = RNG.normal(size=(1, 4, 2, 3))
+    wanted = x / np.sqrt((x**2).mean(-1, keepdims=True)) * np.asarray(norm.gain[...])
+    assert_close(norm(jnp.asarray(x)), wanted, 1e-4)
+
+
+LAYERS = ("softmax", "linear", "cosformer", "flow", "linformer", "gla", "hgrn")
+
+
+def _layer(mechanism: str, **more) -> MultiHeadAttention:
+    settings = {"short_conv": 3, "gate": True, "max_length": 8, **more}
+    return MultiHeadAttention(2, 8, mechanism=mechanism, rngs=nnx.Rngs(0), **settings)
+
+
+@pytest.mark.parametrize("mechanism", LAYERS)
+def test_padding_is_exact_with_every_part(mechanism: str):
+    layer = _layer(mechanism, local_values=True)
+    x = RNG.normal(size=(2, 8, 8)).astype("float32")
+    call = fast_jit(lambda x, mask: layer(x, mask=mask))
+    mask = jnp.broadcast_to(jnp.arange(8)[None] < 5, (2, 8))
+    padded = call(jnp.asarray(x).at[:, 5:].set(jnp.nan), mask)
+    assert_close(padded[:, :5], fast_jit(layer)(x[:, :5]))
+
+
+@pytest.mark.parametrize("mechanism", ["softmax", "cosformer", "flow", "gla", "hgrn"])
+def test_a_causal_layer_sees_no_future(mechanism: str):
+    layer = _layer(mechanism, is_causal=True, local_values=True)
+    x = RNG.normal(size=(1, 8, 8)).astype("float32")
+    call = fast_jit(layer)
+    other = jnp.asarray(x).at[:, 5:].add(1)
+    assert_close(call(other)[:, :5], call(x)[:, :5])
+    assert np.abs(np.asarray(call(other) - call(x))[:, 5:]).max() > 1e-3
+
+
+def test_a_layer_is_its_parts():
+    layer = _layer("linear", local_values=True)
+    x = jnp.asarray(RNG.normal(size=(1, 8, 8)).astype("float32"))
+    query, key, value = (
+        jax.nn.silu(layer.convs[name](getattr(layer, name)(x))).reshape(1, 8, 2, 4)
+        for name in ("query", "key", "value")
+    )
+    mixed = layer.mechanism.attention(query, key, value) + value
+    mixed = layer.out_norm(mixed).reshape(1, 8, 8)
+    assert_close(layer(x), layer.out(mixed * jax.nn.silu(layer.out_gate(x))))
+
+
+def test_a_mechanism_with_a_gate_keeps_its_own():
+    assert _layer("gla").out_gate is None
+    assert _layer("linear").out_gate is not None
+    assert _layer("linear", gate=False).out_gate is None
+
+
+def test_bad_parts():
+    assert_rejects(lambda: _layer("linear", short_conv=-1), "short_conv", "-1")
+    assert_rejects(lambda: _layer("linear", short_conv=2.5), "short_conv", "2.5")
+    assert_rejects(lambda: _layer("linear", gate="yes"), "gate", "'yes'")
+    layer = _layer("linear", local_values=True)
+    x = jnp.zeros((1, 4, 8))
+    assert_rejects(lambda: layer(x, x), "context", "local_values")
+
+
+def _classifier(pooling: str) -> SequenceClassifier:
+    return SequenceClassifier(
+        9,
+        3,
+        pooling=pooling,
+        num_layers=1,
+        embed_dim=8,
+        num_heads=2,
+        mlp_dim=8,
+        max_length=8,
+        mechanism="linear",
+        rngs=nnx.Rngs(0),
+    )
+
+
+@pytest.mark.parametrize("pooling", ["attention", "ends", "attention+ends"])
+def test_pooling_is_its_formula_and_exact_under_padding(pooling: str):
+    model = _classifier(pooling)
+    tokens = jnp.asarray(RNG.integers(1, 9, (2, 8)))
+    lengths = jnp.asarray([5, 1])
+    pooled = model.pooled(tokens, lengths)
+    assert pooled.shape == (2, model.pooled_features)
+    for row, length in enumerate((5, 1)):
+        alone = tokens[row : row + 1, :length]
+        encoded = np.asarray(model.encoder(alone))[0]
+        parts = []
+        if "attention" in pooling:
+            scores = np.asarray(model.queries[...]) @ encoded.T / 8**0.5
+            weights = np.exp(scores - scores.max(-1, keepdims=True))
+            parts += list(weights / weights.sum(-1, keepdims=True) @ encoded)
+        if "ends" in pooling:
+            parts += [encoded[0], encoded[-1]]
+        assert_close(pooled[row], np.concatenate(parts))
+        assert_close(model.pooled(alone)[0], np.concatenate(parts))
