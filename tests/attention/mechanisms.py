@@ -53,6 +53,7 @@ class Case:
       normalised: its output is normalised unless ``norm=None``.
       unordered: which of "query" and "key" may come in any order.
       pair_masks: it takes a mask of single pairs of query and key.
+      products: its function has matrix products, or Fourier transforms in their place.
       paired: its heads have an even number of columns.
     """
 
@@ -71,6 +72,7 @@ class Case:
     normalised: bool = False
     unordered: tuple[str, ...] = ()
     pair_masks: bool = False
+    products: bool = True
     paired: bool = False
 
 

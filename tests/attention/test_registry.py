@@ -61,6 +61,8 @@ def test_each_mechanism_finds_its_functions(name: str) -> None:
     assert mechanism.make_parameters is made
     if made is not None:
         sizes = {"max_length": 8, "num_heads": 2, "head_dim": 4}
+        taken = inspect.signature(made).parameters
+        sizes = {size: value for size, value in sizes.items() if size in taken}
         arrays = jax.eval_shape(functools.partial(made, **sizes), jax.random.key(0))
         assert {*mechanism.buffers} <= arrays.keys()
         assert arrays.keys() <= set(parameters)

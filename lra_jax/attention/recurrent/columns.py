@@ -37,22 +37,24 @@ def scan_columns(
     Returns:
       `[B, T, N, Hv]`, and the state after the position that comes last.
     """
-    batch, _, heads, width = values.shape
-    rows = jnp.repeat(factors, width, 2) if width > 1 else factors
-    # Heads and their columns are one axis: loops over two are slower on a CPU.
-    flat = jnp.swapaxes(values.reshape(*rows.shape), 0, 1)
-    first = jnp.zeros_like(flat[0]) if start is None else start.reshape(batch, -1)
-    states = _scan(reverse, jnp.swapaxes(rows, 0, 1), flat, first)
+    start = jnp.zeros_like(values[:, 0]) if start is None else start
+    factors, values = jnp.swapaxes(factors, 0, 1), jnp.swapaxes(values, 0, 1)
+    if values.shape[-1] == 1:  # A loop over a last axis of one column is slower.
+        states = _scan(reverse, factors, values[..., 0], start[..., 0])[..., None]
+    else:
+        states = _scan(reverse, factors[..., None], values, start)
     last = states[0] if reverse else states[-1]
-    states = jnp.swapaxes(states, 0, 1).reshape(*values.shape)
-    return states, last.reshape(batch, heads, width)
+    return jnp.swapaxes(states, 0, 1), last
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _scan(
     reverse: bool, factors: jax.Array, values: jax.Array, start: jax.Array
 ) -> jax.Array:
-    """`[T, B, C]`, `[T, B, C]` and `[B, C]` -> `[T, B, C]`."""
+    """`[T, B, N, Hv]` and `[B, N, Hv]` -> `[T, B, N, Hv]`; factors `[T, B, N, 1]`.
+
+    Or all without the last axis.
+    """
     if jax.default_backend() == "cpu":
         return _loop(reverse, factors, values, start)
     return _tree(reverse, factors, values, start)
@@ -101,7 +103,10 @@ def _backward(
     of_values = _scan(not reverse, later, of_states, jnp.zeros_like(start))
     before = _shifted(states, start, reverse)
     first = -1 if reverse else 0
-    return of_values * before, of_values, factors[first] * of_values[first]
+    of_factors = of_values * before
+    if factors.shape != of_values.shape:
+        of_factors = of_factors.sum(-1, keepdims=True)
+    return of_factors, of_values, factors[first] * of_values[first]
 
 
 def _shifted(array: jax.Array, edge: jax.Array, to_left: bool) -> jax.Array:

@@ -33,14 +33,14 @@ hidden position neither adds to a state nor lets it fade.
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from lra_jax.attention import dense, feature_maps, inputs, packed, streams
+from lra_jax.attention.recurrent import recurrence
 from lra_jax.attention.recurrent.columns import scan_columns
-from lra_jax.attention.recurrent.recurrence import check_gate
 from lra_jax.attention.registry import Gate, Mechanism
 from lra_jax.errors import expected, known
 
@@ -77,11 +77,8 @@ MECHANISM = Mechanism(
 _SCALES = ("tied", "unit")
 
 
-class HgrnState(NamedTuple):
-    """Everything that the next position needs of the earlier ones."""
-
-    sums: jax.Array  # [B, N, Hv]
-    position: jax.Array  # of the next token in each sample, [B] int32
+# Its summary is `[B, N, Hv]`.
+HgrnState = recurrence.RecurrentState
 
 
 def hgrn_layout(
@@ -154,6 +151,7 @@ def hgrn_attention(
     norm: str | None = "rms",
     eps: float = 1e-6,
     segment_ids: jax.Array | None = None,
+    precision: jax.lax.PrecisionLike = None,
     **flax: Any,
 ) -> jax.Array:
     """Computes the gated recurrence.
@@ -173,6 +171,7 @@ def hgrn_attention(
       norm: "rms" or "layer", over all heads of a position; None leaves the states.
       eps: of the norm.
       segment_ids: documents of packed rows, as in `linear_attention`.
+      precision: not read; there are no matrix products here.
       **flax: keywords that Flax passes to an ``attention_fn``; ignored, while others
         raise.
 
@@ -287,7 +286,7 @@ def _run(
     """Both forms, and the state after the last real position of the causal one."""
     inputs.check_inputs(query, key, value, is_causal)
     inputs.check_self(query, key, "hgrn")
-    check_gate("log_decay", log_decay, query)
+    recurrence.check_gate("log_decay", log_decay, query)
     feature_maps.check_norm(norm)
     known("scale", scale, _SCALES)
     batch, length, heads = query.shape[:3]
@@ -303,8 +302,8 @@ def _run(
     empty = jnp.zeros_like(values[:, 0])
     before = None
     if state is not None:
-        inputs.check_shape("state", state.sums, "B N Hv", *empty.shape)
-        empty, before = state.sums, state.position
+        sums = inputs.checked_state(state.sums, recurrence.Memory(empty))
+        empty, before = sums.summary, state.position
         values = values.astype(empty.dtype)
     position = packed.next_position(mask, documents, batch, length, before)
     factors = jnp.ones(query.shape[:3], values.dtype)
@@ -333,7 +332,7 @@ def _run(
     if gate is not None:
         inputs.check_shape("gate", gate, "B T N Hv", *out.shape)
         out = out * gate.astype(out.dtype)
-    return out.astype(query.dtype), HgrnState(last, position)
+    return out.astype(query.dtype), HgrnState(recurrence.Memory(last), position)
 
 
 def _faded(

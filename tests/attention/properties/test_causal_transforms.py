@@ -18,6 +18,7 @@ from ..mechanisms import (
     causal,
     causal_formula,
     fast_jit,
+    having,
     inputs,
     jitted_causal,
 )
@@ -102,7 +103,7 @@ def _slopes(name: str):
     return fast_jit(jax.grad(loss))(inputs(14))
 
 
-@pytest.mark.parametrize("name", STREAMS)
+@pytest.mark.parametrize("name", having("products", STREAMS))
 def test_precision_reaches_the_products(name: str) -> None:
     call = causal(name, precision="highest", chunking=Chunking(3))
     text = str(jax.make_jaxpr(call)(*inputs(15)))

@@ -1,5 +1,6 @@
 """The gated recurrence, position by position in numpy, and what is its own."""
 
+import functools
 from typing import Any
 
 import jax
@@ -30,8 +31,9 @@ def formula(
     eps: float = 1e-6,
 ) -> np.ndarray:
     """One head and one sample at a time; a hidden position is left out."""
+    q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
     if log_decay is None:
-        log_decay = formulas.gates("hgrn", np.asarray(k, np.float64))["log_decay"]
+        log_decay = formulas.gates("hgrn", k)["log_decay"]
     batch, length, heads = q.shape[:3]
     mask = np.ones((batch, length), bool) if mask is None else np.asarray(mask)
     out = np.zeros((batch, length, heads, v.shape[-1]), complex)
@@ -64,8 +66,11 @@ def formula(
 
 CASE = Case(
     formula,
+    # All heads from the left, in place of half of them: a definition of its own.
+    causal_formula=functools.partial(formula, causal=True),
     gates=lambda key, xp: formulas.gates("hgrn", key, xp),
     level=None,
+    products=False,
     normalised=True,
 )
 
