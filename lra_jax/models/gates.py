@@ -49,9 +49,9 @@ class GateLayer(nnx.Module):
         )
         in_features = in_features if rank is None else rank
         width = num_heads * widths.get(gate.width, 1)
-        bias = nnx.initializers.constant(gate.bias)
-        if gate.bias == "spread":
-            bias = spread
+        bias: Any = spread
+        if not isinstance(gate.bias, str):
+            bias = nnx.initializers.constant(gate.bias)
         self.outer = Dense(in_features, width, bias_init=bias, **init)
 
     def __call__(self, x: jax.Array) -> jax.Array:

@@ -1,6 +1,7 @@
 """A short convolution along the sequence, one filter for each column."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -43,7 +44,8 @@ class ShortConv(nnx.Module):
             x = jnp.where(mask[:, :, None], x, jnp.zeros((), x.dtype))
         kernel = self.kernel[...].astype(x.dtype)
         bias = self.bias[...].astype(x.dtype)[None, None]
-        return convolved(x, kernel, self.before) + bias
+        out: Any = convolved(x, kernel, self.before)
+        return out + bias
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
@@ -71,7 +73,7 @@ def _backward(
     x, kernel = kept
     # Else what makes the gradient is computed again for every shift.
     grad = jax.lax.optimization_barrier(grad)
-    of_x = convolved(grad, kernel[::-1], kernel.shape[0] - 1 - before)
+    of_x: Any = convolved(grad, kernel[::-1], kernel.shape[0] - 1 - before)
     wide = accumulation_dtype(x)
 
     def add(

@@ -179,7 +179,7 @@ def test_layers_differ_and_seeds_repeat():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"pooling": "max"}, "pooling: expected one of mean, cls, first, got 'max'"),
+        ({"pooling": "max"}, "pooling: expected one of mean, cls, first, attention"),
         ({"positions": "rotori"}, "positions: .* learned, sinusoidal, .*got 'rotori'"),
         ({"num_heads": 3}, "divisor of qkv_features=8, got 3"),
         ({"dropout": 1.0}, "dropout"),

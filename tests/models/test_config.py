@@ -108,8 +108,9 @@ def test_what_the_blocks_get():
     assert (one.max_length, one.rotary, one.in_features) == (17, True, 8)
     assert dict(one.options or ()) == {"features": 6}
     assert one == dataclasses.replace(
-        two, options={"features": 6}, takes_memory=False, gives_memory=True
+        two, options={"features": 6}, takes_memory=False, gives_memory=True, layer=0
     )
+    assert (two.layer, two.num_layers) == (1, 2)
     assert one.mechanism is attention.resolve("linformer")
     assert EncoderConfig(**GATED).attention(0).widths == (1, 6, 16)
     shared = {"mechanism": "linformer", "options": {"sharing": "layerwise"}}

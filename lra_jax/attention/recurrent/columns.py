@@ -14,6 +14,7 @@ TypeError.
 """
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -40,9 +41,10 @@ def scan_columns(
     start = jnp.zeros_like(values[:, 0]) if start is None else start
     factors, values = jnp.swapaxes(factors, 0, 1), jnp.swapaxes(values, 0, 1)
     if values.shape[-1] == 1:  # A loop over a last axis of one column is slower.
-        states = _scan(reverse, factors, values[..., 0], start[..., 0])[..., None]
+        flat: Any = _scan(reverse, factors, values[..., 0], start[..., 0])
+        states = flat[..., None]
     else:
-        states = _scan(reverse, factors[..., None], values, start)
+        states: Any = _scan(reverse, factors[..., None], values, start)
     last = states[0] if reverse else states[-1]
     return jnp.swapaxes(states, 0, 1), last
 
@@ -90,7 +92,7 @@ def _tree(
 def _forward(
     reverse: bool, factors: jax.Array, values: jax.Array, start: jax.Array
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    states = _scan(reverse, factors, values, start)
+    states: Any = _scan(reverse, factors, values, start)
     return states, (factors, states, start)
 
 
@@ -100,7 +102,7 @@ def _backward(
     factors, states, start = kept
     # The factor after the last position multiplies nothing.
     later = _shifted(factors, jnp.ones_like(factors[0]), not reverse)
-    of_values = _scan(not reverse, later, of_states, jnp.zeros_like(start))
+    of_values: Any = _scan(not reverse, later, of_states, jnp.zeros_like(start))
     before = _shifted(states, start, reverse)
     first = -1 if reverse else 0
     of_factors = of_values * before

@@ -57,8 +57,8 @@ def formula(
                     state = forgets[t] * turn * state + shares[t] * values[t]
                 out[b, t, n, : len(state)] = state
     if angle is not None:
-        out = np.concatenate([out[..., :1].real, out[..., :1].imag], -1)
-    out = out.real
+        out = np.concatenate([np.real(out[..., :1]), np.imag(out[..., :1])], -1)
+    out = np.real(out)
     if norm is not None:
         out = out / np.sqrt((out**2).mean((2, 3), keepdims=True) + eps)
     return out if gate is None else out * gate
