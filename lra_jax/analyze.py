@@ -3,6 +3,11 @@
 Each command writes pictures, their data, and one page that holds it all.
 """
 
+if __name__ == "__main__":
+    from lra_jax import signals
+
+    signals.watch()
+
 import dataclasses
 import shlex
 import sys
@@ -10,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from lra_jax import cli, runtime
+from lra_jax import cli, runtime, signals
 from lra_jax.errors import known
 
 PROG = "python -m lra_jax.analyze"
@@ -317,4 +322,4 @@ COMMANDS = {
 
 
 if __name__ == "__main__":
-    main()
+    signals.run(main)

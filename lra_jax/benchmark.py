@@ -5,6 +5,11 @@ commit, the versions and the device, and a picture of time and memory against th
 length. docs/performance.md says how each figure is measured.
 """
 
+if __name__ == "__main__":
+    from lra_jax import signals
+
+    signals.watch()
+
 import functools
 import shlex
 import signal
@@ -13,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lra_jax import cli, runtime
+from lra_jax import cli, runtime, signals
 from lra_jax.benchmarking.settings import BenchmarkConfig, make_cases
 
 _PROG = "python -m lra_jax.benchmark"
@@ -27,8 +32,6 @@ def main(args: Sequence[str] | None = None) -> None:
     if args is None:
         with cli.user_errors():
             runtime.tune_allocator()
-        # A job that is told to end keeps its figures too.
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
         args = sys.argv[1:]
     config = cli.parse(BenchmarkConfig, _PROG, _DESCRIPTION, args)
     with cli.user_errors():
@@ -41,7 +44,9 @@ def main(args: Sequence[str] | None = None) -> None:
         # Each figure is on disk once measured, should the system end this process.
         kept = files[0].with_suffix(".incomplete.json") if files else None
         keep = functools.partial(report.write, kept, None) if kept else _nothing
-        report.measure(lambda text: print(text, flush=True), keep)
+        # A job that is told to end keeps its figures too.
+        with signals.left_to(signal.default_int_handler):
+            report.measure(lambda text: print(text, flush=True), keep)
         print(f"\n{report.text()}")
         if files is not None:
             report.write(*files)
@@ -89,4 +94,4 @@ def _files(config: BenchmarkConfig) -> tuple[Path, Path | None] | None:
 
 
 if __name__ == "__main__":
-    main()
+    signals.run(main)

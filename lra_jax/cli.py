@@ -37,6 +37,8 @@ def user_errors() -> Iterator[None]:
     """Turns a ValueError, or a failing disk, into one line and exit code 2."""
     try:
         yield
+    except BrokenPipeError:
+        raise
     except (ValueError, OSError) as error:
         fail(str(error))
     except KeyboardInterrupt:

@@ -1,12 +1,17 @@
 """Scores a saved run: ``python -m lra_jax.evaluate --workdir=runs/...``."""
 
+if __name__ == "__main__":
+    from lra_jax import signals
+
+    signals.watch()
+
 import contextlib
 import dataclasses
 import sys
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from lra_jax import cli, runtime
+from lra_jax import cli, runtime, signals
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,4 +71,4 @@ def run(config: EvaluateConfig) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main()
+    signals.run(main)

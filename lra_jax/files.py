@@ -57,6 +57,9 @@ def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
     try:
         yield partial
         partial.replace(path)
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
     finally:
         partial.unlink(missing_ok=True)
 

@@ -4,11 +4,16 @@
 curves in files beside it.
 """
 
+if __name__ == "__main__":
+    from lra_jax import signals
+
+    signals.watch()
+
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from lra_jax import cli, runs
+from lra_jax import cli, runs, signals
 from lra_jax.errors import did_you_mean, expected
 
 _HELP = """usage: python -m lra_jax.report RUNS [--out=FOLDER]
@@ -69,4 +74,4 @@ def write_report(folder: Path, out: Path) -> list[str]:
 
 
 if __name__ == "__main__":
-    main()
+    signals.run(main)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from lra_jax import signals
 from lra_jax.configs import Config
 from lra_jax.errors import expected
 
@@ -205,37 +206,23 @@ def _start(run: Run) -> int:
       Stopped: the run, or this process, was told to stop.
     """
     command = [sys.executable, "-m", "lra_jax.train", *run.args]
-    with _Forwarding() as signals:
+    received = []
+
+    def forward(signum: int, _: object) -> None:
+        """Passes SIGTERM on, and leaves Ctrl-C, which reaches both, to the child."""
+        received.append(signum)
+        if signum == signal.SIGTERM and child is not None:
+            with contextlib.suppress(ProcessLookupError):
+                child.send_signal(signum)
+
+    child = None
+    with signals.left_to(forward):
         child = subprocess.Popen(command)
-        signals.child = child
+        if signal.SIGTERM in received:
+            child.terminate()
         code = child.wait()
     # 128 + n, or -n where the signal came before the run could save.
-    signum = signals.received or (-code if code < 0 else code - 128)
+    signum = received[-1] if received else (-code if code < 0 else code - 128)
     if signum in (signal.SIGINT, signal.SIGTERM):
         raise Stopped(128 + signum)
     return code
-
-
-class _Forwarding:
-    """Passes SIGTERM on to a child, and leaves Ctrl-C, which reaches both, to it."""
-
-    def __init__(self):
-        self.child: subprocess.Popen[bytes] | None = None
-        self.received = 0
-
-    def __enter__(self):
-        self._before = {
-            number: signal.signal(number, self._handle)
-            for number in (signal.SIGINT, signal.SIGTERM)
-        }
-        return self
-
-    def __exit__(self, *_: object):
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _handle(self, number: int, _: object):
-        self.received = number
-        if number == signal.SIGTERM and self.child is not None:
-            with contextlib.suppress(ProcessLookupError):
-                self.child.send_signal(number)

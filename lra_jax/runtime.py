@@ -19,6 +19,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from lra_jax import signals
 from lra_jax.errors import expected
 
 _MALLOC = "glibc.malloc."
@@ -63,6 +64,7 @@ def tune_allocator() -> None:
     tunables = ":".join(filter(None, [theirs, *settings]))
     environment = {**os.environ, "GLIBC_TUNABLES": tunables, _MARK: theirs}
     sys.stdout.flush()
+    signals.block()
     os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
 
 

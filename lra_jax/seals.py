@@ -9,7 +9,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from lra_jax.errors import expected
 from lra_jax.files import write_json
 
 NAME = "seal.json"
@@ -21,38 +20,29 @@ def write(folder: Path, **about: Any) -> None:
     write_json(folder / NAME, {**values, "seal": digest(values)})
 
 
-def check(folder: Path, advice: str = "") -> dict[str, Any] | None:
-    """Compares a sealed folder with its seal.
+def read(folder: Path) -> tuple[dict[str, Any] | None, str]:
+    """Compares a folder with its seal.
 
     Files that came later are no matter.
 
-    Args:
-      folder: where the seal lies.
-      advice: what the user can do, for the message.
-
     Returns:
-      What the seal says about the folder; None where there is no seal.
-
-    Raises:
-      ValueError: a file, named, is gone or another one; so may be the seal.
+      What the seal says about the folder, None where there is no seal; and, in words,
+      the first file that is not as it was, or nothing.
     """
-    file = folder / NAME
-    if not file.exists():
-        return None
-    advice = advice and f"; {advice}"
     try:
-        values = json.loads(file.read_text(encoding="utf-8"))
+        values = json.loads((folder / NAME).read_text(encoding="utf-8"))
         if values.pop("seal") != digest(values):
-            raise ValueError("other content")
+            raise ValueError(NAME)
         files = values.pop("files")
-    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
-        raise expected(str(file), "a seal", f"{error!r}{advice}") from None
+    except FileNotFoundError:
+        return None, ""
+    except (ValueError, KeyError, TypeError, AttributeError, OSError):
+        return {}, f"a damaged {NAME}"
     found = _digests(folder)
     for name, wanted in files.items():
         if found.get(name) != wanted:
-            got = "other content" if name in found else "no such file"
-            raise expected(str(folder), f"{name} as it was written", f"{got}{advice}")
-    return values
+            return values, f"{'another' if name in found else 'no'} {name}"
+    return values, ""
 
 
 def digest(values: Any) -> str:

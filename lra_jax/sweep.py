@@ -5,10 +5,15 @@ folder that their directories go to (by default ``runs``). Runs that are finishe
 not repeated, and stopped ones go on, so the same command again does what is left.
 """
 
+if __name__ == "__main__":
+    from lra_jax import signals
+
+    signals.watch()
+
 import sys
 from collections.abc import Sequence
 
-from lra_jax import cli, runs
+from lra_jax import cli, runs, signals
 from lra_jax.errors import expected
 
 PROG = "python -m lra_jax.sweep"
@@ -51,4 +56,4 @@ def _parse(args: Sequence[str]):
 
 
 if __name__ == "__main__":
-    main()
+    signals.run(main)

@@ -8,6 +8,11 @@ The same from Python::
     results = train.run(get_preset("listops", attention="cosformer"))
 """
 
+if __name__ == "__main__":
+    from lra_jax import signals
+
+    signals.watch()
+
 import os
 import shlex
 import signal
@@ -15,7 +20,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from lra_jax import cli, runs, runtime
+from lra_jax import cli, runs, runtime, signals
 from lra_jax.configs import Config, DataConfig, ModelConfig, TrainConfig
 
 _DESCRIPTION = (
@@ -41,6 +46,7 @@ def main(args: Sequence[str] | None = None) -> None:
         return
     config = cli.parse_config(prog, _DESCRIPTION, rest)
     command = shlex.join([*prog.split(), *rest])
+    signals.advise(f"interrupted; to go on: {command}")
     try:
         _main(config, command)
     except KeyboardInterrupt:
@@ -72,8 +78,13 @@ def _main(config: Config, command: str) -> None:
         with session:
             _run(session, command)
     except Interrupted as stop:
-        print(f"saved step {stop.step} in {session.workdir}; to go on: {command}")
+        line = f"saved step {stop.step} in {session.workdir}; to go on: {command}"
+        if stop.signum == signal.SIGPIPE:
+            cli.fail(f"nobody reads the output; {line}", 128 + stop.signum)
+        print(line)
         raise SystemExit(128 + stop.signum) from None
+    except BrokenPipeError:
+        raise
     except (NonFiniteLoss, OSError) as error:
         cli.fail(str(error), 1)
 
@@ -121,4 +132,4 @@ def run(config: Config, quiet: bool = False) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main()
+    signals.run(main)

@@ -281,8 +281,7 @@ class Config:
 
     def identity(self) -> dict[str, Any]:
         """Flat ``{"train.steps": ...}`` of the fields on which results depend."""
-        flat = flatten(self.to_dict())
-        return {name: v for name, v in flat.items() if name not in _WITHOUT_EFFECT}
+        return with_effect(self.to_dict())
 
     def run_name(self, preset: "Config") -> str:
         """Folder name of a run: stable for equal settings, told apart otherwise.
@@ -309,6 +308,12 @@ _WITHOUT_EFFECT = frozenset(
     | {"train.remat"}
     | {"distributed", "coordinator", "num_processes", "process_id"}
 )
+
+
+def with_effect(nested: dict[str, Any]) -> dict[str, Any]:
+    """Flat ``{"train.steps": ...}`` of a config's values on which results depend."""
+    flat = flatten(nested)
+    return {name: v for name, v in flat.items() if name not in _WITHOUT_EFFECT}
 
 
 def flatten(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -8,14 +8,18 @@ The flags are those of training, so that ``prepare`` with a run's ``--task``,
 ``--preset`` and ``--data.*`` flags prepares what that run will read.
 """
 
+if __name__ == "__main__":
+    from lra_jax import signals
+
+    signals.watch()
+
 import dataclasses
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from lra_jax import cli
+from lra_jax import cli, signals
 from lra_jax.configs import DataConfig
 from lra_jax.errors import expected, known, not_negative
 from lra_jax.tasks import Task, get_task
@@ -66,13 +70,11 @@ def main(args: Sequence[str] | None = None) -> None:
     default = kind(task=preset.task, preset=preset.preset, data=preset.data)
     prog = f"python -m lra_jax.data {name}"
     command = cli.parse(kind, prog, _HELP, args[1:], default=default)
-    try:
-        with cli.user_errors():
-            task = get_task(command.task)
-            command.data.check()
-            run(command, task, task.prepare(command.data))
-    except KeyboardInterrupt:
-        cli.fail("interrupted; nothing half prepared is kept", 128 + signal.SIGINT)
+    signals.advise("interrupted; nothing half prepared is kept")
+    with cli.user_errors():
+        task = get_task(command.task)
+        command.data.check()
+        run(command, task, task.prepare(command.data))
 
 
 def _prepare(_: Any, task: Task, dataset: "SequenceDataset") -> None:
@@ -151,4 +153,4 @@ COMMANDS: dict[str, tuple[type, Callable[..., None]]] = {
 }
 
 if __name__ == "__main__":
-    main()
+    signals.run(main)

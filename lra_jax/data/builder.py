@@ -44,7 +44,7 @@ import numpy as np
 import tensorflow_datasets as tfds
 from tensorflow_datasets.core.utils import file_utils
 
-from lra_jax import seals
+from lra_jax import seals, signals
 from lra_jax.data.dataset import SequenceDataset
 from lra_jax.errors import expected
 from lra_jax.files import locked
@@ -227,7 +227,9 @@ def _opened(
       ValueError: a file is gone or damaged, or belongs to other data.
     """
     again = f"delete {folder} and prepare the data again"
-    sealed = seals.check(folder, again)
+    sealed, damage = seals.read(folder)
+    if damage:
+        raise expected(str(folder), "data as prepared", f"{damage}; {again}")
     try:
         builder = build()
         if not builder.is_prepared():
@@ -284,7 +286,7 @@ def _write(builder: SequenceBuilder, path: pathlib.Path):
     _logger.info("Preparing %s in %s", builder.info.full_name, path)
     start = time.perf_counter()
     try:
-        with _quiet(), _own_randomness():
+        with _quiet(), _own_randomness(), signals.raised():
             builder.download_and_prepare()
         seals.write(path, name=builder.info.full_name)
     except OSError:

@@ -21,10 +21,12 @@ import jax.numpy as jnp
 from flax import nnx
 from orbax.checkpoint import v1 as ocp
 
+from lra_jax import seals
 from lra_jax.configs.base import BestBy
 from lra_jax.errors import expected
 from lra_jax.training import hosts
 from lra_jax.training.step import TrainState
+from lra_jax.training.workdir import identify
 
 _TREES = ("state", "params")
 
@@ -60,6 +62,10 @@ class Checkpoints:
       workdir: the run directory.
       clean: remove what interrupted saves left; not for a reader, since the run may be
         under way in another process.
+
+    Attributes:
+      seal: what the seal of the restored checkpoint says about it; empty where there is
+        none.
     """
 
     def __init__(self, workdir: Path, clean: bool = True):
@@ -68,6 +74,8 @@ class Checkpoints:
         training: Any = ocp.training  # Its annotations refuse its own policies.
         always = training.save_decision_policies.FixedIntervalPolicy(1)
         self._folder = folder = workdir.absolute() / "checkpoints"
+        self._run = identify(workdir)
+        self.seal: dict[str, Any] = {}
         self._latest, self._best = (
             training.Checkpointer(
                 folder / name,
@@ -89,36 +97,86 @@ class Checkpoints:
         return self._best.latest.step if self._best.latest else None
 
     def save_latest(
-        self, step: int, state: TrainState, progress: Progress, data: Any
+        self,
+        step: int,
+        state: TrainState,
+        progress: Progress,
+        data: Any,
+        about: dict[str, Any] | None = None,
     ) -> None:
-        """Saves all that a later session needs to go on."""
+        """Saves all that a later session needs to go on.
+
+        Args:
+          step: steps done.
+          state, progress, data: what to save.
+          about: for the seal of the checkpoint.
+
+        Raises:
+          OSError: it cannot be written; so does `save_best`.
+        """
         if self.latest_step == step:
             return
         items = {"state": state._asdict(), "progress": progress._asdict(), "data": data}
-        self._latest.save_checkpointables(step, items, force=True)
+        self._save(self._latest, step, items, about or {})
 
     def save_best(self, step: int, params: nnx.State) -> None:
         """Saves parameters as the best so far, in place of earlier ones."""
         # A session that died after this save repeats the same steps to the same bits.
-        if self.best_step is not None and self.best_step >= step:
-            return
-        self._best.save_checkpointables(step, {"params": params}, force=True)
+        found = self._best.latest
+        if found is not None and found.step >= step:
+            _, damage = seals.read(Path(found.path))
+            if found.step > step or not damage:
+                return
+        self._save(self._best, step, {"params": params}, {})
+
+    def _save(
+        self, kept: Any, step: int, items: dict[str, Any], about: dict[str, Any]
+    ) -> None:
+        try:
+            kept.save_checkpointables(step, items, force=True, overwrite=True)
+            if hosts.is_writer():
+                seals.write(Path(kept.latest.path), run=self._run, **about)
+        except Exception as error:  # A full disk has many names in Orbax' parts.
+            raise OSError(
+                f"{kept.directory}: the checkpoint of step {step} cannot be written, "
+                f"earlier ones are kept: {_reason(error)}"
+            ) from error
 
     def restore(self, state: TrainState, data: Any) -> tuple[TrainState, Progress]:
         """Loads the newest whole checkpoint into the shapes and places of ``state``.
 
         Raises:
-          ValueError: there is none, or it does not hold such a state; so do the loaders
-            below.
+          ValueError: there is none, or it does not hold such a state, or is of another
+            run; so do the loaders below. Or the best one is lost.
         """
         items = {
             "state": _abstract(state._asdict()),
             "progress": Progress()._asdict(),
             "data": data,
         }
-        loaded, step = _load(self._latest, items)
+        loaded, step, self.seal = self._load(self._latest, items)
+        progress = Progress(**loaded["progress"])
         self._set_aside([c.path for c in self._latest.checkpoints if c.step > step])
-        return TrainState(**loaded["state"]), Progress(**loaded["progress"])
+        if progress.best_step >= 0:
+            self._check_best(progress.best_step)
+        return TrainState(**loaded["state"]), progress
+
+    def _check_best(self, step: int) -> None:
+        """Finds out that the best checkpoint is lost before a run goes on.
+
+        One of a later step will be made again.
+        """
+        found = self._best.latest
+        if found is None or found.step < step:
+            wanted = f"the checkpoint of step {step}"
+            got = "none" if found is None else f"that of step {found.step}"
+            raise expected(str(self._best.directory), wanted, got)
+        if found.step > step:
+            return
+        about, damage = seals.read(Path(found.path))
+        self._check_run(found.path, about)
+        if damage:
+            raise expected(str(found.path), "a whole checkpoint", damage)
 
     def load_params(
         self, which: Literal["best", "last"], state: TrainState
@@ -126,10 +184,39 @@ class Checkpoints:
         """Loads the parameters of a checkpoint, and says of which step they are."""
         if which == "best":
             items = {"params": _abstract(state.params)}
-            loaded, step = _load(self._best, items)
+            loaded, step, _ = self._load(self._best, items)
             return loaded["params"], step
-        loaded, step = _load(self._latest, {"state": _abstract(state._asdict())})
+        items = {"state": _abstract(state._asdict())}
+        loaded, step, _ = self._load(self._latest, items)
         return loaded["state"]["params"], step
+
+    def _load(
+        self, kept: Any, items: dict[str, Any]
+    ) -> tuple[dict[str, Any], int, dict[str, Any]]:
+        """Loads the newest checkpoint that is whole; gives step and seal, too."""
+        damaged = []
+        for checkpoint in reversed(kept.checkpoints):
+            about, reason = seals.read(Path(checkpoint.path))
+            loaded = None
+            if not reason:
+                self._check_run(checkpoint.path, about)
+                loaded, reason = _try_load(kept, checkpoint, items)
+            if loaded is not None:
+                for line in damaged:
+                    _logger.warning("%s; going back to step %d", line, checkpoint.step)
+                return loaded, checkpoint.step, about or {}
+            error = expected(str(checkpoint.path), "a whole checkpoint", reason)
+            damaged.append(str(error))
+        if damaged:
+            raise ValueError("; ".join(damaged))
+        raise expected(str(kept.directory), "a checkpoint", "none yet")
+
+    def _check_run(self, path: Any, about: dict[str, Any] | None) -> None:
+        """Refuses a checkpoint of other settings; earlier versions wrote no seal."""
+        run = (about or {}).get("run", "")
+        if run and self._run and run != self._run:
+            got = "one of other settings or data"
+            raise expected(str(path), "a checkpoint of the run in config.json", got)
 
     def _set_aside(self, damaged: Sequence[Any]) -> None:
         """Makes room for the same steps, which will be done again."""
@@ -156,22 +243,6 @@ def _abstract(tree: Any) -> Any:
     )
 
 
-def _load(kept: Any, items: dict[str, Any]) -> tuple[dict[str, Any], int]:
-    """Loads the newest checkpoint that is whole; gives its step, too."""
-    damaged = []
-    for checkpoint in reversed(kept.checkpoints):
-        loaded, reason = _try_load(kept, checkpoint, items)
-        if loaded is not None:
-            for line in damaged:
-                _logger.warning("%s; going back to step %d", line, checkpoint.step)
-            return loaded, checkpoint.step
-        error = expected(str(checkpoint.path), "a whole checkpoint", reason)
-        damaged.append(str(error))
-    if damaged:
-        raise ValueError("; ".join(damaged))
-    raise expected(str(kept.directory), "a checkpoint", "none yet")
-
-
 def _try_load(
     kept: Any, checkpoint: Any, items: dict[str, Any]
 ) -> tuple[dict[str, Any] | None, str]:
@@ -189,9 +260,13 @@ def _try_load(
         raise
     # Whatever a damaged file makes of Orbax and its parts.
     except Exception as error:
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        reason = _reason(error)
     with _leftovers_unreported():  # Now that nothing holds the error.
         return None, reason
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__
 
 
 @contextlib.contextmanager

@@ -29,6 +29,15 @@ def format_seconds(seconds: float) -> str:
     return f"{minutes}:{seconds:02d}"
 
 
+class _Console(Console):
+    """A console without a reader: what it prints is lost, and it says so."""
+
+    broken = False
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = self.broken = True
+
+
 class RunConsole:
     """Prints the progress of one run.
 
@@ -43,7 +52,7 @@ class RunConsole:
     """
 
     def __init__(self, steps: int, quiet: bool = False):
-        self._console = Console(quiet=quiet, highlight=False, soft_wrap=True)
+        self._console = _Console(quiet=quiet, highlight=False, soft_wrap=True)
         self._steps = steps
         self.start = 0
         self.work: Callable[[int], float] = float
@@ -61,6 +70,11 @@ class RunConsole:
             maxlen=_REPORTS + 1
         )
 
+    @property
+    def broken(self) -> bool:
+        """Whether nobody reads the output any more."""
+        return self._console.broken
+
     def __enter__(self) -> Self:
         self._marks.append((self.start, time.perf_counter()))
         self._bar.update(self._row, completed=self.start)
@@ -73,7 +87,8 @@ class RunConsole:
     def line(self, text: str = "") -> None:
         """Prints one line, above the bar if there is one."""
         self._console.print(text, markup=False)
-        sys.stdout.flush()
+        if not self.broken:
+            sys.stdout.flush()
 
     def facts(self, facts: Mapping[str, str]) -> None:
         """Prints what the run is, a line for each fact."""

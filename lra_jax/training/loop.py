@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import math
+import signal
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -13,19 +14,20 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
+from lra_jax import seals
 from lra_jax.configs import Config
 from lra_jax.data import pipeline
 from lra_jax.data.dataset import SequenceDataset
 from lra_jax.data.length_warmup import LengthWarmup
 from lra_jax.errors import expected
 from lra_jax.models import Buffer
+from lra_jax.signals import StopRequest
 from lra_jax.tasks import Task
 from lra_jax.training import hosts, sharding
 from lra_jax.training.checkpoints import Checkpoints, Progress
 from lra_jax.training.console import RunConsole
-from lra_jax.training.metrics import MetricsWriter
+from lra_jax.training.metrics import MetricsWriter, read_metrics
 from lra_jax.training.optimizer import make_optimizer, make_schedule
-from lra_jax.training.signals import StopRequest
 from lra_jax.training.step import (
     NO_STEP,
     TrainState,
@@ -45,6 +47,8 @@ _AGREE_EVERY = 10
 class Interrupted(Exception):
     """A signal stopped the run; everything is saved.
 
+    SIGPIPE stands for a console that nobody reads.
+
     Attributes:
       signum: the signal.
       step: the step of the checkpoint.
@@ -54,6 +58,10 @@ class Interrupted(Exception):
         super().__init__(f"stopped by signal {signum} after step {step}")
         self.signum = signum
         self.step = step
+
+
+class _Stopped(Exception):
+    """A signal came in an evaluation."""
 
 
 class NonFiniteLoss(FloatingPointError):
@@ -128,6 +136,8 @@ class Trainer:
         self.train_step = sharding.under_mesh(self.mesh, train_step)
         eval_step = make_eval_step(task, graphdef, shapes=len(self.buckets))
         self.eval_step = sharding.under_mesh(self.mesh, eval_step)
+        # On CPU calls run ahead of the work, which a signal would have to wait for.
+        self._waits = jax.default_backend() == "cpu" and jax.process_count() == 1
         self.data = pipeline.train_iterator(
             dataset,
             batch_size=train.batch_size,
@@ -174,24 +184,41 @@ class Trainer:
         """
         step, train = self.step, self.config.train
         meter = _Meter(step, self.progress.seconds)
-        metrics = MetricsWriter(self.workdir, step, active=hosts.is_writer())
+        done = self.checkpoints.seal.get("validated", False)
+        metrics = MetricsWriter(self.workdir, step, done, hosts.is_writer())
         with contextlib.closing(metrics) as writer, StopRequest() as stop, console:
+            if self._is_due(step, train.eval_every) and not done:
+                self._validate(step, meter, writer, console, stop)
             while step < train.steps:
                 batch = sharding.shard_batch(self.mesh, next(self.data))
                 self.state = self.train_step(self.state, batch)
+                stop.unsaved = True
                 step += 1
                 console.advance(step)
-                if step % train.log_every == 0 or step == train.steps:
+                if self._is_due(step, train.log_every):
                     self._report(step, meter, writer, console)
-                if step % train.eval_every == 0 or step == train.steps:
-                    self._validate(step, meter, writer, console)
+                if self._is_due(step, train.eval_every):
+                    self._validate(step, meter, writer, console, stop)
+                if console.broken:
+                    stop.signum = signal.SIGPIPE
                 signum = self._stop_signal(step, stop)
                 if signum:
-                    self._save(step, meter)
+                    self._save(step, meter, stop)
                     raise Interrupted(signum, step)
+                if self._waits:
+                    jax.block_until_ready(self.state.step)
 
-    def evaluate(self, params: Any, split: str) -> dict[str, float]:
-        """Mean loss and accuracy over a split; every example counts exactly once."""
+    def _is_due(self, step: int, every: int) -> bool:
+        return step > 0 and (step % every == 0 or step == self.config.train.steps)
+
+    def evaluate(
+        self, params: Any, split: str, stop: StopRequest | None = None
+    ) -> dict[str, float]:
+        """Mean loss and accuracy over a split; every example counts exactly once.
+
+        Raises:
+          _Stopped: a signal came; several processes go on, since they must agree.
+        """
         batches: Iterable[dict[str, np.ndarray]] = pipeline.eval_batches(
             self.dataset,
             split,
@@ -201,6 +228,8 @@ class Trainer:
         )
         sums = sharding.replicate(self.mesh, zero_sums())
         for batch in batches:
+            if stop is not None and stop.signum and jax.process_count() == 1:
+                raise _Stopped
             sums = self.eval_step(params, sums, sharding.shard_batch(self.mesh, batch))
         return _means(jax.device_get(sums))
 
@@ -246,12 +275,23 @@ class Trainer:
         console.training(step, means["loss"], means["accuracy"], speed)
 
     def _validate(
-        self, step: int, meter: "_Meter", writer: MetricsWriter, console: RunConsole
+        self,
+        step: int,
+        meter: "_Meter",
+        writer: MetricsWriter,
+        console: RunConsole,
+        stop: StopRequest,
     ) -> None:
-        """Scores the validation split, saves the best and the latest checkpoint."""
+        """Scores the validation split, saves the best and the latest checkpoint.
+
+        A signal ends it without a score; a session that goes on begins with it.
+        """
         self._check_finite()
-        with meter.paused():
-            means = self.evaluate(self.state.params, "valid")
+        try:
+            with meter.paused():
+                means = self.evaluate(self.state.params, "valid", stop)
+        except _Stopped:
+            return
         if not math.isfinite(means["loss"]):
             raise NonFiniteLoss(step, self.checkpoints.latest_step)
         writer.write(step, "valid", **means, seconds=meter.seconds)
@@ -268,13 +308,22 @@ class Trainer:
             f"step {step}  validation loss {means['loss']:.4f}  accuracy "
             f"{100 * means['accuracy']:.2f} %{'  (best so far)' if best else ''}"
         )
-        self._save(step, meter)
+        self._save(step, meter, stop, validated=True)
 
-    def _save(self, step: int, meter: "_Meter") -> None:
+    def _save(
+        self, step: int, meter: "_Meter", stop: StopRequest, validated: bool = False
+    ) -> None:
         self._check_finite()
         self.progress = self.progress._replace(seconds=meter.seconds)
+        about = {
+            "validated": validated,
+            "metrics": seals.digest(read_metrics(self.workdir)),
+        }
         with meter.paused():
-            self.checkpoints.save_latest(step, self.state, self.progress, self.data)
+            self.checkpoints.save_latest(
+                step, self.state, self.progress, self.data, about
+            )
+        stop.unsaved = False
 
     def _check_finite(self) -> None:
         """Keeps parameters that are lost from replacing a good checkpoint."""

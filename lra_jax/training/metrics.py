@@ -16,15 +16,22 @@ class MetricsWriter:
     Args:
       workdir: the run directory.
       resume_step: lines beyond this step are dropped: the steps will be done again.
+      validated: whether its validation is done, too, and stays.
       active: False writes nothing, where another process does.
     """
 
-    def __init__(self, workdir: Path, resume_step: int, active: bool = True):
+    def __init__(
+        self,
+        workdir: Path,
+        resume_step: int,
+        validated: bool = True,
+        active: bool = True,
+    ):
         self._file = self._events = None
         if not active:
             return
         self._path = workdir / "metrics.jsonl"
-        kept = [m for m in read_metrics(workdir) if m["step"] <= resume_step]
+        kept = kept_metrics(workdir, resume_step, validated)
         write_text(self._path, "".join(json.dumps(m) + "\n" for m in kept))
         self._file = self._path.open("a", encoding="utf-8")
         self._events = _event_writer(workdir, resume_step)
@@ -34,8 +41,12 @@ class MetricsWriter:
         if self._file is None:
             return
         line = {"step": step, "split": split, **values}
-        self._file.write(json.dumps(line) + "\n")
-        self._file.flush()
+        try:
+            self._file.write(json.dumps(line) + "\n")
+            self._file.flush()
+        except OSError as error:
+            error.filename = str(self._path)
+            raise
         if self._events is not None:
             for name, value in values.items():
                 self._events.add_scalar(f"{split}/{name}", value, step)
@@ -62,6 +73,16 @@ def read_metrics(workdir: Path) -> list[dict[str, Any]]:
     if last.endswith("}"):
         lines.append(last)
     return [_parse(line, f"{path}, line {n}") for n, line in enumerate(lines, 1)]
+
+
+def kept_metrics(workdir: Path, step: int, validated: bool) -> list[dict[str, Any]]:
+    """The lines that stay when a run goes on from a step."""
+    return [
+        line
+        for line in read_metrics(workdir)
+        if line["step"] < step
+        or (line["step"] == step and (validated or line["split"] != "valid"))
+    ]
 
 
 def _parse(line: str, place: str) -> dict[str, Any]:

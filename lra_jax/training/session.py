@@ -15,18 +15,18 @@ from typing import Any, Self
 import jax
 
 import lra_jax
+from lra_jax import seals
 from lra_jax.configs import Config, get_preset
 from lra_jax.data.curriculum import Curriculum
 from lra_jax.data.length_warmup import LengthWarmup
 from lra_jax.data.stages import tokens_before
 from lra_jax.errors import expected
-from lra_jax.files import write_json
 from lra_jax.tasks import Task, get_task
 from lra_jax.training import hosts
 from lra_jax.training import workdir as workdirs
 from lra_jax.training.console import RunConsole, format_seconds
 from lra_jax.training.loop import Trainer
-from lra_jax.training.metrics import read_metrics
+from lra_jax.training.metrics import kept_metrics, read_metrics
 from lra_jax.training.optimizer import make_schedule
 
 
@@ -93,24 +93,29 @@ class Session:
                 self.console.line(f"going on from step {self.console.start}")
                 self._name_lost_metrics()
             self.trainer.fit(self.console)
-            self.result = result = self._score()
+            result = self._score()
             if hosts.is_writer():
-                write_json(self.workdir / "result.json", result)
+                result = workdirs.write_result(self.workdir, result)
+            self.result = result
         show_result(self.console, self.task, self.config, result)
         return result
 
     def _name_lost_metrics(self) -> None:
-        """Says which reports are missing in ``metrics.jsonl``."""
-        every = self.config.train.log_every
-        lines = read_metrics(self.workdir)
+        """Says which reports are missing in ``metrics.jsonl``, or that it changed."""
+        every, step = self.config.train.log_every, self.console.start
+        path, seal = self.workdir / "metrics.jsonl", self.trainer.checkpoints.seal
+        lines = kept_metrics(self.workdir, step, seal.get("validated", False))
         kept = {line["step"] for line in lines if line["split"] == "train"}
-        done = range(every, self.console.start + 1, every)
-        lost = [step for step in done if step not in kept]
+        lost = [done for done in range(every, step + 1, every) if done not in kept]
         if lost:
-            path = self.workdir / "metrics.jsonl"
             self.console.line(
                 f"{path}: expected a report every {every} steps, got {len(lost)} less, "
                 f"the first of step {lost[0]}; the others are kept"
+            )
+        elif seal.get("metrics") not in (None, seals.digest(lines)):
+            self.console.line(
+                f"{path}: expected the lines as they were written, got others; they "
+                "are kept"
             )
 
     def _claim(self, stack: contextlib.ExitStack) -> None:

@@ -15,7 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from lra_jax import seals
 from lra_jax.configs import Config
+from lra_jax.configs.base import with_effect
 from lra_jax.errors import expected
 from lra_jax.files import locked, write_json
 
@@ -80,11 +82,30 @@ def read_config(workdir: Path) -> tuple[Config, str]:
         raise expected(str(path), "the config of a run", f"{error!r}") from error
 
 
+def identify(workdir: Path) -> str:
+    """A digest of the settings and data of a run, as its config.json has them.
+
+    Where things lie is no part of it, so that a run can be moved. Empty where there is
+    no ``config.json``.
+    """
+    path = workdir / "config.json"
+    if not path.exists():
+        return ""
+    return seals.digest(with_effect(json.loads(path.read_text(encoding="utf-8"))))
+
+
+def write_result(workdir: Path, result: dict[str, Any]) -> dict[str, Any]:
+    """Writes the result of a run with its seal; returns what was written."""
+    sealed = result | {"seal": seals.digest([result, identify(workdir)])}
+    write_json(workdir / "result.json", sealed)
+    return sealed
+
+
 def read_result(workdir: Path) -> dict[str, Any] | None:
     """The result of a finished run, None for one that is not.
 
     Raises:
-      ValueError: it is damaged.
+      ValueError: it is damaged, or of another run.
     """
     path = workdir / "result.json"
     if not path.exists():
@@ -94,6 +115,11 @@ def read_result(workdir: Path) -> dict[str, Any] | None:
         for name in _SHOWN:
             if not math.isfinite(result[name]):
                 raise ValueError(f"{name}={result[name]}")
+        # Earlier versions wrote no seal.
+        rest = {name: value for name, value in result.items() if name != "seal"}
+        seal = seals.digest([rest, identify(workdir)])
+        if result.get("seal", seal) != seal:
+            raise ValueError("other values than were written")
     except (ValueError, KeyError, TypeError) as error:
         got = f"{error!r}; delete it to score the run again"
         raise expected(str(path), "the result of a run", got) from error

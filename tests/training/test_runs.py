@@ -16,6 +16,8 @@ from lra_jax.training.session import Session
 from lra_jax.training.workdir import exclusive
 
 STEPS = helpers.TRAIN["steps"]
+# What differs from one run to the next, and the seal over it.
+VARYING = ("seconds", "steps_per_second", "command", "peak_memory_bytes", "seal")
 
 
 def main(config) -> int | str | None:
@@ -69,7 +71,11 @@ def stopped(command, workdir, signum) -> int:
     assert step > begun
     advice = f"saved step {step} in {workdir}; to go on: python {' '.join(command)}"
     assert out.splitlines()[-1] == advice
-    assert err == ""
+    # On a machine with much to do a step and a save take their time.
+    assert err in (
+        "",
+        "stopping after the step under way; a second signal ends at once\n",
+    )
     return step
 
 
@@ -102,7 +108,7 @@ def test_an_interrupted_run_ends_as_an_unbroken_one(finished, data_dir, tmp_path
     assert begun == STEPS or f"going on from step {begun}\n" in end.stdout
     result = json.loads((workdir / "result.json").read_text())
     for name, value in finished.result.items():
-        if name not in ("seconds", "steps_per_second", "command", "peak_memory_bytes"):
+        if name not in VARYING:
             assert result[name] == value, name
     assert f"{result['test_accuracy_best']:.2f}" in end.stdout
     assert without_times(workdir) == without_times(finished.workdir)

@@ -1,0 +1,387 @@
+"""Kills runs at random moments, lets them go on, and compares them with one left alone.
+
+    python benchmarks/soak.py --kills=50 --stops=20 --out=results/soak.json
+
+A small run on generated ListOps is trained again and again, in one process and in two.
+Each time a phase is chosen (start-up, data, compilation, step, evaluation, checkpoint,
+end), and a random moment after it has begun its processes get a SIGKILL, of two
+sometimes one alone; then the same command goes on. Parameters, optimiser, metric sums,
+position in the data, metrics and result at the end must be those of an undisturbed run,
+bit for bit. Stops are SIGINT and SIGTERM in the same phases: they must end with their
+exit code and one line. The log has every one of them, with its phase, and for stops the
+seconds until the process was gone.
+
+Takes about half a minute for each kill on 2 cores.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import os
+import random
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+STEPS, EVAL_EVERY = 60, 20
+FLAGS = (
+    *("--model.num_layers=1", "--model.embed_dim=16", "--model.qkv_dim=16"),
+    *("--model.mlp_dim=16", "--model.max_length=64", "--data.max_length=60"),
+    *("--data.min_length=10", "--data.num_train=20000", "--data.num_valid=2000"),
+    *("--data.num_test=2000", "--data.buckets=60", f"--train.steps={STEPS}"),
+    *(f"--train.eval_every={EVAL_EVERY}", "--train.log_every=2", "--train.warmup=5"),
+)
+ENVIRONMENT = {
+    "PYTHONPATH": str(ROOT),
+    "JAX_PLATFORMS": "cpu",
+    # Compiled anew each time, so that there is something to interrupt.
+    "JAX_COMPILATION_CACHE_DIR": "",
+    "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+}
+# Of a result, what differs from run to run, and the seal over it.
+VARYING = ("seconds", "steps_per_second", "command", "peak_memory_bytes", "seal")
+LIMIT = 600
+
+
+@dataclasses.dataclass
+class Job:
+    """One run: where it is, and how many processes it has."""
+
+    folder: Path
+    processes: int
+    begun: float = 0.0
+    pid: int = 0
+
+    @property
+    def workdir(self) -> Path:
+        return self.folder / "run"
+
+    @property
+    def flags(self) -> list[str]:
+        data = f"--data.dir={self.folder / 'data'}"
+        return [*FLAGS, data, f"--workdir={self.workdir}"]
+
+    @property
+    def output(self) -> Path:
+        return self.folder / "output.txt"
+
+    def start(self) -> list[subprocess.Popen[bytes]]:
+        """Starts its processes; what process 0 prints goes to `output`."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        port = _free_port()
+        started = []
+        for index in range(self.processes):
+            job = []
+            if self.processes > 1:
+                job = ["--distributed=True", f"--coordinator=127.0.0.1:{port}"]
+                job += [f"--num_processes={self.processes}", f"--process_id={index}"]
+            cores = str(2 // self.processes)
+            name = self.output if index == 0 else self.folder / f"output{index}.txt"
+            with name.open("wb") as out, name.with_suffix(".err").open("wb") as err:
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "lra_jax.train", *self.flags, *job],
+                    env=os.environ | ENVIRONMENT | {"LRA_JAX_CPU_DEVICES": cores},
+                    stdout=out,
+                    stderr=err,
+                )
+            started.append(process)
+        self.begun, self.pid = time.time(), started[0].pid
+        return started
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The whole lines of its metrics."""
+        with contextlib.suppress(OSError, ValueError):
+            text = (self.workdir / "metrics.jsonl").read_text()
+            return [json.loads(line) for line in text.splitlines()]
+        return []
+
+    def printed(self) -> str:
+        return self.output.read_text() if self.output.exists() else ""
+
+
+def _watching(job: Job) -> bool:
+    """Whether it acts on SIGTERM: before that, Python itself starts."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{job.pid}/status").read_text().splitlines():
+            if line.startswith("SigCgt:"):
+                return bool(int(line.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
+    return False
+
+
+def _fresh(job: Job, pattern: str) -> bool:
+    """Whether a folder was made after the start."""
+    for path in job.folder.glob(pattern):
+        with contextlib.suppress(OSError):
+            if path.stat().st_ctime > job.begun:
+                return True
+    return False
+
+
+def _data(job: Job) -> bool:
+    return _fresh(job, "data/*/*/incomplete.*")
+
+
+def _compilation(job: Job) -> bool:
+    return str(job.workdir) in job.printed()
+
+
+def _step(job: Job) -> bool:
+    return "loss" in job.printed()
+
+
+def _evaluation(job: Job) -> bool:
+    last = (job.metrics() or [{"step": 1, "split": ""}])[-1]
+    due = last["split"] == "train" and last["step"] % EVAL_EVERY == 0
+    return due and _step(job)
+
+
+def _checkpoint(job: Job) -> bool:
+    return _fresh(job, "run/checkpoints/*/*.orbax-checkpoint-tmp*")
+
+
+def _end(job: Job) -> bool:
+    return "scoring the test split" in job.printed()
+
+
+# How to see that a phase has begun, and for about how many seconds it lasts.
+PHASES: dict[str, tuple[Callable[[Job], bool], float]] = {
+    "start-up": (_watching, 4.0),
+    "data": (_data, 1.0),
+    "compilation": (_compilation, 2.0),
+    "step": (_step, 1.0),
+    "evaluation": (_evaluation, 0.5),
+    "checkpoint": (_checkpoint, 0.1),
+    "end": (_end, 1.0),
+}
+
+
+def await_phase(
+    job: Job, process: subprocess.Popen[bytes], phase: str, rng: random.Random
+) -> bool:
+    """Waits for a random moment of a phase; False if the process ended before."""
+    begun, lasts = PHASES[phase]
+    deadline = time.monotonic() + LIMIT
+    while not begun(job):
+        if process.poll() is not None:
+            return False
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{phase} did not begin: {job.printed()}")
+        time.sleep(0.001)
+    time.sleep(rng.random() * lasts)
+    return process.poll() is None
+
+
+def kill(job: Job, phase: str, rng: random.Random) -> dict[str, Any] | None:
+    """Starts a job and kills it in a phase; None if it ended before that."""
+    processes = job.start()
+    try:
+        if not await_phase(job, processes[0], phase, rng):
+            return None
+        alone = len(processes) > 1 and rng.random() < 0.5
+        victims = [rng.choice(processes)] if alone else processes
+        for victim in victims:
+            victim.kill()
+        if alone:  # The other one notices, or is ended like it.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                next(p for p in processes if p not in victims).wait(timeout=5)
+        return {"phase": phase, "killed": len(victims), **progress(job)}
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def stop(job: Job, phase: str, signum: int, rng: random.Random) -> dict[str, Any]:
+    """Starts a job and sends it a signal in a phase; how it ended."""
+    (process,) = job.start()
+    sent = await_phase(job, process, phase, rng)
+    begun = time.monotonic()
+    if sent:
+        process.send_signal(signum)
+    try:
+        code = process.wait(timeout=LIMIT)
+    finally:
+        process.kill()
+    seconds = time.monotonic() - begun
+    errors = job.output.with_suffix(".err").read_text().splitlines()
+    lines = [*job.printed().splitlines()[-1:], *errors]
+    told = [line for line in lines if "to go on: " in line]
+    row = {"phase": phase, "signal": signal.Signals(signum).name, "code": code}
+    row |= {"seconds": round(seconds, 2), "line": (told or [""])[-1][:60]}
+    finished = code == 0 and (job.workdir / "result.json").exists()
+    good = (code == 128 + signum and len(told) == 1) or finished
+    good = good and not any("Traceback" in line for line in errors)
+    return row | {"sent": sent, "good": good, **progress(job)}
+
+
+def progress(job: Job) -> dict[str, int]:
+    """The last reported step."""
+    return {"step": max((line["step"] for line in job.metrics()), default=0)}
+
+
+def finish(job: Job) -> None:
+    """Lets a job go on to its end."""
+    codes = [process.wait(timeout=LIMIT) for process in job.start()]
+    if any(codes):
+        raise RuntimeError(job.output.with_suffix(".err").read_text())
+
+
+def outcome(job: Job) -> dict[str, Any]:
+    """All that must be equal at the end: arrays as bytes, numbers, lines."""
+    from lra_jax import cli
+    from lra_jax.training.session import Session
+
+    config = cli.parse_config("soak", "", job.flags)
+    with Session(config, quiet=True) as session:
+        session.trainer.restore()
+    import jax
+    import numpy as np
+
+    leaves, _ = jax.tree_util.tree_flatten_with_path(session.trainer.state)
+    arrays = {jax.tree_util.keystr(k): np.asarray(x).tobytes() for k, x in leaves}
+    latest = job.workdir / "checkpoints" / "latest" / str(STEPS) / "data"
+    times = ("seconds", "steps_per_second")
+    assert session.result is not None
+    return {
+        "arrays": arrays,
+        "progress": session.trainer.progress._replace(seconds=0.0),
+        "position": {p.name: p.read_text() for p in sorted(latest.glob("*.json"))},
+        "metrics": [
+            {name: value for name, value in line.items() if name not in times}
+            for line in job.metrics()
+        ],
+        "result": {n: v for n, v in session.result.items() if n not in VARYING},
+    }
+
+
+def differences(job: Job, wanted: dict[str, Any]) -> list[str]:
+    """What differs from the undisturbed run."""
+    found = outcome(job)
+    return [name for name in wanted if found[name] != wanted[name]]
+
+
+def soak(
+    folder: Path, processes: int, kills: int, stops: int, rng: random.Random
+) -> dict[str, Any]:
+    """Kills and stops runs of so many processes until there were enough.
+
+    Returns:
+      A log: every kill and stop, and for every run that came to its end what differed.
+    """
+    alone = Job(folder / "alone", processes)
+    finish(alone)
+    wanted = outcome(alone)
+    log: dict[str, Any] = {"processes": processes, "kills": [], "stops": [], "runs": []}
+    plan = _plan(kills, stops, rng)
+    number = 0
+    while plan:
+        number += 1
+        job = Job(folder / f"run{number}", processes)
+        rows = 0
+        while plan and not (job.workdir / "result.json").exists():
+            what, phase = plan[0]
+            if phase == "data" and any(job.folder.glob("data/*/*/[0-9]*")):
+                break  # Only a new run makes data.
+            plan.pop(0)
+            if what == "kill":
+                row = kill(job, phase, rng)
+                if row is None:
+                    plan.append((what, phase))
+                else:
+                    log["kills"].append({"run": number, **row})
+            else:
+                row = stop(job, phase, getattr(signal, what), rng)
+                log["stops"].append({"run": number, **row})
+            rows += row is not None
+            print(number, what, phase, row, flush=True)
+        finish(job)
+        differing = differences(job, wanted)
+        log["runs"].append({"run": number, "disturbed": rows, "differ": differing})
+        print(number, "differs in", differing, flush=True)
+        shutil.rmtree(job.folder)
+    return log
+
+
+def _plan(kills: int, stops: int, rng: random.Random) -> list[tuple[str, str]]:
+    """Kills and stops in every phase, shuffled in bouts that begin with the data."""
+    phases = list(PHASES)
+    names = [("kill", phases[i % len(phases)]) for i in range(kills)]
+    both = ("SIGTERM", "SIGINT")
+    names += [(both[i % 2], phases[i // 2 % len(phases)]) for i in range(stops)]
+    rng.shuffle(names)
+    bout = 8
+    order = {name: index for index, name in enumerate(["data", "start-up", "other"])}
+    parts = [names[i : i + bout] for i in range(0, len(names), bout)]
+    for part in parts:
+        part.sort(key=lambda x: order.get(x[1], 2))
+        part.sort(key=lambda x: x[1] == "end")
+    return [name for part in parts for name in part]
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+@contextlib.contextmanager
+def _folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="soak") as name:
+        yield Path(name)
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--stops", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    sys.path.insert(0, str(ROOT))
+    from lra_jax import runtime
+    from lra_jax.training.session import commit, describe_devices, versions
+
+    runtime.configure_jax()
+    rng = random.Random(options.seed)
+    begun = time.monotonic()
+    logs = []
+    for processes, share in ((1, 3), (2, 2)):
+        kills = options.kills * share // 5
+        with _folder() as folder:
+            stops = options.stops if processes == 1 else 0
+            logs.append(soak(folder, processes, kills, stops, rng))
+    equal = [not run["differ"] for log in logs for run in log["runs"]]
+    stopped = [row for log in logs for row in log["stops"]]
+    report = {
+        "kills": sum(len(log["kills"]) for log in logs),
+        "runs": len(equal),
+        "runs_equal": sum(equal),
+        "stops": len(stopped),
+        "stops_good": sum(row["good"] for row in stopped),
+        "stops_longest_seconds": max((r["seconds"] for r in stopped), default=0.0),
+        "logs": logs,
+        "minutes": round((time.monotonic() - begun) / 60, 1),
+        "command": shlex.join(["python", *sys.argv]),
+        "commit": commit(),
+        "device": describe_devices(),
+        "versions": versions(),
+    }
+    if options.out is not None:
+        options.out.write_text(json.dumps(report, indent=2) + "\n")
+    counted = {name: value for name, value in report.items() if name != "logs"}
+    print(json.dumps(counted, indent=2))
+
+
+if __name__ == "__main__":
+    main()

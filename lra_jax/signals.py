@@ -1,0 +1,224 @@
+"""SIGINT, SIGTERM and SIGPIPE: what a command does when it is told to stop.
+
+A command ends within three seconds, with one line and exit code 128 + signal: at once
+where nothing is lost by it, after it has cleaned up where data are made, and after it
+has saved where a model is trained; there a step that takes longer ends first. A thread
+acts on signals, since the main one may be in a compiler for minutes.
+
+Python itself starts before the first line of a command: until then, for some
+hundredths of a second, signals are its own.
+"""
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Self
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_PATIENCE = 2.5
+
+Handler = Callable[[int, FrameType | None], object]
+Action = Callable[[int], None]
+
+
+def watch() -> None:
+    """Acts on signals from now on; for a process that is a command, at its start."""
+    global _watch
+    if _watch is None:
+        _watch = _Watch()
+        _watch.start()
+    # They may have come while the process started itself again.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+
+
+def block() -> None:
+    """Keeps signals waiting, until the program that this process becomes watches."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+
+
+def advise(advice: str) -> None:
+    """Sets the line of a command that is interrupted."""
+    if _watch is not None:
+        _watch.advice = advice
+
+
+def run(main: Callable[[], object]) -> None:
+    """Runs a command's function to its end, also where nobody reads its output."""
+    try:
+        main()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        print("error: nobody reads the output", file=sys.stderr)
+        raise SystemExit(128 + signal.SIGPIPE) from None
+    finally:
+        for signum in SIGNALS:  # The rest is Python's own, and saves nothing.
+            signal.signal(signum, signal.SIG_IGN)
+        try:
+            sys.stdout.flush()
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@contextlib.contextmanager
+def raised() -> Iterator[None]:
+    """Context that a signal ends by an exception, so that it can clean up.
+
+    Then the command ends. Where there is none, signals are as usual.
+    """
+    if _watch is None:
+        yield
+        return
+    came: list[int] = []
+
+    def interrupt(signum: int, frame: FrameType | None) -> None:
+        if not came:
+            came.append(signum)
+            raise KeyboardInterrupt
+
+    with _watch.acting(_watch.end_later), _handled(interrupt):
+        try:
+            yield
+        finally:
+            if came:  # Whatever others made of the exception.
+                _watch.tell()
+                raise SystemExit(128 + came[0]) from None
+
+
+@contextlib.contextmanager
+def left_to(handler: Handler) -> Iterator[None]:
+    """Context in which signals are a function's alone."""
+    with contextlib.ExitStack() as stack:
+        if _watch is not None:
+            stack.enter_context(_watch.acting(_watch.leave))
+        stack.enter_context(_handled(handler))
+        yield
+
+
+class StopRequest:
+    """Context in which the first signal is noted, and a second one acts as usual.
+
+    Orbax's own preemption check needs jax.distributed and is silent in one process.
+
+    Attributes:
+      signum: the signal received, or None.
+      unsaved: whether anything would be lost; where not, a command ends at once.
+    """
+
+    def __init__(self) -> None:
+        self.signum: int | None = None
+        self.unsaved = False
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        if _watch is not None:
+            self._stack.enter_context(_watch.acting(self._act))
+        with contextlib.suppress(ValueError):  # Not the main thread, as in notebooks.
+            self._stack.enter_context(_handled(self._note))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def _note(self, signum: int, frame: FrameType | None) -> None:
+        self.signum = self.signum or signum
+        if _watch is None:
+            self._stack.close()
+
+    def _act(self, signum: int) -> None:
+        assert _watch is not None
+        if self.unsaved:
+            _watch.later(self._say)
+        else:
+            _watch.end(signum)
+
+    def _say(self) -> None:
+        if self.unsaved:
+            _say("stopping after the step under way; a second signal ends at once")
+
+
+class _Watch(threading.Thread):
+    """Reads the signals that come, and acts on each.
+
+    Attributes:
+      advice: what a command that is interrupted says.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(name="signals", daemon=True)
+        self.advice = "interrupted"
+        self._action: Action = self.end
+        self._told = False
+        self._lock = threading.Lock()
+        self._reading, writing = os.pipe()
+        os.set_blocking(writing, False)
+        signal.set_wakeup_fd(writing)
+        for signum in SIGNALS:
+            if signal.getsignal(signum) is not signal.SIG_IGN:
+                signal.signal(signum, lambda *_: None)
+
+    def run(self) -> None:
+        while True:
+            (signum,) = os.read(self._reading, 1)
+            if signum in SIGNALS:
+                # A second signal ends at once.
+                action, self._action = self._action, self.end
+                action(signum)
+
+    @contextlib.contextmanager
+    def acting(self, action: Action) -> Iterator[None]:
+        """Context with another action on a first signal."""
+        before, self._action = self._action, action
+        try:
+            yield
+        finally:
+            self._action = before
+
+    def end(self, signum: int) -> None:
+        """Ends the process, whatever the main thread does."""
+        self.tell()
+        os._exit(128 + signum)
+
+    def end_later(self, signum: int) -> None:
+        """Ends it if it has not cleaned up within the time."""
+        self.later(lambda: self.end(signum))
+
+    def leave(self, signum: int) -> None:
+        """Does nothing, and nothing the next time."""
+        self._action = self.leave
+
+    def later(self, call: Callable[[], None]) -> None:
+        timer = threading.Timer(_PATIENCE, call)
+        timer.daemon = True
+        timer.start()
+
+    def tell(self) -> None:
+        """Says once that the command was interrupted."""
+        with self._lock:
+            if not self._told:
+                self._told = True
+                _say(f"error: {self.advice}")
+
+
+_watch: _Watch | None = None
+
+
+def _say(line: str) -> None:
+    """Writes a line past Python's buffers, which the main thread may hold."""
+    with contextlib.suppress(OSError):
+        if os.isatty(1):
+            os.write(1, b"\x1b[?25h")  # A progress bar hides the cursor.
+        os.write(2, f"{line}\n".encode())
+
+
+@contextlib.contextmanager
+def _handled(handler: Handler) -> Iterator[None]:
+    before = {signum: signal.signal(signum, handler) for signum in SIGNALS}
+    try:
+        yield
+    finally:
+        for signum, earlier in before.items():
+            signal.signal(signum, earlier)
