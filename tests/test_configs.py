@@ -29,7 +29,7 @@ FEW = {
         "cosformer",
     ),
     "compact": ("linformer",),
-    "modern": ("softmax", "cosformer"),
+    "modern": ("softmax", "cosformer", "gau", "hgrn"),
 }
 CASES = [
     (task, preset, mechanism)
@@ -67,7 +67,7 @@ def test_every_task_has_presets_and_facts():
     for name in TASKS:
         task = tasks.get_task(name)
         assert task.name == name
-        assert {"compact", "official", "modern"} == set(task.presets)
+        assert {"compact", "official", "modern"} <= set(task.presets)
         assert all(0 < row.accuracy < 100 and row.source for row in task.published)
         assert all(0 < floor < 100 for _, floor in task.floors)
 
@@ -94,7 +94,7 @@ def test_official_settings_of_listops():
         ),
         (
             ("listops", "zzz"),
-            r"--preset: expected one of compact, official, modern, got 'zzz'",
+            r"--preset: expected one of compact, official, modern.*, got 'zzz'",
         ),
     ],
 )

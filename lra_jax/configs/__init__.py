@@ -36,9 +36,11 @@ def _own_settings(task: str, preset: str, attention: str) -> dict[str, Any]:
     if attention not in MECHANISMS:
         return {}
     parts: dict[str, Any] = {}
-    for pattern, flags in MECHANISMS[attention].presets.get(preset, {}).items():
-        if fnmatch.fnmatchcase(task, pattern):
-            for flag, value in flags.items():
-                part, _, name = flag.partition(".")
-                parts.setdefault(part, {})[name] = value
+    for names, tasks in MECHANISMS[attention].presets.items():
+        fitting = tasks.items() if fnmatch.fnmatchcase(preset, names) else ()
+        for pattern, flags in fitting:
+            if fnmatch.fnmatchcase(task, pattern):
+                for flag, value in flags.items():
+                    part, _, name = flag.partition(".")
+                    parts.setdefault(part, {})[name] = value
     return parts

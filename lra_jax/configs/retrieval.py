@@ -20,7 +20,7 @@ one hidden layer, ours two.
   estimate).
   Published: Nystromformer 79.56 (by its authors; table of the S4 paper).
 
-modern: 4 layers, 128 wide, 4 heads, MLP 512, rotary or learned positions, [a, b, a * b,
+modern: 4 layers, 128 wide, 4 heads, MLP 512, the block of ``families``, [a, b, a * b,
 a - b], peak rate 5e-4, weight decay 0.05, batch 32, 30,000 steps (6.5 epochs).
   Command: python -m lra_jax.train --task=retrieval --preset=modern --attention=softmax
 """

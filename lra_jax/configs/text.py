@@ -22,7 +22,7 @@ compact: the PyTorch code bases' model, 4,000 bytes, batch 32, 20,000 steps, war
   estimate).
   Published: Nystromformer 65.52 (by its authors; table of the S4 paper).
 
-modern: 4 layers, 256 wide, 4 heads, MLP 1024, 4,000 bytes, rotary or learned positions,
+modern: 4 layers, 256 wide, 4 heads, MLP 1024, 4,000 bytes, the block of ``families``,
 peak rate 5e-4, weight decay 0.05, batch 32, 20,000 steps, a tenth held out.
   Command: python -m lra_jax.train --task=text --preset=modern --attention=softmax
 """

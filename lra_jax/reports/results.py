@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lra_jax.configs import TASKS
+from lra_jax.configs import TASKS, Config, ModelConfig
 from lra_jax.reports import charts
 from lra_jax.reports.page import Page, Table
 from lra_jax.reports.runs import Group
@@ -188,13 +188,39 @@ def _protocol(group: Group) -> str:
     split = "validation = test" if group.last_only else "own validation split"
     split += ", best by loss" if train.best_by == "loss" else ""
     note = "" if group.official else "; NOT LRA's data settings, do not compare"
+    parts = "".join(f", {part}" for part in _parts(model))
+    taught = "".join(f"; {help}" for help in _teaching(config))
     return (
         f"{config.preset}: {train.steps:,} steps of {train.batch_size}, "
         f"{model.num_layers} x {model.embed_dim} wide, {model.pooling} pooling, "
-        f"{model.positions} positions, padding {model.padding}; data {data.origin}, "
+        f"{model.positions} positions{parts}, padding {model.padding}{taught}; "
+        f"data {data.origin}, "
         f"{split}, {result['test_examples']:,} test examples; "
         f"{result.get('device', 'unknown device')}{note}"
     )
+
+
+def _parts(model: ModelConfig) -> list[str]:
+    """What the blocks have beside attention and a plain MLP."""
+    named = {
+        f"short convolution of {model.short_conv}": model.short_conv,
+        "output gate": model.gate,
+        "local values": model.local_values,
+        "gated MLP": model.mlp == "glu",
+        "product-key memory": model.mlp == "product_key",
+    }
+    return [name for name, there in named.items() if there]
+
+
+def _teaching(config: Config) -> list[str]:
+    """How the training data were shown, where that is not as they are."""
+    train = config.train
+    named = {
+        "arguments of training examples permuted": config.data.augments,
+        f"short examples first ({train.curriculum})": train.curriculum,
+        f"beginnings first ({train.length_warmup})": train.length_warmup,
+    }
+    return [name for name, there in named.items() if there]
 
 
 def _spread(group: Group, name: str) -> str:

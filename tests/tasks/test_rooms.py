@@ -18,7 +18,8 @@ COMMON = {"dir", "path", "buckets"}
 GENERATED = COMMON | {"seed", "processes", "num-train", "num-valid", "num-test"}
 IMAGES = GENERATED | {"level", "num-distractors"}
 SETTINGS = {
-    "listops": GENERATED | {"min-length", "max-length", "max-depth", "max-args"},
+    "listops": GENERATED
+    | {"min-length", "max-length", "max-depth", "max-args", "permute"},
     "text": COMMON | {"seed", "max-length", "validation"},
     "retrieval": COMMON | {"max-length"},
     "image": COMMON,

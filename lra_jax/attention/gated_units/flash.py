@@ -49,6 +49,7 @@ MECHANISM = Mechanism(
     gates=(Gate("gate", of="query", width="value", activation="silu"),),
     layout="flash_layout",
     mlp=False,
+    presets={"modern*": {"*": {"model.mlp": "auto"}}},
 )
 
 CHUNK = 256

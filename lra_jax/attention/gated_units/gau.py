@@ -47,6 +47,7 @@ MECHANISM = Mechanism(
     gates=(Gate("gate", of="query", width="value", activation="silu"),),
     layout="gau_layout",
     mlp=False,
+    presets={"modern*": {"*": {"model.mlp": "auto"}}},
 )
 
 

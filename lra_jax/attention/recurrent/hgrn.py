@@ -72,6 +72,11 @@ MECHANISM = Mechanism(
         Gate("gate", of="query", width="value", activation="silu"),
     ),
     layout="hgrn_layout",
+    presets={
+        "modern*": {
+            "*": {"model.attention_options": "scale=unit", "model.local_values": False}
+        }
+    },
 )
 
 _SCALES = ("tied", "unit")
