@@ -11,7 +11,7 @@ from pathlib import Path
 from lra_jax.attention.registry import MECHANISMS
 from lra_jax.errors import expected
 
-HEAD = ("name", "causal", "cross", "stream", "time", "measured")
+HEAD = ("name", "causal", "cross", "stream", "packed", "time", "measured")
 HEAD += ("paper", "what")
 
 # Written by benchmarks/cost_exponent.py: the measured exponent of the time between 2K
@@ -33,6 +33,7 @@ def rows() -> list[tuple[str, ...]]:
                     mechanism.stream,
                 )
             ),
+            "yes" if mechanism.packed else "in turn",
             mechanism.cost,
             f"T^{measured[mechanism.name]}" if mechanism.name in measured else "-",
             mechanism.source,

@@ -69,6 +69,11 @@ class Packed(NamedTuple):
 
         return jax.vmap(one)(x, self.number)
 
+    def at_start(self, x: jax.Array) -> jax.Array:
+        """For every position of `[B, T]` what the start of its document has."""
+        places = jnp.arange(self.starts.shape[1], dtype=jnp.int32)[None]
+        return jnp.take_along_axis(x, places - self.position, 1)
+
     @property
     def resets(self) -> jax.Array:
         """The starts but each row's first, which what came before may continue."""

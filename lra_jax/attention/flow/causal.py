@@ -30,8 +30,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from lra_jax.attention import feature_maps, inputs
-from lra_jax.attention.causal import engine
-from lra_jax.attention.causal.prefix import decayed, hidden, prefix, so_far, triangle
+from lra_jax.attention.causal import documents, engine
+from lra_jax.attention.causal.documents import Documents
+from lra_jax.attention.causal.prefix import decayed, hidden, prefix, so_far
 from lra_jax.errors import expected, known
 
 # Up to this clip the competition sums exponentials as they are: float32 has room for
@@ -126,14 +127,17 @@ def segment(
     state: FlowSums,
     features: tuple[jax.Array, jax.Array, jax.Array],
     tables: Tables,
+    rows: Documents | None = None,
 ) -> tuple[tuple[jax.Array, jax.Array], FlowSums]:
     """One segment, see `engine.Form`: numerators, their factors and the state after."""
     query, key, value = features
-    found, sums, terms = _terms(options, state, features, tables)
+    found, sums, terms = _terms(options, state, features, tables, rows)
     value = value * terms.competition[..., None]
     product = functools.partial(jnp.einsum, precision=options.precision)
+    key, query = documents.stayers(key, rows), documents.readers(query, rows)
     updates = product("bnpjm,bnpjv->bnpmv", key, value)
-    before, summary = prefix(state.summary, updates)
+    decay = documents.decay(None, rows, key.dtype)
+    before, summary = prefix(state.summary, updates, decay)
     numerator = product("bnpij,bnpjv->bnpiv", found.earlier, value)
     numerator += product("bnpim,bnpmv->bnpiv", query, before)
     factor = terms.allocation / divisor(terms.incoming)
@@ -145,9 +149,10 @@ def terms_segment(
     state: FlowSums,
     features: tuple[jax.Array, jax.Array, jax.Array],
     tables: Tables,
+    rows: Documents | None = None,
 ) -> tuple[FlowTerms, FlowSums]:
     """`segment` with the terms in place of the output; no summary is made."""
-    _, sums, terms = _terms(options, state, features, tables)
+    _, sums, terms = _terms(options, state, features, tables, rows)
     return terms, sums
 
 
@@ -156,10 +161,11 @@ def _terms(
     state: FlowSums,
     features: tuple[jax.Array, jax.Array, jax.Array],
     tables: Tables,
+    rows: Documents | None,
 ) -> tuple["Flows", FlowSums, FlowTerms]:
-    found, sums = flows(options, state, *features[:2], tables)
+    found, sums = flows(options, state, *features[:2], tables, rows)
     competition, largest, total = compete(
-        options, found.conserved_source, state.largest, state.total, tables
+        options, found.conserved_source, state.largest, state.total, tables, rows
     )
     allocation = allocated(options, found.conserved_sink)
     terms = FlowTerms(*found[2:6], competition, allocation)
@@ -189,18 +195,21 @@ def flows(
     query: jax.Array,
     key: jax.Array,
     tables: Tables,
+    rows: Documents | None = None,
 ) -> tuple[Flows, FlowSums]:
     """The flows of a segment, and their sums after it."""
     product = functools.partial(jnp.einsum, precision=options.precision)
-    inner = functools.partial(_inner, options)
+    inner = functools.partial(_inner, options, rows)
+    decay = documents.decay(None, rows, key.dtype)
     sinks, sources = counts(tables)
     scores = product("bnpim,bnpjm->bnpij", query, key)
-    visible = triangle(scores.shape[-1])
+    visible = documents.visible(scores.shape[-1], rows)
     earlier = hidden(scores, visible)
-    later = hidden(scores, np.swapaxes(visible, -1, -2))
+    later = hidden(scores, visible.swapaxes(-1, -2))
     sides = key.sum(-1), query.sum(-1)
+    last_key, last_query = (documents.stayers(x, rows) for x in (key, query))
     (keys, queries), (after_keys, after_queries) = prefix(
-        (state.keys, state.queries), (key.sum(3), query.sum(3))
+        (state.keys, state.queries), (last_key.sum(3), last_query.sum(3)), decay
     )
     ones = jnp.ones(scores.shape[-1], scores.dtype)
     near = (
@@ -211,11 +220,11 @@ def flows(
     outgoing = inner(near[1], sides[1], key, queries)
     of_keys, of_queries = sinks / divisor(outgoing), sources / divisor(incoming)
     updates = (
-        product("bnpjm,bnpj->bnpm", key, of_keys),
-        product("bnpjm,bnpj->bnpm", query, of_queries),
+        product("bnpjm,bnpj->bnpm", last_key, of_keys),
+        product("bnpjm,bnpj->bnpm", last_query, of_queries),
     )
     (key_flow, query_flow), (after_key_flow, after_query_flow) = prefix(
-        (state.key_flow, state.query_flow), updates
+        (state.key_flow, state.query_flow), updates, decay
     )
     near = (
         product("bnpij,bnpj->bnpi", earlier, of_keys),
@@ -245,6 +254,7 @@ def flows(
 
 def _inner(
     options: Options,
+    rows: Documents | None,
     near: jax.Array,
     others: jax.Array,
     features: jax.Array,
@@ -254,6 +264,7 @@ def _inner(
 
     Args:
       options: eps and precision.
+      rows: the documents of a packed row.
       near: ``sum_j features_i . weights_j others_j`` within the chunk.
       others: weights_j times the sum of the features others_j.
       features: of position i.
@@ -261,8 +272,22 @@ def _inner(
     """
     eps, width = options.eps, features.shape[-1]
     far = jnp.einsum("bnpim,bnpm->bnpi", features, before, precision=options.precision)
-    constant = before.sum(-1)[..., None] + features.sum(-1) + width * eps
-    return near + far + eps * (constant + so_far(others)) + options.extra_eps
+    far = far + eps * before.sum(-1)[..., None]
+    constant = features.sum(-1) + width * eps + _so_far(others, rows)
+    return near + documents.readers(far, rows) + eps * constant + options.extra_eps
+
+
+def _so_far(x: jax.Array, rows: Documents | None) -> jax.Array:
+    """`so_far` within each document."""
+    if rows is None:
+        return so_far(x)
+    seen = documents.visible(x.shape[-1], rows)
+    return jnp.einsum(
+        "bnpij,bnpj->bnpi",
+        jnp.broadcast_to(seen, (*x.shape[:3], *seen.shape[3:])).astype(x.dtype),
+        x,
+        precision="highest",
+    )
 
 
 def compete(
@@ -271,6 +296,7 @@ def compete(
     largest: jax.Array,
     total: jax.Array,
     tables: Tables,
+    rows: Documents | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """c `[B, N, P, C]`, and the largest logit and the total after the segment."""
     _, sources = counts(tables)
@@ -278,18 +304,25 @@ def compete(
         return no_competition(conserved_source, tables.visible), largest, total
     logits = clipped(options, conserved_source)
     if not options.sums_as_is:
-        shares, largest, total = _shares(logits, tables.visible, largest, total)
+        shares, largest, total = _shares(logits, tables.visible, largest, total, rows)
         return shares * sources, largest, total
     # A small clip leaves no larger one; another call's may have.
     start = total * jnp.exp(jnp.minimum(largest, SMALL_CLIP))
     weights = decayed(logits, tables.visible)
-    before, total = prefix(start, weights.sum(-1))
-    sums = before[..., None] + so_far(weights)
+    ends = documents.stayers(weights, rows).sum(-1)
+    before, total = prefix(start, ends, documents.decay(None, rows, weights.dtype))
+    sums = _so_far(weights, rows)
+    # Of the shape of the sums, to be hidden from single rows.
+    sums += documents.readers(before[..., None] + jnp.zeros_like(sums), rows)
     return weights / divisor(sums) * sources, jnp.zeros_like(total), total
 
 
 def _shares(
-    logits: jax.Array, visible: jax.Array, largest: jax.Array, total: jax.Array
+    logits: jax.Array,
+    visible: jax.Array,
+    largest: jax.Array,
+    total: jax.Array,
+    rows: Documents | None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Each source's share among those up to it, and the state after.
 
@@ -297,7 +330,7 @@ def _shares(
     round the earlier shares to 0 / 0.
     """
     lowest = jnp.asarray(jnp.finfo(logits.dtype).min, logits.dtype)
-    seen = triangle(logits.shape[-1]) & visible[..., None, :]
+    seen = documents.visible(logits.shape[-1], rows) & visible[..., None, :]
     # No gradient needs to pass through the maximum: the shares do not depend on it.
     columns = jax.lax.stop_gradient(logits)[..., None, :]
     own = jnp.where(seen, columns, lowest).max(-1)
@@ -307,11 +340,31 @@ def _shares(
         jnp.concatenate([first[..., None], x[..., -1]], 2)
         for first, x in zip((largest, total), within, strict=True)
     )
-    largest, total = jax.lax.associative_scan(_merged, tuple(ends), axis=2)
-    before = largest[:, :, :-1, None], total[:, :, :-1, None]
-    highest, sums = _merged(before, within)
+    largest, total = _merged_so_far(tuple(ends), rows)
+    before, past = largest[:, :, :-1, None], total[:, :, :-1, None]
+    if rows is not None:
+        before = jnp.where(rows.reads, before, lowest)
+        past = jnp.where(rows.reads, past, jnp.zeros((), past.dtype))
+    highest, sums = _merged((before, past), within)
     shares = decayed(logits - highest, visible) / divisor(sums)
     return shares, largest[..., -1], total[..., -1]
+
+
+def _merged_so_far(
+    ends: tuple[jax.Array, ...], rows: Documents | None
+) -> tuple[jax.Array, ...]:
+    """Merges `[B, N, 1 + P]` along the chunks, anew where a document starts."""
+    if rows is None:
+        return jax.lax.associative_scan(_merged, ends, axis=2)
+    new = jnp.pad(~rows.passes, [(0, 0), (0, 0), (1, 0)])
+
+    def later(one: tuple, two: tuple) -> tuple:
+        both = _merged((one[1], one[2]), (two[1], two[2]))
+        kept = (jnp.where(two[0], b, x) for b, x in zip(two[1:], both, strict=True))
+        return one[0] | two[0], *kept
+
+    new = jnp.broadcast_to(new, ends[0].shape)
+    return jax.lax.associative_scan(later, (new, *ends), axis=2)[1:]
 
 
 def _merged(

@@ -41,7 +41,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lra_jax import kernels
-from lra_jax.attention import feature_maps, inputs, streams
+from lra_jax.attention import feature_maps, inputs, packed, streams
 from lra_jax.attention.causal import engine
 from lra_jax.attention.flow import causal, gradient, whole
 from lra_jax.attention.flow.causal import FlowState, FlowTerms, Options
@@ -65,6 +65,7 @@ MECHANISM = Mechanism(
     causal=True,
     cross=True,
     stream=True,
+    packed=True,
     kernels=True,
     sharded="flow_slice",
     cost="(T + S) H^2",
@@ -104,6 +105,7 @@ def flow_attention(
     query_mask: jax.Array | None = None,
     clip: float | None = 30.0,
     *,
+    segment_ids: jax.Array | None = None,
     feature_map: feature_maps.FeatureMap = "sigmoid",
     competition_axis: str = "source",
     competition: bool = True,
@@ -127,6 +129,8 @@ def flow_attention(
       query_mask: boolean, True = a real sink: `[B, T]`, or anything that broadcasts to
         `[B, 1, 1, T]`; None = all, if causal as `mask`. Other rows come out zero.
       clip: bound on the conserved outgoing flow before the competition; None = none.
+      segment_ids: as in `linear_attention`: flows and competition stay inside of a
+        document.
       feature_map: "sigmoid", "relu", "relu+1e-6" (the published LRA code), "elu"
         (elu(x) + 1), or a non-negative function.
       competition_axis: "source" (the paper), or "heads": the softmax runs over the
@@ -135,10 +139,10 @@ def flow_attention(
       allocation: False = without: ``a = 1``, every sink takes all of its flow.
       eps: added to both factors of every inner product.
       extra_eps: added to every inner product itself; the authors' vision code has 1e-6.
-      chunking: how the causal form cuts the sequence; None = by the backend.
+      chunking: as in `linear_attention`.
       precision: of the matrix products, as in ``jnp.einsum``.
       implementation: "xla", "pallas", or "auto": the kernels of docs/kernels.md where
-        they run and know the options.
+        they run and know the options, which is not on packed rows.
       **flax: keywords that Flax passes to an ``attention_fn``; ignored, while others
         raise.
 
@@ -163,7 +167,8 @@ def flow_attention(
         extra_eps=extra_eps,
     )
     causal.check(options, is_causal)
-    masks = _masks(mask, query_mask, is_causal, query, key)
+    rows = packed.packed(segment_ids, query, key)
+    masks = _masks(mask, query_mask, is_causal, query, key, rows)
     target = kernels.choose(
         implementation,
         query,
@@ -171,7 +176,7 @@ def flow_attention(
         value,
         feature_map,
         chunking,
-        _kernel_refusal(options, is_causal),
+        packed.kernel_refusal(segment_ids) or _kernel_refusal(options, is_causal),
     )
     if target is not None and kernels.has_flow(target, is_causal):
         phi = feature_maps.for_kernels(feature_map)
@@ -186,9 +191,9 @@ def flow_attention(
             chunking,
         )
     if is_causal:
-        return _causal(options, query, key, value, masks, chunking)[0]
+        return _causal(options, query, key, value, masks, chunking, rows=rows)[0]
     return whole.attend(
-        options, query, key, value, masks, target=target, chunking=chunking
+        options, query, key, value, masks, rows=rows, target=target, chunking=chunking
     )
 
 
@@ -200,6 +205,7 @@ def flow_weights(
     query_mask: jax.Array | None = None,
     clip: float | None = 30.0,
     *,
+    segment_ids: jax.Array | None = None,
     feature_map: feature_maps.FeatureMap = "sigmoid",
     competition_axis: str = "source",
     competition: bool = True,
@@ -222,6 +228,7 @@ def flow_weights(
         query_mask,
         clip,
         is_causal=is_causal,
+        segment_ids=segment_ids,
         feature_map=feature_map,
         competition_axis=competition_axis,
         competition=competition,
@@ -230,15 +237,17 @@ def flow_weights(
         extra_eps=extra_eps,
         precision=precision,
     )
-    masks = _masks(mask, query_mask, is_causal, query, key)
+    rows = packed.packed(segment_ids, query, key)
+    masks = _masks(mask, query_mask, is_causal, query, key, rows)
     dtype = inputs.accumulation_dtype(query, key)
     features = feature_maps.features(query, key, feature_map, dtype, *masks)
     scores = feature_maps.products(*features, precision)
     if is_causal:
         scores = feature_maps.hide_future(scores)
-    rows = jnp.swapaxes(terms.allocation / causal.divisor(terms.incoming), 1, 2)
-    columns = jnp.swapaxes(terms.competition, 1, 2)
-    return scores * rows[..., None] * columns[:, :, None, :]
+    scores = packed.hide_others(scores, rows)
+    sinks = jnp.swapaxes(terms.allocation / causal.divisor(terms.incoming), 1, 2)
+    sources = jnp.swapaxes(terms.competition, 1, 2)
+    return scores * sinks[..., None] * sources[:, :, None, :]
 
 
 def flow_terms(
@@ -249,6 +258,7 @@ def flow_terms(
     clip: float | None = 30.0,
     *,
     is_causal: bool = False,
+    segment_ids: jax.Array | None = None,
     feature_map: feature_maps.FeatureMap = "sigmoid",
     competition_axis: str = "source",
     competition: bool = True,
@@ -275,11 +285,14 @@ def flow_terms(
         extra_eps=extra_eps,
     )
     causal.check(options, is_causal)
-    masks = _masks(mask, query_mask, is_causal, query, key)
+    rows = packed.packed(segment_ids, query, key)
+    masks = _masks(mask, query_mask, is_causal, query, key, rows)
     if is_causal:
-        return _causal(options, query, key, key, masks, None, as_terms=True)[0]
+        return _causal(options, query, key, key, masks, None, rows=rows, as_terms=True)[
+            0
+        ]
     features = feature_maps.features(query, key, feature_map, dtype, *masks)
-    terms = whole.terms_of(options, *features, masks)
+    terms = whole.terms_of(options, *features, masks, rows=rows)
     return FlowTerms(*(jnp.swapaxes(term, 1, 2) for term in terms))
 
 
@@ -292,6 +305,7 @@ def flow_prefill(
     clip: float | None = 30.0,
     *,
     state: FlowState | None = None,
+    segment_ids: jax.Array | None = None,
     feature_map: feature_maps.FeatureMap = "sigmoid",
     competition: bool = True,
     allocation: bool = True,
@@ -304,7 +318,8 @@ def flow_prefill(
 
     Args:
       query: `[B, T, N, H]`; key, value, masks and options as in `flow_attention`.
-      state: what came before; None = nothing.
+      state: what came before; None = nothing. In a packed row, the first document
+        continues it, and the state after is that of the last.
 
     Returns:
       The causal attention `[B, T, N, Hv]` and the state after the last real position.
@@ -325,8 +340,9 @@ def flow_prefill(
         extra_eps=extra_eps,
     )
     causal.check(options, True)
-    masks = _masks(mask, query_mask, True, query, key)
-    return _causal(options, query, key, value, masks, chunking, state)
+    rows = packed.packed(segment_ids, query, key)
+    masks = _masks(mask, query_mask, True, query, key, rows)
+    return _causal(options, query, key, value, masks, chunking, state, rows=rows)
 
 
 flow_init = streams.make_init(flow_prefill)
@@ -354,14 +370,15 @@ def _masks(
     is_causal: bool,
     query: jax.Array,
     key: jax.Array,
+    rows: packed.Packed | None,
 ) -> Masks:
     """Boolean masks of the sources `[B, S]` and of the sinks `[B, T]`; None = all."""
-    batch = query.shape[0]
-    sources = inputs.padding_mask(mask, batch, key.shape[1])
+    batch, length = query.shape[:2]
+    sources = packed.shown(inputs.padding_mask(mask, batch, key.shape[1]), rows)
     if query_mask is None and is_causal:
         return sources, sources
-    length = query.shape[1]
-    return sources, inputs.padding_mask(query_mask, batch, length, "query_mask")
+    sinks = inputs.padding_mask(query_mask, batch, length, "query_mask")
+    return sources, packed.shown(sinks, rows)
 
 
 def _causal(
@@ -372,6 +389,8 @@ def _causal(
     masks: Masks,
     chunking: engine.Chunking | None,
     state: FlowState | None = None,
+    *,
+    rows: packed.Packed | None = None,
     as_terms: bool = False,
 ) -> tuple[Any, FlowState]:
     """The output of the causal form, or its terms `[B, T, N]`; and the state after."""
@@ -387,7 +406,8 @@ def _causal(
         start = inputs.checked_state(state.sums, start)
         before = state.sources, state.sinks
     sources, sinks = (
-        _counts(mask, count, length) for mask, count in zip(masks, before, strict=True)
+        _counts(mask, count, length, rows)
+        for mask, count in zip(masks, before, strict=True)
     )
     visible = jnp.ones((1, length), bool) if masks[0] is None else masks[0]
     dtype = options.dtype
@@ -410,6 +430,7 @@ def _causal(
         mask=masks[0],
         query_mask=masks[1],
         tables=tables,
+        resets=packed.resets(rows),
         chunking=chunking,
         dtype=out_dtype,
     )
@@ -421,10 +442,21 @@ def _as_it_is(options: Options, factor: jax.Array) -> jax.Array:
     return factor
 
 
-def _counts(mask: jax.Array | None, before: jax.Array | None, length: int) -> jax.Array:
-    """Real positions up to each one, `[1 or B, T]` int32."""
+def _counts(
+    mask: jax.Array | None,
+    before: jax.Array | None,
+    length: int,
+    rows: packed.Packed | None,
+) -> jax.Array:
+    """Real positions up to each one, of its document, `[1 or B, T]` int32."""
     if mask is None:
         counts = jnp.asarray(np.arange(1, length + 1)[None], jnp.int32)
     else:
         counts = jnp.cumsum(mask.astype(jnp.int32), 1)
-    return counts if before is None else counts + before[:, None]
+    if rows is not None:
+        counts = counts - rows.at_start(counts - rows.real.astype(jnp.int32))
+    if before is None:
+        return counts
+    if rows is None:
+        return counts + before[:, None]
+    return counts + jnp.where(rows.number <= 1, before[:, None], 0)

@@ -11,11 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from lra_jax import kernels
-from lra_jax.attention import feature_maps, inputs
+from lra_jax.attention import feature_maps, inputs, packed
 from lra_jax.attention.causal import engine
 from lra_jax.attention.causal.prefix import decayed
 from lra_jax.attention.flow import causal
 from lra_jax.attention.flow.causal import FlowTerms, Options
+from lra_jax.attention.linear.linear import document_sums
 
 Masks = tuple[jax.Array | None, jax.Array | None]
 
@@ -28,6 +29,7 @@ def attend(
     masks: Masks,
     *,
     axis: str | None = None,
+    rows: packed.Packed | None = None,
     target: kernels.Target | None = None,
     chunking: engine.Chunking | None = None,
 ) -> jax.Array:
@@ -40,15 +42,26 @@ def attend(
       value: see `query`.
       masks: of the sources and of the sinks.
       axis: the mesh axis that holds the other parts of the sequence, if there are any.
+      rows: where packed documents are; None = each row is one.
       target: the kernels that make the product of features, if not XLA.
-      chunking: of the kernels.
+      chunking: of the kernels, and of the sums over documents.
     """
     phi, dtype = options.feature_map, options.dtype
     features = feature_maps.features(query, key, phi, dtype, *masks)
-    terms = terms_of(options, *features, masks, axis)
+    terms = terms_of(options, *features, masks, axis, rows)
     weighted = inputs.by_head(value, query.shape[2], masks[0], dtype)
     weighted = weighted * terms.competition[..., None]
-    if target is not None:
+    if rows is not None:
+        out, _denominators = document_sums(
+            *(jnp.swapaxes(x, 1, 2) for x in (*features, weighted)),
+            rows=rows,
+            mask=masks[0],
+            dtype=dtype,
+            chunking=chunking,
+            precision=options.precision,
+        )
+        out = jnp.swapaxes(out, 1, 2)
+    elif target is not None:
         weighted = jnp.swapaxes(weighted, 1, 2).astype(value.dtype)
         out = kernels.attend(
             target,
@@ -80,35 +93,46 @@ def terms_of(
     key_features: jax.Array,
     masks: Masks,
     axis: str | None = None,
+    rows: packed.Packed | None = None,
 ) -> FlowTerms:
     """The terms of the form that is not causal, with the heads first, `[B, N, T]`."""
     product = functools.partial(jnp.einsum, precision=options.precision)
 
+    def summed(*pairs: tuple[jax.Array, jax.Array | None]) -> Any:
+        """Features times weights, `[B, N, M]`, or `[B, N, T, M]` for documents."""
+        if rows is not None:
+            weighted = (x if w is None else x * w[..., None] for x, w in pairs)
+            return tuple(rows.over(jax.ops.segment_sum, x, 2) for x in weighted)
+        sums = (
+            x.sum(2) if w is None else product("bnsm,bns->bnm", x, w) for x, w in pairs
+        )
+        return _total(tuple(sums), axis)
+
     def inner(features: jax.Array, total: jax.Array) -> jax.Array:
         total = total + options.eps
         # (features + eps) . total, without a pass that adds eps to the features.
-        constant = options.eps * total.sum(-1)[..., None] + options.extra_eps
+        constant = options.eps * total.sum(-1)
+        if rows is not None:
+            constant = constant + options.extra_eps
+            return product("bntm,bntm->bnt", features, total) + constant
+        constant = constant[..., None] + options.extra_eps
         return feature_maps.project(features, total, options.precision) + constant
 
-    keys, queries = _total((key_features.sum(2), query_features.sum(2)), axis)
+    keys, queries = summed((key_features, None), (query_features, None))
     incoming, outgoing = inner(query_features, keys), inner(key_features, queries)
-    key_flow, query_flow = _total(
-        (
-            product("bnsm,bns->bnm", key_features, 1 / outgoing),
-            product("bntm,bnt->bnm", query_features, 1 / incoming),
-        ),
-        axis,
+    key_flow, query_flow = summed(
+        (key_features, 1 / outgoing), (query_features, 1 / incoming)
     )
     conserved_sink = inner(query_features, key_flow)
     conserved_source = inner(key_features, query_flow)
-    sources = _count(masks[0], key_features, axis)
-    sinks = _count(masks[1], query_features, axis)
+    sources = _count(masks[0], key_features, axis, rows)
+    sinks = _count(masks[1], query_features, axis, rows)
     return FlowTerms(
         incoming=incoming,
         outgoing=outgoing,
         conserved_sink=conserved_sink,
         conserved_source=conserved_source,
-        competition=_compete(options, conserved_source, masks[0], sources, axis),
+        competition=_compete(options, conserved_source, masks[0], sources, axis, rows),
         allocation=causal.allocated(options, conserved_sink * (sinks / sources)),
     )
 
@@ -119,6 +143,7 @@ def _compete(
     mask: jax.Array | None,
     sources: jax.Array,
     axis: str | None,
+    rows: packed.Packed | None,
 ) -> jax.Array:
     """c `[B, N, S]`; zero where hidden, but for a competition of the heads."""
     visible = np.ones((1, 1, 1), bool) if mask is None else mask[:, None, :]
@@ -130,16 +155,31 @@ def _compete(
     if not options.sums_as_is:
         # Flows are not negative: 0 is no larger than any.
         seen = jnp.where(visible, jax.lax.stop_gradient(logits), jnp.zeros_like(logits))
-        largest = seen.max(2)
-        largest = largest if axis is None else jax.lax.pmax(largest, axis)
-        logits = logits - largest[..., None]
+        if rows is not None:
+            largest = rows.over(jax.ops.segment_max, seen, 2)
+        else:
+            largest = seen.max(2)
+            largest = largest if axis is None else jax.lax.pmax(largest, axis)
+            largest = largest[..., None]
+        logits = logits - largest
     weights = decayed(logits, visible)
-    total = causal.divisor(_total(weights.sum(2), axis))
-    return weights / total[..., None] * sources
+    if rows is not None:
+        total = rows.over(jax.ops.segment_sum, weights, 2)
+    else:
+        total = _total(weights.sum(2), axis)[..., None]
+    return weights / causal.divisor(total) * sources
 
 
-def _count(mask: jax.Array | None, features: jax.Array, axis: str | None) -> jax.Array:
-    """`[B or 1, 1, 1]` real positions, at least 1 so that it can be divided by."""
+def _count(
+    mask: jax.Array | None,
+    features: jax.Array,
+    axis: str | None,
+    rows: packed.Packed | None,
+) -> jax.Array:
+    """`[B or 1, 1, 1 or T]` real positions, at least 1, to be divided by."""
+    if rows is not None:
+        real = (rows.real if mask is None else mask).astype(features.dtype)
+        return jnp.maximum(rows.over(jax.ops.segment_sum, real, 1), 1)[:, None]
     if mask is None:
         slices = 1 if axis is None else jax.lax.axis_size(axis)
         return jnp.full((1, 1, 1), features.shape[2] * slices, features.dtype)

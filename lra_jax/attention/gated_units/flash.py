@@ -30,6 +30,7 @@ import jax.numpy as jnp
 
 from lra_jax.attention import dense, feature_maps, inputs
 from lra_jax.attention.gated_units import gated
+from lra_jax.attention.in_turn import documents_in_turn
 from lra_jax.attention.registry import Gate, Mechanism
 from lra_jax.attention.softmax import key_sets
 
@@ -55,6 +56,7 @@ MECHANISM = Mechanism(
 CHUNK = 256
 
 
+@documents_in_turn
 def flash_attention(
     query: jax.Array,
     key: jax.Array,
@@ -62,6 +64,7 @@ def flash_attention(
     mask: jax.Array | None = None,
     is_causal: bool = False,
     *,
+    segment_ids: jax.Array | None = None,
     gate: jax.Array | None = None,
     scale: jax.Array | None = None,
     offset: jax.Array | None = None,
@@ -82,6 +85,8 @@ def flash_attention(
       mask: boolean, True = may be attended: `[B, T]`, or anything that broadcasts to
         `[B, 1, 1, T]`. Padding is exact on the right.
       is_causal: position i sees keys 0..i only.
+      segment_ids: integers `[B, T]`, a run of one positive number for each document
+        packed into a row, 0 = padding; computed one after the other (`in_turn`).
       gate: g, `[B, T, N, Hv]`; None = 1.
       scale: `[4, N, H]`, of q, q', k and k'; None = 1.
       offset: `[4, N, H]`; None = 0.

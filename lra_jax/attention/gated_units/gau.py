@@ -29,6 +29,7 @@ import jax.numpy as jnp
 
 from lra_jax.attention import dense, feature_maps, inputs
 from lra_jax.attention.gated_units import gated
+from lra_jax.attention.in_turn import documents_in_turn
 from lra_jax.attention.registry import Gate, Mechanism
 
 __all__ = ["gau_attention", "gau_layout", "gau_parameters", "gau_weights"]
@@ -51,6 +52,7 @@ MECHANISM = Mechanism(
 )
 
 
+@documents_in_turn
 def gau_attention(
     query: jax.Array,
     key: jax.Array,
@@ -58,6 +60,7 @@ def gau_attention(
     mask: jax.Array | None = None,
     is_causal: bool = False,
     *,
+    segment_ids: jax.Array | None = None,
     gate: jax.Array | None = None,
     scale: jax.Array | None = None,
     offset: jax.Array | None = None,
@@ -77,6 +80,8 @@ def gau_attention(
       mask: boolean, True = may be attended: `[B, T]`, or anything that broadcasts to
         `[B, 1, 1, T]`.
       is_causal: position i sees keys 0..i only.
+      segment_ids: integers `[B, T]`, a run of one positive number for each document
+        packed into a row, 0 = padding; computed one after the other (`in_turn`).
       gate: g, `[B, T, N, Hv]`; None = 1.
       scale: gamma, `[2, N, H]`, of queries and of keys; None = 1.
       offset: beta, `[2, N, H]`; None = 0.

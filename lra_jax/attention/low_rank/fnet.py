@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 
 from lra_jax.attention import inputs
+from lra_jax.attention.in_turn import documents_in_turn
 from lra_jax.attention.registry import Mechanism
 from lra_jax.errors import expected, known
 
@@ -44,6 +45,7 @@ MECHANISM = Mechanism(
 )
 
 
+@documents_in_turn
 def fnet_attention(
     query: jax.Array,
     key: jax.Array,
@@ -51,6 +53,7 @@ def fnet_attention(
     mask: jax.Array | None = None,
     is_causal: bool = False,
     *,
+    segment_ids: jax.Array | None = None,
     norm: str = "ortho",
     precision: jax.lax.PrecisionLike = None,
     **flax: Any,
@@ -65,6 +68,8 @@ def fnet_attention(
         `[B, 1, 1, T]`. A sample is as long as its last real position says; hidden ones
         before it count as zeros.
       is_causal: must be False; there is no causal form.
+      segment_ids: integers `[B, T]`, a run of one positive number for each document
+        packed into a row, 0 = padding; computed one after the other (`in_turn`).
       norm: "ortho" divides by sqrt(T D), "backward" by nothing, as in ``jnp.fft``.
       precision: not used: there are no matrix products.
       **flax: keywords that Flax passes to an ``attention_fn``; ignored, while others

@@ -25,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lra_jax.attention import dense, feature_maps, inputs
+from lra_jax.attention.in_turn import documents_in_turn
 from lra_jax.attention.registry import Mechanism, sizes
 from lra_jax.errors import expected, known
 
@@ -55,6 +56,7 @@ SHARING = ("headwise", "key_value", "layerwise", "none")
 PROJECTIONS = ("linear", "convolution", "mean", "max")
 
 
+@documents_in_turn
 def linformer_attention(
     query: jax.Array,
     key: jax.Array,
@@ -64,6 +66,7 @@ def linformer_attention(
     mask: jax.Array | None = None,
     is_causal: bool = False,
     *,
+    segment_ids: jax.Array | None = None,
     key_bias: jax.Array | None = None,
     value_bias: jax.Array | None = None,
     projection: str = "linear",
@@ -85,6 +88,8 @@ def linformer_attention(
       mask: boolean, True = a real position: `[B, S]`, or anything that broadcasts to
         `[B, 1, 1, S]`.
       is_causal: must be False; there is no causal form.
+      segment_ids: integers `[B, T]`, a run of one positive number for each document
+        packed into a row, 0 = padding; computed one after the other (`in_turn`).
       key_bias: added to the compressed keys: `[K]` or `[N, K]`, one number a slot, for
         "linear" (not in the paper; some public code has it); `[H]` for "convolution".
       value_bias: added to the compressed values, of the same shapes.

@@ -29,6 +29,7 @@ import jax.numpy as jnp
 
 from lra_jax.attention import dense, feature_maps, inputs
 from lra_jax.attention.causal import engine
+from lra_jax.attention.in_turn import documents_in_turn
 from lra_jax.attention.linear.linear import causal_sums
 from lra_jax.attention.registry import Mechanism
 from lra_jax.errors import expected
@@ -48,6 +49,7 @@ MECHANISM = Mechanism(
 )
 
 
+@documents_in_turn
 def luna_attention(
     query: jax.Array,
     key: jax.Array,
@@ -56,6 +58,7 @@ def luna_attention(
     mask: jax.Array | None = None,
     is_causal: bool = False,
     *,
+    segment_ids: jax.Array | None = None,
     chunking: engine.Chunking | None = None,
     precision: jax.lax.PrecisionLike = None,
     **flax: Any,
@@ -70,6 +73,8 @@ def luna_attention(
       mask: boolean, True = may be attended: `[B, S]`, or anything that broadcasts to
         `[B, 1, 1, S]`.
       is_causal: position i sees keys 0..i only; needs T == S.
+      segment_ids: integers `[B, T]`, a run of one positive number for each document
+        packed into a row, 0 = padding; computed one after the other (`in_turn`).
       chunking: how the causal form cuts the sequence; None = by the backend.
       precision: of the matrix products, as in ``jnp.einsum``.
       **flax: keywords that Flax passes to an ``attention_fn``; ignored, while others

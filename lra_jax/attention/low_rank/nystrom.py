@@ -36,6 +36,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lra_jax.attention import dense, inputs
+from lra_jax.attention.in_turn import documents_in_turn
 from lra_jax.attention.low_rank import landmarks
 from lra_jax.attention.registry import Mechanism
 from lra_jax.attention.softmax import key_sets
@@ -57,6 +58,7 @@ MECHANISM = Mechanism(
 INITIALISATIONS = ("exact", "original")
 
 
+@documents_in_turn
 def nystrom_attention(
     query: jax.Array,
     key: jax.Array,
@@ -65,6 +67,7 @@ def nystrom_attention(
     is_causal: bool = False,
     query_mask: jax.Array | None = None,
     *,
+    segment_ids: jax.Array | None = None,
     conv_weight: jax.Array | None = None,
     num_landmarks: int = 64,
     iterations: int = 6,
@@ -82,6 +85,8 @@ def nystrom_attention(
       mask: boolean, True = a real position: `[B, S]`, or anything that broadcasts to
         `[B, 1, 1, S]`.
       is_causal: must be False; there is no causal form.
+      segment_ids: integers `[B, T]`, a run of one positive number for each document
+        packed into a row, 0 = padding; computed one after the other (`in_turn`).
       query_mask: boolean, True = a real query: `[B, T]`, or anything that broadcasts to
         `[B, 1, 1, T]`; None = all. Other rows come out zero.
       conv_weight: `[N, W]`, W odd: adds ``sum_w conv_weight[w] v[i + w - W // 2]`` to

@@ -25,6 +25,7 @@ import jax
 import jax.numpy as jnp
 
 from lra_jax.attention import dense, inputs
+from lra_jax.attention.in_turn import documents_in_turn
 from lra_jax.attention.registry import Mechanism, sizes
 from lra_jax.attention.softmax import key_sets, patterns
 
@@ -52,6 +53,7 @@ MECHANISM = Mechanism(
 )
 
 
+@documents_in_turn
 def bigbird_attention(
     query: jax.Array,
     key: jax.Array,
@@ -59,6 +61,7 @@ def bigbird_attention(
     mask: jax.Array | None = None,
     is_causal: bool = False,
     *,
+    segment_ids: jax.Array | None = None,
     block: int = 64,
     num_random: int = 3,
     seed: int = 0,
@@ -74,6 +77,8 @@ def bigbird_attention(
       mask: boolean, True = may be attended: `[B, T]`, or anything that broadcasts to
         `[B, 1, 1, T]`. Padding is exact on the right.
       is_causal: position i sees no j > i.
+      segment_ids: integers `[B, T]`, a run of one positive number for each document
+        packed into a row, 0 = padding; computed one after the other (`in_turn`).
       block: C, positions of a block.
       num_random: R, random blocks of each block and head.
       seed: of the random blocks; the layers of a model may differ in it.

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from lra_jax.attention import dense, inputs
+from lra_jax.attention.in_turn import documents_in_turn
 from lra_jax.attention.registry import Mechanism, sizes
 from lra_jax.attention.softmax import key_sets, patterns
 from lra_jax.errors import expected
@@ -56,6 +57,7 @@ MECHANISM = Mechanism(
 WINDOW = 64
 
 
+@documents_in_turn
 def local_attention(
     query: jax.Array,
     key: jax.Array,
@@ -63,6 +65,7 @@ def local_attention(
     mask: jax.Array | None = None,
     is_causal: bool = False,
     *,
+    segment_ids: jax.Array | None = None,
     window: int | None = None,
     block: int | None = None,
     precision: jax.lax.PrecisionLike = None,
@@ -77,6 +80,8 @@ def local_attention(
       mask: boolean, True = may be attended: `[B, T]`, or anything that broadcasts to
         `[B, 1, 1, T]`.
       is_causal: position i sees no j > i.
+      segment_ids: integers `[B, T]`, a run of one positive number for each document
+        packed into a row, 0 = padding; computed one after the other (`in_turn`).
       window: positions on each side that a query sees beside its own; 64 unless
         ``block`` is given. Padding is exact on either side.
       block: positions of a block, instead of a window. Blocks are counted from the

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from lra_jax.attention import dense, inputs
+from lra_jax.attention.in_turn import documents_in_turn
 from lra_jax.attention.registry import Mechanism, sizes
 from lra_jax.attention.softmax import key_sets, patterns
 
@@ -53,6 +54,7 @@ MECHANISM = Mechanism(
 )
 
 
+@documents_in_turn
 def longformer_attention(
     query: jax.Array,
     key: jax.Array,
@@ -60,6 +62,7 @@ def longformer_attention(
     mask: jax.Array | None = None,
     is_causal: bool = False,
     *,
+    segment_ids: jax.Array | None = None,
     window: int = 64,
     global_tokens: int = 1,
     precision: jax.lax.PrecisionLike = None,
@@ -74,6 +77,8 @@ def longformer_attention(
       mask: boolean, True = may be attended: `[B, T]`, or anything that broadcasts to
         `[B, 1, 1, T]`. Padding is exact on the right.
       is_causal: position i sees no j > i.
+      segment_ids: integers `[B, T]`, a run of one positive number for each document
+        packed into a row, 0 = padding; computed one after the other (`in_turn`).
       window: positions on each side that a query sees beside its own (half of the
         paper's window size).
       global_tokens: how many of the first positions are global; 0 for none.

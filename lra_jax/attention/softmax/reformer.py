@@ -31,6 +31,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lra_jax.attention import dense, inputs
+from lra_jax.attention.in_turn import documents_in_turn
 from lra_jax.attention.registry import Mechanism, sizes
 from lra_jax.attention.softmax import key_sets, patterns
 from lra_jax.errors import expected
@@ -60,6 +61,7 @@ MECHANISM = Mechanism(
 )
 
 
+@documents_in_turn
 def reformer_attention(
     query: jax.Array,
     key: jax.Array,
@@ -68,6 +70,7 @@ def reformer_attention(
     is_causal: bool = False,
     max_length: int | None = None,
     *,
+    segment_ids: jax.Array | None = None,
     chunk: int = 64,
     num_hashes: int = 2,
     num_buckets: int | None = None,
@@ -85,6 +88,8 @@ def reformer_attention(
         `[B, 1, 1, T]`. Hidden positions are left out as queries too; their rows come
         out zero.
       is_causal: must be False; there is no causal form.
+      segment_ids: integers `[B, T]`, a run of one positive number for each document
+        packed into a row, 0 = padding; computed one after the other (`in_turn`).
       max_length: decides the number of buckets where none is given; None = T.
       chunk: C.
       num_hashes: R, rounds.

@@ -25,6 +25,7 @@ import jax
 import jax.numpy as jnp
 
 from lra_jax.attention import dense, inputs
+from lra_jax.attention.in_turn import documents_in_turn
 from lra_jax.attention.registry import Mechanism, sizes
 from lra_jax.attention.softmax import key_sets, patterns
 from lra_jax.errors import expected
@@ -61,6 +62,7 @@ MECHANISM = Mechanism(
 BLOCK = 64
 
 
+@documents_in_turn
 def sinkhorn_attention(
     query: jax.Array,
     key: jax.Array,
@@ -70,6 +72,7 @@ def sinkhorn_attention(
     mask: jax.Array | None = None,
     is_causal: bool = False,
     *,
+    segment_ids: jax.Array | None = None,
     block: int = BLOCK,
     iterations: int = 8,
     temperature: float = 0.75,
@@ -87,6 +90,8 @@ def sinkhorn_attention(
       mask: boolean, True = may be attended: `[B, T]`, or anything that broadcasts to
         `[B, 1, 1, T]`. Padding is exact on the right.
       is_causal: must be False; there is no causal form.
+      segment_ids: integers `[B, T]`, a run of one positive number for each document
+        packed into a row, 0 = padding; computed one after the other (`in_turn`).
       block: C.
       iterations: of row and column normalisation.
       temperature: below 1 sharpens the permutation.

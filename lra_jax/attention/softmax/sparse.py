@@ -25,6 +25,7 @@ import jax
 import jax.numpy as jnp
 
 from lra_jax.attention import dense, inputs
+from lra_jax.attention.in_turn import documents_in_turn
 from lra_jax.attention.registry import Mechanism, sizes
 from lra_jax.attention.softmax import key_sets, patterns
 from lra_jax.errors import expected, known
@@ -53,6 +54,7 @@ MECHANISM = Mechanism(
 SUMMARY = 8
 
 
+@documents_in_turn
 def sparse_attention(
     query: jax.Array,
     key: jax.Array,
@@ -61,6 +63,7 @@ def sparse_attention(
     is_causal: bool = False,
     max_length: int | None = None,
     *,
+    segment_ids: jax.Array | None = None,
     pattern: str = "strided",
     stride: int | None = None,
     summary: int | None = None,
@@ -77,6 +80,8 @@ def sparse_attention(
         `[B, 1, 1, T]`. Padding is exact on the right, where the stride is fixed by
         itself or by `max_length`.
       is_causal: position i sees no j > i.
+      segment_ids: integers `[B, T]`, a run of one positive number for each document
+        packed into a row, 0 = padding; computed one after the other (`in_turn`).
       max_length: decides the stride where none is given; None = T.
       pattern: "strided" or "fixed".
       stride: l; None = sqrt(max_length), rounded up.

@@ -30,6 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lra_jax.attention import dense, feature_maps, inputs
+from lra_jax.attention.in_turn import documents_in_turn
 from lra_jax.attention.registry import Mechanism, sizes
 from lra_jax.errors import expected, known
 
@@ -71,6 +72,7 @@ _LAYOUTS = {
 }
 
 
+@documents_in_turn
 def synthesizer_attention(
     query: jax.Array,
     key: jax.Array,
@@ -78,6 +80,7 @@ def synthesizer_attention(
     mask: jax.Array | None = None,
     is_causal: bool = False,
     *,
+    segment_ids: jax.Array | None = None,
     first: jax.Array | None = None,
     first_bias: jax.Array | None = None,
     second: jax.Array | None = None,
@@ -95,6 +98,8 @@ def synthesizer_attention(
       mask: boolean, True = may be attended: `[B, S]`, or anything that broadcasts to
         `[B, N, T, S]`. Padding is exact on the right.
       is_causal: position i sees keys 0..i only; needs T == S.
+      segment_ids: integers `[B, T]`, a run of one positive number for each document
+        packed into a row, 0 = padding; computed one after the other (`in_turn`).
       first: W `[N, H, L]` ("dense") or `[N, H, L1]` ("factorised_dense"), R `[N, L, L]`
         ("random"), or E `[N, L, k]` ("factorised_random").
       first_bias: `[N, L]` or `[N, L1]` for the dense variants; None = zero.

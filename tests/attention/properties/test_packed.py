@@ -14,11 +14,13 @@ from lra_jax.attention.causal.engine import Chunking
 from ..mechanisms import (
     CAUSAL,
     NAMES,
+    SMALL,
     STREAMS,
     assert_close,
     assert_rejects,
     cuts,
     fast_jit,
+    having,
     inputs,
     one_step,
     prefill,
@@ -39,7 +41,18 @@ IDS = np.array(
     np.int32,
 )
 BATCH, LENGTH = IDS.shape
-CHUNKINGS = [Chunking(1, 2), Chunking(3, 6), Chunking(4, 4), Chunking(5, 5, "parallel")]
+CHUNKINGS = [Chunking(3, 6), Chunking(5, 5, "parallel")]
+MORE_CHUNKINGS = [Chunking(1, 2), Chunking(4, 4), Chunking(64)]
+# Options that other formulas belong to.
+OPTIONS = [
+    ("cosformer", {"reweight": False}, False),
+    ("cosformer", {"reweight": False}, True),
+    ("performer", {"dialect": "google"}, False),
+    ("performer", {"kernel": "relu"}, True),
+    ("flow", {"clip": None}, False),
+    ("flow", {"clip": None}, True),
+    ("flow", {"competition": False}, False),
+]
 
 
 def documents(ids: np.ndarray = IDS) -> list[tuple[int, int, int]]:
@@ -60,8 +73,7 @@ def _given(name: str) -> tuple[tuple, np.ndarray]:
     return tuple(x.astype("float64") for x in arrays), factors
 
 
-@functools.cache
-def _alone(name: str, causal: bool) -> list[np.ndarray]:
+def _alone(name: str, causal: bool, **options: Any) -> list[np.ndarray]:
     """Output and gradients of every document alone, each in its place in the rows."""
     arrays, factors = _given(name)
     together = [np.zeros_like(x) for x in (factors, *arrays)]
@@ -70,7 +82,7 @@ def _alone(name: str, causal: bool) -> list[np.ndarray]:
     def call(query, key, value, factors, mask):
         # Positions after the document are padding: one length, one compilation.
         masks = {"query_mask": mask} if takes(name, "query_mask") else {}
-        more = masks | ({"is_causal": True} if causal else {})
+        more = masks | options | ({"is_causal": True} if causal else {})
         out, pull = jax.vjp(lambda *x: run(name)(*x, mask, **more), query, key, value)
         return out, *pull(factors)
 
@@ -84,9 +96,14 @@ def _alone(name: str, causal: bool) -> list[np.ndarray]:
     return together
 
 
-def _check(name: str, causal: bool, **more: Any) -> None:
+_cached = functools.cache(_alone)
+
+
+def _check(
+    name: str, causal: bool, options: dict[str, Any] | None = None, **more: Any
+) -> None:
     """In float64: gradients of a norm over a few numbers lose half of the digits."""
-    more |= {"is_causal": True} if causal else {}
+    more |= ({"is_causal": True} if causal else {}) | (options or {})
 
     @fast_jit
     def call(factors, *arrays):
@@ -97,29 +114,42 @@ def _check(name: str, causal: bool, **more: Any) -> None:
 
     with jax.enable_x64(True):
         arrays, factors = _given(name)
-        assert_close(call(factors, *arrays), tuple(_alone(name, causal)), 1e-9)
+        wanted = _alone(name, causal, **options) if options else _cached(name, causal)
+        assert_close(call(factors, *arrays), tuple(wanted), 1e-9)
 
 
-PACKED = tuple(x for x in NAMES if takes(x, "segment_ids"))
-
-
-@pytest.mark.parametrize("name", PACKED)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_packed_row_is_each_document_alone(name: str) -> None:
     _check(name, False)
 
 
-@pytest.mark.parametrize("chunking", CHUNKINGS)
-@pytest.mark.parametrize("name", [x for x in PACKED if x in CAUSAL])
+# Those that are not cut have one case.
+CUTS = [
+    (name, chunking)
+    for name in CAUSAL
+    for chunking in (CHUNKINGS if cuts(name, SMALL) else CHUNKINGS[:1])
+]
+
+
+@pytest.mark.parametrize(("name", "chunking"), CUTS)
 def test_a_packed_row_is_each_document_alone_in_the_causal_form(
     name: str, chunking: Chunking
 ) -> None:
-    cut = cuts(name, chunking)
-    if not cut and chunking is not CHUNKINGS[0]:
-        pytest.skip("is not cut")
-    _check(name, True, **cut)
+    _check(name, True, **cuts(name, chunking))
 
 
-@pytest.mark.parametrize("name", [x for x in PACKED if x in STREAMS])
+@pytest.mark.parametrize("chunking", MORE_CHUNKINGS)
+@pytest.mark.parametrize("name", ["linear", "softmax"])
+def test_documents_in_many_cuts(name: str, chunking: Chunking) -> None:
+    _check(name, True, **cuts(name, chunking))
+
+
+@pytest.mark.parametrize(("name", "options", "causal"), OPTIONS)
+def test_documents_under_other_options(name: str, options: dict, causal: bool) -> None:
+    _check(name, causal, options, **(cuts(name, CHUNKINGS[0]) if causal else {}))
+
+
+@pytest.mark.parametrize("name", STREAMS)
 def test_a_packed_prompt_gives_the_state_of_each_last_document(name: str) -> None:
     q, k, v = inputs(33, batch=BATCH, query_length=LENGTH, length=LENGTH)
     further = [x[:, 0] for x in inputs(34, batch=BATCH, query_length=1, length=1)]
@@ -132,7 +162,25 @@ def test_a_packed_prompt_gives_the_state_of_each_last_document(name: str) -> Non
         assert_close(out[row : row + 1], wanted, 1e-5)
 
 
-@pytest.mark.parametrize("name", PACKED)
+@pytest.mark.parametrize("name", STREAMS)
+def test_the_first_document_of_a_packed_row_continues_a_stream(name: str) -> None:
+    q, k, v = inputs(36, batch=1, query_length=LENGTH, length=LENGTH)
+    ids = IDS[:1]
+    start = (x[:, :3] for x in (q, k, v))
+    _, state = prefill(name, *start)
+    given = [x[:, 3:] for x in (q, k, v)]
+    if name == "softmax":
+        call = functools.partial(prefill, name, *given, state=state)
+        assert_rejects(lambda: call(segment_ids=ids[:, 3:]), "segment_ids", "None")
+        return
+    out, after = prefill(name, *given, state=state, segment_ids=ids[:, 3:])
+    whole, wanted = prefill(name, q, k, v, segment_ids=ids)
+    real = ids[:, 3:] > 0
+    assert_close(out[real], whole[:, 3:][real], 2e-5)
+    assert_close(after, wanted, 2e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_what_segment_ids_must_be(name: str) -> None:
     q, k, v = inputs(3)
     for bad, word in (
@@ -144,11 +192,9 @@ def test_what_segment_ids_must_be(name: str) -> None:
         )
 
 
-@pytest.mark.parametrize("name", PACKED)
+@pytest.mark.parametrize("name", having("weighted"))
 def test_weights_of_packed_rows(name: str) -> None:
     """Where the output is made of a matrix, no pair of two documents has a weight."""
-    if name == "fnet":
-        pytest.skip("has no such matrix")
     q, k, _ = inputs(35, batch=BATCH, query_length=LENGTH, length=LENGTH)
     matrix = np.asarray(fast_jit(weights(name))(q, k, segment_ids=IDS))
     number = np.cumsum(np.diff(IDS, prepend=0) != 0, 1) * (IDS > 0)

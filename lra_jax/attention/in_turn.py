@@ -1,0 +1,162 @@
+"""Packed rows for mechanisms that cannot take their documents all at once.
+
+Their positions are mixed by one transform, a hash, a pattern of blocks or learned
+columns, which belong to a sequence from its first position on. So the documents of a
+row are moved to its start one after the other, and each is computed there as a padded
+sample is: exactly, at the cost of a whole row for each of them. A row's memory does not
+depend on their number, in the gradient neither, because what each needs is computed
+again.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple, ParamSpec, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lra_jax.attention import inputs, packed
+
+P = ParamSpec("P")
+
+# Arguments with one entry for each position.
+_BY_POSITION = ("query", "key", "value", "gate")
+
+
+def documents_in_turn(attention: Callable[P, jax.Array]) -> Callable[P, jax.Array]:
+    """Gives an ``X_attention`` that declares ``segment_ids`` a way to compute them.
+
+    Args:
+      attention: a function of query, key, value, a mask and options, exact under
+        padding on the right, which never gets any ``segment_ids`` itself.
+    """
+    signature, function = inspect.signature(attention), cast(Any, attention)
+
+    @functools.wraps(attention)
+    def with_documents(*args: P.args, **kwargs: P.kwargs) -> jax.Array:
+        if kwargs.get("segment_ids") is None:
+            return attention(*args, **kwargs)
+        given: dict[str, Any] = signature.bind(*args, **kwargs).arguments
+        given |= given.pop("flax", {})
+        ids = given.pop("segment_ids")
+        rows: Any = packed.packed(ids, given["query"], given["key"])
+        sizes = rows.real.shape
+        masks = {"mask": packed.shown(_mask("mask", given, sizes), rows)}
+        if "query_mask" in signature.parameters:
+            sinks = _mask("query_mask", given, sizes)
+            masks["query_mask"] = packed.shown(sinks, rows)
+        kinds = _Arguments({}, {}, {}, {})
+        for name, x in given.items():
+            if x is None or not isinstance(x, jax.Array | np.ndarray):
+                kinds.options[name] = x
+            elif name in _BY_POSITION:
+                kinds.arrays[name] = x
+            elif jnp.issubdtype(x.dtype, jnp.floating):
+                kinds.parameters[name] = x
+            else:
+                kinds.fixed[name] = x
+
+        def alone(arrays: dict, masks: dict, parameters: dict, fixed: dict) -> Any:
+            return function(**arrays, **masks, **parameters, **fixed, **kinds.options)
+
+        arguments = kinds.arrays, kinds.parameters
+        return _in_turn(alone, *arguments, (rows.label, masks, kinds.fixed))
+
+    return with_documents
+
+
+class _Arguments(NamedTuple):
+    """The keywords of a call by their kind."""
+
+    arrays: dict[str, Any]  # [B, T, ...]
+    parameters: dict[str, Any]  # others with a gradient
+    fixed: dict[str, Any]  # others without
+    options: dict[str, Any]
+
+
+def _mask(name: str, given: dict[str, Any], sizes: tuple[int, ...]) -> jax.Array | None:
+    batch, length = sizes
+    reason = "each document of a packed row is a sequence of its own"
+    return inputs.padding_mask(given.pop(name, None), batch, length, name, reason)
+
+
+class _Place(NamedTuple):
+    """Where one document of each row is."""
+
+    there: jax.Array  # `[B, T]` indices: position i of the document, in the row
+    back: jax.Array  # position i of the row, in the document
+    own: jax.Array  # the row's positions that are the document's, boolean
+    real: jax.Array  # the first positions, as many as the document has, boolean
+
+
+def _place(label: jax.Array, number: jax.Array) -> _Place:
+    length = label.shape[1]
+    at = jnp.arange(length, dtype=jnp.int32)[None]
+    own = label == number
+    first = jnp.argmax(own, 1).astype(jnp.int32)[:, None]
+    return _Place(
+        jnp.minimum(at + first, length - 1),
+        jnp.maximum(at - first, 0),
+        own,
+        at < own.sum(1, dtype=jnp.int32)[:, None],
+    )
+
+
+def _taken(x: jax.Array, index: jax.Array, where: jax.Array) -> jax.Array:
+    """`[B, T, ...]` in another order, zero but where."""
+    shape = *index.shape, *[1] * (x.ndim - 2)
+    x = jnp.take_along_axis(x, index.reshape(shape), 1)
+    return jnp.where(where.reshape(shape), x, jnp.zeros((), x.dtype))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _in_turn(
+    alone: Callable[..., jax.Array], arrays: dict, parameters: dict, fixed: tuple
+) -> jax.Array:
+    label, masks, others = fixed
+
+    def turn(number: jax.Array, out: jax.Array) -> jax.Array:
+        place = _place(label, number)
+        moved, shown = _moved(place, arrays), _moved(place, masks)
+        made = alone(moved, shown, parameters, others)
+        return out + _taken(made, place.back, place.own)
+
+    shape = jax.eval_shape(alone, arrays, masks, parameters, others)
+    start = jnp.zeros(shape.shape, shape.dtype)
+    return jax.lax.fori_loop(1, label.max() + 1, turn, start)
+
+
+def _forward(alone: Callable[..., jax.Array], *given: Any) -> tuple[jax.Array, tuple]:
+    return _in_turn(alone, *given), given
+
+
+def _backward(
+    alone: Callable[..., jax.Array], given: tuple, of_out: jax.Array
+) -> tuple:
+    arrays, parameters, fixed = given
+    label, masks, others = fixed
+
+    def turn(number: jax.Array, slopes: tuple) -> tuple:
+        place = _place(label, number)
+        shown = _moved(place, masks)
+
+        def call(arrays: dict, parameters: dict) -> jax.Array:
+            return alone(arrays, shown, parameters, others)
+
+        pull = jax.vjp(call, _moved(place, arrays), parameters)[1]
+        of_moved, of_parameters = pull(_taken(of_out, place.there, place.real))
+        of_arrays = jax.tree.map(lambda x: _taken(x, place.back, place.own), of_moved)
+        return jax.tree.map(jnp.add, slopes, (of_arrays, of_parameters))
+
+    start = jax.tree.map(jnp.zeros_like, (arrays, parameters))
+    return *jax.lax.fori_loop(1, label.max() + 1, turn, start), None
+
+
+_in_turn.defvjp(_forward, _backward)
+
+
+def _moved(place: _Place, tree: Any) -> Any:
+    """The document's positions of every array, first in the row, zeros after them."""
+    return jax.tree.map(lambda x: _taken(x, place.there, place.real), tree)
