@@ -7,7 +7,8 @@ document's start. What comes out at padding has no meaning.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +18,8 @@ from lra_jax.errors import expected
 from lra_jax.kernels import Refusal
 
 
-class Packed(NamedTuple):
+@dataclass(frozen=True)
+class Packed:
     """Where the documents of a row are, `[B, T]` each."""
 
     real: jax.Array  # no padding
@@ -73,6 +75,17 @@ class Packed(NamedTuple):
         """For every position of `[B, T]` what the start of its document has."""
         places = jnp.arange(self.starts.shape[1], dtype=jnp.int32)[None]
         return jnp.take_along_axis(x, places - self.position, 1)
+
+    def around(self, sums: Callable[[jax.Array], Any]) -> tuple[Any, Any] | None:
+        """What other devices hold of the first and of the last document.
+
+        Args:
+          sums: a tree of sums over the positions of a mask `[B, T]`.
+
+        Returns:
+          The sums before the first position and after the last; None = there are none.
+        """
+        return None
 
     @property
     def resets(self) -> jax.Array:

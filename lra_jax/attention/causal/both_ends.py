@@ -18,6 +18,7 @@ def from_both_ends(
     state: Any,
     arrays: Arrays,
     *,
+    beyond: Any = None,
     mask: jax.Array | None = None,
     resets: jax.Array | None = None,
     chunking: Chunking | None = None,
@@ -32,6 +33,8 @@ def from_both_ends(
       form: a form whose outputs are sums, without a scale.
       state: before the sequence.
       arrays: positions on axis 1.
+      beyond: the state of the reversed recurrence before it, after the sequence; None =
+        ``state``.
       mask: the real keys, `[B, T]`; None = all.
       resets: where documents start, `[B, T]`; None = each row is one.
       chunking: how the sequence is cut.
@@ -52,7 +55,8 @@ def from_both_ends(
         # of the document behind.
         resets = _reversed(jnp.roll(resets, -1, 1).at[:, -1].set(False))
         mask = ~resets if mask is None else mask & ~resets
-    after, _ = run(form, state, later, mask=mask, resets=resets, **options)
+    beyond = state if beyond is None else beyond
+    after, _ = run(form, beyond, later, mask=mask, resets=resets, **options)
     return until, jax.tree.map(_reversed, after)
 
 

@@ -312,8 +312,8 @@ def compete(
     ends = documents.stayers(weights, rows).sum(-1)
     before, total = prefix(start, ends, documents.decay(None, rows, weights.dtype))
     sums = _so_far(weights, rows)
-    # Of the shape of the sums, to be hidden from single rows.
-    sums += documents.readers(before[..., None] + jnp.zeros_like(sums), rows)
+    before = jnp.broadcast_to(before[..., None], sums.shape)
+    sums += documents.readers(before, rows)
     return weights / divisor(sums) * sources, jnp.zeros_like(total), total
 
 

@@ -17,6 +17,7 @@ from lra_jax.attention.causal.prefix import decayed
 from lra_jax.attention.flow import causal
 from lra_jax.attention.flow.causal import FlowTerms, Options
 from lra_jax.attention.linear.linear import document_sums
+from lra_jax.attention.sharded.documents import sliced
 
 Masks = tuple[jax.Array | None, jax.Array | None]
 
@@ -198,6 +199,7 @@ def flow_slice(
     value: jax.Array,
     mask: jax.Array | None,
     query_mask: jax.Array | None,
+    segment_ids: jax.Array | None,
     *,
     axis: str,
     is_causal: bool,
@@ -236,4 +238,6 @@ def flow_slice(
         extra_eps=extra_eps,
     )
     causal.check(options, False)
-    return attend(options, query, key, value, (mask, query_mask), axis=axis)
+    rows = sliced(segment_ids, axis)
+    masks = packed.shown(mask, rows), packed.shown(query_mask, rows)
+    return attend(options, query, key, value, masks, axis=axis, rows=rows)

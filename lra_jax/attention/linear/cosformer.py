@@ -41,11 +41,12 @@ from lra_jax.attention import feature_maps, inputs, packed, streams
 from lra_jax.attention.causal import documents, engine
 from lra_jax.attention.causal.documents import Documents
 from lra_jax.attention.causal.prefix import hidden, prefix
-from lra_jax.attention.linear.linear import document_sums
+from lra_jax.attention.linear.linear import document_sums, part_sums
 from lra_jax.attention.linear.linear import segment as plain_segment
 from lra_jax.attention.linear.sums import Sums, key_sums, no_sums
 from lra_jax.attention.registry import Mechanism, sizes
 from lra_jax.attention.sharded import exchange
+from lra_jax.attention.sharded.documents import sliced
 from lra_jax.errors import expected
 
 __all__ = [
@@ -522,6 +523,7 @@ def cosformer_slice(
     value: jax.Array,
     mask: jax.Array | None,
     query_mask: jax.Array | None,
+    segment_ids: jax.Array | None,
     *,
     axis: str,
     is_causal: bool,
@@ -539,35 +541,68 @@ def cosformer_slice(
     dtype = inputs.accumulation_dtype(query, key, value)
     length = query.shape[1]
     whole = length * jax.lax.axis_size(axis)
-    longest = inputs.check_max_length(
-        whole if max_length is None else max_length, whole
-    )
-    first = jax.lax.axis_index(axis) * length
-    cos, sin = (
-        jax.lax.dynamic_slice_in_dim(table, first, length, 1)
-        for table in _tables(whole, longest, dtype)
-    )
+    rows = sliced(segment_ids, axis)
+    longest = whole if max_length is None else max_length
+    longest = inputs.check_max_length(longest, whole if rows is None else 1)
+    if rows is None:
+        first = jax.lax.axis_index(axis) * length
+        cos, sin = (
+            jax.lax.dynamic_slice_in_dim(table, first, length, 1)
+            for table in _tables(whole, longest, dtype)
+        )
+    else:
+        cos, sin = _tables(whole, longest, dtype, rows)
+    mask = _visible(mask, longest, query.shape[0], length, rows)
+    query_mask = _within(longest, length, rows)
     options = _Options(
         "given", dtype, precision, denominator, eps, _turn(longest), reweight
     )
-    features = feature_maps.features(query, key, feature_map, dtype, mask)
+    features = feature_maps.features(query, key, feature_map, dtype, mask, query_mask)
     if reweight:
         tables = cos[:, None], sin[:, None]
         features = tuple(feature_maps.rotated(x, *tables) for x in features)
-    query_features, key_features = features
-    values = inputs.by_head(value, query.shape[2], mask, dtype)
-    summary = jnp.einsum("bnsm,bnsv->bnmv", key_features, values, precision=precision)
-    sums = Sums(summary, key_features.sum(2))
+    query_features, key_features = (jnp.swapaxes(x, 1, 2) for x in features)
+    part = functools.partial(
+        part_sums,
+        key_features,
+        value,
+        query.shape[2],
+        "identity",
+        dtype,
+        mask,
+        precision,
+    )
     if is_causal:
-        start = exchange.before(sums, axis)
-        arrays = query, key, value
+        around = None if rows is None else rows.around(part)
         return _causal(
-            options, *arrays, feature_map, mask, None, (cos, sin), chunking, start
+            options,
+            query,
+            key,
+            value,
+            feature_map,
+            mask,
+            query_mask,
+            (cos, sin),
+            chunking,
+            exchange.before(part(None), axis) if around is None else around[0],
+            resets=packed.resets(rows),
         )[0]
-    sums = exchange.total(sums, axis)
+    if rows is not None:
+        out, total = document_sums(
+            query_features,
+            key_features,
+            value,
+            rows,
+            mask=mask,
+            dtype=dtype,
+            chunking=chunking,
+            precision=precision,
+        )
+        return (out * _scale(options, total)[..., None]).astype(query.dtype)
+    sums = exchange.total(part(None), axis)
     product = functools.partial(jnp.einsum, precision=precision)
-    out = product("bntm,bnmv->bntv", query_features, sums.summary)
-    total = feature_maps.project(query_features, sums.total, precision)
+    out = product("bntm,bnmv->bntv", features[0], sums.summary)
+    total = feature_maps.project(features[0], sums.total, precision)
     out = out * _scale(options, total)[..., None]
     return jnp.swapaxes(out, 1, 2).astype(query.dtype)
 

@@ -30,6 +30,7 @@ from lra_jax.attention.causal.prefix import hidden, prefix
 from lra_jax.attention.linear.sums import Sums, key_sums, no_sums, row_sums
 from lra_jax.attention.registry import Mechanism, sizes
 from lra_jax.attention.sharded import exchange
+from lra_jax.attention.sharded.documents import sliced
 
 __all__ = [
     "LinearState",
@@ -231,20 +232,16 @@ def linear_prefill(
     """
     rows = packed.packed(segment_ids, query, key)
     mask, dtype, position = streams.begun(state, query, key, value, mask, rows)
-    out_dtype = query.dtype
-    query, key, phi = feature_maps.given(query, key, feature_map, dtype, mask)
-    arrays = engine.Arrays(query, key, value)
-    start = no_sums(arrays, key.shape[-1], dtype)
-    out, sums = engine.run(
-        engine.Form(
-            feature_maps.prepared, segment, _Options(phi, dtype, precision, eps), _scale
-        ),
-        start if state is None else inputs.checked_state(state.sums, start),
-        arrays,
-        mask=mask,
-        resets=packed.resets(rows),
-        chunking=chunking,
-        dtype=out_dtype,
+    out, sums = _causal(
+        _Options("given", dtype, precision, eps),
+        query,
+        key,
+        value,
+        feature_map,
+        mask,
+        None if state is None else state.sums,
+        packed.resets(rows),
+        chunking,
     )
     return out, LinearState(sums, position)
 
@@ -260,6 +257,34 @@ class _Options(NamedTuple):
     dtype: Any
     precision: jax.lax.PrecisionLike
     eps: float
+
+
+def _causal(
+    options: _Options,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    feature_map: feature_maps.FeatureMap,
+    mask: jax.Array | None,
+    state: Sums | None,
+    resets: jax.Array | None,
+    chunking: engine.Chunking | None,
+) -> tuple[jax.Array, Sums]:
+    dtype = query.dtype
+    query, key, phi = feature_maps.given(query, key, feature_map, options.dtype, mask)
+    arrays = engine.Arrays(query, key, value)
+    start = no_sums(arrays, key.shape[-1], options.dtype)
+    return engine.run(
+        engine.Form(
+            feature_maps.prepared, segment, options._replace(feature_map=phi), _scale
+        ),
+        start if state is None else inputs.checked_state(state, start),
+        arrays,
+        mask=mask,
+        resets=resets,
+        chunking=chunking,
+        dtype=dtype,
+    )
 
 
 def segment(
@@ -370,16 +395,47 @@ def document_sums(
     query, key, phi = feature_maps.given(query, key, feature_map, dtype, mask)
     arrays = engine.Arrays(query, key, value)
     options = feature_maps.Options(phi, dtype, precision)
+    nothing = no_sums(arrays, key.shape[-1], dtype)
+    # What other devices hold, if the rows are sliced.
+    around = rows.around(
+        functools.partial(
+            part_sums, key, value, query.shape[2], phi, dtype, mask, precision
+        )
+    )
+    before, beyond = around or (nothing, nothing)
     until, after = from_both_ends(
         engine.Form(feature_maps.prepared, segment, options),
-        no_sums(arrays, key.shape[-1], dtype),
+        before,
         arrays,
+        beyond=beyond,
         mask=mask,
         resets=rows.resets,
         chunking=chunking,
         dtype=dtype,
     )
     return until[0] + after[0], until[1] + after[1]
+
+
+def part_sums(
+    key: jax.Array,
+    value: jax.Array,
+    num_heads: int,
+    phi: feature_maps.FeatureMap,
+    dtype: jnp.dtype,
+    mask: jax.Array | None,
+    precision: jax.lax.PrecisionLike,
+    part: jax.Array | None,
+) -> Sums:
+    """The sums over the real positions of a part, `[B, T]`; None = all."""
+    if part is not None:
+        mask = part if mask is None else mask & part
+    features = feature_maps.feature_map(phi)(
+        inputs.by_head(key, num_heads, mask, dtype)
+    )
+    features = inputs.hide_by_head(features, mask)
+    values = inputs.by_head(value, num_heads, mask, dtype)
+    summary = jnp.einsum("bnsm,bnsv->bnmv", features, values, precision=precision)
+    return Sums(summary, features.sum(2))
 
 
 def _scale(options: _Options, denominator: jax.Array) -> jax.Array:
@@ -392,6 +448,7 @@ def linear_slice(
     value: jax.Array,
     mask: jax.Array | None,
     query_mask: jax.Array | None,
+    segment_ids: jax.Array | None,
     *,
     axis: str,
     is_causal: bool,
@@ -403,27 +460,40 @@ def linear_slice(
 ) -> jax.Array:
     """One device's part of `linear_attention`, see `lra_jax.attention.sharded`."""
     dtype = inputs.accumulation_dtype(query, key, value)
-    query_features, key_features = feature_maps.features(
-        query, key, feature_map, dtype, mask
+    rows = sliced(segment_ids, axis)
+    mask = packed.shown(mask, rows)
+    part = functools.partial(
+        part_sums, key, value, query.shape[2], feature_map, dtype, mask, precision
     )
-    values = inputs.by_head(value, query.shape[2], mask, dtype)
-    summary = jnp.einsum("bnsm,bnsv->bnmv", key_features, values, precision=precision)
-    sums = Sums(summary, key_features.sum(2))
     if is_causal:
-        start = exchange.before(sums, axis)
-        position = jnp.zeros((query.shape[0],), jnp.int32)
-        return linear_prefill(
+        around = None if rows is None else rows.around(part)
+        return _causal(
+            _Options("given", dtype, precision, eps),
             query,
             key,
             value,
+            feature_map,
             mask,
-            state=LinearState(start, position),
+            exchange.before(part(None), axis) if around is None else around[0],
+            packed.resets(rows),
+            chunking,
+        )[0]
+    if rows is not None:
+        out, total = document_sums(
+            query,
+            key,
+            value,
+            rows,
+            mask=mask,
+            dtype=dtype,
             feature_map=feature_map,
-            eps=eps,
             chunking=chunking,
             precision=precision,
-        )[0]
-    sums = exchange.total(sums, axis)
+        )
+        return (out / (total + eps)[..., None]).astype(query.dtype)
+    sums = exchange.total(part(None), axis)
+    phi = feature_maps.feature_map(feature_map)
+    query_features = phi(inputs.by_head(query, query.shape[2], None, dtype))
     out = jnp.einsum(
         "bntm,bnmv->bntv", query_features, sums.summary, precision=precision
     )

@@ -25,6 +25,23 @@ def before(own: Any, axis: str) -> Any:
     return _unpacked(states.sum(0), own)
 
 
+def chosen(own: Any, which: jax.Array, axis: str) -> Any:
+    """The sum of some devices' trees, others for each sample.
+
+    Args:
+      own: arrays `[B, ...]`.
+      which: the devices, boolean `[devices, B]`.
+      axis: the mesh axis.
+    """
+    every = jax.vmap(lambda row: _unpacked(row, own))(_gathered(own, axis))
+
+    def one(x: jax.Array) -> jax.Array:
+        here = which.reshape(*which.shape, *[1] * (x.ndim - 2))
+        return jnp.where(here, x, jnp.zeros((), x.dtype)).sum(0)
+
+    return jax.tree.map(one, every)
+
+
 def _gathered(own: Any, axis: str) -> jax.Array:
     """Every device's tree as a row, `[devices, size]`."""
     leaves = [leaf.reshape(-1) for leaf in jax.tree.leaves(own)]

@@ -27,7 +27,7 @@ import jax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from lra_jax.attention import inputs, registry
+from lra_jax.attention import inputs, packed, registry
 from lra_jax.errors import expected
 
 __all__ = ["sequence_parallel"]
@@ -75,6 +75,7 @@ def sequence_parallel(
         mask: Mask = None,
         is_causal: bool = False,
         query_mask: Mask = None,
+        segment_ids: jax.Array | None = None,
         **options: Any,
     ) -> jax.Array:
         known = registry.accepted_keywords(found.attention)
@@ -91,13 +92,14 @@ def sequence_parallel(
             inputs.padding_mask(mask, batch, length),
             inputs.padding_mask(query_mask, batch, length, "query_mask"),
         )
+        packed.packed(segment_ids, query, key)
         spec = P(batch_axis, axis)
         return jax.shard_map(
             functools.partial(local, axis=axis, is_causal=is_causal, **options),
             mesh=mesh,
             in_specs=spec,
             out_specs=spec,
-        )(query, key, value, *masks)
+        )(query, key, value, *masks, segment_ids)
 
     return dataclasses.replace(found, function=attention)
 

@@ -49,8 +49,16 @@ def difference(got, wanted) -> float:
     )
 
 
-def both(attention, causal: bool):
-    """Output and gradients, with a padding mask."""
+def documents(length: int) -> jax.Array:
+    """Documents of many lengths over the edges of slices, padding between them."""
+    ids = np.zeros((2, length), np.int32)
+    ids[0, :3], ids[0, 3 : length - 5], ids[0, length - 3 :] = 1, 2, 1
+    ids[1] = np.arange(length) // 5
+    return jnp.asarray(ids)
+
+
+def both(attention, causal: bool, packed: bool):
+    """Output and gradients, with a padding mask, or with packed documents."""
 
     def call(query, key, value, cotangent):
         length = query.shape[1]
@@ -60,6 +68,9 @@ def both(attention, causal: bool):
         masks = {"mask": mask, "query_mask": mask}
         taken = accepted_keywords(attention) or frozenset()
         masks = {name: x for name, x in masks.items() if name in taken}
+        if packed:
+            masks = {"segment_ids": documents(length)}
+            mask = masks["segment_ids"] > 0
 
         def inner(*arrays):
             return attention(*arrays, is_causal=causal, **masks)
@@ -72,18 +83,20 @@ def both(attention, causal: bool):
     return call
 
 
-def attention(name: str, causal: bool, length: int, compare: bool) -> dict:
+def attention(
+    name: str, causal: bool, length: int, compare: bool, packed: bool = False
+) -> dict:
     """One mechanism, on 2 x 4 devices and on one."""
     mesh = jax.make_mesh((2, 4), ("data", "seq"), axis_types=(AxisType.Auto,) * 2)
     place = NamedSharding(mesh, PartitionSpec("data", "seq"))
     keys = jax.random.split(jax.random.key(0), 4)
     arrays = [jax.random.normal(key, (2, length, 2, 4)) for key in keys]
-    split = both(sequence_parallel(name, mesh=mesh).attention, causal)
+    split = both(sequence_parallel(name, mesh=mesh).attention, causal, packed)
     compiled = jax.jit(split, in_shardings=place, out_shardings=place)
     compiled = compiled.lower(*arrays).compile()
     result = {"collectives": collectives(compiled)}
     if compare:
-        whole = jax.jit(both(resolve(name).attention, causal))(*arrays)
+        whole = jax.jit(both(resolve(name).attention, causal, packed))(*arrays)
         got = compiled(*(jax.device_put(x, place) for x in arrays))
         result["difference"] = difference(got, whole)
     return result
@@ -143,6 +156,10 @@ def main() -> None:
             key = f"{name}{' causal' if causal else ''}"
             report["attention"][key] = {
                 length: attention(name, causal, length, compare=length == 32)
+                for length in (32, 64)
+            }
+            report["attention"][f"{key} packed"] = {
+                length: attention(name, causal, length, length == 32, packed=True)
                 for length in (32, 64)
             }
     report["training"] = {

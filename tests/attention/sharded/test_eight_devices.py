@@ -28,6 +28,14 @@ def test_a_split_sequence_gives_what_a_whole_one_gives(measured, case) -> None:
     assert measured["attention"][case]["32"]["difference"] < 1e-5
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_documents_over_the_edges_of_devices(measured, case) -> None:
+    """What is exchanged does not depend on the length here either."""
+    short, long = (measured["attention"][f"{case} packed"][n] for n in ("32", "64"))
+    assert short["difference"] < 1e-5
+    assert short["collectives"] == long["collectives"]
+
+
 @pytest.mark.parametrize("case", CASES[:4])
 def test_one_all_gather_forward_and_one_reduce_scatter_backward(measured, case) -> None:
     """Of N M (Hv + 1) numbers a sample, from each of four devices, at any length."""

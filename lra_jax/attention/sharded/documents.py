@@ -1,0 +1,114 @@
+"""Packed documents in a row of which each device holds a slice.
+
+A document may begin on one device and end on another. What a device has to know of the
+others does not depend on the length: whether a document starts in their slices, and
+sums over the documents that are open at the edges of a slice.
+"""
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lra_jax.attention.packed import Packed
+from lra_jax.attention.sharded import exchange
+
+# How parts of a document are put together, and what changes nothing.
+_TOGETHER = {
+    jax.ops.segment_sum: (operator.add, jnp.sum, 0),
+    jax.ops.segment_max: (jnp.maximum, jnp.max, None),
+}
+
+
+@dataclass(frozen=True)
+class Slice(Packed):
+    """One device's part of `Packed` rows."""
+
+    axis: str  # the mesh axis that the other parts are on
+    carried: jax.Array  # positions on earlier devices of the first document, [B]
+    earlier: jax.Array  # which devices hold the start of the first, [devices, B]
+    later: jax.Array  # which hold the end of the last
+
+    @property
+    def position(self) -> jax.Array:
+        places = jnp.arange(self.starts.shape[1], dtype=jnp.int32)[None]
+        first = jnp.where(self.starts, places, -self.carried[:, None])
+        return places - jax.lax.cummax(first, 1)
+
+    @property
+    def resets(self) -> jax.Array:
+        return self.starts
+
+    def over(
+        self, reduce: Callable[..., jax.Array], x: jax.Array, axis: int
+    ) -> jax.Array:
+        own = super().over(reduce, x, axis)
+        join, total, nothing = _TOGETHER[reduce]
+        if nothing is None:
+            nothing = jnp.finfo(x.dtype).min
+        nothing = jnp.asarray(nothing, x.dtype)
+        goes_on = self.number == 0, self.number == self.number[:, -1:]
+        ends = (jnp.take(own, place, axis) for place in (0, -1))
+        first, last = (
+            jnp.where(_along(here[:, place], end.ndim), end, nothing)
+            for here, end, place in zip(goes_on, ends, (0, -1), strict=True)
+        )
+        # A device gives its last part to those after it, its first to those before.
+        for part, which, here in (
+            (last, self.earlier, goes_on[0]),
+            (first, self.later, goes_on[1]),
+        ):
+            others = jax.lax.all_gather(part, self.axis)
+            which = which.reshape(*which.shape, *[1] * (part.ndim - 1))
+            beyond = total(jnp.where(which, others, nothing), axis=0)
+            here = here.reshape(
+                here.shape[0], *[1] * (axis - 1), -1, *[1] * (x.ndim - axis - 1)
+            )
+            beyond = jnp.where(here, jnp.expand_dims(beyond, axis), nothing)
+            own = join(own, beyond)
+        return own
+
+    def around(self, sums: Callable[[jax.Array], Any]) -> tuple[Any, Any]:
+        first, last = self.number == 0, self.number == self.number[:, -1:]
+        return (
+            exchange.chosen(sums(last & self.real), self.earlier, self.axis),
+            exchange.chosen(sums(first & self.real), self.later, self.axis),
+        )
+
+
+def _along(x: jax.Array, rank: int) -> jax.Array:
+    return x.reshape(*x.shape, *[1] * (rank - x.ndim))
+
+
+def sliced(segment_ids: jax.Array | None, axis: str) -> Slice | None:
+    """The documents of this device's slice `[B, T / devices]`; None = each row is one.
+
+    Args:
+      segment_ids: this device's.
+      axis: the mesh axis that the positions are split over.
+    """
+    if segment_ids is None:
+        return None
+    devices, length = jax.lax.axis_size(axis), segment_ids.shape[1]
+    onward = [(place, place + 1) for place in range(devices - 1)]
+    before = jax.lax.ppermute(segment_ids[:, -1:], axis, onward)
+    real = segment_ids > 0
+    before = jnp.concatenate([before, segment_ids[:, :-1]], 1)
+    starts = real & (segment_ids != before)
+    places = jnp.arange(length, dtype=jnp.int32)[None]
+    tail = length - jnp.where(starts, places, jnp.zeros_like(places)).max(1)
+    passes, tails = jax.lax.all_gather((~starts.any(1), tail), axis)
+    here, each = jax.lax.axis_index(axis), np.arange(devices)
+    earlier, later = each < here, each > here
+    # Between a device and this one no document may start.
+    one, other = each[:, None], each[None]
+    open_before = passes[None] | ~((one < other) & (other < here))[..., None]
+    open_after = passes[None] | ~((here < other) & (other < one))[..., None]
+    earlier = earlier[:, None] & open_before.all(1)
+    later = later[:, None] & open_after.all(1)
+    carried = jnp.where(earlier, tails, 0).sum(0, dtype=jnp.int32)
+    return Slice(real, starts, axis, carried, earlier, later)
