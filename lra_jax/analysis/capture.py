@@ -5,6 +5,7 @@ and `MultiHeadAttention` modules, which name their intermediates for ``nnx.captu
 (`lra_jax.models.intermediates`).
 """
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -47,7 +48,9 @@ class AttentionCall(NamedTuple):
         function = self.mechanism.weights
         parameters = inspect.signature(function).parameters
         keywords = {k: v for k, v in self.keywords.items() if k in parameters}
-        return np.asarray(function(self.query, self.key, **keywords))
+        # One compilation: step by step, each of many operations would be one.
+        compiled = jax.jit(functools.partial(function, **keywords))
+        return np.asarray(compiled(self.query, self.key))
 
 
 class Captured(NamedTuple):
