@@ -297,6 +297,14 @@ def largest_array(function: Callable[..., Any], *arrays: Any) -> int:
     return walk(jax.make_jaxpr(function)(*arrays).jaxpr)
 
 
+def largest_of_slope(
+    attend: Callable[[Any], jax.Array], length: int, heads: int = 1
+) -> int:
+    """`largest_array` of the gradient of self-attention over so many positions."""
+    x = jax.ShapeDtypeStruct((1, length, heads, 4), jnp.float32)
+    return largest_array(jax.grad(lambda x: attend(x).sum()), x)
+
+
 def assert_close(got: Any, wanted: Any, tolerance: float = 1e-5) -> None:
     """The largest error of every array, relative to its largest value, is this small.
 
@@ -345,3 +353,10 @@ def assert_rejects(call: Callable[[], Any], *parts: str) -> None:
         call()
     for part in parts:
         assert part in str(caught.value), str(caught.value)
+
+
+def assert_refuses(name: str, options: dict[str, Any], *parts: str) -> None:
+    """A mechanism and its weights reject options, with all these parts."""
+    q, k, v = inputs(2, query_length=5)
+    assert_rejects(lambda: run(name)(q, k, v, **options), *options, *parts)
+    assert_rejects(lambda: weights(name)(q, k, **options), *options, *parts)

@@ -16,6 +16,7 @@ from ..mechanisms import (
     SMALL,
     Case,
     assert_close,
+    assert_refuses,
     assert_rejects,
     causal,
     fast_jit,
@@ -406,6 +407,4 @@ def test_causal_flow_competes_among_sources_only() -> None:
     ],
 )
 def test_options_that_do_not_fit(options: dict, parts: tuple) -> None:
-    q, k, v = inputs(2, query_length=5)
-    assert_rejects(lambda: run("flow")(q, k, v, **options), *options, *parts)
-    assert_rejects(lambda: weights("flow")(q, k, **options), *options, *parts)
+    assert_refuses("flow", options, *parts)

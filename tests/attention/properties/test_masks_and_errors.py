@@ -91,6 +91,14 @@ def test_a_query_or_head_axis_is_refused_with_the_reason(name: str, shape) -> No
         assert_rejects(lambda: weights(name)(query, K, mask), *parts)
 
 
+@pytest.mark.parametrize("name", ["reformer", "sinkhorn"])
+def test_those_that_reorder_positions_attend_to_themselves(name: str) -> None:
+    with pytest.raises(ValueError, match="key: expected the query's length T=5"):
+        run(name)(Q, K, V)
+    with pytest.raises(ValueError, match="by their positions"):
+        run(name)(K, K, V, np.ones((2, 1, 7, 7), bool))
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_causal_needs_one_length(name: str) -> None:
     if not attention.resolve(name).causal:
