@@ -2,7 +2,8 @@
 
 A mechanism has ``X_prefill(query, key, value, ..., mask=None, state=None)``, which
 takes a whole prompt, or a further part of one, and returns its causal attention and the
-state after the last real position. The other two functions of a stream follow from it.
+state after the last real position. Where one function computes it and ``X_attention``
+alike, it is made from that. The other two functions of a stream follow from it.
 One step is a prompt of length 1; the state before the first position is that after a
 prompt whose only position is hidden, because padding is exact.
 """
@@ -19,6 +20,19 @@ from lra_jax.attention import inputs, packed
 State = TypeVar("State", covariant=True)
 AnyState = TypeVar("AnyState")
 
+_PREFILL = """Takes a whole prompt, or a further part of one, in one pass.
+
+    Args:
+      query: `[B, T, N, H]`; key, value, mask and options as in `{attention}`.
+      state: what came before; None = nothing. In a packed row, the first document
+        continues it, and the state after is that of the last.
+
+    Returns:
+      The causal attention `[B, T, N, Hv]` and the state after the last real position.
+
+    Raises:
+      ValueError: shapes, dtypes, the mask, an option or the state do not fit.
+    """
 _INIT = """Returns the state of a stream before its first position.
 
     Args:
@@ -51,6 +65,21 @@ _STEP = """Takes one position of each sample; arrays `[B, N, H]` -> `[B, N, Hv]`
 
 # Of a prefill alone.
 _WHOLE = {"query", "key", "value", "mask", "chunking", "state", "segment_ids"}
+
+
+class Prefill(Protocol[AnyState]):
+    """The type of an ``X_prefill`` that is made."""
+
+    def __call__(
+        self,
+        query: jax.Array,
+        key: jax.Array,
+        value: jax.Array,
+        mask: jax.Array | None = None,
+        *,
+        state: AnyState | None = None,
+        **options: Any,
+    ) -> tuple[jax.Array, AnyState]: ...
 
 
 class Init(Protocol[State]):
@@ -116,6 +145,48 @@ def begun(
     return mask, jax.tree.leaves(state.sums)[0].dtype, position
 
 
+def make_prefill(
+    attention: Callable[..., jax.Array], run: Callable[..., tuple[jax.Array, AnyState]]
+) -> Prefill[AnyState]:
+    """``X_prefill`` of a mechanism, from its ``X_attention``.
+
+    Args:
+      attention: the mechanism's; its keywords are the options of the prefill.
+      run: what computes it, ``f(query, key, value, mask, is_causal=..., state=...,
+        **options)``, which returns the state too.
+    """
+    options = {
+        p.name: p
+        for p in inspect.signature(attention).parameters.values()
+        if p.kind is p.KEYWORD_ONLY
+    }
+    defaults = {name: p.default for name, p in options.items()}
+
+    def prefill(
+        query: jax.Array,
+        key: jax.Array,
+        value: jax.Array,
+        mask: jax.Array | None = None,
+        *,
+        state: AnyState | None = None,
+        **given: Any,
+    ) -> tuple[jax.Array, AnyState]:
+        unknown = [name for name in given if name not in options]
+        if unknown:
+            name = prefill.__name__
+            raise TypeError(
+                f"{name}() got an unexpected keyword argument {unknown[0]!r}"
+            )
+        own = defaults | given
+        return run(query, key, value, mask, is_causal=True, state=state, **own)
+
+    parameters = inspect.signature(prefill).parameters.values()
+    own = [p for p in parameters if p.kind is not p.VAR_KEYWORD]
+    signature = inspect.Signature([*own, *options.values()])
+    words = {"attention": attention.__name__}
+    return _named(prefill, "prefill", attention, _PREFILL, signature, **words)
+
+
 def make_init(prefill: Callable[..., tuple[jax.Array, State]]) -> Init[State]:
     """``X_init`` of a mechanism, from its ``X_prefill``."""
 
@@ -133,7 +204,9 @@ def make_init(prefill: Callable[..., tuple[jax.Array, State]]) -> Init[State]:
         hidden = jnp.zeros((batch_size, 1), bool)
         return prefill(query, query, value, mask=hidden, **options)[1]
 
-    return _named(init, "init", prefill, _INIT)
+    words = {"prefill": prefill.__name__}
+    signature = _signature(init, prefill)
+    return _named(init, "init", prefill, _INIT, signature, **words)
 
 
 def make_step(
@@ -161,8 +234,11 @@ def make_step(
         out, state = prefill(*arrays, *arguments, state=state, **options)
         return out[:, 0], state
 
-    words = f", where {', '.join(gates)} have no axis T" if gates else ""
-    return _named(step, "step", prefill, _STEP, gates=words)
+    own = f", where {', '.join(gates)} have no axis T" if gates else ""
+    name = prefill.__name__
+    words = {"prefill": name, "init": name.replace("_prefill", "_init"), "gates": own}
+    signature = _signature(step, prefill)
+    return _named(step, "step", prefill, _STEP, signature, **words)
 
 
 def _signature(function: Any, prefill: Callable[..., Any]) -> inspect.Signature:
@@ -179,14 +255,17 @@ def _signature(function: Any, prefill: Callable[..., Any]) -> inspect.Signature:
 
 
 def _named(
-    function: Any, part: str, prefill: Callable[..., Any], text: str, **words: str
+    function: Any,
+    part: str,
+    source: Callable[..., Any],
+    text: str,
+    signature: inspect.Signature,
+    **words: str,
 ) -> Any:
     """Names a function of a stream as if the mechanism's module had defined it."""
-    name = prefill.__name__.removesuffix("_prefill")
-    function.__signature__ = _signature(function, prefill)
+    name = source.__name__.rpartition("_")[0]
+    function.__signature__ = signature
     function.__name__ = function.__qualname__ = f"{name}_{part}"
-    function.__module__ = prefill.__module__
-    function.__doc__ = text.format(
-        prefill=prefill.__name__, init=f"{name}_init", **words
-    )
+    function.__module__ = source.__module__
+    function.__doc__ = text.format(**words)
     return function

@@ -7,6 +7,7 @@ what the state holds under k_t is replaced, by a share b_t in (0, 1), by v_t. It
 activations, norm, cost and deviations. In a model ``b_t = sigmoid(w x_t + c)``.
 """
 
+import functools
 from typing import Any
 
 import jax
@@ -85,43 +86,9 @@ delta_weights = dense.weights_of(
 )
 
 
-def delta_prefill(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    mask: jax.Array | None = None,
-    *,
-    state: DeltaState | None = None,
-    segment_ids: jax.Array | None = None,
-    beta: jax.Array | None = None,
-    beta_range: float = 1.0,
-    feature_map: feature_maps.FeatureMap = "silu",
-    norm: str | None = "rms",
-    eps: float = 1e-6,
-    chunking: engine.Chunking | None = None,
-    precision: jax.lax.PrecisionLike = None,
-) -> tuple[jax.Array, DeltaState]:
-    """Takes a whole prompt, or a further part of one, in one pass.
-
-    Arguments, result and errors are those of `gated_delta.gated_delta_prefill`, which
-    this is without decay and gate.
-    """
-    return gated_delta.gated_delta_prefill(
-        query,
-        key,
-        value,
-        mask,
-        state=state,
-        segment_ids=segment_ids,
-        beta=beta,
-        beta_range=beta_range,
-        feature_map=feature_map,
-        norm=norm,
-        eps=eps,
-        chunking=chunking,
-        precision=precision,
-    )
-
-
+delta_prefill = streams.make_prefill(
+    delta_attention,
+    functools.partial(gated_delta.run, log_decay=None, gate=None),
+)
 delta_init = streams.make_init(delta_prefill)
 delta_step = streams.make_step(delta_prefill, "beta")

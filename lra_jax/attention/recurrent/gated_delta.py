@@ -111,7 +111,7 @@ def gated_delta_attention(
         differ in length.
     """
     inputs.check_keywords(gated_delta_attention, flax)
-    return _run(
+    return run(
         query,
         key,
         value,
@@ -139,62 +139,7 @@ gated_delta_weights = dense.weights_of(
 )
 
 
-def gated_delta_prefill(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    mask: jax.Array | None = None,
-    *,
-    state: GatedDeltaState | None = None,
-    segment_ids: jax.Array | None = None,
-    beta: jax.Array | None = None,
-    beta_range: float = 1.0,
-    log_decay: jax.Array | None = None,
-    gate: jax.Array | None = None,
-    feature_map: feature_maps.FeatureMap = "silu",
-    norm: str | None = "rms",
-    eps: float = 1e-6,
-    chunking: engine.Chunking | None = None,
-    precision: jax.lax.PrecisionLike = None,
-) -> tuple[jax.Array, GatedDeltaState]:
-    """Takes a whole prompt, or a further part of one, in one pass.
-
-    Args:
-      query: `[B, T, N, H]`; key, value, mask and options as in `gated_delta_attention`.
-      state: what came before; None = nothing. In a packed row, the first document
-        continues it, and the state after is that of the last.
-
-    Returns:
-      The causal attention `[B, T, N, Hv]` and the state after the last real position.
-
-    Raises:
-      ValueError: shapes, dtypes, the mask, an option or the state do not fit.
-    """
-    return _run(
-        query,
-        key,
-        value,
-        mask,
-        is_causal=True,
-        state=state,
-        segment_ids=segment_ids,
-        beta=beta,
-        beta_range=beta_range,
-        log_decay=log_decay,
-        gate=gate,
-        feature_map=feature_map,
-        norm=norm,
-        eps=eps,
-        chunking=chunking,
-        precision=precision,
-    )
-
-
-gated_delta_init = streams.make_init(gated_delta_prefill)
-gated_delta_step = streams.make_step(gated_delta_prefill, "beta", "log_decay", "gate")
-
-
-def _run(
+def run(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
@@ -213,6 +158,7 @@ def _run(
     chunking: engine.Chunking | None,
     precision: jax.lax.PrecisionLike,
 ) -> tuple[jax.Array, GatedDeltaState]:
+    """Both forms, and the state after the last real position of the causal one."""
     inputs.check_inputs(query, key, value, is_causal)
     inputs.check_self(query, key, "delta-rule")
     feature_maps.check_norm(norm)
@@ -236,6 +182,11 @@ def _run(
         chunking=chunking or engine.Chunking(64, 64),
     )
     return recurrence.finished(out, gate, norm, eps, asked), state
+
+
+gated_delta_prefill = streams.make_prefill(gated_delta_attention, run)
+gated_delta_init = streams.make_init(gated_delta_prefill)
+gated_delta_step = streams.make_step(gated_delta_prefill, "beta", "log_decay", "gate")
 
 
 class _Features(NamedTuple):

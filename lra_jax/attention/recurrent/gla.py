@@ -124,55 +124,6 @@ gla_weights = dense.weights_of(
 )
 
 
-def gla_prefill(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    mask: jax.Array | None = None,
-    *,
-    state: GlaState | None = None,
-    segment_ids: jax.Array | None = None,
-    log_decay: jax.Array | None = None,
-    gate: jax.Array | None = None,
-    norm: str | None = "rms",
-    eps: float = 1e-6,
-    chunking: engine.Chunking | None = None,
-    precision: jax.lax.PrecisionLike = None,
-) -> tuple[jax.Array, GlaState]:
-    """Takes a whole prompt, or a further part of one, in one pass.
-
-    Args:
-      query: `[B, T, N, H]`; key, value, mask and options as in `gla_attention`.
-      state: what came before; None = nothing. In a packed row, the first document
-        continues it, and the state after is that of the last.
-
-    Returns:
-      The causal attention `[B, T, N, Hv]` and the state after the last real position.
-
-    Raises:
-      ValueError: shapes, dtypes, the mask, an option or the state do not fit.
-    """
-    return _run(
-        query,
-        key,
-        value,
-        mask,
-        is_causal=True,
-        state=state,
-        segment_ids=segment_ids,
-        log_decay=log_decay,
-        gate=gate,
-        norm=norm,
-        eps=eps,
-        chunking=chunking,
-        precision=precision,
-    )
-
-
-gla_init = streams.make_init(gla_prefill)
-gla_step = streams.make_step(gla_prefill, "log_decay", "gate")
-
-
 def _run(
     query: jax.Array,
     key: jax.Array,
@@ -189,6 +140,7 @@ def _run(
     chunking: engine.Chunking | None,
     precision: jax.lax.PrecisionLike,
 ) -> tuple[jax.Array, GlaState]:
+    """Both forms, and the state after the last real position of the causal one."""
     inputs.check_inputs(query, key, value, is_causal)
     inputs.check_self(query, key, "gla")
     feature_maps.check_norm(norm)
@@ -205,6 +157,11 @@ def _run(
         chunking=chunking or engine.Chunking(chunk=16),
     )
     return recurrence.finished(out, gate, norm, eps, query), state
+
+
+gla_prefill = streams.make_prefill(gla_attention, _run)
+gla_init = streams.make_init(gla_prefill)
+gla_step = streams.make_step(gla_prefill, "log_decay", "gate")
 
 
 class _Options(NamedTuple):
