@@ -54,7 +54,7 @@ def notebook(source: Path) -> str:
         cell["metadata"] = {}
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
     made["metadata"] = {"kernelspec": kernel, "language_info": {"name": "python"}}
-    return nbformat.writes(nbformat.from_dict(made), version=4) + "\n"
+    return nbformat.writes(nbformat.from_dict(made)) + "\n"
 
 
 if __name__ == "__main__":

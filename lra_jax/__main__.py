@@ -1,0 +1,82 @@
+"""python -m lra_jax lists commands, tasks, presets and mechanisms.
+
+python -m lra_jax COMMAND ... runs a command, as python -m lra_jax.COMMAND ... does. An
+installed package has it as lra-jax, too.
+"""
+
+import runpy
+import sys
+from collections.abc import Sequence
+
+from lra_jax.attention.registry import MECHANISMS
+from lra_jax.configs.registry import TASKS, find_task
+from lra_jax.errors import did_you_mean, expected
+
+COMMANDS = {
+    "train": "train a model and score it",
+    "evaluate": "score a run again",
+    "sweep": "train several mechanisms, tasks and seeds",
+    "report": "put all runs of a folder on one page",
+    "data": "prepare, describe and sample a task's data",
+    "analyze": "rank collapse, paths, spectra and attention maps",
+    "benchmark": "time, memory and share of the roofline",
+    "attention": "the table of mechanisms",
+}
+
+
+def overview() -> str:
+    """What there is, in a screenful."""
+    width = max(map(len, (*COMMANDS, *TASKS)))
+    commands = (f"  {name:{width}}  {does}" for name, does in COMMANDS.items())
+    presets = (f"  {name:{width}}  {_presets(name)}" for name in TASKS)
+    parts = [
+        "Commands (--help after each):",
+        *commands,
+        "",
+        "Tasks (--task=) and their presets (--preset=):",
+        *presets,
+        "",
+        "Mechanisms (--attention=), or package.module:function for your own:",
+        *_wrapped(tuple(MECHANISMS)),
+        "",
+        "To begin: python -m lra_jax train --task=listops",
+    ]
+    return "\n".join(parts)
+
+
+def _presets(task: str) -> str:
+    return ", ".join(find_task(task).presets)
+
+
+def _wrapped(names: Sequence[str], width: int = 78) -> list[str]:
+    """Names between commas, in lines that begin with two blanks."""
+    lines = ["  "]
+    for name in names:
+        if len(lines[-1]) + len(name) + 1 > width:
+            lines.append("  ")
+        lines[-1] += f"{name}, "
+    lines[-1] = lines[-1].rstrip(", ")
+    return [line.rstrip() for line in lines]
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Lists what there is, or runs a command.
+
+    Raises:
+      SystemExit: with the command's exit code.
+    """
+    args = sys.argv[1:] if args is None else list(args)
+    if not args or args[0] in ("--help", "-h"):
+        print(f"{__doc__}\n{overview()}" if args else overview())
+        return
+    if args[0] not in COMMANDS:
+        wanted = f"one of {', '.join(COMMANDS)}"
+        got = f"{args[0]!r}{did_you_mean(args[0], COMMANDS)}"
+        print(f"error: {expected('command', wanted, got)}", file=sys.stderr)
+        raise SystemExit(2)
+    sys.argv[1:] = args[1:]
+    runpy.run_module(f"lra_jax.{args[0]}", run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

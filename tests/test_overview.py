@@ -1,0 +1,42 @@
+"""``python -m lra_jax``: what there is, and its commands by one name."""
+
+import importlib.util
+
+import helpers
+import pytest
+
+from lra_jax import __main__ as overview
+from lra_jax import attention
+from lra_jax.configs import TASKS
+
+
+def test_it_lists_everything_without_jax():
+    code = "import sys; from lra_jax.__main__ import main; main([]); "
+    done = helpers.run("-c", code + "print('jax' in sys.modules)")
+    assert done.returncode == 0, done.stderr
+    for name in (*overview.COMMANDS, *TASKS, *attention.names()):
+        assert name in done.stdout
+    assert done.stdout.splitlines()[-1] == "False"
+    assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("command", overview.COMMANDS)
+def test_each_command_is_a_module_with_help(command: str):
+    assert importlib.util.find_spec(f"lra_jax.{command}") is not None
+    done = helpers.run("-m", "lra_jax", command, "--help")
+    assert done.returncode == 0, done.stderr
+    assert f"lra_jax.{command}" in done.stdout + done.stderr
+
+
+def test_arguments_and_exit_codes_are_the_commands():
+    done = helpers.run("-m", "lra_jax", "train", "--task=listop")
+    assert done.returncode == 2
+    assert "did you mean 'listops'" in done.stderr
+
+
+def test_an_unknown_command(capsys):
+    with pytest.raises(SystemExit) as stop:
+        overview.main(["trian"])
+    assert stop.value.code == 2
+    assert "command: expected one of train, " in (error := capsys.readouterr().err)
+    assert error.rstrip().endswith("did you mean 'train'?")
