@@ -28,7 +28,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -271,17 +271,29 @@ def differences(job: Job, wanted: dict[str, Any]) -> list[str]:
 
 
 def soak(
-    folder: Path, processes: int, kills: int, stops: int, rng: random.Random
-) -> dict[str, Any]:
+    folder: Path,
+    processes: int,
+    kills: int,
+    stops: int,
+    rng: random.Random,
+    log: dict[str, Any],
+    keep: Callable[[], None] = lambda: None,
+) -> None:
     """Kills and stops runs of so many processes until there were enough.
 
-    Returns:
-      A log: every kill and stop, and for every run that came to its end what differed.
+    Args:
+      folder: for the runs; they are removed.
+      processes: of each run.
+      kills, stops: how many.
+      rng: draws phases and moments.
+      log: gets every kill and stop, and for every run that came to its end what
+        differed.
+      keep: called after each run.
     """
     alone = Job(folder / "alone", processes)
     finish(alone)
     wanted = outcome(alone)
-    log: dict[str, Any] = {"processes": processes, "kills": [], "stops": [], "runs": []}
+    log |= {"processes": processes, "kills": [], "stops": [], "runs": []}
     plan = _plan(kills, stops, rng)
     number = 0
     while plan:
@@ -309,7 +321,7 @@ def soak(
         log["runs"].append({"run": number, "disturbed": rows, "differ": differing})
         print(number, "differs in", differing, flush=True)
         shutil.rmtree(job.folder)
-    return log
+        keep()
 
 
 def _plan(kills: int, stops: int, rng: random.Random) -> list[tuple[str, str]]:
@@ -319,7 +331,7 @@ def _plan(kills: int, stops: int, rng: random.Random) -> list[tuple[str, str]]:
     both = ("SIGTERM", "SIGINT")
     names += [(both[i % 2], phases[i // 2 % len(phases)]) for i in range(stops)]
     rng.shuffle(names)
-    bout = 8
+    bout = 12
     order = {name: index for index, name in enumerate(["data", "start-up", "other"])}
     parts = [names[i : i + bout] for i in range(0, len(names), bout)]
     for part in parts:
@@ -332,12 +344,6 @@ def _free_port() -> int:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return found.getsockname()[1]
-
-
-@contextlib.contextmanager
-def _folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="soak") as name:
-        yield Path(name)
 
 
 def main() -> None:
@@ -355,15 +361,35 @@ def main() -> None:
     runtime.configure_jax()
     rng = random.Random(options.seed)
     begun = time.monotonic()
-    logs = []
+    logs: list[dict[str, Any]] = []
+
+    def keep() -> None:
+        minutes = round((time.monotonic() - begun) / 60, 1)
+        report = summary(logs) | {
+            "minutes": minutes,
+            "command": shlex.join(["python", *sys.argv]),
+            "commit": commit(),
+            "device": describe_devices(),
+            "versions": versions(),
+        }
+        if options.out is not None:
+            options.out.write_text(json.dumps(report, indent=2) + "\n")
+
     for processes, share in ((1, 3), (2, 2)):
+        logs.append({})
         kills = options.kills * share // 5
-        with _folder() as folder:
-            stops = options.stops if processes == 1 else 0
-            logs.append(soak(folder, processes, kills, stops, rng))
+        stops = options.stops if processes == 1 else 0
+        with tempfile.TemporaryDirectory(prefix="soak") as folder:
+            soak(Path(folder), processes, kills, stops, rng, logs[-1], keep)
+    counted = {name: n for name, n in summary(logs).items() if name != "logs"}
+    print(json.dumps(counted, indent=2))
+
+
+def summary(logs: list[dict[str, Any]]) -> dict[str, Any]:
+    """What came of it, in a few numbers, and the logs."""
     equal = [not run["differ"] for log in logs for run in log["runs"]]
     stopped = [row for log in logs for row in log["stops"]]
-    report = {
+    return {
         "kills": sum(len(log["kills"]) for log in logs),
         "runs": len(equal),
         "runs_equal": sum(equal),
@@ -371,16 +397,7 @@ def main() -> None:
         "stops_good": sum(row["good"] for row in stopped),
         "stops_longest_seconds": max((r["seconds"] for r in stopped), default=0.0),
         "logs": logs,
-        "minutes": round((time.monotonic() - begun) / 60, 1),
-        "command": shlex.join(["python", *sys.argv]),
-        "commit": commit(),
-        "device": describe_devices(),
-        "versions": versions(),
     }
-    if options.out is not None:
-        options.out.write_text(json.dumps(report, indent=2) + "\n")
-    counted = {name: value for name, value in report.items() if name != "logs"}
-    print(json.dumps(counted, indent=2))
 
 
 if __name__ == "__main__":

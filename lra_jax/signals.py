@@ -156,9 +156,8 @@ class _Watch(threading.Thread):
         self._reading, writing = os.pipe()
         os.set_blocking(writing, False)
         signal.set_wakeup_fd(writing)
-        for signum in SIGNALS:
-            if signal.getsignal(signum) is not signal.SIG_IGN:
-                signal.signal(signum, lambda *_: None)
+        for signum in SIGNALS:  # A shell's background job ignores SIGINT otherwise.
+            signal.signal(signum, lambda *_: None)
 
     def run(self) -> None:
         while True:

@@ -84,29 +84,29 @@ def flags(config: Config) -> list[str]:
     return [f"--{name}={value}" for name, value in given.items() if value is not None]
 
 
-def start(*command: str, **environment: str) -> subprocess.Popen[str]:
+def start(*command: str, **changes: str) -> subprocess.Popen[str]:
     """Starts Python in a process of its own, which finds this module too."""
     return subprocess.Popen(
         [sys.executable, *command],
-        env=_environment(environment),
+        env=environment(changes),
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
 
 
-def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(*command: str, **changes: str) -> subprocess.CompletedProcess[str]:
     """Runs Python to its end in a process of its own."""
     return subprocess.run(
         [sys.executable, *command],
-        env=_environment(environment),
+        env=environment(changes),
         text=True,
         capture_output=True,
         timeout=900,
     )
 
 
-def _environment(changes: dict[str, str]) -> dict[str, str]:
+def environment(changes: dict[str, str]) -> dict[str, str]:
     here = Path(__file__).parent
     paths = (str(here.parent), str(here), os.environ.get("PYTHONPATH", ""))
     return {
