@@ -11,13 +11,17 @@ bit for bit. Stops are SIGINT and SIGTERM in the same phases: they must end with
 exit code and one line. The log has every one of them, with its phase, and for stops the
 seconds until the process was gone.
 
-Takes about half a minute for each kill on 2 cores.
+Kills in start-up are those of new commands. The other processes are forks of this one,
+which has imported everything, and find their programs compiled but for those killed in
+a compilation: so each takes two seconds in place of ten.
 """
 
 import argparse
 import contextlib
 import dataclasses
+import importlib
 import json
+import multiprocessing
 import os
 import random
 import shlex
@@ -30,27 +34,34 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 ROOT = Path(__file__).parents[1]
 STEPS, EVAL_EVERY = 60, 20
 FLAGS = (
     *("--model.num_layers=1", "--model.embed_dim=16", "--model.qkv_dim=16"),
     *("--model.mlp_dim=16", "--model.max_length=64", "--data.max_length=60"),
-    *("--data.min_length=10", "--data.num_train=20000", "--data.num_valid=2000"),
-    *("--data.num_test=2000", "--data.buckets=60", f"--train.steps={STEPS}"),
+    *("--data.min_length=10", "--data.num_train=4000", "--data.num_valid=1000"),
+    *("--data.num_test=1000", "--data.buckets=60", f"--train.steps={STEPS}"),
+    "--data.processes=1",
     *(f"--train.eval_every={EVAL_EVERY}", "--train.log_every=2", "--train.warmup=5"),
 )
 ENVIRONMENT = {
-    "PYTHONPATH": str(ROOT),
     "JAX_PLATFORMS": "cpu",
-    # Compiled anew each time, so that there is something to interrupt.
-    "JAX_COMPILATION_CACHE_DIR": "",
     "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    # A fork cannot start itself again.
+    "LRA_JAX_ALLOCATOR": "system",
 }
+FORK = multiprocessing.get_context("fork")
 # Of a result, what differs from run to run, and the seal over it.
 VARYING = ("seconds", "steps_per_second", "command", "peak_memory_bytes", "seal")
 LIMIT = 600
+IMPORTS = (
+    *("lra_jax.train", "lra_jax.training.session", "lra_jax.data.listops", "tyro"),
+    *("lra_jax.attention.linear.cosformer", "lra_jax.tasks.checks", "grain"),
+)
 
 
 @dataclasses.dataclass
@@ -75,26 +86,28 @@ class Job:
     def output(self) -> Path:
         return self.folder / "output.txt"
 
-    def start(self) -> list[subprocess.Popen[bytes]]:
-        """Starts its processes; what process 0 prints goes to `output`."""
+    def start(self, phase: str = "") -> list["Process"]:
+        """Starts its processes, to be ended in a phase.
+
+        What process 0 prints goes to `output`.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
-        port = _free_port()
-        started = []
+        port, started = _free_port(), []
+        cache = self.folder.parent / "cache"
+        if phase == "compilation":
+            cache = self.folder / f"cache-{time.time_ns()}"
         for index in range(self.processes):
             job = []
             if self.processes > 1:
                 job = ["--distributed=True", f"--coordinator=127.0.0.1:{port}"]
                 job += [f"--num_processes={self.processes}", f"--process_id={index}"]
-            cores = str(2 // self.processes)
             name = self.output if index == 0 else self.folder / f"output{index}.txt"
-            with name.open("wb") as out, name.with_suffix(".err").open("wb") as err:
-                process = subprocess.Popen(
-                    [sys.executable, "-m", "lra_jax.train", *self.flags, *job],
-                    env=os.environ | ENVIRONMENT | {"LRA_JAX_CPU_DEVICES": cores},
-                    stdout=out,
-                    stderr=err,
-                )
-            started.append(process)
+            environment = {
+                "LRA_JAX_CPU_DEVICES": str(2 // self.processes),
+                "JAX_COMPILATION_CACHE_DIR": str(cache),
+            }
+            start = _command if phase == "start-up" else _fork
+            started.append(start([*self.flags, *job], environment, name))
         self.begun, self.pid = time.time(), started[0].pid
         return started
 
@@ -107,6 +120,81 @@ class Job:
 
     def printed(self) -> str:
         return self.output.read_text() if self.output.exists() else ""
+
+
+class Process(Protocol):
+    """What is used of `subprocess.Popen`."""
+
+    pid: int
+
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def kill(self) -> None: ...
+    def send_signal(self, sig: int) -> None: ...
+
+
+class Fork:
+    """A process that is a copy of this one and calls a function."""
+
+    def __init__(self, function: Callable[..., None], *args: Any):
+        self._process = FORK.Process(target=function, args=args)
+        self._process.start()
+        self.pid = self._process.pid or 0
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        code = self._process.exitcode
+        if code is None:
+            raise subprocess.TimeoutExpired("fork", timeout or 0)
+        return code
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def send_signal(self, sig: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, sig)
+
+
+def _fork(flags: list[str], environment: dict[str, str], output: Path) -> Process:
+    return Fork(_train, flags, environment, output)
+
+
+def _command(flags: list[str], environment: dict[str, str], output: Path) -> Process:
+    variables = os.environ | {"PYTHONPATH": str(ROOT)} | environment
+    command = [sys.executable, "-m", "lra_jax.train", *flags]
+    with output.open("wb") as out, output.with_suffix(".err").open("wb") as err:
+        return subprocess.Popen(command, env=variables, stdout=out, stderr=err)
+
+
+def _train(flags: list[str], environment: dict[str, str], output: Path) -> None:
+    """What `python -m lra_jax.train` does, in a fork."""
+    import jax
+
+    from lra_jax import signals, train
+
+    for stream, path in ((1, output), (2, output.with_suffix(".err"))):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
+    os.environ |= environment
+    folder = environment["JAX_COMPILATION_CACHE_DIR"]
+    jax.config.update("jax_compilation_cache_dir", folder)
+    sys.argv = ["train", *flags]
+    signals.watch()
+    signals.run(train.main)
+
+
+def in_fork(function: Callable[[], Any]) -> Any:
+    """The result of a function that uses devices, which a fork cannot share."""
+    reading, writing = FORK.Pipe(duplex=False)
+    process = Fork(lambda: writing.send(function()))
+    writing.close()
+    try:
+        return reading.recv()
+    finally:
+        process.wait()
 
 
 def _watching(job: Job) -> bool:
@@ -165,9 +253,7 @@ PHASES: dict[str, tuple[Callable[[Job], bool], float]] = {
 }
 
 
-def await_phase(
-    job: Job, process: subprocess.Popen[bytes], phase: str, rng: random.Random
-) -> bool:
+def await_phase(job: Job, process: Process, phase: str, rng: random.Random) -> bool:
     """Waits for a random moment of a phase; False if the process ended before."""
     begun, lasts = PHASES[phase]
     deadline = time.monotonic() + LIMIT
@@ -183,7 +269,7 @@ def await_phase(
 
 def kill(job: Job, phase: str, rng: random.Random) -> dict[str, Any] | None:
     """Starts a job and kills it in a phase; None if it ended before that."""
-    processes = job.start()
+    processes = job.start(phase)
     try:
         if not await_phase(job, processes[0], phase, rng):
             return None
@@ -203,7 +289,7 @@ def kill(job: Job, phase: str, rng: random.Random) -> dict[str, Any] | None:
 
 def stop(job: Job, phase: str, signum: int, rng: random.Random) -> dict[str, Any]:
     """Starts a job and sends it a signal in a phase; how it ended."""
-    (process,) = job.start()
+    (process,) = job.start(phase)
     sent = await_phase(job, process, phase, rng)
     begun = time.monotonic()
     if sent:
@@ -215,7 +301,7 @@ def stop(job: Job, phase: str, signum: int, rng: random.Random) -> dict[str, Any
     seconds = time.monotonic() - begun
     errors = job.output.with_suffix(".err").read_text().splitlines()
     lines = [*job.printed().splitlines()[-1:], *errors]
-    told = [line for line in lines if "to go on: " in line]
+    told = [line for line in lines if "interrupted" in line or "saved step" in line]
     row = {"phase": phase, "signal": signal.Signals(signum).name, "code": code}
     row |= {"seconds": round(seconds, 2), "line": (told or [""])[-1][:60]}
     finished = code == 0 and (job.workdir / "result.json").exists()
@@ -264,12 +350,6 @@ def outcome(job: Job) -> dict[str, Any]:
     }
 
 
-def differences(job: Job, wanted: dict[str, Any]) -> list[str]:
-    """What differs from the undisturbed run."""
-    found = outcome(job)
-    return [name for name in wanted if found[name] != wanted[name]]
-
-
 def soak(
     folder: Path,
     processes: int,
@@ -292,7 +372,7 @@ def soak(
     """
     alone = Job(folder / "alone", processes)
     finish(alone)
-    wanted = outcome(alone)
+    wanted = in_fork(lambda: outcome(alone))
     log |= {"processes": processes, "kills": [], "stops": [], "runs": []}
     plan = _plan(kills, stops, rng)
     number = 0
@@ -317,7 +397,8 @@ def soak(
             rows += row is not None
             print(number, what, phase, row, flush=True)
         finish(job)
-        differing = differences(job, wanted)
+        found = in_fork(lambda job=job: outcome(job))
+        differing = [name for name in wanted if found[name] != wanted[name]]
         log["runs"].append({"run": number, "disturbed": rows, "differ": differing})
         print(number, "differs in", differing, flush=True)
         shutil.rmtree(job.folder)
@@ -354,24 +435,22 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    sys.path.insert(0, str(ROOT))
-    from lra_jax import runtime
-    from lra_jax.training.session import commit, describe_devices, versions
-
-    runtime.configure_jax()
+    prepare()
+    about = in_fork(_about)
     rng = random.Random(options.seed)
     begun = time.monotonic()
     logs: list[dict[str, Any]] = []
 
     def keep() -> None:
         minutes = round((time.monotonic() - begun) / 60, 1)
-        report = summary(logs) | {
-            "minutes": minutes,
-            "command": shlex.join(["python", *sys.argv]),
-            "commit": commit(),
-            "device": describe_devices(),
-            "versions": versions(),
-        }
+        report = (
+            summary(logs)
+            | about
+            | {
+                "minutes": minutes,
+                "command": shlex.join(["python", *sys.argv]),
+            }
+        )
         if options.out is not None:
             options.out.write_text(json.dumps(report, indent=2) + "\n")
 
@@ -383,6 +462,24 @@ def main() -> None:
             soak(Path(folder), processes, kills, stops, rng, logs[-1], keep)
     counted = {name: n for name, n in summary(logs).items() if name != "logs"}
     print(json.dumps(counted, indent=2))
+
+
+def prepare() -> None:
+    """Imports what a run needs, without a look at the devices."""
+    os.environ |= ENVIRONMENT
+    sys.path.insert(0, str(ROOT))
+    for name in IMPORTS:
+        importlib.import_module(name)
+
+
+def _about() -> dict[str, Any]:
+    from lra_jax.training.session import commit, describe_devices, versions
+
+    return {
+        "commit": commit(),
+        "device": describe_devices(),
+        "versions": versions(),
+    }
 
 
 def summary(logs: list[dict[str, Any]]) -> dict[str, Any]:

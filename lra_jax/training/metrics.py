@@ -2,9 +2,11 @@
 
 import importlib.util
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from lra_jax import seals
 from lra_jax.data.checks import shortened
 from lra_jax.errors import expected
 from lra_jax.files import write_text
@@ -83,6 +85,31 @@ def kept_metrics(workdir: Path, step: int, validated: bool) -> list[dict[str, An
         if line["step"] < step
         or (line["step"] == step and (validated or line["split"] != "valid"))
     ]
+
+
+def changed_metrics(
+    workdir: Path, step: int, every: int, seal: Mapping[str, Any]
+) -> str:
+    """In a line, what a run that goes on lacks of its metrics; empty where nothing.
+
+    Args:
+      workdir: the run directory.
+      step: where the run goes on.
+      every: steps between two reports.
+      seal: of the checkpoint, with a digest of the lines.
+    """
+    path = workdir / "metrics.jsonl"
+    lines = kept_metrics(workdir, step, seal.get("validated", False))
+    kept = {line["step"] for line in lines if line["split"] == "train"}
+    lost = [done for done in range(every, step + 1, every) if done not in kept]
+    if lost:
+        return (
+            f"{path}: expected a report every {every} steps, got {len(lost)} less, the "
+            f"first of step {lost[0]}; the others are kept"
+        )
+    if seal.get("metrics") in (None, seals.digest(lines)):
+        return ""
+    return f"{path}: expected the lines as written, got others; they are kept"
 
 
 def _parse(line: str, place: str) -> dict[str, Any]:

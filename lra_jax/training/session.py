@@ -15,7 +15,6 @@ from typing import Any, Self
 import jax
 
 import lra_jax
-from lra_jax import seals
 from lra_jax.configs import Config, get_preset
 from lra_jax.data.curriculum import Curriculum
 from lra_jax.data.length_warmup import LengthWarmup
@@ -26,7 +25,7 @@ from lra_jax.training import hosts
 from lra_jax.training import workdir as workdirs
 from lra_jax.training.console import RunConsole, format_seconds
 from lra_jax.training.loop import Trainer
-from lra_jax.training.metrics import kept_metrics, read_metrics
+from lra_jax.training.metrics import changed_metrics, read_metrics
 from lra_jax.training.optimizer import make_schedule
 
 
@@ -91,7 +90,7 @@ class Session:
             self.console.facts(self._facts())
             if self.console.start:
                 self.console.line(f"going on from step {self.console.start}")
-                self._name_lost_metrics()
+                self._name_changed_metrics()
             self.trainer.fit(self.console)
             result = self._score()
             if hosts.is_writer():
@@ -100,23 +99,12 @@ class Session:
         show_result(self.console, self.task, self.config, result)
         return result
 
-    def _name_lost_metrics(self) -> None:
-        """Says which reports are missing in ``metrics.jsonl``, or that it changed."""
-        every, step = self.config.train.log_every, self.console.start
-        path, seal = self.workdir / "metrics.jsonl", self.trainer.checkpoints.seal
-        lines = kept_metrics(self.workdir, step, seal.get("validated", False))
-        kept = {line["step"] for line in lines if line["split"] == "train"}
-        lost = [done for done in range(every, step + 1, every) if done not in kept]
-        if lost:
-            self.console.line(
-                f"{path}: expected a report every {every} steps, got {len(lost)} less, "
-                f"the first of step {lost[0]}; the others are kept"
-            )
-        elif seal.get("metrics") not in (None, seals.digest(lines)):
-            self.console.line(
-                f"{path}: expected the lines as they were written, got others; they "
-                "are kept"
-            )
+    def _name_changed_metrics(self) -> None:
+        seal = self.trainer.checkpoints.seal
+        every = self.config.train.log_every
+        line = changed_metrics(self.workdir, self.console.start, every, seal)
+        if line:
+            self.console.line(line)
 
     def _claim(self, stack: contextlib.ExitStack) -> None:
         """Holds the run directory, in process 0; in the others looks that it is there.

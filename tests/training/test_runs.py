@@ -10,7 +10,7 @@ import time
 import helpers
 import pytest
 
-from lra_jax import train
+from lra_jax import seals, train
 from lra_jax.training.metrics import read_metrics
 from lra_jax.training.session import Session
 from lra_jax.training.workdir import exclusive
@@ -232,19 +232,6 @@ def test_checkpoints_without_their_config(finished, tmp_path, capsys):
     assert not (workdir / "config.json").exists()
 
 
-def spoil(file, how: str) -> None:
-    content = file.read_bytes()
-    match how:
-        case "gone":
-            file.unlink()
-        case "cut":
-            file.write_bytes(content[: len(content) // 2])
-        case "flipped":
-            middle = len(content) // 2
-            changed = bytes([content[middle] ^ 255])
-            file.write_bytes(content[:middle] + changed + content[middle + 1 :])
-
-
 # Orbax leaves tasks in its closed event loop when a load fails.
 orbax_leaves_tasks = pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning"
@@ -257,11 +244,12 @@ orbax_leaves_tasks = pytest.mark.filterwarnings(
     "name", ["state/_METADATA", "state/manifest.ocdbt", "data/process_0-of-1.json"]
 )
 def test_a_damaged_checkpoint_is_set_aside(finished, tmp_path, caplog, name, how):
-    """The run goes back to the one before, and ends as it did."""
+    """The run goes back to the one before, and ends as it did; also without a seal."""
     workdir = shutil.copytree(finished.workdir, tmp_path / "run")
     (workdir / "result.json").unlink()
     newest = workdir / "checkpoints" / "latest" / str(STEPS)
-    spoil(newest / name, how)
+    helpers.damage(newest / name, how)
+    (newest / seals.NAME).unlink()
     config = finished.config.replace(workdir=str(workdir))
     with Session(config, quiet=True) as session:
         assert session.console.start == session.trainer.step == 30
@@ -282,7 +270,7 @@ def test_no_checkpoint_is_whole(finished, tmp_path, capsys):
     workdir = shutil.copytree(finished.workdir, tmp_path / "run")
     (workdir / "result.json").unlink()
     for folder in (workdir / "checkpoints" / "latest").iterdir():
-        spoil(folder / "state" / "_METADATA", "gone")
+        helpers.damage(folder / "state" / "_METADATA", "gone")
     before = sorted(workdir.rglob("*"))
     code = main(finished.config.replace(workdir=str(workdir)))
     parts = "latest/40: expected a whole checkpoint", "latest/30: expected a whole"
