@@ -40,3 +40,15 @@ def test_an_unknown_command(capsys):
     assert stop.value.code == 2
     assert "command: expected one of train, " in (error := capsys.readouterr().err)
     assert error.rstrip().endswith("did you mean 'train'?")
+
+
+def test_the_package_finds_its_folders_when_they_are_named():
+    code = (
+        "import sys, lra_jax; print('jax' in sys.modules, 'attention' in dir(lra_jax));"
+        "print(lra_jax.attention.linear_attention.__name__, lra_jax.models.__name__);"
+        "lra_jax.atention"
+    )
+    done = helpers.run("-c", code)
+    wanted = ["False True", "linear_attention lra_jax.models"]
+    assert done.stdout.splitlines() == wanted, done.stderr
+    assert "no attribute 'atention'" in done.stderr
