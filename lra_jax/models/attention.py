@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from lra_jax.attention import gates
+from lra_jax.attention import gates, packed
 from lra_jax.attention.inputs import check_shape, layout
 from lra_jax.errors import expected
 from lra_jax.models.config import AttentionConfig, configured
@@ -102,6 +102,7 @@ class MultiHeadAttention(nnx.Module):
         *,
         mask: jax.Array | None = None,
         query_mask: jax.Array | None = None,
+        segment_ids: jax.Array | None = None,
         parameters: Mapping[str, nnx.Variable] | None = None,
         rngs: nnx.Rngs | None = None,
     ) -> jax.Array:
@@ -113,6 +114,8 @@ class MultiHeadAttention(nnx.Module):
           mask: boolean `[B, S]`, True = a real position of the context.
           query_mask: boolean `[B, T]`, the same of the inputs; in self-attention it is
             ``mask`` unless given.
+          segment_ids: integers `[B, T]`, for self-attention among the documents that
+            are packed into a row: `lra_jax.attention.packed`.
           parameters: the mechanism's arrays in place of this layer's own, as another
             layer's ``parameters``.
           rngs: not read, as there is no dropout here; it lets a layer take the place of
@@ -123,10 +126,15 @@ class MultiHeadAttention(nnx.Module):
 
         Raises:
           ValueError: an array of another shape, given or returned by a function from
-            outside.
+            outside, or packed documents where there can be none.
         """
         return self.attend(
-            inputs, context, mask=mask, query_mask=query_mask, parameters=parameters
+            inputs,
+            context,
+            mask=mask,
+            query_mask=query_mask,
+            segment_ids=segment_ids,
+            parameters=parameters,
         )[0]
 
     def attend(
@@ -136,6 +144,7 @@ class MultiHeadAttention(nnx.Module):
         *,
         mask: jax.Array | None = None,
         query_mask: jax.Array | None = None,
+        segment_ids: jax.Array | None = None,
         parameters: Mapping[str, nnx.Variable] | None = None,
         memory: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array | None]:
@@ -143,25 +152,28 @@ class MultiHeadAttention(nnx.Module):
         next.
 
         Args:
-          inputs, context, mask, query_mask, parameters: as in a call.
+          inputs, context, mask, query_mask, segment_ids, parameters: as in a call.
           memory: `[B, L, in_features]`, for a layer that takes one.
 
         Returns:
           The output, and the memory to carry on: ``memory`` itself from a layer that
           gives none.
         """
+        rows = self._documents(inputs, context, segment_ids)
         if context is None:
             context = inputs
             query_mask = mask if query_mask is None else query_mask
         elif self.config.local_values:
             raise expected("context", "None with local_values", "an array")
         self._check_shapes(inputs, context, mask, query_mask, memory)
-        value = self._heads("value", context, self.value_dim, mask)
+        mask, query_mask = packed.shown(mask, rows), packed.shown(query_mask, rows)
+        label = None if rows is None else rows.label
+        value = self._heads("value", context, self.value_dim, mask, label)
         # An argument without projection is not read: any array of its shape will do.
         unread = jnp.zeros((), value.dtype)
         heads = (self.num_heads, self.head_dim)
         query, key = (
-            self._heads(name, x, self.head_dim, real)
+            self._heads(name, x, self.head_dim, real, label)
             if name in self.projections
             else jnp.broadcast_to(unread, (*x.shape[:2], *heads))
             for name, x, real in (
@@ -169,6 +181,7 @@ class MultiHeadAttention(nnx.Module):
                 ("key", context, mask),
             )
         )
+        # In a packed row too: only differences of positions matter.
         if self.config.rotary:
             query, key = rotated(query), rotated(key)
         masks = {
@@ -178,6 +191,8 @@ class MultiHeadAttention(nnx.Module):
         arrays: dict[str, Any] = {
             name: array for name, array in masks.items() if self.config.accepts(name)
         }
+        if segment_ids is not None:
+            arrays["segment_ids"] = segment_ids
         for gate in self.mechanism.gates:
             source = inputs if gate.of == "query" else context
             arrays[gate.name] = self.gates[gate.name](source)
@@ -198,8 +213,8 @@ class MultiHeadAttention(nnx.Module):
         with_memory = self.mechanism.with_memory
         if self.memory_out is not None and with_memory is not None:
             # Compiled, the steps that both calls have in common are one.
-            _, packed = with_memory(query, key, value, **keywords)
-            memory = self._carried(memory, packed)
+            _, summary = with_memory(query, key, value, **keywords)
+            memory = self._carried(memory, summary)
         if self.config.local_values:
             out = out + value
         if self.out_norm is not None:
@@ -236,9 +251,28 @@ class MultiHeadAttention(nnx.Module):
             raise expected(name, wanted, f"a {type(out).__name__}")
         check_shape(name, out, "B T N Hv", *shape)
 
-    def _carried(self, memory: jax.Array | None, packed: jax.Array) -> jax.Array:
-        """``norm(memory + W_o packed)``; None is no memory before."""
-        added = self.memory_out(packed.reshape(*packed.shape[:-2], -1))
+    def _documents(
+        self,
+        inputs: jax.Array,
+        context: jax.Array | None,
+        segment_ids: jax.Array | None,
+    ) -> packed.Packed | None:
+        if segment_ids is None:
+            return None
+        problem = None
+        if context is not None:
+            problem = "with a context"
+        elif self.memory_in is not None or self.memory_out is not None:
+            problem = "where a memory of the whole row goes from layer to layer"
+        elif not self.config.accepts("segment_ids"):
+            problem = f"because {self.mechanism.name!r} does not take it"
+        if problem is not None:
+            raise expected("segment_ids", f"None {problem}", "an array")
+        return packed.packed(segment_ids, inputs, inputs)
+
+    def _carried(self, memory: jax.Array | None, summary: jax.Array) -> jax.Array:
+        """``norm(memory + W_o summary)``; None is no memory before."""
+        added = self.memory_out(summary.reshape(*summary.shape[:-2], -1))
         return self.memory_norm(added if memory is None else memory + added)
 
     @property
@@ -247,7 +281,12 @@ class MultiHeadAttention(nnx.Module):
         return self.mechanism.projections
 
     def _heads(
-        self, name: str, inputs: jax.Array, width: int, mask: jax.Array | None
+        self,
+        name: str,
+        inputs: jax.Array,
+        width: int,
+        mask: jax.Array | None,
+        label: jax.Array | None,
     ) -> jax.Array:
         """Queries, keys or values, `[B, T, N, width]`."""
         out = inputs
@@ -255,7 +294,7 @@ class MultiHeadAttention(nnx.Module):
             out = getattr(self, name)(inputs)
             activation = self.mechanism.activation
             if name in self.convs:
-                out = self.convs[name](out, mask)
+                out = self.convs[name](out, mask, label)
                 activation = "silu" if activation == "identity" else activation
             out = gates.activated(activation, out)
         return out.reshape(*out.shape[:-1], self.num_heads, width)

@@ -41,6 +41,9 @@ class SequenceClassifier(PooledEncoder):
         tokens: jax.Array,
         lengths: jax.Array | None = None,
         rngs: nnx.Rngs | None = None,
+        *,
+        segment_ids: jax.Array | None = None,
+        documents: int | None = None,
     ) -> jax.Array:
         """Scores a batch.
 
@@ -48,12 +51,16 @@ class SequenceClassifier(PooledEncoder):
           tokens: integer `[B, T]`; what lies beyond a length is never read.
           lengths: integer `[B]`, tokens of each sequence; None = T for all.
           rngs: with a stream "dropout", to train; None to evaluate.
+          segment_ids, documents: where several documents are packed into a row, and the
+            most that a row has; see `pooled`.
 
         Returns:
-          float32 logits `[B, num_classes]`.
+          float32 logits `[B, num_classes]`, or `[B, documents, num_classes]`.
 
         Raises:
           ValueError: what `pooled` raises.
         """
-        pooled = self.pooled(tokens, lengths, rngs)
+        pooled = self.pooled(
+            tokens, lengths, rngs, segment_ids=segment_ids, documents=documents
+        )
         return self.logits(jax.nn.relu(self.hidden(pooled)))

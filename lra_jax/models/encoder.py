@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from lra_jax.attention import packed
 from lra_jax.attention.inputs import check_shape
 from lra_jax.errors import expected
 from lra_jax.models.attention import MultiHeadAttention
@@ -71,6 +72,7 @@ class EncoderBlock(nnx.Module):
         rngs: nnx.Rngs | None = None,
         parameters: Mapping[str, nnx.Variable] | None = None,
         memory: jax.Array | None = None,
+        segment_ids: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array | None]:
         """As a call, between the memory of the block before and that for the next.
 
@@ -79,10 +81,17 @@ class EncoderBlock(nnx.Module):
         check_shape("x", x, "B T D", None, None, self.attention.config.in_features)
         sow(self, inputs=x, mask=mask)
         branch, memory = self.attention.attend(
-            self.attention_norm(x), mask=mask, parameters=parameters, memory=memory
+            self.attention_norm(x),
+            mask=mask,
+            segment_ids=segment_ids,
+            parameters=parameters,
+            memory=memory,
         )
         x = x + self.dropout(branch, rngs)
-        branch = self.mlp(self.mlp_norm(x), mask=mask, rngs=rngs)
+        # An attention in the MLP's place sees documents too; others see positions.
+        attends = isinstance(self.mlp, MultiHeadAttention)
+        more = {"segment_ids": segment_ids} if attends else {}
+        branch = self.mlp(self.mlp_norm(x), mask=mask, rngs=rngs, **more)
         x = x + self.dropout(branch, rngs)
         sow(self, outputs=x)
         return x, memory
@@ -142,6 +151,7 @@ class TransformerEncoder(nnx.Module):
         tokens: jax.Array,
         mask: jax.Array | None = None,
         rngs: nnx.Rngs | None = None,
+        segment_ids: jax.Array | None = None,
     ) -> jax.Array:
         """Encodes a batch.
 
@@ -149,13 +159,16 @@ class TransformerEncoder(nnx.Module):
           tokens: integer `[B, T]`.
           mask: boolean `[B, T]`, True at real tokens; None = all real.
           rngs: with a stream "dropout", to train; None to evaluate.
+          segment_ids: integers `[B, T]`, a run of one positive number for each document
+            packed into a row, 0 = padding. Each is encoded as if it were alone, and
+            positions count from its start.
 
         Returns:
           `[B, T, D]`, with the class vector's row in front if there is one.
 
         Raises:
-          ValueError: arrays of other shapes, or a T beyond ``max_length`` or not that
-            of the grid.
+          ValueError: arrays of other shapes, a T beyond ``max_length`` or not that of
+            the grid, or packed documents behind a class vector or in a grid.
         """
         config = self.config
         check_shape("tokens", tokens, "B T", None, None)
@@ -165,6 +178,8 @@ class TransformerEncoder(nnx.Module):
             raise expected("tokens", wanted, tokens.shape)
         if mask is not None:
             check_shape("mask", mask, "B T", {1, batch}, length)
+        documents = self._documents(tokens, segment_ids)
+        mask = packed.shown(mask, documents)
         x = embed_inputs(self.embed, tokens)
         if self.cls is not None:
             front = jnp.broadcast_to(
@@ -173,14 +188,16 @@ class TransformerEncoder(nnx.Module):
             x = jnp.concatenate([front, x], 1)
             mask = None if mask is None else jnp.pad(mask, ((0, 0), (1, 0)), "edge")
         rows = position_rows(config, self.positions, x.shape[1])
-        if rows is not None:
+        if rows is not None and documents is not None:
+            x = x + rows.astype(x.dtype)[documents.position]
+        elif rows is not None:
             x = add_positions(x, rows.astype(x.dtype))
         x = self.dropout(x, rngs)
         shares = config.shares_parameters
         shared = self.blocks[0].attention.parameters if shares else None
         memory = None
         for block in self.blocks:
-            call = functools.partial(_call, block, mask, shared)
+            call = functools.partial(_call, block, mask, shared, segment_ids)
             # A capture keeps what a block made: then nothing is computed again.
             if config.remat and not is_captured(block):
                 x, memory = recomputed(call, rngs, x, memory)
@@ -188,13 +205,24 @@ class TransformerEncoder(nnx.Module):
                 x, memory = call(rngs, x, memory)
         return self.norm(x)
 
+    def _documents(
+        self, tokens: jax.Array, segment_ids: jax.Array | None
+    ) -> packed.Packed | None:
+        if segment_ids is None:
+            return None
+        if self.cls is not None or self.config.positions == "learned_2d":
+            one = "a class vector" if self.cls is not None else "positions in a grid"
+            raise expected("segment_ids", f"None with {one}", "an array")
+        return packed.packed(segment_ids, tokens, tokens)
+
 
 def _call(
     block: EncoderBlock,
     mask: jax.Array | None,
     parameters: Mapping[str, nnx.Variable] | None,
+    segment_ids: jax.Array | None,
     rngs: nnx.Rngs | None,
     x: jax.Array,
     memory: jax.Array | None,
 ) -> tuple[jax.Array, jax.Array | None]:
-    return block.carry(x, mask, rngs, parameters, memory)
+    return block.carry(x, mask, rngs, parameters, memory, segment_ids)

@@ -17,9 +17,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from lra_jax.attention import packed
 from lra_jax.attention.feature_maps import masked_softmax
-from lra_jax.attention.inputs import check_shape, next_position
-from lra_jax.errors import known
+from lra_jax.attention.inputs import check_shape, check_size, next_position
+from lra_jax.errors import expected, known
 from lra_jax.models.config import EncoderConfig, configured
 from lra_jax.models.encoder import TransformerEncoder
 
@@ -81,28 +82,60 @@ class PooledEncoder(nnx.Module):
         tokens: jax.Array,
         lengths: jax.Array | None = None,
         rngs: nnx.Rngs | None = None,
+        *,
+        segment_ids: jax.Array | None = None,
+        documents: int | None = None,
     ) -> jax.Array:
         """One float32 vector `[B, pooled_features]` for each row of tokens `[B, T]`.
 
+        Args:
+          tokens: integer `[B, T]`.
+          lengths: integer `[B]`; None = T for all.
+          rngs: with a stream "dropout", to train; None to evaluate.
+          segment_ids: integers `[B, T]`, see `TransformerEncoder`; then there is a
+            vector for each document of a row, in their order,
+            `[B, documents, pooled_features]`.
+          documents: the most that a row may have; rows with fewer end in vectors of
+            nothing.
+
         Raises:
           ValueError: tokens or lengths of another shape, or of a length that the
-            encoder refuses.
+            encoder refuses, or packed documents where there can be none.
         """
         check_shape("tokens", tokens, "B T", None, None)
         if lengths is not None:
             check_shape("lengths", lengths, "B", len(tokens))
         mask = self._mask(tokens, lengths)
-        encoded = self.encoder(tokens, mask, rngs).astype(jnp.float32)
-        real = mask if self.padding == "lengths" else None
+        if segment_ids is None:
+            encoded = self.encoder(tokens, mask, rngs).astype(jnp.float32)
+            real = mask if self.padding == "lengths" else None
+            return self._pooled(encoded, real, encoded[:, 0])
+        if self.padding != "lengths":
+            raise expected("segment_ids", "None with padding='zeros'", "an array")
+        count = check_size("documents", documents)
+        encoded = self.encoder(tokens, mask, rngs, segment_ids).astype(jnp.float32)
+        label: Any = packed.packed(segment_ids, tokens, tokens)
+
+        def one(number: jax.Array) -> jax.Array:
+            own = label.label == number
+            start = _row(encoded, jnp.argmax(own, 1))
+            return self._pooled(encoded, own if mask is None else own & mask, start)
+
+        return jax.vmap(one, out_axes=1)(jnp.arange(1, count + 1))
+
+    def _pooled(
+        self, encoded: jax.Array, real: jax.Array | None, start: jax.Array
+    ) -> jax.Array:
+        """`[B, T, D]` to `[B, pooled_features]`; ``start`` is the first row."""
         if self.pooling == "mean":
             return _mean(encoded, real)
         if self.pooling in ("cls", "first"):
-            return encoded[:, 0]
+            return start
         parts = []
         if self.queries is not None:
             parts.append(_attended(encoded, self.queries[...], real))
         if "ends" in self.pooling:
-            parts += [encoded[:, 0], _last(encoded, real)]
+            parts += [start, _last(encoded, real)]
         return jnp.concatenate(parts, -1)
 
     def _mask(self, tokens: jax.Array, lengths: jax.Array | None) -> jax.Array | None:
@@ -137,9 +170,14 @@ def _attended(x: jax.Array, queries: jax.Array, mask: jax.Array | None) -> jax.A
     return jnp.einsum("bqt,btd->bqd", weights, x).reshape(x.shape[0], -1)
 
 
+def _row(x: jax.Array, index: jax.Array) -> jax.Array:
+    """`[B, T, D]` and `[B]` -> `[B, D]`."""
+    return jnp.take_along_axis(x, index[:, None, None], 1)[:, 0]
+
+
 def _last(x: jax.Array, mask: jax.Array | None) -> jax.Array:
     """The row of the last real token, `[B, D]`; the first row where there is none."""
     if mask is None:
         return x[:, -1]
     last = jnp.maximum(next_position(mask, *mask.shape) - 1, 0)
-    return jnp.take_along_axis(x, last[:, None, None], 1)[:, 0]
+    return _row(x, last)

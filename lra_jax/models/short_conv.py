@@ -38,14 +38,43 @@ class ShortConv(nnx.Module):
         self.bias = nnx.Param(jnp.zeros((features,)))
         self.before = size - 1 if is_causal else size // 2
 
-    def __call__(self, x: jax.Array, mask: jax.Array | None = None) -> jax.Array:
-        """`[B, T, C]` to `[B, T, C]`; ``mask`` `[B, T]` is True at real positions."""
+    def __call__(
+        self,
+        x: jax.Array,
+        mask: jax.Array | None = None,
+        label: jax.Array | None = None,
+    ) -> jax.Array:
+        """`[B, T, C]` to `[B, T, C]`; ``mask`` `[B, T]` is True at real positions.
+
+        ``label`` `[B, T]` numbers packed documents, none of which reads another.
+        """
         if mask is not None:
             x = jnp.where(mask[:, :, None], x, jnp.zeros((), x.dtype))
         kernel = self.kernel[...].astype(x.dtype)
         bias = self.bias[...].astype(x.dtype)[None, None]
+        if label is not None:
+            return _within_documents(x, kernel, self.before, label) + bias
         out: Any = convolved(x, kernel, self.before)
         return out + bias
+
+
+def _within_documents(
+    x: jax.Array, kernel: jax.Array, before: int, label: jax.Array
+) -> jax.Array:
+    """`convolved` over the positions of one document, with derived gradients."""
+    label = label[:, :, None]
+    taps = zip(
+        kernel,
+        _shifts(x, kernel, before),
+        _shifts(label, kernel, before),
+        strict=True,
+    )
+    nothing = jnp.zeros((), x.dtype)
+    terms = (
+        jnp.where(other == label, near, nothing) * row[None, None]
+        for row, near, other in taps
+    )
+    return sum(terms, start=nothing)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
