@@ -159,6 +159,7 @@ def damage(file: Path, how: str, foreign: Path | None = None) -> None:
         case "garbage":
             file.write_bytes(random.Random(0).randbytes(max(len(content), 64)))
         case "foreign":
+            assert foreign is not None
             file.write_bytes(foreign.read_bytes())
         case _:
             raise ValueError(how)

@@ -2,6 +2,7 @@
 
 import json
 import struct
+from typing import Any
 
 import helpers
 import numpy as np
@@ -141,7 +142,7 @@ def test_bert_weights_from_a_file(tmp_path):
     network, shape = load_bert(file)
     assert (shape.num_layers, shape.num_heads, shape.mlp_dim) == (2, 2, 8)
     assert (shape.vocab_size, shape.max_length) == (20, 16)
-    block = network.blocks[1]
+    block: Any = network.blocks[1]
     for ours, theirs in (
         (block.attention.out.kernel, "attention.output.dense.weight"),
         (block.mlp_in.kernel, "intermediate.dense.weight"),

@@ -1,6 +1,7 @@
 """What a capture sees, for models of every mechanism and for a saved run."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -68,7 +69,7 @@ def test_states_are_those_between_the_blocks():
     np.testing.assert_array_equal(plain, model(TOKENS, LENGTHS))  # nothing stays
     assert captured.states.shape == (3, 2, 16, 8) and len(captured.calls) == 2
     np.testing.assert_array_equal(captured.mask.sum(1), LENGTHS)
-    encoder = model.encoder
+    encoder: Any = model.encoder
     for layer, block in enumerate(encoder.blocks):
         x = jnp.asarray(captured.states[layer])
         out = block(x, jnp.asarray(captured.mask))

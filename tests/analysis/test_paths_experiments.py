@@ -1,6 +1,7 @@
 """Data, networks, training and roll-outs of the path experiments."""
 
 import dataclasses
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -66,7 +67,8 @@ def test_a_path_is_one_head_of_each_of_its_layers():
         for block, head in zip(model.blocks, path, strict=True):
             if head < 0:
                 continue
-            attention, part = block.attention, slice(8 * head, 8 * head + 8)
+            attention: Any = block.attention
+            part = slice(8 * head, 8 * head + 8)
             query, key, value = (
                 (x @ np.asarray(getattr(attention, name).kernel[...]))[..., part]
                 for name in ("query", "key", "value")

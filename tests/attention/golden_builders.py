@@ -134,7 +134,7 @@ def _lightning(case: dict[str, Any], stored: dict) -> Callable[[Arrays], jax.Arr
 
 def _cosformer(case: dict[str, Any], stored: dict) -> Callable[[Arrays], jax.Array]:
     options = case["options"]
-    mask = stored.get("key_padding_mask")
+    mask: Any = stored.get("key_padding_mask")
     max_length = {
         "max(src_len,tgt_len)": lambda: None,
         "max(padded src_len,tgt_len)": lambda: None,

@@ -1,6 +1,7 @@
 """MultiHeadAttention: its projections, cross attention, options, linen, errors."""
 
 import functools
+from typing import Any
 
 import helpers
 import jax
@@ -33,7 +34,8 @@ def call(module: nnx.Module, *args, **keywords) -> jax.Array:
 
 
 def test_is_projections_around_the_function():
-    module, x = layer("softmax"), inputs(2, 6, 8)
+    module: Any = layer("softmax")
+    x = inputs(2, 6, 8)
     heads = [p(x).reshape(2, 6, 2, 4) for p in (module.query, module.key, module.value)]
     attended = attention.softmax_attention(*heads, mask=MASK)
     expected = module.out(attended.reshape(2, 6, 8))
@@ -96,7 +98,8 @@ def test_what_has_no_cross_form_says_so(mechanism):
     ids=["function", "name", "partial"],
 )
 def test_attention_of_ones_own(mechanism):
-    module, x = layer(mechanism), inputs(2, 6, 8)
+    module: Any = layer(mechanism)
+    x = inputs(2, 6, 8)
     heads = module.value(x).reshape(2, 6, 2, 4)
     mean = helpers.values_only(heads, heads, heads, MASK[:, None, None])
     expected = module.out(mean.reshape(2, 6, 8))
@@ -163,7 +166,7 @@ def test_options():
 
 
 def test_buffers_are_not_parameters():
-    module = layer(helpers.MARKED, max_length=None)
+    module: Any = layer(helpers.MARKED, max_length=None)
     assert isinstance(module.parameters["mark"], Buffer)
     assert isinstance(module.parameters["gain"], nnx.Param)
     _, params, buffers = nnx.split(module, nnx.Param, Buffer)
@@ -177,11 +180,12 @@ def test_buffers_are_not_parameters():
 
 
 def test_width_of_the_heads():
-    module = layer(qkv_features=12, out_features=3)
+    module: Any = layer(qkv_features=12, out_features=3)
+    unbiased: Any = layer(use_bias=False)
     assert module.head_dim == 6
     assert call(module, inputs(2, 6, 8)).shape == (2, 6, 3)
     assert module.query.kernel.shape == (8, 12)
-    assert layer(use_bias=False).query.bias is None
+    assert unbiased.query.bias is None
 
 
 @pytest.mark.parametrize(

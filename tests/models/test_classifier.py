@@ -1,5 +1,7 @@
 """The classifier: padding, pooling, positions, dtypes, dropout, its variables."""
 
+from typing import Any
+
 import helpers
 import jax
 import jax.numpy as jnp
@@ -120,12 +122,13 @@ def test_positions_tell_the_order(positions):
     model = classifier("linear", positions=positions)
     learned = "positions" in nnx.state(model.encoder, nnx.Param)
     assert learned == (positions == "learned")
+    encoder: Any = model.encoder
     if learned:
-        model.encoder.positions[...] *= 50
+        encoder.positions[...] *= 50
     x = tokens()[1:2]
     assert np.abs(logits(model, x) - logits(model, x[:, ::-1])).max() > 1e-3
     if learned:
-        model.encoder.positions[...] *= 0
+        encoder.positions[...] *= 0
         reversed_ = logits(model, np.ascontiguousarray(x[:, ::-1]))
         np.testing.assert_allclose(logits(model, x), reversed_, atol=1e-5)
 
@@ -169,7 +172,8 @@ def test_layers_differ_and_seeds_repeat():
     models = [classifier(num_layers=2) for _ in range(2)]
     one, two = map(nnx.state, models)
     helpers.assert_equal_trees(one, two)
-    kernels = [b.attention.query.kernel[...] for b in models[0].encoder.blocks]
+    blocks: list[Any] = list(models[0].encoder.blocks)
+    kernels = [block.attention.query.kernel[...] for block in blocks]
     assert np.abs(kernels[0] - kernels[1]).max() > 1e-3
     other = nnx.state(classifier(num_layers=2, rngs=nnx.Rngs(1)))
     first, second = (s["encoder"]["embed"]["embedding"][...] for s in (one, other))
@@ -255,7 +259,7 @@ def test_options_by_block_that_do_not_fit(options, message):
 def test_a_gated_unit_stands_in_the_mlps_place_too(mechanism):
     options = {"query_dim": 6, "expansion": 1.5}
     model = classifier(mechanism, options=options)
-    block = model.encoder.blocks[0]
+    block: Any = model.encoder.blocks[0]
     for unit in (block.attention, block.mlp):
         assert (unit.num_heads, unit.head_dim, unit.value_dim) == (1, 6, 12)
         assert unit.gates["gate"].outer.kernel.shape == (8, 12)

@@ -70,7 +70,7 @@ def test_positions_of_a_grid_are_a_row_and_a_column():
     config = EncoderConfig(
         positions="learned_2d", embed_dim=8, grid=(3, 4), cls_token=True
     )
-    parameters = make_positions(config, nnx.Rngs(0))
+    parameters: Any = make_positions(config, nnx.Rngs(0))
     rows, columns = (np.asarray(parameters[n][...]) for n in ("rows", "columns"))
     assert rows.shape == (3, 8) and columns.shape == (4, 8)
     got = np.asarray(position_rows(config, parameters, 13))
@@ -83,8 +83,9 @@ def test_positions_of_a_grid_are_a_row_and_a_column():
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
 def test_a_grid_knows_both_directions(pooling):
     model = classifier(positions="learned_2d", grid=(3, 4), pooling=pooling)
+    encoder: Any = model.encoder
     for name in ("rows", "columns"):
-        model.encoder.positions[name][...] *= 50
+        encoder.positions[name][...] *= 50
     image = pixels().reshape(2, 3, 4)
     plain = out(model, pixels())
     for turned in (image[:, ::-1], image[:, :, ::-1]):

@@ -1,6 +1,7 @@
 """Dense, LayerNorm and position tables against the library's; dropout's statistics."""
 
 import functools
+from typing import Any
 
 import helpers
 import jax
@@ -47,7 +48,8 @@ def test_dense_is_linear(shape):
 
 @pytest.mark.parametrize("shape", [(3, 5, 8), (4, 8)])
 def test_layer_norm(shape):
-    mine, theirs = LayerNorm(8), nnx.LayerNorm(8, rngs=nnx.Rngs(0))
+    mine = LayerNorm(8)
+    theirs: Any = nnx.LayerNorm(8, rngs=nnx.Rngs(0))
     theirs.scale[...], theirs.bias[...] = normal(8, seed=2), normal(8, seed=3)
     assert_same_layer(mine, theirs, 3 * normal(*shape) + 1)
 
@@ -92,7 +94,7 @@ def test_keys_of_neighbouring_steps_give_independent_masks():
     keys = jax.vmap(lambda step: jax.random.fold_in(key, step))(jnp.arange(64))
     ones = jnp.ones(2000)
     masks = jax.vmap(lambda k: Dropout(0.5)(ones, nnx.Rngs(dropout=k)) == 0)(keys)
-    correlations = np.corrcoef(np.asarray(masks, np.float64))
+    correlations = np.asarray(np.corrcoef(np.asarray(masks, np.float64)))
     off = correlations[~np.eye(64, dtype=bool)]
     assert np.abs(off).max() < 5.5 / np.sqrt(2000)
     assert abs(off.std() * np.sqrt(2000) - 1) < 0.1

@@ -1,5 +1,7 @@
 """Short convolutions, gates, gated MLPs and poolings, alone and in a model."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -55,7 +57,7 @@ def test_hidden_positions_are_zeros_whatever_they_hold():
 
 
 def test_gated_mlp():
-    mlp = Mlp(3, 5, gated=True, rngs=nnx.Rngs(0))
+    mlp: Any = Mlp(3, 5, gated=True, rngs=nnx.Rngs(0))
     x = RNG.normal(size=(2, 3)).astype("float32")
     hidden = jax.nn.silu(mlp.inner(x)) * mlp.gate(x)
     assert_close(mlp(x), mlp.outer(hidden))
@@ -98,7 +100,7 @@ def test_a_causal_layer_sees_no_future(mechanism: str):
 
 
 def test_a_layer_is_its_parts():
-    layer = _layer("linear", local_values=True)
+    layer: Any = _layer("linear", local_values=True)
     x = jnp.asarray(RNG.normal(size=(1, 8, 8)).astype("float32"))
     query, key, value = (
         jax.nn.silu(layer.convs[name](getattr(layer, name)(x))).reshape(1, 8, 2, 4)
@@ -141,7 +143,7 @@ def _classifier(pooling: str) -> SequenceClassifier:
 
 @pytest.mark.parametrize("pooling", ["attention", "ends", "attention+ends"])
 def test_pooling_is_its_formula_and_exact_under_padding(pooling: str):
-    model = _classifier(pooling)
+    model: Any = _classifier(pooling)
     tokens = jnp.asarray(RNG.integers(1, 9, (2, 8)))
     lengths = jnp.asarray([5, 1])
     pooled = model.pooled(tokens, lengths)

@@ -1,6 +1,7 @@
 """Schedules against values computed by hand; clipping; AdamW."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -77,6 +78,7 @@ def update(gradient, **settings):
     optimizer = make_optimizer(TrainConfig(**config))
     params = {"w": jnp.array([2.0, -1.0])}
     state = optimizer.init(params)
+    updates: Any
     with jax.numpy_dtype_promotion("standard"):
         updates, _ = optimizer.update({"w": jnp.array(gradient)}, state, params)
     return np.asarray(updates["w"])
@@ -113,6 +115,7 @@ def test_weight_decay_of_matrices_alone():
     for everything, bias in ((True, -0.1), (False, 0.0)):
         chosen = dataclasses.replace(config, decay_vectors=everything)
         optimizer = make_optimizer(chosen)
+        updates: Any
         with jax.numpy_dtype_promotion("standard"):
             updates, _ = optimizer.update(zeros, optimizer.init(params), params)
         np.testing.assert_allclose(updates["w"], -0.1, rtol=1e-5)

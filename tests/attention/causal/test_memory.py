@@ -1,6 +1,7 @@
 """What a training step needs beside its arrays, as the compiled program states it."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +20,7 @@ def test_long_sequences_need_less_than_they_hold(name: str) -> None:
         out, pullback = jax.vjp(call, query, key, value)
         return out, pullback(cotangent)
 
-    memory = jax.jit(both).lower(x, x, x, x).compile().memory_analysis()
+    memory: Any = jax.jit(both).lower(x, x, x, x).compile().memory_analysis()
     one = x.size * 4
     # Query, key, value, output, and as many gradients but the output's.
     assert memory.output_size_in_bytes == pytest.approx(4 * one, rel=1e-3)
