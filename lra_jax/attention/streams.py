@@ -151,14 +151,16 @@ def make_prefill(
     """``X_prefill`` of a mechanism, from its ``X_attention``.
 
     Args:
-      attention: the mechanism's; its keywords are the options of the prefill.
+      attention: the mechanism's.
       run: what computes it, ``f(query, key, value, mask, is_causal=..., state=...,
-        **options)``, which returns the state too.
+        **options)``, which returns the state too. Those of its options that are
+        keywords of the attention are the prefill's.
     """
+    taken = inspect.signature(run).parameters
     options = {
         p.name: p
         for p in inspect.signature(attention).parameters.values()
-        if p.kind is p.KEYWORD_ONLY
+        if p.kind is p.KEYWORD_ONLY and p.name in taken
     }
     defaults = {name: p.default for name, p in options.items()}
 

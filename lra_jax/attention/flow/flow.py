@@ -120,9 +120,7 @@ def flow_attention(
     """Computes Flow-Attention.
 
     Args:
-      query: `[B, T, N, H]`.
-      key: `[B, S, N, H]`; its heads may be a divisor of N.
-      value: `[B, S, N, Hv]`.
+      query, key, value: as in `linear_attention`.
       mask: boolean, True = a real source: `[B, S]`, or anything that broadcasts to
         `[B, 1, 1, S]`.
       is_causal: the causal definition; needs T == S.
@@ -143,8 +141,7 @@ def flow_attention(
       precision: of the matrix products, as in ``jnp.einsum``.
       implementation: "xla", "pallas", or "auto": the kernels of docs/kernels.md where
         they run and know the options, which is not on packed rows.
-      **flax: keywords that Flax passes to an ``attention_fn``; ignored, while others
-        raise.
+      **flax: as in `linear_attention`.
 
     Returns:
       `[B, T, N, Hv]` in the query's dtype.

@@ -77,11 +77,9 @@ def gau_attention(
       query: z, `[B, T, N, H]`.
       key: `[B, T, N, H]`; not read.
       value: `[B, T, N, Hv]`; its heads may be a divisor of N.
-      mask: boolean, True = may be attended: `[B, T]`, or anything that broadcasts to
-        `[B, 1, 1, T]`.
+      mask: as in `linear_attention`.
       is_causal: position i sees keys 0..i only.
-      segment_ids: integers `[B, T]`, a run of one positive number for each document
-        packed into a row, 0 = padding; computed one after the other (`in_turn`).
+      segment_ids: as in `linear_attention`, but one document after the other.
       gate: g, `[B, T, N, Hv]`; None = 1.
       scale: gamma, `[2, N, H]`, of queries and of keys; None = 1.
       offset: beta, `[2, N, H]`; None = 0.
@@ -89,9 +87,7 @@ def gau_attention(
       activation: "relu2" or "laplace".
       rotate: turn queries and keys by their position (RoPE); needs an even H.
       length: n; None = the number of keys that a query sees.
-      precision: of the matrix products, as in ``jnp.einsum``.
-      **flax: keywords that Flax passes to an ``attention_fn``; ignored, while others
-        raise.
+      precision, **flax: as in `linear_attention`.
 
     Returns:
       `[B, T, N, Hv]` in the query's dtype; sums are float32 or wider.

@@ -183,10 +183,7 @@ def cosformer_attention(
       denominator: "clamp" divides by max(sum, eps), as the authors do; "add" divides by
         sum + eps (davidsvy/cosformer-pytorch, with eps 1e-5).
       eps: see `denominator`.
-      chunking, implementation: as in `linear_attention`.
-      precision: of the matrix products, as in ``jnp.einsum``.
-      **flax: keywords that Flax passes to an ``attention_fn``; ignored, while others
-        raise.
+      chunking, implementation, precision, **flax: as in `linear_attention`.
 
     Returns:
       `[B, T, N, Hv]` in the query's dtype. With ReLU, a row whose query, or whose every

@@ -112,13 +112,10 @@ def performer_attention(
     """Computes attention with random features.
 
     Args:
-      query: `[B, T, N, H]`.
-      key: `[B, S, N, H]`; its heads may be a divisor of N.
-      value: `[B, S, N, Hv]`.
+      query, key, value: as in `linear_attention`.
       projection: W, `[M, H]`, as `performer_projection` makes it. None, for kernels
         other than "softmax" only, takes the features of x itself.
-      mask: boolean, True = may be attended: `[B, S]`, or anything that broadcasts to
-        `[B, 1, 1, S]`.
+      mask: as in `linear_attention`.
       is_causal: position i sees keys 0..i only; needs T == S.
       segment_ids: as in `linear_attention`.
       kernel: "softmax" (FAVOR+), or the f of ``f(W x') + eps``: "relu" (the paper's

@@ -68,12 +68,10 @@ def fnet_attention(
         `[B, 1, 1, T]`. A sample is as long as its last real position says; hidden ones
         before it count as zeros.
       is_causal: must be False; there is no causal form.
-      segment_ids: integers `[B, T]`, a run of one positive number for each document
-        packed into a row, 0 = padding; computed one after the other (`in_turn`).
+      segment_ids: as in `linear_attention`, but one document after the other.
       norm: "ortho" divides by sqrt(T D), "backward" by nothing, as in ``jnp.fft``.
       precision: not used: there are no matrix products.
-      **flax: keywords that Flax passes to an ``attention_fn``; ignored, while others
-        raise.
+      **flax: as in `linear_attention`.
 
     Returns:
       `[B, T, N, Hv]` in the query's dtype; zero at the padding.

@@ -77,27 +77,21 @@ def linformer_attention(
     """Computes softmax attention over K compressed keys and values.
 
     Args:
-      query: `[B, T, N, H]`.
-      key: `[B, S, N, H]`; its heads may be a divisor of N.
-      value: `[B, S, N, Hv]`.
+      query, key, value: as in `linear_attention`.
       key_projection: E. For "linear" `[K, L]`, or `[N, K, L]` with one per head, where
         L >= S is the longest input; for "convolution" `[W, H, H]`: position in the
         window, input channel, output channel. Not given for "mean" and "max".
       value_projection: F, as E (`[W, Hv, Hv]` for "convolution"); None = E, the
         paper's key-value sharing.
-      mask: boolean, True = a real position: `[B, S]`, or anything that broadcasts to
-        `[B, 1, 1, S]`.
+      mask: as in `linear_attention`.
       is_causal: must be False; there is no causal form.
-      segment_ids: integers `[B, T]`, a run of one positive number for each document
-        packed into a row, 0 = padding; computed one after the other (`in_turn`).
+      segment_ids: as in `linear_attention`, but one document after the other.
       key_bias: added to the compressed keys: `[K]` or `[N, K]`, one number a slot, for
         "linear" (not in the paper; some public code has it); `[H]` for "convolution".
       value_bias: added to the compressed values, of the same shapes.
       projection: "linear", "convolution", "mean" or "max".
       window: W, positions a slot; for "mean" and "max" only.
-      precision: of the matrix products, as in ``jnp.einsum``.
-      **flax: keywords that Flax passes to an ``attention_fn``; ignored, while others
-        raise.
+      precision, **flax: as in `linear_attention`.
 
     Returns:
       `[B, T, N, Hv]` in the query's dtype. Without a bias, a sample without any real

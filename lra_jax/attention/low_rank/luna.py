@@ -66,19 +66,12 @@ def luna_attention(
     """Packs by a memory, and unpacks.
 
     Args:
-      query: `[B, T, N, H]`.
-      key: `[B, S, N, H]`; its heads may be a divisor of N.
-      value: `[B, S, N, Hv]`.
+      query, key, value: as in `linear_attention`.
       memory: p, `[1 or B, L, N, H]`.
-      mask: boolean, True = may be attended: `[B, S]`, or anything that broadcasts to
-        `[B, 1, 1, S]`.
+      mask: as in `linear_attention`.
       is_causal: position i sees keys 0..i only; needs T == S.
-      segment_ids: integers `[B, T]`, a run of one positive number for each document
-        packed into a row, 0 = padding; computed one after the other (`in_turn`).
-      chunking: how the causal form cuts the sequence; None = by the backend.
-      precision: of the matrix products, as in ``jnp.einsum``.
-      **flax: keywords that Flax passes to an ``attention_fn``; ignored, while others
-        raise.
+      segment_ids: as in `linear_attention`, but one document after the other.
+      chunking, precision, **flax: as in `linear_attention`.
 
     Returns:
       `[B, T, N, Hv]` in the query's dtype; sums are float32 or wider.

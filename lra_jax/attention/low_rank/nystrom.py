@@ -79,14 +79,9 @@ def nystrom_attention(
     """Computes Nystrom attention.
 
     Args:
-      query: `[B, T, N, H]`.
-      key: `[B, S, N, H]`; its heads may be a divisor of N.
-      value: `[B, S, N, Hv]`.
-      mask: boolean, True = a real position: `[B, S]`, or anything that broadcasts to
-        `[B, 1, 1, S]`.
+      query, key, value, mask: as in `linear_attention`.
       is_causal: must be False; there is no causal form.
-      segment_ids: integers `[B, T]`, a run of one positive number for each document
-        packed into a row, 0 = padding; computed one after the other (`in_turn`).
+      segment_ids: as in `linear_attention`, but one document after the other.
       query_mask: boolean, True = a real query: `[B, T]`, or anything that broadcasts to
         `[B, 1, 1, T]`; None = all. Other rows come out zero.
       conv_weight: `[N, W]`, W odd: adds ``sum_w conv_weight[w] v[i + w - W // 2]`` to
@@ -96,9 +91,7 @@ def nystrom_attention(
       initialisation: "exact", each matrix by its own sums; "original", by the largest
         sums in the whole batch, as published.
       padding: "exact", "published" or "front" (`lra_jax.attention.low_rank.landmarks`).
-      precision: of the matrix products, as in ``jnp.einsum``.
-      **flax: keywords that Flax passes to an ``attention_fn``; ignored, while others
-        raise.
+      precision, **flax: as in `linear_attention`.
 
     Returns:
       `[B, T, N, Hv]` in the query's dtype. A sample without any real position gives

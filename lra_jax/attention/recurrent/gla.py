@@ -87,9 +87,7 @@ def gla_attention(
       norm: "rms" or "layer", of each head of a position; None leaves the sum.
       eps: of the norm.
       chunking: how the sequence is cut; None = chunks of 16.
-      precision: of the matrix products, as in ``jnp.einsum``.
-      **flax: keywords that Flax passes to an ``attention_fn``; ignored, while others
-        raise.
+      precision, **flax: as in `linear_attention`.
 
     Returns:
       `[B, T, N, Hv]` in the query's dtype; states are float32 or wider.

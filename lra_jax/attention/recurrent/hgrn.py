@@ -177,8 +177,7 @@ def hgrn_attention(
       eps: of the norm.
       segment_ids: documents of packed rows, as in `linear_attention`.
       precision: not read; there are no matrix products here.
-      **flax: keywords that Flax passes to an ``attention_fn``; ignored, while others
-        raise.
+      **flax: as in `linear_attention`.
 
     Returns:
       `[B, T, N, Hv]` in the query's dtype; states are float32 or wider.
@@ -219,56 +218,6 @@ hgrn_weights = dense.weights_of(
     fixed={"norm": None},
     check=_check_real,
 )
-
-
-def hgrn_prefill(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    mask: jax.Array | None = None,
-    *,
-    state: HgrnState | None = None,
-    log_decay: jax.Array | None = None,
-    gate: jax.Array | None = None,
-    lower_bound: jax.Array | None = None,
-    angle: jax.Array | None = None,
-    scale: str = "tied",
-    norm: str | None = "rms",
-    eps: float = 1e-6,
-    segment_ids: jax.Array | None = None,
-) -> tuple[jax.Array, HgrnState]:
-    """Takes a whole prompt, or a further part of one, in one pass.
-
-    Args:
-      query: `[B, T, N, H]`; key, value, mask and options as in `hgrn_attention`.
-      state: what came before; None = nothing.
-
-    Returns:
-      The causal form `[B, T, N, Hv]` and the state after the last real position.
-
-    Raises:
-      ValueError: shapes, dtypes, the mask, the state or an option do not fit.
-    """
-    return _run(
-        query,
-        key,
-        value,
-        mask,
-        is_causal=True,
-        state=state,
-        log_decay=log_decay,
-        gate=gate,
-        lower_bound=lower_bound,
-        angle=angle,
-        scale=scale,
-        norm=norm,
-        eps=eps,
-        segment_ids=segment_ids,
-    )
-
-
-hgrn_init = streams.make_init(hgrn_prefill)
-hgrn_step = streams.make_step(hgrn_prefill, "log_decay", "gate")
 
 
 def _run(
@@ -338,6 +287,11 @@ def _run(
         inputs.check_shape("gate", gate, "B T N Hv", *out.shape)
         out = out * gate.astype(out.dtype)
     return out.astype(query.dtype), HgrnState(recurrence.Memory(last), position)
+
+
+hgrn_prefill = streams.make_prefill(hgrn_attention, _run)
+hgrn_init = streams.make_init(hgrn_prefill)
+hgrn_step = streams.make_step(hgrn_prefill, "log_decay", "gate")
 
 
 def _faded(

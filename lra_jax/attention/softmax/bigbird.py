@@ -71,20 +71,14 @@ def bigbird_attention(
     """Computes softmax attention over neighbouring, global and random blocks.
 
     Args:
-      query: `[B, T, N, H]`.
-      key: `[B, T, N, H]`; its heads may be a divisor of N.
-      value: `[B, T, N, Hv]`.
-      mask: boolean, True = may be attended: `[B, T]`, or anything that broadcasts to
-        `[B, 1, 1, T]`. Padding is exact on the right.
+      query, key, value, mask: as in `linear_attention`, of one length T. Padding is
+        exact on the right.
       is_causal: position i sees no j > i.
-      segment_ids: integers `[B, T]`, a run of one positive number for each document
-        packed into a row, 0 = padding; computed one after the other (`in_turn`).
+      segment_ids: as in `linear_attention`, but one document after the other.
       block: C, positions of a block.
       num_random: R, random blocks of each block and head.
       seed: of the random blocks; the layers of a model may differ in it.
-      precision: of the matrix products, as in ``jnp.einsum``.
-      **flax: keywords that Flax passes to an ``attention_fn``; ignored, while others
-        raise.
+      precision, **flax: as in `linear_attention`.
 
     Returns:
       `[B, T, N, Hv]` in the query's dtype.

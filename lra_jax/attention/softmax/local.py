@@ -74,21 +74,14 @@ def local_attention(
     """Computes softmax attention over a window, or over the query's own block.
 
     Args:
-      query: `[B, T, N, H]`.
-      key: `[B, T, N, H]`; its heads may be a divisor of N.
-      value: `[B, T, N, Hv]`.
-      mask: boolean, True = may be attended: `[B, T]`, or anything that broadcasts to
-        `[B, 1, 1, T]`.
+      query, key, value, mask: as in `linear_attention`, of one length T.
       is_causal: position i sees no j > i.
-      segment_ids: integers `[B, T]`, a run of one positive number for each document
-        packed into a row, 0 = padding; computed one after the other (`in_turn`).
+      segment_ids: as in `linear_attention`, but one document after the other.
       window: positions on each side that a query sees beside its own; 64 unless
         ``block`` is given. Padding is exact on either side.
       block: positions of a block, instead of a window. Blocks are counted from the
         first position, so padding is exact on the right.
-      precision: of the matrix products, as in ``jnp.einsum``.
-      **flax: keywords that Flax passes to an ``attention_fn``; ignored, while others
-        raise.
+      precision, **flax: as in `linear_attention`.
 
     Returns:
       `[B, T, N, Hv]` in the query's dtype.

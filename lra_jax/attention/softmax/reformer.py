@@ -88,16 +88,13 @@ def reformer_attention(
         `[B, 1, 1, T]`. Hidden positions are left out as queries too; their rows come
         out zero.
       is_causal: must be False; there is no causal form.
-      segment_ids: integers `[B, T]`, a run of one positive number for each document
-        packed into a row, 0 = padding; computed one after the other (`in_turn`).
+      segment_ids: as in `linear_attention`, but one document after the other.
       max_length: decides the number of buckets where none is given; None = T.
       chunk: C.
       num_hashes: R, rounds.
       num_buckets: even; None = max_length / C, rounded up to an even number.
       seed: of the rotations; the layers of a model may differ in it.
-      precision: of the matrix products, as in ``jnp.einsum``.
-      **flax: keywords that Flax passes to an ``attention_fn``; ignored, while others
-        raise.
+      precision, **flax: as in `linear_attention`.
 
     Returns:
       `[B, T, N, Hv]` in the query's dtype.

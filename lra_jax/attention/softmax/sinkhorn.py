@@ -82,22 +82,16 @@ def sinkhorn_attention(
     """Computes attention to a query's own block and to the one sorted to its place.
 
     Args:
-      query: `[B, T, N, H]`.
-      key: `[B, T, N, H]`; its heads may be a divisor of N.
-      value: `[B, T, N, Hv]`.
+      query, key, value: as in `linear_attention`, of one length T.
       sort_kernel: w, `[N, H, L]` with L >= P = ceil(T / C).
       sort_bias: b, `[N, L]`; None = zero.
-      mask: boolean, True = may be attended: `[B, T]`, or anything that broadcasts to
-        `[B, 1, 1, T]`. Padding is exact on the right.
+      mask: as in `linear_attention`. Padding is exact on the right.
       is_causal: must be False; there is no causal form.
-      segment_ids: integers `[B, T]`, a run of one positive number for each document
-        packed into a row, 0 = padding; computed one after the other (`in_turn`).
+      segment_ids: as in `linear_attention`, but one document after the other.
       block: C.
       iterations: of row and column normalisation.
       temperature: below 1 sharpens the permutation.
-      precision: of the matrix products, as in ``jnp.einsum``.
-      **flax: keywords that Flax passes to an ``attention_fn``; ignored, while others
-        raise.
+      precision, **flax: as in `linear_attention`.
 
     Returns:
       `[B, T, N, Hv]` in the query's dtype.

@@ -73,23 +73,16 @@ def sparse_attention(
     """Computes softmax attention over a strided or a fixed pattern.
 
     Args:
-      query: `[B, T, N, H]`.
-      key: `[B, T, N, H]`; its heads may be a divisor of N.
-      value: `[B, T, N, Hv]`.
-      mask: boolean, True = may be attended: `[B, T]`, or anything that broadcasts to
-        `[B, 1, 1, T]`. Padding is exact on the right, where the stride is fixed by
-        itself or by `max_length`.
+      query, key, value, mask: as in `linear_attention`, of one length T. Padding is
+        exact on the right, where the stride is fixed by itself or by `max_length`.
       is_causal: position i sees no j > i.
-      segment_ids: integers `[B, T]`, a run of one positive number for each document
-        packed into a row, 0 = padding; computed one after the other (`in_turn`).
+      segment_ids: as in `linear_attention`, but one document after the other.
       max_length: decides the stride where none is given; None = T.
       pattern: "strided" or "fixed".
       stride: l; None = sqrt(max_length), rounded up.
       summary: c, positions at the end of each block that all may see; for "fixed" only.
         None = 8, or the stride if that is less.
-      precision: of the matrix products, as in ``jnp.einsum``.
-      **flax: keywords that Flax passes to an ``attention_fn``; ignored, while others
-        raise.
+      precision, **flax: as in `linear_attention`.
 
     Returns:
       `[B, T, N, Hv]` in the query's dtype.

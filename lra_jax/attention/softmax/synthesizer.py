@@ -98,17 +98,14 @@ def synthesizer_attention(
       mask: boolean, True = may be attended: `[B, S]`, or anything that broadcasts to
         `[B, N, T, S]`. Padding is exact on the right.
       is_causal: position i sees keys 0..i only; needs T == S.
-      segment_ids: integers `[B, T]`, a run of one positive number for each document
-        packed into a row, 0 = padding; computed one after the other (`in_turn`).
+      segment_ids: as in `linear_attention`, but one document after the other.
       first: W `[N, H, L]` ("dense") or `[N, H, L1]` ("factorised_dense"), R `[N, L, L]`
         ("random"), or E `[N, L, k]` ("factorised_random").
       first_bias: `[N, L]` or `[N, L1]` for the dense variants; None = zero.
       second: `[N, H, L2]` ("factorised_dense"), or F `[N, L, k]` ("factorised_random").
       second_bias: `[N, L2]` ("factorised_dense"); None = zero.
       variant: one of the four.
-      precision: of the matrix products, as in ``jnp.einsum``.
-      **flax: keywords that Flax passes to an ``attention_fn``; ignored, while others
-        raise.
+      precision, **flax: as in `linear_attention`.
 
     Returns:
       `[B, T, N, Hv]` in the query's dtype; softmax and sums are float32 or wider.
