@@ -155,18 +155,9 @@ def lightning_prefill(
 ) -> tuple[jax.Array, LightningState]:
     """Takes a whole prompt, or a further part of one, in one pass.
 
-    Args:
-      query: `[B, T, N, H]`; key, value, mask and options as in `lightning_attention`.
-        The next token follows each sample's last real position.
-      state: what came before; None = nothing. In a packed row, the first document
-        continues it, and the state after is that of the last.
-
-    Returns:
-      The causal attention `[B, T, N, Hv]` and the state after the last real position.
-      Rows after that position are those of a query at it.
-
-    Raises:
-      ValueError: shapes, dtypes, the mask, an option or the state do not fit.
+    Options are those of `lightning_attention`; the other arguments, the result and the
+    errors those of `linear_prefill`. The next token follows each sample's last real
+    position, and rows after it are those of a query there.
     """
     rows = packed.packed(segment_ids, query, key)
     mask, dtype, position = streams.begun(state, query, key, value, mask, rows)

@@ -154,16 +154,8 @@ def norm_prefill(
 ) -> tuple[jax.Array, NormState]:
     """Takes a whole prompt, or a further part of one, in one pass.
 
-    Args:
-      query: `[B, T, N, H]`; key, value, mask and options as in `norm_attention`.
-      state: what came before; None = nothing. In a packed row, the first document
-        continues it, and the state after is that of the last.
-
-    Returns:
-      The causal attention `[B, T, N, Hv]` and the state after the last real position.
-
-    Raises:
-      ValueError: shapes, dtypes, the mask, an option or the state do not fit.
+    Options are those of `norm_attention`; the other arguments, the result and the
+    errors those of `linear_prefill`.
     """
     rows = packed.packed(segment_ids, query, key)
     mask, dtype, position = streams.begun(state, query, key, value, mask, rows)

@@ -156,18 +156,9 @@ def retention_prefill(
 ) -> tuple[jax.Array, RetentionState]:
     """Takes a whole prompt, or a further part of one, in one pass.
 
-    Args:
-      query: `[B, T, N, H]`; key, value, mask and options as in `retention_attention`.
-        The next token follows each sample's last real position.
-      state: what came before; None = nothing. In a packed row, the first document
-        continues it, and the state after is that of the last.
-
-    Returns:
-      The causal attention `[B, T, N, Hv]` and the state after the last real position.
-      Rows after that position have no meaning.
-
-    Raises:
-      ValueError: shapes, dtypes, the mask, an option or the state do not fit.
+    Options are those of `retention_attention`; the other arguments, the result and the
+    errors those of `linear_prefill`. The next token follows each sample's last real
+    position, and rows after it have no meaning.
     """
     inputs.check_inputs(query, key, value, True)
     feature_maps.check_norm(norm)
