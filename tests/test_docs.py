@@ -11,16 +11,18 @@ from lra_jax.attention import __main__ as command
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = [*sorted(DOCS.glob("*.md")), *sorted(ROOT.glob("*.md"))]
-EXAMPLES = [
-    (page.name, code)
+EXAMPLES = {
+    page.name: re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
     for page in PAGES
-    for code in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
-]
+}
 
 
-@pytest.mark.parametrize(("page", "code"), EXAMPLES, ids=[page for page, _ in EXAMPLES])
-def test_example(page: str, code: str) -> None:
-    exec(compile(code, page, "exec"), {"__name__": page})
+@pytest.mark.parametrize("page", [page for page, codes in EXAMPLES.items() if codes])
+def test_examples(page: str) -> None:
+    """Those of a page one after the other, as a reader would paste them."""
+    names = {"__name__": page}
+    for code in EXAMPLES[page]:
+        exec(compile(code, page, "exec"), names)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -43,7 +45,7 @@ def test_names_exist(page: Path) -> None:
 
 
 def test_there_are_examples() -> None:
-    assert {"README.md", "attention.md"} <= {page for page, _ in EXAMPLES}
+    assert EXAMPLES["README.md"] and EXAMPLES["attention.md"]
 
 
 def test_the_table_of_mechanisms_is_the_registry() -> None:

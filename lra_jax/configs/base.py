@@ -123,6 +123,8 @@ class ModelConfig:
     gate: bool = False
     """Normalise each head of the attention's output and gate it; mechanisms with an
     output gate of their own keep that."""
+    ema: int = 0
+    """Damped moving averages of a column, before queries and keys (MEGA); 0 = none."""
     local_values: bool = False
     """Add the values to the attention's output: a path for what is near."""
     attention_options: str = ""

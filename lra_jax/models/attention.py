@@ -14,6 +14,7 @@ from lra_jax.models.config import AttentionConfig, configured
 from lra_jax.models.gates import GateLayer
 from lra_jax.models.intermediates import sow
 from lra_jax.models.layers import Dense, HeadNorm, LayerNorm, rotated
+from lra_jax.models.moving_average import MovingAverage
 from lra_jax.models.options import named
 from lra_jax.models.short_conv import ShortConv
 
@@ -76,6 +77,12 @@ class MultiHeadAttention(nnx.Module):
         widths = {"head": self.head_dim, "value": self.value_dim}
         sizes = (in_features, self.num_heads, widths)
         self.convs = nnx.Dict(self._convolutions(rngs))
+        causal = {"is_causal": config.is_causal}
+        self.ema: Any = (
+            MovingAverage(in_features, config.ema, **causal, rngs=rngs)
+            if config.ema
+            else None
+        )
         adds = config.adds_gate
         norm = HeadNorm(self.num_heads, self.value_dim) if adds else None
         self.out_norm: Any = norm
@@ -163,12 +170,16 @@ class MultiHeadAttention(nnx.Module):
         if context is None:
             context = inputs
             query_mask = mask if query_mask is None else query_mask
-        elif self.config.local_values:
-            raise expected("context", "None with local_values", "an array")
+        elif self.config.local_values or self.config.ema:
+            raise expected("context", "None with local_values or ema", "an array")
         self._check_shapes(inputs, context, mask, query_mask, memory)
         mask, query_mask = packed.shown(mask, rows), packed.shown(query_mask, rows)
         label = None if rows is None else rows.label
         value = self._heads("value", context, self.value_dim, mask, label)
+        own = inputs
+        if self.ema is not None:
+            smooth: jax.Array = self.ema(inputs, mask, label)
+            inputs, context = smooth, smooth
         # An argument without projection is not read: any array of its shape will do.
         unread = jnp.zeros((), value.dtype)
         heads = (self.num_heads, self.head_dim)
@@ -221,7 +232,7 @@ class MultiHeadAttention(nnx.Module):
             out = self.out_norm(out)
         out = out.reshape(*out.shape[:-2], -1)
         if self.out_gate is not None:
-            out = out * jax.nn.silu(self.out_gate(inputs))
+            out = out * jax.nn.silu(self.out_gate(own))
         return out if self.out is None else self.out(out), memory
 
     def _check_shapes(

@@ -68,6 +68,9 @@ class AttentionConfig:
       gate: multiply the output, each head of which is first normalised (RMS, with a
         learned gain), by ``silu(W_g x + b_g)``, as in retention and gated linear
         attention. A mechanism with such a gate of its own keeps that one.
+      ema: averages of each column, MEGA's damped ones, that queries, keys and
+        gates are made from in place of the inputs (`lra_jax.models.moving_average`); 0
+        = none. Values are made from the inputs.
       local_values: add the values to the output, after their convolution: a path for
         what is near, which a normalised mixture of all positions averages away (Han et
         al. 2023, "FLatten Transformer", arXiv:2308.00442, on images).
@@ -97,6 +100,7 @@ class AttentionConfig:
     use_bias: bool = True
     short_conv: int = 0
     gate: bool = False
+    ema: int = 0
     local_values: bool = False
     layer: int = 0
     num_layers: int = 1
@@ -106,7 +110,8 @@ class AttentionConfig:
         _keep(self, mechanism=registry.resolve(self.mechanism))
         _keep(self, options=_frozen(self.options))
         _check_sizes(self, "in_features", "qkv_features", "out_features", "max_length")
-        check_size("short_conv", self.short_conv, 0)
+        for name in ("short_conv", "ema"):
+            check_size(name, getattr(self, name), 0)
         for name in ("gate", "local_values"):
             check_flag(name, getattr(self, name))
         width = self.qkv_features or self.in_features
@@ -212,7 +217,7 @@ class EncoderConfig:
       remat: keep only each block's input for the backward pass, and compute the rest
         of it again: less memory for about a third more arithmetic, the same numbers.
       qkv_bias: biases in the attention's projections.
-      short_conv, gate, local_values: see `AttentionConfig`.
+      short_conv, gate, ema, local_values: see `AttentionConfig`.
       dtype: of the computation; parameters are float32.
 
     Raises:
@@ -241,6 +246,7 @@ class EncoderConfig:
     qkv_bias: bool = True
     short_conv: int = 0
     gate: bool = False
+    ema: int = 0
     local_values: bool = False
     dtype: Any = None
 
@@ -297,6 +303,7 @@ class EncoderConfig:
             use_bias=self.qkv_bias,
             short_conv=self.short_conv,
             gate=self.gate,
+            ema=self.ema,
             local_values=self.local_values,
             layer=index,
             num_layers=self.num_layers,

@@ -57,6 +57,7 @@ def _encoder_config(
         qkv_bias=model.qkv_bias,
         short_conv=model.short_conv,
         gate=model.gate,
+        ema=model.ema,
         local_values=model.local_values,
         dtype=jnp.dtype(config.train.dtype),
     )
@@ -67,7 +68,7 @@ _FLAGS = {
     for name in (
         *("num_layers", "embed_dim", "num_heads", "mlp_dim", "mlp", "mlp_options"),
         *("max_length", "inputs", "positions", "dropout"),
-        *("short_conv", "gate", "local_values"),
+        *("short_conv", "gate", "ema", "local_values"),
     )
 } | {
     "attention": "--attention",

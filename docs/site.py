@@ -1,0 +1,93 @@
+"""What the documentation site has beside the pages of this folder: a hook of mkdocs.
+
+README is its first page; CONTRIBUTING, CHANGELOG, the notebooks and the figures of
+results/ lie outside docs/; the reference is made of docstrings, a page a subject.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import jupytext
+from latex2mathml.converter import convert
+from mkdocs.structure.files import File, Files
+
+from lra_jax.attention.registry import MECHANISMS
+
+ROOT = Path(__file__).parents[1]
+
+REFERENCE = {
+    "models": (
+        *("models.config", "models.attention", "models.encoder", "models.pooling"),
+        *("models.classifier", "models.matching", "models.short_conv"),
+        "models.moving_average",
+        "models.product_keys",
+    ),
+    "configs": ("configs.base", "configs"),
+    "training": ("train", "training.restore", "tasks.task", "data.pipeline"),
+    "analysis": (
+        *("analysis.residual", "analysis.bound", "analysis.paths"),
+        *("analysis.spectrum", "analysis.collapse", "analysis.maps"),
+    ),
+}
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Adds the pages and pictures from outside, and the reference."""
+    pages = {
+        "index.md": (ROOT / "README.md").read_text("utf-8"),
+        "CONTRIBUTING.md": (ROOT / "CONTRIBUTING.md").read_text("utf-8"),
+        "CHANGELOG.md": (ROOT / "CHANGELOG.md").read_text("utf-8"),
+        "notebooks/index.md": (ROOT / "notebooks" / "README.md").read_text("utf-8"),
+    }
+    for source in sorted((ROOT / "notebooks").glob("[0-9]_*.py")):
+        pages[f"notebooks/{source.stem}.md"] = _notebook(source)
+    for name, modules in REFERENCE.items():
+        pages[f"reference/{name}.md"] = _reference(name, modules)
+    mechanisms = (m.module.removeprefix("lra_jax.") for m in MECHANISMS.values())
+    pages["reference/attention.md"] = _reference(
+        "attention", ("attention", *mechanisms, "attention.inputs")
+    )
+    for path, text in pages.items():
+        files.append(File.generated(config, path, content=text))
+    for picture in sorted((ROOT / "results").rglob("*.png")):
+        path = picture.relative_to(ROOT).as_posix()
+        files.append(File.generated(config, path, abs_src_path=str(picture)))
+    return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Links as they are between files of the site."""
+    markdown = re.sub(r"\]\((?:\.\./)+(?=results/|CONTRIBUTING)", "](", markdown)
+    markdown = re.sub(r"\]\(docs/", "](", markdown)
+    markdown = markdown.replace("](notebooks/README.md)", "](notebooks/index.md)")
+    return re.sub(r"\]\(([0-9]_\w+)\.ipynb\)", r"](\1.md)", markdown)
+
+
+def _notebook(source: Path) -> str:
+    """A notebook as a page, code cells as blocks of code."""
+    parts = []
+    for cell in jupytext.reads(source.read_text("utf-8"), fmt="py:percent").cells:
+        code = cell.cell_type == "code"
+        text = f"```python\n{cell.source}\n```" if code else _formulas(cell.source)
+        parts.append(text)
+    return "\n\n".join(parts)
+
+
+def _formulas(text: str) -> str:
+    """TeX as MathML, which browsers show without a script or a network."""
+    shown = {True: "block", False: "inline"}
+
+    def made(found: re.Match[str]) -> str:
+        block = found[1] is not None
+        tex = " ".join((found[1] or found[2]).split())
+        return convert(tex, display=shown[block])
+
+    return re.sub(r"\$\$(.+?)\$\$|\$([^$]+?)\$", made, text, flags=re.DOTALL)
+
+
+def _reference(name: str, modules: tuple[str, ...]) -> str:
+    parts = [f"# {name.capitalize()}"]
+    for module in modules:
+        parts.append(f"## lra_jax.{module}\n\n::: lra_jax.{module}")
+    return "\n\n".join(parts)

@@ -1,0 +1,128 @@
+"""MEGA's damped moving average, ahead of the attention (Ma et al. 2023, "Mega: Moving
+Average Equipped Gated Attention", section 3.1)."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from lra_jax.attention.recurrent.columns import scan_columns
+
+
+class MovingAverage(nnx.Module):
+    """``y_t = silu(sum_e eta_e s_(t, e) + omega x_t)`` for each column by itself.
+
+    ``s_(t, e) = alpha_e beta_e x_t + (1 - alpha_e delta_e) s_(t-1, e)`` for each of
+    ``size`` averages, with alpha and delta in (0, 1). Without ``is_causal`` there are
+    as many from the other end, with arrays of their own, which begin one position
+    later, so that x_t counts once.
+
+    Hidden positions count as zeros, so a padded sequence gives what it gives alone. An
+    average is a convolution, ``sum_e eta_e alpha_e beta_e (1 - alpha_e delta_e)^j`` at
+    distance j, computed by a Fourier transform in O(T log T); where rows are packed it
+    is a scan, which needs ``size`` times the memory of the input.
+
+    Source: the paper and facebookresearch/mega. Deviations: that code's sum from the
+    other end counts x_t again.
+
+    Args:
+      features: number of columns D.
+      size: averages a column and direction, E.
+      is_causal: from the left alone.
+      rngs: for initialisation, that of the code: alpha and delta logits N(0, 0.2^2),
+        beta alternating between 1 and -1 with N(0, 0.02^2) added, eta and omega
+        N(0, 1), eta divided by sqrt(E).
+    """
+
+    def __init__(
+        self, features: int, size: int, *, is_causal: bool = False, rngs: nnx.Rngs
+    ):
+        self.size = size
+        ends = 1 if is_causal else 2
+        shape = (ends, size, features)
+
+        def normal(std: float, *shape: int) -> jax.Array:
+            return nnx.initializers.normal(std)(rngs.params(), shape, jnp.float32)
+
+        signs = jnp.where(jnp.arange(size) % 2 == 0, 1.0, -1.0)[None, :, None]
+        self.alpha = nnx.Param(normal(0.2, *shape))
+        self.delta = nnx.Param(normal(0.2, *shape))
+        self.beta = nnx.Param(normal(0.02, *shape) + signs)
+        self.eta = nnx.Param(normal(size**-0.5, *shape))
+        self.omega = nnx.Param(normal(1.0, features))
+
+    def __call__(
+        self,
+        x: jax.Array,
+        mask: jax.Array | None = None,
+        segment_ids: jax.Array | None = None,
+    ) -> jax.Array:
+        """`[B, T, D]` to `[B, T, D]`.
+
+        Args:
+          x: the inputs.
+          mask: boolean `[B, T]`, True at real positions.
+          segment_ids: documents of packed rows `[B, T]`, which do not mix.
+        """
+        if mask is not None:
+            x = jnp.where(mask[:, :, None], x, jnp.zeros((), x.dtype))
+        wide = x.astype(jnp.float32)
+        fades = jax.nn.sigmoid(self.alpha[...])
+        decay = 1 - fades * jax.nn.sigmoid(self.delta[...])
+        taken = fades * self.beta[...]
+        if segment_ids is None:
+            mixed = _by_transform(wide, decay, taken * self.eta[...])
+        else:
+            mixed = _by_scan(wide, segment_ids, decay, taken, self.eta[...])
+        out = jax.nn.silu(mixed + wide * self.omega[...][None, None])
+        return out.astype(x.dtype)
+
+
+def _by_transform(x: jax.Array, decay: jax.Array, weights: jax.Array) -> jax.Array:
+    """Convolution with ``sum_e weights_e decay_e^j``, and from the other end.
+
+    Args:
+      x: `[B, T, D]`.
+      decay, weights: `[1 or 2, E, D]`.
+    """
+    length = x.shape[1]
+    powers = jnp.exp(
+        jnp.log(decay)[..., None] * jnp.arange(length, dtype=x.dtype)[None, None, None]
+    )
+    kernels = (weights[..., None] * powers).sum(1)
+    kernel = jnp.pad(kernels[0], ((0, 0), (0, length)))
+    if len(kernels) == 2:
+        # At distance -j: place 2 T - j of a circle of 2 T.
+        backward = jnp.flip(kernels[1][:, : length - 1], -1)
+        kernel = kernel.at[:, length + 1 :].add(backward)
+    columns = jnp.swapaxes(x, 1, 2)
+    made = jnp.fft.rfft(columns, 2 * length) * jnp.fft.rfft(kernel, 2 * length)[None]
+    return jnp.swapaxes(jnp.fft.irfft(made, 2 * length)[..., :length], 1, 2)
+
+
+def _by_scan(
+    x: jax.Array,
+    segment_ids: jax.Array,
+    decay: jax.Array,
+    taken: jax.Array,
+    eta: jax.Array,
+) -> jax.Array:
+    """The same, position by position, anew in every document."""
+    batch, length, features = x.shape
+    ids = segment_ids
+    starts = ids != jnp.pad(ids[:, :-1], ((0, 0), (1, 0)), constant_values=-1)
+    ends = jnp.pad(starts[:, 1:], ((0, 0), (0, 1)), constant_values=True)
+    mixed = jnp.zeros_like(x)
+    for way, edges in zip(range(len(decay)), (starts, ends), strict=False):
+        size = decay.shape[1]
+        factors = jnp.where(edges[:, :, None, None], 0.0, decay[way][None, None])
+        values = x[:, :, None] * taken[way][None, None]
+        shape = (batch, length, size * features)
+        states, _ = scan_columns(
+            factors.reshape(shape), values.reshape(*shape, 1), reverse=way == 1
+        )
+        states = states.reshape(batch, length, size, features)
+        if way == 1:
+            later = jnp.pad(states[:, 1:], ((0, 0), (0, 1), (0, 0), (0, 0)))
+            states = jnp.where(ends[:, :, None, None], 0.0, later)
+        mixed = mixed + (states * eta[way][None, None]).sum(2)
+    return mixed

@@ -1,0 +1,78 @@
+"""The damped moving average: its recurrence in numpy, padding, packed rows."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from attention.mechanisms import assert_close, fast_jit
+from flax import nnx
+
+from lra_jax.models.moving_average import MovingAverage
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(2, 9, 3)).astype("float32")
+
+
+def _average(is_causal: bool) -> MovingAverage:
+    return MovingAverage(3, 4, is_causal=is_causal, rngs=nnx.Rngs(0))
+
+
+def _formula(layer: MovingAverage, x: np.ndarray) -> np.ndarray:
+    alpha, delta = (
+        1 / (1 + np.exp(-np.asarray(p[...], np.float64)))
+        for p in (layer.alpha, layer.delta)
+    )
+    beta, eta, omega = (
+        np.asarray(p[...], np.float64) for p in (layer.beta, layer.eta, layer.omega)
+    )
+    out = x * omega
+    for way in range(len(alpha)):
+        states = np.zeros((x.shape[0], *alpha.shape[1:]))
+        order = range(x.shape[1]) if way == 0 else reversed(range(x.shape[1]))
+        for t in order:
+            fresh = alpha[way] * beta[way] * x[:, t, None]
+            if way == 1:  # From the other end x_t itself does not count again.
+                out[:, t] += (eta[way] * states).sum(1)
+            states = (1 - alpha[way] * delta[way]) * states + fresh
+            if way == 0:
+                out[:, t] += (eta[way] * states).sum(1)
+    return out / (1 + np.exp(-out))
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_the_recurrence(is_causal: bool):
+    layer = _average(is_causal)
+    wanted = _formula(layer, X)
+    assert_close(fast_jit(layer)(X), wanted)
+    one = jnp.ones(X.shape[:2], jnp.int32)
+    assert_close(fast_jit(lambda x: layer(x, segment_ids=one))(X), wanted)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_packed_documents_and_their_gradients_are_those_alone(is_causal: bool):
+    layer = _average(is_causal)
+    ids = jnp.asarray([[1, 1, 1, 1, 2, 2, 2, 0, 0]] * 2)
+    spans = ((0, 4), (4, 7))
+
+    @fast_jit
+    def both(x):
+        def packed(x):
+            return layer(x, ids > 0, ids)[:, :7]
+
+        def alone(x):
+            return jnp.concatenate([layer(x[:, a:b]) for a, b in spans], 1)
+
+        made = []
+        for f in (packed, alone):
+            out, pull = jax.vjp(f, x)
+            made.append((out, pull(jnp.sin(out))[0][:, :7]))
+        return made
+
+    assert_close(*both(X))
+
+
+def test_hidden_positions_are_zeros_whatever_they_hold():
+    layer = _average(False)
+    mask = jnp.broadcast_to(jnp.arange(9)[None] < 6, (2, 9))
+    broken = jnp.asarray(X).at[:, 6:].set(jnp.nan)
+    assert_close(layer(broken, mask)[:, :6], layer(X[:, :6]))
