@@ -51,8 +51,9 @@ def parse_preset(args: Sequence[str]) -> Config:
     It holds the defaults that ``--help`` shows and that all flags then change.
     """
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for name in ("task", "attention", "preset"):
+    for name in ("task", "attention"):
         first.add_argument(f"--{name}", default=getattr(Config(), name))
+    first.add_argument("--preset")
     with contextlib.redirect_stderr(io.StringIO()):
         try:
             chosen, _ = first.parse_known_args(args)

@@ -31,11 +31,14 @@ class Run:
       config: its settings.
       workdir: its directory.
       args: the flags of ``python -m lra_jax.train``.
+      series: what it shares with runs of other seeds, in words; the mechanism where a
+        plan changes nothing else.
     """
 
     config: Config
     workdir: Path
     args: tuple[str, ...]
+    series: str
 
     @property
     def name(self) -> str:
@@ -91,7 +94,11 @@ def parse_count(name: str, text: str | None) -> int:
 
 
 def make_plan(
-    parse: Parse, args: Sequence[str], attentions: Sequence[str | None], seeds: int
+    parse: Parse,
+    args: Sequence[str],
+    attentions: Sequence[str | None],
+    seeds: int,
+    series: str = "",
 ) -> list[Run]:
     """The runs of all mechanisms with seeds ``seed``, ``seed + 1``, ...
 
@@ -102,6 +109,7 @@ def make_plan(
       args: the flags that all share. ``--workdir`` names a folder for all of them.
       attentions: the mechanisms; None is that of the flags.
       seeds: how many.
+      series: see `Run`.
 
     Raises:
       ValueError: a config cannot work.
@@ -123,12 +131,12 @@ def make_plan(
             if folder is not None:
                 workdir = Path(folder).expanduser() / workdir.name
             flags = (*shared, *own, f"--seed={seed}", f"--workdir={workdir}")
-            plan.append(Run(config, workdir, flags))
+            plan.append(Run(config, workdir, flags, series or config.attention))
     return plan
 
 
 def run_all(plan: Sequence[Run]) -> dict[str, list[dict[str, Any]]]:
-    """Runs a plan, says what came of it, and returns the results by mechanism.
+    """Runs a plan, says what came of it, and returns the results by series.
 
     A run that fails is reported, and the others go on.
 
@@ -155,7 +163,7 @@ def run_all(plan: Sequence[Run]) -> dict[str, list[dict[str, Any]]]:
                 flush=True,
             )
         else:
-            results.setdefault(run.config.attention, []).append(result)
+            results.setdefault(run.series, []).append(result)
     for line in summarise(results):
         print(line)
     if failed:
@@ -182,10 +190,10 @@ def finished_result(run: Run) -> dict[str, Any] | None:
 
 
 def summarise(results: dict[str, list[dict[str, Any]]]) -> Iterator[str]:
-    """A line for each mechanism: mean and standard deviation over its seeds."""
-    for attention, runs in results.items():
+    """A line for each series: mean and standard deviation over its seeds."""
+    for series, runs in results.items():
         yield (
-            f"{attention}: test accuracy, best checkpoint "
+            f"{series}: test accuracy, best checkpoint "
             f"{mean_and_deviation([r['test_accuracy_best'] for r in runs])} %, last "
             f"{mean_and_deviation([r['test_accuracy_last'] for r in runs])} %"
         )

@@ -1,5 +1,8 @@
 """Trains several mechanisms: ``python -m lra_jax.sweep --attention=softmax,flow``.
 
+``--suite=recall`` trains them on all tests of a suite, with the learning rates that the
+protocol of each test names.
+
 All flags of ``python -m lra_jax.train`` hold for every run; ``--workdir`` names the
 folder that their directories go to (by default ``runs``). Runs that are finished are
 not repeated, and stopped ones go on, so the same command again does what is left.
@@ -10,18 +13,25 @@ if __name__ == "__main__":
 
     signals.watch()
 
+import itertools
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from lra_jax import cli, runs, signals
-from lra_jax.errors import expected
+from lra_jax.attention.registry import MECHANISMS
+from lra_jax.errors import expected, known
+from lra_jax.tasks import Task, suites
 
 PROG = "python -m lra_jax.sweep"
-_HELP = f"""usage: {PROG} --attention=NAME,NAME,... [--seeds=N] [flags of training]
+_HELP = f"""usage: {PROG} --attention=NAME,NAME,... [--suite=NAME] [--seeds=N]
+       [flags of training]
 
 Trains several mechanisms one after another, and reports those that fail.
 
-  --attention=NAME,NAME,...  mechanisms, or package.module:function
+  --attention=NAME,NAME,...  mechanisms, or package.module:function; all: those that
+                             have a causal form
+  --suite=NAME               {", ".join(suites())}: every test of the suite (or the one
+                             of --task), with the learning rates of its protocol
   --seeds=N                  runs of each, with seeds --seed, --seed + 1, ... (1)
   --workdir=FOLDER           where the run directories go (runs)
 
@@ -40,15 +50,60 @@ def main(args: Sequence[str] | None = None) -> None:
         if chosen is None:
             raise expected("--attention", "mechanisms, as in softmax,cosformer", "none")
         names = [name.strip() for name in chosen.split(",")]
+        if names == ["all"]:
+            names = [name for name in MECHANISMS if MECHANISMS[name].causal]
         if "" in names or len(set(names)) < len(names):
             raise expected("--attention", "distinct names and commas", f"{chosen!r}")
         count, rest = runs.take_flag(rest, "seeds")
         seeds = runs.parse_count("seeds", count)
-        plan = runs.make_plan(_parse, rest, names, seeds)
+        suite, rest = runs.take_flag(rest, "suite")
+        if suite is None:
+            plan = runs.make_plan(_parse, rest, names, seeds)
+        else:
+            plan = _suite_plan(suite, rest, names, seeds)
     try:
         runs.run_all(plan)
     except runs.Stopped as stop:
         raise SystemExit(stop.code) from None
+
+
+def _suite_plan(
+    suite: str, args: Sequence[str], names: Sequence[str], seeds: int
+) -> list[runs.Run]:
+    """The runs of all mechanisms on all tests of a suite, or on that of ``--task``.
+
+    Raises:
+      ValueError: there is no such suite or test, or a config cannot work.
+    """
+    tests = {task.name: task for task in suites()[known("--suite", suite, suites())]}
+    chosen, rest = runs.take_flag(args, "task")
+    if chosen is not None:
+        tests = {chosen: tests[known("--task", chosen, tests)]}
+    plan = []
+    for test in tests.values():
+        preset = cli.parse_preset([f"--task={test.name}", *rest]).preset
+        for name in names:
+            for flags in _variants(test, preset, name, rest):
+                series = " ".join((test.name, name, *flags))
+                given = [f"--task={test.name}", *flags, *rest]
+                plan += runs.make_plan(_parse, given, [name], seeds, series)
+    return plan
+
+
+def _variants(
+    task: Task, preset: str, attention: str, args: Sequence[str]
+) -> Iterator[list[str]]:
+    """The flags of each run of a mechanism; what the user gave is not varied."""
+    values = dict(task.sweeps[preset])
+    values["model.attention_options"] = ("", *task.variants.get(attention, ()))
+    given = {argument.partition("=")[0] for argument in args}
+    flags = [
+        [f"--{name}={value}" if value != "" else "" for value in several]
+        for name, several in values.items()
+        if f"--{name}" not in given
+    ]
+    for combined in itertools.product(*flags):
+        yield list(filter(None, combined))
 
 
 def _parse(args: Sequence[str]):

@@ -31,10 +31,17 @@ FEW = {
     "compact": ("linformer",),
     "modern": ("softmax", "cosformer", "gau", "hgrn"),
 }
+SUITES = ("softmax", "cosformer")
 CASES = [
     (task, preset, mechanism)
     for task, preset in ALL
-    for mechanism in (MECHANISMS if task == "listops" else FEW[preset])
+    for mechanism in (
+        MECHANISMS
+        if task == "listops"
+        else FEW[preset]
+        if tasks.get_task(task).suite is None
+        else SUITES
+    )
     if mechanism == "linear" or task not in ("pathfinder64", "pathx", "path256")
 ]
 
@@ -57,18 +64,24 @@ def test_presets(task, preset, mechanism):
     tokens = jax.ShapeDtypeStruct((2, config.model.max_length), "uint8")
     lengths = jax.ShapeDtypeStruct((2,), "int32")
     inputs = (tokens, lengths) * (2 if task == "retrieval" else 1)
+    shape: tuple[int, ...] = (2, 10)
+    if known_task.per_position:
+        inputs += (jax.ShapeDtypeStruct((2, 3), "int32"),)
+        shape = (2, 3, 10)
     logits = jax.eval_shape(
         lambda params, *args: nnx.merge(graph, params)(*args), params, *inputs
     )
-    assert logits.shape == (2, 10) and logits.dtype == "float32"
+    assert logits.shape == shape and logits.dtype == "float32"
 
 
 def test_every_task_has_presets_and_facts():
     for name in TASKS:
         task = tasks.get_task(name)
         assert task.name == name
-        assert {"compact", "official", "modern"} <= set(task.presets)
-        assert all(0 < row.accuracy < 100 and row.source for row in task.published)
+        ours = {"compact", "modern"} if task.suite is None else {"quick"}
+        assert ours | {"official"} <= set(task.presets)
+        assert all(0 < row.accuracy <= 100 and row.source for row in task.published)
+        assert task.suite is None or set(task.sweeps) == set(task.presets)
         assert all(0 < floor < 100 for _, floor in task.floors)
 
 

@@ -120,9 +120,9 @@ class Mechanism:
       memory: name of the function that takes a ``memory`` and returns, beside the
         output, what the next layer's memory is made of; None = it has no memory.
       presets: what a named preset of a task changes for this mechanism: a pattern of
-        preset names (``official``, ``modern*``), then one of task names (``*``,
-        ``path*``), then flags and their values. A later pattern overrules an earlier
-        one.
+        preset names (``official``, ``modern*``), then one of task names (``*``, which
+        is all of LRA's, or ``path*``, ``mad-*``), then flags and their values. A later
+        pattern overrules an earlier one.
       function: the function itself, for one from outside this package.
     """
 

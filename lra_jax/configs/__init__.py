@@ -4,7 +4,13 @@ import fnmatch
 from typing import Any
 
 from lra_jax.attention.registry import MECHANISMS
-from lra_jax.configs.base import Config, DataConfig, ModelConfig, TrainConfig
+from lra_jax.configs.base import (
+    Config,
+    DataConfig,
+    ModelConfig,
+    StoredData,
+    TrainConfig,
+)
 from lra_jax.configs.registry import TASKS, find_task
 from lra_jax.errors import known
 
@@ -13,20 +19,27 @@ __all__ = [
     "Config",
     "DataConfig",
     "ModelConfig",
+    "StoredData",
     "TrainConfig",
     "get_preset",
 ]
 
 
 def get_preset(
-    task: str = "listops", preset: str = "compact", attention: str = "cosformer"
+    task: str = "listops", preset: str | None = None, attention: str = "cosformer"
 ) -> Config:
     """The config of a named preset, with what the mechanism's entry adds to it.
+
+    Args:
+      task: its name.
+      preset: None = the task's first.
+      attention: the mechanism.
 
     Raises:
       ValueError: for an unknown task or preset, with the nearest name.
     """
     presets = find_task(task).presets
+    preset = next(iter(presets)) if preset is None else preset
     config = presets[known("--preset", preset, presets)](attention)
     return config.replace(**_own_settings(task, preset, attention))
 
@@ -36,10 +49,11 @@ def _own_settings(task: str, preset: str, attention: str) -> dict[str, Any]:
     if attention not in MECHANISMS:
         return {}
     parts: dict[str, Any] = {}
+    of_lra = find_task(task).suite is None  # A lone * is all of LRA's tasks.
     for names, tasks in MECHANISMS[attention].presets.items():
         fitting = tasks.items() if fnmatch.fnmatchcase(preset, names) else ()
         for pattern, flags in fitting:
-            if fnmatch.fnmatchcase(task, pattern):
+            if (of_lra or pattern != "*") and fnmatch.fnmatchcase(task, pattern):
                 for flag, value in flags.items():
                     part, _, name = flag.partition(".")
                     parts.setdefault(part, {})[name] = value

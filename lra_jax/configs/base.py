@@ -85,8 +85,9 @@ class ModelConfig:
     """Width of all heads together, N * H."""
     mlp_dim: int = 128
     """Hidden width of the MLP and of the classification head."""
-    mlp: Literal["auto", "dense", "glu", "product_key"] = "auto"
+    mlp: Literal["auto", "dense", "glu", "product_key", "none"] = "auto"
     """dense: an MLP in each block. glu: a gated one. product_key: a sparse memory.
+    none: attention alone.
     auto: dense, but where the mechanism does the MLP's work (gau, flash) a second unit
     of it."""
     mlp_options: str = ""
@@ -127,6 +128,8 @@ class ModelConfig:
     """Damped moving averages of a column, before queries and keys (MEGA); 0 = none."""
     local_values: bool = False
     """Add the values to the attention's output: a path for what is near."""
+    is_causal: bool = False
+    """Each position sees itself and those before it: a decoder."""
     attention_options: str = ""
     """Options of the mechanism, as in `clip=5` or `features=128,sharing=none`;
     `features=256/128` gives one value to each block."""
@@ -134,18 +137,13 @@ class ModelConfig:
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
-    """Where data come from and how they are batched."""
+    """How data are batched; a task adds what they are."""
 
-    dir: str | None = None
-    """Folder of prepared data; by default that of tensorflow-datasets."""
-    path: str | None = None
-    """Original files: an archive or a folder, see docs/tasks.md. By default the data
-    are generated, or their archive is downloaded."""
     buckets: str = "auto"
     """Lengths to which batches are padded: auto, none (always max_length), or a list
     as in `768,1024,2000`."""
 
-    of_batches: ClassVar[tuple[str, ...]] = ("dir", "buckets")
+    of_batches: ClassVar[tuple[str, ...]] = ("buckets",)
     """The settings that do not decide which examples there are."""
 
     def check(self) -> None:
@@ -173,11 +171,29 @@ class DataConfig:
     @property
     def origin(self) -> str:
         """In words, where the examples come from."""
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredData(DataConfig):
+    """Where data come from and how they are batched."""
+
+    dir: str | None = None
+    """Folder of prepared data; by default that of tensorflow-datasets."""
+    path: str | None = None
+    """Original files: an archive or a folder, see docs/tasks.md. By default the data
+    are generated, or their archive is downloaded."""
+
+    of_batches: ClassVar[tuple[str, ...]] = ("dir", "buckets")
+
+    @property
+    def origin(self) -> str:
+        """See the base class."""
         return "original archive" if self.path is None else "original files"
 
 
 @dataclasses.dataclass(frozen=True)
-class GeneratedData(DataConfig):
+class GeneratedData(StoredData):
     """Where data come from, how many are generated and how they are batched."""
 
     seed: int = 0
@@ -211,8 +227,8 @@ class Config:
     """Task to train on."""
     attention: str = "cosformer"
     """Attention mechanism: a name, or package.module:function for your own."""
-    preset: str = "compact"
-    """Named set of defaults for the task."""
+    preset: str = None  # pyright: ignore[reportAssignmentType]  # the task's first
+    """Named set of defaults for the task; by default its first."""
     seed: int = 0
     """Seed of initialisation, of the order of examples and of dropout."""
     workdir: str | None = None
@@ -234,6 +250,8 @@ class Config:
     def __post_init__(self) -> None:
         if self.data is None:
             object.__setattr__(self, "data", find_task(self.task).data())
+        if self.preset is None:
+            object.__setattr__(self, "preset", next(iter(find_task(self.task).presets)))
 
     def replace(self, **changes: Any) -> Self:
         """Copy with fields replaced; a dict for train, model or data goes one deeper.

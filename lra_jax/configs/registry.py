@@ -19,6 +19,19 @@ TASKS = {
     "pathfinder64": "lra_jax.tasks.pathfinder:PATHFINDER64",
     "pathx": "lra_jax.tasks.pathfinder:PATHX",
     "path256": "lra_jax.tasks.pathfinder:PATH256",
+    "mqar": "lra_jax.tasks.mqar:TASK",
+    "needle": "lra_jax.tasks.needle:TASK",
+    "mad-compress": "lra_jax.tasks.mad:COMPRESS",
+    "mad-fuzzy-recall": "lra_jax.tasks.mad:FUZZY_RECALL",
+    "mad-recall": "lra_jax.tasks.mad:RECALL",
+    "mad-memorise": "lra_jax.tasks.mad:MEMORISE",
+    "mad-noisy-recall": "lra_jax.tasks.mad:NOISY_RECALL",
+    "mad-selective-copy": "lra_jax.tasks.mad:SELECTIVE_COPY",
+    "parity": "lra_jax.tasks.state:PARITY",
+    "modular": "lra_jax.tasks.state:MODULAR",
+    "modular-brackets": "lra_jax.tasks.state:MODULAR_BRACKETS",
+    "s5": "lra_jax.tasks.state:S5",
+    "a5": "lra_jax.tasks.state:A5",
 }
 
 

@@ -28,12 +28,12 @@ a - b], peak rate 5e-4, weight decay 0.05, batch 32, 30,000 steps (6.5 epochs).
 import dataclasses
 
 from lra_jax.configs import families
-from lra_jax.configs.base import DataConfig, ModelConfig
+from lra_jax.configs.base import ModelConfig, StoredData
 from lra_jax.errors import positive
 
 
 @dataclasses.dataclass(frozen=True)
-class RetrievalData(DataConfig):
+class RetrievalData(StoredData):
     """Where the papers come from and how they are batched."""
 
     max_length: int = 4_000

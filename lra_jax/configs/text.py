@@ -31,12 +31,12 @@ import dataclasses
 from typing import Literal
 
 from lra_jax.configs import families
-from lra_jax.configs.base import DataConfig, ModelConfig
+from lra_jax.configs.base import ModelConfig, StoredData
 from lra_jax.errors import not_negative, positive
 
 
 @dataclasses.dataclass(frozen=True)
-class TextData(DataConfig):
+class TextData(StoredData):
     """Where the reviews come from and how they are batched."""
 
     seed: int = 0

@@ -37,8 +37,8 @@ class DataCommand:
 
     task: str = "listops"
     """Task whose data are meant."""
-    preset: str = "compact"
-    """Preset whose data settings are the defaults."""
+    preset: str | None = None
+    """Preset whose data settings are the defaults; by default the task's first."""
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
 
 
@@ -96,7 +96,8 @@ def _describe(command: DataCommand, task: Task, dataset: "SequenceDataset") -> N
     )
     for split in dataset.splits:
         lengths, labels = dataset.lengths(split), dataset.labels(split)
-        counts = np.bincount(labels, minlength=dataset.num_classes)
+        given = labels[labels >= 0]  # A row with fewer targets is filled up with -1.
+        counts = np.bincount(given, minlength=dataset.num_classes)
         print(
             f"{split}: lengths {lengths.min()} to {lengths.max()}, mean "
             f"{lengths.mean():.0f}, median {np.median(lengths):.0f}; majority "
@@ -114,12 +115,14 @@ def _sample(command: SampleCommand, task: Task, dataset: "SequenceDataset") -> N
         raise expected("--count", wanted, command.count)
     not_negative("--seed", command.seed)
     drawn = np.random.default_rng(command.seed).choice(total, command.count, False)
-    examples = dataset.source(command.split).__getitems__(np.sort(drawn).tolist())
+    indices = np.sort(drawn).tolist()
+    examples = dataset.source(command.split).__getitems__(indices)
     if dataset.image_shape is None:
         if command.out is not None:
             wanted = f"nothing for --task={task.name}, which has no images"
             raise expected("--out", wanted, repr(command.out))
-        for example in examples:
+        for index, example in zip(indices, examples, strict=True):
+            print(dataset.answer(command.split, index))
             _print_example(example, task, dataset)
     else:
         file = command.out or f"{command.task}-{command.split}.png"
@@ -127,7 +130,6 @@ def _sample(command: SampleCommand, task: Task, dataset: "SequenceDataset") -> N
 
 
 def _print_example(example: dict, task: Task, dataset: "SequenceDataset") -> None:
-    print(f"label {int(example['label'])}")
     for name in dataset.sequences:
         text = task.decode(example[name])
         cut = "..." if len(text) > _CHARACTERS else ""

@@ -30,9 +30,12 @@ class SequenceDataset:
       name: the builder's name, configuration and version.
       folder: where the records lie.
       splits: the names of the splits, usually train, valid, test.
+      parts: the names of further splits, on which a model is tested one by one, such
+        as of longer sequences; none of data on disk.
       sequences: the names of the sequences of an example; one, or two for a pair of
         documents.
       vocab_size: token ids are below it.
+      token_dtype: that holds them.
       num_classes: labels are below it.
       max_length: no sequence is longer.
       image_shape: rows and columns, where a sequence is an image; else None.
@@ -44,8 +47,10 @@ class SequenceDataset:
         self.name: str = builder.info.full_name
         self.folder = str(builder.data_path)
         self.splits = tuple(builder.info.splits)
+        self.parts: tuple[str, ...] = ()
         self.sequences = builder.SEQUENCES
         self.vocab_size = builder.VOCAB_SIZE
+        self.token_dtype = np.dtype(np.uint8)
         self.num_classes = builder.NUM_CLASSES
         self.max_length: int = builder.builder_config.max_length
         self.image_shape: tuple[int, int] | None = builder.builder_config.image_shape
@@ -72,14 +77,30 @@ class SequenceDataset:
         return self._lengths[self._checked(split)]
 
     def labels(self, split: str) -> np.ndarray:
-        """The labels of a split, `int32 [n]`."""
+        """The labels of a split, integers `[n]`, or `[n, K]` at `positions`, where -1
+        fills up a row."""
         return self._labels[self._checked(split)]
+
+    def positions(self, split: str) -> np.ndarray | None:
+        """Where the labels of a split are asked for, `int32 [n, K]`; None where each
+        is that of a whole sequence."""
+        self._checked(split)
+        return None
+
+    def answer(self, split: str, index: int) -> str:
+        """What is asked for in an example, for people."""
+        labels, positions = self.labels(split)[index], self.positions(split)
+        if positions is None:
+            return f"label {int(labels)}"
+        given = zip(positions[index].tolist(), labels.tolist(), strict=True)
+        pairs = (f"{place}: {label}" for place, label in given if label >= 0)
+        return f"labels at positions {', '.join(pairs)}"
 
     def source(self, split: str) -> Source:
         """Random access to a split.
 
-        Element i is a dict with `uint8 [length]` for each name of `sequences`, and the
-        integer `label`. `__getitems__(ids)` reads several at once.
+        Element i is a dict with `token_dtype [length]` for each name of `sequences`,
+        and, from disk, the integer `label`. `__getitems__(ids)` reads several at once.
         """
         return _Records(self._builder.as_data_source(split=self._checked(split)), self)
 

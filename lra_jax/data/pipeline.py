@@ -9,6 +9,11 @@ arrays:
     labels   int32   [batch]
     weights  float32 [batch]                  evaluation only: 0 for a filler row
 
+Larger vocabularies have tokens of a wider dtype. Where labels belong to positions they
+are `[batch, K]`, -1 where a row has fewer than K, and beside them are
+
+    positions  int32 [batch, K]
+
 A task with pairs of sequences has a `tokens` and a `lengths` for each, with the suffix
 that its builder gives (`tokens_1`, `lengths_1`, `tokens_2`, ...).
 """
@@ -43,6 +48,7 @@ __all__ = [
     "EvalBatches",
     "bucket_lengths",
     "eval_batches",
+    "eval_shapes",
     "plan_batches",
     "read_examples",
     "train_iterator",
@@ -181,7 +187,7 @@ def eval_batches(
 
     Args:
       dataset: a prepared dataset.
-      split: which examples.
+      split: which examples. One of the dataset's parts is padded to its own longest.
       buckets: the lengths to pad to, see `bucket_lengths`.
       batch_size: rows a batch, over all hosts.
       shard: this host's index and the number of hosts.
@@ -189,9 +195,28 @@ def eval_batches(
     Raises:
       ValueError: an argument is out of range.
     """
-    resolved = bucket_lengths(dataset, buckets)
+    resolved = _split_buckets(dataset, split, bucket_lengths(dataset, buckets))
     rows = _shard_rows(batch_size, shard)
     return EvalBatches(dataset, split, resolved, batch_size, rows)
+
+
+def eval_shapes(dataset: SequenceDataset, buckets: tuple[int, ...]) -> int:
+    """The most shapes that batches of `eval_batches` have over all splits."""
+    shapes = {
+        (width, dataset.labels(split).shape[1:])
+        for split in (*dataset.splits, *dataset.parts)
+        for width in _split_buckets(dataset, split, buckets)
+    }
+    return len(shapes)
+
+
+def _split_buckets(
+    dataset: SequenceDataset, split: str, buckets: tuple[int, ...]
+) -> tuple[int, ...]:
+    """The lengths that evaluation batches of a split are padded to."""
+    if split in dataset.parts:
+        return (int(dataset.lengths(split).max()),)
+    return buckets
 
 
 def read_examples(
@@ -217,7 +242,9 @@ class _Reader:
     def __init__(self, dataset: SequenceDataset, split: str):
         self._source = dataset.source(split)
         self._labels = dataset.labels(split)
+        self._positions = dataset.positions(split)
         self._sequences = dataset.sequences
+        self._dtype = dataset.token_dtype
 
     def read(
         self,
@@ -234,7 +261,7 @@ class _Reader:
         width = min(batch.length, limit or batch.length)
         arrays = {}
         for name in self._sequences:
-            tokens = np.zeros((len(records), width), np.uint8)
+            tokens = np.zeros((len(records), width), self._dtype)
             lengths = np.zeros(len(records), np.int32)
             for row, record in enumerate(records):
                 whole = record[name]
@@ -244,7 +271,9 @@ class _Reader:
                 tokens[row, : lengths[row]] = whole[:width]
             arrays[name] = tokens
             arrays[name.replace("tokens", "lengths", 1)] = lengths
-        return arrays | {"labels": self._labels[batch.ids]}
+        if self._positions is not None:
+            arrays["positions"] = self._positions[batch.ids]
+        return arrays | {"labels": self._labels[batch.ids].astype(np.int32)}
 
 
 def _example_lengths(dataset: SequenceDataset, split: str) -> np.ndarray:

@@ -10,14 +10,17 @@ from lra_jax.models.classifier import SequenceClassifier
 from lra_jax.models.config import AttentionConfig, EncoderConfig
 from lra_jax.models.encoder import EncoderBlock, TransformerEncoder
 from lra_jax.models.matching import MatchingClassifier
+from lra_jax.models.tokens import AutoEncoder, TokenClassifier
 
 __all__ = [
     "AttentionConfig",
+    "AutoEncoder",
     "Buffer",
     "EncoderBlock",
     "EncoderConfig",
     "MatchingClassifier",
     "MultiHeadAttention",
     "SequenceClassifier",
+    "TokenClassifier",
     "TransformerEncoder",
 ]

@@ -17,7 +17,7 @@ from lra_jax.models.product_keys import memory_sizes
 
 Inputs = Literal["embedding", "linear"]
 Positions = Literal["learned", "sinusoidal", "learned_2d", "rotary", "none"]
-MlpKind = Literal["auto", "dense", "glu", "product_key"]
+MlpKind = Literal["auto", "dense", "glu", "product_key", "none"]
 Options = Mapping[str, Any] | tuple[tuple[str, Any], ...] | None
 Config = TypeVar("Config", "AttentionConfig", "EncoderConfig")
 
@@ -80,7 +80,8 @@ class AttentionConfig:
 
     Raises:
       ValueError: a size below 1, heads that do not divide the width, an unknown
-        mechanism or option, no ``max_length`` where the mechanism has parameters for
+        mechanism or option, ``is_causal`` with a mechanism that has no causal form, no
+        ``max_length`` where the mechanism has parameters for
         each position, or ``rotary`` with an odd head width or a mechanism without
         queries and keys.
     """
@@ -119,6 +120,10 @@ class AttentionConfig:
             wanted = f"a divisor of qkv_features={width}"
             raise expected("num_heads", wanted, self.num_heads)
         split_options(self.mechanism, dict(self.options or ()))
+        causal = self.mechanism.causal is not False and self.accepts("is_causal")
+        if self.is_causal and not causal:
+            wanted = "one with a causal form, for is_causal=True"
+            raise expected("mechanism", wanted, f"{self.mechanism.name!r}")
         self._check_ends()
         if self.rotary:
             self._check_rotary()
@@ -199,13 +204,15 @@ class EncoderConfig:
       qkv_features: width of all heads together; None = ``embed_dim``.
       mlp: the second part of a block, after attention: "dense", an MLP of ``mlp_dim``;
         "glu", a gated one; "product_key", a memory (`lra_jax.models.product_keys`);
-        "auto", an MLP, or where the mechanism does its work too, a second such layer.
+        "auto", an MLP, or where the mechanism does its work too, a second such layer;
+        "none", nothing.
       mlp_options: sizes of the memory, as in ``{"keys": 32}``.
       max_length: longest sequence of tokens.
       mechanism: see `AttentionConfig`.
       options: those of `AttentionConfig`, for every block; a tuple holds one value a
         block, as in ``{"features": (256, 128)}``. ``{"sharing": "layerwise"}`` lets all
         blocks compute with the first one's arrays of the mechanism (Linformer).
+      is_causal: each position attends to itself and those before it: a decoder.
       cls_token: put a learned vector, zero at first, before the tokens.
       inputs: "embedding", a row for each token id, or "linear", a projection of the
         pixel's value; see ``lra_jax.models.inputs``.
@@ -236,6 +243,7 @@ class EncoderConfig:
     max_length: int = 2000
     mechanism: str | Callable[..., Any] | registry.Mechanism = "cosformer"
     options: Options = ()
+    is_causal: bool = False
     cls_token: bool = False
     inputs: Inputs = "embedding"
     positions: Positions = "learned"
@@ -266,6 +274,9 @@ class EncoderConfig:
             raise expected("mlp_options", f"none for mlp={self.mlp!r}", got)
         if self.positions == "sinusoidal":
             check_even("embed_dim", self.embed_dim, "width for sinusoidal positions")
+        if self.is_causal and self.cls_token:
+            wanted = "False with is_causal, where the first position sees no other"
+            raise expected("cls_token", wanted, True)
         if self.positions == "learned_2d" and self.grid is None:
             wanted = "the rows and columns of the images for positions='learned_2d'"
             raise expected("grid", wanted, None)
@@ -296,6 +307,7 @@ class EncoderConfig:
             mechanism=self.mechanism,
             max_length=self.length,
             options=self.block_options[index],
+            is_causal=self.is_causal,
             own_parameters=index == 0 or not self.shares_parameters,
             takes_memory=index > 0,
             gives_memory=index < self.num_layers - 1,

@@ -31,7 +31,7 @@ class EncoderBlock(nnx.Module):
 
     Args:
       attention: the attention of the block.
-      mlp: the second part, called as ``mlp(x, mask=..., rngs=...)``.
+      mlp: the second part, called as ``mlp(x, mask=..., rngs=...)``; None = nothing.
       embed_dim: width D.
       dropout: rate on both branches.
       dtype: of the computation; LayerNorm's statistics are float32.
@@ -40,7 +40,7 @@ class EncoderBlock(nnx.Module):
     def __init__(
         self,
         attention: MultiHeadAttention,
-        mlp: nnx.Module,
+        mlp: nnx.Module | None,
         embed_dim: int,
         *,
         dropout: float = 0.0,
@@ -48,7 +48,8 @@ class EncoderBlock(nnx.Module):
     ):
         self.attention_norm = LayerNorm(embed_dim, dtype=dtype)
         self.attention = attention
-        self.mlp_norm = LayerNorm(embed_dim, dtype=dtype)
+        norm = None if mlp is None else LayerNorm(embed_dim, dtype=dtype)
+        self.mlp_norm: Any = norm
         self.mlp: Any = mlp
         self.dropout = Dropout(dropout)
 
@@ -88,11 +89,12 @@ class EncoderBlock(nnx.Module):
             memory=memory,
         )
         x = x + self.dropout(branch, rngs)
-        # An attention in the MLP's place sees documents too; others see positions.
-        attends = isinstance(self.mlp, MultiHeadAttention)
-        more = {"segment_ids": segment_ids} if attends else {}
-        branch = self.mlp(self.mlp_norm(x), mask=mask, rngs=rngs, **more)
-        x = x + self.dropout(branch, rngs)
+        if self.mlp is not None:
+            # An attention in the MLP's place sees documents too; others see positions.
+            attends = isinstance(self.mlp, MultiHeadAttention)
+            more = {"segment_ids": segment_ids} if attends else {}
+            branch = self.mlp(self.mlp_norm(x), mask=mask, rngs=rngs, **more)
+            x = x + self.dropout(branch, rngs)
         sow(self, outputs=x)
         return x, memory
 
@@ -133,9 +135,11 @@ class TransformerEncoder(nnx.Module):
             attention = config.attention(index)
             first = MultiHeadAttention(config=attention, rngs=rngs)
             width = config.embed_dim
-            if config.mlp == "product_key":
+            if config.mlp == "none":
+                second: nnx.Module | None = None
+            elif config.mlp == "product_key":
                 options = dict(config.mlp_options or ())
-                second: nnx.Module = ProductKeyMemory(width, options, rngs=rngs, **rest)
+                second = ProductKeyMemory(width, options, rngs=rngs, **rest)
             elif config.mlp in ("dense", "glu") or first.mechanism.mlp:
                 gated = config.mlp == "glu"
                 second = Mlp(width, config.mlp_dim, gated=gated, rngs=rngs, **rest)

@@ -8,6 +8,7 @@ from lra_jax.configs import TASKS, Config, ModelConfig
 from lra_jax.reports import charts
 from lra_jax.reports.page import Page, Table
 from lra_jax.reports.runs import Group
+from lra_jax.reports.suites import add_suites
 from lra_jax.tasks import get_task
 from lra_jax.tasks.published import ROWS, SIX, Row
 
@@ -45,6 +46,8 @@ def make_page(groups: Sequence[Group], notes: Sequence[str], folder: Path) -> Pa
         "Steps/s is the median in training, without evaluations and compilation. Peak "
         "memory says what it counts: of a device, or of the whole process."
     )
+    add_suites(page, groups)
+    every, groups = groups, [g for g in groups if get_task(g.config.task).suite is None]
     for task, members in by_task(groups).items():
         page.heading(task)
         page.table(*task_table(task, members))
@@ -54,11 +57,12 @@ def make_page(groups: Sequence[Group], notes: Sequence[str], folder: Path) -> Pa
             if any(line.faint for line in lines):
                 caption += " Thin lines are seeds, the thick one is their mean."
             page.figure(f"curves-{task}", _chart(lines), caption)
-    page.heading("All tasks")
-    page.text(_AVERAGES)
-    page.table(*averages_table(groups))
+    if groups:
+        page.heading("All tasks")
+        page.text(_AVERAGES)
+        page.table(*averages_table(groups))
     page.heading("How to repeat")
-    page.items(commands(groups), commands=True)
+    page.items(commands(every), commands=True)
     if notes:
         page.heading("Not shown")
         page.items(notes)

@@ -23,7 +23,7 @@ An entry::
 
     TASK = Task(
         name="image",
-        data=DataConfig,
+        data=StoredData,
         presets=configs.PRESETS,
         reader="lra_jax.data.image:prepare",
         image_shape=(32, 32),
@@ -42,7 +42,7 @@ from lra_jax.configs.registry import find_task
 from lra_jax.tasks.published import Published
 from lra_jax.tasks.task import Task
 
-__all__ = ["TASKS", "Published", "Task", "get_task"]
+__all__ = ["TASKS", "Published", "Task", "get_task", "suites"]
 
 
 def get_task(name: str) -> Task:
@@ -52,3 +52,12 @@ def get_task(name: str) -> Task:
       ValueError: unknown, with the nearest name.
     """
     return find_task(name)
+
+
+def suites() -> dict[str, list[Task]]:
+    """The tasks that are tests of one suite, by its name."""
+    found: dict[str, list[Task]] = {}
+    for task in map(get_task, TASKS):
+        if task.suite is not None:
+            found.setdefault(task.suite, []).append(task)
+    return found

@@ -10,10 +10,17 @@ from flax import nnx
 
 from lra_jax.configs import Config
 from lra_jax.data.dataset import SequenceDataset
-from lra_jax.models import MatchingClassifier, SequenceClassifier
+from lra_jax.models import (
+    AutoEncoder,
+    MatchingClassifier,
+    SequenceClassifier,
+    TokenClassifier,
+)
 from lra_jax.tasks.encoder import encoder_config
 
-Model = TypeVar("Model", SequenceClassifier, MatchingClassifier)
+Model = TypeVar(
+    "Model", SequenceClassifier, MatchingClassifier, TokenClassifier, AutoEncoder
+)
 Batch = Mapping[str, jax.Array]
 Sums = dict[str, jax.Array]
 
@@ -29,7 +36,7 @@ def classification_loss(
         rows are fill; without weights every row counts once.
       rngs: dropout stream, to train.
     """
-    return _cross_entropy(model(batch["tokens"], batch["lengths"], rngs), batch)
+    return _summed(model(batch["tokens"], batch["lengths"], rngs), batch)
 
 
 def matching_loss(
@@ -37,14 +44,32 @@ def matching_loss(
 ) -> Sums:
     """The same for pairs: tokens_1, lengths_1, tokens_2, lengths_2 in the batch."""
     names = ("tokens_1", "lengths_1", "tokens_2", "lengths_2")
-    return _cross_entropy(model(*(batch[name] for name in names), rngs), batch)
+    return _summed(model(*(batch[name] for name in names), rngs), batch)
 
 
-def _cross_entropy(logits: jax.Array, batch: Batch) -> Sums:
+def token_loss(model: nnx.Module, batch: Batch, rngs: nnx.Rngs | None = None) -> Sums:
+    """The same for classes at single positions, each of which counts once.
+
+    Args:
+      model: ``(tokens, lengths, positions, rngs) -> logits [B, K, classes]``.
+      batch: tokens `[B, T]`, lengths `[B]`, positions `[B, K]`, labels `[B, K]`, -1
+        where a row has fewer than K, and weights `[B]` where some rows are fill.
+      rngs: dropout stream, to train.
+    """
+    names = ("tokens", "lengths", "positions")
+    return _summed(model(*(batch[name] for name in names), rngs), batch)
+
+
+def _summed(logits: jax.Array, batch: Batch) -> Sums:
+    """Cross-entropy and accuracy of the labels from 0 on, in the rows that count."""
     labels = batch["labels"]
-    losses = optax.losses.softmax_cross_entropy_with_integer_labels(logits, labels)
-    weights = batch.get("weights")
-    weights = jnp.ones_like(losses) if weights is None else weights
+    weights = (labels >= 0).astype(jnp.float32)
+    if "weights" in batch:
+        rows = batch["weights"]
+        weights = weights * rows.reshape(-1, *(1,) * (labels.ndim - 1))
+    losses = optax.losses.softmax_cross_entropy_with_integer_labels(
+        logits, jnp.maximum(labels, 0)
+    )
     correct = (jnp.argmax(logits, -1) == labels).astype(jnp.float32)
     return {
         "loss": jnp.sum(losses * weights),
@@ -57,7 +82,21 @@ def make_classifier(
     config: Config, dataset: SequenceDataset, rngs: nnx.Rngs
 ) -> SequenceClassifier:
     """The encoder and head that a config describes, for a dataset's vocabulary."""
-    return _make(SequenceClassifier, config, dataset, rngs)
+    return _make(SequenceClassifier, config, dataset, rngs, **_pooling(config))
+
+
+def make_token_classifier(
+    config: Config, dataset: SequenceDataset, rngs: nnx.Rngs
+) -> TokenClassifier:
+    """The model of single positions that a config describes."""
+    return _make(TokenClassifier, config, dataset, rngs)
+
+
+def make_auto_encoder(
+    config: Config, dataset: SequenceDataset, rngs: nnx.Rngs
+) -> AutoEncoder:
+    """The model of all positions from one vector that a config describes."""
+    return _make(AutoEncoder, config, dataset, rngs)
 
 
 def make_matcher(
@@ -65,7 +104,12 @@ def make_matcher(
 ) -> MatchingClassifier:
     """The classifier of pairs that a config describes."""
     interaction = config.model.interaction
-    return _make(MatchingClassifier, config, dataset, rngs, interaction=interaction)
+    settings = {"interaction": interaction, **_pooling(config)}
+    return _make(MatchingClassifier, config, dataset, rngs, **settings)
+
+
+def _pooling(config: Config) -> dict[str, Any]:
+    return {"pooling": config.model.pooling, "padding": config.model.padding}
 
 
 def _make(
@@ -78,8 +122,6 @@ def _make(
     return kind(
         dataset.vocab_size,
         dataset.num_classes,
-        pooling=config.model.pooling,
-        padding=config.model.padding,
         config=encoder_config(config, dataset.image_shape),
         **settings,
         rngs=rngs,

@@ -40,8 +40,11 @@ def check_config(config: Config, task: Task) -> None:
     _check_stages(config.train, task)
     if task.image_shape is None:
         _refuse_images(config)
+    if task.is_causal and not config.model.is_causal:
+        wanted = f"True for --task={task.name}, whose answers come next"
+        raise expected("--model.is_causal", wanted, config.model.is_causal)
     _check_lengths(config, task)
-    _check_devices(config)
+    _check_devices(config, task)
     encoder_config(config, task.image_shape)
 
 
@@ -102,7 +105,7 @@ def _broken(attention: str, error: Exception) -> ValueError:
     return expected("--attention", wanted, f"{type(error).__name__}: {first}")
 
 
-def _check_devices(config: Config) -> None:
+def _check_devices(config: Config, task: Task) -> None:
     given = {
         name: getattr(config, name)
         for name in ("coordinator", "num_processes", "process_id")
@@ -118,6 +121,9 @@ def _check_devices(config: Config) -> None:
         _check_processes(config)
     if config.train.seq_devices == 1:
         return
+    if task.per_position:
+        wanted = f"1 for --task={task.name}, which asks for single positions"
+        raise expected("--train.seq_devices", wanted, config.train.seq_devices)
     sequence_parallel(registry.resolve(config.attention))
     for name, only in (("pooling", "mean"), ("padding", "lengths")):
         given = getattr(config.model, name)
@@ -143,8 +149,10 @@ def _check_stages(train: TrainConfig, task: Task) -> None:
             kind.parse(given, train.steps)
         except ValueError as error:
             raise renamed(error, f"--train.{kind.name}") from error
-        if given and task.image_shape is not None:
-            wanted = "nothing for images, which are whole and of one size"
+        whole = None if task.image_shape is None else "images, which are of one size"
+        whole = "answers at single positions" if task.per_position else whole
+        if given and whole is not None:
+            wanted = f"nothing for {whole}"
             raise expected(f"--train.{kind.name}", wanted, repr(given))
 
 

@@ -48,6 +48,7 @@ def _encoder_config(
             mechanism if config.train.seq_devices == 1 else sequence_parallel(mechanism)
         ),
         options=parse_options(model.attention_options),
+        is_causal=model.is_causal,
         inputs=model.inputs,
         positions=model.positions,
         grid=image_shape,
@@ -72,6 +73,8 @@ _FLAGS = {
     )
 } | {
     "attention": "--attention",
+    "mechanism": "--attention",
+    "cls_token": "--model.pooling",
     "qkv_features": "--model.qkv_dim",
     "rotary": "--model.positions=rotary",
 }

@@ -1,12 +1,12 @@
 """Image: CIFAR-10 in grey as a sequence of pixels, ten classes."""
 
-from lra_jax.configs import DataConfig, image
+from lra_jax.configs import StoredData, image
 from lra_jax.tasks.published import published
 from lra_jax.tasks.task import Task, has_sizes
 
 TASK = Task(
     name="image",
-    data=DataConfig,
+    data=StoredData,
     presets=image.PRESETS,
     reader="lra_jax.data.image:prepare",
     image_shape=(32, 32),

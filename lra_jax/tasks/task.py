@@ -44,6 +44,14 @@ class Task:
       objective: names ``(model, batch, rngs) -> sums``: the weighted sums "loss" and
         "correct" and the weight "count" over a batch, as float32 scalars.
       image_shape: rows and columns where a sequence is an image, else None.
+      per_position: labels belong to single positions, and not to whole sequences.
+      is_causal: only a decoder can be asked, because what follows a position gives its
+        answer away.
+      suite: the set of tests to which it belongs, for ``lra_jax.sweep --suite``.
+      sweeps: by preset, the flags whose values its protocol tries, and the values.
+      variants: by mechanism, the options with which the suite runs it once more.
+      chance: the percent that guessing gets, from the data settings; None = not known.
+      is_scaled: reports show the accuracy above chance, from 0 to 1.
       is_official: whether data settings, and the number of examples of every split,
         are those of the Long-Range Arena, which floors and published rows are about.
       floors: ``(name, percent)`` of readers that learn nothing of interest.
@@ -63,12 +71,28 @@ class Task:
     model: str = "lra_jax.tasks.base:make_classifier"
     objective: str = "lra_jax.tasks.base:classification_loss"
     image_shape: tuple[int, int] | None = None
+    per_position: bool = False
+    is_causal: bool = False
+    suite: str | None = None
+    sweeps: Mapping[str, Mapping[str, tuple[Any, ...]]] = dataclasses.field(
+        default_factory=dict
+    )
+    variants: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    chance: Callable[[Any], float] | None = None
+    is_scaled: bool = False
     is_official: Callable[[Any, "SequenceDataset"], bool] = lambda data, dataset: False
     floors: tuple[tuple[str, float], ...] = ()
     published: tuple[Published, ...] = ()
     decoder: str = "lra_jax.tasks.task:decode_bytes"
     augmentation: str | None = None
     tree_drawer: str | None = None
+
+    def scaled(self, data: DataConfig, accuracy: float) -> float | None:
+        """The share of an accuracy above chance, both in percent: at most 1."""
+        if self.chance is None:
+            return None
+        chance = self.chance(data)
+        return (accuracy - chance) / (100 - chance)
 
     def prepare(self, data: DataConfig) -> "SequenceDataset":
         """Makes, or finds, the data that the settings describe.
@@ -81,7 +105,8 @@ class Task:
         for name in data.of_batches:
             del settings[name]
         read = pkgutil.resolve_name(self.reader)
-        return read(data.dir, **self.reader_settings, **settings)
+        folder = getattr(data, "dir", None)  # Data in memory have none.
+        return read(folder, **self.reader_settings, **settings)
 
     def check(self, config: Config) -> None:
         """Refuses settings that cannot work, before data are made.

@@ -21,6 +21,7 @@ from lra_jax.data.dataset import SequenceDataset
 from lra_jax.data.length_warmup import LengthWarmup
 from lra_jax.errors import expected
 from lra_jax.models import Buffer
+from lra_jax.models.state_size import state_size
 from lra_jax.signals import StopRequest
 from lra_jax.tasks import Task
 from lra_jax.training import hosts, sharding
@@ -125,6 +126,8 @@ class Trainer:
         graphdef, params = nnx.split(model, (nnx.Param, Buffer))
         trained = nnx.filter_state(params, nnx.Param)
         self.num_parameters = sum(x.size for x in jax.tree.leaves(trained))
+        causal = config.model.is_causal
+        self.state_size = state_size(model.encoder) if causal else None
         state = init_state(params, optimizer)
         self.state: TrainState = sharding.replicate(self.mesh, state)
         self.progress = Progress()
@@ -134,7 +137,8 @@ class Trainer:
             task, graphdef, optimizer, config.seed, shapes=len(widths)
         )
         self.train_step = sharding.under_mesh(self.mesh, train_step)
-        eval_step = make_eval_step(task, graphdef, shapes=len(self.buckets))
+        eval_shapes = pipeline.eval_shapes(dataset, self.buckets)
+        eval_step = make_eval_step(task, graphdef, shapes=eval_shapes)
         self.eval_step = sharding.under_mesh(self.mesh, eval_step)
         # On CPU calls run ahead of the work, which a signal would have to wait for.
         self._waits = jax.default_backend() == "cpu" and jax.process_count() == 1

@@ -124,7 +124,7 @@ class Session:
         trainer, progress = self.trainer, self.trainer.progress
         self.console.line("scoring the test split")
         last = trainer.evaluate(trainer.state.params, "test")
-        best = last
+        best, params = last, trainer.state.params
         if progress.best_step != trainer.step:
             params, _ = trainer.checkpoints.load_params("best", trainer.state)
             best = trainer.evaluate(params, "test")
@@ -138,6 +138,7 @@ class Session:
             "test_loss_best": best["loss"],
             "test_loss_last": last["loss"],
             "test_examples": self.dataset.num_examples("test"),
+            **self._beside(params, best["accuracy"]),
             "valid_accuracy_best": 100 * progress.best_accuracy,
             "best_step": progress.best_step,
             "best_by": self.config.train.best_by,
@@ -154,6 +155,22 @@ class Session:
             "commit": commit(),
             "command": self.command,
         }
+
+    def _beside(self, params: Any, accuracy: float) -> dict[str, Any]:
+        """What only some tasks have: chance, the parts of the test, a state's size."""
+        task, data, trainer = self.task, self.config.data, self.trainer
+        found: dict[str, Any] = {}
+        if task.chance is not None:
+            found["chance"] = task.chance(data)
+            found["test_scaled_accuracy"] = task.scaled(data, 100 * accuracy)
+        if self.dataset.parts:
+            found["test_accuracy_by_length"] = {
+                part: 100 * trainer.evaluate(params, part)["accuracy"]
+                for part in self.dataset.parts
+            }
+        if self.config.model.is_causal:
+            found["state_size"] = trainer.state_size
+        return found
 
     def _speed(self) -> float:
         """Median of the reported training speeds."""

@@ -16,6 +16,7 @@ from lra_jax.tasks import get_task
 
 COMMON = {"dir", "path", "buckets"}
 GENERATED = COMMON | {"seed", "processes", "num-train", "num-valid", "num-test"}
+DRAWN = {"buckets", "seed", "num-train", "num-valid", "num-test"}
 IMAGES = GENERATED | {"level", "num-distractors"}
 SETTINGS = {
     "listops": GENERATED
@@ -27,6 +28,20 @@ SETTINGS = {
     "pathfinder64": IMAGES,
     "pathx": IMAGES,
     "path256": IMAGES,
+}
+STATE = DRAWN | {"min-length", "max-length", "test-min", "test-max", "parts"}
+MAD = DRAWN | {"vocab-size", "length"}
+SETTINGS |= {
+    "mqar": {"buckets", "seed", "train", "test", "num-valid", "vocab-size"}
+    | {"power", "noise"},
+    "needle": DRAWN | {"vocab-size", "min-length", "max-length", "parts"},
+    "mad-compress": MAD,
+    "mad-fuzzy-recall": MAD | {"motif"},
+    "mad-recall": MAD,
+    "mad-memorise": MAD,
+    "mad-noisy-recall": MAD | {"noise-vocab", "noise"},
+    "mad-selective-copy": MAD | {"copied"},
+    **dict.fromkeys(("parity", "modular", "modular-brackets", "s5", "a5"), STATE),
 }
 ALL = set().union(*SETTINGS.values())
 
@@ -170,12 +185,12 @@ TOY = '''"""Parity: whether a string of bits holds an odd number of ones."""
 
 import dataclasses
 
-from lra_jax.configs import Config, DataConfig, ModelConfig, TrainConfig
+from lra_jax.configs import Config, ModelConfig, StoredData, TrainConfig
 from lra_jax.tasks import Task
 
 
 @dataclasses.dataclass(frozen=True)
-class ParityData(DataConfig):
+class ParityData(StoredData):
     """Which strings."""
 
     bits: int = 6
@@ -185,7 +200,7 @@ class ParityData(DataConfig):
 def compact(attention: str) -> Config:
     """A run of seconds."""
     return Config(
-        task="parity",
+        task="bits",
         attention=attention,
         train=TrainConfig(steps=4, warmup=1, eval_every=2, log_every=2, batch_size=8),
         model=ModelConfig(num_layers=1, embed_dim=8, qkv_dim=8, max_length=6),
@@ -221,15 +236,15 @@ def prepare(data_dir, *, bits, path):
 
 
 TASK = Task(
-    name="parity",
+    name="bits",
     data=ParityData,
     presets={"compact": compact},
-    reader="lra_jax.tasks.parity:prepare",
+    reader="lra_jax.tasks.bits:prepare",
     floors=(("chance", 50.0),),
     is_official=lambda data, dataset: data.bits == 6,
 )
 '''
-LINE = '    "parity": "lra_jax.tasks.parity:TASK",\n'
+LINE = '    "bits": "lra_jax.tasks.bits:TASK",\n'
 
 
 @pytest.fixture(scope="module")
@@ -239,7 +254,7 @@ def with_a_toy(tmp_path_factory):
     package = folder / "lra_jax"
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(Path(lra_jax.__file__).parent, package, ignore=ignored)
-    (package / "tasks" / "parity.py").write_text(TOY)
+    (package / "tasks" / "bits.py").write_text(TOY)
     registry = package / "configs" / "registry.py"
     first = "TASKS = {\n"
     text = registry.read_text()
@@ -258,24 +273,24 @@ def in_copy(folder: Path, module: str, *args: str):
 
 
 def test_a_new_task_has_its_help(with_a_toy):
-    end = in_copy(with_a_toy, "lra_jax.train", "--task=parity", "--help")
+    end = in_copy(with_a_toy, "lra_jax.train", "--task=bits", "--help")
     assert end.returncode == 0, end.stderr
-    assert "parity: compact" in end.stdout
+    assert "bits: compact" in end.stdout
     assert set(re.findall(r"--data\.([a-z-]+)", end.stdout)) == COMMON | {"bits"}
-    wrong = in_copy(with_a_toy, "lra_jax.train", "--task=parity", "--data.level=easy")
-    helpers.assert_one_error(wrong.returncode, wrong.stderr, 2, "--task=parity")
+    wrong = in_copy(with_a_toy, "lra_jax.train", "--task=bits", "--data.level=easy")
+    helpers.assert_one_error(wrong.returncode, wrong.stderr, 2, "--task=bits")
 
 
 @pytest.mark.slow
 def test_a_new_task_is_described_and_trained(with_a_toy, tmp_path):
-    flags = ("--task=parity", f"--data.dir={tmp_path}")
+    flags = ("--task=bits", f"--data.dir={tmp_path}")
     end = in_copy(with_a_toy, "lra_jax.data", "describe", *flags)
     assert end.returncode == 0, end.stderr
-    assert end.stdout.startswith("parity: 64 train, 64 valid, 64 test")
+    assert end.stdout.startswith("bits: 64 train, 64 valid, 64 test")
     assert "labels 0: 32" in end.stdout.replace("labels: ", "labels ")
     run = f"--workdir={tmp_path / 'run'}"
     end = in_copy(with_a_toy, "lra_jax.train", *flags, run, "--attention=linear")
     assert end.returncode == 0, end.stderr
     assert "floor: chance" in end.stdout and "published" not in end.stdout
     result = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert (result["task"], result["test_examples"]) == ("parity", 64)
+    assert (result["task"], result["test_examples"]) == ("bits", 64)

@@ -49,6 +49,8 @@ MECHANISM = Mechanism(
     cost="T S H",
     summary="softmax of scaled dot products, the quadratic baseline",
     source="Vaswani et al. 2017",
+    # athms/mad-lab, configs/layers/mh-attention.yml.
+    presets={"official": {"mad-*": {"model.positions": "rotary"}}},
 )
 
 # Longest dense form, and positions of a block: measured on a CPU, a guess elsewhere.

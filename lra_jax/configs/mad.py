@@ -1,0 +1,126 @@
+"""Presets of the six tests of MAD; the tasks: `lra_jax.data.suites.mad`.
+
+official: athms/mad-lab, configs/tasks/*.yml, mad/configs.py and benchmark.py:
+vocabulary 16 (memorise 256, noisy recall 32 of which 16 are noise), lengths 32
+(compress, memorise), 128 (recall) and 256 (selective copy), 12,800 training sequences
+(memorise 256), 1,280 to test on; four layers, alternately the mechanism and a SwiGLU,
+which are two blocks here: 128 wide, 16 heads, gated MLP of 352; batch 128, 200 epochs,
+AdamW, cosine from each of 1e-4, 5e-4 and 1e-3, weight decay 0 and 0.1, the best counts.
+Softmax attention has rotary positions (of all columns; there of 8).
+Deviations: there accuracy is the mean over classes, here over targets; there the best
+checkpoint is chosen on the test split, here on one of its own.
+  Command: python -m lra_jax.train --task=mad-recall --preset=official
+           --attention=delta
+
+quick (default): the same sequences, but selective copying of 8 tokens in 64; two
+blocks, 64 wide, 2 heads, MLP 128, batch 64.
+  Command: python -m lra_jax.train --task=mad-recall --attention=delta
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from lra_jax.configs import families, synthetic
+from lra_jax.configs.base import Config
+
+
+@dataclasses.dataclass(frozen=True)
+class MadData(synthetic.SyntheticData):
+    """Which sequences are drawn."""
+
+    num_train: int = 12_800
+    """Training examples."""
+    num_test: int = 1_280
+    """Test examples."""
+    vocab_size: int = 16
+    """Tokens, those with a meaning of their own included."""
+    length: int = 128
+    """Tokens of a sequence."""
+
+    @property
+    def longest(self) -> int:
+        """See the base class."""
+        return self.length
+
+
+@dataclasses.dataclass(frozen=True)
+class NoisyData(MadData):
+    """Which sequences are drawn."""
+
+    vocab_size: int = 32
+    """Tokens, noise included."""
+    noise_vocab: int = 16
+    """Tokens of noise."""
+    noise: float = 0.2
+    """Share of the pairs that are noise."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FuzzyData(MadData):
+    """Which sequences are drawn."""
+
+    motif: int = 3
+    """Most tokens of a key or a value."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CopyData(MadData):
+    """Which sequences are drawn."""
+
+    copied: int = 16
+    """Tokens to copy."""
+
+
+DATA: dict[str, MadData] = {
+    "mad-compress": MadData(length=32),
+    "mad-fuzzy-recall": FuzzyData(),
+    "mad-recall": MadData(),
+    "mad-memorise": MadData(vocab_size=256, length=32, num_train=256),
+    "mad-noisy-recall": NoisyData(),
+    "mad-selective-copy": CopyData(length=256),
+}
+"""The published sequences of each test."""
+
+RATES = {"official": (1e-4, 5e-4, 1e-3), "quick": (1e-3, 5e-3)}
+WEIGHT_DECAYS = (0.0, 0.1)
+
+_QUICK_DATA: dict[str, dict[str, Any]] = {
+    "mad-selective-copy": {"length": 64, "copied": 8}
+}
+
+
+def presets(task: str) -> dict[str, Callable[[str], Config]]:
+    """The presets of one of the six tests."""
+    data = DATA[task]
+    epoch = data.num_train // 128
+    short = dataclasses.replace(
+        data, num_valid=256, num_test=640, **_QUICK_DATA.get(task, {})
+    )
+    return families.presets(
+        task,
+        quick=families.Preset(
+            train=synthetic.quick_train(),
+            model=synthetic.quick_model(max_length=short.length),
+            data=short,
+        ),
+        official=families.Preset(
+            train=synthetic.official_train(
+                steps=200 * epoch,
+                batch_size=128,
+                learning_rate=5e-4,
+                eval_every=10 * epoch,
+                eval_batch_size=128,
+                log_every=min(50, 10 * epoch),
+            ),
+            model=synthetic.official_model(
+                embed_dim=128,
+                num_heads=16,
+                qkv_dim=128,
+                mlp="glu",
+                mlp_dim=352,
+                max_length=data.length,
+            ),
+            data=data,
+        ),
+    )

@@ -1,0 +1,119 @@
+"""Presets of multi-query associative recall; the task: `lra_jax.data.suites.mqar`.
+
+official: HazyResearch/zoology, zoology/experiments/arxiv24_based_figure2/configs.py:
+vocabulary 8,192; trained on 100,000 sequences of 64 tokens with 4 pairs and 20,000 each
+of 128 with 8 and of 256 with 16, 32 and 64; tested on 1,000 each of 64 tokens with 4, 8
+and 16 pairs, 128 with 32, 256 with 64, 512 with 128 and 1,024 with 256, random tokens
+between the queries; 2 layers without MLP, 64 wide, one head; batch 256, 32 epochs
+(22,500 steps), cosine, weight decay 0.01 (PyTorch's own), rates from 10^-3 to 10^-1.5.
+Every mixer there alternates with a gated convolution of 3 positions; here queries, keys
+and values of each layer go through a convolution of 3, and the embedding is not shared
+with the logits.
+  Command: python -m lra_jax.train --task=mqar --preset=official
+
+figure2: .../iclr24_zoology_figure2/configs.py: 64 tokens with 4 pairs; other sizes are
+``--data.train=128/8:100000 --data.test=128/8:3000`` and so on, to 512/64. Token 0
+between the queries, batch 512 (256 at 256 tokens, 128 at 512), 64 epochs (12,500
+steps), rates from 10^-4 to 10^-2, learned positions, no convolution. It is there for
+softmax, whose 2 layers these are; others have 4.
+  Command: python -m lra_jax.train --task=mqar --preset=figure2 --attention=softmax
+
+quick (default): vocabulary 256; trained on 24,000 sequences of 64 tokens with 4, 8 and
+16 pairs and token 0 between the queries (random tokens would often be keys of so small
+a vocabulary), tested on each of them; 2 layers without MLP, 64 wide, 2 heads.
+  Command: python -m lra_jax.train --task=mqar --attention=softmax
+"""
+
+import dataclasses
+
+from lra_jax.configs import families, synthetic
+from lra_jax.configs.base import DataConfig
+from lra_jax.errors import not_negative, positive
+
+
+@dataclasses.dataclass(frozen=True)
+class MqarData(DataConfig):
+    """Which sequences are drawn."""
+
+    seed: int = 0
+    """Seed of the examples."""
+    train: str = "64/4:8000,64/8:8000,64/16:8000"
+    """Training sequences: LENGTH/PAIRS:COUNT,..."""
+    test: str = "64/4:400,64/8:400,64/16:400"
+    """Test sequences; of validation sequences there are as many of each kind."""
+    num_valid: int = 300
+    """Validation sequences, of the kinds of the test."""
+    vocab_size: int = 256
+    """Tokens: the lower half are keys, the upper half values."""
+    power: float = 0.01
+    """Queries come i places after the pairs with a chance of i^(power - 1)."""
+    noise: bool = False
+    """Random tokens between the queries, and not token 0."""
+
+    def check(self) -> None:
+        """See the base class; the generator checks what belongs together."""
+        not_negative("--data.seed", self.seed)
+        for name in ("num_valid", "vocab_size", "power"):
+            positive(f"--data.{name}", getattr(self, name))
+
+    @property
+    def origin(self) -> str:
+        """See the base class."""
+        return f"drawn, seed {self.seed}"
+
+
+OFFICIAL = MqarData(
+    train="64/4:100000,128/8:20000,256/16:20000,256/32:20000,256/64:20000",
+    test=(
+        "64/4:1000,64/8:1000,64/16:1000,128/32:1000,256/64:1000,512/128:1000,"
+        "1024/256:1000"
+    ),
+    num_valid=700,
+    vocab_size=8_192,
+    noise=True,
+)
+FIGURE2 = MqarData(
+    train="64/4:100000", test="64/4:3000", num_valid=500, vocab_size=8_192
+)
+RATES = {
+    "official": (1e-3, 10**-2.5, 1e-2, 10**-1.5),
+    "figure2": (1e-4, 10 ** (-10 / 3), 10 ** (-8 / 3), 1e-2),
+    "quick": (3e-3, 1e-2),
+}
+
+
+PRESETS = families.presets(
+    "mqar",
+    quick=families.Preset(
+        train=synthetic.quick_train(),
+        model=synthetic.quick_model(mlp="none", max_length=64),
+    ),
+    official=families.Preset(
+        train=synthetic.official_train(
+            steps=22_500,
+            batch_size=256,
+            learning_rate=1e-2,
+            weight_decay=0.01,
+            eval_every=750,
+            eval_batch_size=32,
+        ),
+        model=synthetic.official_model(
+            num_heads=1, mlp="none", short_conv=3, max_length=1_024
+        ),
+        data=OFFICIAL,
+    ),
+    figure2=families.Preset(
+        train=synthetic.official_train(
+            steps=12_500,
+            batch_size=512,
+            learning_rate=10 ** (-8 / 3),
+            weight_decay=0.01,
+            eval_every=250,
+            eval_batch_size=32,
+        ),
+        model=synthetic.official_model(
+            num_heads=1, mlp="none", positions="learned", max_length=512
+        ),
+        data=FIGURE2,
+    ),
+)

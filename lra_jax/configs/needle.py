@@ -1,0 +1,75 @@
+"""Presets of the needle; the task: `lra_jax.data.suites.needle`.
+
+There is no published protocol of this very form: both presets are ours.
+
+official: trained on 64,000 sequences of 64 to 1,024 tokens, tested up to 131,072; 2
+blocks, 128 wide, 4 heads, short convolution, batch 32, 20,000 steps.
+  Command: python -m lra_jax.train --task=needle --preset=official --attention=linear
+
+quick (default): trained on 32 to 128 tokens, tested up to 4,096; 2 blocks, 64 wide.
+  Command: python -m lra_jax.train --task=needle --attention=linear
+"""
+
+import dataclasses
+
+from lra_jax.configs import families, synthetic
+
+
+@dataclasses.dataclass(frozen=True)
+class NeedleData(synthetic.SyntheticData):
+    """Which sequences are drawn."""
+
+    num_test: int = 200
+    """Test examples, and those of each part."""
+    vocab_size: int = 16
+    """Tokens; the last two mark the needle and ask for it."""
+    min_length: int = 32
+    """Shortest sequence in training, validation and test."""
+    max_length: int = 128
+    """Longest sequence in training, validation and test."""
+    parts: str = "128,256,1024,4096"
+    """Lengths that are tested one by one."""
+
+    @property
+    def longest(self) -> int:
+        """See the base class."""
+        return self.max_length
+
+
+RATES = {"official": (3e-4, 1e-3, 3e-3), "quick": (1e-3, 5e-3)}
+
+
+PRESETS = families.presets(
+    "needle",
+    quick=families.Preset(
+        train=synthetic.quick_train(eval_batch_size=8),
+        model=synthetic.quick_model(max_length=4_096),
+    ),
+    official=families.Preset(
+        train=synthetic.official_train(
+            steps=20_000,
+            batch_size=32,
+            learning_rate=1e-3,
+            warmup=1_000,
+            weight_decay=0.01,
+            clip_norm=1.0,
+            eval_every=1_000,
+            eval_batch_size=8,
+        ),
+        model=synthetic.official_model(
+            embed_dim=128,
+            num_heads=4,
+            qkv_dim=128,
+            mlp_dim=256,
+            short_conv=4,
+            max_length=131_072,
+        ),
+        data=NeedleData(
+            num_train=64_000,
+            num_test=104,
+            min_length=64,
+            max_length=1_024,
+            parts="1024,4096,16384,65536,131072",
+        ),
+    ),
+)

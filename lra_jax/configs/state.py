@@ -1,0 +1,112 @@
+"""Presets of the tests of state tracking; the tasks: `lra_jax.data.suites.state`.
+
+official: automl/unlocking_state_tracking (Grazzi et al. 2024, arXiv:2411.12537), a
+branch of NX-AI/xlstm: trained on lengths 3 to 40, validated and tested on 40 to 256
+(8,192 of each); 2 blocks, 128 wide, 4 heads, short convolution of 4, batch 256, rate
+1e-3 after a tenth of the steps, cosine; parity 20,000 steps without weight decay, the
+two of modular arithmetic 100,000 steps with 0.1. Every training batch there is new;
+here 5,120,000 sequences are drawn, 20,000 batches, and seen again after that.
+s5, a5: the groups and targets of jopetty/word-problem, whose published results are
+plots; words of up to 20 elements, its longest for A5, are tested at up to 256, with
+model and training of modular arithmetic.
+  Command: python -m lra_jax.train --task=parity --preset=official --attention=delta
+           --model.attention_options=beta_range=2
+
+quick (default): 20,000 training sequences (word problems: of up to 12 elements), tested
+at 40 to 128 and at single lengths; 2 blocks, 64 wide, 2 heads, MLP 128, batch 64.
+  Command: python -m lra_jax.train --task=parity --attention=delta
+
+Test accuracy is scaled in reports: 0 is chance and 1 is all right.
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+from lra_jax.configs import families, synthetic
+from lra_jax.configs.base import Config
+
+
+@dataclasses.dataclass(frozen=True)
+class StateData(synthetic.SyntheticData):
+    """Which sequences are drawn."""
+
+    min_length: int = 3
+    """Shortest training sequence, its answer included."""
+    max_length: int = 40
+    """Longest training sequence."""
+    test_min: int = 40
+    """Shortest validation and test sequence."""
+    test_max: int = 128
+    """Longest validation and test sequence."""
+    parts: str = "20,40,64,96,128"
+    """Lengths that are tested one by one."""
+
+    @property
+    def longest(self) -> int:
+        """See the base class."""
+        return max(self.max_length, self.test_max)
+
+
+STEPS = {
+    "parity": 20_000,
+    "modular": 100_000,
+    "modular-brackets": 100_000,
+    "s5": 100_000,
+    "a5": 100_000,
+}
+RATES = {"official": (1e-3,), "quick": (1e-3, 5e-3)}
+_WORDS = ("s5", "a5")
+
+
+def official_data(task: str) -> StateData:
+    """The published sequences; of words as many as of the others."""
+    return StateData(
+        num_train=5_120_000,
+        num_valid=8_192,
+        num_test=8_192,
+        max_length=20 if task in _WORDS else 40,
+        test_max=256,
+        parts="20,40,64,128,192,256",
+    )
+
+
+def _quick_data(task: str) -> StateData:
+    if task not in _WORDS:
+        return StateData(num_test=500, buckets="40,128")
+    return StateData(
+        num_test=500, max_length=12, test_min=12, test_max=40, parts="6,12,20,40"
+    )
+
+
+def presets(task: str) -> dict[str, Callable[[str], Config]]:
+    """The presets of one of the tests."""
+    steps, short = STEPS[task], _quick_data(task)
+    return families.presets(
+        task,
+        quick=families.Preset(
+            train=synthetic.quick_train(),
+            model=synthetic.quick_model(max_length=short.longest),
+            data=short,
+        ),
+        official=families.Preset(
+            train=synthetic.official_train(
+                steps=steps,
+                batch_size=256,
+                learning_rate=1e-3,
+                warmup=steps // 10,
+                weight_decay=0.0 if task == "parity" else 0.1,
+                eval_every=steps // 20,
+                eval_batch_size=256,
+            ),
+            model=synthetic.official_model(
+                embed_dim=128,
+                num_heads=4,
+                qkv_dim=128,
+                mlp="glu",
+                mlp_dim=512,
+                short_conv=4,
+                max_length=256,
+            ),
+            data=official_data(task),
+        ),
+    )

@@ -1,0 +1,73 @@
+"""What the tests of recall, copying and state tracking have in common.
+
+Each has the preset official, the published protocol, and quick, which runs in one or
+two minutes on a CPU core: a smaller model, fewer and often shorter sequences, a few
+hundred steps, and a short convolution before every mechanism. Numbers of quick compare
+with each other, and not with published ones.
+"""
+
+import dataclasses
+from typing import Any
+
+from lra_jax.configs.base import DataConfig, ModelConfig, TrainConfig
+from lra_jax.errors import not_negative, positive
+
+
+@dataclasses.dataclass(frozen=True)
+class SyntheticData(DataConfig):
+    """How many examples are drawn, and of which kind."""
+
+    seed: int = 0
+    """Seed of the examples."""
+    num_train: int = 20_000
+    """Training examples."""
+    num_valid: int = 500
+    """Validation examples."""
+    num_test: int = 1_000
+    """Test examples."""
+
+    def check(self) -> None:
+        """See the base class; the generators check what belongs together."""
+        not_negative("--data.seed", self.seed)
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if type(value) is int and field.name != "seed":
+                positive(f"--data.{field.name}", value)
+
+    @property
+    def origin(self) -> str:
+        """See the base class."""
+        return f"drawn, seed {self.seed}"
+
+
+def official_train(**settings: Any) -> TrainConfig:
+    """AdamW with a cosine and without clipping, with settings of a task."""
+    family: dict[str, Any] = {"warmup": 0, "clip_norm": 0.0, "decay_vectors": False}
+    return TrainConfig(**{**family, **settings})
+
+
+def official_model(**settings: Any) -> ModelConfig:
+    """A decoder without dropout and positions, with sizes and settings of a task."""
+    family: dict[str, Any] = {"is_causal": True, "dropout": 0.0, "positions": "none"}
+    return ModelConfig(**{**family, **settings})
+
+
+def quick_train(**settings: Any) -> TrainConfig:
+    """A minute's training, with settings of a task."""
+    family: dict[str, Any] = {
+        "steps": 600,
+        "batch_size": 64,
+        "learning_rate": 3e-3,
+        "warmup": 50,
+        "adam_b2": 0.98,
+        "weight_decay": 0.01,
+        "decay_vectors": False,
+        "eval_every": 150,
+        "eval_batch_size": 64,
+    }
+    return TrainConfig(**{**family, **settings})
+
+
+def quick_model(**settings: Any) -> ModelConfig:
+    """A small decoder with a short convolution, with settings of a task."""
+    return official_model(**{"short_conv": 4, **settings})

@@ -1,0 +1,223 @@
+"""Generated examples that are kept in memory, with a class at some of their positions.
+
+A generator is a function of a numpy generator and a number of examples. Each split
+draws from a stream of its own, named by the seed and the split, so the examples depend
+neither on the machine nor on how many processes run, and one split can grow without
+changing another.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from lra_jax.data.dataset import SequenceDataset
+from lra_jax.errors import expected
+
+NO_TARGET = -1
+"""The label that fills up a row of targets."""
+
+
+class Examples(NamedTuple):
+    """Sequences, and the classes asked for at some of their positions.
+
+    Attributes:
+      tokens: `[n, T]`, 0 beyond a sequence's end.
+      lengths: `[n]`.
+      positions: `[n, K]`, where a class is asked for; 0 in what fills up a row.
+      labels: `[n, K]`, the classes; `NO_TARGET` in what fills up a row.
+    """
+
+    tokens: np.ndarray
+    lengths: np.ndarray
+    positions: np.ndarray
+    labels: np.ndarray
+
+
+Generator = Callable[[np.random.Generator, int], Examples]
+
+
+def whole(tokens: np.ndarray, targets: np.ndarray) -> Examples:
+    """Examples of one length.
+
+    Args:
+      tokens: `[n, T]`.
+      targets: `[n, T]`, a class for each position, or `NO_TARGET`.
+    """
+    lengths = np.full(len(tokens), tokens.shape[1], np.int32)
+    return Examples(tokens, lengths, *at_positions(targets))
+
+
+def at_end(tokens: np.ndarray, lengths: np.ndarray, labels: np.ndarray) -> Examples:
+    """Examples with one target each, at their last position.
+
+    Args:
+      tokens: `[n, T]`.
+      lengths: `[n]`.
+      labels: `[n]`.
+    """
+    return Examples(tokens, lengths, lengths[:, None] - 1, labels[:, None])
+
+
+def at_positions(targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The positions and labels of `Examples` for targets `[n, T]`."""
+    asked = targets != NO_TARGET
+    width = int(asked.sum(1).max())
+    # Those asked for come first, in order.
+    order = np.argsort(~asked, axis=1, kind="stable")[:, :width]
+    labels = np.take_along_axis(targets, order, 1)
+    return np.where(labels == NO_TARGET, 0, order), labels
+
+
+def joined(parts: list[Examples]) -> Examples:
+    """Several sets of examples as one, filled up to the longest."""
+
+    def stacked(arrays: list[np.ndarray], fill: int) -> np.ndarray:
+        width = max(array.shape[1] for array in arrays)
+        padded = [
+            np.pad(x, ((0, 0), (0, width - x.shape[1])), constant_values=fill)
+            for x in arrays
+        ]
+        return np.concatenate(padded)
+
+    return Examples(
+        stacked([part.tokens for part in parts], 0),
+        np.concatenate([part.lengths for part in parts]),
+        stacked([part.positions for part in parts], 0),
+        stacked([part.labels for part in parts], NO_TARGET),
+    )
+
+
+class MemorySource:
+    """Random access to the examples of a split, see `lra_jax.data.dataset.Source`."""
+
+    def __init__(self, examples: Examples):
+        self._examples = examples
+
+    def __len__(self) -> int:
+        return len(self._examples.tokens)
+
+    def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
+        return map(self.__getitem__, range(len(self)))
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        tokens, lengths, *_ = self._examples
+        return {"tokens": tokens[index, : lengths[index]]}
+
+    def __getitems__(self, indices: list[int]) -> list[dict[str, np.ndarray]]:
+        return [self[index] for index in indices]
+
+
+class MemoryDataset(SequenceDataset):
+    """Examples in memory as the rest of the library sees a dataset.
+
+    Args:
+      name: of the dataset.
+      splits: the examples of train, valid and test, and of the parts.
+      vocab_size: token ids are below it.
+      num_classes: labels are below it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        splits: Mapping[str, Examples],
+        *,
+        vocab_size: int,
+        num_classes: int,
+    ):
+        self.name = name
+        self.folder = "memory"
+        self.splits = ("train", "valid", "test")
+        self.parts = tuple(split for split in splits if split not in self.splits)
+        self.sequences = ("tokens",)
+        self.vocab_size = vocab_size
+        self.num_classes = num_classes
+        self.max_length = max(int(x.lengths.max()) for x in splits.values())
+        self.image_shape = None
+        self.token_dtype = np.min_scalar_type(vocab_size - 1)
+        kinds = (self.token_dtype, np.int32, np.int32, np.min_scalar_type(-num_classes))
+        self._examples = {
+            split: Examples(*(x.astype(k) for x, k in zip(given, kinds, strict=True)))
+            for split, given in splits.items()
+        }
+        self._lengths = {split: x.lengths for split, x in self._examples.items()}
+        self._labels = {split: x.labels for split, x in self._examples.items()}
+        self.fingerprint = self._hash()
+
+    def positions(self, split: str) -> np.ndarray:
+        """See the base class."""
+        return self._examples[self._checked(split)].positions
+
+    def source(self, split: str) -> MemorySource:
+        """See the base class."""
+        return MemorySource(self._examples[self._checked(split)])
+
+    def _hash(self) -> str:
+        digest = hashlib.blake2b(digest_size=16)
+        for split, examples in self._examples.items():
+            digest.update(f"{split} {examples.tokens.shape}".encode())
+            for array in examples:
+                digest.update(np.ascontiguousarray(array).data)
+        return digest.hexdigest()
+
+
+def generate(
+    name: str,
+    seed: int,
+    splits: Mapping[str, tuple[int, Generator]],
+    *,
+    vocab_size: int,
+    num_classes: int,
+) -> MemoryDataset:
+    """Draws a dataset.
+
+    Args:
+      name: of the dataset.
+      seed: fixes every example.
+      splits: how many examples each split has, and what draws them: train, valid and
+        test, then the parts, on which a model is tested one by one.
+      vocab_size: token ids are below it.
+      num_classes: labels are below it.
+    """
+    drawn = {
+        split: draw(_stream(seed, split), count)
+        for split, (count, draw) in splits.items()
+    }
+    return MemoryDataset(name, drawn, vocab_size=vocab_size, num_classes=num_classes)
+
+
+def _stream(seed: int, split: str) -> np.random.Generator:
+    """The random numbers of a split."""
+    entropy = np.random.SeedSequence((seed, *split.encode()))
+    return np.random.Generator(np.random.Philox(entropy))
+
+
+def decode(tokens: np.ndarray) -> str:
+    """Token ids as numbers."""
+    return " ".join(map(str, tokens.tolist()))
+
+
+def check_range(first: str, least: int, second: str, most: int, floor: int) -> None:
+    """Raises ``ValueError`` unless ``floor <= least <= most``, which two flags give."""
+    if least < floor:
+        raise expected(f"--data.{first}", f"at least {floor}", least)
+    if most < least:
+        raise expected(f"--data.{second}", f"at least --data.{first}={least}", most)
+
+
+def parse_lengths(name: str, text: str, floor: int) -> list[int]:
+    """``"64,256"`` as distinct numbers of at least `floor`; empty for none.
+
+    Raises:
+      ValueError: it is not of that form.
+    """
+    try:
+        lengths = [int(part) for part in text.split(",")] if text else []
+    except ValueError:
+        lengths = [0]
+    if len(set(lengths)) < len(lengths) or min(lengths, default=floor) < floor:
+        wanted = f"distinct lengths of at least {floor}, as in 64,256"
+        raise expected(name, wanted, f"{text!r}")
+    return lengths

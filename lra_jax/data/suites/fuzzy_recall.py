@@ -1,0 +1,108 @@
+"""MAD's fuzzy in-context recall (Poli et al. 2024, arXiv:2403.17844).
+
+In-context recall (`lra_jax.data.suites.recall`) where keys and values are *motifs* of
+one to three distinct tokens. Nothing marks where a motif ends, but keys and values have
+tokens of their own. In a test every key has the full size. The last pair repeats a key
+that was there, and the sequence is filled up at its beginning with the last token of
+the vocabulary. A model predicts the next token: in training every one, in a test those
+of values whose key came before.
+
+Source: athms/mad-lab, mad/data/instances.py, with several queries. There the key of the
+last pair may be missing before it, where its place lies too far back.
+"""
+
+import itertools
+
+import numpy as np
+
+from lra_jax.data import memory
+from lra_jax.errors import expected
+
+
+class Motifs:
+    """All motifs of some tokens, of 1 to `most` distinct ones.
+
+    Attributes:
+      tokens: `[motifs, most]`, 0 beyond a motif's end.
+      sizes: `[motifs]`.
+    """
+
+    def __init__(self, alphabet: range, most: int):
+        found = [list(itertools.permutations(alphabet, n)) for n in range(1, most + 1)]
+        self._ends = np.cumsum([len(motifs) for motifs in found])
+        self.sizes = np.repeat(np.arange(1, most + 1), list(map(len, found)))
+        every = itertools.chain.from_iterable(found)
+        self.tokens = np.array([motif + (0,) * (most - len(motif)) for motif in every])
+
+    def draw(
+        self, rng: np.random.Generator, shape: tuple[int, ...], least: int = 1
+    ) -> np.ndarray:
+        """Indices of motifs: a size of at least `least`, and then one of that size."""
+        size = rng.integers(least - 1, len(self._ends), size=shape)
+        begins = np.concatenate([[0], self._ends[:-1]])
+        return rng.integers(begins[size], self._ends[size])
+
+
+def examples(
+    rng: np.random.Generator,
+    count: int,
+    *,
+    training: bool,
+    vocab_size: int,
+    length: int,
+    motif: int,
+) -> memory.Examples:
+    """Draws sequences; in training keys are of any size, and every token a target."""
+    real = vocab_size - 1
+    if real // 2 < motif:
+        wanted = f"at least {2 * motif + 1}, for motifs of {motif} distinct tokens"
+        raise expected("--data.vocab_size", wanted, vocab_size)
+    if length <= 4 * motif:
+        wanted = f"more than {4 * motif}, two pairs of motifs of {motif} tokens"
+        raise expected("--data.length", wanted, length)
+    keys = Motifs(range(real // 2), motif)
+    values = Motifs(range(real // 2, real), motif)
+    least = 1 if training else motif
+    # What each key would mean in each sequence: drawn at once, read where it comes up.
+    book = values.draw(rng, (count, len(keys.sizes)))
+    asked = keys.draw(rng, (count,), least)
+    rows = np.arange(count)
+    tail = keys.sizes[asked] + values.sizes[book[rows, asked]]
+    stop = length - tail - 2 * motif
+    place = rng.integers(stop)  # The key asked for comes here, or a little before.
+    tokens = np.zeros((count, length + 1 + 2 * motif), np.int64)
+    targets = np.full_like(tokens, memory.NO_TARGET)
+    used = np.zeros(count, np.int64)
+    seen = np.zeros((count, len(keys.sizes)), bool)
+
+    def write(key: np.ndarray, where: np.ndarray) -> None:
+        """Appends a key and its value to some rows."""
+        nonlocal used
+        value, again = book[where, key], seen[where, key]
+        for source, index, asks in ((keys, key, False), (values, value, True)):
+            for column in range(motif):
+                there = source.sizes[index] > column
+                row, token = where[there], source.tokens[index[there], column]
+                at = used[row]
+                tokens[row, at] = token
+                known = again[there] & asks
+                targets[row[known], at[known]] = token[known]
+                used[row] += 1
+        seen[where, key] = True
+
+    while (growing := np.flatnonzero(used < stop)).size:
+        key = keys.draw(rng, growing.shape, least)
+        due = used[growing] + 2 * motif > place[growing]
+        due &= ~seen[growing, asked[growing]]
+        write(np.where(due, asked[growing], key), growing)
+    write(asked, rows)
+    # Every row ends at the same place.
+    shift = (np.arange(length + 1)[None] - (length + 1 - used[:, None])) % (
+        tokens.shape[1]
+    )
+    is_fill = np.arange(length + 1)[None] < length + 1 - used[:, None]
+    tokens = np.where(is_fill, vocab_size - 1, np.take_along_axis(tokens, shift, 1))
+    targets = np.where(is_fill, memory.NO_TARGET, np.take_along_axis(targets, shift, 1))
+    if training:
+        targets = tokens
+    return memory.whole(tokens[:, :-1], targets[:, 1:])

@@ -1,0 +1,61 @@
+"""The six tests of MAD (Poli et al. 2024, "Mechanistic Design and Scaling of Hybrid
+Architectures", arXiv:2403.17844), each in a file of its own."""
+
+import functools
+import os
+from typing import Any
+
+from lra_jax.data import memory
+from lra_jax.data.suites import (
+    compress,
+    fuzzy_recall,
+    memorise,
+    recall,
+    selective_copy,
+)
+
+GENERATORS = {
+    "mad-compress": compress.examples,
+    "mad-fuzzy-recall": fuzzy_recall.examples,
+    "mad-recall": recall.examples,
+    "mad-memorise": memorise.examples,
+    "mad-noisy-recall": recall.examples,
+    "mad-selective-copy": selective_copy.examples,
+}
+
+
+def prepare(
+    data_dir: str | os.PathLike | None = None,
+    *,
+    task: str,
+    seed: int,
+    num_train: int,
+    num_valid: int,
+    num_test: int,
+    vocab_size: int,
+    **settings: Any,
+) -> memory.MemoryDataset:
+    """Draws the examples of a test.
+
+    Args:
+      data_dir: not read; nothing is stored.
+      task: its name.
+      seed: fixes every example.
+      num_train, num_valid, num_test: how many of each.
+      vocab_size: tokens, those with a meaning of their own included.
+      **settings: further ones of the generator.
+    """
+    del data_dir
+    draw = functools.partial(GENERATORS[task], vocab_size=vocab_size, **settings)
+    learnt, tested = (functools.partial(draw, training=x) for x in (True, False))
+    return memory.generate(
+        task,
+        seed,
+        {
+            "train": (num_train, learnt),
+            "valid": (num_valid, tested),
+            "test": (num_test, tested),
+        },
+        vocab_size=vocab_size,
+        num_classes=vocab_size,
+    )

@@ -1,0 +1,130 @@
+"""Models that name a class at single positions of a sequence."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from lra_jax.attention.inputs import check_shape
+from lra_jax.errors import expected
+from lra_jax.models.config import EncoderConfig, configured
+from lra_jax.models.encoder import TransformerEncoder
+from lra_jax.models.layers import Dense, LayerNorm, sinusoidal_positions
+
+
+class TokenModel(nnx.Module):
+    """The base of the models below: an encoder, or with ``is_causal`` a decoder.
+
+    Args:
+      vocab_size: token ids are below it.
+      num_classes: number of logits.
+      config: the encoder's settings.
+      rngs: for initialisation.
+      **settings: the fields of `EncoderConfig`, in place of a config or of these values
+        of it.
+
+    Raises:
+      ValueError: what `EncoderConfig` raises, or a class vector, which has no use here.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        num_classes: int,
+        *,
+        config: EncoderConfig | None = None,
+        rngs: nnx.Rngs,
+        **settings: Any,
+    ):
+        config = configured(EncoderConfig, config, settings)
+        if config.cls_token:
+            wanted = "False for a model of single positions"
+            raise expected("cls_token", wanted, config.cls_token)
+        self.encoder = TransformerEncoder(vocab_size, config=config, rngs=rngs)
+        self.logits = Dense(config.embed_dim, num_classes, rngs=rngs)
+
+    def __call__(
+        self,
+        tokens: jax.Array,
+        lengths: jax.Array | None = None,
+        positions: jax.Array | None = None,
+        rngs: nnx.Rngs | None = None,
+    ) -> jax.Array:
+        """Scores positions of a batch.
+
+        Args:
+          tokens: integer `[B, T]`; what lies beyond a length is never read.
+          lengths: integer `[B]`, tokens of each sequence; None = T for all.
+          positions: integer `[B, K]`, of which to score; None = all, K = T.
+          rngs: with a stream "dropout", to train; None to evaluate.
+
+        Returns:
+          float32 logits `[B, K, num_classes]`.
+
+        Raises:
+          ValueError: arrays of other shapes, or of a length that the encoder refuses.
+        """
+        check_shape("tokens", tokens, "B T", None, None)
+        batch, length = tokens.shape
+        mask = None
+        if lengths is not None:
+            check_shape("lengths", lengths, "B", batch)
+            mask = jnp.arange(length)[None] < lengths[:, None]
+        if positions is None:
+            positions = jnp.broadcast_to(jnp.arange(length), (batch, length))
+        check_shape("positions", positions, "B K", batch, None)
+        encoded = self.encoder(tokens, mask, rngs).astype(jnp.float32)
+        return self.logits(self._read(encoded, lengths, positions))
+
+    def _read(
+        self, encoded: jax.Array, lengths: jax.Array | None, positions: jax.Array
+    ) -> jax.Array:
+        """What the logits are made of, `[B, K, D]`, from `[B, T, D]`."""
+        raise NotImplementedError
+
+
+class TokenClassifier(TokenModel):
+    """``logits_t = W encoder(tokens)_t + b``: each position speaks for itself."""
+
+    def _read(
+        self, encoded: jax.Array, lengths: jax.Array | None, positions: jax.Array
+    ) -> jax.Array:
+        return _rows(encoded, positions)
+
+
+class AutoEncoder(TokenModel):
+    """All positions read back from the vector of the last one.
+
+    ``logits_t = W norm(mlp(encoder(tokens)_last + p_t)) + b`` with sinusoidal p and an
+    mlp of two layers ``gelu(W norm(x))`` as wide as the model: the decoder of MAD's
+    compression test (athms/mad-lab, mad/model/auto_encoder.py).
+    """
+
+    def __init__(
+        self, vocab_size: int, num_classes: int, *, rngs: nnx.Rngs, **settings: Any
+    ):
+        super().__init__(vocab_size, num_classes, rngs=rngs, **settings)
+        width = self.encoder.config.embed_dim
+        self.norms = nnx.List([LayerNorm(width) for _ in range(3)])
+        self.layers = nnx.List([Dense(width, width, rngs=rngs) for _ in range(2)])
+
+    def _read(
+        self, encoded: jax.Array, lengths: jax.Array | None, positions: jax.Array
+    ) -> jax.Array:
+        batch, length, width = encoded.shape
+        if lengths is None:
+            lengths = jnp.full((batch,), length)
+        last = _rows(encoded, lengths[:, None] - 1)
+        table = sinusoidal_positions(
+            self.encoder.config.max_length, width, encoded.dtype
+        )
+        x = last + table[positions]
+        for norm, layer in zip(self.norms, self.layers, strict=False):
+            x = jax.nn.gelu(layer(norm(x)))
+        return self.norms[-1](x)
+
+
+def _rows(x: jax.Array, positions: jax.Array) -> jax.Array:
+    """`[B, K, D]`: of `[B, T, D]` the rows at `[B, K]`."""
+    return jnp.take_along_axis(x, positions[:, :, None], axis=1)

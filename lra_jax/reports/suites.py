@@ -1,0 +1,212 @@
+"""The suites in a report: which mechanism solves which test.
+
+Of the settings that a sweep has tried for a mechanism the one with the best validation
+accuracy counts.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from lra_jax.reports import charts
+from lra_jax.reports.page import Page, Table
+from lra_jax.reports.runs import Group
+from lra_jax.tasks import Task, get_task, suites
+
+Best = dict[str, dict[str, Group]]
+"""By model, and by test, its best group."""
+
+_WORDS = (
+    "Test accuracy in percent, of the setting with the best validation accuracy; "
+    "settings that were tried are in the last column. Where a test is scaled, 0 is "
+    "chance and 100 is all right. Published rows have a larger model and a longer "
+    "training than the preset quick: they show which order to expect. State is the "
+    "numbers that all layers keep from one position to the next, for softmax at the "
+    "longest sequence."
+)
+
+
+def add_suites(page: Page, groups: Sequence[Group]) -> None:
+    """Adds a section for each suite of which there are runs."""
+    for name, tasks in suites().items():
+        for preset in dict.fromkeys(group.config.preset for group in groups):
+            names = {task.name for task in tasks}
+            own = [g for g in groups if g.config.task in names]
+            own = [g for g in own if g.config.preset == preset]
+            if own:
+                _add_suite(page, f"{name}, preset {preset}", tasks, own)
+
+
+def _add_suite(
+    page: Page, title: str, tasks: Sequence[Task], groups: Sequence[Group]
+) -> None:
+    page.heading(f"Suite {title}")
+    page.text(_WORDS)
+    best = best_groups(groups)
+    done = [t for t in tasks if any(t.name in row for row in best.values())]
+    slug = title.replace(", preset ", "-")
+    values = {
+        model: {name: score(group) for name, group in row.items()}
+        for model, row in best.items()
+    }
+    caption = f"Suite {title}: accuracy of each mechanism, chance is 0 where scaled."
+    page.figure(f"suite-{slug}", _heat_map(values, done), caption, values)
+    page.table(*suite_table(best, done))
+    for task in done:
+        lines = _lines(task, best)
+        if lines:
+            caption = f"{task.name}: test accuracy against the length of sequences."
+            page.figure(f"lengths-{task.name}-{slug}", _by_length(lines), caption)
+
+
+def model_name(group: Group) -> str:
+    """A mechanism, its options and what differs from the preset's convolution."""
+    model = group.config.model
+    parts = [group.config.attention, model.attention_options]
+    preset = _preset_model(group)
+    if model.short_conv != preset.short_conv:
+        parts.append(f"short_conv={model.short_conv}")
+    if not model.is_causal:
+        parts.append("encoder")
+    return " ".join(filter(None, parts))
+
+
+def _preset_model(group: Group) -> Any:
+    config = group.config
+    return get_task(config.task).presets[config.preset](config.attention).model
+
+
+def best_groups(groups: Sequence[Group]) -> Best:
+    """By model and test the group of best validation accuracy, models by their mean."""
+    best: Best = {}
+    for group in groups:
+        row = best.setdefault(model_name(group), {})
+        other = row.get(group.config.task)
+        name = "valid_accuracy_best"
+        if other is None or group.mean(name) > other.mean(name):
+            row[group.config.task] = group
+    return dict(sorted(best.items(), key=lambda item: -_mean(item[1])))
+
+
+def score(group: Group) -> float:
+    """Test accuracy in percent, above chance where the test is scaled."""
+    task, accuracy = get_task(group.config.task), group.mean(group.accuracy)
+    return _shown(task, group.config.data, accuracy)
+
+
+def _shown(task: Task, data: Any, accuracy: float) -> float:
+    scaled = task.scaled(data, accuracy) if task.is_scaled else None
+    return accuracy if scaled is None else 100 * scaled
+
+
+def _mean(row: Mapping[str, Group]) -> float:
+    return float(np.mean([score(group) for group in row.values()]))
+
+
+def suite_table(best: Best, tasks: Sequence[Task]) -> Table:
+    """A row for each model, then chance, then the published rows."""
+    names = [task.name for task in tasks]
+    head = ("model", *names, "mean", "state", "parameters", "settings")
+    rows = [
+        (
+            model,
+            *(f"{score(row[n]):.1f}" if n in row else "-" for n in names),
+            f"{_mean(row):.1f}" if len(row) == len(names) else "-",
+            _span(row, "state_size"),
+            _span(row, "parameters"),
+            _settings(row, names),
+        )
+        for model, row in best.items()
+    ]
+    data = {n: row[n].config.data for row in best.values() for n in names if n in row}
+    chances = [
+        _shown(t, data[t.name], t.chance(data[t.name])) if t.chance else None
+        for t in tasks
+    ]
+    others = [("chance", *map(_number, chances), *[""] * 4), *_published(tasks)]
+    return Table(head, [*rows, *others], words=(0, len(head) - 1), ours=len(rows))
+
+
+def _published(tasks: Sequence[Task]) -> list[tuple[str, ...]]:
+    models = dict.fromkeys((x.model, x.source) for t in tasks for x in t.published)
+    rows = []
+    for model, source in models:
+        found = [
+            next(
+                (x for x in t.published if (x.model, x.source) == (model, source)), None
+            )
+            for t in tasks
+        ]
+        cells = [
+            _number(x and _shown(t, t.presets["official"]("softmax").data, x.accuracy))
+            for t, x in zip(tasks, found, strict=True)
+        ]
+        rows.append((f"published: {model}", *cells, "", "", "", source))
+    return rows
+
+
+def _span(row: Mapping[str, Group], name: str) -> str:
+    """A number of the results, which may differ from test to test."""
+    found = [group.results[0].get(name) for group in row.values()]
+    known = sorted({value for value in found if value is not None})
+    if not known:
+        return "-"
+    ends = dict.fromkeys((known[0], known[-1]))
+    return " to ".join(f"{value:,}" for value in ends)
+
+
+def _settings(row: Mapping[str, Group], names: Sequence[str]) -> str:
+    """The learning rates, in the order of the tests, and the seeds."""
+    rates = [f"{row[n].config.train.learning_rate:.2g}" for n in names if n in row]
+    seeds = {len(group.runs) for group in row.values()}
+    return f"rates {', '.join(rates)}; {'/'.join(map(str, sorted(seeds)))} seed(s)"
+
+
+def _heat_map(values: Mapping[str, Mapping[str, float]], tasks: Sequence[Task]) -> Any:
+    models, names = list(values), [task.name for task in tasks]
+    cells = [[values[m].get(n, np.nan) for n in names] for m in models]
+    matrix = np.array(cells)
+    size = (2.6 + 0.95 * len(names), 1.3 + 0.24 * len(models))
+    figure, axes = charts.figure(1, 1, size=size)
+    axis = axes[0, 0]
+    label = "accuracy, %"
+    drawn = charts.image(figure, axis, matrix, label, vmin=0.0, vmax=100.0)
+    axis.set_xticks(range(len(names)), [_label(task) for task in tasks], rotation=30)
+    axis.set_yticks(range(len(models)), models)
+    known = [(x, y) for y, x in np.argwhere(np.isfinite(matrix)).tolist()]
+    shades = [matrix[y, x] for x, y in known]
+    charts.letters(axis, drawn, shades, known, [f"{value:.0f}" for value in shades])
+    return figure
+
+
+def _label(task: Task) -> str:
+    return f"{task.name} (scaled)" if task.is_scaled else task.name
+
+
+def _lines(task: Task, best: Best) -> list[charts.Line]:
+    """Accuracy against the parts of a test, of each model that has them."""
+    lines = []
+    for model, row in best.items():
+        group = row.get(task.name)
+        parts = group and group.results[0].get("test_accuracy_by_length")
+        if group is None or not parts:
+            continue
+        # Parts are named LENGTH, or LENGTH/PAIRS.
+        places = [float(name.rpartition("/")[2]) for name in parts]
+        heights = [_shown(task, group.config.data, value) for value in parts.values()]
+        lines.append(charts.Line(model, places, heights))
+    return lines
+
+
+def _by_length(lines: Sequence[charts.Line]) -> Any:
+    figure, axes = charts.figure(1, 1, size=(8, 4))
+    labels = {"xlabel": "length, or pairs", "ylabel": "accuracy, %"}
+    charts.draw(axes[0, 0], lines, **labels)
+    charts.log_lengths(axes[0, 0], sorted({int(x) for line in lines for x in line.x}))
+    charts.legend(figure, axes)
+    return figure
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"

@@ -1,0 +1,85 @@
+"""The six tests of MAD."""
+
+from typing import Any
+
+from lra_jax.configs import mad
+from lra_jax.tasks.published import Published
+from lra_jax.tasks.task import Task
+
+_SOURCE = "MAD, table of the blog on DeltaNet by its authors"
+
+# Transformer, Mamba, gated linear attention, DeltaNet.
+_MODELS = (
+    ("Transformer", "softmax"),
+    ("Mamba", None),
+    ("GLA", "gla"),
+    ("DeltaNet", "delta"),
+)
+_PUBLISHED = {
+    "mad-compress": (51.6, 52.7, 38.8, 42.2),
+    "mad-fuzzy-recall": (29.8, 6.7, 6.9, 35.7),
+    "mad-recall": (94.1, 90.4, 80.8, 100.0),
+    "mad-memorise": (85.2, 89.5, 63.3, 52.8),
+    "mad-noisy-recall": (86.8, 90.1, 81.6, 100.0),
+    "mad-selective-copy": (99.6, 86.3, 88.6, 100.0),
+}
+
+
+def _half(data: mad.MadData) -> float:
+    """Chance among the values of a recall."""
+    real = data.vocab_size - getattr(data, "noise_vocab", 0)
+    return 100 / (real - real // 2)
+
+
+def _compress(data: mad.MadData) -> float:
+    """The last token is always the same, the others are as likely."""
+    return 100 * (1 + (data.length - 1) / (data.vocab_size - 1)) / data.length
+
+
+def _task(name: str, **settings: Any) -> Task:
+    family: dict[str, Any] = {
+        "model": "lra_jax.tasks.base:make_token_classifier",
+        "is_causal": name.endswith("recall"),
+    }
+    rates = {
+        "official": {
+            "train.learning_rate": mad.RATES["official"],
+            "train.weight_decay": mad.WEIGHT_DECAYS,
+        },
+        "quick": {"train.learning_rate": mad.RATES["quick"]},
+    }
+    rows = zip(_MODELS, _PUBLISHED[name], strict=True)
+    return Task(
+        name=name,
+        data=type(mad.DATA[name]),
+        presets=mad.presets(name),
+        reader="lra_jax.data.suites.mad:prepare",
+        reader_settings={"task": name},
+        objective="lra_jax.tasks.base:token_loss",
+        per_position=True,
+        suite="mad",
+        sweeps=rates,
+        is_official=lambda data, _: data == mad.DATA[name],
+        published=tuple(
+            Published(model, accuracy, _SOURCE, attention)
+            for (model, attention), accuracy in rows
+        ),
+        decoder="lra_jax.data.memory:decode",
+        **{**family, **settings},
+    )
+
+
+COMPRESS = _task(
+    "mad-compress", model="lra_jax.tasks.base:make_auto_encoder", chance=_compress
+)
+FUZZY_RECALL = _task(
+    "mad-fuzzy-recall",
+    # Which of the tokens of values comes next; that they end is to be known too.
+    chance=lambda data: 100 / (data.vocab_size - 1 - (data.vocab_size - 1) // 2),
+)
+RECALL = _task("mad-recall", chance=_half)
+MEMORISE = _task("mad-memorise", chance=lambda data: 100 / ((data.vocab_size - 1) // 2))
+NOISY_RECALL = _task("mad-noisy-recall", chance=_half)
+SELECTIVE_COPY = _task(
+    "mad-selective-copy", chance=lambda data: 100 / (data.vocab_size - 2)
+)

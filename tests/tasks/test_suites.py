@@ -1,0 +1,157 @@
+"""Tests of recall and state tracking as tasks: small models that solve tiny ones."""
+
+import signal
+
+import helpers
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from lra_jax import evaluate, train
+from lra_jax.configs import get_preset
+from lra_jax.models import AutoEncoder, TokenClassifier
+from lra_jax.tasks import get_task
+from lra_jax.tasks.base import token_loss
+from lra_jax.training import Interrupted
+from lra_jax.training.session import Session
+
+TRAIN = {"batch_size": 32, "eval_batch_size": 32, "warmup": 10, "log_every": 20}
+MODEL = {"num_layers": 1, "embed_dim": 16, "qkv_dim": 16, "num_heads": 1}
+SHORT = {
+    **{"min_length": 3, "max_length": 6, "test_min": 8, "test_max": 12},
+    **{"parts": "6,12", "num_train": 400, "num_valid": 40, "num_test": 60},
+}
+
+
+def tiny(task, attention, workdir, *, data, model=None, **settings):
+    """A run of seconds."""
+    return get_preset(task, "quick", attention).replace(
+        workdir=str(workdir),
+        train=TRAIN | settings,
+        model=MODEL | {"mlp_dim": 16} | (model or {}),
+        data={"buckets": "auto"} | data,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("beta_range", "solves"), [(1, False), (2, True)])
+def test_parity_needs_negative_eigenvalues(tmp_path, beta_range, solves):
+    """Beyond the lengths of training, where no string was learnt by heart."""
+    model = {"short_conv": 0, "attention_options": f"beta_range={beta_range}"}
+    times = {"steps": 400, "eval_every": 100, "learning_rate": 1e-2}
+    result = train.run(
+        tiny("parity", "delta", tmp_path, data=SHORT, model=model, **times), quiet=True
+    )
+    assert set(result["test_accuracy_by_length"]) == {"6", "12"}
+    assert result["chance"] == 50.0 and result["state_size"] == 16 * 16
+    accuracy = result["test_accuracy_best"]
+    assert result["test_scaled_accuracy"] == pytest.approx((accuracy - 50) / 50)
+    assert (accuracy > 95) is solves, result
+    assert accuracy < 80 or solves
+
+
+def test_a_run_goes_on_as_if_it_had_not_stopped(tmp_path):
+    """On data that are drawn anew."""
+    data = {
+        **{"train": "16/2:64", "test": "16/2:20,16/3:20", "num_valid": 10},
+        **{"vocab_size": 300, "noise": True},
+    }
+    model = {"max_length": 16, "is_causal": False, "positions": "learned"}
+    times = {"steps": 12, "eval_every": 4, "batch_size": 16, "log_every": 4}
+
+    def config(name):
+        return tiny("mqar", "linear", tmp_path / name, data=data, model=model, **times)
+
+    whole = train.run(config("whole"), quiet=True)
+    with Session(config("cut"), quiet=True) as session:
+        advance = session.console.advance
+
+        def stop(step):
+            advance(step)
+            if step == 6:
+                signal.raise_signal(signal.SIGTERM)
+
+        session.console.advance = stop
+        with pytest.raises(Interrupted) as caught:
+            session.run()
+    assert caught.value.step == 6
+    again = train.run(config("cut"), quiet=True)
+    for name in ("test_loss_best", "test_loss_last", "test_accuracy_by_length"):
+        assert again[name] == whole[name]
+    assert set(again["test_accuracy_by_length"]) == {"16/2", "16/3"}
+    scored = evaluate.run(evaluate.EvaluateConfig(workdir=str(tmp_path / "cut")))
+    assert scored["accuracy"] == pytest.approx(whole["test_accuracy_best"])
+    assert "state_size" not in whole
+
+
+@pytest.mark.parametrize("kind", [TokenClassifier, AutoEncoder])
+def test_padding_and_other_positions_change_nothing(kind):
+    sizes = {"embed_dim": 8, "num_heads": 2, "num_layers": 1, "mlp_dim": 8}
+    more = {"max_length": 12, "is_causal": True, "short_conv": 3, "dropout": 0.0}
+    model = kind(
+        5, 4, mechanism="delta", positions="none", rngs=nnx.Rngs(0), **sizes, **more
+    )
+    tokens = jax.random.randint(jax.random.key(0), (2, 12), 0, 5)
+    lengths = jnp.array([7, 12])
+    every = helpers.call_model(_all, model, tokens, lengths)
+    assert every.shape == (2, 12, 4) and every.dtype == jnp.float32
+    places = jnp.array([[6, 0, 2], [11, 3, 0]])
+    some = helpers.call_model(_some, model, tokens, lengths, places)
+    rows = np.take_along_axis(np.asarray(every), np.asarray(places)[:, :, None], 1)
+    np.testing.assert_allclose(some, rows, atol=1e-5)
+    alone = helpers.call_model(_all, model, tokens[:1, :7], lengths[:1])
+    np.testing.assert_allclose(alone[0], every[0, :7], atol=1e-5)
+    if kind is TokenClassifier:  # A decoder does not look ahead.
+        changed = tokens.at[:, 5].set((tokens[:, 5] + 1) % 5)
+        other = helpers.call_model(_all, model, changed, lengths)
+        np.testing.assert_allclose(other[:, :5], every[:, :5], atol=1e-5)
+        assert np.abs(np.asarray(other - every)[:, 5:7]).max() > 1e-3
+
+
+def _all(model, tokens, lengths):
+    return model(tokens, lengths)
+
+
+def _some(model, tokens, lengths, places):
+    return model(tokens, lengths, places)
+
+
+def test_the_loss_counts_each_target_once():
+    logits = jax.random.normal(jax.random.key(0), (2, 3, 4))
+    batch = {
+        "tokens": jnp.zeros((2, 5), jnp.int32),
+        "lengths": jnp.full((2,), 5),
+        "positions": jnp.array([[0, 4, 0], [1, 2, 3]]),
+        "labels": jnp.array([[1, 3, -1], [0, 0, 2]]),
+        "weights": jnp.array([1.0, 0.0]),
+    }
+    model = lambda tokens, lengths, positions, rngs: logits  # noqa: E731
+    wanted = -np.asarray(jax.nn.log_softmax(logits))[0, [0, 1], [1, 3]].sum()
+    sums = token_loss(model, batch)  # pyright: ignore[reportArgumentType]
+    assert sums["loss"] == pytest.approx(wanted, rel=1e-5) and sums["count"] == 2
+    del batch["weights"]
+    assert token_loss(model, batch)["count"] == 5  # pyright: ignore
+
+
+@pytest.mark.parametrize(
+    ("task", "attention", "changes", "message"),
+    [
+        ("mad-recall", "flow", {"model": {"is_causal": False}}, "--model.is_causal"),
+        ("mqar", "linformer", {}, "--attention: expected one with a causal form"),
+        ("parity", "flow", {"train": {"length_warmup": "8:0.5"}}, "single positions"),
+        (
+            "parity",
+            "linear",
+            {"train": {"seq_devices": 2}},
+            "--train.seq_devices: .* 1 ",
+        ),
+        ("mqar", "flow", {"data": {"vocab_size": 0}}, "--data.vocab_size: .* got 0"),
+        ("s5", "flow", {"data": {"num_train": 0}}, "--data.num_train: .* got 0"),
+    ],
+)
+def test_settings_that_cannot_work(task, attention, changes, message):
+    config = get_preset(task, "quick", attention).replace(**changes)
+    with pytest.raises(ValueError, match=message):
+        get_task(task).check(config)
