@@ -37,6 +37,7 @@ def on_files(files: Files, config: Any) -> Files:
     pages = {
         "index.md": (ROOT / "README.md").read_text("utf-8"),
         "CONTRIBUTING.md": (ROOT / "CONTRIBUTING.md").read_text("utf-8"),
+        "CITATION.md": "```yaml\n" + (ROOT / "CITATION.cff").read_text("utf-8") + "```",
         "CHANGELOG.md": (ROOT / "CHANGELOG.md").read_text("utf-8"),
         "notebooks/index.md": (ROOT / "notebooks" / "README.md").read_text("utf-8"),
     }
@@ -60,7 +61,9 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     """Links as they are between files of the site."""
     markdown = re.sub(r"\]\((?:\.\./)+(?=results/|CONTRIBUTING)", "](", markdown)
     markdown = re.sub(r"\]\(docs/", "](", markdown)
-    markdown = markdown.replace("](notebooks/README.md)", "](notebooks/index.md)")
+    notebooks = r"\]\((?:\.\./)?notebooks/README.md\)"
+    markdown = re.sub(notebooks, "](notebooks/index.md)", markdown)
+    markdown = markdown.replace("](CITATION.cff)", "](CITATION.md)")
     return re.sub(r"\]\(([0-9]_\w+)\.ipynb\)", r"](\1.md)", markdown)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from lra_jax.attention import MECHANISMS
 from lra_jax.attention import __main__ as command
 
 ROOT = Path(__file__).parents[1]
@@ -20,9 +21,13 @@ EXAMPLES = {
 @pytest.mark.parametrize("page", [page for page, codes in EXAMPLES.items() if codes])
 def test_examples(page: str) -> None:
     """Those of a page one after the other, as a reader would paste them."""
-    names = {"__name__": page}
-    for code in EXAMPLES[page]:
-        exec(compile(code, page, "exec"), names)
+    names, known = {"__name__": page}, set(MECHANISMS)
+    try:
+        for code in EXAMPLES[page]:
+            exec(compile(code, page, "exec"), names)
+    finally:
+        for name in {*MECHANISMS} - known:
+            del MECHANISMS[name]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 from pathlib import Path
 from types import ModuleType
 
@@ -72,5 +73,5 @@ def test_readme_holds_its_commands(marker: str) -> None:
     """The gate runs what stands between the marker and the end of the block."""
     _, _, rest = (ROOT / "README.md").read_text().partition(f"<!-- {marker} -->")
     block = rest.split("```")[1]
-    assert block.startswith("bash\npython -m venv .venv\n.venv/bin/pip install")
+    assert re.match(r"bash\npython -m venv .venv( && |\n).venv/bin/pip install", block)
     assert "lra_jax" in block or "pytest" in block
