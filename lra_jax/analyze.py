@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lra_jax import cli, runtime, signals
-from lra_jax.errors import known
+from lra_jax.errors import known, not_negative, renamed
 
 PROG = "python -m lra_jax.analyze"
 
@@ -171,11 +171,24 @@ def run(settings: Any, typed: str = "") -> Path:
         "versions": versions(),
     }
     page = Page(command.title, settings.out, made_by)
-    with charts.style():
-        command.run(settings, page)
+    try:
+        not_negative("--seed", getattr(settings, "seed", 0))
+        with charts.style():
+            command.run(settings, page)
+    except ValueError as error:
+        page.discard()
+        name = str(error).partition(":")[0]
+        if name not in _FLAGS:
+            raise
+        raise renamed(error, _FLAGS[name]) from error
     page.heading("Made by")
     page.items([f"{name}: {_flat(value)}" for name, value in made_by.items()])
     return page.write("index")
+
+
+# The settings under the names that the analyses have for them.
+_FLAGS = {name: f"--{name}" for name in ("attention", "length", "draws", "repeats")}
+_FLAGS |= {"num_layers": "--layers", "batch_size": "--examples"}
 
 
 def _flat(value: Any) -> str:

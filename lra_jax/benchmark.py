@@ -20,6 +20,7 @@ from typing import Any
 
 from lra_jax import cli, runtime, signals
 from lra_jax.benchmarking.settings import BenchmarkConfig, make_cases
+from lra_jax.errors import expected
 
 _PROG = "python -m lra_jax.benchmark"
 _DESCRIPTION = (
@@ -80,16 +81,20 @@ def _files(config: BenchmarkConfig) -> tuple[Path, Path | None] | None:
     """The JSON and the picture; their folder is made, so that errors come early.
 
     Raises:
-      OSError: the folder cannot be written.
+      ValueError: the folder cannot be written.
     """
     if config.out is None:
         return None
     given = Path(config.out).expanduser()
     name = "attention" if config.view == "none" else config.view
     figures = given if given.suffix == ".json" else given / f"{name}.json"
-    figures.parent.mkdir(parents=True, exist_ok=True)
-    figures.with_suffix(".json.partial").touch()
-    figures.with_suffix(".json.partial").unlink()
+    try:
+        figures.parent.mkdir(parents=True, exist_ok=True)
+        figures.with_suffix(".json.partial").touch()
+        figures.with_suffix(".json.partial").unlink()
+    except OSError as error:
+        got = f"{figures}: {error.strerror}"
+        raise expected("--out", "a file that can be written", got) from error
     return figures, figures.with_suffix(".png") if config.picture else None
 
 

@@ -5,25 +5,20 @@ signal n.
 """
 
 import argparse
+import collections
 import contextlib
 import dataclasses
 import io
-import itertools
-import re
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn, TypeVar
 
 from lra_jax.configs import TASKS, Config, get_preset
 from lra_jax.configs.registry import find_task
-from lra_jax.errors import did_you_mean
+from lra_jax.errors import check_text, did_you_mean, expected
 
 Parsed = TypeVar("Parsed")
-
-# The frame of tyro's messages, in Unicode or ASCII, and the advice after them.
-_FRAME = re.compile(r"[─-╿]+|-{4,}")
-_ADVICE = re.compile(r"(Argument helptext:|For full helptext).*")
 
 
 def fail(message: str, code: int = 2) -> NoReturn:
@@ -87,8 +82,8 @@ def parse(
     """Parses flags into a dataclass with tyro; errors are one line and exit code 2."""
     import tyro
 
-    settings = default or kind
-    _check_flags(settings, args)
+    with user_errors():
+        flags = _read_flags(default or kind, args)
     errors = io.StringIO()
     try:
         with contextlib.redirect_stderr(errors):
@@ -96,68 +91,77 @@ def parse(
                 kind,
                 prog=prog,
                 description=description,
-                args=_with_values(settings, args),
+                args=flags,
                 default=default,
                 config=(tyro.conf.FlagConversionOff,),
             )
     except SystemExit as error:
         if not error.code:
             raise
-    fail(_flattened(errors.getvalue()))
+    fail(errors.getvalue())
 
 
-def _check_flags(settings: Any, args: Sequence[str]) -> None:
-    """Refuses unknown flags with the nearest name; there are too many to list."""
-    flags = ["--help", *_flags(settings)]
-    for argument in args:
-        if not argument.startswith("--"):
+def _read_flags(settings: Any, args: Sequence[str]) -> list[str]:
+    """A command line as ``--name=value``; a switch without a value gets True.
+
+    Raises:
+      ValueError: an unknown flag, one without a value, or with a wrong one.
+    """
+    types = _types(settings)
+    given = []
+    pending = collections.deque(args)
+    while pending:
+        argument = pending.popleft()
+        if argument in ("--help", "-h"):
+            given.append(argument)
             continue
-        flag = _flag(argument)
-        if flag not in flags:
-            near = did_you_mean(flag, flags) or "; --help lists them"
-            task = getattr(settings, "task", "")
-            of = f" of --task={task}" if flag.startswith("--data.") else ""
-            fail(f"{flag}: expected a flag{of}, got an unknown one{near}")
+        name, equals, text = argument.partition("=")
+        flag = "--" + name[2:].replace("-", "_")
+        if not name.startswith("--"):
+            raise expected("flags", "--name=value or --name value", f"{argument!r}")
+        if flag not in types:
+            raise _unknown(flag, settings, types)
+        if not equals and pending and not pending[0].startswith("--"):
+            text = pending.popleft()
+        elif not equals and types[flag] is bool:
+            text = "True"
+        elif not equals:
+            raise expected(flag, "a value", "none")
+        check_text(flag, types[flag], text)
+        given.append(f"{flag}={text}")
+    if isinstance(settings, type) and not {"--help", "-h"} & {*given}:
+        _check_required(settings, given)
+    return given
 
 
-def _with_values(settings: Any, args: Sequence[str]) -> list[str]:
-    """A switch without a value, as in ``--allow-code``, gets True."""
-    flags = _flags(settings)
-    return [
-        f"{argument}=True"
-        if after.startswith("--")
-        and "=" not in argument
-        and flags.get(_flag(argument)) is bool
-        else argument
-        for argument, after in itertools.pairwise([*args, "--"])
-    ]
+def _check_required(kind: type, given: Iterable[str]) -> None:
+    names = {flag.partition("=")[0].removeprefix("--") for flag in given}
+    for field in dataclasses.fields(kind):
+        default = (field.default, field.default_factory)
+        if default == (dataclasses.MISSING,) * 2 and field.name not in names:
+            raise expected(f"--{field.name}", "a value", "none")
 
 
-def _flag(argument: str) -> str:
-    """The flag as its field is written: ``--train.best-by=loss`` is --train.best_by."""
-    return "--" + argument[2:].partition("=")[0].replace("-", "_")
+def _unknown(flag: str, settings: Any, types: Iterable[str]) -> ValueError:
+    """With the nearest name; there are too many to list."""
+    near = did_you_mean(flag, ["--help", *types]) or "; --help lists them"
+    task = getattr(settings, "task", "")
+    of = f" of --task={task}" if flag.startswith("--data.") else ""
+    return expected(flag, f"a flag{of}", f"an unknown one{near}")
 
 
-def _flags(settings: Any, prefix: str = "--") -> dict[str, Any]:
-    """The flags of a dataclass, or of an instance, whose task's own settings are there;
-    each with its type."""
+def _types(settings: Any, prefix: str = "--") -> dict[str, Any]:
+    """The type of each flag of a dataclass, or of an instance, whose task's own
+    settings are there."""
     found = {}
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name, None)
         part = value if dataclasses.is_dataclass(value) else field.type
         if dataclasses.is_dataclass(part):
-            found |= _flags(part, f"{prefix}{field.name}.")
+            found |= _types(part, f"{prefix}{field.name}.")
         else:
             found[prefix + field.name] = field.type
     return found
-
-
-def _flattened(boxed: str) -> str:
-    """The text of tyro's framed message, on one line, without title and advice."""
-    lines = (_FRAME.sub(" ", line).strip() for line in boxed.splitlines())
-    _, *kept = [line for line in lines if line] or [""]
-    text = _ADVICE.sub("", " ".join(kept)).strip()
-    return text or "the command line could not be read"
 
 
 def _mechanisms() -> tuple[str, ...]:

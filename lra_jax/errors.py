@@ -1,5 +1,6 @@
 """The one form of error for what a user gave: ``name: expected ..., got ...``."""
 
+import contextlib
 import difflib
 import math
 import numbers
@@ -60,12 +61,33 @@ def check_types(settings: Any, prefix: str = "") -> None:
             raise expected(f"{prefix}{name}", wanted, f"{value}"[:60])
 
 
+def check_text(name: str, kind: Any, text: str) -> None:
+    """Raises ``ValueError`` unless a text is one of a value of a field's type."""
+    kinds = get_args(kind) or (kind,)
+    if get_origin(kind) is Literal:
+        known(name, text, kinds)
+        return
+    for one in kinds:
+        with contextlib.suppress(ValueError, KeyError):
+            _READ[one](text)
+            return
+    wanted = " or ".join(_WORDS[one] for one in kinds)
+    raise expected(name, wanted, f"{text!r}")
+
+
 _WORDS = {
     bool: "True or False",
     int: "an int",
     float: "a number",
     str: "text",
     type(None): "None",
+}
+_READ = {
+    bool: {"True": True, "False": False}.__getitem__,
+    int: int,
+    float: float,
+    str: str,
+    type(None): {"None": None}.__getitem__,
 }
 _NUMBERS = {int: numbers.Integral, float: numbers.Real}
 _LARGEST = 2**31 - 1

@@ -20,6 +20,8 @@ from lra_jax import signals
 from lra_jax.configs import Config
 from lra_jax.errors import expected
 
+# Each is a whole training; every one of them is planned before the first starts.
+_MOST = 1000
 Parse = Callable[[Sequence[str]], Config]
 
 
@@ -81,15 +83,17 @@ def take_flag(args: Sequence[str], name: str) -> tuple[str | None, list[str]]:
 
 
 def parse_count(name: str, text: str | None) -> int:
-    """A positive integer; 1 where nothing was given.
+    """A positive integer of at most 1,000; 1 where nothing was given.
 
     Raises:
       ValueError: anything else.
     """
     if text is None:
         return 1
-    if not text.isdecimal() or int(text) < 1:
-        raise expected(f"--{name}", "a positive integer", f"{text!r}")
+    # No more digits than the limit has: Python would refuse to read thousands.
+    if not text.isdecimal() or len(text) > 4 or not 1 <= int(text) <= _MOST:
+        wanted = f"a positive integer of at most {_MOST}"
+        raise expected(f"--{name}", wanted, f"{text[:60]!r}")
     return int(text)
 
 

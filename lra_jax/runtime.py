@@ -78,10 +78,17 @@ def release_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def configure_jax() -> None:
+def configure_jax(distributed: bool = False) -> None:
     """Sets the compilation cache and the number of CPU devices; imports jax.
 
     What the user has set, in the environment or in jax.config, stays.
+
+    Args:
+      distributed: leave the devices alone, which must not start before the processes
+        of a run have met.
+
+    Raises:
+      ValueError: an environment variable has a wrong value.
     """
     import jax
 
@@ -95,6 +102,13 @@ def configure_jax() -> None:
     forced = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
     if not forced and config.jax_num_cpu_devices < 0:
         config.update("jax_num_cpu_devices", int(devices))
+    if distributed:
+        return
+    try:
+        jax.devices()
+    except RuntimeError as error:
+        reason = str(error).partition("\n")[0]
+        raise expected("JAX_PLATFORMS", "devices that can be used", reason) from error
 
 
 def _cores() -> int:

@@ -69,7 +69,7 @@ def _run_seeds(prog: str, args: Sequence[str], seeds: int) -> None:
 
 def _main(config: Config, command: str) -> None:
     with cli.user_errors():
-        runtime.configure_jax()
+        runtime.configure_jax(config.distributed)
         from lra_jax.training import Interrupted, NonFiniteLoss
         from lra_jax.training.session import Session
 

@@ -52,7 +52,7 @@ def feature_map(spec: FeatureMap) -> Callable[[jax.Array], jax.Array]:
     """Returns a feature map by name ("elu" is elu(x) + 1), or the callable itself."""
     if callable(spec):
         return spec
-    if spec not in FEATURE_MAPS:
+    if not isinstance(spec, str) or spec not in FEATURE_MAPS:
         choices = f"one of {sorted(FEATURE_MAPS)} or a function of one array"
         raise expected("feature_map", choices, f"{spec!r}")
     return FEATURE_MAPS[spec]
@@ -207,6 +207,7 @@ def normalised(
     """
     if norm is None:
         return x
+    inputs.check_eps(eps)
     if norm == "layer":
         x = x - x.mean(axes, keepdims=True)
     return x * jax.lax.rsqrt(jnp.square(x).mean(axes, keepdims=True) + eps)

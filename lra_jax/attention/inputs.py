@@ -14,7 +14,7 @@ import contextlib
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 import chex
 import jax
@@ -204,12 +204,19 @@ def check_size(name: str, size: object, lowest: int = 1) -> int:
 
 def check_number(name: str, number: object) -> None:
     """Raises ``ValueError`` unless an option is a positive, finite number."""
-    if isinstance(number, bool) or not isinstance(
-        number, int | float | np.integer | np.floating
-    ):
+    if not _is_number(number) or not 0 < number < math.inf:
         raise expected(name, "a positive number", f"{number!r}")
-    if not 0 < number < math.inf:
-        raise expected(name, "a positive number", f"{number!r}")
+
+
+def check_eps(number: object, name: str = "eps") -> None:
+    """Raises ``ValueError`` unless what is added is 0 or a positive, finite number."""
+    if not _is_number(number) or not 0 <= number < math.inf:
+        raise expected(name, "0 or a positive number", f"{number!r}")
+
+
+def _is_number(number: object) -> TypeGuard[float]:
+    numbers = int | float | np.integer | np.floating
+    return isinstance(number, numbers) and not isinstance(number, bool)
 
 
 def check_flag(name: str, flag: object) -> None:

@@ -120,7 +120,7 @@ def parse_lengths(flag: str, text: str) -> list[int]:
     lengths = []
     for part in split_list(flag, text):
         digits, unit = (part[:-1], 1024) if part[-1] in "kK" else (part, 1)
-        if not digits.isdecimal() or int(digits) < 1:
+        if not digits.isdecimal() or len(digits) > 9 or int(digits) < 1:
             wanted = "positive integers such as 1024,2048 or 1K,2K"
             raise expected(f"--{flag}", wanted, repr(part))
         lengths.append(int(digits) * unit)

@@ -15,7 +15,7 @@ from lra_jax.benchmarking.cases import (
     parse_names,
     split_list,
 )
-from lra_jax.errors import expected
+from lra_jax.errors import check_types, expected
 
 View = Literal["none", "lra", "linformer", "cosformer"]
 
@@ -154,6 +154,7 @@ def _given(text: str | None, default: str) -> str:
 
 def check_config(config: BenchmarkConfig) -> None:
     """Refuses numbers out of range; ``ValueError`` with the flag and what was given."""
+    check_types(config, "--")
     for name in ("batch_size", "heads", "head_dim", "layers", "repeats"):
         value = getattr(config, name)
         if value is not None and value < 1:

@@ -15,6 +15,8 @@ from typing import Any, ClassVar, Literal, Self
 from lra_jax.configs.registry import find_task
 from lra_jax.errors import check_types, expected, not_negative, positive
 
+# More than any machine has cores; a slip of the finger must not start a million.
+_MOST_PROCESSES = 4096
 Schedule = Literal["cosine", "lra", "lra_cosine", "linear", "constant", "trapezoid"]
 Dtype = Literal["float32", "bfloat16"]
 BestBy = Literal["accuracy", "loss"]
@@ -212,6 +214,9 @@ class GeneratedData(StoredData):
         for name in ("num_train", "num_valid", "num_test"):
             positive(f"--data.{name}", getattr(self, name))
         not_negative("--data.seed", self.seed)
+        if self.processes is not None and not 1 <= self.processes <= _MOST_PROCESSES:
+            wanted = f"1 to {_MOST_PROCESSES}, or None"
+            raise expected("--data.processes", wanted, self.processes)
 
     @property
     def origin(self) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 
 from lra_jax.data import checks, listops_language, originals
 from lra_jax.data.dataset import SequenceDataset
-from lra_jax.errors import expected
+from lra_jax.errors import expected, within
 from lra_jax.files import replacing
 
 FILES = {
@@ -80,8 +80,11 @@ def read(file: pathlib.Path, max_length: int) -> Iterator[tuple[np.ndarray, int]
             # The reader has not counted this line.
             line = reader.line_num + 1
             raise expected(f"{file}, line {line}", "UTF-8", error) from None
-        except (ValueError, csv.Error) as error:
-            raise ValueError(f"{file}, line {reader.line_num}: {error}") from None
+        except ValueError as error:
+            raise within(f"{file}, line {reader.line_num}", error) from None
+        except csv.Error as error:
+            place = f"{file}, line {reader.line_num}"
+            raise expected(place, "columns between tabs", error) from None
 
 
 def write(dataset: SequenceDataset, folder: str | os.PathLike) -> None:

@@ -5,6 +5,7 @@ they are given, whether it comes from us or from a file that somebody else wrote
 """
 
 import base64
+import contextlib
 import functools
 import html
 import json
@@ -69,11 +70,19 @@ class Page:
         self.made_by = dict(made_by or {})
         self._parts: list[tuple[str, Any]] = []
         self._folder = Path(folder or ".").expanduser()
+        around = (self._folder, *self._folder.parents)
+        self._made = [folder for folder in around if not folder.exists()]
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             got = f"{self._folder}: {error.strerror}"
             raise expected("--out", "a folder that can be written", got) from error
+
+    def discard(self) -> None:
+        """Removes the folders that it made, as long as nothing was written there."""
+        for folder in self._made:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
 
     def heading(self, words: str) -> None:
         """A heading of a section."""

@@ -7,8 +7,6 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from lra_jax.attention import registry
-from lra_jax.attention.sharded.sequence import sequence_parallel
 from lra_jax.configs import Config, TrainConfig
 from lra_jax.data.curriculum import Curriculum
 from lra_jax.data.length_warmup import LengthWarmup
@@ -124,7 +122,6 @@ def _check_devices(config: Config, task: Task) -> None:
     if task.per_position:
         wanted = f"1 for --task={task.name}, which asks for single positions"
         raise expected("--train.seq_devices", wanted, config.train.seq_devices)
-    sequence_parallel(registry.resolve(config.attention))
     for name, only in (("pooling", "mean"), ("padding", "lengths")):
         given = getattr(config.model, name)
         if given != only:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from lra_jax.configs import Config, DataConfig, get_preset
+from lra_jax.errors import renamed
 from lra_jax.tasks.published import Published
 
 if TYPE_CHECKING:
@@ -106,7 +107,13 @@ class Task:
             del settings[name]
         read = pkgutil.resolve_name(self.reader)
         folder = getattr(data, "dir", None)  # Data in memory have none.
-        return read(folder, **self.reader_settings, **settings)
+        try:
+            return read(folder, **self.reader_settings, **settings)
+        except ValueError as error:
+            name = str(error).partition(":")[0]
+            if name not in settings:
+                raise
+            raise renamed(error, f"--data.{name}") from error
 
     def check(self, config: Config) -> None:
         """Refuses settings that cannot work, before data are made.

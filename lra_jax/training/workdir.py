@@ -78,8 +78,11 @@ def read_config(workdir: Path) -> tuple[Config, str]:
         values = json.loads(path.read_text(encoding="utf-8"))
         fingerprint = values.pop("data_fingerprint")
         return Config.from_dict(values), fingerprint
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise expected(str(path), "the config of a run", f"{error!r}") from error
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        got = f"{type(error).__name__}: {error}"
+        raise expected(str(path), "the config of a run", got) from error
+    except RecursionError as error:
+        raise expected(str(path), "the config of a run", "brackets") from error
 
 
 def identify(workdir: Path) -> str:

@@ -66,6 +66,8 @@ def check(options: Options, is_causal: bool) -> None:
         inputs.check_number("clip", options.clip)
     axis = known("competition_axis", options.competition_axis, ("source", "heads"))
     inputs.check_flag("competition", options.competition)
+    inputs.check_eps(options.eps)
+    inputs.check_eps(options.extra_eps, "extra_eps")
     inputs.check_flag("allocation", options.allocation)
     if is_causal and axis != "source":
         reason = "whose competition is among the earlier sources"

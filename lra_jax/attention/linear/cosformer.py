@@ -196,6 +196,8 @@ def cosformer_attention(
     """
     inputs.check_keywords(cosformer_attention, flax)
     inputs.check_inputs(query, key, value, is_causal)
+    inputs.check_eps(eps)
+    inputs.check_flag("reweight", reweight)
     target = kernels.choose(
         implementation,
         query,
@@ -285,6 +287,8 @@ def cosformer_weights(
     """
     inputs.check_keywords(cosformer_weights, flax)
     inputs.check_inputs(query, key, None, is_causal)
+    inputs.check_eps(eps)
+    inputs.check_flag("reweight", reweight)
     _check_denominator(denominator)
     rows = packed.packed(segment_ids, query, key)
     lengths = _max_lengths(max_length, query, key, rows)

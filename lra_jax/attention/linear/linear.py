@@ -115,6 +115,7 @@ def linear_attention(
     """
     inputs.check_keywords(linear_attention, flax)
     inputs.check_inputs(query, key, value, is_causal)
+    inputs.check_eps(eps)
     target = kernels.choose(
         implementation,
         query,
@@ -193,6 +194,7 @@ def linear_weights(
     """
     inputs.check_keywords(linear_weights, flax)
     inputs.check_inputs(query, key, None, is_causal)
+    inputs.check_eps(eps)
     mask = inputs.padding_mask(mask, query.shape[0], key.shape[1])
     dtype = inputs.accumulation_dtype(query, key)
     features = feature_maps.features(query, key, feature_map, dtype, mask)

@@ -94,6 +94,7 @@ def norm_attention(
     inputs.check_keywords(norm_attention, flax)
     inputs.check_inputs(query, key, value, is_causal)
     feature_maps.check_norm(norm)
+    inputs.check_flag("per_head", per_head)
     mask = inputs.padding_mask(mask, query.shape[0], key.shape[1])
     if is_causal:
         return norm_prefill(
@@ -160,6 +161,7 @@ def norm_prefill(
     rows = packed.packed(segment_ids, query, key)
     mask, dtype, position = streams.begun(state, query, key, value, mask, rows)
     feature_maps.check_norm(norm)
+    inputs.check_flag("per_head", per_head)
     out_dtype = query.dtype
     query, key, phi = feature_maps.given(query, key, feature_map, dtype, mask)
     arrays = engine.Arrays(query, key, value)

@@ -71,13 +71,14 @@ class Options:
             raise expected("kernel", choices, f"{self.kernel!r}")
         if self.dialect not in DIALECTS:
             raise expected("dialect", f"one of {tuple(DIALECTS)}", f"{self.dialect!r}")
+        inputs.check_flag("hyperbolic", self.hyperbolic)
         if self.hyperbolic and self.kernel != SOFTMAX:
             wanted = "False, since pairs exp(+-W x) are features of kernel='softmax'"
             raise expected("hyperbolic", wanted, f"True with kernel={self.kernel!r}")
         if self.feature_eps is not None:
             self._check_eps(self.feature_eps)
-        if self.scale is not None and not self.scale > 0:
-            raise expected("scale", "a positive number", f"{self.scale!r}")
+        if self.scale is not None:
+            inputs.check_number("scale", self.scale)
 
     def _check_eps(self, eps: float) -> None:
         if self.exact and eps:

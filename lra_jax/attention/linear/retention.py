@@ -213,6 +213,7 @@ def _prepared(
     """
     length, num_heads, head_dim = query.shape[1:]
     rates = decay.checked_slopes(slopes, retention_slopes(num_heads), dtype)
+    inputs.check_flag("rotate", rotate)
     if rotate:
         rotary.check_width(head_dim)
     query = query.astype(dtype)

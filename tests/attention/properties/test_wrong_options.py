@@ -75,7 +75,28 @@ OPTIONS: dict[str, dict[str, tuple]] = {
 }
 OPTIONS["flash"] = OPTIONS["gau"] | {"chunk": POSITIVE}
 # What has no part in the weights, or none of its own.
-ATTENTION_ONLY = {
+EPS = (-1.0, float("nan"), float("inf"), "1", True, None, [1])
+NAME = ("no such", 3, ["dense"])
+SWITCH = ("yes", 1, None, float("nan"))
+ATTENTION_ONLY: dict[str, dict[str, tuple]] = {
+    "linear": {"eps": EPS, "feature_map": NAME},
+    "cosformer": {
+        **{"eps": EPS, "reweight": SWITCH, "denominator": NAME, "feature_map": NAME},
+        "max_length": (0, -3, 3),
+    },
+    "flow": {
+        **{"eps": EPS, "extra_eps": EPS, "clip": (0, -1, float("nan"), "1", True)},
+        **{"competition": SWITCH, "allocation": SWITCH, "competition_axis": NAME},
+        "feature_map": NAME,
+    },
+    "norm": {"eps": EPS, "per_head": SWITCH, "norm": NAME, "feature_map": NAME},
+    "retention": {"eps": EPS, "rotate": SWITCH, "norm": NAME, "chunking": NAME},
+    "lightning": {"norm": NAME, "feature_map": NAME, "chunking": NAME},
+    "performer": {"hyperbolic": SWITCH, "scale": REAL[:-1], "kernel": NAME},
+    "gla": {"eps": EPS, "norm": NAME, "chunking": NAME},
+    "delta": {"eps": EPS, "norm": NAME, "beta_range": REAL, "feature_map": NAME},
+    "gated_delta": {"eps": EPS, "norm": NAME, "beta_range": REAL, "chunking": NAME},
+    "hgrn": {"eps": EPS, "norm": NAME, "scale": NAME},
     "fnet": {"norm": CHOICE},
     "linformer": {"value_bias": ARRAY},
     "gau": {"gate": ARRAY},

@@ -1,0 +1,644 @@
+"""Whatever a user can get wrong is one line that says what, and leaves nothing.
+
+One table of commands and one of calls: each has exit code 2, or is a ``ValueError``,
+with the name, what was expected and what came.
+"""
+
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import string
+from typing import Any, Literal, get_args, get_origin
+
+import helpers
+import hypothesis
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from lra_jax import analyze, benchmark, evaluate, report, sweep, train
+from lra_jax.attention import __main__ as attention_command
+from lra_jax.cli import parse_config
+from lra_jax.configs import Config, get_preset
+from lra_jax.configs.base import flatten
+from lra_jax.data import __main__ as data_command
+from lra_jax.data import buckets
+from lra_jax.data.length_warmup import LengthWarmup
+from lra_jax.tasks import get_task
+from lra_jax.tasks.encoder import parse_options
+from lra_jax.training import workdir as workdirs
+
+COMMANDS = {
+    **{"train": train, "evaluate": evaluate, "sweep": sweep, "report": report},
+    **{"benchmark": benchmark, "analyze": analyze, "data": data_command},
+    "attention": lambda: None,
+}
+
+
+def refused(capsys: Any, line: str, *parts: str) -> None:
+    """A command line that ends in one line of the one form, with these parts."""
+    name, *args = line.split()
+    if name == "train" and "--data.dir" not in line:
+        args.insert(
+            0, "--data.dir=/dev/null/x"
+        )  # Should it come so far, it ends there.
+    if name == "attention":
+        code: Any = attention_command.main(args)
+    else:
+        with pytest.raises(SystemExit) as stop:
+            COMMANDS[name].main(args)
+        code = stop.value.code
+    out, err = capsys.readouterr()
+    helpers.assert_one_error(code, err, 2, ": expected ", ", got ", *parts)
+    assert out == ""
+
+
+@pytest.fixture(autouse=True)
+def leaves_nothing(tmp_path, monkeypatch):
+    """Whatever is refused has left no file."""
+    monkeypatch.chdir(tmp_path)
+    yield
+    assert [path for path in tmp_path.iterdir() if path.name != "given"] == []
+
+
+# Typed texts that are no value of a flag of this type, and how the error goes on.
+_TEXTS = {
+    int: {"abc": "an int", "1.5": "an int", "": "an int", "3000000000": "of at most"},
+    float: {"abc": "a number", "": "a number", "nan": "", "-1": "", "inf": ""},
+    bool: {"maybe": "True or False", "": "True or False", "true": "True or False"},
+}
+# Of several processes, which have a check of their own.
+_TOGETHER = ("num_processes", "process_id")
+
+
+def _flags(settings: Any, prefix: str = "") -> dict[str, Any]:
+    found = {}
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name, None)
+        if dataclasses.is_dataclass(value):
+            found |= _flags(value, f"{prefix}{field.name}.")
+        else:
+            found[prefix + field.name] = field.type
+    return found
+
+
+def _wrong_types() -> list[tuple[str, str]]:
+    commands = {
+        "train": get_preset(),
+        "train --task=text": get_preset("text"),
+        "train --task=pathfinder": get_preset("pathfinder"),
+        "benchmark": benchmark.BenchmarkConfig,
+        "analyze rank-collapse": analyze.RankCollapse,
+        "analyze spectrum": analyze.Spectrum,
+        "analyze paths": analyze.Paths,
+        "data sample": data_command.SampleCommand,
+    }
+    seen, cases = set(), []
+    for command, settings in commands.items():
+        for flag, kind in _flags(settings).items():
+            first = command.split()[0]
+            if flag.rpartition(".")[2] in _TOGETHER or (first, flag) in seen:
+                continue
+            seen.add((first, flag))
+            kinds = get_args(kind) or (kind,)
+            texts = _TEXTS.get(kinds[0], {})
+            if get_origin(kind) is Literal:
+                texts = {"nope": "one of"}
+            if first in ("analyze", "data"):  # Their ranges are in the table below.
+                texts = {t: w for t, w in texts.items() if w and w != "of at most"}
+            cases += [
+                (f"{command} --{flag}={text}", f"--{flag}: expected {words}")
+                if words != "of at most"
+                else (f"{command} --{flag}={text}", words)
+                for text, words in texts.items()
+            ]
+    return cases
+
+
+@pytest.mark.parametrize(("line", "part"), _wrong_types())
+def test_values_of_flags(capsys, line, part):
+    refused(capsys, line, part)
+
+
+LINES = r"""
+train --zzz ~ --zzz: expected a flag, got an unknown one; --help lists them
+train --train.step=3 ~ did you mean '--train.steps'?
+train --train.steps ~ --train.steps: expected a value, got none
+train --train.steps --seed=3 ~ --train.steps: expected a value, got none
+train --train.steps=3 --train.steps=abc ~ --train.steps: expected an int, got 'abc'
+train listops ~ flags: expected --name=value or --name value, got 'listops'
+train -x ~ got '-x'
+train --train.steps 3 4 ~ got '4'
+train -- ~ --: expected a flag
+train --task=listop ~ did you mean 'listops'?
+train --task= ~ --task: expected one of
+train --preset=oficial ~ did you mean 'official'?
+train --preset= ~ --preset: expected one of
+train --workdir= ~ --workdir: expected a folder, got ''
+train --seed=-1 ~ --seed: expected 0 or a positive int, got -1
+train --seed=99999999999999999999 ~ --seed: expected a number of at most 2147483647
+train --seeds=0 ~ --seeds: expected a positive integer of at most 1000, got '0'
+train --seeds=-1 ~ got '-1'
+train --seeds=1.5 ~ got '1.5'
+train --seeds= ~ --seeds: expected a value, got none
+train --seeds=1001 ~ at most 1000, got '1001'
+train --seeds=1000000000 ~ at most 1000
+train --seeds=99999999999999999999999999999999999 ~ at most 1000
+train --distributed=maybe ~ --distributed: expected True or False
+train --coordinator=host:1 ~ --distributed: expected True
+train --distributed --coordinator=host --num_processes=2 --process_id=0 ~ HOST:PORT
+train --distributed --coordinator=h:1 --num_processes=2 --process_id=2 ~ 0..1
+train --train.steps=0 ~ --train.steps: expected a positive int, got 0
+train --train.steps=9 --train.warmup=9 ~ --train.warmup: expected less than
+train --train.batch_size=0 ~ --train.batch_size: expected a positive int
+train --train.batch_size=2147483647 ~ --train.batch_size: expected activations of
+train --train.eval_batch_size=2147483647 ~ --train.eval_batch_size: expected activations
+train --train.log_every=0 ~ --train.log_every: expected a positive int, got 0
+train --train.adam_b1=1 ~ --train.adam_b1: expected a number in [0, 1)
+train --train.seq_devices=0 ~ --train.seq_devices: expected a positive int
+train --train.seq_devices=2 --attention=softmax ~ --attention: expected one of linear
+train --train.seq_devices=2 --model.pooling=cls ~ --model.pooling: expected mean
+train --train.length_warmup=128 ~ --train.length_warmup: expected LENGTH:FRACTION
+train --train.length_warmup=128:2 ~ got '128:2'
+train --train.length_warmup=a:b ~ got 'a:b'
+train --task=image --train.length_warmup=128:0.5 ~ expected nothing for images
+train --model.num_heads=3 ~ --model.num_heads: expected a divisor of
+train --model.num_heads=0 ~ --model.num_heads: expected a positive int
+train --model.num_layers=1001 ~ --model.num_layers: expected at most 1000, got 1001
+train --model.embed_dim=2147483646 ~ --model.num_layers, --model.embed_dim and
+train --model.max_length=2147483647 ~ the memory
+train --model.max_length=10 ~ --data.max_length: expected at most
+train --task=image --model.max_length=10 ~ --model.max_length: expected 1024
+train --model.positions=sinusoidal --model.embed_dim=15 ~ --model.embed_dim: expected
+train --model.positions=learned_2d ~ --model.positions: expected another value
+train --model.positions=rotary --attention=fnet ~ --model.positions=rotary: expected
+train --model.inputs=linear ~ --model.inputs: expected another value
+train --model.mlp_options=keys=3 ~ --model.mlp_options: expected none
+train --model.mlp=product_key --model.mlp_options=keys=0 ~ --model.mlp_options: keys:
+train --model.mlp=product_key --model.mlp_options=key=3 ~ --model.mlp_options: option
+train --model.mlp=product_key --model.mlp_options=keys ~ --model.mlp_options: expected
+train --model.mlp=product_key --model.mlp_options=keys=4,top=5 ~ top: expected at most
+train --model.attention_options=clip ~ expected name=value,..., got 'clip'
+train --model.attention_options==3 ~ got '=3'
+train --model.attention_options=eps=1,eps=2 ~ expected each option once, got 'eps' twice
+train --model.attention_options=clip=1 ~ --model.attention_options: option of
+train --model.attention_options=ep=1 ~ did you mean 'eps'?
+train --model.attention_options=eps=1/2/3 ~ the 2 blocks, got 3
+train --model.attention_options=eps={[]:1} ~ got '{[]:1}'
+train --model.attention_options=eps=nan ~ got 'nan'
+train --model.attention_options=eps=-1 ~ eps: expected 0 or a positive number, got -1
+train --model.attention_options=eps=None ~ got None
+train --model.attention_options=implementation=foo ~ got 'foo'
+train --model.attention_options=implementation=xla/pallas ~ 'pallas' on 'cpu'
+train --attention=flow --model.attention_options=clip=-1 ~ clip: expected
+train --attention=flow --model.attention_options=feature_map=foo ~ feature_map: expected
+train --attention=linear --model.attention_options=feature_map=foo ~ feature_map:
+train --attention=linear --model.attention_options=feature_map=3 ~ feature_map:
+train --attention=performer --model.attention_options=features=0 ~ features: expected
+train --attention=performer --model.attention_options=kernel=foo ~ kernel: expected
+train --attention=local --model.attention_options=window=-3 ~ window: expected an int
+train --attention=local --model.attention_options=block=0 ~ block: expected a positive
+train --attention=softmax --model.attention_options=block=x ~ block: expected a positive
+train --attention=bigbird --model.attention_options=num_random=-1 ~ num_random:
+train --attention=nystrom --model.attention_options=num_landmarks=0 ~ num_landmarks:
+train --attention=linformer --model.attention_options=features=x ~ features: expected
+train --attention=linformer --model.attention_options=sharing=all ~ sharing: expected
+train --attention=reformer --model.attention_options=num_buckets=3 ~ num_buckets:
+train --attention=sinkhorn --model.attention_options=temperature=0 ~ temperature:
+train --attention=gau --model.attention_options=expansion=0 ~ expansion: expected
+train --attention=cosfomer ~ --attention: expected one of
+train --attention=SOFTMAX ~ did you mean 'softmax'?
+train --attention= ~ --attention: expected one of
+train --attention=:f ~ --attention: expected 'package.module:function', got ':f'
+train --attention=helpers: ~ --attention: expected 'package.module:function'
+train --attention=no_such:f ~ --attention: expected a module that imports
+train --attention=helpers:nothing ~ no attribute 'nothing'
+train --attention=helpers:TRAIN ~ to be a function, got a dict
+train --attention=os:system ~ --attention: expected 'os:system' to take (query, key
+train --attention=math:sin ~ too many positional arguments
+train --attention=collections:OrderedDict ~ --attention: expected 'collections:Ordered
+train --attention=fractions:Fraction ~ --attention: expected 'fractions:Fraction' to
+train --attention=jax.numpy:add ~ --attention: expected 'jax.numpy:add' to map query
+train --attention=numpy:einsum ~ --attention: expected 'numpy:einsum' to map query
+train --attention=test_bad_inputs:no_arguments ~ too many positional arguments
+train --attention=test_bad_inputs:one_more ~ missing 1 required positional argument
+train --attention=test_bad_inputs:gives_none ~ --attention: output of attention
+train --attention=test_bad_inputs:gives_a_pair ~ got a tuple
+train --attention=test_bad_inputs:gives_a_row ~ got (2, 1, 2, 32)
+train --attention=test_bad_inputs:gives_a_mean ~ got (2, 2, 32)
+train --attention=test_bad_inputs:raises ~ got RuntimeError: out of order
+train --attention=test_bad_inputs:asks ~ got TracerBoolConversionError
+train --attention=test_bad_inputs:leaves_jax ~ got TracerArrayConversionError
+train --attention=test_bad_inputs:A_CLASS ~ to be a function, got a object
+train --attention=test_bad_inputs:Mine ~ to take (query, key, value, ...)
+train --attention=helpers:values_only --model.attention_options=x=1 ~ got 'x'
+train --data.min_length=0 ~ --data.min_length: expected an integer of at least 1
+train --data.min_length=5000 ~ --data.max_length: expected at least 5002
+train --data.max_depth=0 ~ --data.max_depth: expected
+train --data.max_args=0 ~ --data.max_args: expected
+train --data.num_test=0 ~ --data.num_test: expected a positive int
+train --data.processes=0 ~ --data.processes: expected 1 to 4096
+train --data.processes=1000000 ~ --data.processes: expected 1 to 4096
+train --data.path=nope ~ --data.path: expected a file or a folder
+train --data.level=easy ~ --data.level: expected a flag of --task=listops
+train --task=image --data.path=/dev/null ~ /dev/null
+train --task=text --data.path=nope ~ --data.path: expected a file or a folder
+train --task=text --data.validation=tets ~ did you mean 'test'?
+train --task=pathfinder --data.num_distractors=-1 ~ --data.num_distractors: expected 0
+evaluate ~ --workdir: expected a value, got none
+evaluate --workdir ~ --workdir: expected a value, got none
+evaluate --workdir= ~ expected a run directory
+evaluate --workdir=nope ~ --workdir: expected a run directory, got nope
+evaluate --workdir=x --split=tes ~ --split: expected one of test, valid, train
+evaluate --workdir=x --checkpoint=newest ~ --checkpoint: expected one of best, last
+evaluate --workdir=x --spilt=test ~ did you mean '--split'?
+evaluate --workdir=x --allow-code=perhaps ~ --allow_code: expected True or False
+evaluate --workdir=x y ~ flags: expected --name=value
+evaluate --attention=flow ~ --attention: expected a flag
+sweep ~ --attention: expected mechanisms, as in softmax,cosformer, got none
+sweep --attention ~ --attention: expected a value, got none
+sweep --attention= ~ --attention: expected a value
+sweep --attention=softmax,,flow ~ --attention: expected distinct names
+sweep --attention=flow,flow ~ --attention: expected distinct names
+sweep --attention=cosfomer ~ did you mean 'cosformer'?
+sweep --attention=softmax --seeds=1000000000 ~ --seeds: expected a positive integer
+sweep --attention=softmax --seeds=two ~ got 'two'
+sweep --attention=softmax --seed=-3 ~ --seed: expected 0 or a positive
+sweep --attention=softmax --workdir= ~ --workdir: expected a value, got none
+sweep --attention=flow --train.step=3 ~ did you mean '--train.steps'?
+sweep --attention=flow --task=listop ~ did you mean 'listops'?
+sweep --attention=os:system ~ --attention: expected 'os:system' to take
+report ~ RUNS: expected one folder of runs, got 0
+report nope ~ RUNS: expected a folder of runs, got nope
+report /dev/null ~ got /dev/null, a file
+report . ~ RUNS: expected run directories
+report . . ~ got 2
+report . -o ~ -o: expected a flag
+report . --out ~ --out: expected a value
+report . --ouf=x ~ did you mean '--out'?
+benchmark --attention= ~ --attention: expected
+benchmark --attention=nope ~ expected one of
+benchmark --attention=softmax[ ~ --attention: expected
+benchmark --attention=softmax[block] ~ --attention: expected name=value
+benchmark --attention=softmax[blok=1] ~ did you mean 'block'?
+benchmark --lengths= ~ --lengths: expected
+benchmark --lengths=abc ~ --lengths: expected positive integers
+benchmark --lengths=-1 ~ --lengths: expected positive integers
+benchmark --lengths=1Q ~ --lengths: expected positive integers
+benchmark --lengths=99999999999999999999 ~ --lengths: expected positive integers
+benchmark --heads=0 ~ --heads: expected a positive int, got 0
+benchmark --head_dim=-1 ~ --head_dim: expected a positive int
+benchmark --repeats=0 ~ --repeats: expected a positive int
+benchmark --batch_size=0 ~ --batch_size: expected a positive int
+benchmark --layers=0 ~ --layers: expected a positive int
+benchmark --max_gb=-1 ~ --max_gb: expected a positive finite number
+benchmark --work=bake ~ --work: expected
+benchmark --dtypes=int8 ~ --dtypes: expected
+benchmark --view=lra --causal ~ --causal: expected False for --view=lra
+benchmark --view=lra --work=forward ~ --work: expected train
+benchmark --view=linformer --features=x ~ --features: expected positive integers
+benchmark --out= ~ --out: expected a folder
+benchmark --out=/dev/null/x ~ --out: expected a file that can be written
+benchmark 3 ~ flags: expected --name=value
+analyze foo ~ command: expected one of
+analyze pats ~ did you mean 'paths'?
+analyze paths --experiment=foo ~ --experiment: expected one of
+analyze paths --experiment= ~ --experiment: expected names
+analyze paths --attention=foo ~ --attention: expected one of
+analyze paths --repeats=0 ~ --repeats: expected a positive int
+analyze paths --seed=-1 ~ --seed: expected 0 or a positive
+analyze rank-collapse --network=foo ~ --network: expected one of
+analyze rank-collapse --network= ~ --network: expected names
+analyze rank-collapse --attention=foo ~ --attention: expected one of
+analyze rank-collapse --attention= ~ --attention: expected names
+analyze rank-collapse --length=0 ~ --length: expected 1 to 512
+analyze rank-collapse --layers=0 ~ --layers: expected a positive int
+analyze rank-collapse --examples=0 ~ --examples: expected a positive int
+analyze rank-collapse --draws=0 ~ --draws: expected a positive int
+analyze rank-collapse --seed=-1 ~ --seed: expected 0 or a positive
+analyze rank-collapse --workdir=nope ~ --workdir: expected a run directory
+analyze rank-collapse --workdir=nope --examples=0 ~ --examples: expected
+analyze rank-collapse --weights=nope ~ --weights: expected
+analyze rank-collapse --weights=/dev/null ~ --weights: expected
+analyze spectrum --network=foo ~ --network: expected one of
+analyze spectrum --attention=foo ~ --attention: expected one of
+analyze spectrum --length=0 ~ --length: expected 1 to 512
+analyze spectrum --examples=0 ~ --examples: expected a positive int
+analyze spectrum --seed=-5 ~ --seed: expected 0 or a positive
+analyze spectrum --workdir=nope ~ --workdir: expected a run directory
+analyze spectrum --out=/dev/null/x ~ --out: expected a folder
+analyze maps ~ --workdir: expected a value, got none
+analyze maps --workdir=nope ~ --workdir: expected a run directory
+analyze maps --workdir=nope --layer=x ~ --layer: expected an int
+data foo ~ command: expected one of prepare, describe, sample
+data prepar ~ did you mean 'prepare'?
+data prepare --task=foo ~ --task: expected one of
+data prepare --preset=foo ~ --preset: expected one of
+data prepare --train.steps=3 ~ --train.steps: expected a flag
+data prepare --attention=flow ~ --attention: expected a flag
+data prepare --data.num_train=0 ~ --data.num_train: expected a positive int
+data prepare --data.seed=-1 ~ --data.seed: expected 0 or a positive
+data prepare --data.max_length=0 ~ --data.max_length: expected a positive int
+data prepare --data.path=nope ~ --data.path: expected a file or a folder
+data prepare --task=text --data.path=/dev/null ~ expected
+data prepare --task=retrieval --data.path=/dev/null ~ expected
+data prepare --task=pathfinder --data.path=/dev/null ~ expected
+data prepare --task=pathfinder --data.level=foo ~ --data.level: expected one of
+data describe --data.foo=1 ~ --data.foo: expected a flag of --task=listops
+attention --foo ~ python -m lra_jax.attention: expected no flag
+attention flow ~ got 'flow'
+"""
+
+
+def _table(text: str) -> list[Any]:
+    rows = (line.split(" ~ ") for line in text.strip().splitlines())
+    return [pytest.param(line, part, id=line) for line, part in rows]
+
+
+@pytest.mark.parametrize(("line", "part"), _table(LINES))
+def test_commands(capsys, line, part):
+    refused(capsys, line, part)
+
+
+def no_arguments():
+    """Attention functions that are none; command lines name them."""
+
+
+def one_more(query, key, value, more):
+    return value
+
+
+def gives_none(query, key, value):
+    return None
+
+
+def gives_a_pair(query, key, value):
+    return value, value
+
+
+def gives_a_row(query, key, value):
+    return value[:, :1]
+
+
+def gives_a_mean(query, key, value):
+    return value.mean(1)
+
+
+def raises(query, key, value):
+    raise RuntimeError("out of order\nand more")
+
+
+def asks(query, key, value):
+    return value if query.sum() > 0 else key
+
+
+def leaves_jax(query, key, value):
+    return np.asarray(value)
+
+
+A_CLASS = object()
+
+
+class Mine:
+    """A class whose instances would be attention."""
+
+    def __call__(self, query, key, value):
+        return value
+
+
+def test_the_corrected_command_works(capsys, tmp_path, data_dir):
+    """The directory of a run that could not begin is free for one that can."""
+    changes = {"steps": 2, "warmup": 1, "eval_every": 2}
+    config = helpers.tiny(data_dir, tmp_path / "given", train=changes)
+    flags = helpers.flags(config.replace(data={"buckets": "60"}))
+    for wrong in (
+        "--attention=test_bad_inputs:raises",
+        "--model.attention_options=eps=-1",
+        "--data.buckets=128",
+        "--data.buckets=x",
+    ):
+        with pytest.raises(SystemExit) as stop:
+            train.main([*flags, wrong])
+        _, err = capsys.readouterr()
+        helpers.assert_one_error(stop.value.code, err, 2, ": expected ")
+        assert not (tmp_path / "given").exists()
+    train.main(flags)
+    assert (tmp_path / "given" / "result.json").exists()
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory):
+    return tmp_path_factory.mktemp("data")
+
+
+NAN, INF = math.nan, math.inf
+EDITS: tuple[tuple[str, Any, str], ...] = (
+    ("train.steps", "abc", "--train.steps: expected an int, got 'abc'"),
+    ("train.steps", -3, "--train.steps: expected a positive int, got -3"),
+    ("train.steps", 1.5, "--train.steps: expected an int, got 1.5"),
+    ("train.steps", None, "--train.steps: expected an int, got None"),
+    ("train.steps", True, "--train.steps: expected an int, got True"),
+    ("train.steps", [3], "--train.steps: expected an int, got [3]"),
+    ("train.steps", 10**30, "--train.steps: expected a number of at most"),
+    ("train.learning_rate", NAN, "--train.learning_rate: expected a positive"),
+    ("train.learning_rate", "fast", "--train.learning_rate: expected a number"),
+    ("train.learning_rate", INF, "--train.learning_rate: expected a positive"),
+    ("train.schedule", 3, "--train.schedule: expected one of"),
+    ("train.schedule", "cosin", "did you mean 'cosine'"),
+    ("train.decay_vectors", "yes", "--train.decay_vectors: expected True or False"),
+    ("train.length_warmup", 3, "--train.length_warmup: expected text"),
+    ("train.stepz", 3, "stepz"),
+    ("train", None, "config: expected the fields"),
+    ("train", [], "config: expected the fields"),
+    ("model", "small", "config: expected the fields"),
+    ("model.num_heads", 3, "--model.num_heads: expected a divisor of"),
+    ("model.num_heads", "2", "--model.num_heads: expected an int, got '2'"),
+    ("model.num_layers", 10**6, "--model.num_layers: expected at most 1000"),
+    ("model.dropout", 2, "--model.dropout: expected a number in [0, 1)"),
+    ("model.dropout", {}, "--model.dropout: expected a number"),
+    ("model.max_length", 3, "--data.max_length: expected at most"),
+    ("model.pooling", None, "--model.pooling: expected one of"),
+    ("model.attention_options", "clip=1", "option of attention 'cosformer'"),
+    ("model.attention_options", ["eps=1"], "--model.attention_options: expected text"),
+    ("model.attention_options", "eps=-1", "eps: expected 0 or a positive number"),
+    ("data.min_length", "10", "--data.min_length: expected an int"),
+    ("data.num_train", -1, "--data.num_train: expected a positive int"),
+    ("data.level", "hard", "config: expected the fields"),
+    ("data.path", 7, "--data.path: expected text or None"),
+    ("data.dir", False, "--data.dir: expected text or None"),
+    ("task", "listop", "did you mean 'listops'"),
+    ("task", None, "--task: expected one of"),
+    ("task", ["listops"], "--task: expected one of"),
+    ("task", "text", "config: expected the fields"),
+    ("attention", "cosfomer", "did you mean 'cosformer'"),
+    ("attention", 5, "--attention: expected text, got 5"),
+    ("attention", "os:system", "--allow-code: expected True to import what"),
+    ("attention", "helpers:values_only", "--allow-code: expected True"),
+    ("seed", -1, "--seed: expected 0 or a positive int"),
+    ("seed", "0", "--seed: expected an int"),
+    ("distributed", 1, "--distributed: expected True or False"),
+    ("colour", "red", "config: expected the fields"),
+)
+
+
+def given_run(tmp_path, text: str | bytes):
+    folder = tmp_path / "given"
+    folder.mkdir()
+    (folder / "config.json").write_bytes(
+        text.encode() if isinstance(text, str) else text
+    )
+    return folder
+
+
+def values() -> dict[str, Any]:
+    return helpers.tiny("nowhere").to_dict() | {"data_fingerprint": "ab"}
+
+
+@pytest.mark.parametrize(("name", "value", "part"), EDITS)
+def test_config_json_edited_by_hand(capsys, tmp_path, name, value, part):
+    edited = values()
+    place = edited
+    *parts, last = name.split(".")
+    for step in parts:
+        place = place[step]
+    place[last] = value
+    given_run(tmp_path, json.dumps(edited))
+    for command in ("evaluate", "analyze maps --out=x"):
+        refused(capsys, f"{command} --workdir=given", part)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "{", "[]", "null", "3", '"text"', "{}", '{"task": "listops"}'),
+        *("[" * 100_000, b"\xff\xfe", "NaN", '{"data_fingerprint": "ab"}'),
+    ],
+)
+def test_config_json_that_is_none(capsys, tmp_path, text):
+    given_run(tmp_path, text)
+    refused(capsys, "evaluate --workdir=given", "config.json: expected")
+
+
+def test_code_is_run_where_it_is_allowed(capsys, tmp_path, monkeypatch):
+    """The flag imports the function; without it nothing of the kind happens."""
+    (tmp_path / "given").mkdir()
+    code = "import pathlib\npathlib.Path('given/ran').touch()\n"
+    (tmp_path / "given" / "stranger.py").write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path / "given"))
+    written = values() | {"attention": "stranger:attention"}
+    (tmp_path / "given" / "config.json").write_text(json.dumps(written))
+    for command in ("evaluate", "analyze spectrum --out=x", "analyze maps --out=x"):
+        refused(capsys, f"{command} --workdir=given", "--allow-code: expected True")
+    with contextlib.suppress(SystemExit):
+        report.main(["given", "--out=given/report"])
+    capsys.readouterr()
+    assert not (tmp_path / "given" / "ran").exists()
+    line = "evaluate --workdir=given --allow-code"
+    refused(capsys, line, "no attribute 'attention'")
+    assert (tmp_path / "given" / "ran").exists()
+
+
+TEXT = st.text(
+    alphabet=st.one_of(st.sampled_from("=,/:.-+ 0159ae_[](){}'\"n"), st.characters()),
+    max_size=40,
+)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.text(string.ascii_lowercase, max_size=6), inner, max_size=3
+        )
+    ),
+    max_leaves=6,
+)
+FUZZ = hypothesis.settings(max_examples=150, deadline=None, derandomize=True)
+
+
+def only_value_errors(call: Any, *args: Any, **keywords: Any) -> None:
+    """A call that works, or raises in the one form."""
+    try:
+        call(*args, **keywords)
+    except ValueError as error:
+        assert ": expected " in str(error) and ", got " in str(error), error
+
+
+@FUZZ
+@hypothesis.given(TEXT)
+def test_texts_of_options(text):
+    only_value_errors(parse_options, text)
+    only_value_errors(LengthWarmup.parse, text, 100)
+    lengths = np.arange(1, 50)
+    only_value_errors(buckets.resolve_buckets, text, lengths, 49, 64)
+    task = get_task("listops")
+    for flag in ("attention_options", "mlp_options"):
+        config = get_preset().replace(model={flag: text})
+        only_value_errors(task.check, config)
+
+
+@FUZZ
+@hypothesis.given(st.lists(TEXT, max_size=3), st.sampled_from(["--seed", "--task", ""]))
+def test_command_lines(args, flag):
+    with (
+        open(os.devnull, "w") as nothing,
+        contextlib.redirect_stderr(nothing),
+        contextlib.redirect_stdout(nothing),
+        contextlib.suppress(SystemExit),
+    ):
+        parse_config("prog", "text", [f"{flag}{arg}" for arg in args])
+
+
+@FUZZ
+@hypothesis.given(st.data())
+def test_configs(data):
+    written = Config().to_dict()
+    names = st.sampled_from([*flatten(written), "train", "model", "data"])
+    for name in data.draw(st.lists(names, max_size=3)):
+        place = written
+        *parts, last = name.split(".")
+        for part in parts:
+            if isinstance(place, dict):
+                place = place.setdefault(part, {})
+        if isinstance(place, dict):
+            place[last] = data.draw(JSON)
+
+    def read() -> None:
+        config = Config.from_dict(written)
+        if ":" not in config.attention:
+            get_task(config.task).check(config)
+
+    only_value_errors(read)
+
+
+@FUZZ
+@hypothesis.given(st.binary(max_size=80) | JSON.map(lambda x: json.dumps(x).encode()))
+def test_files_of_a_run(tmp_path_factory, content):
+    folder = tmp_path_factory.mktemp("run", numbered=True)
+    for name, read in (
+        ("config.json", workdirs.read_config),
+        ("result.json", workdirs.read_result),
+    ):
+        (folder / name).write_bytes(content)
+        only_value_errors(read, folder)
+
+
+def test_masks_and_arrays_are_told_apart():
+    """Wrong arrays of a module; those of functions are in tests/attention."""
+    from flax import nnx
+
+    from lra_jax.models import MultiHeadAttention
+
+    layer = MultiHeadAttention(2, 8, rngs=nnx.Rngs(0))
+    right = jnp.ones((2, 5, 8))
+    cases = {
+        "inputs": ((right[0],), {}),
+        "context": ((right, right[:1]), {}),
+        "mask": ((right,), {"mask": jnp.ones((2, 4), bool)}),
+        "query_mask": ((right,), {"query_mask": jnp.ones((3, 5), bool)}),
+    }
+    for name, (args, keywords) in cases.items():
+        with pytest.raises(ValueError, match=rf"^{name}: expected \["):
+            layer(*args, **keywords)
