@@ -145,7 +145,11 @@ class DataConfig:
     """Lengths to which batches are padded: auto, none (always max_length), or a list
     as in `768,1024,2000`."""
 
-    of_batches: ClassVar[tuple[str, ...]] = ("buckets",)
+    packing: bool = False
+    """Pack the examples of each training batch into rows of the longest bucket, with
+    the losses that they have in rows of their own."""
+
+    of_batches: ClassVar[tuple[str, ...]] = ("buckets", "packing")
     """The settings that do not decide which examples there are."""
 
     def check(self) -> None:

@@ -35,6 +35,7 @@ from lra_jax.data.checks import check_integer
 from lra_jax.data.curriculum import Curriculum
 from lra_jax.data.dataset import SequenceDataset
 from lra_jax.data.length_warmup import LengthWarmup
+from lra_jax.data.packing import packed
 from lra_jax.errors import expected
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ def train_iterator(
     length_warmup: str = "",
     curriculum: str = "",
     augment: Augment | None = None,
+    packing: int = 0,
     shard: tuple[int, int] = (0, 1),
     num_threads: int = 2,
     prefetch: int = 16,
@@ -104,6 +106,8 @@ def train_iterator(
       curriculum: which examples the first batches hold, see `Curriculum`.
       augment: applied to every sequence of every batch, with a generator that is a
         function of the seed, the step and the row; None = the data as they are.
+      packing: pack the examples of each batch into rows of the longest bucket, a
+        multiple of this number of them (`data.packing`); 0 = one example a row.
       shard: this host's index and the number of hosts; the host gets its rows of
         every batch, and reads no others.
       num_threads: threads that read ahead; 0 reads when asked.
@@ -115,9 +119,10 @@ def train_iterator(
     import grain  # Takes a second, and imports jax.
 
     rows = _shard_rows(batch_size, shard)
+    lengths = bucket_lengths(dataset, buckets)
     plan = Curriculum.parse(curriculum, num_steps).plan(
         _example_lengths(dataset, split),
-        buckets=bucket_lengths(dataset, buckets),
+        buckets=lengths[-1:] if packing else lengths,
         batch_size=batch_size,
         seed=seed,
         num_steps=num_steps,
@@ -139,9 +144,13 @@ def train_iterator(
         ]
         return reader.read(chosen, warmup.limit(step), augment, draws)
 
+    def batch(step: int) -> dict[str, np.ndarray]:
+        loaded = load(step)
+        return packed(loaded, lengths[-1], packing) if packing else loaded
+
     options = grain.ReadOptions(num_threads=num_threads, prefetch_buffer_size=prefetch)
     steps = grain.MapDataset.range(num_steps)
-    return iter(steps.map(load).to_iter_dataset(options))
+    return iter(steps.map(batch).to_iter_dataset(options))
 
 
 class EvalBatches:

@@ -33,10 +33,17 @@ def classification_loss(
     Args:
       model: ``(tokens, lengths, rngs) -> logits [B, classes]``.
       batch: tokens `[B, T]`, lengths `[B]`, labels `[B]`, and weights `[B]` where some
-        rows are fill; without weights every row counts once.
+        rows are fill; without weights every row counts once. Of packed rows, as
+        `lra_jax.data.packing` makes them, segment_ids `[B, T]` and labels `[B, K]`,
+        -1 where a row has fewer than K.
       rngs: dropout stream, to train.
     """
-    return _summed(model(batch["tokens"], batch["lengths"], rngs), batch)
+    if "segment_ids" not in batch:
+        return _summed(model(batch["tokens"], batch["lengths"], rngs), batch)
+    documents = batch["labels"].shape[1]
+    ids = batch["segment_ids"]
+    logits = model(batch["tokens"], None, rngs, segment_ids=ids, documents=documents)
+    return _summed(logits, batch)
 
 
 def matching_loss(

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from lra_jax.attention import registry
 from lra_jax.configs import Config, TrainConfig
 from lra_jax.data.curriculum import Curriculum
 from lra_jax.data.length_warmup import LengthWarmup
@@ -43,6 +44,8 @@ def check_config(config: Config, task: Task) -> None:
         raise expected("--model.is_causal", wanted, config.model.is_causal)
     _check_lengths(config, task)
     _check_devices(config, task)
+    if config.data.packing:
+        _check_packing(config, task)
     encoder_config(config, task.image_shape)
 
 
@@ -127,6 +130,29 @@ def _check_devices(config: Config, task: Task) -> None:
         if given != only:
             wanted = f"{only} with --train.seq_devices={config.train.seq_devices}"
             raise expected(f"--model.{name}", wanted, repr(given))
+
+
+def _check_packing(config: Config, task: Task) -> None:
+    """Refuses what cannot have several examples in a row."""
+    single = task.objective == Task.objective and task.image_shape is None
+    if not single:
+        wanted = f"False for --task={task.name}, whose examples are not single texts"
+        raise expected("--data.packing", wanted, "True")
+    mechanism = registry.resolve(config.attention)
+    accepted = registry.accepted_keywords(mechanism.attention)
+    takes = accepted is None or "segment_ids" in accepted
+    if not (mechanism.packed or (mechanism.function is not None and takes)):
+        able = (name for name, one in registry.MECHANISMS.items() if one.packed)
+        wanted = f"one of {', '.join(able)} with --data.packing"
+        raise expected("--attention", wanted, f"{config.attention!r}")
+    model, train = config.model, config.train
+    for flag, given, fits, wanted in (
+        ("model.pooling", model.pooling, model.pooling != "cls", "another"),
+        ("model.padding", model.padding, model.padding == "lengths", "lengths"),
+        ("train.seq_devices", train.seq_devices, train.seq_devices == 1, "1"),
+    ):
+        if not fits:
+            raise expected(f"--{flag}", f"{wanted} with --data.packing", f"{given!r}")
 
 
 def _check_processes(config: Config) -> None:

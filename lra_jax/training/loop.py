@@ -134,7 +134,12 @@ class Trainer:
         warmup = LengthWarmup.parse(train.length_warmup, train.steps)
         widths = warmup.widths(self.buckets)
         train_step = make_train_step(
-            task, graphdef, optimizer, config.seed, shapes=len(widths)
+            task,
+            graphdef,
+            optimizer,
+            config.seed,
+            # Packed batches differ in their rows.
+            shapes=None if config.data.packing else len(widths),
         )
         self.train_step = sharding.under_mesh(self.mesh, train_step)
         eval_shapes = pipeline.eval_shapes(dataset, self.buckets)
@@ -151,8 +156,18 @@ class Trainer:
             length_warmup=train.length_warmup,
             curriculum=train.curriculum,
             augment=task.augment(config.data),
+            packing=self._packing(),
             shard=self._shard,
         )
+
+    def _packing(self) -> int:
+        """The rows of packed batches are a multiple of this number; 0 = not packed."""
+        if not self.config.data.packing:
+            return 0
+        if self._shard[1] > 1:
+            raise expected("--data.packing", "False on several hosts", "True")
+        devices = self.mesh.shape["data"]
+        return math.lcm(max(1, self.config.train.batch_size // 8), devices)
 
     @functools.cached_property
     def checkpoints(self) -> Checkpoints:
