@@ -19,6 +19,7 @@ from lra_jax.attention.registry import (
     Gate,
     Mechanism,
     accepted_keywords,
+    as_causal,
     names,
     public_names,
     resolve,
@@ -31,6 +32,7 @@ __all__ = [
     "Gate",
     "Mechanism",
     "accepted_keywords",
+    "as_causal",
     "names",
     "resolve",
 ]

@@ -19,6 +19,7 @@ from lra_jax.attention.registry import MECHANISMS as MECHANISMS
 from lra_jax.attention.registry import Gate as Gate
 from lra_jax.attention.registry import Mechanism as Mechanism
 from lra_jax.attention.registry import accepted_keywords as accepted_keywords
+from lra_jax.attention.registry import as_causal as as_causal
 from lra_jax.attention.registry import names as names
 from lra_jax.attention.registry import resolve as resolve
 from lra_jax.attention.softmax.bigbird import *

@@ -407,7 +407,8 @@ def padding_mask(
         raise expected(
             name,
             f"[B, S] or [B, 1, 1, S]: {reason}, so a mask with a query or head axis "
-            "cannot be applied (give a padding mask, or is_causal=True)",
+            "cannot be applied (give the padding of the keys, [B, S], in place of "
+            "make_attention_mask(pad, pad), or is_causal=True)",
             shape,
         )
     full = (batch, 1, 1, length)

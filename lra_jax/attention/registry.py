@@ -24,6 +24,7 @@ __all__ = [
     "Gate",
     "Mechanism",
     "accepted_keywords",
+    "as_causal",
     "names",
     "public_names",
     "resolve",
@@ -333,6 +334,36 @@ def _load(spec: str) -> Callable[..., Any]:
         kind = type(found).__name__
         raise expected("attention", f"{spec!r} to be a function", f"a {kind}")
     return found
+
+
+def as_causal(function: Callable[..., Any]) -> Callable[..., Any]:
+    """An attention function that is causal, whatever ``is_causal`` it is called with.
+
+    For ``nnx.MultiHeadAttention(attention_fn=...)``, which passes ``is_causal=False``
+    itself and so overrules that of a ``functools.partial``. With ``decode=True`` that
+    layer gives one query and all keys, but not its position, and the function raises:
+    our streams decode (``X_prefill`` and ``X_step``).
+
+    Args:
+      function: ``f(query, key, value, ..., is_causal=...)``; also a partial of one.
+
+    Raises:
+      ValueError: it has no causal form, or, when called, query and key differ in
+        length.
+    """
+    mechanism = resolve(getattr(function, "func", function))
+    accepted = accepted_keywords(function)
+    takes = accepted is None or "is_causal" in accepted
+    if mechanism.causal is False or not takes:
+        able = (name for name, one in MECHANISMS.items() if one.causal)
+        wanted = f"one with a causal form, as {', '.join(able)} have"
+        raise expected("attention", wanted, f"{mechanism.name!r}")
+
+    @functools.wraps(function, assigned=functools.WRAPPER_ASSIGNMENTS[2:])
+    def causal(*args: Any, **keywords: Any) -> Any:
+        return function(*args, **keywords | {"is_causal": True})
+
+    return causal
 
 
 def accepted_keywords(function: Callable[..., Any]) -> frozenset[str] | None:

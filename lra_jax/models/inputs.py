@@ -18,6 +18,7 @@ Positions:
 from typing import Any
 
 import jax
+import jax.core
 import jax.numpy as jnp
 from flax import nnx
 
@@ -40,10 +41,27 @@ def make_inputs(
 
 
 def embed_inputs(layer: nnx.Embed | Dense, tokens: jax.Array) -> jax.Array:
-    """Integers `[B, T]` to vectors `[B, T, D]`."""
+    """Integers `[B, T]` to vectors `[B, T, D]`.
+
+    Raises:
+      ValueError: no integers; or, where they are known (not traced), some are beyond
+        the vocabulary.
+    """
+    if not jnp.issubdtype(tokens.dtype, jnp.integer):
+        raise expected("tokens", "an integer dtype", tokens.dtype)
     if isinstance(layer, nnx.Embed):
+        _check_known(tokens, layer.num_embeddings)
         return layer(tokens.astype(jnp.int32))
     return layer(tokens.astype(jnp.float32)[:, :, None] / 255)
+
+
+def _check_known(tokens: jax.Array, size: int) -> None:
+    if isinstance(tokens, jax.core.Tracer) or not tokens.size:
+        return
+    least, most = int(tokens.min()), int(tokens.max())
+    if least < 0 or most >= size:
+        wanted = f"ids of the vocabulary, from 0 to {size - 1}"
+        raise expected("tokens", wanted, f"from {least} to {most}")
 
 
 def make_positions(

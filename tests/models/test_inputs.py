@@ -254,3 +254,16 @@ def test_a_pair_is_its_two_documents_by_one_encoder(interaction):
 def test_errors(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "words"),
+    [
+        (np.full((1, 4), 256), "ids of the vocabulary, from 0 to 255, got from 256"),
+        (np.full((1, 4), -1), "ids of the vocabulary, from 0 to 255, got from -1"),
+        (np.ones((1, 4)), "an integer dtype, got float"),
+    ],
+)
+def test_what_tokens_must_be(tokens: np.ndarray, words: str) -> None:
+    with pytest.raises(ValueError, match=f"tokens: expected {words}"):
+        classifier()(tokens)

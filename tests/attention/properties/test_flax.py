@@ -156,3 +156,47 @@ def test_checkpoint_and_shard_map(name: str) -> None:
 
     found, wanted = fast_jit(call)(arrays, mask), fast_jit(jax.grad(plain))(arrays)
     assert_close(tuple(found), tuple(wanted))
+
+
+@pytest.mark.parametrize("name", ["softmax", "cosformer", "flow", "retention"])
+def test_a_causal_function_is_causal_in_flax(name: str) -> None:
+    """Flax passes ``is_causal=False`` itself, which overrules a partial's."""
+    layer = nnx.MultiHeadAttention(
+        num_heads=2,
+        in_features=8,
+        decode=False,
+        attention_fn=attention.as_causal(_function(name)),
+        rngs=nnx.Rngs(0),
+    )
+    x = _x()
+    changed = x.copy()
+    changed[:, 3:] += 1
+    np.testing.assert_array_equal(layer(x)[:, :3], layer(changed)[:, :3])
+
+
+def test_a_causal_function_refuses_to_decode_in_flax() -> None:
+    """The layer gives one query and all keys, but not the position."""
+    layer = nnx.MultiHeadAttention(
+        num_heads=2,
+        in_features=8,
+        decode=True,
+        attention_fn=attention.as_causal(_function("cosformer")),
+        rngs=nnx.Rngs(0),
+    )
+    layer.init_cache((2, 5, 8))
+    with pytest.raises(ValueError, match="one length"):
+        layer(_x()[:, :1])
+
+
+def test_what_cannot_be_causal() -> None:
+    for function in (_function("linformer"), lambda query, key, value: value):
+        with pytest.raises(ValueError, match="attention: expected one with a causal"):
+            attention.as_causal(function)
+
+
+@pytest.mark.parametrize("name", ["linear", "flow"])
+def test_a_mask_of_pairs_is_refused_with_what_to_give(name: str) -> None:
+    q, k, v = inputs(3, length=5, query_length=5)
+    pairs = nnx.make_attention_mask(PADDING, PADDING)
+    with pytest.raises(ValueError, match=r"padding of the keys, \[B, S\]"):
+        run(name)(q, k, v, pairs)
