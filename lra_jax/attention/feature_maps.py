@@ -64,12 +64,6 @@ def for_kernels(spec: FeatureMap) -> FeatureMap:
     return spec if known else feature_map(spec)
 
 
-def feature_width(spec: FeatureMap, head_dim: int) -> int:
-    """M, the number of features that a map makes of H columns."""
-    one = jax.ShapeDtypeStruct((1, 1, 1, head_dim), jnp.float32)
-    return jax.eval_shape(feature_map(spec), one).shape[-1]
-
-
 def features(
     query: jax.Array,
     key: jax.Array,

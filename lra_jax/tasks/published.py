@@ -98,8 +98,6 @@ ROWS: tuple[Row, ...] = (
     Row("B2S6", 63.85, 88.32, 91.44, 88.81, 95.93, 97.90, _B2S6),
 )
 
-FIVE = Row._fields[1:6]
-"""The tasks of avg5."""
 SIX = Row._fields[1:7]
 """The tasks of avg6."""
 
