@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from lra_jax.benchmarking.cases import Case
 from lra_jax.benchmarking.programs import Program, available_bytes
@@ -228,9 +229,5 @@ def exponent(lengths: Sequence[int], costs: Sequence[float]) -> float | None:
     points = long if len(long) > 1 else points
     if len({length for length, _ in points}) < 2:
         return None
-    xs, ys = zip(
-        *((math.log(x), math.log(max(y, 1e-12))) for x, y in points), strict=True
-    )
-    x, y = sum(xs) / len(xs), sum(ys) / len(ys)
-    along = sum((a - x) * (b - y) for a, b in zip(xs, ys, strict=True))
-    return along / sum((a - x) ** 2 for a in xs)
+    xs, ys = np.log(np.maximum(points, 1e-12)).T
+    return float(np.polyfit(xs, ys, 1)[0])
