@@ -2,9 +2,10 @@
 
     python benchmarks/results_tables.py
 
-The rows come from results/listops/*.json (README.md) and results/small/*.json
-(docs/tasks.md), which are the unchanged `result.json` files of finished runs, and from
-results/causal.json (docs/performance.md). A test compares the pages with these tables.
+The rows come from results/listops/*.json (README.md), results/small/*.json
+(docs/tasks.md) and results/suites/*.json (docs/suites.md), which are the unchanged
+`result.json` files of finished runs, and from results/causal.json
+(docs/performance.md). A test compares the pages with these tables.
 """
 
 import json
@@ -67,6 +68,50 @@ def small_runs() -> str:
     return "\n".join([*lines, "", note])
 
 
+def suite_runs() -> str:
+    """The markdown table of the runs of recall, copying and state tracking."""
+    results = _read("suites")
+    lines = [
+        "| test | mechanism | rate | test | by length | chance | state | parameters |",
+        "|---|---|---|---|---|---|---|---|",
+        *(
+            f"| {result['task']} | {_named(result)} | "
+            f"{_flag(result, 'train.learning_rate')} | "
+            f"{result['test_accuracy_best']:.1f} % | {_by_length(result)} | "
+            f"{result['chance']:.1f} % | {result['state_size'] or 0:,} | "
+            f"{result['parameters']:,} |"
+            for result in results
+        ),
+    ]
+    note = (
+        "Preset quick, one seed, one learning rate, accuracy of the checkpoint with "
+        f"the best validation accuracy, on {_machines(results)}, beside other work. By "
+        "length: `LENGTH: accuracy`, for `mqar` `LENGTH/PAIRS`. State: numbers that all "
+        "layers keep, for softmax at the longest sequence. `results/suites/` has the "
+        "command, commit and versions of each run."
+    )
+    return "\n".join([*lines, "", note])
+
+
+def _named(result: dict[str, Any]) -> str:
+    options = _flag(result, "model.attention_options")
+    return f"{result['attention']}, {options}" if options else result["attention"]
+
+
+def _flag(result: dict[str, Any], name: str) -> str:
+    """The value of a flag of the command; nothing where it was not given."""
+    for word in result["command"].split():
+        flag, _, value = word.partition("=")
+        if flag == f"--{name}":
+            return value
+    return ""
+
+
+def _by_length(result: dict[str, Any]) -> str:
+    parts = result.get("test_accuracy_by_length", {}).items()
+    return ", ".join(f"{name}: {value:.1f}" for name, value in parts)
+
+
 def causal_forms() -> str:
     """The markdown tables of `benchmarks/causal.py`, one for each allocator."""
     report = json.loads((ROOT / "results" / "causal.json").read_text())
@@ -111,6 +156,7 @@ def causal_forms() -> str:
 PAGES = {
     "README.md": full_runs,
     "docs/tasks.md": small_runs,
+    "docs/suites.md": suite_runs,
     "docs/performance.md": causal_forms,
 }
 """The table of each page, shown between its markers."""
@@ -128,8 +174,14 @@ def _read(folder: str) -> list[dict[str, Any]]:
     results = [json.loads(file.read_text()) for file in files]
     return sorted(
         results,
-        key=lambda r: (r["task"], ORDER.index(r["attention"]), r["steps"], r["seed"]),
+        key=lambda r: (r["task"], _place(r["attention"]), r["steps"], r["seed"]),
     )
+
+
+def _place(attention: str) -> tuple[int, str]:
+    """The place of a mechanism in a table; others follow by name."""
+    known = attention in ORDER
+    return (ORDER.index(attention) if known else len(ORDER), attention)
 
 
 def _scores(result: dict[str, Any]) -> str:
