@@ -86,9 +86,9 @@ def suite_runs() -> str:
     note = (
         "Preset quick, one seed, one learning rate, accuracy of the checkpoint with "
         f"the best validation accuracy, on {_machines(results)}, beside other work. "
-        "By length: `LENGTH: accuracy`, for `mqar` `LENGTH/PAIRS`. State: numbers that "
-        "all layers keep, for softmax at the longest sequence. `results/suites/` has the "
-        "command, commit and versions of each run."
+        "By length: `LENGTH: accuracy`, for `mqar` `LENGTH/PAIRS`. State: numbers "
+        "that all layers keep, for softmax at the longest sequence. `results/suites/` "
+        "has the command, commit and versions of each run."
     )
     return "\n".join([*lines, "", note])
 
