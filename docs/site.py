@@ -21,6 +21,7 @@ REFERENCE = {
         *("models.config", "models.attention", "models.encoder", "models.pooling"),
         *("models.classifier", "models.matching", "models.short_conv"),
         "models.moving_average",
+        "models.stream",
         "models.product_keys",
     ),
     "configs": ("configs.base", "configs"),

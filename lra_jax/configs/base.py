@@ -190,7 +190,7 @@ class StoredData(DataConfig):
     """Original files: an archive or a folder, see docs/tasks.md. By default the data
     are generated, or their archive is downloaded."""
 
-    of_batches: ClassVar[tuple[str, ...]] = ("dir", *DataConfig.of_batches)
+    of_batches: ClassVar[tuple[str, ...]] = ("dir", "buckets")
 
     @property
     def origin(self) -> str:

@@ -180,18 +180,8 @@ class MultiHeadAttention(nnx.Module):
         if self.ema is not None:
             smooth: jax.Array = self.ema(inputs, mask, label)
             inputs, context = smooth, smooth
-        # An argument without projection is not read: any array of its shape will do.
-        unread = jnp.zeros((), value.dtype)
-        heads = (self.num_heads, self.head_dim)
-        query, key = (
-            self._heads(name, x, self.head_dim, real, label)
-            if name in self.projections
-            else jnp.broadcast_to(unread, (*x.shape[:2], *heads))
-            for name, x, real in (
-                ("query", inputs, query_mask),
-                ("key", context, mask),
-            )
-        )
+        query = self._queries("query", inputs, query_mask, label)
+        key = self._queries("key", context, mask, label)
         # In a packed row too: only differences of positions matter.
         if self.config.rotary:
             query, key = rotated(query), rotated(key)
@@ -204,15 +194,7 @@ class MultiHeadAttention(nnx.Module):
         }
         if segment_ids is not None:
             arrays["segment_ids"] = segment_ids
-        for gate in self.mechanism.gates:
-            source = inputs if gate.of == "query" else context
-            arrays[gate.name] = self.gates[gate.name](source)
-        parameters = self.parameters if parameters is None else parameters
-        arrays |= {
-            name: p[...]
-            for name, p in parameters.items()
-            if isinstance(p, nnx.Variable)  # `nnx.capture` puts a tuple beside them.
-        }
+        arrays |= self._own_arrays(inputs, context, parameters)
         if self.memory_in is not None and memory is not None:
             added = self.memory_in(memory).astype(arrays["memory"].dtype)
             added = added.reshape(*added.shape[:-1], self.num_heads, self.head_dim)
@@ -226,14 +208,71 @@ class MultiHeadAttention(nnx.Module):
             # Compiled, the steps that both calls have in common are one.
             _, summary = with_memory(query, key, value, **keywords)
             memory = self._carried(memory, summary)
+        return self.finished(out, value, own), memory
+
+    def projected(
+        self, inputs: jax.Array, mask: jax.Array, skip: int
+    ) -> tuple[jax.Array, jax.Array, jax.Array, dict[str, Any]]:
+        """Queries, keys and values of inputs `[B, S + T, D]`, and all other keywords.
+
+        The first S positions, ``skip``, are there for the convolutions alone: they are
+        left out of the result. No rotation yet.
+        """
+        value = self._heads("value", inputs, self.value_dim, mask, None)[:, skip:]
+        query, key = (
+            self._queries(name, inputs, mask, None)[:, skip:]
+            for name in ("query", "key")
+        )
+        inputs = inputs[:, skip:]
+        arrays = self._own_arrays(inputs, inputs, None)
+        return query, key, value, arrays | self.config.keywords
+
+    def finished(
+        self, out: jax.Array, value: jax.Array, inputs: jax.Array
+    ) -> jax.Array:
+        """`[B, T, out_features]` of a mechanism's output, its values and the inputs."""
         if self.config.local_values:
             out = out + value
         if self.out_norm is not None:
             out = self.out_norm(out)
         out = out.reshape(*out.shape[:-2], -1)
         if self.out_gate is not None:
-            out = out * jax.nn.silu(self.out_gate(own))
-        return out if self.out is None else self.out(out), memory
+            out = out * jax.nn.silu(self.out_gate(inputs))
+        return out if self.out is None else self.out(out)
+
+    def _queries(
+        self,
+        name: str,
+        inputs: jax.Array,
+        mask: jax.Array | None,
+        label: jax.Array | None,
+    ) -> jax.Array:
+        """Queries or keys, `[B, T, N, H]`."""
+        if name in self.projections:
+            return self._heads(name, inputs, self.head_dim, mask, label)
+        # An argument without projection is not read: any array of its shape will do.
+        unread = jnp.zeros((), inputs.dtype)
+        return jnp.broadcast_to(
+            unread, (*inputs.shape[:2], self.num_heads, self.head_dim)
+        )
+
+    def _own_arrays(
+        self,
+        inputs: jax.Array,
+        context: jax.Array,
+        parameters: Mapping[str, nnx.Variable] | None,
+    ) -> dict[str, jax.Array]:
+        """The gates, and the mechanism's own arrays."""
+        arrays = {
+            gate.name: self.gates[gate.name](inputs if gate.of == "query" else context)
+            for gate in self.mechanism.gates
+        }
+        parameters = self.parameters if parameters is None else parameters
+        return arrays | {
+            name: p[...]
+            for name, p in parameters.items()
+            if isinstance(p, nnx.Variable)  # `nnx.capture` puts a tuple beside them.
+        }
 
     def _check_shapes(
         self,

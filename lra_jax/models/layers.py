@@ -220,11 +220,21 @@ def sinusoidal_positions(length: int, features: int, dtype: Any) -> jax.Array:
     return jnp.asarray(np.concatenate([np.sin(angles), np.cos(angles)], 1), dtype)
 
 
-def rotated(x: jax.Array) -> jax.Array:
-    """`[B, T, N, H]`, each position turned by its angles; in float32 within."""
+def rotated(
+    x: jax.Array, positions: jax.Array | None = None, max_length: int | None = None
+) -> jax.Array:
+    """`[B, T, N, H]`, each position turned by its angles; in float32 within.
+
+    Args:
+      x: queries or keys.
+      positions: of each, `[B, T]`; None = 0 to T - 1.
+      max_length: above all positions, where they are given.
+    """
     length, width = x.shape[1], x.shape[-1]
-    cos, sin = (
-        table[:length].reshape(1, length, 1, width // 2)
-        for table in rotations.tables(length, width, jnp.dtype("float32"))
-    )
+    tables = rotations.tables(max_length or length, width, jnp.dtype("float32"))
+    if positions is None:
+        angles = [table[:length].reshape(1, length, 1, -1) for table in tables]
+    else:
+        angles = [table[positions][:, :, None] for table in tables]
+    cos, sin = angles
     return rotations.turned(x.astype(jnp.float32), (cos, sin)).astype(x.dtype)

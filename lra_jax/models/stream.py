@@ -1,0 +1,119 @@
+"""One attention layer over a sequence that comes in parts: prompts, then positions.
+
+    out, state = prefill(layer, prompt)      # [B, T, D]
+    out, state = step(layer, state, x)       # [B, D]
+
+What comes out is what the layer gives for the whole sequence at once. The state holds
+that of the mechanism, and of a short convolution the inputs that its window still sees.
+It is a tree of arrays: keep a copy to roll back to, give it to several continuations,
+index its first axis to take a sample out of a batch.
+"""
+
+import inspect
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from lra_jax import attention
+from lra_jax.attention.inputs import check_shape
+from lra_jax.errors import expected
+from lra_jax.models.attention import MultiHeadAttention
+from lra_jax.models.layers import rotated
+
+
+class LayerState(NamedTuple):
+    """What a layer keeps of the past; the first axis of every array is the batch."""
+
+    mechanism: Any  # the state of the mechanism's own stream
+    recent: jax.Array  # the layer's last inputs, [B, short_conv - 1, D]
+    real: jax.Array  # which of them there were, [B, short_conv - 1]
+    position: jax.Array  # of the next input, [B] int32
+
+
+def prefill(
+    layer: MultiHeadAttention,
+    inputs: jax.Array,
+    *,
+    mask: jax.Array | None = None,
+    state: LayerState | None = None,
+) -> tuple[jax.Array, LayerState]:
+    """Takes a prompt, or a further part of one, in one pass.
+
+    Args:
+      layer: causal, of a mechanism that has a stream.
+      inputs: `[B, T, in_features]`.
+      mask: boolean `[B, T]`, True at real positions; prompts of different lengths are
+        padded on the right or on the left.
+      state: what came before; None = nothing.
+
+    Returns:
+      The causal output `[B, T, out_features]`, and the state after each sample's last
+      real position.
+
+    Raises:
+      ValueError: the layer cannot be streamed, or shapes do not fit.
+    """
+    _check(layer)
+    check_shape("inputs", inputs, "B T D", None, None, layer.config.in_features)
+    batch, length, width = inputs.shape
+    if mask is not None:
+        check_shape("mask", mask, "B T", batch, length)
+    real = jnp.ones((batch, length), bool) if mask is None else mask
+    before = max(layer.config.short_conv - 1, 0)
+    if state is None:
+        recent = jnp.zeros((batch, before, width), inputs.dtype)
+        seen = jnp.zeros((batch, before), bool)
+        position = jnp.zeros((batch,), jnp.int32)
+    else:
+        recent, seen, position = state.recent, state.real, state.position
+    # The window of a convolution reaches back into what came before.
+    inputs = jnp.concatenate([recent, inputs], 1)
+    seen = jnp.concatenate([seen, real], 1)
+    query, key, value, keywords = layer.projected(inputs, seen, skip=before)
+    ends = jnp.where(real, jnp.arange(1, length + 1)[None], 0).max(1)
+    if layer.config.rotary:
+        turn = position[:, None] + jnp.arange(length)[None]
+        longest = layer.config.max_length
+        query, key = (rotated(x, turn, longest) for x in (query, key))
+    run = getattr(attention, f"{layer.mechanism.name}_prefill")
+    taken = inspect.signature(run).parameters
+    # A state knows for how many positions it was made.
+    keywords["max_length"] = layer.config.max_length if state is None else None
+    given = {name: x for name, x in keywords.items() if name in taken}
+    earlier = None if state is None else state.mechanism
+    out, after = run(query, key, value, mask=mask, state=earlier, **given)
+    # Each sample's own last rows, whatever padding came after them.
+    rows = ends[:, None] + jnp.arange(before)[None]
+    kept = jnp.take_along_axis(inputs, rows[:, :, None], 1)
+    present = jnp.take_along_axis(seen, rows, 1)
+    position = (position + ends).astype(jnp.int32)
+    out = layer.finished(out, value, inputs[:, before:])
+    return out, LayerState(after, kept, present, position)
+
+
+def step(
+    layer: MultiHeadAttention, state: LayerState, inputs: jax.Array
+) -> tuple[jax.Array, LayerState]:
+    """Takes one position of each sample, `[B, in_features]` -> `[B, out_features]`.
+
+    Raises:
+      ValueError: as `prefill`.
+    """
+    check_shape("inputs", inputs, "B D", None, layer.config.in_features)
+    out, state = prefill(layer, inputs[:, None], state=state)
+    return out[:, 0], state
+
+
+def _check(layer: MultiHeadAttention) -> None:
+    config = layer.config
+    if not config.is_causal:
+        raise expected("layer", "one with is_causal=True for a stream", "one without")
+    if not layer.mechanism.stream:
+        wanted = "a mechanism with a stream (python -m lra_jax.attention)"
+        raise expected("layer", wanted, repr(layer.mechanism.name))
+    if config.rotary and config.max_length is None:
+        wanted = "one with max_length for a stream with rotary positions"
+        raise expected("layer", wanted, "one without")
+    if config.ema:
+        raise expected("layer", "one with ema=0 for a stream", f"ema={config.ema}")

@@ -1,0 +1,99 @@
+"""A layer's stream gives what the layer gives for the whole sequence."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from attention.mechanisms import STREAMS, assert_close, assert_rejects, fast_jit
+from flax import nnx
+
+from lra_jax.models import MultiHeadAttention
+from lra_jax.models.stream import prefill, step
+
+LENGTH = 10
+X = np.random.default_rng(0).normal(size=(2, LENGTH, 8)).astype("float32")
+
+
+def _layer(mechanism: str, **more) -> MultiHeadAttention:
+    settings = {"is_causal": True, "max_length": LENGTH, **more}
+    return MultiHeadAttention(2, 8, mechanism=mechanism, rngs=nnx.Rngs(0), **settings)
+
+
+PARTS = {"short_conv": 3, "gate": True, "local_values": True}
+
+
+def _streamed(layer: MultiHeadAttention, x, first: int = 4):
+    out, state = prefill(layer, x[:, :first])
+    outs = [out]
+    for t in range(first, x.shape[1]):
+        out, state = step(layer, state, x[:, t])
+        outs.append(out[:, None])
+    return jnp.concatenate(outs, 1)
+
+
+@pytest.mark.parametrize("mechanism", STREAMS)
+def test_a_prompt_and_steps_are_the_whole(mechanism: str):
+    layer = _layer(mechanism, **PARTS)
+    both = fast_jit(lambda x: (_streamed(layer, x), layer(x)))
+    assert_close(*both(X))
+
+
+@pytest.mark.parametrize("more", [{}, {"rotary": True}, {"short_conv": 1}])
+def test_without_parts_and_with_rotary_positions(more: dict):
+    layer = _layer("softmax", **more)
+    both = fast_jit(lambda x: (_streamed(layer, x), layer(x)))
+    assert_close(*both(X))
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_prompts_of_different_lengths_go_on_as_if_alone(side: str):
+    layer = _layer("cosformer", rotary=False, **PARTS)
+    lengths = (5, 2)
+    places = np.arange(5)[None]
+    ends = np.array(lengths)[:, None]
+    mask = places < ends if side == "right" else places >= 5 - ends
+    prompts = np.full((2, 5, 8), np.nan, "float32")
+    for row, length in enumerate(lengths):
+        prompts[row, mask[row]] = X[row, :length]
+
+    @fast_jit
+    def together(prompts, mask):
+        out, state = prefill(layer, prompts, mask=mask)
+        last = []
+        for t in range(3):
+            rows = jnp.stack(
+                [jnp.asarray(X)[row, n + t] for row, n in enumerate(lengths)]
+            )
+            out, state = step(layer, state, rows)
+            last.append(out)
+        return jnp.stack(last, 1)
+
+    wanted = [layer(X[r : r + 1, : n + 3])[0, n:] for r, n in enumerate(lengths)]
+    assert_close(together(prompts, mask), np.stack(wanted))
+
+
+def test_states_are_rolled_back_branched_and_taken_out_of_a_batch():
+    layer = _layer("linear", **PARTS)
+    _, state = prefill(layer, jnp.asarray(X[:, :6]))
+    first, _ = step(layer, state, X[:, 6])
+    _, further = step(layer, state, X[:, 7])
+    again, _ = step(layer, state, X[:, 6])
+    assert_close(first, again)
+    one = jax.tree.map(lambda a: a[1:], further)
+    alone, _ = step(layer, one, X[1:, 8])
+    both, _ = step(layer, further, X[:, 8])
+    assert_close(alone, both[1:])
+
+
+def test_what_cannot_be_streamed():
+    x = jnp.asarray(X)
+    assert_rejects(
+        lambda: prefill(_layer("linear", is_causal=False), x), "layer", "causal"
+    )
+    assert_rejects(lambda: prefill(_layer("gau"), x), "layer", "'gau'")
+    assert_rejects(lambda: prefill(_layer("linear", ema=2), x), "layer", "ema=2")
+    rotary = _layer("softmax", rotary=True, max_length=None)
+    assert_rejects(lambda: prefill(rotary, x), "layer", "max_length")
+    assert_rejects(lambda: prefill(_layer("linear"), x[..., :4]), "inputs", "8")
+    state = prefill(_layer("linear"), x)[1]
+    assert_rejects(lambda: step(_layer("linear"), state, x), "inputs", "[B, D]")
