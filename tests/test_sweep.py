@@ -63,6 +63,35 @@ def test_folders_are_named_after_the_settings(started, tmp_path, monkeypatch):
     assert len(started) == 2
 
 
+def test_a_suite_is_run_with_the_rates_of_its_protocol(started, tmp_path, capsys):
+    flags = ["--suite=state", "--attention=softmax,delta", f"--workdir={tmp_path}"]
+    one = [*flags, "--task=parity"]
+    sweep.main(one)
+    # Two rates, and both again with shares of up to 2.
+    assert started == ["parity softmax seed 0"] * 2 + ["parity delta seed 0"] * 4
+    assert len(list(tmp_path.iterdir())) == 6
+    shown = capsys.readouterr().out
+    assert "parity delta --train.learning_rate=0.005 --model.attention_op" in shown
+    started.clear()
+    sweep.main(one)
+    assert not started
+    # What is given is not varied.
+    sweep.main([*one, "--train.learning_rate=0.1"])
+    assert len(started) == 3
+    plan = sweep._suite_plan("state", [], ["flow"], 1)
+    tests = ("parity", "modular", "modular-brackets", "s5", "a5")
+    assert [run.config.task for run in plan] == [t for t in tests for _ in range(2)]
+
+
+def test_all_is_every_causal_mechanism(started, tmp_path):
+    flags = ["--suite=recall", "--task=mqar", "--train.learning_rate=0.1"]
+    with pytest.raises(SystemExit):  # The runs of linear attention fail here.
+        sweep.main([*flags, "--attention=all", f"--workdir={tmp_path}"])
+    names = {name.split()[1] for name in started}
+    assert {"softmax", "delta", "flash", "local", "synthesizer"} < names
+    assert not {"linformer", "nystrom", "fnet", "reformer", "sinkhorn"} & names
+
+
 def test_seeds_of_one_mechanism(started, tmp_path):
     train.main(["--seeds=2", "--seed=4", "--attention=flow", f"--workdir={tmp_path}"])
     assert started == ["listops flow seed 4", "listops flow seed 5"]
@@ -117,6 +146,9 @@ POPEN = runs.subprocess.Popen
         ("--attention=flow --seeds=0", ["--seeds: expected a positive", "'0'"]),
         ("--attention=flow --seeds=two", ["--seeds: expected a positive", "'two'"]),
         ("--attention=flow --task=listop", ["did you mean 'listops'"]),
+        ("--attention=flow --suite=states", ["--suite", "did you mean 'state'"]),
+        ("--attention=flow --suite=mad --task=mqar", ["--task", "mad-recall", "mqar"]),
+        ("--attention=linformer --suite=recall", ["--attention", "causal form"]),
         ("--attention=flow --train.step=3", ["did you mean '--train.steps'"]),
         (
             "--attention=flow --train.steps=-3",

@@ -190,7 +190,7 @@ class StoredData(DataConfig):
     """Original files: an archive or a folder, see docs/tasks.md. By default the data
     are generated, or their archive is downloaded."""
 
-    of_batches: ClassVar[tuple[str, ...]] = ("dir", "buckets")
+    of_batches: ClassVar[tuple[str, ...]] = ("dir", *DataConfig.of_batches)
 
     @property
     def origin(self) -> str:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from lra_jax.data.dataset import SequenceDataset
 
 _CHARACTERS = 600
+_LABELS = 20  # Of more classes the first are shown.
 _HELP = (__doc__ or "").strip()
 
 
@@ -98,11 +99,13 @@ def _describe(command: DataCommand, task: Task, dataset: "SequenceDataset") -> N
         lengths, labels = dataset.lengths(split), dataset.labels(split)
         given = labels[labels >= 0]  # A row with fewer targets is filled up with -1.
         counts = np.bincount(given, minlength=dataset.num_classes)
+        shown = [f"{i}: {n:,}" for i, n in enumerate(counts.tolist()) if n]
+        more = f" and {len(shown) - _LABELS} more" if len(shown) > _LABELS else ""
         print(
             f"{split}: lengths {lengths.min()} to {lengths.max()}, mean "
             f"{lengths.mean():.0f}, median {np.median(lengths):.0f}; majority "
             f"{100 * counts.max() / counts.sum():.2f} %; labels "
-            + ", ".join(f"{i}: {n:,}" for i, n in enumerate(counts.tolist()))
+            f"{', '.join(shown[:_LABELS])}{more}"
         )
 
 

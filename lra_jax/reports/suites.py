@@ -18,12 +18,12 @@ Best = dict[str, dict[str, Group]]
 """By model, and by test, its best group."""
 
 _WORDS = (
-    "Test accuracy in percent, of the setting with the best validation accuracy; "
-    "settings that were tried are in the last column. Where a test is scaled, 0 is "
-    "chance and 100 is all right. Published rows have a larger model and a longer "
-    "training than the preset quick: they show which order to expect. State is the "
-    "numbers that all layers keep from one position to the next, for softmax at the "
-    "longest sequence."
+    "Test accuracy in percent, of the setting with the best validation accuracy; the "
+    "last column has their learning rates, in the order of the tests. Where a test is "
+    "scaled, 0 is chance and 100 is all right. Published rows have a larger model and "
+    "a longer training than the preset quick: they show which order to expect. State "
+    "is the numbers that all layers keep from one position to the next, for softmax at "
+    "the longest sequence."
 )
 
 
@@ -157,10 +157,10 @@ def _span(row: Mapping[str, Group], name: str) -> str:
 
 
 def _settings(row: Mapping[str, Group], names: Sequence[str]) -> str:
-    """The learning rates, in the order of the tests, and the seeds."""
+    """The learning rates, and how many seeds."""
     rates = [f"{row[n].config.train.learning_rate:.2g}" for n in names if n in row]
-    seeds = {len(group.runs) for group in row.values()}
-    return f"rates {', '.join(rates)}; {'/'.join(map(str, sorted(seeds)))} seed(s)"
+    seeds = sorted({len(group.runs) for group in row.values()})
+    return f"rates {', '.join(rates)}; seeds: {', '.join(map(str, seeds))}"
 
 
 def _heat_map(values: Mapping[str, Mapping[str, float]], tasks: Sequence[Task]) -> Any:

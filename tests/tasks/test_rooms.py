@@ -14,9 +14,9 @@ from lra_jax.configs import TASKS, Config, get_preset
 from lra_jax.data import __main__ as data_command
 from lra_jax.tasks import get_task
 
-COMMON = {"dir", "path", "buckets"}
+COMMON = {"dir", "path", "buckets", "packing"}
 GENERATED = COMMON | {"seed", "processes", "num-train", "num-valid", "num-test"}
-DRAWN = {"buckets", "seed", "num-train", "num-valid", "num-test"}
+DRAWN = {"buckets", "packing", "seed", "num-train", "num-valid", "num-test"}
 IMAGES = GENERATED | {"level", "num-distractors"}
 SETTINGS = {
     "listops": GENERATED
@@ -32,7 +32,7 @@ SETTINGS = {
 STATE = DRAWN | {"min-length", "max-length", "test-min", "test-max", "parts"}
 MAD = DRAWN | {"vocab-size", "length"}
 SETTINGS |= {
-    "mqar": {"buckets", "seed", "train", "test", "num-valid", "vocab-size"}
+    "mqar": {"buckets", "packing", "seed", "train", "test", "num-valid", "vocab-size"}
     | {"power", "noise"},
     "needle": DRAWN | {"vocab-size", "min-length", "max-length", "parts"},
     "mad-compress": MAD,

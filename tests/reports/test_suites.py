@@ -1,0 +1,74 @@
+"""A suite in a report: best settings, chance, published rows, the heat map's data."""
+
+import json
+
+import pytest
+
+from lra_jax import report
+from lra_jax.configs import get_preset
+from lra_jax.reports.runs import group_runs, read_runs
+from lra_jax.reports.suites import best_groups, model_name, score
+
+NUMBERS = {
+    **{"test_accuracy_last": 50.0, "steps": 600, "best_step": 600, "seconds": 1.0},
+    **{"steps_per_second": 9.0, "parameters": 1234, "test_examples": 500},
+    **{"data_fingerprint": "ab", "state_size": 4096, "chance": 50.0},
+}
+
+
+def write(folder, task, attention, test, valid, **changes):
+    """A finished run's directory."""
+    config = get_preset(task, "quick", attention).replace(**changes)
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config.to_dict()))
+    result = {"test_accuracy_best": test, "valid_accuracy_best": valid, **NUMBERS}
+    result["test_accuracy_by_length"] = {"20": test, "128": test - 10}
+    result["command"] = f"python -m lra_jax.train --task={task}"
+    (folder / "result.json").write_text(json.dumps(result))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    runs = tmp_path / "runs"
+    reflect = {"model": {"attention_options": "beta_range=2"}}
+    fast = {"train": {"learning_rate": 0.005}}
+    write(runs / "a", "parity", "delta", 51.0, 53.0)
+    write(runs / "b", "parity", "delta", 60.0, 52.0, **fast)
+    write(runs / "c", "parity", "delta", 100.0, 100.0, **reflect)
+    write(runs / "d", "modular", "delta", 36.0, 30.0)
+    bare = {"model": {"short_conv": 0}}
+    write(runs / "e", "parity", "linear", 50.0, 50.0, **bare)
+    return runs
+
+
+def test_the_setting_of_best_validation_counts(folder):
+    best = best_groups(group_runs(read_runs(folder)[0]))
+    assert set(best) == {"delta", "delta beta_range=2", "linear short_conv=0"}
+    assert next(iter(best)) == "delta beta_range=2"  # By the mean.
+    parity = best["delta"]["parity"]
+    assert parity.config.train.learning_rate == get_preset("parity").train.learning_rate
+    assert score(parity) == pytest.approx(2.0)  # Of 50 % above chance.
+    assert score(best["delta"]["modular"]) == pytest.approx(20.0)
+    assert model_name(best["linear short_conv=0"]["parity"]) == "linear short_conv=0"
+
+
+def test_the_page_of_a_suite(folder, tmp_path):
+    out = tmp_path / "report"
+    assert report.write_report(folder, out) == []
+    page = (out / "report.md").read_text()
+    lines = {
+        line.split("|")[1].strip(): line for line in page.splitlines() if "|" in line
+    }
+    assert "Suite state, preset quick" in page and "All tasks" not in page
+    cells = [x.strip() for x in lines["delta"].split("|")[2:]]
+    assert cells[:6] == ["2.0", "20.0", "11.0", "4,096", "1,234", cells[5]]
+    assert cells[5] == "rates 0.003, 0.003; seeds: 1"
+    chance = [x.strip() for x in lines["chance"].split("|")[2:4]]
+    assert [float(x) for x in chance] == [0.0, 0.0]
+    row = lines["published: DeltaNet, eigenvalues in [-1, 1]"]
+    assert [x.strip() for x in row.split("|")[2:4]] == ["100.0", "97.1"]
+    data = json.loads((out / "suite-state-quick.json").read_text())["data"]
+    assert data["delta beta_range=2"] == {"parity": pytest.approx(100.0)}
+    for name in ("suite-state-quick", "lengths-parity-state-quick"):
+        assert (out / f"{name}.png").stat().st_size > 5_000
+        assert f"({name}.png)" in page
