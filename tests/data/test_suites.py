@@ -258,7 +258,7 @@ def test_groups(group):
             assert elements[answers[place]] == things
         assert len(answers) == len(tokens)
     table = groups.products(group)
-    numbers = np.arange(groups.ORDERS[group])
+    numbers = np.arange(120 if group == "s5" else 60)
     assert (table[0] == numbers).all() and (table[:, 0] == numbers).all()
     assert (np.sort(table, 0) == numbers[:, None]).all()
     a, b, c = np.random.default_rng(0).integers(len(table), size=(3, 500))

@@ -15,9 +15,7 @@ import numpy as np
 from lra_jax.data import memory
 
 MODULUS = 5
-VOCAB_SIZE = MODULUS + 7
-NUM_CLASSES = MODULUS
-PLUS, MINUS, TIMES, OPEN, CLOSE, EQUALS, FILL = range(MODULUS, VOCAB_SIZE)
+PLUS, MINUS, TIMES, OPEN, CLOSE, EQUALS, FILL = range(MODULUS, MODULUS + 7)
 SHORT = {1: "x", 2: "-x", 3: "(x)", 4: "(-x)"}
 """The forms of short expressions by their length."""
 

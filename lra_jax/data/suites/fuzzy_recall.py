@@ -77,7 +77,6 @@ def examples(
 
     def write(key: np.ndarray, where: np.ndarray) -> None:
         """Appends a key and its value to some rows."""
-        nonlocal used
         value, again = book[where, key], seen[where, key]
         for source, index, asks in ((keys, key, False), (values, value, True)):
             for column in range(motif):

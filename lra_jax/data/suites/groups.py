@@ -18,8 +18,6 @@ import numpy as np
 
 from lra_jax.data import memory
 
-ORDERS = {"s5": 120, "a5": 60}
-
 
 @functools.cache
 def elements(group: str) -> np.ndarray:

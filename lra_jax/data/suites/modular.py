@@ -10,8 +10,6 @@ import numpy as np
 from lra_jax.data import memory
 
 MODULUS = 5
-VOCAB_SIZE = 5 + MODULUS
-NUM_CLASSES = MODULUS
 PLUS, MINUS, TIMES, EQUALS, ZERO = 1, 2, 3, 4, 5
 
 

@@ -7,9 +7,6 @@ import numpy as np
 
 from lra_jax.data import memory
 
-VOCAB_SIZE = 3
-NUM_CLASSES = 2
-
 
 def examples(
     rng: np.random.Generator, count: int, *, least: int, most: int
