@@ -74,7 +74,7 @@ def test_norm_of_a_head_by_itself():
 LAYERS = ("softmax", "linear", "cosformer", "flow", "linformer", "gla", "hgrn")
 
 
-def _layer(mechanism: str, **more) -> MultiHeadAttention:
+def _layer(mechanism: str, **more) -> Any:
     settings = {"short_conv": 3, "gate": True, "max_length": 8, **more}
     return MultiHeadAttention(2, 8, mechanism=mechanism, rngs=nnx.Rngs(0), **settings)
 
@@ -100,7 +100,7 @@ def test_a_causal_layer_sees_no_future(mechanism: str):
 
 
 def test_a_layer_is_its_parts():
-    layer: Any = _layer("linear", local_values=True)
+    layer = _layer("linear", local_values=True)
     x = jnp.asarray(RNG.normal(size=(1, 8, 8)).astype("float32"))
     query, key, value = (
         jax.nn.silu(layer.convs[name](getattr(layer, name)(x))).reshape(1, 8, 2, 4)
