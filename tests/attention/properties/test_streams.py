@@ -1,6 +1,7 @@
 """Decoding: position by position, prompts in one pass, and states that do not grow."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -167,3 +168,37 @@ def test_what_does_not_fit(name: str) -> None:
     assert_rejects(
         lambda: prefill(name, q, k[:, :5], v[:, :5]), "is_causal", "T=7", "S=5"
     )
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_states_travel(name: str) -> None:
+    """Chosen, repeated, put into another batch, written down: every sample goes on."""
+    arrays = inputs(41, batch=3, query_length=6, length=6)
+    further = [x[:, 0] for x in inputs(42, batch=3, query_length=1, length=1)]
+    _, state = prefill(name, *arrays)
+    step = fast_jit(one_step(name))
+    wanted, _ = step(state, *further)
+    # Samples of different ages: the second starts after two positions.
+    _, young = prefill(name, *(x[1:2, :2] for x in arrays))
+    young_out, _ = step(young, *(x[1:2] for x in further))
+
+    def rows(index: np.ndarray, tree: Any) -> Any:
+        return jax.tree.map(lambda x: x[index] if x.ndim else x, tree)
+
+    order = np.array([2, 0, 2])
+    out, _ = step(rows(order, state), *(x[order] for x in further))
+    assert_close(out, np.asarray(wanted)[order], 1e-6)
+    joined = jax.tree.map(
+        lambda x, new: x.at[1].set(new[0]) if x.ndim else x, state, young
+    )
+    out, _ = step(joined, *further)
+    together = np.asarray(wanted).copy()
+    together[1] = np.asarray(young_out)[0]
+    assert_close(out, together, 1e-6)
+    # As bytes and back; and the state before is what it was.
+    leaves, structure = jax.tree.flatten(state)
+    copies = [np.frombuffer(x.tobytes(), x.dtype).reshape(x.shape) for x in leaves]
+    out, _ = step(jax.tree.unflatten(structure, map(jnp.asarray, copies)), *further)
+    np.testing.assert_array_equal(out, wanted)
+    shapes = jax.eval_shape(lambda: init(name, 3, *arrays[0].shape[2:]))
+    assert jax.tree.map(jnp.shape, shapes) == jax.tree.map(jnp.shape, state)
