@@ -11,6 +11,7 @@ attention): each of their heads then serves ``N / heads`` neighbouring query hea
 """
 
 import contextlib
+import functools
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -334,6 +335,26 @@ def broken_again(out: jax.Array, whole: jax.Array | None) -> jax.Array:
     if whole is None:
         return out
     return jnp.where(whole, out, jnp.asarray(jnp.nan, out.dtype))
+
+
+def guarded(attention: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """An attention whose padded queries reach no gradient, whatever they hold.
+
+    Where there is a mask it computes between `hide_broken` and `broken_again`. For
+    mechanisms without a mask of the queries.
+    """
+
+    place = list(inspect.signature(attention).parameters).index("mask")
+
+    @functools.wraps(attention)
+    def call(query: jax.Array, *args: Any, **keywords: Any) -> jax.Array:
+        given = args[place - 1] if len(args) >= place else keywords.get("mask")
+        whole = None
+        if np.ndim(query) == 4:  # Others are refused inside.
+            query, whole = hide_broken(query, given)
+        return broken_again(attention(query, *args, **keywords), whole)
+
+    return call
 
 
 def by_head(

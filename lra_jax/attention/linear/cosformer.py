@@ -150,6 +150,7 @@ class CosformerState(NamedTuple):
     max_length: jax.Array  # M, [] int32
 
 
+@inputs.guarded
 def cosformer_attention(
     query: jax.Array,
     key: jax.Array,

@@ -73,6 +73,7 @@ def lightning_slopes(num_heads: int) -> np.ndarray:
     return np.concatenate([slopes, further])[:num_heads]
 
 
+@inputs.guarded
 def lightning_attention(
     query: jax.Array,
     key: jax.Array,

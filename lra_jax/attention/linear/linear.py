@@ -69,6 +69,7 @@ class LinearState(NamedTuple):
     position: jax.Array  # of the next token in each sample, [B] int32
 
 
+@inputs.guarded
 def linear_attention(
     query: jax.Array,
     key: jax.Array,

@@ -57,6 +57,7 @@ class NormState(NamedTuple):
     position: jax.Array  # of the next token in each sample, [B] int32
 
 
+@inputs.guarded
 def norm_attention(
     query: jax.Array,
     key: jax.Array,

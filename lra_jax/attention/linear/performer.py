@@ -91,6 +91,7 @@ class PerformerState(NamedTuple):
     position: jax.Array  # of the next token in each sample, [B] int32
 
 
+@inputs.guarded
 def performer_attention(
     query: jax.Array,
     key: jax.Array,

@@ -73,6 +73,7 @@ def retention_slopes(num_heads: int) -> np.ndarray:
     return -np.log1p(-(2.0 ** (-5 - np.arange(num_heads))))
 
 
+@inputs.guarded
 def retention_attention(
     query: jax.Array,
     key: jax.Array,

@@ -99,7 +99,7 @@ GUARDED = tuple(
     name
     for name in NAMES
     if attention.resolve(name).module.split(".")[2]
-    in ("softmax", "low_rank", "gated_units")
+    in ("softmax", "low_rank", "gated_units", "linear")
 )
 
 
