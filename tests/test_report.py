@@ -218,6 +218,20 @@ def change(file, **values):
             lambda f: change(f / "result.json", steps_per_second=math.nan),
             "result.json: steps_per_second: expected a finite number, got nan",
         ),
+        *(
+            (
+                lambda f, n=name, v=value: change(f / "result.json", **{n: v}),
+                f"result.json: {name}",
+            )
+            for name, value in (
+                *(("test_examples", 0), ("test_examples", -3), ("steps", 10**400)),
+                *(("versions", "x"), ("versions", [1]), ("versions", {"jax": 1.0})),
+                *(("peak_memory_bytes", "x"), ("peak_memory_bytes", math.nan)),
+                *(("data_fingerprint", [1]), ("official_data", "yes")),
+                *(("test_accuracy_best", 150), ("test_accuracy_last", True)),
+                *(("test_accuracy_best", -5), ("parameters", math.inf)),
+            )
+        ),
         (lambda f: change(f / "config.json", task="../x"), "got '../x'"),
         (
             lambda f: (f / "metrics.jsonl").write_text("{a}\n"),

@@ -12,11 +12,15 @@ from lra_jax.configs import Config
 from lra_jax.errors import expected
 from lra_jax.training.metrics import read_metrics
 
-# Fields of a result that the tables read; older results have no peak memory.
+# Fields of a result that the tables read.
 _NUMBERS = (
     *("test_accuracy_best", "test_accuracy_last", "steps", "best_step", "seconds"),
     *("steps_per_second", "parameters", "test_examples"),
 )
+# Older results have no peak memory.
+_LATER_NUMBERS = ("peak_memory_bytes",)
+_KINDS = {"versions": dict, "data_fingerprint": str, "official_data": bool}
+_LARGEST = 1e18
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,11 +145,30 @@ def _read_run(folder: Path) -> Run:
     result = None
     if (folder / "result.json").exists():
         result = _read_json(folder / "result.json")
-        for name in _NUMBERS:
-            value = result.get(name)
-            if not isinstance(value, int | float) or not math.isfinite(value):
-                raise expected(f"result.json: {name}", "a finite number", repr(value))
+        _check_result(result)
     return Run(folder, config, result, metrics)
+
+
+def _check_result(result: dict[str, Any]) -> None:
+    """Refuses what the tables cannot show, or would show as a number that is none."""
+    for name in (*_NUMBERS, *(n for n in _LATER_NUMBERS if n in result)):
+        value = result.get(name)
+        place = f"result.json: {name}"
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise expected(place, "a finite number", repr(value))
+        if not abs(value) < math.inf or abs(value) > _LARGEST:
+            raise expected(place, "a finite number", f"{value}"[:60])
+        least = 1 if name == "test_examples" else 0
+        if value < least:
+            raise expected(place, f"a number of at least {least}", value)
+        if "accuracy" in name and value > 100:
+            raise expected(place, "percent", value)
+    for name, kind in _KINDS.items():
+        if not isinstance(result.get(name), kind | None):
+            raise expected(f"result.json: {name}", kind.__name__, repr(result[name]))
+    for name, version in (result.get("versions") or {}).items():
+        if not isinstance(version, str):
+            raise expected(f"result.json: versions: {name}", "text", repr(version))
 
 
 def _read_json(path: Path) -> dict[str, Any]:
