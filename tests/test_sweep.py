@@ -67,9 +67,9 @@ def test_a_suite_is_run_with_the_rates_of_its_protocol(started, tmp_path, capsys
     flags = ["--suite=state", "--attention=softmax,delta", f"--workdir={tmp_path}"]
     one = [*flags, "--task=parity"]
     sweep.main(one)
-    # Two rates, and both again with shares of up to 2.
-    assert started == ["parity softmax seed 0"] * 2 + ["parity delta seed 0"] * 4
-    assert len(list(tmp_path.iterdir())) == 6
+    # The delta rule once more with shares of up to 2.
+    assert started == ["parity softmax seed 0"] + ["parity delta seed 0"] * 2
+    assert len(list(tmp_path.iterdir())) == 3
     shown = capsys.readouterr().out
     assert "parity delta --train.learning_rate=0.005 --model.attention_op" in shown
     started.clear()
@@ -79,8 +79,10 @@ def test_a_suite_is_run_with_the_rates_of_its_protocol(started, tmp_path, capsys
     sweep.main([*one, "--train.learning_rate=0.1"])
     assert len(started) == 3
     plan = sweep._suite_plan("state", [], ["flow"], 1)
-    tests = ("parity", "modular", "modular-brackets", "s5", "a5")
-    assert [run.config.task for run in plan] == [t for t in tests for _ in range(2)]
+    tests = ["parity", "modular", "modular-brackets", "s5", "a5"]
+    assert [run.config.task for run in plan] == tests
+    plan = sweep._suite_plan("recall", ["--preset=official"], ["flow"], 1)
+    assert [run.config.task for run in plan] == ["mqar"] * 4 + ["needle"] * 3
 
 
 def test_all_is_every_causal_mechanism(started, tmp_path):

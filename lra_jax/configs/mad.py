@@ -13,7 +13,7 @@ checkpoint is chosen on the test split, here on one of its own.
            --attention=delta
 
 quick (default): the same sequences, but selective copying of 8 tokens in 64; two
-blocks, 64 wide, 2 heads, MLP 128, batch 64.
+blocks, 64 wide, 2 heads, MLP 128, batch 32.
   Command: python -m lra_jax.train --task=mad-recall --attention=delta
 """
 
@@ -100,7 +100,7 @@ def presets(task: str) -> dict[str, Callable[[str], Config]]:
     return families.presets(
         task,
         quick=families.Preset(
-            train=synthetic.quick_train(),
+            train=synthetic.quick_train(batch_size=32),
             model=synthetic.quick_model(max_length=short.length),
             data=short,
         ),

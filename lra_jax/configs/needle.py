@@ -42,7 +42,7 @@ RATES = {"official": (3e-4, 1e-3, 3e-3), "quick": (1e-3, 5e-3)}
 PRESETS = families.presets(
     "needle",
     quick=families.Preset(
-        train=synthetic.quick_train(eval_batch_size=8),
+        train=synthetic.quick_train(batch_size=32, eval_batch_size=8),
         model=synthetic.quick_model(max_length=4_096),
     ),
     official=families.Preset(

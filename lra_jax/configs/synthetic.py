@@ -1,7 +1,7 @@
 """What the tests of recall, copying and state tracking have in common.
 
-Each has the preset official, the published protocol, and quick, which runs in one or
-two minutes on a CPU core: a smaller model, fewer and often shorter sequences, a few
+Each has the preset official, the published protocol, and quick, which runs in a few
+minutes on a CPU core: a smaller model, fewer and often shorter sequences, a few
 hundred steps, and a short convolution before every mechanism. Numbers of quick compare
 with each other, and not with published ones.
 """
@@ -53,7 +53,7 @@ def official_model(**settings: Any) -> ModelConfig:
 
 
 def quick_train(**settings: Any) -> TrainConfig:
-    """A minute's training, with settings of a task."""
+    """A training of a few minutes, with settings of a task."""
     family: dict[str, Any] = {
         "steps": 600,
         "batch_size": 64,

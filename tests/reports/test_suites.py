@@ -31,7 +31,7 @@ def write(folder, task, attention, test, valid, **changes):
 def folder(tmp_path):
     runs = tmp_path / "runs"
     reflect = {"model": {"attention_options": "beta_range=2"}}
-    fast = {"train": {"learning_rate": 0.005}}
+    fast = {"train": {"learning_rate": 0.05}}
     write(runs / "a", "parity", "delta", 51.0, 53.0)
     write(runs / "b", "parity", "delta", 60.0, 52.0, **fast)
     write(runs / "c", "parity", "delta", 100.0, 100.0, **reflect)
@@ -62,7 +62,7 @@ def test_the_page_of_a_suite(folder, tmp_path):
     assert "Suite state, preset quick" in page and "All tasks" not in page
     cells = [x.strip() for x in lines["delta"].split("|")[2:]]
     assert cells[:6] == ["2.0", "20.0", "11.0", "4,096", "1,234", cells[5]]
-    assert cells[5] == "rates 0.003, 0.003; seeds: 1"
+    assert cells[5] == "rates 0.005, 0.005; seeds: 1"
     chance = [x.strip() for x in lines["chance"].split("|")[2:4]]
     assert [float(x) for x in chance] == [0.0, 0.0]
     row = lines["published: DeltaNet, eigenvalues in [-1, 1]"]
