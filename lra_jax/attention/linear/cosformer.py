@@ -525,7 +525,7 @@ def cosformer_slice(
     value: jax.Array,
     mask: jax.Array | None,
     query_mask: jax.Array | None,
-    segment_ids: jax.Array | None,
+    segment_ids: jax.Array | None = None,
     *,
     axis: str,
     is_causal: bool,
