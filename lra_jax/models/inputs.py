@@ -20,6 +20,7 @@ from typing import Any
 import jax
 import jax.core
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from lra_jax.errors import expected
@@ -56,12 +57,14 @@ def embed_inputs(layer: nnx.Embed | Dense, tokens: jax.Array) -> jax.Array:
 
 
 def _check_known(tokens: jax.Array, size: int) -> None:
-    if isinstance(tokens, jax.core.Tracer) or not tokens.size:
+    traced = isinstance(tokens, jax.core.Tracer)
+    if traced or not tokens.size or not getattr(tokens, "is_fully_addressable", True):
         return
-    least, most = int(tokens.min()), int(tokens.max())
-    if least < 0 or most >= size:
+    # By numpy: inside jax.jit, jnp would trace them.
+    known = np.asarray(tokens)
+    if known.min() < 0 or known.max() >= size:
         wanted = f"ids of the vocabulary, from 0 to {size - 1}"
-        raise expected("tokens", wanted, f"from {least} to {most}")
+        raise expected("tokens", wanted, f"from {known.min()} to {known.max()}")
 
 
 def make_positions(
