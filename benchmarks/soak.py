@@ -106,6 +106,7 @@ class Job:
                 "LRA_JAX_CPU_DEVICES": str(2 // self.processes),
                 "JAX_COMPILATION_CACHE_DIR": str(cache),
             }
+            name.write_bytes(b"")  # Phases are seen in it.
             start = _command if phase == "start-up" else _fork
             started.append(start([*self.flags, *job], environment, name))
         self.begun, self.pid = time.time(), started[0].pid
@@ -432,6 +433,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--stops", type=int, default=20)
+    parser.add_argument("--processes", type=int, choices=(1, 2), help="both if none")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
@@ -454,9 +456,11 @@ def main() -> None:
         if options.out is not None:
             options.out.write_text(json.dumps(report, indent=2) + "\n")
 
-    for processes, share in ((1, 3), (2, 2)):
+    both = [(1, 0.6), (2, 0.4)]
+    chosen = [(n, 1.0) for n, _ in both if n == options.processes] or both
+    for processes, share in chosen:
         logs.append({})
-        kills = options.kills * share // 5
+        kills = round(options.kills * share)
         stops = options.stops if processes == 1 else 0
         with tempfile.TemporaryDirectory(prefix="soak") as folder:
             soak(Path(folder), processes, kills, stops, rng, logs[-1], keep)

@@ -4,10 +4,16 @@ python -m lra_jax COMMAND ... runs a command, as python -m lra_jax.COMMAND ... d
 installed package has it as lra-jax, too.
 """
 
+if __name__ == "__main__":
+    from lra_jax import signals
+
+    signals.watch()
+
 import runpy
 import sys
 from collections.abc import Sequence
 
+from lra_jax import signals
 from lra_jax.attention.registry import MECHANISMS
 from lra_jax.configs.registry import TASKS, find_task
 from lra_jax.errors import did_you_mean, expected
@@ -79,4 +85,4 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    signals.run(main)

@@ -167,6 +167,19 @@ def test_the_page_shows_all(runs, tmp_path, capsys):
         assert text.count("curves-listops.png") == (name == "report.md")
 
 
+def test_differing_versions_are_said(tmp_path):
+    config = get_preset(attention="cosformer")
+    for seed, jax in enumerate(["0.10.2", "0.10.2", "0.12.0"]):
+        versions = {"jax": jax, "numpy": "2.0"}
+        own = config.replace(seed=seed)
+        make_run(tmp_path / str(seed), (36, 35), config=own, versions=versions)
+    groups = group_runs(read_runs(tmp_path)[0])
+    assert results.differing_versions(groups) == ["jax 0.10.2 (2), 0.12.0 (1)"]
+    report.write_report(tmp_path, tmp_path / "out")
+    text = (tmp_path / "out" / "report.md").read_text()
+    assert "The runs differ in versions: jax 0.10.2 (2), 0.12.0 (1)." in text
+
+
 def test_markdown_has_the_same_tables(runs, tmp_path):
     report.write_report(runs, tmp_path / "report")
     lines = (tmp_path / "report" / "report.md").read_text().splitlines()

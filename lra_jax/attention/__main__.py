@@ -3,11 +3,17 @@
 --markdown prints it as docs/mechanisms.md shows it.
 """
 
+if __name__ == "__main__":
+    from lra_jax import signals
+
+    signals.watch()
+
 import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from lra_jax import signals
 from lra_jax.attention.registry import MECHANISMS
 from lra_jax.errors import expected
 
@@ -76,4 +82,4 @@ def main(args: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    signals.run(lambda: sys.exit(main(sys.argv[1:])))

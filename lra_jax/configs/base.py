@@ -251,6 +251,9 @@ class Config:
     """How many processes there are."""
     process_id: int | None = None
     """Which one this is, from 0."""
+    debug_nans: bool = False
+    """When the loss is not finite, do the bad step again and name the first bad tensor:
+    its module, forward or backward. In one process."""
     train: TrainConfig = TrainConfig()
     model: ModelConfig = ModelConfig()
     data: DataConfig = None  # pyright: ignore[reportAssignmentType]
@@ -335,7 +338,7 @@ class Config:
 _WITHOUT_EFFECT = frozenset(
     {"workdir", "data.dir", "data.processes", "train.seq_devices"}
     | {"train.remat"}
-    | {"distributed", "coordinator", "num_processes", "process_id"}
+    | {"distributed", "coordinator", "num_processes", "process_id", "debug_nans"}
 )
 
 

@@ -1,5 +1,6 @@
 """The report of finished runs: our rows beside the published ones, and the curves."""
 
+import collections
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,9 @@ def make_page(groups: Sequence[Group], notes: Sequence[str], folder: Path) -> Pa
         "Steps/s is the median in training, without evaluations and compilation. Peak "
         "memory says what it counts: of a device, or of the whole process."
     )
+    differing = differing_versions(groups)
+    if differing:
+        page.text(f"The runs differ in versions: {'; '.join(differing)}.")
     add_suites(page, groups)
     every, groups = groups, [g for g in groups if get_task(g.config.task).suite is None]
     for task, members in by_task(groups).items():
@@ -158,6 +162,20 @@ def commands(groups: Sequence[Group]) -> list[str]:
         command = result.get("command") or "lra_jax.train.run(config)"
         lines.append(f"{command}  # jax {versions.get('jax', '?')}, commit {commit}")
     return lines
+
+
+def differing_versions(groups: Sequence[Group]) -> list[str]:
+    """The packages of which the runs had several versions, and how many had each."""
+    counts: dict[str, collections.Counter[str]] = {}
+    for result in (result for group in groups for result in group.results):
+        versions = result.get("versions")
+        for name, version in versions.items() if isinstance(versions, dict) else ():
+            counts.setdefault(str(name), collections.Counter())[str(version)] += 1
+    return [
+        f"{name} {', '.join(f'{v} ({n})' for v, n in sorted(found.items()))}"
+        for name, found in counts.items()
+        if len(found) > 1
+    ]
 
 
 def _model(group: Group) -> str:

@@ -159,7 +159,7 @@ class Checkpoints:
         self._set_aside([c.path for c in self._latest.checkpoints if c.step > step])
         if progress.best_step >= 0:
             self._check_best(progress.best_step)
-        return TrainState(**loaded["state"]), progress
+        return TrainState(**{"peak": state.peak, **loaded["state"]}), progress
 
     def _check_best(self, step: int) -> None:
         """Finds out that the best checkpoint is lost before a run goes on.
@@ -253,6 +253,9 @@ def _try_load(
             shapes = {item: _shapes(saved[item]) for item in saved if item in _TREES}
             if not all(shapes.get(item) for item in items if item in _TREES):
                 return None, "none of its arrays"
+            if "peak" not in shapes.get("state", ("peak",)):  # Of an earlier version.
+                state = {n: x for n, x in items["state"].items() if n != "peak"}
+                items = items | {"state": state}
             for item in shapes.keys() & items.keys():
                 _check(str(checkpoint.path), shapes[item], _shapes(items[item]))
             return kept.load_checkpointables(checkpoint.step, items), ""

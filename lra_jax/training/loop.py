@@ -37,6 +37,7 @@ from lra_jax.training.step import (
     init_state,
     make_eval_step,
     make_train_step,
+    step_function,
     zero_sums,
 )
 from lra_jax.training.workdir import check_space
@@ -74,12 +75,13 @@ class NonFiniteLoss(FloatingPointError):
       saved_step: the step of the last good checkpoint, None if there is none.
     """
 
-    def __init__(self, step: int, saved_step: int | None):
+    def __init__(self, step: int, saved_step: int | None, cause: str = ""):
         kept = "no checkpoint was saved yet"
         if saved_step is not None:
             kept = f"the checkpoint of step {saved_step} is kept"
         super().__init__(
-            f"the loss or its gradient is not finite at step {step}; {kept}"
+            f"the loss or its gradient is not finite at step {step}; "
+            f"{cause and f'{cause}; '}{kept}"
         )
         self.step = step
         self.saved_step = saved_step
@@ -133,15 +135,13 @@ class Trainer:
         self.progress = Progress()
         warmup = LengthWarmup.parse(train.length_warmup, train.steps)
         widths = warmup.widths(self.buckets)
-        train_step = make_train_step(
-            task,
-            graphdef,
-            optimizer,
-            config.seed,
-            # Packed batches differ in their rows.
-            shapes=None if config.data.packing else len(widths),
-        )
+        self._graphdef = graphdef
+        made = task, graphdef, optimizer, config.seed
+        # Packed batches differ in their rows.
+        shapes = None if config.data.packing else len(widths)
+        train_step = make_train_step(*made, shapes=shapes)
         self.train_step = sharding.under_mesh(self.mesh, train_step)
+        self.step_function = sharding.under_mesh(self.mesh, step_function(*made))
         eval_shapes = pipeline.eval_shapes(dataset, self.buckets)
         eval_step = make_eval_step(task, graphdef, shapes=eval_shapes)
         self.eval_step = sharding.under_mesh(self.mesh, eval_step)
@@ -188,6 +188,10 @@ class Trainer:
         """Steps done."""
         return int(self.state.step)
 
+    def model_at(self, params: nnx.State) -> nnx.Module:
+        """The model with some parameters."""
+        return nnx.merge(self._graphdef, params)
+
     def restore(self) -> int:
         """Goes on from the newest checkpoint if there is one; returns its step."""
         if self.checkpoints.latest_step is not None:
@@ -206,26 +210,43 @@ class Trainer:
         done = self.checkpoints.seal.get("validated", False)
         metrics = MetricsWriter(self.workdir, step, done, hosts.is_writer())
         with contextlib.closing(metrics) as writer, StopRequest() as stop, console:
-            if self._is_due(step, train.eval_every) and not done:
-                self._validate(step, meter, writer, console, stop)
-            while step < train.steps:
-                batch = sharding.shard_batch(self.mesh, next(self.data))
-                self.state = self.train_step(self.state, batch)
-                stop.unsaved = True
-                step += 1
-                console.advance(step)
-                if self._is_due(step, train.log_every):
-                    self._report(step, meter, writer, console)
-                if self._is_due(step, train.eval_every):
+            try:
+                if self._is_due(step, train.eval_every) and not done:
                     self._validate(step, meter, writer, console, stop)
-                if console.broken:
-                    stop.signum = signal.SIGPIPE
-                signum = self._stop_signal(step, stop)
-                if signum:
-                    self._save(step, meter, stop)
-                    raise Interrupted(signum, step)
-                if self._waits:
-                    jax.block_until_ready(self.state.step)
+                while step < train.steps:
+                    step = self._advance(step, meter, writer, console, stop)
+            except NonFiniteLoss as error:
+                writer.write(error.step, "not_finite")
+                raise
+
+    def _advance(
+        self,
+        step: int,
+        meter: "_Meter",
+        writer: MetricsWriter,
+        console: RunConsole,
+        stop: StopRequest,
+    ) -> int:
+        """Does one step, and what is due after it."""
+        train = self.config.train
+        batch = sharding.shard_batch(self.mesh, next(self.data))
+        self.state = self.train_step(self.state, batch)
+        stop.unsaved = True
+        step += 1
+        console.advance(step)
+        if self._is_due(step, train.log_every):
+            self._report(step, meter, writer, console)
+        if self._is_due(step, train.eval_every):
+            self._validate(step, meter, writer, console, stop)
+        if console.broken:
+            stop.signum = signal.SIGPIPE
+        signum = self._stop_signal(step, stop)
+        if signum:
+            self._save(step, meter, stop)
+            raise Interrupted(signum, step)
+        if self._waits:
+            jax.block_until_ready(self.state.step)
+        return step
 
     def _is_due(self, step: int, every: int) -> bool:
         return step > 0 and (step % every == 0 or step == self.config.train.steps)
@@ -277,16 +298,19 @@ class Trainer:
         self, step: int, meter: "_Meter", writer: MetricsWriter, console: RunConsole
     ) -> None:
         """Writes the training metrics since the last report."""
-        sums, bad_step = jax.device_get(drain(self.state))
+        sums, bad_step, peak = jax.device_get(drain(self.state))
         if bad_step != NO_STEP:
             raise NonFiniteLoss(int(bad_step), self.checkpoints.latest_step)
         zeros = sharding.replicate(self.mesh, zero_sums())
-        self.state = self.state._replace(sums=zeros)
+        self.state = self.state._replace(
+            sums=zeros, peak=sharding.replicate(self.mesh, np.zeros((), np.float32))
+        )
         means, speed = _means(sums), meter.speed(step)
         writer.write(
             step,
             "train",
             **means,
+            loss_max=float(peak),
             learning_rate=float(jax.device_get(self.schedule(step - 1))),
             steps_per_second=speed,
             seconds=meter.seconds,

@@ -8,13 +8,11 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
 from lra_jax.configs import Config
 from lra_jax.data import pipeline
 from lra_jax.data.dataset import SequenceDataset
 from lra_jax.errors import expected
-from lra_jax.models import Buffer
 from lra_jax.tasks import Task, get_task
 from lra_jax.training.loop import Trainer
 from lra_jax.training.workdir import other_data, read_config
@@ -97,6 +95,4 @@ def load_run(
     with contextlib.closing(trainer.checkpoints) as checkpoints:
         params, step = checkpoints.load_params(checkpoint, trainer.state)
     config, task, dataset = trainer.config, trainer.task, trainer.dataset
-    model = task.make_model(config, dataset, nnx.Rngs(params=config.seed))
-    graph, _ = nnx.split(model, (nnx.Param, Buffer))
-    return SavedRun(config, task, dataset, nnx.merge(graph, params), step)
+    return SavedRun(config, task, dataset, trainer.model_at(params), step)

@@ -21,10 +21,10 @@ from lra_jax.data.length_warmup import LengthWarmup
 from lra_jax.data.stages import tokens_before
 from lra_jax.errors import expected
 from lra_jax.tasks import Task, get_task
-from lra_jax.training import hosts
+from lra_jax.training import hosts, nans
 from lra_jax.training import workdir as workdirs
 from lra_jax.training.console import RunConsole, format_seconds
-from lra_jax.training.loop import Trainer
+from lra_jax.training.loop import NonFiniteLoss, Trainer
 from lra_jax.training.metrics import changed_metrics, read_metrics
 from lra_jax.training.optimizer import make_schedule
 
@@ -91,13 +91,25 @@ class Session:
             if self.console.start:
                 self.console.line(f"going on from step {self.console.start}")
                 self._name_changed_metrics()
-            self.trainer.fit(self.console)
+            self._fit()
             result = self._score()
             if hosts.is_writer():
                 result = workdirs.write_result(self.workdir, result)
             self.result = result
         show_result(self.console, self.task, self.config, result)
         return result
+
+    def _fit(self) -> None:
+        try:
+            self.trainer.fit(self.console)
+        except NonFiniteLoss as error:
+            if not self.config.debug_nans or jax.process_count() > 1:
+                raise
+            self.console.line(f"step {error.step} is not finite; doing it again")
+            again = Trainer(self.config, self.task, self.dataset, self.workdir)
+            with contextlib.closing(again.checkpoints):
+                cause = nans.explain(again, error.step)
+            raise NonFiniteLoss(error.step, error.saved_step, cause) from None
 
     def _name_changed_metrics(self) -> None:
         seal = self.trainer.checkpoints.seal

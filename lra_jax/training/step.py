@@ -27,6 +27,7 @@ class TrainState(NamedTuple):
       opt_state: of the optimiser.
       sums: metric sums since they were last drained.
       bad_step: int32 scalar, the first step (from 1) whose loss was not finite, or -1.
+      peak: float32 scalar, the largest loss of a step since the sums were drained.
     """
 
     step: jax.Array
@@ -34,6 +35,7 @@ class TrainState(NamedTuple):
     opt_state: optax.OptState
     sums: Sums
     bad_step: jax.Array
+    peak: jax.Array
 
 
 def init_state(
@@ -46,6 +48,7 @@ def init_state(
         opt_state=optimizer.init(nnx.filter_state(params, nnx.Param)),
         sums=zero_sums(),
         bad_step=jnp.full((), NO_STEP, jnp.int32),
+        peak=jnp.zeros((), jnp.float32),
     )
 
 
@@ -56,11 +59,22 @@ def make_train_step(
     seed: int,
     shapes: int | None = None,
 ) -> Callable[[TrainState, Batch], TrainState]:
-    """One step of training, compiled once for each shape of the batch.
+    """A step of training, compiled once for each shape of the batch.
+
+    The state is donated. More than ``shapes`` shapes of batches are an AssertionError,
+    since each costs a compilation.
+    """
+    function = step_function(task, graphdef, optimizer, seed)
+    return jax.jit(_traced_at_most(shapes, function), donate_argnums=0)
+
+
+def step_function(
+    task: Task, graphdef: Any, optimizer: optax.GradientTransformation, seed: int
+) -> Callable[[TrainState, Batch], TrainState]:
+    """One step of training.
 
     The dropout key of a step is ``fold_in(key(seed), step)``, so that no random state
-    needs to be kept. The state is donated. More than ``shapes`` shapes of batches are
-    an AssertionError, since each costs a compilation.
+    needs to be kept.
     """
 
     def train_step(state: TrainState, batch: Batch) -> TrainState:
@@ -84,9 +98,10 @@ def make_train_step(
             opt_state=opt_state,
             sums=jax.tree.map(jnp.add, state.sums, sums),
             bad_step=jnp.where(first_bad, step, state.bad_step),
+            peak=jnp.maximum(state.peak, sums["loss"] / sums["count"]),
         )
 
-    return jax.jit(_traced_at_most(shapes, train_step), donate_argnums=0)
+    return train_step
 
 
 def make_eval_step(
@@ -122,9 +137,9 @@ def _traced_at_most(
 
 
 @jax.jit
-def drain(state: TrainState) -> tuple[Sums, jax.Array]:
-    """Copies of the metric sums and of ``bad_step`` that outlive a donated state."""
-    return jax.tree.map(jnp.copy, (state.sums, state.bad_step))
+def drain(state: TrainState) -> tuple[Sums, jax.Array, jax.Array]:
+    """Copies of the metric sums, of ``bad_step`` and ``peak``; a state is donated."""
+    return jax.tree.map(jnp.copy, (state.sums, state.bad_step, state.peak))
 
 
 @jax.jit

@@ -41,8 +41,9 @@ def test_stops_with_the_step_and_keeps_the_last_good_checkpoint(
         "not finite at step",
         f"the checkpoint of step {saved} is kept",
     )
-    lines = read_metrics(tmp_path)
+    *lines, last = read_metrics(tmp_path)
     assert all(np.isfinite(line["loss"]) for line in lines)
+    assert last["split"] == "not_finite" and last["step"] > saved
     assert not (tmp_path / "result.json").exists()
     # What was kept is good, and the same command ends in the same way.
     with Session(config, quiet=True) as session:
@@ -87,4 +88,54 @@ def test_is_noticed_at_the_next_report(data_dir, tmp_path):
     with pytest.raises(NonFiniteLoss) as error:
         train.run(config, quiet=True)
     assert error.value.step == 2
-    assert read_metrics(tmp_path) == []
+    assert read_metrics(tmp_path) == [{"step": 2, "split": "not_finite"}]
+
+
+@pytest.mark.parametrize(
+    ("attention", "learning_rate", "step", "cause"),
+    [
+        # The square root at 0: its derivative.
+        (
+            "helpers:bad_gradient",
+            1e-3,
+            2,
+            r"in step 1 div made an infinity of float32\[8,60,2,8\] in "
+            r"encoder\.blocks\.0\.attention, backward; no checkpoint",
+        ),
+        (
+            "cosformer",
+            1e30,
+            2,
+            r"in step 2 \w+ made (an infinity|a NaN) of .* in encoder.*, forward",
+        ),
+    ],
+)
+def test_debug_nans_names_the_first_bad_tensor(
+    data_dir, tmp_path, attention, learning_rate, step, cause
+):
+    config = helpers.tiny(
+        data_dir,
+        tmp_path,
+        attention=attention,
+        train=STEEP | {"learning_rate": learning_rate},
+        data={"buckets": "60"},
+        debug_nans=True,
+    )
+    with pytest.raises(NonFiniteLoss, match=f"at step {step}; {cause}") as error:
+        train.run(config, quiet=True)
+    assert "\n" not in str(error.value)
+
+
+def test_debug_nans_does_the_steps_after_a_checkpoint_again(data_dir, tmp_path):
+    config = helpers.tiny(
+        data_dir,
+        tmp_path,
+        attention="helpers:fragile",
+        train=STEEP | {"learning_rate": 0.04},
+        data={"buckets": "60"},
+        debug_nans=True,
+    )
+    wanted = r"; in step \d+ [a-z_]+ made a NaN of float32\[.*\] in .*, forward; the ch"
+    with pytest.raises(NonFiniteLoss, match=wanted) as error:
+        train.run(config, quiet=True)
+    assert error.value.saved_step is not None

@@ -150,7 +150,8 @@ def test_metrics(finished):
     assert [x["step"] for x in lines if x["split"] == "valid"] == [10, 20, 30, 40]
     measures = {"step", "split", "loss", "accuracy", "seconds"}
     for line in lines:
-        assert set(line) - {"learning_rate", "steps_per_second"} == measures
+        optional = {"learning_rate", "steps_per_second", "loss_max"}
+        assert set(line) - optional == measures
         assert 0 < line["loss"] < 10 and 0 <= line["accuracy"] <= 1
     seconds = [line["seconds"] for line in lines]
     assert seconds == sorted(seconds) and seconds[0] > 0
@@ -159,6 +160,8 @@ def test_metrics(finished):
     for line in train:
         assert line["learning_rate"] == pytest.approx(float(schedule(line["step"] - 1)))
         assert line["steps_per_second"] > 0
+        # Of four steps; the report before the first of them is another one.
+        assert line["loss"] <= line["loss_max"] < 4 * line["loss"]
     # 32 examples went into each line, so accuracies are whole 32ths.
     assert all((32 * line["accuracy"]).is_integer() for line in train)
 

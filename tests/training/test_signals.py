@@ -1,0 +1,132 @@
+"""SIGINT, SIGTERM and closed pipes at chosen moments: one line, and an exit code.
+
+A hook sends the signal to its own process as soon as it imports a module or calls a
+function; benchmarks/soak.py does the same at random moments.
+"""
+
+import re
+import signal
+import subprocess
+import sys
+
+import helpers
+import pytest
+
+pytestmark = pytest.mark.slow
+
+# Sends the signal as a module is imported, or as a function of it is called.
+HOOK = """
+import importlib, os, runpy, sys, time
+MODULE, FUNCTION, SIGNAL = sys.argv[1], sys.argv[2], int(sys.argv[3])
+
+def stop():
+    os.kill(os.getpid(), SIGNAL)
+    time.sleep(0.1)
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == MODULE and not FUNCTION:
+            sys.meta_path.remove(self)
+            stop()
+
+sys.meta_path.insert(0, Finder())
+if FUNCTION:
+    owner = importlib.import_module(MODULE)
+    *classes, last = FUNCTION.split(".")
+    for name in classes:
+        owner = getattr(owner, name)
+    function = getattr(owner, last)
+    def hooked(*args, **keywords):
+        setattr(owner, last, function)
+        stop()
+        return function(*args, **keywords)
+    setattr(owner, last, hooked)
+sys.argv[1:] = sys.argv[4:]
+sys.argv[0] = "train"
+runpy.run_module("lra_jax.train", run_name="__main__", alter_sys=True)
+"""
+LOOP, CHECKPOINTS = "lra_jax.training.loop", "lra_jax.training.checkpoints"
+NOTHING = r"error: interrupted; to go on: python -m lra_jax\.train --task"
+SAVED = r"saved step {step} in .*; to go on: python -m lra_jax\.train --task"
+MOMENTS = {
+    "first imports": ("argparse", "", "error: interrupted"),
+    "flags": ("tyro", "", "error: interrupted"),
+    "jax": ("jax", "", NOTHING),
+    "readers": ("tensorflow_datasets", "", NOTHING),
+    "data": ("lra_jax.data.listops_trees", "iterate", NOTHING),
+    "model": (LOOP, "init_state", NOTHING),
+    "before the first step": (LOOP, "sharding.shard_batch", NOTHING),
+    "a report": (LOOP, "Trainer._report", SAVED.format(step=4)),
+    "an evaluation": (LOOP, "Trainer.evaluate", SAVED.format(step=10)),
+    "a save": (CHECKPOINTS, "Checkpoints.save_latest", SAVED.format(step=10)),
+    "the scores": ("lra_jax.training.session", "Session._score", NOTHING),
+}
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_signal_at_a_moment(data_dir, dataset, finished, tmp_path, moment):
+    module, function, line = MOMENTS[moment]
+    place = tmp_path / "data" if moment == "data" else data_dir
+    config = helpers.tiny(place, tmp_path / "run")
+    number = list(MOMENTS).index(moment)
+    signum = (signal.SIGINT, signal.SIGTERM)[number % 2]
+    arguments = (module, function, str(int(signum)), *helpers.flags(config))
+    ended = helpers.run("-c", HOOK, *arguments)
+    assert ended.returncode == 128 + signum, ended.stderr
+    assert "Traceback" not in ended.stdout + ended.stderr
+    told = [
+        text
+        for text in (ended.stdout + ended.stderr).splitlines()
+        if "interrupted" in text or "saved step" in text
+    ]
+    assert len(told) == 1 and re.match(line, told[0]), ended
+    if moment == "data":
+        assert not list(tmp_path.rglob("incomplete.*"))
+    if moment == "an evaluation":  # The next session begins with it.
+        again = helpers.run("-m", "lra_jax.train", *helpers.flags(config))
+        assert again.returncode == 0, again.stderr
+        from test_runs import without_times
+
+        assert without_times(tmp_path / "run") == without_times(finished.workdir)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["lra_jax.evaluate", "--workdir={finished}"],
+        ["lra_jax.attention"],
+        ["lra_jax.data", "describe", "--data.dir={data}"],
+    ],
+)
+def test_nobody_reads_the_output(finished, data_dir, command):
+    sizes = [flag for flag in helpers.flags(finished.config) if "--data." in flag]
+    given = [part.format(finished=finished.workdir, data=data_dir) for part in command]
+    if command[0] == "lra_jax.data":
+        given += sizes
+    process = subprocess.Popen(
+        [sys.executable, "-m", *given],
+        env=helpers.environment({}),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    process.stdout.close()
+    stderr = process.stderr.read()
+    process.stderr.close()
+    code = process.wait()
+    assert stderr == "error: nobody reads the output\n"
+    assert code == 128 + signal.SIGPIPE
+
+
+def test_training_that_nobody_reads_is_saved(data_dir, dataset, tmp_path):
+    config = helpers.tiny(data_dir, tmp_path / "run")
+    process = helpers.start("-m", "lra_jax.train", *helpers.flags(config))
+    process.stdout.readline()
+    process.stdout.close()
+    stderr = process.stderr.read()
+    process.stderr.close()
+    code = process.wait()
+    step = r"error: nobody reads the output; saved step \d+ in .*; to go on: python"
+    assert re.match(step, stderr), stderr
+    assert len(stderr.splitlines()) == 1 and code == 128 + signal.SIGPIPE
+    assert any((tmp_path / "run" / "checkpoints" / "latest").iterdir())
