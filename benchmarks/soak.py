@@ -330,18 +330,21 @@ def outcome(job: Job) -> dict[str, Any]:
 
     config = cli.parse_config("soak", "", job.flags)
     with Session(config, quiet=True) as session:
-        session.trainer.restore()
+        # Positions in the data are those of each process: they are compared as files.
+        state, progress = session.trainer.checkpoints.restore(
+            session.trainer.state, session.trainer.data if job.processes == 1 else None
+        )
     import jax
     import numpy as np
 
-    leaves, _ = jax.tree_util.tree_flatten_with_path(session.trainer.state)
+    leaves, _ = jax.tree_util.tree_flatten_with_path(state)
     arrays = {jax.tree_util.keystr(k): np.asarray(x).tobytes() for k, x in leaves}
     latest = job.workdir / "checkpoints" / "latest" / str(STEPS) / "data"
     times = ("seconds", "steps_per_second")
     assert session.result is not None
     return {
         "arrays": arrays,
-        "progress": session.trainer.progress._replace(seconds=0.0),
+        "progress": progress._replace(seconds=0.0),
         "position": {p.name: p.read_text() for p in sorted(latest.glob("*.json"))},
         "metrics": [
             {name: value for name, value in line.items() if name not in times}

@@ -7,9 +7,13 @@ checkpoint that is whole, and puts damaged ones into ``checkpoints/damaged``.
 """
 
 import contextlib
+import errno
 import gc
 import logging
 import math
+import os
+import shutil
+import sys
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -29,6 +33,8 @@ from lra_jax.training.step import TrainState
 from lra_jax.training.workdir import identify
 
 _TREES = ("state", "params")
+# What a checkpoint has beside its arrays, with room to spare.
+_METADATA_BYTES = 1_000_000
 
 _logger = logging.getLogger(__name__)
 
@@ -76,6 +82,7 @@ class Checkpoints:
         self._folder = folder = workdir.absolute() / "checkpoints"
         self._run = identify(workdir)
         self.seal: dict[str, Any] = {}
+        self._failed = False
         self._latest, self._best = (
             training.Checkpointer(
                 folder / name,
@@ -133,17 +140,31 @@ class Checkpoints:
         self, kept: Any, step: int, items: dict[str, Any], about: dict[str, Any]
     ) -> None:
         try:
+            self._check_space(items)
             kept.save_checkpointables(step, items, force=True, overwrite=True)
             if hosts.is_writer():
                 seals.write(Path(kept.latest.path), run=self._run, **about)
         except Exception as error:  # A full disk has many names in Orbax' parts.
+            self._failed = True
+            _silence_closed_loops()
             raise OSError(
                 f"{kept.directory}: the checkpoint of step {step} cannot be written, "
                 f"earlier ones are kept: {_reason(error)}"
             ) from error
 
+    def _check_space(self, items: dict[str, Any]) -> None:
+        """Sees a full disk before Orbax, which would leave parts and say much."""
+        arrays = [x for x in jax.tree.leaves(items) if isinstance(x, jax.Array)]
+        needed = sum(x.nbytes for x in arrays) + _METADATA_BYTES
+        free = shutil.disk_usage(self._folder).free
+        if free < needed:
+            reason = f"{os.strerror(errno.ENOSPC)}, {needed:,} bytes needed"
+            raise OSError(errno.ENOSPC, f"{reason}, {free:,} free")
+
     def restore(self, state: TrainState, data: Any) -> tuple[TrainState, Progress]:
         """Loads the newest whole checkpoint into the shapes and places of ``state``.
+
+        Sets the position of ``data``, unless that is None.
 
         Raises:
           ValueError: there is none, or it does not hold such a state, or is of another
@@ -152,8 +173,9 @@ class Checkpoints:
         items = {
             "state": _abstract(state._asdict()),
             "progress": Progress()._asdict(),
-            "data": data,
         }
+        if data is not None:
+            items["data"] = data
         loaded, step, self.seal = self._load(self._latest, items)
         progress = Progress(**loaded["progress"])
         self._set_aside([c.path for c in self._latest.checkpoints if c.step > step])
@@ -233,6 +255,8 @@ class Checkpoints:
     def close(self) -> None:
         """Waits for saves under way."""
         with contextlib.ExitStack() as stack:
+            if self._failed:  # Orbax says so once more.
+                stack.enter_context(contextlib.suppress(Exception))
             stack.callback(self._latest.close)
             stack.callback(self._best.close)
 
@@ -270,6 +294,17 @@ def _try_load(
 
 def _reason(error: Exception) -> str:
     return " ".join(str(error).split())[:200] or type(error).__name__
+
+
+def _silence_closed_loops() -> None:
+    """Keeps threads of a save that failed from reporting the loop that they miss."""
+    before = sys.excepthook
+
+    def hook(kind: Any, error: BaseException, trace: Any) -> None:
+        if str(error) != "Event loop is closed":
+            before(kind, error, trace)
+
+    sys.excepthook = hook
 
 
 @contextlib.contextmanager

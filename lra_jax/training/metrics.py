@@ -1,6 +1,5 @@
 """Metrics as JSON lines, and as TensorBoard events where tensorboardX is installed."""
 
-import importlib.util
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +9,7 @@ from lra_jax import seals
 from lra_jax.data.checks import shortened
 from lra_jax.errors import expected
 from lra_jax.files import write_text
+from lra_jax.training.events import EventsFile
 
 
 class MetricsWriter:
@@ -29,14 +29,15 @@ class MetricsWriter:
         validated: bool = True,
         active: bool = True,
     ):
-        self._file = self._events = None
+        self._file = None
         if not active:
             return
         self._path = workdir / "metrics.jsonl"
         kept = kept_metrics(workdir, resume_step, validated)
         write_text(self._path, "".join(json.dumps(m) + "\n" for m in kept))
-        self._file = self._path.open("a", encoding="utf-8")
-        self._events = _event_writer(workdir, resume_step)
+        # Unbuffered: what cannot be written is known at once, and not tried again.
+        self._file = self._path.open("ab", buffering=0)
+        self._events = EventsFile(workdir / "events", resume_step)
 
     def write(self, step: int, split: str, **values: float) -> None:
         """Writes one line, and one event for each value."""
@@ -44,20 +45,17 @@ class MetricsWriter:
             return
         line = {"step": step, "split": split, **values}
         try:
-            self._file.write(json.dumps(line) + "\n")
-            self._file.flush()
+            self._file.write(f"{json.dumps(line)}\n".encode())
+            for name, value in values.items():
+                self._events.write(f"{split}/{name}", value, step)
         except OSError as error:
             error.filename = str(self._path)
             raise
-        if self._events is not None:
-            for name, value in values.items():
-                self._events.add_scalar(f"{split}/{name}", value, step)
 
     def close(self) -> None:
         """Closes the files."""
         if self._file is not None:
             self._file.close()
-        if self._events is not None:
             self._events.close()
 
 
@@ -120,12 +118,3 @@ def _parse(line: str, place: str) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError):
         pass
     raise expected(place, "metrics with a step and a split", shortened(line))
-
-
-def _event_writer(workdir: Path, resume_step: int) -> Any:
-    if importlib.util.find_spec("tensorboardX") is None:
-        return None
-    from tensorboardX import SummaryWriter
-
-    purge = resume_step + 1 if resume_step else None
-    return SummaryWriter(str(workdir / "events"), purge_step=purge)

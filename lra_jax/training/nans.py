@@ -8,6 +8,7 @@ have them, into a NaN. Each tensor computed from a bad one inherits its cause, s
 """
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -55,82 +56,77 @@ def _first_bad(trainer: Trainer, state: TrainState, batch: dict[str, jax.Array])
             state, batch
         )
     arguments = jax.tree_util.tree_leaves_with_path((state, batch))
-    causes = [_before(path, array) for path, array in arguments]
-    arrays = [array for _, array in arguments]
-    _, found = _follow(program.jaxpr, program.consts, arrays, causes)
+    given = [_Value(array, _before(path, array)) for path, array in arguments]
+    found = [value.cause for value in _follow(program, given, "")]
     after = jax.tree.unflatten(jax.tree.structure(shapes), found)
     # The loss first: a bad one makes its gradient bad.
-    causes = (after.sums["loss"], *jax.tree.leaves(after.params))
-    return next(filter(None, causes), "every tensor is finite")
+    if after.sums["loss"]:
+        return f"{after.sums['loss']}, forward"
+    spoilt = next(filter(None, jax.tree.leaves(after.params)), "")
+    return f"{spoilt}, backward" if spoilt else "every tensor is finite"
 
 
 class _Value(NamedTuple):
-    """An array, and in words what made it bad; empty for a good one."""
+    """An array; in words what made it bad, if it is; whether no input changes it."""
 
     array: Any
     cause: str = ""
+    constant: bool = False
 
 
 def _follow(
-    jaxpr: Any, consts: Sequence[Any], arrays: Sequence[Any], causes: Sequence[str]
-) -> tuple[list[Any], list[str]]:
-    """Runs a program; gives its outputs, and what made each of them bad."""
-    known: dict[Any, _Value] = dict(
-        zip(jaxpr.constvars, map(_Value, consts), strict=True)
-    )
-    known |= dict(zip(jaxpr.invars, map(_Value, arrays, causes), strict=True))
+    program: core.ClosedJaxpr, given: Sequence[_Value], place: str
+) -> list[_Value]:
+    """Runs a program that is called at a place, operation by operation."""
+    jaxpr = program.jaxpr
+    constants = [_Value(array, constant=True) for array in program.consts]
+    known: dict[Any, _Value] = dict(zip(jaxpr.constvars, constants, strict=True))
+    known |= zip(jaxpr.invars, given, strict=True)
 
     def value(variable: Any) -> _Value:
         if isinstance(variable, core.Literal):
-            return _Value(variable.val)
+            return _Value(variable.val, constant=True)
         return known[variable]
 
     for equation in jaxpr.eqns:
-        given = [value(variable) for variable in equation.invars]
-        for variable, made in zip(equation.outvars, _do(equation, given), strict=True):
-            known[variable] = made
-    results = [value(variable) for variable in jaxpr.outvars]
-    return [r.array for r in results], [r.cause for r in results]
+        inputs = [value(variable) for variable in equation.invars]
+        made = _do(equation, inputs, f"{place}/{equation.source_info.name_stack}")
+        known |= zip(equation.outvars, made, strict=True)
+    return [value(variable) for variable in jaxpr.outvars]
 
 
-def _do(equation: Any, given: list[_Value]) -> list[_Value]:
+def _do(equation: Any, given: list[_Value], place: str) -> list[_Value]:
     """One operation, or a program inside the program."""
-    arrays = [value.array for value in given]
     inner = _program(equation) if equation.primitive.name in _CALLS else None
     if inner is not None:
-        causes = [value.cause for value in given]
-        made = _follow(inner.jaxpr, inner.consts, arrays, causes)
-        return list(map(_Value, *made))
+        return _follow(inner, given, place)
     parameters = equation.primitive.get_bind_params(equation.params)
-    made = equation.primitive.bind(*arrays, **parameters)
+    made = equation.primitive.bind(*(value.array for value in given), **parameters)
     made = made if equation.primitive.multiple_results else [made]
-    inherited = next((value.cause for value in given if value.cause), "")
-    return [_Value(array, _judge(equation, given, array, inherited)) for array in made]
+    constant = all(value.constant for value in given)
+    causes = [_judge(equation.primitive.name, given, array, place) for array in made]
+    return [_Value(*pair, constant) for pair in zip(made, causes, strict=True)]
 
 
-def _judge(equation: Any, given: list[_Value], array: Any, inherited: str) -> str:
+def _judge(name: str, given: list[_Value], array: Any, place: str) -> str:
+    """What made an array bad, in words; nothing for a good one, or one meant so."""
     nan, infinite = _is_bad(array)
-    if not nan and not infinite:
+    if (not nan and not infinite) or all(value.constant for value in given):
         return ""
-    if inherited:
-        return inherited
-    before = [_is_bad(value.array) for value in given]
-    if any(was_nan or (was_infinite and not nan) for was_nan, was_infinite in before):
-        return ""  # A constant that was meant so.
+    for value in given:
+        if value.cause:
+            return value.cause
+    if not nan and any(_is_bad(value.array)[1] for value in given):
+        return ""
     kind = "a NaN" if nan else "an infinity"
     sizes = ",".join(map(str, array.shape))
-    made = f"{equation.primitive.name} made {kind} of {array.dtype}[{sizes}]"
-    return f"{made} in {_place(str(equation.source_info.name_stack))}"
+    return f"{name} made {kind} of {array.dtype}[{sizes}] in {_module(place)}"
 
 
-def _place(stack: str) -> str:
-    """Module and direction, from the names that jax gives an operation."""
-    names = [part for part in stack.replace(")", "").split("/") if _SCOPE in part]
-    module = names[-1].split(_SCOPE)[-1] if names else ""
-    direction = "backward" if "transpose" in stack else "forward"
-    if not module:
-        return "the loss, its gradient or the optimiser"
-    return f"{module}, {direction}"
+def _module(place: str) -> str:
+    """The innermost module among the names that jax gives a place."""
+    found = re.findall(f"{_SCOPE}([^/()]+)", place)
+    return found[-1] if found else "the loss, its gradient or the optimiser"
 
 
 def _program(equation: Any) -> core.ClosedJaxpr | None:

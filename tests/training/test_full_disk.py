@@ -65,3 +65,18 @@ def test_a_full_disk(finished, data_dir, tmp_path):
         if name not in VARYING:
             assert result[name] == value, name
     assert without_times(out / "run") == without_times(finished.workdir)
+
+
+def test_a_checkpoint_that_the_system_refuses(data_dir, dataset, tmp_path):
+    """A limit on the size of files, as a quota is one that no check foresees."""
+    flags = helpers.flags(helpers.tiny(data_dir, tmp_path / "run"))
+    script = 'ulimit -f 8; exec "$@"'
+    command = [sys.executable, "-m", "lra_jax.train", *flags]
+    ended = subprocess.run(
+        ["bash", "-c", script, "train", *command],
+        env=helpers.environment({"JAX_COMPILATION_CACHE_DIR": ""}),
+        capture_output=True,
+        text=True,
+    )
+    parts = "checkpoints/", "cannot be written, earlier ones are kept"
+    helpers.assert_one_error(ended.returncode, ended.stderr, 1, *parts)
