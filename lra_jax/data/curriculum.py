@@ -15,6 +15,7 @@ from typing import ClassVar
 import numpy as np
 
 from lra_jax.data.batches import Batch, BatchPlan, plan_batches
+from lra_jax.data.checks import check_integer
 from lra_jax.data.stages import Stages
 from lra_jax.errors import expected
 
@@ -39,8 +40,10 @@ class Curriculum(Stages):
         Each stage begins a pass of its own over its examples.
 
         Raises:
-          ValueError: a stage has fewer examples than a batch.
+          ValueError: a stage has fewer examples than a batch, or an argument is out of
+            range.
         """
+        check_integer("num_steps", num_steps, 1)
         limits = [length for length, _ in self.stages]
         ends = [end for _, end in self.stages]
         if not ends or ends[-1] < num_steps:

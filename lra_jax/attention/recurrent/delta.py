@@ -41,6 +41,7 @@ MECHANISM = Mechanism(
 DeltaState = gated_delta.GatedDeltaState
 
 
+@inputs.guarded
 def delta_attention(
     query: jax.Array,
     key: jax.Array,

@@ -68,6 +68,7 @@ MECHANISM = Mechanism(
 GatedDeltaState = recurrence.RecurrentState
 
 
+@inputs.guarded
 def gated_delta_attention(
     query: jax.Array,
     key: jax.Array,
@@ -182,7 +183,7 @@ def run(
         state=state,
         chunking=chunking or engine.Chunking(64, 64),
     )
-    return recurrence.finished(out, gate, norm, eps, asked), state
+    return recurrence.finished(out, gate, norm, eps, asked, mask), state
 
 
 gated_delta_prefill = streams.make_prefill(gated_delta_attention, run)

@@ -59,6 +59,7 @@ MECHANISM = Mechanism(
 GlaState = recurrence.RecurrentState
 
 
+@inputs.guarded
 def gla_attention(
     query: jax.Array,
     key: jax.Array,
@@ -154,7 +155,7 @@ def _run(
         # Short chunks, because the pairs of each column are formed one by one.
         chunking=chunking or engine.Chunking(chunk=16),
     )
-    return recurrence.finished(out, gate, norm, eps, query), state
+    return recurrence.finished(out, gate, norm, eps, query, mask), state
 
 
 gla_prefill = streams.make_prefill(gla_attention, _run)

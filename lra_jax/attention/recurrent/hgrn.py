@@ -141,6 +141,7 @@ def hgrn_parameters(
     return {name: array.astype(dtype) for name, array in made.items()}
 
 
+@inputs.guarded
 def hgrn_attention(
     query: jax.Array,
     key: jax.Array,
@@ -285,7 +286,7 @@ def _run(
     out = flat.reshape(*out.shape)
     if gate is not None:
         inputs.check_shape("gate", gate, "B T N Hv", *out.shape)
-        out = out * gate.astype(out.dtype)
+        out = out * inputs.hide(gate, mask).astype(out.dtype)
     return out.astype(query.dtype), HgrnState(recurrence.Memory(last), position)
 
 

@@ -119,8 +119,9 @@ def finished(
     norm: str | None,
     eps: float,
     query: jax.Array,
+    mask: jax.Array | None,
 ) -> jax.Array:
-    """Norm and gate of `[B, T, N, Hv]`, in the query's dtype.
+    """Norm and gate of `[B, T, N, Hv]`, in the query's dtype; no gate where hidden.
 
     Raises:
       ValueError: the gate does not fit.
@@ -128,7 +129,7 @@ def finished(
     out = feature_maps.normalised(out, norm, (3,), eps)
     if gate is not None:
         inputs.check_shape("gate", gate, "B T N Hv", *out.shape)
-        out = out * gate.astype(out.dtype)
+        out = out * inputs.hide(gate, mask).astype(out.dtype)
     return out.astype(query.dtype)
 
 

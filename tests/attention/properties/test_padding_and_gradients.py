@@ -99,7 +99,7 @@ GUARDED = tuple(
     name
     for name in NAMES
     if attention.resolve(name).module.split(".")[2]
-    in ("softmax", "low_rank", "gated_units", "linear")
+    in ("softmax", "low_rank", "gated_units", "linear", "recurrent")
 )
 
 
@@ -111,7 +111,7 @@ def test_what_padded_queries_hold_reaches_no_gradient(name: str, form: str) -> N
     q, k, v = inputs(26)
     mask = np.arange(7)[None] < np.array([[7], [4]])
     more = {"query_mask": mask} if takes(name, "query_mask") else {}
-    arrays = {"gate": inputs(27)[0]} if attention.resolve(name).gates else {}
+    arrays = {"gate": inputs(27)[0]} if takes(name, "gate") else {}
     if form == "causal":
         more |= {"is_causal": True}
         more |= cuts(name, SMALL) if name == "softmax" else {}
