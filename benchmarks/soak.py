@@ -302,6 +302,7 @@ def stop(job: Job, phase: str, signum: int, rng: random.Random) -> dict[str, Any
     seconds = time.monotonic() - begun
     errors = job.output.with_suffix(".err").read_text().splitlines()
     lines = [*job.printed().splitlines()[-1:], *errors]
+    lines = [line.replace(str(job.folder), "FOLDER") for line in lines]
     told = [line for line in lines if "interrupted" in line or "saved step" in line]
     row = {"phase": phase, "signal": signal.Signals(signum).name, "code": code}
     row |= {"seconds": round(seconds, 2), "line": (told or [""])[-1][:60]}
