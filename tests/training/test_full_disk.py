@@ -11,26 +11,24 @@ from test_runs import VARYING, without_times
 
 pytestmark = pytest.mark.slow
 
-# Fills the small disk once the file, or the line of output, that is named is there.
+# Fills the small disk after the first checkpoint; then a start on the full disk, and
+# one when there is room again.
 SCRIPT = """
 set -u
 mount -t tmpfs -o size=64m tmpfs "$DISK"
 attempt() {
-    "$@" > "$OUT/$NAME.out" 2> "$OUT/$NAME.err" &
-    train=$!
-    until [ -e "$FILE" ] || grep -q "$LINE" "$OUT/$NAME.out"; do
-        kill -0 $train 2> /dev/null || break
-        sleep 0.002
-    done
-    cat /dev/zero > "$DISK/filler" 2> /dev/null
-    wait $train
-    echo $? > "$OUT/$NAME.code"
-    rm -f "$DISK/filler"
+    "${@:2}" > "$OUT/$1.out" 2> "$OUT/$1.err"
+    echo $? > "$OUT/$1.code"
 }
-NAME=checkpoint FILE="$DISK/run/checkpoints/latest/10" LINE="^never" attempt "$@"
-NAME=result FILE=/none LINE="^scoring" attempt "$@"
-"$@" > "$OUT/end.out" 2> "$OUT/end.err"
-echo $? > "$OUT/end.code"
+attempt checkpoint "$@" &
+until [ -e "$DISK/run/checkpoints/latest/10" ] || [ -e "$OUT/checkpoint.code" ]; do
+    sleep 0.002
+done
+cat /dev/zero > "$DISK/filler" 2> /dev/null
+wait
+attempt start "$@"
+rm "$DISK/filler"
+attempt end "$@"
 cp -r "$DISK/run" "$OUT/run"
 """
 
@@ -54,11 +52,11 @@ def test_a_full_disk(finished, data_dir, tmp_path):
         env=environment,
         check=True,
     )
-    for name in ("checkpoint", "result"):
-        code = int((out / f"{name}.code").read_text())
+    wanted = {"checkpoint": (1, "No space left on device"), "start": (2, "are free at")}
+    for name, (code, reason) in wanted.items():
+        ended = int((out / f"{name}.code").read_text())
         error = (out / f"{name}.err").read_text()
-        place = str(disk / "run")
-        helpers.assert_one_error(code, error, 1, place, "No space left on device")
+        helpers.assert_one_error(ended, error, code, str(disk / "run"), reason)
     assert (out / "end.code").read_text() == "0\n", (out / "end.err").read_text()
     result = json.loads((out / "run" / "result.json").read_text())
     for name, value in finished.result.items():
