@@ -172,7 +172,7 @@ class TransformerEncoder(nnx.Module):
 
         Raises:
           ValueError: arrays of other shapes, a T beyond ``max_length`` or not that of
-            the grid, or packed documents behind a class vector or in a grid.
+            the grid, or packed documents after a class vector or in a grid.
         """
         config = self.config
         check_shape("tokens", tokens, "B T", None, None)
