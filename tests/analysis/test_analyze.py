@@ -64,7 +64,7 @@ def test_rank_collapse_makes_a_page(tmp_path, capsys, small_networks):
         (["rank-collapse", "--network=brt"], ["network", "'bert'"]),
         (["rank-collapse", "--network="], ["--network"]),
         (["rank-collapse", "--attention=sofmax"], ["'softmax'"]),
-        (["rank-collapse", "--examples=0"], ["batch_size", "0"]),
+        (["rank-collapse", "--examples=0"], ["--examples", "0"]),
         (["rank-collapse", "--workdir=/nowhere"], ["/nowhere", "config.json"]),
         (
             ["rank-collapse", "--weights=/nowhere"],

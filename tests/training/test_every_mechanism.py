@@ -42,7 +42,7 @@ def moves(data_dir, workdir, attention: str, **model) -> None:
         for _ in range(STEPS["steps"]):
             batch = shard_batch(trainer.mesh, next(trainer.data))
             trainer.state = trainer.train_step(trainer.state, batch)
-        sums, bad_step = jax.device_get(drain(trainer.state))
+        sums, bad_step, *_ = jax.device_get(drain(trainer.state))
     assert bad_step == NO_STEP and np.isfinite(sums["loss"])
     assert sums["count"] == STEPS["steps"] * config.train.batch_size
     after = _arrays(session)
