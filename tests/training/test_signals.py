@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+from typing import Any
 
 import helpers
 import pytest
@@ -103,7 +104,7 @@ def test_nobody_reads_the_output(finished, data_dir, command):
     given = [part.format(finished=finished.workdir, data=data_dir) for part in command]
     if command[0] == "lra_jax.data":
         given += sizes
-    process = subprocess.Popen(
+    process: Any = subprocess.Popen(
         [sys.executable, "-m", *given],
         env=helpers.environment({}),
         stdout=subprocess.PIPE,
@@ -120,7 +121,7 @@ def test_nobody_reads_the_output(finished, data_dir, command):
 
 def test_training_that_nobody_reads_is_saved(data_dir, dataset, tmp_path):
     config = helpers.tiny(data_dir, tmp_path / "run")
-    process = helpers.start("-m", "lra_jax.train", *helpers.flags(config))
+    process: Any = helpers.start("-m", "lra_jax.train", *helpers.flags(config))
     process.stdout.readline()
     process.stdout.close()
     stderr = process.stderr.read()

@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import helpers
 import pytest
@@ -31,7 +32,7 @@ def test_killed_runs_end_like_one_left_alone(tmp_path):
 
 
 def test_the_phases_are_all_planned():
-    spec = importlib.util.spec_from_file_location("soak", SOAK)
+    spec: Any = importlib.util.spec_from_file_location("soak", SOAK)
     soak = importlib.util.module_from_spec(spec)
     sys.modules["soak"] = soak
     spec.loader.exec_module(soak)
