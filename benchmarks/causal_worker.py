@@ -24,7 +24,7 @@ HEADS, HEAD_DIM = 8, 64
 
 
 class Library(Protocol):
-    """What differs between jax and torch."""
+    """The differences between jax and torch."""
 
     def array(self, x: np.ndarray) -> Any: ...
 

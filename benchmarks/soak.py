@@ -89,7 +89,7 @@ class Job:
     def start(self, phase: str = "") -> list["Process"]:
         """Starts its processes, to be ended in a phase.
 
-        What process 0 prints goes to `output`.
+        The output of process 0 goes to `output`.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         port, started = _free_port(), []
@@ -124,7 +124,7 @@ class Job:
 
 
 class Process(Protocol):
-    """What is used of `subprocess.Popen`."""
+    """The parts of `subprocess.Popen` that are used."""
 
     pid: int
 
@@ -172,7 +172,7 @@ def _command(flags: list[str], environment: dict[str, str], output: Path) -> Pro
 
 
 def _train(flags: list[str], environment: dict[str, str], output: Path) -> None:
-    """What `python -m lra_jax.train` does, in a fork."""
+    """Does the work of `python -m lra_jax.train`, in a fork."""
     import jax
 
     from lra_jax import signals, train
@@ -491,7 +491,7 @@ def _about() -> dict[str, Any]:
 
 
 def summary(logs: list[dict[str, Any]]) -> dict[str, Any]:
-    """What came of it, in a few numbers, and the logs."""
+    """The outcome, in a few numbers, and the logs."""
     equal = [not run["differ"] for log in logs for run in log["runs"]]
     stopped = [row for log in logs for row in log["stops"]]
     return {

@@ -1,4 +1,4 @@
-"""What the documentation site has beside the pages of this folder: a hook of mkdocs.
+"""A hook of mkdocs: pages of the site that lie outside this folder.
 
 README is its first page; CONTRIBUTING, CHANGELOG, the notebooks and the figures of
 results/ lie outside docs/; the reference is made of docstrings, a page a subject.

@@ -31,7 +31,7 @@ COMMANDS = {
 
 
 def overview() -> str:
-    """What there is, in a screenful."""
+    """The commands, tasks and mechanisms, in a screenful."""
     width = max(map(len, (*COMMANDS, *TASKS)))
     commands = (f"  {name:{width}}  {does}" for name, does in COMMANDS.items())
     presets = (f"  {name:{width}}  {_presets(name)}" for name in TASKS)

@@ -81,7 +81,7 @@ def release_memory() -> None:
 def configure_jax(distributed: bool = False) -> None:
     """Sets the compilation cache and the number of CPU devices; imports jax.
 
-    What the user has set, in the environment or in jax.config, stays.
+    Settings of the user, in the environment or in jax.config, stay.
 
     Args:
       distributed: leave the devices alone, which must not start before the processes

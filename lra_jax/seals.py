@@ -26,7 +26,7 @@ def read(folder: Path) -> tuple[dict[str, Any] | None, str]:
     Files that came later are no matter.
 
     Returns:
-      What the seal says about the folder, None where there is no seal; and, in words,
+      The seal's text about the folder, None where there is no seal; and, in words,
       the first file that is not as it was, or nothing.
     """
     try:

@@ -10,6 +10,7 @@ hundredths of a second, signals are its own.
 """
 
 import contextlib
+import functools
 import os
 import signal
 import sys
@@ -115,7 +116,8 @@ class StopRequest:
 
     def __enter__(self) -> Self:
         if _watch is not None:
-            self._stack.enter_context(_watch.acting(self._act))
+            act = functools.partial(self._act, _watch)
+            self._stack.enter_context(_watch.acting(act))
         with contextlib.suppress(ValueError):  # Not the main thread, as in notebooks.
             self._stack.enter_context(_handled(self._note))
         return self
@@ -128,12 +130,11 @@ class StopRequest:
         if _watch is None:
             self._stack.close()
 
-    def _act(self, signum: int) -> None:
-        assert _watch is not None
+    def _act(self, watch: "_Watch", signum: int) -> None:
         if self.unsaved:
-            _watch.later(self._say)
+            watch.later(self._say)
         else:
-            _watch.end(signum)
+            watch.end(signum)
 
     def _say(self) -> None:
         if self.unsaved:

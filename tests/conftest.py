@@ -1,9 +1,11 @@
 """Strict dtypes and ranks for every test, two CPU devices, and a cache of programs."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
+import pytest
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -37,3 +39,14 @@ def _keep_programs() -> None:
 
 
 _keep_programs()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _drop_programs() -> Iterator[None]:
+    """Programs in memory go with the file that made them.
+
+    Each maps three pieces of memory, and Linux lets a process have 65,530: beyond that,
+    after some two thirds of all tests, it dies of a segmentation fault.
+    """
+    yield
+    jax.clear_caches()

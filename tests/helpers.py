@@ -1,4 +1,4 @@
-"""What tests of models, trainer and command lines share: small runs, foreign attention.
+"""Shared by tests of models, trainer and command lines: small runs, foreign attention.
 
 The functions below are also named on command lines, as in ``helpers:values_only``.
 """

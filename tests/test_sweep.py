@@ -75,7 +75,7 @@ def test_a_suite_is_run_with_the_rates_of_its_protocol(started, tmp_path, capsys
     started.clear()
     sweep.main(one)
     assert not started
-    # What is given is not varied.
+    # A given option is not varied.
     sweep.main([*one, "--train.learning_rate=0.1"])
     assert len(started) == 3
     plan = sweep._suite_plan("state", [], ["flow"], 1)

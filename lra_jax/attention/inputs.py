@@ -2,7 +2,7 @@
 
 Axis letters are those of ``jax.nn.dot_product_attention``: **B** batch, **T** query
 length, **S** key length, **N** heads, **H** head width, **Hv** value width. The layout
-is always ``[B, T, N, H]``. What a caller can get wrong raises ``ValueError`` here, with
+is always ``[B, T, N, H]``. Mistakes of a caller raise ``ValueError`` here, with
 the argument, what was expected and what came, such as ``key: expected [B, S, N, H]=(2,
 8, 4, 16), got (2, 8, 4, 32)``; inside the mechanisms nothing is checked again.
 

@@ -3,7 +3,7 @@
 `segment_ids` are integers `[B, T]`: a document is a run of one positive number, and 0
 is padding. Every self-attention takes them. A packed row then gives what its documents
 give alone: none sees another, states start anew, and positions count from each
-document's start. What comes out at padding has no meaning.
+document's start. The output at padding has no meaning.
 """
 
 from collections.abc import Callable
@@ -77,7 +77,7 @@ class Packed:
         return jnp.take_along_axis(x, places - self.position, 1)
 
     def around(self, sums: Callable[[jax.Array], Any]) -> tuple[Any, Any] | None:
-        """What other devices hold of the first and of the last document.
+        """The sums that other devices hold of the first and of the last document.
 
         Args:
           sums: a tree of sums over the positions of a mask `[B, T]`.

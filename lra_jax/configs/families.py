@@ -45,7 +45,7 @@ from lra_jax.configs.base import Config, DataConfig, ModelConfig, TrainConfig
 
 @dataclasses.dataclass(frozen=True)
 class Preset:
-    """What a preset of a task sets.
+    """The settings of a preset of a task.
 
     Attributes:
       train, model: their settings.

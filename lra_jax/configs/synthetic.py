@@ -1,4 +1,4 @@
-"""What the tests of recall, copying and state tracking have in common.
+"""Settings that the tests of recall, copying and state tracking share.
 
 Each has the preset official, the published protocol, and quick, which runs in a few
 minutes on a CPU core: a smaller model, fewer and often shorter sequences, a few

@@ -1,6 +1,6 @@
 """Which training examples the first steps of a run see: whole, but short ones.
 
-What a task asks is asked by its short examples too, and there the answer is nearer to
+Short examples ask the same question as long ones, and there the answer is nearer to
 each token that decides it. Other than the beginning of a long example
 (`lra_jax.data.length_warmup`), a short one has its own label.
 
@@ -55,7 +55,7 @@ class Curriculum(Stages):
             zip(limits, starts, ends, strict=True)
         ):
             ids = np.flatnonzero(lengths <= limit).astype(np.int32)
-            if len(ids) < batch_size:
+            if number < len(self.stages) and len(ids) < batch_size:
                 wanted = f"lengths that at least {batch_size} examples, a batch, have"
                 got = f"{limit}, which {len(ids)} have"
                 raise expected(self.name, wanted, got)

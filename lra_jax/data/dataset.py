@@ -88,7 +88,7 @@ class SequenceDataset:
         return None
 
     def answer(self, split: str, index: int) -> str:
-        """What is asked for in an example, for people."""
+        """The answer to an example, for people."""
         labels, positions = self.labels(split)[index], self.positions(split)
         if positions is None:
             return f"label {int(labels)}"

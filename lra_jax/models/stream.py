@@ -3,7 +3,7 @@
     out, state = prefill(layer, prompt)      # [B, T, D]
     out, state = step(layer, state, x)       # [B, D]
 
-What comes out is what the layer gives for the whole sequence at once. The state holds
+The outputs are those of the layer for the whole sequence at once. The state holds
 that of the mechanism, and of a short convolution the inputs that its window still sees.
 It is a tree of arrays: keep a copy to roll back to, give it to several continuations,
 index its first axis to take a sample out of a batch.
@@ -23,7 +23,7 @@ from lra_jax.models.layers import rotated
 
 
 class LayerState(NamedTuple):
-    """What a layer keeps of the past; the first axis of every array is the batch."""
+    """A layer's memory of the past; the first axis of every array is the batch."""
 
     mechanism: Any  # the state of the mechanism's own stream
     recent: jax.Array  # the layer's last inputs, [B, short_conv - 1, D]

@@ -80,7 +80,7 @@ class TokenModel(nnx.Module):
     def _read(
         self, encoded: jax.Array, lengths: jax.Array | None, positions: jax.Array
     ) -> jax.Array:
-        """What the logits are made of, `[B, K, D]`, from `[B, T, D]`."""
+        """The features of the logits, `[B, K, D]`, from `[B, T, D]`."""
         raise NotImplementedError
 
 

@@ -223,7 +223,7 @@ def _protocol(group: Group) -> str:
 
 
 def _parts(model: ModelConfig) -> list[str]:
-    """What the blocks have beside attention and a plain MLP."""
+    """The parts of the blocks beside attention and a plain MLP."""
     named = {
         f"short convolution of {model.short_conv}": model.short_conv,
         "output gate": model.gate,

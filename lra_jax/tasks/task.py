@@ -150,7 +150,7 @@ class Task:
         return pkgutil.resolve_name(self.decoder)
 
     def augment(self, data: DataConfig) -> Callable[..., "np.ndarray"] | None:
-        """What happens to the tokens of each training example; None = nothing."""
+        """Changes the tokens of each training example; None leaves them as they are."""
         if self.augmentation is None or not data.augments:
             return None
         return pkgutil.resolve_name(self.augmentation)

@@ -33,7 +33,7 @@ from lra_jax.training.step import TrainState
 from lra_jax.training.workdir import identify
 
 _TREES = ("state", "params")
-# What a checkpoint has beside its arrays, with room to spare.
+# The files of a checkpoint beside its arrays, with room to spare.
 _METADATA_BYTES = 1_000_000
 
 _logger = logging.getLogger(__name__)

@@ -44,10 +44,11 @@ class EventsFile:
 
     def _add(self, **fields: Any) -> None:
         """Writes an event in a frame of lengths and checksums, as a TFRecord."""
+        if self._file is None:
+            return
         from tensorboardX.proto import event_pb2
         from tensorboardX.record_writer import masked_crc32c
 
-        assert self._file is not None
         messages: Any = event_pb2
         event = messages.Event(wall_time=time.time(), **fields)
         data = event.SerializeToString()

@@ -109,7 +109,7 @@ def _do(equation: Any, given: list[_Value], place: str) -> list[_Value]:
 
 
 def _judge(name: str, given: list[_Value], array: Any, place: str) -> str:
-    """What made an array bad, in words; nothing for a good one, or one meant so."""
+    """The cause of a bad array, in words; nothing for a good one, or one meant so."""
     nan, infinite = _is_bad(array)
     if (not nan and not infinite) or all(value.constant for value in given):
         return ""

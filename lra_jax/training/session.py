@@ -169,7 +169,7 @@ class Session:
         }
 
     def _beside(self, params: Any, accuracy: float) -> dict[str, Any]:
-        """What only some tasks have: chance, the parts of the test, a state's size."""
+        """Results of some tasks only: chance, the parts of the test, a state's size."""
         task, data, trainer = self.task, self.config.data, self.trainer
         found: dict[str, Any] = {}
         if task.chance is not None:

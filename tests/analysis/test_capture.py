@@ -1,4 +1,4 @@
-"""What a capture sees, for models of every mechanism and for a saved run."""
+"""The contents of a capture, for models of every mechanism and for a saved run."""
 
 import functools
 from typing import Any

@@ -1,4 +1,4 @@
-"""What the formulas of the mechanisms share: numpy, float64, dense, one head at a time.
+"""Parts shared by the formulas of the mechanisms: numpy, float64, dense, head by head.
 
 Independent of the package. A hidden key is one that is left out of the arrays, not one
 that is masked, so these also say what exact padding means. Layout `[B, T, N, H]`,

@@ -34,7 +34,7 @@ def _no_gates(key: Any, xp: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Case:
-    """What the common tests must know of a mechanism beside its entry.
+    """All that the common tests must know of a mechanism beside its entry.
 
     Attributes:
       formula: ``f(query, key, value, mask=None, **keywords)``, and ``causal`` where it
@@ -103,14 +103,14 @@ def takes(name: str, keyword: str) -> bool:
 
 
 def keywords(name: str, heads: int, head_dim: int) -> dict[str, Any]:
-    """What a mechanism's function is called with, for these sizes."""
+    """The arguments of a mechanism's function, for these sizes."""
     given = case(name).keywords
     return given(heads, head_dim) if callable(given) else given
 
 
 def gates(name: str, key: Any) -> dict[str, Any]:
     """The gates of a mechanism, made of the key."""
-    # What is no key is refused by the function itself.
+    # A value that is no key is refused by the function itself.
     fits = jnp.ndim(key) > 2 and jnp.issubdtype(key.dtype, jnp.floating)
     return case(name).gates(key, jnp) if fits else {}
 

@@ -69,7 +69,7 @@ def test_each_mechanism_finds_its_functions(name: str) -> None:
 
 
 def test_capabilities() -> None:
-    """What an entry says is there; that it works is tested with all mechanisms."""
+    """All that an entry claims is there; other tests show that it works."""
     for mechanism in attention.MECHANISMS.values():
         for part in ("init", "prefill", "step"):
             has = hasattr(attention, f"{mechanism.name}_{part}")

@@ -126,7 +126,7 @@ def test_ctrl_c_keeps_the_figures(capsys, tmp_path, monkeypatch) -> None:
 
     def interrupted(self: Program) -> float:
         if self.case.length == 16:
-            # What a kill would leave.
+            # A kill would leave this.
             report = json.loads((tmp_path / "attention.incomplete.json").read_text())
             assert not report["complete"]
             assert [row["length"] for row in report["rows"]] == [8]

@@ -1,4 +1,4 @@
-"""What is measured, what is refused, and what is kept when a run is cut short."""
+"""The cases that are measured, refused, and kept when a run is cut short."""
 
 import math
 import platform
@@ -209,7 +209,7 @@ def test_expected_time_follows_the_measured_growth() -> None:
 @pytest.mark.parametrize("power", [0, 1, 2])
 def test_the_exponent_of_a_power_is_the_power(power: int) -> None:
     lengths = [1024, 4096, 8192, 16384]
-    # What is below 4,096 is left out where there are two lengths beyond.
+    # Costs below 4,096 are left out where there are two lengths beyond.
     costs = [1e9, *(3.0 * n**power for n in lengths[1:])]
     assert exponent(lengths, costs) == pytest.approx(power, abs=1e-9)
     assert exponent([16, 32], [16.0**power, 32.0**power]) == pytest.approx(power)

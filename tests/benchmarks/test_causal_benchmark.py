@@ -1,4 +1,4 @@
-"""What the causal benchmark decides: which cases run, and how they compare."""
+"""The decisions of the causal benchmark: which cases run, and how they compare."""
 
 import importlib
 from pathlib import Path

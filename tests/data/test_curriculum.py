@@ -43,6 +43,11 @@ def test_a_stage_needs_a_batch_of_examples():
         Curriculum.parse("2:0.5", 4).plan(LENGTHS, **SETTINGS, num_steps=4)
 
 
+def test_fewer_examples_than_a_batch_come_again_and_again():
+    plan = Curriculum().plan(LENGTHS[:1], **SETTINGS, num_steps=3)
+    assert [plan[step].ids.tolist() for step in range(3)] == [[0, 0]] * 3
+
+
 def test_bad_text():
     with pytest.raises(ValueError, match="curriculum: expected LENGTH:FRACTION"):
         Curriculum.parse("700", 10)

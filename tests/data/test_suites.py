@@ -281,7 +281,7 @@ def test_needle():
 
 @pytest.mark.parametrize("task", ["parity", "modular", "modular-brackets", "s5"])
 def test_lengths_are_uniform(task):
-    # What a length counts beside the tokens that are read.
+    # The tokens that a length counts beside the tokens that are read.
     beside = {"parity": 1, "modular": 1, "modular-brackets": 2, "s5": 0}[task]
     data = draw(task, num_train=20_000)
     lengths = data.lengths("train") + beside

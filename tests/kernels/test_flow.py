@@ -93,7 +93,7 @@ def test_half_precision(is_causal: bool) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_padding(is_causal: bool) -> None:
-    """What padding holds does not matter, and a sample means the same alone."""
+    """The values in padding do not matter, and a sample means the same alone."""
     q, k, v = inputs(8, 2, 20, 20, 2, 8)
     mask = np.arange(20)[None] < np.array([[20], [13]])
     hidden = ~mask[:, :, None, None]
@@ -180,7 +180,7 @@ def test_auto_takes_kernels_where_they_run(monkeypatch: pytest.MonkeyPatch) -> N
     assert kernels() == 0
     monkeypatch.setattr(selection, "_native", lambda: "tpu")
     assert kernels() == 1
-    # What they do not know is no error then.
+    # An option that they do not know is no error then.
     for more in ({"competition_axis": "heads"}, {"allocation": False}):
         assert kernels(**more) == 0
     assert kernels(is_causal=True, clip=None) == 0
@@ -236,7 +236,7 @@ def test_hopper_kernels(
     batch, length = sizes["batch"], sizes["query_length"]
     arrays = inputs(3, **sizes)
     mask, query_mask = masks(batch, 140), masks(batch, length, 5)
-    # What hidden positions hold does not matter.
+    # The values at hidden positions do not matter.
     hidden = (~x[:, :, None, None] for x in (query_mask, mask, mask))
     arrays = [
         jnp.asarray(np.where(x, np.float32("nan"), y), "bfloat16")

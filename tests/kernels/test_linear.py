@@ -140,7 +140,7 @@ def test_fewer_key_heads() -> None:
     ("name", "is_causal"), [("linear", True), ("cosformer", False)]
 )
 def test_padding(name: str, is_causal: bool) -> None:
-    """What padding holds does not matter, and a sample means the same alone."""
+    """The values in padding do not matter, and a sample means the same alone."""
     q, k, v = inputs(8, 2, 40, 40, 2, 8)
     mask = np.arange(40)[None] < np.array([[40], [21]])
     more = {} if name == "linear" else {"max_length": 64}

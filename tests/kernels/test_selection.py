@@ -80,7 +80,7 @@ def chosen(monkeypatch: pytest.MonkeyPatch, *, target: str, dtype: str, **sizes:
 def test_auto_takes_kernels_where_they_run(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         assert chosen(patch, target="tpu", dtype="float32") == ("tpu", False)
-        # What they do not take is no error then.
+        # An argument that they do not take is no error then.
         assert chosen(patch, target="tpu", dtype="float16") is None
         # Not before it has run on one.
         assert chosen(patch, target="gpu", dtype="bfloat16", head_dim=64) is None

@@ -1,4 +1,4 @@
-"""What ``nnx.capture`` finds in a model: compiled, recomputed, and where none runs."""
+"""The values that ``nnx.capture`` finds: compiled, recomputed, and where none runs."""
 
 import warnings
 from typing import Any

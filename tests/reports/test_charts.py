@@ -1,4 +1,4 @@
-"""What a reader of a chart relies on."""
+"""Properties that a reader of a chart relies on."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""What a run says of its progress."""
+"""The lines in which a run tells its progress."""
 
 import time
 

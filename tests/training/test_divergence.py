@@ -45,7 +45,7 @@ def test_stops_with_the_step_and_keeps_the_last_good_checkpoint(
     assert all(np.isfinite(line["loss"]) for line in lines)
     assert last["split"] == "not_finite" and last["step"] > saved
     assert not (tmp_path / "result.json").exists()
-    # What was kept is good, and the same command ends in the same way.
+    # The checkpoint is good, and the same command ends in the same way.
     with Session(config, quiet=True) as session:
         assert session.trainer.restore() == saved
         leaves = jax.tree.leaves(session.trainer.state.params)

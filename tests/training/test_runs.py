@@ -16,7 +16,7 @@ from lra_jax.training.session import Session
 from lra_jax.training.workdir import exclusive
 
 STEPS = helpers.TRAIN["steps"]
-# What differs from one run to the next, and the seal over it.
+# Fields that differ from one run to the next, and the seal over it.
 VARYING = ("seconds", "steps_per_second", "command", "peak_memory_bytes", "seal")
 
 

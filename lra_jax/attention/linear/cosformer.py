@@ -455,7 +455,7 @@ def _segment(
     befores, afters = prefix(halves, updates, decay)
     numerator = product("bnpij,bnpjv->bnpiv", scores, value)
     denominator = scores.sum(-1)
-    # The cosine of a difference splits into two products. What they return is weighted,
+    # The cosine of a difference splits into two products. Their output is weighted,
     # and not the query that they take: the weights then join the additions.
     for near, before in zip(tables, befores, strict=True):
         past = product("bnpim,bnpmv->bnpiv", query, before.summary)

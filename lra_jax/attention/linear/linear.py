@@ -399,7 +399,7 @@ def document_sums(
     arrays = engine.Arrays(query, key, value)
     options = feature_maps.Options(phi, dtype, precision)
     nothing = no_sums(arrays, key.shape[-1], dtype)
-    # What other devices hold, if the rows are sliced.
+    # The sums that other devices hold, if the rows are sliced.
     around = rows.around(
         functools.partial(
             part_sums, key, value, query.shape[2], phi, dtype, mask, precision

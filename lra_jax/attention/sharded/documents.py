@@ -1,8 +1,8 @@
 """Packed documents in a row of which each device holds a slice.
 
-A document may begin on one device and end on another. What a device has to know of the
-others does not depend on the length: whether a document starts in their slices, and
-sums over the documents that are open at the edges of a slice.
+A document may begin on one device and end on another. The facts that a
+device needs of the others do not grow with the length: whether a document starts in
+their slices, and sums over the documents that are open at the edges of a slice.
 """
 
 import operator

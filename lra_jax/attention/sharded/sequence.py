@@ -1,7 +1,7 @@
 """Attention over a sequence that is split over devices.
 
-Each device holds T / P consecutive positions of query, key and value. What the other
-devices hold enters through their *states*, the sums of ``phi(k_j) v_j^T`` and of
+Each device holds T / P consecutive positions of query, key and value. The slices
+of other devices enter through their *states*, the sums of ``phi(k_j) v_j^T`` and of
 ``phi(k_j)`` over their positions; cosFormer's features are rotated by their place in
 the whole sequence first. So the devices exchange
 

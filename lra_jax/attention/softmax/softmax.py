@@ -291,7 +291,7 @@ def _prepare(
     mask: jax.Array | None,
     rows: packed.Packed | None = None,
 ) -> tuple[Visible, jax.Array, jax.Array]:
-    """What is seen, and key and value with N heads and nothing left in the padding."""
+    """The visible pairs; key and value with N heads and empty padding."""
     batch, length, num_heads, _ = query.shape
     pairs = inputs.pair_mask(mask, batch, num_heads, length, key.shape[1])
     key, value = (

@@ -63,7 +63,7 @@ def examples(
     keys = Motifs(range(real // 2), motif)
     values = Motifs(range(real // 2, real), motif)
     least = 1 if training else motif
-    # What each key would mean in each sequence: drawn at once, read where it comes up.
+    # Each key's meaning in each sequence: drawn at once, read where it comes up.
     book = values.draw(rng, (count, len(keys.sizes)))
     asked = keys.draw(rng, (count,), least)
     rows = np.arange(count)

@@ -17,7 +17,7 @@ from lra_jax.data.suites import brackets, groups, modular, parity
 
 Draw = Callable[..., memory.Examples]
 
-# What draws examples from (rng, count, least, most), of a vocabulary and classes.
+# Functions that draw examples: (rng, count, least, most) to a vocabulary and classes.
 GENERATORS: dict[str, Draw] = {
     "parity": parity.examples,
     "modular": modular.examples,

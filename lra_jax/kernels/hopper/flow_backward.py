@@ -28,8 +28,8 @@ from lra_jax.kernels.hopper.ops import TILE
 from lra_jax.kernels.hopper.parts import send
 from lra_jax.kernels.spec import divisor
 
-# Lines over a chunk's positions, in their order; the sums before it follow. What is
-# needed by row and by column comes twice: two loads of one line become one for the
+# Lines over a chunk's positions, in their order; the sums before it follow. Values
+# needed by row and by column come twice: two loads of one line become one for the
 # compiler, which then finds no layout for it.
 _TWICE = ("competition", "of_sink", "by_outgoing")
 _LINES = (

@@ -2,8 +2,8 @@
 
 Within a chunk the flows are row sums of the chunk's products ``x_i . y_j``, with x and
 y the features of queries and keys: of ``x y^T`` for the queries, of ``y x^T`` for the
-keys. What lies before the chunk, or after it, comes in vectors of H numbers, the sums
-of features.
+keys. Positions before the chunk, or after it, come in vectors of H numbers, the sums of
+features.
 """
 
 from dataclasses import dataclass

@@ -239,7 +239,7 @@ class LinearProgram(Program):
 def whole(spec: Form, x: jax.Array, alive: bool = True) -> jax.Array:
     """`[B, T, N, W]` with 64 columns and whole segments.
 
-    What is added is zero, or, if not alive, has features of zero.
+    The added rows are zero, or, if not alive, have features of zero.
     """
     missing = -x.shape[1] % spec.block
     if x.shape[3] == TILE and not missing:

@@ -6,8 +6,8 @@ before an output. So forward walks over keys, queries, keys and queries, and bac
 over queries, keys, queries and keys (`lra_jax.kernels.tpu.sweeps`; what they
 compute is in `lra_jax.kernels.tpu.flow_kernels`).
 
-What a position has is computed anew in every sweep; between forward and backward only
-the sums are kept.
+The values of a position are computed anew in every sweep; between forward and
+backward only the sums are kept.
 """
 
 import functools

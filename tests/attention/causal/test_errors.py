@@ -1,4 +1,4 @@
-"""What the causal engine refuses."""
+"""Arguments that the causal engine refuses."""
 
 import pytest
 

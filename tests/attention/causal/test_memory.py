@@ -1,4 +1,4 @@
-"""What a training step needs beside its arrays, as the compiled program states it."""
+"""Memory of a training step beside its arrays, as the compiled program states it."""
 
 import functools
 from typing import Any

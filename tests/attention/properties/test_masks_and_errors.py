@@ -1,4 +1,4 @@
-"""What every mechanism says of arrays and masks that do not fit."""
+"""The answers of every mechanism to arrays and masks that do not fit."""
 
 import numpy as np
 import pytest

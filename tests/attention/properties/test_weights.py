@@ -1,4 +1,4 @@
-"""What must hold whatever the numbers: sums, symmetries, scales."""
+"""Properties of the weights of any input: sums, symmetries, scales."""
 
 import functools
 

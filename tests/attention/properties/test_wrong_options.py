@@ -74,7 +74,7 @@ OPTIONS: dict[str, dict[str, tuple]] = {
     },
 }
 OPTIONS["flash"] = OPTIONS["gau"] | {"chunk": POSITIVE}
-# What has no part in the weights, or none of its own.
+# Options without a part in the weights, or none of its own.
 EPS = (-1.0, float("nan"), float("inf"), "1", True, None, [1])
 NAME = ("no such", 3, ["dense"])
 SWITCH = ("yes", 1, None, float("nan"))

@@ -1,4 +1,4 @@
-"""What tests measure on eight simulated devices, in a process of its own; JSON out."""
+"""Measures for tests, on eight simulated devices, in a process of its own; JSON out."""
 
 import json
 import re
@@ -103,7 +103,7 @@ def attention(
 
 
 class Shape:
-    """What the model asks of a dataset."""
+    """The fields of a dataset that a model reads."""
 
     vocab_size, num_classes, image_shape = 16, 10, None
 

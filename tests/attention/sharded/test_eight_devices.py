@@ -1,6 +1,6 @@
 """Batches and sequences split over eight simulated devices give one device's numbers.
 
-What they exchange is read from the compiled programs' text.
+Their exchanges are read from the compiled programs' text.
 """
 
 import json
@@ -30,7 +30,7 @@ def test_a_split_sequence_gives_what_a_whole_one_gives(measured, case) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_documents_over_the_edges_of_devices(measured, case) -> None:
-    """What is exchanged does not depend on the length here either."""
+    """The bytes exchanged do not depend on the length here either."""
     short, long = (measured["attention"][f"{case} packed"][n] for n in ("32", "64"))
     assert short["difference"] < 1e-5
     assert short["collectives"] == long["collectives"]

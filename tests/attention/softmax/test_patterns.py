@@ -192,7 +192,7 @@ def test_random_blocks_are_distinct_seeded_and_spread(causal: bool) -> None:
     if not causal:
         counts = np.bincount(blocks[:, 1:-1].ravel(), minlength=39)[1:39]
         assert counts.min() > 0 and counts.max() < 20, "no block is drawn always"
-        # What is drawn is part of a trained model: it may not change.
+        # The drawn pattern is part of a trained model: it may not change.
         assert blocks[0, 5].tolist() == PINNED
 
 
