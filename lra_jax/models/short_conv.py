@@ -82,8 +82,8 @@ def convolved(x: jax.Array, kernel: jax.Array, before: int) -> jax.Array:
     """``sum_j kernel_j x_(t + j - before)``: `[B, T, C]` and `[J, C]` -> `[B, T, C]`.
 
     A sum of shifted arrays, which fuses into one loop, and so do its gradients, written
-    out here: XLA takes several times as long for those that it derives, and for a
-    grouped convolution, on a CPU (docs/performance.md). ``jax.jvp`` raises TypeError.
+    out here: on a CPU those that XLA derives are slower, and a grouped convolution is
+    much slower (docs/performance.md). ``jax.jvp`` raises TypeError.
     """
     shifts, rows = _shifts(x, kernel, before), kernel[:, None, None]
     terms = (near * row for near, row in zip(shifts, rows, strict=True))
@@ -114,7 +114,7 @@ def _backward(
         pairs = zip(sums, shifts, strict=True)
         return [total + shift[0].astype(wide) * slope for total, shift in pairs], None
 
-    # Added up row by row, in the caches: ten times as quick on a CPU as one sum.
+    # Added up row by row, so that the sums stay in a CPU's caches.
     start = [jnp.zeros(x.shape[1:], wide)] * kernel.shape[0]
     sums, _ = jax.lax.scan(add, start, (x, grad))
     return of_x, jnp.stack([total.sum(0) for total in sums]).astype(kernel.dtype)

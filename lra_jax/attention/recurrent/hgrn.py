@@ -240,16 +240,10 @@ def _run(
 ) -> tuple[jax.Array, HgrnState]:
     """Both forms, and the state after the last real position of the causal one."""
     inputs.check_inputs(query, key, value, is_causal)
-    inputs.check_self(query, key, "hgrn")
-    recurrence.check_gate("log_decay", log_decay, query)
     feature_maps.check_norm(norm)
     known("scale", scale, _SCALES)
+    _check_columns(query, key, value, log_decay, lower_bound, angle)
     batch, length, heads = query.shape[:3]
-    if lower_bound is not None:
-        inputs.check_array("lower_bound", lower_bound, "N", heads)
-    if angle is not None:
-        inputs.check_array("angle", angle, "N", heads)
-        inputs.check_shape("value", value, "B S N Hv", batch, length, heads, 2)
     documents = packed.packed(segment_ids, query, key)
     mask = packed.shown(inputs.padding_mask(mask, batch, length), documents)
     dtype = inputs.accumulation_dtype(query, value)
@@ -269,25 +263,55 @@ def _run(
     turns = None if angle is None else _turns(angle, mask, factors, is_causal)
     if turns is not None:
         values = _turned(values, -turns)
-    half = heads if is_causal else heads - heads // 2
-    if documents is not None:
-        factors = _reset(factors, documents, half)
-    if is_causal:
-        out, last = scan_columns(factors, values, empty)
-    else:
-        left, last = scan_columns(factors[:, :, :half], values[:, :, :half])
-        right, _ = scan_columns(factors[:, :, half:], values[:, :, half:], reverse=True)
-        out = jnp.concatenate([left, right], 2)
+    out, last = _scanned(factors, values, empty, documents, is_causal)
     if turns is not None:
         out = _turned(out, turns)
         last = _turned(last, turns[:, -1, : last.shape[1]])
-    # One axis: the gradient over two takes twenty times as long on a CPU.
+    # On one axis: XLA's gradient over two is slow on a CPU (docs/performance.md).
     flat = feature_maps.normalised(out.reshape(batch, length, -1), norm, (2,), eps)
     out = flat.reshape(*out.shape)
     if gate is not None:
         inputs.check_shape("gate", gate, "B T N Hv", *out.shape)
         out = out * inputs.hide(gate, mask).astype(out.dtype)
     return out.astype(query.dtype), HgrnState(recurrence.Memory(last), position)
+
+
+def _check_columns(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    log_decay: jax.Array | None,
+    lower_bound: jax.Array | None,
+    angle: jax.Array | None,
+) -> None:
+    """Refuses decays, bounds and angles that do not fit the columns."""
+    inputs.check_self(query, key, "hgrn")
+    recurrence.check_gate("log_decay", log_decay, query)
+    batch, length, heads = query.shape[:3]
+    if lower_bound is not None:
+        inputs.check_array("lower_bound", lower_bound, "N", heads)
+    if angle is not None:
+        inputs.check_array("angle", angle, "N", heads)
+        inputs.check_shape("value", value, "B S N Hv", batch, length, heads, 2)
+
+
+def _scanned(
+    factors: jax.Array,
+    values: jax.Array,
+    empty: jax.Array,
+    documents: packed.Packed | None,
+    is_causal: bool,
+) -> tuple[jax.Array, jax.Array]:
+    """The recurrence, half of the heads from each end unless causal; the last state."""
+    heads = values.shape[2]
+    half = heads if is_causal else heads - heads // 2
+    if documents is not None:
+        factors = _reset(factors, documents, half)
+    if is_causal:
+        return scan_columns(factors, values, empty)
+    left, last = scan_columns(factors[:, :, :half], values[:, :, :half])
+    right, _ = scan_columns(factors[:, :, half:], values[:, :, half:], reverse=True)
+    return jnp.concatenate([left, right], 2), last
 
 
 hgrn_prefill = streams.make_prefill(hgrn_attention, _run)
