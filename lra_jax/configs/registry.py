@@ -32,6 +32,7 @@ TASKS = {
     "modular-brackets": "lra_jax.tasks.state:MODULAR_BRACKETS",
     "s5": "lra_jax.tasks.state:S5",
     "a5": "lra_jax.tasks.state:A5",
+    "lm": "lra_jax.tasks.lm:TASK",
 }
 
 

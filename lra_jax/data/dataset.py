@@ -87,6 +87,12 @@ class SequenceDataset:
         self._checked(split)
         return None
 
+    def batch(self, split: str, ids: np.ndarray) -> dict[str, np.ndarray] | None:
+        """The arrays of a batch, where examples are rows that are packed already; None
+        where the pipeline makes them of the examples."""
+        self._checked(split)
+        return None
+
     def answer(self, split: str, index: int) -> str:
         """The answer to an example, for people."""
         labels, positions = self.labels(split)[index], self.positions(split)

@@ -14,6 +14,9 @@ are `[batch, K]`, -1 where a row has fewer than K, and beside them are
 
     positions  int32 [batch, K]
 
+Rows of text, which are packed already, come as their dataset makes them: `tokens`,
+`segment_ids` and `labels`, all `[batch, T]`.
+
 A task with pairs of sequences has a `tokens` and a `lengths` for each, with the suffix
 that its builder gives (`tokens_1`, `lengths_1`, `tokens_2`, ...).
 """
@@ -249,6 +252,7 @@ class _Reader:
     """Reads examples of a split and pads them."""
 
     def __init__(self, dataset: SequenceDataset, split: str):
+        self._dataset, self._split = dataset, split
         self._source = dataset.source(split)
         self._labels = dataset.labels(split)
         self._positions = dataset.positions(split)
@@ -266,6 +270,9 @@ class _Reader:
 
         They are augmented before they are cut, each with its own generator.
         """
+        whole_rows = self._dataset.batch(self._split, batch.ids)
+        if whole_rows is not None:
+            return whole_rows
         records = self._source.__getitems__(batch.ids.tolist())
         width = min(batch.length, limit or batch.length)
         arrays = {}

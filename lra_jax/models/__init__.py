@@ -9,6 +9,7 @@ from lra_jax.models.attention import Buffer, MultiHeadAttention
 from lra_jax.models.classifier import SequenceClassifier
 from lra_jax.models.config import AttentionConfig, EncoderConfig
 from lra_jax.models.encoder import EncoderBlock, TransformerEncoder
+from lra_jax.models.language import CausalLM, MaskedLM
 from lra_jax.models.matching import MatchingClassifier
 from lra_jax.models.tokens import AutoEncoder, TokenClassifier
 
@@ -16,8 +17,10 @@ __all__ = [
     "AttentionConfig",
     "AutoEncoder",
     "Buffer",
+    "CausalLM",
     "EncoderBlock",
     "EncoderConfig",
+    "MaskedLM",
     "MatchingClassifier",
     "MultiHeadAttention",
     "SequenceClassifier",

@@ -18,7 +18,6 @@ class TokenModel(nnx.Module):
 
     Args:
       vocab_size: token ids are below it.
-      num_classes: number of logits.
       config: the encoder's settings.
       rngs: for initialisation.
       **settings: the fields of `EncoderConfig`, in place of a config or of these values
@@ -31,7 +30,6 @@ class TokenModel(nnx.Module):
     def __init__(
         self,
         vocab_size: int,
-        num_classes: int,
         *,
         config: EncoderConfig | None = None,
         rngs: nnx.Rngs,
@@ -42,7 +40,6 @@ class TokenModel(nnx.Module):
             wanted = "False for a model of single positions"
             raise expected("cls_token", wanted, config.cls_token)
         self.encoder = TransformerEncoder(vocab_size, config=config, rngs=rngs)
-        self.logits = Dense(config.embed_dim, num_classes, rngs=rngs)
 
     def __call__(
         self,
@@ -50,6 +47,8 @@ class TokenModel(nnx.Module):
         lengths: jax.Array | None = None,
         positions: jax.Array | None = None,
         rngs: nnx.Rngs | None = None,
+        *,
+        segment_ids: jax.Array | None = None,
     ) -> jax.Array:
         """Scores positions of a batch.
 
@@ -58,6 +57,7 @@ class TokenModel(nnx.Module):
           lengths: integer `[B]`, tokens of each sequence; None = T for all.
           positions: integer `[B, K]`, of which to score; None = all, K = T.
           rngs: with a stream "dropout", to train; None to evaluate.
+          segment_ids: `[B, T]`, where several documents are packed into a row.
 
         Returns:
           float32 logits `[B, K, num_classes]`.
@@ -74,26 +74,41 @@ class TokenModel(nnx.Module):
         if positions is None:
             positions = jnp.broadcast_to(jnp.arange(length), (batch, length))
         check_shape("positions", positions, "B K", batch, None)
-        encoded = self.encoder(tokens, mask, rngs).astype(jnp.float32)
-        return self.logits(self._read(encoded, lengths, positions))
+        encoded = self.encoder(tokens, mask, rngs, segment_ids).astype(jnp.float32)
+        return self.scored(self._read(encoded, lengths, positions))
+
+    def scored(self, x: jax.Array) -> jax.Array:
+        """The logits of vectors, `[..., D]` float32."""
+        raise NotImplementedError
 
     def _read(
         self, encoded: jax.Array, lengths: jax.Array | None, positions: jax.Array
     ) -> jax.Array:
         """The features of the logits, `[B, K, D]`, from `[B, T, D]`."""
-        raise NotImplementedError
-
-
-class TokenClassifier(TokenModel):
-    """``logits_t = W encoder(tokens)_t + b``: each position speaks for itself."""
-
-    def _read(
-        self, encoded: jax.Array, lengths: jax.Array | None, positions: jax.Array
-    ) -> jax.Array:
         return _rows(encoded, positions)
 
 
-class AutoEncoder(TokenModel):
+class TokenClassifier(TokenModel):
+    """``logits_t = W encoder(tokens)_t + b``: each position speaks for itself.
+
+    Args:
+      vocab_size, config, rngs, **settings: see `TokenModel`.
+      num_classes: number of logits.
+    """
+
+    def __init__(
+        self, vocab_size: int, num_classes: int, *, rngs: nnx.Rngs, **settings: Any
+    ):
+        super().__init__(vocab_size, rngs=rngs, **settings)
+        width = self.encoder.config.embed_dim
+        self.logits = Dense(width, num_classes, rngs=rngs)
+
+    def scored(self, x: jax.Array) -> jax.Array:
+        """See the base class."""
+        return self.logits(x)
+
+
+class AutoEncoder(TokenClassifier):
     """All positions read back from the vector of the last one.
 
     ``logits_t = W norm(mlp(encoder(tokens)_last + p_t)) + b`` with sinusoidal p and an

@@ -11,6 +11,10 @@ are stored as they are, from 0; the true length tells padding from data, so no i
 set aside for it. The builder names ``VOCAB_SIZE`` (256 for bytes and pixels) and
 ``NUM_CLASSES``. Splits are train, valid and test.
 
+**Text** of language models is laid into rows of one length before it is batched. A
+batch has ``tokens``, ``segment_ids`` and ``labels``, which its dataset makes
+(``lra_jax.data.language.rows``).
+
 **Images** are read row by row, ``uint8 [rows * columns]``, black 0, all of one size,
 which both the entry and the builder's config give as ``image_shape=(rows, columns)``:
 ``positions=learned_2d`` and the contact sheets of ``python -m lra_jax.data sample`` go

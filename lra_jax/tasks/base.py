@@ -69,7 +69,11 @@ def token_loss(model: nnx.Module, batch: Batch, rngs: nnx.Rngs | None = None) ->
 
 def _summed(logits: jax.Array, batch: Batch) -> Sums:
     """Cross-entropy and accuracy of the labels from 0 on, in the rows that count."""
-    labels = batch["labels"]
+    return summed(logits, batch["labels"], batch)
+
+
+def summed(logits: jax.Array, labels: jax.Array, batch: Batch) -> Sums:
+    """The same for labels that are not the batch's own."""
     weights = (labels >= 0).astype(jnp.float32)
     if "weights" in batch:
         rows = batch["weights"]

@@ -46,6 +46,9 @@ def check_config(config: Config, task: Task) -> None:
     _check_devices(config, task)
     if config.data.packing:
         _check_packing(config, task)
+    if task.packs_rows and not _takes_rows(config.attention):
+        wanted = f"one that takes segment_ids, for --task={task.name}"
+        raise expected("--attention", wanted, f"{config.attention!r}")
     encoder_config(config, task.image_shape)
 
 
@@ -139,9 +142,8 @@ def _check_packing(config: Config, task: Task) -> None:
         wanted = f"False for --task={task.name}, whose examples are not single texts"
         raise expected("--data.packing", wanted, "True")
     mechanism = registry.resolve(config.attention)
-    accepted = registry.accepted_keywords(mechanism.attention)
-    takes = accepted is None or "segment_ids" in accepted
-    if not (mechanism.packed or (mechanism.function is not None and takes)):
+    own = mechanism.function is not None and _takes_rows(config.attention)
+    if not (mechanism.packed or own):
         able = (name for name, one in registry.MECHANISMS.items() if one.packed)
         wanted = f"one of {', '.join(able)} with --data.packing"
         raise expected("--attention", wanted, f"{config.attention!r}")
@@ -153,6 +155,13 @@ def _check_packing(config: Config, task: Task) -> None:
     ):
         if not fits:
             raise expected(f"--{flag}", f"{wanted} with --data.packing", f"{given!r}")
+
+
+def _takes_rows(attention: str) -> bool:
+    """Whether an attention takes the documents of a packed row."""
+    mechanism = registry.resolve(attention)
+    accepted = registry.accepted_keywords(mechanism.attention)
+    return accepted is None or "segment_ids" in accepted
 
 
 def _check_processes(config: Config) -> None:

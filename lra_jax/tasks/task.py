@@ -44,8 +44,12 @@ class Task:
       model: names ``(config, dataset, rngs) -> nnx.Module``.
       objective: names ``(model, batch, rngs) -> sums``: the weighted sums "loss" and
         "correct" and the weight "count" over a batch, as float32 scalars.
+      scores: names ``(dataset, split, loss) -> {name: number}``: the mean loss of a
+        split in units of the task, beside the accuracy.
       image_shape: rows and columns where a sequence is an image, else None.
       per_position: labels belong to single positions, and not to whole sequences.
+      packs_rows: rows hold several documents, so that an attention has to take
+        ``segment_ids``.
       is_causal: only a decoder can be asked, because what follows a position gives its
         answer away.
       suite: the set of tests to which it belongs, for ``lra_jax.sweep --suite``.
@@ -71,8 +75,10 @@ class Task:
     reader_settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     model: str = "lra_jax.tasks.base:make_classifier"
     objective: str = "lra_jax.tasks.base:classification_loss"
+    scores: str | None = None
     image_shape: tuple[int, int] | None = None
     per_position: bool = False
+    packs_rows: bool = False
     is_causal: bool = False
     suite: str | None = None
     sweeps: Mapping[str, Mapping[str, tuple[Any, ...]]] = dataclasses.field(
@@ -143,6 +149,14 @@ class Task:
     def loss(self) -> Callable[..., dict[str, Any]]:
         """``(model, batch, rngs) -> sums``."""
         return pkgutil.resolve_name(self.objective)
+
+    def score(
+        self, dataset: "SequenceDataset", split: str, loss: float
+    ) -> dict[str, float]:
+        """The mean loss of a split in units of the task; most have none."""
+        if self.scores is None:
+            return {}
+        return pkgutil.resolve_name(self.scores)(dataset, split, loss)
 
     @property
     def decode(self) -> Callable[["np.ndarray"], str]:

@@ -337,7 +337,8 @@ class Trainer:
             return
         if not math.isfinite(means["loss"]):
             raise NonFiniteLoss(step, self.checkpoints.latest_step)
-        writer.write(step, "valid", **means, seconds=meter.seconds)
+        scores = self.task.score(self.dataset, "valid", means["loss"])
+        writer.write(step, "valid", **means, **scores, seconds=meter.seconds)
         best = self.progress.improved(means, self.config.train.best_by)
         if best:
             with meter.paused():
@@ -349,7 +350,9 @@ class Trainer:
             )
         console.line(
             f"step {step}  validation loss {means['loss']:.4f}  accuracy "
-            f"{100 * means['accuracy']:.2f} %{'  (best so far)' if best else ''}"
+            f"{100 * means['accuracy']:.2f} %"
+            + "".join(f"  {name} {value:.3f}" for name, value in scores.items())
+            + ("  (best so far)" if best else "")
         )
         self._save(step, meter, stop, validated=True)
 

@@ -149,6 +149,8 @@ class Session:
             "test_accuracy_last": 100 * last["accuracy"],
             "test_loss_best": best["loss"],
             "test_loss_last": last["loss"],
+            **self._in_units("test", best["loss"], "best"),
+            **self._in_units("test", last["loss"], "last"),
             "test_examples": self.dataset.num_examples("test"),
             **self._beside(params, best["accuracy"]),
             "valid_accuracy_best": 100 * progress.best_accuracy,
@@ -160,6 +162,7 @@ class Session:
             "seconds": progress.seconds,
             "parameters": trainer.num_parameters,
             **peak_memory(),
+            "data": self.dataset.name,
             "data_fingerprint": self.dataset.fingerprint,
             "official_data": self.task.is_official(self.config.data, self.dataset),
             "device": describe_devices(),
@@ -175,7 +178,11 @@ class Session:
         if task.chance is not None:
             found["chance"] = task.chance(data)
             found["test_scaled_accuracy"] = task.scaled(data, 100 * accuracy)
-        if self.dataset.parts:
+        if task.scores is not None:
+            for part in self.dataset.parts:
+                loss = trainer.evaluate(params, part)["loss"]
+                found |= self._in_units(part, loss, part)
+        elif self.dataset.parts:
             found["test_accuracy_by_length"] = {
                 part: 100 * trainer.evaluate(params, part)["accuracy"]
                 for part in self.dataset.parts
@@ -183,6 +190,10 @@ class Session:
         if self.config.model.is_causal:
             found["state_size"] = trainer.state_size
         return found
+
+    def _in_units(self, split: str, loss: float, which: str) -> dict[str, float]:
+        scores = self.task.score(self.dataset, split, loss)
+        return {f"test_{name}_{which}": value for name, value in scores.items()}
 
     def _speed(self) -> float:
         """Median of the reported training speeds."""
@@ -201,6 +212,7 @@ class Session:
         lengths = ", ".join(map(str, self.trainer.buckets))
         return {
             "task": f"{config.task}, {', '.join(sizes)}",
+            "data": f"{data.name}, fingerprint {data.fingerprint}",
             "model": (
                 f"{config.attention}, preset {config.preset}, "
                 f"{self.trainer.num_parameters:,} parameters, {config.train.dtype}"
@@ -232,7 +244,33 @@ def default_workdir(config: Config) -> Path:
 def show_result(
     console: RunConsole, task: Task, config: Config, result: Mapping[str, Any]
 ) -> None:
-    """Prints the test accuracies, beside floors and published rows if they compare."""
+    """Prints the test accuracies, beside floors and published rows if they compare, or
+    what else the task is scored by."""
+    if task.scores is None:
+        _show_accuracies(console, task, config, result)
+    else:
+        _show_scores(console, result)
+    console.line(
+        f"{format_seconds(result['seconds'])} in all, "
+        f"{result['steps_per_second']:.2f} steps/s in training (median), "
+        f"{result['parameters']:,} parameters"
+    )
+
+
+def _show_scores(console: RunConsole, result: Mapping[str, Any]) -> None:
+    checkpoints = {"best": result["best_step"], "last": result["steps"]}
+    for key, value in result.items():
+        name, _, which = key.removeprefix("test_").rpartition("_")
+        if f"test_{name}_best" in result and "accuracy" not in name:
+            remark = f"{which} checkpoint, step {checkpoints.get(which)}"
+            if which not in checkpoints:
+                remark = f"best checkpoint, {which}"
+            console.line(f"test {name.replace('_', ' ')} {value:.4f}  ({remark})")
+
+
+def _show_accuracies(
+    console: RunConsole, task: Task, config: Config, result: Mapping[str, Any]
+) -> None:
     examples = result["test_examples"]
     sigma = (result["test_accuracy_best"] * (100 - result["test_accuracy_best"])) ** 0.5
     rows = [
@@ -255,11 +293,6 @@ def show_result(
             for row in task.published_beside(config)
         ]
     console.table("test accuracy, percent", rows)
-    console.line(
-        f"{format_seconds(result['seconds'])} in all, "
-        f"{result['steps_per_second']:.2f} steps/s in training (median), "
-        f"{result['parameters']:,} parameters"
-    )
 
 
 def _chosen_by(result: Mapping[str, Any]) -> str:

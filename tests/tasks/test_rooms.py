@@ -43,6 +43,7 @@ SETTINGS |= {
     "mad-selective-copy": MAD | {"copied"},
     **dict.fromkeys(("parity", "modular", "modular-brackets", "s5", "a5"), STATE),
 }
+SETTINGS["lm"] = {"buckets", "packing", "path", "pattern", "max-length"}
 ALL = set().union(*SETTINGS.values())
 
 

@@ -1,0 +1,1 @@
+"""Text for language models: corpora, vocabularies, and rows of a fixed length."""

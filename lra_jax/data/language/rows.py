@@ -1,0 +1,205 @@
+"""Documents as rows of a fixed length: what a language model trains on.
+
+A document is ``END d_1 ... d_n END``: the model reads all but the last token and is
+asked for all but the first, so that every byte, and the end, is predicted once. A
+document that is longer than a row is cut, and each piece begins without context. Short
+pieces share rows, and are told apart by their ``segment_ids``.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lra_jax.data.dataset import SequenceDataset
+from lra_jax.errors import expected
+
+NO_TARGET = -1
+SLIDING = "sliding"
+
+
+class Stream(NamedTuple):
+    """The documents of a split, one after the other.
+
+    Attributes:
+      tokens: `[n + 1]`: each document with END before it; END comes last.
+      starts: where documents begin, and n.
+      num_bytes: of their texts.
+    """
+
+    tokens: np.ndarray
+    starts: np.ndarray
+    num_bytes: int
+
+
+class Piece(NamedTuple):
+    """A part of a document in a row: positions `start` to `stop` of the stream, of
+    which those from `scored` on are asked for."""
+
+    start: int
+    stop: int
+    scored: int
+
+
+def make_stream(
+    documents: Sequence[np.ndarray], end: int, num_bytes: int, dtype: np.dtype
+) -> Stream:
+    """Joins documents."""
+    last = np.array([end], dtype)
+    parts = [part for tokens in documents for part in (last, tokens.astype(dtype))]
+    sizes = [len(tokens) + 1 for tokens in documents]
+    starts = np.cumsum([0, *sizes])
+    return Stream(np.concatenate([*parts, last]), starts, num_bytes)
+
+
+def cut(starts: np.ndarray, length: int, step: int) -> list[Piece]:
+    """Pieces of at most `length` positions, which begin `step` apart.
+
+    Every position is scored once, in the piece where it comes with most context.
+    """
+    pieces = []
+    for begin, end in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True):
+        scored, start = begin, begin
+        while scored < end:
+            stop = min(start + length, end)
+            pieces.append(Piece(start, stop, scored))
+            scored, start = stop, start + step
+    return pieces
+
+
+def fill(pieces: Sequence[Piece], length: int) -> list[list[Piece]]:
+    """Lays pieces into rows, the longest first, each where least room is left over."""
+    rooms: list[list[list[Piece]]] = [[] for _ in range(length + 1)]
+    rows = []
+    for piece in sorted(pieces, key=lambda piece: piece.start - piece.stop):
+        size = piece.stop - piece.start
+        room = next((x for x in range(size, length + 1) if rooms[x]), None)
+        if room is None:
+            row: list[Piece] = []
+            rows.append(row)
+            room = length
+        else:
+            row = rooms[room].pop()
+        row.append(piece)
+        rooms[room - size].append(row)
+    return rows
+
+
+class TextDataset(SequenceDataset):
+    """Rows of text as the rest of the library sees a dataset.
+
+    Args:
+      name: of the corpus.
+      streams: of train, valid and test.
+      length: positions of a row.
+      vocab_size: token ids are below it.
+      decode: ``(tokens) -> str``.
+
+    Attributes:
+      num_bytes: of the texts of each split.
+      decode: as given.
+
+    Raises:
+      ValueError: the training text does not fill a row.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        streams: Mapping[str, Stream],
+        *,
+        length: int,
+        vocab_size: int,
+        decode: Callable[[np.ndarray], str],
+    ):
+        size = len(streams["train"].tokens) - 1
+        if size < length:
+            wanted = f"at least a row of --data.max_length={length} tokens to train on"
+            raise expected("--data.path", wanted, f"{size}, of {name}")
+        self.name, self.folder = name, "memory"
+        self.splits, self.parts = tuple(streams), (SLIDING,)
+        self.sequences = ("tokens",)
+        self.vocab_size = self.num_classes = vocab_size
+        self.max_length = length
+        self.image_shape = None
+        self.token_dtype = streams["train"].tokens.dtype
+        self.decode = decode
+        self.num_bytes = {split: s.num_bytes for split, s in streams.items()}
+        self._streams = {**streams, SLIDING: streams["test"]}
+        self.num_bytes[SLIDING] = self.num_bytes["test"]
+        self._rows = {
+            split: fill(cut(stream.starts, length, length), length)
+            for split, stream in streams.items()
+        }
+        half = cut(streams["test"].starts, length, max(length // 2, 1))
+        self._rows[SLIDING] = fill(half, length)
+        self._labels = {x: np.zeros((len(r), 0), int) for x, r in self._rows.items()}
+        self._lengths = {
+            split: np.full(len(rows), length, np.int32)
+            for split, rows in self._rows.items()
+        }
+        self.fingerprint = self._hash()
+
+    def num_targets(self, split: str) -> int:
+        """How many tokens of a split are predicted."""
+        return len(self._streams[self._checked(split)].tokens) - 1
+
+    def source(self, split: str) -> "TextSource":
+        """See the base class; rows are whole, with `segment_ids` and `labels`."""
+        split = self._checked(split)
+        return TextSource(self._streams[split].tokens, self._rows[split], self)
+
+    def batch(self, split: str, ids: np.ndarray) -> dict[str, np.ndarray]:
+        """See the base class."""
+        rows = self.source(split).__getitems__(ids.tolist())
+        return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+
+    def answer(self, split: str, index: int) -> str:
+        """See the base class."""
+        return f"row {index}, {len(self._rows[self._checked(split)][index])} pieces"
+
+    def _hash(self) -> str:
+        digest = hashlib.blake2b(f"{self.max_length}".encode(), digest_size=16)
+        for split in self.splits:
+            for array in (self._streams[split].tokens, self._streams[split].starts):
+                digest.update(f"{split} {array.shape} {array.dtype}".encode())
+                digest.update(np.ascontiguousarray(array).data)
+        return digest.hexdigest()
+
+
+class TextSource:
+    """Random access to rows, see `lra_jax.data.dataset.Source`.
+
+    Each is ``tokens``, ``segment_ids`` and ``labels``, `[length]`: a label is the next
+    token, or `NO_TARGET`.
+    """
+
+    def __init__(
+        self, stream: np.ndarray, rows: Sequence[list[Piece]], dataset: TextDataset
+    ):
+        self._stream, self._rows = stream, rows
+        self._length, self._dtype = dataset.max_length, dataset.token_dtype
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return map(self.__getitem__, range(len(self)))
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        tokens = np.zeros(self._length, self._dtype)
+        segment_ids = np.zeros(self._length, np.int32)
+        labels = np.full(self._length, NO_TARGET, np.int32)
+        place = 0
+        for number, (start, stop, scored) in enumerate(self._rows[index], 1):
+            after = place + stop - start
+            tokens[place:after] = self._stream[start:stop]
+            segment_ids[place:after] = number
+            first = after - (stop - scored)
+            labels[first:after] = self._stream[scored + 1 : stop + 1]
+            place = after
+        return {"tokens": tokens, "segment_ids": segment_ids, "labels": labels}
+
+    def __getitems__(self, indices: list[int]) -> list[dict[str, Any]]:
+        return [self[index] for index in indices]

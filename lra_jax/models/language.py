@@ -1,0 +1,82 @@
+"""Language models: the next token, or hidden ones.
+
+Logits are inner products with the token embeddings, which are tied to the input's
+(Press & Wolf 2017, arXiv:1608.05859): ``logits_t = E x_t + b``.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from lra_jax.errors import expected
+from lra_jax.models.layers import Dense, LayerNorm
+from lra_jax.models.tokens import TokenModel
+
+
+class LanguageModel(TokenModel):
+    """The base of both: tied logits.
+
+    Args:
+      vocab_size: token ids, and classes, are below it.
+      rngs, **settings: see `TokenModel`.
+
+    Raises:
+      ValueError: what `TokenModel` raises, or inputs that are no embeddings.
+    """
+
+    def __init__(self, vocab_size: int, *, rngs: nnx.Rngs, **settings: Any):
+        super().__init__(vocab_size, rngs=rngs, **settings)
+        if not isinstance(self.encoder.embed, nnx.Embed):
+            wanted = "'embedding' for a language model"
+            raise expected("inputs", wanted, repr(self.encoder.config.inputs))
+        self.bias = nnx.Param(jnp.zeros((vocab_size,)))
+
+    def scored(self, x: jax.Array) -> jax.Array:
+        """See the base class."""
+        embed: Any = self.encoder.embed
+        rows = x.reshape(-1, x.shape[-1])
+        logits = rows @ embed.embedding[...].T + self.bias[...][None]
+        return logits.reshape(*x.shape[:-1], -1)
+
+
+class CausalLM(LanguageModel):
+    """``p(token_{t + 1} | tokens up to t) = softmax(E decoder(tokens)_t + b)``.
+
+    The decoder is a `TransformerEncoder` with ``is_causal=True``; any mechanism that
+    has a causal form will do. `lra_jax.models.generate` continues texts with one that
+    has a stream.
+
+    Raises:
+      ValueError: ``is_causal=False``, or what `LanguageModel` raises.
+    """
+
+    def __init__(self, vocab_size: int, *, rngs: nnx.Rngs, **settings: Any):
+        if "config" not in settings:
+            settings = {"is_causal": True, **settings}
+        super().__init__(vocab_size, rngs=rngs, **settings)
+        if not self.encoder.config.is_causal:
+            raise expected("is_causal", "True for the next token", False)
+
+
+class MaskedLM(LanguageModel):
+    """``p(token_t | the tokens that are not hidden)``, with any mechanism.
+
+    Before the logits comes the head of BERT and RoBERTa: ``LN(gelu(W x + b))``.
+
+    Raises:
+      ValueError: ``is_causal=True``, or what `LanguageModel` raises.
+    """
+
+    def __init__(self, vocab_size: int, *, rngs: nnx.Rngs, **settings: Any):
+        super().__init__(vocab_size, rngs=rngs, **settings)
+        if self.encoder.config.is_causal:
+            raise expected("is_causal", "False for hidden tokens", True)
+        width = self.encoder.config.embed_dim
+        self.dense = Dense(width, width, rngs=rngs)
+        self.norm = LayerNorm(width)
+
+    def scored(self, x: jax.Array) -> jax.Array:
+        """See the base class."""
+        return super().scored(self.norm(jax.nn.gelu(self.dense(x))))

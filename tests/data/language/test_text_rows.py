@@ -1,0 +1,146 @@
+"""Corpora and rows of text: what is predicted, from what, and in which split."""
+
+import itertools
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from lra_jax.data import pipeline
+from lra_jax.data.language import corpora
+from lra_jax.data.language.prepare import prepare
+from lra_jax.data.language.rows import SLIDING, cut, fill
+
+END = 256
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Nine files of 1 to 240 letters, one of which is cut, and one that is empty."""
+    for index in range(9):
+        size = 1 + 30 * index - (index == 8)
+        text = bytes(97 + (7 * index + i) % 26 for i in range(size))
+        (tmp_path / f"{index}.txt").write_bytes(text)
+    (tmp_path / "empty.txt").write_bytes(b"")
+    (tmp_path / ".hidden").write_bytes(b"\0")
+    return tmp_path
+
+
+def documents(dataset, split) -> list[bytes]:
+    stream = dataset._streams[split]
+    ends = itertools.pairwise(stream.starts.tolist())
+    return [bytes(stream.tokens[a + 1 : b].tolist()) for a, b in ends]
+
+
+def test_every_file_is_in_one_split(folder):
+    dataset = prepare(path=str(folder), max_length=32)
+    found = [d for split in dataset.splits for d in documents(dataset, split)]
+    wanted = [(folder / f"{i}.txt").read_bytes() for i in range(9)]
+    assert sorted(found) == sorted(wanted)
+    assert all(dataset.num_bytes[split] > 0 for split in dataset.splits)
+
+
+@pytest.mark.parametrize("split", ["train", "test", SLIDING])
+def test_every_token_is_predicted_once_from_its_own_document(folder, split):
+    dataset = prepare(path=str(folder), max_length=32)
+    whole = [b"", *documents(dataset, split)]
+    pairs = Counter()
+    for row in dataset.source(split):
+        for number in range(1, row["segment_ids"].max() + 1):
+            own = row["segment_ids"] == number
+            tokens, labels = row["tokens"][own].tolist(), row["labels"][own].tolist()
+            nexts = zip(tokens[1:], labels, strict=False)
+            assert all(label in (-1, token) for token, label in nexts)
+            text = bytes(t for t in tokens if t != END)
+            assert any(text in document for document in whole)
+            pairs.update(p for p in zip(tokens, labels, strict=True) if p[1] >= 0)
+        assert (row["labels"][row["segment_ids"] == 0] == -1).all()
+    wanted = Counter(
+        pair
+        for document in documents(dataset, split)
+        for pair in itertools.pairwise([END, *document, END])
+    )
+    assert pairs == wanted
+    assert dataset.num_targets(split) == wanted.total()
+
+
+def test_sliding_rows_have_half_a_row_of_context():
+    pieces = cut(np.array([0, 10, 100]), length=32, step=16)
+    scored = [i for piece in pieces for i in range(piece.scored, piece.stop)]
+    assert scored == list(range(100))
+    assert all(p.scored - p.start in (0, 16) for p in pieces)
+    assert {p.scored for p in pieces if p.scored == p.start} == {0, 10}
+
+
+def test_rows_are_full_and_hold_every_piece_once():
+    sizes = np.random.default_rng(0).integers(1, 100, 50)
+    pieces = cut(np.cumsum([0, *sizes]), length=32, step=32)
+    rows = fill(pieces, 32)
+    assert sorted(p for row in rows for p in row) == sorted(pieces)
+    used = [sum(p.stop - p.start for p in row) for row in rows]
+    assert max(used) <= 32
+    assert len(rows) <= 1.1 * sizes.sum() / 32 + 1
+
+
+def test_one_file_is_cut_into_three_parts(tmp_path):
+    file = tmp_path / "a.txt"
+    file.write_text("".join(f"line {i}\n" for i in range(500)))
+    dataset = prepare(path=str(file), max_length=16)
+    parts = [documents(dataset, split)[0] for split in ("train", "valid", "test")]
+    assert b"".join(parts) == file.read_bytes()
+    assert [p.endswith(b"\n") for p in parts] == [True] * 3
+    assert 0.89 < len(parts[0]) / len(file.read_bytes()) < 0.91
+
+
+def test_the_fingerprint_is_of_the_text_and_the_rows(folder):
+    first = prepare(path=str(folder), max_length=32).fingerprint
+    assert prepare(path=str(folder), max_length=32).fingerprint == first
+    assert prepare(path=str(folder), max_length=16).fingerprint != first
+    (folder / "3.txt").write_text("changed")
+    assert prepare(path=str(folder), max_length=32).fingerprint != first
+
+
+def test_batches_go_on_where_they_stopped(folder):
+    dataset = prepare(path=str(folder), max_length=32)
+    settings = {"batch_size": 3, "seed": 1, "num_steps": 9, "num_threads": 0}
+    whole = list(pipeline.train_iterator(dataset, **settings))
+    first = pipeline.train_iterator(dataset, **settings)
+    for _ in range(4):
+        next(first)
+    again = pipeline.train_iterator(dataset, **settings)
+    again.set_state(first.get_state())
+    for one, two in zip(whole[4:], again, strict=True):
+        assert set(one) == {"tokens", "segment_ids", "labels"}
+        for name in one:
+            np.testing.assert_array_equal(one[name], two[name])
+    counted = pipeline.eval_batches(dataset, "train", batch_size=4)
+    total = sum((b["labels"] >= 0)[b["weights"] > 0].sum() for b in counted)
+    assert total == dataset.num_targets("train")
+
+
+def test_the_standard_library_is_the_default():
+    corpus = corpora.standard_library()
+    sizes = {split: sum(map(len, texts)) for split, texts in corpus.documents.items()}
+    assert "standard library of Python 3" in corpus.name
+    assert sizes["train"] > 5_000_000
+    assert min(sizes["valid"], sizes["test"]) > 0.04 * sum(sizes.values())
+
+
+@pytest.mark.parametrize(
+    ("files", "given", "message"),
+    [
+        ({}, {}, "a file or a folder, got .*which does not exist"),
+        ({"a.txt": b""}, {}, "text, got empty files"),
+        ({"a.txt": b"abc\0"}, {}, r"text, got .*a.txt, which has a byte 0"),
+        ({"a.txt": b"abc"}, {}, "at least a row of --data.max_length=32 tokens"),
+        ({"a.txt": b"abc"}, {"pattern": "*.py"}, r"files '\*.py', got none in"),
+    ],
+)
+def test_what_is_no_corpus(tmp_path, files, given, message):
+    folder = tmp_path / "texts"
+    if files:
+        folder.mkdir()
+    for name, text in files.items():
+        (folder / name).write_bytes(text)
+    with pytest.raises(ValueError, match=f"^--data.path: expected {message}"):
+        prepare(path=str(folder), max_length=32, **given)
