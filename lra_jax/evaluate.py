@@ -7,11 +7,13 @@ if __name__ == "__main__":
 
 import contextlib
 import dataclasses
+import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Literal
 
-from lra_jax import cli, runtime, signals
+from lra_jax import cli, files, runtime, signals
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,6 +26,10 @@ class EvaluateConfig:
     """Split to score."""
     checkpoint: Literal["best", "last"] = "best"
     """best: best on validation. last: the newest."""
+    predictions: str | None = None
+    """Write the prediction for each example to this file, as one line of JSON."""
+    save: str | None = None
+    """Write the model to this file, NAME.safetensors, for lra_jax.models.load."""
     allow_code: bool = False
     """Import and call the attention function, package.module:function, that the run's
     config.json names. It is code: say so only of a directory that you trust."""
@@ -54,13 +60,21 @@ def run(config: EvaluateConfig) -> dict[str, Any]:
       accuracy in percent, loss, step of the checkpoint and number of examples.
 
     Raises:
-      ValueError: it is no run directory, has no checkpoint, or its data have changed.
+      ValueError: it is no run directory, has no checkpoint, its data have changed, or a
+        file to write has the wrong ending.
+      OSError: a file cannot be written.
     """
-    from lra_jax.training.restore import open_run
+    from lra_jax.training.restore import export, open_run, predictions
 
     trainer = open_run(config.workdir, config.allow_code)
     with contextlib.closing(trainer.checkpoints) as checkpoints:
         params, step = checkpoints.load_params(config.checkpoint, trainer.state)
+        if config.save is not None:
+            export(config.save, trainer, params, step)
+        if config.predictions is not None:
+            lines = map(json.dumps, predictions(trainer, params, config.split))
+            text = "".join(f"{line}\n" for line in lines)
+            files.write_text(Path(config.predictions).expanduser(), text)
         means = trainer.evaluate(params, config.split)
     return {
         "accuracy": 100 * means["accuracy"],

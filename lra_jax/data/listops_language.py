@@ -31,6 +31,9 @@ _WORDS = ("", *TOKENS[:-1], "]")
 _IDS = {word: i for i, word in enumerate(_WORDS) if i} | {"X": CLOSE}
 _DROP_PARENTHESES = str.maketrans("()", "  ")
 
+WORDS = {"ids": _IDS, "ignored": "()"}
+"""The id of each word of the file form, and the characters that are blanks there."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Grammar:

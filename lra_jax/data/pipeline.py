@@ -176,6 +176,11 @@ class EvalBatches:
     def __len__(self) -> int:
         return len(self._plan)
 
+    def examples(self) -> Iterator[np.ndarray]:
+        """The indices of the examples that count in each batch, in its order."""
+        for batch, counted in self._plan:
+            yield batch.ids[:counted]
+
     def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
         for (length, ids), counted in self._plan:
             weights = (np.arange(len(ids)) < counted).astype(np.float32)

@@ -5,12 +5,14 @@ so no module holds random state, and ``nnx.split(model, (nnx.Param, Buffer))`` c
 all of it: what is trained, and what is only kept.
 """
 
+from lra_jax.models.arrays import load_arrays, save_arrays
 from lra_jax.models.attention import Buffer, MultiHeadAttention
 from lra_jax.models.classifier import SequenceClassifier
 from lra_jax.models.config import AttentionConfig, EncoderConfig
 from lra_jax.models.encoder import EncoderBlock, TransformerEncoder
 from lra_jax.models.language import CausalLM, MaskedLM
 from lra_jax.models.matching import MatchingClassifier
+from lra_jax.models.saved import Prediction, Saved, load, save
 from lra_jax.models.tokens import AutoEncoder, TokenClassifier
 
 __all__ = [
@@ -23,7 +25,13 @@ __all__ = [
     "MaskedLM",
     "MatchingClassifier",
     "MultiHeadAttention",
+    "Prediction",
+    "Saved",
     "SequenceClassifier",
     "TokenClassifier",
     "TransformerEncoder",
+    "load",
+    "load_arrays",
+    "save",
+    "save_arrays",
 ]

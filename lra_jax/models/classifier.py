@@ -28,6 +28,9 @@ class SequenceClassifier(PooledEncoder):
       ValueError: what these raise.
     """
 
+    INPUTS = ("tokens", "lengths")
+    """The arrays of a batch that a call takes, in its order."""
+
     def __init__(
         self, vocab_size: int, num_classes: int, *, rngs: nnx.Rngs, **settings: Any
     ):

@@ -123,6 +123,7 @@ class TransformerEncoder(nnx.Module):
     ):
         config = configured(EncoderConfig, config, settings)
         self.config = config
+        self.vocab_size = vocab_size
         self.embed = make_inputs(config, vocab_size, rngs)
         self.cls = (
             nnx.Param(jnp.zeros((config.embed_dim,))) if config.cls_token else None

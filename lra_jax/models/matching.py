@@ -38,6 +38,9 @@ class MatchingClassifier(PooledEncoder):
       ValueError: an unknown interaction, or what these raise.
     """
 
+    INPUTS = ("tokens_1", "lengths_1", "tokens_2", "lengths_2")
+    """The arrays of a batch that a call takes, in its order."""
+
     def __init__(
         self,
         vocab_size: int,

@@ -27,6 +27,9 @@ class TokenModel(nnx.Module):
       ValueError: what `EncoderConfig` raises, or a class vector, which has no use here.
     """
 
+    INPUTS = ("tokens", "lengths", "positions")
+    """The arrays of a batch that a call takes, in its order."""
+
     def __init__(
         self,
         vocab_size: int,

@@ -39,7 +39,7 @@ def classification_loss(
       rngs: dropout stream, to train.
     """
     if "segment_ids" not in batch:
-        return _summed(model(batch["tokens"], batch["lengths"], rngs), batch)
+        return _loss(model, batch, rngs)
     documents = batch["labels"].shape[1]
     ids = batch["segment_ids"]
     logits = model(batch["tokens"], None, rngs, segment_ids=ids, documents=documents)
@@ -50,8 +50,7 @@ def matching_loss(
     model: nnx.Module, batch: Batch, rngs: nnx.Rngs | None = None
 ) -> Sums:
     """The same for pairs: tokens_1, lengths_1, tokens_2, lengths_2 in the batch."""
-    names = ("tokens_1", "lengths_1", "tokens_2", "lengths_2")
-    return _summed(model(*(batch[name] for name in names), rngs), batch)
+    return _loss(model, batch, rngs)
 
 
 def token_loss(model: nnx.Module, batch: Batch, rngs: nnx.Rngs | None = None) -> Sums:
@@ -63,8 +62,11 @@ def token_loss(model: nnx.Module, batch: Batch, rngs: nnx.Rngs | None = None) ->
         where a row has fewer than K, and weights `[B]` where some rows are fill.
       rngs: dropout stream, to train.
     """
-    names = ("tokens", "lengths", "positions")
-    return _summed(model(*(batch[name] for name in names), rngs), batch)
+    return _loss(model, batch, rngs)
+
+
+def _loss(model: Any, batch: Batch, rngs: nnx.Rngs | None) -> Sums:
+    return _summed(model(*(batch[name] for name in model.INPUTS), rngs), batch)
 
 
 def _summed(logits: jax.Array, batch: Batch) -> Sums:

@@ -28,6 +28,7 @@ TASK = Task(
     ),
     published=published("listops"),
     decoder="lra_jax.data.listops:decode",
+    words="lra_jax.data.listops_language:WORDS",
     augmentation="lra_jax.data.listops_permutation:permuted",
     tree_drawer="lra_jax.data.listops_language:tree",
 )

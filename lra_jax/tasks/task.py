@@ -62,6 +62,7 @@ class Task:
       floors: ``(name, percent)`` of readers that learn nothing of interest.
       published: published test accuracies, each with its protocol.
       decoder: names ``(tokens, uint8 [length]) -> str``, for people; images have none.
+      words: names a mapping: how `lra_jax.models.raw` reads words, for a task of them.
       augmentation: names ``(tokens, generator) -> tokens``, applied to each training
         example where its data settings say so.
       tree_drawer: names ``(tokens) -> lra_jax.data.listops_language.Tree``, where a
@@ -91,6 +92,7 @@ class Task:
     floors: tuple[tuple[str, float], ...] = ()
     published: tuple[Published, ...] = ()
     decoder: str = "lra_jax.tasks.task:decode_bytes"
+    words: str | None = None
     augmentation: str | None = None
     tree_drawer: str | None = None
 
@@ -162,6 +164,20 @@ class Task:
     def decode(self) -> Callable[["np.ndarray"], str]:
         """``(tokens) -> str``."""
         return pkgutil.resolve_name(self.decoder)
+
+    def raw(self, max_length: int) -> dict[str, Any]:
+        """How a raw example becomes tokens, for `lra_jax.models.save`.
+
+        Args:
+          max_length: texts are cut to so many bytes.
+        """
+        if self.image_shape is not None:
+            return {"kind": "pixels", "shape": list(self.image_shape)}
+        if self.words is not None:
+            return {"kind": "words", **pkgutil.resolve_name(self.words)}
+        if self.decode is decode_bytes:
+            return {"kind": "bytes", "max_length": max_length}
+        return {"kind": "ids"}
 
     def augment(self, data: DataConfig) -> Callable[..., "np.ndarray"] | None:
         """Changes the tokens of each training example; None leaves them as they are."""

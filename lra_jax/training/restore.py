@@ -8,12 +8,15 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 from lra_jax.configs import Config
 from lra_jax.data import pipeline
 from lra_jax.data.dataset import SequenceDataset
 from lra_jax.errors import expected
+from lra_jax.models import save
 from lra_jax.tasks import Task, get_task
+from lra_jax.training import sharding
 from lra_jax.training.loop import Trainer
 from lra_jax.training.workdir import other_data, read_config
 
@@ -96,3 +99,67 @@ def load_run(
         params, step = checkpoints.load_params(checkpoint, trainer.state)
     config, task, dataset = trainer.config, trainer.task, trainer.dataset
     return SavedRun(config, task, dataset, trainer.model_at(params), step)
+
+
+def export(file: str | Path, trainer: Trainer, params: nnx.State, step: int) -> None:
+    """Writes the model of a run for `lra_jax.models.load`.
+
+    Args:
+      file: ``NAME.safetensors``.
+      trainer: of the run.
+      params: of a checkpoint.
+      step: of the checkpoint.
+
+    Raises:
+      ValueError: the file has another ending, or the attention is one that no other
+        process can find.
+    """
+    task, dataset = trainer.task, trainer.dataset
+    # On one device: how a sequence was split belongs to the machine.
+    config = trainer.config.replace(train={"seq_devices": 1})
+    model = nnx.eval_shape(
+        lambda: task.make_model(config, dataset, nnx.Rngs(params=config.seed))
+    )
+    nnx.update(model, params)
+    about = {"task": config.task, "step": step, "config": config.to_dict()}
+    raw = task.raw(dataset.max_length)
+    save(file, model, raw=raw, about=about)
+
+
+def predictions(
+    trainer: Trainer, params: nnx.State, split: str
+) -> list[dict[str, Any]]:
+    """For each example of a split its number, label, predicted class and probabilities.
+
+    Where labels belong to single positions, the last three are lists, of those that
+    are asked for.
+    """
+    graphdef = nnx.graphdef(trainer.model_at(params))
+    train = trainer.config.train
+
+    @jax.jit
+    def logits(params: nnx.State, batch: Any) -> jax.Array:
+        model: Any = nnx.merge(graphdef, params)
+        return model(*(batch[name] for name in model.INPUTS))
+
+    run = sharding.under_mesh(trainer.mesh, logits)
+    batches = pipeline.eval_batches(
+        trainer.dataset, split, trainer.buckets, train.eval_batch_size
+    )
+    found = []
+    for ids, batch in zip(batches.examples(), batches, strict=True):
+        scores = run(params, sharding.shard_batch(trainer.mesh, batch))
+        chances = np.asarray(jax.nn.softmax(scores, -1), np.float64).round(6)
+        for example, values, labels in zip(
+            ids.tolist(), chances, batch["labels"], strict=False
+        ):
+            if labels.ndim:
+                values, labels = values[labels >= 0], labels[labels >= 0]
+            line = {
+                "example": example,
+                "label": labels.tolist(),
+                "prediction": values.argmax(-1).tolist(),
+                "probabilities": values.tolist(),
+            }
+            found.append(line)
+    return sorted(found, key=lambda line: line["example"])

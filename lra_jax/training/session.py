@@ -20,6 +20,7 @@ from lra_jax.data.curriculum import Curriculum
 from lra_jax.data.length_warmup import LengthWarmup
 from lra_jax.data.stages import tokens_before
 from lra_jax.errors import expected
+from lra_jax.models import saved
 from lra_jax.tasks import Task, get_task
 from lra_jax.training import hosts, nans
 from lra_jax.training import workdir as workdirs
@@ -27,6 +28,7 @@ from lra_jax.training.console import RunConsole, format_seconds
 from lra_jax.training.loop import NonFiniteLoss, Trainer
 from lra_jax.training.metrics import changed_metrics, read_metrics
 from lra_jax.training.optimizer import make_schedule
+from lra_jax.training.restore import export
 
 
 class Session:
@@ -140,6 +142,8 @@ class Session:
         if progress.best_step != trainer.step:
             params, _ = trainer.checkpoints.load_params("best", trainer.state)
             best = trainer.evaluate(params, "test")
+        if hosts.is_writer() and saved.is_known(trainer.model_at(params)):
+            export(self.workdir / saved.FILE, trainer, params, progress.best_step)
         return {
             "task": self.config.task,
             "attention": self.config.attention,

@@ -4,6 +4,7 @@ config.json      the resolved config, and the fingerprint of the data
 metrics.jsonl    one line for each report
 checkpoints/     latest and best
 events/          TensorBoard, if tensorboardX is installed
+model.*          at the end: the best checkpoint, for lra_jax.models.load
 result.json      at the end
 """
 

@@ -1,0 +1,75 @@
+"""Trees of arrays in safetensors files: parameters, and the states of streams.
+
+The format is plain (names, dtypes, shapes and bytes), runs no code when it is read, and
+other libraries read it too.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import jax
+from safetensors import SafetensorError, safe_open
+from safetensors.flax import save
+
+from lra_jax import files
+from lra_jax.errors import expected
+
+
+def save_arrays(file: str | os.PathLike, tree: Any) -> None:
+    """Writes the arrays of a tree, each under its way in it, as in ``sums.total``.
+
+    Readers see all of the file or none.
+
+    Args:
+      file: what is there is replaced.
+      tree: of arrays, such as a stream's state.
+    """
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    content = save({_name(path): jax.numpy.asarray(leaf) for path, leaf in leaves})
+    with files.replacing(Path(file)) as partial:
+        partial.write_bytes(content)
+
+
+def load_arrays(file: str | os.PathLike, like: Any) -> Any:
+    """Reads what `save_arrays` wrote into a tree of the same structure.
+
+    Args:
+      file: the file.
+      like: a tree of arrays or of ``jax.ShapeDtypeStruct``; its values are not read.
+
+    Raises:
+      ValueError: it is no such file, or an array is missing, left over, or of another
+        shape or dtype.
+    """
+    leaves, structure = jax.tree_util.tree_flatten_with_path(like)
+    found = read_arrays(file)
+    names = [_name(path) for path, _ in leaves]
+    left = sorted(found.keys() - set(names))
+    if left:
+        raise expected(str(file), f"the arrays {', '.join(names)}", f"{left[0]}, too")
+    for name, (_, leaf) in zip(names, leaves, strict=True):
+        wanted = f"{name} of {leaf.dtype}{list(leaf.shape)}"
+        if name not in found:
+            raise expected(str(file), wanted, "none")
+        array = found[name]
+        if (array.shape, array.dtype) != (tuple(leaf.shape), leaf.dtype):
+            raise expected(str(file), wanted, f"{array.dtype}{list(array.shape)}")
+    return jax.tree.unflatten(structure, [found[name] for name in names])
+
+
+def read_arrays(file: str | os.PathLike) -> dict[str, jax.Array]:
+    """The arrays of a safetensors file by name.
+
+    Raises:
+      ValueError: it is no such file.
+    """
+    try:
+        with safe_open(file, framework="flax") as content:
+            return {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise expected(str(file), "a safetensors file", error) from error
+
+
+def _name(path: Any) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator=".")

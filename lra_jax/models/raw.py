@@ -1,0 +1,81 @@
+"""Raw examples as token ids, by a description that a file can hold.
+
+The kinds are
+  words   text, each word of which has its id in ``ids``;
+  bytes   text or bytes, cut after ``max_length``;
+  pixels  grey images of 0 to 255 with a ``shape``;
+  ids     integers as they are.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from lra_jax.errors import expected, known
+
+Raw = Mapping[str, Any]
+
+IDS: Raw = {"kind": "ids"}
+
+
+def check_raw(raw: Raw) -> None:
+    """Raises ``ValueError`` unless this is a description of raw examples."""
+    known("raw", raw.get("kind", ""), _READERS)
+
+
+def tokens_of(raw: Raw, name: str, example: Any, max_length: int) -> np.ndarray:
+    """The ids of one sequence, integers `[T]`.
+
+    Args:
+      raw: how examples are read.
+      name: of the example, for the error.
+      example: text, bytes, or an array.
+      max_length: most tokens.
+
+    Raises:
+      ValueError: it cannot be read so, is empty, or is too long (bytes are cut).
+    """
+    tokens = _READERS[raw["kind"]](raw, name, example)
+    if raw["kind"] == "bytes":
+        tokens = tokens[:max_length]
+    if not 0 < len(tokens) <= max_length:
+        raise expected(name, f"1 to {max_length} tokens", len(tokens))
+    return tokens
+
+
+def _words(raw: Raw, name: str, example: Any) -> np.ndarray:
+    if not isinstance(example, str):
+        raise expected(name, "text", f"a {type(example).__name__}")
+    blank = str.maketrans(dict.fromkeys(raw.get("ignored", ""), " "))
+    words, ids = example.translate(blank).split(), raw["ids"]
+    for word in words:
+        known(name, word, ids)
+    return np.array([ids[word] for word in words], np.int32)
+
+
+def _bytes(_: Raw, name: str, example: Any) -> np.ndarray:
+    if isinstance(example, str):
+        example = example.encode("utf-8")
+    if not isinstance(example, bytes):
+        raise expected(name, "text or bytes", f"a {type(example).__name__}")
+    return np.frombuffer(example, np.uint8).astype(np.int32)
+
+
+def _pixels(raw: Raw, name: str, example: Any) -> np.ndarray:
+    array, shape = np.asarray(example), tuple(raw["shape"])
+    if array.shape != shape:
+        raise expected(name, f"a grey image [rows, columns]={shape}", array.shape)
+    if array.dtype != np.uint8:
+        raise expected(name, "uint8, from 0 to 255", array.dtype)
+    return array.reshape(-1).astype(np.int32)
+
+
+def _ids(_: Raw, name: str, example: Any) -> np.ndarray:
+    array = np.asarray(example)
+    if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
+        raise expected(name, "integers [T]", f"{array.dtype}{list(array.shape)}")
+    return array.astype(np.int32)
+
+
+_READERS = {"words": _words, "bytes": _bytes, "pixels": _pixels, "ids": _ids}

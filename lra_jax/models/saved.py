@@ -1,0 +1,274 @@
+"""Models in files: weights, settings, and how raw examples become tokens.
+
+    saved = load("runs/listops-cosformer-compact-seed0")   # or a file of `save`
+    saved.predict(["[MAX 2 9 [MIN 4 7 ] 0 ]"]).labels
+
+``NAME.safetensors`` holds the arrays of a model, named by their place in it, and
+``NAME.json`` beside it everything else. So a file is loaded without the trainer, the
+task and the data.
+"""
+
+import dataclasses
+import functools
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from lra_jax import files
+from lra_jax.attention.registry import resolve
+from lra_jax.errors import expected, known
+from lra_jax.models import arrays
+from lra_jax.models.attention import Buffer
+from lra_jax.models.classifier import SequenceClassifier
+from lra_jax.models.config import EncoderConfig
+from lra_jax.models.matching import MatchingClassifier
+from lra_jax.models.raw import IDS, Raw, check_raw, tokens_of
+from lra_jax.models.tokens import AutoEncoder, TokenClassifier
+
+FILE = "model.safetensors"
+"""The name of a model's file in a run directory."""
+
+# The settings of each kind beside vocabulary, classes and encoder.
+_KINDS: dict[Any, tuple[str, ...]] = {
+    SequenceClassifier: ("pooling", "padding"),
+    MatchingClassifier: ("pooling", "padding", "interaction"),
+    TokenClassifier: (),
+    AutoEncoder: (),
+}
+_BY_NAME = {kind.__name__: kind for kind in _KINDS}
+
+
+class Prediction(NamedTuple):
+    """Classes of B examples; of a model of single positions, at each of them.
+
+    Attributes:
+      labels: `[B]`, or `[B, T]` with -1 beyond an example's end.
+      probabilities: float32 `[B, C]`, or `[B, T, C]`.
+    """
+
+    labels: np.ndarray
+    probabilities: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Saved:
+    """A model out of a file.
+
+    Attributes:
+      model: the module, with its weights.
+      config: the settings of its encoder.
+      raw: how raw examples become tokens (`lra_jax.models.raw`).
+      about: what else the file says, such as the task and the settings of its run.
+    """
+
+    model: Any
+    config: EncoderConfig
+    raw: Raw = dataclasses.field(default_factory=lambda: IDS)
+    about: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def predict(self, examples: Sequence[Any], batch_size: int = 32) -> Prediction:
+        """The most probable class of each example, and all probabilities.
+
+        Args:
+          examples: a list of raw examples: ListOps expressions, texts, grey images
+            `uint8 [rows, columns]` or integers `[T]`, as the model's task has them; a
+            pair of them each, for a model of pairs.
+          batch_size: examples computed at once.
+
+        Raises:
+          ValueError: they are not what the model reads.
+        """
+        if isinstance(examples, str | bytes) or not len(examples):
+            wanted = "a list of at least one example"
+            raise expected("examples", wanted, f"{examples!r}"[:60])
+        rows = [self._tokens(index, example) for index, example in enumerate(examples)]
+        longest = max(len(tokens) for row in rows for tokens in row)
+        # Few widths, each of which is compiled once.
+        width = min(self.config.max_length, 2 ** (longest - 1).bit_length())
+        if self.config.positions == "learned_2d":
+            width = longest
+        logits = []
+        for first in range(0, len(rows), batch_size):
+            part = rows[first : first + batch_size]
+            filled = part + part[:1] * (min(batch_size, len(rows)) - len(part))
+            logits.append(np.asarray(self._logits(_batch(filled, width)))[: len(part)])
+        scores = np.concatenate(logits)
+        labels = scores.argmax(-1)
+        if labels.ndim == 2:
+            lengths = np.array([len(row[0]) for row in rows])
+            labels[np.arange(width)[None] >= lengths[:, None]] = -1
+        return Prediction(labels, np.asarray(jax.nn.softmax(scores, -1)))
+
+    def _tokens(self, index: int, example: Any) -> list[np.ndarray]:
+        """The sequences of an example: one, or two of a pair."""
+        longest = self.raw.get("max_length", self.config.max_length)
+        name = f"example {index}"
+        if not isinstance(self.model, MatchingClassifier):
+            return [tokens_of(self.raw, name, example, longest)]
+        if isinstance(example, str | bytes) or len(example) != 2:
+            raise expected(name, "a pair", f"{example!r}"[:60])
+        return [tokens_of(self.raw, name, part, longest) for part in example]
+
+    @functools.cached_property
+    def _logits(self) -> Callable[[list[Any]], jax.Array]:
+        graphdef, state = nnx.split(self.model)
+
+        @jax.jit
+        def call(state: nnx.State, batch: list[Any]) -> jax.Array:
+            model: Any = nnx.merge(graphdef, state)
+            return model(*batch)
+
+        return functools.partial(call, state)
+
+
+def save(
+    file: str | os.PathLike,
+    model: nnx.Module,
+    *,
+    raw: Raw = IDS,
+    about: Mapping[str, Any] | None = None,
+) -> None:
+    """Writes a model: its arrays to ``file``, all else as JSON beside it.
+
+    Args:
+      file: ``NAME.safetensors``.
+      model: one of this package's classifiers.
+      raw: how raw examples become tokens, for `Saved.predict`.
+      about: further values of JSON, to be found in `Saved.about`.
+
+    Raises:
+      ValueError: another model, or one whose attention has no name to find it by.
+    """
+    path = _path(file)
+    check_raw(raw)
+    described = {"model": describe(model), "raw": dict(raw), "about": dict(about or {})}
+    arrays.save_arrays(path, nnx.to_pure_dict(_state(model)))
+    files.write_json(path.with_suffix(".json"), described)
+
+
+def load(run_or_file: str | os.PathLike, *, allow_code: bool = False) -> Saved:
+    """Reads a model that `save`, or a finished run, has written.
+
+    Args:
+      run_or_file: a run directory, or ``NAME.safetensors``.
+      allow_code: import and call an attention function that the file names as
+        ``package.module:function``. Whoever wrote that file chose the function.
+
+    Raises:
+      ValueError: there is no such file, or it does not fit this version of the package.
+    """
+    path = Path(run_or_file).expanduser()
+    if path.is_dir():
+        path = path / FILE
+        if not path.exists():
+            wanted = (
+                f"a run directory with {FILE}, written at the end of a run or by "
+                "`python -m lra_jax.evaluate --workdir=... --save=FILE`"
+            )
+            raise expected("run", wanted, path.parent)
+    path = _path(path)
+    notes = path.with_suffix(".json")
+    try:
+        described = json.loads(notes.read_text(encoding="utf-8"))
+        model = build(described["model"], allow_code)
+        raw, about = described["raw"], described["about"]
+    except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
+        raise expected(
+            str(notes), "the description of a model", f"{error!r}"
+        ) from error
+    check_raw(raw)
+    graphdef, state = nnx.split(model)
+    like = nnx.to_pure_dict(nnx.filter_state(state, (nnx.Param, Buffer)))
+    nnx.replace_by_pure_dict(state, arrays.load_arrays(path, like))
+    model = nnx.merge(graphdef, state)
+    return Saved(model, model.encoder.config, raw, about)
+
+
+def is_known(model: nnx.Module) -> bool:
+    """Whether `save` takes models of this kind."""
+    return type(model) in _KINDS
+
+
+def describe(model: Any) -> dict[str, Any]:
+    """Everything about a model but its arrays, as values of JSON.
+
+    Raises:
+      ValueError: see `save`.
+    """
+    kind = type(model)
+    if not is_known(model):
+        raise expected("model", f"one of {', '.join(_BY_NAME)}", kind.__name__)
+    encoder = model.encoder
+    settings = {
+        field.name: getattr(encoder.config, field.name)
+        for field in dataclasses.fields(encoder.config)
+    }
+    mechanism = resolve(encoder.config.mechanism)
+    if mechanism.function is not None and ":" not in mechanism.name:
+        wanted = "an attention given by name or as 'package.module:function'"
+        raise expected("model", wanted, f"the function {mechanism.name!r}")
+    settings["mechanism"] = mechanism.name
+    settings["dtype"] = None if settings["dtype"] is None else str(settings["dtype"])
+    for name in ("options", "mlp_options"):
+        settings[name] = dict(settings[name])
+    return {
+        "kind": kind.__name__,
+        "vocab_size": encoder.vocab_size,
+        "num_classes": model.logits.out_features,
+        **{name: getattr(model, name) for name in _KINDS[kind]},
+        "encoder": settings,
+    }
+
+
+def build(described: Mapping[str, Any], allow_code: bool = False) -> Any:
+    """The model of a description, with shapes in place of arrays.
+
+    Raises:
+      ValueError: it is none, or names code that is not allowed.
+    """
+    rest = dict(described)
+    kind = _BY_NAME[known("kind", rest.pop("kind"), _BY_NAME)]
+    settings = {name: _tuples(value) for name, value in rest.pop("encoder").items()}
+    mechanism, dtype = settings["mechanism"], settings["dtype"]
+    if ":" in mechanism and not allow_code:
+        raise expected("allow_code", f"True to import {mechanism!r}", False)
+    settings["dtype"] = None if dtype is None else jnp.dtype(dtype)
+    config = EncoderConfig(**settings)
+    return nnx.eval_shape(lambda: kind(**rest, config=config, rngs=nnx.Rngs(params=0)))
+
+
+def _tuples(value: Any) -> Any:
+    """JSON's lists as the tuples that they were, also in a dict of options."""
+    if isinstance(value, dict):
+        return {name: _tuples(one) for name, one in value.items()}
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _state(model: nnx.Module) -> nnx.State:
+    return nnx.state(model, (nnx.Param, Buffer))
+
+
+def _path(file: str | os.PathLike) -> Path:
+    path = Path(file).expanduser()
+    if path.suffix != ".safetensors":
+        raise expected("file", "NAME.safetensors", path)
+    return path
+
+
+def _batch(rows: list[list[np.ndarray]], width: int) -> list[np.ndarray]:
+    """Tokens `[B, width]` and lengths `[B]` of each of the sequences."""
+    batch = []
+    for sequences in zip(*rows, strict=True):
+        tokens = np.zeros((len(rows), width), np.int32)
+        for row, sequence in zip(tokens, sequences, strict=True):
+            row[: len(sequence)] = sequence
+        lengths = np.array([len(sequence) for sequence in sequences], np.int32)
+        batch += [tokens, lengths]
+    return batch

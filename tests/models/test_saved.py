@@ -1,0 +1,155 @@
+"""Models in files: what is saved is what is loaded, and raw examples are read."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import helpers
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from lra_jax import attention, models
+from lra_jax.models.raw import tokens_of
+from lra_jax.models.saved import describe
+
+SMALL = {
+    "num_layers": 2,
+    "embed_dim": 8,
+    "num_heads": 2,
+    "mlp_dim": 8,
+    "max_length": 16,
+}
+WORDS = {"kind": "words", "ids": {"a": 1, "b": 2, "c": 3}, "ignored": "()"}
+
+
+def _classifier(**settings: Any) -> models.SequenceClassifier:
+    settings = SMALL | settings
+    return models.SequenceClassifier(4, 3, rngs=nnx.Rngs(params=1), **settings)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        (models.SequenceClassifier, {"mechanism": "performer", "dtype": "bfloat16"}),
+        (
+            models.SequenceClassifier,
+            {
+                "mechanism": "linformer",
+                "options": {"features": (4, 2)},
+                "pooling": "cls",
+            },
+        ),
+        (models.MatchingClassifier, {"mechanism": "cosformer", "positions": "none"}),
+        (models.TokenClassifier, {"mechanism": "gla", "is_causal": True}),
+        (models.AutoEncoder, {"mechanism": "helpers:values_only"}),
+    ],
+)
+def test_a_model_comes_back(tmp_path: Path, kind: Any, settings: Any) -> None:
+    """Arrays to the bit, random features included, and all settings."""
+    settings = SMALL | settings
+    if "dtype" in settings:
+        settings["dtype"] = jax.numpy.dtype(settings["dtype"])
+    model = kind(4, 3, rngs=nnx.Rngs(params=1), **settings)
+    file = tmp_path / "one.safetensors"
+    models.save(file, model, about={"note": 1})
+    saved = models.load(file, allow_code=True)
+    assert type(saved.model) is kind
+    assert saved.config == model.encoder.config
+    assert saved.about == {"note": 1}
+    wanted, got = (nnx.to_flat_state(nnx.state(x)) for x in (model, saved.model))
+    assert [path for path, _ in wanted] == [path for path, _ in got]
+    for (path, a), (_, b) in zip(wanted, got, strict=True):
+        assert type(a) is type(b), path
+        np.testing.assert_array_equal(a[...], b[...])
+
+
+def test_code_is_imported_only_when_allowed(tmp_path: Path) -> None:
+    file = tmp_path / "one.safetensors"
+    models.save(file, _classifier(mechanism="helpers:values_only"))
+    with pytest.raises(ValueError, match="allow_code: expected True to import"):
+        models.load(file)
+
+
+def test_predictions_are_those_of_the_model(tmp_path: Path) -> None:
+    """Words looked up, rows padded, the last batch filled up."""
+    model = _classifier()
+    file = tmp_path / "one.safetensors"
+    models.save(file, model, raw=WORDS)
+    saved = models.load(file)
+    texts = ["a b ( c )", "b", "c c a b a", "a", "b a"]
+    found = saved.predict(texts, batch_size=2)
+    for row, text in enumerate(texts):
+        ids = np.array([["_abc".index(x) for x in text if x in "abc"]])
+        wanted = jax.nn.softmax(helpers.call_model(type(model).__call__, model, ids))
+        np.testing.assert_allclose(found.probabilities[row], wanted[0], rtol=1e-5)
+    np.testing.assert_array_equal(found.labels, found.probabilities.argmax(-1))
+
+
+@pytest.mark.parametrize(
+    ("raw", "example", "tokens"),
+    [
+        ({"kind": "bytes", "max_length": 3}, "héllo", [104, 195, 169]),
+        ({"kind": "pixels", "shape": [2, 3]}, np.arange(6, dtype=np.uint8), None),
+        (
+            {"kind": "pixels", "shape": [2, 3]},
+            np.arange(6, dtype=np.uint8).reshape(2, 3),
+            [0, 1, 2, 3, 4, 5],
+        ),
+        ({"kind": "ids"}, [3, 1], [3, 1]),
+        ({"kind": "ids"}, [0.5], None),
+        (WORDS, "a d", None),
+        (WORDS, " ", None),
+        (WORDS, b"a", None),
+    ],
+)
+def test_raw_examples(raw: Any, example: Any, tokens: list[int] | None) -> None:
+    if tokens is not None:
+        assert (
+            tokens_of(raw, "one", example, raw.get("max_length", 8)).tolist() == tokens
+        )
+        return
+    with pytest.raises(ValueError, match=r"^one: expected"):
+        tokens_of(raw, "one", example, 8)
+
+
+def test_what_is_no_model(tmp_path: Path) -> None:
+    file = tmp_path / "one.safetensors"
+    model = _classifier()
+    models.save(file, model)
+    for path, words in (
+        (tmp_path, "run: expected a run directory with model.safetensors"),
+        (tmp_path / "one.json", "file: expected NAME.safetensors"),
+        (tmp_path / "two.safetensors", "expected the description of a model"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            models.load(path)
+    notes = file.with_suffix(".json")
+    described = json.loads(notes.read_text())
+    described["model"]["encoder"]["embed_dim"] = 16
+    notes.write_text(json.dumps(described))
+    with pytest.raises(ValueError, match=r"expected encoder\..* of float32"):
+        models.load(file)
+    with pytest.raises(ValueError, match="model: expected an attention given by name"):
+        models.save(file, _classifier(mechanism=lambda query, key, value: value))
+    file.write_bytes(b"nothing")
+    notes.write_text(json.dumps({"model": describe(model)} | described))
+    with pytest.raises(ValueError, match="expected a safetensors file"):
+        models.load(file)
+
+
+def test_states_are_written_down(tmp_path: Path) -> None:
+    """Read into shapes alone; another state's file is refused."""
+    query = jax.random.normal(jax.random.key(0), (2, 3, 2, 4))
+    _, state = attention.cosformer_prefill(query, query, query, max_length=8)
+    file = tmp_path / "state.safetensors"
+    models.save_arrays(file, state)
+    like = jax.eval_shape(lambda: state)
+    jax.tree.map(np.testing.assert_array_equal, models.load_arrays(file, like), state)
+    _, other = attention.linear_prefill(query, query, query)
+    with pytest.raises(ValueError, match=r"expected the arrays .* got max_length"):
+        models.load_arrays(file, other)
+    _, other = attention.cosformer_prefill(*(query[:1],) * 3, max_length=8)
+    with pytest.raises(ValueError, match=r"sums.summary of float32\[1, 2, 8, 4\]"):
+        models.load_arrays(file, other)

@@ -1,0 +1,40 @@
+"""A finished run as a file: predictions from raw text, without trainer and data."""
+
+import json
+
+import numpy as np
+import pytest
+
+from lra_jax import evaluate, models
+from lra_jax.data import listops
+
+
+def test_a_run_predicts_raw_expressions(finished, dataset) -> None:
+    saved = models.load(finished.workdir)
+    assert saved.about["step"] == finished.result["best_step"]
+    texts = [listops.decode(x["tokens"]) for x in dataset.source("test")]
+    found = saved.predict(texts, batch_size=15)
+    accuracy = 100 * np.mean(found.labels == dataset.labels("test"))
+    assert accuracy == pytest.approx(finished.result["test_accuracy_best"])
+
+
+def test_evaluate_writes_predictions_and_a_model(finished, dataset, tmp_path) -> None:
+    file, lines = tmp_path / "last.safetensors", tmp_path / "lines.jsonl"
+    config = evaluate.EvaluateConfig(
+        str(finished.workdir),
+        checkpoint="last",
+        predictions=str(lines),
+        save=str(file),
+    )
+    result = evaluate.run(config)
+    found = [json.loads(line) for line in lines.read_text().splitlines()]
+    assert [line["example"] for line in found] == list(range(45))
+    labels = [line["label"] for line in found]
+    assert labels == dataset.labels("test").tolist()
+    right = np.mean([line["label"] == line["prediction"] for line in found])
+    assert 100 * right == pytest.approx(result["accuracy"])
+    chances = np.array([line["probabilities"] for line in found])
+    np.testing.assert_allclose(chances.sum(1), 1, atol=1e-4)
+    texts = [listops.decode(x["tokens"]) for x in dataset.source("test")]
+    saved = models.load(file).predict(texts, batch_size=15)
+    np.testing.assert_allclose(saved.probabilities, chances, atol=1e-4)
