@@ -23,7 +23,7 @@ REFERENCE = {
         "models.moving_average",
         "models.stream",
         "models.product_keys",
-        *("models.saved", "models.raw", "models.arrays"),
+        *("models.saved", "models.raw", "models.arrays", "models.pretrained"),
     ),
     "configs": ("configs.base", "configs"),
     "training": ("train", "training.restore", "tasks.task", "data.pipeline"),

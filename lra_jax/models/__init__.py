@@ -12,6 +12,7 @@ from lra_jax.models.config import AttentionConfig, EncoderConfig
 from lra_jax.models.encoder import EncoderBlock, TransformerEncoder
 from lra_jax.models.language import CausalLM, MaskedLM
 from lra_jax.models.matching import MatchingClassifier
+from lra_jax.models.pretrained import PretrainedEncoder, from_softmax
 from lra_jax.models.saved import Prediction, Saved, load, save
 from lra_jax.models.tokens import AutoEncoder, TokenClassifier
 
@@ -26,10 +27,12 @@ __all__ = [
     "MatchingClassifier",
     "MultiHeadAttention",
     "Prediction",
+    "PretrainedEncoder",
     "Saved",
     "SequenceClassifier",
     "TokenClassifier",
     "TransformerEncoder",
+    "from_softmax",
     "load",
     "load_arrays",
     "save",

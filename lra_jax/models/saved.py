@@ -177,14 +177,14 @@ def load(run_or_file: str | os.PathLike, *, allow_code: bool = False) -> Saved:
     notes = path.with_suffix(".json")
     try:
         described = json.loads(notes.read_text(encoding="utf-8"))
-        model = build(described["model"], allow_code)
+        make = maker(described["model"], allow_code)
         raw, about = described["raw"], described["about"]
     except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
         raise expected(
             str(notes), "the description of a model", f"{error!r}"
         ) from error
     check_raw(raw)
-    graphdef, state = nnx.split(model)
+    graphdef, state = nnx.split(nnx.eval_shape(lambda: make(nnx.Rngs(params=0))))
     like = nnx.to_pure_dict(nnx.filter_state(state, (nnx.Param, Buffer)))
     nnx.replace_by_pure_dict(state, arrays.load_arrays(path, like))
     model = nnx.merge(graphdef, state)
@@ -227,8 +227,10 @@ def describe(model: Any) -> dict[str, Any]:
     }
 
 
-def build(described: Mapping[str, Any], allow_code: bool = False) -> Any:
-    """The model of a description, with shapes in place of arrays.
+def maker(
+    described: Mapping[str, Any], allow_code: bool = False
+) -> Callable[[nnx.Rngs], Any]:
+    """What makes a new model of a description.
 
     Raises:
       ValueError: it is none, or names code that is not allowed.
@@ -237,11 +239,11 @@ def build(described: Mapping[str, Any], allow_code: bool = False) -> Any:
     kind = _BY_NAME[known("kind", rest.pop("kind"), _BY_NAME)]
     settings = {name: _tuples(value) for name, value in rest.pop("encoder").items()}
     mechanism, dtype = settings["mechanism"], settings["dtype"]
-    if ":" in mechanism and not allow_code:
+    if not allow_code and ":" in mechanism:
         raise expected("allow_code", f"True to import {mechanism!r}", False)
     settings["dtype"] = None if dtype is None else jnp.dtype(dtype)
     config = EncoderConfig(**settings)
-    return nnx.eval_shape(lambda: kind(**rest, config=config, rngs=nnx.Rngs(params=0)))
+    return lambda rngs: kind(**rest, config=config, rngs=rngs)
 
 
 def _tuples(value: Any) -> Any:

@@ -1,0 +1,412 @@
+"""Trained softmax models whose attention becomes another mechanism, to fine-tune.
+
+    encoder = from_softmax("bert-base-uncased", "cosformer")   # a folder on disk
+    model = from_softmax(load("runs/text-softmax-compact-seed0"), "flow")
+
+Everything is taken over: embeddings, norms, MLPs, and the projections of the attention.
+A mechanism's own arrays are new. With softmax itself the model computes what it did.
+"""
+
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from lra_jax.attention.inputs import check_shape
+from lra_jax.attention.registry import resolve
+from lra_jax.errors import expected, known
+from lra_jax.models.arrays import read_arrays
+from lra_jax.models.attention import MultiHeadAttention
+from lra_jax.models.config import AttentionConfig, Options
+from lra_jax.models.inputs import embed_inputs
+from lra_jax.models.layers import Dense, Dropout, LayerNorm
+from lra_jax.models.saved import Saved, describe, maker
+
+
+class PretrainedConfig(NamedTuple):
+    """The sizes of a model of Hugging Face's.
+
+    Attributes:
+      kind: "bert", "roberta" or "gpt2".
+      vocab_size, max_length, num_layers, embed_dim, num_heads, mlp_dim: of the model.
+      activation: of the MLPs, Hugging Face's name.
+      epsilon: of the layer norms.
+      token_types: rows of their table; 0 = none.
+    """
+
+    kind: str
+    vocab_size: int
+    max_length: int
+    num_layers: int
+    embed_dim: int
+    num_heads: int
+    mlp_dim: int
+    activation: str
+    epsilon: float
+    token_types: int
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether each position sees itself and those before it alone."""
+        return self.kind == "gpt2"
+
+    @property
+    def norm_first(self) -> bool:
+        """Norms before attention and MLP, and a last one; else after each sum."""
+        return self.kind == "gpt2"
+
+
+_ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "gelu": lambda x: jax.nn.gelu(x, approximate=False),
+    "gelu_new": jax.nn.gelu,
+    "relu": jax.nn.relu,
+}
+# A row of positions that RoBERTa's tables have for padding, and one before it.
+_UNUSED = {"roberta": 2}
+
+
+class PretrainedBlock(nnx.Module):
+    """One layer of `PretrainedEncoder`."""
+
+    def __init__(
+        self,
+        config: PretrainedConfig,
+        attention: AttentionConfig,
+        dropout: float,
+        rngs: nnx.Rngs,
+    ):
+        width, epsilon = config.embed_dim, config.epsilon
+        self.attention_norm = LayerNorm(width, epsilon=epsilon)
+        self.attention = MultiHeadAttention(config=attention, rngs=rngs)
+        self.mlp_norm = LayerNorm(width, epsilon=epsilon)
+        self.inner = Dense(width, config.mlp_dim, rngs=rngs)
+        self.outer = Dense(config.mlp_dim, width, rngs=rngs)
+        self.dropout = Dropout(dropout)
+        self.activation = config.activation
+        self.norm_first = config.norm_first
+
+    def __call__(
+        self, x: jax.Array, mask: jax.Array | None, rngs: nnx.Rngs | None
+    ) -> jax.Array:
+        """`[B, T, D]` to `[B, T, D]`; ``mask`` `[B, T]` is True at real tokens."""
+
+        def mlp(x: jax.Array) -> jax.Array:
+            return self.outer(_ACTIVATIONS[self.activation](self.inner(x)))
+
+        if self.norm_first:
+            attended = self.attention(self.attention_norm(x), mask=mask)
+            x = x + self.dropout(attended, rngs)
+            return x + self.dropout(mlp(self.mlp_norm(x)), rngs)
+        attended = self.attention(x, mask=mask)
+        x = self.attention_norm(x + self.dropout(attended, rngs))
+        return self.mlp_norm(x + self.dropout(mlp(x), rngs))
+
+
+class PretrainedEncoder(nnx.Module):
+    """BERT, RoBERTa or GPT-2 without a head, around any mechanism.
+
+    BERT and RoBERTa: ``x = LN(x + attention(x))``, ``x = LN(x + mlp(x))`` over
+    ``LN(token + position + type)``. GPT-2: ``x = x + attention(LN(x))``,
+    ``x = x + mlp(LN(x))`` over ``token + position``, and a last norm.
+
+    Args:
+      config: the sizes.
+      mechanism, options: the attention, see `AttentionConfig`.
+      dropout: rate on embeddings, attention and MLP, where a call has ``rngs``.
+      rngs: for initialisation.
+    """
+
+    def __init__(
+        self,
+        config: PretrainedConfig,
+        mechanism: Any,
+        *,
+        options: Options = None,
+        dropout: float = 0.1,
+        rngs: nnx.Rngs,
+    ):
+        self.config = config
+        width = config.embed_dim
+        rows = config.max_length + _UNUSED.get(config.kind, 0)
+        self.embed = nnx.Embed(config.vocab_size, width, rngs=rngs)
+        self.positions = nnx.Param(jnp.zeros((rows, width)))
+        types = jnp.zeros((config.token_types, width)) if config.token_types else None
+        self.token_types = None if types is None else nnx.Param(types)
+        self.norm = LayerNorm(width, epsilon=config.epsilon)
+        self.dropout = Dropout(dropout)
+
+        def block(index: int) -> PretrainedBlock:
+            attention = AttentionConfig(
+                num_heads=config.num_heads,
+                in_features=width,
+                mechanism=mechanism,
+                options=options,
+                max_length=config.max_length,
+                is_causal=config.is_causal,
+                layer=index,
+                num_layers=config.num_layers,
+            )
+            return PretrainedBlock(config, attention, dropout, rngs)
+
+        self.blocks = nnx.List([block(index) for index in range(config.num_layers)])
+
+    def __call__(
+        self,
+        tokens: jax.Array,
+        mask: jax.Array | None = None,
+        rngs: nnx.Rngs | None = None,
+        *,
+        token_types: jax.Array | None = None,
+    ) -> jax.Array:
+        """The last hidden state, `[B, T, D]`; arguments as in `hidden_states`."""
+        return self.hidden_states(tokens, mask, rngs, token_types=token_types)[-1]
+
+    def hidden_states(
+        self,
+        tokens: jax.Array,
+        mask: jax.Array | None = None,
+        rngs: nnx.Rngs | None = None,
+        *,
+        token_types: jax.Array | None = None,
+    ) -> list[jax.Array]:
+        """The embeddings and what each layer makes of them, `[B, T, D]` each.
+
+        Args:
+          tokens: integer `[B, T]`.
+          mask: boolean `[B, T]`, True at real tokens, which come first; None = all.
+          rngs: with a stream "dropout", to train; None to evaluate.
+          token_types: integer `[B, T]`, BERT's sentence A (0) or B (1); None = 0.
+
+        Raises:
+          ValueError: arrays of other shapes, or more tokens than positions.
+        """
+        check_shape("tokens", tokens, "B T", None, None)
+        config, (batch, length) = self.config, tokens.shape
+        if length > config.max_length:
+            wanted = f"[B, T] with T <= {config.max_length}"
+            raise expected("tokens", wanted, tokens.shape)
+        first = _UNUSED.get(config.kind, 0)
+        x = embed_inputs(self.embed, tokens)
+        x = x + self.positions[...][None, first : first + length]
+        if token_types is not None:
+            check_shape("token_types", token_types, "B T", batch, length)
+        if self.token_types is not None:
+            types = jnp.zeros_like(tokens) if token_types is None else token_types
+            x = x + self.token_types[...][types]
+        x = self.dropout(x if config.norm_first else self.norm(x), rngs)
+        states = [x]
+        for block in self.blocks:
+            states.append(block(states[-1], mask, rngs))
+        if config.norm_first:
+            states[-1] = self.norm(states[-1])
+        return states
+
+
+def from_softmax(
+    source: Any,
+    mechanism: Any = "softmax",
+    *,
+    options: Options = None,
+    dropout: float = 0.1,
+    rngs: nnx.Rngs | None = None,
+) -> Any:
+    """A trained softmax model with another attention.
+
+    Args:
+      source: a folder with ``config.json`` and ``model.safetensors`` of a BERT, RoBERTa
+        or GPT-2, as Hugging Face writes them; or a classifier of ours, or what
+        `lra_jax.models.load` gives.
+      mechanism: a registered name, a function or ``"package.module:function"``, with
+        queries, keys and values of the same widths.
+      options: of the mechanism, in place of those of softmax.
+      dropout: of a `PretrainedEncoder`; our own models keep theirs.
+      rngs: for the mechanism's own arrays; None = seed 0.
+
+    Returns:
+      A `PretrainedEncoder`, or a model of the kind given.
+
+    Raises:
+      ValueError: the files are of another model or damaged, or the mechanism has no use
+        for the projections.
+    """
+    rngs = nnx.Rngs(params=0) if rngs is None else rngs
+    needed = {"query", "key", "value", "out"}
+    if not needed <= set(resolve(mechanism).projections):
+        wanted = "one with queries, keys, values and an output to project"
+        raise expected("mechanism", wanted, f"{resolve(mechanism).name!r}")
+    if not isinstance(source, str | os.PathLike):
+        return _of_ours(source, mechanism, options, rngs)
+    folder = Path(source).expanduser()
+    config = read_config(folder / "config.json")
+    given = _READERS[config.kind](_weights(folder / "model.safetensors"), config)
+    model = PretrainedEncoder(
+        config, mechanism, options=options, dropout=dropout, rngs=rngs
+    )
+    _fill(model, given, str(folder))
+    return model
+
+
+def read_config(file: Path) -> PretrainedConfig:
+    """The sizes in a ``config.json`` of Hugging Face's.
+
+    Raises:
+      ValueError: there is none, or it is of another kind of model.
+    """
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+        kind = known("model_type", values["model_type"], _READERS)
+        if kind == "gpt2":
+            found = PretrainedConfig(
+                kind=kind,
+                vocab_size=values["vocab_size"],
+                max_length=values["n_positions"],
+                num_layers=values["n_layer"],
+                embed_dim=values["n_embd"],
+                num_heads=values["n_head"],
+                mlp_dim=values.get("n_inner") or 4 * values["n_embd"],
+                activation=values.get("activation_function", "gelu_new"),
+                epsilon=values.get("layer_norm_epsilon", 1e-5),
+                token_types=0,
+            )
+        else:
+            found = PretrainedConfig(
+                kind=kind,
+                vocab_size=values["vocab_size"],
+                max_length=values["max_position_embeddings"] - _UNUSED.get(kind, 0),
+                num_layers=values["num_hidden_layers"],
+                embed_dim=values["hidden_size"],
+                num_heads=values["num_attention_heads"],
+                mlp_dim=values["intermediate_size"],
+                activation=values.get("hidden_act", "gelu"),
+                epsilon=values.get("layer_norm_eps", 1e-12),
+                token_types=values.get("type_vocab_size", 2),
+            )
+    except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
+        wanted = "the config of a BERT, RoBERTa or GPT-2"
+        raise expected(str(file), wanted, f"{error!r}") from error
+    known("activation", found.activation, _ACTIVATIONS)
+    return found
+
+
+def _weights(file: Path) -> dict[str, np.ndarray]:
+    """The arrays of a file, float32, without the prefixes that heads give to names."""
+    found = {}
+    for name, array in read_arrays(file).items():
+        name = re.sub(r"^(bert|roberta|transformer)\.", "", name)
+        # Names of the first releases of BERT.
+        name = re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", name))
+        found[name] = np.asarray(array).astype(np.float32)
+    return found
+
+
+Weights = Mapping[str, np.ndarray]
+
+
+def _bert(weights: Weights, config: PretrainedConfig) -> dict[str, np.ndarray]:
+    """Our names; matrices there are `[out, in]`."""
+    given = {
+        "embed.embedding": _get(weights, "embeddings.word_embeddings.weight"),
+        "positions": _get(weights, "embeddings.position_embeddings.weight"),
+        "token_types": _get(weights, "embeddings.token_type_embeddings.weight"),
+        **_norm(weights, "embeddings.LayerNorm", "norm"),
+    }
+    for index in range(config.num_layers):
+        theirs, ours = f"encoder.layer.{index}", f"blocks.{index}"
+        for name, place in {
+            "attention.self.query": "attention.query",
+            "attention.self.key": "attention.key",
+            "attention.self.value": "attention.value",
+            "attention.output.dense": "attention.out",
+            "intermediate.dense": "inner",
+            "output.dense": "outer",
+        }.items():
+            matrix = _get(weights, f"{theirs}.{name}.weight")
+            given[f"{ours}.{place}.kernel"] = matrix.T
+            given[f"{ours}.{place}.bias"] = _get(weights, f"{theirs}.{name}.bias")
+        first, second = "attention.output.LayerNorm", "output.LayerNorm"
+        given |= _norm(weights, f"{theirs}.{first}", f"{ours}.attention_norm")
+        given |= _norm(weights, f"{theirs}.{second}", f"{ours}.mlp_norm")
+    return given
+
+
+def _gpt2(weights: Weights, config: PretrainedConfig) -> dict[str, np.ndarray]:
+    """Our names; matrices there are `[in, out]`, those of query, key and value one."""
+    given = {
+        "embed.embedding": _get(weights, "wte.weight"),
+        "positions": _get(weights, "wpe.weight"),
+        **_norm(weights, "ln_f", "norm"),
+    }
+    for index in range(config.num_layers):
+        theirs, ours = f"h.{index}", f"blocks.{index}"
+        for end, array in {"weight": "kernel", "bias": "bias"}.items():
+            joined = _get(weights, f"{theirs}.attn.c_attn.{end}")
+            parts = np.split(joined, 3, axis=-1)
+            for name, part in zip(("query", "key", "value"), parts, strict=True):
+                given[f"{ours}.attention.{name}.{array}"] = part
+            for name, place in {
+                "attn.c_proj": "attention.out",
+                "mlp.c_fc": "inner",
+                "mlp.c_proj": "outer",
+            }.items():
+                one = _get(weights, f"{theirs}.{name}.{end}")
+                given[f"{ours}.{place}.{array}"] = one
+        given |= _norm(weights, f"{theirs}.ln_1", f"{ours}.attention_norm")
+        given |= _norm(weights, f"{theirs}.ln_2", f"{ours}.mlp_norm")
+    return given
+
+
+_READERS = {"bert": _bert, "roberta": _bert, "gpt2": _gpt2}
+
+
+def _get(weights: Weights, name: str) -> np.ndarray:
+    if name not in weights:
+        raise expected("model.safetensors", f"an array {name}", "none")
+    return weights[name]
+
+
+def _norm(weights: Weights, theirs: str, ours: str) -> dict[str, np.ndarray]:
+    return {
+        f"{ours}.scale": _get(weights, f"{theirs}.weight"),
+        f"{ours}.bias": _get(weights, f"{theirs}.bias"),
+    }
+
+
+def _fill(model: nnx.Module, given: Mapping[str, Any], source: str) -> None:
+    """Sets the parameters of these names; a mechanism's own stay as they are."""
+    left = dict(given)
+    for path, variable in nnx.to_flat_state(nnx.state(model, nnx.Param)):
+        name = ".".join(map(str, path))
+        if name not in left:
+            if ".parameters." in name or ".gates." in name:
+                continue
+            raise expected(source, f"an array for {name}", "none")
+        array = jnp.asarray(left.pop(name), variable.dtype)
+        if array.shape != variable.shape:
+            wanted = f"{name} of shape {variable.shape}"
+            raise expected(source, wanted, array.shape)
+        variable[...] = array
+    if left:
+        raise expected(source, "no further arrays", ", ".join(left))
+
+
+def _of_ours(
+    source: Any, mechanism: Any, options: Options, rngs: nnx.Rngs
+) -> nnx.Module:
+    model = source.model if isinstance(source, Saved) else source
+    described = describe(model)
+    name = described["encoder"]["mechanism"]
+    if name != "softmax":
+        raise expected("source", "a model of softmax attention", f"one of {name!r}")
+    described["encoder"] |= {"mechanism": mechanism, "options": dict(options or ())}
+    new = maker(described, allow_code=True)(rngs)
+    arrays = nnx.to_flat_state(nnx.state(model, nnx.Param))
+    given = {".".join(map(str, path)): array[...] for path, array in arrays}
+    _fill(new, given, "source")
+    return new

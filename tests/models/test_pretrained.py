@@ -1,0 +1,222 @@
+"""Softmax models of others, read from files in their format, layer by layer."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flax import nnx
+from safetensors.numpy import save_file
+
+from lra_jax import models
+
+WIDTH, HEADS, INNER, LAYERS, WORDS, LENGTH = 8, 2, 12, 2, 11, 6
+EPSILON = 1e-5
+BERT = {
+    "model_type": "bert",
+    "vocab_size": WORDS,
+    "max_position_embeddings": LENGTH,
+    "num_hidden_layers": LAYERS,
+    "hidden_size": WIDTH,
+    "num_attention_heads": HEADS,
+    "intermediate_size": INNER,
+    "type_vocab_size": 2,
+    "layer_norm_eps": EPSILON,
+    "hidden_act": "gelu",
+}
+ROBERTA = BERT | {
+    "model_type": "roberta",
+    "max_position_embeddings": LENGTH + 2,
+    "type_vocab_size": 1,
+}
+GPT2 = {
+    "model_type": "gpt2",
+    "vocab_size": WORDS,
+    "n_positions": LENGTH,
+    "n_layer": LAYERS,
+    "n_embd": WIDTH,
+    "n_head": HEADS,
+    "n_inner": INNER,
+    "layer_norm_epsilon": EPSILON,
+}
+
+
+def _written(folder: Path, config: dict[str, Any]) -> dict[str, np.ndarray]:
+    """A model of random numbers in Hugging Face's format; its arrays."""
+    rng = np.random.default_rng(0)
+    linear, norm = {}, {}
+    if config["model_type"] == "gpt2":
+        prefix, tables = "transformer.", {"wte": WORDS, "wpe": LENGTH}
+        for i in range(LAYERS):
+            linear |= {
+                f"h.{i}.attn.c_attn": (WIDTH, 3 * WIDTH),
+                f"h.{i}.attn.c_proj": (WIDTH, WIDTH),
+                f"h.{i}.mlp.c_fc": (WIDTH, INNER),
+                f"h.{i}.mlp.c_proj": (INNER, WIDTH),
+            }
+            norm |= {f"h.{i}.ln_1": "weight", f"h.{i}.ln_2": "weight"}
+        norm["ln_f"] = "weight"
+    else:
+        prefix = f"{config['model_type']}."
+        tables = {
+            "embeddings.word_embeddings": WORDS,
+            "embeddings.position_embeddings": config["max_position_embeddings"],
+            "embeddings.token_type_embeddings": config["type_vocab_size"],
+        }
+        norm["embeddings.LayerNorm"] = "gamma"
+        for i in range(LAYERS):
+            layer = f"encoder.layer.{i}"
+            for name in ("query", "key", "value"):
+                linear[f"{layer}.attention.self.{name}"] = (WIDTH, WIDTH)
+            linear[f"{layer}.attention.output.dense"] = (WIDTH, WIDTH)
+            linear[f"{layer}.intermediate.dense"] = (INNER, WIDTH)
+            linear[f"{layer}.output.dense"] = (WIDTH, INNER)
+            norm[f"{layer}.attention.output.LayerNorm"] = "weight"
+            norm[f"{layer}.output.LayerNorm"] = "weight"
+    arrays = {f"{name}.weight": (rows, WIDTH) for name, rows in tables.items()}
+    for name, shape in linear.items():
+        out = shape[1] if prefix == "transformer." else shape[0]
+        arrays |= {f"{name}.weight": shape, f"{name}.bias": (out,)}
+    for name, word in norm.items():
+        other = "beta" if word == "gamma" else "bias"
+        arrays |= {f"{name}.{word}": (WIDTH,), f"{name}.{other}": (WIDTH,)}
+    made = {
+        name: rng.normal(size=shape).astype(np.float32)
+        for name, shape in arrays.items()
+    }
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    head = {"cls.predictions.bias": np.zeros(WORDS, np.float32)}
+    named = {f"{prefix}{name}": array for name, array in made.items()}
+    save_file(named | (head if prefix == "bert." else {}), folder / "model.safetensors")
+    return made
+
+
+def _norm(w: dict[str, np.ndarray], name: str, x: np.ndarray) -> np.ndarray:
+    word = ("gamma", "beta") if f"{name}.gamma" in w else ("weight", "bias")
+    centred = x - x.mean(-1, keepdims=True)
+    scaled = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + EPSILON)
+    return scaled * w[f"{name}.{word[0]}"] + w[f"{name}.{word[1]}"]
+
+
+def _attended(q: np.ndarray, k: np.ndarray, v: np.ndarray, see: np.ndarray) -> Any:
+    def heads(x: np.ndarray) -> np.ndarray:
+        return x.reshape(*x.shape[:2], HEADS, -1).swapaxes(1, 2)
+
+    scores = heads(q) @ heads(k).swapaxes(2, 3) / math.sqrt(WIDTH // HEADS)
+    scores = np.where(see, scores, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    return (weights @ heads(v)).swapaxes(1, 2).reshape(q.shape)
+
+
+def _bert_states(
+    w: dict[str, np.ndarray], config: dict[str, Any], ids: Any, mask: Any, types: Any
+) -> list[np.ndarray]:
+    first = 2 if config["model_type"] == "roberta" else 0
+    tables = [w[f"embeddings.{x}_embeddings.weight"] for x in ("word", "token_type")]
+    places = w["embeddings.position_embeddings.weight"][first : first + ids.shape[1]]
+    x = _norm(w, "embeddings.LayerNorm", tables[0][ids] + places + tables[1][types])
+    states = [x]
+    for i in range(LAYERS):
+        layer = f"encoder.layer.{i}"
+
+        def dense(name: str, x: np.ndarray, layer: str = layer) -> np.ndarray:
+            return x @ w[f"{layer}.{name}.weight"].T + w[f"{layer}.{name}.bias"]
+
+        q, k, v = (dense(f"attention.self.{n}", x) for n in ("query", "key", "value"))
+        out = dense("attention.output.dense", _attended(q, k, v, mask[:, None, None]))
+        x = _norm(w, f"{layer}.attention.output.LayerNorm", x + out)
+        inner = dense("intermediate.dense", x)
+        inner = inner * 0.5 * (1 + np.vectorize(math.erf)(inner / math.sqrt(2)))
+        x = _norm(w, f"{layer}.output.LayerNorm", x + dense("output.dense", inner))
+        states.append(x)
+    return states
+
+
+def _gpt2_states(w: dict[str, np.ndarray], ids: np.ndarray) -> list[np.ndarray]:
+    x = w["wte.weight"][ids] + w["wpe.weight"][: ids.shape[1]]
+    states, past = [x], np.tril(np.ones((ids.shape[1],) * 2, bool))
+    for i in range(LAYERS):
+
+        def dense(name: str, x: np.ndarray, layer: str = f"h.{i}") -> np.ndarray:
+            return x @ w[f"{layer}.{name}.weight"] + w[f"{layer}.{name}.bias"]
+
+        q, k, v = np.split(dense("attn.c_attn", _norm(w, f"h.{i}.ln_1", x)), 3, -1)
+        x = x + dense("attn.c_proj", _attended(q, k, v, past))
+        y = dense("mlp.c_fc", _norm(w, f"h.{i}.ln_2", x))
+        cube = math.sqrt(2 / math.pi) * (y + 0.044715 * y**3)
+        x = x + dense("mlp.c_proj", y * 0.5 * (1 + np.tanh(cube)))
+        states.append(x)
+    states[-1] = _norm(w, "ln_f", x)
+    return states
+
+
+@pytest.mark.parametrize("config", [BERT, ROBERTA, GPT2], ids=lambda c: c["model_type"])
+def test_every_layer_agrees(tmp_path: Path, config: dict[str, Any]) -> None:
+    """Embeddings and both layers, with padding and types where the model has them."""
+    w = {n: x.astype(np.float64) for n, x in _written(tmp_path, config).items()}
+    ids = np.random.default_rng(1).integers(0, WORDS, (2, LENGTH))
+    mask, types = np.ones(ids.shape, bool), np.zeros_like(ids)
+    encoder = models.from_softmax(tmp_path)
+    if config is GPT2:
+        wanted, more = _gpt2_states(w, ids), {}
+    else:
+        mask[1, 4:] = False
+        types[:, 3:] = config["type_vocab_size"] - 1
+        wanted = _bert_states(w, config, ids, mask, types)
+        more = {"mask": mask, "token_types": types}
+    got = encoder.hidden_states(ids, **more)
+    assert len(got) == len(wanted) == LAYERS + 1
+    for a, b in zip(got, wanted, strict=True):
+        np.testing.assert_allclose(a[mask], b[mask], rtol=2e-4, atol=2e-4)
+
+
+def test_into_another_mechanism(tmp_path: Path) -> None:
+    """Every array but the mechanism's own; other files are refused."""
+    _written(tmp_path, BERT)
+    same, other = (
+        nnx.to_flat_state(nnx.state(model, nnx.Param))
+        for model in (
+            models.from_softmax(tmp_path),
+            models.from_softmax(tmp_path, "linformer", options={"features": 3}),
+        )
+    )
+    theirs = {path: x[...] for path, x in other}
+    own = {path for path in theirs if "parameters" in path}
+    assert own and theirs.keys() - own == {path for path, _ in same}
+    for path, array in same:
+        np.testing.assert_array_equal(array[...], theirs[path])
+    with pytest.raises(ValueError, match="mechanism: expected one with queries"):
+        models.from_softmax(tmp_path, "fnet")
+    (tmp_path / "config.json").write_text(json.dumps(BERT | {"model_type": "t5"}))
+    with pytest.raises(ValueError, match="model_type: expected one of bert, roberta"):
+        models.from_softmax(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(BERT | {"hidden_size": 4}))
+    with pytest.raises(ValueError, match=r"of shape \(4,\), got \(8,\)"):
+        models.from_softmax(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(BERT | {"num_hidden_layers": 3}))
+    with pytest.raises(ValueError, match=r"expected an array encoder\.layer\.2\."):
+        models.from_softmax(tmp_path)
+
+
+def test_a_model_of_ours(tmp_path: Path) -> None:
+    small = {"num_layers": 1, "embed_dim": 8, "mlp_dim": 8, "max_length": 8}
+    trained = models.SequenceClassifier(
+        5, 3, mechanism="softmax", rngs=nnx.Rngs(params=3), **small
+    )
+    file = tmp_path / "one.safetensors"
+    models.save(file, trained)
+    again = models.from_softmax(models.load(file))
+    tokens = np.array([[1, 2, 4, 0]])
+    np.testing.assert_array_equal(again(tokens), trained(tokens))
+    other = models.from_softmax(trained, "cosformer", options={"eps": 1e-4})
+    assert other.encoder.blocks[0].attention.mechanism.name == "cosformer"
+    old, new = (model.encoder.blocks[0].attention for model in (trained, other))
+    for name in ("query", "key", "value", "out"):
+        kernels = (getattr(layer, name).kernel[...] for layer in (old, new))
+        np.testing.assert_array_equal(*kernels)
+    with pytest.raises(ValueError, match="source: expected a model of softmax"):
+        models.from_softmax(other, "flow")
