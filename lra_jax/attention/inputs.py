@@ -163,6 +163,9 @@ FLAX_KEYWORDS = frozenset(
 def check_keywords(function: Callable[..., Any], flax: Mapping[str, Any]) -> None:
     """Raises ``ValueError`` unless further keywords are some that Flax passes.
 
+    Its layer always passes a ``dropout_rate``, which has no effect without weights to
+    drop. Whoever gives one without the rest of Flax's keywords is told so.
+
     Args:
       function: the attention function, whose own keywords are named in the error.
       flax: the keywords that it has no parameter for.
@@ -174,6 +177,28 @@ def check_keywords(function: Callable[..., Any], flax: Mapping[str, Any]) -> Non
             hint = did_you_mean(name, own)
             wanted = f"a keyword of {function.__name__}"
             raise expected(name, wanted, f"one that it does not know{hint}")
+    if flax.get("dropout_rate") and "deterministic" not in flax:
+        wanted = "0, because there are no weights to drop"
+        raise expected("dropout_rate", wanted, flax["dropout_rate"])
+
+
+def refuse_decoding(
+    flax: Mapping[str, Any], query: jax.Array, key: jax.Array, name: str
+) -> None:
+    """Raises ``ValueError`` for one query, and more keys, that come from a Flax layer.
+
+    With ``decode=True`` that layer keeps keys and values, but tells neither where its
+    query is nor what the queries before it were. For mechanisms that need to know.
+    """
+    if "deterministic" in flax and query.shape[1] == 1 < key.shape[1]:
+        raise expected(
+            "query",
+            "all positions at once, because a Flax layer with decode=True does not say "
+            f"where its one query is, on which {name} attention depends (decode by "
+            "lra_jax.models.stream; for one query that is no decoding, take "
+            "lra_jax.models.MultiHeadAttention)",
+            f"T=1 and S={key.shape[1]}",
+        )
 
 
 def check_self(query: jax.Array, key: jax.Array, name: str) -> None:

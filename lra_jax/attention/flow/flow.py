@@ -152,6 +152,7 @@ def flow_attention(
     """
     inputs.check_keywords(flow_attention, flax)
     inputs.check_inputs(query, key, value, is_causal)
+    inputs.refuse_decoding(flax, query, key, "flow")
     options = Options(
         feature_map,
         inputs.accumulation_dtype(query, key, value),

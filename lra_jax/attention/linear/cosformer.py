@@ -197,6 +197,8 @@ def cosformer_attention(
     """
     inputs.check_keywords(cosformer_attention, flax)
     inputs.check_inputs(query, key, value, is_causal)
+    if reweight:
+        inputs.refuse_decoding(flax, query, key, "cosformer")
     inputs.check_eps(eps)
     inputs.check_flag("reweight", reweight)
     target = kernels.choose(

@@ -113,6 +113,7 @@ def lightning_attention(
     """
     inputs.check_keywords(lightning_attention, flax)
     inputs.check_inputs(query, key, value, is_causal)
+    inputs.refuse_decoding(flax, query, key, "lightning")
     feature_maps.check_norm(norm)
     rows = packed.packed(segment_ids, query, key)
     mask = packed.shown(inputs.padding_mask(mask, len(query), key.shape[1]), rows)

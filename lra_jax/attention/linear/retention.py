@@ -112,6 +112,7 @@ def retention_attention(
     """
     inputs.check_keywords(retention_attention, flax)
     inputs.check_inputs(query, key, value, is_causal)
+    inputs.refuse_decoding(flax, query, key, "retention")
     feature_maps.check_norm(norm)
     rows = packed.packed(segment_ids, query, key)
     mask = packed.shown(inputs.padding_mask(mask, len(query), key.shape[1]), rows)

@@ -108,6 +108,7 @@ def linformer_attention(
         "positions, future ones too",
     )
     inputs.check_inputs(query, key, value)
+    inputs.refuse_decoding(flax, query, key, "linformer")
     if value_projection is None:
         value_projection = key_projection
     size = _checked_window(

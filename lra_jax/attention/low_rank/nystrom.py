@@ -111,6 +111,7 @@ def nystrom_attention(
     known("initialisation", initialisation, INITIALISATIONS)
     known("padding", padding, landmarks.PADDINGS)
     inputs.check_inputs(query, key, value)
+    inputs.refuse_decoding(flax, query, key, "nystrom")
     batch, length, num_heads, head_dim = query.shape
     _check_conv(conv_weight, num_heads, length, key.shape[1])
     of_keys = inputs.padding_mask(mask, batch, key.shape[1])

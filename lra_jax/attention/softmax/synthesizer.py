@@ -116,6 +116,7 @@ def synthesizer_attention(
     """
     inputs.check_keywords(synthesizer_attention, flax)
     inputs.check_inputs(query, key, value, is_causal)
+    inputs.refuse_decoding(flax, query, key, "synthesizer")
     batch, length, num_heads = query.shape[:3]
     keys = key.shape[1]
     arrays = _checked(

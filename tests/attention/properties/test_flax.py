@@ -9,6 +9,7 @@ import pytest
 from flax import linen, nnx
 
 from lra_jax import attention
+from lra_jax.attention import MECHANISMS
 
 from ..mechanisms import (
     NAMES,
@@ -21,6 +22,7 @@ from ..mechanisms import (
     run,
 )
 
+CROSS = [name for name in NAMES if MECHANISMS[name].cross]
 PADDING = np.array([[1, 1, 1, 1, 0], [1, 1, 0, 0, 0]], bool)
 
 
@@ -186,6 +188,45 @@ def test_a_causal_function_refuses_to_decode_in_flax() -> None:
     layer.init_cache((2, 5, 8))
     with pytest.raises(ValueError, match="one length"):
         layer(_x()[:, :1])
+
+
+# Luna's memory is an argument that Flax has not.
+@pytest.mark.parametrize("name", [n for n in CROSS if n != "luna"])
+def test_decoding_in_flax_is_right_or_refused(name: str) -> None:
+    """The layer's cached keys with one query at a time, beside the causal layer."""
+    layer = nnx.MultiHeadAttention(
+        num_heads=2,
+        in_features=8,
+        decode=True,
+        attention_fn=_function(name),
+        rngs=nnx.Rngs(0),
+    )
+    x = _x()
+    layer.init_cache(x.shape)
+    if name not in ("softmax", "linear", "norm", "performer"):
+        with pytest.raises(ValueError, match="query: expected all positions at once"):
+            layer(x[:, :1])
+        return
+    graph, state = nnx.split(layer)
+
+    @fast_jit
+    def step(state, x):
+        layer = nnx.merge(graph, state)
+        return layer(x), nnx.state(layer)
+
+    steps = []
+    for position in range(x.shape[1]):
+        out, state = step(state, x[:, position : position + 1])
+        steps.append(out)
+    layer.attention_fn = attention.as_causal(_function(name))
+    wanted = fast_jit(lambda x: layer(x, decode=False))(x)
+    assert_close(jnp.concatenate(steps, 1), wanted)
+
+
+def test_dropout_of_a_function_alone_is_refused() -> None:
+    arrays = inputs(3)
+    with pytest.raises(ValueError, match=r"dropout_rate: expected 0, .* got 0.1"):
+        attention.linear_attention(*arrays, dropout_rate=0.1)
 
 
 def test_what_cannot_be_causal() -> None:
