@@ -31,8 +31,9 @@ class EvaluateConfig:
     save: str | None = None
     """Write the model to this file, NAME.safetensors, for lra_jax.models.load."""
     allow_code: bool = False
-    """Import and call the attention function, package.module:function, that the run's
-    config.json names. It is code: say so only of a directory that you trust."""
+    """Import and call the attention of one's own, package.module:function, that the
+    run's config.json names, from the run's code/. Say so only of a directory that you
+    trust."""
 
 
 def main(args: Sequence[str] | None = None) -> None:

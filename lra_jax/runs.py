@@ -180,11 +180,16 @@ def run_all(plan: Sequence[Run]) -> dict[str, list[dict[str, Any]]]:
 
 
 def finished_result(run: Run) -> dict[str, Any] | None:
-    """The result of a run that is done, with the very same settings; else None."""
+    """The result of a run that is done, with the very same settings and code of one's
+    own; else None."""
+    from lra_jax.training import own_code
+
     try:
         config = json.loads((run.workdir / "config.json").read_text(encoding="utf-8"))
         config.pop("data_fingerprint")
         if Config.from_dict(config).identity() != run.config.identity():
+            return None
+        if own_code.changed(run.workdir, run.config.attention):
             return None
         result = json.loads((run.workdir / "result.json").read_text(encoding="utf-8"))
         result["test_accuracy_best"]

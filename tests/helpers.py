@@ -181,7 +181,12 @@ def values_only(
 
 
 def marked(
-    query: jax.Array, key: jax.Array, value: jax.Array, mark: jax.Array, gain: jax.Array
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    mark: jax.Array,
+    gain: jax.Array,
+    mask: Any = None,
 ) -> jax.Array:
     """An attention with arrays of its own, of which one is trained and one is not."""
     return value * gain + mark[None, None].astype(value.dtype)
@@ -203,7 +208,59 @@ MARKED = Mechanism(
 )
 
 
-def fragile(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+def power_parameters(rng_key: jax.Array, *, num_heads: int) -> dict[str, jax.Array]:
+    return {"log_power": jnp.zeros((num_heads,))}
+
+
+def power_attention(
+    query: jax.Array, key: jax.Array, value: jax.Array, mask: Any = None, *, log_power
+) -> jax.Array:
+    """An attention of one's own with a learned array, and its matrix beside it."""
+    weights = power_weights(query, key, mask, log_power=log_power)
+    return jnp.einsum("bnts,bsnv->btnv", weights, value)
+
+
+def power_weights(
+    query: jax.Array, key: jax.Array, mask: Any = None, *, log_power: jax.Array
+) -> jax.Array:
+    """In proportion to ``exp(q k)`` to a power."""
+    scores = jnp.einsum("btnh,bsnh->bnts", query, key)
+    real = None if mask is None else jnp.broadcast_to(mask, scores.shape)
+    return jax.nn.softmax(scores * jnp.exp(log_power)[None, :, None, None], where=real)
+
+
+class Scaled(nnx.Module):
+    """An attention of one's own that is a module, with parameters and an option."""
+
+    def __init__(
+        self, num_heads: int, head_dim: int, *, scale: float = 1.0, rngs: nnx.Rngs
+    ):
+        self.scale = nnx.Param(jnp.full((1, 1, num_heads, 1), scale))
+        self.mix = nnx.Linear(head_dim, head_dim, rngs=rngs)
+
+    def __call__(
+        self, query: jax.Array, key: jax.Array, value: jax.Array, mask: Any = None
+    ) -> jax.Array:
+        zeros = jnp.zeros(self.scale.shape[2])
+        query = self.mix(query) * self.scale[...]
+        return power_attention(query, key, value, mask, log_power=zeros)
+
+
+def make_scaled(num_heads: int, head_dim: int, rngs: nnx.Rngs) -> Scaled:
+    return Scaled(num_heads, head_dim, rngs=rngs)
+
+
+class Dropped(Scaled):
+    """A module with random numbers of its own, which a run does not keep."""
+
+    def __init__(self, num_heads: int, head_dim: int, rngs: nnx.Rngs):
+        super().__init__(num_heads, head_dim, rngs=rngs)
+        self.dropout = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
+
+
+def fragile(
+    query: jax.Array, key: jax.Array, value: jax.Array, mask: Any = None
+) -> jax.Array:
     """NaN as soon as training has made the values large."""
     return jnp.where(jnp.abs(value).max() > FRAGILE_LIMIT, jnp.nan, value)
 
@@ -211,6 +268,8 @@ def fragile(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
 FRAGILE_LIMIT = 10.0
 
 
-def bad_gradient(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+def bad_gradient(
+    query: jax.Array, key: jax.Array, value: jax.Array, mask: Any = None
+) -> jax.Array:
     """Finite, with a gradient that is not: the square root at 0."""
     return value + jnp.sqrt(0 * value)

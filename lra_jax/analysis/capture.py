@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -28,6 +29,7 @@ class AttentionCall(NamedTuple):
       query, key, value: `[B, T, N, H]`.
       keywords: all that was passed beside them: masks, the mechanism's own arrays,
         options.
+      function: what was called.
     """
 
     mechanism: Mechanism
@@ -35,6 +37,7 @@ class AttentionCall(NamedTuple):
     key: jax.Array
     value: jax.Array
     keywords: dict[str, Any]
+    function: Callable[..., Any]
 
     def weights(self) -> np.ndarray:
         """The dense matrix `[B, N, T, S]` of this call, float32.
@@ -43,14 +46,39 @@ class AttentionCall(NamedTuple):
         attention normalise their output; theirs is the matrix before that.
 
         Raises:
-          ValueError: the mechanism has no such matrix, or is not of this package.
+          ValueError: the mechanism has no such matrix.
         """
-        function = self.mechanism.weights
+        function = self.mechanism.find_weights()
+        if function is None:
+            return self._of_unit_values()
         parameters = inspect.signature(function).parameters
         keywords = {k: v for k, v in self.keywords.items() if k in parameters}
         # One compilation: step by step, each of many operations would be one.
         compiled = jax.jit(functools.partial(function, **keywords))
         return np.asarray(compiled(self.query, self.key))
+
+    def _of_unit_values(self) -> np.ndarray:
+        """The matrix W of a function from outside that gives ``W value``.
+
+        With the unit vectors as values, its output is W.
+        """
+        run = jax.jit(functools.partial(self.function, **self.keywords))
+        batch, length, heads, _ = self.key.shape
+        unit = jnp.eye(length, dtype=self.value.dtype)[None, :, None]
+        unit = jnp.broadcast_to(unit, (batch, length, heads, length))
+        wanted = f"{self.mechanism.name!r} with NAME_weights, or linear in its values"
+        try:
+            weights = run(self.query, self.key, unit)
+            out = run(self.query, self.key, self.value)
+            again = jnp.einsum("btns,bsnv->btnv", weights, self.value)
+        except Exception as error:
+            got = f"{type(error).__name__}: {error}".partition("\n")[0]
+            raise expected("attention", wanted, got) from error
+        if not jnp.allclose(again, out, atol=1e-2 * float(jnp.abs(out).max())):
+            raise expected(
+                "attention", wanted, "an output that its matrix does not give"
+            )
+        return np.asarray(jnp.moveaxis(weights, 2, 1), np.float32)
 
 
 class Captured(NamedTuple):
@@ -201,7 +229,12 @@ def _blocks(model: nnx.Module, found: nnx.State) -> list[tuple[EncoderBlock, dic
 def _calls(model: nnx.Module, found: nnx.State) -> list[AttentionCall]:
     return [
         AttentionCall(
-            layer.mechanism, query, key, value, arrays | layer.config.keywords
+            layer.mechanism,
+            query,
+            key,
+            value,
+            arrays | layer.config.keywords,
+            layer.function,
         )
         for layer, values in _named(model, MultiHeadAttention, found)
         for query, key, value, arrays in zip(

@@ -11,11 +11,15 @@ import functools
 import importlib
 import importlib.util
 import inspect
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from dataclasses import dataclass, field, replace
+import sys
+import types
+from collections.abc import Callable, Iterator, MutableMapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from lra_jax.attention import own
+from lra_jax.attention.mechanism import Gate, Mechanism
 from lra_jax.errors import did_you_mean, expected
 
 __all__ = [
@@ -29,6 +33,7 @@ __all__ = [
     "public_names",
     "resolve",
     "sizes",
+    "spell",
 ]
 
 MODULES = (
@@ -58,141 +63,6 @@ MODULES = (
     "lra_jax.attention.recurrent.gated_delta",
     "lra_jax.attention.recurrent.hgrn",
 )
-
-
-@dataclass(frozen=True)
-class Gate:
-    """A further dense projection of a layer, which the function takes by keyword.
-
-    Attributes:
-      name: the keyword.
-      of: "query" or "key": whose positions it is made from and belongs to.
-      width: columns in each head: "head" (H), "value" (Hv), or "one", an array without
-        a last axis.
-      activation: what the projection goes through, of `lra_jax.attention.gates`.
-      rank: columns between two matrices in place of one; None = one matrix.
-      bias: what the projection's bias is at first; "spread" lets a sigmoid of it have
-        time constants from 2 to 2,000 positions, evenly in their logarithm.
-    """
-
-    name: str
-    of: str = "key"
-    width: str = "head"
-    activation: str = "identity"
-    rank: int | None = None
-    bias: float | str = 0.0
-
-
-@dataclass(frozen=True)
-class Mechanism:
-    """One attention mechanism.
-
-    The capabilities are None for a function from outside this package: unknown.
-
-    Attributes:
-      name: as given to ``--attention``.
-      module: the module that holds its functions; an entry leaves it out.
-      causal: has an autoregressive form.
-      cross: query and key may differ in length.
-      stream: has ``<name>_init``, ``<name>_prefill`` and ``<name>_step``, with a state
-        of constant size.
-      packed: computes the documents of a packed row (``segment_ids``) in one pass;
-        otherwise one after the other, each at the cost of the whole row.
-      kernels: has Pallas kernels, chosen by its ``implementation``.
-      sharded: name of the function that computes one device's slice of a sequence that
-        is split over devices; None = it cannot be split.
-      rotary: its scores are inner products of queries and keys, so that rotary
-        positions suit it.
-      cost: leading term of the time, in T, S, H and the mechanism's own sizes.
-      summary: one line.
-      source: the paper.
-      parameters: name of the function that makes its own arrays, if it has any.
-      buffers: which of those arrays are not trained but stay as they were made.
-      projections: those of a layer's dense projections that it has a use for. Without
-        "query" or "key" it does not read that argument; without "value" it takes the
-        layer's input as it is, and without "out" its output is the layer's.
-      activation: applied to queries, keys and values after their projections, of
-        `lra_jax.attention.gates`.
-      gates: further projections of the layer.
-      layout: name of the function that gives the widths of a layer's heads from the
-        width of its input, where they are not the layer's own to choose.
-      mlp: False if a layer does the MLP's work too. A block of a model then holds a
-        second such layer in the MLP's place.
-      memory: name of the function that takes a ``memory`` and returns, beside the
-        output, what the next layer's memory is made of; None = it has no memory.
-      presets: what a named preset of a task changes for this mechanism: a pattern of
-        preset names (``official``, ``modern*``), then one of task names (``*``, which
-        is all of LRA's, or ``path*``, ``mad-*``), then flags and their values. A later
-        pattern overrules an earlier one.
-      function: the function itself, for one from outside this package.
-    """
-
-    name: str
-    module: str = ""
-    causal: bool | None = None
-    cross: bool | None = None
-    stream: bool | None = None
-    packed: bool = False
-    kernels: bool = False
-    sharded: str | None = None
-    rotary: bool = False
-    cost: str = "unknown"
-    summary: str = ""
-    source: str = ""
-    parameters: str | None = None
-    buffers: tuple[str, ...] = ()
-    projections: tuple[str, ...] = ("query", "key", "value", "out")
-    activation: str = "identity"
-    gates: tuple[Gate, ...] = ()
-    layout: str | None = None
-    mlp: bool = True
-    memory: str | None = None
-    presets: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(
-        default_factory=dict, hash=False
-    )
-    function: Callable[..., Any] | None = None
-
-    @property
-    def attention(self) -> Callable[..., Any]:
-        """``<name>_attention``, or the function given; imports it if need be."""
-        if self.function is not None:
-            return self.function
-        return self._find(f"{self.name}_attention")
-
-    @property
-    def weights(self) -> Callable[..., Any]:
-        """``<name>_weights``, the dense `[B, N, T, S]` form.
-
-        Raises:
-          ValueError: the mechanism is a function from outside, which has none.
-        """
-        if self.function is not None:
-            wanted = "a registered mechanism for its dense weights"
-            raise expected("attention", wanted, f"the function {self.name!r}")
-        return self._find(f"{self.name}_weights")
-
-    @property
-    def make_parameters(self) -> Callable[..., dict[str, Any]] | None:
-        """The function that makes its own arrays; None if it has none."""
-        return None if self.parameters is None else self._find(self.parameters)
-
-    @property
-    def make_layout(self) -> Callable[..., Any] | None:
-        """The function that gives its heads' widths; None if a layer may choose."""
-        return None if self.layout is None else self._find(self.layout)
-
-    @property
-    def with_memory(self) -> Callable[..., Any] | None:
-        """The function that takes a memory; None if it has none."""
-        return None if self.memory is None else self._find(self.memory)
-
-    @property
-    def slice_attention(self) -> Callable[..., Any] | None:
-        """The function of one device's slice of a sequence; None if it has none."""
-        return None if self.sharded is None else self._find(self.sharded)
-
-    def _find(self, name: str) -> Callable[..., Any]:
-        return getattr(importlib.import_module(self.module), name)
 
 
 def sizes(**sizes: int) -> dict[str, int]:
@@ -266,29 +136,30 @@ def names() -> tuple[str, ...]:
     return tuple(MECHANISMS)
 
 
-def resolve(spec: "str | Callable[..., Any] | Mechanism") -> Mechanism:
+def resolve(spec: Any) -> Mechanism:
     """Finds a mechanism.
 
     Args:
-      spec: a registered name, a function ``(query, key, value, ...)``, the string
-        "package.module:function", or a `Mechanism`, which is returned as it is.
+      spec: a registered name; a function ``(query, key, value, ...)``; a class or
+        factory of ``nnx.Module``; a Python module with ``NAME_attention``, NAME being
+        the last part of its own name, or with ``MECHANISM``; a `Mechanism`; or the text
+        "package.module:function" for any of these. ``function`` may also be NAME alone.
 
     Returns:
       The mechanism. A function of this package, however it was given, is its registered
-      mechanism; for any other the capabilities are None.
+      mechanism; for any other the capabilities are None. A function ``NAME_attention``
+      has the arrays that ``NAME_parameters`` beside it makes, if that exists, and the
+      dense form ``NAME_weights``.
 
     Raises:
-      ValueError: no such name, module or attribute, or it cannot be called.
+      ValueError: no such name, module or attribute, it cannot be called, or it is an
+        instance of a module: its arrays would be those of every layer, and no layer
+        would train them.
     """
-    if isinstance(spec, Mechanism):
-        return spec
-    if callable(spec):
-        return _foreign(spec)
+    if isinstance(spec, str) and ":" in spec:
+        return _known(own.mechanism(own.load(spec), spec))
     if not isinstance(spec, str):
-        wanted = "a registered name, 'package.module:function' or a function"
-        raise expected("attention", wanted, f"{spec!r}")
-    if ":" in spec:
-        return _foreign(_load(spec), spec)
+        return _known(own.mechanism(spec))
     if spec not in MECHANISMS:
         wanted = f"one of {', '.join(MECHANISMS)}, or 'package.module:function'"
         hint = did_you_mean(spec.lower(), MECHANISMS)
@@ -296,44 +167,38 @@ def resolve(spec: "str | Callable[..., Any] | Mechanism") -> Mechanism:
     return MECHANISMS[spec]
 
 
-def _foreign(function: Callable[..., Any], name: str | None = None) -> Mechanism:
-    module = getattr(function, "__module__", None) or ""
-    own_name = getattr(function, "__qualname__", type(function).__name__)
-    try:
-        inspect.signature(function).bind_partial("query", "key", "value")
-    except (TypeError, ValueError) as error:
-        wanted = f"{name or own_name!r} to take (query, key, value, ...)"
-        raise expected("attention", wanted, error) from error
-    for mechanism in MECHANISMS.values():
-        if (module, own_name) == (mechanism.module, f"{mechanism.name}_attention"):
-            return mechanism
-    return Mechanism(
-        name=name or own_name,
-        module=module,
-        summary="a function from outside lra_jax",
-        function=function,
-    )
+def _known(mechanism: Mechanism) -> Mechanism:
+    """The registered mechanism, where it is that one's function or entry."""
+    function = getattr(mechanism.function, "__name__", None)
+    name = function or f"{mechanism.name}_attention"
+    for one in MECHANISMS.values():
+        if (mechanism.module, name) == (one.module, f"{one.name}_attention"):
+            return one
+    return mechanism
 
 
-def _load(spec: str) -> Callable[..., Any]:
-    path, _, attribute = spec.partition(":")
-    if not path or not attribute:
-        raise expected("attention", "'package.module:function'", f"{spec!r}")
-    try:
-        found = importlib.import_module(path)
-    except (Exception, SystemExit) as error:
-        wanted = f"a module that imports before ':' in {spec!r}"
-        got = f"{type(error).__name__}: {error}"
-        raise expected("attention", wanted, got) from error
-    for part in attribute.split("."):
-        if not hasattr(found, part):
-            wanted = f"{attribute!r} in the module {path!r}"
-            raise expected("attention", wanted, f"no attribute {part!r}")
-        found = getattr(found, part)
-    if not callable(found):
-        kind = type(found).__name__
-        raise expected("attention", f"{spec!r} to be a function", f"a {kind}")
-    return found
+def spell(thing: Any) -> str:
+    """The string that `resolve` finds a thing by: the inverse of it.
+
+    Raises:
+      ValueError: there is none, as for a function within a function.
+    """
+    kinds = types.ModuleType | Mechanism
+    if not (callable(thing) or isinstance(thing, kinds)):
+        return thing  # A text, or nothing that `resolve` takes.
+    mechanism = resolve(thing)
+    if MECHANISMS.get(mechanism.name) is mechanism:
+        return mechanism.name
+    if isinstance(thing, types.ModuleType):
+        return f"{thing.__name__}:{own.stem(thing)}"
+    home, name = (getattr(thing, part, "") for part in ("__module__", "__qualname__"))
+    found: Any = sys.modules.get(home)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if found is not thing:
+        wanted = "what a module has under its own name, or 'package.module:function'"
+        raise expected("attention", wanted, f"{mechanism.name!r}")
+    return f"{home}:{name}"
 
 
 def as_causal(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -3,7 +3,7 @@
 import fnmatch
 from typing import Any
 
-from lra_jax.attention.registry import MECHANISMS
+from lra_jax.attention.registry import MECHANISMS, spell
 from lra_jax.configs.base import (
     Config,
     DataConfig,
@@ -26,18 +26,20 @@ __all__ = [
 
 
 def get_preset(
-    task: str = "listops", preset: str | None = None, attention: str = "cosformer"
+    task: str = "listops", preset: str | None = None, attention: Any = "cosformer"
 ) -> Config:
     """The config of a named preset, with what the mechanism's entry adds to it.
 
     Args:
       task: its name.
       preset: None = the task's first.
-      attention: the mechanism.
+      attention: the mechanism: a name, or one's own function, ``nnx.Module`` class, or
+        what else `lra_jax.attention.resolve` takes.
 
     Raises:
       ValueError: for an unknown task or preset, with the nearest name.
     """
+    attention = spell(attention)
     presets = find_task(task).presets
     preset = next(iter(presets)) if preset is None else preset
     config = presets[known("--preset", preset, presets)](attention)

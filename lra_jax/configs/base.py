@@ -12,6 +12,7 @@ import hashlib
 import json
 from typing import Any, ClassVar, Literal, Self
 
+from lra_jax.attention.registry import spell
 from lra_jax.configs.registry import find_task
 from lra_jax.errors import check_types, expected, not_negative, positive
 
@@ -235,7 +236,8 @@ class Config:
     task: str = "listops"
     """Task to train on."""
     attention: str = "cosformer"
-    """Attention mechanism: a name, or package.module:function for your own."""
+    """Attention mechanism: a name, or package.module:thing for your own function or
+    nnx.Module class."""
     preset: str = None  # pyright: ignore[reportAssignmentType]  # the task's first
     """Named set of defaults for the task; by default its first."""
     seed: int = 0
@@ -260,6 +262,8 @@ class Config:
     """The task's own settings of its data."""
 
     def __post_init__(self) -> None:
+        # A function, module or class of one's own, as the text that finds it.
+        object.__setattr__(self, "attention", spell(self.attention))
         if self.data is None:
             object.__setattr__(self, "data", find_task(self.task).data())
         if self.preset is None:

@@ -1,6 +1,7 @@
 """Multi-head attention around any mechanism of ``lra_jax.attention``."""
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -101,6 +102,7 @@ class MultiHeadAttention(nnx.Module):
         )
         self.memory_norm: Any = LayerNorm(in_features, dtype=dtype) if gives else None
         self.parameters = nnx.Dict(self._parameters(rngs))
+        self.module: Any = config.make_module(rngs)
 
     def __call__(
         self,
@@ -185,6 +187,10 @@ class MultiHeadAttention(nnx.Module):
         # In a packed row too: only differences of positions matter.
         if self.config.rotary:
             query, key = rotated(query), rotated(key)
+        if mask is not None and not self.config.accepts("mask"):
+            name = self.mechanism.name
+            words = f"attention {name!r} takes no mask, and attends to padding"
+            warnings.warn(words, stacklevel=2)
         masks = {
             "mask": None if mask is None else mask[:, None, None, :],
             "query_mask": query_mask,
@@ -201,7 +207,7 @@ class MultiHeadAttention(nnx.Module):
             arrays["memory"] = arrays["memory"] + added
         sow(self, queries=query, keys=key, values=value, keywords=arrays)
         keywords = arrays | self.config.keywords
-        out = self.mechanism.attention(query, key, value, **keywords)
+        out = self._called(query, key, value, keywords)
         self._check_output(out, *query.shape[:3], self.value_dim)
         with_memory = self.mechanism.with_memory
         if self.memory_out is not None and with_memory is not None:
@@ -209,6 +215,32 @@ class MultiHeadAttention(nnx.Module):
             _, summary = with_memory(query, key, value, **keywords)
             memory = self._carried(memory, summary)
         return self.finished(out, value, own), memory
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """The mechanism's function, or this layer's own module from outside."""
+        return self.mechanism.attention if self.module is None else self.module
+
+    def _called(
+        self,
+        query: jax.Array,
+        key: jax.Array,
+        value: jax.Array,
+        keywords: Mapping[str, Any],
+    ) -> Any:
+        """The mechanism's output; an error from outside gets a note of all shapes."""
+        try:
+            return self.function(query, key, value, **keywords)
+        except Exception as error:
+            if self.mechanism.foreign:
+                arrays = {"query": query, "key": key, "value": value, **keywords}
+                shapes = ", ".join(
+                    f"{name} {list(array.shape)}"
+                    for name, array in arrays.items()
+                    if hasattr(array, "shape")
+                )
+                error.add_note(f"called with {shapes}")
+            raise
 
     def projected(
         self, inputs: jax.Array, mask: jax.Array, skip: int
@@ -375,14 +407,7 @@ class MultiHeadAttention(nnx.Module):
         make = self.mechanism.make_parameters
         if make is None or not self.config.own_parameters:
             return {}
-        known = {
-            "max_length": self.config.max_length,
-            "num_heads": self.num_heads,
-            "head_dim": self.head_dim,
-            "layer": self.config.layer,
-            "num_layers": self.config.num_layers,
-            "dtype": jnp.float32,
-        }
+        known = self.config.offered | {"dtype": jnp.float32}
         taken = {name: x for name, x in known.items() if name in named(make)}
         arrays = make(rngs.params(), **taken, **self.config.parameter_options)
         buffers = self.mechanism.buffers

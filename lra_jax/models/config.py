@@ -8,7 +8,9 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from lra_jax.attention import registry
+from flax import nnx
+
+from lra_jax.attention import own, registry
 from lra_jax.attention.inputs import check_flag, check_size
 from lra_jax.errors import check_types, expected, within
 from lra_jax.models.layers import check_even, check_rate
@@ -40,10 +42,11 @@ class AttentionConfig:
       qkv_features: width N * H of all heads; None = ``in_features``.
       out_features: width of the output; None = ``in_features``.
       mechanism: a registered name (``python -m lra_jax.attention`` lists them), a
-        function ``(query, key, value, ...)`` of `[B, T, N, H]` arrays, or the string
-        ``"package.module:function"``; kept as the `Mechanism` that it names. A function
-        gets those of the keywords mask (`[B, 1, 1, S]`), query_mask, max_length and
-        is_causal that it takes.
+        function ``(query, key, value, ...)`` of `[B, T, N, H]` arrays, a class or
+        factory of ``nnx.Module`` called in the same way, or what else
+        `lra_jax.attention.resolve` takes; kept as the `Mechanism` that it names. A
+        function gets those of the keywords mask (`[B, 1, 1, S]`), query_mask,
+        max_length and is_causal that it takes.
       max_length: longest sequence: cosFormer's M, the width of Linformer's projections,
         which need it; fixing it makes cosFormer independent of padding.
       options: further keywords of the mechanism, as in ``{"clip": None}``, or of its
@@ -127,7 +130,7 @@ class AttentionConfig:
         self._check_ends()
         if self.rotary:
             self._check_rotary()
-        make = self.mechanism.make_parameters
+        make = self.mechanism.make or self.mechanism.make_parameters
         if self.max_length is None and make and "max_length" in named(make):
             reason = f"{self.mechanism.name!r} has parameters for each position"
             raise expected("max_length", f"an int, because {reason}", None)
@@ -161,8 +164,50 @@ class AttentionConfig:
 
     def accepts(self, keyword: str) -> bool:
         """Whether the mechanism's function takes a keyword."""
-        accepted = registry.accepted_keywords(self.mechanism.attention)
-        return accepted is None or keyword in accepted
+        return self._accepted is None or keyword in self._accepted
+
+    @functools.cached_property
+    def _accepted(self) -> frozenset[str] | None:
+        if self.mechanism.make is None:
+            return registry.accepted_keywords(self.mechanism.attention)
+        # Made without its arrays, to see how it is called.
+        try:
+            made = nnx.eval_shape(lambda: self.make_module(nnx.Rngs(params=0)))
+        except Exception as error:
+            if isinstance(error, ValueError) and ": expected " in str(error):
+                raise
+            wanted = f"{self.mechanism.name!r} to make an nnx.Module"
+            raise expected("attention", wanted, repr(error)) from error
+        return registry.accepted_keywords(made)
+
+    @property
+    def offered(self) -> dict[str, int | None]:
+        """What a maker of arrays or modules may take by name."""
+        return {
+            "max_length": self.max_length,
+            "num_heads": self.widths.num_heads,
+            "head_dim": self.widths.head_dim,
+            "layer": self.layer,
+            "num_layers": self.num_layers,
+        }
+
+    def make_module(self, rngs: nnx.Rngs) -> Any:
+        """The module of a mechanism from outside that is one, else None.
+
+        Raises:
+          ValueError: it is none that can be called with query, key and value.
+        """
+        make = self.mechanism.make
+        if make is None:
+            return None
+        known = self.offered | {"rngs": rngs}
+        taken = {name: x for name, x in known.items() if name in named(make)}
+        made = make(**taken, **self.parameter_options)
+        if not isinstance(made, nnx.Module) or not callable(made):
+            wanted = f"{self.mechanism.name!r} to make an nnx.Module with a __call__"
+            raise expected("attention", wanted, f"a {type(made).__name__}")
+        own.check_call(made, self.mechanism.name)
+        return made
 
     @property
     def adds_gate(self) -> bool:

@@ -1,5 +1,6 @@
 """A user's options of a mechanism, sorted by what takes them."""
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -19,16 +20,21 @@ def split_options(
     An option that both take (Linformer's ``projection``) goes to both; one of the
     widths of the heads alone goes to neither.
 
+    The parameters of a module from outside are what its class or factory takes.
+
     Raises:
       ValueError: none of them takes it, with the nearest name.
     """
-    make, layout = mechanism.make_parameters, mechanism.make_layout
+    make = mechanism.make or mechanism.make_parameters
+    layout = mechanism.make_layout
     taken = set() if make is None else named(make) - {"max_length", "num_heads"}
-    taken -= {"head_dim", "dtype", "rng_key", "layer", "num_layers"}
+    taken -= {"head_dim", "dtype", "rng_key", "rngs", "layer", "num_layers"}
     widths = set() if layout is None else named(layout) - {"in_features"}
     own = {name: v for name, v in options.items() if name in taken}
-    accepted = named(mechanism.attention) - set(OWN_KEYWORDS)
-    accepted -= {gate.name for gate in mechanism.gates}
+    accepted = set()
+    if mechanism.make is None:
+        accepted = named(mechanism.attention) - set(OWN_KEYWORDS)
+        accepted -= {gate.name for gate in mechanism.gates}
     foreign = {name: v for name, v in options.items() if name in accepted}
     options_known = accepted | taken | widths
     for name in options:
@@ -38,7 +44,11 @@ def split_options(
 
 
 def named(function: Callable[..., Any]) -> set[str]:
-    """Keywords that a function names, beside query, key and value."""
+    """Keywords that a function, or a class's ``__init__``, names, beside query, key
+    and value."""
+    inner = getattr(function, "func", function)  # Of a functools.partial.
+    if inspect.isclass(inner):  # The signature of a class of Flax is (*args, **kwargs).
+        function = functools.partial(inner.__init__, None)
     parameters = inspect.signature(function).parameters.values()
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     names = {p.name for p in parameters if p.kind in kinds}

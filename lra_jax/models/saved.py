@@ -22,7 +22,7 @@ import numpy as np
 from flax import nnx
 
 from lra_jax import files
-from lra_jax.attention.registry import resolve
+from lra_jax.attention.registry import resolve, spell
 from lra_jax.errors import expected, known
 from lra_jax.models import arrays
 from lra_jax.models.attention import Buffer
@@ -211,10 +211,14 @@ def describe(model: Any) -> dict[str, Any]:
         for field in dataclasses.fields(encoder.config)
     }
     mechanism = resolve(encoder.config.mechanism)
-    if mechanism.function is not None and ":" not in mechanism.name:
-        wanted = "an attention given by name or as 'package.module:function'"
-        raise expected("model", wanted, f"the function {mechanism.name!r}")
     settings["mechanism"] = mechanism.name
+    if mechanism.foreign:
+        try:
+            settings["mechanism"] = spell(encoder.config.mechanism)
+        except ValueError as error:
+            wanted = "an attention given by name or as 'package.module:function'"
+            got = f"the function {mechanism.name!r}"
+            raise expected("model", wanted, got) from error
     settings["dtype"] = None if settings["dtype"] is None else str(settings["dtype"])
     for name in ("options", "mlp_options"):
         settings[name] = dict(settings[name])

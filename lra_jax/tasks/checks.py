@@ -12,7 +12,7 @@ from lra_jax.configs import Config, TrainConfig
 from lra_jax.data.curriculum import Curriculum
 from lra_jax.data.length_warmup import LengthWarmup
 from lra_jax.errors import expected, not_negative, positive, renamed, within
-from lra_jax.models import AttentionConfig, MultiHeadAttention
+from lra_jax.models import AttentionConfig, Buffer, MultiHeadAttention
 from lra_jax.tasks.encoder import encoder_config
 from lra_jax.tasks.memory import check_memory
 from lra_jax.tasks.task import Task
@@ -46,7 +46,7 @@ def check_config(config: Config, task: Task) -> None:
     _check_devices(config, task)
     if config.data.packing:
         _check_packing(config, task)
-    if task.packs_rows and not _takes_rows(config.attention):
+    if task.packs_rows and not _takes_rows(config):
         wanted = f"one that takes segment_ids, for --task={task.name}"
         raise expected("--attention", wanted, f"{config.attention!r}")
     encoder_config(config, task.image_shape)
@@ -73,22 +73,25 @@ def check_on_devices(config: Config, task: Task) -> None:
     for index, options in enumerate(encoder.block_options):
         if options not in traced:
             traced.append(options)
-            _trace(config.attention, encoder.attention(index), length)
+            # All images are of one size, so that there is no mask.
+            padded = task.image_shape is None or config.model.padding == "zeros"
+            _trace(config.attention, encoder.attention(index), length, padded)
 
 
-def _trace(attention: str, config: AttentionConfig, length: int) -> None:
+def _trace(attention: str, config: AttentionConfig, length: int, padded: bool) -> None:
     """Traces a layer and its gradient, on two sequences."""
     # Alone: without the arrays and the memory of a layer before it.
     alone = {"own_parameters": True, "takes_memory": False, "gives_memory": False}
     config = dataclasses.replace(config, **alone)
     shape = (2, length, config.in_features)
 
-    def total(inputs: jax.Array, mask: jax.Array) -> jax.Array:
+    def total(inputs: jax.Array, mask: jax.Array | None) -> jax.Array:
         layer = MultiHeadAttention(config=config, rngs=nnx.Rngs(0))
+        _check_variables(attention, layer)
         return layer(inputs, mask=mask).astype(jnp.float32).sum()
 
     inputs: Any = jax.ShapeDtypeStruct(shape, config.dtype)
-    mask: Any = jax.ShapeDtypeStruct(shape[:2], bool)
+    mask: Any = jax.ShapeDtypeStruct(shape[:2], bool) if padded else None
     try:
         jax.eval_shape(jax.grad(total), inputs, mask)
     except ValueError as error:
@@ -97,16 +100,34 @@ def _trace(attention: str, config: AttentionConfig, length: int) -> None:
             raise _broken(attention, error) from error
         given = name in dict(config.options or ())
         flag = "--model.attention_options" if given else "--attention"
+        if name == "attention":
+            raise renamed(error, flag) from error
         raise within(flag, error) from error
     # A function from outside can raise anything; ours raise ValueError alone.
     except Exception as error:
         raise _broken(attention, error) from error
 
 
+def _check_variables(attention: str, layer: MultiHeadAttention) -> None:
+    """Refuses state that the trainer would not keep, as a dropout's random numbers."""
+    kinds = {
+        type(variable).__name__
+        for _, variable in nnx.graph.iter_graph(layer)
+        if isinstance(variable, nnx.Variable)
+        and not isinstance(variable, nnx.Param | Buffer)
+    }
+    if kinds:
+        wanted = f"{attention!r} to hold nnx.Param and lra_jax.models.Buffer only"
+        raise expected("attention", wanted, ", ".join(sorted(kinds)))
+
+
 def _broken(attention: str, error: Exception) -> ValueError:
     first = str(error).strip().partition("\n")[0]
     wanted = f"{attention!r} to map query, key and value to [B, T, N, Hv] arrays"
-    return expected("--attention", wanted, f"{type(error).__name__}: {first}")
+    got = f"{type(error).__name__}: {first}"
+    for note in getattr(error, "__notes__", ()):  # jax adds one of its own.
+        got += f"; {note}" if note.startswith("called with ") else ""
+    return expected("--attention", wanted, got)
 
 
 def _check_devices(config: Config, task: Task) -> None:
@@ -142,8 +163,7 @@ def _check_packing(config: Config, task: Task) -> None:
         wanted = f"False for --task={task.name}, whose examples are not single texts"
         raise expected("--data.packing", wanted, "True")
     mechanism = registry.resolve(config.attention)
-    own = mechanism.function is not None and _takes_rows(config.attention)
-    if not (mechanism.packed or own):
+    if not (mechanism.packed or (mechanism.foreign and _takes_rows(config))):
         able = (name for name, one in registry.MECHANISMS.items() if one.packed)
         wanted = f"one of {', '.join(able)} with --data.packing"
         raise expected("--attention", wanted, f"{config.attention!r}")
@@ -157,11 +177,9 @@ def _check_packing(config: Config, task: Task) -> None:
             raise expected(f"--{flag}", f"{wanted} with --data.packing", f"{given!r}")
 
 
-def _takes_rows(attention: str) -> bool:
+def _takes_rows(config: Config) -> bool:
     """Whether an attention takes the documents of a packed row."""
-    mechanism = registry.resolve(attention)
-    accepted = registry.accepted_keywords(mechanism.attention)
-    return accepted is None or "segment_ids" in accepted
+    return encoder_config(config).attention(0).accepts("segment_ids")
 
 
 def _check_processes(config: Config) -> None:

@@ -16,7 +16,7 @@ from lra_jax.data.dataset import SequenceDataset
 from lra_jax.errors import expected
 from lra_jax.models import save
 from lra_jax.tasks import Task, get_task
-from lra_jax.training import sharding
+from lra_jax.training import own_code, sharding
 from lra_jax.training.loop import Trainer
 from lra_jax.training.workdir import other_data, read_config
 
@@ -72,6 +72,8 @@ def open_run(workdir: str, allow_code: bool = False) -> Trainer:
         wanted = f"True to import what {folder / 'config.json'} names"
         got = f"False, and attention {config.attention!r}"
         raise expected("--allow-code", wanted, got)
+    if allow_code:
+        own_code.prefer(folder)
     if config.train.seq_devices > jax.device_count():
         # The same scores; a machine with fewer devices need not split sequences.
         config = config.replace(train={"seq_devices": 1})

@@ -22,7 +22,7 @@ from lra_jax.data.stages import tokens_before
 from lra_jax.errors import expected
 from lra_jax.models import saved
 from lra_jax.tasks import Task, get_task
-from lra_jax.training import hosts, nans
+from lra_jax.training import hosts, nans, own_code
 from lra_jax.training import workdir as workdirs
 from lra_jax.training.console import RunConsole, format_seconds
 from lra_jax.training.loop import NonFiniteLoss, Trainer
@@ -129,6 +129,7 @@ class Session:
             stack.enter_context(workdirs.exclusive(self.workdir))
             fingerprint = self.dataset.fingerprint
             workdirs.open_workdir(self.workdir, self.config, fingerprint)
+            own_code.keep(self.workdir, self.config.attention)
         elif not (self.workdir / "config.json").exists():
             wanted = "a folder on a file system that all processes share"
             got = f"{self.workdir}, not found by process {jax.process_index()}"

@@ -42,6 +42,9 @@ def init_state(
     params: nnx.State, optimizer: optax.GradientTransformation
 ) -> TrainState:
     """The state before the first step; the optimiser sees the parameters alone."""
+    # A parameter from outside may be of a weak type, as jnp.full(4, 2.0) is; after a
+    # step it no longer would be, and the step would be compiled again.
+    params = jax.tree.map(lambda x: jnp.asarray(x, x.dtype), params)
     return TrainState(
         step=jnp.zeros((), jnp.int32),
         params=params,

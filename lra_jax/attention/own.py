@@ -1,0 +1,125 @@
+"""Attention from outside this package: functions, modules and entries of one's own.
+
+flax is never imported for it: who has a module of Flax has imported that already.
+"""
+
+import importlib
+import inspect
+import sys
+import types
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from lra_jax.attention.mechanism import Mechanism, beside
+from lra_jax.errors import did_you_mean, expected
+
+_KINDS = "a function, a module of functions, an nnx.Module class or a Mechanism"
+
+
+def mechanism(thing: Any, name: str | None = None) -> Mechanism:
+    """The mechanism that a thing is; see `lra_jax.attention.resolve`.
+
+    Args:
+      thing: any object.
+      name: how the user named it.
+
+    Raises:
+      ValueError: it is none.
+    """
+    if isinstance(thing, types.ModuleType):
+        return _of_module(thing, name)
+    if isinstance(thing, Mechanism):
+        place = thing.module or (name or "").partition(":")[0]
+        return thing if place == thing.module else replace(thing, module=place)
+    shown = name or getattr(thing, "__qualname__", type(thing).__name__)
+    nnx, linen = _flax("nnx"), _flax("linen")
+    maker = getattr(thing, "func", thing)  # Of a functools.partial.
+    is_class = inspect.isclass(maker)
+    # Also a method of a module.
+    if isinstance(getattr(thing, "__self__", thing), nnx):
+        wanted = "a class or factory of modules, of which each layer trains one"
+        raise expected("attention", wanted, f"{shown!r}, an instance of a module")
+    if isinstance(thing, linen) or (is_class and issubclass(maker, linen)):
+        wanted = f"{_KINDS} (nnx.bridge.ToNNX makes one of a Linen module)"
+        raise expected("attention", wanted, f"{shown!r}, a Linen module")
+    if not callable(thing):
+        wanted = f"{name!r} to be {_KINDS}" if name else f"a registered name, {_KINDS}"
+        got = f"a {type(thing).__name__}" if name else f"{thing!r}"
+        raise expected("attention", wanted, got)
+    module = getattr(thing, "__module__", None) or ""
+    if (is_class and issubclass(maker, nnx)) or _takes(thing, "rngs"):
+        summary = "a module from outside lra_jax"
+        return Mechanism(name=shown, module=module, summary=summary, make=thing)
+    check_call(thing, shown)
+    return Mechanism(
+        name=shown,
+        module=module,
+        summary="a function from outside lra_jax",
+        parameters=beside(thing, "parameters"),
+        function=thing,
+    )
+
+
+def _flax(api: str) -> Any:
+    """The class of Flax's modules, or what nothing is an instance of."""
+    return getattr(sys.modules.get(f"flax.{api}"), "Module", ())
+
+
+def check_call(function: Callable[..., Any], name: str) -> None:
+    """Raises ``ValueError`` unless a function takes query, key and value."""
+    try:
+        inspect.signature(function).bind_partial("query", "key", "value")
+    except (TypeError, ValueError) as error:
+        wanted = f"{name!r} to take (query, key, value, ...)"
+        raise expected("attention", wanted, error) from error
+
+
+def _takes(function: Callable[..., Any], parameter: str) -> bool:
+    try:
+        return parameter in inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return False
+
+
+def _of_module(module: types.ModuleType, name: str | None) -> Mechanism:
+    """The mechanism of a module: its ``MECHANISM``, or its ``NAME_attention``."""
+    entry = getattr(module, "MECHANISM", None)
+    if isinstance(entry, Mechanism):
+        return replace(entry, module=entry.module or module.__name__)
+    wanted = f"{stem(module)}_attention"
+    if not hasattr(module, wanted):
+        got = f"the module {module.__name__!r} without"
+        raise expected("attention", f"{wanted} in a module of functions", got)
+    return mechanism(getattr(module, wanted), name)
+
+
+def stem(module: types.ModuleType) -> str:
+    """The last part of a module's name."""
+    return module.__name__.rpartition(".")[2]
+
+
+def load(spec: str) -> Any:
+    """The thing that ``package.module:thing`` names.
+
+    Raises:
+      ValueError: there is none, or its module does not import.
+    """
+    path, _, attribute = spec.partition(":")
+    if not path or not attribute:
+        raise expected("attention", "'package.module:function'", f"{spec!r}")
+    try:
+        found = importlib.import_module(path)
+    except (Exception, SystemExit) as error:
+        wanted = f"a module that imports before ':' in {spec!r}"
+        got = f"{type(error).__name__}: {error}"
+        raise expected("attention", wanted, got) from error
+    for part in attribute.split("."):
+        longer = f"{part}_attention"
+        if not hasattr(found, part) and not hasattr(found, longer):
+            names = (x.removesuffix("_attention") for x in vars(found))
+            hint = did_you_mean(part, [x for x in names if x[:1] != "_"])
+            wanted = f"{attribute!r} in the module {path!r}"
+            raise expected("attention", wanted, f"no attribute {part!r}{hint}")
+        found = getattr(found, part if hasattr(found, part) else longer)
+    return found

@@ -1,0 +1,131 @@
+"""The source of an attention from outside, which a run keeps: ``code/`` in its folder.
+
+A number belongs to the code that made it. `keep` copies the files, and refuses to go on
+with a run, or to show its result, once they say something else; `prefer` lets a run be
+scored from any folder, by the code that it was trained with.
+"""
+
+import ast
+import importlib.util
+import inspect
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from lra_jax.attention import registry
+from lra_jax.errors import expected
+from lra_jax.files import write_text
+
+FOLDER = "code"
+_INSTALLED = {"site-packages", "dist-packages"}
+
+
+def sources(attention: str) -> dict[str, str]:
+    """The Python files of an attention from outside: path and text of each.
+
+    They are those of its module and of what that imports from the same place, a folder
+    of the import path. Of a notebook, which is no file, it is the thing itself.
+    """
+    mechanism = registry.resolve(attention)
+    if not mechanism.foreign:
+        return {}
+    named = attention.partition(":")[0] if ":" in attention else mechanism.module
+    if named == "__main__":
+        try:
+            return {
+                "__main__.py": inspect.getsource(mechanism.make or mechanism.attention)
+            }
+        except (OSError, TypeError):
+            return {}
+    top = _file(named.partition(".")[0])
+    if top is None:  # A namespace, or no Python.
+        return {}
+    home = top.parent if top.name == "__init__.py" else top
+    installed = _INSTALLED & {*top.parts}
+    within = home if installed else home.parent
+    found: dict[Path, str] = {}
+    names = [named, mechanism.module]
+    while names:
+        name = names.pop()
+        file = _file(name)
+        if file is None or file in found or not file.is_relative_to(within):
+            continue
+        # Packages in a virtual environment within the user's folder, and our own.
+        if not installed and (_INSTALLED & {*file.parts} or name.startswith("lra_jax")):
+            continue
+        found[file] = file.read_text(encoding="utf-8")
+        parts = name.split(".")
+        names += [".".join(parts[:n]) for n in range(1, len(parts))]
+        names += _imported(found[file], name, file.name == "__init__.py")
+    return {str(file.relative_to(home.parent)): found[file] for file in sorted(found)}
+
+
+def changed(workdir: Path, attention: str) -> list[str]:
+    """The files of a run's code that say something else now; comments do not count."""
+    kept = workdir / FOLDER
+    if not kept.is_dir():
+        return []
+    old = {
+        str(file.relative_to(kept)): file.read_text(encoding="utf-8")
+        for file in kept.rglob("*.py")
+    }
+    new = sources(attention)
+    return sorted(
+        name for name in old.keys() | new.keys() if _said(old, name) != _said(new, name)
+    )
+
+
+def keep(workdir: Path, attention: str) -> None:
+    """Copies the code to the run's folder, or compares it with the copy there.
+
+    Args:
+      workdir: the run directory.
+      attention: as in its config.
+
+    Raises:
+      ValueError: the code of a run that has begun has changed.
+    """
+    begun = (workdir / "metrics.jsonl").exists() or (workdir / "result.json").exists()
+    differing = changed(workdir, attention)
+    if begun and differing:
+        wanted = f"the code that {workdir} was trained with, a copy of which is there"
+        got = f"changes in {', '.join(differing)}; give another --workdir to train it"
+        raise expected("--attention", wanted, got)
+    for name, text in sources(attention).items():
+        file = workdir / FOLDER / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_text(file, text)
+
+
+def prefer(workdir: Path) -> None:
+    """Puts the code of a run in front of what else its names would import."""
+    kept = workdir / FOLDER
+    if kept.is_dir() and str(kept) not in sys.path:
+        sys.path.insert(0, str(kept))
+
+
+def _said(files: dict[str, str], name: str) -> str:
+    text = files.get(name, "")
+    try:
+        return ast.unparse(ast.parse(text))
+    except SyntaxError:
+        return text
+
+
+def _file(name: str) -> Path | None:
+    """The source of a module that is loaded."""
+    file = getattr(sys.modules.get(name), "__file__", None)
+    return Path(file).resolve() if file and file.endswith(".py") else None
+
+
+def _imported(text: str, module: str, is_package: bool) -> Iterator[str]:
+    """The names of modules that a source imports, and of what may be one."""
+    package = module if is_package else module.rpartition(".")[0]
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            name = "." * node.level + (node.module or "")
+            base = importlib.util.resolve_name(name, package) if node.level else name
+            yield base
+            yield from (f"{base}.{alias.name}" for alias in node.names)

@@ -1,0 +1,69 @@
+"""Attention of one's own: functions, modules of functions, classes, entries."""
+
+import functools
+import types
+
+import helpers
+import pytest
+from flax import linen, nnx
+
+from lra_jax import attention
+from lra_jax.attention.registry import spell
+from lra_jax.configs import get_preset
+
+
+def test_a_function_brings_what_is_beside_it() -> None:
+    for spec in ("helpers:power", "helpers:power_attention", helpers.power_attention):
+        mechanism = attention.resolve(spec)
+        assert mechanism.attention is helpers.power_attention
+        assert mechanism.make_parameters is helpers.power_parameters
+        assert mechanism.weights is helpers.power_weights
+        assert spell(spec) in (spec, "helpers:power_attention")
+
+
+def test_a_module_of_functions(monkeypatch) -> None:
+    module = types.ModuleType("package.power")
+    with pytest.raises(ValueError, match=r"expected power_attention in a module"):
+        attention.resolve(module)
+    monkeypatch.setattr(module, "power_attention", helpers.power_attention, False)
+    assert attention.resolve(module).attention is helpers.power_attention
+    assert spell(module) == "package.power:power"
+    entry = attention.Mechanism(name="power", parameters="power_parameters")
+    monkeypatch.setattr(module, "MECHANISM", entry, raising=False)
+    assert attention.resolve(module).module == "package.power"
+
+
+def test_an_entry_by_its_path(monkeypatch) -> None:
+    entry = attention.Mechanism(name="power", parameters="power_parameters")
+    monkeypatch.setattr(helpers, "ENTRY", entry, raising=False)
+    mechanism = attention.resolve("helpers:ENTRY")
+    assert mechanism.attention is helpers.power_attention
+    assert mechanism.make_parameters is helpers.power_parameters
+    with pytest.raises(ValueError, match="power_parameters in the module ''"):
+        _ = entry.make_parameters
+
+
+def test_modules_are_made_by_each_layer() -> None:
+    wide = functools.partial(helpers.Scaled, scale=2.0)
+    for maker in (helpers.Scaled, helpers.make_scaled, wide, "helpers:Scaled"):
+        assert attention.resolve(maker).make is not None
+    with pytest.raises(ValueError, match="a function, where no layer"):
+        _ = attention.resolve(helpers.Scaled).attention
+
+
+def test_what_would_not_be_trained_is_refused() -> None:
+    made = helpers.Scaled(2, 4, rngs=nnx.Rngs(0))
+    for instance in (made, made.__call__):
+        with pytest.raises(ValueError, match=r"a class or factory.*got .*an instance"):
+            attention.resolve(instance)
+    for thing in (linen.Dense, linen.Dense(3)):
+        with pytest.raises(ValueError, match=r"ToNNX.*a Linen module"):
+            attention.resolve(thing)
+
+
+def test_a_config_takes_the_thing_itself() -> None:
+    assert get_preset(attention=helpers.Scaled).attention == "helpers:Scaled"
+    assert get_preset(attention=attention.flow_attention).attention == "flow"
+    assert attention.resolve("helpers:MARKED") is helpers.MARKED
+    with pytest.raises(ValueError, match="under its own name"):
+        get_preset(attention=lambda query, key, value: value)

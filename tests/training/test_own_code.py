@@ -1,0 +1,118 @@
+"""A run with an attention of one's own: trained, kept with its code, scored by it."""
+
+import sys
+from typing import Any
+
+import helpers
+import numpy as np
+import pytest
+
+from lra_jax import analyze, evaluate, runs
+from lra_jax.configs import get_preset
+from lra_jax.models import MultiHeadAttention
+from lra_jax.tasks import get_task
+from lra_jax.training import own_code
+from lra_jax.training.restore import load_run
+from lra_jax.training.session import Session
+
+SOURCE = """
+import jax.numpy as jnp
+
+from parts import power
+
+
+class Mine(power.Scaled):
+    pass
+"""
+PART = "from helpers import Scaled\n"
+
+
+def test_a_module_is_trained_and_kept_with_its_code(tmp_path, monkeypatch) -> None:
+    code = tmp_path / "code"
+    (code / "parts").mkdir(parents=True)
+    (code / "mine.py").write_text(SOURCE)
+    (code / "parts" / "__init__.py").write_text("")
+    (code / "parts" / "power.py").write_text(PART)
+    monkeypatch.syspath_prepend(str(code))
+    config = helpers.tiny(
+        tmp_path / "data",
+        tmp_path / "run",
+        attention="mine:Mine",
+        train={"steps": 4, "eval_every": 4, "warmup": 1},
+        model={"attention_options": "scale=2.0"},
+    )
+    with Session(config, quiet=True) as session:
+        result = session.run()
+        module: Any = session.trainer.model_at(session.trainer.state.params)
+        layer = module.encoder.blocks[0].attention
+        assert isinstance(layer.module, helpers.Scaled)
+        trained = np.asarray(layer.module.scale[...])
+    assert 0 < np.abs(trained - 2).max() < 1
+
+    kept = tmp_path / "run" / own_code.FOLDER
+    files = sorted(str(x.relative_to(kept)) for x in kept.rglob("*.py"))
+    assert files == ["mine.py", "parts/__init__.py", "parts/power.py"]
+    plan = runs.Run(config, tmp_path / "run", (), "")
+    (code / "mine.py").write_text(f"# A comment.\n{SOURCE}")
+    assert runs.finished_result(plan) == result
+    (code / "parts" / "power.py").write_text(f"{PART}WIDTH = 3\n")
+    assert runs.finished_result(plan) is None
+    with pytest.raises(ValueError, match=r"changes in parts/power\.py"):
+        Session(config, quiet=True)
+
+    # From another folder, with the code that it was trained with.
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p != str(code)])
+    for name in ("mine", "parts", "parts.power"):
+        monkeypatch.delitem(sys.modules, name)
+    again = evaluate.run(evaluate.EvaluateConfig(config.workdir, allow_code=True))
+    assert again["accuracy"] == result["test_accuracy_best"]
+    assert sys.modules["mine"].__file__ == str(kept / "mine.py")
+    # A matrix without a function for it: what it gives for unit vectors.
+    saved = load_run(config.workdir, allow_code=True)
+    page = analyze.run(
+        analyze.Maps(config.workdir, str(tmp_path / "maps"), allow_code=True)
+    )
+    assert saved.step == 4 and "map-matrices" in page.with_suffix(".md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("attention", "parts"),
+    [
+        ("helpers:Dropped", ("nnx.Param and lra_jax.models.Buffer", "RngKey")),
+        ("helpers:no_mask_of_ours", ("called with query [2, 60, 2, 8]", "mask [2, 1")),
+    ],
+)
+def test_what_a_run_cannot_train_is_refused(attention, parts, tmp_path, monkeypatch):
+    def broken(query, key, value, mask):
+        return value + mask @ value
+
+    monkeypatch.setattr(helpers, "no_mask_of_ours", broken, raising=False)
+    config = helpers.tiny(tmp_path, attention=attention)
+    with pytest.raises(ValueError, match="--attention: expected ") as caught:
+        get_task("listops").check_on_devices(config)
+    for part in parts:
+        assert part in str(caught.value)
+
+
+def test_an_attention_without_a_mask_says_so() -> None:
+    import jax.numpy as jnp
+    from flax import nnx
+
+    layer = MultiHeadAttention(
+        2, 8, mechanism=lambda query, key, value: value, rngs=nnx.Rngs(0)
+    )
+    x = jnp.zeros((1, 4, 8))
+    assert layer(x).shape == x.shape
+    with pytest.warns(UserWarning, match="takes no mask, and attends to padding"):
+        layer(x, mask=jnp.ones((1, 4), bool))
+
+
+def test_the_code_of_a_notebook_is_the_thing_itself(monkeypatch) -> None:
+    monkeypatch.setattr(helpers.power_attention, "__module__", "__main__")
+    monkeypatch.setattr(
+        sys.modules["__main__"], "power_attention", helpers.power_attention, False
+    )
+    config = get_preset(attention=helpers.power_attention)
+    assert config.attention == "__main__:power_attention"
+    (text,) = own_code.sources(config.attention).values()
+    assert text.startswith("def power_attention(")
