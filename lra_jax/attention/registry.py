@@ -156,6 +156,8 @@ def resolve(spec: Any) -> Mechanism:
         instance of a module: its arrays would be those of every layer, and no layer
         would train them.
     """
+    if isinstance(spec, Mechanism):
+        return spec
     if isinstance(spec, str) and ":" in spec:
         return _known(own.mechanism(own.load(spec), spec))
     if not isinstance(spec, str):

@@ -1,5 +1,6 @@
 """Attention of one's own: functions, modules of functions, classes, entries."""
 
+import dataclasses
 import functools
 import types
 
@@ -67,3 +68,10 @@ def test_a_config_takes_the_thing_itself() -> None:
     assert attention.resolve("helpers:MARKED") is helpers.MARKED
     with pytest.raises(ValueError, match="under its own name"):
         get_preset(attention=lambda query, key, value: value)
+
+
+def test_an_entry_with_another_function_stays_itself() -> None:
+    """As one whose function splits a sequence over devices."""
+    flow = attention.MECHANISMS["flow"]
+    other = dataclasses.replace(flow, function=attention.flow_attention)
+    assert attention.resolve(other) is other
