@@ -21,6 +21,7 @@ from lra_jax.errors import did_you_mean, expected
 COMMANDS = {
     "train": "train a model and score it",
     "evaluate": "score a run again",
+    "generate": "continue a text with a language model",
     "sweep": "train several mechanisms, tasks and seeds",
     "report": "put all runs of a folder on one page",
     "data": "prepare, describe and sample a task's data",

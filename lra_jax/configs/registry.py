@@ -33,6 +33,8 @@ TASKS = {
     "s5": "lra_jax.tasks.state:S5",
     "a5": "lra_jax.tasks.state:A5",
     "lm": "lra_jax.tasks.lm:TASK",
+    "mlm": "lra_jax.tasks.mlm:TASK",
+    "finetune": "lra_jax.tasks.finetune:TASK",
 }
 
 

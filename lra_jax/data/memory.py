@@ -182,13 +182,13 @@ def generate(
       num_classes: labels are below it.
     """
     drawn = {
-        split: draw(_stream(seed, split), count)
+        split: draw(stream_of(seed, split), count)
         for split, (count, draw) in splits.items()
     }
     return MemoryDataset(name, drawn, vocab_size=vocab_size, num_classes=num_classes)
 
 
-def _stream(seed: int, split: str) -> np.random.Generator:
+def stream_of(seed: int, split: str) -> np.random.Generator:
     """The random numbers of a split."""
     entropy = np.random.SeedSequence((seed, *split.encode()))
     return np.random.Generator(np.random.Philox(entropy))

@@ -10,6 +10,7 @@ from lra_jax.models.attention import Buffer, MultiHeadAttention
 from lra_jax.models.classifier import SequenceClassifier
 from lra_jax.models.config import AttentionConfig, EncoderConfig
 from lra_jax.models.encoder import EncoderBlock, TransformerEncoder
+from lra_jax.models.generation import generate
 from lra_jax.models.language import CausalLM, MaskedLM
 from lra_jax.models.matching import MatchingClassifier
 from lra_jax.models.pretrained import PretrainedEncoder, from_softmax
@@ -33,6 +34,7 @@ __all__ = [
     "TokenClassifier",
     "TransformerEncoder",
     "from_softmax",
+    "generate",
     "load",
     "load_arrays",
     "save",

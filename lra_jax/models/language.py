@@ -65,6 +65,8 @@ class MaskedLM(LanguageModel):
 
     Before the logits comes the head of BERT and RoBERTa: ``LN(gelu(W x + b))``.
 
+    The last token of the vocabulary hides the others.
+
     Raises:
       ValueError: ``is_causal=True``, or what `LanguageModel` raises.
     """

@@ -28,6 +28,7 @@ from lra_jax.models import arrays
 from lra_jax.models.attention import Buffer
 from lra_jax.models.classifier import SequenceClassifier
 from lra_jax.models.config import EncoderConfig
+from lra_jax.models.language import CausalLM, LanguageModel, MaskedLM
 from lra_jax.models.matching import MatchingClassifier
 from lra_jax.models.raw import IDS, Raw, check_raw, tokens_of
 from lra_jax.models.tokens import AutoEncoder, TokenClassifier
@@ -39,6 +40,8 @@ FILE = "model.safetensors"
 _KINDS: dict[Any, tuple[str, ...]] = {
     SequenceClassifier: ("pooling", "padding"),
     MatchingClassifier: ("pooling", "padding", "interaction"),
+    CausalLM: (),
+    MaskedLM: (),
     TokenClassifier: (),
     AutoEncoder: (),
 }
@@ -225,10 +228,17 @@ def describe(model: Any) -> dict[str, Any]:
     return {
         "kind": kind.__name__,
         "vocab_size": encoder.vocab_size,
-        "num_classes": model.logits.out_features,
+        **_classes(model),
         **{name: getattr(model, name) for name in _KINDS[kind]},
         "encoder": settings,
     }
+
+
+def _classes(model: Any) -> dict[str, int]:
+    """Those of a language model are its vocabulary."""
+    if isinstance(model, LanguageModel):
+        return {}
+    return {"num_classes": model.logits.out_features}
 
 
 def maker(

@@ -179,7 +179,9 @@ def _check_packing(config: Config, task: Task) -> None:
 
 def _takes_rows(config: Config) -> bool:
     """Whether an attention takes the documents of a packed row."""
-    return encoder_config(config).attention(0).accepts("segment_ids")
+    attention = encoder_config(config).attention(0)
+    # A memory is of the whole row.
+    return attention.accepts("segment_ids") and not attention.carries_memory
 
 
 def _check_processes(config: Config) -> None:

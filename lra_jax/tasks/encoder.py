@@ -25,10 +25,10 @@ def encoder_config(
         name = str(error).partition(":")[0]
         if name.startswith("--"):
             raise
-        if name not in _FLAGS:  # An option of the mechanism.
+        if name not in FLAGS:  # An option of the mechanism.
             raise within("--model.attention_options", error) from error
-        words = str(error).replace("qkv_features", _FLAGS["qkv_features"])
-        raise renamed(ValueError(words), _FLAGS[name]) from error
+        words = str(error).replace("qkv_features", FLAGS["qkv_features"])
+        raise renamed(ValueError(words), FLAGS[name]) from error
 
 
 def _encoder_config(
@@ -64,7 +64,7 @@ def _encoder_config(
     )
 
 
-_FLAGS = {
+FLAGS = {
     name: f"--model.{name}"
     for name in (
         *("num_layers", "embed_dim", "num_heads", "mlp_dim", "mlp", "mlp_options"),

@@ -1,15 +1,23 @@
 """Models, objectives and scores of the language tasks."""
 
+import dataclasses
 import math
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from lra_jax.configs import Config
 from lra_jax.data.dataset import SequenceDataset
-from lra_jax.models import CausalLM
-from lra_jax.tasks.base import Batch, Sums, summed
-from lra_jax.tasks.encoder import encoder_config
+from lra_jax.errors import expected, renamed
+from lra_jax.models import CausalLM, MaskedLM, SequenceClassifier, load
+from lra_jax.tasks.base import Batch, Sums, make_classifier, summed
+from lra_jax.tasks.encoder import FLAGS, encoder_config
+
+# BERT's and RoBERTa's: what share of the tokens is asked for, and how it is hidden.
+_ASKED = 0.15
+_MASKED, _RANDOM = 0.8, 0.1
 
 
 def make_causal(config: Config, dataset: SequenceDataset, rngs: nnx.Rngs) -> CausalLM:
@@ -46,3 +54,121 @@ def next_token_scores(dataset: Any, split: str, loss: float) -> dict[str, float]
         "perplexity": math.exp(loss),
         "bits_per_byte": bits / dataset.num_bytes[split],
     }
+
+
+def make_masked(config: Config, dataset: SequenceDataset, rngs: nnx.Rngs) -> MaskedLM:
+    """The encoder that a config describes, for a dataset's vocabulary."""
+    return MaskedLM(dataset.vocab_size, config=encoder_config(config), rngs=rngs)
+
+
+def hidden_token_loss(
+    model: nnx.Module, batch: Batch, rngs: nnx.Rngs | None = None
+) -> Sums:
+    """Cross-entropy and accuracy of hidden tokens, each of which counts once.
+
+    Of each row 15 % of the tokens are asked for; 80 % of these are replaced by the mask
+    and 10 % by a random token. Training draws them anew in every step, from the dropout
+    stream; an evaluation hides the same places in every batch. Ends of documents can be
+    hidden too, unlike in RoBERTa.
+
+    Args:
+      model: a `MaskedLM`.
+      batch: tokens and segment_ids `[B, T]`, and weights `[B]` where some rows are
+        fill.
+      rngs: dropout stream, to train.
+    """
+    lm: Any = model
+    key = jax.random.key(0) if rngs is None else rngs.dropout()
+    tokens = batch["tokens"].astype(jnp.int32)
+    real = batch["segment_ids"] > 0
+    hidden, places, labels = hide(key, tokens, real, lm.encoder.vocab_size)
+    logits = lm(hidden, None, places, rngs, segment_ids=batch["segment_ids"])
+    return summed(logits, labels, batch)
+
+
+def hide(
+    key: jax.Array, tokens: jax.Array, real: jax.Array, vocab_size: int
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Hides some tokens.
+
+    Args:
+      key: of the draws.
+      tokens: int32 `[B, T]`.
+      real: boolean `[B, T]`, False at padding.
+      vocab_size: random tokens are below it, and its last one is the mask.
+
+    Returns:
+      The tokens with some of them hidden, `[B, T]`; the places asked for, `[B, K]`; and
+      the tokens there, -1 where a row has fewer than K.
+    """
+    where, how, random = jax.random.split(key, 3)
+    most = max(1, round(_ASKED * tokens.shape[1]))
+    order = jnp.where(real, jax.random.uniform(where, tokens.shape), -1.0)
+    _, places = jax.lax.top_k(order, most)
+    count = jnp.round(_ASKED * real.sum(1, keepdims=True).astype(jnp.float32))
+    least = real.any(1, keepdims=True).astype(jnp.float32)
+    asked = jnp.arange(most, dtype=jnp.float32)[None] < jnp.maximum(count, least)
+    known = jnp.take_along_axis(tokens, places, 1)
+    draw = jax.random.uniform(how, places.shape)
+    others = jax.random.randint(random, places.shape, 0, vocab_size)
+    shown = jnp.where(draw < _MASKED + _RANDOM, others, known)
+    shown = jnp.where(draw < _MASKED, vocab_size - 1, shown)
+    shown = jnp.where(asked, shown, known)
+    hidden = jnp.put_along_axis(tokens, places, shown, 1, inplace=False)
+    return hidden, places, jnp.where(asked, known, -1)
+
+
+def hidden_token_scores(_: Any, __: str, loss: float) -> dict[str, float]:
+    """The perplexity of hidden tokens."""
+    return {"perplexity": math.exp(loss)}
+
+
+def make_finetuned(
+    config: Config, dataset: SequenceDataset, rngs: nnx.Rngs
+) -> SequenceClassifier:
+    """A classifier whose encoder is that of a masked language model.
+
+    Raises:
+      ValueError: the checkpoint is none of such a model, or has another attention,
+        vocabulary or sizes.
+    """
+    data: Any = config.data
+    if data.checkpoint is None:
+        return make_classifier(config, dataset, rngs)
+    try:
+        # Code is named by the settings of this run, if by any.
+        saved = load(data.checkpoint, allow_code=":" in config.attention)
+    except ValueError as error:
+        raise expected("--data.checkpoint", "a finished run", error) from error
+    if not isinstance(saved.model, MaskedLM):
+        got = f"one of a {type(saved.model).__name__}"
+        raise expected("--data.checkpoint", "a checkpoint of --task=mlm", got)
+    size = saved.model.encoder.vocab_size
+    if size < dataset.vocab_size:
+        wanted = f"a vocabulary of at least {dataset.vocab_size} tokens"
+        raise expected("--data.checkpoint", wanted, size)
+    own = encoder_config(config)
+    _check_same(own, saved.config)
+    model = SequenceClassifier(
+        size,
+        dataset.num_classes,
+        config=own,
+        pooling=config.model.pooling,
+        padding=config.model.padding,
+        rngs=rngs,
+    )
+    nnx.update(model.encoder, nnx.state(saved.model.encoder))
+    return model
+
+
+def _check_same(own: Any, saved: Any) -> None:
+    """Refuses an encoder that is not the checkpoint's, but for dropout and the like."""
+    for field in dataclasses.fields(own):
+        if field.name in ("dropout", "remat", "dtype"):
+            continue
+        wanted, got = getattr(saved, field.name), getattr(own, field.name)
+        if wanted != got:
+            names = [str(getattr(x, "name", x)) for x in (wanted, got)]
+            error = expected(field.name, f"{names[0]}, of the checkpoint", names[1])
+            flag = FLAGS.get(field.name, f"--model.{field.name}")
+            raise renamed(error, flag)

@@ -124,7 +124,7 @@ def export(file: str | Path, trainer: Trainer, params: nnx.State, step: int) -> 
     )
     nnx.update(model, params)
     about = {"task": config.task, "step": step, "config": config.to_dict()}
-    raw = task.raw(dataset.max_length)
+    raw = dataset.raw or task.raw(dataset.max_length)
     save(file, model, raw=raw, about=about)
 
 

@@ -266,7 +266,7 @@ def _show_scores(console: RunConsole, result: Mapping[str, Any]) -> None:
     checkpoints = {"best": result["best_step"], "last": result["steps"]}
     for key, value in result.items():
         name, _, which = key.removeprefix("test_").rpartition("_")
-        if f"test_{name}_best" in result and "accuracy" not in name:
+        if f"test_{name}_best" in result and name not in ("accuracy", "loss"):
             remark = f"{which} checkpoint, step {checkpoints.get(which)}"
             if which not in checkpoints:
                 remark = f"best checkpoint, {which}"

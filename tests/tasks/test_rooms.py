@@ -43,7 +43,12 @@ SETTINGS |= {
     "mad-selective-copy": MAD | {"copied"},
     **dict.fromkeys(("parity", "modular", "modular-brackets", "s5", "a5"), STATE),
 }
-SETTINGS["lm"] = {"buckets", "packing", "path", "pattern", "max-length"}
+TEXTS = {"buckets", "packing", "path", "pattern", "max-length"}
+SETTINGS |= {
+    "lm": TEXTS,
+    "mlm": TEXTS,
+    "finetune": COMMON | {"checkpoint", "seed", "max-length"},
+}
 ALL = set().union(*SETTINGS.values())
 
 

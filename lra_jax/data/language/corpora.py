@@ -17,7 +17,7 @@ from lra_jax.errors import expected
 
 SPLITS = ("train", "valid", "test")
 # Of validation and of test, each.
-_SHARE = 0.05
+_SHARE = 0.03
 # Tests, and files that an installation adds or makes.
 _NO_SOURCE = {
     *("test", "tests", "idle_test", "site-packages", "dist-packages"),

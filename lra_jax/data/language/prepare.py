@@ -13,6 +13,7 @@ def prepare(
     path: str | None = None,
     pattern: str = "*",
     max_length: int = 512,
+    slides: bool = True,
 ) -> TextDataset:
     """Reads a corpus and lays it into rows.
 
@@ -20,6 +21,7 @@ def prepare(
       path: a file or a folder; None = the standard library of Python.
       pattern: of the names of a folder's files.
       max_length: positions of a row.
+      slides: score the test split with rows that overlap, too.
 
     Raises:
       ValueError: the files are missing, empty, no text, or less than a row.
@@ -40,13 +42,10 @@ def prepare(
         for split, texts in corpus.documents.items()
     }
 
-    def decode(tokens: np.ndarray) -> str:
-        return vocabulary.decode(tokens).decode("utf-8", errors="replace")
-
     return TextDataset(
         corpus.name,
         streams,
         length=max_length,
-        vocab_size=vocabulary.size,
-        decode=decode,
+        vocabulary=vocabulary,
+        slides=slides,
     )

@@ -7,12 +7,13 @@ pieces share rows, and are told apart by their ``segment_ids``.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from lra_jax.data.dataset import SequenceDataset
+from lra_jax.data.language.vocabularies import Vocabulary
 from lra_jax.errors import expected
 
 NO_TARGET = -1
@@ -93,12 +94,13 @@ class TextDataset(SequenceDataset):
       name: of the corpus.
       streams: of train, valid and test.
       length: positions of a row.
-      vocab_size: token ids are below it.
-      decode: ``(tokens) -> str``.
+      vocabulary: token ids are of it.
+      slides: whether there is the part `SLIDING`: the test split in rows that overlap
+        by half, in which only what has that much context is scored.
 
     Attributes:
       num_bytes: of the texts of each split.
-      decode: as given.
+      vocabulary: as given.
 
     Raises:
       ValueError: the training text does not fill a row.
@@ -110,30 +112,32 @@ class TextDataset(SequenceDataset):
         streams: Mapping[str, Stream],
         *,
         length: int,
-        vocab_size: int,
-        decode: Callable[[np.ndarray], str],
+        vocabulary: Vocabulary,
+        slides: bool = True,
     ):
         size = len(streams["train"].tokens) - 1
         if size < length:
             wanted = f"at least a row of --data.max_length={length} tokens to train on"
             raise expected("--data.path", wanted, f"{size}, of {name}")
         self.name, self.folder = name, "memory"
-        self.splits, self.parts = tuple(streams), (SLIDING,)
+        self.splits, self.parts = tuple(streams), (SLIDING,) if slides else ()
         self.sequences = ("tokens",)
-        self.vocab_size = self.num_classes = vocab_size
+        self.vocabulary, self.raw = vocabulary, vocabulary.raw
+        self.vocab_size = self.num_classes = vocabulary.size
         self.max_length = length
         self.image_shape = None
         self.token_dtype = streams["train"].tokens.dtype
-        self.decode = decode
         self.num_bytes = {split: s.num_bytes for split, s in streams.items()}
-        self._streams = {**streams, SLIDING: streams["test"]}
-        self.num_bytes[SLIDING] = self.num_bytes["test"]
+        self._streams = dict(streams)
         self._rows = {
             split: fill(cut(stream.starts, length, length), length)
             for split, stream in streams.items()
         }
-        half = cut(streams["test"].starts, length, max(length // 2, 1))
-        self._rows[SLIDING] = fill(half, length)
+        if slides:
+            self._streams[SLIDING] = streams["test"]
+            self.num_bytes[SLIDING] = self.num_bytes["test"]
+            half = cut(streams["test"].starts, length, max(length // 2, 1))
+            self._rows[SLIDING] = fill(half, length)
         self._labels = {x: np.zeros((len(r), 0), int) for x, r in self._rows.items()}
         self._lengths = {
             split: np.full(len(rows), length, np.int32)

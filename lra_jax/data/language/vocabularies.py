@@ -1,12 +1,15 @@
 """From texts to token ids and back.
 
-A vocabulary has two ids of its own: `END`, which stands between documents, and `MASK`,
-which hides a token from a masked language model.
+A vocabulary has two ids of its own: ``end``, which comes between documents, and the
+last of all, ``mask``, which hides a token from a masked language model.
 """
 
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 import numpy as np
+
+from lra_jax.errors import expected
 
 
 class Vocabulary(Protocol):
@@ -15,6 +18,11 @@ class Vocabulary(Protocol):
     size: int
     end: int
     mask: int
+
+    @property
+    def raw(self) -> dict[str, Any]:
+        """What `described` reads."""
+        ...
 
     def encode(self, text: bytes) -> np.ndarray:
         """The ids of a text.
@@ -36,6 +44,11 @@ class Bytes:
     mask = 257
     size = 258
 
+    @property
+    def raw(self) -> dict[str, Any]:
+        """See `Vocabulary`."""
+        return {"kind": "bytes", "end": self.end, "mask": self.mask}
+
     def encode(self, text: bytes) -> np.ndarray:
         """See `Vocabulary`."""
         return np.frombuffer(text, np.uint8).astype(np.int32)
@@ -43,3 +56,14 @@ class Bytes:
     def decode(self, tokens: np.ndarray) -> bytes:
         """See `Vocabulary`."""
         return tokens[tokens < self.end].astype(np.uint8).tobytes()
+
+
+def described(raw: Mapping[str, Any]) -> Vocabulary:
+    """The vocabulary of a description.
+
+    Raises:
+      ValueError: it describes none.
+    """
+    if raw.get("kind") == "bytes" and raw.get("end") == Bytes.end:
+        return Bytes()
+    raise expected("model", "one with a vocabulary of a language model", dict(raw))

@@ -1,0 +1,71 @@
+"""Presets of fine-tuning: the classes of texts, from a masked language model.
+
+``--data.checkpoint`` names a finished run of ``--task=mlm``; its encoder is where
+training begins, so attention and sizes have to be those of that run. Without one the
+weights are random, which shows what pretraining is worth. The texts are the IMDb
+reviews, or any table.
+
+tiny (default): for a model of mlm's preset tiny: the first 512 bytes, mean pooling,
+AdamW at a peak of 3e-4 with a linear decay, batch 32, 2,000 steps.
+  Command: python -m lra_jax.train --task=finetune --data.checkpoint=runs/...
+linformer: for RoBERTa-base; batch 32 and 10 epochs of IMDb's 22,500 reviews at a peak
+of 3e-5. The paper does not say its fine-tuning rate: this one is RoBERTa's order.
+  Command: python -m lra_jax.train --task=finetune --preset=linformer
+  --attention=linformer --data.checkpoint=runs/...
+"""
+
+import dataclasses
+
+from lra_jax.configs import families, mlm
+from lra_jax.configs.base import StoredData
+from lra_jax.errors import expected, not_negative, positive
+
+RATES = {"tiny": (1e-4, 3e-4, 1e-3), "linformer": (1e-5, 3e-5, 5e-5)}
+
+
+@dataclasses.dataclass(frozen=True)
+class FinetuneData(StoredData):
+    """Which texts and labels, and which checkpoint."""
+
+    checkpoint: str | None = None
+    """A finished run of --task=mlm, or its model.safetensors; None = random weights."""
+    seed: int = 0
+    """Which examples are held out for validation, and of a single table for the
+    test."""
+    max_length: int = 512
+    """Texts are cut to this many tokens."""
+
+    of_batches = ("checkpoint", *StoredData.of_batches)
+
+    def check(self) -> None:
+        """See the base class."""
+        positive("--data.max_length", self.max_length)
+        not_negative("--data.seed", self.seed)
+        if self.checkpoint == "":
+            raise expected("--data.checkpoint", "a run", "''")
+
+    @property
+    def longest(self) -> int:
+        """See the base class."""
+        return self.max_length
+
+
+def _train(**settings):
+    return dataclasses.replace(
+        mlm.TINY_TRAIN, batch_size=32, best_by="accuracy", **settings
+    )
+
+
+PRESETS = families.presets(
+    "finetune",
+    tiny=families.Preset(
+        train=_train(steps=2_000, learning_rate=3e-4, eval_every=500),
+        model=mlm.TINY_MODEL,
+    ),
+    linformer=families.Preset(
+        train=_train(
+            steps=7_000, learning_rate=3e-5, warmup=420, eval_every=700, log_every=50
+        ),
+        model=mlm.ROBERTA_MODEL,
+    ),
+)

@@ -1,0 +1,155 @@
+"""Texts with a label each: the IMDb reviews, or tables of one's own.
+
+A table is a ``.tsv`` file whose first line names its columns, ``text`` and ``label``
+among them, in any order. A folder has train.tsv and test.tsv, and may have valid.tsv;
+without it a tenth of the training texts is held out. Of a single file a tenth is
+validation and a tenth the test.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from lra_jax.data import checks, text
+from lra_jax.data.dataset import SequenceDataset
+from lra_jax.data.memory import MemorySource, stream_of
+from lra_jax.errors import expected, known
+
+SPLITS = ("train", "valid", "test")
+_SHARE = 0.1
+
+
+class Texts(NamedTuple):
+    """Texts in bytes, and their labels in words."""
+
+    texts: list[bytes]
+    labels: list[str]
+
+    def at(self, indices: Sequence[int]) -> "Texts":
+        """Some of them."""
+        texts = [self.texts[index] for index in indices]
+        return Texts(texts, [self.labels[index] for index in indices])
+
+
+class LabelledDataset(SequenceDataset):
+    """Texts in memory as the rest of the library sees a dataset; a byte is its id."""
+
+    def __init__(self, name: str, splits: dict[str, Texts], max_length: int):
+        self.name, self.folder = name, "memory"
+        self.splits, self.parts, self.sequences = tuple(splits), (), ("tokens",)
+        self.classes = sorted(set(splits["train"].labels))
+        if len(self.classes) < 2:
+            raise expected("--data.path", "two labels or more", f"{self.classes}")
+        self.vocab_size, self.num_classes = 256, len(self.classes)
+        self.max_length, self.image_shape = max_length, None
+        self.token_dtype = np.dtype(np.uint8)
+        self._tokens = {
+            split: [np.frombuffer(t[:max_length], np.uint8) for t in given.texts]
+            for split, given in splits.items()
+        }
+        self._lengths = {
+            split: np.array([len(tokens) for tokens in rows], np.int32)
+            for split, rows in self._tokens.items()
+        }
+        ids = {name: index for index, name in enumerate(self.classes)}
+        self._labels = {
+            split: np.array(
+                [ids[known("--data.path: label", x, ids)] for x in given.labels],
+                np.int32,
+            )
+            for split, given in splits.items()
+        }
+        digest = hashlib.blake2b(f"{max_length}".encode(), digest_size=16)
+        for split, rows in self._tokens.items():
+            for array in (*rows, self._lengths[split], self._labels[split]):
+                digest.update(array.tobytes())
+        self.fingerprint = digest.hexdigest()
+
+    def source(self, split: str) -> "_Source":
+        """See the base class."""
+        return _Source(self._tokens[self._checked(split)])
+
+
+class _Source(MemorySource):
+    def __init__(self, rows: Sequence[np.ndarray]):
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        return {"tokens": self._rows[index]}
+
+
+def prepare(
+    data_dir: str | None = None,
+    *,
+    path: str | None = None,
+    seed: int = 0,
+    max_length: int = 512,
+) -> SequenceDataset:
+    """Reads tables, or the reviews where the path is none of a table.
+
+    Args:
+      data_dir: where the prepared reviews are.
+      path: a table, a folder of them, or what `lra_jax.data.text.prepare` takes.
+      seed: of the examples held out.
+      max_length: bytes of a text that are kept, the first ones.
+
+    Raises:
+      ValueError: a file is missing or malformed.
+    """
+    root = None if path is None else checks.existing(path)
+    if root is not None and root.suffix == ".tsv":
+        whole = _read(root)
+        order = stream_of(seed, "holdout").permutation(len(whole.texts)).tolist()
+        size = max(1, round(_SHARE * len(order)))
+        parts = order[2 * size :], order[:size], order[size : 2 * size]
+        if not parts[0]:
+            raise expected("--data.path", "at least 3 texts", len(order))
+        splits = {s: whole.at(x) for s, x in zip(SPLITS, parts, strict=True)}
+        return LabelledDataset(root.name, splits, max_length)
+    if root is not None and (root / "train.tsv").exists():
+        splits = {
+            split: _read(root / f"{split}.tsv")
+            for split in SPLITS
+            if split != "valid" or (root / "valid.tsv").exists()
+        }
+        if "valid" not in splits:
+            splits = _with_validation(splits, seed)
+        return LabelledDataset(root.name, splits, max_length)
+    return text.prepare(data_dir, path=path, max_length=max_length, seed=seed)
+
+
+def _with_validation(splits: dict[str, Texts], seed: int) -> dict[str, Texts]:
+    train = splits["train"]
+    order = stream_of(seed, "holdout").permutation(len(train.texts)).tolist()
+    size = max(1, round(_SHARE * len(order)))
+    held = {"train": train.at(order[size:]), "valid": train.at(order[:size])}
+    return held | {"test": splits["test"]}
+
+
+def _read(file: Path) -> Texts:
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise expected("--data.path", "a table of text", f"{file}: {error}") from error
+    columns = lines[0].split("\t") if lines else []
+    if not {"text", "label"} <= set(columns):
+        wanted = "a first line with the columns text and label"
+        got = f"{checks.shortened(lines[0]) if lines else 'none'} in {file}"
+        raise expected("--data.path", wanted, got)
+    place = {name: columns.index(name) for name in ("text", "label")}
+    found = Texts([], [])
+    for number, line in enumerate(lines[1:], 2):
+        cells = line.split("\t")
+        if len(cells) != len(columns) or not cells[place["text"]]:
+            wanted = f"{len(columns)} columns and a text"
+            got = f"{checks.shortened(line)} in line {number} of {file}"
+            raise expected("--data.path", wanted, got)
+        found.texts.append(cells[place["text"]].encode())
+        found.labels.append(cells[place["label"]])
+    return found

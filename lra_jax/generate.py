@@ -1,0 +1,140 @@
+"""Continues a text: ``python -m lra_jax.generate --workdir=runs/... --prompt="def "``.
+
+The run is a finished one of ``--task=lm``; its data are not needed.
+"""
+
+if __name__ == "__main__":
+    from lra_jax import signals
+
+    signals.watch()
+
+import codecs
+import dataclasses
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from lra_jax import cli, runtime, signals
+from lra_jax.errors import expected, renamed
+
+
+@dataclasses.dataclass(frozen=True)
+class GenerateConfig:
+    """The model, the prompts, and how tokens are drawn."""
+
+    workdir: str
+    """Run directory, or a file NAME.safetensors of `evaluate --save`."""
+    prompt: str = ""
+    """The text to continue; by default a new document."""
+    prompts: str | None = None
+    """A file with a prompt in each line, which are continued together."""
+    tokens: int = 256
+    """Tokens to generate; a text can end before."""
+    temperature: float = 0.8
+    """Logits are divided by it; 0 takes the most probable token."""
+    top_k: int | None = None
+    """Draw from so many most probable tokens."""
+    top_p: float | None = None
+    """Draw from the most probable tokens that together have this probability."""
+    seed: int = 0
+    """Seed of the draws."""
+    allow_code: bool = False
+    """Import and call the attention function, package.module:function, that the run
+    names. It is code: say so only of a directory that you trust."""
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """The command line."""
+    if args is None:
+        with cli.user_errors():
+            runtime.tune_allocator()
+        args = sys.argv[1:]
+    prog = "python -m lra_jax.generate"
+    config = cli.parse(GenerateConfig, prog, "Continues a text.", args)
+    with cli.user_errors():
+        runtime.configure_jax()
+        texts = _texts(config)
+        pieces = run(config, texts)
+        if len(texts) == 1:
+            print(texts[0], end="", flush=True)
+            for (piece,) in pieces:
+                print(piece, end="", flush=True)
+            print()
+            return
+        for text, *parts in zip(texts, *pieces, strict=True):
+            print(f"{text}{''.join(parts)}")
+
+
+def run(config: GenerateConfig, texts: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """Continues texts: the next piece of each, as soon as it is known.
+
+    Raises:
+      ValueError: it is no finished language model, or a setting does not fit.
+    """
+    from lra_jax.data.language.vocabularies import described
+    from lra_jax.models import CausalLM, load
+    from lra_jax.models.generation import tokens_in_turn
+
+    saved = load(config.workdir, allow_code=config.allow_code)
+    if not isinstance(saved.model, CausalLM):
+        got = f"a {type(saved.model).__name__}"
+        raise expected("--workdir", "a run of --task=lm", got)
+    vocabulary = described(saved.raw)
+    prompts = [_encoded(vocabulary, text) for text in texts]
+    try:
+        steps = tokens_in_turn(
+            saved.model,
+            prompts,
+            config.tokens,
+            temperature=config.temperature,
+            top_k=config.top_k,
+            top_p=config.top_p,
+            seed=config.seed,
+            end=vocabulary.end,
+        )
+    except ValueError as error:
+        name = str(error).partition(":")[0]
+        flag = {"num_tokens": "tokens", "prompts": "prompt"}.get(name, name)
+        raise renamed(error, f"--{flag}") from error
+    return _decoded(vocabulary, steps, len(texts))
+
+
+def _encoded(vocabulary: Any, text: str) -> Any:
+    """A text as the beginning of a document."""
+    import numpy as np
+
+    try:
+        tokens = vocabulary.encode(text.encode())
+    except ValueError as error:
+        raise renamed(error, "--prompt") from error
+    return np.concatenate([np.array([vocabulary.end], np.int32), tokens])
+
+
+def _decoded(vocabulary: Any, steps: Any, count: int) -> Iterator[tuple[str, ...]]:
+    """Whole characters, whose bytes may come one by one."""
+    make = codecs.getincrementaldecoder("utf-8")
+    decoders = [make(errors="replace") for _ in range(count)]
+    for drawn in steps:
+        pairs = zip(decoders, drawn, strict=True)
+        yield tuple(d.decode(vocabulary.decode(token[None])) for d, token in pairs)
+    yield tuple(decoder.decode(b"", final=True) for decoder in decoders)
+
+
+def _texts(config: GenerateConfig) -> list[str]:
+    if config.prompts is None:
+        return [config.prompt]
+    if config.prompt:
+        raise expected("--prompt", "nothing with --prompts", f"{config.prompt!r}")
+    file = Path(config.prompts).expanduser()
+    try:
+        texts = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise expected("--prompts", "a text file", f"{file}: {error}") from error
+    if not texts:
+        raise expected("--prompts", "a prompt in each line", f"{file}, which is empty")
+    return texts
+
+
+if __name__ == "__main__":
+    signals.run(main)

@@ -1,0 +1,126 @@
+"""A causal language model over a sequence that comes in parts.
+
+    logits, state = prefill(model, prompts, mask=mask)   # of the next token, [B, V]
+    logits, state = step(model, state, tokens)           # tokens [B]
+
+They are the logits that the model gives for the whole sequence at once. The state is
+that of `lra_jax.models.stream`, for every block: a tree of arrays whose size does not
+depend on the position, unless the mechanism keeps every key, as softmax does.
+"""
+
+import inspect
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from lra_jax import attention
+from lra_jax.attention.inputs import check_shape
+from lra_jax.models import stream
+from lra_jax.models.attention import MultiHeadAttention
+from lra_jax.models.encoder import EncoderBlock, TransformerEncoder
+from lra_jax.models.inputs import embed_inputs, position_rows
+from lra_jax.models.language import CausalLM
+
+
+class DecoderState(NamedTuple):
+    """What a decoder keeps of the past; the first axis of every array is the batch."""
+
+    layers: list[Any]  # of every attention layer, in order
+    position: jax.Array  # of the next token, [B] int32
+
+
+def longest(model: CausalLM) -> int | None:
+    """Most tokens of a sequence that the model can continue; None = any number.
+
+    Position tables, rotations, cosFormer's M and the cache of softmax attention all end
+    at ``max_length``; a mechanism that has none of these goes on for ever.
+    """
+    config = model.encoder.config
+    name = config.attention(0).mechanism.name
+    run = getattr(attention, f"{name}_prefill", None)
+    needs = run is None or "max_length" in inspect.signature(run).parameters
+    return config.max_length if needs or config.positions != "none" else None
+
+
+def prefill(
+    model: CausalLM,
+    tokens: jax.Array,
+    *,
+    mask: jax.Array | None = None,
+    state: DecoderState | None = None,
+) -> tuple[jax.Array, DecoderState]:
+    """Takes a prompt, or a further part of one, in one pass.
+
+    Args:
+      model: of a mechanism that has a stream.
+      tokens: integer `[B, T]`.
+      mask: boolean `[B, T]`, True at real tokens; prompts of different lengths are
+        padded on the right. Each has at least one.
+      state: what came before; None = nothing.
+
+    Returns:
+      float32 logits `[B, V]` of the token after each sample's last, and the state.
+
+    Raises:
+      ValueError: the model cannot be streamed, or shapes do not fit.
+    """
+    check_shape("tokens", tokens, "B T", None, None)
+    batch, length = tokens.shape
+    if mask is not None:
+        check_shape("mask", mask, "B T", batch, length)
+    encoder = model.encoder
+    x, position = _embedded(encoder, tokens, state)
+    given = iter([] if state is None else state.layers)
+    layers = []
+    for block in encoder.blocks:
+        x = _block(block, x, mask, given, layers)
+    counts = jnp.full((batch,), length) if mask is None else mask.sum(1)
+    last = jnp.take_along_axis(encoder.norm(x), (counts - 1)[:, None, None], 1)[:, 0]
+    position = (position + counts).astype(jnp.int32)
+    return model.scored(last.astype(jnp.float32)), DecoderState(layers, position)
+
+
+def step(
+    model: CausalLM, state: DecoderState, tokens: jax.Array
+) -> tuple[jax.Array, DecoderState]:
+    """Takes one token of each sample, integer `[B]`; gives the logits of the next."""
+    return prefill(model, tokens[:, None], state=state)
+
+
+def _embedded(
+    encoder: TransformerEncoder, tokens: jax.Array, state: DecoderState | None
+) -> tuple[jax.Array, jax.Array]:
+    """Vectors of tokens and positions, and the position of the first."""
+    batch, length = tokens.shape
+    x = embed_inputs(encoder.embed, tokens)
+    position = jnp.zeros((batch,), jnp.int32) if state is None else state.position
+    config = encoder.config
+    rows = position_rows(config, encoder.positions, config.max_length)
+    if rows is not None:
+        places = position[:, None] + jnp.arange(length)[None]
+        x = x + rows.astype(x.dtype)[jnp.minimum(places, config.max_length - 1)]
+    return x, position
+
+
+def _block(
+    block: EncoderBlock,
+    x: jax.Array,
+    mask: jax.Array | None,
+    given: Any,
+    layers: list[Any],
+) -> jax.Array:
+    """As `EncoderBlock`, with the states of its layers; new ones join `layers`."""
+
+    def attend(layer: MultiHeadAttention, x: jax.Array) -> jax.Array:
+        out, after = stream.prefill(layer, x, mask=mask, state=next(given, None))
+        layers.append(after)
+        return out
+
+    x = x + attend(block.attention, block.attention_norm(x))
+    if block.mlp is None:
+        return x
+    normed = block.mlp_norm(x)
+    if isinstance(block.mlp, MultiHeadAttention):
+        return x + attend(block.mlp, normed)
+    return x + block.mlp(normed, mask=mask, rngs=None)

@@ -1,0 +1,198 @@
+"""Texts continued by a causal language model, token by token."""
+
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from lra_jax.attention.inputs import check_size
+from lra_jax.errors import expected
+from lra_jax.models import decoding
+from lra_jax.models.language import CausalLM
+
+# Prompts are padded to a multiple, so that few lengths are compiled.
+_MULTIPLE = 64
+
+
+def generate(
+    model: CausalLM,
+    prompts: Sequence[Any],
+    num_tokens: int,
+    *,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int = 0,
+    end: int | None = None,
+) -> list[np.ndarray]:
+    """Continues prompts.
+
+    The prompts are taken in one pass, then each token takes the same time and memory,
+    whatever the position, for every mechanism but softmax.
+
+    Args:
+      model: of a mechanism that has a stream.
+      prompts: token ids `[T]` of each, T > 0; their lengths may differ.
+      num_tokens: to generate.
+      temperature: logits are divided by it; 0 takes the most probable token.
+      top_k: draw from the k most probable tokens; None = all.
+      top_p: draw from the most probable tokens that together have this probability
+        (nucleus sampling, Holtzman et al. 2020, arXiv:1904.09751); None = all.
+      seed: fixes the draws: those of a sample depend on its index in the batch alone.
+      end: a token after which a text is complete.
+
+    Returns:
+      Of each prompt the new tokens, at most `num_tokens`, without `end`.
+
+    Raises:
+      ValueError: the model has no stream, a setting is out of range, a prompt is empty
+        or has ids beyond the vocabulary, or a text would be longer than the model can
+        continue (`lra_jax.models.decoding.longest`).
+    """
+    options = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+    steps = tokens_in_turn(model, prompts, num_tokens, seed=seed, end=end, **options)
+    drawn = np.stack(list(steps), 1)
+    texts = []
+    for row in drawn:
+        stop = np.flatnonzero(row == end) if end is not None else []
+        texts.append(row[: stop[0]] if len(stop) else row)
+    return texts
+
+
+def tokens_in_turn(
+    model: CausalLM,
+    prompts: Sequence[Any],
+    num_tokens: int,
+    *,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int = 0,
+    end: int | None = None,
+) -> Iterator[np.ndarray]:
+    """As `generate`, but gives the tokens `[B]` of each step as soon as they are drawn.
+
+    A text that is complete goes on with `end`; the last step is that in which the last
+    text is complete. Arguments are checked before the first.
+    """
+    batch = [np.asarray(prompt) for prompt in prompts]
+    _check(model, batch, num_tokens, temperature, top_k, top_p)
+    limit = decoding.longest(model)
+    width = -(-max(map(len, batch)) // _MULTIPLE) * _MULTIPLE
+    width = width if limit is None else min(width, limit)
+    tokens = np.zeros((len(batch), width), np.int32)
+    for row, prompt in zip(tokens, batch, strict=True):
+        row[: len(prompt)] = prompt
+    mask = np.arange(width)[None] < np.array([[len(prompt)] for prompt in batch])
+    graph, params = nnx.split(model)
+    draw = functools.partial(
+        _draw, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed
+    )
+    return _steps(graph, params, tokens, mask, draw, num_tokens, end)
+
+
+def _steps(
+    graph: Any,
+    params: Any,
+    tokens: np.ndarray,
+    mask: np.ndarray,
+    draw: Any,
+    num_tokens: int,
+    end: int | None,
+) -> Iterator[np.ndarray]:
+    logits, state = _prefill(graph, params, tokens, mask)
+    complete = np.zeros(len(tokens), bool)
+    for index in range(num_tokens):
+        drawn = np.array(draw(logits, np.int32(index)))
+        if end is not None:
+            drawn = np.where(complete, end, drawn)
+            complete |= drawn == end
+        yield drawn
+        if complete.all():
+            return
+        if index + 1 < num_tokens:
+            logits, state = _step(graph, params, state, drawn)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _prefill(graph: Any, params: Any, tokens: jax.Array, mask: jax.Array) -> Any:
+    return decoding.prefill(nnx.merge(graph, params), tokens, mask=mask)
+
+
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
+def _step(graph: Any, params: Any, state: Any, tokens: jax.Array) -> Any:
+    return decoding.step(nnx.merge(graph, params), state, tokens)
+
+
+@functools.partial(jax.jit, static_argnames=("temperature", "top_k", "top_p", "seed"))
+def _draw(
+    logits: jax.Array,
+    index: jax.Array,
+    *,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    seed: int,
+) -> jax.Array:
+    """Tokens `[B]` of logits `[B, V]`."""
+    if temperature == 0:
+        return jnp.argmax(logits, -1).astype(jnp.int32)
+    logits = restricted(logits / temperature, top_k, top_p)
+    step_key = jax.random.fold_in(jax.random.key(seed), index)
+    samples = jnp.arange(len(logits))
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(step_key, samples)
+    return jax.vmap(jax.random.categorical)(keys, logits).astype(jnp.int32)
+
+
+def restricted(
+    logits: jax.Array, top_k: int | None = None, top_p: float | None = None
+) -> jax.Array:
+    """Logits `[B, V]`, minus infinity where a token is not to be drawn.
+
+    Of equally probable tokens all are kept, or none.
+    """
+    if top_k is not None:
+        least = jax.lax.top_k(logits, min(top_k, logits.shape[-1]))[0][:, -1:]
+        logits = jnp.where(logits >= least, logits, -jnp.inf)
+    if top_p is not None:
+        ordered = jnp.sort(logits, -1, descending=True)
+        shares = jax.nn.softmax(ordered, -1)
+        # A token is kept while those before it do not have the probability yet.
+        before = jnp.cumsum(shares, -1) - shares
+        least = jnp.min(jnp.where(before < top_p, ordered, jnp.inf), -1, keepdims=True)
+        logits = jnp.where(logits >= least, logits, -jnp.inf)
+    return logits
+
+
+def _check(
+    model: CausalLM,
+    prompts: list[np.ndarray],
+    num_tokens: int,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+) -> None:
+    check_size("num_tokens", num_tokens)
+    if not 0 <= temperature < np.inf:
+        raise expected("temperature", "0 or a positive finite number", temperature)
+    if top_k is not None:
+        check_size("top_k", top_k)
+    if top_p is not None and not 0 < top_p <= 1:
+        raise expected("top_p", "a number above 0, at most 1", top_p)
+    if not prompts:
+        raise expected("prompts", "at least one", "none")
+    size, limit = model.encoder.vocab_size, decoding.longest(model)
+    for prompt in prompts:
+        if prompt.ndim != 1 or not prompt.size or prompt.dtype.kind not in "iu":
+            got = f"{prompt.dtype}{list(prompt.shape)}"
+            raise expected("prompts", "integers [T] with T > 0", got)
+        if prompt.min() < 0 or prompt.max() >= size:
+            wanted = f"ids of the vocabulary, from 0 to {size - 1}"
+            raise expected("prompts", wanted, f"{prompt.min()} to {prompt.max()}")
+        if limit is not None and len(prompt) + num_tokens > limit:
+            wanted = f"at most max_length={limit} with num_tokens={num_tokens}"
+            raise expected("prompts", wanted, f"{len(prompt)} tokens")

@@ -1,0 +1,142 @@
+"""Decoding: what comes token by token is what the whole sequence gives."""
+
+import helpers
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from lra_jax import models
+from lra_jax.models import decoding
+from lra_jax.models.generation import restricted, tokens_in_turn
+
+VOCABULARY = 11
+
+
+def decoder(mechanism: str = "cosformer", **settings) -> models.CausalLM:
+    settings = {"positions": "none", "short_conv": 3, **settings}
+    sizes = {"num_layers": 2, "embed_dim": 8, "mlp_dim": 8, "max_length": 80}
+    rngs = nnx.Rngs(params=1)
+    model = models.CausalLM(
+        VOCABULARY, mechanism=mechanism, **sizes, **settings, rngs=rngs
+    )
+    assert isinstance(model.encoder.embed, nnx.Embed)
+    # Embeddings so small that every continuation would look alike.
+    embedding = model.encoder.embed.embedding
+    embedding[...] = embedding[...] * 50
+    return model
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "settings"),
+    [
+        ("cosformer", {}),
+        ("softmax", {"positions": "rotary"}),
+        ("flow", {"positions": "learned", "short_conv": 0}),
+        ("gla", {"mlp": "none"}),
+    ],
+)
+def test_parts_give_what_the_whole_gives(mechanism, settings):
+    model = decoder(mechanism, **settings)
+    tokens = np.random.default_rng(0).integers(0, VOCABULARY, (2, 9))
+    lengths = np.array([4, 7])
+    mask = np.arange(9)[None, :7] < lengths[:, None]
+    prompt = np.where(mask, tokens[:, :7], 3)
+    logits, state = helpers.call_model(decoding.prefill, model, prompt, mask=mask)
+    whole = helpers.call_model(type(model).__call__, model, tokens)
+    for i in range(2):
+        np.testing.assert_allclose(logits[i], whole[i][lengths[i] - 1], atol=2e-5)
+    for t in range(2):
+        chosen = tokens[np.arange(2), lengths + t]
+        logits, state = helpers.call_model(decoding.step, model, state, chosen)
+        for i in range(2):
+            wanted = whole[i][lengths[i] + t]
+            np.testing.assert_allclose(logits[i], wanted, atol=2e-5)
+    np.testing.assert_array_equal(state.position, lengths + 2)
+
+
+def test_a_batch_is_continued_as_each_prompt_alone():
+    model = decoder()
+    prompts = [[1, 2, 3], [4] * 6, [5]]
+    together = models.generate(model, prompts, 5, temperature=0)
+    for prompt, text in zip(prompts, together, strict=True):
+        (alone,) = models.generate(model, [prompt], 5, temperature=0)
+        np.testing.assert_array_equal(alone, text)
+        assert len(text) == 5
+
+
+def test_seeds_fix_the_draws_and_an_end_ends_a_text():
+    model = decoder()
+    first, again, other = (
+        models.generate(model, [[1], [2, 3]], 6, seed=seed) for seed in (0, 0, 1)
+    )
+    assert all((a == b).all() for a, b in zip(first, again, strict=True))
+    assert any((a != b).any() for a, b in zip(first, other, strict=True))
+    end = int(first[0][3])
+    ended = models.generate(model, [[1], [2, 3]], 6, seed=0, end=end)
+    assert len(ended[0]) == first[0].tolist().index(end)
+    steps = list(tokens_in_turn(model, [[1]], 6, seed=0, end=end))
+    assert len(steps) == len(ended[0]) + 1
+
+
+def test_which_tokens_can_be_drawn():
+    logits = jnp.log(jnp.array([[0.5, 0.3, 0.15, 0.05]]))
+
+    def kept(**settings):
+        return np.isfinite(restricted(logits, **settings))[0].tolist()
+
+    assert kept() == [True] * 4
+    assert kept(top_k=2) == [True, True, False, False]
+    assert kept(top_k=9) == [True] * 4
+    assert kept(top_p=0.5) == [True, False, False, False]
+    assert kept(top_p=0.81) == [True, True, True, False]
+    assert kept(top_k=3, top_p=0.5) == [True, False, False, False]
+
+
+def test_how_far_a_model_can_go():
+    assert decoding.longest(decoder("linear")) is None
+    assert decoding.longest(decoder("cosformer")) == 80
+    assert decoding.longest(decoder("softmax")) == 80
+    assert decoding.longest(decoder("linear", positions="learned")) == 80
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "prompt", "settings", "message"),
+    [
+        ("cosformer", [1] * 79, {}, "^prompts: expected at most max_length=80 with"),
+        ("cosformer", [], {}, r"^prompts: expected integers \[T\] with T > 0"),
+        ("cosformer", [11], {}, "^prompts: expected ids of .* 0 to 10, got 11 to 11"),
+        ("cosformer", [1], {"top_p": 1.5}, "^top_p: expected a number above 0"),
+        ("cosformer", [1], {"temperature": -1}, "^temperature: expected 0 or a pos"),
+        ("luna", [1], {"options": {}}, "^layer: expected a mechanism with a stream"),
+    ],
+)
+def test_what_cannot_be_continued(mechanism, prompt, settings, message):
+    model = decoder(mechanism)
+    prompts = [np.array(prompt, np.int32)]
+    settings = {name: x for name, x in settings.items() if name != "options"}
+    with pytest.raises(ValueError, match=message):
+        models.generate(model, prompts, 2, **settings)
+
+
+def test_embeddings_and_logits_are_tied():
+    model = decoder()
+    names = [str(path) for path, _ in nnx.to_flat_state(nnx.state(model, nnx.Param))]
+    assert not any("logits" in name for name in names)
+    x = jnp.ones((1, 8))
+    assert isinstance(model.encoder.embed, nnx.Embed)
+    wanted = x @ model.encoder.embed.embedding[...].T
+    np.testing.assert_allclose(model.scored(x), wanted, rtol=1e-6)
+    with pytest.raises(ValueError, match=r"^is_causal: expected True"):
+        decoder(is_causal=False)
+
+
+def test_a_language_model_comes_back_from_its_file(tmp_path):
+    model = decoder("linear")
+    models.save(tmp_path / "m.safetensors", model, raw={"kind": "bytes", "end": 256})
+    saved = models.load(tmp_path / "m.safetensors")
+    jax.tree.map(
+        np.testing.assert_array_equal, nnx.state(saved.model), nnx.state(model)
+    )
+    assert saved.raw["end"] == 256

@@ -1,0 +1,128 @@
+"""Language models from text to text: trained, scored, saved, and asked to go on."""
+
+import json
+import math
+import random
+from pathlib import Path
+
+import helpers
+import pytest
+
+from lra_jax import generate, train
+from lra_jax.configs import get_preset
+from lra_jax.data.language.prepare import prepare
+
+MODEL = {
+    "num_layers": 1,
+    "embed_dim": 16,
+    "num_heads": 2,
+    "qkv_dim": 16,
+    "mlp_dim": 16,
+    "max_length": 64,
+}
+TRAIN = {
+    "steps": 30,
+    "warmup": 3,
+    "batch_size": 8,
+    "eval_batch_size": 8,
+    "eval_every": 15,
+    "log_every": 5,
+    "learning_rate": 2e-2,
+}
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory) -> Path:
+    """Files of lines that all look alike."""
+    folder = tmp_path_factory.mktemp("texts")
+    draw = random.Random(0)
+    for index in range(6):
+        lines = [f"x = f({draw.choice('abc')})\n" for _ in range(40)]
+        (folder / f"{index}.py").write_text("".join(lines))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def finished(texts, tmp_path_factory) -> tuple[Path, dict]:
+    workdir = tmp_path_factory.mktemp("lm") / "run"
+    config = get_preset("lm").replace(
+        workdir=str(workdir),
+        train=TRAIN,
+        model=MODEL,
+        data={"path": str(texts), "max_length": 32},
+    )
+    return workdir, train.run(config, quiet=True)
+
+
+def test_a_run_learns_and_says_how_well(finished):
+    workdir, result = finished
+    # 8 bits would be a guess; a line has one letter of three to guess.
+    assert result["test_bits_per_byte_best"] < 4
+    assert result["test_bits_per_byte_sliding"] > 0
+    assert result["data"].endswith("6 files") and len(result["data_fingerprint"]) == 32
+    loss, perplexity = result["test_loss_best"], result["test_perplexity_best"]
+    assert perplexity == pytest.approx(math.exp(loss))
+    lines = (workdir / "metrics.jsonl").read_text().splitlines()
+    scored = [x for x in map(json.loads, lines) if x["split"] == "valid"]
+    assert [x["step"] for x in scored] == [15, 30]
+    assert all("bits_per_byte" in x for x in scored)
+
+
+def test_bits_per_byte_count_the_ends_of_documents(finished, texts):
+    _, result = finished
+    dataset = prepare(path=str(texts), max_length=32)
+    size = dataset.num_bytes["test"]
+    documents = dataset.num_targets("test") - size
+    assert documents == len(dataset._streams["test"].starts) - 1
+    wanted = result["test_loss_best"] * (size + documents) / math.log(2) / size
+    assert result["test_bits_per_byte_best"] == pytest.approx(wanted)
+
+
+def test_a_run_continues_texts(finished, tmp_path, capsys):
+    workdir, _ = finished
+    generate.main([f"--workdir={workdir}", "--prompt=x = ", "--tokens=20"])
+    first = capsys.readouterr().out
+    assert first.startswith("x = ") and len(first) > 8
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("x = f(\nx\n")
+    flags = ["--tokens=5", "--temperature=0", f"--prompts={prompts}"]
+    generate.main([f"--workdir={workdir}", *flags])
+    out = capsys.readouterr().out
+    assert out.startswith("x = f(") and "\nx" in out
+
+
+@pytest.mark.parametrize(
+    ("flags", "parts"),
+    [
+        (["--prompt=" + "x" * 60], ["--prompt", "max_length=64", "61 tokens"]),
+        (["--tokens=0"], ["--tokens", "a positive int, got 0"]),
+        (["--temperature=-1"], ["--temperature", "got -1.0"]),
+        (["--prompts=nowhere.txt"], ["--prompts", "nowhere.txt"]),
+    ],
+)
+def test_a_prompt_that_does_not_fit_is_one_line(finished, flags, parts, capsys):
+    workdir, _ = finished
+    with pytest.raises(SystemExit) as stop:
+        generate.main([f"--workdir={workdir}", "--tokens=10", *flags])
+    out, err = capsys.readouterr()
+    helpers.assert_one_error(stop.value.code, err, 2, *parts)
+    assert out == ""
+
+
+@pytest.mark.parametrize(
+    ("flags", "parts"),
+    [
+        (["--attention=linformer"], ["--attention", "causal form"]),
+        (["--attention=helpers:values_only"], ["--attention", "causal form"]),
+        (["--model.is_causal=False"], ["--model.is_causal", "True for --task=lm"]),
+        (["--data.max_length=5000"], ["--data.max_length", "--model.max_length=4096"]),
+        (["--data.path="], ["--data.path", "got ''"]),
+        (["--data.path=nowhere"], ["--data.path", "which does not exist"]),
+        (["--train.seq_devices=2"], ["--train.seq_devices", "single positions"]),
+    ],
+)
+def test_settings_that_cannot_work_are_one_line(flags, parts, tmp_path, capsys):
+    with pytest.raises(SystemExit) as stop:
+        train.main(["--task=lm", f"--workdir={tmp_path / 'run'}", *flags])
+    helpers.assert_one_error(stop.value.code, capsys.readouterr().err, 2, *parts)
+    assert not (tmp_path / "run").exists()

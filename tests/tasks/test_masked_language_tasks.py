@@ -1,0 +1,163 @@
+"""Masked language models: what is hidden, and a classifier that begins from one."""
+
+import random
+from pathlib import Path
+
+import helpers
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from lra_jax import models, train
+from lra_jax.configs import get_preset
+from lra_jax.data.language.labelled import prepare
+from lra_jax.tasks import get_task
+from lra_jax.tasks.language import hide
+
+MODEL = {
+    "num_layers": 1,
+    "embed_dim": 16,
+    "num_heads": 2,
+    "qkv_dim": 16,
+    "mlp_dim": 16,
+    "max_length": 32,
+}
+TRAIN = {
+    "steps": 8,
+    "warmup": 2,
+    "batch_size": 8,
+    "eval_batch_size": 8,
+    "eval_every": 8,
+    "log_every": 4,
+}
+VOCABULARY = 20
+
+
+def test_fifteen_percent_are_asked_for_and_most_are_masked():
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(0, VOCABULARY - 1, (50, 200)).astype(np.int32)
+    lengths = np.array([200] * 25 + [40] * 25)
+    real = np.arange(200)[None] < lengths[:, None]
+    run = helpers.quick_jit(hide, static_argnums=3)
+    hidden, places, labels = map(
+        np.asarray, run(jax.random.key(1), tokens, real, VOCABULARY)
+    )
+    asked = labels >= 0
+    np.testing.assert_array_equal(asked.sum(1), [30] * 25 + [6] * 25)
+    rows = np.arange(50)[:, None]
+    assert real[np.broadcast_to(rows, places.shape)[asked], places[asked]].all()
+    np.testing.assert_array_equal(labels[asked], tokens[rows, places][asked])
+    there = hidden[rows, places][asked]
+    masked = (there == VOCABULARY - 1).mean()
+    kept = (there == labels[asked]).mean()
+    assert abs(masked - 0.8) < 0.05 and abs(kept - 0.1) < 0.05
+    untouched = np.ones(tokens.shape, bool)
+    untouched[np.broadcast_to(rows, places.shape)[asked], places[asked]] = False
+    np.testing.assert_array_equal(hidden[untouched], tokens[untouched])
+    other = run(jax.random.key(2), tokens, real, VOCABULARY)[1]
+    assert (np.asarray(other) != places).any()
+
+
+def test_a_masked_model_looks_both_ways():
+    sizes = {"num_layers": 1, "embed_dim": 8, "mlp_dim": 8, "max_length": 16}
+    model = models.MaskedLM(VOCABULARY, mechanism="linear", **sizes, rngs=nnx.Rngs(0))
+    tokens = jnp.arange(8)[None]
+    change = helpers.call_model(type(model).__call__, model, tokens)
+    later = helpers.call_model(type(model).__call__, model, tokens.at[0, 7].set(9))
+    assert np.abs(change - later)[0, 0].max() > 1e-6
+    with pytest.raises(ValueError, match=r"^is_causal: expected False"):
+        models.MaskedLM(VOCABULARY, is_causal=True, **sizes, rngs=nnx.Rngs(0))
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory) -> Path:
+    """Texts whose label is their letter."""
+    draw = random.Random(0)
+    lines = ["label\tnumber\ttext"]
+    for number in range(60):
+        letter = draw.choice("ab")
+        lines.append(f"{letter}\t{number}\t{letter * draw.randint(3, 20)}")
+    file = tmp_path_factory.mktemp("table") / "letters.tsv"
+    file.write_text("\n".join(lines))
+    return file
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory) -> tuple[Path, dict]:
+    folder = tmp_path_factory.mktemp("mlm")
+    (folder / "text.txt").write_text("some letters, a few words\n" * 60)
+    config = get_preset("mlm").replace(
+        attention="linear",
+        workdir=str(folder / "run"),
+        train=TRAIN,
+        model=MODEL,
+        data={"path": str(folder / "text.txt"), "max_length": 32},
+    )
+    return folder / "run", train.run(config, quiet=True)
+
+
+def _finetuning(table: Path, checkpoint: Path, workdir: Path):
+    return get_preset("finetune").replace(
+        attention="linear",
+        workdir=str(workdir),
+        train=TRAIN,
+        model=MODEL,
+        data={"path": str(table), "checkpoint": str(checkpoint), "max_length": 32},
+    )
+
+
+def test_a_classifier_begins_with_the_checkpoint(pretrained, table, tmp_path):
+    run, result = pretrained
+    assert result["test_perplexity_best"] > 1
+    assert not any("sliding" in name for name in result)
+    config = _finetuning(table, run, tmp_path / "run")
+    task = get_task("finetune")
+    model = task.make_model(config, task.prepare(config.data), nnx.Rngs(0))
+    saved = models.load(run)
+    given = nnx.state(saved.model.encoder, nnx.Param)
+    own = nnx.state(model.encoder, nnx.Param)
+    jax.tree.map(np.testing.assert_array_equal, own, given)
+    assert train.run(config, quiet=True)["test_examples"] == 6
+
+
+def test_tables_are_split_and_read(table):
+    dataset = prepare(path=str(table), max_length=8)
+    sizes = [dataset.num_examples(split) for split in dataset.splits]
+    assert sizes == [48, 6, 6] and dataset.num_classes == 2
+    for split in dataset.splits:
+        rows = dataset.source(split).__getitems__(list(range(5)))
+        for row, label in zip(rows, dataset.labels(split), strict=False):
+            assert set(bytes(row["tokens"])) == {ord("ab"[label])}
+            assert len(row["tokens"]) <= 8
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"attention": "softmax"}, "--attention: expected linear, of the checkpoint"),
+        ({"model": {"mlp_dim": 8}}, "--model.mlp_dim: expected 16, of the checkpoint"),
+        ({"data": {"checkpoint": "nowhere"}}, "--data.checkpoint: expected a finished"),
+    ],
+)
+def test_a_checkpoint_that_does_not_fit(changes, message, pretrained, table, tmp_path):
+    config = _finetuning(table, pretrained[0], tmp_path).replace(**changes)
+    task = get_task("finetune")
+    with pytest.raises(ValueError, match=f"^{message}"):
+        task.make_model(config, task.prepare(config.data), nnx.Rngs(0))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "a first line with the columns text and label, got none"),
+        ("text\nx", "a first line with the columns text and label, got 'text'"),
+        ("text\tlabel\nx", "2 columns and a text, got 'x' in line 2"),
+        ("text\tlabel\nx\t1\ny\t1\nz\t1\n", r"two labels or more, got \['1'\]"),
+    ],
+)
+def test_what_is_no_table(text, message, tmp_path):
+    (tmp_path / "t.tsv").write_text(text)
+    with pytest.raises(ValueError, match=f"^--data.path: expected {message}"):
+        prepare(path=str(tmp_path / "t.tsv"))
