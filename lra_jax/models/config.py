@@ -262,7 +262,8 @@ class EncoderConfig:
       inputs: "embedding", a row for each token id, or "linear", a projection of the
         pixel's value; see ``lra_jax.models.inputs``.
       positions: "learned", "sinusoidal", "learned_2d", "rotary" or "none"; see there.
-      grid: rows and columns of an image, for "learned_2d".
+      grid: rows and columns of an image, for "learned_2d" and for a mechanism's option
+        ``{"grid": True}``, which stands for them.
       embed_std: standard deviation of the token embeddings at first. Beside learned
         positions 0.02 lets both count alike; 1 is the LRA code's.
       dropout: rate on the embeddings and in the blocks.
@@ -351,7 +352,7 @@ class EncoderConfig:
             qkv_features=self.qkv_features,
             mechanism=self.mechanism,
             max_length=self.length,
-            options=self.block_options[index],
+            options=self._options(index),
             is_causal=self.is_causal,
             own_parameters=index == 0 or not self.shares_parameters,
             takes_memory=index > 0,
@@ -366,6 +367,19 @@ class EncoderConfig:
             num_layers=self.num_layers,
             dtype=self.dtype,
         )
+
+    def _options(self, index: int) -> dict[str, Any]:
+        """A block's options; ``grid=True`` there is the grid of the images."""
+        options = self.block_options[index]
+        if options.get("grid") is not True:
+            return options
+        if self.grid is None:
+            raise expected("grid", "an image task for grid=True", "another")
+        if self.cls_token:
+            raise expected("cls_token", "False with the option grid=True", True)
+        if self.is_causal:
+            raise expected("is_causal", "False with the option grid=True", True)
+        return options | {"grid": self.grid}
 
 
 def configured(

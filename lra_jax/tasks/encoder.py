@@ -83,8 +83,9 @@ FLAGS = {
 def parse_options(text: str, flag: str = "--model.attention_options") -> dict[str, Any]:
     """``"clip=5,sharing=none"`` to ``{"clip": 5, "sharing": "none"}``.
 
-    Values are Python literals where they read as one (5, 0.1, None, True) and strings
-    otherwise. ``features=256/128`` is a tuple, one value for each block of the model.
+    Values are Python literals where they read as one (5, 0.1, None, True), true and
+    false too, and strings otherwise. ``features=256/128`` is a tuple, one value for
+    each block of the model.
     ``flag`` is the error's name.
 
     Raises:
@@ -103,8 +104,14 @@ def parse_options(text: str, flag: str = "--model.attention_options") -> dict[st
     return options
 
 
+# As other settings write them, beside Python's own words.
+_FLAG = {"true": True, "false": False}
+
+
 def _literal(text: str) -> Any:
     """The number, boolean or None that a text reads as, or the text itself."""
+    if text in _FLAG:
+        return _FLAG[text]
     try:
         value = ast.literal_eval(text)
     # The last two: of thousands of brackets.

@@ -19,6 +19,14 @@ cosines and one of the sines. It equals its own prefixes only with a fixed
 ``max_length``, so a stream (`cosformer_init`, `cosformer_prefill`, `cosformer_step`)
 has one from the start.
 
+Two dimensions. Where a sequence is an image read row by row, ``grid=(rows, columns)``
+re-weights by both distances: position i is at row a_i and column b_i, and
+``s(i, j) = ReLU(q_i) . ReLU(k_j) cos(pi (a_i - a_j) / 2 rows) cos(pi (b_i - b_j) / 2
+columns)``. The two cosines split into four terms, features of width 4H, so the cost
+stays linear. In one dimension the pixel below is as far away as the one that many
+columns further on, which Wu et al. 2022 (Flowformer) name as the reason why cosFormer
+fails on images. The form is ours; there is no causal one.
+
 ``feature_map`` and ``reweight=False`` are the ablations of the paper's tables. Features
 that may be negative (identity, leaky_relu) let denominators cross zero, as the paper
 says of them.
@@ -140,6 +148,9 @@ MECHANISM = Mechanism(
 )
 
 MaxLength = int | np.integer | jax.Array | np.ndarray | None
+Grid = tuple[int, int] | None
+# Cosines and sines of positions, `[1 or B, T]` each.
+Tables = tuple[jax.Array, jax.Array]
 
 
 class CosformerState(NamedTuple):
@@ -162,6 +173,7 @@ def cosformer_attention(
     segment_ids: jax.Array | None = None,
     feature_map: feature_maps.FeatureMap = "relu",
     reweight: bool = True,
+    grid: Grid = None,
     denominator: str = "clamp",
     eps: float = 1e-6,
     chunking: engine.Chunking | None = None,
@@ -181,6 +193,9 @@ def cosformer_attention(
       feature_map: "relu", "identity", "leaky_relu", "elu" (elu(x) + 1), or a function
         of an array.
       reweight: multiply each weight by the cosine of the distance.
+      grid: rows and columns of the images that the sequences are, T = S = rows *
+        columns; then both distances count, and M and `segment_ids` do not. None = one
+        dimension.
       denominator: "clamp" divides by max(sum, eps), as the authors do; "add" divides by
         sum + eps (davidsvy/cosformer-pytorch, with eps 1e-5).
       eps: see `denominator`.
@@ -197,10 +212,12 @@ def cosformer_attention(
     """
     inputs.check_keywords(cosformer_attention, flax)
     inputs.check_inputs(query, key, value, is_causal)
-    if reweight:
-        inputs.refuse_decoding(flax, query, key, "cosformer")
     inputs.check_eps(eps)
     inputs.check_flag("reweight", reweight)
+    if reweight:
+        inputs.refuse_decoding(flax, query, key, "cosformer")
+    _check_grid(grid, query, key, is_causal, reweight, segment_ids)
+    _check_denominator(denominator)
     target = kernels.choose(
         implementation,
         query,
@@ -208,14 +225,14 @@ def cosformer_attention(
         value,
         feature_map,
         chunking,
-        packed.kernel_refusal(segment_ids),
+        packed.kernel_refusal(segment_ids)
+        or (None if grid is None else ("grid", "None", f"{grid}")),
     )
     rows = packed.packed(segment_ids, query, key)
     lengths = _max_lengths(max_length, query, key, rows)
     mask = _visible(mask, lengths, query.shape[0], key.shape[1], rows)
     query_mask = _within(lengths, query.shape[1], rows)
     if target is not None:
-        _check_denominator(denominator)
         return kernels.attend(
             target,
             inputs.hide(query, query_mask),
@@ -235,6 +252,7 @@ def cosformer_attention(
         "given", dtype, precision, denominator, eps, _turn(lengths), reweight
     )
     if is_causal:
+        tables = _tables(query.shape[1], lengths, dtype, rows)
         return _causal(
             options,
             query,
@@ -243,30 +261,17 @@ def cosformer_attention(
             feature_map,
             mask,
             query_mask,
-            _tables(query.shape[1], lengths, dtype, rows),
+            tables,
             chunking,
             resets=packed.resets(rows),
         )[0]
-    _check_denominator(denominator)
     features = feature_maps.features(query, key, feature_map, dtype, mask, query_mask)
-    query_features, key_features = _rotated(features, lengths, reweight, rows)
-    if rows is not None:
-        out, sums = document_sums(
-            jnp.swapaxes(query_features, 1, 2),
-            jnp.swapaxes(key_features, 1, 2),
-            value,
-            rows,
-            mask=mask,
-            dtype=dtype,
-            chunking=chunking,
-            precision=precision,
-        )
-        return (out * _scale(options, sums)[..., None]).astype(query.dtype)
-    value = inputs.by_head(value, query.shape[2], mask, dtype)
-    sums = feature_maps.project(query_features, key_features.sum(2), precision)
-    out = feature_maps.contract(query_features, key_features, value, precision)
-    out = out * _scale(options, sums)[..., None]
-    return jnp.swapaxes(out, 1, 2).astype(query.dtype)
+    features = _rotated(features, lengths, reweight, rows, grid)
+    if rows is None:
+        out = _full(options, features, value, mask=mask)
+    else:
+        out = _packed(options, features, value, rows, mask=mask, chunking=chunking)
+    return out.astype(query.dtype)
 
 
 def cosformer_weights(
@@ -279,6 +284,7 @@ def cosformer_weights(
     segment_ids: jax.Array | None = None,
     feature_map: feature_maps.FeatureMap = "relu",
     reweight: bool = True,
+    grid: Grid = None,
     denominator: str = "clamp",
     eps: float = 1e-6,
     precision: jax.lax.PrecisionLike = None,
@@ -292,6 +298,7 @@ def cosformer_weights(
     inputs.check_inputs(query, key, None, is_causal)
     inputs.check_eps(eps)
     inputs.check_flag("reweight", reweight)
+    _check_grid(grid, query, key, is_causal, reweight, segment_ids)
     _check_denominator(denominator)
     rows = packed.packed(segment_ids, query, key)
     lengths = _max_lengths(max_length, query, key, rows)
@@ -299,7 +306,7 @@ def cosformer_weights(
     query_mask = _within(lengths, query.shape[1], rows)
     dtype = inputs.accumulation_dtype(query, key)
     features = feature_maps.features(query, key, feature_map, dtype, mask, query_mask)
-    features = _rotated(features, lengths, reweight, rows)
+    features = _rotated(features, lengths, reweight, rows, grid)
     scores = feature_maps.products(*features, precision)
     if is_causal:
         scores = feature_maps.hide_future(scores)
@@ -398,7 +405,7 @@ def _causal(
     feature_map: feature_maps.FeatureMap,
     mask: jax.Array | None,
     query_mask: jax.Array | None,
-    tables: tuple[jax.Array, jax.Array],
+    tables: Tables,
     chunking: engine.Chunking | None,
     state: Sums | None = None,
     *,
@@ -430,11 +437,50 @@ def _causal(
     )
 
 
+def _full(
+    options: _Options,
+    features: tuple[jax.Array, jax.Array],
+    value: jax.Array,
+    *,
+    mask: jax.Array | None,
+) -> jax.Array:
+    """The full form, `[B, T, N, Hv]`, of features `[B, N, T, M]`."""
+    query, key = features
+    value = inputs.by_head(value, query.shape[1], mask, options.dtype)
+    sums = feature_maps.project(query, key.sum(2), options.precision)
+    out = feature_maps.contract(query, key, value, options.precision)
+    return jnp.swapaxes(out * _scale(options, sums)[..., None], 1, 2)
+
+
+def _packed(
+    options: _Options,
+    features: tuple[jax.Array, jax.Array],
+    value: jax.Array,
+    rows: packed.Packed,
+    *,
+    mask: jax.Array | None,
+    chunking: engine.Chunking | None,
+) -> jax.Array:
+    """The full form of packed rows, `[B, T, N, Hv]`, of features `[B, N, T, M]`."""
+    query, key = (jnp.swapaxes(x, 1, 2) for x in features)
+    out, sums = document_sums(
+        query,
+        key,
+        value,
+        rows,
+        mask=mask,
+        dtype=options.dtype,
+        chunking=chunking,
+        precision=options.precision,
+    )
+    return out * _scale(options, sums)[..., None]
+
+
 def _segment(
     options: _Options,
     state: Sums,
     features: tuple[jax.Array, jax.Array, jax.Array],
-    tables: tuple[jax.Array, jax.Array],
+    tables: Tables,
     found: Documents | None = None,
 ) -> tuple[tuple[jax.Array, jax.Array], Sums]:
     """One segment, see `engine.Form`: numerators, denominators and the state after.
@@ -534,6 +580,7 @@ def cosformer_slice(
     max_length: int | None = None,
     feature_map: feature_maps.FeatureMap = "relu",
     reweight: bool = True,
+    grid: Grid = None,
     denominator: str = "clamp",
     eps: float = 1e-6,
     chunking: engine.Chunking | None = None,
@@ -542,20 +589,15 @@ def cosformer_slice(
 ) -> jax.Array:
     """One device's part of `cosformer_attention`, see `lra_jax.attention.sharded`."""
     _check_denominator(denominator)
+    if grid is not None:
+        raise expected("grid", "None for a sequence split over devices", grid)
     dtype = inputs.accumulation_dtype(query, key, value)
     length = query.shape[1]
     whole = length * jax.lax.axis_size(axis)
     rows = sliced(segment_ids, axis)
     longest = whole if max_length is None else max_length
     longest = inputs.check_max_length(longest, whole if rows is None else 1)
-    if rows is None:
-        first = jax.lax.axis_index(axis) * length
-        cos, sin = (
-            jax.lax.dynamic_slice_in_dim(table, first, length, 1)
-            for table in _tables(whole, longest, dtype)
-        )
-    else:
-        cos, sin = _tables(whole, longest, dtype, rows)
+    cos, sin = _slice_tables(length, longest, dtype, axis, rows)
     mask = _visible(mask, longest, query.shape[0], length, rows)
     query_mask = _within(longest, length, rows)
     options = _Options(
@@ -563,12 +605,14 @@ def cosformer_slice(
     )
     features = feature_maps.features(query, key, feature_map, dtype, mask, query_mask)
     if reweight:
-        tables = cos[:, None], sin[:, None]
-        features = tuple(feature_maps.rotated(x, *tables) for x in features)
-    query_features, key_features = (jnp.swapaxes(x, 1, 2) for x in features)
+        near = cos[:, None], sin[:, None]
+        features = (
+            feature_maps.rotated(features[0], *near),
+            feature_maps.rotated(features[1], *near),
+        )
     part = functools.partial(
         part_sums,
-        key_features,
+        jnp.swapaxes(features[1], 1, 2),
         value,
         query.shape[2],
         "identity",
@@ -592,17 +636,9 @@ def cosformer_slice(
             resets=packed.resets(rows),
         )[0]
     if rows is not None:
-        out, total = document_sums(
-            query_features,
-            key_features,
-            value,
-            rows,
-            mask=mask,
-            dtype=dtype,
-            chunking=chunking,
-            precision=precision,
-        )
-        return (out * _scale(options, total)[..., None]).astype(query.dtype)
+        return _packed(
+            options, features, value, rows, mask=mask, chunking=chunking
+        ).astype(query.dtype)
     sums = exchange.total(part(None), axis)
     product = functools.partial(jnp.einsum, precision=precision)
     out = product("bntm,bnmv->bntv", features[0], sums.summary)
@@ -611,23 +647,83 @@ def cosformer_slice(
     return jnp.swapaxes(out, 1, 2).astype(query.dtype)
 
 
+def _slice_tables(
+    length: int,
+    longest: int,
+    dtype: jnp.dtype,
+    axis: str,
+    rows: packed.Packed | None,
+) -> Tables:
+    """Those of one device's positions."""
+    whole = length * jax.lax.axis_size(axis)
+    if rows is not None:
+        return _tables(whole, longest, dtype, rows)
+    first = jax.lax.axis_index(axis) * length
+    cos, sin = (
+        jax.lax.dynamic_slice_in_dim(table, first, length, 1)
+        for table in _tables(whole, longest, dtype)
+    )
+    return cos, sin
+
+
 def _rotated(
     features: tuple[jax.Array, jax.Array],
     lengths: int | jax.Array,
     reweight: bool,
     rows: packed.Packed | None = None,
+    grid: Grid = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Twice `[B, N, T, H]` -> twice `[B, N, T, 2H]`, if re-weighted."""
+    """Twice `[B, N, T, H]` -> twice `[B, N, T, 2H]`, if re-weighted; in a grid 4H."""
     if not reweight:
         return features
-    query, key = (
-        feature_maps.rotated(
-            x,
-            *(table[:, None] for table in _tables(x.shape[2], lengths, x.dtype, rows)),
-        )
-        for x in features
-    )
-    return query, key
+
+    def rotate(x: jax.Array) -> jax.Array:
+        if grid is None:
+            tables = [_tables(x.shape[2], lengths, x.dtype, rows)]
+        else:
+            tables = _grid_tables(grid, x.dtype)
+        for cos, sin in tables:
+            x = feature_maps.rotated(x, cos[:, None], sin[:, None])
+        return x
+
+    query, key = features
+    return rotate(query), rotate(key)
+
+
+def _grid_tables(grid: tuple[int, int], dtype: jnp.dtype) -> list[Tables]:
+    """Those of every position's row, and those of its column."""
+    places = np.divmod(np.arange(math.prod(grid)), grid[1])
+    found = []
+    for size, place in zip(grid, places, strict=True):
+        cos, sin = _tables(size, size, dtype)
+        found.append((cos[:, place], sin[:, place]))
+    return found
+
+
+def _check_grid(
+    grid: Grid,
+    query: jax.Array,
+    key: jax.Array,
+    is_causal: bool,
+    reweight: bool,
+    segment_ids: jax.Array | None,
+) -> None:
+    """Raises ``ValueError`` unless a grid, if there is one, is that of the inputs."""
+    if grid is None:
+        return
+    if np.shape(grid) != (2,):
+        raise expected("grid", "(rows, columns)", f"{grid!r}")
+    size = math.prod(inputs.check_size("grid", side) for side in grid)
+    for name, length in {"query": query.shape[1], "key": key.shape[1]}.items():
+        if length != size:
+            wanted = f"the length of {name}, {length}, as rows * columns"
+            raise expected("grid", wanted, tuple(grid))
+    if is_causal:
+        raise expected("is_causal", "False with a grid", True)
+    if not reweight:
+        raise expected("reweight", "True with a grid", False)
+    if segment_ids is not None:
+        raise expected("segment_ids", "None with a grid", "an array")
 
 
 def _max_lengths(
@@ -693,7 +789,7 @@ def _tables(
     lengths: int | jax.Array,
     dtype: jnp.dtype,
     rows: packed.Packed | None = None,
-) -> tuple[jax.Array, jax.Array]:
+) -> Tables:
     """Cosine and sine of every position's angle ``pi i / 2M``, `[1 or B, T]`."""
     positions = np.arange(length)[None]
     if isinstance(lengths, int):
@@ -718,7 +814,7 @@ def _stream_tables(
     max_length: jax.Array,
     dtype: jnp.dtype,
     rows: packed.Packed | None,
-) -> tuple[jax.Array, jax.Array]:
+) -> Tables:
     """The tables of ``length`` positions from each sample's own on, `[B, T]`.
 
     Positions from M on share the angle of the last one, M - 1, so that every weight
