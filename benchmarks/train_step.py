@@ -84,7 +84,7 @@ class _Step:
             "labels": rng.integers(0, 10, rows).astype(np.int32),
         }
         self.batch = sharding.shard_batch(mesh, batch)
-        train_step: Any = step.make_train_step(task, graphdef, optimizer, seed=0)
+        train_step: Any = step.make_train_step(task.loss, graphdef, optimizer, seed=0)
         begun = time.perf_counter()
         self._step = train_step.lower(self.state, self.batch).compile()
         self.compile_seconds = time.perf_counter() - begun

@@ -21,14 +21,22 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from lra_jax import cli, runs, runtime, signals
-from lra_jax.configs import Config, DataConfig, ModelConfig, TrainConfig
+from lra_jax.configs import Config, DataConfig, ModelConfig, PretrainConfig, TrainConfig
 
 _DESCRIPTION = (
     "Trains a model and scores it. --seeds=N trains N, with seeds --seed, --seed + 1, "
     "..., each in a directory of its own (in --workdir, where that is given)."
 )
 
-__all__ = ["Config", "DataConfig", "ModelConfig", "TrainConfig", "main", "run"]
+__all__ = [
+    "Config",
+    "DataConfig",
+    "ModelConfig",
+    "PretrainConfig",
+    "TrainConfig",
+    "main",
+    "run",
+]
 
 
 def main(args: Sequence[str] | None = None) -> None:

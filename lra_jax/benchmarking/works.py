@@ -255,7 +255,7 @@ def _training(case: Case, mechanism: Any, options: dict[str, Any]) -> Work:
     graphdef, params = _model(case, mechanism, options)
     optimizer = make_optimizer(TrainConfig())
     # The task gives the loss alone, which is that of every classification task.
-    function = make_train_step(get_task("listops"), graphdef, optimizer, seed=0)
+    function = make_train_step(get_task("listops").loss, graphdef, optimizer, seed=0)
 
     def make() -> Arguments:
         return init_state(params(), optimizer), _batch(case)

@@ -8,6 +8,7 @@ from lra_jax.configs.base import (
     Config,
     DataConfig,
     ModelConfig,
+    PretrainConfig,
     StoredData,
     TrainConfig,
 )
@@ -19,6 +20,7 @@ __all__ = [
     "Config",
     "DataConfig",
     "ModelConfig",
+    "PretrainConfig",
     "StoredData",
     "TrainConfig",
     "get_preset",

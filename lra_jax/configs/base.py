@@ -75,6 +75,20 @@ class TrainConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class PretrainConfig:
+    """Self-pretraining: the first steps of a run reconstruct the task's own inputs.
+
+    Source: Amos et al. 2023, arXiv:2310.02980.
+    """
+
+    steps: int = 0
+    """How many of the run's steps reconstruct hidden tokens of the training inputs,
+    before the others learn the labels; each part has a schedule of its own."""
+    mask_rate: float = 0.5
+    """The share of the tokens that is hidden: half, as its authors have for Image."""
+
+
+@dataclasses.dataclass(frozen=True)
 class ModelConfig:
     """The encoder and its classification head."""
 
@@ -257,6 +271,7 @@ class Config:
     """When the loss is not finite, do the bad step again and name the first bad tensor:
     its module, forward or backward. In one process."""
     train: TrainConfig = TrainConfig()
+    pretrain: PretrainConfig = PretrainConfig()
     model: ModelConfig = ModelConfig()
     data: DataConfig = None  # pyright: ignore[reportAssignmentType]
     """The task's own settings of its data."""
@@ -270,12 +285,12 @@ class Config:
             object.__setattr__(self, "preset", next(iter(find_task(self.task).presets)))
 
     def replace(self, **changes: Any) -> Self:
-        """Copy with fields replaced; a dict for train, model or data goes one deeper.
+        """Copy with fields replaced; a dict for one of its parts goes one deeper.
 
         >>> Config().replace(seed=1, train={"steps": 10}).train.steps
         10
         """
-        for name in ("train", "model", "data"):
+        for name in _PARTS:
             if isinstance(changes.get(name), dict):
                 changes[name] = dataclasses.replace(
                     getattr(self, name), **changes[name]
@@ -299,6 +314,8 @@ class Config:
             own = find_task(values["task"]).data
             parts = {"train": TrainConfig, "model": ModelConfig, "data": own}
             nested = {name: kind(**values[name]) for name, kind in parts.items()}
+            # Runs of earlier versions have none.
+            nested["pretrain"] = PretrainConfig(**values.get("pretrain", {}))
             config = cls(**{**values, **nested})
         except (KeyError, TypeError) as error:
             raise expected("config", wanted, error) from error
@@ -312,7 +329,7 @@ class Config:
           ValueError: one is not of its field's type, with the flag.
         """
         check_types(self, "--")
-        for part in ("train", "model", "data"):
+        for part in _PARTS:
             check_types(getattr(self, part), f"--{part}.")
 
     def identity(self) -> dict[str, Any]:
@@ -336,6 +353,8 @@ class Config:
         digest = hashlib.sha256(json.dumps(changed, sort_keys=True).encode())
         return f"{name}-{digest.hexdigest()[:8]}"
 
+
+_PARTS = ("train", "pretrain", "model", "data")
 
 # Where things lie, and on how much of what they are computed, changes no number of a
 # run beyond rounding.

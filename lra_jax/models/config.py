@@ -258,6 +258,8 @@ class EncoderConfig:
         block, as in ``{"features": (256, 128)}``. ``{"sharing": "layerwise"}`` lets all
         blocks compute with the first one's arrays of the mechanism (Linformer).
       is_causal: each position attends to itself and those before it: a decoder.
+      reconstructs: a learned vector, zero at first, can stand in for tokens that are to
+        be reconstructed; classifiers then have a linear head for them.
       cls_token: put a learned vector, zero at first, before the tokens.
       inputs: "embedding", a row for each token id, or "linear", a projection of the
         pixel's value; see ``lra_jax.models.inputs``.
@@ -290,6 +292,7 @@ class EncoderConfig:
     mechanism: str | Callable[..., Any] | registry.Mechanism = "cosformer"
     options: Options = ()
     is_causal: bool = False
+    reconstructs: bool = False
     cls_token: bool = False
     inputs: Inputs = "embedding"
     positions: Positions = "learned"

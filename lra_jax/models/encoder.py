@@ -128,6 +128,9 @@ class TransformerEncoder(nnx.Module):
         self.cls = (
             nnx.Param(jnp.zeros((config.embed_dim,))) if config.cls_token else None
         )
+        self.hidden = (
+            nnx.Param(jnp.zeros((config.embed_dim,))) if config.reconstructs else None
+        )
         self.positions = make_positions(config, rngs)
         self.dropout = Dropout(config.dropout)
         rest = {"dropout": config.dropout, "dtype": config.dtype}
@@ -157,6 +160,7 @@ class TransformerEncoder(nnx.Module):
         mask: jax.Array | None = None,
         rngs: nnx.Rngs | None = None,
         segment_ids: jax.Array | None = None,
+        hidden: jax.Array | None = None,
     ) -> jax.Array:
         """Encodes a batch.
 
@@ -167,13 +171,16 @@ class TransformerEncoder(nnx.Module):
           segment_ids: integers `[B, T]`, a run of one positive number for each document
             packed into a row, 0 = padding. Each is encoded as if it were alone, and
             positions count from its start.
+          hidden: boolean `[B, T]`, True at tokens whose vector is replaced by a learned
+            one, for a model that ``reconstructs``; None = all are shown.
 
         Returns:
           `[B, T, D]`, with the class vector's row in front if there is one.
 
         Raises:
           ValueError: arrays of other shapes, a T beyond ``max_length`` or not that of
-            the grid, or packed documents after a class vector or in a grid.
+            the grid, packed documents after a class vector or in a grid, or hidden
+            tokens in a model that does not reconstruct.
         """
         config = self.config
         check_shape("tokens", tokens, "B T", None, None)
@@ -185,7 +192,7 @@ class TransformerEncoder(nnx.Module):
             check_shape("mask", mask, "B T", {1, batch}, length)
         documents = self._documents(tokens, segment_ids)
         mask = packed.shown(mask, documents)
-        x = embed_inputs(self.embed, tokens)
+        x = self._shown(embed_inputs(self.embed, tokens), hidden)
         if self.cls is not None:
             front = jnp.broadcast_to(
                 self.cls[...].astype(x.dtype), (x.shape[0], 1, x.shape[2])
@@ -209,6 +216,15 @@ class TransformerEncoder(nnx.Module):
             else:
                 x, memory = call(rngs, x, memory)
         return self.norm(x)
+
+    def _shown(self, x: jax.Array, hidden: jax.Array | None) -> jax.Array:
+        """`[B, T, D]` without the vectors of hidden tokens."""
+        if hidden is None:
+            return x
+        if self.hidden is None:
+            raise expected("hidden", "None without reconstructs=True", "an array")
+        check_shape("hidden", hidden, "B T", *x.shape[:2])
+        return jnp.where(hidden[:, :, None], self.hidden[...].astype(x.dtype), x)
 
     def _documents(
         self, tokens: jax.Array, segment_ids: jax.Array | None

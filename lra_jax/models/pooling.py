@@ -23,6 +23,7 @@ from lra_jax.attention.inputs import check_shape, check_size, next_position
 from lra_jax.errors import expected, known
 from lra_jax.models.config import EncoderConfig, configured
 from lra_jax.models.encoder import TransformerEncoder
+from lra_jax.models.layers import Dense
 
 Pooling = Literal["mean", "cls", "first", "attention", "ends", "attention+ends"]
 Padding = Literal["lengths", "zeros"]
@@ -74,6 +75,10 @@ class PooledEncoder(nnx.Module):
             if "attention" in pooling
             else None
         )
+        # Reconstructs hidden tokens; the paper's head is linear too.
+        self.tokens: Any = (
+            Dense(width, vocab_size, rngs=rngs) if config.reconstructs else None
+        )
         rows = {"attention": _QUERIES, "ends": 2}
         self.pooled_features = width * sum(rows.get(x, 1) for x in pooling.split("+"))
 
@@ -123,6 +128,29 @@ class PooledEncoder(nnx.Module):
 
         return jax.vmap(one, out_axes=1)(jnp.arange(1, count + 1))
 
+    def reconstructed(
+        self,
+        tokens: jax.Array,
+        lengths: jax.Array | None,
+        hidden: jax.Array,
+        rngs: nnx.Rngs | None = None,
+        *,
+        segment_ids: jax.Array | None = None,
+    ) -> jax.Array:
+        """Float32 logits `[B, T, vocab_size]` of every token, where some are hidden.
+
+        Args:
+          tokens, lengths, rngs, segment_ids: as in `pooled`.
+          hidden: boolean `[B, T]`, True at the tokens to reconstruct.
+
+        Raises:
+          ValueError: the model was made without ``reconstructs``.
+        """
+        mask = self._mask(tokens, lengths)
+        encoded = self.encoder(tokens, mask, rngs, segment_ids, hidden)
+        own = encoded[:, int(self.pooling == "cls") :]
+        return self.tokens(own.astype(jnp.float32))
+
     def _pooled(
         self, encoded: jax.Array, real: jax.Array | None, start: jax.Array
     ) -> jax.Array:
@@ -137,6 +165,11 @@ class PooledEncoder(nnx.Module):
         if "ends" in self.pooling:
             parts += [start, _last(encoded, real)]
         return jnp.concatenate(parts, -1)
+
+    def real(self, tokens: jax.Array, lengths: jax.Array | None) -> jax.Array:
+        """Boolean `[B, T]`, True at the tokens that are no padding."""
+        mask = self._mask(tokens, lengths)
+        return jnp.ones(tokens.shape, bool) if mask is None else mask
 
     def _mask(self, tokens: jax.Array, lengths: jax.Array | None) -> jax.Array | None:
         """Boolean `[B, T]`, True at what may be attended; None = everything."""

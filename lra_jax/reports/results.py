@@ -238,6 +238,8 @@ def _teaching(config: Config) -> list[str]:
     """How the training data were shown, where that is not as they are."""
     train = config.train
     named = {
+        f"self-pretrained for {config.pretrain.steps:,} of the steps, "
+        f"{config.pretrain.mask_rate:g} hidden": config.pretrain.steps,
         "arguments of training examples permuted": config.data.augments,
         f"short examples first ({train.curriculum})": train.curriculum,
         f"beginnings first ({train.length_warmup})": train.length_warmup,

@@ -37,6 +37,8 @@ def check_config(config: Config, task: Task) -> None:
     _check_ranges(config)
     config.data.check()
     _check_stages(config.train, task)
+    if config.pretrain.steps:
+        _check_pretraining(config, task)
     if task.image_shape is None:
         _refuse_images(config)
     if task.is_causal and not config.model.is_causal:
@@ -208,6 +210,24 @@ def _check_stages(train: TrainConfig, task: Task) -> None:
             raise expected(f"--train.{kind.name}", wanted, repr(given))
 
 
+def _check_pretraining(config: Config, task: Task) -> None:
+    """Refuses what cannot be reconstructed, and parts too short for their warm-up."""
+    if task.per_position or config.model.is_causal:
+        reason = f"for --task={task.name}" if task.per_position else "for a decoder"
+        wanted = f"0 {reason}, which reconstructs nothing"
+        raise expected("--pretrain.steps", wanted, config.pretrain.steps)
+    if config.train.seq_devices > 1:
+        wanted = f"0 with --train.seq_devices={config.train.seq_devices}"
+        raise expected("--pretrain.steps", wanted, config.pretrain.steps)
+    warmup, steps = config.train.warmup, config.train.steps
+    if not warmup < config.pretrain.steps < steps - warmup:
+        wanted = (
+            f"more than --train.warmup={warmup} and less than --train.steps={steps} "
+            f"without it, {steps - warmup}"
+        )
+        raise expected("--pretrain.steps", wanted, config.pretrain.steps)
+
+
 def _refuse_images(config: Config) -> None:
     for name, only in (("inputs", "linear"), ("positions", "learned_2d")):
         if getattr(config.model, name) == only:
@@ -237,6 +257,10 @@ def _check_ranges(config: Config) -> None:
     for name in _NOT_NEGATIVE_TRAIN:
         not_negative(f"--train.{name}", getattr(config.train, name))
     not_negative("--seed", config.seed)
+    not_negative("--pretrain.steps", config.pretrain.steps)
+    if not 0 < config.pretrain.mask_rate < 1:
+        wanted = "a number between 0 and 1"
+        raise expected("--pretrain.mask_rate", wanted, config.pretrain.mask_rate)
     if config.model.num_layers > _MOST_LAYERS:
         wanted = f"at most {_MOST_LAYERS}"
         raise expected("--model.num_layers", wanted, config.model.num_layers)

@@ -49,6 +49,7 @@ def _encoder_config(
         ),
         options=parse_options(model.attention_options),
         is_causal=model.is_causal,
+        reconstructs=config.pretrain.steps > 0,
         inputs=model.inputs,
         positions=model.positions,
         grid=image_shape,

@@ -24,6 +24,7 @@ from lra_jax.models import Buffer
 from lra_jax.models.state_size import state_size
 from lra_jax.signals import StopRequest
 from lra_jax.tasks import Task
+from lra_jax.tasks.reconstruction import reconstruction_loss
 from lra_jax.training import hosts, sharding
 from lra_jax.training.checkpoints import Checkpoints, Progress
 from lra_jax.training.console import RunConsole
@@ -122,8 +123,8 @@ class Trainer:
         self.buckets = pipeline.bucket_lengths(dataset, config.data.buckets)
         self.mesh = self._make_mesh()
         self._shard = sharding.data_shard(self.mesh)
-        self.schedule = make_schedule(train)
-        optimizer = make_optimizer(train)
+        self.schedule = make_schedule(train, config.pretrain.steps)
+        optimizer = make_optimizer(train, config.pretrain.steps)
         model = task.make_model(config, dataset, nnx.Rngs(params=config.seed))
         graphdef, params = nnx.split(model, (nnx.Param, Buffer))
         trained = nnx.filter_state(params, nnx.Param)
@@ -136,15 +137,20 @@ class Trainer:
         warmup = LengthWarmup.parse(train.length_warmup, train.steps)
         widths = warmup.widths(self.buckets)
         self._graphdef = graphdef
-        made = task, graphdef, optimizer, config.seed
+        made = graphdef, optimizer, config.seed
         # Packed batches differ in their rows.
         shapes = None if config.data.packing else len(widths)
-        train_step = make_train_step(*made, shapes=shapes)
-        self.train_step = sharding.under_mesh(self.mesh, train_step)
-        self.step_function = sharding.under_mesh(self.mesh, step_function(*made))
+        under_mesh = functools.partial(sharding.under_mesh, self.mesh)
+        self.train_step = under_mesh(make_train_step(task.loss, *made, shapes=shapes))
+        self._function = under_mesh(step_function(task.loss, *made))
+        rate = config.pretrain.mask_rate
+        loss = functools.partial(reconstruction_loss, mask_rate=rate)
+        self._pretrain_step = under_mesh(make_train_step(loss, *made, shapes=shapes))
+        self._pretrain_function = under_mesh(step_function(loss, *made))
         eval_shapes = pipeline.eval_shapes(dataset, self.buckets)
-        eval_step = make_eval_step(task, graphdef, shapes=eval_shapes)
-        self.eval_step = sharding.under_mesh(self.mesh, eval_step)
+        self.eval_step = under_mesh(
+            make_eval_step(task.loss, graphdef, shapes=eval_shapes)
+        )
         # On CPU calls run ahead of the work, which a signal would have to wait for.
         self._waits = jax.default_backend() == "cpu" and jax.process_count() == 1
         self.data = pipeline.train_iterator(
@@ -188,6 +194,17 @@ class Trainer:
         """Steps done."""
         return int(self.state.step)
 
+    def advance(self, step: int, batch: dict[str, jax.Array]) -> None:
+        """Does the step after ``step`` steps, of pretraining or of the task."""
+        pretrains = step < self.config.pretrain.steps
+        function = self._pretrain_step if pretrains else self.train_step
+        self.state = function(self.state, batch)
+
+    def step_function(self, step: int) -> Any:
+        """The function that `advance` compiles."""
+        pretrains = step < self.config.pretrain.steps
+        return self._pretrain_function if pretrains else self._function
+
     def model_at(self, params: nnx.State) -> nnx.Module:
         """The model with some parameters."""
         return nnx.merge(self._graphdef, params)
@@ -212,7 +229,7 @@ class Trainer:
         with contextlib.closing(metrics) as writer, StopRequest() as stop, console:
             try:
                 if self._is_due(step, train.eval_every) and not done:
-                    self._validate(step, meter, writer, console, stop)
+                    self._judge(step, meter, writer, console, stop)
                 while step < train.steps:
                     step = self._advance(step, meter, writer, console, stop)
             except NonFiniteLoss as error:
@@ -229,15 +246,14 @@ class Trainer:
     ) -> int:
         """Does one step, and what is due after it."""
         train = self.config.train
-        batch = sharding.shard_batch(self.mesh, next(self.data))
-        self.state = self.train_step(self.state, batch)
+        self.advance(step, sharding.shard_batch(self.mesh, next(self.data)))
         stop.unsaved = True
         step += 1
         console.advance(step)
-        if self._is_due(step, train.log_every):
+        if self._is_due(step, train.log_every) or step == self.config.pretrain.steps:
             self._report(step, meter, writer, console)
         if self._is_due(step, train.eval_every):
-            self._validate(step, meter, writer, console, stop)
+            self._judge(step, meter, writer, console, stop)
         if console.broken:
             stop.signum = signal.SIGPIPE
         signum = self._stop_signal(step, stop)
@@ -306,9 +322,10 @@ class Trainer:
             sums=zeros, peak=sharding.replicate(self.mesh, np.zeros((), np.float32))
         )
         means, speed = _means(sums), meter.speed(step)
+        pretrained = step <= self.config.pretrain.steps
         writer.write(
             step,
-            "train",
+            "pretrain" if pretrained else "train",
             **means,
             loss_max=float(peak),
             learning_rate=float(jax.device_get(self.schedule(step - 1))),
@@ -316,6 +333,20 @@ class Trainer:
             seconds=meter.seconds,
         )
         console.training(step, means["loss"], means["accuracy"], speed)
+
+    def _judge(
+        self,
+        step: int,
+        meter: "_Meter",
+        writer: MetricsWriter,
+        console: RunConsole,
+        stop: StopRequest,
+    ) -> None:
+        """Validates and saves; saves alone where no label was seen yet."""
+        if step <= self.config.pretrain.steps:
+            self._save(step, meter, stop, validated=True)
+        else:
+            self._validate(step, meter, writer, console, stop)
 
     def _validate(
         self,

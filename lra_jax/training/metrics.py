@@ -75,6 +75,10 @@ def read_metrics(workdir: Path) -> list[dict[str, Any]]:
     return [_parse(line, f"{path}, line {n}") for n, line in enumerate(lines, 1)]
 
 
+# Of steps that learn; those of pretraining know no labels.
+_REPORTS = ("train", "pretrain")
+
+
 def kept_metrics(workdir: Path, step: int, validated: bool) -> list[dict[str, Any]]:
     """The lines that stay when a run goes on from a step."""
     return [
@@ -98,7 +102,7 @@ def changed_metrics(
     """
     path = workdir / "metrics.jsonl"
     lines = kept_metrics(workdir, step, seal.get("validated", False))
-    kept = {line["step"] for line in lines if line["split"] == "train"}
+    kept = {line["step"] for line in lines if line["split"] in _REPORTS}
     lost = [done for done in range(every, step + 1, every) if done not in kept]
     if lost:
         return (

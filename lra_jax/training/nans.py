@@ -43,7 +43,7 @@ def explain(trainer: Trainer, step: int) -> str:
     for number in range(trainer.step + 1, step + 1):
         batch = sharding.shard_batch(trainer.mesh, next(trainer.data))
         before = jax.tree.map(jnp.copy, trainer.state)
-        trainer.state = trainer.train_step(trainer.state, batch)
+        trainer.advance(number - 1, batch)
         # A gradient can spoil the parameters one step before it shows in the loss.
         if number == step or not all_finite(trainer.state.params):
             return f"in step {number} {_first_bad(trainer, before, batch)}"
@@ -52,9 +52,8 @@ def explain(trainer: Trainer, step: int) -> str:
 
 def _first_bad(trainer: Trainer, state: TrainState, batch: dict[str, jax.Array]) -> str:
     with _scopes(trainer.model_at(state.params)):
-        program, shapes = jax.make_jaxpr(trainer.step_function, return_shape=True)(
-            state, batch
-        )
+        function = trainer.step_function(int(state.step))
+        program, shapes = jax.make_jaxpr(function, return_shape=True)(state, batch)
     arguments = jax.tree_util.tree_leaves_with_path((state, batch))
     given = [_Value(array, _before(path, array)) for path, array in arguments]
     found = [value.cause for value in _follow(program, given, "")]

@@ -1,5 +1,6 @@
 """Learning-rate schedules by name, and the optimiser that a config describes."""
 
+import dataclasses
 from typing import Any, get_args
 
 import jax
@@ -11,8 +12,10 @@ from lra_jax.configs.base import Schedule
 from lra_jax.errors import expected, known
 
 
-def make_schedule(config: TrainConfig) -> optax.Schedule:
+def make_schedule(config: TrainConfig, pretrain_steps: int = 0) -> optax.Schedule:
     """Learning rate as a function of the step, counted from 0.
+
+    Steps of pretraining, the first of a run, have the schedule of a run of their own.
 
     With w = ``warmup`` and n = ``steps``:
       cosine: linear to the peak over w steps, then half a cosine to 0 at n.
@@ -29,6 +32,13 @@ def make_schedule(config: TrainConfig) -> optax.Schedule:
       ValueError: an unknown name, or a warm-up as long as the run where the schedule
         ends at its last step.
     """
+    if pretrain_steps:
+        rest = config.steps - pretrain_steps
+        parts = [
+            make_schedule(dataclasses.replace(config, steps=steps))
+            for steps in (pretrain_steps, rest)
+        ]
+        return optax.join_schedules(parts, [pretrain_steps])
     known("--train.schedule", config.schedule, get_args(Schedule))
     peak, warmup, steps = config.learning_rate, config.warmup, config.steps
     falls = {"trapezoid": steps - steps // 5}.get(config.schedule, steps)
@@ -68,13 +78,15 @@ def make_schedule(config: TrainConfig) -> optax.Schedule:
             )
 
 
-def make_optimizer(config: TrainConfig) -> optax.GradientTransformation:
+def make_optimizer(
+    config: TrainConfig, pretrain_steps: int = 0
+) -> optax.GradientTransformation:
     """AdamW on the schedule, after clipping to ``clip_norm`` unless that is 0.
 
     Without ``decay_vectors`` weight decay leaves arrays of one axis alone.
     """
     adamw = optax.adamw(
-        make_schedule(config),
+        make_schedule(config, pretrain_steps),
         b1=config.adam_b1,
         b2=config.adam_b2,
         eps=config.adam_eps,

@@ -51,7 +51,7 @@ class Session:
         self.command = command
         self.task = get_task(config.task)
         self.task.check(config)
-        make_schedule(config.train)
+        make_schedule(config.train, config.pretrain.steps)
         self.workdir = default_workdir(config)
         hosts.connect(config)
         self.task.check_on_devices(config)
@@ -224,11 +224,16 @@ class Session:
             ),
             "training": (
                 f"{config.train.steps} steps of {config.train.batch_size}, "
+                f"{self._pretraining()}"
                 f"padded to {lengths}"
             ),
             "devices": f"{describe_devices()}, {self._mesh()} in the mesh",
             "run": str(self.workdir),
         }
+
+    def _pretraining(self) -> str:
+        steps = self.config.pretrain.steps
+        return f"{steps} of them pretraining, " if steps else ""
 
     def _mesh(self) -> str:
         mesh = self.trainer.mesh

@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from lra_jax.tasks import Task
 from lra_jax.tasks.base import Batch, Sums
+
+Loss = Callable[[nnx.Module, Batch, nnx.Rngs | None], Sums]
 
 NO_STEP = -1
 
@@ -56,7 +57,7 @@ def init_state(
 
 
 def make_train_step(
-    task: Task,
+    loss: Loss,
     graphdef: Any,
     optimizer: optax.GradientTransformation,
     seed: int,
@@ -67,14 +68,14 @@ def make_train_step(
     The state is donated. More than ``shapes`` shapes of batches are an AssertionError,
     since each costs a compilation.
     """
-    function = step_function(task, graphdef, optimizer, seed)
+    function = step_function(loss, graphdef, optimizer, seed)
     return jax.jit(_traced_at_most(shapes, function), donate_argnums=0)
 
 
 def step_function(
-    task: Task, graphdef: Any, optimizer: optax.GradientTransformation, seed: int
+    loss: Loss, graphdef: Any, optimizer: optax.GradientTransformation, seed: int
 ) -> Callable[[TrainState, Batch], TrainState]:
-    """One step of training.
+    """One step of training on an objective, as a task has it.
 
     The dropout key of a step is ``fold_in(key(seed), step)``, so that no random state
     needs to be kept.
@@ -86,7 +87,7 @@ def step_function(
 
         def mean_loss(trained: nnx.State) -> tuple[jax.Array, Sums]:
             model = nnx.merge(graphdef, trained, buffers)
-            sums = task.loss(model, batch, nnx.Rngs(dropout=key))
+            sums = loss(model, batch, nnx.Rngs(dropout=key))
             return sums["loss"] / sums["count"], sums
 
         grads, sums = jax.grad(mean_loss, has_aux=True)(trained)
@@ -108,7 +109,7 @@ def step_function(
 
 
 def make_eval_step(
-    task: Task, graphdef: Any, shapes: int | None = None
+    loss: Loss, graphdef: Any, shapes: int | None = None
 ) -> Callable[[Any, Sums, Batch], Sums]:
     """Adds the metric sums of a batch, without dropout, to the sums so far.
 
@@ -117,7 +118,7 @@ def make_eval_step(
 
     def eval_step(params: nnx.State, sums: Sums, batch: Batch) -> Sums:
         model = nnx.merge(graphdef, params)
-        return jax.tree.map(jnp.add, sums, task.loss(model, batch, None))
+        return jax.tree.map(jnp.add, sums, loss(model, batch, None))
 
     return jax.jit(_traced_at_most(shapes, eval_step), donate_argnums=1)
 

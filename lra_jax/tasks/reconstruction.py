@@ -1,0 +1,79 @@
+"""Self-pretraining: reconstruct hidden tokens of a task's own training inputs.
+
+``loss = - sum_t h_t log softmax(W x_t)[token_t]`` over the hidden tokens, h_t = 1 with
+the mask rate, where the encoder, which gives x, sees a learned vector in their place.
+No labels and no other data: then the same encoder learns the task.
+
+Source: Amos, Berant and Gupta 2023, "Never Train from Scratch", arXiv:2310.02980, and
+its code, IdoAmos/not-from-scratch: one vector replaces all hidden tokens, the loss
+counts them alone, the head is linear. Their rate for the Image task is one half; for
+the others it is a flag without a value in their files. Deviations: an image's pixels
+are classes here whatever their input is; the optimiser's moments carry over from one
+part of the run to the next, whose warm-up outlasts them.
+"""
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+from lra_jax.errors import expected
+from lra_jax.models.pooling import PooledEncoder
+from lra_jax.tasks.base import Batch, Sums
+
+# Beside the key of dropout, of which there is one for every step.
+_STREAM = 1
+
+
+def reconstruction_loss(
+    model: nnx.Module, batch: Batch, rngs: nnx.Rngs | None, *, mask_rate: float
+) -> Sums:
+    """Cross-entropy and accuracy of hidden tokens, summed over the batch.
+
+    Args:
+      model: a classifier of sequences or pairs that ``reconstructs``.
+      batch: as for the task's own objective; labels are not read.
+      rngs: stream "dropout", from which the hidden tokens are drawn too.
+      mask_rate: the share of the real tokens that is hidden.
+
+    Raises:
+      ValueError: a model that does not reconstruct.
+    """
+    if not isinstance(model, PooledEncoder) or rngs is None:
+        got = f"{type(model).__name__}, rngs={rngs}"
+        raise expected("model", "a classifier, and rngs to draw hidden tokens", got)
+    key = jax.random.fold_in(rngs.dropout(), _STREAM)
+    names = [name for name in batch if name.startswith("tokens")]
+    sums = [
+        _sums(model, batch, name, jax.random.fold_in(key, index), rngs, mask_rate)
+        for index, name in enumerate(names)
+    ]
+    return jax.tree.map(lambda *parts: sum(parts, jnp.zeros(())), *sums)
+
+
+def _sums(
+    model: PooledEncoder,
+    batch: Batch,
+    name: str,
+    key: jax.Array,
+    rngs: nnx.Rngs,
+    mask_rate: float,
+) -> Sums:
+    """Those of one of the sequences of an example."""
+    tokens = batch[name].astype(jnp.int32)
+    segment_ids = batch.get("segment_ids")
+    lengths = None
+    if segment_ids is None:
+        lengths = batch[name.replace("tokens", "lengths", 1)]
+    real = model.real(tokens, lengths) if segment_ids is None else segment_ids > 0
+    hidden = jax.random.bernoulli(key, mask_rate, tokens.shape) & real
+    logits = model.reconstructed(tokens, lengths, hidden, rngs, segment_ids=segment_ids)
+    weights = hidden.astype(jnp.float32)
+    losses = optax.losses.softmax_cross_entropy_with_integer_labels(logits, tokens)
+    correct = (jnp.argmax(logits, -1) == tokens).astype(jnp.float32)
+    return {
+        "loss": jnp.sum(losses * weights),
+        "correct": jnp.sum(correct * weights),
+        # A batch may by chance hide nothing.
+        "count": jnp.maximum(jnp.sum(weights), 1e-6),
+    }

@@ -1,0 +1,144 @@
+"""Self-pretraining: hidden tokens, then labels, in one run."""
+
+import helpers
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from lra_jax import tasks
+from lra_jax.models import MatchingClassifier, SequenceClassifier
+from lra_jax.tasks.reconstruction import reconstruction_loss
+from lra_jax.training.console import RunConsole
+from lra_jax.training.loop import Interrupted
+from lra_jax.training.metrics import read_metrics
+from lra_jax.training.optimizer import make_schedule
+from lra_jax.training.session import Session
+
+SIZES = {
+    "num_layers": 1,
+    "embed_dim": 8,
+    "num_heads": 2,
+    "mlp_dim": 8,
+    "max_length": 8,
+    "mechanism": "cosformer",
+}
+
+
+def _sums(model, batch, rate=0.5) -> dict[str, float]:
+    sums = reconstruction_loss(model, batch, nnx.Rngs(dropout=3), mask_rate=rate)
+    return {name: float(value) for name, value in sums.items()}
+
+
+def _batch(suffix: str = "") -> dict[str, jax.Array]:
+    rng = np.random.default_rng(0)
+    return {
+        f"tokens{suffix}": jnp.asarray(rng.integers(0, 5, (3, 8)), jnp.uint8),
+        f"lengths{suffix}": jnp.array([8, 3, 5]),
+    }
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_hidden_tokens_and_padding_are_not_seen(pooling) -> None:
+    """A hidden token has no part in the logits; one that is shown has."""
+    settings = {"pooling": pooling, "reconstructs": True}
+    model = SequenceClassifier(5, 2, **settings, **SIZES, rngs=nnx.Rngs(0))
+    tokens, lengths = _batch()["tokens"], _batch()["lengths"]
+    hidden = jnp.zeros((3, 8), bool).at[:, 1].set(True)
+
+    def logits(at: int) -> jax.Array:
+        changed = tokens.at[:, at].set((tokens[:, at] + 1) % 5)
+        return model.reconstructed(changed, lengths, hidden)[1, :3]
+
+    plain = model.reconstructed(tokens, lengths, hidden)[1, :3]
+    np.testing.assert_array_equal(logits(1), plain)
+    np.testing.assert_array_equal(logits(3), plain)
+    assert np.abs(np.asarray(logits(0) - plain)).max() > 1e-3
+
+
+def test_only_real_hidden_tokens_count() -> None:
+    model = SequenceClassifier(5, 2, reconstructs=True, **SIZES, rngs=nnx.Rngs(0))
+    batch = _batch()
+    sums = _sums(model, batch, rate=0.999)
+    assert sums["count"] == 16
+    # Of equal logits at first, near the entropy of five tokens.
+    assert sums["loss"] / 16 == pytest.approx(np.log(5), rel=0.3)
+    beyond = jnp.arange(8)[None] >= batch["lengths"][:, None]
+    noise = jnp.where(beyond, jnp.uint8(4), batch["tokens"])
+    assert _sums(model, batch | {"tokens": noise}) == pytest.approx(_sums(model, batch))
+
+
+def test_both_sequences_of_a_pair_count() -> None:
+    model = MatchingClassifier(5, 2, reconstructs=True, **SIZES, rngs=nnx.Rngs(0))
+    assert _sums(model, _batch("_1") | _batch("_2"), rate=0.999)["count"] == 32
+
+
+def test_a_model_without_the_vector_says_so() -> None:
+    model = SequenceClassifier(5, 2, **SIZES, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match="hidden: expected None without reconstructs"):
+        _sums(model, _batch())
+
+
+def test_each_part_has_a_schedule_of_its_own() -> None:
+    train = helpers.tiny("").train
+    parts = make_schedule(train, pretrain_steps=train.steps // 2)
+    rates = [float(parts(step)) for step in range(train.steps)]
+    half = train.steps // 2
+    assert rates[:half] == pytest.approx(rates[half:])
+    assert rates[half] == 0 < max(rates)
+
+
+class _Closed(RunConsole):
+    """A console that nobody reads from step 7 on, which ends a run."""
+
+    _step = 0
+
+    def advance(self, step: int) -> None:
+        self._step = step
+
+    @property
+    def broken(self) -> bool:
+        return self._step == 7
+
+
+def test_one_run_interrupted_and_resumed(data_dir, tmp_path) -> None:
+    """In its first part; the same bits as a run that nothing stopped."""
+    settings = {
+        "train": {"steps": 20, "eval_every": 5, "log_every": 5, "warmup": 2},
+        "pretrain": {"steps": 10},
+    }
+    config = helpers.tiny(data_dir, tmp_path / "whole", **settings)
+    with Session(config, quiet=True) as whole:
+        result = whole.run()
+    lines = read_metrics(tmp_path / "whole")
+    kinds = [(line["step"], line["split"]) for line in lines]
+    assert kinds == [
+        (5, "pretrain"),
+        (10, "pretrain"),
+        *((step, split) for step in (15, 20) for split in ("train", "valid")),
+    ]
+    again = config.replace(workdir=str(tmp_path / "again"))
+    with Session(again, quiet=True) as first, pytest.raises(Interrupted):
+        first.trainer.fit(_Closed(20, quiet=True))
+    with Session(again, quiet=True) as second:
+        assert second.console.start == 7
+        assert second.run()["test_loss_last"] == result["test_loss_last"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"pretrain": {"steps": -1}}, "--pretrain.steps: expected .* got -1"),
+        ({"pretrain": {"steps": 20}}, "--pretrain.steps: expected more than --train"),
+        ({"pretrain": {"mask_rate": 1.0}}, "--pretrain.mask_rate: expected a number"),
+        (
+            {"pretrain": {"steps": 10}, "model": {"is_causal": True}},
+            "--pretrain.steps: expected 0 for a decoder",
+        ),
+    ],
+)
+def test_what_cannot_be_pretrained(data_dir, changes: dict, words: str) -> None:
+    config = helpers.tiny(data_dir, train={"steps": 20, "warmup": 2}).replace(**changes)
+    with pytest.raises(ValueError, match=words):
+        tasks.get_task("listops").check(config)
