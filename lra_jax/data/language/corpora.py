@@ -18,10 +18,10 @@ from lra_jax.errors import expected
 SPLITS = ("train", "valid", "test")
 # Of validation and of test, each.
 _SHARE = 0.03
-# Tests, and files that an installation adds or makes.
+# Tests, files that an installation adds or makes, and the text of the manual.
 _NO_SOURCE = {
     *("test", "tests", "idle_test", "site-packages", "dist-packages"),
-    *("__pycache__", "lib-dynload"),
+    *("__pycache__", "lib-dynload", "pydoc_data"),
 }
 _GENERATED = ("_sysconfigdata", "_sysconfig_vars")
 
