@@ -120,6 +120,9 @@ class ModelConfig:
     inputs: Literal["embedding", "linear"] = "embedding"
     """embedding: a learned row for each token id or pixel value. linear: a projection
     of the pixel's value in [0, 1]; for images."""
+    cutoffs: str = ""
+    """Adaptive inputs and softmax: token ids where clusters of rarer words begin, as in
+    `20000,60000`; for language models with a vocabulary in the order of frequency."""
     positions: Literal["learned", "sinusoidal", "learned_2d", "rotary", "none"] = (
         "learned"
     )

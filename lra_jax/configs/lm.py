@@ -7,9 +7,34 @@ AdamW at a peak of 2e-3 with a cosine, batch 16, 1,200 steps: 9.8 million bytes,
 an epoch. `--model.max_length`, cosFormer's M, is 8 rows, so that a model can be scored
 and continue texts beyond the length of a row.
   Command: python -m lra_jax.train --task=lm
+flowformer: thuml/Flowformer, folder Flowformer_NLP, fairseq's `transformer_lm`: 6
+layers, 512 wide, 8 heads, MLP 2048, pre-norm, sinusoids, dropout 0.1, rows of 512, 64
+of them a batch, Adam (0.9, 0.98) with weight decay 0.01, no clipping, a peak of 1e-3
+after 6,000 steps and then the inverse square root, 150,000 steps. With WikiText-103's
+267,735 words and the mask token it has 156 million parameters. Its table: Flowformer
+30.8, Transformer 33.0, cosFormer 34.1, Linear Transformer 38.4 of perplexity, scored
+with 400 of 512 tokens of context; ours is scored with none and with 256. The rows of
+other models are those of an older paper: a Transformer of this size has reached 29.6
+on validation (TransNormer's authors).
+  Command: python -m lra_jax.train --task=lm --preset=flowformer --attention=flow
+  --data.path=wikitext-103-v1.zip
+cosformer: Baevski & Auli's model as cosFormer's Table 2 has it: 16 layers, 1024 wide, 8
+heads, MLP 4096, adaptive inputs and softmax at 20,000 and 60,000, dropout 0.3, 286,000
+steps of 73,728 tokens, gradients clipped at 0.1; 247 million parameters. Deviations:
+AdamW at a peak of 5e-4 with one cosine in place of Nesterov's momentum with several,
+rows of 512 (the length of cosFormer's runs was not found), no dropout in attention,
+MLP and tails. Its table: cosFormer 23.5 on validation and 23.1 on the test,
+Transformer 24.5 and 26.2; the other rows are those of an older paper, and later runs
+of cosFormer's own group have softmax ahead.
+  Command: python -m lra_jax.train --task=lm --preset=cosformer
+  --data.path=wikitext-103-v1.zip
+
+Perplexities compare within one of these settings only: words, sizes and the rule of
+context differ. None of the two was run here to the end.
 """
 
 import dataclasses
+from typing import Literal
 
 from lra_jax.configs import families
 from lra_jax.configs.base import DataConfig, ModelConfig, TrainConfig
@@ -21,18 +46,25 @@ class LmData(DataConfig):
     """Which text, and how it is laid into rows."""
 
     path: str | None = None
-    """A text file or a folder of them; by default the source of Python's own standard
-    library. A folder is split by file, a single file into 94, 3 and 3 %."""
+    """A text file, a folder of them, or WikiText's archive or folder; by default the
+    source of Python's own standard library. A folder is split by file, a single file
+    into 94, 3 and 3 %."""
     pattern: str = "*"
     """Names of the files to read in a folder, as in `*.md`; hidden ones are left
     out."""
+    tokenizer: Literal["bytes", "words", "bpe"] = "bytes"
+    """bytes; words between blanks, and the ends of lines; bpe: merged bytes, learned on
+    the training text."""
+    vocab_size: int = 8_192
+    """Tokens of bpe."""
     max_length: int = 512
     """Tokens of a row. A longer document is cut; short ones share a row and do not see
     each other."""
 
     def check(self) -> None:
         """See the base class."""
-        positive("--data.max_length", self.max_length)
+        for name in ("max_length", "vocab_size"):
+            positive(f"--data.{name}", getattr(self, name))
         for name in ("path", "pattern"):
             if getattr(self, name) == "":
                 raise expected(f"--data.{name}", "a name", "''")
@@ -48,7 +80,11 @@ class LmData(DataConfig):
         return "Python's standard library" if self.path is None else "own files"
 
 
-RATES = {"tiny": (1e-3, 2e-3, 4e-3)}
+RATES = {
+    "tiny": (1e-3, 2e-3, 4e-3),
+    "flowformer": (1e-3 * 6_000**0.5,),
+    "cosformer": (5e-4,),
+}
 
 PRESETS = families.presets(
     "lm",
@@ -79,5 +115,61 @@ PRESETS = families.presets(
             is_causal=True,
         ),
         rotary=True,
+    ),
+    flowformer=families.Preset(
+        train=TrainConfig(
+            steps=150_000,
+            batch_size=64,
+            # The base of LRA's inverse square root: its peak is 1e-3.
+            learning_rate=1e-3 * 6_000**0.5,
+            schedule="lra",
+            warmup=6_000,
+            adam_b2=0.98,
+            weight_decay=0.01,
+            clip_norm=0.0,
+            best_by="loss",
+            eval_every=5_000,
+            eval_batch_size=64,
+            log_every=100,
+        ),
+        model=ModelConfig(
+            num_layers=6,
+            embed_dim=512,
+            num_heads=8,
+            qkv_dim=512,
+            mlp_dim=2_048,
+            max_length=512,
+            positions="sinusoidal",
+            is_causal=True,
+        ),
+        data=LmData(tokenizer="words"),
+    ),
+    cosformer=families.Preset(
+        train=TrainConfig(
+            steps=286_000,
+            batch_size=144,
+            learning_rate=5e-4,
+            warmup=16_000,
+            adam_b2=0.98,
+            weight_decay=0.01,
+            clip_norm=0.1,
+            best_by="loss",
+            eval_every=5_500,
+            eval_batch_size=64,
+            log_every=100,
+        ),
+        model=ModelConfig(
+            num_layers=16,
+            embed_dim=1_024,
+            num_heads=8,
+            qkv_dim=1_024,
+            mlp_dim=4_096,
+            max_length=512,
+            cutoffs="20000,60000",
+            positions="sinusoidal",
+            dropout=0.3,
+            is_causal=True,
+        ),
+        data=LmData(tokenizer="words"),
     ),
 )

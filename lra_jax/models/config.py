@@ -263,6 +263,8 @@ class EncoderConfig:
       cls_token: put a learned vector, zero at first, before the tokens.
       inputs: "embedding", a row for each token id, or "linear", a projection of the
         pixel's value; see ``lra_jax.models.inputs``.
+      cutoffs: token ids, increasing, where clusters of rare tokens begin, whose
+        embeddings are smaller (`lra_jax.models.adaptive`); none = all are alike.
       positions: "learned", "sinusoidal", "learned_2d", "rotary" or "none"; see there.
       grid: rows and columns of an image, for "learned_2d" and for a mechanism's option
         ``{"grid": True}``, which stands for them.
@@ -295,6 +297,7 @@ class EncoderConfig:
     reconstructs: bool = False
     cls_token: bool = False
     inputs: Inputs = "embedding"
+    cutoffs: tuple[int, ...] = ()
     positions: Positions = "learned"
     grid: tuple[int, int] | None = None
     embed_std: float = 0.02
@@ -329,6 +332,8 @@ class EncoderConfig:
         if self.positions == "learned_2d" and self.grid is None:
             wanted = "the rows and columns of the images for positions='learned_2d'"
             raise expected("grid", wanted, None)
+        if list(self.cutoffs) != sorted({c for c in self.cutoffs if c > 0}):
+            raise expected("cutoffs", "increasing positive ids", self.cutoffs)
         for index in range(self.num_layers):
             self.attention(index)
 

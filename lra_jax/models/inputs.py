@@ -3,6 +3,7 @@
 Inputs:
   embedding  a learned row for each token id; for pixels, one for each of 256 values, as
              in the Long-Range Arena's code.
+             With ``cutoffs``, rare tokens have smaller ones (`adaptive`).
   linear     ``W (value / 255) + b``: for pixels, whose values are numbers (as in S4 and
              later work).
 
@@ -24,6 +25,7 @@ import numpy as np
 from flax import nnx
 
 from lra_jax.errors import expected
+from lra_jax.models.adaptive import AdaptiveEmbed
 from lra_jax.models.config import EncoderConfig
 from lra_jax.models.layers import Dense, sinusoidal_positions
 
@@ -32,16 +34,21 @@ _POSITION_STD = 0.02
 
 def make_inputs(
     config: EncoderConfig, vocab_size: int, rngs: nnx.Rngs
-) -> nnx.Embed | Dense:
+) -> nnx.Embed | AdaptiveEmbed | Dense:
     """The layer that `embed_inputs` calls."""
     if config.inputs == "linear":
         return Dense(1, config.embed_dim, dtype=config.dtype, rngs=rngs)
+    if config.cutoffs:
+        own = {"cutoffs": config.cutoffs, "dtype": config.dtype}
+        return AdaptiveEmbed(vocab_size, config.embed_dim, **own, rngs=rngs)
     init = nnx.initializers.normal(config.embed_std)
     size = vocab_size, config.embed_dim
     return nnx.Embed(*size, embedding_init=init, dtype=config.dtype, rngs=rngs)
 
 
-def embed_inputs(layer: nnx.Embed | Dense, tokens: jax.Array) -> jax.Array:
+def embed_inputs(
+    layer: nnx.Embed | AdaptiveEmbed | Dense, tokens: jax.Array
+) -> jax.Array:
     """Integers `[B, T]` to vectors `[B, T, D]`.
 
     Raises:
@@ -50,7 +57,7 @@ def embed_inputs(layer: nnx.Embed | Dense, tokens: jax.Array) -> jax.Array:
     """
     if not jnp.issubdtype(tokens.dtype, jnp.integer):
         raise expected("tokens", "an integer dtype", tokens.dtype)
-    if isinstance(layer, nnx.Embed):
+    if isinstance(layer, nnx.Embed | AdaptiveEmbed):
         _check_known(tokens, layer.num_embeddings)
         return layer(tokens.astype(jnp.int32))
     return layer(tokens.astype(jnp.float32)[:, :, None] / 255)

@@ -1,7 +1,8 @@
 """Language models: the next token, or hidden ones.
 
 Logits are inner products with the token embeddings, which are tied to the input's
-(Press & Wolf 2017, arXiv:1608.05859): ``logits_t = E x_t + b``.
+(Press & Wolf 2017, arXiv:1608.05859): ``logits_t = E x_t + b``. With ``cutoffs`` they
+are those of an adaptive softmax, which is tied to adaptive inputs.
 """
 
 from typing import Any
@@ -28,15 +29,19 @@ class LanguageModel(TokenModel):
 
     def __init__(self, vocab_size: int, *, rngs: nnx.Rngs, **settings: Any):
         super().__init__(vocab_size, rngs=rngs, **settings)
-        if not isinstance(self.encoder.embed, nnx.Embed):
+        if self.encoder.config.inputs != "embedding":
             wanted = "'embedding' for a language model"
             raise expected("inputs", wanted, repr(self.encoder.config.inputs))
-        self.bias = nnx.Param(jnp.zeros((vocab_size,)))
+        adaptive = self.encoder.config.cutoffs
+        bias = None if adaptive else nnx.Param(jnp.zeros((vocab_size,)))
+        self.bias: Any = bias
 
     def scored(self, x: jax.Array) -> jax.Array:
         """See the base class."""
         embed: Any = self.encoder.embed
         rows = x.reshape(-1, x.shape[-1])
+        if self.bias is None:
+            return embed.log_probabilities(rows).reshape(*x.shape[:-1], -1)
         logits = rows @ embed.embedding[...].T + self.bias[...][None]
         return logits.reshape(*x.shape[:-1], -1)
 

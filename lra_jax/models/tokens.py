@@ -68,6 +68,19 @@ class TokenModel(nnx.Module):
         Raises:
           ValueError: arrays of other shapes, or of a length that the encoder refuses.
         """
+        read = self.read(tokens, lengths, positions, rngs, segment_ids=segment_ids)
+        return self.scored(read)
+
+    def read(
+        self,
+        tokens: jax.Array,
+        lengths: jax.Array | None = None,
+        positions: jax.Array | None = None,
+        rngs: nnx.Rngs | None = None,
+        *,
+        segment_ids: jax.Array | None = None,
+    ) -> jax.Array:
+        """The features that a call scores, `[B, K, D]`; arguments as there."""
         check_shape("tokens", tokens, "B T", None, None)
         batch, length = tokens.shape
         mask = None
@@ -78,7 +91,7 @@ class TokenModel(nnx.Module):
             positions = jnp.broadcast_to(jnp.arange(length), (batch, length))
         check_shape("positions", positions, "B K", batch, None)
         encoded = self.encoder(tokens, mask, rngs, segment_ids).astype(jnp.float32)
-        return self.scored(self._read(encoded, lengths, positions))
+        return self._read(encoded, lengths, positions)
 
     def scored(self, x: jax.Array) -> jax.Array:
         """The logits of vectors, `[..., D]` float32."""

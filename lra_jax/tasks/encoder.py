@@ -51,6 +51,7 @@ def _encoder_config(
         is_causal=model.is_causal,
         reconstructs=config.pretrain.steps > 0,
         inputs=model.inputs,
+        cutoffs=_cutoffs(model.cutoffs),
         positions=model.positions,
         grid=image_shape,
         embed_std=model.embed_std,
@@ -69,7 +70,7 @@ FLAGS = {
     name: f"--model.{name}"
     for name in (
         *("num_layers", "embed_dim", "num_heads", "mlp_dim", "mlp", "mlp_options"),
-        *("max_length", "inputs", "positions", "dropout"),
+        *("max_length", "inputs", "cutoffs", "positions", "dropout"),
         *("short_conv", "gate", "ema", "local_values"),
     )
 } | {
@@ -79,6 +80,15 @@ FLAGS = {
     "qkv_features": "--model.qkv_dim",
     "rotary": "--model.positions=rotary",
 }
+
+
+def _cutoffs(text: str) -> tuple[int, ...]:
+    """``"20000,60000"`` as numbers."""
+    try:
+        return tuple(int(part) for part in text.split(",")) if text else ()
+    except ValueError:
+        wanted = "token ids, as in 20000,60000"
+        raise expected("cutoffs", wanted, f"{text!r}") from None
 
 
 def parse_options(text: str, flag: str = "--model.attention_options") -> dict[str, Any]:

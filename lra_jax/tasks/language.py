@@ -18,6 +18,8 @@ from lra_jax.tasks.encoder import FLAGS, encoder_config
 # BERT's and RoBERTa's: what share of the tokens is asked for, and how it is hidden.
 _ASKED = 0.15
 _MASKED, _RANDOM = 0.8, 0.1
+# Tokens of a vocabulary of which not all logits are kept at once.
+_LARGE = 16_384
 
 
 def make_causal(config: Config, dataset: SequenceDataset, rngs: nnx.Rngs) -> CausalLM:
@@ -36,9 +38,27 @@ def next_token_loss(
         weights `[B]` where some rows are fill.
       rngs: dropout stream, to train.
     """
-    ids = batch["segment_ids"]
-    logits = model(batch["tokens"], None, None, rngs, segment_ids=ids)
-    return summed(logits, batch["labels"], batch)
+    lm: Any = model
+    x = lm.read(batch["tokens"], rngs=rngs, segment_ids=batch["segment_ids"])
+    return _sums(lm, x, batch["labels"], batch)
+
+
+def _sums(model: Any, x: jax.Array, labels: jax.Array, batch: Batch) -> Sums:
+    """Loss and accuracy of features `[B, K, D]` for labels `[B, K]`.
+
+    The logits of a large vocabulary exist for one row at a time, in the gradient too.
+    """
+    if model.encoder.vocab_size <= _LARGE:
+        return summed(model.scored(x), labels, batch)
+
+    @jax.checkpoint
+    def row(given: tuple[jax.Array, jax.Array, jax.Array]) -> Sums:
+        one, own, weight = given
+        sums = summed(model.scored(one[None]), own[None], {})
+        return {name: weight * value for name, value in sums.items()}
+
+    weights = batch.get("weights", jnp.ones(len(x), jnp.float32))
+    return {name: y.sum() for name, y in jax.lax.map(row, (x, labels, weights)).items()}
 
 
 def next_token_scores(dataset: Any, split: str, loss: float) -> dict[str, float]:
@@ -82,8 +102,10 @@ def hidden_token_loss(
     tokens = batch["tokens"].astype(jnp.int32)
     real = batch["segment_ids"] > 0
     hidden, places, labels = hide(key, tokens, real, lm.encoder.vocab_size)
-    logits = lm(hidden, None, places, rngs, segment_ids=batch["segment_ids"])
-    return summed(logits, labels, batch)
+    ids = batch["segment_ids"]
+    return _sums(
+        lm, lm.read(hidden, None, places, rngs, segment_ids=ids), labels, batch
+    )
 
 
 def hide(

@@ -13,7 +13,7 @@ from flax import nnx
 from lra_jax import models, train
 from lra_jax.configs import get_preset
 from lra_jax.data.language.labelled import prepare
-from lra_jax.tasks import get_task
+from lra_jax.tasks import get_task, language
 from lra_jax.tasks.language import hide
 
 MODEL = {
@@ -69,6 +69,26 @@ def test_a_masked_model_looks_both_ways():
     assert np.abs(change - later)[0, 0].max() > 1e-6
     with pytest.raises(ValueError, match=r"^is_causal: expected False"):
         models.MaskedLM(VOCABULARY, is_causal=True, **sizes, rngs=nnx.Rngs(0))
+
+
+def test_a_large_vocabulary_has_the_same_loss(monkeypatch):
+    sizes = {"num_layers": 1, "embed_dim": 8, "mlp_dim": 8, "max_length": 16}
+    model = models.MaskedLM(VOCABULARY, mechanism="linear", **sizes, rngs=nnx.Rngs(0))
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.normal(size=(3, 5, 8)), jnp.float32)
+    labels = jnp.asarray(rng.integers(-1, VOCABULARY, (3, 5)))
+    batch = {"weights": jnp.array([1.0, 1.0, 0.0])}
+
+    def sums(x):
+        found = language._sums(model, x, labels, batch)
+        return found["loss"], found
+
+    found = []
+    for large in (language._LARGE, 10):
+        monkeypatch.setattr(language, "_LARGE", large)
+        run = helpers.quick_jit(jax.value_and_grad(sums, has_aux=True))
+        found.append(run(x))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), *found)
 
 
 @pytest.fixture(scope="module")

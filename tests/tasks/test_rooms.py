@@ -44,6 +44,7 @@ SETTINGS |= {
     **dict.fromkeys(("parity", "modular", "modular-brackets", "s5", "a5"), STATE),
 }
 TEXTS = {"buckets", "packing", "path", "pattern", "max-length"}
+TEXTS |= {"tokenizer", "vocab-size"}
 SETTINGS |= {
     "lm": TEXTS,
     "mlm": TEXTS,

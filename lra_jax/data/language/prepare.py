@@ -2,9 +2,8 @@
 
 import numpy as np
 
-from lra_jax.data.language import corpora
+from lra_jax.data.language import corpora, vocabularies, wikitext
 from lra_jax.data.language.rows import TextDataset, make_stream
-from lra_jax.data.language.vocabularies import Bytes
 
 
 def prepare(
@@ -12,14 +11,18 @@ def prepare(
     *,
     path: str | None = None,
     pattern: str = "*",
+    tokenizer: str = "bytes",
+    vocab_size: int = 8_192,
     max_length: int = 512,
     slides: bool = True,
 ) -> TextDataset:
     """Reads a corpus and lays it into rows.
 
     Args:
-      path: a file or a folder; None = the standard library of Python.
+      path: a file, a folder or WikiText; None = the standard library of Python.
       pattern: of the names of a folder's files.
+      tokenizer: "bytes", "words" or "bpe".
+      vocab_size: tokens of the last.
       max_length: positions of a row.
       slides: score the test split with rows that overlap, too.
 
@@ -29,19 +32,19 @@ def prepare(
     if path is None:
         corpus = corpora.standard_library()
     else:
-        corpus = corpora.of_path(path, pattern)
-    vocabulary = Bytes()
+        corpus = wikitext.found(path) or corpora.of_path(path, pattern)
+    texts = corpus.documents
+    vocabulary = vocabularies.make(tokenizer, vocab_size, texts["train"])
     dtype = np.min_scalar_type(vocabulary.size - 1)
     streams = {
         split: make_stream(
-            [vocabulary.encode(text) for text in texts],
+            [vocabulary.encode(text) for text in own],
             vocabulary.end,
-            sum(map(len, texts)),
+            sum(map(len, own)),
             dtype,
         )
-        for split, texts in corpus.documents.items()
+        for split, own in texts.items()
     }
-
     return TextDataset(
         corpus.name,
         streams,

@@ -4,12 +4,13 @@ A vocabulary has two ids of its own: ``end``, which comes between documents, and
 last of all, ``mask``, which hides a token from a masked language model.
 """
 
-from collections.abc import Mapping
-from typing import Any, Protocol
+import collections
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol, Self
 
 import numpy as np
 
-from lra_jax.errors import expected
+from lra_jax.errors import expected, known
 
 
 class Vocabulary(Protocol):
@@ -58,6 +59,137 @@ class Bytes:
         return tokens[tokens < self.end].astype(np.uint8).tobytes()
 
 
+class Words:
+    """Words between blanks, and the ends of lines.
+
+    `END` ends a line, and so the last line of a document: the rule of WikiText, whose
+    official vocabulary is every word of the training text, the end of a line included.
+    Ids are in the order of frequency, most frequent first.
+
+    Args:
+      words: by id; `END` is one of them, and words that it lacks are `UNKNOWN` if that
+        is one.
+    """
+
+    END, UNKNOWN = "<eos>", "<unk>"
+
+    def __init__(self, words: Sequence[str]):
+        self._words = list(words)
+        self._ids = {word: index for index, word in enumerate(words)}
+        self.end, self.mask, self.size = self._ids[self.END], len(words), len(words) + 1
+
+    @classmethod
+    def of(cls, texts: Iterable[bytes]) -> Self:
+        """The vocabulary of training texts; with `UNKNOWN`, even if they have none."""
+        counts = collections.Counter({cls.END: 0, cls.UNKNOWN: 0})
+        for text in texts:
+            for line in _lines(text):
+                counts.update(line.split())
+                counts[cls.END] += 1
+        ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+        return cls([word for word, _ in ordered])
+
+    @property
+    def raw(self) -> dict[str, Any]:
+        """See `Vocabulary`."""
+        return {"kind": "words", "ids": self._ids}
+
+    def encode(self, text: bytes) -> np.ndarray:
+        """See `Vocabulary`. The end of the last line is left out: it is the text's."""
+        unknown = self._ids.get(self.UNKNOWN)
+        found: list[int] = []
+        for line in _lines(text):
+            found += [self._id(word, unknown) for word in line.split()]
+            found.append(self.end)
+        return np.array(found[:-1], np.int32)
+
+    def decode(self, tokens: np.ndarray) -> bytes:
+        """See `Vocabulary`."""
+        words = [self._words[t] for t in tokens.tolist() if t != self.mask]
+        parts = ["\n" if word == self.END else f"{word} " for word in words]
+        return "".join(parts).encode()
+
+    def _id(self, word: str, unknown: int | None) -> int:
+        found = self._ids.get(word, unknown)
+        if found is None:
+            raise expected("text", "words of the vocabulary", repr(word))
+        return found
+
+
+class Bpe:
+    """Pairs of bytes that are merged, most frequent first: byte-level BPE.
+
+    Made, and applied, by Hugging Face's ``tokenizers``.
+
+    Args:
+      description: of the merges, the library's JSON.
+
+    Raises:
+      ValueError: the library is not installed.
+    """
+
+    def __init__(self, description: str):
+        self._tokenizer = _library().Tokenizer.from_str(description)
+        self._description = description
+        size = self._tokenizer.get_vocab_size()
+        self.end, self.mask, self.size = size, size + 1, size + 2
+
+    @classmethod
+    def of(cls, texts: Iterable[bytes], size: int) -> Self:
+        """Learns the merges of training texts, for a vocabulary of `size` tokens.
+
+        Raises:
+          ValueError: there is no room for all bytes, or the library is not installed.
+        """
+        if size < 258:
+            wanted = "at least 258, all bytes and two more"
+            raise expected("--data.vocab_size", wanted, size)
+        library = _library()
+        tokenizer = library.Tokenizer(library.models.BPE())
+        byte_level = library.pre_tokenizers.ByteLevel
+        tokenizer.pre_tokenizer = byte_level(add_prefix_space=False)
+        tokenizer.decoder = library.decoders.ByteLevel()
+        trainer = library.trainers.BpeTrainer(
+            vocab_size=size - 2,
+            initial_alphabet=byte_level.alphabet(),
+            show_progress=False,
+        )
+        tokenizer.train_from_iterator(map(_text, texts), trainer)
+        return cls(tokenizer.to_str())
+
+    @property
+    def raw(self) -> dict[str, Any]:
+        """See `Vocabulary`."""
+        return {"kind": "ids", "bpe": self._description}
+
+    def encode(self, text: bytes) -> np.ndarray:
+        """See `Vocabulary`."""
+        return np.array(self._tokenizer.encode(_text(text)).ids, np.int32)
+
+    def decode(self, tokens: np.ndarray) -> bytes:
+        """See `Vocabulary`; characters that are cut show as replacements."""
+        return self._tokenizer.decode(tokens[tokens < self.end].tolist()).encode()
+
+
+def make(kind: str, size: int, texts: Sequence[bytes]) -> Vocabulary:
+    """The vocabulary of a corpus.
+
+    Args:
+      kind: "bytes", "words" or "bpe".
+      size: of the last.
+      texts: to train on.
+
+    Raises:
+      ValueError: an unknown kind, or what `Bpe` raises.
+    """
+    match known("--data.tokenizer", kind, ("bytes", "words", "bpe")):
+        case "words":
+            return Words.of(texts)
+        case "bpe":
+            return Bpe.of(texts, size)
+    return Bytes()
+
+
 def described(raw: Mapping[str, Any]) -> Vocabulary:
     """The vocabulary of a description.
 
@@ -66,4 +198,31 @@ def described(raw: Mapping[str, Any]) -> Vocabulary:
     """
     if raw.get("kind") == "bytes" and raw.get("end") == Bytes.end:
         return Bytes()
-    raise expected("model", "one with a vocabulary of a language model", dict(raw))
+    if raw.get("kind") == "words" and Words.END in raw["ids"]:
+        return Words(sorted(raw["ids"], key=raw["ids"].__getitem__))
+    if "bpe" in raw:
+        return Bpe(raw["bpe"])
+    got = f"{raw.get('kind')!r}"
+    raise expected("model", "one with a vocabulary of a language model", got)
+
+
+def _lines(text: bytes) -> list[str]:
+    """Lines without their ends; a text that ends with one has no empty last line."""
+    return _text(text).removesuffix("\n").split("\n")
+
+
+def _text(text: bytes) -> str:
+    try:
+        return text.decode()
+    except UnicodeDecodeError as error:
+        got = f"byte {error.object[error.start]} at {error.start}: use bytes"
+        raise expected("--data.path", "UTF-8 for words and bpe", got) from error
+
+
+def _library() -> Any:
+    try:
+        import tokenizers
+    except ImportError as error:
+        got = "none (pip install 'lra-jax[bpe]')"
+        raise expected("--data.tokenizer=bpe", "the package tokenizers", got) from error
+    return tokenizers

@@ -1,0 +1,69 @@
+"""WikiText, from its original archive or the folder in it; nothing is downloaded.
+
+Merity et al. 2017, arXiv:1609.07843. The archive ``wikitext-103-v1.zip`` (or
+``wikitext-2-v1.zip``) holds ``wiki.train.tokens``, ``wiki.valid.tokens`` and
+``wiki.test.tokens``, in which words are split by blanks. A document is an article,
+which begins with its title, `` = Title = ``.
+"""
+
+import itertools
+import re
+import zipfile
+from pathlib import Path
+
+from lra_jax.data import checks
+from lra_jax.data.language.corpora import SPLITS, Corpus
+from lra_jax.errors import expected
+
+_FILES = {split: f"wiki.{split}.tokens" for split in SPLITS}
+# A blank line, and a title of the first level.
+_TITLE = re.compile(rb"^ \n(?= = [^=\n]+ = \n)", re.MULTILINE)
+
+
+def found(path: str) -> Corpus | None:
+    """The articles of WikiText; None where a path holds something else.
+
+    Raises:
+      ValueError: there is nothing at the path, a file is missing, or the archive is
+        damaged.
+    """
+    root = checks.existing(path)
+    if root.is_dir():
+        if not (root / _FILES["train"]).exists():
+            return None
+        texts = {split: _read(root / name) for split, name in _FILES.items()}
+    elif root.suffix == ".zip":
+        texts = _unpacked(root)
+    else:
+        return None
+    articles = {split: _articles(text) for split, text in texts.items()}
+    return Corpus(root.stem, articles)
+
+
+def _articles(text: bytes) -> list[bytes]:
+    """A text cut before each title, so that joined they are the text."""
+    cuts = [0, *(m.start() for m in _TITLE.finditer(text)), len(text)]
+    parts = (text[a:b] for a, b in itertools.pairwise(cuts))
+    return [part for part in parts if part]
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        got = f"{file}: {error.strerror}"
+        raise expected("--data.path", "the files of WikiText", got) from error
+
+
+def _unpacked(archive: Path) -> dict[str, bytes]:
+    try:
+        with zipfile.ZipFile(archive) as content:
+            names = {Path(name).name: name for name in content.namelist()}
+            missing = [name for name in _FILES.values() if name not in names]
+            if missing:
+                got = f"{archive}, without {missing[0]}"
+                raise expected("--data.path", "an archive of WikiText", got)
+            return {split: content.read(names[x]) for split, x in _FILES.items()}
+    except (OSError, zipfile.BadZipFile) as error:
+        got = f"{archive}: {error}"
+        raise expected("--data.path", "an archive of WikiText", got) from error

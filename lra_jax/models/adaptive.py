@@ -1,0 +1,88 @@
+"""Adaptive inputs and an adaptive softmax: small vectors for rare words.
+
+Baevski & Auli 2019, arXiv:1809.10853, after Grave et al. 2017, arXiv:1609.04309. Token
+ids are in the order of their frequency and fall into clusters. Those of cluster c have
+vectors of width D / 4^c, which a matrix takes to D. The softmax has tied weights: the
+first cluster competes with one entry for each other cluster, within which there is a
+softmax of its own.
+
+Deviation: dense, because shapes are fixed under jit: every cluster is computed for
+every position, which still is a small part of a full softmax. No dropout in the tails.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from lra_jax.models.layers import Dense
+
+# How much narrower each cluster is than the one before.
+_FACTOR = 4
+
+
+class AdaptiveEmbed(nnx.Module):
+    """Vectors of tokens, and their log-probabilities.
+
+    Args:
+      vocab_size: token ids are below it.
+      features: D.
+      cutoffs: where clusters begin, increasing; those beyond the vocabulary are left
+        out.
+      dtype: of the vectors.
+      rngs: for initialisation: normal with the inverse root of the width, Glorot for
+        the matrices.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        features: int,
+        *,
+        cutoffs: tuple[int, ...],
+        dtype: Any = None,
+        rngs: nnx.Rngs,
+    ):
+        starts = [0, *(c for c in cutoffs if c < vocab_size)]
+        self.num_embeddings, self.dtype = vocab_size, dtype
+        self.bounds = tuple(zip(starts, [*starts[1:], vocab_size], strict=True))
+        tables, matrices = [], []
+        for index, (start, stop) in enumerate(self.bounds):
+            width = max(1, features // _FACTOR**index)
+            normal = nnx.initializers.normal(width**-0.5)
+            tables.append(nnx.Param(normal(rngs.params(), (stop - start, width))))
+            glorot = nnx.initializers.xavier_uniform()
+            matrices.append(nnx.Param(glorot(rngs.params(), (width, features))))
+        self.tables, self.matrices = nnx.List(tables), nnx.List(matrices)
+        tails = len(self.bounds) - 1
+        dense = Dense(features, tails, use_bias=False, rngs=rngs) if tails else None
+        self.clusters: Any = dense
+
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        """int32 `[B, T]` to `[B, T, D]`."""
+        out: Any = 0.0
+        parts = zip(self.bounds, self.tables, self.matrices, strict=True)
+        for (start, stop), table, matrix in parts:
+            own = (tokens >= start) & (tokens < stop)
+            place = jnp.where(own, tokens - start, 0)
+            vectors = table[...][place] @ matrix[...]
+            out = out + jnp.where(own[:, :, None], vectors, 0.0)
+        return out if self.dtype is None else out.astype(self.dtype)
+
+    def log_probabilities(self, x: jax.Array) -> jax.Array:
+        """Of vectors `[K, D]` float32, those of all tokens, `[K, V]`."""
+        scores = [
+            (x @ matrix[...].T) @ table[...].T
+            for table, matrix in zip(self.tables, self.matrices, strict=True)
+        ]
+        if self.clusters is None:
+            return jax.nn.log_softmax(scores[0], -1)
+        first = jnp.concatenate([scores[0], self.clusters(x)], -1)
+        first = jax.nn.log_softmax(first, -1)
+        size = scores[0].shape[-1]
+        tails = [
+            jax.nn.log_softmax(tail, -1) + first[:, size + i : size + i + 1]
+            for i, tail in enumerate(scores[1:])
+        ]
+        return jnp.concatenate([first[:, :size], *tails], -1)
