@@ -110,6 +110,20 @@ class Step(Protocol[AnyState]):
     ) -> tuple[jax.Array, AnyState]: ...
 
 
+def shapes_shown(self: Any) -> str:
+    """The ``__repr__`` of a state: its arrays as dtypes and shapes.
+
+    As in ``LinearState(sums=Sums(summary=float32[2, 2, 16, 16], ...), ...)``.
+    """
+    fields = (f"{n}={_shape(x)}" for n, x in self._asdict().items())
+    return f"{type(self).__name__}({', '.join(fields)})"
+
+
+def _shape(x: Any) -> str:
+    known = hasattr(x, "dtype") and hasattr(x, "shape")
+    return f"{x.dtype}{list(x.shape)}" if known else repr(x)
+
+
 def begun(
     state: Any,
     query: jax.Array,

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from lra_jax.attention import gates, packed
-from lra_jax.attention.inputs import check_shape, layout
+from lra_jax.attention.inputs import check_shape, layout, match_heads
 from lra_jax.errors import expected
+from lra_jax.models import stream
 from lra_jax.models.config import AttentionConfig, configured
 from lra_jax.models.gates import GateLayer
 from lra_jax.models.intermediates import sow
@@ -18,6 +19,7 @@ from lra_jax.models.layers import Dense, HeadNorm, LayerNorm, rotated
 from lra_jax.models.moving_average import MovingAverage
 from lra_jax.models.options import named
 from lra_jax.models.short_conv import ShortConv
+from lra_jax.models.stream import LayerState
 
 
 class Buffer(nnx.Variable):
@@ -60,20 +62,22 @@ class MultiHeadAttention(nnx.Module):
         self.config = config
         self.mechanism = config.mechanism
         self.num_heads, self.head_dim, self.value_dim = config.widths
+        self.num_kv_heads = config.num_kv_heads or self.num_heads
         in_features, dtype = config.in_features, config.dtype
         out_features = config.out_features or in_features
         width, value_width = (
             self.num_heads * size for size in (self.head_dim, self.value_dim)
         )
+        columns = self._columns()
         dense = {"use_bias": config.use_bias, "dtype": dtype, "rngs": rngs}
         dense["kernel_init"] = nnx.initializers.xavier_uniform()
 
         def project(name: str, *sizes: int) -> Dense | None:
             return Dense(*sizes, **dense) if name in self.projections else None
 
-        self.query = project("query", in_features, width)
-        self.key = project("key", in_features, width)
-        self.value = project("value", in_features, value_width)
+        self.query = project("query", in_features, columns["query"])
+        self.key = project("key", in_features, columns["key"])
+        self.value = project("value", in_features, columns["value"])
         self.out = project("out", value_width, out_features)
         widths = {"head": self.head_dim, "value": self.value_dim}
         sizes = (in_features, self.num_heads, widths)
@@ -242,6 +246,35 @@ class MultiHeadAttention(nnx.Module):
                 error.add_note(f"called with {shapes}")
             raise
 
+    def init_state(self, batch_size: int, dtype: Any = jnp.float32) -> LayerState:
+        """The state of a stream before its first position.
+
+        Args:
+          batch_size: B.
+          dtype: of the inputs to come.
+
+        Raises:
+          ValueError: the layer cannot be streamed: it is not causal, or its mechanism
+            has no stream. So do the two below.
+        """
+        return stream.init_state(self, batch_size, dtype)
+
+    def prefill(
+        self,
+        inputs: jax.Array,
+        *,
+        mask: jax.Array | None = None,
+        state: LayerState | None = None,
+    ) -> tuple[jax.Array, LayerState]:
+        """Takes a prompt, or a further part of one: `lra_jax.models.stream.prefill`."""
+        return stream.prefill(self, inputs, mask=mask, state=state)
+
+    def step(
+        self, state: LayerState, inputs: jax.Array
+    ) -> tuple[jax.Array, LayerState]:
+        """Takes one position of each sample, `[B, in_features]`."""
+        return stream.step(self, state, inputs)
+
     def projected(
         self, inputs: jax.Array, mask: jax.Array, skip: int
     ) -> tuple[jax.Array, jax.Array, jax.Array, dict[str, Any]]:
@@ -264,7 +297,7 @@ class MultiHeadAttention(nnx.Module):
     ) -> jax.Array:
         """`[B, T, out_features]` of a mechanism's output, its values and the inputs."""
         if self.config.local_values:
-            out = out + value
+            out = out + match_heads(value, self.num_heads)
         if self.out_norm is not None:
             out = self.out_norm(out)
         out = out.reshape(*out.shape[:-2], -1)
@@ -379,26 +412,25 @@ class MultiHeadAttention(nnx.Module):
                 out = self.convs[name](out, mask, label)
                 activation = "silu" if activation == "identity" else activation
             out = gates.activated(activation, out)
-        return out.reshape(*out.shape[:-1], self.num_heads, width)
+        heads = self.num_heads if name == "query" else self.num_kv_heads
+        return out.reshape(*out.shape[:-1], heads, width)
+
+    def _columns(self) -> dict[str, int]:
+        """Those of queries, keys and values of all heads."""
+        return {
+            "query": self.num_heads * self.head_dim,
+            "key": self.num_kv_heads * self.head_dim,
+            "value": self.num_kv_heads * self.value_dim,
+        }
 
     def _convolutions(self, rngs: nnx.Rngs) -> dict[str, ShortConv]:
         """One for each of the projections, if there are to be any."""
-        config, widths = self.config, self.config.widths
-        if not config.short_conv:
+        size, is_causal = self.config.short_conv, self.config.is_causal
+        if not size:
             return {}
-        columns = {
-            "query": widths.head_dim,
-            "key": widths.head_dim,
-            "value": widths.value_dim,
-        }
         return {
-            name: ShortConv(
-                widths.num_heads * width,
-                config.short_conv,
-                is_causal=config.is_causal,
-                rngs=rngs,
-            )
-            for name, width in columns.items()
+            name: ShortConv(width, size, is_causal=is_causal, rngs=rngs)
+            for name, width in self._columns().items()
             if name in self.projections
         }
 

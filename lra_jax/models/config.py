@@ -40,6 +40,8 @@ class AttentionConfig:
       num_heads: heads N; must divide ``qkv_features``.
       in_features: width D of the inputs.
       qkv_features: width N * H of all heads; None = ``in_features``.
+      num_kv_heads: heads of keys and values, each of which serves as many neighbouring
+        heads of the queries; None = N. 1 is multi-query attention.
       out_features: width of the output; None = ``in_features``.
       mechanism: a registered name (``python -m lra_jax.attention`` lists them), a
         function ``(query, key, value, ...)`` of `[B, T, N, H]` arrays, a class or
@@ -92,6 +94,7 @@ class AttentionConfig:
     num_heads: int
     in_features: int
     qkv_features: int | None = None
+    num_kv_heads: int | None = None
     out_features: int | None = None
     mechanism: Any = "cosformer"
     max_length: int | None = None
@@ -122,6 +125,7 @@ class AttentionConfig:
         if self.num_heads < 1 or width % self.num_heads:
             wanted = f"a divisor of qkv_features={width}"
             raise expected("num_heads", wanted, self.num_heads)
+        self._check_kv_heads()
         split_options(self.mechanism, dict(self.options or ()))
         causal = self.mechanism.causal is not False and self.accepts("is_causal")
         if self.is_causal and not causal:
@@ -219,6 +223,20 @@ class AttentionConfig:
         """Whether there is a memory that goes from layer to layer."""
         return self.mechanism.memory is not None and not self.is_causal
 
+    def _check_kv_heads(self) -> None:
+        """They must divide the heads, and be projected."""
+        heads = self.num_kv_heads
+        if heads is None:
+            return
+        check_size("num_kv_heads", heads)
+        if self.num_heads % heads:
+            wanted = f"a divisor of num_heads={self.num_heads}"
+            raise expected("num_kv_heads", wanted, heads)
+        free = self.mechanism.layout is None
+        if not (free and {"key", "value"} <= set(self.mechanism.projections)):
+            wanted = f"None for {self.mechanism.name!r}, whose heads are its own"
+            raise expected("num_kv_heads", wanted, heads)
+
     def _check_ends(self) -> None:
         """Without projection, an end of the layer is as wide as the heads."""
         name, projections = self.mechanism.name, self.mechanism.projections
@@ -247,6 +265,7 @@ class EncoderConfig:
       num_layers, embed_dim, num_heads, mlp_dim: sizes of the blocks. A mechanism that
         does the MLP's work too, as gated attention units do, takes its place.
       qkv_features: width of all heads together; None = ``embed_dim``.
+      num_kv_heads: see `AttentionConfig`.
       mlp: the second part of a block, after attention: "dense", an MLP of ``mlp_dim``;
         "glu", a gated one; "product_key", a memory (`lra_jax.models.product_keys`);
         "auto", an MLP, or where the mechanism does its work too, a second such layer;
@@ -287,6 +306,7 @@ class EncoderConfig:
     embed_dim: int = 64
     num_heads: int = 2
     qkv_features: int | None = None
+    num_kv_heads: int | None = None
     mlp_dim: int = 128
     mlp: MlpKind = "auto"
     mlp_options: Options = ()
@@ -358,6 +378,7 @@ class EncoderConfig:
             num_heads=self.num_heads,
             in_features=self.embed_dim,
             qkv_features=self.qkv_features,
+            num_kv_heads=self.num_kv_heads,
             mechanism=self.mechanism,
             max_length=self.length,
             options=self._options(index),

@@ -1,12 +1,8 @@
 """How much a decoder remembers from one position to the next."""
 
-import inspect
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
-from lra_jax import attention
 from lra_jax.models.attention import MultiHeadAttention
 from lra_jax.models.encoder import TransformerEncoder
 
@@ -31,17 +27,8 @@ def state_size(encoder: TransformerEncoder) -> int | None:
 
 
 def _layer_size(layer: MultiHeadAttention) -> int | None:
-    mechanism = layer.mechanism
-    if not mechanism.stream:
+    if not layer.mechanism.stream:
         return None
-    init = getattr(attention, f"{mechanism.name}_init")
-    given: dict[str, Any] = {"max_length": layer.config.max_length}
-    given |= layer.config.keywords
-    given |= {name: array[...] for name, array in layer.parameters.items()}
-    taken = inspect.signature(init).parameters
-    options = {name: value for name, value in given.items() if name in taken}
-    state = jax.eval_shape(
-        lambda: init(1, layer.num_heads, layer.head_dim, layer.value_dim, **options)
-    )
+    state = jax.eval_shape(lambda: layer.init_state(1).mechanism)
     arrays = jax.tree.leaves(state)
     return sum(x.size for x in arrays if jnp.issubdtype(x.dtype, jnp.floating))

@@ -10,15 +10,17 @@ index its first axis to take a sample out of a batch.
 """
 
 import inspect
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 
 from lra_jax import attention
-from lra_jax.attention.inputs import check_shape
+from lra_jax.attention.inputs import check_shape, check_size
+from lra_jax.attention.registry import Mechanism
+from lra_jax.attention.streams import shapes_shown
 from lra_jax.errors import expected
-from lra_jax.models.attention import MultiHeadAttention
+from lra_jax.models.config import AttentionConfig
 from lra_jax.models.layers import rotated
 
 
@@ -30,9 +32,42 @@ class LayerState(NamedTuple):
     real: jax.Array  # which of them there were, [B, short_conv - 1]
     position: jax.Array  # of the next input, [B] int32
 
+    __repr__ = shapes_shown
+
+
+class Layer(Protocol):
+    """What a stream needs of a `MultiHeadAttention`."""
+
+    config: AttentionConfig
+    mechanism: Mechanism
+
+    def projected(self, inputs: jax.Array, mask: jax.Array, skip: int) -> Any:
+        """Queries, keys, values and all other keywords."""
+
+    def finished(self, out: jax.Array, value: jax.Array, inputs: jax.Array) -> Any:
+        """The layer's output, of the mechanism's."""
+
+
+def init_state(layer: Layer, batch_size: int, dtype: Any = jnp.float32) -> LayerState:
+    """The state before the first position.
+
+    It is that after a prompt whose only position is padding, which is exact.
+
+    Args:
+      layer: as in `prefill`.
+      batch_size: B.
+      dtype: of the inputs to come.
+
+    Raises:
+      ValueError: as `prefill`.
+    """
+    shape = check_size("batch_size", batch_size), 1, layer.config.in_features
+    hidden = jnp.zeros(shape[:2], bool)
+    return prefill(layer, jnp.zeros(shape, dtype), mask=hidden)[1]
+
 
 def prefill(
-    layer: MultiHeadAttention,
+    layer: Layer,
     inputs: jax.Array,
     *,
     mask: jax.Array | None = None,
@@ -93,7 +128,7 @@ def prefill(
 
 
 def step(
-    layer: MultiHeadAttention, state: LayerState, inputs: jax.Array
+    layer: Layer, state: LayerState, inputs: jax.Array
 ) -> tuple[jax.Array, LayerState]:
     """Takes one position of each sample, `[B, in_features]` -> `[B, out_features]`.
 
@@ -105,7 +140,7 @@ def step(
     return out[:, 0], state
 
 
-def _check(layer: MultiHeadAttention) -> None:
+def _check(layer: Layer) -> None:
     config = layer.config
     if not config.is_causal:
         raise expected("layer", "one with is_causal=True for a stream", "one without")

@@ -29,7 +29,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lra_jax.attention import feature_maps, inputs
+from lra_jax.attention import feature_maps, inputs, streams
 from lra_jax.attention.causal import documents, engine
 from lra_jax.attention.causal.documents import Documents
 from lra_jax.attention.causal.prefix import decayed, hidden, prefix, so_far
@@ -97,6 +97,8 @@ class FlowSums(NamedTuple):
     total: jax.Array  # sum of exp(O' - largest), [B, N]
     summary: jax.Array  # sum of phi(k) c v^T, [B, N, M, Hv]
 
+    __repr__ = streams.shapes_shown
+
 
 class FlowState(NamedTuple):
     """Everything that the next position needs of the earlier ones."""
@@ -104,6 +106,8 @@ class FlowState(NamedTuple):
     sums: FlowSums
     sources: jax.Array  # real keys so far, [B] int32
     sinks: jax.Array  # real queries so far, [B] int32
+
+    __repr__ = streams.shapes_shown
 
 
 class Tables(NamedTuple):

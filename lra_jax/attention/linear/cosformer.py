@@ -160,6 +160,8 @@ class CosformerState(NamedTuple):
     position: jax.Array  # of the next token in each sample, [B] int32
     max_length: jax.Array  # M, [] int32
 
+    __repr__ = streams.shapes_shown
+
 
 @inputs.guarded
 def cosformer_attention(

@@ -60,6 +60,8 @@ class LightningState(NamedTuple):
     sums: Sums  # [B, N, M, Hv] and [B, N, M]
     position: jax.Array  # of the next token in each sample, [B] int32
 
+    __repr__ = streams.shapes_shown
+
 
 def lightning_slopes(num_heads: int) -> np.ndarray:
     """Returns the published slopes `[N]`: ``2^(-8 (h + 1) / N)`` for h = 0, 1, ...

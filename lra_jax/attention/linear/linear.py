@@ -68,6 +68,8 @@ class LinearState(NamedTuple):
     sums: Sums  # [B, N, M, Hv] and [B, N, M]
     position: jax.Array  # of the next token in each sample, [B] int32
 
+    __repr__ = streams.shapes_shown
+
 
 @inputs.guarded
 def linear_attention(

@@ -56,6 +56,8 @@ class NormState(NamedTuple):
     sums: Sums  # [B, N, M, Hv] and [B, N, M]
     position: jax.Array  # of the next token in each sample, [B] int32
 
+    __repr__ = streams.shapes_shown
+
 
 @inputs.guarded
 def norm_attention(

@@ -90,6 +90,8 @@ class PerformerState(NamedTuple):
     sums: PerformerSums  # [B, N, M, Hv], [B, N, M] and [B, N, M]
     position: jax.Array  # of the next token in each sample, [B] int32
 
+    __repr__ = streams.shapes_shown
+
 
 @inputs.guarded
 def performer_attention(

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from lra_jax.attention import inputs
+from lra_jax.attention import inputs, streams
 from lra_jax.attention.causal import documents, engine
 from lra_jax.attention.causal.documents import Documents
 from lra_jax.attention.causal.prefix import decayed, prefix, triangle
@@ -53,6 +53,8 @@ class PerformerSums(NamedTuple):
     summary: jax.Array  # sum of phi(k_j) v_j^T, [B, N, M, Hv]
     total: jax.Array  # sum of phi(k_j), [B, N, M]
     peak: jax.Array  # largest exponent of each feature so far, [B, N, M]
+
+    __repr__ = streams.shapes_shown
 
 
 class _Carry(NamedTuple):

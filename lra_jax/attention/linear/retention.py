@@ -67,6 +67,8 @@ class RetentionState(NamedTuple):
     sums: Sums  # [B, N, H, Hv] and [B, N, H]
     position: jax.Array  # of the next token, since the first real one, [B] int32
 
+    __repr__ = streams.shapes_shown
+
 
 def retention_slopes(num_heads: int) -> np.ndarray:
     """Returns the published slopes `[N]`: ``-log(1 - 2^(-5 - h))`` for h = 0, 1, ..."""

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from lra_jax.attention import streams
 from lra_jax.attention.causal import engine
 
 
@@ -13,6 +14,8 @@ class Sums(NamedTuple):
 
     summary: jax.Array  # sum of phi(k_j) v_j^T, [B, N, M, Hv]
     total: jax.Array  # sum of phi(k_j), [B, N, M]
+
+    __repr__ = streams.shapes_shown
 
 
 def no_sums(arrays: engine.Arrays, width: int, dtype: jnp.dtype) -> Sums:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from lra_jax.attention import feature_maps, inputs, packed
+from lra_jax.attention import feature_maps, inputs, packed, streams
 from lra_jax.attention.causal import engine
 from lra_jax.attention.causal.both_ends import from_both_ends
 
@@ -31,12 +31,16 @@ class Memory(NamedTuple):
 
     summary: jax.Array  # [B, N, H, Hv]
 
+    __repr__ = streams.shapes_shown
+
 
 class RecurrentState(NamedTuple):
     """Everything that the next position needs of the earlier ones."""
 
     sums: Memory  # [B, N, H, Hv]
     position: jax.Array  # of the next token in each sample, [B] int32
+
+    __repr__ = streams.shapes_shown
 
 
 def recur(

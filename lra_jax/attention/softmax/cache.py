@@ -7,7 +7,7 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
-from lra_jax.attention import inputs, packed
+from lra_jax.attention import inputs, packed, streams
 from lra_jax.errors import expected
 
 
@@ -18,6 +18,8 @@ class SoftmaxState(NamedTuple):
     value: jax.Array  # [B, n, max_length, Hv]
     visible: jax.Array  # the positions that are real, boolean [B, max_length]
     position: jax.Array  # of the next token in each sample, [B] int32
+
+    __repr__ = streams.shapes_shown
 
 
 def empty(
