@@ -11,8 +11,9 @@ import dataclasses
 import io
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, get_args
 
 from lra_jax.configs import TASKS, Config, get_preset
 from lra_jax.configs.registry import find_task
@@ -40,6 +41,11 @@ def user_errors() -> Iterator[None]:
         fail("interrupted", 128 + signal.SIGINT)
 
 
+def plain_warnings() -> None:
+    """Warnings as one line, as errors are."""
+    warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
+
+
 def parse_preset(args: Sequence[str]) -> Config:
     """The preset that ``--task``, ``--attention`` and ``--preset`` name.
 
@@ -59,17 +65,25 @@ def parse_preset(args: Sequence[str]) -> Config:
 
 
 def parse_config(prog: str, description: str, args: Sequence[str]) -> Config:
-    """Reads a preset's name, then all flags on top of its settings."""
+    """Reads a preset's name, then all flags on top of its settings.
+
+    A preset's warm-up that is too long for ``--train.steps`` becomes a tenth of them.
+    """
     preset = parse_preset(args)
     presets = "; ".join(f"{t}: {', '.join(find_task(t).presets)}" for t in TASKS)
-    return parse(
+    config = parse(
         Config,
         prog,
         f"{description}\n\nTasks and presets: {presets}.\nMechanisms: "
-        f"{', '.join(_mechanisms())}, or package.module:function.",
+        f"{', '.join(_mechanisms())}, or package.module:function.\nA short form that "
+        "fits one flag alone will do: --steps, --batch-size, --lr.",
         args,
         default=preset,
     )
+    train, given = config.train, preset.train
+    if train.warmup == given.warmup and train.steps != given.steps and train.too_warm:
+        return config.replace(train={"warmup": max(train.steps, 0) // 10})
+    return config
 
 
 def parse(
@@ -101,8 +115,13 @@ def parse(
     fail(errors.getvalue())
 
 
-def _read_flags(settings: Any, args: Sequence[str]) -> list[str]:
+def _read_flags(settings: Any, args: Sequence[str], check: bool = True) -> list[str]:
     """A command line as ``--name=value``; a switch without a value gets True.
+
+    Args:
+      settings: a dataclass, or an instance.
+      args: the command line.
+      check: whether values must be of their flags' types.
 
     Raises:
       ValueError: an unknown flag, one without a value, or with a wrong one.
@@ -119,6 +138,7 @@ def _read_flags(settings: Any, args: Sequence[str]) -> list[str]:
         flag = "--" + name[2:].replace("-", "_")
         if not name.startswith("--"):
             raise expected("flags", "--name=value or --name value", f"{argument!r}")
+        flag = full_name(flag, types)
         if flag not in types:
             raise _unknown(flag, settings, types)
         if not equals and pending and not pending[0].startswith("--"):
@@ -127,11 +147,54 @@ def _read_flags(settings: Any, args: Sequence[str]) -> list[str]:
             text = "True"
         elif not equals:
             raise expected(flag, "a value", "none")
-        check_text(flag, types[flag], text)
+        if check:
+            check_text(flag, types[flag], text)
         given.append(f"{flag}={text}")
     if isinstance(settings, type) and not {"--help", "-h"} & {*given}:
         _check_required(settings, given)
     return given
+
+
+def flags(args: Sequence[str]) -> dict[str, Any]:
+    """The type of each flag of the run that a command line describes."""
+    return _types(parse_preset(args))
+
+
+def split_values(args: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+    """Flags of one value, and of several between commas, as ``--name=value``.
+
+    Texts are one value: commas may be part of them.
+
+    Returns:
+      The former, and for each of the latter a list of all its flags.
+    """
+    types = flags(args)
+    fixed, several = [], []
+    for argument in _read_flags(parse_preset(args), args, check=False):
+        name, _, text = argument.partition("=")
+        kinds = get_args(types.get(name)) or (types.get(name),)
+        if "," in text and str not in kinds:
+            several.append([f"{name}={value.strip()}" for value in text.split(",")])
+        else:
+            fixed.append(argument)
+    return fixed, several
+
+
+def full_name(flag: str, types: Iterable[str]) -> str:
+    """The flag that a short form means: ``--steps`` is ``--train.steps``, ``--lr`` its
+    learning rate. A form that could mean several is left as it is."""
+    types = list(types)
+    short = _SHORT.get(flag, flag)
+    ends = [name for name in types if name.endswith(f".{short.removeprefix('--')}")]
+    found = ends[0] if len(ends) == 1 else short
+    return found if flag not in types and found in types else flag
+
+
+_SHORT = {
+    "--lr": "--train.learning_rate",
+    "--layers": "--model.num_layers",
+    "--heads": "--model.num_heads",
+}
 
 
 def _check_required(kind: type, given: Iterable[str]) -> None:
@@ -145,6 +208,8 @@ def _check_required(kind: type, given: Iterable[str]) -> None:
 def _unknown(flag: str, settings: Any, types: Iterable[str]) -> ValueError:
     """With the nearest name; there are too many to list."""
     near = did_you_mean(flag, ["--help", *types]) or "; --help lists them"
+    if flag in ("--epochs", "--train.epochs", "--num_epochs"):
+        near = "; training is counted in steps, --train.steps, of --train.batch_size"
     task = getattr(settings, "task", "")
     of = f" of --task={task}" if flag.startswith("--data.") else ""
     return expected(flag, f"a flag{of}", f"an unknown one{near}")

@@ -41,6 +41,7 @@ def main(args: Sequence[str] | None = None) -> None:
     if args is None:
         with cli.user_errors():
             runtime.tune_allocator()
+        cli.plain_warnings()
         args = sys.argv[1:]
     prog = "python -m lra_jax.evaluate"
     config = cli.parse(EvaluateConfig, prog, "Scores a saved run.", args)

@@ -14,14 +14,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lra_jax import cli, runs, signals
-from lra_jax.errors import did_you_mean, expected
+from lra_jax.errors import did_you_mean, expected, known
 
-_HELP = """usage: python -m lra_jax.report RUNS [--out=FOLDER]
+_PAGES = ("html", "md")
+_HELP = """usage: python -m lra_jax.report RUNS [--out=FOLDER] [--format=NAME,NAME,...]
 
 Makes a page of finished runs, beside the published ones.
 
   RUNS          folder with run directories, at any depth
-  --out=FOLDER  where report.html, report.md and their pictures go (report)"""
+  --out=FOLDER  where report.html, report.md and their pictures go (report)
+  --format=...  of html, md, latex, csv, json (html,md); the last three are a row for
+                each setting, its accuracy a mean over seeds"""
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -32,44 +35,60 @@ def main(args: Sequence[str] | None = None) -> None:
         return
     with cli.user_errors():
         out, rest = runs.take_flag(args, "out")
+        wanted, rest = runs.take_flag(rest, "format")
         for argument in rest:
             if argument.startswith("-"):
                 flag = argument.partition("=")[0]
-                hint = did_you_mean(flag, ["--out"])
+                hint = did_you_mean(flag, ["--out", "--format"])
                 raise expected(flag, "a flag", f"an unknown one{hint}")
         if len(rest) != 1:
             raise expected("RUNS", "one folder of runs", f"{len(rest)}: {rest}")
-        problems = write_report(Path(rest[0]).expanduser(), Path(out or "report"))
+        formats = (wanted or ",".join(_PAGES)).split(",")
+        folder, place = Path(rest[0]).expanduser(), Path(out or "report")
+        problems = write_report(folder, place, [name.strip() for name in formats])
     for problem in problems:
         print(f"warning: {problem}", file=sys.stderr)
 
 
-def write_report(folder: Path, out: Path) -> list[str]:
-    """Writes ``report.html``, ``report.md`` and the pictures of the latter.
+def write_report(folder: Path, out: Path, formats: Sequence[str] = _PAGES) -> list[str]:
+    """Writes ``report.html``, ``report.md`` with its pictures, and other formats.
 
     Args:
       folder: holds run directories.
       out: the folder to write to, made where missing.
+      formats: of html, md, latex, csv and json.
 
     Returns:
       A line for each run directory that could not be read; the report names them too.
 
     Raises:
-      ValueError: no run in the folder is finished, or `out` cannot be written.
+      ValueError: no run in the folder is finished, `out` cannot be written, or there is
+        no such format.
     """
-    from lra_jax.reports import charts, results
+    from lra_jax.files import write_text
+    from lra_jax.reports import charts, exports, results
     from lra_jax.reports.runs import group_runs, read_runs, unfinished
 
+    for name in formats:
+        known("--format", name, (*_PAGES, *exports.FORMATS))
     found, problems = read_runs(folder)
     groups = group_runs(found)
     if not groups:
         raise expected("RUNS", "finished runs (with a result.json)", folder)
     notes = [f"not finished: {line}" for line in unfinished(found)]
     notes += [f"cannot be read: {line}" for line in problems]
-    with charts.style():
-        file = results.make_page(groups, notes, out).write("report")
+    pages = [name for name in _PAGES if name in formats]
+    written = [out / f"report.{name}" for name in pages]
+    if pages:
+        with charts.style():
+            results.make_page(groups, notes, out).write("report", pages)
+    for name, (file, text) in exports.FORMATS.items():
+        if name in formats:
+            out.mkdir(parents=True, exist_ok=True)
+            write_text(out / file, text(exports.rows(groups)))
+            written.append(out / file)
     total = sum(len(group.runs) for group in groups)
-    print(f"{total} runs in {file} and {file.with_suffix('.md')}")
+    print(f"{total} runs in {' and '.join(map(str, written))}")
     return problems
 
 

@@ -168,7 +168,7 @@ def run_all(plan: Sequence[Run]) -> dict[str, list[dict[str, Any]]]:
             )
         else:
             results.setdefault(run.series, []).append(result)
-    for line in summarise(results):
+    for line in (*summarise(results), *best_by_validation(results)):
         print(line)
     if failed:
         names = "; ".join(run.name for run in failed)
@@ -206,6 +206,24 @@ def summarise(results: dict[str, list[dict[str, Any]]]) -> Iterator[str]:
             f"{mean_and_deviation([r['test_accuracy_best'] for r in runs])} %, last "
             f"{mean_and_deviation([r['test_accuracy_last'] for r in runs])} %"
         )
+
+
+def best_by_validation(results: dict[str, list[dict[str, Any]]]) -> Iterator[str]:
+    """A line for each task and mechanism of several series: the one with the best
+    validation accuracy, mean over its seeds."""
+    together: dict[tuple[str, str], dict[str, float]] = {}
+    for series, runs in results.items():
+        scores = [r["valid_accuracy_best"] for r in runs if "valid_accuracy_best" in r]
+        if scores:
+            key = (runs[0]["task"], runs[0]["attention"])
+            together.setdefault(key, {})[series] = statistics.fmean(scores)
+    for (task, attention), means in together.items():
+        if len(means) > 1:
+            best = max(means, key=means.__getitem__)
+            yield (
+                f"{task}, {attention}: best by validation of {len(means)}: {best} "
+                f"({means[best]:.2f} % there)"
+            )
 
 
 def mean_and_deviation(values: Sequence[float]) -> str:

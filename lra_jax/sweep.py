@@ -1,5 +1,9 @@
 """Trains several mechanisms: ``python -m lra_jax.sweep --attention=softmax,flow``.
 
+``--task=listops,text`` trains them on several tasks, and a flag of a number or a choice
+takes several values: ``--train.learning_rate=1e-3,3e-3``. All runs are shown, with the
+one that is best by validation.
+
 ``--suite=recall`` trains them on all tests of a suite, with the learning rates that the
 protocol of each test names.
 
@@ -23,13 +27,17 @@ from lra_jax.errors import expected, known
 from lra_jax.tasks import Task, suites
 
 PROG = "python -m lra_jax.sweep"
-_HELP = f"""usage: {PROG} --attention=NAME,NAME,... [--suite=NAME] [--seeds=N]
-       [flags of training]
+_HELP = f"""usage: {PROG} --attention=NAME,NAME,...
+       [--task=NAME,NAME,...] [--suite=NAME] [--seeds=N] [flags of training]
 
 Trains several mechanisms one after another, and reports those that fail.
 
   --attention=NAME,NAME,...  mechanisms, or package.module:function; all: those that
                              have a causal form
+  --task=NAME,NAME,...       tasks (listops)
+  --FLAG=VALUE,VALUE,...     every value of a flag of training that is a number or a
+                             choice, as in --train.learning_rate=1e-3,3e-3; the best by
+                             validation is named at the end
   --suite=NAME               {", ".join(suites())}: every test of the suite (or the one
                              of --task), with the learning rates of its protocol
   --seeds=N                  runs of each, with seeds --seed, --seed + 1, ... (1)
@@ -58,13 +66,33 @@ def main(args: Sequence[str] | None = None) -> None:
         seeds = runs.parse_count("seeds", count)
         suite, rest = runs.take_flag(rest, "suite")
         if suite is None:
-            plan = runs.make_plan(_parse, rest, names, seeds)
+            plan = _plan(rest, names, seeds)
         else:
             plan = _suite_plan(suite, rest, names, seeds)
     try:
         runs.run_all(plan)
     except runs.Stopped as stop:
         raise SystemExit(stop.code) from None
+
+
+def _plan(args: Sequence[str], names: Sequence[str], seeds: int) -> list[runs.Run]:
+    """The runs of all mechanisms, on all tasks, with all values of the flags.
+
+    Raises:
+      ValueError: a config cannot work.
+    """
+    chosen, rest = runs.take_flag(args, "task")
+    tasks = [] if chosen is None else chosen.split(",")
+    plan = []
+    for task in tasks or [None]:
+        own = [] if task is None else [f"--task={task.strip()}"]
+        fixed, several = cli.split_values([*own, *rest])
+        for name in names:
+            for flags in itertools.product(*several):
+                series = " ".join((*(tasks and [task or ""]), name, *flags))
+                given = [*fixed, *flags]
+                plan += runs.make_plan(_parse, given, [name], seeds, series)
+    return plan
 
 
 def _suite_plan(
@@ -96,7 +124,8 @@ def _variants(
     """The flags of each run of a mechanism; what the user gave is not varied."""
     values = dict(task.sweeps[preset])
     values["model.attention_options"] = ("", *task.variants.get(attention, ()))
-    given = {argument.partition("=")[0] for argument in args}
+    own = f"--task={task.name}"
+    given = {cli.full_name(a.partition("=")[0], cli.flags([own, *args])) for a in args}
     flags = [
         [f"--{name}={value}" if value != "" else "" for value in several]
         for name, several in values.items()

@@ -25,7 +25,8 @@ from lra_jax.configs import Config, DataConfig, ModelConfig, PretrainConfig, Tra
 
 _DESCRIPTION = (
     "Trains a model and scores it. --seeds=N trains N, with seeds --seed, --seed + 1, "
-    "..., each in a directory of its own (in --workdir, where that is given)."
+    "..., each in a directory of its own (in --workdir, where that is given). "
+    "--dry-run says what a run is and what it will cost, and stops."
 )
 
 __all__ = [
@@ -44,6 +45,7 @@ def main(args: Sequence[str] | None = None) -> None:
     if args is None:
         with cli.user_errors():
             runtime.tune_allocator()
+        cli.plain_warnings()
         args = sys.argv[1:]
     prog = "python -m lra_jax.train"
     with cli.user_errors():
@@ -52,11 +54,13 @@ def main(args: Sequence[str] | None = None) -> None:
     if seeds > 1 and not {"--help", "-h"} & set(rest):
         _run_seeds(prog, rest, seeds)
         return
+    dry = {"--dry-run", "--dry_run"} & {*rest}
+    rest = [argument for argument in rest if argument not in dry]
     config = cli.parse_config(prog, _DESCRIPTION, rest)
     command = shlex.join([*prog.split(), *rest])
     signals.advise(f"interrupted; to go on: {command}")
     try:
-        _main(config, command)
+        _main(config, command, bool(dry))
     except KeyboardInterrupt:
         cli.fail(f"interrupted; to go on: {command}", 128 + signal.SIGINT)
 
@@ -75,16 +79,19 @@ def _run_seeds(prog: str, args: Sequence[str], seeds: int) -> None:
         raise SystemExit(stop.code) from None
 
 
-def _main(config: Config, command: str) -> None:
+def _main(config: Config, command: str, dry: bool) -> None:
     with cli.user_errors():
         runtime.configure_jax(config.distributed)
         from lra_jax.training import Interrupted, NonFiniteLoss
         from lra_jax.training.session import Session
 
-        session = Session(config, command=command)
+        session = Session(config, command=command, dry=dry)
     try:
         with session:
-            _run(session, command)
+            if dry:
+                session.dry_run()
+            else:
+                _run(session, command)
     except Interrupted as stop:
         line = f"saved step {stop.step} in {session.workdir}; to go on: {command}"
         if stop.signum == signal.SIGPIPE:
@@ -102,11 +109,24 @@ def _run(session: Any, command: str) -> None:
 
     try:
         session.run()
+        _draw(session)
     except RuntimeError as error:
         lost = hosts.lost_process(error)
         if lost is None:
             raise
         _leave(f"{lost}; to go on, start all processes again: {command}")
+
+
+def _draw(session: Any) -> None:
+    """The curves of a finished run, in its directory."""
+    from lra_jax.reports import run_curves
+    from lra_jax.training import hosts
+
+    config, file = session.config, session.workdir / "curves.png"
+    if hosts.is_writer() and not file.exists():
+        title = f"{config.attention} on {config.task}, preset {config.preset}"
+        if run_curves.draw(session.workdir, title) is not None:
+            session.console.line(f"curves in {file}")
 
 
 def _leave(message: str) -> NoReturn:
@@ -136,7 +156,9 @@ def run(config: Config, quiet: bool = False) -> dict[str, Any]:
     from lra_jax.training.session import Session
 
     with Session(config, quiet) as session:
-        return session.run()
+        result = session.run()
+        _draw(session)
+        return result
 
 
 if __name__ == "__main__":

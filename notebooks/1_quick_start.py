@@ -3,8 +3,8 @@
 #
 # Trains a model with linear-complexity attention on ListOps, plots its curve, and keeps
 # the run where you can resume it. It needs Python 3.11 and one device of any kind: a
-# Colab TPU or GPU, or a CPU. With the settings below it takes about 20 minutes on a
-# 2-core CPU; an accelerator is busy for a few minutes, most of them compilation.
+# Colab TPU or GPU, or a CPU. The run says how long it will take; for a first look set
+# `STEPS` to 100.
 #
 # Runtime > Change runtime type chooses the device in Colab.
 
@@ -83,7 +83,6 @@ print(f"{result['steps_per_second']:.2f} steps/s on {result['device']}")
 # %% [markdown]
 # ## Next
 #
-# - `ATTENTION = "hgrn"` is the best of this preset on ListOps so far; `"softmax"` is
-#   the mechanism that all others are compared with.
+# - `ATTENTION = "softmax"` is the mechanism that all others are compared with.
 # - Notebook 5 puts an attention of your own in this place.
 # - On a command line: `python -m lra_jax.train --task=listops --preset=modern`.

@@ -2,8 +2,7 @@
 # # Linear attention, annotated
 #
 # Linear attention, cosFormer, Linformer and Flow-Attention, derived step by step beside
-# running code, each compared with the library and drawn as a matrix. Any device; about
-# a minute.
+# running code, each compared with the library and drawn as a matrix. Any device.
 
 # %%
 import jax

@@ -4,8 +4,7 @@
 # Dong, Cordonnier and Loukas (2021) showed that a network of attention layers alone
 # makes all tokens equal, and doubly exponentially so in its depth; that skip
 # connections prevent it; and that MLPs slow it down. This notebook draws their curves,
-# and the same for linear mechanisms, which no paper shows. Any device; about 3 minutes
-# on a 2-core CPU.
+# and the same for linear mechanisms, which no paper shows. Any device.
 
 # %% tags=["parameters"]
 LAYERS = 12

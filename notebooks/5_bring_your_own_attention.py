@@ -3,9 +3,8 @@
 #
 # A function of query, key and value is enough. With one more function it has learned
 # parameters of its own. This notebook writes such a mechanism, checks it, trains it
-# beside linear attention, and makes the report. Any device; with the settings below
-# about 5 minutes on a 2-core CPU. The runs are far too short to rank anything: raise
-# `STEPS`.
+# beside linear attention, and makes the report. Any device. The runs are far too short
+# to rank anything: raise `STEPS`.
 
 # %% tags=["parameters"]
 RUNS = "runs"
@@ -21,8 +20,9 @@ SIZES = {}  # Settings of the model, such as {"num_layers": 4}.
 # it a function attends to padding.
 #
 # This one is linear attention whose features are ReLU to a learned power, one for each
-# head. `power_parameters` makes the array; the layer trains it and passes it by name.
-# It is a module of its own, so that a run can find it again.
+# head. `power_parameters` beside it makes the array; the layer trains it and passes it
+# by name. It is a file of its own, so that a run can find it again; a class of
+# `nnx.Module` would do, too.
 
 # %%
 import sys
@@ -62,24 +62,18 @@ sys.path.insert(0, ".")
 # %% [markdown]
 # ## Check it
 #
-# An entry in the registry gives it a name, and everything that takes a name then takes
-# it: models, the trainer, the report.
+# The function itself, or the text `"power:power"`, goes wherever the name of a
+# mechanism does: models, the trainer, the report.
 
 # %%
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from power import power_attention
 
-from lra_jax import attention
 from lra_jax.models import MultiHeadAttention
 
-attention.MECHANISMS["power"] = attention.Mechanism(
-    name="power",
-    module="power",
-    summary="linear attention of ReLU to a learned power",
-    parameters="power_parameters",
-)
-layer = MultiHeadAttention(2, 16, mechanism="power", rngs=nnx.Rngs(0))
+layer = MultiHeadAttention(2, 16, mechanism=power_attention, rngs=nnx.Rngs(0))
 x = jax.random.normal(jax.random.key(0), (1, 12, 16))
 mask = jnp.arange(12)[None] < 8
 padded, alone = layer(x, mask=mask)[:, :8], layer(x[:, :8])
@@ -94,8 +88,8 @@ from lra_jax import train
 from lra_jax.configs import get_preset
 
 results = {}
-for name in ("power", "linear"):
-    config = get_preset("listops", "modern", name).replace(
+for name, attention in {"power": power_attention, "linear": "linear"}.items():
+    config = get_preset("listops", "modern", attention).replace(
         workdir=f"{RUNS}/listops-{name}",
         train={"steps": STEPS, "warmup": STEPS // 20, "eval_every": STEPS // 3},
         model=SIZES,

@@ -8,8 +8,11 @@ import helpers
 import pytest
 
 from lra_jax import evaluate, train
-from lra_jax.configs import get_preset
+from lra_jax.cli import parse_config
+from lra_jax.configs import TASKS, get_preset
+from lra_jax.configs.registry import find_task
 from lra_jax.tasks import get_task
+from lra_jax.training.optimizer import make_schedule
 from lra_jax.training.workdir import open_workdir
 
 HELP = """
@@ -281,3 +284,35 @@ def test_one_flag_may_stand_alone(flags):
         assert parse_config("prog", "text", given).distributed
     assert not parse_config("prog", "text", flags).distributed
     assert not parse_config("prog", "text", ["--distributed", "False"]).distributed
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ("--lr=0.1", {"learning_rate": 0.1}),
+        ("--steps 30 --batch-size 4", {"steps": 30, "batch_size": 4}),
+        ("--train.steps=20", {"steps": 20, "warmup": 2}),
+    ],
+)
+def test_short_forms_and_a_short_run(given, wanted) -> None:
+    train = parse_config("train", "", given.split()).train
+    assert {name: getattr(train, name) for name in wanted} == wanted
+
+
+def test_a_short_run_of_every_preset() -> None:
+    for task in TASKS:
+        for preset in find_task(task).presets:
+            flags = [f"--task={task}", f"--preset={preset}", "--train.steps=20"]
+            config = parse_config("train", "", flags)
+            get_task(task).check(config)
+            make_schedule(config.train)
+
+
+def test_a_short_form_of_several_flags_is_not_guessed(capsys) -> None:
+    for given, words in {
+        "--max-length=9": "--max_length: expected a flag",
+        "--epochs=3": "counted in steps, --train.steps",
+    }.items():
+        with pytest.raises(SystemExit):
+            parse_config("train", "", [given])
+        assert words in capsys.readouterr().err

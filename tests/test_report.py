@@ -8,7 +8,7 @@ import pytest
 
 from lra_jax import report
 from lra_jax.configs import get_preset
-from lra_jax.reports import charts, results
+from lra_jax.reports import charts, exports, results
 from lra_jax.reports.runs import group_runs, read_runs, unfinished
 
 
@@ -289,3 +289,51 @@ def test_one_line_where_there_is_nothing_to_report(tmp_path, capsys):
         out, err = capsys.readouterr()
         helpers.assert_one_error(stop.value.code, err, 2, part)
         assert out == ""
+
+
+def test_formats_for_other_programs(runs, tmp_path):
+    other = get_preset(attention="cosformer").replace(train={"batch_size": 16})
+    make_run(runs / "d", (100.0, 50.0), config=other, official_data=False)
+    out = tmp_path / "out"
+    report.main([str(runs), f"--out={out}", "--format=csv,json,latex"])
+    assert sorted(f.name for f in out.iterdir()) == [
+        *("report.csv", "report.json", "report.tex")
+    ]
+    rows = json.loads((out / "report.json").read_text())
+    by_name = {(r["attention"], r["official_data"]): r for r in rows}
+    assert by_name["cosformer", True]["test_accuracy"] == 38
+    assert by_name["cosformer", True]["deviation_over_seeds"] == pytest.approx(2)
+    # Of 2,000 right answers it is not 0: Wilson's interval ends at 1 / (1 + 1 / n).
+    error = by_name["cosformer", False]["standard_error_of_examples"]
+    assert error == pytest.approx(100 * (1 - 1 / (1 + 1 / 2000)) / 2)
+    head, *lines = (out / "report.csv").read_text().splitlines()
+    assert head.split(",") == list(rows[0]) and len(lines) == 3
+    latex = (out / "report.tex").read_text()
+    assert latex.count(r"\begin{table}") == 2 and r"$38.00 \pm 2.00$" in latex
+    assert r"listops, not the LRA's data settings" in latex
+
+
+def test_latex_escapes() -> None:
+    assert exports._escaped(r"my_mod:f&g%\x") == r"my\_mod:f\&g\%\textbackslash{}x"
+
+
+def test_other_data_have_a_table_of_their_own(runs):
+    other = get_preset(attention="cosformer").replace(train={"batch_size": 16})
+    make_run(runs / "d", (90.0, 90.0), config=other, official_data=False)
+    page = results.make_page(group_runs(read_runs(runs)[0]), [], runs / "out")
+    first, second = page.markdown().split("Runs on other data settings")
+    assert "floor: majority" in first and "90.00" not in first
+    assert "90.00" in second.split("## ")[0] and "floor: " not in second
+
+
+def test_runs_of_other_lengths_are_not_on_one_axis():
+    lines = [
+        charts.Line(str(last), [last // 2, last], [1.0, 2.0])
+        for last in (4000, 100, 1000, 200)
+    ]
+    panels = results._by_length(lines)
+    assert [[line.label for line in panel] for panel in panels] == [
+        ["100", "200"],
+        ["4000", "1000"],
+    ]
+    assert panels[1][0].style == 0

@@ -198,3 +198,30 @@ def test_a_real_sweep_and_its_report(tmp_path):
     assert "linear, compact" in text and "(1 seed; se" in text
     page = (tmp_path / "report" / "report.html").read_text()
     assert "data:image/" in page
+
+
+def test_tasks_and_values_of_flags(started, tmp_path, capsys):
+    flags = ["--attention=flow", "--task=listops,text", f"--workdir={tmp_path}"]
+    more = ["--lr=1e-3,3e-3", "--train.dtype=float32,bfloat16", "--data.buckets=64,128"]
+    sweep.main([*flags, *more, "--model.dropout=0"])
+    assert started == ["listops flow seed 0"] * 4 + ["text flow seed 0"] * 4
+    found = [json.loads(f.read_text()) for f in tmp_path.glob("*/config.json")]
+    varied = [(c["task"], c["train"]) for c in found]
+    seen = {(task, t["learning_rate"], t["dtype"]) for task, t in varied}
+    assert len(seen) == 8 and {c["data"]["buckets"] for c in found} == {"64,128"}
+    out = capsys.readouterr().out
+    assert "text flow --train.learning_rate=3e-3 --train.dtype=bfloat16: test" in out
+
+
+def test_the_best_by_validation_is_named():
+    scores = {"flow --a=1": (30, 33), "flow --a=2": (40, 32), "softmax": (90, 90)}
+    results = {
+        series: [
+            {"task": "t", "attention": series.split()[0], "valid_accuracy_best": v}
+            for v in values
+        ]
+        for series, values in scores.items()
+    }
+    assert list(runs.best_by_validation(results)) == [
+        "t, flow: best by validation of 2: flow --a=2 (36.00 % there)"
+    ]

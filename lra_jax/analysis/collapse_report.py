@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from lra_jax import progress
 from lra_jax.analysis import published
 from lra_jax.analysis.bert_weights import load_bert
 from lra_jax.analysis.collapse import model_curves, network_curves, trained_curves
@@ -47,7 +48,10 @@ def add_networks(
     page: Page, names: Sequence[str], variants: Mapping[str, Variant], **sizes: Any
 ) -> None:
     """Figure 2 of the paper, at initialisation: a panel for each network."""
-    found = {name: network_curves(name, variants=variants, **sizes) for name in names}
+    found = {}
+    for name in names:
+        progress.say(f"{name} ({len(found) + 1} of {len(names)} networks) ...")
+        found[name] = network_curves(name, variants=variants, **sizes)
     has_norm = all(v.norm for v in variants.values())
     shown = {n: published.figure_2(n) if has_norm else {} for n in names}
     figure, axes = charts.figure(1, len(names), size=(3.6, 3.4), sharey=True)
@@ -86,10 +90,13 @@ def add_mechanisms(
     **sizes: Any,
 ) -> None:
     """The same network with one mechanism after another, a panel for each variant."""
-    found = {
-        mechanism: network_curves(network, mechanism, variants=variants, **sizes)
-        for mechanism in mechanisms
-    }
+    found = {}
+    for mechanism in mechanisms:
+        count = f"{len(found) + 1} of {len(mechanisms)} mechanisms"
+        progress.say(f"{network} with {mechanism} ({count}) ...")
+        found[mechanism] = network_curves(
+            network, mechanism, variants=variants, **sizes
+        )
     figure, axes = charts.figure(1, len(variants), size=(3.3, 3.4), sharex=True)
     for axis, variant in zip(axes[0], variants, strict=True):
         # Rounding of float32 is no residual.

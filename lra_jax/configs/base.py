@@ -73,6 +73,17 @@ class TrainConfig:
     log_every: int = 50
     """Steps between two lines of training metrics."""
 
+    @property
+    def falls(self) -> int:
+        """The step from which the schedule ends at 0: a warm-up must end before."""
+        return self.steps - self.steps // 5 * (self.schedule == "trapezoid")
+
+    @property
+    def too_warm(self) -> bool:
+        """Whether the warm-up is too long for a schedule that ends with the run."""
+        ends = self.schedule in ("cosine", "linear", "trapezoid")
+        return ends and self.warmup >= self.falls
+
 
 @dataclasses.dataclass(frozen=True)
 class PretrainConfig:
@@ -270,6 +281,9 @@ class Config:
     """How many processes there are."""
     process_id: int | None = None
     """Which one this is, from 0."""
+    profile: bool = False
+    """Write a trace of ten steps to profile/ in the run directory, for TensorBoard or
+    Perfetto."""
     debug_nans: bool = False
     """When the loss is not finite, do the bad step again and name the first bad tensor:
     its module, forward or backward. In one process."""
@@ -365,6 +379,7 @@ _WITHOUT_EFFECT = frozenset(
     {"workdir", "data.dir", "data.processes", "train.seq_devices"}
     | {"train.remat"}
     | {"distributed", "coordinator", "num_processes", "process_id", "debug_nans"}
+    | {"profile"}
 )
 
 

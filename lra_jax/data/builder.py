@@ -44,7 +44,7 @@ import numpy as np
 import tensorflow_datasets as tfds
 from tensorflow_datasets.core.utils import file_utils
 
-from lra_jax import seals, signals
+from lra_jax import progress, seals, signals
 from lra_jax.data.dataset import SequenceDataset
 from lra_jax.errors import expected
 from lra_jax.files import locked
@@ -149,7 +149,10 @@ class _Recorder:
         labels: list[int] = []
         self._metadata["splits"][split] = {"lengths": lengths, "labels": labels}
         key = -1
-        for key, (*arrays, label) in enumerate(itertools.islice(examples, count)):
+        taken = itertools.islice(examples, count)
+        if not sys.stderr.isatty():  # There tfds has a bar.
+            taken = progress.told(taken, f"{split} examples", count)
+        for key, (*arrays, label) in enumerate(taken):
             record = dict(zip(self._sequences, arrays, strict=True))
             self._check(f"{split} example {key}", record, label)
             _add_example(self._hash, split, label, record.values())

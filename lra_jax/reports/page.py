@@ -131,11 +131,13 @@ class Page:
         """The same as Markdown; its pictures are the files beside it."""
         return self._render("page.md")
 
-    def write(self, name: str) -> Path:
-        """Writes ``name.html`` and ``name.md``; returns the path of the former."""
-        write_text(self._folder / f"{name}.md", self.markdown())
-        write_text(self._folder / f"{name}.html", self.html())
-        return self._folder / f"{name}.html"
+    def write(self, name: str, kinds: Sequence[str] = ("html", "md")) -> Path:
+        """Writes ``name.html`` and ``name.md``, or one; returns the first's path."""
+        made = {"html": self.html, "md": self.markdown}
+        files = [self._folder / f"{name}.{kind}" for kind in kinds]
+        for kind, file in zip(kinds, files, strict=True):
+            write_text(file, made[kind]())
+        return files[0]
 
     def _render(self, template: str) -> str:
         found = _environment(template.endswith(".html")).get_template(template)

@@ -1,6 +1,7 @@
 """The report of finished runs: our rows beside the published ones, and the curves."""
 
 import collections
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ from lra_jax.reports.runs import Group
 from lra_jax.reports.suites import add_suites
 from lra_jax.tasks import get_task
 from lra_jax.tasks.published import ROWS, SIX, Row
+from lra_jax.training.scores import standard_error
 
+_LONGER = 4  # Times as many steps as another run of the same panel, at most.
 _CHECKPOINTS = (
     "Checkpoint rule: test accuracy is that of the checkpoint with the highest "
     "accuracy on the validation split, or the lowest loss where the protocol says so; "
@@ -44,8 +47,9 @@ def make_page(groups: Sequence[Group], notes: Sequence[str], folder: Path) -> Pa
     )
     page.text(_CHECKPOINTS)
     page.text(
-        "Steps/s is the median in training, without evaluations and compilation. Peak "
-        "memory says what it counts: of a device, or of the whole process."
+        "Steps/s is the median in training, without evaluations and compilation; "
+        "(cold) is of a run so short that compilation is part of it. Peak memory says "
+        "what it counts: of a device, or of the whole process."
     )
     differing = differing_versions(groups)
     if differing:
@@ -54,13 +58,25 @@ def make_page(groups: Sequence[Group], notes: Sequence[str], folder: Path) -> Pa
     every, groups = groups, [g for g in groups if get_task(g.config.task).suite is None]
     for task, members in by_task(groups).items():
         page.heading(task)
-        page.table(*task_table(task, members))
+        official = [group for group in members if group.official]
+        if official:
+            page.table(*task_table(task, official))
+        other = [group for group in members if not group.official]
+        if other:
+            page.text(
+                "Runs on other data settings than the LRA's: to be compared with each "
+                "other, not with published rows."
+            )
+            page.table(*task_table(task, other))
         lines = learning_curves(members)
         if lines:
             caption = f"Learning curves of {task}: validation accuracy against steps."
             if any(line.faint for line in lines):
-                caption += " Thin lines are seeds, the thick one is their mean."
-            page.figure(f"curves-{task}", _chart(lines), caption)
+                caption += (
+                    " Thin lines are seeds, the thick one is their mean, the band "
+                    "their sample standard deviation."
+                )
+            page.figure(f"curves-{task}", _chart(task, lines), caption)
     if groups:
         page.heading("All tasks")
         page.text(_AVERAGES)
@@ -138,19 +154,40 @@ def learning_curves(groups: Sequence[Group]) -> list[charts.Line]:
             mean = [sum(seed[step] for seed in seeds) / len(seeds) for step in steps]
             several = seeds if len(seeds) > 1 else ()
             faint = [(list(seed), list(seed.values())) for seed in several]
-            lines.append(
-                charts.Line(_numbered(group, groups), steps, mean, faint=faint)
-            )
+            band = None
+            if several:
+                by_step = ([seed[step] for seed in seeds] for step in steps)
+                band = [statistics.stdev(values) for values in by_step]
+            name = _numbered(group, groups)
+            lines.append(charts.Line(name, steps, mean, band, faint))
     return lines
 
 
-def _chart(lines: Sequence[charts.Line]) -> Any:
-    figure, axes = charts.figure(1, 1, size=(8, 4))
-    labels = {"xlabel": "training step", "ylabel": "validation accuracy, %"}
-    charts.draw(axes[0, 0], lines, **labels)
-    charts.whole_numbers(axes[0, 0])
+def _chart(task: str, lines: Sequence[charts.Line]) -> Any:
+    """Runs of about the same length share a panel."""
+    panels = _by_length(lines)
+    columns = len(panels)
+    figure, axes = charts.figure(1, columns, size=(8 if columns == 1 else 4.6, 4))
+    for axis, shown in zip(axes[0], panels, strict=True):
+        last = max(line.x[-1] for line in shown if len(line.x))
+        title = task if columns == 1 else f"{task}, up to {last:,} steps"
+        charts.draw(axis, shown, title=title, xlabel="training step")
+        charts.whole_numbers(axis)
+    axes[0, 0].set_ylabel("validation accuracy, %")
     charts.legend(figure, axes)
     return figure
+
+
+def _by_length(lines: Sequence[charts.Line]) -> list[list[charts.Line]]:
+    """Lines whose last steps are within a factor of four, in one list; looks as in
+    the order given."""
+    styled = [line._replace(style=n) for n, line in enumerate(lines) if len(line.x)]
+    panels: list[list[charts.Line]] = []
+    for line in sorted(styled, key=lambda line: line.x[-1]):
+        if not panels or line.x[-1] > _LONGER * panels[-1][0].x[-1]:
+            panels.append([])
+        panels[-1].append(line)
+    return [sorted(panel, key=lambda line: line.style or 0) for panel in panels]
 
 
 def commands(groups: Sequence[Group]) -> list[str]:
@@ -196,7 +233,7 @@ def _own_row(group: Group) -> tuple[str, ...]:
         best,
         _spread(group, "test_accuracy_last"),
         ", ".join(str(run.config.seed) for run in group.runs),
-        f"{group.mean('steps_per_second'):.2f}",
+        _speed(group),
         _memory(group),
         f"{group.results[0]['parameters']:,}",
         _protocol(group),
@@ -252,9 +289,14 @@ def _spread(group: Group, name: str) -> str:
     mean, deviation = group.mean(name), group.deviation(name)
     if deviation is not None:
         return f"{mean:.2f} ± {deviation:.2f} (sd, {len(group.runs)} seeds)"
-    examples = group.results[0]["test_examples"]
-    error = (mean * (100 - mean) / examples) ** 0.5
+    error = standard_error(mean, group.results[0]["test_examples"])
     return f"{mean:.2f} (1 seed; se {error:.2f})"
+
+
+def _speed(group: Group) -> str:
+    """Steps a second; those of runs too short for a step without compilation say so."""
+    cold = any(r.get("steps_per_second_kind") == "cold" for r in group.results)
+    return f"{group.mean('steps_per_second'):.2f}{' (cold)' if cold else ''}"
 
 
 def _memory(group: Group) -> str:

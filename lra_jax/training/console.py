@@ -65,6 +65,7 @@ class RunConsole:
             console=self._console,
             disable=quiet or not self._console.is_terminal,
         )
+        self._cold = False
         self._row = self._bar.add_task("training", total=steps, figures="")
         self._marks: collections.deque[tuple[int, float]] = collections.deque(
             maxlen=_REPORTS + 1
@@ -90,6 +91,22 @@ class RunConsole:
         if not self.broken:
             sys.stdout.flush()
 
+    def doing(self, what: str, quiet: bool = False) -> None:
+        """Says what goes on instead of training: in the bar, else in a line.
+
+        Args:
+          what: as in ``evaluating``.
+          quiet: no line.
+        """
+        self._bar.update(self._row, description=what)
+        if self._bar.disable and not quiet:
+            self.line(f"{what} ...")
+
+    def compiled(self) -> None:
+        """The step just done was compiled: no measure of those to come."""
+        self._bar.update(self._row, description="training")
+        self._cold = True
+
     def facts(self, facts: Mapping[str, str]) -> None:
         """Prints what the run is, a line for each fact."""
         width = max(map(len, facts))
@@ -102,11 +119,14 @@ class RunConsole:
 
     def training(self, step: int, loss: float, accuracy: float, speed: float) -> None:
         """Reports training metrics."""
+        if self._cold:  # The time since the last mark is that of a compilation.
+            self._marks.clear()
+            self._cold = False
         self._marks.append((step, time.perf_counter()))
         (first, begun), (_, now) = self._marks[0], self._marks[-1]
         done = self.work(step) - self.work(first)
         rest = self.work(self._steps) - self.work(step)
-        left = (now - begun) / done * rest if done else 0.0
+        left = (now - begun) / done * rest if done else (self._steps - step) / speed
         figures = (
             f"loss {loss:.4f}  accuracy {100 * accuracy:5.2f} %  "
             f"{speed:.2f} steps/s  {format_seconds(left)} left"

@@ -30,6 +30,7 @@ from lra_jax.training.checkpoints import Checkpoints, Progress
 from lra_jax.training.console import RunConsole
 from lra_jax.training.metrics import MetricsWriter, read_metrics
 from lra_jax.training.optimizer import make_optimizer, make_schedule
+from lra_jax.training.profile import Profile
 from lra_jax.training.step import (
     NO_STEP,
     TrainState,
@@ -120,6 +121,7 @@ class Trainer:
         self.dataset = dataset
         self.workdir = workdir
         self._training = training
+        self._compiled: set[Any] = set()
         self.buckets = pipeline.bucket_lengths(dataset, config.data.buckets)
         self.mesh = self._make_mesh()
         self._shard = sharding.data_shard(self.mesh)
@@ -226,12 +228,19 @@ class Trainer:
         meter = _Meter(step, self.progress.seconds)
         done = self.checkpoints.seal.get("validated", False)
         metrics = MetricsWriter(self.workdir, step, done, hosts.is_writer())
-        with contextlib.closing(metrics) as writer, StopRequest() as stop, console:
+        profile = Profile(self.workdir if self.config.profile else None)
+        closing = contextlib.closing
+        with (
+            closing(metrics) as writer,
+            closing(profile),
+            StopRequest() as stop,
+            console,
+        ):
             try:
                 if self._is_due(step, train.eval_every) and not done:
                     self._judge(step, meter, writer, console, stop)
                 while step < train.steps:
-                    step = self._advance(step, meter, writer, console, stop)
+                    step = self._advance(step, meter, writer, console, stop, profile)
             except NonFiniteLoss as error:
                 writer.write(error.step, "not_finite")
                 raise
@@ -243,10 +252,22 @@ class Trainer:
         writer: MetricsWriter,
         console: RunConsole,
         stop: StopRequest,
+        profile: Profile,
     ) -> int:
         """Does one step, and what is due after it."""
         train = self.config.train
-        self.advance(step, sharding.shard_batch(self.mesh, next(self.data)))
+        batch = sharding.shard_batch(self.mesh, next(self.data))
+        program = (step < self.config.pretrain.steps, shapes(batch))
+        if program in self._compiled:
+            profile.step()
+            self.advance(step, batch)
+        else:
+            console.doing(f"compiling for batches of {_size(batch)}")
+            with meter.left_out():
+                self.advance(step, batch)
+                jax.block_until_ready(self.state.step)
+            self._compiled.add(program)
+            console.compiled()
         stop.unsaved = True
         step += 1
         console.advance(step)
@@ -330,6 +351,7 @@ class Trainer:
             loss_max=float(peak),
             learning_rate=float(jax.device_get(self.schedule(step - 1))),
             steps_per_second=speed,
+            warm=meter.warm,
             seconds=meter.seconds,
         )
         console.training(step, means["loss"], means["accuracy"], speed)
@@ -362,8 +384,10 @@ class Trainer:
         """
         self._check_finite()
         try:
+            console.doing("evaluating", quiet=True)
             with meter.paused():
                 means = self.evaluate(self.state.params, "valid", stop)
+            console.doing("training", quiet=True)
         except _Stopped:
             return
         if not math.isfinite(means["loss"]):
@@ -417,6 +441,8 @@ class _Meter:
     def __init__(self, step: int, seconds: float):
         self._start = time.perf_counter() - seconds
         self._mark, self._marked_step = time.perf_counter(), step
+        self.warm = True
+        self._cold_steps, self._cold_seconds = 0, 0.0
 
     @property
     def seconds(self) -> float:
@@ -424,11 +450,27 @@ class _Meter:
         return time.perf_counter() - self._start
 
     def speed(self, step: int) -> float:
-        """Steps a second since the last call, pauses left out."""
-        now = time.perf_counter()
-        speed = (step - self._marked_step) / max(now - self._mark, 1e-9)
+        """Steps a second since the last call, pauses left out.
+
+        Steps that were compiled are left out, too, unless there are no others; then
+        ``warm`` is False.
+        """
+        now, steps = time.perf_counter(), step - self._marked_step
+        spent = now - self._mark
+        self.warm = self._cold_steps < steps
+        if self.warm:
+            steps, spent = steps - self._cold_steps, spent - self._cold_seconds
         self._mark, self._marked_step = now, step
-        return speed
+        self._cold_steps, self._cold_seconds = 0, 0.0
+        return steps / max(spent, 1e-9)
+
+    @contextlib.contextmanager
+    def left_out(self) -> Iterator[None]:
+        """Context of one step that compiles."""
+        begun = time.perf_counter()
+        yield
+        self._cold_steps += 1
+        self._cold_seconds += time.perf_counter() - begun
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -436,6 +478,16 @@ class _Meter:
         begun = time.perf_counter()
         yield
         self._mark += time.perf_counter() - begun
+
+
+def shapes(batch: Any) -> tuple[tuple[int, ...], ...]:
+    """What a step is compiled for."""
+    return tuple(x.shape for x in jax.tree.leaves(batch))
+
+
+def _size(batch: Any) -> str:
+    """The shape of its largest array, as in ``32 x 1024``."""
+    return " x ".join(map(str, max(shapes(batch), key=math.prod)))
 
 
 def _means(sums: dict[str, Any]) -> dict[str, float]:

@@ -41,8 +41,8 @@ def make_schedule(config: TrainConfig, pretrain_steps: int = 0) -> optax.Schedul
         return optax.join_schedules(parts, [pretrain_steps])
     known("--train.schedule", config.schedule, get_args(Schedule))
     peak, warmup, steps = config.learning_rate, config.warmup, config.steps
-    falls = {"trapezoid": steps - steps // 5}.get(config.schedule, steps)
-    if config.schedule in ("cosine", "linear", "trapezoid") and warmup >= falls:
+    falls = config.falls
+    if config.too_warm:
         limit = "" if falls == steps else f"{falls}, four fifths of "
         wanted = f"less than {limit}--train.steps={steps}"
         raise expected("--train.warmup", wanted, warmup)

@@ -1,6 +1,7 @@
 """A whole run: checks, data, run directory, training, final scores."""
 
 import contextlib
+import dataclasses
 import functools
 import importlib.metadata
 import os
@@ -22,13 +23,14 @@ from lra_jax.data.stages import tokens_before
 from lra_jax.errors import expected
 from lra_jax.models import saved
 from lra_jax.tasks import Task, get_task
-from lra_jax.training import hosts, nans, own_code
+from lra_jax.training import dry_run, hosts, nans, own_code
 from lra_jax.training import workdir as workdirs
 from lra_jax.training.console import RunConsole, format_seconds
 from lra_jax.training.loop import NonFiniteLoss, Trainer
 from lra_jax.training.metrics import changed_metrics, read_metrics
 from lra_jax.training.optimizer import make_schedule
 from lra_jax.training.restore import export
+from lra_jax.training.scores import standard_error
 
 
 class Session:
@@ -41,12 +43,19 @@ class Session:
       config: the run.
       quiet: print nothing.
       command: what the user typed, for the result and for the advice how to go on.
+      dry: only look, and leave the run directory alone: `dry_run` in place of `run`.
 
     Raises:
       ValueError: the settings cannot work.
     """
 
-    def __init__(self, config: Config, quiet: bool = False, command: str = ""):
+    def __init__(
+        self,
+        config: Config,
+        quiet: bool = False,
+        command: str = "",
+        dry: bool = False,
+    ):
         self.config = config
         self.command = command
         self.task = get_task(config.task)
@@ -61,6 +70,9 @@ class Session:
             self.dataset = hosts.writer_first(lambda: self.task.prepare(config.data))
             # Before the directory is claimed, so that a config which fails leaves none.
             self.trainer = Trainer(config, self.task, self.dataset, self.workdir)
+            self._stack = stack
+            if dry:
+                return
             hosts.writer_first(lambda: self._claim(stack))
             self.result = workdirs.read_result(self.workdir)
             read_metrics(self.workdir)
@@ -101,6 +113,14 @@ class Session:
         show_result(self.console, self.task, self.config, result)
         return result
 
+    def dry_run(self) -> None:
+        """Says what the run is and what it will cost, after a few timed steps."""
+        self.console.facts(dry_run.settings(self.config))
+        self.console.line()
+        self.console.facts(self._facts())
+        self.console.line("timing a few steps ...")
+        self.console.facts(dry_run.estimate(self.trainer) | _memory_in_words())
+
     def _fit(self) -> None:
         try:
             self.trainer.fit(self.console)
@@ -137,6 +157,7 @@ class Session:
 
     def _score(self) -> dict[str, Any]:
         trainer, progress = self.trainer, self.trainer.progress
+        speed, kind = self._speed()
         self.console.line("scoring the test split")
         last = trainer.evaluate(trainer.state.params, "test")
         best, params = last, trainer.state.params
@@ -163,7 +184,8 @@ class Session:
             "best_by": self.config.train.best_by,
             "validation": "test" if self.config.data.chosen_on_test else "holdout",
             "steps": trainer.step,
-            "steps_per_second": self._speed(),
+            "steps_per_second": speed,
+            "steps_per_second_kind": kind,
             "seconds": progress.seconds,
             "parameters": trainer.num_parameters,
             **peak_memory(),
@@ -200,16 +222,16 @@ class Session:
         scores = self.task.score(self.dataset, split, loss)
         return {f"test_{name}_{which}": value for name, value in scores.items()}
 
-    def _speed(self) -> float:
-        """Median of the reported training speeds."""
+    def _speed(self) -> tuple[float, str]:
+        """Median of the reported training speeds; "cold" with compilation in them."""
         speeds = sorted(
             line["steps_per_second"]
             for line in read_metrics(self.workdir)
-            if line["split"] == "train"
+            if line["split"] == "train" and line.get("warm", True)
         )
         if not speeds:  # The metrics were lost; evaluations count as training then.
-            return self.trainer.step / self.trainer.progress.seconds
-        return speeds[len(speeds) // 2]
+            return self.trainer.step / self.trainer.progress.seconds, "cold"
+        return speeds[len(speeds) // 2], "warm"
 
     def _facts(self) -> dict[str, str]:
         config, data = self.config, self.dataset
@@ -224,8 +246,7 @@ class Session:
             ),
             "training": (
                 f"{config.train.steps} steps of {config.train.batch_size}, "
-                f"{self._pretraining()}"
-                f"padded to {lengths}"
+                f"{self._pretraining()}padded to {lengths}{self._warmup()}"
             ),
             "devices": f"{describe_devices()}, {self._mesh()} in the mesh",
             "run": str(self.workdir),
@@ -234,6 +255,15 @@ class Session:
     def _pretraining(self) -> str:
         steps = self.config.pretrain.steps
         return f"{steps} of them pretraining, " if steps else ""
+
+    def _warmup(self) -> str:
+        """Says that the preset's warm-up is too long for the run, where it is."""
+        config = self.config
+        preset = get_preset(config.task, config.preset, config.attention).train
+        theirs = dataclasses.replace(config.train, warmup=preset.warmup)
+        if not theirs.too_warm:
+            return ""
+        return f"; warm-up of {config.train.warmup} in place of {preset.warmup}"
 
     def _mesh(self) -> str:
         mesh = self.trainer.mesh
@@ -262,7 +292,8 @@ def show_result(
         _show_scores(console, result)
     console.line(
         f"{format_seconds(result['seconds'])} in all, "
-        f"{result['steps_per_second']:.2f} steps/s in training (median), "
+        f"{result['steps_per_second']:.2f} steps/s in training "
+        f"({result.get('steps_per_second_kind', 'median')}), "
         f"{result['parameters']:,} parameters"
     )
 
@@ -282,12 +313,12 @@ def _show_accuracies(
     console: RunConsole, task: Task, config: Config, result: Mapping[str, Any]
 ) -> None:
     examples = result["test_examples"]
-    sigma = (result["test_accuracy_best"] * (100 - result["test_accuracy_best"])) ** 0.5
+    error = standard_error(result["test_accuracy_best"], examples)
     rows = [
         (
             f"{result['attention']}, best checkpoint",
             f"{result['test_accuracy_best']:.2f}",
-            f"step {result['best_step']}, +-{sigma / examples**0.5:.2f} (standard "
+            f"step {result['best_step']}, +-{error:.2f} (standard "
             f"error over {examples} examples){_chosen_by(result)}",
         ),
         (
@@ -327,6 +358,12 @@ def peak_memory() -> dict[str, Any]:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
         kind = "process peak RSS"
     return {"peak_memory_bytes": int(peak), "peak_memory_kind": kind}
+
+
+def _memory_in_words() -> dict[str, str]:
+    peak = peak_memory()
+    size = peak["peak_memory_bytes"] / 2**20
+    return {"memory": f"{size:,.0f} MiB ({peak['peak_memory_kind']})"}
 
 
 def describe_devices() -> str:

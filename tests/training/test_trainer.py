@@ -150,7 +150,7 @@ def test_metrics(finished):
     assert [x["step"] for x in lines if x["split"] == "valid"] == [10, 20, 30, 40]
     measures = {"step", "split", "loss", "accuracy", "seconds"}
     for line in lines:
-        optional = {"learning_rate", "steps_per_second", "loss_max"}
+        optional = {"learning_rate", "steps_per_second", "loss_max", "warm"}
         assert set(line) - optional == measures
         assert 0 < line["loss"] < 10 and 0 <= line["accuracy"] <= 1
     seconds = [line["seconds"] for line in lines]

@@ -1,0 +1,77 @@
+"""Everything about a run but the run: config, data, model, cost of a step, time."""
+
+import itertools
+import math
+import time
+from typing import Any
+
+import jax
+
+from lra_jax.configs.base import flatten
+from lra_jax.training import sharding
+from lra_jax.training.console import format_seconds
+from lra_jax.training.loop import Trainer, shapes
+
+_STEPS = 12
+_SECONDS = 60  # After which no more steps are timed.
+
+
+def estimate(trainer: Trainer) -> dict[str, str]:
+    """Times a few steps, and says what the run will cost, in words.
+
+    Steps of pretraining count as those of the task. The first step of each shape of batch compiles; it is done twice. The trainer cannot
+    be used afterwards: its state and data have moved on.
+    """
+    train = trainer.config.train
+    cold, warm, seen = 0.0, [], set()
+    begun = time.perf_counter()
+    longest: Any = None
+    for host_batch in itertools.islice(trainer.data, min(_STEPS, train.steps)):
+        batch = sharding.shard_batch(trainer.mesh, host_batch)
+        longest = _longer(longest, batch)
+        if shapes(batch) not in seen:
+            cold += _timed(trainer, batch)
+            seen.add(shapes(batch))
+        warm.append(_timed(trainer, batch))
+        if time.perf_counter() - begun > _SECONDS:
+            break
+    step = sum(warm) / len(warm)
+    flops = _flops(trainer, longest)
+    examples = trainer.dataset.num_examples("valid")
+    # Forward alone: a third of a step's arithmetic.
+    evaluation = step / 3 * examples / train.batch_size
+    total = cold + train.steps * step
+    total += math.ceil(train.steps / train.eval_every) * evaluation
+    return {
+        "a step": f"{step:.3g} s, mean of {len(warm)}; {flops}",
+        "compiling": f"{cold:.1f} s for {len(seen)} shapes of batches",
+        "in all": f"about {format_seconds(total)}, evaluations included",
+    }
+
+
+def settings(config: Any) -> dict[str, str]:
+    """Every flag and its value."""
+    values = flatten(config.to_dict())
+    return {f"--{n}": "" if v is None else str(v) for n, v in values.items()}
+
+
+def _timed(trainer: Trainer, batch: Any) -> float:
+    begun = time.perf_counter()
+    trainer.advance(trainer.config.pretrain.steps, batch)
+    jax.block_until_ready(trainer.state.step)
+    return time.perf_counter() - begun
+
+
+def _longer(one: Any, other: Any) -> Any:
+    if one is None or jax.tree.leaves(other)[0].size > jax.tree.leaves(one)[0].size:
+        return other
+    return one
+
+
+def _flops(trainer: Trainer, batch: Any) -> str:
+    """The arithmetic of a step as XLA counts it, which a kernel's is no part of."""
+    function = trainer.step_function(trainer.config.pretrain.steps)
+    lowered = jax.jit(function).lower(trainer.state, batch)
+    cost = lowered.cost_analysis() or {}
+    flops = cost.get("flops", 0)
+    return f"{flops / 1e9:.3g} GFLOP of the longest batch seen, by XLA's count"

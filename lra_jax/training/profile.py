@@ -1,0 +1,37 @@
+"""A trace of a few steps, for TensorBoard's profiler or Perfetto."""
+
+from pathlib import Path
+
+import jax
+
+_AFTER, _STEPS = 5, 10
+
+
+class Profile:
+    """Traces ten steps that are compiled, into ``profile/`` of a run.
+
+    Args:
+      workdir: the run directory; None traces nothing.
+    """
+
+    def __init__(self, workdir: Path | None):
+        self._folder = None if workdir is None else workdir / "profile"
+        self._warm = 0
+        self._active = False
+
+    def step(self) -> None:
+        """To be called before each step that is compiled."""
+        if self._folder is None:
+            return
+        if self._warm == _AFTER:
+            jax.profiler.start_trace(str(self._folder))
+            self._active = True
+        self._warm += 1
+        if self._warm > _AFTER + _STEPS:
+            self.close()
+
+    def close(self) -> None:
+        """Ends the trace, if there is one."""
+        if self._active:
+            jax.profiler.stop_trace()
+        self._active, self._folder = False, None
