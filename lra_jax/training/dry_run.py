@@ -19,8 +19,9 @@ _SECONDS = 60  # After which no more steps are timed.
 def estimate(trainer: Trainer) -> dict[str, str]:
     """Times a few steps, and says what the run will cost, in words.
 
-    Steps of pretraining count as those of the task. The first step of each shape of batch compiles; it is done twice. The trainer cannot
-    be used afterwards: its state and data have moved on.
+    The first step of each shape of batch compiles; it is done twice. Steps of
+    pretraining count as those of the task. The trainer cannot be used afterwards: its
+    state and data have moved on.
     """
     train = trainer.config.train
     cold, warm, seen = 0.0, [], set()
