@@ -17,7 +17,7 @@ from lra_jax.benchmarking.cases import (
 )
 from lra_jax.errors import check_types, expected
 
-View = Literal["none", "lra", "linformer", "cosformer"]
+View = Literal["none", "lra", "linformer", "cosformer", "decode"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +26,8 @@ class BenchmarkConfig:
 
     view: View = "none"
     """none: any set of cases. lra: Table 2 of the LRA paper. linformer: Table 3 of the
-    Linformer paper. cosformer: Table 5 of the cosFormer paper."""
+    Linformer paper. cosformer: Table 5 of the cosFormer paper. decode: one token after
+    so many, against softmax with its cache of keys and values."""
     attention: str | None = None
     """Mechanisms between commas, as in `softmax,linformer[features=128]`;
     softmax-fused is the best softmax on the machine."""
@@ -107,6 +108,12 @@ _DEFAULTS = {
         "inference,train",
         cpu_batch=2,
         batch=32,
+    ),
+    "decode": _Defaults(
+        "softmax,linear,cosformer,flow,norm,retention,lightning,performer,gla,delta,"
+        "gated_delta,hgrn",
+        "64,256,1K,2K,4K,8K,16K,32K,64K,128K,256K",
+        "decode",
     ),
 }
 
@@ -192,6 +199,7 @@ def published_tables(view: str) -> tuple[published.Published, ...]:
     """The tables that a view sets beside ours."""
     return {
         "none": (),
+        "decode": (),
         "lra": (published.LRA_STEPS, published.LRA_MEMORY),
         "linformer": (published.LINFORMER_TIME, published.LINFORMER_MEMORY),
         "cosformer": (published.COSFORMER_INFERENCE, published.COSFORMER_TRAINING),

@@ -1,5 +1,6 @@
 """The tables of a benchmark: every case, or a paper's table with ours beside it."""
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -84,6 +85,9 @@ def exponents(rows: Sequence[Row]) -> list[dict[str, Any]]:
 def add_view(page: Page, view: str, rows: Sequence[Row]) -> None:
     """Adds the tables of a view, the published figures under ours."""
     tables = published_tables(view)
+    if view == "decode":
+        _add_decoding(page, rows)
+        return
     if view == "linformer":
         for table, ratio in zip(tables, (_time_ratio, _memory_ratio), strict=True):
             _add_linformer(page, rows, table, ratio)
@@ -97,6 +101,54 @@ def add_view(page: Page, view: str, rows: Sequence[Row]) -> None:
         members = [row for row in rows if row["work"] == work]
         if members:
             _add_by_length(page, members, table, cost)
+
+
+def _add_decoding(page: Page, rows: Sequence[Row]) -> None:
+    """From which position on a step is faster, and smaller, than softmax's."""
+    subjects = dict.fromkeys(row["attention"] for row in rows)
+    lines = [
+        (
+            subject,
+            crossover(rows, subject, lambda row: row["median_ms"]),
+            crossover(rows, subject, gigabytes),
+        )
+        for subject in subjects
+        if subject != "softmax"
+    ]
+    page.heading("Crossover with softmax")
+    page.table(("attention", "faster from", "smaller from"), lines)
+    page.text(
+        "The position from which a token costs less than softmax's with its cache of "
+        "keys and values, between two lengths by their logarithms."
+    )
+
+
+def crossover(rows: Sequence[Row], subject: str, cost: Cost) -> str:
+    """The length from which a mechanism costs less than softmax, in words.
+
+    From there on it stays below at all lengths measured.
+    """
+    index = {
+        (row["attention"], row["length"]): cost(row)
+        for row in rows
+        if row["status"] == "measured"
+    }
+    lengths = sorted(length for name, length in index if name == subject)
+    points = [
+        (length, math.log(index[subject, length] / index["softmax", length]))
+        for length in lengths
+        if ("softmax", length) in index
+    ]
+    above = [place for place, (_, ratio) in enumerate(points) if ratio >= 0]
+    if not points:
+        return "not measured"
+    if not above:
+        return f"below {points[0][0]:,}"
+    if above[-1] == len(points) - 1:
+        return f"not up to {points[-1][0]:,}"
+    (first, high), (second, low) = points[above[-1] : above[-1] + 2]
+    share = high / (high - low)
+    return f"{round(first * (second / first) ** share):,}"
 
 
 def _add_by_length(

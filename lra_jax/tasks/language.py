@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 from flax import nnx
 
 from lra_jax.configs import Config
@@ -59,6 +60,18 @@ def _sums(model: Any, x: jax.Array, labels: jax.Array, batch: Batch) -> Sums:
 
     weights = batch.get("weights", jnp.ones(len(x), jnp.float32))
     return {name: y.sum() for name, y in jax.lax.map(row, (x, labels, weights)).items()}
+
+
+def losses_by_position(model: Any, tokens: jax.Array, labels: jax.Array) -> jax.Array:
+    """The cross-entropy of each next token, `[B, T]` in nats: what context is worth.
+
+    Args:
+      model: a `CausalLM`.
+      tokens: `[B, T]`, rows of one document each.
+      labels: `[B, T]`, all asked for.
+    """
+    logits = model(tokens)
+    return optax.losses.softmax_cross_entropy_with_integer_labels(logits, labels)
 
 
 def next_token_scores(dataset: Any, split: str, loss: float) -> dict[str, float]:

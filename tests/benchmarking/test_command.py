@@ -206,3 +206,29 @@ def test_published_tables_are_whole(name: str) -> None:
         assert {len(cells) for cells in table.rows.values()} == {len(table.columns)}
     # 8.1 to 1.4 steps/s in the paper's first row.
     assert published.LRA_STEPS.rows["softmax"] == (8.1, 4.9, 2.3, 1.4)
+
+
+def test_the_view_of_decoding_says_where_it_crosses_softmax() -> None:
+    cases = make_cases(BenchmarkConfig(view="decode"), on_cpu=True)
+    assert (cases[0].length, cases[-1].length) == (64, 262144)
+    assert {case.work for case in cases} == {"decode"}
+    times = {
+        "softmax": (1.0, 2.0, 4.0),
+        "linear": (2.0, 2.0 * 2**-0.5, 2.0),
+        "flow": (0.5, 0.5, 0.5),
+        "gla": (8.0, 8.0, 8.0),
+    }
+    rows = [
+        {
+            **{"attention": name, "work": "decode", "length": length},
+            **{"status": "measured", "median_ms": time, "peak_bytes": 10**9},
+        }
+        for name, costs in times.items()
+        for length, time in zip((1000, 2000, 4000), costs, strict=True)
+    ]
+    # From twice softmax's time to 2^-0.5 of it: two thirds of the way.
+    wanted = f"{round(1000 * 2 ** (2 / 3)):,}"
+    text = view("decode", rows)
+    assert re.search(rf"linear +\| +{wanted} +\| +not up to 4,000", text)
+    assert re.search(r"flow +\| +below 1,000", text)
+    assert re.search(r"gla +\| +not up to 4,000", text)

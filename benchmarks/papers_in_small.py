@@ -1,0 +1,329 @@
+"""The papers' language models in small: python benchmarks/papers_in_small.py --publish
+
+Each part trains several models with the same tokens, tries three learning rates for
+each, and takes for each the rate with the lowest validation loss.
+
+mechanisms   every causal mechanism, next byte: Flowformer's and cosFormer's tables on
+             WikiText-103, of which only the order of the mechanisms can compare.
+reweighting  cosFormer's ablation: feature maps, with and without the cosine, hidden
+             bytes; the curves beside its Figure 4.
+flow         Flowformer's ablation: without competition, without allocation, clip=1.
+
+``--publish`` writes results/language/PART.json with every run, the picture
+docs/language_PART.png and the table in docs/language_models.md. Runs go to --workdir,
+and those that are finished are not repeated, so the same command goes on. Further
+flags, such as --train.steps=300, are those of training.
+"""
+
+import argparse
+import functools
+import json
+import math
+import shlex
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lra_jax import cli, runs, runtime
+from lra_jax.attention.registry import MECHANISMS
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "language_models.md"
+RESULTS = ROOT / "results" / "language"
+_PROG = "python benchmarks/papers_in_small.py"
+
+
+class Part(NamedTuple):
+    """Attributes: `task`; `models`, by name, flags of training; `baseline`, one of
+    them; `score`, of a result, and its `unit`; `positions`, whether a model is scored
+    by position, too."""
+
+    task: str
+    models: dict[str, list[str]]
+    baseline: str
+    score: str
+    unit: str
+    positions: bool
+
+
+def _options(attention: str, text: str) -> list[str]:
+    return [f"--attention={attention}", f"--model.attention_options={text}"]
+
+
+def _causal() -> dict[str, list[str]]:
+    """Those with one pass for a packed row; others take as many as it has texts."""
+    return {
+        name: [f"--attention={name}"]
+        for name, one in MECHANISMS.items()
+        if one.causal and one.packed
+    }
+
+
+_MAPS = ("relu", "identity", "leaky_relu", "elu")
+_BYTE = ("test_bits_per_byte_best", "bits per byte")
+PARTS = {
+    "mechanisms": Part("lm", _causal(), "softmax", *_BYTE, True),
+    "reweighting": Part(
+        "mlm",
+        {"softmax": ["--attention=softmax"]}
+        | {
+            f"{name}, {word} cosine": _options(
+                "cosformer", f"feature_map={name},reweight={cosine}"
+            )
+            for name in _MAPS
+            for word, cosine in (("with", True), ("without", False))
+        },
+        "relu, with cosine",
+        "test_perplexity_best",
+        "perplexity of hidden bytes",
+        False,
+    ),
+    "flow": Part(
+        "lm",
+        {
+            "softmax": ["--attention=softmax"],
+            "flow": ["--attention=flow"],
+            "flow, no competition": _options("flow", "competition=False"),
+            "flow, no allocation": _options("flow", "allocation=False"),
+            "flow, clip=1": _options("flow", "clip=1"),
+        },
+        "flow",
+        *_BYTE,
+        False,
+    ),
+}
+
+
+def main() -> None:
+    """The command line."""
+    runtime.tune_allocator()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--part", choices=PARTS, default="mechanisms")
+    parser.add_argument("--models", help="of the part, between semicolons")
+    parser.add_argument("--rates", default="0.001,0.002,0.004")
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--workdir", default="runs/language")
+    parser.add_argument("--publish", action="store_true", help="see above")
+    options, flags = parser.parse_known_args()
+    with cli.user_errors():
+        part = PARTS[options.part]
+        names = options.models.split(";") if options.models else list(part.models)
+        rates = [float(rate) for rate in options.rates.split(",")]
+        plan = [
+            run
+            for name in names
+            for rate in rates
+            for run in planned(part, name, rate, options, flags)
+        ]
+    try:
+        found = runs.run_all(plan)
+    except runs.Stopped as stop:
+        raise SystemExit(stop.code) from None
+    rows = chosen(part, names, rates, found)
+    if part.positions:
+        runtime.configure_jax()
+        for name, row in rows.items():
+            place = Path(row["workdir"])
+            row["by_position"] = by_position(place)
+            print(name, row["by_position"])
+    report = make_report(options.part, rows, found)
+    print(table(report))
+    if options.publish:
+        publish(report)
+
+
+def planned(
+    part: Part, name: str, rate: float, options: Any, flags: Sequence[str]
+) -> list[runs.Run]:
+    """The runs of a model at a rate."""
+    given = [f"--task={part.task}", *part.models[name], f"--train.learning_rate={rate}"]
+    given += [f"--workdir={options.workdir}", *flags]
+    parse = functools.partial(cli.parse_config, _PROG, "See the script.")
+    return runs.make_plan(parse, given, [None], options.seeds, series(name, rate))
+
+
+def series(name: str, rate: float) -> str:
+    """What a result is filed under."""
+    return f"{name}; rate {rate:g}"
+
+
+def chosen(
+    part: Part,
+    names: Sequence[str],
+    rates: Sequence[float],
+    found: dict[str, list[dict[str, Any]]],
+) -> dict[str, dict[str, Any]]:
+    """By model, the scores at the rate with the lowest validation loss."""
+    rows = {}
+    for name in names:
+        results = {rate: found.get(series(name, rate), []) for rate in rates}
+        losses = {rate: _validation(x) for rate, x in results.items() if x}
+        if not losses:
+            continue
+        rate = min(losses, key=losses.__getitem__)
+        own = results[rate]
+        rows[name] = {
+            "learning_rate": rate,
+            "score": statistics.fmean(result[part.score] for result in own),
+            "seeds": len(own),
+            "parameters": own[0]["parameters"],
+            "steps_per_second": own[0]["steps_per_second"],
+            "state_size": own[0].get("state_size"),
+            "workdir": _flag(own[0]["command"], "--workdir"),
+            "curve": _curve(Path(_flag(own[0]["command"], "--workdir"))),
+        }
+    return rows
+
+
+def _flag(command: str, name: str) -> str:
+    given = [x for x in shlex.split(command) if x.startswith(f"{name}=")]
+    return given[-1].partition("=")[2]
+
+
+def _validation(results: Sequence[dict[str, Any]]) -> float:
+    """The mean over seeds of the best validation loss."""
+    places = [Path(_flag(result["command"], "--workdir")) for result in results]
+    return statistics.fmean(min(y for _, y in _curve(place)) for place in places)
+
+
+def _curve(workdir: Path) -> list[tuple[int, float]]:
+    """Steps and validation losses of a run."""
+    from lra_jax.training.metrics import read_metrics
+
+    lines = read_metrics(workdir)
+    return [(x["step"], x["loss"]) for x in lines if x["split"] == "valid"]
+
+
+def by_position(workdir: Path) -> dict[str, float]:
+    """Bits per token of the test split against the position, up to 8 rows.
+
+    Of texts that are that long alone, so that every position has the same ones.
+    """
+    import jax
+    import numpy as np
+    from flax import nnx
+
+    from lra_jax.data.language.prepare import prepare
+    from lra_jax.data.language.rows import NO_TARGET
+    from lra_jax.models import load
+    from lra_jax.tasks.language import losses_by_position
+
+    saved = load(workdir)
+    data = saved.about["config"]["data"]
+    length = min(8 * data["max_length"], saved.config.max_length)
+    settings = {n: data[n] for n in ("path", "pattern", "tokenizer", "vocab_size")}
+    rows = prepare(**settings, max_length=length, slides=False).source("test")
+    graph, state = nnx.split(saved.model)
+
+    @jax.jit
+    def losses(state: Any, tokens: Any, labels: Any) -> Any:
+        return losses_by_position(nnx.merge(graph, state), tokens, labels)
+
+    whole = [x for x in rows if x["segment_ids"].min() == x["segment_ids"].max() == 1]
+    whole = [x for x in whole if (x["labels"] != NO_TARGET).all()]
+    if not whole:
+        return {}
+    found = [losses(state, x["tokens"][None], x["labels"][None])[0] for x in whole]
+    mean = np.mean(np.stack(found), 0) / math.log(2)
+    edges = [0, *(64 * 2**i for i in range(length.bit_length()) if 64 * 2**i < length)]
+    bins = zip(edges, [*edges[1:], length], strict=True)
+    return {f"{a}-{b}": round(float(mean[a:b].mean()), 4) for a, b in bins}
+
+
+def make_report(
+    part: str, rows: dict[str, Any], found: dict[str, list[dict[str, Any]]]
+) -> dict[str, Any]:
+    """What the JSON holds."""
+    from lra_jax.training.session import commit, describe_devices, versions
+
+    return {
+        "part": part,
+        "rows": rows,
+        "runs": found,
+        "command": shlex.join(["python", *sys.argv]),
+        "commit": commit(),
+        "device": describe_devices(),
+        "versions": versions(),
+    }
+
+
+def table(report: dict[str, Any]) -> str:
+    """The markdown table of a report, the best first."""
+    part, rows = PARTS[report["part"]], report["rows"]
+    base = rows.get(part.baseline, {}).get("score")
+    lines = [
+        f"| model | {part.unit} | over {part.baseline} | rate | steps/s | state |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, row in sorted(rows.items(), key=lambda item: item[1]["score"]):
+        over = "-" if base is None else f"{row['score'] / base:.3f}"
+        state = "-" if row["state_size"] is None else f"{row['state_size']:,}"
+        lines.append(
+            f"| {name} | {row['score']:.3f} | {over} | {row['learning_rate']:g} | "
+            f"{row['steps_per_second']:.2f} | {state} |"
+        )
+    first = next(iter(report["runs"].values()))[0]
+    seeds = max(row["seeds"] for row in rows.values())
+    note = (
+        f"Test split of the {first['data']} (fingerprint {first['data_fingerprint']}), "
+        f"{first['steps']} steps, {seeds} seed(s), {report['device']}; "
+        f"`{report['command']}`, results/language/{report['part']}.json."
+    )
+    return "\n".join([*lines, "", note])
+
+
+def draw(report: dict[str, Any]) -> Any:
+    """Validation curves, and the loss against the position where it was measured."""
+    from lra_jax.reports import charts
+
+    part, rows = PARTS[report["part"]], report["rows"]
+    figure, axes = charts.figure(1, 1 + part.positions, size=(6.0, 4.2))
+    curves = [
+        charts.Line(name, [x for x, _ in row["curve"]], [y for _, y in row["curve"]])
+        for name, row in rows.items()
+    ]
+    labels = {"xlabel": "steps", "ylabel": "validation loss, nats"}
+    charts.draw(axes[0, 0], curves, **labels)
+    if part.positions:
+        lines = [
+            charts.Line(
+                name,
+                [int(x.partition("-")[2]) for x in row["by_position"]],
+                list(row["by_position"].values()),
+            )
+            for name, row in rows.items()
+        ]
+        labels = {"xlabel": "positions up to", "ylabel": "bits per token"}
+        charts.draw(axes[0, 1], lines, **labels)
+        charts.log_lengths(axes[0, 1], [int(x) for line in lines for x in line.x])
+    charts.legend(figure, axes)
+    return figure
+
+
+def publish(report: dict[str, Any]) -> None:
+    """Writes the JSON, the picture, and the table between the part's markers."""
+    from lra_jax.reports import charts
+
+    part = report["part"]
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / f"{part}.json").write_text(json.dumps(report, indent=1) + "\n")
+    with charts.style():
+        picture = charts.to_png(draw(report))
+    (PAGE.parent / f"language_{part}.png").write_bytes(picture)
+    PAGE.write_text(shown(PAGE.read_text(), part, lambda: table(report)))
+
+
+def shown(page: str, part: str, make: Callable[[], str]) -> str:
+    """A page with a part's table between its markers."""
+    start, end = f"<!-- {part} -->", f"<!-- end of {part} -->"
+    before, _, rest = page.partition(start)
+    _, _, after = rest.partition(end)
+    return f"{before}{start}\n{make()}\n{end}{after}"
+
+
+if __name__ == "__main__":
+    main()
