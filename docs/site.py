@@ -24,6 +24,7 @@ REFERENCE = {
         "models.stream",
         "models.product_keys",
         *("models.saved", "models.raw", "models.arrays", "models.pretrained"),
+        "models.onnx",
     ),
     "configs": ("configs.base", "configs"),
     "training": ("train", "training.restore", "tasks.task", "data.pipeline"),

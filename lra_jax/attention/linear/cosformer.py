@@ -697,8 +697,9 @@ def _grid_tables(grid: tuple[int, int], dtype: jnp.dtype) -> list[Tables]:
     places = np.divmod(np.arange(math.prod(grid)), grid[1])
     found = []
     for size, place in zip(grid, places, strict=True):
-        cos, sin = _tables(size, size, dtype)
-        found.append((cos[:, place], sin[:, place]))
+        angles = place[None] * (math.pi / 2 / size)
+        cos, sin = (jnp.asarray(f(angles), dtype) for f in (np.cos, np.sin))
+        found.append((cos, sin))
     return found
 
 

@@ -1,0 +1,342 @@
+"""Models as ONNX graphs, for runtimes without jax.
+
+    export_onnx("model.onnx", load("runs/listops-cosformer-compact-seed0"), length=512)
+
+The model is traced by jax, and each of its primitives becomes operators of ONNX's
+opset 18. Those of full (not causal) softmax, linear, cosFormer and Linformer models are
+known here; one that is not raises. Shapes are fixed; shorter sequences are padded, as
+their lengths say. It needs the package ``onnx``: ``pip install 'lra-jax[onnx]'``.
+"""
+
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+from jax.extend import core
+
+from lra_jax import files
+from lra_jax.attention.inputs import check_size
+from lra_jax.errors import expected
+from lra_jax.models.saved import Saved
+
+_OPSET = 18
+_IR_VERSION = 10
+
+
+def export_onnx(
+    file: str | os.PathLike, model: Any, *, batch_size: int = 1, length: int
+) -> None:
+    """Writes the inference graph of a classifier.
+
+    Its inputs are int32: ``tokens`` `[B, T]` and ``lengths`` `[B]`, or for a model of
+    pairs ``tokens_1``, ``lengths_1``, ``tokens_2``, ``lengths_2``. Its output is
+    ``logits``.
+
+    Args:
+      file: to write.
+      model: a classifier of this package, or what `load` gives.
+      batch_size: B.
+      length: T, at most the model's longest sequence.
+
+    Raises:
+      ValueError: no such model, or it computes something that is not known here.
+    """
+    import onnx
+
+    model = model.model if isinstance(model, Saved) else model
+    names = [name for name in getattr(model, "INPUTS", ()) if name != "positions"]
+    if not names:
+        raise expected("model", "a classifier", type(model).__name__)
+    check_size("batch_size", batch_size)
+    check_size("length", length)
+    shapes = {
+        name: (batch_size, length) if name.startswith("tokens") else (batch_size,)
+        for name in names
+    }
+    graphdef, state = nnx.split(model)
+
+    def run(state: nnx.State, *inputs: jax.Array) -> jax.Array:
+        module: Any = nnx.merge(graphdef, state)
+        return module(*inputs)
+
+    given = [jax.ShapeDtypeStruct(shape, np.int32) for shape in shapes.values()]
+    closed = jax.make_jaxpr(run)(state, *given)
+    paths = jax.tree_util.tree_leaves_with_path(nnx.to_pure_dict(state))
+    graph = _Graph()
+    parameters = [
+        graph.initializer(
+            np.asarray(leaf), jax.tree_util.keystr(path, simple=True, separator=".")
+        )
+        for path, leaf in paths
+    ]
+    (logits,) = graph.inline(closed.jaxpr, closed.consts, [*parameters, *names])
+    graph.nodes.append(onnx.helper.make_node("Identity", [logits], ["logits"]))
+    (out,) = closed.jaxpr.outvars
+    made = onnx.helper.make_graph(
+        graph.nodes,
+        type(model).__name__,
+        [_info(name, np.int32, shape) for name, shape in shapes.items()],
+        [_info("logits", out.aval.dtype, out.aval.shape)],
+        graph.initializers,
+    )
+    opset = onnx.helper.make_opsetid("", _OPSET)
+    proto = onnx.helper.make_model(made, opset_imports=[opset], ir_version=_IR_VERSION)
+    onnx.checker.check_model(proto)
+    with files.replacing(Path(file).expanduser()) as partial:
+        partial.write_bytes(proto.SerializeToString())
+
+
+def _info(name: str, dtype: Any, shape: Sequence[int]) -> Any:
+    from onnx import helper
+
+    return helper.make_tensor_value_info(name, _type(dtype), shape)
+
+
+def _type(dtype: Any) -> int:
+    from onnx import helper
+
+    return helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+
+
+class _Graph:
+    """Operators and constants, and the names of what they make."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Any] = []
+        self.initializers: list[Any] = []
+        self._count = 0
+
+    def _name(self) -> str:
+        self._count += 1
+        return f"_{self._count}"
+
+    def initializer(self, array: np.ndarray, name: str | None = None) -> str:
+        """An array that is part of the file."""
+        from onnx import numpy_helper
+
+        name = name or self._name()
+        self.initializers.append(numpy_helper.from_array(np.asarray(array), name))
+        return name
+
+    def sizes(self, *values: int) -> str:
+        """Shapes and axes, which are arrays of int64 in ONNX."""
+        return self.initializer(np.array(values, np.int64))
+
+    def op(self, kind: str, *inputs: str, **attributes: Any) -> str:
+        """The output of an operator."""
+        from onnx import helper
+
+        name = self._name()
+        self.nodes.append(helper.make_node(kind, inputs, [name], **attributes))
+        return name
+
+    def reshaped(self, x: str, shape: Sequence[int]) -> str:
+        """``x`` in another shape."""
+        return self.op("Reshape", x, self.sizes(*shape))
+
+    def inline(self, jaxpr: Any, consts: Sequence[Any], inputs: list[str]) -> list[str]:
+        """The names of what a jaxpr gives for inputs of these names."""
+        known = dict(zip(jaxpr.invars, inputs, strict=True))
+        for variable, value in zip(jaxpr.constvars, consts, strict=True):
+            known[variable] = self.initializer(value)
+
+        def read(x: Any) -> str:
+            if isinstance(x, core.Literal):
+                aval: Any = x.aval
+                return self.initializer(np.asarray(x.val, aval.dtype))
+            return known[x]
+
+        for equation in jaxpr.eqns:
+            names = [read(x) for x in equation.invars]
+            inner = _inner(equation)
+            if not math.prod(_shape(equation)):  # Runtimes cannot expand to nothing.
+                made = [self.initializer(np.zeros(_shape(equation), np.float32))]
+            elif inner is not None:
+                made = self.inline(inner[0], inner[1], names)
+            else:
+                made = [_operator(equation)(self, equation, *names)]
+            known |= zip(equation.outvars, made, strict=True)
+        return [read(x) for x in jaxpr.outvars]
+
+
+def _inner(equation: Any) -> tuple[Any, Sequence[Any]] | None:
+    """The jaxpr that an equation calls once, such as ``jax.jit``'s, and its consts."""
+    if equation.primitive.name in ("scan", "while", "cond"):
+        return None
+    for name in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
+        found = equation.params.get(name)
+        if found is not None:
+            return (
+                (found.jaxpr, found.consts) if hasattr(found, "consts") else (found, ())
+            )
+    return None
+
+
+def _operator(equation: Any) -> Callable[..., str]:
+    name = equation.primitive.name
+    if name in _PLAIN:
+        return lambda graph, _, *inputs: graph.op(_PLAIN[name], *inputs)
+    if name not in _OPERATORS:
+        wanted = "one that computes only what ONNX export knows"
+        raise expected("model", wanted, f"one with {name!r}")
+    return _OPERATORS[name]
+
+
+# Primitives that are one operator of the same arguments.
+_PLAIN = {
+    **{"add": "Add", "sub": "Sub", "mul": "Mul", "div": "Div", "neg": "Neg"},
+    **{"max": "Max", "min": "Min", "pow": "Pow", "abs": "Abs", "sign": "Sign"},
+    **{"exp": "Exp", "log": "Log", "sqrt": "Sqrt", "tanh": "Tanh", "erf": "Erf"},
+    **{"sin": "Sin", "cos": "Cos", "logistic": "Sigmoid", "floor": "Floor"},
+    **{"lt": "Less", "le": "LessOrEqual", "gt": "Greater", "ge": "GreaterOrEqual"},
+    **{"eq": "Equal", "and": "And", "or": "Or", "not": "Not"},
+    **{"stop_gradient": "Identity", "copy": "Identity", "copy_p": "Identity"},
+}
+
+
+def _shape(equation: Any) -> tuple[int, ...]:
+    return equation.outvars[0].aval.shape
+
+
+def _broadcast(graph: _Graph, equation: Any, x: str) -> str:
+    shape = _shape(equation)
+    kept = dict(
+        zip(
+            equation.params["broadcast_dimensions"],
+            equation.invars[0].aval.shape,
+            strict=True,
+        )
+    )
+    ones = [kept.get(axis, 1) for axis in range(len(shape))]
+    return graph.op("Expand", graph.reshaped(x, ones), graph.sizes(*shape))
+
+
+def _dot(graph: _Graph, equation: Any, x: str, y: str) -> str:
+    """``dot_general`` as an Einsum: batch axes, then those left of x, and of y."""
+    (x_sums, y_sums), (x_batch, y_batch) = equation.params["dimension_numbers"]
+    letters: Iterator[str] = iter("abcdefghijklmnopqrstuvwxyz")
+    first = [next(letters) for _ in equation.invars[0].aval.shape]
+    second = ["" for _ in equation.invars[1].aval.shape]
+    for ours, theirs in zip((*x_sums, *x_batch), (*y_sums, *y_batch), strict=True):
+        second[theirs] = first[ours]
+    second = [letter or next(letters) for letter in second]
+    out = [first[axis] for axis in x_batch]
+    out += [a for i, a in enumerate(first) if i not in (*x_sums, *x_batch)]
+    out += [b for i, b in enumerate(second) if i not in (*y_sums, *y_batch)]
+    words = f"{''.join(first)},{''.join(second)}->{''.join(out)}"
+    return graph.op("Einsum", x, y, equation=words)
+
+
+def _gather(graph: _Graph, equation: Any, x: str, index: str) -> str:
+    """Rows of a table, or of each sample: GatherND."""
+    numbers, sizes = (equation.params[n] for n in ("dimension_numbers", "slice_sizes"))
+    shape, rank = equation.invars[0].aval.shape, len(_shape(equation))
+    batch = tuple(range(len(numbers.operand_batching_dims)))
+    picked, left = (len(batch),), shape[len(batch) + 1 :]
+    rows = (
+        numbers.operand_batching_dims == batch
+        and numbers.start_indices_batching_dims == batch
+        and numbers.collapsed_slice_dims == numbers.start_index_map == picked
+        and tuple(sizes[len(batch) + 1 :]) == left
+        and numbers.offset_dims == tuple(range(rank - len(left), rank))
+    )
+    if not rows:
+        raise expected("model", "one that gathers whole rows", "another gather")
+    index = graph.op("Cast", index, to=_type(np.int64))
+    return graph.op("GatherND", x, index, batch_dims=len(batch))
+
+
+def _slice(graph: _Graph, equation: Any, x: str) -> str:
+    starts, ends = (equation.params[f"{end}_indices"] for end in ("start", "limit"))
+    steps = equation.params["strides"] or [1] * len(starts)
+    places = (starts, ends, range(len(starts)), steps)
+    return graph.op("Slice", x, *(graph.sizes(*values) for values in places))
+
+
+def _reduce(kind: str) -> Callable[..., str]:
+    def operator(graph: _Graph, equation: Any, x: str) -> str:
+        axes = graph.sizes(*equation.params["axes"])
+        return graph.op(kind, x, axes, keepdims=0)
+
+    return operator
+
+
+def _reduce_and(graph: _Graph, equation: Any, x: str) -> str:
+    x = graph.op("Cast", x, to=_type(np.int32))
+    low = _reduce("ReduceMin")(graph, equation, x)
+    return graph.op("Cast", low, to=_type(np.bool_))
+
+
+def _is_finite(graph: _Graph, _: Any, x: str) -> str:
+    return graph.op("Not", graph.op("Or", graph.op("IsNaN", x), graph.op("IsInf", x)))
+
+
+def _not_equal(graph: _Graph, _: Any, x: str, y: str) -> str:
+    return graph.op("Not", graph.op("Equal", x, y))
+
+
+def _power(graph: _Graph, equation: Any, x: str) -> str:
+    dtype = equation.invars[0].aval.dtype
+    return graph.op("Pow", x, graph.initializer(np.array(equation.params["y"], dtype)))
+
+
+def _expm1(graph: _Graph, equation: Any, x: str) -> str:
+    one = graph.initializer(np.array(1, equation.invars[0].aval.dtype))
+    return graph.op("Sub", graph.op("Exp", x), one)
+
+
+def _concatenate(graph: _Graph, equation: Any, *parts: str) -> str:
+    pairs = zip(parts, equation.invars, strict=True)
+    real = [part for part, variable in pairs if variable.aval.size]
+    return graph.op("Concat", *real, axis=equation.params["dimension"])
+
+
+def _stack(graph: _Graph, equation: Any, *parts: str) -> str:
+    axis = equation.params["axis"]
+    shape = list(_shape(equation))
+    shape[axis] = 1
+    rows = (graph.reshaped(part, shape) for part in parts)
+    return graph.op("Concat", *rows, axis=axis)
+
+
+def _iota(graph: _Graph, equation: Any) -> str:
+    shape, axis = _shape(equation), equation.params["dimension"]
+    along = np.arange(shape[axis], dtype=equation.params["dtype"])
+    along = along.reshape([-1 if i == axis else 1 for i in range(len(shape))])
+    return graph.initializer(np.broadcast_to(along, shape))
+
+
+_OPERATORS: dict[str, Callable[..., str]] = {
+    "broadcast_in_dim": _broadcast,
+    "reshape": lambda graph, e, x: graph.reshaped(x, _shape(e)),
+    "squeeze": lambda graph, e, x: graph.reshaped(x, _shape(e)),
+    "expand_dims": lambda graph, e, x: graph.reshaped(x, _shape(e)),
+    "transpose": lambda graph, e, x: graph.op(
+        "Transpose", x, perm=list(e.params["permutation"])
+    ),
+    "concatenate": _concatenate,
+    "stack": _stack,
+    "slice": _slice,
+    "gather": _gather,
+    "iota": _iota,
+    "dot_general": _dot,
+    "select_n": lambda graph, e, where, no, yes: graph.op("Where", where, yes, no),
+    "convert_element_type": lambda graph, e, x: graph.op(
+        "Cast", x, to=_type(e.params["new_dtype"])
+    ),
+    "reduce_sum": _reduce("ReduceSum"),
+    "reduce_max": _reduce("ReduceMax"),
+    "reduce_min": _reduce("ReduceMin"),
+    "reduce_and": _reduce_and,
+    "is_finite": _is_finite,
+    "ne": _not_equal,
+    "square": lambda graph, e, x: graph.op("Mul", x, x),
+    "integer_pow": _power,
+    "rsqrt": lambda graph, e, x: graph.op("Reciprocal", graph.op("Sqrt", x)),
+    "expm1": _expm1,
+}

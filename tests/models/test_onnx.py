@@ -1,0 +1,83 @@
+"""Graphs of ONNX compute what the models do, in onnxruntime."""
+
+from pathlib import Path
+from typing import Any
+
+import helpers
+import numpy as np
+import onnxruntime
+import pytest
+from flax import nnx
+
+from lra_jax import models
+
+SMALL = {
+    "num_layers": 1,
+    "embed_dim": 8,
+    "num_heads": 2,
+    "mlp_dim": 8,
+    "max_length": 12,
+}
+
+
+def _run(file: Path, inputs: dict[str, np.ndarray]) -> np.ndarray:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(file, options)
+    (logits,) = session.run(["logits"], inputs)
+    return np.asarray(logits)
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "settings"),
+    [
+        ("softmax", {"positions": "rotary", "mlp": "glu", "pooling": "ends"}),
+        ("linear", {"positions": "sinusoidal"}),
+        ("cosformer", {"pooling": "cls"}),
+        ("cosformer", {"grid": (2, 4), "options": {"grid": True}, "max_length": 8}),
+        ("linformer", {"options": {"features": 4}, "pooling": "attention"}),
+    ],
+)
+def test_a_graph_is_the_model(tmp_path: Path, mechanism: str, settings: Any) -> None:
+    """On random tokens, of which the second row has fewer."""
+    length = 8
+    model = models.SequenceClassifier(
+        16, 3, mechanism=mechanism, rngs=nnx.Rngs(params=0), **(SMALL | settings)
+    )
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(0, 16, (2, length)).astype(np.int32)
+    lengths = np.array([length, 5], np.int32)
+    file = tmp_path / "model.onnx"
+    models.export_onnx(file, model, batch_size=2, length=length)
+    wanted = helpers.call_model(type(model).__call__, model, tokens, lengths)
+    got = _run(file, {"tokens": tokens, "lengths": lengths})
+    np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_pairs_have_four_inputs(tmp_path: Path) -> None:
+    model = models.MatchingClassifier(
+        16, 3, mechanism="linear", rngs=nnx.Rngs(params=0), **SMALL
+    )
+    tokens = np.arange(6, dtype=np.int32)[None]
+    inputs = {
+        "tokens_1": tokens,
+        "lengths_1": np.array([6], np.int32),
+        "tokens_2": tokens + 3,
+        "lengths_2": np.array([4], np.int32),
+    }
+    file = tmp_path / "model.onnx"
+    models.export_onnx(file, models.Saved(model, model.encoder.config), length=6)
+    wanted = helpers.call_model(type(model).__call__, model, *inputs.values())
+    np.testing.assert_allclose(_run(file, inputs), wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_what_has_no_graph(tmp_path: Path) -> None:
+    file = tmp_path / "model.onnx"
+    with pytest.raises(ValueError, match="model: expected a classifier"):
+        models.export_onnx(file, nnx.Linear(2, 2, rngs=nnx.Rngs(0)), length=4)
+    decoder = models.TokenClassifier(
+        16, 3, mechanism="reformer", rngs=nnx.Rngs(params=0), **SMALL
+    )
+    with pytest.raises(ValueError, match="model: expected one that"):
+        models.export_onnx(file, decoder, length=8)
+    assert not file.exists()
