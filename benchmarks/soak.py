@@ -19,6 +19,7 @@ a compilation: so each takes two seconds in place of ten.
 import argparse
 import contextlib
 import dataclasses
+import faulthandler
 import importlib
 import json
 import multiprocessing
@@ -57,6 +58,7 @@ ENVIRONMENT = {
 FORK = multiprocessing.get_context("fork")
 # Of a result, what differs from run to run, and the seal over it.
 VARYING = ("seconds", "steps_per_second", "command", "peak_memory_bytes", "seal")
+# Seconds; those of a phase, too.
 LIMIT = 600
 IMPORTS = (
     *("lra_jax.train", "lra_jax.training.session", "lra_jax.data.listops", "tyro"),
@@ -180,6 +182,7 @@ def _train(flags: list[str], environment: dict[str, str], output: Path) -> None:
     for stream, path in ((1, output), (2, output.with_suffix(".err"))):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
     os.environ |= environment
+    faulthandler.dump_traceback_later(LIMIT / 2)  # Where it stands still, if it does.
     folder = environment["JAX_COMPILATION_CACHE_DIR"]
     jax.config.update("jax_compilation_cache_dir", folder)
     sys.argv = ["train", *flags]
@@ -318,10 +321,23 @@ def progress(job: Job) -> dict[str, int]:
 
 
 def finish(job: Job) -> None:
-    """Lets a job go on to its end."""
-    codes = [process.wait(timeout=LIMIT) for process in job.start()]
-    if any(codes):
-        raise RuntimeError(job.output.with_suffix(".err").read_text())
+    """Lets a job go on to its end.
+
+    Where one process ends badly, the other may wait for it: it is ended, and what both
+    said is the error.
+    """
+    processes = job.start()
+    deadline = time.monotonic() + LIMIT
+    codes: list[int | None] = [None]
+    while None in codes and not any(codes) and time.monotonic() < deadline:
+        time.sleep(0.05)
+        codes = [process.poll() for process in processes]
+    for process in processes:
+        process.kill()
+        process.wait()
+    if any(code != 0 for code in codes):
+        said = [path.read_text() for path in sorted(job.folder.glob("*.err"))]
+        raise RuntimeError("\n".join([f"exit codes {codes}", *said]))
 
 
 def outcome(job: Job) -> dict[str, Any]:

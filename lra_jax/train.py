@@ -13,11 +13,12 @@ if __name__ == "__main__":
 
     signals.watch()
 
+import contextlib
 import os
 import shlex
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 from lra_jax import cli, runs, runtime, signals
@@ -85,13 +86,15 @@ def _main(config: Config, command: str, dry: bool) -> None:
         from lra_jax.training import Interrupted, NonFiniteLoss
         from lra_jax.training.session import Session
 
-        session = Session(config, command=command, dry=dry)
+        with _together(command):
+            session = Session(config, command=command, dry=dry)
     try:
-        with session:
+        with session, _together(command):
             if dry:
                 session.dry_run()
             else:
-                _run(session, command)
+                session.run()
+                _draw(session)
     except Interrupted as stop:
         line = f"saved step {stop.step} in {session.workdir}; to go on: {command}"
         if stop.signum == signal.SIGPIPE:
@@ -104,13 +107,14 @@ def _main(config: Config, command: str, dry: bool) -> None:
         cli.fail(str(error), 1)
 
 
-def _run(session: Any, command: str) -> None:
+@contextlib.contextmanager
+def _together(command: str) -> Iterator[None]:
+    """Context that ends this process, with a line, when another one is gone."""
     from lra_jax.training import hosts
 
     try:
-        session.run()
-        _draw(session)
-    except RuntimeError as error:
+        yield
+    except (RuntimeError, ValueError) as error:
         lost = hosts.lost_process(error)
         if lost is None:
             raise

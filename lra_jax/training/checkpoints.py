@@ -12,6 +12,7 @@ import gc
 import logging
 import math
 import os
+import re
 import shutil
 import sys
 import time
@@ -222,6 +223,8 @@ class Checkpoints:
             loaded = None
             if not reason:
                 self._check_run(checkpoint.path, about)
+                if "data" in items:
+                    _check_processes(Path(checkpoint.path))
                 loaded, reason = _try_load(kept, checkpoint, items)
             if loaded is not None:
                 for line in damaged:
@@ -265,6 +268,18 @@ def _abstract(tree: Any) -> Any:
     return jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(jnp.shape(x), x.dtype, sharding=x.sharding), tree
     )
+
+
+def _check_processes(checkpoint: Path) -> None:
+    """Refuses the positions in the data of another number of processes."""
+    here = jax.process_count()
+    names = (path.name for path in (checkpoint / "data").glob("process_*"))
+    found = (re.fullmatch(r"process_\d+-of-(\d+)\.json", name) for name in names)
+    saved = {int(one[1]) for one in found if one}
+    if saved and here not in saved:
+        words = [f"{n} process{'es' if n > 1 else ''}" for n in (here, max(saved))]
+        got = f"one by {words[1]}; start as many to go on"
+        raise expected(str(checkpoint), f"a checkpoint by {words[0]}", got)
 
 
 def _try_load(

@@ -5,6 +5,9 @@ results and the printed lines; checkpoints are written by all, into one director
 all of them see.
 """
 
+import os
+import sys
+import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -19,6 +22,8 @@ Result = TypeVar("Result")
 
 # After so long without a sign of life of one process JAX ends the others.
 _HEARTBEAT_SECONDS = 30
+# So long the processes wait for one another when they start.
+START_SECONDS = 300
 
 
 def connect(config: Config) -> None:
@@ -26,6 +31,9 @@ def connect(config: Config) -> None:
 
     Call it before any device is used. ``jax.distributed.initialize`` knows TPU pods,
     SLURM, Open MPI and Kubernetes; elsewhere the config names the coordinator.
+
+    Ends the process, with a line, if the others are not there in time: JAX would end it
+    too, with a stack trace.
 
     Raises:
       ValueError: no cluster was found, or the coordinator was not reached.
@@ -35,11 +43,15 @@ def connect(config: Config) -> None:
     # A CPU would wait for other processes inside the threads that compile, and two
     # processes with a core each wait for one another for ever.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
+    alone = threading.Timer(START_SECONDS, _give_up, [config])
+    alone.daemon = True
+    alone.start()
     try:
         jax.distributed.initialize(
             config.coordinator,
             config.num_processes,
             config.process_id,
+            initialization_timeout=START_SECONDS + 60,
             heartbeat_timeout_seconds=_HEARTBEAT_SECONDS,
         )
     except (ValueError, RuntimeError) as error:
@@ -48,6 +60,17 @@ def connect(config: Config) -> None:
             wanted = "a cluster, or --coordinator=HOST:PORT, --num_processes and "
             wanted += "--process_id"
         raise expected("--distributed", wanted, _first_line(error)) from error
+    finally:
+        alone.cancel()
+
+
+def _give_up(config: Config) -> None:
+    count = config.num_processes or "all"
+    place = f" at {config.coordinator}" if config.coordinator else ""
+    wanted = f"{count} processes{place} within {START_SECONDS} s"
+    error = expected("--distributed", wanted, "fewer; start all of them again")
+    print(f"error: {error}", file=sys.stderr, flush=True)
+    os._exit(2)
 
 
 def is_writer() -> bool:
@@ -89,9 +112,11 @@ def writer_first(call: Callable[[], Result]) -> Result:
 def lost_process(error: BaseException) -> str | None:
     """The line for the user if an error means that another process is gone, else None.
 
-    A collective operation fails on the machine's network layer, in words of its own.
+    A collective operation fails on the machine's network layer, in words of its own;
+    that of CPUs, Gloo, may do so by a ``ValueError``.
     """
-    if jax.process_count() == 1 or not isinstance(error, jax.errors.JaxRuntimeError):
+    network = isinstance(error, jax.errors.JaxRuntimeError) or "Gloo" in str(error)
+    if jax.process_count() == 1 or not network:
         return None
     return (
         f"process {jax.process_index()} of {jax.process_count()} lost another one, so "

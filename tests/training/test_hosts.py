@@ -82,6 +82,10 @@ def test_a_killed_process_ends_the_job_and_the_job_resumes(
         assert (mine["step"], mine["split"]) == (theirs["step"], theirs["split"])
         np.testing.assert_allclose(mine["loss"], theirs["loss"], rtol=1e-5)
     assert f"{wanted['test_accuracy_last']:.2f}" in out
+    with Session(two, quiet=True) as session:
+        few = "a checkpoint by 1 process, got one by 2 processes; start as many"
+        with pytest.raises(ValueError, match=few):
+            session.trainer.restore()
 
 
 def test_a_coordinator_that_is_not_there(data_dir) -> None:
@@ -95,6 +99,18 @@ def test_a_coordinator_that_is_not_there(data_dir) -> None:
         "--distributed: expected a cluster",
         "--coordinator",
     )
+
+
+def test_a_process_that_never_comes(data_dir) -> None:
+    """The one that waits ends with a line, before JAX ends it with a stack trace."""
+    flags = helpers.flags(helpers.tiny(data_dir))
+    job = ["--distributed", f"--coordinator=127.0.0.1:{free_port()}"]
+    job += ["--num-processes=2", "--process-id=0"]
+    code = "from lra_jax import train; from lra_jax.training import hosts; "
+    code += f"hosts.START_SECONDS = 1; train.main({[*flags, *job]})"
+    result = helpers.run("-c", code, JAX_PLATFORMS="cpu")
+    wanted = "--distributed: expected 2 processes at 127.0.0.1", "within 1 s, got fewer"
+    helpers.assert_one_error(result.returncode, result.stderr, 2, *wanted)
 
 
 def test_an_error_of_one_process_alone_is_no_lost_process() -> None:
