@@ -204,7 +204,26 @@ def normalised(
     inputs.check_eps(eps)
     if norm == "layer":
         x = x - x.mean(axes, keepdims=True)
-    return x * jax.lax.rsqrt(jnp.square(x).mean(axes, keepdims=True) + eps)
+    # Squares above 1e38 would be infinite, and the output zero.
+    largest = jax.lax.stop_gradient(jnp.abs(x).max(axes, keepdims=True))
+    scale = jnp.where(largest > 1e15, largest, jnp.ones((), x.dtype))
+    x = x / scale
+    squares = jnp.square(x).mean(axes, keepdims=True)
+    return x * jax.lax.rsqrt(squares + eps / scale / scale)
+
+
+def below(logits: jax.Array, largest: jax.Array) -> jax.Array:
+    """``logits - largest``, through whose second part no gradient passes.
+
+    XLA may compute the logits anew for the difference, with another rounding than for
+    the maximum. From 1e9 on this makes an exponential infinite, or every one zero: so
+    there, what differs from the largest by rounding alone counts as the largest.
+    """
+    largest = jax.lax.stop_gradient(largest)
+    excess = logits - largest
+    rounding = 4 * jnp.finfo(logits.dtype).eps * jnp.abs(largest)
+    same = (rounding > 1) & (excess > -rounding)
+    return jnp.where(same, jnp.zeros((), logits.dtype), excess)
 
 
 def masked_softmax(logits: jax.Array, mask: jax.Array | None, axis: int) -> jax.Array:

@@ -55,6 +55,7 @@ class Case:
       pair_masks: it takes a mask of single pairs of query and key.
       products: its function has matrix products, or Fourier transforms in their place.
       paired: its heads have an even number of columns.
+      largest: entries of query and key that float32 has room for; its square is 1e38.
     """
 
     formula: Callable[..., np.ndarray]
@@ -74,6 +75,7 @@ class Case:
     pair_masks: bool = False
     products: bool = True
     paired: bool = False
+    largest: float = 1e18
 
 
 @functools.cache
@@ -280,6 +282,46 @@ def inputs(
             "float32"
         ),
     )
+
+
+def extremes(name: str, *arrays: np.ndarray) -> dict[str, tuple[np.ndarray, ...]]:
+    """Normal query, key and value, brought to the edges of float32, by kind."""
+    q, k, v = arrays
+    top, most = np.float32(case(name).largest), np.float32(1e18)
+    return {
+        "zero": (0 * q, 0 * k, v),
+        "negative queries": (-np.abs(q), k, v),
+        "negative": (-np.abs(q), -np.abs(k), v),
+        "large negative": (-top * np.abs(q), -top * np.abs(k), v),
+        "hundredfold": (100 * q, 100 * k, v),
+        "large": (top * q, top * k, v),
+        "large queries": (top * q, k, v),
+        "large keys": (q, top * k, v),
+        "large values": (q, k, most * v),
+    }
+
+
+def assert_extremes(
+    name: str,
+    pulled_back: Callable[..., Any],
+    formula: Callable[..., np.ndarray],
+    *arrays: np.ndarray,
+) -> None:
+    """Outputs are those of the formula, and gradients finite, for all `extremes`.
+
+    Of a hundredfold input the outputs are finite: products of small features, which
+    float64 knows, are zero in float32.
+    """
+    for kind, given in extremes(name, *arrays).items():
+        out, gradients = pulled_back(*given)
+        for array in (out, *gradients):
+            assert np.isfinite(np.asarray(array)).all(), kind
+        if kind == "hundredfold":
+            continue
+        with np.errstate(over="ignore"):
+            wanted = formula(*(x.astype("float64") for x in given))
+        error = np.abs(np.asarray(out, np.float64) - wanted).max()
+        assert error <= 1e-4 * np.abs(wanted).max(), kind
 
 
 def largest_array(function: Callable[..., Any], *arrays: Any) -> int:

@@ -340,7 +340,7 @@ def _shares(
     # No gradient needs to pass through the maximum: the shares do not depend on it.
     columns = jax.lax.stop_gradient(logits)[..., None, :]
     own = jnp.where(seen, columns, lowest).max(-1)
-    excess = logits[..., None, :] - own[..., None]
+    excess = feature_maps.below(logits[..., None, :], own[..., None])
     within = own, decayed(excess, seen).sum(-1)
     ends = (
         jnp.concatenate([first[..., None], x[..., -1]], 2)
@@ -352,7 +352,8 @@ def _shares(
         before = jnp.where(rows.reads, before, lowest)
         past = jnp.where(rows.reads, past, jnp.zeros((), past.dtype))
     highest, sums = _merged((before, past), within)
-    shares = decayed(logits - highest, visible) / divisor(sums)
+    excess = feature_maps.below(logits, highest)
+    shares = decayed(excess, visible) / divisor(sums)
     return shares, largest[..., -1], total[..., -1]
 
 
@@ -377,7 +378,9 @@ def _merged(
     one: tuple[jax.Array, jax.Array], two: tuple[jax.Array, jax.Array]
 ) -> tuple[jax.Array, jax.Array]:
     largest = jnp.maximum(one[0], two[0])
-    first, second = (total * jnp.exp(own - largest) for own, total in (one, two))
+    first, second = (
+        total * jnp.exp(feature_maps.below(own, largest)) for own, total in (one, two)
+    )
     return largest, first + second
 
 

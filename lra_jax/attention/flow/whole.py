@@ -162,7 +162,7 @@ def _compete(
             largest = seen.max(2)
             largest = largest if axis is None else jax.lax.pmax(largest, axis)
             largest = largest[..., None]
-        logits = logits - largest
+        logits = feature_maps.below(logits, largest)
     weights = decayed(logits, visible)
     if rows is not None:
         total = rows.over(jax.ops.segment_sum, weights, 2)

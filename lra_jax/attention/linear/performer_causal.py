@@ -112,6 +112,8 @@ def _segment(
     rows, columns = (
         product("bnpih,bnmh->bnpim", x, state.matrix) for x in (query, key)
     )
+    # What all weights of a query share, and what would round the keys' exponents off.
+    rows = rows - jax.lax.stop_gradient(rows.max(-1, keepdims=True))
     columns = columns - half_square(key)
     columns = jnp.where(visible[..., None], columns, lowest(columns.dtype))
     far, after = _far(product, state.sums, rows, columns, value, visible, found)

@@ -229,4 +229,6 @@ def _causal(
     counts = feature_maps.at_least(jnp.cumsum(seen, 1, dtype=query.dtype), 1.0)
     counts = counts[:, None, :, None]
     scores = run(query, key, pack) / counts
-    return run(jax.nn.softmax(scores, -1), pack, value) / counts
+    weights = jnp.exp(feature_maps.below(scores, scores.max(-1, keepdims=True)))
+    weights /= weights.sum(-1, keepdims=True)
+    return run(weights, pack, value) / counts

@@ -19,6 +19,7 @@ from ..mechanisms import (
     assert_refuses,
     assert_rejects,
     causal,
+    extremes,
     fast_jit,
     init,
     inputs,
@@ -408,3 +409,17 @@ def test_causal_flow_competes_among_sources_only() -> None:
 )
 def test_options_that_do_not_fit(options: dict, parts: tuple) -> None:
     assert_refuses("flow", options, *parts)
+
+
+def test_a_competition_without_clip_of_huge_flows() -> None:
+    """Causal, with features that have no bound: its logits are beyond 1e20."""
+
+    @fast_jit
+    def pulled_back(*arrays):
+        attend = causal("flow", feature_map="relu", clip=None)
+        out, pullback = jax.vjp(attend, *arrays)
+        return out, pullback(jnp.ones_like(out))
+
+    for kind, given in extremes("flow", *drawn(10, batch=4)).items():
+        for array in jax.tree.leaves(pulled_back(*given)):
+            assert np.isfinite(array).all(), kind

@@ -8,4 +8,5 @@ CASE = Case(
     lambda *sizes: units.arrays(4, *sizes) | {"chunk": 3},
     signed=True,
     paired=True,
+    largest=1e9,  # Squares of products of queries.
 )

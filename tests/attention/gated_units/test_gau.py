@@ -3,4 +3,5 @@
 from ..mechanisms import Case
 from . import units
 
-CASE = Case(units.gau, lambda *sizes: units.arrays(2, *sizes))
+# Squares of products of queries.
+CASE = Case(units.gau, lambda *sizes: units.arrays(2, *sizes), largest=1e9)

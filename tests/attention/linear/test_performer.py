@@ -35,7 +35,9 @@ def formula(q, k, v, mask=None, projection=None, causal=False) -> np.ndarray:
 
     def head(q, k, v, where):
         q, k = (x / x.shape[-1] ** 0.25 for x in (q, k))
-        exponents = (q @ w.T)[:, None] + (k @ w.T - (k**2).sum(-1)[:, None] / 2)
+        rows = q @ w.T
+        rows -= rows.max(-1, keepdims=True)  # A large one would swallow the rest.
+        exponents = rows[:, None] + (k @ w.T - (k**2).sum(-1)[:, None] / 2)
         top = exponents.max(-1)
         logits = top + np.log(np.exp(exponents - top[..., None]).sum(-1))
         seen = dense.seen(len(q), where, causal) > 0

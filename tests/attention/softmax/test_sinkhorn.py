@@ -51,10 +51,10 @@ def formula(
         scores = means @ np.asarray(sort_kernel, np.float64)[n][:, live]
         if sort_bias is not None:
             scores = scores + np.asarray(sort_bias, np.float64)[n, live]
-        sorting = np.exp(scores / temperature)
-        for _ in range(iterations):
-            sorting = sorting / sorting.sum(1, keepdims=True)
-            sorting = sorting / sorting.sum(0, keepdims=True)
+        sorting = scores / temperature
+        for axis in (1, 0) * iterations:
+            sorting = sorting - np.logaddexp.reduce(sorting, axis, keepdims=True)
+        sorting = np.exp(sorting)
         for number, own in enumerate(live):
             rows = slice(own * block, min((own + 1) * block, len(queries)))
             both_keys = np.concatenate(
