@@ -182,12 +182,17 @@ def split_values(args: Sequence[str]) -> tuple[list[str], list[list[str]]]:
 
 def full_name(flag: str, types: Iterable[str]) -> str:
     """The flag that a short form means: ``--steps`` is ``--train.steps``, ``--lr`` its
-    learning rate. A form that could mean several is left as it is."""
+    learning rate. One that could mean several, none of ``--train``, stays as it is."""
     types = list(types)
+    if flag in types:
+        return flag
     short = _SHORT.get(flag, flag)
     ends = [name for name in types if name.endswith(f".{short.removeprefix('--')}")]
-    found = ends[0] if len(ends) == 1 else short
-    return found if flag not in types and found in types else flag
+    of_train = f"--train.{short.removeprefix('--')}"
+    for found in (short, of_train, ends[0] if len(ends) == 1 else ""):
+        if found in types:
+            return found
+    return flag
 
 
 _SHORT = {

@@ -44,7 +44,9 @@ def mechanism(thing: Any, name: str | None = None) -> Mechanism:
         wanted = f"{_KINDS} (nnx.bridge.ToNNX makes one of a Linen module)"
         raise expected("attention", wanted, f"{shown!r}, a Linen module")
     if not callable(thing):
-        wanted = f"{name!r} to be {_KINDS}" if name else f"a registered name, {_KINDS}"
+        wanted = (
+            f"{name!r} to be a function" if name else f"a registered name, {_KINDS}"
+        )
         got = f"a {type(thing).__name__}" if name else f"{thing!r}"
         raise expected("attention", wanted, got)
     module = getattr(thing, "__module__", None) or ""
