@@ -14,6 +14,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lra_jax import cli, files, runtime, signals
+from lra_jax.errors import expected
+
+_SCORES = ("bits_per_byte", "perplexity")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,10 +51,11 @@ def main(args: Sequence[str] | None = None) -> None:
     with cli.user_errors():
         runtime.configure_jax()
         result = run(config)
+    scores = "".join(f"  {x} {result[x]:.4f}" for x in _SCORES if x in result)
     print(
         f"{config.split} accuracy {result['accuracy']:.2f} %  loss "
-        f"{result['loss']:.4f}  ({result['examples']} examples, {config.checkpoint} "
-        f"checkpoint, step {result['step']})"
+        f"{result['loss']:.4f}{scores}  ({result['examples']} examples, "
+        f"{config.checkpoint} checkpoint, step {result['step']})"
     )
 
 
@@ -59,7 +63,8 @@ def run(config: EvaluateConfig) -> dict[str, Any]:
     """Scores a checkpoint of a run.
 
     Returns:
-      accuracy in percent, loss, step of the checkpoint and number of examples.
+      accuracy in percent, loss, step of the checkpoint and number of examples; of
+      language models bits_per_byte and perplexity, too.
 
     Raises:
       ValueError: it is no run directory, has no checkpoint, its data have changed, or a
@@ -69,6 +74,9 @@ def run(config: EvaluateConfig) -> dict[str, Any]:
     from lra_jax.training.restore import export, open_run, predictions
 
     trainer = open_run(config.workdir, config.allow_code)
+    if config.predictions is not None and trainer.task.packs_rows:
+        wanted = f"None for --task={trainer.task.name}, whose rows hold several texts"
+        raise expected("--predictions", wanted, config.predictions)
     with contextlib.closing(trainer.checkpoints) as checkpoints:
         params, step = checkpoints.load_params(config.checkpoint, trainer.state)
         if config.save is not None:
@@ -83,6 +91,7 @@ def run(config: EvaluateConfig) -> dict[str, Any]:
         "loss": means["loss"],
         "step": step,
         "examples": trainer.dataset.num_examples(config.split),
+        **trainer.task.score(trainer.dataset, config.split, means["loss"]),
     }
 
 

@@ -98,6 +98,9 @@ def _describe(command: DataCommand, task: Task, dataset: "SequenceDataset") -> N
     for split in dataset.splits:
         lengths, labels = dataset.lengths(split), dataset.labels(split)
         given = labels[labels >= 0]  # A row with fewer targets is filled up with -1.
+        if not given.size:  # Every token of a text is asked for.
+            print(f"{split}: {len(lengths):,} rows of {lengths.max()}")
+            continue
         counts = np.bincount(given, minlength=dataset.num_classes)
         shown = [f"{i}: {n:,}" for i, n in enumerate(counts.tolist()) if n]
         more = f" and {len(shown) - _LABELS} more" if len(shown) > _LABELS else ""
@@ -134,7 +137,7 @@ def _sample(command: SampleCommand, task: Task, dataset: "SequenceDataset") -> N
 
 def _print_example(example: dict, task: Task, dataset: "SequenceDataset") -> None:
     for name in dataset.sequences:
-        text = task.decode(example[name])
+        text = (dataset.decode or task.decode)(example[name])
         cut = "..." if len(text) > _CHARACTERS else ""
         print(f"{name} ({len(example[name])}): {text[:_CHARACTERS]}{cut}")
     print()

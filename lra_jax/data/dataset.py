@@ -40,10 +40,12 @@ class SequenceDataset:
       max_length: no sequence is longer.
       image_shape: rows and columns, where a sequence is an image; else None.
       raw: how raw examples become tokens, where that depends on the data; else None.
+      decode: ``(tokens) -> str``, where that depends on them too; else None.
       fingerprint: a hash of every example in order. Equal data, equal fingerprint.
     """
 
     raw: dict[str, Any] | None = None
+    decode: Callable[[np.ndarray], str] | None = None
 
     def __init__(self, builder: Any):
         self._builder = builder

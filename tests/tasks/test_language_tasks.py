@@ -8,8 +8,9 @@ from pathlib import Path
 import helpers
 import pytest
 
-from lra_jax import generate, train
+from lra_jax import evaluate, generate, train
 from lra_jax.configs import get_preset
+from lra_jax.data import __main__ as data_command
 from lra_jax.data.language.prepare import prepare
 
 MODEL = {
@@ -68,6 +69,17 @@ def test_a_run_learns_and_says_how_well(finished):
     assert all("bits_per_byte" in x for x in scored)
 
 
+def test_evaluate_gives_the_same_scores(finished, capsys):
+    workdir, result = finished
+    evaluate.main([f"--workdir={workdir}"])
+    shown = f"bits_per_byte {result['test_bits_per_byte_best']:.4f}"
+    assert shown in capsys.readouterr().out
+    with pytest.raises(SystemExit) as stop:
+        evaluate.main([f"--workdir={workdir}", "--predictions=p.jsonl"])
+    error = capsys.readouterr().err
+    helpers.assert_one_error(stop.value.code, error, 2, "--predictions", "--task=lm")
+
+
 def test_bits_per_byte_count_the_ends_of_documents(finished, texts):
     _, result = finished
     dataset = prepare(path=str(texts), max_length=32)
@@ -89,6 +101,14 @@ def test_a_run_continues_texts(finished, tmp_path, capsys):
     generate.main([f"--workdir={workdir}", *flags])
     out = capsys.readouterr().out
     assert out.startswith("x = f(") and "\nx" in out
+
+
+def test_the_data_are_shown_as_text(texts, capsys):
+    flags = ["--task=lm", f"--data.path={texts}", "--data.max_length=32"]
+    data_command.main(["describe", *flags])
+    assert "rows of 32" in capsys.readouterr().out
+    data_command.main(["sample", *flags, "--count=2"])
+    assert "x = f(" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -123,6 +123,7 @@ class TextDataset(SequenceDataset):
         self.splits, self.parts = tuple(streams), (SLIDING,) if slides else ()
         self.sequences = ("tokens",)
         self.vocabulary, self.raw = vocabulary, vocabulary.raw
+        self.decode = lambda tokens: vocabulary.decode(tokens).decode(errors="replace")
         self.vocab_size = self.num_classes = vocabulary.size
         self.max_length = length
         self.image_shape = None
