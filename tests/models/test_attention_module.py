@@ -153,7 +153,8 @@ def test_own_functions_get_the_keywords_that_they_name():
     assert set(seen) == {"mask", "query_mask", "max_length", "is_causal"}
     assert seen["mask"].shape == (2, 1, 1, 6)
     assert seen["max_length"] == 16 and seen["is_causal"] is False
-    assert layer(nothing)(x, mask=MASK).shape == (2, 6, 8)
+    with pytest.warns(UserWarning, match="takes no mask, and attends to padding"):
+        assert layer(nothing)(x, mask=MASK).shape == (2, 6, 8)
 
 
 def test_options():
