@@ -8,6 +8,7 @@ have them, into a NaN. Each tensor computed from a bad one inherits its cause, s
 """
 
 import contextlib
+import inspect
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -156,12 +157,14 @@ _SCOPE = "module:"
 @contextlib.contextmanager
 def _scopes(model: nnx.Module) -> Iterator[None]:
     """Context in which operations are named after the modules that call them."""
-    modules = {type(module) for _, module in nnx.iter_modules(model)}
-    calls = {
-        kind: kind.__dict__["__call__"]
-        for kind in modules
-        if "__call__" in kind.__dict__
-    }
+    kinds = {type(module) for _, module in nnx.iter_modules(model)}
+    # Blocks and attention are entered by methods of other names, too.
+    methods = [
+        (kind, name, value)
+        for kind in kinds
+        for name, value in vars(kind).items()
+        if inspect.isfunction(value) and (name == "__call__" or name[0] != "_")
+    ]
     places: dict[int, str] = {}
 
     def named(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -174,10 +177,10 @@ def _scopes(model: nnx.Module) -> Iterator[None]:
 
         return inside
 
-    for kind, call in calls.items():
-        kind.__call__ = named(call)
+    for kind, name, method in methods:
+        setattr(kind, name, named(method))
     try:
         yield
     finally:
-        for kind, call in calls.items():
-            kind.__call__ = call
+        for kind, name, method in methods:
+            setattr(kind, name, method)
