@@ -35,6 +35,7 @@ class SequenceClassifier(PooledEncoder):
         self, vocab_size: int, num_classes: int, *, rngs: nnx.Rngs, **settings: Any
     ):
         super().__init__(vocab_size, rngs=rngs, **settings)
+        self.num_classes = num_classes
         config = self.encoder.config
         self.hidden = Dense(self.pooled_features, config.mlp_dim, rngs=rngs)
         self.logits = Dense(config.mlp_dim, num_classes, rngs=rngs)

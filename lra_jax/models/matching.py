@@ -52,6 +52,7 @@ class MatchingClassifier(PooledEncoder):
     ):
         self.interaction = known("interaction", interaction, get_args(Interaction))
         super().__init__(vocab_size, rngs=rngs, **settings)
+        self.num_classes = num_classes
         width = self.encoder.config.mlp_dim
         parts = 4 if interaction == "nli" else 2
         self.hidden = Dense(parts * self.pooled_features, width, rngs=rngs)

@@ -142,7 +142,7 @@ def save(
 
     Args:
       file: ``NAME.safetensors``.
-      model: one of this package's classifiers.
+      model: one of this package's classifiers or language models.
       raw: how raw examples become tokens, for `Saved.predict`.
       about: further values of JSON, to be found in `Saved.about`.
 

@@ -116,6 +116,7 @@ class TokenClassifier(TokenModel):
         self, vocab_size: int, num_classes: int, *, rngs: nnx.Rngs, **settings: Any
     ):
         super().__init__(vocab_size, rngs=rngs, **settings)
+        self.num_classes = num_classes
         width = self.encoder.config.embed_dim
         self.logits = Dense(width, num_classes, rngs=rngs)
 

@@ -175,7 +175,7 @@ class Task:
             return {"kind": "pixels", "shape": list(self.image_shape)}
         if self.words is not None:
             return {"kind": "words", **pkgutil.resolve_name(self.words)}
-        if self.decode is decode_bytes:
+        if self.decode is decode_bytes and not self.packs_rows:
             return {"kind": "bytes", "max_length": max_length}
         return {"kind": "ids"}
 

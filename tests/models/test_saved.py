@@ -11,6 +11,7 @@ import pytest
 from flax import nnx
 
 from lra_jax import attention, models
+from lra_jax.models.language import LanguageModel
 from lra_jax.models.raw import tokens_of
 from lra_jax.models.saved import describe
 
@@ -44,6 +45,8 @@ def _classifier(**settings: Any) -> models.SequenceClassifier:
         (models.MatchingClassifier, {"mechanism": "cosformer", "positions": "none"}),
         (models.TokenClassifier, {"mechanism": "gla", "is_causal": True}),
         (models.AutoEncoder, {"mechanism": "helpers:values_only"}),
+        (models.CausalLM, {"mechanism": "linear", "num_kv_heads": 1}),
+        (models.MaskedLM, {"mechanism": "flow", "num_layers": 1}),
     ],
 )
 def test_a_model_comes_back(tmp_path: Path, kind: Any, settings: Any) -> None:
@@ -51,7 +54,8 @@ def test_a_model_comes_back(tmp_path: Path, kind: Any, settings: Any) -> None:
     settings = SMALL | settings
     if "dtype" in settings:
         settings["dtype"] = jax.numpy.dtype(settings["dtype"])
-    model = kind(4, 3, rngs=nnx.Rngs(params=1), **settings)
+    sizes = (4,) if issubclass(kind, LanguageModel) else (4, 3)
+    model = kind(*sizes, rngs=nnx.Rngs(params=1), **settings)
     file = tmp_path / "one.safetensors"
     models.save(file, model, about={"note": 1})
     saved = models.load(file, allow_code=True)
