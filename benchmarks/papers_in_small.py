@@ -8,6 +8,8 @@ mechanisms   every causal mechanism, next byte: Flowformer's and cosFormer's tab
 reweighting  cosFormer's ablation: feature maps, with and without the cosine, hidden
              bytes; the curves beside its Figure 4.
 flow         Flowformer's ablation: without competition, without allocation, clip=1.
+linformer    hidden bytes against K and sharing: Linformer's Figure 3. Other lengths by
+             --data.max_length=1024 --model.max_length=1024 in another --workdir.
 
 ``--publish`` writes results/language/PART.json with every run, the picture
 docs/language_PART.png and the table in docs/language_models.md. Runs go to --workdir,
@@ -63,6 +65,7 @@ def _causal() -> dict[str, list[str]]:
 
 _MAPS = ("relu", "identity", "leaky_relu", "elu")
 _BYTE = ("test_bits_per_byte_best", "bits per byte")
+_HIDDEN = ("test_perplexity_best", "perplexity of hidden bytes")
 PARTS = {
     "mechanisms": Part("lm", _causal(), "softmax", *_BYTE, True),
     "reweighting": Part(
@@ -76,8 +79,21 @@ PARTS = {
             for word, cosine in (("with", True), ("without", False))
         },
         "relu, with cosine",
-        "test_perplexity_best",
-        "perplexity of hidden bytes",
+        *_HIDDEN,
+        False,
+    ),
+    "linformer": Part(
+        "mlm",
+        {"softmax": ["--attention=softmax"]}
+        | {
+            f"K={features}, {sharing}": _options(
+                "linformer", f"features={features},sharing={sharing}"
+            )
+            for features in (32, 64, 128)
+            for sharing in ("headwise", "key_value", "layerwise")
+        },
+        "softmax",
+        *_HIDDEN,
         False,
     ),
     "flow": Part(

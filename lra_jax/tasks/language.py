@@ -11,7 +11,7 @@ from flax import nnx
 
 from lra_jax.configs import Config
 from lra_jax.data.dataset import SequenceDataset
-from lra_jax.errors import expected, renamed
+from lra_jax.errors import expected, renamed, within
 from lra_jax.models import CausalLM, MaskedLM, SequenceClassifier, load
 from lra_jax.tasks.base import Batch, Sums, make_classifier, summed
 from lra_jax.tasks.encoder import FLAGS, encoder_config
@@ -174,7 +174,7 @@ def make_finetuned(
         # Code is named by the settings of this run, if by any.
         saved = load(data.checkpoint, allow_code=":" in config.attention)
     except ValueError as error:
-        raise expected("--data.checkpoint", "a finished run", error) from error
+        raise within("--data.checkpoint", error) from error
     if not isinstance(saved.model, MaskedLM):
         got = f"one of a {type(saved.model).__name__}"
         raise expected("--data.checkpoint", "a checkpoint of --task=mlm", got)

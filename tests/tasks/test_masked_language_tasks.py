@@ -158,7 +158,10 @@ def test_tables_are_split_and_read(table):
     [
         ({"attention": "softmax"}, "--attention: expected linear, of the checkpoint"),
         ({"model": {"mlp_dim": 8}}, "--model.mlp_dim: expected 16, of the checkpoint"),
-        ({"data": {"checkpoint": "nowhere"}}, "--data.checkpoint: expected a finished"),
+        (
+            {"data": {"checkpoint": "nowhere"}},
+            "--data.checkpoint: file: expected NAME",
+        ),
     ],
 )
 def test_a_checkpoint_that_does_not_fit(changes, message, pretrained, table, tmp_path):

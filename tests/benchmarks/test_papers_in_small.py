@@ -1,0 +1,68 @@
+"""The papers in small: what is planned, chosen and shown."""
+
+import json
+
+import pytest
+from test_results import ROOT, load
+
+from lra_jax.configs import get_preset
+from lra_jax.models import EncoderConfig
+from lra_jax.tasks.encoder import parse_options
+
+SCRIPT = load(ROOT / "benchmarks" / "papers_in_small.py")
+
+
+def result(folder, rate: float, losses: tuple[float, ...], score: float) -> dict:
+    """A finished run of a model at a rate, and its metrics."""
+    workdir = folder / f"{rate}-{score}"
+    workdir.mkdir()
+    lines = [
+        json.dumps({"step": step, "split": "valid", "loss": loss})
+        for step, loss in enumerate(losses)
+    ]
+    (workdir / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    return {
+        "command": f"python -m lra_jax.train --workdir=first --workdir={workdir}",
+        **{"parameters": 5, "steps_per_second": 2.0, "state_size": 7, "steps": 9},
+        **{"test_bits_per_byte_best": score, "data": "text", "data_fingerprint": "ab"},
+    }
+
+
+def test_the_rate_of_the_lowest_validation_loss_counts(tmp_path) -> None:
+    part = SCRIPT.PARTS["flow"]
+    found = {
+        "flow; rate 0.1": [result(tmp_path, 0.1, (3.0, 1.0), 2.5)],
+        # The better score on the test is not what is chosen by.
+        "flow; rate 0.2": [result(tmp_path, 0.2, (3.0, 1.5), 2.0)],
+        "softmax; rate 0.1": [
+            result(tmp_path, 0.1, (3.0, 1.0), 2.0),
+            result(tmp_path, 0.1, (3.0, 1.0), 3.0 + 1e-9),
+        ],
+    }
+    rows = SCRIPT.chosen(part, ["softmax", "flow"], [0.1, 0.2], found)
+    assert rows["flow"]["learning_rate"] == 0.1 and rows["flow"]["score"] == 2.5
+    assert rows["flow"]["curve"] == [(0, 3.0), (1, 1.0)]
+    assert rows["softmax"]["seeds"] == 2
+    report = SCRIPT.make_report("flow", rows, found)
+    table = SCRIPT.table(report)
+    assert "| softmax | 2.500 | 1.000 | 0.1 | 2.00 | 7 |" in table
+    assert "2 seed(s)" in table and "fingerprint ab" in table
+    page = "a\n<!-- flow -->\nold\n<!-- end of flow -->\nb"
+    assert SCRIPT.shown(page, "flow", lambda: "new") == page.replace("old", "new")
+
+
+@pytest.mark.parametrize("name", SCRIPT.PARTS)
+def test_a_part_has_models_that_can_be_made(name: str) -> None:
+    part = SCRIPT.PARTS[name]
+    assert part.baseline in part.models
+    for flags in part.models.values():
+        given = dict(flag[2:].split("=", 1) for flag in flags)
+        options = parse_options(given.get("model.attention_options", ""))
+        causal = get_preset(part.task).model.is_causal
+        mechanism = given["attention"]
+        EncoderConfig(mechanism=mechanism, options=options, is_causal=causal)
+    page = SCRIPT.PAGE.read_text()
+    assert f"<!-- {name} -->" in page and f"<!-- end of {name} -->" in page
+    file = SCRIPT.RESULTS / f"{name}.json"
+    if file.exists():
+        assert SCRIPT.table(json.loads(file.read_text())) in page
