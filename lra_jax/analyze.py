@@ -114,8 +114,8 @@ class Maps:
     a directory that you trust."""
     split: str = "test"
     """Split of the example."""
-    example: int = 0
-    """Which example of the split."""
+    example: int | None = None
+    """Which example of the split; by default the shortest."""
     layer: int = 1
     """Which layer, counted from 1."""
 
@@ -284,12 +284,16 @@ def _maps(settings: Maps, page: Any) -> None:
     from lra_jax.training.restore import load_run
 
     saved = load_run(settings.workdir, settings.checkpoint, settings.allow_code)
-    batch = saved.examples([settings.example], settings.split)
+    example = settings.example
+    if example is None:
+        known("--split", settings.split, saved.dataset.splits)
+        example = int(saved.dataset.lengths(settings.split).argmin())
+    batch = saved.examples([example], settings.split)
     maps = example_maps(saved, batch, settings.layer)
     config = saved.config
     title = (
         f"{config.attention} on {config.task}, step {saved.step}: layer "
-        f"{settings.layer}, example {settings.example} of the {settings.split} split"
+        f"{settings.layer}, example {example} of the {settings.split} split"
     )
     add_maps(page, maps, saved, title)
 

@@ -4,6 +4,7 @@ receives. Flow-Attention's competition and allocation beside them."""
 import inspect
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 
 from lra_jax.analysis.capture import capture
@@ -21,7 +22,7 @@ class Maps(NamedTuple):
         values, over its own mean. The class vector's own part is left out.
       tokens: `[T]`, ids, bytes or pixels.
       competition, allocation: of Flow-Attention, `[N, T]`; None for others.
-      prediction, label: classes.
+      label, prediction: classes; the latter is None where there is one a position.
     """
 
     layer: int
@@ -31,6 +32,7 @@ class Maps(NamedTuple):
     competition: np.ndarray | None
     allocation: np.ndarray | None
     label: int
+    prediction: int | None = None
 
 
 def example_maps(saved: Any, batch: Any, layer: int) -> Maps:
@@ -65,4 +67,6 @@ def example_maps(saved: Any, batch: Any, layer: int) -> Maps:
         competition = np.asarray(terms.competition)[0, seen].T
         allocation = np.asarray(terms.allocation)[0, seen].T
     label = int(batch["labels"][0])
-    return Maps(layer, weights, received, tokens, competition, allocation, label)
+    logits = saved.model(*(jnp.asarray(batch[name]) for name in saved.model.INPUTS))
+    guess = int(logits[0].argmax()) if logits.ndim == 2 else None
+    return Maps(layer, weights, received, tokens, competition, allocation, label, guess)

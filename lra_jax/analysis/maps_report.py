@@ -4,6 +4,7 @@ A nested expression is drawn as its tree, an image as an image, anything else as
 characters.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -47,7 +48,7 @@ def _add_matrices(page: Page, maps: Maps) -> None:
     figure, axes = charts.figure(rows, columns, size=(3.3, 2.9))
     length = maps.weights.shape[-1]
     signed = bool((maps.weights < 0).any())
-    limit = np.abs(weights).max() * length
+    scale = charts.log_colours(weights * length)
     for head, axis in enumerate(axes.ravel()):
         if head >= heads:
             axis.axis("off")
@@ -59,8 +60,7 @@ def _add_matrices(page: Page, maps: Maps) -> None:
             "weight times tokens" if head % columns == columns - 1 else "",
             aspect="equal",
             extent=(0.5, length + 0.5, length + 0.5, 0.5),
-            vmin=-limit if signed else 0,
-            vmax=limit,
+            norm=scale,
             **({"cmap": "RdGy"} if signed else {}),
         )
         axis.set_title(f"head {head + 1}")
@@ -69,7 +69,7 @@ def _add_matrices(page: Page, maps: Maps) -> None:
         axis.set_ylabel("to position")
     caption = (
         f"Attention matrices of layer {maps.layer}, times the number of tokens, so "
-        "that 1 is an even share."
+        "that 1 is an even share; the scale is logarithmic."
     )
     if length > _CELLS:
         caption += f" Means over squares: {len(weights[0])} cells a side are drawn."
@@ -100,15 +100,20 @@ def _add_tokens(
 ) -> None:
     """The example itself, shaded."""
     shape = saved.dataset.image_shape
-    caption = f"The example (label {maps.label}), shaded by the {what}."
+    guess = "" if maps.prediction is None else f", predicted {maps.prediction}"
+    caption = f"The example (label {maps.label}{guess}), shaded by the {what}."
     data = {"values": values, "tokens": maps.tokens}
     if shape is not None:
         figure = _image(maps.tokens, values, shape)
     elif saved.task.tree is not None:
-        figure = _tree(saved.task.tree(maps.tokens), values)
+        tree = saved.task.tree(maps.tokens)
+        figure = _tree(tree, values)
+        written = [(f"{tree.words[node]} ", node) for node in sorted(tree.words)]
+        nodes = [node for _, node in written]
+        page.shaded(_greys([word for word, _ in written], _seen(values)[nodes]))
     else:
         figure = _characters(maps.tokens, values)
-        page.shaded(_shades(maps.tokens, values))
+        page.shaded(_shades(maps.tokens, _seen(values)))
     page.figure(name, figure, caption, data)
 
 
@@ -138,25 +143,38 @@ def _tree(tree: Any, values: np.ndarray) -> Any:
     nodes = sorted(places)
     spots = np.array([places[node] for node in nodes])
     few = len(nodes) <= 120
+    edges = {"edgecolors": "#444444", "linewidths": 0.5}
     drawn = axis.scatter(
         *spots.T,
         c=values[nodes],
         cmap=charts.RAMP,
-        vmin=values.min(),
-        vmax=values.max(),
+        norm=charts.log_colours(values),
         s=280 if few else 12,
-        edgecolors="#444444",
-        linewidths=0.5,
         zorder=2,
+        **edges,
     )
-    if few:
-        words = [tree.words[node] for node in nodes]
-        charts.letters(axis, drawn, values[nodes], spots, words)
+    named = nodes if few else _top(tree)
+    if not few:
+        spots = np.array([places[node] for node in named])
+        colours = {"c": values[named], "norm": drawn.norm, "cmap": drawn.cmap}
+        axis.scatter(*spots.T, s=230, zorder=3, **colours, **edges)
+    words = [tree.words[node] for node in named]
+    charts.letters(axis, drawn, values[named], spots, words)
     axis.set(xlabel="leaf", ylabel="depth")
     charts.whole_numbers(axis, "xy")
     axis.invert_yaxis()
-    figure.colorbar(drawn, ax=axis, label="share", fraction=0.03, pad=0.01)
+    charts.colour_bar(figure, axis, drawn, "share", fraction=0.03, pad=0.01)
     return figure
+
+
+def _top(tree: Any) -> list[int]:
+    """The operators nearest to the root, as many whole levels as are at most 30."""
+    inner = sorted({*tree.parents.values()}, key=lambda node: tree.places[node][1])
+    depths = [tree.places[node][1] for node in inner]
+    last = max((d for n, d in enumerate(depths, 1) if n <= 30), default=0)
+    if len(inner) > 30 and depths[30] == last:
+        last -= 1
+    return [node for node, depth in zip(inner, depths, strict=True) if depth <= last]
 
 
 def _characters(tokens: np.ndarray, values: np.ndarray) -> Any:
@@ -167,7 +185,8 @@ def _characters(tokens: np.ndarray, values: np.ndarray) -> Any:
     cells[:shown] = values[:shown]
     figure, axes = charts.figure(1, 1, size=(9.5, 0.7 + 0.24 * lines))
     axis = axes[0, 0]
-    drawn = charts.image(figure, axis, cells.reshape(lines, _COLUMNS), "share")
+    looks = {"norm": charts.log_colours(values)}
+    drawn = charts.image(figure, axis, cells.reshape(lines, _COLUMNS), "share", **looks)
     places = [(index % _COLUMNS, index // _COLUMNS) for index in range(shown)]
     words = [_character(int(token)) for token in tokens[:shown]]
     charts.letters(axis, drawn, values[:shown], places, words)
@@ -176,10 +195,21 @@ def _characters(tokens: np.ndarray, values: np.ndarray) -> Any:
 
 
 def _shades(tokens: np.ndarray, values: np.ndarray) -> list[tuple[str, int]]:
-    """Every character with its grey: the least white, the greatest black."""
+    """Every character with its grey."""
+    return _greys([_character(int(token)) for token in tokens], values)
+
+
+def _greys(words: Sequence[str], values: np.ndarray) -> list[tuple[str, int]]:
+    """Every word with its grey: the least white, the greatest black."""
     span = max(values.max() - values.min(), np.finfo(float).tiny)
     greys = np.rint(255 * (1 - (values - values.min()) / span)).astype(int).tolist()
-    return [(_character(int(t)), grey) for t, grey in zip(tokens, greys, strict=True)]
+    return list(zip(words, greys, strict=True))
+
+
+def _seen(values: np.ndarray) -> np.ndarray:
+    """Values on the logarithmic scale of the pictures."""
+    scale = charts.log_colours(values)
+    return np.asarray(scale(values))
 
 
 def _character(token: int) -> str:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm, Normalize, SymLogNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
@@ -170,8 +171,30 @@ def image(figure: Figure, axis: Axes, values: Any, label: str, **keywords: Any) 
     axis.grid(False)
     keywords = {"aspect": "auto", "cmap": RAMP, "interpolation": "nearest"} | keywords
     drawn = axis.imshow(values, **keywords)
-    figure.colorbar(drawn, ax=axis, label=label, fraction=0.05, pad=0.02)
+    colour_bar(figure, axis, drawn, label, fraction=0.05, pad=0.02)
     return drawn
+
+
+def colour_bar(
+    figure: Figure, axis: Axes, drawn: Any, label: str, **keywords: Any
+) -> None:
+    """The scale of an image or a scatter, in plain numbers."""
+    if isinstance(drawn.norm, LogNorm | SymLogNorm):
+        keywords["format"] = FuncFormatter(lambda value, _: f"{value:g}")
+    bar = figure.colorbar(drawn, ax=axis, label=label, **keywords)
+    bar.ax.minorticks_off()
+
+
+def log_colours(values: Any) -> Normalize:
+    """A logarithmic colour scale from the least to the greatest of the values.
+
+    It has four powers of ten at most, and one at least: smaller values are as light as
+    its end. Values of either sign have one that is linear around 0.
+    """
+    least, most = float(np.min(values)), float(np.abs(values).max()) or 1.0
+    if least < 0:
+        return SymLogNorm(most / 100, vmin=-most, vmax=most)
+    return LogNorm(min(max(least, most / 1e4), most / 10), most, clip=True)
 
 
 def letters(
