@@ -10,9 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ..mechanisms import (
+    CAUSAL,
     LENGTH,
     NAMES,
     assert_close,
+    assert_rejects,
     case,
     fast_jit,
     formula,
@@ -102,6 +104,32 @@ def test_float16_sums_do_not_overflow(name: str) -> None:
     assert np.isfinite(np.asarray(out, "float32")).all()
     if name != "flow":
         assert_close(out, 4 * np.ones(out.shape), 1e-2)
+
+
+MILLION = 2**20
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_million_positions_have_a_shape(name: str) -> None:
+    """On shapes alone; here three mechanisms have arrays for LENGTH positions."""
+    x = jax.ShapeDtypeStruct((1, MILLION, 1, 4), jnp.float32)
+    more = {"max_length": MILLION} if name == "cosformer" else {}
+    for form in [{}, {"is_causal": True}][: 1 + (name in CAUSAL)]:
+        attend = functools.partial(run(name), **form, **more)
+        if name in ("linformer", "sinkhorn", "synthesizer"):
+            assert_rejects(
+                lambda call=attend: jax.eval_shape(call, x, x, x), "input is longer"
+            )
+        else:
+            assert jax.eval_shape(attend, x, x, x).shape == x.shape
+
+
+@pytest.mark.parametrize("name", ["linear", "cosformer", "performer"])
+def test_a_million_equal_positions_are_their_mean(name: str) -> None:
+    more = {"max_length": MILLION} if name == "cosformer" else {}
+    attend = functools.partial(run(name), is_causal=True, **more)
+    ones = jnp.ones((1, MILLION, 1, 4))
+    assert_close(jax.jit(attend)(ones, ones, ones), np.ones(ones.shape), 1e-5)
 
 
 @pytest.mark.parametrize("name", NAMES)
