@@ -10,6 +10,7 @@ if __name__ == "__main__":
 
 import codecs
 import dataclasses
+import itertools
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -42,6 +43,9 @@ class GenerateConfig:
     allow_code: bool = False
     """Import and call the attention function, package.module:function, that the run
     names. It is code: say so only of a directory that you trust."""
+
+
+_FLAGS = {"num_tokens": "tokens", "prompts": "prompt", "layer": "workdir"}
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -93,10 +97,11 @@ def run(config: GenerateConfig, texts: Sequence[str]) -> Iterator[tuple[str, ...
             seed=config.seed,
             end=vocabulary.end,
         )
+        # Whatever is wrong shows in the first step.
+        steps = itertools.chain([next(steps)], steps)
     except ValueError as error:
         name = str(error).partition(":")[0]
-        flag = {"num_tokens": "tokens", "prompts": "prompt"}.get(name, name)
-        raise renamed(error, f"--{flag}") from error
+        raise renamed(error, f"--{_FLAGS.get(name, name)}") from error
     return _decoded(vocabulary, steps, len(texts))
 
 

@@ -7,11 +7,14 @@ from pathlib import Path
 
 import helpers
 import pytest
+from flax import nnx
 
 from lra_jax import evaluate, generate, train
 from lra_jax.configs import get_preset
 from lra_jax.data import __main__ as data_command
 from lra_jax.data.language.prepare import prepare
+from lra_jax.data.language.vocabularies import Bytes
+from lra_jax.models import CausalLM, save
 
 MODEL = {
     "num_layers": 1,
@@ -126,6 +129,17 @@ def test_a_prompt_that_does_not_fit_is_one_line(finished, flags, parts, capsys):
         generate.main([f"--workdir={workdir}", "--tokens=10", *flags])
     out, err = capsys.readouterr()
     helpers.assert_one_error(stop.value.code, err, 2, *parts)
+    assert out == ""
+
+
+def test_a_model_without_a_stream_is_one_line(tmp_path, capsys):
+    sizes = {"num_layers": 1, "embed_dim": 8, "mlp_dim": 8, "max_length": 32}
+    model = CausalLM(258, mechanism="local", **sizes, rngs=nnx.Rngs(0))
+    save(tmp_path / "m.safetensors", model, raw=Bytes().raw)
+    with pytest.raises(SystemExit) as stop:
+        generate.main([f"--workdir={tmp_path / 'm.safetensors'}", "--tokens=2"])
+    out, err = capsys.readouterr()
+    helpers.assert_one_error(stop.value.code, err, 2, "--workdir", "stream", "'local'")
     assert out == ""
 
 
