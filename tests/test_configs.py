@@ -32,6 +32,7 @@ FEW = {
     "modern": ("softmax", "cosformer", "gau", "hgrn"),
 }
 SUITES = ("softmax", "cosformer")
+LARGE = ("cosformer",)
 CASES = [
     (task, preset, mechanism)
     for task, preset in ALL
@@ -40,6 +41,8 @@ CASES = [
         if task == "listops"
         else FEW[preset]
         if tasks.get_task(task).suite is None
+        else LARGE
+        if tasks.get_task(task).suite == "language"
         else SUITES
     )
     if mechanism == "linear" or task not in ("pathfinder64", "pathx", "path256")
