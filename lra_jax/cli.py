@@ -186,7 +186,7 @@ def full_name(flag: str, types: Iterable[str]) -> str:
     types = list(types)
     if flag in types:
         return flag
-    short = _SHORT.get(flag, flag)
+    short = _SHORT.get(flag.replace("--train.", "--"), flag)
     ends = [name for name in types if name.endswith(f".{short.removeprefix('--')}")]
     of_train = f"--train.{short.removeprefix('--')}"
     for found in (short, of_train, ends[0] if len(ends) == 1 else ""):

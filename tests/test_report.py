@@ -337,3 +337,15 @@ def test_runs_of_other_lengths_are_not_on_one_axis():
         ["4000", "1000"],
     ]
     assert panels[1][0].style == 0
+
+
+def test_rows_of_a_sweep_are_told_apart(runs):
+    base = get_preset(attention="cosformer")
+    for name, rate in (("d", 0.01), ("e", 0.02)):
+        config = base.replace(train={"learning_rate": rate})
+        make_run(runs / name, (30.0, 30.0), config=config)
+    groups = group_runs(read_runs(runs)[0])
+    names = [row[0] for row in results.task_table("listops", groups).rows]
+    assert "cosformer, compact (learning_rate=0.02)" in names and "flow, compact" in names
+    shown = {row["settings"] for row in exports.rows(groups)}
+    assert {"learning_rate=0.01", "learning_rate=0.02", ""} < shown

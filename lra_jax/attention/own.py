@@ -4,6 +4,7 @@ flax is never imported for it: who has a module of Flax has imported that alread
 """
 
 import importlib
+import importlib.util
 import inspect
 import sys
 import types
@@ -99,6 +100,14 @@ def _of_module(module: types.ModuleType, name: str | None) -> Mechanism:
 def stem(module: types.ModuleType) -> str:
     """The last part of a module's name."""
     return module.__name__.rpartition(".")[2]
+
+
+def is_module(name: str) -> bool:
+    """Whether a name is that of a module which could be imported."""
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError, AttributeError):
+        return False
 
 
 def load(spec: str) -> Any:

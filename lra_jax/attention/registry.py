@@ -165,6 +165,8 @@ def resolve(spec: Any) -> Mechanism:
     if spec not in MECHANISMS:
         wanted = f"one of {', '.join(MECHANISMS)}, or 'package.module:function'"
         hint = did_you_mean(spec.lower(), MECHANISMS)
+        if own.is_module(spec):
+            hint = f", a module: add ':' and what it is called there, as in '{spec}:f'"
         raise expected("attention", wanted, f"{spec!r}{hint}")
     return MECHANISMS[spec]
 

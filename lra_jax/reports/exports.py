@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from lra_jax.reports.runs import Group
+from lra_jax.reports.runs import Group, differing_settings
 from lra_jax.training.scores import standard_error
 
 Row = dict[str, Any]
@@ -20,7 +20,10 @@ _MARKS = {ord(mark): f"\\{mark}" for mark in "&%$#_{}"} | {
 
 def rows(groups: Sequence[Group]) -> list[Row]:
     """One row for runs that differ in their seed alone; accuracies are in percent."""
-    return [_row(group) for group in groups]
+    return [
+        _row(group) | {"settings": differing_settings(group, groups)}
+        for group in groups
+    ]
 
 
 def _row(group: Group) -> Row:
@@ -77,7 +80,7 @@ def to_latex(found: Sequence[Row]) -> str:
 
 def _table(caption: str, found: Sequence[Row]) -> str:
     lines = [
-        f"{_escaped(row['attention'] + ', ' + row['preset'])} & {_accuracy(row)} & "
+        f"{_escaped(_name(row))} & {_accuracy(row)} & "
         rf"{row['seeds']} & {row['parameters']:,} & {row['steps_per_second']:.2f} \\"
         for row in found
     ]
@@ -92,6 +95,11 @@ def _table(caption: str, found: Sequence[Row]) -> str:
             "\\end{table}\n",
         ]
     )
+
+
+def _name(row: Row) -> str:
+    more = f" ({row['settings']})" if row["settings"] else ""
+    return f"{row['attention']}, {row['preset']}{more}"
 
 
 def _accuracy(row: Row) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from lra_jax.configs import TASKS, Config, ModelConfig
 from lra_jax.reports import charts
 from lra_jax.reports.page import Page, Table
-from lra_jax.reports.runs import Group
+from lra_jax.reports.runs import Group, differing_settings
 from lra_jax.reports.suites import add_suites
 from lra_jax.tasks import get_task
 from lra_jax.tasks.published import ROWS, SIX, Row
@@ -101,7 +101,7 @@ def task_table(task: str, groups: Sequence[Group]) -> Table:
         *("model", "test accuracy %", "last checkpoint %", "seeds", "steps/s"),
         *("peak memory", "parameters", "protocol or source"),
     )
-    rows = [_own_row(group) for group in groups]
+    rows = [_own_row(group, groups) for group in groups]
     official = [group.config for group in groups if group.official]
     if official:
         known = get_task(task)
@@ -158,7 +158,7 @@ def learning_curves(groups: Sequence[Group]) -> list[charts.Line]:
             if several:
                 by_step = ([seed[step] for seed in seeds] for step in steps)
                 band = [statistics.stdev(values) for values in by_step]
-            name = _numbered(group, groups)
+            name = _named(group, groups)
             lines.append(charts.Line(name, steps, mean, band, faint))
     return lines
 
@@ -219,17 +219,16 @@ def _model(group: Group) -> str:
     return f"{group.config.attention}, {group.config.preset}"
 
 
-def _numbered(group: Group, groups: Sequence[Group]) -> str:
-    """The mechanism and its preset, numbered where several groups share them."""
-    same = [other for other in groups if _model(other) == _model(group)]
-    number = f" ({same.index(group) + 1})" if len(same) > 1 else ""
-    return _model(group) + number
+def _named(group: Group, groups: Sequence[Group]) -> str:
+    """The mechanism and its preset, with what tells it from groups that share them."""
+    differing = differing_settings(group, groups)
+    return f"{_model(group)} ({differing})" if differing else _model(group)
 
 
-def _own_row(group: Group) -> tuple[str, ...]:
+def _own_row(group: Group, groups: Sequence[Group]) -> tuple[str, ...]:
     best = "(saw the test)" if group.last_only else _spread(group, "test_accuracy_best")
     return (
-        _model(group),
+        _named(group, groups),
         best,
         _spread(group, "test_accuracy_last"),
         ", ".join(str(run.config.seed) for run in group.runs),

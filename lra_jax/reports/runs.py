@@ -124,6 +124,27 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
     return sorted(made, key=lambda g: (g.config.task, -g.mean(g.accuracy)))
 
 
+def differing_settings(group: Group, groups: Sequence[Group]) -> str:
+    """What tells a group from others of its task, mechanism and preset: the flags that
+    are not the same in all, as ``learning_rate=0.001``; nothing if it is alone."""
+
+    def shared(one: Group) -> tuple[str, ...]:
+        return one.config.task, one.config.attention, one.config.preset
+
+    same = [one for one in groups if shared(one) == shared(group)]
+    settings = [{**one.config.identity(), "seed": 0} for one in same]
+    mine = {**group.config.identity(), "seed": 0}
+    words = [
+        f"{name.rpartition('.')[2]}={value}"
+        for name, value in mine.items()
+        if any(other.get(name) != value for other in settings)
+    ]
+    prints = {one.results[0].get("data_fingerprint") for one in same}
+    if len(prints) > 1:
+        words.append(f"data {str(group.results[0].get('data_fingerprint'))[:6]}")
+    return ", ".join(words)
+
+
 def unfinished(runs: Sequence[Run]) -> list[str]:
     """A line for each run without a result: where, and how far it is."""
     lines = []

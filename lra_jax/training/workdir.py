@@ -54,6 +54,8 @@ def open_workdir(workdir: Path, config: Config, fingerprint: str) -> None:
     if differing:
         wanted = "a directory of this very run, or an empty one"
         got = f"{workdir} of another config: {', '.join(differing)}"
+        if old.get("train.steps") != new["train.steps"]:
+            got += "; a schedule is made for its steps: give another --workdir, or none"
         raise expected("--workdir", wanted, got)
     if their_fingerprint != fingerprint:
         raise other_data(workdir, their_fingerprint, fingerprint)
