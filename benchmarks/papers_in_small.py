@@ -163,7 +163,7 @@ def planned(
 
 
 def series(name: str, rate: float) -> str:
-    """What a result is filed under."""
+    """The name under which results are filed."""
     return f"{name}; rate {rate:g}"
 
 
@@ -253,7 +253,7 @@ def by_position(workdir: Path) -> dict[str, float]:
 def make_report(
     part: str, rows: dict[str, Any], found: dict[str, list[dict[str, Any]]]
 ) -> dict[str, Any]:
-    """What the JSON holds."""
+    """The contents of the JSON."""
     from lra_jax.training.session import commit, describe_devices, versions
 
     return {

@@ -1,7 +1,8 @@
 """Presets of masked language modelling: hidden tokens of a text.
 
-Each batch hides 15 % of its tokens: 80 % of them behind the mask, 10 % behind a random
-token, and 10 % not at all (BERT; drawn anew in every step, as RoBERTa does).
+A model is asked for 15 % of the tokens of a batch: 80 % of them are replaced by the
+mask, 10 % by a random token, and 10 % are shown (BERT; drawn anew in every step, as in
+RoBERTa).
 
 tiny (default): the source of Python's standard library, byte by byte, in rows of 512; 4
 layers, 128 wide, 4 heads, MLP 512, learned positions. AdamW at a peak of 1e-3 with a

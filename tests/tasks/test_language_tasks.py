@@ -10,11 +10,14 @@ import pytest
 from flax import nnx
 
 from lra_jax import evaluate, generate, train
-from lra_jax.configs import get_preset
+from lra_jax.configs import Config, get_preset
 from lra_jax.data import __main__ as data_command
 from lra_jax.data.language.prepare import prepare
 from lra_jax.data.language.vocabularies import Bytes
 from lra_jax.models import CausalLM, save
+from lra_jax.training import Interrupted
+from lra_jax.training.console import RunConsole
+from lra_jax.training.session import Session
 
 MODEL = {
     "num_layers": 1,
@@ -46,16 +49,42 @@ def texts(tmp_path_factory) -> Path:
     return folder
 
 
+def tiny(texts: Path, workdir: Path) -> Config:
+    data = {"path": str(texts), "max_length": 32}
+    return get_preset("lm").replace(
+        workdir=str(workdir), train=TRAIN, model=MODEL, data=data
+    )
+
+
 @pytest.fixture(scope="module")
 def finished(texts, tmp_path_factory) -> tuple[Path, dict]:
     workdir = tmp_path_factory.mktemp("lm") / "run"
-    config = get_preset("lm").replace(
-        workdir=str(workdir),
-        train=TRAIN,
-        model=MODEL,
-        data={"path": str(texts), "max_length": 32},
-    )
-    return workdir, train.run(config, quiet=True)
+    return workdir, train.run(tiny(texts, workdir), quiet=True)
+
+
+class Closed(RunConsole):
+    """A console that nobody reads any more after 7 steps."""
+
+    _step = 0
+
+    def advance(self, step: int) -> None:
+        self._step = step
+
+    @property
+    def broken(self) -> bool:
+        return self._step == 7
+
+
+def test_a_run_goes_on_in_its_text(finished, texts, tmp_path):
+    """To the same bits as the run that nothing stopped."""
+    config = tiny(texts, tmp_path / "run")
+    with Session(config, quiet=True) as first, pytest.raises(Interrupted):
+        first.trainer.fit(Closed(30, quiet=True))
+    with Session(config, quiet=True) as second:
+        assert second.console.start == 7
+        result = second.run()
+    for name in ("test_bits_per_byte_last", "test_bits_per_byte_sliding"):
+        assert result[name] == finished[1][name]
 
 
 def test_a_run_learns_and_says_how_well(finished):

@@ -1,4 +1,4 @@
-"""Masked language models: what is hidden, and a classifier that begins from one."""
+"""Masked language models: which tokens are hidden; a classifier that begins from one."""
 
 import random
 from pathlib import Path

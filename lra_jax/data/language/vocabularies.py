@@ -22,7 +22,7 @@ class Vocabulary(Protocol):
 
     @property
     def raw(self) -> dict[str, Any]:
-        """What `described` reads."""
+        """The description that `described` reads."""
         ...
 
     def encode(self, text: bytes) -> np.ndarray:
