@@ -1,4 +1,4 @@
-"""Masked language models: which tokens are hidden; a classifier that begins from one."""
+"""Masked language models: hidden tokens, and a classifier that begins from one."""
 
 import random
 from pathlib import Path
