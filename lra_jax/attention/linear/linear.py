@@ -24,9 +24,9 @@ import jax.numpy as jnp
 from lra_jax import kernels
 from lra_jax.attention import feature_maps, inputs, packed, streams
 from lra_jax.attention.causal import documents, engine
-from lra_jax.attention.causal.both_ends import from_both_ends
 from lra_jax.attention.causal.documents import Documents
 from lra_jax.attention.causal.prefix import hidden, prefix
+from lra_jax.attention.linear.both_sides import both_sides
 from lra_jax.attention.linear.sums import Sums, key_sums, no_sums, row_sums
 from lra_jax.attention.registry import Mechanism, sizes
 from lra_jax.attention.sharded import exchange
@@ -379,9 +379,6 @@ def document_sums(
 ) -> tuple[jax.Array, jax.Array]:
     """``sum_j phi(q_i) . phi(k_j) v_j`` and the same without v_j, over i's document.
 
-    A state for each document would have no fixed size: these are the causal sums from
-    both ends, at twice their cost.
-
     Args:
       query: `[B, T, N, H]`.
       key: `[B, T, n, H]`.
@@ -408,17 +405,16 @@ def document_sums(
         )
     )
     before, beyond = around or (nothing, nothing)
-    until, after = from_both_ends(
-        engine.Form(feature_maps.prepared, segment, options),
+    features = feature_maps.prepared(options, arrays, mask, None)
+    out, total = both_sides(
+        features,
+        rows.resets,
         before,
-        arrays,
-        beyond=beyond,
-        mask=mask,
-        resets=rows.resets,
-        chunking=chunking,
-        dtype=dtype,
+        beyond,
+        chunk=(chunking or engine.Chunking()).chunk,
+        precision=precision,
     )
-    return until[0] + after[0], until[1] + after[1]
+    return jnp.swapaxes(out, 1, 2), jnp.swapaxes(total, 1, 2)
 
 
 def part_sums(

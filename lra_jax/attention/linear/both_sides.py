@@ -1,0 +1,97 @@
+"""Sums over the documents of packed rows, of keys on both sides of a query.
+
+A sum for each document would have no fixed size. So a row is cut into chunks: within
+one, the pairs of a document meet, and of a document that goes on beyond it, a query
+reads the sum over the chunks before, and that over the chunks after.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from lra_jax.attention.causal.prefix import hidden, prefix
+from lra_jax.attention.linear.sums import Sums, key_sums, row_sums
+
+
+class _Side(NamedTuple):
+    """Which positions belong to the document that is open at one edge of a chunk."""
+
+    reads: jax.Array  # the edge through which sums come, `[B, 1, P, C]`
+    gives: jax.Array  # the other edge
+
+
+def both_sides(
+    features: tuple[jax.Array, jax.Array, jax.Array],
+    resets: jax.Array,
+    before: Sums,
+    after: Sums,
+    *,
+    chunk: int,
+    precision: jax.lax.PrecisionLike,
+) -> tuple[jax.Array, jax.Array]:
+    """``sum_j q_i . k_j v_j`` and the same without v_j, over i's document.
+
+    Args:
+      features: q and k `[B, N, T, M]` and v `[B, N, T, Hv]`; zero where hidden.
+      resets: where a document starts that is not the row's first, `[B, T]`.
+      before: sums over the first document's positions before the row.
+      after: sums over the last document's positions after the row.
+      chunk: C.
+      precision: of the products.
+
+    Returns:
+      `[B, N, T, Hv]` and `[B, N, T]`.
+    """
+    length = resets.shape[1]
+    size = min(chunk, length)
+    more = -length % size
+    query, key, value = (
+        jnp.pad(x, [(0, 0), (0, 0), (0, more), (0, 0)]).reshape(
+            *x.shape[:2], -1, size, x.shape[-1]
+        )
+        for x in features
+    )
+    number = jnp.pad(
+        jnp.cumsum(resets, 1, dtype=jnp.int32), [(0, 0), (0, more)], "edge"
+    )
+    number = number.reshape(len(number), 1, -1, size)
+
+    def product(words: str, *arrays: jax.Array) -> jax.Array:
+        return jnp.einsum(words, *arrays, precision=precision)
+
+    scores = product("bnpim,bnpjm->bnpij", query, key)
+    scores = hidden(scores, number[..., :, None] == number[..., None, :])
+    out, total = product("bnpij,bnpjv->bnpiv", scores, value), row_sums(scores)
+    for side, start, backward in (
+        (_from_the_left(number), before, False),
+        (_from_the_right(number), after, True),
+    ):
+        given = jnp.where(side.gives[..., None], key, jnp.zeros((), key.dtype))
+        sums = Sums(product("bnpjm,bnpjv->bnpmv", given, value), key_sums(given))
+        # A chunk passes on what came to it if one document is open at both edges.
+        passes = (side.reads & side.gives).any(-1)
+        fade = jnp.where(passes, 0.0, -jnp.inf).astype(key.dtype)
+        if backward:
+            sums, fade = jax.tree.map(lambda x: jnp.flip(x, 2), (sums, fade))
+        come, _ = prefix(start, sums, fade)
+        if backward:
+            come = jax.tree.map(lambda x: jnp.flip(x, 2), come)
+        reader = jnp.where(side.reads[..., None], query, jnp.zeros((), query.dtype))
+        out += product("bnpim,bnpmv->bnpiv", reader, come.summary)
+        total += product("bnpim,bnpm->bnpi", reader, come.total)
+    out = out.reshape(*out.shape[:2], -1, out.shape[-1])
+    return out[:, :, :length], total.reshape(*total.shape[:2], -1)[:, :, :length]
+
+
+def _from_the_left(number: jax.Array) -> _Side:
+    """Of numbers of documents, `[B, 1, P, C]`, from 0."""
+    last = number[..., -1:]
+    open_before = jnp.pad(last[:, :, :-1], [(0, 0), (0, 0), (1, 0), (0, 0)])
+    return _Side(number == open_before, number == last)
+
+
+def _from_the_right(number: jax.Array) -> _Side:
+    first = number[..., :1]
+    open_after = jnp.concatenate([first[:, :, 1:], number[:, :, -1:, -1:]], 2)
+    return _Side(number == open_after, number == first)
