@@ -9,10 +9,12 @@ import collections
 import contextlib
 import dataclasses
 import io
+import shutil
 import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar, get_args
 
 from lra_jax.configs import TASKS, Config, get_preset
@@ -39,6 +41,18 @@ def user_errors() -> Iterator[None]:
         fail(str(error))
     except KeyboardInterrupt:
         fail("interrupted", 128 + signal.SIGINT)
+
+
+def interpreter() -> str:
+    """What to type for this Python: ``python`` where that is it, else where it is."""
+    here = Path(sys.executable)
+    known = shutil.which("python")
+    if known is not None and Path(known).absolute().parent == here.parent:
+        return "python"
+    try:
+        return str(here.relative_to(Path.cwd()))
+    except ValueError:
+        return str(here)
 
 
 def plain_warnings() -> None:

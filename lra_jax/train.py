@@ -59,11 +59,12 @@ def main(args: Sequence[str] | None = None) -> None:
     rest = [argument for argument in rest if argument not in dry]
     config = cli.parse_config(prog, _DESCRIPTION, rest)
     command = shlex.join([*prog.split(), *rest])
-    signals.advise(f"interrupted; to go on: {command}")
+    again = shlex.join([cli.interpreter(), *prog.split()[1:], *rest])
+    signals.advise(f"interrupted; to go on: {again}")
     try:
-        _main(config, command, bool(dry))
+        _main(config, command, again, bool(dry))
     except KeyboardInterrupt:
-        cli.fail(f"interrupted; to go on: {command}", 128 + signal.SIGINT)
+        cli.fail(f"interrupted; to go on: {again}", 128 + signal.SIGINT)
 
 
 def _run_seeds(prog: str, args: Sequence[str], seeds: int) -> None:
@@ -80,23 +81,24 @@ def _run_seeds(prog: str, args: Sequence[str], seeds: int) -> None:
         raise SystemExit(stop.code) from None
 
 
-def _main(config: Config, command: str, dry: bool) -> None:
+def _main(config: Config, command: str, again: str, dry: bool) -> None:
+    """Runs the command; ``again`` is what to type to go on with it."""
     with cli.user_errors():
         runtime.configure_jax(config.distributed)
         from lra_jax.training import Interrupted, NonFiniteLoss
         from lra_jax.training.session import Session
 
-        with _together(command):
+        with _together(again):
             session = Session(config, command=command, dry=dry)
     try:
-        with session, _together(command):
+        with session, _together(again):
             if dry:
                 session.dry_run()
             else:
                 session.run()
                 _draw(session)
     except Interrupted as stop:
-        line = f"saved step {stop.step} in {session.workdir}; to go on: {command}"
+        line = f"saved step {stop.step} in {session.workdir}; to go on: {again}"
         if stop.signum == signal.SIGPIPE:
             cli.fail(f"nobody reads the output; {line}", 128 + stop.signum)
         print(line)

@@ -346,6 +346,8 @@ def test_rows_of_a_sweep_are_told_apart(runs):
         make_run(runs / name, (30.0, 30.0), config=config)
     groups = group_runs(read_runs(runs)[0])
     names = [row[0] for row in results.task_table("listops", groups).rows]
-    assert "cosformer, compact (learning_rate=0.02)" in names and "flow, compact" in names
+    assert (
+        "cosformer, compact (learning_rate=0.02)" in names and "flow, compact" in names
+    )
     shown = {row["settings"] for row in exports.rows(groups)}
     assert {"learning_rate=0.01", "learning_rate=0.02", ""} < shown
