@@ -120,6 +120,11 @@ class PooledEncoder(nnx.Module):
         count = check_size("documents", documents)
         encoded = self.encoder(tokens, mask, rngs, segment_ids).astype(jnp.float32)
         label: Any = packed.packed(segment_ids, tokens, tokens)
+        if self.pooling == "mean":  # One product; a mean for each would copy the rows.
+            own = label.label[:, None] == jnp.arange(1, count + 1)[None, :, None]
+            weights = (own if mask is None else own & mask[:, None]).astype(jnp.float32)
+            total = jnp.einsum("bkt,btd->bkd", weights, encoded, precision="highest")
+            return total / jnp.maximum(weights.sum(-1), 1)[..., None]
 
         def one(number: jax.Array) -> jax.Array:
             own = label.label == number
