@@ -41,7 +41,8 @@ COMMANDS = {
 def refused(capsys: Any, line: str, *parts: str) -> None:
     """A command line that ends in one line of the one form, with these parts."""
     name, *args = line.split()
-    if name == "train" and "--data.dir" not in line:
+    kept = "--task=mqar" in line or "--task=parity" in line  # No --data.dir.
+    if name == "train" and "--data.dir" not in line and not kept:
         args.insert(
             0, "--data.dir=/dev/null/x"
         )  # Should it come so far, it ends there.
@@ -245,6 +246,15 @@ train --data.processes=1000000 ~ --data.processes: expected 1 to 4096
 train --data.path=nope ~ --data.path: expected a file or a folder
 train --data.level=easy ~ --data.level: expected a flag of --task=listops
 train --task=image --data.path=/dev/null ~ /dev/null
+train --task=mqar --data.train=64/4:99999999999 ~ at most 10,000,000 examples
+train --task=parity --data.num_train=2147483647 ~ got 2,147,483,647
+train --task=parity --data.parts=9999999999 ~ expected what fits into memory
+train --task=mqar --data.train=64/40:100 ~ --data.train: expected
+train --task=mad-recal ~ did you mean 'mad-recall'?
+train --train.curriculum=100:0.5,50:0.6 ~ --train.curriculum: expected LENGTH:FRACTION
+train --model.short_conv=-1 ~ --model.short_conv: expected
+train --model.ema=-1 ~ --model.ema: expected
+sweep --attention=softmax --suite=foo ~ --suite: expected one of
 train --task=text --data.path=nope ~ --data.path: expected a file or a folder
 train --task=text --data.validation=tets ~ did you mean 'test'?
 train --task=pathfinder --data.num_distractors=-1 ~ --data.num_distractors: expected 0

@@ -58,7 +58,7 @@ class Curriculum(Stages):
             if number < len(self.stages) and len(ids) < batch_size:
                 wanted = f"lengths that at least {batch_size} examples, a batch, have"
                 got = f"{limit}, which {len(ids)} have"
-                raise expected(self.name, wanted, got)
+                raise expected(f"--train.{self.name}", wanted, got)
             if end > start:
                 # A run without stages has the order of examples that it always had.
                 last = number == len(limits) - 1

@@ -15,6 +15,8 @@ import numpy as np
 from lra_jax.data.dataset import SequenceDataset
 from lra_jax.errors import expected
 
+# Examples of a split that are drawn at most.
+_MOST = 10_000_000
 NO_TARGET = -1
 """The label that fills up a row of targets."""
 
@@ -180,11 +182,19 @@ def generate(
         test, then the parts, on which a model is tested one by one.
       vocab_size: token ids are below it.
       num_classes: labels are below it.
+
+    Raises:
+      ValueError: they do not fit into memory.
     """
-    drawn = {
-        split: draw(stream_of(seed, split), count)
-        for split, (count, draw) in splits.items()
-    }
+    drawn = {}
+    for split, (count, draw) in splits.items():
+        place, wanted = f"the {split} split of {name}", "what fits into memory"
+        if count > _MOST:
+            raise expected(place, f"at most {_MOST:,} examples", f"{count:,}")
+        try:
+            drawn[split] = draw(stream_of(seed, split), count)
+        except MemoryError as error:
+            raise expected(place, wanted, f"more: {error}") from None
     return MemoryDataset(name, drawn, vocab_size=vocab_size, num_classes=num_classes)
 
 

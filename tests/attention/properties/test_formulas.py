@@ -109,7 +109,8 @@ def test_float16_sums_do_not_overflow(name: str) -> None:
 MILLION = 2**20
 
 
-@pytest.mark.parametrize("name", NAMES)
+# Of softmax alone, the pairs of blocks are as many as a million.
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "softmax"])
 def test_a_million_positions_have_a_shape(name: str) -> None:
     """On shapes alone; here three mechanisms have arrays for LENGTH positions."""
     x = jax.ShapeDtypeStruct((1, MILLION, 1, 4), jnp.float32)
