@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from lra_jax.attention import inputs
+from lra_jax.attention import feature_maps, inputs
 from lra_jax.attention.registry import Mechanism
 
 __all__ = ["toy_attention", "toy_weights"]
@@ -56,14 +56,12 @@ def toy_weights(
     key = inputs.by_head(key, heads, real, dtype)
     products = jnp.einsum("bnth,bnsh->bnts", query, key, precision=precision)
     squares = jnp.square(query).sum(-1)[..., None] + jnp.square(key).sum(-1)[:, :, None]
-    weights = 1 / (1 + jnp.maximum(squares - 2 * products, 0))
-    if real is not None:
-        weights = jnp.where(real[:, None, None], weights, 0)
+    scores = -jnp.log1p(jnp.maximum(squares - 2 * products, 0))
+    seen = None if real is None else real[:, None, None]
     if is_causal:
-        past = jnp.tri(*weights.shape[2:], dtype=bool)[None, None]
-        weights = jnp.where(past, weights, 0)
-    total = weights.sum(-1, keepdims=True)
-    return weights / jnp.where(total == 0, 1, total)
+        past = jnp.tri(*scores.shape[2:], dtype=bool)[None, None]
+        seen = past if seen is None else past & seen
+    return feature_maps.masked_softmax(scores, seen, axis=-1)
 '''
 FORMULA = """
 import numpy as np
