@@ -44,7 +44,7 @@ def user_errors() -> Iterator[None]:
 
 
 def interpreter() -> str:
-    """What to type for this Python: ``python`` where that is it, else where it is."""
+    """The command of this Python: ``python`` where that is it, else where it is."""
     here = Path(sys.executable)
     known = shutil.which("python")
     if known is not None and Path(known).absolute().parent == here.parent:

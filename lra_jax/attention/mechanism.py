@@ -1,4 +1,4 @@
-"""What a mechanism of attention says about itself: its entry in the registry."""
+"""The entry of a mechanism of attention in the registry."""
 
 import importlib
 from collections.abc import Callable, Mapping

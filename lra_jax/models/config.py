@@ -186,7 +186,7 @@ class AttentionConfig:
 
     @property
     def offered(self) -> dict[str, int | None]:
-        """What a maker of arrays or modules may take by name."""
+        """The arguments that a maker of arrays or modules may take by name."""
         return {
             "max_length": self.max_length,
             "num_heads": self.widths.num_heads,

@@ -244,7 +244,7 @@ def _classes(model: Any) -> dict[str, int]:
 def maker(
     described: Mapping[str, Any], allow_code: bool = False
 ) -> Callable[[nnx.Rngs], Any]:
-    """What makes a new model of a description.
+    """A maker of new models of a description.
 
     Raises:
       ValueError: it is none, or names code that is not allowed.

@@ -36,7 +36,7 @@ class LayerState(NamedTuple):
 
 
 class Layer(Protocol):
-    """What a stream needs of a `MultiHeadAttention`."""
+    """The parts of a `MultiHeadAttention` that a stream needs."""
 
     config: AttentionConfig
     mechanism: Mechanism

@@ -10,7 +10,7 @@ from lra_jax.reports.runs import Group, differing_settings
 from lra_jax.training.scores import standard_error
 
 Row = dict[str, Any]
-# What LaTeX would read as more than text.
+# Characters that LaTeX reads as more than text.
 _MARKS = {ord(mark): f"\\{mark}" for mark in "&%$#_{}"} | {
     ord("\\"): r"\textbackslash{}",
     ord("~"): r"\textasciitilde{}",

@@ -125,7 +125,7 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
 
 
 def differing_settings(group: Group, groups: Sequence[Group]) -> str:
-    """What tells a group from others of its task, mechanism and preset: the flags that
+    """Tells a group from others of its task, mechanism and preset, by the flags that
     are not the same in all, as ``learning_rate=0.001``; nothing if it is alone."""
 
     def shared(one: Group) -> tuple[str, ...]:

@@ -481,7 +481,7 @@ class _Meter:
 
 
 def shapes(batch: Any) -> tuple[tuple[int, ...], ...]:
-    """What a step is compiled for."""
+    """The shapes for which a step is compiled."""
     return tuple(x.shape for x in jax.tree.leaves(batch))
 
 

@@ -112,7 +112,7 @@ def _segment(
     rows, columns = (
         product("bnpih,bnmh->bnpim", x, state.matrix) for x in (query, key)
     )
-    # What all weights of a query share, and what would round the keys' exponents off.
+    # The factors that all weights of a query share, or that would round keys off.
     rows = rows - jax.lax.stop_gradient(rows.max(-1, keepdims=True))
     columns = columns - half_square(key)
     columns = jnp.where(visible[..., None], columns, lowest(columns.dtype))
