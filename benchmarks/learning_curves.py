@@ -27,7 +27,7 @@ def main() -> None:
         points = [json.loads(line) for line in file.read_text().splitlines()]
         steps = [point["step"] for point in points]
         accuracy = [100 * point["accuracy"] for point in points]
-        name = f"{result['attention']}, seed {result['seed']}"
+        name = f"{result['attention']}, {result['steps']:,} steps"
         lines.append(charts.Line(name, steps, accuracy))
     last = max(max(line.x) for line in lines)
     lines += [
