@@ -92,7 +92,18 @@ def _plan(args: Sequence[str], names: Sequence[str], seeds: int) -> list[runs.Ru
                 series = " ".join((*(tasks and [task or ""]), name, *flags))
                 given = [*fixed, *flags]
                 plan += runs.make_plan(_parse, given, [name], seeds, series)
+    _check_distinct(plan)
     return plan
+
+
+def _check_distinct(plan: Sequence[runs.Run]) -> None:
+    """Refuses two runs of the same settings, which would share a directory."""
+    found: dict[object, runs.Run] = {}
+    for run in plan:
+        first = found.setdefault(run.workdir, run)
+        if first is not run:
+            wanted = "values that differ, each once"
+            raise expected("sweep", wanted, f"{first.series} and {run.series}")
 
 
 def _suite_plan(

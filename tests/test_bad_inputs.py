@@ -273,6 +273,8 @@ sweep --attention ~ --attention: expected a value, got none
 sweep --attention= ~ --attention: expected a value
 sweep --attention=softmax,,flow ~ --attention: expected distinct names
 sweep --attention=flow,flow ~ --attention: expected distinct names
+sweep --attention=flow --lr=1e-3,0.001 ~ sweep: expected values that differ
+sweep --attention=flow --task=text,text ~ sweep: expected values that differ
 sweep --attention=cosfomer ~ did you mean 'cosformer'?
 sweep --attention=softmax --seeds=1000000000 ~ --seeds: expected a positive integer
 sweep --attention=softmax --seeds=two ~ got 'two'
