@@ -168,6 +168,9 @@ def load(run_or_file: str | os.PathLike, *, allow_code: bool = False) -> Saved:
       ValueError: there is no such file, or it does not fit this version of the package.
     """
     path = Path(run_or_file).expanduser()
+    if not path.exists():
+        wanted = f"a run directory with {FILE}, or NAME.safetensors"
+        raise expected("run", wanted, f"{path}, which does not exist")
     if path.is_dir():
         path = path / FILE
         if not path.exists():

@@ -122,7 +122,9 @@ def test_what_is_no_model(tmp_path: Path) -> None:
     file = tmp_path / "one.safetensors"
     model = _classifier()
     models.save(file, model)
+    (tmp_path / "two.safetensors").touch()
     for path, words in (
+        (tmp_path / "three", "which does not exist"),
         (tmp_path, "run: expected a run directory with model.safetensors"),
         (tmp_path / "one.json", "file: expected NAME.safetensors"),
         (tmp_path / "two.safetensors", "expected the description of a model"),
