@@ -55,11 +55,12 @@ def _digests(folder: Path) -> dict[str, str]:
     """The SHA-256 of every file below a folder, but for the seal."""
     files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != NAME)
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        found = list(pool.map(_sha256, files))
+        found = list(pool.map(sha256, files))
     names = (file.relative_to(folder).as_posix() for file in files)
     return dict(zip(names, found, strict=True))
 
 
-def _sha256(file: Path) -> str:
+def sha256(file: Path) -> str:
+    """The SHA-256 of a file."""
     with file.open("rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()

@@ -43,10 +43,12 @@ _keep_programs()
 
 @pytest.fixture(scope="module", autouse=True)
 def _drop_programs() -> Iterator[None]:
-    """Programs in memory go with the file that made them.
+    """Programs leave memory before there are too many.
 
     Each maps three pieces of memory, and Linux lets a process have 65,530: beyond that,
     after some two thirds of all tests, it dies of a segmentation fault.
     """
     yield
-    jax.clear_caches()
+    maps = Path("/proc/self/maps")
+    if not maps.exists() or maps.read_bytes().count(b"\n") > 20_000:
+        jax.clear_caches()

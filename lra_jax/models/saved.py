@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from lra_jax import files
+from lra_jax import files, seals
 from lra_jax.attention.registry import resolve, spell
 from lra_jax.errors import expected, known
 from lra_jax.models import arrays
@@ -131,6 +131,9 @@ class Saved:
         return functools.partial(call, state)
 
 
+_UNREADABLE = (OSError, UnicodeDecodeError, json.JSONDecodeError)
+
+
 def save(
     file: str | os.PathLike,
     model: nnx.Module,
@@ -153,6 +156,8 @@ def save(
     check_raw(raw)
     described = {"model": describe(model), "raw": dict(raw), "about": dict(about or {})}
     arrays.save_arrays(path, nnx.to_pure_dict(_state(model)))
+    described["arrays"] = seals.sha256(path)
+    described["seal"] = seals.digest(described)
     files.write_json(path.with_suffix(".json"), described)
 
 
@@ -183,9 +188,10 @@ def load(run_or_file: str | os.PathLike, *, allow_code: bool = False) -> Saved:
     notes = path.with_suffix(".json")
     try:
         described = json.loads(notes.read_text(encoding="utf-8"))
+        _check_seal(described, notes, path)
         make = maker(described["model"], allow_code)
         raw, about = described["raw"], described["about"]
-    except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
+    except (*_UNREADABLE, KeyError, TypeError, AttributeError) as error:
         raise expected(
             str(notes), "the description of a model", f"{error!r}"
         ) from error
@@ -195,6 +201,17 @@ def load(run_or_file: str | os.PathLike, *, allow_code: bool = False) -> Saved:
     nnx.replace_by_pure_dict(state, arrays.load_arrays(path, like))
     model = nnx.merge(graphdef, state)
     return Saved(model, model.encoder.config, raw, about)
+
+
+def _check_seal(described: dict[str, Any], notes: Path, file: Path) -> None:
+    """Refuses files that are not as `save` wrote them; without a seal they may be."""
+    seal = described.pop("seal", None)
+    if seal is None:
+        return
+    if seal != seals.digest(described):
+        raise expected(str(notes), "the description that was written", "another")
+    if not file.exists() or described["arrays"] != seals.sha256(file):
+        raise expected(str(file), "the arrays that were written", "others")
 
 
 def is_known(model: nnx.Module) -> bool:

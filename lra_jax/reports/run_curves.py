@@ -20,6 +20,8 @@ def draw(workdir: Path, title: str) -> Path | None:
     except ImportError:
         return None
     metrics = read_metrics(workdir)
+    if not metrics:
+        return None
     with charts.style():
         figure, axes = charts.figure(1, 2, size=(4.6, 3.2))
         _panel(axes[0, 0], metrics, "loss", 1, "cross-entropy, nats")

@@ -135,6 +135,10 @@ def test_what_is_no_model(tmp_path: Path) -> None:
     described = json.loads(notes.read_text())
     described["model"]["encoder"]["embed_dim"] = 16
     notes.write_text(json.dumps(described))
+    with pytest.raises(ValueError, match="expected the description that was written"):
+        models.load(file)
+    del described["seal"]
+    notes.write_text(json.dumps(described))
     with pytest.raises(ValueError, match=r"expected encoder\..* of float32"):
         models.load(file)
     with pytest.raises(ValueError, match="model: expected an attention given by name"):

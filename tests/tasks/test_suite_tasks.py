@@ -128,6 +128,7 @@ def test_the_loss_counts_each_target_once():
         "weights": jnp.array([1.0, 0.0]),
     }
     model = lambda tokens, lengths, positions, rngs: logits  # noqa: E731
+    model.INPUTS = ("tokens", "lengths", "positions")  # pyright: ignore
     wanted = -np.asarray(jax.nn.log_softmax(logits))[0, [0, 1], [1, 3]].sum()
     sums = token_loss(model, batch)  # pyright: ignore[reportArgumentType]
     assert sums["loss"] == pytest.approx(wanted, rel=1e-5) and sums["count"] == 2

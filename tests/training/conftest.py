@@ -24,4 +24,6 @@ def finished(data_dir, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("finished") / "run"
     with Session(helpers.tiny(data_dir, workdir), quiet=True) as session:
         session.run()
+    # Programs are dropped after each file of tests.
+    vars(session)["programs"] = session.trainer.train_step._cache_size()
     return session

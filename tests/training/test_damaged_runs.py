@@ -12,7 +12,7 @@ import shutil
 import helpers
 import pytest
 
-from lra_jax import seals
+from lra_jax import models, seals
 from lra_jax.training import metrics
 from lra_jax.training import workdir as workdirs
 from lra_jax.training.checkpoints import Checkpoints
@@ -37,6 +37,8 @@ BEST = (
     *("params/commit_success.txt", "params/manifest.ocdbt", seals.NAME),
     *("params/ocdbt.process_0/d/*", "params/ocdbt.process_0/manifest.ocdbt"),
 )
+
+MODEL = ("model.safetensors", "model.json")
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +95,7 @@ def damage(workdir, foreign, below, pattern, how, theirs=None):
 
 def test_the_table_has_every_file(finished):
     best = f"checkpoints/best/{finished.result['best_step']}"
-    known = {"config.json", "metrics.jsonl", "result.json", ".lock"}
+    known = {"config.json", "metrics.jsonl", "result.json", ".lock", *MODEL}
     known |= {f"{LATEST}/{name}" for name in STATE}
     known |= {f"checkpoints/latest/{STEPS - 10}/{name}" for name in STATE}
     known |= {f"{best}/{name}" for name in BEST}
@@ -126,6 +128,16 @@ def test_the_newest_checkpoint(
     assert line.endswith("going back to step 30") and "\n" not in line
     assert place in line or (name, how) == (seals.NAME, "foreign")
     helpers.assert_equal_trees(state, earlier)
+
+
+@pytest.mark.parametrize("how", helpers.DAMAGE)
+@pytest.mark.parametrize("name", MODEL)
+def test_the_model_in_a_file(foreign, copied, name, how):
+    damage(copied, foreign, ".", name, how)
+    with pytest.raises(ValueError, match="expected ") as error:
+        models.load(copied)
+    assert str(copied) in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("how", helpers.DAMAGE)
