@@ -154,7 +154,11 @@ def save(
     """
     path = _path(file)
     check_raw(raw)
-    described = {"model": describe(model), "raw": dict(raw), "about": dict(about or {})}
+    described: dict[str, Any] = {
+        "model": describe(model),
+        "raw": dict(raw),
+        "about": dict(about or {}),
+    }
     arrays.save_arrays(path, nnx.to_pure_dict(_state(model)))
     described["arrays"] = seals.sha256(path)
     described["seal"] = seals.digest(described)

@@ -1,5 +1,7 @@
 """One small dataset, and one finished run, for all tests of the trainer."""
 
+from typing import Any
+
 import helpers
 import pytest
 
@@ -25,5 +27,6 @@ def finished(data_dir, tmp_path_factory):
     with Session(helpers.tiny(data_dir, workdir), quiet=True) as session:
         session.run()
     # Programs are dropped after each file of tests.
-    vars(session)["programs"] = session.trainer.train_step._cache_size()
+    step: Any = session.trainer.train_step
+    vars(session)["programs"] = step._cache_size()
     return session
