@@ -160,7 +160,7 @@ def test_tables_are_split_and_read(table):
         ({"model": {"mlp_dim": 8}}, "--model.mlp_dim: expected 16, of the checkpoint"),
         (
             {"data": {"checkpoint": "nowhere"}},
-            "--data.checkpoint: file: expected NAME",
+            "--data.checkpoint: run: expected a run directory",
         ),
     ],
 )
