@@ -16,7 +16,6 @@ import argparse
 import json
 import platform
 import shlex
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -30,7 +29,7 @@ import numpy as np
 from lra_jax.attention.feature_maps import normalised
 from lra_jax.attention.recurrent import columns
 from lra_jax.models import short_conv
-from lra_jax.training.session import describe_devices, versions
+from lra_jax.training.session import commit, describe_devices, versions
 
 BATCH, LENGTH, COLUMNS, TAPS = 32, 1024, 128, 5
 
@@ -134,10 +133,9 @@ def main() -> None:
             for name, ms in found.items()
         }
         print(part, parts[part])
-    head = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True)
     report = {
         "command": shlex.join(["python", *sys.argv]),
-        "commit": head.stdout.strip(),
+        "commit": commit(),
         "device": describe_devices(),
         "versions": versions() | {"python": platform.python_version()},
         "shape": [BATCH, LENGTH, COLUMNS],

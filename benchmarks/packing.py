@@ -15,7 +15,6 @@ import json
 import platform
 import shlex
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -27,7 +26,7 @@ import jax
 from lra_jax import tasks
 from lra_jax.configs import get_preset
 from lra_jax.training import Trainer, sharding
-from lra_jax.training.session import describe_devices, versions
+from lra_jax.training.session import commit, describe_devices, versions
 
 
 class Run:
@@ -108,10 +107,9 @@ def main() -> None:
             print(turn, {name: round(found[-1], 2) for name, found in speeds.items()})
     pairs = zip(speeds["packed"], speeds["buckets"], strict=True)
     ratios = [packed / padded for packed, padded in pairs]
-    head = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True)
     report = {
         "command": shlex.join(["python", *sys.argv]),
-        "commit": head.stdout.strip(),
+        "commit": commit(),
         "device": describe_devices(),
         "versions": versions() | {"python": platform.python_version()},
         "task": options.task,

@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 
 from lra_jax import cli, runs, runtime, signals
 from lra_jax.configs import Config, DataConfig, ModelConfig, PretrainConfig, TrainConfig
+from lra_jax.errors import expected
 
 _DESCRIPTION = (
     "Trains a model and scores it. --seeds=N trains N, with seeds --seed, --seed + 1, "
@@ -52,19 +53,30 @@ def main(args: Sequence[str] | None = None) -> None:
     with cli.user_errors():
         count, rest = runs.take_flag(args, "seeds")
         seeds = runs.parse_count("seeds", count)
+    dry, rest = _take_dry_run(rest, seeds)
     if seeds > 1 and not {"--help", "-h"} & set(rest):
         _run_seeds(prog, rest, seeds)
         return
-    dry = {"--dry-run", "--dry_run"} & {*rest}
-    rest = [argument for argument in rest if argument not in dry]
     config = cli.parse_config(prog, _DESCRIPTION, rest)
     command = shlex.join([*prog.split(), *rest])
     again = shlex.join([cli.interpreter(), *prog.split()[1:], *rest])
     signals.advise(f"interrupted; to go on: {again}")
     try:
-        _main(config, command, again, bool(dry))
+        _main(config, command, again, dry)
     except KeyboardInterrupt:
         cli.fail(f"interrupted; to go on: {again}", 128 + signal.SIGINT)
+
+
+def _take_dry_run(args: Sequence[str], seeds: int) -> tuple[bool, list[str]]:
+    """Whether the run is only to be described, and the other arguments."""
+    given = [x for x in args if x.partition("=")[0].replace("_", "-") == "--dry-run"]
+    with cli.user_errors():
+        for argument in given:
+            if "=" in argument:
+                raise expected("--dry-run", "no value", argument.partition("=")[2])
+        if given and seeds > 1:
+            raise expected("--dry-run", "one run", f"--seeds={seeds}")
+    return bool(given), [argument for argument in args if argument not in given]
 
 
 def _run_seeds(prog: str, args: Sequence[str], seeds: int) -> None:

@@ -17,6 +17,7 @@ from flax import nnx
 
 from lra_jax.attention import Mechanism
 from lra_jax.configs import Config, get_preset
+from lra_jax.training.console import RunConsole
 
 TRAIN = {
     "steps": 40,
@@ -74,6 +75,19 @@ def tiny(data_dir: Path, workdir: Path | None = None, **changes: Any) -> Config:
     parts["data"] |= {"dir": str(data_dir)}
     place = None if workdir is None else str(workdir)
     return get_preset().replace(workdir=place, **parts, **changes)
+
+
+class Closed(RunConsole):
+    """A console that nobody reads any more after 7 steps, which ends a run."""
+
+    _step = 0
+
+    def advance(self, step: int) -> None:
+        self._step = step
+
+    @property
+    def broken(self) -> bool:
+        return self._step == 7
 
 
 def flags(config: Config) -> list[str]:

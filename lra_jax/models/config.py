@@ -277,8 +277,8 @@ class EncoderConfig:
         block, as in ``{"features": (256, 128)}``. ``{"sharing": "layerwise"}`` lets all
         blocks compute with the first one's arrays of the mechanism (Linformer).
       is_causal: each position attends to itself and those before it: a decoder.
-      reconstructs: a learned vector, zero at first, can stand in for tokens that are to
-        be reconstructed; classifiers then have a linear head for them.
+      reconstructs: a learned vector, zero at first, can replace tokens, which a linear
+        head of the classifiers then reconstructs.
       cls_token: put a learned vector, zero at first, before the tokens.
       inputs: "embedding", a row for each token id, or "linear", a projection of the
         pixel's value; see ``lra_jax.models.inputs``.
@@ -286,7 +286,7 @@ class EncoderConfig:
         embeddings are smaller (`lra_jax.models.adaptive`); none = all are alike.
       positions: "learned", "sinusoidal", "learned_2d", "rotary" or "none"; see there.
       grid: rows and columns of an image, for "learned_2d" and for a mechanism's option
-        ``{"grid": True}``, which stands for them.
+        ``{"grid": True}``, which means this grid.
       embed_std: standard deviation of the token embeddings at first. Beside learned
         positions 0.02 lets both count alike; 1 is the LRA code's.
       dropout: rate on the embeddings and in the blocks.

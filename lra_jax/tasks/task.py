@@ -194,8 +194,8 @@ class Task:
     def published_beside(self, config: Config) -> tuple[Published, ...]:
         """The published rows whose own protocol a run follows.
 
-        It trains the row's mechanism with all ``train`` and ``model`` settings of the
-        preset official.
+        It trains the row's mechanism with all ``train``, ``pretrain`` and ``model``
+        settings of the preset official.
         """
         rows = [row for row in self.published if row.official == config.attention]
         if config.preset != "official" or not rows:
@@ -206,5 +206,5 @@ class Task:
 
 def _trained(config: Config) -> dict[str, Any]:
     """The settings on which a run depends, beside its data and its seed."""
-    parts = ("train.", "model.")
+    parts = ("train.", "pretrain.", "model.")
     return {n: v for n, v in config.identity().items() if n.startswith(parts)}

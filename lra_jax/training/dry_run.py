@@ -3,6 +3,7 @@
 import itertools
 import math
 import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -16,12 +17,17 @@ _STEPS = 12
 _SECONDS = 60  # After which no more steps are timed.
 
 
-def estimate(trainer: Trainer) -> dict[str, str]:
-    """Times a few steps, and says what the run will cost, in words.
+def estimate(trainer: Trainer, work: Callable[[int], float]) -> dict[str, str]:
+    """Times the first steps, and says what the run will cost, in words.
 
     The first step of each shape of batch compiles; it is done twice. Steps of
-    pretraining count as those of the task. The trainer cannot be used afterwards: its
-    state and data have moved on.
+    pretraining count as those of the task. The first steps of a run can be of shorter
+    sequences than the others: time goes with the number of tokens. The trainer cannot
+    be used afterwards: its state and data have moved on.
+
+    Args:
+      trainer: freshly built.
+      work: tokens of an average example in all steps before one.
     """
     train = trainer.config.train
     cold, warm, seen = 0.0, [], set()
@@ -36,15 +42,17 @@ def estimate(trainer: Trainer) -> dict[str, str]:
         warm.append(_timed(trainer, batch))
         if time.perf_counter() - begun > _SECONDS:
             break
-    step = sum(warm) / len(warm)
+    token = sum(warm) / work(len(warm))
     flops = _flops(trainer, longest)
-    examples = trainer.dataset.num_examples("valid")
     # Forward alone: a third of a step's arithmetic.
-    evaluation = step / 3 * examples / train.batch_size
-    total = cold + train.steps * step
+    batches = trainer.dataset.num_examples("valid") / train.batch_size
+    evaluation = token / 3 * batches * float(trainer.dataset.lengths("valid").mean())
+    total = cold + token * work(train.steps)
     total += math.ceil(train.steps / train.eval_every) * evaluation
+    first, mean = sum(warm) / len(warm), token * work(train.steps) / train.steps
     return {
-        "a step": f"{step:.3g} s, mean of {len(warm)}; {flops}",
+        "a step": f"{first:.3g} s, mean of the first {len(warm)}; {mean:.3g} s, of all",
+        "arithmetic": flops,
         "compiling": f"{cold:.1f} s for {len(seen)} shapes of batches",
         "in all": f"about {format_seconds(total)}, evaluations included",
     }
@@ -75,4 +83,4 @@ def _flops(trainer: Trainer, batch: Any) -> str:
     lowered = jax.jit(function).lower(trainer.state, batch)
     cost = lowered.cost_analysis() or {}
     flops = cost.get("flops", 0)
-    return f"{flops / 1e9:.3g} GFLOP of the longest batch seen, by XLA's count"
+    return f"{flops / 1e9:.3g} GFLOP a step of the longest batch seen, by XLA's count"

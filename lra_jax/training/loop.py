@@ -51,7 +51,7 @@ _AGREE_EVERY = 10
 class Interrupted(Exception):
     """A signal stopped the run; everything is saved.
 
-    SIGPIPE stands for a console that nobody reads.
+    SIGPIPE means that nobody reads the console.
 
     Attributes:
       signum: the signal.
@@ -238,7 +238,7 @@ class Trainer:
         ):
             try:
                 if self._is_due(step, train.eval_every) and not done:
-                    self._judge(step, meter, writer, console, stop)
+                    self._validate(step, meter, writer, console, stop)
                 while step < train.steps:
                     step = self._advance(step, meter, writer, console, stop, profile)
             except NonFiniteLoss as error:
@@ -274,7 +274,7 @@ class Trainer:
         if self._is_due(step, train.log_every) or step == self.config.pretrain.steps:
             self._report(step, meter, writer, console)
         if self._is_due(step, train.eval_every):
-            self._judge(step, meter, writer, console, stop)
+            self._validate(step, meter, writer, console, stop)
         if console.broken:
             stop.signum = signal.SIGPIPE
         signum = self._stop_signal(step, stop)
@@ -356,20 +356,6 @@ class Trainer:
         )
         console.training(step, means["loss"], means["accuracy"], speed)
 
-    def _judge(
-        self,
-        step: int,
-        meter: "_Meter",
-        writer: MetricsWriter,
-        console: RunConsole,
-        stop: StopRequest,
-    ) -> None:
-        """Validates and saves; saves alone where no label was seen yet."""
-        if step <= self.config.pretrain.steps:
-            self._save(step, meter, stop, validated=True)
-        else:
-            self._validate(step, meter, writer, console, stop)
-
     def _validate(
         self,
         step: int,
@@ -380,8 +366,12 @@ class Trainer:
     ) -> None:
         """Scores the validation split, saves the best and the latest checkpoint.
 
-        A signal ends it without a score; a session that goes on begins with it.
+        A signal ends it without a score; a session that goes on begins with it. In
+        pretraining, where no label was seen yet, it saves alone.
         """
+        if step <= self.config.pretrain.steps:
+            self._save(step, meter, stop, validated=True)
+            return
         self._check_finite()
         try:
             console.doing("evaluating", quiet=True)

@@ -9,7 +9,7 @@ import platform
 import resource
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -93,14 +93,7 @@ class Session:
         if result is not None:
             self.console.line(f"finished before, in {self.workdir}:")
         else:
-            train = self.config.train
-            # Shorter sequences make quicker steps.
-            self.console.work = functools.partial(
-                tokens_before,
-                self.dataset.lengths("train"),
-                cut=LengthWarmup.parse(train.length_warmup, train.steps),
-                whole=Curriculum.parse(train.curriculum, train.steps),
-            )
+            self.console.work = self._work()
             self.console.facts(self._facts())
             if self.console.start:
                 self.console.line(f"going on from step {self.console.start}")
@@ -119,7 +112,18 @@ class Session:
         self.console.line()
         self.console.facts(self._facts())
         self.console.line("timing a few steps ...")
-        self.console.facts(dry_run.estimate(self.trainer) | _memory_in_words())
+        costs = dry_run.estimate(self.trainer, self._work())
+        self.console.facts(costs | _memory_in_words())
+
+    def _work(self) -> Callable[[int], float]:
+        """The tokens before a step: shorter sequences make quicker steps."""
+        train = self.config.train
+        return functools.partial(
+            tokens_before,
+            self.dataset.lengths("train"),
+            cut=LengthWarmup.parse(train.length_warmup, train.steps),
+            whole=Curriculum.parse(train.curriculum, train.steps),
+        )
 
     def _fit(self) -> None:
         try:

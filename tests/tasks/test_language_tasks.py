@@ -16,7 +16,6 @@ from lra_jax.data.language.prepare import prepare
 from lra_jax.data.language.vocabularies import Bytes
 from lra_jax.models import CausalLM, save
 from lra_jax.training import Interrupted
-from lra_jax.training.console import RunConsole
 from lra_jax.training.session import Session
 
 MODEL = {
@@ -62,24 +61,11 @@ def finished(texts, tmp_path_factory) -> tuple[Path, dict]:
     return workdir, train.run(tiny(texts, workdir), quiet=True)
 
 
-class Closed(RunConsole):
-    """A console that nobody reads any more after 7 steps."""
-
-    _step = 0
-
-    def advance(self, step: int) -> None:
-        self._step = step
-
-    @property
-    def broken(self) -> bool:
-        return self._step == 7
-
-
 def test_a_run_goes_on_in_its_text(finished, texts, tmp_path):
     """To the same bits as the run that nothing stopped."""
     config = tiny(texts, tmp_path / "run")
     with Session(config, quiet=True) as first, pytest.raises(Interrupted):
-        first.trainer.fit(Closed(30, quiet=True))
+        first.trainer.fit(helpers.Closed(30, quiet=True))
     with Session(config, quiet=True) as second:
         assert second.console.start == 7
         result = second.run()

@@ -182,6 +182,7 @@ def test_published_rows_stand_beside_their_own_protocol_alone():
         get_preset("listops", "compact", "softmax"),
         get_preset("listops", "official", "nystrom"),
         config.replace(train={"steps": 5001}),
+        config.replace(pretrain={"steps": 2500}),
         config.replace(model={"num_layers": 6}),
         config.replace(attention="linear", model={"num_layers": 6}),
     ):

@@ -10,7 +10,6 @@ from flax import nnx
 from lra_jax import tasks
 from lra_jax.models import MatchingClassifier, SequenceClassifier
 from lra_jax.tasks.reconstruction import reconstruction_loss
-from lra_jax.training.console import RunConsole
 from lra_jax.training.loop import Interrupted
 from lra_jax.training.metrics import read_metrics
 from lra_jax.training.optimizer import make_schedule
@@ -89,19 +88,6 @@ def test_each_part_has_a_schedule_of_its_own() -> None:
     assert rates[half] == 0 < max(rates)
 
 
-class _Closed(RunConsole):
-    """A console that nobody reads from step 7 on, which ends a run."""
-
-    _step = 0
-
-    def advance(self, step: int) -> None:
-        self._step = step
-
-    @property
-    def broken(self) -> bool:
-        return self._step == 7
-
-
 def test_one_run_interrupted_and_resumed(data_dir, tmp_path) -> None:
     """In its first part; the same bits as a run that nothing stopped."""
     settings = {
@@ -120,7 +106,7 @@ def test_one_run_interrupted_and_resumed(data_dir, tmp_path) -> None:
     ]
     again = config.replace(workdir=str(tmp_path / "again"))
     with Session(again, quiet=True) as first, pytest.raises(Interrupted):
-        first.trainer.fit(_Closed(20, quiet=True))
+        first.trainer.fit(helpers.Closed(20, quiet=True))
     with Session(again, quiet=True) as second:
         assert second.console.start == 7
         assert second.run()["test_loss_last"] == result["test_loss_last"]

@@ -642,11 +642,15 @@ def cosformer_slice(
             options, features, value, rows, mask=mask, chunking=chunking
         ).astype(query.dtype)
     sums = exchange.total(part(None), axis)
-    product = functools.partial(jnp.einsum, precision=precision)
-    out = product("bntm,bnmv->bntv", features[0], sums.summary)
-    total = feature_maps.project(features[0], sums.total, precision)
-    out = out * _scale(options, total)[..., None]
-    return jnp.swapaxes(out, 1, 2).astype(query.dtype)
+    return _read(options, features[0], sums).astype(query.dtype)
+
+
+def _read(options: _Options, features: jax.Array, sums: Sums) -> jax.Array:
+    """The outputs `[B, T, N, Hv]` of queries' features `[B, N, T, M]`."""
+    precision = options.precision
+    out = jnp.einsum("bntm,bnmv->bntv", features, sums.summary, precision=precision)
+    total = feature_maps.project(features, sums.total, precision)
+    return jnp.swapaxes(out * _scale(options, total)[..., None], 1, 2)
 
 
 def _slice_tables(

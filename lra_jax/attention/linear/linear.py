@@ -156,8 +156,34 @@ def linear_attention(
             chunking=chunking,
             precision=precision,
         )[0]
+    out = _whole(
+        query,
+        key,
+        value,
+        packed.packed(segment_ids, query, key),
+        mask=mask,
+        feature_map=feature_map,
+        eps=eps,
+        chunking=chunking,
+        precision=precision,
+    )
+    return out.astype(query.dtype)
+
+
+def _whole(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    rows: packed.Packed | None,
+    *,
+    mask: jax.Array | None,
+    feature_map: feature_maps.FeatureMap,
+    eps: float,
+    chunking: engine.Chunking | None,
+    precision: jax.lax.PrecisionLike,
+) -> jax.Array:
+    """The full form, of packed rows too; `[B, T, N, Hv]`, float32 or wider."""
     dtype = inputs.accumulation_dtype(query, key, value)
-    rows = packed.packed(segment_ids, query, key)
     if rows is not None:
         out, sums = document_sums(
             query,
@@ -170,13 +196,12 @@ def linear_attention(
             chunking=chunking,
             precision=precision,
         )
-        return (out / (sums + eps)[..., None]).astype(query.dtype)
+        return out / (sums + eps)[..., None]
     features = feature_maps.features(query, key, feature_map, dtype, mask)
     value = inputs.by_head(value, query.shape[2], mask, dtype)
     sums = feature_maps.project(features[0], features[1].sum(2), precision)
     out = feature_maps.contract(*features, value, precision)
-    out = jnp.swapaxes(out / (sums + eps)[..., None], 1, 2)
-    return out.astype(query.dtype)
+    return jnp.swapaxes(out / (sums + eps)[..., None], 1, 2)
 
 
 def linear_weights(

@@ -1,0 +1,60 @@
+"""Looking at a run: what it will cost, a trace of it, and its curves."""
+
+import re
+
+import helpers
+import pytest
+
+from lra_jax import train
+from lra_jax.training import dry_run
+from lra_jax.training.loop import Trainer
+from lra_jax.training.session import Session
+
+
+def _seconds(facts: dict[str, str]) -> list[float]:
+    """Of a step, of the first ones and of all."""
+    return [
+        float(x) for x in re.findall(r"([\d.e-]+) s, (?:mean )?of", facts["a step"])
+    ]
+
+
+def test_a_dry_run_says_all_and_leaves_nothing(data_dir, tmp_path, capsys) -> None:
+    config = helpers.tiny(data_dir, tmp_path / "run")
+    train.main([*helpers.flags(config), "--dry-run"])
+    said = capsys.readouterr().out
+    for part in ("--train.steps ", "parameters", "a step", "arithmetic", "in all"):
+        assert part in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_time_goes_with_the_tokens_of_a_step(data_dir, dataset, tmp_path) -> None:
+    """The first steps show an eighth of each sequence, half of the steps all."""
+    settings = {"length_warmup": "5:0.5", "steps": 200, "warmup": 5}
+    config = helpers.tiny(data_dir, tmp_path, train=settings)
+    with Session(config, quiet=True, dry=True) as session:
+        work = session._work()
+        trainer = Trainer(config, session.task, dataset, tmp_path)
+        first, mean = _seconds(dry_run.estimate(trainer, work))
+    longer = float(dataset.lengths("train").mean()) / 5
+    assert mean / first == pytest.approx((1 + longer) / 2, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--dry-run=maybe"], "--dry-run: expected no value, got maybe"),
+        (["--dry_run", "--seeds=2"], "--dry-run: expected one run, got --seeds=2"),
+    ],
+)
+def test_wrong_dry_runs(flags, words, capsys) -> None:
+    with pytest.raises(SystemExit) as end:
+        train.main(flags)
+    assert end.value.code == 2 and words in capsys.readouterr().err
+
+
+def test_a_profile_and_the_curves_of_a_run(data_dir, tmp_path) -> None:
+    pytest.importorskip("matplotlib")
+    config = helpers.tiny(data_dir, tmp_path / "run", profile=True)
+    train.run(config, quiet=True)
+    assert list((tmp_path / "run" / "profile").rglob("*.xplane.pb"))
+    assert (tmp_path / "run" / "curves.png").read_bytes().startswith(b"\x89PNG")
