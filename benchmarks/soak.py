@@ -56,8 +56,13 @@ ENVIRONMENT = {
     "LRA_JAX_ALLOCATOR": "system",
 }
 FORK = multiprocessing.get_context("fork")
+# Of a report: whether its steps were all compiled hangs on where a session began.
+TIMES = ("seconds", "steps_per_second", "warm")
 # Of a result, what differs from run to run, and the seal over it.
-VARYING = ("seconds", "steps_per_second", "command", "peak_memory_bytes", "seal")
+VARYING = (
+    *("seconds", "steps_per_second", "steps_per_second_kind", "command"),
+    *("peak_memory_bytes", "seal"),
+)
 # Seconds; those of a phase, too.
 LIMIT = 600
 IMPORTS = (
@@ -357,14 +362,13 @@ def outcome(job: Job) -> dict[str, Any]:
     leaves, _ = jax.tree_util.tree_flatten_with_path(state)
     arrays = {jax.tree_util.keystr(k): np.asarray(x).tobytes() for k, x in leaves}
     latest = job.workdir / "checkpoints" / "latest" / str(STEPS) / "data"
-    times = ("seconds", "steps_per_second")
     assert session.result is not None
     return {
         "arrays": arrays,
         "progress": progress._replace(seconds=0.0),
         "position": {p.name: p.read_text() for p in sorted(latest.glob("*.json"))},
         "metrics": [
-            {name: value for name, value in line.items() if name not in times}
+            {name: value for name, value in line.items() if name not in TIMES}
             for line in job.metrics()
         ],
         "result": {n: v for n, v in session.result.items() if n not in VARYING},

@@ -122,10 +122,17 @@ class Checkpoints:
         Raises:
           OSError: it cannot be written; so does `save_best`.
         """
-        if self.latest_step == step:
+        about = about or {}
+        if self.latest_step == step and not self._now_validated(about):
             return
         items = {"state": state._asdict(), "progress": progress._asdict(), "data": data}
-        self._save(self._latest, step, items, about or {})
+        self._save(self._latest, step, items, about)
+
+    def _now_validated(self, about: dict[str, Any]) -> bool:
+        """Whether the newest checkpoint was saved before its validation, now done."""
+        before, _ = seals.read(Path(self._latest.latest.path))
+        done = (before or {}).get("validated", False)
+        return about.get("validated", False) and not done
 
     def save_best(self, step: int, params: nnx.State) -> None:
         """Saves parameters as the best so far, in place of earlier ones."""

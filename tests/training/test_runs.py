@@ -11,12 +11,16 @@ import helpers
 import pytest
 
 from lra_jax import seals, train
+from lra_jax.training import Trainer, loop
+from lra_jax.training.loop import Interrupted
 from lra_jax.training.metrics import read_metrics
 from lra_jax.training.session import Session
 from lra_jax.training.workdir import exclusive
 
 STEPS = helpers.TRAIN["steps"]
-# Fields that differ from one run to the next, and the seal over it.
+# Of a report: whether its steps were all compiled hangs on where a session began.
+TIMES = ("seconds", "steps_per_second", "warm")
+# Fields of a result that differ from one run to the next, and the seal over it.
 VARYING = ("seconds", "steps_per_second", "command", "peak_memory_bytes", "seal")
 
 
@@ -49,10 +53,7 @@ def latest(workdir) -> int:
 
 def without_times(workdir) -> list[dict]:
     lines = read_metrics(workdir)
-    return [
-        {k: v for k, v in x.items() if k not in ("seconds", "steps_per_second")}
-        for x in lines
-    ]
+    return [{k: v for k, v in x.items() if k not in TIMES} for x in lines]
 
 
 def stopped(command, workdir, signum) -> int:
@@ -115,6 +116,29 @@ def test_an_interrupted_run_ends_as_an_unbroken_one(finished, data_dir, tmp_path
     with Session(config, quiet=True) as session:
         session.trainer.restore()
     helpers.assert_equal_trees(session.trainer.state, finished.trainer.state)
+
+
+def test_a_last_validation_that_was_broken_off(data_dir, tmp_path, monkeypatch):
+    """The session that makes up for it saves what came of it."""
+
+    def broken_off(self, params, split, stop):
+        stop.signum = signal.SIGTERM
+        raise loop._Stopped
+
+    steps = {"steps": 8, "eval_every": 8}
+    config = helpers.tiny(data_dir, tmp_path, train=steps)
+    monkeypatch.setattr(Trainer, "evaluate", broken_off)
+    with Session(config, quiet=True) as session, pytest.raises(Interrupted):
+        session.run()
+    monkeypatch.undo()
+    for validated in (False, True, True):
+        with Session(config, quiet=True) as session:
+            trainer = session.trainer
+            _, progress = trainer.checkpoints.restore(trainer.state, None)
+            assert progress.best_step == (8 if validated else -1)
+            assert trainer.checkpoints.seal["validated"] == validated
+            session.run()
+    assert latest(tmp_path) == 8
 
 
 def test_evaluate_in_a_new_process(finished):
