@@ -74,7 +74,7 @@ def tiny(data_dir: Path, workdir: Path | None = None, **changes: Any) -> Config:
     parts = {name: size | changes.pop(name, {}) for name, size in sizes.items()}
     parts["data"] |= {"dir": str(data_dir)}
     place = None if workdir is None else str(workdir)
-    return get_preset().replace(workdir=place, **parts, **changes)
+    return get_preset(preset="compact").replace(workdir=place, **parts, **changes)
 
 
 class Closed(RunConsole):

@@ -61,7 +61,7 @@ def test_help_does_not_import_jax():
     assert end.stdout.splitlines()[-1] == "False False False"
     # The defaults are those of the preset, with what the mechanism adds to it.
     assert "--train.learning-rate" in end.stdout and "(default: 80000)" in end.stdout
-    assert "listops: compact, official" in end.stdout
+    assert "listops: modern-quick, compact, official" in end.stdout
     assert "cosformer" in end.stdout and "--checkpoint" in end.stdout
 
 
@@ -263,7 +263,7 @@ def test_environment_errors(environment):
 def test_no_preset_is_changed_by_parsing():
     from lra_jax.cli import parse_config
 
-    for preset in ("compact", "official"):
+    for preset in ("modern-quick", "compact", "official"):
         parsed = parse_config("prog", "text", [f"--preset={preset}"])
         assert parsed == get_preset("listops", preset)
     mixed = parse_config(

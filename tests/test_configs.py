@@ -114,7 +114,7 @@ def test_official_settings_of_listops():
         ),
         (
             ("listops", "zzz"),
-            r"--preset: expected one of compact, official, modern.*, got 'zzz'",
+            r"--preset: expected one of modern-quick, compact, official.*, got 'zzz'",
         ),
     ],
 )

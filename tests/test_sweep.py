@@ -56,7 +56,7 @@ def test_folders_are_named_after_the_settings(started, tmp_path, monkeypatch):
     sweep.main(["--attention", "softmax,flow", "--seed=3", "--train.steps=700"])
     folders = sorted(path.name for path in (tmp_path / "runs").iterdir())
     assert len(folders) == 2
-    assert folders[0].startswith("listops-flow-compact-seed3-")
+    assert folders[0].startswith("listops-flow-modern-quick-seed3-")
     # Another setting is another run, a finished one of the first does not count.
     started.clear()
     sweep.main(["--attention=softmax,flow", "--seed=3", "--train.steps=701"])

@@ -143,15 +143,14 @@ def legend(figure: Figure, axes: Any) -> None:
     handles = {
         label: handle for pair in pairs for handle, label in zip(*pair, strict=True)
     }
-    # About 15 letters of this size an inch, and 6 for the sample of the line.
-    letters = 15 * figure.get_figwidth()
-    columns = max(1, int(letters // (6 + max(map(len, handles)))))
-    figure.legend(
-        list(handles.values()),
-        list(handles),
-        loc="outside lower center",
-        ncols=min(columns, len(handles)),
-    )
+    labels = list(handles)
+    for columns in range(len(labels), 0, -1):
+        drawn = figure.legend(
+            list(handles.values()), labels, loc="outside lower center", ncols=columns
+        )
+        if columns == 1 or drawn.get_window_extent().width <= figure.bbox.width:
+            return
+        drawn.remove()
 
 
 def own_legend(axis: Axes, **settings: Any) -> None:

@@ -51,6 +51,17 @@ def test_a_line_with_all_its_parts():
     assert [x.get_text() for x in legend.texts] == ["a", "published", "b"]
 
 
+def test_a_legend_is_no_wider_than_its_figure():
+    names = [f"cosformer, {n},000 steps" for n in range(5)]
+    figure, axis = charts.figure(1, 1, size=(10, 4))
+    for name in names:
+        axis[0, 0].plot([0, 1], [0, 1], label=name)
+    charts.legend(figure, axis)
+    (drawn,) = figure.legends
+    assert [x.get_text() for x in drawn.texts] == names
+    assert 0 < drawn.get_window_extent().width <= figure.bbox.width
+
+
 def test_legends_are_outside_the_lines():
     figure, axis = drawn(Line("a long name of a mechanism", [0, 1], [0, 1]))
     charts.legend(figure, axis)
