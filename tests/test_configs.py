@@ -180,7 +180,7 @@ def test_identity():
 
 
 def test_names_of_runs():
-    preset = Config()
+    preset = Config(preset="compact")
     assert preset.run_name(preset) == "listops-cosformer-compact-seed0"
     assert preset.replace(seed=4).run_name(preset) == "listops-cosformer-compact-seed4"
     foreign = preset.replace(attention="my.module:function")

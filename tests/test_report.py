@@ -14,7 +14,7 @@ from lra_jax.reports.runs import group_runs, read_runs, unfinished
 
 def make_run(folder, accuracies, *, config=None, finished=True, **changes):
     """A run directory as the trainer leaves it."""
-    config = config or get_preset(attention="cosformer")
+    config = config or get_preset(preset="compact", attention="cosformer")
     best, last = accuracies
     folder.mkdir(parents=True)
     values = config.to_dict() | {"data_fingerprint": "ab"}
@@ -58,9 +58,9 @@ def runs(tmp_path):
     """Three seeds of one mechanism, one of another, and an unfinished one."""
     folder = tmp_path / "runs"
     for seed, accuracy in enumerate([36.0, 38.0, 40.0]):
-        config = get_preset(attention="cosformer").replace(seed=seed)
+        config = get_preset(preset="compact", attention="cosformer").replace(seed=seed)
         make_run(folder / f"a{seed}", (accuracy, accuracy - 1), config=config)
-    flow = get_preset(attention="flow")
+    flow = get_preset(preset="compact", attention="flow")
     make_run(folder / "deep" / "b", (30.0, 29.0), config=flow)
     make_run(folder / "c", (0, 0), config=flow.replace(seed=5), finished=False)
     return folder
@@ -79,7 +79,9 @@ def test_groups_have_mean_and_deviation_over_seeds(runs):
 
 
 def test_other_settings_or_data_are_other_groups(runs):
-    config = get_preset(attention="cosformer").replace(train={"batch_size": 16})
+    config = get_preset(preset="compact", attention="cosformer").replace(
+        train={"batch_size": 16}
+    )
     make_run(runs / "d", (50.0, 50.0), config=config)
     make_run(runs / "e", (51.0, 50.0), data_fingerprint="cd")
     groups = group_runs(read_runs(runs)[0])
@@ -168,7 +170,7 @@ def test_the_page_shows_all(runs, tmp_path, capsys):
 
 
 def test_differing_versions_are_said(tmp_path):
-    config = get_preset(attention="cosformer")
+    config = get_preset(preset="compact", attention="cosformer")
     for seed, jax in enumerate(["0.10.2", "0.10.2", "0.12.0"]):
         versions = {"jax": jax, "numpy": "2.0"}
         own = config.replace(seed=seed)
@@ -190,7 +192,7 @@ def test_markdown_has_the_same_tables(runs, tmp_path):
 
 
 def test_names_are_escaped(tmp_path):
-    config = get_preset().replace(attention="<b>:f|g")
+    config = get_preset(preset="compact").replace(attention="<b>:f|g")
     make_run(tmp_path / "runs" / "a", (30.0, 30.0), config=config)
     groups = group_runs(read_runs(tmp_path / "runs")[0])
     with charts.style():
@@ -292,7 +294,9 @@ def test_one_line_where_there_is_nothing_to_report(tmp_path, capsys):
 
 
 def test_formats_for_other_programs(runs, tmp_path):
-    other = get_preset(attention="cosformer").replace(train={"batch_size": 16})
+    other = get_preset(preset="compact", attention="cosformer").replace(
+        train={"batch_size": 16}
+    )
     make_run(runs / "d", (100.0, 50.0), config=other, official_data=False)
     out = tmp_path / "out"
     report.main([str(runs), f"--out={out}", "--format=csv,json,latex"])
@@ -318,7 +322,9 @@ def test_latex_escapes() -> None:
 
 
 def test_other_data_have_a_table_of_their_own(runs):
-    other = get_preset(attention="cosformer").replace(train={"batch_size": 16})
+    other = get_preset(preset="compact", attention="cosformer").replace(
+        train={"batch_size": 16}
+    )
     make_run(runs / "d", (90.0, 90.0), config=other, official_data=False)
     page = results.make_page(group_runs(read_runs(runs)[0]), [], runs / "out")
     first, second = page.markdown().split("Runs on other data settings")
@@ -340,7 +346,7 @@ def test_runs_of_other_lengths_are_not_on_one_axis():
 
 
 def test_rows_of_a_sweep_are_told_apart(runs):
-    base = get_preset(attention="cosformer")
+    base = get_preset(preset="compact", attention="cosformer")
     for name, rate in (("d", 0.01), ("e", 0.02)):
         config = base.replace(train={"learning_rate": rate})
         make_run(runs / name, (30.0, 30.0), config=config)

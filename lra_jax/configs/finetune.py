@@ -1,11 +1,11 @@
 """Presets of fine-tuning: the classes of texts, from a masked language model.
 
 ``--data.checkpoint`` names a finished run of ``--task=mlm``; its encoder is where
-training begins, so attention and sizes have to be those of that run. Without one the
-weights are random, which shows what pretraining is worth. The texts are the IMDb
-reviews, or any table.
+training begins, so attention and sizes have to be those of that run; the texts are read
+in its vocabulary. Without one the weights are random, which shows what pretraining is
+worth, and a token is a byte. The texts are the IMDb reviews, or any table.
 
-tiny (default): for a model of mlm's preset tiny: the first 512 bytes, mean pooling,
+tiny (default): for a model of mlm's preset tiny: the first 512 tokens, mean pooling,
 AdamW at a peak of 3e-4 with a linear decay, batch 32, 2,000 steps.
   Command: python -m lra_jax.train --task=finetune --data.checkpoint=runs/...
 linformer: for RoBERTa-base; batch 32 and 10 epochs of IMDb's 22,500 reviews at a peak
@@ -34,8 +34,6 @@ class FinetuneData(StoredData):
     test."""
     max_length: int = 512
     """Texts are cut to this many tokens."""
-
-    of_batches = ("checkpoint", *StoredData.of_batches)
 
     def check(self) -> None:
         """See the base class."""

@@ -176,6 +176,26 @@ def load(run_or_file: str | os.PathLike, *, allow_code: bool = False) -> Saved:
     Raises:
       ValueError: there is no such file, or it does not fit this version of the package.
     """
+    path, described = _read(run_or_file)
+    try:
+        make = maker(described["model"], allow_code)
+        about = described["about"]
+    except (*_UNREADABLE, KeyError, TypeError, AttributeError) as error:
+        raise _no_description(path, error) from error
+    graphdef, state = nnx.split(nnx.eval_shape(lambda: make(nnx.Rngs(params=0))))
+    like = nnx.to_pure_dict(nnx.filter_state(state, (nnx.Param, Buffer)))
+    nnx.replace_by_pure_dict(state, arrays.load_arrays(path, like))
+    model = nnx.merge(graphdef, state)
+    return Saved(model, model.encoder.config, described["raw"], about)
+
+
+def read_raw(run_or_file: str | os.PathLike) -> Raw:
+    """How raw examples become tokens, of a model that is not loaded; see `load`."""
+    return _read(run_or_file)[1]["raw"]
+
+
+def _read(run_or_file: str | os.PathLike) -> tuple[Path, dict[str, Any]]:
+    """The file of a model's arrays, and the description beside it."""
     path = Path(run_or_file).expanduser()
     if not path.exists():
         wanted = f"a run directory with {FILE}, or NAME.safetensors"
@@ -193,18 +213,15 @@ def load(run_or_file: str | os.PathLike, *, allow_code: bool = False) -> Saved:
     try:
         described = json.loads(notes.read_text(encoding="utf-8"))
         _check_seal(described, notes, path)
-        make = maker(described["model"], allow_code)
-        raw, about = described["raw"], described["about"]
+        check_raw(described["raw"])
     except (*_UNREADABLE, KeyError, TypeError, AttributeError) as error:
-        raise expected(
-            str(notes), "the description of a model", f"{error!r}"
-        ) from error
-    check_raw(raw)
-    graphdef, state = nnx.split(nnx.eval_shape(lambda: make(nnx.Rngs(params=0))))
-    like = nnx.to_pure_dict(nnx.filter_state(state, (nnx.Param, Buffer)))
-    nnx.replace_by_pure_dict(state, arrays.load_arrays(path, like))
-    model = nnx.merge(graphdef, state)
-    return Saved(model, model.encoder.config, raw, about)
+        raise _no_description(path, error) from error
+    return path, described
+
+
+def _no_description(path: Path, error: Exception) -> ValueError:
+    notes = path.with_suffix(".json")
+    return expected(str(notes), "the description of a model", f"{error!r}")
 
 
 def _check_seal(described: dict[str, Any], notes: Path, file: Path) -> None:

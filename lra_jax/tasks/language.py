@@ -11,8 +11,10 @@ from flax import nnx
 
 from lra_jax.configs import Config
 from lra_jax.data.dataset import SequenceDataset
+from lra_jax.data.language import labelled, vocabularies
 from lra_jax.errors import expected, renamed, within
 from lra_jax.models import CausalLM, MaskedLM, SequenceClassifier, load
+from lra_jax.models.saved import read_raw
 from lra_jax.tasks.base import Batch, Sums, make_classifier, summed
 from lra_jax.tasks.encoder import FLAGS, encoder_config
 
@@ -156,6 +158,32 @@ def hide(
 def hidden_token_scores(_: Any, __: str, loss: float) -> dict[str, float]:
     """The perplexity of hidden tokens."""
     return {"perplexity": math.exp(loss)}
+
+
+def prepare_texts(
+    data_dir: str | None = None,
+    *,
+    checkpoint: str | None,
+    path: str | None,
+    seed: int,
+    max_length: int,
+) -> SequenceDataset:
+    """Labelled texts, in the tokens of the checkpoint; bytes if there is none.
+
+    See `lra_jax.data.language.labelled.prepare`.
+
+    Raises:
+      ValueError: the checkpoint is none of a language model, or what that raises.
+    """
+    vocabulary = None
+    if checkpoint is not None:
+        try:
+            vocabulary = vocabularies.described(read_raw(checkpoint))
+        except ValueError as error:
+            raise within("--data.checkpoint", error) from error
+    return labelled.prepare(
+        data_dir, path=path, seed=seed, max_length=max_length, vocabulary=vocabulary
+    )
 
 
 def make_finetuned(

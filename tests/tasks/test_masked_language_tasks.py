@@ -12,8 +12,10 @@ from flax import nnx
 
 from lra_jax import models, train
 from lra_jax.configs import get_preset
+from lra_jax.data.language import vocabularies
 from lra_jax.data.language.labelled import prepare
 from lra_jax.tasks import get_task, language
+from lra_jax.tasks.encoder import encoder_config
 from lra_jax.tasks.language import hide
 
 MODEL = {
@@ -149,8 +151,45 @@ def test_tables_are_split_and_read(table):
     for split in dataset.splits:
         rows = dataset.source(split).__getitems__(list(range(5)))
         for row, label in zip(rows, dataset.labels(split), strict=False):
-            assert set(bytes(row["tokens"])) == {ord("ab"[label])}
+            assert set(row["tokens"].tolist()) == {ord("ab"[label])}
             assert len(row["tokens"]) <= 8
+
+
+@pytest.mark.parametrize("kind", ["words", "bpe"])
+@pytest.mark.parametrize("reviews", [False, True])
+def test_texts_are_read_in_the_vocabulary_of_the_checkpoint(kind, reviews, tmp_path):
+    texts = ["a good film, very good", "a bad film", "good", "not as bad as that"]
+    vocabulary = vocabularies.make(kind, 300, [text.encode() for text in texts])
+    source = tmp_path / "texts.tsv"
+    lines = [f"{text}\t{'bad' in text}" for text in texts * 5]
+    source.write_text("\n".join(["text\tlabel", *lines]))
+    if reviews:
+        source = tmp_path / "aclImdb"
+        for number in range(20):
+            for split in ("train", "test"):
+                for index, label in enumerate(("pos", "neg")):
+                    file = source / split / label / f"{number}_1.txt"
+                    file.parent.mkdir(parents=True, exist_ok=True)
+                    file.write_text(texts[index])
+    checkpoint = tmp_path / "m.safetensors"
+    config = _finetuning(source, checkpoint, tmp_path / "run")
+    config = config.replace(data={"dir": str(tmp_path / "data")})
+    encoder = encoder_config(config)
+    model = models.MaskedLM(vocabulary.size, config=encoder, rngs=nnx.Rngs(0))
+    models.save(checkpoint, model, raw=vocabulary.raw)
+    task = get_task("finetune")
+    dataset = task.prepare(config.data)
+    for split in dataset.splits:
+        rows = dataset.source(split).__getitems__(list(range(2)))
+        for row, label in zip(rows, dataset.labels(split), strict=False):
+            text = vocabulary.decode(row["tokens"]).decode().strip()
+            assert text in texts
+            known = "0" if "bad" in text else "1"
+            known = known if reviews else str("bad" in text)
+            assert dataset.classes[label] == known
+    assert dataset.raw["vocabulary"] == vocabulary.raw
+    made = task.make_model(config, dataset, nnx.Rngs(0))
+    assert made.encoder.vocab_size == vocabulary.size
 
 
 @pytest.mark.parametrize(

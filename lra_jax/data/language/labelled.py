@@ -15,11 +15,14 @@ import numpy as np
 
 from lra_jax.data import checks, text
 from lra_jax.data.dataset import SequenceDataset
+from lra_jax.data.language.vocabularies import Bytes, Vocabulary
 from lra_jax.data.memory import MemorySource, stream_of
 from lra_jax.errors import expected, known
 
 SPLITS = ("train", "valid", "test")
 _SHARE = 0.1
+# Of a review, so many bytes are read for each token that is kept.
+_BYTES_PER_TOKEN = 16
 
 
 class Texts(NamedTuple):
@@ -35,21 +38,39 @@ class Texts(NamedTuple):
 
 
 class LabelledDataset(SequenceDataset):
-    """Texts in memory as the rest of the library sees a dataset; a byte is its id."""
+    """Texts in memory as the rest of the library sees a dataset.
 
-    def __init__(self, name: str, splits: dict[str, Texts], max_length: int):
+    Args:
+      name: of the texts.
+      splits: they themselves.
+      max_length: tokens of a text that are kept, the first ones.
+      vocabulary: token ids are of it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        splits: dict[str, Texts],
+        max_length: int,
+        vocabulary: Vocabulary,
+    ):
         self.name, self.folder = name, "memory"
         self.splits, self.parts, self.sequences = tuple(splits), (), ("tokens",)
         self.classes = sorted(set(splits["train"].labels))
         if len(self.classes) < 2:
             raise expected("--data.path", "two labels or more", f"{self.classes}")
-        self.vocab_size, self.num_classes = 256, len(self.classes)
+        self.vocab_size, self.num_classes = vocabulary.size, len(self.classes)
         self.max_length, self.image_shape = max_length, None
-        self.token_dtype = np.dtype(np.uint8)
-        self._tokens = {
-            split: [np.frombuffer(t[:max_length], np.uint8) for t in given.texts]
-            for split, given in splits.items()
-        }
+        if not isinstance(vocabulary, Bytes):
+            self.raw = {"kind": "ids", "vocabulary": vocabulary.raw}
+        self.token_dtype = np.min_scalar_type(vocabulary.size - 1)
+        end = np.array([vocabulary.end])
+
+        def tokens(text: bytes) -> np.ndarray:
+            found = vocabulary.encode(text)[:max_length]
+            return (found if len(found) else end).astype(self.token_dtype)
+
+        self._tokens = {s: list(map(tokens, x.texts)) for s, x in splits.items()}
         self._lengths = {
             split: np.array([len(tokens) for tokens in rows], np.int32)
             for split, rows in self._tokens.items()
@@ -90,6 +111,7 @@ def prepare(
     path: str | None = None,
     seed: int = 0,
     max_length: int = 512,
+    vocabulary: Vocabulary | None = None,
 ) -> SequenceDataset:
     """Reads tables, or the reviews where the path is none of a table.
 
@@ -97,11 +119,14 @@ def prepare(
       data_dir: where the prepared reviews are.
       path: a table, a folder of them, or what `lra_jax.data.text.prepare` takes.
       seed: of the examples held out.
-      max_length: bytes of a text that are kept, the first ones.
+      max_length: tokens of a text that are kept, the first ones.
+      vocabulary: that of the tokens; None = bytes.
 
     Raises:
-      ValueError: a file is missing or malformed.
+      ValueError: a file is missing or malformed, or has a text that the vocabulary
+        cannot express.
     """
+    vocabulary = Bytes() if vocabulary is None else vocabulary
     root = None if path is None else checks.existing(path)
     if root is not None and root.suffix == ".tsv":
         whole = _read(root)
@@ -111,7 +136,7 @@ def prepare(
         if not parts[0]:
             raise expected("--data.path", "at least 3 texts", len(order))
         splits = {s: whole.at(x) for s, x in zip(SPLITS, parts, strict=True)}
-        return LabelledDataset(root.name, splits, max_length)
+        return LabelledDataset(root.name, splits, max_length, vocabulary)
     if root is not None and (root / "train.tsv").exists():
         splits = {
             split: _read(root / f"{split}.tsv")
@@ -120,8 +145,20 @@ def prepare(
         }
         if "valid" not in splits:
             splits = _with_validation(splits, seed)
-        return LabelledDataset(root.name, splits, max_length)
-    return text.prepare(data_dir, path=path, max_length=max_length, seed=seed)
+        return LabelledDataset(root.name, splits, max_length, vocabulary)
+    if isinstance(vocabulary, Bytes):
+        return text.prepare(data_dir, path=path, max_length=max_length, seed=seed)
+    most = _BYTES_PER_TOKEN * max_length
+    reviews = text.prepare(data_dir, path=path, max_length=most, seed=seed)
+    splits = {split: _texts_of(reviews, split) for split in SPLITS}
+    return LabelledDataset(reviews.name, splits, max_length, vocabulary)
+
+
+def _texts_of(dataset: SequenceDataset, split: str) -> Texts:
+    """The texts of a dataset of bytes."""
+    labels = dataset.labels(split)
+    rows = dataset.source(split).__getitems__(list(range(len(labels))))
+    return Texts([row["tokens"].tobytes() for row in rows], labels.astype(str).tolist())
 
 
 def _with_validation(splits: dict[str, Texts], seed: int) -> dict[str, Texts]:
