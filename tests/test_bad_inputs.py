@@ -160,7 +160,7 @@ train --train.eval_batch_size=2147483647 ~ --train.eval_batch_size: expected act
 train --train.log_every=0 ~ --train.log_every: expected a positive int, got 0
 train --train.adam_b1=1 ~ --train.adam_b1: expected a number in [0, 1)
 train --train.seq_devices=0 ~ --train.seq_devices: expected a positive int
-train --train.seq_devices=2 --attention=softmax ~ --attention: expected one of linear
+train --preset=compact --train.seq_devices=2 --attention=softmax ~ --attention: expected one of linear
 train --train.seq_devices=2 --model.pooling=cls ~ --model.pooling: expected mean
 train --train.length_warmup=128 ~ --train.length_warmup: expected LENGTH:FRACTION
 train --train.length_warmup=128:2 ~ got '128:2'
@@ -170,7 +170,7 @@ train --model.num_heads=3 ~ --model.num_heads: expected a divisor of
 train --model.num_heads=0 ~ --model.num_heads: expected a positive int
 train --model.num_layers=1001 ~ --model.num_layers: expected at most 1000, got 1001
 train --model.embed_dim=2147483646 ~ --model.num_layers, --model.embed_dim and
-train --model.max_length=2147483647 ~ the memory
+train --preset=compact --model.max_length=2147483647 ~ the memory
 train --model.max_length=10 ~ --data.max_length: expected at most
 train --task=image --model.max_length=10 ~ --model.max_length: expected 1024
 train --model.positions=sinusoidal --model.embed_dim=15 ~ --model.embed_dim: expected

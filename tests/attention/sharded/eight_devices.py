@@ -110,7 +110,7 @@ class Shape:
 
 def training(seq_devices: int, devices: int, length: int, steps: int) -> dict:
     """Losses of a few training steps of the whole model."""
-    config = get_preset("listops").replace(
+    config = get_preset("listops", "compact").replace(
         train={"seq_devices": seq_devices, "batch_size": 8, "learning_rate": 0.01},
         model={"num_layers": 1, "embed_dim": 8, "qkv_dim": 8, "mlp_dim": 8}
         | {"max_length": length, "positions": "sinusoidal"},
