@@ -160,7 +160,7 @@ train --train.eval_batch_size=2147483647 ~ --train.eval_batch_size: expected act
 train --train.log_every=0 ~ --train.log_every: expected a positive int, got 0
 train --train.adam_b1=1 ~ --train.adam_b1: expected a number in [0, 1)
 train --train.seq_devices=0 ~ --train.seq_devices: expected a positive int
-train --preset=compact --train.seq_devices=2 --attention=softmax ~ --attention: expected one of linear
+train --preset=compact --train.seq_devices=2 --attention=softmax ~ expected one of lin
 train --train.seq_devices=2 --model.pooling=cls ~ --model.pooling: expected mean
 train --train.length_warmup=128 ~ --train.length_warmup: expected LENGTH:FRACTION
 train --train.length_warmup=128:2 ~ got '128:2'

@@ -180,6 +180,8 @@ def colour_bar(
     """The scale of an image or a scatter, in plain numbers."""
     if isinstance(drawn.norm, LogNorm | SymLogNorm):
         keywords["format"] = FuncFormatter(lambda value, _: f"{value:g}")
+    if isinstance(drawn.norm, LogNorm):
+        keywords["ticks"] = _log_ticks(drawn.norm.vmin, drawn.norm.vmax)
     bar = figure.colorbar(drawn, ax=axis, label=label, **keywords)
     bar.ax.minorticks_off()
 
@@ -232,13 +234,17 @@ def log_lengths(axis: Axes, lengths: Sequence[int]) -> None:
 def log_scale(axis: Axes) -> None:
     """A logarithmic y axis with plain numbers, once its lines are drawn."""
     axis.set_yscale("log")
-    low, high = axis.get_ylim()
-    few = math.log10(high / low) < 2.5
-    axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if few else (1,)))
+    axis.yaxis.set_major_locator(_log_ticks(*axis.get_ylim()))
     axis.yaxis.set_major_formatter(
         FuncFormatter(lambda value, _: f"{value:g}".replace("e-0", "e-"))
     )
     axis.yaxis.set_minor_locator(NullLocator())
+
+
+def _log_ticks(low: float, high: float) -> LogLocator:
+    """Powers of ten; where they are few, twice and five times them, too."""
+    few = math.log10(high / low) < 2.5
+    return LogLocator(subs=(1, 2, 5) if few else (1,))
 
 
 def to_png(figure: Figure) -> bytes:
