@@ -48,7 +48,7 @@ def _add_matrices(page: Page, maps: Maps) -> None:
     figure, axes = charts.figure(rows, columns, size=(3.3, 2.9))
     length = maps.weights.shape[-1]
     signed = bool((maps.weights < 0).any())
-    scale = charts.log_colours(weights * length)
+    scale = charts.colour_scale(weights * length)
     for head, axis in enumerate(axes.ravel()):
         if head >= heads:
             axis.axis("off")
@@ -69,7 +69,7 @@ def _add_matrices(page: Page, maps: Maps) -> None:
         axis.set_ylabel("to position")
     caption = (
         f"Attention matrices of layer {maps.layer}, times the number of tokens, so "
-        "that 1 is an even share; the scale is logarithmic."
+        "that 1 is an even share."
     )
     if length > _CELLS:
         caption += f" Means over squares: {len(weights[0])} cells a side are drawn."
@@ -148,7 +148,7 @@ def _tree(tree: Any, values: np.ndarray) -> Any:
         *spots.T,
         c=values[nodes],
         cmap=charts.RAMP,
-        norm=charts.log_colours(values),
+        norm=charts.colour_scale(values),
         s=280 if few else 12,
         zorder=2,
         **edges,
@@ -185,7 +185,7 @@ def _characters(tokens: np.ndarray, values: np.ndarray) -> Any:
     cells[:shown] = values[:shown]
     figure, axes = charts.figure(1, 1, size=(9.5, 0.7 + 0.24 * lines))
     axis = axes[0, 0]
-    looks = {"norm": charts.log_colours(values)}
+    looks = {"norm": charts.colour_scale(values)}
     drawn = charts.image(figure, axis, cells.reshape(lines, _COLUMNS), "share", **looks)
     places = [(index % _COLUMNS, index // _COLUMNS) for index in range(shown)]
     words = [_character(int(token)) for token in tokens[:shown]]
@@ -207,8 +207,8 @@ def _greys(words: Sequence[str], values: np.ndarray) -> list[tuple[str, int]]:
 
 
 def _seen(values: np.ndarray) -> np.ndarray:
-    """Values on the logarithmic scale of the pictures."""
-    scale = charts.log_colours(values)
+    """Values on the colour scale of the pictures, from 0 to 1."""
+    scale = charts.colour_scale(values)
     return np.asarray(scale(values))
 
 

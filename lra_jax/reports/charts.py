@@ -32,6 +32,7 @@ _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#000000", "#cc79a7", "#56b4e9", "#
 _MARKERS = "os^DvPX<>*"
 _DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
 _MOST_MARKERS = 12  # of a line
+_MANY = 200  # points of a line that is drawn thin
 
 _STYLE: Any = {
     "axes.axisbelow": True,
@@ -106,6 +107,8 @@ def draw(axis: Axes, lines: Sequence[Line], **settings: Any) -> None:
         x, y = np.asarray(line.x), np.asarray(line.y)
         step = max(-(-len(x) // _MOST_MARKERS), 1)
         looks = line_style(index)
+        if len(x) > _MANY:
+            looks |= {"linewidth": 0.9}
         axis.plot(x, y, label=line.label, markevery=(index % step, step), **looks)
         colour = looks["color"]
         if line.spread is not None:
@@ -186,15 +189,18 @@ def colour_bar(
     bar.ax.minorticks_off()
 
 
-def log_colours(values: Any) -> Normalize:
-    """A logarithmic colour scale from the least to the greatest of the values.
+def colour_scale(values: Any) -> Normalize:
+    """A colour scale from the least to the greatest of the values.
 
-    It has four powers of ten at most, and one at least: smaller values are as light as
-    its end. Values of either sign have one that is linear around 0.
+    It is logarithmic, with four powers of ten at most, so that smaller values are as
+    light as its end, and one at least. Values within a factor of 3 have a linear one,
+    which shows how they differ, and values of either sign one that is linear around 0.
     """
     least, most = float(np.min(values)), float(np.abs(values).max()) or 1.0
     if least < 0:
         return SymLogNorm(most / 100, vmin=-most, vmax=most)
+    if most / 3 < least < most:
+        return Normalize(least, most)
     return LogNorm(min(max(least, most / 1e4), most / 10), most, clip=True)
 
 

@@ -97,3 +97,14 @@ def test_a_picture_does_not_depend_on_the_day():
     figure, _ = drawn(Line("a", [0, 1], [0, 1]))
     one = charts.to_png(figure)
     assert one == charts.to_png(figure) and one.startswith(b"\x89PNG")
+
+
+def test_colours_show_how_values_differ():
+    even = charts.colour_scale(np.array([0.9, 1.0, 1.1]))
+    np.testing.assert_allclose(even([0.9, 1.0, 1.1]), [0, 0.5, 1])
+    wide = charts.colour_scale(np.array([0.01, 0.1, 1.0]))
+    np.testing.assert_allclose(wide([0.01, 0.1, 1.0]), [0, 0.5, 1])
+    signed = charts.colour_scale(np.array([-1.0, 0.5]))
+    assert signed(0.0) == 0.5 and signed(1.0) == 1
+    for same in (0.0, 2.0):
+        assert np.isfinite(charts.colour_scale(np.full(3, same))(same))
