@@ -26,6 +26,7 @@ _PROG = "python -m lra_jax.benchmark"
 _DESCRIPTION = (
     "Measures time and compiled memory of attention mechanisms against the length."
 )
+_ADVICE = "interrupted; the same command goes on"
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -37,11 +38,14 @@ def main(args: Sequence[str] | None = None) -> None:
     config = cli.parse(BenchmarkConfig, _PROG, _DESCRIPTION, args)
     with cli.user_errors():
         make_cases(config, on_cpu=True)  # Refuses what cannot work before jax loads.
+        if config.view == "accelerator":
+            _accelerator(config, args)
+            return
         files = _files(config)
         runtime.configure_jax()
         from lra_jax.benchmarking.report import Report
 
-        report = Report(config, shlex.join([*_PROG.split(), *args]))
+        report = Report(config, _typed(args))
         # Each figure is on disk once measured, should the system end this process.
         kept = files[0].with_suffix(".incomplete.json") if files else None
         keep = functools.partial(report.write, kept, None) if kept else _nothing
@@ -60,6 +64,35 @@ def main(args: Sequence[str] | None = None) -> None:
         cli.fail(f"no case was measured; {first['status']}: {first['reason']}", 1)
 
 
+def _typed(args: Sequence[str]) -> str:
+    return shlex.join([*_PROG.split(), *args])
+
+
+def _accelerator(config: BenchmarkConfig, args: Sequence[str]) -> None:
+    """All parts, or the one that ``--part`` names."""
+    from lra_jax.benchmarking import accelerator, parts
+
+    def say(text: str) -> None:
+        print(text, flush=True)
+
+    if config.part is not None:
+        runtime.configure_jax()
+        from lra_jax.benchmarking import one_part
+
+        with signals.left_to(signal.default_int_handler):
+            one_part.run(config, accelerator.file_of(config, config.part), say)
+        return
+    signals.advise(_ADVICE)
+    view = accelerator.Accelerator(config, _typed(args))
+    try:
+        view.run(say)
+    except parts.Stopped as stop:
+        cli.fail(_ADVICE, 128 + stop.signum)
+    say(f"wrote {view.page} and {view.page.with_suffix('.json').name} beside it")
+    if view.failed:
+        cli.fail(f"failed: {', '.join(view.failed)}; the same command tries again", 1)
+
+
 def run(config: BenchmarkConfig) -> dict[str, Any]:
     """Measures what a config asks for; returns what the JSON holds. Writes nothing.
 
@@ -68,6 +101,9 @@ def run(config: BenchmarkConfig) -> dict[str, Any]:
     """
     from lra_jax.benchmarking.report import Report
 
+    if config.view == "accelerator":
+        wanted = "another than accelerator, which starts processes and writes files"
+        raise expected("view", wanted, "accelerator")
     report = Report(config, "")
     report.measure()
     return report.values()

@@ -4,7 +4,7 @@ import dataclasses
 import math
 from typing import Literal
 
-from lra_jax.benchmarking import published
+from lra_jax.benchmarking import parts, published
 from lra_jax.benchmarking.cases import (
     DTYPES,
     FUSED,
@@ -15,9 +15,9 @@ from lra_jax.benchmarking.cases import (
     parse_names,
     split_list,
 )
-from lra_jax.errors import check_types, expected
+from lra_jax.errors import check_types, expected, known
 
-View = Literal["none", "lra", "linformer", "cosformer", "decode"]
+View = Literal["none", "lra", "linformer", "cosformer", "decode", "accelerator"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +27,8 @@ class BenchmarkConfig:
     view: View = "none"
     """none: any set of cases. lra: Table 2 of the LRA paper. linformer: Table 3 of the
     Linformer paper. cosformer: Table 5 of the cosFormer paper. decode: one token after
-    so many, against softmax with its cache of keys and values."""
+    so many, against softmax with its cache of keys and values. accelerator: errors,
+    times and two short trainings on this GPU or TPU, in at most 20 minutes."""
     attention: str | None = None
     """Mechanisms between commas, as in `softmax,linformer[features=128]`;
     softmax-fused is the best softmax on the machine."""
@@ -59,7 +60,10 @@ class BenchmarkConfig:
     max_gb: float | None = None
     """Memory that a case may need; by default what the device has free."""
     quick: bool = False
-    """Measure the roofline and each case briefly; the figures are rough."""
+    """Measure the roofline and each case briefly; the figures are rough. The trainings
+    of the accelerator's view take a few steps."""
+    part: str | None = None
+    """Of the accelerator's view: do this part alone, in this process."""
     out: str | None = None
     """Folder, or file ending in .json, for the figures and the picture."""
     picture: bool = True
@@ -79,6 +83,7 @@ class _Defaults:
     model: ModelShape = _TEXT
     cpu_batch: int = 1
     batch: int = 1
+    dtypes: str = "float32"
 
 
 _DEFAULTS = {
@@ -115,7 +120,16 @@ _DEFAULTS = {
         "64,256,1K,2K,4K,8K,16K,32K,64K,128K,256K",
         "decode",
     ),
+    "accelerator": _Defaults(
+        f"{FUSED},softmax[implementation=blocks],linear,cosformer,flow,retention,gla",
+        "1K,4K,16K,64K",
+        "forward,forward+backward",
+        batch=4,
+        dtypes="bfloat16",
+    ),
 }
+# A call of the accelerator's view that takes longer is left out, for its 20 minutes.
+_LONGEST_CALL = 2.0
 
 
 def make_cases(config: BenchmarkConfig, on_cpu: bool) -> list[Case]:
@@ -132,6 +146,7 @@ def make_cases(config: BenchmarkConfig, on_cpu: bool) -> list[Case]:
         model = dataclasses.replace(model, num_layers=config.layers)
     attention = _given(config.attention, default.attention)
     lengths = parse_lengths("lengths", _given(config.lengths, default.lengths))
+    dtypes = parse_names("dtypes", _given(config.dtypes, default.dtypes), DTYPES)
     return [
         Case(
             subject,
@@ -145,7 +160,7 @@ def make_cases(config: BenchmarkConfig, on_cpu: bool) -> list[Case]:
             model,
         )
         for work in parse_names("work", _given(config.work, default.work), WORKS)
-        for dtype in parse_names("dtypes", _given(config.dtypes, "float32"), DTYPES)
+        for dtype in dtypes
         for length in lengths
         for subject in [
             *split_list("attention", attention),
@@ -172,6 +187,7 @@ def check_config(config: BenchmarkConfig) -> None:
             raise expected(f"--{name}", "a positive finite number", value)
     if config.out == "":
         raise expected("--out", "a folder or a .json file", "''")
+    _check_part(config)
     if config.view == "none":
         return
     works = _DEFAULTS[config.view].work
@@ -180,6 +196,43 @@ def check_config(config: BenchmarkConfig) -> None:
             raise expected("--work", f"{works} for --view={config.view}", repr(work))
     if config.causal:
         raise expected("--causal", f"False for --view={config.view}", True)
+
+
+def _check_part(config: BenchmarkConfig) -> None:
+    if config.view != "accelerator":
+        if config.part is not None:
+            raise expected("--part", "--view=accelerator with it", repr(config.part))
+        return
+    if config.out is None or config.out.endswith(".json"):
+        wanted = "a folder for --view=accelerator"
+        raise expected("--out", wanted, repr(config.out))
+    if config.part is not None:
+        known("--part", config.part, parts.names())
+
+
+def timing(
+    config: BenchmarkConfig, causal: bool, attention: str | None = None
+) -> BenchmarkConfig:
+    """The settings of one of the time tables of the accelerator's view.
+
+    Args:
+      config: the view's.
+      causal: which form.
+      attention: the mechanisms, in place of the view's.
+    """
+    default = _DEFAULTS["accelerator"]
+    return dataclasses.replace(
+        config,
+        view="none",
+        part=None,
+        causal=causal,
+        attention=attention or _given(config.attention, default.attention),
+        lengths=_given(config.lengths, default.lengths),
+        work=_given(config.work, default.work),
+        dtypes=_given(config.dtypes, default.dtypes),
+        batch_size=config.batch_size or default.batch,
+        max_seconds=min(config.max_seconds, _LONGEST_CALL),
+    )
 
 
 def linformer_name(features: int) -> str:
@@ -200,6 +253,7 @@ def published_tables(view: str) -> tuple[published.Published, ...]:
     return {
         "none": (),
         "decode": (),
+        "accelerator": (),
         "lra": (published.LRA_STEPS, published.LRA_MEMORY),
         "linformer": (published.LINFORMER_TIME, published.LINFORMER_MEMORY),
         "cosformer": (published.COSFORMER_INFERENCE, published.COSFORMER_TRAINING),

@@ -14,11 +14,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from lra_jax.attention import registry
+from lra_jax.attention import gates, registry
 from lra_jax.benchmarking.cases import FUSED, Case, split_subject
 from lra_jax.configs import TrainConfig
 from lra_jax.models import SequenceClassifier
-from lra_jax.models.options import split_options
+from lra_jax.models.options import named, split_options
 from lra_jax.tasks import get_task
 from lra_jax.tasks.base import classification_loss
 from lra_jax.tasks.encoder import parse_options
@@ -117,10 +117,22 @@ def _attention(case: Case, mechanism: Any, options: dict[str, Any]) -> Work:
     backward = case.work == "forward+backward"
 
     def make() -> Arguments:
-        given = _parameters(case, mechanism, own)
+        given = _parameters(case, mechanism, own) | _gates(case, mechanism)
         return given, *_random(shape, case.dtype, 4 if backward else 3)
 
     return Work(both if backward else call, make)
+
+
+def _gates(case: Case, mechanism: Any) -> dict[str, jax.Array]:
+    """The gates that a layer would give the mechanism, of random numbers."""
+    shape = (case.batch_size, case.length, case.heads)
+    found = {}
+    for number, gate in enumerate(mechanism.gates):
+        width = () if gate.width == "one" else (case.head_dim,)
+        key = jax.random.key(2 + number)
+        drawn = jax.random.normal(key, (*shape, *width), jnp.dtype(case.dtype))
+        found[gate.name] = gates.activated(gate.activation, drawn)
+    return found
 
 
 def _parameters(case: Case, mechanism: Any, own: dict[str, Any]) -> dict[str, Any]:
@@ -128,14 +140,15 @@ def _parameters(case: Case, mechanism: Any, own: dict[str, Any]) -> dict[str, An
     make = mechanism.make_parameters
     if make is None:
         return {}
-    return make(
-        jax.random.key(1),
-        max_length=case.length,
-        num_heads=case.heads,
-        head_dim=case.head_dim,
-        dtype=jnp.dtype(case.dtype),
-        **own,
-    )
+    sizes = {
+        "max_length": case.length,
+        "num_heads": case.heads,
+        "head_dim": case.head_dim,
+        "dtype": jnp.dtype(case.dtype),
+    }
+    taken = named(make)
+    sizes = {name: size for name, size in sizes.items() if name in taken}
+    return make(jax.random.key(1), **sizes, **own)
 
 
 def _random(shape: tuple[int, ...], dtype: str, count: int) -> tuple[jax.Array, ...]:

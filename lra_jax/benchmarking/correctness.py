@@ -1,0 +1,214 @@
+"""Mechanisms on the default device against float64 on the CPU.
+
+The error of an array is ``max |x - y| / max |y|``, y being the reference; that of a
+gradient which is zero is its size over that of the largest gradient. Inputs are exact
+in bfloat16, so all that differs is the computation. In float32 the products have the
+highest precision: the default of TPUs, and of NVIDIA's GPUs since Ampere, rounds their
+factors to fewer bits, and would hide any other error.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lra_jax.attention import registry
+from lra_jax.benchmarking.cases import FUSED, Case, parse_lengths, split_list
+from lra_jax.benchmarking.settings import BenchmarkConfig, timing
+from lra_jax.benchmarking.works import find, make_work
+from lra_jax.files import replacing
+
+Row = dict[str, Any]
+Arrays = dict[str, np.ndarray]
+
+TOLERANCES = {"float32": 1e-4, "bfloat16": 3e-2}
+"""The largest error that is taken for rounding."""
+
+# Not a multiple of any chunk or block, and beyond the length from which softmax
+# attention goes by blocks.
+_LENGTH = 300
+_HEADS = 2
+# A gradient that is this much smaller than the largest is zero: Sinkhorn's bias, which
+# its normalisation cancels, is.
+_ZERO = 1e-9
+# Of the references: nearly all of their time is compilation.
+_UNOPTIMISED = {"xla_backend_optimization_level": 0}
+_ARRAYS = ("query", "key", "value", "cotangent")
+
+
+def make_cases(config: BenchmarkConfig) -> list[Case]:
+    """Each mechanism, and its causal form if it has one; by default, all there are."""
+    names = [FUSED, *registry.names()]
+    if config.attention is not None:
+        names = split_list("attention", config.attention)
+    lengths = parse_lengths("lengths", timing(config, causal=False).lengths or "")
+    sizes: dict[str, Any] = {
+        "length": min(_LENGTH, lengths[-1]),
+        "heads": min(_HEADS, config.heads),
+        "head_dim": config.head_dim,
+    }
+    return [
+        Case(name, "forward", causal=causal, **sizes)
+        for name in names
+        for causal in (False, True)
+        if not causal or find(name)[0].causal is not False
+    ]
+
+
+def kernel_cases(config: BenchmarkConfig) -> list[Case]:
+    """Those of the cases that have Pallas kernels, which are asked for."""
+    return [
+        dataclasses.replace(case, attention=f"{case.name}[implementation=pallas]")
+        for case in make_cases(config)
+        if case.attention == case.name and find(case.name)[0].kernels
+    ]
+
+
+def file_of(case: Case, folder: Path) -> Path:
+    """Where the reference of a case is; a kernel's is that of its mechanism."""
+    name = case.attention.replace("[implementation=pallas]", "")
+    return folder / f"{name}{'-causal' if case.causal else ''}.npz"
+
+
+def write_references(
+    cases: Iterable[Case], folder: Path, say: Callable[[str], None]
+) -> None:
+    """Computes inputs, outputs and gradients of the cases, on the CPU in float64.
+
+    What is in the folder already is not computed again.
+    """
+    folder.mkdir(exist_ok=True)
+    for case in cases:
+        if file_of(case, folder).exists():
+            continue
+        inputs = make_inputs(case)
+        found = evaluate(case, inputs, "float64")
+        found = {f"of {name}": x.astype("float32") for name, x in found.items()}
+        arrays: dict[str, Any] = inputs | found
+        with replacing(file_of(case, folder)) as partial, partial.open("wb") as file:
+            np.savez_compressed(file, **arrays)
+        say(_title(case))
+
+
+def make_inputs(case: Case) -> Arrays:
+    """All arrays of a call, and its cotangent: float32, exact in bfloat16."""
+    work = make_work(dataclasses.replace(case, work="forward+backward"))
+    given, *arrays = work.make()
+    every = dict(zip(_ARRAYS, arrays, strict=True)) | given
+    return {name: np.asarray(_rounded(jnp.asarray(x))) for name, x in every.items()}
+
+
+def _rounded(x: jax.Array) -> jax.Array:
+    """Numbers as bfloat16 has them; what is no number stays."""
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return x
+    return x.astype(jnp.bfloat16).astype(jnp.float32)
+
+
+def evaluate(case: Case, inputs: Mapping[str, np.ndarray], dtype: str) -> Arrays:
+    """The output of a case and the gradients of all its arrays, in float64.
+
+    Raises:
+      ValueError: an array does not fit, or there is no such form on this device.
+    """
+    function = make_work(case).function
+
+    def both(floats: dict[str, Any], others: dict[str, Any], cotangent: Any) -> Any:
+        def call(floats: dict[str, Any]) -> jax.Array:
+            given = floats | others
+            return function(given, *(given.pop(name) for name in _ARRAYS[:3]))
+
+        out, pullback = jax.vjp(call, floats)
+        return {"output": out, **pullback(cotangent.astype(out.dtype))[0]}
+
+    every = {name: jnp.asarray(x) for name, x in inputs.items()}
+    cotangent = every.pop("cotangent")
+    floats = {
+        name: x.astype(dtype)
+        for name, x in every.items()
+        if jnp.issubdtype(x.dtype, jnp.floating)
+    }
+    others = {name: x for name, x in every.items() if name not in floats}
+    precision = None if dtype == "bfloat16" else "highest"
+    with jax.default_matmul_precision(precision):
+        options = _UNOPTIMISED if dtype == "float64" else None
+        found = jax.jit(both, compiler_options=options)(floats, others, cotangent)
+    return {name: np.asarray(x, "float64") for name, x in found.items()}
+
+
+def compare(case: Case, folder: Path, dtype: str) -> Row:
+    """The errors of a case in a dtype on the default device, as a row.
+
+    ``status`` is "measured", "not supported" or "failed", the last two with a
+    ``reason``.
+    """
+    row: Row = {"attention": case.attention, "causal": case.causal, "dtype": dtype}
+    refusal = refused(case, dtype)
+    if refusal is not None:
+        return row | {"status": "not supported", "reason": refusal}
+    try:
+        with np.load(file_of(case, folder)) as file:
+            arrays = dict(file)
+        wanted = {name: arrays.pop(f"of {name}") for name in _results(arrays)}
+        found = evaluate(case, arrays, dtype)
+    except (jax.errors.JaxRuntimeError, ValueError, OSError) as error:
+        return row | {"status": "failed", "reason": _line(error)}
+    endless = [name for name, x in found.items() if not np.isfinite(x).all()]
+    if endless:
+        reason = f"not finite: {', '.join(endless)}"
+        return row | {"status": "failed", "reason": reason}
+    output = relative_error(found["output"], wanted.pop("output"))
+    largest = max(np.abs(y).max() for y in wanted.values())
+    errors = {
+        name: relative_error(found[name], y, largest) for name, y in wanted.items()
+    }
+    worst = max(errors, key=errors.__getitem__)
+    return row | {
+        "status": "measured",
+        "output": output,
+        "gradients": errors[worst],
+        "worst_gradient": worst,
+        "holds": max(output, errors[worst]) <= TOLERANCES[dtype],
+    }
+
+
+def _results(arrays: Arrays) -> list[str]:
+    return [name.removeprefix("of ") for name in arrays if name.startswith("of ")]
+
+
+def refused(case: Case, dtype: str) -> str | None:
+    """Why this device has no such form of a case; None = it has."""
+    work = make_work(dataclasses.replace(case, dtype=dtype))
+    try:
+        jax.eval_shape(work.function, *jax.eval_shape(work.make))
+    except (ValueError, NotImplementedError) as error:
+        return _line(error)
+    return None
+
+
+def relative_error(got: np.ndarray, wanted: np.ndarray, largest: float = 1.0) -> float:
+    """``max |got - wanted| / max |wanted|``; over ``largest`` where ``wanted`` is zero
+    but for rounding."""
+    size = float(np.abs(wanted).max())
+    scale = size if size > _ZERO * largest else largest
+    return float(np.abs(got - wanted).max() / scale)
+
+
+def _line(error: Exception) -> str:
+    return (str(error).strip() or repr(error)).splitlines()[0][:300]
+
+
+def _title(case: Case) -> str:
+    return f"{case.attention}{', causal' if case.causal else ''}"
+
+
+def in_words(row: Row) -> str:
+    """A row as a line of progress."""
+    start = f"{row['attention']}{', causal' if row['causal'] else ''}  {row['dtype']}"
+    if row["status"] != "measured":
+        return f"{start}  {row['status']}: {row['reason']}"
+    return f"{start}  output {row['output']:.1e}, gradients {row['gradients']:.1e}"

@@ -1,0 +1,135 @@
+"""The work of one part of the accelerator's view, in its process.
+
+It leaves a JSON file with what was found, or with ``skipped``, the reason why there is
+nothing to find. Rows are on disk once measured, should the process end.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from lra_jax.benchmarking import correctness, rivals
+from lra_jax.benchmarking.report import Report
+from lra_jax.benchmarking.settings import BenchmarkConfig, make_cases, timing
+from lra_jax.files import write_json
+from lra_jax.training.session import commit, describe_devices, versions
+
+REFERENCES = "reference"
+"""The folder of the references, beside the files of the parts."""
+
+Say = Callable[[str], None]
+
+
+def run(config: BenchmarkConfig, file: Path, say: Say) -> None:
+    """Does the part that a config names, and writes the file.
+
+    Raises:
+      KeyboardInterrupt: Ctrl-C; the rows so far are in the file.
+    """
+    jobs: dict[str | None, Callable[[], None]] = {
+        "device": lambda: _device(file),
+        "reference": lambda: _references(config, file, say),
+        "correctness": lambda: _compare(config, file, correctness.make_cases, say),
+        "times": lambda: _times(timing(config, causal=False), file, say),
+        "times-causal": lambda: _times(timing(config, causal=True), file, say),
+        "kernels": lambda: _kernels(config, file, say),
+        "kernel-times": lambda: _kernel_times(config, False, file, say),
+        "kernel-times-causal": lambda: _kernel_times(config, True, file, say),
+        rivals.NAME: lambda: _rivals(config, file, say),
+    }
+    jobs[config.part]()
+
+
+def _device(file: Path) -> None:
+    found = {"commit": commit(), "device": describe_devices(), "versions": versions()}
+    write_json(file, found)
+
+
+def _references(config: BenchmarkConfig, file: Path, say: Say) -> None:
+    cases = correctness.make_cases(config)
+    correctness.write_references(cases, file.parent / REFERENCES, say)
+    write_json(file, {"cases": len(cases)})
+
+
+def _compare(
+    config: BenchmarkConfig,
+    file: Path,
+    make: Callable[[BenchmarkConfig], Sequence[Any]],
+    say: Say,
+) -> None:
+    before = json.loads(file.read_text("utf-8"))["rows"] if file.exists() else []
+    rows = [row for row in before if row["status"] != "failed"]
+    done = [(row["attention"], row["causal"], row["dtype"]) for row in rows]
+    for case in make(config):
+        for dtype in correctness.TOLERANCES:
+            if (case.attention, case.causal, dtype) in done:
+                continue
+            row = correctness.compare(case, file.parent / REFERENCES, dtype)
+            rows.append(row)
+            say(correctness.in_words(row))
+            write_json(file, {"tolerances": correctness.TOLERANCES, "rows": rows})
+
+
+def _kernels(config: BenchmarkConfig, file: Path, say: Say) -> None:
+    reason = _no_kernels(config, tuple(correctness.TOLERANCES))
+    if reason is not None:
+        write_json(file, {"skipped": reason})
+        return
+    _compare(config, file, correctness.kernel_cases, say)
+
+
+def _no_kernels(config: BenchmarkConfig, dtypes: Sequence[str]) -> str | None:
+    """Why none of the kernels runs here; None = one does."""
+    reason: str | None = "none of --attention has kernels"
+    for case in correctness.kernel_cases(config):
+        for dtype in dtypes:
+            reason = correctness.refused(case, dtype)
+            if reason is None:
+                return None
+    return reason
+
+
+def _kernel_times(config: BenchmarkConfig, causal: bool, file: Path, say: Say) -> None:
+    cases = correctness.kernel_cases(config)
+    names = list(dict.fromkeys(case.name for case in cases))
+    subjects = [
+        f"{name}[implementation={x}]" for name in names for x in ("xla", "pallas")
+    ]
+    chosen = timing(config, causal, ",".join(subjects))
+    reason = _no_kernels(config, (chosen.dtypes or "").split(","))
+    if reason is not None:
+        write_json(file, {"skipped": reason})
+        return
+    _times(chosen, file, say)
+
+
+def _times(config: BenchmarkConfig, file: Path, say: Say) -> None:
+    report = Report(config, "")
+
+    def keep() -> None:
+        wanted = ("settings", "softmax_fused", "roofline", "rows", "exponents")
+        values = report.values()
+        write_json(file, {name: values[name] for name in wanted})
+
+    report.measure(say, keep)
+    keep()
+    if report.interrupted:
+        raise KeyboardInterrupt
+
+
+def _rivals(config: BenchmarkConfig, file: Path, say: Say) -> None:
+    reason = rivals.missing()
+    if reason is not None:
+        write_json(file, {"skipped": reason})
+        return
+    chosen = timing(config, causal=True)
+    cases = make_cases(chosen, on_cpu=False)
+    rows: list[rivals.Row] = []
+
+    def keep(row: rivals.Row) -> None:
+        rows.append(row)
+        say(f"{row['attention']}  {row['work']}  {row['length']:,}  {row['status']}")
+        write_json(file, {"versions": rivals.versions(), "rows": rows})
+
+    rivals.measure(cases, chosen.repeats, chosen.max_seconds, keep)

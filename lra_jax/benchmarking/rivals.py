@@ -1,0 +1,95 @@
+"""The kernels of flash-linear-attention (torch and Triton), timed as ours are.
+
+Only where ``torch`` and ``fla`` are installed, and torch has a GPU. They are causal,
+take ``[B, T, N, H]`` (version 0.3 or newer), and get arrays of the same sizes.
+
+Source: github.com/fla-org/flash-linear-attention, ``fla.ops``.
+"""
+
+import importlib
+import importlib.util
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from lra_jax.benchmarking.cases import Case
+
+Row = dict[str, Any]
+
+NAME = "flash-linear-attention"
+# Ours: the module and the function there.
+FUNCTIONS = {
+    "linear": ("fla.ops.linear_attn", "chunk_linear_attn"),
+    "retention": ("fla.ops.retention", "chunk_retention"),
+    "gla": ("fla.ops.gla", "chunk_gla"),
+}
+
+
+def missing() -> str | None:
+    """Why they cannot be timed; None = they can."""
+    absent = [name for name in ("torch", "fla") if not importlib.util.find_spec(name)]
+    if absent:
+        return f"not installed: {', '.join(absent)}"
+    torch = importlib.import_module("torch")
+    return None if torch.cuda.is_available() else "torch finds no GPU"
+
+
+def versions() -> dict[str, str]:
+    """Of what is timed here."""
+    found = {name: importlib.import_module(name) for name in ("torch", "fla")}
+    return {name: str(module.__version__) for name, module in found.items()}
+
+
+def measure(
+    cases: Iterable[Case], repeats: int, max_seconds: float, keep: Callable[[Row], None]
+) -> None:
+    """Times all cases of which there is a function; ``keep`` gets a row for each."""
+    for case in cases:
+        if case.name not in FUNCTIONS:
+            continue
+        row = case.to_dict() | {"attention": f"{NAME}: {case.name}"}
+        try:
+            keep(row | _time(case, repeats, max_seconds))
+        except Exception as error:  # Of torch, of Triton, or of a changed signature.
+            reason = (str(error).strip() or repr(error)).splitlines()[0][:200]
+            keep(row | {"status": "failed", "reason": reason})
+
+
+def _time(case: Case, repeats: int, max_seconds: float) -> Row:
+    torch = importlib.import_module("torch")
+    module, name = FUNCTIONS[case.name]
+    function = getattr(importlib.import_module(module), name)
+    backward = case.work == "forward+backward"
+    shape = (case.batch_size, case.length, case.heads, case.head_dim)
+    placed = {"device": "cuda", "dtype": getattr(torch, case.dtype)}
+    arrays = [torch.randn(shape, **placed, requires_grad=backward) for _ in range(3)]
+    gates = []
+    if case.name == "gla":
+        gates = [torch.nn.functional.logsigmoid(torch.randn(shape, **placed)) / 16]
+    cotangent = torch.randn(shape, **placed)
+
+    def call() -> None:
+        out = function(*arrays, *gates)[0]
+        if backward:
+            torch.autograd.grad(out, arrays, cotangent)
+
+    def sample(calls: int) -> float:
+        begun = time.perf_counter()
+        for _ in range(calls):
+            call()
+        torch.cuda.synchronize()
+        return (time.perf_counter() - begun) / calls
+
+    sample(2)  # Compiles and tunes.
+    calls = max(1, min(1000, round(0.02 / sample(1))))
+    samples = [sample(calls)]
+    while len(samples) < repeats and sum(samples) * calls < max_seconds:
+        samples.append(sample(calls))
+    return {
+        "status": "measured",
+        "median_ms": 1e3 * statistics.median(samples),
+        "fastest_ms": 1e3 * min(samples),
+        "slowest_ms": 1e3 * max(samples),
+        "samples": len(samples),
+    }
