@@ -38,7 +38,7 @@ def missing() -> str | None:
 def versions() -> dict[str, str]:
     """Of what is timed here."""
     found = {name: importlib.import_module(name) for name in ("torch", "fla")}
-    return {name: str(module.__version__) for name, module in found.items()}
+    return {name: getattr(x, "__version__", "unknown") for name, x in found.items()}
 
 
 def measure(

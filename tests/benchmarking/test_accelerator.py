@@ -17,7 +17,7 @@ from lra_jax.benchmarking.settings import BenchmarkConfig, make_cases, timing
 
 SIZES = {"heads": 2, "head_dim": 4, "attention": "linear", "lengths": "8"}
 TINY = (
-    *("--view=accelerator", "--quick", "--attention=linear", "--lengths=8,16"),
+    *("--view=accelerator", "--quick", "--attention=linear", "--lengths=8"),
     *("--batch-size=1", "--heads=2", "--head-dim=4", "--dtypes=float32"),
     "--work=forward",
 )
@@ -50,7 +50,7 @@ def test_all_parts_and_then_none_again(tmp_path) -> None:
     assert all(row["holds"] and row["output"] > 0 for row in errors)
     for name in ("times", "times-causal"):
         rows = found[name]["found"]["rows"]
-        assert [row["status"] for row in rows] == ["measured"] * 2
+        assert [row["status"] for row in rows] == ["measured"]
         assert {row["causal"] for row in rows} == {name == "times-causal"}
     assert found["listops"]["found"]["steps"] == 10
     assert found["lm"]["found"]["test_bits_per_byte_best"] > 0
