@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from lra_jax import cli, runtime, signals
+from lra_jax import cli, progress, runtime, signals
 from lra_jax.errors import known, not_negative, renamed
 
 PROG = "python -m lra_jax.analyze"
@@ -211,12 +211,14 @@ def _rank_collapse(settings: RankCollapse, page: Any) -> None:
         return
     names, mechanisms = _names(settings.network), _names(settings.attention)
     parts.check(names, mechanisms)
+    curves = (len(names) + len(mechanisms)) * settings.draws
     sizes = {
         "draws": settings.draws,
         "batch_size": settings.examples,
         "length": settings.length,
         "num_layers": settings.layers,
         "seed": settings.seed,
+        "clock": progress.Clock("curves", curves * len(variants)),
     }
     parts.add_networks(page, names, variants, **sizes)
     parts.add_mechanisms(page, names[0], mechanisms, variants, **sizes)
@@ -231,10 +233,9 @@ def _paths(settings: Paths, page: Any) -> None:
     experiments = PUBLISHED if settings.full else QUICK
     parts.add_lengths(page)
     results = {}
-    for name in names:
-        if name == "circle":
-            continue
-        print(f"{name} ...", flush=True)
+    trained = [name for name in names if name != "circle"]
+    for name in trained:
+        progress.say(f"{name} ({len(results) + 1} of {len(trained)} trainings) ...")
         results[name] = run_experiment(
             name,
             experiments[name],
@@ -245,7 +246,7 @@ def _paths(settings: Paths, page: Any) -> None:
     if results:
         parts.add_results(page, results, experiments, quick=not settings.full)
     if "circle" in names:
-        print("circle ...", flush=True)
+        progress.say("circle ...")
         parts.add_circles(page, settings.attention, settings.seed)
 
 
@@ -261,16 +262,17 @@ def _spectrum(settings: Spectrum, page: Any) -> None:
     else:
         names = _names(settings.attention)
         parts.check(settings.network, names, settings.examples)
-        found = {
-            name: parts.initial_spectra(
+        found = {}
+        for name in names:
+            count = f"{len(found) + 1} of {len(names)} mechanisms"
+            progress.say(f"{settings.network} with {name} ({count}) ...")
+            found[name] = parts.initial_spectra(
                 settings.network,
                 name,
                 settings.examples,
                 settings.length,
                 settings.seed,
             )
-            for name in names
-        }
         about = (
             f"The network {settings.network} at initialisation on {settings.examples} "
             f"sequences of {settings.length} random tokens."
@@ -283,12 +285,14 @@ def _maps(settings: Maps, page: Any) -> None:
     from lra_jax.analysis.maps_report import add_maps
     from lra_jax.training.restore import load_run
 
+    progress.say(f"loading {settings.workdir} ...")
     saved = load_run(settings.workdir, settings.checkpoint, settings.allow_code)
     example = settings.example
     if example is None:
         known("--split", settings.split, saved.dataset.splits)
         example = int(saved.dataset.lengths(settings.split).argmin())
     batch = saved.examples([example], settings.split)
+    progress.say("running it on the example ...")
     maps = example_maps(saved, batch, settings.layer)
     config = saved.config
     title = (
@@ -304,6 +308,7 @@ def _load(settings: Any) -> tuple[Any, Any]:
     from lra_jax.training.restore import load_run
 
     check_size("--examples", settings.examples)
+    progress.say(f"loading {settings.workdir} ...")
     saved = load_run(settings.workdir, settings.checkpoint, settings.allow_code)
     return saved, saved.examples(range(settings.examples))
 

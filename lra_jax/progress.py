@@ -12,26 +12,39 @@ Item = TypeVar("Item")
 _FIRST, _MOST = 2.0, 60.0
 
 
-def told(items: Iterable[Item], what: str, total: int) -> Iterator[Item]:
-    """The same items; on the way a line on stdout now and then, with the time left.
+class Clock:
+    """Says on stdout now and then how far work is, with the time left.
 
     Work of less than two seconds says nothing, and so does one whose stdout is gone.
 
     Args:
-      items: to go through.
       what: in words, as in ``train examples``.
       total: how many there are.
     """
-    begun = time.monotonic()
-    due, pause = begun + _FIRST, _FIRST
-    for done, item in enumerate(items):
-        yield item
+
+    def __init__(self, what: str, total: int):
+        self._what, self._total, self._done = what, total, 0
+        self._begun, self._pause = time.monotonic(), _FIRST
+        self._due = self._begun + _FIRST
+
+    def tick(self) -> None:
+        """One more is done."""
+        self._done += 1
         now = time.monotonic()
-        if now >= due and done + 1 < total:
-            left = (now - begun) / (done + 1) * (total - done - 1)
-            say(f"{done + 1:,} of {total:,} {what}, about {left:.0f} s left")
-            pause = min(2 * pause, _MOST)
-            due = now + pause
+        if now >= self._due and self._done < self._total:
+            left = (now - self._begun) / self._done * (self._total - self._done)
+            count = f"{self._done:,} of {self._total:,} {self._what}"
+            say(f"{count}, about {left:.0f} s left")
+            self._pause = min(2 * self._pause, _MOST)
+            self._due = now + self._pause
+
+
+def told(items: Iterable[Item], what: str, total: int) -> Iterator[Item]:
+    """The same items, counted on the way by a `Clock` of the other arguments."""
+    clock = Clock(what, total)
+    for item in items:
+        yield item
+        clock.tick()
 
 
 def say(line: str) -> None:

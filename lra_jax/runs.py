@@ -186,13 +186,14 @@ def finished_result(run: Run) -> dict[str, Any] | None:
 
     try:
         config = json.loads((run.workdir / "config.json").read_text(encoding="utf-8"))
-        config.pop("data_fingerprint")
         if Config.from_dict(config).identity() != run.config.identity():
             return None
         if own_code.changed(run.workdir, run.config.attention):
             return None
         result = json.loads((run.workdir / "result.json").read_text(encoding="utf-8"))
         result["test_accuracy_best"]
+        if result["steps"] < run.config.train.steps:
+            return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # The run itself says what is wrong, in one line.
     return result

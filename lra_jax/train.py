@@ -136,12 +136,15 @@ def _together(command: str) -> Iterator[None]:
 
 
 def _draw(session: Any) -> None:
-    """The curves of a finished run, in its directory."""
+    """The curves of a finished run, in its directory, where they are older or none."""
     from lra_jax.reports import run_curves
     from lra_jax.training import hosts
 
     config, file = session.config, session.workdir / "curves.png"
-    if hosts.is_writer() and not file.exists():
+    if not hosts.is_writer():
+        return
+    ended = (session.workdir / "result.json").stat().st_mtime
+    if not file.exists() or file.stat().st_mtime < ended:
         title = f"{config.attention} on {config.task}, preset {config.preset}"
         if run_curves.draw(session.workdir, title) is not None:
             session.console.line(f"curves in {file}")

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from lra_jax import progress
 from lra_jax.analysis.variants import Variant
 from lra_jax.attention import Mechanism
 from lra_jax.errors import expected
@@ -158,7 +159,7 @@ def variant_states(
     first, named = blocks[0]
     x, mask = named["inputs"][0], named["mask"][0]
     found = {}
-    for name, variant in variants.items():
+    for name, variant in progress.told(variants.items(), "variants", len(variants)):
         states, memory = [x], None
         for block, _ in blocks:
             own = block.attention.config.own_parameters

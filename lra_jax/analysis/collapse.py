@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from lra_jax import progress
 from lra_jax.analysis.capture import variant_states
 from lra_jax.analysis.networks import (
     Network,
@@ -34,6 +35,7 @@ def network_curves(
     length: int = 128,
     num_layers: int | None = None,
     seed: int = 0,
+    clock: progress.Clock | None = None,
 ) -> dict[str, np.ndarray]:
     """The curves of a network at initialisation, on random tokens.
 
@@ -43,6 +45,7 @@ def network_curves(
       draws: initialisations, each with tokens of its own.
       batch_size: sequences for each draw.
       seed: of the first draw.
+      clock: counts the curves, one for each draw and variant.
 
     Returns:
       For each variant float64 `[draws * batch_size, L + 1]`, embeddings first.
@@ -69,6 +72,8 @@ def network_curves(
         tokens = jnp.asarray(zipf_tokens(shape.vocab_size, batch_size, length, draw))
         for name, variant in variants.items():
             found[name].append(collapse_curves(run(state, tokens, variant)))
+            if clock is not None:
+                clock.tick()
     return {name: np.concatenate(curves) for name, curves in found.items()}
 
 
@@ -92,7 +97,7 @@ def trained_curves(
     tokens = jnp.asarray(zipf_tokens(shape.vocab_size, batch_size, length, seed))
     return {
         name: collapse_curves(run(state, tokens, variant))
-        for name, variant in variants.items()
+        for name, variant in progress.told(variants.items(), "curves", len(variants))
     }
 
 

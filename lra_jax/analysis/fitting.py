@@ -7,6 +7,8 @@ import jax
 import numpy as np
 import optax
 
+from lra_jax import progress
+
 
 def fit_epochs(
     loss: Callable[..., jax.Array],
@@ -41,7 +43,7 @@ def fit_epochs(
     epoch = jax.jit(lambda carry, data: jax.lax.scan(step, carry, data))
     carry = (params, optimizer.init(params), jax.random.key(seed))
     losses = []
-    for _ in range(epochs):
+    for _ in progress.told(range(epochs), "epochs", epochs):
         carry, values = epoch(carry, data)
         losses.append(float(values.mean()))
     return carry[0], np.array(losses)

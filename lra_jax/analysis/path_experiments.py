@@ -14,6 +14,7 @@ import numpy as np
 import optax
 from flax import nnx
 
+from lra_jax import progress
 from lra_jax.analysis.fitting import fit_epochs
 from lra_jax.analysis.path_network import PathNetwork, PathSettings, draw_paths
 from lra_jax.analysis.path_tasks import TokenTask, convex_hull, memorisation, sorting
@@ -140,14 +141,17 @@ def run_experiment(
     inputs, labels = jnp.asarray(test.inputs), jnp.asarray(test.labels)
     rng = np.random.default_rng(seed)
     found = {}
+    lengths = settings.num_layers + 1
+    clock = progress.Clock("lengths of the paths", len(num_paths) * lengths)
     for count in num_paths:
         rows = []
-        for length in range(settings.num_layers + 1):
+        for length in range(lengths):
             drawn = (
                 draw_paths(length, count, settings.num_layers, settings.num_heads, rng)
                 for _ in range(repeats)
             )
             rows.append([float(along(params, inputs, labels, p)) for p in drawn])
+            clock.tick()
         found[count] = np.array(rows)
     whole = float(score(params, inputs, labels))
     return PathResult(whole, test.majority, found, losses)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from lra_jax import progress
 from lra_jax.analysis.capture import AttentionCall, capture, capture_attention
 from lra_jax.analysis.networks import SHAPES, Network, zipf_tokens
 from lra_jax.analysis.spectrum import cumulative_spectrum, effective_rank
@@ -126,7 +127,7 @@ def _draw_curves(axis: Any, curves: np.ndarray, title: str) -> None:
 
 def _spectra(calls: Sequence[AttentionCall], mask: np.ndarray) -> Spectra:
     curves, ranks = [], []
-    for call in calls:
+    for call in progress.told(calls, "layers", len(calls)):
         weights = call.weights()
         real = _with_class(mask, weights.shape[-1])
         by_example = [w[:, m][:, :, m] for w, m in zip(weights, real, strict=True)]

@@ -84,6 +84,16 @@ class TrainConfig:
         ends = self.schedule in ("cosine", "linear", "trapezoid")
         return ends and self.warmup >= self.falls
 
+    @property
+    def bound_to_steps(self) -> list[str]:
+        """The settings by which each step depends on how many there are.
+
+        Without any, a run of more steps begins like one of fewer.
+        """
+        ends = ["schedule"] * (self.schedule not in ("constant", "lra"))
+        shares = ("length_warmup", "curriculum")
+        return ends + [name for name in shares if getattr(self, name)]
+
 
 @dataclasses.dataclass(frozen=True)
 class PretrainConfig:
@@ -284,6 +294,9 @@ class Config:
     profile: bool = False
     """Write a trace of ten steps to profile/ in the run directory, for TensorBoard or
     Perfetto."""
+    wandb: str | None = None
+    """Project of Weights & Biases to report to, which needs `pip install wandb`;
+    WANDB_MODE=offline in the environment keeps the reports on this machine."""
     debug_nans: bool = False
     """When the loss is not finite, do the bad step again and name the first bad tensor:
     its module, forward or backward. In one process."""
@@ -322,6 +335,8 @@ class Config:
     def from_dict(cls, values: dict[str, Any]) -> Self:
         """Inverse of :meth:`to_dict`; the task decides what ``data`` holds.
 
+        Leaves out what ``config.json`` says of a run beside its config.
+
         Raises:
           ValueError: on a field that this version, or the task, does not know, or a
             value of another type.
@@ -333,7 +348,8 @@ class Config:
             nested = {name: kind(**values[name]) for name, kind in parts.items()}
             # Runs of earlier versions have none.
             nested["pretrain"] = PretrainConfig(**values.get("pretrain", {}))
-            config = cls(**{**values, **nested})
+            given = {n: v for n, v in values.items() if n not in _OF_A_RUN}
+            config = cls(**{**given, **nested})
         except (KeyError, TypeError) as error:
             raise expected("config", wanted, error) from error
         config.check_types()
@@ -372,6 +388,7 @@ class Config:
 
 
 _PARTS = ("train", "pretrain", "model", "data")
+_OF_A_RUN = ("data_fingerprint", "first_steps")
 
 # Where things lie, and on how much of what they are computed, changes no number of a
 # run beyond rounding.
@@ -379,7 +396,7 @@ _WITHOUT_EFFECT = frozenset(
     {"workdir", "data.dir", "data.processes", "train.seq_devices"}
     | {"train.remat"}
     | {"distributed", "coordinator", "num_processes", "process_id", "debug_nans"}
-    | {"profile"}
+    | {"profile", "wandb"}
 )
 
 

@@ -156,9 +156,7 @@ def unfinished(runs: Sequence[Run]) -> list[str]:
 
 
 def _read_run(folder: Path) -> Run:
-    settings = _read_json(folder / "config.json")
-    settings.pop("data_fingerprint", None)
-    config = Config.from_dict(settings)
+    config = Config.from_dict(_read_json(folder / "config.json"))
     try:
         metrics = tuple(m for m in read_metrics(folder) if _is_metric(m))
     except ValueError as error:

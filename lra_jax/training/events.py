@@ -4,6 +4,7 @@ import importlib.util
 import socket
 import struct
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +31,13 @@ class EventsFile:
         if resume_step:
             self._add(step=resume_step + 1, session_log={"status": "START"})
 
-    def write(self, name: str, value: float, step: int) -> None:
-        """Adds one number."""
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Adds the numbers of a step."""
         if self._file is not None:
             from tensorboardX.summary import scalar
 
-            self._add(step=step, summary=scalar(name, value))
+            for name, value in values.items():
+                self._add(step=step, summary=scalar(name, value))
 
     def close(self) -> None:
         """Closes the file."""

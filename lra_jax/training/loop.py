@@ -42,6 +42,7 @@ from lra_jax.training.step import (
     step_function,
     zero_sums,
 )
+from lra_jax.training.tracking import Tracker
 from lra_jax.training.workdir import check_space
 
 # Steps between two agreements of several processes on whether to stop.
@@ -217,8 +218,10 @@ class Trainer:
             self.state, self.progress = self.checkpoints.restore(self.state, self.data)
         return self.step
 
-    def fit(self, console: RunConsole) -> None:
+    def fit(self, console: RunConsole, tracker: Tracker | None = None) -> None:
         """Trains to the last step, with evaluations and checkpoints on the way.
+
+        The metrics go to the tracker, too.
 
         Raises:
           Interrupted: SIGINT or SIGTERM came; the state is saved.
@@ -227,7 +230,7 @@ class Trainer:
         step, train = self.step, self.config.train
         meter = _Meter(step, self.progress.seconds)
         done = self.checkpoints.seal.get("validated", False)
-        metrics = MetricsWriter(self.workdir, step, done, hosts.is_writer())
+        metrics = MetricsWriter(self.workdir, step, done, hosts.is_writer(), tracker)
         profile = Profile(self.workdir if self.config.profile else None)
         closing = contextlib.closing
         with (

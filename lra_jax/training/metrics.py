@@ -1,4 +1,5 @@
-"""Metrics as JSON lines, and as TensorBoard events where tensorboardX is installed."""
+"""Metrics as JSON lines, as TensorBoard events where tensorboardX is installed, and for
+Weights & Biases where the run asks for it."""
 
 import json
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ from lra_jax.data.checks import shortened
 from lra_jax.errors import expected
 from lra_jax.files import write_text
 from lra_jax.training.events import EventsFile
+from lra_jax.training.tracking import Tracker
 
 
 class MetricsWriter:
@@ -20,6 +22,7 @@ class MetricsWriter:
       resume_step: lines beyond this step are dropped: the steps will be done again.
       validated: whether its validation is done, too, and stays.
       active: False writes nothing, where another process does.
+      tracker: to write to as well.
     """
 
     def __init__(
@@ -28,6 +31,7 @@ class MetricsWriter:
         resume_step: int,
         validated: bool = True,
         active: bool = True,
+        tracker: Tracker | None = None,
     ):
         self._file = None
         if not active:
@@ -38,16 +42,19 @@ class MetricsWriter:
         # Unbuffered: what cannot be written is known at once, and not tried again.
         self._file = self._path.open("ab", buffering=0)
         self._events = EventsFile(workdir / "events", resume_step)
+        self._tracker = tracker
 
     def write(self, step: int, split: str, **values: float) -> None:
-        """Writes one line, and one event for each value."""
+        """Writes one line, and the values as ``split/name`` elsewhere."""
         if self._file is None:
             return
         line = {"step": step, "split": split, **values}
         try:
             self._file.write(f"{json.dumps(line)}\n".encode())
-            for name, value in values.items():
-                self._events.write(f"{split}/{name}", value, step)
+            named = {f"{split}/{name}": value for name, value in values.items()}
+            self._events.write(step, named)
+            if self._tracker is not None:
+                self._tracker.write(step, named)
         except OSError as error:
             error.filename = str(self._path)
             raise

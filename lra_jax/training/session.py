@@ -23,7 +23,7 @@ from lra_jax.data.stages import tokens_before
 from lra_jax.errors import expected
 from lra_jax.models import saved
 from lra_jax.tasks import Task, get_task
-from lra_jax.training import dry_run, hosts, nans, own_code
+from lra_jax.training import dry_run, hosts, nans, own_code, tracking
 from lra_jax.training import workdir as workdirs
 from lra_jax.training.console import RunConsole, format_seconds
 from lra_jax.training.loop import NonFiniteLoss, Trainer
@@ -62,6 +62,7 @@ class Session:
         self.task.check(config)
         make_schedule(config.train, config.pretrain.steps)
         self.workdir = default_workdir(config)
+        tracking.check(config)
         hosts.connect(config)
         self.task.check_on_devices(config)
         quiet = quiet or not hosts.is_writer()
@@ -74,18 +75,19 @@ class Session:
             if dry:
                 return
             hosts.writer_first(lambda: self._claim(stack))
-            self.result = workdirs.read_result(self.workdir)
+            self.result = workdirs.read_result(self.workdir, config.train.steps)
             read_metrics(self.workdir)
             stack.callback(self.trainer.checkpoints.close)
             if self.result is None:
-                self.console.start = self.trainer.restore()
+                self.console.start = self._restore()
+                self._tracker = stack.enter_context(self._track())
             self._stack = stack.pop_all()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
+    def __exit__(self, *error: Any) -> None:
+        self._stack.__exit__(*error)
 
     def run(self) -> dict[str, Any]:
         """Trains to the end, or goes on, and scores; see ``lra_jax.train.run``."""
@@ -101,7 +103,9 @@ class Session:
             self._fit()
             result = self._score()
             if hosts.is_writer():
+                workdirs.lengthen(self.workdir, self.config.train.steps)
                 result = workdirs.write_result(self.workdir, result)
+            self._tracker.result(result)
             self.result = result
         show_result(self.console, self.task, self.config, result)
         return result
@@ -115,6 +119,20 @@ class Session:
         costs = dry_run.estimate(self.trainer, self._work())
         self.console.facts(costs | _memory_in_words())
 
+    def _restore(self) -> int:
+        step, steps = self.trainer.restore(), self.config.train.steps
+        if step > steps:  # It was being made longer, and its result is gone.
+            wanted = f"at least {step}, the step of the newest checkpoint"
+            raise expected("--train.steps", wanted, steps)
+        return step
+
+    def _track(self) -> tracking.Tracker:
+        """What reports elsewhere, which is one process's part."""
+        config = self.config
+        if not hosts.is_writer():
+            config = config.replace(wandb=None)
+        return tracking.Tracker(config, self.workdir)
+
     def _work(self) -> Callable[[int], float]:
         """The tokens before a step: shorter sequences make quicker steps."""
         train = self.config.train
@@ -127,7 +145,7 @@ class Session:
 
     def _fit(self) -> None:
         try:
-            self.trainer.fit(self.console)
+            self.trainer.fit(self.console, self._tracker)
         except NonFiniteLoss as error:
             if not self.config.debug_nans or jax.process_count() > 1:
                 raise

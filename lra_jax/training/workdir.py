@@ -1,9 +1,11 @@
 """The run directory: whose it is, and whether its run can go on.
 
-config.json      the resolved config, and the fingerprint of the data
+config.json      the resolved config, and the fingerprint of the data; first_steps where
+                 the run was made longer
 metrics.jsonl    one line for each report
 checkpoints/     latest and best
 events/          TensorBoard, if tensorboardX is installed
+wandb/           Weights & Biases, with --wandb
 model.*          at the end: the best checkpoint, for lra_jax.models.load
 result.json      at the end
 """
@@ -33,6 +35,9 @@ _SHOWN = (
 def open_workdir(workdir: Path, config: Config, fingerprint: str) -> None:
     """Claims an empty directory, or checks that it holds this very run.
 
+    A run may also be made longer where no step depends on how many there are. One that
+    has ended stays what it was until `lengthen`, when the longer one has ended, too.
+
     Raises:
       ValueError: it belongs to a run of other settings or data, or cannot be written.
     """
@@ -48,17 +53,48 @@ def open_workdir(workdir: Path, config: Config, fingerprint: str) -> None:
         return
     theirs, their_fingerprint = read_config(workdir)
     old, new = theirs.identity(), config.identity()
-    differing = [
-        f"{n}={old.get(n)!r} (now {new[n]!r})" for n in new if old.get(n) != new[n]
-    ]
-    if differing:
+    differing = {n: old.get(n) for n in new if old.get(n) != new[n]}
+    longer = [*differing] == ["train.steps"] and not _why_not_longer(theirs, config)
+    if differing and not longer:
         wanted = "a directory of this very run, or an empty one"
-        got = f"{workdir} of another config: {', '.join(differing)}"
-        if old.get("train.steps") != new["train.steps"]:
-            got += "; a schedule is made for its steps: give another --workdir, or none"
+        named = [f"{n}={value!r} (now {new[n]!r})" for n, value in differing.items()]
+        got = f"{workdir} of another config: {', '.join(named)}"
+        if "train.steps" in differing:
+            got += f"; {_why_not_longer(theirs, config) or 'give another --workdir'}"
         raise expected("--workdir", wanted, got)
     if their_fingerprint != fingerprint:
         raise other_data(workdir, their_fingerprint, fingerprint)
+    if longer and not (workdir / "result.json").exists():
+        lengthen(workdir, config.train.steps)
+
+
+def _why_not_longer(theirs: Config, config: Config) -> str:
+    """Why a run cannot go on to the steps of another config, and what to do."""
+    if theirs.train.steps >= config.train.steps:
+        return "a run can be made longer, not shorter: give another --workdir"
+    train = theirs.train
+    bound = [f"--train.{n}={getattr(train, n)}" for n in train.bound_to_steps]
+    if not bound:
+        return ""
+    return (
+        f"with {' and '.join(bound)} a longer run differs from its first step: give "
+        "another --workdir. Runs with --train.schedule=constant, and without "
+        "--train.length_warmup and --train.curriculum, can be made longer"
+    )
+
+
+def lengthen(workdir: Path, steps: int) -> None:
+    """Writes into a run's config that it now has so many steps.
+
+    ``first_steps`` keeps the number that it began with: seals are made with that.
+    """
+    path = workdir / "config.json"
+    values = json.loads(path.read_text(encoding="utf-8"))
+    if values["train"]["steps"] != steps:
+        values.setdefault("first_steps", values["train"]["steps"])
+        values["train"]["steps"] = steps
+        with _writable(workdir):
+            write_json(path, values)
 
 
 def other_data(workdir: Path, then: str, now: str) -> ValueError:
@@ -79,8 +115,7 @@ def read_config(workdir: Path) -> tuple[Config, str]:
         raise expected("--workdir", "a run directory", got)
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-        fingerprint = values.pop("data_fingerprint")
-        return Config.from_dict(values), fingerprint
+        return Config.from_dict(values), values["data_fingerprint"]
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         got = f"{type(error).__name__}: {error}"
         raise expected(str(path), "the config of a run", got) from error
@@ -91,13 +126,16 @@ def read_config(workdir: Path) -> tuple[Config, str]:
 def identify(workdir: Path) -> str:
     """A digest of the settings and data of a run, as its config.json has them.
 
-    Where things lie is no part of it, so that a run can be moved. Empty where there is
-    no ``config.json``.
+    Where things lie is no part of it, so that a run can be moved, nor that it was made
+    longer. Empty where there is no ``config.json``.
     """
     path = workdir / "config.json"
     if not path.exists():
         return ""
-    return seals.digest(with_effect(json.loads(path.read_text(encoding="utf-8"))))
+    values = with_effect(json.loads(path.read_text(encoding="utf-8")))
+    if "first_steps" in values:
+        values["train.steps"] = values.pop("first_steps")
+    return seals.digest(values)
 
 
 def write_result(workdir: Path, result: dict[str, Any]) -> dict[str, Any]:
@@ -107,8 +145,12 @@ def write_result(workdir: Path, result: dict[str, Any]) -> dict[str, Any]:
     return sealed
 
 
-def read_result(workdir: Path) -> dict[str, Any] | None:
+def read_result(workdir: Path, steps: int = 0) -> dict[str, Any] | None:
     """The result of a finished run, None for one that is not.
+
+    Args:
+      workdir: the run directory.
+      steps: a result of fewer is that of the run before it was made longer, and none.
 
     Raises:
       ValueError: it is damaged, or of another run.
@@ -129,7 +171,7 @@ def read_result(workdir: Path) -> dict[str, Any] | None:
     except (ValueError, KeyError, TypeError) as error:
         got = f"{error!r}; delete it to score the run again"
         raise expected(str(path), "the result of a run", got) from error
-    return result
+    return None if result["steps"] < steps else result
 
 
 def check_space(workdir: Path, needed: int) -> None:

@@ -1,0 +1,85 @@
+"""Weights & Biases, where a run asks for it by ``--wandb=PROJECT``."""
+
+import importlib
+import importlib.util
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from lra_jax.configs import Config
+from lra_jax.errors import expected
+from lra_jax.files import write_text
+
+
+def check(config: Config) -> None:
+    """Raises ``ValueError`` where a run asks for a package that is not there."""
+    if config.wandb is None:
+        return
+    spec = importlib.util.find_spec("wandb")
+    # Its own folder of logs in the current folder looks like a package without files.
+    if spec is None or spec.origin is None:
+        wanted = "the package wandb, from: python -m pip install wandb"
+        raise expected("--wandb", wanted, "none")
+
+
+class Tracker:
+    """A run of Weights & Biases, the same one in each session; use it as a context.
+
+    Its id and its logs are in ``wandb/`` of the run directory.
+
+    Args:
+      config: of the run; without a project nothing is imported or written.
+      workdir: the run directory.
+
+    Raises:
+      ValueError: it cannot be begun, as without a login.
+    """
+
+    def __init__(self, config: Config, workdir: Path):
+        self._run: Any = None
+        if config.wandb is None:
+            return
+        wandb: Any = importlib.import_module("wandb")
+        try:
+            self._run = wandb.init(
+                project=config.wandb,
+                id=_identify(workdir),
+                resume="allow",
+                name=workdir.name,
+                dir=workdir,
+                config=config.to_dict(),
+                # The console is the trainer's own, which sees when nobody reads it.
+                settings=wandb.Settings(console="off"),
+            )
+        except wandb.Error as error:
+            wanted = "a project to report to, or WANDB_MODE=offline"
+            raise expected("--wandb", wanted, f"{error}") from error
+        # Its own steps cannot go back, as those of a run that was killed do.
+        self._run.define_metric("*", step_metric="step")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if self._run is not None:
+            self._run.finish(exit_code=0 if kind is None else 1)
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Adds the numbers of a step."""
+        if self._run is not None:
+            self._run.log({"step": step, **values})
+
+    def result(self, values: Mapping[str, Any]) -> None:
+        """Adds the result of the run."""
+        if self._run is not None:
+            self._run.summary.update(values)
+
+
+def _identify(workdir: Path) -> str:
+    """The id of a run directory, drawn once."""
+    file = workdir / "wandb" / "id"
+    if not file.exists():
+        file.parent.mkdir(exist_ok=True)
+        write_text(file, uuid.uuid4().hex)
+    return file.read_text(encoding="utf-8")

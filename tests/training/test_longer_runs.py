@@ -1,0 +1,105 @@
+"""A run is made longer where no step depends on how many there are."""
+
+import json
+
+import helpers
+import pytest
+
+from lra_jax import runs, train
+from lra_jax.training import workdir as workdirs
+from lra_jax.training.loop import Interrupted
+from lra_jax.training.metrics import read_metrics
+from lra_jax.training.restore import load_run
+from lra_jax.training.session import Session
+
+BOUNDLESS = {"schedule": "constant", "length_warmup": ""}
+
+
+def constant(data_dir, workdir, steps):
+    settings = {**BOUNDLESS, "steps": steps, "eval_every": 4}
+    return helpers.tiny(data_dir, workdir, train=settings, data={"buckets": "60"})
+
+
+def losses(workdir):
+    return [(m["step"], m["split"], m["loss"]) for m in read_metrics(workdir)]
+
+
+def test_a_longer_run_ends_as_one_from_the_start(data_dir, tmp_path):
+    """Bit for bit; and the shorter one stays what it was until then."""
+    whole = constant(data_dir, tmp_path / "whole", 12)
+    with Session(whole, quiet=True) as session:
+        wanted = session.run()
+    unbroken = session.trainer.state
+    short = constant(data_dir, tmp_path / "run", 4)
+    first = train.run(short, quiet=True)
+    longer = constant(data_dir, tmp_path / "run", 12)
+    with Session(longer, quiet=True) as session, pytest.raises(Interrupted):
+        assert session.console.start == 4
+        session.console = helpers.Closed(12, quiet=True)
+        session.run()
+    assert train.run(short, quiet=True) == first
+    assert load_run(str(tmp_path / "run"), "last").step == 7
+    with Session(longer, quiet=True) as session:
+        assert session.console.start == 7
+        result = session.run()
+    helpers.assert_equal_trees(session.trainer.state, unbroken)
+    for name in ("test_loss_best", "test_loss_last", "best_step", "steps"):
+        assert result[name] == wanted[name]
+    assert losses(tmp_path / "run") == losses(tmp_path / "whole")
+    assert train.run(longer, quiet=True) == result
+    assert load_run(str(tmp_path / "run")).step == result["best_step"]
+    curves, end = (tmp_path / "run" / n for n in ("curves.png", "result.json"))
+    assert curves.stat().st_mtime >= end.stat().st_mtime
+    with pytest.raises(ValueError, match="can be made longer, not shorter"):
+        Session(short, quiet=True)
+
+
+def test_a_run_that_has_not_ended_has_its_new_length_at_once(tmp_path):
+    configs = {n: constant(tmp_path, tmp_path, n) for n in (4, 8, 12)}
+    workdirs.open_workdir(tmp_path, configs[4], "ab")
+    name = workdirs.identify(tmp_path)
+    for steps in (8, 8, 12):
+        workdirs.open_workdir(tmp_path, configs[steps], "ab")
+        assert workdirs.read_config(tmp_path)[0].train.steps == steps
+        assert workdirs.identify(tmp_path) == name
+    written = json.loads((tmp_path / "config.json").read_text())
+    assert written["first_steps"] == 4
+    with pytest.raises(ValueError, match="on other data, ab"):
+        workdirs.open_workdir(tmp_path, constant(tmp_path, tmp_path, 16), "cd")
+    assert json.loads((tmp_path / "config.json").read_text()) == written
+
+
+def test_a_result_of_fewer_steps_is_no_result(tmp_path):
+    """As where the process died between writing the new length and the new result."""
+    config = constant(tmp_path, tmp_path, 40)
+    workdirs.open_workdir(tmp_path, config, "ab")
+    workdirs.write_result(tmp_path, {name: 40 for name in workdirs._SHOWN})
+    workdirs.lengthen(tmp_path, 80)
+    assert workdirs.read_result(tmp_path, 40)
+    assert workdirs.read_result(tmp_path, 80) is None
+    longer = config.replace(train={"steps": 80})
+    assert runs.finished_result(runs.Run(longer, tmp_path, (), "")) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        (
+            {"length_warmup": "32:0.5"},
+            "with --train.schedule=cosine and --train.length_warmup=32:0.5 a longer",
+        ),
+        (
+            {**BOUNDLESS, "curriculum": "40:0.5"},
+            "with --train.curriculum=40:0.5 a longer run",
+        ),
+        ({**BOUNDLESS, "learning_rate": 0.5}, "learning_rate=0.5 (now 0.001)"),
+    ],
+)
+def test_what_cannot_be_made_longer(tmp_path, changes, named):
+    config = helpers.tiny(tmp_path, tmp_path, train=changes)
+    workdirs.open_workdir(tmp_path, config, "ab")
+    longer = config.replace(train={"steps": 80, "learning_rate": 1e-3})
+    with pytest.raises(ValueError, match="steps=40 \\(now 80\\)") as error:
+        workdirs.open_workdir(tmp_path, longer, "ab")
+    assert named in str(error.value) and "\n" not in str(error.value)
+    assert "give another --workdir" in str(error.value)

@@ -1,0 +1,131 @@
+"""Weights & Biases, by a module in its place that writes down its calls.
+
+With what it needs the package itself weighs 100 MB.
+"""
+
+import json
+import sys
+
+import helpers
+import pytest
+
+from lra_jax import train
+from lra_jax.training.loop import Interrupted
+from lra_jax.training.metrics import read_metrics
+from lra_jax.training.session import Session
+
+STAND_IN = '''
+import json
+from pathlib import Path
+
+
+class Error(Exception):
+    """As of the package."""
+
+
+def Settings(**given):
+    return given
+
+
+def init(**given):
+    if given["project"] == "closed":
+        raise Error("no API key\\nlog in")
+    return Run(given)
+
+
+class Run:
+    def __init__(self, given):
+        self._file = Path(given["dir"]) / "calls.jsonl"
+        self.summary = self
+        self._note("init", {n: given[n] for n in ("project", "id", "resume", "name")})
+
+    def _note(self, *call):
+        with self._file.open("a") as file:
+            file.write(json.dumps(call) + "\\n")
+
+    def define_metric(self, name, step_metric):
+        self._note("define_metric", [name, step_metric])
+
+    def log(self, values):
+        self._note("log", values)
+
+    def update(self, values):
+        self._note("summary", values)
+
+    def finish(self, exit_code):
+        self._note("finish", exit_code)
+'''
+
+
+@pytest.fixture
+def calls(tmp_path, monkeypatch):
+    """Reads the calls that sessions in ``tmp_path / "run"`` have made since."""
+    (tmp_path / "wandb.py").write_text(STAND_IN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    file = tmp_path / "run" / "calls.jsonl"
+
+    def read():
+        found = [json.loads(line) for line in file.read_text().splitlines()]
+        file.unlink()
+        return found
+
+    yield read
+    sys.modules.pop("wandb", None)
+
+
+def test_a_run_is_one_run_there_through_all_sessions(data_dir, tmp_path, calls):
+    workdir = tmp_path / "run"
+    train_settings = {"steps": 12, "eval_every": 4, "length_warmup": ""}
+    one_shape = {"train": train_settings, "data": {"buckets": "60"}}
+    config = helpers.tiny(data_dir, workdir, **one_shape)
+    with Session(config.replace(wandb="mine"), quiet=True) as session:
+        session.console = helpers.Closed(12, quiet=True)
+        with pytest.raises(Interrupted):
+            session.run()
+    first = calls()
+    assert first[0][0] == "init" and first[1] == ["define_metric", ["*", "step"]]
+    begun = first[0][1]
+    assert begun == {
+        **{"project": "mine", "resume": "allow", "name": "run"},
+        "id": (workdir / "wandb" / "id").read_text(),
+    }
+    with Session(config.replace(wandb="mine"), quiet=True) as session:
+        result = session.run()
+    second = calls()
+    assert second[0] == ["init", begun]
+    assert second[-2:] == [["summary", result], ["finish", 0]]
+    sent = [values for name, values in first + second if name == "log"]
+    written = []
+    for line in read_metrics(workdir):
+        step, split = line.pop("step"), line.pop("split")
+        written.append({"step": step, **{f"{split}/{n}": v for n, v in line.items()}})
+    assert sent == written
+    # What has ended begins no run there, with or without the flag.
+    assert train.run(config, quiet=True) == result
+    assert train.run(config.replace(wandb="mine"), quiet=True) == result
+    assert not (workdir / "calls.jsonl").exists()
+
+
+def test_a_run_that_fails_is_marked_there(data_dir, tmp_path, calls):
+    config = helpers.tiny(data_dir, tmp_path / "run", wandb="mine")
+    with pytest.raises(RuntimeError), Session(config, quiet=True):
+        raise RuntimeError
+    assert calls()[-1] == ["finish", 1]
+
+
+def test_without_a_login(data_dir, tmp_path, calls, capsys):
+    config = helpers.tiny(data_dir, tmp_path / "run", wandb="closed")
+    with pytest.raises(SystemExit) as stop:
+        train.main(helpers.flags(config))
+    parts = ("--wandb: expected a project", "WANDB_MODE=offline, got no API key log in")
+    helpers.assert_one_error(stop.value.code, capsys.readouterr().err, 2, *parts)
+
+
+def test_without_the_package(data_dir, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    config = helpers.tiny(data_dir, tmp_path / "run", wandb="mine")
+    with pytest.raises(SystemExit) as stop:
+        train.main(helpers.flags(config))
+    part = "--wandb: expected the package wandb, from: python -m pip install wandb"
+    helpers.assert_one_error(stop.value.code, capsys.readouterr().err, 2, part)
+    assert not (tmp_path / "run").exists()
