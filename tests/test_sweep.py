@@ -9,7 +9,7 @@ import pytest
 from lra_jax import cli, report, runs, sweep, train
 from lra_jax.configs import get_preset
 
-FAKE = {"test_accuracy_best": 30.0, "test_accuracy_last": 29.0, "steps": 5_000}
+FAKE = {"test_accuracy_best": 30.0, "test_accuracy_last": 29.0, "steps": 10**6}
 
 
 @pytest.fixture
