@@ -77,7 +77,7 @@ def _why_not_longer(theirs: Config, config: Config) -> str:
     if not bound:
         return ""
     return (
-        f"with {' and '.join(bound)} a longer run differs from its first step: give "
+        f"with {' and '.join(bound)} a longer run is another one: give "
         "another --workdir. Runs with --train.schedule=constant, and without "
         "--train.length_warmup and --train.curriculum, can be made longer"
     )
