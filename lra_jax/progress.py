@@ -1,6 +1,7 @@
 """Says how far long work is, where nothing else does: a line now and then."""
 
 import contextlib
+import math
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -24,17 +25,21 @@ class Clock:
 
     def __init__(self, what: str, total: int):
         self._what, self._total, self._done = what, total, 0
-        self._begun, self._pause = time.monotonic(), _FIRST
-        self._due = self._begun + _FIRST
+        self._pause, self._due = _FIRST, time.monotonic() + _FIRST
+        self._first = math.nan
 
     def tick(self) -> None:
         """One more is done."""
         self._done += 1
         now = time.monotonic()
+        if self._done == 1:  # It has the start in it: processes, compilation.
+            self._first = now
         if now >= self._due and self._done < self._total:
-            left = (now - self._begun) / self._done * (self._total - self._done)
-            count = f"{self._done:,} of {self._total:,} {self._what}"
-            say(f"{count}, about {left:.0f} s left")
+            left = ""
+            if self._done > 1:
+                each = (now - self._first) / (self._done - 1)
+                left = f", about {each * (self._total - self._done):.0f} s left"
+            say(f"{self._done:,} of {self._total:,} {self._what}{left}")
             self._pause = min(2 * self._pause, _MOST)
             self._due = now + self._pause
 

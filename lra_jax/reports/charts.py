@@ -184,7 +184,7 @@ def colour_bar(
     if isinstance(drawn.norm, LogNorm | SymLogNorm):
         keywords["format"] = FuncFormatter(lambda value, _: f"{value:g}")
     if isinstance(drawn.norm, LogNorm):
-        keywords["ticks"] = _log_ticks(drawn.norm.vmin, drawn.norm.vmax)
+        keywords["ticks"] = _log_ticks(*drawn.get_clim())
     bar = figure.colorbar(drawn, ax=axis, label=label, **keywords)
     bar.ax.minorticks_off()
 

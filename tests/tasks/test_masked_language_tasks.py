@@ -2,6 +2,7 @@
 
 import random
 from pathlib import Path
+from typing import Any
 
 import helpers
 import jax
@@ -178,7 +179,7 @@ def test_texts_are_read_in_the_vocabulary_of_the_checkpoint(kind, reviews, tmp_p
     model = models.MaskedLM(vocabulary.size, config=encoder, rngs=nnx.Rngs(0))
     models.save(checkpoint, model, raw=vocabulary.raw)
     task = get_task("finetune")
-    dataset = task.prepare(config.data)
+    dataset: Any = task.prepare(config.data)
     for split in dataset.splits:
         rows = dataset.source(split).__getitems__(list(range(2)))
         for row, label in zip(rows, dataset.labels(split), strict=False):

@@ -1,0 +1,26 @@
+"""Lines that say how far long work is."""
+
+from lra_jax import progress
+
+
+def _told(monkeypatch, capsys, seconds: list[float]) -> list[str]:
+    """The lines of work whose items take so many seconds."""
+    now = 0.0
+    monkeypatch.setattr(progress.sys, "__stdout__", progress.sys.stdout)
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    items = progress.told(range(len(seconds)), "rows", len(seconds))
+    for index, _ in enumerate(items):
+        now += seconds[index]
+    return capsys.readouterr().out.splitlines()
+
+
+def test_quick_work_is_silent(monkeypatch, capsys):
+    assert _told(monkeypatch, capsys, [0.1] * 15) == []
+
+
+def test_the_start_is_no_part_of_the_time_left(monkeypatch, capsys):
+    lines = _told(monkeypatch, capsys, [10, *[1.0] * 9])
+    assert lines == [
+        "1 of 10 rows",
+        "5 of 10 rows, about 5 s left",
+    ]
