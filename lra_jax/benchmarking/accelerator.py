@@ -22,7 +22,7 @@ from lra_jax.files import locked, write_json
 
 _NAME = "accelerator"
 _ENDED_WELL = ("done", "skipped")
-# What all parts of one page share.
+# The same for all parts of one page.
 _IDENTITY = ("commit", "device", "versions", "settings")
 # A training's settings with --quick.
 _QUICK = {
@@ -142,7 +142,7 @@ class Accelerator:
         self._write()
 
     def _process(self, part: parts.Part) -> tuple[str | None, float]:
-        """What went wrong in a part's process, if anything, and its seconds."""
+        """Runs a part's process: why it failed, None if it did not, and its seconds."""
         if part.task is None:
             given = dataclasses.asdict(self.config) | {"part": part.name}
             flags = [f"--{name}={x}" for name, x in given.items() if x is not None]
@@ -166,7 +166,7 @@ class Accelerator:
         return file_of(self.config, part.name)
 
     def _found(self, part: parts.Part) -> dict[str, Any]:
-        """What a part has left, all of it or not."""
+        """The results that a part has left, complete or not."""
         file = self._file(part)
         found = json.loads(file.read_text("utf-8")) if file.exists() else {}
         if part.task is not None:

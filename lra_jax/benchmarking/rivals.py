@@ -63,16 +63,18 @@ def _time(case: Case, repeats: int, max_seconds: float) -> Row:
     backward = case.work == "forward+backward"
     shape = (case.batch_size, case.length, case.heads, case.head_dim)
     placed = {"device": "cuda", "dtype": getattr(torch, case.dtype)}
-    arrays = [torch.randn(shape, **placed, requires_grad=backward) for _ in range(3)]
-    gates = []
+    arrays = {
+        name: torch.randn(shape, **placed, requires_grad=backward) for name in "qkv"
+    }
+    gates = {}
     if case.name == "gla":
-        gates = [torch.nn.functional.logsigmoid(torch.randn(shape, **placed)) / 16]
+        gates["g"] = torch.nn.functional.logsigmoid(torch.randn(shape, **placed)) / 16
     cotangent = torch.randn(shape, **placed)
 
     def call() -> None:
-        out = function(*arrays, *gates)[0]
+        out = function(**arrays, **gates)[0]
         if backward:
-            torch.autograd.grad(out, arrays, cotangent)
+            torch.autograd.grad(out, list(arrays.values()), cotangent)
 
     def sample(calls: int) -> float:
         begun = time.perf_counter()

@@ -127,7 +127,7 @@ class Session:
         return step
 
     def _track(self) -> tracking.Tracker:
-        """What reports elsewhere, which is one process's part."""
+        """Reports elsewhere; only the process that writes does so."""
         config = self.config
         if not hosts.is_writer():
             config = config.replace(wandb=None)

@@ -193,6 +193,23 @@ def test_texts_are_read_in_the_vocabulary_of_the_checkpoint(kind, reviews, tmp_p
     assert made.encoder.vocab_size == vocabulary.size
 
 
+def test_a_review_may_be_cut_within_a_character(tmp_path):
+    """512 bytes are read for 32 tokens: the last one is the first of two."""
+    for number in range(20):
+        for split in ("train", "test"):
+            for label in ("pos", "neg"):
+                file = tmp_path / "aclImdb" / split / label / f"{number}_1.txt"
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text("a" + "\u00e9" * 300, encoding="utf-8")
+    dataset: Any = prepare(
+        str(tmp_path / "data"),
+        path=str(tmp_path / "aclImdb"),
+        max_length=32,
+        vocabulary=vocabularies.Words.of([b"a"]),
+    )
+    assert set(dataset.lengths("test").tolist()) == {1}
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

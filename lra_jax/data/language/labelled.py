@@ -155,10 +155,14 @@ def prepare(
 
 
 def _texts_of(dataset: SequenceDataset, split: str) -> Texts:
-    """The texts of a dataset of bytes."""
+    """The texts of a dataset of bytes, without bytes that are no UTF-8.
+
+    A text that was cut after some bytes may end within a character.
+    """
     labels = dataset.labels(split)
     rows = dataset.source(split).__getitems__(list(range(len(labels))))
-    return Texts([row["tokens"].tobytes() for row in rows], labels.astype(str).tolist())
+    texts = [row["tokens"].tobytes().decode(errors="ignore").encode() for row in rows]
+    return Texts(texts, labels.astype(str).tolist())
 
 
 def _with_validation(splits: dict[str, Texts], seed: int) -> dict[str, Texts]:
