@@ -200,8 +200,8 @@ class DataConfig:
 
     @property
     def longest(self) -> int | None:
-        """No sequence is longer; None where the settings do not say."""
-        return None
+        """No sequence is longer: `max_length`; None for a task without it."""
+        return getattr(self, "max_length", None)
 
     @property
     def augments(self) -> bool:

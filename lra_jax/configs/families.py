@@ -78,6 +78,12 @@ def presets(task: str, **presets: Preset) -> dict[str, Callable[[str], Config]]:
     }
 
 
+def encoder(**settings: Any) -> ModelConfig:
+    """An encoder whose heads share its whole width, unless ``qkv_dim`` is given."""
+    width = settings.get("embed_dim", ModelConfig.embed_dim)
+    return ModelConfig(**{"qkv_dim": width, **settings})
+
+
 def official_train(**settings: Any) -> TrainConfig:
     """LRA's optimiser, with settings of a task."""
     family: dict[str, Any] = {
@@ -98,7 +104,7 @@ def official_model(**settings: Any) -> ModelConfig:
         "pooling": "cls",
         "positions": "sinusoidal",
     }
-    return ModelConfig(**{**family, **settings})
+    return encoder(**{**family, **settings})
 
 
 def compact_train(**settings: Any) -> TrainConfig:
@@ -125,7 +131,7 @@ def modern_train(**settings: Any) -> TrainConfig:
 
 
 def modern_model(**settings: Any) -> ModelConfig:
-    """Our block, with sizes and settings of a task; heads share its whole width."""
+    """Our block, with sizes and settings of a task."""
     family: dict[str, Any] = {
         "num_layers": 4,
         "num_heads": 4,
@@ -136,7 +142,7 @@ def modern_model(**settings: Any) -> ModelConfig:
         "pooling": "attention+ends",
         "positions": "none",
     }
-    return ModelConfig(**{**family, "qkv_dim": settings["embed_dim"], **settings})
+    return encoder(**{**family, **settings})
 
 
 def has_rotary(attention: str) -> bool:

@@ -42,11 +42,6 @@ class FinetuneData(StoredData):
         if self.checkpoint == "":
             raise expected("--data.checkpoint", "a run", "''")
 
-    @property
-    def longest(self) -> int:
-        """See the base class."""
-        return self.max_length
-
 
 def _train(**settings):
     return dataclasses.replace(

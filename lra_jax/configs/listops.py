@@ -130,12 +130,7 @@ PRESETS = families.presets(
             learning_rate=0.05, warmup=1_000, weight_decay=0.1
         ),
         model=families.official_model(
-            num_layers=4,
-            embed_dim=512,
-            num_heads=8,
-            qkv_dim=512,
-            mlp_dim=1024,
-            padding="lengths",
+            num_layers=4, embed_dim=512, num_heads=8, mlp_dim=1024, padding="lengths"
         ),
         data=ListOpsData(buckets="none"),
     ),

@@ -34,7 +34,7 @@ context differ. None of the two was run here to the end.
 """
 
 import dataclasses
-from typing import Literal
+from typing import Any, Literal
 
 from lra_jax.configs import families
 from lra_jax.configs.base import DataConfig, ModelConfig, TrainConfig
@@ -70,14 +70,51 @@ class LmData(DataConfig):
                 raise expected(f"--data.{name}", "a name", "''")
 
     @property
-    def longest(self) -> int:
-        """See the base class."""
-        return self.max_length
-
-    @property
     def origin(self) -> str:
         """See the base class."""
         return "Python's standard library" if self.path is None else "own files"
+
+
+def tiny_train(**settings: Any) -> TrainConfig:
+    """A few minutes on Python's standard library, with further settings."""
+    family: dict[str, Any] = {
+        "steps": 1_200,
+        "batch_size": 16,
+        "warmup": 100,
+        "adam_b2": 0.98,
+        "decay_vectors": False,
+        "eval_every": 300,
+        "eval_batch_size": 16,
+        "best_by": "loss",
+        "log_every": 20,
+    }
+    return TrainConfig(**family, **settings)
+
+
+def tiny_model(**settings: Any) -> ModelConfig:
+    """A model of a few minutes, with further settings."""
+    return families.encoder(
+        num_layers=4, embed_dim=128, num_heads=4, mlp_dim=512, **settings
+    )
+
+
+def _published_train(**settings: Any) -> TrainConfig:
+    """AdamW of the two published models, with settings of one."""
+    family: dict[str, Any] = {
+        "adam_b2": 0.98,
+        "weight_decay": 0.01,
+        "eval_batch_size": 64,
+        "best_by": "loss",
+        "log_every": 100,
+    }
+    return TrainConfig(**family, **settings)
+
+
+def _published_model(**settings: Any) -> ModelConfig:
+    """A decoder of rows of 512, with sizes and settings of one of the two."""
+    return families.encoder(
+        num_heads=8, max_length=512, positions="sinusoidal", is_causal=True, **settings
+    )
 
 
 RATES = {
@@ -89,25 +126,8 @@ RATES = {
 PRESETS = families.presets(
     "lm",
     tiny=families.Preset(
-        train=TrainConfig(
-            steps=1_200,
-            batch_size=16,
-            learning_rate=2e-3,
-            warmup=100,
-            adam_b2=0.98,
-            weight_decay=0.1,
-            decay_vectors=False,
-            eval_every=300,
-            eval_batch_size=16,
-            best_by="loss",
-            log_every=20,
-        ),
-        model=ModelConfig(
-            num_layers=4,
-            embed_dim=128,
-            num_heads=4,
-            qkv_dim=128,
-            mlp_dim=512,
+        train=tiny_train(learning_rate=2e-3, weight_decay=0.1),
+        model=tiny_model(
             max_length=4_096,
             positions="none",
             short_conv=4,
@@ -117,58 +137,34 @@ PRESETS = families.presets(
         rotary=True,
     ),
     flowformer=families.Preset(
-        train=TrainConfig(
+        train=_published_train(
             steps=150_000,
             batch_size=64,
             # The base of LRA's inverse square root: its peak is 1e-3.
             learning_rate=1e-3 * 6_000**0.5,
             schedule="lra",
             warmup=6_000,
-            adam_b2=0.98,
-            weight_decay=0.01,
             clip_norm=0.0,
-            best_by="loss",
             eval_every=5_000,
-            eval_batch_size=64,
-            log_every=100,
         ),
-        model=ModelConfig(
-            num_layers=6,
-            embed_dim=512,
-            num_heads=8,
-            qkv_dim=512,
-            mlp_dim=2_048,
-            max_length=512,
-            positions="sinusoidal",
-            is_causal=True,
-        ),
+        model=_published_model(num_layers=6, embed_dim=512, mlp_dim=2_048),
         data=LmData(tokenizer="words"),
     ),
     cosformer=families.Preset(
-        train=TrainConfig(
+        train=_published_train(
             steps=286_000,
             batch_size=144,
             learning_rate=5e-4,
             warmup=16_000,
-            adam_b2=0.98,
-            weight_decay=0.01,
             clip_norm=0.1,
-            best_by="loss",
             eval_every=5_500,
-            eval_batch_size=64,
-            log_every=100,
         ),
-        model=ModelConfig(
+        model=_published_model(
             num_layers=16,
             embed_dim=1_024,
-            num_heads=8,
-            qkv_dim=1_024,
             mlp_dim=4_096,
-            max_length=512,
             cutoffs="20000,60000",
-            positions="sinusoidal",
             dropout=0.3,
-            is_causal=True,
         ),
         data=LmData(tokenizer="words"),
     ),

@@ -116,7 +116,6 @@ def presets(task: str) -> dict[str, Callable[[str], Config]]:
             model=synthetic.official_model(
                 embed_dim=128,
                 num_heads=16,
-                qkv_dim=128,
                 mlp="glu",
                 mlp_dim=352,
                 max_length=data.length,

@@ -19,48 +19,17 @@ paper. Theirs is on BPE of books and Wikipedia, so no perplexity of theirs compa
 
 import dataclasses
 
-from lra_jax.configs import families
-from lra_jax.configs.base import ModelConfig, TrainConfig
-from lra_jax.configs.lm import LmData
+from lra_jax.configs import families, lm
 
 RATES = {"tiny": (5e-4, 1e-3, 2e-3), "linformer": (5e-4,)}
 
 
-@dataclasses.dataclass(frozen=True)
-class MlmData(LmData):
-    """Which text, and how it is laid into rows."""
-
-
-TINY_TRAIN = TrainConfig(
-    steps=1_200,
-    batch_size=16,
-    learning_rate=1e-3,
-    schedule="linear",
-    warmup=100,
-    adam_b2=0.98,
-    adam_eps=1e-6,
-    weight_decay=0.01,
-    decay_vectors=False,
-    eval_every=300,
-    eval_batch_size=16,
-    best_by="loss",
-    log_every=20,
+TINY_TRAIN = lm.tiny_train(
+    learning_rate=1e-3, schedule="linear", adam_eps=1e-6, weight_decay=0.01
 )
-TINY_MODEL = ModelConfig(
-    num_layers=4,
-    embed_dim=128,
-    num_heads=4,
-    qkv_dim=128,
-    mlp_dim=512,
-    max_length=512,
-)
-ROBERTA_MODEL = ModelConfig(
-    num_layers=12,
-    embed_dim=768,
-    num_heads=12,
-    qkv_dim=768,
-    mlp_dim=3_072,
-    max_length=512,
+TINY_MODEL = lm.tiny_model(max_length=512)
+ROBERTA_MODEL = families.encoder(
+    num_layers=12, embed_dim=768, num_heads=12, mlp_dim=3_072, max_length=512
 )
 
 PRESETS = families.presets(

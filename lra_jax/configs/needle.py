@@ -30,11 +30,6 @@ class NeedleData(synthetic.SyntheticData):
     parts: str = "128,256,1024,4096"
     """Lengths that are tested one by one."""
 
-    @property
-    def longest(self) -> int:
-        """See the base class."""
-        return self.max_length
-
 
 RATES = {"official": (3e-4, 1e-3, 3e-3), "quick": (1e-3, 5e-3)}
 
@@ -59,7 +54,6 @@ PRESETS = families.presets(
         model=synthetic.official_model(
             embed_dim=128,
             num_heads=4,
-            qkv_dim=128,
             mlp_dim=256,
             short_conv=4,
             max_length=131_072,

@@ -43,11 +43,6 @@ class RetrievalData(StoredData):
         """See the base class."""
         positive("--data.max_length", self.max_length)
 
-    @property
-    def longest(self) -> int:
-        """See the base class."""
-        return self.max_length
-
 
 PRESETS = families.presets(
     "retrieval",
@@ -63,7 +58,6 @@ PRESETS = families.presets(
             num_layers=4,
             embed_dim=128,
             num_heads=4,
-            qkv_dim=128,
             mlp_dim=512,
             max_length=4_000,
             interaction="concat",

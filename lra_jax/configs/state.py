@@ -102,7 +102,6 @@ def presets(task: str) -> dict[str, Callable[[str], Config]]:
             model=synthetic.official_model(
                 embed_dim=128,
                 num_heads=4,
-                qkv_dim=128,
                 mlp="glu",
                 mlp_dim=512,
                 short_conv=4,

@@ -9,6 +9,7 @@ with each other, and not with published ones.
 import dataclasses
 from typing import Any
 
+from lra_jax.configs import families
 from lra_jax.configs.base import DataConfig, ModelConfig, TrainConfig
 from lra_jax.errors import not_negative, positive
 
@@ -49,7 +50,7 @@ def official_train(**settings: Any) -> TrainConfig:
 def official_model(**settings: Any) -> ModelConfig:
     """A decoder without dropout and positions, with sizes and settings of a task."""
     family: dict[str, Any] = {"is_causal": True, "dropout": 0.0, "positions": "none"}
-    return ModelConfig(**{**family, **settings})
+    return families.encoder(**{**family, **settings})
 
 
 def quick_train(**settings: Any) -> TrainConfig:

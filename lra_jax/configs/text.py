@@ -54,11 +54,6 @@ class TextData(StoredData):
         not_negative("--data.seed", self.seed)
 
     @property
-    def longest(self) -> int:
-        """See the base class."""
-        return self.max_length
-
-    @property
     def chosen_on_test(self) -> bool:
         """See the base class."""
         return self.validation == "test"
@@ -79,12 +74,7 @@ PRESETS = families.presets(
             eval_every=1_000,
         ),
         model=families.official_model(
-            num_layers=4,
-            embed_dim=256,
-            num_heads=4,
-            qkv_dim=256,
-            mlp_dim=1024,
-            max_length=1_000,
+            num_layers=4, embed_dim=256, num_heads=4, mlp_dim=1024, max_length=1_000
         ),
         data=TextData(max_length=1_000, buckets="none", validation="test"),
     ),

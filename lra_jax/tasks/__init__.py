@@ -23,20 +23,7 @@ by it. ``--model.max_length`` is ``rows * columns``.
 **Pairs** are ``(tokens_1, tokens_2, label)``, with ``SEQUENCES = ("tokens_1",
 "tokens_2")`` in the builder, and the model and objective for pairs in the entry.
 
-An entry::
-
-    TASK = Task(
-        name="image",
-        data=StoredData,
-        presets=configs.PRESETS,
-        reader="lra_jax.data.image:prepare",
-        image_shape=(32, 32),
-        is_official=lambda data, dataset: has_sizes(
-            dataset, train=45_000, valid=5_000, test=10_000
-        ),
-        floors=(("chance", 10.0),),
-        published=published("image"),
-    )
+`lra_jax/tasks/image.py` is a short entry.
 
 Importing this package imports no jax.
 """

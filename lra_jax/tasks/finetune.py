@@ -1,7 +1,7 @@
 """Fine-tuning: the classes of texts, from a masked language model."""
 
 from lra_jax.configs import finetune
-from lra_jax.tasks.task import Task
+from lra_jax.tasks.task import Task, of_rates
 
 TASK = Task(
     name="finetune",
@@ -10,5 +10,5 @@ TASK = Task(
     reader="lra_jax.tasks.language:prepare_texts",
     model="lra_jax.tasks.language:make_finetuned",
     suite="language",
-    sweeps={name: {"train.learning_rate": x} for name, x in finetune.RATES.items()},
+    sweeps=of_rates(finetune.RATES),
 )

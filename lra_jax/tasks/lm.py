@@ -1,7 +1,7 @@
 """Language modelling: the next byte of a text."""
 
 from lra_jax.configs import lm
-from lra_jax.tasks.task import Task
+from lra_jax.tasks.task import Task, of_rates
 
 TASK = Task(
     name="lm",
@@ -15,5 +15,5 @@ TASK = Task(
     packs_rows=True,
     is_causal=True,
     suite="language",
-    sweeps={name: {"train.learning_rate": x} for name, x in lm.RATES.items()},
+    sweeps=of_rates(lm.RATES),
 )

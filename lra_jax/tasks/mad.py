@@ -4,6 +4,7 @@ from typing import Any
 
 from lra_jax.configs import mad
 from lra_jax.tasks.published import Published
+from lra_jax.tasks.synthetic import synthetic
 from lra_jax.tasks.task import Task
 
 _SOURCE = "MAD, table of the blog on DeltaNet by its authors"
@@ -37,10 +38,6 @@ def _compress(data: mad.MadData) -> float:
 
 
 def _task(name: str, **settings: Any) -> Task:
-    family: dict[str, Any] = {
-        "model": "lra_jax.tasks.base:make_token_classifier",
-        "is_causal": name.endswith("recall"),
-    }
     rates = {
         "official": {
             "train.learning_rate": mad.RATES["official"],
@@ -49,14 +46,12 @@ def _task(name: str, **settings: Any) -> Task:
         "quick": {"train.learning_rate": mad.RATES["quick"]},
     }
     rows = zip(_MODELS, _PUBLISHED[name], strict=True)
-    return Task(
-        name=name,
+    return synthetic(
+        name,
         data=type(mad.DATA[name]),
         presets=mad.presets(name),
         reader="lra_jax.data.suites.mad:prepare",
         reader_settings={"task": name},
-        objective="lra_jax.tasks.base:token_loss",
-        per_position=True,
         suite="mad",
         sweeps=rates,
         is_official=lambda data, _: data == mad.DATA[name],
@@ -64,8 +59,8 @@ def _task(name: str, **settings: Any) -> Task:
             Published(model, accuracy, _SOURCE, attention)
             for (model, attention), accuracy in rows
         ),
-        decoder="lra_jax.data.memory:decode",
-        **{**family, **settings},
+        is_causal=name.endswith("recall"),
+        **settings,
     )
 
 

@@ -1,11 +1,11 @@
 """Masked language modelling: the hidden bytes of a text."""
 
-from lra_jax.configs import mlm
-from lra_jax.tasks.task import Task
+from lra_jax.configs import lm, mlm
+from lra_jax.tasks.task import Task, of_rates
 
 TASK = Task(
     name="mlm",
-    data=mlm.MlmData,
+    data=lm.LmData,
     presets=mlm.PRESETS,
     reader="lra_jax.data.language.prepare:prepare",
     reader_settings={"slides": False},
@@ -15,5 +15,5 @@ TASK = Task(
     per_position=True,
     packs_rows=True,
     suite="language",
-    sweeps={name: {"train.learning_rate": x} for name, x in mlm.RATES.items()},
+    sweeps=of_rates(mlm.RATES),
 )

@@ -4,7 +4,8 @@ from typing import Any
 
 from lra_jax.configs import state
 from lra_jax.tasks.published import Published
-from lra_jax.tasks.task import Task
+from lra_jax.tasks.synthetic import synthetic
+from lra_jax.tasks.task import Task, of_rates
 
 _SOURCE = "Grazzi et al. 2024, arXiv:2411.12537, Table 3"
 
@@ -30,26 +31,22 @@ def _task(name: str, vocab_size: int, num_classes: int) -> Task:
     chance = 100 / num_classes
     rows: Any = zip(_MODELS, _PUBLISHED.get(name, ()), strict=False)
     sizes = {"vocab_size": vocab_size, "num_classes": num_classes}
-    return Task(
-        name=name,
+    return synthetic(
+        name,
         data=state.StateData,
         presets=state.presets(name),
         reader="lra_jax.data.suites.state:prepare",
         reader_settings={"task": name, **sizes},
-        model="lra_jax.tasks.base:make_token_classifier",
-        objective="lra_jax.tasks.base:token_loss",
-        per_position=True,
         suite="state",
         is_scaled=True,
         variants=dict.fromkeys(("delta", "gated_delta"), ("beta_range=2",)),
-        sweeps={n: {"train.learning_rate": x} for n, x in state.RATES.items()},
+        sweeps=of_rates(state.RATES),
         chance=lambda data: chance,
         is_official=lambda data, _: data == state.official_data(name),
         published=tuple(
             Published(model, chance + (100 - chance) * scaled, _SOURCE, attention)
             for (model, attention), scaled in rows
         ),
-        decoder="lra_jax.data.memory:decode",
     )
 
 

@@ -26,6 +26,13 @@ def has_sizes(dataset: "SequenceDataset", train: int, valid: int, test: int) -> 
     return sizes == {"train": train, "valid": valid, "test": test}
 
 
+def of_rates(
+    rates: Mapping[str, tuple[float, ...]],
+) -> dict[str, dict[str, tuple[float, ...]]]:
+    """The `Task.sweeps` of a protocol that tries learning rates, given by preset."""
+    return {preset: {"train.learning_rate": tried} for preset, tried in rates.items()}
+
+
 @dataclasses.dataclass(frozen=True)
 class Task:
     """Everything about a task.
