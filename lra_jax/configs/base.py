@@ -97,16 +97,21 @@ class TrainConfig:
 
 @dataclasses.dataclass(frozen=True)
 class PretrainConfig:
-    """Self-pretraining: the first steps of a run reconstruct the task's own inputs.
+    """Pretraining on the task's own training inputs, in the first steps of a run.
 
-    Source: Amos et al. 2023, arXiv:2310.02980.
+    Source: of hidden tokens, Amos et al. 2023, arXiv:2310.02980.
     """
 
     steps: int = 0
-    """How many of the run's steps reconstruct hidden tokens of the training inputs,
-    before the others learn the labels; each part has a schedule of its own."""
+    """How many of the run's steps learn the target below, before the others learn the
+    labels; each part has a schedule of its own."""
+    target: Literal["tokens", "values"] = "tokens"
+    """tokens: reconstruct hidden tokens, without any label. values (ListOps): the value
+    of every operator at its brackets, labels that the task does not give."""
     mask_rate: float = 0.5
     """The share of the tokens that is hidden: half, as its authors have for Image."""
+    learning_rate: float | None = None
+    """Peak of its schedule; None = that of the other steps."""
 
 
 @dataclasses.dataclass(frozen=True)

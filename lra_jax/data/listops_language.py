@@ -129,7 +129,7 @@ def evaluate(tokens: Iterable[int]) -> int:
             if not values or not stack:
                 got = "an operator without arguments" if stack else "nothing"
                 raise expected(f"token {position}", "`]` after an operator", got)
-            stack[-1][1].append(_apply(operator, values))
+            stack[-1][1].append(apply(operator, values))
     if len(stack) > 1:
         raise expected(
             "expression", "a `]` for each operator", f"{len(stack) - 1} less"
@@ -212,7 +212,7 @@ def tree(tokens: np.ndarray) -> Tree:
     return Tree(places, parents, words)
 
 
-def _apply(operator: int, values: list[int]) -> int:
+def apply(operator: int, values: list[int]) -> int:
     if operator == MIN:
         return min(values)
     if operator == MAX:

@@ -47,6 +47,9 @@ if TYPE_CHECKING:
 Augment = Callable[[np.ndarray, np.random.Generator], np.ndarray]
 """``(tokens of one example, generator) -> tokens`` of the same number."""
 
+Targets = Callable[[np.ndarray], np.ndarray]
+"""``(tokens of a row) -> targets`` of the same number, 0 where there is none."""
+
 __all__ = [
     "BatchPlan",
     "EvalBatches",
@@ -86,6 +89,8 @@ def train_iterator(
     length_warmup: str = "",
     curriculum: str = "",
     augment: Augment | None = None,
+    targets: Targets | None = None,
+    target_steps: int = 0,
     packing: int = 0,
     shard: tuple[int, int] = (0, 1),
     num_threads: int = 2,
@@ -109,6 +114,9 @@ def train_iterator(
       curriculum: which examples the first batches hold, see `Curriculum`.
       augment: applied to every sequence of every batch, with a generator that is a
         function of the seed, the step and the row; None = the data as they are.
+      targets: gives each sequence of the first batches a further one, `targets`, of
+        the same shape.
+      target_steps: how many batches have it.
       packing: pack the examples of each batch into rows of the longest bucket, a
         multiple of this number of them (`data.packing`); 0 = one example a row.
       shard: this host's index and the number of hosts; the host gets its rows of
@@ -149,7 +157,11 @@ def train_iterator(
 
     def batch(step: int) -> dict[str, np.ndarray]:
         loaded = load(step)
-        return packed(loaded, lengths[-1], packing) if packing else loaded
+        if packing:
+            loaded = packed(loaded, lengths[-1], packing)
+        if targets is not None and step < target_steps:
+            loaded["targets"] = np.stack([targets(row) for row in loaded["tokens"]])
+        return loaded
 
     options = grain.ReadOptions(num_threads=num_threads, prefetch_buffer_size=prefetch)
     steps = grain.MapDataset.range(num_steps)

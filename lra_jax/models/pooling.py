@@ -137,7 +137,7 @@ class PooledEncoder(nnx.Module):
         self,
         tokens: jax.Array,
         lengths: jax.Array | None,
-        hidden: jax.Array,
+        hidden: jax.Array | None,
         rngs: nnx.Rngs | None = None,
         *,
         segment_ids: jax.Array | None = None,
@@ -146,7 +146,8 @@ class PooledEncoder(nnx.Module):
 
         Args:
           tokens, lengths, rngs, segment_ids: as in `pooled`.
-          hidden: boolean `[B, T]`, True at the tokens to reconstruct.
+          hidden: boolean `[B, T]`, True at the tokens to reconstruct; None = all are
+            shown.
 
         Raises:
           ValueError: the model was made without ``reconstructs``.

@@ -273,9 +273,13 @@ def _parts(model: ModelConfig) -> list[str]:
 def _teaching(config: Config) -> list[str]:
     """How the training data were shown, where that is not as they are."""
     train = config.train
+    first = f"{config.pretrain.steps:,} of the steps"
+    pretrained = {
+        "tokens": f"self-pretrained for {first}, {config.pretrain.mask_rate:g} hidden",
+        "values": f"taught the value of every operator in {first}",
+    }
     named = {
-        f"self-pretrained for {config.pretrain.steps:,} of the steps, "
-        f"{config.pretrain.mask_rate:g} hidden": config.pretrain.steps,
+        pretrained[config.pretrain.target]: config.pretrain.steps,
         "arguments of training examples permuted": config.data.augments,
         f"short examples first ({train.curriculum})": train.curriculum,
         f"beginnings first ({train.length_warmup})": train.length_warmup,

@@ -10,6 +10,7 @@ from flax import nnx
 
 from lra_jax.attention import registry
 from lra_jax.configs import Config, TrainConfig
+from lra_jax.configs.base import PretrainConfig
 from lra_jax.data.curriculum import Curriculum
 from lra_jax.data.length_warmup import LengthWarmup
 from lra_jax.errors import expected, not_negative, positive, renamed, within
@@ -38,7 +39,7 @@ def check_config(config: Config, task: Task) -> None:
     _check_ranges(config)
     config.data.check()
     _check_stages(config.train, task)
-    if config.pretrain.steps:
+    if config.pretrain != PretrainConfig():
         _check_pretraining(config, task)
     if task.image_shape is None:
         _refuse_images(config)
@@ -219,6 +220,9 @@ def _check_pretraining(config: Config, task: Task) -> None:
         reason = f"for --task={task.name}" if task.per_position else "for a decoder"
         wanted = f"0 {reason}, which reconstructs nothing"
         raise expected("--pretrain.steps", wanted, config.pretrain.steps)
+    if config.pretrain.target == "values" and task.targets is None:
+        wanted = f"tokens for --task={task.name}, whose positions have no values"
+        raise expected("--pretrain.target", wanted, config.pretrain.target)
     if config.train.seq_devices > 1:
         wanted = f"0 with --train.seq_devices={config.train.seq_devices}"
         raise expected("--pretrain.steps", wanted, config.pretrain.steps)
@@ -264,6 +268,8 @@ def _check_ranges(config: Config) -> None:
     if not 0 < config.pretrain.mask_rate < 1:
         wanted = "a number between 0 and 1"
         raise expected("--pretrain.mask_rate", wanted, config.pretrain.mask_rate)
+    if config.pretrain.learning_rate is not None:
+        positive("--pretrain.learning_rate", config.pretrain.learning_rate)
     if config.model.num_layers > _MOST_LAYERS:
         wanted = f"at most {_MOST_LAYERS}"
         raise expected("--model.num_layers", wanted, config.model.num_layers)

@@ -30,5 +30,6 @@ TASK = Task(
     decoder="lra_jax.data.listops:decode",
     words="lra_jax.data.listops_language:WORDS",
     augmentation="lra_jax.data.listops_permutation:permuted",
+    targets="lra_jax.data.listops_values:values",
     tree_drawer="lra_jax.data.listops_language:tree",
 )

@@ -1,8 +1,13 @@
-"""Self-pretraining: reconstruct hidden tokens of a task's own training inputs.
+"""Pretraining on a task's own training inputs.
+
+Self-pretraining reconstructs hidden tokens:
 
 ``loss = - sum_t h_t log softmax(W x_t)[token_t]`` over the hidden tokens, h_t = 1 with
 the mask rate, where the encoder, which gives x, sees a learned vector in their place.
 No labels and no other data: then the same encoder learns the task.
+
+Where the batch has ``targets``, nothing is hidden, and the same head learns the target
+of each position that has one: the values of a ListOps expression's operators, for one.
 
 Source: Amos, Berant and Gupta 2023, "Never Train from Scratch", arXiv:2310.02980, and
 its code, IdoAmos/not-from-scratch: one vector replaces all hidden tokens, the loss
@@ -28,11 +33,12 @@ _STREAM = 1
 def reconstruction_loss(
     model: nnx.Module, batch: Batch, rngs: nnx.Rngs | None, *, mask_rate: float
 ) -> Sums:
-    """Cross-entropy and accuracy of hidden tokens, summed over the batch.
+    """Cross-entropy and accuracy of hidden tokens or targets, summed over the batch.
 
     Args:
       model: a classifier of sequences or pairs that ``reconstructs``.
-      batch: as for the task's own objective; labels are not read.
+      batch: as for the task's own objective; labels are not read. ``targets`` `[B, T]`
+        take the place of hidden tokens; 0 is none.
       rngs: stream "dropout", from which the hidden tokens are drawn too.
       mask_rate: the share of the real tokens that is hidden.
 
@@ -66,11 +72,16 @@ def _sums(
     if segment_ids is None:
         lengths = batch[name.replace("tokens", "lengths", 1)]
     real = model.real(tokens, lengths) if segment_ids is None else segment_ids > 0
-    hidden = jax.random.bernoulli(key, mask_rate, tokens.shape) & real
+    if "targets" in batch:
+        hidden, labels = None, batch["targets"].astype(jnp.int32)
+        learned = labels > 0
+    else:
+        hidden = learned = jax.random.bernoulli(key, mask_rate, tokens.shape) & real
+        labels = tokens
     logits = model.reconstructed(tokens, lengths, hidden, rngs, segment_ids=segment_ids)
-    weights = hidden.astype(jnp.float32)
-    losses = optax.losses.softmax_cross_entropy_with_integer_labels(logits, tokens)
-    correct = (jnp.argmax(logits, -1) == tokens).astype(jnp.float32)
+    weights = learned.astype(jnp.float32)
+    losses = optax.losses.softmax_cross_entropy_with_integer_labels(logits, labels)
+    correct = (jnp.argmax(logits, -1) == labels).astype(jnp.float32)
     return {
         "loss": jnp.sum(losses * weights),
         "correct": jnp.sum(correct * weights),

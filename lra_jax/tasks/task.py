@@ -72,6 +72,8 @@ class Task:
       words: names a mapping: how `lra_jax.models.raw` reads words, for a task of them.
       augmentation: names ``(tokens, generator) -> tokens``, applied to each training
         example where its data settings say so.
+      targets: names ``(tokens) -> tokens``: what ``--pretrain.target=values`` teaches
+        at each position, 0 for nothing.
       tree_drawer: names ``(tokens) -> lra_jax.data.listops_language.Tree``, where a
         sequence is a nested expression.
     """
@@ -101,6 +103,7 @@ class Task:
     decoder: str = "lra_jax.tasks.task:decode_bytes"
     words: str | None = None
     augmentation: str | None = None
+    targets: str | None = None
     tree_drawer: str | None = None
 
     def scaled(self, data: DataConfig, accuracy: float) -> float | None:
@@ -191,6 +194,14 @@ class Task:
         if self.augmentation is None or not data.augments:
             return None
         return pkgutil.resolve_name(self.augmentation)
+
+    def pretraining_targets(
+        self, config: Config
+    ) -> Callable[["np.ndarray"], "np.ndarray"] | None:
+        """What pretraining teaches at each position; None for hidden tokens."""
+        if self.targets is None or config.pretrain.target != "values":
+            return None
+        return pkgutil.resolve_name(self.targets)
 
     @property
     def tree(self) -> Callable[["np.ndarray"], Any] | None:

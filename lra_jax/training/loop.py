@@ -126,8 +126,8 @@ class Trainer:
         self.buckets = pipeline.bucket_lengths(dataset, config.data.buckets)
         self.mesh = self._make_mesh()
         self._shard = sharding.data_shard(self.mesh)
-        self.schedule = make_schedule(train, config.pretrain.steps)
-        optimizer = make_optimizer(train, config.pretrain.steps)
+        self.schedule = make_schedule(train, config.pretrain)
+        optimizer = make_optimizer(train, config.pretrain)
         model = task.make_model(config, dataset, nnx.Rngs(params=config.seed))
         graphdef, params = nnx.split(model, (nnx.Param, Buffer))
         trained = nnx.filter_state(params, nnx.Param)
@@ -165,6 +165,8 @@ class Trainer:
             length_warmup=train.length_warmup,
             curriculum=train.curriculum,
             augment=task.augment(config.data),
+            targets=task.pretraining_targets(config),
+            target_steps=config.pretrain.steps,
             packing=self._packing(),
             shard=self._shard,
         )

@@ -8,14 +8,17 @@ import jax.numpy as jnp
 import optax
 
 from lra_jax.configs import TrainConfig
-from lra_jax.configs.base import Schedule
+from lra_jax.configs.base import PretrainConfig, Schedule
 from lra_jax.errors import expected, known
 
 
-def make_schedule(config: TrainConfig, pretrain_steps: int = 0) -> optax.Schedule:
+def make_schedule(
+    config: TrainConfig, pretrain: PretrainConfig | None = None
+) -> optax.Schedule:
     """Learning rate as a function of the step, counted from 0.
 
-    Steps of pretraining, the first of a run, have the schedule of a run of their own.
+    Steps of pretraining, the first of a run, have the schedule of a run of their own,
+    and their own peak where they have one.
 
     With w = ``warmup`` and n = ``steps``:
       cosine: linear to the peak over w steps, then half a cosine to 0 at n.
@@ -32,13 +35,12 @@ def make_schedule(config: TrainConfig, pretrain_steps: int = 0) -> optax.Schedul
       ValueError: an unknown name, or a warm-up as long as the run where the schedule
         ends at its last step.
     """
-    if pretrain_steps:
-        rest = config.steps - pretrain_steps
-        parts = [
-            make_schedule(dataclasses.replace(config, steps=steps))
-            for steps in (pretrain_steps, rest)
-        ]
-        return optax.join_schedules(parts, [pretrain_steps])
+    if pretrain is not None and pretrain.steps:
+        peak = pretrain.learning_rate or config.learning_rate
+        first = dataclasses.replace(config, steps=pretrain.steps, learning_rate=peak)
+        rest = dataclasses.replace(config, steps=config.steps - pretrain.steps)
+        parts = [make_schedule(first), make_schedule(rest)]
+        return optax.join_schedules(parts, [pretrain.steps])
     known("--train.schedule", config.schedule, get_args(Schedule))
     peak, warmup, steps = config.learning_rate, config.warmup, config.steps
     falls = config.falls
@@ -79,14 +81,14 @@ def make_schedule(config: TrainConfig, pretrain_steps: int = 0) -> optax.Schedul
 
 
 def make_optimizer(
-    config: TrainConfig, pretrain_steps: int = 0
+    config: TrainConfig, pretrain: PretrainConfig | None = None
 ) -> optax.GradientTransformation:
     """AdamW on the schedule, after clipping to ``clip_norm`` unless that is 0.
 
     Without ``decay_vectors`` weight decay leaves arrays of one axis alone.
     """
     adamw = optax.adamw(
-        make_schedule(config, pretrain_steps),
+        make_schedule(config, pretrain),
         b1=config.adam_b1,
         b2=config.adam_b2,
         eps=config.adam_eps,

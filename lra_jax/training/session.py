@@ -60,7 +60,7 @@ class Session:
         self.command = command
         self.task = get_task(config.task)
         self.task.check(config)
-        make_schedule(config.train, config.pretrain.steps)
+        make_schedule(config.train, config.pretrain)
         self.workdir = default_workdir(config)
         tracking.check(config)
         hosts.connect(config)

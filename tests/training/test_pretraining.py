@@ -1,4 +1,6 @@
-"""Self-pretraining: hidden tokens, then labels, in one run."""
+"""Pretraining: hidden tokens or the values of operators, then labels, in one run."""
+
+import dataclasses
 
 import helpers
 import jax
@@ -8,6 +10,8 @@ import pytest
 from flax import nnx
 
 from lra_jax import tasks
+from lra_jax.configs.base import PretrainConfig
+from lra_jax.data.listops_language import CLOSE, MIN
 from lra_jax.models import MatchingClassifier, SequenceClassifier
 from lra_jax.tasks.reconstruction import reconstruction_loss
 from lra_jax.training.loop import Interrupted
@@ -81,11 +85,18 @@ def test_a_model_without_the_vector_says_so() -> None:
 
 def test_each_part_has_a_schedule_of_its_own() -> None:
     train = helpers.tiny("").train
-    parts = make_schedule(train, pretrain_steps=train.steps // 2)
-    rates = [float(parts(step)) for step in range(train.steps)]
     half = train.steps // 2
-    assert rates[:half] == pytest.approx(rates[half:])
-    assert rates[half] == 0 < max(rates)
+
+    def rates(**settings) -> list[float]:
+        parts = make_schedule(train, PretrainConfig(steps=half, **settings))
+        return [float(parts(step)) for step in range(train.steps)]
+
+    same = rates()
+    assert same[:half] == pytest.approx(same[half:])
+    assert same[half] == 0 < max(same)
+    own = rates(learning_rate=3 * train.learning_rate)
+    assert own[:half] == pytest.approx([3 * rate for rate in same[:half]])
+    assert own[half:] == same[half:]
 
 
 def test_one_run_interrupted_and_resumed(data_dir, tmp_path) -> None:
@@ -112,12 +123,50 @@ def test_one_run_interrupted_and_resumed(data_dir, tmp_path) -> None:
         assert second.run()["test_loss_last"] == result["test_loss_last"]
 
 
+def test_values_are_learned_at_brackets_alone(data_dir, tmp_path) -> None:
+    """Targets come with the batches of pretraining, of packed rows too."""
+    for packing in (False, True):
+        config = helpers.tiny(
+            data_dir,
+            tmp_path / str(packing),
+            train={"steps": 6, "eval_every": 6, "log_every": 3, "warmup": 1},
+            pretrain={"steps": 3, "target": "values", "learning_rate": 1e-3},
+            data={"packing": packing},
+        )
+        with Session(config, quiet=True) as session:
+            first, *_, last = list(session.trainer.data)
+            assert "targets" not in last
+            brackets = np.isin(first["tokens"], [*range(MIN, CLOSE + 1)])
+            np.testing.assert_array_equal(first["targets"] > 0, brackets)
+            sums = reconstruction_loss(
+                session.trainer.model_at(session.trainer.state.params),
+                {name: jnp.asarray(array) for name, array in first.items()},
+                nnx.Rngs(dropout=0),
+                mask_rate=0.5,
+            )
+            assert float(sums["count"]) == brackets.sum()
+
+
+def test_other_tasks_have_no_values(data_dir) -> None:
+    config = helpers.tiny(data_dir, train={"steps": 20, "warmup": 2})
+    config = config.replace(pretrain={"steps": 10, "target": "values"})
+    task = dataclasses.replace(tasks.get_task("listops"), targets=None)
+    with pytest.raises(ValueError, match=r"--pretrain.target: expected tokens for"):
+        task.check(config)
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"pretrain": {"steps": -1}}, "--pretrain.steps: expected .* got -1"),
         ({"pretrain": {"steps": 20}}, "--pretrain.steps: expected more than --train"),
         ({"pretrain": {"mask_rate": 1.0}}, "--pretrain.mask_rate: expected a number"),
+        ({"pretrain": {"learning_rate": 0.0}}, "--pretrain.learning_rate: expected a"),
+        (
+            {"pretrain": {"target": "values"}},
+            "--pretrain.steps: expected more than --train.warmup=2 .* got 0",
+        ),
+        ({"pretrain": {"target": "value", "steps": 9}}, "--pretrain.target: expected"),
         (
             {"pretrain": {"steps": 10}, "model": {"is_causal": True}},
             "--pretrain.steps: expected 0 for a decoder",
