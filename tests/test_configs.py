@@ -165,8 +165,24 @@ def test_replace():
         config.seed = 1  # pyright: ignore
 
 
+@pytest.mark.parametrize("task", TASKS)
+def test_parts_that_are_not_given_are_those_of_the_preset(task):
+    assert Config(task=task) == get_preset(task)
+    last = list(tasks.get_task(task).presets)[-1]
+    config = get_preset(task, last, "flow")
+    assert Config(task=task, preset=last, attention="flow") == config
+    train = TrainConfig(steps=7)
+    mine = Config(task=task, preset=last, attention="flow", train=train)
+    assert mine == config.replace(train=train)
+
+
+def test_a_config_of_an_unknown_preset():
+    with pytest.raises(ValueError, match=r"^--preset: .* did you mean 'compact'\?$"):
+        Config(preset="compakt")
+
+
 def test_identity():
-    config = Config()
+    config = Config(preset="compact")
     identity = config.identity()
     assert identity["train.steps"] == 5000 and identity["attention"] == "cosformer"
     moved = config.replace(workdir="x", data={"dir": "y", "processes": 3})

@@ -8,13 +8,14 @@ its presets. Nothing here imports jax: ``--help`` must be quick.
 """
 
 import dataclasses
+import fnmatch
 import hashlib
 import json
 from typing import Any, ClassVar, Literal, Self
 
-from lra_jax.attention.registry import spell
+from lra_jax.attention.registry import MECHANISMS, spell
 from lra_jax.configs.registry import find_task
-from lra_jax.errors import check_types, expected, not_negative, positive
+from lra_jax.errors import check_types, expected, known, not_negative, positive
 
 # More than any machine has cores; a slip of the finger must not start a million.
 _MOST_PROCESSES = 4096
@@ -274,7 +275,10 @@ class GeneratedData(StoredData):
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """One run: task, mechanism, preset, and everything that they resolve to."""
+    """One run: task, mechanism, preset, and everything that they resolve to.
+
+    Parts that are not given are those of the preset: ``Config()`` is `get_preset()`.
+    """
 
     task: str = "listops"
     """Task to train on."""
@@ -305,19 +309,22 @@ class Config:
     debug_nans: bool = False
     """When the loss is not finite, do the bad step again and name the first bad tensor:
     its module, forward or backward. In one process."""
-    train: TrainConfig = TrainConfig()
+    train: TrainConfig = None  # pyright: ignore[reportAssignmentType]
     pretrain: PretrainConfig = PretrainConfig()
-    model: ModelConfig = ModelConfig()
+    model: ModelConfig = None  # pyright: ignore[reportAssignmentType]
     data: DataConfig = None  # pyright: ignore[reportAssignmentType]
     """The task's own settings of its data."""
 
     def __post_init__(self) -> None:
         # A function, module or class of one's own, as the text that finds it.
         object.__setattr__(self, "attention", spell(self.attention))
-        if self.data is None:
-            object.__setattr__(self, "data", find_task(self.task).data())
         if self.preset is None:
             object.__setattr__(self, "preset", next(iter(find_task(self.task).presets)))
+        missing = [part for part in _PARTS if getattr(self, part) is None]
+        if missing:
+            preset = get_preset(self.task, self.preset, self.attention)
+            for part in missing:
+                object.__setattr__(self, part, getattr(preset, part))
 
     def replace(self, **changes: Any) -> Self:
         """Copy with fields replaced; a dict for one of its parts goes one deeper.
@@ -390,6 +397,43 @@ class Config:
             return name
         digest = hashlib.sha256(json.dumps(changed, sort_keys=True).encode())
         return f"{name}-{digest.hexdigest()[:8]}"
+
+
+def get_preset(
+    task: str = "listops", preset: str | None = None, attention: Any = "cosformer"
+) -> Config:
+    """The config of a named preset, with what the mechanism's entry adds to it.
+
+    Args:
+      task: its name.
+      preset: None = the task's first.
+      attention: the mechanism: a name, or one's own function, ``nnx.Module`` class, or
+        what else `lra_jax.attention.resolve` takes.
+
+    Raises:
+      ValueError: for an unknown task or preset, with the nearest name.
+    """
+    attention = spell(attention)
+    presets = find_task(task).presets
+    preset = next(iter(presets)) if preset is None else preset
+    config = presets[known("--preset", preset, presets)](attention)
+    return config.replace(**_own_settings(task, preset, attention))
+
+
+def _own_settings(task: str, preset: str, attention: str) -> dict[str, Any]:
+    """The settings of `Mechanism.presets`, as `Config.replace` takes them."""
+    if attention not in MECHANISMS:
+        return {}
+    parts: dict[str, Any] = {}
+    of_lra = find_task(task).suite is None  # A lone * is all of LRA's tasks.
+    for names, tasks in MECHANISMS[attention].presets.items():
+        fitting = tasks.items() if fnmatch.fnmatchcase(preset, names) else ()
+        for pattern, flags in fitting:
+            if (of_lra or pattern != "*") and fnmatch.fnmatchcase(task, pattern):
+                for flag, value in flags.items():
+                    part, _, name = flag.partition(".")
+                    parts.setdefault(part, {})[name] = value
+    return parts
 
 
 _PARTS = ("train", "pretrain", "model", "data")

@@ -41,6 +41,7 @@ from typing import Any
 
 from lra_jax.attention.registry import MECHANISMS
 from lra_jax.configs.base import Config, DataConfig, ModelConfig, TrainConfig
+from lra_jax.configs.registry import find_task
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,10 +61,14 @@ class Preset:
 
     def config(self, task: str, name: str, attention: str) -> Config:
         """The config of a run, before what the mechanism's entry adds to it."""
-        parts: dict[str, Any] = {"train": self.train, "model": self.model}
-        if self.data is not None:
-            parts["data"] = self.data
-        config = Config(task=task, attention=attention, preset=name, **parts)
+        config = Config(
+            task=task,
+            attention=attention,
+            preset=name,
+            train=self.train,
+            model=self.model,
+            data=find_task(task).data() if self.data is None else self.data,
+        )
         if self.rotary and has_rotary(attention):
             config = config.replace(model={"positions": "rotary"})
         return config

@@ -44,7 +44,7 @@ class Task:
     Attributes:
       name: as in ``--task``.
       data: the dataclass of its ``--data.*`` settings.
-      presets: ``(attention) -> Config`` by name.
+      presets: ``(attention) -> Config``, with train, model and data, by name.
       reader: names ``(data_dir, **settings) -> SequenceDataset``, which makes or finds
         the data; the settings are the fields of `data` but those `of_batches`.
       reader_settings: further settings of the reader, which are no flags.
