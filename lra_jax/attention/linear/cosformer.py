@@ -49,12 +49,12 @@ from lra_jax.attention import feature_maps, inputs, packed, streams
 from lra_jax.attention.causal import documents, engine
 from lra_jax.attention.causal.documents import Documents
 from lra_jax.attention.causal.prefix import hidden, prefix
-from lra_jax.attention.linear.linear import document_sums, part_sums
+from lra_jax.attention.linear.linear import document_sums, part_sums, read, summed
 from lra_jax.attention.linear.linear import segment as plain_segment
 from lra_jax.attention.linear.sums import Sums, key_sums, no_sums
 from lra_jax.attention.registry import Mechanism, sizes
 from lra_jax.attention.sharded import exchange
-from lra_jax.attention.sharded.documents import sliced
+from lra_jax.attention.sharded.documents import sliced, sums_before
 from lra_jax.errors import expected
 
 __all__ = [
@@ -163,6 +163,27 @@ class CosformerState(NamedTuple):
     __repr__ = streams.shapes_shown
 
 
+class _Options(NamedTuple):
+    """`feature_maps.Options`, and those of the causal form."""
+
+    feature_map: str
+    dtype: Any
+    precision: jax.lax.PrecisionLike
+    denominator: str
+    eps: float
+    turn: float | None  # the angle between neighbouring positions, if M is known
+    reweight: bool
+
+
+class _Places(NamedTuple):
+    """Where a call's positions are, and which of them count."""
+
+    lengths: int | jax.Array  # M, or one a sample, [B]
+    rows: packed.Packed | None  # packed documents
+    mask: jax.Array | None  # real keys below M, [B, S]; None = all
+    query_mask: jax.Array | None  # queries below M, [B, T]; None = all
+
+
 @inputs.guarded
 def cosformer_attention(
     query: jax.Array,
@@ -215,65 +236,42 @@ def cosformer_attention(
     inputs.check_keywords(cosformer_attention, flax)
     inputs.check_inputs(query, key, value, is_causal)
     inputs.check_eps(eps)
-    inputs.check_flag("reweight", reweight)
+    _check(reweight, denominator)
     if reweight:
         inputs.refuse_decoding(flax, query, key, "cosformer")
     _check_grid(grid, query, key, is_causal, reweight, segment_ids)
-    _check_denominator(denominator)
+    refusal = packed.kernel_refusal(segment_ids)
+    if grid is not None:
+        refusal = "grid", "None", f"{grid}"
     target = kernels.choose(
-        implementation,
-        query,
-        key,
-        value,
-        feature_map,
-        chunking,
-        packed.kernel_refusal(segment_ids)
-        or (None if grid is None else ("grid", "None", f"{grid}")),
+        implementation, query, key, value, feature_map, chunking, refusal
     )
-    rows = packed.packed(segment_ids, query, key)
-    lengths = _max_lengths(max_length, query, key, rows)
-    mask = _visible(mask, lengths, query.shape[0], key.shape[1], rows)
-    query_mask = _within(lengths, query.shape[1], rows)
+    places = _places(max_length, mask, query, key, segment_ids)
     if target is not None:
         return kernels.attend(
             target,
-            inputs.hide(query, query_mask),
+            inputs.hide(query, places.query_mask),
             key,
             value,
-            mask,
+            places.mask,
             is_causal,
             feature_map=feature_maps.for_kernels(feature_map),
             denominator=denominator,
             eps=eps,
-            max_length=lengths if reweight else None,
+            max_length=places.lengths if reweight else None,
             chunking=chunking,
             precision=precision,
         )
     dtype = inputs.accumulation_dtype(query, key, value)
-    options = _Options(
-        "given", dtype, precision, denominator, eps, _turn(lengths), reweight
-    )
+    turn = _turn(places.lengths)
+    options = _Options("given", dtype, precision, denominator, eps, turn, reweight)
     if is_causal:
-        tables = _tables(query.shape[1], lengths, dtype, rows)
+        tables = _tables(query.shape[1], places.lengths, dtype, places.rows)
         return _causal(
-            options,
-            query,
-            key,
-            value,
-            feature_map,
-            mask,
-            query_mask,
-            tables,
-            chunking,
-            resets=packed.resets(rows),
+            options, query, key, value, feature_map, places, tables, chunking
         )[0]
-    features = feature_maps.features(query, key, feature_map, dtype, mask, query_mask)
-    features = _rotated(features, lengths, reweight, rows, grid)
-    if rows is None:
-        out = _full(options, features, value, mask=mask)
-    else:
-        out = _packed(options, features, value, rows, mask=mask, chunking=chunking)
-    return out.astype(query.dtype)
+    features = _features(query, key, feature_map, places, dtype, reweight, grid)
+    return _whole(options, features, value, places, chunking).astype(query.dtype)
 
 
 def cosformer_weights(
@@ -299,20 +297,15 @@ def cosformer_weights(
     inputs.check_keywords(cosformer_weights, flax)
     inputs.check_inputs(query, key, None, is_causal)
     inputs.check_eps(eps)
-    inputs.check_flag("reweight", reweight)
+    _check(reweight, denominator)
     _check_grid(grid, query, key, is_causal, reweight, segment_ids)
-    _check_denominator(denominator)
-    rows = packed.packed(segment_ids, query, key)
-    lengths = _max_lengths(max_length, query, key, rows)
-    mask = _visible(mask, lengths, query.shape[0], key.shape[1], rows)
-    query_mask = _within(lengths, query.shape[1], rows)
+    places = _places(max_length, mask, query, key, segment_ids)
     dtype = inputs.accumulation_dtype(query, key)
-    features = feature_maps.features(query, key, feature_map, dtype, mask, query_mask)
-    features = _rotated(features, lengths, reweight, rows, grid)
+    features = _features(query, key, feature_map, places, dtype, reweight, grid)
     scores = feature_maps.products(*features, precision)
     if is_causal:
         scores = feature_maps.hide_future(scores)
-    scores = packed.hide_others(scores, rows)
+    scores = packed.hide_others(scores, places.rows)
     return scores / _bounded(scores.sum(-1, keepdims=True), denominator, eps)
 
 
@@ -350,35 +343,30 @@ def cosformer_prefill(
         prompt reaches beyond M. Under ``jax.jit`` a state's position is not known and
         cannot raise: positions from M on then count as the position M - 1.
     """
-    inputs.check_inputs(query, key, value, True)
-    batch, length = query.shape[:2]
     rows = packed.packed(segment_ids, query, key)
-    mask = packed.shown(inputs.padding_mask(mask, batch, length), rows)
-    before = None if state is None else state.position
-    position = packed.next_position(mask, rows, batch, length, before)
+    mask, dtype, position = streams.begun(state, query, key, value, mask, rows)
+    _check(reweight, denominator)
+    length = query.shape[1]
     if state is None:
-        dtype, start = inputs.accumulation_dtype(query, key, value), None
         longest = inputs.check_max_length(max_length, length)
         tables = _tables(length, longest, dtype, rows)
         limit, turn = jnp.asarray(longest, jnp.int32), _turn(longest)
     elif max_length is not None:
         raise expected("max_length", "None with a state", max_length)
     else:
-        dtype, start = state.sums.total.dtype, state.sums
         limit, turn = state.max_length, None
         tables = _stream_tables(state.position, length, limit, dtype, rows)
     options = _Options("given", dtype, precision, denominator, eps, turn, reweight)
-    arrays = query, key, value
     out, sums = _causal(
         options,
-        *arrays,
+        query,
+        key,
+        value,
         feature_map,
-        mask,
-        None,
+        _Places(limit, rows, mask, None),
         tables,
         chunking,
-        start,
-        resets=packed.resets(rows),
+        None if state is None else state.sums,
     )
     return out, CosformerState(sums, position, limit)
 
@@ -387,37 +375,21 @@ cosformer_init = streams.make_init(cosformer_prefill)
 cosformer_step = streams.make_step(cosformer_prefill)
 
 
-class _Options(NamedTuple):
-    """`feature_maps.Options`, and those of the causal form."""
-
-    feature_map: str
-    dtype: Any
-    precision: jax.lax.PrecisionLike
-    denominator: str
-    eps: float
-    turn: float | None  # the angle between neighbouring positions, if M is known
-    reweight: bool
-
-
 def _causal(
     options: _Options,
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
     feature_map: feature_maps.FeatureMap,
-    mask: jax.Array | None,
-    query_mask: jax.Array | None,
+    places: _Places,
     tables: Tables,
     chunking: engine.Chunking | None,
     state: Sums | None = None,
-    *,
-    resets: jax.Array | None = None,
 ) -> tuple[jax.Array, Sums]:
     """The causal form; ``tables`` are twice `[1 or B, T]`."""
-    _check_denominator(options.denominator)
     dtype, reweight = query.dtype, options.reweight
     query, key, phi = feature_maps.given(
-        query, key, feature_map, options.dtype, mask, query_mask
+        query, key, feature_map, options.dtype, places.mask, places.query_mask
     )
     arrays = engine.Arrays(query, key, value)
     start = no_sums(arrays, key.shape[-1] * (2 if reweight else 1), options.dtype)
@@ -430,52 +402,41 @@ def _causal(
         ),
         start if state is None else inputs.checked_state(state, start),
         arrays,
-        mask=mask,
-        query_mask=query_mask,
+        mask=places.mask,
+        query_mask=places.query_mask,
         tables=tables if reweight else None,
-        resets=resets,
+        resets=packed.resets(places.rows),
         chunking=chunking,
         dtype=dtype,
     )
 
 
-def _full(
+def _whole(
     options: _Options,
     features: tuple[jax.Array, jax.Array],
     value: jax.Array,
-    *,
-    mask: jax.Array | None,
-) -> jax.Array:
-    """The full form, `[B, T, N, Hv]`, of features `[B, N, T, M]`."""
-    query, key = features
-    value = inputs.by_head(value, query.shape[1], mask, options.dtype)
-    sums = feature_maps.project(query, key.sum(2), options.precision)
-    out = feature_maps.contract(query, key, value, options.precision)
-    return jnp.swapaxes(out * _scale(options, sums)[..., None], 1, 2)
-
-
-def _packed(
-    options: _Options,
-    features: tuple[jax.Array, jax.Array],
-    value: jax.Array,
-    rows: packed.Packed,
-    *,
-    mask: jax.Array | None,
+    places: _Places,
     chunking: engine.Chunking | None,
+    axis: str | None = None,
 ) -> jax.Array:
-    """The full form of packed rows, `[B, T, N, Hv]`, of features `[B, N, T, M]`."""
-    query, key = (jnp.swapaxes(x, 1, 2) for x in features)
-    out, sums = document_sums(
-        query,
-        key,
-        value,
-        rows,
-        mask=mask,
-        dtype=options.dtype,
-        chunking=chunking,
-        precision=options.precision,
-    )
-    return out * _scale(options, sums)[..., None]
+    """The full form `[B, T, N, Hv]` of features `[B, N, T, M]`, see `linear._whole`."""
+    query, key = features
+    if places.rows is not None:
+        out, total = document_sums(
+            jnp.swapaxes(query, 1, 2),
+            jnp.swapaxes(key, 1, 2),
+            value,
+            places.rows,
+            mask=places.mask,
+            dtype=options.dtype,
+            chunking=chunking,
+            precision=options.precision,
+        )
+        return out * _scale(options, total)[..., None]
+    value = inputs.by_head(value, query.shape[1], places.mask, options.dtype)
+    sums = exchange.total(summed(key, value, options.precision), axis)
+    out, total = read(query, sums, options.precision)
+    return jnp.swapaxes(out * _scale(options, total)[..., None], 1, 2)
 
 
 def _segment(
@@ -564,7 +525,8 @@ def _bounded(sums: jax.Array, denominator: str, eps: float) -> jax.Array:
     return feature_maps.at_least(sums, eps) if denominator == "clamp" else sums + eps
 
 
-def _check_denominator(denominator: str) -> None:
+def _check(reweight: bool, denominator: str) -> None:
+    inputs.check_flag("reweight", reweight)
     if denominator not in ("clamp", "add"):
         raise expected("denominator", "'clamp' or 'add'", f"{denominator!r}")
 
@@ -590,28 +552,22 @@ def cosformer_slice(
     **_: Any,
 ) -> jax.Array:
     """One device's part of `cosformer_attention`, see `lra_jax.attention.sharded`."""
-    _check_denominator(denominator)
+    _check(reweight, denominator)
     if grid is not None:
         raise expected("grid", "None for a sequence split over devices", grid)
     dtype = inputs.accumulation_dtype(query, key, value)
-    length = query.shape[1]
-    whole = length * jax.lax.axis_size(axis)
     rows = sliced(segment_ids, axis)
-    longest = whole if max_length is None else max_length
-    longest = inputs.check_max_length(longest, whole if rows is None else 1)
-    cos, sin = _slice_tables(length, longest, dtype, axis, rows)
-    mask = _visible(mask, longest, query.shape[0], length, rows)
-    query_mask = _within(longest, length, rows)
-    options = _Options(
-        "given", dtype, precision, denominator, eps, _turn(longest), reweight
-    )
-    features = feature_maps.features(query, key, feature_map, dtype, mask, query_mask)
+    longest, tables = _slice_tables(query.shape[1], max_length, dtype, axis, rows)
+    places = _visible(mask, longest, query, key, rows)
+    turn = _turn(longest)
+    options = _Options("given", dtype, precision, denominator, eps, turn, reweight)
+    masks = places.mask, places.query_mask
+    features = feature_maps.features(query, key, feature_map, dtype, *masks)
     if reweight:
-        near = cos[:, None], sin[:, None]
-        features = (
-            feature_maps.rotated(features[0], *near),
-            feature_maps.rotated(features[1], *near),
-        )
+        features = _turned(features[0], tables), _turned(features[1], tables)
+    if not is_causal:
+        out = _whole(options, features, value, places, chunking, axis)
+        return out.astype(query.dtype)
     part = functools.partial(
         part_sums,
         jnp.swapaxes(features[1], 1, 2),
@@ -619,81 +575,64 @@ def cosformer_slice(
         query.shape[2],
         "identity",
         dtype,
-        mask,
+        places.mask,
         precision,
     )
-    if is_causal:
-        around = None if rows is None else rows.around(part)
-        return _causal(
-            options,
-            query,
-            key,
-            value,
-            feature_map,
-            mask,
-            query_mask,
-            (cos, sin),
-            chunking,
-            exchange.before(part(None), axis) if around is None else around[0],
-            resets=packed.resets(rows),
-        )[0]
-    if rows is not None:
-        return _packed(
-            options, features, value, rows, mask=mask, chunking=chunking
-        ).astype(query.dtype)
-    sums = exchange.total(part(None), axis)
-    return _read(options, features[0], sums).astype(query.dtype)
-
-
-def _read(options: _Options, features: jax.Array, sums: Sums) -> jax.Array:
-    """The outputs `[B, T, N, Hv]` of queries' features `[B, N, T, M]`."""
-    precision = options.precision
-    out = jnp.einsum("bntm,bnmv->bntv", features, sums.summary, precision=precision)
-    total = feature_maps.project(features, sums.total, precision)
-    return jnp.swapaxes(out * _scale(options, total)[..., None], 1, 2)
+    start = sums_before(part, rows, axis)
+    return _causal(
+        options, query, key, value, feature_map, places, tables, chunking, start
+    )[0]
 
 
 def _slice_tables(
     length: int,
-    longest: int,
+    max_length: int | None,
     dtype: jnp.dtype,
     axis: str,
     rows: packed.Packed | None,
-) -> Tables:
-    """Those of one device's positions."""
+) -> tuple[int, Tables]:
+    """M, and the tables of one device's positions."""
     whole = length * jax.lax.axis_size(axis)
-    if rows is not None:
-        return _tables(whole, longest, dtype, rows)
-    first = jax.lax.axis_index(axis) * length
-    cos, sin = (
-        jax.lax.dynamic_slice_in_dim(table, first, length, 1)
-        for table in _tables(whole, longest, dtype)
-    )
-    return cos, sin
+    longest = whole if max_length is None else max_length
+    longest = inputs.check_max_length(longest, whole if rows is None else 1)
+    cos, sin = _tables(whole, longest, dtype, rows)
+    if rows is None:
+        first = jax.lax.axis_index(axis) * length
+        cos, sin = (
+            jax.lax.dynamic_slice_in_dim(x, first, length, 1) for x in (cos, sin)
+        )
+    return longest, (cos, sin)
 
 
-def _rotated(
-    features: tuple[jax.Array, jax.Array],
-    lengths: int | jax.Array,
+def _turned(x: jax.Array, tables: Tables) -> jax.Array:
+    """`[B, N, T, M]` -> `[B, N, T, 2M]`, re-weighted."""
+    cos, sin = tables
+    return feature_maps.rotated(x, cos[:, None], sin[:, None])
+
+
+def _features(
+    query: jax.Array,
+    key: jax.Array,
+    feature_map: feature_maps.FeatureMap,
+    places: _Places,
+    dtype: jnp.dtype,
     reweight: bool,
-    rows: packed.Packed | None = None,
-    grid: Grid = None,
+    grid: Grid,
 ) -> tuple[jax.Array, jax.Array]:
-    """Twice `[B, N, T, H]` -> twice `[B, N, T, 2H]`, if re-weighted; in a grid 4H."""
+    """Twice `[B, N, T, 2H]`; in a grid 4H, without re-weighting H."""
+    masks = places.mask, places.query_mask
+    features = feature_maps.features(query, key, feature_map, dtype, *masks)
     if not reweight:
         return features
 
     def rotate(x: jax.Array) -> jax.Array:
         if grid is None:
-            tables = [_tables(x.shape[2], lengths, x.dtype, rows)]
+            tables = [_tables(x.shape[2], places.lengths, x.dtype, places.rows)]
         else:
             tables = _grid_tables(grid, x.dtype)
-        for cos, sin in tables:
-            x = feature_maps.rotated(x, cos[:, None], sin[:, None])
-        return x
+        return functools.reduce(_turned, tables, x)
 
-    query, key = features
-    return rotate(query), rotate(key)
+    return rotate(features[0]), rotate(features[1])
 
 
 def _grid_tables(grid: tuple[int, int], dtype: jnp.dtype) -> list[Tables]:
@@ -761,17 +700,31 @@ def _max_lengths(
     return lengths
 
 
+def _places(
+    max_length: MaxLength,
+    mask: jax.Array | None,
+    query: jax.Array,
+    key: jax.Array,
+    segment_ids: jax.Array | None,
+) -> _Places:
+    rows = packed.packed(segment_ids, query, key)
+    lengths = _max_lengths(max_length, query, key, rows)
+    return _visible(mask, lengths, query, key, rows)
+
+
 def _visible(
     mask: jax.Array | None,
     lengths: int | jax.Array,
-    batch: int,
-    length: int,
+    query: jax.Array,
+    key: jax.Array,
     rows: packed.Packed | None,
-) -> jax.Array | None:
-    """The padding mask `[B, S]` without the positions beyond M; None = all."""
-    mask = packed.shown(inputs.padding_mask(mask, batch, length), rows)
+) -> _Places:
+    """Hides the positions beyond M."""
+    length = key.shape[1]
+    mask = packed.shown(inputs.padding_mask(mask, key.shape[0], length), rows)
     below = _within(lengths, length, rows)
-    return below if mask is None else mask if below is None else mask & below
+    mask = below if mask is None else mask if below is None else mask & below
+    return _Places(lengths, rows, mask, _within(lengths, query.shape[1], rows))
 
 
 def _within(

@@ -30,7 +30,7 @@ from lra_jax.attention.linear.both_sides import both_sides
 from lra_jax.attention.linear.sums import Sums, key_sums, no_sums, row_sums
 from lra_jax.attention.registry import Mechanism, sizes
 from lra_jax.attention.sharded import exchange
-from lra_jax.attention.sharded.documents import sliced
+from lra_jax.attention.sharded.documents import sliced, sums_before
 
 __all__ = [
     "LinearState",
@@ -69,6 +69,15 @@ class LinearState(NamedTuple):
     position: jax.Array  # of the next token in each sample, [B] int32
 
     __repr__ = streams.shapes_shown
+
+
+class _Options(NamedTuple):
+    """`feature_maps.Options`, and what is added to the denominator."""
+
+    feature_map: str
+    dtype: Any
+    precision: jax.lax.PrecisionLike
+    eps: float
 
 
 @inputs.guarded
@@ -119,14 +128,9 @@ def linear_attention(
     inputs.check_keywords(linear_attention, flax)
     inputs.check_inputs(query, key, value, is_causal)
     inputs.check_eps(eps)
+    refusal = packed.kernel_refusal(segment_ids)
     target = kernels.choose(
-        implementation,
-        query,
-        key,
-        value,
-        feature_map,
-        chunking,
-        packed.kernel_refusal(segment_ids),
+        implementation, query, key, value, feature_map, chunking, refusal
     )
     mask = inputs.padding_mask(mask, query.shape[0], key.shape[1])
     if target is not None:
@@ -156,36 +160,27 @@ def linear_attention(
             chunking=chunking,
             precision=precision,
         )[0]
-    out = _whole(
-        query,
-        key,
-        value,
-        packed.packed(segment_ids, query, key),
-        mask=mask,
-        feature_map=feature_map,
-        eps=eps,
-        chunking=chunking,
-        precision=precision,
-    )
-    return out.astype(query.dtype)
+    rows = packed.packed(segment_ids, query, key)
+    dtype = inputs.accumulation_dtype(query, key, value)
+    options = _Options("given", dtype, precision, eps)
+    return _whole(options, query, key, value, feature_map, mask, rows, chunking)
 
 
 def _whole(
+    options: _Options,
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
-    rows: packed.Packed | None,
-    *,
-    mask: jax.Array | None,
     feature_map: feature_maps.FeatureMap,
-    eps: float,
+    mask: jax.Array | None,
+    rows: packed.Packed | None,
     chunking: engine.Chunking | None,
-    precision: jax.lax.PrecisionLike,
+    axis: str | None = None,
 ) -> jax.Array:
-    """The full form, of packed rows too; `[B, T, N, Hv]`, float32 or wider."""
-    dtype = inputs.accumulation_dtype(query, key, value)
+    """The full form `[B, T, N, Hv]`, of packed rows too, or of one device's slice."""
+    num_heads, dtype, precision = query.shape[2], options.dtype, options.precision
     if rows is not None:
-        out, sums = document_sums(
+        out, total = document_sums(
             query,
             key,
             value,
@@ -196,12 +191,22 @@ def _whole(
             chunking=chunking,
             precision=precision,
         )
-        return out / (sums + eps)[..., None]
-    features = feature_maps.features(query, key, feature_map, dtype, mask)
-    value = inputs.by_head(value, query.shape[2], mask, dtype)
-    sums = feature_maps.project(features[0], features[1].sum(2), precision)
-    out = feature_maps.contract(*features, value, precision)
-    return jnp.swapaxes(out / (sums + eps)[..., None], 1, 2)
+        return (out / (total + options.eps)[..., None]).astype(query.dtype)
+    phi = feature_maps.feature_map(feature_map)
+    features = phi(inputs.by_head(query, num_heads, dtype=dtype))
+    sums = part_sums(key, value, num_heads, phi, dtype, mask, precision)
+    out, total = read(features, exchange.total(sums, axis), precision)
+    out = out / (total + options.eps)[..., None]
+    return jnp.swapaxes(out, 1, 2).astype(query.dtype)
+
+
+def read(
+    features: jax.Array, sums: Sums, precision: jax.lax.PrecisionLike
+) -> tuple[jax.Array, jax.Array]:
+    """What features `[B, N, T, M]` read, `[B, N, T, Hv]` and `[B, N, T]`."""
+    product = functools.partial(jnp.einsum, precision=precision)
+    out = product("bntm,bnmv->bntv", features, sums.summary)
+    return out, feature_maps.project(features, sums.total, precision)
 
 
 def linear_weights(
@@ -278,15 +283,6 @@ def linear_prefill(
 
 linear_init = streams.make_init(linear_prefill)
 linear_step = streams.make_step(linear_prefill)
-
-
-class _Options(NamedTuple):
-    """`feature_maps.Options`, and what is added to the denominator."""
-
-    feature_map: str
-    dtype: Any
-    precision: jax.lax.PrecisionLike
-    eps: float
 
 
 def _causal(
@@ -450,16 +446,23 @@ def part_sums(
     dtype: jnp.dtype,
     mask: jax.Array | None,
     precision: jax.lax.PrecisionLike,
-    part: jax.Array | None,
+    part: jax.Array | None = None,
 ) -> Sums:
     """The sums over the real positions of a part, `[B, T]`; None = all."""
     if part is not None:
         mask = part if mask is None else mask & part
-    features = feature_maps.feature_map(phi)(
-        inputs.by_head(key, num_heads, mask, dtype)
-    )
+    phi = feature_maps.feature_map(phi)
+    features = phi(inputs.by_head(key, num_heads, mask, dtype))
+    # Hidden again after the map, because phi(0) is not zero.
     features = inputs.hide_by_head(features, mask)
     values = inputs.by_head(value, num_heads, mask, dtype)
+    return summed(features, values, precision)
+
+
+def summed(
+    features: jax.Array, values: jax.Array, precision: jax.lax.PrecisionLike
+) -> Sums:
+    """The sums over all positions of ``phi(k_j) v_j^T`` and ``phi(k_j)``."""
     summary = jnp.einsum("bnsm,bnsv->bnmv", features, values, precision=precision)
     return Sums(summary, features.sum(2))
 
@@ -485,46 +488,25 @@ def linear_slice(
     **_: Any,
 ) -> jax.Array:
     """One device's part of `linear_attention`, see `lra_jax.attention.sharded`."""
-    dtype = inputs.accumulation_dtype(query, key, value)
     rows = sliced(segment_ids, axis)
     mask = packed.shown(mask, rows)
+    dtype = inputs.accumulation_dtype(query, key, value)
+    options = _Options("given", dtype, precision, eps)
+    if not is_causal:
+        return _whole(
+            options, query, key, value, feature_map, mask, rows, chunking, axis
+        )
     part = functools.partial(
         part_sums, key, value, query.shape[2], feature_map, dtype, mask, precision
     )
-    if is_causal:
-        around = None if rows is None else rows.around(part)
-        return _causal(
-            _Options("given", dtype, precision, eps),
-            query,
-            key,
-            value,
-            feature_map,
-            mask,
-            exchange.before(part(None), axis) if around is None else around[0],
-            packed.resets(rows),
-            chunking,
-        )[0]
-    if rows is not None:
-        out, total = document_sums(
-            query,
-            key,
-            value,
-            rows,
-            mask=mask,
-            dtype=dtype,
-            feature_map=feature_map,
-            chunking=chunking,
-            precision=precision,
-        )
-        return (out / (total + eps)[..., None]).astype(query.dtype)
-    sums = exchange.total(part(None), axis)
-    phi = feature_maps.feature_map(feature_map)
-    query_features = phi(inputs.by_head(query, query.shape[2], None, dtype))
-    out = jnp.einsum(
-        "bntm,bnmv->bntv", query_features, sums.summary, precision=precision
-    )
-    out = (
-        out
-        / (feature_maps.project(query_features, sums.total, precision) + eps)[..., None]
-    )
-    return jnp.swapaxes(out, 1, 2).astype(query.dtype)
+    return _causal(
+        options,
+        query,
+        key,
+        value,
+        feature_map,
+        mask,
+        sums_before(part, rows, axis),
+        packed.resets(rows),
+        chunking,
+    )[0]

@@ -80,6 +80,19 @@ class Slice(Packed):
         )
 
 
+def sums_before(
+    sums: Callable[[jax.Array | None], Any], rows: Slice | None, axis: str
+) -> Any:
+    """The sums on earlier devices that a device's first position continues.
+
+    Args:
+      sums: a tree of sums over the positions of a mask `[B, T]`; None = all.
+      rows: where documents are; None = each row is one.
+      axis: the mesh axis that the positions are split over.
+    """
+    return exchange.before(sums(None), axis) if rows is None else rows.around(sums)[0]
+
+
 def _along(x: jax.Array, rank: int) -> jax.Array:
     return x.reshape(*x.shape, *[1] * (rank - x.ndim))
 

@@ -11,8 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 
-def total(own: Any, axis: str) -> Any:
-    """The sum of all devices' trees."""
+def total(own: Any, axis: str | None) -> Any:
+    """The sum of all devices' trees; without an axis this one's."""
+    if axis is None:
+        return own
     return _unpacked(_gathered(own, axis).sum(0), own)
 
 
