@@ -9,6 +9,7 @@ results/causal.json (docs/performance.md). A test compares the pages with these 
 """
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +28,14 @@ def full_runs() -> str:
         {r["attention"]: r for r in results if r["preset"] == name}
         for name in ("modern-quick", "compact")
     )
-    lines = [
-        "| attention | test accuracy | last checkpoint | parameters | with `compact` |",
-        "|---|---|---|---|---|",
-        *(
-            f"| {name} | {_scores(quick[name])} | {quick[name]['parameters']:,} | "
-            f"{_accuracy(compact.get(name))} |"
-            for name in quick
-        ),
-    ]
+    head = (
+        "| attention | test accuracy | last checkpoint | parameters | with `compact` |"
+    )
+    lines = (
+        f"| {name} | {_scores(quick[name])} | {quick[name]['parameters']:,} | "
+        f"{_accuracy(compact.get(name))} |"
+        for name in quick
+    )
     steps, few = ({r["steps"] for r in rows.values()} for rows in (quick, compact))
     note = (
         f"{_one(steps):,} steps of the default preset, `modern-quick`; the last column "
@@ -47,7 +47,12 @@ def full_runs() -> str:
         "the root operator gives 36.6 %. `results/listops/` has the command, commit "
         "and versions of each run."
     )
-    return "\n".join([*lines, "", note])
+    return _table(head, lines, note)
+
+
+def _table(head: str, rows: Iterable[str], note: str) -> str:
+    """A markdown table and what there is to say of it."""
+    return "\n".join([head, "|---" * (head.count("|") - 1) + "|", *rows, "", note])
 
 
 def _one(values: set[int]) -> int:
@@ -69,58 +74,53 @@ def _is_default(result: dict[str, Any]) -> bool:
 def learning_runs() -> str:
     """The markdown table of runs of ListOps' preset modern."""
     results = _read("learning")
-    lines = [
+    head = (
         "| attention | test accuracy | last checkpoint | best validation | parameters "
-        "| steps | steps/s | time |",
-        "|---|---|---|---|---|---|---|---|",
-        *(
-            f"| {result['attention']} | {_scores(result)} | "
-            f"{result['valid_accuracy_best']:.2f} % | {result['parameters']:,} | "
-            f"{_pace(result)} |"
-            for result in results
-        ),
-    ]
+        "| steps | steps/s | time |"
+    )
+    lines = (
+        f"| {result['attention']} | {_scores(result)} | "
+        f"{result['valid_accuracy_best']:.2f} % | {result['parameters']:,} | "
+        f"{_pace(result)} |"
+        for result in results
+    )
     note = (
         f"On one core of {_machines(results)}, beside other work; standard error of "
         "the 2,000 test examples 1.1."
     )
-    return "\n".join([*lines, "", note])
+    return _table(head, lines, note)
 
 
 def small_runs() -> str:
     """The markdown table of runs shorter than any published protocol."""
     results = _read("small")
-    lines = [
-        "| task | attention | test | last checkpoint | steps | steps/s | time |",
-        "|---|---|---|---|---|---|---|",
-        *(
-            f"| {result['task']} | {result['attention']} | {_scores(result)} | "
-            f"{_pace(result)} |"
-            for result in results
-        ),
-    ]
+    head = "| task | attention | test | last checkpoint | steps | steps/s | time |"
+    lines = (
+        f"| {result['task']} | {result['attention']} | {_scores(result)} | "
+        f"{_pace(result)} |"
+        for result in results
+    )
     note = (
         f"On {_machines(results)}, one core each, beside other work. `results/small/` "
         "has the command, commit and versions of each run."
     )
-    return "\n".join([*lines, "", note])
+    return _table(head, lines, note)
 
 
 def suite_runs() -> str:
     """The markdown table of the runs of recall, copying and state tracking."""
     results = _read("suites")
-    lines = [
-        "| test | mechanism | rate | test | by length | chance | state | parameters |",
-        "|---|---|---|---|---|---|---|---|",
-        *(
-            f"| {result['task']} | {_named(result)} | "
-            f"{_flag(result, 'train.learning_rate')} | "
-            f"{result['test_accuracy_best']:.1f} % | {_by_length(result)} | "
-            f"{result['chance']:.1f} % | {result['state_size'] or 0:,} | "
-            f"{result['parameters']:,} |"
-            for result in results
-        ),
-    ]
+    head = (
+        "| test | mechanism | rate | test | by length | chance | state | parameters |"
+    )
+    lines = (
+        f"| {result['task']} | {_named(result)} | "
+        f"{_flag(result, 'train.learning_rate')} | "
+        f"{result['test_accuracy_best']:.1f} % | {_by_length(result)} | "
+        f"{result['chance']:.1f} % | {result['state_size'] or 0:,} | "
+        f"{result['parameters']:,} |"
+        for result in results
+    )
     note = (
         "Preset quick, one seed, one learning rate, accuracy of the checkpoint with "
         f"the best validation accuracy, on {_machines(results)}, beside other work. "
@@ -128,7 +128,7 @@ def suite_runs() -> str:
         "that all layers keep, for softmax at the longest sequence. `results/suites/` "
         "has the command, commit and versions of each run."
     )
-    return "\n".join([*lines, "", note])
+    return _table(head, lines, note)
 
 
 def _named(result: dict[str, Any]) -> str:

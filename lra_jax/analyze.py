@@ -10,7 +10,6 @@ if __name__ == "__main__":
 
 import dataclasses
 import shlex
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -129,11 +128,7 @@ class _Command:
 
 def main(args: Sequence[str] | None = None) -> None:
     """The command line."""
-    if args is None:
-        with cli.user_errors():
-            runtime.tune_allocator()
-        args = sys.argv[1:]
-    args = list(args)
+    args = cli.started(args)
     if not args or args[0] in ("-h", "--help"):
         print(_overview())
         raise SystemExit(0 if args else 2)

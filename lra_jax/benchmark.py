@@ -13,7 +13,6 @@ if __name__ == "__main__":
 import functools
 import shlex
 import signal
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -31,10 +30,7 @@ _ADVICE = "interrupted; the same command goes on"
 
 def main(args: Sequence[str] | None = None) -> None:
     """The command line; see ``lra_jax.cli`` for the exit codes."""
-    if args is None:
-        with cli.user_errors():
-            runtime.tune_allocator()
-        args = sys.argv[1:]
+    args = cli.started(args)
     config = cli.parse(BenchmarkConfig, _PROG, _DESCRIPTION, args)
     with cli.user_errors():
         make_cases(config, on_cpu=True)  # Refuses what cannot work before jax loads.

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, get_args
 
+from lra_jax import runtime
 from lra_jax.configs import TASKS, Config, get_preset
 from lra_jax.configs.registry import find_task
 from lra_jax.errors import check_text, did_you_mean, expected
@@ -55,9 +56,18 @@ def interpreter() -> str:
         return str(here)
 
 
-def plain_warnings() -> None:
-    """Warnings as one line, as errors are."""
+def started(args: Sequence[str] | None) -> list[str]:
+    """The arguments of a command; None = those of this process.
+
+    The process is then the command's own: it gets the allocator's settings first, for
+    which it starts anew, and warnings of one line.
+    """
+    if args is not None:
+        return list(args)
+    with user_errors():
+        runtime.tune_allocator()
     warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
+    return sys.argv[1:]
 
 
 def parse_preset(args: Sequence[str]) -> Config:

@@ -8,7 +8,6 @@ if __name__ == "__main__":
 import contextlib
 import dataclasses
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -41,11 +40,7 @@ class EvaluateConfig:
 
 def main(args: Sequence[str] | None = None) -> None:
     """The command line."""
-    if args is None:
-        with cli.user_errors():
-            runtime.tune_allocator()
-        cli.plain_warnings()
-        args = sys.argv[1:]
+    args = cli.started(args)
     prog = "python -m lra_jax.evaluate"
     config = cli.parse(EvaluateConfig, prog, "Scores a saved run.", args)
     with cli.user_errors():

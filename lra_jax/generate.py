@@ -11,7 +11,6 @@ if __name__ == "__main__":
 import codecs
 import dataclasses
 import itertools
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -50,10 +49,7 @@ _FLAGS = {"num_tokens": "tokens", "prompts": "prompt", "layer": "workdir"}
 
 def main(args: Sequence[str] | None = None) -> None:
     """The command line."""
-    if args is None:
-        with cli.user_errors():
-            runtime.tune_allocator()
-        args = sys.argv[1:]
+    args = cli.started(args)
     prog = "python -m lra_jax.generate"
     config = cli.parse(GenerateConfig, prog, "Continues a text.", args)
     with cli.user_errors():

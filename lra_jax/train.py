@@ -44,11 +44,7 @@ __all__ = [
 
 def main(args: Sequence[str] | None = None) -> None:
     """The command line; see ``lra_jax.cli`` for the exit codes."""
-    if args is None:
-        with cli.user_errors():
-            runtime.tune_allocator()
-        cli.plain_warnings()
-        args = sys.argv[1:]
+    args = cli.started(args)
     prog = "python -m lra_jax.train"
     with cli.user_errors():
         count, rest = runs.take_flag(args, "seeds")

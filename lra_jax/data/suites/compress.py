@@ -14,15 +14,9 @@ from lra_jax.errors import expected
 
 
 def examples(
-    rng: np.random.Generator,
-    count: int,
-    *,
-    training: bool,
-    vocab_size: int,
-    length: int,
+    rng: np.random.Generator, count: int, *, vocab_size: int, length: int
 ) -> memory.Examples:
-    """Draws sequences, the same in training and in a test."""
-    del training
+    """Draws sequences."""
     for name, given in (("vocab_size", vocab_size), ("length", length)):
         if given < 2:
             raise expected(f"--data.{name}", "at least 2", given)

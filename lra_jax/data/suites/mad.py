@@ -14,13 +14,16 @@ from lra_jax.data.suites import (
     selective_copy,
 )
 
-GENERATORS = {
+# Of the same sequences in training and in a test, and of others.
+SAME = {
     "mad-compress": compress.examples,
+    "mad-memorise": memorise.examples,
+    "mad-selective-copy": selective_copy.examples,
+}
+RECALLS = {
     "mad-fuzzy-recall": fuzzy_recall.examples,
     "mad-recall": recall.examples,
-    "mad-memorise": memorise.examples,
     "mad-noisy-recall": recall.examples,
-    "mad-selective-copy": selective_copy.examples,
 }
 
 
@@ -46,8 +49,12 @@ def prepare(
       **settings: further ones of the generator.
     """
     del data_dir
-    draw = functools.partial(GENERATORS[task], vocab_size=vocab_size, **settings)
-    learnt, tested = (functools.partial(draw, training=x) for x in (True, False))
+    settings["vocab_size"] = vocab_size
+    if task in SAME:
+        learnt = tested = functools.partial(SAME[task], **settings)
+    else:
+        draw = functools.partial(RECALLS[task], **settings)
+        learnt, tested = (functools.partial(draw, training=x) for x in (True, False))
     return memory.generate(
         task,
         seed,

@@ -17,15 +17,9 @@ _BOOK = 12345  # The seed of the book there, for whatever sequences.
 
 
 def examples(
-    rng: np.random.Generator,
-    count: int,
-    *,
-    training: bool,
-    vocab_size: int,
-    length: int,
+    rng: np.random.Generator, count: int, *, vocab_size: int, length: int
 ) -> memory.Examples:
-    """Draws sequences of keys, the same in training and in a test."""
-    del training
+    """Draws sequences of keys."""
     if vocab_size < 3:
         raise expected("--data.vocab_size", "at least 3", vocab_size)
     if length < 2 or length % 2:

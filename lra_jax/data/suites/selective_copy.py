@@ -18,16 +18,9 @@ from lra_jax.errors import expected
 
 
 def examples(
-    rng: np.random.Generator,
-    count: int,
-    *,
-    training: bool,
-    vocab_size: int,
-    length: int,
-    copied: int,
+    rng: np.random.Generator, count: int, *, vocab_size: int, length: int, copied: int
 ) -> memory.Examples:
-    """Draws sequences, the same in training and in a test."""
-    del training
+    """Draws sequences."""
     if vocab_size < 3:
         raise expected("--data.vocab_size", "at least 3", vocab_size)
     if length <= 2 * copied + 1:
