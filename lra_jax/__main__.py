@@ -1,7 +1,7 @@
 """python -m lra_jax lists commands, tasks, presets and mechanisms.
 
-python -m lra_jax COMMAND ... runs a command, as python -m lra_jax.COMMAND ... does. An
-installed package has it as lra-jax, too.
+python -m lra_jax COMMAND ... runs a command, as python -m lra_jax.COMMAND ... does. The
+installed package has it as lra-jax, too. --version names the version.
 """
 
 if __name__ == "__main__":
@@ -13,6 +13,7 @@ import runpy
 import sys
 from collections.abc import Sequence
 
+import lra_jax
 from lra_jax import signals
 from lra_jax.attention.registry import MECHANISMS
 from lra_jax.configs.registry import TASKS, find_task
@@ -75,6 +76,9 @@ def main(args: Sequence[str] | None = None) -> None:
     args = sys.argv[1:] if args is None else list(args)
     if not args or args[0] in ("--help", "-h"):
         print(f"{__doc__}\n{overview()}" if args else overview())
+        return
+    if args[0] == "--version":
+        print(f"lra_jax {lra_jax.__version__}")
         return
     if args[0] not in COMMANDS:
         wanted = f"one of {', '.join(COMMANDS)}"

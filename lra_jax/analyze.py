@@ -138,6 +138,7 @@ def main(args: Sequence[str] | None = None) -> None:
     summary = command.settings.__doc__ or ""
     settings = cli.parse(command.settings, f"{PROG} {name}", summary, args)
     with cli.user_errors():
+        progress.say("starting jax ...")
         page = run(settings, shlex.join([*PROG.split(), name, *args]))
     print(f"{command.title}: {page}")
 

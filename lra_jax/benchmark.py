@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lra_jax import cli, runtime, signals
+from lra_jax import cli, progress, runtime, signals
 from lra_jax.benchmarking.settings import BenchmarkConfig, make_cases
 from lra_jax.errors import expected
 
@@ -38,6 +38,7 @@ def main(args: Sequence[str] | None = None) -> None:
             _accelerator(config, args)
             return
         files = _files(config)
+        progress.say("starting jax ...")
         runtime.configure_jax()
         from lra_jax.benchmarking.report import Report
 

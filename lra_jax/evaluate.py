@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from lra_jax import cli, files, runtime, signals
+from lra_jax import cli, files, progress, runtime, signals
 from lra_jax.errors import expected
 
 _SCORES = ("bits_per_byte", "perplexity")
@@ -44,8 +44,9 @@ def main(args: Sequence[str] | None = None) -> None:
     prog = "python -m lra_jax.evaluate"
     config = cli.parse(EvaluateConfig, prog, "Scores a saved run.", args)
     with cli.user_errors():
+        progress.say(f"loading {config.workdir} ...")
         runtime.configure_jax()
-        result = run(config)
+        result = run(config, quiet=False)
     scores = "".join(f"  {x} {result[x]:.4f}" for x in _SCORES if x in result)
     print(
         f"{config.split} accuracy {result['accuracy']:.2f} %  loss "
@@ -54,8 +55,12 @@ def main(args: Sequence[str] | None = None) -> None:
     )
 
 
-def run(config: EvaluateConfig) -> dict[str, Any]:
+def run(config: EvaluateConfig, quiet: bool = True) -> dict[str, Any]:
     """Scores a checkpoint of a run.
+
+    Args:
+      config: which run, and what to write.
+      quiet: print nothing; else say how far it is, where it takes longer.
 
     Returns:
       accuracy in percent, loss, step of the checkpoint and number of examples; of
@@ -66,6 +71,7 @@ def run(config: EvaluateConfig) -> dict[str, Any]:
         file to write has the wrong ending.
       OSError: a file cannot be written.
     """
+    from lra_jax.training.console import RunConsole
     from lra_jax.training.restore import export, open_run, predictions
 
     trainer = open_run(config.workdir, config.allow_code)
@@ -76,11 +82,13 @@ def run(config: EvaluateConfig) -> dict[str, Any]:
         params, step = checkpoints.load_params(config.checkpoint, trainer.state)
         if config.save is not None:
             export(config.save, trainer, params, step)
+        console = RunConsole(step, quiet=quiet)
         if config.predictions is not None:
-            lines = map(json.dumps, predictions(trainer, params, config.split))
+            found = predictions(trainer, params, config.split, console)
+            lines = map(json.dumps, found)
             text = "".join(f"{line}\n" for line in lines)
             files.write_text(Path(config.predictions).expanduser(), text)
-        means = trainer.evaluate(params, config.split)
+        means = trainer.evaluate(params, config.split, console=console)
     return {
         "accuracy": 100 * means["accuracy"],
         "loss": means["loss"],

@@ -53,6 +53,8 @@ def main(args: Sequence[str] | None = None) -> None:
     prog = "python -m lra_jax.generate"
     config = cli.parse(GenerateConfig, prog, "Continues a text.", args)
     with cli.user_errors():
+        if sys.stderr.isatty():  # stdout is the text's alone.
+            print(f"loading {config.workdir} ...", file=sys.stderr)
         runtime.configure_jax()
         texts = _texts(config)
         pieces = run(config, texts)

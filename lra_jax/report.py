@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from lra_jax import cli, runs, signals
+from lra_jax import cli, progress, runs, signals
 from lra_jax.errors import did_you_mean, expected, known
 
 _PAGES = ("html", "md")
@@ -45,6 +45,7 @@ def main(args: Sequence[str] | None = None) -> None:
             raise expected("RUNS", "one folder of runs", f"{len(rest)}: {rest}")
         formats = (wanted or ",".join(_PAGES)).split(",")
         folder, place = Path(rest[0]).expanduser(), Path(out or "report")
+        progress.say(f"reading the runs in {folder} ...")
         problems = write_report(folder, place, [name.strip() for name in formats])
     for problem in problems:
         print(f"warning: {problem}", file=sys.stderr)
@@ -88,7 +89,7 @@ def write_report(folder: Path, out: Path, formats: Sequence[str] = _PAGES) -> li
             write_text(out / file, text(exports.rows(groups)))
             written.append(out / file)
     total = sum(len(group.runs) for group in groups)
-    print(f"{total} runs in {' and '.join(map(str, written))}")
+    print(f"{total} runs in {', '.join(map(str, written))}")
     return problems
 
 

@@ -21,7 +21,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
-from lra_jax import cli, runs, runtime, signals
+from lra_jax import cli, progress, runs, runtime, signals
 from lra_jax.configs import Config, DataConfig, ModelConfig, PretrainConfig, TrainConfig
 from lra_jax.errors import expected
 
@@ -92,6 +92,7 @@ def _run_seeds(prog: str, args: Sequence[str], seeds: int) -> None:
 def _main(config: Config, command: str, again: str, dry: bool) -> None:
     """Runs the command; ``again`` is what to type to go on with it."""
     with cli.user_errors():
+        progress.say("starting jax ...")
         runtime.configure_jax(config.distributed)
         from lra_jax.training import Interrupted, NonFiniteLoss
         from lra_jax.training.session import Session

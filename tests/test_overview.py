@@ -5,6 +5,7 @@ import importlib.util
 import helpers
 import pytest
 
+import lra_jax
 from lra_jax import __main__ as overview
 from lra_jax import attention
 from lra_jax.configs import TASKS
@@ -32,6 +33,11 @@ def test_arguments_and_exit_codes_are_the_commands():
     done = helpers.run("-m", "lra_jax", "train", "--task=listop")
     assert done.returncode == 2
     assert "did you mean 'listops'" in done.stderr
+
+
+def test_it_names_its_version(capsys):
+    overview.main(["--version"])
+    assert capsys.readouterr().out == f"lra_jax {lra_jax.__version__}\n"
 
 
 def test_an_unknown_command(capsys):

@@ -7,7 +7,7 @@ from lra_jax.reports import charts
 
 _PANELS = (
     ("time", "median_ms", 1.0, "time of a call, ms"),
-    ("memory", "peak_bytes", 1e-9, "peak memory of the compiled call, GB"),
+    ("memory", "peak_bytes", 1e-9, "peak memory, GB"),
 )
 
 
@@ -15,20 +15,20 @@ def draw(report: Mapping[str, Any]) -> Any:
     """The picture of a report, one column of panels for each work.
 
     A line is one mechanism in one dtype; it ends where the next length did not fit or
-    would have taken too long. T^x is its slope, from 4,096 tokens on where it has two
-    such lengths.
+    would have taken too long. T^x at its end is its slope, from 4,096 tokens on where
+    it has two such lengths; where lines share colours, only the report's text has it.
     """
     rows = [row for row in report["rows"] if row["status"] == "measured"]
     works = list(dict.fromkeys(row["work"] for row in rows))
     slopes = {
         (x["attention"], x["work"], x["dtype"]): x for x in report.get("exponents", [])
     }
-    size = (7.0, 3.6)
+    size = (5.0, 3.2)
     figure, axes = charts.figure(2, max(len(works), 1), size=size, sharex="col")
     lines = list(dict.fromkeys((row["attention"], row["dtype"]) for row in rows))
     for column, work in zip(axes.T, works, strict=False):
         for axis, (name, key, unit, label) in zip(column, _PANELS, strict=True):
-            drawn = []
+            drawn, powers = [], []
             for index, (attention, dtype) in enumerate(lines):
                 points = sorted(
                     (row["length"], unit * row[key])
@@ -39,15 +39,17 @@ def draw(report: Mapping[str, Any]) -> Any:
                 if points:
                     title = attention if dtype == "float32" else f"{attention}, {dtype}"
                     slope = slopes.get((attention, work, dtype))
-                    title += f"  T^{slope[name]:.2f}" if slope else ""
+                    powers.append(f"$T^{{{slope[name]:.2f}}}$" if slope else "")
                     xs, ys = zip(*points, strict=True)
                     drawn.append(charts.Line(title, xs, ys, style=index))
             charts.draw(axis, drawn, ylabel=label)
             charts.log_lengths(axis, [x for line in drawn for x in line.x])
             charts.log_scale(axis)
-            charts.own_legend(axis)
+            if len(lines) <= charts.COLOURS:
+                charts.end_labels(axis, drawn, powers)
         column[0].set_title(work)
         column[1].set_xlabel("tokens")
+    charts.legend(figure, axes)
     figure.suptitle(_title(report))
     return figure
 

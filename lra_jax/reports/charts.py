@@ -29,6 +29,8 @@ GREY = "#6b6b6b"
 # The palette of Okabe and Ito (https://jfly.uni-koeln.de/color/) without its yellow,
 # which is hardly seen on white.
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#000000", "#cc79a7", "#56b4e9", "#e69f00")
+COLOURS = len(_COLOURS)
+"""How many lines have a colour of their own."""
 _MARKERS = "os^DvPX<>*"
 _DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
 _MOST_MARKERS = 12  # of a line
@@ -159,6 +161,34 @@ def legend(figure: Figure, axes: Any) -> None:
 def own_legend(axis: Axes, **settings: Any) -> None:
     """The legend of one panel, to its right."""
     axis.legend(loc="upper left", bbox_to_anchor=(1.01, 1.02), **settings)
+
+
+def end_labels(axis: Axes, lines: Sequence[Line], texts: Sequence[str]) -> None:
+    """Writes a text to the right of each line's end, in its colour.
+
+    Where lines end close together, the texts are above one another.
+
+    Args:
+      axis: the panel, with its final logarithmic y axis.
+      lines: those that it has.
+      texts: one for each line.
+    """
+    low, high = np.log(axis.get_ylim())
+    taken: dict[float, float] = {}
+    pairs = zip(lines, texts, strict=True)
+    for line, text in sorted(pairs, key=lambda pair: pair[0].y[-1]):
+        x, height = line.x[-1], (np.log(line.y[-1]) - low) / (high - low)
+        taken[x] = max(height, taken.get(x, -1) + 0.055)
+        axis.annotate(
+            text,
+            (x, taken[x]),
+            (7, 0),
+            xycoords=("data", "axes fraction"),
+            textcoords="offset points",
+            va="center",
+            fontsize=8,
+            color=line_style(line.style or 0)["color"],
+        )
 
 
 def image(figure: Figure, axis: Axes, values: Any, label: str, **keywords: Any) -> Any:

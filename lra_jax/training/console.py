@@ -3,18 +3,24 @@
 import collections
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Self
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Self, TypeVar
 
 from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    Task,
     TextColumn,
     TimeElapsedColumn,
 )
 from rich.table import Table
+from rich.text import Text
+
+from lra_jax import progress
+
+Item = TypeVar("Item")
 
 # Reports over which the speed is measured that the time left is reckoned with.
 _REPORTS = 10
@@ -36,6 +42,16 @@ class _Console(Console):
 
     def on_broken_pipe(self) -> None:
         self.quiet = self.broken = True
+
+
+class _FiguresColumn(TimeElapsedColumn):
+    """The figures of training, or else the time since the start: a terminal of 80
+    columns has room for one of them."""
+
+    def render(self, task: Task) -> Text:
+        if task.description == "training" and task.fields["figures"]:
+            return Text(task.fields["figures"])
+        return super().render(task)
 
 
 class RunConsole:
@@ -60,8 +76,7 @@ class RunConsole:
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[figures]}"),
-            TimeElapsedColumn(),
+            _FiguresColumn(),
             console=self._console,
             disable=quiet or not self._console.is_terminal,
         )
@@ -102,6 +117,18 @@ class RunConsole:
         if self._bar.disable and not quiet:
             self.line(f"{what} ...")
 
+    def told(self, batches: Iterable[Item], total: int) -> Iterable[Item]:
+        """The same batches of an evaluation; says how many of them are done."""
+        if self._console.quiet:
+            yield from batches
+        elif not self._bar.live.is_started:
+            yield from progress.told(batches, "batches", total)
+        else:
+            for done, batch in enumerate(batches):
+                share = f"evaluating, {done} of {total} batches"
+                self._bar.update(self._row, description=share)
+                yield batch
+
     def compiled(self) -> None:
         """The step just done was compiled: no measure of those to come."""
         self._bar.update(self._row, description="training")
@@ -127,13 +154,14 @@ class RunConsole:
         done = self.work(step) - self.work(first)
         rest = self.work(self._steps) - self.work(step)
         left = (now - begun) / done * rest if done else (self._steps - step) / speed
-        figures = (
-            f"loss {loss:.4f}  accuracy {100 * accuracy:5.2f} %  "
-            f"{speed:.2f} steps/s  {format_seconds(left)} left"
-        )
-        self._bar.update(self._row, completed=step, figures=figures)
+        rate = f"{speed:.2f} steps/s  {format_seconds(left)} left"
+        short = f"loss {loss:.2f}  accuracy {100 * accuracy:.1f} %  {rate}"
+        self._bar.update(self._row, completed=step, figures=short)
         if self._bar.disable:
-            self.line(f"step {step:>{len(str(self._steps))}}/{self._steps}  {figures}")
+            self.line(
+                f"step {step:>{len(str(self._steps))}}/{self._steps}  loss {loss:.4f}  "
+                f"accuracy {100 * accuracy:5.2f} %  {rate}"
+            )
 
     def table(self, title: str, rows: Sequence[tuple[str, str, str]]) -> None:
         """Prints rows of name, number and remark under a title."""

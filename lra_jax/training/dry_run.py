@@ -49,11 +49,15 @@ def estimate(trainer: Trainer, work: Callable[[int], float]) -> dict[str, str]:
     evaluation = token / 3 * batches * float(trainer.dataset.lengths("valid").mean())
     total = cold + token * work(train.steps)
     total += math.ceil(train.steps / train.eval_every) * evaluation
+    plural = "shape" if len(seen) == 1 else "shapes"
     first, mean = sum(warm) / len(warm), token * work(train.steps) / train.steps
     return {
-        "a step": f"{first:.3g} s, mean of the first {len(warm)}; {mean:.3g} s, of all",
+        "a step": (
+            f"{first:.3g} s in the mean of the first {len(warm)}, about {mean:.3g} s "
+            "in the mean of all"
+        ),
         "arithmetic": flops,
-        "compiling": f"{cold:.1f} s for {len(seen)} shapes of batches",
+        "compiling": f"{cold:.1f} s ({len(seen)} batch {plural})",
         "in all": f"about {format_seconds(total)}, evaluations included",
     }
 

@@ -5,7 +5,7 @@ import functools
 import math
 import signal
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -294,14 +294,24 @@ class Trainer:
         return step > 0 and (step % every == 0 or step == self.config.train.steps)
 
     def evaluate(
-        self, params: Any, split: str, stop: StopRequest | None = None
+        self,
+        params: Any,
+        split: str,
+        stop: StopRequest | None = None,
+        console: RunConsole | None = None,
     ) -> dict[str, float]:
         """Mean loss and accuracy over a split; every example counts exactly once.
+
+        Args:
+          params: those of the model.
+          split: which examples.
+          stop: ends it.
+          console: says how far it is.
 
         Raises:
           _Stopped: a signal came; several processes go on, since they must agree.
         """
-        batches: Iterable[dict[str, np.ndarray]] = pipeline.eval_batches(
+        batches = pipeline.eval_batches(
             self.dataset,
             split,
             self.buckets,
@@ -309,7 +319,8 @@ class Trainer:
             shard=self._shard,
         )
         sums = sharding.replicate(self.mesh, zero_sums())
-        for batch in batches:
+        quiet = console is None
+        for batch in batches if quiet else console.told(batches, len(batches)):
             if stop is not None and stop.signum and jax.process_count() == 1:
                 raise _Stopped
             sums = self.eval_step(params, sums, sharding.shard_batch(self.mesh, batch))
@@ -381,7 +392,7 @@ class Trainer:
         try:
             console.doing("evaluating", quiet=True)
             with meter.paused():
-                means = self.evaluate(self.state.params, "valid", stop)
+                means = self.evaluate(self.state.params, "valid", stop, console)
             console.doing("training", quiet=True)
         except _Stopped:
             return

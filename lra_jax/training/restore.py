@@ -17,6 +17,7 @@ from lra_jax.errors import expected
 from lra_jax.models import save
 from lra_jax.tasks import Task, get_task
 from lra_jax.training import own_code, sharding
+from lra_jax.training.console import RunConsole
 from lra_jax.training.loop import Trainer
 from lra_jax.training.workdir import other_data, read_config
 
@@ -129,7 +130,7 @@ def export(file: str | Path, trainer: Trainer, params: nnx.State, step: int) -> 
 
 
 def predictions(
-    trainer: Trainer, params: nnx.State, split: str
+    trainer: Trainer, params: nnx.State, split: str, console: RunConsole
 ) -> list[dict[str, Any]]:
     """For each example of a split its number, label, predicted class and probabilities.
 
@@ -149,7 +150,8 @@ def predictions(
         trainer.dataset, split, trainer.buckets, train.eval_batch_size
     )
     found = []
-    for ids, batch in zip(batches.examples(), batches, strict=True):
+    told = console.told(batches, len(batches))
+    for ids, batch in zip(batches.examples(), told, strict=True):
         scores = run(params, sharding.shard_batch(trainer.mesh, batch))
         chances = np.asarray(jax.nn.softmax(scores, -1), np.float64).round(6)
         for example, values, labels in zip(

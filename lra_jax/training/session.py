@@ -115,7 +115,7 @@ class Session:
         self.console.facts(dry_run.settings(self.config))
         self.console.line()
         self.console.facts(self._facts())
-        self.console.line("timing a few steps ...")
+        self.console.line("compiling and timing a few steps ...")
         costs = dry_run.estimate(self.trainer, self._work())
         self.console.facts(costs | _memory_in_words())
 
@@ -181,11 +181,11 @@ class Session:
         trainer, progress = self.trainer, self.trainer.progress
         speed, kind = self._speed()
         self.console.line("scoring the test split")
-        last = trainer.evaluate(trainer.state.params, "test")
+        last = self._evaluate(trainer.state.params, "test")
         best, params = last, trainer.state.params
         if progress.best_step != trainer.step:
             params, _ = trainer.checkpoints.load_params("best", trainer.state)
-            best = trainer.evaluate(params, "test")
+            best = self._evaluate(params, "test")
         if hosts.is_writer() and saved.is_known(trainer.model_at(params)):
             export(self.workdir / saved.FILE, trainer, params, progress.best_step)
         return {
@@ -220,6 +220,9 @@ class Session:
             "command": self.command,
         }
 
+    def _evaluate(self, params: Any, split: str) -> dict[str, float]:
+        return self.trainer.evaluate(params, split, console=self.console)
+
     def _beside(self, params: Any, accuracy: float) -> dict[str, Any]:
         """Results of some tasks only: chance, the parts of the test, a state's size."""
         task, data, trainer = self.task, self.config.data, self.trainer
@@ -229,11 +232,11 @@ class Session:
             found["test_scaled_accuracy"] = task.scaled(data, 100 * accuracy)
         if task.scores is not None:
             for part in self.dataset.parts:
-                loss = trainer.evaluate(params, part)["loss"]
+                loss = self._evaluate(params, part)["loss"]
                 found |= self._in_units(part, loss, part)
         elif self.dataset.parts:
             found["test_accuracy_by_length"] = {
-                part: 100 * trainer.evaluate(params, part)["accuracy"]
+                part: 100 * self._evaluate(params, part)["accuracy"]
                 for part in self.dataset.parts
             }
         if self.config.model.is_causal:

@@ -74,6 +74,17 @@ def test_legends_are_outside_the_lines():
         assert box.x0 >= 0 and box.x1 <= figure.bbox.x1 and box.y0 >= 0
 
 
+def test_texts_at_the_ends_of_lines_do_not_touch():
+    lines = [Line(name, [1, 2], [1, end]) for name, end in (("a", 10), ("b", 10.1))]
+    figure, axis = drawn(*lines)
+    charts.log_scale(axis)
+    charts.end_labels(axis, lines, ["first", "second"])
+    figure.draw_without_rendering()
+    first, second = (text.get_window_extent() for text in axis.texts)
+    assert not first.overlaps(second) and first.y0 < second.y0
+    assert first.x0 > axis.transData.transform((2, 10))[0]
+
+
 def test_axes_of_lengths_are_powers_of_two():
     _, axis = drawn(Line("a", [512, 1024, 3072], [1e-7, 0.5, 1]))
     charts.log_lengths(axis, [3072, 512, 1024, 512])

@@ -1,5 +1,6 @@
 """The lines in which a run tells its progress."""
 
+import sys
 import time
 
 import pytest
@@ -27,3 +28,33 @@ def test_time_left_goes_by_the_work(
         "0:00 left",
     ]
     assert lines[0].startswith("step 4/8  loss 1.0000  accuracy 50.00 %  2.00 steps/s")
+
+
+def test_the_bar_fits_into_80_columns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in {"COLUMNS": "80", "FORCE_COLOR": "1", "TERM": "xterm"}.items():
+        monkeypatch.setenv(name, value)
+    console = RunConsole(96_000)
+    with console:
+        console.doing("compiling for batches of 32 x 16384")
+        console.compiled()
+        console.training(90_000, 1.0, 0.5, 12.34)
+        assert list(console.told("ab", 2)) == ["a", "b"]
+        console.doing("training")
+    shown = capsys.readouterr().out
+    assert "accuracy 50.0 %" in shown and " left" in shown
+    assert "…" not in shown
+
+
+def test_an_evaluation_after_training_says_how_far_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    monkeypatch.setattr("sys.__stdout__", sys.stdout)
+    for _ in RunConsole(1).told("abc", 3):
+        now += 3
+    for _ in RunConsole(1, quiet=True).told("abc", 3):
+        now += 3
+    assert capsys.readouterr().out.splitlines() == ["1 of 3 batches"]
