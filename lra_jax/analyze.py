@@ -22,7 +22,7 @@ PROG = "python -m lra_jax.analyze"
 
 @dataclasses.dataclass(frozen=True)
 class RankCollapse:
-    """How fast tokens become equal, with and without skip connections and MLPs."""
+    """How fast tokens become equal, with and without skips and MLPs."""
 
     out: str = "analysis/rank-collapse"
     """Folder of the page, the pictures and their data."""

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from lra_jax import cli, runtime, signals
+from lra_jax import cli, progress, runtime, signals
 from lra_jax.errors import expected, renamed
 
 
@@ -53,8 +53,7 @@ def main(args: Sequence[str] | None = None) -> None:
     prog = "python -m lra_jax.generate"
     config = cli.parse(GenerateConfig, prog, "Continues a text.", args)
     with cli.user_errors():
-        if sys.stderr.isatty():  # stdout is the text's alone.
-            print(f"loading {config.workdir} ...", file=sys.stderr)
+        progress.note(f"loading {config.workdir} ...")
         runtime.configure_jax()
         texts = _texts(config)
         pieces = run(config, texts)

@@ -52,6 +52,12 @@ def told(items: Iterable[Item], what: str, total: int) -> Iterator[Item]:
         clock.tick()
 
 
+def note(line: str) -> None:
+    """Prints a line on a terminal's stderr, for commands whose stdout is a text."""
+    if sys.stderr.isatty():
+        print(line, file=sys.stderr, flush=True)
+
+
 def say(line: str) -> None:
     """Prints a line on the process's own stdout, if it has one that is read."""
     with contextlib.suppress(OSError, ValueError):

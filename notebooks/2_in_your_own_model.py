@@ -4,7 +4,7 @@
 # Every mechanism is a pure function of `[batch, length, heads, head_dim]` arrays. This
 # notebook puts one into Flax's own layers (NNX and Linen), shows that padding changes
 # nothing, packs several documents into one row, and decodes with a state of constant
-# size. Any device.
+# size. Any device; on a CPU it takes a minute or two, most of it compilation.
 
 # %%
 import jax

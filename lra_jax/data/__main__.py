@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from lra_jax import cli, signals
+from lra_jax import cli, progress, signals
 from lra_jax.configs import DataConfig
 from lra_jax.errors import expected, known, not_negative
 from lra_jax.tasks import Task, get_task
@@ -73,6 +73,7 @@ def main(args: Sequence[str] | None = None) -> None:
     command = cli.parse(kind, prog, _HELP, args[1:], default=default)
     signals.advise("interrupted; nothing half prepared is kept")
     with cli.user_errors():
+        progress.note(f"looking for the data of {command.task} ...")
         task = get_task(command.task)
         command.data.check()
         run(command, task, task.prepare(command.data))

@@ -255,7 +255,9 @@ def letters(
 def whole_numbers(axis: Axes, which: str = "x") -> None:
     """Ticks at integers only: of ``"x"``, ``"y"`` or ``"xy"``."""
     for name in which:
-        getattr(axis, f"{name}axis").set_major_locator(MaxNLocator(8, integer=True))
+        getattr(axis, f"{name}axis").set_major_locator(
+            MaxNLocator(8, integer=True, min_n_ticks=1)
+        )
 
 
 def log_lengths(axis: Axes, lengths: Sequence[int]) -> None:

@@ -40,10 +40,10 @@ def make_page(groups: Sequence[Group], notes: Sequence[str], folder: Path) -> Pa
     page = Page("Long-Range Arena: report of runs", folder)
     count = sum(len(group.runs) for group in groups)
     page.text(
-        f"{count} finished runs, {len(groups)} of different settings. Accuracies are "
-        "in percent of the whole test split; ± is the sample standard deviation over "
-        "seeds. For a single seed, se is the standard error from the number of test "
-        "examples alone, which says nothing about other seeds."
+        f"{count} finished runs of {len(groups)} settings. Accuracies are in percent "
+        "of the whole test split; ± is the sample standard deviation over seeds. For "
+        "a single seed, se is the standard error from the number of test examples "
+        "alone, which says nothing about other seeds."
     )
     page.text(_CHECKPOINTS)
     page.text(
@@ -245,13 +245,14 @@ def _protocol(group: Group) -> str:
     train, model, data = config.train, config.model, config.data
     split = "validation = test" if group.last_only else "own validation split"
     split += ", best by loss" if train.best_by == "loss" else ""
+    positions = "no" if model.positions == "none" else model.positions
     note = "" if group.official else "; NOT LRA's data settings, do not compare"
     parts = "".join(f", {part}" for part in _parts(model))
     taught = "".join(f"; {help}" for help in _teaching(config))
     return (
         f"{config.preset}: {train.steps:,} steps of {train.batch_size}, "
         f"{model.num_layers} x {model.embed_dim} wide, {model.pooling} pooling, "
-        f"{model.positions} positions{parts}, padding {model.padding}{taught}; "
+        f"{positions} positions{parts}, padding {model.padding}{taught}; "
         f"data {data.origin}, "
         f"{split}, {result['test_examples']:,} test examples; "
         f"{result.get('device', 'unknown device')}{note}"

@@ -74,6 +74,13 @@ def test_legends_are_outside_the_lines():
         assert box.x0 >= 0 and box.x1 <= figure.bbox.x1 and box.y0 >= 0
 
 
+def test_a_single_step_has_a_tick_of_its_own():
+    _, axis = drawn(Line("a", [3], [0.5]))
+    charts.whole_numbers(axis)
+    low, high = axis.get_xlim()
+    assert [x for x in axis.get_xticks() if low <= x <= high] == [3]
+
+
 def test_texts_at_the_ends_of_lines_do_not_touch():
     lines = [Line(name, [1, 2], [1, end]) for name, end in (("a", 10), ("b", 10.1))]
     figure, axis = drawn(*lines)
