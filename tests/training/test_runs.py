@@ -121,7 +121,7 @@ def test_an_interrupted_run_ends_as_an_unbroken_one(finished, data_dir, tmp_path
 def test_a_last_validation_that_was_broken_off(data_dir, tmp_path, monkeypatch):
     """The session that makes up for it saves what came of it."""
 
-    def broken_off(self, params, split, stop):
+    def broken_off(self, params, split, stop, console):
         stop.signum = signal.SIGTERM
         raise loop._Stopped
 
