@@ -153,7 +153,7 @@ def _torch_step(name: str, length: int, compiled: bool) -> Any:
     from torch.nn import functional
 
     torch.manual_seed(0)
-    model = _torch_model(name, length)
+    model = _torch_model(name)
     if compiled:
         model = torch.compile(model)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3, betas=(0.9, 0.98))
@@ -170,9 +170,8 @@ def _torch_step(name: str, length: int, compiled: bool) -> Any:
     return step
 
 
-def _torch_model(name: str, length: int) -> Any:
+def _torch_attention(name: str) -> Callable[..., Any]:
     import torch
-    from torch import nn
     from torch.nn import functional
 
     def attend(query: Any, key: Any, value: Any, mask: Any) -> Any:
@@ -193,6 +192,16 @@ def _torch_model(name: str, length: int) -> Any:
         key = key * mask[:, None, :, None]
         sums = (query * key.sum(2, keepdim=True)).sum(-1, keepdim=True)
         return query @ (key.transpose(2, 3) @ value) / sums.clamp_min(1e-6)
+
+    return attend
+
+
+def _torch_model(name: str) -> Any:
+    import torch
+    from torch import nn
+    from torch.nn import functional
+
+    attend = _torch_attention(name)
 
     class Block(nn.Module):
         def __init__(self):

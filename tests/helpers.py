@@ -43,6 +43,15 @@ DATA = {
     "processes": 1,
     "buckets": "32,60",
 }
+# Trees that are made in no time.
+FEW_TREES = {
+    "num_train": 60,
+    "num_valid": 7,
+    "num_test": 5,
+    "min_length": 5,
+    "max_length": 60,
+    "processes": 1,
+}
 # Optimises nothing: nearly all of the time of small programs is compilation.
 _QUICK = {"xla_backend_optimization_level": 0}
 

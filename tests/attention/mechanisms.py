@@ -26,6 +26,8 @@ from lra_jax.attention.causal.engine import Chunking
 
 LENGTH = 16
 SMALL = Chunking(2, 4)
+# Padded, scattered, nothing visible.
+MASK = np.array([[1, 1, 1, 1, 1, 0, 0], [0, 1, 0, 0, 1, 1, 0], [0] * 7], bool)
 
 
 def _no_gates(key: Any, xp: Any) -> dict[str, Any]:

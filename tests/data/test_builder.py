@@ -10,17 +10,9 @@ import time
 
 import numpy as np
 import pytest
+from helpers import FEW_TREES
 
 from lra_jax.data import builder, listops
-
-TINY = {
-    "num_train": 60,
-    "num_valid": 7,
-    "num_test": 5,
-    "min_length": 5,
-    "max_length": 60,
-    "processes": 1,
-}
 
 
 def run(code, *arguments):
@@ -55,9 +47,9 @@ def test_trees_are_distinct_over_all_splits(dataset):
 
 
 def test_a_second_run_opens_what_is_there(tmp_path, monkeypatch):
-    first = listops.prepare(tmp_path, seed=1, **TINY)
+    first = listops.prepare(tmp_path, seed=1, **FEW_TREES)
     monkeypatch.setattr(builder, "_write", None)
-    second = listops.prepare(tmp_path, seed=1, **TINY | {"processes": 2})
+    second = listops.prepare(tmp_path, seed=1, **FEW_TREES | {"processes": 2})
     assert second.fingerprint == first.fingerprint
     assert second.folder == first.folder
 
@@ -74,15 +66,15 @@ def test_settings_do_not_share_a_folder(tmp_path):
         {"max_depth": 4},
         {"max_args": 9},
     ]
-    datasets = [listops.prepare(tmp_path, **TINY | change) for change in changes]
+    datasets = [listops.prepare(tmp_path, **FEW_TREES | change) for change in changes]
     assert len({d.folder for d in datasets}) == len(changes)
     assert len({d.fingerprint for d in datasets}) == len(changes)
 
 
 def test_shards_keep_the_order(tmp_path, monkeypatch):
-    whole = listops.prepare(tmp_path / "whole", **TINY)
+    whole = listops.prepare(tmp_path / "whole", **FEW_TREES)
     monkeypatch.setattr(builder, "_SHARD_BYTES", 11 * 130)
-    sharded = listops.prepare(tmp_path / "sharded", **TINY)
+    sharded = listops.prepare(tmp_path / "sharded", **FEW_TREES)
     files = pathlib.Path(sharded.folder).glob("*train.array_record*")
     assert len(list(files)) == 6
     assert sharded.fingerprint == whole.fingerprint
@@ -198,7 +190,7 @@ def test_too_little_space(tmp_path, monkeypatch):
     usage = collections.namedtuple("usage", "total used free")
     monkeypatch.setattr(builder.shutil, "disk_usage", lambda _: usage(9, 8, 1))
     with pytest.raises(OSError, match=r"about 9,360 bytes, in .*lra_listops") as caught:
-        listops.prepare(tmp_path, **TINY)
+        listops.prepare(tmp_path, **FEW_TREES)
     assert "only 1 bytes are free" in str(caught.value)
 
 
@@ -208,29 +200,29 @@ def test_the_disk_fills_up(tmp_path, monkeypatch):
 
     monkeypatch.setattr("tensorflow_datasets.core.writer.ExampleWriter.write", write)
     with pytest.raises(OSError, match=r"about 9,360 bytes, in .*No space left"):
-        listops.prepare(tmp_path, **TINY)
+        listops.prepare(tmp_path, **FEW_TREES)
     assert not list(tmp_path.rglob("incomplete.*"))
     monkeypatch.undo()
-    assert listops.prepare(tmp_path, **TINY).num_examples("train") == 60
+    assert listops.prepare(tmp_path, **FEW_TREES).num_examples("train") == 60
 
 
 def test_a_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match=r"Cannot prepare the data, about .* in .*file"):
-        listops.prepare(tmp_path / "file" / "data", **TINY)
+        listops.prepare(tmp_path / "file" / "data", **FEW_TREES)
 
 
 def test_a_deleted_record_file_is_noticed(tmp_path):
-    dataset = listops.prepare(tmp_path, **TINY)
+    dataset = listops.prepare(tmp_path, **FEW_TREES)
     next(pathlib.Path(dataset.folder).glob("*valid.array_record*")).unlink()
     with pytest.raises(ValueError, match=r"expected .*, got no .*valid.*; delete "):
-        listops.prepare(tmp_path, **TINY)
+        listops.prepare(tmp_path, **FEW_TREES)
 
 
 def test_too_few_examples(tmp_path, monkeypatch):
     monkeypatch.setattr(listops, "_trees", lambda *_: iter([(np.ones(3, np.uint8), 1)]))
     with pytest.raises(ValueError, match="train: expected 60 examples, got 1"):
-        listops.prepare(tmp_path, **TINY)
+        listops.prepare(tmp_path, **FEW_TREES)
 
 
 @pytest.mark.parametrize(
@@ -245,7 +237,7 @@ def test_too_few_examples(tmp_path, monkeypatch):
 )
 def test_wrong_settings_leave_nothing_behind(tmp_path, setting, message):
     with pytest.raises(ValueError, match=message):
-        listops.prepare(tmp_path, **TINY | {"min_length": 20} | setting)
+        listops.prepare(tmp_path, **FEW_TREES | {"min_length": 20} | setting)
     assert not list(tmp_path.iterdir())
 
 
@@ -253,7 +245,7 @@ def test_the_users_random_state_is_left_alone(tmp_path):
     random.seed(3)
     expected = random.random()
     random.seed(3)
-    listops.prepare(tmp_path, **TINY)
+    listops.prepare(tmp_path, **FEW_TREES)
     assert random.random() == expected
 
 

@@ -6,18 +6,11 @@ import shutil
 import helpers
 import numpy as np
 import pytest
+from helpers import FEW_TREES
 
 from lra_jax import seals
 from lra_jax.data import listops
 
-SMALL = {
-    "num_train": 60,
-    "num_valid": 7,
-    "num_test": 5,
-    "min_length": 5,
-    "max_length": 60,
-    "processes": 1,
-}
 FILES = (
     *(f"lra_listops-{s}.array_record-00000-of-00001" for s in ("train", "valid")),
     "lra_listops-test.array_record-00000-of-00001",
@@ -29,7 +22,7 @@ FILES = (
 def both(tmp_path_factory):
     """Two data sets of the same sizes, and the folder of all data of the first."""
     homes = [tmp_path_factory.mktemp(name) for name in ("ours", "theirs")]
-    made = [listops.prepare(h, seed=i, **SMALL) for i, h in enumerate(homes)]
+    made = [listops.prepare(h, seed=i, **FEW_TREES) for i, h in enumerate(homes)]
     return homes[0], *(pathlib.Path(dataset.folder) for dataset in made)
 
 
@@ -52,11 +45,11 @@ def test_every_damage_is_one_line(copied, name, how):
     helpers.damage(ours / name, how, theirs / name)
     # Without a seal the data are read; these features are the same in both.
     if (name, how) in ((seals.NAME, "gone"), ("features.json", "foreign")):
-        again = listops.prepare(home, seed=0, **SMALL)
+        again = listops.prepare(home, seed=0, **FEW_TREES)
         assert seals.read(ours) == ({"name": again.name}, "")
         return
     with pytest.raises(ValueError, match=f"^{ours}.*: expected ") as error:
-        listops.prepare(home, seed=0, **SMALL)
+        listops.prepare(home, seed=0, **FEW_TREES)
     line = str(error.value)
     # Another one's seal fits none of the files.
     assert name in line or (name, how) == (seals.NAME, "foreign")
@@ -69,11 +62,11 @@ def test_every_damage_is_one_line(copied, name, how):
 def test_damage_of_data_without_a_seal(copied, name, how):
     """Of an earlier version, or of a run killed as it made them: they are read."""
     home, ours, theirs = copied
-    whole = listops.prepare(home, seed=0, **SMALL)
+    whole = listops.prepare(home, seed=0, **FEW_TREES)
     (ours / seals.NAME).unlink()
     helpers.damage(ours / name, how, theirs / name)
     try:
-        found = listops.prepare(home, seed=0, **SMALL)
+        found = listops.prepare(home, seed=0, **FEW_TREES)
     except ValueError as error:
         assert str(error).startswith(f"{ours}: expected prepared data, got ")
         assert "\n" not in str(error)
@@ -94,13 +87,13 @@ def test_the_whole_folder_of_other_data(copied):
     shutil.rmtree(ours)
     shutil.copytree(theirs, ours)
     with pytest.raises(ValueError, match=r"expected .*/seed0-.*, got .*/seed1-"):
-        listops.prepare(home, seed=0, **SMALL)
+        listops.prepare(home, seed=0, **FEW_TREES)
 
 
 def test_a_disk_that_fails_later(copied):
     """The folder is named, whatever array_record says of a file of other records."""
     home, ours, _ = copied
-    dataset = listops.prepare(home, seed=0, **SMALL)
+    dataset = listops.prepare(home, seed=0, **FEW_TREES)
     helpers.damage(ours / FILES[0], "cut")
     with pytest.raises(OSError, match=f"^{ours}: expected records") as error:
         dataset.source("train").__getitems__([0, 1])

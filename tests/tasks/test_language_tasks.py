@@ -18,14 +18,7 @@ from lra_jax.models import CausalLM, save
 from lra_jax.training import Interrupted
 from lra_jax.training.session import Session
 
-MODEL = {
-    "num_layers": 1,
-    "embed_dim": 16,
-    "num_heads": 2,
-    "qkv_dim": 16,
-    "mlp_dim": 16,
-    "max_length": 64,
-}
+MODEL = helpers.MODEL | {"num_heads": 2}
 TRAIN = {
     "steps": 30,
     "warmup": 3,

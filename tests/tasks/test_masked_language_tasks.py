@@ -19,14 +19,7 @@ from lra_jax.tasks import get_task, language
 from lra_jax.tasks.encoder import encoder_config
 from lra_jax.tasks.language import hide
 
-MODEL = {
-    "num_layers": 1,
-    "embed_dim": 16,
-    "num_heads": 2,
-    "qkv_dim": 16,
-    "mlp_dim": 16,
-    "max_length": 32,
-}
+MODEL = helpers.MODEL | {"num_heads": 2, "max_length": 32}
 TRAIN = {
     "steps": 8,
     "warmup": 2,

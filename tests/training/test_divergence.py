@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from lra_jax import train
+from lra_jax.configs import Config
 from lra_jax.training import NonFiniteLoss
 from lra_jax.training.metrics import read_metrics
 from lra_jax.training.session import Session
@@ -16,6 +17,18 @@ STEEP = {"schedule": "constant", "warmup": 0, "clip_norm": 0.0}
 STEEP |= {"weight_decay": 0.0, "adam_b2": 0.999}
 
 
+def steep(data_dir, workdir, **changes) -> Config:
+    """A run that becomes NaN after its first checkpoint."""
+    return helpers.tiny(
+        data_dir,
+        workdir,
+        attention="helpers:fragile",
+        train=STEEP | {"learning_rate": 0.04},
+        data={"buckets": "60"},
+        **changes,
+    )
+
+
 def saved_steps(workdir, name: str) -> list[int]:
     return [int(p.name) for p in (workdir / "checkpoints" / name).iterdir()]
 
@@ -23,13 +36,7 @@ def saved_steps(workdir, name: str) -> list[int]:
 def test_stops_with_the_step_and_keeps_the_last_good_checkpoint(
     data_dir, tmp_path, capsys
 ):
-    config = helpers.tiny(
-        data_dir,
-        tmp_path,
-        attention="helpers:fragile",
-        train=STEEP | {"learning_rate": 0.04},
-        data={"buckets": "60"},
-    )
+    config = steep(data_dir, tmp_path)
     with pytest.raises(SystemExit) as stop:
         train.main(helpers.flags(config))
     saved = max(saved_steps(tmp_path, "latest"))
@@ -127,14 +134,7 @@ def test_debug_nans_names_the_first_bad_tensor(
 
 
 def test_debug_nans_does_the_steps_after_a_checkpoint_again(data_dir, tmp_path):
-    config = helpers.tiny(
-        data_dir,
-        tmp_path,
-        attention="helpers:fragile",
-        train=STEEP | {"learning_rate": 0.04},
-        data={"buckets": "60"},
-        debug_nans=True,
-    )
+    config = steep(data_dir, tmp_path, debug_nans=True)
     wanted = r"; in step \d+ [a-z_]+ made a NaN of float32\[.*\] in .*, forward; the ch"
     with pytest.raises(NonFiniteLoss, match=wanted) as error:
         train.run(config, quiet=True)

@@ -167,12 +167,7 @@ def flash_parameters(
     return gated.parameters(rng_key, 4, num_heads, head_dim, dtype)
 
 
-def flash_layout(
-    in_features: int, *, query_dim: int = 128, expansion: float = 2
-) -> gated.Layout:
-    """The widths of the one head: z of ``query_dim``, v and g of expansion * D."""
-    return gated.layout(in_features, query_dim, expansion)
-
+flash_layout = gated.layout
 
 _REASON = "FLASH weighs all positions of a chunk, and sums over the others once"
 

@@ -29,8 +29,13 @@ class Layout(NamedTuple):
     value_dim: int  # of values, gates and outputs
 
 
-def layout(in_features: int, query_dim: int, expansion: float) -> Layout:
-    """The paper's widths: one head with e = expansion * D value columns.
+def layout(in_features: int, *, query_dim: int = 128, expansion: float = 2) -> Layout:
+    """The paper's widths of a unit's one head.
+
+    Args:
+      in_features: D, the width of the layer's input.
+      query_dim: width of z.
+      expansion: v and g have expansion * D columns.
 
     Raises:
       ValueError: a width is not a positive int.

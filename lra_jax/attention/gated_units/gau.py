@@ -162,11 +162,6 @@ def gau_parameters(
     return gated.parameters(rng_key, 2, num_heads, head_dim, dtype)
 
 
-def gau_layout(
-    in_features: int, *, query_dim: int = 128, expansion: float = 2
-) -> gated.Layout:
-    """The widths of a unit's one head: z of ``query_dim``, v and g of expansion * D."""
-    return gated.layout(in_features, query_dim, expansion)
-
+gau_layout = gated.layout
 
 _REASON = "a gated attention unit weighs pairs by their scores and distances alone"

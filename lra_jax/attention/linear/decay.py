@@ -9,7 +9,6 @@ Positions count from 0 in queries and keys alike, so that lengths may differ. On
 differences of positions matter: padding on the left moves nothing.
 """
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,8 +21,8 @@ from lra_jax.attention import feature_maps, inputs
 from lra_jax.attention.causal import documents, engine
 from lra_jax.attention.causal.both_ends import from_both_ends
 from lra_jax.attention.causal.documents import Documents
-from lra_jax.attention.causal.prefix import decayed, prefix, so_far
-from lra_jax.attention.linear.sums import Sums, key_sums, no_sums, row_sums
+from lra_jax.attention.causal.prefix import decayed, so_far
+from lra_jax.attention.linear.sums import Sums, no_sums, over_chunks
 from lra_jax.errors import expected
 
 Slopes = jax.Array | np.ndarray | Sequence[float]
@@ -199,21 +198,18 @@ def _segment(
     of them positive: nothing can overflow.
     """
     query, key, value, log_decay = features
-    product = functools.partial(jnp.einsum, precision=options.precision)
+    precision = options.precision
     fade = so_far(log_decay)
     end = fade[..., -1]
-    scores = product("bnpim,bnpjm->bnpij", query, key)
+    scores = jnp.einsum("bnpim,bnpjm->bnpij", query, key, precision=precision)
     near = fade[..., None] - fade[..., None, :]
     scores = scores * decayed(near, documents.visible(scores.shape[-1], found))
     query = documents.readers(query * jnp.exp(fade)[..., None], found)
     key = documents.stayers(key * jnp.exp(end[..., None] - fade)[..., None], found)
-    updates = Sums(product("bnpjm,bnpjv->bnpmv", key, value), key_sums(key))
-    before, after = prefix(state, updates, documents.decay(end, found, key.dtype))
-    numerator = product("bnpij,bnpjv->bnpiv", scores, value)
-    numerator += product("bnpim,bnpmv->bnpiv", query, before.summary)
-    denominator = row_sums(scores)
-    denominator += product("bnpim,bnpm->bnpi", query, before.total)
-    return (numerator, denominator), after
+    left = documents.decay(end, found, key.dtype)
+    return over_chunks(
+        state, scores, query, key, value, decay=left, precision=precision
+    )
 
 
 def spread(

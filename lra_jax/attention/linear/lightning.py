@@ -20,7 +20,7 @@ its position. Sums are float32 or wider whatever the inputs.
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,7 @@ import numpy as np
 from lra_jax.attention import dense, feature_maps, inputs, packed, streams
 from lra_jax.attention.causal import engine
 from lra_jax.attention.linear import decay
-from lra_jax.attention.linear.sums import Sums
+from lra_jax.attention.linear.linear import LinearState
 from lra_jax.attention.registry import Mechanism
 
 __all__ = [
@@ -54,13 +54,7 @@ MECHANISM = Mechanism(
 )
 
 
-class LightningState(NamedTuple):
-    """Everything that the next position needs of the earlier ones."""
-
-    sums: Sums  # [B, N, M, Hv] and [B, N, M]
-    position: jax.Array  # of the next token in each sample, [B] int32
-
-    __repr__ = streams.shapes_shown
+LightningState = LinearState
 
 
 def lightning_slopes(num_heads: int) -> np.ndarray:

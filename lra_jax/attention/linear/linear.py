@@ -25,9 +25,9 @@ from lra_jax import kernels
 from lra_jax.attention import feature_maps, inputs, packed, streams
 from lra_jax.attention.causal import documents, engine
 from lra_jax.attention.causal.documents import Documents
-from lra_jax.attention.causal.prefix import hidden, prefix
+from lra_jax.attention.causal.prefix import hidden
 from lra_jax.attention.linear.both_sides import both_sides
-from lra_jax.attention.linear.sums import Sums, key_sums, no_sums, row_sums
+from lra_jax.attention.linear.sums import Sums, no_sums, over_chunks
 from lra_jax.attention.registry import Mechanism, sizes
 from lra_jax.attention.sharded import exchange
 from lra_jax.attention.sharded.documents import sliced, sums_before
@@ -327,17 +327,14 @@ def segment(
       `[B, N, P, C]`, and the state after.
     """
     query, key, value = features
-    product = functools.partial(jnp.einsum, precision=options.precision)
-    scores = product("bnpim,bnpjm->bnpij", query, key)
+    precision = options.precision
+    scores = jnp.einsum("bnpim,bnpjm->bnpij", query, key, precision=precision)
     scores = hidden(scores, documents.visible(scores.shape[-1], found))
     key, query = documents.stayers(key, found), documents.readers(query, found)
-    updates = Sums(product("bnpjm,bnpjv->bnpmv", key, value), key_sums(key))
-    before, after = prefix(state, updates, documents.decay(None, found, key.dtype))
-    numerator = product("bnpij,bnpjv->bnpiv", scores, value)
-    numerator += product("bnpim,bnpmv->bnpiv", query, before.summary)
-    denominator = row_sums(scores)
-    denominator += product("bnpim,bnpm->bnpi", query, before.total)
-    return (numerator, denominator), after
+    decay = documents.decay(None, found, key.dtype)
+    return over_chunks(
+        state, scores, query, key, value, decay=decay, precision=precision
+    )
 
 
 def causal_sums(

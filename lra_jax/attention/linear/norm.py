@@ -18,15 +18,15 @@ Deviations: the authors' code has no mask; here padding is exact. Sums and the n
 float32 or wider whatever the inputs; a row without visible keys is exactly zero.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from lra_jax.attention import dense, feature_maps, inputs, packed, streams
 from lra_jax.attention.causal import engine
-from lra_jax.attention.linear.linear import document_sums, segment
-from lra_jax.attention.linear.sums import Sums, no_sums
+from lra_jax.attention.linear.linear import LinearState, document_sums, segment
+from lra_jax.attention.linear.sums import no_sums
 from lra_jax.attention.registry import Mechanism
 
 __all__ = [
@@ -50,13 +50,7 @@ MECHANISM = Mechanism(
 )
 
 
-class NormState(NamedTuple):
-    """Everything that the next position needs of the earlier ones."""
-
-    sums: Sums  # [B, N, M, Hv] and [B, N, M]
-    position: jax.Array  # of the next token in each sample, [B] int32
-
-    __repr__ = streams.shapes_shown
+NormState = LinearState
 
 
 @inputs.guarded

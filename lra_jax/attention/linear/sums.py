@@ -1,12 +1,14 @@
 """The state of linear attention: sums over keys."""
 
-from typing import NamedTuple
+import functools
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from lra_jax.attention import streams
 from lra_jax.attention.causal import engine
+from lra_jax.attention.causal.prefix import prefix
 
 
 class Sums(NamedTuple):
@@ -39,3 +41,34 @@ def row_sums(scores: jax.Array) -> jax.Array:
     """`[B, N, P, C, C]` -> `[B, N, P, C]`, as a product with ones too."""
     ones = jnp.ones_like(scores[..., 0])
     return jnp.einsum("bnpij,bnpj->bnpi", scores, ones, precision="highest")
+
+
+def over_chunks(
+    state: Sums,
+    scores: jax.Array,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    *,
+    decay: Any,
+    precision: jax.lax.PrecisionLike,
+) -> tuple[tuple[jax.Array, jax.Array], Sums]:
+    """Numerators, denominators and the state after a segment, see `engine.Form`.
+
+    Args:
+      state: before the segment.
+      scores: weights of the pairs within a chunk, `[B, N, P, C, C]`.
+      query: features as they read the state before their chunk, `[B, N, P, C, M]`.
+      key: features as they enter the state after their chunk.
+      value: `[B, N, P, C, Hv]`.
+      decay: of the state over each chunk, see `prefix`.
+      precision: of the matrix products.
+    """
+    product = functools.partial(jnp.einsum, precision=precision)
+    updates = Sums(product("bnpjm,bnpjv->bnpmv", key, value), key_sums(key))
+    before, after = prefix(state, updates, decay)
+    numerator = product("bnpij,bnpjv->bnpiv", scores, value)
+    numerator += product("bnpim,bnpmv->bnpiv", query, before.summary)
+    denominator = row_sums(scores)
+    denominator += product("bnpim,bnpm->bnpi", query, before.total)
+    return (numerator, denominator), after

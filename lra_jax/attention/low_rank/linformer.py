@@ -136,16 +136,8 @@ def linformer_attention(
     live = None
     if mask is not None and projection != "linear":
         live = _windows(mask, size).any(2)[:, None, None]
-    keys, values = (inputs.match_heads(x, num_heads) for x in (keys, values))
-    out_dtype = query.dtype
-    query, whole = inputs.hide_broken(query, mask)
-    logits = jnp.einsum(
-        "btnh,bknh->bntk", query.astype(dtype), keys, precision=precision
-    )
-    logits = logits / math.sqrt(query.shape[-1])
-    weights = feature_maps.masked_softmax(logits, live, axis=-1)
-    out = jnp.einsum("bntk,bknv->btnv", weights, values, precision=precision)
-    return inputs.broken_again(out, whole).astype(out_dtype)
+    out = _attended(query, keys, values, live, mask, precision)
+    return out.astype(query.dtype)
 
 
 def _refuse_no_sums(projection: str = "linear", **_: Any) -> None:
@@ -247,6 +239,26 @@ def _checked_window(projection: str, window: int | None, **arrays: Any) -> int:
         wanted = f"{key.shape[axis]} {of} as in key_projection"
         raise expected("value_projection", wanted, value.shape)
     return 1 if projection == "linear" else len(key)
+
+
+def _attended(
+    query: jax.Array,
+    keys: jax.Array,
+    values: jax.Array,
+    live: jax.Array | None,
+    mask: jax.Array | None,
+    precision: jax.lax.PrecisionLike,
+) -> jax.Array:
+    """Softmax attention to the live of K slots, in the slots' dtype."""
+    keys, values = (inputs.match_heads(x, query.shape[2]) for x in (keys, values))
+    query, whole = inputs.hide_broken(query, mask)
+    logits = jnp.einsum(
+        "btnh,bknh->bntk", query.astype(keys.dtype), keys, precision=precision
+    )
+    logits = logits / math.sqrt(query.shape[-1])
+    weights = feature_maps.masked_softmax(logits, live, axis=-1)
+    out = jnp.einsum("bntk,bknv->btnv", weights, values, precision=precision)
+    return inputs.broken_again(out, whole)
 
 
 def _projected(

@@ -56,6 +56,10 @@ MECHANISM = Mechanism(
 )
 
 INITIALISATIONS = ("exact", "original")
+_NOT_CAUSAL = (
+    "Nystrom attention has no causal form, because each landmark is a mean over "
+    "positions, future ones too"
+)
 
 
 @documents_in_turn
@@ -101,11 +105,7 @@ def nystrom_attention(
       ValueError: shapes, dtypes, a mask or an option do not fit, or it is causal.
     """
     inputs.check_keywords(nystrom_attention, flax)
-    inputs.refuse_causal(
-        is_causal,
-        "Nystrom attention has no causal form, because each landmark is a mean over "
-        "positions, future ones too",
-    )
+    inputs.refuse_causal(is_causal, _NOT_CAUSAL)
     count = inputs.check_size("num_landmarks", num_landmarks)
     inputs.check_size("iterations", iterations, 0)
     known("initialisation", initialisation, INITIALISATIONS)

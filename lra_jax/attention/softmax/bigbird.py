@@ -71,10 +71,8 @@ def bigbird_attention(
     """Computes softmax attention over neighbouring, global and random blocks.
 
     Args:
-      query, key, value, mask: as in `linear_attention`, of one length T. Padding is
-        exact on the right.
-      is_causal: position i sees no j > i.
-      segment_ids: as in `linear_attention`, but one document after the other.
+      query, key, value, mask, is_causal, segment_ids: as in `local_attention`. Padding
+        is exact on the right.
       block: C, positions of a block.
       num_random: R, random blocks of each block and head.
       seed: of the random blocks; the layers of a model may differ in it.

@@ -71,10 +71,8 @@ def longformer_attention(
     """Computes softmax attention over a window and the global tokens.
 
     Args:
-      query, key, value, mask: as in `linear_attention`, of one length T. Padding is
-        exact on the right.
-      is_causal: position i sees no j > i.
-      segment_ids: as in `linear_attention`, but one document after the other.
+      query, key, value, mask, is_causal, segment_ids: as in `local_attention`. Padding
+        is exact on the right.
       window: positions on each side that a query sees beside its own (half of the
         paper's window size).
       global_tokens: how many of the first positions are global; 0 for none.

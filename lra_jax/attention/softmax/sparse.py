@@ -73,10 +73,8 @@ def sparse_attention(
     """Computes softmax attention over a strided or a fixed pattern.
 
     Args:
-      query, key, value, mask: as in `linear_attention`, of one length T. Padding is
-        exact on the right, where the stride is fixed by itself or by `max_length`.
-      is_causal: position i sees no j > i.
-      segment_ids: as in `linear_attention`, but one document after the other.
+      query, key, value, mask, is_causal, segment_ids: as in `local_attention`. Padding
+        is exact on the right, where the stride is fixed by itself or by `max_length`.
       max_length: decides the stride where none is given; None = T.
       pattern: "strided" or "fixed".
       stride: l; None = sqrt(max_length), rounded up.
@@ -93,19 +91,9 @@ def sparse_attention(
     """
     inputs.check_keywords(sparse_attention, flax)
     known("pattern", pattern, ("strided", "fixed"))
-    if max_length is not None:
-        inputs.check_size("max_length", max_length)
-    if pattern == "strided" and summary is not None:
-        wanted = "None, because only the pattern 'fixed' has one"
-        raise expected("summary", wanted, f"{summary!r}")
     queries, sequence = patterns.prepare(query, key, value, mask, is_causal, "sparse")
     length = queries.shape[2]
-    if stride is None:
-        stride = math.isqrt((max_length or length) - 1) + 1
-    stride = inputs.check_size("stride", stride)
-    count = min(SUMMARY, stride) if summary is None else summary
-    if inputs.check_size("summary", count) > stride:
-        raise expected("summary", f"at most the stride {stride}", count)
+    stride, count = _sizes(pattern, stride, summary, max_length, length)
     size = min(stride, length)
     sees = key_sets.not_later if is_causal else key_sets.always
 
@@ -137,6 +125,28 @@ def sparse_attention(
 
     out = patterns.in_blocks(compute, queries, sequence, size, mask)
     return out.astype(query.dtype)
+
+
+def _sizes(
+    pattern: str,
+    stride: int | None,
+    summary: int | None,
+    max_length: int | None,
+    length: int,
+) -> tuple[int, int]:
+    """The stride, and how many positions at a block's end all may see."""
+    if max_length is not None:
+        length = inputs.check_size("max_length", max_length)
+    if pattern == "strided" and summary is not None:
+        wanted = "None, because only the pattern 'fixed' has one"
+        raise expected("summary", wanted, f"{summary!r}")
+    if stride is None:
+        stride = math.isqrt(length - 1) + 1
+    stride = inputs.check_size("stride", stride)
+    count = min(SUMMARY, stride) if summary is None else summary
+    if inputs.check_size("summary", count) > stride:
+        raise expected("summary", f"at most the stride {stride}", count)
+    return stride, count
 
 
 sparse_weights = dense.weights_of(sparse_attention, "Rows sum to one or zero.")

@@ -95,13 +95,18 @@ def examples(
         due &= ~seen[growing, asked[growing]]
         write(np.where(due, asked[growing], key), growing)
     write(asked, rows)
-    # Every row ends at the same place.
-    shift = (np.arange(length + 1)[None] - (length + 1 - used[:, None])) % (
-        tokens.shape[1]
-    )
-    is_fill = np.arange(length + 1)[None] < length + 1 - used[:, None]
-    tokens = np.where(is_fill, vocab_size - 1, np.take_along_axis(tokens, shift, 1))
-    targets = np.where(is_fill, memory.NO_TARGET, np.take_along_axis(targets, shift, 1))
+    tokens = _to_the_right(tokens, used, length + 1, fill=vocab_size - 1)
     if training:
         targets = tokens
+    else:
+        targets = _to_the_right(targets, used, length + 1, fill=memory.NO_TARGET)
     return memory.whole(tokens[:, :-1], targets[:, 1:])
+
+
+def _to_the_right(
+    rows: np.ndarray, used: np.ndarray, width: int, fill: int
+) -> np.ndarray:
+    """Rows `[n, ...]`, of which so many columns are used, end at the same place."""
+    place = np.arange(width)[None] - (width - used[:, None])
+    moved = np.take_along_axis(rows, place % rows.shape[1], 1)
+    return np.where(place < 0, fill, moved)

@@ -11,10 +11,9 @@ import pytest
 from lra_jax import attention
 from lra_jax.attention.gated_units import gated
 
-from ..mechanisms import assert_close, fast_jit, inputs, keywords
+from ..mechanisms import MASK, assert_close, fast_jit, inputs, keywords
 from . import units
 
-MASK = np.array([[1, 1, 1, 1, 1, 0, 0], [0, 1, 0, 0, 1, 1, 0], [0] * 7], bool)
 # And how many queries and keys they make of one projection.
 UNITS = {"gau": 2, "flash": 4}
 OPTIONS = {

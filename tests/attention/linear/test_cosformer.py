@@ -12,6 +12,7 @@ from lra_jax import attention
 from .. import dense
 from ..mechanisms import (
     LENGTH,
+    MASK,
     Case,
     assert_close,
     assert_refuses,
@@ -26,8 +27,6 @@ from ..mechanisms import (
     run,
     steps,
 )
-
-MASK = np.array([[1, 1, 1, 1, 1, 0, 0], [0, 1, 0, 0, 1, 1, 0], [0] * 7], bool)
 
 
 def formula(q, k, v, mask=None, max_length=None, eps=1e-6, causal=False) -> np.ndarray:

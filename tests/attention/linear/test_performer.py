@@ -12,6 +12,7 @@ from lra_jax.attention.causal.engine import Chunking
 
 from .. import dense
 from ..mechanisms import (
+    MASK,
     Case,
     assert_close,
     assert_refuses,
@@ -59,7 +60,6 @@ CASE = Case(
 )
 
 DIALECTS = ("exact", "google", "lucidrains", "fast_transformers")
-MASK = np.array([[1, 1, 1, 1, 1, 0, 0], [0, 1, 0, 0, 1, 1, 0], [0] * 7], bool)
 W = projection(4)
 
 

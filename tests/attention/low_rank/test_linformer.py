@@ -12,6 +12,7 @@ from lra_jax import attention
 from .. import dense
 from ..mechanisms import (
     LENGTH,
+    MASK,
     Case,
     assert_close,
     assert_rejects,
@@ -59,8 +60,6 @@ def pooled(q, k, v, window, kind, mask=None) -> np.ndarray:
 
 
 CASE = Case(formula, {"key_projection": E, "value_projection": F}, unordered=("query",))
-
-MASK = np.array([[1, 1, 1, 1, 1, 0, 0], [0, 1, 0, 0, 1, 1, 0], [0] * 7], bool)
 
 
 def test_linformer_with_permuted_columns_ignores_the_order_of_keys() -> None:

@@ -12,7 +12,7 @@ from lra_jax import attention
 from lra_jax.models import MultiHeadAttention, TransformerEncoder
 
 from .. import dense
-from ..mechanisms import SMALL, Case, assert_close, fast_jit, inputs, keywords
+from ..mechanisms import MASK, SMALL, Case, assert_close, fast_jit, inputs, keywords
 
 
 def memory(heads: int, head_dim: int) -> np.ndarray:
@@ -51,8 +51,6 @@ CASE = Case(
     unordered=("query", "key"),
     largest=1e12,  # Its causal scores are products of three inputs.
 )
-
-MASK = np.array([[1, 1, 1, 1, 1, 0, 0], [0, 1, 0, 0, 1, 1, 0], [0] * 7], bool)
 
 
 def test_causal() -> None:

@@ -10,7 +10,15 @@ import pytest
 from lra_jax import attention
 
 from .. import dense
-from ..mechanisms import Case, assert_close, fast_jit, inputs, jitted, largest_of_slope
+from ..mechanisms import (
+    MASK,
+    Case,
+    assert_close,
+    fast_jit,
+    inputs,
+    jitted,
+    largest_of_slope,
+)
 
 
 def formula(
@@ -47,8 +55,6 @@ def formula(
 
 
 CASE = Case(formula, {"num_landmarks": 3})
-
-MASK = np.array([[1, 1, 1, 1, 1, 0, 0], [0, 1, 0, 0, 1, 1, 0], [0] * 7], bool)
 
 
 def _jit(**options):

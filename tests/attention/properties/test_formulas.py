@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from ..mechanisms import (
     CAUSAL,
     LENGTH,
+    MASK,
     NAMES,
     assert_close,
     assert_rejects,
@@ -27,9 +28,6 @@ from ..mechanisms import (
     unnormed,
     weights,
 )
-
-# Padded, scattered, nothing visible.
-MASK = np.array([[1, 1, 1, 1, 1, 0, 0], [0, 1, 0, 0, 1, 1, 0], [0] * 7], bool)
 
 
 @pytest.mark.parametrize("name", NAMES)

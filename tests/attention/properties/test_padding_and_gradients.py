@@ -11,6 +11,7 @@ import pytest
 from lra_jax import attention
 
 from ..mechanisms import (
+    MASK,
     NAMES,
     SMALL,
     assert_close,
@@ -25,8 +26,6 @@ from ..mechanisms import (
     run,
     takes,
 )
-
-MASK = np.array([[1, 1, 1, 1, 1, 0, 0], [0, 1, 0, 0, 1, 1, 0], [0] * 7], bool)
 
 
 @pytest.mark.parametrize("name", NAMES)

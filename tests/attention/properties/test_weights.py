@@ -7,6 +7,7 @@ import pytest
 
 from ..mechanisms import (
     CROSS,
+    MASK,
     NAMES,
     assert_close,
     case,
@@ -18,9 +19,6 @@ from ..mechanisms import (
     run,
     weights,
 )
-
-MASK = np.array([[1, 1, 1, 1, 1, 0, 0], [0, 1, 0, 0, 1, 1, 0], [0] * 7], bool)
-
 
 MEANS = having("mean")
 

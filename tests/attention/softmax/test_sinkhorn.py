@@ -12,6 +12,7 @@ from lra_jax import attention
 from .. import dense
 from ..mechanisms import (
     LENGTH,
+    MASK,
     Case,
     assert_close,
     assert_rejects,
@@ -21,7 +22,6 @@ from ..mechanisms import (
     largest_of_slope,
 )
 
-MASK = np.array([[1, 1, 1, 1, 1, 0, 0], [0, 1, 0, 0, 1, 1, 0], [0] * 7], bool)
 SIZES = {"max_length": LENGTH, "num_heads": 2, "head_dim": 4}
 
 

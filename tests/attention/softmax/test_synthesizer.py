@@ -14,6 +14,7 @@ from lra_jax.attention.softmax.synthesizer import VARIANTS
 from .. import dense
 from ..mechanisms import (
     LENGTH,
+    MASK,
     Case,
     assert_close,
     assert_rejects,
@@ -22,7 +23,6 @@ from ..mechanisms import (
     keywords,
 )
 
-MASK = np.array([[1, 1, 1, 1, 1, 0, 0], [0, 1, 0, 0, 1, 1, 0], [0] * 7], bool)
 SIZES = {"max_length": LENGTH, "num_heads": 2, "head_dim": 4}
 
 
