@@ -161,6 +161,7 @@ class _Watch(threading.Thread):
             signal.signal(signum, lambda *_: None)
 
     def run(self) -> None:
+        """Waits for signals, and acts on them."""
         while True:
             (signum,) = os.read(self._reading, 1)
             if signum in SIGNALS:
@@ -191,6 +192,7 @@ class _Watch(threading.Thread):
         self._action = self.leave
 
     def later(self, call: Callable[[], None]) -> None:
+        """Calls a function after the time, if the process is still there."""
         timer = threading.Timer(_PATIENCE, call)
         timer.daemon = True
         timer.start()

@@ -22,6 +22,7 @@ class _Corner(NamedTuple):
 
     @property
     def product(self) -> float:
+        """The number to minimise, ``f(x) g(x)``."""
         return self.columns * self.rows
 
 
@@ -85,6 +86,7 @@ class _Programme:
         self.limits = np.concatenate([-flat, flat, np.zeros(columns + rows)])
 
     def corner(self, a: float, b: float) -> _Corner:
+        """The corner that minimises ``a f + b g``."""
         from scipy.optimize import linprog
 
         rows, columns = self.matrix.shape

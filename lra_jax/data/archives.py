@@ -149,6 +149,7 @@ class _Bounded(gzip.GzipFile):
     """
 
     def read(self, size: int | None = -1) -> bytes:
+        """A block; refuses one of more than `_LARGEST` bytes."""
         if size is None or not 0 <= size <= _LARGEST:
             raise tarfile.ReadError(f"a block of {size} bytes")
         return super().read(size)

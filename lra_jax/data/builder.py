@@ -145,6 +145,7 @@ class _Recorder:
     def records(
         self, split: str, count: int, examples: Iterable[tuple[Any, ...]]
     ) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yields ``(key, record)`` of a split's examples, once noted and checked."""
         lengths: dict[str, list[int]] = {name: [] for name in self._sequences}
         labels: list[int] = []
         self._metadata["splits"][split] = {"lengths": lengths, "labels": labels}

@@ -107,6 +107,7 @@ class Spec(Form):
 
     @property
     def module(self) -> str:
+        """The module of its kernels, below `lra_jax.kernels`."""
         if self.target == "gpu":
             return "hopper.programs"
         return "tpu.causal" if self.is_causal else "tpu.product"
@@ -187,5 +188,6 @@ class FlowSpec(Form):
 
     @property
     def module(self) -> str:
+        """The module of its kernels, below `lra_jax.kernels`."""
         folder = "tpu" if self.target == "tpu" else "hopper"
         return f"{folder}.flow_causal" if self.is_causal else f"{folder}.flow"

@@ -41,6 +41,7 @@ class _Console(Console):
     broken = False
 
     def on_broken_pipe(self) -> None:
+        """Stops printing, in place of ending the process."""
         self.quiet = self.broken = True
 
 

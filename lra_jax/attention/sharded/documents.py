@@ -35,17 +35,20 @@ class Slice(Packed):
 
     @property
     def position(self) -> jax.Array:
+        """Counted from the document's start, on whichever device that is."""
         places = jnp.arange(self.starts.shape[1], dtype=jnp.int32)[None]
         first = jnp.where(self.starts, places, -self.carried[:, None])
         return places - jax.lax.cummax(first, 1)
 
     @property
     def resets(self) -> jax.Array:
+        """The starts: what came before enters through `around`."""
         return self.starts
 
     def over(
         self, reduce: Callable[..., jax.Array], x: jax.Array, axis: int
     ) -> jax.Array:
+        """See the base class; of whole documents, on all devices."""
         own = super().over(reduce, x, axis)
         join, total, nothing = _TOGETHER[reduce]
         if nothing is None:
@@ -73,6 +76,7 @@ class Slice(Packed):
         return own
 
     def around(self, sums: Callable[[jax.Array], Any]) -> tuple[Any, Any]:
+        """See the base class."""
         first, last = self.number == 0, self.number == self.number[:, -1:]
         return (
             exchange.chosen(sums(last & self.real), self.earlier, self.axis),

@@ -64,10 +64,12 @@ class Plan:
 
     @property
     def rows(self) -> int:
+        """Blocks of queries."""
         return -(-self.queries // self.size)
 
     @property
     def columns(self) -> int:
+        """Blocks of keys."""
         return -(-self.keys // self.size)
 
     def pairs(self) -> jax.Array:
@@ -77,6 +79,7 @@ class Plan:
         return jnp.asarray(np.argwhere(seen), jnp.int32)
 
     def product(self, terms: str, *arrays: jax.Array) -> jax.Array:
+        """``jnp.einsum`` at the precision of the call."""
         return jnp.einsum(terms, *arrays, precision=self.precision)
 
     def cut(self, x: jax.Array) -> jax.Array:

@@ -61,6 +61,7 @@ class FlowProgram(Program):
 
     @property
     def chunks(self) -> int:
+        """Tiles of positions of a sequence."""
         return self.shape[2] // TILE
 
     @property

@@ -54,27 +54,34 @@ class Ops:
         return plgpu.load(ref, *index, layout=layout, optimized=False)
 
     def tile(self, ref: Any) -> jax.Array:
+        """Loads a tile `[64, 64]` from shared memory."""
         if self.interpret:
             return ref[...]
         index = ((),) if _INDEXED else ()
         return plgpu.load(ref, *index, layout=_TILED)
 
     def stored_tile(self, ref: Any) -> jax.Array:
+        """Loads a tile of a state."""
         return self._load(ref, _TILED)
 
     def by_row(self, ref: Any) -> jax.Array:
+        """Loads a row vector."""
         return self._load(ref, _BY_ROW)
 
     def by_column(self, ref: Any) -> jax.Array:
+        """Loads a column vector."""
         return self._load(ref, _BY_COLUMN)
 
     def zero_tile(self) -> jax.Array:
+        """Zeros `[64, 64]`."""
         return self._cast(jnp.zeros((TILE, TILE), jnp.float32), _TILED)
 
     def zero_rows(self) -> jax.Array:
+        """A row vector of zeros."""
         return self._cast(jnp.zeros((TILE,), jnp.float32), _BY_ROW)
 
     def zero_columns(self) -> jax.Array:
+        """A column vector of zeros."""
         return self._cast(jnp.zeros((TILE,), jnp.float32), _BY_COLUMN)
 
     def _cast(self, x: jax.Array, layout: Any) -> jax.Array:
@@ -88,6 +95,7 @@ class Ops:
         return plgpu.broadcasted_iota(jnp.int32, shape, axis, layout=_TILED)
 
     def row_numbers(self) -> jax.Array:
+        """A row vector of 0 to 63."""
         if self.interpret:
             return lax.iota(jnp.int32, TILE)
         return plgpu.broadcasted_iota(jnp.int32, (TILE,), 0, layout=_BY_ROW)

@@ -38,14 +38,17 @@ class Program:
 
     @property
     def ops(self) -> Ops:
+        """Operations, on the device or in the interpreter."""
         return Ops(self.spec.interpret)
 
     @property
     def segments(self) -> int:
+        """Segments of a sequence."""
         return self.shape[2] // self.spec.block
 
     @property
     def terms(self) -> range:
+        """The indices of the states: one, or one of cosines and one of sines."""
         return range(self.spec.terms)
 
     def tile_memory(self) -> Any:

@@ -49,10 +49,12 @@ class CausalCall(Call):
 
     @property
     def chunk(self) -> FlowChunk:
+        """The computations of one chunk."""
         return FlowChunk(self.spec, self.layout.group, self.dtype)
 
     @property
     def state_shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Of the lines of sums and of W, for a group in a program."""
         group = self.layout.group
         return (_LINES, group.columns), (group.columns, group.value_columns)
 

@@ -64,23 +64,28 @@ class _Program:
         self.rest = rest
 
     def rows_of_queries(self, part: Any, first: Any) -> Rows:
+        """A part of the block of queries, its features made."""
         mask = None if self.query_mask is None else self.query_mask[:, part]
         return self.chunk.rows(self.query[part], first, self.queries.length, mask)
 
     def rows_of_keys(self, part: Any, first: Any) -> Rows:
+        """A part of the block of keys, its features made."""
         mask = None if self.mask is None else self.mask[:, part]
         return self.chunk.rows(self.key[part], first, self.keys.length, mask)
 
     def values(self, part: Any, rows: Rows) -> jax.Array:
+        """The values of a part, hidden ones zeroed."""
         return _hide(self.value[part], rows.valid)
 
     def sources(self, rows: Rows, sums: Any) -> _Sources:
+        """Flows and shares of the keys of a part."""
         chunk, y = self.chunk, rows.features
         conserved = chunk.inner(y, _line(sums, _QUERY_FLOW))
         shares = chunk.shares(conserved, _line(sums, _LARGEST), rows.valid)
         return _Sources(chunk.flow(y, _line(sums, _QUERIES)), conserved, shares)
 
     def sinks(self, rows: Rows, sums: Any) -> _Sinks:
+        """Flows and allocation of the queries of a part."""
         chunk, x = self.chunk, rows.features
         sources = jnp.maximum(_line(sums, _SOURCES), 1.0)
         incoming = chunk.flow(x, _line(sums, _KEYS))

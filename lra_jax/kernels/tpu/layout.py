@@ -91,6 +91,7 @@ class Call:
 
     @property
     def blocks(self) -> int:
+        """Blocks of positions of a sequence."""
         return -(-self.length // self.spec.block)
 
     @property
@@ -109,10 +110,12 @@ class Call:
 
     @property
     def keys(self) -> pl.BlockSpec:
+        """Blocks of queries or keys."""
         return self.rows_of(self.layout.group.width)
 
     @property
     def values(self) -> pl.BlockSpec:
+        """Blocks of values or outputs."""
         return self.rows_of(self.layout.group.value_width)
 
     @property
@@ -195,6 +198,7 @@ class LinearCall(Call):
 
     @property
     def chunk(self) -> LinearChunk:
+        """The computations of one chunk."""
         return LinearChunk(self.spec, self.layout.group, self.dtype)
 
     @property

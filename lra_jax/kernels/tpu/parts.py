@@ -38,10 +38,12 @@ class Group:
 
     @property
     def columns(self) -> int:
+        """Columns of all its keys, side by side."""
         return self.heads * self.width
 
     @property
     def value_columns(self) -> int:
+        """Columns of all its values."""
         return self.heads * self.value_width
 
     @property
@@ -57,9 +59,11 @@ class Group:
         return jnp.where(lane // width == head, x, jnp.zeros((), x.dtype))
 
     def keys_of(self, x: jax.Array, head: int) -> jax.Array:
+        """Keys with the columns of other heads zeroed."""
         return self.of_head(x, head, self.width)
 
     def values_of(self, x: jax.Array, head: int) -> jax.Array:
+        """Values with the columns of other heads zeroed."""
         return self.of_head(x, head, self.value_width)
 
     def diagonal(self, state: jax.Array) -> jax.Array:
@@ -226,6 +230,7 @@ class LinearChunk(Chunk):
 
 
 def row_sums(x: jax.Array) -> jax.Array:
+    """`[C, M]` -> `[C, 1]`."""
     return x.sum(1, keepdims=True)
 
 

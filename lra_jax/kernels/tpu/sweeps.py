@@ -43,10 +43,12 @@ class Side(Call):
 
     @property
     def chunk(self) -> FlowChunk:
+        """The computations of one chunk."""
         return FlowChunk(self.spec, self.layout.group, self.dtype)
 
     @property
     def steps(self) -> int:
+        """See the base class."""
         return self.total
 
     def place(self, step: Any) -> Any:
