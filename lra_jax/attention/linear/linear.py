@@ -345,18 +345,22 @@ def causal_sums(
     mask: jax.Array | None = None,
     state: Sums | None = None,
     resets: jax.Array | None = None,
+    dtype: jnp.dtype,
+    feature_map: feature_maps.FeatureMap = "identity",
     chunking: engine.Chunking | None = None,
     precision: jax.lax.PrecisionLike = None,
 ) -> tuple[tuple[jax.Array, jax.Array], Sums]:
-    """``sum_{j <= i} q_i . k_j v_j`` and ``sum_{j <= i} q_i . k_j`` of given features.
+    """``sum_{j <= i} phi(q_i) . phi(k_j) v_j``, and the same without v_j.
 
     Args:
-      query: `[B, T, N, M]`, float32 or float64.
-      key: `[B, T, N, M]`.
-      value: `[B, T, N, Hv]`.
+      query: `[B, T, N, H]`.
+      key: `[B, T, n, H]`.
+      value: `[B, T, n, Hv]`.
       mask: the real keys, `[B, T]`; None = all.
       state: before the sequence; None = nothing came before.
       resets: where documents start, `[B, T]`; None = each row is one.
+      dtype: of all that is computed, float32 or float64.
+      feature_map: phi.
       chunking: how the sequence is cut.
       precision: of the matrix products.
 
@@ -366,20 +370,18 @@ def causal_sums(
     Raises:
       ValueError: the state does not fit.
     """
-    arrays, options = engine.Arrays(query, key, value), feature_maps.Options
-    start = no_sums(arrays, key.shape[-1], query.dtype)
+    query, key, phi = feature_maps.given(query, key, feature_map, dtype, mask)
+    arrays = engine.Arrays(query, key, value)
+    start = no_sums(arrays, key.shape[-1], dtype)
+    options = feature_maps.Options(phi, dtype, precision)
     return engine.run(
-        engine.Form(
-            feature_maps.prepared,
-            segment,
-            options("identity", query.dtype, precision),
-        ),
+        engine.Form(feature_maps.prepared, segment, options),
         start if state is None else inputs.checked_state(state, start),
         arrays,
         mask=mask,
         resets=resets,
         chunking=chunking,
-        dtype=query.dtype,
+        dtype=dtype,
     )
 
 

@@ -25,8 +25,7 @@ import jax.numpy as jnp
 
 from lra_jax.attention import dense, feature_maps, inputs, packed, streams
 from lra_jax.attention.causal import engine
-from lra_jax.attention.linear.linear import LinearState, document_sums, segment
-from lra_jax.attention.linear.sums import no_sums
+from lra_jax.attention.linear.linear import LinearState, causal_sums, document_sums
 from lra_jax.attention.registry import Mechanism
 
 __all__ = [
@@ -159,22 +158,19 @@ def norm_prefill(
     mask, dtype, position = streams.begun(state, query, key, value, mask, rows)
     feature_maps.check_norm(norm)
     inputs.check_flag("per_head", per_head)
-    out_dtype = query.dtype
-    query, key, phi = feature_maps.given(query, key, feature_map, dtype, mask)
-    arrays = engine.Arrays(query, key, value)
-    start = no_sums(arrays, key.shape[-1], dtype)
-    (out, _denominators), sums = engine.run(
-        engine.Form(
-            feature_maps.prepared, segment, feature_maps.Options(phi, dtype, precision)
-        ),
-        start if state is None else inputs.checked_state(state.sums, start),
-        arrays,
+    (out, _denominators), sums = causal_sums(
+        query,
+        key,
+        value,
         mask=mask,
+        state=None if state is None else state.sums,
         resets=packed.resets(rows),
-        chunking=chunking,
         dtype=dtype,
+        feature_map=feature_map,
+        chunking=chunking,
+        precision=precision,
     )
-    out = _finished(out, norm, per_head, eps, out_dtype)
+    out = _finished(out, norm, per_head, eps, query.dtype)
     return out, NormState(sums, position)
 
 

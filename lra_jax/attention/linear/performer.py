@@ -282,6 +282,7 @@ def _causal(
         mask=mask,
         state=before,
         resets=packed.resets(found),
+        dtype=dtype,
         chunking=chunking,
         precision=options.precision,
     )

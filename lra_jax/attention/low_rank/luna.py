@@ -219,7 +219,9 @@ def _causal(
 ) -> jax.Array:
     def run(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
         arrays = (jnp.swapaxes(x, 1, 2) for x in (query, key, value))
-        sums = causal_sums(*arrays, chunking=chunking, precision=precision)
+        sums = causal_sums(
+            *arrays, dtype=query.dtype, chunking=chunking, precision=precision
+        )
         return jnp.swapaxes(sums[0][0], 1, 2)
 
     phi = feature_maps.feature_map("elu")

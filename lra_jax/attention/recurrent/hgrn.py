@@ -269,10 +269,7 @@ def _run(
         last = _turned(last, turns[:, -1, : last.shape[1]])
     # On one axis: XLA's gradient over two is slow on a CPU (docs/performance.md).
     flat = feature_maps.normalised(out.reshape(batch, length, -1), norm, (2,), eps)
-    out = flat.reshape(*out.shape)
-    if gate is not None:
-        inputs.check_shape("gate", gate, "B T N Hv", *out.shape)
-        out = out * inputs.hide(gate, mask).astype(out.dtype)
+    out = recurrence.gated(flat.reshape(*out.shape), gate, mask)
     return out.astype(query.dtype), HgrnState(recurrence.Memory(last), position)
 
 

@@ -125,16 +125,21 @@ def finished(
     query: jax.Array,
     mask: jax.Array | None,
 ) -> jax.Array:
-    """Norm and gate of `[B, T, N, Hv]`, in the query's dtype; no gate where hidden.
+    """Norm and gate of `[B, T, N, Hv]`, in the query's dtype."""
+    out = feature_maps.normalised(out, norm, (3,), eps)
+    return gated(out, gate, mask).astype(query.dtype)
+
+
+def gated(out: jax.Array, gate: jax.Array | None, mask: jax.Array | None) -> jax.Array:
+    """``gate * out``, `[B, T, N, Hv]`; zero where hidden.
 
     Raises:
       ValueError: the gate does not fit.
     """
-    out = feature_maps.normalised(out, norm, (3,), eps)
-    if gate is not None:
-        inputs.check_shape("gate", gate, "B T N Hv", *out.shape)
-        out = out * inputs.hide(gate, mask).astype(out.dtype)
-    return out.astype(query.dtype)
+    if gate is None:
+        return out
+    inputs.check_shape("gate", gate, "B T N Hv", *out.shape)
+    return out * inputs.hide(gate, mask).astype(out.dtype)
 
 
 def dtype_of(state: RecurrentState | None, *arrays: jax.Array) -> jnp.dtype:
