@@ -15,7 +15,7 @@ from rich.progress import (
     TextColumn,
     TimeElapsedColumn,
 )
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from lra_jax import progress
@@ -76,8 +76,8 @@ class RunConsole:
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
-            MofNCompleteColumn(),
-            _FiguresColumn(),
+            MofNCompleteColumn(table_column=Column(no_wrap=True)),
+            _FiguresColumn(Column(no_wrap=True)),
             console=self._console,
             disable=quiet or not self._console.is_terminal,
         )
