@@ -236,7 +236,10 @@ def _check_required(kind: type, given: Iterable[str]) -> None:
 
 def _unknown(flag: str, settings: Any, types: Iterable[str]) -> ValueError:
     """With the nearest name; there are too many to list."""
-    near = did_you_mean(flag, ["--help", *types]) or "; --help lists them"
+    types = list(types)
+    ends = {f"--{name.removeprefix('--').rpartition('.')[2]}" for name in types}
+    short = [x for x in sorted({*_SHORT, *ends}) if full_name(x, types) in types]
+    near = did_you_mean(flag, ["--help", *types, *short]) or "; --help lists them"
     if flag in ("--epochs", "--train.epochs", "--num_epochs"):
         near = "; training is counted in steps, --train.steps, of --train.batch_size"
     task = getattr(settings, "task", "")

@@ -127,6 +127,7 @@ def test_values_of_flags(capsys, line, part):
 LINES = r"""
 train --zzz ~ --zzz: expected a flag, got an unknown one; --help lists them
 train --train.step=3 ~ did you mean '--train.steps'?
+train --lrr=3 ~ did you mean '--lr'?
 train --train.steps ~ --train.steps: expected a value, got none
 train --train.steps --seed=3 ~ --train.steps: expected a value, got none
 train --train.steps=3 --train.steps=abc ~ --train.steps: expected an int, got 'abc'
