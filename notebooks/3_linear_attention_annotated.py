@@ -134,7 +134,8 @@ flow = flow_q / incoming[:, None] @ flow_k.T * competition * allocation[:, None]
 # %% [markdown]
 # ## The matrices
 #
-# None but softmax ever builds its matrix; here they are all the same.
+# Only softmax ever builds its matrix; here are those of the others, too. Red is
+# positive, blue negative, and each has a scale of its own.
 
 # %%
 matrices = {
