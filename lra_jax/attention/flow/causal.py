@@ -17,7 +17,8 @@ the non-causal form. Within a chunk all four flows are row and column sums of on
 
 Deviations: the authors need the clip to keep exp within range; here the competition of
 a clip above 30, or of none, carries its largest logit, so any is safe. Hidden positions
-leave every sum, and n counts the real ones.
+leave every sum, and n counts the real ones. Large features are counted in a unit of
+their own (`unit_of`), so that the flows have room in float32.
 
 How a sequence is cut into segments and chunks: `lra_jax.attention.causal.engine`.
 """
@@ -36,8 +37,11 @@ from lra_jax.attention.causal.prefix import decayed, hidden, prefix, so_far
 from lra_jax.errors import expected, known
 
 # Up to this clip the competition sums exponentials as they are: float32 has room for
-# the square of a million of them (a derivative divides by it), and for their inverses.
+# the square of a million of them, and for their inverses.
 SMALL_CLIP = 30.0
+
+# Powers of two, see `unit_of`: 1e12, and 1e18, the root of float32's largest number.
+_ROOM, _LARGEST = 40, 60
 
 
 class Options(NamedTuple):
@@ -58,6 +62,11 @@ class Options(NamedTuple):
         """Whether the competition needs no largest logit, see `SMALL_CLIP`."""
         small = self.clip is not None and self.clip <= SMALL_CLIP
         return small or not self.competition
+
+    @property
+    def bounded(self) -> bool:
+        """Whether features are at most 1, so that their unit is, see `unit_of`."""
+        return self.feature_map == "sigmoid"
 
 
 def check(options: Options, is_causal: bool) -> None:
@@ -99,6 +108,19 @@ class FlowSums(NamedTuple):
 
     __repr__ = streams.shapes_shown
 
+    def counted(self, unit: jax.Array | float) -> "FlowSums":
+        """The sums for features in another unit, see `unit_of`."""
+        if not isinstance(unit, jax.Array):
+            return self
+        flat = along(unit, self.keys)
+        return self._replace(
+            keys=self.keys / flat,
+            queries=self.queries / flat,
+            key_flow=self.key_flow * flat,
+            query_flow=self.query_flow * flat,
+            summary=self.summary / along(unit, self.summary),
+        )
+
 
 class FlowState(NamedTuple):
     """Everything that the next position needs of the earlier ones."""
@@ -116,6 +138,12 @@ class Tables(NamedTuple):
     sinks: jax.Array  # real ones; 0 where a sequence was filled up
     sources: jax.Array
     visible: jax.Array  # which sources are real
+    unit: jax.Array | None = None  # see `unit_of`; None = 1
+
+    @property
+    def units(self) -> jax.Array | float:
+        """The unit of each chunk, `[1 or B, 1, P, 1]`, at least 1."""
+        return 1.0 if self.unit is None else jnp.maximum(self.unit[..., :1], 1)
 
 
 def no_flow(arrays: engine.Arrays, width: int, dtype: jnp.dtype) -> FlowSums:
@@ -128,6 +156,35 @@ def no_flow(arrays: engine.Arrays, width: int, dtype: jnp.dtype) -> FlowSums:
     return FlowSums(sums, sums, sums, sums, none, none, summary)
 
 
+def unit_of(
+    features: tuple[jax.Array, jax.Array], axis: str | None = None
+) -> jax.Array:
+    """The power of two in which a sample's features are counted, `[B]`.
+
+    A flow is a sum of products of two features: at 1e18 it has no room in float32. So
+    from 1e12 to 1e18, the largest feature is brought to 1e12. Flows are only compared
+    with each other, so the unit drops out, and being a power of two it rounds nothing.
+    In a causal form it sees later positions, which changes nothing either: in the
+    largest unit, 2^20, products of features still count down to 1e-25.
+
+    Args:
+      features: phi(q) and phi(k), `[B, N, T, M]`.
+      axis: the mesh axis that holds the other parts of the sequence, if there are any.
+    """
+    one, two = (jax.lax.stop_gradient(x).max((1, 2, 3)) for x in features)
+    largest = jnp.maximum(one, two)
+    largest = largest if axis is None else jax.lax.pmax(largest, axis)
+    exponent = jnp.clip(jnp.frexp(largest)[1] - _ROOM, 0, _LARGEST - _ROOM)
+    return jnp.ldexp(jnp.ones_like(largest), exponent)
+
+
+def along(unit: jax.Array | float, x: jax.Array) -> jax.Array | float:
+    """A unit with the axes of x, `[B, ...]`."""
+    if not isinstance(unit, jax.Array):
+        return unit
+    return unit.reshape(-1, *[1] * (x.ndim - 1))
+
+
 def segment(
     options: Options,
     state: FlowSums,
@@ -136,6 +193,7 @@ def segment(
     rows: Documents | None = None,
 ) -> tuple[tuple[jax.Array, jax.Array], FlowSums]:
     """One segment, see `engine.Form`: numerators, their factors and the state after."""
+    features = in_units(features, tables)
     query, key, value = features
     found, sums, terms = _terms(options, state, features, tables, rows)
     value = value * terms.competition[..., None]
@@ -146,7 +204,7 @@ def segment(
     before, summary = prefix(state.summary, updates, decay)
     numerator = product("bnpij,bnpjv->bnpiv", found.earlier, value)
     numerator += product("bnpim,bnpmv->bnpiv", query, before)
-    factor = terms.allocation / divisor(terms.incoming)
+    factor = over(terms.allocation, terms.incoming)
     return (numerator, factor), sums._replace(summary=summary)
 
 
@@ -158,8 +216,20 @@ def terms_segment(
     rows: Documents | None = None,
 ) -> tuple[FlowTerms, FlowSums]:
     """`segment` with the terms in place of the output; no summary is made."""
+    features = in_units(features, tables)
     _, sums, terms = _terms(options, state, features, tables, rows)
     return terms, sums
+
+
+def in_units(
+    features: tuple[jax.Array, jax.Array, jax.Array], tables: Tables
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """phi(q) and phi(k) `[B, N, P, C, M]` in the unit of the tables, and v."""
+    query, key, value = features
+    if tables.unit is None:
+        return features
+    unit = jnp.asarray(tables.units)[..., None]
+    return query / unit, key / unit, value
 
 
 def _terms(
@@ -179,7 +249,10 @@ def _terms(
 
 
 class Flows(NamedTuple):
-    """A segment's flows, and the sums that each of its chunks finds before it."""
+    """A segment's flows, and the sums that each of its chunks finds before it.
+
+    phi is in the unit of the tables.
+    """
 
     earlier: jax.Array  # phi(q_i) . phi(k_j) for j <= i, else 0, [B, N, P, C, C]
     later: jax.Array  # for i <= j
@@ -205,7 +278,8 @@ def flows(
 ) -> tuple[Flows, FlowSums]:
     """The flows of a segment, and their sums after it."""
     product = functools.partial(jnp.einsum, precision=options.precision)
-    inner = functools.partial(_inner, options, rows)
+    unit = tables.units
+    inner = functools.partial(_inner, options, rows, unit)
     decay = documents.decay(None, rows, key.dtype)
     sinks, sources = counts(tables)
     scores = product("bnpim,bnpjm->bnpij", query, key)
@@ -222,9 +296,9 @@ def flows(
         product("bnpij,j->bnpi", earlier, ones),
         product("bnpij,i->bnpj", later, ones),
     )
-    incoming = inner(near[0], sides[0], query, keys)
-    outgoing = inner(near[1], sides[1], key, queries)
-    of_keys, of_queries = sinks / divisor(outgoing), sources / divisor(incoming)
+    incoming = inner(unit, near[0], sides[0], query, keys)
+    outgoing = inner(unit, near[1], sides[1], key, queries)
+    of_keys, of_queries = over(sinks, outgoing), over(sources, incoming)
     updates = (
         product("bnpjm,bnpj->bnpm", last_key, of_keys),
         product("bnpjm,bnpj->bnpm", last_query, of_queries),
@@ -236,13 +310,15 @@ def flows(
         product("bnpij,bnpj->bnpi", earlier, of_keys),
         product("bnpij,bnpi->bnpj", later, of_queries),
     )
+    sink = inner(1 / unit, near[0], sides[0] * of_keys, query, key_flow)
+    source = inner(1 / unit, near[1], sides[1] * of_queries, key, query_flow)
     found = Flows(
         earlier=earlier,
         later=later,
         incoming=incoming,
         outgoing=outgoing,
-        conserved_sink=inner(near[0], sides[0] * of_keys, query, key_flow) / sources,
-        conserved_source=inner(near[1], sides[1] * of_queries, key, query_flow) / sinks,
+        conserved_sink=sink / sources,
+        conserved_source=source / sinks,
         of_keys=of_keys,
         of_queries=of_queries,
         keys=keys,
@@ -261,6 +337,8 @@ def flows(
 def _inner(
     options: Options,
     rows: Documents | None,
+    unit: jax.Array | float,
+    of_sum: jax.Array | float,
     near: jax.Array,
     others: jax.Array,
     features: jax.Array,
@@ -271,16 +349,20 @@ def _inner(
     Args:
       options: eps and precision.
       rows: the documents of a packed row.
+      unit: that of the features.
+      of_sum: that of the sum, of features or of features over flows.
       near: ``sum_j features_i . weights_j others_j`` within the chunk.
       others: weights_j times the sum of the features others_j.
       features: of position i.
       before: the sum before the chunk.
     """
-    eps, width = options.eps, features.shape[-1]
+    eps, width = options.eps / unit, features.shape[-1]
     far = jnp.einsum("bnpim,bnpm->bnpi", features, before, precision=options.precision)
     far = far + eps * before.sum(-1)[..., None]
-    constant = features.sum(-1) + width * eps + _so_far(others, rows)
-    return near + documents.readers(far, rows) + eps * constant + options.extra_eps
+    constant = features.sum(-1) * (unit / of_sum) + width * (options.eps / of_sum)
+    constant += _so_far(others, rows)
+    extra_eps = options.extra_eps / (unit * of_sum)
+    return near + documents.readers(far, rows) + eps * constant + extra_eps
 
 
 def _so_far(x: jax.Array, rows: Documents | None) -> jax.Array:
@@ -320,7 +402,7 @@ def compete(
     sums = _so_far(weights, rows)
     before = jnp.broadcast_to(before[..., None], sums.shape)
     sums += documents.readers(before, rows)
-    return weights / divisor(sums) * sources, jnp.zeros_like(total), total
+    return over(weights, sums) * sources, jnp.zeros_like(total), total
 
 
 def _shares(
@@ -353,7 +435,7 @@ def _shares(
         past = jnp.where(rows.reads, past, jnp.zeros((), past.dtype))
     highest, sums = _merged((before, past), within)
     excess = feature_maps.below(logits, highest)
-    shares = decayed(excess, visible) / divisor(sums)
+    shares = over(decayed(excess, visible), sums)
     return shares, largest[..., -1], total[..., -1]
 
 
@@ -409,3 +491,21 @@ def allocated(options: Options, conserved_sink: jax.Array) -> jax.Array:
 def divisor(x: jax.Array) -> jax.Array:
     """1 in place of 0, which is only there where the features are zero as well."""
     return jnp.where(x == 0, jnp.ones((), x.dtype), x)
+
+
+def over(x: jax.Array, flow: jax.Array) -> jax.Array:
+    """``x / flow``, with `divisor`."""
+    return _quotient(*jnp.broadcast_arrays(x, divisor(flow)))
+
+
+@jax.custom_jvp
+def _quotient(x: jax.Array, y: jax.Array) -> jax.Array:
+    """``x / y``, whose derivative does not square y: a flow's square has no room."""
+    return x / y
+
+
+@_quotient.defjvp
+def _quotient_slope(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
+    (x, y), (of_x, of_y) = primals, tangents
+    quotient = x / y
+    return quotient, of_x / y - of_y / y * quotient

@@ -219,31 +219,28 @@ def flow_weights(
     those of `flow_attention`.
     """
     inputs.check_keywords(flow_weights, flax)
-    terms = flow_terms(
-        query,
-        key,
-        mask,
-        query_mask,
-        clip,
-        is_causal=is_causal,
-        segment_ids=segment_ids,
-        feature_map=feature_map,
+    inputs.check_inputs(query, key, None, is_causal)
+    options = Options(
+        feature_map,
+        inputs.accumulation_dtype(query, key),
+        precision,
+        clip=clip,
         competition_axis=competition_axis,
         competition=competition,
         allocation=allocation,
         eps=eps,
         extra_eps=extra_eps,
-        precision=precision,
     )
+    causal.check(options, is_causal)
     rows = packed.packed(segment_ids, query, key)
     masks = _masks(mask, query_mask, is_causal, query, key, rows)
-    dtype = inputs.accumulation_dtype(query, key)
-    features = feature_maps.features(query, key, feature_map, dtype, *masks)
+    terms, _ = _terms(options, query, key, masks, rows, is_causal)
+    features, _ = whole.features_of(options, query, key, masks)
     scores = feature_maps.products(*features, precision)
     if is_causal:
         scores = feature_maps.hide_future(scores)
     scores = packed.hide_others(scores, rows)
-    sinks = jnp.swapaxes(terms.allocation / causal.divisor(terms.incoming), 1, 2)
+    sinks = jnp.swapaxes(causal.over(terms.allocation, terms.incoming), 1, 2)
     sources = jnp.swapaxes(terms.competition, 1, 2)
     return scores * sinks[..., None] * sources[:, :, None, :]
 
@@ -270,10 +267,9 @@ def flow_terms(
     Arguments and errors are those of `flow_attention`.
     """
     inputs.check_inputs(query, key, None, is_causal)
-    dtype = inputs.accumulation_dtype(query, key)
     options = Options(
         feature_map,
-        dtype,
+        inputs.accumulation_dtype(query, key),
         precision,
         clip=clip,
         competition_axis=competition_axis,
@@ -285,13 +281,10 @@ def flow_terms(
     causal.check(options, is_causal)
     rows = packed.packed(segment_ids, query, key)
     masks = _masks(mask, query_mask, is_causal, query, key, rows)
-    if is_causal:
-        return _causal(options, query, key, key, masks, None, rows=rows, as_terms=True)[
-            0
-        ]
-    features = feature_maps.features(query, key, feature_map, dtype, *masks)
-    terms = whole.terms_of(options, *features, masks, rows=rows)
-    return FlowTerms(*(jnp.swapaxes(term, 1, 2) for term in terms))
+    terms, unit = _terms(options, query, key, masks, rows, is_causal)
+    area = causal.along(unit, terms.incoming) ** 2
+    incoming, outgoing = terms.incoming * area, terms.outgoing * area
+    return terms._replace(incoming=incoming, outgoing=outgoing)
 
 
 def flow_prefill(
@@ -379,6 +372,25 @@ def _masks(
     return sources, packed.shown(sinks, rows)
 
 
+def _terms(
+    options: Options,
+    query: jax.Array,
+    key: jax.Array,
+    masks: Masks,
+    rows: packed.Packed | None,
+    is_causal: bool,
+) -> tuple[FlowTerms, jax.Array | float]:
+    """The terms `[B, T, N]`, and the unit of the features, squared that of I and O."""
+    features, unit = whole.features_of(options, query, key, masks)
+    if is_causal:
+        terms, _ = _causal(
+            options, query, key, key, masks, None, rows=rows, as_terms=True
+        )
+        return terms, unit
+    terms = whole.terms_of(options, *features, unit, masks, rows=rows)
+    return FlowTerms(*(jnp.swapaxes(term, 1, 2) for term in terms)), unit
+
+
 def _causal(
     options: Options,
     query: jax.Array,
@@ -411,6 +423,12 @@ def _causal(
     dtype = options.dtype
     tables = causal.Tables(sinks.astype(dtype), sources.astype(dtype), visible)
     options = options._replace(feature_map=phi)
+    unit = 1.0
+    if not options.bounded:
+        features = feature_maps.features(query, key, phi, dtype, *masks)
+        unit = causal.unit_of(features)
+        tables = tables._replace(unit=jnp.broadcast_to(unit[:, None], (batch, length)))
+    start = start.counted(unit)
     if as_terms:
         form = engine.Form(feature_maps.prepared, causal.terms_segment, options)
     else:
@@ -433,7 +451,7 @@ def _causal(
         dtype=out_dtype,
     )
     ends = (jnp.broadcast_to(x[:, -1], (batch,)) for x in (sources, sinks))
-    return out, FlowState(sums, *ends)
+    return out, FlowState(sums.counted(1 / unit), *ends)
 
 
 def _as_it_is(options: Options, factor: jax.Array) -> jax.Array:

@@ -7,8 +7,8 @@ forward pass is
 - ``c = n exp(O') / Z``, Z the sums of exp(O') so far, and
   ``out = (a / I) (E (c v))`` with ``a = sigmoid(I')``,
 
-each with what comes before the chunk and eps added. So the gradient reaches S as G, one
-matrix product, and four outer products of vectors,
+each with what comes before the chunk and eps added, and phi in the unit of the tables.
+So the gradient reaches S as G, one matrix product, and four outer products of vectors,
 
 ``dS = tril(G + x (n / O)^T + dI 1^T) + triu((n / I) y^T + 1 dO^T)``,
 
@@ -63,6 +63,7 @@ def pullback(
     For a competition that sums exponentials as they are.
     """
     product = functools.partial(jnp.einsum, precision=options.precision)
+    features = causal.in_units(features, tables)
     query, key, value = features
     sinks, sources = causal.counts(tables)
     flows, _ = causal.flows(options, state, query, key, tables)
@@ -92,7 +93,7 @@ def pullback(
     of_scale = (of_outputs * outputs).sum(-1)
     conserved = of_scale * (1 - allocation) / sources, of_source / sinks
     far, slopes, of_state = _flows(
-        options, flows, (query, key), conserved, of_scale, of_after
+        options, tables.units, flows, (query, key), conserved, of_scale, of_after
     )
     of_scores = _scores(
         product("bnpiv,bnpjv->bnpij", of_numerator, weighted), flows, slopes
@@ -102,11 +103,13 @@ def pullback(
     of_key = product("bnpij,bnpim->bnpjm", of_scores, query) + far[1]
     of_key += product("bnpjv,bnpmv->bnpjm", weighted, of_updates)
     of_state = of_state._replace(largest=of_largest, total=of_total, summary=of_summary)
-    return of_state, (of_query, of_key, of_weighted * competition[..., None])
+    of_value = of_weighted * competition[..., None]
+    return of_state, causal.in_units((of_query, of_key, of_value), tables)
 
 
 def _flows(
     options: Options,
+    unit: jax.Array | float,
     flows: Flows,
     features: _Pair,
     conserved: _Pair,
@@ -117,6 +120,7 @@ def _flows(
 
     Args:
       options: eps and precision.
+      unit: that of the features.
       flows: of the segment.
       features: phi(q) and phi(k).
       conserved: x and y, the gradients of I' and O' before their division by n.
@@ -127,38 +131,38 @@ def _flows(
       Gradients of phi(q) and phi(k) but for those through the scores and the summary;
       those of the flows; those of the flows' sums in the state before.
     """
-    eps = options.eps
+    eps = options.eps / unit
     sink, source = conserved
     (of_key_flow, of_query_flow), updates = _sums(
-        options, conserved, features, (of_after.key_flow, of_after.query_flow)
+        options, unit, conserved, features, (of_after.key_flow, of_after.query_flow)
     )
     summed = [from_here(slope) for slope in conserved]
     of_keys = jnp.einsum(
         "bnpij,bnpi->bnpj", flows.earlier, sink, precision=options.precision
     )
-    of_keys += _passed(options, features[1], updates[0], summed[0])
+    of_keys += _passed(options, unit, features[1], updates[0], summed[0])
     of_queries = jnp.einsum(
         "bnpij,bnpj->bnpi", flows.later, source, precision=options.precision
     )
-    of_queries += _passed(options, features[0], updates[1], summed[1])
+    of_queries += _passed(options, unit, features[0], updates[1], summed[1])
     incoming = _over(-of_scale - of_queries * flows.of_queries, flows.incoming)
     outgoing = _over(-of_keys * flows.of_keys, flows.outgoing)
     (of_key_sum, of_query_sum), plain = _sums(
-        options, (incoming, outgoing), features, (of_after.keys, of_after.queries)
+        options, unit, (incoming, outgoing), features, (of_after.keys, of_after.queries)
     )
     sides = (
-        eps * (flows.of_queries * summed[1] + from_here(outgoing) + sink + incoming),
-        eps * (flows.of_keys * summed[0] + from_here(incoming) + source + outgoing),
+        flows.of_queries * summed[1] + from_here(outgoing) + sink * unit**2 + incoming,
+        flows.of_keys * summed[0] + from_here(incoming) + source * unit**2 + outgoing,
     )
     far = (
         _outer(sink, flows.key_flow)
         + _outer(incoming, flows.keys)
         + _outer(flows.of_queries, updates[1])
-        + (plain[1][..., None, :] + sides[0][..., None]),
+        + (plain[1][..., None, :] + (eps * sides[0])[..., None]),
         _outer(source, flows.query_flow)
         + _outer(outgoing, flows.queries)
         + _outer(flows.of_keys, updates[0])
-        + (plain[0][..., None, :] + sides[1][..., None]),
+        + (plain[0][..., None, :] + (eps * sides[1])[..., None]),
     )
     of_state = of_after._replace(
         keys=of_key_sum,
@@ -170,7 +174,11 @@ def _flows(
 
 
 def _sums(
-    options: Options, slopes: _Pair, features: _Pair, of_after: _Pair
+    options: Options,
+    unit: jax.Array | float,
+    slopes: _Pair,
+    features: _Pair,
+    of_after: _Pair,
 ) -> tuple[_Pair, _Pair]:
     """Gradients of two sums before the segment, and of what each chunk adds to them.
 
@@ -178,17 +186,21 @@ def _sums(
     """
     of_before = tuple(
         jnp.einsum("bnpim,bnpi->bnpm", x, slope, precision=options.precision)
-        + options.eps * slope.sum(-1)[..., None]
+        + options.eps / unit * slope.sum(-1)[..., None]
         for x, slope in zip(features, slopes, strict=True)
     )
     return prefix_pullback(of_before, of_after)
 
 
 def _passed(
-    options: Options, features: jax.Array, update: jax.Array, summed: jax.Array
+    options: Options,
+    unit: jax.Array | float,
+    features: jax.Array,
+    update: jax.Array,
+    summed: jax.Array,
 ) -> jax.Array:
     """Gradient of the weights of a sum of features, from all but the own chunk."""
-    near = options.eps * features.sum(-1) * summed
+    near = options.eps / unit * features.sum(-1) * summed
     far = jnp.einsum("bnpjm,bnpm->bnpj", features, update, precision=options.precision)
     return far + near
 

@@ -15,7 +15,7 @@ from lra_jax.attention import feature_maps, inputs, packed
 from lra_jax.attention.causal import engine
 from lra_jax.attention.causal.prefix import decayed
 from lra_jax.attention.flow import causal
-from lra_jax.attention.flow.causal import FlowTerms, Options
+from lra_jax.attention.flow.causal import FlowTerms, Options, along
 from lra_jax.attention.linear.linear import document_sums
 from lra_jax.attention.sharded.documents import sliced
 
@@ -47,9 +47,9 @@ def attend(
       target: the kernels that make the product of features, if not XLA.
       chunking: of the kernels, and of the sums over documents.
     """
-    phi, dtype = options.feature_map, options.dtype
-    features = feature_maps.features(query, key, phi, dtype, *masks)
-    terms = terms_of(options, *features, masks, axis, rows)
+    dtype = options.dtype
+    features, unit = features_of(options, query, key, masks, axis)
+    terms = terms_of(options, *features, unit, masks, axis, rows)
     weighted = inputs.by_head(value, query.shape[2], masks[0], dtype)
     weighted = weighted * terms.competition[..., None]
     if rows is not None:
@@ -71,7 +71,7 @@ def attend(
             weighted,
             masks[0],
             False,
-            feature_map=feature_maps.for_kernels(phi),
+            feature_map=feature_maps.for_kernels(options.feature_map),
             denominator="none",
             eps=0.0,
             max_length=None,
@@ -79,24 +79,45 @@ def attend(
             precision=options.precision,
         )
         out = inputs.by_head(out, query.shape[2], masks[1], dtype)
+        # The kernels make features as they are.
+        out = out / along(unit, out) ** 2
     else:
         product = functools.partial(jnp.einsum, precision=options.precision)
         summary = product("bnsm,bnsv->bnmv", features[1], weighted)
         out = product("bntm,bnmv->bntv", features[0], _total(summary, axis))
     # Scaling the output instead of phi(q) is the same and saves a pass over it.
-    out = out * (terms.allocation / causal.divisor(terms.incoming))[..., None]
+    out = out * causal.over(terms.allocation, terms.incoming)[..., None]
     return jnp.swapaxes(out, 1, 2).astype(query.dtype)
+
+
+def features_of(
+    options: Options,
+    query: jax.Array,
+    key: jax.Array,
+    masks: Masks,
+    axis: str | None = None,
+) -> tuple[tuple[jax.Array, jax.Array], jax.Array | float]:
+    """phi(q) and phi(k) `[B, N, T, M]` in their unit, and the unit `[B]`."""
+    phi, dtype = options.feature_map, options.dtype
+    made = feature_maps.features(query, key, phi, dtype, *masks)
+    unit = 1.0 if options.bounded else causal.unit_of(made, axis)
+    one, two = (x / along(unit, x) for x in made)
+    return (one, two), unit
 
 
 def terms_of(
     options: Options,
     query_features: jax.Array,
     key_features: jax.Array,
+    unit: jax.Array | float,
     masks: Masks,
     axis: str | None = None,
     rows: packed.Packed | None = None,
 ) -> FlowTerms:
-    """The terms of the form that is not causal, with the heads first, `[B, N, T]`."""
+    """The terms of the form that is not causal, with the heads first, `[B, N, T]`.
+
+    I and O in the squared unit of the features.
+    """
     product = functools.partial(jnp.einsum, precision=options.precision)
 
     def summed(*pairs: tuple[jax.Array, jax.Array | None]) -> Any:
@@ -109,23 +130,28 @@ def terms_of(
         )
         return _total(tuple(sums), axis)
 
-    def inner(features: jax.Array, total: jax.Array) -> jax.Array:
-        total = total + options.eps
+    def inner(features: jax.Array, total: jax.Array, of_sum: Any) -> jax.Array:
+        total = total + options.eps / along(of_sum, total)
         # (features + eps) . total, without a pass that adds eps to the features.
-        constant = options.eps * total.sum(-1)
+        constant = total.sum(-1)
+        constant = options.eps / along(unit, constant) * constant
+        extra_eps = options.extra_eps / along(unit * of_sum, constant)
         if rows is not None:
-            constant = constant + options.extra_eps
+            constant = constant + extra_eps
             return product("bntm,bntm->bnt", features, total) + constant
-        constant = constant[..., None] + options.extra_eps
+        constant = (constant + extra_eps)[..., None]
         return feature_maps.project(features, total, options.precision) + constant
 
     keys, queries = summed((key_features, None), (query_features, None))
-    incoming, outgoing = inner(query_features, keys), inner(key_features, queries)
+    incoming = inner(query_features, keys, unit)
+    outgoing = inner(key_features, queries, unit)
+    one = jnp.ones((), incoming.dtype)
     key_flow, query_flow = summed(
-        (key_features, 1 / outgoing), (query_features, 1 / incoming)
+        (key_features, causal.over(one, outgoing)),
+        (query_features, causal.over(one, incoming)),
     )
-    conserved_sink = inner(query_features, key_flow)
-    conserved_source = inner(key_features, query_flow)
+    conserved_sink = inner(query_features, key_flow, 1 / unit)
+    conserved_source = inner(key_features, query_flow, 1 / unit)
     sources = _count(masks[0], key_features, axis, rows)
     sinks = _count(masks[1], query_features, axis, rows)
     return FlowTerms(
@@ -168,7 +194,7 @@ def _compete(
         total = rows.over(jax.ops.segment_sum, weights, 2)
     else:
         total = _total(weights.sum(2), axis)[..., None]
-    return weights / causal.divisor(total) * sources
+    return causal.over(weights, total) * sources
 
 
 def _count(

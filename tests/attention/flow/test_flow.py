@@ -36,6 +36,14 @@ SIDES = np.array([[0, 1, 0, 0, 1, 1, 0], [0, 0, 1, 1, 1, 1, 1]], bool)
 Q, K, V = inputs(2, query_length=5)
 
 
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-x))
+
+
+def relu(x: np.ndarray) -> np.ndarray:
+    return np.maximum(x, 0)
+
+
 def formula(
     q,
     k,
@@ -46,10 +54,8 @@ def formula(
     eps=1e-6,
     competition=True,
     allocation=True,
+    phi=sigmoid,
 ) -> np.ndarray:
-    def phi(x):
-        return 1 / (1 + np.exp(-x))
-
     def one_head(q, k, v):
         a, b = phi(q), phi(k)
         incoming = (a + eps) @ (b.sum(0) + eps)
@@ -89,11 +95,9 @@ def causal_formula(
     eps=1e-6,
     competition=True,
     allocation=True,
+    phi=sigmoid,
 ) -> np.ndarray:
     """The authors' causal form, position by position; a hidden one does not exist."""
-
-    def phi(x):
-        return 1 / (1 + np.exp(-x))
 
     def one_head(q, k, v):
         a, b, count = phi(q), phi(k), np.arange(1, len(q) + 1)
@@ -423,3 +427,104 @@ def test_a_competition_without_clip_of_huge_flows() -> None:
     for kind, given in extremes("flow", *drawn(10, batch=4)).items():
         for array in jax.tree.leaves(pulled_back(*given)):
             assert np.isfinite(array).all(), kind
+
+
+# So long and wide that a plain sum of products of 1e18 has no room in float32.
+LONG: dict[str, int] = {"batch": 1, "query_length": 80, "length": 80, "head_dim": 16}
+HALVES = np.s_[:40, 40:]
+DIRECTION = np.random.default_rng(13).normal(size=(1, 80, 2, 16))
+
+
+def extremes_of_relu() -> dict[str, Any]:
+    """`extremes`, and positions as far apart as float32 lets them be."""
+    q, k, v = drawn(10, **LONG)
+    scattered = np.random.default_rng(11).integers(0, 2, (2, 1, 80, 1, 1))
+    one, two = np.where(scattered, 1e18, 1e-18).astype("float32")
+    mixed = {
+        "mixed": (one * q, one * k, v),
+        "mixed apart": (one * q, two * k, v),
+        "large and small": (np.float32(1e18) * q, np.float32(1e-18) * k, v),
+        "small values": (q, k, np.float32(1e-18) * v),
+    }
+    return extremes("flow", q, k, v) | mixed
+
+
+@pytest.mark.parametrize("clip", [None, 30.0])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_huge_features(is_causal: bool, clip: float | None) -> None:
+    """Outputs and gradients of float32 are those of the formula in float64."""
+    form = causal_formula if is_causal else formula
+    wanted = functools.partial(form, clip=clip, phi=relu)
+    (cotangent,) = inputs(12, **LONG)[:1]
+
+    @fast_jit
+    def pulled_back(*arrays):
+        options = {"feature_map": "relu", "clip": clip, "is_causal": is_causal}
+        attend = functools.partial(attention.flow_attention, **options)
+        out, pull = jax.vjp(attend, *arrays)
+        return out, pull(cotangent)
+
+    for kind, given in extremes_of_relu().items():
+        out, gradients = pulled_back(*given)
+        with np.errstate(over="ignore"):
+            right = wanted(*(np.asarray(x, np.float64) for x in given))
+        error = np.abs(np.asarray(out, np.float64) - right).max()
+        assert error <= 1e-5 * np.abs(right).max(), kind
+        slopes = relative_slopes(wanted, given, cotangent)
+        for name, array, gradient in zip("qkv", given, gradients, strict=True):
+            assert np.isfinite(gradient).all(), kind
+            got = (np.asarray(gradient, np.float64) * array * DIRECTION).sum()
+            scale = 1e-3 * np.abs(cotangent * right).sum()
+            assert abs(got - slopes[name]) <= scale, (kind, name)
+
+
+def relative_slopes(form: Any, arrays: Any, cotangent: np.ndarray) -> dict[str, float]:
+    """Central differences along ``x DIRECTION``, for each of the arrays x."""
+    step, found = 1e-6, {}
+    arrays = [np.asarray(x, np.float64) for x in arrays]
+    for at, name in enumerate("qkv"):
+        ends = []
+        for sign in (1, -1):
+            moved = list(arrays)
+            moved[at] = arrays[at] * (1 + sign * step * DIRECTION)
+            ends.append((form(*moved) * cotangent).sum())
+        found[name] = (ends[0] - ends[1]) / (2 * step)
+    return found
+
+
+def test_huge_features_in_streams_rows_and_slices() -> None:
+    """The unit of the features is the same in every part."""
+    q, k, v = extremes_of_relu()["mixed"]
+    options = {"feature_map": "relu", "clip": None}
+    ids = np.repeat([1, 2], 40)[None]
+
+    @fast_jit
+    def parts(q, k, v):
+        first, last = ([x[:, at] for x in (q, k, v)] for at in (np.s_[:79], 79))
+        out, state = attention.flow_prefill(*first, **options)
+        streamed = [out, attention.flow_step(state, *last, **options)[0][:, None]]
+        packed = [
+            attention.flow_attention(
+                q, k, v, segment_ids=ids, is_causal=is_causal, **options
+            )
+            for is_causal in (False, True)
+        ]
+        halves = (x.reshape(2, 1, 40, *x.shape[2:]) for x in (q, k, v))
+        call = functools.partial(flow_slice, axis="seq", is_causal=False, **options)
+        sliced = jax.vmap(lambda *x: call(*x, None, None), axis_name="seq")(*halves)
+        weights = [
+            attention.flow_weights(q, k, is_causal=is_causal, **options)
+            for is_causal in (False, True)
+        ]
+        return jnp.concatenate(streamed, 1), packed, sliced.reshape(v.shape), weights
+
+    streamed, packed, sliced, weights = parts(q, k, v)
+    wide = [np.asarray(x, np.float64) for x in (q, k, v)]
+    for got, matrix, form in zip(
+        packed, weights, (formula, causal_formula), strict=True
+    ):
+        alone = [form(*(x[:, at] for x in wide), clip=None, phi=relu) for at in HALVES]
+        assert_close(got, np.concatenate(alone, 1))
+        whole = form(*wide, clip=None, phi=relu)
+        assert_close(np.einsum("bnts,bsnv->btnv", matrix, wide[2]), whole)
+        assert_close(sliced if form is formula else streamed, whole)

@@ -76,17 +76,24 @@ def compare(got: Any, wanted: Any) -> None:
         (20.0, 0.1, False, 1, {}),
         (30.0, 1e-6, True, 2, {"competition": False}),
         (30.0, 1e-6, True, 2, {"allocation": False}),
+        (30.0, 0.01, True, 2, {"unit": 8.0}),
     ],
 )
 def test_equals_the_derivative_of_the_segment(
     clip: float, eps: float, hidden: bool, count: int, parts: dict[str, Any]
 ) -> None:
     with jax.enable_x64(True):
+        unit = parts.get("unit")
+        parts = {name: part for name, part in parts.items() if name != "unit"}
         options = Options(
             "sigmoid", jnp.dtype("float64"), clip=clip, eps=eps, extra_eps=1e-3, **parts
         )
-        given = inputs(count, 5, np.random.default_rng(0), hidden)
-        got, wanted, conserved = both(options, *given)
+        state, features, tables, cotangents = inputs(
+            count, 5, np.random.default_rng(0), hidden
+        )
+        if unit is not None:
+            tables = tables._replace(unit=jnp.full_like(tables.sinks, unit))
+        got, wanted, conserved = both(options, state, features, tables, cotangents)
         beyond = float((conserved > clip).mean())
         assert beyond == 0 if clip > 1 else 0.1 < beyond < 0.9
         compare(got, wanted)
