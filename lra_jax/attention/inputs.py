@@ -141,6 +141,33 @@ def check_inputs(
         )
 
 
+# Rows and columns of the image that a sequence is, read row by row; None = it is none.
+Grid = tuple[int, int] | None
+
+
+def check_grid(
+    grid: Grid,
+    query: jax.Array,
+    key: jax.Array,
+    is_causal: bool,
+    segment_ids: jax.Array | None,
+) -> None:
+    """Raises ``ValueError`` unless a grid, if there is one, is that of the inputs."""
+    if grid is None:
+        return
+    if np.shape(grid) != (2,):
+        raise expected("grid", "(rows, columns)", f"{grid!r}")
+    size = math.prod(check_size("grid", side) for side in grid)
+    for name, length in {"query": query.shape[1], "key": key.shape[1]}.items():
+        if length != size:
+            wanted = f"the length of {name}, {length}, as rows * columns"
+            raise expected("grid", wanted, tuple(grid))
+    if is_causal:
+        raise expected("is_causal", "False with a grid", True)
+    if segment_ids is not None:
+        raise expected("segment_ids", "None with a grid", "an array")
+
+
 # Those that ``flax.nnx.MultiHeadAttention`` and Linen's pass to an ``attention_fn``.
 FLAX_KEYWORDS = frozenset(
     {

@@ -148,7 +148,6 @@ MECHANISM = Mechanism(
 )
 
 MaxLength = int | np.integer | jax.Array | np.ndarray | None
-Grid = tuple[int, int] | None
 # Cosines and sines of positions, `[1 or B, T]` each.
 Tables = tuple[jax.Array, jax.Array]
 
@@ -196,7 +195,7 @@ def cosformer_attention(
     segment_ids: jax.Array | None = None,
     feature_map: feature_maps.FeatureMap = "relu",
     reweight: bool = True,
-    grid: Grid = None,
+    grid: inputs.Grid = None,
     denominator: str = "clamp",
     eps: float = 1e-6,
     chunking: engine.Chunking | None = None,
@@ -284,7 +283,7 @@ def cosformer_weights(
     segment_ids: jax.Array | None = None,
     feature_map: feature_maps.FeatureMap = "relu",
     reweight: bool = True,
-    grid: Grid = None,
+    grid: inputs.Grid = None,
     denominator: str = "clamp",
     eps: float = 1e-6,
     precision: jax.lax.PrecisionLike = None,
@@ -544,7 +543,7 @@ def cosformer_slice(
     max_length: int | None = None,
     feature_map: feature_maps.FeatureMap = "relu",
     reweight: bool = True,
-    grid: Grid = None,
+    grid: inputs.Grid = None,
     denominator: str = "clamp",
     eps: float = 1e-6,
     chunking: engine.Chunking | None = None,
@@ -617,7 +616,7 @@ def _features(
     places: _Places,
     dtype: jnp.dtype,
     reweight: bool,
-    grid: Grid,
+    grid: inputs.Grid,
 ) -> tuple[jax.Array, jax.Array]:
     """Twice `[B, N, T, 2H]`; in a grid 4H, without re-weighting H."""
     masks = places.mask, places.query_mask
@@ -647,7 +646,7 @@ def _grid_tables(grid: tuple[int, int], dtype: jnp.dtype) -> list[Tables]:
 
 
 def _check_grid(
-    grid: Grid,
+    grid: inputs.Grid,
     query: jax.Array,
     key: jax.Array,
     is_causal: bool,
@@ -655,21 +654,9 @@ def _check_grid(
     segment_ids: jax.Array | None,
 ) -> None:
     """Raises ``ValueError`` unless a grid, if there is one, is that of the inputs."""
-    if grid is None:
-        return
-    if np.shape(grid) != (2,):
-        raise expected("grid", "(rows, columns)", f"{grid!r}")
-    size = math.prod(inputs.check_size("grid", side) for side in grid)
-    for name, length in {"query": query.shape[1], "key": key.shape[1]}.items():
-        if length != size:
-            wanted = f"the length of {name}, {length}, as rows * columns"
-            raise expected("grid", wanted, tuple(grid))
-    if is_causal:
-        raise expected("is_causal", "False with a grid", True)
-    if not reweight:
+    inputs.check_grid(grid, query, key, is_causal, segment_ids)
+    if grid is not None and not reweight:
         raise expected("reweight", "True with a grid", False)
-    if segment_ids is not None:
-        raise expected("segment_ids", "None with a grid", "an array")
 
 
 def _max_lengths(

@@ -169,18 +169,19 @@ def _form(
     options = feature_maps.Options(phi, dtype, precision)
     arrays = engine.Arrays(query, key, value, log_decay)
     return (
-        engine.Form(_prepared, _segment, options),
+        engine.Form(prepared, _segment, options),
         no_sums(arrays, key.shape[-1], dtype),
         arrays,
     )
 
 
-def _prepared(
-    options: feature_maps.Options,
+def prepared(
+    options: Any,
     arrays: engine.Arrays,
     mask: jax.Array | None,
     query_mask: jax.Array | None,
 ) -> tuple[jax.Array, ...]:
+    """`feature_maps.prepared`, and the logarithm of each position's decay."""
     features = feature_maps.prepared(options, arrays, mask, query_mask)
     return *features, jnp.swapaxes(jnp.asarray(arrays.log_decay), 1, 2)
 

@@ -14,7 +14,9 @@ The gate and the projection that follow in their layer are not part of the funct
 Without ``is_causal`` the sums run over all j with ``D_ij = gamma^|i - j|``. The paper
 has no such form; it is that of Fan et al. 2024 ("RMT: Retentive Networks Meet Vision
 Transformers") and Afzal et al. 2025 ("Linear Attention for Efficient Bidirectional
-Sequence Modeling"), with the paper's normalisations.
+Sequence Modeling"), with the paper's normalisations. With ``grid=(rows, columns)`` the
+distance is that of pixels in an image, as in Fan et al. (`linear.decay_grid`), and
+``sum_j D_ij`` runs over the whole image.
 
 Deviations: the authors stop the gradient of ``max(|sum_j R_ij|, 1)``; here gradients
 are those of the function, which under a norm are the same up to its eps. They have no
@@ -35,7 +37,7 @@ import numpy as np
 
 from lra_jax.attention import dense, feature_maps, inputs, packed, streams
 from lra_jax.attention.causal import engine
-from lra_jax.attention.linear import decay, rotary
+from lra_jax.attention.linear import decay, decay_grid, rotary
 from lra_jax.attention.linear.sums import Sums
 from lra_jax.attention.registry import Mechanism
 
@@ -85,6 +87,7 @@ def retention_attention(
     *,
     segment_ids: jax.Array | None = None,
     slopes: decay.Slopes | None = None,
+    grid: inputs.Grid = None,
     rotate: bool = True,
     norm: str | None = "layer",
     eps: float = 1e-6,
@@ -100,6 +103,9 @@ def retention_attention(
       is_causal: position i sees keys 0..i only; needs T == S. Otherwise it sees all,
         with the decay of the distance.
       slopes: `[N]`, not negative, -log(gamma) of each head; None = `retention_slopes`.
+      grid: rows and columns of the images that the sequences are, T = S = rows *
+        columns; then |i - j| is the distance in rows plus that in columns, and
+        `chunking` plays no part. None = one dimension.
       rotate: turn queries and keys by their position; needs an even H.
       norm: "layer" (the paper's GroupNorm) or "rms" normalise each head of a position
         by itself; None leaves the weighted sum, which is linear in the values.
@@ -115,23 +121,32 @@ def retention_attention(
     inputs.check_keywords(retention_attention, flax)
     inputs.check_inputs(query, key, value, is_causal)
     inputs.refuse_decoding(flax, query, key, "retention")
+    inputs.check_grid(grid, query, key, is_causal, segment_ids)
     feature_maps.check_norm(norm)
     rows = packed.packed(segment_ids, query, key)
     mask = packed.shown(inputs.padding_mask(mask, len(query), key.shape[1]), rows)
     dtype = inputs.accumulation_dtype(query, key, value)
-    first = _first(mask, rows)
-    last = None if is_causal else _last(mask, rows, key.shape[1])
-    turned, rates = _prepared(query, key, mask, first, last, slopes, rotate, dtype)
-    numerator, denominator = decay.sums(
-        *turned,
-        value,
-        rates,
-        is_causal,
-        mask=mask,
-        resets=packed.resets(rows),
-        chunking=chunking,
-        precision=precision,
-    )
+    rates = decay.checked_slopes(slopes, retention_slopes(query.shape[2]), dtype)
+    if grid is not None:
+        spread = decay_grid.spread(rates, grid)
+        turned = _prepared(query, key, mask, spread, rotate, dtype)
+        numerator, denominator = decay_grid.sums(
+            *turned, value, rates, grid, mask=mask, precision=precision
+        )
+    else:
+        last = None if is_causal else _last(mask, rows, key.shape[1])
+        spread = decay.spread(rates, query.shape[1], _first(mask, rows), last)
+        turned = _prepared(query, key, mask, spread, rotate, dtype)
+        numerator, denominator = decay.sums(
+            *turned,
+            value,
+            rates,
+            is_causal,
+            mask=mask,
+            resets=packed.resets(rows),
+            chunking=chunking,
+            precision=precision,
+        )
     out = feature_maps.normalised(_bounded(numerator, denominator), norm, (3,), eps)
     return out.astype(query.dtype)
 
@@ -178,7 +193,9 @@ def retention_prefill(
         summary: Any = jax.ShapeDtypeStruct((*total.shape, value.shape[-1]), dtype)
         inputs.checked_state(state.sums, Sums(summary, total))
     first = _first(mask, rows, before)
-    turned, rates = _prepared(query, key, mask, first, None, slopes, rotate, dtype)
+    rates = decay.checked_slopes(slopes, retention_slopes(query.shape[2]), dtype)
+    spread = decay.spread(rates, length, first, None)
+    turned = _prepared(query, key, mask, spread, rotate, dtype)
     (numerator, denominator), sums = decay.prefill(
         *turned,
         value,
@@ -205,18 +222,15 @@ def _prepared(
     query: jax.Array,
     key: jax.Array,
     mask: jax.Array | None,
-    first: jax.Array,
-    last: jax.Array | None,
-    slopes: decay.Slopes | None,
+    spread: jax.Array,
     rotate: bool,
     dtype: jnp.dtype,
-) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
-    """Queries divided by ``sqrt(H sum_j D_ij)`` and keys, both turned; the slopes.
+) -> tuple[jax.Array, jax.Array]:
+    """Queries divided by ``sqrt(H sum_j D_ij)`` and keys, both turned.
 
-    ``first`` and ``last`` are those of `decay.spread`.
+    ``spread`` is ``sum_j D_ij``, `[B or 1, N, T]`.
     """
-    length, num_heads, head_dim = query.shape[1:]
-    rates = decay.checked_slopes(slopes, retention_slopes(num_heads), dtype)
+    length, head_dim = query.shape[1], query.shape[3]
     inputs.check_flag("rotate", rotate)
     if rotate:
         rotary.check_width(head_dim)
@@ -228,9 +242,8 @@ def _prepared(
             rotary.turned(x, (cos[None, :size, None], sin[None, :size, None]))
             for x, size in ((query, length), (key, key.shape[1]))
         )
-    spread = decay.spread(rates, length, first, last)
     factors = jax.lax.rsqrt(head_dim * jnp.swapaxes(spread, 1, 2))
-    return (query * factors[..., None], key), rates
+    return query * factors[..., None], key
 
 
 def _first(
