@@ -9,6 +9,7 @@ import collections
 import contextlib
 import dataclasses
 import io
+import os
 import shutil
 import signal
 import sys
@@ -118,6 +119,8 @@ def parse(
     default: Any = None,
 ) -> Parsed:
     """Parses flags into a dataclass with tyro; errors are one line and exit code 2."""
+    if os.environ.get("NO_COLOR"):  # tyro has a variable of its own.
+        os.environ.setdefault("PYTHON_TYRO_ANSI_CODES", "False")
     import tyro
 
     with user_errors():

@@ -1,7 +1,10 @@
 """Command lines: help without jax, errors of one line, the allocator's restart."""
 
 import json
+import os
 import platform
+import pty
+import subprocess
 import sys
 
 import helpers
@@ -316,3 +319,25 @@ def test_a_short_form_of_several_flags_is_not_guessed(capsys) -> None:
         with pytest.raises(SystemExit):
             parse_config("train", "", [given])
         assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("no_color", ["", "1"])
+def test_help_has_no_colours_where_none_are_wanted(no_color: str):
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "lra_jax.evaluate", "--help"]
+    variables = helpers.environment({"NO_COLOR": no_color, "TERM": "xterm"})
+    with subprocess.Popen(command, stdout=theirs, env=variables) as process:
+        os.close(theirs)
+        shown = b""
+        while part := _read(ours):
+            shown += part
+    os.close(ours)
+    assert process.returncode == 0
+    assert b"--workdir" in shown and (b"\x1b[" in shown) == (not no_color)
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 4096)
+    except OSError:  # Linux has an error in place of an end.
+        return b""
