@@ -14,7 +14,7 @@ from lra_jax.training.session import Session
 def _seconds(facts: dict[str, str]) -> list[float]:
     """Of a step, of the first ones and of all."""
     return [
-        float(x) for x in re.findall(r"([\d.e-]+) s, (?:mean )?of", facts["a step"])
+        float(x) for x in re.findall(r"([\d.e-]+) s in the mean of", facts["a step"])
     ]
 
 
