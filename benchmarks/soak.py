@@ -57,11 +57,11 @@ ENVIRONMENT = {
 }
 FORK = multiprocessing.get_context("fork")
 # Of a report: whether its steps were all compiled hangs on where a session began.
-TIMES = ("seconds", "steps_per_second", "warm")
+TIMES = ("seconds", "steps_per_second", "warm", "data_wait")
 # Of a result, what differs from run to run, and the seal over it.
 VARYING = (
     *("seconds", "steps_per_second", "steps_per_second_kind", "command"),
-    *("peak_memory_bytes", "seal"),
+    *("data_wait", "peak_memory_bytes", "seal"),
 )
 # Seconds; those of a phase, too.
 LIMIT = 600

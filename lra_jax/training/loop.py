@@ -261,7 +261,9 @@ class Trainer:
     ) -> int:
         """Does one step, and what is due after it."""
         train = self.config.train
-        batch = sharding.shard_batch(self.mesh, next(self.data))
+        with meter.waiting():
+            read = next(self.data)
+        batch = sharding.shard_batch(self.mesh, read)
         program = (step < self.config.pretrain.steps, shapes(batch))
         if program in self._compiled:
             profile.step()
@@ -368,6 +370,7 @@ class Trainer:
             learning_rate=float(jax.device_get(self.schedule(step - 1))),
             steps_per_second=speed,
             warm=meter.warm,
+            data_wait=meter.data_wait,
             seconds=meter.seconds,
         )
         console.training(step, means["loss"], means["accuracy"], speed)
@@ -447,8 +450,8 @@ class _Meter:
     def __init__(self, step: int, seconds: float):
         self._start = time.perf_counter() - seconds
         self._mark, self._marked_step = time.perf_counter(), step
-        self.warm = True
-        self._cold_steps, self._cold_seconds = 0, 0.0
+        self.warm, self.data_wait = True, 0.0
+        self._cold_steps, self._cold_seconds, self._waited = 0, 0.0, 0.0
 
     @property
     def seconds(self) -> float:
@@ -459,7 +462,8 @@ class _Meter:
         """Steps a second since the last call, pauses left out.
 
         Steps that were compiled are left out, too, unless there are no others; then
-        ``warm`` is False.
+        ``warm`` is False. Then ``data_wait`` is the share of their time, 0..1, in which
+        the next batch was not there.
         """
         now, steps = time.perf_counter(), step - self._marked_step
         spent = now - self._mark
@@ -467,8 +471,17 @@ class _Meter:
         if self.warm:
             steps, spent = steps - self._cold_steps, spent - self._cold_seconds
         self._mark, self._marked_step = now, step
-        self._cold_steps, self._cold_seconds = 0, 0.0
-        return steps / max(spent, 1e-9)
+        spent = max(spent, 1e-9)
+        self.data_wait = self._waited / spent
+        self._cold_steps, self._cold_seconds, self._waited = 0, 0.0, 0.0
+        return steps / spent
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Context of the wait for a batch."""
+        begun = time.perf_counter()
+        yield
+        self._waited += time.perf_counter() - begun
 
     @contextlib.contextmanager
     def left_out(self) -> Iterator[None]:

@@ -9,7 +9,7 @@ import platform
 import resource
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -179,7 +179,7 @@ class Session:
 
     def _score(self) -> dict[str, Any]:
         trainer, progress = self.trainer, self.trainer.progress
-        speed, kind = self._speed()
+        pace = self._pace()
         self.console.line("scoring the test split")
         last = self._evaluate(trainer.state.params, "test")
         best, params = last, trainer.state.params
@@ -206,8 +206,7 @@ class Session:
             "best_by": self.config.train.best_by,
             "validation": "test" if self.config.data.chosen_on_test else "holdout",
             "steps": trainer.step,
-            "steps_per_second": speed,
-            "steps_per_second_kind": kind,
+            **pace,
             "seconds": progress.seconds,
             "parameters": trainer.num_parameters,
             **peak_memory(),
@@ -247,16 +246,23 @@ class Session:
         scores = self.task.score(self.dataset, split, loss)
         return {f"test_{name}_{which}": value for name, value in scores.items()}
 
-    def _speed(self) -> tuple[float, str]:
-        """Median of the reported training speeds; "cold" with compilation in them."""
-        speeds = sorted(
-            line["steps_per_second"]
+    def _pace(self) -> dict[str, Any]:
+        """Median of the reported training speeds, "cold" with compilation in them, and
+        of the shares of that time in which the next batch was not there."""
+        lines = [
+            line
             for line in read_metrics(self.workdir)
             if line["split"] == "train" and line.get("warm", True)
-        )
-        if not speeds:  # The metrics were lost; evaluations count as training then.
-            return self.trainer.step / self.trainer.progress.seconds, "cold"
-        return speeds[len(speeds) // 2], "warm"
+        ]
+        if not lines:  # The metrics were lost; evaluations count as training then.
+            speed = self.trainer.step / self.trainer.progress.seconds
+            return {"steps_per_second": speed, "steps_per_second_kind": "cold"}
+        pace: dict[str, Any] = {
+            "steps_per_second": _median(line["steps_per_second"] for line in lines),
+            "steps_per_second_kind": "warm",
+        }
+        waits = [line["data_wait"] for line in lines if "data_wait" in line]
+        return pace | ({"data_wait": _median(waits)} if waits else {})
 
     def _facts(self) -> dict[str, str]:
         config, data = self.config, self.dataset
@@ -315,12 +321,22 @@ def show_result(
         _show_accuracies(console, task, config, result)
     else:
         _show_scores(console, result)
+    waits = result.get("data_wait")
+    waited = (
+        "" if waits is None else f"; {100 * waits:.1f} % of the time waiting for data"
+    )
     console.line(
         f"{format_seconds(result['seconds'])} in all, "
         f"{result['steps_per_second']:.2f} steps/s in training "
-        f"({result.get('steps_per_second_kind', 'median')}), "
+        f"({result.get('steps_per_second_kind', 'median')}{waited}), "
         f"{result['parameters']:,} parameters"
     )
+
+
+def _median(values: Iterable[float]) -> float:
+    """The upper one of the middle two where there are two."""
+    ranked = sorted(values)
+    return ranked[len(ranked) // 2]
 
 
 def _show_scores(console: RunConsole, result: Mapping[str, Any]) -> None:

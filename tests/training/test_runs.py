@@ -19,9 +19,12 @@ from lra_jax.training.workdir import exclusive
 
 STEPS = helpers.TRAIN["steps"]
 # Of a report: whether its steps were all compiled hangs on where a session began.
-TIMES = ("seconds", "steps_per_second", "warm")
+TIMES = ("seconds", "steps_per_second", "warm", "data_wait")
 # Fields of a result that differ from one run to the next, and the seal over it.
-VARYING = ("seconds", "steps_per_second", "command", "peak_memory_bytes", "seal")
+VARYING = (
+    *("seconds", "steps_per_second", "data_wait", "command", "peak_memory_bytes"),
+    "seal",
+)
 
 
 def main(config) -> int | str | None:

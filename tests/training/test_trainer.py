@@ -150,7 +150,13 @@ def test_metrics(finished):
     assert [x["step"] for x in lines if x["split"] == "valid"] == [10, 20, 30, 40]
     measures = {"step", "split", "loss", "accuracy", "seconds"}
     for line in lines:
-        optional = {"learning_rate", "steps_per_second", "loss_max", "warm"}
+        optional = {
+            "learning_rate",
+            "steps_per_second",
+            "loss_max",
+            "warm",
+            "data_wait",
+        }
         assert set(line) - optional == measures
         assert 0 < line["loss"] < 10 and 0 <= line["accuracy"] <= 1
     seconds = [line["seconds"] for line in lines]
@@ -160,6 +166,7 @@ def test_metrics(finished):
     for line in train:
         assert line["learning_rate"] == pytest.approx(float(schedule(line["step"] - 1)))
         assert line["steps_per_second"] > 0
+        assert 0 <= line["data_wait"] < 1
         # Of four steps; the report before the first of them is another one.
         assert line["loss"] <= line["loss_max"] < 4 * line["loss"]
     # 32 examples went into each line, so accuracies are whole 32ths.
