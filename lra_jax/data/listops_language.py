@@ -213,6 +213,11 @@ def tree(tokens: np.ndarray) -> Tree:
 
 
 def apply(operator: int, values: list[int]) -> int:
+    """The value, 0..9, of an operator, as a token id, applied to digits.
+
+    A median of an even number of them is the mean of the middle two, rounded down; a
+    sum counts modulo 10.
+    """
     if operator == MIN:
         return min(values)
     if operator == MAX:
