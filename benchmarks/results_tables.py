@@ -5,7 +5,8 @@
 The rows come from results/listops/*.json (README.md), results/small/*.json
 (docs/tasks.md), results/learning/*.json (docs/learning.md) and results/suites/*.json
 (docs/suites.md), which are the unchanged `result.json` files of finished runs, and from
-results/causal.json (docs/performance.md). A test compares the pages with these tables.
+results/causal.json (docs/performance.md) and results/listops_heights.json
+(docs/learning.md). A test compares the pages with these tables.
 """
 
 import json
@@ -72,21 +73,39 @@ def _is_default(result: dict[str, Any]) -> bool:
 
 
 def learning_runs() -> str:
-    """The markdown table of runs of ListOps' preset modern."""
+    """The markdown table of runs of ListOps' modern presets."""
     results = _read("learning")
     head = (
-        "| attention | test accuracy | last checkpoint | best validation | parameters "
-        "| steps | steps/s | time |"
+        "| attention | taught first | test accuracy | last checkpoint "
+        "| best validation | parameters | steps | steps/s | time |"
     )
     lines = (
-        f"| {result['attention']} | {_scores(result)} | "
+        f"| {result['attention']} | {_flag(result, 'pretrain.target') or '-'} | "
+        f"{_scores(result)} | "
         f"{result['valid_accuracy_best']:.2f} % | {result['parameters']:,} | "
         f"{_pace(result)} |"
         for result in results
     )
     note = (
-        f"On one core of {_machines(results)}, beside other work; standard error of "
-        "the 2,000 test examples 1.1."
+        f"On one core of {_machines(results)} (the run taught values: on both), beside "
+        "other work; standard error of the 2,000 test examples 1.1."
+    )
+    return "\n\n".join([_table(head, lines, note), heights()])
+
+
+def heights() -> str:
+    """The markdown table of `benchmarks/listops_heights.py`."""
+    report = json.loads((ROOT / "results" / "listops_heights.json").read_text())
+    head = "| height | operators | opening bracket | closing bracket | operator alone |"
+    lines = (
+        f"| {row['height']} | {row['operators']:,} | {row['opening']:.1f} % | "
+        f"{row['closing']:.1f} % | {row['operator alone']:.1f} % |"
+        for row in report["rows"]
+    )
+    note = (
+        f"`{report['command']}`, {report['attention']} of {report['num_layers']} "
+        f"blocks after {report['step']:,} steps, {report['examples']} validation "
+        f"examples, on {_machines([report])}."
     )
     return _table(head, lines, note)
 
