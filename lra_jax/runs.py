@@ -202,10 +202,14 @@ def finished_result(run: Run) -> dict[str, Any] | None:
 def summarise(results: dict[str, list[dict[str, Any]]]) -> Iterator[str]:
     """A line for each series: mean and standard deviation over its seeds."""
     for series, runs in results.items():
+        best, last = (
+            mean_and_deviation([r[f"test_accuracy_{which}"] for r in runs])
+            for which in ("best", "last")
+        )
+        seeds = "1 seed" if len(runs) == 1 else f"{len(runs)} seeds"
         yield (
-            f"{series}: test accuracy, best checkpoint "
-            f"{mean_and_deviation([r['test_accuracy_best'] for r in runs])} %, last "
-            f"{mean_and_deviation([r['test_accuracy_last'] for r in runs])} %"
+            f"{series}: test accuracy, best checkpoint {best} %, last {last} % "
+            f"({seeds})"
         )
 
 
@@ -228,11 +232,11 @@ def best_by_validation(results: dict[str, list[dict[str, Any]]]) -> Iterator[str
 
 
 def mean_and_deviation(values: Sequence[float]) -> str:
-    """``36.10 +- 0.42 (3 seeds)``: mean and sample standard deviation."""
+    """``36.10 +- 0.42``: mean and sample standard deviation, if there are several."""
     mean = f"{statistics.fmean(values):.2f}"
     if len(values) == 1:
-        return f"{mean} (1 seed)"
-    return f"{mean} +- {statistics.stdev(values):.2f} ({len(values)} seeds)"
+        return mean
+    return f"{mean} +- {statistics.stdev(values):.2f}"
 
 
 def _start(run: Run) -> int:

@@ -41,7 +41,7 @@ def test_a_sweep_goes_on_past_a_failure(started, tmp_path, capsys):
     ]
     assert started == names
     out, err = capsys.readouterr()
-    assert "softmax: test accuracy, best checkpoint 30.00 +- 0.00 (2 seeds)" in out
+    assert "softmax: test accuracy, best checkpoint 30.00 +- 0.00 %, last" in out
     assert "listops linear seed 1 ended with code 1; the others go on" in err
     assert "2 of 6 runs failed" in err
     started.clear()
