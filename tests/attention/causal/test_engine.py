@@ -39,7 +39,9 @@ def causal_linear(query, key, value, *, slopes=None, start=None, chunking):
     """Numerators, denominators and state of features with the heads first."""
     arrays = (jnp.swapaxes(x, 1, 2) for x in (query, key, value))
     if slopes is None:
-        sums, state = causal_sums(*arrays, state=start, chunking=chunking)
+        sums, state = causal_sums(
+            *arrays, state=start, dtype=query.dtype, chunking=chunking
+        )
     else:
         slopes = jnp.asarray(slopes)
         sums, state = decay.prefill(
