@@ -28,6 +28,8 @@ def main() -> None:
         steps = [point["step"] for point in points]
         accuracy = [100 * point["accuracy"] for point in points]
         name = f"{result['attention']}, {result['steps']:,} steps"
+        if "--pretrain.target=values" in result["command"]:
+            name += ", values first"
         lines.append(charts.Line(name, steps, accuracy))
     last = max(max(line.x) for line in lines)
     lines += [
