@@ -90,7 +90,7 @@ def test_neither_tensorflow_nor_jax_is_imported(tmp_path):
         "print([m for m in ('tensorflow', 'jax', 'grain') if m in sys.modules])"
     )
     out, err = run(code, tmp_path).communicate()
-    assert out.strip() == "[]", err
+    assert out.splitlines()[-1:] == ["[]"], err
 
 
 KILLED_HALF_WAY = """
@@ -143,8 +143,9 @@ def test_two_at_a_time(tmp_path, locks):
     processes = [run(code, tmp_path) for _ in range(2)]
     outputs = [process.communicate() for process in processes]
     assert [process.returncode for process in processes] == [0, 0], outputs
-    assert outputs[0][0] == outputs[1][0]
-    assert outputs[0][0].split()[1] == "800"
+    # On a busy machine lines of progress come first.
+    one, other = (out.splitlines()[-1] for out, _ in outputs)
+    assert one == other and one.split()[1] == "800"
     assert not list(tmp_path.rglob("incomplete.*"))
 
 

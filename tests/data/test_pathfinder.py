@@ -64,7 +64,8 @@ def test_neither_tensorflow_nor_jax_is_imported(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", code, tmp_path], capture_output=True, text=True
     )
-    assert done.stdout.strip() == "[]", done.stderr
+    # On a busy machine lines of progress come first.
+    assert done.stdout.splitlines()[-1:] == ["[]"], done.stderr
 
 
 KILLED_HALF_WAY = """

@@ -495,7 +495,7 @@ def divisor(x: jax.Array) -> jax.Array:
 
 def over(x: jax.Array, flow: jax.Array) -> jax.Array:
     """``x / flow``, with `divisor`."""
-    return _quotient(*jnp.broadcast_arrays(x, divisor(flow)))
+    return _quotient(x, divisor(flow))
 
 
 @jax.custom_jvp
