@@ -187,7 +187,6 @@ def chosen(
             "score": statistics.fmean(result[part.score] for result in own),
             "seeds": len(own),
             "parameters": own[0]["parameters"],
-            "steps_per_second": own[0]["steps_per_second"],
             "state_size": own[0].get("state_size"),
             "workdir": _flag(own[0]["command"], "--workdir"),
             "curve": _curve(Path(_flag(own[0]["command"], "--workdir"))),
@@ -272,15 +271,15 @@ def table(report: dict[str, Any]) -> str:
     part, rows = PARTS[report["part"]], report["rows"]
     base = rows.get(part.baseline, {}).get("score")
     lines = [
-        f"| model | {part.unit} | over {part.baseline} | rate | steps/s | state |",
-        "|---|---|---|---|---|---|",
+        f"| model | {part.unit} | over {part.baseline} | rate | state |",
+        "|---|---|---|---|---|",
     ]
     for name, row in sorted(rows.items(), key=lambda item: item[1]["score"]):
         over = "-" if base is None else f"{row['score'] / base:.3f}"
         state = "-" if row["state_size"] is None else f"{row['state_size']:,}"
         lines.append(
             f"| {name} | {row['score']:.3f} | {over} | {row['learning_rate']:g} | "
-            f"{row['steps_per_second']:.2f} | {state} |"
+            f"{state} |"
         )
     first = next(iter(report["runs"].values()))[0]
     seeds = max(row["seeds"] for row in rows.values())

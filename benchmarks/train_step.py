@@ -1,6 +1,7 @@
 """Times one training step as the trainer compiles it, for several mechanisms.
 
     python benchmarks/train_step.py --attention=cosformer,linear --length=1216
+    python benchmarks/train_step.py --task=lm --preset=tiny --length=512
 
 The mechanisms' steps are interleaved, so a slow spell of the machine affects them all.
 The script prints the fastest and the median. It needs no data: lengths and labels are
@@ -23,6 +24,7 @@ def main() -> None:
     """The command line."""
     runtime.tune_allocator()
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--task", choices=("listops", "lm"), default="listops")
     parser.add_argument("--attention", default="cosformer,linear,flow,linformer")
     parser.add_argument("--length", type=int, default=1216, help="tokens")
     parser.add_argument("--preset", default="compact")
@@ -31,7 +33,8 @@ def main() -> None:
     options = parser.parse_args()
     runtime.configure_jax()
     names = options.attention.split(",")
-    steps = {name: _Step(name, options.preset, options.length) for name in names}
+    sizes = (options.task, options.preset)
+    steps = {name: Step(*sizes, name, options.length) for name in names}
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for _ in range(options.repeats):
         for name, step in steps.items():
@@ -57,10 +60,10 @@ def main() -> None:
         Path(options.out).write_text(json.dumps(report, indent=2) + "\n")
 
 
-class _Step:
+class Step:
     """A compiled training step with its state and one batch."""
 
-    def __init__(self, attention: str, preset: str, length: int):
+    def __init__(self, task_name: str, preset: str, attention: str, length: int):
         import numpy as np
         from flax import nnx
 
@@ -69,20 +72,26 @@ class _Step:
         from lra_jax.training import sharding, step
         from lra_jax.training.optimizer import make_optimizer
 
-        config = get_preset("listops", preset, attention)
-        task, rows = get_task("listops"), config.train.batch_size
-        shape: Any = _Shape
+        config = get_preset(task_name, preset, attention)
+        task, rows = get_task(task_name), config.train.batch_size
+        language = task_name == "lm"
+        shape: Any = _Text if language else _Expressions
         model = task.make_model(config, shape, nnx.Rngs(params=0))
         graphdef, params = nnx.split(model)
         optimizer = make_optimizer(config.train)
         mesh = sharding.make_mesh((rows,))
         self.state = sharding.replicate(mesh, step.init_state(params, optimizer))
         rng = np.random.default_rng(0)
-        batch = {
-            "tokens": rng.integers(1, 16, (rows, length)).astype(np.uint8),
-            "lengths": rng.integers(length // 2, length, rows).astype(np.int32),
-            "labels": rng.integers(0, 10, rows).astype(np.int32),
-        }
+        if language:
+            tokens, labels = rng.integers(0, 257, (2, rows, length), np.int32)
+            batch = {"tokens": tokens, "labels": labels}
+            batch["segment_ids"] = np.ones_like(tokens)
+        else:
+            batch = {
+                "tokens": rng.integers(1, 16, (rows, length)).astype(np.uint8),
+                "lengths": rng.integers(length // 2, length, rows).astype(np.int32),
+                "labels": rng.integers(0, 10, rows).astype(np.int32),
+            }
         self.batch = sharding.shard_batch(mesh, batch)
         train_step: Any = step.make_train_step(task.loss, graphdef, optimizer, seed=0)
         begun = time.perf_counter()
@@ -98,10 +107,16 @@ class _Step:
         return time.perf_counter() - begun
 
 
-class _Shape:
-    """The properties of a dataset that the model needs."""
+class _Expressions:
+    """The properties of ListOps' dataset that the model needs."""
 
     vocab_size, num_classes, image_shape = 16, 10, None
+
+
+class _Text:
+    """Those of the standard library's bytes."""
+
+    vocab_size = 257
 
 
 if __name__ == "__main__":

@@ -157,9 +157,10 @@ def _random(shape: tuple[int, ...], dtype: str, count: int) -> tuple[jax.Array, 
 
 
 def _decoding(case: Case, mechanism: Any, options: dict[str, Any]) -> Work:
-    """The token after ``length`` others: from a state, or from a cache of keys."""
-    if mechanism.name in ("softmax", FUSED):
-        return _cached(case)
+    """The token after ``length`` others, from a state: softmax's holds all keys.
+
+    The state is that of an empty stream, which costs what a full one does.
+    """
     if not mechanism.stream:
         raise Unsupported("no stream to decode with")
     own, keywords = split_options(mechanism, options)
@@ -180,31 +181,6 @@ def _decoding(case: Case, mechanism: Any, options: dict[str, Any]) -> Work:
 
     def function(state: Any, given: dict[str, Any], *arrays: jax.Array) -> Any:
         return step(state, *arrays, **given, **keywords)
-
-    def feed(arguments: Arguments, results: Any) -> Arguments:
-        return results[1], *arguments[1:]
-
-    return Work(function, make, feed, donated=(0,))
-
-
-def _cached(case: Case) -> Work:
-    """Softmax attention's step: all earlier keys and values are kept, and read."""
-    from lra_jax.attention import softmax_attention
-
-    sizes = (case.batch_size, case.length + 1, case.heads, case.head_dim)
-
-    def make() -> Arguments:
-        now = (sizes[0], 1, *sizes[2:])
-        cache = _random(sizes, case.dtype, 2)
-        return cache, *_random(now, case.dtype, 3)
-
-    def function(cache: Any, query: jax.Array, key: jax.Array, value: jax.Array) -> Any:
-        keys, values = (
-            jax.lax.dynamic_update_slice_in_dim(past, x, case.length, 1)
-            for past, x in zip(cache, (key, value), strict=True)
-        )
-        out = softmax_attention(query, keys, values, implementation="dense")
-        return out, (keys, values)
 
     def feed(arguments: Arguments, results: Any) -> Arguments:
         return results[1], *arguments[1:]

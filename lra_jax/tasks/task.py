@@ -198,7 +198,7 @@ class Task:
     def pretraining_targets(
         self, config: Config
     ) -> Callable[["np.ndarray"], "np.ndarray"] | None:
-        """What pretraining teaches at each position; None for hidden tokens."""
+        """The targets of pretraining, one a position; None for hidden tokens."""
         if self.targets is None or config.pretrain.target != "values":
             return None
         return pkgutil.resolve_name(self.targets)

@@ -156,16 +156,21 @@ class Trainer:
         )
         # On CPU calls run ahead of the work, which a signal would have to wait for.
         self._waits = jax.default_backend() == "cpu" and jax.process_count() == 1
-        self.data = pipeline.train_iterator(
-            dataset,
-            batch_size=train.batch_size,
+        self.data = self._training_data()
+
+    def _training_data(self) -> Any:
+        """The batches of all steps."""
+        config = self.config
+        return pipeline.train_iterator(
+            self.dataset,
+            batch_size=config.train.batch_size,
             seed=config.seed,
-            num_steps=train.steps,
+            num_steps=config.train.steps,
             buckets=self.buckets,
-            length_warmup=train.length_warmup,
-            curriculum=train.curriculum,
-            augment=task.augment(config.data),
-            targets=task.pretraining_targets(config),
+            length_warmup=config.train.length_warmup,
+            curriculum=config.train.curriculum,
+            augment=self.task.augment(config.data),
+            targets=self.task.pretraining_targets(config),
             target_steps=config.pretrain.steps,
             packing=self._packing(),
             shard=self._shard,

@@ -45,7 +45,7 @@ def test_the_rate_of_the_lowest_validation_loss_counts(tmp_path) -> None:
     assert rows["softmax"]["seeds"] == 2
     report = SCRIPT.make_report("flow", rows, found)
     table = SCRIPT.table(report)
-    assert "| softmax | 2.500 | 1.000 | 0.1 | 2.00 | 7 |" in table
+    assert "| softmax | 2.500 | 1.000 | 0.1 | 7 |" in table
     assert "2 seed(s)" in table and "fingerprint ab" in table
     page = "a\n<!-- flow -->\nold\n<!-- end of flow -->\nb"
     assert SCRIPT.shown(page, "flow", lambda: "new") == page.replace("old", "new")

@@ -282,16 +282,13 @@ def flows(
     inner = functools.partial(_inner, options, rows, unit)
     decay = documents.decay(None, rows, key.dtype)
     sinks, sources = counts(tables)
-    scores = product("bnpim,bnpjm->bnpij", query, key)
-    visible = documents.visible(scores.shape[-1], rows)
-    earlier = hidden(scores, visible)
-    later = hidden(scores, visible.swapaxes(-1, -2))
+    earlier, later = _pairs(options, query, key, rows)
     sides = key.sum(-1), query.sum(-1)
     last_key, last_query = (documents.stayers(x, rows) for x in (key, query))
     (keys, queries), (after_keys, after_queries) = prefix(
         (state.keys, state.queries), (last_key.sum(3), last_query.sum(3)), decay
     )
-    ones = jnp.ones(scores.shape[-1], scores.dtype)
+    ones = jnp.ones(earlier.shape[-1], earlier.dtype)
     near = (
         product("bnpij,j->bnpi", earlier, ones),
         product("bnpij,i->bnpj", later, ones),
@@ -332,6 +329,16 @@ def flows(
         key_flow=after_key_flow,
         query_flow=after_query_flow,
     )
+
+
+def _pairs(
+    options: Options, query: jax.Array, key: jax.Array, rows: Documents | None
+) -> tuple[jax.Array, jax.Array]:
+    """`Flows.earlier` and `Flows.later`."""
+    precision = options.precision
+    scores = jnp.einsum("bnpim,bnpjm->bnpij", query, key, precision=precision)
+    visible = documents.visible(scores.shape[-1], rows)
+    return hidden(scores, visible), hidden(scores, visible.swapaxes(-1, -2))
 
 
 def _inner(

@@ -203,7 +203,7 @@ def _whole(
 def read(
     features: jax.Array, sums: Sums, precision: jax.lax.PrecisionLike
 ) -> tuple[jax.Array, jax.Array]:
-    """What features `[B, N, T, M]` read, `[B, N, T, Hv]` and `[B, N, T]`."""
+    """The sums as features `[B, N, T, M]` see them: `[B, N, T, Hv]`, `[B, N, T]`."""
     product = functools.partial(jnp.einsum, precision=precision)
     out = product("bntm,bnmv->bntv", features, sums.summary)
     return out, feature_maps.project(features, sums.total, precision)

@@ -55,6 +55,8 @@ MECHANISM = Mechanism(
 
 # Longest dense form, and positions of a block: measured on a CPU, a guess elsewhere.
 _ON_CPU, _ELSEWHERE = (256, 128), (2048, 1024)
+# Queries that take the dense form whatever the number of keys.
+_FEW = 16
 
 
 def softmax_attention(
@@ -82,8 +84,8 @@ def softmax_attention(
       segment_ids: integers `[B, T]`, a run of one positive number for each document
         packed into a row, 0 = padding: none sees another. Needs T == S.
       implementation: "dense" forms the matrix of weights, "blocks" never does and has
-        no forward-mode derivative (``jax.jvp``); None = blocks for T S beyond 256^2 on
-        a CPU, 2048^2 elsewhere.
+        no forward-mode derivative (``jax.jvp``); None = blocks for more than 16 queries
+        with T S beyond 256^2 on a CPU, 2048^2 elsewhere.
       block: positions of a block; None = 128 on a CPU, 1024 elsewhere.
       precision: of the matrix products, as in ``jnp.einsum``.
       **flax: keywords that Flax passes to an ``attention_fn``; ignored, while others
@@ -121,6 +123,7 @@ def softmax_weights(
     inputs.check_inputs(query, key, None, is_causal)
     rows = packed.packed(segment_ids, query, key)
     visible, key, _unused = _prepare(query, key, key, mask, rows)
+    query, key = jnp.swapaxes(query, 1, 2), jnp.swapaxes(key, 1, 2)
     return _weights(query, key, visible, is_causal, precision)
 
 
@@ -214,12 +217,7 @@ def softmax_prefill(
         raise expected("max_length", "None with a state", f"{max_length!r}")
     cache.check(state, query, key, value)
     after = cache.extended(state, key, value, mask)
-    visible = Visible(after.visible[:, None, None], cache.places(state, length))
-    key, value = (
-        inputs.match_heads(jnp.swapaxes(x, 1, 2), query.shape[2])
-        for x in (after.key, after.value)
-    )
-    return form.attend(query, key, value, visible), after
+    return _read_cache(form, query, state, after), after
 
 
 # A step beyond `max_length` raises outside ``jax.jit``; inside, its key is neither kept
@@ -253,24 +251,41 @@ class _Form:
         is_causal: bool = False,
     ) -> jax.Array:
         """`[B, T, N, H]`, and key and value of N heads -> `[B, T, N, Hv]`."""
+        arrays = (jnp.swapaxes(x, 1, 2) for x in (query, key, value))
+        return jnp.swapaxes(self.by_head(*arrays, visible, is_causal), 1, 2)
+
+    def by_head(
+        self,
+        query: jax.Array,
+        key: jax.Array,
+        value: jax.Array,
+        visible: Visible,
+        is_causal: bool = False,
+    ) -> jax.Array:
+        """The same, with heads before positions."""
         on_cpu = jax.default_backend() == "cpu"
         longest, block = _ON_CPU if on_cpu else _ELSEWHERE
         form, out_dtype = self.implementation, query.dtype
         query, whole = inputs.hide_broken(query, visible.pairs)
+        length, keys = query.shape[2], key.shape[2]
         if form is None:
-            dense = query.shape[1] * key.shape[1] <= longest**2
+            # Of a few queries the weights are smaller than the keys.
+            dense = length <= _FEW or length * keys <= longest**2
             form = "dense" if dense else "blocks"
         if form == "dense":
             weights = _weights(query, key, visible, is_causal, self.precision)
+            # XLA on a CPU reads the values for one row up to five times slower than
+            # for two.
+            twice = length == 1 and on_cpu
+            rows = jnp.repeat(weights, 2, axis=2) if twice else weights
             out = jnp.einsum(
-                "bnts,bsnv->btnv",
-                weights.astype(value.dtype),
+                "bnts,bnsv->bntv",
+                rows.astype(value.dtype),
                 value,
                 precision=self.precision,
                 preferred_element_type=weights.dtype,
-            )
+            )[:, :, :length]
         else:
-            query, key, value = (jnp.swapaxes(x, 1, 2) for x in (query, key, value))
             out = blockwise.attend(
                 query,
                 key,
@@ -280,8 +295,28 @@ class _Form:
                 block=self.block or block,
                 precision=self.precision,
             )
-            out = jnp.swapaxes(out, 1, 2)
         return inputs.broken_again(out, whole).astype(out_dtype)
+
+
+def _read_cache(
+    form: _Form, query: jax.Array, before: SoftmaxState, after: SoftmaxState
+) -> jax.Array:
+    """The attention of the next positions, `[B, T, N, H]` to `[B, T, N, Hv]`.
+
+    Keys and values stay where they are: a copy would cost more than reading them. Query
+    heads that share those of a key become further rows.
+    """
+    batch, length, num_heads, width = query.shape
+    heads = max(after.key.shape[1], after.value.shape[1])
+    shared = num_heads // heads
+    rows = jnp.swapaxes(query, 1, 2).reshape(batch, heads, shared * length, width)
+    key, value = (
+        jnp.repeat(x, heads // x.shape[1], axis=1) for x in (after.key, after.value)
+    )
+    last = jnp.tile(cache.places(before, length), (1, shared))
+    visible = Visible(after.visible[:, None, None], last)
+    out = form.by_head(rows, key, value, visible)
+    return jnp.swapaxes(out.reshape(batch, num_heads, length, -1), 1, 2)
 
 
 def _prepare(
@@ -311,12 +346,13 @@ def _weights(
     is_causal: bool,
     precision: jax.lax.PrecisionLike,
 ) -> jax.Array:
+    """The weights `[B, N, T, S]` of queries `[B, N, T, H]` and keys `[B, N, S, H]`."""
     pairs, last, document = visible
     dtype = inputs.accumulation_dtype(query, key)
     if query.dtype != key.dtype:
         query, key = query.astype(dtype), key.astype(dtype)
     logits = jnp.einsum(
-        "btnh,bsnh->bnts",
+        "bnth,bnsh->bnts",
         query,
         key,
         precision=precision,
@@ -324,9 +360,9 @@ def _weights(
     )
     earlier = None
     if is_causal:
-        earlier = jnp.tri(query.shape[1], dtype=bool)[None, None]
+        earlier = jnp.tri(query.shape[2], dtype=bool)[None, None]
     elif last is not None:
-        columns = jnp.arange(key.shape[1], dtype=jnp.int32)
+        columns = jnp.arange(key.shape[2], dtype=jnp.int32)
         earlier = columns[None, None, None] <= last[:, None, :, None]
     if earlier is not None:
         pairs = earlier if pairs is None else earlier & pairs

@@ -223,6 +223,16 @@ def test_steps_from_an_empty_state() -> None:
         assert_close(out, whole(q, k, v, is_causal=True)[:, -1], 1e-6)
 
 
+@pytest.mark.parametrize("key_heads", [8, 2])
+def test_a_step_reads_the_cache_where_it_is(key_heads: int) -> None:
+    """A copy of the keys, or the repeated heads of a group, would cost ten times it."""
+    state = attention.softmax_init(1, key_heads, 64, max_length=4_096)
+    query, key = jnp.zeros((1, 8, 64)), jnp.zeros((1, key_heads, 64))
+    step = jax.jit(attention.softmax_step, donate_argnums=0)
+    compiled: Any = step.lower(state, query, key, key).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < state.key.nbytes / 4
+
+
 def test_beyond_the_length() -> None:
     q, k, v = inputs(8)
     one = q[:, 0], k[:, 0], v[:, 0]
