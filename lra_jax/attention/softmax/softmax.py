@@ -251,8 +251,8 @@ class _Form:
         is_causal: bool = False,
     ) -> jax.Array:
         """`[B, T, N, H]`, and key and value of N heads -> `[B, T, N, Hv]`."""
-        arrays = (jnp.swapaxes(x, 1, 2) for x in (query, key, value))
-        return jnp.swapaxes(self.by_head(*arrays, visible, is_causal), 1, 2)
+        query, key, value = (jnp.swapaxes(x, 1, 2) for x in (query, key, value))
+        return jnp.swapaxes(self.by_head(query, key, value, visible, is_causal), 1, 2)
 
     def by_head(
         self,
