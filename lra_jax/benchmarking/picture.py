@@ -5,10 +5,9 @@ from typing import Any
 
 from lra_jax.reports import charts
 
-_PANELS = (
-    ("time", "median_ms", 1.0, "time of a call, ms"),
-    ("memory", "peak_bytes", 1e-9, "peak memory, GB"),
-)
+_TIME = ("time", "median_ms", 1.0, "time of a call, ms")
+_GIGABYTES = ("memory", "peak_bytes", 1e-9, "peak memory, GB")
+_MEGABYTES = ("memory", "peak_bytes", 1e-6, "peak memory, MB")
 
 
 def draw(report: Mapping[str, Any]) -> Any:
@@ -26,8 +25,10 @@ def draw(report: Mapping[str, Any]) -> Any:
     size = (5.0, 3.2)
     figure, axes = charts.figure(2, max(len(works), 1), size=size, sharex="col")
     lines = list(dict.fromkeys((row["attention"], row["dtype"]) for row in rows))
+    small = min((row["peak_bytes"] for row in rows), default=0) < 1_000_000
+    panels = _TIME, _MEGABYTES if small else _GIGABYTES
     for column, work in zip(axes.T, works, strict=False):
-        for axis, (name, key, unit, label) in zip(column, _PANELS, strict=True):
+        for axis, (name, key, unit, label) in zip(column, panels, strict=True):
             drawn, powers = [], []
             for index, (attention, dtype) in enumerate(lines):
                 points = sorted(

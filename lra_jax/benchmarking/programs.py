@@ -55,6 +55,12 @@ class Program:
         self._calls = 1
 
     @property
+    def least_bytes(self) -> int:
+        """Read and written at least: arguments and results, each once."""
+        kept = self.memory.aliased if self._work.appends else 0
+        return self.memory.arguments + self.memory.results - kept
+
+    @property
     def loaded(self) -> bool:
         """Whether its arguments are in memory."""
         return self._arguments is not None

@@ -143,10 +143,8 @@ class Runner:
                     seconds.append(program.sample())
 
     def _measured(self, program: Program, samples: list[float]) -> None:
-        case, memory = program.case, program.memory
-        median = statistics.median(samples)
-        least_bytes = memory.arguments + memory.results
-        floor, bound = self._roofline.floor(case, least_bytes)
+        case, median = program.case, statistics.median(samples)
+        floor, bound = self._roofline.floor(case, program.least_bytes)
         tokens = case.batch_size * (1 if case.work == "decode" else case.length)
         self._known.setdefault(case.line, []).append((case.length, median))
         self._add(

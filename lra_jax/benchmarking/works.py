@@ -45,12 +45,14 @@ class Work:
       make: ``() -> arguments``; traced, to learn their shapes and to make them.
       feed: ``(arguments, results) -> arguments`` of the next call.
       donated: the arguments that the call may overwrite.
+      appends: whether it reads them whole and writes only one more position.
     """
 
     function: Callable[..., Any]
     make: Callable[[], Arguments]
     feed: Callable[[Arguments, Any], Arguments] = _same
     donated: tuple[int, ...] = ()
+    appends: bool = False
 
 
 def find(text: str) -> tuple[registry.Mechanism, dict[str, Any]]:
@@ -185,7 +187,8 @@ def _decoding(case: Case, mechanism: Any, options: dict[str, Any]) -> Work:
     def feed(arguments: Arguments, results: Any) -> Arguments:
         return results[1], *arguments[1:]
 
-    return Work(function, make, feed, donated=(0,))
+    keeps_all = mechanism.name == "softmax"
+    return Work(function, make, feed, donated=(0,), appends=keeps_all)
 
 
 def _make_model(case: Case, options: dict[str, Any]) -> SequenceClassifier:

@@ -35,6 +35,7 @@ _MARKERS = "os^DvPX<>*"
 _DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
 _MOST_MARKERS = 12  # of a line
 _MANY = 200  # points of a line that is drawn thin
+_MOST_NAMES = 9  # of lengths on an axis
 
 _STYLE: Any = {
     "axes.axisbelow": True,
@@ -261,9 +262,16 @@ def whole_numbers(axis: Axes, which: str = "x") -> None:
 
 
 def log_lengths(axis: Axes, lengths: Sequence[int]) -> None:
-    """A logarithmic x axis with a tick at each length: 512, 1K, 2K."""
+    """A logarithmic x axis with a tick at each length: 512, 1K, 2K.
+
+    Of many lengths only every other one is written, the last among them.
+    """
     ticks = sorted(set(lengths))
     names = [f"{x // 1024}K" if x % 1024 == 0 else str(x) for x in ticks]
+    if len(names) > _MOST_NAMES:
+        names = [
+            name if (len(names) - index) % 2 else "" for index, name in enumerate(names)
+        ]
     axis.set_xscale("log", base=2)
     axis.set_xticks(ticks, names)
     axis.xaxis.set_minor_locator(NullLocator())
