@@ -194,6 +194,7 @@ def _flat(value: Any) -> str:
 
 
 def _rank_collapse(settings: RankCollapse, page: Any) -> None:
+    from lra_jax.analysis import bound_report
     from lra_jax.analysis import collapse_report as parts
     from lra_jax.analysis.variants import VARIANTS
 
@@ -218,6 +219,13 @@ def _rank_collapse(settings: RankCollapse, page: Any) -> None:
     }
     parts.add_networks(page, names, variants, **sizes)
     parts.add_mechanisms(page, names[0], mechanisms, variants, **sizes)
+    if bound_report.NETWORK in names:
+        bound_report.add_bound(
+            page,
+            length=settings.length,
+            num_layers=settings.layers,
+            seed=settings.seed,
+        )
 
 
 def _paths(settings: Paths, page: Any) -> None:

@@ -174,18 +174,22 @@ class Network(nnx.Module):
 
     def __call__(self, tokens: jax.Array, variant: Variant) -> jax.Array:
         """The hidden states `[L + 1, B, T, D]`, embeddings first, of `[B, T]` ids."""
+        x = self.embedded(tokens)
+        states = [x]
+        for layer in range(self.num_layers):
+            x = self.blocks[layer % len(self.blocks)](x, variant)
+            states.append(x)
+        return jnp.stack(states)
+
+    def embedded(self, tokens: jax.Array) -> jax.Array:
+        """The input of the first block, `[B, T, D]`, of ids `[B, T]`."""
         check_shape("tokens", tokens, "B T", None, None)
         x = self.embed[...][tokens]
         if not self.relative:
             x = x + self.positions[...][None, : tokens.shape[1]]
             x = x + self.types[...][None, None]
             x = self.norm(x)
-        x = self.widen(x) if self.is_wider else x
-        states = [x]
-        for layer in range(self.num_layers):
-            x = self.blocks[layer % len(self.blocks)](x, variant)
-            states.append(x)
-        return jnp.stack(states)
+        return self.widen(x) if self.is_wider else x
 
 
 def find_shape(shape: Shape | str) -> Shape:

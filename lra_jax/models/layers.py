@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from lra_jax.attention.inputs import accumulation_dtype
 from lra_jax.attention.linear import rotary as rotations
 from lra_jax.errors import expected
 
@@ -49,11 +50,11 @@ def splits_positions() -> bool:
 class LayerNorm(nnx.Module):
     """Layer normalisation over the last axis, with a gradient of its own.
 
-    ``(x - mean) / sqrt(var + epsilon) * scale + bias``, statistics in float32: the
-    numbers of ``nnx.LayerNorm``. The gradient is the usual closed form, two sums for
-    each row; left to automatic differentiation, XLA on CPU writes five broadcast arrays
-    out instead (docs/performance.md). There is no forward mode: ``jax.jvp`` raises
-    TypeError.
+    ``(x - mean) / sqrt(var + epsilon) * scale + bias``, in float32 or, for float64
+    inputs, in that: the numbers of ``nnx.LayerNorm``. The gradient is the usual closed
+    form, two sums for each row; left to automatic differentiation, XLA on CPU writes
+    five broadcast arrays out instead (docs/performance.md). There is no forward mode:
+    ``jax.jvp`` raises TypeError.
 
     Args:
       features: width of the last axis.
@@ -69,9 +70,11 @@ class LayerNorm(nnx.Module):
 
     def __call__(self, inputs: jax.Array) -> jax.Array:
         """`[..., features]` to `[..., features]`."""
-        out = _layer_norm(
-            inputs.astype(jnp.float32), self.scale[...], self.bias[...], self.epsilon
+        dtype = accumulation_dtype(inputs)
+        x, scale, bias = (
+            x.astype(dtype) for x in (inputs, self.scale[...], self.bias[...])
         )
+        out = _layer_norm(x, scale, bias, self.epsilon)
         return jnp.asarray(out, self.dtype or inputs.dtype)
 
 
@@ -114,7 +117,7 @@ class HeadNorm(nnx.Module):
     Args:
       num_heads: N.
       head_dim: H.
-      epsilon: added to the mean square, which is float32.
+      epsilon: added to the mean square, which is float32 or wider.
     """
 
     def __init__(self, num_heads: int, head_dim: int, *, epsilon: float = 1e-6):
@@ -123,9 +126,10 @@ class HeadNorm(nnx.Module):
 
     def __call__(self, inputs: jax.Array) -> jax.Array:
         """`[B, T, N, H]` to `[B, T, N, H]`."""
-        x = inputs.astype(jnp.float32)
+        x = inputs.astype(accumulation_dtype(inputs))
         square = jnp.mean(jnp.square(x), -1, keepdims=True)
-        x = x * jax.lax.rsqrt(square + self.epsilon) * self.gain[...][None, None]
+        gain = self.gain[...].astype(x.dtype)[None, None]
+        x = x * jax.lax.rsqrt(square + self.epsilon) * gain
         return x.astype(inputs.dtype)
 
 

@@ -8,6 +8,7 @@ import pytest
 from flax import nnx
 
 from lra_jax.analysis import published
+from lra_jax.analysis.bounded_collapse import bounded_collapse
 from lra_jax.analysis.collapse import collapse_curves, network_curves, trained_curves
 from lra_jax.analysis.networks import SHAPES, Network, Shape, zipf_tokens
 from lra_jax.analysis.relative import RelativeAttention
@@ -196,3 +197,31 @@ def test_shapes_are_those_of_the_models():
         found = sum(x.size for x in jax.tree.leaves(nnx.state(network)))
         # One row of token types in place of two, no segments in XLNet.
         assert abs(found - expected) / expected < 1e-3, (name, found)
+
+
+def test_pure_attention_of_a_network_stays_below_its_bound() -> None:
+    found = bounded_collapse(TINY, length=12, seed=3)
+    above = found.residuals > 10 * found.rounding
+    assert above[1]
+    assert (found.residuals <= found.bounds)[above].all()
+    assert (found.residuals <= found.next_bounds)[above].all()
+    assert found.bounds[1] == found.next_bounds[1]
+    half = bounded_collapse(TINY, scale=0.5, length=12, seed=3)
+    np.testing.assert_allclose(half.bounds[2], found.bounds[2] / 2**9, rtol=1e-12)
+    # With layer normalisation the tokens keep their size. In float32 the residual of
+    # the second layer would be rounding.
+    normal = bounded_collapse(TINY, norm=True, length=12, seed=3)
+    assert normal.residuals[1] > found.residuals[1]
+    assert 10 * normal.rounding[2] < normal.residuals[2] < 1e-8
+
+
+@pytest.mark.parametrize(
+    ("shape", "scale", "message"),
+    [
+        ("albert", 1.0, "shape: expected one of attention by content alone"),
+        ("bert", 0.0, "scale: expected a positive number, got 0.0"),
+    ],
+)
+def test_bounds_of_other_networks(shape: str, scale: float, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        bounded_collapse(shape, scale=scale)

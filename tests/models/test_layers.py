@@ -11,7 +11,13 @@ import pytest
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
-from lra_jax.models.layers import Dense, Dropout, LayerNorm, sinusoidal_positions
+from lra_jax.models.layers import (
+    Dense,
+    Dropout,
+    HeadNorm,
+    LayerNorm,
+    sinusoidal_positions,
+)
 
 
 def normal(*shape: int, seed: int = 0) -> np.ndarray:
@@ -60,6 +66,19 @@ def test_layer_norm_in_half_precision():
     assert out.dtype == jnp.bfloat16
     assert layer.scale[...].dtype == jnp.float32
     np.testing.assert_allclose(out.astype(jnp.float32).std(-1), 1, rtol=0.02)
+
+
+def test_norms_in_double_precision() -> None:
+    """Below float32's rounding of 1, differences stay what they are."""
+    with jax.enable_x64(True):
+        x = 1 + 1e-9 * jnp.asarray(normal(3, 8), jnp.float64)
+        out = LayerNorm(8, epsilon=1e-30)(x)
+        assert out.dtype == jnp.float64
+        np.testing.assert_allclose(out.std(-1), 1, rtol=1e-5)
+        heads = HeadNorm(2, 4, epsilon=0.0)(x.reshape(3, 1, 2, 4))
+        square = np.square(x.reshape(3, 1, 2, 4)).mean(-1, keepdims=True)
+        wanted = x.reshape(3, 1, 2, 4) / np.sqrt(square)
+        np.testing.assert_allclose(heads, wanted, rtol=1e-14)
 
 
 def test_sinusoidal_positions():

@@ -1,0 +1,87 @@
+"""The picture of the bound in ``analyze rank-collapse``."""
+
+import numpy as np
+
+from lra_jax import progress
+from lra_jax.analysis.bounded_collapse import BoundedCollapse, bounded_collapse
+from lra_jax.reports import charts
+from lra_jax.reports.page import Page
+
+NETWORK = "bert"
+"""The network of the picture; the others are more than attention by content."""
+_LAYERS = 4
+_SMALL = 1e-4
+_LARGEST = 1e40
+
+
+def add_bound(page: Page, *, length: int, num_layers: int | None, seed: int) -> None:
+    """Pure attention in float64, measured and bounded, for two sizes of the tokens."""
+    layers = _LAYERS if num_layers is None else min(_LAYERS, num_layers)
+    run = functools.partial(
+        bounded_collapse, NETWORK, length=length, num_layers=layers, seed=seed
+    )
+    progress.say(f"the bound for {NETWORK}, in float64 ...")
+    normal = run(norm=True)
+    panels = {
+        "tokens as they are": run(),
+        "tokens a ten-thousandth as large": run(scale=_SMALL),
+    }
+    figure, axes = charts.figure(1, len(panels), size=(4.6, 3.6))
+    for axis, (title, found) in zip(axes[0], panels.items(), strict=True):
+        count = _above_rounding(found)
+        lines = [
+            charts.Line("measured", range(count), found.residuals[:count]),
+            _bound("bound from the input on", found.bounds),
+            # Of a residual that is lost in rounding the bound means nothing.
+            _bound(
+                "bound of one layer, from the measured", found.next_bounds[: count + 1]
+            ),
+        ]
+        if found is panels["tokens as they are"]:
+            count = _above_rounding(normal)
+            values = normal.residuals[:count]
+            name = "measured, with layer normalisation"
+            lines.append(charts.Line(name, range(count), values))
+        charts.draw(axis, lines, title=title, xlabel="layer")
+        charts.whole_numbers(axis)
+        charts.log_scale(axis)
+    axes[0, 0].set_ylabel("residual")
+    charts.legend(figure, axes)
+    beta = panels["tokens as they are"].beta
+    caption = (
+        "Attention alone, without layer normalisation, of a network of BERT's shape at "
+        "initialisation on one sequence of random tokens, computed in float64: "
+        "||res(X)|| in the composite norm, and Theorem 2.2 with gamma = 1 and the "
+        f"weights' own beta = {beta:.2f}. Lines end where rounding is a tenth of the "
+        f"residual, and bounds beyond {_LARGEST:g} or below its inverse."
+    )
+    page.heading("The bound")
+    data = {name: found._asdict() for name, found in panels.items()}
+    data["with layer normalisation"] = normal._asdict()
+    page.figure("rank-collapse-bound", figure, caption, data)
+    rows = [
+        (
+            layer,
+            *(f"{x[layer]:.2g}" for found in panels.values() for x in _columns(found)),
+        )
+        for layer in range(layers + 1)
+    ]
+    head = ("measured", "bound", "bound of one layer")
+    page.table(("layer", *(f"{x}, {t}" for t in panels for x in head)), rows)
+
+
+def _columns(found: BoundedCollapse) -> tuple[np.ndarray, ...]:
+    return found.residuals, found.bounds, found.next_bounds
+
+
+def _above_rounding(found: BoundedCollapse) -> int:
+    """How many residuals come before the first that rounding hides."""
+    hidden = found.residuals < 10 * found.rounding
+    return int(hidden.argmax()) if hidden.any() else len(hidden)
+
+
+def _bound(name: str, values: np.ndarray) -> charts.Line:
+    """A bound up to the first value that is too large or too small to draw."""
+    drawn = (values > 1 / _LARGEST) & (values < _LARGEST)
+    count = len(values) if drawn.all() else int(drawn.argmin())
+    return charts.Line(name, range(count), values[:count])
