@@ -1,5 +1,7 @@
 """The picture of the bound in ``analyze rank-collapse``."""
 
+import functools
+
 import numpy as np
 
 from lra_jax import progress
