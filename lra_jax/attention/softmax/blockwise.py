@@ -174,12 +174,9 @@ def _forward(
         scores, seen = _scores(plan, _at(query, i), _at(key, j), visible, pair, dtype)
         before = jax.tree.map(lambda x: _at(x, i), rows)
         if seen is not None:
-            lowest = jnp.asarray(jnp.finfo(dtype).min, dtype)
-            scores = jnp.where(seen, scores, lowest)
+            scores = jnp.where(seen, scores, jnp.asarray(_hidden(dtype), dtype))
         largest = jnp.maximum(before.largest, scores.max(-1, keepdims=True))
         weights = jnp.exp(scores - largest)
-        if seen is not None:
-            weights = jnp.where(seen, weights, jnp.zeros((), dtype))
         shrunk = jnp.exp(before.largest - largest)
         out = plan.product("bnij,bnjv->bniv", weights, _at(value, j).astype(dtype))
         after = _Rows(
@@ -209,10 +206,8 @@ def _backward(plan: Plan, kept: tuple, cotangent: jax.Array) -> tuple:
         scores, seen = _scores(plan, q, k, visible, pair, dtype)
         excess = scores - _at(logarithm, i)
         if seen is not None:
-            excess = jnp.where(seen, excess, jnp.zeros((), dtype))
+            excess = jnp.where(seen, excess, jnp.asarray(_hidden(dtype), dtype))
         weights = jnp.exp(excess)
-        if seen is not None:
-            weights = jnp.where(seen, weights, jnp.zeros((), dtype))
         of_weights = plan.product("bniv,bnjv->bnij", of_out, v)
         of_scores = weights * (of_weights - _at(mean, i)) * plan.scale
         added = (
@@ -243,8 +238,13 @@ def _nothing(
     others = (key[0, :, :, :1, :1], value[0, :, :, :1])
     first, second = (jnp.zeros_like(x, dtype)[None] for x in others)
     total = jnp.zeros_like(query[..., :1], dtype) + first
-    lowest = jnp.asarray(jnp.finfo(dtype).min, dtype)
+    lowest = jnp.asarray(_hidden(dtype) / 2, dtype)
     return _Rows(total + lowest, total, total + second)
+
+
+def _hidden(dtype: jnp.dtype) -> float:
+    """A score whose exponential is 0, even relative to the lowest maximum: its half."""
+    return float(jnp.finfo(dtype).min)
 
 
 def _scores(

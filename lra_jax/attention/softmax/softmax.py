@@ -17,6 +17,7 @@ hidden values.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,8 +54,9 @@ MECHANISM = Mechanism(
     presets={"official": {"mad-*": {"model.positions": "rotary"}}},
 )
 
-# Longest dense form, and positions of a block: measured on a CPU, a guess elsewhere.
-_ON_CPU, _ELSEWHERE = (256, 128), (2048, 1024)
+# Longest dense form, and the sizes that a block may have: measured on a CPU, a guess
+# elsewhere.
+_ON_CPU, _ELSEWHERE = (256, range(96, 209, 8)), (2048, range(1024, 1025))
 # Queries that take the dense form whatever the number of keys.
 _FEW = 16
 
@@ -86,7 +88,8 @@ def softmax_attention(
       implementation: "dense" forms the matrix of weights, "blocks" never does and has
         no forward-mode derivative (``jax.jvp``); None = blocks for more than 16 queries
         with T S beyond 256^2 on a CPU, 2048^2 elsewhere.
-      block: positions of a block; None = 128 on a CPU, 1024 elsewhere.
+      block: positions of a block; None = on a CPU 96 to 208, what divides T and S most
+        evenly, 1024 elsewhere.
       precision: of the matrix products, as in ``jnp.einsum``.
       **flax: keywords that Flax passes to an ``attention_fn``; ignored, while others
         raise.
@@ -264,7 +267,7 @@ class _Form:
     ) -> jax.Array:
         """The same, with heads before positions."""
         on_cpu = jax.default_backend() == "cpu"
-        longest, block = _ON_CPU if on_cpu else _ELSEWHERE
+        longest, sizes = _ON_CPU if on_cpu else _ELSEWHERE
         form, out_dtype = self.implementation, query.dtype
         query, whole = inputs.hide_broken(query, visible.pairs)
         length, keys = query.shape[2], key.shape[2]
@@ -292,10 +295,20 @@ class _Form:
                 value,
                 visible,
                 is_causal,
-                block=self.block or block,
+                block=self.block or _least_filled(length, keys, sizes),
                 precision=self.precision,
             )
         return inputs.broken_again(out, whole).astype(out_dtype)
+
+
+def _least_filled(length: int, keys: int, sizes: Sequence[int]) -> int:
+    """The block with the fewest pairs in whole blocks; of equals one of about 128."""
+
+    def costs(size: int) -> tuple[int, int]:
+        pairs = -(-length // size) * -(-keys // size) * size**2
+        return pairs, abs(size - 128)
+
+    return min(sizes, key=costs)
 
 
 def _read_cache(

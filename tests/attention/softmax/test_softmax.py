@@ -133,6 +133,7 @@ def test_blocks_are_chosen_by_the_length() -> None:
 
     assert formed(256) == 256**2
     assert formed(1024) == 128**2, "pairs of blocks"
+    assert formed(1216) == 152**2, "nothing is filled up"
     assert formed(1024, block=64) == 64 * 64
     assert formed(1024, implementation="dense") == 1024**2
     assert formed(64, implementation="blocks", block=8) < 64**2
