@@ -4,18 +4,20 @@
 
 The rows come from results/listops/*.json (README.md), results/small/*.json
 (docs/tasks.md), results/learning/*.json (docs/learning.md) and results/suites/*.json
-(docs/suites.md), which are the unchanged `result.json` files of finished runs, and from
-results/causal.json (docs/performance.md) and results/listops_heights.json
-(docs/learning.md). A test compares the pages with these tables.
+(docs/suites.md, README.md), which are the unchanged `result.json` files of finished
+runs, and from results/causal.json (docs/performance.md), results/listops_heights.json
+(docs/learning.md) and results/language/mechanisms.json (README.md). A test compares the
+pages with these tables.
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from lra_jax.tasks import suites
+
 ROOT = Path(__file__).parents[1]
-START, END = "<!-- results -->", "<!-- end of results -->"
 ORDER = ("cosformer", "flow", "hgrn", "linear", "linformer", "softmax")
 
 
@@ -127,27 +129,92 @@ def small_runs() -> str:
 
 
 def suite_runs() -> str:
-    """The markdown table of the runs of recall, copying and state tracking."""
+    """The markdown table of mechanisms by tests of recall, copying and tracking."""
     results = _read("suites")
-    head = (
-        "| test | mechanism | rate | test | by length | chance | state | parameters |"
-    )
+    tests = list(dict.fromkeys(result["task"] for result in results))
+    best: dict[str, dict[str, dict[str, Any]]] = {}
+    for result in sorted(results, key=lambda one: one["valid_accuracy_best"]):
+        best.setdefault(_named(result), {})[result["task"]] = result
+    rows = sorted(best.items(), key=lambda row: _mean_score(row[1]), reverse=True)
     lines = (
-        f"| {result['task']} | {_named(result)} | "
-        f"{_flag(result, 'train.learning_rate')} | "
-        f"{result['test_accuracy_best']:.1f} % | {_by_length(result)} | "
-        f"{result['chance']:.1f} % | {result['state_size'] or 0:,} | "
-        f"{result['parameters']:,} |"
-        for result in results
+        f"| {name} | "
+        + " | ".join(_suite_score(row.get(test)) for test in tests)
+        + f" | {_state(row)} |"
+        for name, row in rows
     )
+    rates = {test: _rates(results, test) for test in tests}
     note = (
-        "Preset quick, one seed, one learning rate, accuracy of the checkpoint with "
-        f"the best validation accuracy, on {_machines(results)}, beside other work. "
-        "By length: `LENGTH: accuracy`, for `mqar` `LENGTH/PAIRS`. State: numbers "
-        "that all layers keep, for softmax at the longest sequence. `results/suites/` "
-        "has the command, commit and versions of each run."
+        "Preset quick, one seed; percent right on the test split, for tests of state "
+        "tracking scaled so that 0 is chance, of the checkpoint and rate with the best "
+        f"validation accuracy, on {_machines(results)}, beside other work. Rates tried: "
+        + "; ".join(f"`{test}` {tried}" for test, tried in rates.items())
+        + ". State: numbers that all layers keep, for softmax at the longest sequence "
+        "of the test where it keeps most. `results/suites/` has the command, commit "
+        "and versions of each run."
     )
+    return _table(f"| mechanism | {' | '.join(tests)} | state |", lines, note)
+
+
+def causal_mechanisms() -> str:
+    """The markdown table of language models, recall and state tracking."""
+    report = json.loads((ROOT / "results/language/mechanisms.json").read_text())
+    runs = _read("suites")
+    tests = ("mqar", "parity")
+    rows = sorted(report["rows"].items(), key=lambda row: row[1]["score"])
+    lines = (
+        f"| {name} | {row['score']:.3f} | "
+        + " | ".join(_suite_score(_best(runs, test, name)) for test in tests)
+        + " |"
+        for name, row in rows
+    )
+    first = next(iter(report["runs"].values()))[0]
+    note = (
+        f"Bits per byte of the {first['data'].partition(',')[0]} after "
+        f"{first['steps']} steps of a small model, the best of three rates "
+        "([how](docs/language_models.md#every-causal-mechanism)); recall "
+        "of key-value pairs and parity of bits in percent "
+        "([thirteen such tests](docs/suites.md)). One seed."
+    )
+    head = "| mechanism | bits per byte | recall | parity, above chance |"
     return _table(head, lines, note)
+
+
+def _best(
+    runs: Sequence[dict[str, Any]], test: str, name: str
+) -> dict[str, Any] | None:
+    own = [run for run in runs if (run["task"], _named(run)) == (test, name)]
+    return max(own, key=lambda run: run["valid_accuracy_best"], default=None)
+
+
+def _suite_score(result: dict[str, Any] | None) -> str:
+    return "-" if result is None else f"{_score(result):.1f}"
+
+
+def _score(result: dict[str, Any]) -> float:
+    """Percent; of state tracking above chance."""
+    if result["task"] in {task.name for task in suites()["state"]}:
+        return 100 * result["test_scaled_accuracy"]
+    return result["test_accuracy_best"]
+
+
+def _mean_score(row: dict[str, dict[str, Any]]) -> tuple[int, float]:
+    """Rows with more tests come first, then the higher mean."""
+    scores = [_score(result) for result in row.values()]
+    return len(scores), sum(scores) / len(scores)
+
+
+def _state(row: dict[str, dict[str, Any]]) -> str:
+    sizes = [result["state_size"] for result in row.values() if result["state_size"]]
+    return f"{max(sizes):,}" if sizes else "-"
+
+
+def _rates(results: Sequence[dict[str, Any]], test: str) -> str:
+    rates = {
+        _flag(result, "train.learning_rate")
+        for result in results
+        if result["task"] == test
+    }
+    return " and ".join(sorted(rates, key=float))
 
 
 def _named(result: dict[str, Any]) -> str:
@@ -162,11 +229,6 @@ def _flag(result: dict[str, Any], name: str) -> str:
         if flag == f"--{name}":
             return value
     return ""
-
-
-def _by_length(result: dict[str, Any]) -> str:
-    parts = result.get("test_accuracy_by_length", {}).items()
-    return ", ".join(f"{name}: {value:.1f}" for name, value in parts)
 
 
 def causal_forms() -> str:
@@ -210,21 +272,23 @@ def causal_forms() -> str:
     return "\n".join([*tables, note])
 
 
-PAGES = {
-    "README.md": full_runs,
-    "docs/tasks.md": small_runs,
-    "docs/suites.md": suite_runs,
-    "docs/learning.md": learning_runs,
-    "docs/performance.md": causal_forms,
+TABLES = {
+    ("README.md", "results"): full_runs,
+    ("README.md", "causal mechanisms"): causal_mechanisms,
+    ("docs/tasks.md", "results"): small_runs,
+    ("docs/suites.md", "results"): suite_runs,
+    ("docs/learning.md", "results"): learning_runs,
+    ("docs/performance.md", "results"): causal_forms,
 }
-"""The table of each page, shown between its markers."""
+"""The tables, by page and by the name in the markers around each."""
 
 
-def shown(page: str) -> tuple[str, str, str]:
-    """Returns what a page has before, between and after its markers."""
-    before, _, rest = (ROOT / page).read_text().partition(START)
-    table, _, after = rest.partition(END)
-    return before, table, after
+def shown(page: str, name: str) -> tuple[str, str, str]:
+    """Returns what a page has before, between and after the markers of a table."""
+    start, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
+    before, _, rest = (ROOT / page).read_text().partition(start)
+    table, _, after = rest.partition(end)
+    return before + start, table, end + after
 
 
 def _read(folder: str) -> list[dict[str, Any]]:
@@ -264,9 +328,9 @@ def _machines(results: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     """The command line."""
-    for page, table in PAGES.items():
-        before, _, after = shown(page)
-        (ROOT / page).write_text(f"{before}{START}\n{table()}\n{END}{after}")
+    for (page, name), table in TABLES.items():
+        before, _, after = shown(page, name)
+        (ROOT / page).write_text(f"{before}\n{table()}\n{after}")
 
 
 if __name__ == "__main__":
