@@ -146,7 +146,8 @@ def suite_runs() -> str:
     note = (
         "Preset quick, one seed; percent right on the test split, for tests of state "
         "tracking scaled so that 0 is chance, of the checkpoint and rate with the best "
-        f"validation accuracy, on {_machines(results)}, beside other work. Rates tried: "
+        f"validation accuracy, on {_machines(results)}, beside other work. Rates "
+        "tried: "
         + "; ".join(f"`{test}` {tried}" for test, tried in rates.items())
         + ". State: numbers that all layers keep, for softmax at the longest sequence "
         "of the test where it keeps most. `results/suites/` has the command, commit "
