@@ -1,13 +1,15 @@
 """The papers' language models in small: python benchmarks/papers_in_small.py --publish
 
-Each part trains several models with the same tokens, tries three learning rates for
-each, and takes for each the rate with the lowest validation loss.
+Each part trains several models with the same tokens, tries some learning rates for
+each, and takes for each the rate with the lowest validation loss of seed 0. Further
+seeds (--seeds=2) run at that rate alone.
 
 mechanisms   every causal mechanism, next byte: Flowformer's and cosFormer's tables on
              WikiText-103, of which only the order of the mechanisms can compare.
 reweighting  cosFormer's ablation: feature maps, with and without the cosine, hidden
              bytes; the curves beside its Figure 4.
-flow         Flowformer's ablation: without competition, without allocation, clip=1.
+flow         Flowformer's ablation: without competition, without allocation, clip=1,
+             and with ReLU in place of sigmoids.
 linformer    hidden bytes against K and sharing: Linformer's Figure 3. Other lengths by
              --data.max_length=1024 --model.max_length=1024 in another --workdir.
 
@@ -101,6 +103,7 @@ PARTS = {
         {
             "softmax": ["--attention=softmax"],
             "flow": ["--attention=flow"],
+            "flow, relu": _options("flow", "feature_map=relu"),
             "flow, no competition": _options("flow", "competition=False"),
             "flow, no allocation": _options("flow", "allocation=False"),
             "flow, clip=1": _options("flow", "clip=1"),
@@ -128,18 +131,25 @@ def main() -> None:
     with cli.user_errors():
         part = PARTS[options.part]
         names = options.models.split(";") if options.models else list(part.models)
+        unknown = [name for name in names if name not in part.models]
+        if unknown:
+            raise ValueError(
+                f"--models: expected some of {'; '.join(part.models)}, "
+                f"got {'; '.join(unknown)}"
+            )
         rates = [float(rate) for rate in options.rates.split(",")]
-        plan = [
-            run
-            for name in names
-            for rate in rates
-            for run in planned(part, name, rate, options, flags)
-        ]
+        every = [(name, rate) for name in names for rate in rates]
+        plan = planned(part, every, 1, options.workdir, flags)
     try:
         found = runs.run_all(plan)
+        best = best_rates(names, rates, found)
+        if options.seeds > 1:
+            seeds = options.seeds
+            again = planned(part, list(best.items()), seeds, options.workdir, flags)
+            found |= runs.run_all(again)
     except runs.Stopped as stop:
         raise SystemExit(stop.code) from None
-    rows = chosen(part, names, rates, found)
+    rows = described(part, best, found)
     if part.positions:
         runtime.configure_jax()
         for name, row in rows.items():
@@ -153,13 +163,20 @@ def main() -> None:
 
 
 def planned(
-    part: Part, name: str, rate: float, options: Any, flags: Sequence[str]
+    part: Part,
+    pairs: Sequence[tuple[str, float]],
+    seeds: int,
+    workdir: str,
+    flags: Sequence[str],
 ) -> list[runs.Run]:
-    """The runs of a model at a rate."""
-    given = [f"--task={part.task}", *part.models[name], f"--train.learning_rate={rate}"]
-    given += [f"--workdir={options.workdir}", *flags]
+    """The runs of models at rates: pairs of a name and a rate."""
     parse = functools.partial(cli.parse_config, _PROG, "See the script.")
-    return runs.make_plan(parse, given, [None], options.seeds, series(name, rate))
+    plan = []
+    for name, rate in pairs:
+        given = [f"--task={part.task}", *part.models[name]]
+        given += [f"--train.learning_rate={rate}", f"--workdir={workdir}", *flags]
+        plan += runs.make_plan(parse, given, [None], seeds, series(name, rate))
+    return plan
 
 
 def series(name: str, rate: float) -> str:
@@ -167,29 +184,38 @@ def series(name: str, rate: float) -> str:
     return f"{name}; rate {rate:g}"
 
 
-def chosen(
-    part: Part,
+def best_rates(
     names: Sequence[str],
     rates: Sequence[float],
     found: dict[str, list[dict[str, Any]]],
-) -> dict[str, dict[str, Any]]:
-    """By model, the scores at the rate with the lowest validation loss."""
-    rows = {}
+) -> dict[str, float]:
+    """By model, the rate with the lowest validation loss; none where no run ended."""
+    best = {}
     for name in names:
         results = {rate: found.get(series(name, rate), []) for rate in rates}
         losses = {rate: _validation(x) for rate, x in results.items() if x}
-        if not losses:
-            continue
-        rate = min(losses, key=losses.__getitem__)
-        own = results[rate]
+        if losses:
+            best[name] = min(losses, key=losses.__getitem__)
+    return best
+
+
+def described(
+    part: Part, best: dict[str, float], found: dict[str, list[dict[str, Any]]]
+) -> dict[str, dict[str, Any]]:
+    """By model, its scores at its best rate."""
+    rows = {}
+    for name, rate in best.items():
+        own = found[series(name, rate)]
+        workdir = Path(_flag(own[0]["command"], "--workdir"))
+        scores = [result[part.score] for result in own]
         rows[name] = {
             "learning_rate": rate,
-            "score": statistics.fmean(result[part.score] for result in own),
-            "seeds": len(own),
+            "score": statistics.fmean(scores),
+            "scores": scores,
             "parameters": own[0]["parameters"],
             "state_size": own[0].get("state_size"),
-            "workdir": _flag(own[0]["command"], "--workdir"),
-            "curve": _curve(Path(_flag(own[0]["command"], "--workdir"))),
+            "workdir": str(workdir),
+            "curve": _curve(workdir),
         }
     return rows
 
@@ -278,17 +304,29 @@ def table(report: dict[str, Any]) -> str:
         over = "-" if base is None else f"{row['score'] / base:.3f}"
         state = "-" if row["state_size"] is None else f"{row['state_size']:,}"
         lines.append(
-            f"| {name} | {row['score']:.3f} | {over} | {row['learning_rate']:g} | "
+            f"| {name} | {_score(row['scores'])} | {over} | {row['learning_rate']:g} | "
             f"{state} |"
         )
     first = next(iter(report["runs"].values()))[0]
-    seeds = max(row["seeds"] for row in rows.values())
+    seeds = max(len(row["scores"]) for row in rows.values())
     note = (
         f"Test split of the {first['data']} (fingerprint {first['data_fingerprint']}), "
-        f"{first['steps']} steps, {seeds} seed(s), {report['device']}; "
+        f"{first['steps']} steps, {_seeds(seeds)}, {report['device']}; "
         f"`{report['command']}`, results/language/{report['part']}.json."
     )
     return "\n".join([*lines, "", note])
+
+
+def _score(scores: Sequence[float]) -> str:
+    """The mean, and half the range where there are several."""
+    mean = f"{statistics.fmean(scores):.3f}"
+    if len(scores) == 1:
+        return mean
+    return f"{mean} ± {(max(scores) - min(scores)) / 2:.3f}"
+
+
+def _seeds(number: int) -> str:
+    return "one seed" if number == 1 else f"mean and half the range of {number} seeds"
 
 
 def draw(report: dict[str, Any]) -> Any:

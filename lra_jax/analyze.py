@@ -202,6 +202,7 @@ def _rank_collapse(settings: RankCollapse, page: Any) -> None:
     if settings.workdir is not None:
         saved, batch = _load(settings)
         parts.add_checkpoint(page, saved, batch, variants)
+        bound_report.add_model_bound(page, saved.model, lambda: saved.run(batch))
         return
     if settings.weights is not None:
         parts.add_weights(page, settings, variants)

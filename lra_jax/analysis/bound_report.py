@@ -1,11 +1,17 @@
 """The picture of the bound in ``analyze rank-collapse``."""
 
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from lra_jax import progress
-from lra_jax.analysis.bounded_collapse import BoundedCollapse, bounded_collapse
+from lra_jax.analysis.bounded_collapse import (
+    BoundedCollapse,
+    bounded_collapse,
+    bounded_model,
+)
 from lra_jax.reports import charts
 from lra_jax.reports.page import Page
 
@@ -14,6 +20,10 @@ NETWORK = "bert"
 _LAYERS = 4
 _SMALL = 1e-4
 _LARGEST = 1e40
+_ENDS = (
+    "Lines end where rounding is a tenth of the residual, and bounds beyond "
+    f"{_LARGEST:g} or below its inverse."
+)
 
 
 def add_bound(page: Page, *, length: int, num_layers: int | None, seed: int) -> None:
@@ -30,23 +40,7 @@ def add_bound(page: Page, *, length: int, num_layers: int | None, seed: int) -> 
     }
     figure, axes = charts.figure(1, len(panels), size=(4.6, 3.6))
     for axis, (title, found) in zip(axes[0], panels.items(), strict=True):
-        count = _above_rounding(found)
-        lines = [
-            charts.Line("measured", range(count), found.residuals[:count]),
-            _bound("bound from the input on", found.bounds),
-            # Of a residual that is lost in rounding the bound means nothing.
-            _bound(
-                "bound of one layer, from the measured", found.next_bounds[: count + 1]
-            ),
-        ]
-        if found is panels["tokens as they are"]:
-            count = _above_rounding(normal)
-            values = normal.residuals[:count]
-            name = "measured, with layer normalisation"
-            lines.append(charts.Line(name, range(count), values))
-        charts.draw(axis, lines, title=title, xlabel="layer")
-        charts.whole_numbers(axis)
-        charts.log_scale(axis)
+        _draw(axis, title, found, normal if axis is axes[0, 0] else None)
     axes[0, 0].set_ylabel("residual")
     charts.legend(figure, axes)
     beta = panels["tokens as they are"].beta
@@ -54,8 +48,7 @@ def add_bound(page: Page, *, length: int, num_layers: int | None, seed: int) -> 
         "Attention alone, without layer normalisation, of a network of BERT's shape at "
         "initialisation on one sequence of random tokens, computed in float64: "
         "||res(X)|| in the composite norm, and Theorem 2.2 with gamma = 1 and the "
-        f"weights' own beta = {beta:.2f}. Lines end where rounding is a tenth of the "
-        f"residual, and bounds beyond {_LARGEST:g} or below its inverse."
+        f"weights' own beta = {beta:.2f}. {_ENDS}"
     )
     page.heading("The bound")
     data = {name: found._asdict() for name, found in panels.items()}
@@ -70,6 +63,65 @@ def add_bound(page: Page, *, length: int, num_layers: int | None, seed: int) -> 
     ]
     head = ("measured", "bound", "bound of one layer")
     page.table(("layer", *(f"{x}, {t}" for t in panels for x in head)), rows)
+
+
+def add_model_bound(page: Page, model: Any, run: Callable[[], Any]) -> None:
+    """The same for a trained model of ours and its first example, where it applies.
+
+    Args:
+      page: to add to.
+      model, run: see `capture.capture`.
+    """
+    page.heading("The bound")
+    progress.say("the bound for this model, in float64 ...")
+    try:
+        found = bounded_model(model, run)
+    except ValueError as error:
+        reason = str(error).removeprefix("model: ")
+        page.text(f"Theorem 2.2 does not apply to this model: {reason}.")
+        return
+    normal = bounded_model(model, run, norm=True)
+    figure, axes = charts.figure(1, 1, size=(6, 4))
+    _draw(axes[0, 0], "attention alone", found, normal)
+    axes[0, 0].set_ylabel("residual")
+    charts.legend(figure, axes)
+    caption = (
+        "The trained model's attention alone on the longest document of the first "
+        "example, computed in float64: ||res(X)|| in the composite norm, and Theorem "
+        f"2.2 with gamma = 1 and the weights' own beta = {found.beta:.3g}. {_ENDS}"
+    )
+    data = {
+        "without layer normalisation": found._asdict(),
+        "with layer normalisation": normal._asdict(),
+    }
+    page.figure("rank-collapse-bound", figure, caption, data)
+    rows = [
+        (layer, *(f"{x[layer]:.2g}" for x in (*_columns(found), normal.residuals)))
+        for layer in range(len(found.residuals))
+    ]
+    head = ("measured", "bound", "bound of one layer", "measured, with the norm")
+    page.table(("layer", *head), rows)
+
+
+def _draw(
+    axis: Any, title: str, found: BoundedCollapse, normal: BoundedCollapse | None
+) -> None:
+    """A panel: what was measured, its bounds, and the same with layer normalisation."""
+    count = _above_rounding(found)
+    lines = [
+        charts.Line("measured", range(count), found.residuals[:count]),
+        _bound("bound from the input on", found.bounds),
+        # Of a residual that is lost in rounding the bound means nothing.
+        _bound("bound of one layer, from the measured", found.next_bounds[: count + 1]),
+    ]
+    if normal is not None:
+        count = _above_rounding(normal)
+        values = normal.residuals[:count]
+        name = "measured, with layer normalisation"
+        lines.append(charts.Line(name, range(count), values))
+    charts.draw(axis, lines, title=title, xlabel="layer")
+    charts.whole_numbers(axis)
+    charts.log_scale(axis)
 
 
 def _columns(found: BoundedCollapse) -> tuple[np.ndarray, ...]:

@@ -3,6 +3,7 @@
 In float32 a residual is lost in rounding after two layers; in float64 after three.
 """
 
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -11,10 +12,13 @@ import numpy as np
 from flax import nnx
 
 from lra_jax.analysis.bound import collapse_beta, collapse_bound
+from lra_jax.analysis.capture import capture, longest_document
 from lra_jax.analysis.networks import Network, Shape, find_shape, zipf_tokens
 from lra_jax.analysis.residual import composite_norm, residual
 from lra_jax.analysis.variants import Variant
 from lra_jax.errors import expected
+from lra_jax.models import EncoderBlock, MultiHeadAttention
+from lra_jax.models.layers import LayerNorm
 
 
 class BoundedCollapse(NamedTuple):
@@ -66,11 +70,50 @@ def bounded_collapse(
     network = Network(shape, length=length, num_layers=num_layers, rngs=nnx.Rngs(seed))
     tokens = zipf_tokens(shape.vocab_size, 1, length, seed)
     states = _states(network, tokens, norm, scale)
+    layers = [block.attention for block in network.blocks]
+    return _bounded(states, layers, shape.num_heads)
+
+
+def bounded_model(
+    model: nnx.Module, run: Callable[[], Any], *, norm: bool = False
+) -> BoundedCollapse:
+    """The attention of a model of ours alone, on the first example that it gets.
+
+    Computed in float64 from the weights, of the longest document of the first row.
+
+    Args:
+      model, run: see `capture.capture`.
+      norm: keep the layer normalisation before each attention.
+
+    Raises:
+      ValueError: its attention is not that of the theorem: softmax of query times key
+        over all positions, of the layer's own inputs.
+    """
+    blocks = [x for _, x in nnx.iter_modules(model) if isinstance(x, EncoderBlock)]
+    layers: list[Any] = [block.attention for block in blocks]
+    for layer in layers:
+        _check_layer(layer)
+    captured = capture(model, run)
+    document = longest_document(captured.documents)[0]
+    x = captured.states[0, 0][document].astype(np.float64)
+    states = [x]
+    for block in blocks:
+        inner = _normalised(x, block.attention_norm) if norm else x
+        x = _attend(inner, block.attention)
+        states.append(x)
+    return _bounded(np.stack(states), layers, layers[0].num_heads)
+
+
+def _bounded(
+    states: np.ndarray, layers: Sequence[Any], num_heads: int
+) -> BoundedCollapse:
+    """Of hidden states `[L + 1, T, D]` and the attention layers between them."""
     residuals = composite_norm(residual(states))
-    heads = {"head_dim": shape.width // shape.num_heads, "num_heads": shape.num_heads}
-    beta = _beta(network, shape)
-    first, layers = float(residuals[0]), range(len(residuals))
-    bounds = [collapse_bound(first, i, beta=beta, **heads) for i in layers]
+    head_dim = layers[0].query.kernel.shape[-1] // num_heads
+    heads = {"head_dim": head_dim, "num_heads": num_heads}
+    beta = max(_beta(layer, num_heads) for layer in layers)
+    first, depths = float(residuals[0]), range(len(residuals))
+    bounds = [collapse_bound(first, depth, beta=beta, **heads) for depth in depths]
     steps = [
         collapse_bound(float(before), 1, beta=beta, **heads)
         for before in residuals[:-1]
@@ -106,17 +149,58 @@ def _states(
         return np.asarray(run(wide, jnp.asarray(tokens)))[:, 0]
 
 
-def _beta(network: Network, shape: Shape) -> float:
-    def heads(layer: Any) -> np.ndarray:
-        """`[N, D, H]`"""
-        kernel = np.asarray(layer.kernel[...], np.float64)
-        return np.moveaxis(kernel.reshape(shape.width, shape.num_heads, -1), 1, 0)
+def _beta(layer: Any, num_heads: int) -> float:
+    """Of a layer with kernels ``query``, ``key``, ``value`` and ``out``."""
+    query, key, value = (
+        _heads(np.asarray(part.kernel[...], np.float64), num_heads)
+        for part in (layer.query, layer.key, layer.value)
+    )
+    out = np.asarray(layer.out.kernel[...], np.float64)
+    return collapse_beta(query, key, value @ out.reshape(num_heads, -1, out.shape[-1]))
 
-    betas = []
-    for block in network.blocks:
-        attention: Any = block.attention
-        out = np.asarray(attention.out.kernel[...], np.float64)
-        values = heads(attention.value) @ out.reshape(shape.num_heads, -1, shape.width)
-        query, key = heads(attention.query), heads(attention.key)
-        betas.append(collapse_beta(query, key, values))
-    return max(betas)
+
+def _heads(x: np.ndarray, num_heads: int) -> np.ndarray:
+    """`[T, N * H]` to `[N, T, H]`."""
+    return np.moveaxis(x.reshape(len(x), num_heads, -1), 1, 0)
+
+
+def _check_layer(layer: MultiHeadAttention) -> None:
+    config = layer.config
+    wrong = {
+        f"attention {config.mechanism.name!r}": config.mechanism.name != "softmax",
+        "a causal model": config.is_causal,
+        "rotary positions": config.rotary,
+        "shared heads of keys": layer.num_kv_heads != layer.num_heads,
+    }
+    for name in ("short_conv", "gate", "ema", "local_values", "options"):
+        wrong[name] = bool(getattr(config, name))
+    found = [name for name, is_so in wrong.items() if is_so]
+    if found:
+        wanted = "plain softmax over all positions of the layer's own inputs"
+        raise expected("model", wanted, " and ".join(found))
+
+
+def _attend(x: np.ndarray, layer: MultiHeadAttention) -> np.ndarray:
+    """The layer on one sequence `[T, D]`, in float64."""
+    query, key, value = (
+        _heads(_project(x, part), layer.num_heads)
+        for part in (layer.query, layer.key, layer.value)
+    )
+    scores = query @ np.swapaxes(key, -1, -2) / np.sqrt(layer.head_dim)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    mixed = np.moveaxis(weights @ value, 0, 1)
+    return _project(mixed.reshape(len(x), -1), layer.out)
+
+
+def _project(x: np.ndarray, layer: Any) -> np.ndarray:
+    out = x @ np.asarray(layer.kernel[...], np.float64)
+    bias = layer.bias
+    return out if bias is None else out + np.asarray(bias[...], np.float64)
+
+
+def _normalised(x: np.ndarray, layer: LayerNorm) -> np.ndarray:
+    centred = x - x.mean(-1, keepdims=True)
+    deviation = np.sqrt((centred**2).mean(-1, keepdims=True) + layer.epsilon)
+    scale, bias = (np.asarray(p[...], np.float64) for p in (layer.scale, layer.bias))
+    return centred / deviation * scale + bias

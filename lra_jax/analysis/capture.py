@@ -88,13 +88,19 @@ class Captured(NamedTuple):
     Attributes:
       states: float32 `[L + 1, B, T, D]`: what entered the first block, and what each
         block gave.
-      mask: boolean `[B, T]`, True at real tokens.
+      documents: int `[B, T]`, the number of each token's document in a packed row, 1 in
+        others, 0 at padding.
       calls: the attention of each block, in order.
     """
 
     states: np.ndarray
-    mask: np.ndarray
+    documents: np.ndarray
     calls: list[AttentionCall]
+
+    @property
+    def mask(self) -> np.ndarray:
+        """Boolean `[B, T]`, True at real tokens."""
+        return self.documents > 0
 
     def call(self, layer: int) -> AttentionCall:
         """The attention of a layer, counted from 1.
@@ -125,9 +131,9 @@ def capture(model: nnx.Module, run: Callable[[], Any]) -> Captured:
     _, first = blocks[0]
     outputs = [first["inputs"], *(named["outputs"] for _, named in blocks)]
     states = np.stack([np.asarray(x[0], np.float32) for x in outputs])
-    mask = first["mask"][0]
-    real = np.ones(states.shape[1:3], bool) if mask is None else np.asarray(mask)
-    return Captured(states, real, _calls(model, found))
+    rows = {name: first[name][0] for name in ("mask", "segment_ids")}
+    documents = _documents(states.shape[1:3], **rows)
+    return Captured(states, documents, _calls(model, found))
 
 
 def capture_attention(model: nnx.Module, run: Callable[[], Any]) -> list[AttentionCall]:
@@ -150,14 +156,17 @@ def variant_states(
       variants: by name.
 
     Returns:
-      For each variant float32 `[L + 1, B, T, D]`, and the mask `[B, T]`.
+      For each variant float32 `[L + 1, B, T, D]`, and a mask `[B, T]`: True at the
+      tokens of the row's longest document, which in a row that is not packed are all
+      real ones. Documents do not see each other, so they do not collapse into one.
 
     Raises:
       ValueError: the model has no such blocks.
     """
     blocks = _blocks(model, _intermediates(model, run))
     first, named = blocks[0]
-    x, mask = named["inputs"][0], named["mask"][0]
+    x = named["inputs"][0]
+    rows = {name: named[name][0] for name in ("mask", "segment_ids")}
     found = {}
     for name, variant in progress.told(variants.items(), "variants", len(variants)):
         states, memory = [x], None
@@ -165,18 +174,25 @@ def variant_states(
             own = block.attention.config.own_parameters
             parameters = None if own else first.attention.parameters
             out, memory = _run_block(
-                block, variant, states[-1], mask, parameters, memory
+                block,
+                variant,
+                states[-1],
+                parameters=parameters,
+                memory=memory,
+                **rows,
             )
             states.append(out)
         found[name] = np.stack([np.asarray(state, np.float32) for state in states])
-    return found, np.ones(x.shape[:2], bool) if mask is None else np.asarray(mask)
+    return found, longest_document(_documents(x.shape[:2], **rows))
 
 
 def _run_block(
     block: EncoderBlock,
     variant: Variant,
     x: jax.Array,
+    *,
     mask: jax.Array | None,
+    segment_ids: jax.Array | None,
     parameters: Any,
     memory: jax.Array | None,
 ) -> tuple[jax.Array, jax.Array | None]:
@@ -184,15 +200,35 @@ def _run_block(
 
     Without the skip connection ``x = attention(LN(x))``, and so on.
     """
+    rows = {"mask": mask, "segment_ids": segment_ids}
     inner = block.attention_norm(x) if variant.norm else x
     branch, memory = block.attention.attend(
-        inner, mask=mask, parameters=parameters, memory=memory
+        inner, **rows, parameters=parameters, memory=memory
     )
     x = x + branch if variant.skip else branch
-    if not variant.mlp:
+    if not variant.mlp or block.mlp is None:
         return x, memory
     inner = block.mlp_norm(x) if variant.norm else x
-    return x + block.mlp(inner, mask=mask), memory
+    return x + block.transform(inner, mask, segment_ids), memory
+
+
+def _documents(shape: tuple[int, ...], mask: Any, segment_ids: Any) -> np.ndarray:
+    """The number of each token's document `[B, T]`, 0 at padding."""
+    labels = np.ones(shape, int) if segment_ids is None else np.asarray(segment_ids)
+    return labels if mask is None else np.where(np.asarray(mask), labels, 0)
+
+
+def longest_document(documents: np.ndarray) -> np.ndarray:
+    """Where each row's longest document is, the first of equal ones: boolean `[B, T]`.
+
+    Args:
+      documents: int `[B, T]`, 0 at padding.
+    """
+    found = []
+    for row in documents:
+        names, sizes = np.unique(row[row > 0], return_counts=True)
+        found.append(row == names[sizes.argmax()] if len(names) else row > 0)
+    return np.stack(found)
 
 
 def _intermediates(model: nnx.Module, run: Callable[[], Any]) -> nnx.State:

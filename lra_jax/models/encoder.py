@@ -80,7 +80,7 @@ class EncoderBlock(nnx.Module):
         Both are None for a mechanism without one (``MultiHeadAttention.attend``).
         """
         check_shape("x", x, "B T D", None, None, self.attention.config.in_features)
-        sow(self, inputs=x, mask=mask)
+        sow(self, inputs=x, mask=mask, segment_ids=segment_ids)
         branch, memory = self.attention.attend(
             self.attention_norm(x),
             mask=mask,
@@ -90,13 +90,23 @@ class EncoderBlock(nnx.Module):
         )
         x = x + self.dropout(branch, rngs)
         if self.mlp is not None:
-            # An attention in the MLP's place sees documents too; others see positions.
-            attends = isinstance(self.mlp, MultiHeadAttention)
-            more = {"segment_ids": segment_ids} if attends else {}
-            branch = self.mlp(self.mlp_norm(x), mask=mask, rngs=rngs, **more)
+            branch = self.transform(self.mlp_norm(x), mask, segment_ids, rngs)
             x = x + self.dropout(branch, rngs)
         sow(self, outputs=x)
         return x, memory
+
+    def transform(
+        self,
+        x: jax.Array,
+        mask: jax.Array | None,
+        segment_ids: jax.Array | None,
+        rngs: nnx.Rngs | None = None,
+    ) -> jax.Array:
+        """The MLP alone, or the attention in its place, of normalised inputs."""
+        # An attention in the MLP's place sees documents too; others see positions.
+        attends = isinstance(self.mlp, MultiHeadAttention)
+        more = {"segment_ids": segment_ids} if attends else {}
+        return self.mlp(x, mask=mask, rngs=rngs, **more)
 
 
 class TransformerEncoder(nnx.Module):

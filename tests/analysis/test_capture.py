@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from lra_jax.analysis.bounded_collapse import bounded_model
 from lra_jax.analysis.capture import capture, variant_states
-from lra_jax.analysis.collapse import model_curves
+from lra_jax.analysis.collapse import collapse_curves, model_curves
 from lra_jax.analysis.variants import VARIANTS, Variant
 from lra_jax.attention import MECHANISMS
-from lra_jax.models import MatchingClassifier, SequenceClassifier
+from lra_jax.models import MaskedLM, MatchingClassifier, SequenceClassifier
 from lra_jax.models.attention import MultiHeadAttention
 
 pytestmark = pytest.mark.slow
@@ -152,3 +153,64 @@ def test_blocks_that_share_arrays_and_are_computed_again():
         np.testing.assert_allclose(captured.states[index + 1], out, atol=1e-6)
     states, _ = variant_states(model, run, {"whole": Variant(skip=True, mlp=True)})
     np.testing.assert_array_equal(states["whole"], captured.states)
+
+
+def packed_model(mechanism: str = "softmax"):
+    """A model on a packed row of two documents, of 9 and 5 tokens, and 2 of padding."""
+    model = MaskedLM(
+        9,
+        mechanism=mechanism,
+        num_layers=2,
+        embed_dim=8,
+        mlp_dim=8,
+        max_length=16,
+        rngs=nnx.Rngs(0),
+    )
+    segments = jnp.asarray([[1] * 9 + [2] * 5 + [0] * 2], jnp.int32)
+    return model, segments
+
+
+def test_parts_left_out_of_a_packed_row_keep_documents_apart():
+    model, segments = packed_model()
+    run = lambda: model(TOKENS[:1], segment_ids=segments)  # noqa: E731
+    whole = {"whole": Variant(skip=True, mlp=True), "alone": Variant(False, False)}
+    states, mask = variant_states(model, run, whole)
+    captured = capture(model, run)
+    np.testing.assert_array_equal(states["whole"], captured.states)
+    np.testing.assert_array_equal(captured.documents, segments)
+    np.testing.assert_array_equal(mask[0], [True] * 9 + [False] * 7)
+    alone = (
+        lambda: model(  # noqa: E731
+            TOKENS[:1, :9], segment_ids=jnp.ones((1, 9), jnp.int32)
+        )
+    )
+    states, _ = variant_states(model, alone, whole)
+    curves = model_curves(model, run, whole)
+    for name in whole:
+        np.testing.assert_allclose(
+            curves[name], collapse_curves(states[name]), rtol=1e-4, atol=1e-6
+        )
+
+
+def test_the_bound_of_a_model_and_its_attention_alone():
+    model, segments = packed_model()
+    run = lambda: model(TOKENS[:1], segment_ids=segments)  # noqa: E731
+    names = {"norm": Variant(False, False), "bare": Variant(False, False, False)}
+    curves = model_curves(model, run, names)
+    for name, norm in (("norm", True), ("bare", False)):
+        found = bounded_model(model, run, norm=norm)
+        # eps ||X|| is what may be rounding.
+        sizes = found.rounding / np.finfo(np.float64).eps
+        np.testing.assert_allclose(
+            found.residuals / sizes, curves[name][0], rtol=2e-3, atol=1e-6
+        )
+    assert (found.residuals <= found.next_bounds).all()
+    assert (found.residuals[1:] <= found.bounds[1:]).all()
+    for settings, wrong in (
+        ({"mechanism": "linear"}, "attention 'linear'"),
+        ({"positions": "rotary"}, "rotary positions"),
+        ({"short_conv": 4}, "short_conv"),
+    ):
+        other = classifier(**settings)
+        with pytest.raises(ValueError, match=f"model: expected plain soft.*{wrong}"):
+            bounded_model(other, lambda other=other: other(TOKENS, LENGTHS))

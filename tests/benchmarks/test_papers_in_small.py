@@ -39,14 +39,16 @@ def test_the_rate_of_the_lowest_validation_loss_counts(tmp_path) -> None:
             result(tmp_path, 0.1, (3.0, 1.0), 3.0 + 1e-9),
         ],
     }
-    rows = SCRIPT.chosen(part, ["softmax", "flow"], [0.1, 0.2], found)
+    best = SCRIPT.best_rates(["softmax", "flow", "lost"], [0.1, 0.2], found)
+    assert best == {"softmax": 0.1, "flow": 0.1}
+    rows = SCRIPT.described(part, best, found)
     assert rows["flow"]["learning_rate"] == 0.1 and rows["flow"]["score"] == 2.5
     assert rows["flow"]["curve"] == [(0, 3.0), (1, 1.0)]
-    assert rows["softmax"]["seeds"] == 2
+    assert rows["softmax"]["scores"] == [2.0, 3.0 + 1e-9]
     report = SCRIPT.make_report("flow", rows, found)
     table = SCRIPT.table(report)
-    assert "| softmax | 2.500 | 1.000 | 0.1 | 7 |" in table
-    assert "2 seed(s)" in table and "fingerprint ab" in table
+    assert "| softmax | 2.500 ± 0.500 | 1.000 | 0.1 | 7 |" in table
+    assert "half the range of 2 seeds" in table and "fingerprint ab" in table
     page = "a\n<!-- flow -->\nold\n<!-- end of flow -->\nb"
     assert SCRIPT.shown(page, "flow", lambda: "new") == page.replace("old", "new")
 
