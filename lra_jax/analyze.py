@@ -283,6 +283,7 @@ def _spectrum(settings: Spectrum, page: Any) -> None:
             f"sequences of {settings.length} random tokens."
         )
     parts.add_spectra(page, found, about)
+    parts.add_projections(page, found, about)
 
 
 def _maps(settings: Maps, page: Any) -> None:

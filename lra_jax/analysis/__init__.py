@@ -11,6 +11,12 @@ from lra_jax.analysis.paths import (
     path_decomposition,
     path_length_distribution,
 )
+from lra_jax.analysis.projection import (
+    projection_bound,
+    projection_error,
+    truncation_error,
+    truncation_errors,
+)
 from lra_jax.analysis.residual import composite_norm, relative_residual, residual
 from lra_jax.analysis.spectrum import cumulative_spectrum, effective_rank
 
@@ -23,6 +29,10 @@ __all__ = [
     "effective_rank",
     "path_decomposition",
     "path_length_distribution",
+    "projection_bound",
+    "projection_error",
     "relative_residual",
     "residual",
+    "truncation_error",
+    "truncation_errors",
 ]

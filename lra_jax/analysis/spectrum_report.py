@@ -8,8 +8,18 @@ import numpy as np
 from flax import nnx
 
 from lra_jax import progress
-from lra_jax.analysis.capture import AttentionCall, capture, capture_attention
+from lra_jax.analysis.capture import (
+    AttentionCall,
+    capture,
+    capture_attention,
+    longest_document,
+)
 from lra_jax.analysis.networks import SHAPES, Network, zipf_tokens
+from lra_jax.analysis.projection import (
+    projection_bound,
+    projection_error,
+    truncation_errors,
+)
 from lra_jax.analysis.spectrum import cumulative_spectrum, effective_rank
 from lra_jax.analysis.variants import VARIANTS
 from lra_jax.attention import registry
@@ -25,7 +35,12 @@ _QUARTER = 16  # of the grid: the paper's 128th of 512 values
 class Spectra(dict[str, np.ndarray]):
     """Means over sequences: ``curves`` `[L, N, 65]`, the cumulative spectrum at
     equal parts of the number of values; ``ranks`` `[L, N]`, effective ranks as a part
-    of the number of tokens."""
+    of the number of tokens.
+
+    Of the first sequence, for K ranks ``sizes`` `[K]` from 4 to its length: ``length``
+    `[]`, and the errors that Theorem 1 is about: ``projected``, ``factors`` (in units
+    of ``||P|| ||w||``) and ``nearest`` (of the best matrix of that rank), means over
+    heads and columns `[L, K]`, and ``worst`` `[K]`, the largest of ``factors``."""
 
 
 def check(network: str, mechanisms: Sequence[str], examples: int) -> None:
@@ -61,11 +76,13 @@ def initial_spectra(
 def run_spectra(saved: Any, batch: Any) -> Spectra:
     """Of a trained model of ours, on the real tokens of examples.
 
+    In a packed row they are those of its longest document.
+
     Raises:
       ValueError: its mechanism has no matrix.
     """
     captured = capture(saved.model, lambda: saved.run(batch))
-    return _spectra(captured.calls, captured.mask)
+    return _spectra(captured.calls, longest_document(captured.documents))
 
 
 def add_spectra(page: Page, found: Mapping[str, Spectra], about: str) -> None:
@@ -115,6 +132,48 @@ def add_spectra(page: Page, found: Mapping[str, Spectra], about: str) -> None:
     page.table(("model", sums, "effective rank, part of the tokens"), rows)
 
 
+def add_projections(page: Page, found: Mapping[str, Spectra], about: str) -> None:
+    """Linformer's Theorem 1 beside the error of a random projection."""
+    figure, axes = charts.figure(1, len(found), size=(3.9, 3.4), sharey=True)
+    rows, shown = [], {}
+    for axis, (name, spectra) in zip(axes[0], found.items(), strict=True):
+        sizes, length = spectra["sizes"], int(spectra["length"])
+        bounds = np.array([projection_bound(int(k), length) for k in sizes])
+        shown = {
+            "random projection, of ||P w||": spectra["projected"].mean(0),
+            "random projection, of ||P|| ||w||": spectra["factors"].mean(0),
+            "the same, worst column": spectra["worst"],
+            "nearest matrix of that rank, of ||P w||": spectra["nearest"].mean(0),
+            "Theorem 1": bounds,
+        }
+        # NaN is not drawn, nor what is rounding of float32 weights.
+        lines = [
+            charts.Line(label, sizes[y > 1e-5], y[y > 1e-5])
+            for label, y in shown.items()
+        ]
+        title = f"{name}, {length:,} tokens"
+        charts.draw(axis, lines, title=title, xlabel="rank k")
+        charts.log_lengths(axis, [int(k) for k in sizes])
+        charts.log_scale(axis)
+        columns = zip(*shown.values(), strict=True)
+        rows += [
+            (name, f"{k}", *("-" if np.isnan(x) else f"{x:.3f}" for x in values))
+            for k, values in zip(sizes, columns, strict=True)
+        ]
+    axes[0, 0].set_ylabel("error of P w")
+    charts.legend(figure, axes)
+    caption = (
+        f"{about} ||P R^T R w - P w|| for the attention matrices P and the columns w "
+        "of the values of the first sequence, R random with k rows, as a part of "
+        "||P w|| and of ||P|| ||w||; the error of the nearest matrix of rank k; and "
+        "the e that Linformer's Theorem 1 grants, k = 5 ln(n) / (e^2 - e^3), which "
+        "begins at k = 33.75 ln(n). Means over layers, heads and columns."
+    )
+    page.heading("The theorem's rank, and the error")
+    page.figure("projection", figure, caption)
+    page.table(("model", "k", *shown), rows)
+
+
 def _draw_curves(axis: Any, curves: np.ndarray, title: str) -> None:
     last = len(curves)
     shown = sorted({1, (last + 1) // 2, last})
@@ -126,14 +185,45 @@ def _draw_curves(axis: Any, curves: np.ndarray, title: str) -> None:
 
 
 def _spectra(calls: Sequence[AttentionCall], mask: np.ndarray) -> Spectra:
-    curves, ranks = [], []
+    curves, ranks, errors = [], [], []
+    length = 0
     for call in progress.told(calls, "layers", len(calls)):
         weights = call.weights()
         real = _with_class(mask, weights.shape[-1])
         by_example = [w[:, m][:, :, m] for w, m in zip(weights, real, strict=True)]
         curves.append(np.mean([_on_grid(w) for w in by_example], 0))
         ranks.append(np.mean([effective_rank(w) / w.shape[-1] for w in by_example], 0))
-    return Spectra(curves=np.stack(curves), ranks=np.stack(ranks))
+        length = by_example[0].shape[-1]
+        errors.append(_errors(by_example[0], np.asarray(call.value)[0, real[0]]))
+    projected, factors, nearest = np.moveaxis(np.stack(errors), 1, 0)
+    return Spectra(
+        curves=np.stack(curves),
+        ranks=np.stack(ranks),
+        length=np.array(length),
+        sizes=_sizes(length),
+        projected=projected.mean((-1, -2)),
+        factors=factors.mean((-1, -2)),
+        worst=factors.max((0, -1, -2)),
+        nearest=nearest.mean((-1, -2)),
+    )
+
+
+def _sizes(length: int) -> np.ndarray:
+    """Powers of two from 4 to a length."""
+    return 2 ** np.arange(2, max(2, length.bit_length() - 1) + 1)
+
+
+def _errors(weights: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Errors `[3, K, N, H]`, as in `Spectra`, of `[N, T, T]` and `[T, N, H]`."""
+    values = np.moveaxis(values, 1, 0)
+    values = np.repeat(values, len(weights) // len(values), 0)
+    sizes = _sizes(weights.shape[-1])
+    projected, factors = (
+        [projection_error(weights, values, int(k), factors=unit) for k in sizes]
+        for unit in (False, True)
+    )
+    nearest = np.moveaxis(truncation_errors(weights, values), -2, 0)[sizes]
+    return np.stack([projected, factors, nearest])
 
 
 def _on_grid(weights: np.ndarray) -> np.ndarray:

@@ -18,6 +18,7 @@ import jinja2
 import numpy as np
 from markupsafe import Markup
 
+from lra_jax import progress
 from lra_jax.errors import expected
 from lra_jax.files import replacing, write_text
 from lra_jax.reports import charts
@@ -113,6 +114,7 @@ class Page:
 
     def figure(self, name: str, figure: Any, caption: str, data: Any = None) -> None:
         """A picture ``name.png`` and, where given, its numbers in ``name.json``."""
+        progress.say(f"drawing {name}.png ...")
         drawn = charts.to_png(figure)
         with replacing(self._folder / f"{name}.png") as file:
             file.write_bytes(drawn)

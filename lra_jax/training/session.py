@@ -69,6 +69,7 @@ class Session:
         self.console = RunConsole(config.train.steps, quiet=quiet)
         with contextlib.ExitStack() as stack:
             self.dataset = hosts.writer_first(lambda: self.task.prepare(config.data))
+            self.console.line("building the model ...")
             # Before the directory is claimed, so that a config which fails leaves none.
             self.trainer = Trainer(config, self.task, self.dataset, self.workdir)
             self._stack = stack

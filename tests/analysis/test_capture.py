@@ -179,11 +179,8 @@ def test_parts_left_out_of_a_packed_row_keep_documents_apart():
     np.testing.assert_array_equal(states["whole"], captured.states)
     np.testing.assert_array_equal(captured.documents, segments)
     np.testing.assert_array_equal(mask[0], [True] * 9 + [False] * 7)
-    alone = (
-        lambda: model(  # noqa: E731
-            TOKENS[:1, :9], segment_ids=jnp.ones((1, 9), jnp.int32)
-        )
-    )
+    ones = jnp.ones((1, 9), jnp.int32)
+    alone = lambda: model(TOKENS[:1, :9], segment_ids=ones)  # noqa: E731
     states, _ = variant_states(model, alone, whole)
     curves = model_curves(model, run, whole)
     for name in whole:
