@@ -40,7 +40,11 @@ class Tracker:
         self._run: Any = None
         if config.wandb is None:
             return
-        wandb: Any = importlib.import_module("wandb")
+        try:
+            wandb: Any = importlib.import_module("wandb")
+        except ImportError as error:
+            wanted = "a whole installation of wandb"
+            raise expected("--wandb", wanted, f"{error}") from error
         try:
             self._run = wandb.init(
                 project=config.wandb,

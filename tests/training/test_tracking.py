@@ -129,3 +129,12 @@ def test_without_the_package(data_dir, tmp_path, capsys, monkeypatch):
     part = "--wandb: expected the package wandb, from: python -m pip install wandb"
     helpers.assert_one_error(stop.value.code, capsys.readouterr().err, 2, part)
     assert not (tmp_path / "run").exists()
+
+
+def test_half_an_installation(data_dir, tmp_path, calls, capsys):
+    (tmp_path / "wandb.py").write_text("import no_such_part_of_it\n")
+    config = helpers.tiny(data_dir, tmp_path / "run", wandb="mine")
+    with pytest.raises(SystemExit) as stop:
+        train.main(helpers.flags(config))
+    parts = ("--wandb: expected a whole installation of wandb, got No module named",)
+    helpers.assert_one_error(stop.value.code, capsys.readouterr().err, 2, *parts)
