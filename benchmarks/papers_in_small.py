@@ -10,8 +10,8 @@ reweighting  cosFormer's ablation: feature maps, with and without the cosine, hi
              bytes; the curves beside its Figure 4.
 flow         Flowformer's ablation: without competition, without allocation, clip=1,
              and with ReLU in place of sigmoids.
-linformer    hidden bytes against K and sharing: Linformer's Figure 3. Other lengths by
-             --data.max_length=1024 --model.max_length=1024 in another --workdir.
+linformer    hidden bytes against K and sharing in rows of 512: Linformer's Figure 3.
+lengths      the same with rows of 256 and 1,024.
 
 ``--publish`` writes results/language/PART.json with every run, the picture
 docs/language_PART.png and the table in docs/language_models.md. Runs go to --workdir,
@@ -66,6 +66,21 @@ def _causal() -> dict[str, list[str]]:
 
 
 _MAPS = ("relu", "identity", "leaky_relu", "elu")
+
+
+def _lengths() -> dict[str, list[str]]:
+    """Rows of other lengths than 512, with as many tokens a step."""
+    models = {}
+    for length in (256, 1024):
+        rows = [f"--data.max_length={length}", f"--model.max_length={length}"]
+        rows += [f"--train.batch_size={8192 // length}"]
+        models[f"softmax, {length:,}"] = ["--attention=softmax", *rows]
+        for features in (32, 128):
+            given = _options("linformer", f"features={features}")
+            models[f"K={features}, {length:,}"] = [*given, *rows]
+    return models
+
+
 _BYTE = ("test_bits_per_byte_best", "bits per byte")
 _HIDDEN = ("test_perplexity_best", "perplexity of hidden bytes")
 PARTS = {
@@ -98,6 +113,7 @@ PARTS = {
         *_HIDDEN,
         False,
     ),
+    "lengths": Part("mlm", _lengths(), "softmax, 1,024", *_HIDDEN, False),
     "flow": Part(
         "lm",
         {
