@@ -108,9 +108,7 @@ def _add_tokens(
     elif saved.task.tree is not None:
         tree = saved.task.tree(maps.tokens)
         figure = _tree(tree, values)
-        written = [(f"{tree.words[node]} ", node) for node in sorted(tree.words)]
-        nodes = [node for _, node in written]
-        page.shaded(_greys([word for word, _ in written], _seen(values)[nodes]))
+        page.shaded(_greys([f"{word} " for word in tree.text], _seen(values)))
     else:
         figure = _characters(maps.tokens, values)
         page.shaded(_shades(maps.tokens, _seen(values)))

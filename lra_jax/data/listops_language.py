@@ -178,11 +178,13 @@ class Tree(NamedTuple):
         arguments, and a closing bracket has no place.
       parents: the operator that an argument belongs to.
       words: what each is.
+      text: every token as it is written, brackets included.
     """
 
     places: dict[int, tuple[float, int]]
     parents: dict[int, int]
     words: dict[int, str]
+    text: list[str]
 
 
 def tree(tokens: np.ndarray) -> Tree:
@@ -209,7 +211,7 @@ def tree(tokens: np.ndarray) -> Tree:
         if opened:
             opened[-1][1].append(column)
     words = {node: _WORDS[tokens[node]].strip("[") for node in places}
-    return Tree(places, parents, words)
+    return Tree(places, parents, words, [_WORDS[token] for token in tokens])
 
 
 def apply(operator: int, values: list[int]) -> int:
