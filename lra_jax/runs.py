@@ -44,8 +44,11 @@ class Run:
 
     @property
     def name(self) -> str:
-        """The run's name in messages."""
-        return f"{self.config.task} {self.config.attention} seed {self.config.seed}"
+        """The run's name in messages: its task, its series and its seed."""
+        task = self.config.task
+        named = self.series.startswith(f"{task} ")
+        words = self.series if named else f"{task} {self.series}"
+        return f"{words} seed {self.config.seed}"
 
 
 class Stopped(Exception):
@@ -167,6 +170,7 @@ def run_all(plan: Sequence[Run]) -> dict[str, list[dict[str, Any]]]:
                 flush=True,
             )
         else:
+            result = result | _validation(run, result.get("best_step"))
             results.setdefault(run.series, []).append(result)
     for line in (*summarise(results), *best_by_validation(results)):
         print(line)
@@ -199,44 +203,89 @@ def finished_result(run: Run) -> dict[str, Any] | None:
     return result
 
 
+def _validation(run: Run, step: int | None) -> dict[str, Any]:
+    """By which figure a run chose its best checkpoint, and the validation loss there,
+    which its result does not hold; its metrics may be lost."""
+    from lra_jax.training.metrics import read_metrics
+
+    found: dict[str, Any] = {"best_by": run.config.train.best_by}
+    with contextlib.suppress(OSError, ValueError, TypeError, AttributeError, KeyError):
+        for line in read_metrics(run.workdir):
+            if line["split"] == "valid" and line["step"] == step:
+                found["valid_loss_best"] = float(line["loss"])
+    return found
+
+
 def summarise(results: dict[str, list[dict[str, Any]]]) -> Iterator[str]:
-    """A line for each series: mean and standard deviation over its seeds."""
+    """A line for each series: mean and standard deviation over its seeds, of the test
+    accuracy and of the validation figure that chose the checkpoints."""
     for series, runs in results.items():
         best, last = (
             mean_and_deviation([r[f"test_accuracy_{which}"] for r in runs])
             for which in ("best", "last")
         )
         seeds = "1 seed" if len(runs) == 1 else f"{len(runs)} seeds"
+        rule, scores = _best_by(runs), _validation_scores(runs)
+        chosen = ""
+        if scores:
+            score = mean_and_deviation(scores, _DIGITS[rule])
+            chosen = f"; chosen by validation {rule}, {score}{_UNITS[rule]}"
         yield (
-            f"{series}: test accuracy, best checkpoint {best} %, last {last} % "
+            f"{series}: test accuracy, best checkpoint {best} %, last {last} %{chosen} "
             f"({seeds})"
         )
 
 
 def best_by_validation(results: dict[str, list[dict[str, Any]]]) -> Iterator[str]:
-    """A line for each task and mechanism of several series: the one with the best
-    validation accuracy, mean over its seeds."""
-    together: dict[tuple[str, str], dict[str, float]] = {}
+    """A line for each task and mechanism of several series: the best one by validation,
+    mean over its seeds.
+
+    Series compare by the figure that chose their checkpoints, ``--train.best_by``:
+    those that go by accuracy and those that go by loss do not compare.
+    """
+    together: dict[tuple[str, str], dict[str, dict[str, float]]] = {}
     for series, runs in results.items():
-        scores = [r["valid_accuracy_best"] for r in runs if "valid_accuracy_best" in r]
+        scores = _validation_scores(runs)
         if scores:
-            key = (runs[0]["task"], runs[0]["attention"])
-            together.setdefault(key, {})[series] = statistics.fmean(scores)
-    for (task, attention), means in together.items():
-        if len(means) > 1:
-            best = max(means, key=means.__getitem__)
+            by_rule = together.setdefault((runs[0]["task"], runs[0]["attention"]), {})
+            means = by_rule.setdefault(_best_by(runs), {})
+            means[series] = statistics.fmean(scores)
+    for (task, attention), by_rule in together.items():
+        for rule, means in by_rule.items():
+            if len(means) > 1:
+                best = (min if rule == "loss" else max)(means, key=means.__getitem__)
+                yield (
+                    f"{task}, {attention}: best by validation {rule} of {len(means)}: "
+                    f"{best} ({means[best]:.{_DIGITS[rule]}f}{_UNITS[rule]})"
+                )
+        if len(by_rule) > 1:
             yield (
-                f"{task}, {attention}: best by validation of {len(means)}: {best} "
-                f"({means[best]:.2f} % there)"
+                f"{task}, {attention}: runs that go by accuracy and runs that go by "
+                "loss (--train.best_by) are not compared"
             )
 
 
-def mean_and_deviation(values: Sequence[float]) -> str:
+_DIGITS = {"accuracy": 2, "loss": 4}
+_UNITS = {"accuracy": " %", "loss": ""}
+
+
+def _best_by(runs: Sequence[dict[str, Any]]) -> str:
+    """The figure by which the runs of a series chose their best checkpoints."""
+    return runs[0].get("best_by", "accuracy")
+
+
+def _validation_scores(runs: Sequence[dict[str, Any]]) -> list[float]:
+    """That figure of each run; nothing where one does not have it."""
+    name = f"valid_{_best_by(runs)}_best"
+    return [run[name] for run in runs] if all(name in run for run in runs) else []
+
+
+def mean_and_deviation(values: Sequence[float], digits: int = 2) -> str:
     """``36.10 +- 0.42``: mean and sample standard deviation, if there are several."""
-    mean = f"{statistics.fmean(values):.2f}"
+    mean = f"{statistics.fmean(values):.{digits}f}"
     if len(values) == 1:
         return mean
-    return f"{mean} +- {statistics.stdev(values):.2f}"
+    return f"{mean} +- {statistics.stdev(values):.{digits}f}"
 
 
 def _start(run: Run) -> int:

@@ -1,8 +1,9 @@
 """Trains several mechanisms: ``python -m lra_jax.sweep --attention=softmax,flow``.
 
-``--task=listops,text`` trains them on several tasks, and a flag of a number or a choice
-takes several values: ``--train.learning_rate=1e-3,3e-3``. All runs are shown, with the
-one that is best by validation.
+``--task=listops,text`` trains them on several tasks, and flags take several values:
+``--train.learning_rate=1e-3,3e-3``, ``--preset=compact,modern``, and of a text
+``--model.attention_options='clip=1|clip=30'``. All runs are shown, with the one that is
+best by validation.
 
 ``--suite=recall`` trains them on all tests of a suite, with the learning rates that the
 protocol of each test names.
@@ -20,6 +21,7 @@ if __name__ == "__main__":
 import itertools
 import sys
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple, get_args
 
 from lra_jax import cli, runs, signals
 from lra_jax.attention.registry import MECHANISMS
@@ -32,19 +34,25 @@ _HELP = f"""usage: {PROG} --attention=NAME,NAME,...
 
 Trains several mechanisms one after another, and reports those that fail.
 
-  --attention=NAME,NAME,...  mechanisms, or package.module:function; all: those that
-                             have a causal form
+  --attention=NAME,NAME,...  mechanisms, or package.module:function; all: those with a
+                             causal form, on every task. Encoder tasks, such as LRA's,
+                             also take those without one: give them by name
   --task=NAME,NAME,...       tasks (listops)
+  --preset=NAME,NAME,...     presets, of every task
   --FLAG=VALUE,VALUE,...     every value of a flag of training that is a number or a
                              choice, as in --train.learning_rate=1e-3,3e-3; the best by
                              validation is named at the end
-  --suite=NAME               {", ".join(suites())}: every test of the suite (or the one
-                             of --task), with the learning rates of its protocol
+  --FLAG='TEXT|TEXT|...'     the same of a flag that is a text, as in
+                             --model.attention_options='clip=1|clip=30' or
+                             --train.curriculum='|700:0.6', without and with one
+  --suite=NAME               {", ".join(suites())}:
+                             every test of the suite (or the one of --task), with the
+                             learning rates of its protocol
   --seeds=N                  runs of each, with seeds --seed, --seed + 1, ... (1)
   --workdir=FOLDER           where the run directories go (runs)
 
-and every flag of python -m lra_jax.train. python -m lra_jax.report makes a page of the
-results."""
+and every flag of python -m lra_jax.train but --dry-run, which describes one run.
+python -m lra_jax.report makes a page of the results."""
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -54,6 +62,7 @@ def main(args: Sequence[str] | None = None) -> None:
         print(_HELP)
         return
     with cli.user_errors():
+        _refuse_dry_run(args)
         chosen, rest = runs.take_flag(args, "attention")
         if chosen is None:
             raise expected("--attention", "mechanisms, as in softmax,cosformer", "none")
@@ -75,6 +84,12 @@ def main(args: Sequence[str] | None = None) -> None:
         raise SystemExit(stop.code) from None
 
 
+def _refuse_dry_run(args: Sequence[str]) -> None:
+    if "--dry-run" in (a.partition("=")[0].replace("_", "-") for a in args):
+        one = "one run, as in python -m lra_jax.train --attention=NAME --dry-run"
+        raise expected("--dry-run", one, "a sweep")
+
+
 def _plan(args: Sequence[str], names: Sequence[str], seeds: int) -> list[runs.Run]:
     """The runs of all mechanisms, on all tasks, with all values of the flags.
 
@@ -82,18 +97,58 @@ def _plan(args: Sequence[str], names: Sequence[str], seeds: int) -> list[runs.Ru
       ValueError: a config cannot work.
     """
     chosen, rest = runs.take_flag(args, "task")
-    tasks = [] if chosen is None else chosen.split(",")
+    tasks = [] if chosen is None else [task.strip() for task in chosen.split(",")]
     plan = []
     for task in tasks or [None]:
-        own = [] if task is None else [f"--task={task.strip()}"]
-        fixed, several = cli.split_values([*own, *rest])
+        own = [] if task is None else [f"--task={task}"]
+        choices = list(_choices([*own, *rest]))
         for name in names:
-            for flags in itertools.product(*several):
-                series = " ".join((*(tasks and [task or ""]), name, *flags))
-                given = [*fixed, *flags]
+            for given, varied in choices:
+                series = " ".join((*filter(None, [task]), name, *varied))
                 plan += runs.make_plan(_parse, given, [name], seeds, series)
     _check_distinct(plan)
     return plan
+
+
+class _Choice(NamedTuple):
+    """All flags of a run but its mechanism and seed, and those of them that vary."""
+
+    given: list[str]
+    varied: list[str]
+
+
+def _choices(args: Sequence[str]) -> Iterator[_Choice]:
+    """Every combination of the values of flags that have several.
+
+    Raises:
+      ValueError: a flag is unknown.
+    """
+    chosen, rest = runs.take_flag(args, "preset")
+    presets = [] if chosen is None else [name.strip() for name in chosen.split(",")]
+    for preset in presets or [None]:
+        own = [] if preset is None else [f"--preset={preset}"]
+        fixed, several = cli.split_values([*own, *rest])
+        fixed, texts = _split_texts(fixed)
+        shown = own if len(presets) > 1 else []
+        for flags in itertools.product(*several, *texts):
+            yield _Choice([*fixed, *flags], [*shown, *flags])
+
+
+def _split_texts(args: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+    """Flags of one value, and of each text of several between ``|`` all its flags.
+
+    Paths that change no result, such as ``--workdir``, are one value.
+    """
+    types, counting = cli.flags(args), cli.parse_preset(args).identity()
+    fixed, several = [], []
+    for argument in args:
+        name, _, text = argument.partition("=")
+        is_text = str in (get_args(types[name]) or (types[name],))
+        if "|" in text and is_text and name.removeprefix("--") in counting:
+            several.append([f"{name}={value.strip()}" for value in text.split("|")])
+        else:
+            fixed.append(argument)
+    return fixed, several
 
 
 def _check_distinct(plan: Sequence[runs.Run]) -> None:
@@ -120,27 +175,27 @@ def _suite_plan(
         tests = {chosen: tests[known("--task", chosen, tests)]}
     plan = []
     for test in tests.values():
-        preset = cli.parse_preset([f"--task={test.name}", *rest]).preset
+        choices = list(_choices([f"--task={test.name}", *rest]))
         for name in names:
-            for flags in _variants(test, preset, name, rest):
-                series = " ".join((test.name, name, *flags))
-                given = [f"--task={test.name}", *flags, *rest]
-                plan += runs.make_plan(_parse, given, [name], seeds, series)
+            for given, varied in choices:
+                for flags in _variants(test, name, given):
+                    series = " ".join((test.name, name, *varied, *flags))
+                    own = [*flags, *given]
+                    plan += runs.make_plan(_parse, own, [name], seeds, series)
+    _check_distinct(plan)
     return plan
 
 
-def _variants(
-    task: Task, preset: str, attention: str, args: Sequence[str]
-) -> Iterator[list[str]]:
-    """The flags of each run of a mechanism; what the user gave is not varied."""
-    values = dict(task.sweeps[preset])
+def _variants(task: Task, attention: str, given: Sequence[str]) -> Iterator[list[str]]:
+    """The flags of each run of a mechanism beside those that the user gave, which the
+    protocol of the test does not vary."""
+    values = dict(task.sweeps[cli.parse_preset(given).preset])
     values["model.attention_options"] = ("", *task.variants.get(attention, ()))
-    own = f"--task={task.name}"
-    given = {cli.full_name(a.partition("=")[0], cli.flags([own, *args])) for a in args}
+    fixed = {argument.partition("=")[0] for argument in given}
     flags = [
         [f"--{name}={value}" if value != "" else "" for value in several]
         for name, several in values.items()
-        if f"--{name}" not in given
+        if f"--{name}" not in fixed
     ]
     for combined in itertools.product(*flags):
         yield list(filter(None, combined))

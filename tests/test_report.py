@@ -148,8 +148,11 @@ def test_averages_say_which_they_are(runs):
     groups = group_runs(read_runs(runs)[0])
     table = results.averages_table(groups)
     assert table.head[7:9] == ("avg5", "avg6")
-    # A single task has no average.
-    assert table.rows[0][1] == "38.00" and table.rows[0][7:9] == ("-", "-")
+    # A single task has no average, and the preset compact is not LRA's protocol.
+    other = results.other_averages_table(groups)
+    assert other.head == table.head and other.ours == len(other.rows) == 2
+    assert other.rows[0][1] == "38.00" and other.rows[0][7:9] == ("-", "-")
+    assert not table.ours
     published = {row[0]: row for row in table.rows}
     assert published["published: Transformer"][6:9] == ("failed", "54.39", "53.66")
     assert published["published: S5"][7:9] == ("85.24", "87.46")
@@ -245,6 +248,7 @@ def change(file, **values):
                 *(("data_fingerprint", [1]), ("official_data", "yes")),
                 *(("test_accuracy_best", 150), ("test_accuracy_last", True)),
                 *(("test_accuracy_best", -5), ("parameters", math.inf)),
+                ("steps_per_second_kind", ["cold"]),
             )
         ),
         (lambda f: change(f / "config.json", task="../x"), "got '../x'"),
@@ -327,9 +331,70 @@ def test_other_data_have_a_table_of_their_own(runs):
     )
     make_run(runs / "d", (90.0, 90.0), config=other, official_data=False)
     page = results.make_page(group_runs(read_runs(runs)[0]), [], runs / "out")
-    first, second = page.markdown().split("Runs on other data settings")
-    assert "floor: majority" in first and "90.00" not in first
-    assert "90.00" in second.split("## ")[0] and "floor: " not in second
+    first, second = page.markdown().split("Runs with other settings than the LRA's")
+    assert "90.00" not in first and "90.00" in second.split("## ")[0]
+
+
+TAUGHT = {"pretrain": {"steps": 1000, "target": "values"}}
+
+
+@pytest.mark.parametrize(
+    ("preset", "changes"),
+    [
+        ("modern-quick", {}),
+        ("official", TAUGHT),
+        ("official", {"train": {"steps": 6000}}),
+        ("official", {"data": {"permute": True}}),
+    ],
+)
+def test_another_protocol_is_not_among_published_rows(tmp_path, preset, changes):
+    official = get_preset("listops", "official", "softmax")
+    make_run(tmp_path / "runs" / "a", (36.5, 36.5), config=official)
+    # Its row was not published, but its run is by the protocol.
+    unpublished = get_preset("listops", "official", "cosformer")
+    make_run(tmp_path / "runs" / "b", (37.5, 37.5), config=unpublished)
+    other = get_preset("listops", preset, "softmax").replace(**changes)
+    make_run(tmp_path / "runs" / "c", (95.25, 95.25), config=other)
+    groups = group_runs(read_runs(tmp_path / "runs")[0])
+    assert [group.by_protocol for group in groups] == [False, True, True]
+
+    page = results.make_page(groups, [], tmp_path / "out")
+    for text in (page.markdown(), page.html()):
+        task, averages = text.split("All tasks")
+        first, second = task.split("Runs with other settings than the LRA")
+        assert "published: Transformer" in first and "36.50" in first
+        assert "37.50" in first and "95.25" not in first
+        assert "95.25" in second and "published: " not in second
+        assert "protocol, do not compare with published rows" in second
+        first, second = averages.split("The same averages of runs on LRA")
+        assert "36.50" in first and "95.25" not in first
+        assert "95.25" in second and "published: " not in second
+
+    latex = exports.to_latex(exports.rows(groups))
+    first, second = latex.split(r"\caption{listops, not the LRA's protocol}")
+    assert r"\caption{listops}" in first and "36.50" in first and "95.25" in second
+    assert "95.25" not in first and "36.50" not in second
+    rows = exports.rows(groups)
+    assert [row["official_protocol"] for row in rows] == [False, True, True]
+
+
+def test_exports_say_which_speed_and_error_they_give(runs):
+    for name, kind in (("a0", "warm"), ("a1", "cold"), ("a2", "warm")):
+        change(runs / name / "result.json", steps_per_second_kind=kind)
+    kinds = ["cold", None]
+
+    def exported():
+        return exports.rows(group_runs(read_runs(runs)[0]))
+
+    assert [row["steps_per_second_kind"] for row in exported()] == kinds
+    latex = exports.to_latex(exported())
+    assert r"$38.00 \pm 2.00$ (sd) & 3 & 123,456 & 4.00 (cold) \\" in latex
+    # The standard error of 30 % in 2,000 examples.
+    assert r"$30.00$ (se $1.02$) & 1 & 123,456 & 4.00 \\" in latex
+    change(runs / "a1" / "result.json", steps_per_second_kind="warm")
+    assert "4.00 (warm)" in exports.to_latex(exported())
+    assert ",warm," in exports.to_csv(exported()).splitlines()[1]
+    assert json.loads(exports.to_json(exported()))[0]["steps_per_second_kind"] == "warm"
 
 
 def test_runs_of_other_lengths_are_not_on_one_axis():

@@ -9,7 +9,20 @@ import pytest
 from lra_jax import cli, report, runs, sweep, train
 from lra_jax.configs import get_preset
 
-FAKE = {"test_accuracy_best": 30.0, "test_accuracy_last": 29.0, "steps": 10**6}
+FAKE = {
+    **{"test_accuracy_best": 30.0, "test_accuracy_last": 29.0, "steps": 10**6},
+    "best_step": 100,
+}
+
+
+def validated(config):
+    """Metrics whose loss is the lower, and accuracy the lower, the lower the rate."""
+    rate = config.train.learning_rate
+    lines = [
+        {"step": step, "split": "valid", "loss": step * rate, "accuracy": rate}
+        for step in (100, 200)
+    ]
+    return "".join(json.dumps(line) + "\n" for line in lines)
 
 
 @pytest.fixture
@@ -24,7 +37,9 @@ def started(monkeypatch):
         run.workdir.mkdir(parents=True)
         values = run.config.to_dict() | {"data_fingerprint": "ab"}
         (run.workdir / "config.json").write_text(json.dumps(values))
-        (run.workdir / "result.json").write_text(json.dumps(FAKE))
+        about = {"task": run.config.task, "attention": run.config.attention}
+        (run.workdir / "result.json").write_text(json.dumps(FAKE | about))
+        (run.workdir / "metrics.jsonl").write_text(validated(run.config))
         return 0
 
     monkeypatch.setattr(runs, "_start", start)
@@ -68,7 +83,12 @@ def test_a_suite_is_run_with_the_rates_of_its_protocol(started, tmp_path, capsys
     one = [*flags, "--task=parity"]
     sweep.main(one)
     # The delta rule once more with shares of up to 2.
-    assert started == ["parity softmax seed 0"] + ["parity delta seed 0"] * 2
+    rate = "--train.learning_rate=0.005"
+    assert started == [
+        f"parity softmax {rate} seed 0",
+        f"parity delta {rate} seed 0",
+        f"parity delta {rate} --model.attention_options=beta_range=2 seed 0",
+    ]
     assert len(list(tmp_path.iterdir())) == 3
     shown = capsys.readouterr().out
     assert "parity delta --train.learning_rate=0.005 --model.attention_op" in shown
@@ -152,6 +172,32 @@ POPEN = runs.subprocess.Popen
         ("--attention=flow --suite=mad --task=mqar", ["--task", "mad-recall", "mqar"]),
         ("--attention=linformer --suite=recall", ["--attention", "causal form"]),
         ("--attention=flow --train.step=3", ["did you mean '--train.steps'"]),
+        ("--attention=flow --preset=compact,moden", ["--preset", "mean 'modern'"]),
+        ("--attention=flow --preset=compact,", ["--preset: expected one of", "''"]),
+        ("--attention=flow --preset=modern,modern", ["sweep: expected values that"]),
+        (
+            "--attention=flow --model.attention_options=clip=1|clop=3",
+            ["--model.attention_options", "clop"],
+        ),
+        (
+            "--attention=flow --model.attention_options=clip=1|clip=1",
+            ["sweep: expected values that differ"],
+        ),
+        (
+            "--attention=flow --train.curriculum=700:0.6|x",
+            ["--train.curriculum: expected", "'x'"],
+        ),
+        (
+            "--attention=flow --lr=1e-3|3e-3",
+            ["--train.learning_rate: expected a number, got '1e-3|3e-3'"],
+        ),
+        *(
+            (
+                f"--attention=flow {flag}",
+                ["--dry-run: expected one run, as in python -m lra_jax.train", "sweep"],
+            )
+            for flag in ("--dry-run", "--dry_run=True")
+        ),
         (
             "--attention=flow --train.steps=-3",
             ["--train.steps: expected a positive int, got -3"],
@@ -204,7 +250,10 @@ def test_tasks_and_values_of_flags(started, tmp_path, capsys):
     flags = ["--attention=flow", "--task=listops,text", f"--workdir={tmp_path}"]
     more = ["--lr=1e-3,3e-3", "--train.dtype=float32,bfloat16", "--data.buckets=64,128"]
     sweep.main([*flags, *more, "--model.dropout=0"])
-    assert started == ["listops flow seed 0"] * 4 + ["text flow seed 0"] * 4
+    assert [name.split()[0] for name in started] == ["listops"] * 4 + ["text"] * 4
+    assert started[0] == (
+        "listops flow --train.learning_rate=1e-3 --train.dtype=float32 seed 0"
+    )
     found = [json.loads(f.read_text()) for f in tmp_path.glob("*/config.json")]
     varied = [(c["task"], c["train"]) for c in found]
     seen = {(task, t["learning_rate"], t["dtype"]) for task, t in varied}
@@ -223,5 +272,84 @@ def test_the_best_by_validation_is_named():
         for series, values in scores.items()
     }
     assert list(runs.best_by_validation(results)) == [
-        "t, flow: best by validation of 2: flow --a=2 (36.00 % there)"
+        "t, flow: best by validation accuracy of 2: flow --a=2 (36.00 %)"
     ]
+
+
+def test_the_best_by_validation_goes_by_the_figure_of_the_runs(
+    started, tmp_path, capsys
+):
+    flags = ["--attention=flow", "--preset=compact", f"--workdir={tmp_path}"]
+    rates = "--lr=3e-3,1e-3"
+    for _ in range(2):  # Also of runs that are finished.
+        sweep.main([*flags, rates])
+        *_, high, low, best = capsys.readouterr().out.splitlines()
+        assert high.startswith("flow --train.learning_rate=3e-3: test accuracy")
+        assert high.endswith("last 29.00 %; chosen by validation loss, 0.3000 (1 seed)")
+        assert low.endswith("last 29.00 %; chosen by validation loss, 0.1000 (1 seed)")
+        assert best == (
+            "listops, flow: best by validation loss of 2: "
+            "flow --train.learning_rate=1e-3 (0.1000)"
+        )
+    # Runs that go by different figures are not compared.
+    sweep.main([*flags, rates, "--train.best_by=loss,accuracy"])
+    out = capsys.readouterr().out
+    assert "best by validation loss of 2: flow --train.learning_rate=1e-3 " in out
+    assert "listops, flow: runs that go by accuracy" not in out  # They have none.
+    results = {
+        name: [{"task": "t", "attention": "flow", "best_by": by, key: value}]
+        for name, by, key, value in (
+            *(("a", "loss", "valid_loss_best", 2.0), ("b", "loss", "x", 1.0)),
+            ("c", "accuracy", "valid_accuracy_best", 9.0),
+        )
+    }
+    (line,) = runs.best_by_validation(results)
+    assert line.endswith("by loss (--train.best_by) are not compared")
+
+
+def test_a_failed_run_of_a_sweep_is_named_by_its_values(started, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        sweep.main(["--attention=linear", "--lr=1e-3,3e-3", f"--workdir={tmp_path}"])
+    out, err = capsys.readouterr()
+    name = "listops linear --train.learning_rate=3e-3 seed 0"
+    assert f"[2/2] {name}, in {tmp_path}" in out
+    assert f"error: {name} ended with code 1" in err
+
+
+def test_presets_and_texts_take_several_values(started, tmp_path, capsys):
+    options = "--model.attention_options=clip=1|clip=30"
+    flags = ["--attention=flow", f"--workdir={tmp_path / 'a|b'}", options]
+    sweep.main([*flags, "--preset", "compact,modern", "--train.curriculum=|700:0.6"])
+    found = [json.loads(f.read_text()) for f in tmp_path.glob("*/*/config.json")]
+    assert len(started) == len(found) == 8
+    assert {
+        (c["preset"], c["model"]["attention_options"], c["train"]["curriculum"])
+        for c in found
+    } == {
+        (preset, clip, curriculum)
+        for preset in ("compact", "modern")
+        for clip in ("clip=1", "clip=30")
+        for curriculum in ("", "700:0.6")
+    }
+    assert started[1] == (
+        "listops flow --preset=compact --model.attention_options=clip=1 "
+        "--train.curriculum=700:0.6 seed 0"
+    )
+    capsys.readouterr()
+    sweep.main(["--help"])
+    out = capsys.readouterr().out
+    assert "--preset=NAME,NAME" in out and "--FLAG='TEXT|TEXT|...'" in out
+    assert "also take those without one: give them by name" in out
+    assert "train but --dry-run" in out and max(map(len, out.splitlines())) <= 88
+
+
+def test_a_suite_takes_several_values(started, tmp_path):
+    flags = ["--suite=state", "--task=parity", "--attention=flow", "--seed=1"]
+    more = [
+        "--preset=quick,official",
+        "--model.attention_options=clip=1|clip=5",
+        "--lr=0.1,0.2",
+    ]
+    sweep.main([*flags, *more, f"--workdir={tmp_path}"])
+    assert len(set(started)) == len(started) == 8
+    assert started[0].startswith("parity flow --preset=quick --train.learning_rate=0.1")

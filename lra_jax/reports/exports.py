@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from lra_jax.reports.runs import Group, differing_settings
+from lra_jax.tasks import get_task
 from lra_jax.training.scores import standard_error
 
 Row = dict[str, Any]
@@ -40,9 +41,11 @@ def _row(group: Group) -> Row:
         "standard_error_of_examples": standard_error(mean, first["test_examples"]),
         "test_accuracy_last": group.mean("test_accuracy_last"),
         "official_data": group.official,
+        "official_protocol": group.by_protocol,
         "test_examples": first["test_examples"],
         "steps": first["steps"],
         "steps_per_second": group.mean("steps_per_second"),
+        "steps_per_second_kind": group.speed_kind,
         "parameters": first["parameters"],
         "peak_memory_bytes": first.get("peak_memory_bytes"),
         "device": first.get("device"),
@@ -66,22 +69,33 @@ def to_json(found: Sequence[Row]) -> str:
 
 
 def to_latex(found: Sequence[Row]) -> str:
-    """A table for each task, in the style of booktabs; those not on the LRA's data
-    settings apart."""
-    kinds = list(dict.fromkeys((row["task"], row["official_data"]) for row in found))
-    return "\n".join(
-        _table(
-            task if official else f"{task}, not the LRA's data settings",
-            [r for r in found if (r["task"], r["official_data"]) == (task, official)],
-        )
-        for task, official in kinds
-    )
+    """Tables for each task, in the style of booktabs: first the runs by the LRA's
+    protocol, to put beside published rows, then those with another training or model,
+    then those on other data."""
+    tables: dict[str, list[Row]] = {}
+    for row in sorted(found, key=_rank):
+        tables.setdefault(_caption(row), []).append(row)
+    return "\n".join(_table(caption, rows) for caption, rows in tables.items())
+
+
+def _rank(row: Row) -> tuple[str, bool, bool]:
+    return row["task"], not row["official_protocol"], not row["official_data"]
+
+
+def _caption(row: Row) -> str:
+    """The task of a row, and why it is not to be compared with published ones."""
+    whose = "the LRA's" if get_task(row["task"]).suite is None else "the suite's"
+    if row["official_protocol"]:
+        return row["task"]
+    if row["official_data"]:
+        return f"{row['task']}, not {whose} protocol"
+    return f"{row['task']}, not {whose} data settings"
 
 
 def _table(caption: str, found: Sequence[Row]) -> str:
     lines = [
         f"{_escaped(_name(row))} & {_accuracy(row)} & "
-        rf"{row['seeds']} & {row['parameters']:,} & {row['steps_per_second']:.2f} \\"
+        rf"{row['seeds']} & {row['parameters']:,} & {_speed(row)} \\"
         for row in found
     ]
     head = r"model & test accuracy, \% & seeds & parameters & steps/s \\"
@@ -103,9 +117,16 @@ def _name(row: Row) -> str:
 
 
 def _accuracy(row: Row) -> str:
-    deviation = row["deviation_over_seeds"]
-    more = "" if deviation is None else rf" \pm {deviation:.2f}"
-    return f"${row['test_accuracy']:.2f}{more}$"
+    """Mean and deviation over seeds; of one seed the standard error of its examples."""
+    mean, deviation = row["test_accuracy"], row["deviation_over_seeds"]
+    if deviation is not None:
+        return rf"${mean:.2f} \pm {deviation:.2f}$ (sd)"
+    return f"${mean:.2f}$ (se ${row['standard_error_of_examples']:.2f}$)"
+
+
+def _speed(row: Row) -> str:
+    kind = row["steps_per_second_kind"]
+    return f"{row['steps_per_second']:.2f}{f' ({kind})' if kind else ''}"
 
 
 def _escaped(text: str) -> str:

@@ -24,8 +24,17 @@ _CHECKPOINTS = (
 )
 _AVERAGES = (
     "avg5 is the mean without Path-X; avg6 counts Path-X, a published failure as 50 %. "
-    "Ours are given only where every task was run on LRA's data settings. Published "
-    "rows are a survey, each of a protocol of its own: compare in a task's table."
+    "Ours are of runs by the LRA's protocol, the preset official on LRA's data. "
+    "Published rows are a survey, each of a protocol of its own: compare in a task's "
+    "table."
+)
+_OTHERS = (
+    "Runs with other settings than the LRA's, of the data or of the model and its "
+    "training: to be compared with each other, not with published rows."
+)
+_OTHER_AVERAGES = (
+    "The same averages of runs on LRA's data whose model or training is not that of "
+    "the LRA's protocol: to be compared with each other, not with published rows."
 )
 
 
@@ -58,15 +67,12 @@ def make_page(groups: Sequence[Group], notes: Sequence[str], folder: Path) -> Pa
     every, groups = groups, [g for g in groups if get_task(g.config.task).suite is None]
     for task, members in by_task(groups).items():
         page.heading(task)
-        official = [group for group in members if group.official]
-        if official:
-            page.table(*task_table(task, official))
-        other = [group for group in members if not group.official]
+        among_published = [group for group in members if group.by_protocol]
+        if among_published:
+            page.table(*task_table(task, among_published))
+        other = [group for group in members if not group.by_protocol]
         if other:
-            page.text(
-                "Runs on other data settings than the LRA's: to be compared with each "
-                "other, not with published rows."
-            )
+            page.text(_OTHERS)
             page.table(*task_table(task, other))
         lines = learning_curves(members)
         if lines:
@@ -81,6 +87,10 @@ def make_page(groups: Sequence[Group], notes: Sequence[str], folder: Path) -> Pa
         page.heading("All tasks")
         page.text(_AVERAGES)
         page.table(*averages_table(groups))
+        other = other_averages_table(groups)
+        if other.ours:
+            page.text(_OTHER_AVERAGES)
+            page.table(*other)
     page.heading("How to repeat")
     page.items(commands(every), commands=True)
     if notes:
@@ -96,16 +106,17 @@ def by_task(groups: Sequence[Group]) -> dict[str, list[Group]]:
 
 
 def task_table(task: str, groups: Sequence[Group]) -> Table:
-    """Our runs of a task, then floors and published rows."""
+    """Our runs of a task, then floors of its data, and the published rows whose
+    protocol is that of a run."""
     head = (
         *("model", "test accuracy %", "last checkpoint %", "seeds", "steps/s"),
         *("peak memory", "parameters", "protocol or source"),
     )
     rows = [_own_row(group, groups) for group in groups]
-    official = [group.config for group in groups if group.official]
-    if official:
+    if any(group.official for group in groups):
         known = get_task(task)
-        beside = dict.fromkeys(x for c in official for x in known.published_beside(c))
+        alike = [group.config for group in groups if group.by_protocol]
+        beside = dict.fromkeys(x for c in alike for x in known.published_beside(c))
         others = [
             *((f"floor: {n}", x, "computed for LRA's data") for n, x in known.floors),
             *((f"published: {x.model}", x.accuracy, x.source) for x in beside),
@@ -115,25 +126,41 @@ def task_table(task: str, groups: Sequence[Group]) -> Table:
 
 
 def averages_table(groups: Sequence[Group]) -> Table:
-    """A row for each mechanism and preset over all tasks, then the published rows."""
+    """A row over all tasks for each mechanism whose runs are by the LRA's protocol,
+    then the published rows."""
+    ours = _averages([group for group in groups if group.by_protocol])
+    published = [row._replace(model=f"published: {row.model}") for row in ROWS]
+    return _averages_table([*ours, *published], ours=len(ours))
+
+
+def other_averages_table(groups: Sequence[Group]) -> Table:
+    """A row over all tasks for each mechanism and preset of the runs on LRA's data that
+    are not by its protocol; no published rows."""
+    ours = _averages([g for g in groups if g.official and not g.by_protocol])
+    return _averages_table(ours, ours=len(ours))
+
+
+def _averages(groups: Sequence[Group]) -> list[Row]:
     scores: dict[str, dict[str, float]] = {}
     for group in groups:
-        if group.official and group.config.task in SIX:
+        if group.config.task in SIX:
             own = scores.setdefault(_model(group), {})
             best = own.get(group.config.task, 0.0)
             own[group.config.task] = max(group.mean(group.accuracy), best)
     source = "this report; of several settings the best mean"
-    ours = [
+    return [
         Row._make((model, *(own.get(task) for task in SIX), source, None))
         for model, own in scores.items()
     ]
-    published = [row._replace(model=f"published: {row.model}") for row in ROWS]
+
+
+def _averages_table(rows: Sequence[Row], ours: int) -> Table:
+    head = ("model", *SIX, "avg5", "avg6", "source")
     cells = [
         (row.model, *map(_number, (*row[1:7], row.avg5, row.avg6)), row.source)
-        for row in (*ours, *published)
+        for row in rows
     ]
-    head = ("model", *SIX, "avg5", "avg6", "source")
-    return Table(head, cells, words=(0, 9), ours=len(ours))
+    return Table(head, cells, words=(0, 9), ours=ours)
 
 
 def learning_curves(groups: Sequence[Group]) -> list[charts.Line]:
@@ -246,7 +273,10 @@ def _protocol(group: Group) -> str:
     split = "validation = test" if group.last_only else "own validation split"
     split += ", best by loss" if train.best_by == "loss" else ""
     positions = "no" if model.positions == "none" else model.positions
-    note = "" if group.official else "; NOT LRA's data settings, do not compare"
+    note = ""
+    if not group.by_protocol:
+        whose = "protocol" if group.official else "data settings"
+        note = f"; NOT LRA's {whose}, do not compare with published rows"
     parts = "".join(f", {part}" for part in _parts(model))
     taught = "".join(f"; {help}" for help in _teaching(config))
     return (
@@ -299,8 +329,8 @@ def _spread(group: Group, name: str) -> str:
 
 def _speed(group: Group) -> str:
     """Steps a second; those of runs too short for a step without compilation say so."""
-    cold = any(r.get("steps_per_second_kind") == "cold" for r in group.results)
-    return f"{group.mean('steps_per_second'):.2f}{' (cold)' if cold else ''}"
+    kind = " (cold)" if group.speed_kind == "cold" else ""
+    return f"{group.mean('steps_per_second'):.2f}{kind}"
 
 
 def _memory(group: Group) -> str:

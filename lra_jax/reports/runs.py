@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lra_jax.configs import Config
+from lra_jax.configs import Config, get_preset
 from lra_jax.errors import expected
+from lra_jax.tasks import get_task
 from lra_jax.training.metrics import read_metrics
 
 # Fields of a result that the tables read.
@@ -19,7 +20,10 @@ _NUMBERS = (
 )
 # Older results have no peak memory.
 _LATER_NUMBERS = ("peak_memory_bytes",)
-_KINDS = {"versions": dict, "data_fingerprint": str, "official_data": bool}
+_KINDS = {
+    **{"versions": dict, "data_fingerprint": str, "official_data": bool},
+    "steps_per_second_kind": str,
+}
 _LARGEST = 1e18
 
 
@@ -60,6 +64,34 @@ class Group:
     def official(self) -> bool:
         """Whether the data are those that published rows are about."""
         return all(result.get("official_data", False) for result in self.results)
+
+    @property
+    def by_protocol(self) -> bool:
+        """Whether the row may stand among published ones: the data are theirs, and the
+        training and the model are those of the preset official, as in
+        `Task.published_beside`, also where no row of the mechanism was published."""
+        config = self.config
+        has_protocol = "official" in get_task(config.task).presets
+        if not self.official or config.preset != "official" or not has_protocol:
+            return False
+        protocol = get_preset(config.task, "official", config.attention)
+        if config.data.augments != protocol.data.augments:
+            return False
+        mine = config.identity()
+        return all(
+            mine[name] == value
+            for name, value in protocol.identity().items()
+            if name.startswith(("train.", "pretrain.", "model."))
+        )
+
+    @property
+    def speed_kind(self) -> str | None:
+        """``warm``, or ``cold`` where a run was so short that compilation is part of
+        its steps/s; None where that was not recorded."""
+        kinds = {result.get("steps_per_second_kind") for result in self.results}
+        if "cold" in kinds:
+            return "cold"
+        return "warm" if kinds == {"warm"} else None
 
     @property
     def last_only(self) -> bool:
