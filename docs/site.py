@@ -15,6 +15,7 @@ from mkdocs.structure.files import File, Files
 from lra_jax.attention.registry import MECHANISMS
 
 ROOT = Path(__file__).parents[1]
+REPOSITORY = "https://github.com/lra-jax/lra_jax"
 
 REFERENCE = {
     "models": (
@@ -30,7 +31,8 @@ REFERENCE = {
     "training": ("train", "training.restore", "tasks.task", "data.pipeline"),
     "analysis": (
         *("analysis.residual", "analysis.bound", "analysis.paths"),
-        *("analysis.spectrum", "analysis.collapse", "analysis.maps"),
+        *("analysis.spectrum", "analysis.projection"),
+        *("analysis.collapse", "analysis.maps"),
     ),
 }
 
@@ -64,6 +66,10 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     """Links as they are between files of the site."""
     markdown = re.sub(r"\]\((?:\.\./)+(?=results/|CONTRIBUTING)", "](", markdown)
     markdown = re.sub(r"\]\(docs/", "](", markdown)
+    # Code and data are read in the repository.
+    files = r"\]\((?:\.\./)?((?:lra_jax|benchmarks|tests|results)/[^)]+\.(?:py|json))\)"
+    markdown = re.sub(files, rf"]({REPOSITORY}/blob/main/\1)", markdown)
+    markdown = markdown.replace("](../README.md", "](index.md")
     notebooks = r"\]\((?:\.\./)?notebooks/README.md\)"
     markdown = re.sub(notebooks, "](notebooks/index.md)", markdown)
     markdown = markdown.replace("](CITATION.cff)", "](CITATION.md)")

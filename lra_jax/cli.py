@@ -21,7 +21,7 @@ from typing import Any, NoReturn, TypeVar, get_args
 from lra_jax import runtime
 from lra_jax.configs import TASKS, Config, get_preset
 from lra_jax.configs.registry import find_task
-from lra_jax.errors import check_text, did_you_mean, expected
+from lra_jax.errors import check_text, expected, nearest
 
 Parsed = TypeVar("Parsed")
 
@@ -224,9 +224,14 @@ def full_name(flag: str, types: Iterable[str]) -> str:
 
 _SHORT = {
     "--lr": "--train.learning_rate",
+    "--batch": "--train.batch_size",
+    "--dim": "--model.embed_dim",
     "--layers": "--model.num_layers",
     "--heads": "--model.num_heads",
 }
+
+
+_FEW = 16
 
 
 def _check_required(kind: type, given: Iterable[str]) -> None:
@@ -240,14 +245,39 @@ def _check_required(kind: type, given: Iterable[str]) -> None:
 def _unknown(flag: str, settings: Any, types: Iterable[str]) -> ValueError:
     """With the nearest name; there are too many to list."""
     types = list(types)
-    ends = {f"--{name.removeprefix('--').rpartition('.')[2]}" for name in types}
-    short = [x for x in sorted({*_SHORT, *ends}) if full_name(x, types) in types]
-    near = did_you_mean(flag, ["--help", *types, *short]) or "; --help lists them"
+    meant = " or ".join(map(repr, _meant(flag, types)))
+    part = flag.rpartition(".")[0]
+    own = sorted(x for x in types if part and x.startswith(f"{part}."))
+    there = (
+        f"there are {', '.join(own)}" if 0 < len(own) <= _FEW else "--help lists them"
+    )
+    near = f"; did you mean {meant}?" if meant else f"; {there}"
     if flag in ("--epochs", "--train.epochs", "--num_epochs"):
         near = "; training is counted in steps, --train.steps, of --train.batch_size"
     task = getattr(settings, "task", "")
     of = f" of --task={task}" if flag.startswith("--data.") else ""
     return expected(flag, f"a flag{of}", f"an unknown one{near}")
+
+
+def _meant(flag: str, types: list[str]) -> list[str]:
+    """The flags that an unknown one may mean: those of its name in other parts of the
+    settings, or the nearest one, of its own part if there is that."""
+    part, _, name = flag.removeprefix("--").rpartition(".")
+    same = [x for x in types if x.removeprefix("--").rpartition(".")[2] == name]
+    if same:
+        return same
+    own = [x for x in types if part and x.startswith(f"--{part}.")]
+    if own:
+        near = nearest(name, [x.rpartition(".")[2] for x in own])
+        return [] if near is None else [f"--{part}.{near}"]
+    whole = [x.removeprefix("--") for x in types]
+    ends = {x.rpartition(".")[2] for x in whole}
+    short = [x.removeprefix("--") for x in _SHORT if full_name(x, types) in types]
+    near = nearest(flag.removeprefix("--"), ["help", *whole, *sorted(ends), *short])
+    if near is None:
+        return []
+    several = [x for x in types if x.endswith(f".{near}")]
+    return several if len(several) > 1 else [f"--{near}"]
 
 
 def _types(settings: Any, prefix: str = "--") -> dict[str, Any]:

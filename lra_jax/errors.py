@@ -116,8 +116,24 @@ def renamed(error: ValueError, name: str) -> ValueError:
 
 def did_you_mean(value: str, choices: Iterable[str]) -> str:
     """``; did you mean 'listops'?``, or nothing where no choice is near."""
-    near = difflib.get_close_matches(str(value), list(choices), n=1, cutoff=0.5)
-    return f"; did you mean {near[0]!r}?" if near else ""
+    near = nearest(value, choices)
+    return "" if near is None else f"; did you mean {near!r}?"
+
+
+def nearest(value: str, choices: Iterable[str]) -> str | None:
+    """The choice that a mistyped one is near to; None where there is none."""
+    near = difflib.get_close_matches(str(value), list(choices), n=1, cutoff=_NEAR)
+    return near[0] if near else None
+
+
+# Of difflib's ratios: 'modem' is near 'modern', and 'batch' is not near 'path'.
+_NEAR = 0.7
+
+
+def a_thing(value: object) -> str:
+    """The type of a value in words: ``an int``, ``a dict``."""
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeioAEIO' else 'a'} {name}"
 
 
 def positive(name: str, value: float) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from lra_jax import cli, progress, runtime, signals
-from lra_jax.errors import expected, renamed
+from lra_jax.errors import a_thing, expected, renamed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +45,7 @@ class GenerateConfig:
 
 
 _FLAGS = {"num_tokens": "tokens", "prompts": "prompt", "layer": "workdir"}
+_FLAGS_OF_LOADING = {"run": "workdir", "file": "workdir", "allow_code": "allow-code"}
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -77,9 +78,15 @@ def run(config: GenerateConfig, texts: Sequence[str]) -> Iterator[tuple[str, ...
     from lra_jax.models import CausalLM, load
     from lra_jax.models.generation import tokens_in_turn
 
-    saved = load(config.workdir, allow_code=config.allow_code)
+    try:
+        saved = load(config.workdir, allow_code=config.allow_code)
+    except ValueError as error:
+        flag = _FLAGS_OF_LOADING.get(str(error).partition(":")[0])
+        if flag is None:
+            raise
+        raise renamed(error, f"--{flag}") from error
     if not isinstance(saved.model, CausalLM):
-        got = f"a {type(saved.model).__name__}"
+        got = a_thing(saved.model)
         raise expected("--workdir", "a run of --task=lm", got)
     vocabulary = described(saved.raw)
     prompts = [_encoded(vocabulary, text) for text in texts]

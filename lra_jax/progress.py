@@ -9,8 +9,9 @@ from typing import TypeVar
 
 Item = TypeVar("Item")
 
-# The first line comes after so many seconds, the next after twice as many, and so on.
-_FIRST, _MOST = 2.0, 60.0
+# The first line comes after so many seconds, the next after twice as many, and so on,
+# up to the most on a terminal, or in a file.
+_FIRST, _MOST_SHOWN, _MOST_KEPT = 2.0, 5.0, 10.0
 
 
 class Clock:
@@ -27,6 +28,9 @@ class Clock:
         self._what, self._total, self._done = what, total, 0
         self._pause, self._due = _FIRST, time.monotonic() + _FIRST
         self._first = math.nan
+        stdout = sys.__stdout__
+        shown = stdout is not None and not stdout.closed and stdout.isatty()
+        self._most = _MOST_SHOWN if shown else _MOST_KEPT
 
     def tick(self) -> None:
         """One more is done."""
@@ -40,7 +44,7 @@ class Clock:
                 each = (now - self._first) / (self._done - 1)
                 left = f", about {each * (self._total - self._done):.0f} s left"
             say(f"{self._done:,} of {self._total:,} {self._what}{left}")
-            self._pause = min(2 * self._pause, _MOST)
+            self._pause = min(2 * self._pause, self._most)
             self._due = now + self._pause
 
 

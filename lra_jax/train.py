@@ -13,6 +13,7 @@ if __name__ == "__main__":
 
     signals.watch()
 
+import collections
 import contextlib
 import os
 import shlex
@@ -23,7 +24,7 @@ from typing import Any, NoReturn
 
 from lra_jax import cli, progress, runs, runtime, signals
 from lra_jax.configs import Config, DataConfig, ModelConfig, PretrainConfig, TrainConfig
-from lra_jax.errors import expected
+from lra_jax.errors import check_text, expected
 
 _DESCRIPTION = (
     "Trains a model and scores it. --seeds=N trains N, with seeds --seed, --seed + 1, "
@@ -65,14 +66,23 @@ def main(args: Sequence[str] | None = None) -> None:
 
 def _take_dry_run(args: Sequence[str], seeds: int) -> tuple[bool, list[str]]:
     """Whether the run is only to be described, and the other arguments."""
-    given = [x for x in args if x.partition("=")[0].replace("_", "-") == "--dry-run"]
+    dry, rest = False, []
+    pending = collections.deque(args)
     with cli.user_errors():
-        for argument in given:
-            if "=" in argument:
-                raise expected("--dry-run", "no value", argument.partition("=")[2])
-        if given and seeds > 1:
+        while pending:
+            argument = pending.popleft()
+            name, equals, text = argument.partition("=")
+            if name.replace("_", "-") != "--dry-run":
+                rest.append(argument)
+                continue
+            if not equals and pending and not pending[0].startswith("--"):
+                text = pending.popleft()
+            text = text if text or equals else "True"
+            check_text("--dry-run", bool, text)
+            dry = text == "True"
+        if dry and seeds > 1:
             raise expected("--dry-run", "one run", f"--seeds={seeds}")
-    return bool(given), [argument for argument in args if argument not in given]
+    return dry, rest
 
 
 def _run_seeds(prog: str, args: Sequence[str], seeds: int) -> None:

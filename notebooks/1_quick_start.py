@@ -11,12 +11,13 @@
 # %% [markdown]
 # ## Settings
 #
-# `RUNS` is where runs are kept. A folder on Google Drive outlives the Colab machine:
-# mount it with `from google.colab import drive; drive.mount("/content/drive")`, and set
-# `RUNS = "/content/drive/MyDrive/lra_jax"`.
+# `RUNS` is the folder of the runs. A Colab machine is deleted after use, so in Colab
+# the folder is on your Google Drive, in `MyDrive/lra_jax`. Colab asks for your
+# permission first. `DRIVE = None` keeps runs on the machine alone.
 
 # %% tags=["parameters"]
 RUNS = "runs"
+DRIVE = "/content/drive"  # Where Colab mounts Google Drive.
 ATTENTION = "cosformer"
 STEPS = 3200
 DATA = {}  # Settings of the data, such as {"num_train": 10_000}.
@@ -33,6 +34,19 @@ from lra_jax.configs import get_preset
 
 print(jax.devices())
 
+# %%
+try:
+    from google.colab import drive
+except ImportError:  # Not in Colab.
+    drive = None
+
+folder = Path(RUNS)
+if DRIVE and drive is not None:
+    drive.mount(DRIVE)
+    folder = Path(DRIVE, "MyDrive", "lra_jax", RUNS)
+folder.mkdir(parents=True, exist_ok=True)
+print("runs are kept in", folder.resolve())
+
 # %% [markdown]
 # ## Train
 #
@@ -43,11 +57,11 @@ print(jax.devices())
 # A preset holds every setting with its source. That of ListOps, `modern-quick`, has one
 # block for every mechanism: a short convolution before the attention, a gate after it.
 # Interrupt the cell whenever you like and run it again: it goes on from its last
-# checkpoint.
+# checkpoint. With the run on Google Drive that works on a new Colab machine, too.
 
 # %%
 config = get_preset("listops", attention=ATTENTION).replace(
-    workdir=f"{RUNS}/listops-{ATTENTION}",
+    workdir=f"{folder}/listops-{ATTENTION}",
     train={"steps": STEPS, "warmup": STEPS // 10, "eval_every": STEPS // 8},
     data=DATA,
 )

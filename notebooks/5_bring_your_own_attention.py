@@ -99,10 +99,31 @@ for name, attention in {"power": power_attention, "linear": "linear"}.items():
 
 # %% [markdown]
 # ## Compare
-#
-# `python -m lra_jax.report runs/` puts all runs of a folder on one page, with the
-# published rows where the protocol is theirs.
 
 # %%
 for name, result in results.items():
     print(f"{name:8}{result['test_accuracy_best']:6.2f} %")
+
+# %% [markdown]
+# ## Report
+#
+# The report puts all finished runs of a folder on one page;
+# `python -m lra_jax.report runs/` writes the same. Read the test accuracy first, and
+# take a difference below the standard error beside it (se) for noise. Then look at the
+# protocol: rows compare only where data, steps and model are the same.
+
+# %%
+from html import escape
+
+from lra_jax.report import write_report
+
+
+class Framed(str):
+    """A page that a notebook shows in a frame, so that its style stays inside."""
+
+    def _repr_html_(self):
+        return f'<iframe srcdoc="{escape(self)}" width="100%" height="600"></iframe>'
+
+
+write_report(Path(RUNS), Path("report"))
+Framed(Path("report/report.html").read_text())

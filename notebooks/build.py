@@ -13,9 +13,16 @@ import jupytext
 import nbformat
 
 FOLDER = Path(__file__).parent
-REPOSITORY = tomllib.loads((FOLDER.parent / "pyproject.toml").read_text("utf-8"))[
+PROJECT = tomllib.loads((FOLDER.parent / "pyproject.toml").read_text("utf-8"))[
     "project"
-]["urls"]["Repository"]
+]
+REPOSITORY = PROJECT["urls"]["Repository"]
+# The oldest jax that the package works with, as "0.10".
+JAX = next(
+    name.removeprefix("jax>=")
+    for name in PROJECT["dependencies"]
+    if name.startswith("jax>=")
+)
 
 _BADGE = "https://colab.research.google.com/assets/colab-badge.svg"
 _COLAB = "https://colab.research.google.com/github/{path}/blob/main/notebooks/{name}"
@@ -27,14 +34,26 @@ import subprocess
 import sys
 
 if importlib.util.find_spec("lra_jax") is None:
-    kept = [
-        f"{{name}}=={{importlib.metadata.version(name)}}"
+    kept = {{
+        name: importlib.metadata.version(name)
         for name in ("jax", "jaxlib")
         if importlib.util.find_spec(name)
-    ]
+    }}
+    found = kept.get("jax", "{JAX}")
+    if [int(part) for part in found.split(".")[:2]] < [{JAX.replace(".", ", ")}]:
+        raise SystemExit(
+            f"lra_jax needs jax {JAX} or later, and this machine has {{found}}: run "
+            "%pip install --upgrade 'jax[tpu]' (on a GPU 'jax[cuda12]', on a CPU "
+            "jax), restart the session, and run this cell again."
+        )
+    pins = [f"{{name}}=={{version}}" for name, version in kept.items()]
     source = "git+{REPOSITORY}"
-    install = ["-m", "pip", "install", "--quiet", source, *kept]
-    subprocess.run([sys.executable, *install], check=True)"""
+    install = ["-m", "pip", "install", "--quiet", source, *pins]
+    done = subprocess.run(
+        [sys.executable, *install], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise SystemExit(f"pip could not install lra_jax:\\n{{done.stderr}}")"""
 
 
 def sources() -> list[Path]:

@@ -128,6 +128,11 @@ LINES = r"""
 train --zzz ~ --zzz: expected a flag, got an unknown one; --help lists them
 train --train.step=3 ~ did you mean '--train.steps'?
 train --lrr=3 ~ did you mean '--lr'?
+train --max-length=9 ~ did you mean '--model.max_length' or '--data.max_length'?
+train --max-len=9 ~ did you mean '--model.max_length' or '--data.max_length'?
+train --foo=3 ~ got an unknown one; --help lists them
+train --task=image --dimm=3 ~ did you mean '--dim'?
+train --data.batch_size=3 ~ got an unknown one; did you mean '--train.batch_size'?
 train --train.steps ~ --train.steps: expected a value, got none
 train --train.steps --seed=3 ~ --train.steps: expected a value, got none
 train --train.steps=3 --train.steps=abc ~ --train.steps: expected an int, got 'abc'
@@ -188,6 +193,7 @@ train --model.attention_options==3 ~ got '=3'
 train --model.attention_options=eps=1,eps=2 ~ expected each option once, got 'eps' twice
 train --model.attention_options=clip=1 ~ --model.attention_options: option of
 train --model.attention_options=ep=1 ~ did you mean 'eps'?
+train --model.attention_options=foo=1 ~ eps, feature_map, grid, reweight, got 'foo'
 train --model.attention_options=eps=1/2/3 ~ the 2 blocks, got 3
 train --model.attention_options=eps={[]:1} ~ got '{[]:1}'
 train --model.attention_options=eps=nan ~ got 'nan'
@@ -218,6 +224,8 @@ train --attention=:f ~ --attention: expected 'package.module:function', got ':f'
 train --attention=helpers: ~ --attention: expected 'package.module:function'
 train --attention=no_such:f ~ --attention: expected a module that imports
 train --attention=helpers:nothing ~ no attribute 'nothing'
+train --attention=helpers:jn ~ no attribute 'jn'
+train --attention=helpers:powr ~ no attribute 'powr'; did you mean 'power'?
 train --attention=helpers:TRAIN ~ to be a function, got a dict
 train --attention=os:system ~ --attention: expected 'os:system' to take (query, key
 train --attention=math:sin ~ too many positional arguments
@@ -231,10 +239,10 @@ train --attention=test_bad_inputs:gives_none ~ --attention: output of attention
 train --attention=test_bad_inputs:gives_a_pair ~ got a tuple
 train --attention=test_bad_inputs:gives_a_row ~ got (2, 1, 2, 32)
 train --attention=test_bad_inputs:gives_a_mean ~ got (2, 2, 32)
-train --attention=test_bad_inputs:raises ~ got RuntimeError: out of order
+train --attention=test_bad_inputs:raises ~ test_bad_inputs.py, line
 train --attention=test_bad_inputs:asks ~ got TracerBoolConversionError
 train --attention=test_bad_inputs:leaves_jax ~ got TracerArrayConversionError
-train --attention=test_bad_inputs:A_CLASS ~ to be a function, got a object
+train --attention=test_bad_inputs:A_CLASS ~ to be a function, got an object
 train --attention=test_bad_inputs:Mine ~ to take (query, key, value, ...)
 train --attention=helpers:values_only --model.attention_options=x=1 ~ got 'x'
 train --data.min_length=0 ~ --data.min_length: expected an integer of at least 1
@@ -293,7 +301,9 @@ report . -o ~ -o: expected a flag
 report . --out ~ --out: expected a value
 report . --ouf=x ~ did you mean '--out'?
 benchmark --attention= ~ --attention: expected
-benchmark --attention=nope ~ expected one of
+benchmark --attention=nope ~ --attention: expected one of
+benchmark --attention=nope:f ~ --attention: expected a module that imports
+benchmark --attention=linear[foo=1] ~ --attention: option of attention 'linear'
 benchmark --attention=softmax[ ~ --attention: expected
 benchmark --attention=softmax[block] ~ --attention: expected name=value
 benchmark --attention=softmax[blok=1] ~ did you mean 'block'?
@@ -488,7 +498,11 @@ EDITS: tuple[tuple[str, Any, str], ...] = (
     ("task", "text", "config: expected the fields"),
     ("attention", "cosfomer", "did you mean 'cosformer'"),
     ("attention", 5, "--attention: expected text, got 5"),
-    ("attention", "os:system", "--allow-code: expected True to import what"),
+    (
+        "attention",
+        "os:system",
+        "--allow-code: expected True to import 'os:system'",
+    ),
     ("attention", "helpers:values_only", "--allow-code: expected True"),
     ("seed", -1, "--seed: expected 0 or a positive int"),
     ("seed", "0", "--seed: expected an int"),

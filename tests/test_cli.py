@@ -294,12 +294,23 @@ def test_one_flag_may_stand_alone(flags):
     [
         ("--lr=0.1", {"learning_rate": 0.1}),
         ("--steps 30 --batch-size 4", {"steps": 30, "batch_size": 4}),
+        ("--batch=4", {"batch_size": 4}),
         ("--train.steps=20", {"steps": 20, "warmup": 2}),
     ],
 )
 def test_short_forms_and_a_short_run(given, wanted) -> None:
     train = parse_config("train", "", given.split()).train
     assert {name: getattr(train, name) for name in wanted} == wanted
+    assert parse_config("train", "", ["--dim=32"]).model.embed_dim == 32
+
+
+def test_every_group_of_flags_says_what_it_is(capsys) -> None:
+    with pytest.raises(SystemExit):
+        parse_config("train", "", ["--help"])
+    said = capsys.readouterr().out
+    assert "pyright" not in said
+    for words in ("Optimisation, evaluation and checkpoints.", "Sizes and parts of"):
+        assert words in said
 
 
 def test_a_short_run_of_every_preset() -> None:
@@ -313,11 +324,12 @@ def test_a_short_run_of_every_preset() -> None:
 
 def test_a_short_form_of_several_flags_is_not_guessed(capsys) -> None:
     for given, words in {
-        "--max-length=9": "--max_length: expected a flag",
+        "--max-length=9": "did you mean '--model.max_length' or '--data.max_length'?",
+        "--task=image --data.max-length=9": "did you mean '--model.max_length'?",
         "--epochs=3": "counted in steps, --train.steps",
     }.items():
         with pytest.raises(SystemExit):
-            parse_config("train", "", [given])
+            parse_config("train", "", given.split())
         assert words in capsys.readouterr().err
 
 

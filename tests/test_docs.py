@@ -1,9 +1,11 @@
 """The examples of the documentation run."""
 
+import importlib.util
 import pkgutil
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from lra_jax.attention import MECHANISMS
@@ -57,6 +59,39 @@ def test_the_table_of_mechanisms_is_the_registry() -> None:
     page = (DOCS / "mechanisms.md").read_text()
     shown = re.search(r"<!-- mechanisms -->\n(.*)<!-- end -->", page, re.DOTALL)
     assert shown is not None and shown[1] == command.markdown() + "\n"
+
+
+def test_every_result_is_listed() -> None:
+    """A new file or folder of results/ gets a row in docs/results.md."""
+    page = (DOCS / "results.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("| `results/")]
+    listed = {
+        name for row in rows for name in re.findall(r"`results/([\w.-]+)/?`", row)
+    }
+    assert listed == {entry.name for entry in (ROOT / "results").iterdir()}
+    for row in rows:
+        _, _, measures, command, pages, _ = row.split("|")
+        assert measures.strip() and "`python " in command and "](" in pages
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    site = (ROOT / "mkdocs.yml").read_text()
+    for page in DOCS.glob("*.md"):
+        assert f": {page.name}\n" in site
+
+
+def test_the_picture_of_matrices_can_be_drawn() -> None:
+    """Every matrix of docs/matrices.py, and the causal ones see no later key."""
+    spec = importlib.util.spec_from_file_location("matrices", DOCS / "matrices.py")
+    assert spec is not None and spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    both, causal = script.matrices(False), script.matrices(True)
+    assert set(causal) == {name for name in both if MECHANISMS[name].causal}
+    for matrix in (*both.values(), *causal.values()):
+        assert matrix.shape == (64, 64) and np.isfinite(matrix).all()
+    for matrix in causal.values():
+        assert np.abs(np.triu(matrix, 1)).max() < 1e-6
 
 
 def test_the_command_knows_no_other_flag(capsys) -> None:

@@ -108,6 +108,20 @@ def test_texts_of_a_type():
         errors.check_text("--x", int | None, "x")
 
 
+@pytest.mark.parametrize("pair", ["batch path", "dim dir", "foo pooling", "nope jnp"])
+def test_what_is_not_near_is_not_meant(pair):
+    value, choice = pair.split()
+    assert errors.did_you_mean(value, [choice]) == ""
+
+
+def test_a_thing_has_its_article():
+    assert [errors.a_thing(x) for x in (1, {}, object())] == [
+        "an int",
+        "a dict",
+        "an object",
+    ]
+
+
 def test_errors_change_their_name():
     error = errors.expected("clip", "a positive number", -1)
     renamed, within = errors.renamed(error, "--clip"), errors.within("line 3", error)

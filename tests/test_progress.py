@@ -1,5 +1,9 @@
 """Lines that say how far long work is."""
 
+import itertools
+
+import pytest
+
 from lra_jax import progress
 
 
@@ -24,3 +28,12 @@ def test_the_start_is_no_part_of_the_time_left(monkeypatch, capsys):
         "1 of 10 rows",
         "5 of 10 rows, about 5 s left",
     ]
+
+
+@pytest.mark.parametrize(("terminal", "longest"), [(True, 5), (False, 10)])
+def test_no_silence_is_long(terminal, longest, monkeypatch, capsys):
+    monkeypatch.setattr(progress.sys.stdout, "isatty", lambda: terminal)
+    lines = _told(monkeypatch, capsys, [1.0] * 200)
+    done = [int(line.partition(" ")[0]) for line in lines]
+    gaps = [b - a for a, b in itertools.pairwise(done)]
+    assert len(gaps) > 10 and max(gaps) == longest

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from lra_jax.attention.mechanism import Mechanism, beside
-from lra_jax.errors import did_you_mean, expected
+from lra_jax.errors import a_thing, did_you_mean, expected
 
 _KINDS = "a function, a module of functions, an nnx.Module class or a Mechanism"
 
@@ -48,7 +48,7 @@ def mechanism(thing: Any, name: str | None = None) -> Mechanism:
         wanted = (
             f"{name!r} to be a function" if name else f"a registered name, {_KINDS}"
         )
-        got = f"a {type(thing).__name__}" if name else f"{thing!r}"
+        got = a_thing(thing) if name else f"{thing!r}"
         raise expected("attention", wanted, got)
     module = getattr(thing, "__module__", None) or ""
     if (is_class and issubclass(maker, nnx)) or _takes(thing, "rngs"):
@@ -119,18 +119,47 @@ def load(spec: str) -> Any:
     path, _, attribute = spec.partition(":")
     if not path or not attribute:
         raise expected("attention", "'package.module:function'", f"{spec!r}")
-    try:
-        found = importlib.import_module(path)
-    except (Exception, SystemExit) as error:
-        wanted = f"a module that imports before ':' in {spec!r}"
-        got = f"{type(error).__name__}: {error}"
-        raise expected("attention", wanted, got) from error
+    found: Any = _import(path, spec)
     for part in attribute.split("."):
         longer = f"{part}_attention"
-        if not hasattr(found, part) and not hasattr(found, longer):
-            names = (x.removesuffix("_attention") for x in vars(found))
-            hint = did_you_mean(part, [x for x in names if x[:1] != "_"])
+        if hasattr(found, longer) and not hasattr(found, part):
+            part = longer
+        if not hasattr(found, part) and not _imported(found, part, spec):
+            hint = did_you_mean(part, _offered(found, path))
             wanted = f"{attribute!r} in the module {path!r}"
             raise expected("attention", wanted, f"no attribute {part!r}{hint}")
-        found = getattr(found, part if hasattr(found, part) else longer)
+        found = getattr(found, part)
     return found
+
+
+def _imported(package: Any, part: str, spec: str) -> bool:
+    """Whether a package has a submodule of a name, which is imported then."""
+    if not isinstance(package, types.ModuleType):
+        return False
+    name = f"{package.__name__}.{part}"
+    if not hasattr(package, "__path__") or not is_module(name):
+        return False
+    _import(name, spec)
+    return hasattr(package, part)
+
+
+def _import(name: str, spec: str) -> types.ModuleType:
+    try:
+        return importlib.import_module(name)
+    except (Exception, SystemExit) as error:
+        wanted = f"a module that imports before ':' in {spec!r}"
+        if name != spec.partition(":")[0]:
+            wanted = f"{name!r}, which {spec!r} names, to import"
+        got = f"{type(error).__name__}: {error}"
+        raise expected("attention", wanted, got) from error
+
+
+def _offered(thing: Any, path: str) -> list[str]:
+    """The names of what a module, or a class, defines itself and can be called."""
+    return [
+        name.removesuffix("_attention")
+        for name, value in vars(thing).items()
+        if callable(value)
+        and f"{getattr(value, '__module__', None)}.".startswith(f"{path}.")
+        and not name.startswith("_")
+    ]

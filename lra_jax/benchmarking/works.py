@@ -17,6 +17,7 @@ from flax import nnx
 from lra_jax.attention import gates, registry
 from lra_jax.benchmarking.cases import FUSED, Case, split_subject
 from lra_jax.configs import TrainConfig
+from lra_jax.errors import renamed, within
 from lra_jax.models import SequenceClassifier
 from lra_jax.models.options import named, split_options
 from lra_jax.tasks import get_task
@@ -72,12 +73,18 @@ def find(text: str) -> tuple[registry.Mechanism, dict[str, Any]]:
             ).function,
         )
     else:
-        mechanism = registry.resolve(name)
+        try:
+            mechanism = registry.resolve(name)
+        except ValueError as error:
+            raise renamed(error, "--attention") from error
     parsed = parse_options(options, "--attention")
     if name == "softmax":
         # The baseline of the papers forms its matrix at every length.
         parsed = {"implementation": "dense"} | parsed
-    split_options(mechanism, parsed)
+    try:
+        split_options(mechanism, parsed)
+    except ValueError as error:
+        raise within("--attention", error) from error
     return mechanism, parsed
 
 

@@ -310,8 +310,10 @@ class Config:
     """When the loss is not finite, do the bad step again and name the first bad tensor:
     its module, forward or backward. In one process."""
     train: TrainConfig = None  # pyright: ignore[reportAssignmentType]
+    """Optimisation, evaluation and checkpoints."""
     pretrain: PretrainConfig = PretrainConfig()
     model: ModelConfig = None  # pyright: ignore[reportAssignmentType]
+    """Sizes and parts of the model."""
     data: DataConfig = None  # pyright: ignore[reportAssignmentType]
     """The task's own settings of its data."""
 

@@ -29,7 +29,18 @@ if TYPE_CHECKING:
 
 _CHARACTERS = 600
 _LABELS = 20  # Of more classes the first are shown.
-_HELP = (__doc__ or "").strip()
+_HELP = (__doc__ or "").strip().replace("``", "'")
+_FLAGS = (
+    "The flags are those of training, so that 'prepare' with a run's --task, --preset "
+    "and --data.* flags prepares what that run will read."
+)
+_ABOUT = {
+    "prepare": "Makes the data of a task, or downloads and reads them, once; training "
+    "finds them then.",
+    "describe": "Sizes, lengths, labels and the fingerprint of the data of a task.",
+    "sample": "Some examples of a task: as text, or for images as a contact sheet "
+    "(PNG).",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,10 +81,13 @@ def main(args: Sequence[str] | None = None) -> None:
     preset = cli.parse_preset(args[1:])
     default = kind(task=preset.task, preset=preset.preset, data=preset.data)
     prog = f"python -m lra_jax.data {name}"
-    command = cli.parse(kind, prog, _HELP, args[1:], default=default)
+    about = f"{_ABOUT[name]}\n\n{_FLAGS}"
+    command = cli.parse(kind, prog, about, args[1:], default=default)
     signals.advise("interrupted; nothing half prepared is kept")
     with cli.user_errors():
-        progress.note(f"looking for the data of {command.task} ...")
+        # The other commands' stdout is a text.
+        say = progress.say if name == "prepare" else progress.note
+        say(f"looking for the data of {command.task} ...")
         task = get_task(command.task)
         command.data.check()
         run(command, task, task.prepare(command.data))

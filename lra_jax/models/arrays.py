@@ -16,7 +16,7 @@ from lra_jax import files
 from lra_jax.errors import expected
 
 
-def save_arrays(file: str | os.PathLike, tree: Any) -> None:
+def save_arrays(file: str | os.PathLike[str], tree: Any) -> None:
     """Writes the arrays of a tree, each under its way in it, as in ``sums.total``.
 
     Readers see all of the file or none.
@@ -31,7 +31,7 @@ def save_arrays(file: str | os.PathLike, tree: Any) -> None:
         partial.write_bytes(content)
 
 
-def load_arrays(file: str | os.PathLike, like: Any) -> Any:
+def load_arrays(file: str | os.PathLike[str], like: Any) -> Any:
     """Reads what `save_arrays` wrote into a tree of the same structure.
 
     Args:
@@ -58,7 +58,7 @@ def load_arrays(file: str | os.PathLike, like: Any) -> Any:
     return jax.tree.unflatten(structure, [found[name] for name in names])
 
 
-def read_arrays(file: str | os.PathLike) -> dict[str, jax.Array]:
+def read_arrays(file: str | os.PathLike[str]) -> dict[str, jax.Array]:
     """The arrays of a safetensors file by name.
 
     Raises:

@@ -10,7 +10,7 @@ from flax import nnx
 
 from lra_jax.attention import gates, packed
 from lra_jax.attention.inputs import check_shape, layout, match_heads
-from lra_jax.errors import expected
+from lra_jax.errors import a_thing, expected
 from lra_jax.models import stream
 from lra_jax.models.config import AttentionConfig, configured
 from lra_jax.models.gates import GateLayer
@@ -363,7 +363,7 @@ class MultiHeadAttention(nnx.Module):
         name = f"output of attention {self.mechanism.name!r}"
         if not hasattr(out, "shape"):
             wanted = layout("B T N Hv", *shape)
-            raise expected(name, wanted, f"a {type(out).__name__}")
+            raise expected(name, wanted, a_thing(out))
         check_shape(name, out, "B T N Hv", *shape)
 
     def _documents(

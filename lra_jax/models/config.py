@@ -12,7 +12,7 @@ from flax import nnx
 
 from lra_jax.attention import own, registry
 from lra_jax.attention.inputs import check_flag, check_size
-from lra_jax.errors import check_types, expected, within
+from lra_jax.errors import a_thing, check_types, expected, within
 from lra_jax.models.layers import check_even, check_rate
 from lra_jax.models.options import named, split_options
 from lra_jax.models.product_keys import memory_sizes
@@ -209,7 +209,7 @@ class AttentionConfig:
         made = make(**taken, **self.parameter_options)
         if not isinstance(made, nnx.Module) or not callable(made):
             wanted = f"{self.mechanism.name!r} to make an nnx.Module with a __call__"
-            raise expected("attention", wanted, f"a {type(made).__name__}")
+            raise expected("attention", wanted, a_thing(made))
         own.check_call(made, self.mechanism.name)
         return made
 

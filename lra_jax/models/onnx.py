@@ -29,7 +29,7 @@ _IR_VERSION = 10
 
 
 def export_onnx(
-    file: str | os.PathLike, model: Any, *, batch_size: int = 1, length: int
+    file: str | os.PathLike[str], model: Any, *, batch_size: int = 1, length: int
 ) -> None:
     """Writes the inference graph of a classifier.
 

@@ -11,6 +11,10 @@ from lra_jax.errors import known
 # Passed to a mechanism by the module itself; never an option of the user's.
 OWN_KEYWORDS = ("mask", "query_mask", "max_length", "is_causal")
 
+# May be given, but are no settings of the mechanism: how and how precisely it is
+# computed, and which documents there are in a row.
+_NOT_OFFERED = {"implementation", "precision", "segment_ids"}
+
 
 def split_options(
     mechanism: registry.Mechanism, options: dict[str, Any]
@@ -39,7 +43,8 @@ def split_options(
     options_known = accepted | taken | widths
     for name in options:
         if name not in options_known:
-            known(f"option of attention {mechanism.name!r}", name, options_known)
+            offered = sorted(options_known - _NOT_OFFERED)
+            known(f"option of attention {mechanism.name!r}", name, offered)
     return own, foreign
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from lra_jax.errors import expected, known
+from lra_jax.errors import a_thing, expected, known
 
 Raw = Mapping[str, Any]
 
@@ -46,7 +46,7 @@ def tokens_of(raw: Raw, name: str, example: Any, max_length: int) -> np.ndarray:
 
 def _words(raw: Raw, name: str, example: Any) -> np.ndarray:
     if not isinstance(example, str):
-        raise expected(name, "text", f"a {type(example).__name__}")
+        raise expected(name, "text", a_thing(example))
     blank = str.maketrans(dict.fromkeys(raw.get("ignored", ""), " "))
     words, ids = example.translate(blank).split(), raw["ids"]
     for word in words:
@@ -58,7 +58,7 @@ def _bytes(_: Raw, name: str, example: Any) -> np.ndarray:
     if isinstance(example, str):
         example = example.encode("utf-8")
     if not isinstance(example, bytes):
-        raise expected(name, "text or bytes", f"a {type(example).__name__}")
+        raise expected(name, "text or bytes", a_thing(example))
     return np.frombuffer(example, np.uint8).astype(np.int32)
 
 

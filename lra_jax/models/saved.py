@@ -135,7 +135,7 @@ _UNREADABLE = (OSError, UnicodeDecodeError, json.JSONDecodeError)
 
 
 def save(
-    file: str | os.PathLike,
+    file: str | os.PathLike[str],
     model: nnx.Module,
     *,
     raw: Raw = IDS,
@@ -165,7 +165,7 @@ def save(
     files.write_json(path.with_suffix(".json"), described)
 
 
-def load(run_or_file: str | os.PathLike, *, allow_code: bool = False) -> Saved:
+def load(run_or_file: str | os.PathLike[str], *, allow_code: bool = False) -> Saved:
     """Reads a model that `save`, or a finished run, has written.
 
     Args:
@@ -189,12 +189,12 @@ def load(run_or_file: str | os.PathLike, *, allow_code: bool = False) -> Saved:
     return Saved(model, model.encoder.config, described["raw"], about)
 
 
-def read_raw(run_or_file: str | os.PathLike) -> Raw:
+def read_raw(run_or_file: str | os.PathLike[str]) -> Raw:
     """How raw examples become tokens, of a model that is not loaded; see `load`."""
     return _read(run_or_file)[1]["raw"]
 
 
-def _read(run_or_file: str | os.PathLike) -> tuple[Path, dict[str, Any]]:
+def _read(run_or_file: str | os.PathLike[str]) -> tuple[Path, dict[str, Any]]:
     """The file of a model's arrays, and the description beside it."""
     path = Path(run_or_file).expanduser()
     if not path.exists():
@@ -312,7 +312,7 @@ def _state(model: nnx.Module) -> nnx.State:
     return nnx.state(model, (nnx.Param, Buffer))
 
 
-def _path(file: str | os.PathLike) -> Path:
+def _path(file: str | os.PathLike[str]) -> Path:
     path = Path(file).expanduser()
     if path.suffix != ".safetensors":
         raise expected("file", "NAME.safetensors", path)

@@ -1,13 +1,19 @@
 """Finds mistakes in a config before data are made or anything compiles."""
 
 import dataclasses
+import sys
+import sysconfig
+import traceback
 import warnings
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
+import lra_jax
 from lra_jax.attention import registry
 from lra_jax.configs import Config, TrainConfig
 from lra_jax.configs.base import PretrainConfig
@@ -80,6 +86,8 @@ def check_on_devices(config: Config, task: Task) -> None:
             # All images are of one size, so that there is no mask.
             padded = task.image_shape is None or config.model.padding == "zeros"
             _trace(config.attention, encoder.attention(index), length, padded)
+            if padded and registry.resolve(config.attention).foreign:
+                _warn_of_padding(encoder.attention(index), length)
 
 
 def _trace(attention: str, config: AttentionConfig, length: int, padded: bool) -> None:
@@ -114,6 +122,39 @@ def _trace(attention: str, config: AttentionConfig, length: int, padded: bool) -
         raise _broken(attention, error) from error
 
 
+def _warn_of_padding(config: AttentionConfig, length: int) -> None:
+    """Warns of an attention that is given a mask, and whose output at real positions
+    still depends on what is in the padding: on a small input, if it takes that."""
+    if not config.accepts("mask"):  # The layer itself warns of it.
+        return
+    alone = {"own_parameters": True, "takes_memory": False, "gives_memory": False}
+    config = dataclasses.replace(config, **alone)
+    length = min(length, _SMALL)
+    real = jnp.arange(length) < (length + 1) // 2
+
+    @jax.jit
+    def outputs() -> jax.Array:
+        layer = MultiHeadAttention(config=config, rngs=nnx.Rngs(0))
+        shape = (2, length, config.in_features)
+        noise = jax.random.normal(jax.random.key(0), shape, config.dtype)
+        # The same sequence twice, with other padding.
+        inputs = jnp.where(real[:, None], noise[:1], noise)
+        out = layer(inputs, mask=jnp.broadcast_to(real, shape[:2]))
+        return jnp.where(real[:, None], out.astype(jnp.float32), 0)
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            one, other = np.asarray(outputs())
+    except Exception:  # Small inputs need not suit it: the run's own shapes do.
+        return
+    finite = np.isfinite(one).all() and np.isfinite(other).all()
+    if finite and not np.allclose(one, other, rtol=1e-2, atol=1e-3 * np.abs(one).max()):
+        name = config.mechanism.name
+        words = f"attention {name!r} takes a mask, but attends to padding"
+        warnings.warn(words, stacklevel=2)
+
+
 def _check_variables(attention: str, layer: MultiHeadAttention) -> None:
     """Refuses state that the trainer would not keep, as a dropout's random numbers."""
     kinds = {
@@ -130,10 +171,33 @@ def _check_variables(attention: str, layer: MultiHeadAttention) -> None:
 def _broken(attention: str, error: Exception) -> ValueError:
     first = str(error).strip().partition("\n")[0]
     wanted = f"{attention!r} to map query, key and value to [B, T, N, Hv] arrays"
-    got = f"{type(error).__name__}: {first}"
+    got = f"{type(error).__name__}: {first}{_place(attention, error)}"
     for note in getattr(error, "__notes__", ()):  # jax adds one of its own.
         got += f"; {note}" if note.startswith("called with ") else ""
     return expected("--attention", wanted, got)
+
+
+def _place(attention: str, error: Exception) -> str:
+    """The innermost line of the user's own files that an error came from, in words."""
+    mechanism = registry.resolve(attention)
+    if not mechanism.foreign:
+        return ""
+    named = getattr(sys.modules.get(mechanism.module), "__file__", None)
+    frames = traceback.extract_tb(error.__traceback__)
+    for frame in reversed(frames):
+        file = Path(frame.filename)
+        if frame.filename == named or (file.is_file() and not _is_library(file)):
+            here = Path.cwd()
+            shown = file.relative_to(here) if file.is_relative_to(here) else file
+            return f" ({shown}, line {frame.lineno})"
+    return ""
+
+
+def _is_library(file: Path) -> bool:
+    """Whether a file is Python's, this package's or an installed one."""
+    places = (lra_jax.__path__[0], sysconfig.get_path("stdlib"))
+    installed = {"site-packages", "dist-packages"} & {*file.parts}
+    return bool(installed) or any(file.is_relative_to(place) for place in places)
 
 
 def _check_devices(config: Config, task: Task) -> None:
@@ -293,6 +357,7 @@ _POSITIVE = {
         "embed_std",
     ),
 }
+_SMALL = 16  # Positions of a small input.
 # As many as anybody has trained: DeepNet, arXiv:2203.00555.
 _MOST_LAYERS = 1000
 _NOT_NEGATIVE_TRAIN = ("warmup", "weight_decay", "clip_norm")

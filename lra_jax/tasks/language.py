@@ -12,7 +12,7 @@ from flax import nnx
 from lra_jax.configs import Config
 from lra_jax.data.dataset import SequenceDataset
 from lra_jax.data.language import labelled, vocabularies
-from lra_jax.errors import expected, renamed, within
+from lra_jax.errors import a_thing, expected, renamed, within
 from lra_jax.models import CausalLM, MaskedLM, SequenceClassifier, load
 from lra_jax.models.saved import read_raw
 from lra_jax.tasks.base import Batch, Sums, make_classifier, summed
@@ -204,7 +204,7 @@ def make_finetuned(
     except ValueError as error:
         raise within("--data.checkpoint", error) from error
     if not isinstance(saved.model, MaskedLM):
-        got = f"one of a {type(saved.model).__name__}"
+        got = f"one of {a_thing(saved.model)}"
         raise expected("--data.checkpoint", "a checkpoint of --task=mlm", got)
     size = saved.model.encoder.vocab_size
     if size < dataset.vocab_size:

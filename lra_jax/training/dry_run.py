@@ -11,13 +11,17 @@ import jax
 from lra_jax.configs.base import flatten
 from lra_jax.training import sharding
 from lra_jax.training.console import format_seconds
-from lra_jax.training.loop import Trainer, shapes
+from lra_jax.training.loop import Trainer, shapes, size_in_words
 
 _STEPS = 12
 _SECONDS = 60  # After which no more steps are timed.
 
 
-def estimate(trainer: Trainer, work: Callable[[int], float]) -> dict[str, str]:
+def estimate(
+    trainer: Trainer,
+    work: Callable[[int], float],
+    say: Callable[[str], None] = lambda line: None,
+) -> dict[str, str]:
     """Times the first steps, and says what the run will cost, in words.
 
     The first step of each shape of batch compiles; it is done twice. Steps of
@@ -28,18 +32,22 @@ def estimate(trainer: Trainer, work: Callable[[int], float]) -> dict[str, str]:
     Args:
       trainer: freshly built.
       work: tokens of an average example in all steps before one.
+      say: is given a line before each compilation and after each step.
     """
     train = trainer.config.train
     cold, warm, seen = 0.0, [], set()
     begun = time.perf_counter()
     longest: Any = None
-    for host_batch in itertools.islice(trainer.data, min(_STEPS, train.steps)):
+    steps = min(_STEPS, train.steps)
+    for host_batch in itertools.islice(trainer.data, steps):
         batch = sharding.shard_batch(trainer.mesh, host_batch)
         longest = _longer(longest, batch)
         if shapes(batch) not in seen:
+            say(f"compiling for batches of {size_in_words(batch)} ...")
             cold += _timed(trainer, batch)
             seen.add(shapes(batch))
         warm.append(_timed(trainer, batch))
+        say(f"timed step {len(warm)} of {steps}: {warm[-1]:.3g} s")
         if time.perf_counter() - begun > _SECONDS:
             break
     token = sum(warm) / work(len(warm))

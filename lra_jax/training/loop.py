@@ -274,7 +274,7 @@ class Trainer:
             profile.step()
             self.advance(step, batch)
         else:
-            console.doing(f"compiling for batches of {_size(batch)}")
+            console.doing(f"compiling for batches of {size_in_words(batch)}")
             with meter.left_out():
                 self.advance(step, batch)
                 jax.block_until_ready(self.state.step)
@@ -509,7 +509,7 @@ def shapes(batch: Any) -> tuple[tuple[int, ...], ...]:
     return tuple(x.shape for x in jax.tree.leaves(batch))
 
 
-def _size(batch: Any) -> str:
+def size_in_words(batch: Any) -> str:
     """The shape of its largest array, as in ``32 x 1024``."""
     return " x ".join(map(str, max(shapes(batch), key=math.prod)))
 

@@ -88,8 +88,11 @@ def keep(workdir: Path, attention: str) -> None:
     begun = (workdir / "metrics.jsonl").exists() or (workdir / "result.json").exists()
     differing = changed(workdir, attention)
     if begun and differing:
-        wanted = f"the code that {workdir} was trained with, a copy of which is there"
-        got = f"changes in {', '.join(differing)}; give another --workdir to train it"
+        wanted = f"the code that this run began with, which is in {workdir / FOLDER}"
+        got = (
+            f"changes in {', '.join(differing)}; to train the changed code, give "
+            "another --workdir"
+        )
         raise expected("--attention", wanted, got)
     for name, text in sources(attention).items():
         file = workdir / FOLDER / name
@@ -102,6 +105,24 @@ def prefer(workdir: Path) -> None:
     kept = workdir / FOLDER
     if kept.is_dir() and str(kept) not in sys.path:
         sys.path.insert(0, str(kept))
+
+
+def replaced(workdir: Path) -> list[str]:
+    """The files of a run's code of which this process would find another version, were
+    it not for the copy; comments do not count."""
+    kept = workdir / FOLDER
+    places = [Path(x) for x in sys.path if Path(x).resolve() != kept.resolve()]
+    found = []
+    for file in sorted(kept.rglob("*.py")):
+        name = str(file.relative_to(kept))
+        there = next((x / name for x in places if (x / name).is_file()), None)
+        if there is None or name == "__main__.py":
+            continue
+        texts = (x.read_text(encoding="utf-8") for x in (file, there))
+        old, new = ({name: text} for text in texts)
+        if _said(old, name) != _said(new, name):
+            found.append(name)
+    return found
 
 
 def _said(files: dict[str, str], name: str) -> str:

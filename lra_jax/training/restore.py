@@ -1,6 +1,7 @@
 """A saved run as a model, for everything that looks at one and does not train it."""
 
 import contextlib
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -70,11 +71,14 @@ def open_run(workdir: str, allow_code: bool = False) -> Trainer:
     folder = Path(workdir).expanduser()
     config, fingerprint = read_config(folder)
     if ":" in config.attention and not allow_code:
-        wanted = f"True to import what {folder / 'config.json'} names"
-        got = f"False, and attention {config.attention!r}"
-        raise expected("--allow-code", wanted, got)
+        wanted = (
+            f"True to import {config.attention!r}, the attention that "
+            f"{folder / 'config.json'} names"
+        )
+        raise expected("--allow-code", wanted, False)
     if allow_code:
         own_code.prefer(folder)
+        _warn_of_changes(folder)
     if config.train.seq_devices > jax.device_count():
         # The same scores; a machine with fewer devices need not split sequences.
         config = config.replace(train={"seq_devices": 1})
@@ -85,6 +89,16 @@ def open_run(workdir: str, allow_code: bool = False) -> Trainer:
     if dataset.fingerprint != fingerprint:
         raise other_data(folder, fingerprint, dataset.fingerprint)
     return Trainer(config, task, dataset, folder, training=False)
+
+
+def _warn_of_changes(folder: Path) -> None:
+    names = own_code.replaced(folder)
+    if names:
+        words = (
+            f"{', '.join(names)} changed since {folder} was trained; the copy in "
+            f"{folder / own_code.FOLDER} is used"
+        )
+        warnings.warn(words, stacklevel=3)
 
 
 def load_run(

@@ -116,8 +116,7 @@ class Session:
         self.console.facts(dry_run.settings(self.config))
         self.console.line()
         self.console.facts(self._facts())
-        self.console.line("compiling and timing a few steps ...")
-        costs = dry_run.estimate(self.trainer, self._work())
+        costs = dry_run.estimate(self.trainer, self._work(), self.console.line)
         self.console.facts(costs | _memory_in_words())
 
     def _restore(self) -> int:

@@ -75,3 +75,28 @@ def test_an_entry_with_another_function_stays_itself() -> None:
     flow = attention.MECHANISMS["flow"]
     other = dataclasses.replace(flow, function=attention.flow_attention)
     assert attention.resolve(other) is other
+
+
+def test_a_submodule_of_an_empty_package(tmp_path, monkeypatch) -> None:
+    package = tmp_path / "own_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "power.py").write_text("from helpers import power_attention\n")
+    (package / "broken.py").write_text("import no_such_module\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    mechanism = attention.resolve("own_package:power")
+    assert mechanism.attention is helpers.power_attention
+    with pytest.raises(ValueError, match=r"'own_package.broken', which .*no_such_mod"):
+        attention.resolve("own_package:broken")
+    with pytest.raises(ValueError, match=r"no attribute 'nothing'$"):
+        attention.resolve("own_package:nothing")
+
+
+def test_only_what_a_module_defines_is_offered(tmp_path, monkeypatch) -> None:
+    source = "import jax.numpy as jnp\ndef squared_attention(q, k, v): return v\n"
+    (tmp_path / "own_module.py").write_text(source)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ValueError, match=r"no attribute 'jnq'$"):
+        attention.resolve("own_module:jnq")
+    with pytest.raises(ValueError, match="did you mean 'squared'"):
+        attention.resolve("own_module:squard")

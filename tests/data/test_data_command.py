@@ -1,5 +1,7 @@
 """``python -m lra_jax.data``: prepare, describe, sample."""
 
+import sys
+
 import helpers
 import pytest
 
@@ -92,6 +94,20 @@ def test_help_does_not_import_jax():
     assert end.stdout.splitlines()[-1] == "False False"
     for part in ("prepare", "describe", "sample", "--data.path", "--count"):
         assert part in end.stdout
+
+
+def test_each_command_has_help_of_its_own(capsys):
+    for name, words in {"prepare": "Makes the data", "sample": "Some examples"}.items():
+        with pytest.raises(SystemExit):
+            command.main([name, "--help"])
+        said = capsys.readouterr().out
+        assert words in said and "fingerprint" not in said and "``" not in said
+
+
+def test_prepare_says_at_once_that_it_looks(monkeypatch, capsys, data_dir):
+    monkeypatch.setattr("sys.__stdout__", sys.stdout)
+    first = run(capsys, "prepare", *FLAGS, f"--data.dir={data_dir}")
+    assert first[0] == "looking for the data of listops ..."
 
 
 def test_no_command(capsys):

@@ -14,7 +14,7 @@ from lra_jax.configs import Config, get_preset
 from lra_jax.data import __main__ as data_command
 from lra_jax.data.language.prepare import prepare
 from lra_jax.data.language.vocabularies import Bytes
-from lra_jax.models import CausalLM, save
+from lra_jax.models import CausalLM, MaskedLM, save
 from lra_jax.training import Interrupted
 from lra_jax.training.session import Session
 
@@ -129,6 +129,7 @@ def test_the_data_are_shown_as_text(texts, capsys):
         (["--tokens=0"], ["--tokens", "a positive int, got 0"]),
         (["--temperature=-1"], ["--temperature", "got -1.0"]),
         (["--prompts=nowhere.txt"], ["--prompts", "nowhere.txt"]),
+        (["--workdir=nowhere"], ["--workdir: expected a run directory", "nowhere"]),
     ],
 )
 def test_a_prompt_that_does_not_fit_is_one_line(finished, flags, parts, capsys):
@@ -168,3 +169,14 @@ def test_settings_that_cannot_work_are_one_line(flags, parts, tmp_path, capsys):
         train.main(["--task=lm", f"--workdir={tmp_path / 'run'}", *flags])
     helpers.assert_one_error(stop.value.code, capsys.readouterr().err, 2, *parts)
     assert not (tmp_path / "run").exists()
+
+
+def test_code_that_is_not_allowed_names_the_flag(tmp_path, capsys):
+    sizes = {"num_layers": 1, "embed_dim": 8, "mlp_dim": 8, "max_length": 32}
+    own = "helpers:values_only"
+    model = MaskedLM(258, mechanism=own, **sizes, rngs=nnx.Rngs(0))
+    save(tmp_path / "m.safetensors", model, raw=Bytes().raw)
+    with pytest.raises(SystemExit) as stop:
+        generate.main([f"--workdir={tmp_path / 'm.safetensors'}", "--tokens=2"])
+    wanted = f"--allow-code: expected True to import {own!r}"
+    helpers.assert_one_error(stop.value.code, capsys.readouterr().err, 2, wanted)

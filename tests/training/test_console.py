@@ -60,4 +60,4 @@ def test_an_evaluation_after_training_says_how_far_it_is(
         now += 3
     for _ in RunConsole(1, quiet=True).told("abc", 3):
         now += 3
-    assert capsys.readouterr().out.splitlines() == ["1 of 3 batches"]
+    assert capsys.readouterr().out.splitlines() == ["1 of 3 evaluation batches"]

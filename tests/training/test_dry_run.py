@@ -20,8 +20,10 @@ def _seconds(facts: dict[str, str]) -> list[float]:
 
 def test_a_dry_run_says_all_and_leaves_nothing(data_dir, tmp_path, capsys) -> None:
     config = helpers.tiny(data_dir, tmp_path / "run")
-    train.main([*helpers.flags(config), "--dry-run"])
+    train.main([*helpers.flags(config), "--dry-run=True"])
     said = capsys.readouterr().out
+    assert re.search(r"compiling for batches of 8 x (32|60) \.\.\.\n", said)
+    assert re.search(r"timed step 1 of 12: [\d.e-]+ s\n", said)
     for part in ("--train.steps ", "parameters", "a step", "arithmetic", "in all"):
         assert part in said
     assert not (tmp_path / "run").exists()
@@ -42,7 +44,8 @@ def test_time_goes_with_the_tokens_of_a_step(data_dir, dataset, tmp_path) -> Non
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--dry-run=maybe"], "--dry-run: expected no value, got maybe"),
+        (["--dry-run=maybe"], "--dry-run: expected True or False, got 'maybe'"),
+        (["--dry-run", "False", "--train.steps=-4"], "--train.steps: expected a posi"),
         (["--dry_run", "--seeds=2"], "--dry-run: expected one run, got --seeds=2"),
     ],
 )

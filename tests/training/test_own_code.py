@@ -1,6 +1,7 @@
 """A run with an attention of one's own: trained, kept with its code, scored by it."""
 
 import sys
+import warnings
 from typing import Any
 
 import helpers
@@ -30,14 +31,14 @@ PART = "from helpers import Scaled\n"
 def test_a_module_is_trained_and_kept_with_its_code(tmp_path, monkeypatch) -> None:
     code = tmp_path / "code"
     (code / "parts").mkdir(parents=True)
-    (code / "mine.py").write_text(SOURCE)
+    (code / "own_mine.py").write_text(SOURCE)
     (code / "parts" / "__init__.py").write_text("")
     (code / "parts" / "power.py").write_text(PART)
     monkeypatch.syspath_prepend(str(code))
     config = helpers.tiny(
         tmp_path / "data",
         tmp_path / "run",
-        attention="mine:Mine",
+        attention="own_mine:Mine",
         train={"steps": 4, "eval_every": 4, "warmup": 1},
         model={"attention_options": "scale=2.0"},
     )
@@ -51,22 +52,26 @@ def test_a_module_is_trained_and_kept_with_its_code(tmp_path, monkeypatch) -> No
 
     kept = tmp_path / "run" / own_code.FOLDER
     files = sorted(str(x.relative_to(kept)) for x in kept.rglob("*.py"))
-    assert files == ["mine.py", "parts/__init__.py", "parts/power.py"]
+    assert files == ["own_mine.py", "parts/__init__.py", "parts/power.py"]
     plan = runs.Run(config, tmp_path / "run", (), "")
-    (code / "mine.py").write_text(f"# A comment.\n{SOURCE}")
+    (code / "own_mine.py").write_text(f"# A comment.\n{SOURCE}")
     assert runs.finished_result(plan) == result
     (code / "parts" / "power.py").write_text(f"{PART}WIDTH = 3\n")
     assert runs.finished_result(plan) is None
-    with pytest.raises(ValueError, match=r"changes in parts/power\.py"):
+    changed = r"--attention: expected the code that this run .*changes in parts/power"
+    with pytest.raises(ValueError, match=changed):
         Session(config, quiet=True)
+    with pytest.warns(UserWarning, match=r"^parts/power\.py changed since .* is used$"):
+        evaluate.run(evaluate.EvaluateConfig(config.workdir, allow_code=True))
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p != str(kept)])
 
     # From another folder, with the code that it was trained with.
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p != str(code)])
-    for name in ("mine", "parts", "parts.power"):
+    for name in ("own_mine", "parts", "parts.power"):
         monkeypatch.delitem(sys.modules, name)
     again = evaluate.run(evaluate.EvaluateConfig(config.workdir, allow_code=True))
     assert again["accuracy"] == result["test_accuracy_best"]
-    assert sys.modules["mine"].__file__ == str(kept / "mine.py")
+    assert sys.modules["own_mine"].__file__ == str(kept / "own_mine.py")
     # A matrix without a function for it: what it gives for unit vectors.
     saved = load_run(config.workdir, allow_code=True)
     page = analyze.run(
@@ -92,6 +97,48 @@ def test_what_a_run_cannot_train_is_refused(attention, parts, tmp_path, monkeypa
         get_task("listops").check_on_devices(config)
     for part in parts:
         assert part in str(caught.value)
+
+
+def test_an_error_of_a_users_own_says_where(tmp_path, monkeypatch) -> None:
+    source = """
+import jax
+def inner(x):
+    raise RuntimeError("my bug")
+def mine(query, key, value, mask=None):
+    return jax.vmap(inner)(query)
+"""
+    (tmp_path / "own_bug.py").write_text(source)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    config = helpers.tiny(tmp_path, attention="own_bug:mine")
+    with pytest.raises(ValueError, match=r"my bug \(own_bug\.py, line 4\); called"):
+        get_task("listops").check_on_devices(config)
+
+
+def ignores_the_mask(query, key, value, mask=None):
+    zeros = query[0, 0, :, 0] * 0
+    return helpers.power_attention(query, key, value, None, log_power=zeros)
+
+
+def takes_anything(query, key, value, **keywords):
+    return ignores_the_mask(query, key, value)
+
+
+@pytest.mark.parametrize("function", [ignores_the_mask, takes_anything])
+def test_an_attention_that_ignores_its_mask_says_so(function, tmp_path) -> None:
+    config = helpers.tiny(tmp_path, attention=function)
+    with pytest.warns(UserWarning, match="takes a mask, but attends to padding"):
+        get_task("listops").check_on_devices(config)
+
+
+@pytest.mark.parametrize(
+    "attention", ["helpers:values_only", "helpers:Scaled", "helpers:MARKED", "softmax"]
+)
+def test_an_attention_that_heeds_its_mask_does_not(attention, tmp_path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        config = helpers.tiny(tmp_path, attention=attention)
+        get_task("listops").check_on_devices(config)
 
 
 def test_an_attention_without_a_mask_says_so() -> None:

@@ -1,0 +1,59 @@
+"""The public names are typed for a user's own pyright, and the citation is of here."""
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import helpers
+import pytest
+
+import lra_jax
+
+ROOT = Path(__file__).parents[1]
+PROGRAM = Path(__file__).parent / "user_program.py"
+
+needs_pyright = pytest.mark.skipif(
+    importlib.util.find_spec("pyright") is None, reason="pyright is not installed"
+)
+
+
+def problems(folder: Path, program: str) -> list[str]:
+    """What pyright says of a program in a folder of its own, in its strictest mode."""
+    (folder / "program.py").write_text(program)
+    settings = {"typeCheckingMode": "strict", "extraPaths": [str(ROOT)]}
+    (folder / "pyrightconfig.json").write_text(json.dumps(settings))
+    command = [sys.executable, "-m", "pyright", "--outputjson"]
+    command += ["--pythonpath", sys.executable, "--project", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    found = json.loads(done.stdout)
+    assert found["summary"]["filesAnalyzed"] == 1, done.stderr
+    return [
+        f"line {one['range']['start']['line'] + 1}: {one['message']}"
+        for one in found["generalDiagnostics"]
+    ]
+
+
+@needs_pyright
+def test_a_users_program_has_types(tmp_path) -> None:
+    assert problems(tmp_path, PROGRAM.read_text("utf-8")) == []
+
+
+@needs_pyright
+def test_a_wrong_program_is_found(tmp_path) -> None:
+    wrong = PROGRAM.read_text("utf-8").replace("allow_code=False", "allow_code=3")
+    (problem,) = problems(tmp_path, wrong)
+    assert "allow_code" in problem
+
+
+def test_the_program_runs() -> None:
+    done = helpers.run(str(PROGRAM))
+    assert done.stdout.splitlines()[-1] == "(2, 16, 4, 8)", done.stderr
+
+
+def test_the_citation_is_of_this_version() -> None:
+    text = (ROOT / "CITATION.cff").read_text("utf-8")
+    found = re.search(r"^version: (\S+)$", text, re.MULTILINE)
+    assert found is not None and found[1] == lra_jax.__version__
