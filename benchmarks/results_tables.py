@@ -171,10 +171,10 @@ def causal_mechanisms() -> str:
     first = next(iter(report["runs"].values()))[0]
     note = (
         f"Bits per byte of the {first['data'].partition(',')[0]} after "
-        f"{first['steps']} steps of a small model, the best of three rates "
+        f"{first['steps']} steps of a small model, two seeds at the best of four rates "
         "([how](docs/language_models.md#every-causal-mechanism)); recall "
         "of key-value pairs and parity of bits in percent "
-        "([thirteen such tests](docs/suites.md)). One seed."
+        "([thirteen such tests](docs/suites.md)), one seed."
     )
     head = "| mechanism | bits per byte | recall | parity, above chance |"
     return _table(head, lines, note)
