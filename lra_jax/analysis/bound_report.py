@@ -21,7 +21,7 @@ _LAYERS = 4
 _SMALL = 1e-4
 _LARGEST = 1e40
 _ENDS = (
-    "Lines end where rounding is a tenth of the residual, and bounds beyond "
+    "Lines end where rounding may be a hundredth of the residual, and bounds beyond "
     f"{_LARGEST:g} or below its inverse."
 )
 
@@ -130,7 +130,7 @@ def _columns(found: BoundedCollapse) -> tuple[np.ndarray, ...]:
 
 def _above_rounding(found: BoundedCollapse) -> int:
     """How many residuals come before the first that rounding hides."""
-    hidden = found.residuals < 10 * found.rounding
+    hidden = found.residuals < 100 * found.rounding
     return int(hidden.argmax()) if hidden.any() else len(hidden)
 
 
