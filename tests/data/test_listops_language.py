@@ -88,12 +88,3 @@ def test_nested_form(text, nested):
     assert language.to_nested(tokens) == nested
     assert len(nested.split()) == 3 * len(tokens) - 2
     np.testing.assert_array_equal(language.encode(nested), tokens)
-
-
-def test_an_expression_as_it_is_drawn():
-    tokens = language.encode("[MAX 2 [MIN 3 4 ] 5 ]")
-    drawn = language.tree(tokens)
-    assert " ".join(drawn.text) == "[MAX 2 [MIN 3 4 ] 5 ]"
-    assert drawn.words == {0: "MAX", 1: "2", 2: "MIN", 3: "3", 4: "4", 6: "5"}
-    assert drawn.parents == {1: 0, 2: 0, 3: 2, 4: 2, 6: 0}
-    assert drawn.places[3] == (1.0, 3) and drawn.places[2] == (1.5, 2)
