@@ -1,12 +1,17 @@
 """The examples of the documentation run."""
 
+import doctest
+import importlib
 import importlib.util
 import pkgutil
 import re
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from lra_jax.attention import MECHANISMS
 from lra_jax.attention import __main__ as command
@@ -18,6 +23,24 @@ EXAMPLES = {
     page.name: re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
     for page in PAGES
 }
+
+DOCTESTS = [
+    ".".join(file.relative_to(ROOT).with_suffix("").parts)
+    for file in sorted((ROOT / "lra_jax").rglob("*.py"))
+    if "    >>> " in file.read_text()
+]
+
+
+@pytest.mark.parametrize("module", DOCTESTS)
+def test_examples_of_docstrings(module: str) -> None:
+    """The public names of a module, with jax, jnp, np and nnx, are what they need."""
+    names = {"jax": jax, "jnp": jnp, "np": np, "nnx": nnx}
+    results = doctest.testmod(
+        importlib.import_module(module),
+        extraglobs=names,
+        optionflags=doctest.ELLIPSIS | doctest.FAIL_FAST,
+    )
+    assert results.attempted > 0 and results.failed == 0
 
 
 @pytest.mark.parametrize("page", [page for page, codes in EXAMPLES.items() if codes])

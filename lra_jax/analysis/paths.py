@@ -79,6 +79,18 @@ def path_decomposition(
 
     Raises:
       ValueError: shapes do not fit, or more than 100,000 paths without a sample's size.
+
+    Examples:
+      >>> rng = np.random.default_rng(0)
+      >>> x, weights = rng.normal(size=(5, 4)), np.full((2, 3, 5, 5), 1 / 5)
+      >>> kernels = rng.normal(size=(2, 3, 4, 4))
+      >>> found = path_decomposition(x, weights, kernels, skip=True)
+      >>> found.num_paths  # Three heads or none, in each of two layers.
+      16
+      >>> for layer in range(2):
+      ...     x = x + sum(weights[layer, h] @ x @ kernels[layer, h] for h in range(3))
+      >>> bool(np.allclose(found.total(), x))
+      True
     """
     x, weights, kernels, bias = _checked(x, weights, kernels, bias)
     num_layers, num_heads = weights.shape[:2]
@@ -111,6 +123,10 @@ def path_length_distribution(num_layers: int, num_heads: int) -> np.ndarray:
 
     Raises:
       ValueError: a size is not positive.
+
+    Examples:
+      >>> path_length_distribution(num_layers=2, num_heads=1)
+      array([0.25, 0.5 , 0.25])
     """
     check_size("num_layers", num_layers)
     check_size("num_heads", num_heads)

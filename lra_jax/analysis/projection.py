@@ -84,6 +84,12 @@ def truncation_errors(weights: ArrayLike, values: ArrayLike) -> np.ndarray:
 
     Raises:
       ValueError: as `projection_error`.
+
+    Examples:
+      >>> truncation_errors(np.diag([4.0, 3.0]), [[1.0], [1.0]])
+      array([[1. ],
+             [0.6],
+             [0. ]])
     """
     weights, values = _checked(weights, values)
     _, sizes, right = np.linalg.svd(weights, full_matrices=False)
@@ -107,6 +113,10 @@ def projection_bound(rank: int, length: int) -> float:
 
     Raises:
       ValueError: a rank below 1, or a length below 2.
+
+    Examples:
+      >>> round(projection_bound(rank=1024, length=512), 3)
+      0.194
     """
     check_size("rank", rank)
     check_size("length", length, lowest=2)

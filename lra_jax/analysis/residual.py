@@ -42,6 +42,11 @@ def residual(
 
     Raises:
       ValueError: fewer than two axes, a mask of another shape, another center.
+
+    Examples:
+      >>> residual([[1.0, 4.0], [3.0, 4.0]])
+      array([[-1.,  0.],
+             [ 1.,  0.]])
     """
     x, mask = _checked(x, mask)
     if known("center", center, get_args(Center)) == "mean":
@@ -61,6 +66,10 @@ def composite_norm(x: ArrayLike) -> np.ndarray:
 
     Raises:
       ValueError: fewer than two axes.
+
+    Examples:
+      >>> composite_norm([[3.0, 0.0], [0.0, -12.0]])
+      np.float64(12.0)
     """
     size = np.abs(_checked(x, None)[0])
     return np.sqrt(size.sum(-2).max(-1, initial=0) * size.sum(-1).max(-1, initial=0))
@@ -76,6 +85,10 @@ def relative_residual(
 
     Returns:
       float64 `[...]`; 0 for a matrix of zeros.
+
+    Examples:
+      >>> relative_residual([[1.0, 2.0], [1.0, 2.0]])  # Two equal tokens.
+      np.float64(0.0)
     """
     x, mask = _checked(x, mask)
     whole = composite_norm(np.where(mask[..., None], x, 0.0))

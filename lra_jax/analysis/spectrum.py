@@ -23,6 +23,10 @@ def cumulative_spectrum(weights: ArrayLike) -> np.ndarray:
 
     Raises:
       ValueError: fewer than two axes, or values that are not finite.
+
+    Examples:
+      >>> cumulative_spectrum(np.diag([3.0, 1.0]))
+      array([0.75, 1.  ])
     """
     sums = np.cumsum(_singular_values(weights), -1)
     whole = sums[..., -1:]
@@ -43,6 +47,10 @@ def effective_rank(weights: ArrayLike, fraction: float | None = None) -> np.ndar
 
     Raises:
       ValueError: the fraction is out of range, or as in `cumulative_spectrum`.
+
+    Examples:
+      >>> effective_rank(np.eye(8)), effective_rank(np.full((8, 8), 1 / 8))
+      (array(8.), array(1.))
     """
     if fraction is not None and not 0 < fraction <= 1:
         raise expected("fraction", "None or a number in (0, 1]", fraction)

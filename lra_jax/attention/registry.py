@@ -155,6 +155,13 @@ def resolve(spec: Any) -> Mechanism:
       ValueError: no such name, module or attribute, it cannot be called, or it is an
         instance of a module: its arrays would be those of every layer, and no layer
         would train them.
+
+    Examples:
+      >>> resolve("cosformer").cost
+      '2 (T + S) H^2'
+      >>> resolve("cosfromer")
+      Traceback (most recent call last):
+      ValueError: attention: expected ...
     """
     if isinstance(spec, Mechanism):
         return spec
@@ -219,6 +226,16 @@ def as_causal(function: Callable[..., Any]) -> Callable[..., Any]:
     Raises:
       ValueError: it has no causal form, or, when called, query and key differ in
         length.
+
+    Examples:
+      >>> from flax import nnx
+      >>> from lra_jax.attention import cosformer_attention
+      >>> attend = as_causal(functools.partial(cosformer_attention, max_length=128))
+      >>> layer = nnx.MultiHeadAttention(
+      ...     4, 64, attention_fn=attend, decode=False, rngs=nnx.Rngs(0)
+      ... )
+      >>> layer(jnp.ones((2, 128, 64))).shape
+      (2, 128, 64)
     """
     mechanism = resolve(getattr(function, "func", function))
     accepted = accepted_keywords(function)
@@ -241,6 +258,10 @@ def accepted_keywords(function: Callable[..., Any]) -> frozenset[str] | None:
     Its first three positional parameters, query, key and value, are left out. None
     means that any keyword may be passed (it has a ``**keywords``). The ``**flax`` of
     our own functions is not counted: they ignore what Flax passes, and refuse the rest.
+
+    Examples:
+      >>> sorted(accepted_keywords(lambda query, key, value, mask=None, window=8: key))
+      ['mask', 'window']
     """
     parameters = list(inspect.signature(function).parameters.values())
     if any(p.kind is p.VAR_KEYWORD and p.name != "flax" for p in parameters):

@@ -414,6 +414,11 @@ def get_preset(
 
     Raises:
       ValueError: for an unknown task or preset, with the nearest name.
+
+    Examples:
+      >>> config = get_preset("listops", "compact", "linformer")
+      >>> config.train.batch_size, config.model.num_layers
+      (32, 2)
     """
     attention = spell(attention)
     presets = find_task(task).presets

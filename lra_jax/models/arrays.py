@@ -24,6 +24,16 @@ def save_arrays(file: str | os.PathLike[str], tree: Any) -> None:
     Args:
       file: what is there is replaced.
       tree: of arrays, such as a stream's state.
+
+    Examples:
+      >>> import tempfile
+      >>> from lra_jax.attention import linear_init
+      >>> state = linear_init(batch_size=1, num_heads=2, head_dim=8)
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     save_arrays(f"{folder}/state.safetensors", state)
+      ...     again = load_arrays(f"{folder}/state.safetensors", like=state)
+      >>> again
+      LinearState(sums=Sums(summary=float32[1, 2, 8, 8], total=float32[1, 2, 8]), ...)
     """
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     content = save({_name(path): jax.numpy.asarray(leaf) for path, leaf in leaves})

@@ -45,6 +45,20 @@ class MultiHeadAttention(nnx.Module):
 
     Raises:
       ValueError: what `AttentionConfig` raises.
+
+    Examples:
+      >>> layer = MultiHeadAttention(
+      ...     4, 64, mechanism="linear", is_causal=True, rngs=nnx.Rngs(0)
+      ... )
+      >>> layer(jnp.ones((2, 128, 64))).shape
+      (2, 128, 64)
+
+      Position by position, with a state of constant size:
+
+      >>> out, state = layer.prefill(jnp.ones((2, 128, 64)))
+      >>> out, state = layer.step(state, jnp.ones((2, 64)))
+      >>> out.shape
+      (2, 64)
     """
 
     def __init__(

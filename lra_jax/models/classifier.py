@@ -26,6 +26,14 @@ class SequenceClassifier(PooledEncoder):
 
     Raises:
       ValueError: what these raise.
+
+    Examples:
+      >>> model = SequenceClassifier(
+      ...     256, 10, mechanism="flow", num_layers=1, embed_dim=32, num_heads=2,
+      ...     mlp_dim=64, max_length=512, rngs=nnx.Rngs(0),
+      ... )
+      >>> model(jnp.ones((2, 300), int), lengths=jnp.array([300, 120])).shape
+      (2, 10)
     """
 
     INPUTS = ("tokens", "lengths")

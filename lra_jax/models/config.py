@@ -12,7 +12,7 @@ from flax import nnx
 
 from lra_jax.attention import own, registry
 from lra_jax.attention.inputs import check_flag, check_size
-from lra_jax.errors import a_thing, check_types, expected, within
+from lra_jax.errors import a_thing, check_types, did_you_mean, expected, within
 from lra_jax.models.layers import check_even, check_rate
 from lra_jax.models.options import named, split_options
 from lra_jax.models.product_keys import memory_sizes
@@ -411,10 +411,24 @@ class EncoderConfig:
         return options | {"grid": self.grid}
 
 
+# The command line's name of a setting.
+_ALIASES = {"attention": "mechanism"}
+
+
 def configured(
     kind: type[Config], config: Config | None, settings: Mapping[str, Any]
 ) -> Config:
-    """``kind(**settings)``, or a config that is given, with these settings changed."""
+    """``kind(**settings)``, or a config that is given, with these settings changed.
+
+    Raises:
+      ValueError: a setting that there is not.
+    """
+    fields = [field.name for field in dataclasses.fields(kind)]
+    for name in settings:
+        if name not in fields:
+            hint = did_you_mean(_ALIASES.get(name, name), fields)
+            wanted = f"a setting of {kind.__name__}"
+            raise expected(name, wanted, f"one that it does not know{hint}")
     if config is None:
         return kind(**settings)
     return dataclasses.replace(config, **settings)

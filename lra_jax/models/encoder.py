@@ -121,6 +121,15 @@ class TransformerEncoder(nnx.Module):
 
     Raises:
       ValueError: what `EncoderConfig` raises.
+
+    Examples:
+      >>> encoder = TransformerEncoder(
+      ...     256, mechanism="cosformer", num_layers=2, embed_dim=64, num_heads=4,
+      ...     mlp_dim=128, max_length=512, rngs=nnx.Rngs(0),
+      ... )
+      >>> tokens = jnp.array([[72, 101, 108, 108, 111, 0, 0, 0]])
+      >>> encoder(tokens, mask=tokens > 0).shape
+      (1, 8, 64)
     """
 
     def __init__(

@@ -52,6 +52,14 @@ def generate(
       ValueError: the model has no stream, a setting is out of range, a prompt is empty
         or has ids beyond the vocabulary, or a text would be longer than the model can
         continue (`lra_jax.models.decoding.longest`).
+
+    Examples:
+      >>> model = CausalLM(
+      ...     256, mechanism="linear", num_layers=1, embed_dim=32, num_heads=2,
+      ...     mlp_dim=64, max_length=512, rngs=nnx.Rngs(0),
+      ... )
+      >>> [text.shape for text in generate(model, [[1, 2, 3], [4]], num_tokens=5)]
+      [(5,), (5,)]
     """
     options = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
     steps = tokens_in_turn(model, prompts, num_tokens, seed=seed, end=end, **options)

@@ -55,6 +55,14 @@ class CausalLM(LanguageModel):
 
     Raises:
       ValueError: ``is_causal=False``, or what `LanguageModel` raises.
+
+    Examples:
+      >>> model = CausalLM(
+      ...     256, mechanism="retention", num_layers=1, embed_dim=32, num_heads=2,
+      ...     mlp_dim=64, max_length=512, rngs=nnx.Rngs(0),
+      ... )
+      >>> model(jnp.ones((2, 300), int)).shape
+      (2, 300, 256)
     """
 
     def __init__(self, vocab_size: int, *, rngs: nnx.Rngs, **settings: Any):

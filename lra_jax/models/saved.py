@@ -151,6 +151,19 @@ def save(
 
     Raises:
       ValueError: another model, or one whose attention has no name to find it by.
+
+    Examples:
+      >>> import tempfile
+      >>> from lra_jax.models import SequenceClassifier
+      >>> model = SequenceClassifier(
+      ...     256, 2, mechanism="linear", num_layers=1, embed_dim=32, num_heads=2,
+      ...     mlp_dim=64, max_length=128, rngs=nnx.Rngs(0),
+      ... )
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     save(f"{folder}/model.safetensors", model)
+      ...     again = load(f"{folder}/model.safetensors")
+      >>> again.predict([[1, 2, 3], [4, 5]]).labels.shape
+      (2,)
     """
     path = _path(file)
     check_raw(raw)

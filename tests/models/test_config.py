@@ -93,6 +93,22 @@ def test_keywords_change_a_given_config():
     )
 
 
+@pytest.mark.parametrize(
+    ("make", "name", "nearest"),
+    [
+        (encoder, "attention", "mechanism"),
+        (classifier, "num_layer", "num_layers"),
+        (matcher, "mlp_dims", "mlp_dim"),
+        (layer, "head", None),
+    ],
+)
+def test_unknown_settings(make, name, nearest):
+    hint = f"; did you mean '{nearest}'" if nearest else "$"
+    known = LAYER if make is layer else SIZES
+    with pytest.raises(ValueError, match=f"^{name}: expected a setting of .*{hint}"):
+        make(**known, **{name: 3})
+
+
 def test_a_config_does_not_follow_what_it_was_made_of():
     options = {"features": 3}
     config = AttentionConfig(**dict(LAYER, options=options))
@@ -144,17 +160,6 @@ def test_errors(settings, message):
         EncoderConfig(**settings)
     with pytest.raises(ValueError, match=message):
         encoder(**settings)
-
-
-def test_unknown_settings():
-    for make, settings in (
-        (encoder, SIZES),
-        (classifier, SIZES),
-        (matcher, SIZES),
-        (layer, LAYER),
-    ):
-        with pytest.raises(TypeError, match="'num_layer'"):
-            make(**settings, num_layer=3)
 
 
 def test_one_dtype_for_all_layers():

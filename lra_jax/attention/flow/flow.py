@@ -149,6 +149,13 @@ def flow_attention(
     Raises:
       ValueError: shapes, dtypes, a mask or an option do not fit, or there is no
         kernel where one is wanted.
+
+    Examples:
+      >>> query, key, value = jax.random.normal(jax.random.key(0), (3, 2, 64, 4, 16))
+      >>> flow_attention(query, key, value).shape
+      (2, 64, 4, 16)
+      >>> flow_attention(query, key, value, is_causal=True, feature_map="relu").shape
+      (2, 64, 4, 16)
     """
     inputs.check_keywords(flow_attention, flax)
     inputs.check_inputs(query, key, value, is_causal)

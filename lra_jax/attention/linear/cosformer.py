@@ -231,6 +231,16 @@ def cosformer_attention(
     Raises:
       ValueError: shapes, dtypes, the mask or an option do not fit, a position lies
         beyond `max_length`, or there is no kernel where one is wanted.
+
+    Examples:
+      >>> query, key, value = jax.random.normal(jax.random.key(0), (3, 2, 64, 4, 16))
+      >>> out = cosformer_attention(query, key, value, max_length=64)
+      >>> matrix = cosformer_weights(query, key, max_length=64)
+      >>> matrix.shape
+      (2, 4, 64, 64)
+      >>> dense = jnp.einsum("bnts,bsnh->btnh", matrix, value)
+      >>> bool(jnp.allclose(out, dense, atol=1e-4))
+      True
     """
     inputs.check_keywords(cosformer_attention, flax)
     inputs.check_inputs(query, key, value, is_causal)

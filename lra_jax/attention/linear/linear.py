@@ -124,6 +124,23 @@ def linear_attention(
     Raises:
       ValueError: shapes, dtypes or the mask do not fit, or there is no kernel where
         one is wanted.
+
+    Examples:
+      >>> query, key, value = jax.random.normal(jax.random.key(0), (3, 2, 64, 4, 16))
+      >>> out = linear_attention(query, key, value, is_causal=True)
+      >>> first = [x[:, :9] for x in (query, key, value)]
+      >>> start = linear_attention(*first, is_causal=True)
+      >>> bool(jnp.allclose(out[:, :9], start, atol=1e-5))  # The future is never seen.
+      True
+
+      Two documents in a row, 24 and 40 long, of which none sees the other:
+
+      >>> documents = jnp.repeat(jnp.array([[1, 2]]), jnp.array([24, 40]), 1)
+      >>> row = [x[:1] for x in (query, key, value)]
+      >>> out = linear_attention(*row, segment_ids=documents)
+      >>> alone = linear_attention(*(x[:, :24] for x in row))
+      >>> bool(jnp.allclose(out[:, :24], alone, atol=1e-5))
+      True
     """
     inputs.check_keywords(linear_attention, flax)
     inputs.check_inputs(query, key, value, is_causal)

@@ -139,6 +139,15 @@ def performer_attention(
 
     Raises:
       ValueError: shapes, dtypes, the mask, the projection or an option do not fit.
+
+    Examples:
+      >>> query, key, value = jax.random.normal(jax.random.key(0), (3, 2, 64, 4, 16))
+      >>> from lra_jax.attention import performer_parameters, softmax_attention
+      >>> arrays = performer_parameters(jax.random.key(1), head_dim=16, features=1024)
+      >>> out = performer_attention(query / 2, key / 2, value, **arrays)
+      >>> exact = softmax_attention(query / 2, key / 2, value)
+      >>> bool(jnp.abs(out - exact).mean() < 0.02)  # It estimates softmax attention.
+      True
     """
     inputs.check_keywords(performer_attention, flax)
     inputs.check_inputs(query, key, value, is_causal)

@@ -117,6 +117,14 @@ def retention_attention(
 
     Raises:
       ValueError: shapes, dtypes, the mask or an option do not fit.
+
+    Examples:
+      >>> query, key, value = jax.random.normal(jax.random.key(0), (3, 2, 64, 4, 16))
+      >>> out = retention_attention(query, key, value, is_causal=True)
+      >>> prompt, state = retention_prefill(query[:, :63], key[:, :63], value[:, :63])
+      >>> last, state = retention_step(state, query[:, 63], key[:, 63], value[:, 63])
+      >>> bool(jnp.allclose(out[:, 63], last, atol=1e-5))
+      True
     """
     inputs.check_keywords(retention_attention, flax)
     inputs.check_inputs(query, key, value, is_causal)

@@ -100,6 +100,16 @@ def linformer_attention(
     Raises:
       ValueError: shapes, dtypes, the mask or the projections do not fit, the input is
         longer than the projection, or `is_causal` is True.
+
+    Examples:
+      >>> query, key, value = jax.random.normal(jax.random.key(0), (3, 2, 64, 4, 16))
+      >>> arrays = linformer_parameters(
+      ...     jax.random.key(1), max_length=64, num_heads=4, head_dim=16, features=8
+      ... )
+      >>> {name: array.shape for name, array in arrays.items()}
+      {'key_projection': (8, 64), 'value_projection': (8, 64)}
+      >>> linformer_attention(query, key, value, **arrays).shape
+      (2, 64, 4, 16)
     """
     inputs.check_keywords(linformer_attention, flax)
     inputs.refuse_causal(

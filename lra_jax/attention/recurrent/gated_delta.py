@@ -110,6 +110,14 @@ def gated_delta_attention(
     Raises:
       ValueError: shapes, dtypes, the mask or an option do not fit, or query and key
         differ in length.
+
+    Examples:
+      >>> query, key, value = jax.random.normal(jax.random.key(0), (3, 2, 64, 4, 16))
+      >>> beta, decay = jax.random.uniform(jax.random.key(1), (2, 2, 64, 4))
+      >>> gated_delta_attention(
+      ...     query, key, value, is_causal=True, beta=beta, log_decay=-decay
+      ... ).shape
+      (2, 64, 4, 16)
     """
     inputs.check_keywords(gated_delta_attention, flax)
     return run(

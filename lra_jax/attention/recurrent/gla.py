@@ -96,6 +96,13 @@ def gla_attention(
     Raises:
       ValueError: shapes, dtypes, the mask or an option do not fit, or query and key
         differ in length.
+
+    Examples:
+      >>> query, key, value = jax.random.normal(jax.random.key(0), (3, 2, 64, 4, 16))
+      >>> logits = jax.random.normal(jax.random.key(1), key.shape)
+      >>> log_decay = jax.nn.log_sigmoid(logits)
+      >>> gla_attention(query, key, value, is_causal=True, log_decay=log_decay).shape
+      (2, 64, 4, 16)
     """
     inputs.check_keywords(gla_attention, flax)
     return _run(

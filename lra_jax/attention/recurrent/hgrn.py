@@ -186,6 +186,13 @@ def hgrn_attention(
     Raises:
       ValueError: shapes, dtypes, the mask or an option do not fit, or query and key
         differ in length.
+
+    Examples:
+      >>> query, key, value = jax.random.normal(jax.random.key(0), (3, 2, 64, 4, 16))
+      >>> logits = jax.random.normal(jax.random.key(1), (2, 64, 4))
+      >>> log_decay = jax.nn.log_sigmoid(logits)
+      >>> hgrn_attention(query, key, value, is_causal=True, log_decay=log_decay).shape
+      (2, 64, 4, 16)
     """
     inputs.check_keywords(hgrn_attention, flax)
     return _run(

@@ -99,6 +99,13 @@ def softmax_attention(
 
     Raises:
       ValueError: shapes, dtypes, the mask or an option do not fit.
+
+    Examples:
+      >>> query, key, value = jax.random.normal(jax.random.key(0), (3, 2, 64, 4, 16))
+      >>> lengths = jnp.array([64, 40])
+      >>> mask = jnp.arange(64)[None] < lengths[:, None]  # Real positions.
+      >>> softmax_attention(query, key, value, mask[:, None, None]).shape
+      (2, 64, 4, 16)
     """
     inputs.check_keywords(softmax_attention, flax)
     inputs.check_inputs(query, key, value, is_causal)
