@@ -11,7 +11,8 @@ import jax
 from lra_jax.configs.base import flatten
 from lra_jax.training import sharding
 from lra_jax.training.console import format_seconds
-from lra_jax.training.loop import Trainer, shapes, size_in_words
+from lra_jax.training.loop import shapes, size_in_words
+from lra_jax.training.trainer import Trainer
 
 _STEPS = 12
 _SECONDS = 60  # After which no more steps are timed.

@@ -19,8 +19,8 @@ from flax import nnx
 from jax.extend import core
 
 from lra_jax.training import sharding
-from lra_jax.training.loop import Trainer
 from lra_jax.training.step import TrainState, all_finite
+from lra_jax.training.trainer import Trainer
 
 # They are opened; others that hold programs, loops above all, are one operation.
 _CALLS = frozenset(

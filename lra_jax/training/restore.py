@@ -19,7 +19,7 @@ from lra_jax.models import save
 from lra_jax.tasks import Task, get_task
 from lra_jax.training import own_code, sharding
 from lra_jax.training.console import RunConsole
-from lra_jax.training.loop import Trainer
+from lra_jax.training.trainer import Trainer
 from lra_jax.training.workdir import other_data, read_config
 
 Examples = dict[str, np.ndarray]

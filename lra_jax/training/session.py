@@ -26,11 +26,12 @@ from lra_jax.tasks import Task, get_task
 from lra_jax.training import dry_run, hosts, nans, own_code, tracking
 from lra_jax.training import workdir as workdirs
 from lra_jax.training.console import RunConsole, format_seconds
-from lra_jax.training.loop import NonFiniteLoss, Trainer
+from lra_jax.training.loop import fit
 from lra_jax.training.metrics import changed_metrics, read_metrics
 from lra_jax.training.optimizer import make_schedule
 from lra_jax.training.restore import export
 from lra_jax.training.scores import standard_error
+from lra_jax.training.trainer import NonFiniteLoss, Trainer
 
 
 class Session:
@@ -145,7 +146,7 @@ class Session:
 
     def _fit(self) -> None:
         try:
-            self.trainer.fit(self.console, self._tracker)
+            fit(self.trainer, self.console, self._tracker)
         except NonFiniteLoss as error:
             if not self.config.debug_nans or jax.process_count() > 1:
                 raise

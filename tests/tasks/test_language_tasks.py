@@ -15,7 +15,7 @@ from lra_jax.data import __main__ as data_command
 from lra_jax.data.language.prepare import prepare
 from lra_jax.data.language.vocabularies import Bytes
 from lra_jax.models import CausalLM, MaskedLM, save
-from lra_jax.training import Interrupted
+from lra_jax.training import Interrupted, fit
 from lra_jax.training.session import Session
 
 MODEL = helpers.MODEL | {"num_heads": 2}
@@ -58,7 +58,7 @@ def test_a_run_goes_on_in_its_text(finished, texts, tmp_path):
     """To the same bits as the run that nothing stopped."""
     config = tiny(texts, tmp_path / "run")
     with Session(config, quiet=True) as first, pytest.raises(Interrupted):
-        first.trainer.fit(helpers.Closed(30, quiet=True))
+        fit(first.trainer, helpers.Closed(30, quiet=True))
     with Session(config, quiet=True) as second:
         assert second.console.start == 7
         result = second.run()

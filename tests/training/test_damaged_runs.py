@@ -16,8 +16,8 @@ from lra_jax import models, seals
 from lra_jax.training import metrics
 from lra_jax.training import workdir as workdirs
 from lra_jax.training.checkpoints import Checkpoints
-from lra_jax.training.loop import Trainer
 from lra_jax.training.session import Session
+from lra_jax.training.trainer import Trainer
 
 STEPS = helpers.TRAIN["steps"]
 LATEST = f"checkpoints/latest/{STEPS}"

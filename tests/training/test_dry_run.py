@@ -7,8 +7,8 @@ import pytest
 
 from lra_jax import train
 from lra_jax.training import dry_run
-from lra_jax.training.loop import Trainer
 from lra_jax.training.session import Session
+from lra_jax.training.trainer import Trainer
 
 
 def _seconds(facts: dict[str, str]) -> list[float]:

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from lra_jax import tasks
-from lra_jax.training import Trainer
+from lra_jax.training import Trainer, fit
 from lra_jax.training.console import RunConsole
 from lra_jax.training.metrics import read_metrics
 
@@ -13,7 +13,7 @@ from lra_jax.training.metrics import read_metrics
 def _losses(config, dataset, workdir) -> list[float]:
     workdir.mkdir()
     run = Trainer(config, tasks.get_task("listops"), dataset, workdir)
-    run.fit(RunConsole(config.train.steps, quiet=True))
+    fit(run, RunConsole(config.train.steps, quiet=True))
     run.checkpoints.close()
     return [line["loss"] for line in read_metrics(workdir) if "loss" in line]
 

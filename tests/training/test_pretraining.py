@@ -14,7 +14,7 @@ from lra_jax.configs.base import PretrainConfig
 from lra_jax.data.listops_language import CLOSE, MIN
 from lra_jax.models import MatchingClassifier, SequenceClassifier
 from lra_jax.tasks.reconstruction import reconstruction_loss
-from lra_jax.training.loop import Interrupted
+from lra_jax.training import Interrupted, fit
 from lra_jax.training.metrics import read_metrics
 from lra_jax.training.optimizer import make_schedule
 from lra_jax.training.session import Session
@@ -117,7 +117,7 @@ def test_one_run_interrupted_and_resumed(data_dir, tmp_path) -> None:
     ]
     again = config.replace(workdir=str(tmp_path / "again"))
     with Session(again, quiet=True) as first, pytest.raises(Interrupted):
-        first.trainer.fit(helpers.Closed(20, quiet=True))
+        fit(first.trainer, helpers.Closed(20, quiet=True))
     with Session(again, quiet=True) as second:
         assert second.console.start == 7
         assert second.run()["test_loss_last"] == result["test_loss_last"]

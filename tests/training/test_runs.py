@@ -11,10 +11,11 @@ import helpers
 import pytest
 
 from lra_jax import seals, train
-from lra_jax.training import Trainer, loop
+from lra_jax.training import Trainer
 from lra_jax.training.loop import Interrupted
 from lra_jax.training.metrics import read_metrics
 from lra_jax.training.session import Session
+from lra_jax.training.trainer import Stopped
 from lra_jax.training.workdir import exclusive
 
 STEPS = helpers.TRAIN["steps"]
@@ -126,7 +127,7 @@ def test_a_last_validation_that_was_broken_off(data_dir, tmp_path, monkeypatch):
 
     def broken_off(self, params, split, stop, console):
         stop.signum = signal.SIGTERM
-        raise loop._Stopped
+        raise Stopped
 
     steps = {"steps": 8, "eval_every": 8}
     config = helpers.tiny(data_dir, tmp_path, train=steps)

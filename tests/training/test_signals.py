@@ -46,7 +46,8 @@ sys.argv[1:] = sys.argv[4:]
 sys.argv[0] = "train"
 runpy.run_module("lra_jax.train", run_name="__main__", alter_sys=True)
 """
-LOOP, CHECKPOINTS = "lra_jax.training.loop", "lra_jax.training.checkpoints"
+LOOP, TRAINER = "lra_jax.training.loop", "lra_jax.training.trainer"
+CHECKPOINTS = "lra_jax.training.checkpoints"
 NOTHING = r"error: interrupted; to go on: python -m lra_jax\.train --task"
 SAVED = r"saved step {step} in .*; to go on: python -m lra_jax\.train --task"
 MOMENTS = {
@@ -55,10 +56,10 @@ MOMENTS = {
     "jax": ("jax", "", NOTHING),
     "readers": ("tensorflow_datasets", "", NOTHING),
     "data": ("lra_jax.data.listops_trees", "iterate", NOTHING),
-    "model": (LOOP, "init_state", NOTHING),
+    "model": (TRAINER, "init_state", NOTHING),
     "before the first step": (LOOP, "sharding.shard_batch", NOTHING),
-    "a report": (LOOP, "Trainer._report", SAVED.format(step=4)),
-    "an evaluation": (LOOP, "Trainer.evaluate", SAVED.format(step=10)),
+    "a report": (LOOP, "_Loop._report", SAVED.format(step=4)),
+    "an evaluation": (TRAINER, "Trainer.evaluate", SAVED.format(step=10)),
     "a save": (CHECKPOINTS, "Checkpoints.save_latest", SAVED.format(step=10)),
     "the scores": ("lra_jax.training.session", "Session._score", NOTHING),
 }

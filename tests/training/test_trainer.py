@@ -12,7 +12,7 @@ from flax import nnx
 from lra_jax import evaluate, tasks
 from lra_jax.attention import registry
 from lra_jax.models import Buffer
-from lra_jax.training import Trainer, sharding
+from lra_jax.training import Trainer, fit, sharding
 from lra_jax.training.checkpoints import Progress
 from lra_jax.training.console import RunConsole
 from lra_jax.training.metrics import read_metrics
@@ -42,7 +42,7 @@ def test_one_device_gives_the_losses_of_two(finished, dataset, data_dir, tmp_pat
         devices=jax.devices()[:1],
     )
     single.state = sharding.replicate(single.mesh, jax.device_get(single.state))
-    single.fit(RunConsole(STEPS, quiet=True))
+    fit(single, RunConsole(STEPS, quiet=True))
     single.checkpoints.close()
     assert jax.tree.leaves(single.state)[0].sharding.mesh.size == 1
     np.testing.assert_allclose(losses(tmp_path), losses(finished.workdir), rtol=1e-4)
@@ -100,7 +100,7 @@ def test_training_learns(data_dir, dataset, tmp_path):
     )
     small = tasks.get_task("listops").prepare(config.data)
     learner = trainer(config, small, tmp_path)
-    learner.fit(RunConsole(150, quiet=True))
+    fit(learner, RunConsole(150, quiet=True))
     learner.checkpoints.close()
     assert losses(tmp_path)[0] > 2
     assert losses(tmp_path)[-1] < 0.5
@@ -233,7 +233,7 @@ def test_the_run_keeps_the_checkpoint_of_the_lowest_loss(data_dir, dataset, tmp_
     train = {"steps": 6, "warmup": 0, "eval_every": 2, "best_by": "loss"}
     train |= {"schedule": "constant", "learning_rate": 0.3}
     made = trainer(helpers.tiny(data_dir, train=train), dataset, tmp_path)
-    made.fit(RunConsole(6, quiet=True))
+    fit(made, RunConsole(6, quiet=True))
     made.checkpoints.close()
     lines = [m for m in read_metrics(tmp_path) if m["split"] == "valid"]
     valid = {m["step"]: m["loss"] for m in lines}
@@ -281,7 +281,7 @@ def test_buffers_are_kept_but_not_trained(dataset, data_dir, tmp_path, monkeypat
     assert first.num_parameters == sum(x.size for x in jax.tree.leaves(params))
     kept = {x.shape for x in jax.tree.leaves(first.state.opt_state)}
     assert (2, 8) in {x.shape for x in jax.tree.leaves(drawn)} and (2, 8) not in kept
-    first.fit(RunConsole(8, quiet=True))
+    fit(first, RunConsole(8, quiet=True))
     step: Any = first.train_step
     assert step._cache_size() <= 2, "one compilation for each bucket"
     score = first.evaluate(first.state.params, "test")

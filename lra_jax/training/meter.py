@@ -1,0 +1,60 @@
+"""The time that a training takes, with and without its pauses."""
+
+import contextlib
+import time
+from collections.abc import Iterator
+
+
+class Meter:
+    """Wall time of a run over all its sessions, and training speed without pauses."""
+
+    def __init__(self, step: int, seconds: float):
+        self._start = time.perf_counter() - seconds
+        self._mark, self._marked_step = time.perf_counter(), step
+        self.warm, self.data_wait = True, 0.0
+        self._cold_steps, self._cold_seconds, self._waited = 0, 0.0, 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Seconds so far, evaluations and saves included."""
+        return time.perf_counter() - self._start
+
+    def speed(self, step: int) -> float:
+        """Steps a second since the last call, pauses left out.
+
+        Steps that were compiled are left out, too, unless there are no others; then
+        ``warm`` is False. Then ``data_wait`` is the share of their time, 0..1, in which
+        the next batch was not there.
+        """
+        now, steps = time.perf_counter(), step - self._marked_step
+        spent = now - self._mark
+        self.warm = self._cold_steps < steps
+        if self.warm:
+            steps, spent = steps - self._cold_steps, spent - self._cold_seconds
+        self._mark, self._marked_step = now, step
+        spent = max(spent, 1e-9)
+        self.data_wait = self._waited / spent
+        self._cold_steps, self._cold_seconds, self._waited = 0, 0.0, 0.0
+        return steps / spent
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Context of the wait for a batch."""
+        begun = time.perf_counter()
+        yield
+        self._waited += time.perf_counter() - begun
+
+    @contextlib.contextmanager
+    def left_out(self) -> Iterator[None]:
+        """Context of one step that compiles."""
+        begun = time.perf_counter()
+        yield
+        self._cold_steps += 1
+        self._cold_seconds += time.perf_counter() - begun
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Context whose time does not count for ``speed``."""
+        begun = time.perf_counter()
+        yield
+        self._mark += time.perf_counter() - begun

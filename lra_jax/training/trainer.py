@@ -1,0 +1,271 @@
+"""The trainer: the model, the state and the steps of one run."""
+
+import functools
+import math
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh
+
+from lra_jax.configs import Config
+from lra_jax.data import pipeline
+from lra_jax.data.dataset import SequenceDataset
+from lra_jax.data.length_warmup import LengthWarmup
+from lra_jax.errors import expected
+from lra_jax.models import Buffer
+from lra_jax.models.state_size import state_size
+from lra_jax.signals import StopRequest
+from lra_jax.tasks import Task
+from lra_jax.tasks.reconstruction import reconstruction_loss
+from lra_jax.training import sharding
+from lra_jax.training.checkpoints import Checkpoints, Progress
+from lra_jax.training.console import RunConsole
+from lra_jax.training.optimizer import make_optimizer, make_schedule
+from lra_jax.training.step import (
+    NO_STEP,
+    TrainState,
+    all_finite,
+    drain,
+    init_state,
+    make_eval_step,
+    make_train_step,
+    step_function,
+    zero_sums,
+)
+from lra_jax.training.workdir import check_space
+
+
+class Stopped(Exception):
+    """A signal came in an evaluation."""
+
+
+class NonFiniteLoss(FloatingPointError):
+    """The loss, or a parameter by its gradient, became infinite or NaN.
+
+    Attributes:
+      step: the first step with such a loss, or the last one done when the parameters
+        or the validation loss were found to be so.
+      saved_step: the step of the last good checkpoint, None if there is none.
+    """
+
+    def __init__(self, step: int, saved_step: int | None, cause: str = ""):
+        kept = "no checkpoint was saved yet"
+        if saved_step is not None:
+            kept = f"the checkpoint of step {saved_step} is kept"
+        super().__init__(
+            f"the loss or its gradient is not finite at step {step}; "
+            f"{cause and f'{cause}; '}{kept}"
+        )
+        self.step = step
+        self.saved_step = saved_step
+
+
+class Trainer:
+    """What one run trains: its model, data and steps, and how they are evaluated.
+
+    Building it checks everything that can be checked without compiling the step.
+
+    Args:
+      config: the run.
+      task: what to train on.
+      dataset: its prepared data.
+      workdir: the run directory; nothing is read or written there before
+        `checkpoints` is first used.
+      training: False to evaluate only: asks for no space, and touches nothing in a
+        directory in which another process may be training.
+
+    Raises:
+      ValueError: the config does not fit the data, the devices or itself.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        task: Task,
+        dataset: SequenceDataset,
+        workdir: Path,
+        training: bool = True,
+    ):
+        train = config.train
+        self.config = config
+        self.task = task
+        self.dataset = dataset
+        self.workdir = workdir
+        self._training = training
+        self.buckets = pipeline.bucket_lengths(dataset, config.data.buckets)
+        self.mesh = self._make_mesh()
+        self._shard = sharding.data_shard(self.mesh)
+        self.schedule = make_schedule(train, config.pretrain)
+        optimizer = make_optimizer(train, config.pretrain)
+        model = task.make_model(config, dataset, nnx.Rngs(params=config.seed))
+        graphdef, params = nnx.split(model, (nnx.Param, Buffer))
+        trained = nnx.filter_state(params, nnx.Param)
+        self.num_parameters = sum(x.size for x in jax.tree.leaves(trained))
+        causal = config.model.is_causal
+        self.state_size = state_size(model.encoder) if causal else None
+        state = init_state(params, optimizer)
+        self.state: TrainState = sharding.replicate(self.mesh, state)
+        self.progress = Progress()
+        warmup = LengthWarmup.parse(train.length_warmup, train.steps)
+        widths = warmup.widths(self.buckets)
+        self._graphdef = graphdef
+        made = graphdef, optimizer, config.seed
+        # Packed batches differ in their rows.
+        shapes = None if config.data.packing else len(widths)
+        under_mesh = functools.partial(sharding.under_mesh, self.mesh)
+        self.train_step = under_mesh(make_train_step(task.loss, *made, shapes=shapes))
+        self._function = under_mesh(step_function(task.loss, *made))
+        rate = config.pretrain.mask_rate
+        loss = functools.partial(reconstruction_loss, mask_rate=rate)
+        self._pretrain_step = under_mesh(make_train_step(loss, *made, shapes=shapes))
+        self._pretrain_function = under_mesh(step_function(loss, *made))
+        eval_shapes = pipeline.eval_shapes(dataset, self.buckets)
+        self.eval_step = under_mesh(
+            make_eval_step(task.loss, graphdef, shapes=eval_shapes)
+        )
+        self.data = self._training_data()
+
+    def _training_data(self) -> Any:
+        """The batches of all steps."""
+        config = self.config
+        return pipeline.train_iterator(
+            self.dataset,
+            batch_size=config.train.batch_size,
+            seed=config.seed,
+            num_steps=config.train.steps,
+            buckets=self.buckets,
+            length_warmup=config.train.length_warmup,
+            curriculum=config.train.curriculum,
+            augment=self.task.augment(config.data),
+            targets=self.task.pretraining_targets(config),
+            target_steps=config.pretrain.steps,
+            packing=self._packing(),
+            shard=self._shard,
+        )
+
+    def _packing(self) -> int:
+        """The rows of packed batches are a multiple of this number; 0 = not packed."""
+        if not self.config.data.packing:
+            return 0
+        if self._shard[1] > 1:
+            raise expected("--data.packing", "False on several hosts", "True")
+        devices = self.mesh.shape["data"]
+        return math.lcm(max(1, self.config.train.batch_size // 8), devices)
+
+    @functools.cached_property
+    def checkpoints(self) -> Checkpoints:
+        """Those in the run directory, which by now exists.
+
+        Raises:
+          ValueError: there is no space for them.
+        """
+        if self._training:
+            # Parameters and two moments, three times while a checkpoint replaces the
+            # older of two; the best parameters, twice.
+            arrays = 3 * 3 + 2
+            check_space(self.workdir, arrays * 4 * self.num_parameters + 10_000_000)
+        return Checkpoints(self.workdir, clean=self._training)
+
+    @property
+    def step(self) -> int:
+        """Steps done."""
+        return int(self.state.step)
+
+    def advance(self, step: int, batch: dict[str, jax.Array]) -> None:
+        """Does the step after ``step`` steps, of pretraining or of the task."""
+        pretrains = step < self.config.pretrain.steps
+        function = self._pretrain_step if pretrains else self.train_step
+        self.state = function(self.state, batch)
+
+    def step_function(self, step: int) -> Any:
+        """The function that `advance` compiles."""
+        pretrains = step < self.config.pretrain.steps
+        return self._pretrain_function if pretrains else self._function
+
+    def model_at(self, params: nnx.State) -> nnx.Module:
+        """The model with some parameters."""
+        return nnx.merge(self._graphdef, params)
+
+    def restore(self) -> int:
+        """Goes on from the newest checkpoint if there is one; returns its step."""
+        if self.checkpoints.latest_step is not None:
+            self.state, self.progress = self.checkpoints.restore(self.state, self.data)
+        return self.step
+
+    def evaluate(
+        self,
+        params: Any,
+        split: str,
+        stop: StopRequest | None = None,
+        console: RunConsole | None = None,
+    ) -> dict[str, float]:
+        """Mean loss and accuracy over a split; every example counts exactly once.
+
+        Args:
+          params: those of the model.
+          split: which examples.
+          stop: ends it.
+          console: says how far it is.
+
+        Raises:
+          Stopped: a signal came; several processes go on, since they must agree.
+        """
+        batches = pipeline.eval_batches(
+            self.dataset,
+            split,
+            self.buckets,
+            self.config.train.eval_batch_size,
+            shard=self._shard,
+        )
+        sums = sharding.replicate(self.mesh, zero_sums())
+        quiet = console is None
+        for batch in batches if quiet else console.told(batches, len(batches)):
+            if stop is not None and stop.signum and jax.process_count() == 1:
+                raise Stopped
+            sums = self.eval_step(params, sums, sharding.shard_batch(self.mesh, batch))
+        return _means(jax.device_get(sums))
+
+    def take_sums(self) -> tuple[dict[str, float], float]:
+        """Mean loss and accuracy of the steps since the last call, and the worst loss.
+
+        Raises:
+          NonFiniteLoss: one of them had no finite loss.
+        """
+        sums, bad_step, peak = jax.device_get(drain(self.state))
+        if bad_step != NO_STEP:
+            raise NonFiniteLoss(int(bad_step), self.checkpoints.latest_step)
+        zeros = sharding.replicate(self.mesh, zero_sums())
+        none = sharding.replicate(self.mesh, np.zeros((), np.float32))
+        self.state = self.state._replace(sums=zeros, peak=none)
+        return _means(sums), float(peak)
+
+    def check_finite(self) -> None:
+        """Keeps parameters that are lost from replacing a good checkpoint."""
+        bad_step = int(self.state.bad_step)
+        if bad_step == NO_STEP and not all_finite(self.state.params):
+            bad_step = self.step
+        if bad_step != NO_STEP:
+            raise NonFiniteLoss(bad_step, self.checkpoints.latest_step)
+
+    def _make_mesh(self) -> Mesh:
+        train, longest = self.config.train, self.config.model.max_length
+        sizes = (train.batch_size, train.eval_batch_size)
+        mesh = sharding.make_mesh(sizes, train.seq_devices)
+        needed = sharding.padded_length(mesh, self.buckets[-1])
+        if needed > longest:
+            wanted = f"at least {needed}, the longest bucket of the data"
+            if train.seq_devices > 1:
+                wanted += f" for --train.seq_devices={train.seq_devices}"
+            raise expected("--model.max_length", wanted, longest)
+        return mesh
+
+
+def _means(sums: dict[str, Any]) -> dict[str, float]:
+    count = float(sums["count"])
+    return {
+        "loss": float(sums["loss"]) / count,
+        "accuracy": float(sums["correct"]) / count,
+    }
