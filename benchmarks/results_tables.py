@@ -89,8 +89,9 @@ def learning_runs() -> str:
         for result in results
     )
     note = (
-        f"On one core of {_machines(results)} (the run taught values: on both), beside "
-        "other work; standard error of the 2,000 test examples 1.1."
+        f"Measured on one core of {_machines(results)} (the run taught values: on "
+        "both), beside other work. The standard error on 2,000 test examples is 1.1 "
+        "points."
     )
     return "\n\n".join([_table(head, lines, note), heights()])
 
@@ -144,10 +145,10 @@ def suite_runs() -> str:
     )
     rates = {test: _rates(results, test) for test in tests}
     note = (
-        "Preset quick, one seed; percent right on the test split, for tests of state "
-        "tracking scaled so that 0 is chance, of the checkpoint and rate with the best "
-        f"validation accuracy, on {_machines(results)}, beside other work. Rates "
-        "tried: "
+        "Preset `quick`, one seed. Percent correct on the test split, for the "
+        "checkpoint and rate with the best validation accuracy; for state tracking, "
+        "scaled so that 0 is chance. Measured on "
+        f"{_machines(results)}, beside other work. Rates tried: "
         + "; ".join(f"`{test}` {tried}" for test, tried in rates.items())
         + ". State: numbers that all layers keep, for softmax at the longest sequence "
         "of the test where it keeps most. `results/suites/` has the command, commit "

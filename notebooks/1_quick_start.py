@@ -1,10 +1,10 @@
 # %% [markdown]
-# # Quick start: judge an attention mechanism on the Long-Range Arena
+# # Quick start: test an attention mechanism on the Long-Range Arena
 #
 # Trains a model with linear-complexity attention on ListOps, plots its curve, and keeps
 # the run where you can resume it. It needs Python 3.11 or later and one device of any
 # kind: a Colab TPU or GPU, or a CPU. cosFormer takes 18 minutes on 2 CPU cores; the run
-# itself says how long is left. For a first look set `STEPS` to 100.
+# prints how much time is left. For a first look set `STEPS` to 100.
 #
 # Runtime > Change runtime type chooses the device in Colab.
 
@@ -54,10 +54,11 @@ print("runs are kept in", folder.resolve())
 # `[MAX 2 [MIN 3 4 ] 5 ]`, about a thousand tokens long, which is a digit. Guessing the
 # most frequent digit scores 17 %; reading the outermost operator alone, 36.6 %.
 #
-# A preset holds every setting with its source. That of ListOps, `modern-quick`, has one
-# block for every mechanism: a short convolution before the attention, a gate after it.
-# Interrupt the cell whenever you like and run it again: it goes on from its last
-# checkpoint. With the run on Google Drive that works on a new Colab machine, too.
+# A preset holds every setting with its source. The default of ListOps, `modern-quick`,
+# uses the same block for every mechanism, with a short convolution before the attention
+# and a gate after it. Interrupt the cell whenever you like and run it again: it
+# continues from its last checkpoint. If the run is on Google Drive, that works on a new
+# Colab machine, too.
 
 # %%
 config = get_preset("listops", attention=ATTENTION).replace(
@@ -70,7 +71,7 @@ result = train.run(config)
 # %% [markdown]
 # ## Look at the curve
 #
-# Every report of the run is a line of `metrics.jsonl`. The curriculum shows short
+# Every measurement of the run is a line of `metrics.jsonl`. The curriculum shows short
 # examples for the first 80 % of the steps and all of them after that, so the loss rises
 # once.
 
@@ -99,5 +100,5 @@ print(f"{result['steps_per_second']:.2f} steps/s on {result['device']}")
 # ## Next
 #
 # - `ATTENTION = "softmax"` is the mechanism that all others are compared with.
-# - Notebook 5 puts an attention of your own in this place.
+# - Notebook 5 uses your own attention instead.
 # - On a command line: `python -m lra_jax.train --task=listops`.

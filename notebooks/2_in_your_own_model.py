@@ -4,7 +4,8 @@
 # Every mechanism is a pure function of `[batch, length, heads, head_dim]` arrays. This
 # notebook puts one into Flax's own layers (NNX and Linen), shows that padding changes
 # nothing, packs several documents into one row, and decodes with a state of constant
-# size. Any device; on a CPU it takes a minute or two, most of it compilation.
+# size. It runs on any device; on a CPU it takes a minute or two, most of it
+# compilation.
 
 # %%
 import jax
@@ -17,7 +18,7 @@ from lra_jax.models import MultiHeadAttention
 # %% [markdown]
 # ## A function
 #
-# The same arguments as `jax.nn.dot_product_attention`: query, key and value
+# It has the same arguments as `jax.nn.dot_product_attention`: query, key and value
 # `[B, T, N, H]`, and a mask that is True at real tokens.
 
 # %%
@@ -28,7 +29,7 @@ print(out.shape)
 # %% [markdown]
 # ## In Flax's own layers
 #
-# Each function can be their `attention_fn`.
+# Each function can be the `attention_fn` of these layers.
 
 # %%
 x = jax.random.normal(jax.random.key(1), (2, 64, 64))
@@ -60,7 +61,8 @@ for name in ("cosformer", "linformer", "performer", "gla"):
 # %% [markdown]
 # ## Padding changes nothing
 #
-# A padded batch gives each sequence what it gets alone, whatever the padding holds.
+# In a padded batch each sequence gets the result that it would get alone, whatever the
+# padding holds.
 
 # %%
 mask = jnp.arange(64)[None] < jnp.array([[64], [40]])
@@ -88,8 +90,8 @@ print("largest difference:", float(jnp.abs(packed[:, 24:54] - second).max()))
 # %% [markdown]
 # ## Decoding
 #
-# A causal mechanism of linear cost needs only a fixed number of values from all earlier
-# positions. `prefill` takes a prompt in one pass, `step` one position.
+# A causal mechanism of linear cost summarises all earlier positions in a state of fixed
+# size. `prefill` takes a prompt in one pass, `step` one position.
 
 # %%
 whole = attention.linear_attention(query, key, value, is_causal=True)

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Linear attention, annotated
 #
-# Linear attention, cosFormer, Linformer and Flow-Attention, derived step by step beside
-# running code, each compared with the library and drawn as a matrix. Any device; a
-# minute on a CPU.
+# Linear attention, cosFormer, Linformer and Flow-Attention, derived step by step with
+# running code, each compared with the library and drawn as a matrix. This runs on any
+# device and takes a minute on a CPU.
 
 # %%
 import jax
@@ -72,8 +72,8 @@ linear = linear / linear.sum(-1, keepdims=True)
 #
 # $$\cos(a - b) = \cos a \cos b + \sin a \sin b$$
 #
-# So the weighted form is again linear attention, with features twice as long. They are
-# ReLU, which makes the weights sparse and keeps them positive.
+# So the weighted form is again linear attention, with features twice as long. The
+# features use ReLU, which makes the weights sparse and never negative.
 
 # %%
 angle = jnp.pi / 2 * jnp.arange(1, LENGTH + 1) / LENGTH
@@ -135,7 +135,7 @@ flow = flow_q / incoming[:, None] @ flow_k.T * competition * allocation[:, None]
 # ## The matrices
 #
 # Only softmax ever builds its matrix; here are those of the others, too. Red is
-# positive, blue negative, and each has a scale of its own.
+# positive, blue is negative, and each matrix has its own scale.
 
 # %%
 matrices = {

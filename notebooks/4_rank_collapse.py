@@ -2,10 +2,10 @@
 # # Attention alone loses rank
 #
 # Dong, Cordonnier and Loukas (2021) showed that a network of attention layers alone
-# makes all tokens equal, and doubly exponentially so in its depth; that skip
-# connections prevent it; and that MLPs slow it down. This notebook draws their curves,
-# and the same for linear mechanisms, which no paper shows. Any device; a few minutes on
-# a CPU.
+# makes all tokens equal, doubly exponentially in its depth; that skip connections
+# prevent this; and that MLPs slow it down. This notebook draws their curves, and the
+# same for linear mechanisms, which no paper shows. It runs on any device and takes a
+# few minutes on a CPU.
 
 # %% tags=["parameters"]
 LAYERS = 12
@@ -58,10 +58,10 @@ plt.show()
 # %% [markdown]
 # ## Other mechanisms
 #
-# Attention alone again. Where the weights depend on the positions whatever the tokens
-# are, as cosFormer's cosine and Linformer's projections do, the residual falls by a
-# constant factor a layer; elsewhere it falls as fast as softmax's. The floor is the
-# precision of float32.
+# This is attention alone again. Where the weights depend on the positions whatever the
+# tokens are, as with cosFormer's cosine and Linformer's projections, the residual falls
+# by a moderate factor per layer; elsewhere it collapses within a few layers, as with
+# softmax. The floor is the precision of float32.
 
 # %%
 figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")

@@ -1,10 +1,11 @@
 # %% [markdown]
 # # Bring your own attention to the Long-Range Arena
 #
-# A function of query, key and value is enough. With one more function it has learned
-# parameters of its own. This notebook writes such a mechanism, checks it, trains it
-# beside linear attention, and shows the two results. Any device; about five minutes on
-# 2 CPU cores. The runs are far too short to rank anything: raise `STEPS`.
+# A function of query, key and value is enough. With one more function it has its own
+# learned parameters. This notebook writes such a mechanism, checks it, trains it and
+# linear attention, and shows the two results. It runs on any device and takes about
+# five minutes on 2 CPU cores. The runs are far too short to rank anything: raise
+# `STEPS`.
 
 # %% tags=["parameters"]
 RUNS = "runs"
@@ -15,14 +16,14 @@ SIZES = {}  # Settings of the model, such as {"num_layers": 4}.
 # %% [markdown]
 # ## Write it
 #
-# The contract: query `[B, T, N, H]`, key and value `[B, S, N, H]`, and, by name, a mask
-# `[B, 1, 1, S]`, True at real tokens; `[B, T, N, H]` comes out. Take the mask: without
-# it a function attends to padding.
+# The function takes query `[B, T, N, H]`, key and value `[B, S, N, H]`, and, by name, a
+# mask `[B, 1, 1, S]`, True at real tokens. It returns `[B, T, N, H]`. Do take the mask:
+# without it a function attends to padding.
 #
 # This one is linear attention whose features are ReLU to a learned power, one for each
-# head. `power_parameters` beside it makes the array; the layer trains it and passes it
-# by name. It is a file of its own, so that a run can find it again; a class of
-# `nnx.Module` would do, too.
+# head. `power_parameters`, in the same file, makes the array; the layer trains it and
+# passes it by name. The mechanism is in its own file, so that a run can find it again;
+# a class of `nnx.Module` would work, too.
 
 # %%
 import sys
@@ -108,9 +109,9 @@ for name, result in results.items():
 # ## Report
 #
 # The report puts all finished runs of a folder on one page;
-# `python -m lra_jax.report runs/` writes the same. Read the test accuracy first, and
-# take a difference below the standard error beside it (se) for noise. Then look at the
-# protocol: rows compare only where data, steps and model are the same.
+# `python -m lra_jax.report runs/` writes the same page. Read the test accuracy first,
+# and treat a difference below the standard error beside it (se) as noise. Then look at
+# the protocol: rows can be compared only where data, steps and model are the same.
 
 # %%
 from html import escape
