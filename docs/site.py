@@ -37,6 +37,16 @@ REFERENCE = {
 }
 
 
+_IMPORTS = """The examples assume these imports, and the names of their module:
+
+```python
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+```"""
+
+
 def on_files(files: Files, config: Any) -> Files:
     """Adds the pages and pictures from outside, and the reference."""
     pages = {
@@ -99,7 +109,7 @@ def _formulas(text: str) -> str:
 
 
 def _reference(name: str, modules: tuple[str, ...]) -> str:
-    parts = [f"# {name.capitalize()}"]
+    parts = [f"# {name.capitalize()}", _IMPORTS]
     for module in modules:
         parts.append(f"## lra_jax.{module}\n\n::: lra_jax.{module}")
     return "\n\n".join(parts)
