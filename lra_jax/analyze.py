@@ -1,6 +1,6 @@
 """Shows what attention does: ``python -m lra_jax.analyze COMMAND ...``.
 
-Each command writes pictures, their data, and one page that holds it all.
+Each command writes pictures, their data, and one page with everything.
 """
 
 if __name__ == "__main__":
@@ -45,9 +45,9 @@ class RankCollapse:
     length: int = 128
     """Tokens of a sequence of random tokens."""
     layers: int | None = None
-    """Layers of the networks; by default their own 12."""
+    """Layers of the networks; by default 12, as published."""
     examples: int = 4
-    """Sequences for each initialisation, or of the run's test split."""
+    """Sequences for each initialisation, or from the run's test split."""
     draws: int = 2
     """Initialisations of each network."""
     seed: int = 0
@@ -65,8 +65,8 @@ class Paths:
     attention: str = "softmax"
     """Mechanism of the networks."""
     full: bool = False
-    """The published settings, without waiting for accuracy to be good; by default
-    settings that take minutes on 2 cores."""
+    """Use the published settings, whatever accuracy they reach; by default settings
+    that take minutes on 2 cores."""
     repeats: int = 5
     """Draws of the random paths of each length."""
     seed: int = 0
@@ -75,7 +75,7 @@ class Paths:
 
 @dataclasses.dataclass(frozen=True)
 class Spectrum:
-    """How much of an attention matrix lies in few singular values."""
+    """How much of an attention matrix lies in a few singular values."""
 
     out: str = "analysis/spectrum"
     """Folder of the page, the pictures and their data."""
@@ -144,7 +144,7 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 def run(settings: Any, typed: str = "") -> Path:
-    """Does one analysis; returns its page.
+    """Runs one analysis; returns its page.
 
     Args:
       settings: one of the dataclasses of this module.
@@ -182,7 +182,7 @@ def run(settings: Any, typed: str = "") -> Path:
     return page.write("index")
 
 
-# The settings under the names that the analyses have for them.
+# The flags of the settings, by the names that the analyses use.
 _FLAGS = {name: f"--{name}" for name in ("attention", "length", "draws", "repeats")}
 _FLAGS |= {"num_layers": "--layers", "batch_size": "--examples"}
 

@@ -1,8 +1,8 @@
 """The behaviour of attention: rank collapse, paths, spectra, maps.
 
 Pure functions of arrays, in float64 on the host, for the matrices and hidden states of
-any network. `lra_jax.analysis.capture` takes them from a model, `...networks` makes the
-networks of the papers; ``python -m lra_jax.analyze`` draws the figures.
+any network. `lra_jax.analysis.capture` extracts them from a model, `...networks` builds
+the papers' networks, and ``python -m lra_jax.analyze`` draws the figures.
 """
 
 from lra_jax.analysis.bound import collapse_beta, collapse_bound

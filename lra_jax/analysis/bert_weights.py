@@ -1,7 +1,7 @@
-"""BERT weights that a user has on disk, as a `Network`.
+"""Loads a user's BERT weights from disk as a `Network`.
 
-Reads ``model.safetensors`` as transformers saves a BERT: a length of 8 bytes, a JSON
-header with the place of each array, the arrays. Nothing is downloaded.
+Reads ``model.safetensors`` as saved by transformers: 8 bytes for the header's length, a
+JSON header with the location of each array, then the arrays. Nothing is downloaded.
 """
 
 import json
@@ -37,7 +37,7 @@ def read_safetensors(file: str | Path) -> dict[str, np.ndarray]:
     bfloat16 becomes float32; arrays of other kinds are left out.
 
     Raises:
-      ValueError: it is no such file, or a part of it is missing.
+      ValueError: it is not a safetensors file, or a part of it is missing.
     """
     path = Path(file).expanduser()
     try:
@@ -119,7 +119,7 @@ def _array(content: bytes, entry: dict[str, Any]) -> np.ndarray | None:
 
 
 def _set_layer(module: Any, arrays: dict[str, np.ndarray], name: str) -> None:
-    """A dense layer, whose kernel torch keeps transposed, or a layer norm."""
+    """Sets a layer norm, or a dense layer, whose kernel torch stores transposed."""
     if name.endswith("LayerNorm"):
         # The first BERTs call them gamma and beta.
         old = f"{name}.gamma" in arrays

@@ -24,21 +24,21 @@ def collapse_bound(
     """Computes ``(4 gamma beta H l / sqrt(d))^((3^L - 1) / 2) ||res(X)||^(3^L)``.
 
     An upper bound on ``||res(SAN(X))||`` after L layers of pure attention: it falls
-    doubly exponentially where ``4 gamma beta H l ||res(X)||^2 < sqrt(d)``, and says
-    nothing where it grows.
+    doubly exponentially if ``4 gamma beta H l ||res(X)||^2 < sqrt(d)``; otherwise it
+    grows and is of no use.
 
     Args:
       residual_norm: ``||res(X)||`` of the input, in the composite norm.
-      depth: L; 0 gives ``residual_norm`` back.
+      depth: L; 0 returns ``residual_norm``.
       beta: bounds ``||W_QK||_1 ||W_V||`` of every layer; see `collapse_beta`.
       head_dim: d, the width of the queries and keys.
       num_heads: H.
-      gamma: depends on the attention's entries; the paper's first version leaves it
-        out, which is 1.
+      gamma: depends on the entries of the attention matrices; the paper's first version
+        omits it (gamma = 1).
       lipschitz: l, of the MLP between the layers; 1 without one.
 
     Returns:
-      The bound; infinity where it is beyond the largest float, 0 below the smallest.
+      The bound; infinity if it exceeds the largest float, 0 if below the smallest.
 
     Raises:
       ValueError: a negative or non-finite argument, or a size that is not positive.
@@ -73,13 +73,13 @@ def collapse_bound(
 def collapse_beta(
     query_kernel: ArrayLike, key_kernel: ArrayLike, value_kernel: ArrayLike
 ) -> float:
-    """The smallest beta of `collapse_bound` for given projections.
+    """The smallest beta for `collapse_bound` with given projections.
 
-    ``max ||W_Q W_K^T||_1 ||W_V||`` over layers and heads, the first the largest column
-    sum of absolute values and the second the composite norm.
+    ``max ||W_Q W_K^T||_1 ||W_V||`` over layers and heads, where the first norm is the
+    largest column sum of absolute values and the second the composite norm.
 
     Args:
-      query_kernel: W_Q, `[..., D, H]`, any number of layers and heads in front.
+      query_kernel: W_Q, `[..., D, H]`, with any leading axes for layers and heads.
       key_kernel: W_K, of the same shape.
       value_kernel: W_V times the head's output projection, `[..., D, D]`.
     """

@@ -16,7 +16,7 @@ from lra_jax.reports import charts
 from lra_jax.reports.page import Page
 
 NETWORK = "bert"
-"""The network of the picture; the others are more than attention by content."""
+"""The network in the picture; the others have more than attention by content."""
 _LAYERS = 4
 _SMALL = 1e-4
 _LARGEST = 1e40
@@ -27,7 +27,7 @@ _ENDS = (
 
 
 def add_bound(page: Page, *, length: int, num_layers: int | None, seed: int) -> None:
-    """Pure attention in float64, measured and bounded, for two sizes of the tokens."""
+    """Pure attention in float64, measured and bounded, for two scales of the tokens."""
     layers = _LAYERS if num_layers is None else min(_LAYERS, num_layers)
     run = functools.partial(
         bounded_collapse, NETWORK, length=length, num_layers=layers, seed=seed
@@ -66,10 +66,10 @@ def add_bound(page: Page, *, length: int, num_layers: int | None, seed: int) -> 
 
 
 def add_model_bound(page: Page, model: Any, run: Callable[[], Any]) -> None:
-    """The same for a trained model of ours and its first example, where it applies.
+    """The same for a model trained here and its first example, where it applies.
 
     Args:
-      page: to add to.
+      page: the page to add to.
       model, run: see `capture.capture`.
     """
     page.heading("The bound")
@@ -106,12 +106,12 @@ def add_model_bound(page: Page, model: Any, run: Callable[[], Any]) -> None:
 def _draw(
     axis: Any, title: str, found: BoundedCollapse, normal: BoundedCollapse | None
 ) -> None:
-    """A panel: what was measured, its bounds, and the same with layer normalisation."""
+    """A panel: measured residuals, bounds, and residuals with layer normalisation."""
     count = _above_rounding(found)
     lines = [
         charts.Line("measured", range(count), found.residuals[:count]),
         _bound("bound from the input on", found.bounds),
-        # Of a residual that is lost in rounding the bound means nothing.
+        # The bound from a residual that is lost in rounding means nothing.
         _bound("bound of one layer, from the measured", found.next_bounds[: count + 1]),
     ]
     if normal is not None:
@@ -129,7 +129,7 @@ def _columns(found: BoundedCollapse) -> tuple[np.ndarray, ...]:
 
 
 def _above_rounding(found: BoundedCollapse) -> int:
-    """How many residuals come before the first that rounding hides."""
+    """The number of residuals before the first that is lost in rounding."""
     hidden = found.residuals < 100 * found.rounding
     return int(hidden.argmax()) if hidden.any() else len(hidden)
 

@@ -1,4 +1,4 @@
-"""The collapse of pure attention beside what the theorem allows, in float64.
+"""The collapse of pure attention compared with the theorem's bound, in float64.
 
 In float32 a residual is lost in rounding after two layers; in float64 after three.
 """
@@ -27,9 +27,9 @@ class BoundedCollapse(NamedTuple):
     Attributes:
       residuals: measured, after each layer; the input first.
       rounding: the part of them that may be rounding, ``eps ||X_l||``.
-      bounds: Theorem 2.2 from the input on.
-      next_bounds: the same for one layer, from the measured residual before it; the
-        input's is its own residual.
+      bounds: Theorem 2.2 applied from the input on.
+      next_bounds: the same for one layer, from the measured residual before it; for the
+        input, its own residual.
       beta: of the weights, see `lra_jax.analysis.collapse_beta`.
     """
 
@@ -49,18 +49,18 @@ def bounded_collapse(
     num_layers: int | None = None,
     seed: int = 0,
 ) -> BoundedCollapse:
-    """Runs the attention of a network at initialisation alone, on random tokens.
+    """Runs only the attention of a network at initialisation, on random tokens.
 
     Args:
       shape: of the network; its attention must be that of the theorem.
-      norm: layer normalisation after each layer, which the theorem has not.
-      scale: of the embedded tokens, their residual with them.
+      norm: apply layer normalisation after each layer, unlike the theorem.
+      scale: of the embedded tokens, and so of their residual.
       length, num_layers: see `networks.Network`.
       seed: of weights and tokens.
 
     Raises:
-      ValueError: as of `networks.Network`, a scale that is not positive, or a shape
-        whose layers are more than attention (ALBERT's, XLNet's).
+      ValueError: as for `networks.Network`, a scale that is not positive, or a shape
+        whose layers have more than attention (ALBERT's, XLNet's).
     """
     shape = find_shape(shape)
     if shape.relative or shape.shared:
@@ -77,9 +77,9 @@ def bounded_collapse(
 def bounded_model(
     model: nnx.Module, run: Callable[[], Any], *, norm: bool = False
 ) -> BoundedCollapse:
-    """The attention of a model of ours alone, on the first example that it gets.
+    """Runs only the attention of a model trained here, on its first example.
 
-    Computed in float64 from the weights, of the longest document of the first row.
+    Computed in float64 from the weights, on the longest document of the first row.
 
     Args:
       model, run: see `capture.capture`.
@@ -87,7 +87,7 @@ def bounded_model(
 
     Raises:
       ValueError: its attention is not that of the theorem: softmax of query times key
-        over all positions, of the layer's own inputs.
+        over all positions, computed from the layer's own input.
     """
     blocks = [x for _, x in nnx.iter_modules(model) if isinstance(x, EncoderBlock)]
     layers: list[Any] = [block.attention for block in blocks]
@@ -107,7 +107,7 @@ def bounded_model(
 def _bounded(
     states: np.ndarray, layers: Sequence[Any], num_heads: int
 ) -> BoundedCollapse:
-    """Of hidden states `[L + 1, T, D]` and the attention layers between them."""
+    """The result for hidden states `[L + 1, T, D]` and the attention between them."""
     residuals = composite_norm(residual(states))
     head_dim = layers[0].query.kernel.shape[-1] // num_heads
     heads = {"head_dim": head_dim, "num_heads": num_heads}
@@ -150,7 +150,7 @@ def _states(
 
 
 def _beta(layer: Any, num_heads: int) -> float:
-    """Of a layer with kernels ``query``, ``key``, ``value`` and ``out``."""
+    """The beta of a layer with kernels ``query``, ``key``, ``value`` and ``out``."""
     query, key, value = (
         _heads(np.asarray(part.kernel[...], np.float64), num_heads)
         for part in (layer.query, layer.key, layer.value)

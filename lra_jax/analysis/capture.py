@@ -1,6 +1,6 @@
 """A look inside a model: the states between its blocks, and the inputs of attention.
 
-Any model of ``lra_jax.models`` will do, trained or not: whatever holds `EncoderBlock`
+Works with any model of ``lra_jax.models``, trained or not: anything with `EncoderBlock`
 and `MultiHeadAttention` modules, which name their intermediates for ``nnx.capture``
 (`lra_jax.models.intermediates`).
 """
@@ -26,11 +26,10 @@ class AttentionCall(NamedTuple):
     """One call of a mechanism.
 
     Attributes:
-      mechanism: which.
+      mechanism: the mechanism.
       query, key, value: `[B, T, N, H]`.
-      keywords: all that was passed beside them: masks, the mechanism's own arrays,
-        options.
-      function: what was called.
+      keywords: all other arguments: masks, the mechanism's parameter arrays, options.
+      function: the function that was called.
     """
 
     mechanism: Mechanism
@@ -43,8 +42,8 @@ class AttentionCall(NamedTuple):
     def weights(self) -> np.ndarray:
         """The dense matrix `[B, N, T, S]` of this call, float32.
 
-        It is what the fast form never builds. Norm attention, retention and lightning
-        attention normalise their output; theirs is the matrix before that.
+        The fast form never builds it. For norm attention, retention and lightning
+        attention, which normalise their output, it is the matrix before that.
 
         Raises:
           ValueError: the mechanism has no such matrix.
@@ -54,14 +53,14 @@ class AttentionCall(NamedTuple):
             return self._of_unit_values()
         parameters = inspect.signature(function).parameters
         keywords = {k: v for k, v in self.keywords.items() if k in parameters}
-        # One compilation: step by step, each of many operations would be one.
+        # Compiled once: run eagerly, each of many operations would be compiled.
         compiled = jax.jit(functools.partial(function, **keywords))
         return np.asarray(compiled(self.query, self.key))
 
     def _of_unit_values(self) -> np.ndarray:
-        """The matrix W of a function from outside that gives ``W value``.
+        """The matrix W of an outside function that computes ``W value``.
 
-        With the unit vectors as values, its output is W.
+        With unit vectors as values, its output is W.
         """
         run = jax.jit(functools.partial(self.function, **self.keywords))
         batch, length, heads, _ = self.key.shape
@@ -86,10 +85,10 @@ class Captured(NamedTuple):
     """The intermediates of one run of a model.
 
     Attributes:
-      states: float32 `[L + 1, B, T, D]`: what entered the first block, and what each
-        block gave.
+      states: float32 `[L + 1, B, T, D]`: the first block's input, and each block's
+        output.
       documents: int `[B, T]`, the number of each token's document in a packed row, 1 in
-        others, 0 at padding.
+        other rows, 0 at padding.
       calls: the attention of each block, in order.
     """
 
@@ -117,7 +116,7 @@ class Captured(NamedTuple):
 def capture(model: nnx.Module, run: Callable[[], Any]) -> Captured:
     """Runs a model once and returns the states between its blocks.
 
-    Where the blocks run more than once, the states are those of the first time.
+    If the blocks run more than once, the states are those of the first run.
 
     Args:
       model: holds `EncoderBlock` modules.
@@ -149,7 +148,7 @@ def capture_attention(model: nnx.Module, run: Callable[[], Any]) -> list[Attenti
 def variant_states(
     model: nnx.Module, run: Callable[[], Any], variants: Mapping[str, Variant]
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """The states between the blocks if parts of each were left out.
+    """The states between the blocks with parts of each block left out.
 
     Args:
       model, run: as in `capture`.
@@ -157,8 +156,8 @@ def variant_states(
 
     Returns:
       For each variant float32 `[L + 1, B, T, D]`, and a mask `[B, T]`: True at the
-      tokens of the row's longest document, which in a row that is not packed are all
-      real ones. Documents do not see each other, so they do not collapse into one.
+      tokens of the row's longest document (if a row is not packed, all real tokens).
+      Documents do not see each other, so they do not collapse into one.
 
     Raises:
       ValueError: the model has no such blocks.
@@ -196,7 +195,7 @@ def _run_block(
     parameters: Any,
     memory: jax.Array | None,
 ) -> tuple[jax.Array, jax.Array | None]:
-    """`EncoderBlock.carry` with parts left out; with all of them, the block itself.
+    """`EncoderBlock.carry` with parts left out; with all parts, the block itself.
 
     Without the skip connection ``x = attention(LN(x))``, and so on.
     """
@@ -219,7 +218,7 @@ def _documents(shape: tuple[int, ...], mask: Any, segment_ids: Any) -> np.ndarra
 
 
 def longest_document(documents: np.ndarray) -> np.ndarray:
-    """Where each row's longest document is, the first of equal ones: boolean `[B, T]`.
+    """Each row's longest document, the first in a tie, as boolean `[B, T]`.
 
     Args:
       documents: int `[B, T]`, 0 at padding.
@@ -238,7 +237,7 @@ def _intermediates(model: nnx.Module, run: Callable[[], Any]) -> nnx.State:
 def _named(
     model: nnx.Module, kind: type[nnx.Module], found: nnx.State
 ) -> list[tuple[Any, dict[str, tuple]]]:
-    """The modules of a kind that ran, with a tuple of values for each name."""
+    """The modules of a type that ran, with a tuple of values for each name."""
     result = []
     for path, module in nnx.iter_modules(model):
         if isinstance(module, kind):

@@ -1,14 +1,14 @@
-"""The circle: a recurrent layer that learns to step along it, and is then rolled out
+"""The circle: a recurrent layer learns to step along it, and is then rolled out
 (Dong, Cordonnier and Loukas 2021, Figure 6).
 
-A sequence is two points half a circle apart; the target are the two next points. After
-training the layer runs on its own output. Without that skip connection and without an
-MLP the two points run into each other, and into one place: the rank collapses.
+A sequence is two points half a circle apart; the target is the next two points. After
+training the layer runs on its own output. Without a skip connection around it and
+without an MLP, the two points converge to one place: the rank collapses.
 
-As in the published code, the layer has a skip connection of its own around attention
-in every variant; what comes and goes is one around the whole layer. While it trains
-that one adds the *batch before*, which is not the output of the step before; the
-roll-out adds what it should.
+As in the published code, the layer has its own skip connection around attention in
+every variant; the variants differ in one around the whole layer. In training that
+connection adds the *previous batch*, not the output of the previous step; the roll-out
+adds the correct one.
 """
 
 import dataclasses
@@ -30,9 +30,9 @@ class CircleSettings:
     """How the layer is trained; the defaults are those of the published command.
 
     Attributes:
-      width, num_heads: of the one layer.
+      width, num_heads: of the single layer.
       num_points: on the circle.
-      epochs, batch_size, learning_rate: of Adam, batches in the order of the circle.
+      epochs, batch_size, learning_rate: of Adam, with batches in circle order.
       steps: of the roll-out.
       dropout: while training.
     """
@@ -48,7 +48,7 @@ class CircleSettings:
 
 
 TRAINED_CIRCLE = CircleSettings(learning_rate=1e-3)
-"""As published, but for a learning rate at which the layer learns more of its task."""
+"""As published, except for a learning rate at which the layer learns more."""
 
 
 class CircleRun(NamedTuple):
@@ -60,7 +60,7 @@ class CircleRun(NamedTuple):
 
     @property
     def spread(self) -> np.ndarray:
-        """Distance of the two points at each step."""
+        """Distance between the two points at each step."""
         return np.linalg.norm(self.trajectory[:, 0] - self.trajectory[:, 1], axis=-1)
 
 
@@ -76,8 +76,8 @@ def run_circle(
 
     Args:
       settings: of the training.
-      skip: with a skip connection around the layer.
-      mlp: with an MLP.
+      skip: add a skip connection around the layer.
+      mlp: add an MLP.
       mechanism: attention of the layer.
       seed: of weights and dropout.
     """
@@ -111,7 +111,7 @@ def _fit(
 ) -> tuple[Any, np.ndarray]:
     size = settings.batch_size
     steps = len(here) // size
-    # The published code adds to a batch the one before it.
+    # The published code adds the previous batch to each batch.
     before = np.concatenate([np.zeros_like(here[:size]), here])[: len(here)]
     given = here + before if skip else here
     data = tuple(

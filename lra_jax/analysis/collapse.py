@@ -1,4 +1,4 @@
-"""How fast the tokens of a network become one (Dong, Cordonnier and Loukas 2021,
+"""How fast the tokens of a network become equal (Dong, Cordonnier and Loukas 2021,
 Figure 2): the relative residual after each layer, for each variant of the network."""
 
 from collections.abc import Callable, Mapping
@@ -37,13 +37,13 @@ def network_curves(
     seed: int = 0,
     clock: progress.Clock | None = None,
 ) -> dict[str, np.ndarray]:
-    """The curves of a network at initialisation, on random tokens.
+    """The curves for a network at initialisation, on random tokens.
 
     Args:
       shape, mechanism, options, length, num_layers: see `networks.Network`.
       variants: by name.
-      draws: initialisations, each with tokens of its own.
-      batch_size: sequences for each draw.
+      draws: number of initialisations, each with its own tokens.
+      batch_size: sequences per draw.
       seed: of the first draw.
       clock: counts the curves, one for each draw and variant.
 
@@ -51,7 +51,7 @@ def network_curves(
       For each variant float64 `[draws * batch_size, L + 1]`, embeddings first.
 
     Raises:
-      ValueError: as of `networks.Network`, or a number that is not positive.
+      ValueError: as for `networks.Network`, or a number that is not positive.
     """
     check_size("draws", draws)
     check_size("batch_size", batch_size)
@@ -86,7 +86,7 @@ def trained_curves(
     length: int = 128,
     seed: int = 0,
 ) -> dict[str, np.ndarray]:
-    """The same for one network that has its weights.
+    """The same for one network with given weights.
 
     Raises:
       ValueError: sequences longer than its table of positions.
@@ -106,14 +106,14 @@ def model_curves(
     run: Callable[[], Any],
     variants: Mapping[str, Variant] = VARIANTS,
 ) -> dict[str, np.ndarray]:
-    """The curves of a model of ours on given inputs.
+    """The curves for a model from this library on given inputs.
 
     Args:
       model, run: see `capture.variant_states`.
       variants: by name.
 
     Returns:
-      For each variant float64 `[B, L + 1]`. Padding does not enter.
+      For each variant float64 `[B, L + 1]`. Padding is ignored.
     """
     states, mask = variant_states(model, run, variants)
     return {name: collapse_curves(found, mask) for name, found in states.items()}

@@ -34,7 +34,7 @@ def without_norm(variants: Mapping[str, Variant] = VARIANTS) -> dict[str, Varian
 
 
 def check(networks: Sequence[str], mechanisms: Sequence[str]) -> None:
-    """Raises ``ValueError`` for a name that is not known, or none at all."""
+    """Raises ``ValueError`` for an unknown name, or if there are no names."""
     for flag, names in (("--network", networks), ("--attention", mechanisms)):
         if not names:
             raise expected(flag, "names between commas", "none")
@@ -99,7 +99,7 @@ def add_mechanisms(
         )
     figure, axes = charts.figure(1, len(variants), size=(3.3, 3.4), sharex=True)
     for axis, variant in zip(axes[0], variants, strict=True):
-        # Rounding of float32 is no residual.
+        # Rounding in float32 is not a residual.
         means = {m: np.maximum(found[m][variant].mean(0), 1e-7) for m in mechanisms}
         lines = [charts.Line(m, range(len(y)), y) for m, y in means.items()]
         charts.draw(axis, lines, title=variant, xlabel="layer")
@@ -130,10 +130,10 @@ def add_mechanisms(
 def add_checkpoint(
     page: Page, saved: Any, batch: Any, variants: Mapping[str, Variant]
 ) -> None:
-    """A trained model of ours on examples of its own.
+    """A model trained here, on its own examples.
 
     Args:
-      page: to add to.
+      page: the page to add to.
       saved: a `lra_jax.training.restore.SavedRun`.
       batch: of its examples.
       variants: by name.
@@ -146,7 +146,7 @@ def add_checkpoint(
 
 
 def add_weights(page: Page, settings: Any, variants: Mapping[str, Variant]) -> None:
-    """A BERT whose weights are on disk, on random tokens."""
+    """A BERT with weights from disk, on random tokens."""
     network, shape = load_bert(settings.weights)
     curves = trained_curves(
         network,
@@ -166,7 +166,7 @@ def add_weights(page: Page, settings: Any, variants: Mapping[str, Variant]) -> N
 def _add_curves(
     page: Page, name: str, title: str, curves: Curves, printed: Published | None = None
 ) -> None:
-    """One network, as of a checkpoint."""
+    """The curves of a single network, such as a checkpoint."""
     printed = printed or {}
     figure, axes = charts.figure(1, 1, size=(6, 4))
     _draw(axes[0, 0], curves, printed, title)

@@ -1,4 +1,4 @@
-"""Training of the small networks of the path experiments; an epoch is one program."""
+"""Training for the small networks of the path experiments; an epoch is one program."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,14 +18,14 @@ def fit_epochs(
     epochs: int,
     seed: int,
 ) -> tuple[Any, np.ndarray]:
-    """Goes through the batches in one order, epoch after epoch.
+    """Trains on the batches in the same order in every epoch.
 
     Args:
-      loss: ``(params, *batch, key)`` to a scalar; the key is dropout's.
-      params: at first.
-      data: arrays `[steps, ...]`, a batch each step.
-      optimizer: of all parameters.
-      epochs: how often.
+      loss: maps ``(params, *batch, key)`` to a scalar; the key is for dropout.
+      params: initial parameters.
+      data: arrays `[steps, ...]`, one batch per step.
+      optimizer: for all parameters.
+      epochs: number of epochs.
       seed: of the keys.
 
     Returns:

@@ -1,5 +1,5 @@
 """Where a trained model looks: attention matrices of one example, and what each token
-receives. Flow-Attention's competition and allocation beside them."""
+receives; for Flow-Attention also competition and allocation."""
 
 import inspect
 from typing import Any, NamedTuple
@@ -12,17 +12,17 @@ from lra_jax.attention.flow.flow import flow_terms
 
 
 class Maps(NamedTuple):
-    """The attention of one layer on one example, padding left out.
+    """The attention of one layer on one example, without padding.
 
     Attributes:
       layer: counted from 1.
-      weights: `[N, T, T]`, with the class vector in front if the model has one.
-      received: `[N, T]`, what each token gives to the pooled output, in units of an
-        even share: the class vector's row, or the mean over all rows, of absolute
-        values, over its own mean. The class vector's own part is left out.
+      weights: `[N, T, T]`, with the class vector first if the model has one.
+      received: `[N, T]`, each token's contribution to the pooled output, in units of an
+        even share: the row of the class vector, or the mean over all rows, in absolute
+        values and divided by its mean. The class vector itself is left out.
       tokens: `[T]`, ids, bytes or pixels.
-      competition, allocation: of Flow-Attention, `[N, T]`; None for others.
-      label, prediction: classes; the latter is None where there is one a position.
+      competition, allocation: of Flow-Attention, `[N, T]`; None for other mechanisms.
+      label, prediction: classes; prediction is None if there is one per position.
     """
 
     layer: int

@@ -1,6 +1,6 @@
 """The pictures of ``analyze maps``: matrices, and tokens shaded by what they receive.
 
-A nested expression is drawn as its tree, an image as an image, anything else as its
+A nested expression is drawn as its tree, an image as an image, anything else as
 characters.
 """
 
@@ -13,8 +13,8 @@ from lra_jax.analysis.maps import Maps
 from lra_jax.reports import charts
 from lra_jax.reports.page import Page
 
-_CELLS = 200  # of a drawn matrix, a side
-_COLUMNS = 64  # characters a line
+_CELLS = 200  # per side of a drawn matrix
+_COLUMNS = 64  # characters per line
 _MOST_LINES = 40
 _RECEIVED = (
     "weight that a token receives, means over the heads, in units of an even share"
@@ -22,7 +22,7 @@ _RECEIVED = (
 
 
 def add_maps(page: Page, maps: Maps, saved: Any, title: str) -> None:
-    """All pictures of one layer on one example."""
+    """All pictures for one layer on one example."""
     page.heading(title)
     _add_matrices(page, maps)
     scores = {"received": (maps.received.mean(0), _RECEIVED)}
@@ -166,7 +166,7 @@ def _tree(tree: Any, values: np.ndarray) -> Any:
 
 
 def _top(tree: Any) -> list[int]:
-    """The operators nearest to the root, as many whole levels as are at most 30."""
+    """The operators nearest the root: as many whole levels as hold at most 30."""
     inner = sorted({*tree.parents.values()}, key=lambda node: tree.places[node][1])
     depths = [tree.places[node][1] for node in inner]
     last = max((d for n, d in enumerate(depths, 1) if n <= 30), default=0)
@@ -193,12 +193,12 @@ def _characters(tokens: np.ndarray, values: np.ndarray) -> Any:
 
 
 def _shades(tokens: np.ndarray, values: np.ndarray) -> list[tuple[str, int]]:
-    """Every character with its grey."""
+    """Every character with its shade of grey."""
     return _greys([_character(int(token)) for token in tokens], values)
 
 
 def _greys(words: Sequence[str], values: np.ndarray) -> list[tuple[str, int]]:
-    """Every word with its grey: the least white, the greatest black."""
+    """Every word with its shade of grey: the least is white, the greatest black."""
     span = max(values.max() - values.min(), np.finfo(float).tiny)
     greys = np.rint(255 * (1 - (values - values.min()) / span)).astype(int).tolist()
     return list(zip(words, greys, strict=True))
@@ -222,7 +222,7 @@ def _character(token: int) -> str:
 
 
 def _coarse(matrix: np.ndarray) -> np.ndarray:
-    """A matrix of at most 200 cells a side, by means over squares."""
+    """A matrix of at most 200 cells per side, by means over squares."""
     length = len(matrix)
     if length <= _CELLS:
         return matrix

@@ -1,11 +1,11 @@
 """The row vector that is nearest to all rows in the composite norm, exactly.
 
 ``min_x f(x) g(x)`` with ``f(x) = max_j sum_i |X_ij - x_j|`` and ``g(x) = max_i sum_j
-|X_ij - x_j|``. Both are convex and piecewise linear, so the pairs (f, g) that cannot
-both be bettered form a convex polygon, each of whose corners is the solution of a
-linear programme ``min a f + b g``. A product is concave along an edge, so its minimum
-is at a corner. The corners are searched from the two ends inwards; an edge below which
-nothing better can lie is left.
+|X_ij - x_j|``. Both are convex and piecewise linear, so the Pareto-optimal pairs (f, g)
+form a convex polygonal chain, each of whose corners is the solution of a linear
+programme ``min a f + b g``. The product is concave along an edge, so its minimum is at
+a corner. The corners are searched from the two ends inwards; edges below which nothing
+better can lie are skipped.
 """
 
 from typing import NamedTuple
@@ -34,7 +34,7 @@ def composite_minimiser(matrix: np.ndarray) -> np.ndarray:
     matrix = np.asarray(matrix, np.float64)
     if matrix.size == 0:
         return np.zeros(matrix.shape[1])
-    # The programme's own tolerances are absolute: give it numbers of order one.
+    # The solver's tolerances are absolute, so scale numbers to order one.
     shift = np.median(matrix, 0)
     scale = np.abs(matrix - shift).max()
     if scale == 0:
@@ -45,7 +45,7 @@ def composite_minimiser(matrix: np.ndarray) -> np.ndarray:
     edges = [(left, right)]
     while edges:
         left, right = edges.pop()
-        # Everything between the two has at least left's f and right's g.
+        # Every corner between the two has at least left's f and right's g.
         if left.columns * right.rows >= best.product * (1 - _TOLERANCE):
             continue
         a, b = left.rows - right.rows, right.columns - left.columns

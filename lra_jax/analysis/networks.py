@@ -1,20 +1,20 @@
-"""Networks of the shape of BERT, ALBERT and XLNet at initialisation (Dong, Cordonnier
+"""Networks with the shape of BERT, ALBERT and XLNet at initialisation (Dong, Cordonnier
 and Loukas 2021, Figure 2), with any mechanism and with parts left out.
 
 A block is post-norm: ``x = LN(x + attention(x))``, then ``x = LN(x + MLP(x))``. Its
-parts can be switched off as the published notebook does it, layer normalisation staying
-where it is:
+parts can be switched off as in the published notebook, with layer normalisation
+unchanged:
 
 - no skip: ``LN(attention(x))``; the MLP keeps its own skip connection.
-- no MLP: the second step is left out. ALBERT's is not: the notebook empties its two
-  dense layers only, and ``LN(x + gelu(x))`` stays.
+- no MLP: the second step is left out, except in ALBERT: the notebook only removes its
+  two dense layers, and ``LN(x + gelu(x))`` stays.
 - no norm (not in the paper): no LN in the blocks; that of the embeddings stays.
 
-Weights are N(0, 0.02) with zero biases, as of the published models before training. Its
-own arrays (Linformer's projections) a mechanism makes as anywhere else.
+Weights are N(0, 0.02) with zero biases, as in the published models before training. The
+parameter arrays of mechanisms (Linformer's projections) are initialised as elsewhere.
 
-Deviation: random tokens by Zipf's law in place of texts, which are not needed: the
-curves depend on how often tokens repeat, hardly on which they are.
+Deviation: random tokens by Zipf's law replace texts, which are not needed: the curves
+depend on how often tokens repeat, but hardly on which tokens they are.
 """
 
 import dataclasses
@@ -45,12 +45,12 @@ class Shape:
 
     Attributes:
       vocab_size, num_layers, width, num_heads, mlp_dim, max_length: its sizes.
-      embed_dim: width of the embeddings; where it is not ``width``, a dense layer
-        follows them.
-      shared: all layers are one (ALBERT).
-      relative: positions enter the attention alone, as distances, and the embeddings
-        are not normalised (XLNet).
-      gelu: the activation exactly, or by tanh.
+      embed_dim: width of the embeddings; if it is not ``width``, a dense layer follows
+        them.
+      shared: all layers share their weights (ALBERT).
+      relative: positions enter only the attention, as distances, and the embeddings are
+        not normalised (XLNet).
+      gelu: the exact activation, or its tanh approximation.
     """
 
     vocab_size: int
@@ -75,7 +75,7 @@ SHAPES = {
 
 
 class Block(nnx.Module):
-    """One layer; ``mechanism`` None is XLNet's own relative attention."""
+    """One layer; ``mechanism`` None means XLNet's relative attention."""
 
     def __init__(
         self,
@@ -127,12 +127,12 @@ class Network(nnx.Module):
     """Embeddings and blocks, without a head.
 
     Args:
-      shape: its sizes, or a name of `SHAPES`.
+      shape: its sizes, or a name in `SHAPES`.
       mechanism: as in ``lra_jax.models.MultiHeadAttention``. XLNet's relative positions
-        are part of softmax's scores; with another mechanism that network has none.
+        are part of the softmax scores; with another mechanism it has no positions.
       options: of the mechanism.
-      length: tokens of a sequence, for mechanisms with parameters for each position.
-      num_layers: other than the shape's.
+      length: tokens per sequence, for mechanisms with parameters for each position.
+      num_layers: number of layers; None = the shape's.
       rngs: for initialisation.
 
     Raises:
@@ -159,7 +159,7 @@ class Network(nnx.Module):
         if not shape.relative:
             size = (shape.max_length, shape.embed_dim)
             self.positions = nnx.Param(_INIT(rngs.params(), size))
-            # BERT's types of token: here all are of the first.
+            # BERT's token types: here all tokens are of the first type.
             self.types = nnx.Param(_INIT(rngs.params(), (shape.embed_dim,)))
             self.norm = LayerNorm(shape.embed_dim, epsilon=_EPSILON)
         self.is_wider = shape.embed_dim != shape.width
@@ -173,7 +173,7 @@ class Network(nnx.Module):
         )
 
     def __call__(self, tokens: jax.Array, variant: Variant) -> jax.Array:
-        """The hidden states `[L + 1, B, T, D]`, embeddings first, of `[B, T]` ids."""
+        """The hidden states `[L + 1, B, T, D]`, embeddings first, for `[B, T]` ids."""
         x = self.embedded(tokens)
         states = [x]
         for layer in range(self.num_layers):
@@ -182,7 +182,7 @@ class Network(nnx.Module):
         return jnp.stack(states)
 
     def embedded(self, tokens: jax.Array) -> jax.Array:
-        """The input of the first block, `[B, T, D]`, of ids `[B, T]`."""
+        """The input of the first block, `[B, T, D]`, for ids `[B, T]`."""
         check_shape("tokens", tokens, "B T", None, None)
         x = self.embed[...][tokens]
         if not self.relative:
@@ -193,14 +193,14 @@ class Network(nnx.Module):
 
 
 def find_shape(shape: Shape | str) -> Shape:
-    """The shape of a name of `SHAPES`, or the shape that is given."""
+    """The shape with a name in `SHAPES`, or the given shape."""
     return (
         SHAPES[known("--network", shape, SHAPES)] if isinstance(shape, str) else shape
     )
 
 
 def check_length(shape: Shape, length: int) -> None:
-    """Raises ``ValueError`` unless the network has positions for so many tokens."""
+    """Raises ``ValueError`` unless the network has positions for this many tokens."""
     if not 0 < length <= shape.max_length:
         raise expected("length", f"1 to {shape.max_length} tokens", length)
 
@@ -214,7 +214,7 @@ def zipf_tokens(
 
 
 def _draw_again(attention: MultiHeadAttention, rngs: nnx.Rngs) -> None:
-    """The projections of a layer as BERT draws them: N(0, 0.02)."""
+    """Redraws the projections of a layer as in BERT: N(0, 0.02)."""
     for name in attention.projections:
         kernel = getattr(attention, name).kernel
         kernel[...] = _INIT(rngs.params(), kernel[...].shape)

@@ -1,8 +1,8 @@
 """Which paths do the work: sorting, convex hull and memorisation (Dong, Cordonnier and
 Loukas 2021, Figures 4 and 5), trained and then run along random paths of each length.
 
-`PUBLISHED` has the settings of the published commands, `QUICK` the same tasks with
-fewer steps of a larger learning rate, which reach the same accuracies in minutes.
+`PUBLISHED` has the settings of the published commands. `QUICK` has the same tasks with
+fewer steps and a larger learning rate, which reach the same accuracies in minutes.
 """
 
 import dataclasses
@@ -31,12 +31,12 @@ class Experiment:
 
     Attributes:
       settings: of the network.
-      num_train, num_eval: examples; 0 to evaluate means on the training examples.
-      epochs, batch_size, learning_rate: of Adam, examples in one order.
+      num_train, num_eval: examples; num_eval 0 evaluates on the training examples.
+      epochs, batch_size, learning_rate: of Adam, with examples in a fixed order.
       weight_decay: added to the gradient, as in torch's Adam.
-      drops: epochs after which the rate falls to 0.91 of itself.
-      longest: of a text, in tokens.
-      whole, floor: the printed accuracy of all paths, and of an answer without them.
+      drops: epochs after which the learning rate is multiplied by 0.91.
+      longest: the longest text, in tokens.
+      whole, floor: the published accuracies of all paths, and of an answer without any.
     """
 
     settings: PathSettings
@@ -91,12 +91,12 @@ QUICK = {
 
 @dataclasses.dataclass(frozen=True)
 class PathResult:
-    """Accuracies, shares of the tokens.
+    """Accuracies, as shares of the tokens.
 
     Attributes:
       whole: of the network itself.
       majority: of always answering the most frequent label.
-      by_length: for each number of paths, `[L + 1, repeats]`: of the sum of so many
+      by_length: for each number of paths, `[L + 1, repeats]`: of the sum of that many
         random paths of length 0..L.
       losses: mean training loss of each epoch.
     """
@@ -122,12 +122,12 @@ def run_experiment(
       name: "sorting", "convex-hull" or "memorisation".
       experiment: its settings.
       mechanism: attention of the network.
-      num_paths: how many paths are summed.
+      num_paths: numbers of paths to sum.
       repeats: draws of these paths for each length.
       seed: of data, weights, dropout and paths.
 
     Raises:
-      ValueError: an unknown experiment, or a mechanism with arrays of its own.
+      ValueError: an unknown experiment, or a mechanism with parameter arrays.
     """
     train, test = make_data(name, experiment, seed)
     settings = experiment.settings

@@ -2,12 +2,12 @@
 
 A post-norm encoder that labels every token, as in the published code: embeddings, or
 points through one or two dense layers, layer normalisation, then blocks ``x = LN(x +
-attention(x))``, with an MLP after each if asked for, and a linear classifier. Weights
-are N(0, 0.02); values and output projections are uniform within 1 / sqrt(D).
+attention(x))``, optionally each with an MLP, and a linear classifier. Weights are
+N(0, 0.02); values and output projections are uniform within 1 / sqrt(D).
 
 Along a path a layer uses one of its heads and nothing else, ``x = LN'(P_h x W_h + b)``,
-or is skipped; LN' has no scale and bias. Contributions of several paths are summed,
-normalised by LN' and classified: what the code calls ``--no_sub_path``.
+or is skipped; LN' has no scale or bias. Contributions of several paths are summed,
+normalised by LN' and classified, which the code calls ``--no_sub_path``.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ class PathSettings:
       width, num_layers, num_heads: of the blocks.
       num_outputs: classes, or coordinates of a point.
       vocab_size: of token ids; None for points in the plane.
-      longest: positions that have an embedding; 0 = none has.
+      longest: number of positions with an embedding; 0 = none.
       input_layers: dense layers that points go through.
       skip, mlp: parts of the blocks.
       dropout: rate on embeddings, branches and before the classifier.
@@ -53,7 +53,7 @@ class PathSettings:
 
 
 class PathBlock(nnx.Module):
-    """Attention with its skip connection and norm, and an MLP if there is one."""
+    """Attention with its skip connection and norm, and optionally an MLP."""
 
     def __init__(self, settings: PathSettings, mechanism: str, rngs: nnx.Rngs):
         width = settings.width
@@ -91,7 +91,7 @@ class PathBlock(nnx.Module):
     def one_head(
         self, x: jax.Array, mask: jax.Array | None, head: jax.Array
     ) -> jax.Array:
-        """The contribution of a head, normalised without scale; -1: x itself."""
+        """The contribution of a head, normalised without scale; -1 returns x itself."""
         out: Any = self.attention.out
         width = self.attention.head_dim
         rows = jnp.arange(out.kernel[...].shape[0]) // width == head
@@ -107,8 +107,8 @@ class PathNetwork(nnx.Module):
 
     Args:
       settings: sizes and parts.
-      mechanism: a registered mechanism that has all four projections and no arrays of
-        its own.
+      mechanism: a registered mechanism that has all four projections and no parameter
+        arrays.
       rngs: for initialisation.
     """
 
@@ -156,7 +156,7 @@ class PathNetwork(nnx.Module):
     def along(
         self, inputs: jax.Array, paths: jax.Array, mask: jax.Array | None = None
     ) -> jax.Array:
-        """The same by the sum of some paths, `int [P, L]`: heads, -1 = skipped."""
+        """The same from a sum of paths, `int [P, L]`: their heads, -1 = skipped."""
         start = self._embedded(inputs)
 
         def walk(total: jax.Array, path: jax.Array) -> tuple[jax.Array, None]:
@@ -186,7 +186,7 @@ def draw_paths(
 ) -> np.ndarray:
     """Random paths through ``length`` layers, `int32 [count, num_layers]`.
 
-    Which layers, and which head of each, is drawn uniformly; -1 = skipped.
+    The layers, and the head of each, are drawn uniformly; -1 = skipped.
 
     Raises:
       ValueError: a path longer than the network.

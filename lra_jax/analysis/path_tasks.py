@@ -32,7 +32,7 @@ def sorting(count: int, seed: int, length: int = 8, digits: int = 10) -> TokenTa
 
 
 def convex_hull(count: int, seed: int, length: int = 10) -> TokenTask:
-    """Points, uniform in a square of side 10 that is itself moved by N(0, 3.3); the
+    """Points, uniform in a square of side 10 that is itself shifted by N(0, 3.3); the
     label says whether a point is a vertex of their convex hull."""
     from scipy.spatial import ConvexHull
 
@@ -50,7 +50,7 @@ def memorisation(
 ) -> TokenTask:
     """Random texts with a random bit for each token.
 
-    Deviation: the paper takes sentence pairs of RTE. Here words are drawn by Zipf's
+    Deviation: the paper uses sentence pairs from RTE. Here words are drawn by Zipf's
     law, and lengths uniformly between a quarter of the longest and the longest.
     """
     rng = np.random.default_rng(seed)

@@ -6,8 +6,8 @@ A network of L attention layers with H heads and no MLP is
     P_path = P^L_{h_L} .. P^1_{h_1},   W_path = W^1_{h_1} .. W^L_{h_L},
 
 where a head's W is its value times its output projection, and the remainder holds the
-biases: a matrix of equal rows where the rows of every P sum to one. A skip connection
-adds a branch to each layer that changes nothing, and with it paths of every length.
+biases: a matrix of equal rows if the rows of every P sum to one. A skip connection adds
+an identity branch to each layer, and with it paths of every length.
 
 There are H^L paths, (H + 1)^L with skips: exact for small networks, sampled for others.
 """
@@ -32,7 +32,7 @@ class Paths(NamedTuple):
       paths: the head that each path takes in each layer, `int [P, L]`; -1 = skipped.
       terms: their contributions `[P, T, D]`.
       remainder: what the biases contribute, `[T, D]`.
-      num_paths: paths of the whole network, of which P are here.
+      num_paths: number of paths in the whole network, of which P are included.
     """
 
     paths: np.ndarray
@@ -46,8 +46,8 @@ class Paths(NamedTuple):
         return (self.paths != SKIPPED).sum(1)
 
     def total(self) -> np.ndarray:
-        """The network's output `[T, D]`: exact, or estimated without bias where the
-        paths are a sample."""
+        """The network's output `[T, D]`: exact, or an unbiased estimate if the paths
+        are a sample."""
         scale = self.num_paths / len(self.paths)
         return self.terms.sum(0) * scale + self.remainder
 
@@ -64,21 +64,21 @@ def path_decomposition(
 ) -> Paths:
     """Computes the contribution of every path, or of a sample of them.
 
-    The attention matrices are those that the network had on this input; the
-    decomposition takes them as given and is linear in x.
+    The attention matrices are those of the network on this input; the decomposition
+    takes them as given and is linear in x.
 
     Args:
       x: `[T, D]`, the input of the first layer.
       weights: attention matrices P, `[L, H, T, T]`.
       kernels: each head's value times output projection W, `[L, H, D, D]`.
-      bias: of each layer's output, `[L, D]`: output bias, and value bias times output
-        projection (exact where the rows of P sum to one).
+      bias: of each layer's output, `[L, D]`: output bias plus value bias times output
+        projection (exact if the rows of P sum to one).
       skip: the layers have skip connections.
       num_samples: paths to draw, uniformly and with replacement; None = all of them.
       seed: of that draw.
 
     Raises:
-      ValueError: shapes do not fit, or more than 100,000 paths without a sample's size.
+      ValueError: shapes do not fit, or over 100,000 paths and no ``num_samples``.
 
     Examples:
       >>> rng = np.random.default_rng(0)
@@ -117,7 +117,7 @@ def path_decomposition(
 
 
 def path_length_distribution(num_layers: int, num_heads: int) -> np.ndarray:
-    """Share of the paths of each length 0..L in a network with skip connections.
+    """The share of paths of each length 0..L in a network with skip connections.
 
     ``C(L, k) H^k / (1 + H)^L``, float64 `[L + 1]`.
 
@@ -131,7 +131,7 @@ def path_length_distribution(num_layers: int, num_heads: int) -> np.ndarray:
     check_size("num_layers", num_layers)
     check_size("num_heads", num_heads)
     whole = (1 + num_heads) ** num_layers
-    # Python's integers are exact, however many paths there are.
+    # Python's integers are exact, whatever the number of paths.
     counts = [math.comb(num_layers, k) * num_heads**k for k in range(num_layers + 1)]
     return np.array([count / whole for count in counts])
 
@@ -152,7 +152,7 @@ def _remainder(
     bias: np.ndarray,
     skip: bool,
 ) -> np.ndarray:
-    """The network on an input of zeros: the biases, sent through the layers above."""
+    """The network's output for zeros: the biases, passed through the layers above."""
     rest = np.zeros_like(x)
     for matrices, products, row in zip(weights, kernels, bias, strict=True):
         attended = np.einsum("hts,sd,hde->te", matrices, rest, products, optimize=True)

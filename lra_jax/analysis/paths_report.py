@@ -29,7 +29,7 @@ _MODELS = {
 
 
 def check(names: Sequence[str], mechanism: str, repeats: int) -> None:
-    """Raises ``ValueError`` for what no experiment can run with."""
+    """Raises ``ValueError`` for settings with which no experiment can run."""
     if not names:
         raise expected("--experiment", "names between commas", "none")
     for name in names:
@@ -42,7 +42,7 @@ def check(names: Sequence[str], mechanism: str, repeats: int) -> None:
 
 
 def add_lengths(page: Page) -> None:
-    """How many paths of each length published models have, by the closed form."""
+    """The number of paths of each length in published models, in closed form."""
     figure, axes = charts.figure(1, 1, size=(7.5, 3.4))
     lines, data = [], {}
     for name, (layers, heads) in _MODELS.items():

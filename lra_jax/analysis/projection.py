@@ -1,5 +1,5 @@
 """How well attention survives a random projection of its positions (Wang et al. 2020,
-"Linformer", Theorem 1), beside the best matrix of the same rank."""
+"Linformer", Theorem 1), compared with the best matrix of the same rank."""
 
 import math
 
@@ -18,24 +18,24 @@ def projection_error(
     factors: bool = False,
     seed: int = 0,
 ) -> np.ndarray:
-    """Computes ``||P R^T R w - P w|| / ||P w||`` of every column w of the values.
+    """Computes ``||P R^T R w - P w|| / ||P w||`` for every column w of the values.
 
     The entries of R `[rank, S]` are independent and normal with variance 1 / rank, as
     in the proof of Theorem 1. The proof applies the lemma of Johnson and Lindenstrauss
-    to each row u of P as ``|u R^T R w - u w| <= e |u w|``; the lemma gives
-    ``e ||u|| ||w||`` on the right, which is larger by far where a row averages values
-    of both signs. ``factors`` measures in that unit.
+    to each row u of P as ``|u R^T R w - u w| <= e |u w|``; but the lemma gives
+    ``e ||u|| ||w||`` on the right, which is far larger if a row averages values of both
+    signs. ``factors`` measures in that unit.
 
     Args:
       weights: attention matrices P `[..., T, S]`.
       values: `[..., S, H]`.
       rank: rows of R, the paper's k.
-      factors: divide by ``||P|| ||w||``, with the Frobenius norm, in place of
+      factors: divide by ``||P|| ||w||``, with the Frobenius norm, instead of
         ``||P w||``.
-      seed: of R, one for all matrices.
+      seed: of R, which is the same for all matrices.
 
     Returns:
-      float64 `[..., H]`; 0 where the divisor is.
+      float64 `[..., H]`; 0 where the divisor is 0.
 
     Raises:
       ValueError: shapes that do not fit, or a rank below 1.
@@ -54,7 +54,7 @@ def projection_error(
 
 
 def truncation_error(weights: ArrayLike, values: ArrayLike, rank: int) -> np.ndarray:
-    """The same error of the matrix of that rank that is nearest to P.
+    """The same error for the matrix of that rank that is nearest to P.
 
     Args:
       weights, values, rank: as in `projection_error`.
@@ -100,16 +100,16 @@ def truncation_errors(weights: ArrayLike, values: ArrayLike) -> np.ndarray:
 
 
 def projection_bound(rank: int, length: int) -> float:
-    """The error e that Theorem 1 grants at a rank, ``5 ln(n) / (e^2 - e^3)``.
+    """The error e allowed by Theorem 1 at a rank ``k = 5 ln(n) / (e^2 - e^3)``.
 
-    It holds for a fixed column with a probability that tends to 1 with the length n.
+    It holds for a fixed column with a probability that tends to 1 as n grows.
 
     Args:
       rank: the paper's k.
       length: n.
 
     Returns:
-      e in (0, 2/3]; NaN where the rank is too small for any: below ``33.75 ln(n)``.
+      e in (0, 2/3]; NaN if the rank is too small for any e: below ``33.75 ln(n)``.
 
     Raises:
       ValueError: a rank below 1, or a length below 2.

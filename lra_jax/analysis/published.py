@@ -1,15 +1,15 @@
-"""Curves that others have printed, to compare with ours.
+"""Published curves, for comparison with ours.
 
 Relative residual after layers 0 to 12, means over 32 texts of wiki_bio, cut to 128
 tokens (Dong, Cordonnier and Loukas 2021, Figure 2); read off the vector figures
 ``residual_*_vert.pdf`` of twistedcubic/attention-rank-collapse at 38b5df6, to about
-0.002. "init" is one random draw of the weights for each curve, so that two curves of
-one network differ at layer 0 by that draw alone.
+0.002. "init" is one random draw of the weights for each curve, so two curves of one
+network differ at layer 0 only by that draw.
 """
 
 _VARIANTS = ("attention", "attention + MLP", "attention + skip", "transformer")
 
-# A line for each variant; what a line lacks is 0 to the precision of the figure.
+# A line for each variant; missing values are 0 to the precision of the figure.
 _FIGURE_2 = {
     ("bert", "init"): """
     .612 .018

@@ -1,8 +1,8 @@
 """The attention of Transformer-XL and XLNet (Dai et al. 2019, Yang et al. 2019).
 
-``softmax(((q_i + u) . k_j + (q_i + w) . r_(i-j)) / sqrt(H))``: positions enter as the
-distance i - j alone, through r, a projection of its sines and cosines. Quadratic; part
-of the networks of the rank-collapse figure, and no mechanism of the registry.
+``softmax(((q_i + u) . k_j + (q_i + w) . r_(i-j)) / sqrt(H))``: positions enter only as
+the distance i - j, through r, a projection of its sines and cosines. Quadratic; used in
+the networks of the rank-collapse figure, and not a registered mechanism.
 """
 
 from typing import Any
@@ -20,8 +20,8 @@ class RelativeAttention(nnx.Module):
 
     Args:
       width: D.
-      num_heads: N, a divisor of it.
-      kernel_init: of all arrays, the vectors u and w among them.
+      num_heads: N, a divisor of D.
+      kernel_init: for all arrays, including the vectors u and w.
       rngs: for initialisation.
     """
 

@@ -2,14 +2,14 @@
 2021, "Attention is not all you need").
 
 ``res(X) = X - 1 x^T``, measured in ``||X|| = sqrt(||X||_1 ||X||_inf)``: the geometric
-mean of the largest column sum and the largest row sum of absolute values. It is no norm
-in the strict sense: there is no triangle inequality.
+mean of the largest column sum and the largest row sum of absolute values. It is not
+strictly a norm: it does not satisfy the triangle inequality.
 
-The paper takes the x that makes ``||res(X)||`` smallest; its published code takes the
-mean of the rows, which is smallest in the Frobenius norm instead, and so do its figures
-and the default here. ``center="argmin"`` is the paper's definition, exactly.
+The paper uses the x that minimises ``||res(X)||``; its published code and figures, and
+the default here, use the mean of the rows, which minimises the Frobenius norm instead.
+``center="argmin"`` is exactly the paper's definition.
 
-Everything is float64 on the host: a collapse of 1e-12 is a number here, if the hidden
+Everything is float64 on the host: a collapse to 1e-12 can be measured, if the hidden
 states were computed to that precision.
 """
 
@@ -31,17 +31,17 @@ def residual(
 
     Args:
       x: `[..., T, D]`.
-      center: "mean", x is the mean of the rows; "argmin", the x of the smallest
-        composite norm: a linear programme of T D variables for each matrix, for small
-        ones (64 x 64 takes seconds).
-      mask: boolean `[..., T]`, True = a real token; other rows count in no sum and come
-        out zero.
+      center: "mean", x is the mean of the rows; "argmin", the x with the smallest
+        composite norm: linear programmes with T D variables for each matrix, so for
+        small ones only (64 x 64 takes seconds).
+      mask: boolean `[..., T]`, True = a real token; other rows are left out of all sums
+        and set to zero.
 
     Returns:
       float64 `[..., T, D]`.
 
     Raises:
-      ValueError: fewer than two axes, a mask of another shape, another center.
+      ValueError: fewer than two axes, a mask of another shape, an unknown center.
 
     Examples:
       >>> residual([[1.0, 4.0], [3.0, 4.0]])
@@ -62,7 +62,7 @@ def residual(
 def composite_norm(x: ArrayLike) -> np.ndarray:
     """Computes ``sqrt(max_j sum_i |X_ij| max_i sum_j |X_ij|)`` of `[..., T, D]`.
 
-    The published ``functions.py`` leaves the root out; its figures have it.
+    The published ``functions.py`` omits the root; the published figures include it.
 
     Raises:
       ValueError: fewer than two axes.

@@ -1,8 +1,8 @@
-"""How much of an attention matrix lies in few directions (Wang et al. 2020,
+"""How much of an attention matrix lies in a few directions (Wang et al. 2020,
 "Linformer", Figure 1).
 
-The paper's curve is the sum of the k largest singular values over the sum of them all,
-not of their squares, averaged over sentences.
+The paper's curve is the sum of the k largest singular values over the sum of all, not
+of their squares, averaged over sentences.
 """
 
 import numpy as np
@@ -12,10 +12,10 @@ from lra_jax.errors import expected
 
 
 def cumulative_spectrum(weights: ArrayLike) -> np.ndarray:
-    """Sums of the k largest singular values, k = 1 .. min(T, S), over that of them all.
+    """Sums of the k largest singular values, k = 1 .. min(T, S), over the sum of all.
 
     Args:
-      weights: attention matrices `[..., T, S]`; they may have any entries.
+      weights: attention matrices `[..., T, S]`, with any entries.
 
     Returns:
       float64 `[..., min(T, S)]`, rising to 1. A matrix of zeros, which any number of
@@ -34,13 +34,13 @@ def cumulative_spectrum(weights: ArrayLike) -> np.ndarray:
 
 
 def effective_rank(weights: ArrayLike, fraction: float | None = None) -> np.ndarray:
-    """The number of directions that a matrix really uses.
+    """The number of directions that a matrix effectively uses.
 
     Args:
       weights: attention matrices `[..., T, S]`.
       fraction: None for ``exp(entropy(s / sum(s)))`` of the singular values s (Roy and
         Vetterli 2007), a real number between 1 and min(T, S); or a number in (0, 1]
-        for the least k whose k largest values sum to that part of the whole.
+        for the least k such that the k largest values sum to that share of the total.
 
     Returns:
       float64 `[...]`; 0 for a matrix of zeros.
@@ -61,7 +61,7 @@ def effective_rank(weights: ArrayLike, fraction: float | None = None) -> np.ndar
         logs = np.log(np.where(shares > 0, shares, 1.0))
         ranks = np.exp(-(shares * logs).sum(-1))
     else:
-        # The last sum may miss 1 by rounding.
+        # The last sum may fall short of 1 by rounding.
         enough = np.cumsum(shares, -1) >= fraction - 1e-12
         ranks = enough.argmax(-1) + 1.0
     return np.where(whole[..., 0] == 0, 0.0, ranks)

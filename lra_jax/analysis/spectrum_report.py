@@ -1,4 +1,4 @@
-"""The pictures of ``analyze spectrum``: Linformer's Figure 1 for a model of ours."""
+"""The pictures of ``analyze spectrum``: Linformer's Figure 1 for our own models."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -34,17 +34,17 @@ _QUARTER = 16  # of the grid: the paper's 128th of 512 values
 
 class Spectra(dict[str, np.ndarray]):
     """Means over sequences: ``curves`` `[L, N, 65]`, the cumulative spectrum at
-    equal parts of the number of values; ``ranks`` `[L, N]`, effective ranks as a part
-    of the number of tokens.
+    evenly spaced fractions of the number of values; ``ranks`` `[L, N]`, effective ranks
+    as a fraction of the number of tokens.
 
-    Of the first sequence, for K ranks ``sizes`` `[K]` from 4 to its length: ``length``
-    `[]`, and the errors that Theorem 1 is about: ``projected``, ``factors`` (in units
-    of ``||P|| ||w||``) and ``nearest`` (of the best matrix of that rank), means over
-    heads and columns `[L, K]`, and ``worst`` `[K]`, the largest of ``factors``."""
+    For the first sequence, with K ranks ``sizes`` `[K]` from 4 to its length:
+    ``length`` `[]`, and the errors that Theorem 1 bounds: ``projected``, ``factors``
+    (in units of ``||P|| ||w||``) and ``nearest`` (for the best matrix of that rank),
+    means over heads and columns `[L, K]`, and ``worst`` `[K]`, the largest factor."""
 
 
 def check(network: str, mechanisms: Sequence[str], examples: int) -> None:
-    """Raises ``ValueError`` for a name that is not known, or a number below 1."""
+    """Raises ``ValueError`` for an unknown name, or a number below 1."""
     known("--network", network, SHAPES)
     if not mechanisms:
         raise expected("--attention", "names between commas", "none")
@@ -56,7 +56,7 @@ def check(network: str, mechanisms: Sequence[str], examples: int) -> None:
 def initial_spectra(
     network: str, mechanism: str, examples: int, length: int, seed: int
 ) -> Spectra:
-    """Of a network at initialisation, on random tokens.
+    """The spectra of a network at initialisation, on random tokens.
 
     Raises:
       ValueError: an unknown name, or a mechanism without a matrix.
@@ -74,9 +74,9 @@ def initial_spectra(
 
 
 def run_spectra(saved: Any, batch: Any) -> Spectra:
-    """Of a trained model of ours, on the real tokens of examples.
+    """The spectra of a model trained here, on the real tokens of examples.
 
-    In a packed row they are those of its longest document.
+    In a packed row these are the tokens of its longest document.
 
     Raises:
       ValueError: its mechanism has no matrix.
@@ -88,7 +88,7 @@ def run_spectra(saved: Any, batch: Any) -> Spectra:
 def add_spectra(page: Page, found: Mapping[str, Spectra], about: str) -> None:
     """A curve and a heat map for each model."""
     count = len(found)
-    # One scale for all panels, from a round number below the least.
+    # One scale for all panels, from a round number below the minimum.
     least = min(spectra["curves"][..., _QUARTER].min() for spectra in found.values())
     low = np.floor(20 * least) / 20
     figure, axes = charts.figure(2, count, size=(3.6, 2.9), sharex="row")
@@ -133,7 +133,7 @@ def add_spectra(page: Page, found: Mapping[str, Spectra], about: str) -> None:
 
 
 def add_projections(page: Page, found: Mapping[str, Spectra], about: str) -> None:
-    """Linformer's Theorem 1 beside the error of a random projection."""
+    """Linformer's Theorem 1 compared with the error of a random projection."""
     figure, axes = charts.figure(1, len(found), size=(3.9, 3.4), sharey=True)
     rows, shown = [], {}
     for axis, (name, spectra) in zip(axes[0], found.items(), strict=True):
@@ -146,7 +146,7 @@ def add_projections(page: Page, found: Mapping[str, Spectra], about: str) -> Non
             "nearest matrix of that rank, of ||P w||": spectra["nearest"].mean(0),
             "Theorem 1": bounds,
         }
-        # NaN is not drawn, nor what is rounding of float32 weights.
+        # NaN is not drawn, and neither are errors from rounding of float32 weights.
         lines = [
             charts.Line(label, sizes[y > 1e-5], y[y > 1e-5])
             for label, y in shown.items()
@@ -214,7 +214,7 @@ def _sizes(length: int) -> np.ndarray:
 
 
 def _errors(weights: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Errors `[3, K, N, H]`, as in `Spectra`, of `[N, T, T]` and `[T, N, H]`."""
+    """Errors `[3, K, N, H]`, as in `Spectra`, for `[N, T, T]` and `[T, N, H]`."""
     values = np.moveaxis(values, 1, 0)
     values = np.repeat(values, len(weights) // len(values), 0)
     sizes = _sizes(weights.shape[-1])
@@ -235,6 +235,6 @@ def _on_grid(weights: np.ndarray) -> np.ndarray:
 
 
 def _with_class(mask: np.ndarray, length: int) -> np.ndarray:
-    """The mask of the positions that attention sees: a class vector may be in front."""
+    """The mask of the positions that attention sees, including any class vector."""
     extra = length - mask.shape[1]
     return np.pad(mask, ((0, 0), (extra, 0)), constant_values=True)

@@ -23,4 +23,4 @@ VARIANTS = {
     "attention + skip": Variant(skip=True, mlp=False),
     "transformer": Variant(skip=True, mlp=True),
 }
-"""The four of Dong, Cordonnier and Loukas 2021, Figure 2, which keeps the norms."""
+"""The four of Dong, Cordonnier and Loukas 2021, Figure 2; all keep the norms."""

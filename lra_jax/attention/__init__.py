@@ -2,11 +2,11 @@
 
 For each registered mechanism X there are ``X_attention(query, key, value, mask=None,
 is_causal=False, ...)`` and ``X_weights(query, key, ...)``, the dense `[B, N, T, S]`
-matrix that the fast form never builds. Those with a stream also have ``X_init``,
-``X_prefill`` and ``X_step``, for decoding with a state of constant size. Layout and
-masks: `lra_jax.attention.inputs`; the table: ``python -m lra_jax.attention``.
+matrix that the fast form never builds. Mechanisms with a stream also have ``X_init``,
+``X_prefill`` and ``X_step``, for decoding with a state of constant size. For layout
+and masks: see `lra_jax.attention.inputs`. ``python -m lra_jax.attention`` lists them.
 
-Importing this package does not import jax; the functions load when first used.
+Importing this package does not import jax; functions are loaded on first use.
 """
 
 import functools
@@ -25,7 +25,7 @@ from lra_jax.attention.registry import (
     resolve,
 )
 
-# `__init__.pyi` has the same names for a type checker and an editor, one line for each
+# `__init__.pyi` lists the same names for type checkers and editors, one line per
 # module; a test compares the two.
 __all__ = [
     "MECHANISMS",

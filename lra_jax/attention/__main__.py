@@ -1,6 +1,6 @@
 """python -m lra_jax.attention prints the registered mechanisms as a table.
 
---markdown prints it as docs/mechanisms.md shows it.
+--markdown prints it in the form used in docs/mechanisms.md.
 """
 
 if __name__ == "__main__":
@@ -26,7 +26,7 @@ EXPONENTS = Path(__file__).with_name("exponents.json")
 
 
 def rows() -> list[tuple[str, ...]]:
-    """The registry as cells, one mechanism a row."""
+    """The registry as table cells, one row per mechanism."""
     measured = json.loads(EXPONENTS.read_text()) if EXPONENTS.exists() else {}
     return [
         (

@@ -1,9 +1,9 @@
 """The dense weights of mechanisms that never build them.
 
-Where an output is ``W v`` with some matrix W of queries and keys, unit vectors as
-values give W itself. So one function makes the ``X_weights`` of each such mechanism
-from its ``X_attention``: for plots, for the spectrum, and for tests, which compare it
-with a reference of its own.
+If the output is ``W v`` for a matrix W that does not depend on v, passing unit vectors
+as values gives W itself. So one function derives ``X_weights`` from
+``X_attention`` for every such mechanism. The weights are used in plots, for the
+spectrum, and in tests, which compare them with an independent reference.
 """
 
 import inspect
@@ -31,15 +31,15 @@ def weights_of(
 
     Args:
       attention: ``X_attention(query, key, value, ...)``.
-      doc: what there is to say of the weights, one sentence.
-      without: keywords that have no part in them, and are ignored.
-      fixed: keywords whose values the weights are taken with, whatever is given.
-      check: called with the keywords first, to refuse some.
+      doc: one sentence about the weights, for the docstring.
+      without: keywords that do not affect the weights, and are ignored.
+      fixed: keywords that always have these values, whatever the caller passes.
+      check: called first, with the keywords; raises if it does not accept them.
 
     Returns:
-      A function of the same arguments without the value. It gives `[B, N, T, S]`,
-      float32 or wider; products without a precision of their own have the highest,
-      because one with ones and zeros would else round the weights on a GPU or TPU.
+      A function of the same arguments except the value. It returns `[B, N, T, S]`,
+      float32 or wider. Where no precision is given, products use the highest: on a GPU
+      or TPU, multiplying by ones and zeros would otherwise round the weights.
     """
     name = attention.__name__
     signature = inspect.signature(attention)

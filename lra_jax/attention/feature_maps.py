@@ -1,12 +1,12 @@
-"""The steps that several mechanisms share.
+"""Steps that several mechanisms share.
 
 Kernelised attention writes a weight as an inner product of features,
 ``phi(q_i) . phi(k_j)``. Then ``sum_j phi(q_i) . phi(k_j) v_j`` is
 ``phi(q_i)^T (sum_j phi(k_j) v_j^T)``: the bracket is summed once for all queries, and
 the cost is linear in both lengths. The feature width M may differ from the head width.
 
-Inside the mechanisms the heads come first, `[B, N, T, M]`: each head is then a plain
-matrix to the batched products, and the one transposition is done on H columns, before
+Inside the mechanisms the heads come first, `[B, N, T, M]`: batched products then see
+each head as a plain matrix, and the single transposition works on H columns, before
 any map widens them (docs/performance.md).
 """
 
@@ -59,7 +59,7 @@ def feature_map(spec: FeatureMap) -> Callable[[jax.Array], jax.Array]:
 
 
 def for_kernels(spec: FeatureMap) -> FeatureMap:
-    """The name of a feature map that kernels compute themselves, else the function."""
+    """The name of a feature map that kernels implement, otherwise the function."""
     known = isinstance(spec, str) and spec in kernels.FEATURE_MAPS
     return spec if known else feature_map(spec)
 
@@ -77,7 +77,7 @@ def features(
     num_heads = query.shape[2]
     query_features = phi(inputs.by_head(query, num_heads, query_mask, dtype))
     key_features = phi(inputs.by_head(key, num_heads, mask, dtype))
-    # Hidden again after the map, because phi(0) is not zero.
+    # Hidden again after the map, because phi(0) may not be zero.
     return (
         inputs.hide_by_head(query_features, query_mask),
         inputs.hide_by_head(key_features, mask),
@@ -85,10 +85,10 @@ def features(
 
 
 class Options(NamedTuple):
-    """How a causal form makes its features; equal by value."""
+    """How a causal form computes its features; compared by value."""
 
     feature_map: str
-    dtype: Any  # of all that is computed
+    dtype: Any  # of the computation
     precision: jax.lax.PrecisionLike = None
 
 
@@ -100,7 +100,7 @@ def prepared(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """phi(q), phi(k) and v of one segment, heads first, zero where hidden.
 
-    The ``prepare`` of a causal `Form`; ``options`` have what `Options` have.
+    The ``prepare`` of a causal `Form`; ``options`` has the fields of `Options`.
     """
     query, key, value = arrays[:3]
     phi, dtype = options.feature_map, options.dtype
@@ -116,13 +116,13 @@ def given(
     mask: jax.Array | None = None,
     query_mask: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array, str]:
-    """Query, key, and the name of the feature map that is left to do in a loop.
+    """Query, key, and the name of the feature map still to be applied in the loop.
 
-    A function from outside is applied here: it may have closed over an array, for which
-    the loop's own derivative would have no gradient.
+    A function from outside is applied here: it may close over an array, to which the
+    loop's custom derivative would pass no gradient.
 
     Raises:
-      ValueError: a name that is not known.
+      ValueError: an unknown name.
     """
     phi = feature_map(spec)
     if isinstance(spec, str):
@@ -161,7 +161,7 @@ def products(
 
 
 def rotated(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-    """`[..., M]` -> `[..., 2M]`: times the cosine `[...]`, then times the sine."""
+    """`[..., M]` -> `[..., 2M]`: x times the cosine `[...]`, then x times the sine."""
     return jnp.concatenate([x * cos[..., None], x * sin[..., None]], -1)
 
 
@@ -177,13 +177,13 @@ def at_least(x: jax.Array, floor: float) -> jax.Array:
 
 
 def clamp(x: jax.Array, bound: float) -> jax.Array:
-    """Limits x to [-bound, bound]; the gradient passes at both bounds."""
+    """Clips x to [-bound, bound]; the gradient passes at both bounds."""
     limited = jnp.where(x > bound, jnp.asarray(bound, x.dtype), x)
     return jnp.where(limited < -bound, jnp.asarray(-bound, x.dtype), limited)
 
 
 def check_norm(norm: str | None) -> None:
-    """Raises ``ValueError`` unless `normalised` knows the norm."""
+    """Raises ``ValueError`` unless `normalised` supports the norm."""
     if norm not in ("rms", "layer", None):
         raise expected("norm", "'rms', 'layer' or None", f"{norm!r}")
 
@@ -195,8 +195,8 @@ def normalised(
 
     Args:
       x: any shape, float32 or wider.
-      norm: "rms", or "layer", which takes the mean away from x first; None = x itself.
-      axes: those that are normalised together.
+      norm: "rms", or "layer", which first subtracts the mean of x; None = x itself.
+      axes: the axes that are normalised together.
       eps: keeps zeros zero.
     """
     if norm is None:
@@ -213,11 +213,11 @@ def normalised(
 
 
 def below(logits: jax.Array, largest: jax.Array) -> jax.Array:
-    """``logits - largest``, through whose second part no gradient passes.
+    """``logits - largest``, with no gradient through ``largest``.
 
-    XLA may compute the logits anew for the difference, with another rounding than for
-    the maximum. From 1e9 on this makes an exponential infinite, or every one zero: so
-    there, what differs from the largest by rounding alone counts as the largest.
+    XLA may recompute the logits for the difference, and round them differently than for
+    the maximum. From 1e9 on, this makes some exponential infinite or all of them zero.
+    So logits that differ from the largest only by rounding are treated as equal to it.
     """
     largest = jax.lax.stop_gradient(largest)
     excess = logits - largest
@@ -227,16 +227,16 @@ def below(logits: jax.Array, largest: jax.Array) -> jax.Array:
 
 
 def masked_softmax(logits: jax.Array, mask: jax.Array | None, axis: int) -> jax.Array:
-    """Softmax over the visible entries; all zeros where nothing is visible.
+    """Softmax over the visible entries; all zeros if nothing is visible.
 
     Args:
       logits: any shape, float32 or wider.
-      mask: boolean, of the logits' rank and broadcastable to them; None = all visible.
+      mask: boolean, same rank as the logits, broadcastable to them; None = all visible.
       axis: the axis that sums to one.
     """
     if mask is None:
         return jax.nn.softmax(logits, axis=axis)
-    # The lowest finite number, not -inf: rows without any visible entry stay finite,
+    # The lowest finite number, not -inf: rows without visible entries stay finite,
     # forward and backward, and the second `where` makes them zero.
     lowest = jnp.asarray(jnp.finfo(logits.dtype).min, logits.dtype)
     weights = jax.nn.softmax(jnp.where(mask, logits, lowest), axis=axis)

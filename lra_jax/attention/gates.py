@@ -1,4 +1,4 @@
-"""Activations of a layer's projections, by the names that the registry uses."""
+"""Activations of a layer's projections, by the names used in the registry."""
 
 from collections.abc import Callable
 
@@ -32,7 +32,7 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 
 
 def activated(name: str, x: jax.Array) -> jax.Array:
-    """An activation of the table, in float32 or wider within; keeps the dtype."""
+    """Applies an activation of the table in float32 or wider; keeps the dtype."""
     if name == "identity":
         return x
     wide = inputs.accumulation_dtype(x)

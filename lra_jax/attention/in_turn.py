@@ -1,11 +1,10 @@
-"""Packed rows for mechanisms that cannot take their documents all at once.
+"""Packed rows for mechanisms that cannot compute all documents at once.
 
-Their positions are mixed by one transform, a hash, a pattern of blocks or learned
-columns, which belong to a sequence from its first position on. So the documents of a
-row are moved to its start one after the other, and each is computed there as a padded
-sample is: exactly, at the cost of a whole row for each of them. A row's memory does not
-depend on their number, in the gradient neither, because what each needs is computed
-again.
+These mechanisms mix positions by a transform, a hash, a block pattern or learned
+columns that are tied to the start of a sequence. So the documents of a row are moved to
+its start one after another, and each is computed there like a padded sample: exactly,
+at the cost of a whole row per document. Memory does not depend on the number of
+documents, even in the gradient, because intermediate results are recomputed.
 """
 
 import functools
@@ -26,11 +25,11 @@ _BY_POSITION = ("query", "key", "value", "gate")
 
 
 def documents_in_turn(attention: Callable[P, jax.Array]) -> Callable[P, jax.Array]:
-    """Gives an ``X_attention`` that declares ``segment_ids`` a way to compute them.
+    """Makes an ``X_attention`` that declares ``segment_ids`` support packed rows.
 
     Args:
       attention: a function of query, key, value, a mask and options, exact under
-        padding on the right, which never gets any ``segment_ids`` itself.
+        padding on the right. It is itself never called with ``segment_ids``.
     """
     signature, function = inspect.signature(attention), cast(Any, attention)
 
@@ -68,7 +67,7 @@ def documents_in_turn(attention: Callable[P, jax.Array]) -> Callable[P, jax.Arra
 
 
 class _Arguments(NamedTuple):
-    """The keywords of a call by their kind."""
+    """The arguments of a call, by kind."""
 
     arrays: dict[str, Any]  # [B, T, ...]
     parameters: dict[str, Any]  # others with a gradient
@@ -87,8 +86,8 @@ class _Place(NamedTuple):
 
     there: jax.Array  # `[B, T]` indices: position i of the document, in the row
     back: jax.Array  # position i of the row, in the document
-    own: jax.Array  # the row's positions that are the document's, boolean
-    real: jax.Array  # the first positions, as many as the document has, boolean
+    own: jax.Array  # which positions of the row belong to the document, boolean
+    real: jax.Array  # which positions it fills when moved to the start, boolean
 
 
 def _place(label: jax.Array, number: jax.Array) -> _Place:
@@ -105,7 +104,7 @@ def _place(label: jax.Array, number: jax.Array) -> _Place:
 
 
 def _taken(x: jax.Array, index: jax.Array, where: jax.Array) -> jax.Array:
-    """`[B, T, ...]` in another order, zero but where."""
+    """`[B, T, ...]` in another order, zero except at ``where``."""
     shape = *index.shape, *[1] * (x.ndim - 2)
     x = jnp.take_along_axis(x, index.reshape(shape), 1)
     return jnp.where(where.reshape(shape), x, jnp.zeros((), x.dtype))
@@ -158,5 +157,5 @@ _in_turn.defvjp(_forward, _backward)
 
 
 def _moved(place: _Place, tree: Any) -> Any:
-    """The document's positions of every array, first in the row, zeros after them."""
+    """Every array with the document's positions at the start, followed by zeros."""
     return jax.tree.map(lambda x: _taken(x, place.there, place.real), tree)

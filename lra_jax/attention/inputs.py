@@ -2,12 +2,12 @@
 
 Axis letters are those of ``jax.nn.dot_product_attention``: **B** batch, **T** query
 length, **S** key length, **N** heads, **H** head width, **Hv** value width. The layout
-is always ``[B, T, N, H]``. Mistakes of a caller raise ``ValueError`` here, with
-the argument, what was expected and what came, such as ``key: expected [B, S, N, H]=(2,
-8, 4, 16), got (2, 8, 4, 32)``; inside the mechanisms nothing is checked again.
+is always ``[B, T, N, H]``. A caller's mistakes raise ``ValueError`` here, naming the
+argument, what was expected and what was passed, as in ``key: expected [B, S, N, H]=(2,
+8, 4, 16), got (2, 8, 4, 32)``; the mechanisms do not check anything again.
 
 Keys and values may have fewer heads than the query (multi-query and grouped-query
-attention): each of their heads then serves ``N / heads`` neighbouring query heads.
+attention): each of those heads then serves ``N / heads`` neighbouring query heads.
 """
 
 import contextlib
@@ -25,13 +25,13 @@ import numpy as np
 
 from lra_jax.errors import did_you_mean, expected
 
-# A size of an axis: a number, several that will do, or None for any.
+# The size of an axis: a number, a set of allowed numbers, or None for any.
 Size = int | set[int] | None
 
 
 @contextlib.contextmanager
 def asserted(name: str, wanted: object, got: object) -> Iterator[None]:
-    """Turns chex's ``AssertionError`` into the one form of ``ValueError``."""
+    """Turns chex's ``AssertionError`` into the library's ``ValueError``."""
     try:
         yield
     except AssertionError:
@@ -80,17 +80,17 @@ def check_float(name: str, array: Any) -> None:
 def check_array(
     name: str, array: Any, axes: str, *sizes: Size, source: str | None = None
 ) -> jax.Array:
-    """The array, if it is a floating one with these axes.
+    """Returns the array if it is a floating-point array with these axes.
 
     Args:
       name: the argument.
-      array: an array of a mechanism's own.
+      array: a parameter array of a mechanism.
       axes: the letters, as in `check_shape`.
       *sizes: one for each letter.
-      source: name of the function that makes one, for the message.
+      source: name of the function that makes such an array, for the message.
 
     Raises:
-      ValueError: it is not.
+      ValueError: the array does not fit.
     """
     if array is None:
         hint = "" if source is None else f"; {source} makes one"
@@ -106,12 +106,12 @@ def check_inputs(
     value: jax.Array | None = None,
     is_causal: bool = False,
 ) -> None:
-    """Raises ``ValueError`` unless query, key and value belong together.
+    """Raises ``ValueError`` unless query, key and value fit together.
 
     Args:
       query: `[B, T, N, H]`, floating.
-      key: `[B, S, N, H]`, floating; its heads may also be a divisor of N.
-      value: `[B, S, N, Hv]`, or None where only the weights are wanted.
+      key: `[B, S, N, H]`, floating; the number of heads may also be a divisor of N.
+      value: `[B, S, N, Hv]`, or None if only the weights are wanted.
       is_causal: if True, T must equal S.
     """
     check_flag("is_causal", is_causal)
@@ -141,7 +141,7 @@ def check_inputs(
         )
 
 
-# Rows and columns of the image that a sequence is, read row by row; None = it is none.
+# Rows and columns of an image that is read row by row; None = not an image.
 Grid = tuple[int, int] | None
 
 
@@ -152,7 +152,7 @@ def check_grid(
     is_causal: bool,
     segment_ids: jax.Array | None,
 ) -> None:
-    """Raises ``ValueError`` unless a grid, if there is one, is that of the inputs."""
+    """Raises ``ValueError`` unless the grid is None or fits the inputs."""
     if grid is None:
         return
     if np.shape(grid) != (2,):
@@ -168,7 +168,7 @@ def check_grid(
         raise expected("segment_ids", "None with a grid", "an array")
 
 
-# Those that ``flax.nnx.MultiHeadAttention`` and Linen's pass to an ``attention_fn``.
+# What ``flax.nnx.MultiHeadAttention`` and Linen's pass to an ``attention_fn``.
 FLAX_KEYWORDS = frozenset(
     {
         "attn_weights_value_einsum",
@@ -188,14 +188,14 @@ FLAX_KEYWORDS = frozenset(
 
 
 def check_keywords(function: Callable[..., Any], flax: Mapping[str, Any]) -> None:
-    """Raises ``ValueError`` unless further keywords are some that Flax passes.
+    """Raises ``ValueError`` unless all extra keywords are ones that Flax passes.
 
-    Its layer always passes a ``dropout_rate``, which has no effect without weights to
-    drop. Whoever gives one without the rest of Flax's keywords is told so.
+    Flax's layer always passes a ``dropout_rate``, which has no effect without weights
+    to drop. A rate without Flax's other keywords is therefore an error.
 
     Args:
-      function: the attention function, whose own keywords are named in the error.
-      flax: the keywords that it has no parameter for.
+      function: the attention function; the error names its keywords.
+      flax: the keywords for which it has no parameter.
     """
     for name in flax:
         if name not in FLAX_KEYWORDS:
@@ -212,10 +212,10 @@ def check_keywords(function: Callable[..., Any], flax: Mapping[str, Any]) -> Non
 def refuse_decoding(
     flax: Mapping[str, Any], query: jax.Array, key: jax.Array, name: str
 ) -> None:
-    """Raises ``ValueError`` for one query, and more keys, that come from a Flax layer.
+    """Raises ``ValueError`` if a Flax layer passes one query and more than one key.
 
-    With ``decode=True`` that layer keeps keys and values, but tells neither where its
-    query is nor what the queries before it were. For mechanisms that need to know.
+    With ``decode=True`` that layer caches keys and values, but does not pass on the
+    query's position or the earlier queries. For mechanisms that depend on these.
     """
     if "deterministic" in flax and query.shape[1] == 1 < key.shape[1]:
         raise expected(
@@ -229,7 +229,7 @@ def refuse_decoding(
 
 
 def check_self(query: jax.Array, key: jax.Array, name: str) -> None:
-    """Raises ``ValueError`` unless query and key have one length."""
+    """Raises ``ValueError`` unless query and key have the same length."""
     if query.shape[1] != key.shape[1]:
         raise expected(
             "key",
@@ -262,7 +262,7 @@ def check_number(name: str, number: object) -> None:
 
 
 def check_eps(number: object, name: str = "eps") -> None:
-    """Raises ``ValueError`` unless what is added is 0 or a positive, finite number."""
+    """Raises ``ValueError`` unless an eps is 0 or a positive, finite number."""
     if not _is_number(number) or not 0 <= number < math.inf:
         raise expected(name, "0 or a positive number", f"{number!r}")
 
@@ -279,17 +279,17 @@ def check_flag(name: str, flag: object) -> None:
 
 
 def refuse_causal(is_causal: bool, reason: str) -> None:
-    """Raises ``ValueError`` if a mechanism without a causal form is to be causal."""
+    """Raises ``ValueError`` if ``is_causal``, for mechanisms without a causal form."""
     check_flag("is_causal", is_causal)
     if is_causal:
         raise expected("is_causal", "False", f"{is_causal!r}: {reason}")
 
 
 def check_max_length(max_length: object, length: int) -> int:
-    """The length that a stream is made for, as an int of at least ``length``.
+    """The length for which a stream is made, as an int of at least ``length``.
 
     Raises:
-      ValueError: it is not an int, or smaller.
+      ValueError: it is not an int, or is smaller.
     """
     if not isinstance(max_length, int | np.integer) or max_length < length:
         raise expected(
@@ -303,7 +303,7 @@ def check_max_length(max_length: object, length: int) -> int:
 def one_position(
     query: jax.Array, key: jax.Array, value: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Gives the arrays of a stream's step, `[B, N, H]`, a length of 1.
+    """Adds an axis of length T = 1 to the arrays of a stream's step, `[B, N, H]`.
 
     Raises:
       ValueError: an array does not have three axes.
@@ -327,7 +327,7 @@ def state_dtype(dtype: jax.typing.DTypeLike) -> jnp.dtype:
 
 
 def checked_state(state: Any, wanted: Any) -> Any:
-    """The state, a NamedTuple of arrays; ``ValueError`` unless of the wanted shapes."""
+    """Returns the state; raises ``ValueError`` unless its arrays have these shapes."""
     for name, given, example in zip(wanted._fields, state, wanted, strict=True):
         words = f"{name} of shape {example.shape} for these inputs"
         with asserted("state", words, jnp.shape(given)):
@@ -336,7 +336,7 @@ def checked_state(state: Any, wanted: Any) -> Any:
 
 
 def next_position(mask: jax.Array | None, batch: int, length: int) -> jax.Array:
-    """`[B]` int32: one past the last visible position; 0 without any."""
+    """`[B]` int32: one past the last visible position; 0 if there is none."""
     if mask is None:
         return jnp.full((batch,), length, jnp.int32)
     after = jnp.arange(1, length + 1, dtype=jnp.int32)[None]
@@ -344,7 +344,7 @@ def next_position(mask: jax.Array | None, batch: int, length: int) -> jax.Array:
 
 
 def accumulation_dtype(*arrays: jax.Array) -> jnp.dtype:
-    """float64 if any array is float64, else float32, whatever the inputs are."""
+    """float64 if any array is float64, else float32."""
     wide = any(array.dtype == jnp.float64 for array in arrays)
     return jnp.dtype(jnp.float64 if wide else jnp.float32)
 
@@ -368,13 +368,13 @@ def hide_broken(
 ) -> tuple[jax.Array, jax.Array | None]:
     """Zeroes the rows of a query `[..., H]` that hold NaN or infinity.
 
-    A padded row may hold anything. Its output may be thrown away, but in a gradient the
-    row still meets every key, and zero times NaN is NaN. So such a row is computed from
+    A padded row may hold anything. Even if its output is discarded, the row still meets
+    every key in the gradient, and zero times NaN is NaN. So such a row is computed from
     zeros, and `broken_again` makes its output NaN. Without a mask nothing is padded,
-    and the query stays as it is.
+    and the query is not changed.
 
     Returns:
-      The query, and `[..., 1]`, which rows are as they were; None = all.
+      The query, and which rows were not changed, `[..., 1]`; None = all.
     """
     if mask is None:
         return query, None
@@ -383,17 +383,17 @@ def hide_broken(
 
 
 def broken_again(out: jax.Array, whole: jax.Array | None) -> jax.Array:
-    """NaN for the rows that `hide_broken` found; no gradient passes through them."""
+    """Sets rows that `hide_broken` zeroed to NaN; no gradient passes through them."""
     if whole is None:
         return out
     return jnp.where(whole, out, jnp.asarray(jnp.nan, out.dtype))
 
 
 def guarded(attention: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """An attention whose padded queries reach no gradient, whatever they hold.
+    """An attention in which padded queries, whatever they hold, affect no gradient.
 
-    Where there is a mask it computes between `hide_broken` and `broken_again`. For
-    mechanisms without a mask of the queries.
+    If there is a mask, `hide_broken` runs before the attention and `broken_again` after
+    it. For mechanisms without a query mask.
     """
 
     place = list(inspect.signature(attention).parameters).index("mask")
@@ -402,7 +402,7 @@ def guarded(attention: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     def call(query: jax.Array, *args: Any, **keywords: Any) -> jax.Array:
         given = args[place - 1] if len(args) >= place else keywords.get("mask")
         whole = None
-        if np.ndim(query) == 4:  # Others are refused inside.
+        if np.ndim(query) == 4:  # Other ranks are rejected inside.
             query, whole = hide_broken(query, given)
         return broken_again(attention(query, *args, **keywords), whole)
 
@@ -415,24 +415,24 @@ def by_head(
     mask: jax.Array | None = None,
     dtype: jnp.dtype | None = None,
 ) -> jax.Array:
-    """`[B, S, n, H]` with padding zeroed, its heads repeated up to N and put first.
+    """Zeroes the padding of `[B, S, n, H]`, repeats heads up to N, and puts them first.
 
     Returns:
-      `[B, N, S, H]` in ``dtype``, or in the array's own.
+      `[B, N, S, H]` in ``dtype``; None = the array's dtype.
     """
     array = match_heads(hide(array, mask), num_heads)
     return jnp.swapaxes(array, 1, 2).astype(dtype or array.dtype)
 
 
 def hide_padding(array: jax.Array, pairs: jax.Array | None) -> jax.Array:
-    """Zeroes what a `pair_mask` hides of `[B, S, N, H]`, if it is one of padding."""
+    """Zeroes what a `pair_mask` hides of `[B, S, N, H]`, if it masks only padding."""
     if pairs is None or pairs.shape[1:3] != (1, 1):
         return array
     return hide(array, jnp.broadcast_to(pairs[:, 0, 0], array.shape[:2]))
 
 
 def unit_values(query: jax.Array, key: jax.Array) -> jax.Array:
-    """Values `[B, S, 1, S]` for which an output linear in them is the matrix itself."""
+    """Values `[B, S, 1, S]` for which an output ``W v`` is the matrix W itself."""
     length, dtype = key.shape[1], accumulation_dtype(query, key)
     units = jnp.eye(length, dtype=dtype)[None, :, None]
     return jnp.broadcast_to(units, (query.shape[0], length, 1, length))
@@ -455,22 +455,22 @@ def padding_mask(
     name: str = "mask",
     reason: str = _SUMS_ONCE,
 ) -> jax.Array | None:
-    """Brings a padding mask to boolean `[B, S]`.
+    """Converts a padding mask to boolean `[B, S]`.
 
     Args:
       mask: True = may be attended. `[B, S]`, or anything that broadcasts to
-        `[B, 1, 1, S]`. Numbers are read as True where they are above zero, because
+        `[B, 1, 1, S]`. Numbers above zero count as True, because
         ``flax.nnx.make_attention_mask`` makes float masks of 0 and 1; additive masks
-        (0 and -inf) are refused where their values are known, outside ``jax.jit``.
+        (0 and -inf) are rejected if their values are known, outside ``jax.jit``.
       batch: B.
       length: S (or T, for a query mask).
       name: the argument's name, for the error message.
-      reason: why there can be no other mask, for the error message.
+      reason: why no other mask is possible, for the error message.
 
     Raises:
       ValueError: the shape does not fit, or the mask has a query or a head axis. A
-        linear mechanism sums over the keys once for all queries, so it has no place
-        where single query-key pairs could be removed.
+        linear mechanism sums over the keys once for all queries, so it cannot leave out
+        single query-key pairs.
     """
     if mask is None:
         return None
@@ -496,10 +496,10 @@ def padding_mask(
 def pair_mask(
     mask: jax.Array | None, batch: int, num_heads: int, query_length: int, length: int
 ) -> jax.Array | None:
-    """Brings a mask to boolean rank 4, broadcastable to `[B, N, T, S]`.
+    """Converts a mask to boolean rank 4, broadcastable to `[B, N, T, S]`.
 
     For mechanisms that do build the matrix. A rank-2 mask is `[B, S]`, as everywhere in
-    this package; a `[T, S]` mask is written `[1, 1, T, S]`.
+    this package; pass a `[T, S]` mask as `[1, 1, T, S]`.
 
     Raises:
       ValueError: the shape does not fit.
@@ -522,8 +522,8 @@ def _boolean(mask: jax.Array, name: str) -> jax.Array:
         return mask
     if jnp.issubdtype(mask.dtype, jnp.complexfloating):
         raise expected(name, "a boolean mask", mask.dtype)
-    # An additive mask would hide everything. Values that are traced are not known; the
-    # others are read by numpy, because inside jax.jit jnp would trace them.
+    # An additive mask would hide everything. Traced values are unknown; the others are
+    # read with numpy, because jnp would trace them inside jax.jit.
     if isinstance(mask, jax.core.Tracer) or not mask.is_fully_addressable:
         return mask > 0
     values = np.asarray(mask).astype(np.float64)

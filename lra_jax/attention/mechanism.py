@@ -1,4 +1,4 @@
-"""The entry of a mechanism of attention in the registry."""
+"""The registry entry of an attention mechanism."""
 
 import importlib
 from collections.abc import Callable, Mapping
@@ -10,17 +10,18 @@ from lra_jax.errors import expected
 
 @dataclass(frozen=True)
 class Gate:
-    """A further dense projection of a layer, which the function takes by keyword.
+    """An additional dense projection of a layer, passed to the function by keyword.
 
     Attributes:
       name: the keyword.
-      of: "query" or "key": whose positions it is made from and belongs to.
-      width: columns in each head: "head" (H), "value" (Hv), or "one", an array without
-        a last axis.
-      activation: what the projection goes through, of `lra_jax.attention.gates`.
-      rank: columns between two matrices in place of one; None = one matrix.
-      bias: what the projection's bias is at first; "spread" lets a sigmoid of it have
-        time constants from 2 to 2,000 positions, evenly in their logarithm.
+      of: "query" or "key": the input that it is computed from, position by position.
+      width: columns of each head: "head" (H), "value" (Hv), or "one", for an array
+        without a last axis.
+      activation: applied to the projection; a name in `lra_jax.attention.gates`.
+      rank: inner width if the projection is a product of two matrices; None = one
+        matrix.
+      bias: initial bias; "spread" gives its sigmoid time constants from 2 to 2,000
+        positions, evenly spaced in their logarithm.
     """
 
     name: str
@@ -35,48 +36,49 @@ class Gate:
 class Mechanism:
     """One attention mechanism.
 
-    The capabilities are None for a function from outside this package: unknown.
+    For a function from outside this package the capabilities are None: unknown.
 
     Attributes:
       name: as given to ``--attention``.
-      module: the module that holds its functions; an entry leaves it out.
+      module: the module that holds its functions; ``MECHANISM`` entries omit it.
       causal: has an autoregressive form.
       cross: query and key may differ in length.
       stream: has ``<name>_init``, ``<name>_prefill`` and ``<name>_step``, with a state
         of constant size.
       packed: computes the documents of a packed row (``segment_ids``) in one pass;
-        otherwise one after the other, each at the cost of the whole row.
-      kernels: has Pallas kernels, chosen by its ``implementation``.
-      sharded: name of the function that computes one device's slice of a sequence that
-        is split over devices; None = it cannot be split.
-      rotary: its scores are inner products of queries and keys, so that rotary
-        positions suit it.
-      cost: leading term of the time, in T, S, H and the mechanism's own sizes.
+        otherwise one by one, each at the cost of the whole row.
+      kernels: has Pallas kernels, selected by its ``implementation`` argument.
+      sharded: name of the function that computes one device's slice when a sequence is
+        split over devices; None = it cannot be split.
+      rotary: its scores are inner products of queries and keys, so rotary positions
+        work with it.
+      cost: leading term of the running time, in T, S, H and the mechanism's own sizes.
       summary: one line.
       source: the paper.
-      parameters: the function that makes its own arrays, if it has any, or its name.
-      buffers: which of those arrays are not trained but stay as they were made.
-      projections: those of a layer's dense projections that it has a use for. Without
-        "query" or "key" it does not read that argument; without "value" it takes the
-        layer's input as it is, and without "out" its output is the layer's.
-      activation: applied to queries, keys and values after their projections, of
+      parameters: the function that creates its parameter arrays, or that function's
+        name; None if it has none.
+      buffers: which of those arrays are fixed, not trained.
+      projections: which of a layer's dense projections it uses. Without "query" or
+        "key" it ignores that argument; without "value" it gets the layer's input
+        unprojected, and without "out" its output is the layer's output.
+      activation: applied to queries, keys and values after their projections; a name in
         `lra_jax.attention.gates`.
-      gates: further projections of the layer.
-      layout: name of the function that gives the widths of a layer's heads from the
-        width of its input, where they are not the layer's own to choose.
-      mlp: False if a layer does the MLP's work too. A block of a model then holds a
-        second such layer in the MLP's place.
-      memory: name of the function that takes a ``memory`` and returns, beside the
-        output, what the next layer's memory is made of; None = it has no memory.
-      presets: what a named preset of a task changes for this mechanism: a pattern of
+      gates: additional projections of the layer.
+      layout: name of the function that computes the widths of a layer's heads from the
+        width of its input; None = the layer chooses them.
+      mlp: False if a layer does the MLP's work too. A block of a model then has a
+        second such layer in place of the MLP.
+      memory: name of the function that takes a ``memory`` and returns, besides the
+        output, the input to the next layer's memory; None = it has no memory.
+      presets: what a task's named preset changes for this mechanism: a pattern of
         preset names (``official``, ``modern*``), then one of task names (``*``, which
-        is all of LRA's, or ``path*``, ``mad-*``), then flags and their values. A later
-        pattern overrules an earlier one.
-      function: the function itself, for one from outside this package.
-      make: a class or factory of modules (``nnx.Module``) from outside, in place of a
-        function. Each layer makes one of its own, with those of ``num_heads``,
-        ``head_dim``, ``max_length``, ``layer``, ``num_layers`` and ``rngs`` that it
-        takes, and calls it as a function.
+        means all of LRA, or ``path*``, ``mad-*``), then flags and their values. Later
+        patterns override earlier ones.
+      function: the function itself, if it is from outside this package.
+      make: a class or factory of modules (``nnx.Module``) from outside, instead of a
+        function. Each layer creates its own module, passing those of ``num_heads``,
+        ``head_dim``, ``max_length``, ``layer``, ``num_layers`` and ``rngs`` that the
+        factory accepts, and calls it as a function.
     """
 
     name: str
@@ -107,10 +109,10 @@ class Mechanism:
 
     @property
     def attention(self) -> Callable[..., Any]:
-        """``<name>_attention``, or the function given; imports it if need be.
+        """``<name>_attention``, or the given function; imports it if necessary.
 
         Raises:
-          ValueError: there is none, as for modules, which only a layer calls.
+          ValueError: there is none: it is a module, which only a layer can call.
         """
         if self.make is not None:
             wanted = "a function, where no layer makes a module"
@@ -124,7 +126,7 @@ class Mechanism:
         """``<name>_weights``, the dense `[B, N, T, S]` form.
 
         Raises:
-          ValueError: it has none, as a function from outside without it.
+          ValueError: it has none, like a function from outside that defines no weights.
         """
         found = self.find_weights()
         if found is None:
@@ -133,7 +135,7 @@ class Mechanism:
         return found
 
     def find_weights(self) -> Callable[..., Any] | None:
-        """As ``weights``; None if there is no such function."""
+        """Like ``weights``, but None if there is no such function."""
         if self.make is not None:
             return None
         if self.function is None:
@@ -148,12 +150,12 @@ class Mechanism:
 
     @property
     def make_parameters(self) -> Callable[..., dict[str, Any]] | None:
-        """The function that makes its own arrays; None if it has none."""
+        """The function that creates its parameter arrays; None if it has none."""
         return None if self.parameters is None else self._find(self.parameters)
 
     @property
     def make_layout(self) -> Callable[..., Any] | None:
-        """The function that gives its heads' widths; None if a layer may choose."""
+        """The function that computes its head widths; None if a layer chooses them."""
         return None if self.layout is None else self._find(self.layout)
 
     @property
@@ -163,7 +165,7 @@ class Mechanism:
 
     @property
     def slice_attention(self) -> Callable[..., Any] | None:
-        """The function of one device's slice of a sequence; None if it has none."""
+        """The function for one device's slice of a sequence; None if it has none."""
         return None if self.sharded is None else self._find(self.sharded)
 
     def _find(self, name: str | Callable[..., Any]) -> Callable[..., Any]:
@@ -176,6 +178,6 @@ class Mechanism:
 
 
 def beside(function: Callable[..., Any], part: str) -> Callable[..., Any] | None:
-    """``NAME_part``, where it is beside a function ``NAME_attention``."""
+    """``NAME_part`` from the module that defines the function ``NAME_attention``."""
     stem = getattr(function, "__name__", "").removesuffix("_attention")
     return getattr(function, "__globals__", {}).get(f"{stem}_{part}")

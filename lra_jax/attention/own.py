@@ -1,6 +1,6 @@
-"""Attention from outside this package: functions, modules and entries of one's own.
+"""Attention from outside this package: a user's own functions, modules and entries.
 
-flax is never imported for it: who has a module of Flax has imported that already.
+Flax is never imported here: anyone with a Flax module has already imported it.
 """
 
 import importlib
@@ -19,14 +19,14 @@ _KINDS = "a function, a module of functions, an nnx.Module class or a Mechanism"
 
 
 def mechanism(thing: Any, name: str | None = None) -> Mechanism:
-    """The mechanism that a thing is; see `lra_jax.attention.resolve`.
+    """Wraps an object as a mechanism; see `lra_jax.attention.resolve`.
 
     Args:
       thing: any object.
-      name: how the user named it.
+      name: the user's name for it.
 
     Raises:
-      ValueError: it is none.
+      ValueError: it is not a mechanism.
     """
     if isinstance(thing, types.ModuleType):
         return _of_module(thing, name)
@@ -65,7 +65,7 @@ def mechanism(thing: Any, name: str | None = None) -> Mechanism:
 
 
 def _flax(api: str) -> Any:
-    """The class of Flax's modules, or what nothing is an instance of."""
+    """Flax's module class, or an empty tuple, of which nothing is an instance."""
     return getattr(sys.modules.get(f"flax.{api}"), "Module", ())
 
 
@@ -103,7 +103,7 @@ def stem(module: types.ModuleType) -> str:
 
 
 def is_module(name: str) -> bool:
-    """Whether a name is that of a module which could be imported."""
+    """Whether a name is that of an importable module."""
     try:
         return importlib.util.find_spec(name) is not None
     except (ImportError, ValueError, AttributeError):
@@ -111,10 +111,10 @@ def is_module(name: str) -> bool:
 
 
 def load(spec: str) -> Any:
-    """The thing that ``package.module:thing`` names.
+    """The object that ``package.module:thing`` names.
 
     Raises:
-      ValueError: there is none, or its module does not import.
+      ValueError: there is none, or its module cannot be imported.
     """
     path, _, attribute = spec.partition(":")
     if not path or not attribute:
@@ -133,7 +133,7 @@ def load(spec: str) -> Any:
 
 
 def _imported(package: Any, part: str, spec: str) -> bool:
-    """Whether a package has a submodule of a name, which is imported then."""
+    """Imports a submodule by name; returns whether the package has it."""
     if not isinstance(package, types.ModuleType):
         return False
     name = f"{package.__name__}.{part}"
@@ -155,7 +155,7 @@ def _import(name: str, spec: str) -> types.ModuleType:
 
 
 def _offered(thing: Any, path: str) -> list[str]:
-    """The names of what a module, or a class, defines itself and can be called."""
+    """The names of the callables that a module or class itself defines."""
     return [
         name.removesuffix("_attention")
         for name, value in vars(thing).items()

@@ -1,9 +1,9 @@
-"""Rows that hold several documents, by their `segment_ids`.
+"""Rows that hold several documents, marked by `segment_ids`.
 
 `segment_ids` are integers `[B, T]`: a document is a run of one positive number, and 0
-is padding. Every self-attention takes them. A packed row then gives what its documents
-give alone: none sees another, states start anew, and positions count from each
-document's start. The output at padding has no meaning.
+is padding. Every self-attention accepts them. A packed row gives the same results as
+its documents alone: no document sees another, states start afresh, and positions count
+from each document's start. The output at padding has no meaning.
 """
 
 from collections.abc import Callable
@@ -20,24 +20,24 @@ from lra_jax.kernels import Refusal
 
 @dataclass(frozen=True)
 class Packed:
-    """Where the documents of a row are, `[B, T]` each."""
+    """Where the documents of each row are; arrays are `[B, T]`."""
 
-    real: jax.Array  # no padding
+    real: jax.Array  # not padding
     starts: jax.Array  # the first position of each document
 
     @property
     def number(self) -> jax.Array:
-        """Which document of its row a position belongs to, or comes after; from 1."""
+        """The document that a position belongs to or comes after, counted from 1."""
         return jnp.cumsum(self.starts, 1, dtype=jnp.int32)
 
     @property
     def label(self) -> jax.Array:
-        """`number` where real, 0 at padding."""
+        """`number`, but 0 at padding."""
         return jnp.where(self.real, self.number, 0)
 
     @property
     def position(self) -> jax.Array:
-        """Counted from the document's start."""
+        """The position, counted from the document's start."""
         places = jnp.arange(self.starts.shape[1], dtype=jnp.int32)[None]
         first = jnp.where(self.starts, places, jnp.zeros_like(places))
         return places - jax.lax.cummax(first, 1)
@@ -55,12 +55,12 @@ class Packed:
     def over(
         self, reduce: Callable[..., jax.Array], x: jax.Array, axis: int
     ) -> jax.Array:
-        """For every position what ``reduce`` makes of its document's.
+        """Reduces x over each document; every position gets its document's result.
 
         Args:
-          reduce: ``jax.ops.segment_sum`` or one of its kin.
+          reduce: ``jax.ops.segment_sum`` or a similar function.
           x: `[B, ..., T, ...]`.
-          axis: that of T.
+          axis: the axis T.
         """
         length = x.shape[axis]
 
@@ -72,15 +72,15 @@ class Packed:
         return jax.vmap(one)(x, self.number)
 
     def at_start(self, x: jax.Array) -> jax.Array:
-        """For every position of `[B, T]` what the start of its document has."""
+        """`[B, T]`: every position gets the value at its document's start."""
         places = jnp.arange(self.starts.shape[1], dtype=jnp.int32)[None]
         return jnp.take_along_axis(x, places - self.position, 1)
 
     def around(self, sums: Callable[[jax.Array], Any]) -> tuple[Any, Any] | None:
-        """The sums that other devices hold of the first and of the last document.
+        """The parts of the first and the last document's sums held by other devices.
 
         Args:
-          sums: a tree of sums over the positions of a mask `[B, T]`.
+          sums: maps a mask `[B, T]` to a tree of sums over its positions.
 
         Returns:
           The sums before the first position and after the last; None = there are none.
@@ -89,17 +89,17 @@ class Packed:
 
     @property
     def resets(self) -> jax.Array:
-        """The starts but each row's first, which what came before may continue."""
+        """All starts except each row's first document, which may continue a state."""
         return self.starts & (self.number > 1)
 
 
 def packed(
     segment_ids: jax.Array | None, query: jax.Array, key: jax.Array
 ) -> Packed | None:
-    """The documents of a self-attention's rows; None = each row is one.
+    """The documents of the rows of a self-attention; None = each row is one.
 
     Raises:
-      ValueError: not integers `[B, T]`, or query and key differ in length.
+      ValueError: the ids are not integers `[B, T]`, or query and key differ in length.
     """
     if segment_ids is None:
         return None
@@ -117,7 +117,7 @@ def packed(
 
 
 def shown(mask: jax.Array | None, documents: Packed | None) -> jax.Array | None:
-    """A padding mask `[B, T]` without the padding between documents; None = all."""
+    """A padding mask `[B, T]` that also hides the documents' padding; None = all."""
     if documents is None:
         return mask
     return documents.real if mask is None else mask & documents.real
@@ -136,7 +136,7 @@ def kernel_refusal(segment_ids: jax.Array | None) -> Refusal | None:
 
 
 def hide_others(scores: jax.Array, documents: Packed | None) -> jax.Array:
-    """Zeroes `[B, N, T, T]` where query and key are not of one document."""
+    """Zeroes `[B, N, T, T]` where query and key are in different documents."""
     if documents is None:
         return scores
     label = documents.label
@@ -144,9 +144,9 @@ def hide_others(scores: jax.Array, documents: Packed | None) -> jax.Array:
 
 
 def share(rows: jax.Array, columns: jax.Array) -> jax.Array:
-    """The pairs of one document, `[B, 1, T, S]`, of `Packed.label`s `[B, T]`, `[B, S]`.
+    """Which pairs are in one document, `[B, 1, T, S]`, from labels `[B, T]`, `[B, S]`.
 
-    None with a key in the padding.
+    Pairs with a key in the padding are excluded. Labels are those of `Packed.label`.
     """
     rows, columns = rows[:, None, :, None], columns[:, None, None]
     return (rows == columns) & (columns > 0)
@@ -163,10 +163,10 @@ def next_position(
 
     Args:
       mask: visible positions, `[B, T]`; None = all.
-      documents: of the rows; None = each is one.
+      documents: of the rows; None = each row is one.
       batch: B.
       length: T.
-      before: positions that each row's first document had before, `[B]`; None = 0.
+      before: earlier positions of each row's first document, `[B]`; None = 0.
     """
     ends = inputs.next_position(mask, batch, length)
     if documents is None:

@@ -1,9 +1,9 @@
-"""The mechanisms by name: the one list of them, and what each says that it can do.
+"""The mechanisms by name: their only list, and the capabilities that each declares.
 
-A mechanism is a module of this package, one line of `MODULES`, whose last part is its
-name. Its ``MECHANISM`` entry is a plain literal, read from the source without running
-the module: command lines list and check mechanisms without importing jax. The functions
-are imported when they are first asked for.
+A mechanism is a module of this package, one line of `MODULES`; the last part of the
+module's name is the mechanism's. Its ``MECHANISM`` entry is a plain literal, read from
+the source without running the module, so that command lines can list and check
+mechanisms without importing jax. The functions are imported on first use.
 """
 
 import ast
@@ -66,12 +66,12 @@ MODULES = (
 
 
 def sizes(**sizes: int) -> dict[str, int]:
-    """Flags of the model, as in ``sizes(num_layers=2)`` for ``model.num_layers``."""
+    """Flags of the model: ``sizes(num_layers=2)`` sets ``model.num_layers``."""
     return {f"model.{name}": size for name, size in sizes.items()}
 
 
 class _Mechanisms(MutableMapping[str, Mechanism]):
-    """The entries by name, each read when it is first asked for."""
+    """The entries by name, each read on first use."""
 
     def __init__(self, modules: tuple[str, ...]) -> None:
         self._modules = {module.rpartition(".")[2]: module for module in modules}
@@ -101,12 +101,12 @@ class _Mechanisms(MutableMapping[str, Mechanism]):
 
 
 def public_names(module: str) -> list[str]:
-    """The ``__all__`` of a module, which is not run for it."""
+    """The ``__all__`` of a module, read without running it."""
     return ast.literal_eval(_assigned(module, "__all__"))
 
 
 def _read_entry(module: str) -> Mechanism:
-    """The ``MECHANISM`` of a module, which is not run for it."""
+    """The ``MECHANISM`` of a module, read without running it."""
     code = compile(ast.Expression(_assigned(module, "MECHANISM")), module, "eval")
     names = {"Gate": Gate, "Mechanism": Mechanism, "sizes": sizes}
     return replace(eval(code, names), module=module)
@@ -114,10 +114,10 @@ def _read_entry(module: str) -> Mechanism:
 
 @functools.cache
 def _assigned(module: str, name: str) -> ast.expr:
-    """The expression that the source of a module assigns to a name.
+    """The expression that a module's source assigns to a name.
 
     Raises:
-      ValueError: there is no such module, or it assigns nothing to the name.
+      ValueError: there is no such module, or it does not assign the name.
     """
     spec = importlib.util.find_spec(module)
     if spec is None or spec.origin is None:
@@ -141,20 +141,21 @@ def resolve(spec: Any) -> Mechanism:
 
     Args:
       spec: a registered name; a function ``(query, key, value, ...)``; a class or
-        factory of ``nnx.Module``; a Python module with ``NAME_attention``, NAME being
-        the last part of its own name, or with ``MECHANISM``; a `Mechanism`; or the text
-        "package.module:function" for any of these. ``function`` may also be NAME alone.
+        factory of ``nnx.Module``; a Python module with ``NAME_attention``, where NAME
+        is the last part of the module's name, or with ``MECHANISM``; a `Mechanism`; or
+        a string "package.module:function" for any of these, where ``function`` may be
+        just NAME.
 
     Returns:
-      The mechanism. A function of this package, however it was given, is its registered
-      mechanism; for any other the capabilities are None. A function ``NAME_attention``
-      has the arrays that ``NAME_parameters`` beside it makes, if that exists, and the
-      dense form ``NAME_weights``.
+      The mechanism. A function of this package, however it is given, resolves to its
+      registered mechanism; for any other the capabilities are None. The parameters of a
+      function ``NAME_attention`` come from ``NAME_parameters`` in the same module, if
+      there is one, and its dense form is ``NAME_weights``.
 
     Raises:
-      ValueError: no such name, module or attribute, it cannot be called, or it is an
-        instance of a module: its arrays would be those of every layer, and no layer
-        would train them.
+      ValueError: there is no such name, module or attribute, it cannot be called, or it
+        is a module instance: all layers would share its arrays, and none would train
+        them.
 
     Examples:
       >>> resolve("cosformer").cost
@@ -179,7 +180,7 @@ def resolve(spec: Any) -> Mechanism:
 
 
 def _known(mechanism: Mechanism) -> Mechanism:
-    """The registered mechanism, where it is that one's function or entry."""
+    """The registered mechanism, if this is its function or entry."""
     function = getattr(mechanism.function, "__name__", None)
     name = function or f"{mechanism.name}_attention"
     for one in MECHANISMS.values():
@@ -189,14 +190,14 @@ def _known(mechanism: Mechanism) -> Mechanism:
 
 
 def spell(thing: Any) -> str:
-    """The string that `resolve` finds a thing by: the inverse of it.
+    """The string that `resolve` maps to this object: its inverse.
 
     Raises:
-      ValueError: there is none, as for a function within a function.
+      ValueError: there is none, as for a function defined inside another.
     """
     kinds = types.ModuleType | Mechanism
     if not (callable(thing) or isinstance(thing, kinds)):
-        return thing  # A text, or nothing that `resolve` takes.
+        return thing  # A string, or something that `resolve` does not accept.
     mechanism = resolve(thing)
     if MECHANISMS.get(mechanism.name) is mechanism:
         return mechanism.name
@@ -213,15 +214,15 @@ def spell(thing: Any) -> str:
 
 
 def as_causal(function: Callable[..., Any]) -> Callable[..., Any]:
-    """An attention function that is causal, whatever ``is_causal`` it is called with.
+    """Makes an attention function causal, whatever ``is_causal`` it is called with.
 
-    For ``nnx.MultiHeadAttention(attention_fn=...)``, which passes ``is_causal=False``
-    itself and so overrules that of a ``functools.partial``. With ``decode=True`` that
-    layer gives one query and all keys, but not its position, and the function raises:
-    our streams decode (``X_prefill`` and ``X_step``).
+    For ``nnx.MultiHeadAttention(attention_fn=...)``, which always passes
+    ``is_causal=False`` and so overrides the value in a ``functools.partial``. With
+    ``decode=True`` that layer passes one query and all keys, but not the query's
+    position, so the function raises; decode with ``X_prefill`` and ``X_step`` instead.
 
     Args:
-      function: ``f(query, key, value, ..., is_causal=...)``; also a partial of one.
+      function: ``f(query, key, value, ..., is_causal=...)``, or a partial of one.
 
     Raises:
       ValueError: it has no causal form, or, when called, query and key differ in
@@ -253,11 +254,11 @@ def as_causal(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def accepted_keywords(function: Callable[..., Any]) -> frozenset[str] | None:
-    """The keywords that may be passed to an attention function.
+    """The keywords that an attention function accepts.
 
-    Its first three positional parameters, query, key and value, are left out. None
-    means that any keyword may be passed (it has a ``**keywords``). The ``**flax`` of
-    our own functions is not counted: they ignore what Flax passes, and refuse the rest.
+    The first three positional parameters, query, key and value, are left out. None
+    means that it accepts any keyword (it has ``**keywords``). The ``**flax`` of our own
+    functions does not count: they ignore what Flax passes and reject the rest.
 
     Examples:
       >>> sorted(accepted_keywords(lambda query, key, value, mask=None, window=8: key))

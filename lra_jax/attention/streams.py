@@ -1,11 +1,11 @@
-"""Streams: one position at a time, made once for every causal mechanism.
+"""Streams: decoding one position at a time, written once for all causal mechanisms.
 
 A mechanism has ``X_prefill(query, key, value, ..., mask=None, state=None)``, which
-takes a whole prompt, or a further part of one, and returns its causal attention and the
-state after the last real position. Where one function computes it and ``X_attention``
-alike, it is made from that. The other two functions of a stream follow from it.
-One step is a prompt of length 1; the state before the first position is that after a
-prompt whose only position is hidden, because padding is exact.
+processes a prompt, or a later part of one, and returns its causal attention and the
+state after the last real position. If one function computes both ``X_prefill`` and
+``X_attention``, the prefill is made from it here. ``X_step`` and ``X_init`` follow from
+the prefill: a step is a prompt of length 1, and, because padding is exact, the initial
+state is the state after a prompt whose only position is hidden.
 """
 
 import inspect
@@ -20,12 +20,12 @@ from lra_jax.attention import inputs, packed
 State = TypeVar("State", covariant=True)
 AnyState = TypeVar("AnyState")
 
-_PREFILL = """Takes a whole prompt, or a further part of one, in one pass.
+_PREFILL = """Processes a whole prompt, or a later part of one, in one pass.
 
     Args:
       query: `[B, T, N, H]`; key, value, mask and options as in `{attention}`.
-      state: what came before; None = nothing. In a packed row, the first document
-        continues it, and the state after is that of the last.
+      state: the state so far; None = a new stream. In a packed row, the first document
+        continues it, and the returned state is that of the last.
 
     Returns:
       The causal attention `[B, T, N, Hv]` and the state after the last real position.
@@ -37,38 +37,38 @@ _INIT = """Returns the state of a stream before its first position.
 
     Args:
       batch_size: B.
-      num_heads: N, those of the query.
+      num_heads: N, the query's heads.
       head_dim: H.
       value_dim: Hv; None = H.
       dtype: of the sums, float32 or float64.
-      **options: those of `{prefill}`; such as decide the state's shape are needed here.
+      **options: as in `{prefill}`; those that affect the state's shape are needed.
 
     Raises:
-      ValueError: another dtype, or an option does not fit.
+      ValueError: the dtype or an option does not fit.
     """
-_STEP = """Takes one position of each sample; arrays `[B, N, H]` -> `[B, N, Hv]`.
+_STEP = """Processes one position of each sample: `[B, N, H]` -> `[B, N, Hv]`.
 
     Args:
-      state: from `{init}`, `{prefill}` or the step before.
+      state: from `{init}`, `{prefill}` or the previous step.
       query: `[B, N, H]`.
       key: `[B, N, H]`.
       value: `[B, N, Hv]`.
-      *arguments, **options: further ones of `{prefill}`{gates}.
+      *arguments, **options: other arguments of `{prefill}`{gates}.
 
     Returns:
-      The output `[B, N, Hv]` and the state after.
+      The output `[B, N, Hv]` and the new state.
 
     Raises:
-      ValueError: as `{prefill}`.
+      ValueError: as for `{prefill}`.
     """
 
 
-# Of a prefill alone.
+# Parameters of a prefill that are not options of init and step.
 _WHOLE = {"query", "key", "value", "mask", "chunking", "state", "segment_ids"}
 
 
 class Prefill(Protocol[AnyState]):
-    """The type of an ``X_prefill`` that is made."""
+    """The type of an ``X_prefill`` made by `make_prefill`."""
 
     def __call__(
         self,
@@ -132,22 +132,22 @@ def begun(
     mask: jax.Array | None,
     rows: packed.Packed | None = None,
 ) -> tuple[jax.Array | None, jnp.dtype, jax.Array]:
-    """Checks a prefill's arrays, and returns the numbers that it begins with.
+    """Checks a prefill's arrays, and returns what it needs to start.
 
     Args:
-      state: what came before, with ``sums`` and ``position``; None = nothing.
+      state: the state so far, with ``sums`` and ``position``; None = a new stream.
       query: `[B, T, N, H]`.
       key: `[B, T, N, H]`.
       value: `[B, T, N, Hv]`.
-      mask: as given.
+      mask: as given by the caller.
       rows: where packed documents are; None = each row is one.
 
     Returns:
       The mask as `[B, T]` or None, the dtype of the sums, and the position after each
-      sample's last real one, `[B]`, in its document.
+      sample's last real one, `[B]`, counted in its document.
 
     Raises:
-      ValueError: arrays or mask do not fit.
+      ValueError: the arrays or the mask do not fit.
     """
     inputs.check_inputs(query, key, value, True)
     batch, length = query.shape[:2]
@@ -162,13 +162,13 @@ def begun(
 def make_prefill(
     attention: Callable[..., jax.Array], run: Callable[..., tuple[jax.Array, AnyState]]
 ) -> Prefill[AnyState]:
-    """``X_prefill`` of a mechanism, from its ``X_attention``.
+    """Makes the ``X_prefill`` of a mechanism from its ``X_attention``.
 
     Args:
-      attention: the mechanism's.
-      run: what computes it, ``f(query, key, value, mask, is_causal=..., state=...,
-        **options)``, which returns the state too. Those of its options that are
-        keywords of the attention are the prefill's.
+      attention: ``X_attention``.
+      run: computes it and returns the state as well: ``f(query, key, value, mask,
+        is_causal=..., state=..., **options)``. Those of its options that are keywords
+        of the attention become the options of the prefill.
     """
     taken = inspect.signature(run).parameters
     options = {
@@ -204,7 +204,7 @@ def make_prefill(
 
 
 def make_init(prefill: Callable[..., tuple[jax.Array, State]]) -> Init[State]:
-    """``X_init`` of a mechanism, from its ``X_prefill``."""
+    """Makes the ``X_init`` of a mechanism from its ``X_prefill``."""
 
     def init(
         batch_size: int,
@@ -228,11 +228,11 @@ def make_init(prefill: Callable[..., tuple[jax.Array, State]]) -> Init[State]:
 def make_step(
     prefill: Callable[..., tuple[jax.Array, AnyState]], *gates: str
 ) -> Step[AnyState]:
-    """``X_step`` of a mechanism, from its ``X_prefill``.
+    """Makes the ``X_step`` of a mechanism from its ``X_prefill``.
 
     Args:
-      prefill: the mechanism's.
-      *gates: its keywords that are arrays with one entry for each position.
+      prefill: ``X_prefill``.
+      *gates: its keywords that are arrays with one entry per position.
     """
 
     def step(
@@ -278,7 +278,7 @@ def _named(
     signature: inspect.Signature,
     **words: str,
 ) -> Any:
-    """Names a function of a stream as if the mechanism's module had defined it."""
+    """Makes a stream function look as if the mechanism's module had defined it."""
     name = source.__name__.rpartition("_")[0]
     function.__signature__ = signature
     function.__name__ = function.__qualname__ = f"{name}_{part}"

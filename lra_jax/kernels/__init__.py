@@ -1,9 +1,9 @@
 """Pallas kernels of linear attention, cosFormer and Flow for TPUs and Hopper GPUs.
 
-``linear_attention``, ``cosformer_attention`` and ``flow_attention`` come here by
-themselves where a kernel runs (`choose`), and always with
-``implementation="pallas"``. Importing this package does not import Pallas. The design,
-and how far it is proven: docs/kernels.md.
+``linear_attention``, ``cosformer_attention`` and ``flow_attention`` use these kernels
+automatically where they run (`choose`), and always with ``implementation="pallas"``.
+Importing this package does not import Pallas. For the design, and how far it has been
+tested, see docs/kernels.md.
 """
 
 from lra_jax.kernels.api import attend, attend_flow, has_flow

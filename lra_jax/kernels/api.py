@@ -13,8 +13,8 @@ from lra_jax.kernels.selection import Target, highest
 from lra_jax.kernels.spec import MAPS, FeatureMap, FlowSpec, Form, Inputs, Spec
 
 # Positions of a chunk and of a block. A TPU's matrix unit is 128 wide, and a step of
-# its grid costs as much as reading some 100 KB. A block of a GPU is a segment: as few
-# as give each of its 132 processors a program, but no shorter than this.
+# its grid costs as much as reading about 100 KB. On a GPU a block is a segment: there
+# are just enough for its 132 processors, but none is shorter than this.
 _SIZES = {"tpu": (128, 512), "gpu": (64, 256)}
 _PROCESSORS = 132
 
@@ -36,8 +36,8 @@ def attend(
     """``sum_j w_ij v_j / (sum_j w_ij, bounded)`` with ``w_ij = phi(q_i) . phi(k_j)``.
 
     Products take operands in the inputs' dtype and sum in float32; so do the states
-    between chunks. For bfloat16 inputs that rounds the features, as the XLA form, which
-    computes in float32 throughout, does not.
+    between chunks. For bfloat16 inputs this rounds the features, unlike the XLA form,
+    which computes in float32 throughout.
 
     Args:
       target: from `choose`.
@@ -45,12 +45,12 @@ def attend(
         may be fewer, of one dtype.
       mask: boolean `[B, S]`, True = may be attended; None = all.
       is_causal: sum over j <= i only.
-      feature_map: phi. A named one is computed in the kernel, a function before it.
-      denominator: "add" divides by the sum + eps, "clamp" by its maximum with eps,
-        "none" by nothing.
+      feature_map: phi. A named map is computed in the kernel, a function before it.
+      denominator: "add" divides by the sum + eps, "clamp" by max(sum, eps), "none" by
+        nothing.
       eps: see `denominator`.
-      max_length: M, one or `[B]`: multiplies w_ij by ``cos(pi (i - j) / 2M)``, whose
-        cosines and sines are made in the kernel; None = does not.
+      max_length: M, a number or `[B]`: multiplies w_ij by ``cos(pi (i - j) / 2M)``,
+        with cosines and sines computed in the kernel; None = no such factor.
       chunking: `causal.Chunking`: sizes of chunks and blocks; None = the target's.
       precision: of float32 products, as in ``jnp.einsum``.
 
@@ -82,7 +82,7 @@ def attend(
 def has_flow(target: Target, is_causal: bool) -> bool:
     """Whether the target has kernels for all of Flow-Attention, as `attend_flow` needs.
 
-    Others have the product alone, see `attend`.
+    Other targets only have the product, see `attend`.
     """
     return is_causal or target[0] == "tpu"
 
@@ -99,9 +99,9 @@ def attend_flow(
 ) -> jax.Array:
     """Flow-Attention, as `lra_jax.attention.flow.flow` defines it.
 
-    Sums and what every position has are float32, and products take operands in the
-    inputs' dtype. For bfloat16 inputs that rounds features, flows as weights, and the
-    terms of sums over a head's columns, as the XLA form does not.
+    Sums and per-position values are float32, and products take operands in the inputs'
+    dtype. For bfloat16 inputs this rounds features, flows used as weights, and the
+    terms of sums over a head's columns, unlike the XLA form.
 
     Args:
       target: from `choose`; one that `has_flow`.
@@ -110,7 +110,7 @@ def attend_flow(
       masks: boolean, of the sources `[B, S]` and of the sinks `[B, T]`, True = real;
         None = all.
       is_causal: the causal definition.
-      options: of Flow-Attention, with its feature map: a named one is computed in the
+      options: of Flow-Attention, with its feature map: a named map is computed in the
         kernel, a function before it. The competition is over the sources.
       chunking: `causal.Chunking`: sizes of chunks and blocks; None = the target's.
 
@@ -145,7 +145,7 @@ def attend_flow(
 def _given_features(
     query: jax.Array, key: jax.Array, feature_map: FeatureMap
 ) -> tuple[jax.Array, jax.Array, str]:
-    """Query, key and the feature map that is left to do in the kernel."""
+    """Query, key and the feature map still to be applied in the kernel."""
     if not callable(feature_map):
         return query, key, known("feature_map", feature_map, MAPS)
     query, key = (
@@ -162,7 +162,7 @@ def _hidden(x: jax.Array, mask: jax.Array | None) -> jax.Array:
 
 
 def _matched(x: jax.Array, heads: int) -> jax.Array:
-    """`[B, S, n, H]` with each head repeated for the queries that it serves."""
+    """`[B, S, n, H]` with each head repeated for the query heads that it serves."""
     return x if x.shape[2] == heads else jnp.repeat(x, heads // x.shape[2], axis=2)
 
 
@@ -181,7 +181,7 @@ def _sizes(
         block = max(block, -(-longest // max(1, _PROCESSORS // (batch * heads))))
     if chunking is not None:
         chunk, block = chunking.chunk, chunking.segment or block
-    # A TPU's blocks of a mask are whole registers.
+    # On a TPU, blocks of a mask are whole registers.
     unit = chunk if interpret or name == "gpu" else math.lcm(chunk, 128)
     return chunk, -(-min(block, longest) // unit) * unit
 

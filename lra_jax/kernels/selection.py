@@ -1,4 +1,4 @@
-"""Which implementation computes a call: the kernels, or the form that XLA compiles."""
+"""Chooses the implementation of a call: the kernels, or the form that XLA compiles."""
 
 import os
 from typing import Any, Literal
@@ -10,18 +10,18 @@ from lra_jax.errors import expected, known
 from lra_jax.kernels.spec import FeatureMap
 
 Implementation = Literal["auto", "xla", "pallas"]
-# The device's kind, and whether its kernels run in the interpreter.
+# The kind of device, and whether its kernels run in the interpreter.
 Target = tuple[str, bool]
-# Why there are no kernels: the argument, what was expected of it, and what it is.
+# Why there are no kernels: the argument, what was expected, and what it is.
 Refusal = tuple[str, str, str]
 
 INTERPRET = "LRA_JAX_PALLAS_INTERPRET"
-"""Environment variable: "tpu" or "gpu" lets `implementation="pallas"` run those kernels
-in Pallas' interpreter, on any machine and very slowly. Read when a call is traced."""
+"""Environment variable: "tpu" or "gpu" makes `implementation="pallas"` run the kernels
+in Pallas' interpreter, on any machine, very slowly. Read when a call is traced."""
 
 TARGETS = ("tpu", "gpu")
-# Those of the GPU have been through the last compiler, ptxas, but have run nowhere:
-# they are there for those who ask.
+# The GPU kernels pass the final compiler, ptxas, but have never run on a device, so
+# they must be requested explicitly.
 _AUTOMATIC = ("tpu",)
 _DTYPES = {"tpu": ("float32", "bfloat16"), "gpu": ("bfloat16",)}
 _WIDEST = {"tpu": 256, "gpu": 64}
@@ -40,19 +40,19 @@ def choose(
     """The kernels to run, as (target, interpret); None = the XLA form.
 
     Args:
-      implementation: "xla"; "pallas"; or "auto", the kernels where the backend is a
-        TPU, the inputs suit them and the arrays are not spread over several
-        devices by the compiler (inside ``jax.shard_map`` they are not).
-      query: `[B, T, N, H]`, checked as key and value are.
+      implementation: "xla"; "pallas"; or "auto", the kernels if the backend is a TPU,
+        they support the inputs and the compiler does not spread the arrays over several
+        devices (inside ``jax.shard_map`` it does not).
+      query: `[B, T, N, H]`, already checked, as are key and value.
       key: `[B, S, N, H]`.
       value: `[B, S, N, Hv]`.
       feature_map: phi, which decides the features' width M.
       chunking: `causal.Chunking` or None.
-      refusal: the option of the mechanism that kernels do not have; None = they have
-        all.
+      refusal: the option of the mechanism that kernels do not support; None = they
+        support all.
 
     Raises:
-      ValueError: another implementation; or "pallas" where no kernel runs.
+      ValueError: an unknown implementation; or "pallas" where no kernel runs.
     """
     if implementation not in ("auto", "xla", "pallas"):
         choices = "'auto', 'xla' or 'pallas'"
@@ -90,7 +90,7 @@ def choose(
 def _unsuited(
     target: str, arrays: tuple[Any, ...], widths: tuple[int, int], chunking: Any
 ) -> Refusal | None:
-    """Why a target's kernels do not take the arrays; None = they do."""
+    """Why a target's kernels do not support the arrays; None = they do."""
     found = {jnp.dtype(x.dtype).name for x in arrays}
     if len(found) != 1 or not found <= set(_DTYPES[target]):
         wanted = " or ".join(_DTYPES[target])
@@ -116,7 +116,7 @@ def _native() -> str | None:
         device = jax.local_devices()[0]
     if device.platform == "tpu":
         return "tpu"
-    # Instructions of this generation alone; the next has others in their place.
+    # The kernels use instructions that only this generation has.
     hopper = str(getattr(device, "compute_capability", "")) == "9.0"
     return "gpu" if hopper else None
 
@@ -129,7 +129,7 @@ def _interpreted() -> str | None:
 
 
 def _whole() -> bool:
-    """Whether a kernel would see whole arrays: the compiler cannot cut its call."""
+    """Whether a kernel would see whole arrays: XLA cannot partition its call."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.axis_names and set(mesh.manual_axes) == set(mesh.axis_names):
         return True

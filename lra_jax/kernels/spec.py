@@ -1,4 +1,4 @@
-"""The static description of a kernel call, and the feature maps that kernels know."""
+"""The static description of a kernel call, and the feature maps kernels implement."""
 
 import functools
 import operator
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 
 def _elu(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    # exp of what is not negative is never taken: it could overflow.
+    # exp is only applied to negative numbers: others could overflow.
     low = jnp.exp(jnp.minimum(x, 0.0))
     return jnp.where(x > 0, x + 1.0, low), jnp.where(x > 0, 1.0, low)
 
@@ -47,7 +47,7 @@ MAPS = {
     "sigmoid": _sigmoid,
     "silu": _silu,
 }
-# A number whose features are zero, for those of which 0 has others.
+# A number whose features are zero, for maps with nonzero features at 0.
 DEAD = {"elu": -1e4, "sigmoid": -1e4}
 FeatureMap = str | Callable[[jax.Array], jax.Array]
 
@@ -66,10 +66,10 @@ class Form:
       feature_map: one of `MAPS`.
       chunk: positions computed quadratically, C.
       block: positions a program takes at a time, a multiple of `chunk`.
-      precision: of products of float32 operands; half precision is exact as it is.
+      precision: of products of float32 operands; half-precision products are exact.
       target: "tpu" or "gpu", whose kernels run.
       interpret: run them in Pallas' interpreter, on any backend.
-      rotate: weigh by the cosine of the distance (cosFormer).
+      rotate: weight by the cosine of the distance (cosFormer).
     """
 
     is_causal: bool
@@ -88,7 +88,7 @@ class Form:
 
     @property
     def terms(self) -> int:
-        """How many feature matrices a weight is a sum of: with angles, two."""
+        """The number of feature products that sum to a weight: two with angles."""
         return 2 if self.rotate else 1
 
 
@@ -137,9 +137,9 @@ class Inputs(NamedTuple):
       key: `[B, S, N, H]`.
       value: `[B, S, N, Hv]`.
       mask: float32 `[B, 1, S]`, 1 at real keys; None = all are.
-      query_mask: the same of the queries, `[B, 1, T]`; of Flow-Attention alone.
-      scale: the angle between neighbouring positions, float32 `[B]`; of linear
-        attention alone.
+      query_mask: the same for the queries, `[B, 1, T]`; for Flow-Attention only.
+      scale: the angle between neighbouring positions, float32 `[B]`; for linear
+        attention only.
     """
 
     query: jax.Array
@@ -151,11 +151,11 @@ class Inputs(NamedTuple):
 
 
 Gradients = tuple[jax.Array, jax.Array, jax.Array]
-"""Of query, key and value."""
+"""The gradients of query, key and value."""
 
 
 def divisor(x: jax.Array) -> jax.Array:
-    """1 in place of 0, which is only there where the features are zero as well."""
+    """Replaces 0, which occurs only where the features are zero as well, by 1."""
     return jnp.where(x == 0, 1.0, x)
 
 
@@ -173,11 +173,11 @@ class FlowSpec(Form):
 
     Attributes:
       clip: bound on the conserved outgoing flow; None = none.
-      largest: the competition has to find the largest logit; else exponentials are
-        summed as they are.
+      largest: the competition has to find the largest logit; otherwise it sums plain
+        exponentials.
       eps: added to both factors of every inner product.
       extra_eps: added to the product.
-      fitted: blocks are as long as fits into VMEM, which `block` only suggests.
+      fitted: blocks are as long as VMEM permits; `block` is only a suggestion.
     """
 
     clip: float | None

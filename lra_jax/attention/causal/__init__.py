@@ -1,1 +1,1 @@
-"""The one causal engine: how a sequence is cut, the loop, sums of states."""
+"""The causal engine: cutting a sequence, the loop over it, and sums of states."""

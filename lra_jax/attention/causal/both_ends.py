@@ -1,4 +1,4 @@
-"""A causal form run from both ends of a sequence, for a mechanism that is not causal.
+"""A causal form run from both ends of a sequence, for use without ``is_causal``.
 
 A query reads the state of the recurrence up to its own position, and that of the
 reversed recurrence over the positions after it. Each pair of positions counts once, the
@@ -24,17 +24,17 @@ def from_both_ends(
     chunking: Chunking | None = None,
     dtype: Any,
 ) -> tuple[Any, Any]:
-    """The outputs of a causal form up to each position, and those from after it.
+    """The outputs of a causal form up to each position, and over the positions after.
 
-    In the second, decays between two positions are those of the positions strictly
+    In the second, the decay between two positions is that of the positions strictly
     between them.
 
     Args:
       form: a form whose outputs are sums, without a scale.
       state: before the sequence.
       arrays: positions on axis 1.
-      beyond: the state of the reversed recurrence before it, after the sequence; None =
-        ``state``.
+      beyond: the initial state of the reversed recurrence, at the end of the sequence;
+        None = ``state``.
       mask: the real keys, `[B, T]`; None = all.
       resets: where documents start, `[B, T]`; None = each row is one.
       chunking: how the sequence is cut.
@@ -46,13 +46,13 @@ def from_both_ends(
     options = {"chunking": chunking, "dtype": dtype}
     until, _ = run(form, state, arrays, mask=mask, resets=resets, **options)
     backward = jax.tree.map(_reversed, arrays)
-    # One step later, a key is no longer seen by its own query.
+    # Keys are shifted by one step, so that a query does not see its own key.
     later = jax.tree.map(_later, backward)._replace(query=backward.query)
     if mask is not None:
         mask = _later(_reversed(mask))
     if resets is not None:
-        # Backwards a document starts at its end, where the key one step later is that
-        # of the document behind.
+        # In reverse a document starts at its end, where the shifted key belongs to the
+        # document that follows in the row.
         resets = _reversed(jnp.roll(resets, -1, 1).at[:, -1].set(False))
         mask = ~resets if mask is None else mask & ~resets
     beyond = state if beyond is None else beyond
@@ -65,5 +65,5 @@ def _reversed(x: jax.Array) -> jax.Array:
 
 
 def _later(x: jax.Array) -> jax.Array:
-    """`[B, T, ...]` one position later; zeros come first, the last drops out."""
+    """Shifts `[B, T, ...]` one position later: zeros first, the last is dropped."""
     return jnp.pad(x[:, :-1], [(0, 0), (1, 0)] + [(0, 0)] * (x.ndim - 2))

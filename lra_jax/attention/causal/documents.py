@@ -1,11 +1,11 @@
 """Documents packed into one row: each is computed as if it were alone.
 
-A state that enters a document's first position counts as nothing. In chunks this means:
-within a chunk only pairs of one document meet; the state before a chunk is read by the
-document that was open there; a chunk adds to the state what its last document holds,
-and forgets what came before if a document starts in it.
+The state before a document's first position counts as zero. For chunks this means:
+within a chunk, only pairs from the same document interact; the state before a chunk is
+read only by the document that continues into it; a chunk adds only its last document to
+the state, and clears the earlier state if a document starts in the chunk.
 
-Every function here takes None in place of documents, and then changes nothing.
+Every function here accepts None in place of documents, and then changes nothing.
 """
 
 from typing import NamedTuple
@@ -20,16 +20,16 @@ from lra_jax.attention.causal.prefix import triangle
 class Documents(NamedTuple):
     """The documents in the chunks of a segment."""
 
-    number: jax.Array  # of starts in the chunk up to a position, [1 or B, 1, P, C]
+    number: jax.Array  # starts in the chunk up to each position, [1 or B, 1, P, C]
 
     @property
     def reads(self) -> jax.Array:
-        """The positions of the document that was open before the chunk."""
+        """The positions of the document that continues from before the chunk."""
         return self.number == 0
 
     @property
     def stays(self) -> jax.Array:
-        """The positions of the document that is open after the chunk."""
+        """The positions of the document that is still open at the end of the chunk."""
         return self.number == self.number[..., -1:]
 
     @property
@@ -39,12 +39,12 @@ class Documents(NamedTuple):
 
 
 def numbered(starts: jax.Array) -> Documents:
-    """The documents of chunks, whose first positions are `[1 or B, 1, P, C]`."""
+    """The documents of chunks; ``starts`` marks their starts, `[1 or B, 1, P, C]`."""
     return Documents(jnp.cumsum(starts, -1, dtype=jnp.int32))
 
 
 def visible(size: int, documents: Documents | None) -> jax.Array | np.ndarray:
-    """Pairs of a chunk that meet: `triangle`, `[1 or B, 1, P or 1, C, C]`."""
+    """The visible pairs of a chunk: `triangle`, `[1 or B, 1, P or 1, C, C]`."""
     if documents is None:
         return triangle(size)
     number = documents.number
@@ -52,22 +52,22 @@ def visible(size: int, documents: Documents | None) -> jax.Array | np.ndarray:
 
 
 def readers(x: jax.Array, documents: Documents | None) -> jax.Array:
-    """`[B, N, P, C, ...]`, zero where the state before the chunk is not seen."""
+    """`[B, N, P, C, ...]`, zero at positions that do not see the state before."""
     return x if documents is None else _kept(x, documents.reads)
 
 
 def stayers(x: jax.Array, documents: Documents | None) -> jax.Array:
-    """`[B, N, P, C, ...]`, zero where the state after the chunk does not hold it."""
+    """`[B, N, P, C, ...]`, zero at positions that do not enter the state after."""
     return x if documents is None else _kept(x, documents.stays)
 
 
 def decay(
     fade: jax.Array | None, documents: Documents | None, dtype: jnp.dtype
 ) -> jax.Array | None:
-    """The decay of states over chunks for `prefix`: all of it where documents start.
+    """The decay of states over chunks for `prefix`: complete where a document starts.
 
     Args:
-      fade: that of the mechanism, `[B, N, P]` or `[B, N, P, M]`; None = it has none.
+      fade: the mechanism's decay, `[B, N, P]` or `[B, N, P, M]`; None = no decay.
       documents: in the chunks.
       dtype: of the states.
     """

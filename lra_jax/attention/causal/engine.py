@@ -1,28 +1,27 @@
 """The causal engine: chunks inside segments, one loop, one derivative.
 
-A causal linear mechanism needs a running sum of matrices. Kept for every position it is
-M times as large as the input; walked position by position it is a loop of tiny steps.
-So the sequence is cut twice:
+A causal linear mechanism needs a running sum of matrices. Stored for every position, it
+is M times as large as the input; computed position by position, it is a loop of tiny
+steps. So the sequence is cut twice:
 
 - a *chunk* (64 positions) is computed quadratically, as a masked product of pairs; all
-  that comes before it enters through one state, the sum of its outer products;
+  earlier positions enter through one state, the sum of their outer products;
 - a *segment* (64 to 256 positions) holds a few chunks, which run in parallel: their
   states are prefix sums of the chunks' own contributions (`causal.prefix`). A loop
-  over the segments carries the state on.
+  over the segments carries the state along.
 
-A pass over a long array costs as much as a product with it, so nothing is made of whole
-arrays: the loop cuts a segment out of query, key and value as they come,
-`[B, T, N, H]`, and features, masks, the transposition that puts heads first and the
-division at the end happen on one segment at a time, in the caches; forward and backward
-alike.
+A pass over a long array costs as much as a product with it, so no step works on whole
+arrays. The loop slices one segment at a time from the original query, key and value,
+`[B, T, N, H]`. Features, masks, the transposition that puts heads first and the final
+division are then computed on that segment, in the caches, forward and backward.
 
 A mechanism gives the engine its `Form`: plain functions of one segment. The engine
-knows no mechanism. One position of a stream is a sequence of length 1: there is no
+itself knows no mechanism. A step of a stream is a sequence of length 1: there is no
 second formula for decoding.
 
-Gradients. The loop has its own derivative: it keeps the inputs, one state for each
-segment and, where that saves work, the outputs; it walks backward and recomputes
-everything else, so that memory is linear in the length and small beside the inputs.
+Gradients. The loop has a custom derivative: it keeps the inputs, one state per segment
+and, where that saves work, the outputs; it runs backward and recomputes everything
+else, so memory is linear in the length and small compared with the inputs.
 Forward-mode derivatives (``jax.jvp``) are therefore not available; gradients of
 gradients are.
 """
@@ -41,7 +40,7 @@ from lra_jax.errors import expected
 
 Tree = Any
 
-# Positions of all rows in a segment, and those of one row at least and at most.
+# Positions in a segment: of all rows together, and the least and most of one row.
 # Measured on a CPU: docs/performance.md.
 _TOGETHER = 1024
 _SHORTEST, _LONGEST = 64, 256
@@ -49,16 +48,16 @@ _SHORTEST, _LONGEST = 64, 256
 
 @dataclass(frozen=True)
 class Chunking:
-    """How the causal forms cut a sequence; never changes a result beyond rounding.
+    """How causal forms cut a sequence; results change only by rounding.
 
     Attributes:
       chunk: positions computed quadratically, C.
-      segment: positions of a segment; rounded to whole chunks. None chooses by the
-        number of rows, that is of samples times heads: the more there are, the fewer
-        positions of all of them fit into the caches together.
-      implementation: "loop" walks over segments. "parallel" makes the whole sequence
-        one of them, whose chunk states come from an associative scan: more memory, but
-        no loop. None chooses by the backend.
+      segment: positions of a segment, rounded to whole chunks. None chooses by the
+        number of rows (samples times heads): the more rows, the fewer positions of each
+        fit into the caches.
+      implementation: "loop" iterates over segments. "parallel" treats the whole
+        sequence as one segment, with chunk states from an associative scan: more
+        memory, but no loop. None chooses by the backend.
     """
 
     chunk: int = 64
@@ -78,7 +77,7 @@ class Chunking:
         implementation = self.implementation
         if implementation is None:
             # On a CPU the loop keeps its working set in the caches. An accelerator
-            # pays several kernel launches a turn of a loop, and has the memory.
+            # pays for several kernel launches per iteration, and has the memory.
             on_cpu = jax.default_backend() == "cpu"
             implementation = "loop" if on_cpu else "parallel"
         chunk = min(self.chunk, length)
@@ -89,8 +88,8 @@ class Chunking:
         if segment is None:
             segment = min(max(_TOGETHER // max(1, rows), _SHORTEST), _LONGEST)
         segments = -(-chunks // max(1, segment // chunk))
-        # Evenly filled segments need less padding than full ones and a last that is
-        # nearly empty.
+        # Evenly filled segments need less padding than full ones and a nearly empty
+        # last one.
         return Cut(chunk=chunk, chunks=-(-chunks // segments), segments=segments)
 
 
@@ -104,12 +103,12 @@ class Cut:
 
     @property
     def segment(self) -> int:
-        """Positions of a segment."""
+        """Positions in a segment."""
         return self.chunks * self.chunk
 
     @property
     def length(self) -> int:
-        """Positions that it has room for."""
+        """Positions in all segments, with padding."""
         return self.segments * self.segment
 
     def split(self, tree: Tree) -> Tree:
@@ -137,39 +136,39 @@ class Arrays(NamedTuple):
 
 
 class Tables(NamedTuple):
-    """Arrays that belong to positions and have no gradient."""
+    """Per-position arrays without a gradient."""
 
     mask: jax.Array | None  # real keys, [1 or B, T]
     query_mask: jax.Array | None  # real queries, [1 or B, T]
     resets: jax.Array | None  # where documents start, [B, T]
-    own: Tree  # the mechanism's own, [1 or B, T] each
+    own: Tree  # the mechanism's tables, [1 or B, T] each
 
 
 @dataclass(frozen=True)
 class Form:
-    """The causal form of a mechanism: what it does in one segment.
+    """The causal form of a mechanism: what it computes in one segment.
 
-    Equal forms share one compiled program, so functions are those of a module and
-    options are equal by value.
+    Equal forms share one compiled program, so the functions must be defined at module
+    level, and options are compared by value.
 
     Attributes:
       prepare: ``prepare(options, arrays, mask, query_mask) -> features``: from `Arrays`
-        and masks of one segment, positions on axis 1, to the features that the
-        segment reads, heads first, `[B, N, L, ...]`.
+        and masks of one segment, positions on axis 1, to the features that ``segment``
+        reads, heads first, `[B, N, L, ...]`.
       segment: ``segment(options, state, features, tables) -> (outputs, state)``: from
         the state before a segment and its features, `[B, N, P, C, ...]` for P chunks of
         C positions, to the outputs and the state after. ``tables`` are the mechanism's
         own, `[1 or B, 1, P, C]`. Hidden positions must not change the state. A form
-        that takes packed documents has them (`causal.documents`) as a fifth argument,
-        which it is called with only where there are any.
-      options: of both, beside the arrays.
-      scale: ``scale(options, other) -> factor``, `[B, N, L]` both. The outputs are then
-        a pair, ``numerator`` `[B, N, P, C, Hv]` and ``other`` `[B, N, P, C]`, of which
-        ``numerator * factor`` is made; its gradient spares the numerators. None leaves
-        the outputs as they are: any tree of arrays.
+        that supports packed documents takes them (`causal.documents`) as a fifth
+        argument, which is passed only if there are any.
+      options: static arguments of both functions.
+      scale: ``scale(options, other) -> factor``, both `[B, N, L]`. ``segment`` then
+        returns a pair, ``numerator`` `[B, N, P, C, Hv]` and ``other`` `[B, N, P, C]`,
+        and the output is ``numerator * factor``; its gradient does not recompute the
+        numerators. None leaves the outputs unchanged: any tree of arrays.
       pullback: ``pullback(options, state, features, tables, outputs, of_outputs,
-        of_after) -> (of_state, of_features)``, a gradient written out, for a form with
-        a scale; None derives it, and so do calls with packed documents.
+        of_after) -> (of_state, of_features)``, an explicit gradient for a form with a
+        scale; None derives it automatically, as happens for packed documents anyway.
     """
 
     prepare: Callable[..., Tree]
@@ -181,7 +180,7 @@ class Form:
 
 @dataclass(frozen=True)
 class _Call:
-    """All that is static in a run."""
+    """The static arguments of a run."""
 
     form: Form
     cut: Cut
@@ -210,8 +209,8 @@ def run(
       mask: the real keys, `[B, T]`; None = all.
       query_mask: the real queries, `[B, T]`; None = all.
       tables: arrays `[1 or B, T]` without a gradient, for the form.
-      resets: where the state counts as nothing, `[B, T]`, because a document starts;
-        None = nowhere.
+      resets: where the state is cleared because a document starts, `[B, T]`; None =
+        nowhere.
       chunking: how the sequence is cut.
       dtype: of the outputs.
 
@@ -223,21 +222,21 @@ def run(
         raise expected("chunking", "a Chunking or None", f"{chunking!r}")
     cut = (chunking or Chunking()).cut(length, batch * heads)
     if cut.length > length:
-        # Positions that are appended to the arrays must not enter any sum.
+        # Positions appended as padding must not enter any sum.
         real = jnp.ones((1, length), bool)
         mask = real if mask is None else mask
         query_mask = real if query_mask is None else query_mask
-    # Outputs that were rounded are of no use to the gradient.
+    # Rounded outputs are of no use to the gradient.
     exact = jnp.dtype(dtype) == jax.tree.leaves(state)[0].dtype
     call = _Call(form, cut, jnp.dtype(dtype), form.scale is not None and exact)
     return _run(call, state, arrays, Tables(mask, query_mask, resets, tables))
 
 
 def nothing(arrays: Arrays, dtype: jnp.dtype) -> jax.Array:
-    """Zeros `[B, N]`, of which a form makes the state before a sequence.
+    """Zeros `[B, N]`, from which a form builds the state before a sequence.
 
-    Made of a first position and not of a shape: a loop's carry then has the sharding
-    and the varying axes of what is added to it.
+    Derived from the arrays' first position, not from a shape: the loop's carry then has
+    the same sharding and varying axes as the values added to it.
     """
     heads = arrays.query.shape[2]
     query = jnp.zeros_like(arrays.query[:, 0, :, 0], dtype)
@@ -245,7 +244,7 @@ def nothing(arrays: Arrays, dtype: jnp.dtype) -> jax.Array:
         jnp.zeros_like(inputs.match_heads(x[:, :1], heads)[:, 0, :, 0], dtype)
         for x in (arrays.key, arrays.value)
     )
-    # Sums: of what varies along an axis in any of them, a state varies along it.
+    # A sum: the state varies along every mesh axis along which any of them varies.
     return query + key + value
 
 
@@ -311,7 +310,7 @@ def _segment(
     form, options = call.form, call.form.options
     features, own = _features(call, arrays, tables)
     outputs, after = form.segment(options, state, features, *own)
-    # Joined first: on a CPU, loops over one long axis are quicker than over two.
+    # Joined first: on a CPU, loops over one long axis are faster than over two.
     outputs = call.cut.join(outputs)
     if form.scale is not None:
         numerator, other = outputs
@@ -326,7 +325,7 @@ def _segment(
 def _features(
     call: _Call, arrays: Arrays, tables: Tables
 ) -> tuple[Tree, tuple[Tree] | tuple[Tree, Documents]]:
-    """The features of one segment, `[B, N, P, C, ...]`, and what belongs to positions.
+    """The features of one segment, `[B, N, P, C, ...]`, and its other arguments.
 
     These are the form's own tables, and the documents, if there are any.
     """
@@ -347,7 +346,7 @@ def _pullback(
     of_outputs: Tree,
     of_after: Tree,
 ) -> tuple[Tree, Arrays]:
-    """The gradients of state and arrays of one segment."""
+    """The gradients of one segment's state and arrays."""
     if outputs is None:
 
         def whole(state: Tree, arrays: Arrays) -> tuple[Tree, Tree]:
@@ -381,9 +380,9 @@ def _scaled_pullback(
     of_outputs: jax.Array,
     of_after: Tree,
 ) -> tuple[Tree, Tree]:
-    """The gradients of state and features where outputs are ``numerator * factor``.
+    """The gradients of state and features if outputs are ``numerator * factor``.
 
-    The outputs are all that is needed of the numerators, which the vjp leaves out.
+    The saved outputs replace the numerators, so these are not recomputed.
     """
     form: Any = call.form
 
@@ -400,8 +399,8 @@ def _scaled_pullback(
 def _part(call: _Call, tree: Any, index: jax.Array) -> Any:
     """One segment of every array.
 
-    Cut here and not before the loop, which would copy all arrays to put the segments
-    first.
+    Sliced here rather than before the loop, where putting segments first would copy all
+    arrays.
     """
     if call.cut.segments == 1:
         return tree
@@ -418,18 +417,18 @@ def _loop(
     each: Tree,
     reverse: bool = False,
 ) -> tuple[Tree, Tree, Tree]:
-    """``jax.lax.scan`` over the segments, but a single turn is no loop.
+    """``jax.lax.scan`` over the segments, but without a loop if there is only one.
 
     Args:
-      call: says how many there are.
-      step: maps the carry, the segment's index and its input to the carry after,
-        outputs for its positions, and anything else for each segment.
-      carry: before the first.
-      each: one input for each segment along the first axis.
-      reverse: begins with the last.
+      call: gives the number of segments.
+      step: maps the carry, the segment's index and its input to the new carry, the
+        outputs for its positions, and anything else per segment.
+      carry: before the first segment.
+      each: one input per segment, along the first axis.
+      reverse: start with the last segment.
 
     Returns:
-      The carry after the last, outputs for all positions, and the rest, stacked.
+      The final carry, outputs for all positions, and the rest, stacked.
     """
     count = call.cut.segments
     if count == 1:

@@ -1,7 +1,7 @@
 """Sums of states over the chunks of a segment, and the masks within a chunk.
 
-States are trees of arrays `[B, N, ...]`; what chunks add to them has a chunk axis P
-more, `[B, N, P, ...]`.
+States are trees of arrays `[B, N, ...]`; what chunks add to them has an additional
+chunk axis P, `[B, N, P, ...]`.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 
 Tree = Any
 
-# Up to so many chunks their states are added up one by one, which is quicker.
+# Up to this many chunks, states are added one by one, which is faster.
 _FEW = 16
 
 
@@ -25,8 +25,8 @@ def prefix(
       start: the state before the segment, `[B, N, ...]`.
       updates: what each chunk adds, `[B, N, P, ...]`.
       decay: logarithm of the factor by which a state shrinks over each chunk, at most
-        0: `[B, N, P]`, or `[B, N, P, M]` with one for each feature, where the states
-        are `[B, N, M, ...]`; None = it stays.
+        0: `[B, N, P]`, or `[B, N, P, M]` with one for each feature if the states are
+        `[B, N, M, ...]`; None = no decay.
 
     Returns:
       The state before each chunk, `[B, N, P, ...]`, and the one after the last.
@@ -37,7 +37,7 @@ def prefix(
         kept = before if decay is None else _scaled(before, jnp.exp(decay))
         after = jax.tree.map(lambda x, update: (x + update).squeeze(2), kept, updates)
         return before, after
-    # Row p is the state before chunk p; the last row is the state after all.
+    # Row p is the state before chunk p; the last row is the final state.
     if chunks > _FEW:
         rows = _scanned(start, updates, decay)
         before = jax.tree.map(lambda x: x[:, :, :-1], rows)
@@ -58,9 +58,9 @@ def prefix_pullback(of_before: Tree, of_after: Tree) -> tuple[Tree, Tree]:
 
     Args:
       of_before: gradient of the states before each chunk, `[B, N, P, ...]`.
-      of_after: of the one after the last, `[B, N, ...]`.
+      of_after: gradient of the state after the last chunk, `[B, N, ...]`.
     """
-    # Sums: their derivative is the same everywhere, whatever the two arguments are.
+    # Sums are linear: the derivative does not depend on the two arguments.
     pull = jax.vjp(prefix, of_after, of_before)[1]
     return pull((of_before, of_after))
 
@@ -93,7 +93,7 @@ def _added(one: Tree, two: Tree) -> Tree:
 
 
 def decayed(exponent: jax.Array, visible: jax.Array | np.ndarray) -> jax.Array:
-    """``exp(exponent)`` where visible, else 0; the rest may be large and positive."""
+    """``exp(exponent)`` where visible, else 0; hidden exponents may be large."""
     zero = jnp.zeros((), exponent.dtype)
     return jnp.where(visible, jnp.exp(jnp.where(visible, exponent, zero)), zero)
 
@@ -109,7 +109,7 @@ def hidden(pairs: jax.Array, visible: np.ndarray | jax.Array) -> jax.Array:
 
 
 def so_far(x: jax.Array) -> jax.Array:
-    """Sums along a chunk up to each position, as a product: quicker than a scan."""
+    """Sums along a chunk up to each position, as a product: faster than a scan."""
     return _summed("bnpj,ij->bnpi", x)
 
 

@@ -1,1 +1,1 @@
-"""Flow-Attention and what only it needs."""
+"""Flow-Attention and its own helpers."""

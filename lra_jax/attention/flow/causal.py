@@ -1,8 +1,8 @@
 """The causal form of Flow-Attention: its definition, its state and one segment of it.
 
-The authors' causal form (thuml/Flowformer, `Flow_Attention_Causal`) is a definition of
-its own and not a mask over the other: every sum runs over the positions up to i, and
-the mean over n positions takes the place of the sum,
+The authors' causal form (thuml/Flowformer, `Flow_Attention_Causal`) is a separate
+definition, not the other form with a mask: every sum runs over the positions up to i,
+and a mean over n positions replaces the sum,
 
 - ``I_i = phi(q_i) . sum_{j <= i} phi(k_j)``,
   ``O_j = phi(k_j) . sum_{i <= j} phi(q_i)``;
@@ -11,14 +11,14 @@ the mean over n positions takes the place of the sum,
   ``a_i = sigmoid(I'_i)``;
 - ``out_i = a_i (phi(q_i) / I_i)^T sum_{j <= i} phi(k_j) c_j v_j^T``.
 
-So an output never changes when later positions come, and its last row is not that of
+So later positions never change an earlier output, and the last row differs from that of
 the non-causal form. Within a chunk all four flows are row and column sums of one matrix
 ``phi(q_i) . phi(k_j)``: its lower triangle serves the sinks, its upper one the sources.
 
-Deviations: the authors need the clip to keep exp within range; here the competition of
-a clip above 30, or of none, carries its largest logit, so any is safe. Hidden positions
-leave every sum, and n counts the real ones. Large features are counted in a unit of
-their own (`unit_of`), so that the flows have room in float32.
+Deviations: the authors need the clip to keep exp within range; here, with a clip above
+30 or none, the competition carries its largest logit, so any clip is safe. Hidden
+positions are left out of every sum, and n counts the real ones. Large features are
+scaled to another unit (`unit_of`), so that the flows do not overflow float32.
 
 How a sequence is cut into segments and chunks: `lra_jax.attention.causal.engine`.
 """
@@ -36,8 +36,8 @@ from lra_jax.attention.causal.documents import Documents
 from lra_jax.attention.causal.prefix import decayed, hidden, prefix, so_far
 from lra_jax.errors import expected, known
 
-# Up to this clip the competition sums exponentials as they are: float32 has room for
-# the square of a million of them, and for their inverses.
+# Up to this clip the competition sums plain exponentials: float32 can hold the square
+# of the sum of a million of them, and its inverse.
 SMALL_CLIP = 30.0
 
 # Powers of two, see `unit_of`: 1e12, and 1e18, the root of float32's largest number.
@@ -48,7 +48,7 @@ class Options(NamedTuple):
     """`feature_maps.Options`, and those of `flow_attention`."""
 
     feature_map: Any
-    dtype: Any  # of all that is computed
+    dtype: Any  # of the computation
     precision: jax.lax.PrecisionLike = None
     clip: float | None = 30.0
     competition_axis: str = "source"
@@ -59,18 +59,18 @@ class Options(NamedTuple):
 
     @property
     def sums_as_is(self) -> bool:
-        """Whether the competition needs no largest logit, see `SMALL_CLIP`."""
+        """Whether the competition sums plain exponentials, see `SMALL_CLIP`."""
         small = self.clip is not None and self.clip <= SMALL_CLIP
         return small or not self.competition
 
     @property
     def bounded(self) -> bool:
-        """Whether features are at most 1, so that their unit is, see `unit_of`."""
+        """Whether features are at most 1, so that their unit is 1, see `unit_of`."""
         return self.feature_map == "sigmoid"
 
 
 def check(options: Options, is_causal: bool) -> None:
-    """Raises ``ValueError`` unless the options are some that Flow-Attention knows."""
+    """Raises ``ValueError`` unless Flow-Attention supports the options."""
     if options.clip is not None:
         inputs.check_number("clip", options.clip)
     axis = known("competition_axis", options.competition_axis, ("source", "heads"))
@@ -85,7 +85,7 @@ def check(options: Options, is_causal: bool) -> None:
 
 
 class FlowTerms(NamedTuple):
-    """The flows, and the gates that they make; float32 or wider."""
+    """The flows, and the gates derived from them; float32 or wider."""
 
     incoming: jax.Array  # I, [B, T, N]
     outgoing: jax.Array  # O, [B, S, N]
@@ -96,13 +96,13 @@ class FlowTerms(NamedTuple):
 
 
 class FlowSums(NamedTuple):
-    """The past of a position; float32 or float64."""
+    """The sums over past positions; float32 or float64."""
 
     keys: jax.Array  # sum of phi(k), [B, N, M]
     queries: jax.Array  # sum of phi(q), [B, N, M]
     key_flow: jax.Array  # sum of phi(k) n / O, [B, N, M]
     query_flow: jax.Array  # sum of phi(q) n / I, [B, N, M]
-    largest: jax.Array  # the largest O', or 0 if sums are as they are, [B, N]
+    largest: jax.Array  # the largest O', or 0 for plain exponentials, [B, N]
     total: jax.Array  # sum of exp(O' - largest), [B, N]
     summary: jax.Array  # sum of phi(k) c v^T, [B, N, M, Hv]
 
@@ -123,7 +123,7 @@ class FlowSums(NamedTuple):
 
 
 class FlowState(NamedTuple):
-    """Everything that the next position needs of the earlier ones."""
+    """Everything that the next position needs from the earlier ones."""
 
     sums: FlowSums
     sources: jax.Array  # real keys so far, [B] int32
@@ -133,9 +133,9 @@ class FlowState(NamedTuple):
 
 
 class Tables(NamedTuple):
-    """The numbers of a position beside its features; counts are of those up to it."""
+    """Per-position data besides the features; counts run up to the position."""
 
-    sinks: jax.Array  # real ones; 0 where a sequence was filled up
+    sinks: jax.Array  # real ones; 0 at appended positions
     sources: jax.Array
     visible: jax.Array  # which sources are real
     unit: jax.Array | None = None  # see `unit_of`; None = 1
@@ -159,13 +159,13 @@ def no_flow(arrays: engine.Arrays, width: int, dtype: jnp.dtype) -> FlowSums:
 def unit_of(
     features: tuple[jax.Array, jax.Array], axis: str | None = None
 ) -> jax.Array:
-    """The power of two in which a sample's features are counted, `[B]`.
+    """The power of two that is the unit of a sample's features, `[B]`.
 
-    A flow is a sum of products of two features: at 1e18 it has no room in float32. So
-    from 1e12 to 1e18, the largest feature is brought to 1e12. Flows are only compared
-    with each other, so the unit drops out, and being a power of two it rounds nothing.
-    In a causal form it sees later positions, which changes nothing either: in the
-    largest unit, 2^20, products of features still count down to 1e-25.
+    A flow is a sum of products of two features: from 1e18 on it overflows float32. So
+    if the largest feature is between 1e12 and 1e18, it is scaled down to 1e12. Flows
+    are only compared with each other, so the unit cancels, and as a power of two it
+    causes no rounding. In the causal form it depends on later positions, but without
+    effect: in the largest unit, 2^20, products down to 1e-25 are still represented.
 
     Args:
       features: phi(q) and phi(k), `[B, N, T, M]`.
@@ -215,7 +215,7 @@ def terms_segment(
     tables: Tables,
     rows: Documents | None = None,
 ) -> tuple[FlowTerms, FlowSums]:
-    """`segment` with the terms in place of the output; no summary is made."""
+    """`segment` with the terms in place of the output; it computes no summary."""
     features = in_units(features, tables)
     _, sums, terms = _terms(options, state, features, tables, rows)
     return terms, sums
@@ -224,7 +224,7 @@ def terms_segment(
 def in_units(
     features: tuple[jax.Array, jax.Array, jax.Array], tables: Tables
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """phi(q) and phi(k) `[B, N, P, C, M]` in the unit of the tables, and v."""
+    """phi(q) and phi(k) `[B, N, P, C, M]` in the tables' unit, and v."""
     query, key, value = features
     if tables.unit is None:
         return features
@@ -249,9 +249,9 @@ def _terms(
 
 
 class Flows(NamedTuple):
-    """A segment's flows, and the sums that each of its chunks finds before it.
+    """A segment's flows, and the sums before each of its chunks.
 
-    phi is in the unit of the tables.
+    phi is in the tables' unit.
     """
 
     earlier: jax.Array  # phi(q_i) . phi(k_j) for j <= i, else 0, [B, N, P, C, C]
@@ -276,7 +276,7 @@ def flows(
     tables: Tables,
     rows: Documents | None = None,
 ) -> tuple[Flows, FlowSums]:
-    """The flows of a segment, and their sums after it."""
+    """The flows of a segment, and the sums after it."""
     product = functools.partial(jnp.einsum, precision=options.precision)
     unit = tables.units
     inner = functools.partial(_inner, options, rows, unit)
@@ -356,8 +356,8 @@ def _inner(
     Args:
       options: eps and precision.
       rows: the documents of a packed row.
-      unit: that of the features.
-      of_sum: that of the sum, of features or of features over flows.
+      unit: the unit of the features.
+      of_sum: the unit of the sum, of features or of features over flows.
       near: ``sum_j features_i . weights_j others_j`` within the chunk.
       others: weights_j times the sum of the features others_j.
       features: of position i.
@@ -401,7 +401,7 @@ def compete(
     if not options.sums_as_is:
         shares, largest, total = _shares(logits, tables.visible, largest, total, rows)
         return shares * sources, largest, total
-    # A small clip leaves no larger one; another call's may have.
+    # Logits are at most `SMALL_CLIP`, but the state may come from a larger clip.
     start = total * jnp.exp(jnp.minimum(largest, SMALL_CLIP))
     weights = decayed(logits, tables.visible)
     ends = documents.stayers(weights, rows).sum(-1)
@@ -421,12 +421,12 @@ def _shares(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Each source's share among those up to it, and the state after.
 
-    The maximum is a running one: one over the segment would let a large later logit
-    round the earlier shares to 0 / 0.
+    The maximum is a running one: with a maximum over the segment, a large later logit
+    would round earlier shares to 0 / 0.
     """
     lowest = jnp.asarray(jnp.finfo(logits.dtype).min, logits.dtype)
     seen = documents.visible(logits.shape[-1], rows) & visible[..., None, :]
-    # No gradient needs to pass through the maximum: the shares do not depend on it.
+    # The maximum needs no gradient: the shares do not depend on it.
     columns = jax.lax.stop_gradient(logits)[..., None, :]
     own = jnp.where(seen, columns, lowest).max(-1)
     excess = feature_maps.below(logits[..., None, :], own[..., None])
@@ -449,7 +449,7 @@ def _shares(
 def _merged_so_far(
     ends: tuple[jax.Array, ...], rows: Documents | None
 ) -> tuple[jax.Array, ...]:
-    """Merges `[B, N, 1 + P]` along the chunks, anew where a document starts."""
+    """Merges `[B, N, 1 + P]` along the chunks, afresh where a document starts."""
     if rows is None:
         return jax.lax.associative_scan(_merged, ends, axis=2)
     new = jnp.pad(~rows.passes, [(0, 0), (0, 0), (1, 0)])
@@ -484,30 +484,30 @@ def clipped(options: Options, logits: jax.Array) -> jax.Array:
 
 
 def no_competition(logits: jax.Array, visible: jax.Array | np.ndarray) -> jax.Array:
-    """c = 1 for every source that is there."""
+    """c = 1 for every real source."""
     return jnp.where(visible, jnp.ones_like(logits), jnp.zeros_like(logits))
 
 
 def allocated(options: Options, conserved_sink: jax.Array) -> jax.Array:
-    """a, of the conserved incoming flow."""
+    """a, from the conserved incoming flow."""
     if not options.allocation:
         return jnp.ones_like(conserved_sink)
     return jax.nn.sigmoid(conserved_sink)
 
 
 def divisor(x: jax.Array) -> jax.Array:
-    """1 in place of 0, which is only there where the features are zero as well."""
+    """Replaces 0, which occurs only where the features are zero as well, by 1."""
     return jnp.where(x == 0, jnp.ones((), x.dtype), x)
 
 
 def over(x: jax.Array, flow: jax.Array) -> jax.Array:
-    """``x / flow``, with `divisor`."""
+    """``x / divisor(flow)``."""
     return _quotient(x, divisor(flow))
 
 
 @jax.custom_jvp
 def _quotient(x: jax.Array, y: jax.Array) -> jax.Array:
-    """``x / y``, whose derivative does not square y: a flow's square has no room."""
+    """``x / y`` with a derivative that does not square y, which could overflow."""
     return x / y
 
 

@@ -10,28 +10,28 @@ With non-negative features, queries are sinks and keys are sources of a flow:
 - competition ``c_j = S softmax_j(O')``, allocation ``a_i = sigmoid(I'_i T / S)``;
 - ``out_i = a_i (phi(q_i) / I_i)^T sum_j phi(k_j) c_j v_j^T``.
 
-Cost: O((T + S) H Hv) time. Rows do not sum to one: that is the mechanism's design.
+Cost: O((T + S) H Hv) time. By design, rows do not sum to one.
 
-The competition is the paper's softmax. ``clip`` limits O' to [-clip, clip] before it:
-at 30, the default, it only keeps the exponential finite, since O' has a mean of T / S.
-The authors' code (thuml/Flowformer) has other limits: 1 in its core file, which cuts
-off every source above that mean, 5 for language and 10 for reinforcement learning.
-Their LRA code has ``clip=None``, ``competition_axis="heads"`` and
-``feature_map=lambda x: jax.nn.relu(x) + 1e-6``. From the core file comes eps, which is
-added to both factors of every inner product.
+The competition is the paper's softmax. ``clip`` first limits O' to [-clip, clip]: the
+default of 30 only keeps the exponential finite, since O' has a mean of T / S. The
+authors' code (thuml/Flowformer) has other limits: 1 in its core file, which cuts off
+every source above that mean, 5 for language and 10 for reinforcement learning. Their
+LRA code has ``clip=None``, ``competition_axis="heads"`` and
+``feature_map=lambda x: jax.nn.relu(x) + 1e-6``. The eps, added to both factors of every
+inner product, is from the core file.
 
-``competition=False`` and ``allocation=False`` are the two ablations of the paper's
+``competition=False`` and ``allocation=False`` are the two ablations in the paper's
 tables, ``c = 1`` and ``a = 1``.
 
-Deviation: the authors' code has no working mask. Here padded sources and sinks leave
-every sum, the real counts replace T and S, and padded sources take no part in the
-competition, so a padded batch equals each of its samples run alone. Both sides enter
-the sums: padded queries matter too, so give ``query_mask`` (in self-attention, the same
-mask) unless all queries are real.
+Deviation: the authors' code has no working mask. Here padded sources and sinks are left
+out of every sum, the real counts replace T and S, and padded sources take no part in
+the competition, so a padded batch equals each of its samples run alone. Both sides
+enter the sums: padded queries matter too, so pass ``query_mask`` (in self-attention,
+the same mask) unless all queries are real.
 
-The causal form is a definition of its own: `lra_jax.attention.flow.causal`. It is
-self-attention, so there ``query_mask`` is ``mask`` unless given. A stream (`flow_init`,
-`flow_prefill`, `flow_step`) holds its sums, whatever the position.
+The causal form is a separate definition: `lra_jax.attention.flow.causal`. It is
+self-attention, so ``query_mask`` defaults to ``mask``. A stream (`flow_init`,
+`flow_prefill`, `flow_step`) holds its sums, of a size independent of the position.
 """
 
 from typing import Any
@@ -125,22 +125,22 @@ def flow_attention(
         `[B, 1, 1, S]`.
       is_causal: the causal definition; needs T == S.
       query_mask: boolean, True = a real sink: `[B, T]`, or anything that broadcasts to
-        `[B, 1, 1, T]`; None = all, if causal as `mask`. Other rows come out zero.
+        `[B, 1, 1, T]`; None = all, or `mask` if causal. Other output rows are zero.
       clip: bound on the conserved outgoing flow before the competition; None = none.
-      segment_ids: as in `linear_attention`: flows and competition stay inside of a
+      segment_ids: as in `linear_attention`: flows and competition stay inside a
         document.
       feature_map: "sigmoid", "relu", "relu+1e-6" (the published LRA code), "elu"
         (elu(x) + 1), or a non-negative function.
       competition_axis: "source" (the paper), or "heads": the softmax runs over the
         heads of each source (the published LRA code; not causal).
-      competition: False = without: ``c = 1``, every source counts alike.
-      allocation: False = without: ``a = 1``, every sink takes all of its flow.
+      competition: False sets ``c = 1``: all sources count equally.
+      allocation: False sets ``a = 1``: every sink gets all of its flow.
       eps: added to both factors of every inner product.
-      extra_eps: added to every inner product itself; the authors' vision code has 1e-6.
+      extra_eps: added to every inner product itself; 1e-6 in the authors' vision code.
       chunking: as in `linear_attention`.
       precision: of the matrix products, as in ``jnp.einsum``.
       implementation: "xla", "pallas", or "auto": the kernels of docs/kernels.md where
-        they run and know the options, which is not on packed rows.
+        they run and support the options; they do not support packed rows.
       **flax: as in `linear_attention`.
 
     Returns:
@@ -148,7 +148,7 @@ def flow_attention(
 
     Raises:
       ValueError: shapes, dtypes, a mask or an option do not fit, or there is no
-        kernel where one is wanted.
+        kernel although one is requested.
 
     Examples:
       >>> query, key, value = jax.random.normal(jax.random.key(0), (3, 2, 64, 4, 16))
@@ -222,8 +222,8 @@ def flow_weights(
 ) -> jax.Array:
     """Returns the matrix `[B, N, T, S]` with ``out = weights @ value``.
 
-    float32 or wider, never negative; rows do not sum to one. Arguments and errors are
-    those of `flow_attention`.
+    They are float32 or wider and never negative; rows do not sum to one. Arguments and
+    errors are those of `flow_attention`.
     """
     inputs.check_keywords(flow_weights, flax)
     inputs.check_inputs(query, key, None, is_causal)
@@ -312,12 +312,12 @@ def flow_prefill(
     chunking: engine.Chunking | None = None,
     precision: jax.lax.PrecisionLike = None,
 ) -> tuple[jax.Array, FlowState]:
-    """Takes a whole prompt, or a further part of one, in one pass.
+    """Processes a whole prompt, or a later part of one, in one pass.
 
     Args:
       query: `[B, T, N, H]`; key, value, masks and options as in `flow_attention`.
-      state: what came before; None = nothing. In a packed row, the first document
-        continues it, and the state after is that of the last.
+      state: the state so far; None = a new stream. In a packed row, the first document
+        continues it, and the returned state is that of the last.
 
     Returns:
       The causal attention `[B, T, N, Hv]` and the state after the last real position.
@@ -348,7 +348,7 @@ flow_step = streams.make_step(flow_prefill)
 
 
 def _kernel_refusal(options: Options, is_causal: bool) -> kernels.Refusal | None:
-    """The option that kernels do not have; None = they have all."""
+    """The option that kernels do not support; None = they support all."""
     for name, only in (
         ("competition_axis", "source"),
         ("competition", True),
@@ -387,7 +387,7 @@ def _terms(
     rows: packed.Packed | None,
     is_causal: bool,
 ) -> tuple[FlowTerms, jax.Array | float]:
-    """The terms `[B, T, N]`, and the unit of the features, squared that of I and O."""
+    """The terms `[B, T, N]`, and the features' unit; its square is that of I and O."""
     features, unit = whole.features_of(options, query, key, masks)
     if is_causal:
         terms, _ = _causal(
@@ -410,7 +410,7 @@ def _causal(
     rows: packed.Packed | None = None,
     as_terms: bool = False,
 ) -> tuple[Any, FlowState]:
-    """The output of the causal form, or its terms `[B, T, N]`; and the state after."""
+    """The causal form's output, or its terms `[B, T, N]`, and the state after."""
     batch, length = query.shape[:2]
     out_dtype = options.dtype if as_terms else query.dtype
     query, key, phi = feature_maps.given(
@@ -471,7 +471,7 @@ def _counts(
     length: int,
     rows: packed.Packed | None,
 ) -> jax.Array:
-    """Real positions up to each one, of its document, `[1 or B, T]` int32."""
+    """Real positions of the document up to each position, `[1 or B, T]` int32."""
     if mask is None:
         counts = jnp.asarray(np.arange(1, length + 1)[None], jnp.int32)
     else:

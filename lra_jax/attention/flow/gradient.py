@@ -1,23 +1,23 @@
-"""The gradient of a segment of causal Flow-Attention, written out.
+"""The explicit gradient of a segment of causal Flow-Attention.
 
-With ``S = phi(q) phi(k)^T`` of a chunk, E its lower triangle and L its upper one, the
+With ``S = phi(q) phi(k)^T`` for a chunk, E its lower triangle and L its upper one, the
 forward pass is
 
 - ``I = E 1``, ``O = L^T 1``, ``I' = E (n / O) / n``, ``O' = L^T (n / I) / n``;
 - ``c = n exp(O') / Z``, Z the sums of exp(O') so far, and
   ``out = (a / I) (E (c v))`` with ``a = sigmoid(I')``,
 
-each with what comes before the chunk and eps added, and phi in the unit of the tables.
-So the gradient reaches S as G, one matrix product, and four outer products of vectors,
+each plus eps and the contribution from before the chunk, with phi in the tables' unit.
+So the gradient of S consists of one matrix product G and four outer products,
 
 ``dS = tril(G + x (n / O)^T + dI 1^T) + triu((n / I) y^T + 1 dO^T)``,
 
 with ``G = dnum (c v)^T`` and x, y the gradients of ``E (n / O)`` and ``L^T (n / I)``.
-These are the products of plain linear attention, and little more. Derived step by step
-it takes many passes over `[C, C]` matrices (docs/performance.md).
+These are the products of plain linear attention, and little more. Automatic
+differentiation takes many passes over `[C, C]` matrices (docs/performance.md).
 
-No formula is new here: it is the chain rule for `lra_jax.attention.flow.causal`, whose
-derivative the tests compare it with.
+No formula is new here: this is the chain rule for `lra_jax.attention.flow.causal`, and
+the tests compare it with automatic differentiation.
 """
 
 import functools
@@ -60,7 +60,7 @@ def pullback(
 ) -> tuple[FlowSums, tuple[jax.Array, jax.Array, jax.Array]]:
     """The gradients of state and features, see `engine.Form`.
 
-    For a competition that sums exponentials as they are.
+    For a competition that sums plain exponentials.
     """
     product = functools.partial(jnp.einsum, precision=options.precision)
     features = causal.in_units(features, tables)
@@ -120,7 +120,7 @@ def _flows(
 
     Args:
       options: eps and precision.
-      unit: that of the features.
+      unit: the unit of the features.
       flows: of the segment.
       features: phi(q) and phi(k).
       conserved: x and y, the gradients of I' and O' before their division by n.
@@ -128,8 +128,8 @@ def _flows(
       of_after: gradient of the state after.
 
     Returns:
-      Gradients of phi(q) and phi(k) but for those through the scores and the summary;
-      those of the flows; those of the flows' sums in the state before.
+      Gradients of phi(q) and phi(k), except those through the scores and the summary;
+      of the flows; and of the flows' sums in the state before.
     """
     eps = options.eps / unit
     sink, source = conserved
@@ -180,7 +180,7 @@ def _sums(
     features: _Pair,
     of_after: _Pair,
 ) -> tuple[_Pair, _Pair]:
-    """Gradients of two sums before the segment, and of what each chunk adds to them.
+    """Gradients of two sums before the segment, and of each chunk's addition to them.
 
     ``slopes`` are those of ``(features + eps) . (sum + eps)``.
     """
@@ -199,7 +199,7 @@ def _passed(
     update: jax.Array,
     summed: jax.Array,
 ) -> jax.Array:
-    """Gradient of the weights of a sum of features, from all but the own chunk."""
+    """Gradient of the weights in a sum of features, from all other chunks."""
     near = options.eps / unit * features.sum(-1) * summed
     far = jnp.einsum("bnpjm,bnpm->bnpj", features, update, precision=options.precision)
     return far + near
@@ -208,7 +208,7 @@ def _passed(
 def _scores(of_products: jax.Array, flows: Flows, slopes: _Slopes) -> jax.Array:
     """The gradient of ``phi(q_i) . phi(k_j)``, `[B, N, P, C, C]`.
 
-    ``of_products`` is that of the products that the numerators are made of.
+    ``of_products`` is the gradient of the products that form the numerators.
     """
     earlier = of_products + _outer(slopes.sink, flows.of_keys)
     earlier += slopes.incoming[..., :, None]

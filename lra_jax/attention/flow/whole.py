@@ -1,6 +1,6 @@
-"""Flow-Attention that is not causal, of a whole sequence or one device's slice of it.
+"""Non-causal Flow-Attention over a whole sequence or one device's slice of it.
 
-The equation and the options: `lra_jax.attention.flow.flow`.
+For the equation and the options see `lra_jax.attention.flow.flow`.
 """
 
 import functools
@@ -34,17 +34,17 @@ def attend(
     target: kernels.Target | None = None,
     chunking: engine.Chunking | None = None,
 ) -> jax.Array:
-    """The form that is not causal, `[B, T, N, Hv]`.
+    """The non-causal form, `[B, T, N, Hv]`.
 
     Args:
       options: those of `flow_attention`.
       query: `[B, T, N, H]`, as are key and value.
       key: see `query`.
       value: see `query`.
-      masks: of the sources and of the sinks.
+      masks: of the sources and the sinks.
       axis: the mesh axis that holds the other parts of the sequence, if there are any.
       rows: where packed documents are; None = each row is one.
-      target: the kernels that make the product of features, if not XLA.
+      target: the kernels that compute the product of features; None = XLA.
       chunking: of the kernels, and of the sums over documents.
     """
     dtype = options.dtype
@@ -79,13 +79,13 @@ def attend(
             precision=options.precision,
         )
         out = inputs.by_head(out, query.shape[2], masks[1], dtype)
-        # The kernels make features as they are.
+        # The kernels compute features without the unit.
         out = out / along(unit, out) ** 2
     else:
         product = functools.partial(jnp.einsum, precision=options.precision)
         summary = product("bnsm,bnsv->bnmv", features[1], weighted)
         out = product("bntm,bnmv->bntv", features[0], _total(summary, axis))
-    # Scaling the output instead of phi(q) is the same and saves a pass over it.
+    # Scaling the output instead of phi(q) gives the same result and saves a pass.
     out = out * causal.over(terms.allocation, terms.incoming)[..., None]
     return jnp.swapaxes(out, 1, 2).astype(query.dtype)
 
@@ -114,9 +114,9 @@ def terms_of(
     axis: str | None = None,
     rows: packed.Packed | None = None,
 ) -> FlowTerms:
-    """The terms of the form that is not causal, with the heads first, `[B, N, T]`.
+    """The terms of the non-causal form, with the heads first, `[B, N, T]`.
 
-    I and O in the squared unit of the features.
+    I and O are in the square of the features' unit.
     """
     product = functools.partial(jnp.einsum, precision=options.precision)
 
@@ -172,7 +172,7 @@ def _compete(
     axis: str | None,
     rows: packed.Packed | None,
 ) -> jax.Array:
-    """c `[B, N, S]`; zero where hidden, but for a competition of the heads."""
+    """c `[B, N, S]`; zero where hidden, except in a competition over the heads."""
     visible = np.ones((1, 1, 1), bool) if mask is None else mask[:, None, :]
     if not options.competition:
         return causal.no_competition(conserved_source, visible)
@@ -203,7 +203,7 @@ def _count(
     axis: str | None,
     rows: packed.Packed | None,
 ) -> jax.Array:
-    """`[B or 1, 1, 1 or T]` real positions, at least 1, to be divided by."""
+    """The number of real positions, `[B or 1, 1, 1 or T]`, at least 1 as a divisor."""
     if rows is not None:
         real = (rows.real if mask is None else mask).astype(features.dtype)
         return jnp.maximum(rows.over(jax.ops.segment_sum, real, 1), 1)[:, None]
@@ -215,7 +215,7 @@ def _count(
 
 
 def _total(sums: Any, axis: str | None) -> Any:
-    """A tree of sums over this device's positions -> over all."""
+    """Turns sums over this device's positions into sums over all positions."""
     return sums if axis is None else jax.lax.psum(sums, axis)
 
 
@@ -241,13 +241,12 @@ def flow_slice(
 ) -> jax.Array:
     """One device's part of `flow_attention`, see `lra_jax.attention.sharded`.
 
-    The flows are sums over sums, so the devices exchange four times, each time a few
-    sums over their positions, of a size that does not depend on the length.
+    The flows are sums over sums, so the devices exchange sums over their positions four
+    times. The size of these does not depend on the length.
 
     Raises:
-      ValueError: ``is_causal``, or an option does not fit. Sums over sums over the past
-        would take as many exchanges, each of which waits for a pass over the device's
-        own positions.
+      ValueError: ``is_causal``, or an option does not fit. A causal form would need as
+        many exchanges, each waiting for a pass over the device's own positions.
     """
     inputs.refuse_causal(
         is_causal, "Flow-Attention over several devices has no causal form"

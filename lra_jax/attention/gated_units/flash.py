@@ -1,25 +1,25 @@
 """FLASH (Hua et al. 2022, "Transformer Quality in Linear Time"), mixed chunk attention.
 
-Not FlashAttention, which is an order of computing softmax attention. The sequence is
-cut into chunks of C positions. A position attends to its own chunk as in a gated
-attention unit (`lra_jax.attention.gated_units.gau`) and, linearly, to all chunks:
+Not FlashAttention, which is a way to compute softmax attention. The sequence is cut
+into chunks of C positions. A position attends to its own chunk as in a gated attention
+unit (`lra_jax.attention.gated_units.gau`) and, linearly, to all chunks:
 
 ``out_i = g_i * (sum_(j in chunk) a(q_i . k_j / C + b_(j - i)) v_j + q'_i^T S / m)``
 
-with ``S = sum_j k'_j v_j^T``. Without ``is_causal`` S runs over all positions, the own
-chunk included, and m is their number; with it, over the chunks before, where m counts
-their real positions. The four heads q, k, q' and k' are one projection z of the input,
-here ``query``, each under a scale and an offset of its own, and rotated by the position
-(RoPE); ``key`` is not read. Weights are not normalised, and those of the linear part
-may be negative.
+with ``S = sum_j k'_j v_j^T``. Without ``is_causal`` S runs over all positions, the
+query's own chunk included; with it, over the chunks before. m is the number of real
+positions in S. The four heads q, k, q' and k' share one projection z of the input, here
+``query``; each has its own scale and offset, and is rotated by position (RoPE).
+``key`` is not read. Weights are not normalised, and those of the linear part may be
+negative.
 
 Cost: O(T (C + H) (H + Hv)) time and O(T C) memory.
 
-Deviations. Chunks count from position 0, and an incomplete chunk is padded internally;
+Deviations. Chunks start at position 0, and an incomplete chunk is padded internally;
 padding on the right is exact, since m counts real positions. The public code
-(lucidrains/FLASH-pytorch) divides by the padded length, and in the causal form by C,
-under which the linear part grows with the length: ``length`` fixes m. It multiplies the
-bias by sqrt(H): give a table of that size.
+(lucidrains/FLASH-pytorch) divides by the padded length, and in the causal form by C, so
+that the linear part grows with the length; to reproduce this, set m by ``length``. It
+multiplies the bias by sqrt(H): pass a table scaled by that factor.
 """
 
 import functools
@@ -84,14 +84,14 @@ def flash_attention(
       value: `[B, T, N, Hv]`; its heads may be a divisor of N.
       mask: as in `linear_attention`. Padding is exact on the right.
       is_causal: position i sees keys 0..i only.
-      segment_ids: as in `linear_attention`, but one document after the other.
+      segment_ids: as in `linear_attention`, but documents are computed one by one.
       gate: g, `[B, T, N, Hv]`; None = 1.
-      scale: `[4, N, H]`, of q, q', k and k'; None = 1.
+      scale: `[4, N, H]`, for q, q', k and k'; None = 1.
       offset: `[4, N, H]`; None = 0.
-      relative_bias: `[32, N]`, a bias for each bucket of distances; None = 0.
+      relative_bias: `[32, N]`, one bias per bucket of distances; None = 0.
       chunk: C.
       activation: "relu2" or "laplace".
-      rotate: turn all four heads by their position; needs an even H.
+      rotate: rotate all four heads by position; needs an even H.
       length: m; None = the number of real positions in S.
       precision, **flax: as in `linear_attention`.
 
@@ -159,7 +159,7 @@ def flash_parameters(
 ) -> dict[str, jax.Array]:
     """Makes the arrays that `flash_attention` takes as keywords.
 
-    Arguments are those of `gau.gau_parameters`.
+    The arguments are those of `gau.gau_parameters`.
 
     Returns:
       ``scale`` and ``offset`` `[4, N, H]`, ``relative_bias`` `[32, N]`.
@@ -183,11 +183,11 @@ def _visible(real: jax.Array, is_causal: bool) -> jax.Array:
 def _gathered(
     summary: jax.Array, real: jax.Array, is_causal: bool, divisor: int | None
 ) -> jax.Array:
-    """S / m for each chunk, `[B, N, P or 1, H, Hv]`, from the chunks' own sums."""
+    """S / m for each chunk, `[B, N, P or 1, H, Hv]`, from the sums of single chunks."""
     counts = real.sum(-1, dtype=summary.dtype)[:, None, :, None, None]
     if is_causal:
         first = [(0, 0), (0, 0), (1, 0), (0, 0), (0, 0)]
-        # The sum before a chunk: all sums shifted by one, nothing subtracted.
+        # The sum before a chunk: all sums shifted by one; nothing is subtracted.
         summary, counts = (
             jnp.cumsum(jnp.pad(x[:, :, :-1], first), 2) for x in (summary, counts)
         )

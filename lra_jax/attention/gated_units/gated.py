@@ -1,8 +1,8 @@
 """Parts that the gated attention unit and FLASH share.
 
-Both make their queries and keys from one projection z of the input, by a scale and an
-offset for each column, and weigh values by an activation of scores that is not
-normalised over the keys.
+Both derive queries and keys from one projection z of the input, by a scale and an
+offset for each column, and weight the values by an activation of the scores, without
+normalising over the keys.
 """
 
 import math
@@ -22,7 +22,7 @@ _FARTHEST = 128
 
 
 class Layout(NamedTuple):
-    """Widths of a layer's heads."""
+    """The widths of a layer's heads."""
 
     num_heads: int
     head_dim: int  # of z, and so of queries and keys
@@ -30,7 +30,7 @@ class Layout(NamedTuple):
 
 
 def layout(in_features: int, *, query_dim: int = 128, expansion: float = 2) -> Layout:
-    """The paper's widths of a unit's one head.
+    """The paper's widths for the single head of a unit.
 
     Args:
       in_features: D, the width of the layer's input.
@@ -51,10 +51,10 @@ def layout(in_features: int, *, query_dim: int = 128, expansion: float = 2) -> L
 def parameters(
     rng_key: jax.Array, count: int, num_heads: int, head_dim: int, dtype: Any
 ) -> dict[str, jax.Array]:
-    """Scales and offsets `[count, N, H]`, and the bias's table `[32, N]`.
+    """Scales and offsets `[count, N, H]`, and the table of biases `[32, N]`.
 
-    Scales and table are normal with standard deviation 0.02, offsets zero, as in the
-    paper.
+    Scales and table are normal with standard deviation 0.02, and offsets are zero, as
+    in the paper.
 
     Raises:
       ValueError: a size is not a positive int.
@@ -86,7 +86,7 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 
 
 def activation(name: str) -> Callable[[jax.Array], jax.Array]:
-    """``relu(x)^2``, or the distribution function of a normal (Ma et al. 2022, "Mega").
+    """``relu(x)^2``, or the CDF of a normal distribution (Ma et al. 2022, "Mega").
 
     Raises:
       ValueError: an unknown name.
@@ -104,7 +104,7 @@ def check_arrays(
     relative_bias: jax.Array | None,
     gate: jax.Array | None,
 ) -> None:
-    """Raises ``ValueError`` unless a unit's own arrays fit its inputs."""
+    """Raises ``ValueError`` unless a unit's parameters fit its inputs."""
     batch, length, num_heads, head_dim = query.shape
     for name, columns in (("scale", scale), ("offset", offset)):
         if columns is not None:
@@ -119,12 +119,12 @@ def check_arrays(
 
 
 def gated(out: jax.Array, gate: jax.Array | None, whole: jax.Array | None) -> jax.Array:
-    """``gate * out``, `[B, T, N, Hv]`; rows that were broken, here or before, are NaN.
+    """``gate * out``, `[B, T, N, Hv]`; rows with a broken gate or query are NaN.
 
     Args:
       out: float32 or wider.
       gate: `[B, T, N, Hv]`; None = 1.
-      whole: what `inputs.hide_broken` found in the query.
+      whole: the rows of the query that `inputs.hide_broken` did not change.
     """
     if gate is not None:
         gate, also = inputs.hide_broken(gate, whole)
@@ -142,19 +142,19 @@ def shared_heads(
     rotate: bool,
     dtype: jnp.dtype,
 ) -> tuple[list[jax.Array], jax.Array | None]:
-    """``scale * z + offset`` for half as many queries and then keys, turned if asked.
+    """``scale * z + offset``, queries first, then as many keys; optionally rotated.
 
     Args:
       z: `[B, T, N, H]`.
       mask: `[B, T]`; hidden positions of keys are zero.
-      count: of both together.
+      count: number of queries and keys together.
       scale: `[count, N, H]`, or None.
       offset: `[count, N, H]`, or None.
-      rotate: turn by the position.
+      rotate: rotate by position.
       dtype: of the result.
 
     Returns:
-      Arrays `[B, N, T, H]`, and what `inputs.hide_broken` found in the queries.
+      Arrays `[B, N, T, H]`, and the rows that `inputs.hide_broken` did not change.
 
     Raises:
       ValueError: an odd H with ``rotate``.
@@ -184,14 +184,14 @@ def shared_heads(
 
 
 def bias(table: jax.Array, length: int, is_causal: bool, dtype: Any) -> jax.Array:
-    """T5's bias of the distance, `[N, T, T]`, from its table `[32, N]`.
+    """T5's relative position bias, `[N, T, T]`, from its table `[32, N]`.
 
-    Near distances have a bucket each, farther ones share them on a logarithmic scale;
-    from 128 on all are one. Without ``is_causal`` half of the buckets are for keys
-    after the query.
+    Short distances have a bucket each, longer ones share buckets on a logarithmic
+    scale, and all from 128 on share one. Without ``is_causal`` half of the buckets are
+    for keys after the query.
     """
-    # Around a circle of 2 T places: distance 0 to T - 1, then one unused, then -T + 1
-    # to -1. Row i of the matrix is the circle turned by i, which a reshape does.
+    # On a circle of 2 T places: distances 0 to T - 1, one unused, then -T + 1 to -1.
+    # Row i of the matrix is the circle rotated by i, which a reshape does.
     distance = np.arange(2 * length)
     distance = np.where(distance < length, distance, distance - 2 * length)
     circle = table.T.astype(dtype)[:, _bucket(distance, is_causal)]
@@ -202,7 +202,7 @@ def bias(table: jax.Array, length: int, is_causal: bool, dtype: Any) -> jax.Arra
 
 
 def _bucket(distance: np.ndarray, is_causal: bool) -> np.ndarray:
-    """The bucket of key minus query position."""
+    """The bucket of a distance, key position minus query position."""
     count, first = BUCKETS, 0
     if is_causal:
         distance = np.maximum(-distance, 0)
@@ -212,6 +212,6 @@ def _bucket(distance: np.ndarray, is_causal: bool) -> np.ndarray:
         distance = np.abs(distance)
     exact = count // 2
     far = np.log(np.maximum(distance, 1) / exact) / math.log(_FARTHEST / exact)
-    # Whole powers must not fall below their bucket by rounding.
+    # Rounding must not move whole powers into the bucket below.
     far = exact + np.floor(far * (count - exact) + 1e-9).astype(int)
     return first + np.where(distance < exact, distance, np.minimum(far, count - 1))

@@ -2,24 +2,24 @@
 
 ``out_i = g_i * sum_j a(q_i . k_j / n_i + b_(j - i)) v_j`` with ``a(x) = relu(x)^2``, or
 the Laplace function of Mega, b from T5's buckets of the distance, and n_i the number of
-keys that the query sees. Queries and keys are one projection z of the input, under a
-scale and an offset of their own: ``q = gamma_1 z + beta_1`` and
+keys that the query sees. Queries and keys share one projection z of the input, each
+with its own scale and offset: ``q = gamma_1 z + beta_1`` and
 ``k = gamma_2 z + beta_2``; here z is the ``query``, and ``key`` is not read. Weights
 are not normalised.
 
 A whole unit is ``x + W_o (g * A v)`` with ``z, v, g = silu(W norm(x))``, one head of
-128 columns for z, and twice the model's width for v and g. It takes the place of
-attention and MLP both: the registry says so (``mlp=False``), and a block of the encoder
-then holds two units, as the paper counts two for one attention and one MLP.
+128 columns for z, and twice the model's width for v and g. It replaces both attention
+and MLP (``mlp=False`` in the registry): a block of the encoder then holds two units, as
+the paper counts two units for one attention and one MLP.
 
 Cost: O(T^2 (H + Hv)) time and O(T^2) memory. FLASH is linear.
 
-Deviations. The paper divides by the length of the call, and so does the public code
+Deviations. The paper divides by the input length, and so does the public code
 (lucidrains/FLASH-pytorch, JunnYu/FLASHQuad): outputs then change with the padding, and
-in the causal form with the future's length. Here n_i counts the real keys that the
-query sees; ``length`` fixes it. lucidrains divides the bias as well, and multiplies it
-by sqrt(D): give a table of that size. Padding is left out after the activation, as the
-Laplace function of 0 is not 0.
+in the causal form with the number of future positions. Here n_i counts the real keys
+that the query sees, unless ``length`` fixes it. lucidrains divides the bias as well,
+and multiplies it by sqrt(D): pass a table scaled to match. Padding is masked after the
+activation, since the Laplace function of 0 is not 0.
 """
 
 from typing import Any
@@ -79,13 +79,13 @@ def gau_attention(
       value: `[B, T, N, Hv]`; its heads may be a divisor of N.
       mask: as in `linear_attention`.
       is_causal: position i sees keys 0..i only.
-      segment_ids: as in `linear_attention`, but one document after the other.
+      segment_ids: as in `linear_attention`, but documents are computed one by one.
       gate: g, `[B, T, N, Hv]`; None = 1.
-      scale: gamma, `[2, N, H]`, of queries and of keys; None = 1.
+      scale: gamma, `[2, N, H]`, for queries and keys; None = 1.
       offset: beta, `[2, N, H]`; None = 0.
-      relative_bias: `[32, N]`, a bias for each bucket of distances; None = 0.
+      relative_bias: `[32, N]`, one bias per bucket of distances; None = 0.
       activation: "relu2" or "laplace".
-      rotate: turn queries and keys by their position (RoPE); needs an even H.
+      rotate: rotate queries and keys by position (RoPE); needs an even H.
       length: n; None = the number of keys that a query sees.
       precision, **flax: as in `linear_attention`.
 

@@ -1,8 +1,8 @@
-"""Sums over the documents of packed rows, of keys on both sides of a query.
+"""Sums over the documents of packed rows, with keys on both sides of a query.
 
-A sum for each document would have no fixed size. So a row is cut into chunks: within
-one, the pairs of a document meet, and of a document that goes on beyond it, a query
-reads the sum over the chunks before, and that over the chunks after.
+An array with one sum per document would have no fixed size. So a row is cut into
+chunks: within a chunk, a query meets the keys of its document as pairs; if the document
+extends beyond the chunk, it reads the sums over the chunks before and after.
 """
 
 from typing import NamedTuple
@@ -34,7 +34,7 @@ def both_sides(
 
     Args:
       features: q and k `[B, N, T, M]` and v `[B, N, T, Hv]`; zero where hidden.
-      resets: where a document starts that is not the row's first, `[B, T]`.
+      resets: where documents other than the row's first start, `[B, T]`.
       before: sums over the first document's positions before the row.
       after: sums over the last document's positions after the row.
       chunk: C.
@@ -69,7 +69,7 @@ def both_sides(
     ):
         given = jnp.where(side.gives[..., None], key, jnp.zeros((), key.dtype))
         sums = Sums(product("bnpjm,bnpjv->bnpmv", given, value), key_sums(given))
-        # A chunk passes on what came to it if one document is open at both edges.
+        # A chunk passes on its incoming sum if one document is open at both edges.
         passes = (side.reads & side.gives).any(-1)
         fade = jnp.where(passes, 0.0, -jnp.inf).astype(key.dtype)
         if backward:
@@ -85,7 +85,7 @@ def both_sides(
 
 
 def _from_the_left(number: jax.Array) -> _Side:
-    """Of numbers of documents, `[B, 1, P, C]`, from 0."""
+    """The side of sums from the left, from document numbers `[B, 1, P, C]`."""
     last = number[..., -1:]
     open_before = jnp.pad(last[:, :, :-1], [(0, 0), (0, 0), (1, 0), (0, 0)])
     return _Side(number == open_before, number == last)

@@ -7,32 +7,32 @@
 ``[ReLU(x_i) cos(pi i / 2M), ReLU(x_i) sin(pi i / 2M)]``, so the cost is
 O((T + S) 2H Hv) time. There is no 1 / sqrt(H).
 
-Positions and M. Only position differences matter, so they count from 0 here. M must
-exceed every position, or weights turn negative and the denominator may cross zero. With
-``max_length=None`` M is max(T, S), as in the authors' code (OpenNLPLab/cosFormer); the
-weights then depend on the padded length, so a padded batch equals its samples run alone
-only with a fixed ``max_length``.
+Positions and M. Only position differences matter, so positions count from 0 here. M
+must exceed every position, or weights turn negative and the denominator may cross zero.
+With ``max_length=None`` M is max(T, S), as in the authors' code (OpenNLPLab/cosFormer);
+the weights then depend on the padded length, so a padded batch equals its samples run
+alone only with a fixed ``max_length``.
 
-The causal form sums over j <= i and doubles no features: within a chunk a weight is the
-inner product times the cosine of the distance, and there are two states, one of the
-cosines and one of the sines. It equals its own prefixes only with a fixed
-``max_length``, so a stream (`cosformer_init`, `cosformer_prefill`, `cosformer_step`)
-has one from the start.
+The causal form sums over j <= i and does not double the features: within a chunk a
+weight is the inner product times the cosine of the distance, and there are two states,
+one for the cosines and one for the sines. A prefix gives the same outputs as the whole
+sequence only with a fixed ``max_length``, so a stream (`cosformer_init`,
+`cosformer_prefill`, `cosformer_step`) needs one from the start.
 
-Two dimensions. Where a sequence is an image read row by row, ``grid=(rows, columns)``
+Two dimensions. If a sequence is an image read row by row, ``grid=(rows, columns)``
 re-weights by both distances: position i is at row a_i and column b_i, and
 ``s(i, j) = ReLU(q_i) . ReLU(k_j) cos(pi (a_i - a_j) / 2 rows) cos(pi (b_i - b_j) / 2
 columns)``. The two cosines split into four terms, features of width 4H, so the cost
-stays linear. In one dimension the pixel below is as far away as the one that many
-columns further on, which Wu et al. 2022 (Flowformer) name as the reason why cosFormer
-fails on images. The form is ours; there is no causal one.
+stays linear. In one dimension the pixel below is a whole row of positions away, which
+Wu et al. 2022 (Flowformer) name as the reason why cosFormer fails on images. The
+two-dimensional form is ours; it has no causal version.
 
-``feature_map`` and ``reweight=False`` are the ablations of the paper's tables. Features
-that may be negative (identity, leaky_relu) let denominators cross zero, as the paper
-says of them.
+``feature_map`` and ``reweight=False`` are the ablations in the paper's tables. With
+features that may be negative (identity, leaky_relu) denominators can cross zero, as the
+paper notes.
 
 Deviations from the authors' code: it has no mask; here padding is exact. Angles and
-sums are float32 or wider whatever the inputs.
+sums are float32 or wider, whatever the input dtype.
 """
 
 import functools
@@ -153,9 +153,9 @@ Tables = tuple[jax.Array, jax.Array]
 
 
 class CosformerState(NamedTuple):
-    """Everything that the next position needs of the earlier ones."""
+    """Everything that the next position needs from the earlier ones."""
 
-    sums: Sums  # [B, N, 2H, Hv] and [B, N, 2H]; without re-weighting H in place of 2H
+    sums: Sums  # [B, N, 2H, Hv] and [B, N, 2H]; without re-weighting, H instead of 2H
     position: jax.Array  # of the next token in each sample, [B] int32
     max_length: jax.Array  # M, [] int32
 
@@ -170,14 +170,14 @@ class _Options(NamedTuple):
     precision: jax.lax.PrecisionLike
     denominator: str
     eps: float
-    turn: float | None  # the angle between neighbouring positions, if M is known
+    turn: float | None  # the angle between neighbouring positions, if M is static
     reweight: bool
 
 
 class _Places(NamedTuple):
     """Where a call's positions are, and which of them count."""
 
-    lengths: int | jax.Array  # M, or one a sample, [B]
+    lengths: int | jax.Array  # M, or one per sample, [B]
     rows: packed.Packed | None  # packed documents
     mask: jax.Array | None  # real keys below M, [B, S]; None = all
     query_mask: jax.Array | None  # queries below M, [B, T]; None = all
@@ -208,15 +208,15 @@ def cosformer_attention(
     Args:
       query, key, value, mask, is_causal: as in `linear_attention`.
       max_length: M. An int of at least max(T, S); None for max(T, S); or an integer
-        array `[B]` with one M a sample, whose positions from its M on are padding: such
-        keys are hidden and such query rows are zero.
+        array `[B]` with one M per sample. In a sample, positions from its M on are
+        padding: keys there are hidden and output rows are zero.
       segment_ids: as in `linear_attention`. Positions count from a document's start, so
-        that an M below T will do; those from M on are padding.
+        M may be less than T; positions from M on are padding.
       feature_map: "relu", "identity", "leaky_relu", "elu" (elu(x) + 1), or a function
         of an array.
       reweight: multiply each weight by the cosine of the distance.
-      grid: rows and columns of the images that the sequences are, T = S = rows *
-        columns; then both distances count, and M and `segment_ids` do not. None = one
+      grid: rows and columns if the sequences are images, T = S = rows * columns; then
+        both distances count, and M is ignored. Not with `segment_ids`. None = one
         dimension.
       denominator: "clamp" divides by max(sum, eps), as the authors do; "add" divides by
         sum + eps (davidsvy/cosformer-pytorch, with eps 1e-5).
@@ -224,13 +224,13 @@ def cosformer_attention(
       chunking, implementation, precision, **flax: as in `linear_attention`.
 
     Returns:
-      `[B, T, N, Hv]` in the query's dtype. With ReLU, a row whose query, or whose every
-      visible key, is negative throughout is exactly zero, with zero gradient to query
-      and key.
+      `[B, T, N, Hv]` in the query's dtype. With ReLU, a row is exactly zero, with zero
+      gradient to query and key, if all entries of its query, or of all visible keys,
+      are negative.
 
     Raises:
       ValueError: shapes, dtypes, the mask or an option do not fit, a position lies
-        beyond `max_length`, or there is no kernel where one is wanted.
+        beyond `max_length`, or there is no kernel although one is requested.
 
     Examples:
       >>> query, key, value = jax.random.normal(jax.random.key(0), (3, 2, 64, 4, 16))
@@ -301,7 +301,7 @@ def cosformer_weights(
 ) -> jax.Array:
     """Returns the weights `[B, N, T, S]` that `cosformer_attention` never builds.
 
-    float32 or wider; arguments and errors are those of `cosformer_attention`.
+    They are float32 or wider; arguments and errors are those of `cosformer_attention`.
     """
     inputs.check_keywords(cosformer_weights, flax)
     inputs.check_inputs(query, key, None, is_causal)
@@ -334,23 +334,23 @@ def cosformer_prefill(
     chunking: engine.Chunking | None = None,
     precision: jax.lax.PrecisionLike = None,
 ) -> tuple[jax.Array, CosformerState]:
-    """Takes a whole prompt, or a further part of one, in one pass.
+    """Processes a whole prompt, or a later part of one, in one pass.
 
     Args:
       query: `[B, T, N, H]`; key, value, mask and options as in `cosformer_attention`.
         The next token follows each sample's last real position.
-      max_length: M, for all that the stream will hold; give it or a state, which has
-        its own.
-      state: what came before; None = nothing. In a packed row, the first document
-        continues it, and the state after is that of the last.
+      max_length: M, for everything that the stream will hold; pass either M or a state,
+        which contains it.
+      state: the state so far; None = a new stream. In a packed row, the first document
+        continues it, and the returned state is that of the last.
 
     Returns:
       The causal attention `[B, T, N, Hv]` and the state after the last real position.
 
     Raises:
       ValueError: shapes, dtypes, the mask, an option or the state do not fit, or the
-        prompt reaches beyond M. Under ``jax.jit`` a state's position is not known and
-        cannot raise: positions from M on then count as the position M - 1.
+        prompt reaches beyond M. Under ``jax.jit`` a state's position is unknown, so
+        this is not checked: positions from M on are then treated as position M - 1.
     """
     rows = packed.packed(segment_ids, query, key)
     mask, dtype, position = streams.begun(state, query, key, value, mask, rows)
@@ -395,7 +395,7 @@ def _causal(
     chunking: engine.Chunking | None,
     state: Sums | None = None,
 ) -> tuple[jax.Array, Sums]:
-    """The causal form; ``tables`` are twice `[1 or B, T]`."""
+    """The causal form; ``tables`` are two arrays `[1 or B, T]`."""
     dtype, reweight = query.dtype, options.reweight
     query, key, phi = feature_maps.given(
         query, key, feature_map, options.dtype, places.mask, places.query_mask
@@ -428,7 +428,7 @@ def _whole(
     chunking: engine.Chunking | None,
     axis: str | None = None,
 ) -> jax.Array:
-    """The full form `[B, T, N, Hv]` of features `[B, N, T, M]`, see `linear._whole`."""
+    """The non-causal form from features `[B, N, T, M]`, see `linear._whole`."""
     query, key = features
     if places.rows is not None:
         out, total = document_sums(
@@ -457,7 +457,7 @@ def _segment(
 ) -> tuple[tuple[jax.Array, jax.Array], Sums]:
     """One segment, see `engine.Form`: numerators, denominators and the state after.
 
-    The state holds the sums of keys times their cosines, then those times their sines.
+    The state holds the sums of keys times cosines, then of keys times sines.
     """
     query, key, value = features
     product = functools.partial(jnp.einsum, precision=options.precision)
@@ -475,8 +475,8 @@ def _segment(
     befores, afters = prefix(halves, updates, decay)
     numerator = product("bnpij,bnpjv->bnpiv", scores, value)
     denominator = scores.sum(-1)
-    # The cosine of a difference splits into two products. Their output is weighted,
-    # and not the query that they take: the weights then join the additions.
+    # The cosine of a difference splits into two products. Their outputs are weighted,
+    # not their queries: the weighting is then fused with the additions.
     for near, before in zip(tables, befores, strict=True):
         past = product("bnpim,bnpmv->bnpiv", query, before.summary)
         numerator += near[..., None] * past
@@ -490,7 +490,7 @@ def _distances(cos: jax.Array, sin: jax.Array, turn: float | None) -> jax.Array:
     if turn is None:
         pairs = (x[..., :, None] * x[..., None, :] for x in (cos, sin))
         return sum(pairs, jnp.zeros((), cos.dtype))
-    # A constant: XLA would compute the other form once for every head.
+    # A constant: XLA would compute the general form once for every head.
     places = np.arange(cos.shape[-1])
     near = np.cos((places[:, None] - places) * turn)
     return jnp.asarray(near, cos.dtype)[None, None, None]
@@ -500,11 +500,11 @@ def _distances(cos: jax.Array, sin: jax.Array, turn: float | None) -> jax.Array:
 def _totals(key: jax.Array, cos: jax.Array, sin: jax.Array) -> tuple:
     """The sums of a chunk's keys times their cosines, and times their sines.
 
-    One product here. In a gradient, where the products with a state need both weighted
-    keys anyway, two of them with ones are quicker, and so is a gradient of its own:
-    that of the one product would be a product with two columns.
+    Computed here as one product. Under differentiation the products with a state need
+    both weighted keys anyway, so two products with ones are faster; so is the custom
+    gradient, since that of the single product would be a product with two columns.
     """
-    # The ones have the key's sharding.
+    # Ones with the key's sharding.
     ones = jnp.ones_like(key[..., 0])
     both = jnp.stack([ones * cos, ones * sin], -2)
     sums = jnp.einsum("bnpcj,bnpjm->bnpcm", both, key, precision="highest")
@@ -614,7 +614,7 @@ def _slice_tables(
 
 
 def _turned(x: jax.Array, tables: Tables) -> jax.Array:
-    """`[B, N, T, M]` -> `[B, N, T, 2M]`, re-weighted."""
+    """Re-weights `[B, N, T, M]` -> `[B, N, T, 2M]`."""
     cos, sin = tables
     return feature_maps.rotated(x, cos[:, None], sin[:, None])
 
@@ -628,7 +628,7 @@ def _features(
     reweight: bool,
     grid: inputs.Grid,
 ) -> tuple[jax.Array, jax.Array]:
-    """Twice `[B, N, T, 2H]`; in a grid 4H, without re-weighting H."""
+    """Features of query and key, `[B, N, T, 2H]`; in a grid 4H, not re-weighted H."""
     masks = places.mask, places.query_mask
     features = feature_maps.features(query, key, feature_map, dtype, *masks)
     if not reweight:
@@ -645,7 +645,7 @@ def _features(
 
 
 def _grid_tables(grid: tuple[int, int], dtype: jnp.dtype) -> list[Tables]:
-    """Those of every position's row, and those of its column."""
+    """The tables for every position's row, and for its column."""
     places = np.divmod(np.arange(math.prod(grid)), grid[1])
     found = []
     for size, place in zip(grid, places, strict=True):
@@ -663,7 +663,7 @@ def _check_grid(
     reweight: bool,
     segment_ids: jax.Array | None,
 ) -> None:
-    """Raises ``ValueError`` unless a grid, if there is one, is that of the inputs."""
+    """Raises ``ValueError`` unless the grid is None or fits the inputs."""
     inputs.check_grid(grid, query, key, is_causal, segment_ids)
     if grid is not None and not reweight:
         raise expected("reweight", "True with a grid", False)
@@ -727,7 +727,7 @@ def _visible(
 def _within(
     lengths: int | jax.Array, length: int, rows: packed.Packed | None
 ) -> jax.Array | None:
-    """`[B, S]`: the positions below each sample's own M; None for one fixed M."""
+    """`[B, S]`: the positions below each sample's M; None for one fixed M."""
     if rows is not None:
         limit = lengths if isinstance(lengths, int) else lengths[:, None]
         return rows.position < limit
@@ -737,7 +737,7 @@ def _within(
 
 
 def _turn(lengths: int | jax.Array) -> float | None:
-    """The angle between neighbouring positions, if M is one known number."""
+    """The angle between neighbouring positions, if M is one static number."""
     return math.pi / 2 / lengths if isinstance(lengths, int) else None
 
 
@@ -750,7 +750,7 @@ def _tables(
     """Cosine and sine of every position's angle ``pi i / 2M``, `[1 or B, T]`."""
     positions = np.arange(length)[None]
     if isinstance(lengths, int):
-        # Made here, in float64, and not by XLA, which would fuse the cosine into the
+        # Computed here in float64, not by XLA, which would fuse the cosine into the
         # product and evaluate it once for every element.
         angles = positions * (math.pi / 2 / lengths)
         cos, sin = (jnp.asarray(f(angles), dtype) for f in (np.cos, np.sin))
@@ -772,13 +772,13 @@ def _stream_tables(
     dtype: jnp.dtype,
     rows: packed.Packed | None,
 ) -> Tables:
-    """The tables of ``length`` positions from each sample's own on, `[B, T]`.
+    """The tables of ``length`` positions from each sample's position on, `[B, T]`.
 
     Positions from M on share the angle of the last one, M - 1, so that every weight
     stays positive.
 
     Raises:
-      ValueError: they reach beyond M; only where the position is a concrete array.
+      ValueError: they reach beyond M; checked only if the position is concrete.
     """
     traced = any(isinstance(x, jax.core.Tracer) for x in (position, max_length))
     if not traced and np.max(position) + length > max_length:

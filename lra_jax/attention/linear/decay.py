@@ -1,12 +1,12 @@
-"""Linear attention with a decay, the part under retention and lightning attention.
+"""Linear attention with a decay, the basis of retention and lightning attention.
 
-``out_i = sum_j exp(-slope |i - j|) (phi(q_i) . phi(k_j)) v_j``, with one slope a head.
-The causal sum over j <= i is the causal engine's. The two-sided one is that
-sum, and the same over the reversed sequence for the keys after each query: linear in
-the length, each pair counted once, nothing subtracted.
+``out_i = sum_j exp(-slope |i - j|) (phi(q_i) . phi(k_j)) v_j``, with one slope per
+head. The causal engine computes the causal sum over j <= i. The two-sided form adds the
+same sum over the reversed sequence, for the keys after each query: linear in the
+length, each pair counted once, nothing subtracted.
 
-Positions count from 0 in queries and keys alike, so that lengths may differ. Only
-differences of positions matter: padding on the left moves nothing.
+Positions count from 0 in both queries and keys, whose lengths may differ. Only
+differences of positions matter, so padding on the left changes nothing.
 """
 
 from collections.abc import Sequence
@@ -31,10 +31,10 @@ Slopes = jax.Array | np.ndarray | Sequence[float]
 def checked_slopes(
     slopes: Slopes | None, published: np.ndarray, dtype: jnp.dtype
 ) -> jax.Array:
-    """The slopes `[N]`; those published where None is given.
+    """The slopes `[N]`; None = the published ones.
 
     Raises:
-      ValueError: not one for each head, or a negative one, where it is known.
+      ValueError: not one per head, or one is known to be negative.
     """
     if slopes is None:
         return jnp.asarray(published, dtype)
@@ -62,7 +62,7 @@ def sums(
     chunking: engine.Chunking | None = None,
     precision: jax.lax.PrecisionLike = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """``sum_j w(i, j) v_j`` and ``sum_j w(i, j)``, in the slopes' dtype.
+    """Computes ``sum_j w(i, j) v_j`` and ``sum_j w(i, j)``, in the slopes' dtype.
 
     Args:
       query: `[B, T, N, H]`.
@@ -116,7 +116,7 @@ def prefill(
 ) -> tuple[tuple[jax.Array, jax.Array], Sums]:
     """The causal `sums`, and the state after each sample's last real position.
 
-    Rows after that position decay no further.
+    After that position nothing decays.
 
     Raises:
       ValueError: the state does not fit.
@@ -157,7 +157,7 @@ def _form(
 ) -> tuple[engine.Form, Sums, engine.Arrays]:
     """The causal form, the state before it, and its arrays.
 
-    From ``ends`` `[B]` on, one past each sample's last real position, nothing decays.
+    Nothing decays from ``ends`` `[B]` on, one past each sample's last real position.
     """
     dtype = slopes.dtype
     query, key, phi = feature_maps.given(query, key, feature_map, dtype, mask)
@@ -195,8 +195,8 @@ def _segment(
 ) -> tuple[tuple[jax.Array, jax.Array], Sums]:
     """One segment, see `engine.Form`: numerators, denominators and the state after.
 
-    Only differences within a chunk and factors of whole chunks are exponentiated, none
-    of them positive: nothing can overflow.
+    Only differences within a chunk and the decays of whole chunks are exponentiated;
+    none of these is positive, so nothing can overflow.
     """
     query, key, value, log_decay = features
     precision = options.precision
@@ -216,13 +216,13 @@ def _segment(
 def spread(
     slopes: jax.Array, length: int, first: jax.Array, last: jax.Array | None
 ) -> jax.Array:
-    """``sum_j exp(-slope |i - j|)`` of every query i, `[B or 1, N, T]`.
+    """``sum_j exp(-slope |i - j|)`` for every query i, `[B or 1, N, T]`.
 
     Args:
       slopes: `[N]`.
       length: T.
-      first: `[B or 1, T or 1]`, the first j; below zero if it lies in an earlier part.
-      last: `[B or 1, T or 1]`, the last j; None = i itself.
+      first: the first j, `[B or 1, T or 1]`; negative if in an earlier part.
+      last: the last j, `[B or 1, T or 1]`; None = i itself.
     """
     places = jnp.arange(length, dtype=jnp.int32)[None]
     if last is None:
@@ -231,8 +231,8 @@ def spread(
     after = last - jnp.maximum(places, first - 1)
     total = _geometric(slopes, until, jnp.maximum(places - last, 0))
     total += _geometric(slopes, after, jnp.maximum(first - places, 1))
-    # Queries far after the end of a shorter row of keys, and samples without any, have
-    # nearly none; a floor keeps divisions by its root finite, gradients included.
+    # The sum nearly vanishes for queries far after the last key, and without any keys.
+    # A floor keeps divisions by its root finite, including in gradients.
     return feature_maps.at_least(total, 1e-20)
 
 

@@ -1,23 +1,22 @@
-"""A decay with the distance in rows and in columns, for sequences that are images.
+"""Decay with the distance in rows and columns, for sequences that are images.
 
 ``out_i = sum_j exp(-slope (|a_i - a_j| + |b_i - b_j|)) (q_i . k_j) v_j``, where i is at
 row a_i and column b_i of an image read row by row: the Manhattan distance of Fan et al.
 2024 ("RMT: Retentive Networks Meet Vision Transformers"). Their code builds the
-matrix, or attends along one axis after the other, which is another function. Here the
-sum is exact, in bands of a few rows:
+matrix, or attends along one axis after the other, which is a different function. Here
+the sum is exact, in bands of a few rows:
 
-- pixels of one band meet as pairs;
-- of the bands before, each column c keeps a state, ``S_c = sum exp(-slope (a - a_j))
-  k_j v_j^T`` over its pixels j, a the last row before the band. A pixel reads
+- pixels within a band interact as pairs;
+- for the bands before, each column c keeps a state, ``S_c = sum exp(-slope (a - a_j))
+  k_j v_j^T`` over its pixels j, where a is the last row before the band. A pixel reads
   ``exp(-slope (a_i - a)) q_i . sum_c exp(-slope |b_i - c|) S_c``: the sum over columns
-  is made once for each column of a band, and not for each pixel;
-- the bands after are the bands before of the image turned by half.
+  is computed once per column of a band, not once per pixel;
+- the bands after are the bands before in the image rotated by 180 degrees.
 
 So bands are the chunks of the causal engine, and a state has a column axis. With C
 columns and bands of R rows, a pixel takes R C (H + Hv) products for its own band and
-2 (C / R + 2) H Hv for the others. For all T pixels of a square image this grows as the
-power 1.5 of T, the matrix as the power 2. The gradient keeps 2 T / R states of H Hv
-numbers.
+2 (C / R + 2) H Hv for the others. For all T pixels of a square image this grows as
+T^1.5, while the matrix grows as T^2. The gradient keeps 2 T / R states of H Hv numbers.
 """
 
 import functools
@@ -33,13 +32,13 @@ from lra_jax.attention.causal.prefix import prefix
 from lra_jax.attention.linear import decay
 from lra_jax.attention.linear.sums import Sums, no_sums, row_sums
 
-# Rows of a band at most: the two parts of the cost are alike for the root of H, which
-# is 4 for H = 16 and 8 for H = 64, and pairs take memory.
+# Most rows in a band. The two parts of the cost are equal at sqrt(H) rows, which is 4
+# for H = 16 and 8 for H = 64, but pairs take memory.
 _BAND = 4
 
 
 class _Options(NamedTuple):
-    """`feature_maps.Options`, and what a form does with a band."""
+    """`feature_maps.Options`, and those of a band."""
 
     feature_map: str
     dtype: Any
@@ -73,7 +72,7 @@ def sums(
       `[B, T, N, Hv]` and `[B, T, N]`.
     """
     rows, columns = grid
-    # Bands of one height, so that they are the same from both ends.
+    # Bands of equal height, so that they are the same from both ends.
     band = max(x for x in range(1, _BAND + 1) if rows % x == 0)
     chunking = engine.Chunking(chunk=band * columns)
     log_decay = jnp.broadcast_to(-slopes, (1, rows * columns, len(slopes)))

@@ -4,8 +4,8 @@ Language Modeling with Lightning Attention"), the attention of TransNormerLLM.
 ``out_i = sum_{j <= i} exp(-slope (i - j)) (phi(q_i) . phi(k_j)) v_j``: linear attention
 with a fixed decay for each head and no denominator. By default phi is the identity, as
 in the authors' function (OpenNLPLab/lightning-attention); their model applies SiLU to
-queries and keys before it (``feature_map="silu"``) and normalises after it, over all
-heads together (``norm="rms"``). Without a norm the outputs grow with the length.
+queries and keys (``feature_map="silu"``) and normalises the output over all heads
+together (``norm="rms"``). Without a norm the outputs grow with the length.
 
 Slopes are the authors' ``2^(-8 (h + 1) / N)`` (`lightning_slopes`); in layer l of L
 their model multiplies them by ``1 - l / (L - 1) + 1e-5``.
@@ -15,8 +15,8 @@ have no such form; it is the two-sided decay of Afzal et al. 2025 ("Linear Atten
 Efficient Bidirectional Sequence Modeling").
 
 Cost: O(T (H + C) Hv) time for chunks of C positions, twice that without ``is_causal``
-(`linear.decay`); O(H Hv) beside inputs and output. A stream holds one sum, whatever
-its position. Sums are float32 or wider whatever the inputs.
+(`linear.decay`); O(H Hv) memory besides inputs and output. A stream holds one sum,
+whatever its position. Sums are float32 or wider, whatever the input dtype.
 """
 
 import math
@@ -60,8 +60,8 @@ LightningState = LinearState
 def lightning_slopes(num_heads: int) -> np.ndarray:
     """Returns the published slopes `[N]`: ``2^(-8 (h + 1) / N)`` for h = 0, 1, ...
 
-    Where N is no power of two, as in the authors' code: those of the power below, then
-    every other one of the power above.
+    If N is not a power of two, they are, as in the authors' code, the slopes for the
+    power below, then every other slope for the power above.
     """
     power = 2 ** int(math.log2(num_heads))
     slopes = 2.0 ** (-8 * np.arange(1, power + 1) / power)
@@ -86,18 +86,18 @@ def lightning_attention(
     precision: jax.lax.PrecisionLike = None,
     **flax: Any,
 ) -> jax.Array:
-    """Computes linear attention with a decay of exp(-slope) a position.
+    """Computes linear attention with a decay of exp(-slope) per position.
 
     Args:
-      query, key, value, mask, segment_ids: as in `linear_attention`. A hidden position
-        still counts as distance.
-      is_causal: position i sees keys 0..i only; needs T == S. Otherwise it sees all,
-        with the decay of the distance.
+      query, key, value, mask, segment_ids: as in `linear_attention`. Hidden positions
+        still count towards distances.
+      is_causal: position i sees keys 0..i only; needs T == S. Otherwise it sees all
+        keys, with a decay by distance.
       slopes: `[N]`, not negative; None = `lightning_slopes`.
       feature_map: None = the identity; "silu", "elu" (elu(x) + 1), "relu", "sigmoid",
         or a function of an array.
-      norm: None; "rms" or "layer" normalise each position over all heads together,
-        without a learned gain, which the projection that follows has already.
+      norm: None; "rms" or "layer" normalises each position over all heads together,
+        without a learned gain, which the projection that follows can absorb.
       eps: of the norm.
       chunking, precision, **flax: as in `linear_attention`.
 
@@ -151,11 +151,11 @@ def lightning_prefill(
     chunking: engine.Chunking | None = None,
     precision: jax.lax.PrecisionLike = None,
 ) -> tuple[jax.Array, LightningState]:
-    """Takes a whole prompt, or a further part of one, in one pass.
+    """Processes a whole prompt, or a later part of one, in one pass.
 
     Options are those of `lightning_attention`; the other arguments, the result and the
-    errors those of `linear_prefill`. The next token follows each sample's last real
-    position, and rows after it are those of a query there.
+    errors are those of `linear_prefill`. The next token follows each sample's last real
+    position; rows after it are computed as for a query at that position.
     """
     rows = packed.packed(segment_ids, query, key)
     mask, dtype, position = streams.begun(state, query, key, value, mask, rows)

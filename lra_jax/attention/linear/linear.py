@@ -3,16 +3,16 @@
 ``out_i = phi(q_i)^T sum_j phi(k_j) v_j^T / (phi(q_i)^T sum_j phi(k_j) + eps)`` with
 ``phi(x) = elu(x) + 1`` and no 1 / sqrt(H).
 
-Cost: O((T + S) H Hv) time, O(H Hv) beside the inputs and the output. The causal form
+Cost: O((T + S) H Hv) time, O(H Hv) memory besides inputs and output. The causal form
 sums over j <= i instead.
 
-A stream holds the two sums, whatever its position: `linear_init` makes them empty,
-`linear_prefill` takes a prompt in one pass, `linear_step` takes one position.
+A stream holds the two sums, whatever its position: `linear_init` starts with empty
+sums, `linear_prefill` processes a prompt in one pass, and `linear_step` one position.
 
-The denominator's eps is added, as in the authors' code (idiap/fast-transformers), so
-rows sum to ``z / (z + eps)``; a row without visible keys is exactly zero. Features,
+The eps is added to the denominator, as in the authors' code (idiap/fast-transformers),
+so rows sum to ``z / (z + eps)``; a row without visible keys is exactly zero. Features,
 sums and products are float32 or wider even for half-precision inputs: with H = 64,
-float16 sums overflow beyond some 760 keys.
+float16 sums overflow beyond about 760 keys.
 """
 
 import functools
@@ -63,7 +63,7 @@ MECHANISM = Mechanism(
 
 
 class LinearState(NamedTuple):
-    """Everything that the next position needs of the earlier ones."""
+    """Everything that the next position needs from the earlier ones."""
 
     sums: Sums  # [B, N, M, Hv] and [B, N, M]
     position: jax.Array  # of the next token in each sample, [B] int32
@@ -72,7 +72,7 @@ class LinearState(NamedTuple):
 
 
 class _Options(NamedTuple):
-    """`feature_maps.Options`, and what is added to the denominator."""
+    """`feature_maps.Options`, and the eps of the denominator."""
 
     feature_map: str
     dtype: Any
@@ -106,24 +106,24 @@ def linear_attention(
         `[B, 1, 1, S]`.
       is_causal: position i sees keys 0..i only; needs T == S.
       segment_ids: integers `[B, T]`, a run of one positive number for each document
-        packed into a row, 0 = padding: none sees another. Needs T == S.
+        packed into a row, 0 = padding; documents do not see each other. Needs T == S.
       feature_map: "elu" (elu(x) + 1), "relu", "sigmoid", or a non-negative function of
         an array.
       eps: added to the denominator.
-      chunking: how the causal form, and that of packed rows, cuts the sequence; None =
-        by the backend.
+      chunking: how the sequence is cut in the causal form and for packed rows; None =
+        chosen by the backend.
       precision: of the matrix products, as in ``jnp.einsum``.
       implementation: "xla", "pallas", or "auto": the kernels of docs/kernels.md where
-        they run, which is not on packed rows.
-      **flax: keywords that Flax passes to an ``attention_fn``; ignored, while others
-        raise.
+        they run; they do not support packed rows.
+      **flax: keywords that Flax passes to an ``attention_fn``, which are ignored; any
+        others raise.
 
     Returns:
       `[B, T, N, Hv]` in the query's dtype.
 
     Raises:
-      ValueError: shapes, dtypes or the mask do not fit, or there is no kernel where
-        one is wanted.
+      ValueError: shapes, dtypes or the mask do not fit, or there is no kernel
+        although one is requested.
 
     Examples:
       >>> query, key, value = jax.random.normal(jax.random.key(0), (3, 2, 64, 4, 16))
@@ -133,7 +133,7 @@ def linear_attention(
       >>> bool(jnp.allclose(out[:, :9], start, atol=1e-5))  # The future is never seen.
       True
 
-      Two documents in a row, 24 and 40 long, of which none sees the other:
+      Two documents packed into a row, of lengths 24 and 40, do not see each other:
 
       >>> documents = jnp.repeat(jnp.array([[1, 2]]), jnp.array([24, 40]), 1)
       >>> row = [x[:1] for x in (query, key, value)]
@@ -194,7 +194,7 @@ def _whole(
     chunking: engine.Chunking | None,
     axis: str | None = None,
 ) -> jax.Array:
-    """The full form `[B, T, N, Hv]`, of packed rows too, or of one device's slice."""
+    """The non-causal form `[B, T, N, Hv]`, also for packed rows or a device's slice."""
     num_heads, dtype, precision = query.shape[2], options.dtype, options.precision
     if rows is not None:
         out, total = document_sums(
@@ -240,7 +240,7 @@ def linear_weights(
 ) -> jax.Array:
     """Returns the weights `[B, N, T, S]` that `linear_attention` never builds.
 
-    float32 or wider; arguments and errors are those of `linear_attention`.
+    They are float32 or wider; arguments and errors are those of `linear_attention`.
     """
     inputs.check_keywords(linear_weights, flax)
     inputs.check_inputs(query, key, None, is_causal)
@@ -268,16 +268,16 @@ def linear_prefill(
     chunking: engine.Chunking | None = None,
     precision: jax.lax.PrecisionLike = None,
 ) -> tuple[jax.Array, LinearState]:
-    """Takes a whole prompt, or a further part of one, in one pass.
+    """Processes a whole prompt, or a later part of one, in one pass.
 
     Args:
       query: `[B, T, N, H]`; key, value, mask and options as in `linear_attention`.
-      state: what came before; None = nothing. In a packed row, the first document
+      state: the state so far; None = a new stream. In a packed row, the first document
         continues it.
 
     Returns:
       The causal attention `[B, T, N, Hv]` and the state after the last real position:
-      in a packed row that of the last document.
+      in a packed row, that of the last document.
 
     Raises:
       ValueError: shapes, dtypes, the mask or the state do not fit.
@@ -374,9 +374,9 @@ def causal_sums(
       key: `[B, T, n, H]`.
       value: `[B, T, n, Hv]`.
       mask: the real keys, `[B, T]`; None = all.
-      state: before the sequence; None = nothing came before.
+      state: before the sequence; None = an empty state.
       resets: where documents start, `[B, T]`; None = each row is one.
-      dtype: of all that is computed, float32 or float64.
+      dtype: of the computation, float32 or float64.
       feature_map: phi.
       chunking: how the sequence is cut.
       precision: of the matrix products.
@@ -421,8 +421,8 @@ def document_sums(
       key: `[B, T, n, H]`.
       value: `[B, T, n, Hv]`.
       rows: where the documents are.
-      mask: the real keys, `[B, T]`; None = all that are no padding.
-      dtype: of all that is computed.
+      mask: the real keys, `[B, T]`; None = all that are not padding.
+      dtype: of the computation.
       feature_map: phi.
       chunking: how the sequence is cut.
       precision: of the matrix products.
@@ -464,12 +464,12 @@ def part_sums(
     precision: jax.lax.PrecisionLike,
     part: jax.Array | None = None,
 ) -> Sums:
-    """The sums over the real positions of a part, `[B, T]`; None = all."""
+    """The sums over the real positions of a part, a mask `[B, T]`; None = all."""
     if part is not None:
         mask = part if mask is None else mask & part
     phi = feature_maps.feature_map(phi)
     features = phi(inputs.by_head(key, num_heads, mask, dtype))
-    # Hidden again after the map, because phi(0) is not zero.
+    # Hidden again after the map, because phi(0) may not be zero.
     features = inputs.hide_by_head(features, mask)
     values = inputs.by_head(value, num_heads, mask, dtype)
     return summed(features, values, precision)

@@ -1,21 +1,19 @@
 """NormAttention (Qin et al. 2022, "The Devil in Linear Transformer"), TransNormer.
 
 ``out_i = norm(phi(q_i)^T sum_j phi(k_j) v_j^T)``: linear attention whose output is
-normalised in place of the division by ``phi(q_i)^T sum_j phi(k_j)``, because the
-gradient of that division has no bound.
+normalised instead of divided by ``phi(q_i)^T sum_j phi(k_j)``, because the gradient of
+that division is unbounded.
 
-By default phi(x) = elu(x) + 1 (their T2; T1 has elu alone) and the norm is the root
-mean square of all heads of a position together, as in the authors' code
-(OpenNLPLab/lra), without its learned gain, which the projection that follows has
-already. There is no 1 / sqrt(H): the norm would take it away again, as it does any
-scale of queries, keys or values.
+By default phi(x) = elu(x) + 1 (their T2; T1 has elu alone) and the norm is an RMS norm
+over all heads of a position together, as in the authors' code (OpenNLPLab/lra), without
+its learned gain, which the projection that follows can absorb. There is no 1 / sqrt(H):
+the norm would cancel it, like any other scale of queries, keys or values.
 
-Cost: O((T + S) H Hv) time, O(H Hv) beside the inputs and the output. The causal form
-sums over j <= i instead. A stream holds one sum, whatever
-its position.
+Cost: O((T + S) H Hv) time, O(H Hv) memory besides inputs and output. The causal form
+sums over j <= i instead. A stream holds one sum, whatever its position.
 
 Deviations: the authors' code has no mask; here padding is exact. Sums and the norm are
-float32 or wider whatever the inputs; a row without visible keys is exactly zero.
+float32 or wider, whatever the input dtype; rows without visible keys are exactly zero.
 """
 
 from typing import Any
@@ -75,9 +73,9 @@ def norm_attention(
       query, key, value, mask, is_causal, segment_ids: as in `linear_attention`.
       feature_map: "elu" (elu(x) + 1), "relu", "sigmoid", "silu", or a function of an
         array.
-      norm: "rms", or "layer", which takes the mean away first; None leaves the sum,
+      norm: "rms", or "layer", which first subtracts the mean; None returns the sum,
         which grows with the length.
-      per_head: normalise each head of a position by itself, not all heads together.
+      per_head: normalise each head of a position separately, not all heads together.
       eps: of the norm.
       chunking, precision, **flax: as in `linear_attention`.
 
@@ -149,10 +147,10 @@ def norm_prefill(
     chunking: engine.Chunking | None = None,
     precision: jax.lax.PrecisionLike = None,
 ) -> tuple[jax.Array, NormState]:
-    """Takes a whole prompt, or a further part of one, in one pass.
+    """Processes a whole prompt, or a later part of one, in one pass.
 
     Options are those of `norm_attention`; the other arguments, the result and the
-    errors those of `linear_prefill`.
+    errors are those of `linear_prefill`.
     """
     rows = packed.packed(segment_ids, query, key)
     mask, dtype, position = streams.begun(state, query, key, value, mask, rows)

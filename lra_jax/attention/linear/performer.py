@@ -3,25 +3,25 @@
 ``out_i = phi(q_i)^T sum_j phi(k_j) v_j^T / (phi(q_i)^T sum_j phi(k_j))``. With
 x' = x / H^(1/4) and the rows w_r of a random projection W `[M, H]`, the features
 ``phi_r(x) = exp(w_r . x' - |x'|^2 / 2) / sqrt(M)`` make this an unbiased estimate of
-softmax attention's sums, whose error falls as 1 / sqrt(M). Any other kernel is given by
-its features, ``f(W x') + eps``.
+softmax attention's sums, whose error falls as 1 / sqrt(M). Other kernels are defined by
+their features, ``f(W x') + eps``.
 
 Cost: O((T + S) M (H + Hv)) time. The causal form (`performer_causal`) sums over j <= i.
 
 The projection is drawn once (`performer_projection`, `performer_parameters`) and passed
-to each call; it is no trained parameter. To redraw it during training, pass another.
+to each call; it is not trained. To redraw it during training, pass another.
 
 Deviations from the published code, by default. Its exponents have one reference for all
 keys, the largest over positions and features, and an eps is added to the features: for
-queries and keys of large norm all features are below eps, and a later key changes
-earlier outputs. Here the references are exact (`random_features`), there is no eps, and
-the causal form does not see later keys to the last bit. Its masks zero the values only;
-here hidden keys leave the denominator too. Its projections have a bias; here they have
-none. ``dialect`` reproduces the published numbers:
+queries and keys of large norm all features are below eps, and later keys change earlier
+outputs. Here the references are exact (`random_features`), there is no eps, and in the
+causal form later keys do not change a single bit of earlier outputs. Its masks zero
+only the values; here hidden keys are left out of the denominator too. Its projections
+are biased; here they are not. ``dialect`` reproduces the published numbers:
 
 - "google" (google-research, long-range-arena): eps 1e-6 (their function's own default
   is 1e-4: ``feature_eps=1e-4``), 2e-6 added to denominators within 1e-6 of zero, and
-  other kernels without the scale H^(-1/4), by default without a projection too;
+  other kernels without the scale H^(-1/4), and by default without a projection;
 - "lucidrains" (lucidrains/performer-pytorch): eps 1e-4, no gradient through the
   maximum, and causally 1e-6 added to the sums of key features;
 - "fast_transformers" (idiap/fast-transformers, Favor; there ``hyperbolic=True``): no
@@ -85,7 +85,7 @@ MECHANISM = Mechanism(
 
 
 class PerformerState(NamedTuple):
-    """Everything that the next position needs of the earlier ones."""
+    """Everything that the next position needs from the earlier ones."""
 
     sums: PerformerSums  # [B, N, M, Hv], [B, N, M] and [B, N, M]
     position: jax.Array  # of the next token in each sample, [B] int32
@@ -116,8 +116,8 @@ def performer_attention(
 
     Args:
       query, key, value: as in `linear_attention`.
-      projection: W, `[M, H]`, as `performer_projection` makes it. None, for kernels
-        other than "softmax" only, takes the features of x itself.
+      projection: W, `[M, H]`, as drawn by `performer_projection`. None, for kernels
+        other than "softmax" only, computes features of x itself.
       mask: as in `linear_attention`.
       is_causal: position i sees keys 0..i only; needs T == S.
       segment_ids: as in `linear_attention`.
@@ -125,13 +125,14 @@ def performer_attention(
         second choice), "exp", "elu" (elu(x) + 1), "sigmoid", or a non-negative function
         of an array.
       dialect: "exact", "google", "lucidrains" or "fast_transformers": see the module.
-        Causal softmax features of the second and third depend on later keys a little.
-      hyperbolic: softmax features in pairs ``exp(+-w_r . x' - |x'|^2 / 2)``: 2M of
-        them, with a lower variance.
-      feature_eps: added to every feature; None = the dialect's: nothing for "softmax"
-        ("google" 1e-6, "lucidrains" 1e-4), 1e-3 for others.
-      scale: of query and key before the projection; None = H^(-1/4) (1 for "google" and
-        another kernel).
+        Causal softmax features of "google" and "lucidrains" depend slightly on later
+        keys.
+      hyperbolic: softmax features in pairs ``exp(+-w_r . x' - |x'|^2 / 2)``: 2M
+        features, with a lower variance.
+      feature_eps: added to every feature; None = the dialect's value: 0 for "softmax"
+        ("google" 1e-6, "lucidrains" 1e-4), 1e-3 for other kernels.
+      scale: of query and key before the projection; None = H^(-1/4) (1 for "google"
+        with another kernel).
       chunking, precision, **flax: as in `linear_attention`.
 
     Returns:
@@ -205,13 +206,13 @@ def performer_prefill(
     chunking: engine.Chunking | None = None,
     precision: jax.lax.PrecisionLike = None,
 ) -> tuple[jax.Array, PerformerState]:
-    """Takes a whole prompt, or a further part of one, in one pass.
+    """Processes a whole prompt, or a later part of one, in one pass.
 
     Args:
       query: `[B, T, N, H]`; key, value, projection, mask and options as in
         `performer_attention`. Every call of a stream needs the same projection.
-      state: what came before; None = nothing. In a packed row, the first document
-        continues it, and the state after is that of the last.
+      state: the state so far; None = a new stream. In a packed row, the first document
+        continues it, and the returned state is that of the last.
 
     Returns:
       The causal attention `[B, T, N, Hv]` and the state after the last real position.
@@ -279,7 +280,7 @@ def _causal(
             chunking=chunking,
         )
         return out, PerformerState(sums, position)
-    # Features with a fixed reference, which need not be made in the loop.
+    # Features with a fixed reference need not be computed in the loop.
     rows, columns, _ = _by_head(query, key, value, mask, dtype)
     features = random_features.features(rows, columns, matrix, mask, options, found)
     rows, columns = (jnp.swapaxes(x, 1, 2) for x in features)

@@ -1,22 +1,21 @@
-"""Causal softmax features: exact for every norm, and blind to the future.
+"""Causal softmax features: exact for every norm, and independent of the future.
 
-``out_i`` needs ``sum_{j <= i} sum_r exp(a_ir + g_jr)``, with the exponents a of the
-queries and g of the keys. As a product of two factors, exp(a_ir + c_r) exp(g_jr - c_r),
-it needs a reference c_r. One over all keys would let a large later key round the
-earlier ones to zero. So the keys before a position are taken in groups that lie
+``out_i`` needs ``sum_{j <= i} sum_r exp(a_ir + g_jr)``, with exponents a of the queries
+and g of the keys. To split this into two factors, exp(a_ir + c_r) exp(g_jr - c_r),
+takes a reference c_r. With one reference for all keys, a large later key would round
+the earlier ones to zero. So the keys before a position are divided into groups that lie
 entirely in its past, each with its own reference:
 
 - all chunks before its own, as one running sum whose reference is a running maximum;
-- within the chunk the left halves of 8, 16, 32, ... positions in whose right half it
-  is;
+- within the chunk, for each block of 8, 16, 32, ... positions that holds the position
+  in its right half, the left half of the block;
 - its own group of 4, pair by pair.
 
-A group gives a numerator, a denominator and the exponent that both lack; they are added
-up as in a softmax computed by blocks. Every factor is at most 1, every denominator at
-least 1, and no later key enters any of them: outputs do not change to the last bit.
+A group yields a numerator, a denominator and the exponent factored out of both; these
+are combined as in a blockwise softmax. Every factor is at most 1, every denominator at
+least 1, and none depends on later keys, which do not change a single bit of an output.
 
-The projection to M features happens inside a segment, so that no array of the size
-T x M is ever kept.
+The projection to M features happens inside a segment, so no T x M array is ever stored.
 """
 
 import dataclasses
@@ -40,12 +39,12 @@ from lra_jax.attention.linear.random_features import (
 )
 from lra_jax.attention.linear.sums import no_sums
 
-# Positions computed pair by pair.
+# Positions in a group that is computed pair by pair.
 _GROUP = 4
 
 
 class PerformerSums(NamedTuple):
-    """The past of a position; float32 or float64.
+    """The sums over past positions; float32 or float64.
 
     With softmax features both sums are in units of ``exp(peak)``.
     """
@@ -59,20 +58,20 @@ class PerformerSums(NamedTuple):
 
 class _Carry(NamedTuple):
     sums: PerformerSums
-    # Constant; carried because only carries and arrays have gradients. A copy for each
-    # head, [B, N, M, H], so that it is sharded as they are.
+    # Constant; carried because only carries and arrays have gradients. One copy per
+    # head, [B, N, M, H], so that it is sharded like the heads.
     matrix: jax.Array
 
 
 class Options(NamedTuple):
-    """The options of the form, beside its arrays; equal by value."""
+    """The options of the form; compared by value."""
 
     features: random_features.Options
     dtype: Any
 
 
 class _Part(NamedTuple):
-    """The share of one group of keys in the positions of each chunk."""
+    """What one group of keys contributes to the positions of each chunk."""
 
     peak: jax.Array  # [B, N, P, C]
     numerator: jax.Array  # in units of exp(peak), [B, N, P, C, Hv]
@@ -106,13 +105,13 @@ def _segment(
     visible: jax.Array,
     found: Documents | None = None,
 ) -> tuple[jax.Array, _Carry]:
-    """One segment, see `engine.Form`; its chunks are powers of two."""
+    """One segment, see `engine.Form`; chunk sizes are powers of two."""
     query, key, value = features
     product = functools.partial(jnp.einsum, precision=options.features.precision)
     rows, columns = (
         product("bnpih,bnmh->bnpim", x, state.matrix) for x in (query, key)
     )
-    # The factors that all weights of a query share, or that would round keys off.
+    # A factor shared by all weights of a query, which would round the keys off.
     rows = rows - jax.lax.stop_gradient(rows.max(-1, keepdims=True))
     columns = columns - half_square(key)
     columns = jnp.where(visible[..., None], columns, lowest(columns.dtype))
@@ -132,7 +131,7 @@ def _far(
     visible: jax.Array,
     found: Documents | None,
 ) -> tuple[_Part, PerformerSums]:
-    """The keys before each chunk, and the sums after the last."""
+    """The part of the keys before each chunk, and the sums after the last chunk."""
     if found is not None:
         visible = visible & found.stays
         columns = jnp.where(visible[..., None], columns, lowest(columns.dtype))
@@ -142,7 +141,7 @@ def _far(
     before, after = tops[:, :, :-1], tops[:, :, 1:]
     keys = decayed(columns - after[:, :, :, None], visible[..., None])
     updates = product("bnpjm,bnpjv->bnpmv", keys, value), keys.sum(3)
-    # Before the first visible key there is nothing to shrink.
+    # Before the first visible key there is nothing to scale down.
     decay = jnp.where(before > lowest(before.dtype), before - after, 0)
     decay = documents.decay(decay, found, decay.dtype)
     past = (start.summary, start.total)
@@ -160,7 +159,7 @@ def _far(
 
 
 def _running_max(tops: jax.Array, found: Documents | None) -> jax.Array:
-    """The largest so far of `[B, N, 1 + P, M]`, since a document started."""
+    """The running maximum of `[B, N, 1 + P, M]` since the start of a document."""
     if found is None:
         return jax.lax.cummax(tops, 2)
     new = jnp.pad(~found.passes, [(0, 0), (0, 0), (1, 0)])[..., None]
@@ -181,7 +180,7 @@ def _nearest(
     visible: jax.Array,
     number: jax.Array | None,
 ) -> _Part:
-    """The keys of each position's own group, pair by pair."""
+    """The part of each position's own group, pair by pair."""
     size = min(_GROUP, rows.shape[3])
     rows, columns, value, visible = (
         _grouped(x, size) for x in (rows, columns, value, visible)
@@ -208,7 +207,7 @@ def _halves(
     visible: jax.Array,
     number: jax.Array | None,
 ) -> Iterator[_Part]:
-    """For each size the keys of the left halves, for the right halves."""
+    """For each size, the part that left halves contribute to right halves."""
     size = _GROUP
     while size < rows.shape[3]:
         keys, values, seen = (
@@ -216,7 +215,7 @@ def _halves(
         )
         same = None
         if number is not None:
-            # Of the document that is open between the halves.
+            # Only the document that is open between the halves.
             both = _grouped(number, 2 * size)
             same = both == both[..., size - 1 : size]
             seen, same = seen & same[..., :size], same[..., size:]
@@ -244,14 +243,14 @@ def _grouped(x: jax.Array, size: int) -> jax.Array:
 
 
 def _right_half(x: jax.Array, left: jax.Array) -> jax.Array:
-    """Twice `[B, N, P, G, size, ...]` -> `[B, N, P, C, ...]`."""
+    """Two arrays `[B, N, P, G, size, ...]` -> `[B, N, P, C, ...]`."""
     both = jnp.stack([left, x], 4)
     return both.reshape(*x.shape[:3], -1, *x.shape[5:])
 
 
 def _added_up(parts: list[_Part]) -> jax.Array:
     peak = functools.reduce(jnp.maximum, [part.peak for part in parts])
-    # The references have no gradient: the quotient does not depend on them.
+    # The references need no gradient: the quotient does not depend on them.
     weights = [jnp.exp(part.peak - peak) for part in parts]
     pairs = list(zip(parts, weights, strict=True))
     numerator = sum(part.numerator * weight[..., None] for part, weight in pairs)
@@ -282,7 +281,7 @@ def causal_softmax_features(
       mask: the visible keys, boolean `[B, T]`; None = all.
       features: the scale of queries and keys, and the precision.
       dtype: of the sums.
-      state: before the first position; None = nothing came before.
+      state: before the first position; None = an empty state.
       resets: where documents start, `[B, T]`; None = each row is one.
       chunking: how the sequence is cut; chunks are rounded up to powers of two.
 
@@ -300,14 +299,14 @@ def causal_softmax_features(
     out_dtype = query.dtype
     arrays = engine.Arrays(query, key, value)
     if chunk > length:
-        # The engine's chunks are no longer than the sequence.
+        # The engine's chunks must not be longer than the sequence.
         given = arrays, visible, resets
         arrays, visible, resets = jax.tree.map(lambda x: _filled(x, chunk), given)
         mask = visible
     sums = no_sums(arrays, matrix.shape[0], dtype)
     empty = PerformerSums(*sums, sums.total + lowest(dtype))
     past = empty if state is None else inputs.checked_state(state, empty)
-    # Of the state's zeros, which have the arrays' sharding.
+    # Added to the state's zeros, which have the arrays' sharding.
     matrix = matrix.astype(dtype)[None, None] + jnp.zeros_like(sums.total)[..., None]
     out, carry = engine.run(
         engine.Form(_prepared, _segment, Options(features, dtype)),

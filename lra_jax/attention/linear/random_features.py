@@ -5,12 +5,12 @@ For w ~ N(0, I), ``exp(x . y) = E[phi(x) phi(y)]`` with
 of a projection W; rows that are orthogonal within a block of H lower the variance. A
 kernel may also be defined by its features, ``phi(x) = f(W x) + eps``.
 
-The exponents grow with the norm of x, so exp needs a common reference. Here each
+The exponents grow with the norm of x, so exp needs a reference to subtract. Here each
 feature of the keys has its own, its largest exponent ``c_r = max_j g_jr``, and each
 query has one, ``max_r (a_ir + c_r)``: every factor is then at most 1, every denominator
-at least 1, and the references cancel exactly, whatever the norms are. The published
-dialects subtract ``max(W x)`` alone and add an eps to what is left, which for large
-norms is all that remains.
+at least 1, and the references cancel exactly, whatever the norms. The published
+dialects subtract only ``max(W x)`` and then add an eps, which is all that remains if
+norms are large.
 """
 
 import math
@@ -32,7 +32,7 @@ class _Dialect(NamedTuple):
     reference: str  # of the exponents: "exact", "max", "detached max" or "none"
     softmax_eps: float  # added to softmax features
     feature_eps: float  # added to other features
-    scaled: bool  # whether those others take x / H^(1/4), as softmax features do
+    scaled: bool  # whether other features use x / H^(1/4), as softmax features do
     denominator: str  # "sum", "threshold", "eps" or "causal eps"
 
 
@@ -42,20 +42,20 @@ DIALECTS = {
     "lucidrains": _Dialect("detached max", 1e-4, 1e-3, True, "causal eps"),
     "fast_transformers": _Dialect("none", 0.0, 0.0, True, "eps"),
 }
-# Of the denominators; the published dialects agree on it.
+# The eps of denominators; the published dialects agree on it.
 _EPS = 1e-6
 
 
 @dataclass(frozen=True)
 class Options:
-    """Which features are made, and how the quotient is taken.
+    """Which features are computed, and how the quotient is formed.
 
     Attributes:
       kernel, dialect, hyperbolic, feature_eps, scale: see `performer_attention`.
       precision: of the matrix products.
 
     Raises:
-      ValueError: an unknown name, or options that exclude each other.
+      ValueError: an unknown name, or conflicting options.
     """
 
     kernel: feature_maps.FeatureMap = SOFTMAX
@@ -89,7 +89,7 @@ class Options:
 
     @property
     def exact(self) -> bool:
-        """Softmax features with references that cancel."""
+        """Whether these are softmax features with references that cancel."""
         return self.kernel == SOFTMAX and self._dialect.reference == "exact"
 
     @property
@@ -107,7 +107,7 @@ class Options:
         return head_dim if matrix is None else matrix.shape[0]
 
     def matrix(self, projection: jax.Array | None, head_dim: int) -> jax.Array | None:
-        """The rows W of all features; None = the features are f of x itself.
+        """The matrix W of all features; None = the features are f of x itself.
 
         Raises:
           ValueError: the projection does not fit the head width, or is missing.
@@ -161,9 +161,9 @@ def features(
       key: `[B, N, S, H]`, its padding zero.
       matrix: W, `[M, H]`; or None.
       mask: boolean `[B, S]`; the features of hidden keys are zero.
-      options: which.
-      found: where packed documents are, each of which has a maximum of its own; None =
-        each row is one.
+      options: which features.
+      found: where packed documents are, each with its own maximum; None = each row is
+        one.
     """
     visible = jnp.ones((1, 1, 1, 1), bool) if mask is None else mask[:, None, :, None]
     if options.kernel == SOFTMAX:
@@ -188,7 +188,7 @@ def _exact(
     options: Options,
     found: packed.Packed | None,
 ) -> tuple[jax.Array, jax.Array]:
-    # The query's norm is the same in all of its weights and is left out.
+    # The query's norm is a factor of all its weights, and is left out.
     rows = options.project(query, matrix)
     columns = options.project(key, matrix) - half_square(options.scaled(key))
     columns = jnp.where(visible, columns, lowest(columns.dtype))
@@ -198,18 +198,18 @@ def _exact(
 
 
 def _largest(keys: jax.Array, found: packed.Packed | None) -> jax.Array:
-    """`[B, N, S, M]` -> `[B, N, 1 or S, M]`: over all keys, or each document's."""
+    """`[B, N, S, M]` -> `[B, N, 1 or S, M]`: maxima over all keys, or per document."""
     if found is None:
         return keys.max(2, keepdims=True)
     return found.over(jax.ops.segment_max, keys, 2)
 
 
 def lifted(rows: jax.Array, top: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Query features for key features relative to ``top``, the largest of them 1.
+    """Query features for key features relative to ``top``, scaled to a maximum of 1.
 
     Args:
       rows: exponents of the queries, `[..., M]`.
-      top: reference of each feature of the keys, broadcastable, without a gradient.
+      top: reference of each key feature, broadcastable, without a gradient.
 
     Returns:
       The features `[..., M]`, and the exponent `[...]` by which they were lowered.
@@ -220,12 +220,12 @@ def lifted(rows: jax.Array, top: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def half_square(x: jax.Array) -> jax.Array:
-    """``|x|^2 / 2`` over the last axis, which becomes 1."""
+    """``|x|^2 / 2`` over the last axis, which is kept with size 1."""
     return jnp.square(x).sum(-1, keepdims=True) / 2
 
 
 def lowest(dtype: Any) -> jax.Array:
-    """The exponent of what is hidden; finite, so that differences are."""
+    """The exponent of hidden entries; finite, so that differences are finite too."""
     return jnp.asarray(jnp.finfo(dtype).min / 4, dtype)
 
 
@@ -239,8 +239,8 @@ def _published(
 ) -> tuple[jax.Array, jax.Array]:
     """``(exp(W x' - |x'|^2 / 2 - max) + eps) / sqrt(M)``.
 
-    The maximum is over the features of a query, and over all visible keys and their
-    features in each head.
+    The maximum is over the features of each query; for keys, over all visible keys and
+    their features in each head.
     """
     dialect = DIALECTS[options.dialect]
     eps = dialect.softmax_eps if options.feature_eps is None else options.feature_eps
@@ -269,7 +269,7 @@ def divided(
     is_causal: bool,
     options: Options,
 ) -> jax.Array:
-    """`[B, N, T, Hv]` by `[B, N, T]`; zero where no key was visible."""
+    """Divides `[B, N, T, Hv]` by `[B, N, T]`; zero where no key is visible."""
     rule = DIALECTS[options.dialect].denominator
     eps = jnp.asarray(_EPS, denominator.dtype)
     if rule == "threshold":
@@ -283,7 +283,7 @@ def divided(
 
 
 def nonzero(denominator: jax.Array) -> jax.Array:
-    """1 in place of 0, which is only where the numerator is zero as well."""
+    """Replaces 0, which occurs only where the numerator is zero as well, by 1."""
     one = jnp.ones((), denominator.dtype)
     return jnp.where(denominator == 0, one, denominator)
 
@@ -298,23 +298,23 @@ def performer_projection(
 ) -> jax.Array:
     """Draws a projection whose rows are orthogonal in blocks of H.
 
-    Directions are uniform on the sphere: the blocks are Q of a QR decomposition with
-    its signs corrected, without which every kernel value has a bias (the published code
-    has it).
+    Directions are uniform on the sphere: each block is the Q of a QR decomposition with
+    corrected signs. Without the correction every kernel value is biased, as in the
+    published code.
 
     Args:
       rng_key: a key of ``jax.random``.
       features: M.
       head_dim: H.
       scaling: 0 gives the rows the lengths of independent normal vectors, so that each
-        is N(0, I), as the estimate of the softmax kernel needs; 1 the length sqrt(H).
+        is N(0, I), as estimating the softmax kernel requires; 1 gives length sqrt(H).
       dtype: of the projection.
 
     Returns:
       `[M, H]`.
 
     Raises:
-      ValueError: a size is not positive, or another scaling.
+      ValueError: a size is not positive, or the scaling is not 0 or 1.
     """
     inputs.check_size("features", features)
     inputs.check_size("head_dim", head_dim)
@@ -324,8 +324,8 @@ def performer_projection(
     blocks = -(-features // head_dim)
     normal = jax.random.normal(direction_key, (blocks, head_dim, head_dim), dtype)
     q, r = jnp.linalg.qr(normal)
-    # A decomposition may choose the signs of r's diagonal; LAPACK's choice gives the
-    # rows of q a mean. With all of them positive q is uniform (Haar).
+    # The signs of r's diagonal are arbitrary; with LAPACK's choice the rows of q have a
+    # nonzero mean. With all signs positive q is uniform (Haar).
     diagonal = jnp.diagonal(r, axis1=1, axis2=2)[:, None]
     q = q * jnp.where(diagonal < 0, -1, 1).astype(dtype)
     rows = jnp.swapaxes(q, 1, 2).reshape(-1, head_dim)[:features]
@@ -344,13 +344,13 @@ def performer_parameters(
     dtype: Any = jnp.float32,
     **_: Any,
 ) -> dict[str, jax.Array]:
-    """Makes the array that `performer_attention` takes as a keyword; never trained.
+    """Makes the array that `performer_attention` takes as a keyword; it is not trained.
 
     Args:
       rng_key: a key of ``jax.random``.
       head_dim: H.
-      features: M; None = int(H ln H), at least H, as in lucidrains/performer-pytorch:
-        of the order that the paper's theorem asks for.
+      features: M; None = int(H ln H), at least H, as in lucidrains/performer-pytorch,
+        the order of magnitude that the paper's theorem requires.
       scaling: see `performer_projection`.
       dtype: of the array.
       **_: further keywords, so that every mechanism can be called alike; ignored.
@@ -359,7 +359,7 @@ def performer_parameters(
       `projection`, `[M, H]`.
 
     Raises:
-      ValueError: as `performer_projection`.
+      ValueError: as for `performer_projection`.
     """
     if features is None:
         features = max(head_dim, int(head_dim * math.log(head_dim)))

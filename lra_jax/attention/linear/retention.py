@@ -6,10 +6,10 @@ Language Models").
 ``D_ij = gamma^(i - j)``, gamma = 1 - 2^(-5 - h) in head h.
 
 The three divisions are the paper's "retention score normalization"; the norm is its
-GroupNorm, each head of each position by itself, without a learned gain, and makes the
-divisions matter through its eps alone. The authors' present code (microsoft/torchscale)
-has ``norm="rms"`` there. The rotation is the paper's e^(i theta): `retention.rotary`.
-The gate and the projection that follow in their layer are not part of the function.
+GroupNorm, over each head of each position separately and without a learned gain, so
+that the divisions matter only through its eps. The authors' current code
+(microsoft/torchscale) uses ``norm="rms"``. The rotation is the paper's e^(i theta), see
+`linear.rotary`. The gate and projection that follow in their layer are not included.
 
 Without ``is_causal`` the sums run over all j with ``D_ij = gamma^|i - j|``. The paper
 has no such form; it is that of Fan et al. 2024 ("RMT: Retentive Networks Meet Vision
@@ -19,14 +19,14 @@ distance is that of pixels in an image, as in Fan et al. (`linear.decay_grid`), 
 ``sum_j D_ij`` runs over the whole image.
 
 Deviations: the authors stop the gradient of ``max(|sum_j R_ij|, 1)``; here gradients
-are those of the function, which under a norm are the same up to its eps. They have no
-mask; here padding is exact: ``sum_j D_ij`` runs from a sample's first real position,
-without ``is_causal`` to its last. Their state is a running mean; ours is the plain sum.
+are exact, which under a norm gives the same up to its eps. They have no mask; here
+padding is exact: ``sum_j D_ij`` starts at a sample's first real position and, without
+``is_causal``, ends at its last. Their state is a running mean; ours is the plain sum.
 
 Cost: O(T (H + C) Hv) time for chunks of C positions, twice that without ``is_causal``
-(`linear.decay`); O(H Hv) beside inputs and output. A stream holds one sum,
-turned so that its next position is 0 (``S <- gamma e^(i theta) S + k v``), and so loses
-no digits however long it runs. Sums are float32 or wider.
+(`linear.decay`); O(H Hv) memory besides inputs and output. A stream holds one sum,
+rotated so that its next position is 0 (``S <- gamma e^(i theta) S + k v``), so it loses
+no precision however long it runs. Sums are float32 or wider.
 """
 
 from typing import Any, NamedTuple
@@ -64,7 +64,7 @@ MECHANISM = Mechanism(
 
 
 class RetentionState(NamedTuple):
-    """Everything that the next position needs of the earlier ones."""
+    """Everything that the next position needs from the earlier ones."""
 
     sums: Sums  # [B, N, H, Hv] and [B, N, H]
     position: jax.Array  # of the next token, since the first real one, [B] int32
@@ -95,20 +95,20 @@ def retention_attention(
     precision: jax.lax.PrecisionLike = None,
     **flax: Any,
 ) -> jax.Array:
-    """Computes retention: rotated products that fade with distance, and a norm.
+    """Computes retention: rotated products that decay with distance, and a norm.
 
     Args:
-      query, key, value, mask, segment_ids: as in `linear_attention`. A hidden position
-        still counts as distance.
-      is_causal: position i sees keys 0..i only; needs T == S. Otherwise it sees all,
-        with the decay of the distance.
+      query, key, value, mask, segment_ids: as in `linear_attention`. Hidden positions
+        still count towards distances.
+      is_causal: position i sees keys 0..i only; needs T == S. Otherwise it sees all
+        keys, with a decay by distance.
       slopes: `[N]`, not negative, -log(gamma) of each head; None = `retention_slopes`.
-      grid: rows and columns of the images that the sequences are, T = S = rows *
-        columns; then |i - j| is the distance in rows plus that in columns, and
-        `chunking` plays no part. None = one dimension.
-      rotate: turn queries and keys by their position; needs an even H.
-      norm: "layer" (the paper's GroupNorm) or "rms" normalise each head of a position
-        by itself; None leaves the weighted sum, which is linear in the values.
+      grid: rows and columns if the sequences are images, T = S = rows * columns; then
+        |i - j| is the distance in rows plus that in columns, and `chunking` is ignored.
+        None = one dimension.
+      rotate: rotate queries and keys by position; needs an even H.
+      norm: "layer" (the paper's GroupNorm) or "rms" normalises each head of a position
+        separately; None returns the weighted sum, which is linear in the values.
       eps: of the norm.
       chunking, precision, **flax: as in `linear_attention`.
 
@@ -181,10 +181,10 @@ def retention_prefill(
     chunking: engine.Chunking | None = None,
     precision: jax.lax.PrecisionLike = None,
 ) -> tuple[jax.Array, RetentionState]:
-    """Takes a whole prompt, or a further part of one, in one pass.
+    """Processes a whole prompt, or a later part of one, in one pass.
 
     Options are those of `retention_attention`; the other arguments, the result and the
-    errors those of `linear_prefill`. The next token follows each sample's last real
+    errors are those of `linear_prefill`. The next token follows each sample's last real
     position, and rows after it have no meaning.
     """
     inputs.check_inputs(query, key, value, True)
@@ -196,7 +196,7 @@ def retention_prefill(
     before = None
     if state is not None:
         dtype, before = state.sums.total.dtype, state.position
-        # Before the state's positions meet queries of another batch.
+        # Checked before the state's positions meet queries of another batch size.
         total: Any = jax.ShapeDtypeStruct((batch, *query.shape[2:]), dtype)
         summary: Any = jax.ShapeDtypeStruct((*total.shape, value.shape[-1]), dtype)
         inputs.checked_state(state.sums, Sums(summary, total))
@@ -218,7 +218,7 @@ def retention_prefill(
     ends = inputs.next_position(mask, batch, length)
     if rotate:
         sums = _from_here(sums, mask, ends, length)
-    # That of the last document, of which padding after it has the number too.
+    # The last document's; padding after a document has the same number.
     return out.astype(query.dtype), RetentionState(sums, ends - first[:, -1])
 
 
@@ -234,7 +234,7 @@ def _prepared(
     rotate: bool,
     dtype: jnp.dtype,
 ) -> tuple[jax.Array, jax.Array]:
-    """Queries divided by ``sqrt(H sum_j D_ij)`` and keys, both turned.
+    """Queries divided by ``sqrt(H sum_j D_ij)`` and keys, both rotated.
 
     ``spread`` is ``sum_j D_ij``, `[B or 1, N, T]`.
     """
@@ -261,7 +261,7 @@ def _first(
 ) -> jax.Array:
     """`[B or 1, T or 1]`: the first real position of each sample or document.
 
-    It is negative in an earlier part, of which ``before`` says how long it is, `[B]`.
+    It is negative if it lies in an earlier part, of length ``before``, `[B]`.
     """
     first = jnp.zeros((1, 1), jnp.int32)
     if rows is not None:
@@ -290,7 +290,7 @@ def _bounded(scores: jax.Array, sums: jax.Array) -> jax.Array:
 def _from_here(
     sums: Sums, mask: jax.Array | None, ends: jax.Array, length: int
 ) -> Sums:
-    """Turns the keys' side of a state so that its next position is 0."""
+    """Rotates the key axis of a state so that its next position is 0."""
     tables = rotary.tables(length, sums.total.shape[-1], sums.total.dtype)
     if mask is None:
         cos, sin = (table[None, None, length] for table in tables)

@@ -1,7 +1,7 @@
-"""Rotations of neighbouring columns by the position, as in retention and RoPE.
+"""Rotations of neighbouring columns by position, as in retention and RoPE.
 
-Columns 2c and 2c + 1 of position i turn by the angle ``i 10000^(-c / (H/2 - 1))``, so
-that an inner product of two rotated vectors knows the difference of their positions.
+Columns 2c and 2c + 1 of position i are rotated by ``i 10000^(-c / (H/2 - 1))``, so that
+the inner product of two rotated vectors depends on the difference of their positions.
 """
 
 import jax
@@ -12,7 +12,7 @@ from lra_jax.errors import expected
 
 Angles = tuple[jax.Array, jax.Array]
 
-# Positions counted by the low digit; the high digits' table has T / 256 rows.
+# Positions covered by the low digit's table; that of the high digit has T / 256 rows.
 _BASE = 256
 
 
@@ -26,9 +26,9 @@ def check_width(head_dim: int) -> None:
 def tables(length: int, head_dim: int, dtype: jnp.dtype) -> Angles:
     """Cosine and sine for positions 0 to length, `[length + 1, H / 2]` each.
 
-    Made of two small tables by ``cos(a + b) = cos a cos b - sin a sin b``: angles
-    themselves would lose digits far from the start, and a whole table would be a large
-    constant in the program.
+    Built from two small tables by ``cos(a + b) = cos a cos b - sin a sin b``: angles
+    computed directly would lose precision far from the start, and a full table would be
+    a large constant in the program.
     """
     rates = 10000.0 ** -np.linspace(0, 1, head_dim // 2)
     low = np.arange(min(_BASE, length + 1))[None, :, None] * rates

@@ -12,7 +12,7 @@ from lra_jax.attention.causal.prefix import prefix
 
 
 class Sums(NamedTuple):
-    """The past of a position in linear attention; float32 or float64."""
+    """The sums over past positions in linear attention; float32 or float64."""
 
     summary: jax.Array  # sum of phi(k_j) v_j^T, [B, N, M, Hv]
     total: jax.Array  # sum of phi(k_j), [B, N, M]
@@ -31,14 +31,14 @@ def no_sums(arrays: engine.Arrays, width: int, dtype: jnp.dtype) -> Sums:
 def key_sums(key: jax.Array) -> jax.Array:
     """The sum over a chunk's positions, `[B, N, P, C, M]` -> `[B, N, P, M]`.
 
-    A product with ones, on a CPU quicker than a sum that XLA fuses with its input.
+    A product with ones, faster on a CPU than a sum that XLA fuses with its input.
     """
     ones = jnp.ones_like(key[..., 0])
     return jnp.einsum("bnpjm,bnpj->bnpm", key, ones, precision="highest")
 
 
 def row_sums(scores: jax.Array) -> jax.Array:
-    """`[B, N, P, C, C]` -> `[B, N, P, C]`, as a product with ones too."""
+    """`[B, N, P, C, C]` -> `[B, N, P, C]`, also as a product with ones."""
     ones = jnp.ones_like(scores[..., 0])
     return jnp.einsum("bnpij,bnpj->bnpi", scores, ones, precision="highest")
 

@@ -1,1 +1,1 @@
-"""Mechanisms that mix positions down to a few."""
+"""Mechanisms that compress positions to a few."""

@@ -1,20 +1,20 @@
 """FNet (Lee-Thorp et al. 2022, "FNet: Mixing Tokens with Fourier Transforms").
 
 ``out = Re(F_T x F_D)`` with the discrete Fourier transforms F_T over positions and F_D
-over all columns of all heads: tokens are mixed without attention and parameters.
+over all columns of all heads: tokens are mixed without attention or parameters.
 
 Cost: O(T D (log T + log D)) time, O(T D) memory.
 
 A Fourier transform depends on the length: padding with zeros changes every number. So a
-padded sample is transformed at its own length L, by Bluestein's algorithm: as
+padded sample is transformed at its own length L, by Bluestein's algorithm: since
 ``2 j k = j^2 + k^2 - (k - j)^2``, the transform is a convolution with
 ``exp(i pi m^2 / L)`` between two products with such factors, and a convolution may be
-padded at will. Padding on the right is exact, up to rounding.
+padded arbitrarily. Padding on the right is exact, up to rounding.
 
 Deviations: the transform is scaled to be orthogonal (``norm="ortho"``), because this
-library's blocks add it to their input without another normalisation; the paper's is
-``norm="backward"``. There is no causal form, since every row mixes all positions, and
-no cross attention, since there are no queries.
+library's blocks add it to their input without another normalisation; the paper's scale
+is ``norm="backward"``. There is no causal form, since every row mixes all positions,
+and no cross attention, since there are no queries.
 """
 
 from typing import Any
@@ -38,7 +38,7 @@ MECHANISM = Mechanism(
     summary="Fourier transforms over positions and columns, no parameters",
     source="Lee-Thorp et al. 2022",
     projections=(),
-    # Not in LRA. It has no projections, so that all widths are one.
+    # Not in LRA. It has no projections, so all widths are equal.
     presets={
         "official": {"image": {"model.qkv_dim": 128}, "path*": {"model.qkv_dim": 32}}
     },
@@ -65,10 +65,10 @@ def fnet_attention(
       key: `[B, T, N, H]`; not read.
       value: x, `[B, T, N, Hv]`; its heads may be a divisor of N, and are repeated.
       mask: boolean, True = a real position: `[B, T]`, or anything that broadcasts to
-        `[B, 1, 1, T]`. A sample is as long as its last real position says; hidden ones
-        before it count as zeros.
+        `[B, 1, 1, T]`. A sample ends at its last real position; hidden positions before
+        it count as zeros.
       is_causal: must be False; there is no causal form.
-      segment_ids: as in `linear_attention`, but one document after the other.
+      segment_ids: as in `linear_attention`, but documents are computed one by one.
       norm: "ortho" divides by sqrt(T D), "backward" by nothing, as in ``jnp.fft``.
       precision: not used: there are no matrix products.
       **flax: as in `linear_attention`.
@@ -111,7 +111,7 @@ def fnet_weights(
 ) -> jax.Array:
     """Raises ``ValueError``: FNet has no such matrix.
 
-    An output is no weighted sum of the values of its column: the columns are mixed too.
+    An output is not a weighted sum of values in its column: columns are mixed too.
     """
     inputs.check_keywords(fnet_weights, flax)
     wanted = "a mechanism whose output is a weighted sum of values"
@@ -123,7 +123,7 @@ _REASON = "FNet mixes all positions by one transform for all heads"
 
 
 def _padded_fft(x: jax.Array, lengths: jax.Array, norm: str) -> jax.Array:
-    """Real part of the transform of each sample's first L rows, zero after them.
+    """The real part of the transform of each sample's first L rows; zero after them.
 
     Args:
       x: complex `[B, T, D]`, zero from row L on.
@@ -133,7 +133,7 @@ def _padded_fft(x: jax.Array, lengths: jax.Array, norm: str) -> jax.Array:
     rows = x.shape[1]
     lengths = jnp.maximum(lengths, 1)[:, None]
     chirp = _chirp(rows, lengths, x.dtype)
-    # The factor of each distance -T < k - j < T, around a circle of 2 T places.
+    # The factor of each distance -T < k - j < T, on a circle of 2 T places.
     around = jnp.concatenate([chirp, jnp.zeros_like(chirp[:, :1]), chirp[:, :0:-1]], 1)
     spectrum = jnp.fft.fft(jnp.conj(around), axis=1)[..., None]
     spectrum = spectrum * jnp.fft.fft(x * chirp[..., None], n=2 * rows, axis=1)
@@ -145,7 +145,7 @@ def _padded_fft(x: jax.Array, lengths: jax.Array, norm: str) -> jax.Array:
 
 
 def _chirp(rows: int, lengths: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    """``exp(-i pi j^2 / L)``, `[B, T]`, exact in its angle for T up to 2^20."""
+    """``exp(-i pi j^2 / L)``, `[B, T]`, with exact angles for T up to 2^20."""
     row = jnp.arange(rows, dtype=jnp.uint32)[None]
     period = 2 * lengths.astype(jnp.uint32)
     # j^2 modulo 2 L, in two steps that stay below 2^32.

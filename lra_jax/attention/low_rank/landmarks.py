@@ -3,14 +3,14 @@
 A *plan* says, for one batch, how queries and keys are averaged to m landmarks and which
 entries of the three softmax matrices count. There are three ways:
 
-- "exact": the real positions of a sample, in their order, are dealt to m segments that
-  differ by at most one in length. Hidden positions take no part, so a sample means the
-  same in any batch. With fewer than m positions some segments stay empty and are left
-  out.
+- "exact": the real positions of a sample are divided, in order, into m segments whose
+  lengths differ by at most one. Hidden positions are ignored, so a sample gives the
+  same result in any batch. With fewer than m positions some segments are empty, and
+  are left out.
 - "published" (mlpen/Nystromformer): segments of T / m positions, padding included as
   zeros; only the keys of the third matrix are masked.
-- "front" (lucidrains/nystrom-attention): zeros are put in front until m divides the
-  length; means over the real positions; hidden rows become uniform, not zero.
+- "front" (lucidrains/nystrom-attention): zeros are prepended until m divides the
+  length; means run over the real positions; hidden rows become uniform, not zero.
 """
 
 from typing import NamedTuple
@@ -39,7 +39,7 @@ class Plan(NamedTuple):
     zero_hidden: bool
 
     def softmax(self, scores: jax.Array, mask: jax.Array | None) -> jax.Array:
-        """Softmax over the last axis; hidden rows as the way of padding has them."""
+        """Softmax over the last axis; hidden rows follow the kind of padding."""
         if mask is None or self.zero_hidden:
             return feature_maps.masked_softmax(scores, mask, axis=-1)
         lowest = jnp.asarray(jnp.finfo(scores.dtype).min, scores.dtype)
@@ -60,8 +60,8 @@ def plan(
       padding: one of PADDINGS.
       count: m.
       lengths: T and S.
-      query_mask: `[B, T]`; None = all real.
-      key_mask: `[B, S]`; None = all real.
+      query_mask: `[B, T]`; None = all are real.
+      key_mask: `[B, S]`; None = all are real.
       dtype: of the means.
 
     Raises:
@@ -100,7 +100,7 @@ def plan(
 def _means(
     members: jax.Array, dtype: jnp.dtype, eps: float = 0.0
 ) -> tuple[jax.Array, jax.Array]:
-    """The averaging matrix `[B, m, T]` of the members, and which segments have any."""
+    """The averaging matrix `[B, m, T]`, and which segments have members."""
     sizes = members.sum(-1, keepdims=True).astype(dtype)
     live = sizes > 0
     sizes = jnp.where(live, sizes + eps, jnp.ones((), dtype))
@@ -111,7 +111,7 @@ def _members(padding: str, count: int, real: jax.Array) -> jax.Array:
     """`[1 or B, m, T]`: which real positions each segment has."""
     if padding == "front":
         return _fixed(count, real.shape[1]) & real[:, None]
-    # By their rank among the real ones.
+    # By rank among the real positions.
     ranks = jnp.cumsum(real, 1, dtype=jnp.uint32) - real.astype(jnp.uint32)
     total = jnp.maximum(real.sum(1, keepdims=True, dtype=jnp.uint32), 1)
     segments = ranks * jnp.uint32(count) // total

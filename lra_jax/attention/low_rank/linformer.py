@@ -1,20 +1,20 @@
 """Linformer (Wang et al. 2020, "Linformer: Self-Attention with Linear Complexity").
 
-``out = softmax(q (E k)^T / sqrt(H)) (F v)`` with learned E and F of K rows, one column
-a position: keys and values are compressed along the length from S to K slots.
+``out = softmax(q (E k)^T / sqrt(H)) (F v)`` with learned E and F of K rows and one
+column per position: keys and values are compressed along the length from S to K slots.
 
 Cost: O(S K (H + Hv)) to compress and O(T K (H + Hv)) to attend.
 
-Shorter inputs use the first S columns of E and F, which equals padding keys and values
-with zeros. Padded positions are zeroed before they are compressed, so padding is exact.
+Shorter inputs use the first S columns of E and F, which is equivalent to padding keys
+and values with zeros. Padded positions are zeroed before compression, so padding is
+exact.
 
 There is no causal form: every slot mixes all positions, so a query would see the future
-through any of them. The masks over slots that are found in public code leak.
+through any of them. The masks over slots in some public code leak the future.
 
 The paper's other projections, mean and max pooling and convolution with kernel =
-stride = W, make ceil(S / W) slots. Deviation: pooling runs over the real positions of a
-window, and a window without any is left out of the softmax, so that padding is exact
-here too.
+stride = W, give ceil(S / W) slots. Deviation: pooling covers the real positions of a
+window, and windows without any are left out of the softmax, so padding is exact.
 """
 
 import math
@@ -80,22 +80,23 @@ def linformer_attention(
       query, key, value: as in `linear_attention`.
       key_projection: E. For "linear" `[K, L]`, or `[N, K, L]` with one per head, where
         L >= S is the longest input; for "convolution" `[W, H, H]`: position in the
-        window, input channel, output channel. Not given for "mean" and "max".
+        window, input channel, output channel. None for "mean" and "max".
       value_projection: F, as E (`[W, Hv, Hv]` for "convolution"); None = E, the
         paper's key-value sharing.
       mask: as in `linear_attention`.
       is_causal: must be False; there is no causal form.
-      segment_ids: as in `linear_attention`, but one document after the other.
-      key_bias: added to the compressed keys: `[K]` or `[N, K]`, one number a slot, for
-        "linear" (not in the paper; some public code has it); `[H]` for "convolution".
+      segment_ids: as in `linear_attention`, but documents are computed one by one.
+      key_bias: added to the compressed keys: `[K]` or `[N, K]`, one number per slot,
+        for "linear" (not in the paper, but in some public code); `[H]` for
+        "convolution".
       value_bias: added to the compressed values, of the same shapes.
       projection: "linear", "convolution", "mean" or "max".
-      window: W, positions a slot; for "mean" and "max" only.
+      window: W, positions per slot; for "mean" and "max" only.
       precision, **flax: as in `linear_attention`.
 
     Returns:
-      `[B, T, N, Hv]` in the query's dtype. Without a bias, a sample without any real
-      position gives zeros.
+      `[B, T, N, Hv]` in the query's dtype. Without a bias, a sample with no real
+      positions gives zeros.
 
     Raises:
       ValueError: shapes, dtypes, the mask or the projections do not fit, the input is
@@ -186,11 +187,11 @@ def linformer_parameters(
       head_dim: H, of keys and values alike.
       features: K; min(K, L) is used: more slots than positions compress nothing.
       sharing: "headwise", one E and one F for all heads; "key_value", one E for keys
-        and values of all heads; "layerwise", the same for the layers of a whole model,
-        each of which gets this dict (`TransformerEncoder` does so); "none", E and F
-        per head.
-      projection: "linear"; "convolution" (all heads share, W = ceil(L / K)); "mean" and
-        "max" have no parameters.
+        and values of all heads; "layerwise", the same E for all layers of a model, each
+        of which is passed this dict (as in `TransformerEncoder`); "none", E and F per
+        head.
+      projection: "linear"; "convolution" (shared by all heads, W = ceil(L / K)); "mean"
+        and "max", which have no parameters.
       dtype: of the arrays.
       **_: further keywords, so that every mechanism can be called alike; ignored.
 
@@ -225,7 +226,7 @@ def linformer_parameters(
 
 
 def _checked_window(projection: str, window: int | None, **arrays: Any) -> int:
-    """W, once it is clear which arguments go together; 1 where nothing is windowed."""
+    """Checks which arguments go together; returns W, or 1 if there are no windows."""
     known("projection", projection, PROJECTIONS)
     if projection in ("mean", "max"):
         for name, array in arrays.items():
@@ -243,7 +244,7 @@ def _checked_window(projection: str, window: int | None, **arrays: Any) -> int:
     inputs.check_float("key_projection", key)
     inputs.check_float("value_projection", value)
     if min(key.ndim, value.ndim) < 2:
-        return 1  # the wrong rank is reported where the shapes are known
+        return 1  # a wrong rank is reported where the shapes are known
     axis, of = (-2, "slots") if projection == "linear" else (0, "positions a window")
     if key.shape[axis] != value.shape[axis]:
         wanted = f"{key.shape[axis]} {of} as in key_projection"
@@ -259,7 +260,7 @@ def _attended(
     mask: jax.Array | None,
     precision: jax.lax.PrecisionLike,
 ) -> jax.Array:
-    """Softmax attention to the live of K slots, in the slots' dtype."""
+    """Softmax attention over the live ones of K slots, in the slots' dtype."""
     keys, values = (inputs.match_heads(x, query.shape[2]) for x in (keys, values))
     query, whole = inputs.hide_broken(query, mask)
     logits = jnp.einsum(
@@ -334,7 +335,7 @@ def _convolved(
 def _pooled(
     x: jax.Array, mask: jax.Array | None, window: int, projection: str
 ) -> jax.Array:
-    """Mean or maximum of the real positions of each window; zero without any."""
+    """Mean or maximum of the real positions of each window; zero if there are none."""
     if mask is None:
         mask = jnp.ones(x.shape[:2], bool)
     visible = _windows(mask, window)[..., None, None]

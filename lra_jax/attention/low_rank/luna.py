@@ -1,24 +1,24 @@
 """Luna (Ma et al. 2021, "Luna: Linear Unified Nested Attention").
 
-A memory of L vectors p packs the keys and values, and the queries unpack them:
+A memory of L vectors p packs the keys and values, which the queries then unpack:
 
 ``A = softmax(p k^T / sqrt(H))``, ``out = softmax(q (A k)^T / sqrt(H)) A v``,
 
-both softmaxes over rows. The packed values also make the next layer's memory: in a
-model ``p = m + W_p c``, with m the layer's own learned vectors and c the memory carried
-on, ``c <- norm(c + W_o A v)``, which the first layer lacks.
+where both softmaxes run over rows. The packed values also form the next layer's memory:
+in a model ``p = m + W_p c``, where m are the layer's own learned vectors and c is the
+memory passed between layers, ``c <- norm(c + W_o A v)``; the first layer has no c.
 
 Causal, as the paper defines it: a softmax over later keys would see the future, so
-``a_j = elu(p k_j / sqrt(H)) + 1`` takes its place, and means over the past for the
+``a_j = elu(p k_j / sqrt(H)) + 1`` replaces it, and means over the past replace the
 two products with A: ``u_i = softmax(q_i / sqrt(H) sum_(j <= i) k_j a_j^T / n_i)`` and
-``out_i = u_i sum_(j <= i) a_j v_j^T / n_i``, with n_i the number of keys seen. Its
-memory is not carried on, since all of it sees the last position.
+``out_i = u_i sum_(j <= i) a_j v_j^T / n_i``, with n_i the number of keys seen. The
+memory is not passed on, since all of it sees the last position.
 
 Cost: O((T + S) L (H + Hv)) time, O((T + S) L) memory; L = 16, 128 and 256 in the paper.
 
-Deviations: the packed keys are mixtures of the layer's keys, where the paper projects
-the packed values once more; each layer has learned vectors of its own beside the
-carried ones.
+Deviations: the packed keys are mixtures of the layer's keys, whereas the paper projects
+the packed values once more; each layer has its own learned vectors in addition to the
+memory passed on.
 """
 
 import math
@@ -63,14 +63,14 @@ def luna_attention(
     precision: jax.lax.PrecisionLike = None,
     **flax: Any,
 ) -> jax.Array:
-    """Packs by a memory, and unpacks.
+    """Computes attention that packs keys and values by a memory and unpacks them.
 
     Args:
       query, key, value: as in `linear_attention`.
       memory: p, `[1 or B, L, N, H]`.
       mask: as in `linear_attention`.
       is_causal: position i sees keys 0..i only; needs T == S.
-      segment_ids: as in `linear_attention`, but one document after the other.
+      segment_ids: as in `linear_attention`, but documents are computed one by one.
       chunking, precision, **flax: as in `linear_attention`.
 
     Returns:
@@ -100,7 +100,7 @@ def luna_packed(
     precision: jax.lax.PrecisionLike = None,
     **flax: Any,
 ) -> tuple[jax.Array, jax.Array]:
-    """`luna_attention` without a causal form, and what was packed, A v.
+    """Non-causal `luna_attention`, and the packed values A v.
 
     Returns:
       `[B, T, N, Hv]` and `[B, L, N, Hv]`, in the query's dtype.
@@ -164,7 +164,7 @@ def _prepared(
 ) -> tuple[
     jax.Array | None, jax.Array, jax.Array, jax.Array, jax.Array, jax.Array | None
 ]:
-    """The rows that are whole; query, key, value and memory, heads first; the mask.
+    """The unbroken rows; query, key, value and memory, heads first; the mask.
 
     Query and memory are divided by sqrt(H).
     """

@@ -6,25 +6,25 @@ are the means of m segments of the queries and of the keys, and
 
 - ``F = softmax(q K~^T / sqrt(H))``, ``A = softmax(Q~ K~^T / sqrt(H))``,
   ``B = softmax(Q~ k^T / sqrt(H))``;
-- Z, about the pseudo-inverse of A: six times
+- Z approximates the pseudo-inverse of A, by six iterations of
   ``Z <- Z (13 I - A Z (15 I - A Z (7 I - A Z))) / 4`` from
   ``Z = A^T / (largest column sum * largest row sum)``.
 
-Optionally a depthwise convolution of the values along the length is added, one kernel a
-head.
+Optionally a depthwise convolution of the values along the length is added, with one
+kernel per head.
 
 Cost: O((T + S) m (H + Hv) + m^3) time, O((T + S) m) memory.
 
 There is no causal form: landmarks are means over all positions, future ones too.
 
-Deviations. The authors' code takes the initial constant over the whole batch, so that a
-sample's output depends on its companions (``initialisation="original"``; here each
-matrix has its own), and lets padding into the landmarks (``padding="published"``). Here
-landmarks are means of the real positions, dealt evenly to the segments, and any m goes
-with any length: hidden positions might as well not exist, except that the convolution
-counts places. Both sides enter the landmarks: give ``query_mask`` (in self-attention,
-the same mask) unless all queries are real. More iterations do not help where m < T: the
-exact pseudo-inverse of a nearly singular A amplifies.
+Deviations. The authors' code computes the initial constant over the whole batch, so a
+sample's output depends on the rest of the batch (``initialisation="original"``; here
+each matrix has its own), and includes padding in the landmarks
+(``padding="published"``). Here landmarks are means of the real positions, spread evenly
+over the segments, and any m works with any length: hidden positions have no effect,
+except as places in the convolution. Both sides enter the landmarks: pass ``query_mask``
+(in self-attention, the same mask) unless all queries are real. More iterations do not
+help if m < T: the exact pseudo-inverse of a nearly singular A amplifies errors.
 """
 
 import functools
@@ -85,24 +85,23 @@ def nystrom_attention(
     Args:
       query, key, value, mask: as in `linear_attention`.
       is_causal: must be False; there is no causal form.
-      segment_ids: as in `linear_attention`, but one document after the other.
+      segment_ids: as in `linear_attention`, but documents are computed one by one.
       query_mask: boolean, True = a real query: `[B, T]`, or anything that broadcasts to
-        `[B, 1, 1, T]`; None = all. Other rows come out zero.
+        `[B, 1, 1, T]`; None = all. Other output rows are zero.
       conv_weight: `[N, W]`, W odd: adds ``sum_w conv_weight[w] v[i + w - W // 2]`` to
         row i; needs T == S. None = no convolution.
       num_landmarks: m.
       iterations: of the pseudo-inverse.
-      initialisation: "exact", each matrix by its own sums; "original", by the largest
-        sums in the whole batch, as published.
+      initialisation: "exact" scales each matrix by its own sums; "original" by the
+        largest sums in the whole batch, as published.
       padding: "exact", "published" or "front" (`lra_jax.attention.low_rank.landmarks`).
       precision, **flax: as in `linear_attention`.
 
     Returns:
-      `[B, T, N, Hv]` in the query's dtype. A sample without any real position gives
-      zeros.
+      `[B, T, N, Hv]` in the query's dtype. A sample with no real positions gives zeros.
 
     Raises:
-      ValueError: shapes, dtypes, a mask or an option do not fit, or it is causal.
+      ValueError: shapes, dtypes, a mask or an option do not fit, or `is_causal`.
     """
     inputs.check_keywords(nystrom_attention, flax)
     inputs.refuse_causal(is_causal, _NOT_CAUSAL)
@@ -139,7 +138,7 @@ def nystrom_attention(
     middle = attend(query_marks, key_marks, plan.of_landmarks)
     last = attend(query_marks, key, plan.of_keys)
     inverse = _pseudo_inverse(middle, iterations, initialisation, precision)
-    # Landmark by landmark first: the inverse meets m rows and not T.
+    # The landmark side first: the inverse is then applied to m rows, not T.
     out = product(first, product(inverse, product(last, value)))[:, :, -length:]
     if conv_weight is not None:
         out = out + _convolved(value[:, :, -length:], conv_weight, precision)
@@ -164,13 +163,13 @@ def nystrom_parameters(
     Args:
       rng_key: a key of ``jax.random``.
       num_heads: N.
-      conv_kernel: W, odd; None = no convolution, and no arrays. The published LRA
-        configurations have 35.
+      conv_kernel: W, odd; None = no convolution, and no arrays. It is 35 in the
+        published LRA configurations.
       dtype: of the arrays.
       **_: further keywords, so that every mechanism can be called alike; ignored.
 
     Returns:
-      `conv_weight` `[N, W]`, uniform in +-1/sqrt(W), torch's default; or nothing.
+      `conv_weight` `[N, W]`, uniform in +-1/sqrt(W), torch's default; or an empty dict.
 
     Raises:
       ValueError: W is not a positive odd int.
@@ -191,7 +190,7 @@ def _pseudo_inverse(
     initialisation: str,
     precision: jax.lax.PrecisionLike,
 ) -> jax.Array:
-    """About the pseudo-inverse of `[B, N, m, m]`; zero rows and columns stay so."""
+    """Approximate pseudo-inverse of `[B, N, m, m]`; zero rows and columns stay zero."""
     whole = None if initialisation == "original" else (-2, -1)
     norm = one = jnp.ones((), matrix.dtype)
     for axis in (-2, -1):  # of column sums and of row sums; no entry is negative
@@ -223,7 +222,7 @@ def _convolved(
 
 
 def _in_front(x: Any, count: int, axis: int) -> Any:
-    """Zeros in front of an axis, until the number of landmarks divides it."""
+    """Prepends zeros to an axis until the number of landmarks divides its length."""
     if x is None:
         return None
     missing = -x.shape[axis] % count

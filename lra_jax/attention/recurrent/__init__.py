@@ -1,1 +1,1 @@
-"""Mechanisms whose state fades or forgets by gates of the input."""
+"""Mechanisms whose state decays or forgets by gates computed from the input."""

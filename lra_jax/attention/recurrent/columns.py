@@ -1,14 +1,13 @@
-"""A scan over positions in which every head fades by a factor of its own.
+"""A scan over positions in which every head decays by its own factor.
 
 ``h_t = a_t h_(t-1) + x_t`` with a scalar a_t for each head and position: the linear
 recurrence of gated recurrent networks, column by column.
 
-On a CPU it is a loop over positions in an array that has them first, which walks
-through memory once; elsewhere an associative scan, whose depth is the logarithm of the
-length.
-Either way nothing is divided by a product of factors, which vanishes.
+On a CPU it is a loop over the first axis of an array with positions first, which passes
+through memory once; elsewhere an associative scan, whose depth is logarithmic in the
+length. Neither divides by a product of factors, which may vanish.
 
-The loop has its own derivative, ``l_t = g_t + a_(t+1) l_(t+1)`` backward in time: the
+The loop has a custom derivative, ``l_t = g_t + a_(t+1) l_(t+1)`` backward in time: the
 same scan, over the same factors. Gradients of gradients work; ``jax.jvp`` raises
 TypeError.
 """
@@ -33,10 +32,10 @@ def scan_columns(
       factors: a, `[B, T, N]`.
       values: x, `[B, T, N, Hv]`.
       start: the state before the first position, `[B, N, Hv]`; None = zero.
-      reverse: begin with the last position.
+      reverse: start with the last position.
 
     Returns:
-      `[B, T, N, Hv]`, and the state after the position that comes last.
+      `[B, T, N, Hv]`, and the state after the position processed last.
     """
     start = jnp.zeros_like(values[:, 0]) if start is None else start
     factors, values = jnp.swapaxes(factors, 0, 1), jnp.swapaxes(values, 0, 1)
@@ -55,7 +54,7 @@ def _scan(
 ) -> jax.Array:
     """`[T, B, N, Hv]` and `[B, N, Hv]` -> `[T, B, N, Hv]`; factors `[T, B, N, 1]`.
 
-    Or all without the last axis.
+    All may lack the last axis.
     """
     if jax.default_backend() == "cpu":
         return _loop(reverse, factors, values, start)
@@ -112,7 +111,7 @@ def _backward(
 
 
 def _shifted(array: jax.Array, edge: jax.Array, to_left: bool) -> jax.Array:
-    """`[T, ...]` one position later, or earlier, with an edge where one is missing."""
+    """Shifts `[T, ...]` one position later or earlier; ``edge`` fills the gap."""
     if to_left:
         return jnp.concatenate([array[1:], edge[None]])
     return jnp.concatenate([edge[None], array[:-1]])

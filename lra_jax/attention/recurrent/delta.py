@@ -2,8 +2,8 @@
 over Sequence Length").
 
 ``S_t = (I - b_t k_t k_t^T) S_(t-1) + b_t k_t v_t^T`` and ``out_t = norm(S_t^T q_t)``:
-what the state holds under k_t is replaced, by a share b_t in (0, 1), by v_t. It is
-`lra_jax.attention.recurrent.gated_delta` without its decay and its gate, with the same
+a share b_t in (0, 1) of the value stored under k_t is replaced by v_t. It is
+`lra_jax.attention.recurrent.gated_delta` without decay and gate, with the same
 activations, norm, cost and deviations. In a model ``b_t = sigmoid(w x_t + c)``.
 """
 
@@ -61,8 +61,8 @@ def delta_attention(
 ) -> jax.Array:
     """Computes the delta rule.
 
-    Arguments, result and errors are those of `gated_delta.gated_delta_attention`, which
-    this is without decay and gate.
+    This is `gated_delta.gated_delta_attention` without decay and gate, and has the same
+    arguments, result and errors.
     """
     inputs.check_keywords(delta_attention, flax)
     return gated_delta.gated_delta_attention(

@@ -1,28 +1,28 @@
 """Gated DeltaNet (Yang et al. 2025, "Gated Delta Networks: Improving Mamba2 with Delta
-Rule"), and under it DeltaNet (`lra_jax.attention.recurrent.delta`).
+Rule"), also the basis of DeltaNet (`lra_jax.attention.recurrent.delta`).
 
 ``S_t = a_t (I - b_t k_t k_t^T) S_(t-1) + b_t k_t v_t^T`` and
-``out_t = g_t * norm(S_t^T q_t)``: what the state holds under k_t is replaced, by a
-share b_t in (0, 1), by v_t, and fades. Queries and keys go through ``phi(x) = silu(x)``
-and have length one. In a model ``b_t = sigmoid(w x_t + c)``,
-``a_t = exp(-softplus(w' x_t + c'))`` is one number a head, and
-``g_t = silu(W_g x_t + c_g)``. The norm takes each head of a position by itself.
+``out_t = g_t * norm(S_t^T q_t)``: the state decays, and a share b_t in (0, 1) of the
+value stored under k_t is replaced by v_t. Queries and keys go through
+``phi(x) = silu(x)`` and are normalised to length one. In a model
+``b_t = sigmoid(w x_t + c)``, ``a_t = exp(-softplus(w' x_t + c'))`` is one number per
+head, and ``g_t = silu(W_g x_t + c_g)``. Each head of a position is normalised
+separately.
 
 Cost: O(T (C (H + Hv) + H Hv)) time for chunks of C = 64 positions in the WY form, twice
-that without ``is_causal``, and O(T H) memory; a stream holds one state `[H, Hv]` for
-each head. The chunked form and what it is without ``is_causal``:
-`lra_jax.attention.recurrent.recurrence`.
+that without ``is_causal``, and O(T H) memory; a stream holds one state `[H, Hv]` per
+head. For the form without ``is_causal`` see `lra_jax.attention.recurrent.recurrence`.
 
 ``beta_range=2`` doubles the share, so that the factor of the state has eigenvalues
-1 - 2 b in (-1, 1), in place of (0, 1): what is held under a key can be turned round and
-not only forgotten, which parity and other tracking of a state ask for (Grazzi et al.
-2024, "Unlocking State-Tracking in Linear RNNs Through Negative Eigenvalues",
+1 - 2 b in (-1, 1) instead of (0, 1): the value stored under a key can be negated, not
+only forgotten, as parity and other state tracking require (Grazzi et al. 2024,
+"Unlocking State-Tracking in Linear RNNs Through Negative Eigenvalues",
 arXiv:2411.12537).
 
 Deviations: no short convolutions before the activations; the norm has no learned gain
-(the output projection can hold it); no 1 / sqrt(H), which the norm would take away; the
-decay has no factor of its own for each head beside w' and c'. Padding is exact: a
-hidden position changes nothing.
+(the output projection can absorb it); no 1 / sqrt(H), which the norm would cancel; the
+decay has no per-head factor in addition to w' and c'. Padding is exact: a hidden
+position changes nothing.
 """
 
 import functools
@@ -95,12 +95,12 @@ def gated_delta_attention(
       is_causal: position i sees keys 0..i only; otherwise the recurrence runs from both
         ends.
       beta: b, in (0, 1), `[B, T, N]`; its heads may be a divisor of N. None = 1.
-      beta_range: a factor of beta in (0, 2]. Beyond 1 what the state holds under a key
-        can change its sign.
-      log_decay: log(a), not positive, likewise. None = no decay.
+      beta_range: a factor of beta in (0, 2]. Above 1, the value stored under a key can
+        change sign.
+      log_decay: log(a), not positive, shaped like beta. None = no decay.
       gate: g, `[B, T, N, Hv]`; None = 1.
       feature_map: phi, by name or as a function with phi(0) = 0.
-      norm: "rms" or "layer", of each head of a position; None leaves the sum.
+      norm: "rms" or "layer", of each head of a position; None = no norm.
       eps: of the norm.
       chunking, precision, **flax: as in `linear_attention`.
 
@@ -167,7 +167,7 @@ def run(
     chunking: engine.Chunking | None,
     precision: jax.lax.PrecisionLike,
 ) -> tuple[jax.Array, GatedDeltaState]:
-    """Both forms, and the state after the last real position of the causal one."""
+    """Both forms; if causal, also the state after the last real position."""
     inputs.check_inputs(query, key, value, is_causal)
     inputs.check_self(query, key, "delta-rule")
     feature_maps.check_norm(norm)
@@ -240,11 +240,11 @@ def _segment(
 ) -> tuple[jax.Array, recurrence.Memory]:
     """One segment of the delta rule, see `engine.Form`.
 
-    With c_i the product of the decays of a chunk up to i, the state in it is
+    If c_i is the product of a chunk's decays up to i, the state at i is
     ``S_i = c_i S_0 + sum_(j <= i) (c_i / c_j) k_j u_j^T``, where the corrections u
     solve the triangular system ``u_i + b_i sum_(j < i) (c_i / c_j) (k_i . k_j) u_j =
     b_i (v_i - c_i S_0^T k_i)``: the WY form. Its inverse does not depend on S_0, so it
-    is formed for all chunks at once, and only states are passed on one by one.
+    is computed for all chunks at once, and only states are passed on one by one.
     """
     query, key, value, log_decay, beta = features
     product = functools.partial(jnp.einsum, precision=options.precision)
@@ -281,8 +281,8 @@ def unit_inverse(lower: jax.Array, precision: jax.lax.PrecisionLike) -> jax.Arra
     """``(I + L)^-1`` for strictly lower triangular L, `[..., C, C]`.
 
     By halves, ``[[A, 0], [B, D]]^-1 = [[A^-1, 0], [-D^-1 B A^-1, D^-1]]``, from single
-    numbers up: products of inverses of parts alone. The series ``I - L + L^2 - ...``
-    would have terms that grow and cancel.
+    numbers up, with products of the parts' inverses only. The terms of the series
+    ``I - L + L^2 - ...`` would grow and cancel.
     """
     size, lead = lower.shape[-1], lower.shape[:-2]
     full = 1 << (size - 1).bit_length()
@@ -306,5 +306,5 @@ def unit_inverse(lower: jax.Array, precision: jax.lax.PrecisionLike) -> jax.Arra
 
 
 def _unit(x: jax.Array) -> jax.Array:
-    """Columns of length one; zeros stay zero, with a finite gradient."""
+    """Normalises vectors to length one; zeros stay zero, with a finite gradient."""
     return x * jax.lax.rsqrt(jnp.square(x).sum(-1, keepdims=True) + 1e-6)

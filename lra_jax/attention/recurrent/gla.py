@@ -2,20 +2,20 @@
 Hardware-Efficient Training").
 
 ``S_t = diag(a_t) S_(t-1) + k_t v_t^T``, ``out_t = g_t * norm(S_t^T q_t)`` with a decay
-a_t in (0, 1) for each column of the keys, made from the input. In a model it is
+a_t in (0, 1) for each column of the keys, computed from the input. In a model it is
 ``a_t = sigmoid(W_2 W_1 x_t + b)^(1/16)`` with 16 columns between the two matrices, and
-the gate ``g_t = silu(W_g x_t + b_g)``, as in the paper. The norm takes each head of a
-position by itself.
+the gate is ``g_t = silu(W_g x_t + b_g)``, as in the paper. Each head of a position is
+normalised separately.
 
 Cost: O(T (C + Hv) H) time for chunks of C = 16 positions, twice that without
-``is_causal``, and O(T H) memory; a stream holds one state `[H, Hv]` for each head. How
-chunks are computed, what the form without ``is_causal`` is, and why nothing is divided
-by a vanishing decay: `lra_jax.attention.recurrent.recurrence`.
+``is_causal``, and O(T H) memory; a stream holds one state `[H, Hv]` per head. For how
+chunks are computed, the form without ``is_causal``, and why nothing is divided by a
+vanishing decay see `lra_jax.attention.recurrent.recurrence`.
 
-Deviations: the norm has no learned gain (the output projection can hold it), "rms" is
-that of the authors' code (fla-org/flash-linear-attention) and the paper's is "layer";
-no 1 / sqrt(H), which the norm would take away. Padding is exact: a hidden position
-neither adds to the state nor lets it fade.
+Deviations: the norm has no learned gain (the output projection can absorb it), and is
+"rms" as in the authors' code (fla-org/flash-linear-attention), not "layer" as in the
+paper; no 1 / sqrt(H), which the norm would cancel. Padding is exact: a hidden position
+neither adds to the state nor makes it decay.
 """
 
 import functools
@@ -85,7 +85,7 @@ def gla_attention(
       log_decay: log(a), not positive, `[B, T, N, H]`; its heads may be a divisor of N.
         None = no decay.
       gate: g, `[B, T, N, Hv]`; None = 1.
-      norm: "rms" or "layer", of each head of a position; None leaves the sum.
+      norm: "rms" or "layer", of each head of a position; None = no norm.
       eps: of the norm.
       chunking: how the sequence is cut; None = chunks of 16.
       precision, **flax: as in `linear_attention`.
@@ -146,7 +146,7 @@ def _run(
     chunking: engine.Chunking | None,
     precision: jax.lax.PrecisionLike,
 ) -> tuple[jax.Array, GlaState]:
-    """Both forms, and the state after the last real position of the causal one."""
+    """Both forms; if causal, also the state after the last real position."""
     inputs.check_inputs(query, key, value, is_causal)
     inputs.check_self(query, key, "gla")
     feature_maps.check_norm(norm)
@@ -160,7 +160,7 @@ def _run(
         mask=mask,
         rows=packed.packed(segment_ids, query, key),
         state=state,
-        # Short chunks, because the pairs of each column are formed one by one.
+        # Short chunks, because pairs are computed for each column separately.
         chunking=chunking or engine.Chunking(chunk=16),
     )
     return recurrence.finished(out, gate, norm, eps, query, mask), state
@@ -207,8 +207,8 @@ def _segment(
     product = functools.partial(jnp.einsum, precision=options.precision)
     fade = jnp.cumsum(log_decay, 3)
     end = fade[..., -1, :]
-    # Products of pairs, column by column: factors of their own for queries and keys
-    # would under- and overflow. Chunks are short, and the sum is fused.
+    # Products of pairs, column by column: separate factors for queries and keys would
+    # underflow and overflow. Chunks are short, and the sum is fused.
     seen = documents.visible(key.shape[3], found)[..., None]
     kept = decayed(fade[..., :, None, :] - fade[..., None, :, :], seen)
     scores = (query[..., :, None, :] * key[..., None, :, :] * kept).sum(-1)

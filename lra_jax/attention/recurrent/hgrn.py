@@ -1,35 +1,35 @@
 """The hierarchically gated recurrence (Qin et al. 2023, "Hierarchically Gated Recurrent
 Neural Network for Sequence Modeling", from the authors of cosFormer).
 
-``h_t = f_t h_(t-1) + (1 - f_t) v_t`` for each column by itself, read as
+``h_t = f_t h_(t-1) + (1 - f_t) v_t`` for each column separately, with the output
 ``out_t = g_t * norm(h_t)``: no queries and no keys. In a model
 
 - ``v = silu(W_v x + b_v)``;
-- ``f = b + (1 - b) sigmoid(W_f x + b_f)``, where the lower bound b, one for each
-  column, is 0 in the first layer and nearer to 1 in every later one, so that upper
-  layers keep what they hold for longer;
+- ``f = b + (1 - b) sigmoid(W_f x + b_f)``, where the lower bound b, one per column, is
+  0 in the first layer and closer to 1 in every later one, so that higher layers keep
+  their states for longer;
 - ``g = silu(W_g x + b_g)``.
 
-With ``angle``, columns are complex, pairs of (real, imaginary):
+With ``angle``, columns are complex, as pairs (real, imaginary):
 ``h_t = f_t e^(i angle) h_(t-1) + (1 - f_t) v_t`` with a learned angle for each pair.
 
 A head here is one column, real (Hv = 1) or complex (Hv = 2), and there are twice as
-many columns as the model is wide: without ``is_causal`` half of the heads run from the
-left and half from the right, so that a layer can tell the two apart.
+many columns as the model's width: without ``is_causal`` half of the heads run from the
+left and half from the right, so that a layer can tell the two directions apart.
 
 Cost: O(T N Hv) time and memory, the least of all mechanisms. A stream holds one state
-`[Hv]` for each head.
+`[Hv]` per head.
 
-``scale="unit"`` multiplies values by ``sqrt(1 - f^2)`` in place of 1 - f, which keeps
-the variance of a state whatever its time constant is (De et al. 2024, Griffin, eq. 4).
+``scale="unit"`` multiplies values by ``sqrt(1 - f^2)`` instead of 1 - f, which keeps
+the variance of a state whatever its time constant (De et al. 2024, Griffin, eq. 4).
 
-Source: the paper, and OpenNLPLab/HGRN. Deviations: that code adds the two directions up
-and has one set of values for both; its lower bounds are a cumulative softmax over the
-layers of one array, so that they cannot fall from layer to layer, and ours are one
-array a layer, equal at first to that softmax of zeros, l / L in layer l of L. The norm
-has no learned gain (the output projection can hold it). The forget gate's bias spreads
-time constants from 2 to 2,000 positions at first; there it is zero. Padding is exact: a
-hidden position neither adds to a state nor lets it fade.
+Source: the paper, and OpenNLPLab/HGRN. Deviations: that code adds up the two directions
+and uses the same values for both; its lower bounds are a cumulative softmax of one
+array over the layers, so they cannot decrease from layer to layer. Here each layer has
+its own array, initially equal to that softmax of zeros, l / L in layer l of L. The norm
+has no learned gain (the output projection can absorb it). The forget gate's bias is
+initialised to spread time constants from 2 to 2,000 positions; there it is zero.
+Padding is exact: a hidden position neither adds to a state nor makes it decay.
 """
 
 import math
@@ -89,15 +89,15 @@ HgrnState = recurrence.RecurrentState
 def hgrn_layout(
     in_features: int, *, expand: int = 2, is_complex: bool = False
 ) -> tuple[int, int, int]:
-    """Heads, width of queries and keys, and of values: a head is a column.
+    """Number of heads, width of queries and keys, and of values: a head is a column.
 
     Args:
       in_features: width of the layer's input.
-      expand: columns of states for each of the input.
-      is_complex: two of them make one complex column.
+      expand: state columns per input column.
+      is_complex: combine pairs of them into complex columns.
 
     Raises:
-      ValueError: no positive int, or an odd number of columns to pair.
+      ValueError: a size is not a positive int, or the columns cannot be paired.
     """
     columns = inputs.check_size("expand", expand) * in_features
     inputs.check_flag("is_complex", is_complex)
@@ -117,19 +117,19 @@ def hgrn_parameters(
     is_complex: bool = False,
     dtype: jax.typing.DTypeLike = jnp.float32,
 ) -> dict[str, jax.Array]:
-    """The lower bounds of the forget gates, and the angles of complex columns.
+    """Makes the lower bounds of the forget gates, and the angles of complex columns.
 
     Args:
       rng_key: not used; the arrays are the same for every seed.
       num_heads: N.
       layer: index of the layer, from 0; the first has no bound.
-      num_layers: how many there are.
+      num_layers: number of layers.
       is_complex: make angles too.
       dtype: of the arrays.
 
     Returns:
       ``lower_bound`` `[N]`, logits: the bound is their sigmoid; and ``angle`` `[N]`,
-      radians a position, 10,000^(-n / N) as in rotary positions.
+      radians per position, 10,000^(-n / N) as in rotary positions.
     """
     del rng_key
     made = {}
@@ -163,21 +163,21 @@ def hgrn_attention(
     """Computes the gated recurrence.
 
     Args:
-      query, key: `[B, T, N, H]`; only their shapes count.
+      query, key: `[B, T, N, H]`; only their shapes matter.
       value: `[B, T, N, Hv]`; complex columns have Hv = 2.
       mask: as in `linear_attention`.
       is_causal: all heads run from the left; otherwise the second half of them runs
         from the right.
       log_decay: log f before the lower bound, not positive, `[B, T, N]`; None = no
-        decay, and then values count in full.
+        decay, and values count in full.
       gate: g, `[B, T, N, Hv]`; None = 1.
       lower_bound: logits of b, `[N]`; None = 0.
-      angle: radians a position, `[N]`; None = real columns.
+      angle: radians per position, `[N]`; None = real columns.
       scale: of the values: "tied", 1 - f, or "unit", sqrt(1 - f^2).
-      norm: "rms" or "layer", over all heads of a position; None leaves the states.
+      norm: "rms" or "layer", over all heads of a position; None = no norm.
       eps: of the norm.
       segment_ids: documents of packed rows, as in `linear_attention`.
-      precision: not read; there are no matrix products here.
+      precision: not used: there are no matrix products.
       **flax: as in `linear_attention`.
 
     Returns:
@@ -245,7 +245,7 @@ def _run(
     eps: float,
     segment_ids: jax.Array | None,
 ) -> tuple[jax.Array, HgrnState]:
-    """Both forms, and the state after the last real position of the causal one."""
+    """Both forms; if causal, also the state after the last real position."""
     inputs.check_inputs(query, key, value, is_causal)
     feature_maps.check_norm(norm)
     known("scale", scale, _SCALES)
@@ -266,7 +266,7 @@ def _run(
     if log_decay is not None:
         factors, share = _faded(log_decay, heads, lower_bound, scale, mask, factors)
         values = values * share[..., None]
-    # How far the state has turned, at each position and head.
+    # How far the state has rotated, at each position and head.
     turns = None if angle is None else _turns(angle, mask, factors, is_causal)
     if turns is not None:
         values = _turned(values, -turns)
@@ -274,7 +274,7 @@ def _run(
     if turns is not None:
         out = _turned(out, turns)
         last = _turned(last, turns[:, -1, : last.shape[1]])
-    # On one axis: XLA's gradient over two is slow on a CPU (docs/performance.md).
+    # Over one axis: XLA's gradient over two is slow on a CPU (docs/performance.md).
     flat = feature_maps.normalised(out.reshape(batch, length, -1), norm, (2,), eps)
     out = recurrence.gated(flat.reshape(*out.shape), gate, mask)
     return out.astype(query.dtype), HgrnState(recurrence.Memory(last), position)
@@ -288,7 +288,7 @@ def _check_columns(
     lower_bound: jax.Array | None,
     angle: jax.Array | None,
 ) -> None:
-    """Refuses decays, bounds and angles that do not fit the columns."""
+    """Raises ``ValueError`` unless decays, bounds and angles fit the columns."""
     inputs.check_self(query, key, "hgrn")
     recurrence.check_gate("log_decay", log_decay, query)
     batch, length, heads = query.shape[:3]
@@ -306,7 +306,7 @@ def _scanned(
     documents: packed.Packed | None,
     is_causal: bool,
 ) -> tuple[jax.Array, jax.Array]:
-    """The recurrence, half of the heads from each end unless causal; the last state."""
+    """Outputs and last state; unless causal, half of the heads run from each end."""
     heads = values.shape[2]
     half = heads if is_causal else heads - heads // 2
     if documents is not None:
@@ -334,22 +334,22 @@ def _faded(
     """The factors f and the shares of the values, `[B, T, N]`."""
     wide = inputs.match_heads(log_decay[..., None], heads).astype(ones.dtype)
     log_decay = inputs.hide(wide, mask)[..., 0]
-    # 1 - f by expm1: time constants may be long.
+    # 1 - f by expm1, because time constants may be long.
     factors, fades = jnp.exp(log_decay), -jnp.expm1(log_decay)
     if lower_bound is not None:
         fades = fades * jax.nn.sigmoid(-lower_bound.astype(ones.dtype))[None, None]
         factors = 1 - fades
     if scale == "tied":
         return factors, fades
-    # The slope of a root is infinite at zero.
+    # The derivative of a root is infinite at zero.
     least = jnp.asarray(jnp.finfo(ones.dtype).tiny, ones.dtype)
     return factors, jnp.sqrt(jnp.maximum(fades * (1 + factors), least))
 
 
 def _reset(factors: jax.Array, documents: packed.Packed, forth: int) -> jax.Array:
-    """Factors that let no state into the next document of its way."""
+    """Factors that stop the state at document boundaries in its direction."""
     starts = documents.resets
-    # On the way back the last position of a document comes first.
+    # In the reverse direction the last position of a document comes first.
     ends = jnp.pad(starts[:, 1:], [(0, 0), (0, 1)])
     first = (jnp.arange(factors.shape[2]) < forth)[None, None]
     resets = jnp.where(first, starts[:, :, None], ends[:, :, None])
@@ -359,7 +359,7 @@ def _reset(factors: jax.Array, documents: packed.Packed, forth: int) -> jax.Arra
 def _turns(
     angle: jax.Array, mask: jax.Array | None, like: jax.Array, is_causal: bool
 ) -> jax.Array:
-    """Radians by which a state has turned at each position, `[B, T, N]`."""
+    """Radians by which a state has rotated at each position, `[B, T, N]`."""
     real = jnp.ones(like.shape[:2], like.dtype)
     if mask is not None:
         real = mask.astype(like.dtype)

@@ -1,19 +1,19 @@
-"""Linear attention whose state fades or forgets by gates of the input.
+"""Linear attention whose state decays or forgets by gates computed from the input.
 
-The state S `[H, Hv]` of a head is rewritten at each position:
+The state S `[H, Hv]` of a head is updated at each position:
 
 - gated linear attention: ``S_t = diag(a_t) S_(t-1) + k_t v_t^T``;
 - the (gated) delta rule: ``S_t = a_t (I - b_t k_t k_t^T) S_(t-1) + b_t k_t v_t^T``;
 
 and read by the query, ``out_t = S_t^T q_t``. Within a chunk of C positions only
-differences of the logarithms of decays are exponentiated, none of them positive:
-nothing is divided by a product of decays, which vanishes.
+differences of the logarithms of decays are exponentiated. None of these is positive,
+and nothing is divided by a product of decays, which may vanish.
 
 Without ``is_causal`` a query also reads the state of the reversed recurrence over the
 positions after it, so that each pair of positions counts once. No paper has this form;
-it is what these mechanisms need to classify.
+these mechanisms need it for classification.
 
-A hidden position changes no state.
+Hidden positions do not change the state.
 """
 
 from typing import Any, NamedTuple
@@ -27,7 +27,7 @@ from lra_jax.attention.causal.both_ends import from_both_ends
 
 
 class Memory(NamedTuple):
-    """The past of a position; float32 or float64."""
+    """The sums over past positions; float32 or float64."""
 
     summary: jax.Array  # [B, N, H, Hv]
 
@@ -35,7 +35,7 @@ class Memory(NamedTuple):
 
 
 class RecurrentState(NamedTuple):
-    """Everything that the next position needs of the earlier ones."""
+    """Everything that the next position needs from the earlier ones."""
 
     sums: Memory  # [B, N, H, Hv]
     position: jax.Array  # of the next token in each sample, [B] int32
@@ -53,15 +53,15 @@ def recur(
     state: RecurrentState | None,
     chunking: engine.Chunking,
 ) -> tuple[jax.Array, RecurrentState]:
-    """Runs a recurrence over a sequence, or from both of its ends.
+    """Runs a recurrence over a sequence, or from both ends.
 
     Args:
-      form: the mechanism; its options name the dtype.
-      arrays: as they come, `[B, T, ...]`.
+      form: the mechanism; its options give the dtype.
+      arrays: as passed by the caller, `[B, T, ...]`.
       is_causal: position i reads positions 0..i only.
       mask: the real positions, `[B, T]`; None = all.
       rows: where packed documents are; None = each row is one.
-      state: what came before; None = nothing.
+      state: the state so far; None = a new stream.
       chunking: how the sequence is cut.
 
     Returns:
@@ -125,7 +125,7 @@ def finished(
     query: jax.Array,
     mask: jax.Array | None,
 ) -> jax.Array:
-    """Norm and gate of `[B, T, N, Hv]`, in the query's dtype."""
+    """Applies norm and gate to `[B, T, N, Hv]`; returns the query's dtype."""
     out = feature_maps.normalised(out, norm, (3,), eps)
     return gated(out, gate, mask).astype(query.dtype)
 
@@ -143,7 +143,7 @@ def gated(out: jax.Array, gate: jax.Array | None, mask: jax.Array | None) -> jax
 
 
 def dtype_of(state: RecurrentState | None, *arrays: jax.Array) -> jnp.dtype:
-    """The dtype of a state, given or to be made."""
+    """The dtype of the given state, or of one for these arrays."""
     if state is not None:
         return state.sums.summary.dtype
     return inputs.accumulation_dtype(*arrays)

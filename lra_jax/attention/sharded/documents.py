@@ -1,8 +1,8 @@
-"""Packed documents in a row of which each device holds a slice.
+"""Packed documents in rows that are split over devices.
 
-A document may begin on one device and end on another. The facts that a
-device needs of the others do not grow with the length: whether a document starts in
-their slices, and sums over the documents that are open at the edges of a slice.
+A document may begin on one device and end on another. What a device needs from the
+others does not grow with the length: whether a document starts in their slices, and
+sums over the documents that cross the edges of its own slice.
 """
 
 import operator
@@ -17,7 +17,7 @@ import numpy as np
 from lra_jax.attention.packed import Packed
 from lra_jax.attention.sharded import exchange
 
-# How parts of a document are put together, and what changes nothing.
+# How partial results for a document are combined, and the neutral element.
 _TOGETHER = {
     jax.ops.segment_sum: (operator.add, jnp.sum, 0),
     jax.ops.segment_max: (jnp.maximum, jnp.max, None),
@@ -29,26 +29,26 @@ class Slice(Packed):
     """One device's part of `Packed` rows."""
 
     axis: str  # the mesh axis that the other parts are on
-    carried: jax.Array  # positions on earlier devices of the first document, [B]
-    earlier: jax.Array  # which devices hold the start of the first, [devices, B]
-    later: jax.Array  # which hold the end of the last
+    carried: jax.Array  # positions of the first document on earlier devices, [B]
+    earlier: jax.Array  # earlier devices that hold some of the first, [devices, B]
+    later: jax.Array  # later devices that hold some of the last, [devices, B]
 
     @property
     def position(self) -> jax.Array:
-        """Counted from the document's start, on whichever device that is."""
+        """The position from the document's start, on whichever device that is."""
         places = jnp.arange(self.starts.shape[1], dtype=jnp.int32)[None]
         first = jnp.where(self.starts, places, -self.carried[:, None])
         return places - jax.lax.cummax(first, 1)
 
     @property
     def resets(self) -> jax.Array:
-        """The starts: what came before enters through `around`."""
+        """All starts: earlier parts of a document enter through `around`."""
         return self.starts
 
     def over(
         self, reduce: Callable[..., jax.Array], x: jax.Array, axis: int
     ) -> jax.Array:
-        """See the base class; of whole documents, on all devices."""
+        """See the base class; covers whole documents, across all devices."""
         own = super().over(reduce, x, axis)
         join, total, nothing = _TOGETHER[reduce]
         if nothing is None:
@@ -60,7 +60,7 @@ class Slice(Packed):
             jnp.where(_along(here[:, place], end.ndim), end, nothing)
             for here, end, place in zip(goes_on, ends, (0, -1), strict=True)
         )
-        # A device gives its last part to those after it, its first to those before.
+        # A device sends its last part to later devices, its first to earlier ones.
         for part, which, here in (
             (last, self.earlier, goes_on[0]),
             (first, self.later, goes_on[1]),
@@ -87,10 +87,10 @@ class Slice(Packed):
 def sums_before(
     sums: Callable[[jax.Array | None], Any], rows: Slice | None, axis: str
 ) -> Any:
-    """The sums on earlier devices that a device's first position continues.
+    """The sums on earlier devices that a device's first document continues.
 
     Args:
-      sums: a tree of sums over the positions of a mask `[B, T]`; None = all.
+      sums: maps a mask `[B, T]`, None = all, to a tree of sums over its positions.
       rows: where documents are; None = each row is one.
       axis: the mesh axis that the positions are split over.
     """
@@ -121,7 +121,7 @@ def sliced(segment_ids: jax.Array | None, axis: str) -> Slice | None:
     passes, tails = jax.lax.all_gather((~starts.any(1), tail), axis)
     here, each = jax.lax.axis_index(axis), np.arange(devices)
     earlier, later = each < here, each > here
-    # Between a device and this one no document may start.
+    # No document may start on a device between that one and this one.
     one, other = each[:, None], each[None]
     open_before = passes[None] | ~((one < other) & (other < here))[..., None]
     open_after = passes[None] | ~((here < other) & (other < one))[..., None]

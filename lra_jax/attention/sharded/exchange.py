@@ -1,7 +1,7 @@
-"""Exchanges between devices that each hold a slice of a sequence: sums over positions.
+"""Sums over positions, exchanged between devices that each hold part of a sequence.
 
-Trees of float arrays of one dtype, whose size must not depend on the length; one
-all-gather, and one reduce-scatter in the gradient.
+The sums are trees of float arrays of one dtype, and their size must not depend on the
+length. Each takes one all-gather, and one reduce-scatter in the gradient.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 
 
 def total(own: Any, axis: str | None) -> Any:
-    """The sum of all devices' trees; without an axis this one's."""
+    """The sum of all devices' trees; without an axis, this device's tree."""
     if axis is None:
         return own
     return _unpacked(_gathered(own, axis).sum(0), own)
@@ -28,7 +28,7 @@ def before(own: Any, axis: str) -> Any:
 
 
 def chosen(own: Any, which: jax.Array, axis: str) -> Any:
-    """The sum of some devices' trees, others for each sample.
+    """The sum of some devices' trees, chosen for each sample.
 
     Args:
       own: arrays `[B, ...]`.

@@ -5,18 +5,18 @@ of other devices enter through their *states*, the sums of ``phi(k_j) v_j^T`` an
 ``phi(k_j)`` over their positions; cosFormer's features are rotated by their place in
 the whole sequence first. So the devices exchange
 
-- forward: one all-gather of the states, of which a device adds up those before it
+- forward: one all-gather of the states; each device then adds up those before it
   (causal) or all the others;
-- backward: one reduce-scatter of the states' gradients, the transpose of that.
+- backward: the transpose, one reduce-scatter of the states' gradients.
 
-Both move N M (Hv + 1) float32 numbers a sample and device, whatever the length. A
-device's state is one product of its own keys and values, which waits for nobody; the
-causal form then starts from the sum of the states before it. This is LASP-2 (Sun et
-al. 2025, "LASP-2: Rethinking Sequence Parallelism for Linear Attention"), with the
+Both move N M (Hv + 1) float32 numbers per sample and device, whatever the length. A
+device's state is a product of its own keys and values, so no device waits for another;
+the causal form then starts from the sum of the states before it. This is LASP-2 (Sun
+et al. 2025, "LASP-2: Rethinking Sequence Parallelism for Linear Attention"), with the
 denominators that it leaves out.
 
-A device's computation is the mechanism's own, the function that its entry names
-``sharded``. Flow-Attention, which is not causal here, needs several exchanges.
+Each device runs the function that the mechanism's entry names as ``sharded``.
+Flow-Attention, which has no causal form here, needs several exchanges.
 """
 
 import dataclasses
@@ -43,21 +43,21 @@ def sequence_parallel(
     batch_axis: str | None = "data",
     mesh: Mesh | None = None,
 ) -> registry.Mechanism:
-    """A mechanism whose positions are split over the devices of a mesh axis.
+    """Splits the positions of a mechanism over the devices of a mesh axis.
 
     Args:
-      mechanism: one whose entry has ``sharded``; Flow-Attention is not causal here.
+      mechanism: one whose entry has ``sharded``; no causal form for Flow-Attention.
       axis: the mesh axis that the positions are split over.
-      batch_axis: the one that the samples are split over; None = each device has all.
+      batch_axis: the axis that the samples are split over; None = each device has all.
       mesh: the mesh; None = that of ``jax.set_mesh`` when the function is called.
 
     Returns:
       The mechanism with another function: the same arguments and results, as whole
-      arrays, inside ``jax.jit`` or out of it. Self-attention only (T == S), of a length
-      and a batch that the axes divide; cosFormer's ``max_length`` is an int or None.
+      arrays, inside or outside ``jax.jit``. Self-attention only (T == S); the axes must
+      divide the length and the batch. cosFormer's ``max_length`` is an int or None.
 
     Raises:
-      ValueError: the mechanism has no such form; and, when called, the arrays, the mask
+      ValueError: the mechanism has no such form; or, when called, the arrays, the mask
         or the mesh do not fit.
     """
     found = registry.resolve(mechanism)

@@ -3,20 +3,20 @@
 ``out_i = sum_{j in A(i)} softmax_j(q_i . k_j / sqrt(H)) v_j``, with A(i) made of blocks
 of C positions: the query's own and its two neighbours, the first and the last block,
 which are global (all see them and they see all), and R random blocks, which differ from
-head to head. The random ones are drawn without replacement among the blocks that are
-neither neighbours nor global; where there are fewer than R, all are seen.
+head to head. The random blocks are drawn without replacement from those that are
+neither neighbours nor global; if there are fewer than R, all of them are used.
 
-In the causal form a block sees itself and the one before it, the first one, and R
-random ones among those between, without the j > i. Only the past decides on them, so a
-prefix attends as the whole does. The paper has no causal form.
+In the causal form a block sees itself, the block before it, the first block, and R
+random blocks in between, without positions j > i. The draws depend only on the past, so
+a prefix attends like the whole sequence. The paper has no causal form.
 
 Cost: O(T W (H + Hv)) time and O(T W) memory for W = (7 + R) C, by gathered blocks
 (`lra_jax.attention.softmax.patterns`).
 
 The draws are a hash of seed, head, block and count: the same on every machine, without
-any state. The last block and the range of the draws are those of each sample's real
-length, so padding on the right is exact. Deviations: the authors' code needs lengths
-that C divides and adds -1e4 where it masks; here the last block may be short.
+any state. The last block and the range of the draws follow each sample's real length,
+so padding on the right is exact. Deviations: the authors' code needs lengths divisible
+by C and masks by adding -1e4; here the last block may be short.
 """
 
 from typing import Any
@@ -40,7 +40,7 @@ MECHANISM = Mechanism(
     cost="(7 + R) T C H",
     summary="softmax over neighbouring, global and R random blocks of C",
     source="Zaheer et al. 2020",
-    # One head on images, because of a misspelt key in LRA's file.
+    # One head on images, because of a misspelled key in LRA's file.
     presets={
         "official": {
             "*": {"model.attention_options": "block=64,num_random=3"},
@@ -74,8 +74,8 @@ def bigbird_attention(
       query, key, value, mask, is_causal, segment_ids: as in `local_attention`. Padding
         is exact on the right.
       block: C, positions of a block.
-      num_random: R, random blocks of each block and head.
-      seed: of the random blocks; the layers of a model may differ in it.
+      num_random: R, random blocks for each block and head.
+      seed: of the random blocks; it may differ between the layers of a model.
       precision, **flax: as in `linear_attention`.
 
     Returns:
@@ -98,7 +98,7 @@ def bigbird_attention(
         out = patterns.attend(queries, place, sets, precision)
         if is_causal:
             return out
-        # The rows of the two global blocks again, over everything.
+        # Recompute the rows of the two global blocks over everything.
         at = jnp.arange(queries.shape[2], dtype=last.dtype)[None, None, :, None, None]
         for chosen in (jnp.zeros_like(last), last):
             rows = key_sets.take_block(queries, chosen)[:, :, None]
@@ -116,7 +116,7 @@ bigbird_weights = dense.weights_of(bigbird_attention, "Rows sum to one or zero."
 
 
 class _Pattern:
-    """The blocks that may meet; ``last`` is `[1 or B]`, each sample's last block."""
+    """Which blocks see each other; ``last`` is each sample's last block, `[1 or B]`."""
 
     def __init__(self, block: int, num_random: int, seed: int, is_causal: bool):
         self.block = inputs.check_size("block", block)
@@ -140,7 +140,7 @@ class _Pattern:
         free, begin, gap, head = jnp.broadcast_arrays(free, begin, gap, head)
         picks: list[jax.Array] = []
         for number in range(self.num_random):
-            # Floyd's way to draw distinct numbers below `free`.
+            # Floyd's algorithm for drawing distinct numbers below `free`.
             top = free - self.num_random + number
             drawn = _hash(self.seed, head, row, number)
             drawn = (drawn % jnp.maximum(top + 1, 1).astype(jnp.uint32)).astype(
@@ -158,7 +158,7 @@ class _Pattern:
     def sets(
         self, sequence: key_sets.Sequence, last: jax.Array, table: jax.Array
     ) -> list[key_sets.Keys]:
-        """The keys of each block, no pair twice."""
+        """The key sets of each block, without duplicate pairs."""
         size = self.block
         after = 0 if self.is_causal else size
         nearby = key_sets.not_later if self.is_causal else key_sets.always
@@ -181,7 +181,7 @@ class _Pattern:
 
 
 def _hash(seed: int, head: jax.Array, row: jax.Array, number: int) -> jax.Array:
-    """Random bits, uint32, of three numbers and a seed."""
+    """Random bits, uint32, from three numbers and a seed."""
     bits = jnp.asarray(seed & 0xFFFFFFFF, jnp.uint32)
     for word in (head, row, jnp.asarray(number, jnp.int32)):
         bits = bits ^ word.astype(jnp.uint32)

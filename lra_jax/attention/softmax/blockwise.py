@@ -1,15 +1,15 @@
-"""Softmax attention in blocks: the matrix of weights never exists as a whole.
+"""Softmax attention in blocks: the full matrix of weights is never formed.
 
-Queries and keys are cut into blocks, and one loop runs over the pairs of them. Forward,
-each query block carries the largest score so far, the sum of ``exp(score - largest)``
-and the sum of the values weighted by it; where a larger score comes, both sums shrink
-to its unit (Milakov and Gimelshein 2018, "Online normalizer calculation for softmax").
-Backward, the weights are computed once more, from the logarithm of that sum (Dao et al.
-2022, "FlashAttention"): the loop keeps the inputs, the output and one number for each
-query.
+Queries and keys are cut into blocks, and one loop runs over pairs of blocks. In the
+forward pass each query block carries the largest score so far, the sum of
+``exp(score - largest)``, and the sum of the values weighted by these; when a larger
+score appears, both sums are rescaled (Milakov and Gimelshein 2018, "Online normalizer
+calculation for softmax"). The backward pass recomputes the weights from the logarithm
+of that sum (Dao et al. 2022, "FlashAttention"): the loop keeps the inputs, the output
+and one number per query.
 
-Cost: O(T S (H + Hv)) time as for the dense form, in a causal call half of it, since
-pairs of blocks that lie in the future are never visited; O((T + S) (H + Hv)) memory.
+Cost: O(T S (H + Hv)) time like the dense form, and half of it if causal, since pairs of
+blocks in the future are never visited; O((T + S) (H + Hv)) memory.
 
 Gradients of gradients work, with the memory of the dense form; forward-mode derivatives
 (``jax.jvp``) do not.
@@ -28,13 +28,13 @@ from lra_jax.attention import inputs, packed
 
 
 class Visible(NamedTuple):
-    """Which keys a query sees, without a gradient.
+    """Which keys a query sees; these arrays have no gradient.
 
     Attributes:
       pairs: boolean, rank 4, broadcastable to `[B, N, T, S]`; None = all.
       last: index of the last key that each query sees, `[1 or B, T]`; None = S - 1.
-      document: the number of each position's document, from 1, and 0 for padding,
-        `[B, T]`, where T == S: a query sees keys of its own; None = all are of one.
+      document: the number of each position's document, from 1, or 0 for padding,
+        `[B, T]`, with T == S: a query sees only its own document; None = there is one.
     """
 
     pairs: jax.Array | None
@@ -50,7 +50,7 @@ class Plan:
       size: positions of a block.
       queries: T.
       keys: S.
-      is_causal: no query sees a key of a later index; T == S.
+      is_causal: no query sees a later key; T == S.
       scale: factor of the scores.
       precision: of the matrix products.
     """
@@ -79,11 +79,11 @@ class Plan:
         return jnp.asarray(np.argwhere(seen), jnp.int32)
 
     def product(self, terms: str, *arrays: jax.Array) -> jax.Array:
-        """``jnp.einsum`` at the precision of the call."""
+        """``jnp.einsum`` with the precision of the call."""
         return jnp.einsum(terms, *arrays, precision=self.precision)
 
     def cut(self, x: jax.Array) -> jax.Array:
-        """`[B, N, T, H]` -> `[rows, B, N, size, H]`, filled up with zeros."""
+        """`[B, N, T, H]` -> `[rows, B, N, size, H]`, padded with zeros."""
         missing = -x.shape[2] % self.size
         if missing:
             x = jnp.pad(x, [(0, 0), (0, 0), (0, missing), (0, 0)])
@@ -97,7 +97,7 @@ class Plan:
 
 
 class _Rows(NamedTuple):
-    """All queries so far, in blocks: `[rows, B, N, size, ...]`."""
+    """The running results of all queries, in blocks: `[rows, B, N, size, ...]`."""
 
     largest: jax.Array  # [..., 1]
     total: jax.Array  # sum of exp(score - largest), [..., 1]
@@ -120,13 +120,13 @@ def attend(
       query: `[B, N, T, H]`.
       key: `[B, N, S, H]`.
       value: `[B, N, S, Hv]`.
-      visible: which keys a query sees beside `is_causal`.
+      visible: which keys a query sees, in addition to `is_causal`.
       is_causal: position i sees keys 0..i only; T == S.
       block: positions of a block.
       precision: of the matrix products.
 
     Returns:
-      `[B, N, T, Hv]`, float32 or wider, computed so; zero for queries that see nothing.
+      `[B, N, T, Hv]`, computed in float32 or wider; zero for queries that see nothing.
     """
     length, keys = query.shape[2], key.shape[2]
     size = min(block, max(length, keys))
@@ -137,10 +137,10 @@ def attend(
 
 
 def _filled(plan: Plan, visible: Visible) -> Visible:
-    """Masks over whole blocks; what was appended to the keys is hidden."""
+    """Masks over whole blocks; padding appended to the keys is hidden."""
     pairs, last, document = visible
     if plan.is_causal:
-        # Hides what was appended as well: T == S.
+        # Hides the appended padding as well: T == S.
         causal = jnp.asarray(np.arange(plan.queries, dtype=np.int32)[None])
         last = causal if last is None else jnp.minimum(last, causal)
     elif last is None and plan.keys % plan.size:
@@ -233,8 +233,8 @@ _attend.defvjp(_forward, _backward)
 def _nothing(
     query: jax.Array, key: jax.Array, value: jax.Array, dtype: jnp.dtype
 ) -> _Rows:
-    # Zeros of a first update and not of a shape: the loop's carry then has the sharding
-    # and the varying axes of what is added to it.
+    # Zeros derived from a first update, not from a shape: the loop's carry then has the
+    # same sharding and varying axes as the values added to it.
     others = (key[0, :, :, :1, :1], value[0, :, :, :1])
     first, second = (jnp.zeros_like(x, dtype)[None] for x in others)
     total = jnp.zeros_like(query[..., :1], dtype) + first
@@ -243,7 +243,7 @@ def _nothing(
 
 
 def _hidden(dtype: jnp.dtype) -> float:
-    """A score whose exponential is 0, even relative to the lowest maximum: its half."""
+    """A score whose exponential is 0 even relative to half of it, the first maximum."""
     return float(jnp.finfo(dtype).min)
 
 
@@ -255,7 +255,7 @@ def _scores(
     pair: jax.Array,
     dtype: jnp.dtype,
 ) -> tuple[jax.Array, jax.Array | None]:
-    """The scores of a pair of blocks, and which of them count; None = all."""
+    """The scores of a pair of blocks, and which of them are visible; None = all."""
     terms = "bnih,bnjh->bnij"
     scores = plan.product(terms, query.astype(dtype), key.astype(dtype)) * plan.scale
     starts = pair[0] * plan.size, pair[1] * plan.size

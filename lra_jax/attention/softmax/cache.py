@@ -1,4 +1,4 @@
-"""The cache of a softmax stream: the keys and values of a fixed number of positions."""
+"""The cache of a softmax stream: keys and values for a fixed number of positions."""
 
 from typing import NamedTuple
 
@@ -38,7 +38,7 @@ def empty(
 
 
 def empty_for(key: jax.Array, value: jax.Array, size: int) -> SoftmaxState:
-    """The same for ``size`` positions, as `[B, T, n, H]` and `[B, T, n, Hv]` are."""
+    """The same for ``size`` positions, and for keys and values `[B, T, n, ...]`."""
     shape, other = ((x.shape[0], x.shape[2], size, x.shape[3]) for x in (key, value))
     return empty(shape, other, key.dtype, value.dtype)
 
@@ -51,12 +51,12 @@ def places(state: SoftmaxState, length: int) -> jax.Array:
 def extended(
     state: SoftmaxState, key: jax.Array, value: jax.Array, mask: jax.Array | None
 ) -> SoftmaxState:
-    """The state with further positions, `[B, T, n, ...]`; those beyond it are dropped.
+    """Appends positions `[B, T, n, ...]` to a state; those beyond its end are dropped.
 
     Args:
-      state: what came before.
+      state: the state so far.
       key: `[B, T, n, H]`; its heads may be a divisor of the state's.
-      value: `[B, T, n, Hv]`; so may its heads.
+      value: `[B, T, n, Hv]`; its heads may be, too.
       mask: the real positions, boolean `[B, T]`; None = all.
     """
     position = state.position + inputs.next_position(mask, *key.shape[:2])
@@ -71,7 +71,7 @@ def last_documents(
     mask: jax.Array | None,
     rows: packed.Packed,
 ) -> SoftmaxState:
-    """An empty state with the last document of each packed row, as in `extended`."""
+    """Fills an empty state with the last document of each row, as in `extended`."""
     mask = packed.shown(mask, rows)
     batch, length = key.shape[:2]
     number, nowhere = rows.number, state.visible.shape[1]
@@ -88,7 +88,7 @@ def _put(
     columns: jax.Array,
     position: jax.Array,
 ) -> SoftmaxState:
-    """The state with positions `[B, T]` of its columns filled."""
+    """Fills the positions `[B, T]` of the state's columns."""
     batch, length = key.shape[:2]
     rows = np.arange(batch, dtype=np.int32)
     real = jnp.ones((batch, length), bool) if mask is None else mask
@@ -96,7 +96,7 @@ def _put(
     def put(kept: jax.Array, new: jax.Array) -> jax.Array:
         heads = np.arange(kept.shape[1], dtype=np.int32)
         index = rows[:, None, None], heads[None, :, None], columns[:, None]
-        # Hidden, since what padding holds, even NaN, must not reach a product.
+        # Hidden, since nothing that padding holds, such as NaN, may reach a product.
         new = inputs.by_head(new, len(heads), mask, kept.dtype)
         return kept.at[index].set(new, mode="drop")
 
@@ -113,7 +113,7 @@ def check(
 ) -> None:
     """Raises ``ValueError`` unless the state fits these inputs and has room for them.
 
-    Where the position is a tracer there is no telling about the room.
+    If the position is a tracer, the room cannot be checked.
     """
     batch, length, heads, _ = query.shape
     size = state.visible.shape[-1]

@@ -1,9 +1,9 @@
-"""The sets of keys that a pattern lets a block of queries see, gathered by blocks.
+"""The sets of keys that a pattern makes visible to a block of queries.
 
 A sequence is cut into P blocks of C positions. A set (`Keys`) gives the queries of a
-block the keys of their neighbourhood (`band`), of a part of the sequence or all of it
-(`shared`), of their own column (`columns`), or of the blocks that a table lists
-(`listed`). Positions count from 0; a hidden key has the position -1 wherever it lies.
+block the keys of their neighbourhood (`band`), of all or part of the sequence
+(`shared`), of their own column (`columns`), or of the blocks listed in a table
+(`listed`). Positions count from 0; a hidden key has position -1 wherever it lies.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ class Sequence(NamedTuple):
 
     key: jax.Array  # [B, N, S, H]
     value: jax.Array  # [B, N, S, Hv]
-    number: jax.Array  # position + 1, and 0 where hidden, [1 or B, 1, S, 1] int32
+    number: jax.Array  # position + 1, or 0 where hidden, [1 or B, 1, S, 1] int32
 
     @property
     def position(self) -> jax.Array:
@@ -34,11 +34,11 @@ class Keys:
     """A set of keys for the queries of each block.
 
     Attributes:
-      layout: "block", every block of queries has K keys of its own, `[B, N, P, K, H]`;
-        "shared", all have the same, `[B, N, K, H]`; "column", query c of every block
+      layout: "block", every block of queries has its own K keys, `[B, N, P, K, H]`;
+        "shared", all blocks have the same, `[B, N, K, H]`; "column", query c of a block
         has key c of every block, `[B, N, P, C, H]`.
-      key: as the layout says.
-      value: as the layout says.
+      key: shaped according to the layout.
+      value: shaped according to the layout.
       position: of the keys, broadcastable to the scores `[B, N, P, C, K]`.
       rule: which pairs of positions (query, key) belong to the set.
       discount: subtracted from the scores `[B, N, P, C, K]`; None = nothing.
@@ -63,7 +63,7 @@ def not_later(query: jax.Array, key: jax.Array) -> jax.Array:
 
 
 def cut(x: jax.Array, size: int) -> jax.Array:
-    """`[B, N, T, H]` -> `[B, N, P, C, H]`, the last block filled with zeros."""
+    """`[B, N, T, H]` -> `[B, N, P, C, H]`; the last block is padded with zeros."""
     missing = -x.shape[2] % size
     x = jnp.pad(x, [(0, 0), (0, 0), (0, missing), (0, 0)])
     return x.reshape(*x.shape[:2], -1, size, x.shape[-1])
@@ -81,7 +81,7 @@ def places(blocks: int, size: int) -> jax.Array:
 
 
 def part(sequence: Sequence, start: int, stop: int) -> Sequence:
-    """The keys of some positions."""
+    """The keys from one position up to another."""
     return jax.tree.map(lambda x: x[:, :, start:stop], sequence)
 
 
@@ -93,12 +93,12 @@ def take_block(x: jax.Array, index: jax.Array) -> jax.Array:
 
 
 def take_part(sequence: Sequence, size: int, index: jax.Array) -> Sequence:
-    """The keys of one block of each sample, which `[1 or B]` names."""
+    """The keys of one block of each sample, given by ``index`` `[1 or B]`."""
     return jax.tree.map(lambda x: take_block(cut(x, size), index), sequence)
 
 
 def ends(sequence: Sequence, size: int, count: int) -> Sequence:
-    """The last ``count`` keys of every block, one after the other."""
+    """The last ``count`` keys of every block, concatenated."""
 
     def pick(x: jax.Array) -> jax.Array:
         x = cut(x, size)[:, :, :, size - count :]
@@ -120,18 +120,18 @@ def windows(x: jax.Array, size: int, before: int, after: int) -> jax.Array:
 
 
 def _own(sequence: Sequence, rule: Rule) -> Keys:
-    """A set of other keys for each block, `[B, N, P, K, ...]`."""
+    """A set with different keys for each block, `[B, N, P, K, ...]`."""
     number = sequence.number[..., None, :, 0]
     return Keys("block", sequence.key, sequence.value, number - 1, rule)
 
 
 def band(sequence: Sequence, size: int, before: int, after: int, rule: Rule) -> Keys:
-    """Each block's own keys, ``before`` ones ahead of it and ``after`` past it."""
+    """Each block's own keys, ``before`` keys preceding it and ``after`` following."""
     return _own(jax.tree.map(lambda x: windows(x, size, before, after), sequence), rule)
 
 
 def shared(sequence: Sequence, rule: Rule) -> Keys:
-    """All of a sequence, for every query."""
+    """The whole sequence, for every query."""
     position = sequence.position[:, None, None, None]
     return Keys("shared", sequence.key, sequence.value, position, rule)
 
@@ -144,12 +144,12 @@ def columns(sequence: Sequence, size: int, rule: Rule) -> Keys:
 
 
 def listed(sequence: Sequence, size: int, table: jax.Array, rule: Rule) -> Keys:
-    """The blocks that a table lists for each block of queries.
+    """The blocks listed in a table for each block of queries.
 
     Args:
       sequence: of P blocks.
       size: C.
-      table: `[1 or B, N, P, R]`, indices of blocks; -1 = none. No block twice in a row.
+      table: `[1 or B, N, P, R]`, indices of blocks, no duplicates in a row; -1 = none.
       rule: as in `Keys`.
     """
     heads = sequence.key.shape[:2]

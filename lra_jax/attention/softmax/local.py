@@ -3,14 +3,14 @@
 ``out_i = sum_j softmax_j(q_i . k_j / sqrt(H)) v_j`` over ``|i - j| <= window`` (a
 sliding band), or over the j with ``floor(j / block) = floor(i / block)`` (contiguous
 blocks, the "Local Attention" of Tay et al. 2021, "Long Range Arena").
-Causal forms leave out the j > i.
+Causal forms leave out positions j > i.
 
-Cost: O(T W (H + Hv)) time and O(T W) memory for W = 2 window + C keys a query (window +
-C if causal, W = C in blocks of C), by gathered blocks (`softmax.patterns`).
+Cost: O(T W (H + Hv)) time and O(T W) memory for W = 2 window + C keys per query (window
++ C if causal, W = C in blocks of C), by gathered blocks (`softmax.patterns`).
 
 Deviations: the arena's code reshapes to `[blocks in length, blocks, ...]`, so that its
-"blocks" are strided and its padding mask belongs to other positions; here blocks are
-contiguous. A row that may see nothing is exactly zero.
+"blocks" are strided and its padding mask applies to the wrong positions; here blocks
+are contiguous. A row that sees nothing is exactly zero.
 """
 
 from typing import Any
@@ -76,8 +76,8 @@ def local_attention(
     Args:
       query, key, value, mask: as in `linear_attention`, of one length T.
       is_causal: position i sees no j > i.
-      segment_ids: as in `linear_attention`, but one document after the other.
-      window: positions on each side that a query sees beside its own; 64 unless
+      segment_ids: as in `linear_attention`, but documents are computed one by one.
+      window: positions on each side that a query sees besides its own; 64 unless
         ``block`` is given. Padding is exact on either side.
       block: positions of a block, instead of a window. Blocks are counted from the
         first position, so padding is exact on the right.

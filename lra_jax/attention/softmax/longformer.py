@@ -2,7 +2,7 @@
 
 ``out_i = sum_{j in A(i)} softmax_j(q_i . k_j / sqrt(H)) v_j``: a query sees the window
 ``|i - j| <= window`` and the global positions ``j < global_tokens``; a global query
-sees every position. Causal forms leave out the j > i.
+sees every position. Causal forms leave out positions j > i.
 
 Cost: O(T W (H + Hv)) time and O(T W) memory for W = 2 window + C + 2 global_tokens, by
 gathered blocks (`lra_jax.attention.softmax.patterns`).
@@ -10,7 +10,7 @@ gathered blocks (`lra_jax.attention.softmax.patterns`).
 Deviations: global positions are the first ones, where a class vector is, not chosen by
 the caller; global queries use the same projections as all others (the paper gives
 them a second set); no dilated windows. The arena's code masks a dense n-by-n matrix,
-and for even windows sees one position more on the right than on the left.
+and with even windows sees one more position on the right than on the left.
 """
 
 from typing import Any
@@ -34,7 +34,7 @@ MECHANISM = Mechanism(
     cost="3 T w H",
     summary="softmax over a window and the first tokens, which see everything",
     source="Beltagy et al. 2020",
-    # LRA's window of 512 is both sides together.
+    # LRA's window of 512 covers both sides together.
     presets={
         "official": {
             "*": {"model.attention_options": "window=256"},
@@ -73,9 +73,9 @@ def longformer_attention(
     Args:
       query, key, value, mask, is_causal, segment_ids: as in `local_attention`. Padding
         is exact on the right.
-      window: positions on each side that a query sees beside its own (half of the
+      window: positions on each side that a query sees besides its own (half of the
         paper's window size).
-      global_tokens: how many of the first positions are global; 0 for none.
+      global_tokens: number of global positions at the start; 0 for none.
       precision, **flax: as in `linear_attention`.
 
     Returns:
@@ -109,7 +109,7 @@ def longformer_attention(
         first = key_sets.part(sequence, 0, count)
         sets.append(key_sets.shared(first, is_far_global))
         out = patterns.attend(queries, place, sets, precision)
-        # The rows of the global tokens again, over everything.
+        # Recompute the rows of the global tokens over everything.
         queries, place, out = (
             x.reshape(*x.shape[:2], 1, -1, x.shape[-1]) for x in (queries, place, out)
         )

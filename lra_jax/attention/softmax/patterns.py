@@ -1,19 +1,19 @@
-"""Exact softmax attention over the few keys that a pattern lets each query see.
+"""Exact softmax attention over the few keys that a pattern makes visible to each query.
 
 ``out_i = sum_{j in A(i)} softmax_j(q_i . k_j / sqrt(H)) v_j`` with a set A(i) that
 depends on positions alone: windows, global tokens, strides, random blocks. The
-sequence is cut into P blocks of C positions. A pattern names the sets of keys that the
+sequence is cut into P blocks of C positions. A pattern gives the sets of keys that the
 queries of each block may see (`softmax.key_sets`): gathered blocks, not an n-by-n mask.
-`attend` forms the scores of every set, leaves out the pairs that the pattern's rule
-excludes, and normalises over all sets together. Sets must not overlap: a pair that two
-of them allow would count twice.
+`attend` computes the scores of every set, leaves out the pairs that the pattern's rule
+excludes, and normalises over all sets together. Sets must not overlap: a pair in two of
+them would count twice.
 
-Cost: O(T K (H + Hv)) time and O(T K) memory for K gathered keys a query. The backward
+Cost: O(T K (H + Hv)) time and O(T K) memory for K gathered keys per query. The backward
 pass keeps only the inputs and gathers again.
 
-Positions count from 0 and are those of the padded batch, so padding on the right is
-exact; hidden keys have the position -1 wherever they are gathered. Scores, softmax and
-sums are float32 or wider, and a row that may see nothing is exactly zero.
+Positions count from 0 in the padded batch, so padding on the right is exact; hidden
+keys have position -1 wherever they are gathered. Scores, softmax and sums are float32
+or wider, and a row that sees nothing is exactly zero.
 """
 
 import functools
@@ -27,15 +27,15 @@ from lra_jax.attention import inputs
 from lra_jax.attention.softmax import key_sets
 from lra_jax.attention.softmax.key_sets import Keys, Sequence
 
-# Of each layout: queries `[B, N, P, C, H]` times keys, and weights times values.
+# For each layout: queries `[B, N, P, C, H]` times keys, and weights times values.
 _PRODUCTS = {
     "block": ("bnpch,bnpkh->bnpck", "bnpck,bnpkv->bnpcv"),
     "shared": ("bnpch,bnkh->bnpck", "bnpck,bnkv->bnpcv"),
     "column": ("bnpch,bnkch->bnpck", "bnpck,bnkcv->bnpcv"),
 }
 
-# Positions of a block where a pattern leaves the choice: small enough that few gathered
-# keys lie outside a query's window, large enough for the matrix products.
+# Block sizes for patterns that do not fix them: small enough that few gathered keys lie
+# outside a query's window, large enough for the matrix products.
 _SMALLEST, _LARGEST = 32, 64
 
 
@@ -54,7 +54,7 @@ def prepare(
       key: `[B, T, N, H]`; its heads may be a divisor of N.
       value: `[B, T, N, Hv]`.
       mask: padding mask in any of its forms.
-      is_causal: as everywhere.
+      is_causal: position i sees keys 0..i only.
       name: of the mechanism, for the messages.
 
     Returns:
@@ -92,7 +92,7 @@ def in_blocks(
     size: int,
     mask: jax.Array | None,
 ) -> jax.Array:
-    """Cuts what `prepare` gave into blocks of C positions, and pastes the results.
+    """Cuts the result of `prepare` into blocks of C positions, and pastes the outputs.
 
     Args:
       compute: from the queries `[B, N, P, C, H]`, their positions `[1, 1, P, C, 1]` and
@@ -119,7 +119,7 @@ def in_blocks(
 
 
 def band_sizes(window: int, length: int, is_causal: bool) -> tuple[int, int, int]:
-    """How to cut for a window: positions of a block, keys before it and after it."""
+    """The block size for a window, and the number of keys before and after a block."""
     reach = min(window, length - 1)
     size = min(max(_SMALLEST, min(reach, _LARGEST)), length)
     return size, reach, 0 if is_causal else reach
@@ -151,7 +151,7 @@ def attend_with_sum(
     sets: list[Keys],
     precision: jax.lax.PrecisionLike = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """`attend`, and what it divided by.
+    """`attend`, and the logarithm of its divisor.
 
     Returns:
       The attention, and the logarithm of each query's sum of ``exp(score)``,

@@ -1,26 +1,26 @@
 """Reformer (Kitaev et al. 2020, "Reformer: The Efficient Transformer").
 
 Queries serve as keys, ``k_j = q_j / |q_j|``, and attend within buckets of a hash:
-``h(x) = argmax [x R; -x R]`` with a random R of H rows, so that vectors of a similar
-direction share a bucket. In each of several rounds, with an R of its own, the positions
-are sorted by bucket (and by position within one) and cut into chunks of C; a query sees
-the keys of its bucket in its chunk and in the one before. Then
+``h(x) = argmax [x R; -x R]`` with a random R of H rows, so that vectors of similar
+direction share a bucket. In each of several rounds, each with its own R, the positions
+are sorted by bucket (and by position within a bucket) and cut into chunks of C; a query
+sees the keys of its bucket in its own chunk and the previous one. Then
 
 ``out_i = sum_{j in A(i)} softmax_j(q_i . k_j / sqrt(H)) v_j``
 
 over the union A(i) of all rounds, without i itself unless there is nothing else. A pair
-that several rounds bring together counts once (the paper's equation 6).
+that meets in several rounds counts once (the paper's equation 6).
 
 Cost: O(R T C (H + Hv)) time and memory for R rounds, and R sorts.
 
-There is no causal form: where chunks end depends on the hashes of later positions, so
-which of the earlier ones a query sees does as well.
+There is no causal form: where chunks end depends on the hashes of later positions, and
+so does which earlier positions a query sees.
 
-The rotations are drawn from a seed, the same for all heads, and stay. Hidden positions
-are sorted after all others, and the number of buckets follows from ``max_length``:
-padding is exact, on whichever side. Deviations: the first chunk looks back at none,
-where the authors' code lets it look at the last; the arena's code multiplies the scores
-by sqrt(H), hashes with one constant rotation and mixes up the heads.
+The rotations are drawn from a seed, the same for all heads, and stay fixed. Hidden
+positions are sorted after all others, and the number of buckets follows from
+``max_length``: padding is exact on either side. Deviations: the first chunk does not
+look back, whereas in the authors' code it looks at the last; the arena's code
+multiplies the scores by sqrt(H), hashes with one constant rotation and mixes up heads.
 """
 
 import functools
@@ -81,19 +81,19 @@ def reformer_attention(
     """Computes attention within hash buckets.
 
     Args:
-      query: `[B, T, N, H]`; keys as well.
+      query: `[B, T, N, H]`; also used as keys.
       key: `[B, T, N, H]`; not read.
       value: `[B, T, N, Hv]`; its heads may be a divisor of N.
       mask: boolean, True = may be attended: `[B, T]`, or anything that broadcasts to
-        `[B, 1, 1, T]`. Hidden positions are left out as queries too; their rows come
-        out zero.
+        `[B, 1, 1, T]`. Hidden positions are left out as queries too; their output rows
+        are zero.
       is_causal: must be False; there is no causal form.
-      segment_ids: as in `linear_attention`, but one document after the other.
-      max_length: decides the number of buckets where none is given; None = T.
+      segment_ids: as in `linear_attention`, but documents are computed one by one.
+      max_length: determines ``num_buckets`` if that is None; None = T.
       chunk: C.
-      num_hashes: R, rounds.
+      num_hashes: R, the number of rounds.
       num_buckets: even; None = max_length / C, rounded up to an even number.
-      seed: of the rotations; the layers of a model may differ in it.
+      seed: of the rotations; it may differ between the layers of a model.
       precision, **flax: as in `linear_attention`.
 
     Returns:
@@ -132,7 +132,7 @@ def _unit(x: jax.Array) -> jax.Array:
 
 
 class _Rounds:
-    """The hashes: their sizes, rotations, and who meets whom."""
+    """The hashes: their sizes and rotations, and which positions meet."""
 
     def __init__(
         self,
@@ -155,7 +155,7 @@ class _Rounds:
         self.rotations = rng.normal(size=shape)
 
     def buckets(self, shared: jax.Array, real: jax.Array) -> jax.Array:
-        """`[B, N, R, T]` int32 of `[B, N, T, H]`; the hidden are in a last bucket."""
+        """The buckets `[B, N, R, T]` int32; hidden positions are in an extra one."""
         rotated = jnp.einsum(
             "bnth,rhf->bnrtf",
             shared,
@@ -167,13 +167,13 @@ class _Rounds:
         return jnp.where(real[:, :, None], found, self.num_buckets)
 
     def codes(self, buckets: jax.Array, back: jax.Array) -> jax.Array:
-        """A number of each position and round; see `meetings`."""
-        # Far enough apart that no difference of chunks bridges two buckets.
+        """A number for each position and round; see `meetings`."""
+        # Buckets are so far apart that no difference of chunks bridges two of them.
         apart = buckets.shape[-1] // self.chunk + 3
         return buckets * apart + back.astype(jnp.int32) // self.chunk
 
     def meetings(self, query: jax.Array, key: jax.Array) -> jax.Array:
-        """In how many rounds they share a bucket, in one chunk or the key's before.
+        """In how many rounds a query meets a key: same bucket, same or previous chunk.
 
         Args:
           query: codes `[B, N, R, ...]`.
@@ -187,14 +187,14 @@ class _Rounds:
 
 
 def _order(buckets: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The positions by bucket, and the place of each position among them."""
+    """The positions sorted by bucket, and the place of each position among them."""
     order = jnp.argsort(buckets, -1, stable=True)
     return order, jnp.argsort(order, -1)
 
 
 @jax.custom_vjp
 def _permuted(x: jax.Array, order: jax.Array, back: jax.Array) -> jax.Array:
-    """`[B, N, R, T, H]` with its rows in this order; ``back`` is the inverse of it."""
+    """`[B, N, R, T, H]` with its rows in this order; ``back`` is the inverse order."""
     return jnp.take_along_axis(x, order[..., None], axis=3)
 
 
@@ -203,7 +203,7 @@ def _permuted_forward(x: jax.Array, order: jax.Array, back: jax.Array) -> tuple:
 
 
 def _permuted_backward(kept: tuple, cotangent: jax.Array) -> tuple:
-    # A gather again, where the derivative of a gather would be a scatter.
+    # Another gather; the automatic derivative of a gather would be a scatter.
     order, back = kept
     return _permuted(cotangent, back, order), None, None
 
@@ -251,7 +251,7 @@ def _compute(
         key_sets.windows(sort(value), size, size, 0),
         of_keys[:, :, 0],
         lambda i, j: (i != j) & (of_queries[:, :, 1] == of_keys[:, :, 1]),
-        # A pair that meets in several rounds counts once in all of them together.
+        # A pair that meets in several rounds counts once in total.
         discount=jnp.log(jnp.maximum(met, 1).astype(shared.dtype)),
     )
     queries = key_sets.cut(sort(shared), size)
@@ -268,7 +268,7 @@ def _cut_facts(facts: jax.Array, size: int, before: int) -> jax.Array:
 
 
 def _together(out: jax.Array, total: jax.Array, value: jax.Array) -> jax.Array:
-    """The rounds `[B, N, R, T, Hv]`, by their sums; one's own value where all are 0."""
+    """Combines rounds `[B, N, R, T, Hv]` by their sums; own value where all are 0."""
     peak = jax.lax.stop_gradient(total.max(2, keepdims=True))
     seen = total > jnp.finfo(total.dtype).min
     shares = jnp.where(seen, jnp.exp(total - peak), jnp.zeros((), total.dtype))

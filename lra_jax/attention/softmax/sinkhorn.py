@@ -1,20 +1,20 @@
 """Sinkhorn attention (Tay et al. 2020, "Sparse Sinkhorn Attention").
 
 The sequence is cut into P blocks of C positions. A sorting network reads the mean key
-x_c of every block and scores which block s might come to its place,
+x_c of every block and scores how well each block s would fit in its place,
 ``R_cs = x_c . w_s + b_s``; Sinkhorn's iterations make ``exp(R / temperature)`` doubly
 stochastic: a soft permutation S of the blocks. A query of block c then attends, in one
-softmax with 1 / sqrt(H), to the keys of its own block and to the C sorted ones
-``sum_s S_cs k_s``, whose values are sorted alike.
+softmax with 1 / sqrt(H), to the keys of its own block and to the C sorted keys
+``sum_s S_cs k_s``, with values sorted in the same way.
 
 Cost: O(T C (H + Hv)) time for the attention and O(T P (H + Hv)) for the soft sorting;
 O(T C) memory. For a fixed C the sorting is quadratic in T, with the factor 1 / C.
 
-There is no causal form: the columns of S are normalised over all blocks, so what is
-sorted into an early block depends on later ones.
+There is no causal form: the columns of S are normalised over all blocks, so the keys
+sorted into an early block depend on later ones.
 
-Blocks without any real position take no part in the sorting, and blocks are counted
-from position 0: padding is exact on the right. Deviations: block means of the keys
+Blocks with no real positions take no part in the sorting, and blocks are counted from
+position 0: padding is exact on the right. Deviations: block means of the keys
 replace the paper's block sums of the layer's input; no Gumbel noise. In the arena's
 code the learned permutation cancels, since every block attends to the sum of all.
 """
@@ -79,7 +79,7 @@ def sinkhorn_attention(
     precision: jax.lax.PrecisionLike = None,
     **flax: Any,
 ) -> jax.Array:
-    """Computes attention to a query's own block and to the one sorted to its place.
+    """Computes attention to a query's own block and the one sorted into its place.
 
     Args:
       query, key, value: as in `linear_attention`, of one length T.
@@ -87,7 +87,7 @@ def sinkhorn_attention(
       sort_bias: b, `[N, L]`; None = zero.
       mask: as in `linear_attention`. Padding is exact on the right.
       is_causal: must be False; there is no causal form.
-      segment_ids: as in `linear_attention`, but one document after the other.
+      segment_ids: as in `linear_attention`, but documents are computed one by one.
       block: C.
       iterations: of row and column normalisation.
       temperature: below 1 sharpens the permutation.
@@ -98,8 +98,8 @@ def sinkhorn_attention(
 
     Raises:
       ValueError: shapes, dtypes, the mask or an option do not fit, the input has more
-        blocks than the kernel columns, query and key differ in length, or `is_causal`
-        is True.
+        blocks than the kernel has columns, query and key differ in length, or
+        `is_causal` is True.
     """
     inputs.check_keywords(sinkhorn_attention, flax)
     inputs.refuse_causal(
@@ -126,7 +126,7 @@ def sinkhorn_attention(
         def sort(x: jax.Array) -> jax.Array:
             return jnp.einsum("bnps,bnsch->bnpch", sorting, x, precision=precision)
 
-        # A sorted place exists where any block has a real position there.
+        # A sorted place exists if any block has a real position there.
         here = jnp.where(real.any(1), 0, -1)[:, None, None, None]
         sets = [
             key_sets.band(sequence, block, 0, 0, key_sets.always),
@@ -190,7 +190,7 @@ def _scores(
     bias: jax.Array | None,
     precision: jax.lax.PrecisionLike,
 ) -> jax.Array:
-    """R `[B, N, P, P]` from keys `[B, N, P, C, H]`, of which `[1 or B, P, C]` exist."""
+    """R `[B, N, P, P]` from keys `[B, N, P, C, H]`, real at `[1 or B, P, C]`."""
     dtype = inputs.accumulation_dtype(keys)
     count = keys.shape[2]
     sizes = jnp.maximum(real.sum(-1), 1).astype(dtype)
@@ -203,7 +203,7 @@ def _scores(
 
 
 def _permutation(scores: jax.Array, live: jax.Array, iterations: int) -> jax.Array:
-    """S `[B, N, P, P]` of scores; zero for blocks that are not live, `[1 or B, P]`."""
+    """S `[B, N, P, P]` from scores; zero for blocks not live, `[1 or B, P]`."""
     both = (live[:, :, None] & live[:, None])[:, None]
     lowest = jnp.asarray(jnp.finfo(scores.dtype).min, scores.dtype)
 

@@ -5,15 +5,14 @@
 
 Cost: O(T S (H + Hv)) time. Short sequences are computed from the matrix of weights,
 O(T S) memory; longer ones in blocks that never form it, O(T + S) memory
-(`lra_jax.attention.softmax.blockwise`). The choice does not change a result beyond
-rounding.
+(`lra_jax.attention.softmax.blockwise`). The choice changes results only by rounding.
 
-A stream holds the keys and values of up to ``max_length`` positions: its state has one
-size, but a large one, and each step costs O(max_length).
+A stream holds the keys and values of up to ``max_length`` positions: its state has a
+constant but large size, and each step costs O(max_length).
 
 Deviations from common code: a row that may attend to nothing is exactly zero, with zero
-gradients, where an additive -inf gives NaN and an additive -1e9 gives the mean of the
-hidden values.
+gradients; an additive -inf would give NaN and an additive -1e9 the mean of the hidden
+values.
 """
 
 import math
@@ -54,10 +53,10 @@ MECHANISM = Mechanism(
     presets={"official": {"mad-*": {"model.positions": "rotary"}}},
 )
 
-# Longest dense form, and the sizes that a block may have: measured on a CPU, a guess
+# The longest dense form, and the allowed block sizes: measured on a CPU, a guess
 # elsewhere.
 _ON_CPU, _ELSEWHERE = (256, range(96, 209, 8)), (2048, range(1024, 1025))
-# Queries that take the dense form whatever the number of keys.
+# Up to this many queries the dense form is used, whatever the number of keys.
 _FEW = 16
 
 
@@ -81,18 +80,18 @@ def softmax_attention(
       key: `[B, S, N, H]`; its heads may be a divisor of N (grouped queries).
       value: `[B, S, N, Hv]`.
       mask: boolean, True = may be attended: `[B, S]`, or anything that broadcasts to
-        `[B, N, T, S]`. Only mechanisms that form scores take a query axis.
+        `[B, N, T, S]`. Only mechanisms that form scores support a query axis.
       is_causal: position i sees keys 0..i only; needs T == S.
       segment_ids: integers `[B, T]`, a run of one positive number for each document
-        packed into a row, 0 = padding: none sees another. Needs T == S.
+        packed into a row, 0 = padding; documents do not see each other. Needs T == S.
       implementation: "dense" forms the matrix of weights, "blocks" never does and has
         no forward-mode derivative (``jax.jvp``); None = blocks for more than 16 queries
         with T S beyond 256^2 on a CPU, 2048^2 elsewhere.
-      block: positions of a block; None = on a CPU 96 to 208, what divides T and S most
-        evenly, 1024 elsewhere.
+      block: positions of a block; None = on a CPU the size from 96 to 208 that divides
+        T and S most evenly, 1024 elsewhere.
       precision: of the matrix products, as in ``jnp.einsum``.
-      **flax: keywords that Flax passes to an ``attention_fn``; ignored, while others
-        raise.
+      **flax: keywords that Flax passes to an ``attention_fn``, which are ignored; any
+        others raise.
 
     Returns:
       `[B, T, N, Hv]` in the query's dtype; logits and softmax are float32 or wider.
@@ -150,11 +149,11 @@ def softmax_init(
 
     Args:
       batch_size: B.
-      num_heads: those of the key, or any multiple of them up to those of the query.
+      num_heads: the key's heads, or any multiple of them up to the query's.
       head_dim: H.
       value_dim: Hv; None = H.
-      dtype: in which keys and values are kept, floating.
-      max_length: more than every position that the stream will reach.
+      dtype: floating dtype in which keys and values are kept.
+      max_length: number of positions that the stream can hold.
 
     Raises:
       ValueError: the dtype is not floating, or a size is not a positive int.
@@ -183,28 +182,28 @@ def softmax_prefill(
     block: int | None = None,
     precision: jax.lax.PrecisionLike = None,
 ) -> tuple[jax.Array, SoftmaxState]:
-    """Takes a whole prompt, or a further part of one, in one pass.
+    """Processes a whole prompt, or a later part of one, in one pass.
 
     Args:
       query: `[B, T, N, H]`; key, value and options as in `softmax_attention`. The next
         token comes after each sample's last real position.
       mask: True = a real position, `[B, T]` or anything that broadcasts to
         `[B, 1, 1, T]`.
-      max_length: positions that the stream can hold; give it or a state, which has its
-        own.
-      state: what came before; None = nothing, and the new state keeps keys and values
-        in their own dtypes and heads.
-      segment_ids: as in `softmax_attention`, for a stream that begins: ``state`` must
-        be None.
+      max_length: positions that the stream can hold; pass either this or a state, which
+        contains it.
+      state: the state so far; None = a new stream, whose state keeps keys and values in
+        their own dtypes and heads.
+      segment_ids: as in `softmax_attention`, for a new stream only: ``state`` must be
+        None.
 
     Returns:
       The causal attention `[B, T, N, Hv]` and the state after the last real position:
-      in a packed row that of the last document.
+      in a packed row, that of the last document.
 
     Raises:
       ValueError: shapes, dtypes, the mask or the state do not fit, or the prompt
-        reaches beyond `max_length`. Under ``jax.jit`` a state's position is not known
-        and cannot raise: keys from `max_length` on are then not kept, nor seen.
+        reaches beyond `max_length`. Under ``jax.jit`` a state's position is unknown, so
+        this is not checked: keys from `max_length` on are then neither kept nor seen.
     """
     inputs.check_inputs(query, key, value, True)
     batch, length = query.shape[:2]
@@ -239,7 +238,7 @@ _ONE_CACHE = "a stream keeps one set of keys for all queries and heads"
 
 @dataclass(frozen=True)
 class _Form:
-    """How to compute it; see `softmax_attention`."""
+    """How to compute the attention; see `softmax_attention`."""
 
     implementation: str | None
     block: int | None
@@ -260,7 +259,7 @@ class _Form:
         visible: Visible,
         is_causal: bool = False,
     ) -> jax.Array:
-        """`[B, T, N, H]`, and key and value of N heads -> `[B, T, N, Hv]`."""
+        """`[B, T, N, H]`, and key and value with N heads -> `[B, T, N, Hv]`."""
         query, key, value = (jnp.swapaxes(x, 1, 2) for x in (query, key, value))
         return jnp.swapaxes(self.by_head(query, key, value, visible, is_causal), 1, 2)
 
@@ -279,7 +278,7 @@ class _Form:
         query, whole = inputs.hide_broken(query, visible.pairs)
         length, keys = query.shape[2], key.shape[2]
         if form is None:
-            # Of a few queries the weights are smaller than the keys.
+            # For a few queries the weights are smaller than the keys.
             dense = length <= _FEW or length * keys <= longest**2
             form = "dense" if dense else "blocks"
         if form == "dense":
@@ -309,7 +308,7 @@ class _Form:
 
 
 def _least_filled(length: int, keys: int, sizes: Sequence[int]) -> int:
-    """The block with the fewest pairs in whole blocks; of equals one of about 128."""
+    """The block size with the fewest pairs in whole blocks; in a tie, about 128."""
 
     def costs(size: int) -> tuple[int, int]:
         pairs = -(-length // size) * -(-keys // size) * size**2
@@ -323,8 +322,8 @@ def _read_cache(
 ) -> jax.Array:
     """The attention of the next positions, `[B, T, N, H]` to `[B, T, N, Hv]`.
 
-    Keys and values stay where they are: a copy would cost more than reading them. Query
-    heads that share those of a key become further rows.
+    Keys and values stay in place: a copy would cost more than reading them. Query heads
+    that share a key head become additional rows.
     """
     batch, length, num_heads, width = query.shape
     heads = max(after.key.shape[1], after.value.shape[1])
@@ -346,7 +345,7 @@ def _prepare(
     mask: jax.Array | None,
     rows: packed.Packed | None = None,
 ) -> tuple[Visible, jax.Array, jax.Array]:
-    """The visible pairs; key and value with N heads and empty padding."""
+    """The visible pairs; key and value with N heads and zeroed padding."""
     batch, length, num_heads, _ = query.shape
     pairs = inputs.pair_mask(mask, batch, num_heads, length, key.shape[1])
     key, value = (

@@ -8,13 +8,13 @@ sqrt(T) and one of two patterns:
 - "fixed": j in the same block of l positions as i, or among the last c positions, the
   summary, of any block.
 
-Causal forms, the paper's, leave out the j > i.
+Causal forms, as in the paper, leave out positions j > i.
 
 Cost: O(T W (H + Hv)) time and O(T W) memory, with W = 3 l + T / l for "strided" and
 l + c T / l for "fixed": T^1.5 where l = sqrt(T).
 
-Deviations: every head sees the union of the paper's two parts (its "merged" head); the
-paper also has parts that alternate between layers or heads. The arena's code masks a
+Deviations: every head sees the union of the paper's two parts (its "merged" head); in
+the paper they may also alternate between layers or heads. The arena's code masks a
 dense n-by-n matrix.
 """
 
@@ -74,8 +74,8 @@ def sparse_attention(
 
     Args:
       query, key, value, mask, is_causal, segment_ids: as in `local_attention`. Padding
-        is exact on the right, where the stride is fixed by itself or by `max_length`.
-      max_length: decides the stride where none is given; None = T.
+        is exact on the right if `stride` or `max_length` is given.
+      max_length: determines the stride if that is None; None = T.
       pattern: "strided" or "fixed".
       stride: l; None = sqrt(max_length), rounded up.
       summary: c, positions at the end of each block that all may see; for "fixed" only.
@@ -134,7 +134,7 @@ def _sizes(
     max_length: int | None,
     length: int,
 ) -> tuple[int, int]:
-    """The stride, and how many positions at a block's end all may see."""
+    """The stride, and the number of positions at a block's end that all may see."""
     if max_length is not None:
         length = inputs.check_size("max_length", max_length)
     if pattern == "strided" and summary is not None:

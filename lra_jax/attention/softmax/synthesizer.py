@@ -5,17 +5,17 @@ Models").
 learned arrays for inputs of up to L positions, the variants are
 
 - "dense": ``R_i = relu(q_i) W + b``;
-- "factorised_dense": ``R_ij = x_i[j // L2] y_i[j % L2]`` with x and y made like that,
-  of L1 and L2 columns;
-- "random": R is learned itself, the same for every input;
+- "factorised_dense": ``R_ij = x_i[j // L2] y_i[j % L2]`` with x and y computed in the
+  same way, with L1 and L2 columns;
+- "random": R itself is learned, the same for every input;
 - "factorised_random": ``R = E F^T`` with E and F of k columns.
 
 The two layers of the paper's dense form, ``relu(x W_1) W_2``, are the query projection
-and W here; keys are not read, and queries by the dense variants only. There is no
+and W here; keys are not read, and queries only by the dense variants. There is no
 1 / sqrt(H).
 
 Cost: O(T S (H + Hv)) time and O(T S) memory, as for softmax attention: the matrix is
-formed, and only the product with the keys is saved.
+formed, and only the product with the keys is avoided.
 
 Columns belong to positions counted from 0, so padding is exact on the right.
 Deviations: padding is left out of the softmax, where the arena's code ignores it; no
@@ -98,7 +98,7 @@ def synthesizer_attention(
       mask: boolean, True = may be attended: `[B, S]`, or anything that broadcasts to
         `[B, N, T, S]`. Padding is exact on the right.
       is_causal: position i sees keys 0..i only; needs T == S.
-      segment_ids: as in `linear_attention`, but one document after the other.
+      segment_ids: as in `linear_attention`, but documents are computed one by one.
       first: W `[N, H, L]` ("dense") or `[N, H, L1]` ("factorised_dense"), R `[N, L, L]`
         ("random"), or E `[N, L, k]` ("factorised_random").
       first_bias: `[N, L]` or `[N, L1]` for the dense variants; None = zero.
@@ -111,8 +111,8 @@ def synthesizer_attention(
       `[B, T, N, Hv]` in the query's dtype; softmax and sums are float32 or wider.
 
     Raises:
-      ValueError: shapes, dtypes or the mask do not fit, the arrays are not those of the
-        variant, or the input is longer than they were made for.
+      ValueError: shapes, dtypes or the mask do not fit, the arrays do not belong to the
+        variant, or the input is longer than they allow.
     """
     inputs.check_keywords(synthesizer_attention, flax)
     inputs.check_inputs(query, key, value, is_causal)
@@ -181,8 +181,8 @@ def synthesizer_parameters(
       **_: further keywords, so that every mechanism can be called alike; ignored.
 
     Returns:
-      ``first`` and, of the factorised variants, ``second``, Glorot uniform; of the
-      dense ones the biases as well, zero. L2 is sqrt(L), rounded up.
+      ``first`` and, for the factorised variants, ``second``, Glorot uniform; for the
+      dense variants also the biases, zero. L2 is sqrt(L), rounded up.
 
     Raises:
       ValueError: a size is not positive, or the variant is unknown.
@@ -239,7 +239,7 @@ def _dense(
 def _checked(
     variant: str, query: jax.Array, keys: int, **given: jax.Array | None
 ) -> dict[str, jax.Array]:
-    """The arrays of a variant by name, without those that are not given."""
+    """The given arrays of a variant, by name."""
     layouts = _LAYOUTS[known("variant", variant, VARIANTS)]
     sizes = {"N": query.shape[2], "H": query.shape[3]}
     arrays = {}

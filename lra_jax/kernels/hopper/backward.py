@@ -1,11 +1,11 @@
 """The backward kernels for Hopper GPUs.
 
 With the gradient ``do`` of the output, ``g_i = do_i / den_i`` is that of a numerator
-and ``d_i = -do_i . o_i / den_i`` that of a denominator; 1 / den and d come as lines
-`[B, N, T]`. One kernel walks forward and makes the queries' gradients from the states
-before each chunk, another walks backward and makes the keys' and the values' from the
-mirrored states, the sums of ``phi(q_i) g_i^T`` and ``phi(q_i) d_i`` over later
-positions.
+and ``d_i = -do_i . o_i / den_i`` that of a denominator; 1 / den and d are passed as
+lines `[B, N, T]`. One kernel walks forward and computes the queries' gradients from the
+states before each chunk; another walks backward and computes the keys' and values'
+gradients from the mirrored states, the sums of ``phi(q_i) g_i^T`` and ``phi(q_i) d_i``
+over later positions.
 """
 
 import functools
@@ -51,7 +51,7 @@ def queries(
     scale: jax.Array,
     starts: list[jax.Array],
 ) -> jax.Array:
-    """The queries' gradient; ``pairs`` are key and value of the causal form."""
+    """The queries' gradient; ``pairs`` are key and value in the causal form."""
     causal = [] if pairs is None else list(pairs)
     causal += [] if mask is None or pairs is None else [mask]
     kernel = functools.partial(_queries, program, len(causal))
@@ -74,8 +74,8 @@ def pairs(
 ) -> list[jax.Array]:
     """The gradients of keys and values.
 
-    ``later_arrays`` are query, of_out and the lines of the causal form, none in the
-    other.
+    ``later_arrays`` are query, of_out and the lines in the causal form, otherwise
+    empty.
     """
     masked = [] if mask is None else [mask]
     kernel = functools.partial(_pairs, program, len(masked), len(later_arrays))
@@ -223,7 +223,7 @@ def _scores(program: Program, keys: list[Any], queries: list[Any]) -> jax.Array:
 def _of_scores(
     program: Program, value: Any, up_stage: Any, tiles: dict[str, Any]
 ) -> jax.Array:
-    """The gradients of a chunk's weights, transposed too."""
+    """The gradients of a chunk's weights, also transposed."""
     ops = program.ops
     of_den = ops.across(ops.by_column(tiles["of_den"]))
     return _upper(program, ops.product((value, ops.transposed(up_stage))) + of_den)

@@ -1,13 +1,13 @@
 """The backward kernel of causal Flow-Attention on Hopper GPUs.
 
-With ``s_i = a_i / I_i``, ``p_j = n_j / O_j`` and ``r_i = n_i / I_i``, all that a
-chunk's pairs contribute to the loss goes through ``x_i . y_j``, whose gradient is
+With ``s_i = a_i / I_i``, ``p_j = n_j / O_j`` and ``r_i = n_i / I_i``, a chunk's pairs
+contribute to the loss only through ``x_i . y_j``, whose gradient is
 
 - ``s_i c_j (do_i . v_j) + dI'_i p_j + dI_i`` where j <= i, and
 - ``dO'_j r_i + dO_j`` where i <= j,
 
-with dI', dO', dI and dO the gradients of the four flows. They come one after the other:
-dI' from the output, dO' from the competition, hence from the values' gradient, then dO
+with dI', dO', dI and dO the gradients of the four flows. They are computed in order:
+dI' from the output, dO' from the competition and so from the values' gradient, then dO
 from the later dI' and dI from the later dO'.
 """
 
@@ -28,9 +28,9 @@ from lra_jax.kernels.hopper.ops import TILE
 from lra_jax.kernels.hopper.parts import send
 from lra_jax.kernels.spec import divisor
 
-# Lines over a chunk's positions, in their order; the sums before it follow. Values
-# needed by row and by column come twice: two loads of one line become one for the
-# compiler, which then finds no layout for it.
+# Lines over a chunk's positions, in order; the sums before it follow. Values needed by
+# row and by column are stored twice: the compiler would merge two loads of one line,
+# and then find no layout for it.
 _TWICE = ("competition", "of_sink", "by_outgoing")
 _LINES = (
     *("scale", *_TWICE, "by_incoming", "incoming", "outgoing", "share", "total"),
@@ -67,7 +67,7 @@ def slopes(
 def _vectors(
     program: FlowProgram, kept: jax.Array, through: jax.Array, counts: list[jax.Array]
 ) -> jax.Array:
-    """`_LINES` and the sums, `[B, N, T / 64, L, 64]`: what does not need a walk."""
+    """`_LINES` and the sums, `[B, N, T / 64, L, 64]`, none of which need a walk."""
     shape = (program.shape[0], 1, program.chunks, TILE)
     sinks, sources = (jnp.abs(x).reshape(shape) for x in counts)
     real = counts[1].reshape(shape) > 0
@@ -141,7 +141,7 @@ def _backward(program: FlowProgram, *refs: Any) -> None:
 
 
 def _sides(program: FlowProgram, tiles: Any, sums: Sums, own: _Scratch) -> tuple:
-    """Sums over columns of x and y, alone and times what later positions left."""
+    """Sums over columns of x and y, alone and times the sums from later positions."""
     found = []
     for name, total in (("query", sums.query_flow), ("key", sums.key_flow)):
         _, x, _ = program.side(tiles[name], getattr(own, name))
@@ -155,7 +155,7 @@ def _sides(program: FlowProgram, tiles: Any, sums: Sums, own: _Scratch) -> tuple
 def _flows(
     program: FlowProgram, tiles: Any, past: tuple, of_total: jax.Array, own: _Scratch
 ) -> tuple[jax.Array, ...]:
-    """The gradients of O', O and I, and that of the exponentials' sum before."""
+    """The gradients of O', O and I, and of the exponentials' sum before the chunk."""
     x_side, x_past, y_side, y_past = past
     ops, eps, seen = program.ops, program.spec.eps, program.seen(False)
 
@@ -203,7 +203,7 @@ def _pairs(program: FlowProgram, tiles: Any, flows: Any, own: _Scratch) -> None:
 
 
 def _ahead(program: FlowProgram, tiles: Any, own: _Scratch) -> jax.Array:
-    """Their part where i <= j."""
+    """The part of these gradients where i <= j."""
     of_source = program.across(own.of_source)
     ahead = program.down(_line(tiles, "by_incoming")) * of_source
     ahead = ahead + program.across(own.of_outgoing)
@@ -255,7 +255,7 @@ def _of_key(
 def _grow(
     program: FlowProgram, tiles: Any, flows: Any, sums: Sums, own: _Scratch
 ) -> None:
-    """Adds the chunk to what later positions leave to earlier ones."""
+    """Adds the chunk to the sums that later positions pass to earlier ones."""
     ops, eps, (of_source, of_outgoing, of_incoming) = (
         program.ops,
         program.spec.eps,
@@ -274,7 +274,7 @@ def _turned(program: FlowProgram, tile: Any) -> Any:
 
 
 def _before(program: FlowProgram, tiles: Any) -> Sums:
-    """The forward pass' sums before the chunk."""
+    """The forward pass's sums before the chunk."""
     first, count = len(_LINES), len(Sums._fields)
     return Sums(*(tiles["vectors"].at[first + at] for at in range(count)))
 

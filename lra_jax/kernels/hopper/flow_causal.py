@@ -4,11 +4,11 @@ The definition is that of `lra_jax.attention.flow.causal`. All sums run over ear
 positions, so a program takes a whole head and carries them in registers: the sums of
 features, of features times flows, of the competition's exponentials, and the matrix
 ``W = sum_j c_j phi(k_j) v_j^T``. There are no segments: the sums depend on each other,
-and each would need a pass of its own to be known ahead.
+and each would need a separate pass to be known in advance.
 
-Training keeps, of each chunk, five lines, the four vectors of sums and W in the arrays'
-dtype: what the backward pass, which walks from the last chunk to the first, would
-otherwise need a walk forward for.
+For training, each chunk keeps five lines, the four vectors of sums and W in the arrays'
+dtype. Otherwise the backward pass, which walks from the last chunk to the first, would
+first have to walk forward.
 """
 
 import dataclasses
@@ -66,7 +66,8 @@ def _prepared(
 ) -> tuple[FlowProgram, list[jax.Array], list[jax.Array]]:
     """The program; query, key and value; and the counts of sinks and sources `[B, T]`.
 
-    Whole chunks and 64 columns, and hidden positions have features and values of zero.
+    Arrays have whole chunks and 64 columns; hidden positions have zero features and
+    values.
     """
     query, key, value, sources, sinks, _ = given
     batch, length, heads, width = query.shape
@@ -90,7 +91,7 @@ def _prepared(
 
 
 class _Chunk(NamedTuple):
-    """The numbers of a chunk but its output."""
+    """The results of a chunk except its output."""
 
     weights: jax.Array  # x_i . y_j where j <= i, in the arrays' dtype
     lines: Lines
@@ -137,7 +138,7 @@ def _forward(program: FlowProgram, save: bool, *refs: Any) -> None:
 def _flows(
     program: FlowProgram, tiles: Any, before: Any, stages: Any, vectors: Any
 ) -> tuple[_Chunk, jax.Array]:
-    """A chunk and the exponentials' sum after it; the sums of features get its own."""
+    """A chunk and the exponentials' sum after it; adds to the sums of features."""
     ops, (sums, total) = program.ops, before
     sinks, sources = (ops.by_row(tiles[name]) for name in ("sinks", "sources"))
     real = sources > 0.0
@@ -177,7 +178,7 @@ def _side(
 ) -> list[jax.Array]:
     """The products of queries or keys with two sums before the chunk.
 
-    Their features go to shared memory, so that registers hold none of them later on.
+    Their features go to shared memory, so that they take no registers later on.
     """
     _, x, _ = program.side(tile, stage)
     side_stage[...] = side = x.sum(1)

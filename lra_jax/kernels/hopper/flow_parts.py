@@ -2,7 +2,7 @@
 
 Within a chunk the flows are row sums of the chunk's products ``x_i . y_j``, with x and
 y the features of queries and keys: of ``x y^T`` for the queries, of ``y x^T`` for the
-keys. Positions before the chunk, or after it, come in vectors of H numbers, the sums of
+keys. Positions before or after the chunk enter as vectors of H numbers, the sums of
 features.
 """
 
@@ -19,7 +19,7 @@ from lra_jax.kernels.spec import FlowSpec
 
 
 class Lines(NamedTuple):
-    """The numbers of a chunk's positions that forward keeps; float32 row vectors."""
+    """Per-position values of a chunk that forward keeps; float32 row vectors."""
 
     incoming: jax.Array  # I
     outgoing: jax.Array  # O
@@ -34,8 +34,8 @@ LINES = len(Lines._fields)
 class Sums(NamedTuple):
     """Sums of features before a chunk, or of gradients after it: vectors `[64]`.
 
-    They lie in shared memory: as column vectors, in registers, they would take 64 of a
-    thread's 255.
+    They are in shared memory: as column vectors they would take 64 of a thread's 255
+    registers.
     """
 
     keys: Any  # of y
@@ -44,7 +44,7 @@ class Sums(NamedTuple):
     query_flow: Any  # of x n / I
 
 
-# Vectors that forward keeps of each chunk: lines, and the sums before it.
+# Vectors that forward keeps for each chunk: lines, and the sums before it.
 KEPT = LINES + len(Sums._fields)
 
 
@@ -61,23 +61,23 @@ class FlowProgram(Program):
 
     @property
     def chunks(self) -> int:
-        """Tiles of positions of a sequence."""
+        """Number of chunks in a sequence."""
         return self.shape[2] // TILE
 
     @property
     def clip(self) -> float:
-        """Bound on the logits; calls without one do not come here."""
+        """Bound on the logits; these kernels are not used without one."""
         if self.spec.clip is None:
             raise expected("clip", "a number", "None")
         return self.spec.clip
 
     def vectors(self, count: int) -> jax.ShapeDtypeStruct:
-        """So many vectors of 64 numbers of each chunk."""
+        """``count`` vectors of 64 numbers for each chunk."""
         axes = (*self.shape[:2], self.chunks, count, TILE)
         return jax.ShapeDtypeStruct(axes, jnp.float32)
 
     def tiles(self) -> jax.ShapeDtypeStruct:
-        """A tile of each chunk, for products."""
+        """A tile for each chunk, for products."""
         axes = (*self.shape[:2], self.chunks, TILE, TILE)
         return jax.ShapeDtypeStruct(axes, self.dtype)
 
@@ -88,7 +88,7 @@ class FlowProgram(Program):
         return rounded, rounded.astype(jnp.float32), slope
 
     def summed(self, pairs: jax.Array, seen: jax.Array, stage: Any) -> jax.Array:
-        """``sum_j pairs_ij weights_j`` over what is seen; ``stage``: the weights."""
+        """``sum_j pairs_ij weights_j`` over visible j; ``stage`` holds the weights."""
         return jnp.where(seen, pairs * self.across(stage), 0.0).sum(1)
 
     def across(self, ref: Any) -> jax.Array:
@@ -114,11 +114,11 @@ class FlowProgram(Program):
         return Sums(*refs)
 
     def before(self, features: jax.Array, side: jax.Array, total: Any) -> jax.Array:
-        """``(x_i + eps) . (sum_j y_j + eps)`` but for the chunk's own products.
+        """``(x_i + eps) . (sum_j y_j + eps)`` without the chunk's own products.
 
         Args:
           features: x.
-          side: their sum over the columns.
+          side: the sum of x over the columns.
           total: the sum of y before the chunk.
         """
         eps = self.spec.eps

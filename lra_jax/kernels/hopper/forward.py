@@ -35,9 +35,9 @@ def outputs(
     scale: jax.Array,
     starts: list[jax.Array],
 ) -> list[jax.Array]:
-    """Outputs `[B, T, N, 64]` and denominators `[B, N, T]` after the given states.
+    """Outputs `[B, T, N, 64]` and denominators `[B, N, T]`, given the states before.
 
-    ``pairs`` are key and value of the causal form, None in the other.
+    ``pairs`` are key and value in the causal form, otherwise None.
     """
     causal = [] if pairs is None else list(pairs)
     causal += [] if mask is None or pairs is None else [mask]
@@ -51,7 +51,7 @@ def outputs(
 
 
 def values(program: Program, tile: Any, stage: Any, valid: Any) -> Any:
-    """The tile of values for products; a hidden row is put away as zeros first."""
+    """The tile of values for products, in which hidden rows are replaced by zeros."""
     if valid is None:
         return tile
     x = program.ops.tile(tile)
@@ -61,7 +61,7 @@ def values(program: Program, tile: Any, stage: Any, valid: Any) -> Any:
 
 
 def grown(program: Program, state: Any, staged: list[Any], value: Any) -> tuple:
-    """The state with a chunk added, whose terms are in shared memory."""
+    """Adds a chunk, whose terms are in shared memory, to the state."""
     ops = program.ops
     return tuple(
         s + ops.product((ops.transposed(ref), value))
@@ -72,7 +72,7 @@ def grown(program: Program, state: Any, staged: list[Any], value: Any) -> tuple:
 def summed(
     program: Program, total: Any, staged: list[Any], weights: jax.Array | None = None
 ) -> tuple:
-    """The total, column vectors, with a chunk added, its rows times their weights."""
+    """Adds a chunk's rows times their weights to the total, in column vectors."""
     terms = (program.ops.tile(ref).astype(jnp.float32) for ref in staged)
     if weights is not None:
         terms = (term * program.ops.down(weights) for term in terms)
@@ -86,7 +86,7 @@ def stage_pairs(
     key_stages: list[Any],
     hidden_stage: Any,
 ) -> Any:
-    """Puts the terms of a chunk's keys into shared memory; the values for products."""
+    """Puts a chunk's key terms into shared memory; returns the values for products."""
     valid = program.ops.by_row(tiles["mask"]) if "mask" in tiles else None
     terms, _ = program.features(tiles["key"], weights, valid)
     program.stage(key_stages, terms)
@@ -106,7 +106,7 @@ def walk_with_state(
 ) -> None:
     """Walks over the chunks with the segment's state, or with the whole sums.
 
-    The total lies in shared memory, and so does the state where it does not change.
+    The total is in shared memory, and so is the state if it does not change.
     """
     state, sums = program.read(starts[0], starts[1], program.here()[2] if causal else 0)
     program.put(total, sums)

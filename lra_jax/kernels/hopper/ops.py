@@ -1,8 +1,8 @@
 """Loads, layouts and products of the Hopper kernels, on the device and off it.
 
-Only this file speaks of registers' layouts and of tensor cores. The interpreter knows
-neither; there `Ops` falls back to plain loads and products, and everything else, the
-copies between the memories included, is the same code.
+Only this file deals with register layouts and tensor cores. The interpreter supports
+neither; there `Ops` falls back to plain loads and products, and everything else,
+including the copies between memories, is the same code.
 """
 
 import inspect
@@ -21,12 +21,12 @@ TILE = 64
 _TILED = plgpu.Layout.WGMMA
 _BY_ROW = plgpu.Layout.WGMMA.reduce(1)
 _BY_COLUMN = plgpu.Layout.WGMMA.reduce(0)
-# The index left `load`'s arguments in jax 0.12.
+# jax 0.12 removed the index from `load`'s arguments.
 _INDEXED = "idx" in inspect.signature(plgpu.load).parameters
 
 
 def interpreter() -> Any:
-    """The parameters of Mosaic GPU's interpreter."""
+    """The parameters for Mosaic GPU's interpreter."""
     exported = getattr(plgpu, "InterpretGPUParams", None)
     if exported is not None:
         return exported()
@@ -41,7 +41,7 @@ class Ops:
     """Loads, layouts and products, on the device or in the interpreter.
 
     A "row vector" `[64]` below holds one number for each row of a tile, a "column
-    vector" one for each column; they lie in different registers.
+    vector" one for each column; their register layouts differ.
     """
 
     interpret: bool
@@ -101,11 +101,11 @@ class Ops:
         return plgpu.broadcasted_iota(jnp.int32, (TILE,), 0, layout=_BY_ROW)
 
     def down(self, rows: jax.Array) -> jax.Array:
-        """A row vector in every column, `[64, 64]`."""
+        """Broadcasts a row vector to every column, `[64, 64]`."""
         return lax.broadcast_in_dim(rows, (TILE, TILE), [0])
 
     def across(self, columns: jax.Array) -> jax.Array:
-        """A column vector in every row, `[64, 64]`."""
+        """Broadcasts a column vector to every row, `[64, 64]`."""
         return lax.broadcast_in_dim(columns, (TILE, TILE), [1])
 
     def transposed(self, ref: Any) -> Any:

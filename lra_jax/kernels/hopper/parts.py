@@ -1,6 +1,6 @@
 """The parts of the Hopper kernels: features, states, and the walk over chunks.
 
-A program is one warpgroup of 128 threads. Tiles are 64 x 64: what the tensor cores take
+A program is one warpgroup of 128 threads. Tiles are 64 x 64, read by the tensor cores
 from shared memory, with accumulators in registers.
 """
 
@@ -25,7 +25,7 @@ class Program:
     """One segment of one head: a walk over its chunks of 64 positions.
 
     Attributes:
-      spec: what is computed; its ``block`` is the length of a segment.
+      spec: the computation; its ``block`` is the length of a segment.
       shape: B, N and the length T, whole segments.
       dtype: of the arrays and of the operands of products.
       backward: walk from the last chunk to the first.
@@ -43,7 +43,7 @@ class Program:
 
     @property
     def segments(self) -> int:
-        """Segments of a sequence."""
+        """Number of segments in a sequence."""
         return self.shape[2] // self.spec.block
 
     @property
@@ -52,11 +52,11 @@ class Program:
         return range(self.spec.terms)
 
     def tile_memory(self) -> Any:
-        """A tile in shared memory, as tensor cores and copies want it."""
+        """A tile in shared memory, as tensor cores and copies require it."""
         return plgpu.SMEM((TILE, TILE), self.dtype, transforms=self._transforms)
 
     def vector_memory(self) -> Any:
-        """A vector `[64]` of float32 in shared memory."""
+        """A float32 vector `[64]` in shared memory."""
         return plgpu.SMEM((TILE,), jnp.float32)
 
     @property
@@ -90,10 +90,10 @@ class Program:
     ) -> Any:
         """Runs ``carry = body(first, tiles, carry)`` over the segment's chunks.
 
-        ``first`` is a chunk's first position. The tiles of the refs, by the names given
-        with them, are copied to shared memory while earlier ones are computed on: those
-        of arrays `[B, T, N, 64]`, of lines `[B, N, T]`, of masks `[B, T]`, and of what
-        every chunk has, `[B, N, T / 64, L, 64]`.
+        ``first`` is a chunk's first position. ``tiles`` maps the names given with the
+        refs to their tiles, which are copied to shared memory while earlier ones are in
+        use: tiles of arrays `[B, T, N, 64]`, lines `[B, N, T]`, masks `[B, T]`, and
+        per-chunk data `[B, N, T / 64, L, 64]`.
         """
         batch, head, segment = self.here()
         count = self.spec.block // TILE
@@ -135,7 +135,7 @@ class Program:
         )(*(ref for _, ref in refs))
 
     def weights(self, first: Any, scale_ref: Any) -> Terms | None:
-        """Cosine and sine of the positions' angles, row vectors; None without."""
+        """Cosine and sine of the positions' angles, row vectors; None = no angles."""
         if not self.spec.rotate:
             return None
         place = (self.ops.row_numbers() + first).astype(jnp.float32)
@@ -163,10 +163,10 @@ class Program:
         weights: Terms | None,
         valid: jax.Array | None = None,
     ) -> jax.Array:
-        """The gradient of x in a tile from those of its terms, in the arrays' dtype."""
+        """The gradient of x, in the arrays' dtype, from those of a tile's terms."""
         if weights is not None:
             terms = (x * self.ops.down(w) for x, w in zip(terms, weights, strict=True))
-        # The slope is made again: kept so far, it would take a register a column.
+        # The slope is recomputed: keeping it would take one register per column.
         total, (_, slope) = plus(terms), self.features(tile, None, valid)
         return (total * slope).astype(self.dtype)
 
@@ -183,11 +183,11 @@ class Program:
             ref[...] = vector
 
     def columns(self, refs: Any) -> Iterator[jax.Array]:
-        """Column vectors from shared memory, where they take no registers."""
+        """Loads column vectors from shared memory, where they take no registers."""
         return (self.ops.by_column(ref) for ref in refs)
 
     def seen(self, rows_before: bool) -> jax.Array:
-        """Which columns are positions up to the row's own, or from it on."""
+        """Which columns are positions up to the row's position, or from it on."""
         row, column = self.ops.index(0), self.ops.index(1)
         return column <= row if rows_before else row <= column
 
@@ -203,7 +203,7 @@ class Program:
                 ref.at[*self.here(), term][...] = sums[term]
 
     def stage(self, refs: list[Any], tiles: Any) -> None:
-        """Puts float32 or other arrays into shared memory; `commit` follows."""
+        """Puts arrays of any dtype into shared memory; `commit` follows."""
         for ref, tile in zip(refs, tiles, strict=True):
             ref[...] = tile.astype(self.dtype)
 
@@ -240,9 +240,9 @@ class LinearProgram(Program):
 
 
 def whole(spec: Form, x: jax.Array, alive: bool = True) -> jax.Array:
-    """`[B, T, N, W]` with 64 columns and whole segments.
+    """Pads `[B, T, N, W]` to 64 columns and whole segments.
 
-    The added rows are zero, or, if not alive, have features of zero.
+    The added rows are zero, or, if not alive, have zero features.
     """
     missing = -x.shape[1] % spec.block
     if x.shape[3] == TILE and not missing:
@@ -252,7 +252,7 @@ def whole(spec: Form, x: jax.Array, alive: bool = True) -> jax.Array:
 
 
 def cut(slopes: Iterable[jax.Array], given: Inputs) -> Gradients:
-    """The gradients of inputs, without those of what `whole` added."""
+    """The gradients of inputs, without the padding that `whole` added."""
     query, key, value = (
         x[:, : like.shape[1], :, : like.shape[3]]
         for x, like in zip(slopes, given[:3], strict=True)
@@ -261,7 +261,7 @@ def cut(slopes: Iterable[jax.Array], given: Inputs) -> Gradients:
 
 
 def row_products(a: jax.Array, b: jax.Array, length: int) -> jax.Array:
-    """``a_i . b_i`` of `[B, T, N, W]` as a line `[B, N, length]`, zeros at its end."""
+    """``a_i . b_i`` of `[B, T, N, W]` as a line `[B, N, length]`, padded with zeros."""
     products = (a.astype(jnp.float32) * b.astype(jnp.float32)).sum(3)
     missing = length - products.shape[1]
     return jnp.pad(jnp.swapaxes(products, 1, 2), [(0, 0), (0, 0), (0, missing)])
@@ -275,7 +275,7 @@ def dead(spec: Form) -> float:
 def send(first: Any, pairs: list[tuple[Any, Any]], at: tuple[Any, Any]) -> None:
     """Copies staged tiles `[64, 64]` or lines `[64]` to their place in the arrays.
 
-    The caller has waited for the copies before (`plgpu.wait_smem_to_gmem`), put the
+    The caller must have waited for earlier copies (`plgpu.wait_smem_to_gmem`), put the
     values into shared memory and committed them.
     """
     batch, head = at

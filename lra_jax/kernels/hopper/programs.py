@@ -1,15 +1,15 @@
 """Linear attention on Hopper GPUs: segments in parallel, chunks in order inside.
 
-A program takes one segment of one head and walks over its chunks of 64 positions with
-the state in registers. Where samples and heads alone do not fill the device, a sequence
-has several segments; the sums of each are made first, by a pass over keys and values
-(in the backward pass, over queries and the output's gradient), and added up here.
+A program handles one segment of one head and walks over its chunks of 64 positions with
+the state in registers. If samples and heads alone do not fill the device, a sequence
+has several segments; their sums are computed first, by a pass over keys and values (in
+the backward pass, over queries and the output's gradient), and added up here.
 
 Without causality the sums over all keys come from the same pass, and the other kernels
 apply them.
 
-Heads are padded to 64 columns and sequences to whole segments here; what is padded has
-features of zero.
+Heads are padded to 64 columns and sequences to whole segments here; the padding has
+zero features.
 """
 
 from typing import Any
@@ -64,12 +64,12 @@ def _program(spec: Spec, x: jax.Array, backward: bool = False) -> LinearProgram:
 
 
 def _one_segment(program: LinearProgram) -> bool:
-    """Whether nothing lies outside the program's own walk."""
+    """Whether the program's own walk covers the whole sequence."""
     return program.spec.is_causal and program.segments == 1
 
 
 def _padded(spec: Spec, given: Inputs) -> Inputs:
-    """Whole segments and 64 columns; the mask as `[B, S]`."""
+    """Inputs with whole segments and 64 columns; the mask as `[B, S]`."""
     query, key = (whole(spec, x, alive=False) for x in (given.query, given.key))
     mask = None if given.mask is None else given.mask[:, 0]
     if mask is not None:
@@ -79,7 +79,7 @@ def _padded(spec: Spec, given: Inputs) -> Inputs:
 
 
 def _before(spec: Spec, sums: list[jax.Array]) -> list[jax.Array]:
-    """The sum before each segment `[B, N, G, ...]`; the whole sum if not causal."""
+    """The sum before each segment, `[B, N, G, ...]`; the whole sum if not causal."""
     if not spec.is_causal:
         return [x.sum(2, keepdims=True) for x in sums]
     return [jnp.cumsum(x, 2) - x for x in sums]

@@ -1,14 +1,15 @@
 """Causal linear attention on TPUs: one pass forward, one pass backward.
 
-The grid's last axis runs in order, a block of positions a step; the state of a group of
-heads, float32, stays in VMEM from step to step. A block is walked chunk by chunk: the
-pairs within a chunk as a masked product, all earlier positions through the state.
+The grid's last axis runs in order, one block of positions per step; the state of a
+group of heads, float32, stays in VMEM between steps. A block is processed chunk by
+chunk: the pairs within a chunk as a masked product, all earlier positions through the
+state.
 
 Training keeps the state before each block. The backward pass walks from the last block
-to the first, makes the states of the block's chunks again from the kept one, and
-carries the mirrored state, the sum of ``phi(q_i) g_i^T`` over the later positions. It
-reads query, key, value and the output's gradient, and writes three gradients; the
-output and its denominators are computed anew, which is cheaper than reading them.
+to the first, recomputes the states of the block's chunks from the kept one, and carries
+the mirrored state, the sum of ``phi(q_i) g_i^T`` over later positions. It reads query,
+key, value and the output's gradient, and writes three gradients; the output and its
+denominators are recomputed, which is cheaper than reading them.
 """
 
 import functools
@@ -125,12 +126,12 @@ def _outputs(
     state: Terms,
     total: Terms,
 ) -> tuple[jax.Array, Terms, Terms]:
-    """Numerators, denominators and scores of a chunk after a state."""
+    """Numerators, denominators and scores of a chunk, given the state before it."""
     chunk, group = call.chunk, call.layout.group
     num, dens = chunk.past(query, state, total)
     all_scores = []
     for head in range(group.heads):
-        # Rounded once, so that numerator and denominator are of the same weights.
+        # Rounded once, so that numerator and denominator use the same weights.
         scores = chunk.scores(query, key, head).astype(chunk.dtype)
         num += chunk.dot(scores, group.values_of(value, head))
         dens[head] += scores.astype(jnp.float32).sum(1, keepdims=True)

@@ -1,13 +1,13 @@
 """Non-causal Flow-Attention on TPUs: one kernel forward, one backward.
 
-The flows are sums over sums: phi(k) has to be summed before a query's incoming flow is
-known, that before the keys' conserved flow, that before the competition's sum, that
-before an output. So forward walks over keys, queries, keys and queries, and backward
-over queries, keys, queries and keys (`lra_jax.kernels.tpu.sweeps`; what they
-compute is in `lra_jax.kernels.tpu.flow_kernels`).
+The flows are sums over sums: a query's incoming flow needs the sum of phi(k), the keys'
+conserved flow needs the incoming flows, the competition's sum needs the conserved flow,
+and the output needs that sum. So forward walks over keys, queries, keys and queries,
+and backward over queries, keys, queries and keys (`lra_jax.kernels.tpu.sweeps`); the
+computations are in `lra_jax.kernels.tpu.flow_kernels`.
 
-The values of a position are computed anew in every sweep; between forward and
-backward only the sums are kept.
+Per-position values are recomputed in every sweep; between forward and backward only the
+sums are kept.
 """
 
 import functools
@@ -67,7 +67,7 @@ def _sides(
     of_key: tuple[int, int],
     order: str,
 ) -> tuple[Side, Side]:
-    """The sides of a kernel that holds so many arrays of widths H and Hv."""
+    """The sides of a kernel that holds this many arrays of widths H and Hv."""
     query, found = given.query, layout(given)
     group = found.group
     columns = (-(-x // LANES) * LANES for x in (group.columns, group.value_columns))

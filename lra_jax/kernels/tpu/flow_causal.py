@@ -1,14 +1,14 @@
 """Causal Flow-Attention on TPUs: one pass forward, one pass backward.
 
-The definition is that of `lra_jax.attention.flow.causal`: every sum runs over the
-positions up to one, so all of them can be carried from block to block in VMEM: five
-lines ``[1, G H]`` and the matrix ``W = sum_j c_j phi(k_j) v_j^T``. Within a chunk the
-lines become running sums, products with a triangle of ones; the mathematics is in
+The definition is that of `lra_jax.attention.flow.causal`: every sum runs up to the
+current position, so all of them can be carried from block to block in VMEM: five lines
+``[1, G H]`` and the matrix ``W = sum_j c_j phi(k_j) v_j^T``. Within a chunk the lines
+become running sums, products with a triangle of ones; the mathematics is in
 `lra_jax.kernels.tpu.flow_chunk`.
 
 Training keeps lines and matrix before each block. The backward pass walks from the last
-block to the first, makes what the block's chunks have again, and carries the gradients
-of the five lines and of the matrix: sums over the later positions.
+block to the first, recomputes the values of the block's chunks, and carries the
+gradients of the five lines and of the matrix: sums over later positions.
 """
 
 import dataclasses
@@ -33,9 +33,9 @@ from lra_jax.kernels.tpu.flow_parts import FlowChunk
 from lra_jax.kernels.tpu.layout import LANES, Call, layout, like
 from lra_jax.kernels.tpu.parts import Group, column, start, valid_rows
 
-# The bytes of VMEM that a block may take, where a program has 16 MiB.
+# The bytes of VMEM that a block may take, out of a program's 16 MiB.
 _FITS = 12 << 20
-# Arrays [C, G H] of float32 that the backward pass keeps of each chunk.
+# Float32 arrays [C, G H] that the backward pass keeps for each chunk.
 _KEPT = 17
 
 _LINES = len(Lines._fields)
@@ -54,7 +54,7 @@ class CausalCall(Call):
 
     @property
     def state_shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Of the lines of sums and of W, for a group in a program."""
+        """The shapes of the lines of sums and of W, for a group in a program."""
         group = self.layout.group
         return (_LINES, group.columns), (group.columns, group.value_columns)
 
@@ -87,7 +87,7 @@ def backward(spec: FlowSpec, given: Inputs, saved: Any, of_out: jax.Array) -> Gr
 
 def _call(spec: FlowSpec, given: Inputs, backward: bool = False) -> CausalCall:
     query, found = given.query, layout(given)
-    # Backward starts from what forward keeps of each block: they have the same.
+    # Backward starts from what forward keeps per block, so both use the same blocks.
     if spec.fitted:
         spec = dataclasses.replace(spec, block=_fitted(spec, found.group, query.dtype))
     return CausalCall(spec, found, query.shape[1], query.dtype, backward)
@@ -123,7 +123,7 @@ class _Block:
         self.parts = [slice(at, at + size) for at in range(0, call.spec.block, size)]
 
     def flows(self, part: slice, before: Lines) -> Chunked:
-        """All but the output of a chunk, of the sums before it."""
+        """All of a chunk except its output, from the sums before it."""
         chunk, first, length = self.chunk, self.first + part.start, self.call.length
         counts = self.sinks[:, part], self.sources[:, part]
         query, key = (

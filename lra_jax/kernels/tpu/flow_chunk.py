@@ -1,16 +1,15 @@
 """A chunk of causal Flow-Attention on TPUs, forward and backward.
 
 With x and y the features of queries and keys, the output of a chunk is that of linear
-attention with ``x_i a_i / I_i`` as queries and ``y_j c_j`` as keys. With dx and dy the
-gradients of these,
+attention with ``x_i a_i / I_i`` as queries and ``y_j c_j`` as keys. If dx and dy are
+their gradients,
 
 - ``u_i = x_i . dx_i`` is that of ``a_i / I_i``, ``w_j = y_j . dy_j`` that of c_j;
 - ``u_i a_i (1 - a_i) / I_i`` is that of I'_i;
 - ``w_j c_j - e_j sum_{r >= j} w_r c_r / Z_r`` is that of the logit O'_j, with e the
   exponentials of the competition and Z their running sum;
 
-and every sum over the positions up to one becomes, for the gradients, one over the
-positions from one on.
+and every sum up to a position becomes, in the gradients, a sum from that position on.
 """
 
 from typing import NamedTuple
@@ -23,7 +22,7 @@ from lra_jax.kernels.tpu.parts import lower
 
 
 class Lines(NamedTuple):
-    """Sums over positions, `[C, G H]` up to each one or `[1, G H]` up to the last."""
+    """Sums over positions, up to each one, `[C, G H]`, or to the last, `[1, G H]`."""
 
     keys: jax.Array  # of phi(k)
     queries: jax.Array  # of phi(q)
@@ -38,7 +37,7 @@ class Lines(NamedTuple):
 
 
 class Chunked(NamedTuple):
-    """The numbers of a chunk of positions; `[C, G H]` where not said otherwise."""
+    """The values of a chunk of positions, `[C, G H]` unless noted otherwise."""
 
     query: Rows
     key: Rows
@@ -70,9 +69,9 @@ def chunked(
     counts: tuple[jax.Array, jax.Array],
     before: Lines,
 ) -> Chunked:
-    """The numbers of a chunk, from its queries and keys, and the sums before it.
+    """The values of a chunk, from its queries and keys, and the sums before it.
 
-    ``counts`` are those of the real sinks and sources up to each position, `[C, 1]`.
+    ``counts`` are the numbers of real sinks and sources up to each position, `[C, 1]`.
     """
     (query, key), (sinks, sources) = rows, counts
     x, y = query.features, key.features
@@ -131,9 +130,10 @@ def flows_backward(
     of_key: jax.Array,
     later: Lines,
 ) -> tuple[jax.Array, jax.Array, Lines]:
-    """The gradients of query, key and, `[1, G H]`, of the sums before the chunk.
+    """The gradients of query, key and the sums before the chunk, `[1, G H]`.
 
-    ``of_query`` and ``of_key`` are of the scaled features, ``later`` of the sums after.
+    ``of_query`` and ``of_key`` are gradients of the scaled features, ``later`` those of
+    the sums after the chunk.
     """
     eps, sums = chunk.spec.eps, found.sums
     x, y = found.query.features, found.key.features

@@ -3,14 +3,14 @@
 With ``w_j = exp(O'_j - top)``, ``Z = sum_j w_j`` and ``W = sum_j phi(k_j) w_j v_j^T``
 an output is ``rho_i phi(q_i)^T W`` with ``rho_i = S a_i / (Z I_i)``. With its gradient
 g_i, ``u_i = phi(q_i)^T W g_i``, ``A = sum_i rho_i u_i`` and ``V = sum_i rho_i phi(q_i)
-g_i^T``, the gradients of the numbers that a position has are
+g_i^T``, the gradients of the per-position values are
 
 - ``s_i = T / S u_i rho_i (1 - a_i)`` of I'_i,
 - ``t_j = w_j (phi(k_j)^T V v_j - A / Z)`` of O'_j, 0 where it was clipped,
 - ``- (phi(k_j) . sum_i s_i phi(q_i)) / O_j^2`` of O_j,
 - ``- u_i rho_i / I_i - (phi(q_i) . sum_j t_j phi(k_j)) / I_i^2`` of I_i,
 
-and those of the features follow from them and from the sums.
+and those of the features follow from these and the sums.
 """
 
 from typing import Any, NamedTuple
@@ -29,15 +29,15 @@ from lra_jax.kernels.tpu.flow_parts import (
 from lra_jax.kernels.tpu.parts import column, start
 from lra_jax.kernels.tpu.sweeps import Side
 
-# Lines `[1, G H]` of the sums: one register high.
+# Lines `[1, G H]` of the sums: the height of one register.
 LINES = 8
-# The lines: over keys and queries, weighted, of the competition, counts.
+# The lines: sums over keys and queries, weighted sums, the competition's, counts.
 _KEYS, _QUERIES, _KEY_FLOW, _QUERY_FLOW, _TOTAL, _LARGEST, _SOURCES, _SINKS = range(8)
 _LOWEST = float(jnp.finfo(jnp.float32).min)
 
 
 class _Sources(NamedTuple):
-    """The numbers of a chunk of keys, `[C, G H]`."""
+    """The values of a chunk of keys, `[C, G H]`."""
 
     outgoing: jax.Array
     conserved: jax.Array
@@ -45,7 +45,7 @@ class _Sources(NamedTuple):
 
 
 class _Sinks(NamedTuple):
-    """The numbers of a chunk of queries, `[C, G H]`."""
+    """The values of a chunk of queries, `[C, G H]`."""
 
     incoming: jax.Array
     allocation: jax.Array
@@ -53,7 +53,7 @@ class _Sinks(NamedTuple):
 
 
 class _Program:
-    """The references of a kernel, and what both directions compute of a chunk."""
+    """The references of a kernel, and the computations that both directions share."""
 
     def __init__(self, queries: Side, keys: Side, masked: tuple[bool, bool], refs: Any):
         self.chunk: FlowChunk = keys.chunk
@@ -64,12 +64,12 @@ class _Program:
         self.rest = rest
 
     def rows_of_queries(self, part: Any, first: Any) -> Rows:
-        """A part of the block of queries, its features made."""
+        """The features of a part of the block of queries."""
         mask = None if self.query_mask is None else self.query_mask[:, part]
         return self.chunk.rows(self.query[part], first, self.queries.length, mask)
 
     def rows_of_keys(self, part: Any, first: Any) -> Rows:
-        """A part of the block of keys, its features made."""
+        """The features of a part of the block of keys."""
         mask = None if self.mask is None else self.mask[:, part]
         return self.chunk.rows(self.key[part], first, self.keys.length, mask)
 
@@ -95,7 +95,7 @@ class _Program:
         return _Sinks(incoming, allocation, scale)
 
     def ratio(self, sums: Any) -> jax.Array:
-        """T / S of the real positions."""
+        """T / S, counting real positions."""
         sinks, sources = _line(sums, _SINKS), _line(sums, _SOURCES)
         return jnp.maximum(sinks, 1.0) / jnp.maximum(sources, 1.0)
 
@@ -117,7 +117,7 @@ def forward_kernel(
 ) -> None:
     """Walks over keys, queries, keys and queries.
 
-    ``refs`` are query, key, value, the masks that ``masked`` says are there, the
+    ``refs`` are query, key, value, the masks that exist according to ``masked``, the
     output, the sums' lines `[8, G H]` and W `[G H, G Hv]`.
     """
     program = _Program(queries, keys, masked, refs)
@@ -164,7 +164,7 @@ def forward_kernel(
 
 
 def _raise_top(program: _Program, rows: Rows, sums: Any, summary: Any) -> None:
-    """Puts the competition's sums in the unit of the largest logit so far."""
+    """Rescales the competition's sums to the largest logit so far."""
     chunk = program.chunk
     logits = chunk.clipped(chunk.inner(rows.features, _line(sums, _QUERY_FLOW)))
     visible = jnp.where(rows.valid, logits, _LOWEST).max(0, keepdims=True)
@@ -182,13 +182,13 @@ def backward_kernel(
     """Walks over queries, keys, queries and keys.
 
     ``refs`` are query, key, value, masks, the output's gradient, the sums' lines and W,
-    three gradients, and the gradients of lines and of W, V, in VMEM.
+    three gradients, and, in VMEM, the gradients of the lines and of W, called V.
     """
     program = _Program(queries, keys, masked, refs)
     chunk = program.chunk
     of_out, sums, summary, of_query, of_key, of_value, slopes, of_summary = program.rest
     start(slopes, of_summary)
-    # The lines of the slopes are of the same sums, with A / Z in that of the total.
+    # The slopes have the same lines as the sums, with A / Z in place of the total.
 
     def sinks(part: Any, first: Any) -> Any:
         rows = program.rows_of_queries(part, first)

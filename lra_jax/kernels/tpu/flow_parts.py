@@ -1,10 +1,10 @@
 """The common parts of Flow-Attention's TPU kernels: flows of a chunk, sums, features.
 
-Everything that Flow-Attention knows of a position is one number a head. In registers it
-fills all of the head's columns, `[C, G H]` for a chunk of a group of heads, so that
-it multiplies features as it is and no register holds one number. Sums over a head's
-columns are products with a matrix of ones and zeros, and so are the running sums over a
-chunk's positions: two products of the matrix unit's own size, for all heads at once.
+Flow-Attention's values for a position are one number per head each. In registers such a
+number fills all of the head's columns, `[C, G H]` for a chunk of a group of heads, so
+that it multiplies features directly and no register holds a single number. Sums over a
+head's columns are products with a matrix of ones and zeros, and so are the running sums
+over a chunk's positions: two products of the matrix unit's size, for all heads at once.
 """
 
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class FlowChunk(Chunk):
     def rows(
         self, x: jax.Array, first: jax.Array, length: int, mask: jax.Array | None
     ) -> Rows:
-        """Features of the positions from ``first`` on, zero where hidden."""
+        """The features of the positions from ``first`` on, zero where hidden."""
         valid = valid_rows(first, x.shape[0], length, mask)
         (terms,), slope = self.features(x, valid, None)
         return Rows(terms.astype(jnp.float32), slope, valid)
@@ -63,7 +63,7 @@ class FlowChunk(Chunk):
         return self.head_sums((features + eps) * (total + eps)) + self.spec.extra_eps
 
     def flow(self, features: jax.Array, total: jax.Array) -> jax.Array:
-        """`inner`, to be divided by."""
+        """`inner` as a divisor."""
         return divisor(self.inner(features, total))
 
     def clipped(self, logits: jax.Array) -> jax.Array:
@@ -79,7 +79,7 @@ class FlowChunk(Chunk):
         return jnp.where((logits <= clip) & (logits >= -clip), slope, 0.0)
 
     def shares(self, logits: jax.Array, top: Any, seen: jax.Array) -> jax.Array:
-        """``exp(logits - top)``, zero where hidden; rounded as products round it."""
+        """``exp(logits - top)``, zero where hidden; rounded as in products."""
         found = jnp.where(seen, jnp.exp(self.clipped(logits) - top), 0.0)
         return found.astype(self.dtype).astype(jnp.float32)
 
@@ -89,7 +89,7 @@ class FlowChunk(Chunk):
 
 
 def sigmoid(x: jax.Array) -> jax.Array:
-    """Of what is not far below zero."""
+    """The sigmoid, for arguments that are not far below zero."""
     return 1.0 / (1.0 + jnp.exp(-x))
 
 

@@ -1,10 +1,10 @@
 """How `[B, T, N, H]` arrays are cut into the blocks of TPU programs.
 
 The last axis of a block is a multiple of 128 lanes, or the whole axis. So `[B, T, N,
-H]` is read as `[B, T, N H]`, which costs nothing, and a program takes as many
-neighbouring heads as fill the lanes. Widths for which no group of up to `WIDEST`
-columns does so are transposed to `[B N, T, H]` first, at the price of a pass over
-memory.
+H]` is read as `[B, T, N H]`, which costs nothing, and a program handles as many
+neighbouring heads as fill the lanes. For widths where no group of up to `WIDEST`
+columns fills them, arrays are first transposed to `[B N, T, H]`, at the cost of a pass
+over memory.
 """
 
 from collections.abc import Callable, Iterable
@@ -25,12 +25,12 @@ WIDEST = 256
 
 @dataclass(frozen=True)
 class Layout:
-    """The programs' share of the heads.
+    """How heads are divided among programs.
 
     Attributes:
       group: the heads of one program.
       groups: programs that share a row of the arrays.
-      rows: rows of the arrays for each sample: 1, or N where heads come first.
+      rows: rows of the arrays for each sample: 1, or N if heads come first.
     """
 
     group: Group
@@ -53,7 +53,7 @@ class Layout:
         return jnp.swapaxes(x, 1, 2)
 
     def gradients(self, arrays: Iterable[jax.Array]) -> Gradients:
-        """`unlay` of those of query, key and value."""
+        """`unlay` of the gradients of query, key and value."""
         query, key, value = (self.unlay(x) for x in arrays)
         return query, key, value
 
@@ -76,7 +76,7 @@ class Call:
     """One kernel over the grid (rows, groups, blocks), the last axis in order.
 
     Attributes:
-      spec: what is computed.
+      spec: the computation.
       layout: of the heads.
       length: positions that the grid walks over.
       dtype: of the arrays.
@@ -91,7 +91,7 @@ class Call:
 
     @property
     def blocks(self) -> int:
-        """Blocks of positions of a sequence."""
+        """Number of blocks in a sequence."""
         return -(-self.length // self.spec.block)
 
     @property
@@ -100,11 +100,11 @@ class Call:
         return self.blocks
 
     def place(self, step: Any) -> Any:
-        """The block that a step of the grid takes."""
+        """The block that a step of the grid processes."""
         return self.blocks - 1 - step if self.backward else step
 
     def rows_of(self, width: int) -> pl.BlockSpec:
-        """Blocks of an array that `Layout.lay` made, of W columns a head."""
+        """Blocks of an array from `Layout.lay`, with W columns per head."""
         shape = (None, self.spec.block, self.layout.group.heads * width)
         return pl.BlockSpec(shape, lambda b, n, i: (b, self.place(i), n))
 
@@ -126,7 +126,7 @@ class Call:
         return pl.BlockSpec(shape, lambda b, n, i: (b // rows, 0, self.place(i)))
 
     def laid(self, given: Inputs) -> list[tuple[jax.Array, pl.BlockSpec]]:
-        """Query, key and value, of one length."""
+        """Query, key and value, which have the same length."""
         places = (self.keys, self.keys, self.values)
         return [
             (self.layout.lay(x), place)
@@ -136,7 +136,7 @@ class Call:
     def sums(
         self, rows: int, shapes: Iterable[tuple[int, ...]], by_block: bool = False
     ) -> list[tuple[jax.ShapeDtypeStruct, pl.BlockSpec]]:
-        """Float32 sums of each group of heads, or of each of its blocks, as outputs."""
+        """Float32 sums for each group of heads, or each of its blocks, as outputs."""
         axes = (rows, self.layout.groups, *([self.blocks] * by_block))
         structs = [jax.ShapeDtypeStruct((*axes, *x), jnp.float32) for x in shapes]
         return self.placed(structs, by_block)
@@ -169,7 +169,7 @@ class Call:
 
         ``scratch`` are shapes of float32 arrays in VMEM.
         """
-        # Under shard_map the outputs vary over the mesh as the inputs do.
+        # Under shard_map the outputs vary over the mesh like the inputs.
         kinds = (jax.typeof(x).manual_axis_type for x, _ in arrays)
         kind = max(kinds, key=lambda found: len(found.varying))
         shapes = [
@@ -192,7 +192,7 @@ class Call:
 
 @dataclass(frozen=True)
 class LinearCall(Call):
-    """A kernel of what is divided by its row sums."""
+    """A kernel of attention that is divided by its row sums."""
 
     spec: Spec
 
@@ -203,12 +203,12 @@ class LinearCall(Call):
 
     @property
     def state_shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Of the sums of a group in a program: state and total."""
+        """The shapes of a group's sums in a program: state and total."""
         group, terms = self.layout.group, self.spec.terms
         return (terms, group.columns, group.value_columns), (terms, group.columns)
 
     def angles(self, scale: jax.Array) -> tuple[jax.Array, pl.BlockSpec]:
-        """One number a sample, `[B]`, as the input that `scale` reads."""
+        """One number per sample, `[B]`, as the input that `scale` reads."""
         return scale, pl.BlockSpec(memory_space=pltpu.SMEM)
 
     def scale(self, scale_ref: Any) -> jax.Array:
@@ -217,5 +217,5 @@ class LinearCall(Call):
 
 
 def like(x: jax.Array) -> jax.ShapeDtypeStruct:
-    """An output of the shape and dtype of an input."""
+    """An output with the shape and dtype of an input."""
     return jax.ShapeDtypeStruct(x.shape, x.dtype)

@@ -1,10 +1,10 @@
 """One chunk of linear attention inside a TPU kernel: values in, values out.
 
-A vector register of a TPU has 128 lanes, more than most heads are wide. So a program
-takes G neighbouring heads together, as the columns of one matrix `[C, G H]`, which is
-how they lie in memory: nothing is transposed on the way in or out. Products of all
+A TPU's vector registers have 128 lanes, more than most head widths. So a program
+processes G neighbouring heads together, as the columns of one matrix `[C, G H]`, which
+is how they are stored: nothing is transposed on the way in or out. Products of all
 heads at once are masked to each head's own columns; the matrix unit is 128 wide either
-way, so that costs nothing for heads of up to 128.
+way, so this costs nothing for heads of up to 128.
 
 cosFormer's weights are a sum of two products, ``cos a cos b + sin a sin b``. Features
 are therefore a list of *terms* `[C, G H]`, one or two, as are the states.
@@ -48,7 +48,7 @@ class Group:
 
     @property
     def packed_rows(self) -> int:
-        """Rows of a state in memory: its blocks above one another, if they align."""
+        """Rows of a state in memory: one head's if they align, else all heads'."""
         return self.width if self.width % 8 == 0 else self.columns
 
     def of_head(self, x: jax.Array, head: int, width: int) -> jax.Array:
@@ -105,7 +105,7 @@ class Chunk:
     """The mathematics of a chunk for a spec and a group of heads.
 
     Attributes:
-      spec: what is computed.
+      spec: the computation.
       group: the heads.
       dtype: of the operands of products; sums are float32.
     """
@@ -119,7 +119,7 @@ class Chunk:
     ) -> jax.Array:
         """``a b`` in float32; "t" transposes: "nt" is ``a b^T``, "tn" is ``a^T b``.
 
-        ``exact`` products of float32 operands are that, whatever the precision.
+        With ``exact``, products of float32 operands are exact, whatever the precision.
         """
         over = ((int(axes[0] == "n"),), (int(axes[1] == "t"),))
         precision = self.spec.precision
@@ -145,8 +145,8 @@ class Chunk:
         self, x: jax.Array, valid: jax.Array, weights: Terms | None
     ) -> tuple[Terms, jax.Array]:
         """The terms of phi(x), zero where not valid, and phi'(x), for `[C, G H]`."""
-        # Hidden before the map, since it may hold NaN, and after, as phi(0) may not
-        # be zero.
+        # Hidden before the map, since x may hold NaN, and after it, since phi(0) may
+        # not be zero.
         x = jnp.where(valid, x.astype(jnp.float32), 0.0)
         y, slope = MAPS[self.spec.feature_map](x)
         y, slope = jnp.where(valid, y, 0.0), jnp.where(valid, slope, 0.0)
@@ -156,7 +156,7 @@ class Chunk:
     def pulled_back(
         self, terms: Terms, slope: jax.Array, weights: Terms | None
     ) -> jax.Array:
-        """The gradient of x from those of the terms."""
+        """The gradient of x from the gradients of its terms."""
         if weights is None:
             return terms[0] * slope
         pairs = zip(terms, weights, strict=True)
@@ -171,7 +171,7 @@ class Chunk:
     def past(self, query: Terms, state: Terms, total: Terms) -> tuple[jax.Array, Terms]:
         """Numerators `[C, G Hv]` and each head's denominators `[C, 1]` from a state.
 
-        ``state`` holds diagonal blocks alone.
+        ``state`` holds only the diagonal blocks.
         """
         pairs = zip(query, state, strict=True)
         num = plus(self.dot(q, s) for q, s in pairs)
@@ -188,10 +188,10 @@ class Chunk:
         total: Terms,
         weights: jax.Array | None = None,
     ) -> tuple[Terms, Terms]:
-        """The state and its total after the chunk, whose rows count ``weights`` times.
+        """The state and total after the chunk; ``weights`` multiply rows in the total.
 
-        The backward pass, whose keys are queries and whose values are the numerators'
-        gradients, weighs the total by the denominators'.
+        In the backward pass keys are queries, values are the gradients of numerators,
+        and the weights are the gradients of denominators.
         """
         state = [
             s + self.group.diagonal(self.dot(k, value, "tn"))
@@ -205,12 +205,12 @@ class Chunk:
 
 @dataclass(frozen=True)
 class LinearChunk(Chunk):
-    """A chunk of what is divided by its row sums."""
+    """A chunk of attention that is divided by its row sums."""
 
     spec: Spec
 
     def divided(self, num: jax.Array, dens: Terms) -> tuple[jax.Array, jax.Array]:
-        """The output `[C, G Hv]` and the reciprocal of what divides it."""
+        """The output `[C, G Hv]` and the reciprocal of its divisor."""
         bounded = [self.spec.bounded(den) for den in dens]
         inverse = 1.0 / self.group.spread(bounded, self.group.value_width)
         return num * inverse, inverse
@@ -235,7 +235,7 @@ def row_sums(x: jax.Array) -> jax.Array:
 
 
 def lower(x: jax.Array) -> jax.Array:
-    """A matrix without what lies right of its diagonal."""
+    """A matrix with zeros to the right of its diagonal."""
     row = jax.lax.broadcasted_iota(jnp.int32, x.shape, 0)
     return jnp.where(jax.lax.broadcasted_iota(jnp.int32, x.shape, 1) <= row, x, 0.0)
 
@@ -243,7 +243,7 @@ def lower(x: jax.Array) -> jax.Array:
 def valid_rows(
     first: jax.Array, size: int, length: int, mask: jax.Array | None
 ) -> jax.Array:
-    """`[C, 1]`: positions before the end that a mask `[1, C]` does not hide."""
+    """`[C, 1]`: positions before the end and not hidden by a mask `[1, C]`."""
     place = first + jax.lax.broadcasted_iota(jnp.int32, (size, 1), 0)
     valid = place < length
     if mask is None:
@@ -253,7 +253,7 @@ def valid_rows(
 
 def column(x: jax.Array) -> jax.Array:
     """A row `[1, C]` as a column `[C, 1]`."""
-    # Through the diagonal: cheap, and no layout refuses it.
+    # By way of the diagonal: cheap, and possible in every layout.
     size = x.shape[1]
     row = jax.lax.broadcasted_iota(jnp.int32, (size, size), 0)
     lane = jax.lax.broadcasted_iota(jnp.int32, (size, size), 1)

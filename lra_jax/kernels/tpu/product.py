@@ -1,10 +1,10 @@
 """Non-causal linear attention on TPUs: every array is read once in each direction.
 
-Forward, one kernel sums ``phi(k_j) v_j^T`` and ``phi(k_j)`` over the keys, another
-applies the sums to the queries. Backward mirrors it: the queries' kernel makes their
-gradient and sums ``phi(q_i) g_i^T``, where g is the gradient of the numerator; the
-keys' kernel applies those sums. The two lengths may differ. Features, doubled or not,
-exist in VMEM only; what passes between the kernels is a state for each head.
+Forward, one kernel sums ``phi(k_j) v_j^T`` and ``phi(k_j)`` over the keys, and another
+applies the sums to the queries. Backward mirrors this: the queries' kernel computes
+their gradient and sums ``phi(q_i) g_i^T``, where g is the gradient of the numerator;
+the keys' kernel applies those sums. The two lengths may differ. Features, doubled or
+not, exist only in VMEM; the kernels exchange one state per head.
 """
 
 import functools
@@ -88,7 +88,7 @@ class _Rows:
         self.parts = [slice(at, at + size) for at in range(0, call.spec.block, size)]
 
     def __iter__(self) -> Any:
-        """Yields slice, valid rows, terms and the function that pulls back to x."""
+        """Yields slice, valid rows, terms and the function that maps gradients to x."""
         size = self.call.spec.chunk
         for part in self.parts:
             first = pl.program_id(2) * self.call.spec.block + part.start

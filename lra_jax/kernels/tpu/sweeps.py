@@ -1,10 +1,10 @@
-"""Kernels on TPUs that walk over the keys and over the queries several times.
+"""TPU kernels that walk over the keys and the queries several times.
 
-One kernel makes all of the walks, *sweeps*: the last axis of its grid runs over the
+One kernel does all of these walks, or *sweeps*: the last axis of its grid runs over the
 blocks of the first sweep, then over those of the second, and so on, and the sums stay
 in VMEM. An array that takes no part in a sweep keeps its block, so nothing is copied.
-Where a group's whole sequences fit into VMEM there is a single step, which makes the
-sweeps one after the other: every array is then read once.
+If a group's whole sequences fit into VMEM there is a single step, which does one sweep
+after another: every array is then read once.
 """
 
 import dataclasses
@@ -21,10 +21,10 @@ from lra_jax.kernels.spec import FlowSpec
 from lra_jax.kernels.tpu.flow_parts import FlowChunk
 from lra_jax.kernels.tpu.layout import LANES, Call, Layout
 
-# Bytes of whole sequences that one step may take, two buffers of each array included: a
-# core's VMEM has 16 MiB for a program unless it asks for more.
+# Bytes of whole sequences that one step may take, including two buffers per array: a
+# program gets 16 MiB of a core's VMEM unless it requests more.
 _FITS = 10 << 20
-# Up to so many chunks of a block are written out one by one.
+# Up to this many chunks of a block are unrolled.
 _UNROLLED = 4
 
 
@@ -34,7 +34,7 @@ class Side(Call):
 
     Attributes:
       starts: the steps of the grid at which the sweeps over this side begin.
-      total: the grid's steps; if 1, it makes all sweeps.
+      total: the number of grid steps; a single step does all sweeps.
     """
 
     spec: FlowSpec
@@ -52,7 +52,7 @@ class Side(Call):
         return self.total
 
     def place(self, step: Any) -> Any:
-        """The block that a step takes, or keeps between the sweeps."""
+        """The block that a step processes, or keeps between sweeps."""
         if self.blocks == 1:
             return 0
         places = [jnp.clip(step - start, 0, self.blocks - 1) for start in self.starts]
@@ -62,13 +62,13 @@ class Side(Call):
         return found
 
     def only(self, sweep: int) -> "Side":
-        """For an array that takes part in one sweep."""
+        """The same side, for an array that takes part in only one sweep."""
         return dataclasses.replace(self, starts=(self.starts[sweep],))
 
     def sweep(self, index: int, body: Callable[[Any, Any], None]) -> None:
         """Runs ``body(slice of the block, its first position)`` for each chunk."""
         begin = self.starts[index]
-        # The interpreter does not know it inside a branch.
+        # The interpreter cannot evaluate it inside a branch.
         step = pl.program_id(2)
 
         def run() -> None:
@@ -82,7 +82,7 @@ class Side(Call):
                 body(pl.ds(place, size), first + place)
 
             count = -(-min(block, self.length) // size)
-            # Lanes, those of a mask, are cut at registers' ends or at constants.
+            # The lanes of a mask are sliced at register boundaries or at constants.
             if count <= _UNROLLED or size % LANES:
                 for at in range(count):
                     turn(at)
@@ -103,14 +103,14 @@ def sides(
     dtype: jnp.dtype,
     order: str,
 ) -> tuple[Side, Side]:
-    """Queries and keys of one kernel.
+    """The queries and keys of one kernel.
 
     Args:
       spec: what is computed.
       found: the layout of the heads.
       lengths: T and S.
-      widths: columns of a group that a kernel holds of a query and of a key, in and
-        out.
+      widths: columns of a group that a kernel holds for a query and for a key, inputs
+        and outputs.
       dtype: of the arrays.
       order: the sweeps, "q" over the queries and "k" over the keys.
     """
