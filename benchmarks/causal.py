@@ -9,10 +9,10 @@ runs of a case) takes an estimated 10 minutes on 2 cores.
 
 Batch 1, 8 heads of 64, float32, on the CPU, forward and forward + backward. The runs of
 all forms are interleaved, so a slow spell of the machine affects them all, and every
-round begins with another form. A run of less than 0.1 s is timed after an untimed one.
-A ratio is a form's time over that of our linear attention in the same round; the median
-over the rounds counts. Everything is timed twice: with the C library's allocator as it
-is, and with the settings of `lra_jax.runtime`.
+round begins with a different form. A run of less than 0.1 s is timed after an untimed
+one. A ratio is a form's time divided by that of our linear attention in the same round;
+the median over the rounds is reported. Everything is timed twice: with the C library's
+allocator unchanged, and with the settings of `lra_jax.runtime`.
 
 Memory is the growth of the process's resident peak during one run, beyond its inputs,
 with and without the results. For this the allocator returns freed memory at once.
@@ -162,7 +162,7 @@ def refusal(
     Args:
       form: the form.
       length: the length.
-      last: its memory case at the length before: length, seconds, growth in bytes.
+      last: its memory case at the previous length: length, seconds, growth in bytes.
       ours: seconds of our linear attention at this length.
     """
     if last is None:
@@ -181,7 +181,7 @@ def refusal(
 def measure_memory(
     forms: list[Form], lengths: list[int], cache: str
 ) -> dict[Case, dict[str, Any]]:
-    """Runs each case once, a process for each form; the peak, or why it stopped."""
+    """Runs each case once, in a process for each form; the peak, or why it stopped."""
     cases: dict[Case, dict[str, Any]] = {}
     for form in forms:
         with Workers(MEASURING, cache) as workers:
@@ -228,7 +228,7 @@ def measure_times(
     times: dict[tuple[Form, str], list[float]] = {case: [] for case in begun}
     for number in range(repeats):
         for (form, name), runs in turned(list(times.items()), number):
-            # Two at least; the first run shows how long one takes.
+            # At least two; the first run shows how long one takes.
             if number >= 2 and number * begun[form, name] > BUDGET_SECONDS:
                 continue
             request: dict[str, Any] = {"form": form.name, "gradient": PASSES[name]}
@@ -242,13 +242,13 @@ def measure_times(
 
 
 def turned(cases: list[Any], number: int) -> list[Any]:
-    """Begins each round with another case, as each affects the one after it."""
+    """Begins each round with a different case, as each affects the one after it."""
     first = number % len(cases)
     return cases[first:] + cases[:first]
 
 
 def ratio(runs: list[float], ours: list[float]) -> float:
-    """Median over the rounds that both took part in."""
+    """Median over the rounds in which both took part."""
     return statistics.median(a / b for a, b in zip(runs, ours, strict=False))
 
 
@@ -321,7 +321,7 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     powers = ",".join(str(1024 << power) for power in range(7))
-    parser.add_argument("--lengths", help=f"tokens, between commas; default {powers}")
+    parser.add_argument("--lengths", help=f"comma-separated; default {powers}")
     parser.add_argument("--repeats", type=int, help="runs of a case; default 15")
     parser.add_argument("--quick", action="store_true", help="other defaults: minutes")
     parser.add_argument("--peers", default="all", help="'all', 'none' or names")
@@ -350,7 +350,7 @@ def main() -> None:
             "commit": commit(),
             "device": describe_devices(),
             "versions": versions(),
-            # Of the minute before: other work on the cores.
+            # Load of the last minute: other work on the cores.
             "load_average_before": round(load, 2),
             "settings": {"batch": 1, "heads": 8, "head_dim": 64, "dtype": "float32"},
             "forms": described,

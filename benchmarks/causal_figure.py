@@ -44,7 +44,7 @@ def draw(report: dict[str, Any], file: Path) -> None:
 def _lines(
     report: dict[str, Any], rows: list[dict[str, Any]], name: str, key: str
 ) -> list[charts.Line]:
-    """Of each form that ran ``1000 row[key]`` per token over the length."""
+    """For each form that ran, ``1000 row[key]`` per token over the length."""
     lines = []
     for index, (form, described) in enumerate(report["forms"].items()):
         points = [

@@ -111,7 +111,7 @@ def _fast_transformers() -> Function:
 def _fla() -> Function:
     from torch.nn.functional import elu
 
-    # By its file: the package itself needs Triton, which this form does not.
+    # From its file: the package itself needs Triton, which this form does not.
     package = importlib.util.find_spec("fla")
     if package is None or package.origin is None:
         raise ModuleNotFoundError("No module named 'fla'")

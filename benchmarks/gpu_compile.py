@@ -41,7 +41,7 @@ runtime_version { major: 12 minor: 9 }
 device_description_str: "NVIDIA H100 80GB HBM3"
 """
 FORMS = tuple(itertools.product(("linear", "cosformer", "flow"), (True, False)))
-# B, T, N, H, Hv: a head for each processor, segments of heads, padded heads.
+# B, T, N, H, Hv: one head per processor, segments of heads, padded heads.
 SHAPES = ((16, 4096, 8, 64, 64), (1, 16384, 8, 64, 64), (2, 1000, 4, 48, 40))
 _SPILLS = re.compile(r"bytes stack frame, (\d+) bytes spill stores")
 _REGISTERS = re.compile(r"Used (\d+) registers")

@@ -2,9 +2,9 @@
 
     python benchmarks/grid_map.py --out=docs/grid.png
 
-The image is drawn here, two discs in the dark, and the queries and keys are those of an
-untrained layer: ``ReLU(W (p, 1))`` of each pixel's value p, with a random W. So a pixel
-looks at others by their brightness, and all else that is seen is the re-weighting.
+The image is synthetic, two discs on a dark background, and queries and keys are those
+of an untrained layer: ``ReLU(W (p, 1))`` of each pixel's value p, with a random W. So a
+pixel looks at others by brightness, and every other effect is the re-weighting.
 """
 
 import argparse

@@ -2,7 +2,7 @@
 
     python benchmarks/learning_curves.py
 
-Each run there is its `result.json` and, beside it, the validation lines of its
+Each run there consists of its `result.json` and the validation lines of its
 `metrics.jsonl`, both as the trainer wrote them. The picture is docs/learning.png.
 """
 
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "results" / "learning"
 TARGET = ROOT / "docs" / "learning.png"
 
-# Of Long-Range Arena rows that no training data taught beyond their own.
+# Long-Range Arena rows of models trained only on the task's own labels.
 PUBLISHED = {"cosFormer, published": 37.9, "Flowformer, published": 38.7}
 
 

@@ -2,13 +2,13 @@
 
     python benchmarks/listops_heights.py --workdir=RUN --out=FILE.json
 
-RUN is a run with ``--pretrain.target=values`` whose last checkpoint is of its first
-part: the head that learns values is not trained afterwards. The height of an operator
-is 1 where all of its arguments are digits, else one more than the greatest height of
-its arguments. Its value is read at its opening bracket and at its closing one.
+RUN is a run with ``--pretrain.target=values`` whose last checkpoint is from its first
+part, because the head that learns values is not trained afterwards. The height of an
+operator is 1 if all of its arguments are digits, else one more than the greatest height
+of its arguments. Its value is read at its opening bracket and at its closing one.
 
-Beside the accuracies, in percent, is the share of the most frequent value for each kind
-of operator and height: what a reader of the operator alone can get.
+The accuracies, in percent, come with the share of the most frequent value for each kind
+of operator and height, the best that a reader of the operator alone can do.
 """
 
 import argparse
@@ -40,7 +40,7 @@ class Operator(NamedTuple):
 
 
 def operators(tokens: np.ndarray) -> list[Operator]:
-    """Those of one complete expression; padding may follow."""
+    """The operators of one complete expression; padding may follow."""
     found, opened = [], []
     for place, token in enumerate(tokens.tolist()):
         if MIN <= token < CLOSE:

@@ -2,8 +2,8 @@
 
     python benchmarks/listops_readers.py --out=results/listops_readers.json
 
-Uses the default data (seed 0). For each root operator a logistic regression of the
-first k tokens, in their places, is fitted to the 96,000 training expressions by 300
+Uses the default data (seed 0). For each root operator a logistic regression on the
+first k tokens, by position, is fitted to the 96,000 training expressions by 300
 full steps of Adam in float32. With k = 1 it is the distribution of labels for each
 operator, the best that a reader of the root alone can do. Losses are in nats,
 accuracies in percent, with a standard error of 1.1 over 2,000 examples. More tokens
@@ -41,7 +41,7 @@ def read(dataset: SequenceDataset, split: str) -> Split:
 
 
 def features(tokens: np.ndarray, count: int) -> np.ndarray:
-    """One column for each token in each place after the root, and one of ones."""
+    """One column for each token at each position after the root, and one of ones."""
     columns = np.eye(VOCAB_SIZE, dtype=np.float32)[tokens[:, 1:count]]
     ones = np.ones((len(tokens), 1), np.float32)
     return np.concatenate([columns.reshape(len(tokens), -1), ones], 1)

@@ -1,14 +1,14 @@
-"""Times parts that a block has beside attention, and the forms they replaced.
+"""Times the parts of a block other than attention, and the forms that they replaced.
 
     python benchmarks/mixer_parts.py --out=results/mixer_parts.json
 
-Forward and gradient, batch 32, 1,024 positions, 128 columns, float32, least of
---repeats runs, the forms in turns. A ratio is a time over that of our form.
+Forward and gradient, batch 32, 1,024 positions, 128 columns, float32, minimum of
+--repeats runs, with the forms in turns. A ratio is a time divided by that of our form.
 
-short_conv: the convolution of 5 positions, as it is (`convolved`), with the gradient
+short_conv: the convolution of size 5, as used here (`convolved`), with the gradient
   that XLA derives from the same sum of shifts, and as a grouped convolution of XLA.
-scan: the recurrence of hgrn over 128 heads of one column, as it is (`scan_columns`),
-  and over an array that keeps the axis of one column.
+scan: the recurrence of hgrn over 128 heads of one column, as used here
+  (`scan_columns`), and over an array that keeps the axis of one column.
 norm: hgrn's norm over all heads, on one axis, and over two.
 """
 
@@ -35,7 +35,7 @@ BATCH, LENGTH, COLUMNS, TAPS = 32, 1024, 128, 5
 
 
 def derived(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """The sum of shifts, its gradient left to XLA."""
+    """The sum of shifts, with its gradient left to XLA."""
     before = TAPS // 2
     padded = jnp.pad(x, ((0, 0), (before, TAPS - 1 - before), (0, 0)))
     rows = kernel[:, None, None]
@@ -92,7 +92,7 @@ def inputs(part: str) -> tuple[jax.Array, ...]:
 
 
 def timed(part: str, repeats: int) -> dict[str, float]:
-    """Milliseconds of each form, least of its runs, after checking that they agree."""
+    """Milliseconds of each form, minimum of its runs, after a check that they agree."""
     arrays = inputs(part)
     runs = {}
     for name, form in FORMS[part].items():

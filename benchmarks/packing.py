@@ -1,13 +1,13 @@
-"""Steps a second of packed rows beside buckets, in turns within one run.
+"""Compares steps per second with packed rows and with buckets, in turns in one run.
 
     python benchmarks/packing.py --out=results/packing.json
     python benchmarks/packing.py --task=text --data.path=aclImdb_v1.tar.gz --out=...
 
 Two trainers of the same preset, data and seed, one with --data.packing=true, do --steps
 training steps each, --turns times in turns. Both see the same examples in the same
-batches, and have the same losses. A step counts with the reading of its batch; one
-whose shape is new to its trainer compiles, and does not count. A ratio is the packed
-trainer's steps a second over the other's, of one turn.
+batches, and have the same losses. A step includes the reading of its batch; one whose
+shape is new to its trainer compiles, and is not counted. A ratio is the packed
+trainer's steps per second divided by the other's, in one turn.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from lra_jax.training.session import commit, describe_devices, versions
 
 
 class Run:
-    """A trainer, the shapes that it has compiled, and what it has computed."""
+    """A trainer, the shapes that it has compiled, and its counts."""
 
     def __init__(self, options: argparse.Namespace, packing: bool, workdir: Path):
         config = get_preset(options.task, options.preset, options.attention)
@@ -40,7 +40,7 @@ class Run:
         if options.task == "listops" and options.num_train:
             sizes = ("num_train", "num_valid", "num_test")
             data |= dict.fromkeys(sizes, options.num_train)
-        # More than all turns and the steps that compile: the data must not end.
+        # More than all turns and the steps that compile, so that the data do not end.
         train: dict[str, Any] = {"steps": 1_000_000, "batch_size": options.batch_size}
         train |= {"length_warmup": "", "curriculum": ""}  # Whole examples.
         config = config.replace(train=train, data=data)
@@ -51,7 +51,7 @@ class Run:
         self.real = self.computed = 0
 
     def turn(self, steps: int) -> float:
-        """Steps a second of so many steps that compile nothing."""
+        """Steps per second over this many steps that do not compile."""
         seconds, done = 0.0, 0
         while done < steps:
             start = time.perf_counter()
@@ -90,7 +90,7 @@ def main() -> None:
     parser.add_argument("--batch_size", type=int, default=32)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--num_train", type=int, default=4000, help="ListOps, a split")
+    parser.add_argument("--num_train", type=int, default=4000, help="a ListOps split")
     parser.add_argument("--data.dir", dest="data_dir")
     parser.add_argument("--data.path", dest="data_path")
     parser.add_argument("--out", type=Path, required=True)

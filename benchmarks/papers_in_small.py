@@ -1,22 +1,22 @@
-"""The papers' language models in small: python benchmarks/papers_in_small.py --publish
+"""The papers' models, scaled down: python benchmarks/papers_in_small.py --publish
 
-Each part trains several models with the same tokens, tries some learning rates for
-each, and takes for each the rate with the lowest validation loss of seed 0. Further
-seeds (--seeds=2) run at that rate alone.
+Each part trains several models on the same tokens, tries a few learning rates for each,
+and selects the rate with the lowest validation loss of seed 0. Further seeds
+(--seeds=2) run only at that rate.
 
 mechanisms   every causal mechanism, next byte: Flowformer's and cosFormer's tables on
-             WikiText-103, of which only the order of the mechanisms can compare.
+             WikiText-103, of which only the order of the mechanisms is comparable.
 reweighting  cosFormer's ablation: feature maps, with and without the cosine, hidden
-             bytes; the curves beside its Figure 4.
+             bytes; the curves compare with its Figure 4.
 flow         Flowformer's ablation: without competition, without allocation, clip=1,
-             and with ReLU in place of sigmoids.
+             and with ReLU instead of sigmoids.
 linformer    hidden bytes against K and sharing in rows of 512: Linformer's Figure 3.
 lengths      the same with rows of 256 and 1,024.
 
 ``--publish`` writes results/language/PART.json with every run, the picture
 docs/language_PART.png and the table in docs/language_models.md. Runs go to --workdir,
-and those that are finished are not repeated, so the same command goes on. Further
-flags, such as --train.steps=300, are those of training.
+and finished ones are not repeated, so the same command resumes. Further flags, such as
+--train.steps=300, are those of training.
 """
 
 import argparse
@@ -40,9 +40,9 @@ _PROG = "python benchmarks/papers_in_small.py"
 
 
 class Part(NamedTuple):
-    """Attributes: `task`; `models`, by name, flags of training; `baseline`, one of
-    them; `score`, of a result, and its `unit`; `positions`, whether a model is scored
-    by position, too."""
+    """Attributes: `task`; `models`, flags of training by name; `baseline`, one of them;
+    `score`, a key of a result, and its `unit`; `positions`, whether a model is also
+    scored by position."""
 
     task: str
     models: dict[str, list[str]]
@@ -57,7 +57,7 @@ def _options(attention: str, text: str) -> list[str]:
 
 
 def _causal() -> dict[str, list[str]]:
-    """Those with one pass for a packed row; others take as many as it has texts."""
+    """Those with one pass for a packed row; others need one pass per text in it."""
     return {
         name: [f"--attention={name}"]
         for name, one in MECHANISMS.items()
@@ -69,7 +69,7 @@ _MAPS = ("relu", "identity", "leaky_relu", "elu")
 
 
 def _lengths() -> dict[str, list[str]]:
-    """Rows of other lengths than 512, with as many tokens a step."""
+    """Rows of lengths other than 512, with as many tokens per step."""
     models = {}
     for length in (256, 1024):
         rows = [f"--data.max_length={length}", f"--model.max_length={length}"]
@@ -196,7 +196,7 @@ def planned(
 
 
 def series(name: str, rate: float) -> str:
-    """The name under which results are filed."""
+    """The name under which results are stored."""
     return f"{name}; rate {rate:g}"
 
 
@@ -205,7 +205,7 @@ def best_rates(
     rates: Sequence[float],
     found: dict[str, list[dict[str, Any]]],
 ) -> dict[str, float]:
-    """By model, the rate with the lowest validation loss; none where no run ended."""
+    """The rate with the lowest validation loss, by model; none if no run finished."""
     best = {}
     for name in names:
         results = {rate: found.get(series(name, rate), []) for rate in rates}
@@ -218,7 +218,7 @@ def best_rates(
 def described(
     part: Part, best: dict[str, float], found: dict[str, list[dict[str, Any]]]
 ) -> dict[str, dict[str, Any]]:
-    """By model, its scores at its best rate."""
+    """The scores of each model at its best rate."""
     rows = {}
     for name, rate in best.items():
         own = found[series(name, rate)]
@@ -258,7 +258,7 @@ def _curve(workdir: Path) -> list[tuple[int, float]]:
 def by_position(workdir: Path) -> dict[str, float]:
     """Bits per token of the test split against the position, up to 8 rows.
 
-    Of texts that are that long alone, so that every position has the same ones.
+    Only for texts of that length, so that every position has the same ones.
     """
     import jax
     import numpy as np
@@ -309,7 +309,7 @@ def make_report(
 
 
 def table(report: dict[str, Any]) -> str:
-    """The markdown table of a report, the best first."""
+    """The markdown table of a report, best first."""
     part, rows = PARTS[report["part"]], report["rows"]
     base = rows.get(part.baseline, {}).get("score")
     lines = [
@@ -334,7 +334,7 @@ def table(report: dict[str, Any]) -> str:
 
 
 def _score(scores: Sequence[float]) -> str:
-    """The mean, and half the range where there are several."""
+    """The mean, and half the range if there are several."""
     mean = f"{statistics.fmean(scores):.3f}"
     if len(scores) == 1:
         return mean

@@ -2,7 +2,7 @@
 
     python benchmarks/pathfinder_convnet.py --out=results/pathfinder_convnet.json
 
-It shows that the labels of our images can be learned from the pixels. Contours grow
+It shows that the labels of our images can be learned from the pixels. Contours get
 longer from stage to stage (`--stages`, level:steps; "short" is a level of this file,
 with snakes of 3 dashes). Each stage has its own images, and reports its accuracy on
 images that no stage trains on.
@@ -102,7 +102,7 @@ def make(width: int, steps: int, rate: float) -> tuple[ConvNet, nnx.Optimizer]:
 
 
 def draw(level: str, seed: int, count: int) -> Images:
-    """Images of a level of this file."""
+    """Images of a level in this file."""
     pathfinder_shapes.LEVELS.setdefault(level, LEVELS[level])
     settings = pathfinder_shapes.Settings(32, level)
     return generate(settings, seed, count, processes=1)

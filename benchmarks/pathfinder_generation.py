@@ -36,7 +36,7 @@ def main():
         "command": shlex.join(["python", *sys.argv]),
         "machine": machine(),
         "processes": 1,
-        # Of the minute before: other work on the cores.
+        # Load of the last minute: other work on the cores.
         "load_average_before": round(os.getloadavg()[0], 2),
         "commit": commit(),
         "versions": versions(*PACKAGES),

@@ -1,8 +1,8 @@
-"""Our models in PyTorch, as one would write them there: `pytorch_step.py` times them.
+"""Our models in idiomatic PyTorch, to be timed by `pytorch_step.py`.
 
 Softmax is ``scaled_dot_product_attention``. Linear attention and cosFormer are two
-batched products; causal, chunks of 64 and a cumulative sum of their states, the plain
-form of flash-linear-attention.
+batched products; if causal, chunks of 64 and a cumulative sum of their states, the
+plain form of flash-linear-attention.
 """
 
 import math
@@ -78,7 +78,7 @@ def _features(
 
 
 def _full(name: str, longest: int = 2000) -> Attend:
-    """Attention to all positions that a mask `[B, T]` shows."""
+    """Attention to all positions that a mask `[B, T]` includes."""
 
     def attend(query: Any, key: Any, value: Any, mask: Any) -> torch.Tensor:
         if name == "softmax":
@@ -94,7 +94,7 @@ def _full(name: str, longest: int = 2000) -> Attend:
 
 
 def _causal(name: str, longest: int) -> Attend:
-    """Attention to the positions so far."""
+    """Attention to the current and all earlier positions."""
 
     def attend(query: Any, key: Any, value: Any) -> torch.Tensor:
         if name == "softmax":
@@ -104,7 +104,7 @@ def _causal(name: str, longest: int) -> Attend:
             )
         query, key = _features(name, query, key, longest)
         length = query.shape[2]
-        # The sum of the weights is one more column of the values.
+        # The sum of the weights is an additional column of the values.
         value = functional.pad(value, (0, 1), value=1.0)
         query, key, value = (
             functional.pad(x, (0, 0, 0, -length % CHUNK)).unflatten(2, (-1, CHUNK))

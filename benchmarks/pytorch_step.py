@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 NAMES = ("softmax", "linear", "cosformer")
-# Of each task, the preset, and the tokens of a sample.
+# For each task, the preset, and the tokens of a sample.
 TASKS = {"listops": ("compact", 1216), "lm": ("tiny", 512)}
 
 
@@ -94,7 +94,7 @@ def compare(options: Any, names: list[str]) -> None:
 
 
 def _public(arguments: list[str]) -> list[str]:
-    """The command without a path of this machine."""
+    """The command without paths of this machine."""
     return [x for x in arguments if not x.startswith("--torch-python")]
 
 

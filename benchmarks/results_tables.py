@@ -24,7 +24,7 @@ ORDER = ("cosformer", "flow", "hgrn", "linear", "linformer", "softmax")
 def full_runs() -> str:
     """The markdown table of runs of ListOps' presets modern-quick and compact.
 
-    A run whose command changes the preset is not in it.
+    Runs whose command changes the preset are left out.
     """
     results = [result for result in _read("listops") if _is_default(result)]
     quick, compact = (
@@ -54,12 +54,12 @@ def full_runs() -> str:
 
 
 def _table(head: str, rows: Iterable[str], note: str) -> str:
-    """A markdown table and what there is to say of it."""
+    """A markdown table and a note on it."""
     return "\n".join([head, "|---" * (head.count("|") - 1) + "|", *rows, "", note])
 
 
 def _one(values: set[int]) -> int:
-    """The one value of a set: rows that are compared have one budget."""
+    """The only value of a set: rows that are compared have the same budget."""
     (value,) = values
     return value
 
@@ -69,7 +69,7 @@ def _accuracy(result: dict[str, Any] | None) -> str:
 
 
 def _is_default(result: dict[str, Any]) -> bool:
-    """Whether a run was the preset as it is, but for its mechanism."""
+    """Whether a run used the preset unchanged, except for its mechanism."""
     flags = {word.partition("=")[0] for word in result["command"].split()[3:]}
     return flags <= {"--task", "--attention", "--preset"}
 
@@ -193,7 +193,7 @@ def _suite_score(result: dict[str, Any] | None) -> str:
 
 
 def _score(result: dict[str, Any]) -> float:
-    """Percent; of state tracking above chance."""
+    """Percent; for state tracking above chance."""
     if result["task"] in {task.name for task in suites()["state"]}:
         return 100 * result["test_scaled_accuracy"]
     return result["test_accuracy_best"]
@@ -225,7 +225,7 @@ def _named(result: dict[str, Any]) -> str:
 
 
 def _flag(result: dict[str, Any], name: str) -> str:
-    """The value of a flag of the command; nothing where it was not given."""
+    """The value of a flag of the command; empty if it was not given."""
     for word in result["command"].split():
         flag, _, value = word.partition("=")
         if flag == f"--{name}":
@@ -286,7 +286,7 @@ TABLES = {
 
 
 def shown(page: str, name: str) -> tuple[str, str, str]:
-    """Returns what a page has before, between and after the markers of a table."""
+    """Returns the parts of a page before, between and after the markers of a table."""
     start, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
     before, _, rest = (ROOT / page).read_text().partition(start)
     table, _, after = rest.partition(end)

@@ -1,4 +1,4 @@
-"""Trains every registered mechanism for a moment, on ListOps with short expressions.
+"""Trains every registered mechanism briefly, on ListOps with short expressions.
 
     python benchmarks/short_runs.py --publish
 
@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def train(name: str, steps: int, batch_size: int) -> dict[str, Any]:
-    """One run: mean losses of its first and last tenth, and its pace."""
+    """One run: mean losses of its first and last tenth, and its speed."""
     runtime.configure_jax()
     from lra_jax.configs import get_preset
     from lra_jax.training.metrics import read_metrics

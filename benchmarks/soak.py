@@ -1,19 +1,19 @@
-"""Kills runs at random moments, lets them go on, and compares them with one left alone.
+"""Kills runs at random moments, resumes them, and compares them with undisturbed ones.
 
     python benchmarks/soak.py --kills=50 --stops=20 --out=results/soak.json
 
-A small run on generated ListOps is trained again and again, in one process and in two.
-Each time a phase is chosen (start-up, data, compilation, step, evaluation, checkpoint,
-end), and a random moment after it has begun its processes get a SIGKILL, of two
-sometimes one alone; then the same command goes on. Parameters, optimiser, metric sums,
-position in the data, metrics and result at the end must be those of an undisturbed run,
-bit for bit. Stops are SIGINT and SIGTERM in the same phases: they must end with their
-exit code and one line. The log has every one of them, with its phase, and for stops the
+A small run on generated ListOps is trained repeatedly, in one process and in two. Each
+time a phase is chosen (start-up, data, compilation, step, evaluation, checkpoint, end),
+and at a random moment of it the run's processes, or sometimes only one of two, get a
+SIGKILL; then the same command resumes. Parameters, optimiser, metric sums, position in
+the data, metrics and result at the end must equal those of an undisturbed run, bit for
+bit. Stops are SIGINT and SIGTERM in the same phases: the run must end with their exit
+code and one line. The log lists every one of them, with its phase, and for stops the
 seconds until the process was gone.
 
-Kills in start-up are those of new commands. The other processes are forks of this one,
-which has imported everything, and find their programs compiled but for those killed in
-a compilation: so each takes two seconds in place of ten.
+Kills during start-up use new commands. The other processes are forks of this one, which
+has imported everything, and find their programs already compiled, except for those
+killed in a compilation: so each takes two seconds instead of ten.
 """
 
 import argparse
@@ -52,18 +52,18 @@ ENVIRONMENT = {
     "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-    # A fork cannot start itself again.
+    # A fork cannot restart itself.
     "LRA_JAX_ALLOCATOR": "system",
 }
 FORK = multiprocessing.get_context("fork")
-# Of a report: whether its steps were all compiled hangs on where a session began.
+# In a report: whether all its steps were compiled depends on where a session began.
 TIMES = ("seconds", "steps_per_second", "warm", "data_wait")
-# Of a result, what differs from run to run, and the seal over it.
+# In a result: whatever differs from run to run, and the seal over it.
 VARYING = (
     *("seconds", "steps_per_second", "steps_per_second_kind", "command"),
     *("data_wait", "peak_memory_bytes", "seal"),
 )
-# Seconds; those of a phase, too.
+# Seconds; also those of a phase.
 LIMIT = 600
 IMPORTS = (
     *("lra_jax.train", "lra_jax.training.session", "lra_jax.data.listops", "tyro"),
@@ -73,7 +73,7 @@ IMPORTS = (
 
 @dataclasses.dataclass
 class Job:
-    """One run: where it is, and how many processes it has."""
+    """One run: its place, and its number of processes."""
 
     folder: Path
     processes: int
@@ -113,14 +113,14 @@ class Job:
                 "LRA_JAX_CPU_DEVICES": str(2 // self.processes),
                 "JAX_COMPILATION_CACHE_DIR": str(cache),
             }
-            name.write_bytes(b"")  # Phases are seen in it.
+            name.write_bytes(b"")  # Phases are detected in it.
             start = _command if phase == "start-up" else _fork
             started.append(start([*self.flags, *job], environment, name))
         self.begun, self.pid = time.time(), started[0].pid
         return started
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The whole lines of its metrics."""
+        """The complete lines of its metrics."""
         with contextlib.suppress(OSError, ValueError):
             text = (self.workdir / "metrics.jsonl").read_text()
             return [json.loads(line) for line in text.splitlines()]
@@ -187,7 +187,7 @@ def _train(flags: list[str], environment: dict[str, str], output: Path) -> None:
     for stream, path in ((1, output), (2, output.with_suffix(".err"))):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
     os.environ |= environment
-    faulthandler.dump_traceback_later(LIMIT / 2)  # Where it stands still, if it does.
+    faulthandler.dump_traceback_later(LIMIT / 2)  # Shows where it hangs, if it does.
     folder = environment["JAX_COMPILATION_CACHE_DIR"]
     jax.config.update("jax_compilation_cache_dir", folder)
     sys.argv = ["train", *flags]
@@ -196,7 +196,7 @@ def _train(flags: list[str], environment: dict[str, str], output: Path) -> None:
 
 
 def in_fork(function: Callable[[], Any]) -> Any:
-    """The result of a function that uses devices, which a fork cannot share."""
+    """The result of a function that uses devices, which forks cannot share."""
     reading, writing = FORK.Pipe(duplex=False)
     process = Fork(lambda: writing.send(function()))
     writing.close()
@@ -207,7 +207,7 @@ def in_fork(function: Callable[[], Any]) -> Any:
 
 
 def _watching(job: Job) -> bool:
-    """Whether it acts on SIGTERM: before that, Python itself starts."""
+    """Whether it handles SIGTERM yet; before that, Python itself is starting."""
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{job.pid}/status").read_text().splitlines():
             if line.startswith("SigCgt:"):
@@ -250,7 +250,7 @@ def _end(job: Job) -> bool:
     return "scoring the test split" in job.printed()
 
 
-# How to see that a phase has begun, and for about how many seconds it lasts.
+# How to detect that a phase has begun, and about how many seconds it lasts.
 PHASES: dict[str, tuple[Callable[[Job], bool], float]] = {
     "start-up": (_watching, 4.0),
     "data": (_data, 1.0),
@@ -263,7 +263,7 @@ PHASES: dict[str, tuple[Callable[[Job], bool], float]] = {
 
 
 def await_phase(job: Job, process: Process, phase: str, rng: random.Random) -> bool:
-    """Waits for a random moment of a phase; False if the process ended before."""
+    """Waits for a random moment of a phase; False if the process ended first."""
     begun, lasts = PHASES[phase]
     deadline = time.monotonic() + LIMIT
     while not begun(job):
@@ -277,7 +277,7 @@ def await_phase(job: Job, process: Process, phase: str, rng: random.Random) -> b
 
 
 def kill(job: Job, phase: str, rng: random.Random) -> dict[str, Any] | None:
-    """Starts a job and kills it in a phase; None if it ended before that."""
+    """Starts a job and kills it in a phase; None if it ended first."""
     processes = job.start(phase)
     try:
         if not await_phase(job, processes[0], phase, rng):
@@ -286,7 +286,7 @@ def kill(job: Job, phase: str, rng: random.Random) -> dict[str, Any] | None:
         victims = [rng.choice(processes)] if alone else processes
         for victim in victims:
             victim.kill()
-        if alone:  # The other one notices, or is ended like it.
+        if alone:  # The other one notices, or is killed likewise.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 next(p for p in processes if p not in victims).wait(timeout=5)
         return {"phase": phase, "killed": len(victims), **progress(job)}
@@ -326,10 +326,10 @@ def progress(job: Job) -> dict[str, int]:
 
 
 def finish(job: Job) -> None:
-    """Lets a job go on to its end.
+    """Resumes a job until it ends.
 
-    Where one process ends badly, the other may wait for it: it is ended, and what both
-    said is the error.
+    If one process fails, the other may wait for it: it is killed, and the error has
+    what both printed.
     """
     processes = job.start()
     deadline = time.monotonic() + LIMIT
@@ -346,13 +346,13 @@ def finish(job: Job) -> None:
 
 
 def outcome(job: Job) -> dict[str, Any]:
-    """All that must be equal at the end: arrays as bytes, numbers, lines."""
+    """Everything that must be equal at the end: arrays as bytes, numbers, lines."""
     from lra_jax import cli
     from lra_jax.training.session import Session
 
     config = cli.parse_config("soak", "", job.flags)
     with Session(config, quiet=True) as session:
-        # Positions in the data are those of each process: they are compared as files.
+        # Each process has its own positions in the data, which are compared as files.
         state, progress = session.trainer.checkpoints.restore(
             session.trainer.state, session.trainer.data if job.processes == 1 else None
         )
@@ -384,15 +384,15 @@ def soak(
     log: dict[str, Any],
     keep: Callable[[], None] = lambda: None,
 ) -> None:
-    """Kills and stops runs of so many processes until there were enough.
+    """Kills and stops runs with this many processes until there are enough of each.
 
     Args:
-      folder: for the runs; they are removed.
-      processes: of each run.
+      folder: folder for the runs; they are removed.
+      processes: number of processes in each run.
       kills, stops: how many.
-      rng: draws phases and moments.
-      log: gets every kill and stop, and for every run that came to its end what
-        differed.
+      rng: chooses phases and moments.
+      log: receives every kill and stop, and the differences found in every completed
+        run.
       keep: called after each run.
     """
     alone = Job(folder / "alone", processes)
@@ -493,7 +493,7 @@ def main() -> None:
 
 
 def prepare() -> None:
-    """Imports what a run needs, without a look at the devices."""
+    """Imports what a run needs, without initialising the devices."""
     os.environ |= ENVIRONMENT
     sys.path.insert(0, str(ROOT))
     for name in IMPORTS:

@@ -1,9 +1,9 @@
-"""Linear-complexity attention in JAX/Flax, and the Long-Range Arena that judges it.
+"""Linear-complexity attention in JAX/Flax, evaluated on the Long-Range Arena.
 
 ``lra_jax.attention`` holds pure functions, ``lra_jax.models`` the Flax NNX modules
-around them, ``python -m lra_jax.train --task=listops`` trains and scores one of them.
+around them, and ``python -m lra_jax.train --task=listops`` trains and scores a model.
 Importing the package alone imports neither jax nor flax, so that ``--help`` is quick;
-its folders are imported when they are first named.
+its subpackages are imported on first use.
 """
 
 import importlib

@@ -1,7 +1,7 @@
 """python -m lra_jax lists commands, tasks, presets and mechanisms.
 
-python -m lra_jax COMMAND ... runs a command, as python -m lra_jax.COMMAND ... does. The
-installed package has it as lra-jax, too. --version names the version.
+python -m lra_jax COMMAND ... runs a command, like python -m lra_jax.COMMAND ... The
+installed package also provides it as lra-jax. --version prints the version.
 """
 
 if __name__ == "__main__":
@@ -33,7 +33,7 @@ COMMANDS = {
 
 
 def overview() -> str:
-    """The commands, tasks and mechanisms, in a screenful."""
+    """The commands, tasks and mechanisms, on one screen."""
     width = max(map(len, (*COMMANDS, *TASKS)))
     commands = (f"  {name:{width}}  {does}" for name, does in COMMANDS.items())
     presets = (f"  {name:{width}}  {_presets(name)}" for name in TASKS)
@@ -57,7 +57,7 @@ def _presets(task: str) -> str:
 
 
 def _wrapped(names: Sequence[str], width: int = 78) -> list[str]:
-    """Names between commas, in lines that begin with two blanks."""
+    """Names separated by commas, in lines indented by two blanks."""
     lines = ["  "]
     for name in names:
         if len(lines[-1]) + len(name) + 1 > width:
@@ -68,7 +68,7 @@ def _wrapped(names: Sequence[str], width: int = 78) -> list[str]:
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Lists what there is, or runs a command.
+    """Prints the overview, or runs a command.
 
     Raises:
       SystemExit: with the command's exit code.

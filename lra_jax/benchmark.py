@@ -1,8 +1,8 @@
 """Times mechanisms: ``python -m lra_jax.benchmark --view=lra --out=results/``.
 
-Prints a table; with ``--out`` also writes the figures as JSON, with the command, the
+Prints a table; with ``--out`` it also writes the figures as JSON, with the command, the
 commit, the versions and the device, and a picture of time and memory against the
-length. docs/performance.md says how each figure is measured.
+length. docs/performance.md explains how each figure is measured.
 """
 
 if __name__ == "__main__":
@@ -25,7 +25,7 @@ _PROG = "python -m lra_jax.benchmark"
 _DESCRIPTION = (
     "Measures time and compiled memory of attention mechanisms against the length."
 )
-_ADVICE = "interrupted; the same command goes on"
+_ADVICE = "interrupted; the same command resumes"
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -33,7 +33,7 @@ def main(args: Sequence[str] | None = None) -> None:
     args = cli.started(args)
     config = cli.parse(BenchmarkConfig, _PROG, _DESCRIPTION, args)
     with cli.user_errors():
-        make_cases(config, on_cpu=True)  # Refuses what cannot work before jax loads.
+        make_cases(config, on_cpu=True)  # Refuses invalid flags before jax loads.
         if config.view == "accelerator":
             _accelerator(config, args)
             return
@@ -43,10 +43,10 @@ def main(args: Sequence[str] | None = None) -> None:
         from lra_jax.benchmarking.report import Report
 
         report = Report(config, _typed(args))
-        # Each figure is on disk once measured, should the system end this process.
+        # Each figure is written once measured, in case the process is killed.
         kept = files[0].with_suffix(".incomplete.json") if files else None
         keep = functools.partial(report.write, kept, None) if kept else _nothing
-        # A job that is told to end keeps its figures too.
+        # A job that is asked to end also keeps its figures.
         with signals.left_to(signal.default_int_handler):
             report.measure(lambda text: print(text, flush=True), keep)
         print(f"\n{report.text()}")
@@ -66,7 +66,7 @@ def _typed(args: Sequence[str]) -> str:
 
 
 def _accelerator(config: BenchmarkConfig, args: Sequence[str]) -> None:
-    """All parts, or the one that ``--part`` names."""
+    """Runs all parts, or the one given by ``--part``."""
     from lra_jax.benchmarking import accelerator, parts
 
     def say(text: str) -> None:
@@ -91,7 +91,7 @@ def _accelerator(config: BenchmarkConfig, args: Sequence[str]) -> None:
 
 
 def run(config: BenchmarkConfig) -> dict[str, Any]:
-    """Measures what a config asks for; returns what the JSON holds. Writes nothing.
+    """Measures the cases of a config; returns the JSON's contents. Writes nothing.
 
     Raises:
       ValueError: a flag out of range, or an unknown name.
@@ -111,7 +111,7 @@ def _nothing() -> None:
 
 
 def _files(config: BenchmarkConfig) -> tuple[Path, Path | None] | None:
-    """The JSON and the picture; their folder is made, so that errors come early.
+    """The JSON and the picture; makes their folder now, so that errors come early.
 
     Raises:
       ValueError: the folder cannot be written.

@@ -1,6 +1,6 @@
-"""Shared by the command lines: parsing, errors of one line, exit codes.
+"""Shared by the command lines: parsing, one-line errors, exit codes.
 
-Exit codes: 0 done; 1 the run failed; 2 the command was wrong; 128 + n stopped by
+Exit codes: 0 success; 1 the run failed; 2 the command was invalid; 128 + n stopped by
 signal n.
 """
 
@@ -34,7 +34,7 @@ def fail(message: str, code: int = 2) -> NoReturn:
 
 @contextlib.contextmanager
 def user_errors() -> Iterator[None]:
-    """Turns a ValueError, or a failing disk, into one line and exit code 2."""
+    """Turns a ValueError, or a disk error, into one line and exit code 2."""
     try:
         yield
     except BrokenPipeError:
@@ -46,7 +46,7 @@ def user_errors() -> Iterator[None]:
 
 
 def interpreter() -> str:
-    """The command of this Python: ``python`` where that is it, else where it is."""
+    """The command of this Python: ``python`` if that is the same, else its path."""
     here = Path(sys.executable)
     known = shutil.which("python")
     if known is not None and Path(known).absolute().parent == here.parent:
@@ -60,8 +60,8 @@ def interpreter() -> str:
 def started(args: Sequence[str] | None) -> list[str]:
     """The arguments of a command; None = those of this process.
 
-    The process is then the command's own: it gets the allocator's settings first, for
-    which it starts anew, and warnings of one line.
+    In the latter case the process belongs to the command: it restarts with the
+    allocator's settings, and shows warnings on one line.
     """
     if args is not None:
         return list(args)
@@ -72,9 +72,9 @@ def started(args: Sequence[str] | None) -> list[str]:
 
 
 def parse_preset(args: Sequence[str]) -> Config:
-    """The preset that ``--task``, ``--attention`` and ``--preset`` name.
+    """The preset given by ``--task``, ``--attention`` and ``--preset``.
 
-    It holds the defaults that ``--help`` shows and that all flags then change.
+    It holds the defaults that ``--help`` shows and that the other flags change.
     """
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for name in ("task", "attention"):
@@ -83,14 +83,14 @@ def parse_preset(args: Sequence[str]) -> Config:
     with contextlib.redirect_stderr(io.StringIO()):
         try:
             chosen, _ = first.parse_known_args(args)
-        except SystemExit:  # A flag without its value: the second stage reports it.
+        except SystemExit:  # A flag without a value: the second stage reports it.
             chosen = first.parse_args([])
     with user_errors():
         return get_preset(chosen.task, chosen.preset, chosen.attention)
 
 
 def parse_config(prog: str, description: str, args: Sequence[str]) -> Config:
-    """Reads a preset's name, then all flags on top of its settings.
+    """Reads the name of a preset, then all flags on top of its settings.
 
     A preset's warm-up that is too long for ``--train.steps`` becomes a tenth of them.
     """
@@ -100,8 +100,8 @@ def parse_config(prog: str, description: str, args: Sequence[str]) -> Config:
         Config,
         prog,
         f"{description}\n\nTasks and presets: {presets}.\nMechanisms: "
-        f"{', '.join(_mechanisms())}, or package.module:function.\nA short form that "
-        "fits one flag alone will do: --steps, --batch-size, --lr.",
+        f"{', '.join(_mechanisms())}, or package.module:function.\nA short form "
+        "that fits only one flag will do: --steps, --batch-size, --lr.",
         args,
         default=preset,
     )
@@ -119,7 +119,7 @@ def parse(
     default: Any = None,
 ) -> Parsed:
     """Parses flags into a dataclass with tyro; errors are one line and exit code 2."""
-    if os.environ.get("NO_COLOR"):  # tyro has a variable of its own.
+    if os.environ.get("NO_COLOR"):  # tyro uses a different variable.
         os.environ.setdefault("PYTHON_TYRO_ANSI_CODES", "False")
     import tyro
 
@@ -143,15 +143,15 @@ def parse(
 
 
 def _read_flags(settings: Any, args: Sequence[str], check: bool = True) -> list[str]:
-    """A command line as ``--name=value``; a switch without a value gets True.
+    """A command line as ``--name=value``; a switch without a value becomes True.
 
     Args:
       settings: a dataclass, or an instance.
       args: the command line.
-      check: whether values must be of their flags' types.
+      check: whether values must have their flags' types.
 
     Raises:
-      ValueError: an unknown flag, one without a value, or with a wrong one.
+      ValueError: an unknown flag, one without a value, or with an invalid one.
     """
     types = _types(settings)
     given = []
@@ -183,17 +183,17 @@ def _read_flags(settings: Any, args: Sequence[str], check: bool = True) -> list[
 
 
 def flags(args: Sequence[str]) -> dict[str, Any]:
-    """The type of each flag of the run that a command line describes."""
+    """The types of all flags of the run that a command line describes."""
     return _types(parse_preset(args))
 
 
 def split_values(args: Sequence[str]) -> tuple[list[str], list[list[str]]]:
-    """Flags of one value, and of several between commas, as ``--name=value``.
+    """Flags with one value, and those with several between commas, as ``--name=value``.
 
-    Texts are one value: commas may be part of them.
+    Texts count as one value, since commas may be part of them.
 
     Returns:
-      The former, and for each of the latter a list of all its flags.
+      The former, and for each of the latter a list with one flag per value.
     """
     types = flags(args)
     fixed, several = [], []
@@ -209,7 +209,7 @@ def split_values(args: Sequence[str]) -> tuple[list[str], list[list[str]]]:
 
 def full_name(flag: str, types: Iterable[str]) -> str:
     """The flag that a short form means: ``--steps`` is ``--train.steps``, ``--lr`` its
-    learning rate. One that could mean several, none of ``--train``, stays as it is."""
+    learning rate. An ambiguous one without a match in ``--train`` is left unchanged."""
     types = list(types)
     if flag in types:
         return flag
@@ -243,7 +243,7 @@ def _check_required(kind: type, given: Iterable[str]) -> None:
 
 
 def _unknown(flag: str, settings: Any, types: Iterable[str]) -> ValueError:
-    """With the nearest name; there are too many to list."""
+    """With the nearest name, since there are too many to list."""
     types = list(types)
     meant = " or ".join(map(repr, _meant(flag, types)))
     part = flag.rpartition(".")[0]
@@ -260,8 +260,8 @@ def _unknown(flag: str, settings: Any, types: Iterable[str]) -> ValueError:
 
 
 def _meant(flag: str, types: list[str]) -> list[str]:
-    """The flags that an unknown one may mean: those of its name in other parts of the
-    settings, or the nearest one, of its own part if there is that."""
+    """The flags that an unknown one may mean: those of the same name in other parts of
+    the settings, or else the nearest one, preferably in its own part."""
     part, _, name = flag.removeprefix("--").rpartition(".")
     same = [x for x in types if x.removeprefix("--").rpartition(".")[2] == name]
     if same:
@@ -281,8 +281,8 @@ def _meant(flag: str, types: list[str]) -> list[str]:
 
 
 def _types(settings: Any, prefix: str = "--") -> dict[str, Any]:
-    """The type of each flag of a dataclass, or of an instance, whose task's own
-    settings are there."""
+    """The type of each flag of a dataclass, or of an instance, which includes the
+    task's own settings."""
     found = {}
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name, None)

@@ -1,4 +1,4 @@
-"""The one form of error for what a user gave: ``name: expected ..., got ...``."""
+"""The single form of errors in user input: ``name: expected ..., got ...``."""
 
 import contextlib
 import difflib
@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 
 def expected(name: str, wanted: object, got: object) -> ValueError:
-    """Returns, to be raised, a ``ValueError``: ``name: expected wanted, got got``.
+    """Returns a ``ValueError`` to raise: ``name: expected wanted, got got``.
 
     Args:
       name: the argument or flag.
@@ -20,12 +20,12 @@ def expected(name: str, wanted: object, got: object) -> ValueError:
 
 
 def known(name: str, value: str, choices: Iterable[str]) -> str:
-    """Returns ``value`` when it is one of ``choices``; it may be of any type.
+    """Returns ``value`` if it is one of ``choices``; it may be of any type.
 
     Args:
       name: the argument or flag.
-      value: as the user gave it.
-      choices: all that are known.
+      value: the value given by the user.
+      choices: all known values.
 
     Raises:
       ValueError: ``--task: expected one of listops, text, got 'listop'; did you mean
@@ -41,9 +41,9 @@ def known(name: str, value: str, choices: Iterable[str]) -> str:
 def check_types(settings: Any, prefix: str = "") -> None:
     """Raises ``ValueError`` unless a dataclass has values of its fields' types.
 
-    Looks at fields that are text, booleans, numbers, or `Literal`s; the error's name is
-    the field's, after the prefix. Integers are those of 32 bits, as those of arrays and
-    seeds are.
+    Checks fields that are text, booleans, numbers, or `Literal`s; the error's name is
+    the field's, after the prefix. Integers must fit into 32 bits, like those of arrays
+    and seeds.
     """
     for name, kind in get_type_hints(type(settings)).items():
         value = getattr(settings, name)
@@ -62,7 +62,7 @@ def check_types(settings: Any, prefix: str = "") -> None:
 
 
 def check_text(name: str, kind: Any, text: str) -> None:
-    """Raises ``ValueError`` unless a text is one of a value of a field's type."""
+    """Raises ``ValueError`` unless a text is a valid value for a field's type."""
     kinds = get_args(kind) or (kind,)
     if get_origin(kind) is Literal:
         known(name, text, kinds)
@@ -100,33 +100,33 @@ def _is_of(kind: type, value: object) -> bool:
 
 
 def within(place: str, error: ValueError) -> ValueError:
-    """Returns, to be raised, an error that also says where: ``place: name: ...``.
+    """Returns an error to raise that also gives the place: ``place: name: ...``.
 
     Args:
       place: a flag, or a file and its line.
-      error: what was wrong there.
+      error: the error there.
     """
     return ValueError(f"{place}: {error}")
 
 
 def renamed(error: ValueError, name: str) -> ValueError:
-    """Returns, to be raised, the same error about another name, such as the flag."""
+    """Returns the same error, to raise, for another name, such as the flag."""
     return ValueError(f"{name}: {str(error).partition(': ')[2]}")
 
 
 def did_you_mean(value: str, choices: Iterable[str]) -> str:
-    """``; did you mean 'listops'?``, or nothing where no choice is near."""
+    """``; did you mean 'listops'?``, or nothing if no choice is close."""
     near = nearest(value, choices)
     return "" if near is None else f"; did you mean {near!r}?"
 
 
 def nearest(value: str, choices: Iterable[str]) -> str | None:
-    """The choice that a mistyped one is near to; None where there is none."""
+    """The choice closest to a mistyped one; None if none is close."""
     near = difflib.get_close_matches(str(value), list(choices), n=1, cutoff=_NEAR)
     return near[0] if near else None
 
 
-# Of difflib's ratios: 'modem' is near 'modern', and 'batch' is not near 'path'.
+# For difflib's ratios: 'modem' is close to 'modern', but 'batch' is not to 'path'.
 _NEAR = 0.7
 
 
@@ -143,7 +143,7 @@ def positive(name: str, value: float) -> None:
 
 
 def not_negative(name: str, value: float) -> None:
-    """Raises ``ValueError`` unless a number is 0, or above and finite."""
+    """Raises ``ValueError`` unless a number is 0, or positive and finite."""
     if not 0 <= value < math.inf:
         raise expected(name, f"0 or a positive {_kind(value)}", value)
 

@@ -33,8 +33,8 @@ class EvaluateConfig:
     save: str | None = None
     """Write the model to this file, NAME.safetensors, for lra_jax.models.load."""
     allow_code: bool = False
-    """Import and call the attention of one's own, package.module:function, that the
-    run's config.json names, from the run's code/. Say so only of a directory that you
+    """Import and call your own attention, package.module:function, that the run's
+    config.json names, from the run's code/. Use this only for a directory that you
     trust."""
 
 
@@ -59,16 +59,16 @@ def run(config: EvaluateConfig, quiet: bool = True) -> dict[str, Any]:
     """Scores a checkpoint of a run.
 
     Args:
-      config: which run, and what to write.
-      quiet: print nothing; else say how far it is, where it takes longer.
+      config: the run, and the files to write.
+      quiet: print nothing; otherwise report progress if it takes long.
 
     Returns:
-      accuracy in percent, loss, step of the checkpoint and number of examples; of
-      language models bits_per_byte and perplexity, too.
+      accuracy in percent, loss, step of the checkpoint and number of examples; for
+      language models also bits_per_byte and perplexity.
 
     Raises:
-      ValueError: it is no run directory, has no checkpoint, its data have changed, or a
-        file to write has the wrong ending.
+      ValueError: it is not a run directory, has no checkpoint, its data have changed,
+        or a file to write has the wrong suffix.
       OSError: a file cannot be written.
     """
     from lra_jax.training.console import RunConsole

@@ -1,4 +1,4 @@
-"""Files that are whole or absent, and locks between processes.
+"""Files that are either complete or absent, and locks between processes.
 
 All text is UTF-8, whatever the locale. Nothing here writes through a symbolic link,
 which somebody else may have put there.
@@ -18,14 +18,14 @@ _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 
 @contextlib.contextmanager
 def locked(file: pathlib.Path, wait: bool = True) -> Iterator[None]:
-    """Holds the lock of a file; it ends with the process, however that ends.
+    """Holds the lock of a file; it is released when the process ends, however it ends.
 
-    On a file system without locks nothing is held. Data are safe there too: they appear
-    by a rename.
+    On a file system without locks, nothing is locked. Data are safe even there, because
+    they appear by a rename.
 
     Args:
-      file: made if missing, and never removed.
-      wait: for another process to end; else it is an error.
+      file: created if missing, and never removed.
+      wait: whether to wait for another process; otherwise a held lock is an error.
 
     Raises:
       TimeoutError: another process holds the lock.
@@ -48,9 +48,9 @@ def locked(file: pathlib.Path, wait: bool = True) -> Iterator[None]:
 
 @contextlib.contextmanager
 def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Gives a new empty file that takes the place of ``path`` at the end.
+    """Yields a new empty file that replaces ``path`` at the end.
 
-    After an error ``path`` is as it was.
+    After an error ``path`` is unchanged.
     """
     partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
     partial.touch(exist_ok=False)
@@ -65,13 +65,13 @@ def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def write_text(path: pathlib.Path, text: str) -> None:
-    """Writes text so that readers see all of it or none."""
+    """Writes text so that readers see either all of it or none."""
     with replacing(path) as partial:
         partial.write_text(text, encoding="utf-8", newline="")
 
 
 def write_json(path: pathlib.Path, values: Any) -> None:
-    """Writes JSON so that readers see all of it or none."""
+    """Writes JSON so that readers see either all of it or none."""
     write_text(path, json.dumps(values, indent=2) + "\n")
 
 

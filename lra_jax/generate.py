@@ -1,6 +1,6 @@
 """Continues a text: ``python -m lra_jax.generate --workdir=runs/... --prompt="def "``.
 
-The run is a finished one of ``--task=lm``; its data are not needed.
+The run must be a finished one of ``--task=lm``; its data are not needed.
 """
 
 if __name__ == "__main__":
@@ -21,27 +21,27 @@ from lra_jax.errors import a_thing, expected, renamed
 
 @dataclasses.dataclass(frozen=True)
 class GenerateConfig:
-    """The model, the prompts, and how tokens are drawn."""
+    """The model, the prompts, and the sampling settings."""
 
     workdir: str
     """Run directory, or a file NAME.safetensors of `evaluate --save`."""
     prompt: str = ""
     """The text to continue; by default a new document."""
     prompts: str | None = None
-    """A file with a prompt in each line, which are continued together."""
+    """A file with one prompt per line; all are continued together."""
     tokens: int = 256
-    """Tokens to generate; a text can end before."""
+    """Number of tokens to generate; a text can end earlier."""
     temperature: float = 0.8
-    """Logits are divided by it; 0 takes the most probable token."""
+    """Divides the logits; 0 always takes the most probable token."""
     top_k: int | None = None
-    """Draw from so many most probable tokens."""
+    """Sample from this number of most probable tokens."""
     top_p: float | None = None
-    """Draw from the most probable tokens that together have this probability."""
+    """Sample from the most probable tokens that together have this probability."""
     seed: int = 0
-    """Seed of the draws."""
+    """Seed for sampling."""
     allow_code: bool = False
     """Import and call the attention function, package.module:function, that the run
-    names. It is code: say so only of a directory that you trust."""
+    names. It runs code: use this only for a directory that you trust."""
 
 
 _FLAGS = {"num_tokens": "tokens", "prompts": "prompt", "layer": "workdir"}
@@ -69,10 +69,10 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 def run(config: GenerateConfig, texts: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    """Continues texts: the next piece of each, as soon as it is known.
+    """Continues texts: yields the next piece of each, as soon as it is known.
 
     Raises:
-      ValueError: it is no finished language model, or a setting does not fit.
+      ValueError: it is not a finished language model, or a setting does not fit.
     """
     from lra_jax.data.language.vocabularies import described
     from lra_jax.models import CausalLM, load
@@ -101,7 +101,7 @@ def run(config: GenerateConfig, texts: Sequence[str]) -> Iterator[tuple[str, ...
             seed=config.seed,
             end=vocabulary.end,
         )
-        # Whatever is wrong shows in the first step.
+        # Any error appears in the first step.
         steps = itertools.chain([next(steps)], steps)
     except ValueError as error:
         name = str(error).partition(":")[0]
@@ -110,7 +110,7 @@ def run(config: GenerateConfig, texts: Sequence[str]) -> Iterator[tuple[str, ...
 
 
 def _encoded(vocabulary: Any, text: str) -> Any:
-    """A text as the beginning of a document."""
+    """A text, encoded as the beginning of a document."""
     import numpy as np
 
     try:
@@ -121,7 +121,7 @@ def _encoded(vocabulary: Any, text: str) -> Any:
 
 
 def _decoded(vocabulary: Any, steps: Any, count: int) -> Iterator[tuple[str, ...]]:
-    """Whole characters, whose bytes may come one by one."""
+    """Yields whole characters, whose bytes may arrive one by one."""
     make = codecs.getincrementaldecoder("utf-8")
     decoders = [make(errors="replace") for _ in range(count)]
     for drawn in steps:

@@ -1,4 +1,4 @@
-"""Says how far long work is, where nothing else does: a line now and then."""
+"""Reports the progress of long work without a bar: a line now and then."""
 
 import contextlib
 import math
@@ -9,19 +9,19 @@ from typing import TypeVar
 
 Item = TypeVar("Item")
 
-# The first line comes after so many seconds, the next after twice as many, and so on,
-# up to the most on a terminal, or in a file.
+# Seconds before the first line; the interval then doubles up to a maximum, on a
+# terminal or in a file.
 _FIRST, _MOST_SHOWN, _MOST_KEPT = 2.0, 5.0, 10.0
 
 
 class Clock:
-    """Says on stdout now and then how far work is, with the time left.
+    """Prints the progress of work on stdout now and then, with the time left.
 
-    Work of less than two seconds says nothing, and so does one whose stdout is gone.
+    Work of less than two seconds prints nothing, nor does work without a stdout.
 
     Args:
-      what: in words, as in ``train examples``.
-      total: how many there are.
+      what: the items, as in ``train examples``.
+      total: number of items.
     """
 
     def __init__(self, what: str, total: int):
@@ -33,10 +33,10 @@ class Clock:
         self._most = _MOST_SHOWN if shown else _MOST_KEPT
 
     def tick(self) -> None:
-        """One more is done."""
+        """Counts one more item as done."""
         self._done += 1
         now = time.monotonic()
-        if self._done == 1:  # It has the start in it: processes, compilation.
+        if self._done == 1:  # It includes the start: processes, compilation.
             self._first = now
         if now >= self._due and self._done < self._total:
             left = ""
@@ -49,7 +49,7 @@ class Clock:
 
 
 def told(items: Iterable[Item], what: str, total: int) -> Iterator[Item]:
-    """The same items, counted on the way by a `Clock` of the other arguments."""
+    """Yields the same items, with a `Clock` of the other arguments counting them."""
     clock = Clock(what, total)
     for item in items:
         yield item
@@ -57,12 +57,12 @@ def told(items: Iterable[Item], what: str, total: int) -> Iterator[Item]:
 
 
 def note(line: str) -> None:
-    """Prints a line on a terminal's stderr, for commands whose stdout is a text."""
+    """Prints a line on stderr if it is a terminal, for commands that output text."""
     if sys.stderr.isatty():
         print(line, file=sys.stderr, flush=True)
 
 
 def say(line: str) -> None:
-    """Prints a line on the process's own stdout, if it has one that is read."""
+    """Prints a line on the process's own stdout, if there is one that is read."""
     with contextlib.suppress(OSError, ValueError):
         print(line, file=sys.__stdout__, flush=True)

@@ -1,7 +1,7 @@
 """Makes a page of finished runs: ``python -m lra_jax.report runs/ --out=report/``.
 
-``report.html`` holds everything it needs; ``report.md`` has the same, with the learning
-curves in files beside it.
+``report.html`` is self-contained; ``report.md`` has the same content, with the learning
+curves in separate files.
 """
 
 if __name__ == "__main__":
@@ -19,16 +19,16 @@ from lra_jax.errors import did_you_mean, expected, known
 _PAGES = ("html", "md")
 _HELP = """usage: python -m lra_jax.report RUNS [--out=FOLDER] [--format=NAME,NAME,...]
 
-Makes a page of finished runs, beside the published ones.
+Makes a page of finished runs, together with published results.
 
   RUNS          folder with run directories, at any depth
   --out=FOLDER  where report.html, report.md and their pictures go (report)
-  --format=...  of html, md, latex, csv, json (html,md); the last three are a row for
-                each setting, its accuracy a mean over seeds"""
+  --format=...  of html, md, latex, csv, json (html,md); the last three have a row for
+                each setting, with the accuracy as a mean over seeds"""
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """The command line; exit code 2 where there is nothing to report."""
+    """The command line; exit code 2 if there is nothing to report."""
     args = list(sys.argv[1:] if args is None else args)
     if "--help" in args or "-h" in args:
         print(_HELP)
@@ -55,16 +55,16 @@ def write_report(folder: Path, out: Path, formats: Sequence[str] = _PAGES) -> li
     """Writes ``report.html``, ``report.md`` with its pictures, and other formats.
 
     Args:
-      folder: holds run directories.
-      out: the folder to write to, made where missing.
-      formats: of html, md, latex, csv and json.
+      folder: contains run directories.
+      out: the folder to write to, created if missing.
+      formats: any of html, md, latex, csv and json.
 
     Returns:
-      A line for each run directory that could not be read; the report names them too.
+      A line for each run directory that could not be read; the report lists them too.
 
     Raises:
-      ValueError: no run in the folder is finished, `out` cannot be written, or there is
-        no such format.
+      ValueError: no run in the folder is finished, `out` cannot be written, or a format
+        is unknown.
     """
     from lra_jax.files import write_text
     from lra_jax.reports import charts, exports, results

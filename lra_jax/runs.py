@@ -1,8 +1,8 @@
 """Several runs one after another: seeds, mechanisms.
 
-Each run is a process of its own, ``python -m lra_jax.train`` with the flags that make
-it: one that fails takes nothing with it, and its peak memory is its own. A run that has
-a ``result.json`` is not started again; one that was stopped goes on.
+Each run is a separate process, ``python -m lra_jax.train`` with the flags of the run:
+a failing run does not affect the others, and its peak memory is its own. A run with a
+``result.json`` is not started again; a stopped one resumes.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from lra_jax import signals
 from lra_jax.configs import Config
 from lra_jax.errors import expected
 
-# Each is a whole training; every one of them is planned before the first starts.
+# Each is a whole training, and all of them are planned before the first starts.
 _MOST = 1000
 Parse = Callable[[Sequence[str]], Config]
 
@@ -33,8 +33,8 @@ class Run:
       config: its settings.
       workdir: its directory.
       args: the flags of ``python -m lra_jax.train``.
-      series: what it shares with runs of other seeds, in words; the mechanism where a
-        plan changes nothing else.
+      series: what it shares with runs of other seeds, in words; the mechanism if the
+        plan varies nothing else.
     """
 
     config: Config
@@ -52,7 +52,7 @@ class Run:
 
 
 class Stopped(Exception):
-    """A signal ended the plan; the same command goes on.
+    """A signal ended the plan; the same command resumes it.
 
     Attributes:
       code: the exit code to end with.
@@ -64,13 +64,13 @@ class Stopped(Exception):
 
 
 def take_flag(args: Sequence[str], name: str) -> tuple[str | None, list[str]]:
-    """Takes ``--name=value`` or ``--name value`` out of a command line.
+    """Removes ``--name=value`` or ``--name value`` from a command line.
 
     Returns:
       The last value given, or None, and the other arguments.
 
     Raises:
-      ValueError: the flag comes last, without a value.
+      ValueError: the flag is last, without a value.
     """
     value, rest = None, []
     pending = iter(args)
@@ -86,14 +86,14 @@ def take_flag(args: Sequence[str], name: str) -> tuple[str | None, list[str]]:
 
 
 def parse_count(name: str, text: str | None) -> int:
-    """A positive integer of at most 1,000; 1 where nothing was given.
+    """A positive integer of at most 1,000; 1 if not given.
 
     Raises:
       ValueError: anything else.
     """
     if text is None:
         return 1
-    # No more digits than the limit has: Python would refuse to read thousands.
+    # No more digits than the limit has, because Python refuses to parse thousands.
     if not text.isdecimal() or len(text) > 4 or not 1 <= int(text) <= _MOST:
         wanted = f"a positive integer of at most {_MOST}"
         raise expected(f"--{name}", wanted, f"{text[:60]!r}")
@@ -113,13 +113,13 @@ def make_plan(
 
     Args:
       parse: reads the flags of a run.
-      args: the flags that all share. ``--workdir`` names a folder for all of them.
+      args: the flags that all share. ``--workdir`` is a common parent folder.
       attentions: the mechanisms; None is that of the flags.
-      seeds: how many.
+      seeds: number of seeds.
       series: see `Run`.
 
     Raises:
-      ValueError: a config cannot work.
+      ValueError: a config is invalid.
     """
     from lra_jax.tasks import get_task
     from lra_jax.training.session import default_workdir
@@ -143,12 +143,12 @@ def make_plan(
 
 
 def run_all(plan: Sequence[Run]) -> dict[str, list[dict[str, Any]]]:
-    """Runs a plan, says what came of it, and returns the results by series.
+    """Runs a plan, reports the outcome, and returns the results by series.
 
-    A run that fails is reported, and the others go on.
+    A run that fails is reported, and the others continue.
 
     Raises:
-      Stopped: a signal came, or runs failed (code 1), after the others were done.
+      Stopped: a signal was received, or runs failed (code 1), after the others ended.
     """
     results: dict[str, list[dict[str, Any]]] = {}
     failed = []
@@ -157,7 +157,7 @@ def run_all(plan: Sequence[Run]) -> dict[str, list[dict[str, Any]]]:
         result = finished_result(run)
         code = 0
         if result is not None:
-            print("finished before", flush=True)
+            print("already finished", flush=True)
         else:
             code = _start(run)
             if code == 0:
@@ -165,7 +165,7 @@ def run_all(plan: Sequence[Run]) -> dict[str, list[dict[str, Any]]]:
         if result is None:
             failed.append(run)
             print(
-                f"error: {run.name} ended with code {code}; the others go on",
+                f"error: {run.name} ended with code {code}; the others continue",
                 file=sys.stderr,
                 flush=True,
             )
@@ -184,8 +184,8 @@ def run_all(plan: Sequence[Run]) -> dict[str, list[dict[str, Any]]]:
 
 
 def finished_result(run: Run) -> dict[str, Any] | None:
-    """The result of a run that is done, with the very same settings and code of one's
-    own; else None."""
+    """The result of a run that is done, with exactly the same settings and the same
+    user code; else None."""
     from lra_jax.training import own_code
 
     try:
@@ -199,13 +199,13 @@ def finished_result(run: Run) -> dict[str, Any] | None:
         if result["steps"] < run.config.train.steps:
             return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None  # The run itself says what is wrong, in one line.
+        return None  # The run itself reports the error, in one line.
     return result
 
 
 def _validation(run: Run, step: int | None) -> dict[str, Any]:
-    """By which figure a run chose its best checkpoint, and the validation loss there,
-    which its result does not hold; its metrics may be lost."""
+    """The metric by which a run chose its best checkpoint, and its validation loss
+    there, which its result does not contain; its metrics may be lost."""
     from lra_jax.training.metrics import read_metrics
 
     found: dict[str, Any] = {"best_by": run.config.train.best_by}
@@ -218,7 +218,7 @@ def _validation(run: Run, step: int | None) -> dict[str, Any]:
 
 def summarise(results: dict[str, list[dict[str, Any]]]) -> Iterator[str]:
     """A line for each series: mean and standard deviation over its seeds, of the test
-    accuracy and of the validation figure that chose the checkpoints."""
+    accuracy and of the validation metric that chose the checkpoints."""
     for series, runs in results.items():
         best, last = (
             mean_and_deviation([r[f"test_accuracy_{which}"] for r in runs])
@@ -237,11 +237,11 @@ def summarise(results: dict[str, list[dict[str, Any]]]) -> Iterator[str]:
 
 
 def best_by_validation(results: dict[str, list[dict[str, Any]]]) -> Iterator[str]:
-    """A line for each task and mechanism of several series: the best one by validation,
-    mean over its seeds.
+    """A line for each task and mechanism with several series: the best by validation,
+    averaged over its seeds.
 
-    Series compare by the figure that chose their checkpoints, ``--train.best_by``:
-    those that go by accuracy and those that go by loss do not compare.
+    Series are compared by the metric that chose their checkpoints, ``--train.best_by``;
+    those chosen by accuracy are not comparable with those chosen by loss.
     """
     together: dict[tuple[str, str], dict[str, dict[str, float]]] = {}
     for series, runs in results.items():
@@ -260,7 +260,7 @@ def best_by_validation(results: dict[str, list[dict[str, Any]]]) -> Iterator[str
                 )
         if len(by_rule) > 1:
             yield (
-                f"{task}, {attention}: runs that go by accuracy and runs that go by "
+                f"{task}, {attention}: runs chosen by accuracy and runs chosen by "
                 "loss (--train.best_by) are not compared"
             )
 
@@ -270,12 +270,12 @@ _UNITS = {"accuracy": " %", "loss": ""}
 
 
 def _best_by(runs: Sequence[dict[str, Any]]) -> str:
-    """The figure by which the runs of a series chose their best checkpoints."""
+    """The metric by which the runs of a series chose their best checkpoints."""
     return runs[0].get("best_by", "accuracy")
 
 
 def _validation_scores(runs: Sequence[dict[str, Any]]) -> list[float]:
-    """That figure of each run; nothing where one does not have it."""
+    """That metric of each run; nothing if one does not have it."""
     name = f"valid_{_best_by(runs)}_best"
     return [run[name] for run in runs] if all(name in run for run in runs) else []
 
@@ -292,7 +292,7 @@ def _start(run: Run) -> int:
     """Runs one process to its end; returns its code.
 
     Raises:
-      Stopped: the run, or this process, was told to stop.
+      Stopped: the run, or this process, was asked to stop.
     """
     command = [sys.executable, "-m", "lra_jax.train", *run.args]
     received = []
@@ -310,7 +310,7 @@ def _start(run: Run) -> int:
         if signal.SIGTERM in received:
             child.terminate()
         code = child.wait()
-    # 128 + n, or -n where the signal came before the run could save.
+    # 128 + n, or -n if the signal came before the run could save.
     signum = received[-1] if received else (-code if code < 0 else code - 128)
     if signum in (signal.SIGINT, signal.SIGTERM):
         raise Stopped(128 + signum)

@@ -1,15 +1,15 @@
-"""Settings that the command lines make before jax starts: allocator, devices, caches.
+"""Settings that the command lines apply before jax starts: allocator, devices, caches.
 
 On a Linux CPU more than half of a training step can be page faults: the C library
-returns every large buffer to the system and fetches it afresh in the next step. Two
-settings of glibc keep the memory (docs/performance.md has the measurements); they are
-read when a process starts, so the command lines start themselves once more with them.
+returns every large buffer to the system and fetches it again in the next step. Two
+settings of glibc retain the memory (docs/performance.md has the measurements); they are
+read when a process starts, so the command lines restart themselves with them.
 
 Environment variables:
-  LRA_JAX_ALLOCATOR=system  leaves the C library as it is.
-  LRA_JAX_CPU_DEVICES=n     devices that the CPU is split into; by default one for each
-                            core, so that cores work on examples of their own.
-  JAX_COMPILATION_CACHE_DIR compiled programs, by default under the user's cache folder.
+  LRA_JAX_ALLOCATOR=system  leaves the C library unchanged.
+  LRA_JAX_CPU_DEVICES=n     devices into which the CPU is split; by default one per
+                            core, so that cores work on separate examples.
+  JAX_COMPILATION_CACHE_DIR compiled programs, by default in the user's cache folder.
 """
 
 import ctypes
@@ -23,12 +23,12 @@ from lra_jax import signals
 from lra_jax.errors import expected
 
 _MALLOC = "glibc.malloc."
-# One arena for all threads: those of other threads are made of heaps too small for a
-# training step's buffers, which would come from the system after all. No buffer below
-# 2 GiB is fetched from the system alone, no freed memory at the top of the heap returns
-# to it, growth by 256 MiB, and huge pages. Larger buffers are fetched alone: where an
-# aligned one does not fit into its own hole again, the heap grows by as much, which can
-# be all memory.
+# One arena for all threads, because the heaps of other threads are too small for a
+# training step's buffers, which would come from the system after all. Buffers below
+# 2 GiB are not mapped separately, freed memory at the top of the heap is not returned,
+# the heap grows by 256 MiB, and huge pages are used. Larger buffers are mapped
+# separately: if an aligned one does not fit into its own hole again, the heap grows by
+# as much, which can be all memory.
 _TUNABLES = {
     "arena_max": 1,
     "hugetlb": 1,
@@ -36,20 +36,20 @@ _TUNABLES = {
     "trim_threshold": 1 << 35,
     "top_pad": 1 << 28,
 }
-# Tells the second start from the first, and holds the tunables from before.
+# Distinguishes the restarted process, and holds the tunables from before.
 _MARK = "LRA_JAX_ALLOCATOR_SET"
 
 
 def tune_allocator() -> None:
-    """Starts this process again with glibc's memory settings, where that helps.
+    """Restarts this process with glibc's memory settings, where that helps.
 
-    It helps where jax will run on the CPU of a glibc Linux. Call it first of all: the
-    command begins anew. Does nothing the second time, with LRA_JAX_ALLOCATOR=system,
-    or where the user has set malloc's tunables.
+    It helps if jax will run on the CPU of a glibc Linux. Call it before anything else,
+    because the command starts again. Does nothing the second time, with
+    LRA_JAX_ALLOCATOR=system, or if the user has set malloc's tunables.
     """
     before = os.environ.pop(_MARK, None)
     if before is not None:
-        # Processes that this one starts make data, and need none of it.
+        # Processes started by this one only make data, and do not need the settings.
         os.environ.pop("GLIBC_TUNABLES", None)
         if before:
             os.environ["GLIBC_TUNABLES"] = before
@@ -69,10 +69,10 @@ def tune_allocator() -> None:
 
 
 def release_memory() -> None:
-    """Gives freed memory back to the system, where the C library is glibc.
+    """Returns freed memory to the system, if the C library is glibc.
 
-    It would keep all of it, as `tune_allocator` has it do: right for steps of one size,
-    not after the last of them.
+    With the settings of `tune_allocator` it would keep all of it, which is right for
+    steps of one size, but not after the last of them.
     """
     if platform.system() == "Linux" and platform.libc_ver()[0] == "glibc":
         ctypes.CDLL(None).malloc_trim(0)
@@ -81,18 +81,18 @@ def release_memory() -> None:
 def configure_jax(distributed: bool = False) -> None:
     """Sets the compilation cache and the number of CPU devices; imports jax.
 
-    Settings of the user, in the environment or in jax.config, stay.
+    Settings that the user made, in the environment or in jax.config, are kept.
 
     Args:
-      distributed: leave the devices alone, which must not start before the processes
-        of a run have met.
+      distributed: do not touch the devices, which must not start before the processes
+        of a run have connected.
 
     Raises:
-      ValueError: an environment variable has a wrong value.
+      ValueError: an environment variable has an invalid value.
     """
     import jax
 
-    config: Any = jax.config  # Its annotations lack its own options.
+    config: Any = jax.config  # Its annotations lack some of its options.
     if config.jax_compilation_cache_dir is None:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         config.update("jax_compilation_cache_dir", str(cache / "lra_jax" / "xla"))

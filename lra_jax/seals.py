@@ -1,6 +1,6 @@
-"""Folders whose files are compared with what was written: seals.
+"""Seals: checksums to verify that the files of a folder are unchanged.
 
-A seal is a file of the folder, with the SHA-256 of every other one: 100 MB take 0.06 s.
+A seal is a file in the folder, with the SHA-256 of every other: 0.06 s per 100 MB.
 """
 
 import concurrent.futures
@@ -15,7 +15,7 @@ NAME = "seal.json"
 
 
 def write(folder: Path, **about: Any) -> None:
-    """Seals a folder as it is now, with some values of JSON ``about`` it."""
+    """Seals a folder in its current state, with some JSON values ``about`` it."""
     values = {"files": _digests(folder), **about}
     write_json(folder / NAME, {**values, "seal": digest(values)})
 
@@ -23,11 +23,11 @@ def write(folder: Path, **about: Any) -> None:
 def read(folder: Path) -> tuple[dict[str, Any] | None, str]:
     """Compares a folder with its seal.
 
-    Files that came later are no matter.
+    Files added later are ignored.
 
     Returns:
-      The seal's text about the folder, None where there is no seal; and, in words,
-      the first file that is not as it was, or nothing.
+      The seal's values about the folder, None if there is no seal; and, in words,
+      the first file that has changed, or nothing.
     """
     try:
         values = json.loads((folder / NAME).read_text(encoding="utf-8"))
@@ -46,13 +46,13 @@ def read(folder: Path) -> tuple[dict[str, Any] | None, str]:
 
 
 def digest(values: Any) -> str:
-    """A hash of values of JSON, whatever the order of their names."""
+    """A hash of JSON values, whatever the order of their names."""
     text = json.dumps(values, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _digests(folder: Path) -> dict[str, str]:
-    """The SHA-256 of every file below a folder, but for the seal."""
+    """The SHA-256 of every file below a folder, except the seal."""
     files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != NAME)
     with concurrent.futures.ThreadPoolExecutor() as pool:
         found = list(pool.map(sha256, files))

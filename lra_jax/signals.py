@@ -1,12 +1,12 @@
-"""SIGINT, SIGTERM and SIGPIPE: what a command does when it is told to stop.
+"""SIGINT, SIGTERM and SIGPIPE: how a command reacts when asked to stop.
 
 A command ends within three seconds, with one line and exit code 128 + signal: at once
-where nothing is lost by it, after it has cleaned up where data are made, and after it
-has saved where a model is trained; there a step that takes longer ends first. A thread
-acts on signals, since the main one may be in a compiler for minutes.
+if nothing is lost, after cleaning up if it makes data, and after saving if it trains a
+model; a training step that takes longer is finished first. A thread handles signals,
+since the main one may be in a compiler for minutes.
 
-Python itself starts before the first line of a command: until then, for some
-hundredths of a second, signals are its own.
+Python itself starts before the first line of a command: until then, for a few
+hundredths of a second, it handles signals in its own way.
 """
 
 import contextlib
@@ -27,28 +27,28 @@ Action = Callable[[int], None]
 
 
 def watch() -> None:
-    """Acts on signals from now on; for a process that is a command, at its start."""
+    """Handles signals from now on; call it at the start of a command's process."""
     global _watch
     if _watch is None:
         _watch = _Watch()
         _watch.start()
-    # They may have come while the process started itself again.
+    # They may have come while the process restarted itself.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
 def block() -> None:
-    """Keeps signals waiting, until the program that this process becomes watches."""
+    """Holds signals back until the program that this process becomes watches."""
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
 
 
 def advise(advice: str) -> None:
-    """Sets the line of a command that is interrupted."""
+    """Sets the line printed when the command is interrupted."""
     if _watch is not None:
         _watch.advice = advice
 
 
 def run(main: Callable[[], object]) -> None:
-    """Runs a command's function to its end, also where nobody reads its output."""
+    """Runs a command's function to its end, even if nobody reads its output."""
     try:
         main()
         sys.stdout.flush()
@@ -56,7 +56,7 @@ def run(main: Callable[[], object]) -> None:
         print("error: nobody reads the output", file=sys.stderr)
         raise SystemExit(128 + signal.SIGPIPE) from None
     finally:
-        for signum in SIGNALS:  # The rest is Python's own, and saves nothing.
+        for signum in SIGNALS:  # Python's own shutdown follows, and saves nothing.
             signal.signal(signum, signal.SIG_IGN)
         try:
             sys.stdout.flush()
@@ -68,7 +68,7 @@ def run(main: Callable[[], object]) -> None:
 def raised() -> Iterator[None]:
     """Context that a signal ends by an exception, so that it can clean up.
 
-    Then the command ends. Where there is none, signals are as usual.
+    Then the command ends. Outside a command's process, signals act as usual.
     """
     if _watch is None:
         yield
@@ -84,14 +84,14 @@ def raised() -> Iterator[None]:
         try:
             yield
         finally:
-            if came:  # Whatever others made of the exception.
+            if came:  # Whatever other code made of the exception.
                 _watch.tell()
                 raise SystemExit(128 + came[0]) from None
 
 
 @contextlib.contextmanager
 def left_to(handler: Handler) -> Iterator[None]:
-    """Context in which signals are a function's alone."""
+    """Context in which only this function handles signals."""
     with contextlib.ExitStack() as stack:
         if _watch is not None:
             stack.enter_context(_watch.acting(_watch.leave))
@@ -100,13 +100,13 @@ def left_to(handler: Handler) -> Iterator[None]:
 
 
 class StopRequest:
-    """Context in which the first signal is noted, and a second one acts as usual.
+    """Context in which the first signal is recorded, and a second one acts as usual.
 
     Orbax's own preemption check needs jax.distributed and is silent in one process.
 
     Attributes:
       signum: the signal received, or None.
-      unsaved: whether anything would be lost; where not, a command ends at once.
+      unsaved: whether anything would be lost; if not, a command ends at once.
     """
 
     def __init__(self) -> None:
@@ -138,14 +138,14 @@ class StopRequest:
 
     def _say(self) -> None:
         if self.unsaved:
-            _say("stopping after the step under way; a second signal ends at once")
+            _say("stopping after the current step; a second signal ends at once")
 
 
 class _Watch(threading.Thread):
-    """Reads the signals that come, and acts on each.
+    """Reads incoming signals, and acts on each.
 
     Attributes:
-      advice: what a command that is interrupted says.
+      advice: the line that an interrupted command prints.
     """
 
     def __init__(self) -> None:
@@ -157,7 +157,7 @@ class _Watch(threading.Thread):
         self._reading, writing = os.pipe()
         os.set_blocking(writing, False)
         signal.set_wakeup_fd(writing)
-        for signum in SIGNALS:  # A shell's background job ignores SIGINT otherwise.
+        for signum in SIGNALS:  # Otherwise a shell's background job ignores SIGINT.
             signal.signal(signum, lambda *_: None)
 
     def run(self) -> None:
@@ -171,7 +171,7 @@ class _Watch(threading.Thread):
 
     @contextlib.contextmanager
     def acting(self, action: Action) -> Iterator[None]:
-        """Context with another action on a first signal."""
+        """Context with a different action on the first signal."""
         before, self._action = self._action, action
         try:
             yield
@@ -179,26 +179,26 @@ class _Watch(threading.Thread):
             self._action = before
 
     def end(self, signum: int) -> None:
-        """Ends the process, whatever the main thread does."""
+        """Ends the process, whatever the main thread is doing."""
         self.tell()
         os._exit(128 + signum)
 
     def end_later(self, signum: int) -> None:
-        """Ends it if it has not cleaned up within the time."""
+        """Ends the process if it has not cleaned up in time."""
         self.later(lambda: self.end(signum))
 
     def leave(self, signum: int) -> None:
-        """Does nothing, and nothing the next time."""
+        """Does nothing, this time and the next."""
         self._action = self.leave
 
     def later(self, call: Callable[[], None]) -> None:
-        """Calls a function after the time, if the process is still there."""
+        """Calls a function after that time, if the process is still running."""
         timer = threading.Timer(_PATIENCE, call)
         timer.daemon = True
         timer.start()
 
     def tell(self) -> None:
-        """Says once that the command was interrupted."""
+        """Prints once that the command was interrupted."""
         with self._lock:
             if not self._told:
                 self._told = True
@@ -209,7 +209,7 @@ _watch: _Watch | None = None
 
 
 def _say(line: str) -> None:
-    """Writes a line past Python's buffers, which the main thread may hold."""
+    """Writes a line bypassing Python's buffers, which the main thread may hold."""
     with contextlib.suppress(OSError):
         if os.isatty(1):
             os.write(1, b"\x1b[?25h")  # A progress bar hides the cursor.

@@ -1,16 +1,16 @@
 """Trains several mechanisms: ``python -m lra_jax.sweep --attention=softmax,flow``.
 
-``--task=listops,text`` trains them on several tasks, and flags take several values:
-``--train.learning_rate=1e-3,3e-3``, ``--preset=compact,modern``, and of a text
-``--model.attention_options='clip=1|clip=30'``. All runs are shown, with the one that is
-best by validation.
+``--task=listops,text`` trains them on several tasks, and flags accept several values:
+``--train.learning_rate=1e-3,3e-3``, ``--preset=compact,modern``, and for a text
+``--model.attention_options='clip=1|clip=30'``. All runs are shown, with the best one by
+validation.
 
 ``--suite=recall`` trains them on all tests of a suite, with the learning rates that the
-protocol of each test names.
+protocol of each test prescribes.
 
-All flags of ``python -m lra_jax.train`` hold for every run; ``--workdir`` names the
-folder that their directories go to (by default ``runs``). Runs that are finished are
-not repeated, and stopped ones go on, so the same command again does what is left.
+All flags of ``python -m lra_jax.train`` apply to every run; ``--workdir`` is the folder
+for their directories (by default ``runs``). Finished runs are not repeated and stopped
+ones resume, so repeating the command does the remaining work.
 """
 
 if __name__ == "__main__":
@@ -42,21 +42,21 @@ Trains several mechanisms one after another, and reports those that fail.
   --FLAG=VALUE,VALUE,...     every value of a flag of training that is a number or a
                              choice, as in --train.learning_rate=1e-3,3e-3; the best by
                              validation is named at the end
-  --FLAG='TEXT|TEXT|...'     the same of a flag that is a text, as in
+  --FLAG='TEXT|TEXT|...'     the same for a flag that is a text, as in
                              --model.attention_options='clip=1|clip=30' or
-                             --train.curriculum='|700:0.6', without and with one
+                             --train.curriculum='|700:0.6', without one and with one
   --suite=NAME               {", ".join(suites())}:
                              every test of the suite (or the one of --task), with the
                              learning rates of its protocol
   --seeds=N                  runs of each, with seeds --seed, --seed + 1, ... (1)
-  --workdir=FOLDER           where the run directories go (runs)
+  --workdir=FOLDER           folder for the run directories (runs)
 
-and every flag of python -m lra_jax.train but --dry-run, which describes one run.
+and every flag of python -m lra_jax.train except --dry-run, which describes one run.
 python -m lra_jax.report makes a page of the results."""
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """The command line; exit code 1 when a run failed."""
+    """The command line; exit code 1 if a run failed."""
     args = list(sys.argv[1:] if args is None else args)
     if "--help" in args or "-h" in args:
         print(_HELP)
@@ -94,7 +94,7 @@ def _plan(args: Sequence[str], names: Sequence[str], seeds: int) -> list[runs.Ru
     """The runs of all mechanisms, on all tasks, with all values of the flags.
 
     Raises:
-      ValueError: a config cannot work.
+      ValueError: a config is invalid.
     """
     chosen, rest = runs.take_flag(args, "task")
     tasks = [] if chosen is None else [task.strip() for task in chosen.split(",")]
@@ -111,14 +111,14 @@ def _plan(args: Sequence[str], names: Sequence[str], seeds: int) -> list[runs.Ru
 
 
 class _Choice(NamedTuple):
-    """All flags of a run but its mechanism and seed, and those of them that vary."""
+    """All flags of a run except its mechanism and seed, and those of them that vary."""
 
     given: list[str]
     varied: list[str]
 
 
 def _choices(args: Sequence[str]) -> Iterator[_Choice]:
-    """Every combination of the values of flags that have several.
+    """Every combination of values of the flags that have several.
 
     Raises:
       ValueError: a flag is unknown.
@@ -135,9 +135,9 @@ def _choices(args: Sequence[str]) -> Iterator[_Choice]:
 
 
 def _split_texts(args: Sequence[str]) -> tuple[list[str], list[list[str]]]:
-    """Flags of one value, and of each text of several between ``|`` all its flags.
+    """Flags with one value, and for texts between ``|`` a list with one flag per text.
 
-    Paths that change no result, such as ``--workdir``, are one value.
+    Paths that change no result, such as ``--workdir``, count as one value.
     """
     types, counting = cli.flags(args), cli.parse_preset(args).identity()
     fixed, several = [], []
@@ -152,7 +152,7 @@ def _split_texts(args: Sequence[str]) -> tuple[list[str], list[list[str]]]:
 
 
 def _check_distinct(plan: Sequence[runs.Run]) -> None:
-    """Refuses two runs of the same settings, which would share a directory."""
+    """Refuses two runs with the same settings, which would share a directory."""
     found: dict[object, runs.Run] = {}
     for run in plan:
         first = found.setdefault(run.workdir, run)
@@ -164,10 +164,10 @@ def _check_distinct(plan: Sequence[runs.Run]) -> None:
 def _suite_plan(
     suite: str, args: Sequence[str], names: Sequence[str], seeds: int
 ) -> list[runs.Run]:
-    """The runs of all mechanisms on all tests of a suite, or on that of ``--task``.
+    """The runs of all mechanisms on all tests of a suite, or on those of ``--task``.
 
     Raises:
-      ValueError: there is no such suite or test, or a config cannot work.
+      ValueError: there is no such suite or test, or a config is invalid.
     """
     tests = {task.name: task for task in suites()[known("--suite", suite, suites())]}
     chosen, rest = runs.take_flag(args, "task")
@@ -187,8 +187,8 @@ def _suite_plan(
 
 
 def _variants(task: Task, attention: str, given: Sequence[str]) -> Iterator[list[str]]:
-    """The flags of each run of a mechanism beside those that the user gave, which the
-    protocol of the test does not vary."""
+    """The flags of each run of a mechanism, besides those that the user gave, which the
+    protocol of the test then does not vary."""
     values = dict(task.sweeps[cli.parse_preset(given).preset])
     values["model.attention_options"] = ("", *task.variants.get(attention, ()))
     fixed = {argument.partition("=")[0] for argument in given}

@@ -28,8 +28,8 @@ from lra_jax.errors import check_text, expected
 
 _DESCRIPTION = (
     "Trains a model and scores it. --seeds=N trains N, with seeds --seed, --seed + 1, "
-    "..., each in a directory of its own (in --workdir, where that is given). "
-    "--dry-run says what a run is and what it will cost, and stops."
+    "..., each in its own directory (in --workdir, if that is given). --dry-run "
+    "describes a run and what it will cost, without running it."
 )
 
 __all__ = [
@@ -57,15 +57,15 @@ def main(args: Sequence[str] | None = None) -> None:
     config = cli.parse_config(prog, _DESCRIPTION, rest)
     command = shlex.join([*prog.split(), *rest])
     again = shlex.join([cli.interpreter(), *prog.split()[1:], *rest])
-    signals.advise(f"interrupted; to go on: {again}")
+    signals.advise(f"interrupted; to resume: {again}")
     try:
         _main(config, command, again, dry)
     except KeyboardInterrupt:
-        cli.fail(f"interrupted; to go on: {again}", 128 + signal.SIGINT)
+        cli.fail(f"interrupted; to resume: {again}", 128 + signal.SIGINT)
 
 
 def _take_dry_run(args: Sequence[str], seeds: int) -> tuple[bool, list[str]]:
-    """Whether the run is only to be described, and the other arguments."""
+    """Whether to only describe the run, and the other arguments."""
     dry, rest = False, []
     pending = collections.deque(args)
     with cli.user_errors():
@@ -100,7 +100,7 @@ def _run_seeds(prog: str, args: Sequence[str], seeds: int) -> None:
 
 
 def _main(config: Config, command: str, again: str, dry: bool) -> None:
-    """Runs the command; ``again`` is what to type to go on with it."""
+    """Runs the command; ``again`` is the command that resumes it."""
     with cli.user_errors():
         progress.say("starting jax ...")
         runtime.configure_jax(config.distributed)
@@ -117,7 +117,7 @@ def _main(config: Config, command: str, again: str, dry: bool) -> None:
                 session.run()
                 _draw(session)
     except Interrupted as stop:
-        line = f"saved step {stop.step} in {session.workdir}; to go on: {again}"
+        line = f"saved step {stop.step} in {session.workdir}; to resume: {again}"
         if stop.signum == signal.SIGPIPE:
             cli.fail(f"nobody reads the output; {line}", 128 + stop.signum)
         print(line)
@@ -130,7 +130,7 @@ def _main(config: Config, command: str, again: str, dry: bool) -> None:
 
 @contextlib.contextmanager
 def _together(command: str) -> Iterator[None]:
-    """Context that ends this process, with a line, when another one is gone."""
+    """Context that ends this process, with a message, when another one is gone."""
     from lra_jax.training import hosts
 
     try:
@@ -139,11 +139,11 @@ def _together(command: str) -> Iterator[None]:
         lost = hosts.lost_process(error)
         if lost is None:
             raise
-        _leave(f"{lost}; to go on, start all processes again: {command}")
+        _leave(f"{lost}; to resume, start all processes again: {command}")
 
 
 def _draw(session: Any) -> None:
-    """The curves of a finished run, in its directory, where they are older or none."""
+    """Draws the curves of a finished run in its directory, if missing or outdated."""
     from lra_jax.reports import run_curves
     from lra_jax.training import hosts
 
@@ -158,16 +158,16 @@ def _draw(session: Any) -> None:
 
 
 def _leave(message: str) -> NoReturn:
-    """Ends the process at once: what ends it in order would wait for the lost one."""
+    """Ends the process at once: an orderly exit would wait for the lost process."""
     print(f"error: {' '.join(message.split())}", file=sys.stderr, flush=True)
     os._exit(1)
 
 
 def run(config: Config, quiet: bool = False) -> dict[str, Any]:
-    """Trains, or goes on with, the run that a config describes, and scores it.
+    """Trains, or resumes, the run that a config describes, and scores it.
 
     Args:
-      config: the run. Without a ``workdir`` it is under ``runs/`` in the current
+      config: the run. Without a ``workdir`` it is stored under ``runs/`` in the current
         folder, named after the settings.
       quiet: print nothing.
 
@@ -177,8 +177,8 @@ def run(config: Config, quiet: bool = False) -> dict[str, Any]:
       versions, device and seconds.
 
     Raises:
-      ValueError: settings that cannot work, before anything compiles.
-      lra_jax.training.Interrupted: SIGINT or SIGTERM; the same call goes on.
+      ValueError: invalid settings, before anything is compiled.
+      lra_jax.training.Interrupted: SIGINT or SIGTERM; the same call resumes.
       lra_jax.training.NonFiniteLoss: the loss became infinite or NaN.
     """
     from lra_jax.training.session import Session

@@ -135,7 +135,7 @@ def environment(changes: dict[str, str]) -> dict[str, str]:
     return {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-        # So that "python", in advice how to go on, is this one.
+        # So that "python", in advice on resuming, is this one.
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "LRA_JAX_CPU_DEVICES": "2",
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",

@@ -57,13 +57,13 @@ def test_a_sweep_goes_on_past_a_failure(started, tmp_path, capsys):
     assert started == names
     out, err = capsys.readouterr()
     assert "softmax: test accuracy, best checkpoint 30.00 +- 0.00 %, last" in out
-    assert "listops linear seed 1 ended with code 1; the others go on" in err
+    assert "listops linear seed 1 ended with code 1; the others continue" in err
     assert "2 of 6 runs failed" in err
     started.clear()
     with pytest.raises(SystemExit):
         sweep.main(flags)
     assert started == ["listops linear seed 0", "listops linear seed 1"]
-    assert capsys.readouterr().out.count("finished before") == 4
+    assert capsys.readouterr().out.count("already finished") == 4
 
 
 def test_folders_are_named_after_the_settings(started, tmp_path, monkeypatch):
@@ -295,7 +295,7 @@ def test_the_best_by_validation_goes_by_the_figure_of_the_runs(
     sweep.main([*flags, rates, "--train.best_by=loss,accuracy"])
     out = capsys.readouterr().out
     assert "best by validation loss of 2: flow --train.learning_rate=1e-3 " in out
-    assert "listops, flow: runs that go by accuracy" not in out  # They have none.
+    assert "listops, flow: runs chosen by accuracy" not in out  # They have none.
     results = {
         name: [{"task": "t", "attention": "flow", "best_by": by, key: value}]
         for name, by, key, value in (

@@ -1,9 +1,9 @@
-"""The accelerator's view: all parts one after another, a JSON, and a page of it.
+"""The accelerator's view: all parts one after another, with a JSON and a page.
 
-The folder holds ``accelerator.json`` and ``accelerator.md``, written anew after each
-part, and ``parts/`` with what the parts' processes left: their logs, the references,
-the runs. A part that is done, or has nothing to do on this device, is not done again; a
-training that was ended goes on from its last checkpoint.
+The folder holds ``accelerator.json`` and ``accelerator.md``, rewritten after each part,
+and ``parts/`` with files of the parts' processes: their logs, the references, the runs.
+A part that is done, or has nothing to do on this device, is not repeated; an
+interrupted training resumes from its last checkpoint.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ _NAME = "accelerator"
 _ENDED_WELL = ("done", "skipped")
 # The same for all parts of one page.
 _IDENTITY = ("commit", "device", "versions", "settings")
-# A training's settings with --quick.
+# Settings of a training with --quick.
 _QUICK = {
     "listops": (
         *("--data.min_length=10", "--data.max_length=60", "--data.num_train=200"),
@@ -57,9 +57,9 @@ class Accelerator:
       page: the file of the page.
 
     Raises:
-      ValueError: the folder is that of another device or other settings, or the device
+      ValueError: the folder belongs to another device or other settings, or the device
         cannot be used.
-      OSError: the folder cannot be written, or another process works in it.
+      OSError: the folder cannot be written, or another process uses it.
     """
 
     def __init__(self, config: BenchmarkConfig, command: str):
@@ -72,10 +72,10 @@ class Accelerator:
         self.values: dict[str, Any] = {"command": command}
 
     def run(self, say: Callable[[str], None]) -> None:
-        """Does what is left to do.
+        """Runs the remaining parts.
 
         Raises:
-          Stopped: a signal came; what was done is kept.
+          Stopped: a signal was received; finished parts are kept.
         """
         with locked(self._parts / "lock", wait=False):
             self._begin()
@@ -91,7 +91,7 @@ class Accelerator:
 
     @property
     def failed(self) -> list[str]:
-        """The parts that did not end well."""
+        """The parts that did not succeed."""
         return [
             part["name"]
             for part in self.values["parts"]
@@ -99,7 +99,7 @@ class Accelerator:
         ]
 
     def _begin(self) -> None:
-        """Looks which device there is, and what was done on it before."""
+        """Finds out which device there is, and which parts are done on it."""
         reason, _ = self._process(parts.DEVICE)
         found = self._found(parts.DEVICE)
         if reason is not None:
@@ -166,7 +166,7 @@ class Accelerator:
         return file_of(self.config, part.name)
 
     def _found(self, part: parts.Part) -> dict[str, Any]:
-        """The results that a part has left, complete or not."""
+        """The results of a part, complete or not."""
         file = self._file(part)
         found = json.loads(file.read_text("utf-8")) if file.exists() else {}
         if part.task is not None:
@@ -183,5 +183,5 @@ class Accelerator:
 
 
 def file_of(config: BenchmarkConfig, part: str) -> Path:
-    """Where the process of a part leaves what it found."""
+    """The file in which the process of a part leaves its results."""
     return Path(config.out or "").expanduser() / "parts" / f"{part}.json"

@@ -26,13 +26,13 @@ _FORMS = {False: "full", True: "causal"}
 
 
 def outcome(part: Row) -> str:
-    """How a part ended, in words."""
+    """The outcome of a part, in words."""
     reason = f": {part['reason']}" if part["reason"] else ""
     return f"{part['status']}{reason} ({part['seconds']:,.0f} s)"
 
 
 def make(values: Row, folder: Path) -> Page:
-    """The page of what has been measured so far."""
+    """The page of all measurements so far."""
     page = Page(f"lra_jax on {values['device']}", folder)
     versions = ", ".join(f"{name} {x}" for name, x in values["versions"].items())
     made = f"Made by {values['command']} at commit {values['commit']}"
@@ -41,7 +41,7 @@ def make(values: Row, folder: Path) -> Page:
         "Please attach this page and accelerator.json, which has all figures, to an "
         "issue."
         if values["complete"]
-        else "Some parts are missing or have failed. The same command does them again "
+        else "Some parts are missing or have failed. The same command repeats them "
         "and leaves the others alone."
     )
     page.heading("Parts")
@@ -82,7 +82,7 @@ def _add_errors(page: Page, found: Row) -> None:
 
 
 def _error_rows(rows: Sequence[Row], dtypes: Sequence[str]) -> list[list[str]]:
-    """One line for each mechanism and form."""
+    """One row for each mechanism and form."""
     index = {(row["attention"], row["causal"], row["dtype"]): row for row in rows}
     lines = []
     for attention, causal in dict.fromkeys((x["attention"], x["causal"]) for x in rows):
@@ -102,7 +102,7 @@ def _error_rows(rows: Sequence[Row], dtypes: Sequence[str]) -> list[list[str]]:
 
 
 def _add_kernels(page: Page, found: Row) -> None:
-    """The time of the XLA form over that of the kernel."""
+    """Adds the time of the XLA form divided by that of the kernel."""
     rows = _rows_of(found, "kernel-times", "kernel-times-causal")
     index = {
         (row["attention"], *_line(row), row["length"]): row["median_ms"]
@@ -130,8 +130,8 @@ def _add_kernels(page: Page, found: Row) -> None:
         head = ("attention", "form", "work", "dtype", *(f"{x:,}" for x in lengths))
         page.table(head, lines, words=(0, 1, 2, 3))
         page.text(
-            "Milliseconds of the kernel by the number of tokens; in brackets the time "
-            "of the form that XLA compiles over it, so that above 1x the kernel wins."
+            "Milliseconds of the kernel by the number of tokens; in brackets, the time "
+            "of the form compiled by XLA divided by it, so above 1x the kernel wins."
         )
 
 
@@ -213,7 +213,7 @@ def _add_trainings(page: Page, runs: Sequence[Row]) -> None:
     page.table(head, map(_run_cells, runs), words=(0, 1, 2, 3))
     page.text(
         "The score is that of the checkpoint with the best validation; the seconds are "
-        "all of the training, with evaluations and compilation."
+        "those of the whole training, with evaluations and compilation."
     )
 
 

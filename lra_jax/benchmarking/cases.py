@@ -1,4 +1,4 @@
-"""The cases to measure: each is one mechanism at one length, in one dtype, at one work.
+"""The cases to measure: one mechanism at one length, in one dtype, for one work.
 
 Nothing here imports jax: ``--help`` must be quick.
 """
@@ -48,8 +48,8 @@ class Case:
         with options in brackets: "linformer[features=128]".
       work: one of `WORKS`.
       length: tokens T.
-      dtype: of the inputs, or of the model's computation.
-      batch_size, heads, head_dim: B, N and H; a model has heads of its own.
+      dtype: dtype of the inputs, or of the model's computation.
+      batch_size, heads, head_dim: B, N and H; a model has its own heads.
       causal: attention to the past only.
       model: the model of "inference" and "train".
     """
@@ -71,21 +71,21 @@ class Case:
 
     @property
     def line(self) -> tuple[str, str, str]:
-        """The settings that the cases of one line in the picture share."""
+        """The settings shared by the cases of one line in the picture."""
         return self.attention, self.work, self.dtype
 
     def to_dict(self) -> dict[str, Any]:
-        """The case as JSON; the model only where there is one."""
+        """The case as JSON, with the model only if there is one."""
         values = dataclasses.asdict(self)
         unused = ("heads", "head_dim") if self.work in MODEL_WORKS else ("model",)
         return {name: value for name, value in values.items() if name not in unused}
 
 
 def split_subject(text: str) -> tuple[str, str]:
-    """``"linformer[features=128]"`` to ``("linformer", "features=128")``.
+    """Splits ``"linformer[features=128]"`` into ``("linformer", "features=128")``.
 
     Raises:
-      ValueError: brackets that do not close, or no name.
+      ValueError: unclosed brackets, or no name.
     """
     match = _SUBJECT.match(text.strip())
     if match is None:
@@ -95,10 +95,10 @@ def split_subject(text: str) -> tuple[str, str]:
 
 
 def split_list(flag: str, text: str) -> list[str]:
-    """The parts between commas, those in brackets left alone.
+    """The parts between commas, ignoring commas in brackets.
 
     Raises:
-      ValueError: nothing, an empty part or one that comes twice.
+      ValueError: an empty list, an empty part or a repeated one.
     """
     parts = [part.strip() for part in re.split(r",(?![^\[\]]*\])", text)]
     if not all(parts) or len(set(parts)) != len(parts):
@@ -107,15 +107,15 @@ def split_list(flag: str, text: str) -> list[str]:
 
 
 def parse_names(flag: str, text: str, names: tuple[str, ...]) -> list[str]:
-    """A list of which each value is known; ``ValueError`` with the nearest name."""
+    """A list of known values; ``ValueError`` with the nearest name for others."""
     return [known(f"--{flag}", part, names) for part in split_list(flag, text)]
 
 
 def parse_lengths(flag: str, text: str) -> list[int]:
-    """``"1024,4K"`` to ``[1024, 4096]``, in increasing order.
+    """Parses ``"1024,4K"`` to ``[1024, 4096]``, in increasing order.
 
     Raises:
-      ValueError: a part that is no positive integer.
+      ValueError: a part that is not a positive integer.
     """
     lengths = []
     for part in split_list(flag, text):

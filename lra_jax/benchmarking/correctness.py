@@ -1,10 +1,10 @@
 """Mechanisms on the default device against float64 on the CPU.
 
-The error of an array is ``max |x - y| / max |y|``, y being the reference; that of a
-gradient which is zero is its size over that of the largest gradient. Inputs are exact
-in bfloat16, so all that differs is the computation. In float32 the products have the
-highest precision: the default of TPUs, and of NVIDIA's GPUs since Ampere, rounds their
-factors to fewer bits, and would hide any other error.
+The error of an array is ``max |x - y| / max |y|``, y being the reference; for a zero
+gradient, it is its size divided by that of the largest gradient. Inputs are exact in
+bfloat16, so only the computation differs. Products in float32 have the highest
+precision: the default of TPUs, and of NVIDIA's GPUs since Ampere, rounds their factors
+to fewer bits, and would hide any other error.
 """
 
 import dataclasses
@@ -26,22 +26,22 @@ Row = dict[str, Any]
 Arrays = dict[str, np.ndarray]
 
 TOLERANCES = {"float32": 1e-4, "bfloat16": 3e-2}
-"""The largest error that is taken for rounding."""
+"""The largest error that is attributed to rounding."""
 
 # Not a multiple of any chunk or block, and beyond the length from which softmax
-# attention goes by blocks.
+# attention is computed in blocks.
 _LENGTH = 300
 _HEADS = 2
-# A gradient that is this much smaller than the largest is zero: Sinkhorn's bias, which
-# its normalisation cancels, is.
+# A gradient smaller than the largest by this factor counts as zero, such as that of
+# Sinkhorn's bias, which its normalisation cancels.
 _ZERO = 1e-9
-# Of the references: nearly all of their time is compilation.
+# For the references: nearly all of their time is compilation.
 _UNOPTIMISED = {"xla_backend_optimization_level": 0}
 _ARRAYS = ("query", "key", "value", "cotangent")
 
 
 def make_cases(config: BenchmarkConfig) -> list[Case]:
-    """Each mechanism, and its causal form if it has one; by default, all there are."""
+    """Each mechanism, and its causal form if it has one; by default all of them."""
     names = [FUSED, *registry.names()]
     if config.attention is not None:
         names = split_list("attention", config.attention)
@@ -60,7 +60,7 @@ def make_cases(config: BenchmarkConfig) -> list[Case]:
 
 
 def kernel_cases(config: BenchmarkConfig) -> list[Case]:
-    """Those of the cases that have Pallas kernels, which are asked for."""
+    """The cases that have Pallas kernels, which are then requested."""
     return [
         dataclasses.replace(case, attention=f"{case.name}[implementation=pallas]")
         for case in make_cases(config)
@@ -69,7 +69,7 @@ def kernel_cases(config: BenchmarkConfig) -> list[Case]:
 
 
 def file_of(case: Case, folder: Path) -> Path:
-    """Where the reference of a case is; a kernel's is that of its mechanism."""
+    """The file of a case's reference; a kernel uses that of its mechanism."""
     name = case.attention.replace("[implementation=pallas]", "")
     return folder / f"{name}{'-causal' if case.causal else ''}.npz"
 
@@ -79,7 +79,7 @@ def write_references(
 ) -> None:
     """Computes inputs, outputs and gradients of the cases, on the CPU in float64.
 
-    What is in the folder already is not computed again.
+    Existing references in the folder are not computed again.
     """
     folder.mkdir(exist_ok=True)
     for case in cases:
@@ -103,7 +103,7 @@ def make_inputs(case: Case) -> Arrays:
 
 
 def _rounded(x: jax.Array) -> jax.Array:
-    """Numbers as bfloat16 has them; what is no number stays."""
+    """Values rounded to bfloat16; arrays of integers are unchanged."""
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return x
     return x.astype(jnp.bfloat16).astype(jnp.float32)
@@ -113,7 +113,7 @@ def evaluate(case: Case, inputs: Mapping[str, np.ndarray], dtype: str) -> Arrays
     """The output of a case and the gradients of all its arrays, in float64.
 
     Raises:
-      ValueError: an array does not fit, or there is no such form on this device.
+      ValueError: an array does not fit, or this device does not support the form.
     """
     function = make_work(case).function
 
@@ -181,7 +181,7 @@ def _results(arrays: Arrays) -> list[str]:
 
 
 def refused(case: Case, dtype: str) -> str | None:
-    """Why this device has no such form of a case; None = it has."""
+    """Why this device does not support a case's form; None = it does."""
     work = make_work(dataclasses.replace(case, dtype=dtype))
     try:
         jax.eval_shape(work.function, *jax.eval_shape(work.make))
@@ -191,8 +191,8 @@ def refused(case: Case, dtype: str) -> str | None:
 
 
 def relative_error(got: np.ndarray, wanted: np.ndarray, largest: float = 1.0) -> float:
-    """``max |got - wanted| / max |wanted|``; over ``largest`` where ``wanted`` is zero
-    but for rounding."""
+    """``max |got - wanted| / max |wanted|``; or divided by ``largest`` if ``wanted`` is
+    zero up to rounding."""
     size = float(np.abs(wanted).max())
     scale = size if size > _ZERO * largest else largest
     return float(np.abs(got - wanted).max() / scale)

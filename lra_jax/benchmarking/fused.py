@@ -1,12 +1,12 @@
-"""The best softmax attention that the machine has, beside the naive one of the papers.
+"""The best softmax attention on the machine, alongside the papers' naive one.
 
-The numbers of softmax attention, without the T x S matrix:
+The same results as softmax attention, without the T x S matrix:
 
 - "cudnn": the flash attention of NVIDIA's library, for 16-bit inputs on its GPUs.
 - "flash": JAX's own Pallas kernel for TPUs.
-- "blocks": anywhere else, the library's own (`lra_jax.attention.softmax.blockwise`).
+- "blocks": anywhere else, this library's own (`lra_jax.attention.softmax.blockwise`).
 
-Nothing but the benchmark uses it: a baseline must not be weaker than it need be.
+Only the benchmark uses it: a baseline must not be weaker than necessary.
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ IMPLEMENTATIONS = ("cudnn", "flash", "blocks")
 def best_implementation(dtype: Any, backend: str | None = None) -> str:
     """The fastest of `IMPLEMENTATIONS` for a dtype on a backend, by default this one's.
 
-    "gpu" is taken for NVIDIA's; on any other GPU, ask for "blocks".
+    "gpu" is assumed to be NVIDIA's; on any other GPU, request "blocks".
     """
     backend = backend or jax.default_backend()
     if backend == "gpu" and jnp.dtype(dtype).itemsize == 2:
@@ -46,8 +46,8 @@ def fused_softmax_attention(
     Args:
       query, key, value: `[B, T, N, H]`, `[B, S, N, H]`, `[B, S, N, Hv]`.
       mask: `[B, S]` or `[B, 1, 1, S]`, True = a real position. "cudnn" counts them, so
-        it takes padding at the end only.
-      is_causal: position i sees keys 0..i only.
+        it supports padding only at the end.
+      is_causal: position i sees only keys 0..i.
       implementation: one of `IMPLEMENTATIONS`; None = the best for dtype and backend.
       **_: further keywords that Flax passes to an ``attention_fn``; ignored.
 
@@ -89,7 +89,7 @@ def _flash(
 
     segments = None
     if mask is not None:
-        # Real keys are segment 0, as are all queries; padding is of another.
+        # Real keys are in segment 0, like all queries; padding is in another.
         queries = jnp.zeros(query.shape[:2], jnp.int32)
         segments = flash_attention.SegmentIds(queries, 1 - mask.astype(jnp.int32))
     scale = query.shape[-1] ** -0.5

@@ -1,7 +1,7 @@
 """The work of one part of the accelerator's view, in its process.
 
-It leaves a JSON file with what was found, or with ``skipped``, the reason why there is
-nothing to find. Rows are on disk once measured, should the process end.
+It leaves a JSON file with its results, or with ``skipped``, the reason why there are
+none. Rows are on disk as soon as they are measured, in case the process ends.
 """
 
 import json
@@ -16,13 +16,13 @@ from lra_jax.files import write_json
 from lra_jax.training.session import commit, describe_devices, versions
 
 REFERENCES = "reference"
-"""The folder of the references, beside the files of the parts."""
+"""The folder of the references, next to the files of the parts."""
 
 Say = Callable[[str], None]
 
 
 def run(config: BenchmarkConfig, file: Path, say: Say) -> None:
-    """Does the part that a config names, and writes the file.
+    """Runs the part that a config names, and writes the file.
 
     Raises:
       KeyboardInterrupt: Ctrl-C; the rows so far are in the file.
@@ -80,7 +80,7 @@ def _kernels(config: BenchmarkConfig, file: Path, say: Say) -> None:
 
 
 def _no_kernels(config: BenchmarkConfig, dtypes: Sequence[str]) -> str | None:
-    """Why none of the kernels runs here; None = one does."""
+    """Why none of the kernels runs here; None = at least one does."""
     reason: str | None = "none of --attention has kernels"
     for case in correctness.kernel_cases(config):
         for dtype in dtypes:

@@ -1,6 +1,6 @@
-"""The parts of the accelerator's view, each in a process of its own.
+"""The parts of the accelerator's view, each in its own process.
 
-A part that crashes, hangs or fills the memory costs itself alone, and one process at a
+A part that crashes, hangs or fills the memory affects only itself, and one process at a
 time holds the accelerator. Nothing here imports jax.
 """
 
@@ -15,7 +15,7 @@ from types import FrameType
 
 from lra_jax import signals
 
-# From being told to end until it is made to: a training saves first.
+# Time between the request to end and the kill: a training saves first.
 _GRACE_SECONDS = 20.0
 
 
@@ -24,10 +24,10 @@ class Part:
     """One part.
 
     Attributes:
-      name: also of its files.
-      seconds: it is ended after so long. All parts together have 20 minutes.
-      task: the training's, for a part that is one.
-      environment: what its process has beside the caller's variables.
+      name: its name, and that of its files.
+      seconds: its time limit. All parts together have 20 minutes.
+      task: the task, if the part is a training.
+      environment: its process's variables, in addition to the caller's.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Part:
 _ON_THE_CPU = {"JAX_PLATFORMS": "cpu", "JAX_ENABLE_X64": "1"}
 
 DEVICE = Part("device", 40)
-"""Says which device there is. It is done in every call, as a check on the others."""
+"""Reports the device. It runs in every call, as a check on the others."""
 
 PARTS = (
     Part("reference", 150, environment=_ON_THE_CPU),
@@ -56,7 +56,7 @@ PARTS = (
 
 
 def names() -> list[str]:
-    """Of the parts that ``--part`` does."""
+    """The names that ``--part`` accepts."""
     return [part.name for part in (DEVICE, *PARTS) if part.task is None]
 
 
@@ -75,21 +75,21 @@ class Stopped(Exception):
 def run(
     command: Sequence[str], environment: Mapping[str, str], log: Path, seconds: float
 ) -> str | None:
-    """Runs a process to its end; its output goes into a file.
+    """Runs a process to its end, with its output written to a file.
 
     Args:
       command: program and arguments.
-      environment: what it has beside this process's variables.
+      environment: its variables, in addition to this process's.
       log: the file.
-      seconds: after which it is told to end.
+      seconds: time limit, after which it is asked to end.
 
     Returns:
       None if it succeeded; else what went wrong, in words.
 
     Raises:
-      Stopped: this process was told to stop, and has stopped the other.
+      Stopped: this process was asked to stop, and has stopped the other.
     """
-    # A training takes memory as it needs it, so what other programs hold is left alone.
+    # A training allocates memory as needed, so other programs keep theirs.
     own = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **os.environ, **environment}
     received: list[int] = []
     child = None
@@ -106,7 +106,7 @@ def run(
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            # A terminal's Ctrl-C reaches this process alone, which passes it on once.
+            # A terminal's Ctrl-C reaches only this process, which passes it on once.
             process_group=0,
         )
         if received:
@@ -127,7 +127,7 @@ def run(
 def _ended(
     child: subprocess.Popen[bytes], seconds: float, received: Sequence[int]
 ) -> bool:
-    """Whether a process ends in time; after a signal it has but the grace."""
+    """Whether a process ends in time; after a signal, only a grace period is left."""
     left = seconds
     while left > 0:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -138,7 +138,7 @@ def _ended(
 
 
 def _tell(child: subprocess.Popen[bytes], signum: int) -> None:
-    """Sends a signal; that to end at once also goes to the processes it started."""
+    """Sends a signal; a kill also goes to the processes that it started."""
     with contextlib.suppress(ProcessLookupError):
         if signum == signal.SIGKILL:
             os.killpg(child.pid, signum)
@@ -147,7 +147,7 @@ def _tell(child: subprocess.Popen[bytes], signum: int) -> None:
 
 
 def _in_words(code: int, log: Path) -> str:
-    """The last line that a process wrote, with how it ended if that was a signal."""
+    """The last line that a process wrote, and the signal that ended it, if one did."""
     text = log.read_text(encoding="utf-8", errors="replace")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     last = lines[-1].removeprefix("error: ")[:300] if lines else "no output"

@@ -11,11 +11,11 @@ _MEGABYTES = ("memory", "peak_bytes", 1e-6, "peak memory, MB")
 
 
 def draw(report: Mapping[str, Any]) -> Any:
-    """The picture of a report, one column of panels for each work.
+    """The picture of a report, with one column of panels for each kind of work.
 
     A line is one mechanism in one dtype; it ends where the next length did not fit or
-    would have taken too long. T^x at its end is its slope, from 4,096 tokens on where
-    it has two such lengths; where lines share colours, only the report's text has it.
+    would have taken too long. T^x at its end is its slope, over the lengths from 4,096
+    tokens on if there are two; where lines share colours, only the text has it.
     """
     rows = [row for row in report["rows"] if row["status"] == "measured"]
     works = list(dict.fromkeys(row["work"] for row in rows))

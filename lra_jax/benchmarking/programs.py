@@ -1,4 +1,4 @@
-"""A case, compiled: what it needs, whether that is there, and how long it takes."""
+"""A compiled case: its memory, whether that is available, and how long it takes."""
 
 import os
 import time
@@ -22,7 +22,7 @@ class Memory(NamedTuple):
 
     @property
     def peak(self) -> int:
-        """Of the whole call: arguments, results and what it needs beside them."""
+        """Peak of the whole call: arguments, results and temporary memory."""
         return self.arguments + self.results - self.aliased + self.temporary
 
 
@@ -31,7 +31,7 @@ class Program:
 
     Attributes:
       case: what it does.
-      memory: what it needs.
+      memory: the memory that it needs.
       compile_seconds: time to compile it.
     """
 
@@ -56,7 +56,7 @@ class Program:
 
     @property
     def least_bytes(self) -> int:
-        """Read and written at least: arguments and results, each once."""
+        """The least that is read and written: arguments and results, each once."""
         kept = self.memory.aliased if self._work.appends else 0
         return self.memory.arguments + self.memory.results - kept
 
@@ -69,9 +69,9 @@ class Program:
         """Makes the arguments and calls twice; returns the second call's seconds.
 
         Args:
-          min_seconds: a sample will be made of as many calls as take this long.
+          min_seconds: a sample will consist of as many calls as take this long.
         """
-        # Compiled, since a model is made of many arrays.
+        # Compiled, because a model consists of many arrays.
         self._arguments = jax.block_until_ready(jax.jit(self._work.make)())
         self._run(1)  # Touches its memory for the first time.
         seconds = self._run(1)
@@ -83,13 +83,13 @@ class Program:
         return self._run(self._calls) / self._calls
 
     def unload(self) -> None:
-        """Gives back the arguments, and all memory that calls have freed."""
+        """Frees the arguments, and returns all freed memory to the system."""
         self._arguments = None
         runtime.release_memory()
 
     def _run(self, calls: int) -> float:
-        # An accelerator works through calls in their order, so that waiting for the
-        # last one leaves the gaps of dispatch out. A CPU might run them side by side.
+        # An accelerator executes calls in order, so waiting only for the last one
+        # excludes the gaps of dispatch. A CPU might run them in parallel.
         wait_for_each = jax.default_backend() == "cpu"
         results = None
         begun = time.perf_counter()
@@ -103,7 +103,7 @@ class Program:
 
 
 def available_bytes() -> int | None:
-    """Memory that is free on the first device; None where the system does not say."""
+    """Free memory on the first device; None if the system does not report it."""
     device = jax.local_devices()[0]
     if device.platform != "cpu":
         statistics = device.memory_stats() or {}
@@ -128,7 +128,7 @@ def _free_on_linux() -> int | None:
 
 
 def _free_in_group(group: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Of a container with a limit of its own."""
+    """The same for a container with its own limit."""
     try:
         limit = (group / "memory.max").read_text().strip()
         used = int((group / "memory.current").read_text())
@@ -138,7 +138,7 @@ def _free_in_group(group: Path = Path("/sys/fs/cgroup")) -> int | None:
 
 
 def _file_cache(group: Path) -> int:
-    """Counted as used, but gives way."""
+    """The file cache, which counts as used but can be reclaimed."""
     try:
         lines = (group / "memory.stat").read_text().splitlines()
     except OSError:

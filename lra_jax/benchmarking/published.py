@@ -1,4 +1,4 @@
-"""The published efficiency tables that the views show beside our figures.
+"""The published efficiency tables that the views show with our figures.
 
 Rows are named after our mechanisms; None is a cell that the paper leaves empty or marks
 as out of memory.
@@ -99,7 +99,7 @@ COSFORMER_TRAINING = Published(
 )
 
 FEATURES = (128, 256, 512, 1024, 2048)
-# Rows are lengths here, and columns Linformer's K.
+# Here rows are lengths, and columns are Linformer's K.
 LINFORMER_TIME = Published(
     f"{_LINFORMER}; times quicker",
     FEATURES,

@@ -32,7 +32,7 @@ class Report:
 
     Attributes:
       interrupted: whether Ctrl-C ended the run early.
-      complete: whether all cases have their row.
+      complete: whether all cases have a row.
 
     Raises:
       ValueError: a flag out of range, or an unknown name.
@@ -58,8 +58,8 @@ class Report:
         """Measures the machine, then every case.
 
         Args:
-          say: gets a line for each.
-          keep: called after each, when `values` has it.
+          say: called with a line for each.
+          keep: called after each, when `values` includes it.
         """
         config = self.config
         brief: dict[str, Any] = {}

@@ -1,7 +1,7 @@
-"""The kernels of flash-linear-attention (torch and Triton), timed as ours are.
+"""The kernels of flash-linear-attention (torch and Triton), timed like ours.
 
-Only where ``torch`` and ``fla`` are installed, and torch has a GPU. They are causal,
-take ``[B, T, N, H]`` (version 0.3 or newer), and get arrays of the same sizes.
+Only if ``torch`` and ``fla`` are installed, and torch has a GPU. They are causal, take
+``[B, T, N, H]`` (version 0.3 or newer), and are given arrays of the same sizes.
 
 Source: github.com/fla-org/flash-linear-attention, ``fla.ops``.
 """
@@ -18,7 +18,7 @@ from lra_jax.benchmarking.cases import Case
 Row = dict[str, Any]
 
 NAME = "flash-linear-attention"
-# Ours: the module and the function there.
+# For each of ours, the module and the function there.
 FUNCTIONS = {
     "linear": ("fla.ops.linear_attn", "chunk_linear_attn"),
     "retention": ("fla.ops.retention", "chunk_retention"),
@@ -36,7 +36,7 @@ def missing() -> str | None:
 
 
 def versions() -> dict[str, str]:
-    """Of what is timed here."""
+    """Versions of the packages timed here."""
     found = {name: importlib.import_module(name) for name in ("torch", "fla")}
     return {name: getattr(x, "__version__", "unknown") for name, x in found.items()}
 
@@ -44,14 +44,14 @@ def versions() -> dict[str, str]:
 def measure(
     cases: Iterable[Case], repeats: int, max_seconds: float, keep: Callable[[Row], None]
 ) -> None:
-    """Times all cases of which there is a function; ``keep`` gets a row for each."""
+    """Times all cases that have a function there; ``keep`` gets a row for each."""
     for case in cases:
         if case.name not in FUNCTIONS:
             continue
         row = case.to_dict() | {"attention": f"{NAME}: {case.name}"}
         try:
             keep(row | _time(case, repeats, max_seconds))
-        except Exception as error:  # Of torch, of Triton, or of a changed signature.
+        except Exception as error:  # From torch, from Triton, or a changed signature.
             reason = (str(error).strip() or repr(error)).splitlines()[0][:200]
             keep(row | {"status": "failed", "reason": reason})
 

@@ -1,14 +1,14 @@
-"""The most that the machine can do, measured, and the least that a case must do.
+"""The measured limits of the machine, and the minimal work of a case.
 
-Two rates are measured first: bytes copied a second, and arithmetic a second of a matrix
-product in the dtype. A case cannot be quicker than its *floor*, the larger of
+Two rates are measured first: bytes copied per second, and arithmetic per second of a
+matrix product in the dtype. A case cannot be faster than its *floor*, the larger of
 
 - its arguments and results, moved once, at the copy rate;
-- its arithmetic at the product rate, where its least arithmetic is known.
+- its arithmetic at the product rate, if its least arithmetic is known.
 
-The share of the roofline is the floor by the measured time. Least arithmetic: softmax
-4 T S H a head (half of it if causal; 3.5 times with the backward pass, which must
-compute the weights again), linear attention 4 T H^2, cosFormer twice that, Linformer
+The share of the roofline is the floor divided by the measured time. Least arithmetic:
+softmax 4 T S H per head (half of it if causal; 3.5 times with the backward pass, which
+must recompute the weights), linear attention 4 T H^2, cosFormer twice that, Linformer
 8 T K H (3 times with the backward pass), and the dense layers of a model.
 """
 
@@ -28,13 +28,13 @@ _LINEAR = {"linear": 4, "flow": 4, "norm": 4, "cosformer": 8}
 
 @dataclasses.dataclass(frozen=True)
 class Roofline:
-    """Attributes: bytes copied a second (read and written), flops a second by dtype."""
+    """Attributes: bytes copied (read and written), and flops by dtype, per second."""
 
     bytes_per_second: float
     flops_per_second: dict[str, float]
 
     def floor(self, case: Case, least_bytes: int) -> tuple[float, str]:
-        """Seconds that a case takes at least, and "bytes" or "arithmetic", why."""
+        """The least seconds of a case, and what sets them, "bytes" or "arithmetic"."""
         seconds = least_bytes / self.bytes_per_second
         arithmetic = least_flops(case) / self.flops_per_second[case.dtype]
         return (
@@ -51,17 +51,17 @@ def measure_roofline(
     """Measures both rates on the first device; the best of the repeats.
 
     Args:
-      dtypes: of the matrix products.
+      dtypes: dtypes of the matrix products.
       copy_bytes: size of the copied array; None = beyond any cache, 256 MB (1 GB on an
         accelerator).
       matmul_size: rows of the square matrices; None = 2,048 (8,192 on an accelerator).
-      repeats: measurements of each.
+      repeats: number of measurements of each.
     """
     on_cpu = jax.default_backend() == "cpu"
     size = copy_bytes or (256_000_000 if on_cpu else 1_000_000_000)
     rows = matmul_size or (2048 if on_cpu else 8192)
     source = jnp.zeros((size // 4,), jnp.float32)
-    # The old copy is given back, so that no new memory is touched.
+    # The old copy is reused, so that no new memory is touched.
     copy = jax.jit(lambda x, _: x + 1, donate_argnums=1, keep_unused=True)
     seconds = _fastest(copy, source, jnp.ones_like(source), repeats)
     rates = {}
@@ -84,7 +84,7 @@ def _fastest(
 
 
 def least_flops(case: Case) -> float:
-    """The least arithmetic of a case; 0 where it is not known."""
+    """The least arithmetic of a case; 0 if unknown."""
     if case.work == "decode":
         return 0.0
     backward = case.work in ("forward+backward", "train")
@@ -102,7 +102,7 @@ def least_flops(case: Case) -> float:
 
 
 def _attention_flops(case: Case, head_dim: int, backward: bool) -> float:
-    """Of one head of one sample."""
+    """For one head of one sample."""
     if case.name in ("softmax", FUSED):
         pairs = case.length**2 / (2 if case.causal else 1)
         return 4 * pairs * head_dim * (3.5 if backward else 1)

@@ -1,9 +1,9 @@
-"""Runs cases: what does not fit or takes too long is said, not tried.
+"""Runs cases: those that do not fit or take too long are reported, not tried.
 
-Cases of one work, dtype and length are timed in turns, so that a slow spell of the
-machine meets all of them, unless their arguments together would fill the memory, or
-calls are long: those outlast a spell, and between other programs they would find the
-memory that they left in pieces, and pay for fetching fresh memory from the system.
+Cases with the same work, dtype and length are timed in turns, so that a slow spell of
+the machine affects all of them. The exceptions are cases whose arguments together would
+fill the memory, and those with long calls: these outlast a spell, and between other
+programs they would find memory fragmented, and pay for fetching it from the system.
 """
 
 import itertools
@@ -22,7 +22,7 @@ from lra_jax.benchmarking.works import Unsupported
 
 Row = dict[str, Any]
 
-# From this on a call is timed in a row with the program's other calls.
+# From this time on, a program's calls are timed in a row.
 _LONG_SECONDS = 0.2
 
 
@@ -30,11 +30,11 @@ class Runner:
     """Measures cases, shortest first, and keeps a row for each.
 
     Args:
-      roofline: of this machine.
-      repeats: samples of a case.
-      max_seconds: no case is started whose one call is expected to take longer.
-      max_bytes: memory that a case may need; None = what the device has free.
-      min_seconds: a sample of a quick case is the mean of calls that take this long.
+      roofline: the roofline of this machine.
+      repeats: samples per case.
+      max_seconds: no case is started if one call is expected to take longer.
+      max_bytes: memory that a case may need; None = the device's free memory.
+      min_seconds: a sample of a fast case is the mean of calls that take this long.
       on_row: called with each new row.
 
     Attributes:
@@ -61,7 +61,7 @@ class Runner:
         self._max_bytes = max_bytes
         self._min_seconds = min_seconds
         self._on_row = on_row
-        # Of each line: the lengths and times so far, and where it stopped.
+        # For each line: the lengths and times so far, and where it stopped.
         self._known: dict[tuple, list[tuple[int, float]]] = {}
         self._stopped: dict[tuple, str] = {}
 
@@ -89,7 +89,7 @@ class Runner:
                 self._time([program])
 
     def _prepare(self, case: Case) -> Program | None:
-        """Compiles a case that can be run; otherwise says in a row why not."""
+        """Compiles a case if it can be run; otherwise adds a row with the reason."""
         try:
             program = Program(case)
         except Unsupported as error:
@@ -120,14 +120,14 @@ class Runner:
                     program.unload()
                     self._fail(program.case, error)
                     continue
-                # One sample of what already took long is enough.
+                # One sample is enough for a case that took long.
                 samples[index] = [first] if first > self._max_seconds else []
                 if first > _LONG_SECONDS:
                     self._sample([program], [samples[index]])
                     program.unload()
             turns = [index for index in samples if programs[index].loaded]
             self._sample([programs[x] for x in turns], [samples[x] for x in turns])
-        finally:  # After Ctrl-C too: what was measured is kept.
+        finally:  # Also after Ctrl-C: measurements so far are kept.
             for index, program in enumerate(programs):
                 program.unload()
                 if samples.get(index):
@@ -136,7 +136,7 @@ class Runner:
     def _sample(
         self, programs: Sequence[Program], samples: Sequence[list[float]]
     ) -> None:
-        """Adds to each program's samples, in turns."""
+        """Adds samples to each program, in turns."""
         for _ in range(self._repeats):
             for program, seconds in zip(programs, samples, strict=True):
                 if sum(seconds) <= self._max_seconds:
@@ -172,7 +172,7 @@ class Runner:
 
     def _fail(self, case: Case, error: Exception) -> None:
         text = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
-        # XLA says so itself where the analysis before did not foresee it.
+        # XLA reports this itself if the analysis above did not foresee it.
         status = "does not fit" if "RESOURCE_EXHAUSTED" in text else "failed"
         self._refuse(case, status, text[:200])
 
@@ -200,10 +200,10 @@ def _of_program(program: Program | None) -> Row:
 
 
 def expected_seconds(known: Sequence[tuple[int, float]], length: int) -> float:
-    """The seconds expected of a call, from the times at shorter lengths; 0 = unknown.
+    """The expected seconds of a call, from the times at shorter lengths; 0 = unknown.
 
-    Two or more times give the exponent, that between the last two, at least 1; after a
-    single one the time is taken to grow with the square, as softmax attention does.
+    Two or more times give the exponent, from the last two, at least 1; with only one,
+    the time is assumed to be quadratic, as in softmax attention.
     """
     if not known:
         return 0.0
@@ -219,8 +219,8 @@ def expected_seconds(known: Sequence[tuple[int, float]], length: int) -> float:
 def exponent(lengths: Sequence[int], costs: Sequence[float]) -> float | None:
     """Slope of log cost over log length, by least squares; None below two lengths.
 
-    Lengths from 4,096 on if there are two of them: shorter calls cost what every call
-    costs. 1 is linear, 2 quadratic.
+    Uses lengths from 4,096 on if there are two of them, because shorter calls are
+    dominated by fixed costs. 1 is linear, 2 quadratic.
     """
     points = list(zip(lengths, costs, strict=True))
     long = [point for point in points if point[0] >= 4096]

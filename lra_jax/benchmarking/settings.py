@@ -27,20 +27,20 @@ class BenchmarkConfig:
     view: View = "none"
     """none: any set of cases. lra: Table 2 of the LRA paper. linformer: Table 3 of the
     Linformer paper. cosformer: Table 5 of the cosFormer paper. decode: one token after
-    so many, against softmax with its cache of keys and values. accelerator: errors,
-    times and two short trainings on this GPU or TPU, in at most 20 minutes."""
+    many, against softmax with its cache of keys and values. accelerator: errors, times
+    and two short trainings on this GPU or TPU, in at most 20 minutes."""
     attention: str | None = None
-    """Mechanisms between commas, as in `softmax,linformer[features=128]`;
+    """Mechanisms, separated by commas, as in `softmax,linformer[features=128]`;
     softmax-fused is the best softmax on the machine."""
     lengths: str | None = None
     """Tokens, as in `1024,2048` or `1K,64K`."""
     work: str | None = None
-    """forward, forward+backward, decode (one token after so many), inference (a whole
-    model), train (its training step); several between commas."""
+    """forward, forward+backward, decode (one token after LENGTH others), inference (a
+    whole model), train (its training step); several separated by commas."""
     dtypes: str | None = None
-    """float32, bfloat16, float16; several between commas."""
+    """float32, bfloat16, float16; several separated by commas."""
     batch_size: int | None = None
-    """Samples in a call; for LRA's and cosFormer's view 32, and 2 on a CPU."""
+    """Samples in a call; in LRA's and cosFormer's views 32, and 2 on a CPU."""
     heads: int = 8
     """Heads of an attention call."""
     head_dim: int = 64
@@ -54,24 +54,24 @@ class BenchmarkConfig:
     remat: bool = False
     """Keep only each block's input for the backward pass of `train`."""
     repeats: int = 10
-    """Samples of each case; printed are the median, the fastest and the slowest."""
+    """Samples of each case; the median, the fastest and the slowest are printed."""
     max_seconds: float = 20.0
-    """Leave out what would take longer than this in one call."""
+    """Skip cases in which one call would take longer than this."""
     max_gb: float | None = None
-    """Memory that a case may need; by default what the device has free."""
+    """Memory that a case may need; by default the device's free memory."""
     quick: bool = False
     """Measure the roofline and each case briefly; the figures are rough. The trainings
-    of the accelerator's view take a few steps."""
+    in the accelerator's view take only a few steps."""
     part: str | None = None
-    """Of the accelerator's view: do this part alone, in this process."""
+    """In the accelerator's view: run only this part, in this process."""
     out: str | None = None
     """Folder, or file ending in .json, for the figures and the picture."""
     picture: bool = True
-    """Draw time and memory against the length beside the figures."""
+    """Draw time and memory against the length, next to the figures."""
 
 
 _TEXT = ModelShape()
-# The blocks of RoBERTa-base: two of its twelve, which have the same ratios.
+# Blocks of RoBERTa-base: two of its twelve, which give the same ratios.
 _ROBERTA = ModelShape(2, 768, 12, 3072, positions="learned", pooling="mean")
 
 
@@ -128,15 +128,15 @@ _DEFAULTS = {
         dtypes="bfloat16",
     ),
 }
-# A call of the accelerator's view that takes longer is left out, for its 20 minutes.
+# In the accelerator's view longer calls are skipped, to stay within its 20 minutes.
 _LONGEST_CALL = 2.0
 
 
 def make_cases(config: BenchmarkConfig, on_cpu: bool) -> list[Case]:
-    """The cases that a config asks for.
+    """The cases requested by a config.
 
     Raises:
-      ValueError: a flag out of range, an unknown name, or one that the view fixes.
+      ValueError: a flag out of range, an unknown name, or a flag that the view fixes.
     """
     check_config(config)
     default = _DEFAULTS[config.view]
@@ -170,7 +170,7 @@ def make_cases(config: BenchmarkConfig, on_cpu: bool) -> list[Case]:
 
 
 def _given(text: str | None, default: str) -> str:
-    """An empty list is a mistake, not the default."""
+    """The text, or the default; an empty list is an error, not the default."""
     return default if text is None else text
 
 
@@ -213,12 +213,12 @@ def _check_part(config: BenchmarkConfig) -> None:
 def timing(
     config: BenchmarkConfig, causal: bool, attention: str | None = None
 ) -> BenchmarkConfig:
-    """The settings of one of the time tables of the accelerator's view.
+    """The settings for one of the time tables of the accelerator's view.
 
     Args:
-      config: the view's.
+      config: the view's settings.
       causal: which form.
-      attention: the mechanisms, in place of the view's.
+      attention: mechanisms to use instead of the view's.
     """
     default = _DEFAULTS["accelerator"]
     return dataclasses.replace(
@@ -236,12 +236,12 @@ def timing(
 
 
 def linformer_name(features: int) -> str:
-    """The subject of Linformer's view with K features."""
+    """The name of a Linformer with K features in Linformer's view."""
     return f"linformer[features={features},sharing=layerwise]"
 
 
 def _linformers(config: BenchmarkConfig, length: int) -> list[str]:
-    """Those of Table 3: K up to half of the length."""
+    """The Linformers of Table 3: K up to half of the length."""
     if config.view != "linformer":
         return []
     features = parse_lengths("features", config.features)
@@ -249,7 +249,7 @@ def _linformers(config: BenchmarkConfig, length: int) -> list[str]:
 
 
 def published_tables(view: str) -> tuple[published.Published, ...]:
-    """The tables that a view sets beside ours."""
+    """The published tables that a view shows with ours."""
     return {
         "none": (),
         "decode": (),

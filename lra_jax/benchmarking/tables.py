@@ -1,4 +1,4 @@
-"""The tables of a benchmark: every case, or a paper's table with ours beside it."""
+"""The tables of a benchmark: every case, or a paper's table together with ours."""
 
 import math
 import re
@@ -16,7 +16,7 @@ Cost = Callable[[Row], float]
 
 
 def steps_per_second(row: Row) -> float:
-    """Calls a second."""
+    """Calls per second."""
     return 1e3 / row["median_ms"]
 
 
@@ -64,8 +64,8 @@ def _case_cells(row: Row) -> tuple[str, ...]:
 
 
 def exponents(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Growth of time and memory with the length, of each line of cases; none where
-    there is one length only."""
+    """Growth of time and memory with the length, for each line of cases; none if there
+    is only one length."""
     lines: dict[tuple[str, str, str], list[Row]] = {}
     for row in rows:
         if row["status"] == "measured":
@@ -83,7 +83,7 @@ def exponents(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def add_view(page: Page, view: str, rows: Sequence[Row]) -> None:
-    """Adds the tables of a view, the published figures under ours."""
+    """Adds the tables of a view, with the published figures below ours."""
     tables = published_tables(view)
     if view == "decode":
         _add_decoding(page, rows)
@@ -104,7 +104,7 @@ def add_view(page: Page, view: str, rows: Sequence[Row]) -> None:
 
 
 def _add_decoding(page: Page, rows: Sequence[Row]) -> None:
-    """From which position on a step is faster, and smaller, than softmax's."""
+    """Adds the position from which a step is faster, or smaller, than softmax's."""
     subjects = dict.fromkeys(row["attention"] for row in rows)
     lines = [
         (
@@ -118,15 +118,15 @@ def _add_decoding(page: Page, rows: Sequence[Row]) -> None:
     page.heading("Crossover with softmax")
     page.table(("attention", "faster from", "smaller from"), lines)
     page.text(
-        "The position from which a token costs less than softmax's with its cache of "
-        "keys and values, between two lengths by their logarithms."
+        "The position from which a token costs less than with softmax and its cache of "
+        "keys and values, interpolated between two lengths on a logarithmic scale."
     )
 
 
 def crossover(rows: Sequence[Row], subject: str, cost: Cost) -> str:
     """The length from which a mechanism costs less than softmax, in words.
 
-    From there on it stays below at all lengths measured.
+    From there on it is lower at all measured lengths.
     """
     index = {
         (row["attention"], row["length"]): cost(row)
@@ -154,7 +154,7 @@ def crossover(rows: Sequence[Row], subject: str, cost: Cost) -> str:
 def _add_by_length(
     page: Page, rows: Sequence[Row], table: Published, cost: Cost
 ) -> None:
-    """Mechanisms by length; in brackets over softmax, and over the fused one."""
+    """Mechanisms by length; in brackets relative to softmax, and to the fused one."""
     lengths = sorted({row["length"] for row in rows})
     subjects = list(dict.fromkeys(row["attention"] for row in rows))
     index = {(row["attention"], row["length"]): row for row in rows}
@@ -167,7 +167,7 @@ def _add_by_length(
             cells = [_published_cell(table, name, length) for length in lengths]
             lines.append((f"{name}, published", *cells))
     unit = "GB" if cost is gigabytes else "steps/s"
-    page.heading(f"Beside the paper: {unit}")
+    page.heading(f"Compared with the paper: {unit}")
     page.table(("attention", *(f"{length:,}" for length in lengths)), lines)
     page.text(
         f"{unit}; in brackets over softmax, and over {FUSED}. Published: {table.source}"
@@ -216,7 +216,7 @@ def _add_linformer(
     index = {
         (row["attention"], row["length"]): row
         for row in rows
-        # The compiler's figure is memory enough, where the call itself did not fit.
+        # The compiler's memory figure is enough if the call itself did not fit.
         if row["status"] == "measured"
         or (ratio is _memory_ratio and "peak_bytes" in row)
     }
@@ -234,12 +234,12 @@ def _add_linformer(
         given = [theirs.get(size) for size in features]
         cells = ["-" if value is None else f"{value:g}" for value in given]
         lines.append(("published", *cells))
-    page.heading("Beside the paper: softmax over Linformer")
+    page.heading("Compared with the paper: softmax over Linformer")
     page.table(("tokens", *(f"K={size}" for size in features)), lines)
     page.text(f"In brackets {FUSED} over Linformer. Published: {table.source}")
 
 
 def _features(subject: str) -> int | None:
-    """K of one of the view's Linformers, None for another mechanism."""
+    """K of one of the view's Linformers; None for another mechanism."""
     digits = re.sub(r"\D", "", subject)
     return int(digits) if digits and linformer_name(int(digits)) == subject else None

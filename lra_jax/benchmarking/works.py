@@ -1,7 +1,7 @@
 """The functions of a case: an attention call, a decoding step, a model's step.
 
-Each is a pure function ``arguments -> results`` with the way to make its arguments
-and to feed its results back for the next call.
+Each is a pure function ``arguments -> results``, together with functions that make its
+arguments and feed its results into the next call.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ Arguments = tuple[Any, ...]
 
 
 class Unsupported(Exception):
-    """The mechanism has no such form; the message says which."""
+    """The mechanism has no such form; the message names it."""
 
 
 def _same(arguments: Arguments, _: Any) -> Arguments:
@@ -43,10 +43,10 @@ class Work:
 
     Attributes:
       function: ``(*arguments) -> results``, jitted or not.
-      make: ``() -> arguments``; traced, to learn their shapes and to make them.
+      make: ``() -> arguments``; traced, both to find their shapes and to make them.
       feed: ``(arguments, results) -> arguments`` of the next call.
       donated: the arguments that the call may overwrite.
-      appends: whether it reads them whole and writes only one more position.
+      appends: whether it reads them completely and writes only one more position.
     """
 
     function: Callable[..., Any]
@@ -57,7 +57,7 @@ class Work:
 
 
 def find(text: str) -> tuple[registry.Mechanism, dict[str, Any]]:
-    """The mechanism and the options that an ``--attention`` value names.
+    """The mechanism and the options named by an ``--attention`` value.
 
     Raises:
       ValueError: an unknown name or option.
@@ -79,7 +79,7 @@ def find(text: str) -> tuple[registry.Mechanism, dict[str, Any]]:
             raise renamed(error, "--attention") from error
     parsed = parse_options(options, "--attention")
     if name == "softmax":
-        # The baseline of the papers forms its matrix at every length.
+        # The papers' baseline builds its matrix at every length.
         parsed = {"implementation": "dense"} | parsed
     try:
         split_options(mechanism, parsed)
@@ -133,7 +133,7 @@ def _attention(case: Case, mechanism: Any, options: dict[str, Any]) -> Work:
 
 
 def _gates(case: Case, mechanism: Any) -> dict[str, jax.Array]:
-    """The gates that a layer would give the mechanism, of random numbers."""
+    """The gates that a layer would pass to the mechanism, with random values."""
     shape = (case.batch_size, case.length, case.heads)
     found = {}
     for number, gate in enumerate(mechanism.gates):
@@ -168,7 +168,7 @@ def _random(shape: tuple[int, ...], dtype: str, count: int) -> tuple[jax.Array, 
 def _decoding(case: Case, mechanism: Any, options: dict[str, Any]) -> Work:
     """The token after ``length`` others, from a state: softmax's holds all keys.
 
-    The state is that of an empty stream, which costs what a full one does.
+    The state is that of an empty stream, whose step costs the same.
     """
     if not mechanism.stream:
         raise Unsupported("no stream to decode with")
@@ -209,7 +209,7 @@ def _make_model(case: Case, options: dict[str, Any]) -> SequenceClassifier:
         num_heads=shape.num_heads,
         mlp_dim=shape.mlp_dim,
         max_length=case.length,
-        # The fused baseline is no registered mechanism; a function is.
+        # The fused baseline is not a registered mechanism; a function will do.
         mechanism=mechanism.function or mechanism.name,
         options=options,
         pooling="cls" if shape.pooling == "cls" else "mean",
@@ -253,7 +253,7 @@ def _inference(case: Case, mechanism: Any, options: dict[str, Any]) -> Work:
 def _training(case: Case, mechanism: Any, options: dict[str, Any]) -> Work:
     graphdef, params = _model(case, mechanism, options)
     optimizer = make_optimizer(TrainConfig())
-    # The task gives the loss alone, which is that of every classification task.
+    # The task defines only the loss, which is that of every classification task.
     function = make_train_step(get_task("listops").loss, graphdef, optimizer, seed=0)
 
     def make() -> Arguments:

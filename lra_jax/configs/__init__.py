@@ -1,4 +1,4 @@
-"""Settings of a run, and the presets: one file a task."""
+"""Settings of a run, and the presets: one file per task."""
 
 from lra_jax.configs.base import (
     Config,

@@ -2,9 +2,9 @@
 
 ``python -m lra_jax.train --train.steps=100`` sets ``Config.train.steps``; the resolved
 ``Config`` is written to the run directory as ``config.json``, and
-``lra_jax.train.run(config)`` takes the very same object. The docstring of a field is
-its help text. A task's own settings of its data are a subclass of `DataConfig`, beside
-its presets. Nothing here imports jax: ``--help`` must be quick.
+``lra_jax.train.run(config)`` takes the same object. The docstring of a field is its
+help text. A task's own data settings are a subclass of `DataConfig`, defined with its
+presets. Nothing here imports jax, because ``--help`` must be quick.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from lra_jax.attention.registry import MECHANISMS, spell
 from lra_jax.configs.registry import find_task
 from lra_jax.errors import check_types, expected, known, not_negative, positive
 
-# More than any machine has cores; a slip of the finger must not start a million.
+# More than any machine has cores, so that a typo does not start a million.
 _MOST_PROCESSES = 4096
 Schedule = Literal["cosine", "lra", "lra_cosine", "linear", "constant", "trapezoid"]
 Dtype = Literal["float32", "bfloat16"]
@@ -42,14 +42,14 @@ class TrainConfig:
     """Warm-up steps."""
     length_warmup: str = ""
     """Sequence-length warm-up: `128:0.3,512:0.4` shows the first 128 tokens of every
-    training sequence for 30 % of the steps, 512 until 40 %, then all. No images."""
+    training sequence for 30 % of the steps, 512 up to 40 %, then all. No images."""
     curriculum: str = ""
     """Short examples first: `700:0.6` trains on whole examples of at most 700 tokens
     for 60 % of the steps, then on all. No images."""
     weight_decay: float = 0.0
     """Decoupled weight decay of AdamW, multiplied by the learning rate."""
     decay_vectors: bool = True
-    """Whether biases and scales, arrays of one axis, decay like matrices and tables."""
+    """Apply weight decay also to arrays of one axis, that is, biases and scales."""
     adam_b1: float = 0.9
     """Decay of AdamW's first moment."""
     adam_b2: float = 0.999
@@ -57,26 +57,26 @@ class TrainConfig:
     adam_eps: float = 1e-8
     """Term added to AdamW's denominator."""
     clip_norm: float = 1.0
-    """Global norm to which gradients are clipped; 0 leaves them alone."""
+    """Global norm to which gradients are clipped; 0 = no clipping."""
     dtype: Dtype = "float32"
-    """Compute dtype of activations; parameters are float32 always."""
+    """Compute dtype of activations; parameters are always float32."""
     remat: bool = False
     """Keep only each block's input for the backward pass: less memory, more time."""
     seq_devices: int = 1
-    """Devices that each sequence is split over (linear, cosformer, flow); the rest of
-    the devices split the batch."""
+    """Devices over which each sequence is split (linear, cosformer, flow); the batch is
+    split over groups of this many devices."""
     eval_every: int = 500
-    """Steps between two evaluations on the validation split (and checkpoints)."""
+    """Steps between evaluations on the validation split (and checkpoints)."""
     eval_batch_size: int = 32
     """Examples in an evaluation batch."""
     best_by: BestBy = "accuracy"
-    """The validation figure that picks the best checkpoint; the earliest of equals."""
+    """The validation metric that selects the best checkpoint; ties: the earliest."""
     log_every: int = 50
-    """Steps between two lines of training metrics."""
+    """Steps between lines of training metrics."""
 
     @property
     def falls(self) -> int:
-        """The step from which the schedule ends at 0: a warm-up must end before."""
+        """A warm-up must end before this step, the end or where trapezoid decays."""
         return self.steps - self.steps // 5 * (self.schedule == "trapezoid")
 
     @property
@@ -87,9 +87,9 @@ class TrainConfig:
 
     @property
     def bound_to_steps(self) -> list[str]:
-        """The settings by which each step depends on how many there are.
+        """The settings that make each step depend on the total number of steps.
 
-        Without any, a run of more steps begins like one of fewer.
+        Without any, a longer run starts exactly like a shorter one.
         """
         ends = ["schedule"] * (self.schedule not in ("constant", "lra"))
         shares = ("length_warmup", "curriculum")
@@ -100,19 +100,19 @@ class TrainConfig:
 class PretrainConfig:
     """Pretraining on the task's own training inputs, in the first steps of a run.
 
-    Source: of hidden tokens, Amos et al. 2023, arXiv:2310.02980.
+    Source for hidden tokens: Amos et al. 2023, arXiv:2310.02980.
     """
 
     steps: int = 0
     """How many of the run's steps learn the target below, before the others learn the
-    labels; each part has a schedule of its own."""
+    labels; each part has its own schedule."""
     target: Literal["tokens", "values"] = "tokens"
-    """tokens: reconstruct hidden tokens, without any label. values (ListOps): the value
-    of every operator at its brackets, labels that the task does not give."""
+    """tokens: reconstruct hidden tokens, without labels. values (ListOps): the value of
+    every operator at its brackets, labels that the task does not provide."""
     mask_rate: float = 0.5
-    """The share of the tokens that is hidden: half, as its authors have for Image."""
+    """The share of the tokens that are hidden; its authors use half for Image."""
     learning_rate: float | None = None
-    """Peak of its schedule; None = that of the other steps."""
+    """Peak of its schedule; None = the same as for the other steps."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,14 +126,14 @@ class ModelConfig:
     num_heads: int = 2
     """Attention heads N."""
     qkv_dim: int = 64
-    """Width of all heads together, N * H."""
+    """Total width of all heads, N * H."""
     mlp_dim: int = 128
     """Hidden width of the MLP and of the classification head."""
     mlp: Literal["auto", "dense", "glu", "product_key", "none"] = "auto"
     """dense: an MLP in each block. glu: a gated one. product_key: a sparse memory.
-    none: attention alone.
-    auto: dense, but where the mechanism does the MLP's work (gau, flash) a second unit
-    of it."""
+    none: attention only.
+    auto: dense, but if the mechanism also does the MLP's work (gau, flash), a second
+    unit of it."""
     mlp_options: str = ""
     """Sizes of the product-key memory, as in `keys=64,heads=4,top=8,query_dim=32`."""
     max_length: int = 2000
@@ -142,14 +142,14 @@ class ModelConfig:
         "mean"
     )
     """mean: average over the real tokens. cls: a learned vector in front of them.
-    first: the first token's row, as LRA's encoder of pairs. attention: four averages
+    first: the first token's row, as in LRA's encoder of pairs. attention: four averages
     with learned weights. ends: first and last token."""
     inputs: Literal["embedding", "linear"] = "embedding"
     """embedding: a learned row for each token id or pixel value. linear: a projection
     of the pixel's value in [0, 1]; for images."""
     cutoffs: str = ""
-    """Adaptive inputs and softmax: token ids where clusters of rarer words begin, as in
-    `20000,60000`; for language models with a vocabulary in the order of frequency."""
+    """Adaptive inputs and softmax: token ids at which clusters of rarer words begin, as
+    in `20000,60000`; for language models with a vocabulary sorted by frequency."""
     positions: Literal["learned", "sinusoidal", "learned_2d", "rotary", "none"] = (
         "learned"
     )
@@ -157,61 +157,61 @@ class ModelConfig:
     column's; for images. rotary: queries and keys are rotated instead."""
     padding: Literal["lengths", "zeros"] = "lengths"
     """lengths: exact. zeros: LRA's rule, by which every token of id 0 is padding, so
-    that black pixels vanish; to compare with LRA's code."""
+    that black pixels vanish; for comparison with LRA's code."""
     interaction: Literal["concat", "nli"] = "nli"
-    """The head's view of a pair a, b: [a, b], or [a, b, a * b, a - b]."""
+    """How the head combines a pair a, b: [a, b], or [a, b, a * b, a - b]."""
     embed_std: float = 0.02
-    """Standard deviation of the token embeddings at first."""
+    """Initial standard deviation of the token embeddings."""
     dropout: float = 0.1
-    """Dropout on embeddings, attention outputs and in the MLP."""
+    """Dropout on embeddings, on attention outputs and in the MLP."""
     qkv_bias: bool = True
     """Biases in the query, key, value and output projections."""
     short_conv: int = 0
-    """Positions of a depthwise convolution on queries, keys and values; 0 = none."""
+    """Size of a depthwise convolution on queries, keys and values; 0 = none."""
     gate: bool = False
-    """Normalise each head of the attention's output and gate it; mechanisms with an
-    output gate of their own keep that."""
+    """Normalise each head of the attention's output and gate it; mechanisms with their
+    own output gate keep that one."""
     ema: int = 0
-    """Damped moving averages of a column, before queries and keys (MEGA); 0 = none."""
+    """Damped moving averages per column, before queries and keys (MEGA); 0 = none."""
     local_values: bool = False
-    """Add the values to the attention's output: a path for what is near."""
+    """Add the values to the attention's output: a path for local detail."""
     is_causal: bool = False
-    """Each position sees itself and those before it: a decoder."""
+    """Each position sees only itself and those before it: a decoder."""
     attention_options: str = ""
     """Options of the mechanism, as in `clip=5` or `features=128,sharing=none`;
-    `features=256/128` gives one value to each block."""
+    `features=256/128` gives each block its own value."""
 
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
-    """How data are batched; a task adds what they are."""
+    """How data are batched; tasks add the settings of their data."""
 
     buckets: str = "auto"
     """Lengths to which batches are padded: auto, none (always max_length), or a list
     as in `768,1024,2000`."""
 
     packing: bool = False
-    """Pack the examples of each training batch into rows of the longest bucket, with
-    the losses that they have in rows of their own."""
+    """Pack the examples of each training batch into rows of the longest bucket; each
+    example has the same loss as in its own row."""
 
     of_batches: ClassVar[tuple[str, ...]] = ("buckets", "packing")
-    """The settings that do not decide which examples there are."""
+    """The settings that do not affect which examples there are."""
 
     def check(self) -> None:
-        """Refuses settings that cannot work.
+        """Refuses invalid settings.
 
         Raises:
-          ValueError: with the flag, what was expected and what was given.
+          ValueError: with the flag, the expected value and the given one.
         """
 
     @property
     def longest(self) -> int | None:
-        """No sequence is longer: `max_length`; None for a task without it."""
+        """The longest possible sequence, `max_length`; None for a task without it."""
         return getattr(self, "max_length", None)
 
     @property
     def augments(self) -> bool:
-        """Whether training examples are changed each time that they are shown."""
+        """Whether training examples are changed each time they are shown."""
         return False
 
     @property
@@ -250,7 +250,7 @@ class GeneratedData(StoredData):
     seed: int = 0
     """Seed of the generated data."""
     processes: int | None = None
-    """Processes that generate data; by default one for each core."""
+    """Processes that generate data; by default one per core."""
     num_train: int = 96_000
     """Generated training examples."""
     num_valid: int = 2_000
@@ -277,7 +277,7 @@ class GeneratedData(StoredData):
 class Config:
     """One run: task, mechanism, preset, and everything that they resolve to.
 
-    Parts that are not given are those of the preset: ``Config()`` is `get_preset()`.
+    Parts that are not given come from the preset: ``Config()`` is `get_preset()`.
     """
 
     task: str = "listops"
@@ -288,18 +288,18 @@ class Config:
     preset: str = None  # pyright: ignore[reportAssignmentType]  # the task's first
     """Named set of defaults for the task; by default its first."""
     seed: int = 0
-    """Seed of initialisation, of the order of examples and of dropout."""
+    """Seed for initialisation, the order of examples and dropout."""
     workdir: str | None = None
     """Run directory; by default under runs/, named after the settings."""
     distributed: bool = False
     """Run as one of several processes, found on a TPU pod, under SLURM or Open MPI, or
     given by the next three flags."""
     coordinator: str | None = None
-    """HOST:PORT of process 0, reachable by all."""
+    """HOST:PORT of process 0, reachable from all of them."""
     num_processes: int | None = None
-    """How many processes there are."""
+    """Number of processes."""
     process_id: int | None = None
-    """Which one this is, from 0."""
+    """Index of this process, from 0."""
     profile: bool = False
     """Write a trace of ten steps to profile/ in the run directory, for TensorBoard or
     Perfetto."""
@@ -307,18 +307,18 @@ class Config:
     """Project of Weights & Biases to report to, which needs `pip install wandb`;
     WANDB_MODE=offline in the environment keeps the reports on this machine."""
     debug_nans: bool = False
-    """When the loss is not finite, do the bad step again and name the first bad tensor:
-    its module, forward or backward. In one process."""
+    """When the loss is not finite, repeat the bad step and name the first bad tensor:
+    its module, forward or backward. Single process only."""
     train: TrainConfig = None  # pyright: ignore[reportAssignmentType]
     """Optimisation, evaluation and checkpoints."""
     pretrain: PretrainConfig = PretrainConfig()
     model: ModelConfig = None  # pyright: ignore[reportAssignmentType]
     """Sizes and parts of the model."""
     data: DataConfig = None  # pyright: ignore[reportAssignmentType]
-    """The task's own settings of its data."""
+    """The task's own data settings."""
 
     def __post_init__(self) -> None:
-        # A function, module or class of one's own, as the text that finds it.
+        # A user's function, module or class, as the text that locates it.
         object.__setattr__(self, "attention", spell(self.attention))
         if self.preset is None:
             object.__setattr__(self, "preset", next(iter(find_task(self.task).presets)))
@@ -329,7 +329,7 @@ class Config:
                 object.__setattr__(self, part, getattr(preset, part))
 
     def replace(self, **changes: Any) -> Self:
-        """Copy with fields replaced; a dict for one of its parts goes one deeper.
+        """Copy with fields replaced; a dict replaces fields of one of its parts.
 
         >>> Config().replace(seed=1, train={"steps": 10}).train.steps
         10
@@ -347,20 +347,20 @@ class Config:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
-        """Inverse of :meth:`to_dict`; the task decides what ``data`` holds.
+        """Inverse of :meth:`to_dict`; the task determines the type of ``data``.
 
-        Leaves out what ``config.json`` says of a run beside its config.
+        Ignores the entries of ``config.json`` that are not part of the config.
 
         Raises:
-          ValueError: on a field that this version, or the task, does not know, or a
-            value of another type.
+          ValueError: a field unknown to this version, or to the task, or a value of the
+            wrong type.
         """
         wanted = "the fields of this version's Config"
         try:
             own = find_task(values["task"]).data
             parts = {"train": TrainConfig, "model": ModelConfig, "data": own}
             nested = {name: kind(**values[name]) for name, kind in parts.items()}
-            # Runs of earlier versions have none.
+            # Runs of earlier versions lack these.
             nested["pretrain"] = PretrainConfig(**values.get("pretrain", {}))
             given = {n: v for n, v in values.items() if n not in _OF_A_RUN}
             config = cls(**{**given, **nested})
@@ -370,10 +370,10 @@ class Config:
         return config
 
     def check_types(self) -> None:
-        """Refuses values that no command line would let pass.
+        """Refuses values that no command line would accept.
 
         Raises:
-          ValueError: one is not of its field's type, with the flag.
+          ValueError: one does not have its field's type; names the flag.
         """
         check_types(self, "--")
         for part in _PARTS:
@@ -384,11 +384,11 @@ class Config:
         return with_effect(self.to_dict())
 
     def run_name(self, preset: "Config") -> str:
-        """Folder name of a run: stable for equal settings, told apart otherwise.
+        """Folder name of a run: the same for equal settings, different otherwise.
 
         Args:
-          preset: the preset that this config started from; settings that differ from it
-            add a short hash to the name.
+          preset: the preset from which this config started; settings that differ from
+            it add a short hash to the name.
         """
         mechanism = self.attention.replace(":", ".").replace("/", ".")
         name = f"{self.task}-{mechanism}-{self.preset}-seed{self.seed}"
@@ -404,16 +404,16 @@ class Config:
 def get_preset(
     task: str = "listops", preset: str | None = None, attention: Any = "cosformer"
 ) -> Config:
-    """The config of a named preset, with what the mechanism's entry adds to it.
+    """The config of a named preset, including the mechanism's own settings.
 
     Args:
       task: its name.
-      preset: None = the task's first.
-      attention: the mechanism: a name, or one's own function, ``nnx.Module`` class, or
-        what else `lra_jax.attention.resolve` takes.
+      preset: None = the task's default, its first.
+      attention: the mechanism: a name, your own function or ``nnx.Module`` class, or
+        anything else that `lra_jax.attention.resolve` accepts.
 
     Raises:
-      ValueError: for an unknown task or preset, with the nearest name.
+      ValueError: unknown task or preset; the error suggests the nearest name.
 
     Examples:
       >>> config = get_preset("listops", "compact", "linformer")
@@ -428,11 +428,11 @@ def get_preset(
 
 
 def _own_settings(task: str, preset: str, attention: str) -> dict[str, Any]:
-    """The settings of `Mechanism.presets`, as `Config.replace` takes them."""
+    """The settings in `Mechanism.presets`, as taken by `Config.replace`."""
     if attention not in MECHANISMS:
         return {}
     parts: dict[str, Any] = {}
-    of_lra = find_task(task).suite is None  # A lone * is all of LRA's tasks.
+    of_lra = find_task(task).suite is None  # A lone * stands for all of LRA's tasks.
     for names, tasks in MECHANISMS[attention].presets.items():
         fitting = tasks.items() if fnmatch.fnmatchcase(preset, names) else ()
         for pattern, flags in fitting:
@@ -446,8 +446,8 @@ def _own_settings(task: str, preset: str, attention: str) -> dict[str, Any]:
 _PARTS = ("train", "pretrain", "model", "data")
 _OF_A_RUN = ("data_fingerprint", "first_steps")
 
-# Where things lie, and on how much of what they are computed, changes no number of a
-# run beyond rounding.
+# Paths, reports, and the hardware and memory used change no result of a run beyond
+# rounding.
 _WITHOUT_EFFECT = frozenset(
     {"workdir", "data.dir", "data.processes", "train.seq_devices"}
     | {"train.remat"}
@@ -457,13 +457,13 @@ _WITHOUT_EFFECT = frozenset(
 
 
 def with_effect(nested: dict[str, Any]) -> dict[str, Any]:
-    """Flat ``{"train.steps": ...}`` of a config's values on which results depend."""
+    """Flat ``{"train.steps": ...}`` of a config's values that affect results."""
     flat = flatten(nested)
     return {name: v for name, v in flat.items() if name not in _WITHOUT_EFFECT}
 
 
 def flatten(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """``{"train": {"steps": 1}}`` to ``{"train.steps": 1}``."""
+    """Turns ``{"train": {"steps": 1}}`` into ``{"train.steps": 1}``."""
     flat: dict[str, Any] = {}
     for name, value in nested.items():
         if isinstance(value, dict):

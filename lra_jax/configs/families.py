@@ -1,37 +1,37 @@
 """Settings that the presets of several tasks share.
 
-A mechanism's own constants and sizes in a preset are in its entry, the field `presets`
-of `lra_jax.attention.registry.Mechanism`; `lra_jax.configs.get_preset` adds them.
+A mechanism's own constants and sizes for a preset are in its entry, in `presets` of
+`lra_jax.attention.registry.Mechanism`; `lra_jax.configs.get_preset` adds them.
 
 official: google-research/long-range-arena, the config files and the constants in its
   models' code. Adam (0.9, 0.98, 1e-9) with decoupled weight decay, no clipping, no
   biases in the attention's projections, token embeddings of standard deviation 1, every
   batch padded to the full length, token 0 as padding. Its mechanisms differ from ours
-  of the same name in places that `lra_jax/attention/` names; it also leaves padding
-  unmasked in Linformer, Performer and the Linear Transformer, and has dropout of the
-  attention's weights, which we have not.
+  of the same name in ways that `lra_jax/attention/` describes; it also leaves padding
+  unmasked in Linformer, Performer and the Linear Transformer, and applies dropout to
+  attention weights, which we do not.
   flow: thuml/Flowformer, folder Flowformer_LRA, a fork of that code: features ReLU +
-  1e-6, competition by a softmax over the heads, no clip, and per task its own layers,
-  heads, widths and rates, where it has them.
+  1e-6, competition by a softmax over the heads, no clip, and for some tasks its own
+  layers, heads, widths and rates.
   cosformer: OpenNLPLab/lra, configs/experiment/trans-cosformer-lra-*.yaml, by
   cosFormer's own group: layers, width, dropout, rate, weight decay, steps, warm-up of
   each task, 8 heads, an MLP of twice the width, denominators of at least 1e-4. That
-  code is a branch of S4's. We have none of its batch norm (text, image), its norm after
-  the residual sum (retrieval) and its pooling of the last position (pathfinder); what
-  its files do not say is as in LRA's.
+  code is a branch of S4's. We do not use its batch norm (text, image), its norm after
+  the residual sum (retrieval) and its last-position pooling (pathfinder); settings
+  missing from its files are as in LRA's.
 compact: the small model that the PyTorch code bases share, mlpen/Nystromformer and
   pkuzengqi/Skyformer, folder LRA: 2 layers, 64 wide, 2 heads, MLP 128, mean pooling,
   learned positions, dropout 0.1. Adam (0.9, 0.999, 1e-6) at 1e-4 without weight decay,
-  one linear cycle, best checkpoint on validation. Ours in float32, with gradients
+  one linear cycle, best checkpoint on validation. Here in float32, with gradients
   clipped to a global norm of 1 (Skyformer clips values at 1).
-modern: one block for every mechanism, of parts that later models share: a short
-  convolution on queries, keys and values (Poli et al. 2023), beside the attention's
-  output the values themselves (Han et al. 2023), a norm and a gate on that (retention,
-  gated linear attention), a gated MLP (Shazeer 2020), attention pooling with the first
-  and the last row. Rotary positions where scores are inner products of queries and
-  keys, else none: the convolution tells order. AdamW with weight decay on matrices
-  alone, a cosine, clipping, true lengths. ListOps' is measured (results/), the other
-  tasks' are a guess.
+modern: one block for every mechanism, made of parts common in later models: a short
+  convolution on queries, keys and values (Poli et al. 2023), the values added to the
+  attention's output (Han et al. 2023), a norm and a gate on the sum (retention, gated
+  linear attention), a gated MLP (Shazeer 2020), attention pooling with the first and
+  the last row. Rotary positions where scores are inner products of queries and keys,
+  else none: the convolution encodes order. AdamW with weight decay on matrices only, a
+  cosine, clipping, true lengths. ListOps' settings are measured (results/); those of
+  the other tasks are a guess.
 """
 
 import dataclasses
@@ -51,7 +51,7 @@ class Preset:
     Attributes:
       train, model: their settings.
       data: the task's own settings; None = its defaults.
-      rotary: rotary positions in place of the model's where they suit the mechanism.
+      rotary: use rotary positions instead of the model's if they suit the mechanism.
     """
 
     train: TrainConfig
@@ -60,7 +60,7 @@ class Preset:
     rotary: bool = False
 
     def config(self, task: str, name: str, attention: str) -> Config:
-        """The config of a run, before what the mechanism's entry adds to it."""
+        """The config of a run, before the mechanism's own settings are added."""
         config = Config(
             task=task,
             attention=attention,
@@ -75,7 +75,7 @@ class Preset:
 
 
 def presets(task: str, **presets: Preset) -> dict[str, Callable[[str], Config]]:
-    """The presets of a task by name, as its entry holds them: ``a_b`` is a-b."""
+    """The presets of a task by name, as its entry holds them; ``a_b`` becomes a-b."""
     presets = {name.replace("_", "-"): preset for name, preset in presets.items()}
     return {
         name: functools.partial(preset.config, task, name)

@@ -1,15 +1,15 @@
-"""Presets of fine-tuning: the classes of texts, from a masked language model.
+"""Presets of fine-tuning: classification of texts, from a masked language model.
 
-``--data.checkpoint`` names a finished run of ``--task=mlm``; its encoder is where
-training begins, so attention and sizes have to be those of that run; the texts are read
-in its vocabulary. Without one the weights are random, which shows what pretraining is
-worth, and a token is a byte. The texts are the IMDb reviews, or any table.
+``--data.checkpoint`` names a finished run of ``--task=mlm``. Training starts from its
+encoder, so attention and sizes must be those of that run; the texts use its vocabulary.
+Without it the weights are random, which shows the benefit of pretraining, and each byte
+is a token. The texts are the IMDb reviews, or any table.
 
 tiny (default): for a model of mlm's preset tiny: the first 512 tokens, mean pooling,
 AdamW at a peak of 3e-4 with a linear decay, batch 32, 2,000 steps.
   Command: python -m lra_jax.train --task=finetune --data.checkpoint=runs/...
 linformer: for RoBERTa-base; batch 32 and 10 epochs of IMDb's 22,500 reviews at a peak
-of 3e-5. The paper does not say its fine-tuning rate: this one is RoBERTa's order.
+of 3e-5. The paper does not give its fine-tuning rate: this one is similar to RoBERTa's.
   Command: python -m lra_jax.train --task=finetune --preset=linformer
   --attention=linformer --data.checkpoint=runs/...
 """
@@ -30,10 +30,10 @@ class FinetuneData(StoredData):
     checkpoint: str | None = None
     """A finished run of --task=mlm, or its model.safetensors; None = random weights."""
     seed: int = 0
-    """Which examples are held out for validation, and of a single table for the
+    """Which examples are held out for validation and, from a single table, for the
     test."""
     max_length: int = 512
-    """Texts are cut to this many tokens."""
+    """Texts are truncated to this many tokens."""
 
     def check(self) -> None:
         """See the base class."""

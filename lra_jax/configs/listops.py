@@ -1,9 +1,9 @@
 """ListOps presets.
 
-Task: 96,000 / 2,000 / 2,000 nested expressions of 501 to 1999 tokens, ten classes. A
-reader of nothing scores 17.05 %, of the root operator alone 36.6 %.
+Task: 96,000 / 2,000 / 2,000 nested expressions of 501 to 1999 tokens, ten classes.
+Reading nothing scores 17.05 %, reading only the root operator 36.6 %.
 
-modern-quick, the default: modern for 3,200 steps, 300 of them warm-up, with short
+modern-quick, the default: modern for 3,200 steps, 300 of them warm-up, with only short
 examples for 80 %.
   Command: python -m lra_jax.train --task=listops
   Expected: cosFormer 41.10 % in 18 minutes on 2 CPU cores (results/listops/ has this
@@ -12,14 +12,14 @@ examples for 80 %.
 compact: the small model that the PyTorch LRA code bases share (mlpen/Nystromformer and
 pkuzengqi/Skyformer, folder LRA): 2 layers, 64 wide, 2 heads, MLP 128, mean pooling,
 learned positions, dropout 0.1, batch 32, 5,000 steps. Those code bases run AdamW at
-1e-4 with a linear one-cycle schedule, at which 5,000 steps end at the majority rate.
-Ours: 500 steps of warm-up to 1e-3, then a cosine; the first 128 tokens of each training
-sequence for 2,000 steps, the first 512 for 500, then all of it (``length_warmup``); a
-second moment that decays with 0.98, as in the LRA code; weight decay of 0.3 on matrices
-and tables; gradients clipped to a global norm of 1 (Skyformer clips values at 1).
-Linformer has 128 features, as in Skyformer. The best checkpoint is the one with the
-lowest validation loss (the code bases: highest accuracy): accuracy hardly moves here
-while the loss still falls.
+1e-4 with a linear one-cycle schedule, which after 5,000 steps is still at the majority
+rate. Ours: 500 steps of warm-up to 1e-3, then a cosine; the first 128 tokens of each
+training sequence for 2,000 steps, the first 512 for 500, then all (``length_warmup``);
+a second moment that decays with 0.98, as in the LRA code; weight decay of 0.3 on
+matrices and tables; gradients clipped to a global norm of 1 (Skyformer clips values at
+1). Linformer has 128 features, as in Skyformer. The best checkpoint is the one with the
+lowest validation loss (the code bases: highest accuracy), because accuracy hardly
+changes here while the loss still falls.
   Command: python -m lra_jax.train --task=listops --preset=compact
   Expected: cosFormer 37.45 % in 17 minutes on 2 CPU cores (results/listops/ has this
   run and those of softmax, linear, Linformer and Flow, from when it was the default).
@@ -33,13 +33,13 @@ their sources in ``families``.
   Command: python -m lra_jax.train --task=listops --preset=official
   Published accuracy: Transformer 36.37, Linear Transformer 16.13, Linformer 35.70 (LRA
   paper, Table 1); cosFormer 37.90, Flowformer 38.70 (Flowformer repository, figure).
-  About 40 times the arithmetic of compact: meant for an accelerator.
+  About 40 times the computation of compact: intended for an accelerator.
 
 modern: 2 blocks of ``families``, 64 wide, 2 heads, MLP 128, no dropout; 12,000 steps
 of 32, peak rate 2e-3, a second moment that decays with 0.99, weight decay 0.01 on
-matrices alone. Two things teach more than published rows were taught, and the report
-says so: the arguments of every operator come in a new order each time
-(``data.permute``), and the first 70 % of the steps see examples of at most 700 tokens
+matrices only. Training sees two things that published models did not, and the report
+says so: the arguments of every operator in a new order each time (``data.permute``),
+and in the first 70 % of the steps only examples of at most 700 tokens
 (``train.curriculum``).
   Command: python -m lra_jax.train --task=listops --preset=modern --attention=hgrn
   Expected: HGRN 45.95 %, cosFormer 42.60 %, in two hours on one CPU core
@@ -50,7 +50,7 @@ modern-large: the sizes of HGRN's own run (OpenNLPLab/lra, hgrn-lra-listops.yaml
 decay 0.01; block, pooling and data as in modern, all lengths from the start. For an
 accelerator; not measured.
   Command: python -m lra_jax.train --task=listops --preset=modern-large --attention=hgrn
-  Published accuracy, without permuted arguments: HGRN 59.95 (their paper).
+  Published accuracy, without permuted arguments: HGRN 59.95 (its paper).
 """
 
 import dataclasses
@@ -72,10 +72,10 @@ class ListOpsData(GeneratedData):
     max_depth: int = 10
     """Deepest level of a tree."""
     max_args: int = 10
-    """Most arguments of an operator."""
+    """Maximum number of arguments of an operator."""
     permute: bool = False
-    """Show the arguments of every operator in a new random order each time; of the
-    training split alone. Values do not change."""
+    """Show the arguments of every operator in a new random order each time, in the
+    training split only. The expressions' values do not change."""
 
     of_batches: ClassVar[tuple[str, ...]] = (*GeneratedData.of_batches, "permute")
 
@@ -96,7 +96,7 @@ class ListOpsData(GeneratedData):
 
 
 def _ours(**settings: Any) -> families.Preset:
-    """A small model of our block, taught more than published rows were."""
+    """A small model with our block, trained on more than published models were."""
     family: dict[str, Any] = {
         "learning_rate": 2e-3,
         "adam_b2": 0.99,

@@ -2,35 +2,35 @@
 
 tiny (default): the source of Python's standard library, byte by byte, in rows of 512; 4
 layers, 128 wide, 4 heads, MLP 512, a short convolution before every mechanism, rotary
-positions where scores are inner products of queries and keys and else none, no dropout.
+positions if scores are inner products of queries and keys, else none, no dropout.
 AdamW at a peak of 2e-3 with a cosine, batch 16, 1,200 steps: 9.8 million bytes, about
-an epoch. `--model.max_length`, cosFormer's M, is 8 rows, so that a model can be scored
-and continue texts beyond the length of a row.
+an epoch. `--model.max_length`, cosFormer's M, is 8 rows, so that a model can score and
+continue texts longer than a row.
   Command: python -m lra_jax.train --task=lm
 flowformer: thuml/Flowformer, folder Flowformer_NLP, fairseq's `transformer_lm`: 6
 layers, 512 wide, 8 heads, MLP 2048, pre-norm, sinusoids, dropout 0.1, rows of 512, 64
-of them a batch, Adam (0.9, 0.98) with weight decay 0.01, no clipping, a peak of 1e-3
+rows per batch, Adam (0.9, 0.98) with weight decay 0.01, no clipping, a peak of 1e-3
 after 6,000 steps and then the inverse square root, 150,000 steps. With WikiText-103's
-267,735 words and the mask token it has 156 million parameters. Its table: Flowformer
-30.8, Transformer 33.0, cosFormer 34.1, Linear Transformer 38.4 of perplexity, scored
-with 400 of 512 tokens of context; ours is scored with none and with 256. The rows of
-other models are those of an older paper: a Transformer of this size has reached 29.6
-on validation (TransNormer's authors).
+267,735 words and the mask token it has 156 million parameters. Its table gives these
+perplexities: Flowformer 30.8, Transformer 33.0, cosFormer 34.1, Linear Transformer
+38.4, scored with 400 of 512 tokens of context; ours is scored with none and with 256.
+The rows of other models come from an older paper: a Transformer of this size has
+reached 29.6 on validation (TransNormer's authors).
   Command: python -m lra_jax.train --task=lm --preset=flowformer --attention=flow
   --data.path=wikitext-103-v1.zip
-cosformer: Baevski & Auli's model as cosFormer's Table 2 has it: 16 layers, 1024 wide, 8
+cosformer: Baevski & Auli's model as in cosFormer's Table 2: 16 layers, 1024 wide, 8
 heads, MLP 4096, adaptive inputs and softmax at 20,000 and 60,000, dropout 0.3, 286,000
 steps of 73,728 tokens, gradients clipped at 0.1; 247 million parameters. Deviations:
-AdamW at a peak of 5e-4 with one cosine in place of Nesterov's momentum with several,
+AdamW at a peak of 5e-4 with one cosine instead of Nesterov's momentum with several,
 rows of 512 (the length of cosFormer's runs was not found), no dropout in attention,
-MLP and tails. Its table: cosFormer 23.5 on validation and 23.1 on the test,
-Transformer 24.5 and 26.2; the other rows are those of an older paper, and later runs
-of cosFormer's own group have softmax ahead.
+MLP and tails. Its table: cosFormer 23.5 on validation and 23.1 on the test, Transformer
+24.5 and 26.2; the other rows come from an older paper, and in later runs by cosFormer's
+own group softmax is ahead.
   Command: python -m lra_jax.train --task=lm --preset=cosformer
   --data.path=wikitext-103-v1.zip
 
-Perplexities compare within one of these settings only: words, sizes and the rule of
-context differ. None of the two was run here to the end.
+Perplexities are comparable only within one of these settings: words, sizes and the rule
+for context differ. Neither of the two was run to the end here.
 """
 
 import dataclasses
@@ -43,23 +43,23 @@ from lra_jax.errors import expected, positive
 
 @dataclasses.dataclass(frozen=True)
 class LmData(DataConfig):
-    """Which text, and how it is laid into rows."""
+    """Which text, and how it is arranged in rows."""
 
     path: str | None = None
     """A text file, a folder of them, or WikiText's archive or folder; by default the
     source of Python's own standard library. A folder is split by file, a single file
     into 94, 3 and 3 %."""
     pattern: str = "*"
-    """Names of the files to read in a folder, as in `*.md`; hidden ones are left
-    out."""
+    """Names of the files to read in a folder, as in `*.md`; hidden files are
+    skipped."""
     tokenizer: Literal["bytes", "words", "bpe"] = "bytes"
-    """bytes; words between blanks, and the ends of lines; bpe: merged bytes, learned on
-    the training text."""
+    """bytes; words: separated by blanks, and the ends of lines; bpe: merged bytes,
+    learned on the training text."""
     vocab_size: int = 8_192
-    """Tokens of bpe."""
+    """Vocabulary size of bpe."""
     max_length: int = 512
-    """Tokens of a row. A longer document is cut; short ones share a row and do not see
-    each other."""
+    """Tokens in a row. A longer document is split; short ones share a row and do not
+    attend to each other."""
 
     def check(self) -> None:
         """See the base class."""
@@ -76,7 +76,7 @@ class LmData(DataConfig):
 
 
 def tiny_train(**settings: Any) -> TrainConfig:
-    """A few minutes on Python's standard library, with further settings."""
+    """A few minutes on Python's standard library; the settings override it."""
     family: dict[str, Any] = {
         "steps": 1_200,
         "batch_size": 16,
@@ -92,14 +92,14 @@ def tiny_train(**settings: Any) -> TrainConfig:
 
 
 def tiny_model(**settings: Any) -> ModelConfig:
-    """A model of a few minutes, with further settings."""
+    """A model that trains in a few minutes; the settings override it."""
     return families.encoder(
         num_layers=4, embed_dim=128, num_heads=4, mlp_dim=512, **settings
     )
 
 
 def _published_train(**settings: Any) -> TrainConfig:
-    """AdamW of the two published models, with settings of one."""
+    """AdamW of the two published models, with the settings of one."""
     family: dict[str, Any] = {
         "adam_b2": 0.98,
         "weight_decay": 0.01,
@@ -111,7 +111,7 @@ def _published_train(**settings: Any) -> TrainConfig:
 
 
 def _published_model(**settings: Any) -> ModelConfig:
-    """A decoder of rows of 512, with sizes and settings of one of the two."""
+    """A decoder for rows of 512, with sizes and settings of one of the two."""
     return families.encoder(
         num_heads=8, max_length=512, positions="sinusoidal", is_causal=True, **settings
     )

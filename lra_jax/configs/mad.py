@@ -3,16 +3,16 @@
 official: athms/mad-lab, configs/tasks/*.yml, mad/configs.py and benchmark.py:
 vocabulary 16 (memorise 256, noisy recall 32 of which 16 are noise), lengths 32
 (compress, memorise), 128 (recall) and 256 (selective copy), 12,800 training sequences
-(memorise 256), 1,280 to test on; four layers, alternately the mechanism and a SwiGLU,
+(memorise 256), 1,280 for testing; four layers, alternating the mechanism and a SwiGLU,
 which are two blocks here: 128 wide, 16 heads, gated MLP of 352; batch 128, 200 epochs,
-AdamW, cosine from each of 1e-4, 5e-4 and 1e-3, weight decay 0 and 0.1, the best counts.
-Softmax attention has rotary positions (of all columns; there of 8).
-Deviations: there accuracy is the mean over classes, here over targets; there the best
-checkpoint is chosen on the test split, here on one of its own.
+AdamW, cosine from each of 1e-4, 5e-4 and 1e-3, weight decay 0 and 0.1, best result.
+Softmax attention has rotary positions (on all columns; there on 8).
+Deviations: accuracy is a mean over targets here, there over classes; the best
+checkpoint is chosen on a separate split here, there on the test split.
   Command: python -m lra_jax.train --task=mad-recall --preset=official
            --attention=delta
 
-quick (default): the same sequences, but selective copying of 8 tokens in 64; two
+quick (default): the same sequences, except selective copying of 8 tokens in 64; two
 blocks, 64 wide, 2 heads, MLP 128, batch 32.
   Command: python -m lra_jax.train --task=mad-recall --attention=delta
 """
@@ -27,16 +27,16 @@ from lra_jax.configs.base import Config
 
 @dataclasses.dataclass(frozen=True)
 class MadData(synthetic.SyntheticData):
-    """Which sequences are drawn."""
+    """Settings of the generated sequences."""
 
     num_train: int = 12_800
     """Training examples."""
     num_test: int = 1_280
     """Test examples."""
     vocab_size: int = 16
-    """Tokens, those with a meaning of their own included."""
+    """Number of tokens, including those with a special meaning."""
     length: int = 128
-    """Tokens of a sequence."""
+    """Tokens in a sequence."""
 
     @property
     def longest(self) -> int:
@@ -46,27 +46,27 @@ class MadData(synthetic.SyntheticData):
 
 @dataclasses.dataclass(frozen=True)
 class NoisyData(MadData):
-    """Which sequences are drawn."""
+    """Settings of the generated sequences."""
 
     vocab_size: int = 32
-    """Tokens, noise included."""
+    """Number of tokens, including noise."""
     noise_vocab: int = 16
-    """Tokens of noise."""
+    """Number of noise tokens."""
     noise: float = 0.2
     """Share of the pairs that are noise."""
 
 
 @dataclasses.dataclass(frozen=True)
 class FuzzyData(MadData):
-    """Which sequences are drawn."""
+    """Settings of the generated sequences."""
 
     motif: int = 3
-    """Most tokens of a key or a value."""
+    """Most tokens in a key or a value."""
 
 
 @dataclasses.dataclass(frozen=True)
 class CopyData(MadData):
-    """Which sequences are drawn."""
+    """Settings of the generated sequences."""
 
     copied: int = 16
     """Tokens to copy."""

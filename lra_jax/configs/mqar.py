@@ -5,22 +5,22 @@ vocabulary 8,192; trained on 100,000 sequences of 64 tokens with 4 pairs and 20,
 of 128 with 8 and of 256 with 16, 32 and 64; tested on 1,000 each of 64 tokens with 4, 8
 and 16 pairs, 128 with 32, 256 with 64, 512 with 128 and 1,024 with 256, random tokens
 between the queries; 2 layers without MLP, 64 wide, one head; batch 256, 32 epochs
-(22,500 steps), cosine, weight decay 0.01 (PyTorch's own), rates from 10^-3 to 10^-1.5.
-Every mixer there alternates with a gated convolution of 3 positions; here queries, keys
-and values of each layer go through a convolution of 3, and the embedding is not shared
-with the logits.
+(22,500 steps), cosine, weight decay 0.01 (PyTorch's default), rates from 10^-3 to
+10^-1.5. Every mixer there alternates with a gated convolution of size 3; here queries,
+keys and values of each layer pass through a convolution of size 3, and the embedding is
+not shared with the logits.
   Command: python -m lra_jax.train --task=mqar --preset=official
 
 figure2: .../iclr24_zoology_figure2/configs.py: 64 tokens with 4 pairs; other sizes are
-``--data.train=128/8:100000 --data.test=128/8:3000`` and so on, to 512/64. Token 0
+``--data.train=128/8:100000 --data.test=128/8:3000`` and so on, up to 512/64. Token 0
 between the queries, batch 512 (256 at 256 tokens, 128 at 512), 64 epochs (12,500
-steps), rates from 10^-4 to 10^-2, learned positions, no convolution. It is there for
-softmax, whose 2 layers these are; others have 4.
+steps), rates from 10^-4 to 10^-2, learned positions, no convolution. It is intended for
+softmax, which has 2 layers there; others have 4.
   Command: python -m lra_jax.train --task=mqar --preset=figure2 --attention=softmax
 
 quick (default): vocabulary 256; trained on 24,000 sequences of 64 tokens with 4, 8 and
-16 pairs and token 0 between the queries (random tokens would often be keys of so small
-a vocabulary), tested on each of them; 2 layers without MLP, 64 wide, 2 heads.
+16 pairs and token 0 between the queries (with so small a vocabulary, random tokens
+would often be keys), tested on each kind; 2 layers without MLP, 64 wide, 2 heads.
   Command: python -m lra_jax.train --task=mqar --attention=softmax
 """
 
@@ -33,25 +33,25 @@ from lra_jax.errors import not_negative, positive
 
 @dataclasses.dataclass(frozen=True)
 class MqarData(DataConfig):
-    """Which sequences are drawn."""
+    """Settings of the generated sequences."""
 
     seed: int = 0
     """Seed of the examples."""
     train: str = "64/4:8000,64/8:8000,64/16:8000"
     """Training sequences: LENGTH/PAIRS:COUNT,..."""
     test: str = "64/4:400,64/8:400,64/16:400"
-    """Test sequences; of validation sequences there are as many of each kind."""
+    """Test sequences; validation sequences are divided evenly among their kinds."""
     num_valid: int = 300
-    """Validation sequences, of the kinds of the test."""
+    """Validation sequences, of all kinds together."""
     vocab_size: int = 256
-    """Tokens: the lower half are keys, the upper half values."""
+    """Number of tokens: the lower half are keys, the upper half values."""
     power: float = 0.01
-    """Queries come i places after the pairs with a chance of i^(power - 1)."""
+    """A query comes i places after the pairs with probability ~ i^(power - 1)."""
     noise: bool = False
-    """Random tokens between the queries, and not token 0."""
+    """Random tokens between the queries, instead of token 0."""
 
     def check(self) -> None:
-        """See the base class; the generator checks what belongs together."""
+        """See the base class; the generator checks combinations of settings."""
         not_negative("--data.seed", self.seed)
         for name in ("num_valid", "vocab_size", "power"):
             positive(f"--data.{name}", getattr(self, name))

@@ -1,6 +1,6 @@
 """Presets of the needle; the task: `lra_jax.data.suites.needle`.
 
-There is no published protocol of this very form: both presets are ours.
+There is no published protocol of exactly this form: both presets are ours.
 
 official: trained on 64,000 sequences of 64 to 1,024 tokens, tested up to 131,072; 2
 blocks, 128 wide, 4 heads, short convolution, batch 32, 20,000 steps.
@@ -17,18 +17,18 @@ from lra_jax.configs import families, synthetic
 
 @dataclasses.dataclass(frozen=True)
 class NeedleData(synthetic.SyntheticData):
-    """Which sequences are drawn."""
+    """Settings of the generated sequences."""
 
     num_test: int = 200
-    """Test examples, and those of each part."""
+    """Test examples, in total and in each part."""
     vocab_size: int = 16
-    """Tokens; the last two mark the needle and ask for it."""
+    """Number of tokens; the last two mark the needle and ask for it."""
     min_length: int = 32
     """Shortest sequence in training, validation and test."""
     max_length: int = 128
     """Longest sequence in training, validation and test."""
     parts: str = "128,256,1024,4096"
-    """Lengths that are tested one by one."""
+    """Lengths that are tested separately."""
 
 
 RATES = {"official": (3e-4, 1e-3, 3e-3), "quick": (1e-3, 5e-3)}

@@ -5,12 +5,12 @@ two classes, level hard. Chance is 50 %; most published models without a convolu
 a state-space layer stay there from 128 pixels on.
 
 official: LRA's config files (see ``families``): pixel values as token ids, black pixels
-as padding, width 32, 4 blocks on 32 pixels, one on 128 and two on 64 and 256,
-sinusoidal positions on 32 pixels and learned ones above, mean or CLS pooling, dropout
-0.2 on 32 pixels and 0.1 above, 1e-3 with an epoch of warm-up and one cosine, 200 epochs
-(100 on 256 pixels), no weight decay. On 32 pixels these sizes are the Transformer's;
-mechanisms for which LRA, or their authors, have others say so in their entries. LRA
-scores the last checkpoint: read `test_accuracy_last`.
+as padding, width 32, 4 blocks for 32 pixels, one for 128 and two for 64 and 256,
+sinusoidal positions for 32 pixels and learned ones above, mean or CLS pooling, dropout
+0.2 for 32 pixels and 0.1 above, 1e-3 with an epoch of warm-up and one cosine, 200
+epochs (100 for 256 pixels), no weight decay. For 32 pixels these sizes are the
+Transformer's; mechanisms with other sizes, from LRA or their authors, have them in
+their entries. LRA scores the last checkpoint: read `test_accuracy_last`.
   Command: python -m lra_jax.train --task=pathfinder --preset=official
   Published accuracy: Transformer 71.40, Linear Transformer 75.30, Linformer 76.34 (LRA
   paper, Table 1); Flowformer 73.95 (Flowformer repository, figure); cosFormer 71.96
@@ -19,7 +19,7 @@ scores the last checkpoint: read `test_accuracy_last`.
 
 compact: the PyTorch code bases' model with Skyformer's settings for Pathfinder: AdamW
 at 2e-4, 312 steps of warm-up, linear decay, batch 128, 50,000 steps. On larger images
-we keep all but the batch (64, 16, 4).
+we keep everything but the batch size (64, 16, 4).
   Command: python -m lra_jax.train --task=pathfinder
   Time: 23 hours on one CPU core, at the 80,000 tokens/s of a ListOps run (an estimate);
   46 hours on larger images.
@@ -30,11 +30,11 @@ one for its column, 4 blocks, 128 wide, 8 heads, MLP 256, dropout 0.1, 1e-3 with
 steps of warm-up, weight decay 0.05, 200,000 steps.
   Command: python -m lra_jax.train --task=pathfinder --preset=modern
 
-No accuracy of ours is given: none was measured at these lengths of training
-(docs/tasks.md has shorter ones).
+No accuracy of ours is given, because none was measured with training this long
+(docs/tasks.md has shorter runs).
 
-Every preset needs an accelerator for its whole number of steps; `--train.steps` and
-`--data.num_train` make it shorter.
+Every preset needs an accelerator for its full number of steps; `--train.steps` and
+`--data.num_train` shorten it.
 """
 
 import dataclasses
@@ -57,9 +57,9 @@ class PathfinderData(GeneratedData):
     num_test: int = 20_000
     """Generated test images."""
     level: Literal["easy", "intermediate", "hard"] = "hard"
-    """Paths of 6, 9 or 14 dashes. LRA's results are on hard."""
+    """Paths of 6, 9 or 14 dashes. LRA's results are for hard."""
     num_distractors: int | None = None
-    """Distractors of a generated image; by default LRA's number."""
+    """Number of distractors in a generated image; by default LRA's."""
 
     def check(self) -> None:
         """See the base class."""
@@ -107,7 +107,7 @@ def _compact(task: str) -> families.Preset:
 
 
 def _official(task: str) -> families.Preset:
-    """Google's config files; the entries have the mechanisms' own sizes."""
+    """Google's config files; the mechanisms' own sizes are in their entries."""
     layers, width, heads, qkv, pooling, batch, steps, epoch = _OFFICIAL[task]
     train = families.official_train(
         steps=steps,

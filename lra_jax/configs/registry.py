@@ -1,8 +1,8 @@
-"""The tasks by name: the one list of them.
+"""The tasks by name: the only list of them.
 
-A task is one line of `TASKS`: where its entry is, a `lra_jax.tasks.Task`, from which
-everything about it is reached. Entries are imported when first asked for, and import
-no jax, so that command lines are quick.
+A task is one line of `TASKS`: the location of its entry, a `lra_jax.tasks.Task`, which
+gives access to everything about it. Entries are imported when first needed, and do not
+import jax, so that command lines are quick.
 """
 
 import pkgutil
@@ -42,6 +42,6 @@ def find_task(name: str) -> Any:
     """The entry of a task.
 
     Raises:
-      ValueError: unknown, with the nearest name.
+      ValueError: unknown name; the error suggests the nearest one.
     """
     return pkgutil.resolve_name(TASKS[known("--task", name, TASKS)])

@@ -1,12 +1,12 @@
 """Presets of Retrieval: does one of two papers cite the other? 4,000 bytes of each.
 
 147,086 / 18,090 / 17,437 pairs of the ACL Anthology Network, balanced: chance is 50 %.
-No accuracy of ours is given: none was measured.
+No accuracy of ours is given, because none was measured.
 
 official: LRA's config files (see ``families``): 4 layers, 128 wide, 4 heads, MLP 512,
 the first byte's row of each document, the two of them concatenated, sinusoids, batch
 32, 5,000 steps, base rate 0.05 with a warm-up of 8,000, so that the rate never reaches
-its peak, weight decay 0.1. That is one epoch. cosFormer's entry has 50,000 steps.
+its peak, weight decay 0.1. This is one epoch. cosFormer's entry has 50,000 steps.
   Command: python -m lra_jax.train --task=retrieval --preset=official
   Published: Transformer 57.46, Linear Transformer 53.09, Linformer 52.27 (LRA paper,
   Table 1); Flowformer 62.24 (Flowformer repository, figure); cosFormer 83.15 (S4's
@@ -37,7 +37,7 @@ class RetrievalData(StoredData):
     """Where the papers come from and how they are batched."""
 
     max_length: int = 4_000
-    """Documents are cut to this many bytes."""
+    """Documents are truncated to this many bytes."""
 
     def check(self) -> None:
         """See the base class."""

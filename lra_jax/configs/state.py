@@ -5,19 +5,19 @@ branch of NX-AI/xlstm: trained on lengths 3 to 40, validated and tested on 40 to
 (8,192 of each); 2 blocks, 128 wide, 4 heads, short convolution of 4, batch 256, rate
 1e-3 after a tenth of the steps, cosine; parity 20,000 steps without weight decay, the
 two of modular arithmetic 100,000 steps with 0.1. Every training batch there is new;
-here 5,120,000 sequences are drawn, 20,000 batches, and seen again after that.
+here 5,120,000 sequences, 20,000 batches, are generated, and repeated after that.
 s5, a5: the groups and targets of jopetty/word-problem, whose published results are
-plots; words of up to 20 elements, its longest for A5, are tested at up to 256, with
+plots; words of up to 20 elements, its longest for A5, are tested on up to 256, with the
 model and training of modular arithmetic.
   Command: python -m lra_jax.train --task=parity --preset=official --attention=delta
            --model.attention_options=beta_range=2
 
 quick (default): 20,000 training sequences (word problems: of up to 12 elements), tested
-at 40 to 128 and at single lengths; 2 blocks, 64 wide, 2 heads, MLP 128, batch 64, rate
+on 40 to 128 and on single lengths; 2 blocks, 64 wide, 2 heads, MLP 128, batch 64, rate
 5e-3.
   Command: python -m lra_jax.train --task=parity --attention=delta
 
-Test accuracy is scaled in reports: 0 is chance and 1 is all right.
+Test accuracy is rescaled in reports: 0 is chance and 1 is all correct.
 """
 
 import dataclasses
@@ -29,10 +29,10 @@ from lra_jax.configs.base import Config
 
 @dataclasses.dataclass(frozen=True)
 class StateData(synthetic.SyntheticData):
-    """Which sequences are drawn."""
+    """Settings of the generated sequences."""
 
     min_length: int = 3
-    """Shortest training sequence, its answer included."""
+    """Shortest training sequence, including its answer."""
     max_length: int = 40
     """Longest training sequence."""
     test_min: int = 40
@@ -40,7 +40,7 @@ class StateData(synthetic.SyntheticData):
     test_max: int = 128
     """Longest validation and test sequence."""
     parts: str = "20,40,64,96,128"
-    """Lengths that are tested one by one."""
+    """Lengths that are tested separately."""
 
     @property
     def longest(self) -> int:
@@ -60,7 +60,7 @@ _WORDS = ("s5", "a5")
 
 
 def official_data(task: str) -> StateData:
-    """The published sequences; of words as many as of the others."""
+    """The published sequences; as many word problems as in the other tests."""
     return StateData(
         num_train=5_120_000,
         num_valid=8_192,

@@ -1,9 +1,9 @@
 """Settings that the tests of recall, copying and state tracking share.
 
 Each has the preset official, the published protocol, and quick, which runs in a few
-minutes on a CPU core: a smaller model, fewer and often shorter sequences, a few
-hundred steps, and a short convolution before every mechanism. Numbers of quick compare
-with each other, and not with published ones.
+minutes on a CPU core: a smaller model, fewer and often shorter sequences, a few hundred
+steps, and a short convolution before every mechanism. Results of quick are comparable
+with each other, but not with published ones.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from lra_jax.errors import not_negative, positive
 
 @dataclasses.dataclass(frozen=True)
 class SyntheticData(DataConfig):
-    """How many examples are drawn, and of which kind."""
+    """How many examples are generated, and of which kind."""
 
     seed: int = 0
     """Seed of the examples."""
@@ -28,7 +28,7 @@ class SyntheticData(DataConfig):
     """Test examples."""
 
     def check(self) -> None:
-        """See the base class; the generators check what belongs together."""
+        """See the base class; the generators check combinations of settings."""
         not_negative("--data.seed", self.seed)
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)

@@ -1,13 +1,13 @@
 """Presets of Text: IMDb reviews byte by byte, two classes, 25,000 to test on.
 
-Chance is 50 %. The archive has no validation split. Published accuracies are of lengths
-from 1,000 to 4,000 bytes (the LRA paper: the best of these), and mostly of the best
-checkpoint on the test split. No accuracy of ours is given: none was measured.
+Chance is 50 %. The archive has no validation split. Published accuracies are for
+lengths from 1,000 to 4,000 bytes (the LRA paper: the best of these), and mostly of the
+best checkpoint on the test split. No accuracy of ours is given: none was measured.
 
 official: LRA's config files (see ``families``): 4 layers, 256 wide, 4 heads, MLP 1024,
 class vector, sinusoids, batch 32, 20,000 steps, base rate 0.05 with inverse square-root
-decay after 8,000 steps, weight decay 0.1, length 1,000. Validation is the test split,
-as there: read the accuracy of the last checkpoint, which is what the authors report.
+decay after 8,000 steps, weight decay 0.1, length 1,000. Validation is on the test
+split, as in LRA: read the accuracy of the last checkpoint, which its authors report.
 The paper's nominal length is ``--data.max_length=4000 --model.max_length=4000``.
   Command: python -m lra_jax.train --task=text --preset=official --attention=softmax
   Published: Transformer 64.27, Linear Transformer 65.90, Linformer 53.94 (LRA paper,
@@ -40,13 +40,13 @@ class TextData(StoredData):
     """Where the reviews come from and how they are batched."""
 
     seed: int = 0
-    """Which reviews are held out for validation."""
+    """Seed for choosing the reviews held out for validation."""
     max_length: int = 4_000
-    """Reviews are cut to this many bytes."""
+    """Reviews are truncated to this many bytes."""
     validation: Literal["holdout", "test"] = "holdout"
     """The archive has no validation split. holdout: a tenth of the training examples.
-    test: the test split itself, as in LRA's code; the best checkpoint is then one that
-    saw the answers, and only the last one's accuracy counts."""
+    test: the test split itself, as in LRA's code; the best checkpoint is then chosen on
+    the test labels, and only the last one's accuracy is valid."""
 
     def check(self) -> None:
         """See the base class."""

@@ -1,1 +1,1 @@
-"""The tasks of the Long-Range Arena as data: numpy, tfds and grain, never jax."""
+"""Data of the tasks: numpy, tfds and grain, never jax."""

@@ -1,11 +1,11 @@
 """The data of a task: ``python -m lra_jax.data prepare|describe|sample --task=...``.
 
-prepare   makes the data, or downloads and reads them, once; training finds them then.
+prepare   makes the data, or downloads and reads them, once, for training to use.
 describe  sizes, lengths, labels and the fingerprint.
 sample    some examples: as text, or for images as a contact sheet (PNG).
 
-The flags are those of training, so that ``prepare`` with a run's ``--task``,
-``--preset`` and ``--data.*`` flags prepares what that run will read.
+The flags are those of training: ``prepare`` with a run's ``--task``, ``--preset`` and
+``--data.*`` flags prepares the data that the run will read.
 """
 
 if __name__ == "__main__":
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
     from lra_jax.data.dataset import SequenceDataset
 
 _CHARACTERS = 600
-_LABELS = 20  # Of more classes the first are shown.
+_LABELS = 20  # If there are more classes, only the first are shown.
 _HELP = (__doc__ or "").strip().replace("``", "'")
 _FLAGS = (
-    "The flags are those of training, so that 'prepare' with a run's --task, --preset "
-    "and --data.* flags prepares what that run will read."
+    "The flags are those of training: 'prepare' with a run's --task, --preset and "
+    "--data.* flags prepares the data that the run will read."
 )
 _ABOUT = {
-    "prepare": "Makes the data of a task, or downloads and reads them, once; training "
-    "finds them then.",
+    "prepare": "Makes the data of a task, or downloads and reads them, once, for "
+    "training to use.",
     "describe": "Sizes, lengths, labels and the fingerprint of the data of a task.",
     "sample": "Some examples of a task: as text, or for images as a contact sheet "
     "(PNG).",
@@ -48,7 +48,7 @@ class DataCommand:
     """Which data."""
 
     task: str = "listops"
-    """Task whose data are meant."""
+    """Task to which the data belong."""
     preset: str | None = None
     """Preset whose data settings are the defaults; by default the task's first."""
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
@@ -59,7 +59,7 @@ class SampleCommand(DataCommand):
     """Which examples."""
 
     split: Literal["train", "valid", "test"] = "train"
-    """Split to draw from."""
+    """Split from which examples are drawn."""
     count: int = 16
     """How many examples."""
     seed: int = 0
@@ -83,9 +83,9 @@ def main(args: Sequence[str] | None = None) -> None:
     prog = f"python -m lra_jax.data {name}"
     about = f"{_ABOUT[name]}\n\n{_FLAGS}"
     command = cli.parse(kind, prog, about, args[1:], default=default)
-    signals.advise("interrupted; nothing half prepared is kept")
+    signals.advise("interrupted; incomplete data are not kept")
     with cli.user_errors():
-        # The other commands' stdout is a text.
+        # The other commands write text to stdout.
         say = progress.say if name == "prepare" else progress.note
         say(f"looking for the data of {command.task} ...")
         task = get_task(command.task)
@@ -112,8 +112,8 @@ def _describe(command: DataCommand, task: Task, dataset: "SequenceDataset") -> N
     )
     for split in dataset.splits:
         lengths, labels = dataset.lengths(split), dataset.labels(split)
-        given = labels[labels >= 0]  # A row with fewer targets is filled up with -1.
-        if not given.size:  # Every token of a text is asked for.
+        given = labels[labels >= 0]  # Rows with fewer targets are padded with -1.
+        if not given.size:  # Every token of a text is a target.
             print(f"{split}: {len(lengths):,} rows of {lengths.max()}")
             continue
         counts = np.bincount(given, minlength=dataset.num_classes)

@@ -1,9 +1,9 @@
-"""Original archives: where to find them, whether they are whole, what they hold.
+"""Original archives: where to find them, whether they are intact, what they contain.
 
 An archive is either given (``--data.path``), or found in the ``downloads`` folder of
-the data, or downloaded there. Nothing is ever unpacked by the names inside it: a reader
-asks for the members that it knows, and their bytes stay in memory or go to files that
-it names itself. So no member can leave its folder.
+the data, or downloaded to it. Files are never unpacked under the names in the archive:
+a reader asks for the members that it knows, and keeps their bytes in memory or writes
+them to files that it names itself. So no member can be written outside its folder.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ from lra_jax.files import locked, unfollowed
 
 _TIMEOUT = 15
 _BLOCK = 1 << 20
-# More than any reader asks for at once.
+# More than any reader requests at once.
 _LARGEST = 64 << 20
 
 _logger = logging.getLogger(__name__)
@@ -41,9 +41,9 @@ class Archive:
 
     Attributes:
       name: its file name.
-      url: where it is.
-      size: in bytes; a rough number where ``sha256`` is None.
-      sha256: in hexadecimal; None where it is not known.
+      url: its address.
+      size: in bytes; approximate if ``sha256`` is None.
+      sha256: in hexadecimal; None if it is not known.
     """
 
     name: str
@@ -58,10 +58,10 @@ class Archive:
 
 
 def given(path: str | os.PathLike | None, archive: Archive) -> pathlib.Path | None:
-    """The file or folder that ``--data.path`` names, or the archive in that folder.
+    """The file or folder given as ``--data.path``, or the archive in that folder.
 
     Raises:
-      ValueError: there is nothing.
+      ValueError: it does not exist.
     """
     if path is None:
         return None
@@ -74,11 +74,11 @@ def fetch(archive: Archive, data_dir: pathlib.Path) -> pathlib.Path:
     """Finds an archive in the downloads folder, or downloads it once and checks it.
 
     Returns:
-      The file, whole.
+      The complete file.
 
     Raises:
-      ValueError: there is no network, or what came, or lies there, is another file.
-        The message names file, size, address and folder.
+      ValueError: there is no network, or the file downloaded or found there is a
+        different one. The message gives file, size, address and folder.
       OSError: the disk is full.
     """
     folder = data_dir / "downloads"
@@ -95,11 +95,11 @@ def fetch(archive: Archive, data_dir: pathlib.Path) -> pathlib.Path:
 def check(archive: Archive, file: pathlib.Path) -> None:
     """Refuses a damaged or altered copy of the released archive.
 
-    A file of another size is taken for one of the user's own; reading it to the end
-    says so.
+    A file of another size is assumed to be the user's own; a warning is logged when it
+    has been read to the end.
 
     Raises:
-      ValueError: the size is that of the released file, the sha256 is not.
+      ValueError: the size is that of the released file, but the sha256 is not.
     """
     if archive.sha256 is None or file.stat().st_size != archive.size:
         return
@@ -117,12 +117,12 @@ def check(archive: Archive, file: pathlib.Path) -> None:
 def opened(
     archive: Archive, file: pathlib.Path
 ) -> Iterator[Iterator[tuple[str, IO[bytes]]]]:
-    """Context that gives name and content of every regular file in a gzipped tar.
+    """Context that yields name and content of every regular file in a gzipped tar.
 
-    Take them in order, and to the end, where gzip's checksum is.
+    Read them in order, and to the end, where gzip's checksum is.
 
     Raises:
-      ValueError: the archive is cut short or damaged.
+      ValueError: the archive is truncated or damaged.
     """
     try:
         with (
@@ -145,7 +145,7 @@ def opened(
 class _Bounded(gzip.GzipFile):
     """A stream that is read in blocks.
 
-    tarfile would read a long name whole, and a small archive can hold one of any size.
+    tarfile would read a long name at once, and a small archive can hold a huge one.
     """
 
     def read(self, size: int | None = -1) -> bytes:
@@ -160,7 +160,7 @@ def _members(
 ) -> Iterator[tuple[str, IO[bytes]]]:
     kept: Any = tar
     for member in tar:
-        kept.members.clear()  # It would hold them all, small as they are.
+        kept.members.clear()  # It would keep all of them, though each is small.
         content = tar.extractfile(member) if member.isreg() else None
         if content is not None:
             yield member.name.removeprefix("./"), content
@@ -171,13 +171,13 @@ def _members(
 def extract(
     archive: Archive, file: pathlib.Path, wanted: dict[str, str], folder: pathlib.Path
 ) -> None:
-    """Unpacks some members into a folder, which appears when all of them are there.
+    """Unpacks some members into a folder, which appears once all of them are there.
 
     Args:
       archive: what the file is, for messages.
       file: the archive.
-      wanted: the end of a member's name, to the name of its file in ``folder``.
-      folder: does not exist yet.
+      wanted: from the end of a member's name to the name of its file in ``folder``.
+      folder: must not exist yet.
 
     Raises:
       ValueError: the archive is damaged, or lacks a member.
@@ -215,7 +215,7 @@ def _download(archive: Archive, file: pathlib.Path) -> None:
             _copy(archive, file, response, target, Progress(archive.name, total, have))
     size = part.stat().st_size
     if length is not None and size < total:
-        got = f"{size:,} before the connection ended; the same command goes on there"
+        got = f"{size:,} before the connection ended; the same command resumes there"
         raise expected(archive.url, f"{total:,} bytes", got)
     if archive.sha256 is not None and _sha256(part) != archive.sha256:
         part.unlink()
@@ -228,7 +228,7 @@ def _download(archive: Archive, file: pathlib.Path) -> None:
 
 
 def _request(url: str, have: int) -> http.client.HTTPResponse:
-    """Asks for what comes after the first ``have`` bytes, or for everything."""
+    """Requests what follows the first ``have`` bytes, or failing that, everything."""
     headers = {"Range": f"bytes={have}-"} if have else {}
     request = urllib.request.Request(url, headers=headers)
     try:
@@ -247,7 +247,7 @@ def _copy(
     target: IO[bytes],
     progress: Progress,
 ) -> None:
-    """Copies to the end; after a broken connection the next call continues the file."""
+    """Copies to the end; after a broken connection the next call resumes the file."""
     with progress:
         while True:
             with _explained(archive, file):
@@ -260,7 +260,7 @@ def _copy(
 
 @contextlib.contextmanager
 def _explained(archive: Archive, file: pathlib.Path) -> Iterator[None]:
-    """Says at once what to do when the network fails."""
+    """Adds advice on what to do when the network fails."""
     try:
         yield
     except (OSError, http.client.HTTPException, ValueError) as error:

@@ -2,12 +2,12 @@
 
 The stream of training examples is one permutation of the data after another, epoch by
 epoch. Each example goes to its bucket, and a bucket that holds `batch_size` examples
-gives a batch. So batches come in the order in which their last example came, what an
-epoch leaves over joins the next one, and every example is seen once an epoch.
+yields a batch. So batches come in the order of their last examples, examples left over
+from an epoch join the next one, and every example is seen once per epoch.
 
-Nothing is remembered from step to step: an epoch's batches follow from its own
-permutation and the few before it that left something over. A resumed run asks for its
-step and gets it; memory does not grow with the length of the run.
+No state is kept between steps: an epoch's batches follow from its own permutation and
+the few before it that left examples over. A resumed run asks for its step and gets it;
+memory does not grow with the length of the run.
 """
 
 import bisect
@@ -23,7 +23,7 @@ from lra_jax.errors import expected
 
 
 class Batch(NamedTuple):
-    """Attributes: `length`, to pad to; `ids`, `int32 [batch_size]`."""
+    """Attributes: `length`, the length to pad to; `ids`, `int32 [batch_size]`."""
 
     length: int
     ids: np.ndarray
@@ -37,11 +37,11 @@ class _Order(NamedTuple):
 
 
 class BatchPlan:
-    """The batches of a run; element i is that of step i.
+    """The batches of a run; element i is the batch of step i.
 
     Attributes:
       buckets: the lengths to pad to.
-      batch_size: examples a batch.
+      batch_size: examples per batch.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class BatchPlan:
 
     def epoch(self, step: int) -> int:
         """The epoch in which the batch of this step is completed, from 0."""
-        # Every bucket withholds less than one batch.
+        # Every bucket holds back less than one batch.
         withheld = self.batch_size * (step + 1 + len(self.buckets))
         epochs = range(withheld // len(self._bucket_of) + 2)
         return bisect.bisect_right(epochs, step, key=self._steps_before) - 1
@@ -134,10 +134,10 @@ def plan_batches(
 
     Args:
       lengths: `[n]` length of each example.
-      buckets: increasing lengths to pad to; the last holds every example.
-      batch_size: examples a batch.
+      buckets: increasing lengths to pad to; every example fits into the last.
+      batch_size: examples per batch.
       seed: fixes the order.
-      num_steps: batches of the run. Batch i does not depend on it.
+      num_steps: batches in the run. Batch i does not depend on it.
 
     Returns:
       A sequence of `num_steps` pairs: the length to pad to and the example ids.
@@ -159,16 +159,16 @@ def plan_batches(
 def plan_evaluation(
     lengths: np.ndarray, *, buckets: Sequence[int], batch_size: int
 ) -> list[tuple[Batch, int]]:
-    """Plans batches that hold every example once, short ones first.
+    """Plans batches that hold every example once, short examples first.
 
     Args:
       lengths: `[n]` length of each example.
-      buckets: increasing lengths to pad to; the last holds every example.
-      batch_size: examples a batch. Only the last batch of a bucket may hold fewer;
-        it repeats its last example to have the same shape.
+      buckets: increasing lengths to pad to; every example fits into the last.
+      batch_size: examples per batch. Only the last batch of a bucket may hold fewer;
+        its last example is repeated to give it the same shape.
 
     Returns:
-      Batches, each with how many of its examples count.
+      Batches, each with the number of its examples that count.
     """
     bucket_of = bucketing.assign_buckets(lengths, buckets)
     plan = []

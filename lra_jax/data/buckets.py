@@ -1,8 +1,8 @@
 """Lengths to pad to.
 
 A jitted step needs few shapes, and padding costs as much as tokens. ListOps trees have
-501..1999 tokens, 1035 on average: padding all to 2000 gives 1.93 positions a token, the
-best eight lengths 1.09.
+501..1999 tokens, 1035 on average: padding all to 2000 gives 1.93 positions per token,
+the best eight lengths 1.09.
 """
 
 import operator
@@ -23,13 +23,13 @@ _MAX_CANDIDATES = 64
 def resolve_buckets(
     buckets: Buckets, lengths: np.ndarray, longest: int, max_length: int
 ) -> tuple[int, ...]:
-    """Returns the lengths to pad to, increasing.
+    """Returns the lengths to pad to, in increasing order.
 
     Args:
       buckets: `"auto"` chooses them by `choose_buckets`; `"none"` pads everything to
-        `max_length`, as LRA does; else the lengths themselves.
+        `max_length`, as LRA does; otherwise the lengths themselves.
       lengths: `[n]` lengths to choose by, those of the training split.
-      longest: the longest sequence that must fit, of any split.
+      longest: the longest sequence that must fit, in any split.
       max_length: the longest that the task allows.
 
     Raises:
@@ -54,23 +54,23 @@ def choose_buckets(
     max_length: int,
     num_buckets: int = AUTO_BUCKETS,
 ) -> tuple[int, ...]:
-    """Returns the at most `num_buckets` lengths that leave the fewest padded positions.
+    """Returns at most `num_buckets` lengths that leave the fewest padded positions.
 
-    The lengths are multiples of 64 (of 128 and more beyond 4096 tokens), which
-    accelerators tile well; the last may be `max_length`. Found by dynamic programming
+    The lengths are multiples of 64 (or of 128 and more beyond 4096 tokens), which suit
+    accelerators; the last may be `max_length`. They are found by dynamic programming
     over all choices.
 
     Args:
       lengths: `[n]` lengths to choose by.
-      longest: the last bucket is no shorter.
-      max_length: no bucket is longer.
+      longest: the last bucket is at least this long.
+      max_length: no bucket is longer than this.
       num_buckets: each costs one compilation of the step.
     """
     multiple = _MULTIPLE * -(-max_length // (_MULTIPLE * _MAX_CANDIDATES))
     last = min(-(-longest // multiple) * multiple, max_length)
     ends = np.array([*range(multiple, last, multiple), last])
     below = np.searchsorted(np.sort(lengths), ends, side="right")
-    # positions[i, j]: of a bucket that ends at i, where the one before it ends at j.
+    # positions[i, j]: of a bucket that ends at i, with the previous one ending at j.
     positions = (below[:, None] - below[None, :]) * ends[:, None]
     earlier = np.tri(len(ends), k=-1, dtype=bool)
     cost = below * ends

@@ -1,7 +1,7 @@
 """The base of every task's data: a tfds builder of labelled token sequences.
 
-A task's file defines a builder, and a config whose name says every setting, so that two
-settings never share a folder:
+A task's file defines a builder, and a config whose name contains every setting, so that
+different settings never share a folder:
 
     class Builder(SequenceBuilder):
         name = "lra_mytask"
@@ -14,12 +14,12 @@ settings never share a folder:
     config = SequenceConfig(name="seed0", max_length=100, examples=examples, ...)
     dataset = prepare(Builder, config, data_dir)
 
-Records are written by tfds as array_record without TensorFlow, streamed shard by shard
-in the order given. (`GeneratorBasedBuilder` would collect a whole split in memory, and
-reach for TensorFlow beyond 1 GB.) Lengths and labels go into the metadata of the
-dataset, so that batches are planned without reading a record. tfds writes everything
-into a folder of a temporary name and renames it at the end: a run that was killed
-leaves nothing that passes for data.
+tfds writes the records as array_record without TensorFlow, streamed shard by shard in
+the order given. (`GeneratorBasedBuilder` would collect a whole split in memory, and
+need TensorFlow beyond 1 GB.) Lengths and labels go into the metadata of the dataset, so
+that batches are planned without reading records. tfds writes everything into a folder
+with a temporary name and renames it at the end, so a killed run leaves nothing that
+could be mistaken for data.
 """
 
 import contextlib
@@ -56,7 +56,7 @@ _logger = logging.getLogger(__name__)
 
 
 Splits = Mapping[str, tuple[int, Iterable[tuple[Any, ...]]]]
-"""For each split, how many examples it has, and the examples.
+"""For each split, its number of examples, and the examples.
 
 An example is its sequences, each `uint8 [length]`, then its label. The splits are
 consumed one after another, in order.
@@ -68,11 +68,11 @@ class SequenceConfig(tfds.core.BuilderConfig):
     """The settings of one prepared dataset.
 
     Attributes:
-      max_length: the longest sequence that the model must take.
-      expected_bytes: the size on disk, roughly, to check the free space.
-      examples: makes or reads the examples; gets the folder of all prepared data.
-      image_shape: rows and columns, where a sequence is an image read row by row; every
-        example is then checked to have that many pixels.
+      max_length: the longest sequence that the model must accept.
+      expected_bytes: the approximate size on disk, to check the free space.
+      examples: makes or reads the examples, given the folder of all prepared data.
+      image_shape: rows and columns, if a sequence is an image read row by row; every
+        example must then have that many pixels.
     """
 
     max_length: int
@@ -89,7 +89,7 @@ class SequenceBuilder(tfds.core.ShardBasedBuilder, skip_registration=True):
     SEQUENCES: ClassVar[tuple[str, ...]] = ("tokens",)
     VOCAB_SIZE: ClassVar[int]
     NUM_CLASSES: ClassVar[int]
-    builder_config: Any  # A SequenceConfig; tfds would allow none.
+    builder_config: Any  # A SequenceConfig; tfds would also allow None.
 
     @property
     def root(self) -> pathlib.Path:
@@ -113,7 +113,7 @@ class SequenceBuilder(tfds.core.ShardBasedBuilder, skip_registration=True):
     def _shard_iterators_per_split(
         self, dl_manager: tfds.download.DownloadManager
     ) -> dict[str, list[Callable[[], Iterator[tuple[int, dict[str, Any]]]]]]:
-        del dl_manager  # It needs TensorFlow for what archives.py does.
+        del dl_manager  # It would need TensorFlow; archives.py does the downloads.
         splits = self.builder_config.examples(self.root)
         total = sum(count for count, _ in splits.values())
         record_bytes = max(1, self.builder_config.expected_bytes // total)
@@ -132,7 +132,7 @@ class SequenceBuilder(tfds.core.ShardBasedBuilder, skip_registration=True):
 
 
 class _Recorder:
-    """Notes lengths, labels and a hash of the examples that pass, and checks them."""
+    """Records lengths, labels and a hash of the examples, and checks them."""
 
     def __init__(self, builder: SequenceBuilder, metadata: dict[str, Any]):
         self._sequences = builder.SEQUENCES
@@ -145,13 +145,13 @@ class _Recorder:
     def records(
         self, split: str, count: int, examples: Iterable[tuple[Any, ...]]
     ) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yields ``(key, record)`` of a split's examples, once noted and checked."""
+        """Yields ``(key, record)`` of a split's examples, recorded and checked."""
         lengths: dict[str, list[int]] = {name: [] for name in self._sequences}
         labels: list[int] = []
         self._metadata["splits"][split] = {"lengths": lengths, "labels": labels}
         key = -1
         taken = itertools.islice(examples, count)
-        if not sys.stderr.isatty():  # There tfds has a bar.
+        if not sys.stderr.isatty():  # On a terminal, tfds shows a bar.
             taken = progress.told(taken, f"{split} examples", count)
         for key, (*arrays, label) in enumerate(taken):
             record = dict(zip(self._sequences, arrays, strict=True))
@@ -160,7 +160,7 @@ class _Recorder:
             for name, array in record.items():
                 lengths[name].append(len(array))
             labels.append(int(label))
-            # Complete as soon as the last record was taken.
+            # Complete once the last record has been taken.
             self._metadata["fingerprint"] = self._hash.hexdigest()
             yield key, {**record, "label": int(label)}
         if key + 1 < count:
@@ -181,18 +181,18 @@ def prepare(
     config: SequenceConfig,
     data_dir: str | os.PathLike | None = None,
 ) -> SequenceDataset:
-    """Opens a dataset, preparing it first where that was not done before.
+    """Opens a dataset, preparing it first if necessary.
 
-    Safe against being killed, and against other processes that prepare the same data.
+    Safe against being killed, and against other processes preparing the same data.
 
     Args:
-      builder_class: the task.
+      builder_class: the task's builder.
       config: its settings.
-      data_dir: where prepared data live; None is tfds' own folder.
+      data_dir: folder of prepared data; None = tfds' own folder.
 
     Raises:
       OSError: the folder cannot be written, or the disk is full.
-      ValueError: the settings or the source files are wrong.
+      ValueError: the settings or the source files are invalid.
     """
     if data_dir is not None:
         data_dir = os.path.abspath(os.path.expanduser(data_dir))
@@ -222,13 +222,13 @@ def _build(builder_class, config, data_dir) -> SequenceBuilder:
 def _opened(
     folder: pathlib.Path, build: Callable[[], SequenceBuilder]
 ) -> SequenceDataset:
-    """The data of a folder, once every byte is known to be as it was written.
+    """The data of a folder, after checking that every byte is unchanged.
 
-    A folder without a seal, from an earlier version or of a run that was killed at the
-    very end, is read through, and gets one.
+    A folder without a seal, from an earlier version or a run killed at the very end, is
+    read through, and then sealed.
 
     Raises:
-      ValueError: a file is gone or damaged, or belongs to other data.
+      ValueError: a file is missing or damaged, or belongs to other data.
     """
     again = f"delete {folder} and prepare the data again"
     sealed, damage = seals.read(folder)
@@ -241,11 +241,11 @@ def _opened(
         dataset = SequenceDataset(builder)
         if sealed is None and _read_fingerprint(dataset) != dataset.fingerprint:
             raise ValueError("other examples")
-    except Exception as error:  # Whatever a damaged file makes of tfds.
+    except Exception as error:  # A damaged file can cause any error in tfds.
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise expected(str(folder), "prepared data", f"{reason}; {again}") from None
     if sealed is None:
-        with contextlib.suppress(OSError):  # A folder that can only be read.
+        with contextlib.suppress(OSError):  # The folder may be read-only.
             seals.write(folder, name=dataset.name)
     elif sealed["name"] != dataset.name:
         raise expected(str(folder), dataset.name, f"{sealed['name']}; {again}")
@@ -253,7 +253,7 @@ def _opened(
 
 
 def _read_fingerprint(dataset: SequenceDataset) -> str:
-    """The fingerprint of the examples and labels as they are on disk."""
+    """The fingerprint of the examples and labels on disk."""
     found = hashlib.blake2b(digest_size=16)
     for split in dataset.splits:
         columns = zip(
@@ -294,11 +294,11 @@ def _write(builder: SequenceBuilder, path: pathlib.Path):
             builder.download_and_prepare()
         seals.write(path, name=builder.info.full_name)
     except OSError:
-        # Another machine that shares the folder, but not its lock, may have won.
+        # Another machine that shares the folder, but not its lock, may have been first.
         if not path.is_dir():
             raise
     except RuntimeError as error:
-        # This is how array_record reports what the system refuses.
+        # This is how array_record reports system errors.
         if "() failed: " not in str(error):
             raise
         raise OSError(errno.EIO, str(error)) from error
@@ -307,7 +307,7 @@ def _write(builder: SequenceBuilder, path: pathlib.Path):
 
 @contextlib.contextmanager
 def _explained(path: pathlib.Path, needed: int):
-    """Gives an OSError the folder and the bytes needed."""
+    """Adds the folder and the bytes needed to an OSError."""
     try:
         yield
     except OSError as error:
@@ -323,9 +323,9 @@ def _explained(path: pathlib.Path, needed: int):
 
 @contextlib.contextmanager
 def _own_randomness():
-    """Lets tfds draw its temporary name apart from the user's seeds.
+    """Makes tfds draw its temporary name independently of the user's seeds.
 
-    Hosts that share a folder and a seed would otherwise write into one another's.
+    Otherwise hosts that share a folder and a seed would write into the same one.
     """
     state = random.getstate()
     random.seed()
@@ -336,7 +336,7 @@ def _own_randomness():
 
 
 def _remove_leftovers(path: pathlib.Path):
-    """Removes what killed runs left; a recent folder may belong to another machine."""
+    """Removes remains of killed runs; a recent folder may belong to another machine."""
     for folder in path.parent.glob(f"incomplete.*_{path.name}"):
         touched = [entry.stat().st_mtime for entry in (folder, *folder.iterdir())]
         if time.time() - max(touched) > _STALE_SECONDS:
@@ -345,7 +345,7 @@ def _remove_leftovers(path: pathlib.Path):
 
 @contextlib.contextmanager
 def _quiet():
-    """Silences tfds' notices; its progress bars stay on a terminal."""
+    """Silences tfds' messages, but not its progress bars on a terminal."""
     absl_logger = logging.getLogger("absl")
     level = absl_logger.level
     absl_logger.setLevel(logging.ERROR)

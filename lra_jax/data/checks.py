@@ -1,4 +1,4 @@
-"""Checks of settings, and names for files that a user gave."""
+"""Checks of settings, and names for user-supplied files."""
 
 import hashlib
 import operator
@@ -20,7 +20,7 @@ def check_integer(name: str, value: int, least: int) -> None:
 
 
 def check_generated(seed: int, sizes: Mapping[str, int], processes: int | None) -> None:
-    """Checks what all generated data have: a seed, split sizes and processes."""
+    """Checks the settings of all generated data: seed, split sizes and processes."""
     check_integer("seed", seed, 0)
     for split, size in sizes.items():
         check_integer(f"num_{split}", size, 1)
@@ -29,7 +29,7 @@ def check_generated(seed: int, sizes: Mapping[str, int], processes: int | None) 
 
 
 def existing(path: str | os.PathLike) -> pathlib.Path:
-    """The path, absolute; raises ValueError where there is nothing."""
+    """The absolute path; raises ValueError if it does not exist."""
     found = pathlib.Path(path).expanduser().absolute()
     if not found.exists():
         got = f"{found}, which does not exist"
@@ -38,14 +38,14 @@ def existing(path: str | os.PathLike) -> pathlib.Path:
 
 
 def digest(files: Iterable[pathlib.Path]) -> str:
-    """A short name for files as they are now: places, sizes and times of change."""
+    """A short name for files in their current state: paths, sizes and change times."""
     stats = [(str(file.resolve()), file.stat()) for file in files]
     identity = [(name, s.st_size, s.st_mtime_ns) for name, s in sorted(stats)]
     return hashlib.blake2b(repr(identity).encode(), digest_size=8).hexdigest()
 
 
 def line_count(file: pathlib.Path) -> int:
-    """Lines of a file; the last one need not end."""
+    """Number of lines in a file; the last one may lack a line end."""
     count, last = 0, b"\n"
     with file.open("rb") as content:
         while block := content.read(1 << 20):
@@ -54,6 +54,6 @@ def line_count(file: pathlib.Path) -> int:
 
 
 def shortened(value: object) -> str:
-    """``repr`` of what a file holds, cut to fit into a message."""
+    """``repr`` of a value from a file, shortened to fit into a message."""
     text = repr(value)
     return text if len(text) <= 60 else text[:60] + "..."

@@ -1,7 +1,7 @@
-"""Which training examples the first steps of a run see: whole, but short ones.
+"""Which training examples the first steps of a run see: short ones, but whole.
 
-Short examples ask the same question as long ones, and there the answer is nearer to
-each token that decides it. Other than the beginning of a long example
+Short examples pose the same task as long ones, but the answer is closer to each token
+that determines it. Unlike the beginning of a long example
 (`lra_jax.data.length_warmup`), a short one has its own label.
 
 Source: curriculum learning, Bengio et al. 2009 (ICML); by the length of the input,
@@ -22,7 +22,7 @@ from lra_jax.errors import expected
 
 @dataclasses.dataclass(frozen=True)
 class Curriculum(Stages):
-    """In a stage, batches hold examples of at most that many tokens; then all."""
+    """In a stage, batches hold examples of at most its length; then all examples."""
 
     name: ClassVar[str] = "curriculum"
 
@@ -37,7 +37,7 @@ class Curriculum(Stages):
     ) -> "StagedPlan":
         """Plans the batches of a run; arguments as in `plan_batches`.
 
-        Each stage begins a pass of its own over its examples.
+        Each stage starts its own pass over its examples.
 
         Raises:
           ValueError: a stage has fewer examples than a batch, or an argument is out of
@@ -60,7 +60,7 @@ class Curriculum(Stages):
                 got = f"{limit}, which {len(ids)} have"
                 raise expected(f"--train.{self.name}", wanted, got)
             if end > start:
-                # A run without stages has the order of examples that it always had.
+                # A run without stages keeps the order of examples of earlier versions.
                 last = number == len(limits) - 1
                 plan = plan_batches(
                     lengths[ids],
@@ -83,7 +83,7 @@ class _Part:
 
 @dataclasses.dataclass(frozen=True)
 class StagedPlan:
-    """The batches of a run in stages; element i is that of step i."""
+    """The batches of a run in stages; element i is the batch of step i."""
 
     parts: tuple[_Part, ...]
 

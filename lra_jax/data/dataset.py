@@ -1,4 +1,4 @@
-"""A prepared dataset as the rest of the library sees it."""
+"""A prepared dataset, as used by the rest of the library."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
@@ -21,27 +21,27 @@ class Source(Protocol):
 
 
 class SequenceDataset:
-    """Labelled sequences of token ids on disk, with their lengths at hand.
+    """Labelled sequences of token ids on disk, with their lengths in memory.
 
     Args:
       builder: a `lra_jax.data.builder.SequenceBuilder` whose data are prepared.
 
     Attributes:
       name: the builder's name, configuration and version.
-      folder: where the records lie.
+      folder: folder of the records.
       splits: the names of the splits, usually train, valid, test.
-      parts: the names of further splits, on which a model is tested one by one, such
-        as of longer sequences; none of data on disk.
+      parts: the names of further splits on which a model is tested separately, such as
+        longer sequences; none for data on disk.
       sequences: the names of the sequences of an example; one, or two for a pair of
         documents.
-      vocab_size: token ids are below it.
-      token_dtype: that holds them.
-      num_classes: labels are below it.
-      max_length: no sequence is longer.
-      image_shape: rows and columns, where a sequence is an image; else None.
-      raw: how raw examples become tokens, where that depends on the data; else None.
-      decode: ``(tokens) -> str``, where that depends on them too; else None.
-      fingerprint: a hash of every example in order. Equal data, equal fingerprint.
+      vocab_size: token ids are below this.
+      token_dtype: the dtype of the tokens.
+      num_classes: labels are below this.
+      max_length: no sequence is longer than this.
+      image_shape: rows and columns, if a sequence is an image; else None.
+      raw: how raw examples become tokens, if that depends on the data; else None.
+      decode: ``(tokens) -> str``, if that also depends on the data; else None.
+      fingerprint: a hash of every example in order: equal for equal data.
     """
 
     raw: dict[str, Any] | None = None
@@ -74,7 +74,7 @@ class SequenceDataset:
         return f"SequenceDataset({self.name}, {sizes})"
 
     def num_examples(self, split: str) -> int:
-        """The number of examples of a split."""
+        """The number of examples in a split."""
         return len(self.labels(split))
 
     def lengths(self, split: str) -> np.ndarray:
@@ -82,24 +82,24 @@ class SequenceDataset:
         return self._lengths[self._checked(split)]
 
     def labels(self, split: str) -> np.ndarray:
-        """The labels of a split, integers `[n]`, or `[n, K]` at `positions`, where -1
-        fills up a row."""
+        """The labels of a split, integers `[n]`, or `[n, K]` at `positions`, padded
+        with -1."""
         return self._labels[self._checked(split)]
 
     def positions(self, split: str) -> np.ndarray | None:
-        """Where the labels of a split are asked for, `int32 [n, K]`; None where each
-        is that of a whole sequence."""
+        """The positions of a split's labels, `int32 [n, K]`; None if labels belong to
+        whole sequences."""
         self._checked(split)
         return None
 
     def batch(self, split: str, ids: np.ndarray) -> dict[str, np.ndarray] | None:
-        """The arrays of a batch, where examples are rows that are packed already; None
-        where the pipeline makes them of the examples."""
+        """The arrays of a batch, if examples are rows that are already packed; None if
+        the pipeline makes them from the examples."""
         self._checked(split)
         return None
 
     def answer(self, split: str, index: int) -> str:
-        """The answer to an example, for people."""
+        """The answer to an example, for display."""
         labels, positions = self.labels(split)[index], self.positions(split)
         if positions is None:
             return f"label {int(labels)}"
@@ -120,7 +120,7 @@ class SequenceDataset:
 
 
 class _Records:
-    """A source whose failures name the folder: a disk can fail in mid-run."""
+    """A source whose errors name the folder, since a disk can fail during a run."""
 
     def __init__(self, source: Source, dataset: SequenceDataset):
         self._source, self._folder = source, dataset.folder
@@ -140,7 +140,7 @@ class _Records:
     def _read(self, read: Callable[[Any], Any], where: Any) -> Any:
         try:
             return read(where)
-        except Exception as error:  # Of array_record, in words of its own.
+        except Exception as error:  # From array_record, in its own words.
             reason = " ".join(str(error).split())[:200]
             message = f"{self._folder}: expected records that can be read, got {reason}"
             raise OSError(message) from error

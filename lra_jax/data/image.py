@@ -6,11 +6,11 @@
 From the original archive (given, or downloaded), its folder ``cifar-10-batches-bin``,
 or MEGA's files of pixels (``token_files``). Of the archive's 50,000 training images the
 first 90 % are for training and the last 10 % for validation, as in the Long-Range
-Arena; its TensorFlow dataset has them in a shuffled order, so that the two sets are
-other ones.
+Arena; its TensorFlow dataset, however, has them in a shuffled order, so the two sets
+differ from these.
 
-Grey is that of TensorFlow's ``rgb_to_grayscale`` on bytes: the weighted mean .2989 R +
-.5870 G + .1140 B of values in [0, 1], in float32, times 255.5, without the fraction.
+Grey values are those of TensorFlow's ``rgb_to_grayscale`` on bytes: the weighted mean
+.2989 R + .5870 G + .1140 B of values in [0, 1], in float32, times 255.5, truncated.
 """
 
 import os
@@ -36,7 +36,7 @@ CLASSES = (
 
 _PIXELS = SHAPE[0] * SHAPE[1]
 _RECORD = 1 + 3 * _PIXELS
-# Images in a file of the archive.
+# Images in each file of the archive.
 _MOST_IMAGES = 10_000
 _FOLDER = "cifar-10-batches-bin"
 _TRAIN = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
@@ -57,12 +57,12 @@ def prepare(
     *,
     path: str | os.PathLike | None = None,
 ) -> SequenceDataset:
-    """Opens the task's data, preparing them first where that was not done before.
+    """Opens the task's data, preparing them first if necessary.
 
     Args:
-      data_dir: where prepared data, and downloads, live; None is tfds' own folder.
+      data_dir: folder of prepared data and downloads; None = tfds' own folder.
       path: the archive or its folder, the folder in it, or one with ``input`` and
-        ``label``; None downloads the archive.
+        ``label``; None = download the archive.
 
     Returns:
       Splits `train`, `valid` and `test` of `tokens`, `uint8 [1024]`, and `label`.
@@ -76,7 +76,7 @@ def prepare(
     def examples(root: pathlib.Path) -> builder.Splits:
         if source.layout is None:
             return _split(source.open(root))
-        # One more than an image holds, so that a longer one shows as such.
+        # One more than an image has, so that a longer one is noticed.
         return token_files.examples(source.layout, 256, len(CLASSES), _PIXELS + 1)
 
     config = builder.SequenceConfig(
@@ -101,7 +101,7 @@ def _files(path: pathlib.Path) -> list[pathlib.Path]:
     """The files in a folder on which the data depend.
 
     Raises:
-      ValueError: it holds no images.
+      ValueError: it contains no images.
     """
     files = [_folder(path) / name for name in _NAMES]
     missing = [str(file) for file in files if not file.is_file()]
@@ -142,7 +142,7 @@ def _parse(place: object, data: bytes) -> tuple[np.ndarray, np.ndarray]:
             str(place),
             f"images of {SHAPE[0]} x {SHAPE[1]} in three colours with a label, "
             f"{_RECORD} bytes each",
-            f"{len(data):,} bytes in all",
+            f"{len(data):,} bytes in total",
         )
     records = np.frombuffer(data, np.uint8).reshape(-1, _RECORD)
     labels = records[:, 0]

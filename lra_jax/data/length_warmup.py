@@ -1,12 +1,12 @@
 """How much of each training sequence the first steps of a run see.
 
 An attention that must find one token among T starts from weights of 1 / T, and the
-gradient that would raise the right one is as small. On the beginnings of sequences it
-is found sooner, each step costs less, and what was learned there carries over.
+gradient that would increase the right one is just as small. On the beginnings of
+sequences it is found sooner, each step is cheaper, and what is learned carries over.
 
 Source: sequence length warm-up, Li, Zhang and He, "The Stability-Efficiency Dilemma"
 (arXiv:2108.06084), for language models, where the length grows by a few tokens each
-step. Here it grows in stages, each of which is one shape to compile.
+step. Here it grows in stages, each of which adds one shape to compile.
 """
 
 import dataclasses
@@ -20,8 +20,8 @@ from lra_jax.data.stages import Stages
 class LengthWarmup(Stages):
     """Sequence-length warm-up: the first batches hold the beginnings of sequences.
 
-    In a stage batches hold at most that many tokens of a sequence; after the last they
-    hold everything.
+    In a stage, batches hold at most that many tokens of a sequence; after the last
+    stage they hold whole sequences.
     """
 
     name: ClassVar[str] = "length_warmup"

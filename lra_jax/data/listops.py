@@ -5,9 +5,9 @@ Generated with a seed, or read from the official files:
     dataset = prepare(data_dir, seed=0)
     dataset = prepare(data_dir, path="lra_release")
 
-Token ids are a fixed table (`listops_language.TOKENS`). LRA gathers its vocabulary into
+Token ids are a fixed table (`listops_language.TOKENS`). LRA builds its vocabulary from
 a hash set, whose order changes from process to process, so that a restored checkpoint
-reads other tokens than it was trained on.
+reads different tokens from those it was trained on.
 """
 
 import os
@@ -67,30 +67,30 @@ def prepare(
     processes: int | None = None,
     path: str | os.PathLike | None = None,
 ) -> SequenceDataset:
-    """Opens ListOps, preparing it first where that was not done before.
+    """Opens ListOps, preparing it first if necessary.
 
     Args:
-      data_dir: where prepared data live; None is tfds' own folder.
+      data_dir: folder of prepared data; None = tfds' own folder.
       seed: fixes every tree.
       num_train: training trees.
       num_valid: validation trees.
-      num_test: test trees. All trees are distinct over the three splits.
+      num_test: test trees. All trees are distinct across the three splits.
       min_length: trees have more tokens than this.
       max_length: trees have fewer tokens than this.
       max_depth: nodes at this depth are digits; the root has depth 1.
       max_args: most arguments of an operator.
-      processes: worker processes; None takes what the machine has. The trees do not
-        depend on it.
+      processes: worker processes; None = as many as the machine has cores. The trees do
+        not depend on it.
       path: a folder with the official `basic_train.tsv`, `basic_val.tsv` and
-        `basic_test.tsv`, or with the released archive. The files then decide; of the
-        settings above only `data_dir` and `max_length`, the most tokens that they may
-        have, are used.
+        `basic_test.tsv`, or with the released archive. The trees then come from these
+        files; of the settings above only `data_dir` and `max_length`, the maximum
+        number of tokens, are used.
 
     Returns:
       Splits `train`, `valid` and `test` of `tokens` and `label`.
 
     Raises:
-      ValueError: a setting is wrong, or a file is missing or malformed.
+      ValueError: a setting is invalid, or a file is missing or malformed.
       OSError: `data_dir` cannot be written, or its disk is full.
     """
     if path is not None:
@@ -112,7 +112,7 @@ def prepare(
             f"-depth{max_depth}-args{max_args}"
         ),
         max_length=max_length,
-        # Of 2000 tokens at most, LRA's trees have 1035 on average.
+        # LRA's trees have 1035 tokens on average, and at most 2000.
         expected_bytes=(max_length // 2 + 100) * total,
         examples=examples,
     )
@@ -127,7 +127,7 @@ def _from_files(
     config = builder.SequenceConfig(
         name=f"{checks.digest(files.values())}-length{max_length}",
         max_length=max_length,
-        # A token takes about six characters there.
+        # A token takes about six characters in the files.
         expected_bytes=sum(f.stat().st_size for f in files.values()) // 5 + 1,
         examples=lambda root: {
             split: (listops_files.count(file), listops_files.read(file, max_length))

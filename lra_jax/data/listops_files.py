@@ -1,8 +1,8 @@
 """The official ListOps files: reading, checking and writing them.
 
 `basic_train.tsv`, `basic_val.tsv` and `basic_test.tsv` of `lra_release/listops-1000`:
-tab separated, CRLF line ends, a header `Source`, `Target`, then one expression in
-nested binary form and its value a line.
+tab separated, CRLF line ends, a header `Source`, `Target`, then on each line one
+expression in nested binary form and its value.
 """
 
 import csv
@@ -42,10 +42,10 @@ def find(path: str | os.PathLike) -> dict[str, pathlib.Path]:
 
 
 def count(file: pathlib.Path) -> int:
-    """Returns how many examples a file holds, without parsing them.
+    """Returns the number of examples in a file, without parsing them.
 
     Raises:
-      ValueError: there is none.
+      ValueError: there are none.
     """
     with file.open("rb") as lines:
         examples = sum(1 for line in lines if line.strip()) - 1
@@ -61,13 +61,13 @@ def read(file: pathlib.Path, max_length: int) -> Iterator[tuple[np.ndarray, int]
 
     Args:
       file: one of the official files.
-      max_length: the most tokens that an expression may have.
+      max_length: maximum number of tokens in an expression.
 
     Raises:
       ValueError: the file is malformed; the message names file and line.
     """
     with file.open("rb") as lines:
-        # Nothing is quoted in these files; a stray quote must not swallow lines.
+        # These files have no quoting; a stray quote must not swallow lines.
         text = (line.decode("utf-8") for line in lines)
         reader = csv.reader(text, delimiter="\t", quoting=csv.QUOTE_NONE)
         try:
@@ -91,8 +91,8 @@ def write(dataset: SequenceDataset, folder: str | os.PathLike) -> None:
     """Writes a ListOps dataset as the three official files, for other code bases.
 
     Args:
-      dataset: what `listops.prepare` returns.
-      folder: created where missing; files in it are replaced.
+      dataset: a dataset returned by `listops.prepare`.
+      folder: created if missing; files in it are replaced.
     """
     folder = pathlib.Path(folder).expanduser()
     folder.mkdir(parents=True, exist_ok=True)

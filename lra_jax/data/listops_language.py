@@ -1,7 +1,7 @@
-"""The language of ListOps: its tokens, its file form, and what an expression is worth.
+"""The language of ListOps: its tokens, its file format, and the value of an expression.
 
 The evaluator here walks a stack, one token at a time. It shares nothing with the
-vectorised generator, so each checks the other, and it checks files made elsewhere.
+vectorised generator, so each checks the other; it also checks files made elsewhere.
 """
 
 import dataclasses
@@ -32,12 +32,12 @@ _IDS = {word: i for i, word in enumerate(_WORDS) if i} | {"X": CLOSE}
 _DROP_PARENTHESES = str.maketrans("()", "  ")
 
 WORDS = {"ids": _IDS, "ignored": "()"}
-"""The id of each word of the file form, and the characters that are blanks there."""
+"""The id of each word of the file format, and the characters that are blanks there."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Grammar:
-    """Which trees are drawn; the defaults are LRA's.
+    """Which trees are generated; the defaults are LRA's.
 
     Attributes:
       min_length: trees have more tokens than this.
@@ -46,7 +46,7 @@ class Grammar:
       max_args: most arguments of an operator, 2..32.
 
     Raises:
-      ValueError: when a value is out of range, or no tree can satisfy them all.
+      ValueError: a value is out of range, or no tree can satisfy all of them.
     """
 
     min_length: int = 500
@@ -72,7 +72,7 @@ class Grammar:
             raise expected("min_length", wanted, self.min_length)
 
     def longest(self) -> int:
-        """The tokens of the largest tree of this depth, at most `max_length`."""
+        """Number of tokens in the largest tree of this depth, at most `max_length`."""
         length = 1
         for _ in range(self.max_depth - 1):
             length = min(2 + self.max_args * length, self.max_length)
@@ -83,11 +83,11 @@ def encode(text: str) -> np.ndarray:
     """Returns the ids of an expression, `uint8 [length]`.
 
     Args:
-      text: words separated by white space, as `[MAX 2 [MIN 3 4 ] ]`. The parentheses
-        of the file form are dropped; `X` is accepted for `]`.
+      text: words separated by white space, as in `[MAX 2 [MIN 3 4 ] ]`. The parentheses
+        of the file format are dropped; `X` is accepted for `]`.
 
     Raises:
-      ValueError: a word is no token.
+      ValueError: a word is not a token.
     """
     words = text.translate(_DROP_PARENTHESES).split()
     try:
@@ -101,7 +101,7 @@ def encode(text: str) -> np.ndarray:
 
 
 def decode(tokens: Iterable[int]) -> str:
-    """Returns the text of token ids; padding is left out.
+    """Returns the text of token ids, without padding.
 
     Raises:
       ValueError: an id is not in 0..15.
@@ -141,7 +141,7 @@ def evaluate(tokens: Iterable[int]) -> int:
 
 
 def to_nested(tokens: Sequence[int]) -> str:
-    """Returns the binary form that the official files hold.
+    """Returns the binary form used in the official files.
 
     Applying x to y is written `( x y )`: an operator takes its arguments one after
     another and its bracket last, so k arguments give k + 1 pairs of parentheses, and
@@ -155,7 +155,7 @@ def to_nested(tokens: Sequence[int]) -> str:
     opened: list[int] = []  # places in `words` of operators not yet closed
     for token in ids:
         if MIN <= token < CLOSE:
-            # Its parentheses come before it; how many is known when it closes.
+            # Its parentheses come first; their number is known when it closes.
             opened.append(len(words))
             words.append(_WORDS[token])
             continue
@@ -171,14 +171,14 @@ def to_nested(tokens: Sequence[int]) -> str:
 
 
 class Tree(NamedTuple):
-    """An expression to be drawn, its digits and operators by their index in the tokens.
+    """An expression as a drawing: digits and operators, indexed in token order.
 
     Attributes:
-      places: leaf from the left, and depth; an operator is above the middle of its
-        arguments, and a closing bracket has no place.
-      parents: the operator that an argument belongs to.
-      words: what each is.
-      text: every token as it is written, brackets included.
+      places: index of the leaf from the left, and depth; an operator is above the
+        middle of its arguments, and a closing bracket has no place.
+      parents: the operator to which an argument belongs.
+      words: the word of each.
+      text: every token as written, including brackets.
     """
 
     places: dict[int, tuple[float, int]]
@@ -188,7 +188,7 @@ class Tree(NamedTuple):
 
 
 def tree(tokens: np.ndarray) -> Tree:
-    """Returns how one complete expression of token ids is drawn."""
+    """Returns how to draw one complete expression of token ids."""
     places: dict[int, tuple[float, int]] = {}
     parents: dict[int, int] = {}
     opened: list[tuple[int, list[float]]] = []
@@ -217,8 +217,8 @@ def tree(tokens: np.ndarray) -> Tree:
 def apply(operator: int, values: list[int]) -> int:
     """The value, 0..9, of an operator, as a token id, applied to digits.
 
-    A median of an even number of them is the mean of the middle two, rounded down; a
-    sum counts modulo 10.
+    The median of an even number of digits is the mean of the middle two, rounded down;
+    a sum is taken modulo 10.
     """
     if operator == MIN:
         return min(values)

@@ -1,7 +1,7 @@
 """ListOps expressions with the arguments of every operator in another order.
 
 Minimum, maximum, median and sum do not depend on the order of their arguments, so an
-expression keeps its value: a training example becomes as many as it has orders.
+expression keeps its value: a training example becomes as many as it has orderings.
 
 Source: permuted arguments as training data for ListOps, in the discussion of
 arXiv:2501.14850.
@@ -13,11 +13,11 @@ from lra_jax.data.listops_language import CLOSE, MIN, PAD, SM
 
 
 def permuted(tokens: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """An expression of the same value, all of its orders equally likely.
+    """A reordered expression of the same value; all orderings are equally likely.
 
-    Each token has, for every level of the tree, the place that its subtree drew among
-    its siblings, and an operator's brackets come before and after all of them: the new
-    order is that of the tokens sorted by these places, upper levels first.
+    At every level of the tree, each token has the random place of its subtree among its
+    siblings, with an operator's brackets before and after all of them. The new order is
+    that of the tokens sorted by these places, upper levels first.
 
     Args:
       tokens: ids of one complete expression, `[length]`; padding may follow.

@@ -1,20 +1,20 @@
-"""ListOps trees by the thousand: the Long-Range Arena grammar in numpy.
+"""ListOps trees in bulk: the Long-Range Arena grammar in numpy.
 
-The distribution is that of Tay et al., "Long Range Arena" (arXiv:2011.04006), as its
-released generator defines it (the paper's text names slightly other operators):
+The distribution is that of Tay et al., "Long Range Arena" (arXiv:2011.04006), as
+defined by its released generator (the paper's text gives slightly different operators):
 
 * a node above `max_depth` is a digit with probability 3/4, else an operator; a node at
   `max_depth` (the root has depth 1) is a digit, uniform over 0..9;
 * an operator is uniform over MIN, MAX, MED and SM and has 2..`max_args` arguments,
   uniform; MED is the median truncated down, SM the sum modulo 10;
-* a tree counts one token a digit and two an operator (the closing bracket), and is kept
-  when `min_length < length < max_length`;
+* a tree counts one token per digit and two per operator (the closing bracket), and is
+  kept when `min_length < length < max_length`;
 * trees are distinct.
 
-A chunk of attempts grows level by level, operators only; nine attempts in ten are then
-dropped, and digits, values and positions are computed for the rest. Each chunk has its
-own random stream, keyed by (seed, chunk), so that the trees are the same bytes for any
-number of processes. (The released generator has no seed.)
+A chunk of attempts grows level by level, operators only; then nine attempts in ten are
+dropped, and digits, values and positions are computed for the others. Each chunk has
+its own random stream, keyed by (seed, chunk), so that the trees are byte-identical for
+any number of processes. (The released generator has no seed.)
 """
 
 import contextlib
@@ -40,16 +40,16 @@ from lra_jax.data.listops_language import (
 from lra_jax.errors import expected
 
 CHUNK_ATTEMPTS = 8192
-"""Roots drawn for a chunk. Part of the definition of what a seed gives."""
+"""Roots generated per chunk. Changing it would change the trees of every seed."""
 
-# Settings that accept fewer attempts are refused; LRA's accept one in twelve.
+# Settings that accept a smaller share of attempts are refused; LRA's accept 1 in 12.
 _MAX_ATTEMPTS_PER_TREE = 4096
 _MAX_ATTEMPTS_WITHOUT_NEW_TREE = 1 << 20
 _TREES_PER_PROCESS = 8192
 
 
 class Trees(NamedTuple):
-    """Trees back to back.
+    """Trees stored back to back.
 
     Attributes:
       tokens: `uint8 [sum of lengths]`, ids of `listops_language.TOKENS`.
@@ -76,7 +76,7 @@ class _Level(NamedTuple):
 
 
 class _Layout(NamedTuple):
-    """A level with one column an operator and one row an argument, `[max_args, n]`."""
+    """A level, with a column per operator and a row per argument, `[max_args, n]`."""
 
     present: np.ndarray  # the argument exists
     lengths: np.ndarray  # its tokens; 0 where it does not exist
@@ -85,9 +85,9 @@ class _Layout(NamedTuple):
 
 
 def sample_chunk(grammar: Grammar, seed: int, chunk: int) -> Trees:
-    """Draws `CHUNK_ATTEMPTS` roots and returns the accepted trees, in order.
+    """Grows `CHUNK_ATTEMPTS` roots and returns the accepted trees, in order.
 
-    The result depends on the arguments alone. Trees may repeat.
+    The result depends only on the arguments. Trees may repeat.
     """
     entropy = np.random.SeedSequence((seed, chunk))
     rng = np.random.Generator(np.random.Philox(entropy))
@@ -99,14 +99,14 @@ def sample_chunk(grammar: Grammar, seed: int, chunk: int) -> Trees:
 def iterate(
     seed: int, count: int, grammar: Grammar, processes: int | None = None
 ) -> Iterator[Trees]:
-    """Yields `count` distinct trees in batches of some hundred.
+    """Yields `count` distinct trees in batches of a few hundred.
 
     Args:
       seed: any non-negative integer; fixes every byte of the result.
-      count: how many trees.
+      count: number of trees.
       grammar: which trees.
-      processes: worker processes; 1 works in this process, None takes what the
-        machine has. The trees do not depend on it.
+      processes: worker processes; 1 = in this process, None = as many as the machine
+        has cores. The trees do not depend on it.
 
     Raises:
       ValueError: an argument is out of range, or the grammar yields too few
@@ -128,7 +128,7 @@ def _iterate(seed, count, grammar, processes) -> Iterator[Trees]:
         for used, trees in enumerate(chunks, start=1):
             fresh = _drop_repeated(trees, seen, count)
             if len(seen) == count:
-                # Who takes the last batch may never come back to end the workers.
+                # A consumer of the last batch may never come back to end the workers.
                 chunks.close()
             stalled = 0 if len(fresh.labels) else stalled + 1
             if not stalled:
@@ -160,11 +160,11 @@ def generate(
 
 
 def _grow(rng, grammar: Grammar) -> tuple[list[_Level], np.ndarray]:
-    """Draws the shapes: which arguments are operators, level by level.
+    """Generates the shapes: which arguments are operators, level by level.
 
     Returns:
-      The levels, and the length of each tree (at least `max_length` for a tree that
-      was given up because it had grown too long).
+      The levels, and the length of each tree (at least `max_length` for a tree that was
+      abandoned because it had grown too long).
     """
     # A root that is a digit is too short for any window, so it is only counted.
     num_trees = int(rng.binomial(CHUNK_ATTEMPTS, 0.25))
@@ -209,7 +209,7 @@ def _keep(levels: list[_Level], accepted: np.ndarray) -> list[_Level]:
 def _fill(rng, grammar, levels: list[_Level], lengths: np.ndarray) -> Trees:
     """Draws digits and operators of accepted shapes; lays them out and evaluates."""
     layouts, spans = _measure(levels, grammar.max_args)
-    # One spare cell takes the digits of arguments that do not exist.
+    # One spare cell receives the digits of arguments that do not exist.
     tokens = np.zeros(int(lengths.sum()) + 1, np.uint8)
     starts = np.cumsum(lengths) - lengths
     drawn = []
@@ -243,7 +243,7 @@ def _measure(levels, max_args) -> tuple[list[_Layout], list[np.ndarray]]:
 
 
 def _evaluate(layouts: list[_Layout], drawn) -> np.ndarray:
-    """The values of the operators of the first level, from the last one upwards."""
+    """The values of the first level's operators, computed from the last level up."""
     results = np.zeros(0, np.uint8)
     for layout, (names, values) in zip(reversed(layouts), reversed(drawn), strict=True):
         values[layout.slot, layout.parent] = results
@@ -287,7 +287,7 @@ def _drop_repeated(trees: Trees, seen: set[bytes], count: int) -> Trees:
 
 
 def _check_progress(grammar, count, found, chunks, stalled):
-    """Gives up on settings that would keep us here for ever."""
+    """Gives up on settings for which generation would never finish."""
     allowed = _MAX_ATTEMPTS_WITHOUT_NEW_TREE + _MAX_ATTEMPTS_PER_TREE * count
     if (
         stalled * CHUNK_ATTEMPTS < _MAX_ATTEMPTS_WITHOUT_NEW_TREE

@@ -1,8 +1,8 @@
 """The value of every expression within a ListOps expression.
 
-An example has one label, the value of its root, and a hundred operators and more whose
-values follow from its tokens alone. They are no other data, but labels that the task
-does not give: a report says so.
+An example has one label, the value of its root, but a hundred or more operators whose
+values follow from its tokens alone. They are not additional data, but labels that the
+task does not provide, and a report says so.
 """
 
 import numpy as np
@@ -11,15 +11,15 @@ from lra_jax.data.listops_language import CLOSE, DIGIT_0, MIN, PAD, apply
 
 
 def values(tokens: np.ndarray) -> np.ndarray:
-    """The digits that brackets are worth, at both brackets of each operator.
+    """The value of each operator, at both of its brackets.
 
     Args:
       tokens: ids of one expression or several in a row, `[length]`; padding is skipped,
-        and an operator whose bracket is cut off has no value.
+        and an operator whose closing bracket was cut off has no value.
 
     Returns:
-      `[length]` of the same dtype: the id of the value's digit where a bracket is, and
-      0, the id of padding, elsewhere.
+      `[length]` of the same dtype: the id of the value's digit at each bracket, and 0,
+      the padding id, elsewhere.
     """
     found = np.zeros_like(tokens)
     opened: list[tuple[int, list[int]]] = []

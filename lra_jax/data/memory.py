@@ -1,9 +1,8 @@
-"""Generated examples that are kept in memory, with a class at some of their positions.
+"""Generated examples, kept in memory, with class labels at some of their positions.
 
-A generator is a function of a numpy generator and a number of examples. Each split
-draws from a stream of its own, named by the seed and the split, so the examples depend
-neither on the machine nor on how many processes run, and one split can grow without
-changing another.
+A generator is a function of a numpy generator and a number of examples. Each split uses
+its own stream, keyed by the seed and the split, so the examples depend neither on the
+machine nor on the number of processes, and one split can grow without changing another.
 """
 
 import hashlib
@@ -15,20 +14,20 @@ import numpy as np
 from lra_jax.data.dataset import SequenceDataset
 from lra_jax.errors import expected
 
-# Examples of a split that are drawn at most.
+# Maximum number of generated examples in a split.
 _MOST = 10_000_000
 NO_TARGET = -1
-"""The label that fills up a row of targets."""
+"""The label that pads a row of targets."""
 
 
 class Examples(NamedTuple):
-    """Sequences, and the classes asked for at some of their positions.
+    """Sequences, and the classes to predict at some of their positions.
 
     Attributes:
       tokens: `[n, T]`, 0 beyond a sequence's end.
       lengths: `[n]`.
-      positions: `[n, K]`, where a class is asked for; 0 in what fills up a row.
-      labels: `[n, K]`, the classes; `NO_TARGET` in what fills up a row.
+      positions: `[n, K]`, the positions of the targets; 0 in padding.
+      labels: `[n, K]`, the classes; `NO_TARGET` in padding.
     """
 
     tokens: np.ndarray
@@ -41,7 +40,7 @@ Generator = Callable[[np.random.Generator, int], Examples]
 
 
 def whole(tokens: np.ndarray, targets: np.ndarray) -> Examples:
-    """Examples of one length.
+    """Examples of equal length.
 
     Args:
       tokens: `[n, T]`.
@@ -66,14 +65,14 @@ def at_positions(targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The positions and labels of `Examples` for targets `[n, T]`."""
     asked = targets != NO_TARGET
     width = int(asked.sum(1).max())
-    # Those asked for come first, in order.
+    # The targets come first, in order.
     order = np.argsort(~asked, axis=1, kind="stable")[:, :width]
     labels = np.take_along_axis(targets, order, 1)
     return np.where(labels == NO_TARGET, 0, order), labels
 
 
 def joined(parts: list[Examples]) -> Examples:
-    """Several sets of examples as one, filled up to the longest."""
+    """Several sets of examples as one, padded to the longest."""
 
     def stacked(arrays: list[np.ndarray], fill: int) -> np.ndarray:
         width = max(array.shape[1] for array in arrays)
@@ -112,13 +111,13 @@ class MemorySource:
 
 
 class MemoryDataset(SequenceDataset):
-    """Examples in memory as the rest of the library sees a dataset.
+    """Examples in memory, with the interface of a dataset.
 
     Args:
-      name: of the dataset.
+      name: name of the dataset.
       splits: the examples of train, valid and test, and of the parts.
-      vocab_size: token ids are below it.
-      num_classes: labels are below it.
+      vocab_size: token ids are below this.
+      num_classes: labels are below this.
     """
 
     def __init__(
@@ -173,15 +172,15 @@ def generate(
     vocab_size: int,
     num_classes: int,
 ) -> MemoryDataset:
-    """Draws a dataset.
+    """Generates a dataset.
 
     Args:
-      name: of the dataset.
+      name: name of the dataset.
       seed: fixes every example.
-      splits: how many examples each split has, and what draws them: train, valid and
-        test, then the parts, on which a model is tested one by one.
-      vocab_size: token ids are below it.
-      num_classes: labels are below it.
+      splits: number of examples of each split, and their generator: train, valid and
+        test, then the parts, on which a model is tested separately.
+      vocab_size: token ids are below this.
+      num_classes: labels are below this.
 
     Raises:
       ValueError: they do not fit into memory.
@@ -199,18 +198,18 @@ def generate(
 
 
 def stream_of(seed: int, split: str) -> np.random.Generator:
-    """The random numbers of a split."""
+    """The random generator of a split."""
     entropy = np.random.SeedSequence((seed, *split.encode()))
     return np.random.Generator(np.random.Philox(entropy))
 
 
 def decode(tokens: np.ndarray) -> str:
-    """Token ids as numbers."""
+    """Token ids as text."""
     return " ".join(map(str, tokens.tolist()))
 
 
 def check_range(first: str, least: int, second: str, most: int, floor: int) -> None:
-    """Raises ``ValueError`` unless ``floor <= least <= most``, which two flags give."""
+    """Raises ``ValueError`` unless ``floor <= least <= most``, given by two flags."""
     if least < floor:
         raise expected(f"--data.{first}", f"at least {floor}", least)
     if most < least:
@@ -218,7 +217,7 @@ def check_range(first: str, least: int, second: str, most: int, floor: int) -> N
 
 
 def parse_lengths(name: str, text: str, floor: int) -> list[int]:
-    """``"64,256"`` as distinct numbers of at least `floor`; empty for none.
+    """Parses ``"64,256"`` to distinct numbers of at least `floor`; empty for none.
 
     Raises:
       ValueError: it is not of that form.

@@ -1,7 +1,7 @@
 """The originals of a task: an archive, a folder of its files, or MEGA's files.
 
-The Long-Range Arena's release, `lra_release`, holds a folder for each task, and a copy
-of itself.
+The Long-Range Arena's release, `lra_release`, contains a folder for each task, and a
+copy of itself.
 """
 
 import dataclasses
@@ -18,11 +18,11 @@ class Original:
     """A user's files, or the released archive.
 
     Attributes:
-      archive: the released one.
-      path: the user's archive or folder; None downloads the released archive.
-      layout: files of integers, where the folder holds such.
-      name: tells the files, as they are now, from all others.
-      size: bytes of a folder's files; None for an archive.
+      archive: the released archive.
+      path: the user's archive or folder; None = download the released archive.
+      layout: files of integers, if the folder contains such files.
+      name: distinguishes the files, in their current state, from all others.
+      size: size of a folder's files in bytes; None for an archive.
     """
 
     archive: archives.Archive
@@ -32,7 +32,7 @@ class Original:
     size: int | None = None
 
     def open(self, root: pathlib.Path) -> pathlib.Path:
-        """The archive, whole, or the folder; ``root`` is where downloads go.
+        """The complete archive, or the folder; downloads go to ``root``.
 
         Raises:
           ValueError: there is no network, or the archive is damaged.
@@ -50,16 +50,16 @@ def locate(
     list_files: Callable[[pathlib.Path], Iterable[pathlib.Path]],
     suffixes: tuple[str, ...] = (".src",),
 ) -> Original:
-    """Finds out what a path holds.
+    """Determines what a path contains.
 
     Args:
-      archive: the released one.
-      path: an archive or a folder; None for the released archive.
-      list_files: the files in a folder on which the data depend.
-      suffixes: of the sequences' files in MEGA's layout.
+      archive: the released archive.
+      path: an archive or a folder; None = the released archive.
+      list_files: lists the files in a folder on which the data depend.
+      suffixes: suffixes of the sequences' files in MEGA's layout.
 
     Raises:
-      ValueError: by ``list_files``, or files of MEGA's layout are missing.
+      ValueError: from ``list_files``, or files of MEGA's layout are missing.
     """
     if path is None:
         return Original(archive, None, None, "released")
@@ -72,7 +72,7 @@ def locate(
 
 
 def in_release(root: pathlib.Path, below: str | os.PathLike) -> list[pathlib.Path]:
-    """Where a task's folder can be: ``root`` itself, or ``below`` it and a release."""
+    """Possible places of a task's folder: ``root``, or ``below`` it and a release."""
     release = root / "lra_release"
     return [root, root / below, release / below, release / "lra_release" / below]
 
@@ -80,7 +80,7 @@ def in_release(root: pathlib.Path, below: str | os.PathLike) -> list[pathlib.Pat
 def split_files(
     root: pathlib.Path, below: str, names: Mapping[str, str]
 ) -> dict[str, pathlib.Path] | None:
-    """The file of each split in the first folder that holds any; None without one.
+    """The file of each split in the first folder that has any; None if none has.
 
     Args:
       root: a task's folder, or an unpacked release.

@@ -1,26 +1,26 @@
-"""Several examples in a row of a batch, in place of padding.
+"""Several examples in each row of a batch, instead of padding.
 
-The examples of a batch stay what they are, so that a step has the loss that it has
-without packing. They are laid into rows, the longest first, each into the first row
-that has room. Batches differ in how many rows they need; the numbers of rows and of
-examples in a row are rounded up, so that there are few shapes to compile.
+The examples of a batch stay the same, so a step has the same loss as without packing.
+They are placed in rows, longest first, each in the first row with enough room. Batches
+differ in how many rows they need; the numbers of rows and of examples per row are
+rounded up, so that there are few shapes to compile.
 """
 
 import numpy as np
 
-# Examples of a row are rounded up to a multiple.
+# The number of examples per row is rounded up to a multiple of this.
 _EXAMPLES = 4
 
 
 def packed(
     batch: dict[str, np.ndarray], length: int, multiple: int = 1
 ) -> dict[str, np.ndarray]:
-    """Lays the examples of a batch into rows.
+    """Arranges the examples of a batch in rows.
 
     Args:
       batch: ``tokens`` `[B, L]`, ``lengths`` and ``labels`` `[B]`.
       length: T of a row, at least that of the longest example.
-      multiple: rows are rounded up to one.
+      multiple: the number of rows is rounded up to a multiple of this.
 
     Returns:
       ``tokens`` and ``segment_ids`` `[R, T]`, the latter 1, 2, ... for the examples of

@@ -5,13 +5,13 @@ Generated with a seed, or read from the released folders:
     dataset = prepare(data_dir, size=32, level="hard", seed=0)
     dataset = prepare(data_dir, size=32, path="lra_release")
 
-Pixels are `uint8`, row by row, black 0. LRA's results are on the level `hard`; it calls
-the images of 128 pixels Path-X.
+Pixels are `uint8`, row by row, black 0. LRA's results are for the level `hard`; it
+calls the images of 128 pixels Path-X.
 
 Splits of generated images follow one another, 80 / 10 / 10 by default. The released
-images are shuffled with the seed first, then cut so too: LRA cuts the order in which
-tfds once happened to store them, and the PyTorch code bases shuffle each in its own
-way, so published test sets differ from one another, too.
+images are first shuffled with the seed, then split the same way: LRA splits the order
+in which tfds once happened to store them, and the PyTorch code bases shuffle each in
+its own way, so published test sets also differ from one another.
 """
 
 import os
@@ -57,29 +57,29 @@ def prepare(
     processes: int | None = None,
     path: str | os.PathLike | None = None,
 ) -> SequenceDataset:
-    """Opens Pathfinder, preparing it first where that was not done before.
+    """Opens Pathfinder, preparing it first if necessary.
 
     Args:
-      data_dir: where prepared data live; None is tfds' own folder.
+      data_dir: folder of prepared data; None = tfds' own folder.
       size: side of the images: 32, 64, 128 (Path-X) or 256.
       level: easy, intermediate or hard: snakes of 6, 9 or 14 dashes.
-      seed: fixes every image; with `path`, the order that is cut into splits.
+      seed: fixes every image; with `path`, the order before splitting.
       num_train: training images.
       num_valid: validation images.
       num_test: test images.
-      num_distractors: None is what LRA's settings say; for 128 pixels 8, where others
-        take 17 (issue 38 of its repository).
-      processes: worker processes; None takes what the machine has. The images do not
-        depend on it.
-      path: a level's folder of the released images, or one above it. The files then
-        decide; of the settings above `size`, `level`, `seed` and `data_dir` are used.
+      num_distractors: None = LRA's setting; for 128 pixels this is 8, while others use
+        17 (issue 38 of its repository).
+      processes: worker processes; None = as many as the machine has cores. The images
+        do not depend on it.
+      path: the folder of a level of the released images, or one above it. Then only
+        `size`, `level`, `seed` and `data_dir` of the settings above apply.
 
     Returns:
       Splits `train`, `valid` and `test` of `tokens`, `uint8 [size * size]`, and
-      `label`, 1 where one path joins the circles.
+      `label`, 1 if one path joins the circles.
 
     Raises:
-      ValueError: a setting is wrong, or a file is missing or malformed.
+      ValueError: a setting is invalid, or a file is missing or malformed.
       OSError: `data_dir` cannot be written, or its disk is full.
     """
     settings = Settings(size, level, num_distractors)

@@ -1,11 +1,11 @@
 """The released Pathfinder images: grey PNGs and their metadata.
 
 A level's folder (`curv_contour_length_14` is the hard one) holds `imgs/<k>/sample_<n>
-.png` and, for each `k`, `metadata/<k>.npy`: in LRA's release plain text, one line an
-image, of which the columns 0, 1 and 3 are the image's folder, its file and its label.
-The generator itself (drewlinsley/pathfinder) writes true npy files of the same columns,
-which are read as well. One released image, `pathfinder32/curv_baseline/imgs/0/
-sample_172.png`, has no bytes; images without bytes are left out.
+.png` and, for each `k`, `metadata/<k>.npy`. In LRA's release this is plain text, one
+line per image, with the image's folder, its file and its label in columns 0, 1 and 3.
+The generator itself (drewlinsley/pathfinder) writes true npy files with the same
+columns, which are read as well. One released image, `pathfinder32/curv_baseline/imgs/0/
+sample_172.png`, is empty; empty files are skipped.
 """
 
 import io
@@ -31,7 +31,7 @@ FOLDERS = {
 
 _NPY = b"\x93NUMPY"
 _LEAST_COLUMNS = 4
-# Room for what a PNG may hold beside its pixels.
+# Allowance for the contents of a PNG besides its pixels.
 _HEADER_BYTES = 1 << 16
 _LAST_CHUNK = b"\0\0\0\0IEND\xaeB`\x82"
 
@@ -46,7 +46,7 @@ class Sample(NamedTuple):
 
 
 def find(path: str | os.PathLike, size: int, level: str) -> pathlib.Path:
-    """Returns the folder of a level, given itself or a folder above it.
+    """Returns the folder of a level, given that folder or one above it.
 
     Args:
       path: the level's folder, `pathfinder<size>`, or that of the unpacked archive,
@@ -55,7 +55,7 @@ def find(path: str | os.PathLike, size: int, level: str) -> pathlib.Path:
       level: a key of `FOLDERS`.
 
     Raises:
-      ValueError: there is none.
+      ValueError: there is no such folder.
     """
     root = checks.existing(path)
     below = pathlib.Path(f"pathfinder{size}") / FOLDERS[level]
@@ -68,7 +68,7 @@ def find(path: str | os.PathLike, size: int, level: str) -> pathlib.Path:
 
 
 def list_samples(folder: pathlib.Path) -> list[Sample]:
-    """The samples that a level's metadata name, in their order.
+    """The samples listed in a level's metadata, in order.
 
     Raises:
       ValueError: a file is missing or malformed; the message names file and line.
@@ -94,7 +94,7 @@ def metadata_files(folder: pathlib.Path) -> list[pathlib.Path]:
     """The metadata files of a level, by number.
 
     Raises:
-      ValueError: there is none, or one without a number.
+      ValueError: there are none, or one has no number.
     """
     files = list((folder / "metadata").glob("*.npy"))
     for file in files:
@@ -109,21 +109,21 @@ def read(samples: Iterable[Sample], size: int) -> Iterator[tuple[np.ndarray, int
     """Yields each image, `uint8 [size * size]` row by row, and its label.
 
     Raises:
-      ValueError: a file is no PNG, truncated, or not grey and of that size.
+      ValueError: a file is not a PNG, is truncated, or is not grey and of that size.
     """
     for sample in samples:
         yield _pixels(sample.file, size).ravel(), sample.label
 
 
 def _pixels(file: pathlib.Path, size: int) -> np.ndarray:
-    """The pixels of a PNG, once its header says that they are grey and so many."""
+    """The pixels of a PNG, after checking in its header that it is grey and fits."""
     wanted = f"a grey PNG of {size} x {size} pixels with 8 bits"
     stored = file.stat().st_size
     if stored > _HEADER_BYTES + 2 * size**2:
         raise expected(str(file), wanted, f"{stored:,} bytes")
     data = file.read_bytes()
     try:
-        # Pillow warns of large images, and reads one that lacks its end.
+        # Pillow warns about large images, and accepts one without its end.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             image = Image.open(io.BytesIO(data), formats=["PNG"])
@@ -139,7 +139,7 @@ def _pixels(file: pathlib.Path, size: int) -> np.ndarray:
 
 
 def _rows(file: pathlib.Path) -> Iterator[tuple[str, list[str]]]:
-    """Yields file and line of each row, and its columns."""
+    """Yields the file and line number of each row, and its columns."""
     data = file.read_bytes()
     try:
         if data.startswith(_NPY):

@@ -1,20 +1,20 @@
-"""How Pathfinder's snakes grow: the occupied space of many images, and dashes in it.
+"""How Pathfinder's snakes grow: the occupied space of many images, and its dashes.
 
 A dash's pivot lies a margin before its beginning. The next pivot is one dash and two
 margins further in the same direction; the next dash ends on the circle of radius
-`dash + margin` around it and begins a margin away from it. Its end is drawn among the
+`dash + margin` around it and begins a margin away from it. Its end is sampled among the
 pixels of that circle with weight
 
     free * cos(min(continuity * |turn|, pi / 2)) ** 2,
 
-`free` being one less the occupied share of the pixel's surroundings. A dash that would
-touch what is occupied is drawn again, twice at most; then the snake has failed.
+`free` being one minus the occupied share of the pixel's surroundings. A dash that would
+touch occupied space is resampled, twice at most; then the snake has failed.
 
-As in the original (drewlinsley/pathfinder), a snake's newest dash is not occupied space
-yet, since its successor begins within its margin. There, too, a first dash that can
-stick out of the image as a whole, which only small margins allow, lets no place be
-found at all: on 32 and 64 pixels snakes begin in few directions, and a distractor often
-does not begin. We keep this: without it an image has 40 % more ink than LRA's.
+As in the original (drewlinsley/pathfinder), a snake's newest dash is not yet occupied
+space, since its successor begins within its margin. Also as there, no place at all is
+found for a first dash that could lie entirely outside the image, which is possible only
+with small margins: on 32 and 64 pixels snakes begin in few directions, and a distractor
+often does not begin. We keep this: without it an image has 40 % more ink than LRA's.
 """
 
 import numpy as np
@@ -23,7 +23,7 @@ from lra_jax.data.pathfinder_shapes import DEGREES, Geometry, Tables
 
 _DASH_TRIALS = 3
 _PLACES_DRAWN = 24
-_FREE = 76  # Of 255: the original takes an occupied share of up to 0.3 as free.
+_FREE = 76  # Of 255: the original treats an occupied share of up to 0.3 as free.
 _LEAST_WEIGHT = 1e-4 * 255
 
 
@@ -31,7 +31,7 @@ class Snakes:
     """One snake in every image of a batch.
 
     Attributes:
-      pivots: `int32 [n, 2]`, that of the newest dash.
+      pivots: `int32 [n, 2]`, the pivot of the newest dash.
       places: `int32 [n, dashes, 2]`, where each dash is placed.
       kinds: `int32 [n, dashes]`, each dash's row in the tables.
     """
@@ -43,23 +43,23 @@ class Snakes:
 
     @property
     def dashes(self) -> int:
-        """Dashes of a whole snake."""
+        """Number of dashes in a complete snake."""
         return self.kinds.shape[1]
 
     def add(self, ids, dash, places, kinds, pivots) -> None:
-        """Notes one dash in some images."""
+        """Records one dash in some images."""
         self.places[ids, dash] = places
         self.kinds[ids, dash] = kinds
         self.pivots[ids] = pivots
 
     def copy_rows(self, source: "Snakes", ids: np.ndarray, rows: np.ndarray) -> None:
-        """Takes over rows of another batch."""
+        """Copies rows from another batch."""
         self.places[ids] = source.places[rows]
         self.kinds[ids] = source.kinds[rows]
 
 
 class Patches:
-    """Square windows of canvases, addressed by their middles.
+    """Square windows of canvases, addressed by their centres.
 
     Args:
       canvases: `uint8 [n, rows, columns]`.
@@ -87,15 +87,15 @@ class Patches:
 class Field:
     """The occupied space of a batch of images, kept up to date dash by dash.
 
-    Canvases reach `tables.pad` cells beyond the image: free in `occupied`, so that a
-    dash may stick out, and full in `near`, the dilation of `occupied` by the margin, so
-    that no dash ends there. Places are in canvas coordinates.
+    Canvases extend `tables.pad` cells beyond the image. These are free in `occupied`,
+    so that a dash may stick out, and full in `near`, the dilation of `occupied` by the
+    margin, so that no dash ends there. Places are in canvas coordinates.
 
     Args:
-      geometry: lengths.
-      tables: what they give, for one margin.
-      rng: every draw comes from it.
-      count: images.
+      geometry: the lengths.
+      tables: the tables computed from them, for one margin.
+      rng: source of all random choices.
+      count: number of images.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Field:
         self._near_patches = Patches(self._near, tables.reach.shape[1])
 
     def clear(self, ids: np.ndarray) -> None:
-        """Forgets everything in some images."""
+        """Clears all space in some images."""
         self._occupied[ids] = self._bare
         self._near[ids] = self._bare_near
 
@@ -124,26 +124,26 @@ class Field:
     def restore(
         self, ids: np.ndarray, saved: tuple[np.ndarray, np.ndarray], rows: np.ndarray
     ) -> None:
-        """Puts rows of such a copy, of this field or of its equal, into some images."""
+        """Restores rows of such a copy, from this or an equal field, to some images."""
         self._occupied[ids], self._near[ids] = saved[0][rows], saved[1][rows]
 
     def occupy(self, snakes: Snakes, ids: np.ndarray, dash: int | np.ndarray) -> None:
-        """Occupies the room of one dash of each snake."""
+        """Occupies the space of one dash of each snake."""
         kinds = snakes.kinds[ids, dash]
         middles = snakes.places[ids, dash] + self._tables.middles[kinds]
         self._occupied_patches.raise_to(ids, middles, self._tables.room[kinds])
         self._near_patches.raise_to(ids, middles, self._tables.reach[kinds])
 
     def begin_pair(self, one: Snakes, two: Snakes, ids: np.ndarray) -> np.ndarray:
-        """Begins the two target snakes; returns the images where both have room.
+        """Begins the two target snakes; returns the images in which both have room.
 
-        The first lies anywhere in the middle, the second at the seed distance from it
-        in any direction.
+        The first is placed anywhere in the middle, the second at the seed distance from
+        it in any direction.
         """
         tables, distance = self._tables, self._geometry.seed_distance
         possible = np.flatnonzero(tables.possible)
         kinds = possible[self._rng.integers(len(possible), size=len(ids))]
-        # The free middle is a rectangle, and so are the places in it.
+        # The free middle is a rectangle, and so are the possible places in it.
         least = 2 * distance - tables.bounds[0][kinds]
         beyond = self._geometry.size - 2 * distance - tables.bounds[1][kinds]
         room = beyond - least
@@ -160,8 +160,8 @@ class Field:
     def begin_anywhere(self, snakes: Snakes, ids: np.ndarray) -> np.ndarray:
         """Begins snakes at free places, uniformly; returns the images that had one.
 
-        Some places are drawn. Where none of them is free all are looked at, and one of
-        those that are is drawn.
+        Some places are sampled. If none of them is free, all places are checked, and
+        one of the free ones is sampled.
         """
         kinds = self._rng.integers(DEGREES, size=len(ids))
         size = self._geometry.size
@@ -182,7 +182,7 @@ class Field:
         return ids[found]
 
     def extend(self, snakes: Snakes, ids: np.ndarray, dash: np.ndarray) -> np.ndarray:
-        """Adds a dash to snakes; returns which rows of `ids` had room for one.
+        """Adds a dash to snakes; returns the rows of `ids` that had room for one.
 
         Args:
           snakes: some have `dash` dashes.
@@ -202,7 +202,7 @@ class Field:
                 break
             drawn = self._rng.random(len(waiting), np.float32) * total[waiting]
             choice = (summed[waiting] <= drawn[:, None]).sum(axis=1)
-            # Rounding may draw the whole sum: then the last one.
+            # Rounding may yield the whole sum: then the last one is taken.
             choice = np.minimum(choice, len(tables.candidates) - 1)
             places, kinds = (
                 pivots[waiting] + tables.candidates[choice],
@@ -219,19 +219,19 @@ class Field:
         return rows
 
     def _near_at_candidates(self, ids: np.ndarray, pivots: np.ndarray) -> np.ndarray:
-        """How full it is where a dash may end, `uint8 [ids, candidates]`."""
+        """How full the space is where a dash may end, `uint8 [ids, candidates]`."""
         side = self._near.shape[1]
         offsets = self._tables.candidates @ np.array([side, 1])
         middles = (ids * side + pivots[:, 0]) * side + pivots[:, 1]
         return self._near.reshape(-1).take(middles[:, None] + offsets)
 
     def _begin(self, snakes, ids, places, kinds) -> None:
-        """Notes first dashes; places are in image coordinates here."""
+        """Records first dashes; here places are in image coordinates."""
         places = places + self._tables.pad
         snakes.add(ids, 0, places, kinds, places + self._tables.pivots[kinds])
 
     def _free(self, ids, places, kinds) -> np.ndarray:
-        """Whether first dashes find room, `[n, places]`."""
+        """Whether first dashes have room, `[n, places]`."""
         cells = places[:, :, None] + self._tables.footprints[kinds][:, None]
         cells += self._tables.pad
         there = self._occupied[ids[:, None, None], cells[..., 0], cells[..., 1]]
@@ -249,7 +249,7 @@ class Field:
 
 
 def _bare_canvases(geometry: Geometry, tables: Tables) -> tuple[np.ndarray, np.ndarray]:
-    """`occupied` and `near` of an image with nothing in it but its border."""
+    """`occupied` and `near` of an image that is empty except for its border."""
     pad, border = tables.pad, geometry.border
     margin = (tables.reach.shape[1] - tables.room.shape[1]) // 2
     side = geometry.size + 2 * pad

@@ -1,25 +1,25 @@
-"""Pathfinder images by the thousand: two snakes, distractors, and two markers.
+"""Pathfinder images in bulk: two snakes, distractors, and two markers.
 
 The distribution is that of the original (Linsley et al., "Learning long-range spatial
 dependencies with horizontal gated recurrent units", NeurIPS 2018; its repository
 drewlinsley/pathfinder) with the settings of the Long-Range Arena:
 
-1. two target snakes grow in turn, dash by dash (`pathfinder_growth`); where one cannot
-   go on, the image begins anew;
-2. distractors grow from free places, each tried five times, and may be missing. The
-   last dash of the first target is the one thing that they may touch;
-3. two markers: at the beginning of a target snake, and at the end of the same one
-   (label 1) or of the other (label 0);
+1. two target snakes grow in turn, dash by dash (`pathfinder_growth`); if one cannot
+   continue, the image starts again;
+2. distractors grow from free places, each tried five times, and may be missing. They
+   may touch only the last dash of the first target;
+3. two markers are placed: at the beginning of a target snake, and at the end of the
+   same one (label 1) or of the other (label 0);
 4. the image is the maximum of all layers, stretched to 0..255. On 32 pixels distractors
    are brightest (255) and markers darkest (127).
 
-Of 1,000 pairs of snakes begun on 64 pixels one is finished, of 330 on 128. So a batch
-of attempts grows at once, each at its own age: one that failed begins again at once,
-one that is finished moves on to the distractors.
+One in 1,000 pairs of snakes begun on 64 pixels is finished, and one in 330 on 128. So a
+batch of attempts grows at once, each at its own stage: one that failed starts again
+immediately, and one that is finished moves on to the distractors.
 
 Labels are balanced, one of each in every two images (the original tosses a coin). Each
-chunk has a random stream of its own, keyed by (seed, chunk), so that the images are the
-same bytes for any number of processes.
+chunk has its own random stream, keyed by (seed, chunk), so that the images are
+byte-identical for any number of processes.
 """
 
 import contextlib
@@ -35,9 +35,9 @@ from lra_jax.data.pathfinder_growth import Field, Patches, Snakes
 from lra_jax.data.pathfinder_shapes import LEVELS, Settings, Tables, make_tables
 
 CHUNK_PIXELS = 1 << 20
-"""Pixels of all images of a chunk. Part of the definition of what a seed gives."""
+"""Pixels of all images in a chunk. Changing it would change every seed's images."""
 
-_ATTEMPTS = 128  # At once. Part of that definition, too.
+_ATTEMPTS = 128  # At once. Changing it would change them too.
 _SNAKE_TRIALS = 5
 
 
@@ -59,7 +59,7 @@ def chunk_size(settings: Settings) -> int:
 
 
 def sample_chunk(settings: Settings, seed: int, chunk: int) -> Images:
-    """Grows the images of a chunk; they depend on the arguments alone."""
+    """Grows the images of a chunk; they depend only on the arguments."""
     entropy = np.random.SeedSequence((seed, chunk))
     rng = np.random.Generator(np.random.Philox(entropy))
     count = chunk_size(settings)
@@ -83,9 +83,9 @@ def iterate(
     Args:
       settings: which images.
       seed: any non-negative integer; fixes every byte of the result.
-      count: how many images.
-      processes: worker processes; 1 works in this process, None takes what the
-        machine has. The images do not depend on it.
+      count: number of images.
+      processes: worker processes; 1 = in this process, None = as many as the machine
+        has cores. The images do not depend on it.
 
     Raises:
       ValueError: an argument is out of range.
@@ -104,7 +104,7 @@ def _iterate(settings, seed, count, processes) -> Iterator[Images]:
         for images in chunks:
             left = count - len(images.labels)
             if left <= 0:
-                # Who takes the last batch may never come back to end the workers.
+                # A consumer of the last batch may never come back to end the workers.
                 chunks.close()
             yield Images(images.pixels[:count], images.labels[:count])
             if left <= 0:
@@ -165,7 +165,7 @@ def _grow_targets(field, settings, tables, rng, count) -> tuple[Snakes, Snakes]:
 
 
 def _begin_again(field: Field, pair: tuple[Snakes, Snakes], age: np.ndarray) -> None:
-    """Begins every attempt of age 0."""
+    """Starts every attempt of age 0."""
     while (waiting := np.flatnonzero(age == 0)).size:
         field.clear(waiting)
         age[field.begin_pair(*pair, waiting)] = 1

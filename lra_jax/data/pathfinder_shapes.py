@@ -1,10 +1,10 @@
-"""The settings of Pathfinder's images, and the tables of segments that draw them.
+"""The settings of Pathfinder's images, and tables of the segments that they consist of.
 
 Sizes and levels are those of the Long-Range Arena (docstring of its
 `data/pathfinder.py`, on top of the defaults of drewlinsley/pathfinder, whose geometry
 this follows). A snake is a chain of dashes. A dash begins at a whole pixel and ends at
-one of few, so all dashes that can occur are drawn once, with Pillow, and growing a
-snake is looking up rows of tables.
+one of a few pixels, so all possible dashes are drawn once, with Pillow, and growing a
+snake means looking up rows of tables.
 
 Positions are (row, column); an angle a points to `(sin a, cos a)`.
 """
@@ -20,9 +20,9 @@ from PIL import Image, ImageDraw
 from lra_jax.errors import expected, known
 
 DEGREES = 360
-"""The first dash of a snake has one of so many directions."""
+"""The first dash of a snake has one of this many directions."""
 
-_RIPPLE = 7  # Of 255: what Lanczos leaves around a shape.
+_RIPPLE = 7  # Of 255: the ripples that Lanczos leaves around a shape.
 _SCALE = 2  # Dashes and markers are drawn twice as large, then reduced by Lanczos.
 
 
@@ -33,15 +33,15 @@ class Geometry:
     Attributes:
       size: side of the image.
       border: rows and columns along each edge where no dash ends.
-      margins: free space around a dash; an image takes one of these.
+      margins: free space around a dash; each image uses one of these.
       dash: length of a dash.
-      thickness: of a dash.
+      thickness: thickness of a dash.
       marker: radius of the two markers.
       seed_distance: from the beginning of one target snake to that of the other.
       continuity: how straight snakes are; no turn exceeds `pi / 2 / continuity`.
-      distractor_dashes: of all distractors together.
-      target_contrast: of the two target snakes; markers have 1.
-      distractor_contrast: of the distractors.
+      distractor_dashes: total number of dashes of all distractors.
+      target_contrast: contrast of the two target snakes; that of the markers is 1.
+      distractor_contrast: contrast of the distractors.
     """
 
     size: int
@@ -63,7 +63,7 @@ GEOMETRIES = {
     128: Geometry(128, 1, (2, 3), 5, 1.5, 3.0, 20, 1.8, 35, 0.9, 0.9),
     256: Geometry(256, 22, (3,), 5, 2.0, 5.0, 27, 1.8, 30, 1.0, 1.0),
 }
-"""By side of the image."""
+"""Geometries by side of the image."""
 
 
 class Level(NamedTuple):
@@ -74,17 +74,17 @@ class Level(NamedTuple):
 
 
 LEVELS = {"easy": Level(6, 2), "intermediate": Level(9, 3), "hard": Level(14, 4)}
-"""LRA's results are on `hard`, folder `curv_contour_length_14`."""
+"""LRA's results are for `hard`, folder `curv_contour_length_14`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """Which images.
+    """Which images are generated.
 
     Attributes:
       size: side in pixels, a key of `GEOMETRIES`.
       level: a key of `LEVELS`.
-      num_distractors: None is LRA's number, 5 (32 and 64), 8 (128) and 7 (256) on the
+      num_distractors: None = LRA's number, 5 (32 and 64), 8 (128) and 7 (256) on the
         hard level.
 
     Raises:
@@ -110,25 +110,25 @@ class Settings:
 
     @property
     def distractors(self) -> int:
-        """The number of distractors that are tried."""
+        """The number of attempted distractors."""
         if self.num_distractors is not None:
             return self.num_distractors
         return self.geometry.distractor_dashes // LEVELS[self.level].distractor
 
 
 class Tables(NamedTuple):
-    """Every dash that can occur; row i belongs to direction i.
+    """Every possible dash; row i belongs to direction i.
 
     Directions 0..359 are those of first dashes, which are placed by their beginning.
     Direction 360 + k is that of a dash that ends at the k-th candidate; it is placed by
-    that end.
+    its end.
 
     Attributes:
-      dashes: `uint8 [directions, s, s]`, the dash, its place in the middle.
-      room: `uint8 [directions, r, r]`, the dash and the margin around it, the dash's
-        middle in the middle.
-      limits: `uint8 [directions, r, r]`, what `room` bears below it: occupied beyond
-        that, the dash does not fit.
+      dashes: `uint8 [directions, s, s]`, the dash, centred at its place.
+      room: `uint8 [directions, r, r]`, the dash and the margin around it, centred at
+        the dash's middle.
+      limits: `uint8 [directions, r, r]`, the highest occupied value below `room` with
+        which the dash still fits.
       reach: `uint8 [directions, q, q]`, `room` dilated by the margin.
       middles: `int32 [directions, 2]`, from the place of a dash to its middle.
       advance: `int32 [directions, 2]`, from a dash's pivot to that of the next.
@@ -137,11 +137,11 @@ class Tables(NamedTuple):
       pivots: `int32 [360, 2]`, from the beginning of a first dash to its pivot.
       heads: `int32 [360, 2]`, from the beginning of a first dash to its end.
       footprints: `int32 [360, cells, 2]`, cells that must be free for a first dash, as
-        offsets from its beginning; shorter ones repeat a cell.
+        offsets from its beginning; shorter lists repeat a cell.
       bounds: `int32 [2, 360, 2]`, the least and the greatest of these offsets.
-      possible: `bool [360]`, whether a first dash may have this direction: from no
-        place in the image do all its cells lie outside.
-      marker: `uint8 [m, m]`, a marker, its place in the middle.
+      possible: `bool [360]`, whether a first dash may have this direction: at no place
+        in the image do all its cells lie outside.
+      marker: `uint8 [m, m]`, a marker, centred at its place.
       pad: rows and columns around an image that offsets may reach.
     """
 
@@ -169,7 +169,7 @@ def make_tables(geometry: Geometry, margin: int) -> Tables:
     first = np.arange(-180, 180) * np.pi / 180
     candidates, next_ = _circle(length + margin)
     angles = np.concatenate([first, next_])
-    # A first dash leaves its place forwards, a later one backwards.
+    # A first dash extends forwards from its place, a later one backwards.
     drawn = np.concatenate([first, next_ + np.pi])
     dashes, room = _draw_dashes(geometry, margin, drawn)
     heads = _rounded_up(first, length)
@@ -205,7 +205,7 @@ def disk(radius: int) -> np.ndarray:
 
 
 def _dilate(images: np.ndarray, radius: int) -> np.ndarray:
-    """The greatest value within a disk, `[n, h, w]`; nothing is taken from outside."""
+    """The maximum within a disk, `[n, h, w]`; values outside the image do not count."""
     padded = np.pad(images, ((0, 0), (radius, radius), (radius, radius)))
     height, width = images.shape[1:]
     out = np.zeros_like(images)
@@ -215,7 +215,7 @@ def _dilate(images: np.ndarray, radius: int) -> np.ndarray:
 
 
 def _rounded_up(angles: np.ndarray, length: int) -> np.ndarray:
-    """The offset of a step in whole pixels, `int32 [n, 2]`, as the original rounds."""
+    """The offset of a step in whole pixels, `int32 [n, 2]`, rounded as originally."""
     exact = length * np.stack([np.sin(angles), np.cos(angles)], axis=1)
     return np.ceil(exact.round(9)).astype(np.int32)
 
@@ -253,7 +253,7 @@ def _draw_dashes(
 
 
 def _draw_marker(radius: float) -> np.ndarray:
-    # Its place is a pixel of the large image too: the middle of an even number.
+    # Its place is also a pixel of the large image: the middle of an even number.
     half = math.ceil(radius) + 3
     large = np.arange(-half * _SCALE, (half + 1) * _SCALE)
     inside = large[:, None] ** 2 + large[None, :] ** 2 <= (radius * _SCALE) ** 2
@@ -267,7 +267,7 @@ def _reduce(images: np.ndarray, side: int) -> np.ndarray:
 
 
 def _crop(images: np.ndarray, middles: np.ndarray) -> np.ndarray:
-    """The smallest squares around the middles that hold all but Lanczos' ripples."""
+    """The smallest squares around the centres that contain all but Lanczos' ripples."""
     images = np.where(images > _RIPPLE, images, 0)
     which, *cells = np.nonzero(images)
     cells = np.stack(cells, axis=1) - images.shape[1] // 2
@@ -279,15 +279,15 @@ def _crop(images: np.ndarray, middles: np.ndarray) -> np.ndarray:
 
 
 def _limits(room: np.ndarray) -> np.ndarray:
-    """A dash fits where occupied and its own room sum to less than 1.8 (of 255)."""
+    """A dash fits if occupied space and its room sum to less than 1.8 times 255."""
     return np.minimum(458 - room.astype(np.int32), 255).astype(np.uint8)
 
 
 def _footprints(room: np.ndarray, radius: int) -> np.ndarray:
-    """Cells that a first dash covers wholly.
+    """Cells that a first dash covers completely.
 
-    As in the original they lie one row and one column beyond the dash itself, and end
-    at `radius`.
+    As in the original, they extend one row and one column beyond the dash itself, and
+    end at `radius`.
     """
     half = room.shape[1] // 2
     cells = [np.argwhere(image == 255) - half + 1 for image in room]

@@ -1,24 +1,24 @@
 """From a prepared dataset to padded batches, with grain.
 
-Training batches are planned by `batches.BatchPlan`, so grain's part is small: read,
-pad, prefetch, and a position that a checkpoint can hold. Elements are dicts of numpy
-arrays:
+Training batches are planned by `batches.BatchPlan`, so grain's part is small: reading,
+padding, prefetching, and a position that a checkpoint can hold. Elements are dicts of
+numpy arrays:
 
     tokens   uint8   [batch, bucket length]   0 beyond a sequence's end
     lengths  int32   [batch]
     labels   int32   [batch]
     weights  float32 [batch]                  evaluation only: 0 for a filler row
 
-Larger vocabularies have tokens of a wider dtype. Where labels belong to positions they
-are `[batch, K]`, -1 where a row has fewer than K, and beside them are
+Larger vocabularies have tokens of a wider dtype. If labels belong to positions they are
+`[batch, K]`, -1 where a row has fewer than K, and there are also
 
     positions  int32 [batch, K]
 
-Rows of text, which are packed already, come as their dataset makes them: `tokens`,
-`segment_ids` and `labels`, all `[batch, T]`.
+Rows of text, which are already packed, are passed on as their dataset makes them:
+`tokens`, `segment_ids` and `labels`, all `[batch, T]`.
 
 A task with pairs of sequences has a `tokens` and a `lengths` for each, with the suffix
-that its builder gives (`tokens_1`, `lengths_1`, `tokens_2`, ...).
+given by its builder (`tokens_1`, `lengths_1`, `tokens_2`, ...).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -45,10 +45,10 @@ if TYPE_CHECKING:
     import grain
 
 Augment = Callable[[np.ndarray, np.random.Generator], np.ndarray]
-"""``(tokens of one example, generator) -> tokens`` of the same number."""
+"""``(tokens of one example, generator) -> tokens`` of the same length."""
 
 Targets = Callable[[np.ndarray], np.ndarray]
-"""``(tokens of a row) -> targets`` of the same number, 0 where there is none."""
+"""``(tokens of a row) -> targets`` of the same length, 0 where there is none."""
 
 __all__ = [
     "BatchPlan",
@@ -63,7 +63,7 @@ __all__ = [
 
 
 def bucket_lengths(dataset: SequenceDataset, buckets: Buckets) -> tuple[int, ...]:
-    """Returns the lengths that batches of any split are padded to, increasing.
+    """Returns the lengths to which batches of any split are padded, increasing.
 
     Args:
       dataset: a prepared dataset.
@@ -99,30 +99,30 @@ def train_iterator(
     """Returns the batches of a training run.
 
     Batch i is a function of `seed` and i (and of the data, buckets and batch size), on
-    any number of hosts and after any restart. `get_state` and `set_state` hold the
-    index of the next batch; Orbax takes the iterator as it is.
+    any number of hosts and after any restart. `get_state` and `set_state` use the index
+    of the next batch; Orbax accepts the iterator itself.
 
     Args:
       dataset: a prepared dataset.
-      batch_size: examples a batch, over all hosts.
+      batch_size: examples per batch, over all hosts.
       seed: fixes the order of the examples.
-      num_steps: batches of the run.
+      num_steps: batches in the run.
       buckets: the lengths to pad to, see `bucket_lengths`.
-      split: which examples.
+      split: the split to read.
       length_warmup: how much of each sequence the first batches hold, see
         `LengthWarmup`.
       curriculum: which examples the first batches hold, see `Curriculum`.
       augment: applied to every sequence of every batch, with a generator that is a
-        function of the seed, the step and the row; None = the data as they are.
-      targets: gives each sequence of the first batches a further one, `targets`, of
-        the same shape.
-      target_steps: how many batches have it.
-      packing: pack the examples of each batch into rows of the longest bucket, a
-        multiple of this number of them (`data.packing`); 0 = one example a row.
-      shard: this host's index and the number of hosts; the host gets its rows of
-        every batch, and reads no others.
+        function of the seed, the step and the row; None = the data are not changed.
+      targets: adds a sequence `targets` of the same shape to each sequence of the first
+        batches.
+      target_steps: number of batches that have targets.
+      packing: pack the examples of each batch into rows of the longest bucket; their
+        number is a multiple of this (`data.packing`); 0 = one example per row.
+      shard: this host's index and the number of hosts; the host gets its rows of every
+        batch, and reads no others.
       num_threads: threads that read ahead; 0 reads when asked.
-      prefetch: batches that they keep ready.
+      prefetch: number of batches that they keep ready.
 
     Raises:
       ValueError: an argument is out of range, or `length_warmup` is given for images.
@@ -169,7 +169,7 @@ def train_iterator(
 
 
 class EvalBatches:
-    """Batches of one split in which every example counts once; iterate at will."""
+    """Batches of one split in which every example counts once; iterate repeatedly."""
 
     def __init__(
         self,
@@ -189,7 +189,7 @@ class EvalBatches:
         return len(self._plan)
 
     def examples(self) -> Iterator[np.ndarray]:
-        """The indices of the examples that count in each batch, in its order."""
+        """The indices of the examples that count in each batch, in order."""
         for batch, counted in self._plan:
             yield batch.ids[:counted]
 
@@ -208,17 +208,17 @@ def eval_batches(
     *,
     shard: tuple[int, int] = (0, 1),
 ) -> EvalBatches:
-    """Returns the batches of an evaluation, of the same shapes as those of training.
+    """Returns the batches of an evaluation, of the same shapes as in training.
 
-    `weights` is 1 for a row that counts and 0 for one that fills up the last batch of
-    a bucket (a repeated example, to keep every value defined). Weights of
+    `weights` is 1 for a row that counts and 0 for one that fills the last batch of
+    a bucket (a repeated example, so that every value is defined). The weights of
     all rows on all hosts sum to the number of examples.
 
     Args:
       dataset: a prepared dataset.
-      split: which examples. One of the dataset's parts is padded to its own longest.
+      split: the split to read. Any of the dataset's parts is padded to its own longest.
       buckets: the lengths to pad to, see `bucket_lengths`.
-      batch_size: rows a batch, over all hosts.
+      batch_size: rows per batch, over all hosts.
       shard: this host's index and the number of hosts.
 
     Raises:
@@ -230,7 +230,7 @@ def eval_batches(
 
 
 def eval_shapes(dataset: SequenceDataset, buckets: tuple[int, ...]) -> int:
-    """The most shapes that batches of `eval_batches` have over all splits."""
+    """The most shapes that batches of `eval_batches` can have over all splits."""
     shapes = {
         (width, dataset.labels(split).shape[1:])
         for split in (*dataset.splits, *dataset.parts)
@@ -242,7 +242,7 @@ def eval_shapes(dataset: SequenceDataset, buckets: tuple[int, ...]) -> int:
 def _split_buckets(
     dataset: SequenceDataset, split: str, buckets: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """The lengths that evaluation batches of a split are padded to."""
+    """The lengths to which evaluation batches of a split are padded."""
     if split in dataset.parts:
         return (int(dataset.lengths(split).max()),)
     return buckets
@@ -283,7 +283,7 @@ class _Reader:
         augment: Augment | None = None,
         draws: Sequence[np.random.Generator] = (),
     ) -> dict[str, np.ndarray]:
-        """The examples of a batch; of each sequence at most `limit` tokens.
+        """The examples of a batch, with at most `limit` tokens of each sequence.
 
         They are augmented before they are cut, each with its own generator.
         """
@@ -310,7 +310,7 @@ class _Reader:
 
 
 def _example_lengths(dataset: SequenceDataset, split: str) -> np.ndarray:
-    """The length that decides an example's bucket: of a pair, the longer one."""
+    """The length that determines an example's bucket: for a pair, the longer one."""
     lengths = dataset.lengths(split)
     return lengths if lengths.ndim == 1 else lengths.max(axis=1)
 

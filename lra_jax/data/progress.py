@@ -1,16 +1,16 @@
-"""Progress on stderr: a bar on a terminal, else a line for each tenth."""
+"""Progress on stderr: a bar on a terminal, otherwise a line for each tenth."""
 
 import sys
 from typing import Self
 
 
 class Progress:
-    """Use as a context; call ``advance`` with the bytes that were done.
+    """Use as a context; call ``advance`` with the number of bytes done.
 
     Args:
-      name: what is being done.
-      total: bytes in all.
-      done: bytes done before.
+      name: the activity.
+      total: total number of bytes.
+      done: bytes already done.
     """
 
     def __init__(self, name: str, total: int, done: int = 0):
@@ -36,7 +36,7 @@ class Progress:
         self._bar.stop()
 
     def advance(self, size: int) -> None:
-        """Counts some more bytes."""
+        """Adds to the bytes done."""
         self._done += size
         self._bar.update(self._row, advance=size)
         if 10 * self._done // self._total > self._tenths:

@@ -4,12 +4,12 @@
 
 From the Long-Range Arena's own files ``new_aan_pairs.{train,eval,test}.tsv``: a folder
 that holds them, the unpacked release around them (which also holds a copy of itself),
-the release ``lra_release.gz`` as it is (given, or downloaded; only these files are
-taken from it), or MEGA's layout of integers (``token_files``).
+the original release ``lra_release.gz`` (given, or downloaded; only these files are
+extracted), or MEGA's layout of integers (``token_files``).
 
 The files are tab separated, without header or quotes: label (0 or 1, written as 0.0 or
-1.0), two ids, two texts. Tokens are the bytes of the texts, 0..255, cut after
-``max_length`` each; the Long-Range Arena's ids are one more, with 0 for padding.
+1.0), two ids, two texts. Tokens are the bytes of the texts, 0..255, each truncated to
+``max_length``; the Long-Range Arena's ids are one higher, with 0 for padding.
 """
 
 import os
@@ -54,13 +54,13 @@ def prepare(
     path: str | os.PathLike | None = None,
     max_length: int = 4000,
 ) -> SequenceDataset:
-    """Opens the task's data, preparing them first where that was not done before.
+    """Opens the task's data, preparing them first if necessary.
 
     Args:
-      data_dir: where prepared data, and downloads, live; None is tfds' own folder.
+      data_dir: folder of prepared data and downloads; None = tfds' own folder.
       path: a folder with the tsv files, the unpacked release, ``lra_release.gz``, or a
-        folder with ``input`` and ``label``; None downloads the release.
-      max_length: bytes of a document that are kept, the first ones.
+        folder with ``input`` and ``label``; None = download the release.
+      max_length: documents are truncated to this many bytes.
 
     Returns:
       Splits `train`, `valid` and `test` of `tokens_1`, `tokens_2` and `label`.
@@ -114,7 +114,7 @@ def _read(file: pathlib.Path, max_length: int) -> Iterator[tuple]:
             if label.strip() not in _LABELS:
                 shown = label.decode("utf-8", errors="replace")
                 raise expected(place, "a label of 0 or 1", checks.shortened(shown))
-            # An empty text would be a sequence of no tokens.
+            # An empty text would be a sequence without tokens.
             arrays = (
                 np.frombuffer(text[:max_length] or b"\n", np.uint8) for text in texts
             )
@@ -143,7 +143,7 @@ def _find(root: pathlib.Path) -> dict[str, pathlib.Path]:
 
 
 def _unpacked(path: pathlib.Path, root: pathlib.Path) -> dict[str, pathlib.Path]:
-    """The three files of the release, which has room for them beside the downloads."""
+    """The three files of the release, extracted next to the downloads."""
     downloads = root / "downloads"
     folder = downloads / f"lra_release-{checks.digest([path])}"
     downloads.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Contact sheets: many small grey images on one PNG, each with its label above it."""
+"""Contact sheets: many small grey images in one PNG, each with its label above it."""
 
 import math
 import os
@@ -11,7 +11,7 @@ from PIL import Image
 from lra_jax.errors import expected
 from lra_jax.files import replacing
 
-# Digits of 3 x 5 pixels, row by row, a bit for each pixel.
+# Digits of 3 x 5 pixels, row by row, one bit per pixel.
 _DIGITS = (
     *(0b111101101101111, 0b010110010010111, 0b111001111100111, 0b111001111001111),
     *(0b101101111001001, 0b111100111001111, 0b111100111101111, 0b111001001001001),
@@ -23,10 +23,10 @@ _GAP = 4
 
 
 def write_png(file: str | os.PathLike, pixels: np.ndarray) -> None:
-    """Writes a grey image; nothing is left half written.
+    """Writes a grey image; never leaves a partial file.
 
     Args:
-      file: where to; its folder exists.
+      file: the file to write; its folder must exist.
       pixels: uint8 `[rows, columns]`, 0 black.
 
     Raises:
@@ -47,20 +47,20 @@ def contact_sheet(
     columns: int | None = None,
     scale: int | None = None,
 ) -> np.ndarray:
-    """Lays images out in rows, on grey, each under its label.
+    """Arranges images in rows, on grey, each under its label.
 
     Args:
       images: uint8 `[n, height, width]`.
       labels: `[n]`, not negative.
-      columns: images in a row; by default about as many as there are rows.
-      scale: pixels a side for each of an image's; by default images are enlarged to at
+      columns: images per row; by default about as many as there are rows.
+      scale: side in pixels of each image pixel; by default images are enlarged to at
         least 64 pixels.
 
     Returns:
       uint8 `[rows, columns]`, for `write_png`.
 
     Raises:
-      ValueError: there is no image, or not one label for each.
+      ValueError: there is no image, or the number of labels differs.
     """
     images, labels = np.asarray(images), np.asarray(labels)
     if images.ndim != 3 or not images.size or labels.shape != images.shape[:1]:

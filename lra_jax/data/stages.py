@@ -1,4 +1,4 @@
-"""Stages of a run, in each of which sequences have at most some length."""
+"""Stages of a run, each with a maximum sequence length."""
 
 import dataclasses
 from typing import ClassVar, Self
@@ -10,25 +10,25 @@ from lra_jax.errors import expected
 
 @dataclasses.dataclass(frozen=True)
 class Stages:
-    """Lengths that hold for the first steps of a run.
+    """Maximum lengths for the first steps of a run.
 
     Attributes:
-      stages: pairs `(length, step)`, both increasing: the length holds up to that step,
-        and none does after the last.
+      stages: pairs `(length, step)`, both increasing: the length applies up to that
+        step; after the last there is no limit.
     """
 
     stages: tuple[tuple[int, int], ...] = ()
 
     name: ClassVar[str]
-    """The setting that has them, for messages."""
+    """The setting to which they belong, for messages."""
 
     def limit(self, step: int) -> int | None:
-        """The length that holds at a step; None for no limit."""
+        """The maximum length at a step; None for no limit."""
         return next((length for length, end in self.stages if step < end), None)
 
     @classmethod
     def parse(cls, text: str, num_steps: int) -> Self:
-        """From `"128:0.3,512:0.4"`: 128 for 30 % of the steps, 512 until 40 %.
+        """From `"128:0.3,512:0.4"`: 128 for 30 % of the steps, 512 up to 40 %.
 
         Args:
           text: `LENGTH:FRACTION,...`; empty for no stages.
@@ -55,10 +55,10 @@ class Stages:
 def tokens_before(
     lengths: np.ndarray, step: int, *, cut: Stages, whole: Stages
 ) -> float:
-    """Tokens of an average example in all steps before one.
+    """Tokens, in average examples, of all steps before a given one.
 
     Args:
-      lengths: of the training examples.
+      lengths: lengths of the training examples.
       step: the step.
       cut: stages in which sequences are cut.
       whole: stages in which longer sequences are left out.
@@ -75,7 +75,7 @@ def tokens_before(
 
 
 def _numbers(text: str) -> list[tuple[int, float]]:
-    """The pairs of the text; none if there are none or it is not of that form."""
+    """The pairs in the text; none if it is empty or not of that form."""
     try:
         parts = [part.split(":") for part in text.split(",")]
         return [(int(length), float(fraction)) for length, fraction in parts]

@@ -1,16 +1,16 @@
-"""Text: reviews of films (IMDb) byte by byte, liked or not.
+"""Text: film reviews (IMDb) byte by byte, positive or negative.
 
     dataset = prepare(data_dir)
     dataset = prepare(data_dir, path="aclImdb_v1.tar.gz", max_length=1000)
 
 From the original archive (given, or downloaded), its folder ``aclImdb``, or MEGA's
-files of integers (``token_files``). Tokens are the bytes of the files, 0..255, cut
-after ``max_length``; the Long-Range Arena's ids are one more, with 0 for padding. Label
-0 is neg, 1 is pos.
+files of integers (``token_files``). Tokens are the bytes of the files, 0..255,
+truncated to ``max_length``; the Long-Range Arena's ids are one higher, with 0 for
+padding. Label 0 is neg, 1 is pos.
 
-The archive has 25,000 reviews to train on and 25,000 to test on, and none to validate
-on; the Long-Range Arena validates on the test split. ``validation="holdout"`` takes a
-tenth of each class of the training reviews, drawn by ``seed``, instead.
+The archive has 25,000 reviews for training, 25,000 for testing, and none for
+validation; the Long-Range Arena validates on the test split. ``validation="holdout"``
+instead uses a tenth of each class of the training reviews, chosen by ``seed``.
 """
 
 import os
@@ -60,16 +60,16 @@ def prepare(
     validation: Validation = "holdout",
     seed: int = 0,
 ) -> SequenceDataset:
-    """Opens the task's data, preparing them first where that was not done before.
+    """Opens the task's data, preparing them first if necessary.
 
     Args:
-      data_dir: where prepared data, and downloads, live; None is tfds' own folder.
+      data_dir: folder of prepared data and downloads; None = tfds' own folder.
       path: the archive or its folder, the folder in it, or one with ``input`` and
-        ``label``; None downloads the archive.
-      max_length: bytes of a review that are kept, the first ones.
-      validation: "holdout" of a tenth, or "test". Files with a validation split of
-        their own keep it.
-      seed: of the reviews held out.
+        ``label``; None = download the archive.
+      max_length: reviews are truncated to this many bytes.
+      validation: "holdout" of a tenth, or "test". Files with their own validation split
+        keep it.
+      seed: seed for choosing the reviews held out.
 
     Returns:
       Splits `train`, `valid` and `test` of `tokens` and `label`.
@@ -108,7 +108,7 @@ def _files(path: pathlib.Path) -> list[pathlib.Path]:
     """The files in a folder on which the data depend.
 
     Raises:
-      ValueError: it holds no reviews.
+      ValueError: it contains no reviews.
     """
     folder = _folder(path)
     files = [
@@ -127,7 +127,7 @@ def _files(path: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _read(path: pathlib.Path, max_length: int) -> Reviews:
-    """The reviews of an archive, or of its folder; of each the first bytes.
+    """The truncated reviews of an archive, or of its folder.
 
     Raises:
       ValueError: an unknown class, or a class without reviews.
@@ -149,7 +149,7 @@ def _read(path: pathlib.Path, max_length: int) -> Reviews:
         for label in LABELS:
             if (split, label) not in reviews:
                 raise expected(str(path), f"reviews in {split}/{label}", "none")
-            # The same order, whatever the archive's or the file system's is.
+            # The same order for every archive and file system.
             reviews[split, label].sort()
     return reviews
 
@@ -161,13 +161,13 @@ def _keep(
     read: Callable[[int], bytes],
     max_length: int,
 ) -> None:
-    """Notes a review if the name is one; refuses a class that is not known."""
+    """Records a review if the name is one; refuses an unknown class."""
     match = _REVIEW.fullmatch(name)
     if match is None:
         return
     split, label, file = match.groups()
     if label in LABELS:
-        # An empty review would be a sequence of no tokens.
+        # An empty review would be a sequence without tokens.
         reviews.setdefault((split, label), []).append((file, read(max_length) or b"\n"))
     elif label != _UNLABELLED:
         raise expected(
@@ -176,7 +176,7 @@ def _keep(
 
 
 def _split(reviews: Reviews, seed: int | None) -> builder.Splits:
-    """Holds a tenth of each class out, drawn by the seed; None validates on test."""
+    """Holds out a tenth of each class, chosen by the seed; None: validates on test."""
     parts: dict[str, list[tuple[bytes, int]]] = {"train": [], "valid": [], "test": []}
     rng = np.random.Generator(np.random.Philox(seed))
     for label, number in LABELS.items():

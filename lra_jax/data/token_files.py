@@ -1,15 +1,15 @@
-"""The layout of MEGA's processed data: files of integers, one sequence a line.
+"""The layout of MEGA's processed data: files of integers, one sequence per line.
 
     input/train.src   label/train.label
     input/valid.src   label/valid.label
     input/test.src    label/test.label
 
 Integers are separated by blanks: pixels 0..255, or token ids. A label file has one
-integer a line. The second document of a pair is in ``input/train.src1`` etc.
+integer per line. The second document of a pair is in ``input/train.src1`` etc.
 
 Written by the code of "Mega: Moving Average Equipped Gated Attention", in
 examples/mega/lra/data_process.py of facebookresearch/mega. The binary files that
-fairseq makes of texts (``src-bin``) are another format, which is not read.
+fairseq makes from texts (``src-bin``) are a different format, which is not supported.
 """
 
 import pathlib
@@ -25,21 +25,21 @@ SPLITS = ("train", "valid", "test")
 
 
 class SplitFiles(NamedTuple):
-    """Files of one split: one or two of sequences, and the labels."""
+    """Files of one split: one or two of sequences, and one of labels."""
 
     sequences: tuple[pathlib.Path, ...]
     labels: pathlib.Path
 
 
 def find(root: pathlib.Path, suffixes: tuple[str, ...]) -> dict[str, SplitFiles] | None:
-    """The files of each split below a folder; None where it has not this layout.
+    """The files of each split below a folder; None if it does not have this layout.
 
     Args:
-      root: holds ``input`` and ``label``.
-      suffixes: of the sequences' files, as ``(".src",)``.
+      root: contains ``input`` and ``label``.
+      suffixes: suffixes of the sequences' files, such as ``(".src",)``.
 
     Raises:
-      ValueError: some of the files are there, and others are not.
+      ValueError: some of the files exist, and others do not.
     """
     if not (root / "input").is_dir() or not (root / "label").is_dir():
         return None
@@ -66,11 +66,11 @@ def listed(layout: Mapping[str, SplitFiles]) -> list[pathlib.Path]:
 def examples(
     layout: Mapping[str, SplitFiles], vocab_size: int, num_classes: int, max_length: int
 ) -> dict[str, tuple[int, Iterator[tuple]]]:
-    """For each split its size, and the examples: sequences, cut, and the label.
+    """For each split its size, and its examples: truncated sequences, and the label.
 
     Raises:
       ValueError: files of a split differ in their number of lines, or have none; while
-        reading, for what is not an integer of the right range, with file and line.
+        reading, if a value is not an integer in range, with file and line.
     """
     return {
         split: (_count(files), _read(files, vocab_size, num_classes, max_length))

@@ -1,7 +1,7 @@
-"""An endless ordered map over worker processes, which end with it.
+"""An endless ordered map over worker processes, which end together with it.
 
-`ProcessPoolExecutor.map` submits everything at once and its workers outlive a parent
-that was killed; both matter here.
+`ProcessPoolExecutor.map` submits everything at once, and its workers outlive a killed
+parent; both matter here.
 """
 
 import collections
@@ -29,10 +29,10 @@ def map_in_order(
 
     Args:
       function: a picklable pure function of an integer.
-      processes: worker processes, started by spawn; 1 calls the function here.
+      processes: worker processes, started by spawn; 1 = no other process.
 
-    Where workers cannot start (a script without the `__main__` guard, or one read
-    from standard input) the work goes on in this process.
+    If workers cannot start (a script without the `__main__` guard, or one read from
+    standard input) the work continues in this process.
     """
     if processes == 1:
         yield from map(function, itertools.count())
@@ -45,7 +45,7 @@ def map_in_order(
                 delivered += 1
     except BrokenProcessPool:
         _logger.warning(
-            "The worker processes ended early; going on in this process. A script "
+            "The worker processes ended early; continuing in this process. A script "
             "that uses several processes needs `if __name__ == '__main__':`."
         )
         yield from map(function, itertools.count(delivered))
@@ -65,7 +65,7 @@ def _map_in_pool(
             pending = collections.deque(
                 pool.submit(function, next(indices)) for _ in range(processes)
             )
-        # One task more than workers, so that none waits while a result is used.
+        # One more task than workers, so that none waits while a result is used.
         while True:
             pending.append(pool.submit(function, next(indices)))
             yield pending.popleft().result()
@@ -82,10 +82,10 @@ def available_cpus() -> int:
 
 @contextlib.contextmanager
 def _interrupts_blocked() -> Generator[None, None, None]:
-    """Blocks SIGINT while workers start, so that they inherit it blocked.
+    """Blocks SIGINT while workers start, so that they inherit the block.
 
-    Ctrl-C reaches every process of the terminal's group. Only the parent is to act on
-    it; a worker still importing would otherwise print a traceback.
+    Ctrl-C reaches every process of the terminal's group. Only the parent should act on
+    it; a worker that is still importing would otherwise print a traceback.
     """
 
     if not hasattr(signal, "pthread_sigmask"):
@@ -104,7 +104,7 @@ def _initialize_worker():
 
 
 def _exit_with_parent():
-    """Ends this worker when its parent was killed and could not end it."""
+    """Ends this worker if its parent was killed and could not end it."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

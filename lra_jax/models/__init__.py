@@ -2,7 +2,7 @@
 
 Dropout keys come with the call, ``model(tokens, lengths, rngs=nnx.Rngs(dropout=key))``,
 so no module holds random state, and ``nnx.split(model, (nnx.Param, Buffer))`` captures
-all of it: what is trained, and what is only kept.
+everything: the trained arrays and the fixed ones.
 """
 
 from lra_jax.models.arrays import load_arrays, save_arrays

@@ -1,13 +1,13 @@
 """Adaptive inputs and an adaptive softmax: small vectors for rare words.
 
 Baevski & Auli 2019, arXiv:1809.10853, after Grave et al. 2017, arXiv:1609.04309. Token
-ids are in the order of their frequency and fall into clusters. Those of cluster c have
-vectors of width D / 4^c, which a matrix takes to D. The softmax has tied weights: the
-first cluster competes with one entry for each other cluster, within which there is a
-softmax of its own.
+ids are ordered by frequency and divided into clusters. Tokens of cluster c have vectors
+of width D / 4^c, which a matrix projects to D. The softmax has tied weights: tokens of
+the first cluster compete with one entry for each other cluster, and each of those has
+its own softmax.
 
-Deviation: dense, because shapes are fixed under jit: every cluster is computed for
-every position, which still is a small part of a full softmax. No dropout in the tails.
+Deviation: dense, because shapes are fixed under jit: every cluster is computed at every
+position, which is still much cheaper than a full softmax. No dropout in the tails.
 """
 
 from typing import Any
@@ -26,10 +26,10 @@ class AdaptiveEmbed(nnx.Module):
     """Vectors of tokens, and their log-probabilities.
 
     Args:
-      vocab_size: token ids are below it.
+      vocab_size: token ids are below this.
       features: D.
-      cutoffs: where clusters begin, increasing; those beyond the vocabulary are left
-        out.
+      cutoffs: first token ids of the clusters, increasing; those beyond the vocabulary
+        are dropped.
       dtype: of the vectors.
       rngs: for initialisation: normal with the inverse root of the width, Glorot for
         the matrices.
@@ -71,7 +71,7 @@ class AdaptiveEmbed(nnx.Module):
         return out if self.dtype is None else out.astype(self.dtype)
 
     def log_probabilities(self, x: jax.Array) -> jax.Array:
-        """Of vectors `[K, D]` float32, those of all tokens, `[K, V]`."""
+        """Log-probabilities `[K, V]` of all tokens, from float32 vectors `[K, D]`."""
         scores = [
             (x @ matrix[...].T) @ table[...].T
             for table, matrix in zip(self.tables, self.matrices, strict=True)

@@ -1,7 +1,7 @@
 """Trees of arrays in safetensors files: parameters, and the states of streams.
 
-The format is plain (names, dtypes, shapes and bytes), runs no code when it is read, and
-other libraries read it too.
+The format is simple (names, dtypes, shapes and bytes), runs no code when read, and is
+supported by other libraries.
 """
 
 import os
@@ -17,13 +17,13 @@ from lra_jax.errors import expected
 
 
 def save_arrays(file: str | os.PathLike[str], tree: Any) -> None:
-    """Writes the arrays of a tree, each under its way in it, as in ``sums.total``.
+    """Writes the arrays of a tree, each named by its path, as in ``sums.total``.
 
-    Readers see all of the file or none.
+    Readers see either the whole file or none of it.
 
     Args:
-      file: what is there is replaced.
-      tree: of arrays, such as a stream's state.
+      file: an existing file is replaced.
+      tree: a tree of arrays, such as a stream's state.
 
     Examples:
       >>> import tempfile
@@ -42,14 +42,14 @@ def save_arrays(file: str | os.PathLike[str], tree: Any) -> None:
 
 
 def load_arrays(file: str | os.PathLike[str], like: Any) -> Any:
-    """Reads what `save_arrays` wrote into a tree of the same structure.
+    """Reads a file written by `save_arrays` into a tree of the same structure.
 
     Args:
       file: the file.
       like: a tree of arrays or of ``jax.ShapeDtypeStruct``; its values are not read.
 
     Raises:
-      ValueError: it is no such file, or an array is missing, left over, or of another
+      ValueError: not such a file, or an array is missing, left over, or has another
         shape or dtype.
     """
     leaves, structure = jax.tree_util.tree_flatten_with_path(like)
@@ -72,7 +72,7 @@ def read_arrays(file: str | os.PathLike[str]) -> dict[str, jax.Array]:
     """The arrays of a safetensors file by name.
 
     Raises:
-      ValueError: it is no such file.
+      ValueError: not such a file.
     """
     try:
         with safe_open(file, framework="flax") as content:

@@ -23,28 +23,28 @@ from lra_jax.models.stream import LayerState
 
 
 class Buffer(nnx.Variable):
-    """An array that belongs to a model but is not trained, as random features are.
+    """An array that belongs to a model but is not trained, such as random features.
 
-    It is saved and restored with the parameters; the optimiser never sees it.
+    It is saved and restored with the parameters, but the optimiser never sees it.
     """
 
 
 class MultiHeadAttention(nnx.Module):
-    """Projects to heads, attends by a mechanism, projects back.
+    """Projects to heads, applies a mechanism, and projects back.
 
     ``out = W_o concat_n(attention(W_q x, W_k y, W_v y)_n)``, with y = x for
-    self-attention. Mechanisms that say so in the registry do without some of the
-    projections, have gates beside them, or widths of their own: a gated attention unit
-    has one head, whatever ``num_heads`` and ``qkv_features`` are.
+    self-attention. As declared in the registry, some mechanisms do without some of the
+    projections, add gates, or prescribe their own widths: a gated attention unit has
+    one head, whatever ``num_heads`` and ``qkv_features`` are.
 
     Args:
-      num_heads, in_features, **settings: the fields of `AttentionConfig`, all in one
-        object or with these values in place of a given config's.
+      num_heads, in_features, **settings: the fields of `AttentionConfig`; with
+        ``config``, they override its values.
       config: the settings.
       rngs: for initialisation (Glorot uniform, zero biases).
 
     Raises:
-      ValueError: what `AttentionConfig` raises.
+      ValueError: see `AttentionConfig`.
 
     Examples:
       >>> layer = MultiHeadAttention(
@@ -133,27 +133,27 @@ class MultiHeadAttention(nnx.Module):
         parameters: Mapping[str, nnx.Variable] | None = None,
         rngs: nnx.Rngs | None = None,
     ) -> jax.Array:
-        """Attends from ``inputs`` to ``context``, or to themselves.
+        """Attends from ``inputs`` to ``context``, or to the inputs themselves.
 
         Args:
           inputs: `[B, T, in_features]`.
           context: `[B, S, in_features]`; None for self-attention.
           mask: boolean `[B, S]`, True = a real position of the context.
-          query_mask: boolean `[B, T]`, the same of the inputs; in self-attention it is
-            ``mask`` unless given.
-          segment_ids: integers `[B, T]`, for self-attention among the documents that
-            are packed into a row: `lra_jax.attention.packed`.
-          parameters: the mechanism's arrays in place of this layer's own, as another
-            layer's ``parameters``.
-          rngs: not read, as there is no dropout here; it lets a layer take the place of
+          query_mask: boolean `[B, T]`, the same for the inputs; in self-attention it
+            defaults to ``mask``.
+          segment_ids: integers `[B, T]`, for self-attention within each document of a
+            packed row: `lra_jax.attention.packed`.
+          parameters: arrays to use in place of this layer's own for the mechanism, such
+            as another layer's ``parameters``.
+          rngs: ignored, as there is no dropout here; it lets a layer take the place of
             an MLP.
 
         Returns:
           `[B, T, out_features]`. Rows of padded queries are not meaningful.
 
         Raises:
-          ValueError: an array of another shape, given or returned by a function from
-            outside, or packed documents where there can be none.
+          ValueError: an array of the wrong shape, passed in or returned by a user's
+            function, or packed documents where they are not supported.
         """
         return self.attend(
             inputs,
@@ -175,7 +175,7 @@ class MultiHeadAttention(nnx.Module):
         parameters: Mapping[str, nnx.Variable] | None = None,
         memory: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array | None]:
-        """Attends as a call does, with a memory from the layer before and one for the
+        """Attends as a call does, with a memory passed from the previous layer to the
         next.
 
         Args:
@@ -183,8 +183,8 @@ class MultiHeadAttention(nnx.Module):
           memory: `[B, L, in_features]`, for a layer that takes one.
 
         Returns:
-          The output, and the memory to carry on: ``memory`` itself from a layer that
-          gives none.
+          The output, and the memory to pass on: ``memory`` itself if the layer produces
+          none.
         """
         rows = self._documents(inputs, context, segment_ids)
         if context is None:
@@ -202,7 +202,7 @@ class MultiHeadAttention(nnx.Module):
             inputs, context = smooth, smooth
         query = self._queries("query", inputs, query_mask, label)
         key = self._queries("key", context, mask, label)
-        # In a packed row too: only differences of positions matter.
+        # Also in a packed row: only differences of positions matter.
         if self.config.rotary:
             query, key = rotated(query), rotated(key)
         if mask is not None and not self.config.accepts("mask"):
@@ -229,14 +229,14 @@ class MultiHeadAttention(nnx.Module):
         self._check_output(out, *query.shape[:3], self.value_dim)
         with_memory = self.mechanism.with_memory
         if self.memory_out is not None and with_memory is not None:
-            # Compiled, the steps that both calls have in common are one.
+            # Under jit, the steps that both calls share are computed once.
             _, summary = with_memory(query, key, value, **keywords)
             memory = self._carried(memory, summary)
         return self.finished(out, value, own), memory
 
     @property
     def function(self) -> Callable[..., Any]:
-        """The mechanism's function, or this layer's own module from outside."""
+        """The mechanism's function, or this layer's instance of a user's module."""
         return self.mechanism.attention if self.module is None else self.module
 
     def _called(
@@ -246,7 +246,7 @@ class MultiHeadAttention(nnx.Module):
         value: jax.Array,
         keywords: Mapping[str, Any],
     ) -> Any:
-        """The mechanism's output; an error from outside gets a note of all shapes."""
+        """The mechanism's output; errors in a user's code get a note of all shapes."""
         try:
             return self.function(query, key, value, **keywords)
         except Exception as error:
@@ -265,11 +265,11 @@ class MultiHeadAttention(nnx.Module):
 
         Args:
           batch_size: B.
-          dtype: of the inputs to come.
+          dtype: dtype of the inputs to come.
 
         Raises:
           ValueError: the layer cannot be streamed: it is not causal, or its mechanism
-            has no stream. So do the two below.
+            has no stream. The two methods below raise it too.
         """
         return stream.init_state(self, batch_size, dtype)
 
@@ -280,13 +280,13 @@ class MultiHeadAttention(nnx.Module):
         mask: jax.Array | None = None,
         state: LayerState | None = None,
     ) -> tuple[jax.Array, LayerState]:
-        """Takes a prompt, or a further part of one: `lra_jax.models.stream.prefill`."""
+        """Reads a prompt, or its next part: `lra_jax.models.stream.prefill`."""
         return stream.prefill(self, inputs, mask=mask, state=state)
 
     def step(
         self, state: LayerState, inputs: jax.Array
     ) -> tuple[jax.Array, LayerState]:
-        """Takes one position of each sample, `[B, in_features]`."""
+        """Reads one position of each sample, `[B, in_features]`."""
         return stream.step(self, state, inputs)
 
     def projected(
@@ -294,8 +294,8 @@ class MultiHeadAttention(nnx.Module):
     ) -> tuple[jax.Array, jax.Array, jax.Array, dict[str, Any]]:
         """Queries, keys and values of inputs `[B, S + T, D]`, and all other keywords.
 
-        The first S positions, ``skip``, are there for the convolutions alone: they are
-        left out of the result. No rotation yet.
+        The first S positions (``skip``) serve only as context for the convolutions and
+        are left out of the result. Rotation is not applied yet.
         """
         value = self._heads("value", inputs, self.value_dim, mask, None)[:, skip:]
         query, key = (
@@ -309,7 +309,7 @@ class MultiHeadAttention(nnx.Module):
     def finished(
         self, out: jax.Array, value: jax.Array, inputs: jax.Array
     ) -> jax.Array:
-        """`[B, T, out_features]` of a mechanism's output, its values and the inputs."""
+        """`[B, T, out_features]` from the mechanism's output, the values and inputs."""
         if self.config.local_values:
             out = out + match_heads(value, self.num_heads)
         if self.out_norm is not None:
@@ -329,7 +329,7 @@ class MultiHeadAttention(nnx.Module):
         """Queries or keys, `[B, T, N, H]`."""
         if name in self.projections:
             return self._heads(name, inputs, self.head_dim, mask, label)
-        # An argument without projection is not read: any array of its shape will do.
+        # An argument without a projection is not read: any array of its shape will do.
         unread = jnp.zeros((), inputs.dtype)
         return jnp.broadcast_to(
             unread, (*inputs.shape[:2], self.num_heads, self.head_dim)
@@ -341,7 +341,7 @@ class MultiHeadAttention(nnx.Module):
         context: jax.Array,
         parameters: Mapping[str, nnx.Variable] | None,
     ) -> dict[str, jax.Array]:
-        """The gates, and the mechanism's own arrays."""
+        """The gates and the mechanism's own arrays."""
         arrays = {
             gate.name: self.gates[gate.name](inputs if gate.of == "query" else context)
             for gate in self.mechanism.gates
@@ -350,7 +350,7 @@ class MultiHeadAttention(nnx.Module):
         return arrays | {
             name: p[...]
             for name, p in parameters.items()
-            if isinstance(p, nnx.Variable)  # `nnx.capture` puts a tuple beside them.
+            if isinstance(p, nnx.Variable)  # `nnx.capture` adds a tuple to them.
         }
 
     def _check_shapes(
@@ -373,7 +373,7 @@ class MultiHeadAttention(nnx.Module):
             check_shape("memory", memory, "B L D", batch, None, width)
 
     def _check_output(self, out: Any, *shape: int) -> None:
-        """Of a function from outside, above all: `[B, 1, N, Hv]` would broadcast."""
+        """Mainly for a user's function: `[B, 1, N, Hv]` would broadcast."""
         name = f"output of attention {self.mechanism.name!r}"
         if not hasattr(out, "shape"):
             wanted = layout("B T N Hv", *shape)
@@ -400,13 +400,13 @@ class MultiHeadAttention(nnx.Module):
         return packed.packed(segment_ids, inputs, inputs)
 
     def _carried(self, memory: jax.Array | None, summary: jax.Array) -> jax.Array:
-        """``norm(memory + W_o summary)``; None is no memory before."""
+        """``norm(memory + W_o summary)``; None if there is no memory yet."""
         added = self.memory_out(summary.reshape(*summary.shape[:-2], -1))
         return self.memory_norm(added if memory is None else memory + added)
 
     @property
     def projections(self) -> tuple[str, ...]:
-        """The dense projections that the mechanism has a use for."""
+        """The dense projections that the mechanism uses."""
         return self.mechanism.projections
 
     def _heads(
@@ -430,7 +430,7 @@ class MultiHeadAttention(nnx.Module):
         return out.reshape(*out.shape[:-1], heads, width)
 
     def _columns(self) -> dict[str, int]:
-        """Those of queries, keys and values of all heads."""
+        """Columns of the queries, keys and values of all heads."""
         return {
             "query": self.num_heads * self.head_dim,
             "key": self.num_kv_heads * self.head_dim,
@@ -438,7 +438,7 @@ class MultiHeadAttention(nnx.Module):
         }
 
     def _convolutions(self, rngs: nnx.Rngs) -> dict[str, ShortConv]:
-        """One for each of the projections, if there are to be any."""
+        """One for each projection, if convolutions are enabled."""
         size, is_causal = self.config.short_conv, self.config.is_causal
         if not size:
             return {}

@@ -15,17 +15,17 @@ class SequenceClassifier(PooledEncoder):
     ``logits = W2 ReLU(W1 pool(encoder(tokens)))``, the head of the LRA code.
 
     The hidden layer is as wide as the blocks' MLPs. Pooling, head and logits are
-    float32 in every dtype of the computation.
+    computed in float32, whatever the dtype.
 
     Args:
-      vocab_size: token ids are below it.
+      vocab_size: token ids are below this.
       num_classes: number of logits.
       rngs: for initialisation.
       **settings: pooling, padding, and the encoder's ``config`` or its fields: see
         `PooledEncoder` and `EncoderConfig`.
 
     Raises:
-      ValueError: what these raise.
+      ValueError: see the same two.
 
     Examples:
       >>> model = SequenceClassifier(
@@ -37,7 +37,7 @@ class SequenceClassifier(PooledEncoder):
     """
 
     INPUTS = ("tokens", "lengths")
-    """The arrays of a batch that a call takes, in its order."""
+    """The arrays of a batch that a call takes, in order."""
 
     def __init__(
         self, vocab_size: int, num_classes: int, *, rngs: nnx.Rngs, **settings: Any
@@ -60,17 +60,17 @@ class SequenceClassifier(PooledEncoder):
         """Scores a batch.
 
         Args:
-          tokens: integer `[B, T]`; what lies beyond a length is never read.
-          lengths: integer `[B]`, tokens of each sequence; None = T for all.
-          rngs: with a stream "dropout", to train; None to evaluate.
-          segment_ids, documents: where several documents are packed into a row, and the
-            most that a row has; see `pooled`.
+          tokens: integer `[B, T]`; anything beyond a sequence's length is ignored.
+          lengths: integer `[B]`, number of tokens in each sequence; None = T for all.
+          rngs: with a stream "dropout", for training; None for evaluation.
+          segment_ids, documents: for rows of several packed documents, and the maximum
+            number in a row; see `pooled`.
 
         Returns:
           float32 logits `[B, num_classes]`, or `[B, documents, num_classes]`.
 
         Raises:
-          ValueError: what `pooled` raises.
+          ValueError: see `pooled`.
         """
         pooled = self.pooled(
             tokens, lengths, rngs, segment_ids=segment_ids, documents=documents

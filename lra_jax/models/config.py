@@ -1,6 +1,6 @@
 """The settings of a model: one frozen object, checked where it is made.
 
-A module takes it as ``config=...``, or its fields as keywords, from which it makes one.
+A module takes it as ``config=...``, or takes its fields as keywords and builds one.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ Config = TypeVar("Config", "AttentionConfig", "EncoderConfig")
 
 
 class Widths(NamedTuple):
-    """Heads of a layer, columns of their queries and keys, and of their values."""
+    """Number of heads, columns of their queries and keys, and of their values."""
 
     num_heads: int
     head_dim: int
@@ -37,51 +37,51 @@ class AttentionConfig:
     """The settings of a `MultiHeadAttention`.
 
     Attributes:
-      num_heads: heads N; must divide ``qkv_features``.
+      num_heads: number of heads N; must divide ``qkv_features``.
       in_features: width D of the inputs.
-      qkv_features: width N * H of all heads; None = ``in_features``.
-      num_kv_heads: heads of keys and values, each of which serves as many neighbouring
-        heads of the queries; None = N. 1 is multi-query attention.
+      qkv_features: total width N * H of all heads; None = ``in_features``.
+      num_kv_heads: heads of keys and values, each shared by an equal number of adjacent
+        query heads; None = N. 1 is multi-query attention.
       out_features: width of the output; None = ``in_features``.
       mechanism: a registered name (``python -m lra_jax.attention`` lists them), a
         function ``(query, key, value, ...)`` of `[B, T, N, H]` arrays, a class or
-        factory of ``nnx.Module`` called in the same way, or what else
-        `lra_jax.attention.resolve` takes; kept as the `Mechanism` that it names. A
-        function gets those of the keywords mask (`[B, 1, 1, S]`), query_mask,
-        max_length and is_causal that it takes.
-      max_length: longest sequence: cosFormer's M, the width of Linformer's projections,
-        which need it; fixing it makes cosFormer independent of padding.
+        factory of ``nnx.Module`` called in the same way, or anything else that
+        `lra_jax.attention.resolve` accepts; kept as a `Mechanism`. A function is given
+        those of the keywords mask (`[B, 1, 1, S]`), query_mask, max_length and
+        is_causal that it takes.
+      max_length: longest sequence. It is cosFormer's M (a fixed M makes the output
+        independent of padding) and the width of Linformer's projections (required).
       options: further keywords of the mechanism, as in ``{"clip": None}``, or of its
         parameters, as in ``{"features": 128}`` for Linformer; kept as a tuple of pairs.
       is_causal: attend to the past only.
-      own_parameters: False for a layer that computes with another's arrays of the
+      own_parameters: False for a layer that uses another layer's arrays for its
         mechanism (layerwise sharing); then every call needs ``parameters``.
-      takes_memory: the mechanism has a memory, as Luna has, and that of the layer
-        before comes with every call.
-      gives_memory: the next layer takes what `MultiHeadAttention.attend` returns beside
-        the output. Both change nothing in a mechanism without one, or in a causal
-        layer.
+      takes_memory: the mechanism has a memory, as in Luna, and every call is given that
+        of the previous layer.
+      gives_memory: the next layer takes the memory that `MultiHeadAttention.attend`
+        returns with the output. Neither has any effect on a mechanism without a memory,
+        or in a causal layer.
       rotary: rotate queries and keys by their positions (RoPE, arXiv:2104.09864), for
         self-attention. Where scores are inner products of queries and keys (softmax,
-        windows, patterns) they depend on the difference of positions alone. A mechanism
-        that first maps queries and keys through a function of its own sees rotated
-        vectors, which tell positions, but not as differences only.
+        windows, patterns) they depend only on the difference of positions. A mechanism
+        that first applies a feature map to queries and keys sees rotated vectors, which
+        encode positions, but not only through their differences.
       use_bias: biases in the four projections.
-      short_conv: positions of a depthwise convolution on queries, keys and values after
-        their projections, followed by silu; 0 = none. Centred, or looking back only if
-        ``is_causal``.
-      gate: multiply the output, each head of which is first normalised (RMS, with a
-        learned gain), by ``silu(W_g x + b_g)``, as in retention and gated linear
-        attention. A mechanism with such a gate of its own keeps that one.
-      ema: averages of each column, MEGA's damped ones, that queries, keys and
-        gates are made from in place of the inputs (`lra_jax.models.moving_average`); 0
-        = none. Values are made from the inputs.
+      short_conv: size of a depthwise convolution over positions, applied to queries,
+        keys and values after their projections and followed by silu; 0 = none. Centred,
+        or looking back only if ``is_causal``.
+      gate: multiply the output, after normalising each head (RMS, with a learned gain),
+        by ``silu(W_g x + b_g)``, as in retention and gated linear attention. Mechanisms
+        that already have such a gate keep their own.
+      ema: number of MEGA's damped moving averages of each column, from which queries,
+        keys and gates are made instead of from the inputs
+        (`lra_jax.models.moving_average`); 0 = none. Values are made from the inputs.
       local_values: add the values to the output, after their convolution: a path for
-        what is near, which a normalised mixture of all positions averages away (Han et
+        local detail, which a normalised mixture of all positions averages away (Han et
         al. 2023, "FLatten Transformer", arXiv:2308.00442, on images).
       layer: index of the layer in its model, from 0, and
-      num_layers: how many there are: a mechanism's arrays may depend on both at first.
-      dtype: of the computation; parameters are float32.
+      num_layers: number of layers: a mechanism's initial arrays may depend on both.
+      dtype: dtype of the computation; parameters are float32.
 
     Raises:
       ValueError: a size below 1, heads that do not divide the width, an unknown
@@ -141,7 +141,7 @@ class AttentionConfig:
 
     @functools.cached_property
     def widths(self) -> Widths:
-        """Those that the mechanism prescribes, or those asked for."""
+        """The widths that the mechanism prescribes, or those asked for."""
         make = self.mechanism.make_layout
         if make is None:
             head_dim = (self.qkv_features or self.in_features) // self.num_heads
@@ -161,20 +161,20 @@ class AttentionConfig:
 
     @functools.cached_property
     def keywords(self) -> dict[str, Any]:
-        """The keywords of every call of the mechanism that are not arrays."""
+        """The non-array keywords of every call of the mechanism."""
         given = {"max_length": self.max_length, "is_causal": self.is_causal}
         options = split_options(self.mechanism, dict(self.options or ()))[1]
         return {n: v for n, v in given.items() if self.accepts(n)} | options
 
     def accepts(self, keyword: str) -> bool:
-        """Whether the mechanism's function takes a keyword."""
+        """Whether the mechanism's function takes this keyword."""
         return self._accepted is None or keyword in self._accepted
 
     @functools.cached_property
     def _accepted(self) -> frozenset[str] | None:
         if self.mechanism.make is None:
             return registry.accepted_keywords(self.mechanism.attention)
-        # Made without its arrays, to see how it is called.
+        # Made without its arrays, only to see how it is called.
         try:
             made = nnx.eval_shape(lambda: self.make_module(nnx.Rngs(params=0)))
         except Exception as error:
@@ -196,10 +196,10 @@ class AttentionConfig:
         }
 
     def make_module(self, rngs: nnx.Rngs) -> Any:
-        """The module of a mechanism from outside that is one, else None.
+        """The module, if the mechanism is a user's module, else None.
 
         Raises:
-          ValueError: it is none that can be called with query, key and value.
+          ValueError: it cannot be called with query, key and value.
         """
         make = self.mechanism.make
         if make is None:
@@ -215,12 +215,12 @@ class AttentionConfig:
 
     @property
     def adds_gate(self) -> bool:
-        """Whether the layer gates its output, in place of the mechanism."""
+        """Whether the layer gates its output, because the mechanism does not."""
         return self.gate and all(g.name != "gate" for g in self.mechanism.gates)
 
     @property
     def carries_memory(self) -> bool:
-        """Whether there is a memory that goes from layer to layer."""
+        """Whether a memory is passed from layer to layer."""
         return self.mechanism.memory is not None and not self.is_causal
 
     def _check_kv_heads(self) -> None:
@@ -238,7 +238,7 @@ class AttentionConfig:
             raise expected("num_kv_heads", wanted, heads)
 
     def _check_ends(self) -> None:
-        """Without projection, an end of the layer is as wide as the heads."""
+        """Without a projection, that end of the layer is as wide as the heads."""
         name, projections = self.mechanism.name, self.mechanism.projections
         width = self.widths.num_heads * self.widths.value_dim
         outside = {
@@ -263,43 +263,43 @@ class EncoderConfig:
 
     Attributes:
       num_layers, embed_dim, num_heads, mlp_dim: sizes of the blocks. A mechanism that
-        does the MLP's work too, as gated attention units do, takes its place.
+        also does the MLP's work, such as a gated attention unit, replaces it.
       qkv_features: width of all heads together; None = ``embed_dim``.
       num_kv_heads: see `AttentionConfig`.
       mlp: the second part of a block, after attention: "dense", an MLP of ``mlp_dim``;
         "glu", a gated one; "product_key", a memory (`lra_jax.models.product_keys`);
-        "auto", an MLP, or where the mechanism does its work too, a second such layer;
-        "none", nothing.
+        "auto", an MLP, or a second attention layer if the mechanism also does the MLP's
+        work; "none", nothing.
       mlp_options: sizes of the memory, as in ``{"keys": 32}``.
       max_length: longest sequence of tokens.
       mechanism: see `AttentionConfig`.
-      options: those of `AttentionConfig`, for every block; a tuple holds one value a
-        block, as in ``{"features": (256, 128)}``. ``{"sharing": "layerwise"}`` lets all
-        blocks compute with the first one's arrays of the mechanism (Linformer).
+      options: those of `AttentionConfig`, for every block; a tuple holds one value per
+        block, as in ``{"features": (256, 128)}``. With ``{"sharing": "layerwise"}`` all
+        blocks use the first one's arrays of the mechanism (Linformer).
       is_causal: each position attends to itself and those before it: a decoder.
-      reconstructs: a learned vector, zero at first, can replace tokens, which a linear
+      reconstructs: a learned vector, initially zero, can replace tokens, which a linear
         head of the classifiers then reconstructs.
-      cls_token: put a learned vector, zero at first, before the tokens.
+      cls_token: put a learned vector, initially zero, before the tokens.
       inputs: "embedding", a row for each token id, or "linear", a projection of the
         pixel's value; see ``lra_jax.models.inputs``.
-      cutoffs: token ids, increasing, where clusters of rare tokens begin, whose
-        embeddings are smaller (`lra_jax.models.adaptive`); none = all are alike.
+      cutoffs: token ids, increasing, at which clusters of rarer tokens begin, with
+        narrower embeddings (`lra_jax.models.adaptive`); none = the same width for all.
       positions: "learned", "sinusoidal", "learned_2d", "rotary" or "none"; see there.
       grid: rows and columns of an image, for "learned_2d" and for a mechanism's option
         ``{"grid": True}``, which means this grid.
-      embed_std: standard deviation of the token embeddings at first. Beside learned
-        positions 0.02 lets both count alike; 1 is the LRA code's.
+      embed_std: initial standard deviation of the token embeddings. With learned
+        positions, 0.02 gives both the same scale; 1 is the LRA code's.
       dropout: rate on the embeddings and in the blocks.
-      remat: keep only each block's input for the backward pass, and compute the rest
-        of it again: less memory for about a third more arithmetic, the same numbers.
+      remat: keep only each block's input for the backward pass, and recompute the rest:
+        less memory for about a third more arithmetic, with the same results.
       qkv_bias: biases in the attention's projections.
       short_conv, gate, ema, local_values: see `AttentionConfig`.
-      dtype: of the computation; parameters are float32.
+      dtype: dtype of the computation; parameters are float32.
 
     Raises:
-      ValueError: a size, rate or name that is impossible, options that no MLP or
-        mechanism takes or that do not fit the number of blocks, or what
-        `AttentionConfig` raises.
+      ValueError: an impossible size, rate or name, options that neither MLP nor
+        mechanism takes or that do not fit the number of blocks, or any error of
+        `AttentionConfig`.
     """
 
     num_layers: int = 2
@@ -359,7 +359,7 @@ class EncoderConfig:
 
     @property
     def length(self) -> int:
-        """Most positions: a class vector takes one of its own."""
+        """Most positions, including one for the class vector."""
         return self.max_length + self.cls_token
 
     @functools.cached_property
@@ -373,7 +373,7 @@ class EncoderConfig:
         return self.block_options[0].get("sharing") == "layerwise"
 
     def attention(self, index: int) -> AttentionConfig:
-        """The attention of a block, counted from 0."""
+        """The attention settings of a block, counted from 0."""
         return AttentionConfig(
             num_heads=self.num_heads,
             in_features=self.embed_dim,
@@ -398,7 +398,7 @@ class EncoderConfig:
         )
 
     def _options(self, index: int) -> dict[str, Any]:
-        """A block's options; ``grid=True`` there is the grid of the images."""
+        """A block's options, where ``grid=True`` becomes the grid of the images."""
         options = self.block_options[index]
         if options.get("grid") is not True:
             return options
@@ -418,10 +418,10 @@ _ALIASES = {"attention": "mechanism"}
 def configured(
     kind: type[Config], config: Config | None, settings: Mapping[str, Any]
 ) -> Config:
-    """``kind(**settings)``, or a config that is given, with these settings changed.
+    """``kind(**settings)``, or the given config with these settings changed.
 
     Raises:
-      ValueError: a setting that there is not.
+      ValueError: an unknown setting.
     """
     fields = [field.name for field in dataclasses.fields(kind)]
     for name in settings:
@@ -437,11 +437,11 @@ def configured(
 def _options_by_block(
     options: Mapping[str, Any], num_layers: int
 ) -> list[dict[str, Any]]:
-    """A mechanism's options for each block; a tuple holds one value a block.
+    """A mechanism's options for each block; a tuple holds one value per block.
 
     Raises:
-      ValueError: a tuple of another length, sharing that not all blocks agree on, or
-        sizes that differ between blocks which share their arrays.
+      ValueError: a tuple of another length, sharing set for some blocks only, or sizes
+        that differ between blocks that share their arrays.
     """
     for name, value in options.items():
         if isinstance(value, tuple) and len(value) != num_layers:
@@ -465,13 +465,13 @@ def _options_by_block(
 
 
 def _keep(config: Any, **values: Any) -> None:
-    """Sets fields of a frozen config while it is made."""
+    """Sets fields of a frozen config while it is being made."""
     for name, value in values.items():
         object.__setattr__(config, name, value)
 
 
 def _frozen(options: Options) -> tuple[tuple[str, Any], ...]:
-    """A tuple, so that modules with these options can be hashed."""
+    """A tuple, so that modules with these options are hashable."""
     return tuple(dict(options or ()).items())
 
 

@@ -1,11 +1,11 @@
-"""A causal language model over a sequence that comes in parts.
+"""A causal language model applied to a sequence part by part.
 
     logits, state = prefill(model, prompts, mask=mask)   # of the next token, [B, V]
     logits, state = step(model, state, tokens)           # tokens [B]
 
-They are the logits that the model gives for the whole sequence at once. The state is
-that of `lra_jax.models.stream`, for every block: a tree of arrays whose size does not
-depend on the position, unless the mechanism keeps every key, as softmax does.
+The logits equal those of the model applied to the whole sequence at once. The state
+holds that of `lra_jax.models.stream` for every block: a tree of arrays whose size does
+not depend on the position, unless the mechanism keeps every key, as softmax does.
 """
 
 import inspect
@@ -24,17 +24,17 @@ from lra_jax.models.language import CausalLM
 
 
 class DecoderState(NamedTuple):
-    """The past as a decoder keeps it; the first axis of every array is the batch."""
+    """What a decoder keeps of the past; the first axis of every array is the batch."""
 
     layers: list[Any]  # of every attention layer, in order
     position: jax.Array  # of the next token, [B] int32
 
 
 def longest(model: CausalLM) -> int | None:
-    """Most tokens of a sequence that the model can continue; None = any number.
+    """Longest sequence that the model can continue to, in tokens; None = no limit.
 
     Position tables, rotations, cosFormer's M and the cache of softmax attention all end
-    at ``max_length``; a mechanism that has none of these goes on for ever.
+    at ``max_length``; a mechanism with none of these can continue indefinitely.
     """
     config = model.encoder.config
     name = config.attention(0).mechanism.name
@@ -50,14 +50,14 @@ def prefill(
     mask: jax.Array | None = None,
     state: DecoderState | None = None,
 ) -> tuple[jax.Array, DecoderState]:
-    """Takes a prompt, or a further part of one, in one pass.
+    """Reads a prompt, or its next part, in one pass.
 
     Args:
-      model: of a mechanism that has a stream.
+      model: a model whose mechanism has a stream.
       tokens: integer `[B, T]`.
       mask: boolean `[B, T]`, True at real tokens; prompts of different lengths are
         padded on the right. Each has at least one.
-      state: what came before; None = nothing.
+      state: the state after the earlier parts; None = there are none.
 
     Returns:
       float32 logits `[B, V]` of the token after each sample's last, and the state.
@@ -84,7 +84,7 @@ def prefill(
 def step(
     model: CausalLM, state: DecoderState, tokens: jax.Array
 ) -> tuple[jax.Array, DecoderState]:
-    """Takes one token of each sample, integer `[B]`; gives the logits of the next."""
+    """Reads one token of each sample, integer `[B]`; returns the logits of the next."""
     return prefill(model, tokens[:, None], state=state)
 
 
@@ -110,7 +110,7 @@ def _block(
     given: Any,
     layers: list[Any],
 ) -> jax.Array:
-    """As `EncoderBlock`, with the states of its layers; new ones join `layers`."""
+    """`EncoderBlock` with states of its layers; appends the new ones to `layers`."""
 
     def attend(layer: MultiHeadAttention, x: jax.Array) -> jax.Array:
         out, after = stream.prefill(layer, x, mask=mask, state=next(given, None))

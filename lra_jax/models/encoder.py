@@ -34,7 +34,7 @@ class EncoderBlock(nnx.Module):
       mlp: the second part, called as ``mlp(x, mask=..., rngs=...)``; None = nothing.
       embed_dim: width D.
       dropout: rate on both branches.
-      dtype: of the computation; LayerNorm's statistics are float32.
+      dtype: dtype of the computation; LayerNorm's statistics are float32.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class EncoderBlock(nnx.Module):
     ) -> jax.Array:
         """`[B, T, D]` to `[B, T, D]`; ``mask`` `[B, T]` is True at real tokens.
 
-        ``parameters`` are another block's arrays of the mechanism, if it shares them.
+        ``parameters`` are another block's arrays of the mechanism, if they are shared.
         """
         return self.carry(x, mask, rngs, parameters)[0]
 
@@ -75,7 +75,7 @@ class EncoderBlock(nnx.Module):
         memory: jax.Array | None = None,
         segment_ids: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array | None]:
-        """As a call, between the memory of the block before and that for the next.
+        """As a call, but takes the previous block's memory and returns the next one's.
 
         Both are None for a mechanism without one (``MultiHeadAttention.attend``).
         """
@@ -102,25 +102,25 @@ class EncoderBlock(nnx.Module):
         segment_ids: jax.Array | None,
         rngs: nnx.Rngs | None = None,
     ) -> jax.Array:
-        """The MLP alone, or the attention in its place, of normalised inputs."""
-        # An attention in the MLP's place sees documents too; others see positions.
+        """Applies the MLP, or the attention in its place, to normalised inputs."""
+        # An attention in the MLP's place also sees the documents; others see positions.
         attends = isinstance(self.mlp, MultiHeadAttention)
         more = {"segment_ids": segment_ids} if attends else {}
         return self.mlp(x, mask=mask, rngs=rngs, **more)
 
 
 class TransformerEncoder(nnx.Module):
-    """Vectors of tokens and positions, N blocks, a last LayerNorm.
+    """Token and position vectors, N blocks, and a final LayerNorm.
 
     Args:
-      vocab_size: token ids are below it.
+      vocab_size: token ids are below this.
       config: the settings.
       rngs: for initialisation.
-      **settings: the fields of `EncoderConfig`, in place of a config or of these values
-        of it.
+      **settings: the fields of `EncoderConfig`; with ``config``, they override its
+        values.
 
     Raises:
-      ValueError: what `EncoderConfig` raises.
+      ValueError: see `EncoderConfig`.
 
     Examples:
       >>> encoder = TransformerEncoder(
@@ -166,7 +166,7 @@ class TransformerEncoder(nnx.Module):
             elif config.mlp in ("dense", "glu") or first.mechanism.mlp:
                 gated = config.mlp == "glu"
                 second = Mlp(width, config.mlp_dim, gated=gated, rngs=rngs, **rest)
-            else:  # Two gated units are one attention and one MLP.
+            else:  # Two gated units replace one attention and one MLP.
                 second = MultiHeadAttention(config=attention, rngs=rngs)
             return EncoderBlock(first, second, width, **rest)
 
@@ -186,20 +186,20 @@ class TransformerEncoder(nnx.Module):
         Args:
           tokens: integer `[B, T]`.
           mask: boolean `[B, T]`, True at real tokens; None = all real.
-          rngs: with a stream "dropout", to train; None to evaluate.
+          rngs: with a stream "dropout", for training; None for evaluation.
           segment_ids: integers `[B, T]`, a run of one positive number for each document
-            packed into a row, 0 = padding. Each is encoded as if it were alone, and
-            positions count from its start.
+            packed into a row, 0 = padding. Each is encoded as if it were alone, with
+            positions counted from its start.
           hidden: boolean `[B, T]`, True at tokens whose vector is replaced by a learned
-            one, for a model that ``reconstructs``; None = all are shown.
+            one, for a model that ``reconstructs``; None = no token is hidden.
 
         Returns:
           `[B, T, D]`, with the class vector's row in front if there is one.
 
         Raises:
-          ValueError: arrays of other shapes, a T beyond ``max_length`` or not that of
-            the grid, packed documents after a class vector or in a grid, or hidden
-            tokens in a model that does not reconstruct.
+          ValueError: arrays of other shapes, T above ``max_length`` or not that of the
+            grid, packed documents with a class vector or a grid, or hidden tokens in
+            a model that does not reconstruct.
         """
         config = self.config
         check_shape("tokens", tokens, "B T", None, None)
@@ -229,7 +229,7 @@ class TransformerEncoder(nnx.Module):
         memory = None
         for block in self.blocks:
             call = functools.partial(_call, block, mask, shared, segment_ids)
-            # A capture keeps what a block made: then nothing is computed again.
+            # A capture keeps the blocks' intermediates, so nothing is recomputed.
             if config.remat and not is_captured(block):
                 x, memory = recomputed(call, rngs, x, memory)
             else:
@@ -237,7 +237,7 @@ class TransformerEncoder(nnx.Module):
         return self.norm(x)
 
     def _shown(self, x: jax.Array, hidden: jax.Array | None) -> jax.Array:
-        """`[B, T, D]` without the vectors of hidden tokens."""
+        """`[B, T, D]` with the vectors of hidden tokens replaced."""
         if hidden is None:
             return x
         if self.hidden is None:

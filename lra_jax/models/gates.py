@@ -1,4 +1,4 @@
-"""The gates of a mechanism: further projections of a layer's input."""
+"""The gates of a mechanism: additional projections of a layer's input."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,18 +13,18 @@ from lra_jax.models.layers import Dense
 
 
 class GateLayer(nnx.Module):
-    """``activation(W x + b)``, or of two matrices of a low rank, for each head.
+    """``activation(W x + b)`` for each head; with a low rank, W is two matrices.
 
-    The bias is there whatever the other projections have: without it a gate is half
-    open at zero, for every head alike.
+    There is a bias whether or not the other projections have one: without it, a gate is
+    half open at zero, in every head alike.
 
     Args:
-      gate: what the registry says of it.
+      gate: its description in the registry.
       in_features: width of x.
       num_heads: N.
-      widths: columns in each head by the gate's word for them; none for "one".
-      dtype: of the computation.
-      rngs: for initialisation (Glorot uniform; the bias is the gate's).
+      widths: columns per head, by the gate's ``width``; not needed for "one".
+      dtype: dtype of the computation.
+      rngs: for initialisation (Glorot uniform; the bias as the gate specifies).
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class GateLayer(nnx.Module):
         init: dict[str, Any] = {"kernel_init": nnx.initializers.xavier_uniform()}
         init |= {"dtype": dtype, "rngs": rngs}
         rank = gate.rank
-        # One assignment each: what is None at first cannot become a layer.
+        # One assignment each: an attribute first set to None cannot become a layer.
         self.inner = (
             None if rank is None else Dense(in_features, rank, use_bias=False, **init)
         )
@@ -62,9 +62,9 @@ class GateLayer(nnx.Module):
 
 
 def spread(key: jax.Array, shape: tuple[int], dtype: Any = jnp.float32) -> jax.Array:
-    """Biases b with ``sigmoid(b) = exp(-1 / c)``, time constants c from 2 to 2,000.
+    """Biases b with ``sigmoid(b) = exp(-1 / c)``, for time constants c from 2 to 2,000.
 
-    ``c_i = 2 * 1000^((2 i / n) mod 1)``: either half of the n columns has all of them.
+    ``c_i = 2 * 1000^((2 i / n) mod 1)``: each half of the n columns covers the range.
     """
     del key
     constants = 2 * 1000 ** (2 * np.arange(shape[0]) / shape[0] % 1)

@@ -1,4 +1,4 @@
-"""Texts continued by a causal language model, token by token."""
+"""Text generation with a causal language model, token by token."""
 
 import functools
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from lra_jax.errors import expected
 from lra_jax.models import decoding
 from lra_jax.models.language import CausalLM
 
-# Prompts are padded to a multiple, so that few lengths are compiled.
+# Prompts are padded to a multiple of this, so that few lengths are compiled.
 _MULTIPLE = 64
 
 
@@ -31,22 +31,22 @@ def generate(
 ) -> list[np.ndarray]:
     """Continues prompts.
 
-    The prompts are taken in one pass, then each token takes the same time and memory,
-    whatever the position, for every mechanism but softmax.
+    The prompts are read in one pass; after that, each token takes the same time and
+    memory at every position, for every mechanism but softmax.
 
     Args:
-      model: of a mechanism that has a stream.
-      prompts: token ids `[T]` of each, T > 0; their lengths may differ.
-      num_tokens: to generate.
-      temperature: logits are divided by it; 0 takes the most probable token.
-      top_k: draw from the k most probable tokens; None = all.
-      top_p: draw from the most probable tokens that together have this probability
+      model: a model whose mechanism has a stream.
+      prompts: token ids `[T]` of each prompt, T > 0; lengths may differ.
+      num_tokens: number of tokens to generate.
+      temperature: divides the logits; 0 = always the most probable token.
+      top_k: sample from the k most probable tokens; None = all.
+      top_p: sample from the most probable tokens that together have this probability
         (nucleus sampling, Holtzman et al. 2020, arXiv:1904.09751); None = all.
-      seed: fixes the draws: those of a sample depend on its index in the batch alone.
-      end: a token after which a text is complete.
+      seed: fixes the samples, which depend only on a prompt's index in the batch.
+      end: a token that ends a text.
 
     Returns:
-      Of each prompt the new tokens, at most `num_tokens`, without `end`.
+      The new tokens of each prompt, at most `num_tokens`, without `end`.
 
     Raises:
       ValueError: the model has no stream, a setting is out of range, a prompt is empty
@@ -82,10 +82,10 @@ def tokens_in_turn(
     seed: int = 0,
     end: int | None = None,
 ) -> Iterator[np.ndarray]:
-    """As `generate`, but gives the tokens `[B]` of each step as soon as they are drawn.
+    """As `generate`, but yields the tokens `[B]` of each step as they are sampled.
 
-    A text that is complete goes on with `end`; the last step is that in which the last
-    text is complete. Arguments are checked before the first.
+    A finished text is continued with `end`; iteration stops when every text is
+    finished. Arguments are checked before the first step.
     """
     batch = [np.asarray(prompt) for prompt in prompts]
     _check(model, batch, num_tokens, temperature, top_k, top_p)
@@ -159,9 +159,9 @@ def _draw(
 def restricted(
     logits: jax.Array, top_k: int | None = None, top_p: float | None = None
 ) -> jax.Array:
-    """Logits `[B, V]`, minus infinity where a token is not to be drawn.
+    """Logits `[B, V]`, set to minus infinity for tokens that must not be sampled.
 
-    Of equally probable tokens all are kept, or none.
+    Equally probable tokens are all kept, or all dropped.
     """
     if top_k is not None:
         least = jax.lax.top_k(logits, min(top_k, logits.shape[-1]))[0][:, -1:]
@@ -169,7 +169,7 @@ def restricted(
     if top_p is not None:
         ordered = jnp.sort(logits, -1, descending=True)
         shares = jax.nn.softmax(ordered, -1)
-        # A token is kept while those before it do not have the probability yet.
+        # A token is kept while the more probable ones do not reach the probability.
         before = jnp.cumsum(shares, -1) - shares
         least = jnp.min(jnp.where(before < top_p, ordered, jnp.inf), -1, keepdims=True)
         logits = jnp.where(logits >= least, logits, -jnp.inf)

@@ -1,19 +1,19 @@
 """The inputs of an encoder: vectors of tokens or pixels, and of their positions.
 
 Inputs:
-  embedding  a learned row for each token id; for pixels, one for each of 256 values, as
-             in the Long-Range Arena's code.
-             With ``cutoffs``, rare tokens have smaller ones (`adaptive`).
-  linear     ``W (value / 255) + b``: for pixels, whose values are numbers (as in S4 and
-             later work).
+  embedding  a learned row for each token id; for pixels, one for each of 256 values,
+             as in the Long-Range Arena's code. With ``cutoffs``, rarer tokens have
+             narrower ones (`adaptive`).
+  linear     ``W (value / 255) + b``: for pixels, treating their values as numbers (as
+             in S4 and later work).
 
 Positions:
   learned     a learned row for each position (normal, standard deviation 0.02).
   sinusoidal  the fixed table of "Attention Is All You Need".
   learned_2d  for images read row by row: position (r, c) gets ``rows[r] + columns[c]``,
               both learned.
-  rotary      none here: queries and keys are rotated (``MultiHeadAttention``).
-  none        none at all, for a mechanism that knows the order by itself.
+  rotary      no table: queries and keys are rotated instead (``MultiHeadAttention``).
+  none        none at all, for a mechanism that encodes the order itself.
 """
 
 from typing import Any
@@ -52,7 +52,7 @@ def embed_inputs(
     """Integers `[B, T]` to vectors `[B, T, D]`.
 
     Raises:
-      ValueError: no integers; or, where they are known (not traced), some are beyond
+      ValueError: not integers; or, where values are known (not traced), some are beyond
         the vocabulary.
     """
     if not jnp.issubdtype(tokens.dtype, jnp.integer):
@@ -67,7 +67,7 @@ def _check_known(tokens: jax.Array, size: int) -> None:
     traced = isinstance(tokens, jax.core.Tracer)
     if traced or not tokens.size or not getattr(tokens, "is_fully_addressable", True):
         return
-    # By numpy: inside jax.jit, jnp would trace them.
+    # With numpy: inside jax.jit, jnp would trace them.
     known = np.asarray(tokens)
     if known.min() < 0 or known.max() >= size:
         wanted = f"ids of the vocabulary, from 0 to {size - 1}"
@@ -77,7 +77,7 @@ def _check_known(tokens: jax.Array, size: int) -> None:
 def make_positions(
     config: EncoderConfig, rngs: nnx.Rngs
 ) -> nnx.Param | nnx.Dict | None:
-    """The parameters of the position table; None where there are none."""
+    """The parameters of the position table; None if it has none."""
 
     def table(size: int) -> nnx.Param:
         init = nnx.initializers.normal(_POSITION_STD)
@@ -94,7 +94,7 @@ def make_positions(
 def position_rows(
     config: EncoderConfig, parameters: Any, length: int
 ) -> jax.Array | None:
-    """The first rows of the position table, `[length, D]` float32; None to add nothing.
+    """The first rows of the position table, `[length, D]` float32; None if not added.
 
     Raises:
       ValueError: images of another size than the grid's.

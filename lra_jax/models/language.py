@@ -1,8 +1,8 @@
-"""Language models: the next token, or hidden ones.
+"""Language models that predict the next token, or hidden ones.
 
 Logits are inner products with the token embeddings, which are tied to the input's
 (Press & Wolf 2017, arXiv:1608.05859): ``logits_t = E x_t + b``. With ``cutoffs`` they
-are those of an adaptive softmax, which is tied to adaptive inputs.
+come from an adaptive softmax tied to the adaptive inputs.
 """
 
 from typing import Any
@@ -17,14 +17,14 @@ from lra_jax.models.tokens import TokenModel
 
 
 class LanguageModel(TokenModel):
-    """The base of both: tied logits.
+    """The base of both models: tied logits.
 
     Args:
-      vocab_size: token ids, and classes, are below it.
+      vocab_size: token ids, and classes, are below this.
       rngs, **settings: see `TokenModel`.
 
     Raises:
-      ValueError: what `TokenModel` raises, or inputs that are no embeddings.
+      ValueError: see `TokenModel`; or inputs that are not embeddings.
     """
 
     def __init__(self, vocab_size: int, *, rngs: nnx.Rngs, **settings: Any):
@@ -49,12 +49,12 @@ class LanguageModel(TokenModel):
 class CausalLM(LanguageModel):
     """``p(token_{t + 1} | tokens up to t) = softmax(E decoder(tokens)_t + b)``.
 
-    The decoder is a `TransformerEncoder` with ``is_causal=True``; any mechanism that
-    has a causal form will do. `lra_jax.models.generate` continues texts with one that
-    has a stream.
+    The decoder is a `TransformerEncoder` with ``is_causal=True``; any mechanism with a
+    causal form will do. If the mechanism also has a stream, `lra_jax.models.generate`
+    can continue texts.
 
     Raises:
-      ValueError: ``is_causal=False``, or what `LanguageModel` raises.
+      ValueError: ``is_causal=False``, or see `LanguageModel`.
 
     Examples:
       >>> model = CausalLM(
@@ -76,12 +76,12 @@ class CausalLM(LanguageModel):
 class MaskedLM(LanguageModel):
     """``p(token_t | the tokens that are not hidden)``, with any mechanism.
 
-    Before the logits comes the head of BERT and RoBERTa: ``LN(gelu(W x + b))``.
+    The logits are preceded by the head of BERT and RoBERTa: ``LN(gelu(W x + b))``.
 
-    The last token of the vocabulary hides the others.
+    The last token of the vocabulary serves as the mask token.
 
     Raises:
-      ValueError: ``is_causal=True``, or what `LanguageModel` raises.
+      ValueError: ``is_causal=True``, or see `LanguageModel`.
     """
 
     def __init__(self, vocab_size: int, *, rngs: nnx.Rngs, **settings: Any):

@@ -16,9 +16,9 @@ from lra_jax.errors import expected
 class Dense(nnx.Linear):
     """``nnx.Linear`` over the last axis, computed as one two-dimensional product.
 
-    The same numbers; only the leading axes are merged around the product. Left apart,
-    XLA on CPU lays the weight gradient's operands out anew and takes five to ten times
-    as long for it (docs/performance.md).
+    The results are the same; only the leading axes are merged for the product. If they
+    are kept separate, XLA on CPU transposes the operands of the weight gradient, which
+    then takes five to ten times as long (docs/performance.md).
     """
 
     def __call__(self, inputs: jax.Array, out_sharding: Any = None) -> jax.Array:
@@ -48,18 +48,18 @@ def splits_positions() -> bool:
 
 
 class LayerNorm(nnx.Module):
-    """Layer normalisation over the last axis, with a gradient of its own.
+    """Layer normalisation over the last axis, with a custom gradient.
 
-    ``(x - mean) / sqrt(var + epsilon) * scale + bias``, in float32 or, for float64
-    inputs, in that: the numbers of ``nnx.LayerNorm``. The gradient is the usual closed
-    form, two sums for each row; left to automatic differentiation, XLA on CPU writes
-    five broadcast arrays out instead (docs/performance.md). There is no forward mode:
+    ``(x - mean) / sqrt(var + epsilon) * scale + bias``, in float32, or in float64 for
+    float64 inputs: the same as ``nnx.LayerNorm``. The gradient is the usual closed
+    form, two sums per row; with automatic differentiation, XLA on CPU writes out five
+    broadcast arrays instead (docs/performance.md). There is no forward mode:
     ``jax.jvp`` raises TypeError.
 
     Args:
       features: width of the last axis.
       epsilon: added to the variance.
-      dtype: of the output; the input's by default. Parameters are float32.
+      dtype: dtype of the output; the input's by default. Parameters are float32.
     """
 
     def __init__(self, features: int, *, epsilon: float = 1e-6, dtype: Any = None):
@@ -112,7 +112,7 @@ _layer_norm.defvjp(_layer_norm_forward, _layer_norm_backward)
 
 
 class HeadNorm(nnx.Module):
-    """``x / sqrt(mean(x^2) + epsilon) * gain``, each head of a position by itself.
+    """``x / sqrt(mean(x^2) + epsilon) * gain``, for each head of a position separately.
 
     Args:
       num_heads: N.
@@ -134,15 +134,15 @@ class HeadNorm(nnx.Module):
 
 
 class Dropout(nnx.Module):
-    """Zeroes each element with probability ``rate``, and scales the rest to the mean.
+    """Zeroes each element with probability ``rate``, and rescales the others.
 
     The mask is a hash of the element's index and of a key that the caller passes: a
-    counter-based generator, the 32-bit finaliser of MurmurHash3 with the two words of
-    the key mixed in. It fuses with its neighbours, so no mask is ever stored, and costs
-    a small part of Threefry's rounds (docs/performance.md). It holds no state and it
-    does not depend on how the array is laid out over devices.
+    counter-based generator, MurmurHash3's 32-bit finaliser with the two words of the
+    key mixed in. It fuses with its neighbours, so no mask is ever stored, and costs a
+    fraction of Threefry's rounds (docs/performance.md). It holds no state and does not
+    depend on how the array is laid out over devices.
 
-    Deviation from ``nnx.Dropout``: that generator; and no mask without ``rngs``.
+    Deviations from ``nnx.Dropout``: the generator; and no mask without ``rngs``.
     """
 
     def __init__(self, rate: float):
@@ -150,7 +150,7 @@ class Dropout(nnx.Module):
         self.rate = rate
 
     def __call__(self, inputs: jax.Array, rngs: nnx.Rngs | None = None) -> jax.Array:
-        """Drops out when ``rngs`` is given; returns ``inputs`` themselves if not."""
+        """Applies dropout if ``rngs`` is given, else returns ``inputs`` unchanged."""
         if rngs is None or self.rate == 0:
             return inputs
         keep = random_uint32(rngs.dropout(), inputs.shape) >= np.uint32(
@@ -165,7 +165,7 @@ def random_uint32(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
     Args:
       key: a typed key of ``jax.random``.
-      shape: of fewer than 2**32 elements.
+      shape: must have fewer than 2**32 elements.
     """
     words = jax.random.key_data(key).astype(jnp.uint32).reshape(-1)
     index = jnp.zeros(shape, jnp.uint32)
@@ -190,8 +190,8 @@ def add_positions(x: jax.Array, positions: jax.Array) -> jax.Array:
     """``x + positions`` for `[B, T, D]` and `[T, D]`.
 
     The gradient of ``positions`` is a sum over the batch, written as a product with
-    ones: as a reduction, XLA on CPU takes twenty times as long for it. A gradient of
-    its own has no forward mode: ``jax.jvp`` raises TypeError.
+    ones: XLA on CPU takes twenty times as long for a reduction. As a custom gradient it
+    has no forward mode: ``jax.jvp`` raises TypeError.
     """
     return x + positions[None]
 
@@ -227,12 +227,12 @@ def sinusoidal_positions(length: int, features: int, dtype: Any) -> jax.Array:
 def rotated(
     x: jax.Array, positions: jax.Array | None = None, max_length: int | None = None
 ) -> jax.Array:
-    """`[B, T, N, H]`, each position turned by its angles; in float32 within.
+    """`[B, T, N, H]`, each position rotated by its angles, computed in float32.
 
     Args:
       x: queries or keys.
-      positions: of each, `[B, T]`; None = 0 to T - 1.
-      max_length: above all positions, where they are given.
+      positions: position of each, `[B, T]`; None = 0 to T - 1.
+      max_length: exceeds all positions, if these are given.
     """
     length, width = x.shape[1], x.shape[-1]
     tables = rotations.tables(max_length or length, width, jnp.dtype("float32"))

@@ -19,15 +19,15 @@ class MatchingClassifier(PooledEncoder):
 
     With a and b the pooled vectors of the two,
     ``logits = W3 ReLU(W2 ReLU(W1 f(a, b)))``, where f is
-      concat: ``[a, b]``, what the LRA code computes by default;
+      concat: ``[a, b]``, the default of the LRA code;
       nli: ``[a, b, a * b, a - b]``, the LRA paper's formula, from natural language
         inference. The classifier need not learn to compare.
-    The hidden widths are the MLPs' and half of it, as in the LRA code; the PyTorch code
-    bases have one hidden layer. Pooling, head and logits are float32 in every dtype of
-    the computation.
+    The hidden layers are as wide as the MLPs and half as wide, as in the LRA code;
+    the PyTorch code bases have one hidden layer. Pooling, head and logits are
+    computed in float32, whatever the dtype.
 
     Args:
-      vocab_size: token ids are below it.
+      vocab_size: token ids are below this.
       num_classes: number of logits.
       interaction: "concat" or "nli".
       rngs: for initialisation.
@@ -35,11 +35,11 @@ class MatchingClassifier(PooledEncoder):
         `PooledEncoder` and `EncoderConfig`.
 
     Raises:
-      ValueError: an unknown interaction, or what these raise.
+      ValueError: an unknown interaction, or see the same two.
     """
 
     INPUTS = ("tokens_1", "lengths_1", "tokens_2", "lengths_2")
-    """The arrays of a batch that a call takes, in its order."""
+    """The arrays of a batch that a call takes, in order."""
 
     def __init__(
         self,
@@ -71,10 +71,10 @@ class MatchingClassifier(PooledEncoder):
 
         Args:
           tokens_1: integer `[B, T]`, the first sequence of each pair.
-          lengths_1: integer `[B]`, its tokens; None (then for both) = T.
+          lengths_1: integer `[B]`, number of tokens; None (then for both) = T.
           tokens_2: integer `[B, T]`, the second sequence.
           lengths_2: integer `[B]`.
-          rngs: with a stream "dropout", to train; None to evaluate.
+          rngs: with a stream "dropout", for training; None for evaluation.
 
         Returns:
           float32 logits `[B, num_classes]`.
@@ -89,8 +89,8 @@ class MatchingClassifier(PooledEncoder):
                 check_shape(name, lengths, "B", len(tokens_1))
         if (lengths_1 is None) != (lengths_2 is None):
             raise expected("lengths_1, lengths_2", "both or none", "one of them")
-        # One pass over pairs laid side by side, [B, 2, T]: rows of one example stay
-        # on the device that holds it.
+        # One pass over the pairs stacked as [B, 2, T], so that both rows of an example
+        # stay on the device that holds it.
         lengths = None
         if lengths_1 is not None and lengths_2 is not None:
             lengths = jnp.stack([lengths_1, lengths_2], 1).reshape(-1)

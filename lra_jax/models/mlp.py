@@ -9,7 +9,7 @@ from lra_jax.models.layers import Dense, Dropout
 
 
 class Mlp(nnx.Module):
-    """``W_2 dropout(gelu(W_1 x + b_1)) + b_2``, on each position alone.
+    """``W_2 dropout(gelu(W_1 x + b_1)) + b_2``, at each position separately.
 
     Gated, ``W_2 dropout(silu(W_1 x + b_1) * (W_3 x + b_3)) + b_2``: the SwiGLU of
     Shazeer 2020 (arXiv:2002.05202), with biases.
@@ -17,9 +17,9 @@ class Mlp(nnx.Module):
     Args:
       features: width D of input and output.
       hidden: width between.
-      gated: the second form, which has half as many parameters again.
+      gated: use the second form, which has half as many parameters again.
       dropout: rate after the activation.
-      dtype: of the computation; parameters are float32.
+      dtype: dtype of the computation; parameters are float32.
       rngs: for initialisation (Glorot uniform, zero biases).
     """
 
@@ -47,7 +47,7 @@ class Mlp(nnx.Module):
         mask: jax.Array | None = None,
         rngs: nnx.Rngs | None = None,
     ) -> jax.Array:
-        """`[..., D]` to `[..., D]`; ``mask`` is not read; ``rngs`` trains."""
+        """`[..., D]` to `[..., D]`; ``mask`` is ignored; ``rngs`` enables dropout."""
         hidden = self.inner(x)
         if self.gate is None:
             hidden = jax.nn.gelu(hidden)

@@ -1,4 +1,4 @@
-"""MEGA's damped moving average, ahead of the attention (Ma et al. 2023, "Mega: Moving
+"""MEGA's damped moving average, before the attention (Ma et al. 2023, "Mega: Moving
 Average Equipped Gated Attention", section 3.1)."""
 
 import jax
@@ -9,26 +9,26 @@ from lra_jax.attention.recurrent.columns import scan_columns
 
 
 class MovingAverage(nnx.Module):
-    """``y_t = silu(sum_e eta_e s_(t, e) + omega x_t)`` for each column by itself.
+    """``y_t = silu(sum_e eta_e s_(t, e) + omega x_t)`` for each column separately.
 
     ``s_(t, e) = alpha_e beta_e x_t + (1 - alpha_e delta_e) s_(t-1, e)`` for each of
     ``size`` averages, with alpha and delta in (0, 1). Without ``is_causal`` there are
-    as many from the other end, with arrays of their own, which begin one position
-    later, so that x_t counts once.
+    as many from the other end, with their own arrays; they begin one position later,
+    so that x_t counts only once.
 
-    Hidden positions count as zeros, so a padded sequence gives what it gives alone. An
+    Masked positions count as zeros, so padding does not change a sequence's output. An
     average is a convolution, ``sum_e eta_e alpha_e beta_e (1 - alpha_e delta_e)^j`` at
-    distance j, computed by a Fourier transform in O(T log T); where rows are packed it
-    is a scan, which needs ``size`` times the memory of the input.
+    distance j, computed by a Fourier transform in O(T log T); for packed rows it is a
+    scan, which needs ``size`` times the memory of the input.
 
-    Source: the paper and facebookresearch/mega. Deviations: that code's sum from the
+    Source: the paper and facebookresearch/mega. Deviation: that code's sum from the
     other end counts x_t again.
 
     Args:
       features: number of columns D.
-      size: averages a column and direction, E.
-      is_causal: from the left alone.
-      rngs: for initialisation, that of the code: alpha and delta logits N(0, 0.2^2),
+      size: averages per column and direction, E.
+      is_causal: from the left only.
+      rngs: for initialisation, as in that code: alpha and delta logits N(0, 0.2^2),
         beta alternating between 1 and -1 with N(0, 0.02^2) added, eta and omega
         N(0, 1), eta divided by sqrt(E).
     """
@@ -61,7 +61,7 @@ class MovingAverage(nnx.Module):
         Args:
           x: the inputs.
           mask: boolean `[B, T]`, True at real positions.
-          segment_ids: documents of packed rows `[B, T]`, which do not mix.
+          segment_ids: documents of packed rows, `[B, T]`, which do not mix.
         """
         if mask is not None:
             x = jnp.where(mask[:, :, None], x, jnp.zeros((), x.dtype))
@@ -78,7 +78,7 @@ class MovingAverage(nnx.Module):
 
 
 def _by_transform(x: jax.Array, decay: jax.Array, weights: jax.Array) -> jax.Array:
-    """Convolution with ``sum_e weights_e decay_e^j``, and from the other end.
+    """Convolution with ``sum_e weights_e decay_e^j``, and likewise from the other end.
 
     Args:
       x: `[B, T, D]`.
@@ -91,7 +91,7 @@ def _by_transform(x: jax.Array, decay: jax.Array, weights: jax.Array) -> jax.Arr
     kernels = (weights[..., None] * powers).sum(1)
     kernel = jnp.pad(kernels[0], ((0, 0), (0, length)))
     if len(kernels) == 2:
-        # At distance -j: place 2 T - j of a circle of 2 T.
+        # Distance -j is at index 2 T - j of a circle of 2 T.
         backward = jnp.flip(kernels[1][:, : length - 1], -1)
         kernel = kernel.at[:, length + 1 :].add(backward)
     columns = jnp.swapaxes(x, 1, 2)
@@ -106,7 +106,7 @@ def _by_scan(
     taken: jax.Array,
     eta: jax.Array,
 ) -> jax.Array:
-    """The same, position by position, anew in every document."""
+    """The same, position by position, restarting at every document."""
     batch, length, features = x.shape
     ids = segment_ids
     starts = ids != jnp.pad(ids[:, :-1], ((0, 0), (1, 0)), constant_values=-1)

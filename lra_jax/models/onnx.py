@@ -2,10 +2,10 @@
 
     export_onnx("model.onnx", load("runs/listops-cosformer-compact-seed0"), length=512)
 
-The model is traced by jax, and each of its primitives becomes operators of ONNX's
-opset 18. Those of full (not causal) softmax, linear, cosFormer and Linformer models are
-known here; one that is not raises. Shapes are fixed; shorter sequences are padded, as
-their lengths say. It needs the package ``onnx``: ``pip install 'lra-jax[onnx]'``.
+The model is traced by jax, and each primitive becomes operators of ONNX's opset 18. All
+primitives of full (not causal) softmax, linear, cosFormer and Linformer models are
+supported; others raise an error. Shapes are fixed: pad shorter sequences and pass their
+lengths. It needs the package ``onnx``: ``pip install 'lra-jax[onnx]'``.
 """
 
 import math
@@ -38,13 +38,13 @@ def export_onnx(
     ``logits``.
 
     Args:
-      file: to write.
-      model: a classifier of this package, or what `load` gives.
+      file: the file to write.
+      model: a classifier of this package, or a model returned by `load`.
       batch_size: B.
       length: T, at most the model's longest sequence.
 
     Raises:
-      ValueError: no such model, or it computes something that is not known here.
+      ValueError: another kind of model, or one with an unsupported computation.
     """
     import onnx
 
@@ -104,7 +104,7 @@ def _type(dtype: Any) -> int:
 
 
 class _Graph:
-    """Operators and constants, and the names of what they make."""
+    """Operators and constants, and the names of their outputs."""
 
     def __init__(self) -> None:
         self.nodes: list[Any] = []
@@ -116,7 +116,7 @@ class _Graph:
         return f"_{self._count}"
 
     def initializer(self, array: np.ndarray, name: str | None = None) -> str:
-        """An array that is part of the file."""
+        """Adds an array as a constant of the graph."""
         from onnx import numpy_helper
 
         name = name or self._name()
@@ -124,11 +124,11 @@ class _Graph:
         return name
 
     def sizes(self, *values: int) -> str:
-        """Shapes and axes, which are arrays of int64 in ONNX."""
+        """Adds shapes or axes, which are int64 arrays in ONNX."""
         return self.initializer(np.array(values, np.int64))
 
     def op(self, kind: str, *inputs: str, **attributes: Any) -> str:
-        """The output of an operator."""
+        """Adds an operator; returns the name of its output."""
         from onnx import helper
 
         name = self._name()
@@ -140,7 +140,7 @@ class _Graph:
         return self.op("Reshape", x, self.sizes(*shape))
 
     def inline(self, jaxpr: Any, consts: Sequence[Any], inputs: list[str]) -> list[str]:
-        """The names of what a jaxpr gives for inputs of these names."""
+        """The names of a jaxpr's outputs for inputs of these names."""
         known = dict(zip(jaxpr.invars, inputs, strict=True))
         for variable, value in zip(jaxpr.constvars, consts, strict=True):
             known[variable] = self.initializer(value)
@@ -154,7 +154,7 @@ class _Graph:
         for equation in jaxpr.eqns:
             names = [read(x) for x in equation.invars]
             inner = _inner(equation)
-            if not math.prod(_shape(equation)):  # Runtimes cannot expand to nothing.
+            if not math.prod(_shape(equation)):  # Runtimes cannot expand to size zero.
                 made = [self.initializer(np.zeros(_shape(equation), np.float32))]
             elif inner is not None:
                 made = self.inline(inner[0], inner[1], names)
@@ -187,7 +187,7 @@ def _operator(equation: Any) -> Callable[..., str]:
     return _OPERATORS[name]
 
 
-# Primitives that are one operator of the same arguments.
+# Primitives that map to one operator with the same arguments.
 _PLAIN = {
     **{"add": "Add", "sub": "Sub", "mul": "Mul", "div": "Div", "neg": "Neg"},
     **{"max": "Max", "min": "Min", "pow": "Pow", "abs": "Abs", "sign": "Sign"},
@@ -217,7 +217,7 @@ def _broadcast(graph: _Graph, equation: Any, x: str) -> str:
 
 
 def _dot(graph: _Graph, equation: Any, x: str, y: str) -> str:
-    """``dot_general`` as an Einsum: batch axes, then those left of x, and of y."""
+    """``dot_general`` as an Einsum: batch axes, then the other axes of x, then of y."""
     (x_sums, y_sums), (x_batch, y_batch) = equation.params["dimension_numbers"]
     letters: Iterator[str] = iter("abcdefghijklmnopqrstuvwxyz")
     first = [next(letters) for _ in equation.invars[0].aval.shape]

@@ -1,4 +1,4 @@
-"""A user's options of a mechanism, sorted by what takes them."""
+"""A user's options of a mechanism, sorted by where they belong."""
 
 import functools
 import inspect
@@ -8,11 +8,11 @@ from typing import Any
 from lra_jax.attention import registry
 from lra_jax.errors import known
 
-# Passed to a mechanism by the module itself; never an option of the user's.
+# Passed to a mechanism by the module itself; never set by the user.
 OWN_KEYWORDS = ("mask", "query_mask", "max_length", "is_causal")
 
-# May be given, but are no settings of the mechanism: how and how precisely it is
-# computed, and which documents there are in a row.
+# Accepted, but not settings of the mechanism: how and how precisely it is computed,
+# and which documents a row holds.
 _NOT_OFFERED = {"implementation", "precision", "segment_ids"}
 
 
@@ -21,13 +21,13 @@ def split_options(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Sorts a user's options into those of the parameters and those of the function.
 
-    An option that both take (Linformer's ``projection``) goes to both; one of the
-    widths of the heads alone goes to neither.
+    An option that both take (Linformer's ``projection``) goes to both; one that only
+    sets the widths of the heads goes to neither.
 
-    The parameters of a module from outside are what its class or factory takes.
+    For a user's module, the parameters' options are those of its class or factory.
 
     Raises:
-      ValueError: none of them takes it, with the nearest name.
+      ValueError: an option that nothing takes; names the nearest one.
     """
     make = mechanism.make or mechanism.make_parameters
     layout = mechanism.make_layout
@@ -49,10 +49,10 @@ def split_options(
 
 
 def named(function: Callable[..., Any]) -> set[str]:
-    """Keywords that a function, or a class's ``__init__``, names, beside query, key
+    """Keywords named by a function, or by a class's ``__init__``, other than query, key
     and value."""
-    inner = getattr(function, "func", function)  # Of a functools.partial.
-    if inspect.isclass(inner):  # The signature of a class of Flax is (*args, **kwargs).
+    inner = getattr(function, "func", function)  # For a functools.partial.
+    if inspect.isclass(inner):  # A Flax class has the signature (*args, **kwargs).
         function = functools.partial(inner.__init__, None)
     parameters = inspect.signature(function).parameters.values()
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)

@@ -1,14 +1,14 @@
 """From a batch of sequences to one vector each: masks, encoder, pooling.
 
-A sequence's padding:
-  lengths  the positions beyond its length. Exact: a padded batch gives what each
-           sequence gives alone.
-  zeros    the rule of the Long-Range Arena's code, for comparison with it: every token
-           of id 0 is padding to the attention, wherever it is, so that an image's
-           black pixels vanish (two thirds of Pathfinder), and a class vector with them
-           where the first one is black. The mean is over all T positions.
-           Deviation: a masked query attends to the real keys here; that code gives it
-           the mean of all values.
+How padding is determined:
+  lengths  positions beyond a sequence's length. Exact: in a padded batch each sequence
+           gets the result that it would get alone.
+  zeros    the rule of the Long-Range Arena's code, for comparison: every token of id 0
+           is padding to the attention, wherever it is, so that an image's black pixels
+           vanish (two thirds of Pathfinder), along with a class vector if the first
+           one is black. The mean is over all T positions.
+           Deviation: here a masked query attends to the real keys; in that code it
+           gets the mean of all values.
 """
 
 from typing import Any, Literal, get_args
@@ -28,28 +28,28 @@ from lra_jax.models.layers import Dense
 Pooling = Literal["mean", "cls", "first", "attention", "ends", "attention+ends"]
 Padding = Literal["lengths", "zeros"]
 
-# Of attention pooling.
+# For attention pooling.
 _QUERIES = 4
 
 
 class PooledEncoder(nnx.Module):
-    """The base of the classifiers: an encoder, and one vector for each sequence.
+    """The base of the classifiers: an encoder that yields one vector per sequence.
 
     Args:
-      vocab_size: token ids are below it.
+      vocab_size: token ids are below this.
       pooling: "mean" over the real tokens; "cls", the row of a learned vector in front
-        of them; "first", the row of the first token; "ends", those of the first and the
-        last real one, side by side; "attention", four means side by side, each weighted
-        by the softmax over the real tokens of ``q . x / sqrt(D)`` with a learned q; or
-        "attention+ends", both.
+        of them; "first", the row of the first token; "ends", the rows of the first and
+        the last real token, concatenated; "attention", four means, concatenated, each
+        weighted by the softmax over the real tokens of ``q . x / sqrt(D)`` with a
+        learned q; or "attention+ends", both.
       padding: "lengths" or "zeros", see above.
-      config: the encoder's settings, but for ``cls_token``, which follows from pooling.
+      config: the encoder's settings, except ``cls_token``, which pooling determines.
       rngs: for initialisation.
-      **settings: the fields of `EncoderConfig`, in place of a config or of these values
-        of it.
+      **settings: the fields of `EncoderConfig`; with ``config``, they override its
+        values.
 
     Raises:
-      ValueError: an unknown pooling or padding, or what `EncoderConfig` raises.
+      ValueError: an unknown pooling or padding, or see `EncoderConfig`.
     """
 
     def __init__(
@@ -69,13 +69,13 @@ class PooledEncoder(nnx.Module):
         self.encoder = TransformerEncoder(vocab_size, config=config, rngs=rngs)
         width = config.embed_dim
         draw = nnx.initializers.normal(1.0)
-        # One assignment: what is None at first cannot become a parameter.
+        # One assignment: an attribute first set to None cannot become a parameter.
         self.queries = (
             nnx.Param(draw(rngs.params(), (_QUERIES, width)))
             if "attention" in pooling
             else None
         )
-        # Reconstructs hidden tokens; the paper's head is linear too.
+        # Reconstructs hidden tokens; the paper's head is also linear.
         self.tokens: Any = (
             Dense(width, vocab_size, rngs=rngs) if config.reconstructs else None
         )
@@ -96,16 +96,16 @@ class PooledEncoder(nnx.Module):
         Args:
           tokens: integer `[B, T]`.
           lengths: integer `[B]`; None = T for all.
-          rngs: with a stream "dropout", to train; None to evaluate.
-          segment_ids: integers `[B, T]`, see `TransformerEncoder`; then there is a
-            vector for each document of a row, in their order,
+          rngs: with a stream "dropout", for training; None for evaluation.
+          segment_ids: integers `[B, T]`, see `TransformerEncoder`; the result then has
+            a vector for each document of a row, in order,
             `[B, documents, pooled_features]`.
-          documents: the most that a row may have; rows with fewer end in vectors of
-            nothing.
+          documents: the maximum number in a row; in rows with fewer, the last vectors
+            are meaningless.
 
         Raises:
-          ValueError: tokens or lengths of another shape, or of a length that the
-            encoder refuses, or packed documents where there can be none.
+          ValueError: tokens or lengths of another shape, sequences too long for the
+            encoder, or packed documents where they are not supported.
         """
         check_shape("tokens", tokens, "B T", None, None)
         if lengths is not None:
@@ -120,7 +120,7 @@ class PooledEncoder(nnx.Module):
         count = check_size("documents", documents)
         encoded = self.encoder(tokens, mask, rngs, segment_ids).astype(jnp.float32)
         label: Any = packed.packed(segment_ids, tokens, tokens)
-        if self.pooling == "mean":  # One product; a mean for each would copy the rows.
+        if self.pooling == "mean":  # One product; separate means would copy the rows.
             own = label.label[:, None] == jnp.arange(1, count + 1)[None, :, None]
             weights = (own if mask is None else own & mask[:, None]).astype(jnp.float32)
             total = jnp.einsum("bkt,btd->bkd", weights, encoded, precision="highest")
@@ -146,8 +146,8 @@ class PooledEncoder(nnx.Module):
 
         Args:
           tokens, lengths, rngs, segment_ids: as in `pooled`.
-          hidden: boolean `[B, T]`, True at the tokens to reconstruct; None = all are
-            shown.
+          hidden: boolean `[B, T]`, True at the tokens to reconstruct; None = no token
+            is hidden.
 
         Raises:
           ValueError: the model was made without ``reconstructs``.
@@ -173,12 +173,12 @@ class PooledEncoder(nnx.Module):
         return jnp.concatenate(parts, -1)
 
     def real(self, tokens: jax.Array, lengths: jax.Array | None) -> jax.Array:
-        """Boolean `[B, T]`, True at the tokens that are no padding."""
+        """Boolean `[B, T]`, True at the tokens that are not padding."""
         mask = self._mask(tokens, lengths)
         return jnp.ones(tokens.shape, bool) if mask is None else mask
 
     def _mask(self, tokens: jax.Array, lengths: jax.Array | None) -> jax.Array | None:
-        """Boolean `[B, T]`, True at what may be attended; None = everything."""
+        """Boolean `[B, T]`, True where attention is allowed; None = everywhere."""
         mask = None
         if lengths is not None:
             mask = jnp.arange(tokens.shape[1])[None] < lengths[:, None]
@@ -189,7 +189,7 @@ class PooledEncoder(nnx.Module):
 
 
 def _mean(x: jax.Array, mask: jax.Array | None) -> jax.Array:
-    """Mean of `[B, T, D]` over the real tokens; zero where there is none."""
+    """Mean of `[B, T, D]` over the real tokens; zero if there are none."""
     if mask is None:
         return x.mean(1)
     weights = mask.astype(x.dtype)
@@ -215,7 +215,7 @@ def _row(x: jax.Array, index: jax.Array) -> jax.Array:
 
 
 def _last(x: jax.Array, mask: jax.Array | None) -> jax.Array:
-    """The row of the last real token, `[B, D]`; the first row where there is none."""
+    """The row of the last real token, `[B, D]`; the first row if there are none."""
     if mask is None:
         return x[:, -1]
     last = jnp.maximum(next_position(mask, *mask.shape) - 1, 0)

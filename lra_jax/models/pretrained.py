@@ -1,10 +1,10 @@
-"""Trained softmax models whose attention becomes another mechanism, to fine-tune.
+"""Turns trained softmax models into models with another mechanism, for fine-tuning.
 
     encoder = from_softmax("bert-base-uncased", "cosformer")   # a folder on disk
     model = from_softmax(load("runs/text-softmax-compact-seed0"), "flow")
 
-Everything is taken over: embeddings, norms, MLPs, and the projections of the attention.
-A mechanism's own arrays are new. With softmax itself the model computes what it did.
+Everything is reused: embeddings, norms, MLPs, and the projections of the attention.
+The mechanism's own arrays are new. With softmax the model computes the same as before.
 """
 
 import json
@@ -31,14 +31,14 @@ from lra_jax.models.saved import Saved, describe, maker
 
 
 class PretrainedConfig(NamedTuple):
-    """The sizes of a model of Hugging Face's.
+    """The sizes of a Hugging Face model.
 
     Attributes:
       kind: "bert", "roberta" or "gpt2".
       vocab_size, max_length, num_layers, embed_dim, num_heads, mlp_dim: of the model.
-      activation: of the MLPs, Hugging Face's name.
+      activation: of the MLPs, by Hugging Face's name.
       epsilon: of the layer norms.
-      token_types: rows of their table; 0 = none.
+      token_types: number of token types; 0 = none.
     """
 
     kind: str
@@ -54,7 +54,7 @@ class PretrainedConfig(NamedTuple):
 
     @property
     def is_causal(self) -> bool:
-        """Whether each position sees itself and those before it alone."""
+        """Whether each position sees only itself and those before it."""
         return self.kind == "gpt2"
 
     @property
@@ -68,7 +68,7 @@ _ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "gelu_new": jax.nn.gelu,
     "relu": jax.nn.relu,
 }
-# A row of positions that RoBERTa's tables have for padding, and one before it.
+# RoBERTa's tables have a row for padding, and one before it.
 _UNUSED = {"roberta": 2}
 
 
@@ -119,7 +119,7 @@ class PretrainedEncoder(nnx.Module):
     Args:
       config: the sizes.
       mechanism, options: the attention, see `AttentionConfig`.
-      dropout: rate on embeddings, attention and MLP, where a call has ``rngs``.
+      dropout: rate on embeddings, attention and MLP, in calls with ``rngs``.
       rngs: for initialisation.
     """
 
@@ -176,12 +176,12 @@ class PretrainedEncoder(nnx.Module):
         *,
         token_types: jax.Array | None = None,
     ) -> list[jax.Array]:
-        """The embeddings and what each layer makes of them, `[B, T, D]` each.
+        """The embeddings and the output of each layer, `[B, T, D]` each.
 
         Args:
           tokens: integer `[B, T]`.
           mask: boolean `[B, T]`, True at real tokens, which come first; None = all.
-          rngs: with a stream "dropout", to train; None to evaluate.
+          rngs: with a stream "dropout", for training; None for evaluation.
           token_types: integer `[B, T]`, BERT's sentence A (0) or B (1); None = 0.
 
         Raises:
@@ -221,20 +221,20 @@ def from_softmax(
 
     Args:
       source: a folder with ``config.json`` and ``model.safetensors`` of a BERT, RoBERTa
-        or GPT-2, as Hugging Face writes them; or a classifier of ours, or what
-        `lra_jax.models.load` gives.
+        or GPT-2, as Hugging Face writes them; or a classifier of this package, or a
+        model returned by `lra_jax.models.load`.
       mechanism: a registered name, a function or ``"package.module:function"``, with
         queries, keys and values of the same widths.
-      options: of the mechanism, in place of those of softmax.
-      dropout: of a `PretrainedEncoder`; our own models keep theirs.
+      options: of the mechanism, replacing those of softmax.
+      dropout: of a `PretrainedEncoder`; models of this package keep theirs.
       rngs: for the mechanism's own arrays; None = seed 0.
 
     Returns:
-      A `PretrainedEncoder`, or a model of the kind given.
+      A `PretrainedEncoder`, or a model of the same kind as the source.
 
     Raises:
-      ValueError: the files are of another model or damaged, or the mechanism has no use
-        for the projections.
+      ValueError: the files are damaged or of another model, or the mechanism does not
+        use the projections.
     """
     rngs = nnx.Rngs(params=0) if rngs is None else rngs
     needed = {"query", "key", "value", "out"}
@@ -254,10 +254,10 @@ def from_softmax(
 
 
 def read_config(file: Path) -> PretrainedConfig:
-    """The sizes in a ``config.json`` of Hugging Face's.
+    """The sizes in a Hugging Face ``config.json``.
 
     Raises:
-      ValueError: there is none, or it is of another kind of model.
+      ValueError: it is missing, or of another kind of model.
     """
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
@@ -296,11 +296,11 @@ def read_config(file: Path) -> PretrainedConfig:
 
 
 def _weights(file: Path) -> dict[str, np.ndarray]:
-    """The arrays of a file, float32, without the prefixes that heads give to names."""
+    """The arrays of a file in float32, without the name prefixes that heads add."""
     found = {}
     for name, array in read_arrays(file).items():
         name = re.sub(r"^(bert|roberta|transformer)\.", "", name)
-        # Names of the first releases of BERT.
+        # Names in the first releases of BERT.
         name = re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", name))
         found[name] = np.asarray(array).astype(np.float32)
     return found
@@ -310,7 +310,7 @@ Weights = Mapping[str, np.ndarray]
 
 
 def _bert(weights: Weights, config: PretrainedConfig) -> dict[str, np.ndarray]:
-    """Our names; matrices there are `[out, in]`."""
+    """Arrays under this package's names; matrices in the file are `[out, in]`."""
     given = {
         "embed.embedding": _get(weights, "embeddings.word_embeddings.weight"),
         "positions": _get(weights, "embeddings.position_embeddings.weight"),
@@ -337,7 +337,7 @@ def _bert(weights: Weights, config: PretrainedConfig) -> dict[str, np.ndarray]:
 
 
 def _gpt2(weights: Weights, config: PretrainedConfig) -> dict[str, np.ndarray]:
-    """Our names; matrices there are `[in, out]`, those of query, key and value one."""
+    """The same; matrices are `[in, out]`, with query, key and value merged."""
     given = {
         "embed.embedding": _get(weights, "wte.weight"),
         "positions": _get(weights, "wpe.weight"),
@@ -379,7 +379,7 @@ def _norm(weights: Weights, theirs: str, ours: str) -> dict[str, np.ndarray]:
 
 
 def _fill(model: nnx.Module, given: Mapping[str, Any], source: str) -> None:
-    """Sets the parameters of these names; a mechanism's own stay as they are."""
+    """Sets the parameters of these names; the mechanism's own are left unchanged."""
     left = dict(given)
     for path, variable in nnx.to_flat_state(nnx.state(model, nnx.Param)):
         name = ".".join(map(str, path))

@@ -1,19 +1,19 @@
 """The product-key memory (Lample et al. 2019, "Large Memory Layers with Product Keys"),
-in the place of a block's MLP.
+replacing a block's MLP.
 
-A head makes a query of each position, cuts it in two halves, and scores each half
-against K sub-keys of its own. The key (a, b) is the pair of sub-keys a and b, and
-scores the sum of both; so the best of K^2 keys are among the pairs of each half's best.
-The k best have a value each, which all heads share:
+A head makes a query for each position, splits it into two halves, and scores each half
+against its K sub-keys. The key (a, b) is the pair of sub-keys a and b, and its score is
+the sum of theirs; so the best of the K^2 keys are pairs of each half's best sub-keys.
+Each of the k best selects a value, and all heads share the values:
 
 ``out = sum over heads and their k best keys of softmax(scores)_i value_i``.
 
-Cost: O(K d + k^2 + k D) for each position and head, with queries of d columns, beside
+Cost: O(K d + k^2 + k D) for each position and head, with queries of d columns, plus
 K^2 D values: parameters without arithmetic.
 
-Deviation: queries are normalised each by itself (LayerNorm), where the paper normalises
-over the batch, since a position's output must not depend on its companions. Values are
-trained like all other parameters, not with a rate of their own.
+Deviation: each query is normalised separately (LayerNorm), where the paper normalises
+over the batch, since a position's output must not depend on the rest of the batch.
+Values are trained like all other parameters, without a separate learning rate.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ from lra_jax.attention.inputs import check_size
 from lra_jax.errors import expected, known
 from lra_jax.models.layers import Dense, Dropout, LayerNorm, check_even
 
-# The paper has 512 keys a half, 4 heads and 32 best for models of a width of 1024.
+# For models of width 1024 the paper has 512 keys per half, 4 heads and the 32 best.
 DEFAULTS = {"keys": 64, "heads": 4, "top": 8, "query_dim": 32}
 
 # Positions computed at once: their values are gathered, k for each head.
@@ -35,13 +35,13 @@ _TOGETHER = 4096
 
 
 def memory_sizes(options: Mapping[str, Any]) -> dict[str, int]:
-    """The sizes of a memory, with what the options change.
+    """The sizes of a memory: the defaults, updated by the options.
 
     Args:
       options: "keys" (K), "heads", "top" (k), "query_dim" (d).
 
     Raises:
-      ValueError: an unknown option, or a size that is impossible.
+      ValueError: an unknown option, or an impossible size.
     """
     for name in options:
         known("option of mlp 'product_key'", name, DEFAULTS)
@@ -53,18 +53,18 @@ def memory_sizes(options: Mapping[str, Any]) -> dict[str, int]:
 
 
 class ProductKeyMemory(nnx.Module):
-    """A sparse memory of K^2 values, for each position alone.
+    """A sparse memory of K^2 values, applied at each position separately.
 
     Args:
       features: width D of input and output.
       options: see `memory_sizes`.
       dropout: rate on the weights of the values.
-      dtype: of the computation; parameters are float32, scores too.
+      dtype: dtype of the computation; parameters and scores are float32.
       rngs: for initialisation: values normal with standard deviation D^-1/2, sub-keys
         uniform in +-(d / 2)^-1/2, as in the paper.
 
     Raises:
-      ValueError: what `memory_sizes` raises.
+      ValueError: see `memory_sizes`.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class ProductKeyMemory(nnx.Module):
         mask: jax.Array | None = None,
         rngs: nnx.Rngs | None = None,
     ) -> jax.Array:
-        """`[..., D]` to `[..., D]`; ``mask`` is not read; ``rngs`` trains."""
+        """`[..., D]` to `[..., D]`; ``mask`` is ignored; ``rngs`` enables dropout."""
         flat = x.reshape(-1, x.shape[-1])
         weights, chosen = self.chosen(flat)
         weights = self.dropout(weights, rngs)
@@ -124,7 +124,7 @@ class ProductKeyMemory(nnx.Module):
         return out.reshape(-1, x.shape[-1])[:count].reshape(x.shape).astype(x.dtype)
 
     def chosen(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The weights of the values that positions `[P, D]` read, and which they are.
+        """The weights and indices of the values that positions `[P, D]` read.
 
         Returns:
           float32 and int32 `[P, heads * k]`; the weights of each head sum to one.

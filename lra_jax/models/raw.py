@@ -1,10 +1,10 @@
-"""Raw examples as token ids, by a description that a file can hold.
+"""Converts raw examples to token ids, by a description that a file can hold.
 
 The kinds are
-  words   text, each word of which has its id in ``ids``;
-  bytes   text or bytes, cut after ``max_length``;
+  words   text; each word has its id in ``ids``;
+  bytes   text or bytes, truncated to ``max_length``;
   pixels  grey images of 0 to 255 with a ``shape``;
-  ids     integers as they are.
+  ids     integers, unchanged.
 """
 
 from collections.abc import Mapping
@@ -29,12 +29,12 @@ def tokens_of(raw: Raw, name: str, example: Any, max_length: int) -> np.ndarray:
 
     Args:
       raw: how examples are read.
-      name: of the example, for the error.
+      name: name of the example, for the error.
       example: text, bytes, or an array.
-      max_length: most tokens.
+      max_length: maximum number of tokens.
 
     Raises:
-      ValueError: it cannot be read so, is empty, or is too long (bytes are cut).
+      ValueError: it cannot be read, is empty, or is too long (bytes are truncated).
     """
     tokens = _READERS[raw["kind"]](raw, name, example)
     if raw["kind"] == "bytes":

@@ -1,4 +1,4 @@
-"""Rematerialisation: compute again in the backward pass what the forward pass made."""
+"""Rematerialisation: the backward pass recomputes the forward pass's intermediates."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -12,16 +12,16 @@ Result = TypeVar("Result")
 def recomputed(
     call: Callable[..., Result], rngs: nnx.Rngs | None, *arrays: Any
 ) -> Result:
-    """``call(rngs, *arrays)``, of which the backward pass keeps the arrays alone.
+    """``call(rngs, *arrays)``, keeping only the arrays for the backward pass.
 
-    The same numbers as the call itself, dropout included.
+    Gives the same results as the call itself, dropout included.
 
     Args:
-      call: a function of dropout's stream and of arrays, or trees of them.
-      rngs: the stream, which goes on as after the call itself; None without dropout.
-      *arrays: what is kept.
+      call: a function of the dropout stream and of arrays, or trees of them.
+      rngs: the stream, advanced as by the call itself; None without dropout.
+      *arrays: the arrays that are kept.
     """
-    # The stream counts its keys: its state goes in and comes out.
+    # The stream counts its keys, so its state is passed in and out.
     graph, stream = nnx.split(nnx.Rngs() if rngs is None else rngs)
 
     @jax.checkpoint

@@ -3,9 +3,9 @@
     saved = load("runs/listops-cosformer-compact-seed0")   # or a file of `save`
     saved.predict(["[MAX 2 9 [MIN 4 7 ] 0 ]"]).labels
 
-``NAME.safetensors`` holds the arrays of a model, named by their place in it, and
-``NAME.json`` beside it everything else. So a file is loaded without the trainer, the
-task and the data.
+``NAME.safetensors`` holds the arrays of a model, named by their path in it, and
+``NAME.json`` beside it everything else. So a file can be loaded without the trainer,
+the task and the data.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ from lra_jax.models.tokens import AutoEncoder, TokenClassifier
 FILE = "model.safetensors"
 """The name of a model's file in a run directory."""
 
-# The settings of each kind beside vocabulary, classes and encoder.
+# The settings of each kind, other than vocabulary, classes and encoder.
 _KINDS: dict[Any, tuple[str, ...]] = {
     SequenceClassifier: ("pooling", "padding"),
     MatchingClassifier: ("pooling", "padding", "interaction"),
@@ -49,7 +49,7 @@ _BY_NAME = {kind.__name__: kind for kind in _KINDS}
 
 
 class Prediction(NamedTuple):
-    """Classes of B examples; of a model of single positions, at each of them.
+    """Classes of B examples; for a model of single positions, at each of them.
 
     Attributes:
       labels: `[B]`, or `[B, T]` with -1 beyond an example's end.
@@ -62,13 +62,13 @@ class Prediction(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Saved:
-    """A model out of a file.
+    """A model loaded from a file.
 
     Attributes:
       model: the module, with its weights.
       config: the settings of its encoder.
       raw: how raw examples become tokens (`lra_jax.models.raw`).
-      about: what else the file says, such as the task and the settings of its run.
+      about: anything else in the file, such as the task and the settings of its run.
     """
 
     model: Any
@@ -81,19 +81,19 @@ class Saved:
 
         Args:
           examples: a list of raw examples: ListOps expressions, texts, grey images
-            `uint8 [rows, columns]` or integers `[T]`, as the model's task has them; a
-            pair of them each, for a model of pairs.
+            `uint8 [rows, columns]` or integers `[T]`, depending on the model's task;
+            for a model of pairs, a list of pairs of these.
           batch_size: examples computed at once.
 
         Raises:
-          ValueError: they are not what the model reads.
+          ValueError: the model cannot read them.
         """
         if isinstance(examples, str | bytes) or not len(examples):
             wanted = "a list of at least one example"
             raise expected("examples", wanted, f"{examples!r}"[:60])
         rows = [self._tokens(index, example) for index, example in enumerate(examples)]
         longest = max(len(tokens) for row in rows for tokens in row)
-        # Few widths, each of which is compiled once.
+        # Few widths, because each is compiled once.
         width = min(self.config.max_length, 2 ** (longest - 1).bit_length())
         if self.config.positions == "learned_2d":
             width = longest
@@ -110,7 +110,7 @@ class Saved:
         return Prediction(labels, np.asarray(jax.nn.softmax(scores, -1)))
 
     def _tokens(self, index: int, example: Any) -> list[np.ndarray]:
-        """The sequences of an example: one, or two of a pair."""
+        """The sequences of an example: one, or two for a pair."""
         longest = self.raw.get("max_length", self.config.max_length)
         name = f"example {index}"
         if not isinstance(self.model, MatchingClassifier):
@@ -141,16 +141,16 @@ def save(
     raw: Raw = IDS,
     about: Mapping[str, Any] | None = None,
 ) -> None:
-    """Writes a model: its arrays to ``file``, all else as JSON beside it.
+    """Writes a model: its arrays to ``file``, everything else as JSON beside it.
 
     Args:
       file: ``NAME.safetensors``.
       model: one of this package's classifiers or language models.
       raw: how raw examples become tokens, for `Saved.predict`.
-      about: further values of JSON, to be found in `Saved.about`.
+      about: further JSON values, available as `Saved.about`.
 
     Raises:
-      ValueError: another model, or one whose attention has no name to find it by.
+      ValueError: another kind of model, or one whose attention cannot be found by name.
 
     Examples:
       >>> import tempfile
@@ -179,7 +179,7 @@ def save(
 
 
 def load(run_or_file: str | os.PathLike[str], *, allow_code: bool = False) -> Saved:
-    """Reads a model that `save`, or a finished run, has written.
+    """Reads a model written by `save`, or by a finished run.
 
     Args:
       run_or_file: a run directory, or ``NAME.safetensors``.
@@ -203,12 +203,12 @@ def load(run_or_file: str | os.PathLike[str], *, allow_code: bool = False) -> Sa
 
 
 def read_raw(run_or_file: str | os.PathLike[str]) -> Raw:
-    """How raw examples become tokens, of a model that is not loaded; see `load`."""
+    """How raw examples become tokens, without loading the model; see `load`."""
     return _read(run_or_file)[1]["raw"]
 
 
 def _read(run_or_file: str | os.PathLike[str]) -> tuple[Path, dict[str, Any]]:
-    """The file of a model's arrays, and the description beside it."""
+    """The path of a model's arrays, and the description beside it."""
     path = Path(run_or_file).expanduser()
     if not path.exists():
         wanted = f"a run directory with {FILE}, or NAME.safetensors"
@@ -238,7 +238,7 @@ def _no_description(path: Path, error: Exception) -> ValueError:
 
 
 def _check_seal(described: dict[str, Any], notes: Path, file: Path) -> None:
-    """Refuses files that are not as `save` wrote them; without a seal they may be."""
+    """Refuses files changed since `save` wrote them; without a seal they may be."""
     seal = described.pop("seal", None)
     if seal is None:
         return
@@ -254,7 +254,7 @@ def is_known(model: nnx.Module) -> bool:
 
 
 def describe(model: Any) -> dict[str, Any]:
-    """Everything about a model but its arrays, as values of JSON.
+    """Everything about a model but its arrays, as JSON values.
 
     Raises:
       ValueError: see `save`.
@@ -289,7 +289,7 @@ def describe(model: Any) -> dict[str, Any]:
 
 
 def _classes(model: Any) -> dict[str, int]:
-    """Those of a language model are its vocabulary."""
+    """Number of classes; for a language model, that is its vocabulary."""
     if isinstance(model, LanguageModel):
         return {}
     return {"num_classes": model.logits.out_features}
@@ -298,10 +298,10 @@ def _classes(model: Any) -> dict[str, int]:
 def maker(
     described: Mapping[str, Any], allow_code: bool = False
 ) -> Callable[[nnx.Rngs], Any]:
-    """A maker of new models of a description.
+    """Returns a function that makes new models from a description.
 
     Raises:
-      ValueError: it is none, or names code that is not allowed.
+      ValueError: it is not a description, or names code that is not allowed.
     """
     rest = dict(described)
     kind = _BY_NAME[known("kind", rest.pop("kind"), _BY_NAME)]
@@ -315,7 +315,7 @@ def maker(
 
 
 def _tuples(value: Any) -> Any:
-    """JSON's lists as the tuples that they were, also in a dict of options."""
+    """JSON lists turned back into tuples, also in a dict of options."""
     if isinstance(value, dict):
         return {name: _tuples(one) for name, one in value.items()}
     return tuple(value) if isinstance(value, list) else value

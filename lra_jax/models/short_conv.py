@@ -11,12 +11,12 @@ from lra_jax.attention.inputs import accumulation_dtype
 
 
 class ShortConv(nnx.Module):
-    """``y_t = b + sum_j w_j x_(t + j)``, each column by itself.
+    """``y_t = b + sum_j w_j x_(t + j)``, for each column separately.
 
     Without ``is_causal`` the window is centred, ``-size // 2 <= j < (size + 1) // 2``
-    (one position more on the left if the size is even); with it, ``-size < j <= 0``.
-    Hidden positions count as zeros, as those beyond either end do, so a padded sequence
-    gives what it gives alone.
+    (one more position on the left if the size is even); with it, ``-size < j <= 0``.
+    Masked positions, and those beyond either end, count as zeros, so padding does not
+    change a sequence's output.
 
     Source: linear attention with short convolutions, as in fla-org's
     flash-linear-attention and in Poli et al. 2023 (Hyena).
@@ -46,7 +46,7 @@ class ShortConv(nnx.Module):
     ) -> jax.Array:
         """`[B, T, C]` to `[B, T, C]`; ``mask`` `[B, T]` is True at real positions.
 
-        ``label`` `[B, T]` numbers packed documents, none of which reads another.
+        ``label`` `[B, T]` numbers packed documents, which do not mix.
         """
         if mask is not None:
             x = jnp.where(mask[:, :, None], x, jnp.zeros((), x.dtype))
@@ -61,7 +61,7 @@ class ShortConv(nnx.Module):
 def _within_documents(
     x: jax.Array, kernel: jax.Array, before: int, label: jax.Array
 ) -> jax.Array:
-    """`convolved` over the positions of one document, with derived gradients."""
+    """`convolved` within each document, with gradients by autodiff."""
     label = label[:, :, None]
     taps = zip(
         kernel,
@@ -81,9 +81,9 @@ def _within_documents(
 def convolved(x: jax.Array, kernel: jax.Array, before: int) -> jax.Array:
     """``sum_j kernel_j x_(t + j - before)``: `[B, T, C]` and `[J, C]` -> `[B, T, C]`.
 
-    A sum of shifted arrays, which fuses into one loop, and so do its gradients, written
-    out here: on a CPU those that XLA derives are slower, and a grouped convolution is
-    much slower (docs/performance.md). ``jax.jvp`` raises TypeError.
+    A sum of shifted arrays, which fuses into one loop. So do the gradients written out
+    here: on a CPU those derived by XLA are slower, and a grouped convolution is much
+    slower (docs/performance.md). ``jax.jvp`` raises TypeError.
     """
     shifts, rows = _shifts(x, kernel, before), kernel[:, None, None]
     terms = (near * row for near, row in zip(shifts, rows, strict=True))
@@ -100,7 +100,7 @@ def _backward(
     before: int, kept: tuple[jax.Array, jax.Array], grad: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     x, kernel = kept
-    # Else what makes the gradient is computed again for every shift.
+    # Otherwise the gradient's inputs are recomputed for every shift.
     grad = jax.lax.optimization_barrier(grad)
     of_x: Any = convolved(grad, kernel[::-1], kernel.shape[0] - 1 - before)
     wide = accumulation_dtype(x)
@@ -114,7 +114,7 @@ def _backward(
         pairs = zip(sums, shifts, strict=True)
         return [total + shift[0].astype(wide) * slope for total, shift in pairs], None
 
-    # Added up row by row, so that the sums stay in a CPU's caches.
+    # Summed row by row, so that the sums stay in a CPU's caches.
     start = [jnp.zeros(x.shape[1:], wide)] * kernel.shape[0]
     sums, _ = jax.lax.scan(add, start, (x, grad))
     return of_x, jnp.stack([total.sum(0) for total in sums]).astype(kernel.dtype)

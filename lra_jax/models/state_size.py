@@ -8,10 +8,10 @@ from lra_jax.models.encoder import TransformerEncoder
 
 
 def state_size(encoder: TransformerEncoder) -> int | None:
-    """Numbers that the mechanisms of all blocks keep for one sequence.
+    """Count of the numbers that the mechanisms of all blocks keep for one sequence.
 
-    Softmax attention keeps every key and value, and is counted for ``max_length``
-    positions. A short convolution keeps a few rows more, which are not counted.
+    Softmax attention keeps every key and value, counted here for ``max_length``
+    positions. A short convolution keeps a few more rows, which are not counted.
 
     Returns:
       The count; None for a mechanism without a stream.

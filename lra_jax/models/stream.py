@@ -1,12 +1,12 @@
-"""One attention layer over a sequence that comes in parts: prompts, then positions.
+"""One attention layer applied to a sequence part by part: prompts, then positions.
 
     out, state = prefill(layer, prompt)      # [B, T, D]
     out, state = step(layer, state, x)       # [B, D]
 
-The outputs are those of the layer for the whole sequence at once. The state holds
-that of the mechanism, and of a short convolution the inputs that its window still sees.
-It is a tree of arrays: keep a copy to roll back to, give it to several continuations,
-index its first axis to take a sample out of a batch.
+The outputs equal those of the layer applied to the whole sequence at once. The state
+holds the mechanism's state, and the inputs that a short convolution's window still
+covers. It is a tree of arrays: keep a copy to roll back to, pass it to several
+continuations, or index its first axis to take a sample out of a batch.
 """
 
 import inspect
@@ -45,21 +45,21 @@ class Layer(Protocol):
         """Queries, keys, values and all other keywords."""
 
     def finished(self, out: jax.Array, value: jax.Array, inputs: jax.Array) -> Any:
-        """The layer's output, of the mechanism's."""
+        """The layer's output, from the mechanism's."""
 
 
 def init_state(layer: Layer, batch_size: int, dtype: Any = jnp.float32) -> LayerState:
     """The state before the first position.
 
-    It is that after a prompt whose only position is padding, which is exact.
+    It equals the state after a prompt of one padded position, exactly.
 
     Args:
       layer: as in `prefill`.
       batch_size: B.
-      dtype: of the inputs to come.
+      dtype: dtype of the inputs to come.
 
     Raises:
-      ValueError: as `prefill`.
+      ValueError: see `prefill`.
     """
     shape = check_size("batch_size", batch_size), 1, layer.config.in_features
     hidden = jnp.zeros(shape[:2], bool)
@@ -73,14 +73,14 @@ def prefill(
     mask: jax.Array | None = None,
     state: LayerState | None = None,
 ) -> tuple[jax.Array, LayerState]:
-    """Takes a prompt, or a further part of one, in one pass.
+    """Reads a prompt, or its next part, in one pass.
 
     Args:
       layer: causal, of a mechanism that has a stream.
       inputs: `[B, T, in_features]`.
       mask: boolean `[B, T]`, True at real positions; prompts of different lengths are
         padded on the right or on the left.
-      state: what came before; None = nothing.
+      state: the state after the earlier parts; None = there are none.
 
     Returns:
       The causal output `[B, T, out_features]`, and the state after each sample's last
@@ -102,7 +102,7 @@ def prefill(
         position = jnp.zeros((batch,), jnp.int32)
     else:
         recent, seen, position = state.recent, state.real, state.position
-    # The window of a convolution reaches back into what came before.
+    # The window of a convolution reaches back into the earlier parts.
     inputs = jnp.concatenate([recent, inputs], 1)
     seen = jnp.concatenate([seen, real], 1)
     query, key, value, keywords = layer.projected(inputs, seen, skip=before)
@@ -113,12 +113,12 @@ def prefill(
         query, key = (rotated(x, turn, longest) for x in (query, key))
     run = getattr(attention, f"{layer.mechanism.name}_prefill")
     taken = inspect.signature(run).parameters
-    # A state knows for how many positions it was made.
+    # A state records for how many positions it was made.
     keywords["max_length"] = layer.config.max_length if state is None else None
     given = {name: x for name, x in keywords.items() if name in taken}
     earlier = None if state is None else state.mechanism
     out, after = run(query, key, value, mask=mask, state=earlier, **given)
-    # Each sample's own last rows, whatever padding came after them.
+    # Each sample's own last rows, excluding any padding after them.
     rows = ends[:, None] + jnp.arange(before)[None]
     kept = jnp.take_along_axis(inputs, rows[:, :, None], 1)
     present = jnp.take_along_axis(seen, rows, 1)
@@ -130,10 +130,10 @@ def prefill(
 def step(
     layer: Layer, state: LayerState, inputs: jax.Array
 ) -> tuple[jax.Array, LayerState]:
-    """Takes one position of each sample, `[B, in_features]` -> `[B, out_features]`.
+    """Reads one position of each sample, `[B, in_features]` -> `[B, out_features]`.
 
     Raises:
-      ValueError: as `prefill`.
+      ValueError: see `prefill`.
     """
     check_shape("inputs", inputs, "B D", None, layer.config.in_features)
     out, state = prefill(layer, inputs[:, None], state=state)

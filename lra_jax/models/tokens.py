@@ -1,4 +1,4 @@
-"""Models that name a class at single positions of a sequence."""
+"""Models that predict a class at single positions of a sequence."""
 
 from typing import Any
 
@@ -14,21 +14,21 @@ from lra_jax.models.layers import Dense, LayerNorm, sinusoidal_positions
 
 
 class TokenModel(nnx.Module):
-    """The base of the models below: an encoder, or with ``is_causal`` a decoder.
+    """The base of the models below: an encoder, or a decoder with ``is_causal``.
 
     Args:
-      vocab_size: token ids are below it.
+      vocab_size: token ids are below this.
       config: the encoder's settings.
       rngs: for initialisation.
-      **settings: the fields of `EncoderConfig`, in place of a config or of these values
-        of it.
+      **settings: the fields of `EncoderConfig`; with ``config``, they override its
+        values.
 
     Raises:
-      ValueError: what `EncoderConfig` raises, or a class vector, which has no use here.
+      ValueError: see `EncoderConfig`; or a class vector, which is of no use here.
     """
 
     INPUTS = ("tokens", "lengths", "positions")
-    """The arrays of a batch that a call takes, in its order."""
+    """The arrays of a batch that a call takes, in order."""
 
     def __init__(
         self,
@@ -56,17 +56,17 @@ class TokenModel(nnx.Module):
         """Scores positions of a batch.
 
         Args:
-          tokens: integer `[B, T]`; what lies beyond a length is never read.
-          lengths: integer `[B]`, tokens of each sequence; None = T for all.
-          positions: integer `[B, K]`, of which to score; None = all, K = T.
-          rngs: with a stream "dropout", to train; None to evaluate.
-          segment_ids: `[B, T]`, where several documents are packed into a row.
+          tokens: integer `[B, T]`; anything beyond a sequence's length is ignored.
+          lengths: integer `[B]`, number of tokens in each sequence; None = T for all.
+          positions: integer `[B, K]`, the positions to score; None = all, K = T.
+          rngs: with a stream "dropout", for training; None for evaluation.
+          segment_ids: `[B, T]`, if several documents are packed into a row.
 
         Returns:
           float32 logits `[B, K, num_classes]`.
 
         Raises:
-          ValueError: arrays of other shapes, or of a length that the encoder refuses.
+          ValueError: arrays of other shapes, or tokens too long for the encoder.
         """
         read = self.read(tokens, lengths, positions, rngs, segment_ids=segment_ids)
         return self.scored(read)
@@ -80,7 +80,7 @@ class TokenModel(nnx.Module):
         *,
         segment_ids: jax.Array | None = None,
     ) -> jax.Array:
-        """The features that a call scores, `[B, K, D]`; arguments as there."""
+        """The features that a call scores, `[B, K, D]`; the same arguments."""
         check_shape("tokens", tokens, "B T", None, None)
         batch, length = tokens.shape
         mask = None
@@ -94,18 +94,18 @@ class TokenModel(nnx.Module):
         return self._read(encoded, lengths, positions)
 
     def scored(self, x: jax.Array) -> jax.Array:
-        """The logits of vectors, `[..., D]` float32."""
+        """The logits of vectors `[..., D]` float32."""
         raise NotImplementedError
 
     def _read(
         self, encoded: jax.Array, lengths: jax.Array | None, positions: jax.Array
     ) -> jax.Array:
-        """The features of the logits, `[B, K, D]`, from `[B, T, D]`."""
+        """The features for the logits, `[B, K, D]`, from `[B, T, D]`."""
         return _rows(encoded, positions)
 
 
 class TokenClassifier(TokenModel):
-    """``logits_t = W encoder(tokens)_t + b``: each position speaks for itself.
+    """``logits_t = W encoder(tokens)_t + b``, at each position separately.
 
     Args:
       vocab_size, config, rngs, **settings: see `TokenModel`.
@@ -126,7 +126,7 @@ class TokenClassifier(TokenModel):
 
 
 class AutoEncoder(TokenClassifier):
-    """All positions read back from the vector of the last one.
+    """All positions reconstructed from the vector of the last one.
 
     ``logits_t = W norm(mlp(encoder(tokens)_last + p_t)) + b`` with sinusoidal p and an
     mlp of two layers ``gelu(W norm(x))`` as wide as the model: the decoder of MAD's
@@ -158,5 +158,5 @@ class AutoEncoder(TokenClassifier):
 
 
 def _rows(x: jax.Array, positions: jax.Array) -> jax.Array:
-    """`[B, K, D]`: of `[B, T, D]` the rows at `[B, K]`."""
+    """`[B, K, D]`: the rows of `[B, T, D]` at positions `[B, K]`."""
     return jnp.take_along_axis(x, positions[:, :, None], axis=1)

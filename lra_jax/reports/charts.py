@@ -1,11 +1,11 @@
-"""One style for every chart: readable in print, in grey and by colour-blind eyes.
+"""One style for all charts, readable in print, in grey and for colour-blind readers.
 
-Lines differ by colour, marker and dashes. Earlier ones are thicker and have larger,
-hollow markers, so that a line that lies on another does not hide it. Legends are
-outside the lines; axes of lengths are logarithmic with powers of two.
+Lines differ in colour, marker and dashes. Earlier ones are thicker and have larger,
+hollow markers, so that overlapping lines remain visible. Legends are outside the plot
+area; axes of lengths are logarithmic with powers of two.
 
-matplotlib takes half a second to import: only what draws imports this module, and no
-screen is needed.
+matplotlib takes half a second to import, so only code that draws imports this module.
+No screen is needed.
 """
 
 import io
@@ -22,20 +22,20 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 RAMP = "Greys"
-"""The colour map of matrices: light is little."""
+"""The colour map of matrices: light means low."""
 GREY = "#6b6b6b"
-"""The colour of lines to compare with."""
+"""The colour of reference lines."""
 
 # The palette of Okabe and Ito (https://jfly.uni-koeln.de/color/) without its yellow,
-# which is hardly seen on white.
+# which is barely visible on white.
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#000000", "#cc79a7", "#56b4e9", "#e69f00")
 COLOURS = len(_COLOURS)
-"""How many lines have a colour of their own."""
+"""Number of lines with different colours."""
 _MARKERS = "os^DvPX<>*"
 _DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
-_MOST_MARKERS = 12  # of a line
-_MANY = 200  # points of a line that is drawn thin
-_MOST_NAMES = 9  # of lengths on an axis
+_MOST_MARKERS = 12  # per line
+_MANY = 200  # points from which a line is drawn thin
+_MOST_NAMES = 9  # labelled lengths on an axis
 
 _STYLE: Any = {
     "axes.axisbelow": True,
@@ -61,12 +61,12 @@ class Line(NamedTuple):
     """One line of a panel.
 
     Attributes:
-      label: in the legend.
+      label: label in the legend.
       x, y: `[points]`.
       spread: `[points]`, shaded above and below.
-      faint: further lines ``(x, y)`` of the same colour, as of single seeds.
+      faint: further lines ``(x, y)`` of the same colour, for example of single seeds.
       published: values at the first of `x`, as crosses.
-      style: its number, see `line_style`; by default its place in the panel.
+      style: its number, see `line_style`; by default its index in the panel.
     """
 
     label: str
@@ -89,8 +89,8 @@ def figure(
     """A figure and an array of its axes `[rows, columns]`.
 
     Args:
-      rows, columns: of panels.
-      size: of one panel, in inches.
+      rows, columns: number of panels.
+      size: size of one panel, in inches.
       **axes: further keywords of ``Figure.subplots``.
     """
     made = Figure(figsize=(columns * size[0], rows * size[1]))
@@ -102,8 +102,8 @@ def draw(axis: Axes, lines: Sequence[Line], **settings: Any) -> None:
 
     Args:
       axis: the panel.
-      lines: in the order of the legend.
-      **settings: of ``Axes.set``, such as ``title`` and ``xlabel``.
+      lines: the lines, in legend order.
+      **settings: settings of ``Axes.set``, such as ``title`` and ``xlabel``.
     """
     for place, line in enumerate(lines):
         index = place if line.style is None else line.style
@@ -142,7 +142,7 @@ def legend(figure: Figure, axes: Any) -> None:
     """One legend below all panels, each label once.
 
     Args:
-      figure: whose legend it is.
+      figure: the figure.
       axes: an array of panels.
     """
     pairs = [axis.get_legend_handles_labels() for axis in np.ravel(axes)]
@@ -167,11 +167,11 @@ def own_legend(axis: Axes, **settings: Any) -> None:
 def end_labels(axis: Axes, lines: Sequence[Line], texts: Sequence[str]) -> None:
     """Writes a text to the right of each line's end, in its colour.
 
-    Where lines end close together, the texts are above one another.
+    Where lines end close together, the texts are stacked.
 
     Args:
       axis: the panel, with its final logarithmic y axis.
-      lines: those that it has.
+      lines: its lines.
       texts: one for each line.
     """
     low, high = np.log(axis.get_ylim())
@@ -193,12 +193,12 @@ def end_labels(axis: Axes, lines: Sequence[Line], texts: Sequence[str]) -> None:
 
 
 def image(figure: Figure, axis: Axes, values: Any, label: str, **keywords: Any) -> Any:
-    """Draws a matrix with its scale beside it, and returns what was drawn.
+    """Draws a matrix with its colour bar, and returns the drawn image.
 
     Args:
-      figure, axis: where.
+      figure, axis: where to draw.
       values: `[rows, columns]`.
-      label: of the scale, with its unit.
+      label: label of the colour bar, with the unit.
       **keywords: further ones of ``imshow``.
     """
     axis.grid(False)
@@ -211,7 +211,7 @@ def image(figure: Figure, axis: Axes, values: Any, label: str, **keywords: Any) 
 def colour_bar(
     figure: Figure, axis: Axes, drawn: Any, label: str, **keywords: Any
 ) -> None:
-    """The scale of an image or a scatter, in plain numbers."""
+    """The colour bar of an image or a scatter plot, in plain numbers."""
     if isinstance(drawn.norm, LogNorm | SymLogNorm):
         keywords["format"] = FuncFormatter(lambda value, _: f"{value:g}")
     if isinstance(drawn.norm, LogNorm):
@@ -223,9 +223,9 @@ def colour_bar(
 def colour_scale(values: Any) -> Normalize:
     """A colour scale from the least to the greatest of the values.
 
-    It is logarithmic, with four powers of ten at most, so that smaller values are as
-    light as its end, and one at least. Values within a factor of 3 have a linear one,
-    which shows how they differ, and values of either sign one that is linear around 0.
+    It is logarithmic over at least one and at most four powers of ten; smaller values
+    get the lightest colour. For values within a factor of 3 it is linear, which shows
+    how they differ, and for values of either sign it is linear around 0.
     """
     least, most = float(np.min(values)), float(np.abs(values).max()) or 1.0
     if least < 0:
@@ -238,12 +238,12 @@ def colour_scale(values: Any) -> Normalize:
 def letters(
     axis: Axes, drawn: Any, values: Any, places: Any, words: Sequence[str]
 ) -> None:
-    """Writes a word on each shaded place, in black or, on the dark, in white.
+    """Writes a word on each shaded place, in black or, on dark shades, in white.
 
     Args:
-      axis: where.
-      drawn: the image or scatter whose colours the places have.
-      values: `[words]`, of which they are the colours.
+      axis: where to write.
+      drawn: the image or scatter plot that determines the colours.
+      values: `[words]`, the values that the colours represent.
       places: `[words, 2]`.
       words: one for each place.
     """
@@ -254,7 +254,7 @@ def letters(
 
 
 def whole_numbers(axis: Axes, which: str = "x") -> None:
-    """Ticks at integers only: of ``"x"``, ``"y"`` or ``"xy"``."""
+    """Ticks at integers only, for ``"x"``, ``"y"`` or ``"xy"``."""
     for name in which:
         getattr(axis, f"{name}axis").set_major_locator(
             MaxNLocator(8, integer=True, min_n_ticks=1)
@@ -264,7 +264,7 @@ def whole_numbers(axis: Axes, which: str = "x") -> None:
 def log_lengths(axis: Axes, lengths: Sequence[int]) -> None:
     """A logarithmic x axis with a tick at each length: 512, 1K, 2K.
 
-    Of many lengths only every other one is written, the last among them.
+    If there are many lengths, only every other one is labelled, including the last.
     """
     ticks = sorted(set(lengths))
     names = [f"{x // 1024}K" if x % 1024 == 0 else str(x) for x in ticks]
@@ -278,7 +278,7 @@ def log_lengths(axis: Axes, lengths: Sequence[int]) -> None:
 
 
 def log_scale(axis: Axes) -> None:
-    """A logarithmic y axis with plain numbers, once its lines are drawn."""
+    """A logarithmic y axis with plain numbers, to be set after drawing its lines."""
     axis.set_yscale("log")
     axis.yaxis.set_major_locator(_log_ticks(*axis.get_ylim()))
     axis.yaxis.set_major_formatter(
@@ -288,13 +288,13 @@ def log_scale(axis: Axes) -> None:
 
 
 def _log_ticks(low: float, high: float) -> LogLocator:
-    """Powers of ten; where they are few, twice and five times them, too."""
+    """Powers of ten; if these are few, also twice and five times each."""
     few = math.log10(high / low) < 2.5
     return LogLocator(subs=(1, 2, 5) if few else (1,))
 
 
 def to_png(figure: Figure) -> bytes:
-    """The picture, without the time of day."""
+    """The picture, without a timestamp."""
     file = io.BytesIO()
     figure.savefig(file, format="png", metadata={"Software": None})
     return file.getvalue()

@@ -11,7 +11,7 @@ from lra_jax.tasks import get_task
 from lra_jax.training.scores import standard_error
 
 Row = dict[str, Any]
-# Characters that LaTeX reads as more than text.
+# Characters that are special in LaTeX.
 _MARKS = {ord(mark): f"\\{mark}" for mark in "&%$#_{}"} | {
     ord("\\"): r"\textbackslash{}",
     ord("~"): r"\textasciitilde{}",
@@ -20,7 +20,7 @@ _MARKS = {ord(mark): f"\\{mark}" for mark in "&%$#_{}"} | {
 
 
 def rows(groups: Sequence[Group]) -> list[Row]:
-    """One row for runs that differ in their seed alone; accuracies are in percent."""
+    """One row for runs that differ only in their seed; accuracies are in percent."""
     return [
         _row(group) | {"settings": differing_settings(group, groups)}
         for group in groups
@@ -55,7 +55,7 @@ def _row(group: Group) -> Row:
 
 
 def to_csv(found: Sequence[Row]) -> str:
-    """A table with a head; an empty cell is a number that was not recorded."""
+    """A table with a header; an empty cell is a number that was not recorded."""
     text = io.StringIO()
     writer = csv.DictWriter(text, list(found[0]), lineterminator="\n")
     writer.writeheader()
@@ -70,7 +70,7 @@ def to_json(found: Sequence[Row]) -> str:
 
 def to_latex(found: Sequence[Row]) -> str:
     """Tables for each task, in the style of booktabs: first the runs by the LRA's
-    protocol, to put beside published rows, then those with another training or model,
+    protocol, comparable with published rows, then those with other training or models,
     then those on other data."""
     tables: dict[str, list[Row]] = {}
     for row in sorted(found, key=_rank):
@@ -83,7 +83,7 @@ def _rank(row: Row) -> tuple[str, bool, bool]:
 
 
 def _caption(row: Row) -> str:
-    """The task of a row, and why it is not to be compared with published ones."""
+    """The task of a row, and why it cannot be compared with published ones."""
     whose = "the LRA's" if get_task(row["task"]).suite is None else "the suite's"
     if row["official_protocol"]:
         return row["task"]
@@ -117,7 +117,7 @@ def _name(row: Row) -> str:
 
 
 def _accuracy(row: Row) -> str:
-    """Mean and deviation over seeds; of one seed the standard error of its examples."""
+    """Mean and deviation over seeds; for one seed its examples' standard error."""
     mean, deviation = row["test_accuracy"], row["deviation_over_seeds"]
     if deviation is not None:
         return rf"${mean:.2f} \pm {deviation:.2f}$ (sd)"

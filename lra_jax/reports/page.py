@@ -1,7 +1,7 @@
-"""One page: as HTML that needs no network and no other file, and as Markdown.
+"""A page as self-contained HTML that needs no network, and as Markdown.
 
 A page is a list of parts. Two templates lay them out, and both escape every text that
-they are given, whether it comes from us or from a file that somebody else wrote.
+they receive, whether it is ours or from a file that somebody else wrote.
 """
 
 import base64
@@ -23,14 +23,14 @@ from lra_jax.errors import expected
 from lra_jax.files import replacing, write_text
 from lra_jax.reports import charts
 
-# Characters that Markdown would read as more than text; `<`, `>` and `&` are entities
-# by then.
+# Characters that are special in Markdown; `<`, `>` and `&` are already entities at this
+# point.
 _MARKS = re.compile(r"[\\`*|~]|(?<=\])[(\[:]|_(?![^\W_])|(?<![^\W_])_|^[#+-](?=\s)")
 
 
 class Table(NamedTuple):
-    """Cells of text; the columns in `words` are aligned to the left, the others to the
-    right; the first `ours` rows are set off as our own."""
+    """Text cells; columns in `words` are left-aligned, the others right-aligned; the
+    first `ours` rows are highlighted as our own."""
 
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -39,8 +39,8 @@ class Table(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """A PNG in base64, its file's name without the suffix, what it shows, and its
-    width in pixels."""
+    """A PNG in base64, its file's name without the suffix, a description, and its width
+    in pixels."""
 
     name: str
     base64: str
@@ -49,13 +49,13 @@ class Picture(NamedTuple):
 
 
 class Page:
-    """Collects parts in their order; `write` comes last.
+    """Collects parts in order; call `write` last.
 
     Args:
-      title: of the page.
-      folder: where pages and pictures go; made where missing. Files of the same names
+      title: title of the page.
+      folder: folder for pages and pictures; created if missing. Files of the same names
         are replaced. None for a page that is only printed.
-      made_by: command, versions and machine: goes into the JSON beside each picture.
+      made_by: command, versions and machine, for the JSON next to each picture.
 
     Raises:
       ValueError: the folder cannot be written.
@@ -80,7 +80,7 @@ class Page:
             raise expected("--out", "a folder that can be written", got) from error
 
     def discard(self) -> None:
-        """Removes the folders that it made, as long as nothing was written there."""
+        """Removes the folders that it made, if nothing was written there."""
         for folder in self._made:
             with contextlib.suppress(OSError):
                 folder.rmdir()
@@ -98,7 +98,7 @@ class Page:
         self._parts.append(("commands" if commands else "items", lines))
 
     def shaded(self, parts: Sequence[tuple[str, int]]) -> None:
-        """Running text, each piece on its grey, 0 (black) to 255."""
+        """Running text, each piece on its own shade of grey, 0 (black) to 255."""
         self._parts.append(("shaded", parts))
 
     def table(
@@ -108,12 +108,12 @@ class Page:
         words: Collection[int] = (0,),
         ours: int = 0,
     ) -> None:
-        """A table; see `Table`. Cells that are not text are shown as ``str`` does."""
+        """A table; see `Table`. Cells that are not text are converted with ``str``."""
         cells = [[str(cell) for cell in row] for row in rows]
         self._parts.append(("table", Table(head, cells, words, ours)))
 
     def figure(self, name: str, figure: Any, caption: str, data: Any = None) -> None:
-        """A picture ``name.png`` and, where given, its numbers in ``name.json``."""
+        """A picture ``name.png`` and, if given, its numbers in ``name.json``."""
         progress.say(f"drawing {name}.png ...")
         drawn = charts.to_png(figure)
         with replacing(self._folder / f"{name}.png") as file:
@@ -126,15 +126,15 @@ class Page:
         self._parts.append(("picture", picture))
 
     def html(self) -> str:
-        """The page, with its pictures inside."""
+        """The page, with its pictures embedded."""
         return self._render("page.html")
 
     def markdown(self) -> str:
-        """The same as Markdown; its pictures are the files beside it."""
+        """The same as Markdown; its pictures are separate files."""
         return self._render("page.md")
 
     def write(self, name: str, kinds: Sequence[str] = ("html", "md")) -> Path:
-        """Writes ``name.html`` and ``name.md``, or one; returns the first's path."""
+        """Writes ``name.html`` and ``name.md``, or one; returns the first path."""
         made = {"html": self.html, "md": self.markdown}
         files = [self._folder / f"{name}.{kind}" for kind in kinds]
         for kind, file in zip(kinds, files, strict=True):
@@ -151,7 +151,7 @@ def _environment(is_html: bool) -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("lra_jax.reports"),
         autoescape=is_html,
-        # Markdown's own escaping, as hard to forget as HTML's.
+        # Markdown escaping, made as hard to forget as HTML escaping.
         finalize=None if is_html else _escaped,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -162,7 +162,7 @@ def _environment(is_html: bool) -> jinja2.Environment:
 
 
 def _escaped(value: Any) -> Markup:
-    """Text as Markdown that shows it, on one line."""
+    """Text as Markdown that displays it literally, on one line."""
     if isinstance(value, Markup):
         return value
     words = " ".join(str(value).split())
@@ -178,7 +178,7 @@ def _code(text: str) -> Markup:
 
 
 def _aligned(table: Table) -> Markup:
-    """A Markdown table whose columns line up in a terminal too."""
+    """A Markdown table whose columns also line up in a terminal."""
     rows = [[_escaped(cell) for cell in row] for row in (table.head, *table.rows)]
     columns = []
     for index, cells in enumerate(zip(*rows, strict=True)):
@@ -194,7 +194,7 @@ def _aligned(table: Table) -> Markup:
 
 
 def _plain(value: Any) -> Any:
-    """numpy as JSON, in the four digits that a figure can show."""
+    """numpy values as JSON, with the four digits that a figure can show."""
     if isinstance(value, np.ndarray | np.generic):
         return _rounded(value.tolist())
     raise TypeError(f"not JSON: {type(value).__name__}")
@@ -207,7 +207,7 @@ def _rounded(value: Any) -> Any:
 
 
 def _readable(values: Any, depth: int = 3, indent: str = "") -> str:
-    """JSON with a line for each entry of the outer dicts, and no line for a number."""
+    """JSON with one line per entry of the outer dicts, but not one per number."""
     if depth == 0 or not isinstance(values, dict) or not values:
         return json.dumps(values, default=_plain)
     inner = indent + " "

@@ -1,4 +1,4 @@
-"""The report of finished runs: our rows beside the published ones, and the curves."""
+"""The report of finished runs: our rows with the published ones, and the curves."""
 
 import collections
 import statistics
@@ -15,7 +15,7 @@ from lra_jax.tasks import get_task
 from lra_jax.tasks.published import ROWS, SIX, Row
 from lra_jax.training.scores import standard_error
 
-_LONGER = 4  # Times as many steps as another run of the same panel, at most.
+_LONGER = 4  # A run may have this many times the steps of others in its panel.
 _CHECKPOINTS = (
     "Checkpoint rule: test accuracy is that of the checkpoint with the highest "
     "accuracy on the validation split, or the lowest loss where the protocol says so; "
@@ -23,18 +23,18 @@ _CHECKPOINTS = (
     "validation split, as in LRA's code for text, only the last one counts."
 )
 _AVERAGES = (
-    "avg5 is the mean without Path-X; avg6 counts Path-X, a published failure as 50 %. "
-    "Ours are of runs by the LRA's protocol, the preset official on LRA's data. "
-    "Published rows are a survey, each of a protocol of its own: compare in a task's "
+    "avg5 is the mean without Path-X; avg6 includes it, a published failure as 50 %. "
+    "Ours are for runs by the LRA's protocol, the preset official on LRA's data. "
+    "Published rows are a survey, each with its own protocol: compare in a task's "
     "table."
 )
 _OTHERS = (
-    "Runs with other settings than the LRA's, of the data or of the model and its "
-    "training: to be compared with each other, not with published rows."
+    "Runs with settings other than the LRA's, of the data or of the model and its "
+    "training: comparable with each other, not with published rows."
 )
 _OTHER_AVERAGES = (
     "The same averages of runs on LRA's data whose model or training is not that of "
-    "the LRA's protocol: to be compared with each other, not with published rows."
+    "the LRA's protocol: comparable with each other, not with published rows."
 )
 
 
@@ -43,8 +43,8 @@ def make_page(groups: Sequence[Group], notes: Sequence[str], folder: Path) -> Pa
 
     Args:
       groups: finished runs.
-      notes: runs that are not shown, a line each.
-      folder: where the page and its pictures go.
+      notes: one line for each run that is not shown.
+      folder: folder for the page and its pictures.
     """
     page = Page("Long-Range Arena: report of runs", folder)
     count = sum(len(group.runs) for group in groups)
@@ -57,8 +57,8 @@ def make_page(groups: Sequence[Group], notes: Sequence[str], folder: Path) -> Pa
     page.text(_CHECKPOINTS)
     page.text(
         "Steps/s is the median in training, without evaluations and compilation; "
-        "(cold) is of a run so short that compilation is part of it. Peak memory says "
-        "what it counts: of a device, or of the whole process."
+        "(cold) marks a run so short that compilation is included. Peak memory states "
+        "what it covers: a device, or the whole process."
     )
     differing = differing_versions(groups)
     if differing:
@@ -91,7 +91,7 @@ def make_page(groups: Sequence[Group], notes: Sequence[str], folder: Path) -> Pa
         if other.ours:
             page.text(_OTHER_AVERAGES)
             page.table(*other)
-    page.heading("How to repeat")
+    page.heading("How to reproduce")
     page.items(commands(every), commands=True)
     if notes:
         page.heading("Not shown")
@@ -100,14 +100,14 @@ def make_page(groups: Sequence[Group], notes: Sequence[str], folder: Path) -> Pa
 
 
 def by_task(groups: Sequence[Group]) -> dict[str, list[Group]]:
-    """The groups of each task, tasks in LRA's order."""
+    """The groups of each task, with tasks in LRA's order."""
     tasks = sorted({group.config.task for group in groups}, key=list(TASKS).index)
     return {task: [g for g in groups if g.config.task == task] for task in tasks}
 
 
 def task_table(task: str, groups: Sequence[Group]) -> Table:
-    """Our runs of a task, then floors of its data, and the published rows whose
-    protocol is that of a run."""
+    """Our runs of a task, then floors of its data, and the published rows with the
+    protocol of one of the runs."""
     head = (
         *("model", "test accuracy %", "last checkpoint %", "seeds", "steps/s"),
         *("peak memory", "parameters", "protocol or source"),
@@ -126,8 +126,8 @@ def task_table(task: str, groups: Sequence[Group]) -> Table:
 
 
 def averages_table(groups: Sequence[Group]) -> Table:
-    """A row over all tasks for each mechanism whose runs are by the LRA's protocol,
-    then the published rows."""
+    """A row over all tasks for each mechanism with runs by the LRA's protocol, then the
+    published rows."""
     ours = _averages([group for group in groups if group.by_protocol])
     published = [row._replace(model=f"published: {row.model}") for row in ROWS]
     return _averages_table([*ours, *published], ours=len(ours))
@@ -135,7 +135,7 @@ def averages_table(groups: Sequence[Group]) -> Table:
 
 def other_averages_table(groups: Sequence[Group]) -> Table:
     """A row over all tasks for each mechanism and preset of the runs on LRA's data that
-    are not by its protocol; no published rows."""
+    do not follow its protocol; no published rows."""
     ours = _averages([g for g in groups if g.official and not g.by_protocol])
     return _averages_table(ours, ours=len(ours))
 
@@ -164,8 +164,8 @@ def _averages_table(rows: Sequence[Row], ours: int) -> Table:
 
 
 def learning_curves(groups: Sequence[Group]) -> list[charts.Line]:
-    """Validation accuracy in percent of each group that has any: the mean over seeds
-    at the steps that all of them have, and each seed."""
+    """Validation accuracy in percent of each group that has any: the mean over seeds at
+    the steps common to all, and each seed."""
     lines = []
     for group in groups:
         seeds = [
@@ -191,7 +191,7 @@ def learning_curves(groups: Sequence[Group]) -> list[charts.Line]:
 
 
 def _chart(task: str, lines: Sequence[charts.Line]) -> Any:
-    """Runs of about the same length share a panel."""
+    """The curves, with runs of about the same length in one panel."""
     panels = _by_length(lines)
     columns = len(panels)
     figure, axes = charts.figure(1, columns, size=(8 if columns == 1 else 4.6, 4))
@@ -206,8 +206,8 @@ def _chart(task: str, lines: Sequence[charts.Line]) -> Any:
 
 
 def _by_length(lines: Sequence[charts.Line]) -> list[list[charts.Line]]:
-    """Lines whose last steps are within a factor of four, in one list; looks as in
-    the order given."""
+    """Groups lines whose last steps are within a factor of four; styles follow the
+    given order."""
     styled = [line._replace(style=n) for n, line in enumerate(lines) if len(line.x)]
     panels: list[list[charts.Line]] = []
     for line in sorted(styled, key=lambda line: line.x[-1]):
@@ -218,7 +218,7 @@ def _by_length(lines: Sequence[charts.Line]) -> list[list[charts.Line]]:
 
 
 def commands(groups: Sequence[Group]) -> list[str]:
-    """The command of every run, with the versions and the commit it ran with."""
+    """The command of every run, with the versions and the commit that it used."""
     lines = []
     for result in (result for group in groups for result in group.results):
         versions = result.get("versions") or {}
@@ -229,7 +229,7 @@ def commands(groups: Sequence[Group]) -> list[str]:
 
 
 def differing_versions(groups: Sequence[Group]) -> list[str]:
-    """The packages of which the runs had several versions, and how many had each."""
+    """The packages whose versions differ between runs, and how many runs used each."""
     counts: dict[str, collections.Counter[str]] = {}
     for result in (result for group in groups for result in group.results):
         versions = result.get("versions")
@@ -247,7 +247,7 @@ def _model(group: Group) -> str:
 
 
 def _named(group: Group, groups: Sequence[Group]) -> str:
-    """The mechanism and its preset, with what tells it from groups that share them."""
+    """The mechanism and its preset, with any settings that distinguish the group."""
     differing = differing_settings(group, groups)
     return f"{_model(group)} ({differing})" if differing else _model(group)
 
@@ -267,7 +267,7 @@ def _own_row(group: Group, groups: Sequence[Group]) -> tuple[str, ...]:
 
 
 def _protocol(group: Group) -> str:
-    """The model that was trained, and its machine, in a line."""
+    """The model that was trained, and its machine, on one line."""
     config, result = group.config, group.results[0]
     train, model, data = config.train, config.model, config.data
     split = "validation = test" if group.last_only else "own validation split"
@@ -290,7 +290,7 @@ def _protocol(group: Group) -> str:
 
 
 def _parts(model: ModelConfig) -> list[str]:
-    """The parts of the blocks beside attention and a plain MLP."""
+    """The parts of the blocks besides attention and a plain MLP."""
     named = {
         f"short convolution of {model.short_conv}": model.short_conv,
         "output gate": model.gate,
@@ -302,7 +302,7 @@ def _parts(model: ModelConfig) -> list[str]:
 
 
 def _teaching(config: Config) -> list[str]:
-    """How the training data were shown, where that is not as they are."""
+    """How the training data were shown, if they were changed."""
     train = config.train
     first = f"{config.pretrain.steps:,} of the steps"
     pretrained = {
@@ -328,13 +328,13 @@ def _spread(group: Group, name: str) -> str:
 
 
 def _speed(group: Group) -> str:
-    """Steps a second; those of runs too short for a step without compilation say so."""
+    """Steps per second, marked if a run was too short to exclude compilation."""
     kind = " (cold)" if group.speed_kind == "cold" else ""
     return f"{group.mean('steps_per_second'):.2f}{kind}"
 
 
 def _memory(group: Group) -> str:
-    """The greatest peak of the runs, and what was counted."""
+    """The highest peak of the runs, and what it covers."""
     known = [r for r in group.results if r.get("peak_memory_bytes")]
     if not known:
         return "not recorded"

@@ -9,11 +9,11 @@ from lra_jax.training.metrics import read_metrics
 
 
 def draw(workdir: Path, title: str) -> Path | None:
-    """Writes ``curves.png``: loss and accuracy, of training and of validation.
+    """Writes ``curves.png``: loss and accuracy, in training and validation.
 
     Returns:
-      Its path; None without matplotlib, without metrics, or where nothing can be
-      written: a picture is no reason to fail.
+      Its path; None without matplotlib or metrics, or if it cannot be written, since a
+      missing picture must not fail the run.
     """
     try:
         from lra_jax.reports import charts

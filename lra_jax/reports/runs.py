@@ -1,4 +1,4 @@
-"""Reads run directories, and groups runs that differ in their seed alone."""
+"""Reads run directories, and groups runs that differ only in their seed."""
 
 import dataclasses
 import json
@@ -18,7 +18,7 @@ _NUMBERS = (
     *("test_accuracy_best", "test_accuracy_last", "steps", "best_step", "seconds"),
     *("steps_per_second", "parameters", "test_examples"),
 )
-# Older results have no peak memory.
+# Older results lack the peak memory.
 _LATER_NUMBERS = ("peak_memory_bytes",)
 _KINDS = {
     **{"versions": dict, "data_fingerprint": str, "official_data": bool},
@@ -32,9 +32,9 @@ class Run:
     """A run directory.
 
     Attributes:
-      folder: where it lies.
+      folder: its path.
       config: its settings.
-      result: what the run ended with; None while it has not.
+      result: its final result; None if it is not finished.
       metrics: the lines of its ``metrics.jsonl``.
     """
 
@@ -46,13 +46,13 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Finished runs of the same settings with different seeds."""
+    """Finished runs with the same settings and different seeds."""
 
     runs: tuple[Run, ...]
 
     @property
     def config(self) -> Config:
-        """The settings that all share, apart from the seed."""
+        """The settings that all runs share, apart from the seed."""
         return self.runs[0].config
 
     @property
@@ -62,14 +62,14 @@ class Group:
 
     @property
     def official(self) -> bool:
-        """Whether the data are those that published rows are about."""
+        """Whether the data are those of the published rows."""
         return all(result.get("official_data", False) for result in self.results)
 
     @property
     def by_protocol(self) -> bool:
-        """Whether the row may stand among published ones: the data are theirs, and the
-        training and the model are those of the preset official, as in
-        `Task.published_beside`, also where no row of the mechanism was published."""
+        """Whether the row may be listed with published ones: it has their data, and the
+        training and the model of the preset official, as in `Task.published_beside`,
+        even if no row of the mechanism was published."""
         config = self.config
         has_protocol = "official" in get_task(config.task).presets
         if not self.official or config.preset != "official" or not has_protocol:
@@ -86,8 +86,8 @@ class Group:
 
     @property
     def speed_kind(self) -> str | None:
-        """``warm``, or ``cold`` where a run was so short that compilation is part of
-        its steps/s; None where that was not recorded."""
+        """``warm``, or ``cold`` if a run was so short that its steps/s include
+        compilation; None if that was not recorded."""
         kinds = {result.get("steps_per_second_kind") for result in self.results}
         if "cold" in kinds:
             return "cold"
@@ -99,17 +99,17 @@ class Group:
         return self.config.data.chosen_on_test
 
     def mean(self, name: str) -> float:
-        """Mean of a number of the results."""
+        """Mean of a number over the results."""
         return statistics.fmean(result[name] for result in self.results)
 
     def deviation(self, name: str) -> float | None:
-        """Sample standard deviation over seeds; None for a single one."""
+        """Sample standard deviation over seeds; None for a single seed."""
         values = [result[name] for result in self.results]
         return statistics.stdev(values) if len(values) > 1 else None
 
     @property
     def accuracy(self) -> str:
-        """The accuracy that counts: of the best checkpoint unless it saw the test."""
+        """The accuracy that counts: the best checkpoint's unless it saw the test."""
         return "test_accuracy_last" if self.last_only else "test_accuracy_best"
 
 
@@ -120,7 +120,7 @@ def read_runs(folder: Path) -> tuple[list[Run], list[str]]:
       The runs, ordered by path, and one line for each directory that cannot be read.
 
     Raises:
-      ValueError: the folder does not exist, or holds no run that can be read.
+      ValueError: the folder does not exist, or contains no readable run.
     """
     if not folder.is_dir():
         found = "a file" if folder.exists() else "which does not exist"
@@ -140,9 +140,9 @@ def read_runs(folder: Path) -> tuple[list[Run], list[str]]:
 
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:
-    """Groups finished runs that differ in their seed alone, in order of task and name.
+    """Groups finished runs that differ only in their seed, in order of task and name.
 
-    Of two runs with the same seed the first counts.
+    Of two runs with the same seed the first is used.
     """
     groups: dict[tuple, dict[int, Run]] = {}
     for run in runs:
@@ -157,8 +157,8 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
 
 
 def differing_settings(group: Group, groups: Sequence[Group]) -> str:
-    """Tells a group from others of its task, mechanism and preset, by the flags that
-    are not the same in all, as ``learning_rate=0.001``; nothing if it is alone."""
+    """Distinguishes a group from others of its task, mechanism and preset by the flags
+    that differ, as in ``learning_rate=0.001``; empty if it is the only one."""
 
     def shared(one: Group) -> tuple[str, ...]:
         return one.config.task, one.config.attention, one.config.preset
@@ -178,7 +178,7 @@ def differing_settings(group: Group, groups: Sequence[Group]) -> str:
 
 
 def unfinished(runs: Sequence[Run]) -> list[str]:
-    """A line for each run without a result: where, and how far it is."""
+    """A line for each run without a result: its folder, and its progress."""
     lines = []
     for run in runs:
         if run.result is None:
@@ -201,7 +201,7 @@ def _read_run(folder: Path) -> Run:
 
 
 def _check_result(result: dict[str, Any]) -> None:
-    """Refuses what the tables cannot show, or would show as a number that is none."""
+    """Refuses values that the tables cannot show, or would show as invalid numbers."""
     for name in (*_NUMBERS, *(n for n in _LATER_NUMBERS if n in result)):
         value = result.get(name)
         place = f"result.json: {name}"

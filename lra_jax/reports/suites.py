@@ -1,7 +1,7 @@
 """The suites in a report: which mechanism solves which test.
 
-Of the settings that a sweep has tried for a mechanism the one with the best validation
-accuracy counts.
+Of the settings that a sweep has tried for a mechanism, the one with the best validation
+accuracy is used.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,20 +15,20 @@ from lra_jax.reports.runs import Group
 from lra_jax.tasks import Task, get_task, suites
 
 Best = dict[str, dict[str, Group]]
-"""By model, and by test, its best group."""
+"""The best group, by model and by test."""
 
 _WORDS = (
-    "Test accuracy in percent, of the setting with the best validation accuracy; the "
+    "Test accuracy in percent, for the setting with the best validation accuracy; the "
     "last column has their learning rates, in the order of the tests. Where a test is "
-    "scaled, 0 is chance and 100 is all right. Published rows have a larger model and "
-    "a longer training than the preset quick: they show which order to expect. State "
-    "is the numbers that all layers keep from one position to the next, for softmax at "
-    "the longest sequence."
+    "scaled, 0 is chance and 100 all correct. Published rows have a larger model and "
+    "longer training than the preset quick: they show which order to expect. State is "
+    "the count of numbers that all layers keep from one position to the next, for "
+    "softmax at the longest sequence."
 )
 
 
 def add_suites(page: Page, groups: Sequence[Group]) -> None:
-    """Adds a section for each suite of which there are runs."""
+    """Adds a section for each suite that has runs."""
     for name, tasks in suites().items():
         for preset in dict.fromkeys(group.config.preset for group in groups):
             names = {task.name for task in tasks}
@@ -61,7 +61,7 @@ def _add_suite(
 
 
 def model_name(group: Group) -> str:
-    """A mechanism, its options and what differs from the preset's convolution."""
+    """A mechanism, its options, and its convolution if not the preset's."""
     model = group.config.model
     parts = [group.config.attention, model.attention_options]
     preset = _preset_model(group)
@@ -78,7 +78,7 @@ def _preset_model(group: Group) -> Any:
 
 
 def best_groups(groups: Sequence[Group]) -> Best:
-    """By model and test the group of best validation accuracy, models by their mean."""
+    """The group of best validation accuracy by model and test; models by their mean."""
     best: Best = {}
     for group in groups:
         row = best.setdefault(model_name(group), {})
@@ -90,7 +90,7 @@ def best_groups(groups: Sequence[Group]) -> Best:
 
 
 def score(group: Group) -> float:
-    """Test accuracy in percent, above chance where the test is scaled."""
+    """Test accuracy in percent, above chance if the test is scaled."""
     task, accuracy = get_task(group.config.task), group.mean(group.accuracy)
     return _shown(task, group.config.data, accuracy)
 
@@ -147,7 +147,7 @@ def _published(tasks: Sequence[Task]) -> list[tuple[str, ...]]:
 
 
 def _span(row: Mapping[str, Group], name: str) -> str:
-    """A number of the results, which may differ from test to test."""
+    """A number of the results, which may differ between tests."""
     found = [group.results[0].get(name) for group in row.values()]
     known = sorted({value for value in found if value is not None})
     if not known:
@@ -157,7 +157,7 @@ def _span(row: Mapping[str, Group], name: str) -> str:
 
 
 def _settings(row: Mapping[str, Group], names: Sequence[str]) -> str:
-    """The learning rates, and how many seeds."""
+    """The learning rates, and the number of seeds."""
     rates = [f"{row[n].config.train.learning_rate:.2g}" for n in names if n in row]
     seeds = sorted({len(group.runs) for group in row.values()})
     return f"rates {', '.join(rates)}; seeds: {', '.join(map(str, seeds))}"
@@ -185,7 +185,7 @@ def _label(task: Task) -> str:
 
 
 def _lines(task: Task, best: Best) -> list[charts.Line]:
-    """Accuracy against the parts of a test, of each model that has them."""
+    """Accuracy by part of a test, for each model that has such results."""
     lines = []
     for model, row in best.items():
         group = row.get(task.name)

@@ -1,4 +1,4 @@
-"""Models and objectives that tasks are put together from."""
+"""Models and objectives from which tasks are assembled."""
 
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -32,11 +32,11 @@ def classification_loss(
 
     Args:
       model: ``(tokens, lengths, rngs) -> logits [B, classes]``.
-      batch: tokens `[B, T]`, lengths `[B]`, labels `[B]`, and weights `[B]` where some
-        rows are fill; without weights every row counts once. Of packed rows, as
-        `lra_jax.data.packing` makes them, segment_ids `[B, T]` and labels `[B, K]`,
-        -1 where a row has fewer than K.
-      rngs: dropout stream, to train.
+      batch: tokens `[B, T]`, lengths `[B]`, labels `[B]`, and weights `[B]` if some
+        rows are filler; without weights every row counts once. For packed rows, as made
+        by `lra_jax.data.packing`, segment_ids `[B, T]` and labels `[B, K]`, -1 where a
+        row has fewer than K.
+      rngs: dropout stream, for training.
     """
     if "segment_ids" not in batch:
         return _loss(model, batch, rngs)
@@ -54,13 +54,13 @@ def matching_loss(
 
 
 def token_loss(model: nnx.Module, batch: Batch, rngs: nnx.Rngs | None = None) -> Sums:
-    """The same for classes at single positions, each of which counts once.
+    """The same for classes at single positions, each counted once.
 
     Args:
       model: ``(tokens, lengths, positions, rngs) -> logits [B, K, classes]``.
       batch: tokens `[B, T]`, lengths `[B]`, positions `[B, K]`, labels `[B, K]`, -1
-        where a row has fewer than K, and weights `[B]` where some rows are fill.
-      rngs: dropout stream, to train.
+        where a row has fewer than K, and weights `[B]` if some rows are filler.
+      rngs: dropout stream, for training.
     """
     return _loss(model, batch, rngs)
 
@@ -70,12 +70,12 @@ def _loss(model: Any, batch: Batch, rngs: nnx.Rngs | None) -> Sums:
 
 
 def _summed(logits: jax.Array, batch: Batch) -> Sums:
-    """Cross-entropy and accuracy of the labels from 0 on, in the rows that count."""
+    """Cross-entropy and accuracy over labels >= 0, in the rows that count."""
     return summed(logits, batch["labels"], batch)
 
 
 def summed(logits: jax.Array, labels: jax.Array, batch: Batch) -> Sums:
-    """The same for labels that are not the batch's own."""
+    """The same for labels other than the batch's own."""
     weights = (labels >= 0).astype(jnp.float32)
     if "weights" in batch:
         rows = batch["weights"]
@@ -101,14 +101,14 @@ def make_classifier(
 def make_token_classifier(
     config: Config, dataset: SequenceDataset, rngs: nnx.Rngs
 ) -> TokenClassifier:
-    """The model of single positions that a config describes."""
+    """The classifier of single positions that a config describes."""
     return _make(TokenClassifier, config, dataset, rngs)
 
 
 def make_auto_encoder(
     config: Config, dataset: SequenceDataset, rngs: nnx.Rngs
 ) -> AutoEncoder:
-    """The model of all positions from one vector that a config describes."""
+    """The model that a config describes, from one vector to all positions."""
     return _make(AutoEncoder, config, dataset, rngs)
 
 

@@ -1,4 +1,4 @@
-"""Finds mistakes in a config before data are made or anything compiles."""
+"""Finds mistakes in a config before data are made or anything is compiled."""
 
 import dataclasses
 import sys
@@ -27,14 +27,14 @@ from lra_jax.tasks.task import Task
 
 
 def check_config(config: Config, task: Task) -> None:
-    """Refuses settings that cannot work, before data are made or anything compiles.
+    """Refuses invalid settings, before data are made or anything is compiled.
 
     Args:
       config: the run.
       task: its task.
 
     Raises:
-      ValueError: with the flag, what was expected and what was given.
+      ValueError: with the flag, the expected value and the given one.
     """
     if type(config.data) is not task.data:
         got = type(config.data).__name__
@@ -67,15 +67,15 @@ def check_on_devices(config: Config, task: Task) -> None:
     shapes of the run, by tracing it.
 
     Args:
-      config: the run, of which `check_config` found nothing wrong.
+      config: a run that `check_config` has accepted.
       task: its task.
 
     Raises:
       ValueError: sizes beyond the memory, options that do not fit, kernels that this
-        machine does not have, or whatever a function from outside raises or returns
-        that is no attention.
+        machine does not support, or whatever a user's function raises, or returns that
+        is not attention.
     """
-    # On one device: whether the devices divide the sequence is for the trainer to say.
+    # On one device: the trainer checks whether the devices divide the sequence.
     encoder = encoder_config(config.replace(train={"seq_devices": 1}), task.image_shape)
     length = min(encoder.max_length, config.data.longest or encoder.max_length)
     check_memory(config.train, encoder, length)
@@ -83,7 +83,7 @@ def check_on_devices(config: Config, task: Task) -> None:
     for index, options in enumerate(encoder.block_options):
         if options not in traced:
             traced.append(options)
-            # All images are of one size, so that there is no mask.
+            # All images are of one size, so there is no mask.
             padded = task.image_shape is None or config.model.padding == "zeros"
             _trace(config.attention, encoder.attention(index), length, padded)
             if padded and registry.resolve(config.attention).foreign:
@@ -92,7 +92,7 @@ def check_on_devices(config: Config, task: Task) -> None:
 
 def _trace(attention: str, config: AttentionConfig, length: int, padded: bool) -> None:
     """Traces a layer and its gradient, on two sequences."""
-    # Alone: without the arrays and the memory of a layer before it.
+    # Alone: without another layer's arrays or memory.
     alone = {"own_parameters": True, "takes_memory": False, "gives_memory": False}
     config = dataclasses.replace(config, **alone)
     shape = (2, length, config.in_features)
@@ -117,15 +117,15 @@ def _trace(attention: str, config: AttentionConfig, length: int, padded: bool) -
         if name == "attention":
             raise renamed(error, flag) from error
         raise within(flag, error) from error
-    # A function from outside can raise anything; ours raise ValueError alone.
+    # A user's function can raise anything; this package's raise only ValueError.
     except Exception as error:
         raise _broken(attention, error) from error
 
 
 def _warn_of_padding(config: AttentionConfig, length: int) -> None:
-    """Warns of an attention that is given a mask, and whose output at real positions
-    still depends on what is in the padding: on a small input, if it takes that."""
-    if not config.accepts("mask"):  # The layer itself warns of it.
+    """Warns of an attention that accepts a mask, but whose output at real positions
+    still depends on the padding; tested on a small input, if it accepts that."""
+    if not config.accepts("mask"):  # The layer itself warns about it.
         return
     alone = {"own_parameters": True, "takes_memory": False, "gives_memory": False}
     config = dataclasses.replace(config, **alone)
@@ -137,7 +137,7 @@ def _warn_of_padding(config: AttentionConfig, length: int) -> None:
         layer = MultiHeadAttention(config=config, rngs=nnx.Rngs(0))
         shape = (2, length, config.in_features)
         noise = jax.random.normal(jax.random.key(0), shape, config.dtype)
-        # The same sequence twice, with other padding.
+        # The same sequence twice, with different padding.
         inputs = jnp.where(real[:, None], noise[:1], noise)
         out = layer(inputs, mask=jnp.broadcast_to(real, shape[:2]))
         return jnp.where(real[:, None], out.astype(jnp.float32), 0)
@@ -146,7 +146,7 @@ def _warn_of_padding(config: AttentionConfig, length: int) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
             one, other = np.asarray(outputs())
-    except Exception:  # Small inputs need not suit it: the run's own shapes do.
+    except Exception:  # It need not accept small inputs, only the run's shapes.
         return
     finite = np.isfinite(one).all() and np.isfinite(other).all()
     if finite and not np.allclose(one, other, rtol=1e-2, atol=1e-3 * np.abs(one).max()):
@@ -156,7 +156,7 @@ def _warn_of_padding(config: AttentionConfig, length: int) -> None:
 
 
 def _check_variables(attention: str, layer: MultiHeadAttention) -> None:
-    """Refuses state that the trainer would not keep, as a dropout's random numbers."""
+    """Refuses state that the trainer would not keep, such as dropout's random state."""
     kinds = {
         type(variable).__name__
         for _, variable in nnx.graph.iter_graph(layer)
@@ -172,13 +172,13 @@ def _broken(attention: str, error: Exception) -> ValueError:
     first = str(error).strip().partition("\n")[0]
     wanted = f"{attention!r} to map query, key and value to [B, T, N, Hv] arrays"
     got = f"{type(error).__name__}: {first}{_place(attention, error)}"
-    for note in getattr(error, "__notes__", ()):  # jax adds one of its own.
+    for note in getattr(error, "__notes__", ()):  # jax adds a note of its own.
         got += f"; {note}" if note.startswith("called with ") else ""
     return expected("--attention", wanted, got)
 
 
 def _place(attention: str, error: Exception) -> str:
-    """The innermost line of the user's own files that an error came from, in words."""
+    """The innermost line in the user's own files that caused an error, in words."""
     mechanism = registry.resolve(attention)
     if not mechanism.foreign:
         return ""
@@ -227,7 +227,7 @@ def _check_devices(config: Config, task: Task) -> None:
 
 
 def _check_packing(config: Config, task: Task) -> None:
-    """Refuses what cannot have several examples in a row."""
+    """Refuses runs in which a row cannot hold several examples."""
     single = task.objective == Task.objective and task.image_shape is None
     if not single:
         wanted = f"False for --task={task.name}, whose examples are not single texts"
@@ -248,9 +248,9 @@ def _check_packing(config: Config, task: Task) -> None:
 
 
 def _takes_rows(config: Config) -> bool:
-    """Whether an attention takes the documents of a packed row."""
+    """Whether an attention can take the documents of a packed row."""
     attention = encoder_config(config).attention(0)
-    # A memory is of the whole row.
+    # A memory covers the whole row.
     return attention.accepts("segment_ids") and not attention.carries_memory
 
 
@@ -279,7 +279,7 @@ def _check_stages(train: TrainConfig, task: Task) -> None:
 
 
 def _check_pretraining(config: Config, task: Task) -> None:
-    """Refuses what cannot be reconstructed, and parts too short for their warm-up."""
+    """Refuses what cannot be reconstructed, and parts shorter than their warm-up."""
     if task.per_position or config.model.is_causal:
         reason = f"for --task={task.name}" if task.per_position else "for a decoder"
         wanted = f"0 {reason}, which reconstructs nothing"
@@ -307,7 +307,7 @@ def _refuse_images(config: Config) -> None:
 
 
 def _check_lengths(config: Config, task: Task) -> None:
-    """Refuses a model whose longest sequence is not that of the data."""
+    """Refuses a model whose maximum length does not fit the data's."""
     given, longest = config.model.max_length, config.data.longest
     if task.image_shape is not None:
         rows, columns = task.image_shape
@@ -357,7 +357,7 @@ _POSITIVE = {
         "embed_std",
     ),
 }
-_SMALL = 16  # Positions of a small input.
-# As many as anybody has trained: DeepNet, arXiv:2203.00555.
+_SMALL = 16  # Positions in a small input.
+# The most that anybody has trained: DeepNet, arXiv:2203.00555.
 _MOST_LAYERS = 1000
 _NOT_NEGATIVE_TRAIN = ("warmup", "weight_decay", "clip_norm")

@@ -14,10 +14,10 @@ from lra_jax.models import EncoderConfig
 def encoder_config(
     config: Config, image_shape: tuple[int, int] | None = None
 ) -> EncoderConfig:
-    """The encoder of a run, for images of this shape if they are any.
+    """The encoder of a run, for images of this shape if the task has any.
 
     Raises:
-      ValueError: what `EncoderConfig` raises, with the flag in place of its field.
+      ValueError: as raised by `EncoderConfig`, naming the flag instead of its field.
     """
     try:
         return _encoder_config(config, image_shape)
@@ -83,7 +83,7 @@ FLAGS = {
 
 
 def _cutoffs(text: str) -> tuple[int, ...]:
-    """``"20000,60000"`` as numbers."""
+    """Parses ``"20000,60000"``."""
     try:
         return tuple(int(part) for part in text.split(",")) if text else ()
     except ValueError:
@@ -92,15 +92,15 @@ def _cutoffs(text: str) -> tuple[int, ...]:
 
 
 def parse_options(text: str, flag: str = "--model.attention_options") -> dict[str, Any]:
-    """``"clip=5,sharing=none"`` to ``{"clip": 5, "sharing": "none"}``.
+    """Parses ``"clip=5,sharing=none"`` to ``{"clip": 5, "sharing": "none"}``.
 
-    Values are Python literals where they read as one (5, 0.1, None, True), true and
-    false too, and strings otherwise. ``features=256/128`` is a tuple, one value for
+    Values are parsed as Python literals if possible (5, 0.1, None, True), also true and
+    false, and are strings otherwise. ``features=256/128`` is a tuple, one value for
     each block of the model.
-    ``flag`` is the error's name.
+    ``flag`` is the name used in errors.
 
     Raises:
-      ValueError: a part without ``=``, or a name that comes twice.
+      ValueError: a part without ``=``, or a repeated name.
     """
     options: dict[str, Any] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
@@ -115,17 +115,17 @@ def parse_options(text: str, flag: str = "--model.attention_options") -> dict[st
     return options
 
 
-# As other settings write them, beside Python's own words.
+# As written for other settings, besides Python's own words.
 _FLAG = {"true": True, "false": False}
 
 
 def _literal(text: str) -> Any:
-    """The number, boolean or None that a text reads as, or the text itself."""
+    """A text as a number, boolean or None, or else the text itself."""
     if text in _FLAG:
         return _FLAG[text]
     try:
         value = ast.literal_eval(text)
-    # The last two: of thousands of brackets.
+    # The last two: raised by thousands of brackets.
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return text
     return value if isinstance(value, bool | int | float | None) else text

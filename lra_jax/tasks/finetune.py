@@ -1,4 +1,4 @@
-"""Fine-tuning: the classes of texts, from a masked language model."""
+"""Fine-tuning: classification of texts, from a masked language model."""
 
 from lra_jax.configs import finetune
 from lra_jax.tasks.task import Task, of_rates

@@ -18,10 +18,10 @@ from lra_jax.models.saved import read_raw
 from lra_jax.tasks.base import Batch, Sums, make_classifier, summed
 from lra_jax.tasks.encoder import FLAGS, encoder_config
 
-# BERT's and RoBERTa's: what share of the tokens is asked for, and how it is hidden.
+# As in BERT and RoBERTa: the share of tokens to predict, and how they are hidden.
 _ASKED = 0.15
 _MASKED, _RANDOM = 0.8, 0.1
-# Tokens of a vocabulary of which not all logits are kept at once.
+# Above this vocabulary size, not all logits are kept at once.
 _LARGE = 16_384
 
 
@@ -33,13 +33,13 @@ def make_causal(config: Config, dataset: SequenceDataset, rngs: nnx.Rngs) -> Cau
 def next_token_loss(
     model: nnx.Module, batch: Batch, rngs: nnx.Rngs | None = None
 ) -> Sums:
-    """Cross-entropy and accuracy of the next tokens, each of which counts once.
+    """Cross-entropy and accuracy of the next tokens, each counted once.
 
     Args:
       model: a `CausalLM`.
-      batch: tokens, segment_ids and labels `[B, T]`, -1 where nothing is asked for, and
-        weights `[B]` where some rows are fill.
-      rngs: dropout stream, to train.
+      batch: tokens, segment_ids and labels `[B, T]`, -1 where there is no target, and
+        weights `[B]` if some rows are filler.
+      rngs: dropout stream, for training.
     """
     lm: Any = model
     x = lm.read(batch["tokens"], rngs=rngs, segment_ids=batch["segment_ids"])
@@ -49,7 +49,7 @@ def next_token_loss(
 def _sums(model: Any, x: jax.Array, labels: jax.Array, batch: Batch) -> Sums:
     """Loss and accuracy of features `[B, K, D]` for labels `[B, K]`.
 
-    The logits of a large vocabulary exist for one row at a time, in the gradient too.
+    With a large vocabulary, logits exist for one row at a time, in the gradient too.
     """
     if model.encoder.vocab_size <= _LARGE:
         return summed(model.scored(x), labels, batch)
@@ -70,19 +70,19 @@ def losses_by_position(model: Any, tokens: jax.Array, labels: jax.Array) -> jax.
     Args:
       model: a `CausalLM`.
       tokens: `[B, T]`, rows of one document each.
-      labels: `[B, T]`, all asked for.
+      labels: `[B, T]`, all of them targets.
     """
     logits = model(tokens)
     return optax.losses.softmax_cross_entropy_with_integer_labels(logits, labels)
 
 
 def next_token_scores(dataset: Any, split: str, loss: float) -> dict[str, float]:
-    """Perplexity, and bits for each byte of the text.
+    """Perplexity, and bits per byte of the text.
 
     Args:
       dataset: a `lra_jax.data.language.rows.TextDataset`.
-      split: what was scored.
-      loss: its mean, in nats a token.
+      split: the split that was scored.
+      loss: its mean loss, in nats per token.
     """
     bits = loss * dataset.num_targets(split) / math.log(2)
     return {
@@ -99,18 +99,18 @@ def make_masked(config: Config, dataset: SequenceDataset, rngs: nnx.Rngs) -> Mas
 def hidden_token_loss(
     model: nnx.Module, batch: Batch, rngs: nnx.Rngs | None = None
 ) -> Sums:
-    """Cross-entropy and accuracy of hidden tokens, each of which counts once.
+    """Cross-entropy and accuracy of hidden tokens, each counted once.
 
-    Of each row 15 % of the tokens are asked for; 80 % of these are replaced by the mask
-    and 10 % by a random token. Training draws them anew in every step, from the dropout
-    stream; an evaluation hides the same places in every batch. Ends of documents can be
-    hidden too, unlike in RoBERTa.
+    15 % of the tokens in each row are to be predicted; 80 % of these are replaced by
+    the mask and 10 % by a random token. Training draws them anew in every step, from
+    the dropout stream; an evaluation hides the same places in every batch. Unlike in
+    RoBERTa, ends of documents can be hidden too.
 
     Args:
       model: a `MaskedLM`.
-      batch: tokens and segment_ids `[B, T]`, and weights `[B]` where some rows are
-        fill.
-      rngs: dropout stream, to train.
+      batch: tokens and segment_ids `[B, T]`, and weights `[B]` if some rows are
+        filler.
+      rngs: dropout stream, for training.
     """
     lm: Any = model
     key = jax.random.key(0) if rngs is None else rngs.dropout()
@@ -129,14 +129,14 @@ def hide(
     """Hides some tokens.
 
     Args:
-      key: of the draws.
+      key: for the random choices.
       tokens: int32 `[B, T]`.
       real: boolean `[B, T]`, False at padding.
-      vocab_size: random tokens are below it, and its last one is the mask.
+      vocab_size: random tokens are below this, and its last token is the mask.
 
     Returns:
-      The tokens with some of them hidden, `[B, T]`; the places asked for, `[B, K]`; and
-      the tokens there, -1 where a row has fewer than K.
+      The tokens with some of them hidden, `[B, T]`; the places to predict, `[B, K]`;
+      and the original tokens there, -1 where a row has fewer than K.
     """
     where, how, random = jax.random.split(key, 3)
     most = max(1, round(_ASKED * tokens.shape[1]))
@@ -168,12 +168,12 @@ def prepare_texts(
     seed: int,
     max_length: int,
 ) -> SequenceDataset:
-    """Labelled texts, in the tokens of the checkpoint; bytes if there is none.
+    """Labelled texts, tokenised as for the checkpoint; as bytes if there is none.
 
     See `lra_jax.data.language.labelled.prepare`.
 
     Raises:
-      ValueError: the checkpoint is none of a language model, or what that raises.
+      ValueError: the checkpoint is not of a language model, or an error of `prepare`.
     """
     vocabulary = None
     if checkpoint is not None:
@@ -189,17 +189,17 @@ def prepare_texts(
 def make_finetuned(
     config: Config, dataset: SequenceDataset, rngs: nnx.Rngs
 ) -> SequenceClassifier:
-    """A classifier whose encoder is that of a masked language model.
+    """A classifier whose encoder comes from a masked language model.
 
     Raises:
-      ValueError: the checkpoint is none of such a model, or has another attention,
+      ValueError: the checkpoint is not of such a model, or has another attention,
         vocabulary or sizes.
     """
     data: Any = config.data
     if data.checkpoint is None:
         return make_classifier(config, dataset, rngs)
     try:
-        # Code is named by the settings of this run, if by any.
+        # Only the settings of this run may name code.
         saved = load(data.checkpoint, allow_code=":" in config.attention)
     except ValueError as error:
         raise within("--data.checkpoint", error) from error
@@ -225,7 +225,7 @@ def make_finetuned(
 
 
 def _check_same(own: Any, saved: Any) -> None:
-    """Refuses an encoder that is not the checkpoint's, but for dropout and the like."""
+    """Refuses an encoder unlike the checkpoint's, except for dropout and the like."""
     for field in dataclasses.fields(own):
         if field.name in ("dropout", "remat", "dtype"):
             continue

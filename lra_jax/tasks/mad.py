@@ -33,7 +33,7 @@ def _half(data: mad.MadData) -> float:
 
 
 def _compress(data: mad.MadData) -> float:
-    """The last token is always the same, the others are as likely."""
+    """The last token is always the same, the others are equally likely."""
     return 100 * (1 + (data.length - 1) / (data.vocab_size - 1)) / data.length
 
 
@@ -69,7 +69,7 @@ COMPRESS = _task(
 )
 FUZZY_RECALL = _task(
     "mad-fuzzy-recall",
-    # Which of the tokens of values comes next; that they end is to be known too.
+    # Which of the value tokens comes next; where values end has to be known too.
     chance=lambda data: 100 / (data.vocab_size - 1 - (data.vocab_size - 1) // 2),
 )
 RECALL = _task("mad-recall", chance=_half)

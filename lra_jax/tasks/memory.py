@@ -1,4 +1,4 @@
-"""Refuses a run that cannot fit into the memory, before anything is allocated."""
+"""Refuses a run that cannot fit into memory, before anything is allocated."""
 
 import dataclasses
 import os
@@ -15,19 +15,19 @@ _FLOAT32 = 4
 
 
 def check_memory(train: TrainConfig, encoder: EncoderConfig, length: int) -> None:
-    """Refuses parameters or batches that are larger than all memory.
+    """Refuses parameters or batches that exceed all memory.
 
-    The parameters count with their gradient and the two moments of AdamW, as if all
-    blocks had the first one's options; of the activations a single array counts. So a
-    run that passes may still need too much.
+    Counts the parameters, with their gradient and AdamW's two moments, as if all blocks
+    had the first one's options, but only a single array of the activations. So a run
+    that passes may still need too much.
 
     Args:
       train: batch sizes and dtype.
-      encoder: the model, whose shapes are found by tracing.
-      length: most tokens of a sequence.
+      encoder: the model; its shapes are found by tracing.
+      length: maximum number of tokens in a sequence.
 
     Raises:
-      ValueError: with the flags, the memory there is, and what is needed.
+      ValueError: with the flags, the available memory, and the memory needed.
     """
     device, total = memory()
     one, two = _parameters(encoder, 1), _parameters(encoder, 2)
@@ -45,7 +45,7 @@ def check_memory(train: TrainConfig, encoder: EncoderConfig, length: int) -> Non
 
 
 def _parameters(encoder: EncoderConfig, num_layers: int) -> int:
-    """The parameters of the encoder with so many blocks, found by tracing."""
+    """Number of parameters of an encoder with this many blocks, found by tracing."""
     encoder = dataclasses.replace(
         encoder, num_layers=num_layers, options=encoder.block_options[0]
     )
@@ -56,7 +56,7 @@ def _parameters(encoder: EncoderConfig, num_layers: int) -> int:
 
 
 def memory() -> tuple[int, int]:
-    """Bytes of a device's memory, and of all devices'; a CPU's devices share theirs."""
+    """Memory in bytes, of a device and of all; a CPU's devices share theirs."""
     limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
     if limit is not None:
         return limit, limit * jax.device_count()

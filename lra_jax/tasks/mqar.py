@@ -1,4 +1,4 @@
-"""Multi-query associative recall: the value of each key, asked for later."""
+"""Multi-query associative recall: the value of each key, queried later."""
 
 from lra_jax.configs import mqar
 from lra_jax.tasks.synthetic import synthetic

@@ -1,4 +1,4 @@
-"""The needle: one token to find in a noise that grows beyond what was trained on."""
+"""The needle: one token to find in noise longer than in training."""
 
 from lra_jax.configs import needle
 from lra_jax.tasks.synthetic import synthetic

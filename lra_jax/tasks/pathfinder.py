@@ -1,4 +1,4 @@
-"""Pathfinder on 32, 64, 128 (Path-X) and 256 pixels a side, two classes."""
+"""Pathfinder at 32, 64, 128 (Path-X) and 256 pixels a side, two classes."""
 
 from typing import Any
 

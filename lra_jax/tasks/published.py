@@ -1,17 +1,17 @@
 """Published test accuracies of the Long-Range Arena, in percent, with their sources.
 
 Two averages are in use, and a table must say which one it shows: avg5 is the mean
-without Path-X, avg6 counts Path-X, a failure as 50 %. Neither is stored here; both
-follow from a row.
+without Path-X; avg6 includes Path-X and counts a failure as 50 %. Neither is stored
+here; both are computed from a row.
 
-Rows differ in more than the mechanism: in data splits, lengths, model sizes and in
-whether the best or the last checkpoint was scored. The rows of the LRA paper are the
-last checkpoint of small models at LRA's settings; those from the S4 paper on are tuned.
+Rows differ in more than the mechanism: in data splits, lengths, model sizes and whether
+the best or the last checkpoint was scored. The rows of the LRA paper are of the last
+checkpoint of small models at LRA's settings; from the S4 paper on, models are tuned.
 
-`official` is the mechanism whose preset official is the row's own protocol, as far as
-this library can follow it: a row is shown beside such a run alone. cosFormer's row of
-2022 has none, because its settings were not published; other rows have none because the
-model, or its recipe, is not in this library.
+`official` is the mechanism for which the preset official follows the row's own
+protocol, as far as this library can; a row is shown only beside such a run. cosFormer's
+row of 2022 has none, because its settings were not published; other rows have none
+because the model, or its recipe, is not in this library.
 """
 
 from typing import NamedTuple
@@ -35,20 +35,20 @@ class Row(NamedTuple):
 
     @property
     def avg5(self) -> float | None:
-        """Mean without Path-X; None where a task is missing."""
+        """Mean without Path-X; None if a task is missing."""
         five = self[1:6]
         numbers = [x for x in five if isinstance(x, float)]
         return sum(numbers) / 5 if len(numbers) == 5 else None
 
     @property
     def avg6(self) -> float | None:
-        """Mean of all six, a failed Path-X counted as 50; None where one is missing."""
+        """Mean of all six, a failed Path-X counted as 50; None if one is missing."""
         five, last = self.avg5, 50.0 if self.pathx == FAILED else self.pathx
         return (5 * five + last) / 6 if five and isinstance(last, float) else None
 
 
 class Published(NamedTuple):
-    """A published test accuracy, in percent, and where it was printed."""
+    """A published test accuracy, in percent, and its source."""
 
     model: str
     accuracy: float
@@ -103,7 +103,7 @@ SIX = Row._fields[1:7]
 
 
 def published(task: str) -> tuple[Published, ...]:
-    """The rows of one task, without a failed Path-X.
+    """The rows of one task, except failures on Path-X.
 
     Args:
       task: listops, text, retrieval, image, pathfinder or pathx.

@@ -2,19 +2,19 @@
 
 Self-pretraining reconstructs hidden tokens:
 
-``loss = - sum_t h_t log softmax(W x_t)[token_t]`` over the hidden tokens, h_t = 1 with
-the mask rate, where the encoder, which gives x, sees a learned vector in their place.
-No labels and no other data: then the same encoder learns the task.
+``loss = - sum_t h_t log softmax(W x_t)[token_t]`` over the hidden tokens. h_t = 1 with
+the mask rate; the encoder, which gives x, sees a learned vector in place of hidden
+tokens. It uses no labels and no other data. Then the same encoder learns the task.
 
-Where the batch has ``targets``, nothing is hidden, and the same head learns the target
-of each position that has one: the values of a ListOps expression's operators, for one.
+If the batch has ``targets``, nothing is hidden, and the same head learns the target of
+each position that has one: for example the values of a ListOps expression's operators.
 
 Source: Amos, Berant and Gupta 2023, "Never Train from Scratch", arXiv:2310.02980, and
 its code, IdoAmos/not-from-scratch: one vector replaces all hidden tokens, the loss
-counts them alone, the head is linear. Their rate for the Image task is one half; for
+counts only these, the head is linear. Their rate for the Image task is one half; for
 the others it is a flag without a value in their files. Deviations: an image's pixels
-are classes here whatever their input is; the optimiser's moments carry over from one
-part of the run to the next, whose warm-up outlasts them.
+are classes here, whatever form the input has; the optimiser's moments carry over from
+pretraining to training, whose warm-up outlasts them.
 """
 
 import jax
@@ -26,7 +26,7 @@ from lra_jax.errors import expected
 from lra_jax.models.pooling import PooledEncoder
 from lra_jax.tasks.base import Batch, Sums
 
-# Beside the key of dropout, of which there is one for every step.
+# Folded into dropout's key of the step.
 _STREAM = 1
 
 
@@ -37,10 +37,10 @@ def reconstruction_loss(
 
     Args:
       model: a classifier of sequences or pairs that ``reconstructs``.
-      batch: as for the task's own objective; labels are not read. ``targets`` `[B, T]`
-        take the place of hidden tokens; 0 is none.
-      rngs: stream "dropout", from which the hidden tokens are drawn too.
-      mask_rate: the share of the real tokens that is hidden.
+      batch: as for the task's own objective; labels are not used. ``targets`` `[B, T]`
+        replace the hidden tokens; 0 = no target.
+      rngs: stream "dropout", also used to choose the hidden tokens.
+      mask_rate: the share of the real tokens that are hidden.
 
     Raises:
       ValueError: a model that does not reconstruct.
@@ -65,7 +65,7 @@ def _sums(
     rngs: nnx.Rngs,
     mask_rate: float,
 ) -> Sums:
-    """Those of one of the sequences of an example."""
+    """The sums for one of the sequences of an example."""
     tokens = batch[name].astype(jnp.int32)
     segment_ids = batch.get("segment_ids")
     lengths = None
@@ -85,6 +85,6 @@ def _sums(
     return {
         "loss": jnp.sum(losses * weights),
         "correct": jnp.sum(correct * weights),
-        # A batch may by chance hide nothing.
+        # By chance a batch may hide nothing.
         "count": jnp.maximum(jnp.sum(weights), 1e-6),
     }

@@ -9,8 +9,8 @@ from lra_jax.tasks.task import Task, of_rates
 
 _SOURCE = "Grazzi et al. 2024, arXiv:2411.12537, Table 3"
 
-# Scaled accuracies as printed; rows of DeltaNet are with eigenvalues in [0, 1], the
-# default of delta, and in [-1, 1], which is beta_range=2.
+# Scaled accuracies as printed. Rows of DeltaNet have eigenvalues in [0, 1], the default
+# of delta, and in [-1, 1], which is beta_range=2.
 _MODELS = (
     ("Transformer", "softmax"),
     ("mLSTM", None),

@@ -1,4 +1,4 @@
-"""Tests of recall, copying and state tracking: drawn in memory, scored by position."""
+"""Tests of recall, copying and state tracking, generated and scored by position."""
 
 from typing import Any
 

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 def decode_bytes(tokens: "np.ndarray") -> str:
-    """Bytes as text; what is cut or not UTF-8 shows as a replacement character."""
+    """Bytes as text; cut or invalid UTF-8 shows as a replacement character."""
     return tokens.tobytes().decode("utf-8", errors="replace")
 
 
 def has_sizes(dataset: "SequenceDataset", train: int, valid: int, test: int) -> bool:
-    """Whether the splits have so many examples, as those of the Long-Range Arena."""
+    """Whether the splits have these sizes, those of the Long-Range Arena."""
     sizes = {split: dataset.num_examples(split) for split in dataset.splits}
     return sizes == {"train": train, "valid": valid, "test": test}
 
@@ -29,7 +29,7 @@ def has_sizes(dataset: "SequenceDataset", train: int, valid: int, test: int) -> 
 def of_rates(
     rates: Mapping[str, tuple[float, ...]],
 ) -> dict[str, dict[str, tuple[float, ...]]]:
-    """The `Task.sweeps` of a protocol that tries learning rates, given by preset."""
+    """The `Task.sweeps` of a protocol that tunes the learning rate, by preset."""
     return {preset: {"train.learning_rate": tried} for preset, tried in rates.items()}
 
 
@@ -37,45 +37,45 @@ def of_rates(
 class Task:
     """Everything about a task.
 
-    Functions that need jax or the readers of data are named as
+    Functions that need jax or the data readers are named as
     ``"package.module:function"`` and imported on first use: command lines read entries,
-    and are quick.
+    and have to be quick.
 
     Attributes:
       name: as in ``--task``.
       data: the dataclass of its ``--data.*`` settings.
       presets: ``(attention) -> Config``, with train, model and data, by name.
       reader: names ``(data_dir, **settings) -> SequenceDataset``, which makes or finds
-        the data; the settings are the fields of `data` but those `of_batches`.
-      reader_settings: further settings of the reader, which are no flags.
+        the data; the settings are the fields of `data` except `of_batches`.
+      reader_settings: further settings of the reader, which are not flags.
       model: names ``(config, dataset, rngs) -> nnx.Module``.
       objective: names ``(model, batch, rngs) -> sums``: the weighted sums "loss" and
         "correct" and the weight "count" over a batch, as float32 scalars.
       scores: names ``(dataset, split, loss) -> {name: number}``: the mean loss of a
-        split in units of the task, beside the accuracy.
+        split in units of the task, reported with the accuracy.
       image_shape: rows and columns where a sequence is an image, else None.
-      per_position: labels belong to single positions, and not to whole sequences.
-      packs_rows: rows hold several documents, so that an attention has to take
+      per_position: labels belong to single positions, not to whole sequences.
+      packs_rows: rows hold several documents, so an attention has to take
         ``segment_ids``.
-      is_causal: only a decoder can be asked, because what follows a position gives its
-        answer away.
+      is_causal: requires a decoder, because the tokens after a position reveal its
+        answer.
       suite: the set of tests to which it belongs, for ``lra_jax.sweep --suite``.
-      sweeps: by preset, the flags whose values its protocol tries, and the values.
-      variants: by mechanism, the options with which the suite runs it once more.
-      chance: the percent that guessing gets, from the data settings; None = not known.
+      sweeps: by preset, the flags that its protocol tunes, and the values to try.
+      variants: by mechanism, the options with which the suite runs it a second time.
+      chance: accuracy of guessing in percent, from the data settings; None = unknown.
       is_scaled: reports show the accuracy above chance, from 0 to 1.
-      is_official: whether data settings, and the number of examples of every split,
-        are those of the Long-Range Arena, which floors and published rows are about.
-      floors: ``(name, percent)`` of readers that learn nothing of interest.
+      is_official: whether the data settings, and the number of examples in every split,
+        are those of the Long-Range Arena, to which floors and published rows apply.
+      floors: ``(name, percent)`` of trivial readers.
       published: published test accuracies, each with its protocol.
-      decoder: names ``(tokens, uint8 [length]) -> str``, for people; images have none.
-      words: names a mapping: how `lra_jax.models.raw` reads words, for a task of them.
+      decoder: names ``(tokens, uint8 [length]) -> str``, for display; images have none.
+      words: names a mapping that tells `lra_jax.models.raw` how to read words, if used.
       augmentation: names ``(tokens, generator) -> tokens``, applied to each training
-        example where its data settings say so.
+        example if the data settings say so.
       targets: names ``(tokens) -> tokens``: what ``--pretrain.target=values`` teaches
         at each position, 0 for nothing.
-      tree_drawer: names ``(tokens) -> lra_jax.data.listops_language.Tree``, where a
-        sequence is a nested expression.
+      tree_drawer: names ``(tokens) -> lra_jax.data.listops_language.Tree``, if
+        sequences are nested expressions.
     """
 
     name: str
@@ -107,24 +107,24 @@ class Task:
     tree_drawer: str | None = None
 
     def scaled(self, data: DataConfig, accuracy: float) -> float | None:
-        """The share of an accuracy above chance, both in percent: at most 1."""
+        """An accuracy rescaled from chance (0) to 100 % (1); both are in percent."""
         if self.chance is None:
             return None
         chance = self.chance(data)
         return (accuracy - chance) / (100 - chance)
 
     def prepare(self, data: DataConfig) -> "SequenceDataset":
-        """Makes, or finds, the data that the settings describe.
+        """Generates or finds the data that the settings describe.
 
         Raises:
-          ValueError: a setting is wrong, or a file is missing or malformed.
+          ValueError: a setting is invalid, or a file is missing or malformed.
           OSError: the folder cannot be written, or its disk is full.
         """
         settings = {f.name: getattr(data, f.name) for f in dataclasses.fields(data)}
         for name in data.of_batches:
             del settings[name]
         read = pkgutil.resolve_name(self.reader)
-        folder = getattr(data, "dir", None)  # Data in memory have none.
+        folder = getattr(data, "dir", None)  # In-memory data have none.
         try:
             return read(folder, **self.reader_settings, **settings)
         except ValueError as error:
@@ -134,10 +134,10 @@ class Task:
             raise renamed(error, f"--data.{name}") from error
 
     def check(self, config: Config) -> None:
-        """Refuses settings that cannot work, before data are made.
+        """Refuses invalid settings, before data are made.
 
         Raises:
-          ValueError: with the flag, what was expected and what was given.
+          ValueError: with the flag, the expected value and the given one.
         """
         pkgutil.resolve_name("lra_jax.tasks.checks:check_config")(config, self)
 
@@ -145,10 +145,10 @@ class Task:
         """Refuses an attention that fails on the shapes of the run, by tracing it, and
         sizes that the devices cannot hold.
 
-        Processes of one run must have met before.
+        The processes of a run must be connected first.
 
         Raises:
-          ValueError: with the flag, what was expected and what was given.
+          ValueError: with the flag, the expected value and the given one.
         """
         pkgutil.resolve_name("lra_jax.tasks.checks:check_on_devices")(config, self)
 
@@ -165,7 +165,7 @@ class Task:
     def score(
         self, dataset: "SequenceDataset", split: str, loss: float
     ) -> dict[str, float]:
-        """The mean loss of a split in units of the task; most have none."""
+        """The mean loss of a split in units of the task; most tasks have none."""
         if self.scores is None:
             return {}
         return pkgutil.resolve_name(self.scores)(dataset, split, loss)
@@ -179,7 +179,7 @@ class Task:
         """How a raw example becomes tokens, for `lra_jax.models.save`.
 
         Args:
-          max_length: texts are cut to so many bytes.
+          max_length: texts are truncated to this many bytes.
         """
         if self.image_shape is not None:
             return {"kind": "pixels", "shape": list(self.image_shape)}
@@ -190,7 +190,7 @@ class Task:
         return {"kind": "ids"}
 
     def augment(self, data: DataConfig) -> Callable[..., "np.ndarray"] | None:
-        """Changes the tokens of each training example; None leaves them as they are."""
+        """The augmentation of each training example; None = no augmentation."""
         if self.augmentation is None or not data.augments:
             return None
         return pkgutil.resolve_name(self.augmentation)
@@ -198,19 +198,19 @@ class Task:
     def pretraining_targets(
         self, config: Config
     ) -> Callable[["np.ndarray"], "np.ndarray"] | None:
-        """The targets of pretraining, one a position; None for hidden tokens."""
+        """The targets of pretraining, one per position; None for hidden tokens."""
         if self.targets is None or config.pretrain.target != "values":
             return None
         return pkgutil.resolve_name(self.targets)
 
     @property
     def tree(self) -> Callable[["np.ndarray"], Any] | None:
-        """``(tokens) -> Tree``; None where sequences are not nested."""
+        """``(tokens) -> Tree``; None if sequences are not nested."""
         drawer = self.tree_drawer
         return None if drawer is None else pkgutil.resolve_name(drawer)
 
     def published_beside(self, config: Config) -> tuple[Published, ...]:
-        """The published rows whose own protocol a run follows.
+        """The published rows whose protocol a run follows.
 
         It trains the row's mechanism with all ``train``, ``pretrain`` and ``model``
         settings of the preset official.
@@ -223,6 +223,6 @@ class Task:
 
 
 def _trained(config: Config) -> dict[str, Any]:
-    """The settings on which a run depends, beside its data and its seed."""
+    """The settings on which a run depends, apart from its data and its seed."""
     parts = ("train.", "pretrain.", "model.")
     return {n: v for n, v in config.identity().items() if n.startswith(parts)}

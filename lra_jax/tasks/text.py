@@ -8,7 +8,7 @@ from lra_jax.tasks.task import Task, has_sizes
 
 
 def _is_official(_: text.TextData, dataset: Any) -> bool:
-    """All 50,000 reviews: validated on the test split, as by LRA, or on a tenth."""
+    """All 50,000 reviews: validated on the test split, as in LRA, or on a tenth."""
     return has_sizes(dataset, train=25_000, valid=25_000, test=25_000) or has_sizes(
         dataset, train=22_500, valid=2_500, test=25_000
     )

@@ -1,9 +1,9 @@
 """Checkpoints with Orbax: the latest two, and the best on validation.
 
-``checkpoints/latest/STEP`` holds the whole state and the position in the data, to go
-on from; ``checkpoints/best/STEP`` the parameters that scored best. An interrupted save
-leaves a temporary folder that Orbax ignores and removes. A run goes on from the newest
-checkpoint that is whole, and puts damaged ones into ``checkpoints/damaged``.
+``checkpoints/latest/STEP`` holds the whole state and the position in the data, to
+resume from; ``checkpoints/best/STEP`` the parameters with the best score. An
+interrupted save leaves a temporary folder that Orbax ignores and removes. A run resumes
+from the newest intact checkpoint, and moves damaged ones to ``checkpoints/damaged``.
 """
 
 import contextlib
@@ -34,17 +34,17 @@ from lra_jax.training.step import TrainState
 from lra_jax.training.workdir import identify
 
 _TREES = ("state", "params")
-# The files of a checkpoint beside its arrays, with room to spare.
+# The files of a checkpoint other than its arrays, with room to spare.
 _METADATA_BYTES = 1_000_000
 
 _logger = logging.getLogger(__name__)
 
 
 class Progress(NamedTuple):
-    """The loop's own memory.
+    """The loop's own state.
 
     Attributes:
-      best_step: step of the best checkpoint, or -1 before the first.
+      best_step: step of the best checkpoint, or -1 if there is none yet.
       best_accuracy: its validation accuracy, in [0, 1].
       best_loss: its validation loss, in nats.
       seconds: time spent training so far, over all sessions.
@@ -56,7 +56,7 @@ class Progress(NamedTuple):
     seconds: float = 0.0
 
     def improved(self, means: dict[str, float], best_by: BestBy) -> bool:
-        """Whether validation scores are better than those of the best checkpoint."""
+        """Whether validation scores are better than the best checkpoint's."""
         if best_by == "loss":
             return means["loss"] < self.best_loss
         return means["accuracy"] > self.best_accuracy
@@ -67,16 +67,16 @@ class Checkpoints:
 
     Args:
       workdir: the run directory.
-      clean: remove what interrupted saves left; not for a reader, since the run may be
-        under way in another process.
+      clean: remove the remains of interrupted saves; not for a reader, since another
+        process may be running the run.
 
     Attributes:
-      seal: what the seal of the restored checkpoint says about it; empty where there is
+      seal: what the restored checkpoint's seal says about it; empty if there is
         none.
     """
 
     def __init__(self, workdir: Path, clean: bool = True):
-        # Orbax reports every step of its work, and each failure also as an exception.
+        # Orbax logs every step of its work, and reports failures also as exceptions.
         logging.getLogger("absl").setLevel(logging.CRITICAL)
         training: Any = ocp.training  # Its annotations refuse its own policies.
         always = training.save_decision_policies.FixedIntervalPolicy(1)
@@ -96,12 +96,12 @@ class Checkpoints:
 
     @property
     def latest_step(self) -> int | None:
-        """Step of the newest checkpoint, None if there is none."""
+        """Step of the newest checkpoint; None if there is none."""
         return self._latest.latest.step if self._latest.latest else None
 
     @property
     def best_step(self) -> int | None:
-        """Step of the best checkpoint, None if there is none."""
+        """Step of the best checkpoint; None if there is none."""
         return self._best.latest.step if self._best.latest else None
 
     def save_latest(
@@ -112,7 +112,7 @@ class Checkpoints:
         data: Any,
         about: dict[str, Any] | None = None,
     ) -> None:
-        """Saves all that a later session needs to go on.
+        """Saves everything that a later session needs to resume.
 
         Args:
           step: steps done.
@@ -120,7 +120,7 @@ class Checkpoints:
           about: for the seal of the checkpoint.
 
         Raises:
-          OSError: it cannot be written; so does `save_best`.
+          OSError: it cannot be written; `save_best` raises this too.
         """
         about = about or {}
         if self.latest_step == step and not self._now_validated(about):
@@ -135,8 +135,8 @@ class Checkpoints:
         return about.get("validated", False) and not done
 
     def save_best(self, step: int, params: nnx.State) -> None:
-        """Saves parameters as the best so far, in place of earlier ones."""
-        # A session that died after this save repeats the same steps to the same bits.
+        """Saves parameters as the best so far, replacing earlier ones."""
+        # A session that died after this save repeats the same steps bit for bit.
         found = self._best.latest
         if found is not None and found.step >= step:
             _, damage = seals.read(Path(found.path))
@@ -152,7 +152,7 @@ class Checkpoints:
             kept.save_checkpointables(step, items, force=True, overwrite=True)
             if hosts.is_writer():
                 seals.write(Path(kept.latest.path), run=self._run, **about)
-        except Exception as error:  # A full disk has many names in Orbax' parts.
+        except Exception as error:  # Orbax' parts report a full disk in many ways.
             self._failed = True
             _silence_closed_loops()
             raise OSError(
@@ -161,7 +161,7 @@ class Checkpoints:
             ) from error
 
     def _check_space(self, items: dict[str, Any]) -> None:
-        """Sees a full disk before Orbax, which would leave parts and say much."""
+        """Detects a full disk before Orbax, which would leave parts and much noise."""
         arrays = [x for x in jax.tree.leaves(items) if isinstance(x, jax.Array)]
         needed = sum(x.nbytes for x in arrays) + _METADATA_BYTES
         free = shutil.disk_usage(self._folder).free
@@ -170,13 +170,13 @@ class Checkpoints:
             raise OSError(errno.ENOSPC, f"{reason}, {free:,} free")
 
     def restore(self, state: TrainState, data: Any) -> tuple[TrainState, Progress]:
-        """Loads the newest whole checkpoint into the shapes and places of ``state``.
+        """Loads the newest intact checkpoint in the shapes and placement of ``state``.
 
-        Sets the position of ``data``, unless that is None.
+        Sets the position of ``data``, unless it is None.
 
         Raises:
-          ValueError: there is none, or it does not hold such a state, or is of another
-            run; so do the loaders below. Or the best one is lost.
+          ValueError: there is none, it does not hold such a state, it is of another
+            run, or the best one is lost. The loaders below raise the first three.
         """
         items = {
             "state": _abstract(state._asdict()),
@@ -192,9 +192,9 @@ class Checkpoints:
         return TrainState(**{"peak": state.peak, **loaded["state"]}), progress
 
     def _check_best(self, step: int) -> None:
-        """Finds out that the best checkpoint is lost before a run goes on.
+        """Detects a lost best checkpoint before a run resumes.
 
-        One of a later step will be made again.
+        One of a later step will be saved again.
         """
         found = self._best.latest
         if found is None or found.step < step:
@@ -211,7 +211,7 @@ class Checkpoints:
     def load_params(
         self, which: Literal["best", "last"], state: TrainState
     ) -> tuple[nnx.State, int]:
-        """Loads the parameters of a checkpoint, and says of which step they are."""
+        """Loads the parameters of a checkpoint; also returns its step."""
         if which == "best":
             items = {"params": _abstract(state.params)}
             loaded, step, _ = self._load(self._best, items)
@@ -223,7 +223,7 @@ class Checkpoints:
     def _load(
         self, kept: Any, items: dict[str, Any]
     ) -> tuple[dict[str, Any], int, dict[str, Any]]:
-        """Loads the newest checkpoint that is whole; gives step and seal, too."""
+        """Loads the newest intact checkpoint; also returns its step and seal."""
         damaged = []
         for checkpoint in reversed(kept.checkpoints):
             about, reason = seals.read(Path(checkpoint.path))
@@ -251,7 +251,7 @@ class Checkpoints:
             raise expected(str(path), "a checkpoint of the run in config.json", got)
 
     def _set_aside(self, damaged: Sequence[Any]) -> None:
-        """Makes room for the same steps, which will be done again."""
+        """Moves damaged checkpoints away, since their steps will be repeated."""
         if not damaged:
             return
         if hosts.is_writer():
@@ -263,9 +263,9 @@ class Checkpoints:
         self._latest.reload()
 
     def close(self) -> None:
-        """Waits for saves under way."""
+        """Waits for pending saves."""
         with contextlib.ExitStack() as stack:
-            if self._failed:  # Orbax says so once more.
+            if self._failed:  # Orbax reports the failure again.
                 stack.enter_context(contextlib.suppress(Exception))
             stack.callback(self._latest.close)
             stack.callback(self._best.close)
@@ -278,28 +278,28 @@ def _abstract(tree: Any) -> Any:
 
 
 def _check_processes(checkpoint: Path) -> None:
-    """Refuses the positions in the data of another number of processes."""
+    """Refuses data positions saved by another number of processes."""
     here = jax.process_count()
     names = (path.name for path in (checkpoint / "data").glob("process_*"))
     found = (re.fullmatch(r"process_\d+-of-(\d+)\.json", name) for name in names)
     saved = {int(one[1]) for one in found if one}
     if saved and here not in saved:
         words = [f"{n} process{'es' if n > 1 else ''}" for n in (here, max(saved))]
-        got = f"one by {words[1]}; start as many to go on"
+        got = f"one by {words[1]}; start as many to resume"
         raise expected(str(checkpoint), f"a checkpoint by {words[0]}", got)
 
 
 def _try_load(
     kept: Any, checkpoint: Any, items: dict[str, Any]
 ) -> tuple[dict[str, Any] | None, str]:
-    """A checkpoint's contents, once it is known to be of this model; or why not."""
+    """A checkpoint's contents, after checking that it is of this model; or why not."""
     try:
         with _leftovers_unreported():
             saved = kept.checkpointables_metadata(checkpoint.step).metadata
             shapes = {item: _shapes(saved[item]) for item in saved if item in _TREES}
             if not all(shapes.get(item) for item in items if item in _TREES):
                 return None, "none of its arrays"
-            if "peak" not in shapes.get("state", ("peak",)):  # Of an earlier version.
+            if "peak" not in shapes.get("state", ("peak",)):  # From an earlier version.
                 state = {n: x for n, x in items["state"].items() if n != "peak"}
                 items = items | {"state": state}
             for item in shapes.keys() & items.keys():
@@ -307,10 +307,10 @@ def _try_load(
             return kept.load_checkpointables(checkpoint.step, items), ""
     except _AnotherModel:
         raise
-    # Whatever a damaged file makes of Orbax and its parts.
+    # Orbax and its parts raise many kinds of errors on a damaged file.
     except Exception as error:
         reason = _reason(error)
-    with _leftovers_unreported():  # Now that nothing holds the error.
+    with _leftovers_unreported():  # Now that nothing references the error.
         return None, reason
 
 
@@ -319,7 +319,7 @@ def _reason(error: Exception) -> str:
 
 
 def _silence_closed_loops() -> None:
-    """Keeps threads of a save that failed from reporting the loop that they miss."""
+    """Keeps threads of a failed save from reporting that their event loop is closed."""
     before = sys.excepthook
 
     def hook(kind: Any, error: BaseException, trace: Any) -> None:
@@ -331,9 +331,9 @@ def _silence_closed_loops() -> None:
 
 @contextlib.contextmanager
 def _leftovers_unreported() -> Iterator[None]:
-    """Keeps Python from reporting tasks that Orbax leaves when a load fails.
+    """Keeps Python from reporting tasks that Orbax leaves behind when a load fails.
 
-    They may end later, so that after an error asyncio's log stays silent.
+    They may end later, so after an error asyncio's log stays silent.
     """
     tasks = logging.getLogger("asyncio")
     level = tasks.level
@@ -348,7 +348,7 @@ def _leftovers_unreported() -> Iterator[None]:
 
 
 class _AnotherModel(ValueError):
-    """The checkpoint is whole, and of another model."""
+    """The checkpoint is intact, but of another model."""
 
 
 def _check(checkpoint: str, have: dict[str, Any], want: dict[str, Any]) -> None:
@@ -364,7 +364,7 @@ def _check(checkpoint: str, have: dict[str, Any], want: dict[str, Any]) -> None:
 
 
 def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
-    """Shape of each array, by the names on its way; they differ in a last "value"."""
+    """Shape of each array, by the names on its path, without a final "value"."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     names = (jax.tree_util.keystr(k, simple=True, separator=".") for k, _ in leaves)
     return {

@@ -22,7 +22,7 @@ from lra_jax import progress
 
 Item = TypeVar("Item")
 
-# Reports over which the speed is measured that the time left is reckoned with.
+# Number of reports over which the speed behind the remaining time is measured.
 _REPORTS = 10
 
 
@@ -36,18 +36,18 @@ def format_seconds(seconds: float) -> str:
 
 
 class _Console(Console):
-    """A console without a reader: what it prints is lost, and it says so."""
+    """A console that notes when nobody reads it; further output is lost."""
 
     broken = False
 
     def on_broken_pipe(self) -> None:
-        """Stops printing, in place of ending the process."""
+        """Stops printing, instead of ending the process."""
         self.quiet = self.broken = True
 
 
 class _FiguresColumn(TimeElapsedColumn):
-    """The figures of training, or else the time since the start: a terminal of 80
-    columns has room for one of them."""
+    """The training figures, or else the elapsed time: an 80-column terminal has room
+    for only one of them."""
 
     def render(self, task: Task) -> Text:
         if task.description == "training" and task.fields["figures"]:
@@ -63,9 +63,9 @@ class RunConsole:
       quiet: print nothing.
 
     Attributes:
-      start: the step that this process goes on from; set it before entering.
-      work: what all steps before a given one cost together, in any unit: the time left
-        goes by it. Steps cost the same unless set.
+      start: the step that this process resumes from; set it before entering.
+      work: total cost of all steps before a given one, in any unit, from which the time
+        left is estimated. By default all steps cost the same.
     """
 
     def __init__(self, steps: int, quiet: bool = False):
@@ -108,18 +108,18 @@ class RunConsole:
             sys.stdout.flush()
 
     def doing(self, what: str, quiet: bool = False) -> None:
-        """Says what goes on instead of training: in the bar, else in a line.
+        """Reports what is happening instead of training: in the bar, else on a line.
 
         Args:
           what: as in ``evaluating``.
-          quiet: no line.
+          quiet: print no line.
         """
         self._bar.update(self._row, description=what)
         if self._bar.disable and not quiet:
             self.line(f"{what} ...")
 
     def told(self, batches: Iterable[Item], total: int) -> Iterable[Item]:
-        """The same batches of an evaluation; says how many of them are done."""
+        """Yields the batches of an evaluation, and reports how many are done."""
         if self._console.quiet:
             yield from batches
         elif not self._bar.live.is_started:
@@ -131,12 +131,12 @@ class RunConsole:
                 yield batch
 
     def compiled(self) -> None:
-        """The step just done was compiled: no measure of those to come."""
+        """The step just done compiled, so its time says nothing about later ones."""
         self._bar.update(self._row, description="training")
         self._cold = True
 
     def facts(self, facts: Mapping[str, str]) -> None:
-        """Prints what the run is, a line for each fact."""
+        """Prints facts about the run, one per line."""
         width = max(map(len, facts))
         for name, value in facts.items():
             self.line(f"{name:<{width}}  {value}")
@@ -147,7 +147,7 @@ class RunConsole:
 
     def training(self, step: int, loss: float, accuracy: float, speed: float) -> None:
         """Reports training metrics."""
-        if self._cold:  # The time since the last mark is that of a compilation.
+        if self._cold:  # The time since the last mark includes a compilation.
             self._marks.clear()
             self._cold = False
         self._marks.append((step, time.perf_counter()))
@@ -165,7 +165,7 @@ class RunConsole:
             )
 
     def table(self, title: str, rows: Sequence[tuple[str, str, str]]) -> None:
-        """Prints rows of name, number and remark under a title."""
+        """Prints rows of name, number and note under a title."""
         if self._console.is_terminal:
             table = Table("", "test accuracy", "", title=title, title_justify="left")
             for row in rows:

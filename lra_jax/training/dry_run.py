@@ -1,4 +1,4 @@
-"""Everything about a run but the run: config, data, model, cost of a step, time."""
+"""Everything about a run except running it: config, data, model, step cost, time."""
 
 import itertools
 import math
@@ -15,7 +15,7 @@ from lra_jax.training.loop import shapes, size_in_words
 from lra_jax.training.trainer import Trainer
 
 _STEPS = 12
-_SECONDS = 60  # After which no more steps are timed.
+_SECONDS = 60  # No more steps are timed after this.
 
 
 def estimate(
@@ -23,17 +23,17 @@ def estimate(
     work: Callable[[int], float],
     say: Callable[[str], None] = lambda line: None,
 ) -> dict[str, str]:
-    """Times the first steps, and says what the run will cost, in words.
+    """Times the first steps, and estimates what the run will cost, in words.
 
-    The first step of each shape of batch compiles; it is done twice. Steps of
-    pretraining count as those of the task. The first steps of a run can be of shorter
-    sequences than the others: time goes with the number of tokens. The trainer cannot
-    be used afterwards: its state and data have moved on.
+    The first step of each batch shape compiles; it is done twice. Pretraining steps
+    count as steps of the task. The first steps of a run may have shorter sequences than
+    the others, so time is scaled by the number of tokens. The trainer cannot be used
+    afterwards, because its state and data have advanced.
 
     Args:
       trainer: freshly built.
-      work: tokens of an average example in all steps before one.
-      say: is given a line before each compilation and after each step.
+      work: tokens, in average examples, of all steps before a given one.
+      say: called with a line before each compilation and after each step.
     """
     train = trainer.config.train
     cold, warm, seen = 0.0, [], set()
@@ -53,7 +53,7 @@ def estimate(
             break
     token = sum(warm) / work(len(warm))
     flops = _flops(trainer, longest)
-    # Forward alone: a third of a step's arithmetic.
+    # Only the forward pass: a third of a step's arithmetic.
     batches = trainer.dataset.num_examples("valid") / train.batch_size
     evaluation = token / 3 * batches * float(trainer.dataset.lengths("valid").mean())
     total = cold + token * work(train.steps)
@@ -62,12 +62,12 @@ def estimate(
     first, mean = sum(warm) / len(warm), token * work(train.steps) / train.steps
     return {
         "a step": (
-            f"{first:.3g} s in the mean of the first {len(warm)}, about {mean:.3g} s "
-            "in the mean of all"
+            f"{first:.3g} s on average over the first {len(warm)}, about "
+            f"{mean:.3g} s on average over all"
         ),
         "arithmetic": flops,
         "compiling": f"{cold:.1f} s ({len(seen)} batch {plural})",
-        "in all": f"about {format_seconds(total)}, evaluations included",
+        "total": f"about {format_seconds(total)}, evaluations included",
     }
 
 
@@ -91,7 +91,7 @@ def _longer(one: Any, other: Any) -> Any:
 
 
 def _flops(trainer: Trainer, batch: Any) -> str:
-    """The arithmetic of a step as XLA counts it, which a kernel's is no part of."""
+    """The arithmetic of a step as counted by XLA, which leaves out custom kernels."""
     function = trainer.step_function(trainer.config.pretrain.steps)
     lowered = jax.jit(function).lower(trainer.state, batch)
     cost = lowered.cost_analysis() or {}

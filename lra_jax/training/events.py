@@ -1,4 +1,4 @@
-"""TensorBoard events, where tensorboardX is installed."""
+"""TensorBoard events, if tensorboardX is installed."""
 
 import importlib.util
 import socket
@@ -12,12 +12,12 @@ from typing import Any
 class EventsFile:
     """One file of events, written without a buffer.
 
-    tensorboardX' own writer is a thread that keeps what a full disk refuses, and
-    reports that when the process ends.
+    tensorboardX' own writer is a thread that keeps data refused by a full disk, and
+    reports that only when the process ends.
 
     Args:
-      folder: of a run's events; made where missing.
-      resume_step: events of later steps in earlier files are void.
+      folder: folder of a run's events; created if missing.
+      resume_step: events of later steps in earlier files are discarded.
     """
 
     def __init__(self, folder: Path, resume_step: int):
@@ -32,7 +32,7 @@ class EventsFile:
             self._add(step=resume_step + 1, session_log={"status": "START"})
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Adds the numbers of a step."""
+        """Adds the values of a step."""
         if self._file is not None:
             from tensorboardX.summary import scalar
 
@@ -45,7 +45,7 @@ class EventsFile:
             self._file.close()
 
     def _add(self, **fields: Any) -> None:
-        """Writes an event in a frame of lengths and checksums, as a TFRecord."""
+        """Writes an event framed by its length and checksums, as in a TFRecord."""
         if self._file is None:
             return
         from tensorboardX.proto import event_pb2

@@ -1,8 +1,8 @@
-"""Several processes as one run: how they meet, agree, and which of them writes.
+"""Several processes as one run: how they meet, how they agree, and which one writes.
 
-Every process runs the same program over its own devices. Process 0 writes metrics,
-results and the printed lines; checkpoints are written by all, into one directory that
-all of them see.
+Every process runs the same program on its own devices. Process 0 writes metrics and
+results and prints; checkpoints are written by all, into one directory that they all
+see.
 """
 
 import os
@@ -20,28 +20,28 @@ from lra_jax.errors import expected
 
 Result = TypeVar("Result")
 
-# After so long without a sign of life of one process JAX ends the others.
+# JAX ends all processes after one has given no sign of life for this long.
 _HEARTBEAT_SECONDS = 30
-# So long the processes wait for one another when they start.
+# How long the processes wait for one another at the start.
 START_SECONDS = 300
 
 
 def connect(config: Config) -> None:
-    """Joins the other processes if the config says ``distributed``; once a process.
+    """Joins the other processes if the config says ``distributed``; once per process.
 
-    Call it before any device is used. ``jax.distributed.initialize`` knows TPU pods,
-    SLURM, Open MPI and Kubernetes; elsewhere the config names the coordinator.
+    Call it before any device is used. ``jax.distributed.initialize`` supports TPU pods,
+    SLURM, Open MPI and Kubernetes; elsewhere the config gives the coordinator.
 
-    Ends the process, with a line, if the others are not there in time: JAX would end it
-    too, with a stack trace.
+    Ends the process with a one-line message if the others do not arrive in time; JAX
+    would end it too, with a stack trace.
 
     Raises:
       ValueError: no cluster was found, or the coordinator was not reached.
     """
     if not config.distributed or jax.distributed.is_initialized():
         return
-    # A CPU would wait for other processes inside the threads that compile, and two
-    # processes with a core each wait for one another for ever.
+    # A CPU would wait for other processes inside the threads that compile, so two
+    # processes with one core each would wait for each other forever.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     alone = threading.Timer(START_SECONDS, _give_up, [config])
     alone.daemon = True
@@ -74,24 +74,24 @@ def _give_up(config: Config) -> None:
 
 
 def is_writer() -> bool:
-    """Whether this process writes and prints for all."""
+    """Whether this process writes and prints for all of them."""
     return jax.process_index() == 0
 
 
 def agree(value: int) -> int:
-    """The largest value that any process gives; all of them must call it."""
+    """The largest value given by any process; all of them must call this."""
     if jax.process_count() == 1:
         return value
     return int(multihost_utils.process_allgather(np.int32(value)).max())
 
 
 def writer_first(call: Callable[[], Result]) -> Result:
-    """Process 0 calls first, the others when it is done; each gets its own result.
+    """Process 0 calls first, the others after it; each gets its own result.
 
-    For what makes files that the others then find.
+    For calls that make files which the others then find.
 
     Raises:
-      ValueError: in all processes, if the call failed in any.
+      ValueError: in all processes, if the call fails in any of them.
     """
     result: Any = None
     for turn in (is_writer(), not is_writer()):
@@ -110,10 +110,10 @@ def writer_first(call: Callable[[], Result]) -> Result:
 
 
 def lost_process(error: BaseException) -> str | None:
-    """The line for the user if an error means that another process is gone, else None.
+    """The user's message if an error means that another process is gone, else None.
 
-    A collective operation fails on the machine's network layer, in words of its own;
-    that of CPUs, Gloo, may do so by a ``ValueError``.
+    A failed collective operation raises an error of the machine's network layer, in its
+    own words; Gloo, the one for CPUs, may raise a ``ValueError``.
     """
     network = isinstance(error, jax.errors.JaxRuntimeError) or "Gloo" in str(error)
     if jax.process_count() == 1 or not network:

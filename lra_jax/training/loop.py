@@ -17,7 +17,7 @@ from lra_jax.training.profile import Profile
 from lra_jax.training.tracking import Tracker
 from lra_jax.training.trainer import NonFiniteLoss, Stopped, Trainer
 
-# Steps between two agreements of several processes on whether to stop.
+# Number of steps after which several processes agree on whether to stop.
 _AGREE_EVERY = 10
 
 
@@ -28,7 +28,7 @@ class Interrupted(Exception):
 
     Attributes:
       signum: the signal.
-      step: the step of the checkpoint.
+      step: step of the saved checkpoint.
     """
 
     def __init__(self, signum: int, step: int):
@@ -38,16 +38,16 @@ class Interrupted(Exception):
 
 
 def fit(trainer: Trainer, console: RunConsole, tracker: Tracker | None = None) -> None:
-    """Trains to the last step, with evaluations and checkpoints on the way.
+    """Trains to the last step, with evaluations and checkpoints along the way.
 
     Args:
-      trainer: at the step to go on from; see `Trainer.restore`.
-      console: says how far it is.
-      tracker: gets the metrics, too.
+      trainer: at the step to resume from; see `Trainer.restore`.
+      console: reports the progress.
+      tracker: also gets the metrics.
 
     Raises:
-      Interrupted: SIGINT or SIGTERM came; the state is saved.
-      NonFiniteLoss: the run cannot go on; the last good checkpoint is kept.
+      Interrupted: SIGINT or SIGTERM was received; the state is saved.
+      NonFiniteLoss: the run cannot continue; the last good checkpoint is kept.
     """
     step, workdir = trainer.step, trainer.workdir
     meter = Meter(step, trainer.progress.seconds)
@@ -65,7 +65,7 @@ def fit(trainer: Trainer, console: RunConsole, tracker: Tracker | None = None) -
 
 
 class _Loop:
-    """The steps of one session, and what it has open meanwhile."""
+    """The steps of one session, and the resources that it holds."""
 
     def __init__(
         self,
@@ -84,11 +84,11 @@ class _Loop:
         self.stop = stop
         self.profile = profile
         self._compiled: set[Any] = set()
-        # On CPU calls run ahead of the work, which a signal would have to wait for.
+        # On CPU, calls run ahead of the work, and a signal would have to wait for it.
         self._waits = jax.default_backend() == "cpu" and jax.process_count() == 1
 
     def run(self, step: int, validated: bool) -> None:
-        """Does the steps that are left; ``validated``, whether this one was scored."""
+        """Does the remaining steps; ``validated``: whether this one was scored."""
         train = self.config.train
         if self._is_due(step, train.eval_every) and not validated:
             self._validate(step)
@@ -96,7 +96,7 @@ class _Loop:
             step = self._advance(step)
 
     def _advance(self, step: int) -> int:
-        """Does one step, and what is due after it."""
+        """Does one step, and whatever is due after it."""
         trainer, train = self.trainer, self.config.train
         with self.meter.waiting():
             read = next(trainer.data)
@@ -135,7 +135,7 @@ class _Loop:
     def _stop_signal(self, step: int) -> int:
         """The signal on which all processes stop after this step; 0 = none.
 
-        Processes get a signal at different steps, so now and then they agree.
+        Processes get a signal at different steps, so they agree every few steps.
         """
         if jax.process_count() > 1 and step % _AGREE_EVERY:
             return 0
@@ -162,8 +162,8 @@ class _Loop:
     def _validate(self, step: int) -> None:
         """Scores the validation split, saves the best and the latest checkpoint.
 
-        A signal ends it without a score; a session that goes on begins with it. In
-        pretraining, where no label was seen yet, it saves alone.
+        A signal ends it without a score; a resumed session starts with it. In
+        pretraining, where no labels have been seen yet, it only saves.
         """
         trainer = self.trainer
         if step <= self.config.pretrain.steps:
@@ -221,5 +221,5 @@ def shapes(batch: Any) -> tuple[tuple[int, ...], ...]:
 
 
 def size_in_words(batch: Any) -> str:
-    """The shape of its largest array, as in ``32 x 1024``."""
+    """The shape of the batch's largest array, as in ``32 x 1024``."""
     return " x ".join(map(str, max(shapes(batch), key=math.prod)))

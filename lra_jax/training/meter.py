@@ -1,4 +1,4 @@
-"""The time that a training takes, with and without its pauses."""
+"""Training time, with and without pauses."""
 
 import contextlib
 import time
@@ -20,11 +20,11 @@ class Meter:
         return time.perf_counter() - self._start
 
     def speed(self, step: int) -> float:
-        """Steps a second since the last call, pauses left out.
+        """Steps per second since the last call, excluding pauses.
 
-        Steps that were compiled are left out, too, unless there are no others; then
-        ``warm`` is False. Then ``data_wait`` is the share of their time, 0..1, in which
-        the next batch was not there.
+        Steps that compiled are excluded too, unless there are no others; then ``warm``
+        is False. Sets ``data_wait`` to the share of that time, 0..1, spent waiting for
+        the next batch.
         """
         now, steps = time.perf_counter(), step - self._marked_step
         spent = now - self._mark
@@ -39,14 +39,14 @@ class Meter:
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Context of the wait for a batch."""
+        """Context in which the loop waits for a batch."""
         begun = time.perf_counter()
         yield
         self._waited += time.perf_counter() - begun
 
     @contextlib.contextmanager
     def left_out(self) -> Iterator[None]:
-        """Context of one step that compiles."""
+        """Context of a step that compiles."""
         begun = time.perf_counter()
         yield
         self._cold_steps += 1
@@ -54,7 +54,7 @@ class Meter:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Context whose time does not count for ``speed``."""
+        """Context whose time does not count towards ``speed``."""
         begun = time.perf_counter()
         yield
         self._mark += time.perf_counter() - begun

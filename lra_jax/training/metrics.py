@@ -1,5 +1,5 @@
-"""Metrics as JSON lines, as TensorBoard events where tensorboardX is installed, and for
-Weights & Biases where the run asks for it."""
+"""Metrics as JSON lines, as TensorBoard events if tensorboardX is installed, and for
+Weights & Biases if the run asks for it."""
 
 import json
 from collections.abc import Mapping
@@ -19,10 +19,10 @@ class MetricsWriter:
 
     Args:
       workdir: the run directory.
-      resume_step: lines beyond this step are dropped: the steps will be done again.
-      validated: whether its validation is done, too, and stays.
-      active: False writes nothing, where another process does.
-      tracker: to write to as well.
+      resume_step: lines beyond this step are dropped, as the steps will be repeated.
+      validated: whether its validation is done and its line is kept.
+      active: False writes nothing, because another process does.
+      tracker: also gets the values.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class MetricsWriter:
         self._path = workdir / "metrics.jsonl"
         kept = kept_metrics(workdir, resume_step, validated)
         write_text(self._path, "".join(json.dumps(m) + "\n" for m in kept))
-        # Unbuffered: what cannot be written is known at once, and not tried again.
+        # Unbuffered: a failed write is noticed at once, and not retried.
         self._file = self._path.open("ab", buffering=0)
         self._events = EventsFile(workdir / "events", resume_step)
         self._tracker = tracker
@@ -67,7 +67,7 @@ class MetricsWriter:
 
 
 def read_metrics(workdir: Path) -> list[dict[str, Any]]:
-    """The lines of a run's ``metrics.jsonl``; a last line cut short is left out.
+    """The lines of a run's ``metrics.jsonl``; a truncated last line is left out.
 
     Raises:
       ValueError: another line is damaged.
@@ -82,12 +82,12 @@ def read_metrics(workdir: Path) -> list[dict[str, Any]]:
     return [_parse(line, f"{path}, line {n}") for n, line in enumerate(lines, 1)]
 
 
-# Of steps that learn; those of pretraining know no labels.
+# Reports of training steps; those of pretraining use no labels.
 _REPORTS = ("train", "pretrain")
 
 
 def kept_metrics(workdir: Path, step: int, validated: bool) -> list[dict[str, Any]]:
-    """The lines that stay when a run goes on from a step."""
+    """The lines that are kept when a run resumes from a step."""
     return [
         line
         for line in read_metrics(workdir)
@@ -99,13 +99,13 @@ def kept_metrics(workdir: Path, step: int, validated: bool) -> list[dict[str, An
 def changed_metrics(
     workdir: Path, step: int, every: int, seal: Mapping[str, Any]
 ) -> str:
-    """In a line, what a run that goes on lacks of its metrics; empty where nothing.
+    """One line on which metrics a resumed run has lost; empty if none.
 
     Args:
       workdir: the run directory.
-      step: where the run goes on.
+      step: step from which the run resumes.
       every: steps between two reports.
-      seal: of the checkpoint, with a digest of the lines.
+      seal: seal of the checkpoint, with a digest of the lines.
     """
     path = workdir / "metrics.jsonl"
     lines = kept_metrics(workdir, step, seal.get("validated", False))
@@ -113,8 +113,8 @@ def changed_metrics(
     lost = [done for done in range(every, step + 1, every) if done not in kept]
     if lost:
         return (
-            f"{path}: expected a report every {every} steps, got {len(lost)} less, the "
-            f"first of step {lost[0]}; the others are kept"
+            f"{path}: expected a report every {every} steps, got {len(lost)} fewer, "
+            f"the first of step {lost[0]}; the others are kept"
         )
     if seal.get("metrics") in (None, seals.digest(lines)):
         return ""

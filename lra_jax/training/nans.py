@@ -1,10 +1,10 @@
-"""Where a training step stops being finite: ``--debug-nans``.
+"""Finds where a training step stops being finite: ``--debug-nans``.
 
-The run goes back to its newest checkpoint and does the steps after it again, to the
-same bits. The bad step is then done operation by operation. An operation makes a bad
-tensor if it turns finite numbers into an infinity or a NaN, or infinities, as masks
-have them, into a NaN. Each tensor computed from a bad one inherits its cause, so what a
-``where`` drops later is not blamed.
+The run goes back to its newest checkpoint and repeats the steps after it, bit for bit.
+The bad step is then done operation by operation. An operation creates a bad tensor if
+it turns finite numbers into an infinity or a NaN, or infinities, such as those of
+masks, into a NaN. Each tensor computed from a bad one inherits its cause, so values
+that a ``where`` drops later are not blamed.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from lra_jax.training import sharding
 from lra_jax.training.step import TrainState, all_finite
 from lra_jax.training.trainer import Trainer
 
-# They are opened; others that hold programs, loops above all, are one operation.
+# These are opened; others that hold programs, mainly loops, count as one operation.
 _CALLS = frozenset(
     {"jit", "pjit", "closed_call", "core_call", "checkpoint", "remat", "remat2"}
     | {"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"}
@@ -30,10 +30,10 @@ _CALLS = frozenset(
 
 
 def explain(trainer: Trainer, step: int) -> str:
-    """In words, the first bad tensor of a step, and what made it.
+    """Describes the first bad tensor of a step, and what made it.
 
     Args:
-      trainer: freshly built, of the run.
+      trainer: freshly built, for the same run.
       step: the first bad one, from 1.
 
     Returns:
@@ -48,7 +48,7 @@ def explain(trainer: Trainer, step: int) -> str:
         # A gradient can spoil the parameters one step before it shows in the loss.
         if number == step or not all_finite(trainer.state.params):
             return f"in step {number} {_first_bad(trainer, before, batch)}"
-    return "its steps were finite when they were done again"
+    return "its steps were finite when they were repeated"
 
 
 def _first_bad(trainer: Trainer, state: TrainState, batch: dict[str, jax.Array]) -> str:
@@ -59,7 +59,7 @@ def _first_bad(trainer: Trainer, state: TrainState, batch: dict[str, jax.Array])
     given = [_Value(array, _before(path, array)) for path, array in arguments]
     found = [value.cause for value in _follow(program, given, "")]
     after = jax.tree.unflatten(jax.tree.structure(shapes), found)
-    # The loss first: a bad one makes its gradient bad.
+    # The loss first: if it is bad, so is its gradient.
     if after.sums["loss"]:
         return f"{after.sums['loss']}, forward"
     spoilt = next(filter(None, jax.tree.leaves(after.params)), "")
@@ -67,7 +67,7 @@ def _first_bad(trainer: Trainer, state: TrainState, batch: dict[str, jax.Array])
 
 
 class _Value(NamedTuple):
-    """An array; in words what made it bad, if it is; whether no input changes it."""
+    """An array; what made it bad, if it is; whether it is independent of all inputs."""
 
     array: Any
     cause: str = ""
@@ -77,7 +77,7 @@ class _Value(NamedTuple):
 def _follow(
     program: core.ClosedJaxpr, given: Sequence[_Value], place: str
 ) -> list[_Value]:
-    """Runs a program that is called at a place, operation by operation."""
+    """Runs a program, called from this place, operation by operation."""
     jaxpr = program.jaxpr
     constants = [_Value(array, constant=True) for array in program.consts]
     known: dict[Any, _Value] = dict(zip(jaxpr.constvars, constants, strict=True))
@@ -109,7 +109,7 @@ def _do(equation: Any, given: list[_Value], place: str) -> list[_Value]:
 
 
 def _judge(name: str, given: list[_Value], array: Any, place: str) -> str:
-    """The cause of a bad array, in words; nothing for a good one, or one meant so."""
+    """The cause of a bad array, in words; empty if it is good, or bad on purpose."""
     nan, infinite = _is_bad(array)
     if (not nan and not infinite) or all(value.constant for value in given):
         return ""
@@ -158,7 +158,7 @@ _SCOPE = "module:"
 def _scopes(model: nnx.Module) -> Iterator[None]:
     """Context in which operations are named after the modules that call them."""
     kinds = {type(module) for _, module in nnx.iter_modules(model)}
-    # Blocks and attention are entered by methods of other names, too.
+    # Blocks and attention are also entered through methods of other names.
     methods = [
         (kind, name, value)
         for kind in kinds
@@ -169,7 +169,7 @@ def _scopes(model: nnx.Module) -> Iterator[None]:
 
     def named(call: Callable[..., Any]) -> Callable[..., Any]:
         def inside(self: nnx.Module, *args: Any, **keywords: Any) -> Any:
-            if type(self) is type(model):  # Merged anew, with other modules.
+            if type(self) is type(model):  # Merged again, with new module objects.
                 for path, module in nnx.iter_modules(self):
                     places[id(module)] = ".".join(map(str, path)) or "model"
             with jax.named_scope(_SCOPE + places.get(id(self), type(self).__name__)):

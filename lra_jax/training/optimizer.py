@@ -17,8 +17,8 @@ def make_schedule(
 ) -> optax.Schedule:
     """Learning rate as a function of the step, counted from 0.
 
-    Steps of pretraining, the first of a run, have the schedule of a run of their own,
-    and their own peak where they have one.
+    Pretraining steps, the first of a run, have their own schedule, as if they were a
+    run, and their own peak if one is given.
 
     With w = ``warmup`` and n = ``steps``:
       cosine: linear to the peak over w steps, then half a cosine to 0 at n.
@@ -32,8 +32,8 @@ def make_schedule(
         linear decay as in arXiv:2405.18392).
 
     Raises:
-      ValueError: an unknown name, or a warm-up as long as the run where the schedule
-        ends at its last step.
+      ValueError: an unknown name, or a warm-up as long as the run if the schedule ends
+        at its last step.
     """
     if pretrain is not None and pretrain.steps:
         peak = pretrain.learning_rate or config.learning_rate
@@ -85,7 +85,7 @@ def make_optimizer(
 ) -> optax.GradientTransformation:
     """AdamW on the schedule, after clipping to ``clip_norm`` unless that is 0.
 
-    Without ``decay_vectors`` weight decay leaves arrays of one axis alone.
+    Without ``decay_vectors``, weight decay skips arrays of one axis.
     """
     adamw = optax.adamw(
         make_schedule(config, pretrain),
@@ -101,7 +101,7 @@ def make_optimizer(
 
 
 def _constant(peak: float, warmup: int) -> optax.Schedule:
-    """Linear to the peak, then constant; Optax takes no ramp of 0 steps."""
+    """Linear to the peak, then constant; Optax does not accept a ramp of 0 steps."""
     if warmup == 0:
         return optax.constant_schedule(peak)
     return optax.linear_schedule(0.0, peak, warmup)

@@ -1,8 +1,8 @@
-"""The source of an attention from outside, which a run keeps: ``code/`` in its folder.
+"""The source of a user's attention, which a run keeps in ``code/`` in its folder.
 
-A number belongs to the code that made it. `keep` copies the files, and refuses to go on
-with a run, or to show its result, once they say something else; `prefer` lets a run be
-scored from any folder, by the code that it was trained with.
+A result belongs to the code that produced it. `keep` copies the files, and refuses to
+continue a run, or to show its result, once they have changed; `prefer` lets a run be
+scored from any folder, with the code that it was trained with.
 """
 
 import ast
@@ -21,10 +21,10 @@ _INSTALLED = {"site-packages", "dist-packages"}
 
 
 def sources(attention: str) -> dict[str, str]:
-    """The Python files of an attention from outside: path and text of each.
+    """The Python files of a user's attention: path and text of each.
 
-    They are those of its module and of what that imports from the same place, a folder
-    of the import path. Of a notebook, which is no file, it is the thing itself.
+    They are those of its module and of its imports from the same place, a folder of the
+    import path. In a notebook, which is not a file, it is the object's own source.
     """
     mechanism = registry.resolve(attention)
     if not mechanism.foreign:
@@ -38,7 +38,7 @@ def sources(attention: str) -> dict[str, str]:
         except (OSError, TypeError):
             return {}
     top = _file(named.partition(".")[0])
-    if top is None:  # A namespace, or no Python.
+    if top is None:  # A namespace, or not Python.
         return {}
     home = top.parent if top.name == "__init__.py" else top
     installed = _INSTALLED & {*top.parts}
@@ -50,7 +50,7 @@ def sources(attention: str) -> dict[str, str]:
         file = _file(name)
         if file is None or file in found or not file.is_relative_to(within):
             continue
-        # Packages in a virtual environment within the user's folder, and our own.
+        # Excludes a virtual environment within the user's folder, and this package.
         if not installed and (_INSTALLED & {*file.parts} or name.startswith("lra_jax")):
             continue
         found[file] = file.read_text(encoding="utf-8")
@@ -61,7 +61,7 @@ def sources(attention: str) -> dict[str, str]:
 
 
 def changed(workdir: Path, attention: str) -> list[str]:
-    """The files of a run's code that say something else now; comments do not count."""
+    """The files of a run's code that have changed since; comments do not count."""
     kept = workdir / FOLDER
     if not kept.is_dir():
         return []
@@ -83,7 +83,7 @@ def keep(workdir: Path, attention: str) -> None:
       attention: as in its config.
 
     Raises:
-      ValueError: the code of a run that has begun has changed.
+      ValueError: the code has changed since the run began.
     """
     begun = (workdir / "metrics.jsonl").exists() or (workdir / "result.json").exists()
     differing = changed(workdir, attention)
@@ -101,15 +101,15 @@ def keep(workdir: Path, attention: str) -> None:
 
 
 def prefer(workdir: Path) -> None:
-    """Puts the code of a run in front of what else its names would import."""
+    """Puts a run's copy of the code first in the import path."""
     kept = workdir / FOLDER
     if kept.is_dir() and str(kept) not in sys.path:
         sys.path.insert(0, str(kept))
 
 
 def replaced(workdir: Path) -> list[str]:
-    """The files of a run's code of which this process would find another version, were
-    it not for the copy; comments do not count."""
+    """The files of a run's code of which, without the copy, this process would import
+    another version; comments do not count."""
     kept = workdir / FOLDER
     places = [Path(x) for x in sys.path if Path(x).resolve() != kept.resolve()]
     found = []
@@ -134,13 +134,13 @@ def _said(files: dict[str, str], name: str) -> str:
 
 
 def _file(name: str) -> Path | None:
-    """The source of a module that is loaded."""
+    """The source file of a loaded module."""
     file = getattr(sys.modules.get(name), "__file__", None)
     return Path(file).resolve() if file and file.endswith(".py") else None
 
 
 def _imported(text: str, module: str, is_package: bool) -> Iterator[str]:
-    """The names of modules that a source imports, and of what may be one."""
+    """The names of modules that a source imports, and of what else may be a module."""
     package = module if is_package else module.rpartition(".")[0]
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):

@@ -8,10 +8,10 @@ _AFTER, _STEPS = 5, 10
 
 
 class Profile:
-    """Traces ten steps that are compiled, into ``profile/`` of a run.
+    """Traces ten compiled steps, into ``profile/`` of a run.
 
     Args:
-      workdir: the run directory; None traces nothing.
+      workdir: the run directory; None = no trace.
     """
 
     def __init__(self, workdir: Path | None):
@@ -20,7 +20,7 @@ class Profile:
         self._active = False
 
     def step(self) -> None:
-        """To be called before each step that is compiled."""
+        """Call this before each step that is already compiled."""
         if self._folder is None:
             return
         if self._warm == _AFTER:

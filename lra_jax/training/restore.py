@@ -1,4 +1,4 @@
-"""A saved run as a model, for everything that looks at one and does not train it."""
+"""A saved run as a model, for code that inspects it and does not train it."""
 
 import contextlib
 import warnings
@@ -26,12 +26,12 @@ Examples = dict[str, np.ndarray]
 
 
 class SavedRun(NamedTuple):
-    """A trained model and what it was trained on.
+    """A trained model and the data that it was trained on.
 
     Attributes:
       config, task, dataset: of the run.
-      model: with the parameters of the checkpoint.
-      step: of the checkpoint.
+      model: the model with the checkpoint's parameters.
+      step: step of the checkpoint.
     """
 
     config: Config
@@ -55,9 +55,9 @@ class SavedRun(NamedTuple):
 
 
 def open_run(workdir: str, allow_code: bool = False) -> Trainer:
-    """A run to look at: its trainer, which touches nothing in the directory.
+    """Opens a run for inspection: its trainer, which writes nothing to the directory.
 
-    Prepares the data of the run if they are gone.
+    Prepares the run's data if they are gone.
 
     Args:
       workdir: the run directory.
@@ -65,8 +65,8 @@ def open_run(workdir: str, allow_code: bool = False) -> Trainer:
         ``package.module:function``. Whoever wrote that file chose the function.
 
     Raises:
-      ValueError: it is no run directory, its settings cannot work, it names a function
-        that is not allowed, or its data have changed.
+      ValueError: it is not a run directory, its settings are invalid, it names a
+        function that is not allowed, or its data have changed.
     """
     folder = Path(workdir).expanduser()
     config, fingerprint = read_config(folder)
@@ -80,7 +80,7 @@ def open_run(workdir: str, allow_code: bool = False) -> Trainer:
         own_code.prefer(folder)
         _warn_of_changes(folder)
     if config.train.seq_devices > jax.device_count():
-        # The same scores; a machine with fewer devices need not split sequences.
+        # The same scores; sequences need not be split on a machine with fewer devices.
         config = config.replace(train={"seq_devices": 1})
     task = get_task(config.task)
     task.check(config)
@@ -119,20 +119,20 @@ def load_run(
 
 
 def export(file: str | Path, trainer: Trainer, params: nnx.State, step: int) -> None:
-    """Writes the model of a run for `lra_jax.models.load`.
+    """Writes the model of a run, to be read by `lra_jax.models.load`.
 
     Args:
       file: ``NAME.safetensors``.
       trainer: of the run.
-      params: of a checkpoint.
-      step: of the checkpoint.
+      params: parameters of a checkpoint.
+      step: step of the checkpoint.
 
     Raises:
-      ValueError: the file has another ending, or the attention is one that no other
-        process can find.
+      ValueError: the file has another suffix, or no other process could find the
+        attention.
     """
     task, dataset = trainer.task, trainer.dataset
-    # On one device: how a sequence was split belongs to the machine.
+    # On one device: how a sequence was split depends on the machine.
     config = trainer.config.replace(train={"seq_devices": 1})
     model = nnx.eval_shape(
         lambda: task.make_model(config, dataset, nnx.Rngs(params=config.seed))
@@ -146,10 +146,10 @@ def export(file: str | Path, trainer: Trainer, params: nnx.State, step: int) -> 
 def predictions(
     trainer: Trainer, params: nnx.State, split: str, console: RunConsole
 ) -> list[dict[str, Any]]:
-    """For each example of a split its number, label, predicted class and probabilities.
+    """The index, label, predicted class and probabilities of each example of a split.
 
-    Where labels belong to single positions, the last three are lists, of those that
-    are asked for.
+    Where labels belong to single positions, the last three are lists, over the
+    positions that are scored.
     """
     graphdef = nnx.graphdef(trainer.model_at(params))
     train = trainer.config.train

@@ -1,16 +1,16 @@
-"""How sure an accuracy is that was counted over a number of examples."""
+"""The uncertainty of an accuracy measured on a number of examples."""
 
 
 def standard_error(accuracy: float, examples: int) -> float:
     """Half of Wilson's 68 % interval, in percent.
 
-    It is near ``sqrt(p (1 - p) / n)`` with p = ``accuracy / 100``, and above 0 where
-    all of the examples were right, or none (Wilson 1927, "Probable Inference, the Law
-    of Succession, and Statistical Inference", with z = 1).
+    It is close to ``sqrt(p (1 - p) / n)`` with p = ``accuracy / 100``, and above 0 even
+    if all examples were right, or none (Wilson 1927, "Probable Inference, the Law of
+    Succession, and Statistical Inference", with z = 1).
 
     Args:
       accuracy: in percent.
-      examples: how many it was counted over.
+      examples: how many it was measured on.
     """
     p, n = accuracy / 100, examples
     return 100 * (p * (1 - p) / n + 1 / (4 * n * n)) ** 0.5 / (1 + 1 / n)

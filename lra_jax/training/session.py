@@ -37,17 +37,17 @@ from lra_jax.training.trainer import NonFiniteLoss, Trainer
 class Session:
     """One process's part of a run; use it as a context.
 
-    Building it makes the data and checks everything that can be checked before the
+    Creating it makes the data and checks everything that can be checked before the
     step is compiled.
 
     Args:
       config: the run.
       quiet: print nothing.
-      command: what the user typed, for the result and for the advice how to go on.
-      dry: only look, and leave the run directory alone: `dry_run` in place of `run`.
+      command: what the user typed, for the result and for advice on how to resume.
+      dry: only inspect, and leave the run directory alone: `dry_run` instead of `run`.
 
     Raises:
-      ValueError: the settings cannot work.
+      ValueError: invalid settings.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Session:
         with contextlib.ExitStack() as stack:
             self.dataset = hosts.writer_first(lambda: self.task.prepare(config.data))
             self.console.line("building the model ...")
-            # Before the directory is claimed, so that a config which fails leaves none.
+            # Before claiming the directory, so that a failing config leaves none.
             self.trainer = Trainer(config, self.task, self.dataset, self.workdir)
             self._stack = stack
             if dry:
@@ -92,15 +92,15 @@ class Session:
         self._stack.__exit__(*error)
 
     def run(self) -> dict[str, Any]:
-        """Trains to the end, or goes on, and scores; see ``lra_jax.train.run``."""
+        """Trains or resumes to the end, and scores; see ``lra_jax.train.run``."""
         result = self.result
         if result is not None:
-            self.console.line(f"finished before, in {self.workdir}:")
+            self.console.line(f"already finished, in {self.workdir}:")
         else:
             self.console.work = self._work()
             self.console.facts(self._facts())
             if self.console.start:
-                self.console.line(f"going on from step {self.console.start}")
+                self.console.line(f"resuming from step {self.console.start}")
                 self._name_changed_metrics()
             self._fit()
             result = self._score()
@@ -113,7 +113,7 @@ class Session:
         return result
 
     def dry_run(self) -> None:
-        """Says what the run is and what it will cost, after a few timed steps."""
+        """Describes the run and what it will cost, after a few timed steps."""
         self.console.facts(dry_run.settings(self.config))
         self.console.line()
         self.console.facts(self._facts())
@@ -122,20 +122,20 @@ class Session:
 
     def _restore(self) -> int:
         step, steps = self.trainer.restore(), self.config.train.steps
-        if step > steps:  # It was being made longer, and its result is gone.
+        if step > steps:  # It was being extended, and its result is gone.
             wanted = f"at least {step}, the step of the newest checkpoint"
             raise expected("--train.steps", wanted, steps)
         return step
 
     def _track(self) -> tracking.Tracker:
-        """Reports elsewhere; only the process that writes does so."""
+        """The tracker; only the process that writes reports to it."""
         config = self.config
         if not hosts.is_writer():
             config = config.replace(wandb=None)
         return tracking.Tracker(config, self.workdir)
 
     def _work(self) -> Callable[[int], float]:
-        """The tokens before a step: shorter sequences make quicker steps."""
+        """The tokens before a given step: shorter sequences make faster steps."""
         train = self.config.train
         return functools.partial(
             tokens_before,
@@ -150,7 +150,7 @@ class Session:
         except NonFiniteLoss as error:
             if not self.config.debug_nans or jax.process_count() > 1:
                 raise
-            self.console.line(f"step {error.step} is not finite; doing it again")
+            self.console.line(f"step {error.step} is not finite; repeating it")
             again = Trainer(self.config, self.task, self.dataset, self.workdir)
             with contextlib.closing(again.checkpoints):
                 cause = nans.explain(again, error.step)
@@ -164,9 +164,9 @@ class Session:
             self.console.line(line)
 
     def _claim(self, stack: contextlib.ExitStack) -> None:
-        """Holds the run directory, in process 0; in the others looks that it is there.
+        """Locks the run directory, in process 0; the others check that it exists.
 
-        They would write their parts of the checkpoints into a folder of their own.
+        Otherwise they would write their parts of checkpoints into other folders.
         """
         if hosts.is_writer():
             stack.enter_context(workdirs.exclusive(self.workdir))
@@ -224,7 +224,7 @@ class Session:
         return self.trainer.evaluate(params, split, console=self.console)
 
     def _beside(self, params: Any, accuracy: float) -> dict[str, Any]:
-        """Results of some tasks only: chance, the parts of the test, a state's size."""
+        """Results of some tasks only: chance, parts of the test, size of the state."""
         task, data, trainer = self.task, self.config.data, self.trainer
         found: dict[str, Any] = {}
         if task.chance is not None:
@@ -248,14 +248,14 @@ class Session:
         return {f"test_{name}_{which}": value for name, value in scores.items()}
 
     def _pace(self) -> dict[str, Any]:
-        """Median of the reported training speeds, "cold" with compilation in them, and
-        of the shares of that time in which the next batch was not there."""
+        """Median of the reported training speeds, "cold" if they include compilation,
+        and of the shares of that time spent waiting for the next batch."""
         lines = [
             line
             for line in read_metrics(self.workdir)
             if line["split"] == "train" and line.get("warm", True)
         ]
-        if not lines:  # The metrics were lost; evaluations count as training then.
+        if not lines:  # The metrics were lost; then evaluations count as training.
             speed = self.trainer.step / self.trainer.progress.seconds
             return {"steps_per_second": speed, "steps_per_second_kind": "cold"}
         pace: dict[str, Any] = {
@@ -289,7 +289,7 @@ class Session:
         return f"{steps} of them pretraining, " if steps else ""
 
     def _warmup(self) -> str:
-        """Says that the preset's warm-up is too long for the run, where it is."""
+        """Says so if the preset's warm-up is too long for the run."""
         config = self.config
         preset = get_preset(config.task, config.preset, config.attention).train
         theirs = dataclasses.replace(config.train, warmup=preset.warmup)
@@ -306,7 +306,7 @@ class Session:
 
 
 def default_workdir(config: Config) -> Path:
-    """``config.workdir``, or the folder under ``runs/`` that its settings name."""
+    """``config.workdir``, or a folder under ``runs/`` named after the settings."""
     if config.workdir is not None:
         return Path(config.workdir).expanduser()
     preset = get_preset(config.task, config.preset, config.attention)
@@ -316,8 +316,8 @@ def default_workdir(config: Config) -> Path:
 def show_result(
     console: RunConsole, task: Task, config: Config, result: Mapping[str, Any]
 ) -> None:
-    """Prints the test accuracies, beside floors and published rows if they compare, or
-    what else the task is scored by."""
+    """Prints the test accuracies, with floors and comparable published results, or the
+    task's other scores."""
     if task.scores is None:
         _show_accuracies(console, task, config, result)
     else:
@@ -327,7 +327,7 @@ def show_result(
         "" if waits is None else f"; {100 * waits:.1f} % of the time waiting for data"
     )
     console.line(
-        f"{format_seconds(result['seconds'])} in all, "
+        f"{format_seconds(result['seconds'])} in total, "
         f"{result['steps_per_second']:.2f} steps/s in training "
         f"({result.get('steps_per_second_kind', 'median')}{waited}), "
         f"{result['parameters']:,} parameters"
@@ -335,7 +335,7 @@ def show_result(
 
 
 def _median(values: Iterable[float]) -> float:
-    """The upper one of the middle two where there are two."""
+    """The median, or the higher of the two middle values."""
     ranked = sorted(values)
     return ranked[len(ranked) // 2]
 
@@ -379,18 +379,18 @@ def _show_accuracies(
 
 
 def _chosen_by(result: Mapping[str, Any]) -> str:
-    """How the best checkpoint was chosen; a warning where that saw the answers."""
+    """How the best checkpoint was chosen; warns if that used the test labels."""
     rule = f", best validation {result.get('best_by', 'accuracy')}"
     seen = result.get("validation") == "test"
     return f"{rule}; chosen on the test split itself" if seen else rule
 
 
 def peak_memory() -> dict[str, Any]:
-    """The most memory that this process has used, and what that counts.
+    """The most memory that this process has used, and what it covers.
 
-    On a device whose runtime tells, the peak of one device's memory; else the resident
-    memory of the whole process, data and compiler included. Where a run was resumed it
-    is that of its last process.
+    The peak memory of one device if its runtime reports it; else the resident memory of
+    the whole process, data and compiler included. For a resumed run, it is that of the
+    last process.
     """
     statistics = jax.local_devices()[0].memory_stats() or {}
     if "peak_bytes_in_use" in statistics:
@@ -417,7 +417,7 @@ def describe_devices() -> str:
 
 
 def _processor() -> str:
-    """Model of the processor, or its architecture where the system does not say."""
+    """Model of the processor, or its architecture if the system does not report it."""
     info = Path("/proc/cpuinfo")
     if info.exists():
         for line in info.read_text(encoding="utf-8").splitlines():
@@ -427,7 +427,7 @@ def _processor() -> str:
 
 
 def commit() -> str | None:
-    """The commit of the checkout that this package is in, None outside of one."""
+    """The commit of the checkout that contains this package; None outside of one."""
     folder = Path(lra_jax.__file__).parent
     git = ["git", "-C", str(folder), "rev-parse", "HEAD"]
     try:
@@ -438,7 +438,7 @@ def commit() -> str | None:
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python, this package and what its numbers depend on."""
+    """Versions of Python, this package and the packages that affect its results."""
     packages = ("jax", "jaxlib", "flax", "optax", "grain", "orbax-checkpoint", "numpy")
     found = {name: importlib.metadata.version(name) for name in packages}
     own = {"python": platform.python_version(), "lra_jax": lra_jax.__version__}

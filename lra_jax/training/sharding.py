@@ -1,7 +1,7 @@
-"""How arrays are placed on the devices: one mesh over all of them, jit does the rest.
+"""How arrays are placed on devices: one mesh over all of them; jit does the rest.
 
 The mesh has the axes "data", which splits the batch, and "seq", which splits each
-sequence (`lra_jax.attention.sharded.sequence`); parameters are whole on every device.
+sequence (`lra_jax.attention.sharded.sequence`); parameters are replicated.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,11 +17,11 @@ from lra_jax.errors import expected
 def make_mesh(batch_sizes: tuple[int, ...], seq_devices: int = 1) -> Mesh:
     """A mesh ``("data", "seq")`` of shape (devices / seq_devices, seq_devices).
 
-    On an accelerator it spans all devices. On CPU, where devices are only a way to use
-    the cores, it takes as many as divide the batch sizes.
+    On an accelerator it spans all devices. On CPU, where devices only serve to use the
+    cores, it takes as many as divide the batch sizes.
 
     Raises:
-      ValueError: the devices do not divide a batch size, or seq_devices not them.
+      ValueError: seq_devices does not divide the devices, or these a batch size.
     """
     devices = jax.devices()
     if len(devices) % seq_devices:
@@ -54,9 +54,9 @@ def padded_length(mesh: Mesh, length: int) -> int:
 
 
 def under_mesh(mesh: Mesh, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, called with ``jax.set_mesh`` where sequences are split.
+    """The function, called under ``jax.set_mesh`` if sequences are split.
 
-    The mechanism and the dense layers find the mesh there.
+    That is how the mechanism and the dense layers find the mesh.
     """
     if mesh.shape["seq"] == 1:
         return function
@@ -74,7 +74,7 @@ def data_shard(mesh: Mesh) -> tuple[int, int]:
     Processes whose devices hold parts of the same sequences read the same rows.
 
     Raises:
-      ValueError: this process's devices do not lie side by side on the data axis.
+      ValueError: this process's devices are not adjacent on the data axis.
     """
     mine = sorted(
         {
@@ -94,7 +94,7 @@ def data_shard(mesh: Mesh) -> tuple[int, int]:
 
 
 def replicate(mesh: Mesh, tree: Any) -> Any:
-    """Places a tree whole on every device; all processes give the same one."""
+    """Replicates a tree on every device; all processes must pass the same one."""
     sharding = NamedSharding(mesh, PartitionSpec())
     if jax.process_count() == 1:
         return jax.device_put(tree, sharding)
@@ -110,9 +110,9 @@ def shard_batch(mesh: Mesh, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Ar
     """Splits a batch over the mesh: samples over "data", positions over "seq".
 
     Args:
-      mesh: of `make_mesh`.
+      mesh: a mesh from `make_mesh`.
       batch: the rows that this process reads (`data_shard`); arrays of two axes are
-        sequences and are padded with zeros to `padded_length`.
+        sequences, padded with zeros to `padded_length`.
     """
     index, count = data_shard(mesh)
 

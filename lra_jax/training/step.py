@@ -20,12 +20,12 @@ _NUMBERS = itertools.count()
 
 
 class TrainState(NamedTuple):
-    """Everything that a step changes; all of it is in a checkpoint.
+    """Everything that a step changes; all of it is saved in checkpoints.
 
     Attributes:
-      step: int32 scalar, steps done.
-      params: float32 parameters, and the model's buffers, which no step changes.
-      opt_state: of the optimiser.
+      step: int32 scalar, number of steps done.
+      params: float32 parameters, and the model's buffers, which steps do not change.
+      opt_state: state of the optimiser.
       sums: metric sums since they were last drained.
       bad_step: int32 scalar, the first step (from 1) whose loss was not finite, or -1.
       peak: float32 scalar, the largest loss of a step since the sums were drained.
@@ -42,9 +42,9 @@ class TrainState(NamedTuple):
 def init_state(
     params: nnx.State, optimizer: optax.GradientTransformation
 ) -> TrainState:
-    """The state before the first step; the optimiser sees the parameters alone."""
-    # A parameter from outside may be of a weak type, as jnp.full(4, 2.0) is; after a
-    # step it no longer would be, and the step would be compiled again.
+    """The state before the first step; the optimiser sees only the parameters."""
+    # A user's parameter may be weakly typed, as jnp.full(4, 2.0) is; after a step it
+    # would no longer be, and the step would be compiled again.
     params = jax.tree.map(lambda x: jnp.asarray(x, x.dtype), params)
     return TrainState(
         step=jnp.zeros((), jnp.int32),
@@ -63,10 +63,10 @@ def make_train_step(
     seed: int,
     shapes: int | None = None,
 ) -> Callable[[TrainState, Batch], TrainState]:
-    """A step of training, compiled once for each shape of the batch.
+    """A training step, compiled once for each batch shape.
 
-    The state is donated. More than ``shapes`` shapes of batches are an AssertionError,
-    since each costs a compilation.
+    The state is donated. More than ``shapes`` batch shapes raise an AssertionError,
+    since each of them costs a compilation.
     """
     function = step_function(loss, graphdef, optimizer, seed)
     return jax.jit(_traced_at_most(shapes, function), donate_argnums=0)
@@ -75,10 +75,10 @@ def make_train_step(
 def step_function(
     loss: Loss, graphdef: Any, optimizer: optax.GradientTransformation, seed: int
 ) -> Callable[[TrainState, Batch], TrainState]:
-    """One step of training on an objective, as a task has it.
+    """One training step for a task's objective.
 
-    The dropout key of a step is ``fold_in(key(seed), step)``, so that no random state
-    needs to be kept.
+    The dropout key of a step is ``fold_in(key(seed), step)``, so no random state has to
+    be saved.
     """
 
     def train_step(state: TrainState, batch: Batch) -> TrainState:
@@ -126,23 +126,23 @@ def make_eval_step(
 def _traced_at_most(
     count: int | None, function: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """``chex.assert_max_traces``, counting for this function object alone.
+    """``chex.assert_max_traces``, but counting for this function object alone.
 
-    Chex counts by source and name, so that two runs in one process would add up.
+    Chex counts by source and name, so counts of two runs in one process would add up.
     """
     if count is None:
         return function
     name = function.__name__
     function.__name__ = f"{name}_{next(_NUMBERS)}"
     guarded = chex.assert_max_traces(function, count)
-    # jax names the compiled program, and finds it in its cache, by this.
+    # jax names the compiled program by this, and looks it up in its cache.
     function.__name__ = guarded.__name__ = name
     return guarded
 
 
 @jax.jit
 def drain(state: TrainState) -> tuple[Sums, jax.Array, jax.Array]:
-    """Copies of the metric sums, of ``bad_step`` and ``peak``; a state is donated."""
+    """Copies of the metric sums, ``bad_step`` and ``peak``, as the state is donated."""
     return jax.tree.map(jnp.copy, (state.sums, state.bad_step, state.peak))
 
 
@@ -154,5 +154,5 @@ def all_finite(params: nnx.State) -> jax.Array:
 
 
 def zero_sums() -> Sums:
-    """Metric sums of nothing."""
+    """Metric sums before any batch."""
     return {name: jnp.zeros((), jnp.float32) for name in ("loss", "correct", "count")}

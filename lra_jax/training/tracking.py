@@ -1,4 +1,4 @@
-"""Weights & Biases, where a run asks for it by ``--wandb=PROJECT``."""
+"""Weights & Biases, for runs with ``--wandb=PROJECT``."""
 
 import importlib
 import importlib.util
@@ -13,27 +13,27 @@ from lra_jax.files import write_text
 
 
 def check(config: Config) -> None:
-    """Raises ``ValueError`` where a run asks for a package that is not there."""
+    """Raises ``ValueError`` if a run needs wandb and it is not installed."""
     if config.wandb is None:
         return
     spec = importlib.util.find_spec("wandb")
-    # Its own folder of logs in the current folder looks like a package without files.
+    # wandb's log folder in the current folder looks like a package without files.
     if spec is None or spec.origin is None:
         wanted = "the package wandb, from: python -m pip install wandb"
         raise expected("--wandb", wanted, "none")
 
 
 class Tracker:
-    """A run of Weights & Biases, the same one in each session; use it as a context.
+    """A run of Weights & Biases, the same one in every session; use it as a context.
 
-    Its id and its logs are in ``wandb/`` of the run directory.
+    Its id and its logs are in ``wandb/`` in the run directory.
 
     Args:
-      config: of the run; without a project nothing is imported or written.
+      config: the run; without a project nothing is imported or written.
       workdir: the run directory.
 
     Raises:
-      ValueError: it cannot be begun, as without a login.
+      ValueError: it cannot be started, for example without a login.
     """
 
     def __init__(self, config: Config, workdir: Path):
@@ -53,13 +53,13 @@ class Tracker:
                 name=workdir.name,
                 dir=workdir,
                 config=config.to_dict(),
-                # The console is the trainer's own, which sees when nobody reads it.
+                # The console is the trainer's, which notices when nobody reads it.
                 settings=wandb.Settings(console="off"),
             )
         except wandb.Error as error:
             wanted = "a project to report to, or WANDB_MODE=offline"
             raise expected("--wandb", wanted, f"{error}") from error
-        # Its own steps cannot go back, as those of a run that was killed do.
+        # wandb's own steps cannot go back, but those of a killed run do.
         self._run.define_metric("*", step_metric="step")
 
     def __enter__(self) -> Self:
@@ -70,7 +70,7 @@ class Tracker:
             self._run.finish(exit_code=0 if kind is None else 1)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Adds the numbers of a step."""
+        """Adds the values of a step."""
         if self._run is not None:
             self._run.log({"step": step, **values})
 
@@ -81,7 +81,7 @@ class Tracker:
 
 
 def _identify(workdir: Path) -> str:
-    """The id of a run directory, drawn once."""
+    """The id of a run directory, generated once."""
     file = workdir / "wandb" / "id"
     if not file.exists():
         file.parent.mkdir(exist_ok=True)

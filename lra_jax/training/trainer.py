@@ -39,16 +39,16 @@ from lra_jax.training.workdir import check_space
 
 
 class Stopped(Exception):
-    """A signal came in an evaluation."""
+    """A signal was received during an evaluation."""
 
 
 class NonFiniteLoss(FloatingPointError):
-    """The loss, or a parameter by its gradient, became infinite or NaN.
+    """The loss became infinite or NaN, or a parameter did because of its gradient.
 
     Attributes:
-      step: the first step with such a loss, or the last one done when the parameters
+      step: the first step with such a loss, or the last one done before the parameters
         or the validation loss were found to be so.
-      saved_step: the step of the last good checkpoint, None if there is none.
+      saved_step: step of the last good checkpoint; None if there is none.
     """
 
     def __init__(self, step: int, saved_step: int | None, cause: str = ""):
@@ -64,9 +64,9 @@ class NonFiniteLoss(FloatingPointError):
 
 
 class Trainer:
-    """What one run trains: its model, data and steps, and how they are evaluated.
+    """The model, data and steps of one run, and their evaluation.
 
-    Building it checks everything that can be checked without compiling the step.
+    Creating it checks everything that can be checked without compiling the step.
 
     Args:
       config: the run.
@@ -74,11 +74,11 @@ class Trainer:
       dataset: its prepared data.
       workdir: the run directory; nothing is read or written there before
         `checkpoints` is first used.
-      training: False to evaluate only: asks for no space, and touches nothing in a
-        directory in which another process may be training.
+      training: False for evaluation only: it needs no disk space and changes nothing in
+        the directory, where another process may be training.
 
     Raises:
-      ValueError: the config does not fit the data, the devices or itself.
+      ValueError: the config contradicts the data, the devices or itself.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Trainer:
         widths = warmup.widths(self.buckets)
         self._graphdef = graphdef
         made = graphdef, optimizer, config.seed
-        # Packed batches differ in their rows.
+        # Packed batches differ in their number of rows.
         shapes = None if config.data.packing else len(widths)
         under_mesh = functools.partial(sharding.under_mesh, self.mesh)
         self.train_step = under_mesh(make_train_step(task.loss, *made, shapes=shapes))
@@ -147,7 +147,7 @@ class Trainer:
         )
 
     def _packing(self) -> int:
-        """The rows of packed batches are a multiple of this number; 0 = not packed."""
+        """Packed batches have a multiple of this number of rows; 0 = not packed."""
         if not self.config.data.packing:
             return 0
         if self._shard[1] > 1:
@@ -157,7 +157,7 @@ class Trainer:
 
     @functools.cached_property
     def checkpoints(self) -> Checkpoints:
-        """Those in the run directory, which by now exists.
+        """The checkpoints in the run directory, which by now exists.
 
         Raises:
           ValueError: there is no space for them.
@@ -186,11 +186,11 @@ class Trainer:
         return self._pretrain_function if pretrains else self._function
 
     def model_at(self, params: nnx.State) -> nnx.Module:
-        """The model with some parameters."""
+        """The model with the given parameters."""
         return nnx.merge(self._graphdef, params)
 
     def restore(self) -> int:
-        """Goes on from the newest checkpoint if there is one; returns its step."""
+        """Resumes from the newest checkpoint if there is one; returns its step."""
         if self.checkpoints.latest_step is not None:
             self.state, self.progress = self.checkpoints.restore(self.state, self.data)
         return self.step
@@ -205,13 +205,13 @@ class Trainer:
         """Mean loss and accuracy over a split; every example counts exactly once.
 
         Args:
-          params: those of the model.
-          split: which examples.
-          stop: ends it.
-          console: says how far it is.
+          params: parameters of the model.
+          split: the split to score.
+          stop: a request that ends it early.
+          console: reports the progress.
 
         Raises:
-          Stopped: a signal came; several processes go on, since they must agree.
+          Stopped: a signal was received; with several processes, it goes on.
         """
         batches = pipeline.eval_batches(
             self.dataset,
@@ -232,7 +232,7 @@ class Trainer:
         """Mean loss and accuracy of the steps since the last call, and the worst loss.
 
         Raises:
-          NonFiniteLoss: one of them had no finite loss.
+          NonFiniteLoss: one of the losses was not finite.
         """
         sums, bad_step, peak = jax.device_get(drain(self.state))
         if bad_step != NO_STEP:
@@ -243,7 +243,7 @@ class Trainer:
         return _means(sums), float(peak)
 
     def check_finite(self) -> None:
-        """Keeps parameters that are lost from replacing a good checkpoint."""
+        """Keeps non-finite parameters from replacing a good checkpoint."""
         bad_step = int(self.state.bad_step)
         if bad_step == NO_STEP and not all_finite(self.state.params):
             bad_step = self.step

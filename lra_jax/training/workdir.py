@@ -1,7 +1,7 @@
-"""The run directory: whose it is, and whether its run can go on.
+"""The run directory: which run it belongs to, and whether that run can be resumed.
 
-config.json      the resolved config, and the fingerprint of the data; first_steps where
-                 the run was made longer
+config.json      the resolved config, and the fingerprint of the data; first_steps if
+                 the run was extended
 metrics.jsonl    one line for each report
 checkpoints/     latest and best
 events/          TensorBoard, if tensorboardX is installed
@@ -33,10 +33,10 @@ _SHOWN = (
 
 
 def open_workdir(workdir: Path, config: Config, fingerprint: str) -> None:
-    """Claims an empty directory, or checks that it holds this very run.
+    """Claims an empty directory, or checks that it holds this same run.
 
-    A run may also be made longer where no step depends on how many there are. One that
-    has ended stays what it was until `lengthen`, when the longer one has ended, too.
+    A run may also be extended if no step depends on their total number. A finished run
+    is left unchanged until `lengthen`, when the longer one has finished too.
 
     Raises:
       ValueError: it belongs to a run of other settings or data, or cannot be written.
@@ -45,7 +45,7 @@ def open_workdir(workdir: Path, config: Config, fingerprint: str) -> None:
     if not path.exists():
         left = [name for name in _MADE_LATER if (workdir / name).exists()]
         if left:
-            got = f"none beside {', '.join(left)}; give another --workdir"
+            got = f"none, but {', '.join(left)}; give another --workdir"
             raise expected(str(path), "the config of the run", got)
         values = config.to_dict() | {"data_fingerprint": fingerprint}
         with _writable(workdir):
@@ -77,16 +77,16 @@ def _why_not_longer(theirs: Config, config: Config) -> str:
     if not bound:
         return ""
     return (
-        f"with {' and '.join(bound)} a longer run is another one: give "
+        f"with {' and '.join(bound)} a longer run is a different one: give "
         "another --workdir. Runs with --train.schedule=constant, and without "
         "--train.length_warmup and --train.curriculum, can be made longer"
     )
 
 
 def lengthen(workdir: Path, steps: int) -> None:
-    """Writes into a run's config that it now has so many steps.
+    """Records in a run's config that it now has this many steps.
 
-    ``first_steps`` keeps the number that it began with: seals are made with that.
+    ``first_steps`` keeps the original number, because seals are made with it.
     """
     path = workdir / "config.json"
     values = json.loads(path.read_text(encoding="utf-8"))
@@ -98,7 +98,7 @@ def lengthen(workdir: Path, steps: int) -> None:
 
 
 def other_data(workdir: Path, then: str, now: str) -> ValueError:
-    """The error, to be raised, for a run whose data have changed."""
+    """The error to raise for a run whose data have changed."""
     wanted = f"a run on these data, of fingerprint {now}"
     return expected("--workdir", wanted, f"{workdir} on other data, {then}")
 
@@ -124,10 +124,10 @@ def read_config(workdir: Path) -> tuple[Config, str]:
 
 
 def identify(workdir: Path) -> str:
-    """A digest of the settings and data of a run, as its config.json has them.
+    """A digest of a run's settings and data, from its config.json.
 
-    Where things lie is no part of it, so that a run can be moved, nor that it was made
-    longer. Empty where there is no ``config.json``.
+    It leaves out paths, so that a run can be moved, and any extension of the run. Empty
+    if there is no ``config.json``.
     """
     path = workdir / "config.json"
     if not path.exists():
@@ -146,11 +146,11 @@ def write_result(workdir: Path, result: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_result(workdir: Path, steps: int = 0) -> dict[str, Any] | None:
-    """The result of a finished run, None for one that is not.
+    """The result of a finished run; None if it is not finished.
 
     Args:
       workdir: the run directory.
-      steps: a result of fewer is that of the run before it was made longer, and none.
+      steps: a result of fewer steps is from before the run was extended, and ignored.
 
     Raises:
       ValueError: it is damaged, or of another run.
@@ -175,7 +175,7 @@ def read_result(workdir: Path, steps: int = 0) -> dict[str, Any] | None:
 
 
 def check_space(workdir: Path, needed: int) -> None:
-    """Refuses to start a run whose checkpoints cannot be held.
+    """Refuses to start a run whose checkpoints would not fit on the disk.
 
     Raises:
       ValueError: fewer than ``needed`` bytes are free.
@@ -189,7 +189,7 @@ def check_space(workdir: Path, needed: int) -> None:
 
 @contextlib.contextmanager
 def exclusive(workdir: Path) -> Iterator[None]:
-    """Makes the directory and holds its lock, so that no two processes train in it.
+    """Makes the directory and locks it, so that no two processes train in it.
 
     Raises:
       ValueError: another process holds it, or it cannot be written.

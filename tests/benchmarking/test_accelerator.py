@@ -76,7 +76,7 @@ def test_a_part_that_ends_badly_costs_itself_alone(tmp_path, monkeypatch) -> Non
     first, second = read(tmp_path)["parts"]
     assert first["reason"] == "ended after 0.1 s, its time limit"
     assert second["status"] == "skipped" and "not installed" in second["reason"]
-    assert "The same command does them again" in view.page.read_text()
+    assert "The same command repeats them" in view.page.read_text()
 
 
 def test_ctrl_c_says_one_line_and_keeps_what_is_there(tmp_path) -> None:
@@ -88,7 +88,7 @@ def test_ctrl_c_says_one_line_and_keeps_what_is_there(tmp_path) -> None:
             break
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
-    advice = "interrupted; the same command goes on"
+    advice = "interrupted; the same command resumes"
     helpers.assert_one_error(process.returncode, err, 128 + signal.SIGINT, advice)
     assert read(tmp_path)["parts"] == []
 

@@ -14,7 +14,7 @@ from lra_jax.training.trainer import Trainer
 def _seconds(facts: dict[str, str]) -> list[float]:
     """Of a step, of the first ones and of all."""
     return [
-        float(x) for x in re.findall(r"([\d.e-]+) s in the mean of", facts["a step"])
+        float(x) for x in re.findall(r"([\d.e-]+) s on average over", facts["a step"])
     ]
 
 
@@ -24,7 +24,7 @@ def test_a_dry_run_says_all_and_leaves_nothing(data_dir, tmp_path, capsys) -> No
     said = capsys.readouterr().out
     assert re.search(r"compiling for batches of 8 x (32|60) \.\.\.\n", said)
     assert re.search(r"timed step 1 of 12: [\d.e-]+ s\n", said)
-    for part in ("--train.steps ", "parameters", "a step", "arithmetic", "in all"):
+    for part in ("--train.steps ", "parameters", "a step", "arithmetic", "total"):
         assert part in said
     assert not (tmp_path / "run").exists()
 

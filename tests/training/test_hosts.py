@@ -75,7 +75,7 @@ def test_a_killed_process_ends_the_job_and_the_job_resumes(
 
     (code, out, err), (second, quiet, _) = end(start_both(helpers.flags(two)))
     assert (code, second) == (0, 0), err
-    assert re.search(r"going on from step (5|10|15|20|25)\b", out), out
+    assert re.search(r"resuming from step (5|10|15|20|25)\b", out), out
     assert "2 processes" in out and "step" not in quiet
     lines = [read_metrics(tmp_path / name) for name in ("one", "two")]
     for mine, theirs in zip(*lines, strict=True):

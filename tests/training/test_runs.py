@@ -74,12 +74,12 @@ def stopped(command, workdir, signum) -> int:
     assert process.returncode == 128 + signum, err
     step = latest(workdir)
     assert step > begun
-    advice = f"saved step {step} in {workdir}; to go on: python {' '.join(command)}"
+    advice = f"saved step {step} in {workdir}; to resume: python {' '.join(command)}"
     assert out.splitlines()[-1] == advice
     # On a machine with much to do a step and a save take their time.
     assert err in (
         "",
-        "stopping after the step under way; a second signal ends at once\n",
+        "stopping after the current step; a second signal ends at once\n",
     )
     return step
 
@@ -110,7 +110,7 @@ def test_an_interrupted_run_ends_as_an_unbroken_one(finished, data_dir, tmp_path
     end = helpers.run(*command)
     assert end.returncode == 0, end.stderr
     assert end.stderr == ""
-    assert begun == STEPS or f"going on from step {begun}\n" in end.stdout
+    assert begun == STEPS or f"resuming from step {begun}\n" in end.stdout
     result = json.loads((workdir / "result.json").read_text())
     for name, value in finished.result.items():
         if name not in VARYING:
@@ -158,7 +158,7 @@ def test_a_finished_run_is_shown_and_not_trained_again(finished, capsys):
     before = (finished.workdir / "metrics.jsonl").read_bytes()
     train.main(helpers.flags(finished.config))
     shown = capsys.readouterr().out
-    assert "finished before" in shown
+    assert "already finished" in shown
     assert f"{finished.result['test_accuracy_best']:.2f}" in shown
     assert not re.search(r"loss \d", shown)
     assert (finished.workdir / "metrics.jsonl").read_bytes() == before
@@ -245,7 +245,7 @@ def test_lost_metrics_are_named_and_the_run_goes_on(finished, tmp_path, capsys):
     (workdir / "metrics.jsonl").write_text("")
     train.main(helpers.flags(finished.config.replace(workdir=str(workdir))))
     out = capsys.readouterr().out
-    assert "expected a report every 4 steps, got 10 less, the first of step 4" in out
+    assert "expected a report every 4 steps, got 10 fewer, the first of step 4" in out
     result = json.loads((workdir / "result.json").read_text())
     assert result["test_accuracy_best"] == finished.result["test_accuracy_best"]
 
@@ -255,7 +255,7 @@ def test_checkpoints_without_their_config(finished, tmp_path, capsys):
     workdir = shutil.copytree(finished.workdir, tmp_path / "run")
     (workdir / "config.json").unlink()
     code = main(finished.config.replace(workdir=str(workdir), seed=5))
-    parts = f"{workdir}/config.json", "got none beside checkpoints"
+    parts = f"{workdir}/config.json", "got none, but checkpoints"
     helpers.assert_one_error(code, capsys.readouterr().err, 2, *parts)
     assert not (workdir / "config.json").exists()
 

@@ -48,8 +48,8 @@ runpy.run_module("lra_jax.train", run_name="__main__", alter_sys=True)
 """
 LOOP, TRAINER = "lra_jax.training.loop", "lra_jax.training.trainer"
 CHECKPOINTS = "lra_jax.training.checkpoints"
-NOTHING = r"error: interrupted; to go on: python -m lra_jax\.train --task"
-SAVED = r"saved step {step} in .*; to go on: python -m lra_jax\.train --task"
+NOTHING = r"error: interrupted; to resume: python -m lra_jax\.train --task"
+SAVED = r"saved step {step} in .*; to resume: python -m lra_jax\.train --task"
 MOMENTS = {
     "first imports": ("argparse", "", "error: interrupted"),
     "flags": ("tyro", "", "error: interrupted"),
@@ -128,7 +128,7 @@ def test_training_that_nobody_reads_is_saved(data_dir, dataset, tmp_path):
     stderr = process.stderr.read()
     process.stderr.close()
     code = process.wait()
-    step = r"error: nobody reads the output; saved step \d+ in .*; to go on: python"
+    step = r"error: nobody reads the output; saved step \d+ in .*; to resume: python"
     assert re.match(step, stderr), stderr
     assert len(stderr.splitlines()) == 1 and code == 128 + signal.SIGPIPE
     assert any((tmp_path / "run" / "checkpoints" / "latest").iterdir())

@@ -1,9 +1,9 @@
-"""Texts with a label each: the IMDb reviews, or tables of one's own.
+"""Texts with one label each: the IMDb reviews, or tables of your own.
 
-A table is a ``.tsv`` file whose first line names its columns, ``text`` and ``label``
-among them, in any order. A folder has train.tsv and test.tsv, and may have valid.tsv;
-without it a tenth of the training texts is held out. Of a single file a tenth is
-validation and a tenth the test.
+A table is a ``.tsv`` file whose first line names its columns, including ``text`` and
+``label``, in any order. A folder has train.tsv and test.tsv, and may have valid.tsv;
+without it a tenth of the training texts is held out. From a single file, a tenth is for
+validation and a tenth for the test.
 """
 
 import hashlib
@@ -21,30 +21,30 @@ from lra_jax.errors import expected, known
 
 SPLITS = ("train", "valid", "test")
 _SHARE = 0.1
-# Of a review, so many bytes are read for each token that is kept.
+# Bytes of a review that are read for each token that is kept.
 _BYTES_PER_TOKEN = 16
 
 
 class Texts(NamedTuple):
-    """Texts in bytes, and their labels in words."""
+    """Texts as bytes, and their labels as strings."""
 
     texts: list[bytes]
     labels: list[str]
 
     def at(self, indices: Sequence[int]) -> "Texts":
-        """Some of them."""
+        """Selects some of them."""
         texts = [self.texts[index] for index in indices]
         return Texts(texts, [self.labels[index] for index in indices])
 
 
 class LabelledDataset(SequenceDataset):
-    """Texts in memory as the rest of the library sees a dataset.
+    """Texts in memory, with the interface of a dataset.
 
     Args:
-      name: of the texts.
-      splits: they themselves.
-      max_length: tokens of a text that are kept, the first ones.
-      vocabulary: token ids are of it.
+      name: name of the texts.
+      splits: the texts of each split.
+      max_length: a text is truncated to this many tokens.
+      vocabulary: vocabulary of the token ids.
     """
 
     def __init__(
@@ -113,14 +113,14 @@ def prepare(
     max_length: int = 512,
     vocabulary: Vocabulary | None = None,
 ) -> SequenceDataset:
-    """Reads tables, or the reviews where the path is none of a table.
+    """Reads tables, or else the reviews if the path is not a table.
 
     Args:
-      data_dir: where the prepared reviews are.
-      path: a table, a folder of them, or what `lra_jax.data.text.prepare` takes.
-      seed: of the examples held out.
-      max_length: tokens of a text that are kept, the first ones.
-      vocabulary: that of the tokens; None = bytes.
+      data_dir: folder of the prepared reviews.
+      path: a table, a folder of them, or a path for `lra_jax.data.text.prepare`.
+      seed: seed for choosing the examples held out.
+      max_length: a text is truncated to this many tokens.
+      vocabulary: vocabulary of the tokens; None = bytes.
 
     Raises:
       ValueError: a file is missing or malformed, or has a text that the vocabulary
@@ -155,9 +155,9 @@ def prepare(
 
 
 def _texts_of(dataset: SequenceDataset, split: str) -> Texts:
-    """The texts of a dataset of bytes, without bytes that are no UTF-8.
+    """The texts of a dataset of bytes, without bytes that are not valid UTF-8.
 
-    A text that was cut after some bytes may end within a character.
+    A text that was truncated may end within a character.
     """
     labels = dataset.labels(split)
     rows = dataset.source(split).__getitems__(list(range(len(labels))))

@@ -1,4 +1,4 @@
-"""The dataset of a language model's settings."""
+"""The dataset for a language model's settings."""
 
 import numpy as np
 
@@ -16,18 +16,18 @@ def prepare(
     max_length: int = 512,
     slides: bool = True,
 ) -> TextDataset:
-    """Reads a corpus and lays it into rows.
+    """Reads a corpus and arranges it in rows.
 
     Args:
       path: a file, a folder or WikiText; None = the standard library of Python.
-      pattern: of the names of a folder's files.
+      pattern: pattern for the names of a folder's files.
       tokenizer: "bytes", "words" or "bpe".
-      vocab_size: tokens of the last.
-      max_length: positions of a row.
-      slides: score the test split with rows that overlap, too.
+      vocab_size: number of tokens for "bpe".
+      max_length: positions in a row.
+      slides: also score the test split with overlapping rows.
 
     Raises:
-      ValueError: the files are missing, empty, no text, or less than a row.
+      ValueError: the files are missing, empty, not text, or shorter than a row.
     """
     if path is None:
         corpus = corpora.standard_library()

@@ -1,9 +1,9 @@
-"""Documents as rows of a fixed length: what a language model trains on.
+"""Documents as rows of a fixed length, on which a language model trains.
 
-A document is ``END d_1 ... d_n END``: the model reads all but the last token and is
-asked for all but the first, so that every byte, and the end, is predicted once. A
-document that is longer than a row is cut, and each piece begins without context. Short
-pieces share rows, and are told apart by their ``segment_ids``.
+A document is ``END d_1 ... d_n END``: the model reads all but the last token and
+predicts all but the first, so that every byte, and the end, is predicted once. A
+document longer than a row is cut, and each piece starts without context. Short pieces
+share rows, and are distinguished by their ``segment_ids``.
 """
 
 import hashlib
@@ -24,9 +24,9 @@ class Stream(NamedTuple):
     """The documents of a split, one after the other.
 
     Attributes:
-      tokens: `[n + 1]`: each document with END before it; END comes last.
-      starts: where documents begin, and n.
-      num_bytes: of their texts.
+      tokens: `[n + 1]`: each document preceded by END; END comes last.
+      starts: starting positions of the documents, and n.
+      num_bytes: size of their texts.
     """
 
     tokens: np.ndarray
@@ -35,8 +35,8 @@ class Stream(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """A part of a document in a row: positions `start` to `stop` of the stream, of
-    which those from `scored` on are asked for."""
+    """A part of a document in a row: positions `start` to `stop` of the stream; those
+    from `scored` on are targets."""
 
     start: int
     stop: int
@@ -57,7 +57,7 @@ def make_stream(
 def cut(starts: np.ndarray, length: int, step: int) -> list[Piece]:
     """Pieces of at most `length` positions, which begin `step` apart.
 
-    Every position is scored once, in the piece where it comes with most context.
+    Every position is scored once, in the piece that gives it the most context.
     """
     pieces = []
     for begin, end in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True):
@@ -70,7 +70,7 @@ def cut(starts: np.ndarray, length: int, step: int) -> list[Piece]:
 
 
 def fill(pieces: Sequence[Piece], length: int) -> list[list[Piece]]:
-    """Lays pieces into rows, the longest first, each where least room is left over."""
+    """Arranges pieces in rows, longest first, each where it leaves the least room."""
     rooms: list[list[list[Piece]]] = [[] for _ in range(length + 1)]
     rows = []
     for piece in sorted(pieces, key=lambda piece: piece.start - piece.stop):
@@ -88,22 +88,22 @@ def fill(pieces: Sequence[Piece], length: int) -> list[list[Piece]]:
 
 
 class TextDataset(SequenceDataset):
-    """Rows of text as the rest of the library sees a dataset.
+    """Rows of text, with the interface of a dataset.
 
     Args:
-      name: of the corpus.
-      streams: of train, valid and test.
-      length: positions of a row.
-      vocabulary: token ids are of it.
-      slides: whether there is the part `SLIDING`: the test split in rows that overlap
-        by half, in which only what has that much context is scored.
+      name: name of the corpus.
+      streams: the streams of train, valid and test.
+      length: positions in a row.
+      vocabulary: vocabulary of the token ids.
+      slides: whether there is a part `SLIDING`: the test split in rows that overlap by
+        half, in which only positions with that much context are scored.
 
     Attributes:
-      num_bytes: of the texts of each split.
+      num_bytes: size of the texts of each split.
       vocabulary: as given.
 
     Raises:
-      ValueError: the training text does not fill a row.
+      ValueError: the training text is shorter than a row.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class TextDataset(SequenceDataset):
         self.fingerprint = self._hash()
 
     def num_targets(self, split: str) -> int:
-        """How many tokens of a split are predicted."""
+        """The number of predicted tokens in a split."""
         return len(self._streams[self._checked(split)].tokens) - 1
 
     def source(self, split: str) -> "TextSource":
@@ -176,7 +176,7 @@ class TextDataset(SequenceDataset):
 class TextSource:
     """Random access to rows, see `lra_jax.data.dataset.Source`.
 
-    Each is ``tokens``, ``segment_ids`` and ``labels``, `[length]`: a label is the next
+    Each has ``tokens``, ``segment_ids`` and ``labels``, `[length]`: a label is the next
     token, or `NO_TARGET`.
     """
 

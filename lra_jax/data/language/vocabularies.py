@@ -1,7 +1,7 @@
 """From texts to token ids and back.
 
-A vocabulary has two ids of its own: ``end``, which comes between documents, and the
-last of all, ``mask``, which hides a token from a masked language model.
+A vocabulary has two special ids: ``end``, which separates documents, and the last of
+all, ``mask``, which hides a token from a masked language model.
 """
 
 import collections
@@ -14,7 +14,7 @@ from lra_jax.errors import expected, known
 
 
 class Vocabulary(Protocol):
-    """Attributes: `size`, ids are below it; `end` and `mask`, the ids of these."""
+    """Attributes: `size`, ids are below it; `end` and `mask`, the special ids."""
 
     size: int
     end: int
@@ -29,17 +29,17 @@ class Vocabulary(Protocol):
         """The ids of a text.
 
         Raises:
-          ValueError: it holds what the vocabulary cannot express.
+          ValueError: the vocabulary cannot express it.
         """
         ...
 
     def decode(self, tokens: np.ndarray) -> bytes:
-        """The text of ids; what is not of the text is left out."""
+        """The text of ids, without those that are not text."""
         ...
 
 
 class Bytes:
-    """A byte is its own id."""
+    """Each byte is its own id."""
 
     end = 256
     mask = 257
@@ -62,13 +62,13 @@ class Bytes:
 class Words:
     """Words between blanks, and the ends of lines.
 
-    `END` ends a line, and so the last line of a document: the rule of WikiText, whose
-    official vocabulary is every word of the training text, the end of a line included.
-    Ids are in the order of frequency, most frequent first.
+    `END` ends every line, including the last line of a document: the rule of WikiText,
+    whose official vocabulary is every word of the training text, including the line
+    end. Ids are sorted by frequency, most frequent first.
 
     Args:
-      words: by id; `END` is one of them, and words that it lacks are `UNKNOWN` if that
-        is one.
+      words: by id; includes `END`, and may include `UNKNOWN`, which replaces words that
+        are missing.
     """
 
     END, UNKNOWN = "<eos>", "<unk>"
@@ -80,7 +80,7 @@ class Words:
 
     @classmethod
     def of(cls, texts: Iterable[bytes]) -> Self:
-        """The vocabulary of training texts; with `UNKNOWN`, even if they have none."""
+        """The vocabulary of training texts; with `UNKNOWN`, even if it is unused."""
         counts = collections.Counter({cls.END: 0, cls.UNKNOWN: 0})
         for text in texts:
             for line in _lines(text):
@@ -95,7 +95,7 @@ class Words:
         return {"kind": "words", "ids": self._ids}
 
     def encode(self, text: bytes) -> np.ndarray:
-        """See `Vocabulary`. The end of the last line is left out: it is the text's."""
+        """See `Vocabulary`. The end of the last line is left out: it ends the text."""
         unknown = self._ids.get(self.UNKNOWN)
         found: list[int] = []
         for line in _lines(text):
@@ -117,12 +117,12 @@ class Words:
 
 
 class Bpe:
-    """Pairs of bytes that are merged, most frequent first: byte-level BPE.
+    """Pairs of bytes, merged in order of frequency: byte-level BPE.
 
-    Made, and applied, by Hugging Face's ``tokenizers``.
+    Learned and applied by Hugging Face's ``tokenizers``.
 
     Args:
-      description: of the merges, the library's JSON.
+      description: description of the merges, the library's JSON.
 
     Raises:
       ValueError: the library is not installed.
@@ -136,10 +136,10 @@ class Bpe:
 
     @classmethod
     def of(cls, texts: Iterable[bytes], size: int) -> Self:
-        """Learns the merges of training texts, for a vocabulary of `size` tokens.
+        """Learns the merges from training texts, for a vocabulary of `size` tokens.
 
         Raises:
-          ValueError: there is no room for all bytes, or the library is not installed.
+          ValueError: `size` is too small for all bytes, or the library is missing.
         """
         if size < 258:
             wanted = "at least 258, all bytes and two more"
@@ -167,20 +167,20 @@ class Bpe:
         return np.array(self._tokenizer.encode(_text(text)).ids, np.int32)
 
     def decode(self, tokens: np.ndarray) -> bytes:
-        """See `Vocabulary`; characters that are cut show as replacements."""
+        """See `Vocabulary`; truncated characters show as replacement characters."""
         return self._tokenizer.decode(tokens[tokens < self.end].tolist()).encode()
 
 
 def make(kind: str, size: int, texts: Sequence[bytes]) -> Vocabulary:
-    """The vocabulary of a corpus.
+    """Makes the vocabulary of a corpus.
 
     Args:
       kind: "bytes", "words" or "bpe".
-      size: of the last.
-      texts: to train on.
+      size: number of tokens for "bpe".
+      texts: the training texts.
 
     Raises:
-      ValueError: an unknown kind, or what `Bpe` raises.
+      ValueError: an unknown kind, or see `Bpe`.
     """
     match known("--data.tokenizer", kind, ("bytes", "words", "bpe")):
         case "words":
@@ -191,10 +191,10 @@ def make(kind: str, size: int, texts: Sequence[bytes]) -> Vocabulary:
 
 
 def described(raw: Mapping[str, Any]) -> Vocabulary:
-    """The vocabulary of a description.
+    """Makes the vocabulary from its description.
 
     Raises:
-      ValueError: it describes none.
+      ValueError: it does not describe a vocabulary.
     """
     if raw.get("kind") == "bytes" and raw.get("end") == Bytes.end:
         return Bytes()
@@ -207,7 +207,7 @@ def described(raw: Mapping[str, Any]) -> Vocabulary:
 
 
 def _lines(text: bytes) -> list[str]:
-    """Lines without their ends; a text that ends with one has no empty last line."""
+    """Lines without their ends; a final line end does not start an empty last line."""
     return _text(text).removesuffix("\n").split("\n")
 
 

@@ -2,7 +2,7 @@
 
 Merity et al. 2017, arXiv:1609.07843. The archive ``wikitext-103-v1.zip`` (or
 ``wikitext-2-v1.zip``) holds ``wiki.train.tokens``, ``wiki.valid.tokens`` and
-``wiki.test.tokens``, in which words are split by blanks. A document is an article,
+``wiki.test.tokens``, in which words are separated by blanks. A document is an article,
 which begins with its title, `` = Title = ``.
 """
 
@@ -16,15 +16,15 @@ from lra_jax.data.language.corpora import SPLITS, Corpus
 from lra_jax.errors import expected
 
 _FILES = {split: f"wiki.{split}.tokens" for split in SPLITS}
-# A blank line, and a title of the first level.
+# A blank line, followed by a title of the first level.
 _TITLE = re.compile(rb"^ \n(?= = [^=\n]+ = \n)", re.MULTILINE)
 
 
 def found(path: str) -> Corpus | None:
-    """The articles of WikiText; None where a path holds something else.
+    """The articles of WikiText; None if a path holds something else.
 
     Raises:
-      ValueError: there is nothing at the path, a file is missing, or the archive is
+      ValueError: the path does not exist, a file is missing, or the archive is
         damaged.
     """
     root = checks.existing(path)
@@ -41,7 +41,7 @@ def found(path: str) -> Corpus | None:
 
 
 def _articles(text: bytes) -> list[bytes]:
-    """A text cut before each title, so that joined they are the text."""
+    """A text cut before each title; joined, the parts give the text again."""
     cuts = [0, *(m.start() for m in _TITLE.finditer(text)), len(text)]
     parts = (text[a:b] for a, b in itertools.pairwise(cuts))
     return [part for part in parts if part]

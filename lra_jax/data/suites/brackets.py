@@ -3,11 +3,11 @@
 Tokens 0 to 4 are the digits, 5 to 10 ``+ - * ( ) =``, 11 is padding and follows the
 ``=``. At the ``=`` the target is the value. An expression is a sum or a difference of
 two shorter ones in brackets, ``(a+b)`` or ``(a-b)``, where the length of the left one
-is uniform; of four tokens or fewer it is ``x``, ``-x``, ``(x)`` or ``(-x)``.
+is uniform; with up to four tokens it is ``x``, ``-x``, ``(x)`` or ``(-x)``.
 
 Source: automl/unlocking_state_tracking, which takes it from
 google-deepmind/neural_networks_chomsky_hierarchy. Products are in its vocabulary, but
-not drawn. A length counts the ``=``, the answer and one padding token.
+not used. A length includes the ``=``, the answer and one padding token.
 """
 
 import numpy as np
@@ -17,9 +17,9 @@ from lra_jax.data import memory
 MODULUS = 5
 PLUS, MINUS, TIMES, OPEN, CLOSE, EQUALS, FILL = range(MODULUS, MODULUS + 7)
 SHORT = {1: "x", 2: "-x", 3: "(x)", 4: "(-x)"}
-"""The forms of short expressions by their length."""
+"""The forms of short expressions, by length."""
 
-_AFTER = 3  # Tokens that a length counts after the expression.
+_AFTER = 3  # Tokens that a length includes after the expression.
 _SIGNS = {"-": MINUS, "(": OPEN, ")": CLOSE}
 
 
@@ -40,13 +40,13 @@ def examples(
 def _shapes(
     rng: np.random.Generator, lengths: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Expressions whose digits are not drawn yet.
+    """Expressions whose digits have not been chosen yet.
 
-    All expressions are cut at once, level by level: a piece of one is a row, where it
-    begins, its length, and whether it counts as it is or negated.
+    All expressions are split at once, level by level: a piece of one is given by its
+    row, its beginning, its length, and whether it counts as positive or negative.
 
     Returns:
-      tokens `[n, longest + 1]`, and at digits the sign with which they count, else 0.
+      tokens `[n, longest + 1]`, and the sign of each digit, 0 elsewhere.
     """
     tokens = np.full((len(lengths), int(lengths.max()) + 1), FILL)
     signs = np.zeros_like(tokens)

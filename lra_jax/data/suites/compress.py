@@ -1,10 +1,10 @@
 """MAD's compression (Poli et al. 2024, arXiv:2403.17844).
 
-Random tokens and, last, a token of its own. The model must put all of them into the
-vector of that last position, from which a small decoder reads every token back
+Random tokens, followed by a special token. The model must compress all of them into the
+vector of that last position, from which a small decoder reconstructs every token
 (`lra_jax.models.tokens.AutoEncoder`).
 
-Source: athms/mad-lab, mad/data/instances.py. The last token is a target too, as there.
+Source: athms/mad-lab, mad/data/instances.py. As there, the last token is also a target.
 """
 
 import numpy as np

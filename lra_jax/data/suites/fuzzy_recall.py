@@ -1,14 +1,14 @@
 """MAD's fuzzy in-context recall (Poli et al. 2024, arXiv:2403.17844).
 
 In-context recall (`lra_jax.data.suites.recall`) where keys and values are *motifs* of
-one to three distinct tokens. Nothing marks where a motif ends, but keys and values have
-tokens of their own. In a test every key has the full size. The last pair repeats a key
-that was there, and the sequence is filled up at its beginning with the last token of
-the vocabulary. A model predicts the next token: in training every one, in a test those
-of values whose key came before.
+one to three distinct tokens. Nothing marks where a motif ends, but keys and values use
+separate tokens. In a test every key has the full size. The last pair repeats an earlier
+key, and the sequence is padded on the left with the last token of the vocabulary. A
+model predicts the next token: every one in training, in a test those of values whose
+key has occurred before.
 
 Source: athms/mad-lab, mad/data/instances.py, with several queries. There the key of the
-last pair may be missing before it, where its place lies too far back.
+last pair may not occur before it, if its place lies too far back.
 """
 
 import itertools
@@ -20,7 +20,7 @@ from lra_jax.errors import expected
 
 
 class Motifs:
-    """All motifs of some tokens, of 1 to `most` distinct ones.
+    """All motifs of some tokens, with 1 to `most` distinct tokens each.
 
     Attributes:
       tokens: `[motifs, most]`, 0 beyond a motif's end.
@@ -37,7 +37,7 @@ class Motifs:
     def draw(
         self, rng: np.random.Generator, shape: tuple[int, ...], least: int = 1
     ) -> np.ndarray:
-        """Indices of motifs: a size of at least `least`, and then one of that size."""
+        """Indices of motifs: a size of at least `least`, then one of that size."""
         size = rng.integers(least - 1, len(self._ends), size=shape)
         begins = np.concatenate([[0], self._ends[:-1]])
         return rng.integers(begins[size], self._ends[size])
@@ -52,7 +52,7 @@ def examples(
     length: int,
     motif: int,
 ) -> memory.Examples:
-    """Draws sequences; in training keys are of any size, and every token a target."""
+    """Draws sequences; in training keys have any size, and every token is a target."""
     real = vocab_size - 1
     if real // 2 < motif:
         wanted = f"at least {2 * motif + 1}, for motifs of {motif} distinct tokens"
@@ -63,13 +63,13 @@ def examples(
     keys = Motifs(range(real // 2), motif)
     values = Motifs(range(real // 2, real), motif)
     least = 1 if training else motif
-    # Each key's meaning in each sequence: drawn at once, read where it comes up.
+    # Each key's value in each sequence: drawn once, used wherever the key occurs.
     book = values.draw(rng, (count, len(keys.sizes)))
     asked = keys.draw(rng, (count,), least)
     rows = np.arange(count)
     tail = keys.sizes[asked] + values.sizes[book[rows, asked]]
     stop = length - tail - 2 * motif
-    place = rng.integers(stop)  # The key asked for comes here, or a little before.
+    place = rng.integers(stop)  # The queried key occurs here, or a little earlier.
     tokens = np.zeros((count, length + 1 + 2 * motif), np.int64)
     targets = np.full_like(tokens, memory.NO_TARGET)
     used = np.zeros(count, np.int64)
@@ -106,7 +106,7 @@ def examples(
 def _to_the_right(
     rows: np.ndarray, used: np.ndarray, width: int, fill: int
 ) -> np.ndarray:
-    """Rows `[n, ...]`, of which so many columns are used, end at the same place."""
+    """Aligns rows `[n, ...]` on the right, given their numbers of used columns."""
     place = np.arange(width)[None] - (width - used[:, None])
     moved = np.take_along_axis(rows, place % rows.shape[1], 1)
     return np.where(place < 0, fill, moved)

@@ -1,9 +1,9 @@
 """Word problems of the groups S5 and A5: the product of all elements so far.
 
 Each token is an element of the group, and at every position the target is the product
-of the elements up to it, ``g_1 g_2 ... g_t``: first g_1, then g_2, and so on. All
-permutations of five things are S5, 120 elements, and the even ones A5, 60. Both are not
-solvable, so that no circuit of constant depth is known to multiply them (Merrill,
+of the elements up to it, ``g_1 g_2 ... g_t``: first g_1, then g_2, and so on. S5 is all
+120 permutations of five things, and A5 the 60 even ones. Neither is solvable, so no
+circuit of constant depth is known to multiply their elements (Merrill,
 Petty and Sabharwal 2024, "The Illusion of State in State-Space Models",
 arXiv:2404.08819).
 
@@ -21,7 +21,7 @@ from lra_jax.data import memory
 
 @functools.cache
 def elements(group: str) -> np.ndarray:
-    """The permutations of a group, `[order, 5]`: row i holds where i takes 0..4."""
+    """The permutations of a group, `[order, 5]`: row i holds the images of 0..4."""
     every = np.array(list(itertools.permutations(range(5))))
     if group == "s5":
         return every

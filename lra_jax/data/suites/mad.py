@@ -1,5 +1,5 @@
 """The six tests of MAD (Poli et al. 2024, "Mechanistic Design and Scaling of Hybrid
-Architectures", arXiv:2403.17844), each in a file of its own."""
+Architectures", arXiv:2403.17844), each in its own file."""
 
 import functools
 import os
@@ -14,7 +14,7 @@ from lra_jax.data.suites import (
     selective_copy,
 )
 
-# Of the same sequences in training and in a test, and of others.
+# Generators with the same sequences in training and test, and with different ones.
 SAME = {
     "mad-compress": compress.examples,
     "mad-memorise": memorise.examples,
@@ -41,12 +41,12 @@ def prepare(
     """Draws the examples of a test.
 
     Args:
-      data_dir: not read; nothing is stored.
+      data_dir: ignored, as nothing is stored.
       task: its name.
       seed: fixes every example.
-      num_train, num_valid, num_test: how many of each.
-      vocab_size: tokens, those with a meaning of their own included.
-      **settings: further ones of the generator.
+      num_train, num_valid, num_test: number of examples of each.
+      vocab_size: number of tokens, including those with a special meaning.
+      **settings: further settings of the generator.
     """
     del data_dir
     settings["vocab_size"] = vocab_size

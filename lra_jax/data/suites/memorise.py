@@ -1,8 +1,8 @@
 """MAD's memorisation (Poli et al. 2024, arXiv:2403.17844).
 
 A sequence is a row of ``key ?``, and at every ``?`` the target is the key's value,
-which is the same in all sequences: the model must hold the book of values in its
-weights. Sequences are of no help but to learn from.
+which is the same in all sequences: the model must store the table of values in its
+weights, since the sequences themselves do not reveal it.
 
 Source: athms/mad-lab, mad/data/instances.py: the last token of the vocabulary is ``?``,
 keys are the lower half of the others, and values a permutation of the upper half.
@@ -13,7 +13,7 @@ import numpy as np
 from lra_jax.data import memory
 from lra_jax.errors import expected
 
-_BOOK = 12345  # The seed of the book there, for whatever sequences.
+_BOOK = 12345  # The seed of the table there, whatever the sequences.
 
 
 def examples(

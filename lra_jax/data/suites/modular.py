@@ -1,8 +1,8 @@
 """Modular arithmetic without brackets: the value of ``2+3*1-4=`` modulo 5.
 
-Tokens 1 to 4 are ``+ - * =``, and 5 to 9 the digits 0 to 4; 0 is padding. Products come
-before sums. At the ``=`` the target is the value. An expression of n digits is `2 n`
-tokens and, with its answer, `2 n + 1`: lengths are odd.
+Tokens 1 to 4 are ``+ - * =``, and 5 to 9 the digits 0 to 4; 0 is padding. Products take
+precedence over sums. At the ``=`` the target is the value. An expression of n digits
+has `2 n` tokens and, with its answer, `2 n + 1`: lengths are odd.
 """
 
 import numpy as np
@@ -16,7 +16,7 @@ PLUS, MINUS, TIMES, EQUALS, ZERO = 1, 2, 3, 4, 5
 def examples(
     rng: np.random.Generator, count: int, *, least: int, most: int
 ) -> memory.Examples:
-    """Draws expressions; an even length means the odd one before it."""
+    """Draws expressions; an even length is reduced to the odd one before it."""
     sizes = rng.integers((least + 1) // 2, (most + 1) // 2 + 1, size=count) - 1
     digits = rng.integers(MODULUS, size=(count, int(sizes.max())))
     operators = rng.integers(PLUS, TIMES + 1, size=digits.shape)

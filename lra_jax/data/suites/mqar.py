@@ -1,18 +1,18 @@
 """Multi-query associative recall (Arora et al. 2023, "Zoology", arXiv:2312.04927).
 
 A sequence begins with pairs ``k1 v1 k2 v2 ...`` of distinct keys and values. Then every
-key is asked for once: at its position the target is its value. Between the queries are
+key is queried once: at its position the target is its value. Between the queries are
 random tokens, or token 0::
 
     tokens   2 8  4 7  0 0  4 0  0 0  2 0 ...
     targets  . .  . .  . .  7 .  . .  8 . ...
 
-Queries are at even places after the pairs. The chance of place i is proportional to
-``i^(power - 1)``, so that most are soon asked for; power 1 is uniform.
+Queries are at even places after the pairs. The probability of place i is proportional
+to ``i^(power - 1)``, so that most queries come soon; power 1 is uniform.
 
 Source: HazyResearch/zoology, zoology/data/multiquery_ar.py. Keys are 1..V/2 - 1 and
-values V/2..V - 1 of a vocabulary V. The places are drawn without replacement as there,
-here by the exponential race that has the same law.
+values V/2..V - 1 of a vocabulary V. The places are sampled without replacement, as
+there, but by the exponential race, which has the same distribution.
 """
 
 import functools
@@ -26,7 +26,7 @@ from lra_jax.errors import expected
 
 
 class Part(NamedTuple):
-    """Sequences of one kind: their length, their pairs, and how many there are."""
+    """Sequences of one kind: their length, number of pairs, and how many there are."""
 
     length: int
     pairs: int
@@ -39,11 +39,11 @@ class Part(NamedTuple):
 
 
 def parse_parts(name: str, text: str) -> list[Part]:
-    """``"64/4:1000,128/8:500"``: 1,000 sequences of 64 tokens with 4 pairs, and so on.
+    """Parses ``"64/4:1000,128/8:500"``: 1,000 sequences of 64 tokens with 4 pairs, etc.
 
     Raises:
-      ValueError: it is not of that form, a number is not positive, two parts are of one
-        kind, or pairs and their queries do not fit into the length.
+      ValueError: it is not of that form, a number is not positive, two parts are of the
+        same kind, or pairs and their queries do not fit into the length.
     """
     try:
         split = [part.replace("/", ":").split(":") for part in text.split(",")]
@@ -141,10 +141,10 @@ def examples(
 def _distinct(
     rng: np.random.Generator, count: int, choices: int, size: int
 ) -> np.ndarray:
-    """`[count, size]`: in each row distinct numbers below `choices`, in random order.
+    """`[count, size]`: rows of distinct numbers below `choices`, in random order.
 
-    Rows with a number twice are drawn again where at least about one in eight is good,
-    and else all choices are shuffled.
+    Rows with a repeated number are drawn again, if at least about one row in eight is
+    good; otherwise all choices are shuffled.
     """
     if size * size > 4 * choices:
         shuffled = np.argsort(rng.random((count, choices)), axis=1)

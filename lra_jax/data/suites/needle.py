@@ -1,4 +1,4 @@
-"""One token to find in a long noise, and to say at its end.
+"""One token to find in long noise, and to output at its end.
 
 ::
 
@@ -6,11 +6,11 @@
     targets  . . . . . . . . . . . . k
 
 The place of the pair ``! k`` is uniform. Noise and k are drawn from the same tokens, so
-that nothing but the mark before it tells k from the noise. Trained on short sequences
-and tested on longer ones: how much further does what was learned carry?
+that only the preceding mark distinguishes k from the noise. Training is on short
+sequences and testing on longer ones, to measure length generalisation.
 
-Ours: in the spirit of passkey retrieval (Mohtashami and Jaggi 2023,
-arXiv:2305.16300), with tokens in place of text.
+Our own test, in the spirit of passkey retrieval (Mohtashami and Jaggi 2023,
+arXiv:2305.16300), with tokens instead of text.
 """
 
 import functools
@@ -39,8 +39,8 @@ def prepare(
     """Draws the examples; the settings are those of `lra_jax.configs.needle`.
 
     Raises:
-      ValueError: lengths that are not in order, or too short for the needle and the
-        question, or a vocabulary without noise.
+      ValueError: lengths that are not in increasing order, or too short for the needle
+        and the question, or a vocabulary without noise.
     """
     del data_dir  # Nothing is stored.
     memory.check_range("min_length", min_length, "max_length", max_length, _SHORTEST)

@@ -1,4 +1,4 @@
-"""Parity: whether a string of bits holds an odd number of ones.
+"""Parity: whether a string of bits contains an odd number of ones.
 
 Tokens are 1 and 2 for the bits 0 and 1. At the last bit the target is the parity.
 """

@@ -1,15 +1,15 @@
-"""MAD's in-context recall, and the same among noise (Poli et al. 2024,
+"""MAD's in-context recall, with or without noise (Poli et al. 2024,
 arXiv:2403.17844).
 
-A sequence is a row of pairs ``k v``. Keys are drawn with replacement, and a key that
-comes again comes with its old value, which is another in every sequence. The last pair
-repeats a key that was there. A model predicts the next token: in training every one, in
-a test the values of keys that came before. In the noisy form each pair, with a
-probability, is two tokens of a vocabulary of noise instead.
+A sequence is a row of pairs ``k v``. Keys are drawn with replacement, and a repeated
+key has the same value as before; values differ between sequences. The last pair repeats
+an earlier key. A model predicts the next token: every one in training, in a test the
+values of keys that have occurred before. In the noisy form each pair, with a
+probability, is replaced by two tokens from a vocabulary of noise.
 
 Source: athms/mad-lab, mad/data/instances.py, with several queries. Keys are the lower
-half of the vocabulary without noise, values its upper half, noise comes after them; the
-last token is only a target, so that a sequence of `length` has `length - 1` inputs.
+half of the vocabulary without noise, values its upper half, followed by noise; the
+last token is only a target, so a sequence of `length` has `length - 1` inputs.
 """
 
 import numpy as np
@@ -41,7 +41,7 @@ def examples(
     book = rng.integers(num_keys, real, size=(count, num_keys))
     keys = rng.integers(num_keys, size=(count, pairs))
     is_noise = rng.random((count, pairs)) < noise
-    # One pair before the last is real, so that there is a key to ask for.
+    # One pair before the last is real, so that there is a key to query.
     is_noise[np.arange(count), rng.integers(pairs - 1, size=count)] = False
     is_noise[:, -1] = False
     shown = np.zeros((count, num_keys), bool)
@@ -50,7 +50,7 @@ def examples(
         here = (keys[:, :-1] == key) & ~is_noise[:, :-1]
         shown[:, key] = here.any(1)
         repeated[:, :-1] |= here & (np.cumsum(here, 1) > 1)
-    # The last key is one of those shown, each as likely.
+    # The last key is one of those shown, all equally likely.
     keys[:, -1] = np.where(shown, rng.random(shown.shape), -1).argmax(1)
     repeated[:, -1] = True
     tokens = np.zeros((count, 2 * pairs), np.int64)

@@ -1,14 +1,14 @@
 """MAD's selective copying (Poli et al. 2024, arXiv:2403.17844).
 
-Tokens to copy, in a random place each among blanks, then a token that says so, then as
-many blanks, at which the targets are the tokens in their order::
+Tokens to copy, each in a random place among blanks, then a marker, then as many blanks,
+at which the targets are the tokens in order::
 
     tokens   _ a _ _ b _ c ! _ _ _
     targets  . . . . . . . . a b c
 
-Source: athms/mad-lab, mad/data/instances.py. The last token of the vocabulary says to
-copy, the one before it is the blank. Each blank falls before any of the tokens to copy
-with the same probability, as there, so that the last of them is never followed by one.
+Source: athms/mad-lab, mad/data/instances.py. The last token of the vocabulary is the
+marker, the one before it the blank. As there, each blank falls before any of the tokens
+to copy with the same probability, so that the last of them is never followed by one.
 """
 
 import numpy as np

@@ -1,10 +1,10 @@
 """Tests of state tracking: trained on short sequences, tested on longer ones.
 
 Source of parity and modular arithmetic: NX-AI/xlstm, experiments/data/formal_language,
-with whose code the published numbers were made (Grazzi et al. 2024, "Unlocking
-State-Tracking in Linear RNNs Through Negative Eigenvalues", arXiv:2411.12537). Lengths
-are counted as there, with the answer; what the model reads is one token shorter. Each
-length from least to most is as likely, where the task has sequences of that length.
+whose code produced the published numbers (Grazzi et al. 2024, "Unlocking State-Tracking
+in Linear RNNs Through Negative Eigenvalues", arXiv:2411.12537). As there, lengths
+include the answer; what the model reads is one token shorter. All lengths from least to
+most are equally likely, if the task has sequences of that length.
 """
 
 import functools
@@ -17,7 +17,7 @@ from lra_jax.data.suites import brackets, groups, modular, parity
 
 Draw = Callable[..., memory.Examples]
 
-# Functions that draw examples: (rng, count, least, most) to a vocabulary and classes.
+# Functions that generate examples: (rng, count, least, most) -> Examples.
 GENERATORS: dict[str, Draw] = {
     "parity": parity.examples,
     "modular": modular.examples,
@@ -27,7 +27,7 @@ GENERATORS: dict[str, Draw] = {
 }
 
 SHORTEST = 3
-"""Least length: one token, a sign of its end or another token, and the answer."""
+"""Shortest length: one token, an end marker or another token, and the answer."""
 
 
 def prepare(
@@ -49,17 +49,17 @@ def prepare(
     """Draws the examples of a test.
 
     Args:
-      data_dir: not read; nothing is stored.
+      data_dir: ignored, as nothing is stored.
       task: its name.
       seed: fixes every example.
-      num_train, num_valid, num_test: how many of each; a part has as many as the test.
-      min_length, max_length: of training sequences.
-      test_min, test_max: of validation and test sequences.
-      parts: lengths that are tested one by one, as in ``"64,256"``.
+      num_train, num_valid, num_test: number of examples; a part has `num_test`.
+      min_length, max_length: lengths of training sequences.
+      test_min, test_max: lengths of validation and test sequences.
+      parts: lengths that are tested separately, as in ``"64,256"``.
       vocab_size, num_classes: of the task.
 
     Raises:
-      ValueError: lengths that are not in order, or shorter than `SHORTEST`.
+      ValueError: lengths that are not in increasing order, or below `SHORTEST`.
     """
     del data_dir
     memory.check_range("min_length", min_length, "max_length", max_length, SHORTEST)
