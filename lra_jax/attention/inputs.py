@@ -392,8 +392,8 @@ def broken_again(out: jax.Array, whole: jax.Array | None) -> jax.Array:
 def guarded(attention: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     """An attention whose padded queries reach no gradient, whatever they hold.
 
-    Where there is a mask it computes between `hide_broken` and `broken_again`. For
-    mechanisms without a mask of the queries.
+    Where there is a mask, or a packed row, it computes between `hide_broken` and
+    `broken_again`. For mechanisms without a mask of the queries.
     """
 
     place = list(inspect.signature(attention).parameters).index("mask")
@@ -401,6 +401,7 @@ def guarded(attention: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     @functools.wraps(attention)
     def call(query: jax.Array, *args: Any, **keywords: Any) -> jax.Array:
         given = args[place - 1] if len(args) >= place else keywords.get("mask")
+        given = keywords.get("segment_ids") if given is None else given
         whole = None
         if np.ndim(query) == 4:  # Others are refused inside.
             query, whole = hide_broken(query, given)

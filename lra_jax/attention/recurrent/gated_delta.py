@@ -178,6 +178,7 @@ def run(
     recurrence.check_gate("log_decay", log_decay, query)
     rows = packed.packed(segment_ids, query, key)
     mask = inputs.padding_mask(mask, query.shape[0], query.shape[1])
+    mask = packed.shown(mask, rows)
     dtype, asked = recurrence.dtype_of(state, query, key, value), query
     query, key, phi = feature_maps.given(query, key, feature_map, dtype, mask)
     # One head for all, of the value's sharding.
