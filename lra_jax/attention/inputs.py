@@ -344,8 +344,11 @@ def next_position(mask: jax.Array | None, batch: int, length: int) -> jax.Array:
 
 
 def accumulation_dtype(*arrays: jax.Array) -> jnp.dtype:
-    """float64 if any array is float64, else float32, whatever the inputs are."""
-    wide = any(array.dtype == jnp.float64 for array in arrays)
+    """float64 if any array is float64, else float32, whatever the inputs are.
+
+    Of numpy's arrays too, which are float32 to jax unless it has 64 bits.
+    """
+    wide = any(jnp.result_type(array) == jnp.float64 for array in arrays)
     return jnp.dtype(jnp.float64 if wide else jnp.float32)
 
 
