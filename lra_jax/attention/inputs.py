@@ -344,8 +344,11 @@ def next_position(mask: jax.Array | None, batch: int, length: int) -> jax.Array:
 
 
 def accumulation_dtype(*arrays: jax.Array) -> jnp.dtype:
-    """float64 if any array is float64, else float32."""
-    wide = any(array.dtype == jnp.float64 for array in arrays)
+    """float64 if any array is float64, else float32.
+
+    NumPy arrays of float64 count as float32 unless jax has 64 bits enabled.
+    """
+    wide = any(jnp.result_type(array) == jnp.float64 for array in arrays)
     return jnp.dtype(jnp.float64 if wide else jnp.float32)
 
 
@@ -392,8 +395,8 @@ def broken_again(out: jax.Array, whole: jax.Array | None) -> jax.Array:
 def guarded(attention: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     """An attention in which padded queries, whatever they hold, affect no gradient.
 
-    If there is a mask, `hide_broken` runs before the attention and `broken_again` after
-    it. For mechanisms without a query mask.
+    If there is a mask, or a packed row, `hide_broken` runs before the attention and
+    `broken_again` after it. For mechanisms without a query mask.
     """
 
     place = list(inspect.signature(attention).parameters).index("mask")
@@ -401,6 +404,7 @@ def guarded(attention: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     @functools.wraps(attention)
     def call(query: jax.Array, *args: Any, **keywords: Any) -> jax.Array:
         given = args[place - 1] if len(args) >= place else keywords.get("mask")
+        given = keywords.get("segment_ids") if given is None else given
         whole = None
         if np.ndim(query) == 4:  # Other ranks are rejected inside.
             query, whole = hide_broken(query, given)

@@ -178,13 +178,15 @@ def run(
     recurrence.check_gate("log_decay", log_decay, query)
     rows = packed.packed(segment_ids, query, key)
     mask = inputs.padding_mask(mask, query.shape[0], query.shape[1])
+    mask = packed.shown(mask, rows)
     dtype, asked = recurrence.dtype_of(state, query, key, value), query
     query, key, phi = feature_maps.given(query, key, feature_map, dtype, mask)
-    beta = None if beta is None else beta * beta_range
+    # One head for all, of the value's sharding.
+    share = jnp.ones_like(value[:, :, :1, 0], dtype) if beta is None else beta
     options = feature_maps.Options(phi, dtype, precision)
     out, state = recurrence.recur(
         engine.Form(_prepared, _segment, options),
-        engine.Arrays(query, key, value, log_decay, beta),
+        engine.Arrays(query, key, value, log_decay, share * beta_range),
         is_causal=is_causal,
         mask=mask,
         rows=rows,
@@ -216,19 +218,14 @@ def _prepared(
     query_mask: jax.Array | None,
 ) -> _Features:
     query, key, value = feature_maps.prepared(options, arrays, mask, query_mask)
-    key, one = _unit(key), jnp.ones_like(key[..., 0])
-    heads, gates = query.shape[1], (arrays.log_decay, arrays.beta)
+    key, heads = _unit(key), query.shape[1]
     log_decay, beta = (
-        None if x is None else recurrence.gate_by_head(x, heads, mask, options.dtype)
-        for x in gates
+        jnp.zeros_like(key[..., 0])
+        if x is None
+        else recurrence.gate_by_head(x, heads, mask, options.dtype)
+        for x in (arrays.log_decay, arrays.beta)
     )
-    return _Features(
-        _unit(query),
-        key,
-        value,
-        jnp.zeros_like(one) if log_decay is None else log_decay,
-        one if beta is None else beta,
-    )
+    return _Features(_unit(query), key, value, log_decay, beta)
 
 
 def _segment(

@@ -151,14 +151,16 @@ def _run(
     inputs.check_self(query, key, "gla")
     feature_maps.check_norm(norm)
     recurrence.check_gate("log_decay", log_decay, query, query.shape[3])
+    rows = packed.packed(segment_ids, query, key)
     mask = inputs.padding_mask(mask, query.shape[0], query.shape[1])
+    mask = packed.shown(mask, rows)
     dtype = recurrence.dtype_of(state, query, key, value)
     out, state = recurrence.recur(
         engine.Form(_prepared, _segment, _Options(dtype, precision)),
         engine.Arrays(query, key, value, log_decay),
         is_causal=is_causal,
         mask=mask,
-        rows=packed.packed(segment_ids, query, key),
+        rows=rows,
         state=state,
         # Short chunks, because pairs are computed for each column separately.
         chunking=chunking or engine.Chunking(chunk=16),

@@ -359,18 +359,39 @@ def _reset(factors: jax.Array, documents: packed.Packed, forth: int) -> jax.Arra
 def _turns(
     angle: jax.Array, mask: jax.Array | None, like: jax.Array, is_causal: bool
 ) -> jax.Array:
-    """Radians by which a state has rotated at each position, `[B, T, N]`."""
-    real = jnp.ones(like.shape[:2], like.dtype)
+    """Radians by which a state has rotated at each position, `[B, T, N]`.
+
+    Up to whole turns.
+    """
+    real = jnp.ones(like.shape[:2], jnp.int32)
     if mask is not None:
-        real = mask.astype(like.dtype)
-    count = jnp.cumsum(real, 1)[..., None]
-    turns = count * angle.astype(like.dtype)[None, None]
+        real = mask.astype(jnp.int32)
+    angle = angle.astype(like.dtype)
     if is_causal:
-        return turns
-    back = jnp.flip(jnp.cumsum(jnp.flip(real, 1), 1), 1)[..., None]
-    forth = turns.shape[2] - turns.shape[2] // 2
-    backward = back * angle.astype(like.dtype)[None, None]
-    return jnp.concatenate([turns[:, :, :forth], backward[:, :, forth:]], 2)
+        return _turned_so_far(real, angle)
+    forth = len(angle) - len(angle) // 2
+    left = _turned_so_far(real, angle[:forth])
+    right = jnp.flip(_turned_so_far(jnp.flip(real, 1), angle[forth:]), 1)
+    return jnp.concatenate([left, right], 2)
+
+
+def _turned_so_far(real: jax.Array, angle: jax.Array) -> jax.Array:
+    """Cumulative sums of ``real * angle`` over positions, `[B, T]` int32 and `[N]`.
+
+    Float sums would lose digits far from the start. These are integer sums in units of
+    2^-32 of a turn: whole turns overflow, and every position rounds alike.
+    """
+    count, fixed = jnp.cumsum(real, 1)[..., None], jax.lax.stop_gradient(angle)
+    times = count.astype(angle.dtype)
+    turn = fixed / (2 * math.pi)
+    turn = turn - jnp.round(turn)
+    # In [-1/2, 1/2), the range of the integers.
+    units = jnp.where(turn < 0.5, turn, -turn) * 2.0**32
+    whole = jnp.round(units)
+    exact = (count * whole.astype(jnp.int32)[None, None]).astype(angle.dtype)
+    radians = (exact + times * (units - whole)[None, None]) * (2 * math.pi / 2**32)
+    # Adds zero, which carries the gradient.
+    return radians + times * (angle - fixed)[None, None]
 
 
 def _turned(columns: jax.Array, turns: jax.Array) -> jax.Array:

@@ -275,7 +275,8 @@ class _Form:
         on_cpu = jax.default_backend() == "cpu"
         longest, sizes = _ON_CPU if on_cpu else _ELSEWHERE
         form, out_dtype = self.implementation, query.dtype
-        query, whole = inputs.hide_broken(query, visible.pairs)
+        padded = visible.document if visible.pairs is None else visible.pairs
+        query, whole = inputs.hide_broken(query, padded)
         length, keys = query.shape[2], key.shape[2]
         if form is None:
             # For a few queries the weights are smaller than the keys.

@@ -152,6 +152,33 @@ def test_documents_under_other_options(name: str, options: dict, causal: bool) -
     _check(name, causal, options, **(cuts(name, CHUNKINGS[0]) if causal else {}))
 
 
+@pytest.mark.parametrize("form", ["full", "causal"])
+@pytest.mark.parametrize("name", PACKED)
+def test_what_padding_between_documents_holds_does_not_matter(
+    name: str, form: str
+) -> None:
+    if form == "causal" and name not in CAUSAL:
+        pytest.skip("no causal form")
+    more = {"is_causal": True} | cuts(name, SMALL) if form == "causal" else {}
+    real = (IDS > 0)[:, :, None, None]
+    sizes = {"batch": BATCH, "query_length": LENGTH, "length": LENGTH}
+    given = dict(zip(("query", "key", "value"), inputs(37, **sizes), strict=True))
+    if takes(name, "gate"):
+        given["gate"] = inputs(38, **sizes)[0]
+
+    @fast_jit
+    def slope(given):
+        def loss(given):
+            out = run(name)(**given, segment_ids=jnp.asarray(IDS), **more)
+            out = jnp.where(real, out, 0)
+            return jnp.sin(out).sum(), out
+
+        return jax.grad(loss, has_aux=True)(given)
+
+    nothing = {part: np.where(real, x, np.float32(np.nan)) for part, x in given.items()}
+    assert_close(slope(nothing), slope(given), 1e-6)
+
+
 @pytest.mark.parametrize("name", STREAMS)
 def test_a_packed_prompt_gives_the_state_of_each_last_document(name: str) -> None:
     q, k, v = inputs(33, batch=BATCH, query_length=LENGTH, length=LENGTH)

@@ -94,6 +94,25 @@ def test_extreme_inputs(name: str) -> None:
     assert_extremes(name, both, wanted, *inputs(24, batch=3))
 
 
+@pytest.mark.parametrize("form", ["full", "causal"])
+@pytest.mark.parametrize("name", [name for name in NAMES if takes(name, "eps")])
+def test_rows_without_keys_are_zero_without_an_eps_too(name: str, form: str) -> None:
+    """Also those that fill up the last chunk, which the gradient of all keys meets."""
+    more = {"is_causal": True} | cuts(name, SMALL) if form == "causal" else {}
+
+    @fast_jit
+    def both(*arrays):
+        attend = functools.partial(run(name), mask=MASK, eps=0.0, **more)
+        out, pullback = jax.vjp(attend, *arrays)
+        return out, pullback(jnp.ones_like(out))
+
+    out, gradients = both(*inputs(30, batch=3))
+    chex.assert_tree_all_finite((out, gradients))
+    assert not np.asarray(out)[2].any()
+    if form == "causal":
+        assert not np.asarray(out)[1, 0].any()
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_one_position_of_one_head_in_float16(name: str) -> None:
     arrays = [10 * x for x in inputs(29, 1, 1, 1, 1)]

@@ -118,6 +118,34 @@ def test_a_complex_stream_goes_on_where_the_prompt_ended():
         assert_close(out, whole[:, t])
 
 
+def test_complex_columns_lose_no_digits_far_from_the_start():
+    length, angle = 16_384, np.array([0.01, 1.0, 2.5, np.pi], "float32")
+    rng = np.random.default_rng(6)
+    value = rng.normal(size=(1, length, 4, 2)).astype("float32")
+    log_decay = np.full((1, length, 4), np.log(0.9), "float32")
+    query = np.zeros((1, length, 4, 1), "float32")
+
+    @jax.jit
+    def call(angle):
+        options = {"log_decay": log_decay, "norm": None, "angle": angle}
+        out = attention.hgrn_attention(query, query, value, None, True, **options)
+        return out[:, -8:].sum(), out
+
+    slope, out = jax.grad(call, has_aux=True)(angle)
+    factor = np.exp(log_decay[0, 0].astype("float64") + 1j * angle)
+    new = (1 - np.abs(factor)) * (value[0, ..., 0] + 1j * value[0, ..., 1])
+    state = of_state = np.zeros(4, complex)  # of_state: by the angle
+    for t in range(length - 200, length):
+        of_state = factor * (1j * state + of_state)
+        state = factor * state + new[t]
+        if t == length - 8:
+            wanted = np.zeros(4, complex)
+        if t >= length - 8:
+            wanted = wanted + of_state
+    assert_close(out[0, -1], np.stack([state.real, state.imag], -1))
+    assert_close(slope, wanted.real + wanted.imag, 2e-3)
+
+
 @pytest.mark.parametrize("reverse", [False, True])
 def test_loop_and_tree_are_one_recurrence(reverse: bool):
     rng = np.random.default_rng(0)

@@ -98,6 +98,15 @@ def test_float32_over_many_chunks_is_the_loop_in_float64(
         assert_close(got[1][part], wanted[1][part], 1e-4)
 
 
+@pytest.mark.parametrize("name", ["delta", "gated_delta"])
+def test_a_range_is_that_of_a_share_that_is_not_given_too(name: str) -> None:
+    arrays = inputs(3)
+    call = functools.partial(getattr(attention, f"{name}_attention"), beta_range=2.0)
+    ones = np.ones(arrays[1].shape[:3], "float32")
+    assert_close(call(*arrays), call(*arrays, beta=ones), 1e-6)
+    assert np.abs(call(*arrays) - call(*arrays, beta_range=1.0)).max() > 0.1
+
+
 def test_the_inverse_of_equal_keys_does_not_cancel() -> None:
     """L of ones below the diagonal: its powers reach 1e17, its inverse has -1 and 1."""
     ones = np.tril(np.ones((2, 61, 61), "float32"), -1)
