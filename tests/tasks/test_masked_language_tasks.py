@@ -221,6 +221,27 @@ def test_a_checkpoint_that_does_not_fit(changes, message, pretrained, table, tmp
         task.make_model(config, task.prepare(config.data), nnx.Rngs(0))
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_only_ends_of_lines_end_a_row(encoding, end, tmp_path):
+    """A text may hold other breaks, as reviews do; a mark may begin the file."""
+    texts = ["one\x85more", "two\u2028more", "three\x0cmore", "four"]
+    lines = ["label\ttext", *(f"{index % 2}\t{x}" for index, x in enumerate(texts))]
+    file = tmp_path / "t.tsv"
+    file.write_bytes((end.join(lines) + end).encode(encoding))
+    dataset = prepare(path=str(file), max_length=32)
+    found = [x["tokens"] for split in dataset.splits for x in dataset.source(split)]
+    assert {x.tobytes() for x in map(np.uint8, found)} == {x.encode() for x in texts}
+
+
+def test_a_test_split_without_texts(tmp_path):
+    (tmp_path / "train.tsv").write_text("text\tlabel\nx\t0\ny\t1\nz\t1\n")
+    (tmp_path / "test.tsv").write_text("text\tlabel\n")
+    wanted = r"^--data.path: expected texts after the first line, got none in .*test"
+    with pytest.raises(ValueError, match=wanted):
+        prepare(path=str(tmp_path))
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -1,9 +1,9 @@
 """Texts with a label each: the IMDb reviews, or tables of one's own.
 
 A table is a ``.tsv`` file whose first line names its columns, ``text`` and ``label``
-among them, in any order. A folder has train.tsv and test.tsv, and may have valid.tsv;
-without it a tenth of the training texts is held out. Of a single file a tenth is
-validation and a tenth the test.
+among them, in any order. Only LF and CRLF end a line: a text can hold other breaks. A
+folder has train.tsv and test.tsv, and may have valid.tsv; without it a tenth of the
+training texts is held out. Of a single file a tenth is validation and a tenth the test.
 """
 
 import hashlib
@@ -175,9 +175,10 @@ def _with_validation(splits: dict[str, Texts], seed: int) -> dict[str, Texts]:
 
 def _read(file: Path) -> Texts:
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        whole = file.read_text(encoding="utf-8-sig")  # Some editors write a mark first.
     except (OSError, UnicodeDecodeError) as error:
         raise expected("--data.path", "a table of text", f"{file}: {error}") from error
+    lines = whole.removesuffix("\n").split("\n") if whole else []
     columns = lines[0].split("\t") if lines else []
     if not {"text", "label"} <= set(columns):
         wanted = "a first line with the columns text and label"
@@ -193,4 +194,6 @@ def _read(file: Path) -> Texts:
             raise expected("--data.path", wanted, got)
         found.texts.append(cells[place["text"]].encode())
         found.labels.append(cells[place["label"]])
+    if not found.texts:
+        raise expected("--data.path", "texts after the first line", f"none in {file}")
     return found
