@@ -77,6 +77,16 @@ def test_byte_pairs_express_every_text():
         Bpe.of([b"a"], 200)
 
 
+def test_byte_pairs_give_every_byte_back_token_by_token():
+    """Of a character that is several tokens each is a part, as in generation."""
+    text = "".join(map(chr, range(1, 0x250))) + "\u65e5\u672c \U0001f600"
+    bpe = Bpe.of([b"a b c"], 258)
+    tokens = bpe.encode(text.encode())
+    assert b"".join(bpe.decode(token[None]) for token in tokens) == text.encode()
+    beyond = np.array([bpe.end, *tokens[:1], bpe.mask])
+    assert bpe.decode(beyond) == text[:1].encode()
+
+
 @pytest.mark.parametrize(
     "vocabulary",
     [Bytes(), Words.of([b"a b c\n"]), Bpe.of([b"a b c a b c"], 262)],
