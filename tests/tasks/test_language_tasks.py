@@ -13,7 +13,7 @@ from lra_jax import evaluate, generate, train
 from lra_jax.configs import Config, get_preset
 from lra_jax.data import __main__ as data_command
 from lra_jax.data.language.prepare import prepare
-from lra_jax.data.language.vocabularies import Bytes
+from lra_jax.data.language.vocabularies import Bytes, Words
 from lra_jax.models import CausalLM, MaskedLM, save
 from lra_jax.training import Interrupted
 from lra_jax.training.session import Session
@@ -112,6 +112,32 @@ def test_a_run_continues_texts(finished, tmp_path, capsys):
     generate.main([f"--workdir={workdir}", *flags])
     out = capsys.readouterr().out
     assert out.startswith("x = f(") and "\nx" in out
+
+
+def test_prompts_are_the_lines_of_their_file(finished, tmp_path, capsys):
+    """Whatever other breaks they hold, and without a byte-order mark."""
+    workdir, _ = finished
+    prompts, out = tmp_path / "prompts.txt", []
+    flags = [f"--workdir={workdir}", "--tokens=5", "--temperature=0"]
+    for text in ("\ufeffx = f(\nx\x0cx\n", "x = f(\r\nx\x0cx"):
+        prompts.write_bytes(text.encode())
+        generate.main([*flags, f"--prompts={prompts}"])
+        out.append(capsys.readouterr().out)
+    assert out[0] == out[1]
+    assert out[0].startswith("x = f(") and "\nx\x0cx" in out[0]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "shown"), [("b", "b a a a "), ("b ", "b a a a "), ("", "a a a ")]
+)
+def test_words_go_on_after_a_blank(prompt, shown, tmp_path, capsys):
+    words, file = Words.of([b"a b"]), tmp_path / "m.safetensors"
+    sizes = {"num_layers": 1, "embed_dim": 8, "mlp_dim": 8, "max_length": 32}
+    model = CausalLM(words.size, mechanism="linear", **sizes, rngs=nnx.Rngs(0))
+    model.bias[...] = model.bias[...].at[words.encode(b"a")].set(100.0)
+    save(file, model, raw=words.raw)
+    generate.main([f"--workdir={file}", f"--prompt={prompt}", "--tokens=3"])
+    assert capsys.readouterr().out == f"{shown}\n"
 
 
 def test_the_data_are_shown_as_text(texts, capsys):
