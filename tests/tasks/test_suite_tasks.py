@@ -136,6 +136,13 @@ def test_the_loss_counts_each_target_once():
     assert token_loss(model, batch)["count"] == 5  # pyright: ignore
 
 
+def test_a_part_that_the_model_cannot_take_is_found_before_training(tmp_path):
+    config = tiny("parity", "linear", tmp_path, data=SHORT | {"parts": "6,300"})
+    wanted = "^--model.max_length: expected at least 299, .* got 128"
+    with pytest.raises(ValueError, match=wanted):
+        train.run(config, quiet=True)
+
+
 @pytest.mark.parametrize(
     ("task", "attention", "changes", "message"),
     [
