@@ -176,6 +176,12 @@ def at_least(x: jax.Array, floor: float) -> jax.Array:
     return jnp.where(x >= floor, x, jnp.asarray(floor, x.dtype))
 
 
+def nonzero(denominator: jax.Array) -> jax.Array:
+    """1 in place of 0, which is only where the numerator is zero as well."""
+    one = jnp.ones((), denominator.dtype)
+    return jnp.where(denominator == 0, one, denominator)
+
+
 def clamp(x: jax.Array, bound: float) -> jax.Array:
     """Limits x to [-bound, bound]; the gradient passes at both bounds."""
     limited = jnp.where(x > bound, jnp.asarray(bound, x.dtype), x)
@@ -209,7 +215,7 @@ def normalised(
     scale = jnp.where(largest > 1e15, largest, jnp.ones((), x.dtype))
     x = x / scale
     squares = jnp.square(x).mean(axes, keepdims=True)
-    return x * jax.lax.rsqrt(squares + eps / scale / scale)
+    return x * jax.lax.rsqrt(nonzero(squares + eps / scale / scale))
 
 
 def below(logits: jax.Array, largest: jax.Array) -> jax.Array:

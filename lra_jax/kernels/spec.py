@@ -116,9 +116,10 @@ class Spec(Form):
         """The divisor of the numerators."""
         if self.denominator == "none":
             return jnp.ones_like(den)
-        if self.denominator == "add":
-            return den + self.eps
-        return jnp.where(den >= self.eps, den, self.eps)
+        clamped = jnp.where(den >= self.eps, den, self.eps)
+        bounded = den + self.eps if self.denominator == "add" else clamped
+        # Of a row without visible keys the numerator is zero as well.
+        return jnp.where(bounded == 0.0, 1.0, bounded)
 
     def passes(self, den: jax.Array) -> jax.Array:
         """The derivative of `bounded`, 0 or 1."""

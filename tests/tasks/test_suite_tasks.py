@@ -1,6 +1,7 @@
 """Tests of recall and state tracking as tasks: small models that solve tiny ones."""
 
 import signal
+from typing import Any
 
 import helpers
 import jax
@@ -11,10 +12,14 @@ from flax import nnx
 
 from lra_jax import evaluate, train
 from lra_jax.configs import get_preset
+from lra_jax.data import pipeline
 from lra_jax.models import AutoEncoder, TokenClassifier
 from lra_jax.tasks import get_task
 from lra_jax.tasks.base import token_loss
 from lra_jax.training import Interrupted
+from lra_jax.training.console import RunConsole
+from lra_jax.training.loop import Trainer
+from lra_jax.training.restore import predictions
 from lra_jax.training.session import Session
 
 TRAIN = {"batch_size": 32, "eval_batch_size": 32, "warmup": 10, "log_every": 20}
@@ -134,6 +139,25 @@ def test_the_loss_counts_each_target_once():
     assert sums["loss"] == pytest.approx(wanted, rel=1e-5) and sums["count"] == 2
     del batch["weights"]
     assert token_loss(model, batch)["count"] == 5  # pyright: ignore
+
+
+def test_predictions_are_those_that_were_counted(tmp_path):
+    """Of 4,000 classes many have the same probability to six digits."""
+    data = {"train": "16/2:8", "test": "16/4:40", "num_valid": 8, "vocab_size": 4000}
+    config = tiny("mqar", "linear", tmp_path, data=data)
+    task = get_task("mqar")
+    dataset = task.prepare(config.data)
+    trainer = Trainer(config, task, dataset, tmp_path, training=False)
+    params = jax.tree.map(lambda x: x * 0.01, trainer.state.params)
+    batches = pipeline.eval_batches(dataset, "test", trainer.buckets, 32)
+    model: Any = trainer.model_at(params)
+    wanted = [
+        np.argmax(helpers.call_model(type(model).__call__, model, *arrays), -1)
+        for arrays in ([x[name] for name in model.INPUTS] for x in batches)
+    ]
+    found = predictions(trainer, params, "test", RunConsole(0, quiet=True))
+    shown = [line["prediction"] for line in found]
+    assert shown == np.concatenate(wanted)[:40].tolist()
 
 
 def test_a_part_that_the_model_cannot_take_is_found_before_training(tmp_path):

@@ -531,7 +531,10 @@ def _scale(options: _Options, denominator: jax.Array) -> jax.Array:
 
 
 def _bounded(sums: jax.Array, denominator: str, eps: float) -> jax.Array:
-    return feature_maps.at_least(sums, eps) if denominator == "clamp" else sums + eps
+    clamped = denominator == "clamp"
+    return feature_maps.nonzero(
+        feature_maps.at_least(sums, eps) if clamped else sums + eps
+    )
 
 
 def _check(reweight: bool, denominator: str) -> None:

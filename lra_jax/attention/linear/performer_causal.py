@@ -27,17 +27,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from lra_jax.attention import inputs, streams
+from lra_jax.attention import feature_maps, inputs, streams
 from lra_jax.attention.causal import documents, engine
 from lra_jax.attention.causal.documents import Documents
 from lra_jax.attention.causal.prefix import decayed, prefix, triangle
 from lra_jax.attention.linear import random_features
-from lra_jax.attention.linear.random_features import (
-    half_square,
-    lifted,
-    lowest,
-    nonzero,
-)
+from lra_jax.attention.linear.random_features import half_square, lifted, lowest
 from lra_jax.attention.linear.sums import no_sums
 
 # Positions computed pair by pair.
@@ -256,7 +251,7 @@ def _added_up(parts: list[_Part]) -> jax.Array:
     pairs = list(zip(parts, weights, strict=True))
     numerator = sum(part.numerator * weight[..., None] for part, weight in pairs)
     denominator = sum(part.denominator * weight for part, weight in pairs)
-    return numerator / nonzero(jnp.asarray(denominator))[..., None]
+    return numerator / feature_maps.nonzero(jnp.asarray(denominator))[..., None]
 
 
 def causal_softmax_features(

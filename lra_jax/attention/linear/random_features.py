@@ -279,13 +279,7 @@ def divided(
         denominator = denominator + eps
     elif rule == "causal eps" and is_causal:  # added to every sum of key features
         denominator = denominator + eps * query_features.sum(-1)
-    return numerator / nonzero(denominator)[..., None]
-
-
-def nonzero(denominator: jax.Array) -> jax.Array:
-    """1 in place of 0, which is only where the numerator is zero as well."""
-    one = jnp.ones((), denominator.dtype)
-    return jnp.where(denominator == 0, one, denominator)
+    return numerator / feature_maps.nonzero(denominator)[..., None]
 
 
 def performer_projection(
