@@ -197,14 +197,20 @@ def split_values(args: Sequence[str]) -> tuple[list[str], list[list[str]]]:
     """
     types = flags(args)
     fixed, several = [], []
-    for argument in _read_flags(parse_preset(args), args, check=False):
-        name, _, text = argument.partition("=")
+    given = _last(_read_flags(parse_preset(args), args, check=False))
+    for name, argument in given.items():
+        text = argument.partition("=")[2]
         kinds = get_args(types.get(name)) or (types.get(name),)
         if "," in text and str not in kinds:
             several.append([f"{name}={value.strip()}" for value in text.split(",")])
         else:
             fixed.append(argument)
     return fixed, several
+
+
+def _last(given: Iterable[str]) -> dict[str, str]:
+    """Arguments ``--name=value`` by name: of those given twice the last counts."""
+    return {argument.partition("=")[0]: argument for argument in given}
 
 
 def full_name(flag: str, types: Iterable[str]) -> str:
