@@ -105,8 +105,9 @@ def parse_config(prog: str, description: str, args: Sequence[str]) -> Config:
         args,
         default=preset,
     )
-    train, given = config.train, preset.train
-    if train.warmup == given.warmup and train.steps != given.steps and train.too_warm:
+    train, given = config.train, _last(_read_flags(preset, args))
+    of_preset = "--train.warmup" not in given and train.steps != preset.train.steps
+    if of_preset and train.too_warm:
         return config.replace(train={"warmup": max(train.steps, 0) // 10})
     return config
 
