@@ -179,11 +179,24 @@ def test_a_part_that_the_model_cannot_take_is_found_before_training(tmp_path):
             {"train": {"seq_devices": 2}},
             "--train.seq_devices: .* 1 ",
         ),
+        ("parity", "flow", {"model": {"pooling": "ends"}}, "--model.pooling: .* mean"),
+        (
+            "mad-recall",
+            "flow",
+            {"model": {"padding": "zeros"}},
+            "--model.padding: expected lengths for --task=mad-recall, which asks for",
+        ),
+        (
+            "listops",
+            "flow",
+            {"model": {"interaction": "concat"}},
+            "--model.interaction: expected nli for --task=listops, which has no pairs",
+        ),
         ("mqar", "flow", {"data": {"vocab_size": 0}}, "--data.vocab_size: .* got 0"),
         ("s5", "flow", {"data": {"num_train": 0}}, "--data.num_train: .* got 0"),
     ],
 )
 def test_settings_that_cannot_work(task, attention, changes, message):
-    config = get_preset(task, "quick", attention).replace(**changes)
+    config = get_preset(task, None, attention).replace(**changes)
     with pytest.raises(ValueError, match=message):
         get_task(task).check(config)
