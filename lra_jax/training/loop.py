@@ -123,6 +123,9 @@ class Trainer:
         self.workdir = workdir
         self._training = training
         self._compiled: set[Any] = set()
+        # The step of a best checkpoint that is not known of where the run goes on: it
+        # took the place of an earlier one, so that it has to count again.
+        self._again: int | None = None
         self.buckets = pipeline.bucket_lengths(dataset, config.data.buckets)
         self.mesh = self._make_mesh()
         self._shard = sharding.data_shard(self.mesh)
@@ -223,6 +226,9 @@ class Trainer:
         """Goes on from the newest checkpoint if there is one; returns its step."""
         if self.checkpoints.latest_step is not None:
             self.state, self.progress = self.checkpoints.restore(self.state, self.data)
+            best = self.checkpoints.best_step
+            if best is not None and best > self.progress.best_step:
+                self._again = best
         return self.step
 
     def fit(self, console: RunConsole, tracker: Tracker | None = None) -> None:
@@ -247,7 +253,7 @@ class Trainer:
             console,
         ):
             try:
-                if self._is_due(step, train.eval_every) and not done:
+                if self._validates(step) and not done:
                     self._validate(step, meter, writer, console, stop)
                 while step < train.steps:
                     step = self._advance(step, meter, writer, console, stop, profile)
@@ -285,7 +291,7 @@ class Trainer:
         console.advance(step)
         if self._is_due(step, train.log_every) or step == self.config.pretrain.steps:
             self._report(step, meter, writer, console)
-        if self._is_due(step, train.eval_every):
+        if self._validates(step):
             self._validate(step, meter, writer, console, stop)
         if console.broken:
             stop.signum = signal.SIGPIPE
@@ -296,6 +302,9 @@ class Trainer:
         if self._waits:
             jax.block_until_ready(self.state.step)
         return step
+
+    def _validates(self, step: int) -> bool:
+        return self._is_due(step, self.config.train.eval_every) or step == self._again
 
     def _is_due(self, step: int, every: int) -> bool:
         return step > 0 and (step % every == 0 or step == self.config.train.steps)
