@@ -48,6 +48,18 @@ def test_wikitext_counts_words_and_ends_of_lines(archive, tmp_path):
     assert folder.fingerprint == dataset.fingerprint
 
 
+def test_articles_are_found_whatever_ends_the_lines(tmp_path):
+    found = []
+    for end in ("\n", "\r\n"):
+        folder = tmp_path / f"{len(end)}"
+        folder.mkdir()
+        for split, text in (("train", TRAIN), ("valid", TEST), ("test", TEST)):
+            file = folder / f"wiki.{split}.tokens"
+            file.write_bytes(text.replace("\n", end).encode())
+        found.append(prepare(path=str(folder), tokenizer="words", max_length=16))
+    assert found[0].fingerprint == found[1].fingerprint
+
+
 def test_words_come_back_and_unknown_ones_are_known_to_be():
     words = Words.of([TRAIN.encode()])
     tokens = words.encode(b"The dog\n barks .\n")
