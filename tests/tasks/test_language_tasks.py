@@ -15,6 +15,7 @@ from lra_jax.data import __main__ as data_command
 from lra_jax.data.language.prepare import prepare
 from lra_jax.data.language.vocabularies import Bytes, Words
 from lra_jax.models import CausalLM, MaskedLM, save
+from lra_jax.tasks.language import hidden_token_scores, next_token_scores
 from lra_jax.training import Interrupted
 from lra_jax.training.session import Session
 
@@ -99,6 +100,14 @@ def test_bits_per_byte_count_the_ends_of_documents(finished, texts):
     assert documents == len(dataset._streams["test"].starts) - 1
     wanted = result["test_loss_best"] * (size + documents) / math.log(2) / size
     assert result["test_bits_per_byte_best"] == pytest.approx(wanted)
+
+
+def test_a_loss_may_be_too_large_for_a_perplexity(texts):
+    dataset = prepare(path=str(texts), max_length=32)
+    scores = next_token_scores(dataset, "valid", 1000.0)
+    assert scores["perplexity"] == math.inf
+    assert 1000 < scores["bits_per_byte"] < 2000
+    assert hidden_token_scores(dataset, "valid", 1000.0) == {"perplexity": math.inf}
 
 
 def test_a_run_continues_texts(finished, tmp_path, capsys):
