@@ -13,6 +13,7 @@ from flax import nnx
 
 from lra_jax import models, train
 from lra_jax.configs import get_preset
+from lra_jax.data import __main__ as data_command
 from lra_jax.data.language import vocabularies
 from lra_jax.data.language.labelled import prepare
 from lra_jax.tasks import get_task, language
@@ -149,6 +150,15 @@ def test_tables_are_split_and_read(table):
             assert len(row["tokens"]) <= 8
 
 
+def test_labelled_texts_are_shown_as_text(table, capsys):
+    flags = ["--task=finetune", f"--data.path={table}", "--split=test", "--count=6"]
+    data_command.main(["sample", *flags])
+    rows = [x.split(": ") for x in capsys.readouterr().out.splitlines() if "tok" in x]
+    assert len(rows) == 6
+    for name, text in rows:
+        assert name == f"tokens ({len(text)})" and set(text) in ({"a"}, {"b"})
+
+
 @pytest.mark.parametrize("kind", ["words", "bpe"])
 @pytest.mark.parametrize("reviews", [False, True])
 def test_texts_are_read_in_the_vocabulary_of_the_checkpoint(kind, reviews, tmp_path):
@@ -181,6 +191,7 @@ def test_texts_are_read_in_the_vocabulary_of_the_checkpoint(kind, reviews, tmp_p
             known = "0" if "bad" in text else "1"
             known = known if reviews else str("bad" in text)
             assert dataset.classes[label] == known
+            assert dataset.decode(row["tokens"]).strip() == text
     assert dataset.raw["vocabulary"] == vocabulary.raw
     made = task.make_model(config, dataset, nnx.Rngs(0))
     assert made.encoder.vocab_size == vocabulary.size

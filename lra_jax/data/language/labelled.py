@@ -63,6 +63,7 @@ class LabelledDataset(SequenceDataset):
         self.max_length, self.image_shape = max_length, None
         if not isinstance(vocabulary, Bytes):
             self.raw = {"kind": "ids", "vocabulary": vocabulary.raw}
+        self.decode = lambda tokens: vocabulary.decode(tokens).decode(errors="replace")
         self.token_dtype = np.min_scalar_type(vocabulary.size - 1)
         end = np.array([vocabulary.end])
 
