@@ -105,8 +105,9 @@ def parse_config(prog: str, description: str, args: Sequence[str]) -> Config:
         args,
         default=preset,
     )
-    train, given = config.train, preset.train
-    if train.warmup == given.warmup and train.steps != given.steps and train.too_warm:
+    train, given = config.train, _last(_read_flags(preset, args))
+    of_preset = "--train.warmup" not in given and train.steps != preset.train.steps
+    if of_preset and train.too_warm:
         return config.replace(train={"warmup": max(train.steps, 0) // 10})
     return config
 
@@ -197,14 +198,20 @@ def split_values(args: Sequence[str]) -> tuple[list[str], list[list[str]]]:
     """
     types = flags(args)
     fixed, several = [], []
-    for argument in _read_flags(parse_preset(args), args, check=False):
-        name, _, text = argument.partition("=")
+    given = _last(_read_flags(parse_preset(args), args, check=False))
+    for name, argument in given.items():
+        text = argument.partition("=")[2]
         kinds = get_args(types.get(name)) or (types.get(name),)
         if "," in text and str not in kinds:
             several.append([f"{name}={value.strip()}" for value in text.split(",")])
         else:
             fixed.append(argument)
     return fixed, several
+
+
+def _last(given: Iterable[str]) -> dict[str, str]:
+    """Arguments ``--name=value`` by name: of those given twice the last counts."""
+    return {argument.partition("=")[0]: argument for argument in given}
 
 
 def full_name(flag: str, types: Iterable[str]) -> str:

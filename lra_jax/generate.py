@@ -74,7 +74,7 @@ def run(config: GenerateConfig, texts: Sequence[str]) -> Iterator[tuple[str, ...
     Raises:
       ValueError: it is not a finished language model, or a setting does not fit.
     """
-    from lra_jax.data.language.vocabularies import described
+    from lra_jax.data.language.vocabularies import Words, described
     from lra_jax.models import CausalLM, load
     from lra_jax.models.generation import tokens_in_turn
 
@@ -106,7 +106,11 @@ def run(config: GenerateConfig, texts: Sequence[str]) -> Iterator[tuple[str, ...
     except ValueError as error:
         name = str(error).partition(":")[0]
         raise renamed(error, f"--{_FLAGS.get(name, name)}") from error
-    return _decoded(vocabulary, steps, len(texts))
+    pieces = _decoded(vocabulary, steps, len(texts))
+    if isinstance(vocabulary, Words):  # Their blanks come after them.
+        blanks = (" " if text and not text[-1].isspace() else "" for text in texts)
+        pieces = itertools.chain([tuple(blanks)], pieces)
+    return pieces
 
 
 def _encoded(vocabulary: Any, text: str) -> Any:
@@ -137,12 +141,13 @@ def _texts(config: GenerateConfig) -> list[str]:
         raise expected("--prompt", "nothing with --prompts", f"{config.prompt!r}")
     file = Path(config.prompts).expanduser()
     try:
-        texts = file.read_text(encoding="utf-8").splitlines()
+        whole = file.read_text(encoding="utf-8-sig")  # Some editors write a mark first.
     except (OSError, UnicodeDecodeError) as error:
         raise expected("--prompts", "a text file", f"{file}: {error}") from error
-    if not texts:
+    if not whole:
         raise expected("--prompts", "a prompt in each line", f"{file}, which is empty")
-    return texts
+    # Not by splitlines, which ends a line at form feeds and the like, too.
+    return whole.removesuffix("\n").split("\n")
 
 
 if __name__ == "__main__":

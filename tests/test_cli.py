@@ -304,6 +304,15 @@ def test_short_forms_and_a_short_run(given, wanted) -> None:
     assert parse_config("train", "", ["--dim=32"]).model.embed_dim == 32
 
 
+def test_a_warm_up_that_was_asked_for_stays(tmp_path, capsys) -> None:
+    """Even where it is that of the preset: it is refused, and not replaced."""
+    given = ["--preset=compact", "--steps=300", "--warmup=500"]
+    assert parse_config("train", "", given).train.warmup == 500
+    code, _, err = outcome(capsys, *given, f"--workdir={tmp_path / 'run'}")
+    wanted = "--train.warmup: expected less than --train.steps=300, got 500"
+    helpers.assert_one_error(code, err, 2, wanted)
+
+
 def test_every_group_of_flags_says_what_it_is(capsys) -> None:
     with pytest.raises(SystemExit):
         parse_config("train", "", ["--help"])

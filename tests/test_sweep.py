@@ -262,6 +262,14 @@ def test_tasks_and_values_of_flags(started, tmp_path, capsys):
     assert "text flow --train.learning_rate=3e-3 --train.dtype=bfloat16: test" in out
 
 
+def test_of_a_flag_given_twice_the_last_counts(started, tmp_path):
+    flags = ["--attention=flow", f"--workdir={tmp_path}"]
+    sweep.main([*flags, "--train.learning_rate=1e-3,3e-3", "--lr=1e-2"])
+    sweep.main([*flags, "--lr=1e-2", "--lr=1e-3,3e-3", "--lr=4e-3,5e-3"])
+    found = [json.loads(f.read_text()) for f in tmp_path.glob("*/config.json")]
+    assert sorted(c["train"]["learning_rate"] for c in found) == [4e-3, 5e-3, 1e-2]
+
+
 def test_the_best_by_validation_is_named():
     scores = {"flow --a=1": (30, 33), "flow --a=2": (40, 32), "softmax": (90, 90)}
     results = {

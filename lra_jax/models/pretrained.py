@@ -68,6 +68,17 @@ _ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "gelu_new": jax.nn.gelu,
     "relu": jax.nn.relu,
 }
+# Settings of Hugging Face models that change what they compute, with the value that is
+# supported here, the default there.
+_PLAIN: dict[str, dict[str, Any]] = {
+    "bert": {"position_embedding_type": "absolute", "is_decoder": False},
+    "roberta": {
+        "position_embedding_type": "absolute",
+        "is_decoder": False,
+        "pad_token_id": 1,
+    },
+    "gpt2": {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False},
+}
 # RoBERTa's tables have a row for padding, and one before it.
 _UNUSED = {"roberta": 2}
 
@@ -257,7 +268,8 @@ def read_config(file: Path) -> PretrainedConfig:
     """The sizes in a Hugging Face ``config.json``.
 
     Raises:
-      ValueError: it is missing, or of another kind of model.
+      ValueError: it is missing, of another kind of model, or of one that computes
+        something else.
     """
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
@@ -292,6 +304,10 @@ def read_config(file: Path) -> PretrainedConfig:
         wanted = "the config of a BERT, RoBERTa or GPT-2"
         raise expected(str(file), wanted, f"{error!r}") from error
     known("activation", found.activation, _ACTIVATIONS)
+    for name, plain in _PLAIN[kind].items():
+        given = values.get(name, plain)
+        if given != plain:
+            raise expected(str(file), f"{name}={plain!r}", f"{given!r}")
     return found
 
 

@@ -276,7 +276,8 @@ def describe(model: Any) -> dict[str, Any]:
             wanted = "an attention given by name or as 'package.module:function'"
             got = f"the function {mechanism.name!r}"
             raise expected("model", wanted, got) from error
-    settings["dtype"] = None if settings["dtype"] is None else str(settings["dtype"])
+    dtype = settings["dtype"]  # A dtype, or a scalar type such as jnp.bfloat16.
+    settings["dtype"] = None if dtype is None else str(jnp.dtype(dtype))
     for name in ("options", "mlp_options"):
         settings[name] = dict(settings[name])
     return {

@@ -185,16 +185,18 @@ def _label(task: Task) -> str:
 
 
 def _lines(task: Task, best: Best) -> list[charts.Line]:
-    """Accuracy by part of a test, for each model that has such results."""
+    """Accuracy by part of a test, the mean over seeds, for models with such results."""
     lines = []
     for model, row in best.items():
         group = row.get(task.name)
-        parts = group and group.results[0].get("test_accuracy_by_length")
-        if group is None or not parts:
+        results = [] if group is None else group.results
+        parts: Any = [x.get("test_accuracy_by_length") for x in results]
+        if group is None or not all(parts):
             continue
         # Parts are named LENGTH, or LENGTH/PAIRS.
-        places = [float(name.rpartition("/")[2]) for name in parts]
-        heights = [_shown(task, group.config.data, value) for value in parts.values()]
+        places = [float(name.rpartition("/")[2]) for name in parts[0]]
+        means = [np.mean([one[name] for one in parts]) for name in parts[0]]
+        heights = [_shown(task, group.config.data, float(mean)) for mean in means]
         lines.append(charts.Line(model, places, heights))
     return lines
 

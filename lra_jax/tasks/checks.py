@@ -49,6 +49,7 @@ def check_config(config: Config, task: Task) -> None:
         _check_pretraining(config, task)
     if task.image_shape is None:
         _refuse_images(config)
+    _refuse_unread(config, task)
     if task.is_causal and not config.model.is_causal:
         wanted = f"True for --task={task.name}, whose answers come next"
         raise expected("--model.is_causal", wanted, config.model.is_causal)
@@ -304,6 +305,21 @@ def _refuse_images(config: Config) -> None:
         if getattr(config.model, name) == only:
             wanted = f"another value for --task={config.task}, which has no images"
             raise expected(f"--model.{name}", wanted, only)
+
+
+def _refuse_unread(config: Config, task: Task) -> None:
+    """Refuses settings of a head that the task's model has not."""
+    unread, reason = {}, "which has no pairs"
+    if task.per_position:
+        unread = {"pooling": "mean", "padding": "lengths", "interaction": "nli"}
+        reason = "which asks for single positions"
+    elif task.model == Task.model:
+        unread = {"interaction": "nli"}
+    for name, only in unread.items():
+        given = getattr(config.model, name)
+        if given != only:
+            wanted = f"{only} for --task={task.name}, {reason}"
+            raise expected(f"--model.{name}", wanted, f"{given!r}")
 
 
 def _check_lengths(config: Config, task: Task) -> None:

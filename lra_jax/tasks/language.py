@@ -86,7 +86,7 @@ def next_token_scores(dataset: Any, split: str, loss: float) -> dict[str, float]
     """
     bits = loss * dataset.num_targets(split) / math.log(2)
     return {
-        "perplexity": math.exp(loss),
+        "perplexity": _exp(loss),
         "bits_per_byte": bits / dataset.num_bytes[split],
     }
 
@@ -157,7 +157,15 @@ def hide(
 
 def hidden_token_scores(_: Any, __: str, loss: float) -> dict[str, float]:
     """The perplexity of hidden tokens."""
-    return {"perplexity": math.exp(loss)}
+    return {"perplexity": _exp(loss)}
+
+
+def _exp(loss: float) -> float:
+    """Infinite where math.exp raises: a loss of thousands is one, too, and can fall."""
+    try:
+        return math.exp(loss)
+    except OverflowError:
+        return math.inf
 
 
 def prepare_texts(

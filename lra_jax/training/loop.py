@@ -90,7 +90,7 @@ class _Loop:
     def run(self, step: int, validated: bool) -> None:
         """Does the remaining steps; ``validated``: whether this one was scored."""
         train = self.config.train
-        if self._is_due(step, train.eval_every) and not validated:
+        if self._validates(step) and not validated:
             self._validate(step)
         while step < train.steps:
             step = self._advance(step)
@@ -117,7 +117,7 @@ class _Loop:
         self.console.advance(step)
         if self._is_due(step, train.log_every) or step == self.config.pretrain.steps:
             self._report(step)
-        if self._is_due(step, train.eval_every):
+        if self._validates(step):
             self._validate(step)
         if self.console.broken:
             self.stop.signum = signal.SIGPIPE
@@ -128,6 +128,10 @@ class _Loop:
         if self._waits:
             jax.block_until_ready(trainer.state.step)
         return step
+
+    def _validates(self, step: int) -> bool:
+        every = self.config.train.eval_every
+        return self._is_due(step, every) or step == self.trainer.lost_best
 
     def _is_due(self, step: int, every: int) -> bool:
         return step > 0 and (step % every == 0 or step == self.config.train.steps)

@@ -95,6 +95,9 @@ class Trainer:
         self.dataset = dataset
         self.workdir = workdir
         self._training = training
+        # The step of a best checkpoint that lies after the step to resume from. It has
+        # replaced an earlier one, so this step is validated again.
+        self.lost_best: int | None = None
         self.buckets = pipeline.bucket_lengths(dataset, config.data.buckets)
         self.mesh = self._make_mesh()
         self._shard = sharding.data_shard(self.mesh)
@@ -193,6 +196,9 @@ class Trainer:
         """Resumes from the newest checkpoint if there is one; returns its step."""
         if self.checkpoints.latest_step is not None:
             self.state, self.progress = self.checkpoints.restore(self.state, self.data)
+            best = self.checkpoints.best_step
+            if best is not None and best > self.progress.best_step:
+                self.lost_best = best
         return self.step
 
     def evaluate(

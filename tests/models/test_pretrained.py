@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from flax import nnx
 from safetensors.numpy import save_file
 
 from lra_jax import models
+from lra_jax.models.pretrained import read_config
 
 WIDTH, HEADS, INNER, LAYERS, WORDS, LENGTH = 8, 2, 12, 2, 11, 6
 EPSILON = 1e-5
@@ -200,6 +202,28 @@ def test_into_another_mechanism(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(BERT | {"num_hidden_layers": 3}))
     with pytest.raises(ValueError, match=r"expected an array encoder\.layer\.2\."):
         models.from_softmax(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("config", "name", "given", "plain"),
+    [
+        (BERT, "position_embedding_type", "relative_key", "absolute"),
+        (BERT, "is_decoder", True, False),
+        (ROBERTA, "pad_token_id", 0, 1),
+        (GPT2, "scale_attn_by_inverse_layer_idx", True, False),
+        (GPT2, "scale_attn_weights", False, True),
+    ],
+)
+def test_models_that_compute_something_else_are_refused(
+    tmp_path: Path, config: dict[str, Any], name: str, given: Any, plain: Any
+) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(config | {name: plain}))
+    assert read_config(file).num_layers == LAYERS
+    file.write_text(json.dumps(config | {name: given}))
+    wanted = re.escape(f"{file}: expected {name}={plain!r}, got {given!r}")
+    with pytest.raises(ValueError, match=f"^{wanted}$"):
+        read_config(file)
 
 
 def test_a_model_of_ours(tmp_path: Path) -> None:

@@ -69,6 +69,13 @@ def test_a_model_comes_back(tmp_path: Path, kind: Any, settings: Any) -> None:
         np.testing.assert_array_equal(a[...], b[...])
 
 
+@pytest.mark.parametrize("dtype", [jax.numpy.bfloat16, "bfloat16", np.float32])
+def test_a_dtype_given_in_any_form_comes_back(tmp_path: Path, dtype: Any) -> None:
+    file = tmp_path / "one.safetensors"
+    models.save(file, _classifier(mechanism="linear", dtype=dtype))
+    assert models.load(file).config.dtype == jax.numpy.dtype(dtype)
+
+
 def test_code_is_imported_only_when_allowed(tmp_path: Path) -> None:
     file = tmp_path / "one.safetensors"
     models.save(file, _classifier(mechanism="helpers:values_only"))

@@ -7,7 +7,8 @@ import pytest
 from lra_jax import report
 from lra_jax.configs import get_preset
 from lra_jax.reports.runs import group_runs, read_runs
-from lra_jax.reports.suites import best_groups, model_name, score
+from lra_jax.reports.suites import _lines, best_groups, model_name, score
+from lra_jax.tasks import get_task
 
 NUMBERS = {
     **{"test_accuracy_last": 50.0, "steps": 600, "best_step": 600, "seconds": 1.0},
@@ -50,6 +51,15 @@ def test_the_setting_of_best_validation_counts(folder):
     assert score(parity) == pytest.approx(2.0)  # Of 50 % above chance.
     assert score(best["delta"]["modular"]) == pytest.approx(20.0)
     assert model_name(best["linear short_conv=0"]["parity"]) == "linear short_conv=0"
+
+
+def test_lengths_are_a_mean_over_seeds(tmp_path):
+    for seed, accuracy in enumerate((90.0, 70.0)):
+        write(tmp_path / f"{seed}", "parity", "delta", accuracy, 50.0, seed=seed)
+    best = best_groups(group_runs(read_runs(tmp_path)[0]))
+    (line,) = _lines(get_task("parity"), best)
+    assert list(line.x) == [20, 128]
+    assert list(line.y) == pytest.approx([60, 40])  # Of 80 and 70 %, above chance.
 
 
 def test_the_page_of_a_suite(folder, tmp_path):

@@ -13,8 +13,9 @@ from lra_jax import evaluate, generate, train
 from lra_jax.configs import Config, get_preset
 from lra_jax.data import __main__ as data_command
 from lra_jax.data.language.prepare import prepare
-from lra_jax.data.language.vocabularies import Bytes
+from lra_jax.data.language.vocabularies import Bytes, Words
 from lra_jax.models import CausalLM, MaskedLM, save
+from lra_jax.tasks.language import hidden_token_scores, next_token_scores
 from lra_jax.training import Interrupted, fit
 from lra_jax.training.session import Session
 
@@ -101,6 +102,14 @@ def test_bits_per_byte_count_the_ends_of_documents(finished, texts):
     assert result["test_bits_per_byte_best"] == pytest.approx(wanted)
 
 
+def test_a_loss_may_be_too_large_for_a_perplexity(texts):
+    dataset = prepare(path=str(texts), max_length=32)
+    scores = next_token_scores(dataset, "valid", 1000.0)
+    assert scores["perplexity"] == math.inf
+    assert 1000 < scores["bits_per_byte"] < 2000
+    assert hidden_token_scores(dataset, "valid", 1000.0) == {"perplexity": math.inf}
+
+
 def test_a_run_continues_texts(finished, tmp_path, capsys):
     workdir, _ = finished
     generate.main([f"--workdir={workdir}", "--prompt=x = ", "--tokens=20"])
@@ -112,6 +121,32 @@ def test_a_run_continues_texts(finished, tmp_path, capsys):
     generate.main([f"--workdir={workdir}", *flags])
     out = capsys.readouterr().out
     assert out.startswith("x = f(") and "\nx" in out
+
+
+def test_prompts_are_the_lines_of_their_file(finished, tmp_path, capsys):
+    """Whatever other breaks they hold, and without a byte-order mark."""
+    workdir, _ = finished
+    prompts, out = tmp_path / "prompts.txt", []
+    flags = [f"--workdir={workdir}", "--tokens=5", "--temperature=0"]
+    for text in ("\ufeffx = f(\nx\x0cx\n", "x = f(\r\nx\x0cx"):
+        prompts.write_bytes(text.encode())
+        generate.main([*flags, f"--prompts={prompts}"])
+        out.append(capsys.readouterr().out)
+    assert out[0] == out[1]
+    assert out[0].startswith("x = f(") and "\nx\x0cx" in out[0]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "shown"), [("b", "b a a a "), ("b ", "b a a a "), ("", "a a a ")]
+)
+def test_words_go_on_after_a_blank(prompt, shown, tmp_path, capsys):
+    words, file = Words.of([b"a b"]), tmp_path / "m.safetensors"
+    sizes = {"num_layers": 1, "embed_dim": 8, "mlp_dim": 8, "max_length": 32}
+    model = CausalLM(words.size, mechanism="linear", **sizes, rngs=nnx.Rngs(0))
+    model.bias[...] = model.bias[...].at[words.encode(b"a")].set(100.0)
+    save(file, model, raw=words.raw)
+    generate.main([f"--workdir={file}", f"--prompt={prompt}", "--tokens=3"])
+    assert capsys.readouterr().out == f"{shown}\n"
 
 
 def test_the_data_are_shown_as_text(texts, capsys):

@@ -13,6 +13,7 @@ from flax import nnx
 
 from lra_jax import models, train
 from lra_jax.configs import get_preset
+from lra_jax.data import __main__ as data_command
 from lra_jax.data.language import vocabularies
 from lra_jax.data.language.labelled import prepare
 from lra_jax.tasks import get_task, language
@@ -149,6 +150,15 @@ def test_tables_are_split_and_read(table):
             assert len(row["tokens"]) <= 8
 
 
+def test_labelled_texts_are_shown_as_text(table, capsys):
+    flags = ["--task=finetune", f"--data.path={table}", "--split=test", "--count=6"]
+    data_command.main(["sample", *flags])
+    rows = [x.split(": ") for x in capsys.readouterr().out.splitlines() if "tok" in x]
+    assert len(rows) == 6
+    for name, text in rows:
+        assert name == f"tokens ({len(text)})" and set(text) in ({"a"}, {"b"})
+
+
 @pytest.mark.parametrize("kind", ["words", "bpe"])
 @pytest.mark.parametrize("reviews", [False, True])
 def test_texts_are_read_in_the_vocabulary_of_the_checkpoint(kind, reviews, tmp_path):
@@ -181,6 +191,7 @@ def test_texts_are_read_in_the_vocabulary_of_the_checkpoint(kind, reviews, tmp_p
             known = "0" if "bad" in text else "1"
             known = known if reviews else str("bad" in text)
             assert dataset.classes[label] == known
+            assert dataset.decode(row["tokens"]).strip() == text
     assert dataset.raw["vocabulary"] == vocabulary.raw
     made = task.make_model(config, dataset, nnx.Rngs(0))
     assert made.encoder.vocab_size == vocabulary.size
@@ -219,6 +230,27 @@ def test_a_checkpoint_that_does_not_fit(changes, message, pretrained, table, tmp
     task = get_task("finetune")
     with pytest.raises(ValueError, match=f"^{message}"):
         task.make_model(config, task.prepare(config.data), nnx.Rngs(0))
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_only_ends_of_lines_end_a_row(encoding, end, tmp_path):
+    """A text may hold other breaks, as reviews do; a mark may begin the file."""
+    texts = ["one\x85more", "two\u2028more", "three\x0cmore", "four"]
+    lines = ["label\ttext", *(f"{index % 2}\t{x}" for index, x in enumerate(texts))]
+    file = tmp_path / "t.tsv"
+    file.write_bytes((end.join(lines) + end).encode(encoding))
+    dataset = prepare(path=str(file), max_length=32)
+    found = [x["tokens"] for split in dataset.splits for x in dataset.source(split)]
+    assert {x.tobytes() for x in map(np.uint8, found)} == {x.encode() for x in texts}
+
+
+def test_a_test_split_without_texts(tmp_path):
+    (tmp_path / "train.tsv").write_text("text\tlabel\nx\t0\ny\t1\nz\t1\n")
+    (tmp_path / "test.tsv").write_text("text\tlabel\n")
+    wanted = r"^--data.path: expected texts after the first line, got none in .*test"
+    with pytest.raises(ValueError, match=wanted):
+        prepare(path=str(tmp_path))
 
 
 @pytest.mark.parametrize(

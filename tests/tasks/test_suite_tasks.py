@@ -1,6 +1,7 @@
 """Tests of recall and state tracking as tasks: small models that solve tiny ones."""
 
 import signal
+from typing import Any
 
 import helpers
 import jax
@@ -11,11 +12,15 @@ from flax import nnx
 
 from lra_jax import evaluate, train
 from lra_jax.configs import get_preset
+from lra_jax.data import pipeline
 from lra_jax.models import AutoEncoder, TokenClassifier
 from lra_jax.tasks import get_task
 from lra_jax.tasks.base import token_loss
 from lra_jax.training import Interrupted
+from lra_jax.training.console import RunConsole
+from lra_jax.training.restore import predictions
 from lra_jax.training.session import Session
+from lra_jax.training.trainer import Trainer
 
 TRAIN = {"batch_size": 32, "eval_batch_size": 32, "warmup": 10, "log_every": 20}
 MODEL = {"num_layers": 1, "embed_dim": 16, "qkv_dim": 16, "num_heads": 1}
@@ -136,6 +141,32 @@ def test_the_loss_counts_each_target_once():
     assert token_loss(model, batch)["count"] == 5  # pyright: ignore
 
 
+def test_predictions_are_those_that_were_counted(tmp_path):
+    """Of 4,000 classes many have the same probability to six digits."""
+    data = {"train": "16/2:8", "test": "16/4:40", "num_valid": 8, "vocab_size": 4000}
+    config = tiny("mqar", "linear", tmp_path, data=data)
+    task = get_task("mqar")
+    dataset = task.prepare(config.data)
+    trainer = Trainer(config, task, dataset, tmp_path, training=False)
+    params = jax.tree.map(lambda x: x * 0.01, trainer.state.params)
+    batches = pipeline.eval_batches(dataset, "test", trainer.buckets, 32)
+    model: Any = trainer.model_at(params)
+    wanted = [
+        np.argmax(helpers.call_model(type(model).__call__, model, *arrays), -1)
+        for arrays in ([x[name] for name in model.INPUTS] for x in batches)
+    ]
+    found = predictions(trainer, params, "test", RunConsole(0, quiet=True))
+    shown = [line["prediction"] for line in found]
+    assert shown == np.concatenate(wanted)[:40].tolist()
+
+
+def test_a_part_that_the_model_cannot_take_is_found_before_training(tmp_path):
+    config = tiny("parity", "linear", tmp_path, data=SHORT | {"parts": "6,300"})
+    wanted = "^--model.max_length: expected at least 299, .* got 128"
+    with pytest.raises(ValueError, match=wanted):
+        train.run(config, quiet=True)
+
+
 @pytest.mark.parametrize(
     ("task", "attention", "changes", "message"),
     [
@@ -148,11 +179,24 @@ def test_the_loss_counts_each_target_once():
             {"train": {"seq_devices": 2}},
             "--train.seq_devices: .* 1 ",
         ),
+        ("parity", "flow", {"model": {"pooling": "ends"}}, "--model.pooling: .* mean"),
+        (
+            "mad-recall",
+            "flow",
+            {"model": {"padding": "zeros"}},
+            "--model.padding: expected lengths for --task=mad-recall, which asks for",
+        ),
+        (
+            "listops",
+            "flow",
+            {"model": {"interaction": "concat"}},
+            "--model.interaction: expected nli for --task=listops, which has no pairs",
+        ),
         ("mqar", "flow", {"data": {"vocab_size": 0}}, "--data.vocab_size: .* got 0"),
         ("s5", "flow", {"data": {"num_train": 0}}, "--data.num_train: .* got 0"),
     ],
 )
 def test_settings_that_cannot_work(task, attention, changes, message):
-    config = get_preset(task, "quick", attention).replace(**changes)
+    config = get_preset(task, None, attention).replace(**changes)
     with pytest.raises(ValueError, match=message):
         get_task(task).check(config)

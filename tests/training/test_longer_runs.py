@@ -1,6 +1,7 @@
 """A run is made longer where no step depends on how many there are."""
 
 import json
+import shutil
 
 import helpers
 import pytest
@@ -52,6 +53,27 @@ def test_a_longer_run_ends_as_one_from_the_start(data_dir, tmp_path):
     assert curves.stat().st_mtime >= end.stat().st_mtime
     with pytest.raises(ValueError, match="can be made longer, not shorter"):
         Session(short, quiet=True)
+
+
+def test_a_longer_run_counts_a_best_checkpoint_again(data_dir, tmp_path):
+    """It goes back behind the shorter one's end, whose parameters were the best."""
+    short = constant(data_dir, tmp_path / "run", 6)
+    assert train.run(short, quiet=True)["best_step"] == 6
+    longer = short.replace(train={"steps": 9})
+    shutil.copytree(tmp_path / "run", tmp_path / "whole")
+    wanted = train.run(longer.replace(workdir=str(tmp_path / "whole")), quiet=True)
+    (tmp_path / "run/checkpoints/latest/6/state/_METADATA").unlink()
+    with Session(longer, quiet=True) as session:
+        assert session.console.start == 4
+        result = session.run()
+    scored, others = (
+        [line for line in losses(tmp_path / name) if line[1] == "valid"]
+        for name in ("run", "whole")
+    )
+    assert scored == others and [line[0] for line in scored] == [4, 6, 8, 9]
+    for name in ("best_step", "test_loss_best", "valid_accuracy_best"):
+        assert result[name] == wanted[name]
+    assert load_run(str(tmp_path / "run")).step == result["best_step"]
 
 
 def test_a_run_that_has_not_ended_has_its_new_length_at_once(tmp_path):

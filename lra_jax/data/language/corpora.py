@@ -5,6 +5,7 @@ differs between versions of Python, so results give the version and the fingerpr
 """
 
 import hashlib
+import itertools
 import os
 import platform
 import sysconfig
@@ -123,11 +124,15 @@ def _divided(texts: Mapping[str, bytes]) -> dict[str, list[bytes]]:
 
 
 def _in_three(text: bytes) -> tuple[bytes, bytes, bytes]:
-    """The first part, then the shares of validation and test, cut after a line."""
-    cuts = []
-    for share in (2 * _SHARE, _SHARE):
-        place = round(len(text) * (1 - share))
-        cuts.append(text.rfind(b"\n", 0, place) + 1 or place)
+    """The first part, then the shares of validation and test, cut after a line.
+
+    The last one that ends in the share before a cut; where none does, within a line.
+    """
+    places = [round(len(text) * (1 - share * _SHARE)) for share in (3, 2, 1)]
+    cuts = [
+        text.rfind(b"\n", low, high) + 1 or high
+        for low, high in itertools.pairwise(places)
+    ]
     first, second = cuts
     return text[:first], text[first:second], text[second:]
 

@@ -1,9 +1,10 @@
 """Texts with one label each: the IMDb reviews, or tables of your own.
 
 A table is a ``.tsv`` file whose first line names its columns, including ``text`` and
-``label``, in any order. A folder has train.tsv and test.tsv, and may have valid.tsv;
-without it a tenth of the training texts is held out. From a single file, a tenth is for
-validation and a tenth for the test.
+``label``, in any order. Only LF and CRLF end a line: a text can hold other breaks. A
+folder has train.tsv and test.tsv, and may have valid.tsv; without it a tenth of the
+training texts is held out. From a single file, a tenth is for validation and a tenth
+for the test.
 """
 
 import hashlib
@@ -63,6 +64,7 @@ class LabelledDataset(SequenceDataset):
         self.max_length, self.image_shape = max_length, None
         if not isinstance(vocabulary, Bytes):
             self.raw = {"kind": "ids", "vocabulary": vocabulary.raw}
+        self.decode = lambda tokens: vocabulary.decode(tokens).decode(errors="replace")
         self.token_dtype = np.min_scalar_type(vocabulary.size - 1)
         end = np.array([vocabulary.end])
 
@@ -175,9 +177,10 @@ def _with_validation(splits: dict[str, Texts], seed: int) -> dict[str, Texts]:
 
 def _read(file: Path) -> Texts:
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        whole = file.read_text(encoding="utf-8-sig")  # Some editors write a mark first.
     except (OSError, UnicodeDecodeError) as error:
         raise expected("--data.path", "a table of text", f"{file}: {error}") from error
+    lines = whole.removesuffix("\n").split("\n") if whole else []
     columns = lines[0].split("\t") if lines else []
     if not {"text", "label"} <= set(columns):
         wanted = "a first line with the columns text and label"
@@ -193,4 +196,6 @@ def _read(file: Path) -> Texts:
             raise expected("--data.path", wanted, got)
         found.texts.append(cells[place["text"]].encode())
         found.labels.append(cells[place["label"]])
+    if not found.texts:
+        raise expected("--data.path", "texts after the first line", f"none in {file}")
     return found

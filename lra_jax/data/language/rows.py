@@ -103,7 +103,7 @@ class TextDataset(SequenceDataset):
       vocabulary: as given.
 
     Raises:
-      ValueError: the training text is shorter than a row.
+      ValueError: the training text is shorter than a row, or a split has no text.
     """
 
     def __init__(
@@ -119,6 +119,10 @@ class TextDataset(SequenceDataset):
         if size < length:
             wanted = f"at least a row of --data.max_length={length} tokens to train on"
             raise expected("--data.path", wanted, f"{size}, of {name}")
+        for split, stream in streams.items():
+            if not stream.num_bytes:
+                wanted = f"text for {', '.join(streams)}"
+                raise expected("--data.path", wanted, f"none for {split}, of {name}")
         self.name, self.folder = name, "memory"
         self.splits, self.parts = tuple(streams), (SLIDING,) if slides else ()
         self.sequences = ("tokens",)

@@ -5,6 +5,7 @@ all, ``mask``, which hides a token from a masked language model.
 """
 
 import collections
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, Self
 
@@ -167,8 +168,10 @@ class Bpe:
         return np.array(self._tokenizer.encode(_text(text)).ids, np.int32)
 
     def decode(self, tokens: np.ndarray) -> bytes:
-        """See `Vocabulary`; truncated characters show as replacement characters."""
-        return self._tokenizer.decode(tokens[tokens < self.end].tolist()).encode()
+        """See `Vocabulary`; a token may be a part of a character."""
+        known = tokens[tokens < self.end].tolist()
+        letters = "".join(map(self._tokenizer.id_to_token, known))
+        return bytes(map(_byte_letters().__getitem__, letters))
 
 
 def make(kind: str, size: int, texts: Sequence[bytes]) -> Vocabulary:
@@ -204,6 +207,16 @@ def described(raw: Mapping[str, Any]) -> Vocabulary:
         return Bpe(raw["bpe"])
     got = f"{raw.get('kind')!r}"
     raise expected("model", "one with a vocabulary of a language model", got)
+
+
+@functools.cache
+def _byte_letters() -> dict[str, int]:
+    """The byte of each letter of byte-level BPE: printable bytes are their own letters,
+    and the others, in their order, have the letters from 256 on."""
+    shown = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = [byte for byte in range(256) if byte not in shown]
+    letters = {chr(byte): byte for byte in shown}
+    return letters | {chr(256 + place): byte for place, byte in enumerate(others)}
 
 
 def _lines(text: bytes) -> list[str]:

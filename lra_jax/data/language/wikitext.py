@@ -17,7 +17,7 @@ from lra_jax.errors import expected
 
 _FILES = {split: f"wiki.{split}.tokens" for split in SPLITS}
 # A blank line, followed by a title of the first level.
-_TITLE = re.compile(rb"^ \n(?= = [^=\n]+ = \n)", re.MULTILINE)
+_TITLE = re.compile(rb"^ \r?\n(?= = [^=\n]+ = \r?\n)", re.MULTILINE)
 
 
 def found(path: str) -> Corpus | None:

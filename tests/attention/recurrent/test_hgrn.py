@@ -134,12 +134,12 @@ def test_complex_columns_lose_no_digits_far_from_the_start():
     slope, out = jax.grad(call, has_aux=True)(angle)
     factor = np.exp(log_decay[0, 0].astype("float64") + 1j * angle)
     new = (1 - np.abs(factor)) * (value[0, ..., 0] + 1j * value[0, ..., 1])
-    state = of_state = np.zeros(4, complex)  # of_state: by the angle
+    state: Any = np.zeros(4, complex)
+    of_state: Any = np.zeros(4, complex)  # by the angle
+    wanted: Any = np.zeros(4, complex)
     for t in range(length - 200, length):
         of_state = factor * (1j * state + of_state)
         state = factor * state + new[t]
-        if t == length - 8:
-            wanted = np.zeros(4, complex)
         if t >= length - 8:
             wanted = wanted + of_state
     assert_close(out[0, -1], np.stack([state.real, state.imag], -1))

@@ -92,6 +92,21 @@ def test_one_file_is_cut_into_three_parts(tmp_path):
     assert 0.93 < len(parts[0]) / len(file.read_bytes()) < 0.95
 
 
+@pytest.mark.parametrize(
+    "text",
+    [b"line\n" * 100 + b"x" * 300, b"head\n" + b"x" * 500, b"x" * 500],
+    ids=["long_end", "long_line", "one_line"],
+)
+def test_long_lines_leave_every_part_its_share(tmp_path, text):
+    (tmp_path / "a.txt").write_bytes(text)
+    dataset = prepare(path=str(tmp_path / "a.txt"), max_length=16)
+    parts = [documents(dataset, split)[0] for split in ("train", "valid", "test")]
+    assert b"".join(parts) == text
+    shares = [len(part) / len(text) for part in parts]
+    np.testing.assert_allclose(shares, [0.94, 0.03, 0.03], atol=0.031)
+    assert all(parts)
+
+
 def test_the_fingerprint_is_of_the_text_and_the_rows(folder):
     first = prepare(path=str(folder), max_length=32).fingerprint
     assert prepare(path=str(folder), max_length=32).fingerprint == first
@@ -133,6 +148,7 @@ def test_the_standard_library_is_the_default():
         ({"a.txt": b""}, {}, "text, got empty files"),
         ({"a.txt": b"abc\0"}, {}, r"text, got .*a.txt, which has a byte 0"),
         ({"a.txt": b"abc"}, {}, "at least a row of --data.max_length=32 tokens"),
+        ({"a.txt": b"x" * 15}, {"max_length": 8}, "text for .*, got none for test"),
         ({"a.txt": b"abc"}, {"pattern": "*.py"}, r"files '\*.py', got none in"),
     ],
 )
@@ -143,4 +159,4 @@ def test_what_is_no_corpus(tmp_path, files, given, message):
     for name, text in files.items():
         (folder / name).write_bytes(text)
     with pytest.raises(ValueError, match=f"^--data.path: expected {message}"):
-        prepare(path=str(folder), max_length=32, **given)
+        prepare(path=str(folder), **{"max_length": 32, **given})

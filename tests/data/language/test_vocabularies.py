@@ -48,6 +48,18 @@ def test_wikitext_counts_words_and_ends_of_lines(archive, tmp_path):
     assert folder.fingerprint == dataset.fingerprint
 
 
+def test_articles_are_found_whatever_ends_the_lines(tmp_path):
+    found = []
+    for end in ("\n", "\r\n"):
+        folder = tmp_path / f"{len(end)}"
+        folder.mkdir()
+        for split, text in (("train", TRAIN), ("valid", TEST), ("test", TEST)):
+            file = folder / f"wiki.{split}.tokens"
+            file.write_bytes(text.replace("\n", end).encode())
+        found.append(prepare(path=str(folder), tokenizer="words", max_length=16))
+    assert found[0].fingerprint == found[1].fingerprint
+
+
 def test_words_come_back_and_unknown_ones_are_known_to_be():
     words = Words.of([TRAIN.encode()])
     tokens = words.encode(b"The dog\n barks .\n")
@@ -75,6 +87,16 @@ def test_byte_pairs_express_every_text():
         bpe.encode(b"\xff")
     with pytest.raises(ValueError, match=r"^--data.vocab_size: expected at least 258"):
         Bpe.of([b"a"], 200)
+
+
+def test_byte_pairs_give_every_byte_back_token_by_token():
+    """Of a character that is several tokens each is a part, as in generation."""
+    text = "".join(map(chr, range(1, 0x250))) + "\u65e5\u672c \U0001f600"
+    bpe = Bpe.of([b"a b c"], 258)
+    tokens = bpe.encode(text.encode())
+    assert b"".join(bpe.decode(token[None]) for token in tokens) == text.encode()
+    beyond = np.array([bpe.end, *tokens[:1], bpe.mask])
+    assert bpe.decode(beyond) == text[:1].encode()
 
 
 @pytest.mark.parametrize(
