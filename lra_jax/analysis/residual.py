@@ -51,7 +51,7 @@ def residual(
     x, mask = _checked(x, mask)
     if known("center", center, get_args(Center)) == "mean":
         count = np.maximum(mask.sum(-1), 1)
-        middle = (x * mask[..., None]).sum(-2) / count[..., None]
+        middle = np.where(mask[..., None], x, 0.0).sum(-2) / count[..., None]
     else:
         middle = np.empty((*x.shape[:-2], x.shape[-1]))
         for index in np.ndindex(x.shape[:-2]):

@@ -118,6 +118,8 @@ class Spec(Form):
             return jnp.ones_like(den)
         clamped = jnp.where(den >= self.eps, den, self.eps)
         bounded = den + self.eps if self.denominator == "add" else clamped
+        if self.eps:
+            return bounded
         # Of a row without visible keys the numerator is zero as well.
         return jnp.where(bounded == 0.0, 1.0, bounded)
 

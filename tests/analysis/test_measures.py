@@ -96,10 +96,11 @@ def test_argmin_is_the_smallest(shape):
         assert best <= min(others) * (1 + 1e-7)
 
 
-def test_argmin_of_a_masked_token_does_not_see_it():
+@pytest.mark.parametrize("held", [1e6, np.nan, np.inf])
+def test_argmin_of_a_masked_token_does_not_see_it(held: float):
     x = RNG.normal(size=(2, 5, 3))
     mask = np.array([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]], bool)
-    garbage = np.where(mask[..., None], x, 1e6)
+    garbage = np.where(mask[..., None], x, held)
     for center in ("mean", "argmin"):
         out = analysis.residual(garbage, center, mask)
         np.testing.assert_allclose(
