@@ -168,15 +168,17 @@ def predictions(
     for ids, batch in zip(batches.examples(), told, strict=True):
         scores = run(params, sharding.shard_batch(trainer.mesh, batch))
         chances = np.asarray(jax.nn.softmax(scores, -1), np.float64).round(6)
-        for example, values, labels in zip(
-            ids.tolist(), chances, batch["labels"], strict=False
+        # Of the scores: among many classes several round to the same probability.
+        chosen = np.asarray(scores.argmax(-1))
+        for example, values, best, labels in zip(
+            ids.tolist(), chances, chosen, batch["labels"], strict=False
         ):
             if labels.ndim:
-                values, labels = values[labels >= 0], labels[labels >= 0]
+                values, best, labels = (x[labels >= 0] for x in (values, best, labels))
             line = {
                 "example": example,
                 "label": labels.tolist(),
-                "prediction": values.argmax(-1).tolist(),
+                "prediction": best.tolist(),
                 "probabilities": values.tolist(),
             }
             found.append(line)

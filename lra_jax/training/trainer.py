@@ -260,9 +260,11 @@ class Trainer:
         train, longest = self.config.train, self.config.model.max_length
         sizes = (train.batch_size, train.eval_batch_size)
         mesh = sharding.make_mesh(sizes, train.seq_devices)
-        needed = sharding.padded_length(mesh, self.buckets[-1])
+        # A part is scored after the last step, padded to its own longest sequence.
+        parts = [int(self.dataset.lengths(x).max()) for x in self.dataset.parts]
+        needed = sharding.padded_length(mesh, max([self.buckets[-1], *parts]))
         if needed > longest:
-            wanted = f"at least {needed}, the longest bucket of the data"
+            wanted = f"at least {needed}, the longest bucket or part of the data"
             if train.seq_devices > 1:
                 wanted += f" for --train.seq_devices={train.seq_devices}"
             raise expected("--model.max_length", wanted, longest)
