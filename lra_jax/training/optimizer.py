@@ -35,18 +35,26 @@ def make_schedule(
       ValueError: an unknown name, or a warm-up as long as the run if the schedule ends
         at its last step.
     """
-    if pretrain is not None and pretrain.steps:
-        peak = pretrain.learning_rate or config.learning_rate
-        first = dataclasses.replace(config, steps=pretrain.steps, learning_rate=peak)
-        rest = dataclasses.replace(config, steps=config.steps - pretrain.steps)
-        parts = [make_schedule(first), make_schedule(rest)]
-        return optax.join_schedules(parts, [pretrain.steps])
     known("--train.schedule", config.schedule, get_args(Schedule))
+    if pretrain is None or not pretrain.steps:
+        return _one_schedule(config, "--train.steps")
+    peak = pretrain.learning_rate or config.learning_rate
+    first = dataclasses.replace(config, steps=pretrain.steps, learning_rate=peak)
+    rest = dataclasses.replace(config, steps=config.steps - pretrain.steps)
+    parts = [
+        _one_schedule(first, "--pretrain.steps"),
+        _one_schedule(rest, "--train.steps less --pretrain.steps"),
+    ]
+    return optax.join_schedules(parts, [pretrain.steps])
+
+
+def _one_schedule(config: TrainConfig, name: str) -> optax.Schedule:
+    """The schedule of one part of a run, whose number of steps has this name."""
     peak, warmup, steps = config.learning_rate, config.warmup, config.steps
     falls = config.falls
     if config.too_warm:
         limit = "" if falls == steps else f"{falls}, four fifths of "
-        wanted = f"less than {limit}--train.steps={steps}"
+        wanted = f"less than {limit}{name}={steps}"
         raise expected("--train.warmup", wanted, warmup)
     match config.schedule:
         case "cosine":

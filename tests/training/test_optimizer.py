@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lra_jax.configs import TrainConfig
+from lra_jax.configs import PretrainConfig, TrainConfig
 from lra_jax.training.optimizer import make_optimizer, make_schedule
 
 
@@ -62,6 +62,16 @@ def test_warm_up_as_long_as_the_run(schedule, warmup):
 def test_warm_up_as_long_as_the_hold():
     with pytest.raises(ValueError, match=r"less than 80, four fifths .*=100, got 80"):
         rate(0, schedule="trapezoid", warmup=80)
+
+
+@pytest.mark.parametrize(
+    ("steps", "name"),
+    [(20, "--pretrain.steps=20"), (70, "--train.steps less --pretrain.steps=30")],
+)
+def test_warm_up_as_long_as_a_part_of_the_run(steps, name):
+    config = TrainConfig(steps=100, warmup=40)
+    with pytest.raises(ValueError, match=f"train.warmup: expected less than {name}, "):
+        make_schedule(config, PretrainConfig(steps=steps))
 
 
 def test_warm_up_beyond_the_run_is_meant_where_nothing_ends():
