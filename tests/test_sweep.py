@@ -348,7 +348,7 @@ def test_presets_and_texts_take_several_values(started, tmp_path, capsys):
     out = capsys.readouterr().out
     assert "--preset=NAME,NAME" in out and "--FLAG='TEXT|TEXT|...'" in out
     assert "also take those without one: give them by name" in out
-    assert "train but --dry-run" in out and max(map(len, out.splitlines())) <= 88
+    assert "train except --dry-run" in out and max(map(len, out.splitlines())) <= 88
 
 
 def test_a_suite_takes_several_values(started, tmp_path):
