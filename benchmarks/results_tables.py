@@ -135,7 +135,7 @@ def suite_runs() -> str:
     tests = list(dict.fromkeys(result["task"] for result in results))
     best: dict[str, dict[str, dict[str, Any]]] = {}
     for result in sorted(results, key=lambda one: one["valid_accuracy_best"]):
-        best.setdefault(_named(result), {})[result["task"]] = result
+        best.setdefault(named(result), {})[result["task"]] = result
     rows = sorted(best.items(), key=lambda row: _mean_score(row[1]), reverse=True)
     lines = (
         f"| {name} | "
@@ -155,6 +155,47 @@ def suite_runs() -> str:
         "and versions of each run."
     )
     return _table(f"| mechanism | {' | '.join(tests)} | state |", lines, note)
+
+
+def recall_by_state() -> str:
+    """The markdown table of recall against heads, and so against the state's size."""
+    results = _read("recall_state")
+    heads = sorted({_heads(result) for result in results})
+    rows: dict[str, dict[int, dict[str, Any]]] = {}
+    for result in results:
+        rows.setdefault(named(result), {})[_heads(result)] = result
+    lines = (
+        f"| {name} | "
+        + " | ".join(_recalled(row.get(number)) for number in heads)
+        + " |"
+        for name, row in sorted(
+            rows.items(), key=lambda item: -most_pairs(item[1][max(item[1])])
+        )
+    )
+    note = (
+        "Percent of the answers right with the most pairs, 16, in brackets the numbers "
+        "that both layers keep; preset quick, rate 0.01, one seed, on "
+        f"{_machines(results)}. `results/recall_state/` has the command of each run."
+    )
+    names = ("1 head" if n == 1 else f"{n} heads" for n in heads)
+    return _table(f"| mechanism | {' | '.join(names)} |", lines, note)
+
+
+def most_pairs(result: dict[str, Any]) -> float:
+    """Accuracy in percent of `mqar` with the most pairs; parts are LENGTH/PAIRS."""
+    parts = result["test_accuracy_by_length"]
+    return parts[max(parts, key=lambda part: int(part.rpartition("/")[2]))]
+
+
+def _heads(result: dict[str, Any]) -> int:
+    """The preset has two."""
+    return int(_flag(result, "model.num_heads") or 2)
+
+
+def _recalled(result: dict[str, Any] | None) -> str:
+    if result is None:
+        return "-"
+    return f"{most_pairs(result):.1f} ({result['state_size']:,})"
 
 
 def causal_mechanisms() -> str:
@@ -184,7 +225,7 @@ def causal_mechanisms() -> str:
 def _best(
     runs: Sequence[dict[str, Any]], test: str, name: str
 ) -> dict[str, Any] | None:
-    own = [run for run in runs if (run["task"], _named(run)) == (test, name)]
+    own = [run for run in runs if (run["task"], named(run)) == (test, name)]
     return max(own, key=lambda run: run["valid_accuracy_best"], default=None)
 
 
@@ -219,9 +260,12 @@ def _rates(results: Sequence[dict[str, Any]], test: str) -> str:
     return " and ".join(sorted(rates, key=float))
 
 
-def _named(result: dict[str, Any]) -> str:
+def named(result: dict[str, Any]) -> str:
+    """The mechanism, its options, and what the command changes in its block."""
     options = _flag(result, "model.attention_options")
-    return f"{result['attention']}, {options}" if options else result["attention"]
+    plain = _flag(result, "model.short_conv") == "0"
+    parts = (result["attention"], options, "no convolution" if plain else "")
+    return ", ".join(filter(None, parts))
 
 
 def _flag(result: dict[str, Any], name: str) -> str:
@@ -279,6 +323,7 @@ TABLES = {
     ("README.md", "causal mechanisms"): causal_mechanisms,
     ("docs/tasks.md", "results"): small_runs,
     ("docs/suites.md", "results"): suite_runs,
+    ("docs/suites.md", "recall by state"): recall_by_state,
     ("docs/learning.md", "results"): learning_runs,
     ("docs/performance.md", "results"): causal_forms,
 }
