@@ -21,12 +21,18 @@ def _softplus_decay(x: jax.Array) -> jax.Array:
     return -jax.nn.softplus(x)
 
 
+def _small_angle(x: jax.Array) -> jax.Array:
+    """``0.3 x`` radians: a state that hardly rotates at first keeps more of the past."""
+    return 0.3 * x
+
+
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "identity": _identity,
     "log_sigmoid": jax.nn.log_sigmoid,
     "silu": jax.nn.silu,
     "sigmoid": jax.nn.sigmoid,
     "slow_decay": _slow_decay,
+    "small_angle": _small_angle,
     "softplus_decay": _softplus_decay,
 }
 

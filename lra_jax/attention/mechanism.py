@@ -22,6 +22,8 @@ class Gate:
         matrix.
       bias: initial bias; "spread" gives its sigmoid time constants from 2 to 2,000
         positions, evenly spaced in their logarithm.
+      option: the projection is made only where this option of the mechanism is True;
+        None = always.
     """
 
     name: str
@@ -30,6 +32,7 @@ class Gate:
     activation: str = "identity"
     rank: int | None = None
     bias: float | str = 0.0
+    option: str | None = None
 
 
 @dataclass(frozen=True)

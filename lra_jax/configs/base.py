@@ -106,9 +106,10 @@ class PretrainConfig:
     steps: int = 0
     """How many of the run's steps learn the target below, before the others learn the
     labels; each part has its own schedule."""
-    target: Literal["tokens", "values"] = "tokens"
+    target: Literal["tokens", "values", "running_values"] = "tokens"
     """tokens: reconstruct hidden tokens, without labels. values (ListOps): the value of
-    every operator at its brackets, labels that the task does not provide."""
+    every operator at its brackets, labels that the task does not provide.
+    running_values: also, at every digit, its operator's value so far."""
     mask_rate: float = 0.5
     """The share of the tokens that are hidden; its authors use half for Image."""
     learning_rate: float | None = None

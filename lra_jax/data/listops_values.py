@@ -10,12 +10,14 @@ import numpy as np
 from lra_jax.data.listops_language import CLOSE, DIGIT_0, MIN, PAD, apply
 
 
-def values(tokens: np.ndarray) -> np.ndarray:
+def values(tokens: np.ndarray, *, running: bool = False) -> np.ndarray:
     """The value of each operator, at both of its brackets.
 
     Args:
       tokens: ids of one expression or several in a row, `[length]`; padding is skipped,
         and an operator whose closing bracket was cut off has no value.
+      running: also give, at each digit, the value of its operator applied to the
+        arguments so far.
 
     Returns:
       `[length]` of the same dtype: the id of the value's digit at each bracket, and 0,
@@ -36,5 +38,13 @@ def values(tokens: np.ndarray) -> np.ndarray:
         else:
             continue
         if opened:
-            opened[-1][1].append(value)
+            start, arguments = opened[-1]
+            arguments.append(value)
+            if running and token != CLOSE:
+                found[position] = apply(int(tokens[start]), arguments) + DIGIT_0
     return found
+
+
+def running_values(tokens: np.ndarray) -> np.ndarray:
+    """``values(tokens, running=True)``."""
+    return values(tokens, running=True)

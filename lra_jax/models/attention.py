@@ -109,7 +109,7 @@ class MultiHeadAttention(nnx.Module):
         self.gates = nnx.Dict(
             {
                 gate.name: GateLayer(gate, *sizes, dtype=dtype, rngs=rngs)
-                for gate in self.mechanism.gates
+                for gate in config.gates
             }
         )
         takes = config.takes_memory and config.carries_memory
@@ -344,7 +344,7 @@ class MultiHeadAttention(nnx.Module):
         """The gates and the mechanism's own arrays."""
         arrays = {
             gate.name: self.gates[gate.name](inputs if gate.of == "query" else context)
-            for gate in self.mechanism.gates
+            for gate in self.config.gates
         }
         parameters = self.parameters if parameters is None else parameters
         return arrays | {

@@ -184,6 +184,16 @@ class AttentionConfig:
             raise expected("attention", wanted, repr(error)) from error
         return registry.accepted_keywords(made)
 
+    @functools.cached_property
+    def gates(self) -> tuple[registry.Gate, ...]:
+        """The mechanism's additional projections that its options ask for."""
+        options = dict(self.options or ())
+        return tuple(
+            gate
+            for gate in self.mechanism.gates
+            if gate.option is None or options.get(gate.option)
+        )
+
     @property
     def offered(self) -> dict[str, int | None]:
         """The arguments that a maker of arrays or modules may take by name."""

@@ -308,6 +308,9 @@ def _teaching(config: Config) -> list[str]:
     pretrained = {
         "tokens": f"self-pretrained for {first}, {config.pretrain.mask_rate:g} hidden",
         "values": f"taught the value of every operator in {first}",
+        "running_values": (
+            f"taught the value of every operator, argument by argument, in {first}"
+        ),
     }
     named = {
         pretrained[config.pretrain.target]: config.pretrain.steps,

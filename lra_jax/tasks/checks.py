@@ -285,7 +285,7 @@ def _check_pretraining(config: Config, task: Task) -> None:
         reason = f"for --task={task.name}" if task.per_position else "for a decoder"
         wanted = f"0 {reason}, which reconstructs nothing"
         raise expected("--pretrain.steps", wanted, config.pretrain.steps)
-    if config.pretrain.target == "values" and task.targets is None:
+    if config.pretrain.target not in ("tokens", *task.targets):
         wanted = f"tokens for --task={task.name}, whose positions have no values"
         raise expected("--pretrain.target", wanted, config.pretrain.target)
     if config.train.seq_devices > 1:

@@ -30,6 +30,9 @@ TASK = Task(
     decoder="lra_jax.data.listops:decode",
     words="lra_jax.data.listops_language:WORDS",
     augmentation="lra_jax.data.listops_permutation:permuted",
-    targets="lra_jax.data.listops_values:values",
+    targets={
+        "values": "lra_jax.data.listops_values:values",
+        "running_values": "lra_jax.data.listops_values:running_values",
+    },
     tree_drawer="lra_jax.data.listops_language:tree",
 )

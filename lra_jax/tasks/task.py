@@ -72,8 +72,8 @@ class Task:
       words: names a mapping that tells `lra_jax.models.raw` how to read words, if used.
       augmentation: names ``(tokens, generator) -> tokens``, applied to each training
         example if the data settings say so.
-      targets: names ``(tokens) -> tokens``: what ``--pretrain.target=values`` teaches
-        at each position, 0 for nothing.
+      targets: by the value of ``--pretrain.target``, names ``(tokens) -> tokens``: what
+        it teaches at each position, 0 for nothing.
       tree_drawer: names ``(tokens) -> lra_jax.data.listops_language.Tree``, if
         sequences are nested expressions.
     """
@@ -103,7 +103,7 @@ class Task:
     decoder: str = "lra_jax.tasks.task:decode_bytes"
     words: str | None = None
     augmentation: str | None = None
-    targets: str | None = None
+    targets: Mapping[str, str] = dataclasses.field(default_factory=dict)
     tree_drawer: str | None = None
 
     def scaled(self, data: DataConfig, accuracy: float) -> float | None:
@@ -199,9 +199,8 @@ class Task:
         self, config: Config
     ) -> Callable[["np.ndarray"], "np.ndarray"] | None:
         """The targets of pretraining, one per position; None for hidden tokens."""
-        if self.targets is None or config.pretrain.target != "values":
-            return None
-        return pkgutil.resolve_name(self.targets)
+        target = self.targets.get(config.pretrain.target)
+        return None if target is None else pkgutil.resolve_name(target)
 
     @property
     def tree(self) -> Callable[["np.ndarray"], Any] | None:

@@ -12,6 +12,11 @@ Neural Network for Sequence Modeling", from the authors of cosFormer).
 
 With ``angle``, columns are complex, as pairs (real, imaginary):
 ``h_t = f_t e^(i angle) h_(t-1) + (1 - f_t) v_t`` with a learned angle for each pair.
+With ``rotation``, each position adds an angle of its own, ``rotation_t = 0.3 (W_r x +
+b_r)`` in a model (the option ``rotates``): a state whose phase is the sum of the angles
+since its last reset counts modulo a full turn, as sums modulo 10 and state tracking
+need. Grazzi et al. 2024 (arXiv:2411.12537) show that real states between 0 and 1
+cannot; Mamba-3 (2025) also rotates its states by angles that depend on the input.
 
 A head here is one column, real (Hv = 1) or complex (Hv = 2), and there are twice as
 many columns as the model's width: without ``is_causal`` half of the heads run from the
@@ -26,7 +31,8 @@ the variance of a state whatever its time constant (De et al. 2024, Griffin, eq.
 Source: the paper, and OpenNLPLab/HGRN. Deviations: that code adds up the two directions
 and uses the same values for both; its lower bounds are a cumulative softmax of one
 array over the layers, so they cannot decrease from layer to layer. Here each layer has
-its own array, initially equal to that softmax of zeros, l / L in layer l of L. The norm
+its own array, initially equal to that softmax of zeros, l / L in layer l of L. Angles
+that depend on the input are ours. The norm
 has no learned gain (the output projection can absorb it). The forget gate's bias is
 initialised to spread time constants from 2 to 2,000 positions; there it is zero.
 Padding is exact: a hidden position neither adds to a state nor makes it decay.
@@ -69,6 +75,7 @@ MECHANISM = Mechanism(
     activation="silu",
     gates=(
         Gate("log_decay", width="one", activation="log_sigmoid", bias="spread"),
+        Gate("rotation", width="one", activation="small_angle", option="rotates"),
         Gate("gate", of="query", width="value", activation="silu"),
     ),
     layout="hgrn_layout",
@@ -87,24 +94,32 @@ HgrnState = recurrence.RecurrentState
 
 
 def hgrn_layout(
-    in_features: int, *, expand: int = 2, is_complex: bool = False
+    in_features: int,
+    *,
+    expand: int = 2,
+    is_complex: bool = False,
+    rotates: bool = False,
 ) -> tuple[int, int, int]:
     """Number of heads, width of queries and keys, and of values: a head is a column.
 
     Args:
       in_features: width of the layer's input.
       expand: state columns per input column.
-      is_complex: combine pairs of them into complex columns.
+      is_complex: combine pairs of them into complex columns, with a learned angle.
+      rotates: the same, with an angle for each position, made from the input.
 
     Raises:
       ValueError: a size is not a positive int, or the columns cannot be paired.
     """
     columns = inputs.check_size("expand", expand) * in_features
-    inputs.check_flag("is_complex", is_complex)
-    if not is_complex:
+    pairs = {"is_complex": is_complex, "rotates": rotates}
+    for name, flag in pairs.items():
+        inputs.check_flag(name, flag)
+    if not any(pairs.values()):
         return columns, 1, 1
     if columns % 2:
-        raise expected("is_complex", "False with an odd number of columns", columns)
+        name = next(name for name, flag in pairs.items() if flag)
+        raise expected(name, "False with an odd number of columns", columns)
     return columns // 2, 1, 2
 
 
@@ -153,6 +168,7 @@ def hgrn_attention(
     gate: jax.Array | None = None,
     lower_bound: jax.Array | None = None,
     angle: jax.Array | None = None,
+    rotation: jax.Array | None = None,
     scale: str = "tied",
     norm: str | None = "rms",
     eps: float = 1e-6,
@@ -172,7 +188,9 @@ def hgrn_attention(
         decay, and values count in full.
       gate: g, `[B, T, N, Hv]`; None = 1.
       lower_bound: logits of b, `[N]`; None = 0.
-      angle: radians per position, `[N]`; None = real columns.
+      angle: radians per position, `[N]`; None = 0.
+      rotation: further radians at each position, `[B, T, N]`; None = 0. Columns are
+        complex with either, and real without both.
       scale: of the values: "tied", 1 - f, or "unit", sqrt(1 - f^2).
       norm: "rms" or "layer", over all heads of a position; None = no norm.
       eps: of the norm.
@@ -206,6 +224,7 @@ def hgrn_attention(
         gate=gate,
         lower_bound=lower_bound,
         angle=angle,
+        rotation=rotation,
         scale=scale,
         norm=norm,
         eps=eps,
@@ -213,10 +232,13 @@ def hgrn_attention(
     )[0]
 
 
-def _check_real(*, angle: jax.Array | None = None, **_: Any) -> None:
-    if angle is not None:
-        wanted = "None: complex columns turn, so no matrix of weights makes them"
-        raise expected("angle", wanted, "an array")
+def _check_real(
+    *, angle: jax.Array | None = None, rotation: jax.Array | None = None, **_: Any
+) -> None:
+    for name, array in {"angle": angle, "rotation": rotation}.items():
+        if array is not None:
+            wanted = "None: complex columns turn, so no matrix of weights makes them"
+            raise expected(name, wanted, "an array")
 
 
 hgrn_weights = dense.weights_of(
@@ -240,6 +262,7 @@ def _run(
     gate: jax.Array | None,
     lower_bound: jax.Array | None,
     angle: jax.Array | None,
+    rotation: jax.Array | None,
     scale: str,
     norm: str | None,
     eps: float,
@@ -249,7 +272,7 @@ def _run(
     inputs.check_inputs(query, key, value, is_causal)
     feature_maps.check_norm(norm)
     known("scale", scale, _SCALES)
-    _check_columns(query, key, value, log_decay, lower_bound, angle)
+    _check_columns(query, key, value, log_decay, lower_bound, angle, rotation)
     batch, length, heads = query.shape[:3]
     documents = packed.packed(segment_ids, query, key)
     mask = packed.shown(inputs.padding_mask(mask, batch, length), documents)
@@ -266,14 +289,13 @@ def _run(
     if log_decay is not None:
         factors, share = _faded(log_decay, heads, lower_bound, scale, mask, factors)
         values = values * share[..., None]
-    # How far the state has rotated, at each position and head.
-    turns = None if angle is None else _turns(angle, mask, factors, is_causal)
-    if turns is not None:
-        values = _turned(values, -turns)
+    factors = _turning(factors, angle, rotation, mask)
+    turns = jnp.iscomplexobj(factors)
+    if turns:
+        values, empty = _complex(values), _complex(empty)
     out, last = _scanned(factors, values, empty, documents, is_causal)
-    if turns is not None:
-        out = _turned(out, turns)
-        last = _turned(last, turns[:, -1, : last.shape[1]])
+    if turns:
+        out, last = _pairs(out), _pairs(last)
     # Over one axis: XLA's gradient over two is slow on a CPU (docs/performance.md).
     flat = feature_maps.normalised(out.reshape(batch, length, -1), norm, (2,), eps)
     out = recurrence.gated(flat.reshape(*out.shape), gate, mask)
@@ -287,15 +309,18 @@ def _check_columns(
     log_decay: jax.Array | None,
     lower_bound: jax.Array | None,
     angle: jax.Array | None,
+    rotation: jax.Array | None,
 ) -> None:
     """Raises ``ValueError`` unless decays, bounds and angles fit the columns."""
     inputs.check_self(query, key, "hgrn")
     recurrence.check_gate("log_decay", log_decay, query)
+    recurrence.check_gate("rotation", rotation, query)
     batch, length, heads = query.shape[:3]
     if lower_bound is not None:
         inputs.check_array("lower_bound", lower_bound, "N", heads)
     if angle is not None:
         inputs.check_array("angle", angle, "N", heads)
+    if angle is not None or rotation is not None:
         inputs.check_shape("value", value, "B S N Hv", batch, length, heads, 2)
 
 
@@ -320,7 +345,7 @@ def _scanned(
 
 hgrn_prefill = streams.make_prefill(hgrn_attention, _run)
 hgrn_init = streams.make_init(hgrn_prefill)
-hgrn_step = streams.make_step(hgrn_prefill, "log_decay", "gate")
+hgrn_step = streams.make_step(hgrn_prefill, "log_decay", "gate", "rotation")
 
 
 def _faded(
@@ -356,47 +381,31 @@ def _reset(factors: jax.Array, documents: packed.Packed, forth: int) -> jax.Arra
     return jnp.where(resets, jnp.zeros((), factors.dtype), factors)
 
 
-def _turns(
-    angle: jax.Array, mask: jax.Array | None, like: jax.Array, is_causal: bool
+def _turning(
+    factors: jax.Array,
+    angle: jax.Array | None,
+    rotation: jax.Array | None,
+    mask: jax.Array | None,
 ) -> jax.Array:
-    """Radians by which a state has rotated at each position, `[B, T, N]`.
-
-    Up to whole turns.
-    """
-    real = jnp.ones(like.shape[:2], jnp.int32)
-    if mask is not None:
-        real = mask.astype(jnp.int32)
-    angle = angle.astype(like.dtype)
-    if is_causal:
-        return _turned_so_far(real, angle)
-    forth = len(angle) - len(angle) // 2
-    left = _turned_so_far(real, angle[:forth])
-    right = jnp.flip(_turned_so_far(jnp.flip(real, 1), angle[forth:]), 1)
-    return jnp.concatenate([left, right], 2)
+    """``f e^(i radians)``, `[B, T, N]`; real without angles, and where hidden."""
+    if angle is None and rotation is None:
+        return factors
+    heads = factors.shape[2]
+    radians = jnp.zeros_like(factors)
+    if rotation is not None:
+        wide = inputs.match_heads(rotation[..., None], heads)
+        radians = wide[..., 0].astype(factors.dtype)
+    if angle is not None:
+        radians = radians + angle.astype(factors.dtype)[None, None]
+    radians = inputs.hide(radians[..., None], mask)[..., 0]
+    return jax.lax.complex(factors * jnp.cos(radians), factors * jnp.sin(radians))
 
 
-def _turned_so_far(real: jax.Array, angle: jax.Array) -> jax.Array:
-    """Cumulative sums of ``real * angle`` over positions, `[B, T]` int32 and `[N]`.
-
-    Float sums would lose digits far from the start. These are integer sums in units of
-    2^-32 of a turn: whole turns overflow, and every position rounds alike.
-    """
-    count, fixed = jnp.cumsum(real, 1)[..., None], jax.lax.stop_gradient(angle)
-    times = count.astype(angle.dtype)
-    turn = fixed / (2 * math.pi)
-    turn = turn - jnp.round(turn)
-    # In [-1/2, 1/2), the range of the integers.
-    units = jnp.where(turn < 0.5, turn, -turn) * 2.0**32
-    whole = jnp.round(units)
-    exact = (count * whole.astype(jnp.int32)[None, None]).astype(angle.dtype)
-    radians = (exact + times * (units - whole)[None, None]) * (2 * math.pi / 2**32)
-    # Adds zero, which carries the gradient.
-    return radians + times * (angle - fixed)[None, None]
+def _complex(pairs: jax.Array) -> jax.Array:
+    """`[..., 2]`, real and imaginary parts, to complex `[..., 1]`."""
+    return jax.lax.complex(pairs[..., :1], pairs[..., 1:])
 
 
-def _turned(columns: jax.Array, turns: jax.Array) -> jax.Array:
-    """Complex columns `[..., 2]` times ``e^(i turns)``."""
-    cos, sin = jnp.cos(turns), jnp.sin(turns)
-    real, imaginary = columns[..., 0], columns[..., 1]
-    turned = real * cos - imaginary * sin, real * sin + imaginary * cos
-    return jnp.stack(turned, -1)
+def _pairs(columns: jax.Array) -> jax.Array:
+    """The inverse."""
+    return jnp.concatenate([columns.real, columns.imag], -1)

@@ -26,6 +26,7 @@ def formula(
     gate: Any = None,
     lower_bound: Any = None,
     angle: Any = None,
+    rotation: Any = None,
     scale: str = "tied",
     norm: str | None = "rms",
     eps: float = 1e-6,
@@ -35,6 +36,7 @@ def formula(
     if log_decay is None:
         log_decay = formulas.gates("hgrn", k)["log_decay"]
     batch, length, heads = q.shape[:3]
+    is_complex = angle is not None or rotation is not None
     mask = np.ones((batch, length), bool) if mask is None else np.asarray(mask)
     out = np.zeros((batch, length, heads, v.shape[-1]), complex)
     for b in range(batch):
@@ -44,9 +46,11 @@ def formula(
                 bound = 1 / (1 + np.exp(-lower_bound[n]))
                 forgets = bound + (1 - bound) * forgets
             shares = 1 - forgets if scale == "tied" else np.sqrt(1 - forgets**2)
-            turn = 1 if angle is None else np.exp(1j * angle[n])
+            radians = np.zeros(length) if rotation is None else rotation[b, :, n]
+            radians = radians + (0 if angle is None else angle[n])
+            turns = np.exp(1j * radians)
             values = v[b, :, n * v.shape[2] // heads].astype(complex)
-            if angle is not None:
+            if is_complex:
                 values = values[:, :1] + 1j * values[:, 1:]
             order = np.arange(length)
             if not causal and n >= heads - heads // 2:
@@ -54,9 +58,9 @@ def formula(
             state = np.zeros(values.shape[1], complex)
             for t in order:
                 if mask[b, t]:
-                    state = forgets[t] * turn * state + shares[t] * values[t]
+                    state = forgets[t] * turns[t] * state + shares[t] * values[t]
                 out[b, t, n, : len(state)] = state
-    if angle is not None:
+    if is_complex:
         out = np.concatenate([np.real(out[..., :1]), np.imag(out[..., :1])], -1)
     out = np.real(out)
     if norm is not None:
@@ -86,13 +90,18 @@ def _arrays(width: int = 2) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     return value, {name: x.astype("float32") for name, x in gates.items()}
 
 
+def _angles() -> dict[str, np.ndarray]:
+    rotation = np.random.default_rng(7).normal(size=(2, 7, 4))
+    angle = np.linspace(0.1, 2, 4)
+    return {"angle": angle.astype("float32"), "rotation": rotation.astype("float32")}
+
+
 @pytest.mark.parametrize("scale", ["tied", "unit"])
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("is_complex", [False, True])
-def test_every_option_is_the_formula(scale: str, causal: bool, is_complex: bool):
+@pytest.mark.parametrize("turning", ["", "angle", "rotation", "angle rotation"])
+def test_every_option_is_the_formula(scale: str, causal: bool, turning: str):
     value, given = _arrays()
-    if is_complex:
-        given["angle"] = np.linspace(0.1, 2, 4).astype("float32")
+    given |= {name: _angles()[name] for name in turning.split()}
     mask = np.array([[1] * 7, [1, 0, 1, 1, 1, 0, 0]], bool)
     query = np.zeros((2, 7, 4, 1), "float32")
     got = attention.hgrn_attention(
@@ -105,7 +114,7 @@ def test_every_option_is_the_formula(scale: str, causal: bool, is_complex: bool)
 def test_a_complex_stream_goes_on_where_the_prompt_ended():
     value, given = _arrays()
     bound = {"lower_bound": given.pop("lower_bound")}
-    bound["angle"] = np.linspace(0.1, 2, 4).astype("float32")
+    bound["angle"], given["rotation"] = _angles().values()
     query = jnp.zeros((2, 7, 4, 1))
     whole = attention.hgrn_attention(query, query, value, None, True, **given, **bound)
     early = {name: x[:, :4] for name, x in given.items()}
