@@ -103,7 +103,7 @@ class _Call:
         if make is not None:
             widths = {"num_heads": heads, "head_dim": head_dim, "dtype": jnp.float32}
             given = make(keys[3], max_length=length, **widths)
-        for index, gate in enumerate(mechanism.gates):
+        for index, gate in enumerate(mechanism.gates_with({})):
             width = () if gate.width == "one" else (head_dim,)
             drawn = jax.random.fold_in(keys[3], index)
             drawn = jax.random.normal(drawn, (*shape[:3], *width))

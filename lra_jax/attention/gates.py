@@ -22,7 +22,7 @@ def _softplus_decay(x: jax.Array) -> jax.Array:
 
 
 def _small_angle(x: jax.Array) -> jax.Array:
-    """``0.3 x`` radians: a state that hardly rotates at first keeps more of the past."""
+    """``0.3 x`` radians: a state that rotates little at first keeps its past."""
     return 0.3 * x
 
 

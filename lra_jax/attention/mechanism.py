@@ -110,6 +110,14 @@ class Mechanism:
     function: Callable[..., Any] | None = None
     make: Callable[..., Any] | None = None
 
+    def gates_with(self, options: Mapping[str, Any]) -> tuple[Gate, ...]:
+        """The gates that a layer with these options has."""
+        return tuple(
+            gate
+            for gate in self.gates
+            if gate.option is None or options.get(gate.option)
+        )
+
     @property
     def attention(self) -> Callable[..., Any]:
         """``<name>_attention``, or the given function; imports it if necessary.

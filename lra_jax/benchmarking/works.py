@@ -136,7 +136,7 @@ def _gates(case: Case, mechanism: Any) -> dict[str, jax.Array]:
     """The gates that a layer would pass to the mechanism, with random values."""
     shape = (case.batch_size, case.length, case.heads)
     found = {}
-    for number, gate in enumerate(mechanism.gates):
+    for number, gate in enumerate(mechanism.gates_with({})):
         width = () if gate.width == "one" else (case.head_dim,)
         key = jax.random.key(2 + number)
         drawn = jax.random.normal(key, (*shape, *width), jnp.dtype(case.dtype))

@@ -187,12 +187,7 @@ class AttentionConfig:
     @functools.cached_property
     def gates(self) -> tuple[registry.Gate, ...]:
         """The mechanism's additional projections that its options ask for."""
-        options = dict(self.options or ())
-        return tuple(
-            gate
-            for gate in self.mechanism.gates
-            if gate.option is None or options.get(gate.option)
-        )
+        return self.mechanism.gates_with(dict(self.options or ()))
 
     @property
     def offered(self) -> dict[str, int | None]:

@@ -123,34 +123,40 @@ def test_one_run_interrupted_and_resumed(data_dir, tmp_path) -> None:
         assert second.run()["test_loss_last"] == result["test_loss_last"]
 
 
-def test_values_are_learned_at_brackets_alone(data_dir, tmp_path) -> None:
+@pytest.mark.parametrize(
+    ("target", "taught"),
+    [("values", range(MIN, CLOSE + 1)), ("running_values", range(1, CLOSE + 1))],
+)
+def test_values_are_learned_where_they_are(
+    data_dir, tmp_path, target: str, taught: range
+) -> None:
     """Targets come with the batches of pretraining, of packed rows too."""
     for packing in (False, True):
         config = helpers.tiny(
             data_dir,
             tmp_path / str(packing),
             train={"steps": 6, "eval_every": 6, "log_every": 3, "warmup": 1},
-            pretrain={"steps": 3, "target": "values", "learning_rate": 1e-3},
+            pretrain={"steps": 3, "target": target, "learning_rate": 1e-3},
             data={"packing": packing},
         )
         with Session(config, quiet=True) as session:
             first, *_, last = list(session.trainer.data)
             assert "targets" not in last
-            brackets = np.isin(first["tokens"], [*range(MIN, CLOSE + 1)])
-            np.testing.assert_array_equal(first["targets"] > 0, brackets)
+            places = np.isin(first["tokens"], taught)
+            np.testing.assert_array_equal(first["targets"] > 0, places)
             sums = reconstruction_loss(
                 session.trainer.model_at(session.trainer.state.params),
                 {name: jnp.asarray(array) for name, array in first.items()},
                 nnx.Rngs(dropout=0),
                 mask_rate=0.5,
             )
-            assert float(sums["count"]) == brackets.sum()
+            assert float(sums["count"]) == places.sum()
 
 
 def test_other_tasks_have_no_values(data_dir) -> None:
     config = helpers.tiny(data_dir, train={"steps": 20, "warmup": 2})
     config = config.replace(pretrain={"steps": 10, "target": "values"})
-    task = dataclasses.replace(tasks.get_task("listops"), targets=None)
+    task = dataclasses.replace(tasks.get_task("listops"), targets={})
     with pytest.raises(ValueError, match=r"--pretrain.target: expected tokens for"):
         task.check(config)
 

@@ -7,9 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from lra_jax import attention
 from lra_jax.attention.recurrent.columns import _loop, _tree, scan_columns
+from lra_jax.models import MultiHeadAttention, stream
 
 from ..mechanisms import Case, assert_close, assert_rejects, inputs
 from . import formulas
@@ -204,6 +206,8 @@ def test_bounds_rise_from_layer_to_layer():
         ({"norm": "batch"}, ("norm", "'batch'")),
         ({"lower_bound": jnp.zeros(3)}, ("lower_bound", "(2,)", "(3,)")),
         ({"angle": jnp.zeros(2)}, ("value", "Hv", "3)")),
+        ({"rotation": jnp.zeros((1, 3, 2))}, ("value", "Hv", "3)")),
+        ({"rotation": jnp.zeros((1, 3))}, ("rotation", "(1, 3)")),
         ({"log_decay": jnp.zeros((1, 3))}, ("log_decay", "(1, 3)")),
         ({"gate": jnp.zeros((1, 3, 2))}, ("gate", "(1, 3, 2)")),
     ],
@@ -218,7 +222,65 @@ def test_bad_options(options: dict[str, Any], parts: tuple[str, ...]):
 def test_complex_columns_have_no_weights_and_come_in_pairs():
     query, angle = jnp.zeros((1, 3, 2, 1)), jnp.zeros(2)
     weights, layout = attention.hgrn_weights, attention.hgrn_layout
+    rotation = jnp.zeros((1, 3, 2))
     assert_rejects(lambda: weights(query, query, angle=angle), "angle", "None")
+    assert_rejects(lambda: weights(query, query, rotation=rotation), "rotation", "None")
     assert_rejects(lambda: layout(3, expand=1, is_complex=True), "is_complex")
+    assert_rejects(lambda: layout(3, expand=1, rotates=True), "rotates")
+    assert_rejects(lambda: layout(3, rotates=1), "rotates", "True or False")
     assert_rejects(lambda: layout(3, expand=0), "expand")
-    assert layout(3, is_complex=True) == (3, 1, 2)
+    assert layout(3, is_complex=True) == layout(3, rotates=True) == (3, 1, 2)
+
+
+def test_a_phase_is_the_sum_of_the_angles():
+    """Without decay, a state begun at 1 holds the sum of digits modulo 10."""
+    length = 5_000
+    digits = np.random.default_rng(8).integers(0, 10, length)
+    rotation = (2 * np.pi / 10 * digits).astype("float32")[None, :, None]
+    query = np.zeros((1, length, 1, 1), "float32")
+    value = np.zeros((1, length, 1, 2), "float32")
+    value[0, 0, 0, 0] = 1
+    state = attention.hgrn_attention(
+        query, query, value, None, True, rotation=rotation, norm=None
+    )
+    phase = np.arctan2(state[0, :, 0, 1], state[0, :, 0, 0])
+    sums = np.cumsum(digits) - digits[0]
+    np.testing.assert_array_equal(np.round(phase / (2 * np.pi / 10)) % 10, sums % 10)
+
+
+def test_nothing_in_padding_turns_a_state():
+    value, given = _arrays()
+    rotation = jnp.asarray(_angles()["rotation"])
+    query = np.zeros((2, 7, 4, 1), "float32")
+    mask = np.array([[1, 1, 0, 1, 1, 0, 0]] * 2, bool)
+
+    def total(value, rotation):
+        out = attention.hgrn_attention(
+            query, query, value, mask, True, rotation=rotation, **given
+        )
+        return jnp.where(mask[..., None, None], out, 0).sum()
+
+    hidden = jnp.where(mask[..., None], rotation, jnp.nan)
+    wanted = jax.grad(total, (0, 1))(jnp.asarray(value), rotation)
+    got = jax.grad(total, (0, 1))(jnp.asarray(value), hidden)
+    for one, other in zip(got, wanted, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("rotates", [False, True])
+def test_a_layer_rotates_if_asked(rotates: bool):
+    options = {"rotates": rotates, "scale": "unit"}
+    layer = MultiHeadAttention(
+        num_heads=2,
+        in_features=8,
+        mechanism="hgrn",
+        options=options,
+        is_causal=True,
+        rngs=nnx.Rngs(0),
+    )
+    assert ("rotation" in layer.gates) == rotates
+    x = jax.random.normal(jax.random.key(1), (2, 9, 8))
+    whole = layer(x)
+    out, state = stream.prefill(layer, x[:, :5])
+    rest, _ = stream.prefill(layer, x[:, 5:], state=state)
+    assert_close(jnp.concatenate([out, rest], 1), whole)
