@@ -39,7 +39,8 @@ def _task(name: str, vocab_size: int, num_classes: int) -> Task:
         reader_settings={"task": name, **sizes},
         suite="state",
         is_scaled=True,
-        variants=dict.fromkeys(("delta", "gated_delta"), ("beta_range=2",)),
+        variants=dict.fromkeys(("delta", "gated_delta"), ("beta_range=2",))
+        | {"hgrn": ("rotates=true",)},
         sweeps=of_rates(state.RATES),
         chance=lambda data: chance,
         is_official=lambda data, _: data == state.official_data(name),

@@ -12,11 +12,12 @@ Neural Network for Sequence Modeling", from the authors of cosFormer).
 
 With ``angle``, columns are complex, as pairs (real, imaginary):
 ``h_t = f_t e^(i angle) h_(t-1) + (1 - f_t) v_t`` with a learned angle for each pair.
-With ``rotation``, each position adds an angle of its own, ``rotation_t = 0.3 (W_r x +
-b_r)`` in a model (the option ``rotates``): a state whose phase is the sum of the angles
-since its last reset counts modulo a full turn, as sums modulo 10 and state tracking
-need. Grazzi et al. 2024 (arXiv:2411.12537) show that real states between 0 and 1
-cannot; Mamba-3 (2025) also rotates its states by angles that depend on the input.
+With ``rotation``, each position adds an angle of its own, which a model with the option
+``rotates`` makes from its input, ``rotation_t = 0.3 (W_r x_t + b_r)``. The phase of a
+state is then the sum of the angles since the state was last forgotten, up to whole
+turns: it can count modulo 2, as parity needs, or modulo 10. Decays between 0 and 1
+alone cannot (Grazzi et al. 2024, arXiv:2411.12537). Mamba-3 (Lahoti et al. 2026,
+arXiv:2603.15569) rotates its states in the same way.
 
 A head here is one column, real (Hv = 1) or complex (Hv = 2), and there are twice as
 many columns as the model's width: without ``is_causal`` half of the heads run from the
@@ -31,11 +32,11 @@ the variance of a state whatever its time constant (De et al. 2024, Griffin, eq.
 Source: the paper, and OpenNLPLab/HGRN. Deviations: that code adds up the two directions
 and uses the same values for both; its lower bounds are a cumulative softmax of one
 array over the layers, so they cannot decrease from layer to layer. Here each layer has
-its own array, initially equal to that softmax of zeros, l / L in layer l of L. Angles
-that depend on the input are ours. The norm
-has no learned gain (the output projection can absorb it). The forget gate's bias is
-initialised to spread time constants from 2 to 2,000 positions; there it is zero.
-Padding is exact: a hidden position neither adds to a state nor makes it decay.
+its own array, initially equal to that softmax of zeros, l / L in layer l of L. Its
+angles do not depend on the input. The norm has no learned gain (the output projection
+can absorb it). The forget gate's bias is initialised to spread time constants from 2 to
+2,000 positions; there it is zero. Padding is exact: a hidden position does not add to a
+state, and the state neither decays nor rotates there.
 """
 
 import math
