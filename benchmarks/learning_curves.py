@@ -30,6 +30,8 @@ def main() -> None:
         name = f"{result['attention']}, {result['steps']:,} steps"
         if "--pretrain.target=values" in result["command"]:
             name += ", values first"
+        if "--pretrain.target=running_values" in result["command"]:
+            name += ", running values first"
         lines.append(charts.Line(name, steps, accuracy))
     last = max(max(line.x) for line in lines)
     lines += [

@@ -82,18 +82,27 @@ def learning_runs() -> str:
         "| best validation | parameters | steps | steps/s | time |"
     )
     lines = (
-        f"| {result['attention']} | {_flag(result, 'pretrain.target') or '-'} | "
-        f"{_scores(result)} | "
+        f"| {_rotating(result)} | {_taught(result)} | {_scores(result)} | "
         f"{result['valid_accuracy_best']:.2f} % | {result['parameters']:,} | "
         f"{_pace(result)} |"
         for result in results
     )
     note = (
         f"Measured on one core of {_machines(results)}, beside other work; of the runs "
-        "taught values, that of 9,000 steps on both, and that of 21,200 on both for "
-        "its last 950 steps. The standard error on 2,000 test examples is 1.1 points."
+        "taught values, that of 9,000 steps and those taught running values on both, "
+        "and that of 21,200 on both for its last 950 steps. The standard error on "
+        "2,000 test examples is 1.1 points."
     )
     return "\n\n".join([_table(head, lines, note), heights()])
+
+
+def _rotating(result: dict[str, Any]) -> str:
+    rotates = "rotates=true" in _flag(result, "model.attention_options")
+    return result["attention"] + (", rotates" if rotates else "")
+
+
+def _taught(result: dict[str, Any]) -> str:
+    return _flag(result, "pretrain.target").replace("_", " ") or "-"
 
 
 def heights() -> str:
