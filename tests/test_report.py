@@ -9,7 +9,7 @@ import pytest
 from lra_jax import report
 from lra_jax.configs import get_preset
 from lra_jax.reports import charts, exports, results
-from lra_jax.reports.runs import group_runs, read_runs, unfinished
+from lra_jax.reports.runs import differing_settings, group_runs, read_runs, unfinished
 
 
 def make_run(folder, accuracies, *, config=None, finished=True, **changes):
@@ -86,6 +86,23 @@ def test_other_settings_or_data_are_other_groups(runs):
     make_run(runs / "e", (51.0, 50.0), data_fingerprint="cd")
     groups = group_runs(read_runs(runs)[0])
     assert sorted(len(group.runs) for group in groups) == [1, 1, 1, 3]
+
+
+def test_settings_of_the_same_last_word_are_told_apart(tmp_path):
+    """Steps of pretraining are not steps of training, nor data's length the model's."""
+    config = get_preset("listops", "compact", "softmax")
+    changes = [
+        {"pretrain": {"steps": 1000}, "train": {"learning_rate": 0.5}},
+        {"model": {"max_length": 3000}},
+    ]
+    for number, change in enumerate(changes):
+        make_run(tmp_path / f"{number}", (40, 40), config=config.replace(**change))
+    rate, length = config.train.learning_rate, config.model.max_length
+    groups = group_runs(read_runs(tmp_path)[0])
+    assert sorted(differing_settings(group, groups) for group in groups) == [
+        f"learning_rate={rate}, pretrain.steps=0, model.max_length=3000",
+        f"learning_rate=0.5, pretrain.steps=1000, model.max_length={length}",
+    ]
 
 
 def test_the_table_of_a_task(runs):

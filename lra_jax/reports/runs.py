@@ -4,7 +4,7 @@ import dataclasses
 import json
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -165,16 +165,30 @@ def differing_settings(group: Group, groups: Sequence[Group]) -> str:
 
     same = [one for one in groups if shared(one) == shared(group)]
     settings = [{**one.config.identity(), "seed": 0} for one in same]
-    mine = {**group.config.identity(), "seed": 0}
-    words = [
-        f"{name.rpartition('.')[2]}={value}"
-        for name, value in mine.items()
-        if any(other.get(name) != value for other in settings)
-    ]
+    words = _differing({**group.config.identity(), "seed": 0}, settings)
     prints = {one.results[0].get("data_fingerprint") for one in same}
     if len(prints) > 1:
         words.append(f"data {str(group.results[0].get('data_fingerprint'))[:6]}")
     return ", ".join(words)
+
+
+def _differing(
+    mine: Mapping[str, Any], every: Sequence[Mapping[str, Any]]
+) -> list[str]:
+    """The settings in which one differs from any of the others, as ``name=value``."""
+    return [
+        f"{_short(name, mine)}={value}"
+        for name, value in mine.items()
+        if any(other.get(name) != value for other in every)
+    ]
+
+
+def _short(name: str, names: Iterable[str]) -> str:
+    """The last word of a setting's name where a command line takes it for this one: no
+    other setting has it, or this is the one of training."""
+    end = name.rpartition(".")[2]
+    alike = [other for other in names if other.rpartition(".")[2] == end]
+    return end if len(alike) == 1 or name.startswith("train.") else name
 
 
 def unfinished(runs: Sequence[Run]) -> list[str]:
