@@ -338,6 +338,17 @@ def test_formats_for_other_programs(runs, tmp_path):
     assert r"listops, not the LRA's data settings" in latex
 
 
+def test_exports_have_the_memory_of_the_page(runs):
+    """The highest peak of the seeds, and what it covers."""
+    change(runs / "a1" / "result.json", peak_memory_bytes=900 << 20)
+    groups = group_runs(read_runs(runs)[0])
+    row = exports.rows(groups)[0]
+    assert row["peak_memory_bytes"] == 900 << 20
+    assert row["peak_memory_kind"] == "process peak RSS"
+    shown = results.task_table("listops", groups).rows[0]
+    assert shown[5] == "900 MiB (process peak RSS)"
+
+
 def test_latex_escapes() -> None:
     assert exports._escaped(r"my_mod:f&g%\x") == r"my\_mod:f\&g\%\textbackslash{}x"
 

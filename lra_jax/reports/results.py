@@ -338,12 +338,8 @@ def _speed(group: Group) -> str:
 
 def _memory(group: Group) -> str:
     """The highest peak of the runs, and what it covers."""
-    known = [r for r in group.results if r.get("peak_memory_bytes")]
-    if not known:
-        return "not recorded"
-    peak = max(r["peak_memory_bytes"] for r in known)
-    kinds = sorted({str(r.get("peak_memory_kind", "")) for r in known})
-    return f"{peak / 2**20:,.0f} MiB ({', '.join(kinds)})"
+    peak, kind = group.peak_memory
+    return "not recorded" if peak is None else f"{peak / 2**20:,.0f} MiB ({kind})"
 
 
 def _number(value: float | str | None) -> str:

@@ -94,6 +94,16 @@ class Group:
         return "warm" if kinds == {"warm"} else None
 
     @property
+    def peak_memory(self) -> tuple[int, str] | tuple[None, None]:
+        """The highest peak of the runs in bytes, and what it covers; None if that was
+        not recorded."""
+        known = [r for r in self.results if r.get("peak_memory_bytes")]
+        if not known:
+            return None, None
+        kinds = sorted({str(r.get("peak_memory_kind", "")) for r in known})
+        return max(r["peak_memory_bytes"] for r in known), ", ".join(kinds)
+
+    @property
     def last_only(self) -> bool:
         """Whether the best checkpoint was chosen on the test split itself."""
         return self.config.data.chosen_on_test
