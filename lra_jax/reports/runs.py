@@ -175,22 +175,53 @@ def differing_settings(group: Group, groups: Sequence[Group]) -> str:
 
     same = [one for one in groups if shared(one) == shared(group)]
     settings = [{**one.config.identity(), "seed": 0} for one in same]
-    words = _differing({**group.config.identity(), "seed": 0}, settings)
-    prints = {one.results[0].get("data_fingerprint") for one in same}
-    if len(prints) > 1:
-        words.append(f"data {str(group.results[0].get('data_fingerprint'))[:6]}")
+    mine = {**group.config.identity(), "seed": 0}
+    words = [
+        f"{_short(name, mine)}={mine[name]}" for name in _differing(mine, settings)
+    ]
+    if len({_fingerprint(one) for one in same}) > 1:
+        words.append(f"data {_fingerprint(group)[:6]}")
     return ", ".join(words)
 
 
+def differing_data(group: Group, groups: Sequence[Group]) -> str:
+    """Distinguishes the examples of a group from others of its task by the settings
+    that differ, as in ``data.length=64``; empty if all groups have the same ones."""
+    same = [one for one in groups if one.config.task == group.config.task]
+    # One group for each set of examples, whatever the path from which it was read.
+    several = {_fingerprint(one): one for one in reversed(same)}
+    if len(several) == 1:
+        return ""
+    settings = {name: _data_settings(one) for name, one in several.items()}
+    mine = settings.pop(_fingerprint(group))
+    words = [f"{name}={mine[name]}" for name in _differing(mine, settings.values())]
+    if mine in settings.values():
+        words.append(f"data {_fingerprint(group)[:6]}")
+    return ", ".join(words)
+
+
+def _fingerprint(group: Group) -> str:
+    """The hash of the examples; "None" if it was not recorded."""
+    return str(group.results[0].get("data_fingerprint"))
+
+
+def _data_settings(group: Group) -> dict[str, Any]:
+    """The settings that determine which examples there are."""
+    config = group.config
+    of_batches = {f"data.{name}" for name in config.data.of_batches}
+    return {
+        name: value
+        for name, value in config.identity().items()
+        if name.startswith("data.") and name not in of_batches
+    }
+
+
 def _differing(
-    mine: Mapping[str, Any], every: Sequence[Mapping[str, Any]]
+    mine: Mapping[str, Any], others: Iterable[Mapping[str, Any]]
 ) -> list[str]:
-    """The settings in which one differs from any of the others, as ``name=value``."""
-    return [
-        f"{_short(name, mine)}={value}"
-        for name, value in mine.items()
-        if any(other.get(name) != value for other in every)
-    ]
+    """The names of the settings in which one differs from any of the others."""
+    others = list(others)
+    return [n for n, value in mine.items() if any(x.get(n) != value for x in others)]
 
 
 def _short(name: str, names: Iterable[str]) -> str:
