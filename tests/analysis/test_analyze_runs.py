@@ -103,6 +103,14 @@ def test_spectrum_at_initialisation(tmp_path, small_networks):
     assert set(found) == {"softmax", "flow", "part"}
 
 
+def test_spectrum_of_a_few_tokens(tmp_path, small_networks):
+    """A sequence shorter than the smallest rank of longer ones."""
+    page = analyze.run(analyze.Spectrum(str(tmp_path), attention="softmax", length=3))
+    lines = page.with_suffix(".md").read_text().splitlines()
+    cells = [line.split("|")[2].strip() for line in lines if "|" in line]
+    assert [int(cell) for cell in cells if cell.isdecimal()] == [1, 2]
+
+
 def test_rank_collapse_of_a_run(workdir, tmp_path):
     settings = analyze.RankCollapse(str(tmp_path), workdir=str(workdir), examples=2)
     analyze.run(settings)
