@@ -9,7 +9,13 @@ import pytest
 from lra_jax import report
 from lra_jax.configs import get_preset
 from lra_jax.reports import charts, exports, results
-from lra_jax.reports.runs import differing_settings, group_runs, read_runs, unfinished
+from lra_jax.reports.runs import (
+    differing_settings,
+    group_runs,
+    read_runs,
+    repeated,
+    unfinished,
+)
 
 
 def make_run(folder, accuracies, *, config=None, finished=True, **changes):
@@ -86,6 +92,38 @@ def test_other_settings_or_data_are_other_groups(runs):
     make_run(runs / "e", (51.0, 50.0), data_fingerprint="cd")
     groups = group_runs(read_runs(runs)[0])
     assert sorted(len(group.runs) for group in groups) == [1, 1, 1, 3]
+
+
+def test_a_changed_attention_is_another_setting(tmp_path):
+    """As after the advice to train changed code in another folder."""
+    runs = tmp_path / "runs"
+    config = get_preset("listops", "compact", "own:attention")
+    texts = {"a": "x = 1", "b": "x = 2", "c": "x = 1  # the same", "d": "x = 2"}
+    for name, text in texts.items():
+        seed = 1 if name == "c" else 0
+        accuracy = 10.0 if "1" in text else 30.0
+        own = config.replace(seed=seed)
+        folder = make_run(runs / name, (accuracy, accuracy), config=own)
+        (folder / "code").mkdir()
+        (folder / "code" / "own.py").write_text(text)
+    found = read_runs(runs)[0]
+    groups = group_runs(found)
+    assert [[run.folder.name for run in group.runs] for group in groups] == [
+        *(["b"], ["a", "c"])
+    ]
+    assert [differing_settings(group, groups) for group in groups] == [
+        *(f"code of {runs / name}" for name in "ba")
+    ]
+    averages = [row[:2] for row in results.other_averages_table(groups).rows]
+    assert averages == [
+        (f"own:attention, compact, code of {runs / 'b'}", "30.00"),
+        (f"own:attention, compact, code of {runs / 'a'}", "10.00"),
+    ]
+    # Nothing is left out without a word.
+    line = f"{runs / 'd'}: the settings and the seed of {runs / 'b'}"
+    assert repeated(found) == [line]
+    report.write_report(runs, tmp_path / "out", ["html"])
+    assert f"left out: {line}" in (tmp_path / "out" / "report.html").read_text()
 
 
 def test_settings_of_the_same_last_word_are_told_apart(tmp_path):

@@ -9,7 +9,7 @@ from typing import Any
 from lra_jax.configs import TASKS, Config, ModelConfig
 from lra_jax.reports import charts
 from lra_jax.reports.page import Page, Table
-from lra_jax.reports.runs import Group, differing_settings
+from lra_jax.reports.runs import Group, differing_code, differing_settings
 from lra_jax.reports.suites import add_suites
 from lra_jax.tasks import get_task
 from lra_jax.tasks.published import ROWS, SIX, Row
@@ -144,7 +144,8 @@ def _averages(groups: Sequence[Group]) -> list[Row]:
     scores: dict[str, dict[str, float]] = {}
     for group in groups:
         if group.config.task in SIX:
-            own = scores.setdefault(_model(group), {})
+            words = (_model(group), *differing_code(group, groups))
+            own = scores.setdefault(", ".join(words), {})
             best = own.get(group.config.task, 0.0)
             own[group.config.task] = max(group.mean(group.accuracy), best)
     source = "this report; of several settings the best mean"

@@ -11,6 +11,7 @@ from typing import Any
 from lra_jax.configs import Config, get_preset
 from lra_jax.errors import expected
 from lra_jax.tasks import get_task
+from lra_jax.training import own_code
 from lra_jax.training.metrics import read_metrics
 
 # Fields of a result that the tables read.
@@ -36,12 +37,14 @@ class Run:
       config: its settings.
       result: its final result; None if it is not finished.
       metrics: the lines of its ``metrics.jsonl``.
+      code: a hash of the source of a user's own attention; "" for a registered one.
     """
 
     folder: Path
     config: Config
     result: dict[str, Any] | None
     metrics: tuple[dict[str, Any], ...]
+    code: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,18 +155,38 @@ def read_runs(folder: Path) -> tuple[list[Run], list[str]]:
 def group_runs(runs: Sequence[Run]) -> list[Group]:
     """Groups finished runs that differ only in their seed, in order of task and name.
 
-    Of two runs with the same seed the first is used.
+    Runs on other examples, or of another version of the user's attention, are other
+    groups. Of two runs with the same seed the first is used; see `repeated`.
     """
-    groups: dict[tuple, dict[int, Run]] = {}
+    groups = [
+        Group(tuple(seeds[seed][0] for seed in sorted(seeds)))
+        for seeds in _by_seed(runs)
+    ]
+    return sorted(groups, key=lambda g: (g.config.task, -g.mean(g.accuracy)))
+
+
+def repeated(runs: Sequence[Run]) -> list[str]:
+    """A line for each run that `group_runs` leaves out: its folder, and that of the
+    run with the same settings and seed that is used."""
+    return [
+        f"{other.folder}: the settings and the seed of {first.folder}"
+        for seeds in _by_seed(runs)
+        for first, *others in seeds.values()
+        for other in others
+    ]
+
+
+def _by_seed(runs: Sequence[Run]) -> list[dict[int, list[Run]]]:
+    """Finished runs that differ only in their seed, by seed."""
+    groups: dict[tuple, dict[int, list[Run]]] = {}
     for run in runs:
         if run.result is not None:
             settings = run.config.identity()
             seed = settings.pop("seed")
             key = tuple(sorted((name, repr(value)) for name, value in settings.items()))
-            key += (run.result.get("data_fingerprint"),)
-            groups.setdefault(key, {}).setdefault(seed, run)
-    made = [Group(tuple(seeds[s] for s in sorted(seeds))) for seeds in groups.values()]
-    return sorted(made, key=lambda g: (g.config.task, -g.mean(g.accuracy)))
+            key += (run.result.get("data_fingerprint"), run.code)
+            groups.setdefault(key, {}).setdefault(seed, []).append(run)
+    return list(groups.values())
 
 
 def differing_settings(group: Group, groups: Sequence[Group]) -> str:
@@ -181,7 +204,15 @@ def differing_settings(group: Group, groups: Sequence[Group]) -> str:
     ]
     if len({_fingerprint(one) for one in same}) > 1:
         words.append(f"data {_fingerprint(group)[:6]}")
-    return ", ".join(words)
+    return ", ".join([*words, *differing_code(group, same)])
+
+
+def differing_code(group: Group, groups: Sequence[Group]) -> list[str]:
+    """Distinguishes the version of a user's attention, if there are several, by the
+    first run of it, whose folder holds its source."""
+    same = [one for one in groups if one.config.attention == group.config.attention]
+    first = {one.runs[0].code: one.runs[0].folder for one in reversed(same)}
+    return [f"code of {first[group.runs[0].code]}"] if len(first) > 1 else []
 
 
 def differing_data(group: Group, groups: Sequence[Group]) -> str:
@@ -252,7 +283,7 @@ def _read_run(folder: Path) -> Run:
     if (folder / "result.json").exists():
         result = _read_json(folder / "result.json")
         _check_result(result)
-    return Run(folder, config, result, metrics)
+    return Run(folder, config, result, metrics, own_code.digest(folder))
 
 
 def _check_result(result: dict[str, Any]) -> None:

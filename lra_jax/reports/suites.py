@@ -11,7 +11,7 @@ import numpy as np
 
 from lra_jax.reports import charts
 from lra_jax.reports.page import Page, Table
-from lra_jax.reports.runs import Group, differing_data
+from lra_jax.reports.runs import Group, differing_code, differing_data
 from lra_jax.tasks import Task, get_task, suites
 
 Best = dict[str, dict[str, Group]]
@@ -121,9 +121,11 @@ def _preset_model(group: Group) -> Any:
 def best_groups(tests: Sequence[Test]) -> Best:
     """The group of best validation accuracy by model and test; models by their mean."""
     best: Best = {}
+    every = [group for test in tests for group in test.groups]
     for test in tests:
         for group in test.groups:
-            row = best.setdefault(model_name(group), {})
+            words = (model_name(group), *differing_code(group, every))
+            row = best.setdefault(", ".join(words), {})
             other = row.get(test.name)
             name = "valid_accuracy_best"
             if other is None or group.mean(name) > other.mean(name):
