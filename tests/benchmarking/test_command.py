@@ -148,6 +148,14 @@ def test_ctrl_c_keeps_the_figures(capsys, tmp_path, monkeypatch) -> None:
     assert not report["complete"]
     assert [row["length"] for row in report["rows"]] == [8]
     assert [path.name for path in tmp_path.iterdir()] == ["attention.json"]
+    # The figures of an earlier run are not replaced by fewer.
+    (tmp_path / "attention.json").write_text("earlier")
+    code, out, err = outcome(capsys, *flags)
+    helpers.assert_one_error(code, err, 128 + signal.SIGINT, "kept")
+    kept = tmp_path / "attention.incomplete.json"
+    assert f"wrote {kept}\n" in out
+    assert (tmp_path / "attention.json").read_text() == "earlier"
+    assert len(json.loads(kept.read_text())["rows"]) == 1
 
 
 def test_the_view_of_lra() -> None:
