@@ -387,6 +387,18 @@ def test_exports_have_the_memory_of_the_page(runs):
     assert shown[5] == "900 MiB (process peak RSS)"
 
 
+def test_every_device_and_commit_of_the_seeds_is_named(runs):
+    """Their speed is a mean over all of them."""
+    change(runs / "a1" / "result.json", device="1 x NVIDIA H200", commit="fedc")
+    change(runs / "a2" / "result.json", device=None)
+    groups = group_runs(read_runs(runs)[0])
+    row = exports.rows(groups)[0]
+    assert row["device"] == "2 CPU cores and 1 x NVIDIA H200"
+    assert row["commit"] == "0123456789abcdef and fedc"
+    shown = results.task_table("listops", groups).rows[0]
+    assert "2,000 test examples; 2 CPU cores and 1 x NVIDIA H200" in shown[7]
+
+
 def test_latex_escapes() -> None:
     assert exports._escaped(r"my_mod:f&g%\x") == r"my\_mod:f\&g\%\textbackslash{}x"
 

@@ -50,8 +50,8 @@ def _row(group: Group) -> Row:
         "parameters": first["parameters"],
         "peak_memory_bytes": peak,
         "peak_memory_kind": kind,
-        "device": first.get("device"),
-        "commit": first.get("commit"),
+        "device": group.said("device"),
+        "commit": group.said("commit"),
         "command": first.get("command"),
     }
 

@@ -286,7 +286,7 @@ def _protocol(group: Group) -> str:
         f"{positions} positions{parts}, padding {model.padding}{taught}; "
         f"data {data.origin}, "
         f"{split}, {result['test_examples']:,} test examples; "
-        f"{result.get('device', 'unknown device')}{note}"
+        f"{group.said('device') or 'unknown device'}{note}"
     )
 
 

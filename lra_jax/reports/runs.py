@@ -96,6 +96,12 @@ class Group:
             return "cold"
         return "warm" if kinds == {"warm"} else None
 
+    def said(self, name: str) -> str | None:
+        """A text of the results, such as the device: every different one; None if it
+        was not recorded."""
+        found = dict.fromkeys(str(x) for r in self.results if (x := r.get(name)))
+        return " and ".join(found) or None
+
     @property
     def peak_memory(self) -> tuple[int, str] | tuple[None, None]:
         """The highest peak of the runs in bytes, and what it covers; None if that was
