@@ -50,9 +50,13 @@ def main(args: Sequence[str] | None = None) -> None:
         with signals.left_to(signal.default_int_handler):
             report.measure(lambda text: print(text, flush=True), keep)
         print(f"\n{report.text()}")
-        if files is not None:
+        if files is not None and kept is not None:
+            if report.interrupted and files[0].exists():
+                # The figures of an earlier run stay.
+                files = kept, None
             report.write(*files)
-            files[0].with_suffix(".incomplete.json").unlink(missing_ok=True)
+            if kept not in files:
+                kept.unlink(missing_ok=True)
             print(f"\nwrote {' and '.join(str(x) for x in files if x is not None)}")
     if report.interrupted:
         cli.fail("interrupted; the figures so far are kept", 128 + signal.SIGINT)

@@ -68,7 +68,7 @@ def write_report(folder: Path, out: Path, formats: Sequence[str] = _PAGES) -> li
     """
     from lra_jax.files import write_text
     from lra_jax.reports import charts, exports, results
-    from lra_jax.reports.runs import group_runs, read_runs, unfinished
+    from lra_jax.reports.runs import group_runs, read_runs, repeated, unfinished
 
     for name in formats:
         known("--format", name, (*_PAGES, *exports.FORMATS))
@@ -77,6 +77,7 @@ def write_report(folder: Path, out: Path, formats: Sequence[str] = _PAGES) -> li
     if not groups:
         raise expected("RUNS", "finished runs (with a result.json)", folder)
     notes = [f"not finished: {line}" for line in unfinished(found)]
+    notes += [f"left out: {line}" for line in repeated(found)]
     notes += [f"cannot be read: {line}" for line in problems]
     pages = [name for name in _PAGES if name in formats]
     written = [out / f"report.{name}" for name in pages]

@@ -229,7 +229,8 @@ def summarise(results: dict[str, list[dict[str, Any]]]) -> Iterator[str]:
         chosen = ""
         if scores:
             score = mean_and_deviation(scores, _DIGITS[rule])
-            chosen = f"; chosen by validation {rule}, {score}{_UNITS[rule]}"
+            chosen = f"; chosen by validation {rule}{_where(runs)}, {score}"
+            chosen += _UNITS[rule]
         yield (
             f"{series}: test accuracy, best checkpoint {best} %, last {last} %{chosen} "
             f"({seeds})"
@@ -254,9 +255,11 @@ def best_by_validation(results: dict[str, list[dict[str, Any]]]) -> Iterator[str
         for rule, means in by_rule.items():
             if len(means) > 1:
                 best = (min if rule == "loss" else max)(means, key=means.__getitem__)
+                split = _where([run for series in means for run in results[series]])
                 yield (
-                    f"{task}, {attention}: best by validation {rule} of {len(means)}: "
-                    f"{best} ({means[best]:.{_DIGITS[rule]}f}{_UNITS[rule]})"
+                    f"{task}, {attention}: best by validation {rule}{split} of "
+                    f"{len(means)}: {best} "
+                    f"({means[best]:.{_DIGITS[rule]}f}{_UNITS[rule]})"
                 )
         if len(by_rule) > 1:
             yield (
@@ -272,6 +275,12 @@ _UNITS = {"accuracy": " %", "loss": ""}
 def _best_by(runs: Sequence[dict[str, Any]]) -> str:
     """The metric by which the runs of a series chose their best checkpoints."""
     return runs[0].get("best_by", "accuracy")
+
+
+def _where(runs: Sequence[dict[str, Any]]) -> str:
+    """A warning if validation used the labels of the test."""
+    seen = any(run.get("validation") == "test" for run in runs)
+    return " on the test split itself" if seen else ""
 
 
 def _validation_scores(runs: Sequence[dict[str, Any]]) -> list[float]:

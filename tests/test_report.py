@@ -9,7 +9,13 @@ import pytest
 from lra_jax import report
 from lra_jax.configs import get_preset
 from lra_jax.reports import charts, exports, results
-from lra_jax.reports.runs import group_runs, read_runs, unfinished
+from lra_jax.reports.runs import (
+    differing_settings,
+    group_runs,
+    read_runs,
+    repeated,
+    unfinished,
+)
 
 
 def make_run(folder, accuracies, *, config=None, finished=True, **changes):
@@ -86,6 +92,55 @@ def test_other_settings_or_data_are_other_groups(runs):
     make_run(runs / "e", (51.0, 50.0), data_fingerprint="cd")
     groups = group_runs(read_runs(runs)[0])
     assert sorted(len(group.runs) for group in groups) == [1, 1, 1, 3]
+
+
+def test_a_changed_attention_is_another_setting(tmp_path):
+    """As after the advice to train changed code in another folder."""
+    runs = tmp_path / "runs"
+    config = get_preset("listops", "compact", "own:attention")
+    texts = {"a": "x = 1", "b": "x = 2", "c": "x = 1  # the same", "d": "x = 2"}
+    for name, text in texts.items():
+        seed = 1 if name == "c" else 0
+        accuracy = 10.0 if "1" in text else 30.0
+        own = config.replace(seed=seed)
+        folder = make_run(runs / name, (accuracy, accuracy), config=own)
+        (folder / "code").mkdir()
+        (folder / "code" / "own.py").write_text(text)
+    found = read_runs(runs)[0]
+    groups = group_runs(found)
+    assert [[run.folder.name for run in group.runs] for group in groups] == [
+        *(["b"], ["a", "c"])
+    ]
+    assert [differing_settings(group, groups) for group in groups] == [
+        *(f"code of {runs / name}" for name in "ba")
+    ]
+    averages = [row[:2] for row in results.other_averages_table(groups).rows]
+    assert averages == [
+        (f"own:attention, compact, code of {runs / 'b'}", "30.00"),
+        (f"own:attention, compact, code of {runs / 'a'}", "10.00"),
+    ]
+    # Nothing is left out without a word.
+    line = f"{runs / 'd'}: the settings and the seed of {runs / 'b'}"
+    assert repeated(found) == [line]
+    report.write_report(runs, tmp_path / "out", ["html"])
+    assert f"left out: {line}" in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_settings_of_the_same_last_word_are_told_apart(tmp_path):
+    """Steps of pretraining are not steps of training, nor data's length the model's."""
+    config = get_preset("listops", "compact", "softmax")
+    changes = [
+        {"pretrain": {"steps": 1000}, "train": {"learning_rate": 0.5}},
+        {"model": {"max_length": 3000}},
+    ]
+    for number, change in enumerate(changes):
+        make_run(tmp_path / f"{number}", (40, 40), config=config.replace(**change))
+    rate, length = config.train.learning_rate, config.model.max_length
+    groups = group_runs(read_runs(tmp_path)[0])
+    assert sorted(differing_settings(group, groups) for group in groups) == [
+        f"learning_rate={rate}, pretrain.steps=0, model.max_length=3000",
+        f"learning_rate=0.5, pretrain.steps=1000, model.max_length={length}",
+    ]
 
 
 def test_the_table_of_a_task(runs):
@@ -319,6 +374,29 @@ def test_formats_for_other_programs(runs, tmp_path):
     latex = (out / "report.tex").read_text()
     assert latex.count(r"\begin{table}") == 2 and r"$38.00 \pm 2.00$" in latex
     assert r"listops, not the LRA's data settings" in latex
+
+
+def test_exports_have_the_memory_of_the_page(runs):
+    """The highest peak of the seeds, and what it covers."""
+    change(runs / "a1" / "result.json", peak_memory_bytes=900 << 20)
+    groups = group_runs(read_runs(runs)[0])
+    row = exports.rows(groups)[0]
+    assert row["peak_memory_bytes"] == 900 << 20
+    assert row["peak_memory_kind"] == "process peak RSS"
+    shown = results.task_table("listops", groups).rows[0]
+    assert shown[5] == "900 MiB (process peak RSS)"
+
+
+def test_every_device_and_commit_of_the_seeds_is_named(runs):
+    """Their speed is a mean over all of them."""
+    change(runs / "a1" / "result.json", device="1 x NVIDIA H200", commit="fedc")
+    change(runs / "a2" / "result.json", device=None)
+    groups = group_runs(read_runs(runs)[0])
+    row = exports.rows(groups)[0]
+    assert row["device"] == "2 CPU cores and 1 x NVIDIA H200"
+    assert row["commit"] == "0123456789abcdef and fedc"
+    shown = results.task_table("listops", groups).rows[0]
+    assert "2,000 test examples; 2 CPU cores and 1 x NVIDIA H200" in shown[7]
 
 
 def test_latex_escapes() -> None:

@@ -284,6 +284,21 @@ def test_the_best_by_validation_is_named():
     ]
 
 
+def test_validation_on_the_test_itself_is_said():
+    """As in LRA's code for text, whose best checkpoint has seen the test."""
+    run = {"task": "text", "attention": "flow", "validation": "test"}
+    run |= {"test_accuracy_best": 66, "test_accuracy_last": 64}
+    results = {
+        "flow --a=1": [run | {"valid_accuracy_best": 66}],
+        "flow --a=2": [run | {"valid_accuracy_best": 65}],
+    }
+    words = "validation accuracy on the test split itself"
+    first, _ = runs.summarise(results)
+    assert f"last 64.00 %; chosen by {words}, 66.00 % (1 seed)" in first
+    (line,) = runs.best_by_validation(results)
+    assert line == f"text, flow: best by {words} of 2: flow --a=1 (66.00 %)"
+
+
 def test_the_best_by_validation_goes_by_the_figure_of_the_runs(
     started, tmp_path, capsys
 ):

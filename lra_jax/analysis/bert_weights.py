@@ -2,11 +2,14 @@
 
 Reads ``model.safetensors`` as saved by transformers: 8 bytes for the header's length, a
 JSON header with the location of each array, then the arrays. Nothing is downloaded.
+
+The arrays do not say how many heads share their columns; the ``config.json`` that is
+saved with them does. Without it the heads are 64 wide, as in Google's models.
 """
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,10 +17,15 @@ from flax import nnx
 
 from lra_jax.analysis.networks import Network, Shape
 from lra_jax.errors import expected
+from lra_jax.models.pretrained import read_config
 
 _DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4"}
 _LARGEST_HEADER = 100_000_000
-_HEAD_DIM = 64  # of every published BERT
+_HEAD_DIM = 64
+_GELUS: dict[str, Literal["exact", "tanh"]] = {
+    "gelu": "exact",
+    "gelu_new": "tanh",
+}
 
 _LAYERS = {
     "attention.query": "attention.self.query",
@@ -63,7 +71,8 @@ def load_bert(file: str | Path) -> tuple[Network, Shape]:
     """A BERT with the weights of a safetensors file, and its sizes.
 
     Raises:
-      ValueError: the file holds another kind of model.
+      ValueError: the file, or the ``config.json`` beside it, is of another kind of
+        model.
     """
     arrays = {
         name.removeprefix("bert."): array
@@ -81,14 +90,16 @@ def load_bert(file: str | Path) -> tuple[Network, Shape]:
         )
     layers = {n.split(".")[2] for n in arrays if n.startswith("encoder.layer.")}
     width = embed.shape[1]
+    num_heads, gelu = _heads_and_gelu(Path(file).expanduser(), width)
     shape = Shape(
         vocab_size=len(embed),
         num_layers=len(layers),
         width=width,
-        num_heads=width // _HEAD_DIM,
+        num_heads=num_heads,
         mlp_dim=len(_get(arrays, "encoder.layer.0.intermediate.dense.bias")),
         max_length=len(_get(arrays, "embeddings.position_embeddings.weight")),
         embed_dim=width,
+        gelu=gelu,
     )
     network = Network(shape, length=1, rngs=nnx.Rngs(0))
     _set(network.embed, embed)
@@ -102,6 +113,24 @@ def load_bert(file: str | Path) -> tuple[Network, Shape]:
                 module = getattr(module, part)
             _set_layer(module, arrays, f"encoder.layer.{index}.{theirs}")
     return network, shape
+
+
+def _heads_and_gelu(file: Path, width: int) -> tuple[int, Literal["exact", "tanh"]]:
+    """The number of heads and the activation, which are not in the arrays."""
+    beside = file.with_name("config.json")
+    if beside.exists():
+        config = read_config(beside)
+        if config.activation not in _GELUS:
+            wanted = f"hidden_act of {', '.join(_GELUS)} in {beside}"
+            raise expected("--weights", wanted, repr(config.activation))
+        if config.num_heads < 1 or width % config.num_heads:
+            wanted = f"num_attention_heads that divide {width} in {beside}"
+            raise expected("--weights", wanted, config.num_heads)
+        return config.num_heads, _GELUS[config.activation]
+    if width % _HEAD_DIM:
+        wanted = f"a config.json with num_attention_heads beside {file}"
+        raise expected("--weights", wanted, f"none, for a width of {width}")
+    return width // _HEAD_DIM, "exact"
 
 
 def _array(content: bytes, entry: dict[str, Any]) -> np.ndarray | None:

@@ -22,7 +22,7 @@ class Maps(NamedTuple):
         values and divided by its mean. The class vector itself is left out.
       tokens: `[T]`, ids, bytes or pixels.
       competition, allocation: of Flow-Attention, `[N, T]`; None for other mechanisms.
-      label, prediction: classes; prediction is None if there is one per position.
+      label, prediction: classes; None if there is one per position.
     """
 
     layer: int
@@ -31,7 +31,7 @@ class Maps(NamedTuple):
     tokens: np.ndarray
     competition: np.ndarray | None
     allocation: np.ndarray | None
-    label: int
+    label: int | None = None
     prediction: int | None = None
 
 
@@ -50,7 +50,7 @@ def example_maps(saved: Any, batch: Any, layer: int) -> Maps:
     call = captured.call(layer)
     matrix = call.weights()[0].astype(np.float64)
     name = saved.dataset.sequences[0]
-    length = int(batch[name.replace("tokens", "lengths", 1)][0])
+    length = _length(batch, name)
     tokens = batch[name][0, :length]
     # A class vector comes before the tokens.
     front = matrix.shape[-1] - batch[name].shape[1]
@@ -66,7 +66,16 @@ def example_maps(saved: Any, batch: Any, layer: int) -> Maps:
         seen = slice(front, front + length)
         competition = np.asarray(terms.competition)[0, seen].T
         allocation = np.asarray(terms.allocation)[0, seen].T
-    label = int(batch["labels"][0])
-    logits = saved.model(*(jnp.asarray(batch[name]) for name in saved.model.INPUTS))
-    guess = int(logits[0].argmax()) if logits.ndim == 2 else None
+    label = guess = None
+    if batch["labels"].ndim == 1:
+        label = int(batch["labels"][0])
+        arrays = (jnp.asarray(batch[name]) for name in saved.model.INPUTS)
+        guess = int(saved.model(*arrays)[0].argmax())
     return Maps(layer, weights, received, tokens, competition, allocation, label, guess)
+
+
+def _length(batch: Any, name: str) -> int:
+    """The number of real tokens of the first example, or of all texts in its row."""
+    if "segment_ids" in batch:
+        return int((batch["segment_ids"][0] > 0).sum())
+    return int(batch[name.replace("tokens", "lengths", 1)][0])

@@ -101,7 +101,8 @@ def _add_tokens(
     """The example itself, shaded."""
     shape = saved.dataset.image_shape
     guess = "" if maps.prediction is None else f", predicted {maps.prediction}"
-    caption = f"The example (label {maps.label}{guess}), shaded by the {what}."
+    about = "" if maps.label is None else f" (label {maps.label}{guess})"
+    caption = f"The example{about}, shaded by the {what}."
     data = {"values": values, "tokens": maps.tokens}
     if shape is not None:
         figure = _image(maps.tokens, values, shape)

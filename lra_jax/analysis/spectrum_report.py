@@ -37,7 +37,7 @@ class Spectra(dict[str, np.ndarray]):
     evenly spaced fractions of the number of values; ``ranks`` `[L, N]`, effective ranks
     as a fraction of the number of tokens.
 
-    For the first sequence, with K ranks ``sizes`` `[K]` from 4 to its length:
+    For the first sequence, with K ranks ``sizes`` `[K]` up to its length:
     ``length`` `[]`, and the errors that Theorem 1 bounds: ``projected``, ``factors``
     (in units of ``||P|| ||w||``) and ``nearest`` (for the best matrix of that rank),
     means over heads and columns `[L, K]`, and ``worst`` `[K]`, the largest factor."""
@@ -209,8 +209,8 @@ def _spectra(calls: Sequence[AttentionCall], mask: np.ndarray) -> Spectra:
 
 
 def _sizes(length: int) -> np.ndarray:
-    """Powers of two from 4 to a length."""
-    return 2 ** np.arange(2, max(2, length.bit_length() - 1) + 1)
+    """Powers of two up to a length, from 4 on if it has that many tokens."""
+    return 2 ** np.arange(2 if length >= 4 else 0, length.bit_length())
 
 
 def _errors(weights: np.ndarray, values: np.ndarray) -> np.ndarray:

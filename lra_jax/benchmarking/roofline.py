@@ -9,7 +9,8 @@ matrix product in the dtype. A case cannot be faster than its *floor*, the large
 The share of the roofline is the floor divided by the measured time. Least arithmetic:
 softmax 4 T S H per head (half of it if causal; 3.5 times with the backward pass, which
 must recompute the weights), linear attention 4 T H^2, cosFormer twice that, Linformer
-8 T K H (3 times with the backward pass), and the dense layers of a model.
+with learned projections 8 T K H (3 times with the backward pass), and the dense layers
+of a model: its MLPs, and those of the four projections that the mechanism has.
 """
 
 import dataclasses
@@ -95,8 +96,9 @@ def least_flops(case: Case) -> float:
     model = case.model
     head_dim = model.embed_dim // model.num_heads
     attention = _attention_flops(case, head_dim, backward)
-    dense = tokens * 2 * (4 * model.embed_dim**2 + 2 * model.embed_dim * model.mlp_dim)
-    dense *= 3 if backward else 1
+    mechanism, _ = find(case.attention)
+    wide = len(mechanism.projections) * model.embed_dim + 2 * model.mlp_dim
+    dense = tokens * 2 * model.embed_dim * wide * (3 if backward else 1)
     heads = case.batch_size * model.num_heads
     return model.num_layers * (dense + heads * attention)
 
@@ -110,7 +112,9 @@ def _attention_flops(case: Case, head_dim: int, backward: bool) -> float:
     if case.name == "linformer":
         _, options = find(case.attention)
         features = options.get("features", 256)
-        if not isinstance(features, int):
+        # Other projections have no K: their slots are windows.
+        learned = options.get("projection", "linear") == "linear"
+        if not learned or not isinstance(features, int):
             return 0.0
         slots = min(features, case.length)
         return 8 * case.length * slots * head_dim * times

@@ -83,7 +83,14 @@ def exponents(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def add_view(page: Page, view: str, rows: Sequence[Row]) -> None:
-    """Adds the tables of a view, with the published figures below ours."""
+    """Adds the tables of a view for each dtype, with the published figures below
+    ours."""
+    for dtype in dict.fromkeys(row["dtype"] for row in rows):
+        _add_view(page, view, [row for row in rows if row["dtype"] == dtype])
+
+
+def _add_view(page: Page, view: str, rows: Sequence[Row]) -> None:
+    """The same for rows of one dtype."""
     tables = published_tables(view)
     if view == "decode":
         _add_decoding(page, rows)
@@ -115,7 +122,7 @@ def _add_decoding(page: Page, rows: Sequence[Row]) -> None:
         for subject in subjects
         if subject != "softmax"
     ]
-    page.heading("Crossover with softmax")
+    page.heading(f"Crossover with softmax, {rows[0]['dtype']}")
     page.table(("attention", "faster from", "smaller from"), lines)
     page.text(
         "The position from which a token costs less than with softmax and its cache of "
@@ -167,7 +174,7 @@ def _add_by_length(
             cells = [_published_cell(table, name, length) for length in lengths]
             lines.append((f"{name}, published", *cells))
     unit = "GB" if cost is gigabytes else "steps/s"
-    page.heading(f"Compared with the paper: {unit}")
+    page.heading(f"Compared with the paper: {unit}, {rows[0]['dtype']}")
     page.table(("attention", *(f"{length:,}" for length in lengths)), lines)
     page.text(
         f"{unit}; in brackets over softmax, and over {FUSED}. Published: {table.source}"
@@ -234,7 +241,8 @@ def _add_linformer(
         given = [theirs.get(size) for size in features]
         cells = ["-" if value is None else f"{value:g}" for value in given]
         lines.append(("published", *cells))
-    page.heading("Compared with the paper: softmax over Linformer")
+    dtype = rows[0]["dtype"]
+    page.heading(f"Compared with the paper: softmax over Linformer, {dtype}")
     page.table(("tokens", *(f"K={size}" for size in features)), lines)
     page.text(f"In brackets {FUSED} over Linformer. Published: {table.source}")
 

@@ -30,6 +30,7 @@ def rows(groups: Sequence[Group]) -> list[Row]:
 def _row(group: Group) -> Row:
     config, first = group.config, group.results[0]
     mean = group.mean(group.accuracy)
+    peak, kind = group.peak_memory
     return {
         "task": config.task,
         "attention": config.attention,
@@ -47,9 +48,10 @@ def _row(group: Group) -> Row:
         "steps_per_second": group.mean("steps_per_second"),
         "steps_per_second_kind": group.speed_kind,
         "parameters": first["parameters"],
-        "peak_memory_bytes": first.get("peak_memory_bytes"),
-        "device": first.get("device"),
-        "commit": first.get("commit"),
+        "peak_memory_bytes": peak,
+        "peak_memory_kind": kind,
+        "device": group.said("device"),
+        "commit": group.said("commit"),
         "command": first.get("command"),
     }
 

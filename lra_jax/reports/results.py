@@ -9,7 +9,7 @@ from typing import Any
 from lra_jax.configs import TASKS, Config, ModelConfig
 from lra_jax.reports import charts
 from lra_jax.reports.page import Page, Table
-from lra_jax.reports.runs import Group, differing_settings
+from lra_jax.reports.runs import Group, differing_code, differing_settings
 from lra_jax.reports.suites import add_suites
 from lra_jax.tasks import get_task
 from lra_jax.tasks.published import ROWS, SIX, Row
@@ -144,7 +144,8 @@ def _averages(groups: Sequence[Group]) -> list[Row]:
     scores: dict[str, dict[str, float]] = {}
     for group in groups:
         if group.config.task in SIX:
-            own = scores.setdefault(_model(group), {})
+            words = (_model(group), *differing_code(group, groups))
+            own = scores.setdefault(", ".join(words), {})
             best = own.get(group.config.task, 0.0)
             own[group.config.task] = max(group.mean(group.accuracy), best)
     source = "this report; of several settings the best mean"
@@ -285,7 +286,7 @@ def _protocol(group: Group) -> str:
         f"{positions} positions{parts}, padding {model.padding}{taught}; "
         f"data {data.origin}, "
         f"{split}, {result['test_examples']:,} test examples; "
-        f"{result.get('device', 'unknown device')}{note}"
+        f"{group.said('device') or 'unknown device'}{note}"
     )
 
 
@@ -338,12 +339,8 @@ def _speed(group: Group) -> str:
 
 def _memory(group: Group) -> str:
     """The highest peak of the runs, and what it covers."""
-    known = [r for r in group.results if r.get("peak_memory_bytes")]
-    if not known:
-        return "not recorded"
-    peak = max(r["peak_memory_bytes"] for r in known)
-    kinds = sorted({str(r.get("peak_memory_kind", "")) for r in known})
-    return f"{peak / 2**20:,.0f} MiB ({', '.join(kinds)})"
+    peak, kind = group.peak_memory
+    return "not recorded" if peak is None else f"{peak / 2**20:,.0f} MiB ({kind})"
 
 
 def _number(value: float | str | None) -> str:

@@ -4,13 +4,14 @@ import dataclasses
 import json
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from lra_jax.configs import Config, get_preset
 from lra_jax.errors import expected
 from lra_jax.tasks import get_task
+from lra_jax.training import own_code
 from lra_jax.training.metrics import read_metrics
 
 # Fields of a result that the tables read.
@@ -36,12 +37,14 @@ class Run:
       config: its settings.
       result: its final result; None if it is not finished.
       metrics: the lines of its ``metrics.jsonl``.
+      code: a hash of the source of a user's own attention; "" for a registered one.
     """
 
     folder: Path
     config: Config
     result: dict[str, Any] | None
     metrics: tuple[dict[str, Any], ...]
+    code: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,6 +96,22 @@ class Group:
             return "cold"
         return "warm" if kinds == {"warm"} else None
 
+    def said(self, name: str) -> str | None:
+        """A text of the results, such as the device: every different one; None if it
+        was not recorded."""
+        found = dict.fromkeys(str(x) for r in self.results if (x := r.get(name)))
+        return " and ".join(found) or None
+
+    @property
+    def peak_memory(self) -> tuple[int, str] | tuple[None, None]:
+        """The highest peak of the runs in bytes, and what it covers; None if that was
+        not recorded."""
+        known = [r for r in self.results if r.get("peak_memory_bytes")]
+        if not known:
+            return None, None
+        kinds = sorted({str(r.get("peak_memory_kind", "")) for r in known})
+        return max(r["peak_memory_bytes"] for r in known), ", ".join(kinds)
+
     @property
     def last_only(self) -> bool:
         """Whether the best checkpoint was chosen on the test split itself."""
@@ -142,18 +161,38 @@ def read_runs(folder: Path) -> tuple[list[Run], list[str]]:
 def group_runs(runs: Sequence[Run]) -> list[Group]:
     """Groups finished runs that differ only in their seed, in order of task and name.
 
-    Of two runs with the same seed the first is used.
+    Runs on other examples, or of another version of the user's attention, are other
+    groups. Of two runs with the same seed the first is used; see `repeated`.
     """
-    groups: dict[tuple, dict[int, Run]] = {}
+    groups = [
+        Group(tuple(seeds[seed][0] for seed in sorted(seeds)))
+        for seeds in _by_seed(runs)
+    ]
+    return sorted(groups, key=lambda g: (g.config.task, -g.mean(g.accuracy)))
+
+
+def repeated(runs: Sequence[Run]) -> list[str]:
+    """A line for each run that `group_runs` leaves out: its folder, and that of the
+    run with the same settings and seed that is used."""
+    return [
+        f"{other.folder}: the settings and the seed of {first.folder}"
+        for seeds in _by_seed(runs)
+        for first, *others in seeds.values()
+        for other in others
+    ]
+
+
+def _by_seed(runs: Sequence[Run]) -> list[dict[int, list[Run]]]:
+    """Finished runs that differ only in their seed, by seed."""
+    groups: dict[tuple, dict[int, list[Run]]] = {}
     for run in runs:
         if run.result is not None:
             settings = run.config.identity()
             seed = settings.pop("seed")
             key = tuple(sorted((name, repr(value)) for name, value in settings.items()))
-            key += (run.result.get("data_fingerprint"),)
-            groups.setdefault(key, {}).setdefault(seed, run)
-    made = [Group(tuple(seeds[s] for s in sorted(seeds))) for seeds in groups.values()]
-    return sorted(made, key=lambda g: (g.config.task, -g.mean(g.accuracy)))
+            key += (run.result.get("data_fingerprint"), run.code)
+            groups.setdefault(key, {}).setdefault(seed, []).append(run)
+    return list(groups.values())
 
 
 def differing_settings(group: Group, groups: Sequence[Group]) -> str:
@@ -167,14 +206,67 @@ def differing_settings(group: Group, groups: Sequence[Group]) -> str:
     settings = [{**one.config.identity(), "seed": 0} for one in same]
     mine = {**group.config.identity(), "seed": 0}
     words = [
-        f"{name.rpartition('.')[2]}={value}"
-        for name, value in mine.items()
-        if any(other.get(name) != value for other in settings)
+        f"{_short(name, mine)}={mine[name]}" for name in _differing(mine, settings)
     ]
-    prints = {one.results[0].get("data_fingerprint") for one in same}
-    if len(prints) > 1:
-        words.append(f"data {str(group.results[0].get('data_fingerprint'))[:6]}")
+    if len({_fingerprint(one) for one in same}) > 1:
+        words.append(f"data {_fingerprint(group)[:6]}")
+    return ", ".join([*words, *differing_code(group, same)])
+
+
+def differing_code(group: Group, groups: Sequence[Group]) -> list[str]:
+    """Distinguishes the version of a user's attention, if there are several, by the
+    first run of it, whose folder holds its source."""
+    same = [one for one in groups if one.config.attention == group.config.attention]
+    first = {one.runs[0].code: one.runs[0].folder for one in reversed(same)}
+    return [f"code of {first[group.runs[0].code]}"] if len(first) > 1 else []
+
+
+def differing_data(group: Group, groups: Sequence[Group]) -> str:
+    """Distinguishes the examples of a group from others of its task by the settings
+    that differ, as in ``data.length=64``; empty if all groups have the same ones."""
+    same = [one for one in groups if one.config.task == group.config.task]
+    # One group for each set of examples, whatever the path from which it was read.
+    several = {_fingerprint(one): one for one in reversed(same)}
+    if len(several) == 1:
+        return ""
+    settings = {name: _data_settings(one) for name, one in several.items()}
+    mine = settings.pop(_fingerprint(group))
+    words = [f"{name}={mine[name]}" for name in _differing(mine, settings.values())]
+    if mine in settings.values():
+        words.append(f"data {_fingerprint(group)[:6]}")
     return ", ".join(words)
+
+
+def _fingerprint(group: Group) -> str:
+    """The hash of the examples; "None" if it was not recorded."""
+    return str(group.results[0].get("data_fingerprint"))
+
+
+def _data_settings(group: Group) -> dict[str, Any]:
+    """The settings that determine which examples there are."""
+    config = group.config
+    of_batches = {f"data.{name}" for name in config.data.of_batches}
+    return {
+        name: value
+        for name, value in config.identity().items()
+        if name.startswith("data.") and name not in of_batches
+    }
+
+
+def _differing(
+    mine: Mapping[str, Any], others: Iterable[Mapping[str, Any]]
+) -> list[str]:
+    """The names of the settings in which one differs from any of the others."""
+    others = list(others)
+    return [n for n, value in mine.items() if any(x.get(n) != value for x in others)]
+
+
+def _short(name: str, names: Iterable[str]) -> str:
+    """The last word of a setting's name where a command line takes it for this one: no
+    other setting has it, or this is the one of training."""
+    end = name.rpartition(".")[2]
+    alike = [other for other in names if other.rpartition(".")[2] == end]
+    return end if len(alike) == 1 or name.startswith("train.") else name
 
 
 def unfinished(runs: Sequence[Run]) -> list[str]:
@@ -197,7 +289,7 @@ def _read_run(folder: Path) -> Run:
     if (folder / "result.json").exists():
         result = _read_json(folder / "result.json")
         _check_result(result)
-    return Run(folder, config, result, metrics)
+    return Run(folder, config, result, metrics, own_code.digest(folder))
 
 
 def _check_result(result: dict[str, Any]) -> None:

@@ -1,21 +1,43 @@
 """The suites in a report: which mechanism solves which test.
 
 Of the settings that a sweep has tried for a mechanism, the one with the best validation
-accuracy is used.
+accuracy is used. Runs on other examples, such as longer sequences, are another test.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from lra_jax.reports import charts
 from lra_jax.reports.page import Page, Table
-from lra_jax.reports.runs import Group
+from lra_jax.reports.runs import Group, differing_code, differing_data
 from lra_jax.tasks import Task, get_task, suites
 
 Best = dict[str, dict[str, Group]]
-"""The best group, by model and by test."""
+"""The best group, by model and by the name of a test."""
+
+
+class Test(NamedTuple):
+    """A task on one set of examples.
+
+    Attributes:
+      name: the task's, with a number if there are several sets.
+      task: the task.
+      words: the data settings that distinguish it; empty if it is the only one.
+      groups: the runs.
+    """
+
+    name: str
+    task: Task
+    words: str
+    groups: list[Group]
+
+    @property
+    def data(self) -> Any:
+        """Its data settings."""
+        return self.groups[0].config.data
+
 
 _WORDS = (
     "Test accuracy in percent, for the setting with the best validation accuracy; the "
@@ -43,21 +65,40 @@ def _add_suite(
 ) -> None:
     page.heading(f"Suite {title}")
     page.text(_WORDS)
-    best = best_groups(groups)
-    done = [t for t in tasks if any(t.name in row for row in best.values())]
+    tests = find_tests(tasks, groups)
+    best = best_groups(tests)
+    several = [f"{test.name}: {test.words}" for test in tests if test.words]
+    if several:
+        page.text("Runs on other examples are another test:")
+        page.items(several)
     slug = title.replace(", preset ", "-")
     values = {
         model: {name: score(group) for name, group in row.items()}
         for model, row in best.items()
     }
     caption = f"Suite {title}: accuracy of each mechanism, chance is 0 where scaled."
-    page.figure(f"suite-{slug}", _heat_map(values, done), caption, values)
-    page.table(*suite_table(best, done))
-    for task in done:
-        lines = _lines(task, best)
+    page.figure(f"suite-{slug}", _heat_map(values, tests), caption, values)
+    page.table(*suite_table(best, tests))
+    for test in tests:
+        lines = _lines(test, best)
         if lines:
-            caption = f"{task.name}: test accuracy against the length of sequences."
-            page.figure(f"lengths-{task.name}-{slug}", _by_length(lines), caption)
+            caption = f"{test.name}: test accuracy against the length of sequences."
+            file = f"lengths-{test.name.replace(' ', '-')}-{slug}"
+            page.figure(file, _by_length(lines), caption)
+
+
+def find_tests(tasks: Sequence[Task], groups: Sequence[Group]) -> list[Test]:
+    """The tests that the groups ran, in the order of the tasks."""
+    found = []
+    for task in tasks:
+        own = [group for group in groups if group.config.task == task.name]
+        by_data: dict[str, list[Group]] = {}
+        for group in own:
+            by_data.setdefault(differing_data(group, own), []).append(group)
+        for number, words in enumerate(sorted(by_data), start=1):
+            name = f"{task.name} {number}" if len(by_data) > 1 else task.name
+            found.append(Test(name, task, words, by_data[words]))
+    return found
 
 
 def model_name(group: Group) -> str:
@@ -77,15 +118,18 @@ def _preset_model(group: Group) -> Any:
     return get_task(config.task).presets[config.preset](config.attention).model
 
 
-def best_groups(groups: Sequence[Group]) -> Best:
+def best_groups(tests: Sequence[Test]) -> Best:
     """The group of best validation accuracy by model and test; models by their mean."""
     best: Best = {}
-    for group in groups:
-        row = best.setdefault(model_name(group), {})
-        other = row.get(group.config.task)
-        name = "valid_accuracy_best"
-        if other is None or group.mean(name) > other.mean(name):
-            row[group.config.task] = group
+    every = [group for test in tests for group in test.groups]
+    for test in tests:
+        for group in test.groups:
+            words = (model_name(group), *differing_code(group, every))
+            row = best.setdefault(", ".join(words), {})
+            other = row.get(test.name)
+            name = "valid_accuracy_best"
+            if other is None or group.mean(name) > other.mean(name):
+                row[test.name] = group
     return dict(sorted(best.items(), key=lambda item: -_mean(item[1])))
 
 
@@ -104,9 +148,9 @@ def _mean(row: Mapping[str, Group]) -> float:
     return float(np.mean([score(group) for group in row.values()]))
 
 
-def suite_table(best: Best, tasks: Sequence[Task]) -> Table:
+def suite_table(best: Best, tests: Sequence[Test]) -> Table:
     """A row for each model, then chance, then the published rows."""
-    names = [task.name for task in tasks]
+    names = [test.name for test in tests]
     head = ("model", *names, "mean", "state", "parameters", "settings")
     rows = [
         (
@@ -119,11 +163,11 @@ def suite_table(best: Best, tasks: Sequence[Task]) -> Table:
         )
         for model, row in best.items()
     ]
-    data = {n: row[n].config.data for row in best.values() for n in names if n in row}
     chances = [
-        _shown(t, data[t.name], t.chance(data[t.name])) if t.chance else None
-        for t in tasks
+        _shown(t.task, t.data, t.task.chance(t.data)) if t.task.chance else None
+        for t in tests
     ]
+    tasks = [test.task for test in tests]
     others = [("chance", *map(_number, chances), *[""] * 4), *_published(tasks)]
     return Table(head, [*rows, *others], words=(0, len(head) - 1), ours=len(rows))
 
@@ -163,8 +207,8 @@ def _settings(row: Mapping[str, Group], names: Sequence[str]) -> str:
     return f"rates {', '.join(rates)}; seeds: {', '.join(map(str, seeds))}"
 
 
-def _heat_map(values: Mapping[str, Mapping[str, float]], tasks: Sequence[Task]) -> Any:
-    models, names = list(values), [task.name for task in tasks]
+def _heat_map(values: Mapping[str, Mapping[str, float]], tests: Sequence[Test]) -> Any:
+    models, names = list(values), [test.name for test in tests]
     cells = [[values[m].get(n, np.nan) for n in names] for m in models]
     matrix = np.array(cells)
     size = (2.6 + 0.95 * len(names), 1.3 + 0.24 * len(models))
@@ -172,7 +216,7 @@ def _heat_map(values: Mapping[str, Mapping[str, float]], tasks: Sequence[Task]) 
     axis = axes[0, 0]
     label = "accuracy, %"
     drawn = charts.image(figure, axis, matrix, label, vmin=0.0, vmax=100.0)
-    axis.set_xticks(range(len(names)), [_label(task) for task in tasks], rotation=30)
+    axis.set_xticks(range(len(names)), [_label(test) for test in tests], rotation=30)
     axis.set_yticks(range(len(models)), models)
     known = [(x, y) for y, x in np.argwhere(np.isfinite(matrix)).tolist()]
     shades = [matrix[y, x] for x, y in known]
@@ -180,15 +224,15 @@ def _heat_map(values: Mapping[str, Mapping[str, float]], tasks: Sequence[Task]) 
     return figure
 
 
-def _label(task: Task) -> str:
-    return f"{task.name} (scaled)" if task.is_scaled else task.name
+def _label(test: Test) -> str:
+    return f"{test.name} (scaled)" if test.task.is_scaled else test.name
 
 
-def _lines(task: Task, best: Best) -> list[charts.Line]:
+def _lines(test: Test, best: Best) -> list[charts.Line]:
     """Accuracy by part of a test, the mean over seeds, for models with such results."""
     lines = []
     for model, row in best.items():
-        group = row.get(task.name)
+        group = row.get(test.name)
         results = [] if group is None else group.results
         parts: Any = [x.get("test_accuracy_by_length") for x in results]
         if group is None or not all(parts):
@@ -196,7 +240,7 @@ def _lines(task: Task, best: Best) -> list[charts.Line]:
         # Parts are named LENGTH, or LENGTH/PAIRS.
         places = [float(name.rpartition("/")[2]) for name in parts[0]]
         means = [np.mean([one[name] for one in parts]) for name in parts[0]]
-        heights = [_shown(task, group.config.data, float(mean)) for mean in means]
+        heights = [_shown(test.task, test.data, float(mean)) for mean in means]
         lines.append(charts.Line(model, places, heights))
     return lines
 

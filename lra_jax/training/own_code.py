@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from lra_jax import seals
 from lra_jax.attention import registry
 from lra_jax.errors import expected
 from lra_jax.files import write_text
@@ -62,17 +63,20 @@ def sources(attention: str) -> dict[str, str]:
 
 def changed(workdir: Path, attention: str) -> list[str]:
     """The files of a run's code that have changed since; comments do not count."""
-    kept = workdir / FOLDER
-    if not kept.is_dir():
+    old = _copies(workdir)
+    if old is None:
         return []
-    old = {
-        str(file.relative_to(kept)): file.read_text(encoding="utf-8")
-        for file in kept.rglob("*.py")
-    }
     new = sources(attention)
     return sorted(
         name for name in old.keys() | new.keys() if _said(old, name) != _said(new, name)
     )
+
+
+def digest(workdir: Path) -> str:
+    """A hash of the code that a run has kept, without comments; "" if it has none."""
+    files = _copies(workdir) or {}
+    said = {name: _said(files, name) for name in files}
+    return seals.digest(said) if said else ""
 
 
 def keep(workdir: Path, attention: str) -> None:
@@ -123,6 +127,17 @@ def replaced(workdir: Path) -> list[str]:
         if _said(old, name) != _said(new, name):
             found.append(name)
     return found
+
+
+def _copies(workdir: Path) -> dict[str, str] | None:
+    """The files in a run's ``code/``: path and text of each; None if it has none."""
+    kept = workdir / FOLDER
+    if not kept.is_dir():
+        return None
+    return {
+        str(file.relative_to(kept)): file.read_text(encoding="utf-8")
+        for file in kept.rglob("*.py")
+    }
 
 
 def _said(files: dict[str, str], name: str) -> str:

@@ -155,6 +155,33 @@ def test_bert_weights_from_a_file(tmp_path):
     )
 
 
+def test_the_config_beside_weights_has_their_heads(tmp_path):
+    """MiniLM has heads of 32 columns; without a config they would be 64 wide."""
+    file = tmp_path / "model.safetensors"
+    write_safetensors(file, bert_arrays(width=128))
+    config = {
+        **{"model_type": "bert", "vocab_size": 20, "max_position_embeddings": 16},
+        **{"num_hidden_layers": 1, "hidden_size": 128, "intermediate_size": 8},
+        **{"num_attention_heads": 4, "hidden_act": "gelu_new"},
+    }
+    beside = tmp_path / "config.json"
+    beside.write_text(json.dumps(config))
+    network, shape = load_bert(file)
+    assert (shape.num_heads, shape.gelu) == (4, "tanh")
+    assert network.blocks[0].attention.head_dim == 32
+    for change, part in (
+        ({"hidden_act": "relu"}, r"hidden_act.*'relu'"),
+        ({"num_attention_heads": 3}, "num_attention_heads that divide 128"),
+    ):
+        beside.write_text(json.dumps(config | change))
+        with pytest.raises(ValueError, match=part):
+            load_bert(file)
+    beside.unlink()
+    write_safetensors(file, bert_arrays(width=72))
+    with pytest.raises(ValueError, match=r"config\.json.*a width of 72"):
+        load_bert(file)
+
+
 def test_rank_collapse_of_weights(tmp_path):
     file = tmp_path / "model.safetensors"
     write_safetensors(file, bert_arrays())

@@ -5,14 +5,17 @@ import json
 import helpers
 import numpy as np
 import pytest
+from flax import nnx
 
 from lra_jax import analyze
-from lra_jax.analysis.maps import Maps
+from lra_jax.analysis.maps import Maps, example_maps
 from lra_jax.analysis.maps_report import _shades, add_maps
+from lra_jax.configs import get_preset
 from lra_jax.data import listops_language
 from lra_jax.reports import charts
 from lra_jax.reports.page import Page
 from lra_jax.tasks import get_task
+from lra_jax.training.restore import SavedRun
 from lra_jax.training.session import Session
 
 
@@ -57,6 +60,34 @@ def test_maps_of_a_run(workdir, tmp_path):
     assert 0.5 < np.array(flow["allocation"]).mean() < 1
 
 
+SMALL = {"num_layers": 1, "embed_dim": 8, "num_heads": 2, "qkv_dim": 8, "mlp_dim": 8}
+KINDS = {"train": "16/2:8", "test": "16/2:4", "num_valid": 4}
+
+
+@pytest.mark.parametrize("task", ["mqar", "lm"])
+def test_maps_where_labels_belong_to_positions(task, tmp_path):
+    """Recall has two answers in a sequence; a row of text has one at every token."""
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    for name in "abcdef":
+        (texts / name).write_text(f"{name} is a short text")
+    data = KINDS if task == "mqar" else {"path": str(texts), "max_length": 32}
+    config = get_preset(task, attention="softmax").replace(model=SMALL, data=data)
+    known = get_task(task)
+    dataset = known.prepare(config.data)
+    model = known.make_model(config, dataset, nnx.Rngs(0))
+    saved = SavedRun(config, known, dataset, model, 0)
+    batch = saved.examples([0])
+    maps = example_maps(saved, batch, 1)
+    assert maps.label is None and maps.prediction is None
+    length = int((batch["segment_ids"] > 0).sum()) if task == "lm" else 16
+    assert maps.weights.shape == (2, length, length) and len(maps.tokens) == length
+    page = Page("Maps", tmp_path / "out")
+    with charts.style():
+        add_maps(page, maps, saved, "an example")
+    assert "The example, shaded by the weight" in page.html()
+
+
 def test_spectrum_of_a_run(workdir, tmp_path):
     settings = analyze.Spectrum(str(tmp_path), workdir=str(workdir), examples=3)
     analyze.run(settings)
@@ -70,6 +101,14 @@ def test_spectrum_at_initialisation(tmp_path, small_networks):
     analyze.run(analyze.Spectrum(str(tmp_path), attention="softmax,flow", length=16))
     found = stored(tmp_path, "spectrum")
     assert set(found) == {"softmax", "flow", "part"}
+
+
+def test_spectrum_of_a_few_tokens(tmp_path, small_networks):
+    """A sequence shorter than the smallest rank of longer ones."""
+    page = analyze.run(analyze.Spectrum(str(tmp_path), attention="softmax", length=3))
+    lines = page.with_suffix(".md").read_text().splitlines()
+    cells = [line.split("|")[2].strip() for line in lines if "|" in line]
+    assert [int(cell) for cell in cells if cell.isdecimal()] == [1, 2]
 
 
 def test_rank_collapse_of_a_run(workdir, tmp_path):

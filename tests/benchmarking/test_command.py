@@ -10,7 +10,12 @@ import pytest
 from lra_jax import benchmark
 from lra_jax.benchmarking import published, tables
 from lra_jax.benchmarking.programs import Program
-from lra_jax.benchmarking.settings import BenchmarkConfig, make_cases, published_tables
+from lra_jax.benchmarking.settings import (
+    BenchmarkConfig,
+    linformer_name,
+    make_cases,
+    published_tables,
+)
 from lra_jax.reports.page import Page
 
 TINY = ("--quick=True", "--batch-size=1", "--heads=1", "--head-dim=4")
@@ -143,6 +148,14 @@ def test_ctrl_c_keeps_the_figures(capsys, tmp_path, monkeypatch) -> None:
     assert not report["complete"]
     assert [row["length"] for row in report["rows"]] == [8]
     assert [path.name for path in tmp_path.iterdir()] == ["attention.json"]
+    # The figures of an earlier run are not replaced by fewer.
+    (tmp_path / "attention.json").write_text("earlier")
+    code, out, err = outcome(capsys, *flags)
+    helpers.assert_one_error(code, err, 128 + signal.SIGINT, "kept")
+    kept = tmp_path / "attention.incomplete.json"
+    assert f"wrote {kept}\n" in out
+    assert (tmp_path / "attention.json").read_text() == "earlier"
+    assert len(json.loads(kept.read_text())["rows"]) == 1
 
 
 def test_the_view_of_lra() -> None:
@@ -171,6 +184,7 @@ def test_the_view_of_lra() -> None:
 
 def test_the_view_of_cosformer_shows_who_ran_out_of_memory() -> None:
     row = {"attention": "softmax", "work": "train", "length": 4096}
+    row |= {"dtype": "float32"}
     rows = [row | {"status": "does not fit", "reason": "60 GB needed"}]
     rows += [row | {"attention": "cosformer", "status": "measured", "median_ms": 100.0}]
     text = view("cosformer", rows)
@@ -199,6 +213,28 @@ def test_the_view_of_linformer() -> None:
     assert "3 (2)" in text and "1.5" in text and "1.7" in text
 
 
+@pytest.mark.parametrize(
+    ("name", "work"),
+    [("lra", "train"), ("linformer", "inference"), ("decode", "decode")],
+)
+def test_each_dtype_of_a_view_has_its_own_tables(name: str, work: str) -> None:
+    """A time in one dtype is not compared with one in another."""
+    linear = linformer_name(128) if name == "linformer" else "linear"
+    costs = {("softmax", "bfloat16"): 3.0, (linear, "bfloat16"): 1.0}
+    costs |= {("softmax", "float32"): 40.0, (linear, "float32"): 8.0}
+    rows = [
+        {
+            **{"attention": attention, "dtype": dtype, "work": work, "length": 512},
+            **{"status": "measured", "median_ms": cost, "peak_bytes": cost * 1e9},
+        }
+        for (attention, dtype), cost in costs.items()
+    ]
+    both = view(name, rows)
+    for dtype in ("bfloat16", "float32"):
+        alone = view(name, [row for row in rows if row["dtype"] == dtype])
+        assert f", {dtype}" in alone and alone.partition("\n")[2].strip() in both
+
+
 @pytest.mark.parametrize("name", ["lra", "linformer", "cosformer"])
 def test_published_tables_are_whole(name: str) -> None:
     for table in published_tables(name):
@@ -221,6 +257,7 @@ def test_the_view_of_decoding_says_where_it_crosses_softmax() -> None:
     rows = [
         {
             **{"attention": name, "work": "decode", "length": length},
+            "dtype": "float32",
             **{"status": "measured", "median_ms": time, "peak_bytes": 10**9},
         }
         for name, costs in times.items()

@@ -222,9 +222,13 @@ def test_least_arithmetic() -> None:
     assert least_flops(case("softmax", causal=True)) == 2 * 4 * 16 * 16 * 4
     assert least_flops(case("linear", "forward+backward")) == 3 * 4 * 4 * 16 * 16
     assert least_flops(case("linformer[features=8]")) == 4 * 8 * 16 * 8 * 4
+    assert least_flops(case("linformer[projection=mean,window=8]")) == 0
     assert least_flops(case("reformer")) == 0
     dense = 2 * 16 * 2 * (4 * 64 + 2 * 64)
-    assert least_flops(case("reformer", "train")) == 3 * dense
+    assert least_flops(case("nystrom", "train")) == 3 * dense
+    # One projection for queries and keys; none at all.
+    assert least_flops(case("reformer", "train")) == 3 * 2 * 16 * 2 * (3 + 2) * 64
+    assert least_flops(case("fnet", "train")) == 3 * 2 * 16 * 2 * 2 * 64
     attention = 4 * 4 * 16 * 16
     assert least_flops(case("linear", "inference")) == dense + attention
 

@@ -7,22 +7,23 @@ import pytest
 from lra_jax import report
 from lra_jax.configs import get_preset
 from lra_jax.reports.runs import group_runs, read_runs
-from lra_jax.reports.suites import _lines, best_groups, model_name, score
+from lra_jax.reports.suites import _lines, best_groups, find_tests, model_name, score
 from lra_jax.tasks import get_task
 
 NUMBERS = {
     **{"test_accuracy_last": 50.0, "steps": 600, "best_step": 600, "seconds": 1.0},
     **{"steps_per_second": 9.0, "parameters": 1234, "test_examples": 500},
-    **{"data_fingerprint": "ab", "state_size": 4096, "chance": 50.0},
+    **{"state_size": 4096, "chance": 50.0},
 }
 
 
-def write(folder, task, attention, test, valid, **changes):
-    """A finished run's directory."""
+def write(folder, task, attention, test, valid, examples="ab", **changes):
+    """A finished run's directory; ``examples`` is their hash."""
     config = get_preset(task, "quick", attention).replace(**changes)
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config.to_dict()))
     result = {"test_accuracy_best": test, "valid_accuracy_best": valid, **NUMBERS}
+    result["data_fingerprint"] = examples
     result["test_accuracy_by_length"] = {"20": test, "128": test - 10}
     result["command"] = f"python -m lra_jax.train --task={task}"
     (folder / "result.json").write_text(json.dumps(result))
@@ -42,8 +43,13 @@ def folder(tmp_path):
     return runs
 
 
+def found(folder, *tasks):
+    """The tests of these tasks among the runs of a folder."""
+    return find_tests(list(map(get_task, tasks)), group_runs(read_runs(folder)[0]))
+
+
 def test_the_setting_of_best_validation_counts(folder):
-    best = best_groups(group_runs(read_runs(folder)[0]))
+    best = best_groups(found(folder, "parity", "modular"))
     assert set(best) == {"delta", "delta beta_range=2", "linear short_conv=0"}
     assert next(iter(best)) == "delta beta_range=2"  # By the mean.
     parity = best["delta"]["parity"]
@@ -56,10 +62,39 @@ def test_the_setting_of_best_validation_counts(folder):
 def test_lengths_are_a_mean_over_seeds(tmp_path):
     for seed, accuracy in enumerate((90.0, 70.0)):
         write(tmp_path / f"{seed}", "parity", "delta", accuracy, 50.0, seed=seed)
-    best = best_groups(group_runs(read_runs(tmp_path)[0]))
-    (line,) = _lines(get_task("parity"), best)
+    (parity,) = found(tmp_path, "parity")
+    (line,) = _lines(parity, best_groups([parity]))
     assert list(line.x) == [20, 128]
     assert list(line.y) == pytest.approx([60, 40])  # Of 80 and 70 %, above chance.
+
+
+def test_other_examples_are_another_test(tmp_path):
+    """An easier test does not stand for a harder one, nor one text for another."""
+    runs = tmp_path / "runs"
+    hard = {"data": {"train": "32/8:99", "test": "32/8:400"}}
+    write(runs / "a", "mqar", "softmax", 99.0, 99.0)
+    write(runs / "b", "mqar", "softmax", 90.0, 90.0, "cd", **hard)
+    write(runs / "c", "mqar", "linear", 20.0, 20.0, "cd", **hard)
+    # The same examples in other batches, and other examples of the same settings.
+    buckets = {"data": {"buckets": "none"}}
+    for name, own, changes in (("d", "ef", {}), ("e", "ef", buckets), ("f", "gh", {})):
+        write(runs / name, "parity", "delta", 60.0, 50.0, own, **changes)
+    tests = found(runs, "mqar", "parity")
+    easy = get_preset("mqar").data
+    assert {test.name: test.words for test in tests} == {
+        "mqar 1": "data.train=32/8:99, data.test=32/8:400",
+        "mqar 2": f"data.train={easy.train}, data.test={easy.test}",
+        "parity 1": "data ef",
+        "parity 2": "data gh",
+    }
+    best = best_groups(tests)
+    scores = {name: score(group) for name, group in best["softmax"].items()}
+    assert scores == {"mqar 1": 90.0, "mqar 2": 99.0}
+    assert set(best["linear"]) == {"mqar 1"} and len(tests[2].groups) == 2
+    report.write_report(runs, tmp_path / "out")
+    page = (tmp_path / "out" / "report.md").read_text()
+    assert "- mqar 1: data.train=32/8:99, data.test=32/8:400\n" in page
+    assert "(lengths-parity-2-state-quick.png)" in page
 
 
 def test_the_page_of_a_suite(folder, tmp_path):
