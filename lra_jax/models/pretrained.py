@@ -81,6 +81,8 @@ _PLAIN: dict[str, dict[str, Any]] = {
 }
 # RoBERTa's tables have a row for padding, and one before it.
 _UNUSED = {"roberta": 2}
+# Parts of a `MultiHeadAttention` that belong to its mechanism.
+_OWN = {"parameters", "gates", "module", "memory_in", "memory_out", "memory_norm"}
 
 
 class PretrainedBlock(nnx.Module):
@@ -400,10 +402,11 @@ def _fill(model: nnx.Module, given: Mapping[str, Any], source: str) -> None:
     for path, variable in nnx.to_flat_state(nnx.state(model, nnx.Param)):
         name = ".".join(map(str, path))
         if name not in left:
-            if ".parameters." in name or ".gates." in name:
+            if _OWN.intersection(path):
                 continue
             raise expected(source, f"an array for {name}", "none")
-        array = jnp.asarray(left.pop(name), variable.dtype)
+        # A copy: training one of two models must not overwrite the other's arrays.
+        array = jnp.array(left.pop(name), variable.dtype)
         if array.shape != variable.shape:
             wanted = f"{name} of shape {variable.shape}"
             raise expected(source, wanted, array.shape)
@@ -420,6 +423,10 @@ def _of_ours(
     name = described["encoder"]["mechanism"]
     if name != "softmax":
         raise expected("source", "a model of softmax attention", f"one of {name!r}")
+    entry = resolve(mechanism)
+    if described["encoder"]["gate"] and any(g.name == "gate" for g in entry.gates):
+        wanted = "one without a gate, since the source has its own"
+        raise expected("mechanism", wanted, f"{entry.name!r}")
     described["encoder"] |= {"mechanism": mechanism, "options": dict(options or ())}
     new = maker(described, allow_code=True)(rngs)
     arrays = nnx.to_flat_state(nnx.state(model, nnx.Param))
