@@ -178,6 +178,24 @@ def test_every_layer_agrees(tmp_path: Path, config: dict[str, Any]) -> None:
         np.testing.assert_allclose(a[mask], b[mask], rtol=2e-4, atol=2e-4)
 
 
+@pytest.mark.parametrize(
+    ("config", "types", "words"),
+    [
+        (GPT2, np.zeros((1, 2), int), "None, since a gpt2 model has no token types"),
+        (BERT, np.full((1, 2), 2), "types, from 0 to 1, got from 2 to 2"),
+        (BERT, np.zeros((1, 2)), "an integer dtype"),
+        (BERT, np.zeros((1, 3), int), r"\[B, T\]=\(1, 2\)"),
+    ],
+)
+def test_token_types_that_do_not_fit(
+    tmp_path: Path, config: dict[str, Any], types: np.ndarray, words: str
+) -> None:
+    _written(tmp_path, config)
+    encoder = models.from_softmax(tmp_path)
+    with pytest.raises(ValueError, match=f"^token_types: expected {words}"):
+        encoder(np.array([[1, 2]]), token_types=types)
+
+
 def test_into_another_mechanism(tmp_path: Path) -> None:
     """Every array but the mechanism's own; other files are refused."""
     _written(tmp_path, BERT)
