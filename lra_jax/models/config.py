@@ -116,13 +116,16 @@ class AttentionConfig:
     def __post_init__(self):
         _keep(self, mechanism=registry.resolve(self.mechanism))
         _keep(self, options=_frozen(self.options))
-        _check_sizes(self, "in_features", "qkv_features", "out_features", "max_length")
+        _check_sizes(
+            self,
+            *("num_heads", "in_features", "qkv_features", "out_features", "max_length"),
+        )
         for name in ("short_conv", "ema"):
             check_size(name, getattr(self, name), 0)
         for name in ("gate", "local_values"):
             check_flag(name, getattr(self, name))
         width = self.qkv_features or self.in_features
-        if self.num_heads < 1 or width % self.num_heads:
+        if width % self.num_heads:
             wanted = f"a divisor of qkv_features={width}"
             raise expected("num_heads", wanted, self.num_heads)
         self._check_kv_heads()

@@ -55,23 +55,36 @@ def embed_inputs(
       ValueError: not integers; or, where values are known (not traced), some are beyond
         the vocabulary.
     """
-    if not jnp.issubdtype(tokens.dtype, jnp.integer):
-        raise expected("tokens", "an integer dtype", tokens.dtype)
     if isinstance(layer, nnx.Embed | AdaptiveEmbed):
-        _check_known(tokens, layer.num_embeddings)
+        check_ids("tokens", tokens, layer.num_embeddings, "ids of the vocabulary")
         return layer(tokens.astype(jnp.int32))
+    _check_integers("tokens", tokens)
     return layer(tokens.astype(jnp.float32)[:, :, None] / 255)
 
 
-def _check_known(tokens: jax.Array, size: int) -> None:
-    traced = isinstance(tokens, jax.core.Tracer)
-    if traced or not tokens.size or not getattr(tokens, "is_fully_addressable", True):
+def check_ids(name: str, ids: jax.Array, size: int, what: str) -> None:
+    """Raises ``ValueError`` unless these are integers, from 0 to ``size`` - 1 if known.
+
+    Args:
+      name: the argument.
+      ids: row numbers of a table; the values of a traced array are not known.
+      size: rows of the table.
+      what: the ids in words.
+    """
+    _check_integers(name, ids)
+    traced = isinstance(ids, jax.core.Tracer)
+    if traced or not ids.size or not getattr(ids, "is_fully_addressable", True):
         return
     # With numpy: inside jax.jit, jnp would trace them.
-    known = np.asarray(tokens)
+    known = np.asarray(ids)
     if known.min() < 0 or known.max() >= size:
-        wanted = f"ids of the vocabulary, from 0 to {size - 1}"
-        raise expected("tokens", wanted, f"from {known.min()} to {known.max()}")
+        wanted = f"{what}, from 0 to {size - 1}"
+        raise expected(name, wanted, f"from {known.min()} to {known.max()}")
+
+
+def _check_integers(name: str, array: jax.Array) -> None:
+    if not jnp.issubdtype(array.dtype, jnp.integer):
+        raise expected(name, "an integer dtype", array.dtype)
 
 
 def make_positions(

@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from lra_jax.attention.inputs import accumulation_dtype
 from lra_jax.attention.recurrent.columns import scan_columns
 
 
@@ -65,15 +66,17 @@ class MovingAverage(nnx.Module):
         """
         if mask is not None:
             x = jnp.where(mask[:, :, None], x, jnp.zeros((), x.dtype))
-        wide = x.astype(jnp.float32)
-        fades = jax.nn.sigmoid(self.alpha[...])
-        decay = 1 - fades * jax.nn.sigmoid(self.delta[...])
-        taken = fades * self.beta[...]
+        wide = x.astype(accumulation_dtype(x))
+        parameters = self.alpha, self.delta, self.beta, self.eta, self.omega
+        alpha, delta, beta, eta, omega = (p[...].astype(wide.dtype) for p in parameters)
+        fades = jax.nn.sigmoid(alpha)
+        decay = 1 - fades * jax.nn.sigmoid(delta)
+        taken = fades * beta
         if segment_ids is None:
-            mixed = _by_transform(wide, decay, taken * self.eta[...])
+            mixed = _by_transform(wide, decay, taken * eta)
         else:
-            mixed = _by_scan(wide, segment_ids, decay, taken, self.eta[...])
-        out = jax.nn.silu(mixed + wide * self.omega[...][None, None])
+            mixed = _by_scan(wide, segment_ids, decay, taken, eta)
+        out = jax.nn.silu(mixed + wide * omega[None, None])
         return out.astype(x.dtype)
 
 
@@ -85,8 +88,10 @@ def _by_transform(x: jax.Array, decay: jax.Array, weights: jax.Array) -> jax.Arr
       decay, weights: `[1 or 2, E, D]`.
     """
     length = x.shape[1]
+    # Saturated sigmoids give a decay of 0, whose logarithm is infinite.
+    rate = jnp.log(jnp.maximum(decay, jnp.finfo(x.dtype).tiny))
     powers = jnp.exp(
-        jnp.log(decay)[..., None] * jnp.arange(length, dtype=x.dtype)[None, None, None]
+        rate[..., None] * jnp.arange(length, dtype=x.dtype)[None, None, None]
     )
     kernels = (weights[..., None] * powers).sum(1)
     kernel = jnp.pad(kernels[0], ((0, 0), (0, length)))

@@ -6,7 +6,8 @@ How padding is determined:
   zeros    the rule of the Long-Range Arena's code, for comparison: every token of id 0
            is padding to the attention, wherever it is, so that an image's black pixels
            vanish (two thirds of Pathfinder), along with a class vector if the first
-           one is black. The mean is over all T positions.
+           one is black. The mean is over all T positions; "attention" and "ends" use
+           the real ones only.
            Deviation: here a masked query attends to the real keys; in that code it
            gets the mean of all values.
 """
@@ -113,8 +114,7 @@ class PooledEncoder(nnx.Module):
         mask = self._mask(tokens, lengths)
         if segment_ids is None:
             encoded = self.encoder(tokens, mask, rngs).astype(jnp.float32)
-            real = mask if self.padding == "lengths" else None
-            return self._pooled(encoded, real, encoded[:, 0])
+            return self._pooled(encoded, mask, encoded[:, 0])
         if self.padding != "lengths":
             raise expected("segment_ids", "None with padding='zeros'", "an array")
         count = check_size("documents", documents)
@@ -162,7 +162,7 @@ class PooledEncoder(nnx.Module):
     ) -> jax.Array:
         """`[B, T, D]` to `[B, pooled_features]`; ``start`` is the first row."""
         if self.pooling == "mean":
-            return _mean(encoded, real)
+            return _mean(encoded, real if self.padding == "lengths" else None)
         if self.pooling in ("cls", "first"):
             return start
         parts = []

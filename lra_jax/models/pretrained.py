@@ -25,7 +25,7 @@ from lra_jax.errors import expected, known
 from lra_jax.models.arrays import read_arrays
 from lra_jax.models.attention import MultiHeadAttention
 from lra_jax.models.config import AttentionConfig, Options
-from lra_jax.models.inputs import embed_inputs
+from lra_jax.models.inputs import check_ids, embed_inputs
 from lra_jax.models.layers import Dense, Dropout, LayerNorm
 from lra_jax.models.saved import Saved, describe, maker
 
@@ -81,6 +81,8 @@ _PLAIN: dict[str, dict[str, Any]] = {
 }
 # RoBERTa's tables have a row for padding, and one before it.
 _UNUSED = {"roberta": 2}
+# Parts of a `MultiHeadAttention` that belong to its mechanism.
+_OWN = {"parameters", "gates", "module", "memory_in", "memory_out", "memory_norm"}
 
 
 class PretrainedBlock(nnx.Module):
@@ -196,7 +198,8 @@ class PretrainedEncoder(nnx.Module):
           token_types: integer `[B, T]`, BERT's sentence A (0) or B (1); None = 0.
 
         Raises:
-          ValueError: arrays of other shapes, or more tokens than positions.
+          ValueError: arrays of other shapes, more tokens than positions, or token types
+            that the model does not have.
         """
         check_shape("tokens", tokens, "B T", None, None)
         config, (batch, length) = self.config, tokens.shape
@@ -207,7 +210,7 @@ class PretrainedEncoder(nnx.Module):
         x = embed_inputs(self.embed, tokens)
         x = x + self.positions[...][None, first : first + length]
         if token_types is not None:
-            check_shape("token_types", token_types, "B T", batch, length)
+            self._check_types(token_types, batch, length)
         if self.token_types is not None:
             types = jnp.zeros_like(tokens) if token_types is None else token_types
             x = x + self.token_types[...][types]
@@ -218,6 +221,14 @@ class PretrainedEncoder(nnx.Module):
         if config.norm_first:
             states[-1] = self.norm(states[-1])
         return states
+
+    def _check_types(self, token_types: jax.Array, batch: int, length: int) -> None:
+        config = self.config
+        if self.token_types is None:
+            wanted = f"None, since a {config.kind} model has no token types"
+            raise expected("token_types", wanted, "an array")
+        check_shape("token_types", token_types, "B T", batch, length)
+        check_ids("token_types", token_types, config.token_types, "types")
 
 
 def from_softmax(
@@ -400,10 +411,11 @@ def _fill(model: nnx.Module, given: Mapping[str, Any], source: str) -> None:
     for path, variable in nnx.to_flat_state(nnx.state(model, nnx.Param)):
         name = ".".join(map(str, path))
         if name not in left:
-            if ".parameters." in name or ".gates." in name:
+            if _OWN.intersection(path):
                 continue
             raise expected(source, f"an array for {name}", "none")
-        array = jnp.asarray(left.pop(name), variable.dtype)
+        # A copy: training one of two models must not overwrite the other's arrays.
+        array = jnp.array(left.pop(name), variable.dtype)
         if array.shape != variable.shape:
             wanted = f"{name} of shape {variable.shape}"
             raise expected(source, wanted, array.shape)
@@ -420,6 +432,10 @@ def _of_ours(
     name = described["encoder"]["mechanism"]
     if name != "softmax":
         raise expected("source", "a model of softmax attention", f"one of {name!r}")
+    entry = resolve(mechanism)
+    if described["encoder"]["gate"] and any(g.name == "gate" for g in entry.gates):
+        wanted = "one without a gate, since the source has its own"
+        raise expected("mechanism", wanted, f"{entry.name!r}")
     described["encoder"] |= {"mechanism": mechanism, "options": dict(options or ())}
     new = maker(described, allow_code=True)(rngs)
     arrays = nnx.to_flat_state(nnx.state(model, nnx.Param))

@@ -92,11 +92,7 @@ class Saved:
             wanted = "a list of at least one example"
             raise expected("examples", wanted, f"{examples!r}"[:60])
         rows = [self._tokens(index, example) for index, example in enumerate(examples)]
-        longest = max(len(tokens) for row in rows for tokens in row)
-        # Few widths, because each is compiled once.
-        width = min(self.config.max_length, 2 ** (longest - 1).bit_length())
-        if self.config.positions == "learned_2d":
-            width = longest
+        width = self._width(max(len(tokens) for row in rows for tokens in row))
         logits = []
         for first in range(0, len(rows), batch_size):
             part = rows[first : first + batch_size]
@@ -109,10 +105,23 @@ class Saved:
             labels[np.arange(width)[None] >= lengths[:, None]] = -1
         return Prediction(labels, np.asarray(jax.nn.softmax(scores, -1)))
 
+    def _width(self, longest: int) -> int:
+        """The length to which the examples are padded, T of the longest or more."""
+        if self.config.positions == "learned_2d":
+            return longest
+        # The mean over all positions depends on the padding, as it did in training.
+        if getattr(self.model, "padding", "lengths") == "zeros":
+            return self._max_length
+        # Few widths, because each is compiled once.
+        return min(self.config.max_length, 2 ** (longest - 1).bit_length())
+
+    @property
+    def _max_length(self) -> int:
+        return self.raw.get("max_length", self.config.max_length)
+
     def _tokens(self, index: int, example: Any) -> list[np.ndarray]:
         """The sequences of an example: one, or two for a pair."""
-        longest = self.raw.get("max_length", self.config.max_length)
-        name = f"example {index}"
+        longest, name = self._max_length, f"example {index}"
         if not isinstance(self.model, MatchingClassifier):
             return [tokens_of(self.raw, name, example, longest)]
         if isinstance(example, str | bytes) or len(example) != 2:

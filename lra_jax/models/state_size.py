@@ -14,7 +14,8 @@ def state_size(encoder: TransformerEncoder) -> int | None:
     positions. A short convolution keeps a few more rows, which are not counted.
 
     Returns:
-      The count; None for a mechanism without a stream.
+      The count; None if a layer has no stream: its mechanism has none, or it reads
+      moving averages of its inputs.
     """
     layers = [
         part
@@ -27,7 +28,7 @@ def state_size(encoder: TransformerEncoder) -> int | None:
 
 
 def _layer_size(layer: MultiHeadAttention) -> int | None:
-    if not layer.mechanism.stream:
+    if not layer.mechanism.stream or layer.config.ema:
         return None
     state = jax.eval_shape(lambda: layer.init_state(1).mechanism)
     arrays = jax.tree.leaves(state)

@@ -141,6 +141,21 @@ class AutoEncoder(TokenClassifier):
         self.norms = nnx.List([LayerNorm(width) for _ in range(3)])
         self.layers = nnx.List([Dense(width, width, rngs=rngs) for _ in range(2)])
 
+    def read(
+        self,
+        tokens: jax.Array,
+        lengths: jax.Array | None = None,
+        positions: jax.Array | None = None,
+        rngs: nnx.Rngs | None = None,
+        *,
+        segment_ids: jax.Array | None = None,
+    ) -> jax.Array:
+        """See the base class; a row is one sequence."""
+        if segment_ids is not None:
+            wanted = "None, since a row is reconstructed from its last position"
+            raise expected("segment_ids", wanted, "an array")
+        return super().read(tokens, lengths, positions, rngs)
+
     def _read(
         self, encoded: jax.Array, lengths: jax.Array | None, positions: jax.Array
     ) -> jax.Array:

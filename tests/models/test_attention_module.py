@@ -25,8 +25,8 @@ def inputs(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 def layer(mechanism="cosformer", **changes) -> MultiHeadAttention:
-    settings = {"max_length": 16, "rngs": nnx.Rngs(0)} | changes
-    return MultiHeadAttention(2, 8, mechanism=mechanism, **settings)
+    settings = {"num_heads": 2, "max_length": 16, "rngs": nnx.Rngs(0)} | changes
+    return MultiHeadAttention(in_features=8, mechanism=mechanism, **settings)
 
 
 def call(module: nnx.Module, *args, **keywords) -> jax.Array:
@@ -193,6 +193,8 @@ def test_width_of_the_heads():
     ("arguments", "message"),
     [
         ({"qkv_features": 7}, "divisor of qkv_features=7, got 2"),
+        ({"num_heads": "2"}, "num_heads: expected a positive int, got '2'"),
+        ({"num_heads": 2.0}, r"num_heads: expected a positive int, got 2\.0"),
         ({"mechanism": "cosfomer"}, "did you mean 'cosformer'"),
         ({"mechanism": "no_such_module:f"}, "no_such_module"),
         ({"mechanism": "helpers:no_such_function"}, "no_such_function"),

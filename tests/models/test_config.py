@@ -140,7 +140,7 @@ def test_what_the_blocks_get():
         ({"num_layers": 0}, "num_layers: expected a positive int, got 0"),
         ({"embed_dim": 8.0}, "embed_dim: expected a positive int, got 8.0"),
         ({"num_heads": 3}, "num_heads: expected a divisor of qkv_features=64, got 3"),
-        ({"num_heads": 0}, "num_heads: expected a divisor of qkv_features=64, got 0"),
+        ({"num_heads": 0}, "num_heads: expected a positive int, got 0"),
         ({"qkv_features": 7}, "num_heads: expected a divisor of qkv_features=7, got 2"),
         ({"max_length": -1}, "max_length: expected a positive int, got -1"),
         ({"dropout": 1.0}, r"dropout: expected a rate in \[0, 1\), got 1.0"),

@@ -154,6 +154,15 @@ def test_a_black_pixel_counts_unless_zeros_are_padding():
     )
 
 
+@pytest.mark.parametrize("pooling", ["ends", "attention"])
+def test_only_the_mean_counts_zeros(pooling: str):
+    """Rows appended to a sequence, all zeros, change no other pooling."""
+    model = classifier(padding="zeros", positions="none", pooling=pooling)
+    tokens = np.array([[3, 0, 5, 7]])
+    longer = np.pad(tokens, [(0, 0), (0, 3)])
+    np.testing.assert_allclose(out(model, tokens), out(model, longer), atol=1e-5)
+
+
 def test_zeros_hide_keys_and_not_the_mean():
     """LRA's rule: attention skips black pixels, the mean is over all positions."""
     model = classifier(padding="zeros", positions="none")

@@ -76,3 +76,24 @@ def test_hidden_positions_are_zeros_whatever_they_hold():
     mask = jnp.broadcast_to(jnp.arange(9)[None] < 6, (2, 9))
     broken = jnp.asarray(X).at[:, 6:].set(jnp.nan)
     assert_close(layer(broken, mask)[:, :6], layer(X[:, :6]))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_float64_inputs_are_computed_in_float64(packed: bool):
+    with jax.enable_x64(True):
+        layer, x = _average(False), X.astype("float64") + 1e-9
+        ids = jnp.ones(x.shape[:2], jnp.int32) if packed else None
+        out, pull = jax.vjp(lambda x: layer(x, segment_ids=ids), jnp.asarray(x))
+        np.testing.assert_allclose(out, _formula(layer, x), rtol=1e-12, atol=1e-12)
+        assert pull(out)[0].dtype == jnp.float64
+
+
+def test_an_average_may_forget_everything_at_once():
+    """Sigmoids that round to 1 leave a decay of 0, not of NaN."""
+    layer = _average(False)
+    layer.alpha[...] = layer.delta[...] = jnp.full_like(layer.alpha[...], 40.0)
+    graph, params = nnx.split(layer)
+    out = layer(X)
+    assert_close(out, _formula(layer, X))
+    slopes = jax.grad(lambda p: nnx.merge(graph, p)(X).sum())(params)
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(slopes))

@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
@@ -176,6 +178,24 @@ def test_every_layer_agrees(tmp_path: Path, config: dict[str, Any]) -> None:
         np.testing.assert_allclose(a[mask], b[mask], rtol=2e-4, atol=2e-4)
 
 
+@pytest.mark.parametrize(
+    ("config", "types", "words"),
+    [
+        (GPT2, np.zeros((1, 2), int), "None, since a gpt2 model has no token types"),
+        (BERT, np.full((1, 2), 2), "types, from 0 to 1, got from 2 to 2"),
+        (BERT, np.zeros((1, 2)), "an integer dtype"),
+        (BERT, np.zeros((1, 3), int), r"\[B, T\]=\(1, 2\)"),
+    ],
+)
+def test_token_types_that_do_not_fit(
+    tmp_path: Path, config: dict[str, Any], types: np.ndarray, words: str
+) -> None:
+    _written(tmp_path, config)
+    encoder = models.from_softmax(tmp_path)
+    with pytest.raises(ValueError, match=f"^token_types: expected {words}"):
+        encoder(np.array([[1, 2]]), token_types=types)
+
+
 def test_into_another_mechanism(tmp_path: Path) -> None:
     """Every array but the mechanism's own; other files are refused."""
     _written(tmp_path, BERT)
@@ -244,3 +264,42 @@ def test_a_model_of_ours(tmp_path: Path) -> None:
         np.testing.assert_array_equal(*kernels)
     with pytest.raises(ValueError, match="source: expected a model of softmax"):
         models.from_softmax(other, "flow")
+
+
+class Scaled(nnx.Module):
+    """A module from outside, with an array of its own."""
+
+    def __init__(self, num_heads: int):
+        self.scale = nnx.Param(jnp.full((num_heads,), 2.0))
+
+    def __call__(self, query, key, value, mask=None):
+        return value * self.scale[...][None, None, :, None]
+
+
+def _of_ours(**settings: Any) -> models.SequenceClassifier:
+    sizes = {"num_layers": 2, "embed_dim": 8, "mlp_dim": 8, "max_length": 8}
+    settings = {"mechanism": "softmax"} | sizes | settings
+    return models.SequenceClassifier(5, 3, rngs=nnx.Rngs(params=3), **settings)
+
+
+@pytest.mark.parametrize("mechanism", ["luna", "gla", Scaled])
+def test_what_a_mechanism_brings_along_is_new(mechanism: Any) -> None:
+    trained = _of_ours()
+    other = models.from_softmax(trained, mechanism)
+    old, new = (nnx.to_flat_state(nnx.state(x, nnx.Param)) for x in (trained, other))
+    given, made = ({path: x[...] for path, x in state} for state in (old, new))
+    assert len(made) > len(given)
+    for path, array in given.items():
+        np.testing.assert_array_equal(array, made[path])
+
+
+def test_a_source_keeps_its_arrays() -> None:
+    trained = _of_ours()
+    state = nnx.state(models.from_softmax(trained), nnx.Param)
+    jax.jit(lambda state: jax.tree.map(lambda x: x + 1, state), donate_argnums=0)(state)
+    assert np.isfinite(trained(np.array([[1, 2, 4, 0]]))).all()
+
+
+def test_a_gate_of_the_source_would_be_lost() -> None:
+    with pytest.raises(ValueError, match="mechanism: expected one without a gate"):
+        models.from_softmax(_of_ours(gate=True), "gla")

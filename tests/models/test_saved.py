@@ -98,6 +98,18 @@ def test_predictions_are_those_of_the_model(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found.labels, found.probabilities.argmax(-1))
 
 
+def test_where_padding_counts_examples_are_padded_as_in_training():
+    """The mean of ``padding="zeros"`` is over all T positions."""
+    model = _classifier(padding="zeros")
+    saved = models.Saved(model, model.encoder.config)
+    alone = saved.predict([[1, 2, 3]]).probabilities[0]
+    with_longer = saved.predict([[1, 2, 3], [1] * 9]).probabilities[0]
+    np.testing.assert_allclose(alone, with_longer, rtol=1e-6)
+    tokens = np.array([[1, 2, 3] + [0] * (SMALL["max_length"] - 3)])
+    wanted = jax.nn.softmax(model(tokens, np.array([3])))
+    np.testing.assert_allclose(alone, wanted[0], rtol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("raw", "example", "tokens"),
     [

@@ -115,6 +115,14 @@ def test_padding_and_other_positions_change_nothing(kind):
         assert np.abs(np.asarray(other - every)[:, 5:7]).max() > 1e-3
 
 
+def test_an_auto_encoder_has_one_sequence_a_row():
+    sizes = {"embed_dim": 8, "num_heads": 2, "num_layers": 1, "mlp_dim": 8}
+    model = AutoEncoder(5, 4, mechanism="linear", rngs=nnx.Rngs(0), **sizes)
+    ids = jnp.array([[1, 1, 2, 2]])
+    with pytest.raises(ValueError, match=r"^segment_ids: expected None"):
+        model(ids, segment_ids=ids)
+
+
 def _all(model, tokens, lengths):
     return model(tokens, lengths)
 

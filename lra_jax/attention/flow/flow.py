@@ -38,7 +38,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from lra_jax import kernels
 from lra_jax.attention import feature_maps, inputs, packed, streams
@@ -472,12 +471,11 @@ def _counts(
     rows: packed.Packed | None,
 ) -> jax.Array:
     """Real positions of the document up to each position, `[1 or B, T]` int32."""
-    if mask is None:
-        counts = jnp.asarray(np.arange(1, length + 1)[None], jnp.int32)
-    else:
-        counts = jnp.cumsum(mask.astype(jnp.int32), 1)
+    real = jnp.ones((1, length), jnp.int32) if mask is None else mask.astype(jnp.int32)
+    counts = jnp.cumsum(real, 1)
     if rows is not None:
-        counts = counts - rows.at_start(counts - rows.real.astype(jnp.int32))
+        # Less those before the document; its first position may be hidden.
+        counts = counts - rows.at_start(counts - real)
     if before is None:
         return counts
     if rows is None:

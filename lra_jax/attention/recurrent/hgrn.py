@@ -322,7 +322,7 @@ def _check_columns(
     if angle is not None:
         inputs.check_array("angle", angle, "N", heads)
     if angle is not None or rotation is not None:
-        inputs.check_shape("value", value, "B S N Hv", batch, length, heads, 2)
+        inputs.check_shape("value", value, "B S N Hv", batch, length, None, 2)
 
 
 def _scanned(

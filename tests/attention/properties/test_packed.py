@@ -154,6 +154,34 @@ def test_documents_under_other_options(name: str, options: dict, causal: bool) -
 
 @pytest.mark.parametrize("form", ["full", "causal"])
 @pytest.mark.parametrize("name", PACKED)
+def test_positions_hidden_in_documents(name: str, form: str) -> None:
+    """A mask in addition: some documents begin or end with a hidden position."""
+    if form == "causal" and name not in CAUSAL:
+        pytest.skip("no causal form")
+    more = {"is_causal": True} | cuts(name, SMALL) if form == "causal" else {}
+    seen = np.random.default_rng(39).random(IDS.shape) < 0.6
+
+    @fast_jit
+    def call(query, key, value, mask, ids=None):
+        masks = {"query_mask": mask} if takes(name, "query_mask") else {}
+        return run(name)(query, key, value, mask, segment_ids=ids, **masks, **more)
+
+    with jax.enable_x64(True):
+        arrays, _ = _given(name)
+        out = np.asarray(call(*arrays, seen, IDS))
+        for row, first, end in documents():
+            filling = [(0, 0), (0, LENGTH - end + first), (0, 0), (0, 0)]
+            alone = (
+                np.pad(x[row : row + 1, first:end], filling[: x.ndim])
+                for x in (*arrays, seen)
+            )
+            wanted = np.asarray(call(*alone))[0, : end - first]
+            here = seen[row, first:end]
+            assert_close(out[row, first:end][here], wanted[here], 1e-9)
+
+
+@pytest.mark.parametrize("form", ["full", "causal"])
+@pytest.mark.parametrize("name", PACKED)
 def test_what_padding_between_documents_holds_does_not_matter(
     name: str, form: str
 ) -> None:

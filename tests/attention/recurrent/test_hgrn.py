@@ -248,6 +248,15 @@ def test_a_phase_is_the_sum_of_the_angles():
     np.testing.assert_array_equal(np.round(phase / (2 * np.pi / 10)) % 10, sums % 10)
 
 
+def test_complex_columns_may_share_values():
+    value, given = _arrays()
+    query, pair = np.zeros((2, 7, 4, 1), "float32"), value[:, :, :2]
+    given |= _angles()
+    got = attention.hgrn_attention(query, query, pair, **given)
+    wanted = attention.hgrn_attention(query, query, np.repeat(pair, 2, 2), **given)
+    np.testing.assert_array_equal(got, wanted)
+
+
 def test_nothing_in_padding_turns_a_state():
     value, given = _arrays()
     rotation = jnp.asarray(_angles()["rotation"])
