@@ -98,6 +98,17 @@ def test_predictions_are_those_of_the_model(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found.labels, found.probabilities.argmax(-1))
 
 
+@pytest.mark.parametrize("ids", [[1, 4], [-1, 1], [2**32 + 1]])
+def test_ids_beyond_the_vocabulary_have_no_prediction(ids: list[int]) -> None:
+    """A compiled lookup would answer with NaN, or with the row of another id."""
+    model = _classifier()
+    saved = models.Saved(model, model.encoder.config)
+    with pytest.raises(ValueError, match=r"^example 1: expected ids of the vocabulary"):
+        saved.predict([[1, 2], ids])
+    with pytest.raises(ValueError, match=r"^batch_size: expected"):
+        saved.predict([[1, 2]], batch_size=0)
+
+
 @pytest.mark.parametrize(
     ("raw", "example", "tokens"),
     [
