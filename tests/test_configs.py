@@ -256,6 +256,10 @@ def test_names_of_runs():
             {"model": {"max_length": 1999}},
             "--data.max_length: expected at most --model.max_length=1999, got 2000",
         ),
+        (
+            {"model": {"pooling": "cls", "is_causal": True}},
+            "--model.pooling=cls: expected False with is_causal",
+        ),
         ({"model": {"attention_options": "clip"}}, "name=value,..., got 'clip'"),
         (
             {"model": {"attention_options": "clip=1"}},

@@ -78,7 +78,8 @@ def check_on_devices(config: Config, task: Task) -> None:
     """
     # On one device: the trainer checks whether the devices divide the sequence.
     encoder = encoder_config(config.replace(train={"seq_devices": 1}), task.image_shape)
-    length = min(encoder.max_length, config.data.longest or encoder.max_length)
+    longest = min(encoder.max_length, config.data.longest or encoder.max_length)
+    length = longest + encoder.cls_token
     check_memory(config.train, encoder, length)
     traced = []
     for index, options in enumerate(encoder.block_options):
