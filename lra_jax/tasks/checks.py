@@ -334,8 +334,9 @@ def _check_lengths(config: Config, task: Task) -> None:
             )
             raise expected("--model.max_length", wanted, given)
     elif longest is not None and longest > given:
+        name = max(config.data.of_length, key=lambda n: getattr(config.data, n, 0))
         wanted = f"at most --model.max_length={given}"
-        raise expected("--data.max_length", wanted, longest)
+        raise expected(f"--data.{name}", wanted, longest)
 
 
 def _check_ranges(config: Config) -> None:
