@@ -254,7 +254,7 @@ def test_a_checkpoint_that_does_not_fit(changes, message, pretrained, table, tmp
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 def test_only_ends_of_lines_end_a_row(encoding, end, tmp_path):
     """A text may hold other breaks, as reviews do; a mark may begin the file."""
-    texts = ["one\x85more", "two\u2028more", "three\x0cmore", "four"]
+    texts = ["one\x85more", "two\u2028more", "three\x0cmore", "four\rmore"]
     lines = ["label\ttext", *(f"{index % 2}\t{x}" for index, x in enumerate(texts))]
     file = tmp_path / "t.tsv"
     file.write_bytes((end.join(lines) + end).encode(encoding))
