@@ -117,7 +117,8 @@ class Saved:
         name = f"example {index}"
         parts = [example]
         if isinstance(self.model, MatchingClassifier):
-            if isinstance(example, str | bytes) or len(example) != 2:
+            several = isinstance(example, Sequence | np.ndarray)
+            if not several or isinstance(example, str | bytes) or len(example) != 2:
                 raise expected(name, "a pair", f"{example!r}"[:60])
             parts = example
         size = self.model.encoder.vocab_size

@@ -136,6 +136,14 @@ def test_raw_examples(raw: Any, example: Any, tokens: list[int] | None) -> None:
         tokens_of(raw, "one", example, 8)
 
 
+@pytest.mark.parametrize("example", [5, "ab", [[1]], [[1], [2], [3]]])
+def test_what_is_no_pair(example: Any) -> None:
+    model = models.MatchingClassifier(4, 3, rngs=nnx.Rngs(params=1), **SMALL)
+    saved = models.Saved(model, model.encoder.config)
+    with pytest.raises(ValueError, match=r"^example 0: expected a pair, got"):
+        saved.predict([example])
+
+
 def test_what_is_no_model(tmp_path: Path) -> None:
     file = tmp_path / "one.safetensors"
     model = _classifier()
