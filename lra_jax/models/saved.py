@@ -99,6 +99,8 @@ class Saved:
         width = min(self.config.max_length, 2 ** (longest - 1).bit_length())
         if self.config.positions == "learned_2d":
             width = longest
+        if getattr(self.model, "padding", "lengths") == "zeros":
+            width = self._most  # The mean includes all padding.
         logits = []
         for first in range(0, len(rows), batch_size):
             part = rows[first : first + batch_size]
@@ -111,9 +113,13 @@ class Saved:
             labels[np.arange(width)[None] >= lengths[:, None]] = -1
         return Prediction(labels, np.asarray(jax.nn.softmax(scores, -1)))
 
+    @property
+    def _most(self) -> int:
+        """The most tokens of a sequence."""
+        return self.raw.get("max_length", self.config.max_length)
+
     def _tokens(self, index: int, example: Any) -> list[np.ndarray]:
         """The sequences of an example: one, or two for a pair."""
-        longest = self.raw.get("max_length", self.config.max_length)
         name = f"example {index}"
         parts = [example]
         if isinstance(self.model, MatchingClassifier):
@@ -122,7 +128,7 @@ class Saved:
                 raise expected(name, "a pair", f"{example!r}"[:60])
             parts = example
         size = self.model.encoder.vocab_size
-        found = [tokens_of(self.raw, name, part, longest) for part in parts]
+        found = [tokens_of(self.raw, name, part, self._most) for part in parts]
         for tokens in found:
             if tokens.min() < 0 or tokens.max() >= size:
                 wanted = f"ids of the vocabulary, from 0 to {size - 1}"

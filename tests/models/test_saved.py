@@ -98,6 +98,18 @@ def test_predictions_are_those_of_the_model(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found.labels, found.probabilities.argmax(-1))
 
 
+@pytest.mark.parametrize(("most", "width"), [({}, 16), ({"max_length": 12}, 12)])
+def test_a_mean_over_padding_has_the_width_of_training(most: Any, width: int) -> None:
+    """By LRA's rule, which counts every position of the longest sequence."""
+    model = _classifier(padding="zeros", pooling="mean")
+    saved = models.Saved(model, model.encoder.config, {"kind": "ids", **most})
+    tokens = np.zeros((1, width), np.int32)
+    tokens[0, :3] = [1, 2, 1]
+    logits = helpers.call_model(type(model).__call__, model, tokens, np.array([3]))
+    found = saved.predict([[1, 2, 1]]).probabilities
+    np.testing.assert_allclose(found, jax.nn.softmax(logits), rtol=1e-5)
+
+
 @pytest.mark.parametrize("ids", [[1, 4], [-1, 1], [2**32 + 1]])
 def test_ids_beyond_the_vocabulary_have_no_prediction(ids: list[int]) -> None:
     """A compiled lookup would answer with NaN, or with the row of another id."""
