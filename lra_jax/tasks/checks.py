@@ -289,6 +289,10 @@ def _check_pretraining(config: Config, task: Task) -> None:
     if config.pretrain.target not in ("tokens", *task.targets):
         wanted = f"tokens for --task={task.name}, whose positions have no values"
         raise expected("--pretrain.target", wanted, config.pretrain.target)
+    rate, only = config.pretrain.mask_rate, PretrainConfig.mask_rate
+    if config.pretrain.target != "tokens" and rate != only:
+        wanted = f"{only} with --pretrain.target={config.pretrain.target}, which "
+        raise expected("--pretrain.mask_rate", f"{wanted}hides no token", rate)
     if config.train.seq_devices > 1:
         wanted = f"0 with --train.seq_devices={config.train.seq_devices}"
         raise expected("--pretrain.steps", wanted, config.pretrain.steps)
