@@ -204,6 +204,7 @@ def test_a_model_without_a_stream_is_one_line(tmp_path, capsys):
         (["--model.is_causal=False"], ["--model.is_causal", "True for --task=lm"]),
         (["--data.max_length=5000"], ["--data.max_length", "--model.max_length=4096"]),
         (["--data.path="], ["--data.path", "got ''"]),
+        (["--data.vocab_size=300"], ["--data.vocab_size", "tokenizer=bytes", "300"]),
         (["--data.path=nowhere"], ["--data.path", "which does not exist"]),
         (["--train.seq_devices=2"], ["--train.seq_devices", "single positions"]),
     ],
