@@ -117,8 +117,12 @@ def _encoded(vocabulary: Any, text: str) -> Any:
     """A text, encoded as the beginning of a document."""
     import numpy as np
 
+    from lra_jax.data.language.vocabularies import Words
+
+    # Words leave out the last line end of a document, which a prompt has not reached.
+    more = "\n" if isinstance(vocabulary, Words) else ""
     try:
-        tokens = vocabulary.encode(text.encode())
+        tokens = vocabulary.encode(f"{text}{more}".encode())
     except ValueError as error:
         raise renamed(error, "--prompt") from error
     return np.concatenate([np.array([vocabulary.end], np.int32), tokens])

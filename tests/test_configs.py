@@ -256,6 +256,10 @@ def test_names_of_runs():
             {"model": {"max_length": 1999}},
             "--data.max_length: expected at most --model.max_length=1999, got 2000",
         ),
+        (
+            {"model": {"pooling": "cls", "is_causal": True}},
+            "--model.pooling=cls: expected False with is_causal",
+        ),
         ({"model": {"attention_options": "clip"}}, "name=value,..., got 'clip'"),
         (
             {"model": {"attention_options": "clip=1"}},
@@ -340,6 +344,9 @@ def test_settings_that_cannot_work(changes, message):
             {"data": {"max_length": 4001}},
             "--data.max_length: .*=4000, got 4001",
         ),
+        ("parity", {"data": {"test_max": 300}}, "--data.test_max: .*=128, got 300"),
+        ("s5", {"data": {"max_length": 50}}, "--data.max_length: .*=40, got 50"),
+        ("mad-recall", {"data": {"length": 300}}, "--data.length: .*=128, got 300"),
         ("retrieval", {"data": {"max_length": 0}}, "--data.max_length: .* got 0"),
         ("text", {"data": {"validation": "tets"}}, "--data.validation: .* got 'tets'"),
     ],

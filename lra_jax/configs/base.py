@@ -198,6 +198,9 @@ class DataConfig:
     of_batches: ClassVar[tuple[str, ...]] = ("buckets", "packing")
     """The settings that do not affect which examples there are."""
 
+    of_length: ClassVar[tuple[str, ...]] = ("max_length",)
+    """The settings, of those that a task has, that limit the lengths of sequences."""
+
     def check(self) -> None:
         """Refuses invalid settings.
 
@@ -207,8 +210,9 @@ class DataConfig:
 
     @property
     def longest(self) -> int | None:
-        """The longest possible sequence, `max_length`; None for a task without it."""
-        return getattr(self, "max_length", None)
+        """The longest possible sequence; None for a task without such a setting."""
+        given = (getattr(self, name, None) for name in self.of_length)
+        return max((length for length in given if length is not None), default=None)
 
     @property
     def augments(self) -> bool:

@@ -68,6 +68,10 @@ class LmData(DataConfig):
         for name in ("path", "pattern"):
             if getattr(self, name) == "":
                 raise expected(f"--data.{name}", "a name", "''")
+        if self.tokenizer != "bpe" and self.vocab_size != LmData.vocab_size:
+            own = f"--data.tokenizer={self.tokenizer}, which has its own size"
+            wanted = f"{LmData.vocab_size} with {own}"
+            raise expected("--data.vocab_size", wanted, self.vocab_size)
 
     @property
     def origin(self) -> str:

@@ -19,7 +19,7 @@ blocks, 64 wide, 2 heads, MLP 128, batch 32.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from lra_jax.configs import families, synthetic
 from lra_jax.configs.base import Config
@@ -38,10 +38,7 @@ class MadData(synthetic.SyntheticData):
     length: int = 128
     """Tokens in a sequence."""
 
-    @property
-    def longest(self) -> int:
-        """See the base class."""
-        return self.length
+    of_length: ClassVar[tuple[str, ...]] = ("length",)
 
 
 @dataclasses.dataclass(frozen=True)

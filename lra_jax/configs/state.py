@@ -22,6 +22,7 @@ Test accuracy is rescaled in reports: 0 is chance and 1 is all correct.
 
 import dataclasses
 from collections.abc import Callable
+from typing import ClassVar
 
 from lra_jax.configs import families, synthetic
 from lra_jax.configs.base import Config
@@ -42,10 +43,7 @@ class StateData(synthetic.SyntheticData):
     parts: str = "20,40,64,96,128"
     """Lengths that are tested separately."""
 
-    @property
-    def longest(self) -> int:
-        """See the base class."""
-        return max(self.max_length, self.test_max)
+    of_length: ClassVar[tuple[str, ...]] = ("max_length", "test_max")
 
 
 STEPS = {
@@ -86,7 +84,9 @@ def presets(task: str) -> dict[str, Callable[[str], Config]]:
         task,
         quick=families.Preset(
             train=synthetic.quick_train(learning_rate=5e-3),
-            model=synthetic.quick_model(max_length=short.longest),
+            model=synthetic.quick_model(
+                max_length=max(short.max_length, short.test_max)
+            ),
             data=short,
         ),
         official=families.Preset(

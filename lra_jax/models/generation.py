@@ -88,7 +88,7 @@ def tokens_in_turn(
     finished. Arguments are checked before the first step.
     """
     batch = [np.asarray(prompt) for prompt in prompts]
-    _check(model, batch, num_tokens, temperature, top_k, top_p)
+    _check(model, batch, num_tokens, temperature, top_k, top_p, seed)
     limit = decoding.longest(model)
     width = -(-max(map(len, batch)) // _MULTIPLE) * _MULTIPLE
     width = width if limit is None else min(width, limit)
@@ -183,8 +183,11 @@ def _check(
     temperature: float,
     top_k: int | None,
     top_p: float | None,
+    seed: int,
 ) -> None:
     check_size("num_tokens", num_tokens)
+    if not -(2**63) <= seed < 2**63:
+        raise expected("seed", "an int of at most 64 bits", seed)
     if not 0 <= temperature < np.inf:
         raise expected("temperature", "0 or a positive finite number", temperature)
     if top_k is not None:

@@ -3,8 +3,9 @@
     export_onnx("model.onnx", load("runs/listops-cosformer-compact-seed0"), length=512)
 
 The model is traced by jax, and each primitive becomes operators of ONNX's opset 18. All
-primitives of full (not causal) softmax, linear, cosFormer and Linformer models are
-supported; others raise an error. Shapes are fixed: pad shorter sequences and pass their
+primitives of full (not causal) softmax, linear, cosFormer and Linformer models in
+float32 are supported, except those of moving averages (``ema``) and product-key
+memories; others raise an error. Shapes are fixed: pad shorter sequences and pass their
 lengths. It needs the package ``onnx``: ``pip install 'lra-jax[onnx]'``.
 """
 
@@ -100,7 +101,10 @@ def _info(name: str, dtype: Any, shape: Sequence[int]) -> Any:
 def _type(dtype: Any) -> int:
     from onnx import helper
 
-    return helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    dtype = np.dtype(dtype)
+    if dtype.name == "bfloat16":  # Runtimes hardly have operators of it.
+        raise expected("model", "one that computes in float32", f"one in {dtype}")
+    return helper.np_dtype_to_tensor_dtype(dtype)
 
 
 class _Graph:
@@ -304,6 +308,13 @@ def _stack(graph: _Graph, equation: Any, *parts: str) -> str:
     return graph.op("Concat", *rows, axis=axis)
 
 
+def _pad(graph: _Graph, equation: Any, x: str, value: str) -> str:
+    low, high, inner = zip(*equation.params["padding_config"], strict=True)
+    if any(inner):
+        raise expected("model", "one that pads at the ends", "padding in between")
+    return graph.op("Pad", x, graph.sizes(*low, *high), value, mode="constant")
+
+
 def _iota(graph: _Graph, equation: Any) -> str:
     shape, axis = _shape(equation), equation.params["dimension"]
     along = np.arange(shape[axis], dtype=equation.params["dtype"])
@@ -322,6 +333,7 @@ _OPERATORS: dict[str, Callable[..., str]] = {
     "concatenate": _concatenate,
     "stack": _stack,
     "slice": _slice,
+    "pad": _pad,
     "gather": _gather,
     "iota": _iota,
     "dot_general": _dot,

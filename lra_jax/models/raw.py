@@ -75,7 +75,7 @@ def _ids(_: Raw, name: str, example: Any) -> np.ndarray:
     array = np.asarray(example)
     if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
         raise expected(name, "integers [T]", f"{array.dtype}{list(array.shape)}")
-    return array.astype(np.int32)
+    return array
 
 
 _READERS = {"words": _words, "bytes": _bytes, "pixels": _pixels, "ids": _ids}

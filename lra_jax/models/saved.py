@@ -22,6 +22,7 @@ import numpy as np
 from flax import nnx
 
 from lra_jax import files, seals
+from lra_jax.attention.inputs import check_size
 from lra_jax.attention.registry import resolve, spell
 from lra_jax.errors import expected, known
 from lra_jax.models import arrays
@@ -86,11 +87,12 @@ class Saved:
           batch_size: examples computed at once.
 
         Raises:
-          ValueError: the model cannot read them.
+          ValueError: the model cannot read them, or has not all of their ids.
         """
         if isinstance(examples, str | bytes) or not len(examples):
             wanted = "a list of at least one example"
             raise expected("examples", wanted, f"{examples!r}"[:60])
+        check_size("batch_size", batch_size)
         rows = [self._tokens(index, example) for index, example in enumerate(examples)]
         width = self._width(max(len(tokens) for row in rows for tokens in row))
         logits = []
@@ -121,12 +123,20 @@ class Saved:
 
     def _tokens(self, index: int, example: Any) -> list[np.ndarray]:
         """The sequences of an example: one, or two for a pair."""
-        longest, name = self._max_length, f"example {index}"
-        if not isinstance(self.model, MatchingClassifier):
-            return [tokens_of(self.raw, name, example, longest)]
-        if isinstance(example, str | bytes) or len(example) != 2:
-            raise expected(name, "a pair", f"{example!r}"[:60])
-        return [tokens_of(self.raw, name, part, longest) for part in example]
+        name = f"example {index}"
+        parts = [example]
+        if isinstance(self.model, MatchingClassifier):
+            several = isinstance(example, Sequence | np.ndarray)
+            if not several or isinstance(example, str | bytes) or len(example) != 2:
+                raise expected(name, "a pair", f"{example!r}"[:60])
+            parts = example
+        size = self.model.encoder.vocab_size
+        found = [tokens_of(self.raw, name, part, self._max_length) for part in parts]
+        for tokens in found:
+            if tokens.min() < 0 or tokens.max() >= size:
+                wanted = f"ids of the vocabulary, from 0 to {size - 1}"
+                raise expected(name, wanted, f"{tokens.min()} to {tokens.max()}")
+        return found
 
     @functools.cached_property
     def _logits(self) -> Callable[[list[Any]], jax.Array]:

@@ -78,7 +78,8 @@ def check_on_devices(config: Config, task: Task) -> None:
     """
     # On one device: the trainer checks whether the devices divide the sequence.
     encoder = encoder_config(config.replace(train={"seq_devices": 1}), task.image_shape)
-    length = min(encoder.max_length, config.data.longest or encoder.max_length)
+    longest = min(encoder.max_length, config.data.longest or encoder.max_length)
+    length = longest + encoder.cls_token
     check_memory(config.train, encoder, length)
     traced = []
     for index, options in enumerate(encoder.block_options):
@@ -288,6 +289,10 @@ def _check_pretraining(config: Config, task: Task) -> None:
     if config.pretrain.target not in ("tokens", *task.targets):
         wanted = f"tokens for --task={task.name}, whose positions have no values"
         raise expected("--pretrain.target", wanted, config.pretrain.target)
+    rate, only = config.pretrain.mask_rate, PretrainConfig.mask_rate
+    if config.pretrain.target != "tokens" and rate != only:
+        wanted = f"{only} with --pretrain.target={config.pretrain.target}, which "
+        raise expected("--pretrain.mask_rate", f"{wanted}hides no token", rate)
     if config.train.seq_devices > 1:
         wanted = f"0 with --train.seq_devices={config.train.seq_devices}"
         raise expected("--pretrain.steps", wanted, config.pretrain.steps)
@@ -333,8 +338,9 @@ def _check_lengths(config: Config, task: Task) -> None:
             )
             raise expected("--model.max_length", wanted, given)
     elif longest is not None and longest > given:
+        name = max(config.data.of_length, key=lambda n: getattr(config.data, n, 0))
         wanted = f"at most --model.max_length={given}"
-        raise expected("--data.max_length", wanted, longest)
+        raise expected(f"--data.{name}", wanted, longest)
 
 
 def _check_ranges(config: Config) -> None:

@@ -50,6 +50,7 @@ def _encoder_config(
         options=parse_options(model.attention_options),
         is_causal=model.is_causal,
         reconstructs=config.pretrain.steps > 0,
+        cls_token=model.pooling == "cls",
         inputs=model.inputs,
         cutoffs=_cutoffs(model.cutoffs),
         positions=model.positions,
@@ -76,7 +77,8 @@ FLAGS = {
 } | {
     "attention": "--attention",
     "mechanism": "--attention",
-    "cls_token": "--model.pooling",
+    "options": "--model.attention_options",
+    "cls_token": "--model.pooling=cls",
     "qkv_features": "--model.qkv_dim",
     "rotary": "--model.positions=rotary",
 }

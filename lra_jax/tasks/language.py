@@ -233,9 +233,12 @@ def make_finetuned(
 
 
 def _check_same(own: Any, saved: Any) -> None:
-    """Refuses an encoder unlike the checkpoint's, except for dropout and the like."""
+    """Refuses an encoder unlike the checkpoint's, except for dropout and the like.
+
+    A vector for hidden tokens is an addition to the checkpoint's arrays.
+    """
     for field in dataclasses.fields(own):
-        if field.name in ("dropout", "remat", "dtype"):
+        if field.name in ("dropout", "remat", "dtype", "reconstructs"):
             continue
         wanted, got = getattr(saved, field.name), getattr(own, field.name)
         if wanted != got:

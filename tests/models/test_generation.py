@@ -109,6 +109,7 @@ def test_how_far_a_model_can_go():
         ("cosformer", [11], {}, "^prompts: expected ids of .* 0 to 10, got 11 to 11"),
         ("cosformer", [1], {"top_p": 1.5}, "^top_p: expected a number above 0"),
         ("cosformer", [1], {"temperature": -1}, "^temperature: expected 0 or a pos"),
+        ("cosformer", [1], {"seed": 2**64}, "^seed: expected an int of at most 64"),
         ("luna", [1], {"options": {}}, "^layer: expected a mechanism with a stream"),
     ],
 )

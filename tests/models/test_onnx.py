@@ -36,6 +36,12 @@ def _run(file: Path, inputs: dict[str, np.ndarray]) -> np.ndarray:
         ("cosformer", {"pooling": "cls"}),
         ("cosformer", {"grid": (2, 4), "options": {"grid": True}, "max_length": 8}),
         ("linformer", {"options": {"features": 4}, "pooling": "attention"}),
+        ("cosformer", {"short_conv": 3, "gate": True, "local_values": True}),
+        (
+            "linear",
+            {"inputs": "linear", "positions": "learned_2d", "grid": (2, 4)}
+            | {"max_length": 8},
+        ),
     ],
 )
 def test_a_graph_is_the_model(tmp_path: Path, mechanism: str, settings: Any) -> None:
@@ -80,4 +86,9 @@ def test_what_has_no_graph(tmp_path: Path) -> None:
     )
     with pytest.raises(ValueError, match="model: expected one that"):
         models.export_onnx(file, decoder, length=8)
+    half = models.SequenceClassifier(
+        16, 3, mechanism="linear", dtype="bfloat16", rngs=nnx.Rngs(params=0), **SMALL
+    )
+    with pytest.raises(ValueError, match="model: expected one that computes in"):
+        models.export_onnx(file, half, length=8)
     assert not file.exists()

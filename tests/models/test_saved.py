@@ -98,16 +98,27 @@ def test_predictions_are_those_of_the_model(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found.labels, found.probabilities.argmax(-1))
 
 
-def test_where_padding_counts_examples_are_padded_as_in_training():
-    """The mean of ``padding="zeros"`` is over all T positions."""
-    model = _classifier(padding="zeros")
+@pytest.mark.parametrize(("most", "width"), [({}, 16), ({"max_length": 12}, 12)])
+def test_a_mean_over_padding_has_the_width_of_training(most: Any, width: int) -> None:
+    """By LRA's rule, which counts every position of the longest sequence."""
+    model = _classifier(padding="zeros", pooling="mean")
+    saved = models.Saved(model, model.encoder.config, {"kind": "ids", **most})
+    tokens = np.zeros((1, width), np.int32)
+    tokens[0, :3] = [1, 2, 1]
+    logits = helpers.call_model(type(model).__call__, model, tokens, np.array([3]))
+    found = saved.predict([[1, 2, 1]]).probabilities
+    np.testing.assert_allclose(found, jax.nn.softmax(logits), rtol=1e-5)
+
+
+@pytest.mark.parametrize("ids", [[1, 4], [-1, 1], [2**32 + 1]])
+def test_ids_beyond_the_vocabulary_have_no_prediction(ids: list[int]) -> None:
+    """A compiled lookup would answer with NaN, or with the row of another id."""
+    model = _classifier()
     saved = models.Saved(model, model.encoder.config)
-    alone = saved.predict([[1, 2, 3]]).probabilities[0]
-    with_longer = saved.predict([[1, 2, 3], [1] * 9]).probabilities[0]
-    np.testing.assert_allclose(alone, with_longer, rtol=1e-6)
-    tokens = np.array([[1, 2, 3] + [0] * (SMALL["max_length"] - 3)])
-    wanted = jax.nn.softmax(model(tokens, np.array([3])))
-    np.testing.assert_allclose(alone, wanted[0], rtol=1e-5)
+    with pytest.raises(ValueError, match=r"^example 1: expected ids of the vocabulary"):
+        saved.predict([[1, 2], ids])
+    with pytest.raises(ValueError, match=r"^batch_size: expected"):
+        saved.predict([[1, 2]], batch_size=0)
 
 
 @pytest.mark.parametrize(
@@ -135,6 +146,14 @@ def test_raw_examples(raw: Any, example: Any, tokens: list[int] | None) -> None:
         return
     with pytest.raises(ValueError, match=r"^one: expected"):
         tokens_of(raw, "one", example, 8)
+
+
+@pytest.mark.parametrize("example", [5, "ab", [[1]], [[1], [2], [3]]])
+def test_what_is_no_pair(example: Any) -> None:
+    model = models.MatchingClassifier(4, 3, rngs=nnx.Rngs(params=1), **SMALL)
+    saved = models.Saved(model, model.encoder.config)
+    with pytest.raises(ValueError, match=r"^example 0: expected a pair, got"):
+        saved.predict([example])
 
 
 def test_what_is_no_model(tmp_path: Path) -> None:

@@ -149,6 +149,15 @@ def test_words_go_on_after_a_blank(prompt, shown, tmp_path, capsys):
     assert capsys.readouterr().out == f"{shown}\n"
 
 
+@pytest.mark.parametrize(
+    ("prompt", "read"), [("", []), ("b", [1]), ("b\n", [1, 0]), ("b\n\n", [1, 0, 0])]
+)
+def test_a_prompt_of_words_is_read_to_its_end(prompt, read):
+    """Unlike a document, it need not end with its last line."""
+    words = Words([Words.END, "b"])
+    assert generate._encoded(words, prompt).tolist() == [words.end, *read]
+
+
 def test_the_data_are_shown_as_text(texts, capsys):
     flags = ["--task=lm", f"--data.path={texts}", "--data.max_length=32"]
     data_command.main(["describe", *flags])
@@ -195,6 +204,7 @@ def test_a_model_without_a_stream_is_one_line(tmp_path, capsys):
         (["--model.is_causal=False"], ["--model.is_causal", "True for --task=lm"]),
         (["--data.max_length=5000"], ["--data.max_length", "--model.max_length=4096"]),
         (["--data.path="], ["--data.path", "got ''"]),
+        (["--data.vocab_size=300"], ["--data.vocab_size", "tokenizer=bytes", "300"]),
         (["--data.path=nowhere"], ["--data.path", "which does not exist"]),
         (["--train.seq_devices=2"], ["--train.seq_devices", "single positions"]),
     ],

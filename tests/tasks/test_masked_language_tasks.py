@@ -139,6 +139,16 @@ def test_a_classifier_begins_with_the_checkpoint(pretrained, table, tmp_path):
     assert train.run(config, quiet=True)["test_examples"] == 6
 
 
+def test_a_checkpoint_can_be_pretrained_further(pretrained, table, tmp_path):
+    """On the texts of the task; the vector of hidden tokens is added to its arrays."""
+    config = _finetuning(table, pretrained[0], tmp_path).replace(pretrain={"steps": 2})
+    task = get_task("finetune")
+    model = task.make_model(config, task.prepare(config.data), nnx.Rngs(0))
+    assert model.encoder.hidden is not None
+    saved = models.load(pretrained[0]).model.encoder
+    np.testing.assert_array_equal(model.encoder.positions, saved.positions)
+
+
 def test_tables_are_split_and_read(table):
     dataset = prepare(path=str(table), max_length=8)
     sizes = [dataset.num_examples(split) for split in dataset.splits]
@@ -220,6 +230,14 @@ def test_a_review_may_be_cut_within_a_character(tmp_path):
         ({"attention": "softmax"}, "--attention: expected linear, of the checkpoint"),
         ({"model": {"mlp_dim": 8}}, "--model.mlp_dim: expected 16, of the checkpoint"),
         (
+            {"model": {"attention_options": "eps=0.1"}},
+            r"--model.attention_options: expected \(\), of the checkpoint",
+        ),
+        (
+            {"model": {"pooling": "cls"}},
+            "--model.pooling=cls: expected False, of the checkpoint",
+        ),
+        (
             {"data": {"checkpoint": "nowhere"}},
             "--data.checkpoint: run: expected a run directory",
         ),
@@ -236,7 +254,7 @@ def test_a_checkpoint_that_does_not_fit(changes, message, pretrained, table, tmp
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 def test_only_ends_of_lines_end_a_row(encoding, end, tmp_path):
     """A text may hold other breaks, as reviews do; a mark may begin the file."""
-    texts = ["one\x85more", "two\u2028more", "three\x0cmore", "four"]
+    texts = ["one\x85more", "two\u2028more", "three\x0cmore", "four\rmore"]
     lines = ["label\ttext", *(f"{index % 2}\t{x}" for index, x in enumerate(texts))]
     file = tmp_path / "t.tsv"
     file.write_bytes((end.join(lines) + end).encode(encoding))

@@ -41,6 +41,21 @@ def test_time_goes_with_the_tokens_of_a_step(data_dir, dataset, tmp_path) -> Non
     assert mean / first == pytest.approx((1 + longer) / 2, rel=0.01)
 
 
+def test_the_first_steps_may_end_pretraining(data_dir, dataset, tmp_path) -> None:
+    """Batches with targets and without are the same to a step of the task."""
+    config = helpers.tiny(
+        data_dir,
+        tmp_path,
+        train={"steps": 8, "warmup": 1, "length_warmup": ""},
+        pretrain={"steps": 3, "target": "values"},
+        data={"buckets": "60"},
+    )
+    with Session(config, quiet=True, dry=True) as session:
+        work = session._work()
+        trainer = Trainer(config, session.task, dataset, tmp_path)
+        assert "(1 batch shape)" in dry_run.estimate(trainer, work)["compiling"]
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [

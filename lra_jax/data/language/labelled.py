@@ -177,7 +177,8 @@ def _with_validation(splits: dict[str, Texts], seed: int) -> dict[str, Texts]:
 
 def _read(file: Path) -> Texts:
     try:
-        whole = file.read_text(encoding="utf-8-sig")  # Some editors write a mark first.
+        # Some editors write a mark first. Reading as text would end lines at every CR.
+        whole = file.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
     except (OSError, UnicodeDecodeError) as error:
         raise expected("--data.path", "a table of text", f"{file}: {error}") from error
     lines = whole.removesuffix("\n").split("\n") if whole else []

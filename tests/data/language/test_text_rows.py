@@ -40,6 +40,17 @@ def test_every_file_is_in_one_split(folder):
     assert all(dataset.num_bytes[split] > 0 for split in dataset.splits)
 
 
+def test_only_hidden_folders_are_left_out(folder):
+    """The library's own build folders have names that a user's may have, too."""
+    for name in (".git", "config-notes", "tests"):
+        (folder / name).mkdir()
+        (folder / name / "a.txt").write_text(f"the text of {name}")
+    dataset = prepare(path=str(folder), max_length=32)
+    found = [d for split in dataset.splits for d in documents(dataset, split)]
+    extra = {d for d in found if d.startswith(b"the text of")}
+    assert extra == {b"the text of config-notes", b"the text of tests"}
+
+
 @pytest.mark.parametrize("split", ["train", "test", SLIDING])
 def test_every_token_is_predicted_once_from_its_own_document(folder, split):
     dataset = prepare(path=str(folder), max_length=32)
@@ -105,6 +116,14 @@ def test_long_lines_leave_every_part_its_share(tmp_path, text):
     shares = [len(part) / len(text) for part in parts]
     np.testing.assert_allclose(shares, [0.94, 0.03, 0.03], atol=0.031)
     assert all(parts)
+
+
+@pytest.mark.parametrize("ascii_before", range(3))
+def test_a_long_line_is_not_cut_within_a_character(tmp_path, ascii_before):
+    text = "a" * ascii_before + "\u4e2d" * 710
+    (tmp_path / "a.txt").write_text(text, encoding="utf-8")
+    parts = corpora.of_path(str(tmp_path / "a.txt")).documents.values()
+    assert "".join(part.decode() for (part,) in parts) == text
 
 
 def test_the_fingerprint_is_of_the_text_and_the_rows(folder):
