@@ -8,7 +8,8 @@ operator is 1 if all of its arguments are digits, else one more than the greates
 of its arguments. Its value is read at its opening bracket and at its closing one.
 
 The accuracies, in percent, come with the share of the most frequent value for each kind
-of operator and height, the best that a reader of the operator alone can do.
+of operator and height, the best that a reader of the operator alone can do, and with
+the accuracy at the closing brackets of each kind.
 """
 
 import argparse
@@ -23,7 +24,7 @@ import jax
 import numpy as np
 from pathfinder_generation import commit, machine, versions
 
-from lra_jax.data.listops_language import CLOSE, MIN
+from lra_jax.data.listops_language import CLOSE, MIN, TOKENS
 from lra_jax.data.listops_values import values
 from lra_jax.training.restore import load_run
 
@@ -74,6 +75,7 @@ def measured(workdir: str, examples: int) -> dict[str, Any]:
             right["opening"].append(guess[operator.start] == value)
             right["closing"].append(guess[operator.end] == value)
     heights = np.array([height for height, _, _ in seen])
+    kinds = np.array([kind for _, kind, _ in seen])
     rows = []
     for height in np.unique(heights).tolist():
         own = heights == height
@@ -87,7 +89,14 @@ def measured(workdir: str, examples: int) -> dict[str, Any]:
         }
         prior = round(100 * sum(best.values()) / int(own.sum()), 2)
         shown = {"height": height, "operators": int(own.sum()), **accuracies}
-        rows.append({**shown, "operator alone": prior})
+        closing = np.array(right["closing"])
+        by_kind = {
+            TOKENS[kind - 1].removeprefix("["): round(
+                100 * float(np.mean(closing[own & (kinds == kind)])), 2
+            )
+            for kind in sorted(best)
+        }
+        rows.append({**shown, "operator alone": prior, **by_kind})
     model = {
         "attention": run.config.attention,
         "num_layers": run.config.model.num_layers,

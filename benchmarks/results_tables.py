@@ -108,13 +108,16 @@ def _taught(result: dict[str, Any]) -> str:
 def heights() -> str:
     """The markdown table of `benchmarks/listops_heights.py`."""
     report = json.loads((ROOT / "results" / "listops_heights.json").read_text())
-    head = "| height | operators | opening bracket | closing bracket | operator alone |"
+    columns = ("opening", "closing", "MIN", "MAX", "MED", "SM", "operator alone")
+    head = f"| height | operators | {' | '.join(columns)} |"
     lines = (
-        f"| {row['height']} | {row['operators']:,} | {row['opening']:.1f} % | "
-        f"{row['closing']:.1f} % | {row['operator alone']:.1f} % |"
+        f"| {row['height']} | {row['operators']:,} | "
+        f"{' | '.join(f'{row[name]:.1f} %' for name in columns)} |"
         for row in report["rows"]
     )
     note = (
+        "Right at opening and at closing brackets; at the closing brackets of each kind "
+        "of operator; and by a reader of the operator alone. "
         f"`{report['command']}`, {report['attention']} of {report['num_layers']} "
         f"blocks after {report['step']:,} steps, {report['examples']} validation "
         f"examples, on {_machines([report])}."
