@@ -116,8 +116,8 @@ def heights() -> str:
         for row in report["rows"]
     )
     note = (
-        "Right at opening and at closing brackets; at the closing brackets of each kind "
-        "of operator; and by a reader of the operator alone. "
+        "Values right at opening and at closing brackets; at the closing brackets of "
+        "each kind of operator; and by a reader of the operator alone. "
         f"`{report['command']}`, {report['attention']} of {report['num_layers']} "
         f"blocks after {report['step']:,} steps, {report['examples']} validation "
         f"examples, on {_machines([report])}."
