@@ -168,7 +168,8 @@ def test_the_config_beside_weights_has_their_heads(tmp_path):
     beside.write_text(json.dumps(config))
     network, shape = load_bert(file)
     assert (shape.num_heads, shape.gelu) == (4, "tanh")
-    assert network.blocks[0].attention.head_dim == 32
+    attention: Any = network.blocks[0].attention
+    assert attention.head_dim == 32
     for change, part in (
         ({"hidden_act": "relu"}, r"hidden_act.*'relu'"),
         ({"num_attention_heads": 3}, "num_attention_heads that divide 128"),

@@ -1,6 +1,7 @@
 """A suite in a report: best settings, chance, published rows, the heat map's data."""
 
 import json
+from typing import Any
 
 import pytest
 
@@ -80,7 +81,7 @@ def test_other_examples_are_another_test(tmp_path):
     for name, own, changes in (("d", "ef", {}), ("e", "ef", buckets), ("f", "gh", {})):
         write(runs / name, "parity", "delta", 60.0, 50.0, own, **changes)
     tests = found(runs, "mqar", "parity")
-    easy = get_preset("mqar").data
+    easy: Any = get_preset("mqar").data
     assert {test.name: test.words for test in tests} == {
         "mqar 1": "data.train=32/8:99, data.test=32/8:400",
         "mqar 2": f"data.train={easy.train}, data.test={easy.test}",
