@@ -106,10 +106,11 @@ class PretrainConfig:
     steps: int = 0
     """How many of the run's steps learn the target below, before the others learn the
     labels; each part has its own schedule."""
-    target: Literal["tokens", "values", "running_values"] = "tokens"
+    target: Literal["tokens", "values", "running_values", "notes"] = "tokens"
     """tokens: reconstruct hidden tokens, without labels. values (ListOps): the value of
     every operator at its brackets, labels that the task does not provide.
-    running_values: also, at every digit, its operator's value so far."""
+    running_values: also, at every digit, its operator's value so far. notes: the same
+    values, by one of the model's readings at a time (`--model.readings`)."""
     mask_rate: float = 0.5
     """The share of the tokens that are hidden; its authors use half for Image."""
     learning_rate: float | None = None
@@ -176,6 +177,9 @@ class ModelConfig:
     """Damped moving averages per column, before queries and keys (MEGA); 0 = none."""
     local_values: bool = False
     """Add the values to the attention's output: a path for local detail."""
+    readings: int = 1
+    """How often the encoder reads its input. After each reading but the last it notes
+    at every token what it has learned; with `--pretrain.target=notes`."""
     is_causal: bool = False
     """Each position sees only itself and those before it: a decoder."""
     attention_options: str = ""

@@ -10,6 +10,20 @@ import numpy as np
 from lra_jax.data.listops_language import CLOSE, DIGIT_0, MIN, PAD, apply
 
 
+def operator_values(
+    tokens: np.ndarray, rng: np.random.Generator
+) -> dict[str, np.ndarray]:
+    """The ``targets`` of a row: ``values(tokens)``. Nothing is drawn."""
+    return {"targets": values(tokens)}
+
+
+def running_values(
+    tokens: np.ndarray, rng: np.random.Generator
+) -> dict[str, np.ndarray]:
+    """The ``targets`` of a row: ``values(tokens, running=True)``. Nothing is drawn."""
+    return {"targets": values(tokens, running=True)}
+
+
 def values(tokens: np.ndarray, *, running: bool = False) -> np.ndarray:
     """The value of each operator, at both of its brackets.
 
@@ -43,8 +57,3 @@ def values(tokens: np.ndarray, *, running: bool = False) -> np.ndarray:
             if running and token != CLOSE:
                 found[position] = apply(int(tokens[start]), arguments) + DIGIT_0
     return found
-
-
-def running_values(tokens: np.ndarray) -> np.ndarray:
-    """``values(tokens, running=True)``."""
-    return values(tokens, running=True)

@@ -47,8 +47,9 @@ if TYPE_CHECKING:
 Augment = Callable[[np.ndarray, np.random.Generator], np.ndarray]
 """``(tokens of one example, generator) -> tokens`` of the same length."""
 
-Targets = Callable[[np.ndarray], np.ndarray]
-"""``(tokens of a row) -> targets`` of the same length, 0 where there is none."""
+Targets = Callable[[np.ndarray, np.random.Generator], dict[str, np.ndarray]]
+"""``(tokens of a row, generator) -> arrays`` of the same length, to add to a batch:
+``targets``, 0 where there is none, and perhaps others."""
 
 __all__ = [
     "BatchPlan",
@@ -114,8 +115,8 @@ def train_iterator(
       curriculum: which examples the first batches hold, see `Curriculum`.
       augment: applied to every sequence of every batch, with a generator that is a
         function of the seed, the step and the row; None = the data are not changed.
-      targets: adds a sequence `targets` of the same shape to each sequence of the first
-        batches.
+      targets: adds its arrays to each row of the first batches, with a generator as for
+        `augment`.
       target_steps: number of batches that have targets.
       packing: pack the examples of each batch into rows of the longest bucket; their
         number is a multiple of this (`data.packing`); 0 = one example per row.
@@ -149,10 +150,7 @@ def train_iterator(
         chosen = Batch(batch.length, batch.ids[rows])
         if augment is None:
             return reader.read(chosen, warmup.limit(step))
-        draws = [
-            np.random.Generator(np.random.Philox(np.random.SeedSequence(entropy)))
-            for entropy in ((seed, step, row) for row in range(batch_size)[rows])
-        ]
+        draws = [_generator(seed, step, row) for row in range(batch_size)[rows]]
         return reader.read(chosen, warmup.limit(step), augment, draws)
 
     def batch(step: int) -> dict[str, np.ndarray]:
@@ -160,12 +158,32 @@ def train_iterator(
         if packing:
             loaded = packed(loaded, lengths[-1], packing)
         if targets is not None and step < target_steps:
-            loaded["targets"] = np.stack([targets(row) for row in loaded["tokens"]])
+            loaded |= _stacked(targets, loaded["tokens"], (seed, step, rows.start))
         return loaded
 
     options = grain.ReadOptions(num_threads=num_threads, prefetch_buffer_size=prefetch)
     steps = grain.MapDataset.range(num_steps)
     return iter(steps.map(batch).to_iter_dataset(options))
+
+
+# Distinguishes the generators of targets from those of augmentation.
+_TARGETS = 1
+
+
+def _generator(*entropy: int) -> np.random.Generator:
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence(entropy)))
+
+
+def _stacked(
+    targets: Targets, tokens: np.ndarray, entropy: tuple[int, int, int]
+) -> dict[str, np.ndarray]:
+    """The arrays of `targets` for rows `[B, T]`; entropy: seed, step, first row."""
+    seed, step, first = entropy
+    found = [
+        targets(row, _generator(seed, step, first + index, _TARGETS))
+        for index, row in enumerate(tokens)
+    ]
+    return {name: np.stack([row[name] for row in found]) for name in found[0]}
 
 
 class EvalBatches:

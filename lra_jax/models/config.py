@@ -287,6 +287,8 @@ class EncoderConfig:
       is_causal: each position attends to itself and those before it: a decoder.
       reconstructs: a learned vector, initially zero, can replace tokens, which a linear
         head of the classifiers then reconstructs.
+      readings: how often a classifier reads its input; with more than once it keeps a
+        note for each token, see `lra_jax.models.pooling`, and ``reconstructs``.
       cls_token: put a learned vector, initially zero, before the tokens.
       inputs: "embedding", a row for each token id, or "linear", a projection of the
         pixel's value; see ``lra_jax.models.inputs``.
@@ -323,6 +325,7 @@ class EncoderConfig:
     options: Options = ()
     is_causal: bool = False
     reconstructs: bool = False
+    readings: int = 1
     cls_token: bool = False
     inputs: Inputs = "embedding"
     cutoffs: tuple[int, ...] = ()
@@ -341,8 +344,13 @@ class EncoderConfig:
     def __post_init__(self):
         _keep(self, options=_frozen(self.options))
         _keep(self, mlp_options=_frozen(self.mlp_options))
-        _check_sizes(self, "num_layers", "embed_dim", "mlp_dim", "max_length")
+        _check_sizes(
+            self, "num_layers", "embed_dim", "mlp_dim", "max_length", "readings"
+        )
         check_types(self)
+        if self.readings > 1 and not self.reconstructs:
+            wanted = "1 without reconstructs, whose head writes the notes"
+            raise expected("readings", wanted, self.readings)
         check_rate("dropout", self.dropout)
         if self.mlp == "product_key":
             try:

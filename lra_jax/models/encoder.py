@@ -14,6 +14,7 @@ from lra_jax.errors import expected
 from lra_jax.models.attention import MultiHeadAttention
 from lra_jax.models.config import EncoderConfig, configured
 from lra_jax.models.inputs import (
+    check_ids,
     embed_inputs,
     make_inputs,
     make_positions,
@@ -150,6 +151,12 @@ class TransformerEncoder(nnx.Module):
         self.hidden = (
             nnx.Param(jnp.zeros((config.embed_dim,))) if config.reconstructs else None
         )
+        draw = nnx.initializers.normal(config.embed_std)
+        self.notes = (
+            nnx.Param(draw(rngs.params(), (vocab_size, config.embed_dim)))
+            if config.readings > 1
+            else None
+        )
         self.positions = make_positions(config, rngs)
         self.dropout = Dropout(config.dropout)
         rest = {"dropout": config.dropout, "dtype": config.dtype}
@@ -180,6 +187,7 @@ class TransformerEncoder(nnx.Module):
         rngs: nnx.Rngs | None = None,
         segment_ids: jax.Array | None = None,
         hidden: jax.Array | None = None,
+        notes: jax.Array | None = None,
     ) -> jax.Array:
         """Encodes a batch.
 
@@ -192,14 +200,16 @@ class TransformerEncoder(nnx.Module):
             positions counted from its start.
           hidden: boolean `[B, T]`, True at tokens whose vector is replaced by a learned
             one, for a model that ``reconstructs``; None = no token is hidden.
+          notes: integer `[B, T]`, ids whose learned vectors are added to the tokens',
+            0 = none, for a model of several ``readings``; None = 0 everywhere.
 
         Returns:
           `[B, T, D]`, with the class vector's row in front if there is one.
 
         Raises:
           ValueError: arrays of other shapes, T above ``max_length`` or not that of the
-            grid, packed documents with a class vector or a grid, or hidden tokens in
-            a model that does not reconstruct.
+            grid, packed documents with a class vector or a grid, or hidden tokens or
+            notes in a model that has no vectors for them.
         """
         config = self.config
         check_shape("tokens", tokens, "B T", None, None)
@@ -212,6 +222,7 @@ class TransformerEncoder(nnx.Module):
         documents = self._documents(tokens, segment_ids)
         mask = packed.shown(mask, documents)
         x = self._shown(embed_inputs(self.embed, tokens), hidden)
+        x = self._annotated(x, notes)
         if self.cls is not None:
             front = jnp.broadcast_to(
                 self.cls[...].astype(x.dtype), (x.shape[0], 1, x.shape[2])
@@ -244,6 +255,17 @@ class TransformerEncoder(nnx.Module):
             raise expected("hidden", "None without reconstructs=True", "an array")
         check_shape("hidden", hidden, "B T", *x.shape[:2])
         return jnp.where(hidden[:, :, None], self.hidden[...].astype(x.dtype), x)
+
+    def _annotated(self, x: jax.Array, notes: jax.Array | None) -> jax.Array:
+        """`[B, T, D]` with the vectors of the notes added."""
+        if notes is None:
+            return x
+        if self.notes is None:
+            raise expected("notes", "None with readings=1", "an array")
+        check_shape("notes", notes, "B T", *x.shape[:2])
+        check_ids("notes", notes, self.vocab_size, "ids of the vocabulary")
+        vectors = self.notes[...].astype(x.dtype)[notes]
+        return x + jnp.where((notes > 0)[:, :, None], vectors, 0)
 
     def _documents(
         self, tokens: jax.Array, segment_ids: jax.Array | None

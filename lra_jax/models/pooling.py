@@ -10,6 +10,16 @@ How padding is determined:
            the real ones only.
            Deviation: here a masked query attends to the real keys; in that code it
            gets the mean of all values.
+
+Several readings: an encoder of N blocks cannot follow arguments that are nested more
+than about N deep. With ``readings=R`` it reads its input R times. After each reading
+but the last, the head that reconstructs writes an id n_t, a note, at each token t, and
+the next reading sees the notes beside the tokens:
+
+``n^(0) = 0, n^(r+1)_t = argmax(W encoder(tokens, n^(r))_t)``
+
+The output of the last reading is pooled. No gradient passes through the notes: what to
+note is taught beforehand, from notes that are right (`lra_jax.tasks.reconstruction`).
 """
 
 from typing import Any, Literal, get_args
@@ -22,6 +32,7 @@ from lra_jax.attention import packed
 from lra_jax.attention.feature_maps import masked_softmax
 from lra_jax.attention.inputs import check_shape, check_size, next_position
 from lra_jax.errors import expected, known
+from lra_jax.models import intermediates
 from lra_jax.models.config import EncoderConfig, configured
 from lra_jax.models.encoder import TransformerEncoder
 from lra_jax.models.layers import Dense
@@ -113,12 +124,15 @@ class PooledEncoder(nnx.Module):
             check_shape("lengths", lengths, "B", len(tokens))
         mask = self._mask(tokens, lengths)
         if segment_ids is None:
-            encoded = self.encoder(tokens, mask, rngs).astype(jnp.float32)
+            notes = self._noted(tokens, mask)
+            encoded = self.encoder(tokens, mask, rngs, notes=notes).astype(jnp.float32)
             return self._pooled(encoded, mask, encoded[:, 0])
         if self.padding != "lengths":
             raise expected("segment_ids", "None with padding='zeros'", "an array")
         count = check_size("documents", documents)
-        encoded = self.encoder(tokens, mask, rngs, segment_ids).astype(jnp.float32)
+        notes = self._noted(tokens, mask, segment_ids)
+        encoded = self.encoder(tokens, mask, rngs, segment_ids, notes=notes)
+        encoded = encoded.astype(jnp.float32)
         label: Any = packed.packed(segment_ids, tokens, tokens)
         if self.pooling == "mean":  # One product; separate means would copy the rows.
             own = label.label[:, None] == jnp.arange(1, count + 1)[None, :, None]
@@ -141,21 +155,60 @@ class PooledEncoder(nnx.Module):
         rngs: nnx.Rngs | None = None,
         *,
         segment_ids: jax.Array | None = None,
+        notes: jax.Array | None = None,
     ) -> jax.Array:
         """Float32 logits `[B, T, vocab_size]` of every token, where some are hidden.
+
+        It is one reading, the first one without ``notes``.
 
         Args:
           tokens, lengths, rngs, segment_ids: as in `pooled`.
           hidden: boolean `[B, T]`, True at the tokens to reconstruct; None = no token
             is hidden.
+          notes: integer `[B, T]`, the notes of the readings before this one.
 
         Raises:
-          ValueError: the model was made without ``reconstructs``.
+          ValueError: the model was made without ``reconstructs``, or has notes for its
+            only reading.
         """
         mask = self._mask(tokens, lengths)
-        encoded = self.encoder(tokens, mask, rngs, segment_ids, hidden)
+        encoded = self.encoder(tokens, mask, rngs, segment_ids, hidden, notes)
+        return self._reconstruct(encoded)
+
+    def _reconstruct(self, encoded: jax.Array) -> jax.Array:
+        """The tokens' logits; a class vector's row is dropped."""
         own = encoded[:, int(self.pooling == "cls") :]
         return self.tokens(own.astype(jnp.float32))
+
+    def noted(
+        self,
+        tokens: jax.Array,
+        lengths: jax.Array | None = None,
+        *,
+        segment_ids: jax.Array | None = None,
+    ) -> jax.Array | None:
+        """The notes that the last reading sees, int32 `[B, T]`; None if it is the only
+        one. Arguments are as in `pooled`."""
+        return self._noted(tokens, self._mask(tokens, lengths), segment_ids)
+
+    def _noted(
+        self,
+        tokens: jax.Array,
+        mask: jax.Array | None,
+        segment_ids: jax.Array | None = None,
+    ) -> jax.Array | None:
+        readings = self.encoder.config.readings
+        if readings == 1:
+            return None
+
+        def read(_: int, notes: jax.Array) -> jax.Array:
+            encoded = self.encoder(tokens, mask, None, segment_ids, notes=notes)
+            new = jnp.argmax(self._reconstruct(encoded), -1).astype(jnp.int32)
+            return new if mask is None else jnp.where(mask, new, 0)
+
+        with intermediates.paused():
+            notes = jnp.zeros(tokens.shape, jnp.int32)
+            return jax.lax.fori_loop(0, readings - 1, read, notes)
 
     def _pooled(
         self, encoded: jax.Array, real: jax.Array | None, start: jax.Array

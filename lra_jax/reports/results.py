@@ -312,6 +312,10 @@ def _teaching(config: Config) -> list[str]:
         "running_values": (
             f"taught the value of every operator, argument by argument, in {first}"
         ),
+        "notes": (
+            f"taught the value of every operator, one of "
+            f"{config.model.readings} readings at a time, in {first}"
+        ),
     }
     named = {
         pretrained[config.pretrain.target]: config.pretrain.steps,

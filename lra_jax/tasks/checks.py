@@ -47,6 +47,9 @@ def check_config(config: Config, task: Task) -> None:
     _check_stages(config.train, task)
     if config.pretrain != PretrainConfig():
         _check_pretraining(config, task)
+    if config.model.readings > 1 and config.pretrain.target != "notes":
+        wanted = "1 without --pretrain.target=notes, which teaches what to note"
+        raise expected("--model.readings", wanted, config.model.readings)
     if task.image_shape is None:
         _refuse_images(config)
     _refuse_unread(config, task)
@@ -293,6 +296,9 @@ def _check_pretraining(config: Config, task: Task) -> None:
     if config.pretrain.target != "tokens" and rate != only:
         wanted = f"{only} with --pretrain.target={config.pretrain.target}, which "
         raise expected("--pretrain.mask_rate", f"{wanted}hides no token", rate)
+    if config.pretrain.target == "notes" and config.model.readings < 2:
+        wanted = "at least 2 with --pretrain.target=notes"
+        raise expected("--model.readings", wanted, config.model.readings)
     if config.train.seq_devices > 1:
         wanted = f"0 with --train.seq_devices={config.train.seq_devices}"
         raise expected("--pretrain.steps", wanted, config.pretrain.steps)
@@ -376,7 +382,7 @@ _POSITIVE = {
     ),
     "model": (
         *("num_layers", "embed_dim", "num_heads", "qkv_dim", "mlp_dim", "max_length"),
-        "embed_std",
+        *("embed_std", "readings"),
     ),
 }
 _SMALL = 16  # Positions in a small input.

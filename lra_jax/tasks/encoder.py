@@ -50,6 +50,7 @@ def _encoder_config(
         options=parse_options(model.attention_options),
         is_causal=model.is_causal,
         reconstructs=config.pretrain.steps > 0,
+        readings=model.readings,
         cls_token=model.pooling == "cls",
         inputs=model.inputs,
         cutoffs=_cutoffs(model.cutoffs),
@@ -72,7 +73,7 @@ FLAGS = {
     for name in (
         *("num_layers", "embed_dim", "num_heads", "mlp_dim", "mlp", "mlp_options"),
         *("max_length", "inputs", "cutoffs", "positions", "dropout"),
-        *("short_conv", "gate", "ema", "local_values"),
+        *("short_conv", "gate", "ema", "local_values", "readings"),
     )
 } | {
     "attention": "--attention",

@@ -31,8 +31,9 @@ TASK = Task(
     words="lra_jax.data.listops_language:WORDS",
     augmentation="lra_jax.data.listops_permutation:permuted",
     targets={
-        "values": "lra_jax.data.listops_values:values",
+        "values": "lra_jax.data.listops_values:operator_values",
         "running_values": "lra_jax.data.listops_values:running_values",
+        "notes": "lra_jax.data.listops_notes:notes",
     },
     tree_drawer="lra_jax.data.listops_language:tree",
 )

@@ -9,6 +9,11 @@ tokens. It uses no labels and no other data. Then the same encoder learns the ta
 If the batch has ``targets``, nothing is hidden, and the same head learns the target of
 each position that has one: for example the values of a ListOps expression's operators.
 
+If it also has ``notes``, the targets are the notes after a reading that begins with
+these (`lra_jax.models.pooling`), and "no note" is learned too. Most notes stay as they
+are; a token whose note stays counts a fifth of one whose note changes in the loss, and
+not at all in the accuracy.
+
 Source: Amos, Berant and Gupta 2023, "Never Train from Scratch", arXiv:2310.02980, and
 its code, IdoAmos/not-from-scratch: one vector replaces all hidden tokens, the loss
 counts only these, the head is linear. Their rate for the Image task is one half; for
@@ -29,6 +34,9 @@ from lra_jax.tasks.base import Batch, Sums
 # Folded into dropout's key of the step.
 _STREAM = 1
 
+# The weight of a note that stays, beside one that changes.
+_KEPT = 0.2
+
 
 def reconstruction_loss(
     model: nnx.Module, batch: Batch, rngs: nnx.Rngs | None, *, mask_rate: float
@@ -38,7 +46,7 @@ def reconstruction_loss(
     Args:
       model: a classifier of sequences or pairs that ``reconstructs``.
       batch: as for the task's own objective; labels are not used. ``targets`` `[B, T]`
-        replace the hidden tokens; 0 = no target.
+        replace the hidden tokens; 0 = no target. ``notes`` `[B, T]`: see above.
       rngs: stream "dropout", also used to choose the hidden tokens.
       mask_rate: the share of the real tokens that are hidden.
 
@@ -72,19 +80,30 @@ def _sums(
     if segment_ids is None:
         lengths = batch[name.replace("tokens", "lengths", 1)]
     real = model.real(tokens, lengths) if segment_ids is None else segment_ids > 0
-    if "targets" in batch:
-        hidden, labels = None, batch["targets"].astype(jnp.int32)
+    hidden = notes = None
+    weight_of_others = 0.0
+    if "notes" in batch:
+        notes = batch["notes"].astype(jnp.int32)
+        labels = batch["targets"].astype(jnp.int32)
+        learned = (labels != notes) & real
+        weight_of_others = _KEPT
+    elif "targets" in batch:
+        labels = batch["targets"].astype(jnp.int32)
         learned = labels > 0
     else:
         hidden = learned = jax.random.bernoulli(key, mask_rate, tokens.shape) & real
         labels = tokens
-    logits = model.reconstructed(tokens, lengths, hidden, rngs, segment_ids=segment_ids)
-    weights = learned.astype(jnp.float32)
+    logits = model.reconstructed(
+        tokens, lengths, hidden, rngs, segment_ids=segment_ids, notes=notes
+    )
+    counted = learned.astype(jnp.float32)
+    others = (real & ~learned).astype(jnp.float32)
+    weights = counted + weight_of_others * others
     losses = optax.losses.softmax_cross_entropy_with_integer_labels(logits, labels)
     correct = (jnp.argmax(logits, -1) == labels).astype(jnp.float32)
     return {
         "loss": jnp.sum(losses * weights),
-        "correct": jnp.sum(correct * weights),
+        "correct": jnp.sum(correct * counted),
         # By chance a batch may hide nothing.
-        "count": jnp.maximum(jnp.sum(weights), 1e-6),
+        "count": jnp.maximum(jnp.sum(counted), 1e-6),
     }

@@ -72,8 +72,8 @@ class Task:
       words: names a mapping that tells `lra_jax.models.raw` how to read words, if used.
       augmentation: names ``(tokens, generator) -> tokens``, applied to each training
         example if the data settings say so.
-      targets: by the value of ``--pretrain.target``, names ``(tokens) -> tokens``: what
-        it teaches at each position, 0 for nothing.
+      targets: by the value of ``--pretrain.target``, names `lra_jax.data.pipeline`'s
+        ``Targets``: what it teaches at each position, 0 for nothing.
       tree_drawer: names ``(tokens) -> lra_jax.data.listops_language.Tree``, if
         sequences are nested expressions.
     """
@@ -197,7 +197,7 @@ class Task:
 
     def pretraining_targets(
         self, config: Config
-    ) -> Callable[["np.ndarray"], "np.ndarray"] | None:
+    ) -> Callable[..., dict[str, "np.ndarray"]] | None:
         """The targets of pretraining, one per position; None for hidden tokens."""
         target = self.targets.get(config.pretrain.target)
         return None if target is None else pkgutil.resolve_name(target)

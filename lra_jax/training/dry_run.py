@@ -41,7 +41,8 @@ def estimate(
     longest: Any = None
     steps = min(_STEPS, train.steps)
     for host_batch in itertools.islice(trainer.data, steps):
-        host_batch.pop("targets", None)  # Only pretraining reads them.
+        for name in ("targets", "notes"):  # Only pretraining reads them.
+            host_batch.pop(name, None)
         batch = sharding.shard_batch(trainer.mesh, host_batch)
         longest = _longer(longest, batch)
         if shapes(batch) not in seen:

@@ -5,7 +5,7 @@ import pytest
 
 from lra_jax.data import listops_language as language
 from lra_jax.data.listops_trees import generate
-from lra_jax.data.listops_values import running_values, values
+from lra_jax.data.listops_values import values
 
 
 def test_by_hand():
@@ -20,14 +20,14 @@ def test_by_hand():
 
 def test_running_values_by_hand():
     tokens = language.encode("[MAX 2 [MIN 3 4 ] 1 [SM 9 9 [MED 1 2 4 ] 3 ] ]")
-    found = running_values(tokens) - language.DIGIT_0
+    found = values(tokens, running=True) - language.DIGIT_0
     wanted = [3, 2, 3, 3, 3, 3, 3, 3, 9, 8, 2, 1, 1, 2, 2, 3, 3, 3]
     np.testing.assert_array_equal(found, wanted)
 
 
 def test_arguments_that_were_cut_off_do_not_count():
     tokens = language.encode("[MAX 2 [SM 9 9 9 ] 7 ]")
-    found = running_values(tokens[:5])
+    found = values(tokens[:5], running=True)
     assert found.tolist() == [0, 2 + language.DIGIT_0, 0] + [
         language.DIGIT_0 + value for value in (9, 8)
     ]

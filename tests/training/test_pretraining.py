@@ -12,7 +12,7 @@ from flax import nnx
 from lra_jax import tasks
 from lra_jax.configs.base import PretrainConfig
 from lra_jax.data.listops_language import CLOSE, MIN
-from lra_jax.models import MatchingClassifier, SequenceClassifier
+from lra_jax.models import MatchingClassifier, SequenceClassifier, saved
 from lra_jax.tasks.reconstruction import reconstruction_loss
 from lra_jax.training import Interrupted, fit
 from lra_jax.training.metrics import read_metrics
@@ -153,6 +153,49 @@ def test_values_are_learned_where_they_are(
             assert float(sums["count"]) == places.sum()
 
 
+def test_notes_are_learned_and_then_read(data_dir, tmp_path) -> None:
+    """Batches of pretraining hold notes; the finished model takes its own."""
+    config = helpers.tiny(
+        data_dir,
+        tmp_path,
+        train={"steps": 8, "eval_every": 8, "log_every": 4, "warmup": 1},
+        pretrain={"steps": 4, "target": "notes", "learning_rate": 1e-3},
+        model={"readings": 3},
+    )
+    with Session(config, quiet=True) as session:
+        first, *_, last = list(session.trainer.data)
+        assert "notes" not in last
+        changes = first["targets"] != first["notes"]
+        assert (first["notes"][changes] == 0).all()
+        session.trainer.data = iter(())
+    again = config.replace(workdir=str(tmp_path / "again"))
+    with Session(again, quiet=True) as session:
+        session.run()
+    lines = read_metrics(tmp_path / "again")
+    assert [line["split"] for line in lines] == ["pretrain", "train", "valid"]
+    found = saved.load(tmp_path / "again")
+    assert found.model.encoder.config.readings == 3
+    assert 0 <= found.predict(["[MAX 2 [MIN 3 4 ] ]"]).labels[0] < 10
+
+
+def test_only_notes_that_change_are_scored() -> None:
+    own = {"reconstructs": True, "readings": 2, "dropout": 0.0}
+    model = SequenceClassifier(5, 2, **own, **SIZES, rngs=nnx.Rngs(0))
+    batch = _batch()
+    notes = jnp.zeros((3, 8), jnp.uint8).at[:, 0].set(3)
+    targets = notes.at[:, 1].set(2).at[:, 7].set(4)  # 7 is real in one row only.
+    batch |= {"notes": notes, "targets": targets}
+    sums = _sums(model, batch)
+    assert sums["count"] == 3 + 1
+    logits = model.reconstructed(batch["tokens"], batch["lengths"], None, notes=notes)
+    scores = np.asarray(jax.nn.log_softmax(logits))
+    rows, places = np.indices((3, 8))
+    losses = -scores[rows, places, np.asarray(targets)]
+    real = places < np.asarray(batch["lengths"])[:, None]
+    weights = np.where(np.asarray(targets != notes), 1, 0.2) * real
+    assert sums["loss"] == pytest.approx(float((losses * weights).sum()), rel=1e-5)
+
+
 def test_other_tasks_have_no_values(data_dir) -> None:
     config = helpers.tiny(data_dir, train={"steps": 20, "warmup": 2})
     config = config.replace(pretrain={"steps": 10, "target": "values"})
@@ -181,6 +224,15 @@ def test_other_tasks_have_no_values(data_dir) -> None:
             {"pretrain": {"steps": 10}, "model": {"is_causal": True}},
             "--pretrain.steps: expected 0 for a decoder",
         ),
+        (
+            {"pretrain": {"steps": 10, "target": "notes"}},
+            "--model.readings: expected at least 2 with --pretrain.target=notes, got 1",
+        ),
+        (
+            {"pretrain": {"steps": 10, "target": "values"}, "model": {"readings": 2}},
+            "--model.readings: expected 1 without --pretrain.target=notes",
+        ),
+        ({"model": {"readings": 0}}, "--model.readings: expected a positive int"),
     ],
 )
 def test_what_cannot_be_pretrained(data_dir, changes: dict, words: str) -> None:

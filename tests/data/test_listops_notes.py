@@ -1,0 +1,87 @@
+"""The notes of a reader of ListOps expressions."""
+
+import numpy as np
+import pytest
+
+from lra_jax.data import listops_language as language
+from lra_jax.data import listops_notes
+from lra_jax.data.listops_notes import notes
+from lra_jax.data.listops_trees import generate
+from lra_jax.data.listops_values import values
+
+
+@pytest.fixture
+def punctual(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No operator is late."""
+    monkeypatch.setattr(listops_notes, "_LATE", 0.0)
+
+
+def digits(ids: np.ndarray) -> str:
+    return " ".join("." if i == 0 else str(i - language.DIGIT_0) for i in ids)
+
+
+def drawn(tokens: np.ndarray, seeds: int = 20) -> list[tuple[str, str]]:
+    """The different pairs of notes before and after a reading."""
+    found = [notes(tokens, np.random.default_rng(seed)) for seed in range(seeds)]
+    return sorted({(digits(x["notes"]), digits(x["targets"])) for x in found})
+
+
+@pytest.mark.usefixtures("punctual")
+def test_by_hand():
+    tokens = language.encode("[SM 4 [MAX 2 7 ] 5 ]")
+    none, first, second = ". . . . . . . .", ". . 7 2 7 7 . .", "6 4 7 2 7 7 6 6"
+    assert drawn(tokens) == sorted([(none, first), (first, second)])
+
+
+@pytest.mark.usefixtures("punctual")
+def test_what_is_cut_off_gets_no_note():
+    tokens = language.encode("[SM 4 [MAX 2 7 ] 5 [MIN 1 2 ] ]")[:8]
+    assert drawn(tokens) == [(". . . . . . . .", ". . 7 2 7 7 . .")]
+
+
+def test_an_expression_without_a_complete_operator():
+    tokens = language.encode("[SM 4 [MAX 2 7 ] ]")[:4]
+    assert drawn(tokens) == [(". . . .", ". . . .")]
+
+
+def test_padding_and_rows_of_several_expressions():
+    one = language.encode("[MAX 2 3 ]")
+    row = np.concatenate([one, one, np.zeros(3, one.dtype)])
+    found = notes(row, np.random.default_rng(0))
+    assert all(array.dtype == row.dtype for array in found.values())
+    assert digits(found["targets"]) == "3 2 3 3 3 2 3 3 . . ."
+
+
+def arguments(tokens: np.ndarray) -> dict[int, list[int]]:
+    """The operators by their opening brackets, and their arguments' first tokens."""
+    found, opened = {}, []
+    for position, token in enumerate(tokens.tolist()):
+        if token == language.CLOSE:
+            opened.pop()
+            continue
+        if opened:
+            found[opened[-1]].append(position)
+        if token >= language.MIN:
+            found[position] = []
+            opened.append(position)
+    return found
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_reading_evaluates_what_it_can(seed: int):
+    """Operators are evaluated exactly if all arguments are digits or noted."""
+    trees = generate(seed, 4, min_length=50, max_length=300, processes=1)
+    late = 0
+    for tokens in trees.split():
+        found = notes(tokens, np.random.default_rng(seed))
+        before, after = found["notes"], found["targets"]
+        wanted = values(tokens, running=True)
+        for array in (before, after):
+            assert np.isin(array, [0]).sum() + (array == wanted).sum() == len(tokens)
+        assert not ((before > 0) & (after == 0)).any()
+        for start, inner in arguments(tokens).items():
+            nested = [i for i in inner if tokens[i] >= language.MIN]
+            ready = all(before[i] > 0 for i in nested)
+            assert (after[start] > 0) == ready
+            late += ready and not nested and before.any() and not before[start]
+    assert late
