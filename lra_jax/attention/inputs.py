@@ -145,6 +145,13 @@ def check_inputs(
 Grid = tuple[int, int] | None
 
 
+def check_sides(name: str, grid: Any) -> int:
+    """The number of pixels of a grid; raises ``ValueError`` unless it has two sides."""
+    if np.shape(grid) != (2,):
+        raise expected(name, "(rows, columns)", f"{grid!r}")
+    return math.prod(check_size(name, side) for side in grid)
+
+
 def check_grid(
     grid: Grid,
     query: jax.Array,
@@ -155,9 +162,7 @@ def check_grid(
     """Raises ``ValueError`` unless the grid is None or fits the inputs."""
     if grid is None:
         return
-    if np.shape(grid) != (2,):
-        raise expected("grid", "(rows, columns)", f"{grid!r}")
-    size = math.prod(check_size("grid", side) for side in grid)
+    size = check_sides("grid", grid)
     for name, length in {"query": query.shape[1], "key": key.shape[1]}.items():
         if length != size:
             wanted = f"the length of {name}, {length}, as rows * columns"

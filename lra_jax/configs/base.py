@@ -170,6 +170,8 @@ class ModelConfig:
     """Biases in the query, key, value and output projections."""
     short_conv: int = 0
     """Size of a depthwise convolution on queries, keys and values; 0 = none."""
+    conv_grid: bool = False
+    """Image tasks: the convolution is over squares of `short_conv` pixels a side."""
     gate: bool = False
     """Normalise each head of the attention's output and gate it; mechanisms with their
     own output gate keep that one."""
@@ -202,6 +204,12 @@ class DataConfig:
     of_batches: ClassVar[tuple[str, ...]] = ("buckets", "packing")
     """The settings that do not affect which examples there are."""
 
+    @property
+    def of_reader(self) -> dict[str, Any]:
+        """The settings of the task's reader, which decide on the examples."""
+        names = {field.name for field in dataclasses.fields(self)}
+        return {name: getattr(self, name) for name in names - set(self.of_batches)}
+
     of_length: ClassVar[tuple[str, ...]] = ("max_length",)
     """The settings, of those that a task has, that limit the lengths of sequences."""
 
@@ -222,6 +230,18 @@ class DataConfig:
     def augments(self) -> bool:
         """Whether training examples are changed each time they are shown."""
         return False
+
+    @property
+    def groups(self) -> tuple[float, ...]:
+        """Where training shows one group of examples after another: the share of the
+        steps after which the next begins. The groups are equal parts of the training
+        split, in its order."""
+        return ()
+
+    @property
+    def shown(self) -> tuple[str, ...]:
+        """In words, how training shows its examples, if not as they are."""
+        return ()
 
     @property
     def chosen_on_test(self) -> bool:

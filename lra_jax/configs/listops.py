@@ -84,6 +84,11 @@ class ListOpsData(GeneratedData):
         """See the base class."""
         return self.permute
 
+    @property
+    def shown(self) -> tuple[str, ...]:
+        """See the base class."""
+        return ("arguments of training examples permuted",) if self.permute else ()
+
     def check(self) -> None:
         """See the base class."""
         super().check()

@@ -38,12 +38,15 @@ Every preset needs an accelerator for its full number of steps; `--train.steps` 
 """
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from typing import Any, Literal
 
 from lra_jax.configs import families
 from lra_jax.configs.base import Config, GeneratedData, ModelConfig
-from lra_jax.errors import not_negative
+from lra_jax.errors import expected, not_negative
+
+_LEVELS = ("easy", "intermediate", "hard")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +61,9 @@ class PathfinderData(GeneratedData):
     """Generated test images."""
     level: Literal["easy", "intermediate", "hard"] = "hard"
     """Paths of 6, 9 or 14 dashes. LRA's results are for hard."""
+    levels: str = ""
+    """Easier levels first: `easy:0.3,intermediate:0.5` trains on images of the level
+    easy for 30 % of the steps, on intermediate ones up to 50 %, then on `level`."""
     num_distractors: int | None = None
     """Number of distractors in a generated image; by default LRA's."""
 
@@ -66,6 +72,49 @@ class PathfinderData(GeneratedData):
         super().check()
         if self.num_distractors is not None:
             not_negative("--data.num_distractors", self.num_distractors)
+        if self.levels:
+            self._check_levels()
+
+    @property
+    def of_reader(self) -> dict[str, Any]:
+        """See the base class; the reader needs the names of the easier levels alone."""
+        settings = super().of_reader
+        del settings["levels"]
+        return settings | {"easier": tuple(name for name, _ in self._stages)}
+
+    @property
+    def groups(self) -> tuple[float, ...]:
+        """See the base class; a group for each level."""
+        return tuple(float(share) for _, share in self._stages)
+
+    @property
+    def shown(self) -> tuple[str, ...]:
+        """See the base class."""
+        return (f"easier levels first ({self.levels})",) if self.levels else ()
+
+    @property
+    def _stages(self) -> list[tuple[str, str]]:
+        """The pairs in ``levels``."""
+        parts = (part.partition(":") for part in self.levels.split(","))
+        return [(name.strip(), share) for name, _, share in parts if self.levels]
+
+    def _check_levels(self) -> None:
+        easier = _LEVELS[: _LEVELS.index(self.level)]
+        names = [name for name, _ in self._stages]
+        try:
+            shares = [0.0, *self.groups, 1.0]
+        except ValueError:
+            shares = []
+        rising = all(a < b for a, b in itertools.pairwise(shares))
+        if not shares or not rising or names != [n for n in easier if n in names]:
+            wanted = (
+                "LEVEL:FRACTION,... with levels easier than --data.level and fractions "
+                "of the steps, both increasing, as in easy:0.3,intermediate:0.5"
+            )
+            raise expected("--data.levels", wanted, f"{self.levels!r}")
+        if self.path is not None:
+            wanted = "nothing with --data.path, which is one level"
+            raise expected("--data.levels", wanted, f"{self.levels!r}")
 
 
 SIZES = {"pathfinder": 32, "pathfinder64": 64, "pathx": 128, "path256": 256}

@@ -1,8 +1,9 @@
-"""Which training examples the first steps of a run see: short ones, but whole.
+"""Which training examples the first steps of a run see.
 
-Short examples pose the same task as long ones, but the answer is closer to each token
-that determines it. Unlike the beginning of a long example
-(`lra_jax.data.length_warmup`), a short one has its own label.
+Short examples, shown whole, pose the same task as long ones, but the answer is closer
+to each token that determines it. Unlike the beginning of a long example
+(`lra_jax.data.length_warmup`), a short one has its own label. Where all examples have
+one length, the data may come in groups, from easy to hard.
 
 Source: curriculum learning, Bengio et al. 2009 (ICML); by the length of the input,
 Zaremba and Sutskever 2014 ("Learning to Execute", arXiv:1410.4615).
@@ -49,28 +50,71 @@ class Curriculum(Stages):
         if not ends or ends[-1] < num_steps:
             limits.append(int(lengths.max()))
             ends.append(num_steps)
-        starts = [0, *ends[:-1]]
-        parts = []
-        for number, (limit, start, end) in enumerate(
-            zip(limits, starts, ends, strict=True)
-        ):
-            ids = np.flatnonzero(lengths <= limit).astype(np.int32)
-            if number < len(self.stages) and len(ids) < batch_size:
+        chosen = [np.flatnonzero(lengths <= limit) for limit in limits]
+        for limit, ids in zip(limits[: len(self.stages)], chosen, strict=False):
+            if len(ids) < batch_size:
                 wanted = f"lengths that at least {batch_size} examples, a batch, have"
                 got = f"{limit}, which {len(ids)} have"
                 raise expected(f"--train.{self.name}", wanted, got)
-            if end > start:
-                # A run without stages keeps the order of examples of earlier versions.
-                last = number == len(limits) - 1
-                plan = plan_batches(
-                    lengths[ids],
-                    buckets=buckets,
-                    batch_size=batch_size,
-                    seed=seed if last else seed + 1 + number,
-                    num_steps=end - start,
-                )
-                parts.append(_Part(start, end, ids, plan))
-        return StagedPlan(tuple(parts))
+        return _staged(
+            chosen, ends, lengths, buckets=buckets, batch_size=batch_size, seed=seed
+        )
+
+
+def plan_groups(
+    groups: Sequence[float],
+    lengths: np.ndarray,
+    *,
+    buckets: Sequence[int],
+    batch_size: int,
+    seed: int,
+    num_steps: int,
+) -> "StagedPlan":
+    """Plans the batches of a run that shows one group of examples after another.
+
+    The groups are equal parts of the examples, in order.
+
+    Args:
+      groups: the share of the steps after which the next group begins, increasing.
+      lengths, buckets, batch_size, seed, num_steps: as in `plan_batches`.
+
+    Raises:
+      ValueError: an argument is out of range.
+    """
+    check_integer("num_steps", num_steps, 1)
+    ends = [*(round(share * num_steps) for share in groups), num_steps]
+    chosen = np.split(np.arange(len(lengths)), len(ends))
+    return _staged(
+        chosen, ends, lengths, buckets=buckets, batch_size=batch_size, seed=seed
+    )
+
+
+def _staged(
+    chosen: Sequence[np.ndarray],
+    ends: Sequence[int],
+    lengths: np.ndarray,
+    *,
+    buckets: Sequence[int],
+    batch_size: int,
+    seed: int,
+) -> "StagedPlan":
+    """Each stage starts its own pass over the ids chosen for it, and ends at a step."""
+    parts = []
+    for number, (ids, start, end) in enumerate(
+        zip(chosen, [0, *ends[:-1]], ends, strict=True)
+    ):
+        if end > start:
+            # A run without stages keeps the order of examples of earlier versions.
+            last = number == len(ends) - 1
+            plan = plan_batches(
+                lengths[ids],
+                buckets=buckets,
+                batch_size=batch_size,
+                seed=seed if last else seed + 1 + number,
+                num_steps=end - start,
+            )
+            parts.append(_Part(start, end, ids.astype(np.int32), plan))
+    return StagedPlan(tuple(parts))
 
 
 @dataclasses.dataclass(frozen=True)

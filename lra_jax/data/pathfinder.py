@@ -14,9 +14,10 @@ in which tfds once happened to store them, and the PyTorch code bases shuffle ea
 its own way, so published test sets also differ from one another.
 """
 
+import itertools
 import os
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -56,6 +57,7 @@ def prepare(
     num_distractors: int | None = None,
     processes: int | None = None,
     path: str | os.PathLike | None = None,
+    easier: Sequence[str] = (),
 ) -> SequenceDataset:
     """Opens Pathfinder, preparing it first if necessary.
 
@@ -73,6 +75,8 @@ def prepare(
         do not depend on it.
       path: the folder of a level of the released images, or one above it. Then only
         `size`, `level`, `seed` and `data_dir` of the settings above apply.
+      easier: levels of which `num_train` further images each are put before the
+        training images, in this order; only for generated images.
 
     Returns:
       Splits `train`, `valid` and `test` of `tokens`, `uint8 [size * size]`, and
@@ -84,19 +88,29 @@ def prepare(
     """
     settings = Settings(size, level, num_distractors)
     if path is not None:
+        if easier:
+            raise expected("easier", "() with path", tuple(easier))
         return _from_files(path, settings, seed, data_dir)
     sizes = {"train": num_train, "valid": num_valid, "test": num_test}
     checks.check_generated(seed, sizes, processes)
     counts = "-".join(map(str, sizes.values()))
     total = sum(sizes.values())
+    before = [Settings(size, name, num_distractors) for name in easier]
+    first = len(before) * num_train
 
     def examples(root: pathlib.Path) -> builder.Splits:
         del root
-        images = _images(settings, seed, total, processes)
-        return {split: (count, images) for split, count in sizes.items()}
+        images = itertools.chain(
+            *(_images(other, seed, num_train, processes) for other in before),
+            _images(settings, seed, total, processes),
+        )
+        counts = sizes | {"train": first + num_train}
+        return {split: (count, images) for split, count in counts.items()}
 
     name = f"size{size}-{level}-distractors{settings.distractors}-seed{seed}-{counts}"
-    config = _config(name, size, total, examples)
+    if before:
+        name += f"-after-{'-'.join(easier)}"
+    config = _config(name, size, first + total, examples)
     return builder.prepare(GeneratedPathfinder, config, data_dir)
 
 

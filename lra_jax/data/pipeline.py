@@ -21,6 +21,7 @@ A task with pairs of sequences has a `tokens` and a `lengths` for each, with the
 given by its builder (`tokens_1`, `lengths_1`, `tokens_2`, ...).
 """
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -35,7 +36,7 @@ from lra_jax.data.batches import (
 )
 from lra_jax.data.buckets import Buckets
 from lra_jax.data.checks import check_integer
-from lra_jax.data.curriculum import Curriculum
+from lra_jax.data.curriculum import Curriculum, plan_groups
 from lra_jax.data.dataset import SequenceDataset
 from lra_jax.data.length_warmup import LengthWarmup
 from lra_jax.data.packing import packed
@@ -89,6 +90,7 @@ def train_iterator(
     split: str = "train",
     length_warmup: str = "",
     curriculum: str = "",
+    groups: Sequence[float] = (),
     augment: Augment | None = None,
     targets: Targets | None = None,
     target_steps: int = 0,
@@ -113,6 +115,7 @@ def train_iterator(
       length_warmup: how much of each sequence the first batches hold, see
         `LengthWarmup`.
       curriculum: which examples the first batches hold, see `Curriculum`.
+      groups: the same for examples in groups, see `curriculum.plan_groups`.
       augment: applied to every sequence of every batch, with a generator that is a
         function of the seed, the step and the row; None = the data are not changed.
       targets: adds its arrays to each row of the first batches, with a generator as for
@@ -132,7 +135,10 @@ def train_iterator(
 
     rows = _shard_rows(batch_size, shard)
     lengths = bucket_lengths(dataset, buckets)
-    plan = Curriculum.parse(curriculum, num_steps).plan(
+    plan_by = Curriculum.parse(curriculum, num_steps).plan
+    if groups:
+        plan_by = functools.partial(plan_groups, groups)
+    plan = plan_by(
         _example_lengths(dataset, split),
         buckets=lengths[-1:] if packing else lengths,
         batch_size=batch_size,

@@ -395,6 +395,8 @@ class MultiHeadAttention(nnx.Module):
             problem = "where a memory of the whole row goes from layer to layer"
         elif not self.config.accepts("segment_ids"):
             problem = f"because {self.mechanism.name!r} does not take it"
+        elif self.config.conv_grid is not None:
+            problem = "where convolutions are over images"
         if problem is not None:
             raise expected("segment_ids", f"None {problem}", "an array")
         return packed.packed(segment_ids, inputs, inputs)
@@ -440,10 +442,11 @@ class MultiHeadAttention(nnx.Module):
     def _convolutions(self, rngs: nnx.Rngs) -> dict[str, ShortConv]:
         """One for each projection, if convolutions are enabled."""
         size, is_causal = self.config.short_conv, self.config.is_causal
+        grid = self.config.conv_grid
         if not size:
             return {}
         return {
-            name: ShortConv(width, size, is_causal=is_causal, rngs=rngs)
+            name: ShortConv(width, size, is_causal=is_causal, grid=grid, rngs=rngs)
             for name, width in self._columns().items()
             if name in self.projections
         }

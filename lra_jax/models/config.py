@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from flax import nnx
 
 from lra_jax.attention import own, registry
-from lra_jax.attention.inputs import check_flag, check_size
+from lra_jax.attention.inputs import Grid, check_flag, check_sides, check_size
 from lra_jax.errors import a_thing, check_types, did_you_mean, expected, within
 from lra_jax.models.layers import check_even, check_rate
 from lra_jax.models.options import named, split_options
@@ -70,6 +70,8 @@ class AttentionConfig:
       short_conv: size of a depthwise convolution over positions, applied to queries,
         keys and values after their projections and followed by silu; 0 = none. Centred,
         or looking back only if ``is_causal``.
+      conv_grid: rows and columns of images; the convolution is then over squares of
+        ``short_conv`` by ``short_conv`` pixels. None = over the sequence.
       gate: multiply the output, after normalising each head (RMS, with a learned gain),
         by ``silu(W_g x + b_g)``, as in retention and gated linear attention. Mechanisms
         that already have such a gate keep their own.
@@ -106,6 +108,7 @@ class AttentionConfig:
     rotary: bool = False
     use_bias: bool = True
     short_conv: int = 0
+    conv_grid: Grid = None
     gate: bool = False
     ema: int = 0
     local_values: bool = False
@@ -134,6 +137,8 @@ class AttentionConfig:
         if self.is_causal and not causal:
             wanted = "one with a causal form, for is_causal=True"
             raise expected("mechanism", wanted, f"{self.mechanism.name!r}")
+        if self.conv_grid is not None:
+            self._check_conv_grid()
         self._check_ends()
         if self.rotary:
             self._check_rotary()
@@ -231,6 +236,14 @@ class AttentionConfig:
         """Whether a memory is passed from layer to layer."""
         return self.mechanism.memory is not None and not self.is_causal
 
+    def _check_conv_grid(self) -> None:
+        """Two sides, for a convolution that looks in all directions."""
+        check_sides("conv_grid", self.conv_grid)
+        if not self.short_conv:
+            raise expected("conv_grid", "None with short_conv=0", self.conv_grid)
+        if self.is_causal:
+            raise expected("conv_grid", "None with is_causal=True", self.conv_grid)
+
     def _check_kv_heads(self) -> None:
         """They must divide the heads, and be projected."""
         heads = self.num_kv_heads
@@ -295,8 +308,8 @@ class EncoderConfig:
       cutoffs: token ids, increasing, at which clusters of rarer tokens begin, with
         narrower embeddings (`lra_jax.models.adaptive`); none = the same width for all.
       positions: "learned", "sinusoidal", "learned_2d", "rotary" or "none"; see there.
-      grid: rows and columns of an image, for "learned_2d" and for a mechanism's option
-        ``{"grid": True}``, which means this grid.
+      grid: rows and columns of an image, for "learned_2d", for ``conv_grid`` and for a
+        mechanism's option ``{"grid": True}``, which means this grid.
       embed_std: initial standard deviation of the token embeddings. With learned
         positions, 0.02 gives both the same scale; 1 is the LRA code's.
       dropout: rate on the embeddings and in the blocks.
@@ -304,6 +317,7 @@ class EncoderConfig:
         less memory for about a third more arithmetic, with the same results.
       qkv_bias: biases in the attention's projections.
       short_conv, gate, ema, local_values: see `AttentionConfig`.
+      conv_grid: ``short_conv`` is over squares of pixels of the grid.
       dtype: dtype of the computation; parameters are float32.
 
     Raises:
@@ -330,12 +344,13 @@ class EncoderConfig:
     inputs: Inputs = "embedding"
     cutoffs: tuple[int, ...] = ()
     positions: Positions = "learned"
-    grid: tuple[int, int] | None = None
+    grid: Grid = None
     embed_std: float = 0.02
     dropout: float = 0.1
     remat: bool = False
     qkv_bias: bool = True
     short_conv: int = 0
+    conv_grid: bool = False
     gate: bool = False
     ema: int = 0
     local_values: bool = False
@@ -368,6 +383,8 @@ class EncoderConfig:
         if self.positions == "learned_2d" and self.grid is None:
             wanted = "the rows and columns of the images for positions='learned_2d'"
             raise expected("grid", wanted, None)
+        if self.conv_grid:
+            self._check_images("conv_grid", "")
         if list(self.cutoffs) != sorted({c for c in self.cutoffs if c > 0}):
             raise expected("cutoffs", "increasing positive ids", self.cutoffs)
         for index in range(self.num_layers):
@@ -405,6 +422,7 @@ class EncoderConfig:
             rotary=self.positions == "rotary",
             use_bias=self.qkv_bias,
             short_conv=self.short_conv,
+            conv_grid=self.grid if self.conv_grid else None,
             gate=self.gate,
             ema=self.ema,
             local_values=self.local_values,
@@ -418,13 +436,17 @@ class EncoderConfig:
         options = self.block_options[index]
         if options.get("grid") is not True:
             return options
-        if self.grid is None:
-            raise expected("grid", "an image task for grid=True", "another")
-        if self.cls_token:
-            raise expected("cls_token", "False with the option grid=True", True)
-        if self.is_causal:
-            raise expected("is_causal", "False with the option grid=True", True)
+        self._check_images("grid", "the option ")
         return options | {"grid": self.grid}
+
+    def _check_images(self, name: str, kind: str) -> None:
+        """Raises ``ValueError`` unless every position is a pixel, all equally seen."""
+        if self.grid is None:
+            raise expected(name, f"an image task for {name}=True", "another")
+        if self.cls_token:
+            raise expected("cls_token", f"False with {kind}{name}=True", True)
+        if self.is_causal:
+            raise expected("is_causal", f"False with {kind}{name}=True", True)
 
 
 # The command line's name of a setting.

@@ -1,13 +1,14 @@
 """A short convolution along the sequence, one filter for each column."""
 
 import functools
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from lra_jax.attention.inputs import accumulation_dtype
+from lra_jax.attention.inputs import Grid, accumulation_dtype, check_shape
 
 
 class ShortConv(nnx.Module):
@@ -18,25 +19,38 @@ class ShortConv(nnx.Module):
     Masked positions, and those beyond either end, count as zeros, so padding does not
     change a sequence's output.
 
+    With ``grid``, positions are the pixels of an image read row by row, and the window
+    is a square of ``size`` by ``size`` pixels.
+
     Source: linear attention with short convolutions, as in fla-org's
     flash-linear-attention and in Poli et al. 2023 (Hyena).
 
     Args:
       features: number of columns.
       size: positions in the window.
-      is_causal: look back only.
-      rngs: for initialisation (uniform in +-1 / sqrt(size), zero bias).
+      is_causal: look back only; not with a grid.
+      grid: rows and columns of the images; None = sequences.
+      rngs: for initialisation (uniform in +-1 / sqrt(positions in the window), zero
+        bias).
     """
 
     def __init__(
-        self, features: int, size: int, *, is_causal: bool = False, rngs: nnx.Rngs
+        self,
+        features: int,
+        size: int,
+        *,
+        is_causal: bool = False,
+        grid: Grid = None,
+        rngs: nnx.Rngs,
     ):
-        bound = size**-0.5
+        window = (size,) if grid is None else (size, size)
+        bound = math.prod(window) ** -0.5
         draw = nnx.initializers.uniform(2 * bound)
-        weights = draw(rngs.params(), (size, features), jnp.float32)
+        weights = draw(rngs.params(), (*window, features), jnp.float32)
         self.kernel = nnx.Param(weights - bound)
         self.bias = nnx.Param(jnp.zeros((features,)))
         self.before = size - 1 if is_causal else size // 2
+        self.grid = grid
 
     def __call__(
         self,
@@ -47,6 +61,9 @@ class ShortConv(nnx.Module):
         """`[B, T, C]` to `[B, T, C]`; ``mask`` `[B, T]` is True at real positions.
 
         ``label`` `[B, T]` numbers packed documents, which do not mix.
+
+        Raises:
+          ValueError: T is not that of the grid.
         """
         if mask is not None:
             x = jnp.where(mask[:, :, None], x, jnp.zeros((), x.dtype))
@@ -54,8 +71,27 @@ class ShortConv(nnx.Module):
         bias = self.bias[...].astype(x.dtype)[None, None]
         if label is not None:
             return _within_documents(x, kernel, self.before, label) + bias
+        if self.grid is not None:
+            check_shape("inputs", x, "B T D", None, math.prod(self.grid), None)
+            return _within_image(x, kernel, self.before, self.grid) + bias
         out: Any = convolved(x, kernel, self.before)
         return out + bias
+
+
+def _within_image(
+    x: jax.Array, kernel: jax.Array, before: int, grid: tuple[int, int]
+) -> jax.Array:
+    """The sum of `convolved` rows of the image; the kernel is `[J, J, C]`."""
+    batch, _, width = x.shape
+    rows, columns = grid
+    size = kernel.shape[0]
+    edges = [(0, 0), (before, size - 1 - before), (0, 0), (0, 0)]
+    image = jnp.pad(x.reshape(batch, rows, columns, width), edges)
+    total: Any = jnp.zeros((), x.dtype)
+    for first, taps in enumerate(kernel):
+        near = image[:, first : first + rows].reshape(batch * rows, columns, width)
+        total = total + convolved(near, taps, before)
+    return total.reshape(x.shape)
 
 
 def _within_documents(

@@ -292,8 +292,9 @@ def _protocol(group: Group) -> str:
 
 def _parts(model: ModelConfig) -> list[str]:
     """The parts of the blocks besides attention and a plain MLP."""
+    window = f"{model.short_conv}" + f" x {model.short_conv}" * model.conv_grid
     named = {
-        f"short convolution of {model.short_conv}": model.short_conv,
+        f"short convolution of {window}": model.short_conv,
         "output gate": model.gate,
         "local values": model.local_values,
         "gated MLP": model.mlp == "glu",
@@ -319,7 +320,7 @@ def _teaching(config: Config) -> list[str]:
     }
     named = {
         pretrained[config.pretrain.target]: config.pretrain.steps,
-        "arguments of training examples permuted": config.data.augments,
+        **dict.fromkeys(config.data.shown, True),
         f"short examples first ({train.curriculum})": train.curriculum,
         f"beginnings first ({train.length_warmup})": train.length_warmup,
     }

@@ -312,7 +312,8 @@ def _check_pretraining(config: Config, task: Task) -> None:
 
 
 def _refuse_images(config: Config) -> None:
-    for name, only in (("inputs", "linear"), ("positions", "learned_2d")):
+    settings = ("inputs", "linear"), ("positions", "learned_2d"), ("conv_grid", True)
+    for name, only in settings:
         if getattr(config.model, name) == only:
             wanted = f"another value for --task={config.task}, which has no images"
             raise expected(f"--model.{name}", wanted, only)

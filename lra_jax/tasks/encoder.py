@@ -61,6 +61,7 @@ def _encoder_config(
         remat=config.train.remat,
         qkv_bias=model.qkv_bias,
         short_conv=model.short_conv,
+        conv_grid=model.conv_grid,
         gate=model.gate,
         ema=model.ema,
         local_values=model.local_values,
@@ -73,7 +74,7 @@ FLAGS = {
     for name in (
         *("num_layers", "embed_dim", "num_heads", "mlp_dim", "mlp", "mlp_options"),
         *("max_length", "inputs", "cutoffs", "positions", "dropout"),
-        *("short_conv", "gate", "ema", "local_values", "readings"),
+        *("short_conv", "conv_grid", "gate", "ema", "local_values", "readings"),
     )
 } | {
     "attention": "--attention",

@@ -46,7 +46,7 @@ class Task:
       data: the dataclass of its ``--data.*`` settings.
       presets: ``(attention) -> Config``, with train, model and data, by name.
       reader: names ``(data_dir, **settings) -> SequenceDataset``, which makes or finds
-        the data; the settings are the fields of `data` except `of_batches`.
+        the data; the settings are `of_reader` of `data`.
       reader_settings: further settings of the reader, which are not flags.
       model: names ``(config, dataset, rngs) -> nnx.Module``.
       objective: names ``(model, batch, rngs) -> sums``: the weighted sums "loss" and
@@ -120,9 +120,7 @@ class Task:
           ValueError: a setting is invalid, or a file is missing or malformed.
           OSError: the folder cannot be written, or its disk is full.
         """
-        settings = {f.name: getattr(data, f.name) for f in dataclasses.fields(data)}
-        for name in data.of_batches:
-            del settings[name]
+        settings = data.of_reader
         read = pkgutil.resolve_name(self.reader)
         folder = getattr(data, "dir", None)  # In-memory data have none.
         try:

@@ -142,6 +142,7 @@ class Trainer:
             buckets=self.buckets,
             length_warmup=config.train.length_warmup,
             curriculum=config.train.curriculum,
+            groups=config.data.groups,
             augment=self.task.augment(config.data),
             targets=self.task.pretraining_targets(config),
             target_steps=config.pretrain.steps,

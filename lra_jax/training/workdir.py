@@ -74,6 +74,7 @@ def _why_not_longer(theirs: Config, config: Config) -> str:
         return "a run can be made longer, not shorter: give another --workdir"
     train = theirs.train
     bound = [f"--train.{n}={getattr(train, n)}" for n in train.bound_to_steps]
+    bound += theirs.data.shown if theirs.data.groups else ()
     if not bound:
         return ""
     return (

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from lra_jax.data import pipeline
-from lra_jax.data.curriculum import Curriculum
+from lra_jax.data.curriculum import Curriculum, plan_groups
 from lra_jax.data.length_warmup import LengthWarmup
 from lra_jax.data.stages import tokens_before
 
@@ -36,6 +36,14 @@ def test_without_stages_the_order_is_that_of_a_plan():
 def test_a_stage_to_the_end_of_the_run():
     plan = Curriculum.parse("5:1", 4).plan(LENGTHS, **SETTINGS, num_steps=4)
     assert all((LENGTHS[plan[step].ids] <= 5).all() for step in range(4))
+
+
+def test_groups_come_one_after_another():
+    settings = {"buckets": (9,), "batch_size": 2, "seed": 0, "num_steps": 10}
+    plan = plan_groups((0.2, 0.5), LENGTHS[:6], **settings)
+    assert len(plan) == 10
+    found = [set(plan[step].ids.tolist()) for step in range(10)]
+    assert found == [{0, 1}] * 2 + [{2, 3}] * 3 + [{4, 5}] * 5
 
 
 def test_a_stage_needs_a_batch_of_examples():

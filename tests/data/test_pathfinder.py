@@ -53,6 +53,25 @@ def test_settings_do_not_share_a_folder(tmp_path, dataset):
     assert len({d.fingerprint for d in (dataset, *others)}) == 4
 
 
+def test_easier_levels_come_first_and_leave_the_others_alone(tmp_path):
+    settings = {"num_train": 3, "num_valid": 2, "num_test": 2, "processes": 1}
+    alone = {
+        level: pathfinder.prepare(tmp_path, level=level, **settings)
+        for level in ("easy", "hard")
+    }
+    both = pathfinder.prepare(tmp_path, level="hard", easier=("easy",), **settings)
+    assert [both.num_examples(split) for split in both.splits] == [6, 2, 2]
+    assert both.folder != alone["hard"].folder
+    for split, sources in {
+        "train": [(alone["easy"], "train"), (alone["hard"], "train")],
+        "valid": [(alone["hard"], "valid")],
+        "test": [(alone["hard"], "test")],
+    }.items():
+        wanted = [x["tokens"] for d, name in sources for x in d.source(name)]
+        found = [x["tokens"] for x in both.source(split)]
+        np.testing.assert_array_equal(found, wanted)
+
+
 def test_neither_tensorflow_nor_jax_is_imported(tmp_path):
     code = (
         "import sys; from lra_jax.data import pathfinder\n"

@@ -1,5 +1,6 @@
 """Short convolutions, gates, gated MLPs and poolings, alone and in a model."""
 
+import re
 from typing import Any
 
 import jax
@@ -46,6 +47,20 @@ def test_the_gradient_written_out_is_that_of_the_sum():
 
     got, wanted = (jax.vjp(f, x, kernel)[1](grad) for f in (ours, plain))
     assert_close(got, wanted)
+
+
+@pytest.mark.parametrize(("size", "first"), [(3, -1), (2, -1), (5, -2)])
+def test_a_square_window(size: int, first: int):
+    rows, columns = 3, 4
+    layer = ShortConv(2, size, grid=(rows, columns), rngs=nnx.Rngs(0))
+    x = RNG.normal(size=(2, rows, columns, 2)).astype("float32")
+    kernel, wanted = np.asarray(layer.kernel[...]), np.ones(x.shape)
+    for row, column, i, j in np.ndindex(rows, columns, size, size):
+        near = row + first + i, column + first + j
+        if 0 <= near[0] < rows and 0 <= near[1] < columns:
+            wanted[:, row, column] += kernel[i, j] * x[:, *near]
+    layer.bias[...] = jnp.ones(2)
+    assert_close(layer(x.reshape(2, -1, 2)), wanted.reshape(2, -1, 2))
 
 
 def test_hidden_positions_are_zeros_whatever_they_hold():
@@ -127,6 +142,31 @@ def test_a_mechanism_with_a_gate_keeps_its_own():
     assert _layer("gla").out_gate is None
     assert _layer("linear").out_gate is not None
     assert _layer("linear", gate=False).out_gate is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"conv_grid": (2, 4)}, "conv_grid: expected None with short_conv=0"),
+        ({"conv_grid": 3, "short_conv": 3}, "conv_grid: expected (rows, columns)"),
+        (
+            {"conv_grid": (2, 4), "short_conv": 3, "is_causal": True},
+            "conv_grid: expected None with is_causal=True",
+        ),
+    ],
+)
+def test_squares_that_cannot_be(settings: dict[str, Any], words: str):
+    with pytest.raises(ValueError, match=re.escape(words)):
+        MultiHeadAttention(2, 8, mechanism="linear", rngs=nnx.Rngs(0), **settings)
+
+
+def test_squares_are_for_images():
+    layer = _layer("linear", conv_grid=(2, 4))
+    assert layer(jnp.ones((1, 8, 8))).shape == (1, 8, 8)
+    with pytest.raises(ValueError, match="inputs: expected"):
+        layer(jnp.ones((1, 6, 8)))
+    with pytest.raises(ValueError, match="segment_ids: expected None where"):
+        layer(jnp.ones((1, 8, 8)), segment_ids=jnp.ones((1, 8), jnp.int32))
 
 
 def test_bad_parts():

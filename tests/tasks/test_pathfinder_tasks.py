@@ -3,6 +3,7 @@
 from typing import Any
 
 import helpers
+import numpy as np
 import pytest
 
 from lra_jax import train
@@ -10,6 +11,7 @@ from lra_jax.configs import get_preset
 from lra_jax.configs.pathfinder import SIZES
 from lra_jax.tasks import get_task
 from lra_jax.training.optimizer import make_schedule
+from lra_jax.training.session import Session
 
 pytestmark = pytest.mark.slow
 
@@ -128,3 +130,46 @@ def test_errors(capsys, tmp_path, monkeypatch, flags, parts):
     out, err = capsys.readouterr()
     helpers.assert_one_error(stop.value.code, err, 2, *parts)
     assert out == "" and not list(tmp_path.iterdir())
+
+
+def test_levels_from_easy_to_hard_in_one_run(tmp_path):
+    """Also with a convolution over squares and a recurrence along both axes."""
+    parts = {"conv_grid": True, "short_conv": 3, "attention_options": "grid=true"}
+    config = get_preset("pathfinder", "modern", "hgrn").replace(
+        workdir=str(tmp_path / "run"),
+        train=TRAIN,
+        model=MODEL | parts,
+        data=DATA | {"level": "hard", "levels": "easy:0.5", "dir": str(tmp_path)},
+    )
+    assert config.data.shown == ("easier levels first (easy:0.5)",)
+    with Session(config, quiet=True) as session:
+        data = session.dataset
+        assert data.num_examples("train") == 24
+        images = np.array([x["tokens"] for x in data.source("train")])
+        easy, hard = np.split(images, 2)
+        for step, batch in enumerate(session.trainer.data):
+            own = easy if step < 2 else hard
+            for row in batch["tokens"]:
+                assert (row == own).all(1).any()
+    with Session(config, quiet=True) as session:
+        result = session.run()
+    assert not result["official_data"]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"levels": "hard:0.5"},
+        {"levels": "easy"},
+        {"levels": "easy:x"},
+        {"levels": "intermediate:0.2,easy:0.5"},
+        {"levels": "easy:0.5,intermediate:0.5"},
+        {"levels": "easy:1"},
+        {"levels": "easy:0.5", "level": "easy"},
+        {"levels": "easy:0.5", "path": "somewhere"},
+    ],
+)
+def test_levels_that_cannot_be(data):
+    config = get_preset("pathfinder", "modern", "hgrn").replace(data=data)
+    with pytest.raises(ValueError, match=r"--data\.levels: expected"):
+        get_task("pathfinder").check(config)

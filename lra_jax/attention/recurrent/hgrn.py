@@ -23,6 +23,12 @@ A head here is one column, real (Hv = 1) or complex (Hv = 2), and there are twic
 many columns as the model's width: without ``is_causal`` half of the heads run from the
 left and half from the right, so that a layer can tell the two directions apart.
 
+Two dimensions. If a sequence is an image read row by row, ``grid=(rows, columns)`` runs
+half of the heads along the rows and half along the columns, each from both ends, and
+states start anew at every line: a pixel's neighbour above is one step away, not a row
+of steps. HGRN's own code for Pathfinder also runs along both axes; there each column of
+the model does both, and the results are added up.
+
 Cost: O(T N Hv) time and memory, the least of all mechanisms. A stream holds one state
 `[Hv]` per head.
 
@@ -173,6 +179,7 @@ def hgrn_attention(
     scale: str = "tied",
     norm: str | None = "rms",
     eps: float = 1e-6,
+    grid: inputs.Grid = None,
     segment_ids: jax.Array | None = None,
     precision: jax.lax.PrecisionLike = None,
     **flax: Any,
@@ -195,6 +202,8 @@ def hgrn_attention(
       scale: of the values: "tied", 1 - f, or "unit", sqrt(1 - f^2).
       norm: "rms" or "layer", over all heads of a position; None = no norm.
       eps: of the norm.
+      grid: rows and columns if the sequences are images, T = rows * columns; then not
+        causal, and without segment ids.
       segment_ids: documents of packed rows, as in `linear_attention`.
       precision: not used: there are no matrix products.
       **flax: as in `linear_attention`.
@@ -229,6 +238,7 @@ def hgrn_attention(
         scale=scale,
         norm=norm,
         eps=eps,
+        grid=grid,
         segment_ids=segment_ids,
     )[0]
 
@@ -267,10 +277,12 @@ def _run(
     scale: str,
     norm: str | None,
     eps: float,
+    grid: inputs.Grid,
     segment_ids: jax.Array | None,
 ) -> tuple[jax.Array, HgrnState]:
     """Both forms; if causal, also the state after the last real position."""
     inputs.check_inputs(query, key, value, is_causal)
+    inputs.check_grid(grid, query, key, is_causal, segment_ids)
     feature_maps.check_norm(norm)
     known("scale", scale, _SCALES)
     _check_columns(query, key, value, log_decay, lower_bound, angle, rotation)
@@ -294,7 +306,10 @@ def _run(
     turns = jnp.iscomplexobj(factors)
     if turns:
         values, empty = _complex(values), _complex(empty)
-    out, last = _scanned(factors, values, empty, documents, is_causal)
+    if grid is None:
+        out, last = _scanned(factors, values, empty, documents, is_causal)
+    else:
+        out, last = _scanned_in_grid(factors, values, grid), empty
     if turns:
         out, last = _pairs(out), _pairs(last)
     # Over one axis: XLA's gradient over two is slow on a CPU (docs/performance.md).
@@ -342,6 +357,31 @@ def _scanned(
     left, last = scan_columns(factors[:, :, :half], values[:, :, :half])
     right, _ = scan_columns(factors[:, :, half:], values[:, :, half:], reverse=True)
     return jnp.concatenate([left, right], 2), last
+
+
+def _scanned_in_grid(
+    factors: jax.Array, values: jax.Array, grid: tuple[int, int]
+) -> jax.Array:
+    """Outputs where half of the heads run along rows and half along columns."""
+    batch, length, heads = factors.shape
+    half = heads - heads // 2
+    outputs = []
+    for part, turned in ((slice(half), False), (slice(half, None), True)):
+        lines = (_lines(x[:, :, part], batch, grid, turned) for x in (factors, values))
+        out, _ = _scanned(*lines, values[:, 0], None, False)
+        sides = grid[::-1] if turned else grid
+        out = _lines(out, batch, sides, turned)
+        outputs.append(out.reshape(batch, length, *out.shape[2:]))
+    return jnp.concatenate(outputs, 2)
+
+
+def _lines(x: jax.Array, batch: int, grid: tuple[int, int], turned: bool) -> jax.Array:
+    """Rows of images, `[B * rows, columns, ...]`; if ``turned``, their columns."""
+    images = x.reshape(batch, *grid, *x.shape[2:])
+    if turned:
+        images = jnp.swapaxes(images, 1, 2)
+    lines, length = images.shape[1:3]
+    return images.reshape(batch * lines, length, *x.shape[2:])
 
 
 hgrn_prefill = streams.make_prefill(hgrn_attention, _run)

@@ -293,3 +293,85 @@ def test_a_layer_rotates_if_asked(rotates: bool):
     out, state = stream.prefill(layer, x[:, :5])
     rest, _ = stream.prefill(layer, x[:, 5:], state=state)
     assert_close(jnp.concatenate([out, rest], 1), whole)
+
+
+@pytest.mark.parametrize("heads", [1, 5, 8])
+@pytest.mark.parametrize("turns", [False, True])
+def test_in_a_grid_heads_run_along_rows_and_columns(heads: int, turns: bool) -> None:
+    """Each line of the images is a sequence of its own; padding and gradients, too."""
+    rows, columns = 3, 4
+    rng = np.random.default_rng(heads)
+    q = jnp.zeros((2, rows * columns, heads, 1))
+    v = jnp.asarray(rng.normal(size=(*q.shape[:3], 1 + turns)), jnp.float32)
+    arrays = {"log_decay": -rng.uniform(0, 1, q.shape[:3])}
+    if turns:
+        arrays["rotation"] = rng.uniform(0, 1, q.shape[:3])
+    arrays = {name: jnp.asarray(x, jnp.float32) for name, x in arrays.items()}
+    mask = jnp.asarray(rng.random((2, rows * columns)) < 0.8)
+    half = heads - heads // 2
+
+    def in_grid(v, arrays):
+        options = {"norm": None, "grid": (rows, columns)}
+        return attention.hgrn_attention(q, q, v, mask, **arrays, **options)
+
+    def line_by_line(v, arrays):
+        parts = []
+        for part, turned in ((slice(half), False), (slice(half, None), True)):
+
+            def lines(x, part=part, turned=turned):
+                x = x.reshape(2, rows, columns, *x.shape[2:])
+                x = jnp.swapaxes(x, 1, 2) if turned else x
+                x = x.reshape(x.shape[0] * x.shape[1], *x.shape[2:])
+                return x[:, :, part] if x.ndim > 2 else x
+
+            own = {name: lines(x) for name, x in arrays.items()}
+            out = lines(v)
+            if out.shape[2]:
+                empty = jnp.zeros((*out.shape[:3], 1))
+                shown = lines(mask)
+                out = attention.hgrn_attention(
+                    empty, empty, out, shown, **own, norm=None
+                )
+            sides = (columns, rows) if turned else (rows, columns)
+            out = out.reshape(2, *sides, *out.shape[2:])
+            out = jnp.swapaxes(out, 1, 2) if turned else out
+            parts.append(out.reshape(2, rows * columns, *out.shape[3:]))
+        return jnp.concatenate(parts, 2)
+
+    found, wanted = (
+        jax.jit(lambda *x, form=form: (form(*x), jax.grad(_waves(form), (0, 1))(*x)))(
+            v, arrays
+        )
+        for form in (in_grid, line_by_line)
+    )
+    assert_close(found, wanted)
+    if not turns:
+        weights = attention.hgrn_weights(q, q, mask, **arrays, grid=(rows, columns))
+        assert_close(jnp.einsum("bnts,bsnv->btnv", weights, v), wanted[0], 1e-4)
+
+
+def _waves(form: Any) -> Any:
+    return lambda *arrays: jnp.sin(form(*arrays)).sum()
+
+
+def test_one_row_of_a_grid_is_a_sequence() -> None:
+    q, k, v = (x[:, :, :1] for x in inputs(3, length=8, query_length=8))
+    gates = {"log_decay": jnp.full((2, 8, 1), -0.3), "norm": None}
+    call = functools.partial(attention.hgrn_attention, q, k, v, **gates)
+    assert_close(call(grid=(1, 8)), call())
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"grid": (2, 3)}, "grid: expected the length of query, 8, as rows"),
+        ({"grid": (2, 4), "is_causal": True}, "is_causal: expected False with a grid"),
+        (
+            {"grid": (2, 4), "segment_ids": np.ones((2, 8), int)},
+            "segment_ids: expected None with a grid",
+        ),
+    ],
+)
+def test_what_a_grid_of_columns_cannot_be(options: dict[str, Any], words: str) -> None:
+    q, k, v = inputs(4, length=8, query_length=8)
+    assert_rejects(lambda: attention.hgrn_attention(q, k, v, **options), words)
