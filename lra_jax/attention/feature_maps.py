@@ -10,6 +10,7 @@ each head as a plain matrix, and the single transposition works on H columns, be
 any map widens them (docs/performance.md).
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -182,6 +183,24 @@ def nonzero(denominator: jax.Array) -> jax.Array:
     return jnp.where(denominator == 0, one, denominator)
 
 
+@jax.custom_jvp
+def quotient(x: jax.Array, y: jax.Array) -> jax.Array:
+    """``x / y`` with a derivative that does not square y, which could overflow."""
+    return x / y
+
+
+@quotient.defjvp
+def _quotient_slope(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
+    (x, y), (of_x, of_y) = primals, tangents
+    made = x / y
+    return made, of_x / y - of_y / y * made
+
+
+def over(x: jax.Array, denominator: jax.Array) -> jax.Array:
+    """``x / nonzero(denominator)``."""
+    return quotient(x, nonzero(denominator))
+
+
 def clamp(x: jax.Array, bound: float) -> jax.Array:
     """Clips x to [-bound, bound]; the gradient passes at both bounds."""
     limited = jnp.where(x > bound, jnp.asarray(bound, x.dtype), x)
@@ -210,12 +229,19 @@ def normalised(
     inputs.check_eps(eps)
     if norm == "layer":
         x = x - x.mean(axes, keepdims=True)
-    # Squares above 1e38 would be infinite, and the output zero.
+    # Squares above 1e38 would be infinite, and the output zero; the gradient divides by
+    # their power of 3/2. Without an eps, small squares would be zero.
     largest = jax.lax.stop_gradient(jnp.abs(x).max(axes, keepdims=True))
-    scale = jnp.where(largest > 1e15, largest, jnp.ones((), x.dtype))
+    scale = jnp.where(largest > (1e9 if eps else 0), largest, jnp.ones((), x.dtype))
     x = x / scale
     squares = jnp.square(x).mean(axes, keepdims=True)
     return x * jax.lax.rsqrt(nonzero(squares + eps / scale / scale))
+
+
+def unit(x: jax.Array, eps: float = 0.0) -> jax.Array:
+    """``x / sqrt(|x|^2 + eps)`` over the last axis; zeros stay zero."""
+    width = x.shape[-1]
+    return normalised(x, "rms", (x.ndim - 1,), eps / width) / math.sqrt(width)
 
 
 def below(logits: jax.Array, largest: jax.Array) -> jax.Array:

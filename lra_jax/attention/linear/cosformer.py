@@ -315,7 +315,8 @@ def cosformer_weights(
     if is_causal:
         scores = feature_maps.hide_future(scores)
     scores = packed.hide_others(scores, places.rows)
-    return scores / _bounded(scores.sum(-1, keepdims=True), denominator, eps)
+    sums = _bounded(scores.sum(-1, keepdims=True), denominator, eps)
+    return feature_maps.over(scores, sums)
 
 
 def cosformer_prefill(
@@ -527,14 +528,13 @@ _totals.defvjp(_totals_forward, _totals_backward)
 
 
 def _scale(options: _Options, denominator: jax.Array) -> jax.Array:
-    return 1 / _bounded(denominator, options.denominator, options.eps)
+    bounded = _bounded(denominator, options.denominator, options.eps)
+    return feature_maps.over(jnp.ones_like(denominator), bounded)
 
 
 def _bounded(sums: jax.Array, denominator: str, eps: float) -> jax.Array:
     clamped = denominator == "clamp"
-    return feature_maps.nonzero(
-        feature_maps.at_least(sums, eps) if clamped else sums + eps
-    )
+    return feature_maps.at_least(sums, eps) if clamped else sums + eps
 
 
 def _check(reweight: bool, denominator: str) -> None:

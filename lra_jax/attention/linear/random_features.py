@@ -279,7 +279,7 @@ def divided(
         denominator = denominator + eps
     elif rule == "causal eps" and is_causal:  # added to every sum of key features
         denominator = denominator + eps * query_features.sum(-1)
-    return numerator / feature_maps.nonzero(denominator)[..., None]
+    return feature_maps.over(numerator, denominator[..., None])
 
 
 def performer_projection(
