@@ -244,6 +244,7 @@ def unit(x: jax.Array, eps: float = 0.0) -> jax.Array:
     return normalised(x, "rms", (x.ndim - 1,), eps / width) / math.sqrt(width)
 
 
+@jax.custom_jvp
 def below(logits: jax.Array, largest: jax.Array) -> jax.Array:
     """``logits - largest``, with no gradient through ``largest``.
 
@@ -251,11 +252,23 @@ def below(logits: jax.Array, largest: jax.Array) -> jax.Array:
     the maximum. From 1e9 on, this makes some exponential infinite or all of them zero.
     So logits that differ from the largest only by rounding are treated as equal to it.
     """
-    largest = jax.lax.stop_gradient(largest)
     excess = logits - largest
     rounding = 4 * jnp.finfo(logits.dtype).eps * jnp.abs(largest)
     same = (rounding > 1) & (excess > -rounding)
     return jnp.where(same, jnp.zeros((), logits.dtype), excess)
+
+
+@below.defjvp
+def _below_slope(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
+    made = below(*primals)
+    return made, jnp.broadcast_to(tangents[0], made.shape)
+
+
+def softmax(logits: jax.Array, axis: int) -> jax.Array:
+    """``jax.nn.softmax`` of logits of any size, see `below`."""
+    largest = jax.lax.stop_gradient(logits.max(axis, keepdims=True))
+    shares = jnp.exp(below(logits, largest))
+    return shares / shares.sum(axis, keepdims=True)
 
 
 def masked_softmax(logits: jax.Array, mask: jax.Array | None, axis: int) -> jax.Array:
@@ -267,9 +280,9 @@ def masked_softmax(logits: jax.Array, mask: jax.Array | None, axis: int) -> jax.
       axis: the axis that sums to one.
     """
     if mask is None:
-        return jax.nn.softmax(logits, axis=axis)
+        return softmax(logits, axis)
     # The lowest finite number, not -inf: rows without visible entries stay finite,
     # forward and backward, and the second `where` makes them zero.
     lowest = jnp.asarray(jnp.finfo(logits.dtype).min, logits.dtype)
-    weights = jax.nn.softmax(jnp.where(mask, logits, lowest), axis=axis)
+    weights = softmax(jnp.where(mask, logits, lowest), axis)
     return jnp.where(mask, weights, jnp.zeros((), weights.dtype))

@@ -178,7 +178,7 @@ def _compete(
         return causal.no_competition(conserved_source, visible)
     logits = causal.clipped(options, conserved_source)
     if options.competition_axis == "heads":
-        return jax.nn.softmax(logits, axis=1) * sources
+        return feature_maps.softmax(logits, 1) * sources
     if not options.sums_as_is:
         # Flows are not negative: 0 is no larger than any.
         seen = jnp.where(visible, jax.lax.stop_gradient(logits), jnp.zeros_like(logits))

@@ -94,6 +94,18 @@ def test_against_the_formula() -> None:
     assert not out[2].any(), "a row without visible keys is exactly zero"
 
 
+def test_large_scores_share_their_gradient_in_blocks() -> None:
+    """In float32 the logarithm of a sum of two is lost beside a score of 2e8."""
+    q = np.full((1, 2, 1, 4), 1e4, "float32")
+    v = inputs(3, 1, 2, 2, 1)[2]
+
+    def loss(v):
+        blocks = {"implementation": "blocks", "block": 1}
+        return attention.softmax_attention(q, q, v, **blocks).sum()
+
+    np.testing.assert_allclose(jax.grad(loss)(v), np.ones_like(v), 1e-6)
+
+
 def test_gradients_of_gradients() -> None:
     arrays = inputs(3, batch=1, heads=1)
 
