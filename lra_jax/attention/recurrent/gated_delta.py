@@ -228,7 +228,8 @@ def _prepared(
         else recurrence.gate_by_head(x, heads, mask, options.dtype)
         for x in (arrays.log_decay, arrays.beta)
     )
-    return _Features(feature_maps.unit(query, _EPS), key, value, log_decay, beta)
+    query = feature_maps.unit(query, _EPS)
+    return _Features(query, key, value, recurrence.bounded(log_decay), beta)
 
 
 def _segment(
