@@ -246,6 +246,17 @@ def test_a_step_reads_the_cache_where_it_is(key_heads: int) -> None:
     assert compiled.memory_analysis().temp_size_in_bytes < state.key.nbytes / 4
 
 
+def test_a_cache_of_two_key_heads_and_three_value_heads() -> None:
+    query, key, _ = inputs(9, heads=6, key_heads=2)
+    value = inputs(10, heads=3)[2]
+    wanted = attention.softmax_attention(query, key, value, is_causal=True)
+    _, state = attention.softmax_prefill(
+        *(x[:, :6] for x in (query, key, value)), max_length=8
+    )
+    last = (x[:, 6] for x in (query, key, value))
+    assert_close(attention.softmax_step(state, *last)[0], wanted[:, 6])
+
+
 def test_beyond_the_length() -> None:
     q, k, v = inputs(8)
     one = q[:, 0], k[:, 0], v[:, 0]
