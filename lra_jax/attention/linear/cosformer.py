@@ -257,7 +257,7 @@ def cosformer_attention(
     )
     places = _places(max_length, mask, query, key, segment_ids)
     if target is not None:
-        return kernels.attend(
+        out = kernels.attend(
             target,
             inputs.hide(query, places.query_mask),
             key,
@@ -271,6 +271,8 @@ def cosformer_attention(
             chunking=chunking,
             precision=precision,
         )
+        # Hidden again, because phi(0) may not be zero.
+        return inputs.hide(out, places.query_mask)
     dtype = inputs.accumulation_dtype(query, key, value)
     turn = _turn(places.lengths)
     options = _Options("given", dtype, precision, denominator, eps, turn, reweight)
@@ -355,6 +357,7 @@ def cosformer_prefill(
     """
     rows = packed.packed(segment_ids, query, key)
     mask, dtype, position = streams.begun(state, query, key, value, mask, rows)
+    inputs.check_eps(eps)
     _check(reweight, denominator)
     length = query.shape[1]
     if state is None:
@@ -697,7 +700,8 @@ def _max_lengths(
             f"an int, None or an integer array [B]={wanted}",
             f"{lengths.dtype} of shape {lengths.shape}",
         )
-    return lengths
+    # Positions are compared with it, which small types could not hold.
+    return lengths.astype(jnp.int32)
 
 
 def _places(
