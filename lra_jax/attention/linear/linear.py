@@ -282,6 +282,7 @@ def linear_prefill(
     Raises:
       ValueError: shapes, dtypes, the mask or the state do not fit.
     """
+    inputs.check_eps(eps)
     rows = packed.packed(segment_ids, query, key)
     mask, dtype, position = streams.begun(state, query, key, value, mask, rows)
     out, sums = _causal(

@@ -84,8 +84,7 @@ class Options:
         if self.exact and eps:
             wanted = "None, since the exact softmax features need none (the published "
             raise expected("feature_eps", f"{wanted}dialects do)", f"{eps!r}")
-        if not eps >= 0:
-            raise expected("feature_eps", "at least 0", f"{eps!r}")
+        inputs.check_eps(eps, "feature_eps")
 
     @property
     def exact(self) -> bool:
