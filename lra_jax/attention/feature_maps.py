@@ -10,6 +10,7 @@ each head as a plain matrix, and the single transposition works on H columns, be
 any map widens them (docs/performance.md).
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -182,6 +183,24 @@ def nonzero(denominator: jax.Array) -> jax.Array:
     return jnp.where(denominator == 0, one, denominator)
 
 
+@jax.custom_jvp
+def quotient(x: jax.Array, y: jax.Array) -> jax.Array:
+    """``x / y`` with a derivative that does not square y, which could overflow."""
+    return x / y
+
+
+@quotient.defjvp
+def _quotient_slope(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
+    (x, y), (of_x, of_y) = primals, tangents
+    made = x / y
+    return made, of_x / y - of_y / y * made
+
+
+def over(x: jax.Array, denominator: jax.Array) -> jax.Array:
+    """``x / nonzero(denominator)``."""
+    return quotient(x, nonzero(denominator))
+
+
 def clamp(x: jax.Array, bound: float) -> jax.Array:
     """Clips x to [-bound, bound]; the gradient passes at both bounds."""
     limited = jnp.where(x > bound, jnp.asarray(bound, x.dtype), x)
@@ -210,14 +229,22 @@ def normalised(
     inputs.check_eps(eps)
     if norm == "layer":
         x = x - x.mean(axes, keepdims=True)
-    # Squares above 1e38 would be infinite, and the output zero.
+    # Squares above 1e38 would be infinite, and the output zero; the gradient divides by
+    # their power of 3/2. Without an eps, small squares would be zero.
     largest = jax.lax.stop_gradient(jnp.abs(x).max(axes, keepdims=True))
-    scale = jnp.where(largest > 1e15, largest, jnp.ones((), x.dtype))
+    scale = jnp.where(largest > (1e9 if eps else 0), largest, jnp.ones((), x.dtype))
     x = x / scale
     squares = jnp.square(x).mean(axes, keepdims=True)
     return x * jax.lax.rsqrt(nonzero(squares + eps / scale / scale))
 
 
+def unit(x: jax.Array, eps: float = 0.0) -> jax.Array:
+    """``x / sqrt(|x|^2 + eps)`` over the last axis; zeros stay zero."""
+    width = x.shape[-1]
+    return normalised(x, "rms", (x.ndim - 1,), eps / width) / math.sqrt(width)
+
+
+@jax.custom_jvp
 def below(logits: jax.Array, largest: jax.Array) -> jax.Array:
     """``logits - largest``, with no gradient through ``largest``.
 
@@ -225,11 +252,23 @@ def below(logits: jax.Array, largest: jax.Array) -> jax.Array:
     the maximum. From 1e9 on, this makes some exponential infinite or all of them zero.
     So logits that differ from the largest only by rounding are treated as equal to it.
     """
-    largest = jax.lax.stop_gradient(largest)
     excess = logits - largest
     rounding = 4 * jnp.finfo(logits.dtype).eps * jnp.abs(largest)
     same = (rounding > 1) & (excess > -rounding)
     return jnp.where(same, jnp.zeros((), logits.dtype), excess)
+
+
+@below.defjvp
+def _below_slope(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
+    made = below(*primals)
+    return made, jnp.broadcast_to(tangents[0], made.shape)
+
+
+def softmax(logits: jax.Array, axis: int) -> jax.Array:
+    """``jax.nn.softmax`` of logits of any size, see `below`."""
+    largest = jax.lax.stop_gradient(logits.max(axis, keepdims=True))
+    shares = jnp.exp(below(logits, largest))
+    return shares / shares.sum(axis, keepdims=True)
 
 
 def masked_softmax(logits: jax.Array, mask: jax.Array | None, axis: int) -> jax.Array:
@@ -241,9 +280,9 @@ def masked_softmax(logits: jax.Array, mask: jax.Array | None, axis: int) -> jax.
       axis: the axis that sums to one.
     """
     if mask is None:
-        return jax.nn.softmax(logits, axis=axis)
+        return softmax(logits, axis)
     # The lowest finite number, not -inf: rows without visible entries stay finite,
     # forward and backward, and the second `where` makes them zero.
     lowest = jnp.asarray(jnp.finfo(logits.dtype).min, logits.dtype)
-    weights = jax.nn.softmax(jnp.where(mask, logits, lowest), axis=axis)
+    weights = softmax(jnp.where(mask, logits, lowest), axis)
     return jnp.where(mask, weights, jnp.zeros((), weights.dtype))

@@ -74,6 +74,18 @@ def test_gradients_at_the_bounds_pass() -> None:
     assert slope(feature_maps.feature_map("relu"), 0.0) == 0
 
 
+def test_the_largest_logit_keeps_its_gradient() -> None:
+    logits = jnp.float32([1e7, 1e7 - 8, 0])
+    value = jnp.float32([3, 1, 5])
+    shares = np.array([1, np.exp(-8), 0]) / (1 + np.exp(-8))
+    slope = jax.grad(lambda x: feature_maps.softmax(x, 0) @ value)(logits)
+    np.testing.assert_allclose(slope, shares * (value - shares @ value), 1e-4)
+    matrix = feature_maps.below(logits[None, :], logits[:2, None])
+    assert matrix[0, 0] == 0 and matrix.shape == (2, 3)
+    slope = jax.grad(lambda x: feature_maps.below(x[None], logits[:2, None]).sum())
+    np.testing.assert_array_equal(slope(logits), [2, 2, 2])
+
+
 @pytest.mark.parametrize("hidden", [-np.inf, -1e9, np.nan, 2.0])
 @pytest.mark.parametrize("read", ["padding", "pairs"])
 def test_additive_masks_are_refused(read: str, hidden: float) -> None:

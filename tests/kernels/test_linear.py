@@ -126,6 +126,7 @@ def test_half_precision(name: str) -> None:
         ("linear", {"feature_map": lambda x: jnp.exp(jnp.concatenate([x, -x], -1))}),
         ("cosformer", {"denominator": "add", "eps": 0.5}),
         ("cosformer", {"max_length": np.array([25, 9])}),
+        ("cosformer", {"max_length": np.array([25, 9]), "feature_map": "elu"}),
     ],
 )
 def test_options(name: str, more: dict) -> None:

@@ -126,6 +126,8 @@ def test_what_a_split_sequence_cannot_have() -> None:
     attend = sequence_parallel("linear", mesh=mesh).attention
     with pytest.raises(ValueError, match=r"implementation: .*got 'pallas'"):
         attend(*arrays, implementation="pallas")
+    with pytest.raises(ValueError, match=r"query_mask: expected a keyword of linear"):
+        attend(*arrays, query_mask=jnp.ones((2, 6), bool))
     with pytest.raises(ValueError, match=r"key: expected the query's length T=6"):
         attend(arrays[0], *(x[:, :4] for x in arrays[1:]))
     with pytest.raises(ValueError, match=r"length T a multiple of the 2 .*\(2, 5"):

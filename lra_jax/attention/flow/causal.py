@@ -204,7 +204,7 @@ def segment(
     before, summary = prefix(state.summary, updates, decay)
     numerator = product("bnpij,bnpjv->bnpiv", found.earlier, value)
     numerator += product("bnpim,bnpmv->bnpiv", query, before)
-    factor = over(terms.allocation, terms.incoming)
+    factor = feature_maps.over(terms.allocation, terms.incoming)
     return (numerator, factor), sums._replace(summary=summary)
 
 
@@ -295,7 +295,10 @@ def flows(
     )
     incoming = inner(unit, near[0], sides[0], query, keys)
     outgoing = inner(unit, near[1], sides[1], key, queries)
-    of_keys, of_queries = over(sinks, outgoing), over(sources, incoming)
+    of_keys, of_queries = (
+        feature_maps.over(sinks, outgoing),
+        feature_maps.over(sources, incoming),
+    )
     updates = (
         product("bnpjm,bnpj->bnpm", last_key, of_keys),
         product("bnpjm,bnpj->bnpm", last_query, of_queries),
@@ -409,7 +412,7 @@ def compete(
     sums = _so_far(weights, rows)
     before = jnp.broadcast_to(before[..., None], sums.shape)
     sums += documents.readers(before, rows)
-    return over(weights, sums) * sources, jnp.zeros_like(total), total
+    return feature_maps.over(weights, sums) * sources, jnp.zeros_like(total), total
 
 
 def _shares(
@@ -442,7 +445,7 @@ def _shares(
         past = jnp.where(rows.reads, past, jnp.zeros((), past.dtype))
     highest, sums = _merged((before, past), within)
     excess = feature_maps.below(logits, highest)
-    shares = over(decayed(excess, visible), sums)
+    shares = feature_maps.over(decayed(excess, visible), sums)
     return shares, largest[..., -1], total[..., -1]
 
 
@@ -493,26 +496,3 @@ def allocated(options: Options, conserved_sink: jax.Array) -> jax.Array:
     if not options.allocation:
         return jnp.ones_like(conserved_sink)
     return jax.nn.sigmoid(conserved_sink)
-
-
-def divisor(x: jax.Array) -> jax.Array:
-    """Replaces 0, which occurs only where the features are zero as well, by 1."""
-    return jnp.where(x == 0, jnp.ones((), x.dtype), x)
-
-
-def over(x: jax.Array, flow: jax.Array) -> jax.Array:
-    """``x / divisor(flow)``."""
-    return _quotient(x, divisor(flow))
-
-
-@jax.custom_jvp
-def _quotient(x: jax.Array, y: jax.Array) -> jax.Array:
-    """``x / y`` with a derivative that does not square y, which could overflow."""
-    return x / y
-
-
-@_quotient.defjvp
-def _quotient_slope(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
-    (x, y), (of_x, of_y) = primals, tangents
-    quotient = x / y
-    return quotient, of_x / y - of_y / y * quotient

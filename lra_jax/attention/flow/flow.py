@@ -246,7 +246,7 @@ def flow_weights(
     if is_causal:
         scores = feature_maps.hide_future(scores)
     scores = packed.hide_others(scores, rows)
-    sinks = jnp.swapaxes(causal.over(terms.allocation, terms.incoming), 1, 2)
+    sinks = jnp.swapaxes(feature_maps.over(terms.allocation, terms.incoming), 1, 2)
     sources = jnp.swapaxes(terms.competition, 1, 2)
     return scores * sinks[..., None] * sources[:, :, None, :]
 

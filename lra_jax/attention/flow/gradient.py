@@ -27,6 +27,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lra_jax.attention import feature_maps
 from lra_jax.attention.causal.prefix import (
     from_here,
     hidden,
@@ -35,7 +36,7 @@ from lra_jax.attention.causal.prefix import (
     triangle,
 )
 from lra_jax.attention.flow import causal
-from lra_jax.attention.flow.causal import Flows, FlowSums, Options, Tables, divisor
+from lra_jax.attention.flow.causal import Flows, FlowSums, Options, Tables
 
 _Pair = tuple[jax.Array, jax.Array]
 
@@ -77,7 +78,9 @@ def pullback(
         compete, flows.conserved_source, state.largest, state.total
     )
     allocation = causal.allocated(options, flows.conserved_sink)
-    of_numerator = of_outputs * (allocation / divisor(flows.incoming))[..., None]
+    of_numerator = (
+        of_outputs * (allocation / feature_maps.nonzero(flows.incoming))[..., None]
+    )
     weighted = value * competition[..., None]
 
     updates = product("bnpjm,bnpjv->bnpmv", key, weighted)
@@ -223,4 +226,4 @@ def _outer(one: jax.Array, two: jax.Array) -> jax.Array:
 
 def _over(x: jax.Array, flow: jax.Array) -> jax.Array:
     """``x / flow``; 0 where no features flow."""
-    return jnp.where(flow == 0, jnp.zeros((), x.dtype), x / divisor(flow))
+    return jnp.where(flow == 0, jnp.zeros((), x.dtype), x / feature_maps.nonzero(flow))

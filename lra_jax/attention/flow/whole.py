@@ -86,7 +86,7 @@ def attend(
         summary = product("bnsm,bnsv->bnmv", features[1], weighted)
         out = product("bntm,bnmv->bntv", features[0], _total(summary, axis))
     # Scaling the output instead of phi(q) gives the same result and saves a pass.
-    out = out * causal.over(terms.allocation, terms.incoming)[..., None]
+    out = out * feature_maps.over(terms.allocation, terms.incoming)[..., None]
     return jnp.swapaxes(out, 1, 2).astype(query.dtype)
 
 
@@ -147,8 +147,8 @@ def terms_of(
     outgoing = inner(key_features, queries, unit)
     one = jnp.ones((), incoming.dtype)
     key_flow, query_flow = summed(
-        (key_features, causal.over(one, outgoing)),
-        (query_features, causal.over(one, incoming)),
+        (key_features, feature_maps.over(one, outgoing)),
+        (query_features, feature_maps.over(one, incoming)),
     )
     conserved_sink = inner(query_features, key_flow, 1 / unit)
     conserved_source = inner(key_features, query_flow, 1 / unit)
@@ -178,7 +178,7 @@ def _compete(
         return causal.no_competition(conserved_source, visible)
     logits = causal.clipped(options, conserved_source)
     if options.competition_axis == "heads":
-        return jax.nn.softmax(logits, axis=1) * sources
+        return feature_maps.softmax(logits, 1) * sources
     if not options.sums_as_is:
         # Flows are not negative: 0 is no larger than any.
         seen = jnp.where(visible, jax.lax.stop_gradient(logits), jnp.zeros_like(logits))
@@ -194,7 +194,7 @@ def _compete(
         total = rows.over(jax.ops.segment_sum, weights, 2)
     else:
         total = _total(weights.sum(2), axis)[..., None]
-    return causal.over(weights, total) * sources
+    return feature_maps.over(weights, total) * sources
 
 
 def _count(

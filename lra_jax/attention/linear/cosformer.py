@@ -257,7 +257,7 @@ def cosformer_attention(
     )
     places = _places(max_length, mask, query, key, segment_ids)
     if target is not None:
-        return kernels.attend(
+        out = kernels.attend(
             target,
             inputs.hide(query, places.query_mask),
             key,
@@ -271,6 +271,8 @@ def cosformer_attention(
             chunking=chunking,
             precision=precision,
         )
+        # Hidden again, because phi(0) may not be zero.
+        return inputs.hide(out, places.query_mask)
     dtype = inputs.accumulation_dtype(query, key, value)
     turn = _turn(places.lengths)
     options = _Options("given", dtype, precision, denominator, eps, turn, reweight)
@@ -315,7 +317,8 @@ def cosformer_weights(
     if is_causal:
         scores = feature_maps.hide_future(scores)
     scores = packed.hide_others(scores, places.rows)
-    return scores / _bounded(scores.sum(-1, keepdims=True), denominator, eps)
+    sums = _bounded(scores.sum(-1, keepdims=True), denominator, eps)
+    return feature_maps.over(scores, sums)
 
 
 def cosformer_prefill(
@@ -354,6 +357,7 @@ def cosformer_prefill(
     """
     rows = packed.packed(segment_ids, query, key)
     mask, dtype, position = streams.begun(state, query, key, value, mask, rows)
+    inputs.check_eps(eps)
     _check(reweight, denominator)
     length = query.shape[1]
     if state is None:
@@ -527,14 +531,13 @@ _totals.defvjp(_totals_forward, _totals_backward)
 
 
 def _scale(options: _Options, denominator: jax.Array) -> jax.Array:
-    return 1 / _bounded(denominator, options.denominator, options.eps)
+    bounded = _bounded(denominator, options.denominator, options.eps)
+    return feature_maps.over(jnp.ones_like(denominator), bounded)
 
 
 def _bounded(sums: jax.Array, denominator: str, eps: float) -> jax.Array:
     clamped = denominator == "clamp"
-    return feature_maps.nonzero(
-        feature_maps.at_least(sums, eps) if clamped else sums + eps
-    )
+    return feature_maps.at_least(sums, eps) if clamped else sums + eps
 
 
 def _check(reweight: bool, denominator: str) -> None:
@@ -697,7 +700,8 @@ def _max_lengths(
             f"an int, None or an integer array [B]={wanted}",
             f"{lengths.dtype} of shape {lengths.shape}",
         )
-    return lengths
+    # Positions are compared with it, which small types could not hold.
+    return lengths.astype(jnp.int32)
 
 
 def _places(

@@ -208,12 +208,12 @@ def _whole(
             chunking=chunking,
             precision=precision,
         )
-        return (out / _bounded(total, options.eps)[..., None]).astype(query.dtype)
+        return _divided(options, out, total).astype(query.dtype)
     phi = feature_maps.feature_map(feature_map)
     features = phi(inputs.by_head(query, num_heads, dtype=dtype))
     sums = part_sums(key, value, num_heads, phi, dtype, mask, precision)
     out, total = read(features, exchange.total(sums, axis), precision)
-    out = out / _bounded(total, options.eps)[..., None]
+    out = _divided(options, out, total)
     return jnp.swapaxes(out, 1, 2).astype(query.dtype)
 
 
@@ -252,7 +252,7 @@ def linear_weights(
     if is_causal:
         scores = feature_maps.hide_future(scores)
     scores = packed.hide_others(scores, packed.packed(segment_ids, query, key))
-    return scores / _bounded(scores.sum(-1, keepdims=True), eps)
+    return feature_maps.over(scores, scores.sum(-1, keepdims=True) + eps)
 
 
 def linear_prefill(
@@ -282,6 +282,7 @@ def linear_prefill(
     Raises:
       ValueError: shapes, dtypes, the mask or the state do not fit.
     """
+    inputs.check_eps(eps)
     rows = packed.packed(segment_ids, query, key)
     mask, dtype, position = streams.begun(state, query, key, value, mask, rows)
     out, sums = _causal(
@@ -484,11 +485,11 @@ def summed(
 
 
 def _scale(options: _Options, denominator: jax.Array) -> jax.Array:
-    return 1 / _bounded(denominator, options.eps)
+    return feature_maps.over(jnp.ones_like(denominator), denominator + options.eps)
 
 
-def _bounded(sums: jax.Array, eps: float) -> jax.Array:
-    return feature_maps.nonzero(sums + eps)
+def _divided(options: _Options, out: jax.Array, total: jax.Array) -> jax.Array:
+    return feature_maps.over(out, (total + options.eps)[..., None])
 
 
 def linear_slice(

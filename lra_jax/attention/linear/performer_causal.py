@@ -250,7 +250,8 @@ def _added_up(parts: list[_Part]) -> jax.Array:
     pairs = list(zip(parts, weights, strict=True))
     numerator = sum(part.numerator * weight[..., None] for part, weight in pairs)
     denominator = sum(part.denominator * weight for part, weight in pairs)
-    return numerator / feature_maps.nonzero(jnp.asarray(denominator))[..., None]
+    numerator, denominator = jnp.asarray(numerator), jnp.asarray(denominator)
+    return feature_maps.over(numerator, denominator[..., None])
 
 
 def causal_softmax_features(

@@ -84,8 +84,7 @@ class Options:
         if self.exact and eps:
             wanted = "None, since the exact softmax features need none (the published "
             raise expected("feature_eps", f"{wanted}dialects do)", f"{eps!r}")
-        if not eps >= 0:
-            raise expected("feature_eps", "at least 0", f"{eps!r}")
+        inputs.check_eps(eps, "feature_eps")
 
     @property
     def exact(self) -> bool:
@@ -279,7 +278,7 @@ def divided(
         denominator = denominator + eps
     elif rule == "causal eps" and is_causal:  # added to every sum of key features
         denominator = denominator + eps * query_features.sum(-1)
-    return numerator / feature_maps.nonzero(denominator)[..., None]
+    return feature_maps.over(numerator, denominator[..., None])
 
 
 def performer_projection(

@@ -284,7 +284,8 @@ def _last(mask: jax.Array | None, rows: packed.Packed | None, length: int) -> ja
 
 
 def _bounded(scores: jax.Array, sums: jax.Array) -> jax.Array:
-    return scores / feature_maps.at_least(jnp.abs(sums), 1.0)[..., None]
+    bounded = feature_maps.at_least(jnp.abs(sums), 1.0)
+    return feature_maps.quotient(scores, bounded[..., None])
 
 
 def _from_here(

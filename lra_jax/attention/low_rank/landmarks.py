@@ -43,7 +43,7 @@ class Plan(NamedTuple):
         if mask is None or self.zero_hidden:
             return feature_maps.masked_softmax(scores, mask, axis=-1)
         lowest = jnp.asarray(jnp.finfo(scores.dtype).min, scores.dtype)
-        return jax.nn.softmax(jnp.where(mask, scores, lowest), axis=-1)
+        return feature_maps.softmax(jnp.where(mask, scores, lowest), -1)
 
 
 def plan(

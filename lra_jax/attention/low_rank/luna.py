@@ -109,7 +109,7 @@ def luna_packed(
     inputs.check_inputs(query, key, value)
     whole, rows, keys, values, slots, mask = _prepared(query, key, value, memory, mask)
     keys, values = _packed(keys, values, slots, mask, precision)
-    weights = jax.nn.softmax(feature_maps.products(rows, keys, precision), -1)
+    weights = feature_maps.softmax(feature_maps.products(rows, keys, precision), -1)
     out = jnp.matmul(weights, values, precision=precision)
     out, values = (jnp.swapaxes(x, 1, 2).astype(query.dtype) for x in (out, values))
     return inputs.broken_again(out, whole), values
@@ -231,6 +231,4 @@ def _causal(
     counts = feature_maps.at_least(jnp.cumsum(seen, 1, dtype=query.dtype), 1.0)
     counts = counts[:, None, :, None]
     scores = run(query, key, pack) / counts
-    weights = jnp.exp(feature_maps.below(scores, scores.max(-1, keepdims=True)))
-    weights /= weights.sum(-1, keepdims=True)
-    return run(weights, pack, value) / counts
+    return run(feature_maps.softmax(scores, -1), pack, value) / counts

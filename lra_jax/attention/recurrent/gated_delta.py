@@ -67,6 +67,9 @@ MECHANISM = Mechanism(
 
 GatedDeltaState = recurrence.RecurrentState
 
+# Added to the squares of queries and keys, whose length becomes one.
+_EPS = 1e-6
+
 
 @inputs.guarded
 def gated_delta_attention(
@@ -218,14 +221,15 @@ def _prepared(
     query_mask: jax.Array | None,
 ) -> _Features:
     query, key, value = feature_maps.prepared(options, arrays, mask, query_mask)
-    key, heads = _unit(key), query.shape[1]
+    key, heads = feature_maps.unit(key, _EPS), query.shape[1]
     log_decay, beta = (
         jnp.zeros_like(key[..., 0])
         if x is None
         else recurrence.gate_by_head(x, heads, mask, options.dtype)
         for x in (arrays.log_decay, arrays.beta)
     )
-    return _Features(_unit(query), key, value, log_decay, beta)
+    query = feature_maps.unit(query, _EPS)
+    return _Features(query, key, value, recurrence.bounded(log_decay), beta)
 
 
 def _segment(
@@ -300,8 +304,3 @@ def unit_inverse(lower: jax.Array, precision: jax.lax.PrecisionLike) -> jax.Arra
         inverse = jnp.concatenate([upper, below], -2)
         half *= 2
     return inverse[..., 0, :size, :size]
-
-
-def _unit(x: jax.Array) -> jax.Array:
-    """Normalises vectors to length one; zeros stay zero, with a finite gradient."""
-    return x * jax.lax.rsqrt(jnp.square(x).sum(-1, keepdims=True) + 1e-6)

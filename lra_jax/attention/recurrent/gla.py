@@ -194,7 +194,8 @@ def _prepared(
     else:
         fade = inputs.by_head(log_decay, heads, mask, dtype)
     query = inputs.by_head(query, heads, dtype=dtype)
-    return query, key, inputs.by_head(value, heads, mask, dtype), fade
+    value = inputs.by_head(value, heads, mask, dtype)
+    return query, key, value, recurrence.bounded(fade)
 
 
 def _segment(

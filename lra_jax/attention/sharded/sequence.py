@@ -79,7 +79,8 @@ def sequence_parallel(
         **options: Any,
     ) -> jax.Array:
         known = registry.accepted_keywords(found.attention)
-        unknown = {} if known is None else options.keys() - known
+        given = options if query_mask is None else options | {"query_mask": query_mask}
+        unknown = {} if known is None else given.keys() - known
         inputs.check_keywords(found.attention, dict.fromkeys(unknown))
         inputs.check_inputs(query, key, value, is_causal)
         inputs.check_self(query, key, f"sequence-parallel {found.name}")

@@ -4,9 +4,9 @@ Queries and keys are cut into blocks, and one loop runs over pairs of blocks. In
 forward pass each query block carries the largest score so far, the sum of
 ``exp(score - largest)``, and the sum of the values weighted by these; when a larger
 score appears, both sums are rescaled (Milakov and Gimelshein 2018, "Online normalizer
-calculation for softmax"). The backward pass recomputes the weights from the logarithm
-of that sum (Dao et al. 2022, "FlashAttention"): the loop keeps the inputs, the output
-and one number per query.
+calculation for softmax"). The backward pass recomputes the weights from the largest
+score and the sum (Dao et al. 2022, "FlashAttention", from the sum's logarithm, which
+rounds more): the loop keeps the inputs, the output and two numbers per query.
 
 Cost: O(T S (H + Hv)) time like the dense form, and half of it if causal, since pairs of
 blocks in the future are never visited; O((T + S) (H + Hv)) memory.
@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lra_jax.attention import inputs, packed
+from lra_jax.attention import feature_maps, inputs, packed
 
 
 class Visible(NamedTuple):
@@ -175,9 +175,11 @@ def _forward(
         before = jax.tree.map(lambda x: _at(x, i), rows)
         if seen is not None:
             scores = jnp.where(seen, scores, jnp.asarray(_hidden(dtype), dtype))
-        largest = jnp.maximum(before.largest, scores.max(-1, keepdims=True))
-        weights = jnp.exp(scores - largest)
-        shrunk = jnp.exp(before.largest - largest)
+        # Without a gradient, because the results do not depend on it.
+        top = jax.lax.stop_gradient(scores.max(-1, keepdims=True))
+        largest = jnp.maximum(before.largest, top)
+        weights = jnp.exp(feature_maps.below(scores, largest))
+        shrunk = jnp.exp(feature_maps.below(before.largest, largest))
         out = plan.product("bnij,bnjv->bniv", weights, _at(value, j).astype(dtype))
         after = _Rows(
             largest,
@@ -190,11 +192,12 @@ def _forward(
     # The largest visible weight is 1, so a total of 0 means that there is none.
     total = jnp.where(rows.total > 0, rows.total, jnp.ones((), dtype))
     out = rows.out / total
-    return out, (query, key, value, visible, out, rows.largest + jnp.log(total))
+    # Kept apart: for large scores their logarithm would be rounded away in a sum.
+    return out, (query, key, value, visible, out, rows.largest, total)
 
 
 def _backward(plan: Plan, kept: tuple, cotangent: jax.Array) -> tuple:
-    query, key, value, visible, out, logarithm = kept
+    query, key, value, visible, out, largest, total = kept
     dtype = out.dtype
     # sum_j weight_ij (dout_i . v_j), for all j at once.
     mean = (out * cotangent).sum(-1, keepdims=True)
@@ -204,10 +207,9 @@ def _backward(plan: Plan, kept: tuple, cotangent: jax.Array) -> tuple:
         q, k, v = (x.astype(dtype) for x in (_at(query, i), _at(key, j), _at(value, j)))
         of_out = _at(cotangent, i)
         scores, seen = _scores(plan, q, k, visible, pair, dtype)
-        excess = scores - _at(logarithm, i)
         if seen is not None:
-            excess = jnp.where(seen, excess, jnp.asarray(_hidden(dtype), dtype))
-        weights = jnp.exp(excess)
+            scores = jnp.where(seen, scores, jnp.asarray(_hidden(dtype), dtype))
+        weights = jnp.exp(feature_maps.below(scores, _at(largest, i))) / _at(total, i)
         of_weights = plan.product("bniv,bnjv->bnij", of_out, v)
         of_scores = weights * (of_weights - _at(mean, i)) * plan.scale
         added = (

@@ -23,7 +23,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from lra_jax.attention import inputs
+from lra_jax.attention import feature_maps, inputs
 from lra_jax.attention.softmax import key_sets
 from lra_jax.attention.softmax.key_sets import Keys, Sequence
 
@@ -173,7 +173,9 @@ def attend_with_sum(
     peak = jax.lax.stop_gradient(functools.reduce(jnp.maximum, peaks))
     total, out = jnp.zeros((), dtype), jnp.zeros((), dtype)
     for s, visible, score in zip(sets, seen, scores, strict=True):
-        weights = jnp.where(visible, jnp.exp(score - peak), jnp.zeros((), dtype))
+        weights = jnp.where(
+            visible, jnp.exp(feature_maps.below(score, peak)), jnp.zeros((), dtype)
+        )
         total = total + weights.sum(-1, keepdims=True)
         weights = weights.astype(s.value.dtype)
         out = out + product(_PRODUCTS[s.layout][1], weights, s.value)

@@ -30,7 +30,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lra_jax.attention import dense, inputs
+from lra_jax.attention import dense, feature_maps, inputs
 from lra_jax.attention.in_turn import documents_in_turn
 from lra_jax.attention.registry import Mechanism, sizes
 from lra_jax.attention.softmax import key_sets, patterns
@@ -123,12 +123,6 @@ def reformer_attention(
 
 
 reformer_weights = dense.weights_of(reformer_attention, "Rows sum to one or zero.")
-
-
-def _unit(x: jax.Array) -> jax.Array:
-    """Vectors of length 1; zero stays zero."""
-    squares = (x * x).sum(-1, keepdims=True)
-    return x * jax.lax.rsqrt(jnp.where(squares > 0, squares, jnp.ones((), x.dtype)))
 
 
 class _Rounds:
@@ -247,7 +241,7 @@ def _compute(
     met = rounds.meetings(of_queries[:, :, 2:], of_keys[:, :, 2:])
     keys = key_sets.Keys(
         "block",
-        key_sets.windows(sort(_unit(shared)), size, size, 0),
+        key_sets.windows(sort(feature_maps.unit(shared)), size, size, 0),
         key_sets.windows(sort(value), size, size, 0),
         of_keys[:, :, 0],
         lambda i, j: (i != j) & (of_queries[:, :, 1] == of_keys[:, :, 1]),

@@ -327,7 +327,7 @@ def _read_cache(
     that share a key head become additional rows.
     """
     batch, length, num_heads, width = query.shape
-    heads = max(after.key.shape[1], after.value.shape[1])
+    heads = math.lcm(after.key.shape[1], after.value.shape[1])
     shared = num_heads // heads
     rows = jnp.swapaxes(query, 1, 2).reshape(batch, heads, shared * length, width)
     key, value = (

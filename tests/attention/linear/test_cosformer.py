@@ -81,6 +81,15 @@ def test_cosformer_with_one_length_a_sample() -> None:
     assert not np.asarray(got[2]).any()
 
 
+def test_lengths_of_samples_may_be_of_any_integer_type() -> None:
+    q, k, v = inputs(12, query_length=260, length=260)
+    lengths = np.array([250, 40])
+    wanted = attention.cosformer_attention(q, k, v, max_length=lengths)
+    got = attention.cosformer_attention(q, k, v, max_length=lengths.astype("uint8"))
+    np.testing.assert_array_equal(got, wanted)
+    assert not np.asarray(got)[0, 250:].any()
+
+
 def test_cosformer_with_one_length_a_sample_causal() -> None:
     q, k, v = inputs(16, batch=3)
     lengths = np.array([7, 4, 0], "int32")

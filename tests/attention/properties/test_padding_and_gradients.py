@@ -20,6 +20,7 @@ from ..mechanisms import (
     cuts,
     fast_jit,
     formula,
+    gates,
     inputs,
     jitted,
     queries,
@@ -111,6 +112,47 @@ def test_rows_without_keys_are_zero_without_an_eps_too(name: str, form: str) -> 
     assert not np.asarray(out)[2].any()
     if form == "causal":
         assert not np.asarray(out)[1, 0].any()
+
+
+@pytest.mark.parametrize("form", ["full", "causal"])
+@pytest.mark.parametrize("name", [name for name in NAMES if takes(name, "eps")])
+def test_gradients_of_large_inputs(name: str, form: str) -> None:
+    """Those of divisions and norms too, although squares leave float32's range."""
+    more = {"is_causal": True} | cuts(name, SMALL) if form == "causal" else {}
+
+    def slopes(*arrays):
+        return jax.vjp(functools.partial(run(name), **more), *arrays[:3])[1](arrays[3])
+
+    q, k, v = inputs(31)
+    upstream = inputs(32)[0]
+    large = [(q, k, np.float32(1e15) * v)]
+    if not gates(name, k):  # which are functions of the key here
+        large.append((np.float32(1e10) * q, np.float32(1e10) * k, v))
+    for arrays in large:
+        got = fast_jit(slopes)(*arrays, upstream)
+        with jax.enable_x64(True):
+            wide = [x.astype("float64") for x in (*arrays, upstream)]
+            wanted = fast_jit(slopes)(*wide)
+        assert_close(got, wanted, 1e-3)
+
+
+@pytest.mark.parametrize("name", ["softmax", "linformer", "softmax in blocks"])
+def test_large_scores_in_optimised_code(name: str) -> None:
+    """XLA rounds recomputed scores differently where the scale is not exact."""
+    name, _, form = name.partition(" ")
+    more = {"implementation": "blocks", "block": 5} if form else {}
+
+    @jax.jit
+    def both(*arrays):
+        attend = functools.partial(run(name), **more)
+        out, pullback = jax.vjp(attend, *arrays[:3])
+        return out, pullback(arrays[3])[2]
+
+    q, k, v = inputs(33, query_length=16, length=16, head_dim=6)
+    arrays = np.float32(1e5) * q, np.float32(1e5) * k, v, inputs(34, 2, 16, 16, 2, 6)[0]
+    with jax.enable_x64(True):
+        wanted = both(*(x.astype("float64") for x in arrays))
+    assert_close(both(*arrays), wanted, 1e-3)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -14,7 +14,7 @@ import pytest
 
 from lra_jax import attention
 
-from ..mechanisms import NAMES, fast_jit, inputs, keywords, run
+from ..mechanisms import NAMES, STREAMS, fast_jit, inputs, keywords, run
 
 POSITIVE = (0, -3, 2.5, "2", True, [2], float("nan"))
 COUNT = (-1, 2.5, "2", True, float("nan"))
@@ -165,6 +165,21 @@ def test_options_of_the_output_alone(name: str, option: str) -> None:
     for bad in ATTENTION_ONLY[name][option]:
         given = keywords(name, 2, 4) | {option: bad}
         call = functools.partial(getattr(attention, f"{name}_attention"), **given)
+        _refused(lambda call=call: call(Q, K, V), option, bad)
+
+
+def _of_streams() -> Iterator[tuple[str, str]]:
+    for name in STREAMS:
+        taken = inspect.signature(getattr(attention, f"{name}_prefill")).parameters
+        for option in taken.keys() & ATTENTION_ONLY.get(name, {}).keys():
+            yield name, option
+
+
+@pytest.mark.parametrize(("name", "option"), sorted(_of_streams()))
+def test_options_of_streams(name: str, option: str) -> None:
+    for bad in ATTENTION_ONLY[name][option]:
+        given = keywords(name, 2, 4) | {option: bad}
+        call = functools.partial(getattr(attention, f"{name}_prefill"), **given)
         _refused(lambda call=call: call(Q, K, V), option, bad)
 
 

@@ -98,6 +98,24 @@ def test_float32_over_many_chunks_is_the_loop_in_float64(
         assert_close(got[1][part], wanted[1][part], 1e-4)
 
 
+@pytest.mark.parametrize("name", ["gla", "gated_delta", "hgrn"])
+def test_a_state_forgotten_at_once_starts_anew(name: str) -> None:
+    """As if the earlier positions were not there, however low the logarithm is."""
+    q, k, v = inputs(4)
+    wide = {"gla": k.shape, "gated_delta": k.shape[:3], "hgrn": k.shape[:3]}[name]
+    attend = functools.partial(
+        getattr(attention, f"{name}_attention"), is_causal=True, norm=None
+    )
+    for low in (-np.inf, -1e8, -1e4):
+        decay = np.full(wide, -0.3, "float32")
+        decay[:, 2] = low
+        out = attend(q, k, v, log_decay=decay)[:, 2:]
+        if name != "hgrn":  # whose values depend on the decay, too
+            decay[:, 2] = -0.3
+        alone = attend(q[:, 2:], k[:, 2:], v[:, 2:], log_decay=decay[:, 2:])
+        assert_close(out, alone, 1e-5)
+
+
 @pytest.mark.parametrize("name", ["delta", "gated_delta"])
 def test_a_range_is_that_of_a_share_that_is_not_given_too(name: str) -> None:
     arrays = inputs(3)

@@ -94,6 +94,18 @@ def test_against_the_formula() -> None:
     assert not out[2].any(), "a row without visible keys is exactly zero"
 
 
+def test_large_scores_share_their_gradient_in_blocks() -> None:
+    """In float32 the logarithm of a sum of two is lost beside a score of 2e8."""
+    q = np.full((1, 2, 1, 4), 1e4, "float32")
+    v = inputs(3, 1, 2, 2, 1)[2]
+
+    def loss(v):
+        blocks = {"implementation": "blocks", "block": 1}
+        return attention.softmax_attention(q, q, v, **blocks).sum()
+
+    np.testing.assert_allclose(jax.grad(loss)(v), np.ones_like(v), 1e-6)
+
+
 def test_gradients_of_gradients() -> None:
     arrays = inputs(3, batch=1, heads=1)
 
@@ -232,6 +244,17 @@ def test_a_step_reads_the_cache_where_it_is(key_heads: int) -> None:
     step = jax.jit(attention.softmax_step, donate_argnums=0)
     compiled: Any = step.lower(state, query, key, key).compile()
     assert compiled.memory_analysis().temp_size_in_bytes < state.key.nbytes / 4
+
+
+def test_a_cache_of_two_key_heads_and_three_value_heads() -> None:
+    query, key, _ = inputs(9, heads=6, key_heads=2)
+    value = inputs(10, heads=3)[2]
+    wanted = attention.softmax_attention(query, key, value, is_causal=True)
+    _, state = attention.softmax_prefill(
+        *(x[:, :6] for x in (query, key, value)), max_length=8
+    )
+    last = (x[:, 6] for x in (query, key, value))
+    assert_close(attention.softmax_step(state, *last)[0], wanted[:, 6])
 
 
 def test_beyond_the_length() -> None:
