@@ -188,6 +188,8 @@ class _Loop:
         scores = trainer.task.score(trainer.dataset, "valid", found["loss"])
         self.writer.write(step, "valid", **found, **scores, seconds=self.meter.seconds)
         best = trainer.progress.improved(found, self.config.train.best_by)
+        # Its parameters have replaced those of the best checkpoint before it.
+        best = best or step == trainer.lost_best
         if best:
             with self.meter.paused():
                 trainer.checkpoints.save_best(step, trainer.state.params)
