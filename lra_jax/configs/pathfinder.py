@@ -39,7 +39,7 @@ Every preset needs an accelerator for its full number of steps; `--train.steps` 
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from lra_jax.configs import families
 from lra_jax.configs.base import Config, GeneratedData, ModelConfig
@@ -60,6 +60,11 @@ class PathfinderData(GeneratedData):
     """Paths of 6, 9 or 14 dashes. LRA's results are for hard."""
     num_distractors: int | None = None
     """Number of distractors in a generated image; by default LRA's."""
+
+    of_generator: ClassVar[tuple[str, ...]] = (
+        *GeneratedData.of_generator,
+        "num_distractors",
+    )
 
     def check(self) -> None:
         """See the base class."""
