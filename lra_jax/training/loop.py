@@ -92,6 +92,9 @@ class _Loop:
         train = self.config.train
         if self._validates(step) and not validated:
             self._validate(step)
+            signum = self._stop_signal(step)
+            if signum:  # It is saved, and scored or not yet.
+                raise Interrupted(signum, step)
         while step < train.steps:
             step = self._advance(step)
 
