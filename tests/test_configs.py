@@ -260,6 +260,14 @@ def test_names_of_runs():
             {"model": {"pooling": "cls", "is_causal": True}},
             "--model.pooling=cls: expected False with is_causal",
         ),
+        (
+            {"data": {"path": "files", "num_train": 1_000}},
+            "--data.num_train: expected 96000 with --data.path, .* got 1000",
+        ),
+        (
+            {"data": {"path": "files", "max_depth": 5}},
+            "--data.max_depth: expected 10 with --data.path, .* got 5",
+        ),
         ({"model": {"attention_options": "clip"}}, "name=value,..., got 'clip'"),
         (
             {"model": {"attention_options": "clip=1"}},

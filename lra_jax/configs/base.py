@@ -287,10 +287,18 @@ class GeneratedData(StoredData):
     num_test: int = 2_000
     """Generated test examples."""
 
+    of_generator: ClassVar[tuple[str, ...]] = ("num_train", "num_valid", "num_test")
+    """The settings that files, which are read as they are, do not follow."""
+
     def check(self) -> None:
         """See the base class."""
         for name in ("num_train", "num_valid", "num_test"):
             positive(f"--data.{name}", getattr(self, name))
+        for name in self.of_generator if self.path is not None else ():
+            given, only = getattr(self, name), getattr(type(self), name)
+            if given != only:
+                wanted = f"{only} with --data.path, whose examples are read as they are"
+                raise expected(f"--data.{name}", wanted, given)
         not_negative("--data.seed", self.seed)
         if self.processes is not None and not 1 <= self.processes <= _MOST_PROCESSES:
             wanted = f"1 to {_MOST_PROCESSES}, or None"

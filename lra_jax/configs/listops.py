@@ -78,6 +78,10 @@ class ListOpsData(GeneratedData):
     training split only. The expressions' values do not change."""
 
     of_batches: ClassVar[tuple[str, ...]] = (*GeneratedData.of_batches, "permute")
+    of_generator: ClassVar[tuple[str, ...]] = (
+        *GeneratedData.of_generator,
+        *("min_length", "max_depth", "max_args"),
+    )
 
     @property
     def augments(self) -> bool:

@@ -40,7 +40,7 @@ Every preset needs an accelerator for its full number of steps; `--train.steps` 
 import dataclasses
 import itertools
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from lra_jax.configs import families
 from lra_jax.configs.base import Config, GeneratedData, ModelConfig
@@ -66,6 +66,11 @@ class PathfinderData(GeneratedData):
     easy for 30 % of the steps, on intermediate ones up to 50 %, then on `level`."""
     num_distractors: int | None = None
     """Number of distractors in a generated image; by default LRA's."""
+
+    of_generator: ClassVar[tuple[str, ...]] = (
+        *GeneratedData.of_generator,
+        "num_distractors",
+    )
 
     def check(self) -> None:
         """See the base class."""

@@ -67,8 +67,8 @@ def prepare(
       path: the archive or its folder, the folder in it, or one with ``input`` and
         ``label``; None = download the archive.
       max_length: reviews are truncated to this many bytes.
-      validation: "holdout" of a tenth, or "test". Files with their own validation split
-        keep it.
+      validation: "holdout" of a tenth, or the files' own validation split if they have
+        one; or "test".
       seed: seed for choosing the reviews held out.
 
     Returns:
@@ -86,7 +86,9 @@ def prepare(
 
     def examples(root: pathlib.Path) -> builder.Splits:
         if source.layout is not None:
-            return token_files.examples(source.layout, 256, 2, max_length)
+            chosen = "test" if validation == "test" else "valid"
+            layout = {**source.layout, "valid": source.layout[chosen]}
+            return token_files.examples(layout, 256, 2, max_length)
         reviews = _read(source.open(root), max_length)
         return _split(reviews, seed if validation == "holdout" else None)
 

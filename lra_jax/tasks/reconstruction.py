@@ -12,7 +12,8 @@ each position that has one: for example the values of a ListOps expression's ope
 If it also has ``notes``, the targets are the notes after a reading that begins with
 these (`lra_jax.models.pooling`), and "no note" is learned too. Most notes stay as they
 are; a token whose note stays counts a fifth of one whose note changes in the loss, and
-not at all in the accuracy.
+not at all in the accuracy. The loss is divided by the number of notes that change, so a
+batch without any teaches nothing.
 
 Source: Amos, Berant and Gupta 2023, "Never Train from Scratch", arXiv:2310.02980, and
 its code, IdoAmos/not-from-scratch: one vector replaces all hidden tokens, the loss
@@ -97,13 +98,13 @@ def _sums(
         tokens, lengths, hidden, rngs, segment_ids=segment_ids, notes=notes
     )
     counted = learned.astype(jnp.float32)
-    others = (real & ~learned).astype(jnp.float32)
+    others = (real & ~learned & learned.any()).astype(jnp.float32)
     weights = counted + weight_of_others * others
     losses = optax.losses.softmax_cross_entropy_with_integer_labels(logits, labels)
     correct = (jnp.argmax(logits, -1) == labels).astype(jnp.float32)
     return {
         "loss": jnp.sum(losses * weights),
         "correct": jnp.sum(correct * counted),
-        # By chance a batch may hide nothing.
+        # By chance a batch may hide or change nothing; then its loss is 0.
         "count": jnp.maximum(jnp.sum(counted), 1e-6),
     }

@@ -92,6 +92,9 @@ class _Loop:
         train = self.config.train
         if self._validates(step) and not validated:
             self._validate(step)
+            signum = self._stop_signal(step)
+            if signum:  # It is saved, and scored or not yet.
+                raise Interrupted(signum, step)
         while step < train.steps:
             step = self._advance(step)
 
@@ -188,6 +191,8 @@ class _Loop:
         scores = trainer.task.score(trainer.dataset, "valid", found["loss"])
         self.writer.write(step, "valid", **found, **scores, seconds=self.meter.seconds)
         best = trainer.progress.improved(found, self.config.train.best_by)
+        # Its parameters have replaced those of the best checkpoint before it.
+        best = best or step == trainer.lost_best
         if best:
             with self.meter.paused():
                 trainer.checkpoints.save_best(step, trainer.state.params)

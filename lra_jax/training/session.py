@@ -164,19 +164,22 @@ class Session:
             self.console.line(line)
 
     def _claim(self, stack: contextlib.ExitStack) -> None:
-        """Locks the run directory, in process 0; the others check that it exists.
+        """Locks the run directory, in process 0; the others check that it exists, and
+        that it is of their settings and data.
 
-        Otherwise they would write their parts of checkpoints into other folders.
+        Otherwise they would write their parts of checkpoints into other folders, or
+        train another model.
         """
         if hosts.is_writer():
             stack.enter_context(workdirs.exclusive(self.workdir))
-            fingerprint = self.dataset.fingerprint
-            workdirs.open_workdir(self.workdir, self.config, fingerprint)
-            own_code.keep(self.workdir, self.config.attention)
         elif not (self.workdir / "config.json").exists():
             wanted = "a folder on a file system that all processes share"
             got = f"{self.workdir}, not found by process {jax.process_index()}"
             raise expected("--workdir", wanted, got)
+        fingerprint = self.dataset.fingerprint
+        workdirs.open_workdir(self.workdir, self.config, fingerprint)
+        if hosts.is_writer():
+            own_code.keep(self.workdir, self.config.attention)
 
     def _score(self) -> dict[str, Any]:
         trainer, progress = self.trainer, self.trainer.progress

@@ -189,6 +189,16 @@ def test_files_of_integers(tmp_path):
     assert (one.tolist(), two.tolist(), label) == ([5, 6, 7], [0, 1], 0)
 
 
+def test_integers_are_validated_on_the_test_split_if_asked(tmp_path):
+    """Results say so; without being asked, the files' own split is used."""
+    folder = originals.token_files(tmp_path / "t", {".src": [[1], [2]]}, [0, 1])
+    (folder / "input/test.src").write_bytes(b"3\n4\n")
+    for validation, tokens in (("holdout", [1, 2]), ("test", [3, 4])):
+        dataset = text.prepare(tmp_path / "d", path=folder, validation=validation)
+        got = [int(t[0]) for t, _ in examples(dataset, "valid")]
+        assert got == tokens, validation
+
+
 REVIEWS = originals.imdb_reviews(10, 1)
 IMAGES = originals.cifar_files(4, 4)
 BATCH = "cifar-10-batches-bin/data_batch_2.bin"

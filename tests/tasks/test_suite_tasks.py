@@ -57,6 +57,13 @@ def test_parity_needs_negative_eigenvalues(tmp_path, beta_range, solves):
     assert accuracy < 80 or solves
 
 
+@pytest.mark.parametrize("preset", ["official", "figure2"])
+def test_zoology_decays_every_array(preset):
+    """Its TrainConfig.weight_decay, given to AdamW with all of a model's parameters."""
+    config = get_preset("mqar", preset, "softmax").train
+    assert (config.weight_decay, config.decay_vectors) == (0.1, True)
+
+
 def test_a_run_goes_on_as_if_it_had_not_stopped(tmp_path):
     """On data that are drawn anew."""
     data = {

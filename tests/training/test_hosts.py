@@ -124,3 +124,15 @@ def test_a_writer_that_fails_says_why() -> None:
 
     with pytest.raises(OSError, match="full"):
         hosts.writer_first(fail)
+
+
+def test_a_process_with_other_settings_stops_all(data_dir, tmp_path, monkeypatch):
+    """Not its own: what it would train is another model on the same batches."""
+    config = helpers.tiny(data_dir, tmp_path)
+    with Session(config, quiet=True):
+        pass
+    monkeypatch.setattr(hosts, "is_writer", lambda: False)
+    with Session(config.replace(data={"processes": 2}), quiet=True):
+        pass
+    with pytest.raises(ValueError, match=r"another config: seed=0 \(now 1\)"):
+        Session(config.replace(seed=1), quiet=True)

@@ -12,6 +12,7 @@ from lra_jax.training.loop import Interrupted
 from lra_jax.training.metrics import read_metrics
 from lra_jax.training.restore import load_run
 from lra_jax.training.session import Session
+from lra_jax.training.trainer import Trainer
 
 BOUNDLESS = {"schedule": "constant", "length_warmup": ""}
 
@@ -74,6 +75,34 @@ def test_a_longer_run_counts_a_best_checkpoint_again(data_dir, tmp_path):
     for name in ("best_step", "test_loss_best", "valid_accuracy_best"):
         assert result[name] == wanted[name]
     assert load_run(str(tmp_path / "run")).step == result["best_step"]
+
+
+def test_a_best_checkpoint_is_the_one_that_is_there(data_dir, tmp_path, monkeypatch):
+    """On another device the steps after a crash may end with a lower score."""
+    scores = [0.1, 0.5]
+
+    def evaluate(self, params, split, *_, **__):
+        accuracy = scores.pop(0) if split == "valid" else 0.0
+        return {"accuracy": accuracy, "loss": 1.0}
+
+    monkeypatch.setattr(Trainer, "evaluate", evaluate)
+    config = constant(data_dir, tmp_path, 12).replace(train={"best_by": "accuracy"})
+    with Session(config, quiet=True) as session, pytest.raises(OSError, match="full"):
+        save = session.trainer.checkpoints.save_latest
+
+        def full(step, *rest):
+            if step == 8:
+                raise OSError("full")
+            save(step, *rest)
+
+        monkeypatch.setattr(session.trainer.checkpoints, "save_latest", full)
+        session.run()
+    scores += [0.05, 0.02]
+    with Session(config, quiet=True) as session:
+        assert session.console.start == 4
+        result = session.run()
+    assert result["best_step"] == load_run(str(tmp_path)).step == 8
+    assert result["valid_accuracy_best"] == pytest.approx(5)
 
 
 def test_a_run_that_has_not_ended_has_its_new_length_at_once(tmp_path):

@@ -196,6 +196,16 @@ def test_only_notes_that_change_are_scored() -> None:
     assert sums["loss"] == pytest.approx(float((losses * weights).sum()), rel=1e-5)
 
 
+def test_a_batch_in_which_no_note_changes_teaches_nothing() -> None:
+    """Of expressions that are cut short, no operator may be complete."""
+    own = {"reconstructs": True, "readings": 2, "dropout": 0.0}
+    model = SequenceClassifier(5, 2, **own, **SIZES, rngs=nnx.Rngs(0))
+    none = jnp.zeros((3, 8), jnp.uint8)
+    sums = _sums(model, _batch() | {"notes": none, "targets": none})
+    assert sums["loss"] == sums["correct"] == 0
+    assert 0 < sums["count"] < 1e-3
+
+
 def test_other_tasks_have_no_values(data_dir) -> None:
     config = helpers.tiny(data_dir, train={"steps": 20, "warmup": 2})
     config = config.replace(pretrain={"steps": 10, "target": "values"})

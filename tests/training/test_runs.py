@@ -145,6 +145,24 @@ def test_a_last_validation_that_was_broken_off(data_dir, tmp_path, monkeypatch):
     assert latest(tmp_path) == 8
 
 
+@pytest.mark.parametrize("steps", [8, 12])
+def test_a_validation_that_is_broken_off_again(data_dir, tmp_path, monkeypatch, steps):
+    """It is neither left out, in the middle of a run, nor taken for the end of one."""
+
+    def broken_off(self, params, split, stop, console):
+        stop.signum = signal.SIGTERM
+        raise Stopped
+
+    train = {"steps": steps, "eval_every": 8}
+    config = helpers.tiny(data_dir, tmp_path, train=train)
+    monkeypatch.setattr(Trainer, "evaluate", broken_off)
+    for _ in range(2):
+        with Session(config, quiet=True) as session:
+            with pytest.raises(Interrupted) as stop:
+                session.run()
+            assert stop.value.step == latest(tmp_path) == 8
+
+
 def test_evaluate_in_a_new_process(finished):
     end = helpers.run("-m", "lra_jax.evaluate", f"--workdir={finished.workdir}")
     assert end.returncode == 0, end.stderr

@@ -2,20 +2,24 @@
 
 Merity et al. 2017, arXiv:1609.07843. The archive ``wikitext-103-v1.zip`` (or
 ``wikitext-2-v1.zip``) holds ``wiki.train.tokens``, ``wiki.valid.tokens`` and
-``wiki.test.tokens``, in which words are separated by blanks. A document is an article,
-which begins with its title, `` = Title = ``.
+``wiki.test.tokens``, in which words are separated by blanks; in the raw archives they
+end in ``.raw``. A document is an article, which begins with its title, `` = Title = ``.
 """
 
 import itertools
 import re
 import zipfile
+import zlib
+from collections.abc import Container
 from pathlib import Path
 
 from lra_jax.data import checks
 from lra_jax.data.language.corpora import SPLITS, Corpus
 from lra_jax.errors import expected
 
-_FILES = {split: f"wiki.{split}.tokens" for split in SPLITS}
+_FORMS = [
+    {split: f"wiki.{split}.{form}" for split in SPLITS} for form in ("tokens", "raw")
+]
 # A blank line, followed by a title of the first level.
 _TITLE = re.compile(rb"^ \r?\n(?= = [^=\n]+ = \r?\n)", re.MULTILINE)
 
@@ -29,15 +33,21 @@ def found(path: str) -> Corpus | None:
     """
     root = checks.existing(path)
     if root.is_dir():
-        if not (root / _FILES["train"]).exists():
+        files = _files({file.name for file in root.iterdir()})
+        if files is None:
             return None
-        texts = {split: _read(root / name) for split, name in _FILES.items()}
+        texts = {split: _read(root / name) for split, name in files.items()}
     elif root.suffix == ".zip":
         texts = _unpacked(root)
     else:
         return None
     articles = {split: _articles(text) for split, text in texts.items()}
     return Corpus(root.stem, articles)
+
+
+def _files(names: Container[str]) -> dict[str, str] | None:
+    """The file of each split, in the form of which there is any."""
+    return next((x for x in _FORMS if any(y in names for y in x.values())), None)
 
 
 def _articles(text: bytes) -> list[bytes]:
@@ -59,11 +69,13 @@ def _unpacked(archive: Path) -> dict[str, bytes]:
     try:
         with zipfile.ZipFile(archive) as content:
             names = {Path(name).name: name for name in content.namelist()}
-            missing = [name for name in _FILES.values() if name not in names]
+            files = _files(names) or _FORMS[0]
+            missing = [name for name in files.values() if name not in names]
             if missing:
                 got = f"{archive}, without {missing[0]}"
                 raise expected("--data.path", "an archive of WikiText", got)
-            return {split: content.read(names[x]) for split, x in _FILES.items()}
-    except (OSError, zipfile.BadZipFile) as error:
+            return {split: content.read(names[x]) for split, x in files.items()}
+    # RuntimeError: it needs a password, or a method of compression is not known.
+    except (OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         got = f"{archive}: {error}"
         raise expected("--data.path", "an archive of WikiText", got) from error

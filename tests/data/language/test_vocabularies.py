@@ -116,6 +116,32 @@ def test_a_vocabulary_comes_back_from_its_description(vocabulary):
     assert again.decode(tokens) == vocabulary.decode(tokens)
 
 
+def test_a_folder_of_wikitext_keeps_its_splits(tmp_path):
+    """Also the raw form; its three files are not split by their names."""
+    for split, text in (("train", TRAIN), ("valid", TEST), ("test", TEST + TEST)):
+        (tmp_path / f"wiki.{split}.raw").write_text(text)
+    corpus = wikitext.found(str(tmp_path))
+    assert corpus is not None
+    texts = {s: b"".join(x).decode() for s, x in corpus.documents.items()}
+    assert texts == {"train": TRAIN, "valid": TEST, "test": TEST + TEST}
+    (tmp_path / "wiki.train.raw").unlink()
+    with pytest.raises(ValueError, match=r"files of WikiText, got .*wiki.train.raw"):
+        prepare(path=str(tmp_path))
+
+
+def test_a_damaged_archive_is_one_line(archive):
+    """Wherever it is: some damage is found by its checksum, some by zlib."""
+    words = np.random.default_rng(0).integers(9, size=3000).astype(str)
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as content:
+        for split in ("train", "valid", "test"):
+            content.writestr(f"wiki.{split}.tokens", " ".join(words))
+    whole = archive.read_bytes()
+    for place in range(0, len(whole), 100):
+        archive.write_bytes(whole[:place] + bytes(40) + whole[place + 40 :])
+        with pytest.raises(ValueError, match=r"^--data.path: expected an archive of W"):
+            wikitext.found(str(archive))
+
+
 def test_archives_that_are_not_whole(tmp_path):
     bad = tmp_path / "bad.zip"
     bad.write_bytes(b"no archive")
