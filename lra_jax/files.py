@@ -13,6 +13,8 @@ import secrets
 from collections.abc import Iterator
 from typing import Any
 
+from lra_jax.errors import expected
+
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 
 
@@ -62,6 +64,19 @@ def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
         raise
     finally:
         partial.unlink(missing_ok=True)
+
+
+def make_folder(flag: str, folder: pathlib.Path) -> None:
+    """Makes the folder that a flag names, if it is missing.
+
+    Raises:
+      ValueError: it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        got = f"{folder}: {error.strerror}"
+        raise expected(flag, "a folder that can be written", got) from error
 
 
 def write_text(path: pathlib.Path, text: str) -> None:
