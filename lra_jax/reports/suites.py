@@ -82,9 +82,10 @@ def _add_suite(
     for test in tests:
         lines = _lines(test, best)
         if lines:
-            caption = f"{test.name}: test accuracy against the length of sequences."
+            caption = f"{test.name}: test accuracy against {_parts_are(test)}"
+            caption += "; 0 is chance, 100 all correct." if test.task.is_scaled else "."
             file = f"lengths-{test.name.replace(' ', '-')}-{slug}"
-            page.figure(file, _by_length(lines), caption)
+            page.figure(file, _by_part(lines, test), caption)
 
 
 def find_tests(tasks: Sequence[Task], groups: Sequence[Group]) -> list[Test]:
@@ -245,10 +246,19 @@ def _lines(test: Test, best: Best) -> list[charts.Line]:
     return lines
 
 
-def _by_length(lines: Sequence[charts.Line]) -> Any:
+def _parts_are(test: Test) -> str:
+    """The number in which the parts of a test differ, see `_lines`."""
+    results = [result for group in test.groups for result in group.results]
+    names = [name for x in results for name in x.get("test_accuracy_by_length") or ()]
+    of_pairs = any("/" in name for name in names)
+    return "the number of pairs" if of_pairs else "the length of sequences"
+
+
+def _by_part(lines: Sequence[charts.Line], test: Test) -> Any:
     figure, axes = charts.figure(1, 1, size=(8, 4))
-    labels = {"xlabel": "length, or pairs", "ylabel": "accuracy, %"}
-    charts.draw(axes[0, 0], lines, **labels)
+    scaled = " (scaled: 0 is chance)" if test.task.is_scaled else ""
+    xlabel = _parts_are(test).removeprefix("the ")
+    charts.draw(axes[0, 0], lines, xlabel=xlabel, ylabel=f"accuracy{scaled}, %")
     charts.log_lengths(axes[0, 0], sorted({int(x) for line in lines for x in line.x}))
     charts.legend(figure, axes)
     return figure

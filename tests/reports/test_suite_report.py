@@ -8,7 +8,14 @@ import pytest
 from lra_jax import report
 from lra_jax.configs import get_preset
 from lra_jax.reports.runs import group_runs, read_runs
-from lra_jax.reports.suites import _lines, best_groups, find_tests, model_name, score
+from lra_jax.reports.suites import (
+    _by_part,
+    _lines,
+    best_groups,
+    find_tests,
+    model_name,
+    score,
+)
 from lra_jax.tasks import get_task
 
 NUMBERS = {
@@ -67,6 +74,27 @@ def test_lengths_are_a_mean_over_seeds(tmp_path):
     (line,) = _lines(parity, best_groups([parity]))
     assert list(line.x) == [20, 128]
     assert list(line.y) == pytest.approx([60, 40])  # Of 80 and 70 %, above chance.
+
+
+def test_the_axes_of_lengths_say_what_they_are(tmp_path):
+    """Scaled accuracies may be negative, and the parts of mqar are numbers of pairs."""
+    write(tmp_path / "a", "parity", "delta", 40.0, 50.0)
+    write(tmp_path / "b", "mqar", "delta", 90.0, 90.0)
+    result = json.loads((tmp_path / "b" / "result.json").read_text())
+    result["test_accuracy_by_length"] = {"64/4": 95.0, "64/8": 85.0}
+    (tmp_path / "b" / "result.json").write_text(json.dumps(result))
+    labels = {}
+    for test in found(tmp_path, "parity", "mqar"):
+        (axis,) = _by_part(_lines(test, best_groups([test])), test).axes
+        labels[test.name] = axis.get_xlabel(), axis.get_ylabel()
+    assert labels == {
+        "parity": ("length of sequences", "accuracy (scaled: 0 is chance), %"),
+        "mqar": ("number of pairs", "accuracy, %"),
+    }
+    report.write_report(tmp_path, tmp_path / "out", ["md"])
+    page = (tmp_path / "out" / "report.md").read_text()
+    assert "accuracy against the length of sequences; 0 is chance" in page
+    assert "accuracy against the number of pairs.\n" in page
 
 
 def test_other_examples_are_another_test(tmp_path):
