@@ -20,6 +20,7 @@ from typing import Any
 from lra_jax import cli, progress, runtime, signals
 from lra_jax.benchmarking.settings import BenchmarkConfig, make_cases
 from lra_jax.errors import expected
+from lra_jax.files import make_room
 
 _PROG = "python -m lra_jax.benchmark"
 _DESCRIPTION = (
@@ -125,13 +126,7 @@ def _files(config: BenchmarkConfig) -> tuple[Path, Path | None] | None:
     given = Path(config.out).expanduser()
     name = "attention" if config.view == "none" else config.view
     figures = given if given.suffix == ".json" else given / f"{name}.json"
-    try:
-        figures.parent.mkdir(parents=True, exist_ok=True)
-        figures.with_suffix(".json.partial").touch()
-        figures.with_suffix(".json.partial").unlink()
-    except OSError as error:
-        got = f"{figures}: {error.strerror}"
-        raise expected("--out", "a file that can be written", got) from error
+    make_room("--out", figures)
     return figures, figures.with_suffix(".png") if config.picture else None
 
 
