@@ -201,7 +201,7 @@ def _text(words: Sequence[str], score: _Score) -> Any:
     lines = -(-shown // columns)
     cells = np.full(lines * columns, np.nan)
     cells[:shown] = score.values[:shown]
-    figure, axes = charts.figure(1, 1, size=(9.5, 0.7 + 0.24 * lines))
+    figure, axes = charts.figure(1, 1, size=(9.5, 1.4 + 0.24 * lines))
     axis = axes[0, 0]
     looks = {"norm": charts.colour_scale(score.values)}
     matrix = cells.reshape(lines, columns)
