@@ -25,9 +25,11 @@ NUMBERS = {
 }
 
 
-def write(folder, task, attention, test, valid, examples="ab", **changes):
+def write(
+    folder, task, attention, test, valid, examples="ab", preset="quick", **changes
+):
     """A finished run's directory; ``examples`` is their hash."""
-    config = get_preset(task, "quick", attention).replace(**changes)
+    config = get_preset(task, preset, attention).replace(**changes)
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config.to_dict()))
     result = {"test_accuracy_best": test, "valid_accuracy_best": valid, **NUMBERS}
@@ -146,3 +148,34 @@ def test_the_page_of_a_suite(folder, tmp_path):
     for name in ("suite-state-quick", "lengths-parity-state-quick"):
         assert (out / f"{name}.png").stat().st_size > 5_000
         assert f"({name}.png)" in page
+
+
+def write_language_run(folder, rate, loss, accuracy):
+    """A run of ``lm``, whose checkpoints are chosen by the loss."""
+    fast = {"train": {"learning_rate": rate}}
+    write(folder, "lm", "delta", accuracy, accuracy, preset="tiny", **fast)
+    result = json.loads((folder / "result.json").read_text())
+    result |= {"test_bits_per_byte_best": 2 * loss, "test_loss_best": loss}
+    del result["test_accuracy_by_length"]
+    (folder / "result.json").write_text(json.dumps(result))
+    steps = {300: loss + 1, result["best_step"]: loss}
+    lines = [{"step": n, "split": "valid", "loss": x} for n, x in steps.items()]
+    text = "".join(f"{json.dumps(line)}\n" for line in lines)
+    (folder / "metrics.jsonl").write_text(text)
+
+
+def test_language_models_are_compared_by_their_loss(tmp_path):
+    """As by a sweep, and with their own scores: accuracies say little of them."""
+    runs = tmp_path / "runs"
+    write_language_run(runs / "a", 0.001, loss=1.5, accuracy=40.0)
+    write_language_run(runs / "b", 0.002, loss=1.25, accuracy=39.0)
+    (lm,) = found(runs, "lm")
+    assert best_groups([lm])["delta"]["lm"].config.train.learning_rate == 0.002
+    report.write_report(runs, tmp_path / "out", ["md"])
+    page = (tmp_path / "out" / "report.md").read_text()
+    assert "| model | lm, bits per byte |" in page
+    assert "| delta |             2.500 |" in page
+    assert "Published rows" not in page
+    (runs / "b" / "metrics.jsonl").unlink()  # Then the accuracy is all there is.
+    (lm,) = found(runs, "lm")
+    assert best_groups([lm])["delta"]["lm"].config.train.learning_rate == 0.001
