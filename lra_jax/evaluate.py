@@ -73,6 +73,8 @@ def run(config: EvaluateConfig, quiet: bool = True) -> dict[str, Any]:
     from lra_jax.training.console import RunConsole
     from lra_jax.training.restore import export, open_run, predictions
 
+    if config.save is not None and Path(config.save).suffix != ".safetensors":
+        raise expected("--save", "NAME.safetensors", config.save)
     for name in ("predictions", "save"):
         file = getattr(config, name)
         if file is not None:

@@ -51,3 +51,10 @@ def test_a_file_that_cannot_be_written_is_an_error_before_scoring(
         evaluate.main([f"--workdir={finished.workdir}", given])
     part = f"--{flag}: expected a file that can be written"
     helpers.assert_one_error(stop.value.code, capsys.readouterr().err, 2, part)
+
+
+def test_a_model_has_its_own_suffix(tmp_path, capsys) -> None:
+    with pytest.raises(SystemExit) as stop:
+        evaluate.main([f"--workdir={tmp_path}", f"--save={tmp_path / 'a.bin'}"])
+    part = "--save: expected NAME.safetensors, got"
+    helpers.assert_one_error(stop.value.code, capsys.readouterr().err, 2, part)
