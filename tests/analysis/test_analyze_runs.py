@@ -122,8 +122,9 @@ def test_rank_collapse_of_a_run(workdir, tmp_path):
 @pytest.mark.parametrize(
     ("args", "parts"),
     [
-        (["maps", "--layer=3"], ["layer", "1 to 2", "got 3"]),
-        (["maps", "--example=9999"], ["example", "9999"]),
+        (["maps", "--layer=3"], ["--layer: ", "1 to 2", "got 3"]),
+        (["maps", "--example=9999"], ["--example: ", "9999"]),
+        (["spectrum", "--examples=9999"], ["--examples: expected 1 to ", "9999"]),
         (["maps", "--split=tset"], ["split", "tset"]),
         (["spectrum", "--examples=0"], ["--examples", "0"]),
     ],
