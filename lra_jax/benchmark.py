@@ -52,7 +52,9 @@ def main(args: Sequence[str] | None = None) -> None:
             report.measure(lambda text: print(text, flush=True), keep)
         print(f"\n{report.text()}")
         if files is not None and kept is not None:
-            if report.interrupted and files[0].exists():
+            if not report.measured:
+                files = files[0], None  # There is nothing to draw.
+            if (report.interrupted or not report.measured) and files[0].exists():
                 # The figures of an earlier run stay.
                 files = kept, None
             report.write(*files)
@@ -61,7 +63,7 @@ def main(args: Sequence[str] | None = None) -> None:
             print(f"\nwrote {' and '.join(str(x) for x in files if x is not None)}")
     if report.interrupted:
         cli.fail("interrupted; the figures so far are kept", 128 + signal.SIGINT)
-    if not any(row["status"] == "measured" for row in report.rows):
+    if not report.measured:
         first = report.rows[0]
         cli.fail(f"no case was measured; {first['status']}: {first['reason']}", 1)
 
