@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lra_jax import cli, progress, runtime, signals
-from lra_jax.errors import known, not_negative, renamed
+from lra_jax.errors import expected, known, not_negative, renamed
 
 PROG = "python -m lra_jax.analyze"
 
@@ -166,6 +166,8 @@ def run(settings: Any, typed: str = "") -> Path:
         "device": describe_devices(),
         "versions": versions(),
     }
+    if not settings.out:
+        raise expected("--out", "a folder", repr(settings.out))
     page = Page(command.title, settings.out, made_by)
     try:
         not_negative("--seed", getattr(settings, "seed", 0))
@@ -183,7 +185,10 @@ def run(settings: Any, typed: str = "") -> Path:
 
 
 # The flags of the settings, by the names that the analyses use.
-_FLAGS = {name: f"--{name}" for name in ("attention", "length", "draws", "repeats")}
+_FLAGS = {
+    name: f"--{name}"
+    for name in ("attention", "length", "draws", "repeats", "layer", "example", "split")
+}
 _FLAGS |= {"num_layers": "--layers", "batch_size": "--examples"}
 
 
@@ -198,6 +203,8 @@ def _rank_collapse(settings: RankCollapse, page: Any) -> None:
     from lra_jax.analysis import collapse_report as parts
     from lra_jax.analysis.variants import VARIANTS
 
+    if settings.weights is not None and settings.workdir is not None:
+        raise expected("--weights", "nothing with --workdir", repr(settings.weights))
     variants = VARIANTS if settings.norm else parts.without_norm()
     if settings.workdir is not None:
         saved, batch = _load(settings)
@@ -316,6 +323,10 @@ def _load(settings: Any) -> tuple[Any, Any]:
     check_size("--examples", settings.examples)
     progress.say(f"loading {settings.workdir} ...")
     saved = load_run(settings.workdir, settings.checkpoint, settings.allow_code)
+    total = saved.dataset.num_examples("test")
+    if settings.examples > total:
+        wanted = f"1 to {total}, the examples of the test split"
+        raise expected("--examples", wanted, settings.examples)
     return saved, saved.examples(range(settings.examples))
 
 

@@ -20,6 +20,7 @@ from typing import Any
 from lra_jax import cli, progress, runtime, signals
 from lra_jax.benchmarking.settings import BenchmarkConfig, make_cases
 from lra_jax.errors import expected
+from lra_jax.files import make_room
 
 _PROG = "python -m lra_jax.benchmark"
 _DESCRIPTION = (
@@ -51,7 +52,9 @@ def main(args: Sequence[str] | None = None) -> None:
             report.measure(lambda text: print(text, flush=True), keep)
         print(f"\n{report.text()}")
         if files is not None and kept is not None:
-            if report.interrupted and files[0].exists():
+            if not report.measured:
+                files = files[0], None  # There is nothing to draw.
+            if (report.interrupted or not report.measured) and files[0].exists():
                 # The figures of an earlier run stay.
                 files = kept, None
             report.write(*files)
@@ -60,7 +63,7 @@ def main(args: Sequence[str] | None = None) -> None:
             print(f"\nwrote {' and '.join(str(x) for x in files if x is not None)}")
     if report.interrupted:
         cli.fail("interrupted; the figures so far are kept", 128 + signal.SIGINT)
-    if not any(row["status"] == "measured" for row in report.rows):
+    if not report.measured:
         first = report.rows[0]
         cli.fail(f"no case was measured; {first['status']}: {first['reason']}", 1)
 
@@ -125,13 +128,7 @@ def _files(config: BenchmarkConfig) -> tuple[Path, Path | None] | None:
     given = Path(config.out).expanduser()
     name = "attention" if config.view == "none" else config.view
     figures = given if given.suffix == ".json" else given / f"{name}.json"
-    try:
-        figures.parent.mkdir(parents=True, exist_ok=True)
-        figures.with_suffix(".json.partial").touch()
-        figures.with_suffix(".json.partial").unlink()
-    except OSError as error:
-        got = f"{figures}: {error.strerror}"
-        raise expected("--out", "a file that can be written", got) from error
+    make_room("--out", figures)
     return figures, figures.with_suffix(".png") if config.picture else None
 
 

@@ -68,12 +68,17 @@ def run(config: EvaluateConfig, quiet: bool = True) -> dict[str, Any]:
 
     Raises:
       ValueError: it is not a run directory, has no checkpoint, its data have changed,
-        or a file to write has the wrong suffix.
-      OSError: a file cannot be written.
+        or a file cannot be written or has the wrong suffix.
     """
     from lra_jax.training.console import RunConsole
     from lra_jax.training.restore import export, open_run, predictions
 
+    if config.save is not None and Path(config.save).suffix != ".safetensors":
+        raise expected("--save", "NAME.safetensors", config.save)
+    for name in ("predictions", "save"):
+        file = getattr(config, name)
+        if file is not None:
+            files.make_room(f"--{name}", Path(file).expanduser())
     trainer = open_run(config.workdir, config.allow_code)
     if config.predictions is not None and trainer.task.packs_rows:
         wanted = f"None for --task={trainer.task.name}, whose rows hold several texts"

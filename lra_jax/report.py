@@ -66,7 +66,7 @@ def write_report(folder: Path, out: Path, formats: Sequence[str] = _PAGES) -> li
       ValueError: no run in the folder is finished, `out` cannot be written, or a format
         is unknown.
     """
-    from lra_jax.files import write_text
+    from lra_jax.files import make_folder, write_text
     from lra_jax.reports import charts, exports, results
     from lra_jax.reports.runs import group_runs, read_runs, repeated, unfinished
 
@@ -79,6 +79,8 @@ def write_report(folder: Path, out: Path, formats: Sequence[str] = _PAGES) -> li
     notes = [f"not finished: {line}" for line in unfinished(found)]
     notes += [f"left out: {line}" for line in repeated(found)]
     notes += [f"cannot be read: {line}" for line in problems]
+    out = out.expanduser()
+    make_folder("--out", out)
     pages = [name for name in _PAGES if name in formats]
     written = [out / f"report.{name}" for name in pages]
     if pages:
@@ -86,7 +88,6 @@ def write_report(folder: Path, out: Path, formats: Sequence[str] = _PAGES) -> li
             results.make_page(groups, notes, out).write("report", pages)
     for name, (file, text) in exports.FORMATS.items():
         if name in formats:
-            out.mkdir(parents=True, exist_ok=True)
             write_text(out / file, text(exports.rows(groups)))
             written.append(out / file)
     total = sum(len(group.runs) for group in groups)

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from lra_jax.files import locked, replacing, write_text
+from lra_jax.files import locked, make_room, replacing, write_text
 
 
 def test_an_error_leaves_the_file_as_it_was(tmp_path):
@@ -16,6 +16,27 @@ def test_an_error_leaves_the_file_as_it_was(tmp_path):
         raise KeyError
     assert file.read_text() == "before\n"
     assert list(tmp_path.iterdir()) == [file]
+
+
+def test_an_error_names_the_file_not_its_partial_one(tmp_path):
+    with pytest.raises(FileNotFoundError) as error:
+        write_text(tmp_path / "none" / "a.txt", "text")
+    assert error.value.filename == str(tmp_path / "none" / "a.txt")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(IsADirectoryError, match=r"'[^']*folder'$"):
+        write_text(tmp_path / "folder", "text")
+
+
+def test_room_for_a_file_leaves_it_as_it_is(tmp_path):
+    file = tmp_path / "new" / "a.txt"
+    make_room("--out", file)
+    assert list(file.parent.iterdir()) == []
+    file.write_text("before")
+    make_room("--out", file)
+    assert file.read_text() == "before" and list(file.parent.iterdir()) == [file]
+    for path in (file.parent, file / "b.txt"):
+        with pytest.raises(ValueError, match="--out: expected a file that can be"):
+            make_room("--out", path)
 
 
 def test_nothing_is_written_through_a_symbolic_link(tmp_path):

@@ -376,6 +376,27 @@ def test_formats_for_other_programs(runs, tmp_path):
     assert r"listops, not the LRA's data settings" in latex
 
 
+def test_the_home_folder_of_every_format(runs, tmp_path, monkeypatch, capsys):
+    """A shell leaves the tilde of --out=~/report as it is."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    report.main([str(runs), "--out=~/report", "--format=md,csv"])
+    written = {f.name for f in (tmp_path / "home" / "report").iterdir()}
+    assert {"report.md", "report.csv"} <= written
+    assert not (tmp_path / "~").exists()
+    assert str(tmp_path / "home" / "report" / "report.csv") in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["html", "csv"])
+def test_one_line_for_a_folder_that_cannot_be_made(runs, tmp_path, capsys, name):
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit) as stop:
+        report.main([str(runs), f"--out={tmp_path / 'file'}", f"--format={name}"])
+    err = capsys.readouterr().err
+    part = "--out: expected a folder that can be written, got"
+    helpers.assert_one_error(stop.value.code, err, 2, part)
+
+
 def test_exports_have_the_memory_of_the_page(runs):
     """The highest peak of the seeds, and what it covers."""
     change(runs / "a1" / "result.json", peak_memory_bytes=900 << 20)

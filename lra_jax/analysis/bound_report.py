@@ -57,7 +57,7 @@ def add_bound(page: Page, *, length: int, num_layers: int | None, seed: int) -> 
     rows = [
         (
             layer,
-            *(f"{x[layer]:.2g}" for found in panels.values() for x in _columns(found)),
+            *(x[layer] for found in panels.values() for x in _columns(found)),
         )
         for layer in range(layers + 1)
     ]
@@ -96,7 +96,7 @@ def add_model_bound(page: Page, model: Any, run: Callable[[], Any]) -> None:
     }
     page.figure("rank-collapse-bound", figure, caption, data)
     rows = [
-        (layer, *(f"{x[layer]:.2g}" for x in (*_columns(found), normal.residuals)))
+        (layer, *(x[layer] for x in (*_columns(found), _measured(normal))))
         for layer in range(len(found.residuals))
     ]
     head = ("measured", "bound", "bound of one layer", "measured, with the norm")
@@ -124,8 +124,23 @@ def _draw(
     charts.log_scale(axis)
 
 
-def _columns(found: BoundedCollapse) -> tuple[np.ndarray, ...]:
-    return found.residuals, found.bounds, found.next_bounds
+def _columns(found: BoundedCollapse) -> tuple[list[str], ...]:
+    """Cells of a table by layer: the measured residual, and the two bounds."""
+    count = _above_rounding(found) + 1
+    # The bound from a residual that is lost in rounding means nothing.
+    one_layer = [
+        f"{x:.2g}" if layer < count else "-"
+        for layer, x in enumerate(found.next_bounds)
+    ]
+    return _measured(found), [f"{x:.2g}" for x in found.bounds], one_layer
+
+
+def _measured(found: BoundedCollapse) -> list[str]:
+    count = _above_rounding(found)
+    return [
+        f"{x:.2g}" if layer < count else "rounding"
+        for layer, x in enumerate(found.residuals)
+    ]
 
 
 def _above_rounding(found: BoundedCollapse) -> int:

@@ -62,7 +62,7 @@ def add_networks(
     caption = (
         f"Networks at initialisation on random tokens. {_MEASURE}. Lines: means over "
         "initialisations and sequences, one standard deviation shaded."
-        + (" Crosses: published curves, one initialisation each." if has_norm else "")
+        + (" Crosses: the published ones, 128 tokens each." if has_norm else "")
     )
     page.heading("Skip connections keep the rank")
     data = {"ours": _data(found), "published": shown}

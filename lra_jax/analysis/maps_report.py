@@ -1,11 +1,11 @@
 """The pictures of ``analyze maps``: matrices, and tokens shaded by what they receive.
 
-A nested expression is drawn as its tree, an image as an image, anything else as
-characters.
+A nested expression is drawn as its tree, an image as an image, anything else as its
+tokens: characters, words or ids.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,6 +16,8 @@ from lra_jax.reports.page import Page
 _CELLS = 200  # per side of a drawn matrix
 _COLUMNS = 64  # characters per line
 _MOST_LINES = 40
+_LEAST_COLUMNS = 8  # words per line; longer ones are cut
+_DOT = "\N{MIDDLE DOT}"  # for what cannot be shown
 _RECEIVED = (
     "weight that a token receives, means over the heads, in units of an even share"
 )
@@ -25,19 +27,33 @@ def add_maps(page: Page, maps: Maps, saved: Any, title: str) -> None:
     """All pictures for one layer on one example."""
     page.heading(title)
     _add_matrices(page, maps)
-    scores = {"received": (maps.received.mean(0), _RECEIVED)}
+    scores = [_Score("received", "share", maps.received.mean(0), _RECEIVED)]
     if maps.competition is not None and maps.allocation is not None:
         _add_flow(page, maps)
-        scores["competition"] = (
-            maps.competition.mean(0),
-            "competition of the sources, means over the heads; 1 is an even share",
-        )
-        scores["allocation"] = (
-            maps.allocation.mean(0),
-            "allocation of the sinks, means over the heads; 0.73 is an even share",
-        )
-    for name, (values, what) in scores.items():
-        _add_tokens(page, f"map-{name}", values, what, maps, saved)
+        what = "competition of the sources, means over the heads; 1 is an even share"
+        found = maps.competition.mean(0)
+        scores.append(_Score("competition", "share", found, what))
+        what = "allocation of the sinks, means over the heads; 0.73 is an even share"
+        found = maps.allocation.mean(0)
+        scores.append(_Score("allocation", "part allocated", found, what))
+    for score in scores:
+        _add_tokens(page, score, maps, saved)
+
+
+class _Score(NamedTuple):
+    """A number for each token.
+
+    Attributes:
+      name: of the picture.
+      unit: label of its colours.
+      values: `[T]`.
+      what: what they are, in words.
+    """
+
+    name: str
+    unit: str
+    values: np.ndarray
+    what: str
 
 
 def _add_matrices(page: Page, maps: Maps) -> None:
@@ -95,32 +111,31 @@ def _add_flow(page: Page, maps: Maps) -> None:
     page.figure("map-flow", figure, caption, pairs)
 
 
-def _add_tokens(
-    page: Page, name: str, values: np.ndarray, what: str, maps: Maps, saved: Any
-) -> None:
+def _add_tokens(page: Page, score: _Score, maps: Maps, saved: Any) -> None:
     """The example itself, shaded."""
     shape = saved.dataset.image_shape
     guess = "" if maps.prediction is None else f", predicted {maps.prediction}"
     about = "" if maps.label is None else f" (label {maps.label}{guess})"
-    caption = f"The example{about}, shaded by the {what}."
-    data = {"values": values, "tokens": maps.tokens}
+    caption = f"The example{about}, shaded by the {score.what}."
+    data = {"values": score.values, "tokens": maps.tokens}
     if shape is not None:
-        figure = _image(maps.tokens, values, shape)
+        figure = _image(maps.tokens, score, shape)
     elif saved.task.tree is not None:
         tree = saved.task.tree(maps.tokens)
-        figure = _tree(tree, values)
-        page.shaded(_greys([f"{word} " for word in tree.text], _seen(values)))
+        figure = _tree(tree, score)
+        page.shaded(_greys([f"{word} " for word in tree.text], _seen(score.values)))
     else:
-        figure = _characters(maps.tokens, values)
-        page.shaded(_shades(maps.tokens, _seen(values)))
-    page.figure(name, figure, caption, data)
+        words = _words(maps.tokens, saved.dataset.decode or saved.task.decode)
+        figure = _text(words, score)
+        page.shaded(_greys(words, _seen(score.values)))
+    page.figure(f"map-{score.name}", figure, caption, data)
 
 
-def _image(pixels: np.ndarray, values: np.ndarray, shape: tuple[int, int]) -> Any:
+def _image(pixels: np.ndarray, score: _Score, shape: tuple[int, int]) -> Any:
     figure, axes = charts.figure(1, 2, size=(3.9, 3.1))
     panels = (
         ("input", pixels, "pixel, 0 to 255", "gray"),
-        ("attention", values, "share", charts.RAMP),
+        (score.name, score.values, score.unit, charts.RAMP),
     )
     for axis, (title, shown, label, ramp) in zip(axes[0], panels, strict=True):
         looks = {"aspect": "equal", "cmap": ramp}
@@ -131,9 +146,9 @@ def _image(pixels: np.ndarray, values: np.ndarray, shape: tuple[int, int]) -> An
     return figure
 
 
-def _tree(tree: Any, values: np.ndarray) -> Any:
+def _tree(tree: Any, score: _Score) -> Any:
     """An expression as a tree: operators above their arguments, leaves in order."""
-    places, parents = tree.places, tree.parents
+    places, parents, values = tree.places, tree.parents, score.values
     figure, axes = charts.figure(1, 1, size=(9.5, 4.2))
     axis = axes[0, 0]
     for child, parent in parents.items():
@@ -162,7 +177,7 @@ def _tree(tree: Any, values: np.ndarray) -> Any:
     axis.set(xlabel="leaf", ylabel="depth")
     charts.whole_numbers(axis, "xy")
     axis.invert_yaxis()
-    charts.colour_bar(figure, axis, drawn, "share", fraction=0.03, pad=0.01)
+    charts.colour_bar(figure, axis, drawn, score.unit, fraction=0.03, pad=0.01)
     return figure
 
 
@@ -176,26 +191,37 @@ def _top(tree: Any) -> list[int]:
     return [node for node, depth in zip(inner, depths, strict=True) if depth <= last]
 
 
-def _characters(tokens: np.ndarray, values: np.ndarray) -> Any:
-    """Text in lines, each character on a shaded cell."""
-    shown = min(len(tokens), _COLUMNS * _MOST_LINES)
-    lines = -(-shown // _COLUMNS)
-    cells = np.full(lines * _COLUMNS, np.nan)
-    cells[:shown] = values[:shown]
-    figure, axes = charts.figure(1, 1, size=(9.5, 0.7 + 0.24 * lines))
+def _text(words: Sequence[str], score: _Score) -> Any:
+    """Text in lines, each token on a shaded cell."""
+    words = [word.strip() or word for word in words]
+    longest = max(map(len, words))
+    # A cell of a single character has room for two.
+    columns = max(2 * _COLUMNS // (longest + 1), _LEAST_COLUMNS)
+    shown = min(len(words), columns * _MOST_LINES)
+    lines = -(-shown // columns)
+    cells = np.full(lines * columns, np.nan)
+    cells[:shown] = score.values[:shown]
+    figure, axes = charts.figure(1, 1, size=(9.5, 1.4 + 0.24 * lines))
     axis = axes[0, 0]
-    looks = {"norm": charts.colour_scale(values)}
-    drawn = charts.image(figure, axis, cells.reshape(lines, _COLUMNS), "share", **looks)
-    places = [(index % _COLUMNS, index // _COLUMNS) for index in range(shown)]
-    words = [_character(int(token)) for token in tokens[:shown]]
-    charts.letters(axis, drawn, values[:shown], places, words)
-    axis.set(xlabel="character of a line", ylabel="line")
+    looks = {"norm": charts.colour_scale(score.values)}
+    matrix = cells.reshape(lines, columns)
+    drawn = charts.image(figure, axis, matrix, score.unit, **looks)
+    places = [(index % columns, index // columns) for index in range(shown)]
+    room = 2 * _COLUMNS // columns - 1
+    cut = [w if len(w) <= room else f"{w[: room - 3]}..." for w in words[:shown]]
+    charts.letters(axis, drawn, score.values[:shown], places, cut)
+    kind = "character" if longest == 1 else "token"
+    axis.set(xlabel=f"{kind} of a line", ylabel="line")
+    charts.whole_numbers(axis, "xy")
     return figure
 
 
-def _shades(tokens: np.ndarray, values: np.ndarray) -> list[tuple[str, int]]:
-    """Every character with its shade of grey."""
-    return _greys([_character(int(token)) for token in tokens], values)
+def _words(tokens: np.ndarray, decode: Callable[[np.ndarray], str]) -> list[str]:
+    """The text of each token: a character, a word or an id."""
+    found = [decode(tokens[n : n + 1]) for n in range(len(tokens))]
+    # Where only the text of them all has the blanks between them.
+    blank = " " if decode(tokens) == " ".join(found) else ""
+    return [("".join(map(_character, word)) or _DOT) + blank for word in found]
 
 
 def _greys(words: Sequence[str], values: np.ndarray) -> list[tuple[str, int]]:
@@ -211,15 +237,10 @@ def _seen(values: np.ndarray) -> np.ndarray:
     return np.asarray(scale(values))
 
 
-def _character(token: int) -> str:
-    character = chr(token)
-    if token in (9, 10, 13, 32):
+def _character(character: str) -> str:
+    if character.isspace():
         return " "
-    return (
-        character
-        if character.isascii() and character.isprintable()
-        else "\N{MIDDLE DOT}"
-    )
+    return character if character.isascii() and character.isprintable() else _DOT
 
 
 def _coarse(matrix: np.ndarray) -> np.ndarray:

@@ -148,8 +148,9 @@ def add_projections(page: Page, found: Mapping[str, Spectra], about: str) -> Non
         }
         # NaN is not drawn, and neither are errors from rounding of float32 weights.
         lines = [
-            charts.Line(label, sizes[y > 1e-5], y[y > 1e-5])
-            for label, y in shown.items()
+            charts.Line(label, sizes[y > 1e-5], y[y > 1e-5], style=style)
+            for style, (label, y) in enumerate(shown.items())
+            if (y > 1e-5).any()
         ]
         title = f"{name}, {length:,} tokens"
         charts.draw(axis, lines, title=title, xlabel="rank k")

@@ -51,14 +51,14 @@ def draw(report: Mapping[str, Any]) -> Any:
         column[0].set_title(work)
         column[1].set_xlabel("tokens")
     charts.legend(figure, axes)
-    figure.suptitle(_title(report))
+    figure.suptitle(_title(report, "\n" if len(works) < 2 else "; "))
     return figure
 
 
-def _title(report: Mapping[str, Any]) -> str:
+def _title(report: Mapping[str, Any], between: str) -> str:
     row = report["rows"][0] if report["rows"] else {}
     sizes = f"batch {row.get('batch_size', '-')}"
     if "heads" in row:
         sizes += f", {row['heads']} heads of {row['head_dim']}"
         sizes += ", causal" if row["causal"] else ""
-    return f"{sizes}; {report['device']}, jax {report['versions']['jax']}"
+    return f"{sizes}{between}{report['device']}, jax {report['versions']['jax']}"

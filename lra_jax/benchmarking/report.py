@@ -89,6 +89,11 @@ class Report:
         self.interrupted = runner.interrupted
         self.complete = not self.interrupted
 
+    @property
+    def measured(self) -> bool:
+        """Whether any case could be measured."""
+        return any(row["status"] == "measured" for row in self.rows)
+
     def text(self) -> str:
         """All tables, as Markdown."""
         return tables.make_page(self.config.view, self.rows).markdown()

@@ -242,7 +242,8 @@ def _add_linformer(
         cells = ["-" if value is None else f"{value:g}" for value in given]
         lines.append(("published", *cells))
     dtype = rows[0]["dtype"]
-    page.heading(f"Compared with the paper: softmax over Linformer, {dtype}")
+    what = "time" if ratio is _time_ratio else "memory"
+    page.heading(f"Compared with the paper: {what}, softmax over Linformer, {dtype}")
     page.table(("tokens", *(f"K={size}" for size in features)), lines)
     page.text(f"In brackets {FUSED} over Linformer. Published: {table.source}")
 

@@ -162,7 +162,9 @@ def _write_sheet(file: Path, examples: list[dict], shape: tuple[int, int]) -> No
     import numpy as np
 
     from lra_jax.data.sheets import contact_sheet, write_png
+    from lra_jax.files import make_room
 
+    make_room("--out", file)
     images = np.stack([example["tokens"].reshape(shape) for example in examples])
     sheet = contact_sheet(images, [int(example["label"]) for example in examples])
     write_png(file, sheet)

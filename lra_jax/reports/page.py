@@ -19,8 +19,7 @@ import numpy as np
 from markupsafe import Markup
 
 from lra_jax import progress
-from lra_jax.errors import expected
-from lra_jax.files import replacing, write_text
+from lra_jax.files import make_folder, replacing, write_text
 from lra_jax.reports import charts
 
 # Characters that are special in Markdown; `<`, `>` and `&` are already entities at this
@@ -73,11 +72,7 @@ class Page:
         self._folder = Path(folder or ".").expanduser()
         around = (self._folder, *self._folder.parents)
         self._made = [folder for folder in around if not folder.exists()]
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            got = f"{self._folder}: {error.strerror}"
-            raise expected("--out", "a folder that can be written", got) from error
+        make_folder("--out", self._folder)
 
     def discard(self) -> None:
         """Removes the folders that it made, if nothing was written there."""

@@ -46,6 +46,17 @@ class Run:
     metrics: tuple[dict[str, Any], ...]
     code: str = ""
 
+    @property
+    def valid_loss(self) -> float | None:
+        """Validation loss of the best checkpoint, if that was chosen by it."""
+        if self.result is None or self.config.train.best_by != "loss":
+            return None
+        place = ("valid", self.result["best_step"])
+        found = [
+            m.get("loss") for m in self.metrics if (m["split"], m["step"]) == place
+        ]
+        return found[-1] if found and isinstance(found[-1], float) else None
+
 
 @dataclasses.dataclass(frozen=True)
 class Group:
@@ -125,6 +136,13 @@ class Group:
         """Sample standard deviation over seeds; None for a single seed."""
         values = [result[name] for result in self.results]
         return statistics.stdev(values) if len(values) > 1 else None
+
+    @property
+    def valid_loss(self) -> float | None:
+        """Mean of `Run.valid_loss`; None if a run has none."""
+        losses = [run.valid_loss for run in self.runs]
+        known = [loss for loss in losses if loss is not None]
+        return statistics.fmean(known) if len(known) == len(losses) else None
 
     @property
     def accuracy(self) -> str:

@@ -1,9 +1,10 @@
 """The suites in a report: which mechanism solves which test.
 
-Of the settings that a sweep has tried for a mechanism, the one with the best validation
-accuracy is used. Runs on other examples, such as longer sequences, are another test.
+Of the settings that a sweep has tried for a mechanism, the best by validation is used.
+Runs on other examples, such as longer sequences, are another test.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -40,12 +41,15 @@ class Test(NamedTuple):
 
 
 _WORDS = (
-    "Test accuracy in percent, for the setting with the best validation accuracy; the "
-    "last column has their learning rates, in the order of the tests. Where a test is "
-    "scaled, 0 is chance and 100 all correct. Published rows have a larger model and "
-    "longer training than the preset quick: they show which order to expect. State is "
-    "the count of numbers that all layers keep from one position to the next, for "
-    "softmax at the longest sequence."
+    "Test accuracy in percent, for the setting with the best validation accuracy, or "
+    "the lowest validation loss where that chooses the checkpoints; the last column "
+    "has their learning rates, in the order of the tests. Where a test is scaled, 0 is "
+    "chance and 100 all correct. State is the count of numbers that all layers keep "
+    "from one position to the next, for softmax at the longest sequence."
+)
+_PUBLISHED = (
+    "Published rows have a larger model and longer training than the preset quick: "
+    "they show which order to expect."
 )
 
 
@@ -64,8 +68,9 @@ def _add_suite(
     page: Page, title: str, tasks: Sequence[Task], groups: Sequence[Group]
 ) -> None:
     page.heading(f"Suite {title}")
-    page.text(_WORDS)
     tests = find_tests(tasks, groups)
+    published = any(test.task.published for test in tests)
+    page.text(f"{_WORDS} {_PUBLISHED}" if published else _WORDS)
     best = best_groups(tests)
     several = [f"{test.name}: {test.words}" for test in tests if test.words]
     if several:
@@ -79,12 +84,17 @@ def _add_suite(
     caption = f"Suite {title}: accuracy of each mechanism, chance is 0 where scaled."
     page.figure(f"suite-{slug}", _heat_map(values, tests), caption, values)
     page.table(*suite_table(best, tests))
+    scores = scores_table(best, tests)
+    if scores.ours:
+        page.text("The tests' own scores, of the same checkpoints:")
+        page.table(*scores)
     for test in tests:
         lines = _lines(test, best)
         if lines:
-            caption = f"{test.name}: test accuracy against the length of sequences."
+            caption = f"{test.name}: test accuracy against {_parts_are(test)}"
+            caption += "; 0 is chance, 100 all correct." if test.task.is_scaled else "."
             file = f"lengths-{test.name.replace(' ', '-')}-{slug}"
-            page.figure(file, _by_length(lines), caption)
+            page.figure(file, _by_part(lines, test), caption)
 
 
 def find_tests(tasks: Sequence[Task], groups: Sequence[Group]) -> list[Test]:
@@ -119,18 +129,23 @@ def _preset_model(group: Group) -> Any:
 
 
 def best_groups(tests: Sequence[Test]) -> Best:
-    """The group of best validation accuracy by model and test; models by their mean."""
+    """The best group by validation of each model and test; models by their mean."""
     best: Best = {}
     every = [group for test in tests for group in test.groups]
     for test in tests:
+        by_loss = all(group.valid_loss is not None for group in test.groups)
         for group in test.groups:
             words = (model_name(group), *differing_code(group, every))
             row = best.setdefault(", ".join(words), {})
-            other = row.get(test.name)
-            name = "valid_accuracy_best"
-            if other is None or group.mean(name) > other.mean(name):
-                row[test.name] = group
+            tried = [row[test.name], group] if test.name in row else [group]
+            row[test.name] = max(tried, key=lambda one: _validation(one, by_loss))
     return dict(sorted(best.items(), key=lambda item: -_mean(item[1])))
+
+
+def _validation(group: Group, by_loss: bool) -> float:
+    """Higher is better; by the loss if all runs of a test were chosen by it."""
+    loss = group.valid_loss if by_loss else None
+    return group.mean("valid_accuracy_best") if loss is None else -loss
 
 
 def score(group: Group) -> float:
@@ -170,6 +185,38 @@ def suite_table(best: Best, tests: Sequence[Test]) -> Table:
     tasks = [test.task for test in tests]
     others = [("chance", *map(_number, chances), *[""] * 4), *_published(tasks)]
     return Table(head, [*rows, *others], words=(0, len(head) - 1), ours=len(rows))
+
+
+def scores_table(best: Best, tests: Sequence[Test]) -> Table:
+    """The scores besides the accuracy, such as bits per byte, of each model; means over
+    seeds."""
+    shown = [(test, key) for test in tests for key in _scores(test)]
+    names = (f"{x.name}, {key[5:-5].replace('_', ' ')}" for x, key in shown)
+    rows = [
+        (
+            model,
+            *(
+                f"{row[test.name].mean(key):.3f}" if test.name in row else "-"
+                for test, key in shown
+            ),
+        )
+        for model, row in best.items()
+        if any(test.name in row for test, _ in shown)
+    ]
+    return Table(("model", *names), rows, ours=len(rows))
+
+
+def _scores(test: Test) -> list[str]:
+    """The names of a task's own scores in all results of a test, ``test_NAME_best``."""
+    results = [result for group in test.groups for result in group.results]
+    usual = ("test_accuracy_best", "test_loss_best")
+    return [
+        name
+        for name in results[0]
+        if re.fullmatch("test_.+_best", name)
+        and name not in usual
+        and all(isinstance(result.get(name), int | float) for result in results)
+    ]
 
 
 def _published(tasks: Sequence[Task]) -> list[tuple[str, ...]]:
@@ -245,10 +292,19 @@ def _lines(test: Test, best: Best) -> list[charts.Line]:
     return lines
 
 
-def _by_length(lines: Sequence[charts.Line]) -> Any:
+def _parts_are(test: Test) -> str:
+    """The number in which the parts of a test differ, see `_lines`."""
+    results = [result for group in test.groups for result in group.results]
+    names = [name for x in results for name in x.get("test_accuracy_by_length") or ()]
+    of_pairs = any("/" in name for name in names)
+    return "the number of pairs" if of_pairs else "the length of sequences"
+
+
+def _by_part(lines: Sequence[charts.Line], test: Test) -> Any:
     figure, axes = charts.figure(1, 1, size=(8, 4))
-    labels = {"xlabel": "length, or pairs", "ylabel": "accuracy, %"}
-    charts.draw(axes[0, 0], lines, **labels)
+    scaled = " (scaled: 0 is chance)" if test.task.is_scaled else ""
+    xlabel = _parts_are(test).removeprefix("the ")
+    charts.draw(axes[0, 0], lines, xlabel=xlabel, ylabel=f"accuracy{scaled}, %")
     charts.log_lengths(axes[0, 0], sorted({int(x) for line in lines for x in line.x}))
     charts.legend(figure, axes)
     return figure

@@ -65,6 +65,8 @@ class Session:
         self.workdir = default_workdir(config)
         tracking.check(config)
         hosts.connect(config)
+        if not dry:
+            hosts.writer_first(self._check_workdir)
         self.task.check_on_devices(config)
         quiet = quiet or not hosts.is_writer()
         self.console = RunConsole(config.train.steps, quiet=quiet)
@@ -162,6 +164,10 @@ class Session:
         line = changed_metrics(self.workdir, self.console.start, every, seal)
         if line:
             self.console.line(line)
+
+    def _check_workdir(self) -> None:
+        if hosts.is_writer():
+            workdirs.check_workdir(self.workdir, self.config)
 
     def _claim(self, stack: contextlib.ExitStack) -> None:
         """Locks the run directory, in process 0; the others check that it exists, and

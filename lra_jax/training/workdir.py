@@ -11,8 +11,10 @@ result.json      at the end
 """
 
 import contextlib
+import errno
 import json
 import math
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,6 +32,22 @@ _SHOWN = (
     *("test_accuracy_best", "test_accuracy_last", "test_examples", "best_step"),
     *("steps", "seconds", "steps_per_second", "parameters"),
 )
+
+
+def check_workdir(workdir: Path, config: Config) -> None:
+    """Refuses what `open_workdir` would refuse with any data, before these are made.
+
+    Raises:
+      ValueError: it belongs to a run of other settings, or cannot be made.
+    """
+    with _writable(workdir):
+        above = next(path for path in (workdir, *workdir.parents) if path.exists())
+        if not above.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        if not os.access(above, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    if (workdir / "config.json").exists():
+        _is_longer(config, read_config(workdir)[0], workdir)
 
 
 def open_workdir(workdir: Path, config: Config, fingerprint: str) -> None:
@@ -52,6 +70,19 @@ def open_workdir(workdir: Path, config: Config, fingerprint: str) -> None:
             write_json(path, values)
         return
     theirs, their_fingerprint = read_config(workdir)
+    longer = _is_longer(config, theirs, workdir)
+    if their_fingerprint != fingerprint:
+        raise other_data(workdir, their_fingerprint, fingerprint)
+    if longer and not (workdir / "result.json").exists():
+        lengthen(workdir, config.train.steps)
+
+
+def _is_longer(config: Config, theirs: Config, workdir: Path) -> bool:
+    """Whether a config extends the run of a directory; else it is the same.
+
+    Raises:
+      ValueError: it is another run.
+    """
     old, new = theirs.identity(), config.identity()
     differing = {n: old.get(n) for n in new if old.get(n) != new[n]}
     longer = [*differing] == ["train.steps"] and not _why_not_longer(theirs, config)
@@ -62,10 +93,7 @@ def open_workdir(workdir: Path, config: Config, fingerprint: str) -> None:
         if "train.steps" in differing:
             got += f"; {_why_not_longer(theirs, config) or 'give another --workdir'}"
         raise expected("--workdir", wanted, got)
-    if their_fingerprint != fingerprint:
-        raise other_data(workdir, their_fingerprint, fingerprint)
-    if longer and not (workdir / "result.json").exists():
-        lengthen(workdir, config.train.steps)
+    return longer
 
 
 def _why_not_longer(theirs: Config, config: Config) -> str:

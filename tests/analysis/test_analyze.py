@@ -70,6 +70,10 @@ def test_rank_collapse_makes_a_page(tmp_path, capsys, small_networks):
             ["rank-collapse", "--weights=/nowhere"],
             ["/nowhere", "a file that can be read"],
         ),
+        (
+            ["rank-collapse", "--weights=/a", "--workdir=/b"],
+            ["--weights: expected nothing with --workdir"],
+        ),
     ],
 )
 def test_one_line_for_what_cannot_work(args, parts, tmp_path, capsys, small_networks):
@@ -77,6 +81,11 @@ def test_one_line_for_what_cannot_work(args, parts, tmp_path, capsys, small_netw
         args = [*args, f"--out={tmp_path / 'out'}"]
     code, error = fails(capsys, *args)
     helpers.assert_one_error(code, error, 2, *parts)
+
+
+def test_an_empty_out_is_no_folder(capsys):
+    code, error = fails(capsys, "rank-collapse", "--out=")
+    helpers.assert_one_error(code, error, 2, "--out: expected a folder, got ''")
 
 
 def test_out_that_is_a_file(tmp_path, capsys):

@@ -9,9 +9,10 @@ from flax import nnx
 
 from lra_jax import analyze
 from lra_jax.analysis.maps import Maps, example_maps
-from lra_jax.analysis.maps_report import _shades, add_maps
+from lra_jax.analysis.maps_report import _greys, _image, _Score, _text, _words, add_maps
 from lra_jax.configs import get_preset
 from lra_jax.data import listops_language
+from lra_jax.data.language.vocabularies import Bytes, Words
 from lra_jax.reports import charts
 from lra_jax.reports.page import Page
 from lra_jax.tasks import get_task
@@ -121,8 +122,9 @@ def test_rank_collapse_of_a_run(workdir, tmp_path):
 @pytest.mark.parametrize(
     ("args", "parts"),
     [
-        (["maps", "--layer=3"], ["layer", "1 to 2", "got 3"]),
-        (["maps", "--example=9999"], ["example", "9999"]),
+        (["maps", "--layer=3"], ["--layer: ", "1 to 2", "got 3"]),
+        (["maps", "--example=9999"], ["--example: ", "9999"]),
+        (["spectrum", "--examples=9999"], ["--examples: expected 1 to ", "9999"]),
         (["maps", "--split=tset"], ["split", "tset"]),
         (["spectrum", "--examples=0"], ["--examples", "0"]),
     ],
@@ -173,6 +175,8 @@ def test_trees_have_their_arguments_below_them():
 
 
 class Dataset:
+    decode = None
+
     def __init__(self, image_shape):
         self.image_shape = image_shape
 
@@ -200,6 +204,39 @@ def test_images_and_text(task, shape, tmp_path):
 
 
 def test_shades_follow_the_values():
-    found = _shades(np.array([65, 66], np.uint8), np.array([0.0, 1.0]))
-    assert found == [("A", 255), ("B", 0)]
-    assert _shades(np.array([65]), np.array([3.0])) == [("A", 255)]
+    assert _greys("AB", np.array([0.0, 1.0])) == [("A", 255), ("B", 0)]
+    assert _greys("A", np.array([3.0])) == [("A", 255)]
+
+
+def test_tokens_are_shown_in_their_own_vocabulary():
+    """An id is a character only where tokens are bytes."""
+    text = np.frombuffer(b"a $\n\xc3\xa9", np.uint8)
+    assert _words(text, get_task("text").decode) == ["a", " ", "$", " ", "·", "·"]
+    ids = np.array([65, 7, 200], np.uint8)
+    assert _words(ids, get_task("mqar").decode) == ["65 ", "7 ", "200 "]
+    bits = np.array([66, 65], np.uint8)
+    assert _words(bits, get_task("parity").decode) == ["66 ", "65 "]
+    vocabulary = Words.of([b"the house of the house\n"])
+    tokens = vocabulary.encode(b"house the\nof")
+    shown = _words(tokens, lambda x: vocabulary.decode(x).decode())
+    assert shown == ["house ", "the ", " ", "of "]
+    ends = np.array([104, 256], np.int32)
+    assert _words(ends, lambda x: Bytes().decode(x).decode()) == ["h", "·"]
+
+
+def test_words_have_room_in_the_picture():
+    score = _Score("received", "share", np.arange(20.0) + 1, "")
+    axis, bar = _text([*["of "] * 19, "abcdefghijklmnopqrs "], score).axes
+    shown = [text.get_text() for text in axis.texts]
+    assert shown == [*["of"] * 19, "abcdefghijkl..."]
+    assert axis.get_xlabel() == "token of a line" and bar.get_ylabel() == "share"
+    places = {text.xy for text in axis.texts}
+    assert len(places) == 20 and max(x for x, _ in places) == 7
+
+
+def test_each_picture_of_an_image_has_its_own_title():
+    score = _Score("allocation", "part allocated", np.ones(16), "")
+    with charts.style():
+        figure = _image(np.arange(16), score, (4, 4))
+    assert [axis.get_title() for axis in figure.axes[:2]] == ["input", "allocation"]
+    assert "part allocated" in [axis.get_ylabel() for axis in figure.axes]

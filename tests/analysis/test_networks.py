@@ -8,7 +8,8 @@ import pytest
 from flax import nnx
 
 from lra_jax.analysis import published
-from lra_jax.analysis.bounded_collapse import bounded_collapse
+from lra_jax.analysis.bound_report import _columns
+from lra_jax.analysis.bounded_collapse import BoundedCollapse, bounded_collapse
 from lra_jax.analysis.collapse import collapse_curves, network_curves, trained_curves
 from lra_jax.analysis.networks import SHAPES, Network, Shape, zipf_tokens
 from lra_jax.analysis.relative import RelativeAttention
@@ -225,3 +226,19 @@ def test_pure_attention_of_a_network_stays_below_its_bound() -> None:
 def test_bounds_of_other_networks(shape: str, scale: float, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         bounded_collapse(shape, scale=scale)
+
+
+def test_no_bound_is_given_from_a_residual_lost_in_rounding():
+    """It would be far below the residual that it should bound."""
+    found = BoundedCollapse(
+        residuals=np.array([3.7, 5e-4, 4e-15, 6e-15]),
+        rounding=np.full(4, 1e-15),
+        bounds=np.array([3.7, 5e3, 1e13, 3e41]),
+        next_bounds=np.array([3.7, 5e3, 1.4e-8, 6e-42]),
+        beta=37.0,
+    )
+    assert _columns(found) == (
+        ["3.7", "0.0005", "rounding", "rounding"],
+        ["3.7", "5e+03", "1e+13", "3e+41"],
+        ["3.7", "5e+03", "1.4e-08", "-"],
+    )

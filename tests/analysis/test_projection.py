@@ -10,6 +10,9 @@ from lra_jax.analysis.projection import (
     projection_error,
     truncation_error,
 )
+from lra_jax.analysis.spectrum_report import Spectra, add_projections
+from lra_jax.reports import charts
+from lra_jax.reports.page import Page
 
 
 def attention(length: int, width: int = 6) -> tuple[np.ndarray, np.ndarray]:
@@ -77,3 +80,25 @@ def test_errors() -> None:
         projection_error(weights[0, 0], values, 2)
     with pytest.raises(ValueError, match=r"length: expected .*got 1"):
         projection_bound(4, 1)
+
+
+@pytest.mark.parametrize(("length", "granted"), [(128, False), (512, True)])
+def test_only_drawn_lines_are_in_the_legend(length, granted, monkeypatch):
+    """Below 33.75 ln(n) the theorem grants no error, so it has no line."""
+    sizes = 2 ** np.arange(2, length.bit_length())
+    errors = {
+        name: np.full((1, len(sizes)), 0.1)
+        for name in ("projected", "factors", "nearest")
+    }
+    worst, size = np.full(len(sizes), 0.2), np.array(length)
+    found = Spectra(**errors, worst=worst, sizes=sizes, length=size)
+    figures = []
+    page = Page("Spectrum")
+    monkeypatch.setattr(
+        page, "figure", lambda name, figure, text: figures.append(figure)
+    )
+    with charts.style():
+        add_projections(page, {"softmax": found}, "")
+    (legend,) = figures[0].legends
+    names = [text.get_text() for text in legend.get_texts()]
+    assert len(names) == 4 + granted and ("Theorem 1" in names) == granted

@@ -9,6 +9,7 @@ import pytest
 
 from lra_jax import benchmark
 from lra_jax.benchmarking import published, tables
+from lra_jax.benchmarking.picture import draw
 from lra_jax.benchmarking.programs import Program
 from lra_jax.benchmarking.settings import (
     BenchmarkConfig,
@@ -16,6 +17,7 @@ from lra_jax.benchmarking.settings import (
     make_cases,
     published_tables,
 )
+from lra_jax.reports import charts
 from lra_jax.reports.page import Page
 
 TINY = ("--quick=True", "--batch-size=1", "--heads=1", "--head-dim=4")
@@ -104,7 +106,14 @@ def test_no_case_measured_is_a_failure(capsys, tmp_path) -> None:
     code, out, err = outcome(capsys, *TINY, *flags, f"--out={tmp_path}")
     helpers.assert_one_error(code, err, 1, "no case was measured", "no stream")
     assert "not supported: no stream to decode with" in out
-    assert (tmp_path / "attention.json").exists()
+    assert [file.name for file in tmp_path.iterdir()] == ["attention.json"]
+    # The figures of an earlier run are not replaced by none.
+    (tmp_path / "attention.json").write_text("earlier")
+    (tmp_path / "attention.png").write_text("earlier")
+    code, out, err = outcome(capsys, *TINY, *flags, f"--out={tmp_path}")
+    assert code == 1 and "attention.incomplete.json" in out
+    for name in ("attention.json", "attention.png"):
+        assert (tmp_path / name).read_text() == "earlier"
     flags = ("--attention=fnet,linear", "--work=decode", "--lengths=8")
     assert outcome(capsys, *TINY, *flags)[0] == 0
 
@@ -124,6 +133,28 @@ def test_figures_and_picture(capsys, tmp_path) -> None:
     assert len(report["commit"]) == 40 and report["roofline"]["bytes_per_second"] > 0
     assert len(report["exponents"]) == 4
     assert (tmp_path / "deep" / "x.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("works", [1, 2])
+def test_the_title_of_a_picture_is_not_cut(works) -> None:
+    case = {"attention": "linear", "dtype": "float32", "status": "measured"}
+    case |= {"batch_size": 16, "heads": 16, "head_dim": 128, "causal": True}
+    case |= {"length": 1024, "median_ms": 1.0, "peak_bytes": 10**9}
+    names = ["forward", "forward+backward"][:works]
+    device = "64 CPU cores (Intel(R) Xeon(R) CPU @ 2.20GHz)"
+    report = {
+        "rows": [case | {"work": name} for name in names],
+        "device": device,
+        "versions": {"jax": "0.10.2"},
+    }
+    with charts.style():
+        figure = draw(report)
+        figure.draw_without_rendering()
+    title = figure.get_suptitle()
+    assert device in title and "causal" in title
+    (text,) = [text for text in figure.texts if text.get_text() == title]
+    box = text.get_window_extent()
+    assert box.x0 >= 0 and box.x1 <= figure.bbox.x1
 
 
 def test_ctrl_c_keeps_the_figures(capsys, tmp_path, monkeypatch) -> None:
@@ -211,6 +242,8 @@ def test_the_view_of_linformer() -> None:
     ]
     text = view("linformer", rows)
     assert "3 (2)" in text and "1.5" in text and "1.7" in text
+    headings = [line for line in text.splitlines() if line.startswith("## ")]
+    assert len(set(headings)) == 2 and "time" in headings[0]
 
 
 @pytest.mark.parametrize(

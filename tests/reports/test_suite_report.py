@@ -8,7 +8,14 @@ import pytest
 from lra_jax import report
 from lra_jax.configs import get_preset
 from lra_jax.reports.runs import group_runs, read_runs
-from lra_jax.reports.suites import _lines, best_groups, find_tests, model_name, score
+from lra_jax.reports.suites import (
+    _by_part,
+    _lines,
+    best_groups,
+    find_tests,
+    model_name,
+    score,
+)
 from lra_jax.tasks import get_task
 
 NUMBERS = {
@@ -18,9 +25,11 @@ NUMBERS = {
 }
 
 
-def write(folder, task, attention, test, valid, examples="ab", **changes):
+def write(
+    folder, task, attention, test, valid, examples="ab", preset="quick", **changes
+):
     """A finished run's directory; ``examples`` is their hash."""
-    config = get_preset(task, "quick", attention).replace(**changes)
+    config = get_preset(task, preset, attention).replace(**changes)
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config.to_dict()))
     result = {"test_accuracy_best": test, "valid_accuracy_best": valid, **NUMBERS}
@@ -67,6 +76,27 @@ def test_lengths_are_a_mean_over_seeds(tmp_path):
     (line,) = _lines(parity, best_groups([parity]))
     assert list(line.x) == [20, 128]
     assert list(line.y) == pytest.approx([60, 40])  # Of 80 and 70 %, above chance.
+
+
+def test_the_axes_of_lengths_say_what_they_are(tmp_path):
+    """Scaled accuracies may be negative, and the parts of mqar are numbers of pairs."""
+    write(tmp_path / "a", "parity", "delta", 40.0, 50.0)
+    write(tmp_path / "b", "mqar", "delta", 90.0, 90.0)
+    result = json.loads((tmp_path / "b" / "result.json").read_text())
+    result["test_accuracy_by_length"] = {"64/4": 95.0, "64/8": 85.0}
+    (tmp_path / "b" / "result.json").write_text(json.dumps(result))
+    labels = {}
+    for test in found(tmp_path, "parity", "mqar"):
+        (axis,) = _by_part(_lines(test, best_groups([test])), test).axes
+        labels[test.name] = axis.get_xlabel(), axis.get_ylabel()
+    assert labels == {
+        "parity": ("length of sequences", "accuracy (scaled: 0 is chance), %"),
+        "mqar": ("number of pairs", "accuracy, %"),
+    }
+    report.write_report(tmp_path, tmp_path / "out", ["md"])
+    page = (tmp_path / "out" / "report.md").read_text()
+    assert "accuracy against the length of sequences; 0 is chance" in page
+    assert "accuracy against the number of pairs.\n" in page
 
 
 def test_other_examples_are_another_test(tmp_path):
@@ -118,3 +148,34 @@ def test_the_page_of_a_suite(folder, tmp_path):
     for name in ("suite-state-quick", "lengths-parity-state-quick"):
         assert (out / f"{name}.png").stat().st_size > 5_000
         assert f"({name}.png)" in page
+
+
+def write_language_run(folder, rate, loss, accuracy):
+    """A run of ``lm``, whose checkpoints are chosen by the loss."""
+    fast = {"train": {"learning_rate": rate}}
+    write(folder, "lm", "delta", accuracy, accuracy, preset="tiny", **fast)
+    result = json.loads((folder / "result.json").read_text())
+    result |= {"test_bits_per_byte_best": 2 * loss, "test_loss_best": loss}
+    del result["test_accuracy_by_length"]
+    (folder / "result.json").write_text(json.dumps(result))
+    steps = {300: loss + 1, result["best_step"]: loss}
+    lines = [{"step": n, "split": "valid", "loss": x} for n, x in steps.items()]
+    text = "".join(f"{json.dumps(line)}\n" for line in lines)
+    (folder / "metrics.jsonl").write_text(text)
+
+
+def test_language_models_are_compared_by_their_loss(tmp_path):
+    """As by a sweep, and with their own scores: accuracies say little of them."""
+    runs = tmp_path / "runs"
+    write_language_run(runs / "a", 0.001, loss=1.5, accuracy=40.0)
+    write_language_run(runs / "b", 0.002, loss=1.25, accuracy=39.0)
+    (lm,) = found(runs, "lm")
+    assert best_groups([lm])["delta"]["lm"].config.train.learning_rate == 0.002
+    report.write_report(runs, tmp_path / "out", ["md"])
+    page = (tmp_path / "out" / "report.md").read_text()
+    assert "| model | lm, bits per byte |" in page
+    assert "| delta |             2.500 |" in page
+    assert "Published rows" not in page
+    (runs / "b" / "metrics.jsonl").unlink()  # Then the accuracy is all there is.
+    (lm,) = found(runs, "lm")
+    assert best_groups([lm])["delta"]["lm"].config.train.learning_rate == 0.001

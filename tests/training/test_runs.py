@@ -326,11 +326,23 @@ def test_no_checkpoint_is_whole(finished, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("below", ["", "deeper/still"])
-def test_a_file_in_the_place_of_the_directory(data_dir, tmp_path, capsys, below):
+def test_a_file_in_the_place_of_the_directory(tmp_path, capsys, below):
     file = tmp_path / "file"
     file.touch()
-    code = main(helpers.tiny(data_dir, file / below))
+    code = main(helpers.tiny(tmp_path / "data", file / below))
     helpers.assert_one_error(code, capsys.readouterr().err, 2, "cannot be written")
+    assert not (tmp_path / "data").exists()  # Before the data are made.
+
+
+def test_a_directory_of_another_run_is_refused_before_its_data_are_made(
+    tmp_path, capsys
+):
+    config = helpers.tiny(tmp_path / "data", tmp_path / "run")
+    (tmp_path / "run").mkdir()
+    theirs = config.replace(seed=5).to_dict() | {"data_fingerprint": "ab"}
+    (tmp_path / "run" / "config.json").write_text(json.dumps(theirs))
+    helpers.assert_one_error(main(config), capsys.readouterr().err, 2, "seed=5 (now 0)")
+    assert not (tmp_path / "data").exists()
 
 
 def test_the_default_directory_is_named_after_the_settings(

@@ -2,6 +2,7 @@
 
 import json
 
+import helpers
 import numpy as np
 import pytest
 
@@ -19,7 +20,7 @@ def test_a_run_predicts_raw_expressions(finished, dataset) -> None:
 
 
 def test_evaluate_writes_predictions_and_a_model(finished, dataset, tmp_path) -> None:
-    file, lines = tmp_path / "last.safetensors", tmp_path / "lines.jsonl"
+    file, lines = tmp_path / "new" / "last.safetensors", tmp_path / "lines.jsonl"
     config = evaluate.EvaluateConfig(
         str(finished.workdir),
         checkpoint="last",
@@ -38,3 +39,22 @@ def test_evaluate_writes_predictions_and_a_model(finished, dataset, tmp_path) ->
     texts = [listops.decode(x["tokens"]) for x in dataset.source("test")]
     saved = models.load(file).predict(texts, batch_size=15)
     np.testing.assert_allclose(saved.probabilities, chances, atol=1e-4)
+
+
+@pytest.mark.parametrize("flag", ["predictions", "save"])
+def test_a_file_that_cannot_be_written_is_an_error_before_scoring(
+    finished, tmp_path, capsys, flag
+) -> None:
+    (tmp_path / "file").touch()
+    given = f"--{flag}={tmp_path / 'file' / 'a.safetensors'}"
+    with pytest.raises(SystemExit) as stop:
+        evaluate.main([f"--workdir={finished.workdir}", given])
+    part = f"--{flag}: expected a file that can be written"
+    helpers.assert_one_error(stop.value.code, capsys.readouterr().err, 2, part)
+
+
+def test_a_model_has_its_own_suffix(tmp_path, capsys) -> None:
+    with pytest.raises(SystemExit) as stop:
+        evaluate.main([f"--workdir={tmp_path}", f"--save={tmp_path / 'a.bin'}"])
+    part = "--save: expected NAME.safetensors, got"
+    helpers.assert_one_error(stop.value.code, capsys.readouterr().err, 2, part)
