@@ -7,6 +7,7 @@ Everything is reused: embeddings, norms, MLPs, and the projections of the attent
 The mechanism's own arrays are new. With softmax the model computes the same as before.
 """
 
+import dataclasses
 import json
 import os
 import re
@@ -27,7 +28,7 @@ from lra_jax.models.attention import MultiHeadAttention
 from lra_jax.models.config import AttentionConfig, Options
 from lra_jax.models.inputs import check_ids, embed_inputs
 from lra_jax.models.layers import Dense, Dropout, LayerNorm
-from lra_jax.models.saved import Saved, describe, maker
+from lra_jax.models.saved import Saved, own_settings
 
 
 class PretrainedConfig(NamedTuple):
@@ -428,16 +429,16 @@ def _of_ours(
     source: Any, mechanism: Any, options: Options, rngs: nnx.Rngs
 ) -> nnx.Module:
     model = source.model if isinstance(source, Saved) else source
-    described = describe(model)
-    name = described["encoder"]["mechanism"]
+    settings, config = own_settings(model), model.encoder.config
+    name = resolve(config.mechanism).name
     if name != "softmax":
         raise expected("source", "a model of softmax attention", f"one of {name!r}")
     entry = resolve(mechanism)
-    if described["encoder"]["gate"] and any(g.name == "gate" for g in entry.gates):
+    if config.gate and any(g.name == "gate" for g in entry.gates):
         wanted = "one without a gate, since the source has its own"
         raise expected("mechanism", wanted, f"{entry.name!r}")
-    described["encoder"] |= {"mechanism": mechanism, "options": dict(options or ())}
-    new = maker(described, allow_code=True)(rngs)
+    config = dataclasses.replace(config, mechanism=mechanism, options=options)
+    new = type(model)(**settings, config=config, rngs=rngs)
     arrays = nnx.to_flat_state(nnx.state(model, nnx.Param))
     given = {".".join(map(str, path)): array[...] for path, array in arrays}
     _fill(new, given, "source")

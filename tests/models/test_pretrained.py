@@ -293,6 +293,19 @@ def test_what_a_mechanism_brings_along_is_new(mechanism: Any) -> None:
         np.testing.assert_array_equal(array, made[path])
 
 
+def test_a_list_is_one_value_for_all_blocks() -> None:
+    """A tuple would hold one value for each block."""
+    seen = []
+
+    def attention(query, key, value, *, table=()):
+        seen.append(table)
+        return value
+
+    other = models.from_softmax(_of_ours(), attention, options={"table": [1, 2]})
+    other(np.array([[1, 2]]))
+    assert seen == [[1, 2], [1, 2]]
+
+
 def test_a_source_keeps_its_arrays() -> None:
     trained = _of_ours()
     state = nnx.state(models.from_softmax(trained), nnx.Param)
