@@ -241,6 +241,21 @@ def test_what_is_no_model(tmp_path: Path) -> None:
         models.load(file)
 
 
+@pytest.mark.parametrize(
+    ("tree", "words"),
+    [
+        ({"a.b": np.ones(2), "a": {"b": np.zeros(2)}}, "tree: expected another name"),
+        ({"a": np.full(2, 1 + 1e-12)}, "a: expected a dtype .* got float64"),
+    ],
+)
+def test_no_array_is_lost_or_narrowed(tmp_path: Path, tree: Any, words: str) -> None:
+    """Two arrays of one name would become one, and float64 would become float32."""
+    tree = jax.tree.map(lambda x: x.astype(np.float32) if "tree" in words else x, tree)
+    with pytest.raises(ValueError, match=f"^{words}"):
+        models.save_arrays(tmp_path / "one.safetensors", tree)
+    assert not list(tmp_path.iterdir())
+
+
 def test_states_are_written_down(tmp_path: Path) -> None:
     """Read into shapes alone; another state's file is refused."""
     query = jax.random.normal(jax.random.key(0), (2, 3, 2, 4))
