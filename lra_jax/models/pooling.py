@@ -204,11 +204,12 @@ class PooledEncoder(nnx.Module):
         readings = self.encoder.config.readings
         if readings == 1:
             return None
+        real = packed.shown(mask, packed.packed(segment_ids, tokens, tokens))
 
         def read(_: int, notes: jax.Array) -> jax.Array:
             encoded = self.encoder(tokens, mask, None, segment_ids, notes=notes)
             new = jnp.argmax(self._reconstruct(encoded), -1).astype(jnp.int32)
-            return new if mask is None else jnp.where(mask, new, 0)
+            return new if real is None else jnp.where(real, new, 0)
 
         with intermediates.paused():
             notes = jnp.zeros(tokens.shape, jnp.int32)
