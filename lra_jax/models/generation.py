@@ -50,8 +50,8 @@ def generate(
       The new tokens of each prompt, at most `num_tokens`, without `end`.
 
     Raises:
-      ValueError: the model has no stream, a setting is out of range, a prompt is empty
-        or has ids beyond the vocabulary, as ``end`` may not be either, or a text would be longer than the model can
+      ValueError: the model has no stream, a setting is out of range, a prompt is empty,
+        an id is beyond the vocabulary, or a text would be longer than the model can
         continue (`lra_jax.models.decoding.longest`).
 
     Examples:

@@ -116,7 +116,7 @@ def test_rotations_are_as_wide_as_their_input():
 def test_rotary_positions_are_those_of_one_sequence():
     """Of a context that does not begin where the inputs do, they would be others."""
     layer, x = rotary_layer("softmax"), jnp.ones((2, 3, 8))
-    with pytest.raises(ValueError, match="^context: expected None with .* rotary"):
+    with pytest.raises(ValueError, match=r"^context: expected None with .* rotary"):
         layer(x, jnp.ones((2, 5, 8)))
 
 
