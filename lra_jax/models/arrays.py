@@ -4,6 +4,7 @@ The format is simple (names, dtypes, shapes and bytes), runs no code when read, 
 supported by other libraries.
 """
 
+import itertools
 import os
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,10 @@ def save_arrays(file: str | os.PathLike[str], tree: Any) -> None:
       file: an existing file is replaced.
       tree: a tree of arrays, such as a stream's state.
 
+    Raises:
+      ValueError: two arrays have the same name, or one has a dtype that jax would
+        narrow, as float64 without ``jax_enable_x64``.
+
     Examples:
       >>> import tempfile
       >>> from lra_jax.attention import linear_init
@@ -36,7 +41,9 @@ def save_arrays(file: str | os.PathLike[str], tree: Any) -> None:
       LinearState(sums=Sums(summary=float32[1, 2, 8, 8], total=float32[1, 2, 8]), ...)
     """
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
-    content = save({_name(path): jax.numpy.asarray(leaf) for path, leaf in leaves})
+    names = _names(leaves)
+    pairs = zip(names, leaves, strict=True)
+    content = save({name: _whole(name, leaf) for name, (_, leaf) in pairs})
     with files.replacing(Path(file)) as partial:
         partial.write_bytes(content)
 
@@ -54,7 +61,7 @@ def load_arrays(file: str | os.PathLike[str], like: Any) -> Any:
     """
     leaves, structure = jax.tree_util.tree_flatten_with_path(like)
     found = read_arrays(file)
-    names = [_name(path) for path, _ in leaves]
+    names = _names(leaves)
     left = sorted(found.keys() - set(names))
     if left:
         raise expected(str(file), f"the arrays {', '.join(names)}", f"{left[0]}, too")
@@ -81,5 +88,21 @@ def read_arrays(file: str | os.PathLike[str]) -> dict[str, jax.Array]:
         raise expected(str(file), "a safetensors file", error) from error
 
 
-def _name(path: Any) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator=".")
+def _names(leaves: list[tuple[Any, Any]]) -> list[str]:
+    """The name of each array, from its path; all differ."""
+    names = [
+        jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in leaves
+    ]
+    for one, other in itertools.pairwise(sorted(names)):
+        if one == other:
+            raise expected("tree", "another name for each array", f"two of {one!r}")
+    return names
+
+
+def _whole(name: str, leaf: Any) -> jax.Array:
+    """The leaf as an array of the same dtype."""
+    array = jax.numpy.asarray(leaf)
+    dtype = getattr(leaf, "dtype", array.dtype)
+    if array.dtype != dtype:
+        raise expected(name, "a dtype that jax holds, or jax_enable_x64", dtype)
+    return array

@@ -153,7 +153,7 @@ class MultiHeadAttention(nnx.Module):
 
         Raises:
           ValueError: an array of the wrong shape, passed in or returned by a user's
-            function, or packed documents where they are not supported.
+            function, or packed documents or a context where they are not supported.
         """
         return self.attend(
             inputs,
@@ -190,8 +190,9 @@ class MultiHeadAttention(nnx.Module):
         if context is None:
             context = inputs
             query_mask = mask if query_mask is None else query_mask
-        elif self.config.local_values or self.config.ema:
-            raise expected("context", "None with local_values or ema", "an array")
+        elif self.config.local_values or self.config.ema or self.config.rotary:
+            wanted = "None with local_values, ema or rotary"
+            raise expected("context", wanted, "an array")
         self._check_shapes(inputs, context, mask, query_mask, memory)
         mask, query_mask = packed.shown(mask, rows), packed.shown(query_mask, rows)
         label = None if rows is None else rows.label

@@ -5,6 +5,7 @@ from typing import Any
 import jax
 from flax import nnx
 
+from lra_jax.attention.inputs import check_size
 from lra_jax.models.layers import Dense
 from lra_jax.models.pooling import PooledEncoder
 
@@ -25,7 +26,7 @@ class SequenceClassifier(PooledEncoder):
         `PooledEncoder` and `EncoderConfig`.
 
     Raises:
-      ValueError: see the same two.
+      ValueError: a number of classes below 1, or see the same two.
 
     Examples:
       >>> model = SequenceClassifier(
@@ -43,10 +44,10 @@ class SequenceClassifier(PooledEncoder):
         self, vocab_size: int, num_classes: int, *, rngs: nnx.Rngs, **settings: Any
     ):
         super().__init__(vocab_size, rngs=rngs, **settings)
-        self.num_classes = num_classes
+        self.num_classes = check_size("num_classes", num_classes)
         config = self.encoder.config
         self.hidden = Dense(self.pooled_features, config.mlp_dim, rngs=rngs)
-        self.logits = Dense(config.mlp_dim, num_classes, rngs=rngs)
+        self.logits = Dense(config.mlp_dim, self.num_classes, rngs=rngs)
 
     def __call__(
         self,

@@ -8,6 +8,7 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, TypeVar
 
+import numpy as np
 from flax import nnx
 
 from lra_jax.attention import own, registry
@@ -385,10 +386,17 @@ class EncoderConfig:
             raise expected("grid", wanted, None)
         if self.conv_grid:
             self._check_images("conv_grid", "")
-        if list(self.cutoffs) != sorted({c for c in self.cutoffs if c > 0}):
-            raise expected("cutoffs", "increasing positive ids", self.cutoffs)
+        self._check_cutoffs()
         for index in range(self.num_layers):
             self.attention(index)
+
+    def _check_cutoffs(self) -> None:
+        ids = [c for c in self.cutoffs if isinstance(c, int | np.integer) and c > 0]
+        if list(self.cutoffs) != sorted(set(ids)):
+            raise expected("cutoffs", "increasing positive ids", self.cutoffs)
+        if self.cutoffs and self.inputs == "linear":
+            wanted = "none with inputs='linear', which has no embeddings"
+            raise expected("cutoffs", wanted, self.cutoffs)
 
     @property
     def length(self) -> int:
@@ -514,6 +522,7 @@ def _frozen(options: Options) -> tuple[tuple[str, Any], ...]:
 
 
 def _check_sizes(config: Any, *names: str) -> None:
+    """Keeps sizes as ints, whatever integers they are."""
     for name in names:
         if getattr(config, name) is not None:
-            check_size(name, getattr(config, name))
+            _keep(config, **{name: check_size(name, getattr(config, name))})

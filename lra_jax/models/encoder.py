@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from lra_jax.attention import packed
-from lra_jax.attention.inputs import check_shape
+from lra_jax.attention.inputs import check_shape, check_size
 from lra_jax.errors import expected
 from lra_jax.models.attention import MultiHeadAttention
 from lra_jax.models.config import EncoderConfig, configured
@@ -121,7 +121,7 @@ class TransformerEncoder(nnx.Module):
         values.
 
     Raises:
-      ValueError: see `EncoderConfig`.
+      ValueError: a size of the vocabulary below 1, or see `EncoderConfig`.
 
     Examples:
       >>> encoder = TransformerEncoder(
@@ -143,7 +143,7 @@ class TransformerEncoder(nnx.Module):
     ):
         config = configured(EncoderConfig, config, settings)
         self.config = config
-        self.vocab_size = vocab_size
+        self.vocab_size = check_size("vocab_size", vocab_size)
         self.embed = make_inputs(config, vocab_size, rngs)
         self.cls = (
             nnx.Param(jnp.zeros((config.embed_dim,))) if config.cls_token else None

@@ -1,6 +1,7 @@
 """Text generation with a causal language model, token by token."""
 
 import functools
+import numbers
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 from flax import nnx
 
 from lra_jax.attention.inputs import check_size
-from lra_jax.errors import expected
+from lra_jax.errors import a_thing, expected
 from lra_jax.models import decoding
 from lra_jax.models.language import CausalLM
 
@@ -43,14 +44,14 @@ def generate(
       top_p: sample from the most probable tokens that together have this probability
         (nucleus sampling, Holtzman et al. 2020, arXiv:1904.09751); None = all.
       seed: fixes the samples, which depend only on a prompt's index in the batch.
-      end: a token that ends a text.
+      end: a token that ends a text; None = none does.
 
     Returns:
       The new tokens of each prompt, at most `num_tokens`, without `end`.
 
     Raises:
-      ValueError: the model has no stream, a setting is out of range, a prompt is empty
-        or has ids beyond the vocabulary, or a text would be longer than the model can
+      ValueError: the model has no stream, a setting is out of range, a prompt is empty,
+        an id is beyond the vocabulary, or a text would be longer than the model can
         continue (`lra_jax.models.decoding.longest`).
 
     Examples:
@@ -87,8 +88,10 @@ def tokens_in_turn(
     A finished text is continued with `end`; iteration stops when every text is
     finished. Arguments are checked before the first step.
     """
-    batch = [np.asarray(prompt) for prompt in prompts]
-    _check(model, batch, num_tokens, temperature, top_k, top_p, seed)
+    if not isinstance(model, CausalLM):
+        raise expected("model", "a CausalLM", a_thing(model))
+    _check_settings(model, num_tokens, temperature, top_k, top_p, seed, end)
+    batch = _prompts(model, prompts, num_tokens)
     limit = decoding.longest(model)
     width = -(-max(map(len, batch)) // _MULTIPLE) * _MULTIPLE
     width = width if limit is None else min(width, limit)
@@ -149,7 +152,10 @@ def _draw(
     """Tokens `[B]` of logits `[B, V]`."""
     if temperature == 0:
         return jnp.argmax(logits, -1).astype(jnp.int32)
-    logits = restricted(logits / temperature, top_k, top_p)
+    # The most probable token's logit is 0, which a tiny temperature leaves finite.
+    logits = logits - jnp.max(logits, -1, keepdims=True)
+    least = float(jnp.finfo(logits.dtype).tiny)
+    logits = restricted(logits / max(temperature, least), top_k, top_p)
     step_key = jax.random.fold_in(jax.random.key(seed), index)
     samples = jnp.arange(len(logits))
     keys = jax.vmap(jax.random.fold_in, (None, 0))(step_key, samples)
@@ -176,28 +182,46 @@ def restricted(
     return logits
 
 
-def _check(
+def _check_settings(
     model: CausalLM,
-    prompts: list[np.ndarray],
     num_tokens: int,
     temperature: float,
     top_k: int | None,
     top_p: float | None,
     seed: int,
+    end: int | None,
 ) -> None:
     check_size("num_tokens", num_tokens)
-    if not -(2**63) <= seed < 2**63:
+    if check_size("seed", seed, -(2**63)) >= 2**63:
         raise expected("seed", "an int of at most 64 bits", seed)
-    if not 0 <= temperature < np.inf:
-        raise expected("temperature", "0 or a positive finite number", temperature)
+    if not (_is_number(temperature) and 0 <= temperature < np.inf):
+        wanted = "0 or a positive finite number"
+        raise expected("temperature", wanted, f"{temperature!r}")
     if top_k is not None:
         check_size("top_k", top_k)
-    if top_p is not None and not 0 < top_p <= 1:
-        raise expected("top_p", "a number above 0, at most 1", top_p)
-    if not prompts:
+    if top_p is not None and not (_is_number(top_p) and 0 < top_p <= 1):
+        raise expected("top_p", "a number above 0, at most 1", f"{top_p!r}")
+    size = model.encoder.vocab_size
+    if end is not None and check_size("end", end, 0) >= size:
+        raise expected("end", f"an id of the vocabulary, below {size}", end)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def _prompts(
+    model: CausalLM, prompts: Sequence[Any], num_tokens: int
+) -> list[np.ndarray]:
+    """The ids of each prompt, checked."""
+    try:
+        batch = [np.asarray(prompt) for prompt in prompts]
+    except (TypeError, ValueError) as error:
+        raise expected("prompts", "integers [T] for each text", error) from error
+    if not batch:
         raise expected("prompts", "at least one", "none")
     size, limit = model.encoder.vocab_size, decoding.longest(model)
-    for prompt in prompts:
+    for prompt in batch:
         if prompt.ndim != 1 or not prompt.size or prompt.dtype.kind not in "iu":
             got = f"{prompt.dtype}{list(prompt.shape)}"
             raise expected("prompts", "integers [T] with T > 0", got)
@@ -207,3 +231,4 @@ def _check(
         if limit is not None and len(prompt) + num_tokens > limit:
             wanted = f"at most max_length={limit} with num_tokens={num_tokens}"
             raise expected("prompts", wanted, f"{len(prompt)} tokens")
+    return batch

@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from lra_jax.attention.inputs import check_shape
 from lra_jax.errors import expected
 from lra_jax.models.adaptive import AdaptiveEmbed
 from lra_jax.models.config import EncoderConfig
@@ -72,14 +73,35 @@ def check_ids(name: str, ids: jax.Array, size: int, what: str) -> None:
       what: the ids in words.
     """
     _check_integers(name, ids)
-    traced = isinstance(ids, jax.core.Tracer)
-    if traced or not ids.size or not getattr(ids, "is_fully_addressable", True):
+    known = known_values(ids)
+    if known is None or not known.size:
         return
-    # With numpy: inside jax.jit, jnp would trace them.
-    known = np.asarray(ids)
     if known.min() < 0 or known.max() >= size:
         wanted = f"{what}, from 0 to {size - 1}"
         raise expected(name, wanted, f"from {known.min()} to {known.max()}")
+
+
+def length_mask(tokens: jax.Array, lengths: jax.Array | None) -> jax.Array | None:
+    """Boolean `[B, T]`, True at the real tokens; None = everywhere, without lengths.
+
+    Raises:
+      ValueError: tokens that are not `[B, T]`, or lengths that are not integers `[B]`.
+    """
+    check_shape("tokens", tokens, "B T", None, None)
+    if lengths is None:
+        return None
+    check_shape("lengths", lengths, "B", len(tokens))
+    _check_integers("lengths", lengths)
+    return jnp.arange(tokens.shape[1])[None] < lengths[:, None]
+
+
+def known_values(array: jax.Array) -> np.ndarray | None:
+    """An array's values; None if they are not known, as those of a traced one."""
+    traced = isinstance(array, jax.core.Tracer)
+    if traced or not getattr(array, "is_fully_addressable", True):
+        return None
+    # With numpy: inside jax.jit, jnp would trace them.
+    return np.asarray(array)
 
 
 def _check_integers(name: str, array: jax.Array) -> None:

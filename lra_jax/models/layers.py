@@ -227,7 +227,7 @@ def sinusoidal_positions(length: int, features: int, dtype: Any) -> jax.Array:
 def rotated(
     x: jax.Array, positions: jax.Array | None = None, max_length: int | None = None
 ) -> jax.Array:
-    """`[B, T, N, H]`, each position rotated by its angles, computed in float32.
+    """`[B, T, N, H]`, each position rotated by its angles, in float32 or wider.
 
     Args:
       x: queries or keys.
@@ -235,10 +235,11 @@ def rotated(
       max_length: exceeds all positions, if these are given.
     """
     length, width = x.shape[1], x.shape[-1]
-    tables = rotations.tables(max_length or length, width, jnp.dtype("float32"))
+    dtype = accumulation_dtype(x)
+    tables = rotations.tables(max_length or length, width, dtype)
     if positions is None:
         angles = [table[:length].reshape(1, length, 1, -1) for table in tables]
     else:
         angles = [table[positions][:, :, None] for table in tables]
     cos, sin = angles
-    return rotations.turned(x.astype(jnp.float32), (cos, sin)).astype(x.dtype)
+    return rotations.turned(x.astype(dtype), (cos, sin)).astype(x.dtype)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from lra_jax.attention.inputs import check_shape
+from lra_jax.attention.inputs import check_shape, check_size
 from lra_jax.errors import expected, known
 from lra_jax.models.layers import Dense
 from lra_jax.models.pooling import PooledEncoder
@@ -52,12 +52,12 @@ class MatchingClassifier(PooledEncoder):
     ):
         self.interaction = known("interaction", interaction, get_args(Interaction))
         super().__init__(vocab_size, rngs=rngs, **settings)
-        self.num_classes = num_classes
+        self.num_classes = check_size("num_classes", num_classes)
         width = self.encoder.config.mlp_dim
         parts = 4 if interaction == "nli" else 2
         self.hidden = Dense(parts * self.pooled_features, width, rngs=rngs)
         self.hidden_2 = Dense(width, max(width // 2, 1), rngs=rngs)
-        self.logits = Dense(max(width // 2, 1), num_classes, rngs=rngs)
+        self.logits = Dense(max(width // 2, 1), self.num_classes, rngs=rngs)
 
     def __call__(
         self,

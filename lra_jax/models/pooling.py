@@ -30,11 +30,12 @@ from flax import nnx
 
 from lra_jax.attention import packed
 from lra_jax.attention.feature_maps import masked_softmax
-from lra_jax.attention.inputs import check_shape, check_size, next_position
+from lra_jax.attention.inputs import check_size, next_position
 from lra_jax.errors import expected, known
 from lra_jax.models import intermediates
 from lra_jax.models.config import EncoderConfig, configured
 from lra_jax.models.encoder import TransformerEncoder
+from lra_jax.models.inputs import known_values, length_mask
 from lra_jax.models.layers import Dense
 
 Pooling = Literal["mean", "cls", "first", "attention", "ends", "attention+ends"]
@@ -61,7 +62,8 @@ class PooledEncoder(nnx.Module):
         values.
 
     Raises:
-      ValueError: an unknown pooling or padding, or see `EncoderConfig`.
+      ValueError: an unknown pooling or padding, a class vector that the pooling does
+        not use, or see `EncoderConfig`.
     """
 
     def __init__(
@@ -76,6 +78,9 @@ class PooledEncoder(nnx.Module):
     ):
         self.pooling = known("pooling", pooling, get_args(Pooling))
         self.padding = known("padding", padding, get_args(Padding))
+        asked = settings.get("cls_token", config is not None and config.cls_token)
+        if asked and pooling != "cls":
+            raise expected("cls_token", f"False with pooling={pooling!r}", asked)
         settings |= {"cls_token": pooling == "cls"}
         config = configured(EncoderConfig, config, settings)
         self.encoder = TransformerEncoder(vocab_size, config=config, rngs=rngs)
@@ -117,23 +122,21 @@ class PooledEncoder(nnx.Module):
 
         Raises:
           ValueError: tokens or lengths of another shape, sequences too long for the
-            encoder, or packed documents where they are not supported.
+            encoder, packed documents where they are not supported, or more of them than
+            ``documents``, where ids are known (not traced).
         """
-        check_shape("tokens", tokens, "B T", None, None)
-        if lengths is not None:
-            check_shape("lengths", lengths, "B", len(tokens))
-        mask = self._mask(tokens, lengths)
+        mask = self._mask(tokens, lengths, segment_ids)
         if segment_ids is None:
+            if documents is not None:
+                raise expected("documents", "None without segment_ids", documents)
             notes = self._noted(tokens, mask)
             encoded = self.encoder(tokens, mask, rngs, notes=notes).astype(jnp.float32)
             return self._pooled(encoded, mask, encoded[:, 0])
-        if self.padding != "lengths":
-            raise expected("segment_ids", "None with padding='zeros'", "an array")
-        count = check_size("documents", documents)
+        label: Any = packed.packed(segment_ids, tokens, tokens)
+        count = _most_documents(documents, label.label)
         notes = self._noted(tokens, mask, segment_ids)
         encoded = self.encoder(tokens, mask, rngs, segment_ids, notes=notes)
         encoded = encoded.astype(jnp.float32)
-        label: Any = packed.packed(segment_ids, tokens, tokens)
         if self.pooling == "mean":  # One product; separate means would copy the rows.
             own = label.label[:, None] == jnp.arange(1, count + 1)[None, :, None]
             weights = (own if mask is None else own & mask[:, None]).astype(jnp.float32)
@@ -171,7 +174,7 @@ class PooledEncoder(nnx.Module):
           ValueError: the model was made without ``reconstructs``, or has notes for its
             only reading.
         """
-        mask = self._mask(tokens, lengths)
+        mask = self._mask(tokens, lengths, segment_ids)
         encoded = self.encoder(tokens, mask, rngs, segment_ids, hidden, notes)
         return self._reconstruct(encoded)
 
@@ -189,7 +192,8 @@ class PooledEncoder(nnx.Module):
     ) -> jax.Array | None:
         """The notes that the last reading sees, int32 `[B, T]`; None if it is the only
         one. Arguments are as in `pooled`."""
-        return self._noted(tokens, self._mask(tokens, lengths), segment_ids)
+        mask = self._mask(tokens, lengths, segment_ids)
+        return self._noted(tokens, mask, segment_ids)
 
     def _noted(
         self,
@@ -200,11 +204,12 @@ class PooledEncoder(nnx.Module):
         readings = self.encoder.config.readings
         if readings == 1:
             return None
+        real = packed.shown(mask, packed.packed(segment_ids, tokens, tokens))
 
         def read(_: int, notes: jax.Array) -> jax.Array:
             encoded = self.encoder(tokens, mask, None, segment_ids, notes=notes)
             new = jnp.argmax(self._reconstruct(encoded), -1).astype(jnp.int32)
-            return new if mask is None else jnp.where(mask, new, 0)
+            return new if real is None else jnp.where(real, new, 0)
 
         with intermediates.paused():
             notes = jnp.zeros(tokens.shape, jnp.int32)
@@ -230,15 +235,30 @@ class PooledEncoder(nnx.Module):
         mask = self._mask(tokens, lengths)
         return jnp.ones(tokens.shape, bool) if mask is None else mask
 
-    def _mask(self, tokens: jax.Array, lengths: jax.Array | None) -> jax.Array | None:
+    def _mask(
+        self,
+        tokens: jax.Array,
+        lengths: jax.Array | None,
+        segment_ids: jax.Array | None = None,
+    ) -> jax.Array | None:
         """Boolean `[B, T]`, True where attention is allowed; None = everywhere."""
-        mask = None
-        if lengths is not None:
-            mask = jnp.arange(tokens.shape[1])[None] < lengths[:, None]
+        if self.padding == "zeros" and segment_ids is not None:
+            raise expected("segment_ids", "None with padding='zeros'", "an array")
+        mask = length_mask(tokens, lengths)
         if self.padding == "zeros":
             real = tokens > 0
             mask = real if mask is None else real & mask
         return mask
+
+
+def _most_documents(documents: int | None, label: jax.Array) -> int:
+    """The maximum number of documents in a row, checked."""
+    count = check_size("documents", documents)
+    known = known_values(label)
+    most = 0 if known is None else int(known.max(initial=0))
+    if most > count:
+        raise expected("documents", f"at least {most}, the most in a row", count)
+    return count
 
 
 def _mean(x: jax.Array, mask: jax.Array | None) -> jax.Array:

@@ -7,6 +7,7 @@ Everything is reused: embeddings, norms, MLPs, and the projections of the attent
 The mechanism's own arrays are new. With softmax the model computes the same as before.
 """
 
+import dataclasses
 import json
 import os
 import re
@@ -19,15 +20,15 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from lra_jax.attention.inputs import check_shape
+from lra_jax.attention.inputs import check_eps, check_shape, check_size
 from lra_jax.attention.registry import resolve
-from lra_jax.errors import expected, known
+from lra_jax.errors import expected, known, within
 from lra_jax.models.arrays import read_arrays
 from lra_jax.models.attention import MultiHeadAttention
 from lra_jax.models.config import AttentionConfig, Options
 from lra_jax.models.inputs import check_ids, embed_inputs
 from lra_jax.models.layers import Dense, Dropout, LayerNorm
-from lra_jax.models.saved import Saved, describe, maker
+from lra_jax.models.saved import Saved, own_settings
 
 
 class PretrainedConfig(NamedTuple):
@@ -134,6 +135,9 @@ class PretrainedEncoder(nnx.Module):
       mechanism, options: the attention, see `AttentionConfig`.
       dropout: rate on embeddings, attention and MLP, in calls with ``rngs``.
       rngs: for initialisation.
+
+    Raises:
+      ValueError: see `AttentionConfig`; or arrays shared by all blocks.
     """
 
     def __init__(
@@ -146,6 +150,11 @@ class PretrainedEncoder(nnx.Module):
         rngs: nnx.Rngs,
     ):
         self.config = config
+        if dict(options or ()).get("sharing") == "layerwise":
+            wanted = (
+                "another, since each block of a pretrained model has its own arrays"
+            )
+            raise expected("sharing", wanted, "'layerwise'")
         width = config.embed_dim
         rows = config.max_length + _UNUSED.get(config.kind, 0)
         self.embed = nnx.Embed(config.vocab_size, width, rngs=rngs)
@@ -267,7 +276,9 @@ def from_softmax(
         return _of_ours(source, mechanism, options, rngs)
     folder = Path(source).expanduser()
     config = read_config(folder / "config.json")
-    given = _READERS[config.kind](_weights(folder / "model.safetensors"), config)
+    weights = _weights(folder / "model.safetensors")
+    _check_layers(weights, config)
+    given = _READERS[config.kind](weights, config)
     model = PretrainedEncoder(
         config, mechanism, options=options, dropout=dropout, rngs=rngs
     )
@@ -311,9 +322,17 @@ def read_config(file: Path) -> PretrainedConfig:
                 epsilon=values.get("layer_norm_eps", 1e-12),
                 token_types=values.get("type_vocab_size", 2),
             )
-    except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
+    except (OSError, KeyError, TypeError, UnicodeError, json.JSONDecodeError) as error:
         wanted = "the config of a BERT, RoBERTa or GPT-2"
         raise expected(str(file), wanted, f"{error!r}") from error
+    try:
+        for name in ("vocab_size", "max_length", "num_layers", "embed_dim", "mlp_dim"):
+            check_size(name, getattr(found, name))
+        check_size("num_heads", found.num_heads)
+        check_size("token_types", found.token_types, 0)
+        check_eps(found.epsilon, "epsilon")
+    except ValueError as error:
+        raise within(str(file), error) from error
     known("activation", found.activation, _ACTIVATIONS)
     for name, plain in _PLAIN[kind].items():
         given = values.get(name, plain)
@@ -323,14 +342,23 @@ def read_config(file: Path) -> PretrainedConfig:
 
 
 def _weights(file: Path) -> dict[str, np.ndarray]:
-    """The arrays of a file in float32, without the name prefixes that heads add."""
+    """The arrays of a file, without the name prefixes that heads add."""
     found = {}
     for name, array in read_arrays(file).items():
         name = re.sub(r"^(bert|roberta|transformer)\.", "", name)
         # Names in the first releases of BERT.
         name = re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", name))
-        found[name] = np.asarray(array).astype(np.float32)
+        found[name] = np.asarray(array)
     return found
+
+
+def _check_layers(weights: Mapping[str, np.ndarray], config: PretrainedConfig) -> None:
+    """Refuses a file with more layers than the config says."""
+    for name in weights:
+        layer = re.match(r"(?:encoder\.layer|h)\.(\d+)\.", name)
+        if layer is not None and int(layer[1]) >= config.num_layers:
+            wanted = f"{config.num_layers} layers, as config.json says"
+            raise expected("model.safetensors", wanted, f"{name}, too")
 
 
 Weights = Mapping[str, np.ndarray]
@@ -372,8 +400,10 @@ def _gpt2(weights: Weights, config: PretrainedConfig) -> dict[str, np.ndarray]:
     }
     for index in range(config.num_layers):
         theirs, ours = f"h.{index}", f"blocks.{index}"
+        width = config.embed_dim
+        shapes = {"weight": (width, 3 * width), "bias": (3 * width,)}
         for end, array in {"weight": "kernel", "bias": "bias"}.items():
-            joined = _get(weights, f"{theirs}.attn.c_attn.{end}")
+            joined = _get(weights, f"{theirs}.attn.c_attn.{end}", *shapes[end])
             parts = np.split(joined, 3, axis=-1)
             for name, part in zip(("query", "key", "value"), parts, strict=True):
                 given[f"{ours}.attention.{name}.{array}"] = part
@@ -392,10 +422,18 @@ def _gpt2(weights: Weights, config: PretrainedConfig) -> dict[str, np.ndarray]:
 _READERS = {"bert": _bert, "roberta": _bert, "gpt2": _gpt2}
 
 
-def _get(weights: Weights, name: str) -> np.ndarray:
+def _get(weights: Weights, name: str, *shape: int) -> np.ndarray:
+    """An array in float32; of this shape, if one is given."""
     if name not in weights:
         raise expected("model.safetensors", f"an array {name}", "none")
-    return weights[name]
+    array = weights[name]
+    if not jnp.issubdtype(array.dtype, jnp.floating):
+        wanted = f"{name} of a floating dtype, not quantised"
+        raise expected("model.safetensors", wanted, array.dtype)
+    if shape and array.shape != shape:
+        wanted = f"{name} of shape {shape}"
+        raise expected("model.safetensors", wanted, array.shape)
+    return array.astype(np.float32)
 
 
 def _norm(weights: Weights, theirs: str, ours: str) -> dict[str, np.ndarray]:
@@ -428,16 +466,16 @@ def _of_ours(
     source: Any, mechanism: Any, options: Options, rngs: nnx.Rngs
 ) -> nnx.Module:
     model = source.model if isinstance(source, Saved) else source
-    described = describe(model)
-    name = described["encoder"]["mechanism"]
+    settings, config = own_settings(model), model.encoder.config
+    name = resolve(config.mechanism).name
     if name != "softmax":
         raise expected("source", "a model of softmax attention", f"one of {name!r}")
     entry = resolve(mechanism)
-    if described["encoder"]["gate"] and any(g.name == "gate" for g in entry.gates):
+    if config.gate and any(g.name == "gate" for g in entry.gates):
         wanted = "one without a gate, since the source has its own"
         raise expected("mechanism", wanted, f"{entry.name!r}")
-    described["encoder"] |= {"mechanism": mechanism, "options": dict(options or ())}
-    new = maker(described, allow_code=True)(rngs)
+    config = dataclasses.replace(config, mechanism=mechanism, options=options)
+    new = type(model)(**settings, config=config, rngs=rngs)
     arrays = nnx.to_flat_state(nnx.state(model, nnx.Param))
     given = {".".join(map(str, path)): array[...] for path, array in arrays}
     _fill(new, given, "source")

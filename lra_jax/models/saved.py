@@ -169,7 +169,9 @@ def save(
       about: further JSON values, available as `Saved.about`.
 
     Raises:
-      ValueError: another kind of model, or one whose attention cannot be found by name.
+      ValueError: another kind of model, one whose attention cannot be found by name or
+        has arrays that are neither ``nnx.Param`` nor `Buffer`, or an option or another
+        value that JSON cannot hold. Nothing is written then.
 
     Examples:
       >>> import tempfile
@@ -186,10 +188,11 @@ def save(
     """
     path = _path(file)
     check_raw(raw)
+    _check_variables(model)
     described: dict[str, Any] = {
         "model": describe(model),
-        "raw": dict(raw),
-        "about": dict(about or {}),
+        "raw": _json("raw", dict(raw)),
+        "about": _json("about", dict(about or {})),
     }
     arrays.save_arrays(path, nnx.to_pure_dict(_state(model)))
     described["arrays"] = seals.sha256(path)
@@ -278,19 +281,15 @@ def describe(model: Any) -> dict[str, Any]:
     Raises:
       ValueError: see `save`.
     """
-    kind = type(model)
-    if not is_known(model):
-        raise expected("model", f"one of {', '.join(_BY_NAME)}", kind.__name__)
-    encoder = model.encoder
+    own, config = own_settings(model), model.encoder.config
     settings = {
-        field.name: getattr(encoder.config, field.name)
-        for field in dataclasses.fields(encoder.config)
+        field.name: getattr(config, field.name) for field in dataclasses.fields(config)
     }
-    mechanism = resolve(encoder.config.mechanism)
+    mechanism = resolve(config.mechanism)
     settings["mechanism"] = mechanism.name
     if mechanism.foreign:
         try:
-            settings["mechanism"] = spell(encoder.config.mechanism)
+            settings["mechanism"] = spell(config.mechanism)
         except ValueError as error:
             wanted = "an attention given by name or as 'package.module:function'"
             got = f"the function {mechanism.name!r}"
@@ -299,20 +298,61 @@ def describe(model: Any) -> dict[str, Any]:
     settings["dtype"] = None if dtype is None else str(jnp.dtype(dtype))
     for name in ("options", "mlp_options"):
         settings[name] = dict(settings[name])
-    return {
-        "kind": kind.__name__,
-        "vocab_size": encoder.vocab_size,
-        **_classes(model),
-        **{name: getattr(model, name) for name in _KINDS[kind]},
-        "encoder": settings,
-    }
+        _check_options(name, settings[name])
+    described = {"kind": type(model).__name__, **own, "encoder": settings}
+    return _json("model", described)
 
 
-def _classes(model: Any) -> dict[str, int]:
-    """Number of classes; for a language model, that is its vocabulary."""
-    if isinstance(model, LanguageModel):
-        return {}
-    return {"num_classes": model.logits.out_features}
+def own_settings(model: Any) -> dict[str, Any]:
+    """The settings of a model, other than its encoder's.
+
+    Raises:
+      ValueError: it is not one of this package's models.
+    """
+    if not is_known(model):
+        got = type(model).__name__
+        raise expected("model", f"one of {', '.join(_BY_NAME)}", got)
+    # The classes of a language model are its vocabulary.
+    names = () if isinstance(model, LanguageModel) else ("num_classes",)
+    names += _KINDS[type(model)]
+    own = {name: getattr(model, name) for name in names}
+    return {"vocab_size": model.encoder.vocab_size, **own}
+
+
+def _check_options(kind: str, options: Mapping[str, Any]) -> None:
+    """Refuses options that `load` would read as others, such as lists."""
+    for name, value in options.items():
+        if _tuples(_json(kind, value)) != value:
+            wanted = "numbers, text, and tuples of them, which a file can hold"
+            raise expected(kind, wanted, f"{name}={value!r}")
+
+
+def _check_variables(model: nnx.Module) -> None:
+    """Refuses arrays that would not be written, such as running statistics."""
+    kept = nnx.Param | Buffer | nnx.Intermediate
+    found = {type(variable) for _, variable in nnx.to_flat_state(nnx.state(model))}
+    others = sorted(kind.__name__ for kind in found if not issubclass(kind, kept))
+    if others:
+        wanted = "one whose arrays are each an nnx.Param or a lra_jax.models.Buffer"
+        raise expected("model", wanted, ", ".join(others))
+
+
+def _json(name: str, values: Any) -> Any:
+    """The values as a file of JSON returns them; numbers of numpy are numbers.
+
+    Raises:
+      ValueError: JSON has no such values.
+    """
+    try:
+        return json.loads(json.dumps(values, default=_number))
+    except (TypeError, ValueError) as error:
+        raise expected(name, "JSON values", error) from error
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"{value!r}"[:60])
 
 
 def maker(
@@ -338,7 +378,7 @@ def _tuples(value: Any) -> Any:
     """JSON lists turned back into tuples, also in a dict of options."""
     if isinstance(value, dict):
         return {name: _tuples(one) for name, one in value.items()}
-    return tuple(value) if isinstance(value, list) else value
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def _state(model: nnx.Module) -> nnx.State:

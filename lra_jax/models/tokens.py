@@ -6,11 +6,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from lra_jax.attention.inputs import check_shape
+from lra_jax.attention.inputs import check_shape, check_size
 from lra_jax.errors import expected
 from lra_jax.models.config import EncoderConfig, configured
 from lra_jax.models.encoder import TransformerEncoder
-from lra_jax.models.layers import Dense, LayerNorm, sinusoidal_positions
+from lra_jax.models.inputs import length_mask
+from lra_jax.models.layers import Dense, LayerNorm, check_even, sinusoidal_positions
 
 
 class TokenModel(nnx.Module):
@@ -24,7 +25,8 @@ class TokenModel(nnx.Module):
         values.
 
     Raises:
-      ValueError: see `EncoderConfig`; or a class vector, which is of no use here.
+      ValueError: see `EncoderConfig`; or a class vector, a reconstruction or several
+        readings, which only classifiers of whole sequences have.
     """
 
     INPUTS = ("tokens", "lengths", "positions")
@@ -39,9 +41,11 @@ class TokenModel(nnx.Module):
         **settings: Any,
     ):
         config = configured(EncoderConfig, config, settings)
-        if config.cls_token:
-            wanted = "False for a model of single positions"
-            raise expected("cls_token", wanted, config.cls_token)
+        plain = {"cls_token": False, "readings": 1, "reconstructs": False}
+        for name, value in plain.items():
+            if getattr(config, name) != value:
+                wanted = f"{value} for a model of single positions"
+                raise expected(name, wanted, getattr(config, name))
         self.encoder = TransformerEncoder(vocab_size, config=config, rngs=rngs)
 
     def __call__(
@@ -83,10 +87,7 @@ class TokenModel(nnx.Module):
         """The features that a call scores, `[B, K, D]`; the same arguments."""
         check_shape("tokens", tokens, "B T", None, None)
         batch, length = tokens.shape
-        mask = None
-        if lengths is not None:
-            check_shape("lengths", lengths, "B", batch)
-            mask = jnp.arange(length)[None] < lengths[:, None]
+        mask = length_mask(tokens, lengths)
         if positions is None:
             positions = jnp.broadcast_to(jnp.arange(length), (batch, length))
         check_shape("positions", positions, "B K", batch, None)
@@ -116,9 +117,9 @@ class TokenClassifier(TokenModel):
         self, vocab_size: int, num_classes: int, *, rngs: nnx.Rngs, **settings: Any
     ):
         super().__init__(vocab_size, rngs=rngs, **settings)
-        self.num_classes = num_classes
+        self.num_classes = check_size("num_classes", num_classes)
         width = self.encoder.config.embed_dim
-        self.logits = Dense(width, num_classes, rngs=rngs)
+        self.logits = Dense(width, self.num_classes, rngs=rngs)
 
     def scored(self, x: jax.Array) -> jax.Array:
         """See the base class."""
@@ -138,6 +139,7 @@ class AutoEncoder(TokenClassifier):
     ):
         super().__init__(vocab_size, num_classes, rngs=rngs, **settings)
         width = self.encoder.config.embed_dim
+        check_even("embed_dim", width, "width for sinusoidal positions")
         self.norms = nnx.List([LayerNorm(width) for _ in range(3)])
         self.layers = nnx.List([Dense(width, width, rngs=rngs) for _ in range(2)])
 

@@ -11,12 +11,17 @@ from flax import nnx
 from lra_jax import attention
 from lra_jax.models import (
     AttentionConfig,
+    AutoEncoder,
+    CausalLM,
     EncoderConfig,
     MatchingClassifier,
     MultiHeadAttention,
     SequenceClassifier,
+    TokenClassifier,
     TransformerEncoder,
 )
+
+RNGS = nnx.Rngs(0)
 
 SIZES: dict[str, Any] = {
     "num_layers": 2,
@@ -152,6 +157,12 @@ def test_what_the_blocks_get():
         ({"options": {"eps": (1, 2, 3)}}, "eps: expected one value, .*got 3: 1/2/3"),
         ({"positions": "learned_2d"}, "grid: expected the rows and columns .*got None"),
         ({"positions": "rotary", "mechanism": "fnet"}, "rotary: .*got 'fnet'"),
+        ({"cutoffs": (2, 1)}, r"cutoffs: expected increasing positive ids"),
+        ({"cutoffs": (2.5,)}, r"cutoffs: expected increasing positive ids"),
+        (
+            {"cutoffs": (2,), "inputs": "linear"},
+            r"cutoffs: expected none with inputs='linear'",
+        ),
     ],
 )
 def test_errors(settings, message):
@@ -160,6 +171,48 @@ def test_errors(settings, message):
         EncoderConfig(**settings)
     with pytest.raises(ValueError, match=message):
         encoder(**settings)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: SequenceClassifier(0, 2, **SIZES, rngs=RNGS), "vocab_size: expected"),
+        (lambda: CausalLM(4.0, **SIZES, rngs=RNGS), "vocab_size: expected .*got 4.0"),
+        (lambda: SequenceClassifier(4, 0, **SIZES, rngs=RNGS), "num_classes: expected"),
+        (
+            lambda: MatchingClassifier(4, -1, **SIZES, rngs=RNGS),
+            "num_classes: expected",
+        ),
+        (lambda: TokenClassifier(4, 2.5, **SIZES, rngs=RNGS), "num_classes: .*got 2.5"),
+        (
+            lambda: AutoEncoder(
+                4, 2, **SIZES | {"embed_dim": 7, "num_heads": 1}, rngs=RNGS
+            ),
+            "embed_dim: expected an even width",
+        ),
+        (
+            lambda: CausalLM(4, **SIZES, reconstructs=True, readings=3, rngs=RNGS),
+            "readings: expected 1 for a model of single positions, got 3",
+        ),
+        (
+            lambda: TokenClassifier(4, 2, **SIZES, reconstructs=True, rngs=RNGS),
+            "reconstructs: expected False for a model of single positions",
+        ),
+        (
+            lambda: SequenceClassifier(4, 2, **SIZES, cls_token=True, rngs=RNGS),
+            "cls_token: expected False with pooling='mean', got True",
+        ),
+        (
+            lambda: SequenceClassifier(
+                4, 2, config=EncoderConfig(**SIZES, cls_token=True), rngs=RNGS
+            ),
+            "cls_token: expected False with pooling='mean', got True",
+        ),
+    ],
+)
+def test_settings_that_a_model_would_not_heed(make, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        make()
 
 
 def test_one_dtype_for_all_layers():

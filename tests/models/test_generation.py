@@ -94,6 +94,23 @@ def test_which_tokens_can_be_drawn():
     assert kept(top_k=3, top_p=0.5) == [True, False, False, False]
 
 
+@pytest.mark.parametrize("top_p", [None, 0.5])
+def test_a_tiny_temperature_takes_the_most_probable_token(top_p: float | None) -> None:
+    """Logits above 0 over it would be infinite, and the first of them would win."""
+    model, prompts = decoder("linear"), [np.array([1, 5]), np.array([7])]
+    wanted = models.generate(model, prompts, 4, temperature=0)
+    for temperature in (1e-39, 1e-300):
+        found = models.generate(model, prompts, 4, temperature=temperature, top_p=top_p)
+        np.testing.assert_array_equal(found, wanted)
+
+
+def test_prompts_and_models_of_another_kind():
+    with pytest.raises(ValueError, match=r"^model: expected a CausalLM, got a dict"):
+        models.generate({}, [[1]], 2)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match=r"^prompts: expected integers \[T\] for each"):
+        models.generate(decoder(), [[[1], [2, 3]]], 2)
+
+
 def test_how_far_a_model_can_go():
     assert decoding.longest(decoder("linear")) is None
     assert decoding.longest(decoder("cosformer")) == 80
@@ -110,6 +127,11 @@ def test_how_far_a_model_can_go():
         ("cosformer", [1], {"top_p": 1.5}, "^top_p: expected a number above 0"),
         ("cosformer", [1], {"temperature": -1}, "^temperature: expected 0 or a pos"),
         ("cosformer", [1], {"seed": 2**64}, "^seed: expected an int of at most 64"),
+        ("cosformer", [1], {"seed": 1.5}, "^seed: expected an int"),
+        ("cosformer", [1], {"temperature": "a"}, "^temperature: expected .* got 'a'"),
+        ("cosformer", [1], {"top_p": True}, "^top_p: expected .* got True"),
+        ("cosformer", [1], {"end": 11}, "^end: expected an id of the .* got 11"),
+        ("cosformer", [1], {"end": -1}, "^end: expected an int of at least 0"),
         ("luna", [1], {"options": {}}, "^layer: expected a mechanism with a stream"),
     ],
 )

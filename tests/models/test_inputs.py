@@ -19,6 +19,7 @@ from lra_jax.models import (
     SequenceClassifier,
 )
 from lra_jax.models.inputs import embed_inputs, make_positions, position_rows
+from lra_jax.models.layers import rotated
 
 SETTINGS = {"num_layers": 1, "embed_dim": 8, "mlp_dim": 12, "max_length": 12}
 
@@ -98,6 +99,25 @@ def rotary_layer(mechanism: str, **options) -> MultiHeadAttention:
     return MultiHeadAttention(
         2, 8, mechanism=mechanism, rotary=True, max_length=16, rngs=nnx.Rngs(0)
     )
+
+
+def test_rotations_are_as_wide_as_their_input():
+    """Rounded to float32, they would lose what float64 is asked for."""
+    with jax.enable_x64(True):
+        x = np.random.default_rng(0).normal(size=(1, 300, 1, 2))
+        got = rotated(jnp.asarray(x))
+        angles = np.arange(300)[None, :, None]
+        pairs = (x[..., 0] + 1j * x[..., 1]) * np.exp(1j * angles)
+        wanted = np.stack([pairs.real, pairs.imag], -1)
+        assert got.dtype == np.float64
+        np.testing.assert_allclose(got, wanted, atol=1e-12)
+
+
+def test_rotary_positions_are_those_of_one_sequence():
+    """Of a context that does not begin where the inputs do, they would be others."""
+    layer, x = rotary_layer("softmax"), jnp.ones((2, 3, 8))
+    with pytest.raises(ValueError, match=r"^context: expected None with .* rotary"):
+        layer(x, jnp.ones((2, 5, 8)))
 
 
 def test_rotary_scores_depend_on_differences_of_positions():

@@ -246,6 +246,79 @@ def test_models_that_compute_something_else_are_refused(
         read_config(file)
 
 
+@pytest.mark.parametrize(
+    ("config", "changes", "words"),
+    [
+        (BERT, {"hidden_size": "8"}, "embed_dim: expected a positive int, got '8'"),
+        (BERT, {"vocab_size": None}, "vocab_size: expected a positive int, got None"),
+        (BERT, {"num_hidden_layers": 0}, "num_layers: expected a positive int, got 0"),
+        (ROBERTA, {"max_position_embeddings": 2}, "max_length: expected .* got 0"),
+        (BERT, {"layer_norm_eps": "1e-5"}, "epsilon: expected .* got '1e-5'"),
+        (GPT2, {"layer_norm_epsilon": None}, "epsilon: expected .* got None"),
+    ],
+)
+def test_sizes_that_are_none(
+    tmp_path: Path, config: dict[str, Any], changes: dict[str, Any], words: str
+) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(config | changes))
+    with pytest.raises(ValueError, match=f"^{re.escape(str(file))}: {words}"):
+        read_config(file)
+
+
+def test_a_config_in_no_utf8(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes(b"\xff\xfe")
+    with pytest.raises(
+        ValueError, match=r"config\.json: expected the config of a BERT"
+    ):
+        models.from_softmax(tmp_path)
+
+
+@pytest.mark.parametrize("config", [BERT, GPT2], ids=lambda c: c["model_type"])
+def test_layers_that_the_config_leaves_out(
+    tmp_path: Path, config: dict[str, Any]
+) -> None:
+    """A model of the first layers alone would compute something else."""
+    _written(tmp_path, config)
+    name = "n_layer" if config is GPT2 else "num_hidden_layers"
+    (tmp_path / "config.json").write_text(json.dumps(config | {name: LAYERS - 1}))
+    with pytest.raises(ValueError, match=r"^model\.safetensors: expected 1 layers"):
+        models.from_softmax(tmp_path)
+
+
+@pytest.mark.parametrize("shape", [(WIDTH, 3 * WIDTH - 1), (1,), (3, WIDTH, WIDTH)])
+def test_queries_keys_and_values_that_do_not_divide(
+    tmp_path: Path, shape: tuple[int, ...]
+) -> None:
+    arrays, name = _written(tmp_path, GPT2), "h.1.attn.c_attn.weight"
+    save_file(arrays | {name: np.ones(shape, "f4")}, tmp_path / "model.safetensors")
+    with pytest.raises(
+        ValueError, match=f"^model.safetensors: expected {name} of shape"
+    ):
+        models.from_softmax(tmp_path)
+
+
+def test_integers_are_no_weights(tmp_path: Path) -> None:
+    """Those of quantised models need scales, which are in other arrays."""
+    arrays = _written(tmp_path, BERT)
+    name = next(name for name in arrays if name.endswith("query.weight"))
+    save_file(
+        arrays | {name: np.ones((WIDTH, WIDTH), np.int8)},
+        tmp_path / "model.safetensors",
+    )
+    with pytest.raises(ValueError, match=r"query.weight of a floating dtype.*got int8"):
+        models.from_softmax(tmp_path)
+
+
+def test_blocks_of_others_share_nothing(tmp_path: Path) -> None:
+    _written(tmp_path, BERT)
+    options = {"features": 2, "sharing": "layerwise"}
+    with pytest.raises(
+        ValueError, match=r"^sharing: expected another, since each block"
+    ):
+        models.from_softmax(tmp_path, "linformer", options=options)
+
+
 def test_a_model_of_ours(tmp_path: Path) -> None:
     small = {"num_layers": 1, "embed_dim": 8, "mlp_dim": 8, "max_length": 8}
     trained = models.SequenceClassifier(
@@ -291,6 +364,19 @@ def test_what_a_mechanism_brings_along_is_new(mechanism: Any) -> None:
     assert len(made) > len(given)
     for path, array in given.items():
         np.testing.assert_array_equal(array, made[path])
+
+
+def test_a_list_is_one_value_for_all_blocks() -> None:
+    """A tuple would hold one value for each block."""
+    seen = []
+
+    def attention(query, key, value, *, table=()):
+        seen.append(table)
+        return value
+
+    other = models.from_softmax(_of_ours(), attention, options={"table": [1, 2]})
+    other(np.array([[1, 2]]))
+    assert seen == [[1, 2], [1, 2]]
 
 
 def test_a_source_keeps_its_arrays() -> None:

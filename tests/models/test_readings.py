@@ -75,6 +75,14 @@ def test_padding_and_packing_change_nothing():
     segment_ids = jnp.array([[1] * 5 + [2] * 9])
     packed = model(row, segment_ids=segment_ids, documents=2)
     np.testing.assert_allclose(packed[0], whole[1:], rtol=1e-4, atol=1e-5)
+    # Padding has no notes, here as in a padded batch.
+    longer = jnp.pad(row, ((0, 0), (0, 2)), constant_values=3)
+    ids = jnp.pad(segment_ids, ((0, 0), (0, 2)))
+    found = model.noted(longer, segment_ids=ids)
+    noted = model.noted(tokens(), LENGTHS)
+    assert found is not None and noted is not None
+    wanted = jnp.concatenate([noted[1, :5], noted[2, :9], jnp.zeros(2, jnp.int32)])
+    np.testing.assert_array_equal(found[0], wanted)
 
 
 def test_gradients_pass_through_the_last_reading_alone():

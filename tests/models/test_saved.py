@@ -76,6 +76,60 @@ def test_a_dtype_given_in_any_form_comes_back(tmp_path: Path, dtype: Any) -> Non
     assert models.load(file).config.dtype == jax.numpy.dtype(dtype)
 
 
+def _options_kept(query, key, value, mask=None, *, table=()):
+    return value
+
+
+class Counting(nnx.Module):
+    """An attention with an array that is neither trained nor a `Buffer`."""
+
+    def __init__(self, num_heads: int, *, rngs: nnx.Rngs):
+        self.seen = nnx.BatchStat(jax.numpy.zeros(num_heads))
+
+    def __call__(self, query, key, value, mask=None):
+        return value
+
+
+@pytest.mark.parametrize(
+    ("about", "settings", "words"),
+    [
+        ({"of": object()}, {}, "about: expected JSON values"),
+        (
+            {},
+            {"mechanism": "softmax", "options": {"precision": jax.lax.Precision.HIGH}},
+            "options: expected",
+        ),
+        (
+            {},
+            {"mechanism": _options_kept, "options": {"table": [1, 2]}},
+            "options: expected .* got table=",
+        ),
+        ({}, {"mechanism": Counting}, "model: expected .* got BatchStat"),
+    ],
+)
+def test_what_a_file_cannot_hold_leaves_an_earlier_one_alone(
+    tmp_path: Path, about: Any, settings: Any, words: str
+) -> None:
+    """A list would come back as a tuple, which holds one value per block."""
+    file = tmp_path / "one.safetensors"
+    models.save(file, _classifier(num_layers=1))
+    before = [(x.name, x.read_bytes()) for x in sorted(tmp_path.iterdir())]
+    with pytest.raises(ValueError, match=f"^{words}"):
+        models.save(file, _classifier(**settings), about=about)
+    assert before == [(x.name, x.read_bytes()) for x in sorted(tmp_path.iterdir())]
+
+
+def test_numbers_of_numpy_and_nested_tuples_come_back(tmp_path: Path) -> None:
+    file = tmp_path / "one.safetensors"
+    table = (((1, 2), (3, 4)), ((5, 6), (7, np.int64(8))))
+    settings = {"mechanism": _options_kept, "options": {"table": table}}
+    model = _classifier(**settings, num_layers=np.int64(2))
+    models.save(file, model, about={"accuracy": np.float32(0.5)})
+    saved = models.load(file, allow_code=True)
+    assert saved.config.options == model.encoder.config.options
+    assert saved.about == {"accuracy": 0.5}
+
+
 def test_code_is_imported_only_when_allowed(tmp_path: Path) -> None:
     file = tmp_path / "one.safetensors"
     models.save(file, _classifier(mechanism="helpers:values_only"))
@@ -185,6 +239,21 @@ def test_what_is_no_model(tmp_path: Path) -> None:
     notes.write_text(json.dumps({"model": describe(model)} | described))
     with pytest.raises(ValueError, match="expected a safetensors file"):
         models.load(file)
+
+
+@pytest.mark.parametrize(
+    ("tree", "words"),
+    [
+        ({"a.b": np.ones(2), "a": {"b": np.zeros(2)}}, "tree: expected another name"),
+        ({"a": np.full(2, 1 + 1e-12)}, "a: expected a dtype .* got float64"),
+    ],
+)
+def test_no_array_is_lost_or_narrowed(tmp_path: Path, tree: Any, words: str) -> None:
+    """Two arrays of one name would become one, and float64 would become float32."""
+    tree = jax.tree.map(lambda x: x.astype(np.float32) if "tree" in words else x, tree)
+    with pytest.raises(ValueError, match=f"^{words}"):
+        models.save_arrays(tmp_path / "one.safetensors", tree)
+    assert not list(tmp_path.iterdir())
 
 
 def test_states_are_written_down(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from lra_jax.models import (
     MatchingClassifier,
     MultiHeadAttention,
     SequenceClassifier,
+    TokenClassifier,
     TransformerEncoder,
 )
 from lra_jax.models.mlp import Mlp
@@ -20,6 +21,7 @@ X = jnp.ones((2, 6, 8))
 TOKENS = jnp.ones((2, 6), jnp.int32)
 MASK = jnp.ones((2, 6), bool)
 LENGTHS = jnp.array([6, 4])
+ROWS = jnp.array([[1, 1, 2, 2, 2, 0]] * 2)
 
 
 def layer(mechanism: Any = "softmax") -> MultiHeadAttention:
@@ -36,6 +38,15 @@ def encoder() -> TransformerEncoder:
 
 def classifier() -> SequenceClassifier:
     return SequenceClassifier(5, 3, **SIZES, rngs=nnx.Rngs(0))
+
+
+def reader(**settings: Any) -> SequenceClassifier:
+    settings |= {"reconstructs": True, "readings": 2}
+    return SequenceClassifier(5, 3, **SIZES, **settings, rngs=nnx.Rngs(0))
+
+
+def tagger() -> TokenClassifier:
+    return TokenClassifier(5, 3, **SIZES, rngs=nnx.Rngs(0))
 
 
 def matcher() -> MatchingClassifier:
@@ -66,6 +77,41 @@ def matcher() -> MatchingClassifier:
         (lambda: encoder()(TOKENS[0]), r"tokens: expected \[B, T\], got \(6,\)"),
         (lambda: encoder()(TOKENS, MASK[:, :5]), r"mask: expected .*, got \(2, 5\)"),
         (lambda: classifier()(TOKENS, LENGTHS[:1]), r"lengths: .*=\(2,\), got \(1,\)"),
+        (
+            lambda: reader().reconstructed(TOKENS, LENGTHS[:1], None),
+            r"lengths: .*=\(2,\), got \(1,\)",
+        ),
+        (
+            lambda: reader().noted(TOKENS, LENGTHS[:1]),
+            r"lengths: .*=\(2,\), got \(1,\)",
+        ),
+        (lambda: reader().noted(TOKENS[0]), r"tokens: expected \[B, T\], got \(6,\)"),
+        (
+            lambda: classifier()(TOKENS, LENGTHS / 2),
+            "lengths: expected an integer dtype, got float32",
+        ),
+        (
+            lambda: tagger()(TOKENS, LENGTHS / 2),
+            "lengths: expected an integer dtype, got float32",
+        ),
+        (
+            lambda: reader(padding="zeros").noted(TOKENS, segment_ids=ROWS),
+            "segment_ids: expected None with padding='zeros'",
+        ),
+        (
+            lambda: reader(padding="zeros").reconstructed(
+                TOKENS, None, None, segment_ids=ROWS
+            ),
+            "segment_ids: expected None with padding='zeros'",
+        ),
+        (
+            lambda: classifier()(TOKENS, documents=2),
+            "documents: expected None without segment_ids, got 2",
+        ),
+        (
+            lambda: classifier()(TOKENS, segment_ids=ROWS, documents=1),
+            "documents: expected at least 2, the most in a row, got 1",
+        ),
         (lambda: classifier()(X), r"tokens: expected \[B, T\], got \(2, 6, 8\)"),
         (
             lambda: matcher()(TOKENS, LENGTHS, TOKENS, LENGTHS[:, None]),
