@@ -240,7 +240,7 @@ def _paths(settings: Paths, page: Any) -> None:
     results = {}
     trained = [name for name in names if name != "circle"]
     for name in trained:
-        progress.say(f"{name} ({len(results) + 1} of {len(trained)} trainings) ...")
+        progress.say(f"{name} ({len(results) + 1} of {len(trained)} training runs) ...")
         results[name] = run_experiment(
             name,
             experiments[name],
@@ -298,7 +298,7 @@ def _maps(settings: Maps, page: Any) -> None:
         known("--split", settings.split, saved.dataset.splits)
         example = int(saved.dataset.lengths(settings.split).argmin())
     batch = saved.examples([example], settings.split)
-    progress.say("running it on the example ...")
+    progress.say("running the model on the example ...")
     maps = example_maps(saved, batch, settings.layer)
     config = saved.config
     title = (

@@ -128,7 +128,7 @@ def _heads_and_gelu(file: Path, width: int) -> tuple[int, Literal["exact", "tanh
             raise expected("--weights", wanted, config.num_heads)
         return config.num_heads, _GELUS[config.activation]
     if width % _HEAD_DIM:
-        wanted = f"a config.json with num_attention_heads beside {file}"
+        wanted = f"a config.json with num_attention_heads next to {file}"
         raise expected("--weights", wanted, f"none, for a width of {width}")
     return width // _HEAD_DIM, "exact"
 

@@ -56,8 +56,8 @@ class Curriculum(Stages):
         ):
             ids = np.flatnonzero(lengths <= limit).astype(np.int32)
             if number < len(self.stages) and len(ids) < batch_size:
-                wanted = f"lengths that at least {batch_size} examples, a batch, have"
-                got = f"{limit}, which {len(ids)} have"
+                wanted = f"lengths that cover at least a batch, {batch_size} examples"
+                got = f"{limit}, which covers {len(ids)}"
                 raise expected(f"--train.{self.name}", wanted, got)
             if end > start:
                 # A run without stages keeps the order of examples of earlier versions.

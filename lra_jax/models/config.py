@@ -242,7 +242,7 @@ class AttentionConfig:
             raise expected("num_kv_heads", wanted, heads)
         free = self.mechanism.layout is None
         if not (free and {"key", "value"} <= set(self.mechanism.projections)):
-            wanted = f"None for {self.mechanism.name!r}, whose heads are its own"
+            wanted = f"None for {self.mechanism.name!r}, which has its own heads"
             raise expected("num_kv_heads", wanted, heads)
 
     def _check_ends(self) -> None:

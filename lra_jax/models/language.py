@@ -87,7 +87,7 @@ class MaskedLM(LanguageModel):
     def __init__(self, vocab_size: int, *, rngs: nnx.Rngs, **settings: Any):
         super().__init__(vocab_size, rngs=rngs, **settings)
         if self.encoder.config.is_causal:
-            raise expected("is_causal", "False for hidden tokens", True)
+            raise expected("is_causal", "False for masked tokens", True)
         width = self.encoder.config.embed_dim
         self.dense = Dense(width, width, rngs=rngs)
         self.norm = LayerNorm(width)

@@ -295,7 +295,7 @@ def _check_pretraining(config: Config, task: Task) -> None:
     rate, only = config.pretrain.mask_rate, PretrainConfig.mask_rate
     if config.pretrain.target != "tokens" and rate != only:
         wanted = f"{only} with --pretrain.target={config.pretrain.target}, which "
-        raise expected("--pretrain.mask_rate", f"{wanted}hides no token", rate)
+        raise expected("--pretrain.mask_rate", f"{wanted}masks no token", rate)
     if config.pretrain.target == "notes" and config.model.readings < 2:
         wanted = "at least 2 with --pretrain.target=notes"
         raise expected("--model.readings", wanted, config.model.readings)

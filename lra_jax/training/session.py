@@ -295,7 +295,7 @@ class Session:
         theirs = dataclasses.replace(config.train, warmup=preset.warmup)
         if not theirs.too_warm:
             return ""
-        return f"; warm-up of {config.train.warmup} in place of {preset.warmup}"
+        return f"; warm-up of {config.train.warmup} instead of {preset.warmup}"
 
     def _mesh(self) -> str:
         mesh = self.trainer.mesh

@@ -39,7 +39,7 @@ def test_a_stage_to_the_end_of_the_run():
 
 
 def test_a_stage_needs_a_batch_of_examples():
-    with pytest.raises(ValueError, match="curriculum: expected lengths that at"):
+    with pytest.raises(ValueError, match="curriculum: expected lengths that cover"):
         Curriculum.parse("2:0.5", 4).plan(LENGTHS, **SETTINGS, num_steps=4)
 
 

@@ -45,7 +45,9 @@ def checked_slopes(
             "slopes", f"one for each head, [N]={published.shape}", slopes.shape
         )
     if known and not slopes.min() >= 0:
-        raise expected("slopes", "none below zero, or weights grow", slopes.min())
+        raise expected(
+            "slopes", "none below zero, because weights would grow", slopes.min()
+        )
     return jnp.asarray(slopes, dtype)
 
 

@@ -117,7 +117,7 @@ def luna_packed(
 
 luna_weights = dense.weights_of(
     luna_attention,
-    "None is negative. Rows sum to one, but not those of the causal form.",
+    "No entry is negative. Rows sum to one, except in the causal form.",
 )
 
 

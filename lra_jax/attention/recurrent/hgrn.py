@@ -238,7 +238,7 @@ def _check_real(
 ) -> None:
     for name, array in {"angle": angle, "rotation": rotation}.items():
         if array is not None:
-            wanted = "None: complex columns turn, so no matrix of weights makes them"
+            wanted = "None, because no matrix of weights rotates complex columns"
             raise expected(name, wanted, "an array")
 
 
