@@ -325,7 +325,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, help="runs of a case; default 15")
     parser.add_argument("--quick", action="store_true", help="other defaults: minutes")
     parser.add_argument("--peers", default="all", help="'all', 'none' or names")
-    parser.add_argument("--out", help="JSON file to write; the picture beside it")
+    parser.add_argument("--out", help="JSON file to write, with the picture next to it")
     options = parser.parse_args()
     if options.quick:
         powers = ",".join(str(1024 << power) for power in range(0, 7, 2))

@@ -71,7 +71,7 @@ def load_bert(file: str | Path) -> tuple[Network, Shape]:
     """A BERT with the weights of a safetensors file, and its sizes.
 
     Raises:
-      ValueError: the file, or the ``config.json`` beside it, is of another kind of
+      ValueError: the file, or the ``config.json`` next to it, is of another kind of
         model.
     """
     arrays = {

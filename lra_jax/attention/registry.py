@@ -1,4 +1,4 @@
-"""The mechanisms by name: their only list, and the capabilities that each declares.
+"""The list of all mechanisms by name, and the capabilities that each declares.
 
 A mechanism is a module of this package, one line of `MODULES`; the last part of the
 module's name is the mechanism's. Its ``MECHANISM`` entry is a plain literal, read from

@@ -22,7 +22,7 @@ View = Literal["none", "lra", "linformer", "cosformer", "decode", "accelerator"]
 
 @dataclasses.dataclass(frozen=True)
 class BenchmarkConfig:
-    """The measurements to make, on one device. Flags not given take the view's values."""
+    """The measurements to make, on one device. Unset flags have the view's values."""
 
     view: View = "none"
     """none: any set of cases. lra: Table 2 of the LRA paper. linformer: Table 3 of the

@@ -177,7 +177,7 @@ def _broken(attention: str, error: Exception) -> ValueError:
     first = str(error).strip().partition("\n")[0]
     wanted = f"{attention!r} to map query, key and value to [B, T, N, Hv] arrays"
     got = f"{type(error).__name__}: {first}{_place(attention, error)}"
-    for note in getattr(error, "__notes__", ()):  # jax adds a note of its own.
+    for note in getattr(error, "__notes__", ()):  # jax adds its own note.
         got += f"; {note}" if note.startswith("called with ") else ""
     return expected("--attention", wanted, got)
 
@@ -319,7 +319,7 @@ def _refuse_images(config: Config) -> None:
 
 
 def _refuse_unread(config: Config, task: Task) -> None:
-    """Refuses settings of a head that the task's model has not."""
+    """Refuses settings of a head that the task's model does not have."""
     unread, reason = {}, "which has no pairs"
     if task.per_position:
         unread = {"pooling": "mean", "padding": "lengths", "interaction": "nli"}

@@ -73,7 +73,7 @@ class Task:
       augmentation: names ``(tokens, generator) -> tokens``, applied to each training
         example if the data settings say so.
       targets: by the value of ``--pretrain.target``, names `lra_jax.data.pipeline`'s
-        ``Targets``: what it teaches at each position, 0 for nothing.
+        ``Targets``: the target of each position, 0 for none.
       tree_drawer: names ``(tokens) -> lra_jax.data.listops_language.Tree``, if
         sequences are nested expressions.
     """
@@ -198,7 +198,7 @@ class Task:
     def pretraining_targets(
         self, config: Config
     ) -> Callable[..., dict[str, "np.ndarray"]] | None:
-        """The targets of pretraining, one per position; None for hidden tokens."""
+        """The targets of pretraining, one per position; None for masked tokens."""
         target = self.targets.get(config.pretrain.target)
         return None if target is None else pkgutil.resolve_name(target)
 

@@ -79,7 +79,7 @@ def test_a_checkpoint_chosen_on_the_test_split_is_said_to_be(capsys):
         "figure of the thuml/Flowformer repository",
     ):
         assert part in shown["test"]
-    # Rows of other protocols are not shown, nor any beside a run of another length.
+    # Rows of other protocols are not shown, nor any next to a run of another length.
     assert "Transformer" not in shown["test"]
     shorter = config.replace(train={"steps": 9})
     show_result(RunConsole(9), task, shorter, result)
