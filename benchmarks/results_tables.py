@@ -313,8 +313,8 @@ def causal_forms() -> str:
     head = "| " + " | ".join(["", *(f"{length:,}" for length in lengths)]) + " |"
     tables = []
     for allocator, title in (
-        ("default", "The allocator as it is"),
-        ("tuned", "The allocator as `lra_jax.runtime` sets it"),
+        ("default", "With the default allocator"),
+        ("tuned", "With the allocator as `lra_jax.runtime` sets it"),
     ):
         rows = [
             [f"{forms['linear']}, ms"]

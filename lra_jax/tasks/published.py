@@ -5,8 +5,8 @@ without Path-X; avg6 includes Path-X and counts a failure as 50 %. Neither is st
 here; both are computed from a row.
 
 Rows differ in more than the mechanism: in data splits, lengths, model sizes and whether
-the best or the last checkpoint was scored. The rows of the LRA paper are those of the last
-checkpoint of small models with LRA's settings; from the S4 paper on, models are tuned.
+the best or the last checkpoint was scored. The rows of the LRA paper are from the last
+checkpoint of small models at LRA's settings; from the S4 paper on, models are tuned.
 
 `official` is the mechanism for which the preset official follows the row's own
 protocol, as far as this library can; a row is shown only next to such a run.

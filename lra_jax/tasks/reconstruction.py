@@ -11,9 +11,9 @@ If the batch has ``targets``, nothing is masked, and the same head learns the ta
 each position that has one: for example the values of a ListOps expression's operators.
 
 If it also has ``notes``, the targets are the notes after a reading that begins with
-these (`lra_jax.models.pooling`), and "no note" is learned too. Most notes do not change:
-in the loss, a token whose note stays the same counts a fifth as much as one whose note
-changes, and in the accuracy it does not count at all.
+these (`lra_jax.models.pooling`), and "no note" is learned too. Most notes do not
+change: in the loss, a token whose note stays the same counts a fifth as much as one
+whose note changes, and in the accuracy it does not count at all.
 
 Source: Amos, Berant and Gupta 2023, "Never Train from Scratch", arXiv:2310.02980, and
 its code, IdoAmos/not-from-scratch: one vector replaces all masked tokens, the loss
