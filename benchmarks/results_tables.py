@@ -32,7 +32,8 @@ def full_runs() -> str:
         for name in ("modern-quick", "compact")
     )
     head = (
-        "| attention | test accuracy | last checkpoint | parameters | with `compact` |"
+        "| attention | ListOps test accuracy | last checkpoint | parameters "
+        "| with `compact` |"
     )
     lines = (
         f"| {name} | {_scores(quick[name])} | {quick[name]['parameters']:,} | "
@@ -41,7 +42,8 @@ def full_runs() -> str:
     )
     steps, few = ({r["steps"] for r in rows.values()} for rows in (quick, compact))
     note = (
-        f"Trained for {_one(steps):,} steps with the default preset, `modern-quick`; "
+        "ListOps asks for the value of a nested expression, one of ten digits. Trained "
+        f"for {_one(steps):,} steps with the default preset, `modern-quick`; "
         f"in the last column, for {_one(few):,} steps with `--preset=compact`, the "
         "model of the PyTorch code bases and the default when it was measured. One "
         f"seed, on {_machines(results)}. Test accuracy is that of the checkpoint with "
