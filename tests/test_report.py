@@ -163,8 +163,8 @@ def test_the_table_of_a_task(runs):
         in first[7]
     )
     assert [row[0] for row in table.rows[2:]] == [
-        "floor: majority class",
-        "floor: root operator alone, best possible",
+        "baseline: majority class",
+        "baseline: root operator alone, best possible",
     ]
 
 

@@ -106,7 +106,7 @@ def by_task(groups: Sequence[Group]) -> dict[str, list[Group]]:
 
 
 def task_table(task: str, groups: Sequence[Group]) -> Table:
-    """Our runs of a task, then floors of its data, and the published rows with the
+    """Our runs of a task, then baselines for its data, and the published rows with the
     protocol of one of the runs."""
     head = (
         *("model", "test accuracy %", "last checkpoint %", "seeds", "steps/s"),
@@ -118,7 +118,10 @@ def task_table(task: str, groups: Sequence[Group]) -> Table:
         alike = [group.config for group in groups if group.by_protocol]
         beside = dict.fromkeys(x for c in alike for x in known.published_beside(c))
         others = [
-            *((f"floor: {n}", x, "computed for LRA's data") for n, x in known.floors),
+            *(
+                (f"baseline: {n}", x, "computed for LRA's data")
+                for n, x in known.floors
+            ),
             *((f"published: {x.model}", x.accuracy, x.source) for x in beside),
         ]
         rows += [(name, f"{x:.2f}", *[""] * 5, source) for name, x, source in others]

@@ -65,8 +65,8 @@ class Task:
       chance: accuracy of guessing in percent, from the data settings; None = unknown.
       is_scaled: reports show the accuracy above chance, from 0 to 1.
       is_official: whether the data settings, and the number of examples in every split,
-        are those of the Long-Range Arena, to which floors and published rows apply.
-      floors: ``(name, percent)`` of trivial readers.
+        are those of the Long-Range Arena, to which baselines and published rows apply.
+      floors: ``(name, percent)`` of trivial baselines, such as chance.
       published: published test accuracies, each with its protocol.
       decoder: names ``(tokens, uint8 [length]) -> str``, for display; images have none.
       words: names a mapping that tells `lra_jax.models.raw` how to read words, if used.

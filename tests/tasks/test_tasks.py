@@ -72,7 +72,7 @@ def test_a_checkpoint_chosen_on_the_test_split_is_said_to_be(capsys):
     assert "chosen on the test split itself" in shown["test"]
     assert "chosen on" not in shown["holdout"]
     for part in (
-        "floor: chance",
+        "baseline: chance",
         "50.00",
         "published: Flowformer",
         "64.29",
