@@ -138,7 +138,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--part", choices=PARTS, default="mechanisms")
-    parser.add_argument("--models", help="of the part, between semicolons")
+    parser.add_argument("--models", help="of the part, separated by semicolons")
     parser.add_argument("--rates", default="0.001,0.002,0.004")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--workdir", default="runs/language")
