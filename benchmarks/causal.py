@@ -323,9 +323,9 @@ def main() -> None:
     powers = ",".join(str(1024 << power) for power in range(7))
     parser.add_argument("--lengths", help=f"comma-separated; default {powers}")
     parser.add_argument("--repeats", type=int, help="runs of a case; default 15")
-    parser.add_argument("--quick", action="store_true", help="other defaults: minutes")
+    parser.add_argument("--quick", action="store_true", help="fewer lengths and runs")
     parser.add_argument("--peers", default="all", help="'all', 'none' or names")
-    parser.add_argument("--out", help="JSON file to write; the picture beside it")
+    parser.add_argument("--out", help="JSON file to write, with the picture next to it")
     options = parser.parse_args()
     if options.quick:
         powers = ",".join(str(1024 << power) for power in range(0, 7, 2))

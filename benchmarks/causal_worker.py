@@ -1,7 +1,7 @@
 """The process in which `causal.py` runs the forms of one library, jax or torch.
 
 Reads one request per line and answers with one line, both JSON. Each library has its
-own process, so the idle threads of one never spin beside the work of the other. While
+own process, so the idle threads of one never spin during the work of the other. While
 one form runs, everything else is idle.
 """
 

@@ -6,11 +6,11 @@ and selects the rate with the lowest validation loss of seed 0. Further seeds
 
 mechanisms   every causal mechanism, next byte: Flowformer's and cosFormer's tables on
              WikiText-103, of which only the order of the mechanisms is comparable.
-reweighting  cosFormer's ablation: feature maps, with and without the cosine, hidden
+reweighting  cosFormer's ablation: feature maps, with and without the cosine, masked
              bytes; the curves compare with its Figure 4.
 flow         Flowformer's ablation: without competition, without allocation, clip=1,
              and with ReLU instead of sigmoids.
-linformer    hidden bytes against K and sharing in rows of 512: Linformer's Figure 3.
+linformer    masked bytes against K and sharing in rows of 512: Linformer's Figure 3.
 lengths      the same with rows of 256 and 1,024.
 
 ``--publish`` writes results/language/PART.json with every run, the picture
@@ -82,7 +82,7 @@ def _lengths() -> dict[str, list[str]]:
 
 
 _BYTE = ("test_bits_per_byte_best", "bits per byte")
-_HIDDEN = ("test_perplexity_best", "perplexity of hidden bytes")
+_HIDDEN = ("test_perplexity_best", "perplexity of masked bytes")
 PARTS = {
     "mechanisms": Part("lm", _causal(), "softmax", *_BYTE, True),
     "reweighting": Part(
@@ -138,7 +138,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--part", choices=PARTS, default="mechanisms")
-    parser.add_argument("--models", help="of the part, between semicolons")
+    parser.add_argument("--models", help="of the part, separated by semicolons")
     parser.add_argument("--rates", default="0.001,0.002,0.004")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--workdir", default="runs/language")
@@ -313,7 +313,7 @@ def table(report: dict[str, Any]) -> str:
     part, rows = PARTS[report["part"]], report["rows"]
     base = rows.get(part.baseline, {}).get("score")
     lines = [
-        f"| model | {part.unit} | over {part.baseline} | rate | state |",
+        f"| model | {part.unit} | ratio to {part.baseline} | learning rate | state |",
         "|---|---|---|---|---|",
     ]
     for name, row in sorted(rows.items(), key=lambda item: item[1]["score"]):

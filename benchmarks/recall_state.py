@@ -3,8 +3,8 @@
 Draws docs/recall_state.png from finished runs of the task mqar in results/recall_state/
 (``python -m lra_jax.sweep --suite=recall --task=mqar --model.num_heads=1,8``, and two
 heads, the default, with the mechanisms and rate that docs/suites.md names). A layer of
-a given width has as many parameters whatever its heads, but a linear mechanism with N
-heads of H columns keeps N H^2 numbers: fewer heads, more state.
+a given width has the same number of parameters however many heads it has, but a linear
+mechanism with N heads of H columns keeps N H^2 numbers: fewer heads, more state.
 """
 
 import json

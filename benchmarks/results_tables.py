@@ -32,7 +32,8 @@ def full_runs() -> str:
         for name in ("modern-quick", "compact")
     )
     head = (
-        "| attention | test accuracy | last checkpoint | parameters | with `compact` |"
+        "| attention | ListOps test accuracy | last checkpoint | parameters "
+        "| with `compact` |"
     )
     lines = (
         f"| {name} | {_scores(quick[name])} | {quick[name]['parameters']:,} | "
@@ -41,13 +42,15 @@ def full_runs() -> str:
     )
     steps, few = ({r["steps"] for r in rows.values()} for rows in (quick, compact))
     note = (
-        f"{_one(steps):,} steps of the default preset, `modern-quick`; the last column "
-        f"has {_one(few):,} of `--preset=compact`, the model of the PyTorch code bases "
-        "and the default when it was measured. One seed, on "
-        f"{_machines(results)}. Test accuracy is that of the checkpoint with the best "
-        f"validation score, on {_one({r['test_examples'] for r in results}):,} "
-        "examples (standard error 1.1). The majority class has 17.05 %; reading only "
-        "the root operator gives 36.6 %. `results/listops/` has the command, commit "
+        "ListOps asks for the value of a nested expression, one of ten digits. Trained "
+        f"for {_one(steps):,} steps with the default preset, `modern-quick`; "
+        f"in the last column, for {_one(few):,} steps with `--preset=compact`, the "
+        "model of the PyTorch code bases and the default when it was measured. One "
+        f"seed, on {_machines(results)}. Test accuracy is that of the checkpoint with "
+        "the best validation score, on "
+        f"{_one({r['test_examples'] for r in results}):,} examples (standard error "
+        "1.1 points). Always predicting the majority class scores 17.05 %; reading "
+        "only the root operator, 36.6 %. `results/listops/` has the command, commit "
         "and versions of each run."
     )
     return _table(head, lines, note)
@@ -78,7 +81,7 @@ def learning_runs() -> str:
     """The markdown table of runs of ListOps' modern presets."""
     results = _read("learning")
     head = (
-        "| attention | taught first | test accuracy | last checkpoint "
+        "| attention | pretrained on | test accuracy | last checkpoint "
         "| best validation | parameters | steps | steps/s | time |"
     )
     lines = (
@@ -88,10 +91,10 @@ def learning_runs() -> str:
         for result in results
     )
     note = (
-        f"Measured on one core of {_machines(results)}, beside other work; of the runs "
-        "taught values, that of 9,000 steps and those taught running values on both, "
-        "and that of 21,200 on both for its last 950 steps. The standard error on "
-        "2,000 test examples is 1.1 points."
+        f"Measured on one core of {_machines(results)}, with other work on the second "
+        "core. Of the runs pretrained on values, that of 9,000 steps used both cores, "
+        "as did those on running values; that of 21,200 steps used both for its last "
+        "950 steps. The standard error on 2,000 test examples is 1.1 points."
     )
     return "\n\n".join([_table(head, lines, note), heights()])
 
@@ -116,8 +119,9 @@ def heights() -> str:
         for row in report["rows"]
     )
     note = (
-        "Values right at opening and at closing brackets; at the closing brackets of "
-        "each kind of operator; and by a reader of the operator alone. "
+        "Share of values predicted correctly at opening and at closing brackets, at "
+        "the closing brackets of each kind of operator, and by a reader of the "
+        "operator alone. "
         f"`{report['command']}`, {report['attention']} of {report['num_layers']} "
         f"blocks after {report['step']:,} steps, {report['examples']} validation "
         f"examples, on {_machines([report])}."
@@ -135,8 +139,8 @@ def small_runs() -> str:
         for result in results
     )
     note = (
-        f"On {_machines(results)}, one core each, beside other work. `results/small/` "
-        "has the command, commit and versions of each run."
+        f"On {_machines(results)}, one core per run, while the other did other work. "
+        "`results/small/` has the command, commit and versions of each run."
     )
     return _table(head, lines, note)
 
@@ -158,11 +162,11 @@ def suite_runs() -> str:
     rates = {test: _rates(results, test) for test in tests}
     note = (
         "Preset `quick`, one seed. Percent correct on the test split, for the "
-        "checkpoint and rate with the best validation accuracy; for state tracking, "
-        "scaled so that 0 is chance. Measured on "
-        f"{_machines(results)}, beside other work. Rates tried: "
+        "checkpoint and learning rate with the best validation accuracy; for state "
+        "tracking, scaled so that 0 is chance. Measured on "
+        f"{_machines(results)}, alongside other work. Learning rates tried: "
         + "; ".join(f"`{test}` {tried}" for test, tried in rates.items())
-        + ". State: numbers that all layers keep, for softmax at the longest sequence "
+        + ". State: numbers kept by all layers; for softmax, at the longest sequence "
         "of the test where it keeps most. `results/suites/` has the command, commit "
         "and versions of each run."
     )
@@ -185,8 +189,8 @@ def recall_by_state() -> str:
         )
     )
     note = (
-        "Percent of the answers right with the most pairs, 16, in brackets the numbers "
-        "that both layers keep; preset quick, rate 0.01, one seed, on "
+        "Percent of correct answers with the most pairs, 16, and in brackets the "
+        "numbers that both layers keep; preset quick, rate 0.01, one seed, on "
         f"{_machines(results)}. `results/recall_state/` has the command of each run."
     )
     names = ("1 head" if n == 1 else f"{n} heads" for n in heads)
@@ -224,9 +228,9 @@ def causal_mechanisms() -> str:
     )
     first = next(iter(report["runs"].values()))[0]
     note = (
-        f"Bits per byte of the {first['data'].partition(',')[0]} after "
-        f"{first['steps']} steps of a small model, two seeds at the best of four rates "
-        "([how](docs/language_models.md#every-causal-mechanism)); recall "
+        f"Bits per byte on the {first['data'].partition(',')[0]} after "
+        f"{first['steps']} steps of a small model, mean of two seeds at the best of "
+        "four rates ([how](docs/language_models.md#every-causal-mechanism)); recall "
         "of key-value pairs and parity of bits in percent "
         "([thirteen such tests](docs/suites.md)), one seed."
     )
@@ -311,8 +315,8 @@ def causal_forms() -> str:
     head = "| " + " | ".join(["", *(f"{length:,}" for length in lengths)]) + " |"
     tables = []
     for allocator, title in (
-        ("default", "The allocator as it is"),
-        ("tuned", "The allocator as `lra_jax.runtime` sets it"),
+        ("default", "With the default allocator"),
+        ("tuned", "With the allocator as `lra_jax.runtime` sets it"),
     ):
         rows = [
             [f"{forms['linear']}, ms"]

@@ -457,7 +457,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--stops", type=int, default=20)
-    parser.add_argument("--processes", type=int, choices=(1, 2), help="both if none")
+    parser.add_argument("--processes", type=int, choices=(1, 2), help="default: both")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()

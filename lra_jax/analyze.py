@@ -25,31 +25,31 @@ class RankCollapse:
     """How fast tokens become equal, with and without skips and MLPs."""
 
     out: str = "analysis/rank-collapse"
-    """Folder of the page, the pictures and their data."""
+    """Folder for the page, the pictures and their data."""
     network: str = "bert,albert,xlnet"
-    """Networks at initialisation, a panel each; the first is drawn with every
+    """Networks at initialisation, one panel each; the first is also drawn with every
     mechanism."""
     attention: str = "softmax,linear,cosformer,flow,linformer"
     """Mechanisms to draw side by side."""
     workdir: str | None = None
-    """A run directory: the curves of its model instead, on its own data."""
+    """A run directory: draw the curves of its model instead, on its own data."""
     checkpoint: Literal["best", "last"] = "best"
     """best: best on validation. last: the newest."""
     allow_code: bool = False
-    """Import and call the attention function that the run's config.json names; only of
-    a directory that you trust."""
+    """Import and call the attention function that the run's config.json names. Use this
+    only for a directory that you trust."""
     weights: str | None = None
-    """A BERT's model.safetensors on disk: its curves instead."""
+    """A BERT's model.safetensors on disk: draw its curves instead."""
     norm: bool = True
-    """Layer normalisation in the blocks."""
+    """Use layer normalisation in the blocks."""
     length: int = 128
-    """Tokens of a sequence of random tokens."""
+    """Length of the random sequences, in tokens."""
     layers: int | None = None
     """Layers of the networks; by default 12, as published."""
     examples: int = 4
-    """Sequences for each initialisation, or from the run's test split."""
+    """Sequences per initialisation, or from the run's test split."""
     draws: int = 2
-    """Initialisations of each network."""
+    """Number of initialisations of each network."""
     seed: int = 0
     """Seed of the first initialisation and its tokens."""
 
@@ -59,16 +59,16 @@ class Paths:
     """Which paths through a network do the work, and how a circle contracts."""
 
     out: str = "analysis/paths"
-    """Folder of the page, the pictures and their data."""
+    """Folder for the page, the pictures and their data."""
     experiment: str = "sorting,convex-hull,memorisation,circle"
     """Experiments to run."""
     attention: str = "softmax"
     """Mechanism of the networks."""
     full: bool = False
-    """Use the published settings, whatever accuracy they reach; by default settings
-    that take minutes on 2 cores."""
+    """Use the published settings, whatever accuracy they reach. The default settings
+    take minutes on 2 cores."""
     repeats: int = 5
-    """Draws of the random paths of each length."""
+    """Number of draws of the random paths of each length."""
     seed: int = 0
     """Seed of data, weights and paths."""
 
@@ -78,14 +78,14 @@ class Spectrum:
     """How much of an attention matrix lies in a few singular values."""
 
     out: str = "analysis/spectrum"
-    """Folder of the page, the pictures and their data."""
+    """Folder for the page, the pictures and their data."""
     workdir: str | None = None
     """A run directory: its model on its own data."""
     checkpoint: Literal["best", "last"] = "best"
     """best: best on validation. last: the newest."""
     allow_code: bool = False
-    """Import and call the attention function that the run's config.json names; only of
-    a directory that you trust."""
+    """Import and call the attention function that the run's config.json names. Use this
+    only for a directory that you trust."""
     network: str = "bert"
     """Without a run: the network at initialisation."""
     attention: str = "softmax,cosformer,linformer"
@@ -93,7 +93,7 @@ class Spectrum:
     length: int = 512
     """Without a run: tokens of a sequence."""
     examples: int = 1
-    """Sequences to take the mean over."""
+    """Number of sequences to average over."""
     seed: int = 0
     """Seed of the initialisation and its tokens."""
 
@@ -105,12 +105,12 @@ class Maps:
     workdir: str
     """A run directory."""
     out: str = "analysis/maps"
-    """Folder of the page, the pictures and their data."""
+    """Folder for the page, the pictures and their data."""
     checkpoint: Literal["best", "last"] = "best"
     """best: best on validation. last: the newest."""
     allow_code: bool = False
-    """Import and call the attention function that the run's config.json names; only of
-    a directory that you trust."""
+    """Import and call the attention function that the run's config.json names. Use this
+    only for a directory that you trust."""
     split: str = "test"
     """Split of the example."""
     example: int | None = None
@@ -247,7 +247,7 @@ def _paths(settings: Paths, page: Any) -> None:
     results = {}
     trained = [name for name in names if name != "circle"]
     for name in trained:
-        progress.say(f"{name} ({len(results) + 1} of {len(trained)} trainings) ...")
+        progress.say(f"{name} ({len(results) + 1} of {len(trained)} training runs) ...")
         results[name] = run_experiment(
             name,
             experiments[name],
@@ -305,7 +305,7 @@ def _maps(settings: Maps, page: Any) -> None:
         known("--split", settings.split, saved.dataset.splits)
         example = int(saved.dataset.lengths(settings.split).argmin())
     batch = saved.examples([example], settings.split)
-    progress.say("running it on the example ...")
+    progress.say("running the model on the example ...")
     maps = example_maps(saved, batch, settings.layer)
     config = saved.config
     title = (

@@ -92,7 +92,7 @@ def _accelerator(config: BenchmarkConfig, args: Sequence[str]) -> None:
         view.run(say)
     except parts.Stopped as stop:
         cli.fail(_ADVICE, 128 + stop.signum)
-    say(f"wrote {view.page} and {view.page.with_suffix('.json').name} beside it")
+    say(f"wrote {view.page} and, next to it, {view.page.with_suffix('.json').name}")
     if view.failed:
         cli.fail(f"failed: {', '.join(view.failed)}; the same command tries again", 1)
 
@@ -106,7 +106,7 @@ def run(config: BenchmarkConfig) -> dict[str, Any]:
     from lra_jax.benchmarking.report import Report
 
     if config.view == "accelerator":
-        wanted = "another than accelerator, which starts processes and writes files"
+        wanted = "any other than accelerator, which starts processes and writes files"
         raise expected("view", wanted, "accelerator")
     report = Report(config, "")
     report.measure()

@@ -100,8 +100,8 @@ def parse_config(prog: str, description: str, args: Sequence[str]) -> Config:
         Config,
         prog,
         f"{description}\n\nTasks and presets: {presets}.\nMechanisms: "
-        f"{', '.join(_mechanisms())}, or package.module:function.\nA short form "
-        "that fits only one flag will do: --steps, --batch-size, --lr.",
+        f"{', '.join(_mechanisms())}, or package.module:function.\n"
+        "Unambiguous short forms of flags work: --steps, --batch-size, --lr.",
         args,
         default=preset,
     )

@@ -32,11 +32,11 @@ class GenerateConfig:
     tokens: int = 256
     """Number of tokens to generate; a text can end earlier."""
     temperature: float = 0.8
-    """Divides the logits; 0 always takes the most probable token."""
+    """Number that divides the logits; 0 always takes the most probable token."""
     top_k: int | None = None
-    """Sample from this number of most probable tokens."""
+    """Sample only from this many of the most probable tokens."""
     top_p: float | None = None
-    """Sample from the most probable tokens that together have this probability."""
+    """Sample only from the most probable tokens that together have this probability."""
     seed: int = 0
     """Seed for sampling."""
     allow_code: bool = False

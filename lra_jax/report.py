@@ -23,8 +23,8 @@ Makes a page of finished runs, together with published results.
 
   RUNS          folder with run directories, at any depth
   --out=FOLDER  where report.html, report.md and their pictures go (report)
-  --format=...  of html, md, latex, csv, json (html,md); the last three have a row for
-                each setting, with the accuracy as a mean over seeds"""
+  --format=...  any of html, md, latex, csv, json (html,md); the last three have one row
+                per setting, with the mean accuracy over seeds"""
 
 
 def main(args: Sequence[str] | None = None) -> None:

@@ -34,24 +34,24 @@ _HELP = f"""usage: {PROG} --attention=NAME,NAME,...
 
 Trains several mechanisms one after another, and reports those that fail.
 
-  --attention=NAME,NAME,...  mechanisms, or package.module:function; all: those with a
+  --attention=NAME,NAME,...  mechanisms, or package.module:function; all = those with a
                              causal form, on every task. Encoder tasks, such as LRA's,
-                             also take those without one: give them by name
+                             also take the others: list them by name
   --task=NAME,NAME,...       tasks (listops)
   --preset=NAME,NAME,...     presets, of every task
-  --FLAG=VALUE,VALUE,...     every value of a flag of training that is a number or a
+  --FLAG=VALUE,VALUE,...     several values of a training flag that takes a number or a
                              choice, as in --train.learning_rate=1e-3,3e-3; the best by
                              validation is named at the end
-  --FLAG='TEXT|TEXT|...'     the same for a flag that is a text, as in
-                             --model.attention_options='clip=1|clip=30' or
-                             --train.curriculum='|700:0.6', without one and with one
+  --FLAG='TEXT|TEXT|...'     the same for a flag that takes a text, as in
+                             --model.attention_options='clip=1|clip=30' or, with none
+                             and with one, --train.curriculum='|700:0.6'
   --suite=NAME               {", ".join(suites())}:
                              every test of the suite (or the one of --task), with the
                              learning rates of its protocol
-  --seeds=N                  runs of each, with seeds --seed, --seed + 1, ... (1)
+  --seeds=N                  N runs of each, with seeds --seed, --seed + 1, ... (1)
   --workdir=FOLDER           folder for the run directories (runs)
 
-and every flag of python -m lra_jax.train except --dry-run, which describes one run.
+and all flags of python -m lra_jax.train except --dry-run, which describes one run.
 python -m lra_jax.report makes a page of the results."""
 
 

@@ -1,19 +1,19 @@
 # %% [markdown]
 # # Quick start: test an attention mechanism on the Long-Range Arena
 #
-# Trains a model with linear-complexity attention on ListOps, plots its curve, and keeps
-# the run where you can resume it. It needs Python 3.11 or later and one device of any
-# kind: a Colab TPU or GPU, or a CPU. cosFormer takes 18 minutes on 2 CPU cores; the run
-# prints how much time is left. For a first look set `STEPS` to 100.
+# This notebook trains a model with linear-complexity attention on ListOps, plots its
+# curve, and keeps the run where you can resume it. It needs Python 3.11 or later and
+# one device of any kind: a Colab TPU or GPU, or a CPU. cosFormer takes 18 minutes on 2
+# CPU cores; the run prints how much time is left. For a first look set `STEPS` to 100.
 #
-# Runtime > Change runtime type chooses the device in Colab.
+# In Colab, choose the device under Runtime > Change runtime type.
 
 # %% [markdown]
 # ## Settings
 #
-# `RUNS` is the folder of the runs. A Colab machine is deleted after use, so in Colab
+# `RUNS` is the folder for the runs. A Colab machine is deleted after use, so in Colab
 # the folder is on your Google Drive, in `MyDrive/lra_jax`. Colab asks for your
-# permission first. `DRIVE = None` keeps runs on the machine alone.
+# permission first. `DRIVE = None` keeps runs on the machine only.
 
 # %% tags=["parameters"]
 RUNS = "runs"
@@ -50,11 +50,11 @@ print("runs are kept in", folder.resolve())
 # %% [markdown]
 # ## Train
 #
-# ListOps asks for the value of a nested expression such as
-# `[MAX 2 [MIN 3 4 ] 5 ]`, about a thousand tokens long, which is a digit. Guessing the
-# most frequent digit scores 17 %; reading the outermost operator alone, 36.6 %.
+# ListOps asks for the value, a digit, of a nested expression such as
+# `[MAX 2 [MIN 3 4 ] 5 ]`, but about a thousand tokens long. Guessing the most frequent
+# digit scores 17 %; reading only the outermost operator, 36.6 %.
 #
-# A preset holds every setting with its source. The default of ListOps, `modern-quick`,
+# A preset holds every setting with its source. The default for ListOps, `modern-quick`,
 # uses the same block for every mechanism, with a short convolution before the attention
 # and a gate after it. Interrupt the cell whenever you like and run it again: it
 # continues from its last checkpoint. If the run is on Google Drive, that works on a new

@@ -18,8 +18,8 @@ from lra_jax.models import MultiHeadAttention
 # %% [markdown]
 # ## A function
 #
-# It has the same arguments as `jax.nn.dot_product_attention`: query, key and value
-# `[B, T, N, H]`, and a mask that is True at real tokens.
+# Its arguments are query, key and value `[B, T, N, H]`, as in
+# `jax.nn.dot_product_attention`, and a mask that is True at real tokens.
 
 # %%
 query, key, value = jax.random.normal(jax.random.key(0), (3, 2, 64, 4, 16))
@@ -50,7 +50,7 @@ print("Linen", linen_layer.apply(variables, x).shape)
 
 # %% [markdown]
 # `lra_jax.models.MultiHeadAttention` does the same and also holds what some mechanisms
-# need beside queries, keys and values: Linformer's projections, Performer's random
+# need besides queries, keys and values: Linformer's projections, Performer's random
 # features, the gates of gated linear attention. The name chooses the mechanism.
 
 # %%
@@ -91,7 +91,7 @@ print("largest difference:", float(jnp.abs(packed[:, 24:54] - second).max()))
 # ## Decoding
 #
 # A causal mechanism of linear cost summarises all earlier positions in a state of fixed
-# size. `prefill` takes a prompt in one pass, `step` one position.
+# size. `prefill` reads a prompt in one pass, and `step` one further position.
 
 # %%
 whole = attention.linear_attention(query, key, value, is_causal=True)

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Linear attention, annotated
 #
-# Linear attention, cosFormer, Linformer and Flow-Attention, derived step by step with
-# running code, each compared with the library and drawn as a matrix. This runs on any
-# device and takes a minute on a CPU.
+# This notebook derives linear attention, cosFormer, Linformer and Flow-Attention step
+# by step with running code, compares each with the library, and draws it as a matrix.
+# It runs on any device and takes a minute on a CPU.
 
 # %%
 import jax
@@ -44,8 +44,9 @@ compare(softmax @ value, library("softmax_attention", query, key, value)[:, 0])
 # %% [markdown]
 # ## Linear attention: change the order of the products
 #
-# Replace $e^{q \cdot k}$ by $\phi(q) \cdot \phi(k)$ with a positive function of each
-# vector alone, $\phi(x) = \mathrm{elu}(x) + 1$. The weights then have rank H, and
+# Replace $e^{q \cdot k}$ by $\phi(q) \cdot \phi(k)$, where $\phi$ is a positive
+# function of one vector, $\phi(x) = \mathrm{elu}(x) + 1$. The weights then have rank H,
+# and
 #
 # $$\sum_j (\phi(q_i) \cdot \phi(k_j))\, v_j = \phi(q_i) \cdot
 # \Big(\sum_j \phi(k_j)\, v_j^T\Big)$$
@@ -112,10 +113,10 @@ linformer = slots @ projection[1]
 #
 # Each query (a sink) receives $I_i = \phi(q_i) \cdot \sum_j \phi(k_j)$, and each key
 # (a source) gives $O_j = \phi(k_j) \cdot \sum_i \phi(q_i)$. Flow-Attention fixes both.
-# If every source gives 1 in all, what still reaches a sink says how much its result is
-# worth (*allocation*, a sigmoid). If every sink takes 1 in all, the sources compete for
-# it (*competition*, a softmax over the keys). Nothing but sums over positions is
-# needed, so the cost stays linear, and no position is preferred.
+# If every source gives 1 in total, the flow that still reaches a sink says how much its
+# result is worth (*allocation*, a sigmoid). If every sink takes 1 in total, the sources
+# compete for it (*competition*, a softmax over the keys). All of this needs only sums
+# over positions, so the cost stays linear, and no position is preferred.
 
 # %%
 flow_q, flow_k = jax.nn.sigmoid(query), jax.nn.sigmoid(key)
@@ -134,7 +135,7 @@ flow = flow_q / incoming[:, None] @ flow_k.T * competition * allocation[:, None]
 # %% [markdown]
 # ## The matrices
 #
-# Only softmax ever builds its matrix; here are those of the others, too. Red is
+# In practice only softmax builds its matrix; here are those of the others, too. Red is
 # positive, blue is negative, and each matrix has its own scale.
 
 # %%

@@ -24,8 +24,8 @@ from lra_jax.analysis.collapse import network_curves
 # %% [markdown]
 # ## The measure
 #
-# `res(X)` is the tokens minus their mean, and `||res(X)|| / ||X||` says how different
-# they still are: 0 when all are equal.
+# `res(X)` is the tokens minus their mean, and `||res(X)|| / ||X||` says how much the
+# tokens still differ: 0 when all are equal.
 
 # %%
 rng = np.random.default_rng(0)
@@ -35,8 +35,8 @@ print("equal tokens:", relative_residual(np.ones((TOKENS, 32))))
 # %% [markdown]
 # ## With and without skip connections
 #
-# A network of BERT's shape with random weights, on random tokens: neither the weights
-# nor the text matter here.
+# The network has BERT's shape and random weights and reads random tokens: neither the
+# weights nor the text matter here.
 
 # %%
 settings = {"batch_size": SEQUENCES, "length": TOKENS, "num_layers": LAYERS}
@@ -58,10 +58,10 @@ plt.show()
 # %% [markdown]
 # ## Other mechanisms
 #
-# This is attention alone again. Where the weights depend on the positions whatever the
+# This is again attention alone. Where the weights depend on the positions, whatever the
 # tokens are, as with cosFormer's cosine and Linformer's projections, the residual falls
-# by a moderate factor per layer; elsewhere it collapses within a few layers, as with
-# softmax. The floor is the precision of float32.
+# by a moderate factor per layer; for the others it collapses within a few layers, as
+# with softmax. The floor is the precision of float32.
 
 # %%
 figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")

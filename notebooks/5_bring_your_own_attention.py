@@ -1,10 +1,10 @@
 # %% [markdown]
 # # Bring your own attention to the Long-Range Arena
 #
-# A function of query, key and value is enough. With one more function it has its own
-# learned parameters. This notebook writes such a mechanism, checks it, trains it and
-# linear attention, and shows the two results. It runs on any device and takes about
-# five minutes on 2 CPU cores. The runs are far too short to rank anything: raise
+# A function of query, key and value is enough, and a second function gives it learned
+# parameters. This notebook writes such a mechanism, checks it, trains it and linear
+# attention, and compares the two results. It runs on any device and takes about five
+# minutes on 2 CPU cores. The runs are far too short to rank anything: for that, raise
 # `STEPS`.
 
 # %% tags=["parameters"]
@@ -17,13 +17,13 @@ SIZES = {}  # Settings of the model, such as {"num_layers": 4}.
 # ## Write it
 #
 # The function takes query `[B, T, N, H]`, key and value `[B, S, N, H]`, and, by name, a
-# mask `[B, 1, 1, S]`, True at real tokens. It returns `[B, T, N, H]`. Do take the mask:
-# without it a function attends to padding.
+# mask `[B, 1, 1, S]`, True at real tokens. It returns `[B, T, N, H]`. Always take the
+# mask: without it a function attends to padding.
 #
 # This one is linear attention whose features are ReLU to a learned power, one for each
 # head. `power_parameters`, in the same file, makes the array; the layer trains it and
-# passes it by name. The mechanism is in its own file, so that a run can find it again;
-# a class of `nnx.Module` would work, too.
+# passes it by name. The mechanism is in its own file, so that a run can find it again.
+# A subclass of `nnx.Module` would work, too.
 
 # %%
 import sys
@@ -37,7 +37,7 @@ import jax.numpy as jnp
 
 
 def power_parameters(rng_key, *, num_heads, dtype=jnp.float32):
-    """The powers at first, `[N]`: their logarithms."""
+    """The logarithms of the initial powers, `[N]`."""
     return {"log_power": jnp.zeros((num_heads,), dtype)}
 
 
@@ -63,8 +63,8 @@ sys.path.insert(0, ".")
 # %% [markdown]
 # ## Check it
 #
-# The function itself, or the text `"power:power"`, goes wherever the name of a
-# mechanism does: models, the trainer, the report.
+# The function itself, or the string `"power:power"`, can be used wherever the name of a
+# mechanism can: in models, the trainer and the report.
 
 # %%
 import jax
@@ -79,7 +79,7 @@ x = jax.random.normal(jax.random.key(0), (1, 12, 16))
 mask = jnp.arange(12)[None] < 8
 padded, alone = layer(x, mask=mask)[:, :8], layer(x[:, :8])
 print("padding changes the output by", float(jnp.abs(padded - alone).max()))
-print("parameters of its own:", {k: v.shape for k, v in layer.parameters.items()})
+print("its own parameters:", {k: v.shape for k, v in layer.parameters.items()})
 
 # %% [markdown]
 # ## Train it
@@ -110,8 +110,8 @@ for name, result in results.items():
 #
 # The report puts all finished runs of a folder on one page;
 # `python -m lra_jax.report runs/` writes the same page. Read the test accuracy first,
-# and treat a difference below the standard error beside it (se) as noise. Then look at
-# the protocol: rows can be compared only where data, steps and model are the same.
+# and treat a difference smaller than the standard error next to it (se) as noise. Then
+# look at the protocol: rows can be compared only if data, steps and model are the same.
 
 # %%
 from html import escape

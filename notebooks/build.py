@@ -1,4 +1,4 @@
-"""Makes the ``.ipynb`` files from the ``.py`` files beside them.
+"""Makes the ``.ipynb`` files from the ``.py`` files next to them.
 
     python notebooks/build.py
 

@@ -240,7 +240,7 @@ def power_parameters(rng_key: jax.Array, *, num_heads: int) -> dict[str, jax.Arr
 def power_attention(
     query: jax.Array, key: jax.Array, value: jax.Array, mask: Any = None, *, log_power
 ) -> jax.Array:
-    """An attention of one's own with a learned array, and its matrix beside it."""
+    """A user's attention with a learned array, and the matrix for it."""
     weights = power_weights(query, key, mask, log_power=log_power)
     return jnp.einsum("bnts,bsnv->btnv", weights, value)
 

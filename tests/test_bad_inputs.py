@@ -222,7 +222,7 @@ train --attention=SOFTMAX ~ did you mean 'softmax'?
 train --attention= ~ --attention: expected one of
 train --attention=:f ~ --attention: expected 'package.module:function', got ':f'
 train --attention=helpers: ~ --attention: expected 'package.module:function'
-train --attention=no_such:f ~ --attention: expected a module that imports
+train --attention=no_such:f ~ --attention: expected an importable module before
 train --attention=helpers:nothing ~ no attribute 'nothing'
 train --attention=helpers:jn ~ no attribute 'jn'
 train --attention=helpers:powr ~ no attribute 'powr'; did you mean 'power'?
@@ -257,7 +257,7 @@ train --data.level=easy ~ --data.level: expected a flag of --task=listops
 train --task=image --data.path=/dev/null ~ /dev/null
 train --task=mqar --data.train=64/4:99999999999 ~ at most 10,000,000 examples
 train --task=parity --data.num_train=2147483647 ~ got 2,147,483,647
-train --task=parity --data.parts=9999999999 ~ expected what fits into memory
+train --task=parity --data.parts=9999999999 ~ expected examples that fit into memory
 train --task=mqar --data.train=64/40:100 ~ --data.train: expected
 train --task=mad-recal ~ did you mean 'mad-recall'?
 train --train.curriculum=100:0.5,50:0.6 ~ --train.curriculum: expected LENGTH:FRACTION
@@ -302,7 +302,7 @@ report . --out ~ --out: expected a value
 report . --ouf=x ~ did you mean '--out'?
 benchmark --attention= ~ --attention: expected
 benchmark --attention=nope ~ --attention: expected one of
-benchmark --attention=nope:f ~ --attention: expected a module that imports
+benchmark --attention=nope:f ~ --attention: expected an importable module before
 benchmark --attention=linear[foo=1] ~ --attention: option of attention 'linear'
 benchmark --attention=softmax[ ~ --attention: expected
 benchmark --attention=softmax[block] ~ --attention: expected name=value

@@ -362,7 +362,7 @@ def test_presets_and_texts_take_several_values(started, tmp_path, capsys):
     sweep.main(["--help"])
     out = capsys.readouterr().out
     assert "--preset=NAME,NAME" in out and "--FLAG='TEXT|TEXT|...'" in out
-    assert "also take those without one: give them by name" in out
+    assert "also take the others: list them by name" in out
     assert "train except --dry-run" in out and max(map(len, out.splitlines())) <= 88
 
 

@@ -71,7 +71,7 @@ def load_bert(file: str | Path) -> tuple[Network, Shape]:
     """A BERT with the weights of a safetensors file, and its sizes.
 
     Raises:
-      ValueError: the file, or the ``config.json`` beside it, is of another kind of
+      ValueError: the file, or the ``config.json`` next to it, is of another kind of
         model.
     """
     arrays = {
@@ -128,7 +128,7 @@ def _heads_and_gelu(file: Path, width: int) -> tuple[int, Literal["exact", "tanh
             raise expected("--weights", wanted, config.num_heads)
         return config.num_heads, _GELUS[config.activation]
     if width % _HEAD_DIM:
-        wanted = f"a config.json with num_attention_heads beside {file}"
+        wanted = f"a config.json with num_attention_heads next to {file}"
         raise expected("--weights", wanted, f"none, for a width of {width}")
     return width // _HEAD_DIM, "exact"
 

@@ -37,7 +37,7 @@ def check(networks: Sequence[str], mechanisms: Sequence[str]) -> None:
     """Raises ``ValueError`` for an unknown name, or if there are no names."""
     for flag, names in (("--network", networks), ("--attention", mechanisms)):
         if not names:
-            raise expected(flag, "names between commas", "none")
+            raise expected(flag, "names separated by commas", "none")
     for name in networks:
         known("--network", name, SHAPES)
     for name in mechanisms:

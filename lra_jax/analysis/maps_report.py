@@ -105,7 +105,7 @@ def _add_flow(page: Page, maps: Maps) -> None:
     charts.legend(figure, axes)
     caption = (
         "Flow-Attention's conserved flows: how much each source has after the "
-        "competition (1 is an even share), and which part of its incoming flow each "
+        "competition (1 is an even share), and what share of its incoming flow each "
         "sink is allocated (sigmoid(1) = 0.73 where flows are even)."
     )
     page.figure("map-flow", figure, caption, pairs)

@@ -31,13 +31,13 @@ _MODELS = {
 def check(names: Sequence[str], mechanism: str, repeats: int) -> None:
     """Raises ``ValueError`` for settings with which no experiment can run."""
     if not names:
-        raise expected("--experiment", "names between commas", "none")
+        raise expected("--experiment", "names separated by commas", "none")
     for name in names:
         known("--experiment", name, (*PUBLISHED, "circle"))
     check_size("--repeats", repeats)
     found = registry.resolve(mechanism)
     if found.parameters or len(found.projections) < 4:
-        wanted = "a mechanism of queries, keys and values without arrays of its own"
+        wanted = "a mechanism of queries, keys and values without its own parameters"
         raise expected("--attention", wanted, repr(mechanism))
 
 
@@ -53,7 +53,7 @@ def add_lengths(page: Page) -> None:
     charts.draw(
         axes[0, 0],
         lines,
-        xlabel="length of a path, part of the layers",
+        xlabel="length of a path, share of the layers",
         ylabel="share of the paths",
         xlim=(0.5, 1.01),
     )
@@ -86,12 +86,12 @@ def add_results(
         axis.axhline(result.whole, color="black", linewidth=1, label="whole network")
         usual = {"color": charts.GREY, "linestyle": ":", "label": "most frequent label"}
         axis.axhline(result.majority, **usual)
-    axes[0, 0].set(ylabel="part of the tokens labelled rightly", ylim=(0, 1.03))
+    axes[0, 0].set(ylabel="share of tokens labelled correctly", ylim=(0, 1.03))
     charts.legend(figure, axes)
     caption = (
         "Accuracy of the sum of random paths by their length; one standard deviation "
         "over draws of the paths is shaded."
-        + (" Quick settings: fewer steps, larger rate." if quick else "")
+        + (" Quick settings: fewer steps, larger learning rate." if quick else "")
     )
     data = {
         name: {

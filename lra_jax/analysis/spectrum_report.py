@@ -47,7 +47,7 @@ def check(network: str, mechanisms: Sequence[str], examples: int) -> None:
     """Raises ``ValueError`` for an unknown name, or a number below 1."""
     known("--network", network, SHAPES)
     if not mechanisms:
-        raise expected("--attention", "names between commas", "none")
+        raise expected("--attention", "names separated by commas", "none")
     check_size("--examples", examples)
     for name in mechanisms:
         registry.resolve(name)
@@ -108,7 +108,7 @@ def add_spectra(page: Page, found: Mapping[str, Spectra], about: str) -> None:
         )
         below.set_xlabel("head")
         charts.whole_numbers(below, "xy")
-    axes[0, 0].set_ylabel("cumulative singular values,\npart of the whole")
+    axes[0, 0].set_ylabel("cumulative singular values,\nshare of the whole")
     axes[1, 0].set_ylabel("layer")
     charts.legend(figure, axes)
     caption = (
@@ -129,7 +129,7 @@ def add_spectra(page: Page, found: Mapping[str, Spectra], about: str) -> None:
         for layer in range(len(spectra["ranks"]))
     ]
     sums = "sum of a quarter of the values"
-    page.table(("model", sums, "effective rank, part of the tokens"), rows)
+    page.table(("model", sums, "effective rank, share of the tokens"), rows)
 
 
 def add_projections(page: Page, found: Mapping[str, Spectra], about: str) -> None:
@@ -165,9 +165,9 @@ def add_projections(page: Page, found: Mapping[str, Spectra], about: str) -> Non
     charts.legend(figure, axes)
     caption = (
         f"{about} ||P R^T R w - P w|| for the attention matrices P and the columns w "
-        "of the values of the first sequence, R random with k rows, as a part of "
-        "||P w|| and of ||P|| ||w||; the error of the nearest matrix of rank k; and "
-        "the e that Linformer's Theorem 1 grants, k = 5 ln(n) / (e^2 - e^3), which "
+        "of the values of the first sequence, R random with k rows, relative to "
+        "||P w|| and to ||P|| ||w||; the error of the nearest matrix of rank k; and "
+        "the e that Linformer's Theorem 1 allows, k = 5 ln(n) / (e^2 - e^3), which "
         "begins at k = 33.75 ln(n). Means over layers, heads and columns."
     )
     page.heading("The theorem's rank, and the error")
@@ -179,7 +179,7 @@ def _draw_curves(axis: Any, curves: np.ndarray, title: str) -> None:
     last = len(curves)
     shown = sorted({1, (last + 1) // 2, last})
     lines = [charts.Line(f"layer {n}", _GRID, curves[n - 1]) for n in shown]
-    charts.draw(axis, lines, title=title, xlabel="index, part of the tokens")
+    charts.draw(axis, lines, title=title, xlabel="index, share of the tokens")
     axis.plot(_GRID, _GRID, color=charts.GREY, linestyle=":", linewidth=1)
     axis.axvline(0.25, color=charts.GREY, linewidth=0.8)
     axis.set_ylim(0, 1.02)

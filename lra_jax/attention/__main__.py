@@ -18,7 +18,7 @@ from lra_jax.attention.registry import MECHANISMS
 from lra_jax.errors import expected
 
 HEAD = ("name", "causal", "cross", "stream", "packed", "time", "measured")
-HEAD += ("paper", "what")
+HEAD += ("paper", "summary")
 
 # Written by benchmarks/cost_exponent.py: the measured exponent of the time between 2K
 # and 16K positions, for each mechanism.

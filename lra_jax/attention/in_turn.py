@@ -77,7 +77,7 @@ class _Arguments(NamedTuple):
 
 def _mask(name: str, given: dict[str, Any], sizes: tuple[int, ...]) -> jax.Array | None:
     batch, length = sizes
-    reason = "each document of a packed row is a sequence of its own"
+    reason = "each document of a packed row is a separate sequence"
     return inputs.padding_mask(given.pop(name, None), batch, length, name, reason)
 
 

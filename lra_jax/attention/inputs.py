@@ -136,7 +136,7 @@ def check_inputs(
     if is_causal and length != key.shape[1]:
         raise expected(
             "is_causal",
-            "query and key of one length (T == S)",
+            "query and key of the same length (T == S)",
             f"T={length} and S={key.shape[1]}",
         )
 
@@ -226,8 +226,8 @@ def refuse_decoding(
         raise expected(
             "query",
             "all positions at once, because a Flax layer with decode=True does not say "
-            f"where its one query is, on which {name} attention depends (decode by "
-            "lra_jax.models.stream; for one query that is no decoding, take "
+            f"where its one query is, on which {name} attention depends (decode with "
+            "lra_jax.models.stream; for one query without decoding, use "
             "lra_jax.models.MultiHeadAttention)",
             f"T=1 and S={key.shape[1]}",
         )
@@ -238,8 +238,8 @@ def check_self(query: jax.Array, key: jax.Array, name: str) -> None:
     if query.shape[1] != key.shape[1]:
         raise expected(
             "key",
-            f"the query's length T={query.shape[1]}, because {name} attention is about "
-            "positions of one sequence and has no cross form",
+            f"the query's length T={query.shape[1]}, because {name} attention relates "
+            "the positions of one sequence and has no cross form",
             f"S={key.shape[1]}",
         )
 
@@ -299,7 +299,7 @@ def check_max_length(max_length: object, length: int) -> int:
     if not isinstance(max_length, int | np.integer) or max_length < length:
         raise expected(
             "max_length",
-            f"an int of at least {length}, fixed for all that the stream will hold",
+            f"an int of at least {length}, fixed for the whole stream",
             f"{max_length!r}",
         )
     return int(max_length)
@@ -489,7 +489,7 @@ def padding_mask(
         raise expected(
             name,
             f"[B, S] or [B, 1, 1, S]: {reason}, so a mask with a query or head axis "
-            "cannot be applied (give the padding of the keys, [B, S], in place of "
+            "cannot be applied (pass the padding of the keys, [B, S], instead of "
             "make_attention_mask(pad, pad), or is_causal=True)",
             shape,
         )

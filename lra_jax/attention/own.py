@@ -147,7 +147,7 @@ def _import(name: str, spec: str) -> types.ModuleType:
     try:
         return importlib.import_module(name)
     except (Exception, SystemExit) as error:
-        wanted = f"a module that imports before ':' in {spec!r}"
+        wanted = f"an importable module before ':' in {spec!r}"
         if name != spec.partition(":")[0]:
             wanted = f"{name!r}, which {spec!r} names, to import"
         got = f"{type(error).__name__}: {error}"

@@ -96,7 +96,7 @@ class Packed:
 def packed(
     segment_ids: jax.Array | None, query: jax.Array, key: jax.Array
 ) -> Packed | None:
-    """The documents of the rows of a self-attention; None = each row is one.
+    """The documents of the rows of a self-attention; None = one per row.
 
     Raises:
       ValueError: the ids are not integers `[B, T]`, or query and key differ in length.
@@ -163,7 +163,7 @@ def next_position(
 
     Args:
       mask: visible positions, `[B, T]`; None = all.
-      documents: of the rows; None = each row is one.
+      documents: of the rows; None = one per row.
       batch: B.
       length: T.
       before: earlier positions of each row's first document, `[B]`; None = 0.

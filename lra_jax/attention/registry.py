@@ -1,4 +1,4 @@
-"""The mechanisms by name: their only list, and the capabilities that each declares.
+"""The list of all mechanisms by name, and the capabilities that each declares.
 
 A mechanism is a module of this package, one line of `MODULES`; the last part of the
 module's name is the mechanism's. Its ``MECHANISM`` entry is a plain literal, read from
@@ -174,7 +174,7 @@ def resolve(spec: Any) -> Mechanism:
         wanted = f"one of {', '.join(MECHANISMS)}, or 'package.module:function'"
         hint = did_you_mean(spec.lower(), MECHANISMS)
         if own.is_module(spec):
-            hint = f", a module: add ':' and what it is called there, as in '{spec}:f'"
+            hint = f", a module: add ':' and a name in it, as in '{spec}:f'"
         raise expected("attention", wanted, f"{spec!r}{hint}")
     return MECHANISMS[spec]
 
@@ -208,7 +208,7 @@ def spell(thing: Any) -> str:
     for part in name.split("."):
         found = getattr(found, part, None)
     if found is not thing:
-        wanted = "what a module has under its own name, or 'package.module:function'"
+        wanted = "an object that its module can find, or 'package.module:function'"
         raise expected("attention", wanted, f"{mechanism.name!r}")
     return f"{home}:{name}"
 

@@ -140,7 +140,7 @@ def begun(
       key: `[B, T, N, H]`.
       value: `[B, T, N, Hv]`.
       mask: as given by the caller.
-      rows: where packed documents are; None = each row is one.
+      rows: where packed documents are; None = one per row.
 
     Returns:
       The mask as `[B, T]` or None, the dtype of the sums, and the position after each

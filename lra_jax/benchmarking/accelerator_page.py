@@ -74,10 +74,10 @@ def _add_errors(page: Page, found: Row) -> None:
     limits = " and ".join(f"{x:g} in {dtype}" for dtype, x in tolerances.items())
     page.text(
         "Each error is the largest difference from a computation in float64 on the "
-        "CPU, divided by the largest entry of the array; gradients are those of all "
-        "inputs and of the mechanism's own arrays, the worst of them. Products in "
-        f"float32 have the highest precision. An error of up to {limits} is taken for "
-        f"rounding: {len(judged) - len(wrong)} of {len(judged)} comparisons are within."
+        "CPU, divided by the largest entry of the array; for gradients, the worst over "
+        "all inputs and the mechanism's own arrays. Products in float32 have the "
+        f"highest precision. Errors of up to {limits} count as rounding, which holds "
+        f"for {len(judged) - len(wrong)} of {len(judged)} comparisons."
     )
 
 
@@ -131,7 +131,7 @@ def _add_kernels(page: Page, found: Row) -> None:
         page.table(head, lines, words=(0, 1, 2, 3))
         page.text(
             "Milliseconds of the kernel by the number of tokens; in brackets, the time "
-            "of the form compiled by XLA divided by it, so above 1x the kernel wins."
+            "of the form compiled by XLA divided by it: above 1x the kernel is faster."
         )
 
 
@@ -164,9 +164,10 @@ def _add_times(page: Page, found: Row) -> None:
         page.table(head, _time_rows(members, lengths))
     page.text(
         "Milliseconds of a call by the number of tokens. In brackets: the time of "
-        f"{FUSED}, the best softmax attention here ({_best_softmax(found)}), over it, "
-        "and its share of the roofline, which is the shortest time that the bytes and "
-        "the arithmetic of the call could take on this machine over the measured one."
+        f"{FUSED}, the best softmax attention here ({_best_softmax(found)}), divided "
+        "by it, and its share of the roofline, which is the shortest time that the "
+        "call's bytes and arithmetic could take on this machine, divided by the "
+        "measured one."
     )
 
 
@@ -208,17 +209,17 @@ def _time_cell(index: Mapping[tuple[str, int], Row], name: str, length: int) -> 
 def _add_trainings(page: Page, runs: Sequence[Row]) -> None:
     if not runs:
         return
-    page.heading("Trainings")
-    head = ("task", "attention", "preset", "score on the test", "steps", "steps/s", "s")
+    page.heading("Training runs")
+    head = ("task", "attention", "preset", "test score", "steps", "steps/s", "s")
     page.table(head, map(_run_cells, runs), words=(0, 1, 2, 3))
     page.text(
-        "The score is that of the checkpoint with the best validation; the seconds are "
-        "those of the whole training, with evaluations and compilation."
+        "The score is that of the checkpoint with the best validation score; the "
+        "seconds cover the whole run, including evaluations and compilation."
     )
 
 
 def _run_cells(run: Row) -> tuple[str, ...]:
-    score = f"{run['test_accuracy_best']:.2f} % right"
+    score = f"{run['test_accuracy_best']:.2f} % correct"
     if "test_bits_per_byte_best" in run:
         score = f"{run['test_bits_per_byte_best']:.3f} bits per byte"
     return (

@@ -102,7 +102,7 @@ def split_list(flag: str, text: str) -> list[str]:
     """
     parts = [part.strip() for part in re.split(r",(?![^\[\]]*\])", text)]
     if not all(parts) or len(set(parts)) != len(parts):
-        raise expected(f"--{flag}", "different values between commas", repr(text))
+        raise expected(f"--{flag}", "different values separated by commas", repr(text))
     return parts
 
 

@@ -101,7 +101,7 @@ COSFORMER_TRAINING = Published(
 FEATURES = (128, 256, 512, 1024, 2048)
 # Here rows are lengths, and columns are Linformer's K.
 LINFORMER_TIME = Published(
-    f"{_LINFORMER}; times quicker",
+    f"{_LINFORMER}; times faster",
     FEATURES,
     {
         "512": (1.5, 1.3, None, None, None),

@@ -22,13 +22,13 @@ View = Literal["none", "lra", "linformer", "cosformer", "decode", "accelerator"]
 
 @dataclasses.dataclass(frozen=True)
 class BenchmarkConfig:
-    """The measurements to make, on one device. Unset flags take the view's values."""
+    """The measurements to make, on one device. Unset flags have the view's values."""
 
     view: View = "none"
     """none: any set of cases. lra: Table 2 of the LRA paper. linformer: Table 3 of the
     Linformer paper. cosformer: Table 5 of the cosFormer paper. decode: one token after
     many, against softmax with its cache of keys and values. accelerator: errors, times
-    and two short trainings on this GPU or TPU, in at most 20 minutes."""
+    and two short training runs on this GPU or TPU, in at most 20 minutes."""
     attention: str | None = None
     """Mechanisms, separated by commas, as in `softmax,linformer[features=128]`;
     softmax-fused is the best softmax on the machine."""
@@ -40,19 +40,19 @@ class BenchmarkConfig:
     dtypes: str | None = None
     """float32, bfloat16, float16; several separated by commas."""
     batch_size: int | None = None
-    """Samples in a call; in LRA's and cosFormer's views 32, and 2 on a CPU."""
+    """Samples per call; in LRA's and cosFormer's views 32, or 2 on a CPU."""
     heads: int = 8
     """Heads of an attention call."""
     head_dim: int = 64
     """Width of a head."""
     causal: bool = False
-    """Attention to the past only."""
+    """Attend to the past only."""
     features: str = "128,256,512,1024,2048"
     """Linformer's K in its view."""
     layers: int | None = None
-    """Blocks of the model; 4 as in LRA's text task, 2 in Linformer's view."""
+    """Blocks of the model: 4 as in LRA's text task, or 2 in Linformer's view."""
     remat: bool = False
-    """Keep only each block's input for the backward pass of `train`."""
+    """Keep only each block's input for the backward pass in `train`."""
     repeats: int = 10
     """Samples of each case; the median, the fastest and the slowest are printed."""
     max_seconds: float = 20.0
@@ -60,8 +60,8 @@ class BenchmarkConfig:
     max_gb: float | None = None
     """Memory that a case may need; by default the device's free memory."""
     quick: bool = False
-    """Measure the roofline and each case briefly; the figures are rough. The trainings
-    in the accelerator's view take only a few steps."""
+    """Measure the roofline and each case briefly, so the figures are rough. Training
+    runs in the accelerator's view take only a few steps."""
     part: str | None = None
     """In the accelerator's view: run only this part, in this process."""
     out: str | None = None

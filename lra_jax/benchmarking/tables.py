@@ -177,7 +177,8 @@ def _add_by_length(
     page.heading(f"Compared with the paper: {unit}, {rows[0]['dtype']}")
     page.table(("attention", *(f"{length:,}" for length in lengths)), lines)
     page.text(
-        f"{unit}; in brackets over softmax, and over {FUSED}. Published: {table.source}"
+        f"{unit}; in brackets, compared with softmax and with {FUSED}. Published: "
+        f"{table.source}"
     )
 
 
@@ -245,7 +246,7 @@ def _add_linformer(
     what = "time" if ratio is _time_ratio else "memory"
     page.heading(f"Compared with the paper: {what}, softmax over Linformer, {dtype}")
     page.table(("tokens", *(f"K={size}" for size in features)), lines)
-    page.text(f"In brackets {FUSED} over Linformer. Published: {table.source}")
+    page.text(f"In brackets, {FUSED} over Linformer. Published: {table.source}")
 
 
 def _features(subject: str) -> int | None:

@@ -31,25 +31,27 @@ class TrainConfig:
     steps: int = 5000
     """Training steps, one batch each."""
     batch_size: int = 32
-    """Examples in a batch, over all devices together."""
+    """Examples in a batch, across all devices."""
     learning_rate: float = 1e-3
-    """Peak of the schedule; for `lra` and `lra_cosine` their base factor."""
+    """Peak of the schedule; for `lra` and `lra_cosine`, the base factor."""
     schedule: Schedule = "cosine"
-    """cosine: warm-up, then cosine to 0. linear: warm-up, then linear to 0.
-    trapezoid: warm-up, constant, and linear to 0 over the last fifth. lra: base *
-    min(1, step / warmup) / sqrt(max(step, warmup)). lra_cosine: LRA's image tasks."""
+    """cosine: warm-up, then a cosine to 0. linear: warm-up, then linear to 0.
+    trapezoid: warm-up, constant, then linear to 0 over the last fifth. lra: base *
+    min(1, step / warmup) / sqrt(max(step, warmup)). lra_cosine: that of LRA's image
+    tasks."""
     warmup: int = 500
     """Warm-up steps."""
     length_warmup: str = ""
     """Sequence-length warm-up: `128:0.3,512:0.4` shows the first 128 tokens of every
-    training sequence for 30 % of the steps, 512 up to 40 %, then all. No images."""
+    training sequence up to 30 % of the steps, the first 512 up to 40 %, and then all.
+    Not for images."""
     curriculum: str = ""
     """Short examples first: `700:0.6` trains on whole examples of at most 700 tokens
-    for 60 % of the steps, then on all. No images."""
+    for 60 % of the steps, then on all. Not for images."""
     weight_decay: float = 0.0
     """Decoupled weight decay of AdamW, multiplied by the learning rate."""
     decay_vectors: bool = True
-    """Apply weight decay also to arrays of one axis, that is, biases and scales."""
+    """Also apply weight decay to arrays with one axis, that is, biases and scales."""
     adam_b1: float = 0.9
     """Decay of AdamW's first moment."""
     adam_b2: float = 0.999
@@ -72,7 +74,7 @@ class TrainConfig:
     best_by: BestBy = "accuracy"
     """The validation metric that selects the best checkpoint; ties: the earliest."""
     log_every: int = 50
-    """Steps between lines of training metrics."""
+    """Steps between log lines of training metrics."""
 
     @property
     def falls(self) -> int:
@@ -100,21 +102,22 @@ class TrainConfig:
 class PretrainConfig:
     """Pretraining on the task's own training inputs, in the first steps of a run.
 
-    Source for hidden tokens: Amos et al. 2023, arXiv:2310.02980.
+    Source for masked tokens: Amos et al. 2023, arXiv:2310.02980.
     """
 
     steps: int = 0
-    """How many of the run's steps learn the target below, before the others learn the
-    labels; each part has its own schedule."""
+    """Number of the run's steps that train on the target below, before the remaining
+    steps train on the labels; each part has its own schedule."""
     target: Literal["tokens", "values", "running_values", "notes"] = "tokens"
-    """tokens: reconstruct hidden tokens, without labels. values (ListOps): the value of
+    """tokens: reconstruct masked tokens, without labels. values (ListOps): the value of
     every operator at its brackets, labels that the task does not provide.
-    running_values: also, at every digit, its operator's value so far. notes: the same
-    values, by one of the model's readings at a time (`--model.readings`)."""
+    running_values: also, at every digit, the value of its operator so far. notes: the
+    same values, in one of the model's readings at a time (`--model.readings`)."""
     mask_rate: float = 0.5
-    """The share of the tokens that are hidden; its authors use half for Image."""
+    """Share of the tokens that are masked; the authors of the method use half for
+    Image."""
     learning_rate: float | None = None
-    """Peak of its schedule; None = the same as for the other steps."""
+    """Peak of the schedule of pretraining; None = that of the other steps."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,10 +135,9 @@ class ModelConfig:
     mlp_dim: int = 128
     """Hidden width of the MLP and of the classification head."""
     mlp: Literal["auto", "dense", "glu", "product_key", "none"] = "auto"
-    """dense: an MLP in each block. glu: a gated one. product_key: a sparse memory.
-    none: attention only.
-    auto: dense, but if the mechanism also does the MLP's work (gau, flash), a second
-    unit of it."""
+    """dense: an MLP in each block. glu: a gated MLP. product_key: a sparse memory.
+    none: attention only. auto: dense, or a second unit of the mechanism if that also
+    does the MLP's work (gau, flash)."""
     mlp_options: str = ""
     """Sizes of the product-key memory, as in `keys=64,heads=4,top=8,query_dim=32`."""
     max_length: int = 2000
@@ -155,11 +157,11 @@ class ModelConfig:
     positions: Literal["learned", "sinusoidal", "learned_2d", "rotary", "none"] = (
         "learned"
     )
-    """learned, sinusoidal: added to the inputs. learned_2d: a row's vector plus a
-    column's; for images. rotary: queries and keys are rotated instead."""
+    """learned, sinusoidal: added to the inputs. learned_2d: one vector for the row plus
+    one for the column; for images. rotary: queries and keys are rotated instead."""
     padding: Literal["lengths", "zeros"] = "lengths"
-    """lengths: exact. zeros: LRA's rule, by which every token of id 0 is padding, so
-    that black pixels vanish; for comparison with LRA's code."""
+    """lengths: exact. zeros: LRA's rule that every token with id 0 is padding, so that
+    black pixels vanish; for comparison with LRA's code."""
     interaction: Literal["concat", "nli"] = "nli"
     """How the head combines a pair a, b: [a, b], or [a, b, a * b, a - b]."""
     embed_std: float = 0.02
@@ -173,20 +175,20 @@ class ModelConfig:
     conv_grid: bool = False
     """Image tasks: the convolution is over squares of `short_conv` pixels a side."""
     gate: bool = False
-    """Normalise each head of the attention's output and gate it; mechanisms with their
-    own output gate keep that one."""
+    """Normalise each head of the attention output and gate it; mechanisms that have an
+    output gate keep their own."""
     ema: int = 0
     """Damped moving averages per column, before queries and keys (MEGA); 0 = none."""
     local_values: bool = False
-    """Add the values to the attention's output: a path for local detail."""
+    """Add the values to the attention output: a path for local detail."""
     readings: int = 1
-    """How often the encoder reads its input. After each reading but the last it notes
-    at every token what it has learned; with `--pretrain.target=notes`."""
+    """How often the encoder reads its input. After each reading but the last, it adds a
+    note to every token about what it has found; with `--pretrain.target=notes`."""
     is_causal: bool = False
-    """Each position sees only itself and those before it: a decoder."""
+    """Let each position see only itself and those before it: a decoder."""
     attention_options: str = ""
     """Options of the mechanism, as in `clip=5` or `features=128,sharing=none`;
-    `features=256/128` gives each block its own value."""
+    `features=256/128` sets a different value for each block."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,7 +204,7 @@ class DataConfig:
     example has the same loss as in its own row."""
 
     of_batches: ClassVar[tuple[str, ...]] = ("buckets", "packing")
-    """The settings that do not affect which examples there are."""
+    """The settings that do not change the set of examples."""
 
     @property
     def of_reader(self) -> dict[str, Any]:
@@ -211,7 +213,7 @@ class DataConfig:
         return {name: getattr(self, name) for name in names - set(self.of_batches)}
 
     of_length: ClassVar[tuple[str, ...]] = ("max_length",)
-    """The settings, of those that a task has, that limit the lengths of sequences."""
+    """The task's settings that limit the lengths of sequences."""
 
     def check(self) -> None:
         """Refuses invalid settings.
@@ -250,7 +252,7 @@ class DataConfig:
 
     @property
     def origin(self) -> str:
-        """In words, where the examples come from."""
+        """Where the examples come from, in words."""
         raise NotImplementedError
 
 
@@ -320,7 +322,7 @@ class Config:
     task: str = "listops"
     """Task to train on."""
     attention: str = "cosformer"
-    """Attention mechanism: a name, or package.module:thing for your own function or
+    """Attention mechanism: a name, or package.module:function for your own function or
     nnx.Module class."""
     preset: str = None  # pyright: ignore[reportAssignmentType]  # the task's first
     """Named set of defaults for the task; by default its first."""
@@ -329,10 +331,10 @@ class Config:
     workdir: str | None = None
     """Run directory; by default under runs/, named after the settings."""
     distributed: bool = False
-    """Run as one of several processes, found on a TPU pod, under SLURM or Open MPI, or
-    given by the next three flags."""
+    """Run as one of several processes, which are detected on a TPU pod, under SLURM or
+    Open MPI, and given by the next three flags elsewhere."""
     coordinator: str | None = None
-    """HOST:PORT of process 0, reachable from all of them."""
+    """HOST:PORT of process 0, reachable from all processes."""
     num_processes: int | None = None
     """Number of processes."""
     process_id: int | None = None
@@ -341,7 +343,7 @@ class Config:
     """Write a trace of ten steps to profile/ in the run directory, for TensorBoard or
     Perfetto."""
     wandb: str | None = None
-    """Project of Weights & Biases to report to, which needs `pip install wandb`;
+    """Weights & Biases project to report to, which needs `pip install wandb`;
     WANDB_MODE=offline in the environment keeps the reports on this machine."""
     debug_nans: bool = False
     """When the loss is not finite, repeat the bad step and name the first bad tensor:
@@ -355,7 +357,7 @@ class Config:
     """The task's own data settings."""
 
     def __post_init__(self) -> None:
-        # A user's function, module or class, as the text that locates it.
+        # A user's function, module or class becomes the string that locates it.
         object.__setattr__(self, "attention", spell(self.attention))
         if self.preset is None:
             object.__setattr__(self, "preset", next(iter(find_task(self.task).presets)))
@@ -410,7 +412,7 @@ class Config:
         """Refuses values that no command line would accept.
 
         Raises:
-          ValueError: one does not have its field's type; names the flag.
+          ValueError: a value does not have its field's type; names the flag.
         """
         check_types(self, "--")
         for part in _PARTS:

@@ -30,8 +30,8 @@ class FinetuneData(StoredData):
     checkpoint: str | None = None
     """A finished run of --task=mlm, or its model.safetensors; None = random weights."""
     seed: int = 0
-    """Which examples are held out for validation and, from a single table, for the
-    test."""
+    """Seed for choosing the examples held out for validation and, from a single table,
+    for the test."""
     max_length: int = 512
     """Texts are truncated to this many tokens."""
 

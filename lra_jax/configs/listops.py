@@ -63,14 +63,14 @@ from lra_jax.errors import positive
 
 @dataclasses.dataclass(frozen=True)
 class ListOpsData(GeneratedData):
-    """Where trees come from, how many are generated and how they are batched."""
+    """Where expressions come from, how many are generated and how they are batched."""
 
     min_length: int = 500
-    """Accepted trees are longer than this."""
+    """Generated expressions are longer than this, in tokens."""
     max_length: int = 2000
-    """Accepted trees are shorter than this."""
+    """Generated expressions are shorter than this, in tokens."""
     max_depth: int = 10
-    """Deepest level of a tree."""
+    """Maximum depth of an expression."""
     max_args: int = 10
     """Maximum number of arguments of an operator."""
     permute: bool = False
@@ -105,7 +105,7 @@ class ListOpsData(GeneratedData):
 
 
 def _ours(**settings: Any) -> families.Preset:
-    """A small model with our block, trained on more than published models were."""
+    """A small model with our block; its training data differ from published ones."""
     family: dict[str, Any] = {
         "learning_rate": 2e-3,
         "adam_b2": 0.99,

@@ -46,19 +46,19 @@ class LmData(DataConfig):
     """Which text, and how it is arranged in rows."""
 
     path: str | None = None
-    """A text file, a folder of them, or WikiText's archive or folder; by default the
-    source of Python's own standard library. A folder is split by file, a single file
+    """A text file, a folder of text files, or WikiText's archive or folder; by default
+    the source of Python's standard library. A folder is split by file, a single file
     into 94, 3 and 3 %."""
     pattern: str = "*"
     """Names of the files to read in a folder, as in `*.md`; hidden files are
     skipped."""
     tokenizer: Literal["bytes", "words", "bpe"] = "bytes"
-    """bytes; words: separated by blanks, and the ends of lines; bpe: merged bytes,
-    learned on the training text."""
+    """bytes. words: separated by whitespace, and line ends. bpe: byte pairs learned on
+    the training text."""
     vocab_size: int = 8_192
     """Vocabulary size of bpe."""
     max_length: int = 512
-    """Tokens in a row. A longer document is split; short ones share a row and do not
+    """Tokens in a row. Longer documents are split; short ones share a row and do not
     attend to each other."""
 
     def check(self) -> None:

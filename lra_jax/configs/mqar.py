@@ -42,13 +42,13 @@ class MqarData(DataConfig):
     train: str = "64/4:8000,64/8:8000,64/16:8000"
     """Training sequences: LENGTH/PAIRS:COUNT,..."""
     test: str = "64/4:400,64/8:400,64/16:400"
-    """Test sequences; validation sequences are divided evenly among their kinds."""
+    """Test sequences, in the same form; validation has equally many of each kind."""
     num_valid: int = 300
     """Validation sequences, of all kinds together."""
     vocab_size: int = 256
     """Number of tokens: the lower half are keys, the upper half values."""
     power: float = 0.01
-    """A query comes i places after the pairs with probability ~ i^(power - 1)."""
+    """A query comes i positions after the pairs with probability ~ i^(power - 1)."""
     noise: bool = False
     """Random tokens between the queries, instead of token 0."""
 

@@ -1,4 +1,4 @@
-"""The tasks by name: the only list of them.
+"""The list of all tasks by name.
 
 A task is one line of `TASKS`: the location of its entry, a `lra_jax.tasks.Task`, which
 gives access to everything about it. Entries are imported when first needed, and do not

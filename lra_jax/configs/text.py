@@ -46,7 +46,7 @@ class TextData(StoredData):
     validation: Literal["holdout", "test"] = "holdout"
     """The archive has no validation split. holdout: a tenth of the training examples.
     test: the test split itself, as in LRA's code; the best checkpoint is then chosen on
-    the test labels, and only the last one's accuracy is valid."""
+    the test labels, and only the accuracy of the last one is valid."""
 
     def check(self) -> None:
         """See the base class."""

@@ -1,8 +1,8 @@
 """The data of a task: ``python -m lra_jax.data prepare|describe|sample --task=...``.
 
 prepare   makes the data, or downloads and reads them, once, for training to use.
-describe  sizes, lengths, labels and the fingerprint.
-sample    some examples: as text, or for images as a contact sheet (PNG).
+describe  prints their sizes, lengths, labels and fingerprint.
+sample    shows some examples: as text, or for images as a contact sheet (PNG).
 
 The flags are those of training: ``prepare`` with a run's ``--task``, ``--preset`` and
 ``--data.*`` flags prepares the data that the run will read.
@@ -37,9 +37,9 @@ _FLAGS = (
 _ABOUT = {
     "prepare": "Makes the data of a task, or downloads and reads them, once, for "
     "training to use.",
-    "describe": "Sizes, lengths, labels and the fingerprint of the data of a task.",
-    "sample": "Some examples of a task: as text, or for images as a contact sheet "
-    "(PNG).",
+    "describe": "Prints the sizes, lengths, labels and fingerprint of a task's data.",
+    "sample": "Shows some examples of a task: as text, or for images as a contact "
+    "sheet (PNG).",
 }
 
 

@@ -53,8 +53,8 @@ class Curriculum(Stages):
         chosen = [np.flatnonzero(lengths <= limit) for limit in limits]
         for limit, ids in zip(limits[: len(self.stages)], chosen, strict=False):
             if len(ids) < batch_size:
-                wanted = f"lengths that at least {batch_size} examples, a batch, have"
-                got = f"{limit}, which {len(ids)} have"
+                wanted = f"lengths that cover at least a batch, {batch_size} examples"
+                got = f"{limit}, which covers {len(ids)}"
                 raise expected(f"--train.{self.name}", wanted, got)
         return _staged(
             chosen, ends, lengths, buckets=buckets, batch_size=batch_size, seed=seed

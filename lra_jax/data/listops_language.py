@@ -132,7 +132,7 @@ def evaluate(tokens: Iterable[int]) -> int:
             stack[-1][1].append(apply(operator, values))
     if len(stack) > 1:
         raise expected(
-            "expression", "a `]` for each operator", f"{len(stack) - 1} less"
+            "expression", "a `]` for each operator", f"{len(stack) - 1} fewer"
         )
     values = stack[0][1]
     if len(values) != 1:

@@ -24,7 +24,7 @@ from lra_jax.data.listops_values import values
 _LATE = 0.05
 """The share of operators that are noted one reading late.
 
-A model errs now and then, so it must also read expressions of which a part is behind.
+A model makes mistakes, so it must also read expressions in which a part is late.
 """
 
 _NEVER = np.iinfo(np.int32).max

@@ -187,7 +187,7 @@ def generate(
     """
     drawn = {}
     for split, (count, draw) in splits.items():
-        place, wanted = f"the {split} split of {name}", "what fits into memory"
+        place, wanted = f"the {split} split of {name}", "examples that fit into memory"
         if count > _MOST:
             raise expected(place, f"at most {_MOST:,} examples", f"{count:,}")
         try:

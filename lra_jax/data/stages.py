@@ -45,8 +45,8 @@ class Stages:
         if (text and not stages) or not rising:
             raise expected(
                 cls.name,
-                "LENGTH:FRACTION,... with lengths and fractions of the steps that "
-                "increase, from above 0 to at most 1, as in 128:0.3,512:0.4",
+                "LENGTH:FRACTION,... with increasing lengths and increasing fractions "
+                "of the steps, above 0 and at most 1, as in 128:0.3,512:0.4",
                 f"{text!r}",
             )
         return cls(tuple((n, round(part * num_steps)) for n, part in stages))

@@ -393,7 +393,7 @@ class MultiHeadAttention(nnx.Module):
         if context is not None:
             problem = "with a context"
         elif self.memory_in is not None or self.memory_out is not None:
-            problem = "where a memory of the whole row goes from layer to layer"
+            problem = "where a memory of the whole row is passed from layer to layer"
         elif not self.config.accepts("segment_ids"):
             problem = f"because {self.mechanism.name!r} does not take it"
         elif self.config.conv_grid is not None:

@@ -256,7 +256,7 @@ class AttentionConfig:
             raise expected("num_kv_heads", wanted, heads)
         free = self.mechanism.layout is None
         if not (free and {"key", "value"} <= set(self.mechanism.projections)):
-            wanted = f"None for {self.mechanism.name!r}, whose heads are its own"
+            wanted = f"None for {self.mechanism.name!r}, which has its own heads"
             raise expected("num_kv_heads", wanted, heads)
 
     def _check_ends(self) -> None:
@@ -301,14 +301,15 @@ class EncoderConfig:
       is_causal: each position attends to itself and those before it: a decoder.
       reconstructs: a learned vector, initially zero, can replace tokens, which a linear
         head of the classifiers then reconstructs.
-      readings: how often a classifier reads its input; with more than once it keeps a
+      readings: how often a classifier reads its input; if more than once, it keeps a
         note for each token, see `lra_jax.models.pooling`, and ``reconstructs``.
       cls_token: put a learned vector, initially zero, before the tokens.
       inputs: "embedding", a row for each token id, or "linear", a projection of the
         pixel's value; see ``lra_jax.models.inputs``.
       cutoffs: token ids, increasing, at which clusters of rarer tokens begin, with
         narrower embeddings (`lra_jax.models.adaptive`); none = the same width for all.
-      positions: "learned", "sinusoidal", "learned_2d", "rotary" or "none"; see there.
+      positions: "learned", "sinusoidal", "learned_2d", "rotary" or "none"; see
+        ``lra_jax.models.inputs``.
       grid: rows and columns of an image, for "learned_2d", for ``conv_grid`` and for a
         mechanism's option ``{"grid": True}``, which means this grid.
       embed_std: initial standard deviation of the token embeddings. With learned

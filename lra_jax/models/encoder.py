@@ -198,8 +198,8 @@ class TransformerEncoder(nnx.Module):
           segment_ids: integers `[B, T]`, a run of one positive number for each document
             packed into a row, 0 = padding. Each is encoded as if it were alone, with
             positions counted from its start.
-          hidden: boolean `[B, T]`, True at tokens whose vector is replaced by a learned
-            one, for a model that ``reconstructs``; None = no token is hidden.
+          hidden: boolean `[B, T]`, True at masked tokens, whose vectors are replaced by
+            a learned one, for a model that ``reconstructs``; None = none is masked.
           notes: integer `[B, T]`, ids whose learned vectors are added to the tokens',
             0 = none, for a model of several ``readings``; None = 0 everywhere.
 
@@ -248,7 +248,7 @@ class TransformerEncoder(nnx.Module):
         return self.norm(x)
 
     def _shown(self, x: jax.Array, hidden: jax.Array | None) -> jax.Array:
-        """`[B, T, D]` with the vectors of hidden tokens replaced."""
+        """`[B, T, D]` with the vectors of masked tokens replaced."""
         if hidden is None:
             return x
         if self.hidden is None:

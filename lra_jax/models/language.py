@@ -1,4 +1,4 @@
-"""Language models that predict the next token, or hidden ones.
+"""Language models that predict the next token, or masked ones.
 
 Logits are inner products with the token embeddings, which are tied to the input's
 (Press & Wolf 2017, arXiv:1608.05859): ``logits_t = E x_t + b``. With ``cutoffs`` they
@@ -74,7 +74,7 @@ class CausalLM(LanguageModel):
 
 
 class MaskedLM(LanguageModel):
-    """``p(token_t | the tokens that are not hidden)``, with any mechanism.
+    """``p(token_t | the tokens that are not masked)``, with any mechanism.
 
     The logits are preceded by the head of BERT and RoBERTa: ``LN(gelu(W x + b))``.
 
@@ -87,7 +87,7 @@ class MaskedLM(LanguageModel):
     def __init__(self, vocab_size: int, *, rngs: nnx.Rngs, **settings: Any):
         super().__init__(vocab_size, rngs=rngs, **settings)
         if self.encoder.config.is_causal:
-            raise expected("is_causal", "False for hidden tokens", True)
+            raise expected("is_causal", "False for masked tokens", True)
         width = self.encoder.config.embed_dim
         self.dense = Dense(width, width, rngs=rngs)
         self.norm = LayerNorm(width)

@@ -186,7 +186,7 @@ def _operator(equation: Any) -> Callable[..., str]:
     if name in _PLAIN:
         return lambda graph, _, *inputs: graph.op(_PLAIN[name], *inputs)
     if name not in _OPERATORS:
-        wanted = "one that computes only what ONNX export knows"
+        wanted = "one that computes only what the ONNX export supports"
         raise expected("model", wanted, f"one with {name!r}")
     return _OPERATORS[name]
 

@@ -14,12 +14,13 @@ How padding is determined:
 Several readings: an encoder of N blocks cannot follow arguments that are nested more
 than about N deep. With ``readings=R`` it reads its input R times. After each reading
 but the last, the head that reconstructs writes an id n_t, a note, at each token t, and
-the next reading sees the notes beside the tokens:
+the next reading sees the notes in addition to the tokens:
 
 ``n^(0) = 0, n^(r+1)_t = argmax(W encoder(tokens, n^(r))_t)``
 
-The output of the last reading is pooled. No gradient passes through the notes: what to
-note is taught beforehand, from notes that are right (`lra_jax.tasks.reconstruction`).
+The output of the last reading is pooled. No gradient passes through the notes: the
+model learns to write them beforehand, from correct ones
+(`lra_jax.tasks.reconstruction`).
 """
 
 from typing import Any, Literal, get_args
@@ -160,14 +161,14 @@ class PooledEncoder(nnx.Module):
         segment_ids: jax.Array | None = None,
         notes: jax.Array | None = None,
     ) -> jax.Array:
-        """Float32 logits `[B, T, vocab_size]` of every token, where some are hidden.
+        """Float32 logits `[B, T, vocab_size]` of every token, where some are masked.
 
         It is one reading, the first one without ``notes``.
 
         Args:
           tokens, lengths, rngs, segment_ids: as in `pooled`.
           hidden: boolean `[B, T]`, True at the tokens to reconstruct; None = no token
-            is hidden.
+            is masked.
           notes: integer `[B, T]`, the notes of the readings before this one.
 
         Raises:

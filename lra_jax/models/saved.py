@@ -4,8 +4,8 @@
     saved.predict(["[MAX 2 9 [MIN 4 7 ] 0 ]"]).labels
 
 ``NAME.safetensors`` holds the arrays of a model, named by their path in it, and
-``NAME.json`` beside it everything else. So a file can be loaded without the trainer,
-the task and the data.
+``NAME.json`` next to it holds everything else. So a file can be loaded without the
+trainer, the task and the data.
 """
 
 import dataclasses
@@ -160,7 +160,7 @@ def save(
     raw: Raw = IDS,
     about: Mapping[str, Any] | None = None,
 ) -> None:
-    """Writes a model: its arrays to ``file``, everything else as JSON beside it.
+    """Writes a model: its arrays to ``file``, everything else as JSON next to it.
 
     Args:
       file: ``NAME.safetensors``.
@@ -230,7 +230,7 @@ def read_raw(run_or_file: str | os.PathLike[str]) -> Raw:
 
 
 def _read(run_or_file: str | os.PathLike[str]) -> tuple[Path, dict[str, Any]]:
-    """The path of a model's arrays, and the description beside it."""
+    """The path of a model's arrays, and the description next to it."""
     path = Path(run_or_file).expanduser()
     if not path.exists():
         wanted = f"a run directory with {FILE}, or NAME.safetensors"

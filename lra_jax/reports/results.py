@@ -23,18 +23,18 @@ _CHECKPOINTS = (
     "validation split, as in LRA's code for text, only the last one counts."
 )
 _AVERAGES = (
-    "avg5 is the mean without Path-X; avg6 includes it, a published failure as 50 %. "
-    "Ours are for runs by the LRA's protocol, the preset official on LRA's data. "
-    "Published rows are a survey, each with its own protocol: compare in a task's "
-    "table."
+    "avg5 is the mean without Path-X; avg6 includes it, with a published failure as "
+    "50 %. Ours are for runs that follow LRA's protocol, the preset official on LRA's "
+    "data. Published rows are a survey, each with its own protocol: to compare, see "
+    "the tables of the tasks."
 )
 _OTHERS = (
-    "Runs with settings other than the LRA's, of the data or of the model and its "
-    "training: comparable with each other, not with published rows."
+    "Runs whose data, model or training differ from LRA's: comparable with each "
+    "other, but not with published rows."
 )
 _OTHER_AVERAGES = (
-    "The same averages of runs on LRA's data whose model or training is not that of "
-    "the LRA's protocol: comparable with each other, not with published rows."
+    "The same averages of runs on LRA's data whose model or training does not follow "
+    "LRA's protocol: comparable with each other, but not with published rows."
 )
 
 
@@ -106,7 +106,7 @@ def by_task(groups: Sequence[Group]) -> dict[str, list[Group]]:
 
 
 def task_table(task: str, groups: Sequence[Group]) -> Table:
-    """Our runs of a task, then floors of its data, and the published rows with the
+    """Our runs of a task, then baselines for its data, and the published rows with the
     protocol of one of the runs."""
     head = (
         *("model", "test accuracy %", "last checkpoint %", "seeds", "steps/s"),
@@ -118,7 +118,10 @@ def task_table(task: str, groups: Sequence[Group]) -> Table:
         alike = [group.config for group in groups if group.by_protocol]
         beside = dict.fromkeys(x for c in alike for x in known.published_beside(c))
         others = [
-            *((f"floor: {n}", x, "computed for LRA's data") for n, x in known.floors),
+            *(
+                (f"baseline: {n}", x, "computed for LRA's data")
+                for n, x in known.floors
+            ),
             *((f"published: {x.model}", x.accuracy, x.source) for x in beside),
         ]
         rows += [(name, f"{x:.2f}", *[""] * 5, source) for name, x, source in others]
@@ -308,14 +311,14 @@ def _teaching(config: Config) -> list[str]:
     train = config.train
     first = f"{config.pretrain.steps:,} of the steps"
     pretrained = {
-        "tokens": f"self-pretrained for {first}, {config.pretrain.mask_rate:g} hidden",
-        "values": f"taught the value of every operator in {first}",
+        "tokens": f"self-pretrained for {first}, {config.pretrain.mask_rate:g} masked",
+        "values": f"pretrained on the value of every operator for {first}",
         "running_values": (
-            f"taught the value of every operator, argument by argument, in {first}"
+            f"pretrained on the value of every operator after each argument for {first}"
         ),
         "notes": (
-            f"taught the value of every operator, one of "
-            f"{config.model.readings} readings at a time, in {first}"
+            f"pretrained on the value of every operator, one of "
+            f"{config.model.readings} readings at a time, for {first}"
         ),
     }
     named = {

@@ -74,7 +74,7 @@ def _add_suite(
     best = best_groups(tests)
     several = [f"{test.name}: {test.words}" for test in tests if test.words]
     if several:
-        page.text("Runs on other examples are another test:")
+        page.text("Runs on other examples count as another test:")
         page.items(several)
     slug = title.replace(", preset ", "-")
     values = {

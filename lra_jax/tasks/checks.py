@@ -177,7 +177,7 @@ def _broken(attention: str, error: Exception) -> ValueError:
     first = str(error).strip().partition("\n")[0]
     wanted = f"{attention!r} to map query, key and value to [B, T, N, Hv] arrays"
     got = f"{type(error).__name__}: {first}{_place(attention, error)}"
-    for note in getattr(error, "__notes__", ()):  # jax adds a note of its own.
+    for note in getattr(error, "__notes__", ()):  # jax adds its own note.
         got += f"; {note}" if note.startswith("called with ") else ""
     return expected("--attention", wanted, got)
 
@@ -295,7 +295,7 @@ def _check_pretraining(config: Config, task: Task) -> None:
     rate, only = config.pretrain.mask_rate, PretrainConfig.mask_rate
     if config.pretrain.target != "tokens" and rate != only:
         wanted = f"{only} with --pretrain.target={config.pretrain.target}, which "
-        raise expected("--pretrain.mask_rate", f"{wanted}hides no token", rate)
+        raise expected("--pretrain.mask_rate", f"{wanted}masks no token", rate)
     if config.pretrain.target == "notes" and config.model.readings < 2:
         wanted = "at least 2 with --pretrain.target=notes"
         raise expected("--model.readings", wanted, config.model.readings)
@@ -320,7 +320,7 @@ def _refuse_images(config: Config) -> None:
 
 
 def _refuse_unread(config: Config, task: Task) -> None:
-    """Refuses settings of a head that the task's model has not."""
+    """Refuses settings of a head that the task's model does not have."""
     unread, reason = {}, "which has no pairs"
     if task.per_position:
         unread = {"pooling": "mean", "padding": "lengths", "interaction": "nli"}

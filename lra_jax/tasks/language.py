@@ -18,7 +18,7 @@ from lra_jax.models.saved import read_raw
 from lra_jax.tasks.base import Batch, Sums, make_classifier, summed
 from lra_jax.tasks.encoder import FLAGS, encoder_config
 
-# As in BERT and RoBERTa: the share of tokens to predict, and how they are hidden.
+# As in BERT and RoBERTa: the share of tokens to predict, and how they are masked.
 _ASKED = 0.15
 _MASKED, _RANDOM = 0.8, 0.1
 # Above this vocabulary size, not all logits are kept at once.
@@ -99,12 +99,12 @@ def make_masked(config: Config, dataset: SequenceDataset, rngs: nnx.Rngs) -> Mas
 def hidden_token_loss(
     model: nnx.Module, batch: Batch, rngs: nnx.Rngs | None = None
 ) -> Sums:
-    """Cross-entropy and accuracy of hidden tokens, each counted once.
+    """Cross-entropy and accuracy of masked tokens, each counted once.
 
     15 % of the tokens in each row are to be predicted; 80 % of these are replaced by
-    the mask and 10 % by a random token. Training draws them anew in every step, from
-    the dropout stream; an evaluation hides the same places in every batch. Unlike in
-    RoBERTa, ends of documents can be hidden too.
+    the mask token and 10 % by a random token. Training draws them anew in every step,
+    from the dropout stream; an evaluation masks the same positions in every batch.
+    Unlike in RoBERTa, ends of documents can be masked too.
 
     Args:
       model: a `MaskedLM`.
@@ -126,7 +126,7 @@ def hidden_token_loss(
 def hide(
     key: jax.Array, tokens: jax.Array, real: jax.Array, vocab_size: int
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Hides some tokens.
+    """Masks some tokens.
 
     Args:
       key: for the random choices.
@@ -135,8 +135,8 @@ def hide(
       vocab_size: random tokens are below this, and its last token is the mask.
 
     Returns:
-      The tokens with some of them hidden, `[B, T]`; the places to predict, `[B, K]`;
-      and the original tokens there, -1 where a row has fewer than K.
+      The tokens with some of them masked, `[B, T]`; the positions to predict,
+      `[B, K]`; and the original tokens there, -1 where a row has fewer than K.
     """
     where, how, random = jax.random.split(key, 3)
     most = max(1, round(_ASKED * tokens.shape[1]))
@@ -156,7 +156,7 @@ def hide(
 
 
 def hidden_token_scores(_: Any, __: str, loss: float) -> dict[str, float]:
-    """The perplexity of hidden tokens."""
+    """The perplexity of masked tokens."""
     return {"perplexity": _exp(loss)}
 
 
@@ -235,7 +235,7 @@ def make_finetuned(
 def _check_same(own: Any, saved: Any) -> None:
     """Refuses an encoder unlike the checkpoint's, except for dropout and the like.
 
-    A vector for hidden tokens is an addition to the checkpoint's arrays.
+    A vector for masked tokens is an addition to the checkpoint's arrays.
     """
     for field in dataclasses.fields(own):
         if field.name in ("dropout", "remat", "dtype", "reconstructs"):

@@ -1,4 +1,4 @@
-"""Masked language modelling: the hidden bytes of a text."""
+"""Masked language modelling: the masked bytes of a text."""
 
 from lra_jax.configs import lm, mlm
 from lra_jax.tasks.task import Task, of_rates

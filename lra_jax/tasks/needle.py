@@ -1,4 +1,4 @@
-"""The needle: one token to find in noise longer than in training."""
+"""The needle: one token to find in noise, in longer sequences than in training."""
 
 from lra_jax.configs import needle
 from lra_jax.tasks.synthetic import synthetic

@@ -5,13 +5,13 @@ without Path-X; avg6 includes Path-X and counts a failure as 50 %. Neither is st
 here; both are computed from a row.
 
 Rows differ in more than the mechanism: in data splits, lengths, model sizes and whether
-the best or the last checkpoint was scored. The rows of the LRA paper are of the last
+the best or the last checkpoint was scored. The rows of the LRA paper are from the last
 checkpoint of small models at LRA's settings; from the S4 paper on, models are tuned.
 
 `official` is the mechanism for which the preset official follows the row's own
-protocol, as far as this library can; a row is shown only beside such a run. cosFormer's
-row of 2022 has none, because its settings were not published; other rows have none
-because the model, or its recipe, is not in this library.
+protocol, as far as this library can; a row is shown only next to such a run.
+cosFormer's row of 2022 has none, because its settings were not published; other rows
+have none because the model, or its recipe, is not in this library.
 """
 
 from typing import NamedTuple

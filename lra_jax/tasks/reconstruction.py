@@ -1,22 +1,23 @@
 """Pretraining on a task's own training inputs.
 
-Self-pretraining reconstructs hidden tokens:
+Self-pretraining reconstructs masked tokens:
 
-``loss = - sum_t h_t log softmax(W x_t)[token_t]`` over the hidden tokens. h_t = 1 with
-the mask rate; the encoder, which gives x, sees a learned vector in place of hidden
-tokens. It uses no labels and no other data. Then the same encoder learns the task.
+``loss = - sum_t h_t log softmax(W x_t)[token_t]`` over the masked tokens. h_t is 1
+with a probability of the mask rate; the encoder, which computes x, sees a learned
+vector in place of masked tokens. This needs no labels and no other data. Then the same
+encoder learns the task.
 
-If the batch has ``targets``, nothing is hidden, and the same head learns the target of
+If the batch has ``targets``, nothing is masked, and the same head learns the target of
 each position that has one: for example the values of a ListOps expression's operators.
 
 If it also has ``notes``, the targets are the notes after a reading that begins with
-these (`lra_jax.models.pooling`), and "no note" is learned too. Most notes stay as they
-are; a token whose note stays counts a fifth of one whose note changes in the loss, and
-not at all in the accuracy. The loss is divided by the number of notes that change, so a
-batch without any teaches nothing.
+these (`lra_jax.models.pooling`), and "no note" is learned too. Most notes do not
+change: in the loss, a token whose note stays the same counts a fifth as much as one
+whose note changes, and in the accuracy it does not count at all. The loss is divided by
+the number of notes that change, so a batch without any teaches nothing.
 
 Source: Amos, Berant and Gupta 2023, "Never Train from Scratch", arXiv:2310.02980, and
-its code, IdoAmos/not-from-scratch: one vector replaces all hidden tokens, the loss
+its code, IdoAmos/not-from-scratch: one vector replaces all masked tokens, the loss
 counts only these, the head is linear. Their rate for the Image task is one half; for
 the others it is a flag without a value in their files. Deviations: an image's pixels
 are classes here, whatever form the input has; the optimiser's moments carry over from
@@ -35,28 +36,28 @@ from lra_jax.tasks.base import Batch, Sums
 # Folded into dropout's key of the step.
 _STREAM = 1
 
-# The weight of a note that stays, beside one that changes.
+# The weight of a note that stays, relative to one that changes.
 _KEPT = 0.2
 
 
 def reconstruction_loss(
     model: nnx.Module, batch: Batch, rngs: nnx.Rngs | None, *, mask_rate: float
 ) -> Sums:
-    """Cross-entropy and accuracy of hidden tokens or targets, summed over the batch.
+    """Cross-entropy and accuracy of masked tokens or targets, summed over the batch.
 
     Args:
       model: a classifier of sequences or pairs that ``reconstructs``.
       batch: as for the task's own objective; labels are not used. ``targets`` `[B, T]`
-        replace the hidden tokens; 0 = no target. ``notes`` `[B, T]`: see above.
-      rngs: stream "dropout", also used to choose the hidden tokens.
-      mask_rate: the share of the real tokens that are hidden.
+        replace the masked tokens; 0 = no target. ``notes`` `[B, T]`: see above.
+      rngs: stream "dropout", also used to choose the masked tokens.
+      mask_rate: the share of the real tokens that are masked.
 
     Raises:
       ValueError: a model that does not reconstruct.
     """
     if not isinstance(model, PooledEncoder) or rngs is None:
         got = f"{type(model).__name__}, rngs={rngs}"
-        raise expected("model", "a classifier, and rngs to draw hidden tokens", got)
+        raise expected("model", "a classifier, and rngs to draw masked tokens", got)
     key = jax.random.fold_in(rngs.dropout(), _STREAM)
     names = [name for name in batch if name.startswith("tokens")]
     sums = [

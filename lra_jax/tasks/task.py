@@ -65,15 +65,15 @@ class Task:
       chance: accuracy of guessing in percent, from the data settings; None = unknown.
       is_scaled: reports show the accuracy above chance, from 0 to 1.
       is_official: whether the data settings, and the number of examples in every split,
-        are those of the Long-Range Arena, to which floors and published rows apply.
-      floors: ``(name, percent)`` of trivial readers.
+        are those of the Long-Range Arena, to which baselines and published rows apply.
+      floors: ``(name, percent)`` of trivial baselines, such as chance.
       published: published test accuracies, each with its protocol.
       decoder: names ``(tokens, uint8 [length]) -> str``, for display; images have none.
       words: names a mapping that tells `lra_jax.models.raw` how to read words, if used.
       augmentation: names ``(tokens, generator) -> tokens``, applied to each training
         example if the data settings say so.
       targets: by the value of ``--pretrain.target``, names `lra_jax.data.pipeline`'s
-        ``Targets``: what it teaches at each position, 0 for nothing.
+        ``Targets``: the target of each position, 0 for none.
       tree_drawer: names ``(tokens) -> lra_jax.data.listops_language.Tree``, if
         sequences are nested expressions.
     """
@@ -196,7 +196,7 @@ class Task:
     def pretraining_targets(
         self, config: Config
     ) -> Callable[..., dict[str, "np.ndarray"]] | None:
-        """The targets of pretraining, one per position; None for hidden tokens."""
+        """The targets of pretraining, one per position; None for masked tokens."""
         target = self.targets.get(config.pretrain.target)
         return None if target is None else pkgutil.resolve_name(target)
 

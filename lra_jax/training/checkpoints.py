@@ -161,7 +161,7 @@ class Checkpoints:
             ) from error
 
     def _check_space(self, items: dict[str, Any]) -> None:
-        """Detects a full disk before Orbax, which would leave parts and much noise."""
+        """Detects a full disk before Orbax, which would leave parts and messages."""
         arrays = [x for x in jax.tree.leaves(items) if isinstance(x, jax.Array)]
         needed = sum(x.nbytes for x in arrays) + _METADATA_BYTES
         free = shutil.disk_usage(self._folder).free

@@ -22,7 +22,7 @@ from lra_jax import progress
 
 Item = TypeVar("Item")
 
-# Number of reports over which the speed behind the remaining time is measured.
+# Number of reports over which the speed is measured that gives the time left.
 _REPORTS = 10
 
 

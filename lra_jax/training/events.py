@@ -12,7 +12,7 @@ from typing import Any
 class EventsFile:
     """One file of events, written without a buffer.
 
-    tensorboardX' own writer is a thread that keeps data refused by a full disk, and
+    tensorboardX's own writer is a thread that keeps data refused by a full disk, and
     reports that only when the process ends.
 
     Args:

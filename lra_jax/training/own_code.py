@@ -112,8 +112,8 @@ def prefer(workdir: Path) -> None:
 
 
 def replaced(workdir: Path) -> list[str]:
-    """The files of a run's code of which, without the copy, this process would import
-    another version; comments do not count."""
+    """The files of a run's code that this process would import in another version if it
+    did not use the copy; comments do not count."""
     kept = workdir / FOLDER
     places = [Path(x) for x in sys.path if Path(x).resolve() != kept.resolve()]
     found = []

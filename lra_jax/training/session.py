@@ -304,7 +304,7 @@ class Session:
         theirs = dataclasses.replace(config.train, warmup=preset.warmup)
         if not theirs.too_warm:
             return ""
-        return f"; warm-up of {config.train.warmup} in place of {preset.warmup}"
+        return f"; warm-up of {config.train.warmup} instead of {preset.warmup}"
 
     def _mesh(self) -> str:
         mesh = self.trainer.mesh
@@ -325,7 +325,7 @@ def default_workdir(config: Config) -> Path:
 def show_result(
     console: RunConsole, task: Task, config: Config, result: Mapping[str, Any]
 ) -> None:
-    """Prints the test accuracies, with floors and comparable published results, or the
+    """Prints test accuracies, with baselines and comparable published results, or the
     task's other scores."""
     if task.scores is None:
         _show_accuracies(console, task, config, result)
@@ -379,7 +379,9 @@ def _show_accuracies(
         ),
     ]
     if result["official_data"]:
-        rows += [(f"floor: {name}", f"{value:.2f}", "") for name, value in task.floors]
+        rows += [
+            (f"baseline: {name}", f"{value:.2f}", "") for name, value in task.floors
+        ]
         rows += [
             (f"published: {row.model}", f"{row.accuracy:.2f}", row.source)
             for row in task.published_beside(config)

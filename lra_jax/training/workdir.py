@@ -63,7 +63,7 @@ def open_workdir(workdir: Path, config: Config, fingerprint: str) -> None:
     if not path.exists():
         left = [name for name in _MADE_LATER if (workdir / name).exists()]
         if left:
-            got = f"none, but {', '.join(left)}; give another --workdir"
+            got = f"none, but {', '.join(left)}; choose another --workdir"
             raise expected(str(path), "the config of the run", got)
         values = config.to_dict() | {"data_fingerprint": fingerprint}
         with _writable(workdir):
@@ -87,11 +87,11 @@ def _is_longer(config: Config, theirs: Config, workdir: Path) -> bool:
     differing = {n: old.get(n) for n in new if old.get(n) != new[n]}
     longer = [*differing] == ["train.steps"] and not _why_not_longer(theirs, config)
     if differing and not longer:
-        wanted = "a directory of this very run, or an empty one"
+        wanted = "the directory of this run, or an empty one"
         named = [f"{n}={value!r} (now {new[n]!r})" for n, value in differing.items()]
         got = f"{workdir} of another config: {', '.join(named)}"
         if "train.steps" in differing:
-            got += f"; {_why_not_longer(theirs, config) or 'give another --workdir'}"
+            got += f"; {_why_not_longer(theirs, config) or 'choose another --workdir'}"
         raise expected("--workdir", wanted, got)
     return longer
 
@@ -99,7 +99,7 @@ def _is_longer(config: Config, theirs: Config, workdir: Path) -> bool:
 def _why_not_longer(theirs: Config, config: Config) -> str:
     """Why a run cannot go on to the steps of another config, and what to do."""
     if theirs.train.steps >= config.train.steps:
-        return "a run can be made longer, not shorter: give another --workdir"
+        return "a run can be made longer, not shorter: choose another --workdir"
     train = theirs.train
     bound = [f"--train.{n}={getattr(train, n)}" for n in train.bound_to_steps]
     bound += theirs.data.shown if theirs.data.groups else ()
@@ -237,7 +237,7 @@ def _writable(workdir: Path) -> Iterator[None]:
     except TimeoutError as error:
         raise expected(
             "--workdir",
-            "a directory of its own",
+            "a directory for this run alone",
             f"{workdir}, which is in use by another process",
         ) from error
     except OSError as error:

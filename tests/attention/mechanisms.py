@@ -36,7 +36,7 @@ def _no_gates(key: Any, xp: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Case:
-    """All that the common tests must know of a mechanism beside its entry.
+    """All that the common tests must know of a mechanism besides its entry.
 
     Attributes:
       formula: ``f(query, key, value, mask=None, **keywords)``, and ``causal`` where it

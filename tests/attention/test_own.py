@@ -66,7 +66,7 @@ def test_a_config_takes_the_thing_itself() -> None:
     assert get_preset(attention=helpers.Scaled).attention == "helpers:Scaled"
     assert get_preset(attention=attention.flow_attention).attention == "flow"
     assert attention.resolve("helpers:MARKED") is helpers.MARKED
-    with pytest.raises(ValueError, match="under its own name"):
+    with pytest.raises(ValueError, match="an object that its module can find"):
         get_preset(attention=lambda query, key, value: value)
 
 

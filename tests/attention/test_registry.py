@@ -122,7 +122,7 @@ def test_our_own_functions_are_recognised() -> None:
         ("cosfomer", ("softmax, linear", "'cosfomer'", "did you mean 'cosformer'?")),
         ("Linformer", ("did you mean 'linformer'?",)),
         ("zzz", ("softmax, linear", "got 'zzz'")),
-        ("no_such_package:f", ("module that imports", "No module named", "no_such_")),
+        ("no_such_package:f", ("importable module", "No module named", "no_such_")),
         ("lra_jax:no_such", ("'no_such' in the module 'lra_jax'", "no attribute")),
         ("lra_jax:__version__", ("to be a function", "got a str")),
         (":f", ("expected 'package.module:function'", "':f'")),

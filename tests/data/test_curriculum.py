@@ -47,7 +47,7 @@ def test_groups_come_one_after_another():
 
 
 def test_a_stage_needs_a_batch_of_examples():
-    with pytest.raises(ValueError, match="curriculum: expected lengths that at"):
+    with pytest.raises(ValueError, match="curriculum: expected lengths that cover"):
         Curriculum.parse("2:0.5", 4).plan(LENGTHS, **SETTINGS, num_steps=4)
 
 

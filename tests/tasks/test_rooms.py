@@ -299,6 +299,6 @@ def test_a_new_task_is_described_and_trained(with_a_toy, tmp_path):
     run = f"--workdir={tmp_path / 'run'}"
     end = in_copy(with_a_toy, "lra_jax.train", *flags, run, "--attention=linear")
     assert end.returncode == 0, end.stderr
-    assert "floor: chance" in end.stdout and "published" not in end.stdout
+    assert "baseline: chance" in end.stdout and "published" not in end.stdout
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert (result["task"], result["test_examples"]) == ("bits", 64)

@@ -72,14 +72,14 @@ def test_a_checkpoint_chosen_on_the_test_split_is_said_to_be(capsys):
     assert "chosen on the test split itself" in shown["test"]
     assert "chosen on" not in shown["holdout"]
     for part in (
-        "floor: chance",
+        "baseline: chance",
         "50.00",
         "published: Flowformer",
         "64.29",
         "figure of the thuml/Flowformer repository",
     ):
         assert part in shown["test"]
-    # Rows of other protocols are not shown, nor any beside a run of another length.
+    # Rows of other protocols are not shown, nor any next to a run of another length.
     assert "Transformer" not in shown["test"]
     shorter = config.replace(train={"steps": 9})
     show_result(RunConsole(9), task, shorter, result)

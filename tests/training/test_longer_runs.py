@@ -153,4 +153,4 @@ def test_what_cannot_be_made_longer(tmp_path, changes, named):
     with pytest.raises(ValueError, match="steps=40 \\(now 80\\)") as error:
         workdirs.open_workdir(tmp_path, longer, "ab")
     assert named in str(error.value) and "\n" not in str(error.value)
-    assert "give another --workdir" in str(error.value)
+    assert "choose another --workdir" in str(error.value)

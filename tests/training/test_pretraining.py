@@ -222,7 +222,7 @@ def test_other_tasks_have_no_values(data_dir) -> None:
         ({"pretrain": {"mask_rate": 1.0}}, "--pretrain.mask_rate: expected a number"),
         (
             {"pretrain": {"target": "values", "steps": 9, "mask_rate": 0.2}},
-            "--pretrain.mask_rate: expected 0.5 with .*=values, which hides no token",
+            "--pretrain.mask_rate: expected 0.5 with .*=values, which masks no token",
         ),
         ({"pretrain": {"learning_rate": 0.0}}, "--pretrain.learning_rate: expected a"),
         (

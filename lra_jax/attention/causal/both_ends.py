@@ -36,7 +36,7 @@ def from_both_ends(
       beyond: the initial state of the reversed recurrence, at the end of the sequence;
         None = ``state``.
       mask: the real keys, `[B, T]`; None = all.
-      resets: where documents start, `[B, T]`; None = each row is one.
+      resets: where documents start, `[B, T]`; None = one per row.
       chunking: how the sequence is cut.
       dtype: of the outputs.
 

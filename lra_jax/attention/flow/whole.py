@@ -43,7 +43,7 @@ def attend(
       value: see `query`.
       masks: of the sources and the sinks.
       axis: the mesh axis that holds the other parts of the sequence, if there are any.
-      rows: where packed documents are; None = each row is one.
+      rows: where packed documents are; None = one per row.
       target: the kernels that compute the product of features; None = XLA.
       chunking: of the kernels, and of the sums over documents.
     """

@@ -45,7 +45,9 @@ def checked_slopes(
             "slopes", f"one for each head, [N]={published.shape}", slopes.shape
         )
     if known and not slopes.min() >= 0:
-        raise expected("slopes", "none below zero, or weights grow", slopes.min())
+        raise expected(
+            "slopes", "none below zero, because weights would grow", slopes.min()
+        )
     return jnp.asarray(slopes, dtype)
 
 
@@ -71,7 +73,7 @@ def sums(
       slopes: `[N]`, float32 or float64.
       is_causal: sums over j <= i instead of all j.
       mask: the real keys, `[B, S]`; None = all.
-      resets: where documents start, `[B, T]`; None = each row is one.
+      resets: where documents start, `[B, T]`; None = one per row.
       feature_map: phi.
       chunking: how the sequence is cut.
       precision: of the matrix products.

@@ -49,7 +49,7 @@ MECHANISM = Mechanism(
     stream=True,
     packed=True,
     cost="2 (T + S) H^2",
-    summary="products that fade with distance, not normalised (TransNormerLLM)",
+    summary="products that decay with distance, not normalised (TransNormerLLM)",
     source="Qin et al. 2024",
 )
 

@@ -376,7 +376,7 @@ def causal_sums(
       value: `[B, T, n, Hv]`.
       mask: the real keys, `[B, T]`; None = all.
       state: before the sequence; None = an empty state.
-      resets: where documents start, `[B, T]`; None = each row is one.
+      resets: where documents start, `[B, T]`; None = one per row.
       dtype: of the computation, float32 or float64.
       feature_map: phi.
       chunking: how the sequence is cut.

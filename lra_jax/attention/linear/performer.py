@@ -226,7 +226,7 @@ def performer_prefill(
         raise expected(
             "dialect",
             "'exact' or 'fast_transformers' for a stream with kernel='softmax', since "
-            "the others take a maximum over all keys, later ones too",
+            "the others take a maximum over all keys, including later ones",
             f"{dialect!r}",
         )
     matrix = options.matrix(projection, query.shape[-1])

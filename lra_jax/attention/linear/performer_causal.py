@@ -278,7 +278,7 @@ def causal_softmax_features(
       features: the scale of queries and keys, and the precision.
       dtype: of the sums.
       state: before the first position; None = an empty state.
-      resets: where documents start, `[B, T]`; None = each row is one.
+      resets: where documents start, `[B, T]`; None = one per row.
       chunking: how the sequence is cut; chunks are rounded up to powers of two.
 
     Returns:

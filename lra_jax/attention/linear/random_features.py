@@ -129,7 +129,7 @@ class Options:
         return projection
 
     def scaled(self, x: jax.Array) -> jax.Array:
-        """x as the kernel sees it: ``x' = x / H^(1/4)``, unless said otherwise."""
+        """x as the kernel sees it: ``x' = x / H^(1/4)``, unless ``scale`` is given."""
         scale = self.scale
         if scale is None:
             plain = self.kernel != SOFTMAX and not self._dialect.scaled

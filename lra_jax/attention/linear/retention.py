@@ -58,7 +58,7 @@ MECHANISM = Mechanism(
     stream=True,
     packed=True,
     cost="2 (T + S) H^2",
-    summary="rotated products that fade with distance, a norm for each head",
+    summary="rotated products that decay with distance, a norm for each head",
     source="Sun et al. 2023",
 )
 

@@ -19,7 +19,7 @@ _BASE = 256
 def check_width(head_dim: int) -> None:
     """Raises ``ValueError`` unless the columns come in pairs."""
     if head_dim % 2:
-        wanted = "False for an odd head width, because columns turn in pairs"
+        wanted = "False for an odd head width, because columns are rotated in pairs"
         raise expected("rotate", wanted, f"True with H={head_dim}")
 
 

@@ -86,7 +86,7 @@ def fnet_attention(
     inputs.refuse_causal(
         is_causal,
         "FNet has no causal form, because every row of a Fourier transform mixes all "
-        "positions, future ones too",
+        "positions, including future ones",
     )
     known("norm", norm, ("ortho", "backward"))
     batch, length, num_heads, _width = query.shape

@@ -116,7 +116,7 @@ def linformer_attention(
     inputs.refuse_causal(
         is_causal,
         "Linformer has no causal form, because each compressed key and value mixes all "
-        "positions, future ones too",
+        "positions, including future ones",
     )
     inputs.check_inputs(query, key, value)
     inputs.refuse_decoding(flax, query, key, "linformer")

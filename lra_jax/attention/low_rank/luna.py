@@ -1,6 +1,6 @@
 """Luna (Ma et al. 2021, "Luna: Linear Unified Nested Attention").
 
-A memory of L vectors p packs the keys and values, which the queries then unpack:
+A memory of L vectors p packs the keys and values, and the queries unpack them:
 
 ``A = softmax(p k^T / sqrt(H))``, ``out = softmax(q (A k)^T / sqrt(H)) A v``,
 
@@ -117,7 +117,7 @@ def luna_packed(
 
 luna_weights = dense.weights_of(
     luna_attention,
-    "None is negative. Rows sum to one, but not those of the causal form.",
+    "No entry is negative. Rows sum to one, except in the causal form.",
 )
 
 

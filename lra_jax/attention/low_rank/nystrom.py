@@ -15,7 +15,8 @@ kernel per head.
 
 Cost: O((T + S) m (H + Hv) + m^3) time, O((T + S) m) memory.
 
-There is no causal form: landmarks are means over all positions, future ones too.
+There is no causal form: landmarks are means over all positions, including future
+ones.
 
 Deviations. The authors' code computes the initial constant over the whole batch, so a
 sample's output depends on the rest of the batch (``initialisation="original"``; here
@@ -50,7 +51,7 @@ MECHANISM = Mechanism(
     cross=True,
     stream=False,
     cost="2 (T + S) m H + m^3",
-    summary="softmax by m landmarks and a pseudo-inverse (Nystromformer)",
+    summary="softmax through m landmarks and a pseudo-inverse (Nystromformer)",
     source="Xiong et al. 2021",
     parameters="nystrom_parameters",
 )
@@ -58,7 +59,7 @@ MECHANISM = Mechanism(
 INITIALISATIONS = ("exact", "original")
 _NOT_CAUSAL = (
     "Nystrom attention has no causal form, because each landmark is a mean over "
-    "positions, future ones too"
+    "positions, including future ones"
 )
 
 
@@ -146,7 +147,8 @@ def nystrom_attention(
 
 
 nystrom_weights = dense.weights_of(
-    nystrom_attention, "Entries may be negative, and rows sum to one only about."
+    nystrom_attention,
+    "Entries may be negative, and rows sum only approximately to one.",
 )
 
 
@@ -242,6 +244,6 @@ def _check_conv(
         raise expected(
             "conv_weight",
             "None for cross attention, because it adds the values around each query's "
-            "own place",
+            "position",
             f"an array where T={length} and S={keys}",
         )

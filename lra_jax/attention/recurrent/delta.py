@@ -33,7 +33,7 @@ MECHANISM = Mechanism(
     stream=True,
     packed=True,
     cost="2 T (64 + H) H",
-    summary="a state where a key's old value is replaced (DeltaNet)",
+    summary="a state in which a key's old value is replaced (DeltaNet)",
     source="Yang et al. 2024b",
     gates=(Gate("beta", width="one", activation="sigmoid"),),
 )

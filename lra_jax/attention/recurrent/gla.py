@@ -47,7 +47,7 @@ MECHANISM = Mechanism(
     stream=True,
     packed=True,
     cost="2 T (16 + Hv) H",
-    summary="a state that fades by gates of the input, column by column",
+    summary="a state that decays by input-dependent gates, column by column",
     source="Yang et al. 2024a",
     gates=(
         Gate("log_decay", activation="slow_decay", rank=16),

@@ -12,9 +12,9 @@ Neural Network for Sequence Modeling", from the authors of cosFormer).
 
 With ``angle``, columns are complex, as pairs (real, imaginary):
 ``h_t = f_t e^(i angle) h_(t-1) + (1 - f_t) v_t`` with a learned angle for each pair.
-With ``rotation``, each position adds an angle of its own, which a model with the option
-``rotates`` makes from its input, ``rotation_t = 0.3 (W_r x_t + b_r)``. The phase of a
-state is then the sum of the angles since the state was last forgotten, up to whole
+With ``rotation``, each position adds its own angle, which a model with the option
+``rotates`` computes from its input, ``rotation_t = 0.3 (W_r x_t + b_r)``. The phase of
+a state is then the sum of the angles since the state was last forgotten, up to whole
 turns: it can count modulo 2, as parity needs, or modulo 10. Decays between 0 and 1
 alone cannot (Grazzi et al. 2024, arXiv:2411.12537). Mamba-3 (Lahoti et al. 2026,
 arXiv:2603.15569) rotates its states in the same way.
@@ -113,7 +113,7 @@ def hgrn_layout(
       in_features: width of the layer's input.
       expand: state columns per input column.
       is_complex: combine pairs of them into complex columns, with a learned angle.
-      rotates: the same, with an angle for each position, made from the input.
+      rotates: the same, with an angle for each position, computed from the input.
 
     Raises:
       ValueError: a size is not a positive int, or the columns cannot be paired.
@@ -248,7 +248,7 @@ def _check_real(
 ) -> None:
     for name, array in {"angle": angle, "rotation": rotation}.items():
         if array is not None:
-            wanted = "None: complex columns turn, so no matrix of weights makes them"
+            wanted = "None, because no matrix of weights rotates complex columns"
             raise expected(name, wanted, "an array")
 
 

@@ -61,7 +61,7 @@ def recur(
       arrays: as passed by the caller, `[B, T, ...]`.
       is_causal: position i reads positions 0..i only.
       mask: the real positions, `[B, T]`; None = all.
-      rows: where packed documents are; None = each row is one.
+      rows: where packed documents are; None = one per row.
       state: the state so far; None = a new stream.
       chunking: how the sequence is cut.
 

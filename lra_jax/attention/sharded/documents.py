@@ -91,7 +91,7 @@ def sums_before(
 
     Args:
       sums: maps a mask `[B, T]`, None = all, to a tree of sums over its positions.
-      rows: where documents are; None = each row is one.
+      rows: where documents are; None = one per row.
       axis: the mesh axis that the positions are split over.
     """
     return exchange.before(sums(None), axis) if rows is None else rows.around(sums)[0]
@@ -102,7 +102,7 @@ def _along(x: jax.Array, rank: int) -> jax.Array:
 
 
 def sliced(segment_ids: jax.Array | None, axis: str) -> Slice | None:
-    """The documents of this device's slice `[B, T / devices]`; None = each row is one.
+    """The documents of this device's slice `[B, T / devices]`; None = one per row.
 
     Args:
       segment_ids: this device's.

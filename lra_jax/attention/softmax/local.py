@@ -33,7 +33,7 @@ MECHANISM = Mechanism(
     stream=False,
     rotary=True,
     cost="3 T w H",
-    summary="softmax over a window of w positions a side, or over blocks",
+    summary="softmax over a window of w positions each side, or over blocks",
     source="Tay et al. 2021",
     presets={
         "official": {

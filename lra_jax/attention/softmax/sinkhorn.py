@@ -105,7 +105,7 @@ def sinkhorn_attention(
     inputs.refuse_causal(
         is_causal,
         "Sinkhorn attention has no causal form, because the sorting of a block depends "
-        "on all others, later ones too",
+        "on all others, including later ones",
     )
     inputs.check_size("block", block)
     inputs.check_size("iterations", iterations, 0)
@@ -139,7 +139,7 @@ def sinkhorn_attention(
 
 
 sinkhorn_weights = dense.weights_of(
-    sinkhorn_attention, "None is negative; rows sum to one only about."
+    sinkhorn_attention, "No entry is negative; rows sum only approximately to one."
 )
 
 

@@ -220,7 +220,7 @@ def softmax_prefill(
         visible, key, value = _prepare(query, key, value, mask, rows)
         return form.attend(query, key, value, visible, True), after
     if segment_ids is not None:
-        wanted = "None with a state: a stream that goes on has one document a row"
+        wanted = "None with a state: a stream under way has one document per row"
         raise expected("segment_ids", wanted, "an array")
     if max_length is not None:
         raise expected("max_length", "None with a state", f"{max_length!r}")

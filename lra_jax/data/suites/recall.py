@@ -31,7 +31,7 @@ def examples(
     """Draws sequences; in training every next token is a target."""
     real = vocab_size - noise_vocab
     if real < 4:
-        wanted = f"at least 4 beside the {noise_vocab} of noise"
+        wanted = f"at least 4 more than the {noise_vocab} of noise"
         raise expected("--data.vocab_size", wanted, vocab_size)
     if length < 4 or length % 2:
         raise expected("--data.length", "an even number of at least 4", length)

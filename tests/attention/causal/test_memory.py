@@ -1,4 +1,4 @@
-"""Memory of a training step beside its arrays, as the compiled program states it."""
+"""Memory of a training step besides its arrays, as the compiled program states it."""
 
 import functools
 from typing import Any

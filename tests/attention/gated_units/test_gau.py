@@ -1,4 +1,4 @@
-"""The formula of the unit; `test_gated` has its tests beside the common ones."""
+"""The formula of the unit; `test_gated` has its tests besides the common ones."""
 
 from ..mechanisms import Case
 from . import units

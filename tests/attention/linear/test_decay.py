@@ -1,4 +1,4 @@
-"""Retention and lightning attention: what they have beside the common properties."""
+"""Retention and lightning attention: what they have besides the common properties."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""The formula and its gates; `test_recurrence` has tests beside the common ones."""
+"""The formula and its gates; `test_recurrence` has tests besides the common ones."""
 
 import functools
 

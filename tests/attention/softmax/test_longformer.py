@@ -1,4 +1,4 @@
-"""The formula of the pattern; `test_patterns` has its tests beside the common ones."""
+"""The formula of the pattern; `test_patterns` has its tests besides the common ones."""
 
 import functools
 
