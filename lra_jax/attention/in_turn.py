@@ -24,12 +24,17 @@ P = ParamSpec("P")
 _BY_POSITION = ("query", "key", "value", "gate")
 
 
-def documents_in_turn(attention: Callable[P, jax.Array]) -> Callable[P, jax.Array]:
+def documents_in_turn(
+    attention: Callable[P, jax.Array],
+    check: Callable[[dict[str, Any]], None] | None = None,
+) -> Callable[P, jax.Array]:
     """Makes an ``X_attention`` that declares ``segment_ids`` support packed rows.
 
     Args:
       attention: a function of query, key, value, a mask and options, exact under
         padding on the right. It is itself never called with ``segment_ids``.
+      check: raises if the arguments of a packed row hold an option under which padding
+        is not exact; None = there is none.
     """
     signature, function = inspect.signature(attention), cast(Any, attention)
 
@@ -39,6 +44,8 @@ def documents_in_turn(attention: Callable[P, jax.Array]) -> Callable[P, jax.Arra
             return attention(*args, **kwargs)
         given: dict[str, Any] = signature.bind(*args, **kwargs).arguments
         given |= given.pop("flax", {})
+        if check is not None:
+            check(given)
         ids = given.pop("segment_ids")
         rows: Any = packed.packed(ids, given["query"], given["key"])
         sizes = rows.real.shape

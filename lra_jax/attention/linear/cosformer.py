@@ -255,6 +255,7 @@ def cosformer_attention(
     target = kernels.choose(
         implementation, query, key, value, feature_map, chunking, refusal
     )
+    max_length = max_length if grid is None else None
     places = _places(max_length, mask, query, key, segment_ids)
     if target is not None:
         out = kernels.attend(
@@ -310,6 +311,7 @@ def cosformer_weights(
     inputs.check_eps(eps)
     _check(reweight, denominator)
     _check_grid(grid, query, key, is_causal, reweight, segment_ids)
+    max_length = max_length if grid is None else None
     places = _places(max_length, mask, query, key, segment_ids)
     dtype = inputs.accumulation_dtype(query, key)
     features = _features(query, key, feature_map, places, dtype, reweight, grid)

@@ -34,7 +34,7 @@ def checked_slopes(
     """The slopes `[N]`; None = the published ones.
 
     Raises:
-      ValueError: not one per head, or one is known to be negative.
+      ValueError: not one per head, or one is known to be negative or infinite.
     """
     if slopes is None:
         return jnp.asarray(published, dtype)
@@ -48,6 +48,8 @@ def checked_slopes(
         raise expected(
             "slopes", "none below zero, because weights would grow", slopes.min()
         )
+    if known and slopes.max() == np.inf:
+        raise expected("slopes", "finite numbers", slopes.max())
     return jnp.asarray(slopes, dtype)
 
 

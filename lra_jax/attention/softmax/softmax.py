@@ -284,6 +284,8 @@ class _Form:
             form = "dense" if dense else "blocks"
         if form == "dense":
             weights = _weights(query, key, visible, is_causal, self.precision)
+            if value.dtype != query.dtype:  # which would round the weights
+                value = value.astype(weights.dtype)
             # XLA on a CPU reads the values for one row up to five times slower than
             # for two.
             twice = length == 1 and on_cpu

@@ -30,6 +30,14 @@ def _formula(q: Any, k: Any, v: Any, mask: Any = None) -> np.ndarray:
     return dense.each_head(q, k, v, mask, head)
 
 
+@pytest.mark.parametrize("max_length", [4, np.array([8, 3])])
+def test_a_grid_ignores_the_length(max_length: Any) -> None:
+    q, k, v = inputs(3, length=8, query_length=8)
+    wanted = attention.cosformer_attention(q, k, v, grid=GRID)
+    got = attention.cosformer_attention(q, k, v, max_length=max_length, grid=GRID)
+    np.testing.assert_array_equal(got, wanted)
+
+
 def test_the_grid_is_its_formula() -> None:
     """Output, dense weights, padding, and gradients of both."""
     q, k, v = inputs(1, length=8, query_length=8)

@@ -182,3 +182,16 @@ def test_options_that_do_not_fit(keywords: dict, parts: tuple) -> None:
 def test_no_convolution_across() -> None:
     with pytest.raises(ValueError, match="expected None for cross attention"):
         attention.nystrom_attention(Q, K, V, conv_weight=WEIGHT)
+
+
+@pytest.mark.parametrize("padding", ["published", "front"])
+def test_a_packed_row_needs_exact_padding(padding: str) -> None:
+    """The others average over the row's own length, not over a document's."""
+    q, k, v = inputs(9, length=8, query_length=8)
+    documents = np.repeat([[1, 2]], 4, 1).repeat(2, 0)
+    for call in (
+        lambda **more: attention.nystrom_attention(q, k, v, **more),
+        lambda **more: attention.nystrom_weights(q, k, **more),
+    ):
+        with pytest.raises(ValueError, match=r"segment_ids: expected None, .*padding="):
+            call(num_landmarks=2, padding=padding, segment_ids=documents)

@@ -94,6 +94,15 @@ def test_against_the_formula() -> None:
     assert not out[2].any(), "a row without visible keys is exactly zero"
 
 
+@pytest.mark.parametrize("form", ["dense", "blocks"])
+def test_values_of_half_precision_do_not_round_the_weights(form: str) -> None:
+    q, k, v = inputs(13)
+    v = jnp.asarray(v, "bfloat16")
+    out = attention.softmax_attention(q, k, v, implementation=form)
+    assert out.dtype == jnp.float32
+    assert_close(out, formula(q, k, np.asarray(v, "float64")), 1e-6)
+
+
 def test_large_scores_share_their_gradient_in_blocks() -> None:
     """In float32 the logarithm of a sum of two is lost beside a score of 2e8."""
     q = np.full((1, 2, 1, 4), 1e4, "float32")
