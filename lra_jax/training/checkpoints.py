@@ -8,6 +8,7 @@ from the newest intact checkpoint, and moves damaged ones to ``checkpoints/damag
 
 import contextlib
 import errno
+import functools
 import gc
 import logging
 import math
@@ -78,21 +79,36 @@ class Checkpoints:
     def __init__(self, workdir: Path, clean: bool = True):
         # Orbax logs every step of its work, and reports failures also as exceptions.
         logging.getLogger("absl").setLevel(logging.CRITICAL)
-        training: Any = ocp.training  # Its annotations refuse its own policies.
-        always = training.save_decision_policies.FixedIntervalPolicy(1)
-        self._folder = folder = workdir.absolute() / "checkpoints"
+        self._folder, self._clean = workdir.absolute() / "checkpoints", clean
         self._run = identify(workdir)
         self.seal: dict[str, Any] = {}
         self._failed = False
-        self._latest, self._best = (
-            training.Checkpointer(
-                folder / name,
-                preservation_policy=training.preservation_policies.LatestN(count),
-                save_decision_policy=always,
-                cleanup_tmp_directories=clean,
-            )
-            for name, count in (("latest", 2), ("best", 1))
+        self._opened: list[Any] = []
+        if clean:  # A reader opens only what it reads.
+            _ = self._latest, self._best
+
+    @functools.cached_property
+    def _latest(self) -> Any:
+        return self._open("latest", 2)
+
+    @functools.cached_property
+    def _best(self) -> Any:
+        return self._open("best", 1)
+
+    def _open(self, name: str, count: int) -> Any:
+        """The newest checkpoints of one kind; Orbax would make a missing folder."""
+        folder = self._folder / name
+        if not self._clean and not folder.is_dir():
+            raise expected(str(folder), "a checkpoint", "none yet")
+        training: Any = ocp.training  # Its annotations refuse its own policies.
+        opened = training.Checkpointer(
+            folder,
+            preservation_policy=training.preservation_policies.LatestN(count),
+            save_decision_policy=training.save_decision_policies.FixedIntervalPolicy(1),
+            cleanup_tmp_directories=self._clean,
         )
+        self._opened.append(opened)
+        return opened
 
     @property
     def latest_step(self) -> int | None:
@@ -267,8 +283,8 @@ class Checkpoints:
         with contextlib.ExitStack() as stack:
             if self._failed:  # Orbax reports the failure again.
                 stack.enter_context(contextlib.suppress(Exception))
-            stack.callback(self._latest.close)
-            stack.callback(self._best.close)
+            for opened in self._opened:
+                stack.callback(opened.close)
 
 
 def _abstract(tree: Any) -> Any:

@@ -1,6 +1,7 @@
 """Training and evaluation: devices, compilations, counting, metrics, checkpoints."""
 
 import json
+import shutil
 from typing import Any
 
 import helpers
@@ -16,6 +17,7 @@ from lra_jax.training import Trainer, fit, sharding
 from lra_jax.training.checkpoints import Progress
 from lra_jax.training.console import RunConsole
 from lra_jax.training.metrics import read_metrics
+from lra_jax.training.restore import load_run
 from lra_jax.training.step import zero_sums
 from lra_jax.training.workdir import check_space, read_config
 
@@ -335,6 +337,18 @@ def test_evaluating_leaves_a_running_save_alone(finished, data_dir):
         assert saving.exists()
     finally:
         saving.rmdir()
+
+
+def test_evaluating_makes_no_folders(finished, tmp_path):
+    """The folder may be read-only, or hold no more than the best checkpoint."""
+    config, best = tmp_path / "config.json", tmp_path / "checkpoints/best"
+    shutil.copyfile(finished.workdir / "config.json", config)
+    with pytest.raises(ValueError, match=f"{best}: expected a checkpoint, got none"):
+        load_run(str(tmp_path))
+    assert [*tmp_path.iterdir()] == [config]
+    shutil.copytree(finished.workdir / "checkpoints/best", best)
+    assert load_run(str(tmp_path)).step == finished.result["best_step"]
+    assert [*best.parent.iterdir()] == [best]
 
 
 def test_space(tmp_path):
