@@ -197,6 +197,8 @@ def _check(
     if not prompts:
         raise expected("prompts", "at least one", "none")
     size, limit = model.encoder.vocab_size, decoding.longest(model)
+    if limit is not None and num_tokens >= limit:  # Whatever the prompts are.
+        raise expected("num_tokens", f"an int below max_length={limit}", num_tokens)
     for prompt in prompts:
         if prompt.ndim != 1 or not prompt.size or prompt.dtype.kind not in "iu":
             got = f"{prompt.dtype}{list(prompt.shape)}"
