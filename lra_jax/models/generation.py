@@ -221,6 +221,8 @@ def _prompts(
     if not batch:
         raise expected("prompts", "at least one", "none")
     size, limit = model.encoder.vocab_size, decoding.longest(model)
+    if limit is not None and num_tokens >= limit:  # Whatever the prompts are.
+        raise expected("num_tokens", f"an int below max_length={limit}", num_tokens)
     for prompt in batch:
         if prompt.ndim != 1 or not prompt.size or prompt.dtype.kind not in "iu":
             got = f"{prompt.dtype}{list(prompt.shape)}"

@@ -143,6 +143,13 @@ def test_what_cannot_be_continued(mechanism, prompt, settings, message):
         models.generate(model, prompts, 2, **settings)
 
 
+def test_more_tokens_than_the_model_can_go():
+    """Then no prompt fits: the number is wrong, not the prompt."""
+    prompts = [np.array([1], np.int32)]
+    with pytest.raises(ValueError, match=r"^num_tokens: expected an int below max_len"):
+        models.generate(decoder("cosformer"), prompts, 80)
+
+
 def test_embeddings_and_logits_are_tied():
     model = decoder()
     names = [str(path) for path, _ in nnx.to_flat_state(nnx.state(model, nnx.Param))]
