@@ -79,8 +79,8 @@ class Session:
             hosts.writer_first(lambda: self._claim(stack))
             self.result = workdirs.read_result(self.workdir, config.train.steps)
             read_metrics(self.workdir)
-            stack.callback(self.trainer.checkpoints.close)
             if self.result is None:
+                stack.callback(self.trainer.checkpoints.close)
                 self.console.start = self._restore()
                 self._tracker = stack.enter_context(self._track())
             self._stack = stack.pop_all()
