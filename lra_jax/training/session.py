@@ -165,7 +165,7 @@ class Session:
 
     def _claim(self, stack: contextlib.ExitStack) -> None:
         """Locks the run directory, in process 0; the others check that it exists, and
-        that it is of their settings and data.
+        that it is of their settings, data and code.
 
         Otherwise they would write their parts of checkpoints into other folders, or
         train another model.
@@ -178,8 +178,7 @@ class Session:
             raise expected("--workdir", wanted, got)
         fingerprint = self.dataset.fingerprint
         workdirs.open_workdir(self.workdir, self.config, fingerprint)
-        if hosts.is_writer():
-            own_code.keep(self.workdir, self.config.attention)
+        own_code.keep(self.workdir, self.config.attention, hosts.is_writer())
 
     def _score(self) -> dict[str, Any]:
         trainer, progress = self.trainer, self.trainer.progress
