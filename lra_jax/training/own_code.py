@@ -79,17 +79,19 @@ def digest(workdir: Path) -> str:
     return seals.digest(said) if said else ""
 
 
-def keep(workdir: Path, attention: str) -> None:
+def keep(workdir: Path, attention: str, writes: bool = True) -> None:
     """Copies the code to the run's folder, or compares it with the copy there.
 
     Args:
       workdir: the run directory.
       attention: as in its config.
+      writes: False only compares, for a process whose code another one has copied.
 
     Raises:
       ValueError: the code has changed since the run began.
     """
-    begun = (workdir / "metrics.jsonl").exists() or (workdir / "result.json").exists()
+    made = ("metrics.jsonl", "result.json")
+    begun = not writes or any((workdir / name).exists() for name in made)
     differing = changed(workdir, attention)
     if begun and differing:
         wanted = f"the code that this run began with, which is in {workdir / FOLDER}"
@@ -98,7 +100,7 @@ def keep(workdir: Path, attention: str) -> None:
             "another --workdir"
         )
         raise expected("--attention", wanted, got)
-    for name, text in sources(attention).items():
+    for name, text in sources(attention).items() if writes else ():
         file = workdir / FOLDER / name
         file.parent.mkdir(parents=True, exist_ok=True)
         write_text(file, text)

@@ -81,8 +81,8 @@ class Session:
             hosts.writer_first(lambda: self._claim(stack))
             self.result = workdirs.read_result(self.workdir, config.train.steps)
             read_metrics(self.workdir)
-            stack.callback(self.trainer.checkpoints.close)
             if self.result is None:
+                stack.callback(self.trainer.checkpoints.close)
                 self.console.start = self._restore()
                 self._tracker = stack.enter_context(self._track())
             self._stack = stack.pop_all()
@@ -171,7 +171,7 @@ class Session:
 
     def _claim(self, stack: contextlib.ExitStack) -> None:
         """Locks the run directory, in process 0; the others check that it exists, and
-        that it is of their settings and data.
+        that it is of their settings, data and code.
 
         Otherwise they would write their parts of checkpoints into other folders, or
         train another model.
@@ -184,8 +184,7 @@ class Session:
             raise expected("--workdir", wanted, got)
         fingerprint = self.dataset.fingerprint
         workdirs.open_workdir(self.workdir, self.config, fingerprint)
-        if hosts.is_writer():
-            own_code.keep(self.workdir, self.config.attention)
+        own_code.keep(self.workdir, self.config.attention, hosts.is_writer())
 
     def _score(self) -> dict[str, Any]:
         trainer, progress = self.trainer, self.trainer.progress

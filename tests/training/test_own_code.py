@@ -28,6 +28,20 @@ class Mine(power.Scaled):
 PART = "from helpers import Scaled\n"
 
 
+def test_every_process_of_a_job_has_the_same_code(tmp_path, monkeypatch) -> None:
+    """Each host may have a copy of its own; only process 0 keeps its."""
+    file = tmp_path / "own_copy.py"
+    file.write_text("from helpers import values_only\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    run = tmp_path / "run"
+    own_code.keep(run, "own_copy:values_only")
+    own_code.keep(run, "own_copy:values_only", writes=False)
+    file.write_text("from helpers import values_only\nSCALE = 2\n")
+    with pytest.raises(ValueError, match=r"^--attention: .*changes in own_copy\.py"):
+        own_code.keep(run, "own_copy:values_only", writes=False)
+    assert own_code.changed(run, "own_copy:values_only") == ["own_copy.py"]
+
+
 def test_a_module_is_trained_and_kept_with_its_code(tmp_path, monkeypatch) -> None:
     code = tmp_path / "code"
     (code / "parts").mkdir(parents=True)

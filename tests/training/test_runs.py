@@ -6,6 +6,7 @@ import re
 import shutil
 import signal
 import time
+import types
 
 import helpers
 import pytest
@@ -181,6 +182,18 @@ def test_a_finished_run_is_shown_and_not_trained_again(finished, capsys):
     assert not re.search(r"loss \d", shown)
     assert (finished.workdir / "metrics.jsonl").read_bytes() == before
     assert train.run(finished.config, quiet=True) == finished.result
+
+
+def test_a_finished_run_needs_no_checkpoints(finished, tmp_path, monkeypatch):
+    """They may have been deleted, on a disk that is full."""
+    for name in ("config.json", "result.json"):
+        shutil.copyfile(finished.workdir / name, tmp_path / name)
+    full = types.SimpleNamespace(free=0)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: full)
+    config = finished.config.replace(workdir=str(tmp_path))
+    with Session(config, quiet=True) as session:
+        assert session.run() == finished.result
+    assert not (tmp_path / "checkpoints").exists()
 
 
 def test_another_config_in_the_same_directory(finished, capsys):

@@ -12,7 +12,7 @@ import platform
 import sysconfig
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePath
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from lra_jax.data import checks
 from lra_jax.errors import expected
@@ -79,7 +79,7 @@ def of_path(path: str, pattern: str = "*") -> Corpus:
 def _listed(root: Path, pattern: str, leave_out: Iterable[str] = ()) -> list[Path]:
     """The files below a folder, except hidden ones, sorted by name."""
     found = []
-    for folder, inside, names in os.walk(root):
+    for folder, inside, names in os.walk(root, onerror=_refuse):
         inside[:] = [
             name
             for name in inside
@@ -148,12 +148,16 @@ def _before_character(text: bytes, place: int) -> int:
     return place
 
 
+def _refuse(error: OSError) -> NoReturn:
+    got = f"{error.filename}: {error.strerror}"
+    raise expected("--data.path", "files that can be read", got) from error
+
+
 def _read(file: Path) -> bytes:
     try:
         text = file.read_bytes()
     except OSError as error:
-        got = f"{file}: {error.strerror}"
-        raise expected("--data.path", "files that can be read", got) from error
+        _refuse(error)
     if b"\0" in text:
         got = f"{file}, which has a byte 0; choose files by --data.pattern"
         raise expected("--data.path", "text", got)

@@ -1,6 +1,7 @@
 """Corpora and rows of text: what is predicted, from what, and in which split."""
 
 import itertools
+import os
 from collections import Counter
 
 import numpy as np
@@ -49,6 +50,20 @@ def test_only_hidden_folders_are_left_out(folder):
     found = [d for split in dataset.splits for d in documents(dataset, split)]
     extra = {d for d in found if d.startswith(b"the text of")}
     assert extra == {b"the text of config-notes", b"the text of tests"}
+
+
+def test_a_folder_that_cannot_be_read_is_named(folder, monkeypatch):
+    (folder / "secret").mkdir()
+    scan = os.scandir
+
+    def refused(place):
+        if "secret" in str(place):
+            raise PermissionError(13, "Permission denied", str(place))
+        return scan(place)
+
+    monkeypatch.setattr(os, "scandir", refused)
+    with pytest.raises(ValueError, match=r"^--data.path: .* got .*secret: Permission"):
+        corpora.of_path(str(folder))
 
 
 @pytest.mark.parametrize("split", ["train", "test", SLIDING])
