@@ -28,7 +28,6 @@ import argparse
 import importlib.metadata
 import json
 import os
-import shlex
 import statistics
 import subprocess
 import sys
@@ -39,6 +38,7 @@ from typing import Any
 
 import numpy as np
 from causal_forms import Form, chosen
+from common import origin, write
 
 import lra_jax
 
@@ -343,13 +343,8 @@ def main() -> None:
         cases = measure_memory(forms, lengths, cache)
         times = time_all(forms, cases, repeats, cache)
     if options.out:
-        from lra_jax.training.session import commit, describe_devices, versions
-
         report = {
-            "command": shlex.join(["python", *sys.argv]),
-            "commit": commit(),
-            "device": describe_devices(),
-            "versions": versions(),
+            **origin(),
             # Load of the last minute: other work on the cores.
             "load_average_before": round(load, 2),
             "settings": {"batch": 1, "heads": 8, "head_dim": 64, "dtype": "float32"},
@@ -358,7 +353,7 @@ def main() -> None:
             "memory": memory_rows(cases),
         }
         out = Path(options.out)
-        out.write_text(json.dumps(report, indent=2) + "\n")
+        write(out, report)
         import causal_figure
 
         causal_figure.draw(report, out.with_suffix(".png"))

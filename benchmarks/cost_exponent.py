@@ -19,11 +19,11 @@ rows of the same sizes are kept, so you can measure some mechanisms at a time
 import argparse
 import json
 import math
-import shlex
-import sys
 import time
 from pathlib import Path
 from typing import Any
+
+from common import between, origin, write
 
 from lra_jax import runtime
 from lra_jax.attention import __main__ as command
@@ -158,17 +158,9 @@ def table(report: dict[str, Any]) -> str:
 
 
 def _write(report: dict[str, Any], out: str | None, publish: bool) -> None:
-    from lra_jax.training.session import commit, describe_devices, versions
-
-    report |= {
-        "command": shlex.join(["python", *sys.argv]),
-        "commit": commit(),
-        "device": describe_devices(),
-        "versions": versions(),
-    }
-    text = json.dumps(report, indent=2) + "\n"
+    report |= origin()
     if out:
-        Path(out).write_text(text)
+        write(out, report)
     if not publish:
         return
     if RESULT.exists():
@@ -177,21 +169,13 @@ def _write(report: dict[str, Any], out: str | None, publish: bool) -> None:
             rows = before["mechanisms"] | report["mechanisms"]
             names = [name for name in registry.names() if name in rows]
             report["mechanisms"] = {name: rows[name] for name in names}
-    text = json.dumps(report, indent=2) + "\n"
-    RESULT.write_text(text)
+    write(RESULT, report)
     rows = report["mechanisms"].items()
     exponents = {name: row["time_exponent"] for name, row in rows}
-    EXPONENTS.write_text(json.dumps(exponents, indent=2) + "\n")
+    write(EXPONENTS, exponents)
     page = PAGE.read_text()
     page = between(page, "<!-- mechanisms -->", command.markdown(), "<!-- end -->")
     PAGE.write_text(between(page, MARKS[0], table(report), MARKS[1]))
-
-
-def between(page: str, start: str, text: str, end: str) -> str:
-    """Returns the page with the text between two marks replaced."""
-    before, _, rest = page.partition(start)
-    _, _, after = rest.partition(end)
-    return f"{before}{start}\n{text}\n{end}{after}"
 
 
 if __name__ == "__main__":

@@ -12,15 +12,14 @@ a thread spills. It says nothing about speed or results on a device.
 
 import argparse
 import itertools
-import json
 import os
 import re
-import shlex
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
+
+from common import origin, write
 
 # The device as the compiler sees it; from the data sheet and CUDA occupancy tables.
 TARGET = """
@@ -57,8 +56,6 @@ def main() -> int:
         name, causal, *sizes = options.worker
         compile_here(name, causal == "True", [int(size) for size in sizes])
         return 0
-    from lra_jax.training.session import commit, versions
-
     found = []
     for (name, causal), shape in itertools.product(FORMS, SHAPES):
         record: dict[str, Any] = {"mechanism": name, "causal": causal}
@@ -70,11 +67,9 @@ def main() -> int:
         report = {
             "dtype": "bfloat16",
             "compiled": found,
-            "command": shlex.join(["python", *sys.argv]),
-            "commit": commit(),
-            "versions": versions(),
+            **origin(device=False),
         }
-        Path(options.out).write_text(json.dumps(report, indent=2) + "\n")
+        write(options.out, report)
     return int(any("error" in record for record in found))
 
 

@@ -11,42 +11,36 @@ import argparse
 import json
 import os
 import pathlib
-import shlex
-import sys
 import tempfile
 import time
 from typing import Any
 
-from pathfinder_generation import commit, machine, versions
+from common import origin, write
 
 from lra_jax.data import listops, listops_trees, pipeline
 
 SIZES: dict[str, Any] = {"num_train": 96_000, "num_valid": 2_000, "num_test": 2_000}
-PACKAGES = ("numpy", "tensorflow-datasets", "array_record", "grain")
+PACKAGES = ("tensorflow-datasets", "array_record")
 
 
 def main():
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--out", type=pathlib.Path, help="JSON file to write")
+    parser.add_argument("--out", help="JSON file to write")
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2])
     arguments = parser.parse_args()
     result = {
-        "command": shlex.join(["python", *sys.argv]),
-        "machine": machine(),
         # Load of the last minute: other work on the cores.
         "load_average_before": round(os.getloadavg()[0], 2),
-        "commit": commit(),
-        "versions": versions(*PACKAGES),
         "settings": {"seed": 0, **SIZES},
         "by_processes": {
             count: {"generate_seconds": generate_seconds(count), **preparation(count)}
             for count in arguments.processes
         },
+        **origin(*PACKAGES),
     }
-    text = json.dumps(result, indent=2) + "\n"
-    print(text, end="")
+    print(json.dumps(result, indent=2))
     if arguments.out:
-        arguments.out.write_text(text)
+        write(arguments.out, result)
 
 
 def generate_seconds(processes: int) -> float:

@@ -14,15 +14,12 @@ the accuracy at the closing brackets of each kind.
 
 import argparse
 import collections
-import json
-import pathlib
-import shlex
 import sys
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from pathfinder_generation import commit, machine, versions
+from common import origin, write
 
 from lra_jax.data.listops_language import CLOSE, MIN, TOKENS
 from lra_jax.data.listops_values import values
@@ -109,21 +106,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Accuracy of operators by height.")
     parser.add_argument("--workdir", required=True, help="the run")
     parser.add_argument("--examples", type=int, default=400, help="validation examples")
-    parser.add_argument("--out", type=pathlib.Path, help="file to write")
+    parser.add_argument("--out", help="file to write")
     args = parser.parse_args()
     report = measured(args.workdir, args.examples)
     for row in report["rows"]:
         print("  ".join(f"{name} {value}" for name, value in row.items()))
     if args.out is not None:
         words = [word for word in sys.argv[1:] if not word.startswith("--workdir")]
-        command = shlex.join(["python", *sys.argv[:1], "--workdir=RUN", *words])
-        about = {
-            "command": command,
-            "commit": commit(),
-            "versions": versions("jax", "flax", "numpy"),
-        }
-        made = {**about, "device": machine(), **report}
-        args.out.write_text(json.dumps(made, indent=2) + "\n")
+        sys.argv[1:] = ["--workdir=RUN", *words]
+        write(args.out, origin() | report)
 
 
 if __name__ == "__main__":

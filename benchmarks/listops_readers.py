@@ -11,13 +11,9 @@ overfit.
 """
 
 import argparse
-import json
-import pathlib
-import shlex
-import sys
 
 import numpy as np
-from pathfinder_generation import commit, machine, versions
+from common import origin, write
 
 from lra_jax.data import listops
 from lra_jax.data.dataset import SequenceDataset
@@ -93,7 +89,7 @@ def score(train: Split, splits: dict[str, Split], count: int) -> dict[str, float
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--out", type=pathlib.Path, help="JSON file to write")
+    parser.add_argument("--out", help="JSON file to write")
     options = parser.parse_args()
     dataset = listops.prepare(None, seed=0)
     train = read(dataset, "train")
@@ -102,16 +98,9 @@ def main() -> None:
     for count in COUNTS:
         rows[str(count)] = score(train, splits, count)
         print(count, rows[str(count)], flush=True)
-    result = {
-        "command": shlex.join(["python", *sys.argv]),
-        "machine": machine(),
-        "commit": commit(),
-        "versions": versions("numpy", "pillow"),
-        "data_fingerprint": dataset.fingerprint,
-        "by_first_tokens": rows,
-    }
     if options.out:
-        options.out.write_text(json.dumps(result, indent=2) + "\n")
+        found = {"data_fingerprint": dataset.fingerprint, "by_first_tokens": rows}
+        write(options.out, origin("pillow") | found)
 
 
 if __name__ == "__main__":

@@ -13,10 +13,6 @@ norm: hgrn's norm over all heads, on one axis, and over two.
 """
 
 import argparse
-import json
-import platform
-import shlex
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,11 +21,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from common import origin, write
 
 from lra_jax.attention.feature_maps import normalised
 from lra_jax.attention.recurrent import columns
 from lra_jax.models import short_conv
-from lra_jax.training.session import commit, describe_devices, versions
 
 BATCH, LENGTH, COLUMNS, TAPS = 32, 1024, 128, 5
 
@@ -133,15 +129,8 @@ def main() -> None:
             for name, ms in found.items()
         }
         print(part, parts[part])
-    report = {
-        "command": shlex.join(["python", *sys.argv]),
-        "commit": commit(),
-        "device": describe_devices(),
-        "versions": versions() | {"python": platform.python_version()},
-        "shape": [BATCH, LENGTH, COLUMNS],
-        "parts": parts,
-    }
-    options.out.write_text(json.dumps(report, indent=2) + "\n")
+    report = origin() | {"shape": [BATCH, LENGTH, COLUMNS], "parts": parts}
+    write(options.out, report)
 
 
 if __name__ == "__main__":

@@ -11,22 +11,18 @@ trainer's steps per second divided by the other's, in one turn.
 """
 
 import argparse
-import json
-import platform
-import shlex
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import jax
+from common import origin, write
 
 from lra_jax import tasks
 from lra_jax.configs import get_preset
 from lra_jax.training import Trainer, sharding
-from lra_jax.training.session import commit, describe_devices, versions
 
 
 class Run:
@@ -108,10 +104,7 @@ def main() -> None:
     pairs = zip(speeds["packed"], speeds["buckets"], strict=True)
     ratios = [packed / padded for packed, padded in pairs]
     report = {
-        "command": shlex.join(["python", *sys.argv]),
-        "commit": commit(),
-        "device": describe_devices(),
-        "versions": versions() | {"python": platform.python_version()},
+        **origin(),
         "task": options.task,
         "attention": options.attention,
         "preset": options.preset,
@@ -119,7 +112,7 @@ def main() -> None:
         "packed_over_buckets": round(statistics.median(ratios), 3),
         **{name: run.summary(speeds[name]) for name, run in runs.items()},
     }
-    options.out.write_text(json.dumps(report, indent=2) + "\n")
+    write(options.out, report)
 
 
 if __name__ == "__main__":

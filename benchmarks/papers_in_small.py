@@ -21,14 +21,14 @@ and finished ones are not repeated, so the same command resumes. Further flags, 
 
 import argparse
 import functools
-import json
 import math
 import shlex
 import statistics
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from common import between, origin, write
 
 from lra_jax import cli, runs, runtime
 from lra_jax.attention.registry import MECHANISMS
@@ -295,17 +295,7 @@ def make_report(
     part: str, rows: dict[str, Any], found: dict[str, list[dict[str, Any]]]
 ) -> dict[str, Any]:
     """The contents of the JSON."""
-    from lra_jax.training.session import commit, describe_devices, versions
-
-    return {
-        "part": part,
-        "rows": rows,
-        "runs": found,
-        "command": shlex.join(["python", *sys.argv]),
-        "commit": commit(),
-        "device": describe_devices(),
-        "versions": versions(),
-    }
+    return {"part": part, "rows": rows, "runs": found, **origin()}
 
 
 def table(report: dict[str, Any]) -> str:
@@ -379,19 +369,12 @@ def publish(report: dict[str, Any]) -> None:
 
     part = report["part"]
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"{part}.json").write_text(json.dumps(report, indent=1) + "\n")
+    write(RESULTS / f"{part}.json", report)
     with charts.style():
         picture = charts.to_png(draw(report))
     (PAGE.parent / f"language_{part}.png").write_bytes(picture)
-    PAGE.write_text(shown(PAGE.read_text(), part, lambda: table(report)))
-
-
-def shown(page: str, part: str, make: Callable[[], str]) -> str:
-    """A page with a part's table between its markers."""
-    start, end = f"<!-- {part} -->", f"<!-- end of {part} -->"
-    before, _, rest = page.partition(start)
-    _, _, after = rest.partition(end)
-    return f"{before}{start}\n{make()}\n{end}{after}"
+    marks = f"<!-- {part} -->", f"<!-- end of {part} -->"
+    PAGE.write_text(between(PAGE.read_text(), marks[0], table(report), marks[1]))
 
 
 if __name__ == "__main__":

@@ -12,10 +12,6 @@ the upper left of the points they mark, which a mirror image would reverse.
 """
 
 import argparse
-import json
-import pathlib
-import shlex
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -24,8 +20,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from common import origin, write
 from flax import nnx
-from pathfinder_generation import commit, machine, versions
 
 from lra_jax.data import pathfinder_shapes
 from lra_jax.data.pathfinder_images import Images, generate
@@ -174,7 +170,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--width", type=int, default=24)
     parser.add_argument("--rate", type=float, default=1e-3)
-    parser.add_argument("--out", type=pathlib.Path, help="JSON file to write")
+    parser.add_argument("--out", help="JSON file to write")
     options = parser.parse_args()
     try:
         stages = parse(options.stages)
@@ -191,10 +187,7 @@ def main() -> None:
         rows[-1] |= {"training_accuracy": 100 * reached, "test_accuracy": 100 * test}
         print(rows[-1], flush=True)
     result: dict[str, Any] = {
-        "command": shlex.join(["python", *sys.argv]),
-        "machine": machine(),
-        "commit": commit(),
-        "versions": versions("numpy", "pillow", "jax"),
+        **origin("pillow"),
         "images_of_each_stage": options.images,
         "test_images": options.test_images,
         "parameters": sum(x.size for x in jax.tree.leaves(nnx.state(model, nnx.Param))),
@@ -202,7 +195,7 @@ def main() -> None:
         "stages": rows,
     }
     if options.out:
-        options.out.write_text(json.dumps(result, indent=2) + "\n")
+        write(options.out, result)
 
 
 if __name__ == "__main__":

@@ -9,44 +9,35 @@ set of LRA's size, with one process.
 """
 
 import argparse
-import importlib.metadata
 import json
 import os
-import pathlib
-import platform
-import shlex
-import subprocess
-import sys
 import time
 from typing import Any
+
+from common import origin, write
 
 from lra_jax.data import pathfinder_images
 from lra_jax.data.pathfinder_shapes import GEOMETRIES, Settings, make_tables
 
 IMAGES = {32: 10_240, 64: 256, 128: 512, 256: 128}
-PACKAGES = ("numpy", "pillow")
 
 
 def main():
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--out", type=pathlib.Path, help="JSON file to write")
+    parser.add_argument("--out", help="JSON file to write")
     parser.add_argument("--sizes", type=int, nargs="+", default=list(IMAGES))
     arguments = parser.parse_args()
     result = {
-        "command": shlex.join(["python", *sys.argv]),
-        "machine": machine(),
         "processes": 1,
         # Load of the last minute: other work on the cores.
         "load_average_before": round(os.getloadavg()[0], 2),
-        "commit": commit(),
-        "versions": versions(*PACKAGES),
         "level": "hard",
         "by_size": {size: measure(size) for size in arguments.sizes},
+        **origin("pillow"),
     }
-    text = json.dumps(result, indent=2) + "\n"
-    print(text, end="")
+    print(json.dumps(result, indent=2))
     if arguments.out:
-        arguments.out.write_text(text)
+        write(arguments.out, result)
 
 
 def measure(size: int) -> dict[str, Any]:
@@ -67,31 +58,6 @@ def measure(size: int) -> dict[str, Any]:
         "black_percent": round(100 * float((images.pixels == 0).mean()), 1),
         "label_mean": float(images.labels.mean()),
     }
-
-
-def machine() -> str:
-    """Cores and processor, as `2 CPU cores (AMD EPYC)`."""
-    cores = len(os.sched_getaffinity(0))
-    model = platform.processor()
-    cpuinfo = pathlib.Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        names = [x for x in cpuinfo.read_text().splitlines() if "model name" in x]
-        model = names[0].split(":")[1].strip() if names else model
-    return f"{cores} CPU cores ({model})"
-
-
-def commit() -> str | None:
-    """The commit of this repository, if there is one."""
-    git = ["git", "rev-parse", "HEAD"]
-    folder = pathlib.Path(__file__).parent
-    done = subprocess.run(git, cwd=folder, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or None if done.returncode == 0 else None
-
-
-def versions(*packages: str) -> dict[str, str]:
-    """Versions of Python and of the packages named."""
-    found = {name: importlib.metadata.version(name) for name in packages}
-    return {"python": platform.python_version(), **found}
 
 
 if __name__ == "__main__":

@@ -14,13 +14,13 @@ processes take turns, so a slow spell of the machine affects both.
 import argparse
 import json
 import os
-import shlex
 import statistics
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
+
+from common import origin, write
 
 NAMES = ("softmax", "linear", "cosformer")
 # For each task, the preset, and the tokens of a sample.
@@ -58,8 +58,6 @@ def compare(options: Any, names: list[str]) -> None:
     runtime.configure_jax()
     from train_step import Step
 
-    from lra_jax.training.session import commit, describe_devices, versions
-
     with Worker(options) as worker:
         preset = TASKS[options.task][0]
         steps = {
@@ -84,18 +82,11 @@ def compare(options: Any, names: list[str]) -> None:
     for name, row in report["mechanisms"].items():
         print(name, row)
     if options.out:
-        report |= {
-            "command": shlex.join(["python", *_public(sys.argv)]),
-            "commit": commit(),
-            "device": describe_devices(),
-            "versions": versions() | {"torch": torch_version},
-        }
-        Path(options.out).write_text(json.dumps(report, indent=2) + "\n")
-
-
-def _public(arguments: list[str]) -> list[str]:
-    """The command without paths of this machine."""
-    return [x for x in arguments if not x.startswith("--torch-python")]
+        # Without paths of this machine.
+        sys.argv = [x for x in sys.argv if not x.startswith("--torch-python")]
+        report |= origin()
+        report["versions"]["torch"] = torch_version
+        write(options.out, report)
 
 
 def _row(times: dict[str, list[float]]) -> dict[str, float]:

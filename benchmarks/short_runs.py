@@ -14,13 +14,14 @@ docs/mechanisms.md, so you can run some mechanisms at a time (``--attention=``).
 
 import argparse
 import json
-import shlex
 import statistics
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+
+from common import between, origin, write
 
 from lra_jax import runtime
 from lra_jax.attention import registry
@@ -97,8 +98,6 @@ def publish(rows: dict[str, Any], steps: int, batch_size: int) -> None:
 
     Rows of other sizes, and of names that are no longer registered, are dropped.
     """
-    from lra_jax.training.session import commit, describe_devices, versions
-
     report: dict[str, Any] = {"mechanisms": {}}
     if RESULT.exists():
         report = json.loads(RESULT.read_text())
@@ -107,15 +106,10 @@ def publish(rows: dict[str, Any], steps: int, batch_size: int) -> None:
     merged = kept | rows
     report = sizes | {
         "mechanisms": {n: merged[n] for n in registry.names() if n in merged},
-        "command": shlex.join(["python", *sys.argv]),
-        "commit": commit(),
-        "device": describe_devices(),
-        "versions": versions(),
+        **origin(),
     }
-    RESULT.write_text(json.dumps(report, indent=2) + "\n")
-    before, _, rest = PAGE.read_text().partition(MARKS[0])
-    _, _, after = rest.partition(MARKS[1])
-    PAGE.write_text(f"{before}{MARKS[0]}\n{table(report)}\n{MARKS[1]}{after}")
+    write(RESULT, report)
+    PAGE.write_text(between(PAGE.read_text(), MARKS[0], table(report), MARKS[1]))
 
 
 def table(report: dict[str, Any]) -> str:

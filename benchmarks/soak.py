@@ -25,7 +25,6 @@ import json
 import multiprocessing
 import os
 import random
-import shlex
 import shutil
 import signal
 import socket
@@ -36,6 +35,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
+
+from common import origin, write
 
 ROOT = Path(__file__).parents[1]
 STEPS, EVAL_EVERY = 60, 20
@@ -462,23 +463,15 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     prepare()
-    about = in_fork(_about)
+    about = in_fork(origin)
     rng = random.Random(options.seed)
     begun = time.monotonic()
     logs: list[dict[str, Any]] = []
 
     def keep() -> None:
         minutes = round((time.monotonic() - begun) / 60, 1)
-        report = (
-            summary(logs)
-            | about
-            | {
-                "minutes": minutes,
-                "command": shlex.join(["python", *sys.argv]),
-            }
-        )
         if options.out is not None:
-            options.out.write_text(json.dumps(report, indent=2) + "\n")
+            write(options.out, summary(logs) | about | {"minutes": minutes})
 
     both = [(1, 0.6), (2, 0.4)]
     chosen = [(n, 1.0) for n, _ in both if n == options.processes] or both
@@ -498,16 +491,6 @@ def prepare() -> None:
     sys.path.insert(0, str(ROOT))
     for name in IMPORTS:
         importlib.import_module(name)
-
-
-def _about() -> dict[str, Any]:
-    from lra_jax.training.session import commit, describe_devices, versions
-
-    return {
-        "commit": commit(),
-        "device": describe_devices(),
-        "versions": versions(),
-    }
 
 
 def summary(logs: list[dict[str, Any]]) -> dict[str, Any]:

@@ -14,13 +14,12 @@ device.
 
 import argparse
 import itertools
-import json
 import os
-import shlex
 import sys
 import time
-from pathlib import Path
 from typing import Any
+
+from common import origin, write
 
 GENERATIONS = {"v4": "v4:2x2x1", "v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2"}
 # dtype, heads N, H, Hv.
@@ -50,8 +49,6 @@ def main() -> int:
         return 2
     os.environ |= {"TPU_SKIP_MDS_QUERY": "1", "JAX_PLATFORMS": "cpu"}
     os.environ["TPU_LIBRARY_PATH"] = libtpu.get_library_path()
-    from lra_jax.training.session import commit, versions
-
     found = []
     for generation, topology in GENERATIONS.items():
         device = _Device(topology)
@@ -71,11 +68,9 @@ def main() -> int:
         report = {
             "batch": 2,
             "compiled": found,
-            "command": shlex.join(["python", *sys.argv]),
-            "commit": commit(),
-            "versions": versions() | {"libtpu": libtpu.__version__},
+            **origin("libtpu", device=False),
         }
-        Path(options.out).write_text(json.dumps(report, indent=2) + "\n")
+        write(options.out, report)
     return int(any("error" in record for record in found))
 
 

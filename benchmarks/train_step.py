@@ -9,13 +9,11 @@ random, since they do not change the cost.
 """
 
 import argparse
-import json
-import shlex
 import statistics
-import sys
 import time
-from pathlib import Path
 from typing import Any
+
+from common import origin, write
 
 from lra_jax import runtime
 
@@ -49,15 +47,7 @@ def main() -> None:
         }
         print(name, report["mechanisms"][name])
     if options.out:
-        from lra_jax.training.session import commit, describe_devices, versions
-
-        report |= {
-            "command": shlex.join(["python", *sys.argv]),
-            "commit": commit(),
-            "device": describe_devices(),
-            "versions": versions(),
-        }
-        Path(options.out).write_text(json.dumps(report, indent=2) + "\n")
+        write(options.out, report | origin())
 
 
 class Step:

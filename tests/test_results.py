@@ -1,26 +1,14 @@
 """The README shows what results/ holds, and results say how they were made."""
 
-import importlib.util
 import json
 import re
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+import results_tables as TABLES
 
 ROOT = Path(__file__).parents[1]
 FILES = sorted((ROOT / "results").rglob("*.json"))
-
-
-def load(script: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(script.stem, script)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-TABLES = load(ROOT / "benchmarks" / "results_tables.py")
 
 
 @pytest.mark.parametrize(("page", "name"), TABLES.TABLES)

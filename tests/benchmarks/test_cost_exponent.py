@@ -2,10 +2,8 @@
 
 import json
 
+import cost_exponent as SCRIPT
 import pytest
-from test_results import ROOT, load
-
-SCRIPT = load(ROOT / "benchmarks" / "cost_exponent.py")
 
 
 @pytest.mark.parametrize("power", [0, 1, 1.5, 2])

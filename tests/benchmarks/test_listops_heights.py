@@ -1,17 +1,14 @@
 """The heights of ListOps' operators."""
 
 import numpy as np
-import pytest
-from test_results import ROOT, load
+from listops_heights import operators
 
 from lra_jax.data.listops_language import MAX, MED, MIN, SM, encode
 
 
-def test_heights_of_operators(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    script = load(ROOT / "benchmarks" / "listops_heights.py")
+def test_heights_of_operators() -> None:
     tokens = encode("[MAX 2 [MIN 3 4 ] [SM 9 9 [MED 1 2 4 ] ] ]")
-    found = script.operators(np.pad(tokens, (0, 3)))
+    found = operators(np.pad(tokens, (0, 3)))
     assert [tuple(operator) for operator in found] == [
         (MIN, 2, 5, 1),
         (MED, 9, 13, 1),

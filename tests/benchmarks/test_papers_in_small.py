@@ -2,14 +2,12 @@
 
 import json
 
+import papers_in_small as SCRIPT
 import pytest
-from test_results import ROOT, load
 
 from lra_jax.configs import get_preset
 from lra_jax.models import EncoderConfig
 from lra_jax.tasks.encoder import parse_options
-
-SCRIPT = load(ROOT / "benchmarks" / "papers_in_small.py")
 
 
 def result(folder, rate: float, losses: tuple[float, ...], score: float) -> dict:
@@ -50,7 +48,8 @@ def test_the_rate_of_the_lowest_validation_loss_counts(tmp_path) -> None:
     assert "| softmax | 2.500 ± 0.500 | 1.000 | 0.1 | 7 |" in table
     assert "half the range of 2 seeds" in table and "fingerprint ab" in table
     page = "a\n<!-- flow -->\nold\n<!-- end of flow -->\nb"
-    assert SCRIPT.shown(page, "flow", lambda: "new") == page.replace("old", "new")
+    marks = "<!-- flow -->", "<!-- end of flow -->"
+    assert SCRIPT.between(page, marks[0], "new", marks[1]) == page.replace("old", "new")
 
 
 @pytest.mark.parametrize("name", SCRIPT.PARTS)

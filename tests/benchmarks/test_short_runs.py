@@ -3,9 +3,8 @@
 import json
 import math
 
-from test_results import ROOT, load
+import short_runs as SCRIPT
 
-SCRIPT = load(ROOT / "benchmarks" / "short_runs.py")
 ROW = {"first_loss": 2.3, "last_loss": 2.1, "steps_per_second": 4.0, "parameters": 5}
 
 

@@ -1,20 +1,12 @@
 """The labels of Pathfinder's images can be learned from their pixels."""
 
-import sys
-from pathlib import Path
-
 import jax
+import pathfinder_convnet
 import pytest
-
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    monkeypatch.delitem(sys.modules, "pathfinder_convnet", raising=False)
-    import pathfinder_convnet
-
     levels = pathfinder_convnet.pathfinder_shapes.LEVELS
     monkeypatch.setitem(levels, "short", pathfinder_convnet.LEVELS["short"])
     return pathfinder_convnet

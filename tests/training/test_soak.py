@@ -1,22 +1,19 @@
 """benchmarks/soak.py in small: a few kills and stops, with one process."""
 
-import importlib.util
 import json
+import random
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import helpers
 import pytest
+import soak
 
 pytestmark = pytest.mark.slow
 
-SOAK = Path(__file__).parents[2] / "benchmarks" / "soak.py"
-
 
 def test_killed_runs_end_like_one_left_alone(tmp_path):
-    command = [sys.executable, SOAK, "--kills=4", "--stops=2", "--processes=1"]
+    command = [sys.executable, soak.__file__, "--kills=4", "--stops=2", "--processes=1"]
     out = tmp_path / "soak.json"
     ended = subprocess.run(
         [*command, "--seed=1", f"--out={out}"],
@@ -32,12 +29,6 @@ def test_killed_runs_end_like_one_left_alone(tmp_path):
 
 
 def test_the_phases_are_all_planned():
-    spec: Any = importlib.util.spec_from_file_location("soak", SOAK)
-    soak = importlib.util.module_from_spec(spec)
-    sys.modules["soak"] = soak
-    spec.loader.exec_module(soak)
-    import random
-
     planned = soak._plan(14, 14, random.Random(0))
     assert {phase for what, phase in planned if what == "kill"} == set(soak.PHASES)
     assert {phase for what, phase in planned if what != "kill"} == set(soak.PHASES)

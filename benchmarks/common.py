@@ -1,0 +1,39 @@
+"""Shared by the scripts: what a result says about its making, and tables in pages."""
+
+import importlib.metadata
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def origin(*packages: str, device: bool = True) -> dict[str, Any]:
+    """The command, commit, machine and versions, as every result names them.
+
+    Args:
+      *packages: those whose versions matter besides the ones of a training run.
+      device: False leaves the machine out, where a script only compiles.
+    """
+    # Imported after a measurement, if the script itself does not need jax.
+    from lra_jax.training.session import commit, describe_devices, versions
+
+    more = {name: importlib.metadata.version(name) for name in packages}
+    return {
+        "command": shlex.join(["python", *sys.argv]),
+        "commit": commit(),
+        **({"device": describe_devices()} if device else {}),
+        "versions": versions() | more,
+    }
+
+
+def write(file: str | Path, report: dict[str, Any]) -> None:
+    """Writes a result."""
+    Path(file).write_text(json.dumps(report, indent=2) + "\n")
+
+
+def between(page: str, start: str, text: str, end: str) -> str:
+    """Returns the page with the text between two marks replaced."""
+    before, _, rest = page.partition(start)
+    _, _, after = rest.partition(end)
+    return f"{before}{start}\n{text}\n{end}{after}"
