@@ -11,6 +11,7 @@ if __name__ == "__main__":
 
 import runpy
 import sys
+import textwrap
 from collections.abc import Sequence
 
 import lra_jax
@@ -36,7 +37,9 @@ def overview() -> str:
     """The commands, tasks and mechanisms, on one screen."""
     width = max(map(len, (*COMMANDS, *TASKS)))
     commands = (f"  {name:{width}}  {does}" for name, does in COMMANDS.items())
-    presets = (f"  {name:{width}}  {_presets(name)}" for name in TASKS)
+    presets = (
+        f"  {name:{width}}  {', '.join(find_task(name).presets)}" for name in TASKS
+    )
     parts = [
         "Commands (--help after each):",
         *commands,
@@ -45,26 +48,11 @@ def overview() -> str:
         *presets,
         "",
         "Mechanisms (--attention=), or package.module:function for your own:",
-        *_wrapped(tuple(MECHANISMS)),
+        textwrap.indent(textwrap.fill(", ".join(MECHANISMS), 77), "  "),
         "",
         "To begin: python -m lra_jax train --task=listops",
     ]
     return "\n".join(parts)
-
-
-def _presets(task: str) -> str:
-    return ", ".join(find_task(task).presets)
-
-
-def _wrapped(names: Sequence[str], width: int = 78) -> list[str]:
-    """Names separated by commas, in lines indented by two blanks."""
-    lines = ["  "]
-    for name in names:
-        if len(lines[-1]) + len(name) + 1 > width:
-            lines.append("  ")
-        lines[-1] += f"{name}, "
-    lines[-1] = lines[-1].rstrip(", ")
-    return [line.rstrip() for line in lines]
 
 
 def main(args: Sequence[str] | None = None) -> None:
