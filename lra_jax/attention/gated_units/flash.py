@@ -103,26 +103,16 @@ def flash_attention(
         and key differ in length.
     """
     inputs.check_keywords(flash_attention, flax)
-    inputs.check_inputs(query, key, value, is_causal)
-    inputs.check_self(query, key, "flash")
-    gated.check_arrays(
-        query,
-        value,
-        4,
-        scale=scale,
-        offset=offset,
-        relative_bias=relative_bias,
-        gate=gate,
-    )
+    columns = {"scale": scale, "offset": offset}
+    more = {"relative_bias": relative_bias, "gate": gate, "length": length}
+    gated.check("flash", (query, key, value), is_causal, 4, **columns, **more)
     activate = gated.activation(activation)
-    if length is not None:
-        inputs.check_size("length", length)
     batch, rows, num_heads, _width = query.shape
     size = min(inputs.check_size("chunk", chunk), rows)
     mask = inputs.padding_mask(mask, batch, rows, reason=_REASON)
     dtype = inputs.accumulation_dtype(query, value)
     heads, whole = gated.shared_heads(
-        query, mask, 4, scale=scale, offset=offset, rotate=rotate, dtype=dtype
+        query, mask, 4, **columns, rotate=rotate, dtype=dtype
     )
     heads.append(inputs.by_head(value, num_heads, mask, dtype))
     near, far, near_key, far_key, value = (key_sets.cut(x, size) for x in heads)

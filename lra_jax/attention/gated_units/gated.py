@@ -94,28 +94,33 @@ def activation(name: str) -> Callable[[jax.Array], jax.Array]:
     return ACTIVATIONS[known("activation", name, ACTIVATIONS)]
 
 
-def check_arrays(
-    query: jax.Array,
-    value: jax.Array,
+def check(
+    name: str,
+    arrays: tuple[jax.Array, jax.Array, jax.Array],
+    is_causal: bool,
     count: int,
     *,
     scale: jax.Array | None,
     offset: jax.Array | None,
     relative_bias: jax.Array | None,
     gate: jax.Array | None,
+    length: int | None,
 ) -> None:
-    """Raises ``ValueError`` unless a unit's parameters fit its inputs."""
-    batch, length, num_heads, head_dim = query.shape
-    for name, columns in (("scale", scale), ("offset", offset)):
+    """Raises ``ValueError`` unless query, key, value and a unit's parameters fit."""
+    query, key, value = arrays
+    inputs.check_inputs(query, key, value, is_causal)
+    inputs.check_self(query, key, name)
+    for part, columns in (("scale", scale), ("offset", offset)):
         if columns is not None:
-            sizes = (count, num_heads, head_dim)
-            inputs.check_array(name, columns, f"{count} N H", *sizes)
+            inputs.check_array(part, columns, f"{count} N H", count, *query.shape[2:])
     if relative_bias is not None:
-        sizes = (BUCKETS, num_heads)
+        sizes = (BUCKETS, query.shape[2])
         inputs.check_array("relative_bias", relative_bias, f"{BUCKETS} N", *sizes)
     if gate is not None:
-        sizes = (batch, length, num_heads, value.shape[-1])
+        sizes = (*query.shape[:3], value.shape[-1])
         inputs.check_array("gate", gate, "B T N Hv", *sizes)
+    if length is not None:
+        inputs.check_size("length", length)
 
 
 def gated(out: jax.Array, gate: jax.Array | None, whole: jax.Array | None) -> jax.Array:

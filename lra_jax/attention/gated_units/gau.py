@@ -97,25 +97,15 @@ def gau_attention(
         and key differ in length.
     """
     inputs.check_keywords(gau_attention, flax)
-    inputs.check_inputs(query, key, value, is_causal)
-    inputs.check_self(query, key, "gau")
-    gated.check_arrays(
-        query,
-        value,
-        2,
-        scale=scale,
-        offset=offset,
-        relative_bias=relative_bias,
-        gate=gate,
-    )
+    columns = {"scale": scale, "offset": offset}
+    more = {"relative_bias": relative_bias, "gate": gate, "length": length}
+    gated.check("gau", (query, key, value), is_causal, 2, **columns, **more)
     activate = gated.activation(activation)
-    if length is not None:
-        inputs.check_size("length", length)
     batch, rows, num_heads, _width = query.shape
     mask = inputs.padding_mask(mask, batch, rows, reason=_REASON)
     dtype = inputs.accumulation_dtype(query, value)
     (queries, keys), whole = gated.shared_heads(
-        query, mask, 2, scale=scale, offset=offset, rotate=rotate, dtype=dtype
+        query, mask, 2, **columns, rotate=rotate, dtype=dtype
     )
     scores = feature_maps.products(queries, keys, precision)
     visible = jnp.ones((1, 1, 1, rows), bool) if mask is None else mask[:, None, None]
