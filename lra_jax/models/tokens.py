@@ -31,6 +31,8 @@ class TokenModel(nnx.Module):
 
     INPUTS = ("tokens", "lengths", "positions")
     """The arrays of a batch that a call takes, in order."""
+    PACKED = True
+    """Whether a row may hold several documents."""
 
     def __init__(
         self,
@@ -85,6 +87,9 @@ class TokenModel(nnx.Module):
         segment_ids: jax.Array | None = None,
     ) -> jax.Array:
         """The features that a call scores, `[B, K, D]`; the same arguments."""
+        if segment_ids is not None and not self.PACKED:
+            wanted = "None, since a row is reconstructed from its last position"
+            raise expected("segment_ids", wanted, "an array")
         check_shape("tokens", tokens, "B T", None, None)
         batch, length = tokens.shape
         mask = length_mask(tokens, lengths)
@@ -131,8 +136,10 @@ class AutoEncoder(TokenClassifier):
 
     ``logits_t = W norm(mlp(encoder(tokens)_last + p_t)) + b`` with sinusoidal p and an
     mlp of two layers ``gelu(W norm(x))`` as wide as the model: the decoder of MAD's
-    compression test (athms/mad-lab, mad/model/auto_encoder.py).
+    compression test (athms/mad-lab, mad/model/auto_encoder.py). A row is one sequence.
     """
+
+    PACKED = False
 
     def __init__(
         self, vocab_size: int, num_classes: int, *, rngs: nnx.Rngs, **settings: Any
@@ -142,21 +149,6 @@ class AutoEncoder(TokenClassifier):
         check_even("embed_dim", width, "width for sinusoidal positions")
         self.norms = nnx.List([LayerNorm(width) for _ in range(3)])
         self.layers = nnx.List([Dense(width, width, rngs=rngs) for _ in range(2)])
-
-    def read(
-        self,
-        tokens: jax.Array,
-        lengths: jax.Array | None = None,
-        positions: jax.Array | None = None,
-        rngs: nnx.Rngs | None = None,
-        *,
-        segment_ids: jax.Array | None = None,
-    ) -> jax.Array:
-        """See the base class; a row is one sequence."""
-        if segment_ids is not None:
-            wanted = "None, since a row is reconstructed from its last position"
-            raise expected("segment_ids", wanted, "an array")
-        return super().read(tokens, lengths, positions, rngs)
 
     def _read(
         self, encoded: jax.Array, lengths: jax.Array | None, positions: jax.Array
