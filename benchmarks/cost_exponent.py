@@ -91,23 +91,16 @@ class _Call:
         import jax
         import jax.numpy as jnp
 
-        from lra_jax.attention import gates
+        from lra_jax.benchmarking.cases import Case
+        from lra_jax.benchmarking.works import own_arrays
 
         mechanism = registry.resolve(name)
-        keys = jax.random.split(jax.random.key(0), 4)
+        keys = jax.random.split(jax.random.key(0), 3)
         shape = (1, length, heads, head_dim)
-        self.arrays = [jax.random.normal(key, shape) for key in keys[:3]]
+        self.arrays = [jax.random.normal(key, shape) for key in keys]
         mask = jnp.arange(length)[None] < length - 7
-        given: dict[str, Any] = {}
-        make = mechanism.make_parameters
-        if make is not None:
-            widths = {"num_heads": heads, "head_dim": head_dim, "dtype": jnp.float32}
-            given = make(keys[3], max_length=length, **widths)
-        for index, gate in enumerate(mechanism.gates_with({})):
-            width = () if gate.width == "one" else (head_dim,)
-            drawn = jax.random.fold_in(keys[3], index)
-            drawn = jax.random.normal(drawn, (*shape[:3], *width))
-            given[gate.name] = gates.activated(gate.activation, drawn)
+        case = Case(name, "forward+backward", length, heads=heads, head_dim=head_dim)
+        given = own_arrays(case, mechanism, {})
         masks = {"mask": mask, "query_mask": mask}
         taken = registry.accepted_keywords(mechanism.attention) or frozenset()
         given |= {name: x for name, x in masks.items() if name in taken}

@@ -126,10 +126,18 @@ def _attention(case: Case, mechanism: Any, options: dict[str, Any]) -> Work:
     backward = case.work == "forward+backward"
 
     def make() -> Arguments:
-        given = _parameters(case, mechanism, own) | _gates(case, mechanism)
+        given = own_arrays(case, mechanism, own)
         return given, *_random(shape, case.dtype, 4 if backward else 3)
 
     return Work(both if backward else call, make)
+
+
+def own_arrays(
+    case: Case, mechanism: Any, options: dict[str, Any]
+) -> dict[str, jax.Array]:
+    """The arrays that a mechanism takes besides query, key and value: its parameters,
+    made with these options, and random gates."""
+    return _parameters(case, mechanism, options) | _gates(case, mechanism)
 
 
 def _gates(case: Case, mechanism: Any) -> dict[str, jax.Array]:
