@@ -9,7 +9,6 @@ them to files that it names itself. So no member can be written outside its fold
 import contextlib
 import dataclasses
 import gzip
-import hashlib
 import http.client
 import logging
 import os
@@ -26,6 +25,7 @@ from lra_jax.data import checks
 from lra_jax.data.progress import Progress
 from lra_jax.errors import expected
 from lra_jax.files import locked, unfollowed
+from lra_jax.seals import sha256
 
 _TIMEOUT = 15
 _BLOCK = 1 << 20
@@ -103,7 +103,7 @@ def check(archive: Archive, file: pathlib.Path) -> None:
     """
     if archive.sha256 is None or file.stat().st_size != archive.size:
         return
-    found = _sha256(file)
+    found = sha256(file)
     if found != archive.sha256:
         raise expected(
             str(file),
@@ -217,7 +217,7 @@ def _download(archive: Archive, file: pathlib.Path) -> None:
     if length is not None and size < total:
         got = f"{size:,} before the connection ended; the same command resumes there"
         raise expected(archive.url, f"{total:,} bytes", got)
-    if archive.sha256 is not None and _sha256(part) != archive.sha256:
+    if archive.sha256 is not None and sha256(part) != archive.sha256:
         part.unlink()
         raise expected(
             archive.url,
@@ -279,8 +279,3 @@ def _advice(archive: Archive, file: pathlib.Path) -> str:
         f"Get {archive.describe()}, and put it into {file.parent}, or name it with "
         "--data.path"
     )
-
-
-def _sha256(file: pathlib.Path) -> str:
-    with file.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
