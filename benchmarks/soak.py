@@ -100,7 +100,7 @@ class Job:
         The output of process 0 goes to `output`.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        port, started = _free_port(), []
+        port, started = free_port(), []
         cache = self.folder.parent / "cache"
         if phase == "compilation":
             cache = self.folder / f"cache-{time.time_ns()}"
@@ -447,7 +447,8 @@ def _plan(kills: int, stops: int, rng: random.Random) -> list[tuple[str, str]]:
     return [name for part in parts for name in part]
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port on which nothing listens."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return found.getsockname()[1]
