@@ -14,7 +14,15 @@ from hypothesis import strategies as st
 from lra_jax import attention
 
 from .. import dense
-from ..mechanisms import LENGTH, Case, assert_close, fast_jit, inputs, largest_array
+from ..mechanisms import (
+    LENGTH,
+    Case,
+    assert_close,
+    assert_rejects,
+    fast_jit,
+    inputs,
+    largest_array,
+)
 
 
 def formula(q, k, v, mask=None, causal=False) -> np.ndarray:
@@ -282,32 +290,35 @@ def test_beyond_the_length() -> None:
     assert_close(out, wanted[:, 0], 1e-6)
 
 
-def _rejects(call, *parts: str) -> None:
-    with pytest.raises(ValueError) as caught:
-        call()
-    for part in parts:
-        assert part in str(caught.value), str(caught.value)
-
-
 def test_states_that_do_not_fit() -> None:
     q, k, v = inputs(9)
     init = functools.partial(attention.softmax_init, 2, 2, 4)
     state, one = init(max_length=9), (q[:, 0], k[:, 0], v[:, 0])
     step = functools.partial(attention.softmax_step, state)
-    _rejects(lambda: step(q, k, v), "query: expected [B, N, H]", "(2, 7, 2, 4)")
-    _rejects(lambda: step(*(x[:1] for x in one)), "state: expected key", "(1, 2, 9, 4)")
-    _rejects(lambda: step(*one[:2], v[:, 0, :, :3]), "state: expected value")
+    assert_rejects(lambda: step(q, k, v), "query: expected [B, N, H]", "(2, 7, 2, 4)")
+    assert_rejects(
+        lambda: step(*(x[:1] for x in one)), "state: expected key", "(1, 2, 9, 4)"
+    )
+    assert_rejects(lambda: step(*one[:2], v[:, 0, :, :3]), "state: expected value")
     narrow = attention.softmax_init(2, 3, 4, max_length=9)
-    _rejects(lambda: attention.softmax_step(narrow, *one), "state: expected a number")
-    _rejects(lambda: init(max_length=0), "max_length: expected an int", "got 0")
-    _rejects(lambda: init(max_length=9, dtype="int32"), "dtype: expected a floating")
+    assert_rejects(
+        lambda: attention.softmax_step(narrow, *one), "state: expected a number"
+    )
+    assert_rejects(lambda: init(max_length=0), "max_length: expected an int", "got 0")
+    assert_rejects(
+        lambda: init(max_length=9, dtype="int32"), "dtype: expected a floating"
+    )
     call = attention.softmax_prefill
-    _rejects(lambda: call(q, k, v), "max_length: expected an int of at least 7", "None")
-    _rejects(lambda: call(q, k, v, max_length=6), "at least 7", "got 6")
+    assert_rejects(
+        lambda: call(q, k, v), "max_length: expected an int of at least 7", "None"
+    )
+    assert_rejects(lambda: call(q, k, v, max_length=6), "at least 7", "got 6")
     both = functools.partial(call, state=state, max_length=9)
-    _rejects(lambda: both(q, k, v), "max_length: expected None with a state")
+    assert_rejects(lambda: both(q, k, v), "max_length: expected None with a state")
     pairs = np.ones((1, 1, 7, 7), bool)
-    _rejects(lambda: call(q, k, v, pairs, max_length=9), "mask:", "one set of keys")
+    assert_rejects(
+        lambda: call(q, k, v, pairs, max_length=9), "mask:", "one set of keys"
+    )
 
 
 def test_causal_softmax_with_padding_on_both_sides() -> None:
