@@ -89,65 +89,49 @@ def encoder(**settings: Any) -> ModelConfig:
     return ModelConfig(**{"qkv_dim": width, **settings})
 
 
-def official_train(**settings: Any) -> TrainConfig:
-    """LRA's optimiser, with settings of a task."""
-    family: dict[str, Any] = {
-        "schedule": "lra",
-        "adam_b2": 0.98,
-        "adam_eps": 1e-9,
-        "clip_norm": 0.0,
-    }
-    return TrainConfig(**{**family, **settings})
+official_train = functools.partial(
+    TrainConfig, schedule="lra", adam_b2=0.98, adam_eps=1e-9, clip_norm=0.0
+)
+"""LRA's optimiser, with settings of a task."""
 
+official_model = functools.partial(
+    encoder,
+    embed_std=1.0,
+    qkv_bias=False,
+    padding="zeros",
+    pooling="cls",
+    positions="sinusoidal",
+)
+"""LRA's encoder, with sizes and settings of a task."""
 
-def official_model(**settings: Any) -> ModelConfig:
-    """LRA's encoder, with sizes and settings of a task."""
-    family: dict[str, Any] = {
-        "embed_std": 1.0,
-        "qkv_bias": False,
-        "padding": "zeros",
-        "pooling": "cls",
-        "positions": "sinusoidal",
-    }
-    return encoder(**{**family, **settings})
+compact_train = functools.partial(
+    TrainConfig, learning_rate=1e-4, schedule="linear", adam_eps=1e-6
+)
+"""The PyTorch code bases' optimiser, with settings of a task."""
 
+modern_train = functools.partial(
+    TrainConfig,
+    learning_rate=5e-4,
+    schedule="cosine",
+    warmup=1_000,
+    adam_b2=0.98,
+    weight_decay=0.05,
+    decay_vectors=False,
+)
+"""Our optimiser, with settings of a task."""
 
-def compact_train(**settings: Any) -> TrainConfig:
-    """The PyTorch code bases' optimiser, with settings of a task."""
-    family: dict[str, Any] = {
-        "learning_rate": 1e-4,
-        "schedule": "linear",
-        "adam_eps": 1e-6,
-    }
-    return TrainConfig(**{**family, **settings})
-
-
-def modern_train(**settings: Any) -> TrainConfig:
-    """Our optimiser, with settings of a task."""
-    family: dict[str, Any] = {
-        "learning_rate": 5e-4,
-        "schedule": "cosine",
-        "warmup": 1_000,
-        "adam_b2": 0.98,
-        "weight_decay": 0.05,
-        "decay_vectors": False,
-    }
-    return TrainConfig(**{**family, **settings})
-
-
-def modern_model(**settings: Any) -> ModelConfig:
-    """Our block, with sizes and settings of a task."""
-    family: dict[str, Any] = {
-        "num_layers": 4,
-        "num_heads": 4,
-        "short_conv": 5,
-        "local_values": True,
-        "gate": True,
-        "mlp": "glu",
-        "pooling": "attention+ends",
-        "positions": "none",
-    }
-    return encoder(**{**family, **settings})
+modern_model = functools.partial(
+    encoder,
+    num_layers=4,
+    num_heads=4,
+    short_conv=5,
+    local_values=True,
+    gate=True,
+    mlp="glu",
+    pooling="attention+ends",
+    positions="none",
+)
+"""Our block, with sizes and settings of a task."""
 
 
 def has_rotary(attention: str) -> bool:

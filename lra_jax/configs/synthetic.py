@@ -7,10 +7,10 @@ with each other, but not with published ones.
 """
 
 import dataclasses
-from typing import Any
+import functools
 
 from lra_jax.configs import families
-from lra_jax.configs.base import DataConfig, ModelConfig, TrainConfig
+from lra_jax.configs.base import DataConfig, TrainConfig
 from lra_jax.errors import not_negative, positive
 
 
@@ -41,34 +41,29 @@ class SyntheticData(DataConfig):
         return f"drawn, seed {self.seed}"
 
 
-def official_train(**settings: Any) -> TrainConfig:
-    """AdamW with a cosine and without clipping, with settings of a task."""
-    family: dict[str, Any] = {"warmup": 0, "clip_norm": 0.0, "decay_vectors": False}
-    return TrainConfig(**{**family, **settings})
+official_train = functools.partial(
+    TrainConfig, warmup=0, clip_norm=0.0, decay_vectors=False
+)
+"""AdamW with a cosine and without clipping, with settings of a task."""
 
+official_model = functools.partial(
+    families.encoder, is_causal=True, dropout=0.0, positions="none"
+)
+"""A decoder without dropout and positions, with sizes and settings of a task."""
 
-def official_model(**settings: Any) -> ModelConfig:
-    """A decoder without dropout and positions, with sizes and settings of a task."""
-    family: dict[str, Any] = {"is_causal": True, "dropout": 0.0, "positions": "none"}
-    return families.encoder(**{**family, **settings})
+quick_train = functools.partial(
+    TrainConfig,
+    steps=600,
+    batch_size=64,
+    learning_rate=3e-3,
+    warmup=50,
+    adam_b2=0.98,
+    weight_decay=0.01,
+    decay_vectors=False,
+    eval_every=150,
+    eval_batch_size=64,
+)
+"""A training of a few minutes, with settings of a task."""
 
-
-def quick_train(**settings: Any) -> TrainConfig:
-    """A training of a few minutes, with settings of a task."""
-    family: dict[str, Any] = {
-        "steps": 600,
-        "batch_size": 64,
-        "learning_rate": 3e-3,
-        "warmup": 50,
-        "adam_b2": 0.98,
-        "weight_decay": 0.01,
-        "decay_vectors": False,
-        "eval_every": 150,
-        "eval_batch_size": 64,
-    }
-    return TrainConfig(**{**family, **settings})
-
-
-def quick_model(**settings: Any) -> ModelConfig:
-    """A small decoder with a short convolution, with settings of a task."""
-    return official_model(**{"short_conv": 4, **settings})
+quick_model = functools.partial(official_model, short_conv=4)
+"""A small decoder with a short convolution, with settings of a task."""
