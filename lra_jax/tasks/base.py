@@ -39,18 +39,11 @@ def classification_loss(
       rngs: dropout stream, for training.
     """
     if "segment_ids" not in batch:
-        return _loss(model, batch, rngs)
+        return token_loss(model, batch, rngs)
     documents = batch["labels"].shape[1]
     ids = batch["segment_ids"]
     logits = model(batch["tokens"], None, rngs, segment_ids=ids, documents=documents)
-    return _summed(logits, batch)
-
-
-def matching_loss(
-    model: nnx.Module, batch: Batch, rngs: nnx.Rngs | None = None
-) -> Sums:
-    """The same for pairs: tokens_1, lengths_1, tokens_2, lengths_2 in the batch."""
-    return _loss(model, batch, rngs)
+    return summed(logits, batch["labels"], batch)
 
 
 def token_loss(model: nnx.Module, batch: Batch, rngs: nnx.Rngs | None = None) -> Sums:
@@ -62,20 +55,17 @@ def token_loss(model: nnx.Module, batch: Batch, rngs: nnx.Rngs | None = None) ->
         where a row has fewer than K, and weights `[B]` if some rows are filler.
       rngs: dropout stream, for training.
     """
-    return _loss(model, batch, rngs)
-
-
-def _loss(model: Any, batch: Batch, rngs: nnx.Rngs | None) -> Sums:
-    return _summed(model(*(batch[name] for name in model.INPUTS), rngs), batch)
-
-
-def _summed(logits: jax.Array, batch: Batch) -> Sums:
-    """Cross-entropy and accuracy over labels >= 0, in the rows that count."""
+    given: Any = model
+    logits = given(*(batch[name] for name in given.INPUTS), rngs)
     return summed(logits, batch["labels"], batch)
 
 
+matching_loss = token_loss
+"""The same for pairs: tokens_1, lengths_1, tokens_2, lengths_2 in the batch."""
+
+
 def summed(logits: jax.Array, labels: jax.Array, batch: Batch) -> Sums:
-    """The same for labels other than the batch's own."""
+    """Cross-entropy and accuracy over labels >= 0, in the rows that count."""
     weights = (labels >= 0).astype(jnp.float32)
     if "weights" in batch:
         rows = batch["weights"]
