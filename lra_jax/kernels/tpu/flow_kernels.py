@@ -26,7 +26,7 @@ from lra_jax.kernels.tpu.flow_parts import (
     down,
     sigmoid,
 )
-from lra_jax.kernels.tpu.parts import column, start
+from lra_jax.kernels.tpu.parts import column, start, zeroed
 from lra_jax.kernels.tpu.sweeps import Side
 
 # Lines `[1, G H]` of the sums: the height of one register.
@@ -75,7 +75,7 @@ class _Program:
 
     def values(self, part: Any, rows: Rows) -> jax.Array:
         """The values of a part, hidden ones zeroed."""
-        return _hide(self.value[part], rows.valid)
+        return zeroed(self.value[part], rows.valid)
 
     def sources(self, rows: Rows, sums: Any) -> _Sources:
         """Flows and shares of the keys of a part."""
@@ -106,10 +106,6 @@ def _line(sums: Any, index: int) -> jax.Array:
 
 def _add(sums: Any, index: int, more: jax.Array) -> None:
     sums[index : index + 1] = sums[index : index + 1] + more
-
-
-def _hide(x: jax.Array, valid: jax.Array) -> jax.Array:
-    return jnp.where(valid, x, jnp.zeros((), x.dtype))
 
 
 def forward_kernel(
@@ -193,7 +189,7 @@ def backward_kernel(
     def sinks(part: Any, first: Any) -> Any:
         rows = program.rows_of_queries(part, first)
         found = program.sinks(rows, sums)
-        upstream = _hide(of_out[part], rows.valid)
+        upstream = zeroed(of_out[part], rows.valid)
         pulled = chunk.dot(upstream, summary[...], "nt")
         both = chunk.head_sums(rows.features * pulled) * found.scale
         of_conserved = both * (1.0 - found.allocation) * program.ratio(sums)
@@ -221,7 +217,7 @@ def backward_kernel(
         _add(slopes, _QUERY_FLOW, down(y * of_conserved))
         _add(slopes, _QUERIES, down(y * of_outgoing))
         slope = chunk.dot(rows.features * found.shares, of_summary[...])
-        of_value[part] = _hide(slope, rows.valid).astype(of_value.dtype)
+        of_value[part] = zeroed(slope, rows.valid).astype(of_value.dtype)
 
     def last_queries(part: Any, first: Any) -> None:
         rows, found, _, pulled, both, of_conserved = sinks(part, first)

@@ -240,6 +240,11 @@ def lower(x: jax.Array) -> jax.Array:
     return jnp.where(jax.lax.broadcasted_iota(jnp.int32, x.shape, 1) <= row, x, 0.0)
 
 
+def zeroed(x: jax.Array, valid: jax.Array) -> jax.Array:
+    """Rows with zeros where they are not valid, whatever they held."""
+    return jnp.where(valid, x, jnp.zeros((), x.dtype))
+
+
 def valid_rows(
     first: jax.Array, size: int, length: int, mask: jax.Array | None
 ) -> jax.Array:

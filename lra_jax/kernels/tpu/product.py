@@ -11,7 +11,6 @@ import functools
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from lra_jax.kernels.spec import Gradients, Inputs, Spec, plus
@@ -22,6 +21,7 @@ from lra_jax.kernels.tpu.parts import (
     start,
     valid_rows,
     write,
+    zeroed,
 )
 
 
@@ -102,17 +102,13 @@ class _Rows:
             yield part, valid, terms, pull
 
 
-def _hidden(x: jax.Array, valid: jax.Array) -> jax.Array:
-    return jnp.where(valid, x, jnp.zeros((), x.dtype))
-
-
 def _sum_kernel(call: LinearCall, masked: bool, *refs: Any) -> None:
     scale, key, value = refs[:3]
     mask, (state_ref, total_ref) = refs[3] if masked else None, refs[-2:]
     start(state_ref, total_ref)
     state, total = read(call.spec.terms, state_ref, total_ref)
     for part, valid, terms, _ in _Rows(call, call.scale(scale), key, mask):
-        seen = _hidden(value[part], valid)
+        seen = zeroed(value[part], valid)
         state, total = call.chunk.grown(terms, seen, state, total)
     write(state_ref, total_ref, state, total)
 
@@ -134,7 +130,7 @@ def _queries_kernel(call: LinearCall, *refs: Any) -> None:
     later: tuple[Terms, Terms] = read(call.spec.terms, later_state, later_total)
     for part, valid, terms, pull in _Rows(call, call.scale(scale), query):
         num, dens = chunk.past(terms, state, total)
-        of_num, of_dens = chunk.slopes(num, dens, _hidden(of_out[part], valid))
+        of_num, of_dens = chunk.slopes(num, dens, zeroed(of_out[part], valid))
         of_den = group.spread(of_dens, group.width)
         slopes = [
             chunk.dot(of_num, s, "nt") + of_den * z
@@ -152,10 +148,10 @@ def _keys_kernel(call: LinearCall, masked: bool, *refs: Any) -> None:
     chunk = call.chunk
     state, total = read(call.spec.terms, state_ref, total_ref)
     for part, valid, terms, pull in _Rows(call, call.scale(scale), key, mask):
-        seen = _hidden(value[part], valid)
+        seen = zeroed(value[part], valid)
         slopes = [
             chunk.dot(seen, s, "nt") + z for s, z in zip(state, total, strict=True)
         ]
         of_key[part] = pull(slopes).astype(of_key.dtype)
         found = plus(chunk.dot(k, s) for k, s in zip(terms, state, strict=True))
-        of_value[part] = _hidden(found, valid).astype(of_value.dtype)
+        of_value[part] = zeroed(found, valid).astype(of_value.dtype)
