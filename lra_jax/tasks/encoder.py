@@ -74,6 +74,7 @@ FLAGS = {
     for name in (
         *("num_layers", "embed_dim", "num_heads", "mlp_dim", "mlp", "mlp_options"),
         *("max_length", "inputs", "cutoffs", "positions", "dropout"),
+        *("is_causal", "embed_std", "qkv_bias"),
         *("short_conv", "conv_grid", "gate", "ema", "local_values", "readings"),
     )
 } | {
