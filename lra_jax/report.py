@@ -76,8 +76,9 @@ def write_report(folder: Path, out: Path, formats: Sequence[str] = _PAGES) -> li
     groups = group_runs(found)
     if not groups:
         raise expected("RUNS", "finished runs (with a result.json)", folder)
-    notes = [f"not finished: {line}" for line in unfinished(found)]
-    notes += [f"left out: {line}" for line in repeated(found)]
+    stopped, again = unfinished(found), repeated(found)
+    notes = [f"not finished: {line}" for line in stopped]
+    notes += [f"left out: {line}" for line in again]
     notes += [f"cannot be read: {line}" for line in problems]
     out = out.expanduser()
     make_folder("--out", out)
@@ -91,7 +92,10 @@ def write_report(folder: Path, out: Path, formats: Sequence[str] = _PAGES) -> li
             write_text(out / file, text(exports.rows(groups)))
             written.append(out / file)
     total = sum(len(group.runs) for group in groups)
-    print(f"{total} runs in {', '.join(map(str, written))}")
+    others = {"not finished": len(stopped), "repeated": len(again)}
+    missing = ", ".join(f"{n} {why}" for why, n in others.items() if n)
+    without = f"; not shown: {missing}" if missing else ""
+    print(f"{total} runs in {', '.join(map(str, written))}{without}")
     return problems
 
 
