@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lra_jax import cli, files, progress, runtime, signals
-from lra_jax.errors import expected
+from lra_jax.errors import expected, writable
 
 _SCORES = ("bits_per_byte", "perplexity")
 
@@ -82,7 +82,8 @@ def run(config: EvaluateConfig, quiet: bool = True) -> dict[str, Any]:
     for name in ("predictions", "save"):
         file = getattr(config, name)
         if file is not None:
-            files.make_room(f"--{name}", Path(file).expanduser())
+            with writable(f"--{name}", "a file", file):
+                files.make_room(Path(file).expanduser())
     with contextlib.closing(trainer.checkpoints) as checkpoints:
         params, step = checkpoints.load_params(config.checkpoint, trainer.state)
         if config.save is not None:
