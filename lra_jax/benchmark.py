@@ -19,7 +19,7 @@ from typing import Any
 
 from lra_jax import cli, progress, runtime, signals
 from lra_jax.benchmarking.settings import BenchmarkConfig, make_cases
-from lra_jax.errors import expected
+from lra_jax.errors import expected, writable
 from lra_jax.files import make_room
 
 _PROG = "python -m lra_jax.benchmark"
@@ -128,7 +128,8 @@ def _files(config: BenchmarkConfig) -> tuple[Path, Path | None] | None:
     given = Path(config.out).expanduser()
     name = "attention" if config.view == "none" else config.view
     figures = given if given.suffix == ".json" else given / f"{name}.json"
-    make_room("--out", figures)
+    with writable("--out", "a file", figures):
+        make_room(figures)
     return figures, figures.with_suffix(".png") if config.picture else None
 
 

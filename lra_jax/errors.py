@@ -4,7 +4,7 @@ import contextlib
 import difflib
 import math
 import numbers
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 
@@ -112,6 +112,22 @@ def within(place: str, error: ValueError) -> ValueError:
 def renamed(error: ValueError, name: str) -> ValueError:
     """Returns the same error, to raise, for another name, such as the flag."""
     return ValueError(f"{name}: {str(error).partition(': ')[2]}")
+
+
+@contextlib.contextmanager
+def writable(name: str, kind: str, path: object) -> Iterator[None]:
+    """Context whose ``OSError`` becomes a ``ValueError``: the path cannot be written.
+
+    Args:
+      name: of the flag or argument.
+      kind: "a file" or "a folder".
+      path: as it was given.
+    """
+    try:
+        yield
+    except OSError as error:
+        got = f"{path}: {error.strerror}"
+        raise expected(name, f"{kind} that can be written", got) from error
 
 
 def did_you_mean(value: str, choices: Iterable[str]) -> str:

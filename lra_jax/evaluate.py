@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lra_jax import cli, files, progress, runtime, signals
-from lra_jax.errors import expected
+from lra_jax.errors import expected, writable
 
 _SCORES = ("bits_per_byte", "perplexity")
 
@@ -75,14 +75,15 @@ def run(config: EvaluateConfig, quiet: bool = True) -> dict[str, Any]:
 
     if config.save is not None and Path(config.save).suffix != ".safetensors":
         raise expected("--save", "NAME.safetensors", config.save)
-    for name in ("predictions", "save"):
-        file = getattr(config, name)
-        if file is not None:
-            files.make_room(f"--{name}", Path(file).expanduser())
     trainer = open_run(config.workdir, config.allow_code)
     if config.predictions is not None and trainer.task.packs_rows:
         wanted = f"None for --task={trainer.task.name}, whose rows hold several texts"
         raise expected("--predictions", wanted, config.predictions)
+    for name in ("predictions", "save"):
+        file = getattr(config, name)
+        if file is not None:
+            with writable(f"--{name}", "a file", file):
+                files.make_room(Path(file).expanduser())
     with contextlib.closing(trainer.checkpoints) as checkpoints:
         params, step = checkpoints.load_params(config.checkpoint, trainer.state)
         if config.save is not None:

@@ -13,8 +13,6 @@ import secrets
 from collections.abc import Iterator
 from typing import Any
 
-from lra_jax.errors import expected
-
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 
 
@@ -67,42 +65,21 @@ def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
         partial.unlink(missing_ok=True)
 
 
-def make_folder(flag: str, folder: pathlib.Path) -> None:
-    """Makes the folder that a flag names, if it is missing.
+def make_room(file: pathlib.Path) -> None:
+    """Makes the folder of a file, before the work whose result is written there.
 
     Raises:
-      ValueError: it cannot be made.
+      OSError: the file cannot be written.
     """
-    with _named(flag, "a folder", folder):
-        folder.mkdir(parents=True, exist_ok=True)
-
-
-def make_room(flag: str, file: pathlib.Path) -> None:
-    """Makes the folder of the file that a flag names, before the work whose result is
-    written there.
-
-    Raises:
-      ValueError: the file cannot be written.
-    """
-    with _named(flag, "a file", file):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        if file.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        with contextlib.suppress(_Unwritten), replacing(file):
-            raise _Unwritten
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if file.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(file))
+    with contextlib.suppress(_Unwritten), replacing(file):
+        raise _Unwritten
 
 
 class _Unwritten(Exception):
     """Ends a test of writing, and leaves the file as it was."""
-
-
-@contextlib.contextmanager
-def _named(flag: str, kind: str, path: pathlib.Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        got = f"{path}: {error.strerror}"
-        raise expected(flag, f"{kind} that can be written", got) from error
 
 
 def write_text(path: pathlib.Path, text: str) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lra_jax import cli, progress, runs, signals
-from lra_jax.errors import did_you_mean, expected, known
+from lra_jax.errors import did_you_mean, expected, known, writable
 
 _PAGES = ("html", "md")
 _HELP = """usage: python -m lra_jax.report RUNS [--out=FOLDER] [--format=NAME,NAME,...]
@@ -66,7 +66,7 @@ def write_report(folder: Path, out: Path, formats: Sequence[str] = _PAGES) -> li
       ValueError: no run in the folder is finished, `out` cannot be written, or a format
         is unknown.
     """
-    from lra_jax.files import make_folder, write_text
+    from lra_jax.files import write_text
     from lra_jax.reports import charts, exports, results
     from lra_jax.reports.runs import group_runs, read_runs, repeated, unfinished
 
@@ -76,11 +76,13 @@ def write_report(folder: Path, out: Path, formats: Sequence[str] = _PAGES) -> li
     groups = group_runs(found)
     if not groups:
         raise expected("RUNS", "finished runs (with a result.json)", folder)
-    notes = [f"not finished: {line}" for line in unfinished(found)]
-    notes += [f"left out: {line}" for line in repeated(found)]
+    stopped, again = unfinished(found), repeated(found)
+    notes = [f"not finished: {line}" for line in stopped]
+    notes += [f"left out: {line}" for line in again]
     notes += [f"cannot be read: {line}" for line in problems]
     out = out.expanduser()
-    make_folder("--out", out)
+    with writable("--out", "a folder", out):
+        out.mkdir(parents=True, exist_ok=True)
     pages = [name for name in _PAGES if name in formats]
     written = [out / f"report.{name}" for name in pages]
     if pages:
@@ -91,7 +93,10 @@ def write_report(folder: Path, out: Path, formats: Sequence[str] = _PAGES) -> li
             write_text(out / file, text(exports.rows(groups)))
             written.append(out / file)
     total = sum(len(group.runs) for group in groups)
-    print(f"{total} runs in {', '.join(map(str, written))}")
+    others = {"not finished": len(stopped), "repeated": len(again)}
+    missing = ", ".join(f"{n} {why}" for why, n in others.items() if n)
+    without = f"; not shown: {missing}" if missing else ""
+    print(f"{total} runs in {', '.join(map(str, written))}{without}")
     return problems
 
 

@@ -159,7 +159,12 @@ def run_all(plan: Sequence[Run]) -> dict[str, list[dict[str, Any]]]:
         if result is not None:
             print("already finished", flush=True)
         else:
-            code = _start(run)
+            try:
+                code = _start(run)
+            except Stopped:
+                if len(plan) > 1:  # The run only says how to resume itself.
+                    print("the same command continues with all runs", file=sys.stderr)
+                raise
             if code == 0:
                 result = finished_result(run)
         if result is None:

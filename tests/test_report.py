@@ -387,6 +387,15 @@ def test_the_home_folder_of_every_format(runs, tmp_path, monkeypatch, capsys):
     assert str(tmp_path / "home" / "report" / "report.csv") in capsys.readouterr().out
 
 
+def test_runs_that_are_not_shown_are_counted(runs, tmp_path, capsys):
+    """A table has no room for a list of them."""
+    flow = get_preset(preset="compact", attention="flow")
+    make_run(runs / "again", (31.0, 29.0), config=flow)
+    report.main([str(runs), f"--out={tmp_path / 'out'}", "--format=csv"])
+    end = "report.csv; not shown: 1 not finished, 1 repeated\n"
+    assert capsys.readouterr().out.endswith(end)
+
+
 @pytest.mark.parametrize("name", ["html", "csv"])
 def test_one_line_for_a_folder_that_cannot_be_made(runs, tmp_path, capsys, name):
     (tmp_path / "file").touch()

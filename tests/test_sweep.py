@@ -154,6 +154,21 @@ def test_a_signal_ends_the_sweep(tmp_path, monkeypatch):
             assert abs(runs._start(command)) == code
 
 
+@pytest.mark.parametrize("names", [["softmax"], ["softmax", "flow"]])
+def test_a_stopped_sweep_says_how_to_go_on(tmp_path, monkeypatch, capsys, names):
+    """The run that was stopped says how to resume it, and it alone."""
+
+    def stopped(run):
+        raise runs.Stopped(128 + signal.SIGTERM)
+
+    plan = runs.make_plan(lambda _: get_preset(), [f"--workdir={tmp_path}"], names, 1)
+    monkeypatch.setattr(runs, "_start", stopped)
+    with pytest.raises(runs.Stopped):
+        runs.run_all(plan)
+    said = "the same command continues with all runs" in capsys.readouterr().err
+    assert said == (len(names) > 1)
+
+
 POPEN = runs.subprocess.Popen
 
 

@@ -156,7 +156,7 @@ def _add_circle(
     charts.legend(figure, axes)
     caption = (
         f"One recurrent layer that learned to step along a circle, run on its own "
-        f"output. Stars: where the points end. {about}"
+        f"output. Stars: where the points end. Distances are cut off at 1e-8. {about}"
     )
     data = {
         variant: {

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from lra_jax import cli, progress, signals
 from lra_jax.configs import DataConfig
-from lra_jax.errors import expected, known, not_negative
+from lra_jax.errors import expected, known, not_negative, writable
 from lra_jax.tasks import Task, get_task
 
 if TYPE_CHECKING:
@@ -164,7 +164,8 @@ def _write_sheet(file: Path, examples: list[dict], shape: tuple[int, int]) -> No
     from lra_jax.data.sheets import contact_sheet, write_png
     from lra_jax.files import make_room
 
-    make_room("--out", file)
+    with writable("--out", "a file", file):
+        make_room(file)
     images = np.stack([example["tokens"].reshape(shape) for example in examples])
     sheet = contact_sheet(images, [int(example["label"]) for example in examples])
     write_png(file, sheet)

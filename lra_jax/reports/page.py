@@ -19,7 +19,8 @@ import numpy as np
 from markupsafe import Markup
 
 from lra_jax import progress
-from lra_jax.files import make_folder, replacing, write_text
+from lra_jax.errors import writable
+from lra_jax.files import replacing, write_text
 from lra_jax.reports import charts
 
 # Characters that are special in Markdown; `<`, `>` and `&` are already entities at this
@@ -72,7 +73,8 @@ class Page:
         self._folder = Path(folder or ".").expanduser()
         around = (self._folder, *self._folder.parents)
         self._made = [folder for folder in around if not folder.exists()]
-        make_folder("--out", self._folder)
+        with writable("--out", "a folder", self._folder):
+            self._folder.mkdir(parents=True, exist_ok=True)
 
     def discard(self) -> None:
         """Removes the folders that it made, if nothing was written there."""
