@@ -3,6 +3,9 @@
 from typing import Any
 
 import numpy as np
+import pytest
+
+from lra_jax import attention
 
 from .. import dense
 from ..mechanisms import inputs
