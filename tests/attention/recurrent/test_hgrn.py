@@ -359,19 +359,3 @@ def test_one_row_of_a_grid_is_a_sequence() -> None:
     gates = {"log_decay": jnp.full((2, 8, 1), -0.3), "norm": None}
     call = functools.partial(attention.hgrn_attention, q, k, v, **gates)
     assert_close(call(grid=(1, 8)), call())
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"grid": (2, 3)}, "grid: expected the length of query, 8, as rows"),
-        ({"grid": (2, 4), "is_causal": True}, "is_causal: expected False with a grid"),
-        (
-            {"grid": (2, 4), "segment_ids": np.ones((2, 8), int)},
-            "segment_ids: expected None with a grid",
-        ),
-    ],
-)
-def test_what_a_grid_of_columns_cannot_be(options: dict[str, Any], words: str) -> None:
-    q, k, v = inputs(4, length=8, query_length=8)
-    assert_rejects(lambda: attention.hgrn_attention(q, k, v, **options), words)

@@ -10,13 +10,13 @@ from lra_jax import attention, models
 from lra_jax.configs import get_preset
 from lra_jax.tasks.encoder import encoder_config
 
-from ..mechanisms import assert_close, assert_rejects, inputs
+from .mechanisms import assert_close, assert_rejects, inputs
 
 GRID = (2, 4)
-both = pytest.mark.parametrize("name", ["cosformer", "retention"])
+every = pytest.mark.parametrize("name", ["cosformer", "retention", "hgrn"])
 
 
-@both
+@pytest.mark.parametrize("name", ["cosformer", "retention"])
 def test_one_row_is_one_dimension(name: str) -> None:
     q, k, v = inputs(2, length=8, query_length=8)
     call = attention.resolve(name).attention
@@ -24,7 +24,7 @@ def test_one_row_is_one_dimension(name: str) -> None:
     assert_close(call(q, k, v, grid=(8, 1)), call(q, k, v))
 
 
-@both
+@every
 def test_the_cost_is_linear(name: str) -> None:
     """No array of T x S is made."""
     arrays = [jax.ShapeDtypeStruct((1, 64 * 64, 1, 2), "float32")] * 3
@@ -35,7 +35,7 @@ def test_the_cost_is_linear(name: str) -> None:
     assert analysis.temp_size_in_bytes < 4 * (64 * 64) ** 2 / 16
 
 
-@both
+@every
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -67,7 +67,7 @@ def test_what_cosformer_needs(options: dict[str, Any], words: str) -> None:
     assert_rejects(lambda: call(*arrays, grid=GRID, **options), words)
 
 
-@both
+@every
 def test_the_grid_of_a_task(name: str) -> None:
     """``--model.attention_options=grid=true`` is the task's own grid."""
     config = get_preset("image", "compact", name)
