@@ -3,7 +3,8 @@
     python benchmarks/listops_heights.py --workdir=RUN --out=FILE.json
 
 RUN is a run with ``--pretrain.target=values`` whose last checkpoint is from its first
-part, because the head that learns values is not trained afterwards. The height of an
+part, because the head that learns values is not trained afterwards; or one with
+``--pretrain.target=notes``, whose notes before its last reading are scored. The height of an
 operator is 1 if all of its arguments are digits, else one more than the greatest height
 of its arguments. Its value is read at its opening bracket and at its closing one.
 
@@ -55,11 +56,18 @@ def operators(tokens: np.ndarray) -> list[Operator]:
 def measured(workdir: str, examples: int) -> dict[str, Any]:
     """Accuracies by height over the first examples of the validation split."""
     run = load_run(workdir, checkpoint="last")
-    if run.step > run.config.pretrain.steps:
+    readings = run.config.model.readings
+    if readings == 1 and run.step > run.config.pretrain.steps:
         raise SystemExit(f"error: step {run.step} is beyond --pretrain.steps")
     batch = run.examples(range(examples), "valid")
     tokens, lengths = batch["tokens"], batch["lengths"]
-    read = jax.jit(lambda *given: run.model.reconstructed(*given, None).argmax(-1))
+
+    @jax.jit
+    def read(*given: jax.Array) -> jax.Array:
+        if readings > 1:
+            return run.model.noted(*given)
+        return run.model.reconstructed(*given, None).argmax(-1)
+
     parts = range(0, examples, BATCH)
     guesses = [read(tokens[i : i + BATCH], lengths[i : i + BATCH]) for i in parts]
     right = {"opening": [], "closing": []}
@@ -97,6 +105,7 @@ def measured(workdir: str, examples: int) -> dict[str, Any]:
     model = {
         "attention": run.config.attention,
         "num_layers": run.config.model.num_layers,
+        "readings": readings,
     }
     return {**model, "step": run.step, "examples": examples, "rows": rows}
 

@@ -96,7 +96,9 @@ def learning_runs() -> str:
         "as did those on running values; that of 21,200 steps used both for its last "
         "950 steps. The standard error on 2,000 test examples is 1.1 points."
     )
-    return "\n\n".join([_table(head, lines, note), heights()])
+    tables = [_table(head, lines, note)]
+    tables += [heights(name) for name in ("listops_heights", "listops_heights_notes")]
+    return "\n\n".join(tables)
 
 
 def _rotating(result: dict[str, Any]) -> str:
@@ -108,9 +110,9 @@ def _taught(result: dict[str, Any]) -> str:
     return _flag(result, "pretrain.target").replace("_", " ") or "-"
 
 
-def heights() -> str:
-    """The markdown table of `benchmarks/listops_heights.py`."""
-    report = json.loads((ROOT / "results" / "listops_heights.json").read_text())
+def heights(name: str) -> str:
+    """The markdown table of a result of `benchmarks/listops_heights.py`."""
+    report = json.loads((ROOT / "results" / f"{name}.json").read_text())
     columns = ("opening", "closing", "MIN", "MAX", "MED", "SM", "operator alone")
     head = f"| height | operators | {' | '.join(columns)} |"
     lines = (
@@ -118,13 +120,16 @@ def heights() -> str:
         f"{' | '.join(f'{row[name]:.1f} %' for name in columns)} |"
         for row in report["rows"]
     )
+    blocks = f"{report['num_layers']} blocks"
+    if report.get("readings", 1) > 1:
+        blocks += f" and {report['readings']} readings"
     note = (
         "Share of values predicted correctly at opening and at closing brackets, at "
         "the closing brackets of each kind of operator, and by a reader of the "
         "operator alone. "
-        f"`{report['command']}`, {report['attention']} of {report['num_layers']} "
-        f"blocks after {report['step']:,} steps, {report['examples']} validation "
-        f"examples, on {_machines([report])}."
+        f"`{report['command']}`, {report['attention']} of {blocks} "
+        f"after {report['step']:,} steps, {report['examples']} validation examples, "
+        f"on {_machines([report])}."
     )
     return _table(head, lines, note)
 
