@@ -16,10 +16,11 @@ import jax.numpy as jnp
 
 from lra_jax import attention
 from lra_jax.attention.inputs import check_shape
+from lra_jax.errors import expected
 from lra_jax.models import stream
 from lra_jax.models.attention import MultiHeadAttention
 from lra_jax.models.encoder import EncoderBlock, TransformerEncoder
-from lra_jax.models.inputs import embed_inputs, position_rows
+from lra_jax.models.inputs import embed_inputs, known_values, position_rows
 from lra_jax.models.language import CausalLM
 
 
@@ -63,12 +64,14 @@ def prefill(
       float32 logits `[B, V]` of the token after each sample's last, and the state.
 
     Raises:
-      ValueError: the model cannot be streamed, or shapes do not fit.
+      ValueError: the model cannot be streamed, shapes do not fit, or a mask that is
+        known (not traced) does not begin with each prompt.
     """
     check_shape("tokens", tokens, "B T", None, None)
     batch, length = tokens.shape
     if mask is not None:
         check_shape("mask", mask, "B T", batch, length)
+        _check_right(mask)
     encoder = model.encoder
     x, position = _embedded(encoder, tokens, state)
     given = iter([] if state is None else state.layers)
@@ -86,6 +89,17 @@ def step(
 ) -> tuple[jax.Array, DecoderState]:
     """Reads one token of each sample, integer `[B]`; returns the logits of the next."""
     return prefill(model, tokens[:, None], state=state)
+
+
+def _check_right(mask: jax.Array) -> None:
+    """Refuses padding on the left, where positions and the last token would be wrong."""
+    known = known_values(mask)
+    if known is None:
+        return
+    real = known.astype(bool)
+    if not real[:, 0].all() or (real[:, 1:] & ~real[:, :-1]).any():
+        wanted = "True at the first tokens of each prompt, and padding on the right"
+        raise expected("mask", wanted, "another")
 
 
 def _embedded(

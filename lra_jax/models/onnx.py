@@ -4,9 +4,9 @@
 
 The model is traced by jax, and each primitive becomes operators of ONNX's opset 18. All
 primitives of full (not causal) softmax, linear, cosFormer and Linformer models in
-float32 are supported, except those of moving averages (``ema``) and product-key
-memories; others raise an error. Shapes are fixed: pad shorter sequences and pass their
-lengths. It needs the package ``onnx``: ``pip install 'lra-jax[onnx]'``.
+float32 are supported, except those of moving averages (``ema``), product-key memories
+and several ``readings``; others raise an error. Shapes are fixed: pad shorter sequences
+and pass their lengths. It needs the package ``onnx``: ``pip install 'lra-jax[onnx]'``.
 """
 
 import math
@@ -102,7 +102,7 @@ def _type(dtype: Any) -> int:
     from onnx import helper
 
     dtype = np.dtype(dtype)
-    if dtype.name == "bfloat16":  # Runtimes hardly have operators of it.
+    if dtype.name in ("bfloat16", "float16"):  # Runtimes lack operators of these.
         raise expected("model", "one that computes in float32", f"one in {dtype}")
     return helper.np_dtype_to_tensor_dtype(dtype)
 

@@ -111,6 +111,15 @@ def test_prompts_and_models_of_another_kind():
         models.generate(decoder(), [[[1], [2, 3]]], 2)
 
 
+@pytest.mark.parametrize("row", [[0, 1, 1], [0, 0, 0], [1, 0, 1]])
+def test_prompts_are_padded_on_the_right(row: list[int]) -> None:
+    """With padding elsewhere the logits would be those of another position."""
+    model, tokens = decoder("linear"), jnp.array([[1, 2, 3], [4, 5, 6]])
+    mask = jnp.array([[1, 1, 0], row], bool)
+    with pytest.raises(ValueError, match=r"^mask: expected True at the first tokens"):
+        decoding.prefill(model, tokens, mask=mask)
+
+
 def test_how_far_a_model_can_go():
     assert decoding.longest(decoder("linear")) is None
     assert decoding.longest(decoder("cosformer")) == 80

@@ -86,9 +86,10 @@ def test_what_has_no_graph(tmp_path: Path) -> None:
     )
     with pytest.raises(ValueError, match="model: expected one that"):
         models.export_onnx(file, decoder, length=8)
-    half = models.SequenceClassifier(
-        16, 3, mechanism="linear", dtype="bfloat16", rngs=nnx.Rngs(params=0), **SMALL
-    )
-    with pytest.raises(ValueError, match="model: expected one that computes in"):
-        models.export_onnx(file, half, length=8)
+    for dtype in ("bfloat16", "float16"):
+        half = models.SequenceClassifier(
+            16, 3, mechanism="linear", dtype=dtype, rngs=nnx.Rngs(params=0), **SMALL
+        )
+        with pytest.raises(ValueError, match="model: expected one that computes in"):
+            models.export_onnx(file, half, length=8)
     assert not file.exists()

@@ -108,7 +108,7 @@ def linear_attention(
       segment_ids: integers `[B, T]`, a run of one positive number for each document
         packed into a row, 0 = padding; documents do not see each other. Needs T == S.
       feature_map: "elu" (elu(x) + 1), "relu", "sigmoid", or a non-negative function of
-        an array.
+        an array, of its last axis alone.
       eps: added to the denominator.
       chunking: how the sequence is cut in the causal form and for packed rows; None =
         chosen by the backend.

@@ -315,17 +315,19 @@ def performer_projection(
         raise expected("scaling", "0 or 1", f"{scaling!r}")
     direction_key, norm_key = jax.random.split(rng_key)
     blocks = -(-features // head_dim)
-    normal = jax.random.normal(direction_key, (blocks, head_dim, head_dim), dtype)
+    # There is no QR decomposition in half precision.
+    wide = inputs.accumulation_dtype(jnp.zeros((), dtype))
+    normal = jax.random.normal(direction_key, (blocks, head_dim, head_dim), wide)
     q, r = jnp.linalg.qr(normal)
     # The signs of r's diagonal are arbitrary; with LAPACK's choice the rows of q have a
     # nonzero mean. With all signs positive q is uniform (Haar).
     diagonal = jnp.diagonal(r, axis1=1, axis2=2)[:, None]
-    q = q * jnp.where(diagonal < 0, -1, 1).astype(dtype)
+    q = q * jnp.where(diagonal < 0, -1, 1).astype(wide)
     rows = jnp.swapaxes(q, 1, 2).reshape(-1, head_dim)[:features]
     if scaling == 1:
-        return rows * jnp.asarray(math.sqrt(head_dim), dtype)
-    normal = jax.random.normal(norm_key, (features, head_dim), dtype)
-    return rows * jnp.linalg.norm(normal, axis=1, keepdims=True)
+        return (rows * math.sqrt(head_dim)).astype(dtype)
+    normal = jax.random.normal(norm_key, (features, head_dim), wide)
+    return (rows * jnp.linalg.norm(normal, axis=1, keepdims=True)).astype(dtype)
 
 
 def performer_parameters(

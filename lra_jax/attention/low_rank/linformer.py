@@ -196,9 +196,10 @@ def linformer_parameters(
       **_: further keywords, so that every mechanism can be called alike; ignored.
 
     Returns:
-      `key_projection`, and `value_projection` unless "key_value". Entries are uniform
-      in +-1/sqrt(K), as in lucidrains/linformer (the paper's theorem draws them from
-      N(0, 1/K)); those of a convolution in +-1/sqrt(W H), torch's default.
+      `key_projection`, and `value_projection` unless "key_value" or "layerwise".
+      Entries are uniform in +-1/sqrt(K), as in lucidrains/linformer (the paper's
+      theorem draws them from N(0, 1/K)); those of a convolution in +-1/sqrt(W H),
+      torch's default.
 
     Raises:
       ValueError: a size is not positive, or an option is unknown.

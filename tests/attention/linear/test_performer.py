@@ -225,6 +225,16 @@ def test_projection() -> None:
     assert_close(np.linalg.norm(even, axis=1), np.full(5, np.sqrt(8)), 1e-6)
 
 
+@pytest.mark.parametrize("scaling", [0, 1])
+def test_a_projection_in_half_precision_is_a_rounded_one(scaling: int) -> None:
+    draw = functools.partial(
+        attention.performer_projection, jax.random.key(5), 6, 4, scaling=scaling
+    )
+    half = draw(dtype=jnp.bfloat16)
+    assert half.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(half, draw().astype(jnp.bfloat16))
+
+
 def test_parameters() -> None:
     make = functools.partial(attention.performer_parameters, jax.random.key(0))
     for head_dim, width in ((1, 1), (2, 2), (8, 16), (32, 110), (64, 266)):
