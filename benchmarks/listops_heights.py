@@ -4,9 +4,10 @@
 
 RUN is a run with ``--pretrain.target=values`` whose last checkpoint is from its first
 part, because the head that learns values is not trained afterwards; or one with
-``--pretrain.target=notes``, whose notes before its last reading are scored. The height of an
-operator is 1 if all of its arguments are digits, else one more than the greatest height
-of its arguments. Its value is read at its opening bracket and at its closing one.
+``--pretrain.target=notes``, whose notes before its last reading are scored. The height
+of an operator is 1 if all of its arguments are digits, else one more than the greatest
+height of its arguments. Its value is read at its opening bracket and at its closing
+one.
 
 The accuracies, in percent, come with the share of the most frequent value for each kind
 of operator and height, the best that a reader of the operator alone can do, and with
