@@ -92,7 +92,7 @@ def step(
 
 
 def _check_right(mask: jax.Array) -> None:
-    """Refuses padding on the left, where positions and the last token would be wrong."""
+    """Refuses padding on the left: positions and the last token would be wrong."""
     known = known_values(mask)
     if known is None:
         return
