@@ -363,25 +363,29 @@ def _scanned_in_grid(
     factors: jax.Array, values: jax.Array, grid: tuple[int, int]
 ) -> jax.Array:
     """Outputs where half of the heads run along rows and half along columns."""
-    batch, length, heads = factors.shape
+    rows, columns = grid
+    heads = factors.shape[2]
     half = heads - heads // 2
-    outputs = []
-    for part, turned in ((slice(half), False), (slice(half, None), True)):
-        lines = (_lines(x[:, :, part], batch, grid, turned) for x in (factors, values))
-        out, _ = _scanned(*lines, values[:, 0], None, False)
-        sides = grid[::-1] if turned else grid
-        out = _lines(out, batch, sides, turned)
-        outputs.append(out.reshape(batch, length, *out.shape[2:]))
-    return jnp.concatenate(outputs, 2)
+    across = _scanned_lines(factors[:, :, :half], values[:, :, :half], rows)
+    down = _scanned_lines(
+        _turned(factors[:, :, half:], rows), _turned(values[:, :, half:], rows), columns
+    )
+    return jnp.concatenate([across, _turned(down, columns)], 2)
 
 
-def _lines(x: jax.Array, batch: int, grid: tuple[int, int], turned: bool) -> jax.Array:
-    """Rows of images, `[B * rows, columns, ...]`; if ``turned``, their columns."""
-    images = x.reshape(batch, *grid, *x.shape[2:])
-    if turned:
-        images = jnp.swapaxes(images, 1, 2)
-    lines, length = images.shape[1:3]
-    return images.reshape(batch * lines, length, *x.shape[2:])
+def _scanned_lines(factors: jax.Array, values: jax.Array, rows: int) -> jax.Array:
+    """Outputs where every row of an image is a sequence, in both directions."""
+    batch, length, heads, width = values.shape
+    lines = batch * rows, length // rows, heads
+    values = values.reshape(*lines, width)
+    out, _ = _scanned(factors.reshape(lines), values, values[:, 0], None, False)
+    return out.reshape(batch, length, heads, width)
+
+
+def _turned(x: jax.Array, rows: int) -> jax.Array:
+    """Images `[B, T, ...]` read row by row, with their rows as columns."""
+    images = x.reshape(x.shape[0], rows, x.shape[1] // rows, *x.shape[2:])
+    return jnp.swapaxes(images, 1, 2).reshape(x.shape)
 
 
 hgrn_prefill = streams.make_prefill(hgrn_attention, _run)
