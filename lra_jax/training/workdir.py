@@ -106,8 +106,8 @@ def _why_not_longer(theirs: Config, config: Config) -> str:
     if not bound:
         return ""
     return (
-        f"with {' and '.join(bound)} a longer run is a different one: give "
-        "another --workdir. Runs with --train.schedule=constant, and without "
+        f"with {' and '.join(bound)} a longer run is a different one: "
+        "choose another --workdir. Runs with --train.schedule=constant, and without "
         "--train.length_warmup and --train.curriculum, can be made longer"
     )
 

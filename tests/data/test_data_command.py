@@ -62,7 +62,7 @@ def test_prepare_describe_sample(capsys, tmp_path):
             "sample --out=x.png",
             ["--out: expected nothing for --task=listops, which has no images"],
         ),
-        ("prepare --data.path=/no/such", ["/no/such"]),
+        ("prepare --data.path=/no/such", ["--data.num_train: expected 96000"]),
         ("prepare --data.num_test=0", ["--data.num_test", "got 0"]),
     ],
 )
@@ -96,8 +96,18 @@ def test_help_does_not_import_jax():
         assert part in end.stdout
 
 
+def test_a_path_that_is_not_there(capsys, data_dir):
+    with pytest.raises(SystemExit) as stop:
+        command.main(["prepare", "--data.path=/no/such", f"--data.dir={data_dir}"])
+    _, err = capsys.readouterr()
+    helpers.assert_one_error(stop.value.code, err, 2, "/no/such")
+
+
 def test_each_command_has_help_of_its_own(capsys):
-    for name, words in {"prepare": "Makes the data", "sample": "Some examples"}.items():
+    for name, words in {
+        "prepare": "Makes the data",
+        "sample": "Shows some examples",
+    }.items():
         with pytest.raises(SystemExit):
             command.main([name, "--help"])
         said = capsys.readouterr().out

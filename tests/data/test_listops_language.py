@@ -31,8 +31,8 @@ def test_evaluate(text, value):
     [
         ("", "expected one expression, got 0"),
         ("1 2", "expected one expression, got 2"),
-        ("[SM 1 2", "a `]` for each operator, got 1 less"),
-        ("[SM [MIN 1", "a `]` for each operator, got 2 less"),
+        ("[SM 1 2", "a `]` for each operator, got 1 fewer"),
+        ("[SM [MIN 1", "a `]` for each operator, got 2 fewer"),
         ("[SM 1 2 ] ]", "token 4: expected `]` after an operator, got nothing"),
         ("]", "token 0: expected `]` after an operator, got nothing"),
         ("[SM ]", "without arguments"),

@@ -1,5 +1,7 @@
 """The notes of a reader of ListOps expressions."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -68,12 +70,12 @@ def arguments(tokens: np.ndarray) -> dict[int, list[int]]:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_reading_evaluates_what_it_can(seed: int):
+def test_a_reading_evaluates_what_it_can(seed: int) -> None:
     """Operators are evaluated exactly if all arguments are digits or noted."""
-    trees = generate(seed, 4, min_length=50, max_length=300, processes=1)
+    trees = generate(seed, 4, min_length=50, max_length=300, processes=1).split()
     late = 0
-    for tokens in trees.split():
-        found = notes(tokens, np.random.default_rng(seed))
+    for tokens, draw in itertools.product(trees, range(20)):
+        found = notes(tokens, np.random.default_rng((seed, draw)))
         before, after = found["notes"], found["targets"]
         wanted = values(tokens, running=True)
         for array in (before, after):

@@ -61,7 +61,7 @@ def test_what_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     refused("all in float32 or bfloat16, got .'bfloat16', 'float32'.", mixed)
     refused("at most 256, got .257, 257.", inputs(0, head_dim=257))
     refused("multiple of 16 positions, got 24", arrays, chunking=Chunking(24))
-    refused("one length", inputs(0, length=9), is_causal=True)
+    refused("the same length", inputs(0, length=9), is_causal=True)
     monkeypatch.setenv(kernels.INTERPRET, "gpu")
     refused("all in bfloat16, got .'float32'.", arrays)
     half = [jnp.asarray(x, "bfloat16") for x in inputs(0, head_dim=65)]

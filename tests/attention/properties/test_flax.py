@@ -186,7 +186,7 @@ def test_a_causal_function_refuses_to_decode_in_flax() -> None:
         rngs=nnx.Rngs(0),
     )
     layer.init_cache((2, 5, 8))
-    with pytest.raises(ValueError, match="one length"):
+    with pytest.raises(ValueError, match="the same length"):
         layer(_x()[:, :1])
 
 
