@@ -32,6 +32,8 @@ def main() -> None:
             name += ", values first"
         if "--pretrain.target=running_values" in result["command"]:
             name += ", running values first"
+        if "--pretrain.target=notes" in result["command"]:
+            name += ", notes first"
         lines.append(charts.Line(name, steps, accuracy))
     last = max(max(line.x) for line in lines)
     lines += [
