@@ -7,6 +7,8 @@ AdamW at a peak of 2e-3 with a cosine, batch 16, 1,200 steps: 9.8 million bytes,
 an epoch. `--model.max_length`, cosFormer's M, is 8 rows, so that a model can score and
 continue texts longer than a row.
   Command: python -m lra_jax.train --task=lm
+  Expected: cosFormer 1.67 bits per byte in 13 minutes on 2 CPU cores
+  (results/language/lm-cosformer-tiny-seed0.json).
 flowformer: thuml/Flowformer, folder Flowformer_NLP, fairseq's `transformer_lm`: 6
 layers, 512 wide, 8 heads, MLP 2048, pre-norm, sinusoids, dropout 0.1, rows of 512, 64
 rows per batch, Adam (0.9, 0.98) with weight decay 0.01, no clipping, a peak of 1e-3
