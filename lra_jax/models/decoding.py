@@ -25,7 +25,7 @@ from lra_jax.models.language import CausalLM
 
 
 class DecoderState(NamedTuple):
-    """What a decoder keeps of the past; the first axis of every array is the batch."""
+    """The past that a decoder keeps; the first axis of every array is the batch."""
 
     layers: list[Any]  # of every attention layer, in order
     position: jax.Array  # of the next token, [B] int32

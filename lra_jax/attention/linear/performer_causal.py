@@ -66,7 +66,7 @@ class Options(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """What one group of keys contributes to the positions of each chunk."""
+    """The contribution of one group of keys to the positions of each chunk."""
 
     peak: jax.Array  # [B, N, P, C]
     numerator: jax.Array  # in units of exp(peak), [B, N, P, C, Hv]
