@@ -22,6 +22,7 @@ _MOST_PROCESSES = 4096
 Schedule = Literal["cosine", "lra", "lra_cosine", "linear", "constant", "trapezoid"]
 Dtype = Literal["float32", "bfloat16"]
 BestBy = Literal["accuracy", "loss"]
+Part = Literal["pretrain", "probe", "train"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,6 +119,16 @@ class PretrainConfig:
     Image."""
     learning_rate: float | None = None
     """Peak of the schedule of pretraining; None = that of the other steps."""
+    probe_steps: int = 0
+    """Steps after pretraining in which the labels train only pooling and head, and the
+    encoder stays as it is (linear probing, then fine-tuning: Kumar et al. 2022,
+    arXiv:2202.10054)."""
+
+    def part(self, step: int) -> Part:
+        """The part of the run that the step after ``step`` steps belongs to."""
+        if step < self.steps:
+            return "pretrain"
+        return "probe" if step < self.steps + self.probe_steps else "train"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -37,7 +37,22 @@ def values(tokens: np.ndarray, *, running: bool = False) -> np.ndarray:
       `[length]` of the same dtype: the id of the value's digit at each bracket, and 0,
       the padding id, elsewhere.
     """
-    found = np.zeros_like(tokens)
+    own, so_far = evaluated(tokens)
+    return np.where(own > 0, own, so_far) if running else own
+
+
+def evaluated(tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The value of each operator, and the values on the way to it.
+
+    Args:
+      tokens: as in `values`.
+
+    Returns:
+      Two arrays as in `values`: the value of an operator at its brackets; and at the
+      last token of each argument, a digit or a closing bracket, the value of the
+      operator that it belongs to, applied to the arguments so far.
+    """
+    own, so_far = np.zeros_like(tokens), np.zeros_like(tokens)
     opened: list[tuple[int, list[int]]] = []
     for position, token in enumerate(tokens.tolist()):
         if MIN <= token < CLOSE:
@@ -46,7 +61,7 @@ def values(tokens: np.ndarray, *, running: bool = False) -> np.ndarray:
         if token == CLOSE:
             start, arguments = opened.pop()
             value = apply(int(tokens[start]), arguments)
-            found[start] = found[position] = value + DIGIT_0
+            own[start] = own[position] = value + DIGIT_0
         elif token != PAD:
             value = token - DIGIT_0
         else:
@@ -54,6 +69,5 @@ def values(tokens: np.ndarray, *, running: bool = False) -> np.ndarray:
         if opened:
             start, arguments = opened[-1]
             arguments.append(value)
-            if running and token != CLOSE:
-                found[position] = apply(int(tokens[start]), arguments) + DIGIT_0
-    return found
+            so_far[position] = apply(int(tokens[start]), arguments) + DIGIT_0
+    return own, so_far

@@ -323,6 +323,9 @@ def _teaching(config: Config) -> list[str]:
     }
     named = {
         pretrained[config.pretrain.target]: config.pretrain.steps,
+        f"then the head alone for {config.pretrain.probe_steps:,}": (
+            config.pretrain.probe_steps
+        ),
         **dict.fromkeys(config.data.shown, True),
         f"short examples first ({train.curriculum})": train.curriculum,
         f"beginnings first ({train.length_warmup})": train.length_warmup,

@@ -309,6 +309,10 @@ def _check_pretraining(config: Config, task: Task) -> None:
             f"without it, {steps - warmup}"
         )
         raise expected("--pretrain.steps", wanted, config.pretrain.steps)
+    labelled = steps - config.pretrain.steps
+    if config.pretrain.probe_steps > labelled:
+        wanted = f"at most {labelled}, --train.steps less --pretrain.steps"
+        raise expected("--pretrain.probe_steps", wanted, config.pretrain.probe_steps)
 
 
 def _refuse_images(config: Config) -> None:
@@ -358,6 +362,7 @@ def _check_ranges(config: Config) -> None:
         not_negative(f"--train.{name}", getattr(config.train, name))
     not_negative("--seed", config.seed)
     not_negative("--pretrain.steps", config.pretrain.steps)
+    not_negative("--pretrain.probe_steps", config.pretrain.probe_steps)
     if not 0 < config.pretrain.mask_rate < 1:
         wanted = "a number between 0 and 1"
         raise expected("--pretrain.mask_rate", wanted, config.pretrain.mask_rate)

@@ -104,7 +104,7 @@ class _Loop:
         with self.meter.waiting():
             read = next(trainer.data)
         batch = sharding.shard_batch(trainer.mesh, read)
-        program = (step < self.config.pretrain.steps, shapes(batch))
+        program = (self.config.pretrain.part(step), shapes(batch))
         if program in self._compiled:
             self.profile.step()
             trainer.advance(step, batch)

@@ -62,43 +62,52 @@ def make_train_step(
     optimizer: optax.GradientTransformation,
     seed: int,
     shapes: int | None = None,
+    learns: Any = nnx.Param,
 ) -> Callable[[TrainState, Batch], TrainState]:
     """A training step, compiled once for each batch shape.
 
-    The state is donated. More than ``shapes`` batch shapes raise an AssertionError,
+    The other arguments are those of `step_function`. The state is donated. More than ``shapes`` batch shapes raise an AssertionError,
     since each of them costs a compilation.
     """
-    function = step_function(loss, graphdef, optimizer, seed)
+    function = step_function(loss, graphdef, optimizer, seed, learns)
     return jax.jit(_traced_at_most(shapes, function), donate_argnums=0)
 
 
 def step_function(
-    loss: Loss, graphdef: Any, optimizer: optax.GradientTransformation, seed: int
+    loss: Loss,
+    graphdef: Any,
+    optimizer: optax.GradientTransformation,
+    seed: int,
+    learns: Any = nnx.Param,
 ) -> Callable[[TrainState, Batch], TrainState]:
     """One training step for a task's objective.
 
     The dropout key of a step is ``fold_in(key(seed), step)``, so no random state has to
-    be saved.
+    be saved. Parameters that ``learns``, a filter of Flax NNX, does not select keep
+    their values, and their gradients count as zero.
     """
 
     def train_step(state: TrainState, batch: Batch) -> TrainState:
         key = jax.random.fold_in(jax.random.key(seed), state.step)
         trained, buffers = nnx.split_state(state.params, nnx.Param, ...)
+        learned, kept = nnx.split_state(trained, learns, ...)
 
-        def mean_loss(trained: nnx.State) -> tuple[jax.Array, Sums]:
-            model = nnx.merge(graphdef, trained, buffers)
+        def mean_loss(learned: nnx.State) -> tuple[jax.Array, Sums]:
+            model = nnx.merge(graphdef, learned, kept, buffers)
             sums = loss(model, batch, nnx.Rngs(dropout=key))
             return sums["loss"] / sums["count"], sums
 
-        grads, sums = jax.grad(mean_loss, has_aux=True)(trained)
+        grads, sums = jax.grad(mean_loss, has_aux=True)(learned)
+        grads = nnx.merge_state(grads, jax.tree.map(jnp.zeros_like, kept))
         with jax.numpy_dtype_promotion("standard"):  # Optax relies on it.
             updates, opt_state = optimizer.update(grads, state.opt_state, trained)
         trained: Any = optax.apply_updates(trained, updates)
+        learned, _ = nnx.split_state(trained, learns, ...)
         step = state.step + 1
         first_bad = ~jnp.isfinite(sums["loss"]) & (state.bad_step == NO_STEP)
         return TrainState(
             step=step,
-            params=nnx.merge_state(trained, buffers),
+            params=nnx.merge_state(learned, kept, buffers),
             opt_state=opt_state,
             sums=jax.tree.map(jnp.add, state.sums, sums),
             bad_step=jnp.where(first_bad, step, state.bad_step),

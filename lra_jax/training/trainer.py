@@ -119,12 +119,22 @@ class Trainer:
         # Packed batches differ in their number of rows.
         shapes = None if config.data.packing else len(widths)
         under_mesh = functools.partial(sharding.under_mesh, self.mesh)
-        self.train_step = under_mesh(make_train_step(task.loss, *made, shapes=shapes))
-        self._function = under_mesh(step_function(task.loss, *made))
         rate = config.pretrain.mask_rate
-        loss = functools.partial(reconstruction_loss, mask_rate=rate)
-        self._pretrain_step = under_mesh(make_train_step(loss, *made, shapes=shapes))
-        self._pretrain_function = under_mesh(step_function(loss, *made))
+        reconstruction = functools.partial(reconstruction_loss, mask_rate=rate)
+        programs = {
+            "pretrain": (reconstruction, nnx.Param),
+            "probe": (task.loss, _of_head),
+            "train": (task.loss, nnx.Param),
+        }
+        self._steps = {
+            part: under_mesh(make_train_step(loss, *made, shapes, learns))
+            for part, (loss, learns) in programs.items()
+        }
+        self.train_step = self._steps["train"]
+        self._functions = {
+            part: under_mesh(step_function(loss, *made, learns))
+            for part, (loss, learns) in programs.items()
+        }
         eval_shapes = pipeline.eval_shapes(dataset, self.buckets)
         self.eval_step = under_mesh(
             make_eval_step(task.loss, graphdef, shapes=eval_shapes)
@@ -180,14 +190,12 @@ class Trainer:
 
     def advance(self, step: int, batch: dict[str, jax.Array]) -> None:
         """Does the step after ``step`` steps, of pretraining or of the task."""
-        pretrains = step < self.config.pretrain.steps
-        function = self._pretrain_step if pretrains else self.train_step
-        self.state = function(self.state, batch)
+        part = self.config.pretrain.part(step)
+        self.state = self._steps[part](self.state, batch)
 
     def step_function(self, step: int) -> Any:
         """The function that `advance` compiles."""
-        pretrains = step < self.config.pretrain.steps
-        return self._pretrain_function if pretrains else self._function
+        return self._functions[self.config.pretrain.part(step)]
 
     def model_at(self, params: nnx.State) -> nnx.Module:
         """The model with the given parameters."""
@@ -270,6 +278,11 @@ class Trainer:
                 wanted += f" for --train.seq_devices={train.seq_devices}"
             raise expected("--model.max_length", wanted, longest)
         return mesh
+
+
+def _of_head(path: tuple[Any, ...], variable: Any) -> bool:
+    """Selects the parameters outside the encoder."""
+    return path[0] != "encoder"
 
 
 def _means(sums: dict[str, Any]) -> dict[str, float]:
