@@ -4,10 +4,10 @@
 
 RUN is a run with ``--pretrain.target=values`` whose last checkpoint is from its first
 part, because the head that learns values is not trained afterwards; or one with
-``--pretrain.target=notes``, whose notes before its last reading are scored. The height
-of an operator is 1 if all of its arguments are digits, else one more than the greatest
-height of its arguments. Its value is read at its opening bracket and at its closing
-one.
+``--pretrain.target=notes``, of which the first note at each bracket is scored. The
+height of an operator is 1 if all of its arguments are digits, else one more than the
+greatest height of its arguments. Its value is read at its opening bracket and at its
+closing one.
 
 The accuracies, in percent, come with the share of the most frequent value for each kind
 of operator and height, the best that a reader of the operator alone can do, and with
@@ -20,6 +20,7 @@ import sys
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from common import origin, write
 
@@ -64,10 +65,15 @@ def measured(workdir: str, examples: int) -> dict[str, Any]:
     tokens, lengths = batch["tokens"], batch["lengths"]
 
     @jax.jit
-    def read(*given: jax.Array) -> jax.Array:
-        if readings > 1:
-            return run.model.noted(*given)
-        return run.model.reconstructed(*given, None).argmax(-1)
+    def read(tokens: jax.Array, lengths: jax.Array) -> jax.Array:
+        reconstructed = run.model.reconstructed
+        if readings == 1:
+            return reconstructed(tokens, lengths, None).argmax(-1)
+        notes = first = jnp.zeros(tokens.shape, jnp.int32)
+        for _ in range(readings - 1):
+            notes = reconstructed(tokens, lengths, None, notes=notes).argmax(-1)
+            first = jnp.where(first == 0, notes, first)
+        return first
 
     parts = range(0, examples, BATCH)
     guesses = [read(tokens[i : i + BATCH], lengths[i : i + BATCH]) for i in parts]

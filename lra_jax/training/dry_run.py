@@ -81,7 +81,7 @@ def settings(config: Any) -> dict[str, str]:
 
 def _timed(trainer: Trainer, batch: Any) -> float:
     begun = time.perf_counter()
-    trainer.advance(trainer.config.pretrain.steps, batch)
+    trainer.advance(trainer.config.train.steps - 1, batch)
     jax.block_until_ready(trainer.state.step)
     return time.perf_counter() - begun
 
@@ -94,7 +94,7 @@ def _longer(one: Any, other: Any) -> Any:
 
 def _flops(trainer: Trainer, batch: Any) -> str:
     """The arithmetic of a step as counted by XLA, which leaves out custom kernels."""
-    function = trainer.step_function(trainer.config.pretrain.steps)
+    function = trainer.step_function(trainer.config.train.steps - 1)
     lowered = jax.jit(function).lower(trainer.state, batch)
     cost = lowered.cost_analysis() or {}
     flops = cost.get("flops", 0)

@@ -66,8 +66,9 @@ def make_train_step(
 ) -> Callable[[TrainState, Batch], TrainState]:
     """A training step, compiled once for each batch shape.
 
-    The other arguments are those of `step_function`. The state is donated. More than ``shapes`` batch shapes raise an AssertionError,
-    since each of them costs a compilation.
+    The other arguments are those of `step_function`. The state is donated. More than
+    ``shapes`` batch shapes raise an AssertionError, since each of them costs a
+    compilation.
     """
     function = step_function(loss, graphdef, optimizer, seed, learns)
     return jax.jit(_traced_at_most(shapes, function), donate_argnums=0)

@@ -19,7 +19,8 @@ def punctual(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def digits(ids: np.ndarray) -> str:
-    return " ".join("." if i == 0 else str(i - language.DIGIT_0) for i in ids)
+    shown = {0: ".", language.CLOSE: "]"}
+    return " ".join(shown.get(i, str(i - language.DIGIT_0)) for i in ids.tolist())
 
 
 def drawn(tokens: np.ndarray, seeds: int = 20) -> list[tuple[str, str]]:
@@ -31,8 +32,15 @@ def drawn(tokens: np.ndarray, seeds: int = 20) -> list[tuple[str, str]]:
 @pytest.mark.usefixtures("punctual")
 def test_by_hand():
     tokens = language.encode("[SM 4 [MAX 2 7 ] 5 ]")
-    none, first, second = ". . . . . . . .", ". . 7 2 7 7 . .", "6 4 7 2 7 7 6 6"
+    none, first, second = ". . . . . . . .", ". . 7 2 7 7 . .", "6 4 ] 2 7 1 6 6"
     assert drawn(tokens) == sorted([(none, first), (first, second)])
+
+
+@pytest.mark.usefixtures("punctual")
+def test_brackets_of_used_arguments_stay_closed():
+    tokens = language.encode("[MIN [SM 4 [MAX 2 7 ] 5 ] 3 ]")
+    second, third = ". 6 4 ] 2 7 1 6 6 . .", "3 ] 4 ] 2 7 1 6 6 3 3"
+    assert (second, third) in drawn(tokens)
 
 
 @pytest.mark.usefixtures("punctual")
@@ -71,19 +79,21 @@ def arguments(tokens: np.ndarray) -> dict[int, list[int]]:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_reading_evaluates_what_it_can(seed: int) -> None:
-    """Operators are evaluated exactly if all arguments are digits or noted."""
+    """Operators are evaluated exactly if all arguments are digits or noted, and the
+    notes suffice: what has a digit at its opening bracket is an argument."""
     trees = generate(seed, 4, min_length=50, max_length=300, processes=1).split()
     late = 0
     for tokens, draw in itertools.product(trees, range(20)):
         found = notes(tokens, np.random.default_rng((seed, draw)))
         before, after = found["notes"], found["targets"]
-        wanted = values(tokens, running=True)
-        for array in (before, after):
-            assert np.isin(array, [0]).sum() + (array == wanted).sum() == len(tokens)
-        assert not ((before > 0) & (after == 0)).any()
+        wanted = values(tokens)
         for start, inner in arguments(tokens).items():
             nested = [i for i in inner if tokens[i] >= language.MIN]
             ready = all(before[i] > 0 for i in nested)
             assert (after[start] > 0) == ready
+            used = before[start] > 0, after[start] > 0
+            for array, closed in zip((before, after), used, strict=True):
+                assert array[start] in (0, wanted[start], language.CLOSE)
+                assert all((array[i] == language.CLOSE) == closed for i in nested)
             late += ready and not nested and before.any() and not before[start]
     assert late

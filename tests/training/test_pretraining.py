@@ -166,7 +166,8 @@ def test_notes_are_learned_and_then_read(data_dir, tmp_path) -> None:
         first, *_, last = list(session.trainer.data)
         assert "notes" not in last
         changes = first["targets"] != first["notes"]
-        assert (first["notes"][changes] == 0).all()
+        brackets = first["tokens"] <= CLOSE
+        assert ((first["notes"] == 0) | brackets)[changes].all()
         session.trainer.data = iter(())
     again = config.replace(workdir=str(tmp_path / "again"))
     with Session(again, quiet=True) as session:
@@ -176,6 +177,28 @@ def test_notes_are_learned_and_then_read(data_dir, tmp_path) -> None:
     found = saved.load(tmp_path / "again")
     assert found.model.encoder.config.readings == 3
     assert 0 <= found.predict(["[MAX 2 [MIN 3 4 ] ]"]).labels[0] < 10
+
+
+def test_the_head_learns_first(data_dir, tmp_path) -> None:
+    """In the steps of probing, the encoder stays as it is."""
+    config = helpers.tiny(
+        data_dir,
+        tmp_path,
+        train={"steps": 9, "eval_every": 9, "warmup": 0, "weight_decay": 0.1},
+        pretrain={"steps": 3, "probe_steps": 3},
+    )
+    seen = []
+    with Session(config, quiet=True) as session:
+        trainer = session.trainer
+        for step, batch in enumerate(trainer.data):
+            before = jax.device_get(nnx.to_pure_dict(trainer.state.params))
+            trainer.advance(step, batch)
+            after = jax.device_get(nnx.to_pure_dict(trainer.state.params))
+            changed = jax.tree.map(lambda a, b: bool((a != b).any()), before, after)
+            inside = jax.tree.leaves(changed["encoder"])
+            seen.append((any(inside), changed["logits"]["kernel"]))
+        assert int(trainer.state.step) == 9
+    assert seen == [(True, True)] * 3 + [(False, True)] * 3 + [(True, True)] * 3
 
 
 def test_only_notes_that_change_are_scored() -> None:
@@ -227,6 +250,15 @@ def test_other_tasks_have_no_values(data_dir) -> None:
         ({"pretrain": {"learning_rate": 0.0}}, "--pretrain.learning_rate: expected a"),
         (
             {"pretrain": {"target": "values"}},
+            "--pretrain.steps: expected more than --train.warmup=2 .* got 0",
+        ),
+        (
+            {"pretrain": {"steps": 9, "probe_steps": 12}},
+            "--pretrain.probe_steps: expected at most 11, --train.steps less --pre",
+        ),
+        ({"pretrain": {"steps": 9, "probe_steps": -1}}, "--pretrain.probe_steps: exp"),
+        (
+            {"pretrain": {"probe_steps": 5}},
             "--pretrain.steps: expected more than --train.warmup=2 .* got 0",
         ),
         ({"pretrain": {"target": "value", "steps": 9}}, "--pretrain.target: expected"),
