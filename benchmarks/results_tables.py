@@ -151,8 +151,28 @@ def small_runs() -> str:
 
 
 def suite_runs() -> str:
-    """The markdown table of mechanisms by tests of recall, copying and tracking."""
+    """The markdown tables of mechanisms by tests, one for each suite."""
     results = _read("suites")
+    own = {
+        suite: [
+            result for result in results if result["task"] in {t.name for t in tests}
+        ]
+        for suite, tests in suites().items()
+    }
+    tables = [_suite_table(suite, found) for suite, found in own.items() if found]
+    note = (
+        "Preset `quick`, one seed. Percent correct on the test split, for the "
+        "checkpoint and learning rate with the best validation accuracy; for state "
+        "tracking, scaled so that 0 is chance. Measured on "
+        f"{_machines(results)}, alongside other work. State: numbers kept by all "
+        "layers; for softmax, at the longest sequence of the test where it keeps most. "
+        "`results/suites/` has the command, commit and versions of each run."
+    )
+    return "\n".join([*tables, note])
+
+
+def _suite_table(suite: str, results: Sequence[dict[str, Any]]) -> str:
+    """The table of one suite, with the learning rates that were tried."""
     tests = list(dict.fromkeys(result["task"] for result in results))
     best: dict[str, dict[str, dict[str, Any]]] = {}
     for result in sorted(results, key=lambda one: one["valid_accuracy_best"]):
@@ -164,18 +184,13 @@ def suite_runs() -> str:
         + f" | {_state(row)} |"
         for name, row in rows
     )
-    rates = {test: _rates(results, test) for test in tests}
-    note = (
-        "Preset `quick`, one seed. Percent correct on the test split, for the "
-        "checkpoint and learning rate with the best validation accuracy; for state "
-        "tracking, scaled so that 0 is chance. Measured on "
-        f"{_machines(results)}, alongside other work. Learning rates tried: "
-        + "; ".join(f"`{test}` {tried}" for test, tried in rates.items())
-        + ". State: numbers kept by all layers; for softmax, at the longest sequence "
-        "of the test where it keeps most. `results/suites/` has the command, commit "
-        "and versions of each run."
-    )
-    return _table(f"| mechanism | {' | '.join(tests)} | state |", lines, note)
+    rates: dict[str, list[str]] = {}
+    for test in tests:
+        rates.setdefault(_rates(results, test), []).append(f"`{test}`")
+    tried = "; ".join(f"{rate} ({', '.join(own)})" for rate, own in rates.items())
+    columns = " | ".join(test.removeprefix(f"{suite}-") for test in tests)
+    note = f"Suite `{suite}`, learning rates tried: {tried}.\n"
+    return _table(f"| mechanism | {columns} | state |", lines, note)
 
 
 def recall_by_state() -> str:
