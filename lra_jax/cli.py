@@ -21,7 +21,7 @@ from typing import Any, NoReturn, TypeVar, get_args
 from lra_jax import runtime
 from lra_jax.configs import TASKS, Config, get_preset
 from lra_jax.configs.registry import find_task
-from lra_jax.errors import check_text, expected, nearest
+from lra_jax.errors import SWITCHES, check_text, expected, nearest
 
 Parsed = TypeVar("Parsed")
 
@@ -177,6 +177,8 @@ def _read_flags(settings: Any, args: Sequence[str], check: bool = True) -> list[
             raise expected(flag, "a value", "none")
         if check:
             check_text(flag, types[flag], text)
+        if types[flag] is bool:
+            text = str(SWITCHES.get(text, text))
         given.append(f"{flag}={text}")
     if isinstance(settings, type) and not {"--help", "-h"} & {*given}:
         _check_required(settings, given)

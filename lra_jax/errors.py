@@ -82,8 +82,11 @@ _WORDS = {
     str: "text",
     type(None): "None",
 }
+SWITCHES = {"True": True, "False": False, "true": True, "false": False}
+"""The texts that a switch can be set to."""
+
 _READ = {
-    bool: {"True": True, "False": False}.__getitem__,
+    bool: SWITCHES.__getitem__,
     int: int,
     float: float,
     str: str,

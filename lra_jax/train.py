@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 
 from lra_jax import cli, progress, runs, runtime, signals
 from lra_jax.configs import Config, DataConfig, ModelConfig, PretrainConfig, TrainConfig
-from lra_jax.errors import check_text, expected
+from lra_jax.errors import SWITCHES, check_text, expected
 
 _DESCRIPTION = (
     "Trains a model and scores it. --seeds=N trains N, with seeds --seed, --seed + 1, "
@@ -79,7 +79,7 @@ def _take_dry_run(args: Sequence[str], seeds: int) -> tuple[bool, list[str]]:
                 text = pending.popleft()
             text = text if text or equals else "True"
             check_text("--dry-run", bool, text)
-            dry = text == "True"
+            dry = SWITCHES[text]
         if dry and seeds > 1:
             raise expected("--dry-run", "one run", f"--seeds={seeds}")
     return dry, rest

@@ -69,7 +69,7 @@ def leaves_nothing(tmp_path, monkeypatch):
 _TEXTS = {
     int: {"abc": "an int", "1.5": "an int", "": "an int", "3000000000": "of at most"},
     float: {"abc": "a number", "": "a number", "nan": "", "-1": "", "inf": ""},
-    bool: {"maybe": "True or False", "": "True or False", "true": "True or False"},
+    bool: {"maybe": "True or False", "": "True or False", "TRUE": "True or False"},
 }
 # Of several processes, which have a check of their own.
 _TOGETHER = ("num_processes", "process_id")

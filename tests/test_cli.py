@@ -289,6 +289,15 @@ def test_one_flag_may_stand_alone(flags):
     assert not parse_config("prog", "text", ["--distributed", "False"]).distributed
 
 
+def test_switches_in_small_letters():
+    from lra_jax.cli import parse_config
+
+    on, off = ["--distributed=true", "--model.gate", "true"], ["--distributed=false"]
+    given = parse_config("prog", "text", on)
+    assert given.distributed and given.model.gate
+    assert not parse_config("prog", "text", off).distributed
+
+
 @pytest.mark.parametrize(
     ("given", "wanted"),
     [
