@@ -238,7 +238,7 @@ def causal_mechanisms() -> str:
     """The markdown table of language models, recall and state tracking."""
     report = json.loads((ROOT / "results/language/mechanisms.json").read_text())
     runs = _read("suites")
-    tests = ("mqar", "parity")
+    tests = ("mqar", "mad-noisy-recall", "mad-selective-copy", "parity")
     rows = sorted(report["rows"].items(), key=lambda row: row[1]["score"])
     lines = (
         f"| {name} | {row['score']:.3f} | "
@@ -251,10 +251,14 @@ def causal_mechanisms() -> str:
         f"Bits per byte on the {first['data'].partition(',')[0]} after "
         f"{first['steps']} steps of a small model, mean of two seeds at the best of "
         "four rates ([how](docs/language_models.md#every-causal-mechanism)); recall "
-        "of key-value pairs and parity of bits in percent "
-        "([thirteen such tests](docs/suites.md)), one seed."
+        "of key-value pairs, without and with noise between them, selective copying "
+        "and parity of bits in percent ([thirteen such tests](docs/suites.md)), one "
+        "seed."
     )
-    head = "| mechanism | bits per byte | recall | parity, above chance |"
+    head = (
+        "| mechanism | bits per byte | recall | noisy recall | selective copy "
+        "| parity, above chance |"
+    )
     return _table(head, lines, note)
 
 
