@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from lra_jax import attention
 from lra_jax.attention.inputs import check_shape, check_size
@@ -21,6 +22,7 @@ from lra_jax.attention.registry import Mechanism
 from lra_jax.attention.streams import shapes_shown
 from lra_jax.errors import expected
 from lra_jax.models.config import AttentionConfig
+from lra_jax.models.inputs import known_values
 from lra_jax.models.layers import rotated
 
 
@@ -87,7 +89,8 @@ def prefill(
       real position.
 
     Raises:
-      ValueError: the layer cannot be streamed, or shapes do not fit.
+      ValueError: the layer cannot be streamed, shapes do not fit, or the prompt reaches
+        beyond the ``max_length`` of rotary positions or of the mechanism.
     """
     _check(layer)
     check_shape("inputs", inputs, "B T D", None, None, layer.config.in_features)
@@ -108,8 +111,9 @@ def prefill(
     query, key, value, keywords = layer.projected(inputs, seen, skip=before)
     ends = jnp.where(real, jnp.arange(1, length + 1)[None], 0).max(1)
     if layer.config.rotary:
-        turn = position[:, None] + jnp.arange(length)[None]
         longest = layer.config.max_length
+        check_room("inputs", state, length, longest)
+        turn = position[:, None] + jnp.arange(length)[None]
         query, key = (rotated(x, turn, longest) for x in (query, key))
     run = getattr(attention, f"{layer.mechanism.name}_prefill")
     taken = inspect.signature(run).parameters
@@ -138,6 +142,23 @@ def step(
     check_shape("inputs", inputs, "B D", None, layer.config.in_features)
     out, state = prefill(layer, inputs[:, None], state=state)
     return out[:, 0], state
+
+
+def check_room(name: str, state: Any, length: int, longest: int | None) -> None:
+    """Refuses positions beyond the longest sequence, where the table of positions ends.
+
+    Args:
+      name: the argument that holds them.
+      state: with the ``position`` of the first one; None = 0. That of a traced state is
+        unknown, and not checked.
+      length: number of positions.
+      longest: positions of the table; None = there is none.
+    """
+    first = np.zeros(1, int) if state is None else known_values(state.position)
+    if longest is None or first is None or first.max() + length <= longest:
+        return
+    wanted = f"at most max_length={longest} positions in a stream"
+    raise expected(name, wanted, first.max() + length)
 
 
 def _check(layer: Layer) -> None:
