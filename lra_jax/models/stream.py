@@ -81,7 +81,8 @@ def prefill(
       layer: causal, of a mechanism that has a stream.
       inputs: `[B, T, in_features]`.
       mask: boolean `[B, T]`, True at real positions; prompts of different lengths are
-        padded on the right or on the left.
+        padded on the right or on the left; with rotary positions only on the right,
+        unless only their differences matter, as in softmax attention.
       state: the state after the earlier parts; None = there are none.
 
     Returns:
@@ -89,14 +90,16 @@ def prefill(
       real position.
 
     Raises:
-      ValueError: the layer cannot be streamed, shapes do not fit, or the prompt reaches
-        beyond the ``max_length`` of rotary positions or of the mechanism.
+      ValueError: the layer cannot be streamed, shapes do not fit, the prompt reaches
+        beyond the ``max_length`` of rotary positions or of the mechanism, or a mask
+        that is known (not traced) is padded on the wrong side.
     """
     _check(layer)
     check_shape("inputs", inputs, "B T D", None, None, layer.config.in_features)
     batch, length, width = inputs.shape
     if mask is not None:
         check_shape("mask", mask, "B T", batch, length)
+        _check_side(layer, mask)
     real = jnp.ones((batch, length), bool) if mask is None else mask
     before = max(layer.config.short_conv - 1, 0)
     if state is None:
@@ -159,6 +162,17 @@ def check_room(name: str, state: Any, length: int, longest: int | None) -> None:
         return
     wanted = f"at most max_length={longest} positions in a stream"
     raise expected(name, wanted, first.max() + length)
+
+
+def _check_side(layer: Layer, mask: jax.Array) -> None:
+    """Refuses padding on the left where it would change what a mechanism sees."""
+    if not layer.config.rotary or layer.mechanism.rotary:
+        return
+    known = known_values(mask)
+    if known is not None and (known.any(1) > known[:, 0].astype(bool)).any():
+        name = layer.mechanism.name
+        wanted = f"padding on the right with rotary positions in {name!r} attention"
+        raise expected("mask", wanted, "padding on the left")
 
 
 def _check(layer: Layer) -> None:
