@@ -192,6 +192,7 @@ def finished_result(run: Run) -> dict[str, Any] | None:
     """The result of a run that is done, with exactly the same settings and the same
     user code; else None."""
     from lra_jax.training import own_code
+    from lra_jax.training.workdir import read_result
 
     try:
         config = json.loads((run.workdir / "config.json").read_text(encoding="utf-8"))
@@ -199,13 +200,9 @@ def finished_result(run: Run) -> dict[str, Any] | None:
             return None
         if own_code.changed(run.workdir, run.config.attention):
             return None
-        result = json.loads((run.workdir / "result.json").read_text(encoding="utf-8"))
-        result["test_accuracy_best"]
-        if result["steps"] < run.config.train.steps:
-            return None
+        return read_result(run.workdir, run.config.train.steps)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # The run itself reports the error, in one line.
-    return result
 
 
 def _validation(run: Run, step: int | None) -> dict[str, Any]:

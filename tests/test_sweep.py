@@ -11,7 +11,8 @@ from lra_jax.configs import get_preset
 
 FAKE = {
     **{"test_accuracy_best": 30.0, "test_accuracy_last": 29.0, "steps": 10**6},
-    "best_step": 100,
+    **{"best_step": 100, "test_examples": 10, "parameters": 1000},
+    **{"seconds": 1.0, "steps_per_second": 1.0},
 }
 
 

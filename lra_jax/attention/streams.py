@@ -215,8 +215,9 @@ def make_init(prefill: Callable[..., tuple[jax.Array, State]]) -> Init[State]:
         **options: Any,
     ) -> State:
         dtype = inputs.state_dtype(dtype)
+        value_dim = head_dim if value_dim is None else value_dim
         query = jnp.zeros((batch_size, 1, num_heads, head_dim), dtype)
-        value = jnp.zeros((batch_size, 1, num_heads, value_dim or head_dim), dtype)
+        value = jnp.zeros((batch_size, 1, num_heads, value_dim), dtype)
         hidden = jnp.zeros((batch_size, 1), bool)
         return prefill(query, query, value, mask=hidden, **options)[1]
 

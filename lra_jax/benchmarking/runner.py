@@ -166,7 +166,7 @@ class Runner:
         seconds = expected_seconds(self._known.get(case.line, []), case.length)
         if seconds <= self._max_seconds:
             return None
-        reason = f"a call would take about {seconds:,.0f} s"
+        reason = f"a call would take about {seconds:,.1f} s"
         self._stopped[case.line] = f"{reason} at {case.length:,} tokens"
         return reason
 

@@ -174,7 +174,8 @@ def _add_by_length(
             cells = [_published_cell(table, name, length) for length in lengths]
             lines.append((f"{name}, published", *cells))
     unit = "GB" if cost is gigabytes else "steps/s"
-    page.heading(f"Compared with the paper: {unit}, {rows[0]['dtype']}")
+    work, dtype = rows[0]["work"], rows[0]["dtype"]
+    page.heading(f"Compared with the paper: {work}, {unit}, {dtype}")
     page.table(("attention", *(f"{length:,}" for length in lengths)), lines)
     page.text(
         f"{unit}; in brackets, compared with softmax and with {FUSED}. Published: "

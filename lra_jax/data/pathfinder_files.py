@@ -143,7 +143,8 @@ def _rows(file: pathlib.Path) -> Iterator[tuple[str, list[str]]]:
     data = file.read_bytes()
     try:
         if data.startswith(_NPY):
-            table = np.load(io.BytesIO(data), allow_pickle=False)
+            # Written under Python 2, the strings are bytes.
+            table = np.load(io.BytesIO(data), allow_pickle=False).astype(str)
             rows = [[str(value) for value in row] for row in table]
         else:
             rows = [line.split() for line in data.decode("utf-8").splitlines()]

@@ -4,9 +4,10 @@
     dataset = prepare(data_dir, path="aclImdb_v1.tar.gz", max_length=1000)
 
 From the original archive (given, or downloaded), its folder ``aclImdb``, or MEGA's
-files of integers (``token_files``). Tokens are the bytes of the files, 0..255,
-truncated to ``max_length``; the Long-Range Arena's ids are one higher, with 0 for
-padding. Label 0 is neg, 1 is pos.
+files of integers (``token_files``). Tokens are the bytes of a review, 0..255, without
+white space around it, as in TensorFlow's dataset, which the Long-Range Arena reads;
+truncated to ``max_length``. Its ids are one higher, with 0 for padding. Label 0 is neg,
+1 is pos.
 
 The archive has 25,000 reviews for training, 25,000 for testing, and none for
 validation; the Long-Range Arena validates on the test split. ``validation="holdout"``
@@ -17,9 +18,10 @@ import os
 import pathlib
 import re
 from collections.abc import Callable, Iterator
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import numpy as np
+import tensorflow_datasets as tfds
 
 from lra_jax.data import archives, builder, checks, originals, token_files
 from lra_jax.data.dataset import SequenceDataset
@@ -39,6 +41,8 @@ _REVIEW = re.compile(r"(train|test)/([^/]+)/([^/]+\.txt)")
 # Reviews without a label, in the training folder.
 _UNLABELLED = "unsup"
 _MEAN_BYTES = 1300
+# Read beyond the bytes that are kept, because white space around a review is not.
+_MOST_BLANKS = 1 << 16
 
 # Reviews by split and class, as (name, bytes).
 Reviews = dict[tuple[str, str], list[tuple[str, bytes]]]
@@ -48,6 +52,8 @@ class ImdbBytes(builder.SequenceBuilder):
     """Text of the Long-Range Arena: IMDb reviews as bytes."""
 
     name = "lra_text"
+    VERSION = tfds.core.Version("1.1.0")
+    RELEASE_NOTES: ClassVar[dict[str, str]] = {"1.1.0": "No white space around texts."}
     VOCAB_SIZE = 256
     NUM_CLASSES = 2
 
@@ -169,8 +175,9 @@ def _keep(
         return
     split, label, file = match.groups()
     if label in LABELS:
+        text = read(max_length + _MOST_BLANKS).strip()[:max_length]
         # An empty review would be a sequence without tokens.
-        reviews.setdefault((split, label), []).append((file, read(max_length) or b"\n"))
+        reviews.setdefault((split, label), []).append((file, text or b"\n"))
     elif label != _UNLABELLED:
         raise expected(
             f"{place}: {name}", f"a label of {', '.join(LABELS)}", f"{label!r}"

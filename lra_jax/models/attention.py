@@ -203,9 +203,10 @@ class MultiHeadAttention(nnx.Module):
             inputs, context = smooth, smooth
         query = self._queries("query", inputs, query_mask, label)
         key = self._queries("key", context, mask, label)
-        # Also in a packed row: only differences of positions matter.
         if self.config.rotary:
-            query, key = rotated(query), rotated(key)
+            # From each document's start: not every mechanism sees only differences.
+            places = None if rows is None else rows.position
+            query, key = rotated(query, places), rotated(key, places)
         if mask is not None and not self.config.accepts("mask"):
             name = self.mechanism.name
             words = f"attention {name!r} takes no mask, and attends to padding"

@@ -64,14 +64,16 @@ def prefill(
       float32 logits `[B, V]` of the token after each sample's last, and the state.
 
     Raises:
-      ValueError: the model cannot be streamed, shapes do not fit, or a mask that is
-        known (not traced) does not begin with each prompt.
+      ValueError: the model cannot be streamed, shapes do not fit, the prompt reaches
+        beyond what `longest` says, or a mask that is known (not traced) does not begin
+        with each prompt.
     """
     check_shape("tokens", tokens, "B T", None, None)
     batch, length = tokens.shape
     if mask is not None:
         check_shape("mask", mask, "B T", batch, length)
         _check_right(mask)
+    stream.check_room("tokens", state, length, longest(model))
     encoder = model.encoder
     x, position = _embedded(encoder, tokens, state)
     given = iter([] if state is None else state.layers)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from lra_jax import attention
 from lra_jax.attention.inputs import check_shape, check_size
@@ -21,6 +22,7 @@ from lra_jax.attention.registry import Mechanism
 from lra_jax.attention.streams import shapes_shown
 from lra_jax.errors import expected
 from lra_jax.models.config import AttentionConfig
+from lra_jax.models.inputs import known_values
 from lra_jax.models.layers import rotated
 
 
@@ -79,7 +81,8 @@ def prefill(
       layer: causal, of a mechanism that has a stream.
       inputs: `[B, T, in_features]`.
       mask: boolean `[B, T]`, True at real positions; prompts of different lengths are
-        padded on the right or on the left.
+        padded on the right or on the left; with rotary positions only on the right,
+        unless only their differences matter, as in softmax attention.
       state: the state after the earlier parts; None = there are none.
 
     Returns:
@@ -87,13 +90,16 @@ def prefill(
       real position.
 
     Raises:
-      ValueError: the layer cannot be streamed, or shapes do not fit.
+      ValueError: the layer cannot be streamed, shapes do not fit, the prompt reaches
+        beyond the ``max_length`` of rotary positions or of the mechanism, or a mask
+        that is known (not traced) is padded on the wrong side.
     """
     _check(layer)
     check_shape("inputs", inputs, "B T D", None, None, layer.config.in_features)
     batch, length, width = inputs.shape
     if mask is not None:
         check_shape("mask", mask, "B T", batch, length)
+        _check_side(layer, mask)
     real = jnp.ones((batch, length), bool) if mask is None else mask
     before = max(layer.config.short_conv - 1, 0)
     if state is None:
@@ -108,8 +114,9 @@ def prefill(
     query, key, value, keywords = layer.projected(inputs, seen, skip=before)
     ends = jnp.where(real, jnp.arange(1, length + 1)[None], 0).max(1)
     if layer.config.rotary:
-        turn = position[:, None] + jnp.arange(length)[None]
         longest = layer.config.max_length
+        check_room("inputs", state, length, longest)
+        turn = position[:, None] + jnp.arange(length)[None]
         query, key = (rotated(x, turn, longest) for x in (query, key))
     run = getattr(attention, f"{layer.mechanism.name}_prefill")
     taken = inspect.signature(run).parameters
@@ -138,6 +145,34 @@ def step(
     check_shape("inputs", inputs, "B D", None, layer.config.in_features)
     out, state = prefill(layer, inputs[:, None], state=state)
     return out[:, 0], state
+
+
+def check_room(name: str, state: Any, length: int, longest: int | None) -> None:
+    """Refuses positions beyond the longest sequence, where the table of positions ends.
+
+    Args:
+      name: the argument that holds them.
+      state: with the ``position`` of the first one; None = 0. That of a traced state is
+        unknown, and not checked.
+      length: number of positions.
+      longest: positions of the table; None = there is none.
+    """
+    first = np.zeros(1, int) if state is None else known_values(state.position)
+    if longest is None or first is None or first.max() + length <= longest:
+        return
+    wanted = f"at most max_length={longest} positions in a stream"
+    raise expected(name, wanted, first.max() + length)
+
+
+def _check_side(layer: Layer, mask: jax.Array) -> None:
+    """Refuses padding on the left where it would change what a mechanism sees."""
+    if not layer.config.rotary or layer.mechanism.rotary:
+        return
+    known = known_values(mask)
+    if known is not None and (known.any(1) > known[:, 0].astype(bool)).any():
+        name = layer.mechanism.name
+        wanted = f"padding on the right with rotary positions in {name!r} attention"
+        raise expected("mask", wanted, "padding on the left")
 
 
 def _check(layer: Layer) -> None:

@@ -86,7 +86,7 @@ def next_token_scores(dataset: Any, split: str, loss: float) -> dict[str, float]
     """
     bits = loss * dataset.num_targets(split) / math.log(2)
     return {
-        "perplexity": _exp(loss),
+        **_perplexity(loss),
         "bits_per_byte": bits / dataset.num_bytes[split],
     }
 
@@ -157,15 +157,16 @@ def hide(
 
 def hidden_token_scores(_: Any, __: str, loss: float) -> dict[str, float]:
     """The perplexity of masked tokens."""
-    return {"perplexity": _exp(loss)}
+    return _perplexity(loss)
 
 
-def _exp(loss: float) -> float:
-    """Infinite where math.exp raises: a loss of thousands is one, too, and can fall."""
+def _perplexity(loss: float) -> dict[str, float]:
+    """Nothing where it is too large for a float, since JSON has no infinity: a loss of
+    thousands is one, too, and can fall."""
     try:
-        return math.exp(loss)
+        return {"perplexity": math.exp(loss)}
     except OverflowError:
-        return math.inf
+        return {}
 
 
 def prepare_texts(

@@ -221,6 +221,9 @@ def test_the_view_of_cosformer_shows_who_ran_out_of_memory() -> None:
     text = view("cosformer", rows)
     assert "out of memory" in text and "does not fit" in text
     assert "10 (-, -)" in text and "2.64" in text and "Table 5" in text
+    text = view("cosformer", [*rows, rows[1] | {"work": "inference"}])
+    headings = [line for line in text.splitlines() if line.startswith("## ")]
+    assert [x.split(",")[0].split()[-1] for x in headings] == ["inference", "train"]
 
 
 def test_the_view_of_linformer() -> None:

@@ -65,6 +65,16 @@ def test_text_validates_on_the_test_split_if_asked(tmp_path, imdb):
     assert dataset.max_length == 7 and dataset.lengths("train").max() == 7
 
 
+def test_white_space_around_a_review_is_left_out(tmp_path):
+    """As in tfds' imdb_reviews, of which LRA takes the first bytes."""
+    place = "aclImdb/test/pos/0_0.txt"
+    files = originals.imdb_reviews() | {place: b" \r\n good\tfilm \xa0\n "}
+    archive = originals.imdb_archive(tmp_path / "aclImdb_v1.tar.gz", files)
+    for max_length, kept in ((4000, b"good\tfilm \xa0"), (5, b"good\t")):
+        dataset = text.prepare(tmp_path, path=archive, max_length=max_length)
+        assert (kept, 1) in texts(dataset, "test")
+
+
 def test_a_folder_gives_what_its_archive_gives(tmp_path, imdb, cifar):
     files = originals.imdb_reviews()
     folder = originals.write(tmp_path / "texts", files)

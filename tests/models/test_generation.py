@@ -18,9 +18,8 @@ def decoder(mechanism: str = "cosformer", **settings) -> models.CausalLM:
     settings = {"positions": "none", "short_conv": 3, **settings}
     sizes = {"num_layers": 2, "embed_dim": 8, "mlp_dim": 8, "max_length": 80}
     rngs = nnx.Rngs(params=1)
-    model = models.CausalLM(
-        VOCABULARY, mechanism=mechanism, **sizes, **settings, rngs=rngs
-    )
+    settings = sizes | settings
+    model = models.CausalLM(VOCABULARY, mechanism=mechanism, **settings, rngs=rngs)
     assert isinstance(model.encoder.embed, nnx.Embed)
     # Embeddings so small that every continuation would look alike.
     embedding = model.encoder.embed.embedding
@@ -125,6 +124,19 @@ def test_how_far_a_model_can_go():
     assert decoding.longest(decoder("cosformer")) == 80
     assert decoding.longest(decoder("softmax")) == 80
     assert decoding.longest(decoder("linear", positions="learned")) == 80
+
+
+@pytest.mark.parametrize("positions", ["learned", "rotary"])
+def test_a_stream_ends_where_its_positions_do(positions):
+    """Beyond the table every position would have the last one's row."""
+    model = decoder("linear", positions=positions, num_layers=1, max_length=3)
+    tokens = jnp.zeros((2, 4), int)
+    wanted = "^tokens: expected at most max_length=3 positions in a stream, got 4"
+    with pytest.raises(ValueError, match=wanted):
+        decoding.prefill(model, tokens)
+    _, state = decoding.prefill(model, tokens[:, :3])
+    with pytest.raises(ValueError, match=wanted):
+        decoding.step(model, state, tokens[:, 0])
 
 
 @pytest.mark.parametrize(

@@ -97,3 +97,8 @@ def test_what_cannot_be_streamed():
     assert_rejects(lambda: prefill(_layer("linear"), x[..., :4]), "inputs", "8")
     state = prefill(_layer("linear"), x)[1]
     assert_rejects(lambda: step(_layer("linear"), state, x), "inputs", "[B, D]")
+    turning = _layer("linear", rotary=True)
+    left = np.arange(LENGTH)[None] >= np.array([[0], [3]])
+    assert_rejects(lambda: prefill(turning, x, mask=left), "mask", "on the left")
+    _, state = prefill(turning, x)
+    assert_rejects(lambda: step(turning, state, x[:, 0]), "inputs", "max_length=10")

@@ -276,7 +276,9 @@ def test_a_test_split_without_texts(tmp_path):
     [
         ("", "a first line with the columns text and label, got none"),
         ("text\nx", "a first line with the columns text and label, got 'text'"),
-        ("text\tlabel\nx", "2 columns and a text, got 'x' in line 2"),
+        ("text\tlabel\ttext\nx\t1\ty", r"a first line .*, got 'text\\tlabel\\ttext'"),
+        ("text\tlabel\nx", "2 columns with text and label, got 'x' in line 2"),
+        ("text\tlabel\nx\t1\ny\t\nz\t2", r"2 columns with .*, got 'y\\t' in line 3"),
         ("text\tlabel\nx\t1\ny\t1\nz\t1\n", r"two labels or more, got \['1'\]"),
     ],
 )

@@ -12,7 +12,7 @@ import shutil
 import helpers
 import pytest
 
-from lra_jax import models, seals
+from lra_jax import models, runs, seals
 from lra_jax.training import metrics
 from lra_jax.training import workdir as workdirs
 from lra_jax.training.checkpoints import Checkpoints
@@ -219,12 +219,15 @@ def test_result(finished, foreign, tmp_path, how):
 
 def test_any_changed_number_of_a_result_is_found(finished, tmp_path):
     workdir = shutil.copytree(finished.workdir, tmp_path / "run")
+    plan = runs.Run(finished.config, workdir, (), "")
+    assert runs.finished_result(plan) == finished.result
     for name, value in finished.result.items():
         if isinstance(value, int | float):
             changed = json.dumps(finished.result | {name: value + 1})
             (workdir / "result.json").write_text(changed)
             with pytest.raises(ValueError, match="other values than were written"):
                 workdirs.read_result(workdir)
+            assert runs.finished_result(plan) is None
 
 
 @pytest.mark.parametrize("how", helpers.DAMAGE)

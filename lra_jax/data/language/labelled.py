@@ -183,7 +183,7 @@ def _read(file: Path) -> Texts:
         raise expected("--data.path", "a table of text", f"{file}: {error}") from error
     lines = whole.removesuffix("\n").split("\n") if whole else []
     columns = lines[0].split("\t") if lines else []
-    if not {"text", "label"} <= set(columns):
+    if any(columns.count(name) != 1 for name in ("text", "label")):
         wanted = "a first line with the columns text and label"
         got = f"{checks.shortened(lines[0]) if lines else 'none'} in {file}"
         raise expected("--data.path", wanted, got)
@@ -191,8 +191,8 @@ def _read(file: Path) -> Texts:
     found = Texts([], [])
     for number, line in enumerate(lines[1:], 2):
         cells = line.split("\t")
-        if len(cells) != len(columns) or not cells[place["text"]]:
-            wanted = f"{len(columns)} columns and a text"
+        if len(cells) != len(columns) or not all(cells[i] for i in place.values()):
+            wanted = f"{len(columns)} columns with text and label"
             got = f"{checks.shortened(line)} in line {number} of {file}"
             raise expected("--data.path", wanted, got)
         found.texts.append(cells[place["text"]].encode())

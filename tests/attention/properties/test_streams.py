@@ -165,6 +165,7 @@ def test_what_does_not_fit(name: str) -> None:
     assert_rejects(
         lambda: init(name, 2, 2, 4, dtype="bfloat16"), "dtype: expected float32"
     )
+    assert_rejects(lambda: init(name, 2, 2, 4, 0), "value", "got (2, 1, 2, 0)")
     assert_rejects(
         lambda: prefill(name, q, k[:, :5], v[:, :5]), "is_causal", "T=7", "S=5"
     )
