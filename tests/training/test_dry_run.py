@@ -71,7 +71,6 @@ def test_wrong_dry_runs(flags, words, capsys) -> None:
 
 
 def test_a_profile_and_the_curves_of_a_run(data_dir, tmp_path) -> None:
-    pytest.importorskip("matplotlib")
     config = helpers.tiny(data_dir, tmp_path / "run", profile=True)
     train.run(config, quiet=True)
     assert list((tmp_path / "run" / "profile").rglob("*.xplane.pb"))
