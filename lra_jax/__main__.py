@@ -55,6 +55,13 @@ def overview() -> str:
     return "\n".join(parts)
 
 
+def _look_here() -> None:
+    """Imports from the current folder too, as ``python -m`` does: an attention of one's
+    own is often there, and the script ``lra-jax`` looks only beside itself."""
+    if not sys.flags.safe_path and "" not in sys.path:
+        sys.path.insert(0, "")
+
+
 def main(args: Sequence[str] | None = None) -> None:
     """Prints the overview, or runs a command.
 
@@ -74,6 +81,7 @@ def main(args: Sequence[str] | None = None) -> None:
         print(f"error: {expected('command', wanted, got)}", file=sys.stderr)
         raise SystemExit(2)
     sys.argv[1:] = args[1:]
+    _look_here()
     runpy.run_module(f"lra_jax.{args[0]}", run_name="__main__", alter_sys=True)
 
 

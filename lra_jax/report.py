@@ -42,7 +42,8 @@ def main(args: Sequence[str] | None = None) -> None:
                 hint = did_you_mean(flag, ["--out", "--format"])
                 raise expected(flag, "a flag", f"an unknown one{hint}")
         if len(rest) != 1:
-            raise expected("RUNS", "one folder of runs", f"{len(rest)}: {rest}")
+            got = ", ".join(map(repr, rest)) or "none"
+            raise expected("RUNS", "one folder of runs", got)
         formats = (wanted or ",".join(_PAGES)).split(",")
         folder, place = Path(rest[0]).expanduser(), Path(out or "report")
         progress.say(f"reading the runs in {folder} ...")

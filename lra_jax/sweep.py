@@ -64,13 +64,7 @@ def main(args: Sequence[str] | None = None) -> None:
     with cli.user_errors():
         _refuse_dry_run(args)
         chosen, rest = runs.take_flag(args, "attention")
-        if chosen is None:
-            raise expected("--attention", "mechanisms, as in softmax,cosformer", "none")
-        names = [name.strip() for name in chosen.split(",")]
-        if names == ["all"]:
-            names = [name for name in MECHANISMS if MECHANISMS[name].causal]
-        if "" in names or len(set(names)) < len(names):
-            raise expected("--attention", "distinct names and commas", f"{chosen!r}")
+        names = _names(chosen)
         count, rest = runs.take_flag(rest, "seeds")
         seeds = runs.parse_count("seeds", count)
         suite, rest = runs.take_flag(rest, "suite")
@@ -78,10 +72,24 @@ def main(args: Sequence[str] | None = None) -> None:
             plan = _plan(rest, names, seeds)
         else:
             plan = _suite_plan(suite, rest, names, seeds)
+        if not names:  # After the other flags, of which one may be a misspelt form.
+            raise expected("--attention", "mechanisms, as in softmax,cosformer", "none")
     try:
         runs.run_all(plan)
     except runs.Stopped as stop:
         raise SystemExit(stop.code) from None
+
+
+def _names(chosen: str | None) -> list[str]:
+    """The mechanisms of ``--attention``; none if it is not given."""
+    if chosen is None:
+        return []
+    names = [name.strip() for name in chosen.split(",")]
+    if names == ["all"]:
+        return [name for name in MECHANISMS if MECHANISMS[name].causal]
+    if "" in names or len(set(names)) < len(names):
+        raise expected("--attention", "distinct names and commas", f"{chosen!r}")
+    return names
 
 
 def _refuse_dry_run(args: Sequence[str]) -> None:

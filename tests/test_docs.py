@@ -78,6 +78,11 @@ def test_there_are_examples() -> None:
     assert EXAMPLES["README.md"] and EXAMPLES["attention.md"]
 
 
+def test_the_readme_is_short() -> None:
+    """More detail belongs on a page of docs/."""
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
 def test_the_table_of_mechanisms_is_the_registry() -> None:
     page = (DOCS / "mechanisms.md").read_text()
     shown = re.search(r"<!-- mechanisms -->\n(.*)<!-- end -->", page, re.DOTALL)

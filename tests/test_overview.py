@@ -40,6 +40,18 @@ def test_it_names_its_version(capsys):
     assert capsys.readouterr().out == f"lra_jax {lra_jax.__version__}\n"
 
 
+def test_the_script_finds_an_attention_in_the_current_folder(tmp_path, monkeypatch):
+    """The installed script, which is in another folder."""
+    script = tmp_path / "bin" / "lra-jax"
+    script.parent.mkdir()
+    script.write_text("from lra_jax.__main__ import main\nmain()\n")
+    (tmp_path / "mine.py").write_text("def squared(query, key, value): return value\n")
+    monkeypatch.chdir(tmp_path)
+    done = helpers.run(str(script), "train", "--attention=mine:square")
+    assert done.returncode == 2
+    assert "did you mean 'squared'?" in done.stderr
+
+
 def test_an_unknown_command(capsys):
     with pytest.raises(SystemExit) as stop:
         overview.main(["trian"])

@@ -339,8 +339,8 @@ def test_one_line_where_there_is_nothing_to_report(tmp_path, capsys):
         str(file): "a file",
         str(tmp_path / "only"): "expected finished runs",
         str(tmp_path / "broken"): "config.json: expected JSON",
-        "--out=x": "expected one folder of runs, got 0",
-        "a b": "expected one folder of runs, got 2",
+        "--out=x": "RUNS: expected one folder of runs, got none",
+        "a b": "RUNS: expected one folder of runs, got 'a', 'b'",
         f"{empty} --ouf=x": "--ouf: expected a flag, got an unknown one; did you",
         f"{empty} --out": "--out: expected a value",
     }

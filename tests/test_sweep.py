@@ -178,6 +178,8 @@ POPEN = runs.subprocess.Popen
     [
         ("", ["--attention", "expected mechanisms"]),
         ("--attention", ["--attention: expected a value"]),
+        ("--atention=flow", ["--atention: expected a flag", "mean '--attention'"]),
+        ("--suite=mad --atention=flow", ["--atention", "mean '--attention'"]),
         ("--attention=softmax,cosfomer", ["'cosfomer'", "did you mean 'cosformer'"]),
         ("--attention=softmax,,flow", ["--attention", "distinct names"]),
         ("--attention=flow,flow", ["--attention", "distinct names"]),

@@ -119,6 +119,10 @@ def load(spec: str) -> Any:
     path, _, attribute = spec.partition(":")
     if not path or not attribute:
         raise expected("attention", "'package.module:function'", f"{spec!r}")
+    if "/" in path or path.endswith(".py"):
+        module = path.removesuffix(".py").strip("./").replace("/", ".")
+        wanted = f"the name of a module, as in {f'{module}:{attribute}'!r}"
+        raise expected("attention", wanted, f"a file's, {path!r}")
     found: Any = _import(path, spec)
     for part in attribute.split("."):
         longer = f"{part}_attention"

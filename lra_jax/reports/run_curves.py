@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from lra_jax.files import replacing
+from lra_jax.reports import charts
 from lra_jax.training.metrics import read_metrics
 
 
@@ -12,13 +13,9 @@ def draw(workdir: Path, title: str) -> Path | None:
     """Writes ``curves.png``: loss and accuracy, in training and validation.
 
     Returns:
-      Its path; None without matplotlib or metrics, or if it cannot be written, since a
-      missing picture must not fail the run.
+      Its path; None without metrics, or if it cannot be written, since a missing
+      picture must not fail the run.
     """
-    try:
-        from lra_jax.reports import charts
-    except ImportError:
-        return None
     metrics = read_metrics(workdir)
     if not metrics:
         return None
@@ -37,8 +34,6 @@ def draw(workdir: Path, title: str) -> Path | None:
 
 
 def _panel(axis: Any, metrics: Any, name: str, unit: float, label: str) -> None:
-    from lra_jax.reports import charts
-
     lines = []
     for split, words in (("train", "training"), ("valid", "validation")):
         points = [

@@ -1,5 +1,6 @@
 """A trace of a few steps, for TensorBoard's profiler or Perfetto."""
 
+import warnings
 from pathlib import Path
 
 import jax
@@ -31,7 +32,11 @@ class Profile:
             self.close()
 
     def close(self) -> None:
-        """Ends the trace, if there is one."""
+        """Ends the trace; warns if none was begun."""
         if self._active:
             jax.profiler.stop_trace()
+        elif self._folder is not None:
+            steps = "a step" if self._warm == 1 else f"{self._warm} steps"
+            needed = f"after {_AFTER} compiled steps, and this run had {steps}"
+            warnings.warn(f"--profile: no trace: it begins {needed}", stacklevel=2)
         self._active, self._folder = False, None

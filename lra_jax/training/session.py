@@ -439,9 +439,14 @@ def _processor() -> str:
 def commit() -> str | None:
     """The commit of the checkout that contains this package; None outside of one."""
     folder = Path(lra_jax.__file__).parent
-    git = ["git", "-C", str(folder), "rev-parse", "HEAD"]
+    git = ["git", "-C", str(folder)]
+    # An environment may be within the checkout of another project.
+    ours = [*git, "ls-files", "--error-unmatch", "__init__.py"]
     try:
-        found = subprocess.run(git, capture_output=True, text=True, check=True)
+        subprocess.run(ours, capture_output=True, check=True)
+        found = subprocess.run(
+            [*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True
+        )
     except (OSError, subprocess.CalledProcessError):
         return None
     return found.stdout.strip()

@@ -92,6 +92,14 @@ def test_a_submodule_of_an_empty_package(tmp_path, monkeypatch) -> None:
         attention.resolve("own_package:nothing")
 
 
+@pytest.mark.parametrize("path", ["own/power.py", "own/power", "./own/power.py"])
+def test_a_path_in_place_of_a_module(path: str) -> None:
+    with pytest.raises(ValueError, match=r"as in 'own.power:f', got a file's, '.*own/"):
+        attention.resolve(f"{path}:f")
+    with pytest.raises(ValueError, match=r"as in 'power:f', got a file's, 'power.py'"):
+        attention.resolve("power.py:f")
+
+
 def test_only_what_a_module_defines_is_offered(tmp_path, monkeypatch) -> None:
     source = "import jax.numpy as jnp\ndef squared_attention(q, k, v): return v\n"
     (tmp_path / "own_module.py").write_text(source)

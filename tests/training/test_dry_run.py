@@ -1,12 +1,14 @@
 """Looking at a run: what it will cost, a trace of it, and its curves."""
 
 import re
+import subprocess
 
 import helpers
 import pytest
 
 from lra_jax import train
-from lra_jax.training import dry_run
+from lra_jax.training import dry_run, session
+from lra_jax.training.profile import Profile
 from lra_jax.training.session import Session
 from lra_jax.training.trainer import Trainer
 
@@ -71,8 +73,42 @@ def test_wrong_dry_runs(flags, words, capsys) -> None:
 
 
 def test_a_profile_and_the_curves_of_a_run(data_dir, tmp_path) -> None:
-    pytest.importorskip("matplotlib")
     config = helpers.tiny(data_dir, tmp_path / "run", profile=True)
     train.run(config, quiet=True)
     assert list((tmp_path / "run" / "profile").rglob("*.xplane.pb"))
     assert (tmp_path / "run" / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_run_too_short_for_a_profile_says_so(tmp_path) -> None:
+    profile = Profile(tmp_path)
+    profile.step()
+    with pytest.warns(UserWarning, match="no trace: .* 5 compiled steps, .* a step"):
+        profile.close()
+    profile.close()
+    Profile(None).close()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_commit_is_that_of_the_package(tmp_path, monkeypatch) -> None:
+    """Not that of a project in whose environment the package is installed."""
+
+    def git(*command: str) -> str:
+        names = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        done = subprocess.run(
+            ["git", "-C", tmp_path, *names, *command],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return done.stdout.strip()
+
+    package = tmp_path / ".venv" / "lra_jax" / "__init__.py"
+    package.parent.mkdir(parents=True)
+    package.touch()
+    git("init", "--quiet")
+    git("commit", "--quiet", "--allow-empty", "--message=theirs")
+    monkeypatch.setattr(session.lra_jax, "__file__", str(package))
+    assert session.commit() is None
+    git("add", "--force", str(package))
+    git("commit", "--quiet", "--message=ours")
+    assert session.commit() == git("rev-parse", "HEAD")
