@@ -42,7 +42,8 @@ class Test(NamedTuple):
 
 _WORDS = (
     "Test accuracy in percent, for the setting with the best validation accuracy, or "
-    "the lowest validation loss where that chooses the checkpoints; the last column "
+    "the lowest validation loss where that chooses the checkpoints; for needle, the "
+    "mean over the lengths that are tested separately; the last column "
     "has their learning rates, in the order of the tests. Where a test is scaled, 0 is "
     "chance and 100 all correct. State is the count of numbers that all layers keep "
     "from one position to the next, for softmax at the longest sequence."
@@ -150,7 +151,12 @@ def _validation(group: Group, by_loss: bool) -> float:
 
 def score(group: Group) -> float:
     """Test accuracy in percent, above chance if the test is scaled."""
-    task, accuracy = get_task(group.config.task), group.mean(group.accuracy)
+    task = get_task(group.config.task)
+    parts = [x.get("test_accuracy_by_length") for x in group.results]
+    if task.by_parts and all(parts):
+        accuracy = float(np.mean([np.mean([*part.values()]) for part in parts]))
+    else:
+        accuracy = group.mean(group.accuracy)
     return _shown(task, group.config.data, accuracy)
 
 

@@ -11,5 +11,6 @@ TASK = synthetic(
     reader="lra_jax.data.suites.needle:prepare",
     suite="recall",
     sweeps=of_rates(needle.RATES),
+    by_parts=True,
     chance=lambda data: 100 / (data.vocab_size - 2),
 )
