@@ -176,9 +176,7 @@ def suite_runs() -> str:
 def _suite_table(suite: str, results: Sequence[dict[str, Any]]) -> str:
     """The table of one suite, with the learning rates that were tried."""
     tests = list(dict.fromkeys(result["task"] for result in results))
-    best: dict[str, dict[str, dict[str, Any]]] = {}
-    for result in sorted(results, key=lambda one: one["valid_accuracy_best"]):
-        best.setdefault(named(result), {})[result["task"]] = result
+    best = best_of_tests(results)
     rows = sorted(best.items(), key=lambda row: _mean_score(row[1]), reverse=True)
     lines = (
         f"| {name} | "
@@ -193,6 +191,16 @@ def _suite_table(suite: str, results: Sequence[dict[str, Any]]) -> str:
     columns = " | ".join(test.removeprefix(f"{suite}-") for test in tests)
     note = f"Suite `{suite}`, learning rates tried: {tried}.\n"
     return _table(f"| mechanism | {columns} | state |", lines, note)
+
+
+def best_of_tests(
+    results: Sequence[dict[str, Any]],
+) -> dict[str, dict[str, dict[str, Any]]]:
+    """For each mechanism and test, the result with the best validation accuracy."""
+    best: dict[str, dict[str, dict[str, Any]]] = {}
+    for result in sorted(results, key=lambda one: one["valid_accuracy_best"]):
+        best.setdefault(named(result), {})[result["task"]] = result
+    return best
 
 
 def recall_by_state() -> str:
@@ -272,10 +280,10 @@ def _best(
 
 
 def _suite_score(result: dict[str, Any] | None) -> str:
-    return "-" if result is None else f"{_score(result):.1f}"
+    return "-" if result is None else f"{score(result):.1f}"
 
 
-def _score(result: dict[str, Any]) -> float:
+def score(result: dict[str, Any]) -> float:
     """Percent; for state tracking above chance, for the needle over all lengths."""
     if get_task(result["task"]).by_parts:
         parts = result["test_accuracy_by_length"].values()
@@ -287,7 +295,7 @@ def _score(result: dict[str, Any]) -> float:
 
 def _mean_score(row: dict[str, dict[str, Any]]) -> tuple[int, float]:
     """Rows with more tests come first, then the higher mean."""
-    scores = [_score(result) for result in row.values()]
+    scores = [score(result) for result in row.values()]
     return len(scores), sum(scores) / len(scores)
 
 

@@ -64,8 +64,8 @@ class Task:
       variants: by mechanism, the options with which the suite runs it a second time.
       chance: accuracy of guessing in percent, from the data settings; None = unknown.
       is_scaled: reports show the accuracy above chance, from 0 to 1.
-      by_parts: reports show the mean accuracy over the parts that are tested separately,
-        longer than the test split, instead of that on the test split.
+      by_parts: reports show the mean accuracy over the parts that are tested
+        separately instead of that on the test split.
       is_official: whether the data settings, and the number of examples in every split,
         are those of the Long-Range Arena, to which baselines and published rows apply.
       floors: ``(name, percent)`` of trivial baselines, such as chance.
