@@ -5,6 +5,7 @@ Draws docs/recall_state.png from finished runs of the task mqar in results/recal
 heads, the default, with the mechanisms and rate that docs/suites.md names). A layer of
 a given width has the same number of parameters however many heads it has, but a linear
 mechanism with N heads of H columns keeps N H^2 numbers: fewer heads, more state.
+The left panel has more mechanisms, with two heads, from results/suites/.
 """
 
 import json
@@ -19,6 +20,10 @@ from lra_jax.reports import charts
 
 ROOT = Path(__file__).parents[1]
 RUNS = ROOT / "results" / "recall_state"
+OTHERS = tuple(
+    ROOT / "results" / "suites" / f"mqar-{name}-rate0.01-seed0.json"
+    for name in ("flow", "flow-feature-map-relu", "performer", "retention", "softmax")
+)
 PICTURE = ROOT / "docs" / "recall_state.png"
 SHARED_STATE = 4_096
 """Numbers that linear mechanisms keep in the left panel, about."""
@@ -43,6 +48,8 @@ def draw(found: dict[str, list[dict[str, Any]]]) -> Any:
     """Left against the pairs, right against the state."""
     figure, axes = charts.figure(1, 2, size=(6.0, 4.2))
     same = {name: _nearest(runs) for name, runs in found.items()}
+    others = [json.loads(file.read_text()) for file in OTHERS]
+    same |= {named(result): result for result in others}
     pairs = [
         charts.Line(name, list(by_pairs(run)), list(by_pairs(run).values()))
         for name, run in same.items()
