@@ -152,7 +152,7 @@ def _validation(group: Group, by_loss: bool) -> float:
 def score(group: Group) -> float:
     """Test accuracy in percent, above chance if the test is scaled."""
     task = get_task(group.config.task)
-    parts = [x.get("test_accuracy_by_length") for x in group.results]
+    parts: Any = [x.get("test_accuracy_by_length") for x in group.results]
     if task.by_parts and all(parts):
         accuracy = float(np.mean([np.mean([*part.values()]) for part in parts]))
     else:
