@@ -154,13 +154,11 @@ def small_runs() -> str:
 def suite_runs() -> str:
     """The markdown tables of mechanisms by tests, one for each suite."""
     results = _read("suites")
-    own = {
-        suite: [
-            result for result in results if result["task"] in {t.name for t in tests}
-        ]
-        for suite, tests in suites().items()
-    }
-    tables = [_suite_table(suite, found) for suite, found in own.items() if found]
+    tables = []
+    for suite, tasks in suites().items():
+        names = {task.name for task in tasks}
+        found = [result for result in results if result["task"] in names]
+        tables += [_suite_table(suite, found)] if found else []
     note = (
         "Preset `quick`, one seed. Percent correct on the test split, for the "
         "checkpoint and learning rate with the best validation accuracy; for state "

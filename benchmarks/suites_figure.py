@@ -34,15 +34,8 @@ def _heat_map(figure: Any, axis: Any, best: dict[str, dict[str, Any]]) -> None:
         if len(row) >= LEAST
     }
     names = sorted(rows, key=lambda name: -np.nanmean(rows[name]))
-    matrix = np.array([rows[name] for name in names])
-    label = "accuracy, %"
-    drawn = charts.image(figure, axis, matrix, label, vmin=0.0, vmax=100.0)
     words = [f"{t} (scaled)" if get_task(t).is_scaled else t for t in tests]
-    axis.set_xticks(range(len(tests)), words, rotation=40, ha="right")
-    axis.set_yticks(range(len(names)), names)
-    known = [(x, y) for y, x in np.argwhere(np.isfinite(matrix)).tolist()]
-    shades = [matrix[y, x] for x, y in known]
-    charts.letters(axis, drawn, shades, known, [f"{round(value)}" for value in shades])
+    charts.heat_map(figure, axis, [rows[name] for name in names], names, words)
 
 
 def _lines(axis: Any, best: dict[str, dict[str, Any]], test: str) -> None:

@@ -482,7 +482,7 @@ def _own_settings(task: str, preset: str, attention: str) -> dict[str, Any]:
     if attention not in MECHANISMS:
         return {}
     parts: dict[str, Any] = {}
-    of_lra = find_task(task).suite is None  # A lone * stands for all of LRA's tasks.
+    of_lra = find_task(task).suite is None  # A lone * means all of LRA's tasks.
     for names, tasks in MECHANISMS[attention].presets.items():
         fitting = tasks.items() if fnmatch.fnmatchcase(preset, names) else ()
         for pattern, flags in fitting:

@@ -73,14 +73,15 @@ def prefill(
     if mask is not None:
         check_shape("mask", mask, "B T", batch, length)
         _check_right(mask)
-    stream.check_room("tokens", state, length, longest(model))
+    counts = jnp.full((batch,), length) if mask is None else mask.sum(1)
+    used = length if mask is None else counts
+    stream.check_room("tokens", state, used, longest(model))
     encoder = model.encoder
     x, position = _embedded(encoder, tokens, state)
     given = iter([] if state is None else state.layers)
     layers = []
     for block in encoder.blocks:
         x = _block(block, x, mask, given, layers)
-    counts = jnp.full((batch,), length) if mask is None else mask.sum(1)
     last = jnp.take_along_axis(encoder.norm(x), (counts - 1)[:, None, None], 1)[:, 0]
     position = (position + counts).astype(jnp.int32)
     return model.scored(last.astype(jnp.float32)), DecoderState(layers, position)

@@ -115,7 +115,7 @@ def prefill(
     ends = jnp.where(real, jnp.arange(1, length + 1)[None], 0).max(1)
     if layer.config.rotary:
         longest = layer.config.max_length
-        check_room("inputs", state, length, longest)
+        check_room("inputs", state, length if mask is None else ends, longest)
         turn = position[:, None] + jnp.arange(length)[None]
         query, key = (rotated(x, turn, longest) for x in (query, key))
     run = getattr(attention, f"{layer.mechanism.name}_prefill")
@@ -147,21 +147,28 @@ def step(
     return out[:, 0], state
 
 
-def check_room(name: str, state: Any, length: int, longest: int | None) -> None:
+def check_room(
+    name: str, state: Any, length: int | jax.Array, longest: int | None
+) -> None:
     """Refuses positions beyond the longest sequence, where the table of positions ends.
+
+    Traced values are unknown, and not checked.
 
     Args:
       name: the argument that holds them.
-      state: with the ``position`` of the first one; None = 0. That of a traced state is
-        unknown, and not checked.
-      length: number of positions.
+      state: with the ``position`` of the first one; None = 0.
+      length: number of positions, without the padding on the right; `[B]` or one for
+        all.
       longest: positions of the table; None = there is none.
     """
-    first = np.zeros(1, int) if state is None else known_values(state.position)
-    if longest is None or first is None or first.max() + length <= longest:
+    first = 0 if state is None else known_values(state.position)
+    more = length if isinstance(length, int) else known_values(length)
+    if longest is None or first is None or more is None:
         return
-    wanted = f"at most max_length={longest} positions in a stream"
-    raise expected(name, wanted, first.max() + length)
+    most = int(np.max(first + more))
+    if most > longest:
+        wanted = f"at most max_length={longest} positions in a stream"
+        raise expected(name, wanted, most)
 
 
 def _check_side(layer: Layer, mask: jax.Array) -> None:

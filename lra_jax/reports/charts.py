@@ -253,6 +253,25 @@ def letters(
         axis.annotate(word.replace("$", r"\$"), place, **settings)
 
 
+def heat_map(
+    figure: Figure, axis: Axes, cells: Any, rows: Sequence[str], columns: Sequence[str]
+) -> None:
+    """Percentages as shades with numbers in them; NaN leaves a cell empty.
+
+    Args:
+      figure, axis: where to draw.
+      cells: `[rows, columns]`.
+      rows, columns: their names.
+    """
+    matrix = np.asarray(cells)
+    drawn = image(figure, axis, matrix, "accuracy, %", vmin=0.0, vmax=100.0)
+    axis.set_xticks(range(len(columns)), columns, rotation=40, ha="right")
+    axis.set_yticks(range(len(rows)), rows)
+    known = [(x, y) for y, x in np.argwhere(np.isfinite(matrix)).tolist()]
+    shades = [matrix[y, x] for x, y in known]
+    letters(axis, drawn, shades, known, [f"{round(value)}" for value in shades])
+
+
 def whole_numbers(axis: Axes, which: str = "x") -> None:
     """Ticks at integers only, for ``"x"``, ``"y"`` or ``"xy"``."""
     for name in which:

@@ -42,8 +42,7 @@ class Test(NamedTuple):
 
 _WORDS = (
     "Test accuracy in percent, for the setting with the best validation accuracy, or "
-    "the lowest validation loss where that chooses the checkpoints; for needle, the "
-    "mean over the lengths that are tested separately; the last column "
+    "the lowest validation loss where that chooses the checkpoints; the last column "
     "has their learning rates, in the order of the tests. Where a test is scaled, 0 is "
     "chance and 100 all correct. State is the count of numbers that all layers keep "
     "from one position to the next, for softmax at the longest sequence."
@@ -72,6 +71,9 @@ def _add_suite(
     tests = find_tests(tasks, groups)
     published = any(test.task.published for test in tests)
     page.text(f"{_WORDS} {_PUBLISHED}" if published else _WORDS)
+    longer = ", ".join(test.name for test in tests if test.task.by_parts)
+    if longer:
+        page.text(f"Of {longer}: the mean over the lengths that are tested separately.")
     best = best_groups(tests)
     several = [f"{test.name}: {test.words}" for test in tests if test.words]
     if several:
@@ -263,17 +265,9 @@ def _settings(row: Mapping[str, Group], names: Sequence[str]) -> str:
 def _heat_map(values: Mapping[str, Mapping[str, float]], tests: Sequence[Test]) -> Any:
     models, names = list(values), [test.name for test in tests]
     cells = [[values[m].get(n, np.nan) for n in names] for m in models]
-    matrix = np.array(cells)
     size = (2.6 + 0.95 * len(names), 1.3 + 0.24 * len(models))
     figure, axes = charts.figure(1, 1, size=size)
-    axis = axes[0, 0]
-    label = "accuracy, %"
-    drawn = charts.image(figure, axis, matrix, label, vmin=0.0, vmax=100.0)
-    axis.set_xticks(range(len(names)), [_label(test) for test in tests], rotation=30)
-    axis.set_yticks(range(len(models)), models)
-    known = [(x, y) for y, x in np.argwhere(np.isfinite(matrix)).tolist()]
-    shades = [matrix[y, x] for x, y in known]
-    charts.letters(axis, drawn, shades, known, [f"{value:.0f}" for value in shades])
+    charts.heat_map(figure, axes[0, 0], cells, models, [_label(test) for test in tests])
     return figure
 
 

@@ -127,12 +127,12 @@ class Trainer:
             "train": (task.loss, nnx.Param),
         }
         self._steps = {
-            part: under_mesh(make_train_step(loss, *made, shapes, learns))
+            part: under_mesh(make_train_step(loss, *made, shapes=shapes, learns=learns))
             for part, (loss, learns) in programs.items()
         }
         self.train_step = self._steps["train"]
         self._functions = {
-            part: under_mesh(step_function(loss, *made, learns))
+            part: under_mesh(step_function(loss, *made, learns=learns))
             for part, (loss, learns) in programs.items()
         }
         eval_shapes = pipeline.eval_shapes(dataset, self.buckets)

@@ -137,6 +137,11 @@ def test_a_stream_ends_where_its_positions_do(positions):
     _, state = decoding.prefill(model, tokens[:, :3])
     with pytest.raises(ValueError, match=wanted):
         decoding.step(model, state, tokens[:, 0])
+    # Padding on the right takes up no positions.
+    mask = np.arange(4)[None] < np.array([[3], [2]])
+    padded, _ = decoding.prefill(model, tokens, mask=jnp.asarray(mask))
+    alone, _ = decoding.prefill(model, tokens[:1, :3])
+    np.testing.assert_allclose(padded[0], alone[0], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
