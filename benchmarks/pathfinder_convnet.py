@@ -3,9 +3,8 @@
     python benchmarks/pathfinder_convnet.py --out=results/pathfinder_convnet.json
 
 It shows that the labels of our images can be learned from the pixels. Contours get
-longer from stage to stage (`--stages`, level:steps; "short" is a level of this file,
-with snakes of 3 dashes). Each stage has its own images, and reports its accuracy on
-images that no stage trains on.
+longer from stage to stage (`--stages`, level:steps). Each stage has its own images, and
+reports its accuracy on images that no stage trains on.
 
 Images are transposed at random but not mirrored: markers are a fraction of a pixel to
 the upper left of the points they mark, which a mirror image would reverse.
@@ -27,7 +26,6 @@ from lra_jax.data import pathfinder_shapes
 from lra_jax.data.pathfinder_images import Images, generate
 from lra_jax.errors import expected, known
 
-LEVELS = {"short": pathfinder_shapes.Level(3, 2), **pathfinder_shapes.LEVELS}
 TEST_SEED = 1_000
 TEST_BATCH = 500
 
@@ -98,8 +96,7 @@ def make(width: int, steps: int, rate: float) -> tuple[ConvNet, nnx.Optimizer]:
 
 
 def draw(level: str, seed: int, count: int) -> Images:
-    """Images of a level in this file."""
-    pathfinder_shapes.LEVELS.setdefault(level, LEVELS[level])
+    """Images of 32 pixels a side."""
     settings = pathfinder_shapes.Settings(32, level)
     return generate(settings, seed, count, processes=1)
 
@@ -155,7 +152,7 @@ def parse(stages: str) -> list[tuple[str, int]]:
         level, _, steps = stage.partition(":")
         if not steps.isdecimal() or int(steps) == 0:
             raise expected("--stages", "level:steps", f"{stage!r}")
-        parsed.append((known("--stages", level, LEVELS), int(steps)))
+        parsed.append((known("--stages", level, pathfinder_shapes.LEVELS), int(steps)))
     return parsed
 
 

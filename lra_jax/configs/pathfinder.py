@@ -46,7 +46,7 @@ from lra_jax.configs import families
 from lra_jax.configs.base import Config, GeneratedData, ModelConfig
 from lra_jax.errors import expected, not_negative
 
-_LEVELS = ("easy", "intermediate", "hard")
+_LEVELS = ("short", "easy", "intermediate", "hard")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,8 +59,8 @@ class PathfinderData(GeneratedData):
     """Generated validation images."""
     num_test: int = 20_000
     """Generated test images."""
-    level: Literal["easy", "intermediate", "hard"] = "hard"
-    """Paths of 6, 9 or 14 dashes. LRA's results are for hard."""
+    level: Literal["short", "easy", "intermediate", "hard"] = "hard"
+    """Paths of 3, 6, 9 or 14 dashes. LRA's results are for hard; short is ours."""
     levels: str = ""
     """Easier levels first: `easy:0.3,intermediate:0.5` trains on images of the level
     easy for 30 % of the steps, on intermediate ones up to 50 %, then on `level`."""
@@ -77,6 +77,9 @@ class PathfinderData(GeneratedData):
         super().check()
         if self.num_distractors is not None:
             not_negative("--data.num_distractors", self.num_distractors)
+        if self.path is not None and self.level == "short":
+            released = "easy, intermediate or hard with --data.path"
+            raise expected("--data.level", released, "'short', which is only generated")
         if self.levels:
             self._check_levels()
 

@@ -64,7 +64,8 @@ def prepare(
     Args:
       data_dir: folder of prepared data; None = tfds' own folder.
       size: side of the images: 32, 64, 128 (Path-X) or 256.
-      level: easy, intermediate or hard: snakes of 6, 9 or 14 dashes.
+      level: short, easy, intermediate or hard: snakes of 3, 6, 9 or 14 dashes; the
+        LRA has no short ones.
       seed: fixes every image; with `path`, the order before splitting.
       num_train: training images.
       num_valid: validation images.

@@ -20,7 +20,7 @@ import numpy as np
 from PIL import Image
 
 from lra_jax.data import checks, originals
-from lra_jax.errors import expected
+from lra_jax.errors import expected, known
 
 FOLDERS = {
     "easy": "curv_baseline",
@@ -55,8 +55,9 @@ def find(path: str | os.PathLike, size: int, level: str) -> pathlib.Path:
       level: a key of `FOLDERS`.
 
     Raises:
-      ValueError: there is no such folder.
+      ValueError: there is no such folder, or no such level.
     """
+    known("level", level, FOLDERS)
     root = checks.existing(path)
     below = pathlib.Path(f"pathfinder{size}") / FOLDERS[level]
     for folder in (root / FOLDERS[level], *originals.in_release(root, below)):

@@ -73,7 +73,12 @@ class Level(NamedTuple):
     distractor: int
 
 
-LEVELS = {"easy": Level(6, 2), "intermediate": Level(9, 3), "hard": Level(14, 4)}
+LEVELS = {
+    "short": Level(3, 2),
+    "easy": Level(6, 2),
+    "intermediate": Level(9, 3),
+    "hard": Level(14, 4),
+}
 """LRA's results are for `hard`, folder `curv_contour_length_14`."""
 
 

@@ -1,19 +1,12 @@
 """The labels of Pathfinder's images can be learned from their pixels."""
 
 import jax
-import pathfinder_convnet
+import pathfinder_convnet as script
 import pytest
 
 
-@pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch):
-    levels = pathfinder_convnet.pathfinder_shapes.LEVELS
-    monkeypatch.setitem(levels, "short", pathfinder_convnet.LEVELS["short"])
-    return pathfinder_convnet
-
-
 @pytest.mark.slow
-def test_a_small_network_learns_short_contours(script) -> None:
+def test_a_small_network_learns_short_contours() -> None:
     """The whole way to the hard level: python benchmarks/pathfinder_convnet.py."""
     images = script.draw("short", 0, 8_000)
     # The fixture's parts are Flax's and Optax's, which mix dtypes.
@@ -25,6 +18,6 @@ def test_a_small_network_learns_short_contours(script) -> None:
 
 
 @pytest.mark.parametrize("stages", ["easy", "easy:0", "easy:x", "simple:10"])
-def test_bad_stages(script, stages: str) -> None:
+def test_bad_stages(stages: str) -> None:
     with pytest.raises(ValueError, match=r"^--stages: expected"):
         script.parse(stages)

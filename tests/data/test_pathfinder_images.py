@@ -182,8 +182,7 @@ def test_distractors_are_short_snakes_of_their_own():
     def pixels(count):
         return chunk(128, "hard", count).pixels.astype(np.int32)
 
-    lengths = [LEVELS[name].distractor for name in ("easy", "intermediate", "hard")]
-    assert lengths == [2, 3, 4]
+    assert [level.distractor for level in LEVELS.values()] == [2, 2, 3, 4]
     assert Settings(128).distractors == 8 and Settings(32, "easy").distractors == 10
     without, eight, many = pixels(0).mean(), pixels(None).mean(), pixels(17).mean()
     assert without < eight < many

@@ -166,10 +166,18 @@ def test_levels_from_easy_to_hard_in_one_run(tmp_path):
         {"levels": "easy:0.5,intermediate:0.5"},
         {"levels": "easy:1"},
         {"levels": "easy:0.5", "level": "easy"},
+        {"levels": "easy:0.2,short:0.5"},
         {"levels": "easy:0.5", "path": "somewhere"},
     ],
 )
 def test_levels_that_cannot_be(data):
     config = get_preset("pathfinder", "modern", "hgrn").replace(data=data)
     with pytest.raises(ValueError, match=r"--data\.levels: expected"):
+        get_task("pathfinder").check(config)
+
+
+def test_no_short_images_were_released():
+    data = {"level": "short", "path": "somewhere"}
+    config = get_preset("pathfinder", "modern", "hgrn").replace(data=data)
+    with pytest.raises(ValueError, match=r"--data\.level: expected .* got 'short'"):
         get_task("pathfinder").check(config)
