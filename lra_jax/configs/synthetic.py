@@ -55,7 +55,6 @@ quick_train = functools.partial(
     TrainConfig,
     steps=600,
     batch_size=64,
-    learning_rate=3e-3,
     warmup=50,
     adam_b2=0.98,
     weight_decay=0.01,
