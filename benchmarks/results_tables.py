@@ -94,8 +94,8 @@ def learning_runs() -> str:
         f"Measured on one core of {_machines(results)}, with other work on the second "
         "core. Of the runs pretrained on values, that of 9,000 steps used both cores, "
         "as did those on running values; that of 21,200 steps used both for its last "
-        "950 steps. The standard error on 2,000 test examples is 1.1 points, and "
-        "0.1 at 99.9 %."
+        "950 steps. The standard error on 2,000 test examples is at most 1.1 points, "
+        "and 0.1 at 99.9 %."
     )
     tables = [_table(head, lines, note)]
     tables += [heights(name) for name in ("listops_heights", "listops_heights_notes")]
@@ -159,6 +159,7 @@ def suite_runs() -> str:
         names = {task.name for task in tasks}
         found = [result for result in results if result["task"] in names]
         tables += [_suite_table(suite, found)] if found else []
+    hours = sum(result["seconds"] for result in results) / 3600
     note = (
         "Preset `quick`, one seed. Percent correct on the test split, for the "
         "checkpoint and learning rate with the best validation accuracy; for state "
@@ -166,6 +167,7 @@ def suite_runs() -> str:
         "1,024 and 4,096 tokens. Measured on "
         f"{_machines(results)}, alongside other work. State: numbers kept by all "
         "layers; for softmax, at the longest sequence of the test where it keeps most. "
+        f"The {len(results)} runs took {hours:.1f} hours in all. "
         "`results/suites/` has the command, commit and versions of each run."
     )
     return "\n".join([*tables, note])

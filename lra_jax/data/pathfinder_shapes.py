@@ -1,6 +1,6 @@
 """The settings of Pathfinder's images, and tables of the segments that they consist of.
 
-Sizes and levels are those of the Long-Range Arena (docstring of its
+Sizes and levels, but for `short`, are those of the Long-Range Arena (docstring of its
 `data/pathfinder.py`, on top of the defaults of drewlinsley/pathfinder, whose geometry
 this follows). A snake is a chain of dashes. A dash begins at a whole pixel and ends at
 one of a few pixels, so all possible dashes are drawn once, with Pillow, and growing a

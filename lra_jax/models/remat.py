@@ -55,7 +55,7 @@ def _recomputed_late(function: Callable[..., Result], *args: Any) -> Result:
     jaxpr, shape = jax.make_jaxpr(function, return_shape=True)(*args)
     count = len(jaxpr.consts)
     arrays = [*jaxpr.consts, *jax.tree.leaves(args)]
-    is_float = [jnp.issubdtype(x.dtype, jnp.floating) for x in arrays]
+    is_float = [jnp.issubdtype(x.dtype, jnp.inexact) for x in arrays]
 
     def joined(floats: list[jax.Array], others: list[jax.Array]) -> list[jax.Array]:
         sources = {True: iter(floats), False: iter(others)}
@@ -90,7 +90,7 @@ def _recomputed_late(function: Callable[..., Result], *args: Any) -> Result:
 
 def _true(cotangents: list[jax.Array]) -> jax.Array:
     """True for all gradients, NaN too, but no compiler knows it in advance."""
-    gradient = next(x for x in cotangents if jnp.issubdtype(x.dtype, jnp.floating))
-    largest = jnp.max(gradient).astype(jnp.float32)
+    gradient = next(x for x in cotangents if jnp.issubdtype(x.dtype, jnp.inexact))
+    largest = jnp.max(gradient.real).astype(jnp.float32)
     bits = lax.bitcast_convert_type(largest, jnp.uint32)
     return (bits * bits) % 4 != 2  # A square is 0 or 1 modulo 4.

@@ -22,7 +22,8 @@ from lra_jax.training import sharding
 from lra_jax.training.step import TrainState, all_finite
 from lra_jax.training.trainer import Trainer
 
-# These are opened; others that hold programs, mainly loops, count as one operation.
+# These and branches are opened; others that hold programs, mainly loops, count as one
+# operation.
 _CALLS = frozenset(
     {"jit", "pjit", "closed_call", "core_call", "checkpoint", "remat", "remat2"}
     | {"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"}
@@ -97,6 +98,9 @@ def _follow(
 
 def _do(equation: Any, given: list[_Value], place: str) -> list[_Value]:
     """One operation, or a program inside the program."""
+    if equation.primitive.name == "cond":
+        chosen, *given = given
+        return _follow(equation.params["branches"][int(chosen.array)], given, place)
     inner = _program(equation) if equation.primitive.name in _CALLS else None
     if inner is not None:
         return _follow(inner, given, place)

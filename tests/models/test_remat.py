@@ -51,6 +51,17 @@ def test_gradients_that_are_not_numbers_arrive():
     assert np.isnan(jax.grad(loss)(x)).all()
 
 
+def test_complex_parameters_have_gradients():
+    turn = jnp.array([1 + 2j, 3j], jnp.complex64)
+
+    def loss(turn, call):
+        return jnp.abs(call(lambda _, x: x * turn, jnp.ones(2, jnp.complex64))).sum()
+
+    given = jax.grad(lambda turn: loss(turn, lambda f, x: f(None, x)))(turn)
+    found = jax.grad(lambda turn: loss(turn, lambda f, x: recomputed(f, None, x)))(turn)
+    np.testing.assert_allclose(found, given, rtol=1e-6)
+
+
 def test_a_model_for_each_row():
     """Under vmap, as in an ensemble."""
     scales = jnp.array([1.0, 2.0])

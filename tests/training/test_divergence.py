@@ -98,6 +98,7 @@ def test_is_noticed_at_the_next_report(data_dir, tmp_path):
     assert read_metrics(tmp_path) == [{"step": 2, "split": "not_finite"}]
 
 
+@pytest.mark.parametrize("remat", [False, True])
 @pytest.mark.parametrize(
     ("attention", "learning_rate", "step", "cause"),
     [
@@ -118,13 +119,13 @@ def test_is_noticed_at_the_next_report(data_dir, tmp_path):
     ],
 )
 def test_debug_nans_names_the_first_bad_tensor(
-    data_dir, tmp_path, attention, learning_rate, step, cause
+    data_dir, tmp_path, attention, learning_rate, step, cause, remat
 ):
     config = helpers.tiny(
         data_dir,
         tmp_path,
         attention=attention,
-        train=STEEP | {"learning_rate": learning_rate},
+        train=STEEP | {"learning_rate": learning_rate, "remat": remat},
         data={"buckets": "60"},
         debug_nans=True,
     )
