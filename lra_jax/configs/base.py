@@ -175,6 +175,9 @@ class ModelConfig:
     black pixels vanish; for comparison with LRA's code."""
     interaction: Literal["concat", "nli"] = "nli"
     """How the head combines a pair a, b: [a, b], or [a, b, a * b, a - b]."""
+    norm: Literal["layer", "instance"] = "layer"
+    """Normalisation before attention and MLP. layer: each position alone. instance:
+    each column over the sequence, for images that are mostly background."""
     embed_std: float = 0.02
     """Initial standard deviation of the token embeddings."""
     dropout: float = 0.1

@@ -20,6 +20,7 @@ from lra_jax.models.product_keys import memory_sizes
 
 Inputs = Literal["embedding", "linear"]
 Positions = Literal["learned", "sinusoidal", "learned_2d", "rotary", "none"]
+Norm = Literal["layer", "instance"]
 MlpKind = Literal["auto", "dense", "glu", "product_key", "none"]
 Options = Mapping[str, Any] | tuple[tuple[str, Any], ...] | None
 Config = TypeVar("Config", "AttentionConfig", "EncoderConfig")
@@ -314,6 +315,9 @@ class EncoderConfig:
         mechanism's option ``{"grid": True}``, which means this grid.
       embed_std: initial standard deviation of the token embeddings. With learned
         positions, 0.02 gives both the same scale; 1 is the LRA code's.
+      norm: before attention and MLP: "layer", of each position alone, or "instance", of
+        each column over the sequence (`lra_jax.models.instance_norm`). The norm after
+        the last block is always of each position.
       dropout: rate on the embeddings and in the blocks.
       remat: keep only each block's input for the backward pass, and recompute the rest:
         less memory for about a third more arithmetic, with the same results.
@@ -348,6 +352,7 @@ class EncoderConfig:
     positions: Positions = "learned"
     grid: Grid = None
     embed_std: float = 0.02
+    norm: Norm = "layer"
     dropout: float = 0.1
     remat: bool = False
     qkv_bias: bool = True
@@ -382,6 +387,9 @@ class EncoderConfig:
         if self.is_causal and self.cls_token:
             wanted = "False with is_causal, where the first position sees no other"
             raise expected("cls_token", wanted, True)
+        if self.is_causal and self.norm == "instance":
+            wanted = "'layer' with is_causal, where no position sees later ones"
+            raise expected("norm", wanted, "'instance'")
         if self.positions == "learned_2d" and self.grid is None:
             wanted = "the rows and columns of the images for positions='learned_2d'"
             raise expected("grid", wanted, None)

@@ -12,7 +12,7 @@ from lra_jax.attention import packed
 from lra_jax.attention.inputs import check_shape, check_size
 from lra_jax.errors import expected
 from lra_jax.models.attention import MultiHeadAttention
-from lra_jax.models.config import EncoderConfig, configured
+from lra_jax.models.config import EncoderConfig, Norm, configured
 from lra_jax.models.inputs import (
     check_ids,
     embed_inputs,
@@ -20,6 +20,7 @@ from lra_jax.models.inputs import (
     make_positions,
     position_rows,
 )
+from lra_jax.models.instance_norm import InstanceNorm
 from lra_jax.models.intermediates import is_captured, sow
 from lra_jax.models.layers import Dropout, LayerNorm, add_positions
 from lra_jax.models.mlp import Mlp
@@ -28,14 +29,15 @@ from lra_jax.models.remat import recomputed
 
 
 class EncoderBlock(nnx.Module):
-    """``x + attention(LN(x))``, then ``x + mlp(LN(x))``, with dropout on each branch.
+    """``x + attention(norm(x))``, then ``x + mlp(norm(x))``, each branch with dropout.
 
     Args:
       attention: the attention of the block.
       mlp: the second part, called as ``mlp(x, mask=..., rngs=...)``; None = nothing.
       embed_dim: width D.
+      norm: "layer" (LayerNorm) or "instance" (`InstanceNorm`).
       dropout: rate on both branches.
-      dtype: dtype of the computation; LayerNorm's statistics are float32.
+      dtype: dtype of the computation; statistics of the norms are float32 or wider.
     """
 
     def __init__(
@@ -44,13 +46,14 @@ class EncoderBlock(nnx.Module):
         mlp: nnx.Module | None,
         embed_dim: int,
         *,
+        norm: Norm = "layer",
         dropout: float = 0.0,
         dtype: Any = None,
     ):
-        self.attention_norm = LayerNorm(embed_dim, dtype=dtype)
+        kind = {"layer": LayerNorm, "instance": InstanceNorm}[norm]
+        self.attention_norm = kind(embed_dim, dtype=dtype)
         self.attention = attention
-        norm = None if mlp is None else LayerNorm(embed_dim, dtype=dtype)
-        self.mlp_norm: Any = norm
+        self.mlp_norm: Any = None if mlp is None else kind(embed_dim, dtype=dtype)
         self.mlp: Any = mlp
         self.dropout = Dropout(dropout)
 
@@ -83,7 +86,7 @@ class EncoderBlock(nnx.Module):
         check_shape("x", x, "B T D", None, None, self.attention.config.in_features)
         sow(self, inputs=x, mask=mask, segment_ids=segment_ids)
         branch, memory = self.attention.attend(
-            self.attention_norm(x),
+            self.normalised(self.attention_norm, x, mask, segment_ids),
             mask=mask,
             segment_ids=segment_ids,
             parameters=parameters,
@@ -91,10 +94,23 @@ class EncoderBlock(nnx.Module):
         )
         x = x + self.dropout(branch, rngs)
         if self.mlp is not None:
-            branch = self.transform(self.mlp_norm(x), mask, segment_ids, rngs)
+            inner = self.normalised(self.mlp_norm, x, mask, segment_ids)
+            branch = self.transform(inner, mask, segment_ids, rngs)
             x = x + self.dropout(branch, rngs)
         sow(self, outputs=x)
         return x, memory
+
+    @staticmethod
+    def normalised(
+        norm: LayerNorm | InstanceNorm,
+        x: jax.Array,
+        mask: jax.Array | None,
+        segment_ids: jax.Array | None,
+    ) -> jax.Array:
+        """Applies one of the block's norms; only one over positions sees the masks."""
+        if isinstance(norm, LayerNorm):
+            return norm(x)
+        return norm(x, mask, segment_ids)
 
     def transform(
         self,
@@ -159,7 +175,7 @@ class TransformerEncoder(nnx.Module):
         )
         self.positions = make_positions(config, rngs)
         self.dropout = Dropout(config.dropout)
-        rest = {"dropout": config.dropout, "dtype": config.dtype}
+        rest: dict[str, Any] = {"dropout": config.dropout, "dtype": config.dtype}
 
         def block(index: int) -> EncoderBlock:
             attention = config.attention(index)
@@ -175,7 +191,7 @@ class TransformerEncoder(nnx.Module):
                 second = Mlp(width, config.mlp_dim, gated=gated, rngs=rngs, **rest)
             else:  # Two gated units replace one attention and one MLP.
                 second = MultiHeadAttention(config=attention, rngs=rngs)
-            return EncoderBlock(first, second, width, **rest)
+            return EncoderBlock(first, second, width, norm=config.norm, **rest)
 
         self.blocks = nnx.List([block(index) for index in range(config.num_layers)])
         self.norm = LayerNorm(config.embed_dim, dtype=config.dtype)

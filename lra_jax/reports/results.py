@@ -301,6 +301,7 @@ def _parts(model: ModelConfig) -> list[str]:
         "output gate": model.gate,
         "local values": model.local_values,
         "gated MLP": model.mlp == "glu",
+        "instance norm": model.norm == "instance",
         "product-key memory": model.mlp == "product_key",
     }
     return [name for name, there in named.items() if there]

@@ -57,6 +57,7 @@ def _encoder_config(
         positions=model.positions,
         grid=image_shape,
         embed_std=model.embed_std,
+        norm=model.norm,
         dropout=model.dropout,
         remat=config.train.remat,
         qkv_bias=model.qkv_bias,
@@ -73,7 +74,7 @@ FLAGS = {
     name: f"--model.{name}"
     for name in (
         *("num_layers", "embed_dim", "num_heads", "mlp_dim", "mlp", "mlp_options"),
-        *("max_length", "inputs", "cutoffs", "positions", "dropout"),
+        *("max_length", "inputs", "cutoffs", "positions", "norm", "dropout"),
         *("is_causal", "embed_std", "qkv_bias"),
         *("short_conv", "conv_grid", "gate", "ema", "local_values", "readings"),
     )

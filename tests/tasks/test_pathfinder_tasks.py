@@ -135,6 +135,7 @@ def test_errors(capsys, tmp_path, monkeypatch, flags, parts):
 def test_levels_from_easy_to_hard_in_one_run(tmp_path):
     """Also with a convolution over squares and a recurrence along both axes."""
     parts = {"conv_grid": True, "short_conv": 3, "attention_options": "grid=true"}
+    parts |= {"norm": "instance"}
     config = get_preset("pathfinder", "modern", "hgrn").replace(
         workdir=str(tmp_path / "run"),
         train=TRAIN,

@@ -1,0 +1,120 @@
+"""Normalisation over positions, alone and in a model."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from attention.mechanisms import assert_close, assert_rejects, fast_jit
+from flax import nnx
+
+from lra_jax.models import SequenceClassifier
+from lra_jax.models.instance_norm import InstanceNorm
+from lra_jax.models.layers import LayerNorm
+
+RNG = np.random.default_rng(0)
+
+
+def _layer() -> InstanceNorm:
+    layer = InstanceNorm(3, epsilon=1e-5)
+    layer.scale[...] = jnp.array([1.0, 2.0, 3.0])
+    layer.bias[...] = jnp.array([0.0, 1.0, -1.0])
+    return layer
+
+
+def _reference(x: np.ndarray) -> np.ndarray:
+    """Of one sequence `[T, 3]`."""
+    normal = (x - x.mean(0)) / np.sqrt(x.var(0) + 1e-5)
+    return normal * [1, 2, 3] + [0, 1, -1]
+
+
+def _model(**settings) -> SequenceClassifier:
+    return SequenceClassifier(
+        16,
+        num_classes=2,
+        mechanism="linear",
+        embed_dim=8,
+        mlp_dim=8,
+        max_length=16,
+        norm="instance",
+        rngs=nnx.Rngs(0),
+        **settings,
+    )
+
+
+def test_values():
+    x = RNG.normal(3, 2, (2, 7, 3)).astype("float32")
+    assert_close(_layer()(x), np.stack([_reference(row) for row in x]))
+
+
+def test_padding_does_not_count_even_if_it_is_nan():
+    x = RNG.normal(size=(2, 7, 3)).astype("float32")
+    mask = np.arange(7) < np.array([[5], [7]])
+    x[~mask] = np.nan
+    out, pull = jax.vjp(lambda x: _layer()(x, jnp.asarray(mask)), x)
+    assert_close(out[0, :5], _reference(x[0, :5]))
+    assert_close(out[1], _reference(x[1]))
+    (grad,) = pull(jnp.where(mask[:, :, None], jnp.ones_like(out), 0))
+    assert np.isfinite(grad).all() and (np.asarray(grad)[~mask] == 0).all()
+
+
+def test_a_packed_row_equals_its_documents():
+    x = RNG.normal(size=(1, 9, 3)).astype("float32")
+    weights = RNG.normal(size=x.shape).astype("float32")
+    ids = jnp.array([[1, 1, 1, 2, 2, 2, 2, 1, 0]])
+    layer = _layer()
+    out, pull = jax.vjp(lambda x: layer(x, segment_ids=ids), x)
+    (grad,) = pull(jnp.where(ids[:, :, None] > 0, weights, 0))
+    for own in (slice(0, 3), slice(3, 7), slice(7, 8)):
+        alone, pull = jax.vjp(layer, x[:, own])
+        assert_close(out[:, own], alone)
+        assert_close(grad[:, own], pull(weights[:, own])[0])
+
+
+def test_statistics_are_wide_and_the_output_is_not():
+    layer = InstanceNorm(3)
+    x = (300 + RNG.normal(size=(1, 512, 3))).astype("float32")
+    narrow = jnp.asarray(x, jnp.bfloat16)
+    out = layer(narrow)
+    assert out.dtype == jnp.bfloat16
+    wanted = layer(narrow.astype(jnp.float32))
+    assert_close(out.astype(jnp.float32), wanted, tolerance=1e-2)
+    assert not jnp.isnan(layer(jnp.zeros((1, 4, 3)))).any()
+
+
+def test_a_model_with_padding_and_packing_equals_each_sequence_alone():
+    model = _model(num_layers=2, pooling="attention", positions="none")
+    tokens = jnp.asarray(RNG.integers(1, 16, (2, 12)))
+    lengths = jnp.array([5, 7])
+    call = fast_jit(lambda model, *args, **words: model(*args, **words))
+    alone = [call(model, tokens[:1, :5]), call(model, tokens[1:, :7])]
+    assert_close(call(model, tokens, lengths), jnp.concatenate(alone))
+    row = jnp.concatenate([tokens[:1, :5], tokens[1:, :7]], 1)
+    ids = jnp.array([[1] * 5 + [2] * 7])
+    packed = model(row, segment_ids=ids, documents=2)
+    assert_close(packed[0], jnp.concatenate(alone))
+
+
+def test_only_the_blocks_normalise_over_positions():
+    encoder = _model(num_layers=1).encoder
+    assert isinstance(encoder.blocks[0].attention_norm, InstanceNorm)
+    assert isinstance(encoder.blocks[0].mlp_norm, InstanceNorm)
+    assert isinstance(encoder.norm, LayerNorm)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"is_causal": True}, "norm: expected 'layer' with is_causal"),
+        ({"norm": "batch"}, "norm: expected"),
+    ],
+)
+def test_settings_that_cannot_be(settings, message):
+    settings = {"norm": "instance", "num_classes": 2, "rngs": nnx.Rngs(0)} | settings
+    assert_rejects(lambda: SequenceClassifier(16, **settings), message)
+
+
+def test_arrays_that_do_not_fit():
+    x = jnp.zeros((2, 4, 3))
+    assert_rejects(lambda: InstanceNorm(2)(x), "inputs: expected")
+    mask = jnp.ones((2, 5), bool)
+    assert_rejects(lambda: _layer()(x, mask), "mask: expected")
