@@ -79,15 +79,15 @@ def _is_default(result: dict[str, Any]) -> bool:
 
 def learning_runs() -> str:
     """The markdown table of runs of ListOps' modern presets."""
-    results = _read("learning")
+    results = [result for result in _read("learning") if result["task"] == "listops"]
     head = (
-        "| attention | pretrained on | test accuracy | last checkpoint "
+        "| attention | pretrained on | seed | test accuracy | last checkpoint "
         "| best validation | parameters | steps | steps/s | time |"
     )
     lines = (
-        f"| {_rotating(result)} | {_taught(result)} | {_scores(result)} | "
-        f"{result['valid_accuracy_best']:.2f} % | {result['parameters']:,} | "
-        f"{_pace(result)} |"
+        f"| {_rotating(result)} | {taught(result) or '-'} | {result['seed']} "
+        f"| {_scores(result)} | {result['valid_accuracy_best']:.2f} % "
+        f"| {result['parameters']:,} | {_pace(result)} |"
         for result in results
     )
     note = (
@@ -103,12 +103,15 @@ def learning_runs() -> str:
 
 
 def _rotating(result: dict[str, Any]) -> str:
-    rotates = "rotates=true" in _flag(result, "model.attention_options")
+    rotates = "rotates=true" in flag(result, "model.attention_options")
     return result["attention"] + (", rotates" if rotates else "")
 
 
-def _taught(result: dict[str, Any]) -> str:
-    return _flag(result, "pretrain.target").replace("_", " ") or "-"
+def taught(result: dict[str, Any]) -> str:
+    """The target of a run's pretraining; empty without one."""
+    if not flag(result, "pretrain.steps"):
+        return ""
+    return flag(result, "pretrain.target").replace("_", " ") or "masked tokens"
 
 
 def heights(name: str) -> str:
@@ -235,7 +238,7 @@ def most_pairs(result: dict[str, Any]) -> float:
 
 def _heads(result: dict[str, Any]) -> int:
     """The preset has two."""
-    return int(_flag(result, "model.num_heads") or 2)
+    return int(flag(result, "model.num_heads") or 2)
 
 
 def _recalled(result: dict[str, Any] | None) -> str:
@@ -306,7 +309,7 @@ def _state(row: dict[str, dict[str, Any]]) -> str:
 
 def _rates(results: Sequence[dict[str, Any]], test: str) -> str:
     rates = {
-        _flag(result, "train.learning_rate")
+        flag(result, "train.learning_rate")
         for result in results
         if result["task"] == test
     }
@@ -315,17 +318,17 @@ def _rates(results: Sequence[dict[str, Any]], test: str) -> str:
 
 def named(result: dict[str, Any]) -> str:
     """The mechanism, its options, and what the command changes in its block."""
-    options = _flag(result, "model.attention_options")
-    plain = _flag(result, "model.short_conv") == "0"
+    options = flag(result, "model.attention_options")
+    plain = flag(result, "model.short_conv") == "0"
     parts = (result["attention"], options, "no convolution" if plain else "")
     return ", ".join(filter(None, parts))
 
 
-def _flag(result: dict[str, Any], name: str) -> str:
+def flag(result: dict[str, Any], name: str) -> str:
     """The value of a flag of the command; empty if it was not given."""
     for word in result["command"].split():
-        flag, _, value = word.partition("=")
-        if flag == f"--{name}":
+        given, _, value = word.partition("=")
+        if given.removeprefix("--").replace("-", "_") == name:
             return value
     return ""
 
