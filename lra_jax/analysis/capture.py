@@ -20,6 +20,7 @@ from lra_jax.analysis.variants import Variant
 from lra_jax.attention import Mechanism
 from lra_jax.errors import expected
 from lra_jax.models import EncoderBlock, MultiHeadAttention
+from lra_jax.models.encoder import normalised
 
 
 class AttentionCall(NamedTuple):
@@ -200,14 +201,14 @@ def _run_block(
     Without the skip connection ``x = attention(LN(x))``, and so on.
     """
     rows = {"mask": mask, "segment_ids": segment_ids}
-    inner = block.normalised(block.attention_norm, x, **rows) if variant.norm else x
+    inner = normalised(block.attention_norm, x, **rows) if variant.norm else x
     branch, memory = block.attention.attend(
         inner, **rows, parameters=parameters, memory=memory
     )
     x = x + branch if variant.skip else branch
     if not variant.mlp or block.mlp is None:
         return x, memory
-    inner = block.normalised(block.mlp_norm, x, **rows) if variant.norm else x
+    inner = normalised(block.mlp_norm, x, **rows) if variant.norm else x
     return x + block.transform(inner, mask, segment_ids), memory
 
 

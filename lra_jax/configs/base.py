@@ -176,8 +176,8 @@ class ModelConfig:
     interaction: Literal["concat", "nli"] = "nli"
     """How the head combines a pair a, b: [a, b], or [a, b, a * b, a - b]."""
     norm: Literal["layer", "instance"] = "layer"
-    """Normalisation before attention and MLP. layer: each position alone. instance:
-    each column over the sequence, for images that are mostly background."""
+    """Normalisation in the encoder. layer: each position alone. instance: each column
+    over the sequence, for images that are mostly background; not with mean pooling."""
     embed_std: float = 0.02
     """Initial standard deviation of the token embeddings."""
     dropout: float = 0.1

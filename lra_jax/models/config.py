@@ -315,9 +315,9 @@ class EncoderConfig:
         mechanism's option ``{"grid": True}``, which means this grid.
       embed_std: initial standard deviation of the token embeddings. With learned
         positions, 0.02 gives both the same scale; 1 is the LRA code's.
-      norm: before attention and MLP: "layer", of each position alone, or "instance", of
-        each column over the sequence (`lra_jax.models.instance_norm`). The norm after
-        the last block is always of each position.
+      norm: before attention and MLP, and after the last block: "layer", of each
+        position alone, or "instance", of each column over the sequence
+        (`lra_jax.models.instance_norm`).
       dropout: rate on the embeddings and in the blocks.
       remat: keep only each block's input for the backward pass, and recompute the rest:
         less memory for about a third more arithmetic, with the same results.

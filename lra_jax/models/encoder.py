@@ -28,6 +28,9 @@ from lra_jax.models.product_keys import ProductKeyMemory
 from lra_jax.models.remat import recomputed
 
 
+_NORMS = {"layer": LayerNorm, "instance": InstanceNorm}
+
+
 class EncoderBlock(nnx.Module):
     """``x + attention(norm(x))``, then ``x + mlp(norm(x))``, each branch with dropout.
 
@@ -50,7 +53,7 @@ class EncoderBlock(nnx.Module):
         dropout: float = 0.0,
         dtype: Any = None,
     ):
-        kind = {"layer": LayerNorm, "instance": InstanceNorm}[norm]
+        kind = _NORMS[norm]
         self.attention_norm = kind(embed_dim, dtype=dtype)
         self.attention = attention
         self.mlp_norm: Any = None if mlp is None else kind(embed_dim, dtype=dtype)
@@ -86,7 +89,7 @@ class EncoderBlock(nnx.Module):
         check_shape("x", x, "B T D", None, None, self.attention.config.in_features)
         sow(self, inputs=x, mask=mask, segment_ids=segment_ids)
         branch, memory = self.attention.attend(
-            self.normalised(self.attention_norm, x, mask, segment_ids),
+            normalised(self.attention_norm, x, mask, segment_ids),
             mask=mask,
             segment_ids=segment_ids,
             parameters=parameters,
@@ -94,23 +97,11 @@ class EncoderBlock(nnx.Module):
         )
         x = x + self.dropout(branch, rngs)
         if self.mlp is not None:
-            inner = self.normalised(self.mlp_norm, x, mask, segment_ids)
+            inner = normalised(self.mlp_norm, x, mask, segment_ids)
             branch = self.transform(inner, mask, segment_ids, rngs)
             x = x + self.dropout(branch, rngs)
         sow(self, outputs=x)
         return x, memory
-
-    @staticmethod
-    def normalised(
-        norm: LayerNorm | InstanceNorm,
-        x: jax.Array,
-        mask: jax.Array | None,
-        segment_ids: jax.Array | None,
-    ) -> jax.Array:
-        """Applies one of the block's norms; only one over positions sees the masks."""
-        if isinstance(norm, LayerNorm):
-            return norm(x)
-        return norm(x, mask, segment_ids)
 
     def transform(
         self,
@@ -127,7 +118,7 @@ class EncoderBlock(nnx.Module):
 
 
 class TransformerEncoder(nnx.Module):
-    """Token and position vectors, N blocks, and a final LayerNorm.
+    """Token and position vectors, N blocks, and a final norm.
 
     Args:
       vocab_size: token ids are below this.
@@ -194,7 +185,7 @@ class TransformerEncoder(nnx.Module):
             return EncoderBlock(first, second, width, norm=config.norm, **rest)
 
         self.blocks = nnx.List([block(index) for index in range(config.num_layers)])
-        self.norm = LayerNorm(config.embed_dim, dtype=config.dtype)
+        self.norm = _NORMS[config.norm](config.embed_dim, dtype=config.dtype)
 
     def __call__(
         self,
@@ -261,7 +252,7 @@ class TransformerEncoder(nnx.Module):
                 x, memory = recomputed(call, rngs, x, memory)
             else:
                 x, memory = call(rngs, x, memory)
-        return self.norm(x)
+        return normalised(self.norm, x, mask, segment_ids)
 
     def _shown(self, x: jax.Array, hidden: jax.Array | None) -> jax.Array:
         """`[B, T, D]` with the vectors of masked tokens replaced."""
@@ -292,6 +283,18 @@ class TransformerEncoder(nnx.Module):
             one = "a class vector" if self.cls is not None else "positions in a grid"
             raise expected("segment_ids", f"None with {one}", "an array")
         return packed.packed(segment_ids, tokens, tokens)
+
+
+def normalised(
+    norm: LayerNorm | InstanceNorm,
+    x: jax.Array,
+    mask: jax.Array | None,
+    segment_ids: jax.Array | None,
+) -> jax.Array:
+    """Applies an encoder's norm; one over positions needs to know the real ones."""
+    if isinstance(norm, LayerNorm):
+        return norm(x)
+    return norm(x, mask, segment_ids)
 
 
 def _call(

@@ -23,8 +23,8 @@ class InstanceNorm(nnx.Module):
     others in its batch.
 
     Padding does not count, and packed documents are normalised one by one. Each output
-    depends on all positions, so it is not for causal models. The mean of an output
-    over its sequence is ``bias``, whatever the input: do not take it before a mean.
+    depends on all positions, so it is not for causal models. The mean of the output
+    over its sequence is ``bias``, whatever the input, so no mean may follow.
 
     Source: Ulyanov et al. 2016, arXiv:1607.08022.
 

@@ -64,7 +64,7 @@ class PooledEncoder(nnx.Module):
 
     Raises:
       ValueError: an unknown pooling or padding, a class vector that the pooling does
-        not use, or see `EncoderConfig`.
+        not use, a mean of instance-normalised rows, or see `EncoderConfig`.
     """
 
     def __init__(
@@ -84,6 +84,9 @@ class PooledEncoder(nnx.Module):
             raise expected("cls_token", f"False with pooling={pooling!r}", asked)
         settings |= {"cls_token": pooling == "cls"}
         config = configured(EncoderConfig, config, settings)
+        if pooling == "mean" and config.norm == "instance":
+            wanted = "another with norm='instance', after which every mean is the same"
+            raise expected("pooling", wanted, "'mean'")
         self.encoder = TransformerEncoder(vocab_size, config=config, rngs=rngs)
         width = config.embed_dim
         draw = nnx.initializers.normal(1.0)

@@ -9,7 +9,6 @@ from flax import nnx
 
 from lra_jax.models import SequenceClassifier
 from lra_jax.models.instance_norm import InstanceNorm
-from lra_jax.models.layers import LayerNorm
 
 RNG = np.random.default_rng(0)
 
@@ -94,11 +93,11 @@ def test_a_model_with_padding_and_packing_equals_each_sequence_alone():
     assert_close(packed[0], jnp.concatenate(alone))
 
 
-def test_only_the_blocks_normalise_over_positions():
-    encoder = _model(num_layers=1).encoder
-    assert isinstance(encoder.blocks[0].attention_norm, InstanceNorm)
-    assert isinstance(encoder.blocks[0].mlp_norm, InstanceNorm)
-    assert isinstance(encoder.norm, LayerNorm)
+def test_all_norms_of_the_encoder_are_of_this_kind():
+    encoder = _model(num_layers=1, pooling="ends").encoder
+    block = encoder.blocks[0]
+    for norm in (block.attention_norm, block.mlp_norm, encoder.norm):
+        assert isinstance(norm, InstanceNorm)
 
 
 @pytest.mark.parametrize(
@@ -106,10 +105,12 @@ def test_only_the_blocks_normalise_over_positions():
     [
         ({"is_causal": True}, "norm: expected 'layer' with is_causal"),
         ({"norm": "batch"}, "norm: expected"),
+        ({"pooling": "mean"}, "pooling: expected another with norm='instance'"),
     ],
 )
 def test_settings_that_cannot_be(settings, message):
     settings = {"norm": "instance", "num_classes": 2, "rngs": nnx.Rngs(0)} | settings
+    settings = {"pooling": "first"} | settings
     assert_rejects(lambda: SequenceClassifier(16, **settings), message)
 
 
