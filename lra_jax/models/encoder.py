@@ -27,7 +27,6 @@ from lra_jax.models.mlp import Mlp
 from lra_jax.models.product_keys import ProductKeyMemory
 from lra_jax.models.remat import recomputed
 
-
 _NORMS = {"layer": LayerNorm, "instance": InstanceNorm}
 
 

@@ -53,6 +53,7 @@ def check_config(config: Config, task: Task) -> None:
     if task.image_shape is None:
         _refuse_images(config)
     _refuse_unread(config, task)
+    _refuse_equal_means(config, task)
     if task.is_causal and not config.model.is_causal:
         wanted = f"True for --task={task.name}, whose answers come next"
         raise expected("--model.is_causal", wanted, config.model.is_causal)
@@ -321,6 +322,16 @@ def _refuse_images(config: Config) -> None:
         if getattr(config.model, name) == only:
             wanted = f"another value for --task={config.task}, which has no images"
             raise expected(f"--model.{name}", wanted, only)
+
+
+def _refuse_equal_means(config: Config, task: Task) -> None:
+    """Refuses a mean over positions of rows that are normalised over positions."""
+    model = config.model
+    if (model.norm, model.pooling) == ("instance", "mean") and not task.per_position:
+        wanted = (
+            "another with --model.norm=instance, after which every mean is the same"
+        )
+        raise expected("--model.pooling", wanted, "'mean'")
 
 
 def _refuse_unread(config: Config, task: Task) -> None:

@@ -121,6 +121,19 @@ def test_official_settings():
             "--task=pathfinder --data.num-test=0",
             ["--data.num_test: expected a positive int, got 0"],
         ),
+        (
+            "--task=pathfinder --preset=compact --model.norm=instance",
+            ["--model.pooling: expected another with --model.norm=instance"],
+        ),
+        (
+            "--task=pathfinder --preset=modern --model.norm=instance "
+            "--model.is-causal=True",
+            ["--model.norm: expected 'layer' with is_causal"],
+        ),
+        (
+            "--task=pathfinder --preset=modern --model.norm=batch",
+            ["--model.norm: expected one of layer, instance"],
+        ),
     ],
 )
 def test_errors(capsys, tmp_path, monkeypatch, flags, parts):
