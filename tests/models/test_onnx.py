@@ -37,6 +37,7 @@ def _run(file: Path, inputs: dict[str, np.ndarray]) -> np.ndarray:
         ("cosformer", {"grid": (2, 4), "options": {"grid": True}, "max_length": 8}),
         ("linformer", {"options": {"features": 4}, "pooling": "attention"}),
         ("cosformer", {"short_conv": 3, "gate": True, "local_values": True}),
+        ("linear", {"norm": "instance", "pooling": "attention"}),
         (
             "linear",
             {"inputs": "linear", "positions": "learned_2d", "grid": (2, 4)}
