@@ -3,55 +3,46 @@
     python benchmarks/learning_curves.py
 
 Each run there consists of its `result.json` and the validation lines of its
-`metrics.jsonl`, both as the trainer wrote them. The pictures are docs/learning.png and
-docs/pathfinder.png.
+`metrics.jsonl`, both as the trainer wrote them. The picture is docs/learning.png.
 """
 
 import json
 from pathlib import Path
 from typing import Any
 
-from results_tables import flag, taught
+from results_tables import taught
 
 from lra_jax.reports import charts
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "results" / "learning"
-TARGETS = {
-    "listops": ROOT / "docs" / "learning.png",
-    "pathfinder": ROOT / "docs" / "pathfinder.png",
-}
-TITLES = {"listops": "ListOps", "pathfinder": "Pathfinder, 32 pixels a side"}
+TARGET = ROOT / "docs" / "learning.png"
 
 # Rows of the Long-Range Arena, for models trained only on the task's own labels.
-PUBLISHED = {
-    "listops": {"cosFormer, published": 37.9, "Flowformer, published": 38.7},
-    "pathfinder": {},
-}
+PUBLISHED = {"cosFormer, published": 37.9, "Flowformer, published": 38.7}
 
 
 def main() -> None:
     """Writes the picture."""
-    lines: dict[str, list[charts.Line]] = {task: [] for task in PUBLISHED}
+    lines = []
     for file in sorted(FOLDER.glob("*.metrics.jsonl")):
         result = json.loads((FOLDER / f"{file.name.split('.')[0]}.json").read_text())
         points = [json.loads(line) for line in file.read_text().splitlines()]
         steps = [point["step"] for point in points]
         accuracy = [100 * point["accuracy"] for point in points]
-        lines[result["task"]].append(charts.Line(_name(result), steps, accuracy))
-    for task, rows in PUBLISHED.items():
-        last = max(max(line.x) for line in lines[task])
-        lines[task] += [
-            charts.Line(name, [0, last], [value, value]) for name, value in rows.items()
-        ]
+        lines.append(charts.Line(_name(result), steps, accuracy))
+    last = max(max(line.x) for line in lines)
+    lines += [
+        charts.Line(name, [0, last], [value, value])
+        for name, value in PUBLISHED.items()
+    ]
     with charts.style():
-        for task, target in TARGETS.items():
-            figure, axes = charts.figure(1, 1, size=(10, 4))
-            labels = {"xlabel": "training step", "ylabel": "validation accuracy, %"}
-            charts.draw(axes[0, 0], lines[task], title=TITLES[task], **labels)
-            charts.whole_numbers(axes[0, 0])
-            charts.legend(figure, axes)
-            target.write_bytes(charts.to_png(figure))
+        figure, axes = charts.figure(1, 1, size=(10, 4))
+        labels = {"xlabel": "training step", "ylabel": "validation accuracy, %"}
+        charts.draw(axes[0, 0], lines, title="ListOps", **labels)
+        charts.whole_numbers(axes[0, 0])
+        charts.legend(figure, axes)
+        TARGET.write_bytes(charts.to_png(figure))
 
 
 def _name(result: dict[str, Any]) -> str:
@@ -59,7 +50,6 @@ def _name(result: dict[str, Any]) -> str:
     first = taught(result)
     parts = (
         result["attention"],
-        flag(result, "data.level"),
         f"{result['steps']:,} steps",
         f"{first} first" if first else "",
         f"seed {result['seed']}" if result["seed"] else "",

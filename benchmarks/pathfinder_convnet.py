@@ -35,12 +35,15 @@ TEST_SEED = 1_000
 TEST_BATCH = 500
 
 
-class OverPixels(InstanceNorm):
+class OverPixels(nnx.Module):
     """`InstanceNorm` of images `[n, rows, columns, width]`."""
 
-    def __call__(self, inputs: jax.Array, *_: None) -> jax.Array:
-        flat = inputs.reshape(len(inputs), -1, inputs.shape[-1])
-        return super().__call__(flat).reshape(inputs.shape)
+    def __init__(self, width: int):
+        self.norm = InstanceNorm(width)
+
+    def __call__(self, images: jax.Array) -> jax.Array:
+        pixels = images.reshape(len(images), -1, images.shape[-1])
+        return self.norm(pixels).reshape(images.shape)
 
 
 NORMS: dict[str, Callable[..., nnx.Module]] = {

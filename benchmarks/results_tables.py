@@ -79,7 +79,7 @@ def _is_default(result: dict[str, Any]) -> bool:
 
 def learning_runs() -> str:
     """The markdown table of runs of ListOps' modern presets."""
-    results = [result for result in _read("learning") if result["task"] == "listops"]
+    results = _read("learning")
     head = (
         "| attention | pretrained on | seed | test accuracy | last checkpoint "
         "| best validation | parameters | steps | steps/s | time |"
