@@ -117,7 +117,8 @@ def make(
 ) -> tuple[ConvNet, nnx.Optimizer]:
     """The network and its optimiser, AdamW with a cosine."""
     model = ConvNet(width, norm, nnx.Rngs(0))
-    schedule = optax.warmup_cosine_decay_schedule(0.0, rate, min(100, steps // 2), steps)
+    warmup = min(100, steps // 2)
+    schedule = optax.warmup_cosine_decay_schedule(0.0, rate, warmup, steps)
     rule = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule))
     return model, nnx.Optimizer(model, rule, wrt=nnx.Param)
 
