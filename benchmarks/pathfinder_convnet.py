@@ -4,11 +4,10 @@
     python benchmarks/pathfinder_convnet.py --norm=layer --stages=short:300 \
       --out=results/pathfinder_convnet_layer.json
 
-It shows that the labels of our images can be learned from the pixels. With ``--norm``
-it shows that they can't be, in the same number of steps, if every pixel is normalised
-alone. Contours get
-longer from stage to stage (`--stages`, level:steps). Each stage has its own images, and
-reports its accuracy on images that no stage trains on.
+It shows that the labels of our images can be learned from the pixels. If every pixel is
+normalised alone (`--norm=layer`), they are not learned in the same number of steps.
+Contours get longer from stage to stage (`--stages`, level:steps). Each stage has its
+own images, and reports its accuracy on images that no stage trains on.
 
 Images are transposed at random but not mirrored: markers are a fraction of a pixel to
 the upper left of the points they mark, which a mirror image would reverse.

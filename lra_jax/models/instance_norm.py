@@ -16,11 +16,11 @@ class InstanceNorm(nnx.Module):
 
     Layer normalisation, which looks at one position at a time, gives every position the
     same size. In an image that is mostly background, such as Pathfinder's, the
-    background is then as loud as the figure, and a model with it stays at chance
-    (docs/learning.md). Here the background is close to zero. The models that solve
-    Pathfinder normalise over positions too, but of the whole batch (BatchNorm); this
-    form has no running statistics, and an example's result does not depend on the
-    others in its batch.
+    background is then as large as the figure; here it is close to zero. A convolutional
+    network learns Pathfinder's short paths in 300 steps with this norm, and is still at
+    chance with layer normalisation (docs/tasks.md). S4 and its successors normalise
+    over positions too, but of the whole batch (BatchNorm). This form has no running
+    statistics, and an example's result does not depend on the others in its batch.
 
     Padding does not count, and packed documents are normalised one by one. Each output
     depends on all positions, so it is not for causal models. The mean of the output
