@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lra_jax import cli, files, progress, runtime, signals
-from lra_jax.errors import expected, writable
+from lra_jax.errors import expected, renamed, writable
 
 _SCORES = ("bits_per_byte", "perplexity")
 
@@ -31,7 +31,8 @@ class EvaluateConfig:
     predictions: str | None = None
     """Write the prediction for each example to this file, as one line of JSON."""
     save: str | None = None
-    """Write the model to this file, NAME.safetensors, for lra_jax.models.load."""
+    """Write the model for lra_jax.models.load to this file, NAME.safetensors, and its
+    settings to NAME.json."""
     allow_code: bool = False
     """Import and call your own attention, package.module:function, that the run's
     config.json names, from the run's code/. Use this only for a directory that you
@@ -70,11 +71,17 @@ def run(config: EvaluateConfig, quiet: bool = True) -> dict[str, Any]:
       ValueError: it is not a run directory, has no checkpoint, its data have changed,
         or a file cannot be written or has the wrong suffix.
     """
+    from lra_jax.models.saved import check_free
     from lra_jax.training.console import RunConsole
     from lra_jax.training.restore import export, open_run, predictions
 
     if config.save is not None and Path(config.save).suffix != ".safetensors":
         raise expected("--save", "NAME.safetensors", config.save)
+    if config.save is not None:
+        try:
+            check_free(Path(config.save).expanduser())
+        except ValueError as error:
+            raise renamed(error, "--save") from error
     trainer = open_run(config.workdir, config.allow_code)
     if config.predictions is not None and trainer.task.packs_rows:
         wanted = f"None for --task={trainer.task.name}, whose rows hold several texts"

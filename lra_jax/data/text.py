@@ -37,7 +37,7 @@ LABELS = {"neg": 0, "pos": 1}
 Validation = Literal["holdout", "test"]
 
 _FOLDER = "aclImdb"
-_REVIEW = re.compile(r"(train|test)/([^/]+)/([^/]+\.txt)")
+_REVIEW = re.compile(r"(train|test)/([^/]+)/([^/.][^/]*\.txt)")
 # Reviews without a label, in the training folder.
 _UNLABELLED = "unsup"
 _MEAN_BYTES = 1300
@@ -123,7 +123,7 @@ def _files(path: pathlib.Path) -> list[pathlib.Path]:
         file
         for split in ("train", "test")
         for label in LABELS
-        for file in (folder / split / label).glob("*.txt")
+        for file in (folder / split / label).glob("[!.]*.txt")
     ]
     if not files:
         raise expected(

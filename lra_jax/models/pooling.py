@@ -84,9 +84,10 @@ class PooledEncoder(nnx.Module):
             raise expected("cls_token", f"False with pooling={pooling!r}", asked)
         settings |= {"cls_token": pooling == "cls"}
         config = configured(EncoderConfig, config, settings)
-        if pooling == "mean" and config.norm == "instance":
-            wanted = "another with norm='instance', after which every mean is the same"
-            raise expected("pooling", wanted, "'mean'")
+        wrong = why_constant(config.norm, pooling, padding)
+        if wrong:
+            wanted = f"another with norm='instance', {wrong}"
+            raise expected("pooling", wanted, f"{pooling!r}")
         self.encoder = TransformerEncoder(vocab_size, config=config, rngs=rngs)
         width = config.embed_dim
         draw = nnx.initializers.normal(1.0)
@@ -135,7 +136,7 @@ class PooledEncoder(nnx.Module):
                 raise expected("documents", "None without segment_ids", documents)
             notes = self._noted(tokens, mask)
             encoded = self.encoder(tokens, mask, rngs, notes=notes).astype(jnp.float32)
-            return self._pooled(encoded, mask, encoded[:, 0])
+            return self._pooled(encoded, mask, self._start(encoded, mask))
         label: Any = packed.packed(segment_ids, tokens, tokens)
         count = _most_documents(documents, label.label)
         notes = self._noted(tokens, mask, segment_ids)
@@ -219,6 +220,12 @@ class PooledEncoder(nnx.Module):
             notes = jnp.zeros(tokens.shape, jnp.int32)
             return jax.lax.fori_loop(0, readings - 1, read, notes)
 
+    def _start(self, encoded: jax.Array, mask: jax.Array | None) -> jax.Array:
+        """The first row, `[B, D]`; for "ends", that of the first real token."""
+        if mask is None or self.padding == "lengths" or "ends" not in self.pooling:
+            return encoded[:, 0]
+        return _row(encoded, jnp.argmax(mask, 1))
+
     def _pooled(
         self, encoded: jax.Array, real: jax.Array | None, start: jax.Array
     ) -> jax.Array:
@@ -253,6 +260,21 @@ class PooledEncoder(nnx.Module):
             real = tokens > 0
             mask = real if mask is None else real & mask
         return mask
+
+
+def why_constant(norm: str, pooling: str, padding: str) -> str:
+    """Why these settings give vectors that do not depend on the input; "" if they do.
+
+    Over the positions of a sequence, instance-normalised rows have a fixed mean, and
+    rows of padding are all the same.
+    """
+    if norm != "instance":
+        return ""
+    if pooling == "mean":
+        return "after which every mean is the same"
+    if padding == "zeros" and pooling in ("cls", "first"):
+        return "after which a first token that is 0, padding, has a constant row"
+    return ""
 
 
 def _most_documents(documents: int | None, label: jax.Array) -> int:

@@ -5,6 +5,9 @@ The kinds are
   bytes   text or bytes, truncated to ``max_length``;
   pixels  grey images of 0 to 255 with a ``shape``;
   ids     integers, unchanged.
+
+``buckets``, if there are any, are the lengths to which training padded its examples,
+increasing.
 """
 
 from collections.abc import Mapping

@@ -94,28 +94,45 @@ class Saved:
             raise expected("examples", wanted, f"{examples!r}"[:60])
         check_size("batch_size", batch_size)
         rows = [self._tokens(index, example) for index, example in enumerate(examples)]
-        width = self._width(max(len(tokens) for row in rows for tokens in row))
-        logits = []
-        for first in range(0, len(rows), batch_size):
-            part = rows[first : first + batch_size]
-            filled = part + part[:1] * (min(batch_size, len(rows)) - len(part))
-            logits.append(np.asarray(self._logits(_batch(filled, width)))[: len(part)])
-        scores = np.concatenate(logits)
+        scores = self._scores(rows, batch_size)
         labels = scores.argmax(-1)
         if labels.ndim == 2:
             lengths = np.array([len(row[0]) for row in rows])
-            labels[np.arange(width)[None] >= lengths[:, None]] = -1
+            labels[np.arange(labels.shape[1])[None] >= lengths[:, None]] = -1
         return Prediction(labels, np.asarray(jax.nn.softmax(scores, -1)))
 
-    def _width(self, longest: int) -> int:
-        """The length to which the examples are padded, T of the longest or more."""
+    def _scores(self, rows: list[list[np.ndarray]], batch_size: int) -> np.ndarray:
+        """The logits of all examples, computed batch by batch."""
+        widths = self._widths([max(map(len, row)) for row in rows])
+        scores = [np.empty(0)] * len(rows)
+        for width in sorted(set(widths)):
+            chosen = [index for index, own in enumerate(widths) if own == width]
+            size = min(batch_size, len(chosen))
+            for first in range(0, len(chosen), size):
+                part = chosen[first : first + size]
+                filled = part + part[:1] * (size - len(part))
+                batch = _batch([rows[index] for index in filled], width)
+                found = np.asarray(self._logits(batch))
+                for index, row in zip(part, found, strict=False):
+                    scores[index] = row
+        return np.stack(scores)
+
+    def _widths(self, lengths: Sequence[int]) -> list[int]:
+        """The length to which each example is padded, its own or more."""
+        longest = max(lengths)
         if self.config.positions == "learned_2d":
-            return longest
+            return [longest] * len(lengths)
         # The mean over all positions depends on the padding, as it did in training.
         if getattr(self.model, "padding", "lengths") == "zeros":
-            return self._max_length
+            return [self._bucket(length) for length in lengths]
         # Few widths, because each is compiled once.
-        return min(self.config.max_length, 2 ** (longest - 1).bit_length())
+        width = min(self.config.max_length, 2 ** (longest - 1).bit_length())
+        return [width] * len(lengths)
+
+    def _bucket(self, length: int) -> int:
+        """The length to which training padded an example of this length."""
+        buckets = self.raw.get("buckets", ())
+        return next((width for width in buckets if width >= length), self._max_length)
 
     @property
     def _max_length(self) -> int:
@@ -170,8 +187,9 @@ def save(
 
     Raises:
       ValueError: another kind of model, one whose attention cannot be found by name or
-        has arrays that are neither ``nnx.Param`` nor `Buffer`, or an option or another
-        value that JSON cannot hold. Nothing is written then.
+        has arrays that are neither ``nnx.Param`` nor `Buffer`, an option or another
+        value that JSON cannot hold, or another file at ``NAME.json``. Nothing is
+        written then.
 
     Examples:
       >>> import tempfile
@@ -187,6 +205,7 @@ def save(
       (2,)
     """
     path = _path(file)
+    check_free(path)
     check_raw(raw)
     _check_variables(model)
     described: dict[str, Any] = {
@@ -198,6 +217,24 @@ def save(
     described["arrays"] = seals.sha256(path)
     described["seal"] = seals.digest(described)
     files.write_json(path.with_suffix(".json"), described)
+
+
+def check_free(path: Path) -> None:
+    """Refuses a file whose description would replace another file.
+
+    Raises:
+      ValueError: ``NAME.json`` exists, and `save` did not write it.
+    """
+    described = path.with_suffix(".json")
+    if not described.exists():
+        return
+    try:
+        found = json.loads(described.read_text(encoding="utf-8"))
+    except _UNREADABLE:
+        found = None
+    if not isinstance(found, dict) or not {"model", "raw", "about"} <= found.keys():
+        wanted = f"another name: the model's settings go into {described.name}"
+        raise expected("file", wanted, f"{path}, beside another file of that name")
 
 
 def load(run_or_file: str | os.PathLike[str], *, allow_code: bool = False) -> Saved:

@@ -21,6 +21,7 @@ from lra_jax.data.curriculum import Curriculum
 from lra_jax.data.length_warmup import LengthWarmup
 from lra_jax.errors import expected, not_negative, positive, renamed, within
 from lra_jax.models import AttentionConfig, Buffer, MultiHeadAttention
+from lra_jax.models.pooling import why_constant
 from lra_jax.tasks.encoder import encoder_config
 from lra_jax.tasks.memory import check_memory
 from lra_jax.tasks.task import Task
@@ -53,7 +54,7 @@ def check_config(config: Config, task: Task) -> None:
     if task.image_shape is None:
         _refuse_images(config)
     _refuse_unread(config, task)
-    _refuse_equal_means(config, task)
+    _refuse_constant(config, task)
     if task.is_causal and not config.model.is_causal:
         wanted = f"True for --task={task.name}, whose answers come next"
         raise expected("--model.is_causal", wanted, config.model.is_causal)
@@ -324,14 +325,13 @@ def _refuse_images(config: Config) -> None:
             raise expected(f"--model.{name}", wanted, only)
 
 
-def _refuse_equal_means(config: Config, task: Task) -> None:
-    """Refuses a mean over positions of rows that are normalised over positions."""
+def _refuse_constant(config: Config, task: Task) -> None:
+    """Refuses to pool vectors that do not depend on the input."""
     model = config.model
-    if (model.norm, model.pooling) == ("instance", "mean") and not task.per_position:
-        wanted = (
-            "another with --model.norm=instance, after which every mean is the same"
-        )
-        raise expected("--model.pooling", wanted, "'mean'")
+    wrong = why_constant(model.norm, model.pooling, model.padding)
+    if wrong and not task.per_position:
+        wanted = f"another with --model.norm=instance, {wrong}"
+        raise expected("--model.pooling", wanted, f"{model.pooling!r}")
 
 
 def _refuse_unread(config: Config, task: Task) -> None:

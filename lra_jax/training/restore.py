@@ -140,6 +140,8 @@ def export(file: str | Path, trainer: Trainer, params: nnx.State, step: int) -> 
     nnx.update(model, params)
     about = {"task": config.task, "step": step, "config": config.to_dict()}
     raw = dataset.raw or task.raw(dataset.max_length)
+    if config.model.padding == "zeros":
+        raw = {**raw, "buckets": list(trainer.buckets)}
     save(file, model, raw=raw, about=about)
 
 

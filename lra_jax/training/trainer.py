@@ -124,7 +124,7 @@ class Trainer:
         programs = {
             "pretrain": (reconstruction, nnx.Param),
             "probe": (task.loss, _of_head),
-            "train": (task.loss, nnx.Param),
+            "train": (task.loss, _of_task if config.pretrain.steps else nnx.Param),
         }
         self._steps = {
             part: under_mesh(make_train_step(loss, *made, shapes=shapes, learns=learns))
@@ -280,9 +280,17 @@ class Trainer:
         return mesh
 
 
+def _of_task(path: tuple[Any, ...], variable: Any) -> bool:
+    """Selects the parameters that labels teach: all but those that reconstruct tokens.
+
+    Their gradients are zero, but AdamW would still change them.
+    """
+    return path[0] != "tokens"
+
+
 def _of_head(path: tuple[Any, ...], variable: Any) -> bool:
-    """Selects the parameters outside the encoder."""
-    return path[0] != "encoder"
+    """Selects those of pooling and head, outside the encoder."""
+    return path[0] != "encoder" and _of_task(path, variable)
 
 
 def _means(sums: dict[str, Any]) -> dict[str, float]:

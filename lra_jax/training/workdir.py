@@ -26,7 +26,10 @@ from lra_jax.configs.base import with_effect
 from lra_jax.errors import expected
 from lra_jax.files import locked, write_json
 
-_MADE_LATER = ("checkpoints", "metrics.jsonl", "result.json")
+_MADE_LATER = (
+    *("checkpoints", "metrics.jsonl", "result.json"),
+    *("model.safetensors", "model.json", "curves.png"),
+)
 # The numbers of a result that every run prints at the end.
 _SHOWN = (
     *("test_accuracy_best", "test_accuracy_last", "test_examples", "best_step"),

@@ -75,6 +75,21 @@ def test_white_space_around_a_review_is_left_out(tmp_path):
         assert (kept, 1) in texts(dataset, "test")
 
 
+def test_hidden_files_are_no_reviews(tmp_path, imdb):
+    """macOS puts a ._NAME beside each NAME when it makes an archive."""
+    whole = text.prepare(tmp_path / "data", path=imdb)
+    forks = {
+        f"aclImdb/{split}/{label}/._0_7.txt": b"\0\5\x16\7"
+        for split in ("train", "test")
+        for label in ("neg", "pos")
+    }
+    files = originals.imdb_reviews() | forks
+    archive = originals.imdb_archive(tmp_path / "again.tar.gz", files)
+    for place in (archive, originals.write(tmp_path / "folder", files)):
+        found = text.prepare(tmp_path / "data", path=place)
+        assert found.fingerprint == whole.fingerprint
+
+
 def test_a_folder_gives_what_its_archive_gives(tmp_path, imdb, cifar):
     files = originals.imdb_reviews()
     folder = originals.write(tmp_path / "texts", files)

@@ -183,6 +183,20 @@ def test_only_the_mean_counts_zeros(pooling: str):
     np.testing.assert_allclose(out(model, tokens), out(model, longer), atol=1e-5)
 
 
+@pytest.mark.parametrize("pooling", ["ends", "attention+ends"])
+def test_the_ends_are_real_tokens(pooling: str):
+    """A black pixel in the corner is padding, and not the first token."""
+    model = classifier(padding="zeros", positions="none", pooling=pooling)
+
+    def parts(model, tokens):
+        rows = model.encoder(tokens, tokens > 0)
+        return model.pooled(tokens)[:, -16:], rows[:, 1], rows[:, 3]
+
+    tokens = np.array([[0, 3, 5, 7, 0], [0, 9, 1, 4, 0]])
+    ends, first, last = helpers.call_model(parts, model, tokens)
+    np.testing.assert_allclose(ends, np.concatenate([first, last], 1), atol=1e-6)
+
+
 def test_zeros_hide_keys_and_not_the_mean():
     """LRA's rule: attention skips black pixels, the mean is over all positions."""
     model = classifier(padding="zeros", positions="none")

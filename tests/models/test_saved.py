@@ -119,6 +119,21 @@ def test_what_a_file_cannot_hold_leaves_an_earlier_one_alone(
     assert before == [(x.name, x.read_bytes()) for x in sorted(tmp_path.iterdir())]
 
 
+@pytest.mark.parametrize("found", ["{}", "[1]", '{"task": "listops"}', "no JSON"])
+def test_another_file_is_not_replaced_by_a_description(
+    tmp_path: Path, found: str
+) -> None:
+    """Such as the config.json of a run, by config.safetensors."""
+    other = tmp_path / "config.json"
+    other.write_text(found)
+    with pytest.raises(
+        ValueError, match=r"^file: expected another name: .*config\.json"
+    ):
+        models.save(tmp_path / "config.safetensors", _classifier(num_layers=1))
+    assert [x.name for x in tmp_path.iterdir()] == ["config.json"]
+    assert other.read_text() == found
+
+
 def test_numbers_of_numpy_and_nested_tuples_come_back(tmp_path: Path) -> None:
     file = tmp_path / "one.safetensors"
     table = (((1, 2), (3, 4)), ((5, 6), (7, np.int64(8))))
@@ -152,16 +167,29 @@ def test_predictions_are_those_of_the_model(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found.labels, found.probabilities.argmax(-1))
 
 
-@pytest.mark.parametrize(("most", "width"), [({}, 16), ({"max_length": 12}, 12)])
-def test_a_mean_over_padding_has_the_width_of_training(most: Any, width: int) -> None:
-    """By LRA's rule, which counts every position of the longest sequence."""
+@pytest.mark.parametrize(
+    ("raw", "widths"),
+    [
+        ({}, (16, 16)),
+        ({"max_length": 12}, (12, 12)),
+        ({"max_length": 12, "buckets": [4, 8]}, (4, 8)),
+    ],
+)
+def test_a_mean_over_padding_has_the_width_of_training(
+    raw: Any, widths: tuple[int, int]
+) -> None:
+    """By LRA's rule, which counts every position of the bucket or longest sequence."""
     model = _classifier(padding="zeros", pooling="mean")
-    saved = models.Saved(model, model.encoder.config, {"kind": "ids", **most})
-    tokens = np.zeros((1, width), np.int32)
-    tokens[0, :3] = [1, 2, 1]
-    logits = helpers.call_model(type(model).__call__, model, tokens, np.array([3]))
-    found = saved.predict([[1, 2, 1]]).probabilities
-    np.testing.assert_allclose(found, jax.nn.softmax(logits), rtol=1e-5)
+    saved = models.Saved(model, model.encoder.config, {"kind": "ids", **raw})
+    examples = [[1, 2, 1], [2, 1, 2, 2, 1]]
+    found = saved.predict([*examples, examples[0]]).probabilities
+    for row, width in enumerate((*widths, widths[0])):
+        tokens = np.zeros((1, width), np.int32)
+        own = examples[row % 2]
+        tokens[0, : len(own)] = own
+        lengths = np.array([len(own)])
+        logits = helpers.call_model(type(model).__call__, model, tokens, lengths)
+        np.testing.assert_allclose(found[row], jax.nn.softmax(logits)[0], rtol=1e-5)
 
 
 @pytest.mark.parametrize("ids", [[1, 4], [-1, 1], [2**32 + 1]])

@@ -263,6 +263,13 @@ def test_only_ends_of_lines_end_a_row(encoding, end, tmp_path):
     assert {x.tobytes() for x in map(np.uint8, found)} == {x.encode() for x in texts}
 
 
+def test_blanks_around_a_label_do_not_make_a_class(tmp_path):
+    file = tmp_path / "t.tsv"
+    file.write_text("label\ttext\nno\ta\nno \tb\n yes\tc\nyes\td\n")
+    dataset = prepare(path=str(file), max_length=32)
+    assert dataset.classes == ["no", "yes"]
+
+
 def test_a_test_split_without_texts(tmp_path):
     (tmp_path / "train.tsv").write_text("text\tlabel\nx\t0\ny\t1\nz\t1\n")
     (tmp_path / "test.tsv").write_text("text\tlabel\n")
@@ -279,6 +286,7 @@ def test_a_test_split_without_texts(tmp_path):
         ("text\tlabel\ttext\nx\t1\ty", r"a first line .*, got 'text\\tlabel\\ttext'"),
         ("text\tlabel\nx", "2 columns with text and label, got 'x' in line 2"),
         ("text\tlabel\nx\t1\ny\t\nz\t2", r"2 columns with .*, got 'y\\t' in line 3"),
+        ("text\tlabel\nx\t1\ny\t \nz\t2", r"2 columns with .*, got 'y\\t ' in line 3"),
         ("text\tlabel\nx\t1\ny\t1\nz\t1\n", r"two labels or more, got \['1'\]"),
     ],
 )

@@ -8,6 +8,7 @@ import pytest
 
 from lra_jax import evaluate, models
 from lra_jax.data import listops
+from lra_jax.training.session import Session
 
 
 def test_a_run_predicts_raw_expressions(finished, dataset) -> None:
@@ -51,6 +52,37 @@ def test_a_file_that_cannot_be_written_is_an_error_before_scoring(
         evaluate.main([f"--workdir={finished.workdir}", given])
     part = f"--{flag}: expected a file that can be written"
     helpers.assert_one_error(stop.value.code, capsys.readouterr().err, 2, part)
+
+
+def test_a_model_does_not_replace_the_files_of_its_run(finished, capsys) -> None:
+    before = (finished.workdir / "config.json").read_bytes()
+    with pytest.raises(SystemExit) as stop:
+        save = f"--save={finished.workdir / 'config.safetensors'}"
+        evaluate.main([f"--workdir={finished.workdir}", save])
+    part = "--save: expected another name: the model's settings go into config.json"
+    helpers.assert_one_error(stop.value.code, capsys.readouterr().err, 2, part)
+    assert (finished.workdir / "config.json").read_bytes() == before
+
+
+def test_a_mean_over_padding_is_that_of_the_run(data_dir, tmp_path) -> None:
+    """Evaluation pads to buckets, and the mean counts the padding."""
+    config = helpers.tiny(
+        data_dir,
+        tmp_path / "run",
+        train={"steps": 2, "eval_every": 2, "warmup": 0},
+        model={"padding": "zeros", "pooling": "mean"},
+        data={"buckets": "40,52,64"},
+    )
+    with Session(config, quiet=True) as session:
+        session.run()
+        dataset = session.trainer.dataset
+    lines = tmp_path / "lines.jsonl"
+    evaluate.run(evaluate.EvaluateConfig(str(tmp_path / "run"), predictions=str(lines)))
+    found = [json.loads(line) for line in lines.read_text().splitlines()]
+    texts = [listops.decode(x["tokens"]) for x in dataset.source("test")]
+    saved = models.load(tmp_path / "run").predict(texts)
+    chances = [line["probabilities"] for line in found]
+    np.testing.assert_allclose(saved.probabilities, chances, atol=1e-5)
 
 
 def test_a_model_has_its_own_suffix(tmp_path, capsys) -> None:

@@ -191,6 +191,8 @@ def _read(file: Path) -> Texts:
     found = Texts([], [])
     for number, line in enumerate(lines[1:], 2):
         cells = line.split("\t")
+        if len(cells) == len(columns):
+            cells[place["label"]] = cells[place["label"]].strip()
         if len(cells) != len(columns) or not all(cells[i] for i in place.values()):
             wanted = f"{len(columns)} columns with text and label"
             got = f"{checks.shortened(line)} in line {number} of {file}"

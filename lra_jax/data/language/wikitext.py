@@ -27,13 +27,17 @@ _TITLE = re.compile(rb"^ \r?\n(?= = [^=\n]+ = \r?\n)", re.MULTILINE)
 def found(path: str) -> Corpus | None:
     """The articles of WikiText; None if a path holds something else.
 
+    Args:
+      path: the archive, its folder, or a folder with nothing else but it.
+
     Raises:
-      ValueError: the path does not exist, a file is missing, or the archive is
-        damaged.
+      ValueError: the path does not exist, a file is missing, the archive is damaged, or
+        a folder holds WikiText beside other things, whose texts would be mixed.
     """
     root = checks.existing(path)
     if root.is_dir():
-        files = _files({file.name for file in root.iterdir()})
+        root = _folder(root)
+        files = _files_of(root)
         if files is None:
             return None
         texts = {split: _read(root / name) for split, name in files.items()}
@@ -43,6 +47,29 @@ def found(path: str) -> Corpus | None:
         return None
     articles = {split: _articles(text) for split, text in texts.items()}
     return Corpus(root.stem, articles)
+
+
+def _folder(root: Path) -> Path:
+    """The folder of WikiText in a folder that holds nothing else, or the folder itself.
+
+    Archives and hidden files beside it do not count.
+    """
+    if _files_of(root) is not None:
+        return root
+    inside = [file for file in root.iterdir() if not file.name.startswith(".")]
+    inside = [file for file in inside if file.suffix != ".zip"]
+    found = [file for file in inside if file.is_dir() and _files_of(file) is not None]
+    if not found:
+        return root
+    if len(inside) > 1:
+        wanted = f"one folder of texts, such as {min(found)}"
+        got = f"{root} with {', '.join(sorted(file.name for file in inside)[:4])}"
+        raise expected("--data.path", wanted, got)
+    return found[0]
+
+
+def _files_of(folder: Path) -> dict[str, str] | None:
+    return _files({file.name for file in folder.iterdir()})
 
 
 def _files(names: Container[str]) -> dict[str, str] | None:

@@ -129,6 +129,24 @@ def test_a_folder_of_wikitext_keeps_its_splits(tmp_path):
         prepare(path=str(tmp_path))
 
 
+def test_a_folder_above_wikitext_keeps_its_splits(tmp_path):
+    """Files of one folder must not be divided by their names; two are refused."""
+    folder = tmp_path / "wikitext-103"
+    folder.mkdir()
+    for split, text in (("train", TRAIN), ("valid", TEST), ("test", TEST)):
+        (folder / f"wiki.{split}.tokens").write_text(text)
+    (tmp_path / "wikitext-103-v1.zip").touch()
+    (tmp_path / ".hidden").touch()
+    corpus = wikitext.found(str(tmp_path))
+    assert corpus is not None and corpus.name == "wikitext-103"
+    assert b"".join(corpus.documents["train"]).decode() == TRAIN
+    (tmp_path / "notes").mkdir()
+    with pytest.raises(
+        ValueError, match=r"one folder of texts, such as .*wikitext-103"
+    ):
+        prepare(path=str(tmp_path))
+
+
 def test_a_damaged_archive_is_one_line(archive):
     """Wherever it is: some damage is found by its checksum, some by zlib."""
     words = np.random.default_rng(0).integers(9, size=3000).astype(str)
