@@ -4,6 +4,7 @@ A nested expression is drawn as its tree, an image as an image, anything else as
 tokens: characters, words or ids.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -133,13 +134,17 @@ def _add_tokens(page: Page, score: _Score, maps: Maps, saved: Any) -> None:
 
 def _image(pixels: np.ndarray, score: _Score, shape: tuple[int, int]) -> Any:
     figure, axes = charts.figure(1, 2, size=(3.9, 3.1))
+    # A position may be a patch of pixels.
+    patch = math.isqrt(pixels.size // score.values.size)
+    values = score.values.reshape(shape[0] // patch, shape[1] // patch)
+    values = np.repeat(np.repeat(values, patch, 0), patch, 1)
     panels = (
-        ("input", pixels, "pixel, 0 to 255", "gray"),
-        (score.name, score.values, score.unit, charts.RAMP),
+        ("input", pixels.reshape(shape), "pixel, 0 to 255", "gray"),
+        (score.name, values, score.unit, charts.RAMP),
     )
     for axis, (title, shown, label, ramp) in zip(axes[0], panels, strict=True):
         looks = {"aspect": "equal", "cmap": ramp}
-        charts.image(figure, axis, shown.reshape(shape), label, **looks)
+        charts.image(figure, axis, shown, label, **looks)
         axis.set(title=title, xlabel="column")
         charts.whole_numbers(axis, "xy")
     axes[0, 0].set_ylabel("row")

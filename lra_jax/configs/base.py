@@ -109,11 +109,13 @@ class PretrainConfig:
     steps: int = 0
     """Number of the run's steps that train on the target below, before the remaining
     steps train on the labels; each part has its own schedule."""
-    target: Literal["tokens", "values", "running_values", "notes"] = "tokens"
+    target: Literal["tokens", "values", "running_values", "notes", "paths"] = "tokens"
     """tokens: reconstruct masked tokens, without labels. values (ListOps): the value of
     every operator at its brackets, labels that the task does not provide.
     running_values: also, at every digit, the value of its operator so far. notes: the
-    same values, in one of the model's readings at a time (`--model.readings`)."""
+    same values, in one of the model's readings at a time (`--model.readings`). paths
+    (Pathfinder, with `--data.paths=True`): at every pixel of a path, how many dashes
+    away the nearest circle on it is, again labels that the task does not provide."""
     mask_rate: float = 0.5
     """Share of the tokens that are masked; the authors of the method use half for
     Image."""
@@ -162,6 +164,9 @@ class ModelConfig:
     inputs: Literal["embedding", "linear"] = "embedding"
     """embedding: a learned row for each token id or pixel value. linear: a projection
     of the pixel's value in [0, 1]; for images."""
+    patch: int = 1
+    """Image tasks, with inputs=linear: side of the square patches of pixels that make
+    one position each; 1 = every pixel is a position."""
     cutoffs: str = ""
     """Adaptive inputs and softmax: token ids at which clusters of rarer words begin, as
     in `20000,60000`; for language models with a vocabulary sorted by frequency."""

@@ -58,8 +58,8 @@ _logger = logging.getLogger(__name__)
 Splits = Mapping[str, tuple[int, Iterable[tuple[Any, ...]]]]
 """For each split, its number of examples, and the examples.
 
-An example is its sequences, each `uint8 [length]`, then its label. The splits are
-consumed one after another, in order.
+An example is its sequences, each `uint8 [length]`, then its targets if it has any, then
+its label. The splits are consumed one after another, in order.
 """
 
 
@@ -82,14 +82,24 @@ class SequenceConfig(tfds.core.BuilderConfig):
 
 
 class SequenceBuilder(tfds.core.ShardBasedBuilder, skip_registration=True):
-    """A tfds builder of uint8 sequences and an integer label."""
+    """A tfds builder of uint8 sequences and an integer label.
+
+    With ``TARGETS``, each position of an example also has a target for pretraining, 0
+    for none, and the feature ``targets`` holds them.
+    """
 
     VERSION = tfds.core.Version("1.0.0")
     RELEASE_NOTES: ClassVar[dict[str, str]] = {"1.0.0": "First version."}
     SEQUENCES: ClassVar[tuple[str, ...]] = ("tokens",)
+    TARGETS: ClassVar[bool] = False
     VOCAB_SIZE: ClassVar[int]
     NUM_CLASSES: ClassVar[int]
     builder_config: Any  # A SequenceConfig; tfds would also allow None.
+
+    @classmethod
+    def arrays(cls) -> tuple[str, ...]:
+        """The names of an example's arrays, in order."""
+        return (*cls.SEQUENCES, "targets") if cls.TARGETS else cls.SEQUENCES
 
     @property
     def root(self) -> pathlib.Path:
@@ -100,7 +110,7 @@ class SequenceBuilder(tfds.core.ShardBasedBuilder, skip_registration=True):
         sequence = tfds.features.Tensor(
             shape=(None,), dtype=np.uint8, encoding=tfds.features.Encoding.BYTES
         )
-        features = {name: sequence for name in self.SEQUENCES}
+        features = {name: sequence for name in self.arrays()}
         label = tfds.features.Scalar(dtype=np.int64)
         return tfds.core.DatasetInfo(
             builder=self,
@@ -135,7 +145,7 @@ class _Recorder:
     """Records lengths, labels and a hash of the examples, and checks them."""
 
     def __init__(self, builder: SequenceBuilder, metadata: dict[str, Any]):
-        self._sequences = builder.SEQUENCES
+        self._sequences, self._arrays = builder.SEQUENCES, builder.arrays()
         self._num_classes = builder.NUM_CLASSES
         self._image_shape = builder.builder_config.image_shape
         self._metadata = metadata
@@ -154,11 +164,11 @@ class _Recorder:
         if not sys.stderr.isatty():  # On a terminal, tfds shows a bar.
             taken = progress.told(taken, f"{split} examples", count)
         for key, (*arrays, label) in enumerate(taken):
-            record = dict(zip(self._sequences, arrays, strict=True))
+            record = dict(zip(self._arrays, arrays, strict=True))
             self._check(f"{split} example {key}", record, label)
             _add_example(self._hash, split, label, record.values())
-            for name, array in record.items():
-                lengths[name].append(len(array))
+            for name in self._sequences:
+                lengths[name].append(len(record[name]))
             labels.append(int(label))
             # Complete once the last record has been taken.
             self._metadata["fingerprint"] = self._hash.hexdigest()
@@ -263,8 +273,9 @@ def _read_fingerprint(dataset: SequenceDataset) -> str:
             strict=True,
         )
         for lengths, label, record in columns:
-            arrays = [record[name] for name in dataset.sequences]
-            if np.ravel(lengths).tolist() != [len(array) for array in arrays]:
+            arrays = [record[name] for name in dataset.arrays]
+            own = arrays[: len(dataset.sequences)]
+            if np.ravel(lengths).tolist() != [len(array) for array in own]:
                 raise ValueError("lengths of other examples")
             if label != record["label"]:
                 raise ValueError("labels of other examples")

@@ -34,6 +34,7 @@ class SequenceDataset:
         longer sequences; none for data on disk.
       sequences: the names of the sequences of an example; one, or two for a pair of
         documents.
+      has_targets: each position also has a target for pretraining.
       vocab_size: token ids are below this.
       token_dtype: the dtype of the tokens.
       num_classes: labels are below this.
@@ -46,6 +47,7 @@ class SequenceDataset:
 
     raw: dict[str, Any] | None = None
     decode: Callable[[np.ndarray], str] | None = None
+    has_targets: bool = False
 
     def __init__(self, builder: Any):
         self._builder = builder
@@ -54,6 +56,7 @@ class SequenceDataset:
         self.splits = tuple(builder.info.splits)
         self.parts: tuple[str, ...] = ()
         self.sequences = builder.SEQUENCES
+        self.has_targets: bool = builder.TARGETS
         self.vocab_size = builder.VOCAB_SIZE
         self.token_dtype = np.dtype(np.uint8)
         self.num_classes = builder.NUM_CLASSES
@@ -72,6 +75,11 @@ class SequenceDataset:
     def __repr__(self) -> str:
         sizes = ", ".join(f"{s}={self.num_examples(s)}" for s in self.splits)
         return f"SequenceDataset({self.name}, {sizes})"
+
+    @property
+    def arrays(self) -> tuple[str, ...]:
+        """The names of an example's arrays: its sequences, and perhaps targets."""
+        return (*self.sequences, "targets") if self.has_targets else self.sequences
 
     def num_examples(self, split: str) -> int:
         """The number of examples in a split."""
@@ -110,8 +118,8 @@ class SequenceDataset:
     def source(self, split: str) -> Source:
         """Random access to a split.
 
-        Element i is a dict with `token_dtype [length]` for each name of `sequences`,
-        and, from disk, the integer `label`. `__getitems__(ids)` reads several at once.
+        Element i is a dict with `token_dtype [length]` for each name of `arrays`, and,
+        from disk, the integer `label`. `__getitems__(ids)` reads several at once.
         """
         return _Records(self._builder.as_data_source(split=self._checked(split)), self)
 

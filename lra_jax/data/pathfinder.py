@@ -18,6 +18,7 @@ import itertools
 import os
 import pathlib
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -39,6 +40,13 @@ class GeneratedPathfinder(builder.SequenceBuilder):
     NUM_CLASSES = 2
 
 
+class PathfinderPaths(GeneratedPathfinder):
+    """Pathfinder of the Long-Range Arena, generated, with the path of each pixel."""
+
+    name = "lra_pathfinder_paths"
+    TARGETS = True
+
+
 class PathfinderFiles(GeneratedPathfinder):
     """Pathfinder of the Long-Range Arena, from its files."""
 
@@ -58,6 +66,7 @@ def prepare(
     processes: int | None = None,
     path: str | os.PathLike | None = None,
     easier: Sequence[str] = (),
+    paths: bool = False,
 ) -> SequenceDataset:
     """Opens Pathfinder, preparing it first if necessary.
 
@@ -78,6 +87,8 @@ def prepare(
         `size`, `level`, `seed` and `data_dir` of the settings above apply.
       easier: levels of which `num_train` further images each are put before the
         training images, in this order; only for generated images.
+      paths: with each image, store the class of each of its pixels
+        (`pathfinder_images.Images`); only for generated images.
 
     Returns:
       Splits `train`, `valid` and `test` of `tokens`, `uint8 [size * size]`, and
@@ -91,6 +102,8 @@ def prepare(
     if path is not None:
         if easier:
             raise expected("easier", "() with path", tuple(easier))
+        if paths:
+            raise expected("paths", "False with path", paths)
         return _from_files(path, settings, seed, data_dir)
     sizes = {"train": num_train, "valid": num_valid, "test": num_test}
     checks.check_generated(seed, sizes, processes)
@@ -102,8 +115,8 @@ def prepare(
     def examples(root: pathlib.Path) -> builder.Splits:
         del root
         images = itertools.chain(
-            *(_images(other, seed, num_train, processes) for other in before),
-            _images(settings, seed, total, processes),
+            *(_images(other, seed, num_train, processes, paths) for other in before),
+            _images(settings, seed, total, processes, paths),
         )
         counts = sizes | {"train": first + num_train}
         return {split: (count, images) for split, count in counts.items()}
@@ -111,8 +124,9 @@ def prepare(
     name = f"size{size}-{level}-distractors{settings.distractors}-seed{seed}-{counts}"
     if before:
         name += f"-after-{'-'.join(easier)}"
-    config = _config(name, size, first + total, examples)
-    return builder.prepare(GeneratedPathfinder, config, data_dir)
+    kind = PathfinderPaths if paths else GeneratedPathfinder
+    config = _config(name, size, first + total, examples, arrays=1 + paths)
+    return builder.prepare(kind, config, data_dir)
 
 
 def _config(
@@ -120,11 +134,12 @@ def _config(
     size: int,
     count: int,
     examples: Callable[[pathlib.Path], builder.Splits],
+    arrays: int = 1,
 ) -> builder.SequenceConfig:
     return builder.SequenceConfig(
         name=name,
         max_length=size**2,
-        expected_bytes=(size**2 + 40) * count,
+        expected_bytes=(arrays * size**2 + 40) * count,
         image_shape=(size, size),
         examples=examples,
     )
@@ -162,8 +177,11 @@ def _split(folder: pathlib.Path, size: int, seed: int) -> builder.Splits:
 
 
 def _images(
-    settings: Settings, seed: int, count: int, processes: int | None
-) -> Iterator[tuple[np.ndarray, int]]:
-    for batch in pathfinder_images.iterate(settings, seed, count, processes):
-        pixels = batch.pixels.reshape(len(batch.labels), -1)
-        yield from zip(pixels, batch.labels.tolist(), strict=True)
+    settings: Settings, seed: int, count: int, processes: int | None, paths: bool
+) -> Iterator[tuple[Any, ...]]:
+    for batch in pathfinder_images.iterate(settings, seed, count, processes, paths):
+        number = len(batch.labels)
+        arrays = [
+            x.reshape(number, -1) for x in (batch.pixels, batch.paths) if x is not None
+        ]
+        yield from zip(*arrays, batch.labels.tolist(), strict=True)

@@ -17,6 +17,9 @@ One in 1,000 pairs of snakes begun on 64 pixels is finished, and one in 330 on 1
 batch of attempts grows at once, each at its own stage: one that failed starts again
 immediately, and one that is finished moves on to the distractors.
 
+On demand, each pixel also gets a class that says where on a path it is, which is drawn
+from the same dashes.
+
 Labels are balanced, one of each in every two images (the original tosses a coin). Each
 chunk has its own random stream, keyed by (seed, chunk), so that the images are
 byte-identical for any number of processes.
@@ -24,7 +27,7 @@ byte-identical for any number of processes.
 
 import contextlib
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -37,6 +40,12 @@ from lra_jax.data.pathfinder_shapes import LEVELS, Settings, Tables, make_tables
 CHUNK_PIXELS = 1 << 20
 """Pixels of all images in a chunk. Changing it would change every seed's images."""
 
+UNMARKED = 64
+"""The class of a target snake without a marker."""
+DISTRACTOR = 65
+"""The class of a distractor."""
+
+_VISIBLE = 60  # Of 255: the least coverage of a pixel that belongs to a dash.
 _ATTEMPTS = 128  # At once. Changing it would change them too.
 _SNAKE_TRIALS = 5
 
@@ -47,10 +56,30 @@ class Images(NamedTuple):
     Attributes:
       pixels: `uint8 [n, size, size]`.
       labels: `uint8 [n]`, 1 where one snake joins the markers.
+      paths: `uint8 [n, size, size]`, the class of each pixel, if asked for: on a target
+        snake the number of dashes from the nearest marker on it, which is 1 at the
+        marker, or `UNMARKED`; `DISTRACTOR`; or 0 for none of these.
     """
 
     pixels: np.ndarray
     labels: np.ndarray
+    paths: np.ndarray | None = None
+
+
+class Scene(NamedTuple):
+    """What is drawn in n images.
+
+    Attributes:
+      targets: the two target snakes.
+      distractors: snakes, each with the images that have it.
+      first: `[n]`, the target snake, 0 or 1, with a marker at its beginning.
+      last: `[n]`, the one with a marker at its end.
+    """
+
+    targets: tuple[Snakes, Snakes]
+    distractors: Sequence[tuple[Snakes, np.ndarray]]
+    first: np.ndarray
+    last: np.ndarray
 
 
 def chunk_size(settings: Settings) -> int:
@@ -58,8 +87,10 @@ def chunk_size(settings: Settings) -> int:
     return CHUNK_PIXELS // settings.size**2
 
 
-def sample_chunk(settings: Settings, seed: int, chunk: int) -> Images:
-    """Grows the images of a chunk; they depend only on the arguments."""
+def sample_chunk(
+    settings: Settings, seed: int, chunk: int, with_paths: bool = False
+) -> Images:
+    """Grows the images of a chunk; they depend only on the first three arguments."""
     entropy = np.random.SeedSequence((seed, chunk))
     rng = np.random.Generator(np.random.Philox(entropy))
     count = chunk_size(settings)
@@ -68,15 +99,23 @@ def sample_chunk(settings: Settings, seed: int, chunk: int) -> Images:
     margins = settings.geometry.margins
     margin_of = rng.integers(len(margins), size=count)
     pixels = np.zeros((count, settings.size, settings.size), np.uint8)
+    paths = np.zeros_like(pixels) if with_paths else None
     for index, margin in enumerate(margins):
         chosen = np.flatnonzero(margin_of == index)
         tables = make_tables(settings.geometry, margin)
-        pixels[chosen] = _grow_images(settings, tables, rng, labels[chosen])
-    return Images(pixels, labels)
+        scene = _grow_scene(settings, tables, rng, labels[chosen])
+        pixels[chosen] = _draw(settings, tables, scene)
+        if paths is not None:
+            paths[chosen] = _draw_paths(settings, tables, scene)
+    return Images(pixels, labels, paths)
 
 
 def iterate(
-    settings: Settings, seed: int, count: int, processes: int | None = None
+    settings: Settings,
+    seed: int,
+    count: int,
+    processes: int | None = None,
+    with_paths: bool = False,
 ) -> Iterator[Images]:
     """Yields `count` images in batches.
 
@@ -95,18 +134,22 @@ def iterate(
     if processes is None:
         processes = min(workers.available_cpus(), -(-count // chunk_size(settings)))
     check_integer("processes", processes, 1)
-    return _iterate(settings, seed, count, processes)
+    sample = functools.partial(sample_chunk, settings, seed, with_paths=with_paths)
+    return _iterate(sample, count, processes)
 
 
-def _iterate(settings, seed, count, processes) -> Iterator[Images]:
-    sample = functools.partial(sample_chunk, settings, seed)
+def _iterate(
+    sample: Callable[[int], Images], count: int, processes: int
+) -> Iterator[Images]:
     with contextlib.closing(workers.map_in_order(sample, processes)) as chunks:
         for images in chunks:
             left = count - len(images.labels)
             if left <= 0:
                 # A consumer of the last batch may never come back to end the workers.
                 chunks.close()
-            yield Images(images.pixels[:count], images.labels[:count])
+            pixels, labels, paths = images
+            paths = None if paths is None else paths[:count]
+            yield Images(pixels[:count], labels[:count], paths)
             if left <= 0:
                 return
             count = left
@@ -117,13 +160,14 @@ def generate(
 ) -> Images:
     """Returns `count` images at once; see `iterate`."""
     batches = list(iterate(settings, seed, count, processes))
-    return Images(*(np.concatenate(parts) for parts in zip(*batches, strict=True)))
+    pixels, labels, _ = zip(*batches, strict=True)
+    return Images(np.concatenate(pixels), np.concatenate(labels))
 
 
-def _grow_images(
+def _grow_scene(
     settings: Settings, tables: Tables, rng: np.random.Generator, labels: np.ndarray
-) -> np.ndarray:
-    """Images with these labels, `uint8 [n, size, size]`."""
+) -> Scene:
+    """What is in images with these labels."""
     count, level = len(labels), LEVELS[settings.level]
     field = Field(settings.geometry, tables, rng, count)
     targets = _grow_targets(field, settings, tables, rng, count)
@@ -133,7 +177,7 @@ def _grow_images(
     ]
     first = rng.integers(2, size=count)
     last = np.where(labels == 1, first, 1 - first)
-    return _draw(settings, tables, targets, distractors, first, last)
+    return Scene(targets, distractors, first, last)
 
 
 def _grow_targets(field, settings, tables, rng, count) -> tuple[Snakes, Snakes]:
@@ -190,15 +234,9 @@ def _grow_distractor(
     return snakes, np.setdiff1d(np.arange(count), waiting)
 
 
-def _draw(
-    settings: Settings,
-    tables: Tables,
-    targets: tuple[Snakes, Snakes],
-    distractors: Sequence[tuple[Snakes, np.ndarray]],
-    first: np.ndarray,
-    last: np.ndarray,
-) -> np.ndarray:
-    """The images; a marker at the beginning of snake `first` and the end of `last`."""
+def _draw(settings: Settings, tables: Tables, scene: Scene) -> np.ndarray:
+    """The images, `uint8 [n, size, size]`."""
+    targets, distractors, first, last = scene
     geometry, count = settings.geometry, len(first)
     everyone = np.arange(count)
     marks = [
@@ -216,16 +254,45 @@ def _draw(
             [d for s, ids in distractors for d in _dashes(s, ids, tables)],
         ),
     ]
-    pad, side = tables.pad, settings.size + 2 * tables.pad
     images = np.zeros((count, settings.size, settings.size), np.float32)
     for contrast, strokes in layers:
-        canvases = np.zeros((count, side, side), np.uint8)
-        for ids, places, patches in strokes:
-            Patches(canvases, patches.shape[1]).raise_to(ids, places, patches)
-        inner = canvases[:, pad:-pad, pad:-pad] * np.float32(contrast)
+        inner = _covered(settings, tables, count, strokes) * np.float32(contrast)
         np.maximum(images, inner, out=images)
     images *= 255 / images.max(axis=(1, 2), keepdims=True)
     return (images + np.float32(0.5)).astype(np.uint8)
+
+
+def _draw_paths(settings: Settings, tables: Tables, scene: Scene) -> np.ndarray:
+    """The class of each pixel, that of the dash that covers most of it."""
+    everyone = np.arange(len(scene.first))
+    count = len(everyone)
+    classes = np.zeros((count, settings.size, settings.size), np.uint8)
+    most = np.full(classes.shape, _VISIBLE, np.uint8)
+
+    def lay(covered: np.ndarray, own: np.ndarray) -> None:
+        above = covered > most
+        classes[above] = np.broadcast_to(own[:, None, None], classes.shape)[above]
+        np.maximum(most, covered, out=most)
+
+    for index, snakes in enumerate(scene.targets):
+        for dash, stroke in enumerate(_dashes(snakes, everyone, tables)):
+            begin = np.where(scene.first == index, dash + 1, UNMARKED)
+            end = np.where(scene.last == index, snakes.dashes - dash, UNMARKED)
+            covered = _covered(settings, tables, count, [stroke])
+            lay(covered, np.minimum(begin, end).astype(np.uint8))
+    for snakes, ids in scene.distractors:
+        covered = _covered(settings, tables, count, _dashes(snakes, ids, tables))
+        lay(covered, np.full(count, DISTRACTOR, np.uint8))
+    return classes
+
+
+def _covered(settings: Settings, tables: Tables, count: int, strokes) -> np.ndarray:
+    """The maximum of some strokes of `_dashes`, `uint8 [n, size, size]`."""
+    pad, side = tables.pad, settings.size + 2 * tables.pad
+    canvases = np.zeros((count, side, side), np.uint8)
+    for ids, places, patches in strokes:
+        Patches(canvases, patches.shape[1]).raise_to(ids, places, patches)
+    return canvases[:, pad:-pad, pad:-pad]
 
 
 def _dashes(snakes: Snakes, ids: np.ndarray, tables: Tables):

@@ -94,6 +94,7 @@ def train_iterator(
     augment: Augment | None = None,
     targets: Targets | None = None,
     target_steps: int = 0,
+    stored_targets: bool = False,
     packing: int = 0,
     shard: tuple[int, int] = (0, 1),
     num_threads: int = 2,
@@ -121,6 +122,7 @@ def train_iterator(
       targets: adds its arrays to each row of the first batches, with a generator as for
         `augment`.
       target_steps: number of batches that have targets.
+      stored_targets: these batches have the targets that are stored with the examples.
       packing: pack the examples of each batch into rows of the longest bucket; their
         number is a multiple of this (`data.packing`); 0 = one example per row.
       shard: this host's index and the number of hosts; the host gets its rows of every
@@ -154,6 +156,8 @@ def train_iterator(
     def load(step: int) -> dict[str, np.ndarray]:
         batch = plan[step]
         chosen = Batch(batch.length, batch.ids[rows])
+        if stored_targets and step < target_steps:
+            return reader.read(chosen, arrays=dataset.arrays)
         if augment is None:
             return reader.read(chosen, warmup.limit(step))
         draws = [_generator(seed, step, row) for row in range(batch_size)[rows]]
@@ -306,18 +310,20 @@ class _Reader:
         limit: int | None = None,
         augment: Augment | None = None,
         draws: Sequence[np.random.Generator] = (),
+        arrays: Sequence[str] = (),
     ) -> dict[str, np.ndarray]:
         """The examples of a batch, with at most `limit` tokens of each sequence.
 
-        They are augmented before they are cut, each with its own generator.
+        They are augmented before they are cut, each with its own generator. `arrays`
+        are those of the dataset to read; by default its sequences.
         """
         whole_rows = self._dataset.batch(self._split, batch.ids)
         if whole_rows is not None:
             return whole_rows
         records = self._source.__getitems__(batch.ids.tolist())
         width = min(batch.length, limit or batch.length)
-        arrays = {}
-        for name in self._sequences:
+        found = {}
+        for name in arrays or self._sequences:
             tokens = np.zeros((len(records), width), self._dtype)
             lengths = np.zeros(len(records), np.int32)
             for row, record in enumerate(records):
@@ -326,11 +332,12 @@ class _Reader:
                     whole = augment(whole, draws[row])
                 lengths[row] = min(len(whole), width)
                 tokens[row, : lengths[row]] = whole[:width]
-            arrays[name] = tokens
-            arrays[name.replace("tokens", "lengths", 1)] = lengths
+            found[name] = tokens
+            if name in self._sequences:
+                found[name.replace("tokens", "lengths", 1)] = lengths
         if self._positions is not None:
-            arrays["positions"] = self._positions[batch.ids]
-        return arrays | {"labels": self._labels[batch.ids].astype(np.int32)}
+            found["positions"] = self._positions[batch.ids]
+        return found | {"labels": self._labels[batch.ids].astype(np.int32)}
 
 
 def _example_lengths(dataset: SequenceDataset, split: str) -> np.ndarray:

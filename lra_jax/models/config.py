@@ -307,12 +307,15 @@ class EncoderConfig:
       cls_token: put a learned vector, initially zero, before the tokens.
       inputs: "embedding", a row for each token id, or "linear", a projection of the
         pixel's value; see ``lra_jax.models.inputs``.
+      patch: side P of the square patches into which images of the ``grid`` are cut
+        (`lra_jax.models.patches`); 1 = every pixel is a position. More needs inputs
+        "linear", which then projects all pixels of a patch together.
       cutoffs: token ids, increasing, at which clusters of rarer tokens begin, with
         narrower embeddings (`lra_jax.models.adaptive`); none = the same width for all.
       positions: "learned", "sinusoidal", "learned_2d", "rotary" or "none"; see
         ``lra_jax.models.inputs``.
       grid: rows and columns of an image, for "learned_2d", for ``conv_grid`` and for a
-        mechanism's option ``{"grid": True}``, which means this grid.
+        mechanism's option ``{"grid": True}``, which means this grid, in patches.
       embed_std: initial standard deviation of the token embeddings. With learned
         positions, 0.02 gives both the same scale; 1 is the LRA code's.
       norm: before attention and MLP, and after the last block: "layer", of each
@@ -323,7 +326,7 @@ class EncoderConfig:
         less memory for about a third more arithmetic, with the same results.
       qkv_bias: biases in the attention's projections.
       short_conv, gate, ema, local_values: see `AttentionConfig`.
-      conv_grid: ``short_conv`` is over squares of pixels of the grid.
+      conv_grid: ``short_conv`` is over squares of pixels, or patches, of the grid.
       dtype: dtype of the computation; parameters are float32.
 
     Raises:
@@ -348,6 +351,7 @@ class EncoderConfig:
     readings: int = 1
     cls_token: bool = False
     inputs: Inputs = "embedding"
+    patch: int = 1
     cutoffs: tuple[int, ...] = ()
     positions: Positions = "learned"
     grid: Grid = None
@@ -366,9 +370,8 @@ class EncoderConfig:
     def __post_init__(self):
         _keep(self, options=_frozen(self.options))
         _keep(self, mlp_options=_frozen(self.mlp_options))
-        _check_sizes(
-            self, "num_layers", "embed_dim", "mlp_dim", "max_length", "readings"
-        )
+        _check_sizes(self, "num_layers", "embed_dim", "mlp_dim", "max_length")
+        _check_sizes(self, "readings", "patch")
         check_types(self)
         if self.readings > 1 and not self.reconstructs:
             wanted = "1 without reconstructs, whose head writes the notes"
@@ -395,6 +398,8 @@ class EncoderConfig:
             raise expected("grid", wanted, None)
         if self.conv_grid:
             self._check_images("conv_grid", "")
+        if self.patch > 1:
+            self._check_patch()
         self._check_cutoffs()
         for index in range(self.num_layers):
             self.attention(index)
@@ -407,10 +412,31 @@ class EncoderConfig:
             wanted = "none with inputs='linear', which has no embeddings"
             raise expected("cutoffs", wanted, self.cutoffs)
 
+    def _check_patch(self) -> None:
+        if self.grid is None:
+            raise expected("patch", "1 without images", self.patch)
+        rows, columns = self.grid
+        if rows % self.patch or columns % self.patch:
+            wanted = f"a divisor of both sides of {rows} x {columns} images"
+            raise expected("patch", wanted, self.patch)
+        if self.inputs != "linear":
+            wanted = "1 with inputs='embedding', which has a row for each single pixel"
+            raise expected("patch", wanted, self.patch)
+        if self.readings > 1:
+            raise expected("patch", f"1 with readings={self.readings}", self.patch)
+
     @property
     def length(self) -> int:
         """Most positions, including one for the class vector."""
-        return self.max_length + self.cls_token
+        return self.max_length // self.patch**2 + self.cls_token
+
+    @property
+    def patch_grid(self) -> Grid:
+        """Rows and columns of the positions of an image; None without images."""
+        if self.grid is None:
+            return None
+        rows, columns = self.grid
+        return rows // self.patch, columns // self.patch
 
     @functools.cached_property
     def block_options(self) -> list[dict[str, Any]]:
@@ -439,7 +465,7 @@ class EncoderConfig:
             rotary=self.positions == "rotary",
             use_bias=self.qkv_bias,
             short_conv=self.short_conv,
-            conv_grid=self.grid if self.conv_grid else None,
+            conv_grid=self.patch_grid if self.conv_grid else None,
             gate=self.gate,
             ema=self.ema,
             local_values=self.local_values,
@@ -454,7 +480,7 @@ class EncoderConfig:
         if options.get("grid") is not True:
             return options
         self._check_images("grid", "the option ")
-        return options | {"grid": self.grid}
+        return options | {"grid": self.patch_grid}
 
     def _check_images(self, name: str, kind: str) -> None:
         """Raises ``ValueError`` unless every position is a pixel, all equally seen."""

@@ -24,6 +24,7 @@ from lra_jax.models.instance_norm import InstanceNorm
 from lra_jax.models.intermediates import is_captured, sow
 from lra_jax.models.layers import Dropout, LayerNorm, add_positions
 from lra_jax.models.mlp import Mlp
+from lra_jax.models.patches import any_real
 from lra_jax.models.product_keys import ProductKeyMemory
 from lra_jax.models.remat import recomputed
 
@@ -210,7 +211,8 @@ class TransformerEncoder(nnx.Module):
             0 = none, for a model of several ``readings``; None = 0 everywhere.
 
         Returns:
-          `[B, T, D]`, with the class vector's row in front if there is one.
+          `[B, T, D]`, with the class vector's row in front if there is one; for images
+          in patches of P x P pixels `[B, T / P^2, D]`.
 
         Raises:
           ValueError: arrays of other shapes, T above ``max_length`` or not that of the
@@ -227,8 +229,11 @@ class TransformerEncoder(nnx.Module):
             check_shape("mask", mask, "B T", {1, batch}, length)
         documents = self._documents(tokens, segment_ids)
         mask = packed.shown(mask, documents)
-        x = self._shown(embed_inputs(self.embed, tokens), hidden)
-        x = self._annotated(x, notes)
+        grid = config.grid if config.patch > 1 else None
+        x = embed_inputs(self.embed, tokens, grid, config.patch)
+        if grid is not None and mask is not None:
+            mask = any_real(mask, grid, config.patch)
+        x = self._annotated(self._shown(x, hidden), notes)
         if self.cls is not None:
             front = jnp.broadcast_to(
                 self.cls[...].astype(x.dtype), (x.shape[0], 1, x.shape[2])
@@ -259,6 +264,9 @@ class TransformerEncoder(nnx.Module):
             return x
         if self.hidden is None:
             raise expected("hidden", "None without reconstructs=True", "an array")
+        if self.config.patch > 1:
+            wanted = f"None with patch={self.config.patch}"
+            raise expected("hidden", wanted, "an array")
         check_shape("hidden", hidden, "B T", *x.shape[:2])
         return jnp.where(hidden[:, :, None], self.hidden[...].astype(x.dtype), x)
 
@@ -278,7 +286,9 @@ class TransformerEncoder(nnx.Module):
     ) -> packed.Packed | None:
         if segment_ids is None:
             return None
-        if self.cls is not None or self.config.positions == "learned_2d":
+        config = self.config
+        in_grid = config.positions == "learned_2d" or config.patch > 1
+        if self.cls is not None or in_grid:
             one = "a class vector" if self.cls is not None else "positions in a grid"
             raise expected("segment_ids", f"None with {one}", "an array")
         return packed.packed(segment_ids, tokens, tokens)

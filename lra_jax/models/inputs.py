@@ -5,7 +5,8 @@ Inputs:
              as in the Long-Range Arena's code. With ``cutoffs``, rarer tokens have
              narrower ones (`adaptive`).
   linear     ``W (value / 255) + b``: for pixels, treating their values as numbers (as
-             in S4 and later work).
+             in S4 and later work). With a ``patch`` of P, the P^2 pixels of a patch
+             together are projected to one position (`patches`).
 
 Positions:
   learned     a learned row for each position (normal, standard deviation 0.02).
@@ -26,8 +27,9 @@ from flax import nnx
 
 from lra_jax.attention.inputs import check_shape
 from lra_jax.errors import expected
+from lra_jax.models import patches
 from lra_jax.models.adaptive import AdaptiveEmbed
-from lra_jax.models.config import EncoderConfig
+from lra_jax.models.config import EncoderConfig, Grid
 from lra_jax.models.layers import Dense, sinusoidal_positions
 
 _POSITION_STD = 0.02
@@ -38,7 +40,8 @@ def make_inputs(
 ) -> nnx.Embed | AdaptiveEmbed | Dense:
     """The layer that `embed_inputs` calls."""
     if config.inputs == "linear":
-        return Dense(1, config.embed_dim, dtype=config.dtype, rngs=rngs)
+        pixels = config.patch**2
+        return Dense(pixels, config.embed_dim, dtype=config.dtype, rngs=rngs)
     if config.cutoffs:
         own = {"cutoffs": config.cutoffs, "dtype": config.dtype}
         return AdaptiveEmbed(vocab_size, config.embed_dim, **own, rngs=rngs)
@@ -48,19 +51,29 @@ def make_inputs(
 
 
 def embed_inputs(
-    layer: nnx.Embed | AdaptiveEmbed | Dense, tokens: jax.Array
+    layer: nnx.Embed | AdaptiveEmbed | Dense,
+    tokens: jax.Array,
+    grid: Grid = None,
+    patch: int = 1,
 ) -> jax.Array:
-    """Integers `[B, T]` to vectors `[B, T, D]`.
+    """Integers `[B, T]` to vectors `[B, T, D]`, or `[B, T / P^2, D]` for patches.
+
+    Args:
+      layer: as made by `make_inputs`.
+      tokens: ids or pixels.
+      grid: rows and columns of images that are cut into patches.
+      patch: side P of a patch.
 
     Raises:
-      ValueError: not integers; or, where values are known (not traced), some are beyond
-        the vocabulary.
+      ValueError: not integers, or not images of the grid; or, where values are known
+        (not traced), some are beyond the vocabulary.
     """
     if isinstance(layer, nnx.Embed | AdaptiveEmbed):
         check_ids("tokens", tokens, layer.num_embeddings, "ids of the vocabulary")
         return layer(tokens.astype(jnp.int32))
     _check_integers("tokens", tokens)
-    return layer(tokens.astype(jnp.float32)[:, :, None] / 255)
+    pixels = tokens[:, :, None] if grid is None else patches.cut(tokens, grid, patch)
+    return layer(pixels.astype(jnp.float32) / 255)
 
 
 def check_ids(name: str, ids: jax.Array, size: int, what: str) -> None:
@@ -120,8 +133,8 @@ def make_positions(
 
     if config.positions == "learned":
         return table(config.length)
-    if config.positions == "learned_2d" and config.grid is not None:
-        rows, columns = map(table, config.grid)
+    if config.positions == "learned_2d" and config.patch_grid is not None:
+        rows, columns = map(table, config.patch_grid)
         return nnx.Dict(rows=rows, columns=columns)
     return None
 

@@ -38,6 +38,7 @@ from lra_jax.models.config import EncoderConfig, configured
 from lra_jax.models.encoder import TransformerEncoder
 from lra_jax.models.inputs import known_values, length_mask
 from lra_jax.models.layers import Dense
+from lra_jax.models.patches import any_real, joined
 
 Pooling = Literal["mean", "cls", "first", "attention", "ends", "attention+ends"]
 Padding = Literal["lengths", "zeros"]
@@ -99,7 +100,9 @@ class PooledEncoder(nnx.Module):
         )
         # Reconstructs hidden tokens; the paper's head is also linear.
         self.tokens: Any = (
-            Dense(width, vocab_size, rngs=rngs) if config.reconstructs else None
+            Dense(width, vocab_size * config.patch**2, rngs=rngs)
+            if config.reconstructs
+            else None
         )
         rows = {"attention": _QUERIES, "ends": 2}
         self.pooled_features = width * sum(rows.get(x, 1) for x in pooling.split("+"))
@@ -136,6 +139,9 @@ class PooledEncoder(nnx.Module):
                 raise expected("documents", "None without segment_ids", documents)
             notes = self._noted(tokens, mask)
             encoded = self.encoder(tokens, mask, rngs, notes=notes).astype(jnp.float32)
+            config: Any = self.encoder.config
+            if mask is not None and config.patch > 1:
+                mask = any_real(mask, config.grid, config.patch)
             return self._pooled(encoded, mask, self._start(encoded, mask))
         label: Any = packed.packed(segment_ids, tokens, tokens)
         count = _most_documents(documents, label.label)
@@ -186,7 +192,12 @@ class PooledEncoder(nnx.Module):
     def _reconstruct(self, encoded: jax.Array) -> jax.Array:
         """The tokens' logits; a class vector's row is dropped."""
         own = encoded[:, int(self.pooling == "cls") :]
-        return self.tokens(own.astype(jnp.float32))
+        logits = self.tokens(own.astype(jnp.float32))
+        config: Any = self.encoder.config
+        if config.patch == 1:
+            return logits
+        patches = logits.reshape(*logits.shape[:2], config.patch**2, -1)
+        return joined(patches, config.grid, config.patch)
 
     def noted(
         self,

@@ -43,7 +43,7 @@ class TokenModel(nnx.Module):
         **settings: Any,
     ):
         config = configured(EncoderConfig, config, settings)
-        plain = {"cls_token": False, "readings": 1, "reconstructs": False}
+        plain = {"cls_token": False, "readings": 1, "reconstructs": False, "patch": 1}
         for name, value in plain.items():
             if getattr(config, name) != value:
                 wanted = f"{value} for a model of single positions"

@@ -297,6 +297,7 @@ def _parts(model: ModelConfig) -> list[str]:
     """The parts of the blocks besides attention and a plain MLP."""
     window = f"{model.short_conv}" + f" x {model.short_conv}" * model.conv_grid
     named = {
+        f"patches of {model.patch} x {model.patch} pixels": model.patch > 1,
         f"short convolution of {window}": model.short_conv,
         "output gate": model.gate,
         "local values": model.local_values,
@@ -320,6 +321,9 @@ def _teaching(config: Config) -> list[str]:
         "notes": (
             f"pretrained on the value of every operator, one of "
             f"{config.model.readings} readings at a time, for {first}"
+        ),
+        "paths": (
+            f"pretrained on the distance of each pixel from the circles for {first}"
         ),
     }
     named = {

@@ -55,6 +55,10 @@ def check_config(config: Config, task: Task) -> None:
         _refuse_images(config)
     _refuse_unread(config, task)
     _refuse_constant(config, task)
+    _check_stored_targets(config, task)
+    if config.model.patch > 1 and config.train.seq_devices > 1:
+        wanted = f"1 with --model.patch={config.model.patch}"
+        raise expected("--train.seq_devices", wanted, config.train.seq_devices)
     if task.is_causal and not config.model.is_causal:
         wanted = f"True for --task={task.name}, whose answers come next"
         raise expected("--model.is_causal", wanted, config.model.is_causal)
@@ -84,7 +88,7 @@ def check_on_devices(config: Config, task: Task) -> None:
     # On one device: the trainer checks whether the devices divide the sequence.
     encoder = encoder_config(config.replace(train={"seq_devices": 1}), task.image_shape)
     longest = min(encoder.max_length, config.data.longest or encoder.max_length)
-    length = longest + encoder.cls_token
+    length = longest // encoder.patch**2 + encoder.cls_token
     check_memory(config.train, encoder, length)
     traced = []
     for index, options in enumerate(encoder.block_options):
@@ -291,13 +295,17 @@ def _check_pretraining(config: Config, task: Task) -> None:
         reason = f"for --task={task.name}" if task.per_position else "for a decoder"
         wanted = f"0 {reason}, which reconstructs nothing"
         raise expected("--pretrain.steps", wanted, config.pretrain.steps)
-    if config.pretrain.target not in ("tokens", *task.targets):
+    taught = (*task.targets, *task.stored_targets)
+    if config.pretrain.target not in ("tokens", *taught):
         wanted = f"tokens for --task={task.name}, whose positions have no values"
         raise expected("--pretrain.target", wanted, config.pretrain.target)
     rate, only = config.pretrain.mask_rate, PretrainConfig.mask_rate
     if config.pretrain.target != "tokens" and rate != only:
         wanted = f"{only} with --pretrain.target={config.pretrain.target}, which "
         raise expected("--pretrain.mask_rate", f"{wanted}masks no token", rate)
+    if config.pretrain.target == "tokens" and config.model.patch > 1:
+        wanted = "1 with --pretrain.target=tokens, which masks single pixels"
+        raise expected("--model.patch", wanted, config.model.patch)
     if config.pretrain.target == "notes" and config.model.readings < 2:
         wanted = "at least 2 with --pretrain.target=notes"
         raise expected("--model.readings", wanted, config.model.readings)
@@ -317,12 +325,26 @@ def _check_pretraining(config: Config, task: Task) -> None:
         raise expected("--pretrain.probe_steps", wanted, config.pretrain.probe_steps)
 
 
+def _check_stored_targets(config: Config, task: Task) -> None:
+    """Refuses to store targets that nothing reads, and to read what is not stored."""
+    used = config.pretrain.target if config.pretrain.steps else None
+    for target, name in task.stored_targets.items():
+        stored = getattr(config.data, name)
+        if stored != (used == target):
+            without = "" if used == target else "out"
+            wanted = f"{not stored} with{without} --pretrain.target={target}"
+            raise expected(f"--data.{name}", wanted, stored)
+
+
 def _refuse_images(config: Config) -> None:
     settings = ("inputs", "linear"), ("positions", "learned_2d"), ("conv_grid", True)
     for name, only in settings:
         if getattr(config.model, name) == only:
             wanted = f"another value for --task={config.task}, which has no images"
             raise expected(f"--model.{name}", wanted, only)
+    if config.model.patch != 1:
+        wanted = f"1 for --task={config.task}, which has no images"
+        raise expected("--model.patch", wanted, config.model.patch)
 
 
 def _refuse_constant(config: Config, task: Task) -> None:
@@ -399,7 +421,7 @@ _POSITIVE = {
     ),
     "model": (
         *("num_layers", "embed_dim", "num_heads", "qkv_dim", "mlp_dim", "max_length"),
-        *("embed_std", "readings"),
+        *("embed_std", "readings", "patch"),
     ),
 }
 _SMALL = 16  # Positions in a small input.

@@ -53,6 +53,7 @@ def _encoder_config(
         readings=model.readings,
         cls_token=model.pooling == "cls",
         inputs=model.inputs,
+        patch=model.patch,
         cutoffs=_cutoffs(model.cutoffs),
         positions=model.positions,
         grid=image_shape,
@@ -74,7 +75,7 @@ FLAGS = {
     name: f"--model.{name}"
     for name in (
         *("num_layers", "embed_dim", "num_heads", "mlp_dim", "mlp", "mlp_options"),
-        *("max_length", "inputs", "cutoffs", "positions", "norm", "dropout"),
+        *("max_length", "inputs", "patch", "cutoffs", "positions", "norm", "dropout"),
         *("is_causal", "embed_std", "qkv_bias"),
         *("short_conv", "conv_grid", "gate", "ema", "local_values", "readings"),
     )

@@ -24,6 +24,7 @@ def _task(name: str, rows: tuple[Published, ...]) -> Task:
         image_shape=(size, size),
         is_official=_is_official,
         floors=(("chance", 50.0),),
+        stored_targets={"paths": "paths"},
         published=rows,
     )
 

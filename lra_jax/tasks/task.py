@@ -76,6 +76,8 @@ class Task:
         example if the data settings say so.
       targets: by the value of ``--pretrain.target``, names `lra_jax.data.pipeline`'s
         ``Targets``: the target of each position, 0 for none.
+      stored_targets: by the value of ``--pretrain.target``, the data setting that
+        stores the targets with the examples, because tokens do not determine them.
       tree_drawer: names ``(tokens) -> lra_jax.data.listops_language.Tree``, if
         sequences are nested expressions.
     """
@@ -107,6 +109,7 @@ class Task:
     words: str | None = None
     augmentation: str | None = None
     targets: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    stored_targets: Mapping[str, str] = dataclasses.field(default_factory=dict)
     tree_drawer: str | None = None
 
     def scaled(self, data: DataConfig, accuracy: float) -> float | None:
@@ -199,7 +202,8 @@ class Task:
     def pretraining_targets(
         self, config: Config
     ) -> Callable[..., dict[str, "np.ndarray"]] | None:
-        """The targets of pretraining, one per position; None for masked tokens."""
+        """The targets of pretraining, one per position; None for masked tokens, and for
+        targets that are stored with the examples."""
         target = self.targets.get(config.pretrain.target)
         return None if target is None else pkgutil.resolve_name(target)
 

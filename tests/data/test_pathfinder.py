@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 import zlib
+from typing import Any
 
 import numpy as np
 import pytest
@@ -70,6 +71,28 @@ def test_easier_levels_come_first_and_leave_the_others_alone(tmp_path):
         wanted = [x["tokens"] for d, name in sources for x in d.source(name)]
         found = [x["tokens"] for x in both.source(split)]
         np.testing.assert_array_equal(found, wanted)
+
+
+def test_paths_are_stored_beside_the_same_images(tmp_path, dataset):
+    """They come with the first batches, and change neither images nor order."""
+    with_paths = pathfinder.prepare(tmp_path, **SMALL, paths=True)
+    assert with_paths.has_targets and not dataset.has_targets
+    assert with_paths.fingerprint != dataset.fingerprint
+    settings: Any = {"batch_size": 4, "seed": 0, "num_steps": 4, "buckets": "none"}
+    plain = list(pipeline.train_iterator(dataset, **settings))
+    taught = pipeline.train_iterator(
+        with_paths, **settings, target_steps=2, stored_targets=True
+    )
+    for step, (batch, other) in enumerate(zip(taught, plain, strict=True)):
+        targets = batch.pop("targets", None)
+        assert (targets is not None) == (step < 2)
+        assert batch.keys() == other.keys()
+        for name, array in batch.items():
+            np.testing.assert_array_equal(array, other[name])
+        if targets is not None:
+            assert targets.shape == (4, 1024)
+            assert not targets[batch["tokens"] == 0].any()
+            assert {1, 2, 3} <= set(np.unique(targets).tolist())
 
 
 def test_neither_tensorflow_nor_jax_is_imported(tmp_path):

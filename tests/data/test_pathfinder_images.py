@@ -27,7 +27,8 @@ def cached_chunk(settings: Settings):
     # A third of a chunk: of a thousand pairs of snakes one is finished.
     labels = np.tile(np.array([0, 1], np.uint8), 40)
     tables, rng = make_tables(settings.geometry, 1), np.random.default_rng(0)
-    pixels = pathfinder_images._grow_images(settings, tables, rng, labels)
+    scene = pathfinder_images._grow_scene(settings, tables, rng, labels)
+    pixels = pathfinder_images._draw(settings, tables, scene)
     return pathfinder_images.Images(pixels, labels)
 
 
@@ -89,9 +90,9 @@ def test_a_label_says_whether_one_snake_joins_the_markers(monkeypatch):
     drawn = {}
     draw = pathfinder_images._draw
 
-    def spy(settings, tables, targets, distractors, first, last):
-        drawn.update(targets=targets, first=first, last=last, pad=tables.pad)
-        return draw(settings, tables, targets, distractors, first, last)
+    def spy(settings, tables, scene):
+        drawn.update(scene._asdict(), pad=tables.pad)
+        return draw(settings, tables, scene)
 
     monkeypatch.setattr(pathfinder_images, "_draw", spy)
     settings = Settings(64, "easy", 0)
@@ -110,6 +111,44 @@ def test_a_label_says_whether_one_snake_joins_the_markers(monkeypatch):
         near = np.minimum(*distances)
         assert (image[near <= 1.0] > 240).all()
         assert near[image > 210].max() <= GEOMETRIES[64].marker + 0.8
+
+
+def test_paths_count_the_dashes_from_the_markers(monkeypatch):
+    """Against the places of the dashes, and against the labels."""
+    drawn = {}
+    draw = pathfinder_images._draw
+
+    def spy(settings, tables, scene):
+        drawn.update(scene._asdict(), pad=tables.pad)
+        return draw(settings, tables, scene)
+
+    monkeypatch.setattr(pathfinder_images, "_draw", spy)
+    settings = Settings(64, "easy", 2)
+    images = pathfinder_images.sample_chunk(settings, 0, 0, with_paths=True)
+    plain = pathfinder_images.sample_chunk(settings, 0, 0)
+    np.testing.assert_array_equal(images.pixels, plain.pixels)
+    assert plain.paths is None and images.paths is not None
+    assert not images.paths[images.pixels == 0].any()
+    ends, right = (drawn["first"], drawn["last"]), []
+    for i, (paths, label) in enumerate(zip(images.paths, images.labels, strict=True)):
+        found = set(np.unique(paths).tolist()) - {0, pathfinder_images.DISTRACTOR}
+        # Joined: three dashes from either end, and a path without a marker.
+        joined = {1, 2, 3, pathfinder_images.UNMARKED}
+        assert found == (joined if label else {1, 2, 3, 4, 5, 6})
+        for index, snakes in enumerate(drawn["targets"]):
+            marked = [ends[0][i] == index, ends[1][i] == index]
+            for dash in range(6):
+                row, column = snakes.places[i, dash] - drawn["pad"]
+                if not (0 <= row < 64 and 0 <= column < 64):
+                    continue
+                steps = [dash + 1, 6 - dash]
+                wanted = [n for n, there in zip(steps, marked, strict=True) if there]
+                wanted = min(wanted, default=pathfinder_images.UNMARKED)
+                near = np.s_[max(0, row - 1) : row + 2, max(0, column - 1) : column + 2]
+                right.append(wanted in paths[near])
+    # Snakes hardly ever touch.
+    assert len(right) > 2000 and np.mean(right) > 0.995
+    assert (images.paths == pathfinder_images.DISTRACTOR).any()
 
 
 @pytest.fixture(scope="module", params=[(64, 1), (128, 3)], ids=str)

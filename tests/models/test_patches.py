@@ -1,0 +1,138 @@
+"""Images in square patches."""
+
+import helpers
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from attention.mechanisms import assert_rejects
+from flax import nnx
+
+from lra_jax.models import SequenceClassifier, TokenClassifier, patches
+
+GRID = (4, 6)
+
+
+def _model(**settings) -> SequenceClassifier:
+    given = {
+        **{"mechanism": "linear", "num_layers": 1, "embed_dim": 8, "mlp_dim": 8},
+        **{"num_heads": 1, "max_length": 24, "grid": GRID, "inputs": "linear"},
+        **{"patch": 2, "rngs": nnx.Rngs(0)},
+    }
+    return SequenceClassifier(256, 3, **given | settings)
+
+
+def _images(count: int = 2) -> np.ndarray:
+    return np.random.default_rng(0).integers(1, 256, (count, 24))
+
+
+def test_patches_are_squares_in_reading_order():
+    image = jnp.arange(24)[None]
+    found = patches.cut(image, GRID, 2)
+    assert found.shape == (1, 6, 4)
+    np.testing.assert_array_equal(found[0, 0], [0, 1, 6, 7])
+    np.testing.assert_array_equal(found[0, 1], [2, 3, 8, 9])
+    np.testing.assert_array_equal(found[0, 5], [16, 17, 22, 23])
+    back = patches.joined(found[..., None], GRID, 2)
+    np.testing.assert_array_equal(back[..., 0], image)
+
+
+def test_the_input_is_a_projection_of_all_pixels_of_a_patch():
+    model = _model(positions="none")
+    image = _images()
+
+    def embedded(model, image):
+        parts = patches.cut(image, GRID, 2)
+        return model.encoder.embed(parts / 255), model.encoder(image)
+
+    wanted, encoded = helpers.call_model(embedded, model, image)
+    kernel, bias = (
+        x[...] for x in (model.encoder.embed.kernel, model.encoder.embed.bias)
+    )
+    first = image[0].reshape(4, 6)[:2, 2:4].reshape(-1) / 255
+    np.testing.assert_allclose(wanted[0, 1], first @ kernel + bias, rtol=1e-5)
+    assert encoded.shape == (2, 6, 8)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls", "attention+ends"])
+@pytest.mark.parametrize("positions", ["learned", "learned_2d", "rotary"])
+def test_a_model_has_the_positions_of_the_patches(pooling, positions):
+    model = _model(pooling=pooling, positions=positions)
+    assert model.encoder.config.length == 6 + (pooling == "cls")
+    if positions == "learned_2d":
+        assert model.encoder.positions["rows"].shape == (2, 8)
+        assert model.encoder.positions["columns"].shape == (3, 8)
+    assert helpers.call_model(type(model).__call__, model, _images()).shape == (2, 3)
+
+
+def test_squares_and_rows_are_those_of_the_patches():
+    options = {"scale": "unit", "grid": True}
+    model = _model(mechanism="hgrn", options=options, short_conv=3, conv_grid=True)
+    attention = model.encoder.config.attention(0)
+    assert attention.conv_grid == (2, 3) and dict(attention.options)["grid"] == (2, 3)
+    assert helpers.call_model(type(model).__call__, model, _images()).shape == (2, 3)
+
+
+def test_a_patch_is_hidden_if_all_its_pixels_are():
+    """By LRA's rule, black pixels are padding."""
+    model = _model(padding="zeros", positions="none", pooling="attention")
+    image = _images(1)
+    image.reshape(4, 6)[:2, :2] = 0
+    other = image.copy()
+    other.reshape(4, 6)[2, 2] = 0  # A single one of its patch.
+
+    def weights(model, image):
+        return model.encoder(image, image > 0), model.pooled(image)
+
+    rows, pooled = helpers.call_model(weights, model, image)
+    queries = np.asarray(model.queries[...])
+    scores = np.einsum("td,qd->qt", np.asarray(rows)[0, 1:], queries) / 8**0.5
+    share = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
+    wanted = (share @ np.asarray(rows)[0, 1:]).reshape(-1)
+    np.testing.assert_allclose(pooled[0], wanted, rtol=1e-4)
+    assert bool(patches.any_real(jnp.asarray(other) > 0, GRID, 2)[0, 4])
+    assert not bool(patches.any_real(jnp.asarray(other) > 0, GRID, 2)[0, 0])
+
+
+def test_every_pixel_is_reconstructed():
+    model = _model(reconstructs=True)
+
+    def both(model, image):
+        return model.reconstructed(image, None, None), model.encoder(image)
+
+    logits, rows = helpers.call_model(both, model, _images())
+    assert logits.shape == (2, 24, 256)
+    kernel = np.asarray(model.tokens.kernel[...]).reshape(8, 4, 256)
+    bias = np.asarray(model.tokens.bias[...]).reshape(4, 256)
+    # Row 1, column 2 is the lower left pixel of the second patch.
+    wanted = np.asarray(rows)[0, 1] @ kernel[:, 2] + bias[2]
+    np.testing.assert_allclose(logits[0, 8], wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"patch": 0}, "patch: expected"),
+        ({"patch": 4}, "patch: expected a divisor of both sides of 4 x 6 images"),
+        ({"grid": None}, "patch: expected 1 without images"),
+        ({"inputs": "embedding"}, "patch: expected 1 with inputs='embedding'"),
+        ({"readings": 2, "reconstructs": True}, "patch: expected 1 with readings=2"),
+    ],
+)
+def test_settings_that_cannot_be(settings, message):
+    assert_rejects(lambda: _model(**settings), message)
+
+
+def test_arrays_that_do_not_fit():
+    model = _model(reconstructs=True)
+    assert_rejects(lambda: model(_images()[:, :20]), "tokens: expected")
+    hidden = np.zeros((2, 24), bool)
+    words = "hidden: expected None with patch=2"
+    assert_rejects(lambda: model.reconstructed(_images(), None, hidden), words)
+    ids = np.ones((2, 24), np.int32)
+    words = "segment_ids: expected None with positions in a grid"
+    assert_rejects(lambda: model(_images(), segment_ids=ids, documents=1), words)
+    config = _model().encoder.config
+    words = "patch: expected 1 for a model of single positions"
+    assert_rejects(
+        lambda: TokenClassifier(256, 2, config=config, rngs=nnx.Rngs(0)), words
+    )
