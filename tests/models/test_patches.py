@@ -1,5 +1,7 @@
 """Images in square patches."""
 
+from typing import Any
+
 import helpers
 import jax.numpy as jnp
 import numpy as np
@@ -45,9 +47,8 @@ def test_the_input_is_a_projection_of_all_pixels_of_a_patch():
         return model.encoder.embed(parts / 255), model.encoder(image)
 
     wanted, encoded = helpers.call_model(embedded, model, image)
-    kernel, bias = (
-        x[...] for x in (model.encoder.embed.kernel, model.encoder.embed.bias)
-    )
+    layer: Any = model.encoder.embed
+    kernel, bias = layer.kernel[...], layer.bias[...]
     first = image[0].reshape(4, 6)[:2, 2:4].reshape(-1) / 255
     np.testing.assert_allclose(wanted[0, 1], first @ kernel + bias, rtol=1e-5)
     assert encoded.shape == (2, 6, 8)
@@ -59,8 +60,9 @@ def test_a_model_has_the_positions_of_the_patches(pooling, positions):
     model = _model(pooling=pooling, positions=positions)
     assert model.encoder.config.length == 6 + (pooling == "cls")
     if positions == "learned_2d":
-        assert model.encoder.positions["rows"].shape == (2, 8)
-        assert model.encoder.positions["columns"].shape == (3, 8)
+        tables: Any = model.encoder.positions
+        assert tables["rows"].shape == (2, 8)
+        assert tables["columns"].shape == (3, 8)
     assert helpers.call_model(type(model).__call__, model, _images()).shape == (2, 3)
 
 
@@ -84,7 +86,8 @@ def test_a_patch_is_hidden_if_all_its_pixels_are():
         return model.encoder(image, image > 0), model.pooled(image)
 
     rows, pooled = helpers.call_model(weights, model, image)
-    queries = np.asarray(model.queries[...])
+    queries: Any = model.queries
+    queries = np.asarray(queries[...])
     scores = np.einsum("td,qd->qt", np.asarray(rows)[0, 1:], queries) / 8**0.5
     share = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
     wanted = (share @ np.asarray(rows)[0, 1:]).reshape(-1)
