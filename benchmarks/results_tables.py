@@ -72,9 +72,9 @@ def _accuracy(result: dict[str, Any] | None) -> str:
 
 
 def _is_default(result: dict[str, Any]) -> bool:
-    """Whether a run used the preset unchanged, except for its mechanism."""
+    """Whether a run used the preset unchanged, except for mechanism and directory."""
     flags = {word.partition("=")[0] for word in result["command"].split()[3:]}
-    return flags <= {"--task", "--attention", "--preset"}
+    return flags <= {"--task", "--attention", "--preset", "--workdir"}
 
 
 def learning_runs() -> str:

@@ -59,6 +59,8 @@ class Session:
     ):
         self.config = config
         self.command = command
+        # Now: a checkout can move on while the run trains with the code that it read.
+        self.commit = commit()
         self.task = get_task(config.task)
         self.task.check(config)
         make_schedule(config.train, config.pretrain)
@@ -224,7 +226,7 @@ class Session:
             "official_data": self.task.is_official(self.config.data, self.dataset),
             "device": describe_devices(),
             "versions": versions(),
-            "commit": commit(),
+            "commit": self.commit,
             "command": self.command,
         }
 

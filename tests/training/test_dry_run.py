@@ -112,3 +112,13 @@ def test_a_commit_is_that_of_the_package(tmp_path, monkeypatch) -> None:
     git("add", "--force", str(package))
     git("commit", "--quiet", "--message=ours")
     assert session.commit() == git("rev-parse", "HEAD")
+
+
+def test_a_result_names_the_commit_of_the_start(data_dir, tmp_path, monkeypatch):
+    """The checkout may move on while a run trains."""
+    train = {"steps": 1, "eval_every": 1, "warmup": 0}
+    config = helpers.tiny(data_dir, tmp_path / "run", train=train)
+    monkeypatch.setattr(session, "commit", lambda: "then")
+    with session.Session(config, quiet=True) as run:
+        monkeypatch.setattr(session, "commit", lambda: "now")
+        assert run.run()["commit"] == "then"
