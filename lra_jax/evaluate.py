@@ -79,7 +79,7 @@ def run(config: EvaluateConfig, quiet: bool = True) -> dict[str, Any]:
         raise expected("--save", "NAME.safetensors", config.save)
     if config.save is not None:
         try:
-            check_free(Path(config.save).expanduser())
+            check_free(config.save)
         except ValueError as error:
             raise renamed(error, "--save") from error
     trainer = open_run(config.workdir, config.allow_code)

@@ -52,9 +52,10 @@ def example_maps(saved: Any, batch: Any, layer: int) -> Maps:
     name = saved.dataset.sequences[0]
     length = _length(batch, name)
     tokens = batch[name][0, :length]
-    # A class vector comes before the tokens.
-    front = matrix.shape[-1] - batch[name].shape[1]
-    weights = matrix[:, : front + length, : front + length]
+    config = saved.model.encoder.config
+    # A class vector comes before the tokens, and each position may be a patch of them.
+    front, end = int(config.cls_token), config.num_positions(length)
+    weights = matrix[:, :end, :end]
     size = np.abs(weights[:, 0] if front else weights.mean(1))[:, front:]
     mean = size.mean(-1, keepdims=True)
     received = size / np.where(mean == 0, 1, mean)
@@ -63,7 +64,7 @@ def example_maps(saved: Any, batch: Any, layer: int) -> Maps:
         named = inspect.signature(flow_terms).parameters
         options = {k: v for k, v in call.keywords.items() if k in named}
         terms = flow_terms(call.query, call.key, **options)
-        seen = slice(front, front + length)
+        seen = slice(front, end)
         competition = np.asarray(terms.competition)[0, seen].T
         allocation = np.asarray(terms.allocation)[0, seen].T
     label = guess = None

@@ -134,7 +134,7 @@ def _add_tokens(page: Page, score: _Score, maps: Maps, saved: Any) -> None:
 
 def _image(pixels: np.ndarray, score: _Score, shape: tuple[int, int]) -> Any:
     figure, axes = charts.figure(1, 2, size=(3.9, 3.1))
-    # A position may be a patch of pixels.
+    # A position may be a patch of pixels, as many in a row as in a column.
     patch = math.isqrt(pixels.size // score.values.size)
     values = score.values.reshape(shape[0] // patch, shape[1] // patch)
     values = np.repeat(np.repeat(values, patch, 0), patch, 1)

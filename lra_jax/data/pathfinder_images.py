@@ -56,9 +56,10 @@ class Images(NamedTuple):
     Attributes:
       pixels: `uint8 [n, size, size]`.
       labels: `uint8 [n]`, 1 where one snake joins the markers.
-      paths: `uint8 [n, size, size]`, the class of each pixel, if asked for: on a target
-        snake the number of dashes from the nearest marker on it, which is 1 at the
-        marker, or `UNMARKED`; `DISTRACTOR`; or 0 for none of these.
+      paths: `uint8 [n, size, size]`, the class of each pixel, if asked for: in a dash
+        of a target snake the number of dashes from its nearest marker, 1 next to the
+        marker, or `UNMARKED`; `DISTRACTOR`; or 0 outside of all dashes, which is most
+        of a marker.
     """
 
     pixels: np.ndarray

@@ -420,7 +420,7 @@ class EncoderConfig:
             wanted = f"a divisor of both sides of {rows} x {columns} images"
             raise expected("patch", wanted, self.patch)
         if self.inputs != "linear":
-            wanted = "1 with inputs='embedding', which has a row for each single pixel"
+            wanted = "1 with inputs='embedding', which has a row for each pixel value"
             raise expected("patch", wanted, self.patch)
         if self.readings > 1:
             raise expected("patch", f"1 with readings={self.readings}", self.patch)
@@ -428,7 +428,11 @@ class EncoderConfig:
     @property
     def length(self) -> int:
         """Most positions, including one for the class vector."""
-        return self.max_length // self.patch**2 + self.cls_token
+        return self.num_positions(self.max_length)
+
+    def num_positions(self, length: int) -> int:
+        """The positions of this many tokens, including one for the class vector."""
+        return length // self.patch**2 + self.cls_token
 
     @property
     def patch_grid(self) -> Grid:
@@ -483,7 +487,7 @@ class EncoderConfig:
         return options | {"grid": self.patch_grid}
 
     def _check_images(self, name: str, kind: str) -> None:
-        """Raises ``ValueError`` unless every position is a pixel, all equally seen."""
+        """Raises ``ValueError`` unless positions are pixels or patches, all seen alike."""
         if self.grid is None:
             raise expected(name, f"an image task for {name}=True", "another")
         if self.cls_token:

@@ -42,4 +42,5 @@ def joined(patches: jax.Array, grid: Sides, patch: int) -> jax.Array:
 
 def any_real(mask: jax.Array, grid: Sides, patch: int) -> jax.Array:
     """Whether a patch has a real pixel: boolean `[B, T]` to `[B, T / P^2]`."""
-    return jnp.any(cut(mask, grid, patch), -1)
+    # A maximum, because ONNX has no reduction of booleans.
+    return cut(mask, grid, patch).astype(jnp.int32).max(-1) > 0

@@ -7,7 +7,7 @@ How padding is determined:
            is padding to the attention, wherever it is, so that an image's black pixels
            vanish (two thirds of Pathfinder), along with a class vector if the first
            one is black. The mean is over all T positions; "attention" and "ends" use
-           the real ones only.
+           the real ones only. A patch is padding if all its pixels are.
            Deviation: here a masked query attends to the real keys; in that code it
            gets the mean of all values.
 
@@ -65,7 +65,8 @@ class PooledEncoder(nnx.Module):
 
     Raises:
       ValueError: an unknown pooling or padding, a class vector that the pooling does
-        not use, a mean of instance-normalised rows, or see `EncoderConfig`.
+        not use, one that is constant after instance norms (`why_constant`), or see
+        `EncoderConfig`.
     """
 
     def __init__(
@@ -85,7 +86,8 @@ class PooledEncoder(nnx.Module):
             raise expected("cls_token", f"False with pooling={pooling!r}", asked)
         settings |= {"cls_token": pooling == "cls"}
         config = configured(EncoderConfig, config, settings)
-        wrong = why_constant(config.norm, pooling, padding)
+        images = config.grid is not None
+        wrong = why_constant(config.norm, pooling, padding, images)
         if wrong:
             wanted = f"another with norm='instance', {wrong}"
             raise expected("pooling", wanted, f"{pooling!r}")
@@ -235,7 +237,10 @@ class PooledEncoder(nnx.Module):
         """The first row, `[B, D]`; for "ends", that of the first real token."""
         if mask is None or self.padding == "lengths" or "ends" not in self.pooling:
             return encoded[:, 0]
-        return _row(encoded, jnp.argmax(mask, 1))
+        length = mask.shape[1]
+        # Without an argmax, which ONNX would need an operator for.
+        places = jnp.where(mask, length - jnp.arange(length), 1)
+        return _row(encoded, length - places.max(1))
 
     def _pooled(
         self, encoded: jax.Array, real: jax.Array | None, start: jax.Array
@@ -273,18 +278,19 @@ class PooledEncoder(nnx.Module):
         return mask
 
 
-def why_constant(norm: str, pooling: str, padding: str) -> str:
+def why_constant(norm: str, pooling: str, padding: str, images: bool) -> str:
     """Why these settings give vectors that do not depend on the input; "" if they do.
 
     Over the positions of a sequence, instance-normalised rows have a fixed mean, and
-    rows of padding are all the same.
+    rows of padding are all the same. An image often begins with black pixels, which
+    ``padding="zeros"`` takes for padding.
     """
     if norm != "instance":
         return ""
     if pooling == "mean":
         return "after which every mean is the same"
-    if padding == "zeros" and pooling in ("cls", "first"):
-        return "after which a first token that is 0, padding, has a constant row"
+    if images and padding == "zeros" and pooling in ("cls", "first"):
+        return "after which padding='zeros' gives a first black pixel a constant row"
     return ""
 
 

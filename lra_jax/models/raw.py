@@ -25,6 +25,10 @@ IDS: Raw = {"kind": "ids"}
 def check_raw(raw: Raw) -> None:
     """Raises ``ValueError`` unless this is a description of raw examples."""
     known("raw", raw.get("kind", ""), _READERS)
+    buckets = list(raw.get("buckets", ()))
+    sizes = [size for size in buckets if isinstance(size, int) and size > 0]
+    if buckets != sorted(set(sizes)):
+        raise expected("raw", "increasing lengths as buckets", buckets)
 
 
 def tokens_of(raw: Raw, name: str, example: Any, max_length: int) -> np.ndarray:

@@ -120,8 +120,8 @@ class Saved:
     def _widths(self, lengths: Sequence[int]) -> list[int]:
         """The length to which each example is padded, its own or more."""
         longest = max(lengths)
-        if self.config.positions == "learned_2d":
-            return [longest] * len(lengths)
+        if self.config.positions == "learned_2d" or self.config.patch > 1:
+            return [longest] * len(lengths)  # Images have one size.
         # The mean over all positions depends on the padding, as it did in training.
         if getattr(self.model, "padding", "lengths") == "zeros":
             return [self._bucket(length) for length in lengths]
@@ -204,8 +204,19 @@ def save(
       >>> again.predict([[1, 2, 3], [4, 5]]).labels.shape
       (2,)
     """
+    check_free(file)
+    write(file, model, raw=raw, about=about)
+
+
+def write(
+    file: str | os.PathLike[str],
+    model: nnx.Module,
+    *,
+    raw: Raw,
+    about: Mapping[str, Any] | None,
+) -> None:
+    """As `save`, but replaces whatever is at ``NAME.json``."""
     path = _path(file)
-    check_free(path)
     check_raw(raw)
     _check_variables(model)
     described: dict[str, Any] = {
@@ -219,12 +230,13 @@ def save(
     files.write_json(path.with_suffix(".json"), described)
 
 
-def check_free(path: Path) -> None:
+def check_free(file: str | os.PathLike[str]) -> None:
     """Refuses a file whose description would replace another file.
 
     Raises:
-      ValueError: ``NAME.json`` exists, and `save` did not write it.
+      ValueError: ``NAME.json`` exists, and `save` did not write it; or another suffix.
     """
+    path = _path(file)
     described = path.with_suffix(".json")
     if not described.exists():
         return
@@ -233,8 +245,8 @@ def check_free(path: Path) -> None:
     except _UNREADABLE:
         found = None
     if not isinstance(found, dict) or not {"model", "raw", "about"} <= found.keys():
-        wanted = f"another name: the model's settings go into {described.name}"
-        raise expected("file", wanted, f"{path}, beside another file of that name")
+        wanted = "NAME.safetensors, where NAME.json is free for the model's settings"
+        raise expected("file", wanted, f"{path} beside another {described.name}")
 
 
 def load(run_or_file: str | os.PathLike[str], *, allow_code: bool = False) -> Saved:

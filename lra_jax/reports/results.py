@@ -294,7 +294,7 @@ def _protocol(group: Group) -> str:
 
 
 def _parts(model: ModelConfig) -> list[str]:
-    """The parts of the blocks besides attention and a plain MLP."""
+    """The parts of the model besides attention and a plain MLP."""
     window = f"{model.short_conv}" + f" x {model.short_conv}" * model.conv_grid
     named = {
         f"patches of {model.patch} x {model.patch} pixels": model.patch > 1,

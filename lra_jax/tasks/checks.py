@@ -56,9 +56,6 @@ def check_config(config: Config, task: Task) -> None:
     _refuse_unread(config, task)
     _refuse_constant(config, task)
     _check_stored_targets(config, task)
-    if config.model.patch > 1 and config.train.seq_devices > 1:
-        wanted = f"1 with --model.patch={config.model.patch}"
-        raise expected("--train.seq_devices", wanted, config.train.seq_devices)
     if task.is_causal and not config.model.is_causal:
         wanted = f"True for --task={task.name}, whose answers come next"
         raise expected("--model.is_causal", wanted, config.model.is_causal)
@@ -88,7 +85,7 @@ def check_on_devices(config: Config, task: Task) -> None:
     # On one device: the trainer checks whether the devices divide the sequence.
     encoder = encoder_config(config.replace(train={"seq_devices": 1}), task.image_shape)
     longest = min(encoder.max_length, config.data.longest or encoder.max_length)
-    length = longest // encoder.patch**2 + encoder.cls_token
+    length = encoder.num_positions(longest)
     check_memory(config.train, encoder, length)
     traced = []
     for index, options in enumerate(encoder.block_options):
@@ -230,7 +227,7 @@ def _check_devices(config: Config, task: Task) -> None:
     if task.per_position:
         wanted = f"1 for --task={task.name}, which asks for single positions"
         raise expected("--train.seq_devices", wanted, config.train.seq_devices)
-    for name, only in (("pooling", "mean"), ("padding", "lengths")):
+    for name, only in (("pooling", "mean"), ("padding", "lengths"), ("patch", 1)):
         given = getattr(config.model, name)
         if given != only:
             wanted = f"{only} with --train.seq_devices={config.train.seq_devices}"
@@ -298,6 +295,8 @@ def _check_pretraining(config: Config, task: Task) -> None:
     taught = (*task.targets, *task.stored_targets)
     if config.pretrain.target not in ("tokens", *taught):
         wanted = f"tokens for --task={task.name}, whose positions have no values"
+        if taught:
+            wanted = f"one of {', '.join(('tokens', *taught))} for --task={task.name}"
         raise expected("--pretrain.target", wanted, config.pretrain.target)
     rate, only = config.pretrain.mask_rate, PretrainConfig.mask_rate
     if config.pretrain.target != "tokens" and rate != only:
@@ -330,6 +329,9 @@ def _check_stored_targets(config: Config, task: Task) -> None:
     used = config.pretrain.target if config.pretrain.steps else None
     for target, name in task.stored_targets.items():
         stored = getattr(config.data, name)
+        if used == target and getattr(config.data, "path", None) is not None:
+            wanted = "another with --data.path, whose examples have no such targets"
+            raise expected("--pretrain.target", wanted, target)
         if stored != (used == target):
             without = "" if used == target else "out"
             wanted = f"{not stored} with{without} --pretrain.target={target}"
@@ -350,7 +352,8 @@ def _refuse_images(config: Config) -> None:
 def _refuse_constant(config: Config, task: Task) -> None:
     """Refuses to pool vectors that do not depend on the input."""
     model = config.model
-    wrong = why_constant(model.norm, model.pooling, model.padding)
+    images = task.image_shape is not None
+    wrong = why_constant(model.norm, model.pooling, model.padding, images)
     if wrong and not task.per_position:
         wanted = f"another with --model.norm=instance, {wrong}"
         raise expected("--model.pooling", wanted, f"{model.pooling!r}")

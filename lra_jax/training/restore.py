@@ -15,7 +15,7 @@ from lra_jax.configs import Config
 from lra_jax.data import pipeline
 from lra_jax.data.dataset import SequenceDataset
 from lra_jax.errors import expected
-from lra_jax.models import save
+from lra_jax.models.saved import write
 from lra_jax.tasks import Task, get_task
 from lra_jax.training import own_code, sharding
 from lra_jax.training.console import RunConsole
@@ -119,7 +119,7 @@ def load_run(
 
 
 def export(file: str | Path, trainer: Trainer, params: nnx.State, step: int) -> None:
-    """Writes the model of a run, to be read by `lra_jax.models.load`.
+    """Writes the model of a run, to be read by `lra_jax.models.load`; replaces files.
 
     Args:
       file: ``NAME.safetensors``.
@@ -142,7 +142,7 @@ def export(file: str | Path, trainer: Trainer, params: nnx.State, step: int) -> 
     raw = dataset.raw or task.raw(dataset.max_length)
     if config.model.padding == "zeros":
         raw = {**raw, "buckets": list(trainer.buckets)}
-    save(file, model, raw=raw, about=about)
+    write(file, model, raw=raw, about=about)
 
 
 def predictions(

@@ -282,11 +282,11 @@ class Trainer:
 
 
 def _of_task(path: tuple[Any, ...], variable: Any) -> bool:
-    """Selects the parameters that labels teach: all but those that reconstruct tokens.
+    """Selects the parameters that labels teach: all but those of the reconstruction.
 
-    Their gradients are zero, but AdamW would still change them.
+    The gradients of these are zero, but AdamW would still change them.
     """
-    return path[0] != "tokens"
+    return path[0] != "tokens" and path[:2] != ("encoder", "hidden")
 
 
 def _of_head(path: tuple[Any, ...], variable: Any) -> bool:

@@ -1,6 +1,7 @@
 """``analyze`` on a trained run: maps, spectra, curves; and what it cannot show."""
 
 import json
+from typing import Any
 
 import helpers
 import numpy as np
@@ -13,6 +14,7 @@ from lra_jax.analysis.maps_report import _greys, _image, _Score, _text, _words, 
 from lra_jax.configs import get_preset
 from lra_jax.data import listops_language
 from lra_jax.data.language.vocabularies import Bytes, Words
+from lra_jax.models import SequenceClassifier
 from lra_jax.reports import charts
 from lra_jax.reports.page import Page
 from lra_jax.tasks import get_task
@@ -232,6 +234,43 @@ def test_words_have_room_in_the_picture():
     assert axis.get_xlabel() == "token of a line" and bar.get_ylabel() == "share"
     places = {text.xy for text in axis.texts}
     assert len(places) == 20 and max(x for x, _ in places) == 7
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_maps_of_images_in_patches(pooling, tmp_path):
+    """Positions are patches; a class vector is in front of them and not shown."""
+    model = SequenceClassifier(
+        256,
+        2,
+        mechanism="flow",
+        pooling=pooling,
+        inputs="linear",
+        patch=2,
+        grid=(4, 8),
+        max_length=32,
+        num_layers=1,
+        embed_dim=8,
+        mlp_dim=8,
+        dropout=0.0,
+        rngs=nnx.Rngs(0),
+    )
+    tokens = np.random.default_rng(0).integers(0, 256, (1, 32))
+    batch = {"tokens": tokens, "lengths": np.array([32]), "labels": np.array([1])}
+    saved: Any = Saved("pathfinder", (4, 8))
+    saved.model, saved.dataset.sequences = model, ("tokens",)
+    saved.run = lambda batch: model(batch["tokens"], batch["lengths"])
+    maps = example_maps(saved, batch, 1)
+    front = int(pooling == "cls")
+    assert maps.weights.shape == (2, front + 8, front + 8)
+    size = np.abs(maps.weights)
+    size = (size[:, 0] if front else size.mean(1))[:, front:]
+    wanted = size / size.mean(1, keepdims=True)
+    np.testing.assert_allclose(maps.received, wanted, rtol=1e-6)
+    assert maps.competition is not None and maps.competition.shape == (2, 8)
+    page = Page("Maps", tmp_path)
+    with charts.style():
+        add_maps(page, maps, saved, "an example")
+    assert (tmp_path / "map-received.png").stat().st_size > 1000
 
 
 def test_each_picture_of_an_image_has_its_own_title():

@@ -43,6 +43,12 @@ def _run(file: Path, inputs: dict[str, np.ndarray]) -> np.ndarray:
             {"inputs": "linear", "positions": "learned_2d", "grid": (2, 4)}
             | {"max_length": 8},
         ),
+        (
+            "linear",
+            {"inputs": "linear", "grid": (2, 4), "patch": 2, "max_length": 8}
+            | {"padding": "zeros", "pooling": "attention"},
+        ),
+        ("linear", {"padding": "zeros", "pooling": "ends"}),
     ],
 )
 def test_a_graph_is_the_model(tmp_path: Path, mechanism: str, settings: Any) -> None:

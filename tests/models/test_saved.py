@@ -126,12 +126,26 @@ def test_another_file_is_not_replaced_by_a_description(
     """Such as the config.json of a run, by config.safetensors."""
     other = tmp_path / "config.json"
     other.write_text(found)
-    with pytest.raises(
-        ValueError, match=r"^file: expected another name: .*config\.json"
-    ):
+    with pytest.raises(ValueError, match=r"^file: expected .* another config\.json"):
         models.save(tmp_path / "config.safetensors", _classifier(num_layers=1))
     assert [x.name for x in tmp_path.iterdir()] == ["config.json"]
     assert other.read_text() == found
+
+
+@pytest.mark.parametrize("buckets", [[8, 4], ["4"], [0, 4], [4.5]])
+def test_lengths_that_are_no_buckets(tmp_path: Path, buckets: Any) -> None:
+    raw = {"kind": "ids", "buckets": buckets}
+    with pytest.raises(ValueError, match=r"^raw: expected increasing lengths"):
+        models.save(tmp_path / "one.safetensors", _classifier(num_layers=1), raw=raw)
+
+
+def test_images_in_patches_are_not_padded() -> None:
+    own = {"inputs": "linear", "grid": (6, 6), "patch": 2, "max_length": 40}
+    model = _classifier(num_layers=1, **own)
+    raw = {"kind": "pixels", "shape": [6, 6]}
+    saved = models.Saved(model, model.encoder.config, raw)
+    image = np.zeros((6, 6), np.uint8)
+    assert saved.predict([image, image]).labels.shape == (2,)
 
 
 def test_numbers_of_numpy_and_nested_tuples_come_back(tmp_path: Path) -> None:

@@ -149,8 +149,9 @@ def test_official_settings():
             ["--model.patch: expected 1 for --task=listops, which has no images"],
         ),
         (
-            "--task=pathfinder --preset=modern --model.patch=2 --train.seq-devices=2",
-            ["--train.seq_devices: expected 1 with --model.patch=2"],
+            "--task=pathfinder --preset=modern --model.patch=2 --model.pooling=mean "
+            "--train.seq-devices=2",
+            ["--model.patch: expected 1 with --train.seq_devices=2"],
         ),
         (
             "--task=pathfinder --preset=modern --model.patch=2 --train.warmup=10 "
@@ -169,6 +170,16 @@ def test_official_settings():
         (
             "--task=pathfinder --preset=modern --data.paths=True --data.path=somewhere",
             ["--data.paths: expected False with --data.path"],
+        ),
+        (
+            "--task=pathfinder --preset=modern --train.warmup=10 --pretrain.steps=20 "
+            "--pretrain.target=paths --data.path=somewhere",
+            ["--pretrain.target: expected another with --data.path"],
+        ),
+        (
+            "--task=listops --preset=modern --train.warmup=10 --pretrain.steps=20 "
+            "--pretrain.target=paths",
+            ["--pretrain.target: expected one of tokens, values", "got paths"],
         ),
         (
             "--task=image --preset=modern --train.warmup=10 --pretrain.steps=20 "

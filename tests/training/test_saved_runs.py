@@ -59,7 +59,7 @@ def test_a_model_does_not_replace_the_files_of_its_run(finished, capsys) -> None
     with pytest.raises(SystemExit) as stop:
         save = f"--save={finished.workdir / 'config.safetensors'}"
         evaluate.main([f"--workdir={finished.workdir}", save])
-    part = "--save: expected another name: the model's settings go into config.json"
+    part = "config.safetensors beside another config.json"
     helpers.assert_one_error(stop.value.code, capsys.readouterr().err, 2, part)
     assert (finished.workdir / "config.json").read_bytes() == before
 

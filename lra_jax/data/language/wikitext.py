@@ -7,6 +7,7 @@ end in ``.raw``. A document is an article, which begins with its title, `` = Tit
 """
 
 import itertools
+import os
 import re
 import zipfile
 import zlib
@@ -37,7 +38,7 @@ def found(path: str) -> Corpus | None:
     root = checks.existing(path)
     if root.is_dir():
         root = _folder(root)
-        files = _files_of(root)
+        files = _files({file.name for file in root.iterdir()})
         if files is None:
             return None
         texts = {split: _read(root / name) for split, name in files.items()}
@@ -50,26 +51,28 @@ def found(path: str) -> Corpus | None:
 
 
 def _folder(root: Path) -> Path:
-    """The folder of WikiText in a folder that holds nothing else, or the folder itself.
+    """The folder of WikiText below a folder that holds nothing else, or that folder.
 
     Archives and hidden files beside it do not count.
+
+    Raises:
+      ValueError: there are other texts too, or WikiText twice.
     """
-    if _files_of(root) is not None:
-        return root
-    inside = [file for file in root.iterdir() if not file.name.startswith(".")]
-    inside = [file for file in inside if file.suffix != ".zip"]
-    found = [file for file in inside if file.is_dir() and _files_of(file) is not None]
+    found, others = [], []
+    for folder, inside, names in os.walk(root):
+        inside[:] = [name for name in inside if not name.startswith(".")]
+        if _files(names) is not None:
+            found.append(Path(folder))
+            inside.clear()
+        else:
+            others += [n for n in names if not n.startswith(".") and ".zip" not in n]
     if not found:
         return root
-    if len(inside) > 1:
-        wanted = f"one folder of texts, such as {min(found)}"
-        got = f"{root} with {', '.join(sorted(file.name for file in inside)[:4])}"
-        raise expected("--data.path", wanted, got)
+    if len(found) > 1 or others:
+        beside = [*(str(folder) for folder in found[1:]), *others]
+        got = f"{root}, which also has {', '.join(sorted(beside)[:3])}"
+        raise expected("--data.path", f"one folder of texts, such as {min(found)}", got)
     return found[0]
-
-
-def _files_of(folder: Path) -> dict[str, str] | None:
-    return _files({file.name for file in folder.iterdir()})
 
 
 def _files(names: Container[str]) -> dict[str, str] | None:

@@ -131,8 +131,8 @@ def test_a_folder_of_wikitext_keeps_its_splits(tmp_path):
 
 def test_a_folder_above_wikitext_keeps_its_splits(tmp_path):
     """Files of one folder must not be divided by their names; two are refused."""
-    folder = tmp_path / "wikitext-103"
-    folder.mkdir()
+    folder = tmp_path / "unzipped" / "wikitext-103"
+    folder.mkdir(parents=True)
     for split, text in (("train", TRAIN), ("valid", TEST), ("test", TEST)):
         (folder / f"wiki.{split}.tokens").write_text(text)
     (tmp_path / "wikitext-103-v1.zip").touch()
@@ -141,6 +141,7 @@ def test_a_folder_above_wikitext_keeps_its_splits(tmp_path):
     assert corpus is not None and corpus.name == "wikitext-103"
     assert b"".join(corpus.documents["train"]).decode() == TRAIN
     (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "a.txt").write_text("a text")
     with pytest.raises(
         ValueError, match=r"one folder of texts, such as .*wikitext-103"
     ):
