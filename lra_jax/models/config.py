@@ -487,7 +487,7 @@ class EncoderConfig:
         return options | {"grid": self.patch_grid}
 
     def _check_images(self, name: str, kind: str) -> None:
-        """Raises ``ValueError`` unless positions are pixels or patches, all seen alike."""
+        """Raises ``ValueError`` unless positions are pixels or patches, seen alike."""
         if self.grid is None:
             raise expected(name, f"an image task for {name}=True", "another")
         if self.cls_token:
