@@ -102,6 +102,29 @@ def learning_runs() -> str:
     return "\n\n".join(tables)
 
 
+def pathfinder_runs() -> str:
+    """The markdown table of runs on Pathfinder."""
+    results = _read("pathfinder")
+    head = (
+        "| attention | level | pretrained on | test accuracy | last checkpoint "
+        "| parameters | steps | steps/s | time |"
+    )
+    lines = (
+        f"| {result['attention']} | {flag(result, 'data.level')} "
+        f"| {taught(result) or '-'} | {_scores(result)} "
+        f"| {result['parameters']:,} | {_pace(result)} |"
+        for result in results
+    )
+    note = (
+        f"32 x 32 pixels, measured on one core of {_machines(results)}, with other "
+        "work on the second core. One seed, "
+        f"{_one({r['test_examples'] for r in results}):,} test images (standard error "
+        "at most 1.1 points); chance is 50 %. `results/pathfinder/` has the command, "
+        "commit and versions of each run."
+    )
+    return _table(head, lines, note)
+
+
 def _rotating(result: dict[str, Any]) -> str:
     rotates = "rotates=true" in flag(result, "model.attention_options")
     return result["attention"] + (", rotates" if rotates else "")
@@ -381,6 +404,7 @@ TABLES = {
     ("docs/suites.md", "results"): suite_runs,
     ("docs/suites.md", "recall by state"): recall_by_state,
     ("docs/learning.md", "results"): learning_runs,
+    ("docs/learning.md", "pathfinder"): pathfinder_runs,
     ("docs/performance.md", "results"): causal_forms,
 }
 """The tables, by page and by the name in the markers around each."""

@@ -31,7 +31,7 @@ steps of warm-up, weight decay 0.05, 200,000 steps.
   Command: python -m lra_jax.train --task=pathfinder --preset=modern
 
 No accuracy of ours is given, because none was measured with training this long
-(docs/tasks.md has shorter runs).
+(docs/learning.md has shorter runs).
 
 Every preset needs an accelerator for its full number of steps; `--train.steps` and
 `--data.num_train` shorten it.
