@@ -106,18 +106,18 @@ def pathfinder_runs() -> str:
     """The markdown table of runs on Pathfinder."""
     results = _read("pathfinder")
     head = (
-        "| attention | level | pretrained on | test accuracy | last checkpoint "
+        "| attention | level | pretrained on | seed | test accuracy | last checkpoint "
         "| parameters | steps | steps/s | time |"
     )
     lines = (
         f"| {result['attention']} | {flag(result, 'data.level')} "
-        f"| {taught(result) or '-'} | {_scores(result)} "
+        f"| {taught(result) or '-'} | {result['seed']} | {_scores(result)} "
         f"| {result['parameters']:,} | {_pace(result)} |"
         for result in results
     )
     note = (
         f"32 x 32 pixels, measured on one core of {_machines(results)}, with other "
-        "work on the second core. One seed, "
+        "work on the second core; "
         f"{_one({r['test_examples'] for r in results}):,} test images (standard error "
         "at most 1.1 points); chance is 50 %. `results/pathfinder/` has the command, "
         "commit and versions of each run."
