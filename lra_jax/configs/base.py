@@ -114,9 +114,8 @@ class PretrainConfig:
     every operator at its brackets, labels that the task does not provide.
     running_values: also, at every digit, the value of its operator so far. notes: the
     same values, in one of the model's readings at a time (`--model.readings`). paths
-    (Pathfinder, with `--data.paths=True`): at every pixel of a dash, how many dashes
-    away the nearest circle on its path is, again labels that the task does not
-    provide."""
+    (Pathfinder): at every pixel of a dash, how many dashes away the nearest circle on
+    its path is, again labels that the task does not provide."""
     mask_rate: float = 0.5
     """Share of the tokens that are masked; the authors of the method use half for
     Image."""
