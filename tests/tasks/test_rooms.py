@@ -17,7 +17,7 @@ from lra_jax.tasks import get_task
 COMMON = {"dir", "path", "buckets", "packing"}
 GENERATED = COMMON | {"seed", "processes", "num-train", "num-valid", "num-test"}
 DRAWN = {"buckets", "packing", "seed", "num-train", "num-valid", "num-test"}
-IMAGES = GENERATED | {"level", "levels", "num-distractors"}
+IMAGES = GENERATED | {"level", "levels", "paths", "num-distractors"}
 SETTINGS = {
     "listops": GENERATED
     | {"min-length", "max-length", "max-depth", "max-args", "permute"},
