@@ -266,7 +266,7 @@ def test_only_ends_of_lines_end_a_row(encoding, end, tmp_path):
 def test_blanks_around_a_label_do_not_make_a_class(tmp_path):
     file = tmp_path / "t.tsv"
     file.write_text("label\ttext\nno\ta\nno \tb\n yes\tc\nyes\td\n")
-    dataset = prepare(path=str(file), max_length=32)
+    dataset: Any = prepare(path=str(file), max_length=32)
     assert dataset.classes == ["no", "yes"]
 
 
