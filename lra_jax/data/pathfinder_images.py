@@ -68,7 +68,7 @@ class Images(NamedTuple):
 
 
 class Scene(NamedTuple):
-    """What is drawn in n images.
+    """The contents of n images.
 
     Attributes:
       targets: the two target snakes.
@@ -91,7 +91,10 @@ def chunk_size(settings: Settings) -> int:
 def sample_chunk(
     settings: Settings, seed: int, chunk: int, with_paths: bool = False
 ) -> Images:
-    """Grows the images of a chunk; they depend only on the first three arguments."""
+    """Grows the images of a chunk, which depend only on the first three arguments.
+
+    `with_paths` adds the class of each pixel.
+    """
     entropy = np.random.SeedSequence((seed, chunk))
     rng = np.random.Generator(np.random.Philox(entropy))
     count = chunk_size(settings)
@@ -126,6 +129,7 @@ def iterate(
       count: number of images.
       processes: worker processes; 1 = in this process, None = as many as the machine
         has cores. The images do not depend on it.
+      with_paths: also give the class of each pixel.
 
     Raises:
       ValueError: an argument is out of range.
@@ -168,7 +172,7 @@ def generate(
 def _grow_scene(
     settings: Settings, tables: Tables, rng: np.random.Generator, labels: np.ndarray
 ) -> Scene:
-    """What is in images with these labels."""
+    """Grows the contents of images with these labels."""
     count, level = len(labels), LEVELS[settings.level]
     field = Field(settings.geometry, tables, rng, count)
     targets = _grow_targets(field, settings, tables, rng, count)

@@ -94,7 +94,6 @@ def train_iterator(
     augment: Augment | None = None,
     targets: Targets | None = None,
     target_steps: int = 0,
-    stored_targets: bool = False,
     packing: int = 0,
     shard: tuple[int, int] = (0, 1),
     num_threads: int = 2,
@@ -121,8 +120,8 @@ def train_iterator(
         function of the seed, the step and the row; None = the data are not changed.
       targets: adds its arrays to each row of the first batches, with a generator as for
         `augment`.
-      target_steps: number of batches that have targets.
-      stored_targets: these batches have the targets that are stored with the examples.
+      target_steps: number of batches that have targets, or those that are stored with
+        the examples of a dataset that `has_targets`.
       packing: pack the examples of each batch into rows of the longest bucket; their
         number is a multiple of this (`data.packing`); 0 = one example per row.
       shard: this host's index and the number of hosts; the host gets its rows of every
@@ -131,7 +130,8 @@ def train_iterator(
       prefetch: number of batches that they keep ready.
 
     Raises:
-      ValueError: an argument is out of range, or `length_warmup` is given for images.
+      ValueError: an argument is out of range, `length_warmup` is given for images, or
+        `augment` for examples with targets.
     """
     import grain  # Takes a second, and imports jax.
 
@@ -148,6 +148,8 @@ def train_iterator(
         num_steps=num_steps,
     )
     reader = _Reader(dataset, split)
+    if dataset.has_targets and augment is not None:
+        raise expected("augment", "None for examples with targets", "a function")
     warmup = LengthWarmup.parse(length_warmup, num_steps)
     if warmup.stages and dataset.image_shape is not None:
         wanted = "none for images, which it would cut"
@@ -156,12 +158,11 @@ def train_iterator(
     def load(step: int) -> dict[str, np.ndarray]:
         batch = plan[step]
         chosen = Batch(batch.length, batch.ids[rows])
-        if stored_targets and step < target_steps:
-            return reader.read(chosen, arrays=dataset.arrays)
+        names = dataset.arrays if step < target_steps else dataset.sequences
         if augment is None:
-            return reader.read(chosen, warmup.limit(step))
+            return reader.read(chosen, names, warmup.limit(step))
         draws = [_generator(seed, step, row) for row in range(batch_size)[rows]]
-        return reader.read(chosen, warmup.limit(step), augment, draws)
+        return reader.read(chosen, names, warmup.limit(step), augment, draws)
 
     def batch(step: int) -> dict[str, np.ndarray]:
         loaded = load(step)
@@ -207,7 +208,7 @@ class EvalBatches:
         batch_size: int,
         rows: slice,
     ):
-        self._reader = _Reader(dataset, split)
+        self._reader, self._names = _Reader(dataset, split), dataset.sequences
         self._rows = rows
         self._plan = plan_evaluation(
             _example_lengths(dataset, split), buckets=buckets, batch_size=batch_size
@@ -224,7 +225,7 @@ class EvalBatches:
     def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
         for (length, ids), counted in self._plan:
             weights = (np.arange(len(ids)) < counted).astype(np.float32)
-            batch = self._reader.read(Batch(length, ids[self._rows]))
+            batch = self._reader.read(Batch(length, ids[self._rows]), self._names)
             yield batch | {"weights": weights[self._rows]}
 
 
@@ -290,7 +291,7 @@ def read_examples(
             raise expected("example", f"0..{count - 1} of the {split} split", index)
     ids = np.array(indices, np.int32)
     length = int(_example_lengths(dataset, split)[ids].max())
-    return _Reader(dataset, split).read(Batch(length, ids))
+    return _Reader(dataset, split).read(Batch(length, ids), dataset.sequences)
 
 
 class _Reader:
@@ -307,15 +308,15 @@ class _Reader:
     def read(
         self,
         batch: Batch,
+        names: Sequence[str],
         limit: int | None = None,
         augment: Augment | None = None,
         draws: Sequence[np.random.Generator] = (),
-        arrays: Sequence[str] = (),
     ) -> dict[str, np.ndarray]:
         """The examples of a batch, with at most `limit` tokens of each sequence.
 
-        They are augmented before they are cut, each with its own generator. `arrays`
-        are those of the dataset to read; by default its sequences.
+        They are augmented before they are cut, each with its own generator. `names`
+        are those of the arrays to read.
         """
         whole_rows = self._dataset.batch(self._split, batch.ids)
         if whole_rows is not None:
@@ -323,7 +324,7 @@ class _Reader:
         records = self._source.__getitems__(batch.ids.tolist())
         width = min(batch.length, limit or batch.length)
         found = {}
-        for name in arrays or self._sequences:
+        for name in names:
             tokens = np.zeros((len(records), width), self._dtype)
             lengths = np.zeros(len(records), np.int32)
             for row, record in enumerate(records):

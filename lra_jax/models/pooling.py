@@ -234,7 +234,10 @@ class PooledEncoder(nnx.Module):
             return jax.lax.fori_loop(0, readings - 1, read, notes)
 
     def _start(self, encoded: jax.Array, mask: jax.Array | None) -> jax.Array:
-        """The first row, `[B, D]`; for "ends", that of the first real token."""
+        """The first row, `[B, D]`; for "ends", that of the first real token.
+
+        If no token is real, as in a black image, it is the last row.
+        """
         if mask is None or self.padding == "lengths" or "ends" not in self.pooling:
             return encoded[:, 0]
         length = mask.shape[1]

@@ -156,7 +156,6 @@ class Trainer:
             augment=self.task.augment(config.data),
             targets=self.task.pretraining_targets(config),
             target_steps=config.pretrain.steps,
-            stored_targets=config.pretrain.target in self.task.stored_targets,
             packing=self._packing(),
             shard=self._shard,
         )

@@ -80,9 +80,7 @@ def test_paths_are_stored_beside_the_same_images(tmp_path, dataset):
     assert with_paths.fingerprint != dataset.fingerprint
     settings: Any = {"batch_size": 4, "seed": 0, "num_steps": 4, "buckets": "none"}
     plain = list(pipeline.train_iterator(dataset, **settings))
-    taught = pipeline.train_iterator(
-        with_paths, **settings, target_steps=2, stored_targets=True
-    )
+    taught = pipeline.train_iterator(with_paths, **settings, target_steps=2)
     for step, (batch, other) in enumerate(zip(taught, plain, strict=True)):
         targets = batch.pop("targets", None)
         assert (targets is not None) == (step < 2)
@@ -93,6 +91,8 @@ def test_paths_are_stored_beside_the_same_images(tmp_path, dataset):
             assert targets.shape == (4, 1024)
             assert not targets[batch["tokens"] == 0].any()
             assert {1, 2, 3} <= set(np.unique(targets).tolist())
+    with pytest.raises(ValueError, match=r"^augment: expected None for examples with"):
+        pipeline.train_iterator(with_paths, **settings, augment=lambda x, _: x)
 
 
 def test_neither_tensorflow_nor_jax_is_imported(tmp_path):

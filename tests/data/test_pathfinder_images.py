@@ -86,15 +86,21 @@ def test_bytes_do_not_depend_on_the_processes():
     assert (other != one.pixels[:1024]).any(axis=(1, 2)).all()
 
 
-def test_a_label_says_whether_one_snake_joins_the_markers(monkeypatch):
-    drawn = {}
+@pytest.fixture
+def drawn(monkeypatch):
+    """The contents of the images drawn last."""
+    found = {}
     draw = pathfinder_images._draw
 
     def spy(settings, tables, scene):
-        drawn.update(scene._asdict(), pad=tables.pad)
+        found.update(scene._asdict(), pad=tables.pad)
         return draw(settings, tables, scene)
 
     monkeypatch.setattr(pathfinder_images, "_draw", spy)
+    return found
+
+
+def test_a_label_says_whether_one_snake_joins_the_markers(drawn):
     settings = Settings(64, "easy", 0)
     images = pathfinder_images.sample_chunk(settings, 0, 0)
     first, last = drawn["first"], drawn["last"]
@@ -113,16 +119,8 @@ def test_a_label_says_whether_one_snake_joins_the_markers(monkeypatch):
         assert near[image > 210].max() <= GEOMETRIES[64].marker + 0.8
 
 
-def test_paths_count_the_dashes_from_the_markers(monkeypatch):
+def test_paths_count_the_dashes_from_the_markers(drawn):
     """Against the places of the dashes, and against the labels."""
-    drawn = {}
-    draw = pathfinder_images._draw
-
-    def spy(settings, tables, scene):
-        drawn.update(scene._asdict(), pad=tables.pad)
-        return draw(settings, tables, scene)
-
-    monkeypatch.setattr(pathfinder_images, "_draw", spy)
     settings = Settings(64, "easy", 2)
     images = pathfinder_images.sample_chunk(settings, 0, 0, with_paths=True)
     plain = pathfinder_images.sample_chunk(settings, 0, 0)

@@ -1,10 +1,10 @@
 """Texts with one label each: the IMDb reviews, or tables of your own.
 
 A table is a ``.tsv`` file whose first line names its columns, including ``text`` and
-``label``, in any order. Only LF and CRLF end a line: a text can hold other breaks. A
-folder has train.tsv and test.tsv, and may have valid.tsv; without it a tenth of the
-training texts is held out. From a single file, a tenth is for validation and a tenth
-for the test.
+``label``, in any order. Blanks around a label do not count. Only LF and CRLF end a
+line: a text can hold other breaks. A folder has train.tsv and test.tsv, and may have
+valid.tsv; without it a tenth of the training texts is held out. From a single file, a
+tenth is for validation and a tenth for the test.
 """
 
 import hashlib

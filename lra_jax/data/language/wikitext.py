@@ -65,7 +65,8 @@ def _folder(root: Path) -> Path:
             found.append(Path(folder))
             inside.clear()
         else:
-            others += [n for n in names if not n.startswith(".") and ".zip" not in n]
+            shown = [name for name in names if not name.startswith(".")]
+            others += [name for name in shown if not name.endswith(".zip")]
     if not found:
         return root
     if len(found) > 1 or others:
