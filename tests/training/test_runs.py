@@ -17,7 +17,7 @@ from lra_jax.training.loop import Interrupted
 from lra_jax.training.metrics import read_metrics
 from lra_jax.training.session import Session
 from lra_jax.training.trainer import Stopped
-from lra_jax.training.workdir import exclusive
+from lra_jax.training.workdir import exclusive, open_workdir
 
 STEPS = helpers.TRAIN["steps"]
 # Of a report: whether its steps were all compiled hangs on where a session began.
@@ -369,3 +369,13 @@ def test_the_default_directory_is_named_after_the_settings(
     assert plain.name.startswith("listops-cosformer-compact-seed0-")
     assert plain != default_workdir(helpers.tiny(data_dir, model={"dropout": 0.2}))
     assert default_workdir(helpers.tiny(data_dir, tmp_path)) == tmp_path
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model.json", "curves.png"])
+def test_files_of_something_else_are_left_alone(data_dir, tmp_path, name) -> None:
+    """A run would replace them at its end."""
+    (tmp_path / name).write_text("mine")
+    config = helpers.tiny(data_dir, tmp_path)
+    with pytest.raises(ValueError, match=f"got none, but {name}"):
+        open_workdir(tmp_path, config, "fingerprint")
+    assert [x.name for x in tmp_path.iterdir()] == [name]
