@@ -71,15 +71,17 @@ class AttentionConfig:
       use_bias: biases in the four projections.
       short_conv: size of a depthwise convolution over positions, applied to queries,
         keys and values after their projections and followed by silu; 0 = none. Centred,
-        or looking back only if ``is_causal``.
+        or looking back only if ``is_causal``. A mechanism without any of these
+        projections, such as FNet, has none.
       conv_grid: rows and columns of images; the convolution is then over squares of
         ``short_conv`` by ``short_conv`` pixels. None = over the sequence.
       gate: multiply the output, after normalising each head (RMS, with a learned gain),
         by ``silu(W_g x + b_g)``, as in retention and gated linear attention. Mechanisms
         that already have such a gate keep their own.
       ema: number of MEGA's damped moving averages of each column, from which queries,
-        keys and gates are made instead of from the inputs
-        (`lra_jax.models.moving_average`); 0 = none. Values are made from the inputs.
+        keys and the mechanism's own gates are made instead of from the inputs
+        (`lra_jax.models.moving_average`); 0 = none. Values, and the gate that ``gate``
+        adds, are made from the inputs.
       local_values: add the values to the output, after their convolution: a path for
         local detail, which a normalised mixture of all positions averages away (Han et
         al. 2023, "FLatten Transformer", arXiv:2308.00442, on images).
@@ -144,6 +146,12 @@ class AttentionConfig:
         self._check_ends()
         if self.rotary:
             self._check_rotary()
+        read = {"query", "key"} & set(self.mechanism.projections)
+        if self.ema and not read and not self.gates:
+            wanted = (
+                f"0 for {self.mechanism.name!r}, which has no queries, keys or gates"
+            )
+            raise expected("ema", wanted, self.ema)
         make = self.mechanism.make or self.mechanism.make_parameters
         if self.max_length is None and make and "max_length" in named(make):
             reason = f"{self.mechanism.name!r} has parameters for each position"

@@ -116,7 +116,7 @@ def _embedded(
     rows = position_rows(config, encoder.positions, config.max_length)
     if rows is not None:
         places = position[:, None] + jnp.arange(length)[None]
-        x = x + rows.astype(x.dtype)[jnp.minimum(places, config.max_length - 1)]
+        x = x + rows[jnp.minimum(places, config.max_length - 1)].astype(x.dtype)
     return x, position
 
 

@@ -22,7 +22,7 @@ from lra_jax.models.inputs import (
 )
 from lra_jax.models.instance_norm import InstanceNorm
 from lra_jax.models.intermediates import is_captured, sow
-from lra_jax.models.layers import Dropout, LayerNorm, add_positions
+from lra_jax.models.layers import Dropout, LayerNorm, add_positions, at_positions
 from lra_jax.models.mlp import Mlp
 from lra_jax.models.patches import any_real
 from lra_jax.models.product_keys import ProductKeyMemory
@@ -235,14 +235,12 @@ class TransformerEncoder(nnx.Module):
             mask = any_real(mask, grid, config.patch)
         x = self._annotated(self._shown(x, hidden), notes)
         if self.cls is not None:
-            front = jnp.broadcast_to(
-                self.cls[...].astype(x.dtype), (x.shape[0], 1, x.shape[2])
-            )
+            front = at_positions(self.cls[...], x[:, :1])
             x = jnp.concatenate([front, x], 1)
             mask = None if mask is None else jnp.pad(mask, ((0, 0), (1, 0)), "edge")
         rows = position_rows(config, self.positions, x.shape[1])
         if rows is not None and documents is not None:
-            x = x + rows.astype(x.dtype)[documents.position]
+            x = x + rows[documents.position].astype(x.dtype)
         elif rows is not None:
             x = add_positions(x, rows.astype(x.dtype))
         x = self.dropout(x, rngs)
@@ -268,7 +266,7 @@ class TransformerEncoder(nnx.Module):
             wanted = f"None with patch={self.config.patch}"
             raise expected("hidden", wanted, "an array")
         check_shape("hidden", hidden, "B T", *x.shape[:2])
-        return jnp.where(hidden[:, :, None], self.hidden[...].astype(x.dtype), x)
+        return jnp.where(hidden[:, :, None], at_positions(self.hidden[...], x), x)
 
     def _annotated(self, x: jax.Array, notes: jax.Array | None) -> jax.Array:
         """`[B, T, D]` with the vectors of the notes added."""
@@ -278,7 +276,7 @@ class TransformerEncoder(nnx.Module):
             raise expected("notes", "None with readings=1", "an array")
         check_shape("notes", notes, "B T", *x.shape[:2])
         check_ids("notes", notes, self.vocab_size, "ids of the vocabulary")
-        vectors = self.notes[...].astype(x.dtype)[notes]
+        vectors = self.notes[...][notes].astype(x.dtype)
         return x + jnp.where((notes > 0)[:, :, None], vectors, 0)
 
     def _documents(

@@ -70,7 +70,13 @@ def embed_inputs(
     """
     if isinstance(layer, nnx.Embed | AdaptiveEmbed):
         check_ids("tokens", tokens, layer.num_embeddings, "ids of the vocabulary")
-        return layer(tokens.astype(jnp.int32))
+        tokens = tokens.astype(jnp.int32)
+        if isinstance(layer, AdaptiveEmbed):
+            return layer(tokens)
+        # Rows are cast after they are taken, so that their gradients, sums over all
+        # positions of a token, are float32; `nnx.Embed` casts the table.
+        rows = jnp.take(layer.embedding[...], tokens, axis=0)
+        return rows.astype(layer.dtype or rows.dtype)
     _check_integers("tokens", tokens)
     pixels = tokens[:, :, None] if grid is None else patches.cut(tokens, grid, patch)
     return layer(pixels.astype(jnp.float32) / 255)

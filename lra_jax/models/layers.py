@@ -47,6 +47,15 @@ def splits_positions() -> bool:
     return jax.sharding.get_abstract_mesh().shape.get("seq", 1) > 1
 
 
+def at_positions(row: jax.Array, like: jax.Array) -> jax.Array:
+    """A parameter at every position: `[D]` in the shape and dtype of another array.
+
+    It is broadcast before it is cast, so its gradient, a sum over all positions, is
+    summed in its own dtype: in bfloat16 a sum stops growing at 256 times its terms.
+    """
+    return jnp.broadcast_to(row, like.shape).astype(like.dtype)
+
+
 class LayerNorm(nnx.Module):
     """Layer normalisation over the last axis, with a custom gradient.
 

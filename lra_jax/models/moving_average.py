@@ -1,12 +1,17 @@
 """MEGA's damped moving average, before the attention (Ma et al. 2023, "Mega: Moving
 Average Equipped Gated Attention", section 3.1)."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from lra_jax.attention.inputs import accumulation_dtype
 from lra_jax.attention.recurrent.columns import scan_columns
+
+_BLOCK = 32
 
 
 class MovingAverage(nnx.Module):
@@ -19,11 +24,13 @@ class MovingAverage(nnx.Module):
 
     Masked positions count as zeros, so padding does not change a sequence's output. An
     average is a convolution, ``sum_e eta_e alpha_e beta_e (1 - alpha_e delta_e)^j`` at
-    distance j, computed by a Fourier transform in O(T log T); for packed rows it is a
+    distance j. It is computed in blocks of 32 positions, in O(T), so that later inputs,
+    however large, do not change a bit of what comes before; for packed rows it is a
     scan, which needs ``size`` times the memory of the input.
 
-    Source: the paper and facebookresearch/mega. Deviation: that code's sum from the
-    other end counts x_t again.
+    Source: the paper and facebookresearch/mega. Deviations: that code's sum from the
+    other end counts x_t again, and it computes the convolution by a Fourier transform,
+    whose rounding errors spread over the whole sequence.
 
     Args:
       features: number of columns D.
@@ -73,35 +80,56 @@ class MovingAverage(nnx.Module):
         decay = 1 - fades * jax.nn.sigmoid(delta)
         taken = fades * beta
         if segment_ids is None:
-            mixed = _by_transform(wide, decay, taken * eta)
+            mixed = _by_blocks(wide, decay, taken, eta)
         else:
             mixed = _by_scan(wide, segment_ids, decay, taken, eta)
         out = jax.nn.silu(mixed + wide * omega[None, None])
         return out.astype(x.dtype)
 
 
-def _by_transform(x: jax.Array, decay: jax.Array, weights: jax.Array) -> jax.Array:
-    """Convolution with ``sum_e weights_e decay_e^j``, and likewise from the other end.
+def _by_blocks(
+    x: jax.Array, decay: jax.Array, taken: jax.Array, eta: jax.Array
+) -> jax.Array:
+    """Convolution with ``sum_e eta_e taken_e decay_e^j``, and likewise from the other
+    end, one position later.
 
     Args:
       x: `[B, T, D]`.
-      decay, weights: `[1 or 2, E, D]`.
+      decay, taken, eta: `[1 or 2, E, D]`.
     """
-    length = x.shape[1]
+    mixed = _from_the_left(x, decay[0], taken[0], eta[0])
+    if len(decay) == 2:
+        others = decay[1], taken[1], eta[1]
+        later = jnp.flip(_from_the_left(jnp.flip(x, 1), *others), 1)
+        mixed = mixed + jnp.pad(later[:, 1:], ((0, 0), (0, 1), (0, 0)))
+    return mixed
+
+
+def _from_the_left(
+    x: jax.Array, decay: jax.Array, taken: jax.Array, eta: jax.Array
+) -> jax.Array:
+    """A product with a triangle in each block, and E states from block to block."""
+    batch, length, features = x.shape
+    product = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
     # Saturated sigmoids give a decay of 0, whose logarithm is infinite.
     rate = jnp.log(jnp.maximum(decay, jnp.finfo(x.dtype).tiny))
-    powers = jnp.exp(
-        rate[..., None] * jnp.arange(length, dtype=x.dtype)[None, None, None]
-    )
-    kernels = (weights[..., None] * powers).sum(1)
-    kernel = jnp.pad(kernels[0], ((0, 0), (0, length)))
-    if len(kernels) == 2:
-        # Distance -j is at index 2 T - j of a circle of 2 T.
-        backward = jnp.flip(kernels[1][:, : length - 1], -1)
-        kernel = kernel.at[:, length + 1 :].add(backward)
-    columns = jnp.swapaxes(x, 1, 2)
-    made = jnp.fft.rfft(columns, 2 * length) * jnp.fft.rfft(kernel, 2 * length)[None]
-    return jnp.swapaxes(jnp.fft.irfft(made, 2 * length)[..., :length], 1, 2)
+    steps = jnp.arange(_BLOCK + 1, dtype=x.dtype)[:, None, None]
+    powers = jnp.exp(rate[None] * steps)
+    kernel = (powers[:-1] * (taken * eta)[None]).sum(1)
+    place = np.arange(_BLOCK)
+    back = place[:, None] - place[None]
+    triangle = jnp.where((back >= 0)[:, :, None], kernel[np.maximum(back, 0)], 0)
+    blocks = jnp.pad(x, ((0, 0), (0, -length % _BLOCK), (0, 0)))
+    blocks = blocks.reshape(batch, -1, _BLOCK, features)
+    inside = product("tsd,bcsd->bctd", triangle, blocks)
+    added = product("sed,bcsd->cbed", powers[-2::-1] * taken[None], blocks)
+
+    def step(state: jax.Array, new: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return state * powers[-1][None] + new, state
+
+    _, before = jax.lax.scan(step, jnp.zeros_like(added[0]), added)
+    carried = product("ted,cbed->bctd", powers[1:] * eta[None], before)
+    return (inside + carried).reshape(batch, -1, features)[:, :length]
 
 
 def _by_scan(

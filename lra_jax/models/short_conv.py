@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from lra_jax.attention.inputs import Grid, accumulation_dtype, check_shape
+from lra_jax.models.layers import at_positions
 
 
 class ShortConv(nnx.Module):
@@ -67,10 +68,10 @@ class ShortConv(nnx.Module):
         """
         if mask is not None:
             x = jnp.where(mask[:, :, None], x, jnp.zeros((), x.dtype))
-        kernel = self.kernel[...].astype(x.dtype)
-        bias = self.bias[...].astype(x.dtype)[None, None]
+        bias = at_positions(self.bias[...], x)
         if label is not None:
-            return _within_documents(x, kernel, self.before, label) + bias
+            return _within_documents(x, self.kernel[...], self.before, label) + bias
+        kernel = self.kernel[...].astype(x.dtype)
         if self.grid is not None:
             check_shape("inputs", x, "B T D", None, math.prod(self.grid), None)
             return _within_image(x, kernel, self.before, self.grid) + bias
@@ -97,20 +98,21 @@ def _within_image(
 def _within_documents(
     x: jax.Array, kernel: jax.Array, before: int, label: jax.Array
 ) -> jax.Array:
-    """`convolved` within each document, with gradients by autodiff."""
-    label = label[:, :, None]
+    """`convolved` within each document, with gradients by autodiff, in float32."""
+    label, wide = label[:, :, None], accumulation_dtype(x)
     taps = zip(
         kernel,
         _shifts(x, kernel, before),
         _shifts(label, kernel, before),
         strict=True,
     )
-    nothing = jnp.zeros((), x.dtype)
+    nothing = jnp.zeros((), wide)
     terms = (
-        jnp.where(other == label, near, nothing) * row[None, None]
+        jnp.where(other == label, near.astype(wide), nothing)
+        * row.astype(wide)[None, None]
         for row, near, other in taps
     )
-    return sum(terms, start=nothing)
+    return sum(terms, start=nothing).astype(x.dtype)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))

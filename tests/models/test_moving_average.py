@@ -49,6 +49,33 @@ def test_the_recurrence(is_causal: bool):
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
+def test_several_blocks_and_their_gradients(is_causal: bool):
+    layer = _average(is_causal)
+    graph, params = nnx.split(layer)
+    x = RNG.normal(size=(2, 70, 3)).astype("float32")
+    one = jnp.ones(x.shape[:2], jnp.int32)
+    assert_close(fast_jit(layer)(x), _formula(layer, x))
+
+    @fast_jit
+    def gradients(ids):
+        def loss(params, x):
+            return jnp.sin(nnx.merge(graph, params)(x, segment_ids=ids)).sum()
+
+        return jax.tree.leaves(jax.grad(loss, (0, 1))(params, x))
+
+    # With documents it is a scan, position by position.
+    for ours, wanted in zip(gradients(None), gradients(one), strict=True):
+        assert_close(ours, wanted)
+
+
+def test_the_past_is_the_same_to_the_last_bit():
+    layer = fast_jit(_average(True))
+    x = RNG.normal(size=(2, 70, 3)).astype("float32")
+    later = np.where(np.arange(70)[None, :, None] < 40, x, 1e6 * x)
+    np.testing.assert_array_equal(layer(later)[:, :40], layer(x)[:, :40])
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
 def test_packed_documents_and_their_gradients_are_those_alone(is_causal: bool):
     layer = _average(is_causal)
     ids = jnp.asarray([[1, 1, 1, 1, 2, 2, 2, 0, 0]] * 2)

@@ -67,6 +67,11 @@ def _check_packed(given: dict[str, Any]) -> None:
     if (padding := given.get("padding", "exact")) != "exact":
         wanted = "None, because only with padding='exact' is a document like one alone"
         raise expected("segment_ids", wanted, f"an array with padding={padding!r}")
+    if (scaling := given.get("initialisation", "exact")) != "exact":
+        wanted = "None, because the largest sums are those of all documents"
+        raise expected(
+            "segment_ids", wanted, f"an array with initialisation={scaling!r}"
+        )
 
 
 @functools.partial(documents_in_turn, check=_check_packed)
@@ -93,7 +98,7 @@ def nystrom_attention(
       query, key, value, mask: as in `linear_attention`.
       is_causal: must be False; there is no causal form.
       segment_ids: as in `linear_attention`, but documents are computed one by one.
-        Only with ``padding="exact"``.
+        Only with ``padding="exact"`` and ``initialisation="exact"``.
       query_mask: boolean, True = a real query: `[B, T]`, or anything that broadcasts to
         `[B, 1, 1, T]`; None = all. Other output rows are zero.
       conv_weight: `[N, W]`, W odd: adds ``sum_w conv_weight[w] v[i + w - W // 2]`` to

@@ -88,7 +88,8 @@ def reformer_attention(
         `[B, 1, 1, T]`. Hidden positions are left out as queries too; their output rows
         are zero.
       is_causal: must be False; there is no causal form.
-      segment_ids: as in `linear_attention`, but documents are computed one by one.
+      segment_ids: as in `linear_attention`, but documents are computed one by one;
+        each is as it is alone if ``num_buckets`` or ``max_length`` is given.
       max_length: determines ``num_buckets`` if that is None; None = T.
       chunk: C.
       num_hashes: R, the number of rounds.

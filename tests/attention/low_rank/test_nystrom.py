@@ -177,6 +177,19 @@ def test_options_that_do_not_fit(keywords: dict, parts: tuple) -> None:
         assert_rejects(call, *parts)
 
 
+@pytest.mark.parametrize(
+    "option", [{"initialisation": "original"}, {"padding": "front"}]
+)
+def test_documents_need_options_under_which_each_is_as_it_is_alone(
+    option: dict[str, str],
+) -> None:
+    ids = np.ones(K.shape[:2], int)
+    assert_rejects(
+        lambda: attention.nystrom_attention(K, K, V, segment_ids=ids, **option),
+        *("segment_ids: expected None", *option.values()),
+    )
+
+
 def test_no_convolution_across() -> None:
     with pytest.raises(ValueError, match="expected None for cross attention"):
         attention.nystrom_attention(Q, K, V, conv_weight=WEIGHT)

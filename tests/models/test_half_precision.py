@@ -1,0 +1,113 @@
+"""Gradients of parameters that many positions share, in half precision.
+
+A sum in bfloat16 stops growing at 256 times its terms, so each of these gradients must
+be summed in float32, whatever the dtype of the activations.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from lra_jax.models import SequenceClassifier
+from lra_jax.models.short_conv import ShortConv
+
+ROWS, LENGTH, DOCUMENTS = 64, 64, 4
+IDS = np.tile(np.repeat(np.arange(1, DOCUMENTS + 1), LENGTH // DOCUMENTS), (ROWS, 1))
+SIZES = {"num_layers": 1, "embed_dim": 8, "num_heads": 2, "mlp_dim": 8, "dropout": 0.0}
+# Rounding of single terms: those of one parameter add up to less than this.
+TOLERANCE = 0.05
+
+
+def assert_gradients_agree(make: Any, loss: Any) -> None:
+    """Each parameter's gradient in bfloat16 against the one in float32."""
+
+    def gradients(dtype: Any) -> dict[str, np.ndarray]:
+        graph, params, rest = nnx.split(make(dtype), nnx.Param, ...)
+        found = jax.jit(jax.grad(lambda p: loss(nnx.merge(graph, p, rest))))(params)
+        leaves, _ = jax.tree_util.tree_flatten_with_path(found)
+        return {jax.tree_util.keystr(k): np.asarray(leaf) for k, leaf in leaves}
+
+    exact, half = gradients(None), gradients(jnp.bfloat16)
+    largest = max(np.linalg.norm(g) for g in exact.values())
+    errors = {
+        name: float(np.linalg.norm(half[name] - g) / np.linalg.norm(g))
+        for name, g in exact.items()
+        # Others are zero in exact arithmetic, as that of the keys' bias.
+        if np.linalg.norm(g) > 1e-3 * largest
+    }
+    assert len(errors) > 2
+    assert all(error < TOLERANCE for error in errors.values()), errors
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"positions": "learned"},
+        {"positions": "learned", "short_conv": 3, "gate": True, "mlp": "glu"},
+        {"positions": "none", "norm": "instance", "ema": 2, "pooling": "attention"},
+    ],
+)
+def test_a_classifier(packed: bool, changes: dict[str, Any]) -> None:
+    tokens = np.random.default_rng(0).integers(1, 5, (ROWS, LENGTH))
+    documents = {"segment_ids": jnp.asarray(IDS), "documents": DOCUMENTS}
+
+    def make(dtype: Any) -> SequenceClassifier:
+        settings = {"mechanism": "linear", "max_length": LENGTH} | SIZES | changes
+        return SequenceClassifier(8, 2, dtype=dtype, **settings, rngs=nnx.Rngs(0))
+
+    def loss(model: SequenceClassifier) -> jax.Array:
+        scores = model(jnp.asarray(tokens), **documents if packed else {})
+        return -jax.nn.log_softmax(scores)[..., 0].mean()
+
+    assert_gradients_agree(make, loss)
+
+
+def test_a_class_vector_notes_and_masked_tokens() -> None:
+    random = np.random.default_rng(0)
+    tokens = jnp.asarray(random.integers(1, 5, (ROWS, LENGTH)))
+    notes = jnp.asarray(random.integers(0, 3, (ROWS, LENGTH)))
+    hidden = jnp.asarray(random.random((ROWS, LENGTH)) < 0.5)
+    # Notes and masked tokens come without a class vector.
+    for pooling in ("cls", "mean"):
+        reads = {"reconstructs": True, "readings": 2} if pooling == "mean" else {}
+
+        def make(dtype: Any, pooling: str = pooling, reads: Any = reads) -> Any:
+            settings = {"max_length": LENGTH, "pooling": pooling} | SIZES | reads
+            model = SequenceClassifier(
+                8, 2, mechanism="linear", dtype=dtype, **settings, rngs=nnx.Rngs(0)
+            )
+            return model.encoder
+
+        def loss(encoder: Any, reads: Any = reads) -> jax.Array:
+            given = {"notes": notes, "hidden": hidden} if reads else {}
+            out = encoder(tokens, **given).astype(jnp.float32)
+            return (out * jnp.arange(1.0, 9.0)[None, None]).sum()
+
+        assert_gradients_agree(make, loss)
+
+
+@pytest.mark.parametrize("kind", ["plain", "packed", "image"])
+def test_a_short_convolution(kind: str) -> None:
+    random = np.random.default_rng(0)
+    x, slope = 1 + 0.1 * random.normal(size=(2, ROWS, LENGTH, 4))
+    grid = (8, LENGTH // 8) if kind == "image" else None
+    label = jnp.asarray(IDS) if kind == "packed" else None
+
+    def gradients(dtype: Any) -> dict[str, np.ndarray]:
+        graph, params = nnx.split(ShortConv(4, 3, grid=grid, rngs=nnx.Rngs(0)))
+
+        def loss(params: Any) -> jax.Array:
+            out = nnx.merge(graph, params)(jnp.asarray(x, dtype), None, label)
+            return (out.astype(jnp.float32) * slope.astype(np.float32)).sum()
+
+        found = jax.jit(jax.grad(loss))(params)
+        return {name: np.asarray(found[name][...]) for name in ("kernel", "bias")}
+
+    exact, half = gradients(jnp.float32), gradients(jnp.bfloat16)
+    for name, wanted in exact.items():
+        np.testing.assert_allclose(half[name], wanted, rtol=0.01, err_msg=name)
