@@ -206,7 +206,12 @@ def _rank_collapse(settings: RankCollapse, page: Any) -> None:
     if settings.weights is not None and settings.workdir is not None:
         raise expected("--weights", "nothing with --workdir", repr(settings.weights))
     variants = VARIANTS if settings.norm else parts.without_norm()
+    # Nothing reads these; the sequences of a BERT are random, those of a run its own.
+    if settings.weights is not None:
+        _refuse(settings, "--weights", "network", "attention", "layers", "draws")
     if settings.workdir is not None:
+        unread = ("network", "attention", "length", "layers", "draws", "seed")
+        _refuse(settings, "--workdir", *unread)
         saved, batch = _load(settings)
         parts.add_checkpoint(page, saved, batch, variants)
         bound_report.add_model_bound(page, saved.model, lambda: saved.run(batch))
@@ -266,6 +271,7 @@ def _spectrum(settings: Spectrum, page: Any) -> None:
     from lra_jax.analysis import spectrum_report as parts
 
     if settings.workdir is not None:
+        _refuse(settings, "--workdir", "network", "attention", "length", "seed")
         saved, batch = _load(settings)
         config = saved.config
         name = f"{config.attention} on {config.task}"
@@ -313,6 +319,15 @@ def _maps(settings: Maps, page: Any) -> None:
         f"{settings.layer}, example {example} of the {settings.split} split"
     )
     add_maps(page, maps, saved, title)
+
+
+def _refuse(settings: Any, source: str, *names: str) -> None:
+    """Refuses flags that nothing reads, because the model comes from a file."""
+    defaults = {field.name: field.default for field in dataclasses.fields(settings)}
+    for name in names:
+        value = getattr(settings, name)
+        if value != defaults[name]:
+            raise expected(f"--{name}", f"nothing with {source}", f"{value!r}")
 
 
 def _load(settings: Any) -> tuple[Any, Any]:

@@ -74,6 +74,7 @@ def run(config: EvaluateConfig, quiet: bool = True) -> dict[str, Any]:
     from lra_jax.models.saved import check_free
     from lra_jax.training.console import RunConsole
     from lra_jax.training.restore import export, open_run, predictions
+    from lra_jax.training.workdir import refuse_own_file
 
     if config.save is not None and Path(config.save).suffix != ".safetensors":
         raise expected("--save", "NAME.safetensors", config.save)
@@ -86,6 +87,8 @@ def run(config: EvaluateConfig, quiet: bool = True) -> dict[str, Any]:
     if config.predictions is not None and trainer.task.packs_rows:
         wanted = f"None for --task={trainer.task.name}, whose rows hold several texts"
         raise expected("--predictions", wanted, config.predictions)
+    if config.predictions is not None:
+        refuse_own_file(Path(config.workdir), Path(config.predictions))
     for name in ("predictions", "save"):
         file = getattr(config, name)
         if file is not None:

@@ -154,7 +154,8 @@ def run_all(plan: Sequence[Run]) -> dict[str, list[dict[str, Any]]]:
     failed = []
     for number, run in enumerate(plan, start=1):
         print(f"[{number}/{len(plan)}] {run.name}, in {run.workdir}", flush=True)
-        result = finished_result(run)
+        # Only the run itself reads its files, and notices that they have changed.
+        result = None if run.config.data.from_files else finished_result(run)
         code = 0
         if result is not None:
             print("already finished", flush=True)
@@ -190,7 +191,7 @@ def run_all(plan: Sequence[Run]) -> dict[str, list[dict[str, Any]]]:
 
 def finished_result(run: Run) -> dict[str, Any] | None:
     """The result of a run that is done, with exactly the same settings and the same
-    user code; else None."""
+    user code; else None. Whether its data are still the same is not checked."""
     from lra_jax.training import own_code
     from lra_jax.training.workdir import read_result
 
@@ -244,17 +245,18 @@ def best_by_validation(results: dict[str, list[dict[str, Any]]]) -> Iterator[str
     averaged over its seeds.
 
     Series are compared by the metric that chose their checkpoints, ``--train.best_by``;
-    those chosen by accuracy are not comparable with those chosen by loss.
+    those chosen by accuracy are not comparable with those chosen by loss, nor are runs
+    on other examples.
     """
-    together: dict[tuple[str, str], dict[str, dict[str, float]]] = {}
+    together: dict[tuple[str, str], dict[tuple[str, Any], dict[str, float]]] = {}
     for series, runs in results.items():
         scores = _validation_scores(runs)
         if scores:
-            by_rule = together.setdefault((runs[0]["task"], runs[0]["attention"]), {})
-            means = by_rule.setdefault(_best_by(runs), {})
-            means[series] = statistics.fmean(scores)
-    for (task, attention), by_rule in together.items():
-        for rule, means in by_rule.items():
+            alike = together.setdefault((runs[0]["task"], runs[0]["attention"]), {})
+            kind = _best_by(runs), runs[0].get("data_fingerprint")
+            alike.setdefault(kind, {})[series] = statistics.fmean(scores)
+    for (task, attention), alike in together.items():
+        for (rule, _), means in alike.items():
             if len(means) > 1:
                 best = (min if rule == "loss" else max)(means, key=means.__getitem__)
                 split = _where([run for series in means for run in results[series]])
@@ -263,11 +265,13 @@ def best_by_validation(results: dict[str, list[dict[str, Any]]]) -> Iterator[str
                     f"{len(means)}: {best} "
                     f"({means[best]:.{_DIGITS[rule]}f}{_UNITS[rule]})"
                 )
-        if len(by_rule) > 1:
+        if len({rule for rule, _ in alike}) > 1:
             yield (
                 f"{task}, {attention}: runs chosen by accuracy and runs chosen by "
                 "loss (--train.best_by) are not compared"
             )
+        if len({examples for _, examples in alike}) > 1:
+            yield f"{task}, {attention}: runs on other examples are not compared"
 
 
 _DIGITS = {"accuracy": 2, "loss": 4}

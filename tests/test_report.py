@@ -17,6 +17,8 @@ from lra_jax.reports.runs import (
     unfinished,
 )
 
+LENGTHS = "test_accuracy_by_length"
+
 
 def make_run(folder, accuracies, *, config=None, finished=True, **changes):
     """A run directory as the trainer leaves it."""
@@ -294,7 +296,7 @@ def change(file, **values):
         *(
             (
                 lambda f, n=name, v=value: change(f / "result.json", **{n: v}),
-                f"result.json: {name}",
+                "result.json: expected" if name == "seal" else f"result.json: {name}",
             )
             for name, value in (
                 *(("test_examples", 0), ("test_examples", -3), ("steps", 10**400)),
@@ -304,6 +306,9 @@ def change(file, **values):
                 *(("test_accuracy_best", 150), ("test_accuracy_last", True)),
                 *(("test_accuracy_best", -5), ("parameters", math.inf)),
                 ("steps_per_second_kind", ["cold"]),
+                *(("valid_accuracy_best", "99"), ("valid_accuracy_best", 101.0)),
+                *((LENGTHS, [1]), (LENGTHS, {"20": "x"}), (LENGTHS, {"20": 101})),
+                *((LENGTHS, {"a": 1.0}), ("seal", "0" * 64)),
             )
         ),
         (lambda f: change(f / "config.json", task="../x"), "got '../x'"),

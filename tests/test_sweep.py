@@ -1,5 +1,6 @@
 """Seeds and sweeps: what is run, what is skipped, what a failure does."""
 
+import contextlib
 import json
 import signal
 
@@ -300,6 +301,27 @@ def test_the_best_by_validation_is_named():
     assert list(runs.best_by_validation(results)) == [
         "t, flow: best by validation accuracy of 2: flow --a=2 (36.00 %)"
     ]
+
+
+def test_runs_on_other_examples_are_not_compared():
+    run = {"task": "lm", "attention": "gla", "valid_accuracy_best": 40}
+    results = {
+        "bytes": [run | {"data_fingerprint": "ab"}],
+        "words": [run | {"data_fingerprint": "cd", "valid_accuracy_best": 60}],
+    }
+    (line,) = runs.best_by_validation(results)
+    assert line == "lm, gla: runs on other examples are not compared"
+
+
+def test_a_run_on_files_is_asked_whether_they_have_changed(started, tmp_path, capsys):
+    """It is started again: only its own process reads the files."""
+    flags = ["--attention=flow", f"--workdir={tmp_path}"]
+    for task, again in (("listops", 0), ("lm", 1), ("parity", 0)):
+        for times in (1, 1 + again):
+            with contextlib.suppress(FileExistsError):
+                sweep.main([*flags, f"--task={task}"])
+            assert sum(name.startswith(task) for name in started) == times
+    assert capsys.readouterr().out.count("already finished") == 2
 
 
 def test_validation_on_the_test_itself_is_said():

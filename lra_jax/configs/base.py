@@ -274,6 +274,12 @@ class DataConfig:
         """Where the examples come from, in words."""
         raise NotImplementedError
 
+    @property
+    def from_files(self) -> bool:
+        """Whether files decide on the examples, which may change while the settings
+        remain."""
+        return True
+
 
 @dataclasses.dataclass(frozen=True)
 class StoredData(DataConfig):
@@ -329,6 +335,11 @@ class GeneratedData(StoredData):
     def origin(self) -> str:
         """See the base class."""
         return f"generated, seed {self.seed}" if self.path is None else super().origin
+
+    @property
+    def from_files(self) -> bool:
+        """See the base class."""
+        return self.path is not None
 
 
 @dataclasses.dataclass(frozen=True)

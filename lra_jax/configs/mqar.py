@@ -64,6 +64,11 @@ class MqarData(DataConfig):
         """See the base class."""
         return f"drawn, seed {self.seed}"
 
+    @property
+    def from_files(self) -> bool:
+        """See the base class."""
+        return False
+
 
 OFFICIAL = MqarData(
     train="64/4:100000,128/8:20000,256/16:20000,256/32:20000,256/64:20000",

@@ -40,6 +40,11 @@ class SyntheticData(DataConfig):
         """See the base class."""
         return f"drawn, seed {self.seed}"
 
+    @property
+    def from_files(self) -> bool:
+        """See the base class."""
+        return False
+
 
 official_train = functools.partial(
     TrainConfig, warmup=0, clip_norm=0.0, decay_vectors=False

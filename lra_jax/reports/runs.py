@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -13,17 +14,18 @@ from lra_jax.errors import expected
 from lra_jax.tasks import get_task
 from lra_jax.training import own_code
 from lra_jax.training.metrics import read_metrics
+from lra_jax.training.workdir import check_seal
 
 # Fields of a result that the tables read.
 _NUMBERS = (
     *("test_accuracy_best", "test_accuracy_last", "steps", "best_step", "seconds"),
     *("steps_per_second", "parameters", "test_examples"),
 )
-# Older results lack the peak memory.
-_LATER_NUMBERS = ("peak_memory_bytes",)
+# Older results lack the first.
+_OTHER_NUMBERS = ("peak_memory_bytes", "valid_accuracy_best")
 _KINDS = {
     **{"versions": dict, "data_fingerprint": str, "official_data": bool},
-    "steps_per_second_kind": str,
+    **{"steps_per_second_kind": str, "test_accuracy_by_length": dict},
 }
 _LARGEST = 1e18
 
@@ -255,6 +257,30 @@ def differing_data(group: Group, groups: Sequence[Group]) -> str:
     return ", ".join(words)
 
 
+def differing_sources(group: Group, groups: Sequence[Group]) -> list[str]:
+    """Distinguishes a group from others on the same examples by the data settings that
+    differ, such as the checkpoint from which training starts."""
+    task, examples = group.config.task, _fingerprint(group)
+    same = [g for g in groups if (g.config.task, _fingerprint(g)) == (task, examples)]
+    mine = _data_settings(group)
+    names = _differing(mine, map(_data_settings, same))
+    return [f"{name.removeprefix('data.')}={mine[name]}" for name in names]
+
+
+def unlike_preset(group: Group, apart_from: Iterable[str]) -> list[str]:
+    """The settings of model and training that are not the preset's, as flags."""
+    config = group.config
+    preset = get_preset(config.task, config.preset, config.attention).identity()
+    mine, skipped = config.identity(), set(apart_from)
+    return [
+        f"{_short(name, mine)}={value}"
+        for name, value in mine.items()
+        if name.startswith(("train.", "pretrain.", "model."))
+        and name not in skipped
+        and value != preset.get(name)
+    ]
+
+
 def _fingerprint(group: Group) -> str:
     """The hash of the examples; "None" if it was not recorded."""
     return str(group.results[0].get("data_fingerprint"))
@@ -307,12 +333,16 @@ def _read_run(folder: Path) -> Run:
     if (folder / "result.json").exists():
         result = _read_json(folder / "result.json")
         _check_result(result)
+        try:
+            check_seal(folder, result)
+        except ValueError as error:
+            raise expected("result.json", "the result of this run", error) from None
     return Run(folder, config, result, metrics, own_code.digest(folder))
 
 
 def _check_result(result: dict[str, Any]) -> None:
     """Refuses values that the tables cannot show, or would show as invalid numbers."""
-    for name in (*_NUMBERS, *(n for n in _LATER_NUMBERS if n in result)):
+    for name in (*_NUMBERS, *(n for n in _OTHER_NUMBERS if n in result)):
         value = result.get(name)
         place = f"result.json: {name}"
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -324,6 +354,13 @@ def _check_result(result: dict[str, Any]) -> None:
             raise expected(place, f"a number of at least {least}", value)
         if "accuracy" in name and value > 100:
             raise expected(place, "percent", value)
+    parts = result.get("test_accuracy_by_length")
+    for length, value in (parts if isinstance(parts, dict) else {}).items():
+        place = f"result.json: test_accuracy_by_length: {length}"
+        if not isinstance(value, int | float) or not 0 <= value <= 100:
+            raise expected(place, "percent", repr(value))
+        if not re.fullmatch(r"(\d+/)?\d+", length):
+            raise expected(place, "a length, or length/pairs", repr(length))
     for name, kind in _KINDS.items():
         if not isinstance(result.get(name), kind | None):
             raise expected(f"result.json: {name}", kind.__name__, repr(result[name]))

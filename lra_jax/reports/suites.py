@@ -1,9 +1,12 @@
 """The suites in a report: which mechanism solves which test.
 
-Of the settings that a sweep has tried for a mechanism, the best by validation is used.
-Runs on other examples, such as longer sequences, are another test.
+Of the values that were tried of a mechanism's learning rate, and of what else the
+protocol tunes, the best by validation is used. A model that differs in another setting
+has a row of its own. Runs on other examples, such as longer sequences, are another
+test.
 """
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -12,7 +15,13 @@ import numpy as np
 
 from lra_jax.reports import charts
 from lra_jax.reports.page import Page, Table
-from lra_jax.reports.runs import Group, differing_code, differing_data
+from lra_jax.reports.runs import (
+    Group,
+    differing_code,
+    differing_data,
+    differing_sources,
+    unlike_preset,
+)
 from lra_jax.tasks import Task, get_task, suites
 
 Best = dict[str, dict[str, Group]]
@@ -43,7 +52,7 @@ class Test(NamedTuple):
 _WORDS = (
     "Test accuracy in percent, for the setting with the best validation accuracy, or "
     "the lowest validation loss where that chooses the checkpoints; the last column "
-    "has their learning rates, in the order of the tests. Where a test is scaled, 0 is "
+    "has what was tuned, in the order of the tests. Where a test is scaled, 0 is "
     "chance and 100 all correct. State is the count of numbers that all layers keep "
     "from one position to the next, for softmax at the longest sequence."
 )
@@ -115,20 +124,21 @@ def find_tests(tasks: Sequence[Task], groups: Sequence[Group]) -> list[Test]:
 
 
 def model_name(group: Group) -> str:
-    """A mechanism, its options, and its convolution if not the preset's."""
+    """A mechanism, its options, and the settings that are not the preset's, except for
+    those that were tuned."""
     model = group.config.model
+    own = {"model.attention_options", "model.is_causal", *_tuned(group)}
     parts = [group.config.attention, model.attention_options]
-    preset = _preset_model(group)
-    if model.short_conv != preset.short_conv:
-        parts.append(f"short_conv={model.short_conv}")
+    parts += unlike_preset(group, apart_from=own)
     if not model.is_causal:
         parts.append("encoder")
     return " ".join(filter(None, parts))
 
 
-def _preset_model(group: Group) -> Any:
-    config = group.config
-    return get_task(config.task).presets[config.preset](config.attention).model
+def _tuned(group: Group) -> tuple[str, ...]:
+    """The settings of which a row shows the best value by validation."""
+    protocol = get_task(group.config.task).sweeps.get(group.config.preset, {})
+    return tuple(dict.fromkeys(("train.learning_rate", *protocol)))
 
 
 def best_groups(tests: Sequence[Test]) -> Best:
@@ -138,7 +148,11 @@ def best_groups(tests: Sequence[Test]) -> Best:
     for test in tests:
         by_loss = all(group.valid_loss is not None for group in test.groups)
         for group in test.groups:
-            words = (model_name(group), *differing_code(group, every))
+            words = (
+                model_name(group),
+                *differing_sources(group, test.groups),
+                *differing_code(group, every),
+            )
             row = best.setdefault(", ".join(words), {})
             tried = [row[test.name], group] if test.name in row else [group]
             row[test.name] = max(tried, key=lambda one: _validation(one, by_loss))
@@ -148,7 +162,10 @@ def best_groups(tests: Sequence[Test]) -> Best:
 def _validation(group: Group, by_loss: bool) -> float:
     """Higher is better; by the loss if all runs of a test were chosen by it."""
     loss = group.valid_loss if by_loss else None
-    return group.mean("valid_accuracy_best") if loss is None else -loss
+    if loss is not None:
+        return -loss
+    known = all("valid_accuracy_best" in result for result in group.results)
+    return group.mean("valid_accuracy_best") if known else -math.inf
 
 
 def score(group: Group) -> float:
@@ -256,10 +273,22 @@ def _span(row: Mapping[str, Group], name: str) -> str:
 
 
 def _settings(row: Mapping[str, Group], names: Sequence[str]) -> str:
-    """The learning rates, and the number of seeds."""
-    rates = [f"{row[n].config.train.learning_rate:.2g}" for n in names if n in row]
-    seeds = sorted({len(group.runs) for group in row.values()})
-    return f"rates {', '.join(rates)}; seeds: {', '.join(map(str, seeds))}"
+    """The learning rates and all else that was tuned, and the number of seeds."""
+    groups = [row[name] for name in names if name in row]
+    tuned: dict[str, list[str]] = {}
+    for group in groups:
+        values = group.config.identity()
+        for name in _tuned(group):
+            tuned.setdefault(name, []).append(f"{values[name]:.2g}")
+    words = [
+        f"{_PLURALS.get(name, name)} {', '.join(values)}"
+        for name, values in tuned.items()
+    ]
+    seeds = sorted({len(group.runs) for group in groups})
+    return "; ".join([*words, f"seeds: {', '.join(map(str, seeds))}"])
+
+
+_PLURALS = {"train.learning_rate": "rates", "train.weight_decay": "weight decays"}
 
 
 def _heat_map(values: Mapping[str, Mapping[str, float]], tests: Sequence[Test]) -> Any:
@@ -285,8 +314,10 @@ def _lines(test: Test, best: Best) -> list[charts.Line]:
         if group is None or not all(parts):
             continue
         # Parts are named LENGTH, or LENGTH/PAIRS.
-        places = [float(name.rpartition("/")[2]) for name in parts[0]]
-        means = [np.mean([one[name] for one in parts]) for name in parts[0]]
+        # Those of all seeds: a run may have tested others.
+        names = [name for name in parts[0] if all(name in part for part in parts)]
+        places = [float(name.rpartition("/")[2]) for name in names]
+        means = [np.mean([one[name] for one in parts]) for name in names]
         heights = [_shown(test.task, test.data, float(mean)) for mean in means]
         lines.append(charts.Line(model, places, heights))
     return lines

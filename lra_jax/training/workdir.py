@@ -26,6 +26,7 @@ from lra_jax.configs.base import with_effect
 from lra_jax.errors import expected
 from lra_jax.files import locked, write_json
 
+_MADE_FIRST = ("config.json", ".lock", "code", "events", "wandb")
 _MADE_LATER = (
     *("checkpoints", "metrics.jsonl", "result.json"),
     *("model.safetensors", "model.json", "curves.png"),
@@ -195,15 +196,39 @@ def read_result(workdir: Path, steps: int = 0) -> dict[str, Any] | None:
         for name in _SHOWN:
             if not math.isfinite(result[name]):
                 raise ValueError(f"{name}={result[name]}")
-        # Earlier versions wrote no seal.
-        rest = {name: value for name, value in result.items() if name != "seal"}
-        seal = seals.digest([rest, identify(workdir)])
-        if result.get("seal", seal) != seal:
-            raise ValueError("other values than were written")
+        check_seal(workdir, result)
     except (ValueError, KeyError, TypeError) as error:
         got = f"{error!r}; delete it to score the run again"
         raise expected(str(path), "the result of a run", got) from error
     return None if result["steps"] < steps else result
+
+
+def refuse_own_file(workdir: Path, file: Path) -> None:
+    """Refuses a file for predictions that would replace a file of the run.
+
+    Raises:
+      ValueError: the file is one of the run, or below one of its folders.
+    """
+    workdir, place = workdir.expanduser().resolve(), file.expanduser().resolve()
+    if place.is_relative_to(workdir):
+        name = place.relative_to(workdir).parts[:1]
+        if name and name[0] in (*_MADE_FIRST, *_MADE_LATER):
+            wanted = f"another file than {name[0]}, which is the run's own"
+            raise expected("--predictions", wanted, file)
+
+
+def check_seal(workdir: Path, result: dict[str, Any]) -> None:
+    """Refuses a result that is not as it was written, or of another run.
+
+    Earlier versions wrote no seal.
+
+    Raises:
+      ValueError: its seal is not that of its values and of the run's settings.
+    """
+    rest = {name: value for name, value in result.items() if name != "seal"}
+    seal = seals.digest([rest, identify(workdir)])
+    if result.get("seal", seal) != seal:
+        raise ValueError("other values than were written")
 
 
 def check_space(workdir: Path, needed: int) -> None:

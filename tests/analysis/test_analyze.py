@@ -74,6 +74,20 @@ def test_rank_collapse_makes_a_page(tmp_path, capsys, small_networks):
             ["rank-collapse", "--weights=/a", "--workdir=/b"],
             ["--weights: expected nothing with --workdir"],
         ),
+        *(
+            (
+                ["rank-collapse", f"--{source}=/a", flag],
+                [f"{flag.partition('=')[0]}: expected nothing with --{source}"],
+            )
+            for source, flag in (
+                *(("workdir", "--network=albert"), ("workdir", "--length=64")),
+                *(("workdir", "--seed=1"), ("weights", "--attention=flow")),
+            )
+        ),
+        (
+            ["spectrum", "--workdir=/a", "--attention=flow"],
+            ["--attention: expected nothing with --workdir, got 'flow'"],
+        ),
     ],
 )
 def test_one_line_for_what_cannot_work(args, parts, tmp_path, capsys, small_networks):

@@ -15,6 +15,7 @@ from lra_jax.reports.suites import (
     find_tests,
     model_name,
     score,
+    suite_table,
 )
 from lra_jax.tasks import get_task
 
@@ -67,6 +68,50 @@ def test_the_setting_of_best_validation_counts(folder):
     assert score(parity) == pytest.approx(2.0)  # Of 50 % above chance.
     assert score(best["delta"]["modular"]) == pytest.approx(20.0)
     assert model_name(best["linear short_conv=0"]["parity"]) == "linear short_conv=0"
+
+
+def test_other_models_and_trainings_have_rows_of_their_own(tmp_path):
+    deep = {"model": {"num_layers": 4}}
+    taught = {"pretrain": {"steps": 2}, "train": {"steps": 400}}
+    write(tmp_path / "a", "parity", "linear", 50.0, 50.0)
+    write(tmp_path / "b", "parity", "linear", 60.0, 99.0, **deep)
+    write(tmp_path / "c", "parity", "linear", 70.0, 98.0, **taught)
+    assert set(best_groups(found(tmp_path, "parity"))) == {
+        "linear",
+        "linear num_layers=4",
+        "linear steps=400 pretrain.steps=2",
+    }
+
+
+def test_a_checkpoint_to_start_from_is_named(tmp_path):
+    start = {"data": {"checkpoint": "runs/mlm"}}
+    write(tmp_path / "a", "finetune", "linear", 60.0, 99.0, preset="tiny")
+    write(tmp_path / "b", "finetune", "linear", 90.0, 98.0, preset="tiny", **start)
+    assert set(best_groups(found(tmp_path, "finetune"))) == {
+        "linear encoder, checkpoint=None",
+        "linear encoder, checkpoint=runs/mlm",
+    }
+
+
+def test_all_that_a_protocol_tunes_is_said(tmp_path):
+    decay = {"train": {"weight_decay": 0.1, "learning_rate": 1e-3}}
+    write(tmp_path / "a", "mad-recall", "gla", 60.0, 60.0, preset="official")
+    write(tmp_path / "b", "mad-recall", "gla", 70.0, 70.0, preset="official", **decay)
+    tests = found(tmp_path, "mad-recall")
+    rows = suite_table(best_groups(tests), tests).rows
+    words = "rates 0.001; weight decays 0.1; seeds: 1"
+    assert (rows[0][0], rows[0][-1]) == ("gla", words)
+
+
+def test_lengths_that_all_seeds_were_tested_on(tmp_path):
+    for seed, accuracy in enumerate((90.0, 70.0)):
+        write(tmp_path / f"{seed}", "parity", "delta", accuracy, 50.0, seed=seed)
+    result = json.loads((tmp_path / "0" / "result.json").read_text())
+    result["test_accuracy_by_length"]["40"] = 1.0
+    (tmp_path / "0" / "result.json").write_text(json.dumps(result))
+    (parity,) = found(tmp_path, "parity")
+    (line,) = _lines(parity, best_groups([parity]))
+    assert list(line.x) == [20, 128]
 
 
 def test_lengths_are_a_mean_over_seeds(tmp_path):

@@ -64,6 +64,19 @@ def test_a_model_does_not_replace_the_files_of_its_run(finished, capsys) -> None
     assert (finished.workdir / "config.json").read_bytes() == before
 
 
+@pytest.mark.parametrize("name", ["metrics.jsonl", "checkpoints/best/x"])
+def test_predictions_do_not_replace_the_files_of_their_run(
+    finished, capsys, name
+) -> None:
+    before = (finished.workdir / "metrics.jsonl").read_bytes()
+    with pytest.raises(SystemExit) as stop:
+        file = f"--predictions={finished.workdir / name}"
+        evaluate.main([f"--workdir={finished.workdir}", file])
+    part = f"--predictions: expected another file than {name.partition('/')[0]}"
+    helpers.assert_one_error(stop.value.code, capsys.readouterr().err, 2, part)
+    assert (finished.workdir / "metrics.jsonl").read_bytes() == before
+
+
 def test_a_mean_over_padding_is_that_of_the_run(data_dir, tmp_path) -> None:
     """Evaluation pads to buckets, and the mean counts the padding."""
     config = helpers.tiny(
