@@ -15,12 +15,14 @@ lengths      the same with rows of 256 and 1,024.
 
 ``--publish`` writes results/language/PART.json with every run, the picture
 docs/language_PART.png and the table in docs/language_models.md. Runs go to --workdir,
-and finished ones are not repeated, so the same command resumes. Further flags, such as
---train.steps=300, are those of training.
+and finished ones are not repeated, so the same command resumes. ``--extend`` keeps the
+runs that results/language/PART.json has, and trains only further models and seeds.
+Further flags, such as --train.steps=300, are those of training.
 """
 
 import argparse
 import functools
+import json
 import math
 import shlex
 import statistics
@@ -143,6 +145,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--workdir", default="runs/language")
     parser.add_argument("--publish", action="store_true", help="see above")
+    parser.add_argument("--extend", action="store_true", help="see above")
     options, flags = parser.parse_known_args()
     with cli.user_errors():
         part = PARTS[options.part]
@@ -154,15 +157,24 @@ def main() -> None:
                 f"got {'; '.join(unknown)}"
             )
         rates = [float(rate) for rate in options.rates.split(",")]
+        earlier = published(options.part) if options.extend else None
+        old = {} if earlier is None else earlier["rows"]
+        names = [name for name in names if name not in old]
         every = [(name, rate) for name in names for rate in rates]
-        plan = planned(part, every, 1, options.workdir, flags)
+        make = functools.partial(planned, part, workdir=options.workdir, flags=flags)
+        plan = make(every)
+        more = [
+            run
+            for name, row in old.items()
+            for seed in range(len(row["scores"]), options.seeds)
+            for run in make([(name, row["learning_rate"])], first_seed=seed)
+        ]
     try:
-        found = runs.run_all(plan)
+        found = runs.run_all(plan) if plan else {}
         best = best_rates(names, rates, found)
-        if options.seeds > 1:
-            seeds = options.seeds
-            again = planned(part, list(best.items()), seeds, options.workdir, flags)
-            found |= runs.run_all(again)
+        if options.seeds > 1 and best:
+            found |= runs.run_all(make(list(best.items()), seeds=options.seeds))
+        again = runs.run_all(more) if more else {}
     except runs.Stopped as stop:
         raise SystemExit(stop.code) from None
     rows = described(part, best, found)
@@ -172,18 +184,62 @@ def main() -> None:
             place = Path(row["workdir"])
             row["by_position"] = by_position(place)
             print(name, row["by_position"])
+    if earlier is not None:
+        with cli.user_errors():
+            rows, found = joined(part, earlier, again, rows, found)
     report = make_report(options.part, rows, found)
+    if earlier is not None:
+        report["command"] = f"{earlier['command']}; {report['command']}"
     print(table(report))
     if options.publish:
         publish(report)
 
 
+def published(name: str) -> dict[str, Any]:
+    """The report of a part in results/.
+
+    Raises:
+      ValueError: there is none.
+    """
+    file = RESULTS / f"{name}.json"
+    if not file.exists():
+        raise ValueError(f"--extend: expected {file}, got no such file")
+    return json.loads(file.read_text())
+
+
+def joined(
+    part: Part,
+    earlier: dict[str, Any],
+    again: dict[str, list[dict[str, Any]]],
+    rows: dict[str, Any],
+    found: dict[str, list[dict[str, Any]]],
+) -> tuple[dict[str, Any], dict[str, list[dict[str, Any]]]]:
+    """All rows and runs: the earlier ones with further seeds, then the new ones.
+
+    Raises:
+      ValueError: a further seed had other data, sizes or steps.
+    """
+    kept = {name: list(results) for name, results in earlier["runs"].items()}
+    for name, row in earlier["rows"].items():
+        own = series(name, row["learning_rate"])
+        for result in again.get(own, []):
+            for key in ("data_fingerprint", "parameters", "steps"):
+                if result[key] != kept[own][0][key]:
+                    wanted = f"the {key} of the earlier runs, {kept[own][0][key]}"
+                    raise ValueError(f"{name}: expected {wanted}, got {result[key]}")
+            kept[own].append(result)
+        row["scores"] = [result[part.score] for result in kept[own]]
+        row["score"] = statistics.fmean(row["scores"])
+    return earlier["rows"] | rows, kept | found
+
+
 def planned(
     part: Part,
     pairs: Sequence[tuple[str, float]],
-    seeds: int,
     workdir: str,
     flags: Sequence[str],
+    seeds: int = 1,
+    first_seed: int = 0,
 ) -> list[runs.Run]:
     """The runs of models at rates: pairs of a name and a rate."""
     parse = functools.partial(cli.parse_config, _PROG, "See the script.")
@@ -191,6 +247,7 @@ def planned(
     for name, rate in pairs:
         given = [f"--task={part.task}", *part.models[name]]
         given += [f"--train.learning_rate={rate}", f"--workdir={workdir}", *flags]
+        given += [f"--seed={first_seed}"]
         plan += runs.make_plan(parse, given, [None], seeds, series(name, rate))
     return plan
 

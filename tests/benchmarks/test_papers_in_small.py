@@ -52,6 +52,25 @@ def test_the_rate_of_the_lowest_validation_loss_counts(tmp_path) -> None:
     assert SCRIPT.between(page, marks[0], "new", marks[1]) == page.replace("old", "new")
 
 
+def test_further_seeds_join_the_earlier_ones(tmp_path, monkeypatch) -> None:
+    part, first = SCRIPT.PARTS["flow"], "flow; rate 0.1"
+    found = {first: [result(tmp_path, 0.1, (3.0, 1.0), 2.0)]}
+    rows = SCRIPT.described(part, {"flow": 0.1}, found)
+    earlier = SCRIPT.make_report("flow", rows, found)
+    again = {first: [result(tmp_path, 0.1, (3.0, 1.0), 4.0)]}
+    new = {"softmax; rate 0.2": [result(tmp_path, 0.2, (3.0, 1.0), 1.0)]}
+    others = SCRIPT.described(part, {"softmax": 0.2}, new)
+    rows, runs = SCRIPT.joined(part, earlier, again, others, new)
+    assert rows["flow"]["scores"] == [2.0, 4.0] and rows["flow"]["score"] == 3.0
+    assert list(rows) == ["flow", "softmax"] and len(runs[first]) == 2
+    again[first][0]["data_fingerprint"] = "cd"
+    with pytest.raises(ValueError, match="flow: expected the data_fingerprint of the"):
+        SCRIPT.joined(part, earlier, again, others, new)
+    monkeypatch.setattr(SCRIPT, "RESULTS", tmp_path)
+    with pytest.raises(ValueError, match=r"--extend: expected .*flow\.json"):
+        SCRIPT.published("flow")
+
+
 @pytest.mark.parametrize("name", SCRIPT.PARTS)
 def test_a_part_has_models_that_can_be_made(name: str) -> None:
     part = SCRIPT.PARTS[name]
