@@ -156,9 +156,12 @@ def main() -> None:
                 f"--models: expected some of {'; '.join(part.models)}, "
                 f"got {'; '.join(unknown)}"
             )
+        if any(flag.partition("=")[0] == "--seed" for flag in flags):
+            raise ValueError("--seed: expected --seeds, got --seed")
         rates = [float(rate) for rate in options.rates.split(",")]
         earlier = published(options.part) if options.extend else None
         old = {} if earlier is None else earlier["rows"]
+        old = {name: row for name, row in old.items() if name in names}
         names = [name for name in names if name not in old]
         every = [(name, rate) for name in names for rate in rates]
         make = functools.partial(planned, part, workdir=options.workdir, flags=flags)
@@ -189,7 +192,8 @@ def main() -> None:
             rows, found = joined(part, earlier, again, rows, found)
     report = make_report(options.part, rows, found)
     if earlier is not None:
-        report["command"] = f"{earlier['command']}; {report['command']}"
+        for key in ("command", "commit", "device"):
+            report[key] = "; ".join(dict.fromkeys((earlier[key], report[key])))
     print(table(report))
     if options.publish:
         publish(report)
@@ -217,20 +221,38 @@ def joined(
     """All rows and runs: the earlier ones with further seeds, then the new ones.
 
     Raises:
-      ValueError: a further seed had other data, sizes or steps.
+      ValueError: a further seed had other flags or data than the first, or a new model
+        had another text.
     """
     kept = {name: list(results) for name, results in earlier["runs"].items()}
+    first = next(iter(kept.values()))[0]
+    for name, results in found.items():
+        _check_same(name, "data", results[0]["data"], first["data"])
     for name, row in earlier["rows"].items():
         own = series(name, row["learning_rate"])
         for result in again.get(own, []):
+            one, other = kept[own][0], result
             for key in ("data_fingerprint", "parameters", "steps"):
-                if result[key] != kept[own][0][key]:
-                    wanted = f"the {key} of the earlier runs, {kept[own][0][key]}"
-                    raise ValueError(f"{name}: expected {wanted}, got {result[key]}")
+                _check_same(name, key, other[key], one[key])
+            flags = (_flags(x["command"]) for x in (other, one))
+            _check_same(name, "flags", *flags)
             kept[own].append(result)
         row["scores"] = [result[part.score] for result in kept[own]]
         row["score"] = statistics.fmean(row["scores"])
     return earlier["rows"] | rows, kept | found
+
+
+def _check_same(name: str, key: str, got: Any, wanted: Any) -> None:
+    if got != wanted:
+        words = f"the {key} of the earlier runs, {wanted}"
+        raise ValueError(f"{name}: expected {words}, got {got}")
+
+
+def _flags(command: str) -> list[str]:
+    """The flags of a run, except for those in which seeds differ."""
+    own = ("--seed=", "--workdir=")
+    given = [flag for flag in shlex.split(command) if not flag.startswith(own)]
+    return sorted(flag for flag in given if flag.startswith("--"))
 
 
 def planned(
@@ -371,7 +393,7 @@ def table(report: dict[str, Any]) -> str:
             f"{state} |"
         )
     first = next(iter(report["runs"].values()))[0]
-    seeds = max(len(row["scores"]) for row in rows.values())
+    seeds = {len(row["scores"]) for row in rows.values()}
     note = (
         f"Test split of the {first['data']} (fingerprint {first['data_fingerprint']}), "
         f"{first['steps']} steps, {_seeds(seeds)}, {report['device']}; "
@@ -388,8 +410,11 @@ def _score(scores: Sequence[float]) -> str:
     return f"{mean} ± {(max(scores) - min(scores)) / 2:.3f}"
 
 
-def _seeds(number: int) -> str:
-    return "one seed" if number == 1 else f"mean and half the range of {number} seeds"
+def _seeds(numbers: set[int]) -> str:
+    if max(numbers) == 1:
+        return "one seed"
+    words = f"mean and half the range of {max(numbers)} seeds"
+    return words if len(numbers) == 1 else f"{words}, or fewer where no range is given"
 
 
 def draw(report: dict[str, Any]) -> Any:

@@ -206,10 +206,12 @@ def _rank_collapse(settings: RankCollapse, page: Any) -> None:
     if settings.weights is not None and settings.workdir is not None:
         raise expected("--weights", "nothing with --workdir", repr(settings.weights))
     variants = VARIANTS if settings.norm else parts.without_norm()
-    # Nothing reads these; the sequences of a BERT are random, those of a run its own.
+    # With weights, length and seed still matter: the sequences are random.
     if settings.weights is not None:
         _refuse(settings, "--weights", "network", "attention", "layers", "draws")
-    if settings.workdir is not None:
+    if settings.workdir is None:
+        _refuse(settings, "no --workdir", "checkpoint", "allow_code")
+    else:
         unread = ("network", "attention", "length", "layers", "draws", "seed")
         _refuse(settings, "--workdir", *unread)
         saved, batch = _load(settings)
@@ -270,8 +272,11 @@ def _paths(settings: Paths, page: Any) -> None:
 def _spectrum(settings: Spectrum, page: Any) -> None:
     from lra_jax.analysis import spectrum_report as parts
 
-    if settings.workdir is not None:
+    if settings.workdir is None:
+        _refuse(settings, "no --workdir", "checkpoint", "allow_code")
+    else:
         _refuse(settings, "--workdir", "network", "attention", "length", "seed")
+    if settings.workdir is not None:
         saved, batch = _load(settings)
         config = saved.config
         name = f"{config.attention} on {config.task}"
@@ -322,7 +327,7 @@ def _maps(settings: Maps, page: Any) -> None:
 
 
 def _refuse(settings: Any, source: str, *names: str) -> None:
-    """Refuses flags that nothing reads, because the model comes from a file."""
+    """Refuses flags that nothing reads, because of where the model comes from."""
     defaults = {field.name: field.default for field in dataclasses.fields(settings)}
     for name in names:
         value = getattr(settings, name)

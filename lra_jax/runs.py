@@ -271,7 +271,10 @@ def best_by_validation(results: dict[str, list[dict[str, Any]]]) -> Iterator[str
                 "loss (--train.best_by) are not compared"
             )
         if len({examples for _, examples in alike}) > 1:
-            yield f"{task}, {attention}: runs on other examples are not compared"
+            yield (
+                f"{task}, {attention}: runs on different examples are not compared "
+                "with each other"
+            )
 
 
 _DIGITS = {"accuracy": 2, "loss": 4}

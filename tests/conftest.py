@@ -46,7 +46,8 @@ def pytest_collection_finish() -> None:
     """Spares the garbage collector what stays until the end.
 
     Tracing makes many short-lived objects, and each full collection would visit all
-    modules and tests again: a tenth of the time, and most of it where a test collects.
+    modules and tests again: a tenth of the test time, and most of that of tests that
+    collect.
     """
     gc.collect()
     gc.freeze()

@@ -225,6 +225,9 @@ class DataConfig:
     of_batches: ClassVar[tuple[str, ...]] = ("buckets", "packing")
     """The settings that do not change the set of examples."""
 
+    of_start: ClassVar[tuple[str, ...]] = ()
+    """The settings that change training, but not the examples."""
+
     @property
     def of_reader(self) -> dict[str, Any]:
         """The settings of the task's reader, which decide on the examples."""
@@ -276,8 +279,8 @@ class DataConfig:
 
     @property
     def from_files(self) -> bool:
-        """Whether files decide on the examples, which may change while the settings
-        remain."""
+        """Whether the examples are read from files, which may change while the settings
+        stay the same."""
         return True
 
 

@@ -15,6 +15,7 @@ of 3e-5. The paper does not give its fine-tuning rate: this one is similar to Ro
 """
 
 import dataclasses
+from typing import ClassVar
 
 from lra_jax.configs import families, mlm
 from lra_jax.configs.base import StoredData
@@ -26,6 +27,8 @@ RATES = {"tiny": (1e-4, 3e-4, 1e-3), "linformer": (1e-5, 3e-5, 5e-5)}
 @dataclasses.dataclass(frozen=True)
 class FinetuneData(StoredData):
     """Which texts and labels, and which checkpoint."""
+
+    of_start: ClassVar[tuple[str, ...]] = ("checkpoint",)
 
     checkpoint: str | None = None
     """A finished run of --task=mlm, or its model.safetensors; None = random weights."""

@@ -76,7 +76,7 @@ def embed_inputs(
         # Rows are cast after they are taken, so that their gradients, sums over all
         # positions of a token, are float32; `nnx.Embed` casts the table.
         rows = jnp.take(layer.embedding[...], tokens, axis=0)
-        return rows.astype(layer.dtype or rows.dtype)
+        return rows.astype(layer.dtype)
     _check_integers("tokens", tokens)
     pixels = tokens[:, :, None] if grid is None else patches.cut(tokens, grid, patch)
     return layer(pixels.astype(jnp.float32) / 255)

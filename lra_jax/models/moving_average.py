@@ -25,8 +25,8 @@ class MovingAverage(nnx.Module):
     Masked positions count as zeros, so padding does not change a sequence's output. An
     average is a convolution, ``sum_e eta_e alpha_e beta_e (1 - alpha_e delta_e)^j`` at
     distance j. It is computed in blocks of 32 positions, in O(T), so that later inputs,
-    however large, do not change a bit of what comes before; for packed rows it is a
-    scan, which needs ``size`` times the memory of the input.
+    as long as they are finite, do not change a bit of what comes before; for packed
+    rows it is a scan, which needs ``size`` times the memory of the input.
 
     Source: the paper and facebookresearch/mega. Deviations: that code's sum from the
     other end counts x_t again, and it computes the convolution by a Fourier transform,
@@ -90,8 +90,8 @@ class MovingAverage(nnx.Module):
 def _by_blocks(
     x: jax.Array, decay: jax.Array, taken: jax.Array, eta: jax.Array
 ) -> jax.Array:
-    """Convolution with ``sum_e eta_e taken_e decay_e^j``, and likewise from the other
-    end, one position later.
+    """``y_t = sum_e eta_e s_(t, e)``, with ``s_t = taken x_t + decay s_(t-1)``, and
+    likewise from the other end, one position later.
 
     Args:
       x: `[B, T, D]`.
@@ -108,8 +108,10 @@ def _by_blocks(
 def _from_the_left(
     x: jax.Array, decay: jax.Array, taken: jax.Array, eta: jax.Array
 ) -> jax.Array:
-    """A product with a triangle in each block, and E states from block to block."""
+    """``y_t`` of one direction: a product with a triangular matrix within each block,
+    plus what the E states carry in from earlier blocks."""
     batch, length, features = x.shape
+    count = -(-length // _BLOCK)
     product = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
     # Saturated sigmoids give a decay of 0, whose logarithm is infinite.
     rate = jnp.log(jnp.maximum(decay, jnp.finfo(x.dtype).tiny))
@@ -120,16 +122,17 @@ def _from_the_left(
     back = place[:, None] - place[None]
     triangle = jnp.where((back >= 0)[:, :, None], kernel[np.maximum(back, 0)], 0)
     blocks = jnp.pad(x, ((0, 0), (0, -length % _BLOCK), (0, 0)))
-    blocks = blocks.reshape(batch, -1, _BLOCK, features)
+    blocks = blocks.reshape(batch, count, _BLOCK, features)
     inside = product("tsd,bcsd->bctd", triangle, blocks)
     added = product("sed,bcsd->cbed", powers[-2::-1] * taken[None], blocks)
 
     def step(state: jax.Array, new: jax.Array) -> tuple[jax.Array, jax.Array]:
         return state * powers[-1][None] + new, state
 
-    _, before = jax.lax.scan(step, jnp.zeros_like(added[0]), added)
+    start = jnp.zeros((batch, *decay.shape), x.dtype)
+    _, before = jax.lax.scan(step, start, added)
     carried = product("ted,cbed->bctd", powers[1:] * eta[None], before)
-    return (inside + carried).reshape(batch, -1, features)[:, :length]
+    return (inside + carried).reshape(batch, count * _BLOCK, features)[:, :length]
 
 
 def _by_scan(
@@ -139,7 +142,7 @@ def _by_scan(
     taken: jax.Array,
     eta: jax.Array,
 ) -> jax.Array:
-    """The same, position by position, restarting at every document."""
+    """`_by_blocks`, but position by position, restarting at every document."""
     batch, length, features = x.shape
     ids = segment_ids
     starts = ids != jnp.pad(ids[:, :-1], ((0, 0), (1, 0)), constant_values=-1)

@@ -98,7 +98,8 @@ def _within_image(
 def _within_documents(
     x: jax.Array, kernel: jax.Array, before: int, label: jax.Array
 ) -> jax.Array:
-    """`convolved` within each document, with gradients by autodiff, in float32."""
+    """`convolved` within each document, summed in float32 or wider; gradients, too, by
+    autodiff."""
     label, wide = label[:, :, None], accumulation_dtype(x)
     taps = zip(
         kernel,

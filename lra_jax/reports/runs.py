@@ -21,7 +21,7 @@ _NUMBERS = (
     *("test_accuracy_best", "test_accuracy_last", "steps", "best_step", "seconds"),
     *("steps_per_second", "parameters", "test_examples"),
 )
-# Older results lack the first.
+# Not in every result.
 _OTHER_NUMBERS = ("peak_memory_bytes", "valid_accuracy_best")
 _KINDS = {
     **{"versions": dict, "data_fingerprint": str, "official_data": bool},
@@ -257,21 +257,34 @@ def differing_data(group: Group, groups: Sequence[Group]) -> str:
     return ", ".join(words)
 
 
-def differing_sources(group: Group, groups: Sequence[Group]) -> list[str]:
-    """Distinguishes a group from others on the same examples by the data settings that
-    differ, such as the checkpoint from which training starts."""
-    task, examples = group.config.task, _fingerprint(group)
-    same = [g for g in groups if (g.config.task, _fingerprint(g)) == (task, examples)]
-    mine = _data_settings(group)
-    names = _differing(mine, map(_data_settings, same))
-    return [f"{name.removeprefix('data.')}={mine[name]}" for name in names]
+def differing_starts(group: Group, groups: Sequence[Group]) -> list[str]:
+    """Distinguishes a group from others of its task by the data settings, as in
+    ``checkpoint=RUN``, that differ and change training but not the examples."""
+
+    def starts(one: Group) -> dict[str, Any]:
+        return {
+            name: getattr(one.config.data, name) for name in one.config.data.of_start
+        }
+
+    same = [one for one in groups if one.config.task == group.config.task]
+    mine = starts(group)
+    return [f"{name}={mine[name]}" for name in _differing(mine, map(starts, same))]
 
 
-def unlike_preset(group: Group, apart_from: Iterable[str]) -> list[str]:
-    """The settings of model and training that are not the preset's, as flags."""
+def settings_unlike_preset(group: Group, apart_from: Iterable[str]) -> list[str]:
+    """The settings of model and training that are not the preset's, as NAME=value.
+
+    None if there is no such preset any more. On other examples than the preset's, the
+    batches and the length of the model follow the examples, and are left out.
+    """
     config = group.config
+    if config.preset not in get_task(config.task).presets:
+        return []
     preset = get_preset(config.task, config.preset, config.attention).identity()
-    mine, skipped = config.identity(), set(apart_from)
+    mine, skipped = config.identity(), {*apart_from, *_OF_REPORTING}
+    examples = _data_settings(group)
+    if any(value != preset.get(name) for name, value in examples.items()):
+        skipped |= {"train.batch_size", "model.max_length"}
     return [
         f"{_short(name, mine)}={value}"
         for name, value in mine.items()
@@ -279,6 +292,9 @@ def unlike_preset(group: Group, apart_from: Iterable[str]) -> list[str]:
         and name not in skipped
         and value != preset.get(name)
     ]
+
+
+_OF_REPORTING = ("train.log_every", "train.eval_batch_size")
 
 
 def _fingerprint(group: Group) -> str:

@@ -1,9 +1,9 @@
 """The suites in a report: which mechanism solves which test.
 
-Of the values that were tried of a mechanism's learning rate, and of what else the
-protocol tunes, the best by validation is used. A model that differs in another setting
-has a row of its own. Runs on other examples, such as longer sequences, are another
-test.
+Of the learning rates that were tried for a mechanism, and of the values of whatever
+else its protocol tunes, the best by validation is used. A model that differs in another
+setting has a row of its own. Runs on other examples, such as longer sequences, are
+another test.
 """
 
 import math
@@ -19,8 +19,8 @@ from lra_jax.reports.runs import (
     Group,
     differing_code,
     differing_data,
-    differing_sources,
-    unlike_preset,
+    differing_starts,
+    settings_unlike_preset,
 )
 from lra_jax.tasks import Task, get_task, suites
 
@@ -129,7 +129,7 @@ def model_name(group: Group) -> str:
     model = group.config.model
     own = {"model.attention_options", "model.is_causal", *_tuned(group)}
     parts = [group.config.attention, model.attention_options]
-    parts += unlike_preset(group, apart_from=own)
+    parts += settings_unlike_preset(group, apart_from=own)
     if not model.is_causal:
         parts.append("encoder")
     return " ".join(filter(None, parts))
@@ -148,11 +148,10 @@ def best_groups(tests: Sequence[Test]) -> Best:
     for test in tests:
         by_loss = all(group.valid_loss is not None for group in test.groups)
         for group in test.groups:
-            words = (
-                model_name(group),
-                *differing_sources(group, test.groups),
-                *differing_code(group, every),
-            )
+            name = model_name(group)
+            alike = [other for other in test.groups if model_name(other) == name]
+            starts = differing_starts(group, alike)
+            words = (name, *starts, *differing_code(group, every))
             row = best.setdefault(", ".join(words), {})
             tried = [row[test.name], group] if test.name in row else [group]
             row[test.name] = max(tried, key=lambda one: _validation(one, by_loss))
@@ -171,12 +170,20 @@ def _validation(group: Group, by_loss: bool) -> float:
 def score(group: Group) -> float:
     """Test accuracy in percent, above chance if the test is scaled."""
     task = get_task(group.config.task)
-    parts: Any = [x.get("test_accuracy_by_length") for x in group.results]
-    if task.by_parts and all(parts):
-        accuracy = float(np.mean([np.mean([*part.values()]) for part in parts]))
+    parts = _by_length(group)
+    if task.by_parts and parts:
+        accuracy = float(np.mean([*parts.values()]))
     else:
         accuracy = group.mean(group.accuracy)
     return _shown(task, group.config.data, accuracy)
+
+
+def _by_length(group: Group) -> dict[str, float]:
+    """The mean accuracy over seeds at each length that all seeds were tested on; empty
+    if a seed was not tested by length."""
+    parts: Any = [x.get("test_accuracy_by_length") or {} for x in group.results]
+    names = [name for name in parts[0] if all(name in part for part in parts)]
+    return {name: float(np.mean([part[name] for part in parts])) for name in names}
 
 
 def _shown(task: Task, data: Any, accuracy: float) -> float:
@@ -273,19 +280,23 @@ def _span(row: Mapping[str, Group], name: str) -> str:
 
 
 def _settings(row: Mapping[str, Group], names: Sequence[str]) -> str:
-    """The learning rates and all else that was tuned, and the number of seeds."""
+    """The learning rate and all else that was tuned in each test, and the number of
+    seeds."""
     groups = [row[name] for name in names if name in row]
-    tuned: dict[str, list[str]] = {}
-    for group in groups:
-        values = group.config.identity()
-        for name in _tuned(group):
-            tuned.setdefault(name, []).append(f"{values[name]:.2g}")
-    words = [
-        f"{_PLURALS.get(name, name)} {', '.join(values)}"
-        for name, values in tuned.items()
-    ]
+    tuned = dict.fromkeys(name for group in groups for name in _tuned(group))
+    words = []
+    for name in tuned:
+        values = [
+            _brief(group.config.identity()[name]) if name in _tuned(group) else "-"
+            for group in groups
+        ]
+        words.append(f"{_PLURALS.get(name, name)} {', '.join(values)}")
     seeds = sorted({len(group.runs) for group in groups})
     return "; ".join([*words, f"seeds: {', '.join(map(str, seeds))}"])
+
+
+def _brief(value: Any) -> str:
+    return f"{value:.2g}" if isinstance(value, float) else str(value)
 
 
 _PLURALS = {"train.learning_rate": "rates", "train.weight_decay": "weight decays"}
@@ -309,16 +320,12 @@ def _lines(test: Test, best: Best) -> list[charts.Line]:
     lines = []
     for model, row in best.items():
         group = row.get(test.name)
-        results = [] if group is None else group.results
-        parts: Any = [x.get("test_accuracy_by_length") for x in results]
-        if group is None or not all(parts):
+        means = {} if group is None else _by_length(group)
+        if not means:
             continue
         # Parts are named LENGTH, or LENGTH/PAIRS.
-        # Those of all seeds: a run may have tested others.
-        names = [name for name in parts[0] if all(name in part for part in parts)]
-        places = [float(name.rpartition("/")[2]) for name in names]
-        means = [np.mean([one[name] for one in parts]) for name in names]
-        heights = [_shown(test.task, test.data, float(mean)) for mean in means]
+        places = [float(name.rpartition("/")[2]) for name in means]
+        heights = [_shown(test.task, test.data, mean) for mean in means.values()]
         lines.append(charts.Line(model, places, heights))
     return lines
 

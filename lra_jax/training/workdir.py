@@ -26,7 +26,7 @@ from lra_jax.configs.base import with_effect
 from lra_jax.errors import expected
 from lra_jax.files import locked, write_json
 
-_MADE_FIRST = ("config.json", ".lock", "code", "events", "wandb")
+_MADE_FIRST = ("config.json", ".lock", "code", "events", "profile", "wandb")
 _MADE_LATER = (
     *("checkpoints", "metrics.jsonl", "result.json"),
     *("model.safetensors", "model.json", "curves.png"),
@@ -207,13 +207,13 @@ def refuse_own_file(workdir: Path, file: Path) -> None:
     """Refuses a file for predictions that would replace a file of the run.
 
     Raises:
-      ValueError: the file is one of the run, or below one of its folders.
+      ValueError: the file is one of the run's, or is in one of its folders.
     """
     workdir, place = workdir.expanduser().resolve(), file.expanduser().resolve()
     if place.is_relative_to(workdir):
-        name = place.relative_to(workdir).parts[:1]
-        if name and name[0] in (*_MADE_FIRST, *_MADE_LATER):
-            wanted = f"another file than {name[0]}, which is the run's own"
+        top = place.relative_to(workdir).parts[:1]
+        if top and top[0] in (*_MADE_FIRST, *_MADE_LATER):
+            wanted = f"a file other than {top[0]}, which is the run's own"
             raise expected("--predictions", wanted, file)
 
 

@@ -46,7 +46,10 @@ def test_the_rate_of_the_lowest_validation_loss_counts(tmp_path) -> None:
     report = SCRIPT.make_report("flow", rows, found)
     table = SCRIPT.table(report)
     assert "| softmax | 2.500 ± 0.500 | 1.000 | 0.1 | 7 |" in table
-    assert "half the range of 2 seeds" in table and "fingerprint ab" in table
+    assert (
+        "of 2 seeds, or fewer where no range is given" in table
+        and "fingerprint ab" in table
+    )
     page = "a\n<!-- flow -->\nold\n<!-- end of flow -->\nb"
     marks = "<!-- flow -->", "<!-- end of flow -->"
     assert SCRIPT.between(page, marks[0], "new", marks[1]) == page.replace("old", "new")

@@ -68,6 +68,26 @@ def test_several_blocks_and_their_gradients(is_causal: bool):
         assert_close(ours, wanted)
 
 
+@pytest.mark.parametrize("length", [32, 64])
+def test_whole_blocks_hidden_positions_and_saturated_decays(length: int):
+    layer = _average(False)
+    for parameter in (layer.alpha, layer.delta):
+        parameter[...] = parameter[...].at[:, :2].set(100.0)
+    x = RNG.normal(size=(2, length, 3)).astype("float32")
+    mask = np.arange(length)[None, :] % 5 > 0
+    made = fast_jit(layer)(x, np.broadcast_to(mask, x.shape[:2]))
+    assert_close(made, _formula(layer, np.where(mask[:, :, None], x, 0)))
+    graph, params = nnx.split(layer)
+    slopes = jax.grad(lambda p: nnx.merge(graph, p)(x).sum())(params)
+    assert all(np.isfinite(slope).all() for slope in jax.tree.leaves(slopes))
+
+
+@pytest.mark.parametrize("shape", [(0, 40, 3), (2, 0, 3), (2, 1, 3)])
+def test_empty_and_single(shape: tuple[int, ...]):
+    x = np.ones(shape, "float32")
+    assert_close(_average(False)(jnp.asarray(x)), _formula(_average(False), x))
+
+
 def test_the_past_is_the_same_to_the_last_bit():
     layer = fast_jit(_average(True))
     x = RNG.normal(size=(2, 70, 3)).astype("float32")

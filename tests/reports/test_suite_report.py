@@ -83,14 +83,36 @@ def test_other_models_and_trainings_have_rows_of_their_own(tmp_path):
     }
 
 
-def test_a_checkpoint_to_start_from_is_named(tmp_path):
-    start = {"data": {"checkpoint": "runs/mlm"}}
-    write(tmp_path / "a", "finetune", "linear", 60.0, 99.0, preset="tiny")
-    write(tmp_path / "b", "finetune", "linear", 90.0, 98.0, preset="tiny", **start)
+def test_a_checkpoint_to_start_from_is_named_where_there_are_others(tmp_path):
+    for number, name in enumerate(("linear", "softmax")):
+        start = {"data": {"checkpoint": f"runs/mlm-{name}"}}
+        write(tmp_path / name / "a", "mlm", name, 50.0, 50.0, "m", "tiny")
+        write(tmp_path / name / "b", "finetune", name, 90.0, 98.0, "f", "tiny", **start)
+        best = best_groups(found(tmp_path, "mlm", "finetune"))
+        assert len(best) == number + 1
+        assert all(set(row) == {"mlm", "finetune"} for row in best.values())
+    write(tmp_path / "scratch", "finetune", "linear", 60.0, 99.0, "f", "tiny")
     assert set(best_groups(found(tmp_path, "finetune"))) == {
         "linear encoder, checkpoint=None",
-        "linear encoder, checkpoint=runs/mlm",
+        "linear encoder, checkpoint=runs/mlm-linear",
+        "softmax encoder",
     }
+
+
+def test_settings_that_change_no_training_do_not_separate_rows(tmp_path):
+    quiet = {"train": {"log_every": 21, "learning_rate": 2e-3}}
+    here, there = ({"data": {"path": path}} for path in ("/a.txt", "/b.txt"))
+    write(tmp_path / "a", "lm", "linear", 60.0, 60.0, preset="tiny", **here)
+    write(tmp_path / "b", "lm", "linear", 70.0, 70.0, preset="tiny", **there, **quiet)
+    (row,) = best_groups(found(tmp_path, "lm")).values()
+    assert score(row["lm"]) == 70.0
+
+
+def test_a_preset_that_is_gone(tmp_path):
+    write(tmp_path / "a", "parity", "linear", 60.0, 60.0)
+    config = json.loads((tmp_path / "a" / "config.json").read_text())
+    (tmp_path / "a" / "config.json").write_text(json.dumps(config | {"preset": "old"}))
+    assert set(best_groups(found(tmp_path, "parity"))) == {"linear"}
 
 
 def test_all_that_a_protocol_tunes_is_said(tmp_path):
@@ -105,13 +127,14 @@ def test_all_that_a_protocol_tunes_is_said(tmp_path):
 
 def test_lengths_that_all_seeds_were_tested_on(tmp_path):
     for seed, accuracy in enumerate((90.0, 70.0)):
-        write(tmp_path / f"{seed}", "parity", "delta", accuracy, 50.0, seed=seed)
+        write(tmp_path / f"{seed}", "needle", "gla", accuracy, 50.0, seed=seed)
     result = json.loads((tmp_path / "0" / "result.json").read_text())
     result["test_accuracy_by_length"]["40"] = 1.0
     (tmp_path / "0" / "result.json").write_text(json.dumps(result))
-    (parity,) = found(tmp_path, "parity")
-    (line,) = _lines(parity, best_groups([parity]))
+    (needle,) = found(tmp_path, "needle")
+    (line,) = _lines(needle, best_groups([needle]))
     assert list(line.x) == [20, 128]
+    assert score(needle.groups[0]) == pytest.approx(75)
 
 
 def test_lengths_are_a_mean_over_seeds(tmp_path):

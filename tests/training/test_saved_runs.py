@@ -72,7 +72,7 @@ def test_predictions_do_not_replace_the_files_of_their_run(
     with pytest.raises(SystemExit) as stop:
         file = f"--predictions={finished.workdir / name}"
         evaluate.main([f"--workdir={finished.workdir}", file])
-    part = f"--predictions: expected another file than {name.partition('/')[0]}"
+    part = f"--predictions: expected a file other than {name.partition('/')[0]}"
     helpers.assert_one_error(stop.value.code, capsys.readouterr().err, 2, part)
     assert (finished.workdir / "metrics.jsonl").read_bytes() == before
 

@@ -68,7 +68,7 @@ def _check_packed(given: dict[str, Any]) -> None:
         wanted = "None, because only with padding='exact' is a document like one alone"
         raise expected("segment_ids", wanted, f"an array with padding={padding!r}")
     if (scaling := given.get("initialisation", "exact")) != "exact":
-        wanted = "None, because the largest sums are those of all documents"
+        wanted = "None, because the largest sums are taken over the whole batch"
         raise expected(
             "segment_ids", wanted, f"an array with initialisation={scaling!r}"
         )
