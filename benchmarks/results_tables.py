@@ -270,6 +270,59 @@ def _recalled(result: dict[str, Any] | None) -> str:
     return f"{most_pairs(result):.1f} ({result['state_size']:,})"
 
 
+def bare_recall() -> str:
+    """The markdown table of recall with and without the short convolution."""
+    without = {one["attention"]: one for one in _read("recall_bare")}
+    suite = [one for one in _read("suites") if one["task"] == "mqar"]
+    rate = "train.learning_rate"
+    same = {named(one): one for one in suite if float(flag(one, rate)) == 0.01}
+    lines = (
+        f"| {name} | {same[name]['test_accuracy_best']:.1f} | "
+        f"{one['test_accuracy_best']:.1f} |"
+        for name, one in sorted(
+            without.items(), key=lambda item: -item[1]["test_accuracy_best"]
+        )
+    )
+    note = (
+        "Percent of correct answers of `mqar`, preset quick, rate 0.01, one seed, on "
+        f"{_machines(list(without.values()))}. `results/recall_bare/` has the command "
+        "of each run without it."
+    )
+    return _table("| mechanism | with convolution | without |", lines, note)
+
+
+def wide_recall() -> str:
+    """The markdown table of MAD's recall with more keys in longer sequences."""
+    note = (
+        "Percent of correct answers (`--data.vocab_size=64 --data.length=256 "
+        "--model.max_length=256`), preset quick, rate 0.005, one seed, on "
+        "{machines}. `results/recall_wide/` has the command of each run."
+    )
+    return _one_test("recall_wide", "recall, 32 keys", note)
+
+
+def official_memorise() -> str:
+    """The markdown table of MAD's memorisation in its published form."""
+    note = (
+        "Percent of correct answers, preset official, one rate of three (0.001) and "
+        "one weight decay of two (0), one seed, on {machines}. `results/official/` has "
+        "the command of each run."
+    )
+    return _one_test("official", "memorise, basic setting", note)
+
+
+def _one_test(folder: str, name: str, note: str) -> str:
+    """A table of mechanisms for the runs of one test, best first."""
+    results = sorted(_read(folder), key=lambda one: -one["test_accuracy_best"])
+    lines = (
+        f"| {named(one)} | {one['test_accuracy_best']:.1f} | "
+        f"{one['best_step']:,} of {one['steps']:,} | {one['parameters']:,} |"
+        for one in results
+    )
+    head = f"| mechanism | {name} | best step | parameters |"
+    return _table(head, lines, note.format(machines=_machines(results)))
+
+
 def causal_mechanisms() -> str:
     """The markdown table of language models, recall and state tracking."""
     report = json.loads((ROOT / "results/language/mechanisms.json").read_text())
@@ -403,6 +456,9 @@ TABLES = {
     ("docs/tasks.md", "results"): small_runs,
     ("docs/suites.md", "results"): suite_runs,
     ("docs/suites.md", "recall by state"): recall_by_state,
+    ("docs/suites.md", "bare recall"): bare_recall,
+    ("docs/suites.md", "wide recall"): wide_recall,
+    ("docs/suites.md", "official memorise"): official_memorise,
     ("docs/learning.md", "results"): learning_runs,
     ("docs/learning.md", "pathfinder"): pathfinder_runs,
     ("docs/performance.md", "results"): causal_forms,
