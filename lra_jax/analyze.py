@@ -208,12 +208,12 @@ def _rank_collapse(settings: RankCollapse, page: Any) -> None:
     variants = VARIANTS if settings.norm else parts.without_norm()
     # With weights, length and seed still matter: the sequences are random.
     if settings.weights is not None:
-        _refuse(settings, "--weights", "network", "attention", "layers", "draws")
+        _refuse(settings, "with --weights", "network", "attention", "layers", "draws")
     if settings.workdir is None:
-        _refuse(settings, "no --workdir", "checkpoint", "allow_code")
+        _refuse(settings, "without --workdir", "checkpoint", "allow_code")
     else:
         unread = ("network", "attention", "length", "layers", "draws", "seed")
-        _refuse(settings, "--workdir", *unread)
+        _refuse(settings, "with --workdir", *unread)
         saved, batch = _load(settings)
         parts.add_checkpoint(page, saved, batch, variants)
         bound_report.add_model_bound(page, saved.model, lambda: saved.run(batch))
@@ -273,9 +273,9 @@ def _spectrum(settings: Spectrum, page: Any) -> None:
     from lra_jax.analysis import spectrum_report as parts
 
     if settings.workdir is None:
-        _refuse(settings, "no --workdir", "checkpoint", "allow_code")
+        _refuse(settings, "without --workdir", "checkpoint", "allow_code")
     else:
-        _refuse(settings, "--workdir", "network", "attention", "length", "seed")
+        _refuse(settings, "with --workdir", "network", "attention", "length", "seed")
     if settings.workdir is not None:
         saved, batch = _load(settings)
         config = saved.config
@@ -326,13 +326,13 @@ def _maps(settings: Maps, page: Any) -> None:
     add_maps(page, maps, saved, title)
 
 
-def _refuse(settings: Any, source: str, *names: str) -> None:
+def _refuse(settings: Any, where: str, *names: str) -> None:
     """Refuses flags that nothing reads, because of where the model comes from."""
     defaults = {field.name: field.default for field in dataclasses.fields(settings)}
     for name in names:
         value = getattr(settings, name)
         if value != defaults[name]:
-            raise expected(f"--{name}", f"nothing with {source}", f"{value!r}")
+            raise expected(f"--{name}", f"nothing {where}", f"{value!r}")
 
 
 def _load(settings: Any) -> tuple[Any, Any]:

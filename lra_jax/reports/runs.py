@@ -274,7 +274,7 @@ def differing_starts(group: Group, groups: Sequence[Group]) -> list[str]:
 def settings_unlike_preset(group: Group, apart_from: Iterable[str]) -> list[str]:
     """The settings of model and training that are not the preset's, as NAME=value.
 
-    None if there is no such preset any more. On other examples than the preset's, the
+    Empty if there is no such preset any more. On other examples than the preset's, the
     batches and the length of the model follow the examples, and are left out.
     """
     config = group.config

@@ -85,6 +85,10 @@ def test_rank_collapse_makes_a_page(tmp_path, capsys, small_networks):
             )
         ),
         (
+            ["spectrum", "--checkpoint=last"],
+            ["--checkpoint: expected nothing without --workdir, got 'last'"],
+        ),
+        (
             ["spectrum", "--workdir=/a", "--attention=flow"],
             ["--attention: expected nothing with --workdir, got 'flow'"],
         ),
