@@ -106,13 +106,14 @@ def test_a_state_forgotten_at_once_starts_anew(name: str) -> None:
     attend = functools.partial(
         getattr(attention, f"{name}_attention"), is_causal=True, norm=None
     )
+    slow = np.full(wide, -0.3, "float32")
     for low in (-np.inf, -1e8, -1e4):
-        decay = np.full(wide, -0.3, "float32")
-        decay[:, 2] = low
-        out = attend(q, k, v, log_decay=decay)[:, 2:]
-        if name != "hgrn":  # whose values depend on the decay, too
-            decay[:, 2] = -0.3
-        alone = attend(q[:, 2:], k[:, 2:], v[:, 2:], log_decay=decay[:, 2:])
+        forgotten = slow.copy()
+        forgotten[:, 2] = low
+        out = attend(q, k, v, log_decay=forgotten)[:, 2:]
+        # The values of HGRN depend on the decay, too.
+        first = forgotten if name == "hgrn" else slow
+        alone = attend(q[:, 2:], k[:, 2:], v[:, 2:], log_decay=first[:, 2:])
         assert_close(out, alone, 1e-5)
 
 
