@@ -26,7 +26,10 @@ FeatureMap = str | Callable[[jax.Array], jax.Array]
 
 
 def _elu_plus_one(x: jax.Array) -> jax.Array:
-    return jax.nn.elu(x) + 1
+    # exp(x) itself where x < 0: elu(x) = exp(x) - 1 has lost its digits. Positive
+    # numbers do not reach the exponential, where they could overflow.
+    negative = jnp.exp(jnp.where(x > 0, jnp.zeros((), x.dtype), x))
+    return jnp.where(x > 0, x + 1, negative)
 
 
 def _relu_plus_eps(x: jax.Array) -> jax.Array:
@@ -235,7 +238,9 @@ def normalised(
     scale = jnp.where(largest > (1e9 if eps else 0), largest, jnp.ones((), x.dtype))
     x = x / scale
     squares = jnp.square(x).mean(axes, keepdims=True)
-    return x * jax.lax.rsqrt(nonzero(squares + eps / scale / scale))
+    if eps:  # XLA divides by the square of the scale, which may be zero without an eps.
+        squares = squares + eps / scale / scale
+    return x * jax.lax.rsqrt(nonzero(squares))
 
 
 def unit(x: jax.Array, eps: float = 0.0) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Masks in all their shapes, and feature maps given as functions."""
+"""Masks in all their shapes."""
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from lra_jax.attention import feature_maps, inputs
+from lra_jax.attention import inputs
 
 PADDING = np.array([[1, 1, 1, 0, 0], [1, 1, 1, 1, 0]], bool)
 
@@ -55,35 +55,6 @@ def test_masks_broadcast(shape: tuple[int, ...]) -> None:
 def test_no_mask_is_no_mask() -> None:
     assert inputs.padding_mask(None, 2, 5) is None
     assert inputs.pair_mask(None, 2, 3, 4, 5) is None
-
-
-def test_feature_maps_may_be_functions() -> None:
-    assert feature_maps.feature_map(np.tanh) is np.tanh
-
-
-def test_gradients_at_the_bounds_pass() -> None:
-    # Where torch's clamp and relu are at their bound, so that trained models agree.
-    def slope(function, at: float) -> float:
-        return float(jax.grad(function)(jnp.float32(at)))
-
-    assert slope(lambda x: feature_maps.clamp(x, 1.0), 1.0) == 1
-    assert slope(lambda x: feature_maps.clamp(x, 1.0), -1.0) == 1
-    assert slope(lambda x: feature_maps.clamp(x, 1.0), 1.5) == 0
-    assert slope(lambda x: feature_maps.at_least(x, 0.5), 0.5) == 1
-    assert slope(lambda x: feature_maps.at_least(x, 0.5), 0.4) == 0
-    assert slope(feature_maps.feature_map("relu"), 0.0) == 0
-
-
-def test_the_largest_logit_keeps_its_gradient() -> None:
-    logits = jnp.float32([1e7, 1e7 - 8, 0])
-    value = jnp.float32([3, 1, 5])
-    shares = np.array([1, np.exp(-8), 0]) / (1 + np.exp(-8))
-    slope = jax.grad(lambda x: feature_maps.softmax(x, 0) @ value)(logits)
-    np.testing.assert_allclose(slope, shares * (value - shares @ value), 1e-4)
-    matrix = feature_maps.below(logits[None, :], logits[:2, None])
-    assert matrix[0, 0] == 0 and matrix.shape == (2, 3)
-    slope = jax.grad(lambda x: feature_maps.below(x[None], logits[:2, None]).sum())
-    np.testing.assert_array_equal(slope(logits), [2, 2, 2])
 
 
 @pytest.mark.parametrize("hidden", [-np.inf, -1e9, np.nan, 2.0])

@@ -99,7 +99,7 @@ def retention_attention(
 
     Args:
       query, key, value, mask, segment_ids: as in `linear_attention`. Hidden positions
-        still count towards distances.
+        still count towards distances and in ``sum_j D_ij``.
       is_causal: position i sees keys 0..i only; needs T == S. Otherwise it sees all
         keys, with a decay by distance.
       slopes: `[N]`, not negative, -log(gamma) of each head; None = `retention_slopes`.
