@@ -186,11 +186,12 @@ def suite_runs() -> str:
         found = [result for result in results if result["task"] in names]
         tables += [_suite_table(suite, found)] if found else []
     hours = sum(result["seconds"] for result in results) / 3600
+    steps = _one({result["steps"] for result in results})
     note = (
-        "Preset `quick`, one seed. Percent correct on the test split, for the "
-        "checkpoint and learning rate with the best validation accuracy; for state "
-        "tracking, scaled so that 0 is chance; for the needle, the mean over 128, 256, "
-        "1,024 and 4,096 tokens. Measured on "
+        f"Preset `quick`, {steps} steps, one seed. Percent correct on the test split, "
+        "for the checkpoint and learning rate with the best validation accuracy; for "
+        "state tracking, scaled so that 0 is chance; for the needle, the mean over "
+        "128, 256, 1,024 and 4,096 tokens. Measured on "
         f"{_machines(results)}, alongside other work. State: numbers kept by all "
         "layers; for softmax, at the longest sequence of the test where it keeps most. "
         f"The {len(results)} runs took {hours:.1f} hours in all. "
