@@ -3,6 +3,7 @@
 import contextlib
 import math
 import signal
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -148,9 +149,21 @@ class _Loop:
             return 0
         return hosts.agree(self.stop.signum or 0)
 
+    @contextlib.contextmanager
+    def _paused(self) -> Iterator[None]:
+        """Context whose time, often that of a compilation, is not that of the steps.
+
+        Steps that the device has not finished are waited for first.
+        """
+        jax.block_until_ready(self.trainer.state.step)
+        with self.meter.paused():
+            yield
+
     def _report(self, step: int) -> None:
         """Writes the training metrics since the last report."""
-        found, peak = self.trainer.take_sums()
+        with self._paused():
+            found, peak = self.trainer.take_sums()
+            rate = float(jax.device_get(self.trainer.schedule(step - 1)))
         speed = self.meter.speed(step)
         pretrained = step <= self.config.pretrain.steps
         self.writer.write(
@@ -158,11 +171,11 @@ class _Loop:
             "pretrain" if pretrained else "train",
             **found,
             loss_max=peak,
-            learning_rate=float(jax.device_get(self.trainer.schedule(step - 1))),
+            learning_rate=rate,
             steps_per_second=speed,
             warm=self.meter.warm,
             data_wait=self.meter.data_wait,
-            seconds=self.meter.seconds,
+            seconds=self.meter.seconds_then,
         )
         self.console.training(step, found["loss"], found["accuracy"], speed)
 
@@ -176,10 +189,10 @@ class _Loop:
         if step <= self.config.pretrain.steps:
             self._save(step, validated=True)
             return
-        trainer.check_finite()
         try:
             self.console.doing("evaluating", quiet=True)
-            with self.meter.paused():
+            with self._paused():
+                trainer.check_finite()
                 found = trainer.evaluate(
                     trainer.state.params, "valid", self.stop, self.console
                 )
@@ -211,13 +224,13 @@ class _Loop:
 
     def _save(self, step: int, validated: bool = False) -> None:
         trainer = self.trainer
-        trainer.check_finite()
-        trainer.progress = trainer.progress._replace(seconds=self.meter.seconds)
-        about = {
-            "validated": validated,
-            "metrics": seals.digest(read_metrics(trainer.workdir)),
-        }
-        with self.meter.paused():
+        with self._paused():
+            trainer.check_finite()
+            trainer.progress = trainer.progress._replace(seconds=self.meter.seconds)
+            about = {
+                "validated": validated,
+                "metrics": seals.digest(read_metrics(trainer.workdir)),
+            }
             trainer.checkpoints.save_latest(
                 step, trainer.state, trainer.progress, trainer.data, about
             )

@@ -11,7 +11,7 @@ class Meter:
     def __init__(self, step: int, seconds: float):
         self._start = time.perf_counter() - seconds
         self._mark, self._marked_step = time.perf_counter(), step
-        self.warm, self.data_wait = True, 0.0
+        self.warm, self.data_wait, self.seconds_then = True, 0.0, seconds
         self._cold_steps, self._cold_seconds, self._waited = 0, 0.0, 0.0
 
     @property
@@ -24,7 +24,7 @@ class Meter:
 
         Steps that compiled are excluded too, unless there are no others; then ``warm``
         is False. Sets ``data_wait`` to the share of that time, 0..1, spent waiting for
-        the next batch.
+        the next batch, and ``seconds_then`` to ``seconds`` at this moment.
         """
         now, steps = time.perf_counter(), step - self._marked_step
         spent = now - self._mark
@@ -32,6 +32,7 @@ class Meter:
         if self.warm:
             steps, spent = steps - self._cold_steps, spent - self._cold_seconds
         self._mark, self._marked_step = now, step
+        self.seconds_then = now - self._start
         spent = max(spent, 1e-9)
         self.data_wait = self._waited / spent
         self._cold_steps, self._cold_seconds, self._waited = 0, 0.0, 0.0

@@ -1,5 +1,6 @@
 """Training and evaluation: devices, compilations, counting, metrics, checkpoints."""
 
+import itertools
 import json
 import shutil
 from typing import Any
@@ -171,6 +172,10 @@ def test_metrics(finished):
         assert 0 <= line["data_wait"] < 1
         # Of four steps; the report before the first of them is another one.
         assert line["loss"] <= line["loss_max"] < 4 * line["loss"]
+    # Four steps take no longer than the clock went on between two reports.
+    for last, line in itertools.pairwise(train):
+        passed = line["seconds"] - last["seconds"]
+        assert not line["warm"] or 4 / line["steps_per_second"] <= passed * 1.001
     # 32 examples went into each line, so accuracies are whole 32ths.
     assert all((32 * line["accuracy"]).is_integer() for line in train)
 
