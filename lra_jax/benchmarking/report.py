@@ -127,7 +127,7 @@ class Report:
 
 def _machine(roofline: Roofline) -> str:
     rates = (
-        f"{dtype} products {rate / 1e9:,.0f} Gflop/s"
+        f"{dtype} products {rate / 1e9:,.{0 if rate > 1e10 else 2}f} Gflop/s"
         for dtype, rate in roofline.flops_per_second.items()
     )
     copied = f"copies {roofline.bytes_per_second / 1e9:,.1f} GB/s"

@@ -8,6 +8,7 @@ from lra_jax.benchmarking import parts, published
 from lra_jax.benchmarking.cases import (
     DTYPES,
     FUSED,
+    MODEL_WORKS,
     WORKS,
     Case,
     ModelShape,
@@ -42,15 +43,16 @@ class BenchmarkConfig:
     batch_size: int | None = None
     """Samples per call; in LRA's and cosFormer's views 32, or 2 on a CPU."""
     heads: int = 8
-    """Heads of an attention call."""
+    """Heads of an attention call; models have their own."""
     head_dim: int = 64
     """Width of a head."""
     causal: bool = False
     """Attend to the past only."""
     features: str = "128,256,512,1024,2048"
-    """Linformer's K in its view."""
+    """Linformer's K in its view, and only there."""
     layers: int | None = None
-    """Blocks of the model: 4 as in LRA's text task, or 2 in Linformer's view."""
+    """Blocks of the model of `inference` and `train`: 4 as in LRA's text task, or 2 in
+    Linformer's view."""
     remat: bool = False
     """Keep only each block's input for the backward pass in `train`."""
     repeats: int = 10
@@ -188,14 +190,37 @@ def check_config(config: BenchmarkConfig) -> None:
     if config.out == "":
         raise expected("--out", "a folder or a .json file", "''")
     _check_part(config)
+    works = _DEFAULTS[config.view].work
+    chosen = parse_names("work", _given(config.work, works), WORKS)
+    _check_used(config, chosen)
     if config.view == "none":
         return
-    works = _DEFAULTS[config.view].work
-    for work in parse_names("work", _given(config.work, works), WORKS):
+    for work in chosen:
         if work not in works.split(","):
             raise expected("--work", f"{works} for --view={config.view}", repr(work))
     if config.causal:
         raise expected("--causal", f"False for --view={config.view}", True)
+
+
+def _check_used(config: BenchmarkConfig, works: list[str]) -> None:
+    """Refuses a flag that none of the cases would use."""
+    listed = ",".join(works)
+    unused = {
+        "heads": f"no value for --work={listed}, whose model has its own heads",
+        "head_dim": f"no value for --work={listed}, whose model has its own heads",
+        "layers": f"no value for --work={listed}, which calls attention alone",
+        "remat": f"no value for --work={listed}, which calls attention alone",
+        "features": "no value without --view=linformer",
+    }
+    used = {"features"} if config.view == "linformer" else set()
+    if not set(works) <= set(MODEL_WORKS):
+        used |= {"heads", "head_dim"}
+    if set(works) & set(MODEL_WORKS):
+        used |= {"layers", "remat"}
+    for name, wanted in unused.items():
+        value = getattr(config, name)
+        if name not in used and value != getattr(BenchmarkConfig, name):
+            raise expected(f"--{name}", wanted, value)
 
 
 def _check_part(config: BenchmarkConfig) -> None:

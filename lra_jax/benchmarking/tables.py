@@ -52,14 +52,18 @@ def _case_cells(row: Row) -> tuple[str, ...]:
     memory = f"{gigabytes(row):.3g}" if "peak_bytes" in row else "-"
     if row["status"] != "measured":
         return *start, "-", "-", memory, "-", "-", f"{row['status']}: {row['reason']}"
+    share, remark = "-", "the roofline was measured on a busy machine"
+    if "roofline_share" in row:
+        share = f"{100 * row['roofline_share']:.0f} % ({row['roofline_bound']})"
+        remark = ""
     return (
         *start,
         f"{row['median_ms']:.3g}",
         f"{row['fastest_ms']:.3g}..{row['slowest_ms']:.3g}",
         memory,
         f"{row['tokens_per_second']:,.0f}",
-        f"{100 * row['roofline_share']:.0f} % ({row['roofline_bound']})",
-        "",
+        share,
+        remark,
     )
 
 
@@ -178,8 +182,18 @@ def _add_by_length(
     page.heading(f"Compared with the paper: {work}, {unit}, {dtype}")
     page.table(("attention", *(f"{length:,}" for length in lengths)), lines)
     page.text(
-        f"{unit}; in brackets, compared with softmax and with {FUSED}. Published: "
-        f"{table.source}"
+        f"{unit}; in brackets, compared with softmax and with {FUSED}. "
+        f"{_our_model(rows[0])} Published: {table.source}"
+    )
+
+
+def _our_model(row: Row) -> str:
+    """A sentence on the model and batch of a row of a view."""
+    model = row["model"]
+    again = ", whose activations are computed again" if model["remat"] else ""
+    return (
+        f"Ours: batches of {row['batch_size']}, models of {model['num_layers']} layers"
+        f"{again}."
     )
 
 
@@ -247,7 +261,10 @@ def _add_linformer(
     what = "time" if ratio is _time_ratio else "memory"
     page.heading(f"Compared with the paper: {what}, softmax over Linformer, {dtype}")
     page.table(("tokens", *(f"K={size}" for size in features)), lines)
-    page.text(f"In brackets, {FUSED} over Linformer. Published: {table.source}")
+    page.text(
+        f"In brackets, {FUSED} over Linformer. {_our_model(rows[0])} Published: "
+        f"{table.source}"
+    )
 
 
 def _features(subject: str) -> int | None:

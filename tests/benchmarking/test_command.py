@@ -79,6 +79,11 @@ def test_help_does_not_import_jax() -> None:
         ("--batch-size=-1", ["--batch_size: expected a positive int", "-1"]),
         ("--max-seconds=nan", ["--max_seconds", "nan"]),
         ("--max-gb=0", ["--max_gb", "0"]),
+        ("--view=lra --heads=2", ["--heads", "its own heads", "2"]),
+        ("--work=train --head-dim=8", ["--head_dim", "its own heads", "8"]),
+        ("--layers=3", ["--layers", "attention alone", "3"]),
+        ("--view=decode --remat=True", ["--remat", "attention alone", "True"]),
+        ("--view=lra --features=64", ["--features", "--view=linformer", "64"]),
         ("--out=", ["--out"]),
         ("--out=FILE/x", ["FILE"]),
         ("--length=3", ["--length: expected a flag", "did you mean '--lengths'"]),
@@ -215,12 +220,14 @@ def test_the_view_of_lra() -> None:
 
 def test_the_view_of_cosformer_shows_who_ran_out_of_memory() -> None:
     row = {"attention": "softmax", "work": "train", "length": 4096}
-    row |= {"dtype": "float32"}
+    row |= {"dtype": "float32", "batch_size": 2}
+    row |= {"model": {"num_layers": 4, "remat": True}}
     rows = [row | {"status": "does not fit", "reason": "60 GB needed"}]
     rows += [row | {"attention": "cosformer", "status": "measured", "median_ms": 100.0}]
     text = view("cosformer", rows)
     assert "out of memory" in text and "does not fit" in text
     assert "10 (-, -)" in text and "2.64" in text and "Table 5" in text
+    assert "Ours: batches of 2, models of 4 layers, whose activations" in text
     text = view("cosformer", [*rows, rows[1] | {"work": "inference"}])
     headings = [line for line in text.splitlines() if line.startswith("## ")]
     assert [x.split(",")[0].split()[-1] for x in headings] == ["inference", "train"]
@@ -231,7 +238,8 @@ def test_the_view_of_linformer() -> None:
     assert (cases[0].length, cases[-1].length) == (512, 65536)
     names = [c.attention for c in cases if c.length == 512]
     assert len(names) == 4 and names[2].startswith("linformer[features=128,")
-    row = {"work": "inference", "dtype": "float32", "length": 512}
+    row = {"work": "inference", "dtype": "float32", "length": 512, "batch_size": 1}
+    row |= {"model": {"num_layers": 2, "remat": False}}
     sizes = {names[0]: (30.0, 3e9), names[1]: (20.0, 2e9), names[2]: (10.0, 1e9)}
     rows = [
         row
@@ -262,6 +270,7 @@ def test_each_dtype_of_a_view_has_its_own_tables(name: str, work: str) -> None:
         {
             **{"attention": attention, "dtype": dtype, "work": work, "length": 512},
             **{"status": "measured", "median_ms": cost, "peak_bytes": cost * 1e9},
+            **{"batch_size": 1, "model": {"num_layers": 2, "remat": False}},
         }
         for (attention, dtype), cost in costs.items()
     ]
