@@ -221,7 +221,8 @@ def _rank_collapse(settings: RankCollapse, page: Any) -> None:
     if settings.weights is not None:
         parts.add_weights(page, settings, variants)
         return
-    names, mechanisms = _names(settings.network), _names(settings.attention)
+    names = _names("network", settings.network)
+    mechanisms = _names("attention", settings.attention)
     parts.check(names, mechanisms)
     curves = (len(names) + len(mechanisms)) * settings.draws
     sizes = {
@@ -247,7 +248,7 @@ def _paths(settings: Paths, page: Any) -> None:
     from lra_jax.analysis import paths_report as parts
     from lra_jax.analysis.path_experiments import PUBLISHED, QUICK, run_experiment
 
-    names = _names(settings.experiment)
+    names = _names("experiment", settings.experiment)
     parts.check(names, settings.attention, settings.repeats)
     experiments = PUBLISHED if settings.full else QUICK
     parts.add_lengths(page)
@@ -283,7 +284,7 @@ def _spectrum(settings: Spectrum, page: Any) -> None:
         found = {name: parts.run_spectra(saved, batch)}
         about = f"A trained model, step {saved.step}, {settings.examples} examples."
     else:
-        names = _names(settings.attention)
+        names = _names("attention", settings.attention)
         parts.check(settings.network, names, settings.examples)
         found = {}
         for name in names:
@@ -350,8 +351,13 @@ def _load(settings: Any) -> tuple[Any, Any]:
     return saved, saved.examples(range(settings.examples))
 
 
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
+def _names(flag: str, text: str) -> list[str]:
+    """The names of a list; ``ValueError`` if one is repeated."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if len(set(names)) < len(names):
+        wanted = "different names separated by commas"
+        raise expected(f"--{flag}", wanted, repr(text))
+    return names
 
 
 def _overview() -> str:

@@ -107,7 +107,8 @@ def add_mechanisms(
         if min(y.min() for y in means.values()) < 1e-2:
             charts.log_scale(axis)
         else:
-            axis.set_ylim(0)
+            # Room above the uppermost markers.
+            axis.set_ylim(0, 1.08 * max(y.max() for y in means.values()))
     axes[0, 0].set_ylabel(_Y_LABEL)
     charts.legend(figure, axes)
     caption = (

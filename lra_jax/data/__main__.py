@@ -117,7 +117,8 @@ def _describe(command: DataCommand, task: Task, dataset: "SequenceDataset") -> N
             print(f"{split}: {len(lengths):,} rows of {lengths.max()}")
             continue
         counts = np.bincount(given, minlength=dataset.num_classes)
-        shown = [f"{i}: {n:,}" for i, n in enumerate(counts.tolist()) if n]
+        words = dataset.classes or range(len(counts))
+        shown = [f"{words[i]}: {n:,}" for i, n in enumerate(counts.tolist()) if n]
         more = f" and {len(shown) - _LABELS} more" if len(shown) > _LABELS else ""
         print(
             f"{split}: lengths {lengths.min()} to {lengths.max()}, mean "
@@ -147,6 +148,8 @@ def _sample(command: SampleCommand, task: Task, dataset: "SequenceDataset") -> N
             _print_example(example, task, dataset)
     else:
         file = command.out or f"{command.task}-{command.split}.png"
+        if Path(file).suffix != ".png":
+            raise expected("--out", "a file ending in .png", repr(file))
         _write_sheet(Path(file).expanduser(), examples, dataset.image_shape)
 
 

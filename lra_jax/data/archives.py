@@ -113,6 +113,12 @@ def check(archive: Archive, file: pathlib.Path) -> None:
         )
 
 
+def is_gzip(file: pathlib.Path) -> bool:
+    """Whether a file begins as gzipped ones do."""
+    with file.open("rb") as stream:
+        return stream.read(2) == b"\x1f\x8b"
+
+
 @contextlib.contextmanager
 def opened(
     archive: Archive, file: pathlib.Path
@@ -122,8 +128,11 @@ def opened(
     Read them in order, and to the end, where gzip's checksum is.
 
     Raises:
-      ValueError: the archive is truncated or damaged.
+      ValueError: the file is not gzipped, or the archive is truncated or damaged.
     """
+    if file.suffix not in (".gz", ".tgz") and not is_gzip(file):
+        wanted = f"{archive.describe()}, gzipped, or a folder with its files"
+        raise expected(str(file), wanted, "a file of another kind")
     try:
         with (
             _Bounded(file) as stream,

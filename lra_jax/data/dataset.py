@@ -1,6 +1,6 @@
 """A prepared dataset, as used by the rest of the library."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -38,6 +38,7 @@ class SequenceDataset:
       vocab_size: token ids are below this.
       token_dtype: the dtype of the tokens.
       num_classes: labels are below this.
+      classes: the words that the labels stand for; None if they are numbers.
       max_length: no sequence is longer than this.
       image_shape: rows and columns, if a sequence is an image; else None.
       raw: how raw examples become tokens, if that depends on the data; else None.
@@ -48,6 +49,7 @@ class SequenceDataset:
     raw: dict[str, Any] | None = None
     decode: Callable[[np.ndarray], str] | None = None
     has_targets: bool = False
+    classes: Sequence[str] | None = None
 
     def __init__(self, builder: Any):
         self._builder = builder
@@ -110,7 +112,9 @@ class SequenceDataset:
         """The answer to an example, for display."""
         labels, positions = self.labels(split)[index], self.positions(split)
         if positions is None:
-            return f"label {int(labels)}"
+            return (
+                f"label {int(labels) if self.classes is None else self.classes[labels]}"
+            )
         given = zip(positions[index].tolist(), labels.tolist(), strict=True)
         pairs = (f"{place}: {label}" for place, label in given if label >= 0)
         return f"labels at positions {', '.join(pairs)}"

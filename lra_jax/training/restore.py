@@ -139,6 +139,8 @@ def export(file: str | Path, trainer: Trainer, params: nnx.State, step: int) -> 
     )
     nnx.update(model, params)
     about = {"task": config.task, "step": step, "config": config.to_dict()}
+    if dataset.classes is not None:
+        about["classes"] = list(dataset.classes)
     raw = dataset.raw or task.raw(dataset.max_length)
     if config.model.padding == "zeros":
         raw = {**raw, "buckets": list(trainer.buckets)}
@@ -151,8 +153,10 @@ def predictions(
     """The index, label, predicted class and probabilities of each example of a split.
 
     Where labels belong to single positions, the last three are lists, over the
-    positions that are scored.
+    positions that are scored. Labels that are words are given as such; probabilities
+    are in the words' order.
     """
+    words = trainer.dataset.classes
     graphdef = nnx.graphdef(trainer.model_at(params))
     train = trainer.config.train
 
@@ -179,8 +183,8 @@ def predictions(
                 values, best, labels = (x[labels >= 0] for x in (values, best, labels))
             line = {
                 "example": example,
-                "label": labels.tolist(),
-                "prediction": best.tolist(),
+                "label": labels.tolist() if words is None else words[labels],
+                "prediction": best.tolist() if words is None else words[best],
                 "probabilities": values.tolist(),
             }
             found.append(line)

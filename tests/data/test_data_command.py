@@ -76,6 +76,17 @@ def test_errors(capsys, data_dir, args, parts):
     assert out == ""
 
 
+def test_pictures_are_png_files(capsys, tmp_path):
+    sizes = [f"--data.num_{split}=2" for split in ("train", "valid", "test")]
+    flags = ["--task=pathfinder", *sizes, f"--data.dir={tmp_path}", "--count=1"]
+    with pytest.raises(SystemExit) as stop:
+        command.main(["sample", *flags, f"--out={tmp_path}/c.jpg"])
+    _, err = capsys.readouterr()
+    helpers.assert_one_error(stop.value.code, err, 2, "--out", ".png", "c.jpg")
+    command.main(["sample", *flags, f"--out={tmp_path}/c.png"])
+    assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
+
+
 HELP = """
 import contextlib, io, sys
 from lra_jax.data import __main__ as command

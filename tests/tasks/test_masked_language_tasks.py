@@ -1,5 +1,6 @@
 """Masked language models: hidden tokens, and a classifier that begins from one."""
 
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from lra_jax import models, train
+from lra_jax import evaluate, models, train
 from lra_jax.configs import get_preset
 from lra_jax.data import __main__ as data_command
 from lra_jax.data.language import vocabularies
@@ -200,7 +201,8 @@ def test_texts_are_read_in_the_vocabulary_of_the_checkpoint(kind, reviews, tmp_p
             assert text in texts
             known = "0" if "bad" in text else "1"
             known = known if reviews else str("bad" in text)
-            assert dataset.classes[label] == known
+            names = dataset.classes or ["0", "1"]
+            assert names[label] == known
             assert dataset.decode(row["tokens"]).strip() == text
     assert dataset.raw["vocabulary"] == vocabulary.raw
     made = task.make_model(config, dataset, nnx.Rngs(0))
@@ -268,6 +270,39 @@ def test_blanks_around_a_label_do_not_make_a_class(tmp_path):
     file.write_text("label\ttext\nno\ta\nno \tb\n yes\tc\nyes\td\n")
     dataset: Any = prepare(path=str(file), max_length=32)
     assert dataset.classes == ["no", "yes"]
+
+
+def test_labels_keep_their_words(table, tmp_path):
+    """In what is shown, in predictions, in the model's file, and in the fingerprint."""
+    text = table.read_text().replace("\na\t", "\nno\t").replace("\nb\t", "\nyes\t")
+    file = tmp_path / "t.tsv"
+    file.write_text(text)
+    config = _finetuning(file, tmp_path, tmp_path / "run")
+    config = config.replace(data={"checkpoint": None})
+    train.run(config, quiet=True)
+    dataset = get_task("finetune").prepare(config.data)
+    assert dataset.answer("test", 0) in ("label no", "label yes")
+    out = tmp_path / "p.jsonl"
+    evaluate.run(evaluate.EvaluateConfig(str(tmp_path / "run"), predictions=str(out)))
+    shown = [json.loads(line) for line in out.read_text().splitlines()]
+    labels = dataset.labels("test").tolist()
+    assert [line["label"] for line in shown] == [["no", "yes"][x] for x in labels]
+    assert {line["prediction"] for line in shown} <= {"no", "yes"}
+    assert models.load(tmp_path / "run").about["classes"] == ["no", "yes"]
+    file.write_text(text.replace("\nyes\t", "\nsometimes\t"))
+    assert get_task("finetune").prepare(config.data).fingerprint != dataset.fingerprint
+
+
+@pytest.mark.parametrize("name", ["t.csv", "folder/test.tsv", "folder/valid.tsv"])
+def test_files_of_another_kind(name, tmp_path):
+    file = tmp_path / name
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("text\tlabel\nx\t0\ny\t1\nz\t1\n")
+    path = file if file.suffix == ".csv" else file.parent
+    with pytest.raises(
+        ValueError, match=r"^--data.path: expected a .tsv table, a folder"
+    ):
+        prepare(path=str(path))
 
 
 def test_a_test_split_without_texts(tmp_path):

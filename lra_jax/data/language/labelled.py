@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lra_jax.data import checks, text
+from lra_jax.data import archives, checks, text
 from lra_jax.data.dataset import SequenceDataset
 from lra_jax.data.language.vocabularies import Bytes, Vocabulary
 from lra_jax.data.memory import MemorySource, stream_of
@@ -57,10 +57,12 @@ class LabelledDataset(SequenceDataset):
     ):
         self.name, self.folder = name, "memory"
         self.splits, self.parts, self.sequences = tuple(splits), (), ("tokens",)
-        self.classes = sorted(set(splits["train"].labels))
-        if len(self.classes) < 2:
-            raise expected("--data.path", "two labels or more", f"{self.classes}")
-        self.vocab_size, self.num_classes = vocabulary.size, len(self.classes)
+        names = sorted(set(splits["train"].labels))
+        if len(names) < 2:
+            raise expected("--data.path", "two labels or more", f"{names}")
+        numbers = [str(number) for number in range(len(names))]
+        self.classes = None if names == numbers else names
+        self.vocab_size, self.num_classes = vocabulary.size, len(names)
         self.max_length, self.image_shape = max_length, None
         if not isinstance(vocabulary, Bytes):
             self.raw = {"kind": "ids", "vocabulary": vocabulary.raw}
@@ -77,7 +79,7 @@ class LabelledDataset(SequenceDataset):
             split: np.array([len(tokens) for tokens in rows], np.int32)
             for split, rows in self._tokens.items()
         }
-        ids = {name: index for index, name in enumerate(self.classes)}
+        ids = {name: index for index, name in enumerate(names)}
         self._labels = {
             split: np.array(
                 [ids[known("--data.path: label", x, ids)] for x in given.labels],
@@ -86,6 +88,8 @@ class LabelledDataset(SequenceDataset):
             for split, given in splits.items()
         }
         digest = hashlib.blake2b(f"{max_length}".encode(), digest_size=16)
+        if self.classes is not None:
+            digest.update("\t".join(names).encode())
         for split, rows in self._tokens.items():
             for array in (*rows, self._lengths[split], self._labels[split]):
                 digest.update(array.tobytes())
@@ -130,6 +134,7 @@ def prepare(
     """
     vocabulary = Bytes() if vocabulary is None else vocabulary
     root = None if path is None else checks.existing(path)
+    _check_kind(root)
     if root is not None and root.suffix == ".tsv":
         whole = _read(root)
         order = stream_of(seed, "holdout").permutation(len(whole.texts)).tolist()
@@ -154,6 +159,18 @@ def prepare(
     reviews = text.prepare(data_dir, path=path, max_length=most, seed=seed)
     splits = {split: _texts_of(reviews, split) for split in SPLITS}
     return LabelledDataset(reviews.name, splits, max_length, vocabulary)
+
+
+def _check_kind(root: Path | None) -> None:
+    """Refuses what is neither a table nor can be the reviews."""
+    if root is None:
+        return
+    wanted = "a .tsv table, a folder with train.tsv and test.tsv, or the IMDb reviews"
+    if root.is_file() and root.suffix != ".tsv" and not archives.is_gzip(root):
+        raise expected("--data.path", wanted, root)
+    for name in ("valid.tsv", "test.tsv"):
+        if (root / name).exists() and not (root / "train.tsv").exists():
+            raise expected("--data.path", wanted, f"{root} with {name} alone")
 
 
 def _texts_of(dataset: SequenceDataset, split: str) -> Texts:
