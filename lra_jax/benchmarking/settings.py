@@ -208,15 +208,17 @@ def _check_used(config: BenchmarkConfig, works: list[str]) -> None:
     unused = {
         "heads": f"no value for --work={listed}, whose model has its own heads",
         "head_dim": f"no value for --work={listed}, whose model has its own heads",
-        "layers": f"no value for --work={listed}, which calls attention alone",
-        "remat": f"no value for --work={listed}, which calls attention alone",
+        "layers": f"no value for --work={listed}, without a model",
+        "remat": "no value without --work=train",
         "features": "no value without --view=linformer",
     }
     used = {"features"} if config.view == "linformer" else set()
     if not set(works) <= set(MODEL_WORKS):
         used |= {"heads", "head_dim"}
     if set(works) & set(MODEL_WORKS):
-        used |= {"layers", "remat"}
+        used.add("layers")
+    if "train" in works:
+        used.add("remat")
     for name, wanted in unused.items():
         value = getattr(config, name)
         if name not in used and value != getattr(BenchmarkConfig, name):

@@ -190,7 +190,8 @@ def _add_by_length(
 def _our_model(row: Row) -> str:
     """A sentence on the model and batch of a row of a view."""
     model = row["model"]
-    again = ", whose activations are computed again" if model["remat"] else ""
+    recomputes = model["remat"] and row["work"] == "train"
+    again = ", whose activations are computed again" if recomputes else ""
     return (
         f"Ours: batches of {row['batch_size']}, models of {model['num_layers']} layers"
         f"{again}."

@@ -148,7 +148,7 @@ def _sample(command: SampleCommand, task: Task, dataset: "SequenceDataset") -> N
             _print_example(example, task, dataset)
     else:
         file = command.out or f"{command.task}-{command.split}.png"
-        if Path(file).suffix != ".png":
+        if Path(file).suffix.lower() != ".png":
             raise expected("--out", "a file ending in .png", repr(file))
         _write_sheet(Path(file).expanduser(), examples, dataset.image_shape)
 

@@ -113,8 +113,10 @@ def check(archive: Archive, file: pathlib.Path) -> None:
         )
 
 
-def is_gzip(file: pathlib.Path) -> bool:
-    """Whether a file begins as gzipped ones do."""
+def may_be_gzip(file: pathlib.Path) -> bool:
+    """Whether a file is named as gzipped ones are, or begins as they do."""
+    if file.suffix in (".gz", ".tgz"):
+        return True
     with file.open("rb") as stream:
         return stream.read(2) == b"\x1f\x8b"
 
@@ -130,7 +132,7 @@ def opened(
     Raises:
       ValueError: the file is not gzipped, or the archive is truncated or damaged.
     """
-    if file.suffix not in (".gz", ".tgz") and not is_gzip(file):
+    if not may_be_gzip(file):
         wanted = f"{archive.describe()}, gzipped, or a folder with its files"
         raise expected(str(file), wanted, "a file of another kind")
     try:

@@ -293,7 +293,7 @@ def test_labels_keep_their_words(table, tmp_path):
     assert get_task("finetune").prepare(config.data).fingerprint != dataset.fingerprint
 
 
-@pytest.mark.parametrize("name", ["t.csv", "folder/test.tsv", "folder/valid.tsv"])
+@pytest.mark.parametrize("name", ["t.csv", "d/train.tsv", "d/test.tsv", "d/valid.tsv"])
 def test_files_of_another_kind(name, tmp_path):
     file = tmp_path / name
     file.parent.mkdir(exist_ok=True)

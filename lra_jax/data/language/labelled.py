@@ -166,11 +166,12 @@ def _check_kind(root: Path | None) -> None:
     if root is None:
         return
     wanted = "a .tsv table, a folder with train.tsv and test.tsv, or the IMDb reviews"
-    if root.is_file() and root.suffix != ".tsv" and not archives.is_gzip(root):
+    if root.is_file() and root.suffix != ".tsv" and not archives.may_be_gzip(root):
         raise expected("--data.path", wanted, root)
-    for name in ("valid.tsv", "test.tsv"):
-        if (root / name).exists() and not (root / "train.tsv").exists():
-            raise expected("--data.path", wanted, f"{root} with {name} alone")
+    names = [f"{split}.tsv" for split in SPLITS if (root / f"{split}.tsv").exists()]
+    if names and not {"train.tsv", "test.tsv"} <= set(names):
+        got = f"{root}, whose only tables are {', '.join(names)}"
+        raise expected("--data.path", wanted, got)
 
 
 def _texts_of(dataset: SequenceDataset, split: str) -> Texts:
