@@ -278,6 +278,11 @@ def read_raw(run_or_file: str | os.PathLike[str]) -> Raw:
     return _read(run_or_file)[1]["raw"]
 
 
+def read_digest(run_or_file: str | os.PathLike[str]) -> str:
+    """The SHA-256 of a model's arrays, without loading them; see `load`."""
+    return seals.sha256(_read(run_or_file)[0])
+
+
 def _read(run_or_file: str | os.PathLike[str]) -> tuple[Path, dict[str, Any]]:
     """The path of a model's arrays, and the description next to it."""
     path = Path(run_or_file).expanduser()

@@ -185,7 +185,12 @@ class Session:
             got = f"{self.workdir}, not found by process {jax.process_index()}"
             raise expected("--workdir", wanted, got)
         fingerprint = self.dataset.fingerprint
-        workdirs.open_workdir(self.workdir, self.config, fingerprint)
+        data = self.config.data
+        starts = [getattr(data, name) for name in data.of_start]
+        digests = [saved.read_digest(start) for start in starts if start is not None]
+        workdirs.open_workdir(
+            self.workdir, self.config, fingerprint, started_from=",".join(digests)
+        )
         own_code.keep(self.workdir, self.config.attention, hosts.is_writer())
 
     def _score(self) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """The run directory: which run it belongs to, and whether that run can be resumed.
 
 config.json      the resolved config, and the fingerprint of the data; first_steps if
-                 the run was extended
+                 the run was extended; started_from, the digest of a model that
+                 fine-tuning started from
 metrics.jsonl    one line for each report
 checkpoints/     latest and best
 events/          TensorBoard, if tensorboardX is installed
@@ -54,14 +55,23 @@ def check_workdir(workdir: Path, config: Config) -> None:
         _is_longer(config, read_config(workdir)[0], workdir)
 
 
-def open_workdir(workdir: Path, config: Config, fingerprint: str) -> None:
+def open_workdir(
+    workdir: Path, config: Config, fingerprint: str, started_from: str = ""
+) -> None:
     """Claims an empty directory, or checks that it holds this same run.
 
     A run may also be extended if no step depends on their total number. A finished run
     is left unchanged until `lengthen`, when the longer one has finished too.
 
+    Args:
+      workdir: the directory.
+      config: the run's settings.
+      fingerprint: of its data.
+      started_from: digest of the model that it starts from; empty = none.
+
     Raises:
-      ValueError: it belongs to a run of other settings or data, or cannot be written.
+      ValueError: it belongs to a run of other settings or data, or from another model,
+        or cannot be written.
     """
     path = workdir / "config.json"
     if not path.exists():
@@ -70,6 +80,8 @@ def open_workdir(workdir: Path, config: Config, fingerprint: str) -> None:
             got = f"none, but {', '.join(left)}; choose another --workdir"
             raise expected(str(path), "the config of the run", got)
         values = config.to_dict() | {"data_fingerprint": fingerprint}
+        if started_from:
+            values["started_from"] = started_from
         with _writable(workdir):
             write_json(path, values)
         return
@@ -77,6 +89,12 @@ def open_workdir(workdir: Path, config: Config, fingerprint: str) -> None:
     longer = _is_longer(config, theirs, workdir)
     if their_fingerprint != fingerprint:
         raise other_data(workdir, their_fingerprint, fingerprint)
+    # Runs of earlier versions do not say where they started.
+    theirs_from = json.loads(path.read_text(encoding="utf-8")).get("started_from")
+    if theirs_from not in (None, started_from):
+        wanted = f"a run that started from the model of digest {started_from}"
+        got = f"{workdir} from one of digest {theirs_from}; choose another --workdir"
+        raise expected("--workdir", wanted, got)
     if longer and not (workdir / "result.json").exists():
         lengthen(workdir, config.train.steps)
 

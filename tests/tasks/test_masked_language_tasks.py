@@ -140,6 +140,22 @@ def test_a_classifier_begins_with_the_checkpoint(pretrained, table, tmp_path):
     assert train.run(config, quiet=True)["test_examples"] == 6
 
 
+def test_a_checkpoint_that_was_trained_again(pretrained, table, tmp_path):
+    """A run that started from the earlier one is not taken for one from this."""
+    start = tmp_path / "m.safetensors"
+    saved = models.load(pretrained[0])
+    models.save(start, saved.model, raw=saved.raw)
+    config = _finetuning(table, start, tmp_path / "run")
+    result = train.run(config, quiet=True)
+    assert train.run(config, quiet=True) == result
+    scale = saved.model.encoder.norm.scale
+    scale[...] = scale[...] + 1
+    models.save(start, saved.model, raw=saved.raw)
+    wanted = r"^--workdir: expected a run that started from the model of digest \w{64},"
+    with pytest.raises(ValueError, match=wanted):
+        train.run(config, quiet=True)
+
+
 def test_a_checkpoint_can_be_pretrained_further(pretrained, table, tmp_path):
     """On the texts of the task; the vector of hidden tokens is added to its arrays."""
     config = _finetuning(table, pretrained[0], tmp_path).replace(pretrain={"steps": 2})
