@@ -70,10 +70,14 @@ def pytest_collection_finish() -> None:
 def _drop_programs() -> Iterator[None]:
     """Programs leave memory before there are too many.
 
-    Each maps three pieces of memory, and Linux lets a process have 65,530: beyond that,
-    after some two thirds of all tests, it dies of a segmentation fault.
+    Each maps up to three pieces of memory, and Linux lets a process have 65,530: beyond
+    that, after some two thirds of all tests, it dies of a segmentation fault.
     """
     yield
-    maps = Path("/proc/self/maps")
-    if not maps.exists() or maps.read_bytes().count(b"\n") > 20_000:
+    maps, sizes = Path("/proc/self/maps"), Path("/proc/self/statm")
+    if (
+        not maps.exists()
+        or maps.read_bytes().count(b"\n") > 20_000
+        or int(sizes.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") > 3e9
+    ):
         jax.clear_caches()
