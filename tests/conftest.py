@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,6 +28,10 @@ if jax.__version_info__[:2] == (0, 10):
             os.environ.get("XLA_FLAGS", ""),
         ]
     )
+
+# What a script starts in the background ignores Ctrl-C, and so would what tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Command lines started by tests do not restart themselves.
 os.environ["LRA_JAX_ALLOCATOR"] = "system"
