@@ -91,11 +91,16 @@ def raised() -> Iterator[None]:
 
 @contextlib.contextmanager
 def left_to(handler: Handler) -> Iterator[None]:
-    """Context in which only this function handles signals."""
+    """Context in which only this function handles signals.
+
+    It also gets a signal that came just before, which the thread leaves to it.
+    """
     with contextlib.ExitStack() as stack:
         if _watch is not None:
             stack.enter_context(_watch.acting(_watch.leave))
         stack.enter_context(_handled(handler))
+        if _watch is not None and _watch.noted:
+            handler(_watch.noted.pop(), None)
         yield
 
 
@@ -146,11 +151,13 @@ class _Watch(threading.Thread):
 
     Attributes:
       advice: the line that an interrupted command prints.
+      noted: signals that no other function was there to handle.
     """
 
     def __init__(self) -> None:
         super().__init__(name="signals", daemon=True)
         self.advice = "interrupted"
+        self.noted: list[int] = []
         self._action: Action = self.end
         self._told = False
         self._lock = threading.Lock()
@@ -158,15 +165,16 @@ class _Watch(threading.Thread):
         os.set_blocking(writing, False)
         signal.set_wakeup_fd(writing)
         for signum in SIGNALS:  # Otherwise a shell's background job ignores SIGINT.
-            signal.signal(signum, lambda *_: None)
+            signal.signal(signum, lambda signum, _: self.noted.append(signum))
 
     def run(self) -> None:
         """Waits for signals, and acts on them."""
         while True:
             (signum,) = os.read(self._reading, 1)
             if signum in SIGNALS:
-                # A second signal ends at once.
-                action, self._action = self._action, self.end
+                action = self._action
+                if action != self.leave:  # A second signal ends at once.
+                    self._action = self.end
                 action(signum)
 
     @contextlib.contextmanager
@@ -188,8 +196,7 @@ class _Watch(threading.Thread):
         self.later(lambda: self.end(signum))
 
     def leave(self, signum: int) -> None:
-        """Does nothing, this time and the next."""
-        self._action = self.leave
+        """Does nothing, however often."""
 
     def later(self, call: Callable[[], None]) -> None:
         """Calls a function after that time, if the process is still running."""
