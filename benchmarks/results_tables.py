@@ -340,7 +340,8 @@ def causal_mechanisms() -> str:
     note = (
         f"Bits per byte on the {first['data'].partition(',')[0]} after "
         f"{first['steps']} steps of a small model, mean of two seeds at the best of "
-        "four rates ([how](docs/language_models.md#every-causal-mechanism)); recall "
+        "four rates, for Performer of three "
+        "([how](docs/language_models.md#every-causal-mechanism)); recall "
         "of key-value pairs, without and with noise between them, selective copying "
         "and parity of bits in percent ([thirteen such tests](docs/suites.md)), one "
         "seed."
