@@ -192,7 +192,7 @@ def main() -> None:
             rows, found = joined(part, earlier, again, rows, found)
     report = make_report(options.part, rows, found)
     if earlier is not None:
-        for key in ("command", "commit", "device"):
+        for key in ("command", "device"):
             report[key] = "; ".join(dict.fromkeys((earlier[key], report[key])))
     print(table(report))
     if options.publish:
@@ -373,8 +373,10 @@ def by_position(workdir: Path) -> dict[str, float]:
 def make_report(
     part: str, rows: dict[str, Any], found: dict[str, list[dict[str, Any]]]
 ) -> dict[str, Any]:
-    """The contents of the JSON."""
-    return {"part": part, "rows": rows, "runs": found, **origin()}
+    """The contents of the JSON; its commits are those of the runs."""
+    commits = dict.fromkeys(run["commit"] for runs in found.values() for run in runs)
+    report = {"part": part, "rows": rows, "runs": found, **origin()}
+    return report | {"commit": "; ".join(commits)}
 
 
 def table(report: dict[str, Any]) -> str:

@@ -51,7 +51,7 @@ def test_the_pages_quote_the_causal_ratios() -> None:
 def test_result_names_command_commit_and_versions(file: Path) -> None:
     result = json.loads(file.read_text())
     assert result["command"].startswith("python ")
-    # One for each time that a result was extended.
+    # Several if runs of several versions are in one file.
     assert {len(commit) for commit in result["commit"].split("; ")} == {40}
     assert {"python", "numpy"} <= set(result["versions"])
     for place in ("/home/", "/tmp/", "/work/"):

@@ -38,7 +38,7 @@ class SequenceDataset:
       vocab_size: token ids are below this.
       token_dtype: the dtype of the tokens.
       num_classes: labels are below this.
-      classes: the words that the labels stand for; None if they are numbers.
+      classes: the word of each label, in order; None if labels are numbers only.
       max_length: no sequence is longer than this.
       image_shape: rows and columns, if a sequence is an image; else None.
       raw: how raw examples become tokens, if that depends on the data; else None.

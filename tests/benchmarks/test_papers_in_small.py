@@ -21,6 +21,7 @@ def result(folder, rate: float, losses: tuple[float, ...], score: float) -> dict
     (workdir / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     return {
         "command": f"python -m lra_jax.train --workdir=first --workdir={workdir}",
+        "commit": f"of rate {rate}",
         **{"parameters": 5, "steps_per_second": 2.0, "state_size": 7, "steps": 9},
         **{"test_bits_per_byte_best": score, "data": "text", "data_fingerprint": "ab"},
     }
@@ -44,6 +45,7 @@ def test_the_rate_of_the_lowest_validation_loss_counts(tmp_path) -> None:
     assert rows["flow"]["curve"] == [(0, 3.0), (1, 1.0)]
     assert rows["softmax"]["scores"] == [2.0, 3.0 + 1e-9]
     report = SCRIPT.make_report("flow", rows, found)
+    assert report["commit"] == "of rate 0.1; of rate 0.2"
     table = SCRIPT.table(report)
     assert "| softmax | 2.500 ± 0.500 | 1.000 | 0.1 | 7 |" in table
     assert (

@@ -6,12 +6,13 @@ import pytest
 
 
 @pytest.mark.slow
-def test_a_small_network_learns_short_contours() -> None:
+@pytest.mark.parametrize("norm", ["batch", "instance"])
+def test_a_small_network_learns_short_contours(norm: str) -> None:
     """The whole way to the hard level: python benchmarks/pathfinder_convnet.py."""
     images = script.draw("short", 0, 8_000)
     # The fixture's parts are Flax's and Optax's, which mix dtypes.
     with jax.numpy_dtype_promotion("standard"):
-        model, optimizer = script.make(16, "batch", 300, 1e-3)
+        model, optimizer = script.make(16, norm, 300, 1e-3)
         reached = script.train(model, optimizer, images, 300, 64)
     assert reached > 0.75
     assert script.score(model, script.draw("short", script.TEST_SEED, 500)) > 0.7
