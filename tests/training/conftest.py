@@ -26,7 +26,8 @@ def finished(data_dir, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("finished") / "run"
     with Session(helpers.tiny(data_dir, workdir), quiet=True) as session:
         session.run()
-    # Programs are dropped after each file of tests.
-    step: Any = session.trainer.train_step
-    vars(session)["programs"] = step._cache_size()
+    # Counted here: programs are dropped after files of tests.
+    train: Any = session.trainer.train_step
+    evaluate: Any = session.trainer.eval_step
+    vars(session)["programs"] = (train._cache_size(), evaluate._cache_size())
     return session
