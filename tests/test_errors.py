@@ -14,10 +14,7 @@ from lra_jax import errors
 
 PACKAGE = Path(lra_jax.__file__).parent
 # Reasons that a caller puts after "got", and a list of errors of the one form.
-INNER = (
-    *("seals.py", "analysis/bert_weights.py", "data/builder.py"),
-    "training/checkpoints.py",
-)
+INNER = (*("seals.py", "data/builder.py", "training/checkpoints.py"),)
 
 
 def _raised(tree: ast.AST) -> list[ast.Raise]:

@@ -1,13 +1,11 @@
 """Loads a user's BERT weights from disk as a `Network`.
 
-Reads ``model.safetensors`` as saved by transformers: 8 bytes for the header's length, a
-JSON header with the location of each array, then the arrays. Nothing is downloaded.
+Reads ``model.safetensors`` as saved by transformers. Nothing is downloaded.
 
 The arrays do not say how many heads share their columns; the ``config.json`` that is
 saved with them does. Without it the heads are 64 wide, as in Google's models.
 """
 
-import json
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,11 +14,9 @@ import numpy as np
 from flax import nnx
 
 from lra_jax.analysis.networks import Network, Shape
-from lra_jax.errors import expected
-from lra_jax.models.pretrained import read_config
+from lra_jax.errors import expected, within
+from lra_jax.models.pretrained import Weights, read_config, read_weights
 
-_DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4"}
-_LARGEST_HEADER = 100_000_000
 _HEAD_DIM = 64
 _GELUS: dict[str, Literal["exact", "tanh"]] = {
     "gelu": "exact",
@@ -39,34 +35,6 @@ _LAYERS = {
 }
 
 
-def read_safetensors(file: str | Path) -> dict[str, np.ndarray]:
-    """All floating and integer arrays of a safetensors file.
-
-    bfloat16 becomes float32; arrays of other kinds are left out.
-
-    Raises:
-      ValueError: it is not a safetensors file, or a part of it is missing.
-    """
-    path = Path(file).expanduser()
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        wanted = f"a file that can be read, {path}"
-        raise expected("--weights", wanted, error.strerror) from error
-    size = int.from_bytes(content[:8], "little")
-    start = 8 + size
-    try:
-        if len(content) < 8 or size > min(_LARGEST_HEADER, len(content)):
-            raise ValueError("one without a header")
-        header = json.loads(content[8:start])
-        entries = {n: e for n, e in header.items() if n != "__metadata__"}
-        found = {n: _array(content[start:], e) for n, e in entries.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        wanted = f"a whole safetensors file, {path}"
-        raise expected("--weights", wanted, f"{error}") from error
-    return {name: array for name, array in found.items() if array is not None}
-
-
 def load_bert(file: str | Path) -> tuple[Network, Shape]:
     """A BERT with the weights of a safetensors file, and its sizes.
 
@@ -74,10 +42,11 @@ def load_bert(file: str | Path) -> tuple[Network, Shape]:
       ValueError: the file, or the ``config.json`` next to it, is of another kind of
         model.
     """
-    arrays = {
-        name.removeprefix("bert."): array
-        for name, array in read_safetensors(file).items()
-    }
+    path = Path(file).expanduser()
+    try:
+        arrays = read_weights(path)
+    except ValueError as error:
+        raise within("--weights", error) from error
     embed = arrays.get("embeddings.word_embeddings.weight")
     query = arrays.get("encoder.layer.0.attention.self.query.weight")
     if embed is None or query is None:
@@ -90,7 +59,7 @@ def load_bert(file: str | Path) -> tuple[Network, Shape]:
         )
     layers = {n.split(".")[2] for n in arrays if n.startswith("encoder.layer.")}
     width = embed.shape[1]
-    num_heads, gelu = _heads_and_gelu(Path(file).expanduser(), width)
+    num_heads, gelu = _heads_and_gelu(path, width)
     shape = Shape(
         vocab_size=len(embed),
         num_layers=len(layers),
@@ -133,33 +102,16 @@ def _heads_and_gelu(file: Path, width: int) -> tuple[int, Literal["exact", "tanh
     return width // _HEAD_DIM, "exact"
 
 
-def _array(content: bytes, entry: dict[str, Any]) -> np.ndarray | None:
-    begin, end = entry["data_offsets"]
-    if not 0 <= begin <= end <= len(content):
-        raise ValueError("one that ends too early")
-    kind, shape = entry["dtype"], entry["shape"]
-    data = content[begin:end]
-    if kind == "BF16":
-        words = np.frombuffer(data, "<u2").astype(np.uint32) << 16
-        return words.view(np.float32).reshape(shape)
-    if kind not in _DTYPES:
-        return None
-    return np.frombuffer(data, _DTYPES[kind]).reshape(shape)
-
-
-def _set_layer(module: Any, arrays: dict[str, np.ndarray], name: str) -> None:
+def _set_layer(module: Any, arrays: Weights, name: str) -> None:
     """Sets a layer norm, or a dense layer, whose kernel torch stores transposed."""
     if name.endswith("LayerNorm"):
-        # The first BERTs call them gamma and beta.
-        old = f"{name}.gamma" in arrays
-        _set(module.scale, _get(arrays, f"{name}.{'gamma' if old else 'weight'}"))
-        _set(module.bias, _get(arrays, f"{name}.{'beta' if old else 'bias'}"))
-        return
-    _set(module.kernel, _get(arrays, f"{name}.weight").T)
+        _set(module.scale, _get(arrays, f"{name}.weight"))
+    else:
+        _set(module.kernel, _get(arrays, f"{name}.weight").T)
     _set(module.bias, _get(arrays, f"{name}.bias"))
 
 
-def _get(arrays: dict[str, np.ndarray], name: str) -> np.ndarray:
+def _get(arrays: Weights, name: str) -> np.ndarray:
     if name not in arrays:
         raise expected("--weights", f"an array {name!r} in the file", "none")
     return arrays[name]

@@ -276,7 +276,7 @@ def from_softmax(
         return _of_ours(source, mechanism, options, rngs)
     folder = Path(source).expanduser()
     config = read_config(folder / "config.json")
-    weights = _weights(folder / "model.safetensors")
+    weights = read_weights(folder / "model.safetensors")
     _check_layers(weights, config)
     given = _READERS[config.kind](weights, config)
     model = PretrainedEncoder(
@@ -341,8 +341,12 @@ def read_config(file: Path) -> PretrainedConfig:
     return found
 
 
-def _weights(file: Path) -> dict[str, np.ndarray]:
-    """The arrays of a file, without the name prefixes that heads add."""
+def read_weights(file: Path) -> dict[str, np.ndarray]:
+    """The arrays of a file, without the name prefixes that heads add.
+
+    Raises:
+      ValueError: not a safetensors file.
+    """
     found = {}
     for name, array in read_arrays(file).items():
         name = re.sub(r"^(bert|roberta|transformer)\.", "", name)

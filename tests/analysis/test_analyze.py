@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lra_jax import analyze
-from lra_jax.analysis.bert_weights import load_bert, read_safetensors
+from lra_jax.analysis.bert_weights import load_bert
 
 SMALL = ["--layers=1", "--length=8", "--examples=1", "--draws=1"]
 
@@ -115,7 +115,7 @@ def test_out_that_is_a_file(tmp_path, capsys):
 def write_safetensors(file, arrays):
     header, data = {"__metadata__": {"format": "pt"}}, b""
     for name, array in arrays.items():
-        kind = {"float32": "F32", "uint16": "BF16"}[array.dtype.name]
+        kind = {"float32": "F32", "int64": "I64"}[array.dtype.name]
         end = len(data) + array.nbytes
         offsets = [len(data), end]
         header[name] = {
@@ -162,10 +162,8 @@ def bert_arrays(width=128, mlp=8, layers=1):
 def test_bert_weights_from_a_file(tmp_path):
     file = tmp_path / "model.safetensors"
     arrays = bert_arrays(layers=2)
-    half = np.array([0x3F80, 0xC000], np.uint16)  # 1 and -2 in bfloat16
-    write_safetensors(file, arrays | {"other": half})
-    read = read_safetensors(file)
-    np.testing.assert_array_equal(read["other"], [1, -2])
+    places = np.arange(16, dtype=np.int64)[None]
+    write_safetensors(file, arrays | {"bert.embeddings.position_ids": places})
     network, shape = load_bert(file)
     assert (shape.num_layers, shape.num_heads, shape.mlp_dim) == (2, 2, 8)
     assert (shape.vocab_size, shape.max_length) == (20, 16)
@@ -224,19 +222,20 @@ def test_rank_collapse_of_weights(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("spoil", "part"),
+    "spoil",
     [
-        (lambda data: data[:-4], "ends too early"),
-        (lambda data: b"PK\3\4" + data, "expected a whole safetensors file"),
-        (lambda data: b"", "without a header"),
-        (lambda data: data[:8] + b"[" + data[9:], "expected a whole safetensors file"),
+        lambda data: data[:-4],
+        lambda data: b"PK\3\4" + data,
+        lambda data: b"",
+        lambda data: data[:8] + b"[" + data[9:],
     ],
 )
-def test_a_file_that_is_no_safetensors(spoil, part, tmp_path):
+def test_a_file_that_is_no_safetensors(spoil, tmp_path):
     file = tmp_path / "model.safetensors"
     write_safetensors(file, bert_arrays())
     file.write_bytes(spoil(file.read_bytes()))
-    with pytest.raises(ValueError, match=part):
+    wanted = r"^--weights: .*model\.safetensors: expected a safetensors file"
+    with pytest.raises(ValueError, match=wanted):
         load_bert(file)
 
 
