@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar, get_args
 
 from lra_jax import runtime
+from lra_jax.attention import registry
 from lra_jax.configs import TASKS, Config, get_preset
 from lra_jax.configs.registry import find_task
 from lra_jax.errors import SWITCHES, check_text, expected, nearest
@@ -100,7 +101,7 @@ def parse_config(prog: str, description: str, args: Sequence[str]) -> Config:
         Config,
         prog,
         f"{description}\n\nTasks and presets: {presets}.\nMechanisms: "
-        f"{', '.join(_mechanisms())}, or package.module:function.\n"
+        f"{', '.join(registry.names())}, or package.module:function.\n"
         "Unambiguous short forms of flags work: --steps, --batch-size, --lr.",
         args,
         default=preset,
@@ -301,9 +302,3 @@ def _types(settings: Any, prefix: str = "--") -> dict[str, Any]:
         else:
             found[prefix + field.name] = field.type
     return found
-
-
-def _mechanisms() -> tuple[str, ...]:
-    from lra_jax.attention import registry
-
-    return registry.names()

@@ -7,10 +7,6 @@ import jax
 from lra_jax.attention import inputs
 
 
-def _identity(x: jax.Array) -> jax.Array:
-    return x
-
-
 def _slow_decay(x: jax.Array) -> jax.Array:
     """``log(sigmoid(x)^(1/16))``, the decay of gated linear attention."""
     return jax.nn.log_sigmoid(x) / 16
@@ -27,7 +23,6 @@ def _small_angle(x: jax.Array) -> jax.Array:
 
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
-    "identity": _identity,
     "log_sigmoid": jax.nn.log_sigmoid,
     "silu": jax.nn.silu,
     "sigmoid": jax.nn.sigmoid,

@@ -36,10 +36,11 @@ for context differ. Neither of the two was run to the end here.
 """
 
 import dataclasses
-from typing import Any, Literal
+import functools
+from typing import Literal
 
 from lra_jax.configs import families
-from lra_jax.configs.base import DataConfig, ModelConfig, TrainConfig
+from lra_jax.configs.base import DataConfig, TrainConfig
 from lra_jax.errors import expected, positive
 
 
@@ -81,46 +82,43 @@ class LmData(DataConfig):
         return "Python's standard library" if self.path is None else "own files"
 
 
-def tiny_train(**settings: Any) -> TrainConfig:
-    """A few minutes on Python's standard library; the settings override it."""
-    family: dict[str, Any] = {
-        "steps": 1_200,
-        "batch_size": 16,
-        "warmup": 100,
-        "adam_b2": 0.98,
-        "decay_vectors": False,
-        "eval_every": 300,
-        "eval_batch_size": 16,
-        "best_by": "loss",
-        "log_every": 20,
-    }
-    return TrainConfig(**family, **settings)
+tiny_train = functools.partial(
+    TrainConfig,
+    steps=1_200,
+    batch_size=16,
+    warmup=100,
+    adam_b2=0.98,
+    decay_vectors=False,
+    eval_every=300,
+    eval_batch_size=16,
+    best_by="loss",
+    log_every=20,
+)
+"""A few minutes on Python's standard library; settings override it."""
 
+tiny_model = functools.partial(
+    families.encoder, num_layers=4, embed_dim=128, num_heads=4, mlp_dim=512
+)
+"""A model that trains in a few minutes; settings override it."""
 
-def tiny_model(**settings: Any) -> ModelConfig:
-    """A model that trains in a few minutes; the settings override it."""
-    return families.encoder(
-        num_layers=4, embed_dim=128, num_heads=4, mlp_dim=512, **settings
-    )
+_published_train = functools.partial(
+    TrainConfig,
+    adam_b2=0.98,
+    weight_decay=0.01,
+    eval_batch_size=64,
+    best_by="loss",
+    log_every=100,
+)
+"""AdamW of the two published models, with the settings of one."""
 
-
-def _published_train(**settings: Any) -> TrainConfig:
-    """AdamW of the two published models, with the settings of one."""
-    family: dict[str, Any] = {
-        "adam_b2": 0.98,
-        "weight_decay": 0.01,
-        "eval_batch_size": 64,
-        "best_by": "loss",
-        "log_every": 100,
-    }
-    return TrainConfig(**family, **settings)
-
-
-def _published_model(**settings: Any) -> ModelConfig:
-    """A decoder for rows of 512, with sizes and settings of one of the two."""
-    return families.encoder(
-        num_heads=8, max_length=512, positions="sinusoidal", is_causal=True, **settings
-    )
+_published_model = functools.partial(
+    families.encoder,
+    num_heads=8,
+    max_length=512,
+    positions="sinusoidal",
+    is_causal=True,
+)
+"""A decoder for rows of 512, with sizes and settings of one of the two."""
 
 
 RATES = {

@@ -30,16 +30,13 @@ one rate.
 import dataclasses
 
 from lra_jax.configs import families, synthetic
-from lra_jax.configs.base import DataConfig
-from lra_jax.errors import not_negative, positive
+from lra_jax.errors import positive
 
 
 @dataclasses.dataclass(frozen=True)
-class MqarData(DataConfig):
+class MqarData(synthetic.DrawnData):
     """Settings of the generated sequences."""
 
-    seed: int = 0
-    """Seed of the examples."""
     train: str = "64/4:8000,64/8:8000,64/16:8000"
     """Training sequences: LENGTH/PAIRS:COUNT,..."""
     test: str = "64/4:400,64/8:400,64/16:400"
@@ -54,20 +51,10 @@ class MqarData(DataConfig):
     """Random tokens between the queries, instead of token 0."""
 
     def check(self) -> None:
-        """See the base class; the generator checks combinations of settings."""
-        not_negative("--data.seed", self.seed)
+        """See the base class."""
+        super().check()
         for name in ("num_valid", "vocab_size", "power"):
             positive(f"--data.{name}", getattr(self, name))
-
-    @property
-    def origin(self) -> str:
-        """See the base class."""
-        return f"drawn, seed {self.seed}"
-
-    @property
-    def from_files(self) -> bool:
-        """See the base class."""
-        return False
 
 
 OFFICIAL = MqarData(

@@ -15,25 +15,15 @@ from lra_jax.errors import not_negative, positive
 
 
 @dataclasses.dataclass(frozen=True)
-class SyntheticData(DataConfig):
-    """How many examples are generated, and of which kind."""
+class DrawnData(DataConfig):
+    """Examples that are generated anew from a seed, and kept in memory."""
 
     seed: int = 0
     """Seed of the examples."""
-    num_train: int = 20_000
-    """Training examples."""
-    num_valid: int = 500
-    """Validation examples."""
-    num_test: int = 1_000
-    """Test examples."""
 
     def check(self) -> None:
         """See the base class; the generators check combinations of settings."""
         not_negative("--data.seed", self.seed)
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if type(value) is int and field.name != "seed":
-                positive(f"--data.{field.name}", value)
 
     @property
     def origin(self) -> str:
@@ -44,6 +34,26 @@ class SyntheticData(DataConfig):
     def from_files(self) -> bool:
         """See the base class."""
         return False
+
+
+@dataclasses.dataclass(frozen=True)
+class SyntheticData(DrawnData):
+    """How many examples are generated, and of which kind."""
+
+    num_train: int = 20_000
+    """Training examples."""
+    num_valid: int = 500
+    """Validation examples."""
+    num_test: int = 1_000
+    """Test examples."""
+
+    def check(self) -> None:
+        """See the base class."""
+        super().check()
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if type(value) is int and field.name != "seed":
+                positive(f"--data.{field.name}", value)
 
 
 official_train = functools.partial(

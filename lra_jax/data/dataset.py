@@ -9,15 +9,17 @@ from lra_jax.errors import known
 
 
 class Source(Protocol):
-    """Random access to examples on disk."""
+    """Random access to examples, from 0; several can be read at once."""
 
     def __len__(self) -> int: ...
 
-    def __iter__(self) -> Iterator[dict[str, Any]]: ...
-
     def __getitem__(self, index: int) -> dict[str, Any]: ...
 
-    def __getitems__(self, indices: list[int]) -> list[dict[str, Any]]: ...
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return map(self.__getitem__, range(len(self)))
+
+    def __getitems__(self, indices: list[int]) -> list[dict[str, Any]]:
+        return [self[index] for index in indices]
 
 
 class SequenceDataset:
@@ -46,6 +48,11 @@ class SequenceDataset:
       fingerprint: a hash of every example in order: equal for equal data.
     """
 
+    # As of examples in memory.
+    folder: str = "memory"
+    parts: tuple[str, ...] = ()
+    sequences: tuple[str, ...] = ("tokens",)
+    image_shape: tuple[int, int] | None = None
     raw: dict[str, Any] | None = None
     decode: Callable[[np.ndarray], str] | None = None
     has_targets: bool = False
@@ -56,14 +63,13 @@ class SequenceDataset:
         self.name: str = builder.info.full_name
         self.folder = str(builder.data_path)
         self.splits = tuple(builder.info.splits)
-        self.parts: tuple[str, ...] = ()
         self.sequences = builder.SEQUENCES
         self.has_targets: bool = builder.TARGETS
         self.vocab_size = builder.VOCAB_SIZE
         self.token_dtype = np.dtype(np.uint8)
         self.num_classes = builder.NUM_CLASSES
         self.max_length: int = builder.builder_config.max_length
-        self.image_shape: tuple[int, int] | None = builder.builder_config.image_shape
+        self.image_shape = builder.builder_config.image_shape
         metadata: Any = builder.info.metadata
         self.fingerprint: str = metadata["fingerprint"]
         self._lengths: dict[str, np.ndarray] = {}
@@ -131,7 +137,7 @@ class SequenceDataset:
         return known("split", split, self._labels)
 
 
-class _Records:
+class _Records(Source):
     """A source whose errors name the folder, since a disk can fail during a run."""
 
     def __init__(self, source: Source, dataset: SequenceDataset):
@@ -139,9 +145,6 @@ class _Records:
 
     def __len__(self) -> int:
         return len(self._source)
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        return map(self.__getitem__, range(len(self)))
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return self._read(self._source.__getitem__, index)

@@ -6,12 +6,12 @@ machine nor on the number of processes, and one split can grow without changing 
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
 
-from lra_jax.data.dataset import SequenceDataset
+from lra_jax.data.dataset import SequenceDataset, Source
 from lra_jax.errors import expected
 
 # Maximum number of generated examples in a split.
@@ -90,7 +90,7 @@ def joined(parts: list[Examples]) -> Examples:
     )
 
 
-class MemorySource:
+class MemorySource(Source):
     """Random access to the examples of a split, see `lra_jax.data.dataset.Source`."""
 
     def __init__(self, examples: Examples):
@@ -99,15 +99,9 @@ class MemorySource:
     def __len__(self) -> int:
         return len(self._examples.tokens)
 
-    def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
-        return map(self.__getitem__, range(len(self)))
-
     def __getitem__(self, index: int) -> dict[str, np.ndarray]:
         tokens, lengths, *_ = self._examples
         return {"tokens": tokens[index, : lengths[index]]}
-
-    def __getitems__(self, indices: list[int]) -> list[dict[str, np.ndarray]]:
-        return [self[index] for index in indices]
 
 
 class MemoryDataset(SequenceDataset):
@@ -129,14 +123,11 @@ class MemoryDataset(SequenceDataset):
         num_classes: int,
     ):
         self.name = name
-        self.folder = "memory"
         self.splits = ("train", "valid", "test")
         self.parts = tuple(split for split in splits if split not in self.splits)
-        self.sequences = ("tokens",)
         self.vocab_size = vocab_size
         self.num_classes = num_classes
         self.max_length = max(int(x.lengths.max()) for x in splits.values())
-        self.image_shape = None
         self.token_dtype = np.min_scalar_type(vocab_size - 1)
         kinds = (self.token_dtype, np.int32, np.int32, np.min_scalar_type(-num_classes))
         self._examples = {

@@ -7,9 +7,10 @@ import importlib.metadata
 import os
 import platform
 import resource
+import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -274,11 +275,13 @@ class Session:
             speed = self.trainer.step / self.trainer.progress.seconds
             return {"steps_per_second": speed, "steps_per_second_kind": "cold"}
         pace: dict[str, Any] = {
-            "steps_per_second": _median(line["steps_per_second"] for line in lines),
+            "steps_per_second": statistics.median_high(
+                line["steps_per_second"] for line in lines
+            ),
             "steps_per_second_kind": "warm",
         }
         waits = [line["data_wait"] for line in lines if "data_wait" in line]
-        return pace | ({"data_wait": _median(waits)} if waits else {})
+        return pace | ({"data_wait": statistics.median_high(waits)} if waits else {})
 
     def _facts(self) -> dict[str, str]:
         config, data = self.config, self.dataset
@@ -349,12 +352,6 @@ def show_result(
     )
 
 
-def _median(values: Iterable[float]) -> float:
-    """The median, or the higher of the two middle values."""
-    ranked = sorted(values)
-    return ranked[len(ranked) // 2]
-
-
 def _show_scores(console: RunConsole, result: Mapping[str, Any]) -> None:
     checkpoints = {"best": result["best_step"], "last": result["steps"]}
     for key, value in result.items():
@@ -409,9 +406,9 @@ def peak_memory() -> dict[str, Any]:
     the whole process, data and compiler included. For a resumed run, it is that of the
     last process.
     """
-    statistics = jax.local_devices()[0].memory_stats() or {}
-    if "peak_bytes_in_use" in statistics:
-        peak, kind = statistics["peak_bytes_in_use"], "device peak"
+    reported = jax.local_devices()[0].memory_stats() or {}
+    if "peak_bytes_in_use" in reported:
+        peak, kind = reported["peak_bytes_in_use"], "device peak"
     else:
         unit = 1 if sys.platform == "darwin" else 1024
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -253,15 +253,18 @@ def nothing(arrays: Arrays, dtype: jnp.dtype) -> jax.Array:
 def _run(call: _Call, state: Tree, arrays: Arrays, tables: Tables) -> tuple[Tree, Tree]:
     length = arrays.query.shape[1]
     missing = call.cut.length - length
-
-    def filled(x: jax.Array) -> jax.Array:
-        return jnp.pad(x, [(0, 0), (0, missing)] + [(0, 0)] * (x.ndim - 2))
-
     if missing:
-        arrays, tables = jax.tree.map(filled, arrays), jax.tree.map(filled, tables)
+        fill = functools.partial(filled, length=call.cut.length)
+        arrays, tables = jax.tree.map(fill, arrays), jax.tree.map(fill, tables)
     both: Any = _over_segments(call, state, arrays, tables)
     outputs, state = both
     return jax.tree.map(lambda x: x[:, :length] if missing else x, outputs), state
+
+
+def filled(x: jax.Array, length: int) -> jax.Array:
+    """Appends zeros to `[B, T, ...]` up to a length."""
+    missing = length - x.shape[1]
+    return jnp.pad(x, [(0, 0), (0, missing)] + [(0, 0)] * (x.ndim - 2))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

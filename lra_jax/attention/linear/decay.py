@@ -95,8 +95,8 @@ def sums(
     length, longest = query.shape[1], max(query.shape[1], key.shape[1])
     if mask is None and key.shape[1] < longest:
         mask = jnp.ones(key.shape[:2], bool)
-    query, key, value = (_filled(x, longest) for x in (query, key, value))
-    mask = None if mask is None else _filled(mask, longest)
+    query, key, value = (engine.filled(x, longest) for x in (query, key, value))
+    mask = None if mask is None else engine.filled(mask, longest)
     form, start, arrays = _form(query, key, value, slopes, mask, None, **arguments)
     until, after = from_both_ends(form, start, arrays, mask=mask, **rest)
     step = jnp.exp(-slopes)[None, None]
@@ -252,9 +252,3 @@ def _geometric(
     if distance is None:
         return total
     return total * jnp.exp(-slopes * distance.astype(slopes.dtype)[:, None])
-
-
-def _filled(x: jax.Array, length: int) -> jax.Array:
-    """Appends zeros to `[B, T, ...]` up to a length."""
-    missing = length - x.shape[1]
-    return jnp.pad(x, [(0, 0), (0, missing)] + [(0, 0)] * (x.ndim - 2))

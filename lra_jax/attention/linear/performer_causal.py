@@ -297,7 +297,7 @@ def causal_softmax_features(
     if chunk > length:
         # The engine's chunks must not be longer than the sequence.
         given = arrays, visible, resets
-        arrays, visible, resets = jax.tree.map(lambda x: _filled(x, chunk), given)
+        arrays, visible, resets = jax.tree.map(lambda x: engine.filled(x, chunk), given)
         mask = visible
     sums = no_sums(arrays, matrix.shape[0], dtype)
     empty = PerformerSums(*sums, sums.total + lowest(dtype))
@@ -315,9 +315,3 @@ def causal_softmax_features(
         dtype=out_dtype,
     )
     return out[:, :length], carry.sums
-
-
-def _filled(x: jax.Array, length: int) -> jax.Array:
-    """Appends zeros to `[B, T, ...]` up to a length."""
-    missing = length - x.shape[1]
-    return jnp.pad(x, [(0, 0), (0, missing)] + [(0, 0)] * (x.ndim - 2))

@@ -100,11 +100,6 @@ class Options:
     def _dialect(self) -> _Dialect:
         return DIALECTS[self.dialect]
 
-    def width(self, projection: jax.Array | None, head_dim: int) -> int:
-        """The number of features, M (2M in hyperbolic pairs)."""
-        matrix = self.matrix(projection, head_dim)
-        return head_dim if matrix is None else matrix.shape[0]
-
     def matrix(self, projection: jax.Array | None, head_dim: int) -> jax.Array | None:
         """The matrix W of all features; None = the features are f of x itself.
 

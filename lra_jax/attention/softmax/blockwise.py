@@ -25,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lra_jax.attention import feature_maps, inputs, packed
+from lra_jax.attention.softmax import key_sets
 
 
 class Visible(NamedTuple):
@@ -84,11 +85,7 @@ class Plan:
 
     def cut(self, x: jax.Array) -> jax.Array:
         """`[B, N, T, H]` -> `[rows, B, N, size, H]`, padded with zeros."""
-        missing = -x.shape[2] % self.size
-        if missing:
-            x = jnp.pad(x, [(0, 0), (0, 0), (0, missing), (0, 0)])
-        x = x.reshape(*x.shape[:2], -1, self.size, x.shape[-1])
-        return jnp.moveaxis(x, 2, 0)
+        return jnp.moveaxis(key_sets.cut(x, self.size), 2, 0)
 
     def paste(self, x: jax.Array, length: int) -> jax.Array:
         """The inverse of `cut`."""

@@ -15,9 +15,9 @@ from typing import NamedTuple
 import numpy as np
 
 from lra_jax.data import archives, checks, text
-from lra_jax.data.dataset import SequenceDataset
+from lra_jax.data.dataset import SequenceDataset, Source
 from lra_jax.data.language.vocabularies import Bytes, Vocabulary
-from lra_jax.data.memory import MemorySource, stream_of
+from lra_jax.data.memory import stream_of
 from lra_jax.errors import expected, known
 
 SPLITS = ("train", "valid", "test")
@@ -55,15 +55,14 @@ class LabelledDataset(SequenceDataset):
         max_length: int,
         vocabulary: Vocabulary,
     ):
-        self.name, self.folder = name, "memory"
-        self.splits, self.parts, self.sequences = tuple(splits), (), ("tokens",)
+        self.name, self.splits = name, tuple(splits)
         names = sorted(set(splits["train"].labels))
         if len(names) < 2:
             raise expected("--data.path", "two labels or more", f"{names}")
         numbers = [str(number) for number in range(len(names))]
         self.classes = None if names == numbers else names
         self.vocab_size, self.num_classes = vocabulary.size, len(names)
-        self.max_length, self.image_shape = max_length, None
+        self.max_length = max_length
         if not isinstance(vocabulary, Bytes):
             self.raw = {"kind": "ids", "vocabulary": vocabulary.raw}
         self.decode = lambda tokens: vocabulary.decode(tokens).decode(errors="replace")
@@ -100,7 +99,7 @@ class LabelledDataset(SequenceDataset):
         return _Source(self._tokens[self._checked(split)])
 
 
-class _Source(MemorySource):
+class _Source(Source):
     def __init__(self, rows: Sequence[np.ndarray]):
         self._rows = rows
 

@@ -7,12 +7,12 @@ share rows, and are distinguished by their ``segment_ids``.
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from lra_jax.data.dataset import SequenceDataset
+from lra_jax.data.dataset import SequenceDataset, Source
 from lra_jax.data.language.vocabularies import Vocabulary
 from lra_jax.errors import expected
 
@@ -123,14 +123,12 @@ class TextDataset(SequenceDataset):
             if not stream.num_bytes:
                 wanted = f"text for {', '.join(streams)}"
                 raise expected("--data.path", wanted, f"none for {split}, of {name}")
-        self.name, self.folder = name, "memory"
+        self.name = name
         self.splits, self.parts = tuple(streams), (SLIDING,) if slides else ()
-        self.sequences = ("tokens",)
         self.vocabulary, self.raw = vocabulary, vocabulary.raw
         self.decode = lambda tokens: vocabulary.decode(tokens).decode(errors="replace")
         self.vocab_size = self.num_classes = vocabulary.size
         self.max_length = length
-        self.image_shape = None
         self.token_dtype = streams["train"].tokens.dtype
         self.num_bytes = {split: s.num_bytes for split, s in streams.items()}
         self._streams = dict(streams)
@@ -177,7 +175,7 @@ class TextDataset(SequenceDataset):
         return digest.hexdigest()
 
 
-class TextSource:
+class TextSource(Source):
     """Random access to rows, see `lra_jax.data.dataset.Source`.
 
     Each has ``tokens``, ``segment_ids`` and ``labels``, `[length]`: a label is the next
@@ -193,9 +191,6 @@ class TextSource:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        return map(self.__getitem__, range(len(self)))
-
     def __getitem__(self, index: int) -> dict[str, Any]:
         tokens = np.zeros(self._length, self._dtype)
         segment_ids = np.zeros(self._length, np.int32)
@@ -209,6 +204,3 @@ class TextSource:
             labels[first:after] = self._stream[scored + 1 : stop + 1]
             place = after
         return {"tokens": tokens, "segment_ids": segment_ids, "labels": labels}
-
-    def __getitems__(self, indices: list[int]) -> list[dict[str, Any]]:
-        return [self[index] for index in indices]
