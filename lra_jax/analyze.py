@@ -139,6 +139,7 @@ def main(args: Sequence[str] | None = None) -> None:
     settings = cli.parse(command.settings, f"{PROG} {name}", summary, args)
     with cli.user_errors():
         progress.say("starting jax ...")
+        runtime.configure_jax()
         page = run(settings, shlex.join([*PROG.split(), name, *args]))
     print(f"{command.title}: {page}")
 
@@ -154,7 +155,6 @@ def run(settings: Any, typed: str = "") -> Path:
       ValueError: the settings cannot work.
     """
     (command,) = [c for c in COMMANDS.values() if c.settings is type(settings)]
-    runtime.configure_jax()
     from lra_jax.reports import charts
     from lra_jax.reports.page import Page
     from lra_jax.training.session import commit, describe_devices, versions
@@ -205,6 +205,9 @@ def _rank_collapse(settings: RankCollapse, page: Any) -> None:
 
     if settings.weights is not None and settings.workdir is not None:
         raise expected("--weights", "nothing with --workdir", repr(settings.weights))
+    if settings.length < 2:
+        wanted = "at least 2, since a single token has no residual"
+        raise expected("--length", wanted, settings.length)
     variants = VARIANTS if settings.norm else parts.without_norm()
     # With weights, length and seed still matter: the sequences are random.
     if settings.weights is not None:

@@ -56,6 +56,17 @@ def main(args: Sequence[str] | None = None) -> None:
     )
 
 
+def _refuse_model_file(config: EvaluateConfig) -> None:
+    """The predictions must not replace the model that is saved before them."""
+    if config.save is None or config.predictions is None:
+        return
+    model = Path(config.save).expanduser().resolve()
+    file = Path(config.predictions).expanduser().resolve()
+    if file in (model, model.with_suffix(".json")):
+        wanted = f"another file than those of --save={config.save}"
+        raise expected("--predictions", wanted, config.predictions)
+
+
 def run(config: EvaluateConfig, quiet: bool = True) -> dict[str, Any]:
     """Scores a checkpoint of a run.
 
@@ -89,6 +100,7 @@ def run(config: EvaluateConfig, quiet: bool = True) -> dict[str, Any]:
         raise expected("--predictions", wanted, config.predictions)
     if config.predictions is not None:
         refuse_own_file(Path(config.workdir), Path(config.predictions))
+        _refuse_model_file(config)
     for name in ("predictions", "save"):
         file = getattr(config, name)
         if file is not None:

@@ -50,8 +50,16 @@ def locked(file: pathlib.Path, wait: bool = True) -> Iterator[None]:
 def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
     """Yields a new empty file that replaces ``path`` at the end.
 
-    After an error ``path`` is unchanged.
+    After an error ``path`` is unchanged. A device or a pipe, such as /dev/stdout, is
+    not replaced but refused.
+
+    Raises:
+      OSError: the file cannot be written.
     """
+    if path.exists() and not path.is_file():
+        code = errno.EISDIR if path.is_dir() else errno.EINVAL
+        reason = os.strerror(code) if path.is_dir() else "not a regular file"
+        raise OSError(code, reason, str(path))
     partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
     try:
         partial.touch(exist_ok=False)
@@ -72,8 +80,6 @@ def make_room(file: pathlib.Path) -> None:
       OSError: the file cannot be written.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
-    if file.is_dir():
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(file))
     with contextlib.suppress(_Unwritten), replacing(file):
         raise _Unwritten
 

@@ -12,6 +12,7 @@ Environment variables:
   JAX_COMPILATION_CACHE_DIR compiled programs, by default in the user's cache folder.
 """
 
+import contextlib
 import ctypes
 import os
 import platform
@@ -101,7 +102,8 @@ def configure_jax(distributed: bool = False) -> None:
         raise expected("LRA_JAX_CPU_DEVICES", "a positive number", f"{devices!r}")
     forced = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
     if not forced and config.jax_num_cpu_devices < 0:
-        config.update("jax_num_cpu_devices", int(devices))
+        with contextlib.suppress(RuntimeError):  # jax has started in this process.
+            config.update("jax_num_cpu_devices", int(devices))
     if distributed:
         return
     try:

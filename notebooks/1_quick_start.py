@@ -62,7 +62,7 @@ print("runs are kept in", folder.resolve())
 
 # %%
 config = get_preset("listops", attention=ATTENTION).replace(
-    workdir=f"{folder}/listops-{ATTENTION}",
+    workdir=f"{folder}/listops-{ATTENTION}-{STEPS}",
     train={"steps": STEPS, "warmup": STEPS // 10, "eval_every": STEPS // 8},
     data=DATA,
 )

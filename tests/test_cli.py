@@ -119,6 +119,9 @@ def test_help_does_not_import_jax():
             ["--data.path: expected a file or a folder, got /no/such/folder"],
         ),
         ("--workdir=", ["--workdir"]),
+        ("--data.buckets=abc", ["--data.buckets: expected", "'abc'"]),
+        ("--data.buckets=60,40", ["--data.buckets: expected increasing", "'60,40'"]),
+        ("--data.path=", ["--data.path: expected a file or a folder, got ''"]),
         ("listops", ["listops"]),
     ],
 )
@@ -135,8 +138,7 @@ def test_errors(capsys, tmp_path, monkeypatch, flags, parts):
 @pytest.mark.parametrize(
     ("flags", "parts"),
     [
-        ("--data.buckets=20", ["buckets", "'20'"]),
-        ("--data.buckets=abc", ["buckets", "'abc'"]),
+        ("--data.buckets=20", ["--data.buckets", "'20'"]),
         ("--data.buckets=128", ["--model.max_length: expected at least 128", "got 64"]),
         ("--data.dir=FILE/data", ["FILE", "Not a directory"]),
     ],

@@ -1,5 +1,6 @@
 """Files that are whole or absent, and locks between processes."""
 
+import os
 import subprocess
 import sys
 
@@ -37,6 +38,20 @@ def test_room_for_a_file_leaves_it_as_it_is(tmp_path):
     for path in (file.parent, file / "b.txt"):
         with pytest.raises(OSError, match=r"directory|exists"):
             make_room(path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names")
+def test_a_pipe_or_a_device_is_not_replaced(tmp_path):
+    """As root, --predictions=/dev/stdout would otherwise remove it for everybody."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    link = tmp_path / "link"
+    link.symlink_to(pipe)
+    for path in (pipe, link):
+        for write in (make_room, lambda path: write_text(path, "text")):
+            with pytest.raises(OSError, match="not a regular file"):
+                write(path)
+    assert pipe.is_fifo() and link.is_symlink()
 
 
 def test_nothing_is_written_through_a_symbolic_link(tmp_path):

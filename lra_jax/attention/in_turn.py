@@ -154,10 +154,21 @@ def _backward(
         pull = jax.vjp(call, _moved(place, arrays), parameters)[1]
         of_moved, of_parameters = pull(_taken(of_out, place.there, place.real))
         of_arrays = jax.tree.map(lambda x: _taken(x, place.back, place.own), of_moved)
-        return jax.tree.map(jnp.add, slopes, (of_arrays, of_parameters))
+        return jax.tree.map(_added, slopes, (of_arrays, of_parameters))
 
-    start = jax.tree.map(jnp.zeros_like, (arrays, parameters))
-    return *jax.lax.fori_loop(1, label.max() + 1, turn, start), None
+    # Every document adds to the slopes of the parameters.
+    wide = jax.tree.map(lambda x: x.astype(inputs.accumulation_dtype(x)), parameters)
+    start = jax.tree.map(jnp.zeros_like, (arrays, wide))
+    of_arrays, of_wide = jax.lax.fori_loop(1, label.max() + 1, turn, start)
+    return of_arrays, jax.tree.map(_like, of_wide, parameters), None
+
+
+def _added(total: jax.Array, part: jax.Array) -> jax.Array:
+    return total + part.astype(total.dtype)
+
+
+def _like(array: jax.Array, other: jax.Array) -> jax.Array:
+    return array.astype(other.dtype)
 
 
 _in_turn.defvjp(_forward, _backward)

@@ -358,10 +358,15 @@ def accumulation_dtype(*arrays: jax.Array) -> jnp.dtype:
 
 
 def match_heads(array: jax.Array, num_heads: int) -> jax.Array:
-    """Repeats the heads of a key or value `[B, S, n, H]` up to `[B, S, N, H]`."""
+    """Repeats the heads of a key or value `[B, S, n, H]` up to `[B, S, N, H]`.
+
+    The gradient is summed over the copies in float32 or wider.
+    """
     if array.shape[2] == num_heads:
         return array
-    return jnp.repeat(array, num_heads // array.shape[2], axis=2)
+    wide = array.astype(accumulation_dtype(array))
+    copies = jnp.repeat(wide, num_heads // array.shape[2], axis=2)
+    return copies.astype(array.dtype)
 
 
 def hide(array: jax.Array, mask: jax.Array | None) -> jax.Array:
@@ -429,8 +434,8 @@ def by_head(
     Returns:
       `[B, N, S, H]` in ``dtype``; None = the array's dtype.
     """
-    array = match_heads(hide(array, mask), num_heads)
-    return jnp.swapaxes(array, 1, 2).astype(dtype or array.dtype)
+    array = hide(array, mask).astype(dtype or array.dtype)
+    return jnp.swapaxes(match_heads(array, num_heads), 1, 2)
 
 
 def hide_padding(array: jax.Array, pairs: jax.Array | None) -> jax.Array:

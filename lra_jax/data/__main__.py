@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from lra_jax import cli, progress, signals
 from lra_jax.configs import DataConfig
-from lra_jax.errors import expected, known, not_negative, writable
+from lra_jax.errors import expected, known, not_negative, positive, writable
 from lra_jax.tasks import Task, get_task
 
 if TYPE_CHECKING:
@@ -53,6 +53,14 @@ class DataCommand:
     """Preset whose data settings are the defaults; by default the task's first."""
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
 
+    def check(self) -> None:
+        """Refuses settings that cannot work, before data are made or downloaded.
+
+        Raises:
+          ValueError: with the flag, the expected value and the given one.
+        """
+        self.data.check()
+
 
 @dataclasses.dataclass(frozen=True)
 class SampleCommand(DataCommand):
@@ -66,6 +74,22 @@ class SampleCommand(DataCommand):
     """Which ones."""
     out: str | None = None
     """Images: the PNG to write; by default TASK-SPLIT.png in the current folder."""
+
+    @property
+    def file(self) -> Path:
+        """The PNG to write."""
+        return Path(self.out or f"{self.task}-{self.split}.png").expanduser()
+
+    def check(self) -> None:
+        """See the base class."""
+        super().check()
+        positive("--count", self.count)
+        not_negative("--seed", self.seed)
+        if self.out is not None and get_task(self.task).image_shape is None:
+            wanted = f"nothing for --task={self.task}, which has no images"
+            raise expected("--out", wanted, repr(self.out))
+        if self.file.suffix.lower() != ".png":
+            raise expected("--out", "a file ending in .png", repr(self.out))
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -89,7 +113,7 @@ def main(args: Sequence[str] | None = None) -> None:
         say = progress.say if name == "prepare" else progress.note
         say(f"looking for the data of {command.task} ...")
         task = get_task(command.task)
-        command.data.check()
+        command.check()
         run(command, task, task.prepare(command.data))
 
 
@@ -132,25 +156,18 @@ def _sample(command: SampleCommand, task: Task, dataset: "SequenceDataset") -> N
     import numpy as np
 
     total = dataset.num_examples(command.split)
-    if not 1 <= command.count <= total:
+    if command.count > total:
         wanted = f"1 to {total}, the examples of {command.split}"
         raise expected("--count", wanted, command.count)
-    not_negative("--seed", command.seed)
     drawn = np.random.default_rng(command.seed).choice(total, command.count, False)
     indices = np.sort(drawn).tolist()
     examples = dataset.source(command.split).__getitems__(indices)
     if dataset.image_shape is None:
-        if command.out is not None:
-            wanted = f"nothing for --task={task.name}, which has no images"
-            raise expected("--out", wanted, repr(command.out))
         for index, example in zip(indices, examples, strict=True):
             print(dataset.answer(command.split, index))
             _print_example(example, task, dataset)
     else:
-        file = command.out or f"{command.task}-{command.split}.png"
-        if Path(file).suffix.lower() != ".png":
-            raise expected("--out", "a file ending in .png", repr(file))
-        _write_sheet(Path(file).expanduser(), examples, dataset.image_shape)
+        _write_sheet(command.file, examples, dataset.image_shape)
 
 
 def _print_example(example: dict, task: Task, dataset: "SequenceDataset") -> None:

@@ -35,13 +35,11 @@ def resolve_buckets(
     Raises:
       ValueError: they are not increasing positive integers, or the last is too short.
     """
-    if isinstance(buckets, str) and buckets == "auto":
+    resolved = parse_buckets(buckets)
+    if not resolved:
+        if buckets == "none":
+            return (max_length,)
         return choose_buckets(lengths, longest, max_length)
-    if isinstance(buckets, str) and buckets == "none":
-        return (max_length,)
-    resolved = _parse(buckets)
-    if any(b <= a for a, b in zip((0, *resolved), resolved, strict=False)):
-        raise expected("buckets", "increasing positive lengths", repr(buckets))
     if resolved[-1] < longest:
         wanted = f"lengths that reach the longest sequence, {longest} tokens"
         raise expected("buckets", wanted, repr(buckets))
@@ -94,7 +92,14 @@ def assign_buckets(lengths: np.ndarray, buckets: Sequence[int]) -> np.ndarray:
     return np.searchsorted(np.asarray(buckets), lengths, side="left")
 
 
-def _parse(buckets: Buckets) -> tuple[int, ...]:
+def parse_buckets(buckets: Buckets) -> tuple[int, ...]:
+    """Returns the lengths, as far as they are given: none for "auto" and "none".
+
+    Raises:
+      ValueError: they are not increasing positive integers.
+    """
+    if isinstance(buckets, str) and buckets in ("auto", "none"):
+        return ()
     try:
         if isinstance(buckets, str):
             resolved = tuple(int(part) for part in buckets.split(","))
@@ -105,4 +110,6 @@ def _parse(buckets: Buckets) -> tuple[int, ...]:
     if not resolved:
         wanted = '"auto", "none" or integers such as "768,1024,2000"'
         raise expected("buckets", wanted, repr(buckets))
+    if any(b <= a for a, b in zip((0, *resolved), resolved, strict=False)):
+        raise expected("buckets", "increasing positive lengths", repr(buckets))
     return resolved

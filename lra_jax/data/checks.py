@@ -29,7 +29,9 @@ def check_generated(seed: int, sizes: Mapping[str, int], processes: int | None) 
 
 
 def existing(path: str | os.PathLike) -> pathlib.Path:
-    """The absolute path; raises ValueError if it does not exist."""
+    """The absolute path; raises ValueError if it is empty or does not exist."""
+    if not str(path):  # Would be the current folder.
+        raise expected("--data.path", "a file or a folder", "''")
     found = pathlib.Path(path).expanduser().absolute()
     if not found.exists():
         got = f"{found}, which does not exist"

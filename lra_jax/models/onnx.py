@@ -9,6 +9,7 @@ and several ``readings``; others raise an error. Shapes are fixed: pad shorter s
 and pass their lengths. It needs the package ``onnx``: ``pip install 'lra-jax[onnx]'``.
 """
 
+import dataclasses
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +24,8 @@ from jax.extend import core
 from lra_jax import files
 from lra_jax.attention.inputs import check_size
 from lra_jax.errors import expected
+from lra_jax.models.attention import MultiHeadAttention
+from lra_jax.models.options import named
 from lra_jax.models.saved import Saved
 
 _OPSET = 18
@@ -42,19 +45,23 @@ def export_onnx(
       file: the file to write.
       model: a classifier of this package, or a model returned by `load`.
       batch_size: B.
-      length: T, at most the model's longest sequence.
+      length: T, at most the model's longest sequence. With ``padding="zeros"``, where
+        the result depends on it, one to which the model's training padded.
 
     Raises:
-      ValueError: another kind of model, or one with an unsupported computation.
+      ValueError: another kind of model, one with an unsupported computation, or a size
+        that does not fit.
     """
     import onnx
 
-    model = model.model if isinstance(model, Saved) else model
-    names = [name for name in getattr(model, "INPUTS", ()) if name != "positions"]
-    if not names:
-        raise expected("model", "a classifier", type(model).__name__)
+    saved = model if isinstance(model, Saved) else None
+    model = model if saved is None else saved.model
+    names = getattr(model, "INPUTS", ())
+    if not names or "positions" in names:
+        wanted = "a classifier of whole sequences or of pairs"
+        raise expected("model", wanted, type(model).__name__)
     check_size("batch_size", batch_size)
-    check_size("length", length)
+    _check_length(length, model, saved)
     shapes = {
         name: (batch_size, length) if name.startswith("tokens") else (batch_size,)
         for name in names
@@ -63,6 +70,7 @@ def export_onnx(
 
     def run(state: nnx.State, *inputs: jax.Array) -> jax.Array:
         module: Any = nnx.merge(graphdef, state)
+        _make_plain(module)
         return module(*inputs)
 
     given = [jax.ShapeDtypeStruct(shape, np.int32) for shape in shapes.values()]
@@ -90,6 +98,29 @@ def export_onnx(
     onnx.checker.check_model(proto)
     with files.replacing(Path(file).expanduser()) as partial:
         partial.write_bytes(proto.SerializeToString())
+
+
+def _check_length(length: int, model: Any, saved: Saved | None) -> None:
+    most = check_size("length", length) and model.encoder.config.max_length
+    if length > most:
+        raise expected("length", f"at most {most}, the model's longest", length)
+    if saved is None or getattr(model, "padding", "lengths") != "zeros":
+        return
+    width = saved.width_of(length)
+    if width != length:
+        wanted = f"a length to which training padded, such as {width}"
+        raise expected("length", wanted, f"{length}, and padding='zeros'")
+
+
+def _make_plain(model: nnx.Module) -> None:
+    """Selects forms without kernels and loops, which ONNX lacks."""
+    for _, module in nnx.iter_modules(model):
+        if not isinstance(module, MultiHeadAttention) or module.mechanism.foreign:
+            continue
+        if "implementation" in named(module.mechanism.attention):
+            plain = "xla" if module.mechanism.kernels else "dense"
+            options = dict(module.config.options or ()) | {"implementation": plain}
+            module.config = dataclasses.replace(module.config, options=options)
 
 
 def _info(name: str, dtype: Any, shape: Sequence[int]) -> Any:

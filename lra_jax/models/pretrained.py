@@ -82,6 +82,8 @@ _PLAIN: dict[str, dict[str, Any]] = {
 }
 # RoBERTa's tables have a row for padding, and one before it.
 _UNUSED = {"roberta": 2}
+# Arrays in the layers of GPT-2 that are not weights, but its causal mask.
+_BUFFERS = {"attn.bias", "attn.masked_bias"}
 # Parts of a `MultiHeadAttention` that belong to its mechanism.
 _OWN = {"parameters", "gates", "module", "memory_in", "memory_out", "memory_norm"}
 
@@ -276,9 +278,9 @@ def from_softmax(
         return _of_ours(source, mechanism, options, rngs)
     folder = Path(source).expanduser()
     config = read_config(folder / "config.json")
-    weights = read_weights(folder / "model.safetensors")
-    _check_layers(weights, config)
+    weights = _Noting(read_weights(folder / "model.safetensors"))
     given = _READERS[config.kind](weights, config)
+    _check_layers(weights, config)
     model = PretrainedEncoder(
         config, mechanism, options=options, dropout=dropout, rngs=rngs
     )
@@ -356,16 +358,31 @@ def read_weights(file: Path) -> dict[str, np.ndarray]:
     return found
 
 
-def _check_layers(weights: Mapping[str, np.ndarray], config: PretrainedConfig) -> None:
-    """Refuses a file with more layers than the config says."""
-    for name in weights:
-        layer = re.match(r"(?:encoder\.layer|h)\.(\d+)\.", name)
-        if layer is not None and int(layer[1]) >= config.num_layers:
-            wanted = f"{config.num_layers} layers, as config.json says"
-            raise expected("model.safetensors", wanted, f"{name}, too")
-
-
 Weights = Mapping[str, np.ndarray]
+
+
+class _Noting(dict[str, np.ndarray]):
+    """Arrays by name, and the names of those that were read."""
+
+    def __init__(self, arrays: Weights):
+        super().__init__(arrays)
+        self.read: set[str] = set()
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        self.read.add(name)
+        return super().__getitem__(name)
+
+
+def _check_layers(weights: _Noting, config: PretrainedConfig) -> None:
+    """Refuses a file whose layers have parts, or are more, than the config says."""
+    for name in sorted(weights.keys() - weights.read):
+        layer = re.match(r"(?:encoder\.layer|h)\.(\d+)\.", name)
+        if layer is None or name[layer.end() :] in _BUFFERS:
+            continue
+        wanted = f"{config.num_layers} layers, as config.json says"
+        if int(layer[1]) < config.num_layers:
+            wanted = f"the arrays of a plain {config.kind} layer"
+        raise expected("model.safetensors", wanted, f"{name}, too")
 
 
 def _bert(weights: Weights, config: PretrainedConfig) -> dict[str, np.ndarray]:

@@ -63,7 +63,10 @@ def _words(raw: Raw, name: str, example: Any) -> np.ndarray:
 
 def _bytes(_: Raw, name: str, example: Any) -> np.ndarray:
     if isinstance(example, str):
-        example = example.encode("utf-8")
+        try:
+            example = example.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise expected(name, "text that UTF-8 can hold", error) from error
     if not isinstance(example, bytes):
         raise expected(name, "text or bytes", a_thing(example))
     return np.frombuffer(example, np.uint8).astype(np.int32)
@@ -79,7 +82,10 @@ def _pixels(raw: Raw, name: str, example: Any) -> np.ndarray:
 
 
 def _ids(_: Raw, name: str, example: Any) -> np.ndarray:
-    array = np.asarray(example)
+    try:
+        array = np.asarray(example)
+    except ValueError as error:  # Rows of different lengths.
+        raise expected(name, "integers [T]", f"{example!r}"[:60]) from error
     if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
         raise expected(name, "integers [T]", f"{array.dtype}{list(array.shape)}")
     return array

@@ -89,7 +89,8 @@ class Saved:
         Raises:
           ValueError: the model cannot read them, or has not all of their ids.
         """
-        if isinstance(examples, str | bytes) or not len(examples):
+        several = isinstance(examples, Sequence | np.ndarray)
+        if not several or isinstance(examples, str | bytes) or not len(examples):
             wanted = "a list of at least one example"
             raise expected("examples", wanted, f"{examples!r}"[:60])
         check_size("batch_size", batch_size)
@@ -124,12 +125,12 @@ class Saved:
             return [longest] * len(lengths)  # Images have one size.
         # The mean over all positions depends on the padding, as it did in training.
         if getattr(self.model, "padding", "lengths") == "zeros":
-            return [self._bucket(length) for length in lengths]
+            return [self.width_of(length) for length in lengths]
         # Few widths, because each is compiled once.
         width = min(self.config.max_length, 2 ** (longest - 1).bit_length())
         return [width] * len(lengths)
 
-    def _bucket(self, length: int) -> int:
+    def width_of(self, length: int) -> int:
         """The length to which training padded an example of this length."""
         buckets = self.raw.get("buckets", ())
         return next((width for width in buckets if width >= length), self._max_length)

@@ -9,6 +9,7 @@ import contextlib
 import functools
 import html
 import json
+import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -200,13 +201,16 @@ def _plain(value: Any) -> Any:
 def _rounded(value: Any) -> Any:
     if isinstance(value, list):
         return [_rounded(item) for item in value]
-    return float(f"{value:.4g}") if isinstance(value, float) else value
+    if not isinstance(value, float):
+        return value
+    # JSON has no infinities.
+    return float(f"{value:.4g}") if math.isfinite(value) else None
 
 
 def _readable(values: Any, depth: int = 3, indent: str = "") -> str:
     """JSON with one line per entry of the outer dicts, but not one per number."""
     if depth == 0 or not isinstance(values, dict) or not values:
-        return json.dumps(values, default=_plain)
+        return json.dumps(values, default=_plain, allow_nan=False)
     inner = indent + " "
     lines = (
         f"{inner}{json.dumps(str(name))}: {_readable(value, depth - 1, inner)}"

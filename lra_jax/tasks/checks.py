@@ -17,6 +17,7 @@ import lra_jax
 from lra_jax.attention import registry
 from lra_jax.configs import Config, TrainConfig
 from lra_jax.configs.base import PretrainConfig
+from lra_jax.data.buckets import parse_buckets
 from lra_jax.data.curriculum import Curriculum
 from lra_jax.data.length_warmup import LengthWarmup
 from lra_jax.errors import expected, not_negative, positive, renamed, within
@@ -45,6 +46,10 @@ def check_config(config: Config, task: Task) -> None:
         raise expected("--workdir", "a folder", "''")
     _check_ranges(config)
     config.data.check()
+    try:
+        parse_buckets(config.data.buckets)
+    except ValueError as error:
+        raise renamed(error, "--data.buckets") from error
     _check_stages(config.train, task)
     if config.pretrain != PretrainConfig():
         _check_pretraining(config, task)

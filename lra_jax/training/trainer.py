@@ -14,7 +14,7 @@ from lra_jax.configs import Config
 from lra_jax.data import pipeline
 from lra_jax.data.dataset import SequenceDataset
 from lra_jax.data.length_warmup import LengthWarmup
-from lra_jax.errors import expected
+from lra_jax.errors import expected, renamed
 from lra_jax.models import Buffer
 from lra_jax.models.state_size import state_size
 from lra_jax.signals import StopRequest
@@ -98,7 +98,10 @@ class Trainer:
         # The step of a best checkpoint that lies after the step to resume from. It has
         # replaced an earlier one, so this step is validated again.
         self.lost_best: int | None = None
-        self.buckets = pipeline.bucket_lengths(dataset, config.data.buckets)
+        try:
+            self.buckets = pipeline.bucket_lengths(dataset, config.data.buckets)
+        except ValueError as error:
+            raise renamed(error, "--data.buckets") from error
         self.mesh = self._make_mesh()
         self._shard = sharding.data_shard(self.mesh)
         self.schedule = make_schedule(train, config.pretrain)

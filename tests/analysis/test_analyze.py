@@ -65,10 +65,11 @@ def test_rank_collapse_makes_a_page(tmp_path, capsys, small_networks):
         (["rank-collapse", "--network="], ["--network"]),
         (["rank-collapse", "--attention=sofmax"], ["'softmax'"]),
         (["rank-collapse", "--examples=0"], ["--examples", "0"]),
+        (["rank-collapse", "--length=1"], ["--length: expected at least 2", "got 1"]),
         (["rank-collapse", "--workdir=/nowhere"], ["/nowhere", "config.json"]),
         (
             ["rank-collapse", "--weights=/nowhere"],
-            ["/nowhere", "a file that can be read"],
+            ["--weights", "/nowhere", "a safetensors file"],
         ),
         (
             ["rank-collapse", "--weights=/a", "--workdir=/b"],

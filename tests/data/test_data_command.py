@@ -55,7 +55,7 @@ def test_prepare_describe_sample(capsys, tmp_path):
         ("prepare --preset=compat", ["did you mean 'compact'"]),
         ("prepare --data.pat=x", ["did you mean '--data.path'"]),
         ("sample --split=dev", ["--split", "'dev'"]),
-        ("sample --count=0", ["--count: expected 1 to 400", "got 0"]),
+        ("sample --count=0", ["--count: expected a positive int", "got 0"]),
         ("sample --count=401", ["--count: expected 1 to 400", "got 401"]),
         ("sample --seed=-1", ["--seed", "got -1"]),
         (
@@ -83,6 +83,7 @@ def test_pictures_are_png_files(capsys, tmp_path):
         command.main(["sample", *flags, f"--out={tmp_path}/c.jpg"])
     _, err = capsys.readouterr()
     helpers.assert_one_error(stop.value.code, err, 2, "--out", ".png", "c.jpg")
+    assert not list(tmp_path.iterdir()), "data were made before"
     command.main(["sample", *flags, f"--out={tmp_path}/c.png"])
     assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
 

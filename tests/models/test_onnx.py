@@ -67,6 +67,35 @@ def test_a_graph_is_the_model(tmp_path: Path, mechanism: str, settings: Any) -> 
     np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
 
 
+def test_long_softmax_has_a_graph(tmp_path: Path) -> None:
+    """Beyond 256 positions its quickest form is a loop over blocks."""
+    model = models.SequenceClassifier(
+        16, 3, mechanism="softmax", rngs=nnx.Rngs(0), **(SMALL | {"max_length": 300})
+    )
+    tokens = np.random.default_rng(0).integers(0, 16, (1, 300)).astype(np.int32)
+    lengths = np.array([290], np.int32)
+    file = tmp_path / "model.onnx"
+    models.export_onnx(file, model, length=300)
+    wanted = helpers.call_model(type(model).__call__, model, tokens, lengths)
+    got = _run(file, {"tokens": tokens, "lengths": lengths})
+    np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_the_length_is_that_of_training_where_the_mean_counts_padding(
+    tmp_path: Path,
+) -> None:
+    model = models.SequenceClassifier(
+        16, 3, mechanism="linear", padding="zeros", rngs=nnx.Rngs(0), **SMALL
+    )
+    raw = {"kind": "ids", "buckets": [8], "max_length": 12}
+    saved = models.Saved(model, model.encoder.config, raw)
+    file = tmp_path / "model.onnx"
+    for length in (8, 12):
+        models.export_onnx(file, saved, length=length)
+    with pytest.raises(ValueError, match=r"length: .*such as 12, got 10.*zeros"):
+        models.export_onnx(file, saved, length=10)
+
+
 def test_pairs_have_four_inputs(tmp_path: Path) -> None:
     model = models.MatchingClassifier(
         16, 3, mechanism="linear", rngs=nnx.Rngs(params=0), **SMALL
@@ -88,11 +117,18 @@ def test_what_has_no_graph(tmp_path: Path) -> None:
     file = tmp_path / "model.onnx"
     with pytest.raises(ValueError, match="model: expected a classifier"):
         models.export_onnx(file, nnx.Linear(2, 2, rngs=nnx.Rngs(0)), length=4)
-    decoder = models.TokenClassifier(
+    tagger = models.TokenClassifier(
+        16, 3, mechanism="linear", rngs=nnx.Rngs(params=0), **SMALL
+    )
+    with pytest.raises(ValueError, match=r"classifier of whole.*TokenClassifier"):
+        models.export_onnx(file, tagger, length=8)
+    sorted_ = models.SequenceClassifier(
         16, 3, mechanism="reformer", rngs=nnx.Rngs(params=0), **SMALL
     )
     with pytest.raises(ValueError, match="model: expected one that"):
-        models.export_onnx(file, decoder, length=8)
+        models.export_onnx(file, sorted_, length=8)
+    with pytest.raises(ValueError, match="length: expected at most 12"):
+        models.export_onnx(file, sorted_, length=13)
     for dtype in ("bfloat16", "float16"):
         half = models.SequenceClassifier(
             16, 3, mechanism="linear", dtype=dtype, rngs=nnx.Rngs(params=0), **SMALL

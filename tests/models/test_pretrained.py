@@ -286,6 +286,20 @@ def test_layers_that_the_config_leaves_out(
         models.from_softmax(tmp_path)
 
 
+def test_layers_with_more_parts_are_refused(tmp_path: Path) -> None:
+    """Without cross-attention, say, a model would compute something else."""
+    arrays, file = _written(tmp_path, BERT), tmp_path / "model.safetensors"
+    more = "encoder.layer.0.crossattention.self.query.weight"
+    save_file(arrays | {more: np.ones((WIDTH, WIDTH), "f4")}, file)
+    with pytest.raises(ValueError, match=f"arrays of a plain bert layer, got {more}"):
+        models.from_softmax(tmp_path)
+    arrays = _written(tmp_path, GPT2)
+    masks = {"h.0.attn.bias": np.ones((1, 1, 8, 8), "f4")}
+    masks["h.0.attn.masked_bias"] = np.array(-1e4, "f4")
+    save_file(arrays | masks, file)
+    models.from_softmax(tmp_path)
+
+
 @pytest.mark.parametrize("shape", [(WIDTH, 3 * WIDTH - 1), (1,), (3, WIDTH, WIDTH)])
 def test_queries_keys_and_values_that_do_not_divide(
     tmp_path: Path, shape: tuple[int, ...]

@@ -206,6 +206,17 @@ def test_a_mean_over_padding_has_the_width_of_training(
         np.testing.assert_allclose(found[row], jax.nn.softmax(logits)[0], rtol=1e-5)
 
 
+def test_what_is_no_list_of_examples() -> None:
+    model = _classifier()
+    saved: Any = models.Saved(model, model.encoder.config)
+    for examples in (None, 7, {"a": 1}, iter([[1]]), [], "text"):
+        with pytest.raises(ValueError, match="examples: expected a list of at least"):
+            saved.predict(examples)
+    for example in ([[1, 2], [3]], 1.5):
+        with pytest.raises(ValueError, match=r"example 0: expected integers \[T\]"):
+            saved.predict([example])
+
+
 @pytest.mark.parametrize("ids", [[1, 4], [-1, 1], [2**32 + 1]])
 def test_ids_beyond_the_vocabulary_have_no_prediction(ids: list[int]) -> None:
     """A compiled lookup would answer with NaN, or with the row of another id."""

@@ -72,8 +72,9 @@ def test_prompts_of_different_lengths_go_on_as_if_alone(side: str):
     assert_close(together(prompts, mask), np.stack(wanted))
 
 
-def test_states_are_rolled_back_branched_and_taken_out_of_a_batch():
-    layer = _layer("linear", **PARTS)
+@pytest.mark.parametrize("mechanism", STREAMS)
+def test_states_are_rolled_back_branched_and_taken_out_of_a_batch(mechanism):
+    layer = _layer(mechanism, **PARTS)
     _, state = prefill(layer, jnp.asarray(X[:, :6]))
     first, _ = step(layer, state, X[:, 6])
     _, further = step(layer, state, X[:, 7])

@@ -53,7 +53,8 @@ def full_page(folder, text=HOSTILE):
     with charts.style():
         figure, axes = charts.figure()
         charts.draw(axes[0, 0], [charts.Line("a", [1, 2], [3, 4])])
-        page.figure("picture", figure, text, {"values": np.array([1.23456, 2])})
+        values = np.array([1.23456, 2, np.inf, np.nan])
+        page.figure("picture", figure, text, {"values": values})
     return page
 
 
@@ -109,9 +110,11 @@ def test_markdown_leaves_plain_text_alone(plain):
 
 def test_numbers_are_beside_the_picture(tmp_path):
     full_page(tmp_path)
-    stored = json.loads((tmp_path / "picture.json").read_text())
+    text = (tmp_path / "picture.json").read_text()
+    stored = json.loads(text)
     assert stored["command"] == "a" and stored["caption"] == HOSTILE
-    assert stored["data"] == {"values": [1.235, 2.0]}
+    assert stored["data"] == {"values": [1.235, 2.0, None, None]}
+    assert "NaN" not in text and "Infinity" not in text, "not JSON for other programs"
 
 
 def test_a_folder_that_cannot_be_made(tmp_path):

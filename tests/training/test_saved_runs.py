@@ -42,6 +42,19 @@ def test_evaluate_writes_predictions_and_a_model(finished, dataset, tmp_path) ->
     np.testing.assert_allclose(saved.probabilities, chances, atol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["a.safetensors", "a.json", "x/../a.json"])
+def test_predictions_do_not_replace_the_saved_model(
+    finished, tmp_path, capsys, name
+) -> None:
+    (tmp_path / "x").mkdir()
+    flags = [f"--save={tmp_path}/a.safetensors", f"--predictions={tmp_path}/{name}"]
+    with pytest.raises(SystemExit) as stop:
+        evaluate.main([f"--workdir={finished.workdir}", *flags])
+    part = "--predictions: expected another file than those of --save="
+    helpers.assert_one_error(stop.value.code, capsys.readouterr().err, 2, part)
+    assert [file.name for file in tmp_path.iterdir()] == ["x"]
+
+
 @pytest.mark.parametrize("flag", ["predictions", "save"])
 def test_a_file_that_cannot_be_written_is_an_error_before_scoring(
     finished, tmp_path, capsys, flag

@@ -157,7 +157,7 @@ class CosformerState(NamedTuple):
 
     sums: Sums  # [B, N, 2H, Hv] and [B, N, 2H]; without re-weighting, H instead of 2H
     position: jax.Array  # of the next token in each sample, [B] int32
-    max_length: jax.Array  # M, [] int32
+    max_length: jax.Array  # M of each sample, [B] int32
 
     __repr__ = streams.shapes_shown
 
@@ -365,7 +365,7 @@ def cosformer_prefill(
     if state is None:
         longest = inputs.check_max_length(max_length, length)
         tables = _tables(length, longest, dtype, rows)
-        limit, turn = jnp.asarray(longest, jnp.int32), _turn(longest)
+        limit, turn = jnp.full(position.shape, longest, jnp.int32), _turn(longest)
     elif max_length is not None:
         raise expected("max_length", "None with a state", max_length)
     else:
@@ -790,13 +790,17 @@ def _stream_tables(
       ValueError: they reach beyond M; checked only if the position is concrete.
     """
     traced = any(isinstance(x, jax.core.Tracer) for x in (position, max_length))
-    if not traced and np.max(position) + length > max_length:
-        wanted = f"at least {np.max(position) + length} for a stream that goes this far"
-        raise expected("max_length", wanted, max_length)
+    if not traced:
+        ends = np.asarray(position) + length
+        longest = int(np.argmax(ends - np.asarray(max_length)))
+        if ends[longest] > max_length[longest]:
+            wanted = f"at least {ends[longest]} for a stream that goes this far"
+            raise expected("max_length", wanted, max_length[longest])
     if rows is None:
         places = position[:, None] + jnp.arange(length, dtype=position.dtype)[None]
     else:
         places = rows.position + jnp.where(rows.number <= 1, position[:, None], 0)
-    places = jnp.minimum(places, max_length - 1).astype(dtype)
-    angles = places * (math.pi / 2 / max_length.astype(dtype))
+    limit = max_length[:, None]
+    places = jnp.minimum(places, limit - 1).astype(dtype)
+    angles = places * (math.pi / 2 / limit.astype(dtype))
     return jnp.cos(angles), jnp.sin(angles)

@@ -92,7 +92,7 @@ def fnet_attention(
     batch, length, num_heads, _width = query.shape
     mask = inputs.padding_mask(mask, batch, length, reason=_REASON)
     dtype = inputs.accumulation_dtype(value)
-    x = inputs.match_heads(inputs.hide(value, mask), num_heads).astype(dtype)
+    x = inputs.match_heads(inputs.hide(value, mask).astype(dtype), num_heads)
     shape = x.shape
     x = jnp.fft.fft(x.reshape(batch, length, -1), axis=2, norm=norm)
     if mask is None:

@@ -184,7 +184,8 @@ def _prepared(
     mask = inputs.padding_mask(mask, batch, key.shape[1], reason=_REASON)
     dtype = inputs.accumulation_dtype(query, key, value)
     scale = 1 / math.sqrt(width)
-    memory = jnp.broadcast_to(memory, (batch, *memory.shape[1:]))
+    # Cast first, so that the gradient is summed over the batch in this dtype.
+    memory = jnp.broadcast_to(memory.astype(dtype), (batch, *memory.shape[1:]))
     query, whole = inputs.hide_broken(query, mask)
     query, memory = (
         inputs.by_head(x, heads, dtype=dtype) * scale for x in (query, memory)

@@ -290,7 +290,7 @@ def _run(
     documents = packed.packed(segment_ids, query, key)
     mask = packed.shown(inputs.padding_mask(mask, batch, length), documents)
     dtype = inputs.accumulation_dtype(query, value)
-    values = inputs.match_heads(inputs.hide(value, mask), heads).astype(dtype)
+    values = inputs.match_heads(inputs.hide(value, mask).astype(dtype), heads)
     empty = jnp.zeros_like(values[:, 0])
     before = None
     if state is not None:

@@ -54,7 +54,8 @@ def sequence_parallel(
     Returns:
       The mechanism with another function: the same arguments and results, as whole
       arrays, inside or outside ``jax.jit``. Self-attention only (T == S); the axes must
-      divide the length and the batch. cosFormer's ``max_length`` is an int or None.
+      divide the length and the batch. On a mesh of ``AxisType.Explicit`` the arrays
+      must already be split so. cosFormer's ``max_length`` is an int or None.
 
     Raises:
       ValueError: the mechanism has no such form; or, when called, the arrays, the mask
