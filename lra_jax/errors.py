@@ -133,6 +133,17 @@ def writable(name: str, kind: str, path: object) -> Iterator[None]:
         raise expected(name, f"{kind} that can be written", got) from error
 
 
+def first_line(error: BaseException, most: int = 200) -> str:
+    """The first line of an error's text, or its type if it has none."""
+    text = str(error).strip()
+    return text.partition("\n")[0][:most] or type(error).__name__
+
+
+def on_one_line(error: BaseException, most: int = 200) -> str:
+    """An error's whole text on one line, or its type if it has none."""
+    return " ".join(str(error).split())[:most] or type(error).__name__
+
+
 def did_you_mean(value: str, choices: Iterable[str]) -> str:
     """``; did you mean 'listops'?``, or nothing if no choice is close."""
     near = nearest(value, choices)

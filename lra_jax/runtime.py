@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from lra_jax import signals
-from lra_jax.errors import expected
+from lra_jax.errors import expected, first_line
 
 _MALLOC = "glibc.malloc."
 # One arena for all threads, because the heaps of other threads are too small for a
@@ -109,8 +109,8 @@ def configure_jax(distributed: bool = False) -> None:
     try:
         jax.devices()
     except RuntimeError as error:
-        reason = str(error).partition("\n")[0]
-        raise expected("JAX_PLATFORMS", "devices that can be used", reason) from error
+        wanted = "devices that can be used"
+        raise expected("JAX_PLATFORMS", wanted, first_line(error)) from error
 
 
 def _cores() -> int:

@@ -36,7 +36,7 @@ class PathSettings:
       vocab_size: of token ids; None for points in the plane.
       longest: number of positions with an embedding; 0 = none.
       input_layers: dense layers that points go through.
-      skip, mlp: parts of the blocks.
+      mlp: whether the blocks have one.
       dropout: rate on embeddings, branches and before the classifier.
     """
 
@@ -47,7 +47,6 @@ class PathSettings:
     vocab_size: int | None = None
     longest: int = 0
     input_layers: int = 1
-    skip: bool = True
     mlp: bool = False
     dropout: float = 0.1
 
@@ -70,7 +69,7 @@ class PathBlock(nnx.Module):
                 rngs.params(), kernel[...].shape, minval=-bound, maxval=bound
             )
         self.attention_norm = LayerNorm(width, epsilon=_EPSILON)
-        self.has_mlp, self.skip = settings.mlp, settings.skip
+        self.has_mlp = settings.mlp
         if settings.mlp:
             self.mlp_in = Dense(width, width, kernel_init=_INIT, rngs=rngs)
             self.mlp_out = Dense(width, width, kernel_init=_INIT, rngs=rngs)
@@ -82,7 +81,7 @@ class PathBlock(nnx.Module):
     ) -> jax.Array:
         """`[B, T, D]` to `[B, T, D]`."""
         branch = self.dropout(self.attention(x, mask=mask), rngs)
-        x = self.attention_norm(x + branch if self.skip else branch)
+        x = self.attention_norm(x + branch)
         if not self.has_mlp:
             return x
         branch = self.mlp_out(jax.nn.gelu(self.mlp_in(x), approximate=False))
@@ -159,15 +158,12 @@ class PathNetwork(nnx.Module):
         """The same from a sum of paths, `int [P, L]`: their heads, -1 = skipped."""
         start = self._embedded(inputs)
 
-        def walk(total: jax.Array, path: jax.Array) -> tuple[jax.Array, None]:
-            x = start
-            for index, block in enumerate(self.blocks):
-                x = block.one_head(x, mask, path[index])
-            return total + x, None
-
         total = jnp.zeros_like(start)
-        for index in range(paths.shape[0]):
-            total, _ = walk(total, paths[index])
+        for path in paths:
+            x = start
+            for block, head in zip(self.blocks, path, strict=True):
+                x = block.one_head(x, mask, head)
+            total = total + x
         return self.head(_normed(total))
 
     def _embedded(self, inputs: jax.Array) -> jax.Array:

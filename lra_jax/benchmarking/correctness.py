@@ -20,6 +20,7 @@ from lra_jax.attention import registry
 from lra_jax.benchmarking.cases import FUSED, Case, parse_lengths, split_list
 from lra_jax.benchmarking.settings import BenchmarkConfig, timing
 from lra_jax.benchmarking.works import find, make_work
+from lra_jax.errors import first_line
 from lra_jax.files import replacing
 
 Row = dict[str, Any]
@@ -156,7 +157,7 @@ def compare(case: Case, folder: Path, dtype: str) -> Row:
         wanted = {name: arrays.pop(f"of {name}") for name in _results(arrays)}
         found = evaluate(case, arrays, dtype)
     except (jax.errors.JaxRuntimeError, ValueError, OSError) as error:
-        return row | {"status": "failed", "reason": _line(error)}
+        return row | {"status": "failed", "reason": first_line(error)}
     endless = [name for name, x in found.items() if not np.isfinite(x).all()]
     if endless:
         reason = f"not finite: {', '.join(endless)}"
@@ -186,7 +187,7 @@ def refused(case: Case, dtype: str) -> str | None:
     try:
         jax.eval_shape(work.function, *jax.eval_shape(work.make))
     except (ValueError, NotImplementedError) as error:
-        return _line(error)
+        return first_line(error)
     return None
 
 
@@ -196,10 +197,6 @@ def relative_error(got: np.ndarray, wanted: np.ndarray, largest: float = 1.0) ->
     size = float(np.abs(wanted).max())
     scale = size if size > _ZERO * largest else largest
     return float(np.abs(got - wanted).max() / scale)
-
-
-def _line(error: Exception) -> str:
-    return (str(error).strip() or repr(error)).splitlines()[0][:300]
 
 
 def _title(case: Case) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from lra_jax.benchmarking.cases import Case
+from lra_jax.errors import first_line
 
 Row = dict[str, Any]
 
@@ -52,8 +53,7 @@ def measure(
         try:
             keep(row | _time(case, repeats, max_seconds))
         except Exception as error:  # From torch, from Triton, or a changed signature.
-            reason = (str(error).strip() or repr(error)).splitlines()[0][:200]
-            keep(row | {"status": "failed", "reason": reason})
+            keep(row | {"status": "failed", "reason": first_line(error)})
 
 
 def _time(case: Case, repeats: int, max_seconds: float) -> Row:

@@ -19,6 +19,7 @@ from lra_jax.benchmarking.cases import Case
 from lra_jax.benchmarking.programs import Program, available_bytes
 from lra_jax.benchmarking.roofline import Roofline
 from lra_jax.benchmarking.works import Unsupported
+from lra_jax.errors import first_line
 
 Row = dict[str, Any]
 
@@ -176,10 +177,10 @@ class Runner:
         return reason
 
     def _fail(self, case: Case, error: Exception) -> None:
-        text = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+        text = first_line(error)
         # XLA reports this itself if the analysis above did not foresee it.
         status = "does not fit" if "RESOURCE_EXHAUSTED" in text else "failed"
-        self._refuse(case, status, text[:200])
+        self._refuse(case, status, text)
 
     def _refuse(
         self, case: Case, status: str, reason: str, program: Program | None = None

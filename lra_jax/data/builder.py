@@ -46,7 +46,7 @@ from tensorflow_datasets.core.utils import file_utils
 
 from lra_jax import progress, seals, signals
 from lra_jax.data.dataset import SequenceDataset
-from lra_jax.errors import expected
+from lra_jax.errors import expected, on_one_line
 from lra_jax.files import locked
 
 _SHARD_BYTES = 128 << 20
@@ -252,8 +252,8 @@ def _opened(
         if sealed is None and _read_fingerprint(dataset) != dataset.fingerprint:
             raise ValueError("other examples")
     except Exception as error:  # A damaged file can cause any error in tfds.
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise expected(str(folder), "prepared data", f"{reason}; {again}") from None
+        got = f"{on_one_line(error)}; {again}"
+        raise expected(str(folder), "prepared data", got) from None
     if sealed is None:
         with contextlib.suppress(OSError):  # The folder may be read-only.
             seals.write(folder, name=dataset.name)

@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from lra_jax.errors import known
+from lra_jax.errors import known, on_one_line
 
 
 class Source(Protocol):
@@ -156,6 +156,6 @@ class _Records(Source):
         try:
             return read(where)
         except Exception as error:  # From array_record, in its own words.
-            reason = " ".join(str(error).split())[:200]
-            message = f"{self._folder}: expected records that can be read, got {reason}"
+            wanted = "expected records that can be read"
+            message = f"{self._folder}: {wanted}, got {on_one_line(error)}"
             raise OSError(message) from error

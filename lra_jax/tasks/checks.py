@@ -20,7 +20,14 @@ from lra_jax.configs.base import PretrainConfig
 from lra_jax.data.buckets import parse_buckets
 from lra_jax.data.curriculum import Curriculum
 from lra_jax.data.length_warmup import LengthWarmup
-from lra_jax.errors import expected, not_negative, positive, renamed, within
+from lra_jax.errors import (
+    expected,
+    first_line,
+    not_negative,
+    positive,
+    renamed,
+    within,
+)
 from lra_jax.models import AttentionConfig, Buffer, MultiHeadAttention
 from lra_jax.models.pooling import why_constant
 from lra_jax.tasks.encoder import encoder_config
@@ -182,9 +189,8 @@ def _check_variables(attention: str, layer: MultiHeadAttention) -> None:
 
 
 def _broken(attention: str, error: Exception) -> ValueError:
-    first = str(error).strip().partition("\n")[0]
     wanted = f"{attention!r} to map query, key and value to [B, T, N, Hv] arrays"
-    got = f"{type(error).__name__}: {first}{_place(attention, error)}"
+    got = f"{type(error).__name__}: {first_line(error)}{_place(attention, error)}"
     for note in getattr(error, "__notes__", ()):  # jax adds its own note.
         got += f"; {note}" if note.startswith("called with ") else ""
     return expected("--attention", wanted, got)

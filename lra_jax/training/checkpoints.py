@@ -29,7 +29,7 @@ from orbax.checkpoint import v1 as ocp
 
 from lra_jax import seals
 from lra_jax.configs.base import BestBy
-from lra_jax.errors import expected
+from lra_jax.errors import expected, on_one_line
 from lra_jax.training import hosts
 from lra_jax.training.step import TrainState
 from lra_jax.training.workdir import identify
@@ -173,7 +173,7 @@ class Checkpoints:
             _silence_closed_loops()
             raise OSError(
                 f"{kept.directory}: the checkpoint of step {step} cannot be written, "
-                f"earlier ones are kept: {_reason(error)}"
+                f"earlier ones are kept: {on_one_line(error)}"
             ) from error
 
     def _check_space(self, items: dict[str, Any]) -> None:
@@ -325,13 +325,9 @@ def _try_load(
         raise
     # Orbax and its parts raise many kinds of errors on a damaged file.
     except Exception as error:
-        reason = _reason(error)
+        reason = on_one_line(error)
     with _leftovers_unreported():  # Now that nothing references the error.
         return None, reason
-
-
-def _reason(error: Exception) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__
 
 
 def _silence_closed_loops() -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from lra_jax.configs import Config
-from lra_jax.errors import expected
+from lra_jax.errors import expected, first_line
 
 Result = TypeVar("Result")
 
@@ -59,7 +59,7 @@ def connect(config: Config) -> None:
         if config.coordinator is None:
             wanted = "a cluster, or --coordinator=HOST:PORT, --num_processes and "
             wanted += "--process_id"
-        raise expected("--distributed", wanted, _first_line(error)) from error
+        raise expected("--distributed", wanted, first_line(error)) from error
     finally:
         alone.cancel()
 
@@ -120,10 +120,5 @@ def lost_process(error: BaseException) -> str | None:
         return None
     return (
         f"process {jax.process_index()} of {jax.process_count()} lost another one, so "
-        f"the job ends; its last checkpoint is kept ({_first_line(error)})"
+        f"the job ends; its last checkpoint is kept ({first_line(error)})"
     )
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0][:160] if text else type(error).__name__
