@@ -3,11 +3,11 @@
     python benchmarks/results_tables.py
 
 The rows come from results/listops/*.json (README.md), results/small/*.json
-(docs/tasks.md), results/learning/*.json (docs/learning.md) and results/suites/*.json
-(docs/suites.md, README.md), which are the unchanged `result.json` files of finished
-runs, and from results/causal.json (docs/performance.md), results/listops_heights.json
-(docs/learning.md) and results/language/mechanisms.json (README.md). A test compares the
-pages with these tables.
+(docs/tasks.md), results/learning/*.json and results/parts/*.json (docs/learning.md) and
+results/suites/*.json (docs/suites.md, README.md), which are the unchanged `result.json`
+files of finished runs, and from results/causal.json (docs/performance.md),
+results/listops_heights.json (docs/learning.md) and results/language/mechanisms.json
+(README.md). A test compares the pages with these tables.
 """
 
 import json
@@ -100,6 +100,60 @@ def learning_runs() -> str:
     tables = [_table(head, lines, note)]
     tables += [heights(name) for name in ("listops_heights", "listops_heights_notes")]
     return "\n\n".join(tables)
+
+
+WITHOUT = {
+    ("model.short_conv", "0"): "without the short convolution",
+    ("model.gate", "False"): "without the gate and the norm of each head",
+    ("model.pooling", "mean"): "mean pooling",
+    ("model.mlp", "dense"): "without the gated MLP",
+    ("data.permute", "False"): "arguments in their own order",
+    ("train.curriculum", ""): "all lengths from the start",
+    ("model.ema", "16"): "with moving averages",
+}
+"""What a run of results/parts/ changes in the preset, by flag and value."""
+
+
+def part_runs() -> str:
+    """The markdown table of cosFormer's runs with one part of the block changed."""
+    whole = ROOT / "results"
+    files = {
+        "the preset, on both cores": "listops/cosformer-modern-quick-seed0.json",
+        "the preset": "learning/listops-cosformer-modern-3200-steps-seed0.json",
+    }
+    rows = {
+        name: json.loads((whole / file).read_text()) for name, file in files.items()
+    }
+    changed = {_changed(result): result for result in _read("parts")}
+    rows |= dict(sorted(changed.items(), key=lambda row: row[1]["test_loss_last"]))
+    lines = (
+        f"| {name} | {_scores(result)} | {result['test_loss_last']:.3f} "
+        f"| {result['parameters']:,} | {_pace(result)} |"
+        for name, result in rows.items()
+    )
+    head = (
+        "| cosFormer, ListOps | test accuracy | last checkpoint | loss of the last "
+        "| parameters | steps | steps/s | time |"
+    )
+    note = (
+        "Preset `modern-quick` with one change, one seed, on one core of "
+        f"{_machines(list(changed.values()))}, with other work on the second core, "
+        "except where it says both cores. `results/parts/` has the command, commit "
+        "and versions of each run."
+    )
+    return _table(head, lines, note)
+
+
+def _changed(result: dict[str, Any]) -> str:
+    """In words, the one setting that a run changes."""
+    words = (
+        word.removeprefix("--").partition("=") for word in result["command"].split()
+    )
+    found = [
+        WITHOUT[name, value] for name, _, value in words if (name, value) in WITHOUT
+    ]
+    (change,) = found
+    return change
 
 
 def pathfinder_runs() -> str:
@@ -462,6 +516,7 @@ TABLES = {
     ("docs/suites.md", "wide recall"): wide_recall,
     ("docs/suites.md", "official memorise"): official_memorise,
     ("docs/learning.md", "results"): learning_runs,
+    ("docs/learning.md", "parts"): part_runs,
     ("docs/learning.md", "pathfinder"): pathfinder_runs,
     ("docs/performance.md", "results"): causal_forms,
 }

@@ -1,9 +1,9 @@
 """Settings that the command lines apply before jax starts: allocator, devices, caches.
 
 On a Linux CPU more than half of a training step can be page faults: the C library
-returns every large buffer to the system and fetches it again in the next step. Two
-settings of glibc retain the memory (docs/performance.md has the measurements); they are
-read when a process starts, so the command lines restart themselves with them.
+returns every large buffer to the system and fetches it again in the next step. Settings
+of glibc retain the memory (docs/performance.md has the measurements); they are read
+when a process starts, so the command lines restart themselves with them.
 
 Environment variables:
   LRA_JAX_ALLOCATOR=system  leaves the C library unchanged.
@@ -29,10 +29,13 @@ _MALLOC = "glibc.malloc."
 # 2 GiB are not mapped separately, freed memory at the top of the heap is not returned,
 # the heap grows by 256 MiB, and huge pages are used. Larger buffers are mapped
 # separately: if an aligned one does not fit into its own hole again, the heap grows by
-# as much, which can be all memory.
+# as much, which can be all memory. Aligning leaves a few bytes before a buffer. In a
+# thread's cache they would not merge with the buffer when it is freed, and the next one
+# of the same size, which needs them, would not fit: so there is no such cache.
 _TUNABLES = {
     "arena_max": 1,
     "hugetlb": 1,
+    "tcache_count": 0,
     "mmap_threshold": 1 << 31,
     "trim_threshold": 1 << 35,
     "top_pad": 1 << 28,

@@ -222,7 +222,8 @@ def restart(**environment: str) -> dict:
 @linux
 def test_the_allocator_is_tuned_for_this_process_alone():
     result = restart()
-    assert any("glibc.malloc.mmap_threshold=" in part for part in result["mine"])
+    for setting in ("mmap_threshold=", "tcache_count=0"):
+        assert any(f"glibc.malloc.{setting}" in part for part in result["mine"])
     assert result["child"] == [None, None]
 
 
