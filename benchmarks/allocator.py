@@ -42,7 +42,7 @@ def environment(name: str) -> dict[str, str]:
         return own | {"LRA_JAX_ALLOCATOR": "system"}
     kept = [
         f"glibc.malloc.{key}={value}"
-        for key, value in runtime._TUNABLES.items()
+        for key, value in runtime.tunables().items()
         if name == "tuned" or key != CACHE
     ]
     return own | {"GLIBC_TUNABLES": ":".join(kept)}

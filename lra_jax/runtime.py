@@ -24,22 +24,6 @@ from lra_jax import signals
 from lra_jax.errors import expected, first_line
 
 _MALLOC = "glibc.malloc."
-# One arena for all threads, because the heaps of other threads are too small for a
-# training step's buffers, which would come from the system after all. Buffers below
-# 2 GiB are not mapped separately, freed memory at the top of the heap is not returned,
-# the heap grows by 256 MiB, and huge pages are used. Larger buffers are mapped
-# separately: if an aligned one does not fit into its own hole again, the heap grows by
-# as much, which can be all memory. Aligning leaves a few bytes before a buffer. In a
-# thread's cache they would not merge with the buffer when it is freed, and the next one
-# of the same size, which needs them, would not fit: so there is no such cache.
-_TUNABLES = {
-    "arena_max": 1,
-    "hugetlb": 1,
-    "tcache_count": 0,
-    "mmap_threshold": 1 << 31,
-    "trim_threshold": 1 << 35,
-    "top_pad": 1 << 28,
-}
 # Distinguishes the restarted process, and holds the tunables from before.
 _MARK = "LRA_JAX_ALLOCATOR_SET"
 
@@ -64,12 +48,35 @@ def tune_allocator() -> None:
     theirs = os.environ.get("GLIBC_TUNABLES", "")
     if choice == "system" or _MALLOC in theirs or not _cpu_on_glibc():
         return
-    settings = [f"{_MALLOC}{name}={value}" for name, value in _TUNABLES.items()]
-    tunables = ":".join(filter(None, [theirs, *settings]))
-    environment = {**os.environ, "GLIBC_TUNABLES": tunables, _MARK: theirs}
+    settings = [f"{_MALLOC}{name}={value}" for name, value in tunables().items()]
+    joined = ":".join(filter(None, [theirs, *settings]))
+    environment = {**os.environ, "GLIBC_TUNABLES": joined, _MARK: theirs}
     sys.stdout.flush()
     signals.block()
     os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
+
+
+def tunables() -> dict[str, int]:
+    """The settings of glibc's malloc.
+
+    All threads share one arena, because the heaps of other threads are too small for a
+    training step's buffers, which would come from the system after all. Freed memory is
+    kept, the heap grows by 256 MiB, and huge pages are used. Aligning leaves a few
+    bytes before a buffer: in a thread's cache they would not merge with the buffer when
+    it is freed, and the next one of the same size, which needs them, would not fit into
+    its place and make the heap grow. So there is no such cache; and buffers above a
+    quarter of the memory (or 2 GiB) are mapped separately in any case, since one that
+    did not fit could take all of it.
+    """
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {
+        "arena_max": 1,
+        "hugetlb": 1,
+        "tcache_count": 0,
+        "mmap_threshold": max(memory // 4, 1 << 31),
+        "trim_threshold": 1 << 40,
+        "top_pad": 1 << 28,
+    }
 
 
 def release_memory() -> None:
