@@ -14,7 +14,7 @@ import numpy as np
 from flax import nnx
 
 from lra_jax.analysis.networks import Network, Shape
-from lra_jax.errors import expected, within
+from lra_jax.errors import expected, on_one_line
 from lra_jax.models.pretrained import Weights, read_config, read_weights
 
 _HEAD_DIM = 64
@@ -46,7 +46,8 @@ def load_bert(file: str | Path) -> tuple[Network, Shape]:
     try:
         arrays = read_weights(path)
     except ValueError as error:
-        raise within("--weights", error) from error
+        got = f"{path}: {on_one_line(error.__cause__ or error)}"
+        raise expected("--weights", "a safetensors file", got) from error
     embed = arrays.get("embeddings.word_embeddings.weight")
     query = arrays.get("encoder.layer.0.attention.self.query.weight")
     if embed is None or query is None:
