@@ -193,6 +193,8 @@ class _Graph:
                 made = [self.initializer(np.zeros(_shape(equation), np.float32))]
             elif inner is not None:
                 made = self.inline(inner[0], inner[1], names)
+            elif equation.primitive.name == "unstack":
+                made = _unstack(self, equation, *names)
             else:
                 made = [_operator(equation)(self, equation, *names)]
             known |= zip(equation.outvars, made, strict=True)
@@ -329,6 +331,15 @@ def _concatenate(graph: _Graph, equation: Any, *parts: str) -> str:
     pairs = zip(parts, equation.invars, strict=True)
     real = [part for part, variable in pairs if variable.aval.size]
     return graph.op("Concat", *real, axis=equation.params["dimension"])
+
+
+def _unstack(graph: _Graph, equation: Any, x: str) -> list[str]:
+    """The slices along an axis, without it; jax 0.12 has a primitive for them."""
+    axis = equation.params["axis"]
+    return [
+        graph.op("Gather", x, graph.initializer(np.array(index, np.int64)), axis=axis)
+        for index in range(len(equation.outvars))
+    ]
 
 
 def _stack(graph: _Graph, equation: Any, *parts: str) -> str:
