@@ -102,7 +102,7 @@ def learning_runs() -> str:
     return "\n\n".join(tables)
 
 
-WITHOUT = {
+CHANGES = {
     ("model.short_conv", "0"): "without the short convolution",
     ("model.gate", "False"): "without the gate and the norm of each head",
     ("model.pooling", "mean"): "mean pooling",
@@ -150,7 +150,7 @@ def _changed(result: dict[str, Any]) -> str:
         word.removeprefix("--").partition("=") for word in result["command"].split()
     )
     found = [
-        WITHOUT[name, value] for name, _, value in words if (name, value) in WITHOUT
+        CHANGES[name, value] for name, _, value in words if (name, value) in CHANGES
     ]
     (change,) = found
     return change

@@ -101,8 +101,8 @@ def export_onnx(
 
 
 def _check_length(length: int, model: Any, saved: Saved | None) -> None:
-    most = check_size("length", length) and model.encoder.config.max_length
-    if length > most:
+    most = model.encoder.config.max_length
+    if check_size("length", length) > most:
         raise expected("length", f"at most {most}, the model's longest", length)
     if saved is None or getattr(model, "padding", "lengths") != "zeros":
         return

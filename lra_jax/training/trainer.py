@@ -98,10 +98,7 @@ class Trainer:
         # The step of a best checkpoint that lies after the step to resume from. It has
         # replaced an earlier one, so this step is validated again.
         self.lost_best: int | None = None
-        try:
-            self.buckets = pipeline.bucket_lengths(dataset, config.data.buckets)
-        except ValueError as error:
-            raise renamed(error, "--data.buckets") from error
+        self.buckets = _buckets(config, dataset)
         self.mesh = self._make_mesh()
         self._shard = sharding.data_shard(self.mesh)
         self.schedule = make_schedule(train, config.pretrain)
@@ -302,3 +299,10 @@ def _means(sums: dict[str, Any]) -> dict[str, float]:
         "loss": float(sums["loss"]) / count,
         "accuracy": float(sums["correct"]) / count,
     }
+
+
+def _buckets(config: Config, dataset: SequenceDataset) -> tuple[int, ...]:
+    try:
+        return pipeline.bucket_lengths(dataset, config.data.buckets)
+    except ValueError as error:
+        raise renamed(error, "--data.buckets") from error
