@@ -12,6 +12,10 @@ import numpy as np
 from lra_jax.data.listops_language import CLOSE, MIN, PAD, SM
 
 
+# The product of the numbers of places whose combinations one integer can tell apart.
+_ROOM = 1 << 62
+
+
 def permuted(tokens: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """A reordered expression of the same value; all orderings are equally likely.
 
@@ -29,17 +33,41 @@ def permuted(tokens: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     length = int(np.count_nonzero(tokens != PAD))
     ids = tokens[:length]
     opens, closes = (ids >= MIN) & (ids <= SM), ids == CLOSE
-    inside = np.cumsum(opens.astype(np.int32) - closes)
+    inside = np.cumsum(opens.astype(np.int32) - closes, dtype=np.int32)
     # The level of the node that a token is or belongs to, from 1 for the root.
-    level = inside + closes + (~opens & ~closes)
-    places = []
-    for depth in range(2, int(level.max(initial=1)) + 1):
-        begins = (level == depth) & ~closes
-        drawn = rng.permutation(int(begins.sum()))
-        place = np.concatenate([[0], drawn])[np.cumsum(begins)]
-        place = np.where(level < depth, np.where(opens, -1, len(drawn)), place)
-        places.append(place)
-    if not places:
+    level = inside + closes + ~(opens | closes)
+    begins = np.where(closes, 0, level)
+    counts = np.bincount(begins, minlength=2)[2:]
+    if not len(counts):
         return tokens
-    order = np.lexsort(places[::-1])
+    drawn = np.zeros((len(counts), int(counts.max()) + 1), np.int32)
+    for row, count in zip(drawn, counts.tolist(), strict=True):
+        row[1 : count + 1] = 1 + rng.permutation(count)
+    # A row for each level; the nodes of a level are numbered from left to right.
+    levels = np.arange(2, 2 + len(counts), dtype=np.int32)[:, None]
+    number = np.cumsum(begins == levels, axis=1, dtype=np.int32)
+    last = counts[:, None].astype(np.int32) + 1
+    brackets = np.where(opens, 0, last)
+    inner = np.take_along_axis(drawn, number, axis=1)
+    places = np.where(level < levels, brackets, inner)
+    order = np.lexsort(_keys(places, last[:, 0].tolist()))
     return np.concatenate([ids[order], tokens[length:]])
+
+
+def _keys(places: np.ndarray, last: list[int]) -> list[np.ndarray]:
+    """Few integers for each token that sort as its places do, for `np.lexsort`.
+
+    Args:
+      places: `[levels, length]`, from the highest level to the lowest.
+      last: the largest place of each level; the smallest is 0.
+    """
+    keys: list[np.ndarray] = []
+    room = 0
+    for row, largest in zip(places, last, strict=True):
+        room //= largest + 1
+        if room:
+            keys[0] = keys[0] * (largest + 1) + row
+        else:
+            keys.insert(0, row.astype(np.int64))
+            room = _ROOM // (largest + 1)
+    return keys
