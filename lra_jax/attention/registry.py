@@ -12,6 +12,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
+import threading
 import types
 from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import replace
@@ -100,6 +101,11 @@ class _Mechanisms(MutableMapping[str, Mechanism]):
         return name in self._modules
 
 
+# Python 3.11 counts the depth of syntax trees for all threads together, and may fail if
+# two convert one at once.
+_PARSING = threading.Lock()
+
+
 def public_names(module: str) -> list[str]:
     """The ``__all__`` of a module, read without running it."""
     return ast.literal_eval(_assigned(module, "__all__"))
@@ -107,7 +113,9 @@ def public_names(module: str) -> list[str]:
 
 def _read_entry(module: str) -> Mechanism:
     """The ``MECHANISM`` of a module, read without running it."""
-    code = compile(ast.Expression(_assigned(module, "MECHANISM")), module, "eval")
+    expression = ast.Expression(_assigned(module, "MECHANISM"))
+    with _PARSING:
+        code = compile(expression, module, "eval")
     names = {"Gate": Gate, "Mechanism": Mechanism, "sizes": sizes}
     return replace(eval(code, names), module=module)
 
@@ -122,7 +130,9 @@ def _assigned(module: str, name: str) -> ast.expr:
     spec = importlib.util.find_spec(module)
     if spec is None or spec.origin is None:
         raise expected("attention", f"a module {module!r}", "none")
-    for node in ast.parse(Path(spec.origin).read_text("utf-8")).body:
+    with _PARSING:
+        tree = ast.parse(Path(spec.origin).read_text("utf-8"))
+    for node in tree.body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
             return node.value
     raise expected("attention", f"{name} = ... in {spec.origin}", "none")
