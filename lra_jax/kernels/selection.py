@@ -10,6 +10,7 @@ from lra_jax.errors import expected, known
 from lra_jax.kernels.spec import FeatureMap
 
 Implementation = Literal["auto", "xla", "pallas"]
+Mechanism = Literal["linear", "cosformer", "flow"]
 # The kind of device, and whether its kernels run in the interpreter.
 Target = tuple[str, bool]
 # Why there are no kernels: the argument, what was expected, and what it is.
@@ -24,7 +25,10 @@ TARGETS = ("tpu", "gpu")
 # they must be requested explicitly.
 _AUTOMATIC = ("tpu",)
 _DTYPES = {"tpu": ("float32", "bfloat16"), "gpu": ("bfloat16",)}
-_WIDEST = {"tpu": 256, "gpu": 64}
+_WIDEST = {"tpu": 256, "gpu": 256}
+# A causal GPU kernel holds the states of one panel of its result in registers, with
+# angles twice as many; those of Flow have no panels.
+_WIDEST_CAUSAL = {"linear": 256, "cosformer": 128, "flow": 64}
 _CHUNKS = {"tpu": 16, "gpu": 64}
 
 
@@ -36,6 +40,8 @@ def choose(
     feature_map: FeatureMap = "relu",
     chunking: Any = None,
     refusal: Refusal | None = None,
+    mechanism: Mechanism = "linear",
+    is_causal: bool = False,
 ) -> Target | None:
     """The kernels to run, as (target, interpret); None = the XLA form.
 
@@ -50,6 +56,8 @@ def choose(
       chunking: `causal.Chunking` or None.
       refusal: the option of the mechanism that kernels do not support; None = they
         support all.
+      mechanism: whose kernels; cosFormer without its angles is "linear".
+      is_causal: of which form.
 
     Raises:
       ValueError: an unknown implementation; or "pallas" where no kernel runs.
@@ -77,7 +85,11 @@ def choose(
         one = jax.ShapeDtypeStruct((1, 1, 1, width), jnp.float32)
         width = jax.eval_shape(feature_map, one).shape[-1]
     widths = (width, value.shape[-1])
-    problem = refusal or _unsuited(target, (query, key, value), widths, chunking)
+    widest = _WIDEST[target]
+    if target == "gpu" and is_causal:
+        widest = _WIDEST_CAUSAL[mechanism]
+    arrays = query, key, value
+    problem = refusal or _unsuited(target, arrays, widths, widest, chunking)
     if problem is None:
         return target, interpret is not None
     if forced:
@@ -88,15 +100,19 @@ def choose(
 
 
 def _unsuited(
-    target: str, arrays: tuple[Any, ...], widths: tuple[int, int], chunking: Any
+    target: str,
+    arrays: tuple[Any, ...],
+    widths: tuple[int, int],
+    widest: int,
+    chunking: Any,
 ) -> Refusal | None:
     """Why a target's kernels do not support the arrays; None = they do."""
     found = {jnp.dtype(x.dtype).name for x in arrays}
     if len(found) != 1 or not found <= set(_DTYPES[target]):
         wanted = " or ".join(_DTYPES[target])
         return "dtype", f"query, key and value all in {wanted}", f"{sorted(found)}"
-    if max(widths) > _WIDEST[target]:
-        wanted = f"widths M and Hv of at most {_WIDEST[target]}"
+    if max(widths) > widest:
+        wanted = f"widths M and Hv of at most {widest}"
         return "query and value", wanted, f"{widths}"
     unit = _CHUNKS[target]
     if chunking is None:
