@@ -195,6 +195,29 @@ def test_in_a_model() -> None:
         # Two segments of two chunks, the last with a tail; widths that are padded.
         ("cosformer", True, {"query_length": 140, "length": 140, "value_dim": 40}),
         ("linear", False, {"query_length": 60, "length": 130, "heads": 2}),
+        # Wide heads: two panels of features and of values, in two segments; one and
+        # three, and three and one, in one segment and with a group of heads.
+        (
+            "cosformer",
+            True,
+            {"query_length": 140, "length": 140, "head_dim": 128, "value_dim": 72},
+        ),
+        (
+            "linear",
+            True,
+            {"query_length": 70, "length": 70, "head_dim": 40, "value_dim": 136},
+        ),
+        (
+            "linear",
+            True,
+            {"query_length": 50, "length": 50, "head_dim": 192, "value_dim": 64},
+        ),
+        (
+            "cosformer",
+            False,
+            {"query_length": 60, "length": 130, "heads": 2, "head_dim": 130}
+            | {"key_heads": 1, "value_dim": 65},
+        ),
     ],
 )
 def test_hopper_kernels(

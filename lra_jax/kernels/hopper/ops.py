@@ -141,4 +141,5 @@ class Ops:
                 for a, b in pairs:
                     plgpu.wgmma(accumulator, a, b)
 
-        return pl.run_state(multiplied)([plgpu.ACC.init(x) for x, _ in sums])
+        accumulators: Any = [plgpu.WGMMAAccumulatorRef.init(x) for x, _ in sums]
+        return pl.run_state(multiplied)(accumulators)

@@ -5,6 +5,9 @@ weight, and each pair of a term and a panel of values has its own state of 64 x 
 state of a whole head would not fit one warpgroup's registers, so a program owns one
 panel of its result and only the states that this panel needs.
 
+Tiles in shared memory are replaced by their features, or by whatever else a product
+needs, so that they take no more room than the copies; cosFormer's sines go elsewhere.
+
 A program forms its result for *rows*, from *columns* and the *summands* that the state
 collects with them. In a forward walk these are queries, keys and values; in a mirrored
 one, from the last chunk to the first, keys, queries and the output's gradient.
@@ -22,8 +25,10 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from lra_jax.kernels.hopper.ops import TILE
 from lra_jax.kernels.hopper.parts import LinearProgram, Terms
 
+# Arrays or references by name, and lists of tiles in shared memory.
 Named = dict[str, Any]
 Tiles = dict[str, list[Any]]
+_FIXED = ("scale", "states", "totals", "out", "den")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +98,7 @@ class WideProgram(LinearProgram):
         self,
         kernel: Callable[["WideProgram", Named, Tiles], None],
         arrays: Named,
-        outputs: Mapping[str, jax.ShapeDtypeStruct],
+        outputs: dict[str, jax.ShapeDtypeStruct],
         stages: tuple[Mapping[str, int], Mapping[str, int]],
         panels: int,
     ) -> list[jax.Array]:
@@ -131,7 +136,9 @@ class WideProgram(LinearProgram):
         """Like `walk`; each name's tiles are a list.
 
         Of the arrays in ``panels`` it holds only that panel, of others all of them.
+        Outputs and what is read once do not take part.
         """
+        refs = {name: ref for name, ref in refs.items() if name not in _FIXED}
         places = {
             (name, at): panels.get(name, at)
             for name, ref in refs.items()
@@ -150,19 +157,24 @@ class WideProgram(LinearProgram):
 
     def start(self, given: Named, stages: Tiles, places: list[tuple[Any, Any]]) -> list:
         """The states at (panel of values, term), if they change; others are staged."""
-        at = (*self.here()[:2], self.here()[2] if self.spec.is_causal else 0)
+        at = self._origin
         found = (self.ops.stored_tile(given["states"].at[*at, *x]) for x in places)
         if self.spec.is_causal:
             return list(found)
         # One after the other, because registers would not hold all of them.
-        for stage, state in zip(stages["state"], found, strict=True):
-            stage[...] = state.astype(self.dtype)
+        self.stage(stages["state"], found)
         plgpu.commit_smem()
         return []
 
+    @property
+    def _origin(self) -> tuple[Any, Any, Any]:
+        """Where the sums before the program are; there is only one if not causal."""
+        batch, head, segment = self.here()
+        return batch, head, segment if self.spec.is_causal else 0
+
     def start_totals(self, given: Named, stages: Tiles, first: Any) -> None:
         """Stages the totals of the terms from the first one on."""
-        at = (*self.here()[:2], self.here()[2] if self.spec.is_causal else 0, 0)
+        at = (*self._origin, 0)
         for term, stage in enumerate(stages["total"]):
             stage[...] = self.ops.by_column(given["totals"].at[*at, first + term])
         plgpu.commit_smem()
@@ -171,35 +183,35 @@ class WideProgram(LinearProgram):
         """Which keys are real, a row vector; None = all."""
         return self.ops.by_row(tiles["mask"][0]) if "mask" in tiles else None
 
-    def panel_terms(
-        self, name: str, tiles: Tiles, weights: Terms | None
-    ) -> Iterator[jax.Array]:
-        """The terms of the array's features in order, one panel at a time."""
+    def put_features(
+        self, name: str, tiles: Tiles, weights: Terms | None, sines: list[Any]
+    ) -> Iterator[tuple[list[Any], Terms]]:
+        """Replaces each of the array's tiles by its features; `commit_smem` follows.
+
+        Yields the places of a panel's terms, the tile and, with angles, one of
+        ``sines``, and the terms.
+        """
         valid = self.valid(tiles) if name == "key" else None
+        for at, tile in enumerate(tiles[name]):
+            places = [tile, *sines[at : at + 1]]
+            terms, _ = self.features(tile, weights, valid)
+            self.stage(places, terms)
+            yield places, terms
+
+    def put_values(self, name: str, tiles: Tiles) -> None:
+        """Makes the array's tiles ready for products; `commit_smem` follows.
+
+        Gradients of outputs become those of numerators, and hidden values zero.
+        """
+        valid, down = self.valid(tiles), self.ops.down
         for tile in tiles[name]:
-            yield from self.features(tile, weights, valid)[0]
-
-    def factor(self, name: str, tiles: Tiles, at: int) -> jax.Array:
-        """A tile of values, zero where hidden, or of gradients of numerators."""
-        x, down = self.ops.tile(tiles[name][at]), self.ops.down
-        if name == "of_out":
-            x = x.astype(jnp.float32) * down(self.ops.by_row(tiles["inverse"][0]))
-            return x.astype(self.dtype)
-        valid = self.valid(tiles)
-        if valid is None:
-            return x
-        return jnp.where(down(valid) > 0, x, jnp.zeros((), x.dtype))
-
-    def summand(self, tiles: Tiles, at: int, stages: list[Any]) -> Any:
-        """The summands' tile for products, staged if it is not used as it is."""
-        if not stages:
-            return tiles[self.summand_array][at]
-        stages[0][...] = self.factor(self.summand_array, tiles, at)
-        return stages[0]
-
-    def stages_summand(self, arrays: Named) -> int:
-        """The number of stages that `summand` takes."""
-        return int(self.backward or "mask" in arrays)
+            if name == "of_out":
+                inverse = down(self.ops.by_row(tiles["inverse"][0]))
+                x = self.ops.tile(tile).astype(jnp.float32) * inverse
+                tile[...] = x.astype(self.dtype)
+            elif valid is not None:
+                x = self.ops.tile(tile)
+                tile[...] = jnp.where(down(valid) > 0, x, jnp.zeros((), x.dtype))
 
 
 def _panels(ref: Any) -> int:

@@ -12,7 +12,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from lra_jax.kernels.hopper.forward import summed
-from lra_jax.kernels.hopper.parts import send
+from lra_jax.kernels.hopper.parts import Terms, send
 from lra_jax.kernels.hopper.wide_parts import Named, Tiles, WideProgram
 
 
@@ -21,13 +21,11 @@ def sums(program: WideProgram, arrays: Named) -> list[jax.Array]:
     names = [program.column_array, program.summand_array, "scale"]
     names += ["of_den"] if program.backward else []
     needed = program.needed(arrays, *names)
-    stages = {
-        "column": program.spec.terms,
-        "value": program.stages_summand(needed),
-    }
-    outputs = dict(zip(("states", "totals"), program.states(), strict=True))
+    states, totals = program.states()
+    outputs = {"states": states, "totals": totals}
+    stages = {"column sines": program.spec.terms - 1}, {}
     panels = program.feature_panels * program.value_panels
-    return program.launch(_sums, needed, outputs, (stages, {}), panels)
+    return program.launch(_sums, needed, outputs, stages, panels)
 
 
 def products(
@@ -37,18 +35,21 @@ def products(
 
     A mirrored program gives the values' gradient alone.
     """
-    causal, terms = program.spec.is_causal, len(program.terms)
-    names = [program.row_array, *([program.column_array, program.summand_array] if causal else [])]
-    needed = program.needed(arrays, *names, "scale")
+    names = [program.row_array, "scale"]
+    if program.spec.is_causal:
+        names += [program.column_array, program.summand_array]
+    needed = program.needed(arrays, *names)
     needed |= dict(zip(("states", "totals"), starts, strict=True))
-    stages = {"out": 1, "state": 1 if causal else terms}
-    if causal:
-        stages |= {"column": 1, "value": program.stages_summand(needed)}
+    terms = len(program.terms)
+    sines = terms - program.feature_panels
+    tiles = {"out": 1, "state": terms, "row sines": sines}
+    if program.spec.is_causal:
+        tiles["column sines"] = sines
     outputs, vectors = {"out": program.result(program.value_panels)}, {}
     if not program.backward:
         outputs["den"], vectors = program.line(), {"total": terms, "den": 1}
-    panels = program.value_panels
-    return program.launch(_products, needed, outputs, (stages, vectors), panels)
+    stages = tiles, vectors
+    return program.launch(_products, needed, outputs, stages, program.value_panels)
 
 
 def _sums(program: WideProgram, given: Named, stages: Tiles) -> None:
@@ -60,24 +61,23 @@ def _sums(program: WideProgram, given: Named, stages: Tiles) -> None:
     def body(first: Any, tiles: Tiles, carry: tuple) -> tuple:
         state, total = carry
         weights = program.weights(first, given["scale"])
-        program.stage(
-            stages["column"], program.panel_terms(program.column_array, tiles, weights)
-        )
-        value = program.summand(tiles, 0, stages["value"])
+        name, sines = program.column_array, stages["column sines"]
+        ((columns, _),) = program.put_features(name, tiles, weights, sines)
+        program.put_values(program.summand_array, tiles)
         plgpu.commit_smem()
+        (value,) = tiles[program.summand_array]
         state = ops.added(
             *(
                 (s, [(ops.transposed(ref), value)])
-                for s, ref in zip(state, stages["column"], strict=True)
+                for s, ref in zip(state, columns, strict=True)
             )
         )
         of_den = ops.by_row(tiles["of_den"][0]) if program.backward else None
-        return tuple(state), summed(program, total, stages["column"], of_den)
+        return tuple(state), summed(program, total, columns, of_den)
 
-    nothing = (
-        tuple(make() for _ in range(count)) for make in (ops.zero_tile, ops.zero_columns)
-    )
-    found = program.walk_panels(body, _walked(given), panels, tuple(nothing))
+    zeros = (ops.zero_tile, ops.zero_columns)
+    nothing = (tuple(zero() for _ in range(count)) for zero in zeros)
+    found = program.walk_panels(body, given, panels, tuple(nothing))
     for name, parts in zip(("states", "totals"), found, strict=True):
         for term, part in enumerate(parts):
             at = (*program.here(), of_value, panel * count + term)
@@ -85,43 +85,24 @@ def _sums(program: WideProgram, given: Named, stages: Tiles) -> None:
 
 
 def _products(program: WideProgram, given: Named, stages: Tiles) -> None:
-    ops, causal = program.ops, program.spec.is_causal
+    ops, causal, forward = program.ops, program.spec.is_causal, not program.backward
     batch, head, _ = program.here()
-    panel, forward = program.panel, not program.backward
+    panel = program.panel
     start = program.start(given, stages, [(panel, t) for t in program.terms])
     if forward:
         program.start_totals(given, stages, 0)
 
     def body(first: Any, tiles: Tiles, state: tuple) -> tuple:
         weights = program.weights(first, given["scale"])
-        value = program.summand(tiles, 0, stages["value"]) if causal else None
-        num, after = ops.zero_tile(), []
-        scores, den = num, ops.zero_rows()
-        columns = program.panel_terms(program.column_array, tiles, weights)
-        for t, x in enumerate(program.panel_terms(program.row_array, tiles, weights)):
-            z = ops.by_column(stages["total"][t]) if forward else None
-            if z is not None:
-                den = den + (x.astype(jnp.float32) * ops.across(z)).sum(1)
-            if not causal:
-                (num,) = ops.added((num, [(x, stages["state"][t])]))
-                continue
-            y = next(columns)
-            stages["column"][0][...] = y
-            stages["state"][0][...] = state[t].astype(program.dtype)
-            plgpu.commit_smem()
-            turned = ops.transposed(stages["column"][0])
-            num, scores, new = ops.added(
-                (num, [(x, stages["state"][0])]),
-                (scores, [(x, turned)]),
-                (state[t], [(turned, value)]),
-            )
-            after.append(new)
-            if z is not None:
-                stages["total"][t][...] = z + y.astype(jnp.float32).sum(0)
+        rows, den = _rows(program, tiles, weights, stages)
+        pairs = list(zip(rows, stages["state"], strict=True))
         if causal:
-            scores = jnp.where(program.seen(forward), scores, 0.0).astype(program.dtype)
+            scores, state = _grown(program, tiles, weights, state, rows, stages)
+            pairs.append((scores, tiles[program.summand_array][0]))
             den = den + scores.astype(jnp.float32).sum(1)
-            (num,) = ops.added((num, [(scores, value)]))
+        else:
+            plgpu.commit_smem()
+        num = ops.product(*pairs)
         if forward and program.spec.denominator != "none":
             num = num / ops.down(program.spec.bounded(den))
         plgpu.wait_smem_to_gmem(0)
@@ -136,13 +117,55 @@ def _products(program: WideProgram, given: Named, stages: Tiles) -> None:
             def _():
                 send(first, [(stages["den"][0], given["den"])], (batch, head))
 
-        return tuple(after)
+        return state
 
     panels = {program.summand_array: panel}
-    program.walk_panels(body, _walked(given), panels, tuple(start))
+    program.walk_panels(body, given, panels, tuple(start))
     plgpu.wait_smem_to_gmem(0)
 
 
-def _walked(given: Named) -> Named:
-    fixed = ("scale", "states", "totals", "out", "den")
-    return {name: ref for name, ref in given.items() if name not in fixed}
+def _rows(
+    program: WideProgram, tiles: Tiles, weights: Terms | None, stages: Tiles
+) -> tuple[list[Any], jax.Array]:
+    """The places of the rows' terms, and what denominators owe to other chunks."""
+    ops, found, den = program.ops, [], program.ops.zero_rows()
+    put = program.put_features(program.row_array, tiles, weights, stages["row sines"])
+    for places, terms in put:
+        totals = stages.get("total", [])[len(found) : len(found) + len(terms)]
+        for term, z in zip(terms, program.columns(totals), strict=False):
+            den = den + (term.astype(jnp.float32) * ops.across(z)).sum(1)
+        found += places
+    return found, den
+
+
+def _grown(
+    program: WideProgram,
+    tiles: Tiles,
+    weights: Terms | None,
+    state: tuple,
+    rows: list[Any],
+    stages: Tiles,
+) -> tuple[jax.Array, tuple]:
+    """A chunk's weights, a row for each of the program's rows, and the new states."""
+    ops, columns = program.ops, []
+    sines = stages["column sines"]
+    for places, terms in program.put_features(
+        program.column_array, tiles, weights, sines
+    ):
+        totals = stages.get("total", [])[len(columns) : len(columns) + len(terms)]
+        for total, term in zip(totals, terms, strict=False):
+            total[...] = ops.by_column(total) + term.astype(jnp.float32).sum(0)
+        columns += places
+    program.put_values(program.summand_array, tiles)
+    program.stage(stages["state"], state)
+    plgpu.commit_smem()
+    turned, (value,) = (
+        [ops.transposed(x) for x in columns],
+        tiles[program.summand_array],
+    )
+    scores, *after = ops.added(
+        (ops.zero_tile(), list(zip(rows, turned, strict=True))),
+        *((s, [(ref, value)]) for s, ref in zip(state, turned, strict=True)),
+    )
+    scores = jnp.where(program.seen(not program.backward), scores, 0.0)
+    return scores.astype(program.dtype), tuple(after)
