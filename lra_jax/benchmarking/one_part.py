@@ -6,10 +6,11 @@ none. Rows are on disk as soon as they are measured, in case the process ends.
 
 import json
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from lra_jax.benchmarking import correctness, rivals
+from lra_jax.benchmarking import correctness, rivals, runner
 from lra_jax.benchmarking.report import Report
 from lra_jax.benchmarking.settings import BenchmarkConfig, make_cases, timing
 from lra_jax.files import write_json
@@ -38,6 +39,7 @@ def run(config: BenchmarkConfig, file: Path, say: Say) -> None:
         "kernel-times-causal": lambda: _kernel_times(config, True, file, say),
         rivals.NAME: lambda: _rivals(config, file, say),
     }
+    file.parent.mkdir(parents=True, exist_ok=True)
     jobs[config.part]()
 
 
@@ -61,14 +63,22 @@ def _compare(
     before = json.loads(file.read_text("utf-8"))["rows"] if file.exists() else []
     rows = [row for row in before if row["status"] != "failed"]
     done = [(row["attention"], row["causal"], row["dtype"]) for row in rows]
-    for case in make(config):
-        for dtype in correctness.TOLERANCES:
-            if (case.attention, case.causal, dtype) in done:
-                continue
-            row = correctness.compare(case, file.parent / REFERENCES, dtype)
-            rows.append(row)
-            say(correctness.in_words(row))
-            write_json(file, {"tolerances": correctness.TOLERANCES, "rows": rows})
+    left = [
+        (case, file.parent / REFERENCES, dtype)
+        for case in make(config)
+        for dtype in correctness.TOLERANCES
+        if (case.attention, case.causal, dtype) not in done
+    ]
+    # Nearly all of the time is compilation, which can be done side by side.
+    with ThreadPoolExecutor(runner.compilers()) as pool:
+        try:
+            for row in pool.map(lambda job: correctness.compare(*job), left):
+                rows.append(row)
+                say(correctness.in_words(row))
+                write_json(file, {"tolerances": correctness.TOLERANCES, "rows": rows})
+        except KeyboardInterrupt:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 def _kernels(config: BenchmarkConfig, file: Path, say: Say) -> None:

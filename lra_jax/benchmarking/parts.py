@@ -42,16 +42,16 @@ DEVICE = Part("device", 40)
 """Reports the device. It runs in every call, as a check on the others."""
 
 PARTS = (
-    Part("reference", 150, environment=_ON_THE_CPU),
-    Part("correctness", 170),
-    Part("times", 190),
-    Part("times-causal", 190),
+    Part("reference", 120, environment=_ON_THE_CPU),
+    Part("correctness", 200),
+    Part("times", 130),
+    Part("times-causal", 130),
     Part("kernels", 60),
-    Part("kernel-times", 40),
-    Part("kernel-times-causal", 40),
-    Part("flash-linear-attention", 50),
+    Part("kernel-times", 70),
+    Part("kernel-times-causal", 70),
+    Part("flash-linear-attention", 120),
     Part("listops", 150, task="listops"),
-    Part("lm", 100, task="lm"),
+    Part("lm", 90, task="lm"),
 )
 
 

@@ -8,8 +8,10 @@ programs they would find memory fragmented, and pay for fetching it from the sys
 
 import itertools
 import math
+import os
 import statistics
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -83,7 +85,10 @@ class Runner:
         return self.rows
 
     def _run_group(self, cases: list[Case]) -> None:
-        programs = [program for case in cases if (program := self._prepare(case))]
+        with ThreadPoolExecutor(compilers()) as pool:
+            found = zip(cases, pool.map(_compiled, cases), strict=True)
+            programs = [self._usable(case, program) for case, program in found]
+        programs = [program for program in programs if program is not None]
         limit = self._limit()
         resident = sum(program.memory.peak for program in programs)
         if limit is None or resident < limit / 2:
@@ -92,15 +97,13 @@ class Runner:
             for program in programs:
                 self._time([program])
 
-    def _prepare(self, case: Case) -> Program | None:
-        """Compiles a case if it can be run; otherwise adds a row with the reason."""
-        try:
-            program = Program(case)
-        except Unsupported as error:
-            self._refuse(case, "not supported", str(error))
+    def _usable(self, case: Case, program: Program | Exception) -> Program | None:
+        """The program if it can be run; otherwise adds a row with the reason."""
+        if isinstance(program, Unsupported):
+            self._refuse(case, "not supported", str(program))
             return None
-        except (jax.errors.JaxRuntimeError, ValueError, NotImplementedError) as error:
-            self._fail(case, error)
+        if isinstance(program, Exception):
+            self._fail(case, program)
             return None
         limit, needed = self._limit(), program.memory.peak
         if limit is not None and needed > limit:
@@ -193,6 +196,28 @@ class Runner:
 
     def _limit(self) -> int | None:
         return available_bytes() if self._max_bytes is None else self._max_bytes
+
+
+def compilers() -> int:
+    """The number of programs to compile at once.
+
+    An accelerator's host has little else to do. On a CPU each takes several threads
+    anyway, and one at a time needs the least memory.
+    """
+    return 1 if jax.default_backend() == "cpu" else min(8, os.cpu_count() or 1)
+
+
+def _compiled(case: Case) -> Program | Exception:
+    """The program of a case, or why it has none."""
+    try:
+        return Program(case)
+    except (
+        Unsupported,
+        jax.errors.JaxRuntimeError,
+        ValueError,
+        NotImplementedError,
+    ) as error:
+        return error
 
 
 def _of_program(program: Program | None) -> Row:

@@ -11,7 +11,6 @@ import numpy as np
 
 from lra_jax.data.listops_language import CLOSE, MIN, PAD, SM
 
-
 # The product of the numbers of places whose combinations one integer can tell apart.
 _ROOM = 1 << 62
 

@@ -13,6 +13,7 @@ from lra_jax.kernels.selection import (
     Refusal,
     Target,
     choose,
+    flow_slower_on,
 )
 from lra_jax.kernels.spec import MAPS as FEATURE_MAPS
 
@@ -25,5 +26,6 @@ __all__ = [
     "attend",
     "attend_flow",
     "choose",
+    "flow_slower_on",
     "has_flow",
 ]

@@ -3,6 +3,7 @@
 import functools
 import importlib
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -200,20 +201,38 @@ def _scale(max_length: int | jax.Array | None, batch: int) -> jax.Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attend(spec: Form, given: Inputs) -> jax.Array:
-    return _kernels(spec).forward(spec, given, False)[0]
+    return _forward_kernels(spec, given, False)[0]
 
 
 def _forward(spec: Form, given: Inputs) -> tuple[jax.Array, tuple]:
-    out, saved = _kernels(spec).forward(spec, given, True)
+    out, saved = _forward_kernels(spec, given, True)
     return out, (given, saved)
 
 
 def _backward(spec: Form, kept: tuple, of_out: jax.Array) -> tuple[Inputs]:
-    return (Inputs(*_kernels(spec).backward(spec, *kept, of_out)),)
+    kernels = _batched(spec, functools.partial(_kernels(spec).backward, spec))
+    return (Inputs(*kernels(*kept, of_out)),)
 
 
 _attend.defvjp(_forward, _backward)
 _compiled = jax.jit(_attend, static_argnums=0)
+
+
+def _forward_kernels(spec: Form, given: Inputs, save: bool) -> tuple[jax.Array, Any]:
+    def forward(given: Inputs) -> tuple[jax.Array, Any]:
+        return _kernels(spec).forward(spec, given, save)
+
+    return _batched(spec, forward)(given)
+
+
+def _batched(spec: Form, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with a rule for ``jax.vmap``.
+
+    Pallas has one for TPUs only; on GPUs the calls are made one after another.
+    """
+    if spec.target == "tpu":
+        return function
+    return jax.custom_batching.sequential_vmap(function)
 
 
 def _kernels(spec: Form) -> Any:

@@ -1,6 +1,7 @@
 """Chooses the implementation of a call: the kernels, or the form that XLA compiles."""
 
 import os
+from collections.abc import Collection
 from typing import Any, Literal
 
 import jax
@@ -21,15 +22,16 @@ INTERPRET = "LRA_JAX_PALLAS_INTERPRET"
 in Pallas' interpreter, on any machine, very slowly. Read when a call is traced."""
 
 TARGETS = ("tpu", "gpu")
-# The GPU kernels pass the final compiler, ptxas, but have never run on a device, so
-# they must be requested explicitly.
-_AUTOMATIC = ("tpu",)
 _DTYPES = {"tpu": ("float32", "bfloat16"), "gpu": ("bfloat16",)}
 _WIDEST = {"tpu": 256, "gpu": 256}
 # A causal GPU kernel holds the states of one panel of its result in registers, with
 # angles twice as many; those of Flow have no panels.
 _WIDEST_CAUSAL = {"linear": 256, "cosformer": 128, "flow": 64}
 _CHUNKS = {"tpu": 16, "gpu": 64}
+# B N of causal Flow-Attention and B T N of the other form from which kernels are faster
+# on a Hopper GPU.
+_FLOW_HEADS = 128
+_FLOW_POSITIONS = 1 << 18
 
 
 def choose(
@@ -40,15 +42,16 @@ def choose(
     feature_map: FeatureMap = "relu",
     chunking: Any = None,
     refusal: Refusal | None = None,
+    slower_on: Collection[str] = (),
     mechanism: Mechanism = "linear",
     is_causal: bool = False,
 ) -> Target | None:
     """The kernels to run, as (target, interpret); None = the XLA form.
 
     Args:
-      implementation: "xla"; "pallas"; or "auto", the kernels if the backend is a TPU,
-        they support the inputs and the compiler does not spread the arrays over several
-        devices (inside ``jax.shard_map`` it does not).
+      implementation: "xla"; "pallas"; or "auto", the kernels if the backend is a TPU or
+        a Hopper GPU, they support the inputs and the compiler does not spread the
+        arrays over several devices (inside ``jax.shard_map`` it does not).
       query: `[B, T, N, H]`, already checked, as are key and value.
       key: `[B, S, N, H]`.
       value: `[B, S, N, Hv]`.
@@ -56,6 +59,8 @@ def choose(
       chunking: `causal.Chunking` or None.
       refusal: the option of the mechanism that kernels do not support; None = they
         support all.
+      slower_on: targets on which the kernels are slower than the XLA form for these
+        sizes, so that "auto" is the latter.
       mechanism: whose kernels; cosFormer without its angles is "linear".
       is_causal: of which form.
 
@@ -70,7 +75,7 @@ def choose(
         return None
     interpret = _interpreted() if forced else None
     target = interpret or _native()
-    if not forced and target not in _AUTOMATIC:
+    if not forced and (target is None or target in slower_on):
         return None
     if target is None:
         raise expected(
@@ -97,6 +102,24 @@ def choose(
         kernels = f"with implementation='pallas' on {target!r}"
         raise expected(name, wanted, f"{got} {kernels}")
     return None
+
+
+def flow_slower_on(shape: tuple[int, ...], is_causal: bool) -> tuple[str, ...]:
+    """The targets on which Flow-Attention's kernels are slower than its XLA form.
+
+    On Hopper GPUs a causal head is one program from its first position to its last, so
+    heads have to fill the processors; without causality, XLA computes the flows in
+    either form, and only the product of long sequences is faster. Measured on an H100
+    (results/accelerator/, docs/kernels.md).
+
+    Args:
+      shape: of the query, `[B, T, N, H]`.
+      is_causal: which form.
+    """
+    batch, length, heads, _ = shape
+    programs = batch * heads
+    enough = _FLOW_HEADS if is_causal else _FLOW_POSITIONS
+    return () if programs * (1 if is_causal else length) >= enough else ("gpu",)
 
 
 def _unsuited(

@@ -229,3 +229,28 @@ def test_hopper_kernels(
     arrays = [jnp.asarray(x, "bfloat16") for x in arrays]
     more = {"mask": mask, "is_causal": is_causal, "chunking": Chunking(64, 128)}
     compare(name, arrays, 1.5e-2, **more)
+
+
+def test_hopper_kernels_under_vmap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pallas cannot batch a kernel of a GPU, so the calls are made in turn."""
+    monkeypatch.setenv(kernels.INTERPRET, "gpu")
+    pairs = [
+        jnp.stack([jnp.asarray(x, "bfloat16") for x in pair])
+        for pair in zip(*(inputs(x, 1, 64, 64, 1, 64) for x in (13, 14)), strict=True)
+    ]
+
+    def slopes(function: Any) -> Any:
+        def loss(arrays: Any) -> Any:
+            # The second pair's keys serve both calls.
+            query, key, value = arrays
+            out = jax.vmap(function, (0, None, 0))(query, key[1], value)
+            return jnp.sin(out.astype("float32")).sum()
+
+        return fast_jit(jax.grad(loss))(pairs)
+
+    more = {"is_causal": True, "chunking": None}
+    got = slopes(call("linear", **more))
+    wanted = slopes(call("linear", "xla", **more))
+    assert not np.asarray(got[1][0], "float32").any()
+    for one, two in zip(got, wanted, strict=True):
+        assert_close(one.astype("float32"), two.astype("float32"), 1.5e-2)

@@ -73,11 +73,26 @@ def test_what_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     refused("chunks of 64 positions, got 128", half, chunking=Chunking(128))
 
 
-def chosen(monkeypatch: pytest.MonkeyPatch, *, target: str, dtype: str, **sizes: Any):
+def chosen(
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    target: str,
+    dtype: str,
+    slower_on: tuple[str, ...] = (),
+    **sizes: Any,
+) -> Any:
     monkeypatch.setattr(selection, "_native", lambda: target)
     monkeypatch.setattr(jax, "device_count", lambda: 1)
     arrays = [jnp.asarray(x, dtype) for x in inputs(0, **sizes)]
-    return kernels.choose("auto", *arrays)
+    return kernels.choose("auto", *arrays, slower_on=slower_on)
+
+
+def test_flow_takes_hopper_kernels_where_they_are_faster() -> None:
+    slower = kernels.flow_slower_on
+    assert slower((4, 65_536, 8, 64), is_causal=True) == ("gpu",)
+    assert slower((16, 1_024, 8, 64), is_causal=True) == ()
+    assert slower((4, 4_096, 8, 64), is_causal=False) == ("gpu",)
+    assert slower((4, 16_384, 8, 64), is_causal=False) == ()
 
 
 def test_auto_takes_kernels_where_they_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,8 +100,10 @@ def test_auto_takes_kernels_where_they_run(monkeypatch: pytest.MonkeyPatch) -> N
         assert chosen(patch, target="tpu", dtype="float32") == ("tpu", False)
         # An argument that they do not take is no error then.
         assert chosen(patch, target="tpu", dtype="float16") is None
-        # Not before it has run on one.
-        assert chosen(patch, target="gpu", dtype="bfloat16", head_dim=64) is None
+        half = {"target": "gpu", "dtype": "bfloat16"}
+        assert chosen(patch, **half, head_dim=64) == ("gpu", False)
+        assert chosen(patch, **half, head_dim=64, slower_on=("gpu",)) is None
+        assert chosen(patch, target="gpu", dtype="float32", head_dim=64) is None
         # The compiler cannot cut a kernel into parts, but shard_map does.
         assert chosen(patch, target="tpu", dtype="float32") is not None
         patch.setattr(jax, "device_count", lambda: 2)
@@ -113,7 +130,6 @@ def test_auto_takes_kernels_where_they_run(monkeypatch: pytest.MonkeyPatch) -> N
 def test_auto_takes_gpu_kernels_up_to_their_widths(
     mechanism: Any, widest: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(selection, "_AUTOMATIC", ("gpu",))
     monkeypatch.setattr(selection, "_native", lambda: "gpu")
     monkeypatch.setattr(jax, "device_count", lambda: 1)
 
@@ -127,6 +143,29 @@ def test_auto_takes_gpu_kernels_up_to_their_widths(
         assert runs(most, most, is_causal)
         assert not runs(most + 1, 64, is_causal)
         assert not runs(64, most + 1, is_causal)
+
+
+@pytest.mark.parametrize("target", ["tpu", "gpu"])
+@pytest.mark.parametrize("name", ["cosformer", "flow"])
+def test_gradients_inside_shard_map(
+    name: str, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each device runs its own kernel, and the compiler knows that results differ."""
+    monkeypatch.setenv(kernels.INTERPRET, target)
+    function = getattr(attention, f"{name}_attention")
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(AxisType.Auto,))
+    arrays = [jnp.asarray(x, "bfloat16") for x in inputs(0, 2, 64, 64, 1, 64)]
+
+    def local(*arrays: Any) -> Any:
+        return function(*arrays, is_causal=True, implementation="pallas")
+
+    def loss(*arrays: Any) -> Any:
+        spec = jax.P("x")
+        out = jax.shard_map(local, mesh=mesh, in_specs=spec, out_specs=spec)(*arrays)
+        return out.astype("float32").sum()
+
+    slopes = jax.eval_shape(jax.grad(loss, (0, 1, 2)), *arrays)
+    assert [x.shape for x in slopes] == [x.shape for x in arrays]
 
 
 def lowered(target: str, function: Any, *arrays: Any) -> str:

@@ -181,6 +181,7 @@ def flow_attention(
         feature_map,
         chunking,
         packed.kernel_refusal(segment_ids) or _kernel_refusal(options, is_causal),
+        kernels.flow_slower_on(query.shape, is_causal),
         mechanism="flow",
         is_causal=is_causal,
     )
@@ -473,8 +474,12 @@ def _counts(
     rows: packed.Packed | None,
 ) -> jax.Array:
     """Real positions of the document up to each position, `[1 or B, T]` int32."""
-    real = jnp.ones((1, length), jnp.int32) if mask is None else mask.astype(jnp.int32)
-    counts = jnp.cumsum(real, 1)
+    if mask is None:  # A sum of constants would be computed by the compiler, slowly.
+        real = jnp.ones((1, length), jnp.int32)
+        counts = 1 + jnp.arange(length, dtype=jnp.int32)[None]
+    else:
+        real = mask.astype(jnp.int32)
+        counts = jnp.cumsum(real, 1)
     if rows is not None:
         # Less those before the document; its first position may be hidden.
         counts = counts - rows.at_start(counts - real)

@@ -226,14 +226,9 @@ class Program:
 
         ``panels`` is a further axis of the grid, the panels that differ by program.
         """
-        kind = jax.typeof(arrays[0]).manual_axis_type
-        outputs = [
-            jax.ShapeDtypeStruct(x.shape, x.dtype, manual_axis_type=kind)
-            for x in outputs
-        ]
         more = {"interpret": interpreter()} if self.spec.interpret else {}
         grid = (*self.shape[:2], self.segments, *panels)
-        return plgpu.kernel(
+        found = plgpu.kernel(
             kernel,
             out_type=outputs,
             scratch_types=scratch,
@@ -241,6 +236,17 @@ class Program:
             grid_names=tuple("bngp"[: len(grid)]),
             **more,
         )(*arrays)
+        return [_varying_like(x, arrays) for x in found]
+
+
+def _varying_like(x: jax.Array, arrays: list[jax.Array]) -> jax.Array:
+    """Says that a result differs between devices wherever one of its sources does.
+
+    Inside ``jax.shard_map``, where Pallas forgets it.
+    """
+    axes = {name for y in arrays for name in jax.typeof(y).manual_axis_type.varying}
+    axes -= jax.typeof(x).manual_axis_type.varying
+    return jax.lax.pcast(x, tuple(axes), to="varying") if axes else x
 
 
 @dataclass(frozen=True)
