@@ -130,10 +130,11 @@ def _rows(
     """The places of the rows' terms, and what denominators owe to other chunks."""
     ops, found, den = program.ops, [], program.ops.zero_rows()
     put = program.put_features(program.row_array, tiles, weights, stages["row sines"])
-    for places, terms in put:
-        totals = stages.get("total", [])[len(found) : len(found) + len(terms)]
-        for term, z in zip(terms, program.columns(totals), strict=False):
-            den = den + (term.astype(jnp.float32) * ops.across(z)).sum(1)
+    for places, _ in put:
+        totals = stages.get("total", [])[len(found) : len(found) + len(places)]
+        # Read again, so that the terms need not stay in registers.
+        for ref, z in zip(places, program.columns(totals), strict=False):
+            den = den + (ops.tile(ref).astype(jnp.float32) * ops.across(z)).sum(1)
         found += places
     return found, den
 
@@ -159,10 +160,8 @@ def _grown(
     program.put_values(program.summand_array, tiles)
     program.stage(stages["state"], state)
     plgpu.commit_smem()
-    turned, (value,) = (
-        [ops.transposed(x) for x in columns],
-        tiles[program.summand_array],
-    )
+    turned = [ops.transposed(ref) for ref in columns]
+    (value,) = tiles[program.summand_array]
     scores, *after = ops.added(
         (ops.zero_tile(), list(zip(rows, turned, strict=True))),
         *((s, [(ref, value)]) for s, ref in zip(state, turned, strict=True)),
