@@ -18,6 +18,8 @@ from lra_jax.kernels.spec import MAPS, FeatureMap, FlowSpec, Form, Inputs, Spec
 # are just enough for its 132 processors, but none is shorter than this.
 _SIZES = {"tpu": (128, 512), "gpu": (64, 256)}
 _PROCESSORS = 132
+# A GPU program owns 64 columns of its result.
+_PANEL = 64
 
 
 def attend(
@@ -60,7 +62,9 @@ def attend(
     """
     query, key, feature_map = _given_features(query, _hidden(key, mask), feature_map)
     name, interpret = target
-    chunk, block = _sizes(name, interpret, chunking, query.shape, key.shape[1])
+    panels = [-(-x.shape[3] // _PANEL) if name == "gpu" else 1 for x in (query, value)]
+    shape = (*query.shape[:2], query.shape[2] * min(panels))
+    chunk, block = _sizes(name, interpret, chunking, shape, key.shape[1])
     spec = Spec(
         is_causal=is_causal,
         feature_map=feature_map,
@@ -72,6 +76,7 @@ def attend(
         rotate=max_length is not None,
         denominator=denominator,
         eps=eps,
+        wide=max(panels) > 1,
     )
     key, value = (_matched(x, query.shape[2]) for x in (key, value))
     if mask is not None:
@@ -123,7 +128,7 @@ def attend_flow(
         _hidden(query, query_mask), _hidden(key, mask), options.feature_map
     )
     name, interpret = target
-    chunk, block = _sizes(name, interpret, chunking, query.shape, key.shape[1])
+    chunk, block = _sizes(name, interpret, chunking, query.shape[:3], key.shape[1])
     spec = FlowSpec(
         is_causal=is_causal,
         feature_map=feature_map,
@@ -174,8 +179,8 @@ def _sizes(
     shape: tuple[int, ...],
     key_length: int,
 ) -> tuple[int, int]:
-    """Positions of a chunk and of a block."""
-    batch, length, heads, _ = shape
+    """Positions of a chunk and of a block; ``shape`` is B, T and programs per block."""
+    batch, length, heads = shape
     longest = max(length, key_length)
     chunk, block = _SIZES[name]
     if name == "gpu":

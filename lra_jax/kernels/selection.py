@@ -11,6 +11,7 @@ from lra_jax.errors import expected, known
 from lra_jax.kernels.spec import FeatureMap
 
 Implementation = Literal["auto", "xla", "pallas"]
+Mechanism = Literal["linear", "cosformer", "flow"]
 # The kind of device, and whether its kernels run in the interpreter.
 Target = tuple[str, bool]
 # Why there are no kernels: the argument, what was expected, and what it is.
@@ -22,7 +23,10 @@ in Pallas' interpreter, on any machine, very slowly. Read when a call is traced.
 
 TARGETS = ("tpu", "gpu")
 _DTYPES = {"tpu": ("float32", "bfloat16"), "gpu": ("bfloat16",)}
-_WIDEST = {"tpu": 256, "gpu": 64}
+_WIDEST = {"tpu": 256, "gpu": 256}
+# A causal GPU kernel holds the states of one panel of its result in registers, with
+# angles twice as many; those of Flow have no panels.
+_WIDEST_CAUSAL = {"linear": 256, "cosformer": 128, "flow": 64}
 _CHUNKS = {"tpu": 16, "gpu": 64}
 # B N of causal Flow-Attention and B T N of the other form from which kernels are faster
 # on a Hopper GPU.
@@ -39,6 +43,8 @@ def choose(
     chunking: Any = None,
     refusal: Refusal | None = None,
     slower_on: Collection[str] = (),
+    mechanism: Mechanism = "linear",
+    is_causal: bool = False,
 ) -> Target | None:
     """The kernels to run, as (target, interpret); None = the XLA form.
 
@@ -55,6 +61,8 @@ def choose(
         support all.
       slower_on: targets on which the kernels are slower than the XLA form for these
         sizes, so that "auto" is the latter.
+      mechanism: whose kernels; cosFormer without its angles is "linear".
+      is_causal: of which form.
 
     Raises:
       ValueError: an unknown implementation; or "pallas" where no kernel runs.
@@ -82,7 +90,11 @@ def choose(
         one = jax.ShapeDtypeStruct((1, 1, 1, width), jnp.float32)
         width = jax.eval_shape(feature_map, one).shape[-1]
     widths = (width, value.shape[-1])
-    problem = refusal or _unsuited(target, (query, key, value), widths, chunking)
+    widest = _WIDEST[target]
+    if target == "gpu" and is_causal:
+        widest = _WIDEST_CAUSAL[mechanism]
+    arrays = query, key, value
+    problem = refusal or _unsuited(target, arrays, widths, widest, chunking)
     if problem is None:
         return target, interpret is not None
     if forced:
@@ -111,15 +123,19 @@ def flow_slower_on(shape: tuple[int, ...], is_causal: bool) -> tuple[str, ...]:
 
 
 def _unsuited(
-    target: str, arrays: tuple[Any, ...], widths: tuple[int, int], chunking: Any
+    target: str,
+    arrays: tuple[Any, ...],
+    widths: tuple[int, int],
+    widest: int,
+    chunking: Any,
 ) -> Refusal | None:
     """Why a target's kernels do not support the arrays; None = they do."""
     found = {jnp.dtype(x.dtype).name for x in arrays}
     if len(found) != 1 or not found <= set(_DTYPES[target]):
         wanted = " or ".join(_DTYPES[target])
         return "dtype", f"query, key and value all in {wanted}", f"{sorted(found)}"
-    if max(widths) > _WIDEST[target]:
-        wanted = f"widths M and Hv of at most {_WIDEST[target]}"
+    if max(widths) > widest:
+        wanted = f"widths M and Hv of at most {widest}"
         return "query and value", wanted, f"{widths}"
     unit = _CHUNKS[target]
     if chunking is None:

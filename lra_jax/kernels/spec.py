@@ -100,16 +100,18 @@ class Spec(Form):
       denominator: "add" divides by ``den + eps``, "clamp" by ``max(den, eps)``, "none"
         by nothing.
       eps: see `denominator`.
+      wide: on a GPU, a head has more columns than a tile.
     """
 
     denominator: str
     eps: float
+    wide: bool = False
 
     @property
     def module(self) -> str:
         """The module of its kernels, below `lra_jax.kernels`."""
         if self.target == "gpu":
-            return "hopper.programs"
+            return "hopper.wide" if self.wide else "hopper.programs"
         return "tpu.causal" if self.is_causal else "tpu.product"
 
     def bounded(self, den: jax.Array) -> jax.Array:

@@ -163,6 +163,8 @@ def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(kernels.INTERPRET, "gpu")
     for is_causal in (False, True):
         refused("bfloat16, got .'float32'.", is_causal=is_causal, chunking=None)
+    arrays = [jnp.asarray(x, "bfloat16") for x in inputs(0, head_dim=65)]
+    refused("at most 64, got .65, 65.", is_causal=True, chunking=None)
     monkeypatch.delenv(kernels.INTERPRET)
     refused(r"'auto' or 'xla' on this machine.*'cpu'")
 
@@ -225,6 +227,11 @@ def test_lowers_for_a_tpu(is_causal: bool, monkeypatch: pytest.MonkeyPatch) -> N
         (
             {"batch": 1, "heads": 1, "head_dim": 24, "value_dim": 40},
             {"is_causal": False, "clip": None, "feature_map": jnp.exp},
+        ),
+        # Wide heads, of two panels of features and three of values.
+        (
+            {"batch": 1, "heads": 1, "head_dim": 72, "value_dim": 130},
+            {"is_causal": False},
         ),
     ],
 )

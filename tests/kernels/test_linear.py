@@ -195,6 +195,29 @@ def test_in_a_model() -> None:
         # Two segments of two chunks, the last with a tail; widths that are padded.
         ("cosformer", True, {"query_length": 140, "length": 140, "value_dim": 40}),
         ("linear", False, {"query_length": 60, "length": 130, "heads": 2}),
+        # Wide heads: two panels of features and of values, in two segments; one and
+        # three, and three and one, in one segment and with a group of heads.
+        (
+            "cosformer",
+            True,
+            {"query_length": 140, "length": 140, "head_dim": 128, "value_dim": 72},
+        ),
+        (
+            "linear",
+            True,
+            {"query_length": 70, "length": 70, "head_dim": 40, "value_dim": 136},
+        ),
+        (
+            "linear",
+            True,
+            {"query_length": 50, "length": 50, "head_dim": 192, "value_dim": 64},
+        ),
+        (
+            "cosformer",
+            False,
+            {"query_length": 60, "length": 130, "heads": 2, "head_dim": 130}
+            | {"key_heads": 1, "value_dim": 65},
+        ),
     ],
 )
 def test_hopper_kernels(
@@ -203,6 +226,9 @@ def test_hopper_kernels(
     monkeypatch.setenv(kernels.INTERPRET, "gpu")
     arrays = inputs(11, **{"batch": 1, "heads": 1, "head_dim": 64} | sizes)
     mask = np.random.default_rng(12).random((1, sizes["length"])) < 0.7
+    # The values at hidden positions do not matter.
+    hidden = np.where(mask[:, :, None, None], np.float32(0), np.float32("nan"))
+    arrays = arrays[0], arrays[1] + hidden, arrays[2] + hidden
     arrays = [jnp.asarray(x, "bfloat16") for x in arrays]
     more = {"mask": mask, "is_causal": is_causal, "chunking": Chunking(64, 128)}
     compare(name, arrays, 1.5e-2, **more)

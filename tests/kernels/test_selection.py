@@ -64,8 +64,11 @@ def test_what_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     refused("the same length", inputs(0, length=9), is_causal=True)
     monkeypatch.setenv(kernels.INTERPRET, "gpu")
     refused("all in bfloat16, got .'float32'.", arrays)
-    half = [jnp.asarray(x, "bfloat16") for x in inputs(0, head_dim=65)]
-    refused("at most 64, got .65, 65.", half)
+    half = [jnp.asarray(x, "bfloat16") for x in inputs(0, head_dim=257)]
+    refused("at most 256, got .257, 257.", half)
+    if name == "cosformer":
+        half = [x[..., :129] for x in half]
+        refused("at most 128, got .129, 129.", half, is_causal=True)
     half = [x[..., :64] for x in half]
     refused("chunks of 64 positions, got 128", half, chunking=Chunking(128))
 
@@ -121,6 +124,27 @@ def test_auto_takes_kernels_where_they_run(monkeypatch: pytest.MonkeyPatch) -> N
         assert found == [("tpu", False)]
 
 
+@pytest.mark.parametrize(
+    ("mechanism", "widest"), [("linear", 256), ("cosformer", 128), ("flow", 64)]
+)
+def test_auto_takes_gpu_kernels_up_to_their_widths(
+    mechanism: Any, widest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(selection, "_native", lambda: "gpu")
+    monkeypatch.setattr(jax, "device_count", lambda: 1)
+
+    def runs(width: int, value_width: int, is_causal: bool) -> bool:
+        sizes = {"head_dim": width, "value_dim": value_width}
+        arrays = [jnp.asarray(x, "bfloat16") for x in inputs(0, **sizes)]
+        more = {"mechanism": mechanism, "is_causal": is_causal}
+        return kernels.choose("auto", *arrays, **more) is not None
+
+    for is_causal, most in ((True, widest), (False, 256)):
+        assert runs(most, most, is_causal)
+        assert not runs(most + 1, 64, is_causal)
+        assert not runs(64, most + 1, is_causal)
+
+
 @pytest.mark.parametrize("target", ["tpu", "gpu"])
 @pytest.mark.parametrize("name", ["cosformer", "flow"])
 def test_gradients_inside_shard_map(
@@ -161,6 +185,7 @@ def lowered(target: str, function: Any, *arrays: Any) -> str:
         ("tpu", 300, (2, 16, 40, "float32")),
         ("tpu", 300, (3, 128, 256, "bfloat16")),
         ("gpu", 600, (2, 64, 48, "bfloat16")),
+        ("gpu", 600, (2, 128, 100, "bfloat16")),
     ],
 )
 def test_lowers_without_the_device(
@@ -186,7 +211,8 @@ def test_lowers_without_the_device(
     if target == "tpu":
         assert text.count("tpu_custom_call") == (2 if is_causal else 4)
     else:
-        assert text.count("@mosaic_gpu") == 5
+        # Of a wide head, each of the three gradients has a kernel.
+        assert text.count("@mosaic_gpu") == (5 if width <= 64 else 6)
 
 
 @pytest.mark.parametrize("name", ["cosformer", "flow"])

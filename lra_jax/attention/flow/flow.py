@@ -182,6 +182,8 @@ def flow_attention(
         chunking,
         packed.kernel_refusal(segment_ids) or _kernel_refusal(options, is_causal),
         kernels.flow_slower_on(query.shape, is_causal),
+        mechanism="flow",
+        is_causal=is_causal,
     )
     if target is not None and kernels.has_flow(target, is_causal):
         phi = feature_maps.for_kernels(feature_map)

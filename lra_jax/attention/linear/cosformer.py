@@ -253,7 +253,15 @@ def cosformer_attention(
     if grid is not None:
         refusal = "grid", "None", f"{grid}"
     target = kernels.choose(
-        implementation, query, key, value, feature_map, chunking, refusal
+        implementation,
+        query,
+        key,
+        value,
+        feature_map,
+        chunking,
+        refusal,
+        mechanism="cosformer" if reweight else "linear",
+        is_causal=is_causal,
     )
     max_length = max_length if grid is None else None
     places = _places(max_length, mask, query, key, segment_ids)

@@ -147,7 +147,14 @@ def linear_attention(
     inputs.check_eps(eps)
     refusal = packed.kernel_refusal(segment_ids)
     target = kernels.choose(
-        implementation, query, key, value, feature_map, chunking, refusal
+        implementation,
+        query,
+        key,
+        value,
+        feature_map,
+        chunking,
+        refusal,
+        is_causal=is_causal,
     )
     mask = inputs.padding_mask(mask, query.shape[0], key.shape[1])
     if target is not None:

@@ -127,3 +127,19 @@ class Ops:
             return accumulator[...]
 
         return pl.run_scoped(multiplied, plgpu.WGMMAAccumulatorRef((TILE, TILE)))
+
+    def added(self, *sums: tuple[jax.Array, list[tuple[Any, Any]]]) -> list[jax.Array]:
+        """Each ``(sum, pairs)`` plus its products ``a b``, in the sum's own registers.
+
+        All products run at the same time; operands are those of `product`.
+        """
+        if self.interpret:
+            return [x + self.product(*pairs) for x, pairs in sums]
+
+        def multiplied(accumulators: list[Any]) -> None:
+            for accumulator, (_, pairs) in zip(accumulators, sums, strict=True):
+                for a, b in pairs:
+                    plgpu.wgmma(accumulator, a, b)
+
+        accumulators: Any = [plgpu.WGMMAAccumulatorRef.init(x) for x, _ in sums]
+        return pl.run_state(multiplied)(accumulators)

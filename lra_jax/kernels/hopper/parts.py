@@ -4,7 +4,7 @@ A program is one warpgroup of 128 threads. Tiles are 64 x 64, read by the tensor
 from shared memory, with accumulators in registers.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,14 +86,20 @@ class Program:
         return batch, head, segment
 
     def walk(
-        self, body: Callable[..., Any], refs: Sequence[tuple[str, Any]], carry: Any
+        self,
+        body: Callable[..., Any],
+        refs: Sequence[tuple[str, Any]],
+        carry: Any,
+        panels: Mapping[str, Any] | None = None,
     ) -> Any:
         """Runs ``carry = body(first, tiles, carry)`` over the segment's chunks.
 
         ``first`` is a chunk's first position. ``tiles`` maps the names given with the
         refs to their tiles, which are copied to shared memory while earlier ones are in
         use: tiles of arrays `[B, T, N, 64]`, lines `[B, N, T]`, masks `[B, T]`, and
-        per-chunk data `[B, N, T / 64, L, 64]`.
+        per-chunk data `[B, N, T / 64, L, 64]`. Of wider arrays `[B, T, N, 64 P]` a tile
+        holds one of the P panels of 64 columns; ``panels`` says which, if not the
+        first.
         """
         batch, head, segment = self.here()
         count = self.spec.block // TILE
@@ -101,7 +107,7 @@ class Program:
         def place(step: Any) -> Any:
             return segment * count + (count - 1 - step if self.backward else step)
 
-        def specs(ref: Any) -> plgpu.BlockSpec:
+        def specs(name: str, ref: Any) -> plgpu.BlockSpec:
             if len(ref.shape) == 5:
                 tile = ref.dtype == self.dtype
                 return plgpu.BlockSpec(
@@ -110,9 +116,10 @@ class Program:
                     transforms=self._transforms if tile else (),
                 )
             if len(ref.shape) == 4:
+                panel = 0 if panels is None else panels.get(name, 0)
                 return plgpu.BlockSpec(
                     (None, TILE, None, TILE),
-                    lambda i: (batch, place(i), head, 0),
+                    lambda i: (batch, place(i), head, panel),
                     transforms=self._transforms,
                 )
             if len(ref.shape) == 3:
@@ -129,7 +136,7 @@ class Program:
         return plgpu.emit_pipeline(
             step,
             grid=(count,),
-            in_specs=[specs(ref) for _, ref in refs],
+            in_specs=[specs(name, ref) for name, ref in refs],
             max_concurrent_steps=2,
             init_carry=carry,
         )(*(ref for _, ref in refs))
@@ -213,16 +220,20 @@ class Program:
         arrays: list[jax.Array],
         outputs: list[jax.ShapeDtypeStruct],
         scratch: list[Any],
+        panels: tuple[int, ...] = (),
     ) -> list[jax.Array]:
-        """Runs ``kernel(*arrays, *outputs, *scratch)`` for every segment and head."""
+        """Runs ``kernel(*arrays, *outputs, *scratch)`` for every segment and head.
+
+        ``panels`` is a further axis of the grid, the panels that differ by program.
+        """
         more = {"interpret": interpreter()} if self.spec.interpret else {}
-        grid = (*self.shape[:2], self.segments)
+        grid = (*self.shape[:2], self.segments, *panels)
         found = plgpu.kernel(
             kernel,
             out_type=outputs,
             scratch_types=scratch,
             grid=grid,
-            grid_names=("b", "n", "g"),
+            grid_names=tuple("bngp"[: len(grid)]),
             **more,
         )(*arrays)
         return [_varying_like(x, arrays) for x in found]
@@ -246,14 +257,14 @@ class LinearProgram(Program):
 
 
 def whole(spec: Form, x: jax.Array, alive: bool = True) -> jax.Array:
-    """Pads `[B, T, N, W]` to 64 columns and whole segments.
+    """Pads `[B, T, N, W]` to a multiple of 64 columns and whole segments.
 
     The added rows are zero, or, if not alive, have zero features.
     """
-    missing = -x.shape[1] % spec.block
-    if x.shape[3] == TILE and not missing:
+    missing, narrow = -x.shape[1] % spec.block, -x.shape[3] % TILE
+    if not missing and not narrow:
         return x
-    pad = [(0, 0), (0, missing), (0, 0), (0, TILE - x.shape[3])]
+    pad = [(0, 0), (0, missing), (0, 0), (0, narrow)]
     return jnp.pad(x, pad, constant_values=0.0 if alive else dead(spec))
 
 
@@ -278,15 +289,17 @@ def dead(spec: Form) -> float:
     return DEAD.get(spec.feature_map, 0.0)
 
 
-def send(first: Any, pairs: list[tuple[Any, Any]], at: tuple[Any, Any]) -> None:
+def send(first: Any, pairs: list[tuple[Any, Any]], at: tuple[Any, ...]) -> None:
     """Copies staged tiles `[64, 64]` or lines `[64]` to their place in the arrays.
 
+    ``at`` is the sample, the head and, of an array of several panels, the panel.
     The caller must have waited for earlier copies (`plgpu.wait_smem_to_gmem`), put the
     values into shared memory and committed them.
     """
-    batch, head = at
+    batch, head, *panel = at
+    columns = [pl.ds(x * TILE, TILE) for x in panel]
     rows = pl.ds(first, TILE)
     for staged, ref in pairs:
         wide = len(ref.shape) == 4
-        place = (batch, rows, head) if wide else (batch, head, rows)
+        place = (batch, rows, head, *columns) if wide else (batch, head, rows)
         plgpu.copy_smem_to_gmem(staged, ref.at[*place])

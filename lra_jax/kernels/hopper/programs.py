@@ -9,7 +9,7 @@ Without causality the sums over all keys come from the same pass, and the other 
 apply them.
 
 Heads are padded to 64 columns and sequences to whole segments here; the padding has
-zero features.
+zero features. `hopper.wide` is for wider heads.
 """
 
 from typing import Any
@@ -26,12 +26,12 @@ from lra_jax.kernels.spec import Gradients, Inputs, Spec
 def forward(spec: Spec, given: Inputs, save: bool) -> tuple[jax.Array, Any]:
     """The output `[B, T, N, Hv]` and what `backward` needs."""
     length, width = given.query.shape[1], given.value.shape[3]
-    q, k, v, mask, _, scale = _padded(spec, given)
+    q, k, v, mask, _, scale = padded(spec, given)
     over_queries, over_keys = _program(spec, q), _program(spec, k)
-    if _one_segment(over_keys):
+    if one_segment(over_keys):
         starts = [jnp.zeros(x.shape, x.dtype) for x in over_keys.states()]
     else:
-        starts = _before(spec, products.sums(over_keys, k, v, mask, scale))
+        starts = before(spec, products.sums(over_keys, k, v, mask, scale))
     pairs = (k, v) if spec.is_causal else None
     out, den = products.outputs(over_queries, q, pairs, mask, scale, starts)
     out = out[:, :length, :, :width]
@@ -41,17 +41,17 @@ def forward(spec: Spec, given: Inputs, save: bool) -> tuple[jax.Array, Any]:
 def backward(spec: Spec, given: Inputs, saved: Any, of_out: jax.Array) -> Gradients:
     """The gradients of query, key and value."""
     out, den, starts = saved
-    q, k, v, mask, _, scale = _padded(spec, given)
+    q, k, v, mask, _, scale = padded(spec, given)
     up = whole(spec, of_out)
-    lines = _lines(spec, out, den, of_out)
+    lines = gradient_lines(spec, out, den, of_out)
     over_queries = _program(spec, q)
     pairs = (k, v) if spec.is_causal else None
     arrays = (over_queries, q, up, lines)
     of_query = slopes.queries(*arrays, pairs, mask, scale, starts)
-    if _one_segment(over_queries):
+    if one_segment(over_queries):
         laters = [jnp.zeros(x.shape, x.dtype) for x in over_queries.states()]
     else:
-        laters = _after(spec, slopes.mirrored_sums(*arrays, scale))
+        laters = after(spec, slopes.mirrored_sums(*arrays, scale))
     over_keys = _program(spec, k, backward=True)
     later_arrays = [q, up, *lines] if spec.is_causal else []
     of_key, of_value = slopes.pairs(over_keys, k, v, mask, scale, laters, later_arrays)
@@ -63,13 +63,13 @@ def _program(spec: Spec, x: jax.Array, backward: bool = False) -> LinearProgram:
     return LinearProgram(spec, (batch, heads, length), x.dtype, backward)
 
 
-def _one_segment(program: LinearProgram) -> bool:
+def one_segment(program: LinearProgram) -> bool:
     """Whether the program's own walk covers the whole sequence."""
     return program.spec.is_causal and program.segments == 1
 
 
-def _padded(spec: Spec, given: Inputs) -> Inputs:
-    """Inputs with whole segments and 64 columns; the mask as `[B, S]`."""
+def padded(spec: Spec, given: Inputs) -> Inputs:
+    """Inputs with whole segments and panels of 64 columns; the mask as `[B, S]`."""
     query, key = (whole(spec, x, alive=False) for x in (given.query, given.key))
     mask = None if given.mask is None else given.mask[:, 0]
     if mask is not None:
@@ -78,20 +78,21 @@ def _padded(spec: Spec, given: Inputs) -> Inputs:
     return given._replace(query=query, key=key, value=value, mask=mask)
 
 
-def _before(spec: Spec, sums: list[jax.Array]) -> list[jax.Array]:
+def before(spec: Spec, sums: list[jax.Array]) -> list[jax.Array]:
     """The sum before each segment, `[B, N, G, ...]`; the whole sum if not causal."""
     if not spec.is_causal:
         return [x.sum(2, keepdims=True) for x in sums]
     return [jnp.cumsum(x, 2) - x for x in sums]
 
 
-def _after(spec: Spec, sums: list[jax.Array]) -> list[jax.Array]:
+def after(spec: Spec, sums: list[jax.Array]) -> list[jax.Array]:
+    """The sum after each segment, or the whole sum."""
     if not spec.is_causal:
-        return _before(spec, sums)
+        return before(spec, sums)
     return [jnp.flip(jnp.cumsum(jnp.flip(x, 2), 2), 2) - x for x in sums]
 
 
-def _lines(
+def gradient_lines(
     spec: Spec, out: jax.Array, den: jax.Array, of_out: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """1 / den and the denominators' gradients, `[B, N, T]`."""
