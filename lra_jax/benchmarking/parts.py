@@ -42,14 +42,14 @@ DEVICE = Part("device", 40)
 """Reports the device. It runs in every call, as a check on the others."""
 
 PARTS = (
-    Part("reference", 120, environment=_ON_THE_CPU),
-    Part("correctness", 200),
+    Part("reference", 90, environment=_ON_THE_CPU),
+    Part("correctness", 260),
     Part("times", 130),
     Part("times-causal", 130),
     Part("kernels", 60),
-    Part("kernel-times", 70),
-    Part("kernel-times-causal", 70),
-    Part("flash-linear-attention", 120),
+    Part("kernel-times", 60),
+    Part("kernel-times-causal", 60),
+    Part("flash-linear-attention", 90),
     Part("listops", 150, task="listops"),
     Part("lm", 90, task="lm"),
 )

@@ -44,6 +44,8 @@ class Program:
         begun = time.perf_counter()
         self._call = function.lower(*jax.eval_shape(work.make)).compile()
         self.compile_seconds = time.perf_counter() - begun
+        # Compiled, because a model consists of many arrays.
+        self._make = jax.jit(work.make).lower().compile()
         sizes: Any = self._call.memory_analysis()
         self.memory = Memory(
             sizes.argument_size_in_bytes,
@@ -71,8 +73,7 @@ class Program:
         Args:
           min_seconds: a sample will consist of as many calls as take this long.
         """
-        # Compiled, because a model consists of many arrays.
-        self._arguments = jax.block_until_ready(jax.jit(self._work.make)())
+        self._arguments = jax.block_until_ready(self._make())
         self._run(1)  # Touches its memory for the first time.
         seconds = self._run(1)
         self._calls = max(1, min(1000, round(min_seconds / max(seconds, 1e-6))))
