@@ -27,6 +27,8 @@ _WIDEST = {"tpu": 256, "gpu": 256}
 # A causal GPU kernel holds the states of one panel of its result in registers, with
 # angles twice as many; those of Flow have no panels.
 _WIDEST_CAUSAL = {"linear": 256, "cosformer": 128, "flow": 64}
+# The widths that "auto" gives to kernels: wider ones have not been timed on a GPU.
+_AUTOMATIC = {"tpu": 256, "gpu": 64}
 _CHUNKS = {"tpu": 16, "gpu": 64}
 # B N of causal Flow-Attention and B T N of the other form from which kernels are faster
 # on a Hopper GPU.
@@ -93,6 +95,8 @@ def choose(
     widest = _WIDEST[target]
     if target == "gpu" and is_causal:
         widest = _WIDEST_CAUSAL[mechanism]
+    if not forced:
+        widest = min(widest, _AUTOMATIC[target])
     arrays = query, key, value
     problem = refusal or _unsuited(target, arrays, widths, widest, chunking)
     if problem is None:

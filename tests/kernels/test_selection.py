@@ -127,22 +127,30 @@ def test_auto_takes_kernels_where_they_run(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     ("mechanism", "widest"), [("linear", 256), ("cosformer", 128), ("flow", 64)]
 )
-def test_auto_takes_gpu_kernels_up_to_their_widths(
+def test_gpu_kernels_up_to_their_widths(
     mechanism: Any, widest: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """On request; wide ones have not been timed, so auto does not take them."""
     monkeypatch.setattr(selection, "_native", lambda: "gpu")
     monkeypatch.setattr(jax, "device_count", lambda: 1)
 
-    def runs(width: int, value_width: int, is_causal: bool) -> bool:
+    def chosen(
+        implementation: Any, width: int, value_width: int, is_causal: bool
+    ) -> Any:
         sizes = {"head_dim": width, "value_dim": value_width}
         arrays = [jnp.asarray(x, "bfloat16") for x in inputs(0, **sizes)]
         more = {"mechanism": mechanism, "is_causal": is_causal}
-        return kernels.choose("auto", *arrays, **more) is not None
+        return kernels.choose(implementation, *arrays, **more)
 
     for is_causal, most in ((True, widest), (False, 256)):
-        assert runs(most, most, is_causal)
-        assert not runs(most + 1, 64, is_causal)
-        assert not runs(64, most + 1, is_causal)
+        assert chosen("pallas", most, most, is_causal) == ("gpu", False)
+        assert chosen("auto", 64, 64, is_causal) == ("gpu", False)
+        for sizes in ((most + 1, 64), (64, most + 1)):
+            assert chosen("auto", *sizes, is_causal) is None
+            with pytest.raises(ValueError, match=f"at most {most}, got"):
+                chosen("pallas", *sizes, is_causal)
+        for sizes in ((65, 64), (64, 65)):
+            assert chosen("auto", *sizes, is_causal) is None
 
 
 @pytest.mark.parametrize("target", ["tpu", "gpu"])
