@@ -230,6 +230,7 @@ class _Loop:
             about = {
                 "validated": validated,
                 "metrics": seals.digest(read_metrics(trainer.workdir)),
+                "origins": trainer.origins,
             }
             trainer.checkpoints.save_latest(
                 step, trainer.state, trainer.progress, trainer.data, about

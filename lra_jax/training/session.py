@@ -130,6 +130,12 @@ class Session:
         if step > steps:  # It was being extended, and its result is gone.
             wanted = f"at least {step}, the step of the newest checkpoint"
             raise expected("--train.steps", wanted, steps)
+        before = self.trainer.checkpoints.seal.get("origins", {})
+        now = {"device": describe_devices(), "commit": self.commit}
+        self.trainer.origins = {
+            name: list(dict.fromkeys([*before.get(name, []), *filter(None, [value])]))
+            for name, value in now.items()
+        }
         return step
 
     def _track(self) -> tracking.Tracker:
@@ -230,9 +236,10 @@ class Session:
             "data": self.dataset.name,
             "data_fingerprint": self.dataset.fingerprint,
             "official_data": self.task.is_official(self.config.data, self.dataset),
-            "device": describe_devices(),
+            # Of a run that was resumed elsewhere: all of them, in turn.
+            "device": "; ".join(trainer.origins["device"]),
             "versions": versions(),
-            "commit": self.commit,
+            "commit": "; ".join(trainer.origins["commit"]) or None,
             "command": self.command,
         }
 

@@ -13,6 +13,7 @@ import pytest
 
 from lra_jax import seals, train
 from lra_jax.training import Trainer
+from lra_jax.training import session as sessions
 from lra_jax.training.loop import Interrupted
 from lra_jax.training.metrics import read_metrics
 from lra_jax.training.session import Session
@@ -144,6 +145,30 @@ def test_a_last_validation_that_was_broken_off(data_dir, tmp_path, monkeypatch):
             assert trainer.checkpoints.seal["validated"] == validated
             session.run()
     assert latest(tmp_path) == 8
+
+
+def test_a_run_resumed_elsewhere_names_all_its_origins(data_dir, tmp_path, monkeypatch):
+    """Also those of sessions before the last two."""
+
+    def broken_off(self, params, split, stop, console):
+        stop.signum = signal.SIGTERM
+        raise Stopped
+
+    config = helpers.tiny(data_dir, tmp_path, train={"steps": 8, "eval_every": 8})
+    ours = {"device": [sessions.describe_devices()], "commit": [sessions.commit()]}
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "evaluate", broken_off)
+        patch.setattr(sessions, "describe_devices", lambda: "a GPU")
+        patch.setattr(sessions, "commit", lambda: "another")
+        with Session(config, quiet=True) as session, pytest.raises(Interrupted):
+            session.run()
+    with Session(config, quiet=True) as session:
+        session.run()
+    (tmp_path / "result.json").unlink()
+    with Session(config, quiet=True) as session:
+        result = session.run()
+    for name, first in (("device", "a GPU"), ("commit", "another")):
+        assert result[name].split("; ") == [first, *filter(None, ours[name])]
 
 
 @pytest.mark.parametrize("steps", [8, 12])
