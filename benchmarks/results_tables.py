@@ -129,10 +129,11 @@ def part_runs() -> str:
         "| cosFormer, ListOps | device | test accuracy | last checkpoint "
         "| loss of the last | parameters |"
     )
+    steps, tested = ({r[name] for r in rows} for name in ("steps", "test_examples"))
     note = (
-        f"Preset `modern-quick`, {_one({r['steps'] for r in rows}):,} steps, with one "
-        "change; seed 0 where none is given. Test accuracy is that of the checkpoint "
-        f"with the best validation score, on {_one({r['test_examples'] for r in rows}):,} "
+        f"Preset `modern-quick`, {_one(steps):,} steps, with one change; seed 0 where "
+        "none is given. Test accuracy is that of the checkpoint with the best "
+        f"validation score, on {_one(tested):,} "
         "examples (standard error 1.1 points). The runs on the GPU shared it. "
         "`results/parts/` has the command, commit and versions of each run."
     )
@@ -152,7 +153,12 @@ def _changed(result: dict[str, Any]) -> str:
 
 
 def _short_device(result: dict[str, Any]) -> str:
-    return "an H100" if "H100" in result["device"] else "2 CPU cores"
+    """The devices of a run, in turn."""
+    names = {"H100": "an H100", "H200": "an H200", "CPU": "2 CPU cores"}
+    devices = result["device"].split("; ")
+    return ", then ".join(
+        name for device in devices for kind, name in names.items() if kind in device
+    )
 
 
 def pathfinder_runs() -> str:
