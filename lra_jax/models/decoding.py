@@ -70,6 +70,8 @@ def prefill(
     """
     check_shape("tokens", tokens, "B T", None, None)
     batch, length = tokens.shape
+    if not length:
+        raise expected("tokens", "at least one position", f"shape {tokens.shape}")
     if mask is not None:
         check_shape("mask", mask, "B T", batch, length)
         _check_right(mask)

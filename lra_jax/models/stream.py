@@ -30,8 +30,10 @@ class LayerState(NamedTuple):
     """A layer's memory of the past; the first axis of every array is the batch."""
 
     mechanism: Any  # the state of the mechanism's own stream
-    recent: jax.Array  # the layer's last inputs, [B, short_conv - 1, D]
-    real: jax.Array  # which of them there were, [B, short_conv - 1]
+    # The layer's last inputs, and which of them there were, for a short convolution;
+    # None without one, because Orbax does not save arrays without entries.
+    recent: jax.Array | None  # [B, short_conv - 1, D]
+    real: jax.Array | None  # [B, short_conv - 1]
     position: jax.Array  # of the next input, [B] int32
 
     __repr__ = shapes_shown
@@ -82,7 +84,8 @@ def prefill(
       inputs: `[B, T, in_features]`.
       mask: boolean `[B, T]`, True at real positions; prompts of different lengths are
         padded on the right or on the left; with rotary positions only on the right,
-        unless only their differences matter, as in softmax attention.
+        unless only their differences matter, as in softmax attention. Later parts are
+        padded on the right: in front of a real position, padding counts as distance.
       state: the state after the earlier parts; None = there are none.
 
     Returns:
@@ -96,21 +99,20 @@ def prefill(
     """
     _check(layer)
     check_shape("inputs", inputs, "B T D", None, None, layer.config.in_features)
-    batch, length, width = inputs.shape
+    batch, length, _ = inputs.shape
+    if not length:
+        raise expected("inputs", "at least one position", f"shape {inputs.shape}")
     if mask is not None:
         check_shape("mask", mask, "B T", batch, length)
         _check_side(layer, mask)
     real = jnp.ones((batch, length), bool) if mask is None else mask
     before = max(layer.config.short_conv - 1, 0)
-    if state is None:
-        recent = jnp.zeros((batch, before, width), inputs.dtype)
-        seen = jnp.zeros((batch, before), bool)
-        position = jnp.zeros((batch,), jnp.int32)
+    recent, seen, position = _earlier(state, inputs, before)
+    if before:  # The window of a convolution reaches back into the earlier parts.
+        inputs = jnp.concatenate([recent, inputs], 1)
+        seen = jnp.concatenate([seen, real], 1)
     else:
-        recent, seen, position = state.recent, state.real, state.position
-    # The window of a convolution reaches back into the earlier parts.
-    inputs = jnp.concatenate([recent, inputs], 1)
-    seen = jnp.concatenate([seen, real], 1)
+        seen = real
     query, key, value, keywords = layer.projected(inputs, seen, skip=before)
     ends = jnp.where(real, jnp.arange(1, length + 1)[None], 0).max(1)
     if layer.config.rotary:
@@ -125,13 +127,37 @@ def prefill(
     given = {name: x for name, x in keywords.items() if name in taken}
     earlier = None if state is None else state.mechanism
     out, after = run(query, key, value, mask=mask, state=earlier, **given)
-    # Each sample's own last rows, excluding any padding after them.
-    rows = ends[:, None] + jnp.arange(before)[None]
-    kept = jnp.take_along_axis(inputs, rows[:, :, None], 1)
-    present = jnp.take_along_axis(seen, rows, 1)
+    kept = present = None
+    if before:  # Each sample's own last rows, excluding any padding after them.
+        rows = ends[:, None] + jnp.arange(before)[None]
+        kept = jnp.take_along_axis(inputs, rows[:, :, None], 1)
+        present = jnp.take_along_axis(seen, rows, 1)
     position = (position + ends).astype(jnp.int32)
     out = layer.finished(out, value, inputs[:, before:])
     return out, LayerState(after, kept, present, position)
+
+
+def _earlier(
+    state: LayerState | None, inputs: jax.Array, before: int
+) -> tuple[Any, Any, jax.Array]:
+    """The last rows of the earlier parts, which of them there were, and the position.
+
+    Raises:
+      ValueError: the state is of another batch, or of a layer with another window.
+    """
+    batch, _, width = inputs.shape
+    if state is None:
+        recent = jnp.zeros((batch, before, width), inputs.dtype)
+        seen = jnp.zeros((batch, before), bool)
+        return recent, seen, jnp.zeros((batch,), jnp.int32)
+    check_shape("state.position", state.position, "B", batch)
+    if before:
+        check_shape("state.recent", state.recent, "B S D", batch, before, width)
+        check_shape("state.real", state.real, "B S", batch, before)
+    elif state.recent is not None:
+        wanted = "None for a layer without a short convolution"
+        raise expected("state.recent", wanted, f"shape {state.recent.shape}")
+    return state.recent, state.real, state.position
 
 
 def step(

@@ -305,9 +305,15 @@ _PLURALS = {"train.learning_rate": "rates", "train.weight_decay": "weight decays
 def _heat_map(values: Mapping[str, Mapping[str, float]], tests: Sequence[Test]) -> Any:
     models, names = list(values), [test.name for test in tests]
     cells = [[values[m].get(n, np.nan) for n in names] for m in models]
-    size = (2.6 + 0.95 * len(names), 1.3 + 0.24 * len(models))
+    labels = [_label(test) for test in tests]
+    # Names stand beside the cells: a row's at full width, a column's on its slope.
+    wide, high = (max(map(len, texts)) for texts in (models, labels))
+    size = (
+        1.2 + 0.95 * len(names) + max(1.4, 0.085 * wide),
+        0.7 + 0.24 * len(models) + max(0.6, 0.055 * high),
+    )
     figure, axes = charts.figure(1, 1, size=size)
-    charts.heat_map(figure, axes[0, 0], cells, models, [_label(test) for test in tests])
+    charts.heat_map(figure, axes[0, 0], cells, models, labels)
     return figure
 
 

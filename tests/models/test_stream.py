@@ -1,13 +1,16 @@
 """A layer's stream gives what the layer gives for the whole sequence."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from attention.mechanisms import STREAMS, assert_close, assert_rejects, fast_jit
 from flax import nnx
+from orbax.checkpoint import v1 as ocp
 
-from lra_jax.models import MultiHeadAttention
+from lra_jax.models import MultiHeadAttention, load_arrays, save_arrays
 from lra_jax.models.stream import prefill, step
 
 LENGTH = 10
@@ -107,3 +110,33 @@ def test_what_cannot_be_streamed():
     assert_rejects(lambda: prefill(turning, x, mask=left), "mask", "on the left")
     _, state = prefill(turning, x)
     assert_rejects(lambda: step(turning, state, x[:, 0]), "inputs", "max_length=10")
+
+
+@pytest.mark.parametrize("window", [0, 3])
+def test_a_saved_state_goes_on(window: int, tmp_path):
+    """By Orbax, which refuses arrays without entries, and by safetensors."""
+    layer = _layer("linear", short_conv=window)
+    _, state = prefill(layer, X[:, :5])
+    ocp.save_pytree(tmp_path / "orbax", state)
+    save_arrays(tmp_path / "state.safetensors", state)
+    wanted, _ = step(layer, state, X[:, 5])
+    shapes = jax.eval_shape(lambda: layer.init_state(2))
+    for restored in (
+        ocp.load_pytree(tmp_path / "orbax", state),
+        load_arrays(tmp_path / "state.safetensors", shapes),
+    ):
+        assert_close(step(layer, restored, X[:, 5])[0], wanted)
+
+
+def test_states_of_other_layers_and_batches_are_refused():
+    layers = {window: _layer("linear", short_conv=window) for window in (0, 3, 4)}
+    states = {window: prefill(x, X[:, :5])[1] for window, x in layers.items()}
+    one = X[:, 5]
+    for window, other in ((3, 4), (4, 3), (3, 0), (0, 3)):
+        call = functools.partial(step, layers[window], states[other], one)
+        assert_rejects(call, "state.recent: expected")
+    for window, layer in layers.items():
+        call = functools.partial(step, layer, states[window], one[:1])
+        assert_rejects(call, "state.position: expected", "(1,)")
+        call = functools.partial(prefill, layer, X[:, :0], state=states[window])
+        assert_rejects(call, "inputs: expected at least one position")

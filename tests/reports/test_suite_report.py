@@ -7,9 +7,11 @@ import pytest
 
 from lra_jax import report
 from lra_jax.configs import get_preset
+from lra_jax.reports import charts
 from lra_jax.reports.runs import group_runs, read_runs
 from lra_jax.reports.suites import (
     _by_part,
+    _heat_map,
     _lines,
     best_groups,
     find_tests,
@@ -225,6 +227,17 @@ def test_the_page_of_a_suite(folder, tmp_path):
     for name in ("suite-state-quick", "lengths-parity-state-quick"):
         assert (out / f"{name}.png").stat().st_size > 5_000
         assert f"({name}.png)" in page
+
+
+def test_a_model_with_many_changed_settings_has_a_picture(tmp_path):
+    """Its long name leaves room for the cells; matplotlib would warn otherwise."""
+    changed = {"num_layers": 1, "embed_dim": 16, "qkv_dim": 16, "mlp_dim": 48}
+    write(tmp_path / "a", "parity", "gla", 51.0, 53.0, model=changed)
+    (test,) = found(tmp_path, "parity")
+    (name,) = best_groups([test])
+    assert len(name) > 40
+    with charts.style():
+        charts.to_png(_heat_map({name: {test.name: 51.0}}, [test]))
 
 
 def write_language_run(folder, rate, loss, accuracy):
