@@ -59,12 +59,13 @@ def _lines(folder: Path) -> list[charts.Line]:
 
 def _name(result: dict[str, Any]) -> str:
     """The label of a run's curve."""
-    first = taught(result)
+    first, size = taught(result), flag(result, "train.batch_size")
     parts = (
         result["attention"],
         flag(result, "data.level"),
         f"{result['steps']:,} steps",
         f"{first} first" if first else "",
+        f"batches of {size}" if size not in ("", "32") else "",
         f"seed {result['seed']}" if result["seed"] else "",
     )
     return ", ".join(filter(None, parts))

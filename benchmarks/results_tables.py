@@ -165,11 +165,13 @@ def pathfinder_runs() -> str:
     """The markdown table of runs on Pathfinder."""
     results = _read("pathfinder")
     head = (
-        "| attention | level | pretrained on | seed | test accuracy | last checkpoint "
-        "| parameters | steps | steps/s | time |"
+        "| attention | level | patches | batch | pretrained on | seed | test accuracy "
+        "| last checkpoint | parameters | steps | steps/s | time |"
     )
     lines = (
         f"| {result['attention']} | {flag(result, 'data.level')} "
+        f"| {flag(result, 'model.patch') or '-'} "
+        f"| {flag(result, 'train.batch_size')} "
         f"| {taught(result) or '-'} | {result['seed']} | {_scores(result)} "
         f"| {result['parameters']:,} | {_pace(result)} |"
         for result in results
