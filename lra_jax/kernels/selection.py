@@ -52,8 +52,9 @@ def choose(
 
     Args:
       implementation: "xla"; "pallas"; or "auto", the kernels if the backend is a TPU or
-        a Hopper GPU, they support the inputs and the compiler does not spread the
-        arrays over several devices (inside ``jax.shard_map`` it does not).
+        a Hopper GPU, they support the inputs (on a GPU, up to 64 columns) and the
+        compiler does not spread the arrays over several devices (inside
+        ``jax.shard_map`` it does not).
       query: `[B, T, N, H]`, already checked, as are key and value.
       key: `[B, S, N, H]`.
       value: `[B, S, N, Hv]`.
