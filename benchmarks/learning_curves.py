@@ -60,11 +60,13 @@ def _lines(folder: Path) -> list[charts.Line]:
 def _name(result: dict[str, Any]) -> str:
     """The label of a run's curve."""
     first, size = taught(result), flag(result, "train.batch_size")
+    whole = result["task"] == "pathfinder" and not flag(result, "model.patch")
     parts = (
         result["attention"],
         flag(result, "data.level"),
         f"{result['steps']:,} steps",
         f"{first} first" if first else "",
+        "no patches" if whole else "",
         f"batches of {size}" if size not in ("", "32") else "",
         f"seed {result['seed']}" if result["seed"] else "",
     )
