@@ -4,9 +4,9 @@ It leaves a JSON file with its results, or with ``skipped``, the reason why ther
 none. Rows are on disk as soon as they are measured, in case the process ends.
 """
 
+import contextlib
 import json
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -69,16 +69,12 @@ def _compare(
         for dtype in correctness.TOLERANCES
         if (case.attention, case.causal, dtype) not in done
     ]
-    # Nearly all of the time is compilation, which can be done side by side.
-    with ThreadPoolExecutor(runner.compilers()) as pool:
-        try:
-            for row in pool.map(lambda job: correctness.compare(*job), left):
-                rows.append(row)
-                say(correctness.in_words(row))
-                write_json(file, {"tolerances": correctness.TOLERANCES, "rows": rows})
-        except KeyboardInterrupt:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    made = runner.side_by_side(lambda job: correctness.compare(*job), left)
+    with contextlib.closing(made):
+        for row in made:
+            rows.append(row)
+            say(correctness.in_words(row))
+            write_json(file, {"tolerances": correctness.TOLERANCES, "rows": rows})
 
 
 def _kernels(config: BenchmarkConfig, file: Path, say: Say) -> None:

@@ -6,13 +6,14 @@ fill the memory, and those with long calls: these outlast a spell, and between o
 programs they would find memory fragmented, and pay for fetching it from the system.
 """
 
+import contextlib
 import itertools
 import math
 import os
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -24,6 +25,8 @@ from lra_jax.benchmarking.works import Unsupported
 from lra_jax.errors import first_line
 
 Row = dict[str, Any]
+T = TypeVar("T")
+R = TypeVar("R")
 
 # A larger share of the roofline says that the roofline was measured on a busy machine.
 # Arrays that stay in the caches explain a little more than the whole.
@@ -85,8 +88,8 @@ class Runner:
         return self.rows
 
     def _run_group(self, cases: list[Case]) -> None:
-        with ThreadPoolExecutor(compilers()) as pool:
-            found = zip(cases, pool.map(_compiled, cases), strict=True)
+        with contextlib.closing(side_by_side(_compiled, cases)) as compiled:
+            found = zip(cases, compiled, strict=True)
             programs = [self._usable(case, program) for case, program in found]
         programs = [program for program in programs if program is not None]
         limit = self._limit()
@@ -198,13 +201,21 @@ class Runner:
         return available_bytes() if self._max_bytes is None else self._max_bytes
 
 
-def compilers() -> int:
-    """The number of programs to compile at once.
+def side_by_side(
+    function: Callable[[T], R], items: Iterable[T]
+) -> Generator[R, None, None]:
+    """The results of functions that mainly compile, in order; several at once.
 
     An accelerator's host has little else to do. On a CPU each takes several threads
-    anyway, and one at a time needs the least memory.
+    anyway, and one at a time needs the least memory. Closing it, as after Ctrl-C,
+    leaves out those that have not begun.
     """
-    return 1 if jax.default_backend() == "cpu" else min(8, os.cpu_count() or 1)
+    on_cpu = jax.default_backend() == "cpu"
+    pool = ThreadPoolExecutor(1 if on_cpu else min(8, os.cpu_count() or 1))
+    try:
+        yield from pool.map(function, items)
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _compiled(case: Case) -> Program | Exception:

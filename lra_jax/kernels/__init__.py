@@ -13,7 +13,6 @@ from lra_jax.kernels.selection import (
     Refusal,
     Target,
     choose,
-    flow_slower_on,
 )
 from lra_jax.kernels.spec import MAPS as FEATURE_MAPS
 
@@ -26,6 +25,5 @@ __all__ = [
     "attend",
     "attend_flow",
     "choose",
-    "flow_slower_on",
     "has_flow",
 ]

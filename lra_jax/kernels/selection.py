@@ -1,7 +1,6 @@
 """Chooses the implementation of a call: the kernels, or the form that XLA compiles."""
 
 import os
-from collections.abc import Collection
 from typing import Any, Literal
 
 import jax
@@ -44,7 +43,6 @@ def choose(
     feature_map: FeatureMap = "relu",
     chunking: Any = None,
     refusal: Refusal | None = None,
-    slower_on: Collection[str] = (),
     mechanism: Mechanism = "linear",
     is_causal: bool = False,
 ) -> Target | None:
@@ -52,9 +50,9 @@ def choose(
 
     Args:
       implementation: "xla"; "pallas"; or "auto", the kernels if the backend is a TPU or
-        a Hopper GPU, they support the inputs (on a GPU, up to 64 columns) and the
-        compiler does not spread the arrays over several devices (inside
-        ``jax.shard_map`` it does not).
+        a Hopper GPU, they support the inputs (on a GPU, up to 64 columns), they are
+        not slower for these sizes, and the compiler does not spread the arrays over
+        several devices (inside ``jax.shard_map`` it does not).
       query: `[B, T, N, H]`, already checked, as are key and value.
       key: `[B, S, N, H]`.
       value: `[B, S, N, Hv]`.
@@ -62,8 +60,6 @@ def choose(
       chunking: `causal.Chunking` or None.
       refusal: the option of the mechanism that kernels do not support; None = they
         support all.
-      slower_on: targets on which the kernels are slower than the XLA form for these
-        sizes, so that "auto" is the latter.
       mechanism: whose kernels; cosFormer without its angles is "linear".
       is_causal: of which form.
 
@@ -78,7 +74,9 @@ def choose(
         return None
     interpret = _interpreted() if forced else None
     target = interpret or _native()
-    if not forced and (target is None or target in slower_on):
+    if not forced and (
+        target is None or _slower(target, mechanism, query.shape, is_causal)
+    ):
         return None
     if target is None:
         raise expected(
@@ -109,22 +107,22 @@ def choose(
     return None
 
 
-def flow_slower_on(shape: tuple[int, ...], is_causal: bool) -> tuple[str, ...]:
-    """The targets on which Flow-Attention's kernels are slower than its XLA form.
+def _slower(
+    target: str, mechanism: Mechanism, shape: tuple[int, ...], is_causal: bool
+) -> bool:
+    """Whether kernels are slower than the XLA form, for a query `[B, T, N, H]`.
 
-    On Hopper GPUs a causal head is one program from its first position to its last, so
-    heads have to fill the processors; without causality, XLA computes the flows in
-    either form, and only the product of long sequences is faster. Measured on an H100
-    (results/accelerator/, docs/kernels.md).
-
-    Args:
-      shape: of the query, `[B, T, N, H]`.
-      is_causal: which form.
+    On Hopper GPUs a causal head of Flow-Attention is one program from its first
+    position to its last, so heads have to fill the processors; without causality, XLA
+    computes the flows in either form, and only the product of long sequences is faster.
+    Measured on an H100 (results/accelerator/, docs/kernels.md).
     """
+    if target != "gpu" or mechanism != "flow":
+        return False
     batch, length, heads, _ = shape
-    programs = batch * heads
-    enough = _FLOW_HEADS if is_causal else _FLOW_POSITIONS
-    return () if programs * (1 if is_causal else length) >= enough else ("gpu",)
+    if is_causal:
+        return batch * heads < _FLOW_HEADS
+    return batch * heads * length < _FLOW_POSITIONS
 
 
 def _unsuited(

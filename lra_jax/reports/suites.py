@@ -306,7 +306,7 @@ def _heat_map(values: Mapping[str, Mapping[str, float]], tests: Sequence[Test]) 
     models, names = list(values), [test.name for test in tests]
     cells = [[values[m].get(n, np.nan) for n in names] for m in models]
     labels = [_label(test) for test in tests]
-    # Names stand beside the cells: a row's at full width, a column's on its slope.
+    # Room for the names: a row's is level, a column's sloping.
     wide, high = (max(map(len, texts)) for texts in (models, labels))
     size = (
         1.2 + 0.95 * len(names) + max(1.4, 0.085 * wide),

@@ -98,8 +98,7 @@ class Trainer:
         # The step of a best checkpoint that lies after the step to resume from. It has
         # replaced an earlier one, so this step is validated again.
         self.lost_best: int | None = None
-        # Where the run has been trained, for its checkpoints: devices and commits.
-        self.origins: dict[str, list[str]] = {}
+        self.origins: dict[str, list[str]] = {}  # devices and commits, for checkpoints
         self.buckets = _buckets(config, dataset)
         self.mesh = self._make_mesh()
         self._shard = sharding.data_shard(self.mesh)

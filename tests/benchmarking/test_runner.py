@@ -2,6 +2,7 @@
 
 import math
 import platform
+import time
 
 import helpers
 import jax
@@ -262,3 +263,19 @@ def test_an_error_of_one_case_is_its_row(monkeypatch) -> None:
     monkeypatch.setattr(running, "Program", broken)
     (row,) = run([case("linear")]).rows
     assert (row["status"], row["reason"]) == ("failed", "blocks of 128 only")
+
+
+def test_what_has_not_begun_when_the_work_ends_is_left_out() -> None:
+    """As after Ctrl-C, which must not wait for a whole group of compilations."""
+    begun: list[int] = []
+
+    def work(item: int) -> int:
+        begun.append(item)
+        time.sleep(0.01)
+        return -item
+
+    results = running.side_by_side(work, range(100))
+    assert [next(results), next(results)] == [0, -1]
+    results.close()
+    assert len(begun) < 50
+    assert list(running.side_by_side(work, range(3))) == [0, -1, -2]

@@ -78,21 +78,34 @@ def chosen(
     *,
     target: str,
     dtype: str,
-    slower_on: tuple[str, ...] = (),
     **sizes: Any,
 ) -> Any:
     monkeypatch.setattr(selection, "_native", lambda: target)
     monkeypatch.setattr(jax, "device_count", lambda: 1)
     arrays = [jnp.asarray(x, dtype) for x in inputs(0, **sizes)]
-    return kernels.choose("auto", *arrays, slower_on=slower_on)
+    return kernels.choose("auto", *arrays)
 
 
-def test_flow_takes_hopper_kernels_where_they_are_faster() -> None:
-    slower = kernels.flow_slower_on
-    assert slower((4, 65_536, 8, 64), is_causal=True) == ("gpu",)
-    assert slower((16, 1_024, 8, 64), is_causal=True) == ()
-    assert slower((4, 4_096, 8, 64), is_causal=False) == ("gpu",)
-    assert slower((4, 16_384, 8, 64), is_causal=False) == ()
+@pytest.mark.parametrize(
+    ("shape", "is_causal", "takes"),
+    [
+        ((4, 65_536, 8, 64), True, False),
+        ((16, 1_024, 8, 64), True, True),
+        ((4, 4_096, 8, 64), False, False),
+        ((4, 16_384, 8, 64), False, True),
+    ],
+)
+def test_flow_takes_hopper_kernels_where_they_are_faster(
+    shape: tuple, is_causal: bool, takes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(selection, "_native", lambda: "gpu")
+    monkeypatch.setattr(jax, "device_count", lambda: 1)
+    arrays: Any = [jax.ShapeDtypeStruct(shape, "bfloat16")] * 3
+    for mechanism, expected in (("flow", takes), ("linear", True)):
+        more: Any = {"mechanism": mechanism, "is_causal": is_causal}
+        found = kernels.choose("auto", *arrays, **more)
+        assert found == (("gpu", False) if expected else None)
+        assert kernels.choose("pallas", *arrays, **more) == ("gpu", False)
 
 
 def test_auto_takes_kernels_where_they_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +115,6 @@ def test_auto_takes_kernels_where_they_run(monkeypatch: pytest.MonkeyPatch) -> N
         assert chosen(patch, target="tpu", dtype="float16") is None
         half = {"target": "gpu", "dtype": "bfloat16"}
         assert chosen(patch, **half, head_dim=64) == ("gpu", False)
-        assert chosen(patch, **half, head_dim=64, slower_on=("gpu",)) is None
         assert chosen(patch, target="gpu", dtype="float32", head_dim=64) is None
         # The compiler cannot cut a kernel into parts, but shard_map does.
         assert chosen(patch, target="tpu", dtype="float32") is not None
@@ -144,7 +156,8 @@ def test_gpu_kernels_up_to_their_widths(
 
     for is_causal, most in ((True, widest), (False, 256)):
         assert chosen("pallas", most, most, is_causal) == ("gpu", False)
-        assert chosen("auto", 64, 64, is_causal) == ("gpu", False)
+        if mechanism != "flow":  # Of so few positions its kernels would be slower.
+            assert chosen("auto", 64, 64, is_causal) == ("gpu", False)
         for sizes in ((most + 1, 64), (64, most + 1)):
             assert chosen("auto", *sizes, is_causal) is None
             with pytest.raises(ValueError, match=f"at most {most}, got"):

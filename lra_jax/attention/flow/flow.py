@@ -181,7 +181,6 @@ def flow_attention(
         feature_map,
         chunking,
         packed.kernel_refusal(segment_ids) or _kernel_refusal(options, is_causal),
-        kernels.flow_slower_on(query.shape, is_causal),
         mechanism="flow",
         is_causal=is_causal,
     )
