@@ -283,7 +283,7 @@ def _spectrum(settings: Spectrum, page: Any) -> None:
     if settings.workdir is not None:
         saved, batch = _load(settings)
         config = saved.config
-        name = f"{config.attention} on {config.task}"
+        name = f"{config.mixers} on {config.task}"
         found = {name: parts.run_spectra(saved, batch)}
         about = f"A trained model, step {saved.step}, {settings.examples} examples."
     else:
@@ -324,7 +324,7 @@ def _maps(settings: Maps, page: Any) -> None:
     maps = example_maps(saved, batch, settings.layer)
     config = saved.config
     title = (
-        f"{config.attention} on {config.task}, step {saved.step}: layer "
+        f"{config.mixers} on {config.task}, step {saved.step}: layer "
         f"{settings.layer}, example {example} of the {settings.split} split"
     )
     add_maps(page, maps, saved, title)

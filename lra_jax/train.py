@@ -152,7 +152,7 @@ def _draw(session: Any) -> None:
         return
     ended = (session.workdir / "result.json").stat().st_mtime
     if not file.exists() or file.stat().st_mtime < ended:
-        title = f"{config.attention} on {config.task}, preset {config.preset}"
+        title = f"{config.mixers} on {config.task}, preset {config.preset}"
         if run_curves.draw(session.workdir, title) is not None:
             session.console.line(f"curves in {file}")
 

@@ -188,6 +188,13 @@ train --model.mlp=product_key --model.mlp_options=keys=0 ~ --model.mlp_options: 
 train --model.mlp=product_key --model.mlp_options=key=3 ~ --model.mlp_options: option
 train --model.mlp=product_key --model.mlp_options=keys ~ --model.mlp_options: expected
 train --model.mlp=product_key --model.mlp_options=keys=4,top=5 ~ top: expected at most
+train --model.hybrid=hgrn ~ --model.hybrid: expected mechanisms with 'cosformer' among
+train --model.hybrid=hgrn, ~ --model.hybrid: expected one of
+train --model.hybrid=hgnr,cosformer ~ did you mean 'hgrn'?
+train --model.hybrid=os:system,cosformer ~ got 'os:system'
+train --model.hybrid=flow,hgrn,cosformer ~ --model.hybrid: expected at most one for each
+train --model.hybrid=luna,cosformer ~ --model.hybrid: expected mechanisms that pass no
+train --model.hybrid=nystrom,cosformer --data.packing=True ~ --model.hybrid: expected
 train --model.attention_options=clip ~ expected name=value,..., got 'clip'
 train --model.attention_options==3 ~ got '=3'
 train --model.attention_options=eps=1,eps=2 ~ expected each option once, got 'eps' twice

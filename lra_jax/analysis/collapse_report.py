@@ -141,7 +141,7 @@ def add_checkpoint(
     """
     curves = model_curves(saved.model, lambda: saved.run(batch), variants)
     config = saved.config
-    title = f"{config.attention} on {config.task}, step {saved.step}"
+    title = f"{config.mixers} on {config.task}, step {saved.step}"
     page.heading("A trained model with parts left out")
     _add_curves(page, "rank-collapse-run", title, curves)
 

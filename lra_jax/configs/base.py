@@ -205,6 +205,10 @@ class ModelConfig:
     note to every token about what it has found; with `--pretrain.target=notes`."""
     is_causal: bool = False
     """Let each position see only itself and those before it: a decoder."""
+    hybrid: str = ""
+    """Mechanisms that the blocks take in turn, `--attention` among them, as in
+    `hgrn,cosformer`; the others have their default options. None = `--attention` in
+    every block."""
     attention_options: str = ""
     """Options of the mechanism, as in `clip=5` or `features=128,sharing=none`;
     `features=256/128` sets a different value for each block."""
@@ -450,6 +454,11 @@ class Config:
         check_types(self, "--")
         for part in _PARTS:
             check_types(getattr(self, part), f"--{part}.")
+
+    @property
+    def mixers(self) -> str:
+        """The mechanisms of the blocks: `attention`, or all of a hybrid."""
+        return self.model.hybrid or self.attention
 
     def identity(self) -> dict[str, Any]:
         """Flat ``{"train.steps": ...}`` of the fields on which results depend."""

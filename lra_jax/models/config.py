@@ -307,6 +307,9 @@ class EncoderConfig:
       options: those of `AttentionConfig`, for every block; a tuple holds one value per
         block, as in ``{"features": (256, 128)}``. With ``{"sharing": "layerwise"}`` all
         blocks use the first one's arrays of the mechanism (Linformer).
+      hybrid: mechanisms that the blocks take in turn, ``mechanism`` among them, as in
+        ``("hgrn", "cosformer")``; () = ``mechanism`` in every block. ``options`` are
+        only for ``mechanism``.
       is_causal: each position attends to itself and those before it: a decoder.
       reconstructs: a learned vector, initially zero, can replace tokens, which a linear
         head of the classifiers then reconstructs.
@@ -339,8 +342,8 @@ class EncoderConfig:
 
     Raises:
       ValueError: an impossible size, rate or name, options that neither MLP nor
-        mechanism takes or that do not fit the number of blocks, or any error of
-        `AttentionConfig`.
+        mechanism takes or that do not fit the number of blocks, blocks that cannot be
+        mixed because they pass something on, or any error of `AttentionConfig`.
     """
 
     num_layers: int = 2
@@ -354,6 +357,7 @@ class EncoderConfig:
     max_length: int = 2000
     mechanism: str | Callable[..., Any] | registry.Mechanism = "cosformer"
     options: Options = ()
+    hybrid: tuple[str | Callable[..., Any] | registry.Mechanism, ...] = ()
     is_causal: bool = False
     reconstructs: bool = False
     readings: int = 1
@@ -409,8 +413,40 @@ class EncoderConfig:
         if self.patch > 1:
             self._check_patch()
         self._check_cutoffs()
+        if self.hybrid:
+            self._check_hybrid()
         for index in range(self.num_layers):
             self.attention(index)
+
+    def _check_hybrid(self) -> None:
+        names = [registry.resolve(one).name for one in self.hybrid]
+        if self._name not in names:
+            wanted = f"mechanisms with {self._name!r} among them"
+            raise expected("hybrid", wanted, ", ".join(names))
+        if len(names) > self.num_layers:
+            wanted = f"at most one for each of the {self.num_layers} blocks"
+            raise expected("hybrid", wanted, f"{len(names)}: {', '.join(names)}")
+        for name, value in dict(self.options or ()).items():
+            if isinstance(value, tuple):
+                wanted = "one value with hybrid"
+                raise expected(name, wanted, "/".join(map(str, value)))
+        if self.shares_parameters:
+            wanted = "another with hybrid, whose blocks have arrays of their own"
+            raise expected("sharing", wanted, "'layerwise'")
+        for index, name in enumerate(names):
+            try:
+                carries = self.attention(index).carries_memory
+            except ValueError as error:
+                if name == self._name:
+                    raise
+                raise within("hybrid", error) from error
+            if carries:
+                wanted = "mechanisms that pass no memory to the next block"
+                raise expected("hybrid", wanted, f"{name!r}")
+
+    @property
+    def _name(self) -> str:
+        return registry.resolve(self.mechanism).name
 
     def _check_cutoffs(self) -> None:
         ids = [c for c in self.cutoffs if isinstance(c, int | np.integer) and c > 0]
@@ -452,13 +488,27 @@ class EncoderConfig:
 
     @functools.cached_property
     def block_options(self) -> list[dict[str, Any]]:
-        """The mechanism's options for each block."""
-        return _options_by_block(dict(self.options or ()), self.num_layers)
+        """The mechanism's options for each block; {} for those of another mechanism."""
+        options = _options_by_block(dict(self.options or ()), self.num_layers)
+        if not self.hybrid:
+            return options
+        return [
+            own
+            if registry.resolve(self.block_mechanism(index)).name == self._name
+            else {}
+            for index, own in enumerate(options)
+        ]
+
+    def block_mechanism(
+        self, index: int
+    ) -> str | Callable[..., Any] | registry.Mechanism:
+        """The mechanism of a block, counted from 0."""
+        return self.hybrid[index % len(self.hybrid)] if self.hybrid else self.mechanism
 
     @property
     def shares_parameters(self) -> bool:
         """Whether all blocks compute with the first one's arrays of the mechanism."""
-        return self.block_options[0].get("sharing") == "layerwise"
+        return any(one.get("sharing") == "layerwise" for one in self.block_options)
 
     def attention(self, index: int) -> AttentionConfig:
         """The attention settings of a block, counted from 0."""
@@ -467,7 +517,7 @@ class EncoderConfig:
             in_features=self.embed_dim,
             qkv_features=self.qkv_features,
             num_kv_heads=self.num_kv_heads,
-            mechanism=self.mechanism,
+            mechanism=self.block_mechanism(index),
             max_length=self.length,
             options=self._options(index),
             is_causal=self.is_causal,

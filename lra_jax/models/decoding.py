@@ -38,10 +38,14 @@ def longest(model: CausalLM) -> int | None:
     at ``max_length``; a mechanism with none of these can continue indefinitely.
     """
     config = model.encoder.config
-    name = config.attention(0).mechanism.name
-    run = getattr(attention, f"{name}_prefill", None)
-    needs = run is None or "max_length" in inspect.signature(run).parameters
-    return config.max_length if needs or config.positions != "none" else None
+    if config.positions != "none":
+        return config.max_length
+    for index in range(config.num_layers):
+        name = config.attention(index).mechanism.name
+        run = getattr(attention, f"{name}_prefill", None)
+        if run is None or "max_length" in inspect.signature(run).parameters:
+            return config.max_length
+    return None
 
 
 def prefill(

@@ -488,9 +488,10 @@ def _of_ours(
 ) -> nnx.Module:
     model = source.model if isinstance(source, Saved) else source
     settings, config = own_settings(model), model.encoder.config
-    name = resolve(config.mechanism).name
-    if name != "softmax":
-        raise expected("source", "a model of softmax attention", f"one of {name!r}")
+    names = {resolve(one).name for one in config.hybrid or (config.mechanism,)}
+    if names != {"softmax"}:
+        got = f"one of {', '.join(map(repr, sorted(names)))}"
+        raise expected("source", "a model of softmax attention", got)
     entry = resolve(mechanism)
     if config.gate and any(g.name == "gate" for g in entry.gates):
         wanted = "one without a gate, since the source has its own"

@@ -340,15 +340,8 @@ def describe(model: Any) -> dict[str, Any]:
     settings = {
         field.name: getattr(config, field.name) for field in dataclasses.fields(config)
     }
-    mechanism = resolve(config.mechanism)
-    settings["mechanism"] = mechanism.name
-    if mechanism.foreign:
-        try:
-            settings["mechanism"] = spell(config.mechanism)
-        except ValueError as error:
-            wanted = "an attention given by name or as 'package.module:function'"
-            got = f"the function {mechanism.name!r}"
-            raise expected("model", wanted, got) from error
+    settings["mechanism"] = _spelled(config.mechanism)
+    settings["hybrid"] = [_spelled(one) for one in config.hybrid]
     dtype = settings["dtype"]  # A dtype, or a scalar type such as jnp.bfloat16.
     settings["dtype"] = None if dtype is None else str(jnp.dtype(dtype))
     for name in ("options", "mlp_options"):
@@ -356,6 +349,19 @@ def describe(model: Any) -> dict[str, Any]:
         _check_options(name, settings[name])
     described = {"kind": type(model).__name__, **own, "encoder": settings}
     return _json("model", described)
+
+
+def _spelled(spec: Any) -> str:
+    """A mechanism as text that `resolve` accepts."""
+    mechanism = resolve(spec)
+    if not mechanism.foreign:
+        return mechanism.name
+    try:
+        return spell(spec)
+    except ValueError as error:
+        wanted = "an attention given by name or as 'package.module:function'"
+        got = f"the function {mechanism.name!r}"
+        raise expected("model", wanted, got) from error
 
 
 def own_settings(model: Any) -> dict[str, Any]:
@@ -421,9 +427,11 @@ def maker(
     rest = dict(described)
     kind = _BY_NAME[known("kind", rest.pop("kind"), _BY_NAME)]
     settings = {name: _tuples(value) for name, value in rest.pop("encoder").items()}
-    mechanism, dtype = settings["mechanism"], settings["dtype"]
-    if not allow_code and ":" in mechanism:
-        raise expected("allow_code", f"True to import {mechanism!r}", False)
+    dtype = settings["dtype"]
+    # Files of earlier versions have no hybrids.
+    for mechanism in (settings["mechanism"], *settings.get("hybrid", ())):
+        if not allow_code and ":" in mechanism:
+            raise expected("allow_code", f"True to import {mechanism!r}", False)
     settings["dtype"] = None if dtype is None else jnp.dtype(dtype)
     config = EncoderConfig(**settings)
     return lambda rngs: kind(**rest, config=config, rngs=rngs)

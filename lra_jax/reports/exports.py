@@ -33,7 +33,7 @@ def _row(group: Group) -> Row:
     peak, kind = group.peak_memory
     return {
         "task": config.task,
-        "attention": config.attention,
+        "attention": config.mixers,
         "preset": config.preset,
         "test_accuracy": mean,
         "checkpoint": "last" if group.last_only else "best",

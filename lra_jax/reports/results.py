@@ -247,7 +247,7 @@ def differing_versions(groups: Sequence[Group]) -> list[str]:
 
 
 def _model(group: Group) -> str:
-    return f"{group.config.attention}, {group.config.preset}"
+    return f"{group.config.mixers}, {group.config.preset}"
 
 
 def _named(group: Group, groups: Sequence[Group]) -> str:
@@ -297,8 +297,10 @@ def _parts(model: ModelConfig) -> list[str]:
     """The parts of the model besides attention and a plain MLP."""
     window = f"{model.short_conv}" + f" x {model.short_conv}" * model.conv_grid
     named = {
+        f"blocks of {model.hybrid.replace(',', ' and ')} in turn": model.hybrid,
         f"patches of {model.patch} x {model.patch} pixels": model.patch > 1,
         f"short convolution of {window}": model.short_conv,
+        f"moving averages, {model.ema} a column": model.ema,
         "output gate": model.gate,
         "local values": model.local_values,
         "gated MLP": model.mlp == "glu",

@@ -220,7 +220,7 @@ def differing_settings(group: Group, groups: Sequence[Group]) -> str:
     that differ, as in ``learning_rate=0.001``; empty if it is the only one."""
 
     def shared(one: Group) -> tuple[str, ...]:
-        return one.config.task, one.config.attention, one.config.preset
+        return one.config.task, one.config.mixers, one.config.preset
 
     same = [one for one in groups if shared(one) == shared(group)]
     settings = [{**one.config.identity(), "seed": 0} for one in same]

@@ -23,6 +23,7 @@ from lra_jax.data.length_warmup import LengthWarmup
 from lra_jax.errors import (
     expected,
     first_line,
+    known,
     not_negative,
     positive,
     renamed,
@@ -100,18 +101,24 @@ def check_on_devices(config: Config, task: Task) -> None:
     length = encoder.num_positions(longest)
     check_memory(config.train, encoder, length)
     traced = []
-    for index, options in enumerate(encoder.block_options):
-        if options not in traced:
-            traced.append(options)
+    for index in range(encoder.num_layers):
+        one = encoder.attention(index)
+        kind = one.mechanism.name, one.options
+        if kind not in traced:
+            traced.append(kind)
             # All images are of one size, so there is no mask.
             padded = task.image_shape is None or config.model.padding == "zeros"
-            _trace(config.attention, encoder.attention(index), length, padded)
-            if padded and registry.resolve(config.attention).foreign:
-                _warn_of_padding(encoder.attention(index), length)
+            _trace(config.attention, one, length, padded)
+            if padded and one.mechanism.foreign:
+                _warn_of_padding(one, length)
 
 
 def _trace(attention: str, config: AttentionConfig, length: int, padded: bool) -> None:
-    """Traces a layer and its gradient, on two sequences."""
+    """Traces a layer and its gradient, on two sequences; ``attention`` is the run's,
+    which a hybrid has in only some of its blocks."""
+    name = config.mechanism.name
+    of_hybrid = name != registry.resolve(attention).name
+    attention = name if of_hybrid else attention
     # Alone: without another layer's arrays or memory.
     alone = {"own_parameters": True, "takes_memory": False, "gives_memory": False}
     config = dataclasses.replace(config, **alone)
@@ -129,12 +136,13 @@ def _trace(attention: str, config: AttentionConfig, length: int, padded: bool) -
             warnings.simplefilter("ignore", UserWarning)
             jax.eval_shape(jax.grad(total), inputs, mask)
     except ValueError as error:
-        name, colon, _ = str(error).partition(": expected ")
+        argument, colon, _ = str(error).partition(": expected ")
         if not colon:
             raise _broken(attention, error) from error
-        given = name in dict(config.options or ())
-        flag = "--model.attention_options" if given else "--attention"
-        if name == "attention":
+        given = argument in dict(config.options or ())
+        flag = "--model.hybrid" if of_hybrid else "--attention"
+        flag = "--model.attention_options" if given else flag
+        if argument == "attention":
             raise renamed(error, flag) from error
         raise within(flag, error) from error
     # A user's function can raise anything; this package's raise only ValueError.
@@ -252,10 +260,14 @@ def _check_packing(config: Config, task: Task) -> None:
         wanted = f"False for --task={task.name}, whose examples are not single texts"
         raise expected("--data.packing", wanted, "True")
     mechanism = registry.resolve(config.attention)
+    able = [name for name, one in registry.MECHANISMS.items() if one.packed]
     if not (mechanism.packed or (mechanism.foreign and _takes_rows(config))):
-        able = (name for name, one in registry.MECHANISMS.items() if one.packed)
         wanted = f"one of {', '.join(able)} with --data.packing"
         raise expected("--attention", wanted, f"{config.attention!r}")
+    for one in encoder_config(config).hybrid:
+        name = registry.resolve(one).name
+        if name != mechanism.name:
+            known("--model.hybrid", name, able)
     model, train = config.model, config.train
     for flag, given, fits, wanted in (
         ("model.pooling", model.pooling, model.pooling != "cls", "another"),
@@ -267,10 +279,11 @@ def _check_packing(config: Config, task: Task) -> None:
 
 
 def _takes_rows(config: Config) -> bool:
-    """Whether an attention can take the documents of a packed row."""
-    attention = encoder_config(config).attention(0)
+    """Whether all blocks can take the documents of a packed row."""
+    encoder = encoder_config(config)
+    blocks = [encoder.attention(index) for index in range(encoder.num_layers)]
     # A memory covers the whole row.
-    return attention.accepts("segment_ids") and not attention.carries_memory
+    return all(one.accepts("segment_ids") and not one.carries_memory for one in blocks)
 
 
 def _check_processes(config: Config) -> None:

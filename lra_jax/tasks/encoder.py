@@ -5,9 +5,10 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from lra_jax.attention import registry
 from lra_jax.attention.sharded.sequence import sequence_parallel
 from lra_jax.configs import Config
-from lra_jax.errors import expected, renamed, within
+from lra_jax.errors import expected, known, renamed, within
 from lra_jax.models import EncoderConfig
 
 
@@ -35,6 +36,7 @@ def _encoder_config(
     config: Config, image_shape: tuple[int, int] | None
 ) -> EncoderConfig:
     model, mechanism = config.model, config.attention
+    split = config.train.seq_devices > 1
     return EncoderConfig(
         num_layers=model.num_layers,
         embed_dim=model.embed_dim,
@@ -44,10 +46,9 @@ def _encoder_config(
         mlp=model.mlp,
         mlp_options=parse_options(model.mlp_options, "--model.mlp_options"),
         max_length=model.max_length,
-        mechanism=(
-            mechanism if config.train.seq_devices == 1 else sequence_parallel(mechanism)
-        ),
+        mechanism=sequence_parallel(mechanism) if split else mechanism,
         options=parse_options(model.attention_options),
+        hybrid=_hybrid(model.hybrid, split),
         is_causal=model.is_causal,
         reconstructs=config.pretrain.steps > 0,
         readings=model.readings,
@@ -76,7 +77,7 @@ FLAGS = {
     for name in (
         *("num_layers", "embed_dim", "num_heads", "mlp_dim", "mlp", "mlp_options"),
         *("max_length", "inputs", "patch", "cutoffs", "positions", "norm", "dropout"),
-        *("is_causal", "embed_std", "qkv_bias"),
+        *("is_causal", "embed_std", "qkv_bias", "hybrid"),
         *("short_conv", "conv_grid", "gate", "ema", "local_values", "readings"),
     )
 } | {
@@ -87,6 +88,17 @@ FLAGS = {
     "qkv_features": "--model.qkv_dim",
     "rotary": "--model.positions=rotary",
 }
+
+
+def _hybrid(text: str, split: bool) -> tuple[str | registry.Mechanism, ...]:
+    """Parses ``"hgrn,cosformer"``; only names, so that no code is imported."""
+    names = [name.strip() for name in text.split(",")] if text else []
+    for name in names:
+        known("hybrid", name, registry.MECHANISMS)
+    try:
+        return tuple(sequence_parallel(name) if split else name for name in names)
+    except ValueError as error:
+        raise renamed(error, "hybrid") from error
 
 
 def _cutoffs(text: str) -> tuple[int, ...]:

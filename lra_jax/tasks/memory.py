@@ -30,8 +30,10 @@ def check_memory(train: TrainConfig, encoder: EncoderConfig, length: int) -> Non
       ValueError: with the flags, the available memory, and the memory needed.
     """
     device, total = memory()
-    one, two = _parameters(encoder, 1), _parameters(encoder, 2)
-    count = one + (encoder.num_layers - 1) * (two - one)
+    # Blocks that differ come in turn, so that many are one step.
+    turn = max(len(encoder.hybrid), 1)
+    one, two = _parameters(encoder, turn), _parameters(encoder, 2 * turn)
+    count = int(one + (encoder.num_layers / turn - 1) * (two - one))
     _check(
         "--model.num_layers, --model.embed_dim and the other sizes",
         "parameters, their gradient and two moments",
@@ -46,9 +48,8 @@ def check_memory(train: TrainConfig, encoder: EncoderConfig, length: int) -> Non
 
 def _parameters(encoder: EncoderConfig, num_layers: int) -> int:
     """Number of parameters of an encoder with this many blocks, found by tracing."""
-    encoder = dataclasses.replace(
-        encoder, num_layers=num_layers, options=encoder.block_options[0]
-    )
+    options = encoder.options if encoder.hybrid else encoder.block_options[0]
+    encoder = dataclasses.replace(encoder, num_layers=num_layers, options=options)
     model = nnx.eval_shape(
         lambda: TransformerEncoder(1, config=encoder, rngs=nnx.Rngs(params=0))
     )

@@ -298,7 +298,7 @@ class Session:
             "task": f"{config.task}, {', '.join(sizes)}",
             "data": f"{data.name}, fingerprint {data.fingerprint}",
             "model": (
-                f"{config.attention}, preset {config.preset}, "
+                f"{config.mixers}, preset {config.preset}, "
                 f"{self.trainer.num_parameters:,} parameters, {config.train.dtype}"
             ),
             "training": (
@@ -377,13 +377,13 @@ def _show_accuracies(
     error = standard_error(result["test_accuracy_best"], examples)
     rows = [
         (
-            f"{result['attention']}, best checkpoint",
+            f"{config.mixers}, best checkpoint",
             f"{result['test_accuracy_best']:.2f}",
             f"step {result['best_step']}, +-{error:.2f} (standard "
             f"error over {examples} examples){_chosen_by(result)}",
         ),
         (
-            f"{result['attention']}, last checkpoint",
+            f"{config.mixers}, last checkpoint",
             f"{result['test_accuracy_last']:.2f}",
             f"step {result['steps']}",
         ),

@@ -34,6 +34,7 @@ def decoder(mechanism: str = "cosformer", **settings) -> models.CausalLM:
         ("softmax", {"positions": "rotary"}),
         ("flow", {"positions": "learned", "short_conv": 0}),
         ("gla", {"mlp": "none"}),
+        ("cosformer", {"hybrid": ("hgrn", "cosformer"), "num_layers": 3}),
     ],
 )
 def test_parts_give_what_the_whole_gives(mechanism, settings):

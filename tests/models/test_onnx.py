@@ -49,6 +49,7 @@ def _run(file: Path, inputs: dict[str, np.ndarray]) -> np.ndarray:
             | {"padding": "zeros", "pooling": "attention"},
         ),
         ("linear", {"padding": "zeros", "pooling": "ends"}),
+        ("linear", {"hybrid": ("cosformer", "linear"), "num_layers": 2}),
     ],
 )
 def test_a_graph_is_the_model(tmp_path: Path, mechanism: str, settings: Any) -> None:

@@ -37,6 +37,7 @@ def _apart(model: SequenceClassifier, tokens: np.ndarray, lengths: np.ndarray) -
         {"mechanism": "softmax", "pooling": "first", "positions": "rotary"},
         {"mechanism": "linear", "positions": "rotary"},
         {"mechanism": "gau", "positions": "sinusoidal"},
+        {"hybrid": ("hgrn", "cosformer"), "num_layers": 2},
     ],
 )
 def test_a_packed_row_gives_the_logits_of_each_document(changes: dict) -> None:

@@ -63,6 +63,10 @@ def test_trains(attention: str, dataset, data_dir, tmp_path) -> None:
     moves(data_dir, tmp_path, attention)
 
 
+def test_a_hybrid_trains(dataset, data_dir, tmp_path) -> None:
+    moves(data_dir, tmp_path, "cosformer", hybrid="hgrn,cosformer", num_layers=2)
+
+
 def test_trains_with_a_memory_for_an_mlp(dataset, data_dir, tmp_path) -> None:
     options = "keys=4,heads=2,top=2,query_dim=4"
     more = {"mlp": "product_key", "mlp_options": options}

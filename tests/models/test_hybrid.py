@@ -1,0 +1,179 @@
+"""Models whose blocks take several mechanisms in turn."""
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import helpers
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from attention.mechanisms import assert_rejects
+from flax import nnx
+
+from lra_jax import models
+from lra_jax.models import EncoderConfig, TransformerEncoder, decoding, saved
+
+SIZES: dict[str, Any] = {
+    "num_layers": 3,
+    "embed_dim": 8,
+    "num_heads": 2,
+    "mlp_dim": 8,
+    "max_length": 12,
+    "dropout": 0.0,
+}
+
+
+def _encoder(*hybrid: Any, mechanism: str = "cosformer", **settings) -> Any:
+    settings = SIZES | {"hybrid": hybrid, "mechanism": mechanism} | settings
+    return TransformerEncoder(11, rngs=nnx.Rngs(params=0), **settings)
+
+
+def _names(encoder: TransformerEncoder) -> list[str]:
+    return [block.attention.mechanism.name for block in encoder.blocks]
+
+
+def test_the_blocks_take_the_mechanisms_in_turn() -> None:
+    assert _names(_encoder()) == ["cosformer"] * 3
+    names = _names(_encoder("cosformer", "hgrn"))
+    assert names == ["cosformer", "hgrn", "cosformer"]
+    names = _names(_encoder("hgrn", "hgrn", "cosformer", num_layers=5))
+    assert names == ["hgrn", "hgrn", "cosformer", "hgrn", "hgrn"]
+
+
+def test_a_hybrid_of_one_is_the_mechanism() -> None:
+    tokens = np.random.default_rng(0).integers(0, 11, (2, 9))
+    plain, hybrid = _encoder(), _encoder("cosformer")
+    wanted = helpers.call_model(TransformerEncoder.__call__, plain, tokens)
+    got = helpers.call_model(TransformerEncoder.__call__, hybrid, tokens)
+    np.testing.assert_array_equal(got, wanted)
+
+
+def test_every_block_computes_its_own_mechanism() -> None:
+    """Each block does what it would in a model that has its mechanism throughout."""
+    hybrid = _encoder("cosformer", "linear", "flow")
+    tokens = np.random.default_rng(0).integers(0, 11, (2, 9))
+    mask = jnp.arange(9)[None] < jnp.array([[9], [6]])
+    of_hybrid = nnx.to_flat_state(nnx.state(hybrid, nnx.Param))
+    x: Any = None
+    for index, name in enumerate(("cosformer", "linear", "flow")):
+        alone = _encoder(mechanism=name)
+        assert [path for path, _ in nnx.to_flat_state(nnx.state(alone, nnx.Param))] == [
+            path for path, _ in of_hybrid
+        ]
+        nnx.update(alone, nnx.state(hybrid, nnx.Param))
+        if x is None:
+            x = alone.embed(jnp.asarray(tokens))
+            x = x + alone.positions[...][:9].astype(x.dtype)[None]
+        x = alone.blocks[index](x, mask)
+    got = hybrid(jnp.asarray(tokens), mask)
+    real = np.asarray(mask)
+    np.testing.assert_allclose(
+        np.asarray(got)[real], np.asarray(hybrid.norm(x))[real], rtol=1e-5, atol=1e-5
+    )
+
+
+def test_options_are_those_of_the_mechanism_alone() -> None:
+    options = {"feature_map": "elu"}
+    config = _encoder("linear", "cosformer", options=options).config
+    assert config.block_options == [{}, options, {}]
+    # They are checked as without a hybrid.
+    wrong = {"feature_maps": "elu"}
+    assert_rejects(
+        lambda: _encoder("linear", "cosformer", options=wrong), "feature_map"
+    )
+
+
+def test_a_causal_hybrid_does_not_see_ahead() -> None:
+    hybrid = _encoder("hgrn", "cosformer", is_causal=True, positions="none")
+    tokens = np.random.default_rng(0).integers(0, 11, (2, 9))
+    whole = helpers.call_model(TransformerEncoder.__call__, hybrid, tokens)
+    part = helpers.call_model(TransformerEncoder.__call__, hybrid, tokens[:, :5])
+    np.testing.assert_allclose(whole[:, :5], part, rtol=1e-5, atol=1e-5)
+
+
+def test_gradients_reach_every_block() -> None:
+    hybrid = _encoder("hgrn", "cosformer", "flow")
+    tokens = jnp.asarray(np.random.default_rng(0).integers(0, 11, (2, 9)))
+    graph, params, rest = nnx.split(hybrid, nnx.Param, ...)
+
+    def total(params: Any) -> jax.Array:
+        # Not the sum, which the last norm makes constant.
+        out = nnx.merge(graph, params, rest)(tokens)
+        return (out * jnp.arange(8.0)[None, None]).sum()
+
+    grads = jax.grad(total)(params)
+    for index in range(3):
+        for leaf in jax.tree.leaves(grads["blocks"][index]["attention"]["value"]):
+            assert np.abs(leaf).max() > 1e-6
+
+
+def test_how_long_a_hybrid_can_go_on() -> None:
+    def longest(*hybrid: str) -> int | None:
+        sizes = SIZES | {"positions": "none", "mechanism": hybrid[0], "hybrid": hybrid}
+        model = models.CausalLM(11, rngs=nnx.Rngs(params=0), **sizes)
+        return decoding.longest(model)
+
+    assert longest("hgrn", "linear") is None
+    assert longest("hgrn", "cosformer") == 12
+
+
+def test_a_hybrid_is_saved_and_loaded(tmp_path: Path) -> None:
+    settings = SIZES | {"mechanism": "cosformer", "hybrid": ("hgrn", "cosformer")}
+    model = models.SequenceClassifier(11, 3, rngs=nnx.Rngs(params=0), **settings)
+    saved.save(tmp_path / "model.safetensors", model)
+    again = saved.load(tmp_path / "model.safetensors").model
+    assert again.encoder.config == model.encoder.config
+    tokens = np.random.default_rng(0).integers(0, 11, (2, 9))
+    wanted = helpers.call_model(type(model).__call__, model, tokens)
+    got = helpers.call_model(type(model).__call__, again, tokens)
+    np.testing.assert_array_equal(got, wanted)
+
+
+def test_code_in_a_hybrid_is_not_imported_unasked() -> None:
+    described = saved.describe(
+        models.SequenceClassifier(11, 3, rngs=nnx.Rngs(params=0), **SIZES)
+    )
+    described["encoder"]["hybrid"] = ["cosformer", "no_such_module:attention"]
+    assert_rejects(lambda: saved.maker(described), "allow_code", "no_such_module")
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"hybrid": ("hgrn",)}, ("hybrid", "'cosformer' among them", "hgrn")),
+        (
+            {"hybrid": ("hgrn", "cosformer", "flow", "linear")},
+            ("hybrid", "3 blocks", "4: hgrn, cosformer, flow, linear"),
+        ),
+        ({"hybrid": ("hgrm", "cosformer")}, ("attention", "'hgrn'")),
+        ({"hybrid": ("luna", "cosformer")}, ("hybrid", "memory", "'luna'")),
+        (
+            {"hybrid": ("linformer", "cosformer"), "is_causal": True},
+            ("hybrid", "causal", "'linformer'"),
+        ),
+        (
+            {
+                "hybrid": ("linformer", "hgrn"),
+                "mechanism": "linformer",
+                "options": {"sharing": "layerwise"},
+            },
+            ("sharing", "hybrid"),
+        ),
+        (
+            {"hybrid": ("hgrn", "cosformer"), "options": {"eps": (1e-4, 1e-4, 1e-5)}},
+            ("eps", "one value with hybrid"),
+        ),
+    ],
+)
+def test_what_cannot_be_mixed(settings: Any, words: tuple[str, ...]) -> None:
+    settings = SIZES | {"mechanism": "cosformer"} | settings
+    assert_rejects(lambda: EncoderConfig(**settings), *words)
+
+
+def test_only_softmax_throughout_can_be_the_source_of_others() -> None:
+    settings = SIZES | {"mechanism": "softmax", "hybrid": ("softmax", "linear")}
+    model = models.SequenceClassifier(11, 3, rngs=nnx.Rngs(params=0), **settings)
+    change = functools.partial(models.from_softmax, model, "cosformer")
+    assert_rejects(change, "source", "softmax", "'linear'")
