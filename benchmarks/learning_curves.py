@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from results_tables import flag, taught
+from results_tables import flag, mixers, taught
 
 from lra_jax.reports import charts
 
@@ -62,7 +62,7 @@ def _name(result: dict[str, Any]) -> str:
     first, size = taught(result), flag(result, "train.batch_size")
     whole = result["task"] == "pathfinder" and not flag(result, "model.patch")
     parts = (
-        result["attention"],
+        mixers(result),
         flag(result, "data.level"),
         f"{result['steps']:,} steps",
         f"{first} first" if first else "",

@@ -188,7 +188,13 @@ def pathfinder_runs() -> str:
 
 def _rotating(result: dict[str, Any]) -> str:
     rotates = "rotates=true" in flag(result, "model.attention_options")
-    return result["attention"] + (", rotates" if rotates else "")
+    return mixers(result) + (", rotates" if rotates else "")
+
+
+def mixers(result: dict[str, Any]) -> str:
+    """The mechanism of a run, or those that its blocks take in turn."""
+    hybrid = flag(result, "model.hybrid")
+    return " / ".join(hybrid.split(",")) or result["attention"]
 
 
 def taught(result: dict[str, Any]) -> str:

@@ -48,7 +48,7 @@ def _encoder_config(
         max_length=model.max_length,
         mechanism=sequence_parallel(mechanism) if split else mechanism,
         options=parse_options(model.attention_options),
-        hybrid=_hybrid(model.hybrid, split),
+        hybrid=_hybrid(model.hybrid, mechanism, split),
         is_causal=model.is_causal,
         reconstructs=config.pretrain.steps > 0,
         readings=model.readings,
@@ -90,11 +90,14 @@ FLAGS = {
 }
 
 
-def _hybrid(text: str, split: bool) -> tuple[str | registry.Mechanism, ...]:
-    """Parses ``"hgrn,cosformer"``; only names, so that no code is imported."""
+def _hybrid(
+    text: str, attention: str, split: bool
+) -> tuple[str | registry.Mechanism, ...]:
+    """Parses ``"hgrn,cosformer"``; other code than the attention's is not imported."""
     names = [name.strip() for name in text.split(",")] if text else []
     for name in names:
-        known("hybrid", name, registry.MECHANISMS)
+        if name != attention:
+            known("hybrid", name, registry.MECHANISMS)
     try:
         return tuple(sequence_parallel(name) if split else name for name in names)
     except ValueError as error:

@@ -13,7 +13,9 @@ from attention.mechanisms import assert_rejects
 from flax import nnx
 
 from lra_jax import models
+from lra_jax.configs import get_preset
 from lra_jax.models import EncoderConfig, TransformerEncoder, decoding, saved
+from lra_jax.tasks.encoder import encoder_config
 
 SIZES: dict[str, Any] = {
     "num_layers": 3,
@@ -177,3 +179,19 @@ def test_only_softmax_throughout_can_be_the_source_of_others() -> None:
     model = models.SequenceClassifier(11, 3, rngs=nnx.Rngs(params=0), **settings)
     change = functools.partial(models.from_softmax, model, "cosformer")
     assert_rejects(change, "source", "softmax", "'linear'")
+
+
+def test_an_attention_of_ones_own_in_a_hybrid(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    code = "def plain(query, key, value):\n    return value\n"
+    (tmp_path / "mine_in_a_hybrid.py").write_text(code)
+    own = "mine_in_a_hybrid:plain"
+    config = get_preset("listops", attention=own).replace(
+        model={"hybrid": f"hgrn,{own}"}
+    )
+    encoder = TransformerEncoder(
+        11, config=encoder_config(config), rngs=nnx.Rngs(params=0)
+    )
+    assert _names(encoder) == ["hgrn", own]
+    other = config.replace(model={"hybrid": f"hgrn,{own},another_module:plain"})
+    assert_rejects(lambda: encoder_config(other), "--model.hybrid", "another_module")
