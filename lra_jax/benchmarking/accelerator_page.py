@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lra_jax.benchmarking.cases import FUSED
+from lra_jax.benchmarking.tables import significant
 from lra_jax.reports.page import Page
 
 Row = Mapping[str, Any]
@@ -122,7 +123,9 @@ def _add_kernels(page: Page, found: Row) -> None:
                 for x in ("pallas", "xla")
             )
             cells.append(
-                f"{kernel:.3g} ({xla / kernel:.2g}x)" if kernel and xla else "-"
+                f"{significant(kernel)} ({significant(xla / kernel, 2)}x)"
+                if kernel and xla
+                else "-"
             )
         lines.append((name, _FORMS[row["causal"]], row["work"], row["dtype"], *cells))
     if lines:
@@ -200,10 +203,10 @@ def _time_cell(index: Mapping[tuple[str, int], Row], name: str, length: int) -> 
         return "-" if row is None else row["status"]
     remarks = []
     if base is not None and base["status"] == "measured":
-        remarks.append(f"{base['median_ms'] / row['median_ms']:.2g}x")
+        remarks.append(f"{significant(base['median_ms'] / row['median_ms'], 2)}x")
     if "roofline_share" in row:
         remarks.append(f"{100 * row['roofline_share']:.0f} %")
-    return f"{row['median_ms']:.3g} ({', '.join(remarks) or '-'})"
+    return f"{significant(row['median_ms'])} ({', '.join(remarks) or '-'})"
 
 
 def _add_trainings(page: Page, runs: Sequence[Row]) -> None:

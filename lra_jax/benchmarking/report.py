@@ -138,4 +138,5 @@ def _progress(row: Row) -> str:
     start = f"{row['attention']}  {row['work']}  {row['dtype']}  {row['length']:,}"
     if row["status"] != "measured":
         return f"{start}  {row['status']}: {row['reason']}"
-    return f"{start}  {row['median_ms']:.3g} ms  {tables.gigabytes(row):.3g} GB"
+    took, memory = map(tables.significant, (row["median_ms"], tables.gigabytes(row)))
+    return f"{start}  {took} ms  {memory} GB"

@@ -25,6 +25,13 @@ def gigabytes(row: Row) -> float:
     return row["peak_bytes"] / 1e9
 
 
+def significant(value: float, digits: int = 3) -> str:
+    """A number rounded to so many digits, in full: 120 instead of 1.2e+02."""
+    if not math.isfinite(value):
+        return str(value)
+    return f"{float(f'{value:.{digits}g}'):,.{max(digits, 6)}g}"
+
+
 def make_page(view: str, rows: Sequence[Row]) -> Page:
     """Every case, the growth with the length, and the tables of a view."""
     page = Page("Benchmark")
@@ -49,7 +56,7 @@ def make_page(view: str, rows: Sequence[Row]) -> Page:
 
 def _case_cells(row: Row) -> tuple[str, ...]:
     start = (row["attention"], row["work"], row["dtype"], f"{row['length']:,}")
-    memory = f"{gigabytes(row):.3g}" if "peak_bytes" in row else "-"
+    memory = significant(gigabytes(row)) if "peak_bytes" in row else "-"
     if row["status"] != "measured":
         return *start, "-", "-", memory, "-", "-", f"{row['status']}: {row['reason']}"
     share, remark = "-", "the roofline was measured on a busy machine"
@@ -58,8 +65,8 @@ def _case_cells(row: Row) -> tuple[str, ...]:
         remark = ""
     return (
         *start,
-        f"{row['median_ms']:.3g}",
-        f"{row['fastest_ms']:.3g}..{row['slowest_ms']:.3g}",
+        significant(row["median_ms"]),
+        f"{significant(row['fastest_ms'])}..{significant(row['slowest_ms'])}",
         memory,
         f"{row['tokens_per_second']:,.0f}",
         share,
@@ -208,8 +215,10 @@ def _compared(
     for base in ("softmax", FUSED):
         other = index.get((base, length), {"status": ""})
         measured = other["status"] == "measured"
-        ratios.append(f"{cost(row) / cost(other):.2g}x" if measured else "-")
-    return f"{cost(row):.3g} ({', '.join(ratios)})"
+        ratios.append(
+            f"{significant(cost(row) / cost(other), 2)}x" if measured else "-"
+        )
+    return f"{significant(cost(row))} ({', '.join(ratios)})"
 
 
 def _published_cell(table: Published, name: str, length: int) -> str:
