@@ -252,7 +252,7 @@ def best_by_validation(results: dict[str, list[dict[str, Any]]]) -> Iterator[str
     for series, runs in results.items():
         scores = _validation_scores(runs)
         if scores:
-            alike = together.setdefault((runs[0]["task"], runs[0]["attention"]), {})
+            alike = together.setdefault((runs[0]["task"], _mixers(runs[0])), {})
             kind = _best_by(runs), runs[0].get("data_fingerprint")
             alike.setdefault(kind, {})[series] = statistics.fmean(scores)
     for (task, attention), alike in together.items():
@@ -284,6 +284,11 @@ _UNITS = {"accuracy": " %", "loss": ""}
 def _best_by(runs: Sequence[dict[str, Any]]) -> str:
     """The metric by which the runs of a series chose their best checkpoints."""
     return runs[0].get("best_by", "accuracy")
+
+
+def _mixers(run: dict[str, Any]) -> str:
+    """The mechanisms of a run's blocks; results of earlier versions name only one."""
+    return run.get("mixers", run["attention"])
 
 
 def _where(runs: Sequence[dict[str, Any]]) -> str:

@@ -35,7 +35,8 @@ _QUARTER = 16  # of the grid: the paper's 128th of 512 values
 class Spectra(dict[str, np.ndarray]):
     """Means over sequences: ``curves`` `[L, N, 65]`, the cumulative spectrum at
     evenly spaced fractions of the number of values; ``ranks`` `[L, N]`, effective ranks
-    as a fraction of the number of tokens.
+    as a fraction of the number of tokens. N is the largest number of heads; a layer
+    with fewer has NaN for the rest.
 
     For the first sequence, with K ranks ``sizes`` `[K]` up to its length:
     ``length`` `[]`, and the errors that Theorem 1 bounds: ``projected``, ``factors``
@@ -89,11 +90,13 @@ def add_spectra(page: Page, found: Mapping[str, Spectra], about: str) -> None:
     """A curve and a heat map for each model."""
     count = len(found)
     # One scale for all panels, from a round number below the minimum.
-    least = min(spectra["curves"][..., _QUARTER].min() for spectra in found.values())
+    least = min(
+        np.nanmin(spectra["curves"][..., _QUARTER]) for spectra in found.values()
+    )
     low = np.floor(20 * least) / 20
     figure, axes = charts.figure(2, count, size=(3.6, 2.9), sharex="row")
     for (above, below), (name, spectra) in zip(axes.T, found.items(), strict=True):
-        _draw_curves(above, spectra["curves"].mean(1), name)
+        _draw_curves(above, np.nanmean(spectra["curves"], 1), name)
         quarter = spectra["curves"][..., _QUARTER]
         layers, heads = quarter.shape
         charts.image(
@@ -122,8 +125,8 @@ def add_spectra(page: Page, found: Mapping[str, Spectra], about: str) -> None:
     rows = [
         (
             f"{name}, layer {layer + 1}",
-            f"{spectra['curves'][layer, :, _QUARTER].mean():.3f}",
-            f"{spectra['ranks'][layer].mean():.3f}",
+            f"{np.nanmean(spectra['curves'][layer, :, _QUARTER]):.3f}",
+            f"{np.nanmean(spectra['ranks'][layer]):.3f}",
         )
         for name, spectra in found.items()
         for layer in range(len(spectra["ranks"]))
@@ -186,7 +189,7 @@ def _draw_curves(axis: Any, curves: np.ndarray, title: str) -> None:
 
 
 def _spectra(calls: Sequence[AttentionCall], mask: np.ndarray) -> Spectra:
-    curves, ranks, errors = [], [], []
+    curves, ranks, means, worst = [], [], [], []
     length = 0
     for call in progress.told(calls, "layers", len(calls)):
         weights = call.weights()
@@ -195,18 +198,29 @@ def _spectra(calls: Sequence[AttentionCall], mask: np.ndarray) -> Spectra:
         curves.append(np.mean([_on_grid(w) for w in by_example], 0))
         ranks.append(np.mean([effective_rank(w) / w.shape[-1] for w in by_example], 0))
         length = by_example[0].shape[-1]
-        errors.append(_errors(by_example[0], np.asarray(call.value)[0, real[0]]))
-    projected, factors, nearest = np.moveaxis(np.stack(errors), 1, 0)
+        errors = _errors(by_example[0], np.asarray(call.value)[0, real[0]])
+        means.append(errors.mean((-1, -2)))
+        worst.append(errors[1].max((-1, -2)))
+    projected, factors, nearest = np.moveaxis(np.stack(means), 1, 0)
     return Spectra(
-        curves=np.stack(curves),
-        ranks=np.stack(ranks),
+        curves=_stacked(curves),
+        ranks=_stacked(ranks),
         length=np.array(length),
         sizes=_sizes(length),
-        projected=projected.mean((-1, -2)),
-        factors=factors.mean((-1, -2)),
-        worst=factors.max((0, -1, -2)),
-        nearest=nearest.mean((-1, -2)),
+        projected=projected,
+        factors=factors,
+        worst=np.max(worst, 0),
+        nearest=nearest,
     )
+
+
+def _stacked(layers: Sequence[np.ndarray]) -> np.ndarray:
+    """`[L, N, ...]` of `[heads of the layer, ...]`, filled up with NaN."""
+    heads = max(len(layer) for layer in layers)
+    stacked = np.full((len(layers), heads, *layers[0].shape[1:]), np.nan)
+    for row, layer in zip(stacked, layers, strict=True):
+        row[: len(layer)] = layer
+    return stacked
 
 
 def _sizes(length: int) -> np.ndarray:

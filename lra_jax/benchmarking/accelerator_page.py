@@ -226,6 +226,12 @@ def _run_cells(run: Row) -> tuple[str, ...]:
     if "test_bits_per_byte_best" in run:
         score = f"{run['test_bits_per_byte_best']:.3f} bits per byte"
     return (
-        *(run["task"], run["attention"], run["preset"], score, f"{run['steps']:,}"),
+        *(
+            run["task"],
+            run.get("mixers", run["attention"]),
+            run["preset"],
+            score,
+            f"{run['steps']:,}",
+        ),
         *(f"{run['steps_per_second']:.1f}", f"{run['seconds']:,.0f}"),
     )

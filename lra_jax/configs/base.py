@@ -213,6 +213,11 @@ class ModelConfig:
     """Options of the mechanism, as in `clip=5` or `features=128,sharing=none`;
     `features=256/128` sets a different value for each block."""
 
+    def __post_init__(self) -> None:
+        if isinstance(self.hybrid, str):  # Other types are refused with the rest.
+            names = ",".join(name.strip() for name in self.hybrid.split(","))
+            object.__setattr__(self, "hybrid", names)
+
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig:

@@ -382,6 +382,13 @@ class EncoderConfig:
     def __post_init__(self):
         _keep(self, options=_frozen(self.options))
         _keep(self, mlp_options=_frozen(self.mlp_options))
+        for name in ("hybrid", "cutoffs"):
+            given = getattr(self, name)
+            if not isinstance(given, tuple | list):
+                raise expected(name, "a tuple", f"{given!r}")
+            _keep(self, **{name: tuple(given)})
+        if isinstance(self.grid, list):
+            _keep(self, grid=tuple(self.grid))
         _check_sizes(self, "num_layers", "embed_dim", "mlp_dim", "max_length")
         _check_sizes(self, "readings", "patch")
         check_types(self)
@@ -419,9 +426,11 @@ class EncoderConfig:
             self.attention(index)
 
     def _check_hybrid(self) -> None:
-        names = [registry.resolve(one).name for one in self.hybrid]
-        if self._name not in names:
-            wanted = f"mechanisms with {self._name!r} among them"
+        mechanisms = [registry.resolve(one) for one in self.hybrid]
+        names = [one.name for one in mechanisms]
+        main = registry.resolve(self.mechanism)
+        if main not in mechanisms:
+            wanted = f"mechanisms with {main.name!r} among them"
             raise expected("hybrid", wanted, ", ".join(names))
         if len(names) > self.num_layers:
             wanted = f"at most one for each of the {self.num_layers} blocks"
@@ -433,20 +442,16 @@ class EncoderConfig:
         if self.shares_parameters:
             wanted = "another with hybrid, whose blocks have arrays of their own"
             raise expected("sharing", wanted, "'layerwise'")
-        for index, name in enumerate(names):
+        for index, one in enumerate(mechanisms):
             try:
                 carries = self.attention(index).carries_memory
             except ValueError as error:
-                if name == self._name:
+                if one == main:
                     raise
                 raise within("hybrid", error) from error
             if carries:
                 wanted = "mechanisms that pass no memory to the next block"
-                raise expected("hybrid", wanted, f"{name!r}")
-
-    @property
-    def _name(self) -> str:
-        return registry.resolve(self.mechanism).name
+                raise expected("hybrid", wanted, f"{one.name!r}")
 
     def _check_cutoffs(self) -> None:
         ids = [c for c in self.cutoffs if isinstance(c, int | np.integer) and c > 0]
@@ -490,12 +495,9 @@ class EncoderConfig:
     def block_options(self) -> list[dict[str, Any]]:
         """The mechanism's options for each block; {} for those of another mechanism."""
         options = _options_by_block(dict(self.options or ()), self.num_layers)
-        if not self.hybrid:
-            return options
+        main = registry.resolve(self.mechanism)
         return [
-            own
-            if registry.resolve(self.block_mechanism(index)).name == self._name
-            else {}
+            own if registry.resolve(self.block_mechanism(index)) == main else {}
             for index, own in enumerate(options)
         ]
 

@@ -496,7 +496,9 @@ def _of_ours(
     if config.gate and any(g.name == "gate" for g in entry.gates):
         wanted = "one without a gate, since the source has its own"
         raise expected("mechanism", wanted, f"{entry.name!r}")
-    config = dataclasses.replace(config, mechanism=mechanism, options=options)
+    config = dataclasses.replace(
+        config, mechanism=mechanism, options=options, hybrid=()
+    )
     new = type(model)(**settings, config=config, rngs=rngs)
     arrays = nnx.to_flat_state(nnx.state(model, nnx.Param))
     given = {".".join(map(str, path)): array[...] for path, array in arrays}

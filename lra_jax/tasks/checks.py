@@ -103,7 +103,7 @@ def check_on_devices(config: Config, task: Task) -> None:
     traced = []
     for index in range(encoder.num_layers):
         one = encoder.attention(index)
-        kind = one.mechanism.name, one.options
+        kind = one.mechanism, one.options
         if kind not in traced:
             traced.append(kind)
             # All images are of one size, so there is no mask.
@@ -116,9 +116,8 @@ def check_on_devices(config: Config, task: Task) -> None:
 def _trace(attention: str, config: AttentionConfig, length: int, padded: bool) -> None:
     """Traces a layer and its gradient, on two sequences; ``attention`` is the run's,
     which a hybrid has in only some of its blocks."""
-    name = config.mechanism.name
-    of_hybrid = name != registry.resolve(attention).name
-    attention = name if of_hybrid else attention
+    of_hybrid = config.mechanism != registry.resolve(attention)
+    attention = config.mechanism.name if of_hybrid else attention
     # Alone: without another layer's arrays or memory.
     alone = {"own_parameters": True, "takes_memory": False, "gives_memory": False}
     config = dataclasses.replace(config, **alone)

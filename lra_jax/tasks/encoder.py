@@ -35,8 +35,9 @@ def encoder_config(
 def _encoder_config(
     config: Config, image_shape: tuple[int, int] | None
 ) -> EncoderConfig:
-    model, mechanism = config.model, config.attention
+    model = config.model
     split = config.train.seq_devices > 1
+    mechanism = sequence_parallel(config.attention) if split else config.attention
     return EncoderConfig(
         num_layers=model.num_layers,
         embed_dim=model.embed_dim,
@@ -46,9 +47,12 @@ def _encoder_config(
         mlp=model.mlp,
         mlp_options=parse_options(model.mlp_options, "--model.mlp_options"),
         max_length=model.max_length,
-        mechanism=sequence_parallel(mechanism) if split else mechanism,
+        mechanism=mechanism,
         options=parse_options(model.attention_options),
-        hybrid=_hybrid(model.hybrid, mechanism, split),
+        hybrid=tuple(
+            mechanism if _is_main(name, config) else _other(name, split)
+            for name in (model.hybrid.split(",") if model.hybrid else ())
+        ),
         is_causal=model.is_causal,
         reconstructs=config.pretrain.steps > 0,
         readings=model.readings,
@@ -90,16 +94,19 @@ FLAGS = {
 }
 
 
-def _hybrid(
-    text: str, attention: str, split: bool
-) -> tuple[str | registry.Mechanism, ...]:
-    """Parses ``"hgrn,cosformer"``; other code than the attention's is not imported."""
-    names = [name.strip() for name in text.split(",")] if text else []
-    for name in names:
-        if name != attention:
-            known("hybrid", name, registry.MECHANISMS)
+def _is_main(name: str, config: Config) -> bool:
+    """Whether a name in a hybrid is another of `--attention`."""
+    if name == config.attention:
+        return True
+    main = registry.resolve(config.attention)
+    return registry.MECHANISMS.get(name) == main
+
+
+def _other(name: str, split: bool) -> str | registry.Mechanism:
+    """A hybrid's other mechanism; only a name, so that no other code is imported."""
+    known("hybrid", name, registry.MECHANISMS)
     try:
-        return tuple(sequence_parallel(name) if split else name for name in names)
+        return sequence_parallel(name) if split else name
     except ValueError as error:
         raise renamed(error, "hybrid") from error
 

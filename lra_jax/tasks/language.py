@@ -220,7 +220,8 @@ def make_finetuned(
         wanted = f"a vocabulary of at least {dataset.vocab_size} tokens"
         raise expected("--data.checkpoint", wanted, size)
     own = encoder_config(config)
-    _check_same(own, saved.config)
+    # Split sequences are computed by another function, with the same results.
+    _check_same(encoder_config(config.replace(train={"seq_devices": 1})), saved.config)
     model = SequenceClassifier(
         size,
         dataset.num_classes,
@@ -242,8 +243,19 @@ def _check_same(own: Any, saved: Any) -> None:
         if field.name in ("dropout", "remat", "dtype", "reconstructs"):
             continue
         wanted, got = getattr(saved, field.name), getattr(own, field.name)
+        if field.name in ("options", "mlp_options"):
+            wanted, got = dict(wanted), dict(got)
         if wanted != got:
-            names = [str(getattr(x, "name", x)) for x in (wanted, got)]
+            names = [_as_flag(field.name, x) for x in (wanted, got)]
             error = expected(field.name, f"{names[0]}, of the checkpoint", names[1])
             flag = FLAGS.get(field.name, f"--model.{field.name}")
             raise renamed(error, flag)
+
+
+def _as_flag(name: str, value: Any) -> str:
+    """A setting of an encoder as it is written on the command line."""
+    if name in ("options", "mlp_options"):
+        return ",".join(f"{n}={x}" for n, x in value.items()) or "none"
+    if isinstance(value, tuple):
+        return ",".join(map(str, value)) or "none"
+    return str(getattr(value, "name", value))

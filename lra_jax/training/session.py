@@ -214,6 +214,7 @@ class Session:
         return {
             "task": self.config.task,
             "attention": self.config.attention,
+            "mixers": self.config.mixers,
             "preset": self.config.preset,
             "seed": self.config.seed,
             "test_accuracy_best": 100 * best["accuracy"],

@@ -2,6 +2,7 @@
 
 import functools
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import helpers
@@ -13,8 +14,10 @@ from attention.mechanisms import assert_rejects
 from flax import nnx
 
 from lra_jax import models
+from lra_jax.analysis.spectrum_report import add_spectra, run_spectra
 from lra_jax.configs import get_preset
 from lra_jax.models import EncoderConfig, TransformerEncoder, decoding, saved
+from lra_jax.reports.page import Page
 from lra_jax.tasks.encoder import encoder_config
 
 SIZES: dict[str, Any] = {
@@ -150,6 +153,9 @@ def test_code_in_a_hybrid_is_not_imported_unasked() -> None:
             ("hybrid", "3 blocks", "4: hgrn, cosformer, flow, linear"),
         ),
         ({"hybrid": ("hgrm", "cosformer")}, ("attention", "'hgrn'")),
+        ({"hybrid": "hgrn,cosformer"}, ("hybrid", "a tuple", "'hgrn,cosformer'")),
+        ({"hybrid": None}, ("hybrid", "a tuple", "None")),
+        ({"hybrid": 3}, ("hybrid", "a tuple", "3")),
         ({"hybrid": ("luna", "cosformer")}, ("hybrid", "memory", "'luna'")),
         (
             {"hybrid": ("linformer", "cosformer"), "is_causal": True},
@@ -179,6 +185,10 @@ def test_only_softmax_throughout_can_be_the_source_of_others() -> None:
     model = models.SequenceClassifier(11, 3, rngs=nnx.Rngs(params=0), **settings)
     change = functools.partial(models.from_softmax, model, "cosformer")
     assert_rejects(change, "source", "softmax", "'linear'")
+    plain = settings | {"hybrid": ("softmax",)}
+    model = models.SequenceClassifier(11, 3, rngs=nnx.Rngs(params=0), **plain)
+    changed = models.from_softmax(model, "cosformer")
+    assert _names(changed.encoder) == ["cosformer"] * 3
 
 
 def test_an_attention_of_ones_own_in_a_hybrid(tmp_path: Path, monkeypatch: Any) -> None:
@@ -195,3 +205,43 @@ def test_an_attention_of_ones_own_in_a_hybrid(tmp_path: Path, monkeypatch: Any) 
     assert _names(encoder) == ["hgrn", own]
     other = config.replace(model={"hybrid": f"hgrn,{own},another_module:plain"})
     assert_rejects(lambda: encoder_config(other), "--model.hybrid", "another_module")
+
+
+def test_an_attention_of_ones_own_is_not_taken_for_one_of_the_same_name() -> None:
+    def hgrn(query: Any, key: Any, value: Any) -> Any:
+        return value
+
+    own = functools.partial(_encoder, "hgrn", "cosformer", mechanism=hgrn)
+    assert_rejects(own, "hybrid")
+    encoder = _encoder(hgrn, "cosformer", mechanism=hgrn)
+    assert encoder.blocks[0].attention.mechanism.foreign
+
+
+def test_a_config_can_be_a_static_value() -> None:
+    lists = {"hybrid": ["hgrn", "cosformer"], "cutoffs": [3], "grid": [3, 4]}
+    config = EncoderConfig(**SIZES, **lists)
+    assert config.hybrid == ("hgrn", "cosformer")
+    assert hash(config) == hash(EncoderConfig(**SIZES, **lists))
+
+
+def test_spaces_do_not_make_another_run() -> None:
+    one, other = (
+        get_preset("listops").replace(model={"hybrid": names})
+        for names in ("hgrn,cosformer", " hgrn, cosformer")
+    )
+    assert one == other and one.mixers == "hgrn,cosformer"
+
+
+def test_spectra_of_layers_with_different_numbers_of_heads(tmp_path: Path) -> None:
+    settings = SIZES | {"mechanism": "cosformer", "hybrid": ("hgrn", "cosformer")}
+    model = models.SequenceClassifier(11, 3, rngs=nnx.Rngs(params=0), **settings)
+    tokens = jnp.asarray(np.random.default_rng(0).integers(0, 11, (2, 9)))
+    lengths = jnp.array([9, 7])
+    run = SimpleNamespace(model=model, run=lambda batch: model(*batch))
+    spectra = run_spectra(run, (tokens, lengths))
+    heads = np.isfinite(spectra["ranks"]).sum(1)
+    assert heads[0] == heads[2] != heads[1] == 2
+    for name in ("projected", "factors", "nearest", "worst"):
+        assert np.isfinite(spectra[name]).all()
+    page = Page("Spectra", tmp_path)
+    add_spectra(page, {"hybrid": spectra}, "A hybrid.")

@@ -1,6 +1,6 @@
 """The cache of a softmax stream: keys and values for a fixed number of positions."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.core
@@ -109,11 +109,16 @@ def _put(
 
 
 def check(
-    state: SoftmaxState, query: jax.Array, key: jax.Array, value: jax.Array
+    state: SoftmaxState,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    mask: jax.Array | None,
 ) -> None:
     """Raises ``ValueError`` unless the state fits these inputs and has room for them.
 
-    If the position is a tracer, the room cannot be checked.
+    Padding at the end needs no room. If a position is a tracer, the room cannot be
+    checked.
     """
     batch, length, heads, _ = query.shape
     size = state.visible.shape[-1]
@@ -135,7 +140,7 @@ def check(
         )
     )
     inputs.checked_state(state, wanted)
-    traced = isinstance(state.position, jax.core.Tracer)
-    if not traced and np.max(state.position) + length > size:
-        wanted = f"at least {np.max(state.position) + length} for a stream this long"
+    after: Any = state.position + inputs.next_position(mask, batch, length)
+    if not isinstance(after, jax.core.Tracer) and np.max(after) > size:
+        wanted = f"at least {np.max(after)} for a stream this long"
         raise expected("max_length", wanted, size)

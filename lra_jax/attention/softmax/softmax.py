@@ -224,7 +224,7 @@ def softmax_prefill(
         raise expected("segment_ids", wanted, "an array")
     if max_length is not None:
         raise expected("max_length", "None with a state", f"{max_length!r}")
-    cache.check(state, query, key, value)
+    cache.check(state, query, key, value, mask)
     after = cache.extended(state, key, value, mask)
     return _read_cache(form, query, state, after), after
 

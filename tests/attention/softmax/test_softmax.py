@@ -290,6 +290,20 @@ def test_beyond_the_length() -> None:
     assert_close(out, wanted[:, 0], 1e-6)
 
 
+def test_padding_needs_no_room() -> None:
+    q, k, v = inputs(8)
+    rows = q.shape[0]
+    first, more = ([x[:, a:b] for x in (q, k, v)] for a, b in ((0, 6), (2, 6)))
+    _, state = attention.softmax_prefill(*first, max_length=8)
+    mask = np.tile([[True, True, False, False]], (rows, 1))
+    out, after = attention.softmax_prefill(*more, mask=mask, state=state)
+    wanted, wanted_after = attention.softmax_prefill(
+        *(x[:, :2] for x in more), state=state
+    )
+    assert_close(out[:, :2], wanted, 1e-6)
+    chex.assert_trees_all_equal(after, wanted_after)
+
+
 def test_states_that_do_not_fit() -> None:
     q, k, v = inputs(9)
     init = functools.partial(attention.softmax_init, 2, 2, 4)
