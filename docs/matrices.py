@@ -10,6 +10,7 @@ above and blue below.
 """
 
 import argparse
+import functools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -63,8 +64,9 @@ def matrices(is_causal: bool) -> dict[str, np.ndarray]:
         if is_causal and not MECHANISMS[name].causal:
             continue
         weights: Callable = getattr(attention, f"{name}_weights")
-        made = weights(query, key, is_causal=is_causal, **own)
-        found[name] = np.asarray(made[0, 0])
+        # One program for each, not one for each operation.
+        program = jax.jit(functools.partial(weights, is_causal=is_causal, **own))
+        found[name] = np.asarray(program(query, key))[0, 0]
     return found
 
 
