@@ -110,7 +110,7 @@ def measured(workdir: str, examples: int) -> dict[str, Any]:
         }
         rows.append({**shown, "operator alone": prior, **by_kind})
     model = {
-        "attention": run.config.attention,
+        "attention": run.config.mixers,
         "num_layers": run.config.model.num_layers,
         "readings": readings,
     }
