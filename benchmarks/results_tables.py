@@ -98,7 +98,7 @@ def learning_runs() -> str:
         "and 0.1 at 99.9 %."
     )
     tables = [_table(head, lines, note)]
-    tables += [heights(name) for name in ("listops_heights", "listops_heights_notes")]
+    tables += [heights(f"listops_heights{part}") for part in ("", "_notes", "_hybrid")]
     return "\n\n".join(tables)
 
 
@@ -221,7 +221,8 @@ def heights(name: str) -> str:
         "Share of values predicted correctly at opening and at closing brackets, at "
         "the closing brackets of each kind of operator, and by a reader of the "
         "operator alone. "
-        f"`{report['command']}`, {report['attention']} of {blocks} "
+        f"`{report['command']}`, {' / '.join(report['attention'].split(','))} of "
+        f"{blocks} "
         f"after {report['step']:,} steps, {report['examples']} validation examples, "
         f"on {_machines([report])}."
     )
