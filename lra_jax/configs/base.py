@@ -463,7 +463,7 @@ class Config:
     @property
     def mixers(self) -> str:
         """The mechanisms of the blocks: `attention`, or all of a hybrid."""
-        return self.model.hybrid or self.attention
+        return self.model.hybrid.replace(",", " / ") or self.attention
 
     def identity(self) -> dict[str, Any]:
         """Flat ``{"train.steps": ...}`` of the fields on which results depend."""

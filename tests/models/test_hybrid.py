@@ -229,7 +229,7 @@ def test_spaces_do_not_make_another_run() -> None:
         get_preset("listops").replace(model={"hybrid": names})
         for names in ("hgrn,cosformer", " hgrn, cosformer")
     )
-    assert one == other and one.mixers == "hgrn,cosformer"
+    assert one == other and one.mixers == "hgrn / cosformer"
 
 
 def test_spectra_of_layers_with_different_numbers_of_heads(tmp_path: Path) -> None:
