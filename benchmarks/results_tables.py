@@ -94,7 +94,8 @@ def learning_runs() -> str:
         f"Measured on one core of {_machines(results)}, with other work on the second "
         "core. Of the runs pretrained on values, that of 9,000 steps used both cores, "
         "as did those on running values; that of 21,200 steps used both for its last "
-        "950 steps, and the hybrid of 12,000 steps for its last 3,132. The standard error on 2,000 test examples is at most 1.1 points, "
+        "950 steps, and the hybrid of 12,000 steps for its last 3,132. The standard "
+        "error on 2,000 test examples is at most 1.1 points, "
         "and 0.1 at 99.9 %."
     )
     tables = [_table(head, lines, note)]
