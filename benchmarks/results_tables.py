@@ -95,8 +95,7 @@ def learning_runs() -> str:
         "core. Of the runs pretrained on values, that of 9,000 steps used both cores, "
         "as did those on running values; that of 21,200 steps used both for its last "
         "950 steps, and the hybrid of 12,000 steps for its last 3,132. The standard "
-        "error on 2,000 test examples is at most 1.1 points, "
-        "and 0.1 at 99.9 %."
+        "error on 2,000 test examples is at most 1.1 points, and 0.1 at 99.9 %."
     )
     tables = [_table(head, lines, note)]
     tables += [heights(f"listops_heights{part}") for part in ("", "_notes", "_hybrid")]
