@@ -207,8 +207,8 @@ class ModelConfig:
     """Let each position see only itself and those before it: a decoder."""
     hybrid: str = ""
     """Mechanisms that the blocks take in turn, `--attention` among them, as in
-    `hgrn,cosformer`; the others have their default options. None = `--attention` in
-    every block."""
+    `hgrn,cosformer`; the others have their default options. By default, `--attention`
+    in every block."""
     attention_options: str = ""
     """Options of the mechanism, as in `clip=5` or `features=128,sharing=none`;
     `features=256/128` sets a different value for each block."""
