@@ -495,6 +495,8 @@ class EncoderConfig:
     def block_options(self) -> list[dict[str, Any]]:
         """The mechanism's options for each block; {} for those of another mechanism."""
         options = _options_by_block(dict(self.options or ()), self.num_layers)
+        if not self.hybrid:
+            return options
         main = registry.resolve(self.mechanism)
         return [
             own if registry.resolve(self.block_mechanism(index)) == main else {}
