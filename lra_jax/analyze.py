@@ -202,12 +202,16 @@ def _rank_collapse(settings: RankCollapse, page: Any) -> None:
     from lra_jax.analysis import bound_report
     from lra_jax.analysis import collapse_report as parts
     from lra_jax.analysis.variants import VARIANTS
+    from lra_jax.attention.inputs import check_size
 
     if settings.weights is not None and settings.workdir is not None:
         raise expected("--weights", "nothing with --workdir", repr(settings.weights))
     if settings.length < 2:
         wanted = "at least 2, since a single token has no residual"
         raise expected("--length", wanted, settings.length)
+    for name in ("layers", "examples", "draws"):
+        if getattr(settings, name) is not None:
+            check_size(f"--{name}", getattr(settings, name))
     variants = VARIANTS if settings.norm else parts.without_norm()
     # With weights, length and seed still matter: the sequences are random.
     if settings.weights is not None:

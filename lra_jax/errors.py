@@ -133,6 +133,15 @@ def writable(name: str, kind: str, path: object) -> Iterator[None]:
         raise expected(name, f"{kind} that can be written", got) from error
 
 
+def reason(error: Exception) -> str:
+    """In words, why a file or a value could not be read."""
+    if isinstance(error, OSError):
+        return (error.strerror or first_line(error)).lower()
+    if isinstance(error, KeyError):
+        return f"none named {error}"
+    return first_line(error)
+
+
 def first_line(error: BaseException, most: int = 200) -> str:
     """The first line of an error's text, or its type if it has none."""
     text = str(error).strip()

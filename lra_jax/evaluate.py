@@ -29,7 +29,8 @@ class EvaluateConfig:
     checkpoint: Literal["best", "last"] = "best"
     """best: best on validation. last: the newest."""
     predictions: str | None = None
-    """Write the prediction for each example to this file, as one line of JSON."""
+    """Write the prediction for each example to this file, as one line of JSON; not for
+    lm and mlm, whose rows hold several texts."""
     save: str | None = None
     """Write the model for lra_jax.models.load to this file, NAME.safetensors, and its
     settings to NAME.json."""
@@ -96,7 +97,9 @@ def run(config: EvaluateConfig, quiet: bool = True) -> dict[str, Any]:
             raise renamed(error, "--save") from error
     trainer = open_run(config.workdir, config.allow_code)
     if config.predictions is not None and trainer.task.packs_rows:
-        wanted = f"None for --task={trainer.task.name}, whose rows hold several texts"
+        wanted = (
+            f"no file for --task={trainer.task.name}, whose rows hold several texts"
+        )
         raise expected("--predictions", wanted, config.predictions)
     if config.predictions is not None:
         refuse_own_file(Path(config.workdir), Path(config.predictions))

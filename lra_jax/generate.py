@@ -11,6 +11,7 @@ if __name__ == "__main__":
 import codecs
 import dataclasses
 import itertools
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,11 @@ def _encoded(vocabulary: Any, text: str) -> Any:
         tokens = vocabulary.encode(f"{text}{more}".encode())
     except ValueError as error:
         raise renamed(error, "--prompt") from error
+    unknown = vocabulary.missing(text.encode()) if more else []
+    if unknown:
+        words = ", ".join(map(repr, unknown))
+        line = f"warning: --prompt: {words} not in the vocabulary, read as unknown"
+        print(line, file=sys.stderr)
     return np.concatenate([np.array([vocabulary.end], np.int32), tokens])
 
 

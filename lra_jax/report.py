@@ -97,7 +97,8 @@ def write_report(folder: Path, out: Path, formats: Sequence[str] = _PAGES) -> li
     others = {"not finished": len(stopped), "repeated": len(again)}
     missing = ", ".join(f"{n} {why}" for why, n in others.items() if n)
     without = f"; not shown: {missing}" if missing else ""
-    print(f"{total} runs in {', '.join(map(str, written))}{without}")
+    runs = "1 run" if total == 1 else f"{total} runs"
+    print(f"{runs} in {', '.join(map(str, written))}{without}")
     return problems
 
 

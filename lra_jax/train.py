@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 
 from lra_jax import cli, progress, runs, runtime, signals
 from lra_jax.configs import Config, DataConfig, ModelConfig, PretrainConfig, TrainConfig
-from lra_jax.errors import SWITCHES, check_text, expected
+from lra_jax.errors import SWITCHES, a_thing, check_text, expected
 
 _DESCRIPTION = (
     "Trains a model and scores it. --seeds=N trains N, with seeds --seed, --seed + 1, "
@@ -181,6 +181,8 @@ def run(config: Config, quiet: bool = False) -> dict[str, Any]:
       lra_jax.training.Interrupted: SIGINT or SIGTERM; the same call resumes.
       lra_jax.training.NonFiniteLoss: the loss became infinite or NaN.
     """
+    if not isinstance(config, Config):
+        raise expected("config", "a Config", a_thing(config))
     from lra_jax.training.session import Session
 
     with Session(config, quiet) as session:

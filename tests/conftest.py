@@ -19,15 +19,17 @@ os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 
 # Fusions by XLA's older emitter, each program in one piece: a third less time for a run
 # without kept programs. XLA stops at a flag that it does not know, and later versions
-# have no older emitter.
+# have no older emitter. Once: workers and subprocesses have them from the environment,
+# and kept programs are found again only under the same flags.
 if jax.__version_info__[:2] == (0, 10):
-    os.environ["XLA_FLAGS"] = " ".join(
-        [
-            "--xla_cpu_use_fusion_emitters=false",
-            "--xla_cpu_parallel_codegen_split_count=1",
-            os.environ.get("XLA_FLAGS", ""),
-        ]
-    )
+    flags = os.environ.get("XLA_FLAGS", "").split()
+    for flag in (
+        "--xla_cpu_use_fusion_emitters=false",
+        "--xla_cpu_parallel_codegen_split_count=1",
+    ):
+        if flag not in flags:
+            flags.append(flag)
+    os.environ["XLA_FLAGS"] = " ".join(flags)
 
 # What a script starts in the background ignores Ctrl-C, and so would what tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -535,6 +535,12 @@ def values() -> dict[str, Any]:
     return helpers.tiny("nowhere").to_dict() | {"data_fingerprint": "ab"}
 
 
+@pytest.mark.parametrize("config", ["listops", {"task": "listops"}, None])
+def test_a_run_of_no_config(config):
+    with pytest.raises(ValueError, match=r"^config: expected a Config, got a"):
+        train.run(config)
+
+
 @pytest.mark.parametrize(("name", "value", "part"), EDITS)
 def test_config_json_edited_by_hand(capsys, tmp_path, name, value, part):
     edited = values()

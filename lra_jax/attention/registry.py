@@ -146,7 +146,7 @@ def names() -> tuple[str, ...]:
     return tuple(MECHANISMS)
 
 
-def resolve(spec: Any) -> Mechanism:
+def resolve(spec: Any, argument: str = "attention") -> Mechanism:
     """Finds a mechanism.
 
     Args:
@@ -155,6 +155,7 @@ def resolve(spec: Any) -> Mechanism:
         is the last part of the module's name, or with ``MECHANISM``; a `Mechanism`; or
         a string "package.module:function" for any of these, where ``function`` may be
         just NAME.
+      argument: names the spec in the error about an unknown name.
 
     Returns:
       The mechanism. A function of this package, however it is given, resolves to its
@@ -185,7 +186,9 @@ def resolve(spec: Any) -> Mechanism:
         hint = did_you_mean(spec.lower(), MECHANISMS)
         if own.is_module(spec):
             hint = f", a module: add ':' and a name in it, as in '{spec}:f'"
-        raise expected("attention", wanted, f"{spec!r}{hint}")
+        if "," in spec:
+            hint = "; several that blocks take in turn are a `hybrid`"
+        raise expected(argument, wanted, f"{spec!r}{hint}")
     return MECHANISMS[spec]
 
 

@@ -11,11 +11,19 @@ import dataclasses
 import fnmatch
 import hashlib
 import json
+from collections.abc import Iterable
 from typing import Any, ClassVar, Literal, Self
 
 from lra_jax.attention.registry import MECHANISMS, spell
 from lra_jax.configs.registry import find_task
-from lra_jax.errors import check_types, expected, known, not_negative, positive
+from lra_jax.errors import (
+    check_types,
+    expected,
+    known,
+    not_negative,
+    positive,
+    reason,
+)
 
 # More than any machine has cores, so that a typo does not start a million.
 _MOST_PROCESSES = 4096
@@ -414,12 +422,16 @@ class Config:
 
         >>> Config().replace(seed=1, train={"steps": 10}).train.steps
         10
+
+        Raises:
+          ValueError: there is no such field.
         """
+        _check_fields("config", self, changes)
         for name in _PARTS:
             if isinstance(changes.get(name), dict):
-                changes[name] = dataclasses.replace(
-                    getattr(self, name), **changes[name]
-                )
+                part = getattr(self, name)
+                _check_fields(name, part, changes[name])
+                changes[name] = dataclasses.replace(part, **changes[name])
         return dataclasses.replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:
@@ -446,7 +458,7 @@ class Config:
             given = {n: v for n, v in values.items() if n not in _OF_A_RUN}
             config = cls(**{**given, **nested})
         except (KeyError, TypeError) as error:
-            raise expected("config", wanted, error) from error
+            raise expected("config", wanted, reason(error)) from error
         config.check_types()
         return config
 
@@ -485,6 +497,16 @@ class Config:
             return name
         digest = hashlib.sha256(json.dumps(changed, sort_keys=True).encode())
         return f"{name}-{digest.hexdigest()[:8]}"
+
+
+def _check_fields(name: str, settings: Any, changes: Iterable[str]) -> None:
+    """Refuses changes of fields that settings do not have."""
+    fields = [field.name for field in dataclasses.fields(settings)]
+    for field in changes:
+        part, dot, rest = field.partition(".")
+        if dot and part in fields:
+            raise expected(name, f'{part}={{"{rest}": ...}}', f"{field!r}")
+        known(name, field, fields)
 
 
 def get_preset(

@@ -201,8 +201,9 @@ def prepare(
       data_dir: folder of prepared data; None = tfds' own folder.
 
     Raises:
-      OSError: the folder cannot be written, or the disk is full.
-      ValueError: the settings or the source files are invalid.
+      OSError: the disk is full, or fails.
+      ValueError: the settings or the source files are invalid, or the folder cannot be
+        written.
     """
     if data_dir is not None:
         data_dir = os.path.abspath(os.path.expanduser(data_dir))
@@ -316,13 +317,21 @@ def _write(builder: SequenceBuilder, path: pathlib.Path):
     _logger.info("Prepared in %.1f s", time.perf_counter() - start)
 
 
+# The place is wrong, and not full: a file, or a folder that may not be written.
+_NO_FOLDER = (errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.EACCES, errno.EPERM)
+_NO_FOLDER += (errno.EROFS,)
+
+
 @contextlib.contextmanager
 def _explained(path: pathlib.Path, needed: int):
-    """Adds the folder and the bytes needed to an OSError."""
+    """Says why data cannot be prepared: a wrong folder, or how many bytes they need."""
     try:
         yield
     except OSError as error:
         reason = error.strerror or str(error)
+        if error.errno in _NO_FOLDER:
+            got = f"{path.parents[2]}: {reason.lower()}"
+            raise expected("--data.dir", "a folder that can be written", got) from error
         if error.filename is not None:
             reason += f" ({error.filename})"
         raise OSError(

@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.flax import save
 
 from lra_jax import files
-from lra_jax.errors import expected
+from lra_jax.errors import a_thing, expected
 
 
 def save_arrays(file: str | os.PathLike[str], tree: Any) -> None:
@@ -27,8 +27,8 @@ def save_arrays(file: str | os.PathLike[str], tree: Any) -> None:
       tree: a tree of arrays, such as a stream's state.
 
     Raises:
-      ValueError: two arrays have the same name, or one has a dtype that jax would
-        narrow, as float64 without ``jax_enable_x64``.
+      ValueError: two arrays have the same name, a leaf is not an array of numbers, or
+        one has a dtype that jax would narrow, as float64 without ``jax_enable_x64``.
 
     Examples:
       >>> import tempfile
@@ -101,7 +101,13 @@ def _names(leaves: list[tuple[Any, Any]]) -> list[str]:
 
 def _whole(name: str, leaf: Any) -> jax.Array:
     """The leaf as an array of the same dtype."""
-    array = jax.numpy.asarray(leaf)
+    try:
+        array = jax.numpy.asarray(leaf)
+    except (TypeError, ValueError) as error:
+        raise expected("tree", "arrays", f"{name}, {a_thing(leaf)}") from error
+    if jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key):
+        got = f"{name} of {array.dtype}: save its jax.random.key_data"
+        raise expected("tree", "arrays of numbers", got)
     dtype = getattr(leaf, "dtype", array.dtype)
     if array.dtype != dtype:
         raise expected(name, "a dtype that jax holds, or jax_enable_x64", dtype)

@@ -121,7 +121,7 @@ class AttentionConfig:
     dtype: Any = None
 
     def __post_init__(self):
-        _keep(self, mechanism=registry.resolve(self.mechanism))
+        _keep(self, mechanism=registry.resolve(self.mechanism, "mechanism"))
         _keep(self, options=_frozen(self.options))
         _check_sizes(
             self,
@@ -426,9 +426,9 @@ class EncoderConfig:
             self.attention(index)
 
     def _check_hybrid(self) -> None:
-        mechanisms = [registry.resolve(one) for one in self.hybrid]
+        mechanisms = [registry.resolve(one, "hybrid") for one in self.hybrid]
         names = [one.name for one in mechanisms]
-        main = registry.resolve(self.mechanism)
+        main = registry.resolve(self.mechanism, "mechanism")
         if main not in mechanisms:
             wanted = f"mechanisms with {main.name!r} among them"
             raise expected("hybrid", wanted, ", ".join(names))

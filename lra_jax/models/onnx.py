@@ -23,7 +23,7 @@ from jax.extend import core
 
 from lra_jax import files
 from lra_jax.attention.inputs import check_size
-from lra_jax.errors import expected
+from lra_jax.errors import expected, writable
 from lra_jax.models.attention import MultiHeadAttention
 from lra_jax.models.options import named
 from lra_jax.models.saved import Saved
@@ -96,7 +96,8 @@ def export_onnx(
     opset = onnx.helper.make_opsetid("", _OPSET)
     proto = onnx.helper.make_model(made, opset_imports=[opset], ir_version=_IR_VERSION)
     onnx.checker.check_model(proto)
-    with files.replacing(Path(file).expanduser()) as partial:
+    path = Path(file).expanduser()
+    with writable("file", "a file", path), files.replacing(path) as partial:
         partial.write_bytes(proto.SerializeToString())
 
 
@@ -220,7 +221,7 @@ def _operator(equation: Any) -> Callable[..., str]:
         return lambda graph, _, *inputs: graph.op(_PLAIN[name], *inputs)
     if name not in _OPERATORS:
         wanted = "one that computes only what the ONNX export supports"
-        raise expected("model", wanted, f"one with {name!r}")
+        raise expected("model", wanted, f"one with jax's {name!r}")
     return _OPERATORS[name]
 
 

@@ -22,13 +22,13 @@ from flax import nnx
 
 from lra_jax.attention.inputs import check_eps, check_shape, check_size
 from lra_jax.attention.registry import resolve
-from lra_jax.errors import expected, known, within
+from lra_jax.errors import expected, known, reason, renamed, within
 from lra_jax.models.arrays import read_arrays
 from lra_jax.models.attention import MultiHeadAttention
 from lra_jax.models.config import AttentionConfig, Options
 from lra_jax.models.inputs import check_ids, embed_inputs
 from lra_jax.models.layers import Dense, Dropout, LayerNorm
-from lra_jax.models.saved import Saved, own_settings
+from lra_jax.models.saved import FILE, Saved, own_settings
 
 
 class PretrainedConfig(NamedTuple):
@@ -271,12 +271,19 @@ def from_softmax(
     """
     rngs = nnx.Rngs(params=0) if rngs is None else rngs
     needed = {"query", "key", "value", "out"}
-    if not needed <= set(resolve(mechanism).projections):
+    found = resolve(mechanism, "mechanism")
+    if not needed <= set(found.projections):
         wanted = "one with queries, keys, values and an output to project"
-        raise expected("mechanism", wanted, f"{resolve(mechanism).name!r}")
+        raise expected("mechanism", wanted, f"{found.name!r}")
     if not isinstance(source, str | os.PathLike):
         return _of_ours(source, mechanism, options, rngs)
     folder = Path(source).expanduser()
+    if not (folder / "config.json").exists():
+        wanted = "a folder with the config.json of a BERT, RoBERTa or GPT-2"
+        raise expected("source", wanted, f"{folder}, which has none")
+    if (folder / FILE).with_suffix(".json").exists():
+        wanted = "a folder of a BERT, RoBERTa or GPT-2, or a loaded model"
+        raise expected("source", wanted, f"the run {folder}: give `load` of it")
     config = read_config(folder / "config.json")
     weights = _Noting(read_weights(folder / "model.safetensors"))
     given = _READERS[config.kind](weights, config)
@@ -326,7 +333,7 @@ def read_config(file: Path) -> PretrainedConfig:
             )
     except (OSError, KeyError, TypeError, UnicodeError, json.JSONDecodeError) as error:
         wanted = "the config of a BERT, RoBERTa or GPT-2"
-        raise expected(str(file), wanted, f"{error!r}") from error
+        raise expected(str(file), wanted, reason(error)) from error
     try:
         for name in ("vocab_size", "max_length", "num_layers", "embed_dim", "mlp_dim"):
             check_size(name, getattr(found, name))
@@ -487,7 +494,10 @@ def _of_ours(
     source: Any, mechanism: Any, options: Options, rngs: nnx.Rngs
 ) -> nnx.Module:
     model = source.model if isinstance(source, Saved) else source
-    settings, config = own_settings(model), model.encoder.config
+    try:
+        settings, config = own_settings(model), model.encoder.config
+    except ValueError as error:
+        raise renamed(error, "source") from error
     names = {resolve(one).name for one in config.hybrid or (config.mechanism,)}
     if names != {"softmax"}:
         got = f"one of {', '.join(map(repr, sorted(names)))}"

@@ -24,7 +24,7 @@ from flax import nnx
 from lra_jax import files, seals
 from lra_jax.attention.inputs import check_size
 from lra_jax.attention.registry import resolve, spell
-from lra_jax.errors import expected, known
+from lra_jax.errors import a_thing, expected, known, reason, writable
 from lra_jax.models import arrays
 from lra_jax.models.attention import Buffer
 from lra_jax.models.classifier import SequenceClassifier
@@ -219,13 +219,15 @@ def write(
     """As `save`, but replaces whatever is at ``NAME.json``."""
     path = _path(file)
     check_raw(raw)
+    kind = describe(model)
     _check_variables(model)
     described: dict[str, Any] = {
-        "model": describe(model),
+        "model": kind,
         "raw": _json("raw", dict(raw)),
         "about": _json("about", dict(about or {})),
     }
-    arrays.save_arrays(path, nnx.to_pure_dict(_state(model)))
+    with writable("file", "a file", path):
+        arrays.save_arrays(path, nnx.to_pure_dict(_state(model)))
     described["arrays"] = seals.sha256(path)
     described["seal"] = seals.digest(described)
     files.write_json(path.with_suffix(".json"), described)
@@ -279,6 +281,15 @@ def read_raw(run_or_file: str | os.PathLike[str]) -> Raw:
     return _read(run_or_file)[1]["raw"]
 
 
+def read_kind(run_or_file: str | os.PathLike[str]) -> str:
+    """The name of a model's class, without loading the model; see `load`."""
+    path, described = _read(run_or_file)
+    try:
+        return described["model"]["kind"]
+    except (KeyError, TypeError) as error:
+        raise _no_description(path, error) from error
+
+
 def read_digest(run_or_file: str | os.PathLike[str]) -> str:
     """The SHA-256 of a model's arrays, without loading them; see `load`."""
     return seals.sha256(_read(run_or_file)[0])
@@ -302,6 +313,8 @@ def _read(run_or_file: str | os.PathLike[str]) -> tuple[Path, dict[str, Any]]:
     notes = path.with_suffix(".json")
     try:
         described = json.loads(notes.read_text(encoding="utf-8"))
+        if not isinstance(described, dict):
+            raise TypeError(a_thing(described))
         _check_seal(described, notes, path)
         check_raw(described["raw"])
     except (*_UNREADABLE, KeyError, TypeError, AttributeError) as error:
@@ -311,7 +324,7 @@ def _read(run_or_file: str | os.PathLike[str]) -> tuple[Path, dict[str, Any]]:
 
 def _no_description(path: Path, error: Exception) -> ValueError:
     notes = path.with_suffix(".json")
-    return expected(str(notes), "the description of a model", f"{error!r}")
+    return expected(str(notes), "the description of a model", reason(error))
 
 
 def _check_seal(described: dict[str, Any], notes: Path, file: Path) -> None:
@@ -371,7 +384,9 @@ def own_settings(model: Any) -> dict[str, Any]:
       ValueError: it is not one of this package's models.
     """
     if not is_known(model):
-        got = type(model).__name__
+        got = a_thing(model)
+        if isinstance(model, Saved):
+            got += ", whose attribute `model` is one"
         raise expected("model", f"one of {', '.join(_BY_NAME)}", got)
     # The classes of a language model are its vocabulary.
     names = () if isinstance(model, LanguageModel) else ("num_classes",)

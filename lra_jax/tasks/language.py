@@ -1,7 +1,9 @@
 """Models, objectives and scores of the language tasks."""
 
+import contextlib
 import dataclasses
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -12,9 +14,9 @@ from flax import nnx
 from lra_jax.configs import Config
 from lra_jax.data.dataset import SequenceDataset
 from lra_jax.data.language import labelled, vocabularies
-from lra_jax.errors import a_thing, expected, renamed, within
+from lra_jax.errors import expected, renamed, within
 from lra_jax.models import CausalLM, MaskedLM, SequenceClassifier, load
-from lra_jax.models.saved import read_raw
+from lra_jax.models.saved import read_kind, read_raw
 from lra_jax.tasks.base import Batch, Sums, make_classifier, summed
 from lra_jax.tasks.encoder import FLAGS, encoder_config
 
@@ -186,10 +188,11 @@ def prepare_texts(
     """
     vocabulary = None
     if checkpoint is not None:
-        try:
+        with _of_checkpoint():
+            kind = read_kind(checkpoint)
+        _check_masked(kind)
+        with _of_checkpoint():
             vocabulary = vocabularies.described(read_raw(checkpoint))
-        except ValueError as error:
-            raise within("--data.checkpoint", error) from error
     return labelled.prepare(
         data_dir, path=path, seed=seed, max_length=max_length, vocabulary=vocabulary
     )
@@ -207,14 +210,10 @@ def make_finetuned(
     data: Any = config.data
     if data.checkpoint is None:
         return make_classifier(config, dataset, rngs)
-    try:
+    with _of_checkpoint():
         # Only the settings of this run may name code.
         saved = load(data.checkpoint, allow_code=":" in config.attention)
-    except ValueError as error:
-        raise within("--data.checkpoint", error) from error
-    if not isinstance(saved.model, MaskedLM):
-        got = f"one of {a_thing(saved.model)}"
-        raise expected("--data.checkpoint", "a checkpoint of --task=mlm", got)
+    _check_masked(type(saved.model).__name__)
     size = saved.model.encoder.vocab_size
     if size < dataset.vocab_size:
         wanted = f"a vocabulary of at least {dataset.vocab_size} tokens"
@@ -232,6 +231,25 @@ def make_finetuned(
     )
     nnx.update(model.encoder, nnx.state(saved.model.encoder))
     return model
+
+
+@contextlib.contextmanager
+def _of_checkpoint() -> Iterator[None]:
+    """Context whose errors about a file name the flag that gave it."""
+    try:
+        yield
+    except ValueError as error:
+        flag = "--data.checkpoint"
+        if str(error).startswith("run: "):
+            raise renamed(error, flag) from error
+        raise within(flag, error) from error
+
+
+def _check_masked(kind: str) -> None:
+    """Refuses a checkpoint of another kind of model."""
+    if kind != MaskedLM.__name__:
+        got = f"one of a {kind}"
+        raise expected("--data.checkpoint", "a checkpoint of --task=mlm", got)
 
 
 def _check_same(own: Any, saved: Any) -> None:

@@ -326,8 +326,9 @@ def _try_load(
     # Orbax and its parts raise many kinds of errors on a damaged file.
     except Exception as error:
         reason = on_one_line(error)
-    with _leftovers_unreported():  # Now that nothing references the error.
-        return None, reason
+    with _leftovers_unreported():
+        gc.collect()  # Now that nothing references the error.
+    return None, reason
 
 
 def _silence_closed_loops() -> None:
@@ -352,10 +353,7 @@ def _leftovers_unreported() -> Iterator[None]:
     tasks.setLevel(logging.CRITICAL + 1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
-        try:
-            yield
-        finally:
-            gc.collect()
+        yield
     tasks.setLevel(level)
 
 

@@ -121,6 +121,7 @@ def test_our_own_functions_are_recognised() -> None:
     [
         ("cosfomer", ("softmax, linear", "'cosfomer'", "did you mean 'cosformer'?")),
         ("Linformer", ("did you mean 'linformer'?",)),
+        ("hgrn,cosformer", ("several that blocks take in turn are a `hybrid`",)),
         ("zzz", ("softmax, linear", "got 'zzz'")),
         ("no_such_package:f", ("importable module", "No module named", "no_such_")),
         ("lra_jax:no_such", ("'no_such' in the module 'lra_jax'", "no attribute")),

@@ -31,7 +31,7 @@ def read(folder: Path) -> dict:
     return json.loads((folder / "accelerator.json").read_text())
 
 
-def test_all_parts_and_then_none_again(tmp_path) -> None:
+def test_all_parts_and_then_none_again(tmp_path, capsys) -> None:
     command = ("-m", "lra_jax.benchmark", *TINY, f"--out={tmp_path}")
     # The data that ListOps generates.
     data = {"TFDS_DATA_DIR": str(tmp_path / "data")}
@@ -58,13 +58,13 @@ def test_all_parts_and_then_none_again(tmp_path) -> None:
     assert "bits per byte" in page and "which holds for 4 of 4 comparisons" in page
     assert str(tmp_path / "parts") not in page
 
-    second = helpers.run(*command)
-    assert second.returncode == 0, second.stderr
-    assert second.stdout.count(" before\n") == len(parts.PARTS)
+    benchmark.main(command[2:])
+    assert capsys.readouterr().out.count(" before\n") == len(parts.PARTS)
     assert read(tmp_path) == values
-    others = helpers.run(*command, "--heads=1")
+    with pytest.raises(SystemExit) as stop:
+        benchmark.main([*command[2:], "--heads=1"])
     wanted = ("--out: expected a new folder", "of another settings")
-    helpers.assert_one_error(others.returncode, others.stderr, 2, *wanted)
+    helpers.assert_one_error(stop.value.code, capsys.readouterr().err, 2, *wanted)
 
 
 def test_a_part_that_ends_badly_costs_itself_alone(tmp_path, monkeypatch) -> None:

@@ -209,7 +209,8 @@ def test_the_disk_fills_up(tmp_path, monkeypatch):
 
 def test_a_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(OSError, match=r"Cannot prepare the data, about .* in .*file"):
+    wanted = r"^--data.dir: expected a folder that can be written, got .*file"
+    with pytest.raises(ValueError, match=wanted):
         listops.prepare(tmp_path / "file" / "data", **FEW_TREES)
 
 

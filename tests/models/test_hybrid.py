@@ -152,7 +152,7 @@ def test_code_in_a_hybrid_is_not_imported_unasked() -> None:
             {"hybrid": ("hgrn", "cosformer", "flow", "linear")},
             ("hybrid", "3 blocks", "4: hgrn, cosformer, flow, linear"),
         ),
-        ({"hybrid": ("hgrm", "cosformer")}, ("attention", "'hgrn'")),
+        ({"hybrid": ("hgrm", "cosformer")}, ("hybrid", "'hgrn'")),
         ({"hybrid": "hgrn,cosformer"}, ("hybrid", "a tuple", "'hgrn,cosformer'")),
         ({"hybrid": None}, ("hybrid", "a tuple", "None")),
         ({"hybrid": 3}, ("hybrid", "a tuple", "3")),

@@ -49,6 +49,7 @@ def _run(file: Path, inputs: dict[str, np.ndarray]) -> np.ndarray:
             | {"padding": "zeros", "pooling": "attention"},
         ),
         ("linear", {"padding": "zeros", "pooling": "ends"}),
+        ("flow", {}),
         ("linear", {"hybrid": ("cosformer", "linear"), "num_layers": 2}),
     ],
 )

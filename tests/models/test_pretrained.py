@@ -224,6 +224,22 @@ def test_into_another_mechanism(tmp_path: Path) -> None:
         models.from_softmax(tmp_path)
 
 
+def test_what_is_no_source(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"^source: expected .*, got .*, which has no"):
+        models.from_softmax(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match=r"^source: expected one of Seq.*, got an int"):
+        models.from_softmax(3)
+    with pytest.raises(ValueError, match=r"^mechanism: expected one of .* 'cosforme'"):
+        models.from_softmax(tmp_path, "cosforme")
+    _written(tmp_path, BERT)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"GPT-2, got none named 'model_type'$"):
+        models.from_softmax(tmp_path)
+    (tmp_path / "model.json").touch()  # As a run of ours.
+    with pytest.raises(ValueError, match=r"^source: expected .*: give `load` of it$"):
+        models.from_softmax(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("config", "name", "given", "plain"),
     [

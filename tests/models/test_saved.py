@@ -119,6 +119,29 @@ def test_what_a_file_cannot_hold_leaves_an_earlier_one_alone(
     assert before == [(x.name, x.read_bytes()) for x in sorted(tmp_path.iterdir())]
 
 
+@pytest.mark.parametrize(
+    ("thing", "words"),
+    [
+        (None, "a NoneType"),
+        (3, "an int"),
+        ("x", "a str"),
+        (nnx.Linear(1, 1, rngs=nnx.Rngs(0)), "a Linear"),
+        (models.Saved(None, None), "a Saved, whose attribute `model` is one"),
+    ],
+)
+def test_what_is_none_of_our_models(tmp_path: Path, thing: Any, words: str) -> None:
+    wanted = f"^model: expected one of SequenceClassifier, .*, got {words}$"
+    with pytest.raises(ValueError, match=wanted):
+        models.save(tmp_path / "one.safetensors", thing)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    file = tmp_path / "none" / "one.safetensors"
+    with pytest.raises(ValueError, match=r"^file: expected a file that can be written"):
+        models.save(file, _classifier(num_layers=1))
+
+
 @pytest.mark.parametrize("found", ["{}", "[1]", '{"task": "listops"}', "no JSON"])
 def test_another_file_is_not_replaced_by_a_description(
     tmp_path: Path, found: str
@@ -272,12 +295,15 @@ def test_what_is_no_model(tmp_path: Path) -> None:
         (tmp_path / "three", "which does not exist"),
         (tmp_path, "run: expected a run directory with model.safetensors"),
         (tmp_path / "one.json", "file: expected NAME.safetensors"),
-        (tmp_path / "two.safetensors", "expected the description of a model"),
+        (tmp_path / "two.safetensors", "expected .* of a model, got no such file"),
     ):
         with pytest.raises(ValueError, match=words):
             models.load(path)
     notes = file.with_suffix(".json")
     described = json.loads(notes.read_text())
+    notes.write_text("[]")
+    with pytest.raises(ValueError, match=r"expected .* of a model, got a list"):
+        models.load(file)
     described["model"]["encoder"]["embed_dim"] = 16
     notes.write_text(json.dumps(described))
     with pytest.raises(ValueError, match="expected the description that was written"):
@@ -299,11 +325,14 @@ def test_what_is_no_model(tmp_path: Path) -> None:
     [
         ({"a.b": np.ones(2), "a": {"b": np.zeros(2)}}, "tree: expected another name"),
         ({"a": np.full(2, 1 + 1e-12)}, "a: expected a dtype .* got float64"),
+        ({"a": "text"}, "tree: expected arrays, got a, a str"),
+        ({"a": jax.random.key(0)}, "tree: expected arrays of numbers, got a of key<"),
     ],
 )
 def test_no_array_is_lost_or_narrowed(tmp_path: Path, tree: Any, words: str) -> None:
     """Two arrays of one name would become one, and float64 would become float32."""
-    tree = jax.tree.map(lambda x: x.astype(np.float32) if "tree" in words else x, tree)
+    if "another name" in words:
+        tree = jax.tree.map(lambda x: x.astype(np.float32), tree)
     with pytest.raises(ValueError, match=f"^{words}"):
         models.save_arrays(tmp_path / "one.safetensors", tree)
     assert not list(tmp_path.iterdir())

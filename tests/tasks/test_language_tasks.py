@@ -147,7 +147,10 @@ def test_words_go_on_after_a_blank(prompt, shown, tmp_path, capsys):
     model.bias[...] = model.bias[...].at[words.encode(b"a")].set(100.0)
     save(file, model, raw=words.raw)
     generate.main([f"--workdir={file}", f"--prompt={prompt}", "--tokens=3"])
-    assert capsys.readouterr().out == f"{shown}\n"
+    assert capsys.readouterr() == (f"{shown}\n", "")
+    generate.main([f"--workdir={file}", "--prompt=b zebra", "--tokens=1"])
+    said = "warning: --prompt: 'zebra' not in the vocabulary, read as unknown\n"
+    assert capsys.readouterr().err == said
 
 
 @pytest.mark.parametrize(

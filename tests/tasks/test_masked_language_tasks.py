@@ -257,7 +257,7 @@ def test_a_review_may_be_cut_within_a_character(tmp_path):
         ),
         (
             {"data": {"checkpoint": "nowhere"}},
-            "--data.checkpoint: run: expected a run directory",
+            "--data.checkpoint: expected a run directory",
         ),
     ],
 )
@@ -266,6 +266,23 @@ def test_a_checkpoint_that_does_not_fit(changes, message, pretrained, table, tmp
     task = get_task("finetune")
     with pytest.raises(ValueError, match=f"^{message}"):
         task.make_model(config, task.prepare(config.data), nnx.Rngs(0))
+
+
+@pytest.mark.parametrize("kind", [models.SequenceClassifier, models.CausalLM])
+def test_a_checkpoint_of_another_kind(kind, table, tmp_path):
+    """Before the texts are read in its vocabulary."""
+    file = tmp_path / "m.safetensors"
+    sizes = {"num_layers": 1, "embed_dim": 8, "mlp_dim": 8, "max_length": 32}
+    classes = (2,) if kind is models.SequenceClassifier else ()
+    models.save(
+        file, kind(257, *classes, mechanism="linear", **sizes, rngs=nnx.Rngs(0))
+    )
+    config = _finetuning(table, file, tmp_path / "run")
+    wanted = (
+        f"^--data.checkpoint: expected .* of --task=mlm, got one of a {kind.__name__}"
+    )
+    with pytest.raises(ValueError, match=wanted):
+        get_task("finetune").prepare(config.data)
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])

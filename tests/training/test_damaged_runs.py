@@ -130,6 +130,27 @@ def test_the_newest_checkpoint(
     helpers.assert_equal_trees(state, earlier)
 
 
+# Orbax leaves tasks behind when a load fails.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("how", ["gone", "cut", "flipped"])
+@pytest.mark.parametrize(
+    "name", ["state/_METADATA", "state/manifest.ocdbt", "data/process_0-of-1.json"]
+)
+def test_without_a_seal(foreign, shapes, earlier, copied, caplog, name, how):
+    """Orbax finds the damage, and the checkpoint before is taken."""
+    damage(copied, foreign, LATEST, name, how)
+    (copied / LATEST / seals.NAME).unlink()
+    state, _ = restored(copied, shapes)
+    (line,) = [
+        record.getMessage()
+        for record in caplog.records
+        if record.name.startswith("lra_jax")
+    ]
+    assert line.startswith(f"{copied / LATEST}: expected a whole checkpoint, got ")
+    assert line.endswith("going back to step 30") and "\n" not in line
+    helpers.assert_equal_trees(state, earlier)
+
+
 @pytest.mark.parametrize("how", helpers.DAMAGE)
 @pytest.mark.parametrize("name", MODEL)
 def test_the_model_in_a_file(foreign, copied, name, how):

@@ -323,16 +323,12 @@ orbax_leaves_tasks = pytest.mark.filterwarnings(
 
 
 @orbax_leaves_tasks
-@pytest.mark.parametrize("how", ["gone", "cut", "flipped"])
-@pytest.mark.parametrize(
-    "name", ["state/_METADATA", "state/manifest.ocdbt", "data/process_0-of-1.json"]
-)
-def test_a_damaged_checkpoint_is_set_aside(finished, tmp_path, caplog, name, how):
-    """The run goes back to the one before, and ends as it did; also without a seal."""
+def test_a_damaged_checkpoint_is_set_aside(finished, tmp_path, caplog):
+    """The run goes back to the one before, and ends as it did."""
     workdir = shutil.copytree(finished.workdir, tmp_path / "run")
     (workdir / "result.json").unlink()
     newest = workdir / "checkpoints" / "latest" / str(STEPS)
-    helpers.damage(newest / name, how)
+    helpers.damage(newest / "state/manifest.ocdbt", "cut")
     (newest / seals.NAME).unlink()
     config = finished.config.replace(workdir=str(workdir))
     with Session(config, quiet=True) as session:

@@ -8,7 +8,8 @@ entries of the three softmax matrices count. There are three ways:
   same result in any batch. With fewer than m positions some segments are empty, and
   are left out.
 - "published" (mlpen/Nystromformer): segments of T / m positions, padding included as
-  zeros; only the keys of the third matrix are masked.
+  zeros; only the keys of the third matrix are masked. With m = T = S it is softmax
+  attention itself.
 - "front" (lucidrains/nystrom-attention): zeros are prepended until m divides the
   length; means run over the real positions; hidden rows become uniform, not zero.
 """

@@ -147,12 +147,16 @@ def nystrom_attention(
     ) -> jax.Array:
         return plan.softmax(product(rows, jnp.swapaxes(columns, -1, -2)), mask)
 
-    first = attend(query * scale, key_marks, plan.of_queries)
-    middle = attend(query_marks, key_marks, plan.of_landmarks)
-    last = attend(query_marks, key, plan.of_keys)
-    inverse = _pseudo_inverse(middle, iterations, initialisation, precision)
-    # The landmark side first: the inverse is then applied to m rows, not T.
-    out = product(first, product(inverse, product(last, value)))[:, :, -length:]
+    if padding == "published" and lengths == (count, count):
+        # A landmark for each position: their code then computes softmax attention.
+        out = product(attend(query * scale, key, plan.of_keys), value)
+    else:
+        first = attend(query * scale, key_marks, plan.of_queries)
+        middle = attend(query_marks, key_marks, plan.of_landmarks)
+        last = attend(query_marks, key, plan.of_keys)
+        inverse = _pseudo_inverse(middle, iterations, initialisation, precision)
+        # The landmark side first: the inverse is then applied to m rows, not T.
+        out = product(first, product(inverse, product(last, value)))[:, :, -length:]
     if conv_weight is not None:
         out = out + _convolved(value[:, :, -length:], conv_weight, precision)
     return jnp.swapaxes(out, 1, 2).astype(out_dtype)

@@ -104,6 +104,10 @@ class Words:
             found.append(self.end)
         return np.array(found[:-1], np.int32)
 
+    def missing(self, text: bytes) -> list[str]:
+        """The words of a text that the vocabulary lacks."""
+        return [word for word in _text(text).split() if word not in self._ids]
+
     def decode(self, tokens: np.ndarray) -> bytes:
         """See `Vocabulary`."""
         words = [self._words[t] for t in tokens.tolist() if t != self.mask]

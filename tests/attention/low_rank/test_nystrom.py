@@ -73,6 +73,15 @@ def test_one_landmark_a_position_is_softmax() -> None:
         assert_close(out, jitted("softmax")(*arrays), 1e-9)
 
 
+def test_the_published_form_is_softmax_where_every_position_is_a_landmark() -> None:
+    """Without a pseudo-inverse, so to rounding after any number of iterations."""
+    q, k, v = inputs(3, batch=3)
+    mask = {"mask": MASK, "query_mask": MASK}
+    out = _jit(num_landmarks=7, padding="published", **mask)(q, k, v)
+    wanted = jitted("softmax")(q * MASK[..., None, None], k, v, mask=MASK)
+    assert_close(out, wanted, 2e-6)
+
+
 def test_constant_segments_are_softmax() -> None:
     q, k, v = inputs(2, query_length=12, length=12)
     q, k = (np.repeat(x[:, ::4], 4, axis=1) for x in (q, k))
