@@ -30,13 +30,10 @@ if TYPE_CHECKING:
 _CHARACTERS = 600
 _LABELS = 20  # If there are more classes, only the first are shown.
 _HELP = (__doc__ or "").strip().replace("``", "'")
-_FLAGS = (
-    "The flags are those of training: 'prepare' with a run's --task, --preset and "
-    "--data.* flags prepares the data that the run will read."
-)
 _ABOUT = {
     "prepare": "Makes the data of a task, or downloads and reads them, once, for "
-    "training to use.",
+    "training to use.\n\nThe flags are those of training: with a run's --task, "
+    "--preset and --data.* flags it prepares the data that the run will read.",
     "describe": "Prints the sizes, lengths, labels and fingerprint of a task's data.",
     "sample": "Shows some examples of a task: as text, or for images as a contact "
     "sheet (PNG).",
@@ -105,8 +102,7 @@ def main(args: Sequence[str] | None = None) -> None:
     preset = cli.parse_preset(args[1:])
     default = kind(task=preset.task, preset=preset.preset, data=preset.data)
     prog = f"python -m lra_jax.data {name}"
-    about = f"{_ABOUT[name]}\n\n{_FLAGS}"
-    command = cli.parse(kind, prog, about, args[1:], default=default)
+    command = cli.parse(kind, prog, _ABOUT[name], args[1:], default=default)
     signals.advise("interrupted; incomplete data are not kept")
     with cli.user_errors():
         # The other commands write text to stdout.

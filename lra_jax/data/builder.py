@@ -330,7 +330,7 @@ def _explained(path: pathlib.Path, needed: int):
     except OSError as error:
         reason = error.strerror or str(error)
         if error.errno in _NO_FOLDER:
-            got = f"{path.parents[2]}: {reason.lower()}"
+            got = f"{path.parents[2]}: {reason}"
             raise expected("--data.dir", "a folder that can be written", got) from error
         if error.filename is not None:
             reason += f" ({error.filename})"

@@ -192,8 +192,9 @@ def _check_settings(
     end: int | None,
 ) -> None:
     check_size("num_tokens", num_tokens)
-    if check_size("seed", seed, -(2**63)) >= 2**63:
-        raise expected("seed", "an int of at most 64 bits", seed)
+    whole = isinstance(seed, numbers.Integral) and not isinstance(seed, bool)
+    if not whole or not -(2**63) <= seed < 2**63:
+        raise expected("seed", "an int of at most 64 bits", f"{seed!r}")
     if not (_is_number(temperature) and 0 <= temperature < np.inf):
         wanted = "0 or a positive finite number"
         raise expected("temperature", wanted, f"{temperature!r}")
