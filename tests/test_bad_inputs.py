@@ -377,7 +377,7 @@ data prepare --data.num_train=0 ~ --data.num_train: expected a positive int
 data prepare --data.seed=-1 ~ --data.seed: expected 0 or a positive
 data prepare --data.max_length=0 ~ --data.max_length: expected a positive int
 data prepare --data.path=nope ~ --data.path: expected a file or a folder
-data prepare --task=listops --data.dir=/dev/null/x ~ --data.dir: expected a folder that can be written
+data prepare --data.dir=/dev/null/x ~ --data.dir: expected a folder that can be
 data prepare --task=text --data.path=/dev/null ~ expected
 data prepare --task=retrieval --data.path=/dev/null ~ expected
 data prepare --task=pathfinder --data.path=/dev/null ~ expected
