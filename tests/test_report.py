@@ -215,6 +215,19 @@ def test_averages_say_which_they_are(runs):
     assert published["published: S5"][7:9] == ("85.24", "87.46")
 
 
+def test_of_several_settings_validation_chooses(tmp_path):
+    """And not the test split, where the other one is better."""
+    config = get_preset("listops", "compact", "flow")
+    for name, rate, test, valid in (("a", 1e-3, 38.0, 35.0), ("b", 2e-3, 37.0, 36.0)):
+        own = config.replace(train={"learning_rate": rate, "best_by": "accuracy"})
+        valid = {"valid_accuracy_best": valid}
+        make_run(tmp_path / "runs" / name, (test, test), config=own, **valid)
+    groups = group_runs(read_runs(tmp_path / "runs")[0])
+    assert len(groups) == 2
+    (row,) = results.other_averages_table(groups).rows
+    assert row[1] == "37.00" and row[-1].endswith("the best by validation")
+
+
 def test_the_page_shows_all(runs, tmp_path, capsys):
     out = tmp_path / "deep" / "report"
     report.main([str(runs), f"--out={out}"])

@@ -168,8 +168,14 @@ def _hidden(x: jax.Array, mask: jax.Array | None) -> jax.Array:
 
 
 def _matched(x: jax.Array, heads: int) -> jax.Array:
-    """`[B, S, n, H]` with each head repeated for the query heads that it serves."""
-    return x if x.shape[2] == heads else jnp.repeat(x, heads // x.shape[2], axis=2)
+    """`[B, S, n, H]` with each head repeated for the query heads that it serves.
+
+    The gradient is summed over the copies in float32.
+    """
+    if x.shape[2] == heads:
+        return x
+    copies = jnp.repeat(x.astype(jnp.float32), heads // x.shape[2], axis=2)
+    return copies.astype(x.dtype)
 
 
 def _sizes(

@@ -18,15 +18,20 @@ class Dense(nnx.Linear):
 
     The results are the same; only the leading axes are merged for the product. If they
     are kept separate, XLA on CPU transposes the operands of the weight gradient, which
-    then takes five to ten times as long (docs/performance.md).
+    then takes five to ten times as long (docs/performance.md). The bias is added by
+    `at_positions`, so that its gradient is summed in its own dtype.
     """
 
     def __call__(self, inputs: jax.Array, out_sharding: Any = None) -> jax.Array:
         """`[..., in_features]` to `[..., out_features]`."""
-        if splits_positions():
-            return super().__call__(inputs, out_sharding=out_sharding)
-        flat = inputs.reshape(-1, inputs.shape[-1])
-        out = super().__call__(flat, out_sharding=out_sharding)
+        x = inputs if splits_positions() else inputs.reshape(-1, inputs.shape[-1])
+        x, kernel = self.promote_dtype((x, self.kernel[...]), dtype=self.dtype)
+        axes = (((x.ndim - 1,), (0,)), ((), ()))
+        out = self.dot_general(
+            x, kernel, axes, precision=self.precision, out_sharding=out_sharding
+        )
+        if self.bias is not None:
+            out = out + at_positions(self.bias[...], out)
         return out.reshape(*inputs.shape[:-1], self.out_features)
 
 

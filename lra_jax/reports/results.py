@@ -144,18 +144,29 @@ def other_averages_table(groups: Sequence[Group]) -> Table:
 
 
 def _averages(groups: Sequence[Group]) -> list[Row]:
-    scores: dict[str, dict[str, float]] = {}
+    """A row for each model; of several settings, the best by validation counts."""
+    tried: dict[str, dict[str, list[Group]]] = {}
     for group in groups:
         if group.config.task in SIX:
             words = (_model(group), *differing_code(group, groups))
-            own = scores.setdefault(", ".join(words), {})
-            best = own.get(group.config.task, 0.0)
-            own[group.config.task] = max(group.mean(group.accuracy), best)
-    source = "this report; of several settings the best mean"
+            own = tried.setdefault(", ".join(words), {})
+            own.setdefault(group.config.task, []).append(group)
+    source = "this report; of several settings the best by validation"
     return [
-        Row._make((model, *(own.get(task) for task in SIX), source, None))
-        for model, own in scores.items()
+        Row._make(
+            (model, *(_best_mean(own.get(task, [])) for task in SIX), source, None)
+        )
+        for model, own in tried.items()
     ]
+
+
+def _best_mean(groups: Sequence[Group]) -> float | None:
+    """The test accuracy of the group with the best validation score."""
+    if not groups:
+        return None
+    by_loss = all(group.valid_loss is not None for group in groups)
+    best = max(groups, key=lambda group: group.validation(by_loss))
+    return best.mean(best.accuracy)
 
 
 def _averages_table(rows: Sequence[Row], ours: int) -> Table:

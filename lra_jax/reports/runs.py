@@ -146,6 +146,17 @@ class Group:
         known = [loss for loss in losses if loss is not None]
         return statistics.fmean(known) if len(known) == len(losses) else None
 
+    def validation(self, by_loss: bool) -> float:
+        """The score on validation, higher is better: minus the loss, or the accuracy.
+
+        Minus infinity if it is not known, or the validation split is the test split.
+        """
+        known = all("valid_accuracy_best" in result for result in self.results)
+        if self.last_only or not known:
+            return -math.inf
+        loss = self.valid_loss if by_loss else None
+        return self.mean("valid_accuracy_best") if loss is None else -loss
+
     @property
     def accuracy(self) -> str:
         """The accuracy that counts: the best checkpoint's unless it saw the test."""

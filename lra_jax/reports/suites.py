@@ -6,7 +6,6 @@ setting has a row of its own. Runs on other examples, such as longer sequences, 
 another test.
 """
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -154,17 +153,8 @@ def best_groups(tests: Sequence[Test]) -> Best:
             words = (name, *starts, *differing_code(group, every))
             row = best.setdefault(", ".join(words), {})
             tried = [row[test.name], group] if test.name in row else [group]
-            row[test.name] = max(tried, key=lambda one: _validation(one, by_loss))
+            row[test.name] = max(tried, key=lambda one: one.validation(by_loss))
     return dict(sorted(best.items(), key=lambda item: -_mean(item[1])))
-
-
-def _validation(group: Group, by_loss: bool) -> float:
-    """Higher is better; by the loss if all runs of a test were chosen by it."""
-    loss = group.valid_loss if by_loss else None
-    if loss is not None:
-        return -loss
-    known = all("valid_accuracy_best" in result for result in group.results)
-    return group.mean("valid_accuracy_best") if known else -math.inf
 
 
 def score(group: Group) -> float:

@@ -1,21 +1,32 @@
 """Everything about a run except running it: config, data, model, step cost, time."""
 
+import functools
 import itertools
 import math
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 
-from lra_jax.configs.base import flatten
+from lra_jax.configs import Config
+from lra_jax.configs.base import Part, flatten
 from lra_jax.training import sharding
 from lra_jax.training.console import format_seconds
 from lra_jax.training.loop import shapes, size_in_words
 from lra_jax.training.trainer import Trainer
 
 _STEPS = 12
-_SECONDS = 60  # No more steps are timed after this.
+_SECONDS = 60  # No more steps are timed after this, in all parts together.
+
+
+class _Cost(NamedTuple):
+    """Seconds of the steps of one part of a run."""
+
+    cold: float  # the first steps of each batch shape, which compile
+    warm: list[float]
+    token: float  # a warm step's time for the tokens of an average example
+    programs: int
 
 
 def estimate(
@@ -23,12 +34,12 @@ def estimate(
     work: Callable[[int], float],
     say: Callable[[str], None] = lambda line: None,
 ) -> dict[str, str]:
-    """Times the first steps, and estimates what the run will cost, in words.
+    """Times some steps of each part of a run, and estimates in words what all cost.
 
-    The first step of each batch shape compiles; it is done twice. Pretraining steps
-    count as steps of the task. The first steps of a run may have shorter sequences than
-    the others, so time is scaled by the number of tokens. The trainer cannot be used
-    afterwards, because its state and data have advanced.
+    The parts are pretraining, the steps of the head alone, and training. The first step
+    of each batch shape compiles; it is done twice. The first steps of a run may have
+    shorter sequences than the others, so time is scaled by the number of tokens. The
+    trainer cannot be used afterwards, because its state and data have advanced.
 
     Args:
       trainer: freshly built.
@@ -36,41 +47,86 @@ def estimate(
       say: called with a line before each compilation and after each step.
     """
     train = trainer.config.train
-    cold, warm, seen = 0.0, [], set()
-    begun = time.perf_counter()
-    longest: Any = None
-    steps = min(_STEPS, train.steps)
-    for host_batch in itertools.islice(trainer.data, steps):
-        for name in ("targets", "notes"):  # Only pretraining reads them.
-            host_batch.pop(name, None)
-        batch = sharding.shard_batch(trainer.mesh, host_batch)
-        longest = _longer(longest, batch)
-        if shapes(batch) not in seen:
-            say(f"compiling for batches of {size_in_words(batch)} ...")
-            cold += _timed(trainer, batch)
-            seen.add(shapes(batch))
-        warm.append(_timed(trainer, batch))
-        say(f"timed step {len(warm)} of {steps}: {warm[-1]:.3g} s")
-        if time.perf_counter() - begun > _SECONDS:
-            break
-    token = sum(warm) / work(len(warm))
-    flops = _flops(trainer, longest)
+    first = list(itertools.islice(trainer.data, min(_STEPS, train.steps)))
+    spans = _spans(trainer.config)
+    costs, total, longest = {}, 0.0, None
+    for part, (begin, end) in spans.items():
+        # The data of pretraining are in its own steps only.
+        given = first[: end - begin] if part == "pretrain" else _labelled(first)
+        batches = [sharding.shard_batch(trainer.mesh, batch) for batch in given]
+        longest = functools.reduce(_longer, batches)
+        seconds = _SECONDS / len(spans)
+        costs[part] = _cost(trainer, begin, batches, work, seconds, say)
+        total += costs[part].token * (work(end) - work(begin))
+    mean = total / train.steps
+    cold = sum(cost.cold for cost in costs.values())
     # Only the forward pass: a third of a step's arithmetic.
     batches = trainer.dataset.num_examples("valid") / train.batch_size
-    evaluation = token / 3 * batches * float(trainer.dataset.lengths("valid").mean())
-    total = cold + token * work(train.steps)
-    total += math.ceil(train.steps / train.eval_every) * evaluation
-    plural = "shape" if len(seen) == 1 else "shapes"
-    first, mean = sum(warm) / len(warm), token * work(train.steps) / train.steps
+    length = float(trainer.dataset.lengths("valid").mean())
+    evaluation = [*costs.values()][-1].token / 3 * batches * length
+    total += cold + math.ceil(train.steps / train.eval_every) * evaluation
+    programs = sum(cost.programs for cost in costs.values())
+    plural = "program" if programs == 1 else "programs"
     return {
-        "a step": (
-            f"{first:.3g} s on average over the first {len(warm)}, about "
-            f"{mean:.3g} s on average over all"
-        ),
-        "arithmetic": flops,
-        "compiling": f"{cold:.1f} s ({len(seen)} batch {plural})",
+        "a step": f"{_in_words(costs)}, about {mean:.3g} s on average over all",
+        "arithmetic": _flops(trainer, longest),
+        "compiling": f"{cold:.1f} s ({programs} {plural})",
         "total": f"about {format_seconds(total)}, evaluations included",
     }
+
+
+def _spans(config: Config) -> dict[Part, tuple[int, int]]:
+    """The first step of each part, and the first step after it."""
+    steps, pretrain = config.train.steps, config.pretrain
+    ends = {
+        "pretrain": min(steps, pretrain.steps),
+        "probe": min(steps, pretrain.steps + pretrain.probe_steps),
+        "train": steps,
+    }
+    begins = (0, *ends.values())
+    pairs: Any = zip(ends, zip(begins, ends.values(), strict=False), strict=True)
+    return {part: (begin, end) for part, (begin, end) in pairs if end > begin}
+
+
+def _labelled(batches: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The batches without what only pretraining reads."""
+    unread = ("targets", "notes")
+    return [{n: x for n, x in one.items() if n not in unread} for one in batches]
+
+
+def _cost(
+    trainer: Trainer,
+    step: int,
+    batches: Sequence[Any],
+    work: Callable[[int], float],
+    seconds: float,
+    say: Callable[[str], None],
+) -> _Cost:
+    """Times the part of a run that a step belongs to, on the first batches."""
+    cold, warm, seen = 0.0, [], set()
+    begun = time.perf_counter()
+    for batch in batches:
+        if shapes(batch) not in seen:
+            say(f"compiling for batches of {size_in_words(batch)} ...")
+            cold += _timed(trainer, step, batch)
+            seen.add(shapes(batch))
+        warm.append(_timed(trainer, step, batch))
+        say(f"timed step {len(warm)} of {len(batches)}: {warm[-1]:.3g} s")
+        if time.perf_counter() - begun > seconds:
+            break
+    return _Cost(cold, warm, sum(warm) / work(len(warm)), len(seen))
+
+
+_OF = {"pretrain": "of pretraining", "probe": "of the head", "train": "of training"}
+
+
+def _in_words(costs: dict[Part, _Cost]) -> str:
+    """The mean time of a step of each part."""
+    means = {part: sum(cost.warm) / len(cost.warm) for part, cost in costs.items()}
+    several = len(means) > 1
+    words = [f"{x:.3g} s" + f" {_OF[part]}" * several for part, x in means.items()]
+    count = max(len(cost.warm) for cost in costs.values())
+    return f"{', '.join(words)} on average over the first {count}"
 
 
 def settings(config: Any) -> dict[str, str]:
@@ -79,17 +135,16 @@ def settings(config: Any) -> dict[str, str]:
     return {f"--{n}": "" if v is None else str(v) for n, v in values.items()}
 
 
-def _timed(trainer: Trainer, batch: Any) -> float:
+def _timed(trainer: Trainer, step: int, batch: Any) -> float:
     begun = time.perf_counter()
-    trainer.advance(trainer.config.train.steps - 1, batch)
+    trainer.advance(step, batch)
     jax.block_until_ready(trainer.state.step)
     return time.perf_counter() - begun
 
 
 def _longer(one: Any, other: Any) -> Any:
-    if one is None or jax.tree.leaves(other)[0].size > jax.tree.leaves(one)[0].size:
-        return other
-    return one
+    sizes = (jax.tree.leaves(batch)[0].size for batch in (one, other))
+    return one if next(sizes) >= next(sizes) else other
 
 
 def _flops(trainer: Trainer, batch: Any) -> str:

@@ -12,6 +12,7 @@ from attention.mechanisms import assert_close, fast_jit, inputs
 
 from lra_jax import attention, kernels
 from lra_jax.attention.causal.engine import Chunking
+from lra_jax.kernels import api
 from lra_jax.models import MultiHeadAttention
 
 SMALL = Chunking(16, 32)
@@ -135,6 +136,10 @@ def test_options(name: str, more: dict) -> None:
 
 def test_fewer_key_heads() -> None:
     compare("linear", inputs(7, 1, 20, 20, 4, 8, key_heads=2), is_causal=True)
+    # A sum of copies in bfloat16 would stop at 256.
+    one = jnp.ones((1, 1, 1, 1), "bfloat16")
+    slope = jax.grad(lambda x: api._matched(x, 512).astype("float32").sum())(one)
+    assert slope.item() == 512
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import pytest
 from flax import nnx
 
 from lra_jax.models import SequenceClassifier
+from lra_jax.models.layers import Dense
 from lra_jax.models.short_conv import ShortConv
 
 ROWS, LENGTH, DOCUMENTS = 64, 64, 4
@@ -94,6 +95,22 @@ def test_a_class_vector_notes_and_masked_tokens() -> None:
 
         names = ("hidden", "notes", "positions") if reads else ("cls", "embed")
         assert_gradients_agree(make, loss, *names)
+
+
+def test_a_projection() -> None:
+    """Its bias is shared by 64,000 positions."""
+    slope = jnp.asarray([1.0, 0.5, -2.0, 4.0])  # Without rounding.
+
+    def gradient(dtype: Any) -> np.ndarray:
+        graph, params = nnx.split(Dense(2, 4, dtype=dtype, rngs=nnx.Rngs(0)))
+
+        def loss(params: Any) -> jax.Array:
+            out = nnx.merge(graph, params)(jnp.ones((64, 1000, 2)))
+            return (out.astype(jnp.float32) * slope[None, None]).sum()
+
+        return np.asarray(jax.jit(jax.grad(loss))(params)["bias"][...])
+
+    np.testing.assert_array_equal(gradient(jnp.bfloat16), 64_000 * slope)
 
 
 @pytest.mark.parametrize("kind", ["plain", "packed", "image"])

@@ -43,19 +43,29 @@ def test_time_goes_with_the_tokens_of_a_step(data_dir, dataset, tmp_path) -> Non
     assert mean / first == pytest.approx((1 + longer) / 2, rel=0.01)
 
 
-def test_the_first_steps_may_end_pretraining(data_dir, dataset, tmp_path) -> None:
-    """Batches with targets and without are the same to a step of the task."""
+def test_each_part_of_a_run_has_its_own_price(data_dir, dataset, tmp_path) -> None:
+    """Three steps with targets, one of the head alone, and four of all."""
     config = helpers.tiny(
         data_dir,
         tmp_path,
         train={"steps": 8, "warmup": 1, "length_warmup": ""},
-        pretrain={"steps": 3, "target": "values"},
+        pretrain={"steps": 3, "target": "values", "probe_steps": 1},
         data={"buckets": "60"},
     )
     with Session(config, quiet=True, dry=True) as session:
         work = session._work()
         trainer = Trainer(config, session.task, dataset, tmp_path)
-        assert "(1 batch shape)" in dry_run.estimate(trainer, work)["compiling"]
+        said: list[str] = []
+        facts = dry_run.estimate(trainer, work, said.append)
+    assert "(3 programs)" in facts["compiling"]
+    timed = [line.partition(":")[0] for line in said if line.startswith("timed")]
+    assert timed[:3] == [f"timed step {n} of 3" for n in (1, 2, 3)]
+    assert timed[3:] == [f"timed step {n} of 8" for n in range(1, 9)] * 2
+    found = re.findall(r"([\d.e-]+) s(?: of (\w+),?)? ", facts["a step"])
+    (*parts, (mean, _)) = found
+    assert [name for _, name in parts] == ["pretraining", "the", "training"]
+    seconds = [float(one) for one, _ in parts]
+    assert min(seconds) * 0.5 < float(mean) < max(seconds) * 2
 
 
 @pytest.mark.parametrize(
