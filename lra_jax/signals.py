@@ -53,7 +53,7 @@ def run(main: Callable[[], object]) -> None:
         main()
         sys.stdout.flush()
     except BrokenPipeError:
-        print("error: nobody reads the output", file=sys.stderr)
+        print("error: the output was closed", file=sys.stderr)
         raise SystemExit(128 + signal.SIGPIPE) from None
     finally:
         for signum in SIGNALS:  # Python's own shutdown follows, and saves nothing.

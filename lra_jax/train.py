@@ -119,7 +119,7 @@ def _main(config: Config, command: str, again: str, dry: bool) -> None:
     except Interrupted as stop:
         line = f"saved step {stop.step} in {session.workdir}; to resume: {again}"
         if stop.signum == signal.SIGPIPE:
-            cli.fail(f"nobody reads the output; {line}", 128 + stop.signum)
+            cli.fail(f"the output was closed; {line}", 128 + stop.signum)
         print(line)
         raise SystemExit(128 + stop.signum) from None
     except BrokenPipeError:

@@ -122,7 +122,7 @@ def test_a_changed_attention_is_another_setting(tmp_path):
         (f"own:attention, compact, code of {runs / 'a'}", "10.00"),
     ]
     # Nothing is left out without a word.
-    line = f"{runs / 'd'}: the settings and the seed of {runs / 'b'}"
+    line = f"{runs / 'd'}: the same settings and seed as {runs / 'b'}"
     assert repeated(found) == [line]
     report.write_report(runs, tmp_path / "out", ["html"])
     assert f"left out: {line}" in (tmp_path / "out" / "report.html").read_text()

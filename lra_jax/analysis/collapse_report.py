@@ -116,7 +116,7 @@ def add_mechanisms(
         f"after another. {_MEASURE}; means. Where they fall the scale is logarithmic, "
         "cut off at 1e-7, the rounding of float32."
     )
-    page.heading("The same for linear attention")
+    page.heading("The same network with other mechanisms")
     page.figure("rank-collapse-mechanisms", figure, caption, _data(found))
     last = len(next(iter(found[mechanisms[0]].values()))[0]) - 1
     layers = sorted({min(layer, last) for layer in (1, 2, 4, last)})

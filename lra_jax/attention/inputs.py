@@ -208,7 +208,7 @@ def check_keywords(function: Callable[..., Any], flax: Mapping[str, Any]) -> Non
             own = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD]
             hint = did_you_mean(name, own)
             wanted = f"a keyword of {function.__name__}"
-            raise expected(name, wanted, f"one that it does not know{hint}")
+            raise expected(name, wanted, f"an unknown one{hint}")
     if flax.get("dropout_rate") and "deterministic" not in flax:
         wanted = "0, because there are no weights to drop"
         raise expected("dropout_rate", wanted, flax["dropout_rate"])

@@ -20,7 +20,6 @@ from lra_jax.configs import TrainConfig
 from lra_jax.errors import renamed, within
 from lra_jax.models import SequenceClassifier
 from lra_jax.models.options import named, split_options
-from lra_jax.tasks import get_task
 from lra_jax.tasks.base import classification_loss
 from lra_jax.tasks.encoder import parse_options
 from lra_jax.training.optimizer import make_optimizer
@@ -261,8 +260,7 @@ def _inference(case: Case, mechanism: Any, options: dict[str, Any]) -> Work:
 def _training(case: Case, mechanism: Any, options: dict[str, Any]) -> Work:
     graphdef, params = _model(case, mechanism, options)
     optimizer = make_optimizer(TrainConfig())
-    # The task defines only the loss, which is that of every classification task.
-    function = make_train_step(get_task("listops").loss, graphdef, optimizer, seed=0)
+    function = make_train_step(classification_loss, graphdef, optimizer, seed=0)
 
     def make() -> Arguments:
         return init_state(params(), optimizer), _batch(case)

@@ -45,9 +45,9 @@ class TrainConfig:
     """Peak of the schedule; for `lra` and `lra_cosine`, the base factor."""
     schedule: Schedule = "cosine"
     """cosine: warm-up, then a cosine to 0. linear: warm-up, then linear to 0.
-    trapezoid: warm-up, constant, then linear to 0 over the last fifth. lra: base *
-    min(1, step / warmup) / sqrt(max(step, warmup)). lra_cosine: that of LRA's image
-    tasks."""
+    trapezoid: warm-up, constant, then linear to 0 over the last fifth. constant:
+    warm-up, then constant. lra: base * min(1, step / warmup) / sqrt(max(step, warmup)).
+    lra_cosine: that of LRA's image tasks."""
     warmup: int = 500
     """Warm-up steps."""
     length_warmup: str = ""

@@ -64,7 +64,9 @@ def load_arrays(file: str | os.PathLike[str], like: Any) -> Any:
     names = _names(leaves)
     left = sorted(found.keys() - set(names))
     if left:
-        raise expected(str(file), f"the arrays {', '.join(names)}", f"{left[0]}, too")
+        raise expected(
+            str(file), f"the arrays {', '.join(names)}", f"{left[0]} as well"
+        )
     for name, (_, leaf) in zip(names, leaves, strict=True):
         wanted = f"{name} of {leaf.dtype}{list(leaf.shape)}"
         if name not in found:

@@ -440,7 +440,7 @@ class EncoderConfig:
                 wanted = "one value with hybrid"
                 raise expected(name, wanted, "/".join(map(str, value)))
         if self.shares_parameters:
-            wanted = "another with hybrid, whose blocks have arrays of their own"
+            wanted = "another value with hybrid, whose blocks have arrays of their own"
             raise expected("sharing", wanted, "'layerwise'")
         for index, one in enumerate(mechanisms):
             try:
@@ -551,7 +551,7 @@ class EncoderConfig:
     def _check_images(self, name: str, kind: str) -> None:
         """Raises ``ValueError`` unless positions are pixels or patches, seen alike."""
         if self.grid is None:
-            raise expected(name, f"an image task for {name}=True", "another")
+            raise expected(name, f"an image task for {name}=True", "one without images")
         if self.cls_token:
             raise expected("cls_token", f"False with {kind}{name}=True", True)
         if self.is_causal:
@@ -575,7 +575,7 @@ def configured(
         if name not in fields:
             hint = did_you_mean(_ALIASES.get(name, name), fields)
             wanted = f"a setting of {kind.__name__}"
-            raise expected(name, wanted, f"one that it does not know{hint}")
+            raise expected(name, wanted, f"an unknown one{hint}")
     if config is None:
         return kind(**settings)
     return dataclasses.replace(config, **settings)

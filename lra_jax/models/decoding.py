@@ -108,7 +108,7 @@ def _check_right(mask: jax.Array) -> None:
     real = known.astype(bool)
     if not real[:, 0].all() or (real[:, 1:] & ~real[:, :-1]).any():
         wanted = "True at the first tokens of each prompt, and padding on the right"
-        raise expected("mask", wanted, "another")
+        raise expected("mask", wanted, "padding elsewhere")
 
 
 def _embedded(

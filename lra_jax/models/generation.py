@@ -101,7 +101,12 @@ def tokens_in_turn(
     mask = np.arange(width)[None] < np.array([[len(prompt)] for prompt in batch])
     graph, params = nnx.split(model)
     draw = functools.partial(
-        _draw, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed
+        _draw,
+        key=jax.random.key(seed),
+        temperature=np.float32(temperature),
+        greedy=temperature == 0,
+        top_k=top_k,
+        top_p=top_p,
     )
     return _steps(graph, params, tokens, mask, draw, num_tokens, end)
 
@@ -118,14 +123,18 @@ def _steps(
     logits, state = _prefill(graph, params, tokens, mask)
     complete = np.zeros(len(tokens), bool)
     for index in range(num_tokens):
-        drawn = np.array(draw(logits, np.int32(index)))
+        tokens = draw(logits, np.int32(index))
+        more = index + 1 < num_tokens
+        if end is None and more:  # Begun before the host reads the tokens.
+            logits, state = _step(graph, params, state, tokens)
+        drawn = np.array(tokens)
         if end is not None:
             drawn = np.where(complete, end, drawn)
             complete |= drawn == end
         yield drawn
         if complete.all():
             return
-        if index + 1 < num_tokens:
+        if end is not None and more:
             logits, state = _step(graph, params, state, drawn)
 
 
@@ -139,24 +148,26 @@ def _step(graph: Any, params: Any, state: Any, tokens: jax.Array) -> Any:
     return decoding.step(nnx.merge(graph, params), state, tokens)
 
 
-@functools.partial(jax.jit, static_argnames=("temperature", "top_k", "top_p", "seed"))
+@functools.partial(jax.jit, static_argnames=("greedy", "top_k", "top_p"))
 def _draw(
     logits: jax.Array,
     index: jax.Array,
     *,
-    temperature: float,
+    key: jax.Array,
+    temperature: jax.Array,
+    greedy: bool,
     top_k: int | None,
     top_p: float | None,
-    seed: int,
 ) -> jax.Array:
     """Tokens `[B]` of logits `[B, V]`."""
-    if temperature == 0:
+    if greedy:
         return jnp.argmax(logits, -1).astype(jnp.int32)
     # The most probable token's logit is 0, which a tiny temperature leaves finite.
     logits = logits - jnp.max(logits, -1, keepdims=True)
-    least = float(jnp.finfo(logits.dtype).tiny)
-    logits = restricted(logits / max(temperature, least), top_k, top_p)
-    step_key = jax.random.fold_in(jax.random.key(seed), index)
+    least = jnp.asarray(jnp.finfo(logits.dtype).tiny, logits.dtype)
+    divisor = jnp.maximum(temperature.astype(logits.dtype), least)
+    logits = restricted(logits / divisor, top_k, top_p)
+    step_key = jax.random.fold_in(key, index)
     samples = jnp.arange(len(logits))
     keys = jax.vmap(jax.random.fold_in, (None, 0))(step_key, samples)
     return jax.vmap(jax.random.categorical)(keys, logits).astype(jnp.int32)

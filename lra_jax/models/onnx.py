@@ -3,7 +3,7 @@
     export_onnx("model.onnx", load("runs/listops-cosformer-compact-seed0"), length=512)
 
 The model is traced by jax, and each primitive becomes operators of ONNX's opset 18. All
-primitives of full (not causal) softmax, linear, cosFormer and Linformer models in
+primitives of full (not causal) softmax, linear, cosFormer, Flow and Linformer models in
 float32 are supported, except those of moving averages (``ema``), product-key memories
 and several ``readings``; others raise an error. Shapes are fixed: pad shorter sequences
 and pass their lengths. It needs the package ``onnx``: ``pip install 'lra-jax[onnx]'``.

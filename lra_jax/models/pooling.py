@@ -89,7 +89,7 @@ class PooledEncoder(nnx.Module):
         images = config.grid is not None
         wrong = why_constant(config.norm, pooling, padding, images)
         if wrong:
-            wanted = f"another with norm='instance', {wrong}"
+            wanted = f"another value with norm='instance', {wrong}"
             raise expected("pooling", wanted, f"{pooling!r}")
         self.encoder = TransformerEncoder(vocab_size, config=config, rngs=rngs)
         width = config.embed_dim

@@ -283,7 +283,9 @@ def from_softmax(
         raise expected("source", wanted, f"{folder}, which has none")
     if (folder / FILE).with_suffix(".json").exists():
         wanted = "a folder of a BERT, RoBERTa or GPT-2, or a loaded model"
-        raise expected("source", wanted, f"the run {folder}: give `load` of it")
+        raise expected(
+            "source", wanted, f"the run {folder}: pass `load(...)` of it instead"
+        )
     config = read_config(folder / "config.json")
     weights = _Noting(read_weights(folder / "model.safetensors"))
     given = _READERS[config.kind](weights, config)
@@ -389,7 +391,7 @@ def _check_layers(weights: _Noting, config: PretrainedConfig) -> None:
         wanted = f"{config.num_layers} layers, as config.json says"
         if int(layer[1]) < config.num_layers:
             wanted = f"the arrays of a plain {config.kind} layer"
-        raise expected("model.safetensors", wanted, f"{name}, too")
+        raise expected("model.safetensors", wanted, f"{name} as well")
 
 
 def _bert(weights: Weights, config: PretrainedConfig) -> dict[str, np.ndarray]:

@@ -87,7 +87,7 @@ class Saved:
           batch_size: examples computed at once.
 
         Raises:
-          ValueError: the model cannot read them, or has not all of their ids.
+          ValueError: the model cannot read them, or its vocabulary lacks some of their ids.
         """
         several = isinstance(examples, Sequence | np.ndarray)
         if not several or isinstance(examples, str | bytes) or not len(examples):
@@ -249,7 +249,11 @@ def check_free(file: str | os.PathLike[str]) -> None:
         found = None
     if not isinstance(found, dict) or not {"model", "raw", "about"} <= found.keys():
         wanted = "NAME.safetensors, where NAME.json is free for the model's settings"
-        raise expected("file", wanted, f"{path} beside another {described.name}")
+        raise expected(
+            "file",
+            wanted,
+            f"{path} next to a {described.name} that `save` did not write",
+        )
 
 
 def load(run_or_file: str | os.PathLike[str], *, allow_code: bool = False) -> Saved:

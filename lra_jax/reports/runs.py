@@ -206,7 +206,7 @@ def repeated(runs: Sequence[Run]) -> list[str]:
     """A line for each run that `group_runs` leaves out: its folder, and that of the
     run with the same settings and seed that is used."""
     return [
-        f"{other.folder}: the settings and the seed of {first.folder}"
+        f"{other.folder}: the same settings and seed as {first.folder}"
         for seeds in _by_seed(runs)
         for first, *others in seeds.values()
         for other in others

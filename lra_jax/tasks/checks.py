@@ -353,7 +353,9 @@ def _check_stored_targets(config: Config, task: Task) -> None:
     for target, name in task.stored_targets.items():
         stored = getattr(config.data, name)
         if used == target and getattr(config.data, "path", None) is not None:
-            wanted = "another with --data.path, whose examples have no such targets"
+            wanted = (
+                "another target with --data.path, whose examples have no such targets"
+            )
             raise expected("--pretrain.target", wanted, target)
         if stored != (used == target):
             without = "" if used == target else "out"
@@ -378,7 +380,7 @@ def _refuse_constant(config: Config, task: Task) -> None:
     images = task.image_shape is not None
     wrong = why_constant(model.norm, model.pooling, model.padding, images)
     if wrong and not task.per_position:
-        wanted = f"another with --model.norm=instance, {wrong}"
+        wanted = f"another value with --model.norm=instance, {wrong}"
         raise expected("--model.pooling", wanted, f"{model.pooling!r}")
 
 

@@ -15,7 +15,6 @@ import math
 import os
 import re
 import shutil
-import sys
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -170,7 +169,6 @@ class Checkpoints:
                 seals.write(Path(kept.latest.path), run=self._run, **about)
         except Exception as error:  # Orbax' parts report a full disk in many ways.
             self._failed = True
-            _silence_closed_loops()
             raise OSError(
                 f"{kept.directory}: the checkpoint of step {step} cannot be written, "
                 f"earlier ones are kept: {on_one_line(error)}"
@@ -329,17 +327,6 @@ def _try_load(
     with _leftovers_unreported():
         gc.collect()  # Now that nothing references the error.
     return None, reason
-
-
-def _silence_closed_loops() -> None:
-    """Keeps threads of a failed save from reporting that their event loop is closed."""
-    before = sys.excepthook
-
-    def hook(kind: Any, error: BaseException, trace: Any) -> None:
-        if str(error) != "Event loop is closed":
-            before(kind, error, trace)
-
-    sys.excepthook = hook
 
 
 @contextlib.contextmanager

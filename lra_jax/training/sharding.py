@@ -4,6 +4,7 @@ The mesh has the axes "data", which splits the batch, and "seq", which splits ea
 sequence (`lra_jax.attention.sharded.sequence`); parameters are replicated.
 """
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -68,6 +69,7 @@ def under_mesh(mesh: Mesh, function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+@functools.cache
 def data_shard(mesh: Mesh) -> tuple[int, int]:
     """Which part of each batch this process reads: its index, and how many there are.
 

@@ -171,7 +171,9 @@ def read_config(workdir: Path) -> tuple[Config, str]:
         got = f"{type(error).__name__}: {error}"
         raise expected(str(path), "the config of a run", got) from error
     except RecursionError as error:
-        raise expected(str(path), "the config of a run", "brackets") from error
+        raise expected(
+            str(path), "the config of a run", "JSON that is nested too deeply"
+        ) from error
 
 
 def identify(workdir: Path) -> str:

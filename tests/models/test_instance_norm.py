@@ -105,7 +105,7 @@ def test_all_norms_of_the_encoder_are_of_this_kind():
     [
         ({"is_causal": True}, "norm: expected 'layer' with is_causal"),
         ({"norm": "batch"}, "norm: expected"),
-        ({"pooling": "mean"}, "pooling: expected another with norm='instance'"),
+        ({"pooling": "mean"}, "pooling: expected another value with norm='instance'"),
         ({"padding": "zeros", "grid": (2, 2)}, "a constant row, got 'first'"),
         (
             {"padding": "zeros", "pooling": "cls", "grid": (2, 2)},

@@ -236,7 +236,9 @@ def test_what_is_no_source(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"GPT-2, got none named 'model_type'$"):
         models.from_softmax(tmp_path)
     (tmp_path / "model.json").touch()  # As a run of ours.
-    with pytest.raises(ValueError, match=r"^source: expected .*: give `load` of it$"):
+    with pytest.raises(
+        ValueError, match=r"^source: expected .*: pass `load.* instead$"
+    ):
         models.from_softmax(tmp_path)
 
 

@@ -149,7 +149,9 @@ def test_another_file_is_not_replaced_by_a_description(
     """Such as the config.json of a run, by config.safetensors."""
     other = tmp_path / "config.json"
     other.write_text(found)
-    with pytest.raises(ValueError, match=r"^file: expected .* another config\.json"):
+    with pytest.raises(
+        ValueError, match=r"^file: expected .*, got .* next to a config\.json that"
+    ):
         models.save(tmp_path / "config.safetensors", _classifier(num_layers=1))
     assert [x.name for x in tmp_path.iterdir()] == ["config.json"]
     assert other.read_text() == found

@@ -124,7 +124,7 @@ def test_official_settings():
         ),
         (
             "--task=pathfinder --preset=compact --model.norm=instance",
-            ["--model.pooling: expected another with --model.norm=instance"],
+            ["--model.pooling: expected another value with --model.norm=instance"],
         ),
         (
             "--task=pathfinder --preset=modern --model.norm=instance "
@@ -134,7 +134,7 @@ def test_official_settings():
         (
             "--task=pathfinder --preset=official --model.norm=instance "
             "--model.pooling=first",
-            ["--model.pooling: expected another with --model.norm=instance"],
+            ["--model.pooling: expected another value with --model.norm=instance"],
         ),
         (
             "--task=pathfinder --preset=modern --model.patch=3",
@@ -174,7 +174,7 @@ def test_official_settings():
         (
             "--task=pathfinder --preset=modern --train.warmup=10 --pretrain.steps=20 "
             "--pretrain.target=paths --data.path=somewhere",
-            ["--pretrain.target: expected another with --data.path"],
+            ["--pretrain.target: expected another target with --data.path"],
         ),
         (
             "--task=listops --preset=modern --train.warmup=10 --pretrain.steps=20 "

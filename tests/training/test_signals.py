@@ -116,7 +116,7 @@ def test_nobody_reads_the_output(finished, data_dir, command):
     stderr = process.stderr.read()
     process.stderr.close()
     code = process.wait()
-    assert stderr == "error: nobody reads the output\n"
+    assert stderr == "error: the output was closed\n"
     assert code == 128 + signal.SIGPIPE
 
 
@@ -128,7 +128,7 @@ def test_training_that_nobody_reads_is_saved(data_dir, dataset, tmp_path):
     stderr = process.stderr.read()
     process.stderr.close()
     code = process.wait()
-    step = r"error: nobody reads the output; saved step \d+ in .*; to resume: python"
+    step = r"error: the output was closed; saved step \d+ in .*; to resume: python"
     assert re.match(step, stderr), stderr
     assert len(stderr.splitlines()) == 1 and code == 128 + signal.SIGPIPE
     assert any((tmp_path / "run" / "checkpoints" / "latest").iterdir())

@@ -302,7 +302,7 @@ def _run(
     if log_decay is not None:
         factors, share = _faded(log_decay, heads, lower_bound, scale, mask, factors)
         values = values * share[..., None]
-    factors = _turning(factors, angle, rotation, mask)
+    factors = _with_angles(factors, angle, rotation, mask)
     turns = jnp.iscomplexobj(factors)
     if turns:
         values, empty = _complex(values), _complex(empty)
@@ -368,9 +368,11 @@ def _scanned_in_grid(
     half = heads - heads // 2
     across = _scanned_lines(factors[:, :, :half], values[:, :, :half], rows)
     down = _scanned_lines(
-        _turned(factors[:, :, half:], rows), _turned(values[:, :, half:], rows), columns
+        _transposed(factors[:, :, half:], rows),
+        _transposed(values[:, :, half:], rows),
+        columns,
     )
-    return jnp.concatenate([across, _turned(down, columns)], 2)
+    return jnp.concatenate([across, _transposed(down, columns)], 2)
 
 
 def _scanned_lines(factors: jax.Array, values: jax.Array, rows: int) -> jax.Array:
@@ -382,7 +384,7 @@ def _scanned_lines(factors: jax.Array, values: jax.Array, rows: int) -> jax.Arra
     return out.reshape(batch, length, heads, width)
 
 
-def _turned(x: jax.Array, rows: int) -> jax.Array:
+def _transposed(x: jax.Array, rows: int) -> jax.Array:
     """Images `[B, T, ...]` read row by row, with their rows as columns."""
     images = x.reshape(x.shape[0], rows, x.shape[1] // rows, *x.shape[2:])
     return jnp.swapaxes(images, 1, 2).reshape(x.shape)
@@ -426,7 +428,7 @@ def _reset(factors: jax.Array, documents: packed.Packed, forth: int) -> jax.Arra
     return jnp.where(resets, jnp.zeros((), factors.dtype), factors)
 
 
-def _turning(
+def _with_angles(
     factors: jax.Array,
     angle: jax.Array | None,
     rotation: jax.Array | None,
