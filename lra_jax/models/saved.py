@@ -87,7 +87,7 @@ class Saved:
           batch_size: examples computed at once.
 
         Raises:
-          ValueError: the model cannot read them, or its vocabulary lacks some of their ids.
+          ValueError: the model cannot read them, or its vocabulary lacks some ids.
         """
         several = isinstance(examples, Sequence | np.ndarray)
         if not several or isinstance(examples, str | bytes) or not len(examples):
