@@ -321,17 +321,17 @@ def _start(run: Run) -> int:
     received = []
 
     def forward(signum: int, _: object) -> None:
-        """Passes SIGTERM on, and leaves Ctrl-C, which reaches both, to the child."""
+        """Passes a signal on; of Ctrl-C, which reaches both, the child hears once."""
         received.append(signum)
-        if signum == signal.SIGTERM and child is not None:
+        if child is not None:
             with contextlib.suppress(ProcessLookupError):
                 child.send_signal(signum)
 
     child = None
     with signals.left_to(forward):
         child = subprocess.Popen(command)
-        if signal.SIGTERM in received:
-            child.terminate()
+        if received:
+            child.send_signal(received[-1])
         code = child.wait()
     # 128 + n, or -n if the signal came before the run could save.
     signum = received[-1] if received else (-code if code < 0 else code - 128)

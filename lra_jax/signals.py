@@ -11,16 +11,21 @@ hundredths of a second, it handles signals in its own way.
 
 import contextlib
 import functools
+import math
 import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Self
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _PATIENCE = 2.5
+# Ctrl-C reaches a sweep and the run that it started, to which the sweep passes it on:
+# a second signal within this many seconds is the first one.
+_AGAIN = 1.0
 
 Handler = Callable[[int, FrameType | None], object]
 Action = Callable[[int], None]
@@ -169,9 +174,11 @@ class _Watch(threading.Thread):
 
     def run(self) -> None:
         """Waits for signals, and acts on them."""
+        last = -math.inf
         while True:
             (signum,) = os.read(self._reading, 1)
-            if signum in SIGNALS:
+            before, last = last, time.monotonic()
+            if signum in SIGNALS and last - before > _AGAIN:
                 action = self._action
                 if action != self.leave:  # A second signal ends at once.
                     self._action = self.end

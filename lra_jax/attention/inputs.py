@@ -192,7 +192,11 @@ FLAX_KEYWORDS = frozenset(
 )
 
 
-def check_keywords(function: Callable[..., Any], flax: Mapping[str, Any]) -> None:
+def check_keywords(
+    function: Callable[..., Any],
+    flax: Mapping[str, Any],
+    deterministic: bool | None = None,
+) -> None:
     """Raises ``ValueError`` unless all extra keywords are ones that Flax passes.
 
     Flax's layer always passes a ``dropout_rate``, which has no effect without weights
@@ -201,6 +205,7 @@ def check_keywords(function: Callable[..., Any], flax: Mapping[str, Any]) -> Non
     Args:
       function: the attention function; the error names its keywords.
       flax: the keywords for which it has no parameter.
+      deterministic: Flax's keyword, of a function that has a parameter for it.
     """
     for name in flax:
         if name not in FLAX_KEYWORDS:
@@ -209,20 +214,23 @@ def check_keywords(function: Callable[..., Any], flax: Mapping[str, Any]) -> Non
             hint = did_you_mean(name, own)
             wanted = f"a keyword of {function.__name__}"
             raise expected(name, wanted, f"an unknown one{hint}")
-    if flax.get("dropout_rate") and "deterministic" not in flax:
+    by_layer = deterministic is not None or "deterministic" in flax
+    if flax.get("dropout_rate") and not by_layer:
         wanted = "0, because there are no weights to drop"
         raise expected("dropout_rate", wanted, flax["dropout_rate"])
 
 
 def refuse_decoding(
-    flax: Mapping[str, Any], query: jax.Array, key: jax.Array, name: str
+    deterministic: bool | None, query: jax.Array, key: jax.Array, name: str
 ) -> None:
     """Raises ``ValueError`` if a Flax layer passes one query and more than one key.
 
     With ``decode=True`` that layer caches keys and values, but does not pass on the
-    query's position or the earlier queries. For mechanisms that depend on these.
+    query's position or the earlier queries. For mechanisms that depend on these. They
+    have a parameter ``deterministic``, not None if a layer calls: Linen's layer passes
+    only keywords that a function names.
     """
-    if "deterministic" in flax and query.shape[1] == 1 < key.shape[1]:
+    if deterministic is not None and query.shape[1] == 1 < key.shape[1]:
         raise expected(
             "query",
             "all positions at once, because a Flax layer with decode=True does not say "

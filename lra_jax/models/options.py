@@ -8,8 +8,8 @@ from typing import Any
 from lra_jax.attention import registry
 from lra_jax.errors import known
 
-# Passed to a mechanism by the module itself; never set by the user.
-OWN_KEYWORDS = ("mask", "query_mask", "max_length", "is_causal")
+# Passed to a mechanism by a module itself, this one or Flax's; never set by the user.
+OWN_KEYWORDS = ("mask", "query_mask", "max_length", "is_causal", "deterministic")
 
 # Accepted, but not settings of the mechanism: how and how precisely it is computed,
 # and which documents a row holds.

@@ -199,6 +199,10 @@ class Checkpoints:
         if data is not None:
             items["data"] = data
         loaded, step, self.seal = self._load(self._latest, items)
+        if not self.seal:  # Killed before it was sealed; an earlier one says by whom.
+            others = (seals.read(Path(c.path))[0] for c in self._latest.checkpoints)
+            known = [about for about in others if about and "origins" in about]
+            self.seal = {"origins": known[-1]["origins"]} if known else {}
         progress = Progress(**loaded["progress"])
         self._set_aside([c.path for c in self._latest.checkpoints if c.step > step])
         if progress.best_step >= 0:

@@ -11,6 +11,7 @@ import inspect
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from lra_jax import seals
 from lra_jax.attention import registry
@@ -27,15 +28,19 @@ def sources(attention: str) -> dict[str, str]:
     They are those of its module and of its imports from the same place, a folder of the
     import path. In a notebook, which is not a file, it is the object's own source.
     """
+    return {name: text for name, (_, text) in _modules(attention).items()}
+
+
+def _modules(attention: str) -> dict[str, tuple[str, str]]:
+    """The same, with the name of the module of each file."""
     mechanism = registry.resolve(attention)
     if not mechanism.foreign:
         return {}
     named = attention.partition(":")[0] if ":" in attention else mechanism.module
     if named == "__main__":
         try:
-            return {
-                "__main__.py": inspect.getsource(mechanism.make or mechanism.attention)
-            }
+            text = inspect.getsource(mechanism.make or mechanism.attention)
+            return {"__main__.py": (named, text)}
         except (OSError, TypeError):
             return {}
     top = _file(named.partition(".")[0])
@@ -44,7 +49,7 @@ def sources(attention: str) -> dict[str, str]:
     home = top.parent if top.name == "__init__.py" else top
     installed = _INSTALLED & {*top.parts}
     within = home if installed else home.parent
-    found: dict[Path, str] = {}
+    found: dict[Path, tuple[str, str]] = {}
     names = [named, mechanism.module]
     while names:
         name = names.pop()
@@ -54,11 +59,29 @@ def sources(attention: str) -> dict[str, str]:
         # Excludes a virtual environment within the user's folder, and this package.
         if not installed and (_INSTALLED & {*file.parts} or name.startswith("lra_jax")):
             continue
-        found[file] = file.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8")
+        found[file] = name, text
         parts = name.split(".")
         names += [".".join(parts[:n]) for n in range(1, len(parts))]
-        names += _imported(found[file], name, file.name == "__init__.py")
+        names += _imported(text, name, file.name == "__init__.py")
     return {str(file.relative_to(home.parent)): found[file] for file in sorted(found)}
+
+
+_KEPT: dict[str, tuple[Any, str]] = {}
+"""The spec and the text of each module that this process has kept with a run."""
+
+
+def _refuse_stale(attention: str) -> None:
+    """Refuses files that were edited after a run, but not imported again."""
+    for file, (name, text) in _modules(attention).items():
+        spec = sys.modules[name].__spec__
+        known, before = _KEPT.get(name, (None, ""))
+        stale = known is spec is not None
+        if stale and _said({file: before}, file) != _said({file: text}, file):
+            wanted = f"{file} as this process imported it"
+            got = "a changed file: restart Python, or importlib.reload the module"
+            raise expected("--attention", wanted, got)
+        _KEPT[name] = spec, text
 
 
 def changed(workdir: Path, attention: str) -> list[str]:
@@ -88,7 +111,8 @@ def keep(workdir: Path, attention: str, writes: bool = True) -> None:
       writes: False only compares, for a process whose code another one has copied.
 
     Raises:
-      ValueError: the code has changed since the run began.
+      ValueError: the code has changed since the run began, or since this process
+        imported it.
     """
     made = ("metrics.jsonl", "result.json")
     begun = not writes or any((workdir / name).exists() for name in made)
@@ -100,6 +124,7 @@ def keep(workdir: Path, attention: str, writes: bool = True) -> None:
             "another --workdir"
         )
         raise expected("--attention", wanted, got)
+    _refuse_stale(attention)
     for name, text in sources(attention).items() if writes else ():
         file = workdir / FOLDER / name
         file.parent.mkdir(parents=True, exist_ok=True)

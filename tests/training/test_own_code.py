@@ -1,5 +1,6 @@
 """A run with an attention of one's own: trained, kept with its code, scored by it."""
 
+import importlib
 import sys
 import warnings
 from typing import Any
@@ -41,6 +42,22 @@ def test_every_process_of_a_job_has_the_same_code(tmp_path, monkeypatch) -> None
     with pytest.raises(ValueError, match=r"^--attention: .*changes in own_copy\.py"):
         own_code.keep(run, "own_copy:values_only", writes=False)
     assert own_code.changed(run, "own_copy:values_only") == ["own_copy.py"]
+
+
+def test_code_that_was_not_imported_again_is_refused(tmp_path, monkeypatch) -> None:
+    """As when the cell of a notebook that writes the file is run once more."""
+    file = tmp_path / "own_stale.py"
+    file.write_text("from helpers import values_only\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    own_code.keep(tmp_path / "first", "own_stale:values_only")
+    file.write_text("from helpers import values_only\nSCALE = 2\n")
+    with pytest.raises(ValueError, match=r"^--attention: .*own_stale\.py as this proc"):
+        own_code.keep(tmp_path / "second", "own_stale:values_only")
+    assert not (tmp_path / "second").exists()
+    importlib.reload(sys.modules["own_stale"])
+    own_code.keep(tmp_path / "second", "own_stale:values_only")
+    kept = tmp_path / "second" / own_code.FOLDER / "own_stale.py"
+    assert "SCALE" in kept.read_text()
 
 
 def test_a_module_is_trained_and_kept_with_its_code(tmp_path, monkeypatch) -> None:

@@ -2,9 +2,12 @@
 
 import contextlib
 import json
+import os
 import re
 import shutil
 import signal
+import subprocess
+import sys
 import time
 import types
 
@@ -86,6 +89,36 @@ def stopped(command, workdir, signum) -> int:
     return step
 
 
+@pytest.mark.parametrize("to", ["the command alone", "both processes"])
+def test_several_runs_are_interrupted(data_dir, dataset, tmp_path, to):
+    """Ctrl-C reaches both, and a supervisor's signal only the command."""
+    train = {"steps": 4000, "eval_every": 4000}
+    config = helpers.tiny(data_dir, tmp_path / "runs", train=train)
+    command = ("-m", "lra_jax.train", "--seeds=2", *helpers.flags(config))
+    process = subprocess.Popen(
+        [sys.executable, *command],
+        env=helpers.environment({}),
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        process_group=0,
+    )
+    try:
+        wait(process, lambda: any((tmp_path / "runs").rglob("metrics.jsonl")))
+        (first,) = (x.parent for x in (tmp_path / "runs").rglob("metrics.jsonl"))
+        wait(process, lambda: last_step(first) > 0)
+        send = os.kill if to == "the command alone" else os.killpg
+        send(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=100)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+    assert process.returncode == 128 + signal.SIGINT, err
+    assert f"saved step {latest(first)} in {first}" in out and latest(first) > 0
+    assert "the same command continues with all runs" in err
+
+
 def killed(command, workdir) -> None:
     begun = latest(workdir)
     process = helpers.start(*command)
@@ -147,14 +180,17 @@ def test_a_last_validation_that_was_broken_off(data_dir, tmp_path, monkeypatch):
     assert latest(tmp_path) == 8
 
 
-def test_a_run_resumed_elsewhere_names_all_its_origins(data_dir, tmp_path, monkeypatch):
-    """Also those of sessions before the last two."""
+@pytest.mark.parametrize("unsealed", [False, True])
+def test_a_run_resumed_elsewhere_names_all_its_origins(
+    data_dir, tmp_path, monkeypatch, unsealed
+):
+    """Also those of sessions before the last two, and after a kill before a seal."""
 
     def broken_off(self, params, split, stop, console):
         stop.signum = signal.SIGTERM
         raise Stopped
 
-    config = helpers.tiny(data_dir, tmp_path, train={"steps": 8, "eval_every": 8})
+    config = helpers.tiny(data_dir, tmp_path, train={"steps": 8, "eval_every": 4})
     ours = {"device": [sessions.describe_devices()], "commit": [sessions.commit()]}
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "evaluate", broken_off)
@@ -165,6 +201,8 @@ def test_a_run_resumed_elsewhere_names_all_its_origins(data_dir, tmp_path, monke
     with Session(config, quiet=True) as session:
         session.run()
     (tmp_path / "result.json").unlink()
+    if unsealed:
+        (tmp_path / "checkpoints" / "latest" / "8" / seals.NAME).unlink()
     with Session(config, quiet=True) as session:
         result = session.run()
     for name, first in (("device", "a GPU"), ("commit", "another")):

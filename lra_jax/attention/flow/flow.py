@@ -114,6 +114,7 @@ def flow_attention(
     chunking: engine.Chunking | None = None,
     precision: jax.lax.PrecisionLike = None,
     implementation: kernels.Implementation = "auto",
+    deterministic: bool | None = None,
     **flax: Any,
 ) -> jax.Array:
     """Computes Flow-Attention.
@@ -140,6 +141,7 @@ def flow_attention(
       precision: of the matrix products, as in ``jnp.einsum``.
       implementation: "xla", "pallas", or "auto": the kernels of docs/kernels.md where
         they run and support the options; they do not support packed rows.
+      deterministic: from Flax's layers; with it, ``decode=True`` is refused.
       **flax: as in `linear_attention`.
 
     Returns:
@@ -156,9 +158,9 @@ def flow_attention(
       >>> flow_attention(query, key, value, is_causal=True, feature_map="relu").shape
       (2, 64, 4, 16)
     """
-    inputs.check_keywords(flow_attention, flax)
+    inputs.check_keywords(flow_attention, flax, deterministic)
     inputs.check_inputs(query, key, value, is_causal)
-    inputs.refuse_decoding(flax, query, key, "flow")
+    inputs.refuse_decoding(deterministic, query, key, "flow")
     options = Options(
         feature_map,
         inputs.accumulation_dtype(query, key, value),

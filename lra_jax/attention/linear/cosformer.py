@@ -201,6 +201,7 @@ def cosformer_attention(
     chunking: engine.Chunking | None = None,
     precision: jax.lax.PrecisionLike = None,
     implementation: kernels.Implementation = "auto",
+    deterministic: bool | None = None,
     **flax: Any,
 ) -> jax.Array:
     """Computes attention with ReLU features, re-weighted by the cosine of distance.
@@ -221,6 +222,7 @@ def cosformer_attention(
       denominator: "clamp" divides by max(sum, eps), as the authors do; "add" divides by
         sum + eps (davidsvy/cosformer-pytorch, with eps 1e-5).
       eps: see `denominator`.
+      deterministic: from Flax's layers; with it, ``decode=True`` is refused.
       chunking, implementation, precision, **flax: as in `linear_attention`.
 
     Returns:
@@ -242,12 +244,12 @@ def cosformer_attention(
       >>> bool(jnp.allclose(out, dense, atol=1e-4))
       True
     """
-    inputs.check_keywords(cosformer_attention, flax)
+    inputs.check_keywords(cosformer_attention, flax, deterministic)
     inputs.check_inputs(query, key, value, is_causal)
     inputs.check_eps(eps)
     _check(reweight, denominator)
     if reweight:
-        inputs.refuse_decoding(flax, query, key, "cosformer")
+        inputs.refuse_decoding(deterministic, query, key, "cosformer")
     _check_grid(grid, query, key, is_causal, reweight, segment_ids)
     refusal = packed.kernel_refusal(segment_ids)
     if grid is not None:

@@ -84,6 +84,7 @@ def lightning_attention(
     eps: float = 1e-6,
     chunking: engine.Chunking | None = None,
     precision: jax.lax.PrecisionLike = None,
+    deterministic: bool | None = None,
     **flax: Any,
 ) -> jax.Array:
     """Computes linear attention with a decay of exp(-slope) per position.
@@ -99,6 +100,7 @@ def lightning_attention(
       norm: None; "rms" or "layer" normalises each position over all heads together,
         without a learned gain, which the projection that follows can absorb.
       eps: of the norm.
+      deterministic: from Flax's layers; with it, ``decode=True`` is refused.
       chunking, precision, **flax: as in `linear_attention`.
 
     Returns:
@@ -107,9 +109,9 @@ def lightning_attention(
     Raises:
       ValueError: shapes, dtypes, the mask or an option do not fit.
     """
-    inputs.check_keywords(lightning_attention, flax)
+    inputs.check_keywords(lightning_attention, flax, deterministic)
     inputs.check_inputs(query, key, value, is_causal)
-    inputs.refuse_decoding(flax, query, key, "lightning")
+    inputs.refuse_decoding(deterministic, query, key, "lightning")
     feature_maps.check_norm(norm)
     rows = packed.packed(segment_ids, query, key)
     mask = packed.shown(inputs.padding_mask(mask, len(query), key.shape[1]), rows)

@@ -93,6 +93,7 @@ def retention_attention(
     eps: float = 1e-6,
     chunking: engine.Chunking | None = None,
     precision: jax.lax.PrecisionLike = None,
+    deterministic: bool | None = None,
     **flax: Any,
 ) -> jax.Array:
     """Computes retention: rotated products that decay with distance, and a norm.
@@ -110,6 +111,7 @@ def retention_attention(
       norm: "layer" (the paper's GroupNorm) or "rms" normalises each head of a position
         separately; None returns the weighted sum, which is linear in the values.
       eps: of the norm.
+      deterministic: from Flax's layers; with it, ``decode=True`` is refused.
       chunking, precision, **flax: as in `linear_attention`.
 
     Returns:
@@ -126,9 +128,9 @@ def retention_attention(
       >>> bool(jnp.allclose(out[:, 63], last, atol=1e-5))
       True
     """
-    inputs.check_keywords(retention_attention, flax)
+    inputs.check_keywords(retention_attention, flax, deterministic)
     inputs.check_inputs(query, key, value, is_causal)
-    inputs.refuse_decoding(flax, query, key, "retention")
+    inputs.refuse_decoding(deterministic, query, key, "retention")
     inputs.check_grid(grid, query, key, is_causal, segment_ids)
     feature_maps.check_norm(norm)
     rows = packed.packed(segment_ids, query, key)

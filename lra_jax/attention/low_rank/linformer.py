@@ -72,6 +72,7 @@ def linformer_attention(
     projection: str = "linear",
     window: int | None = None,
     precision: jax.lax.PrecisionLike = None,
+    deterministic: bool | None = None,
     **flax: Any,
 ) -> jax.Array:
     """Computes softmax attention over K compressed keys and values.
@@ -92,6 +93,7 @@ def linformer_attention(
       value_bias: added to the compressed values, of the same shapes.
       projection: "linear", "convolution", "mean" or "max".
       window: W, positions per slot; for "mean" and "max" only.
+      deterministic: from Flax's layers; with it, ``decode=True`` is refused.
       precision, **flax: as in `linear_attention`.
 
     Returns:
@@ -112,14 +114,14 @@ def linformer_attention(
       >>> linformer_attention(query, key, value, **arrays).shape
       (2, 64, 4, 16)
     """
-    inputs.check_keywords(linformer_attention, flax)
+    inputs.check_keywords(linformer_attention, flax, deterministic)
     inputs.refuse_causal(
         is_causal,
         "Linformer has no causal form, because each compressed key and value mixes all "
         "positions, including future ones",
     )
     inputs.check_inputs(query, key, value)
-    inputs.refuse_decoding(flax, query, key, "linformer")
+    inputs.refuse_decoding(deterministic, query, key, "linformer")
     if value_projection is None:
         value_projection = key_projection
     size = _checked_window(

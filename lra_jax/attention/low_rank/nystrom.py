@@ -90,6 +90,7 @@ def nystrom_attention(
     initialisation: str = "exact",
     padding: str = "exact",
     precision: jax.lax.PrecisionLike = None,
+    deterministic: bool | None = None,
     **flax: Any,
 ) -> jax.Array:
     """Computes Nystrom attention.
@@ -108,6 +109,7 @@ def nystrom_attention(
       initialisation: "exact" scales each matrix by its own sums; "original" by the
         largest sums in the whole batch, as published.
       padding: "exact", "published" or "front" (`lra_jax.attention.low_rank.landmarks`).
+      deterministic: from Flax's layers; with it, ``decode=True`` is refused.
       precision, **flax: as in `linear_attention`.
 
     Returns:
@@ -116,14 +118,14 @@ def nystrom_attention(
     Raises:
       ValueError: shapes, dtypes, a mask or an option do not fit, or `is_causal`.
     """
-    inputs.check_keywords(nystrom_attention, flax)
+    inputs.check_keywords(nystrom_attention, flax, deterministic)
     inputs.refuse_causal(is_causal, _NOT_CAUSAL)
     count = inputs.check_size("num_landmarks", num_landmarks)
     inputs.check_size("iterations", iterations, 0)
     known("initialisation", initialisation, INITIALISATIONS)
     known("padding", padding, landmarks.PADDINGS)
     inputs.check_inputs(query, key, value)
-    inputs.refuse_decoding(flax, query, key, "nystrom")
+    inputs.refuse_decoding(deterministic, query, key, "nystrom")
     batch, length, num_heads, head_dim = query.shape
     _check_conv(conv_weight, num_heads, length, key.shape[1])
     of_keys = inputs.padding_mask(mask, batch, key.shape[1])

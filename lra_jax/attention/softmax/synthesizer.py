@@ -87,6 +87,7 @@ def synthesizer_attention(
     second_bias: jax.Array | None = None,
     variant: str = DEFAULT,
     precision: jax.lax.PrecisionLike = None,
+    deterministic: bool | None = None,
     **flax: Any,
 ) -> jax.Array:
     """Computes attention with synthetic scores.
@@ -105,6 +106,7 @@ def synthesizer_attention(
       second: `[N, H, L2]` ("factorised_dense"), or F `[N, L, k]` ("factorised_random").
       second_bias: `[N, L2]` ("factorised_dense"); None = zero.
       variant: one of the four.
+      deterministic: from Flax's layers; with it, ``decode=True`` is refused.
       precision, **flax: as in `linear_attention`.
 
     Returns:
@@ -114,9 +116,9 @@ def synthesizer_attention(
       ValueError: shapes, dtypes or the mask do not fit, the arrays do not belong to the
         variant, or the input is longer than they allow.
     """
-    inputs.check_keywords(synthesizer_attention, flax)
+    inputs.check_keywords(synthesizer_attention, flax, deterministic)
     inputs.check_inputs(query, key, value, is_causal)
-    inputs.refuse_decoding(flax, query, key, "synthesizer")
+    inputs.refuse_decoding(deterministic, query, key, "synthesizer")
     batch, length, num_heads = query.shape[:3]
     keys = key.shape[1]
     arrays = _checked(

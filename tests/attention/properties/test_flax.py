@@ -225,6 +225,34 @@ def test_decoding_in_flax_is_right_or_refused(name: str) -> None:
     assert_close(jnp.concatenate(steps, 1), wanted)
 
 
+# Luna's memory is an argument that Flax has not.
+@pytest.mark.parametrize("name", [n for n in CROSS if n != "luna"])
+def test_decoding_in_linen_is_right_or_refused(name: str) -> None:
+    """Its layer passes only keywords that a function names."""
+    sizes = {"num_heads": 2, "decode": True}
+    layer = linen.MultiHeadDotProductAttention(attention_fn=_function(name), **sizes)
+    x = jnp.asarray(_x())
+    variables = layer.init(jax.random.key(0), x)
+    params, cache = variables["params"], variables["cache"]
+
+    def step(cache, x):
+        return layer.apply({"params": params, "cache": cache}, x, mutable=["cache"])
+
+    if name not in ("softmax", "linear", "norm", "performer"):
+        with pytest.raises(ValueError, match=r"^query: expected all positions at once"):
+            step(cache, x[:, :1])
+        return
+    step, steps = fast_jit(step), []
+    for position in range(x.shape[1]):
+        out, changed = step(cache, x[:, position : position + 1])
+        cache = changed["cache"]
+        steps.append(out)
+    whole = linen.MultiHeadDotProductAttention(
+        num_heads=2, attention_fn=attention.as_causal(_function(name))
+    )
+    assert_close(jnp.concatenate(steps, 1), whole.apply({"params": params}, x))
+
+
 def test_dropout_of_a_function_alone_is_refused() -> None:
     arrays = inputs(3)
     with pytest.raises(ValueError, match=r"dropout_rate: expected 0, .* got 0.1"):
