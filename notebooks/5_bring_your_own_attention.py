@@ -64,7 +64,8 @@ sys.path.insert(0, ".")
 # ## Check it
 #
 # The function itself, or the string `"power:power"`, can be used wherever the name of a
-# mechanism can: in models, the trainer and the report.
+# mechanism can: in models, the trainer and the report. If you change the file later,
+# restart the session, because Python keeps a module that it has imported.
 
 # %%
 import jax
