@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from types import SimpleNamespace
+from typing import get_type_hints
 
 import helpers
 import jax
@@ -11,7 +12,9 @@ import pytest
 from flax import nnx
 
 from lra_jax import attention, tasks
-from lra_jax.configs import TASKS, Config, TrainConfig, get_preset
+from lra_jax.configs import TASKS, Config, ModelConfig, TrainConfig, get_preset
+from lra_jax.models import config as model_config
+from lra_jax.models import matching, pooling
 from lra_jax.tasks.encoder import parse_options
 from lra_jax.training.optimizer import make_schedule
 
@@ -121,6 +124,23 @@ def test_official_settings_of_listops():
 def test_unknown_presets(arguments, message):
     with pytest.raises(ValueError, match=message):
         get_preset(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("field", "known"),
+    [
+        ("mlp", model_config.MlpKind),
+        ("pooling", pooling.Pooling),
+        ("inputs", model_config.Inputs),
+        ("positions", model_config.Positions),
+        ("padding", pooling.Padding),
+        ("interaction", matching.Interaction),
+        ("norm", model_config.Norm),
+    ],
+)
+def test_choices_are_those_of_the_models(field, known):
+    """Said twice, because ``--help`` must not import jax."""
+    assert get_type_hints(ModelConfig)[field] == known
 
 
 def test_round_trip():
