@@ -5,6 +5,8 @@ import json
 import cost_exponent as SCRIPT
 import pytest
 
+from lra_jax.attention import registry
+
 
 @pytest.mark.parametrize("power", [0, 1, 1.5, 2])
 def test_the_exponent_of_a_power_is_the_power(power: float) -> None:
@@ -45,3 +47,4 @@ def test_published_figures_are_those_of_the_results() -> None:
     assert shown == SCRIPT.table(report) + "\n"
     measured = {n: row["time_exponent"] for n, row in report["mechanisms"].items()}
     assert json.loads(SCRIPT.EXPONENTS.read_text()) == measured
+    assert list(measured) == list(registry.names())
