@@ -24,7 +24,7 @@ from typing import Self
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _PATIENCE = 2.5
 # Ctrl-C reaches a sweep and the run that it started, to which the sweep passes it on:
-# a second signal within this many seconds is the first one.
+# a signal within this many seconds of one that was acted on is the same.
 _AGAIN = 1.0
 
 Handler = Callable[[int, FrameType | None], object]
@@ -174,11 +174,12 @@ class _Watch(threading.Thread):
 
     def run(self) -> None:
         """Waits for signals, and acts on them."""
-        last = -math.inf
+        acted = -math.inf
         while True:
             (signum,) = os.read(self._reading, 1)
-            before, last = last, time.monotonic()
-            if signum in SIGNALS and last - before > _AGAIN:
+            now = time.monotonic()
+            if signum in SIGNALS and now - acted > _AGAIN:
+                acted = now
                 action = self._action
                 if action != self.leave:  # A second signal ends at once.
                     self._action = self.end

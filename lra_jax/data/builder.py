@@ -317,11 +317,6 @@ def _write(builder: SequenceBuilder, path: pathlib.Path):
     _logger.info("Prepared in %.1f s", time.perf_counter() - start)
 
 
-# The place is wrong, and not full: a file, or a folder that may not be written.
-_NO_FOLDER = (errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.EACCES, errno.EPERM)
-_NO_FOLDER += (errno.EROFS,)
-
-
 @contextlib.contextmanager
 def _explained(path: pathlib.Path, needed: int):
     """Says why data cannot be prepared: a wrong folder, or how many bytes they need."""
@@ -329,7 +324,7 @@ def _explained(path: pathlib.Path, needed: int):
         yield
     except OSError as error:
         reason = error.strerror or str(error)
-        if error.errno in _NO_FOLDER:
+        if _is_no_folder(path, error):
             got = f"{path.parents[2]}: {reason}"
             raise expected("--data.dir", "a folder that can be written", got) from error
         if error.filename is not None:
@@ -339,6 +334,18 @@ def _explained(path: pathlib.Path, needed: int):
             f"Cannot prepare the data, about {needed:,} bytes, in {path}: {reason}. "
             "Free space there, or choose another data_dir",
         ) from error
+
+
+def _is_no_folder(path: pathlib.Path, error: OSError) -> bool:
+    """Whether the place of the data is a file, or may not be written; and not full.
+
+    An error of another place, such as a source file that may not be read, is not.
+    """
+    kinds = FileNotFoundError | NotADirectoryError | FileExistsError | PermissionError
+    if not isinstance(error, kinds) and error.errno != errno.EROFS:
+        return False
+    place = pathlib.Path(error.filename or "")
+    return place in path.parents or path.parents[2] in place.parents
 
 
 @contextlib.contextmanager

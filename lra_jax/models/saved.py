@@ -280,16 +280,14 @@ def load(run_or_file: str | os.PathLike[str], *, allow_code: bool = False) -> Sa
     return Saved(model, model.encoder.config, described["raw"], about)
 
 
-def read_raw(run_or_file: str | os.PathLike[str]) -> Raw:
-    """How raw examples become tokens, without loading the model; see `load`."""
-    return _read(run_or_file)[1]["raw"]
+def read_kind_and_raw(run_or_file: str | os.PathLike[str]) -> tuple[str, Raw]:
+    """The name of a model's class, and how raw examples become tokens.
 
-
-def read_kind(run_or_file: str | os.PathLike[str]) -> str:
-    """The name of a model's class, without loading the model; see `load`."""
+    The model is not loaded; see `load`, also for the errors.
+    """
     path, described = _read(run_or_file)
     try:
-        return described["model"]["kind"]
+        return described["model"]["kind"], described["raw"]
     except (KeyError, TypeError) as error:
         raise _no_description(path, error) from error
 

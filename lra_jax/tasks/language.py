@@ -16,7 +16,7 @@ from lra_jax.data.dataset import SequenceDataset
 from lra_jax.data.language import labelled, vocabularies
 from lra_jax.errors import expected, renamed, within
 from lra_jax.models import CausalLM, MaskedLM, SequenceClassifier, load
-from lra_jax.models.saved import read_kind, read_raw
+from lra_jax.models.saved import read_kind_and_raw
 from lra_jax.tasks.base import Batch, Sums, make_classifier, summed
 from lra_jax.tasks.encoder import FLAGS, encoder_config
 
@@ -189,10 +189,10 @@ def prepare_texts(
     vocabulary = None
     if checkpoint is not None:
         with _of_checkpoint():
-            kind = read_kind(checkpoint)
+            kind, raw = read_kind_and_raw(checkpoint)
         _check_masked(kind)
         with _of_checkpoint():
-            vocabulary = vocabularies.described(read_raw(checkpoint))
+            vocabulary = vocabularies.described(raw)
     return labelled.prepare(
         data_dir, path=path, seed=seed, max_length=max_length, vocabulary=vocabulary
     )

@@ -61,9 +61,9 @@ def estimate(
     mean = total / train.steps
     cold = sum(cost.cold for cost in costs.values())
     # Only the forward pass: a third of a step's arithmetic.
-    batches = trainer.dataset.num_examples("valid") / train.batch_size
+    count = trainer.dataset.num_examples("valid") / train.batch_size
     length = float(trainer.dataset.lengths("valid").mean())
-    evaluation = [*costs.values()][-1].token / 3 * batches * length
+    evaluation = [*costs.values()][-1].token / 3 * count * length
     total += cold + math.ceil(train.steps / train.eval_every) * evaluation
     programs = sum(cost.programs for cost in costs.values())
     plural = "program" if programs == 1 else "programs"

@@ -6,22 +6,16 @@ import pytest
 
 
 @pytest.mark.slow
-def test_a_small_network_learns_short_contours() -> None:
+@pytest.mark.parametrize("norm", ["batch", "instance"])
+def test_a_small_network_learns_short_contours(norm: str) -> None:
     """The whole way to the hard level: python benchmarks/pathfinder_convnet.py."""
-    images = script.draw("short", 0, 6_000)
+    images = script.draw("short", 0, 8_000)
     # The fixture's parts are Flax's and Optax's, which mix dtypes.
     with jax.numpy_dtype_promotion("standard"):
-        model, optimizer = script.make(16, "instance", 150, 3e-3)
-        script.train(model, optimizer, images, 150, 64)
-    assert script.score(model, script.draw("short", script.TEST_SEED, 500)) > 0.8
-
-
-def test_a_network_with_batch_norm_fits_a_few_images() -> None:
-    images = script.draw("short", 0, 16)
-    with jax.numpy_dtype_promotion("standard"):
-        model, optimizer = script.make(16, "batch", 60, 1e-2)
-        reached = script.train(model, optimizer, images, 60, 16)
-    assert reached > 0.9
+        model, optimizer = script.make(16, norm, 220, 1e-3)
+        reached = script.train(model, optimizer, images, 220, 64)
+    assert reached > 0.75
+    assert script.score(model, script.draw("short", script.TEST_SEED, 500)) > 0.7
 
 
 @pytest.mark.parametrize("stages", ["easy", "easy:0", "easy:x", "simple:10"])

@@ -149,6 +149,8 @@ def test_without_a_seal(foreign, shapes, earlier, copied, caplog, name, how):
     assert line.startswith(f"{copied / LATEST}: expected a whole checkpoint, got ")
     assert line.endswith("going back to step 30") and "\n" not in line
     helpers.assert_equal_trees(state, earlier)
+    (aside,) = (copied / "checkpoints" / "damaged").iterdir()
+    assert aside.name.startswith(f"{STEPS}-")
 
 
 @pytest.mark.parametrize("how", helpers.DAMAGE)
