@@ -16,7 +16,7 @@ def origin(*packages: str, device: bool = True) -> dict[str, Any]:
       device: False leaves the machine out, where a script only compiles.
     """
     # Imported after a measurement, if the script itself does not need jax.
-    from lra_jax.training.session import commit, describe_devices, versions
+    from lra_jax.training.machine import commit, describe_devices, versions
 
     more = {name: importlib.metadata.version(name) for name in packages}
     return {

@@ -157,7 +157,7 @@ def run(settings: Any, typed: str = "") -> Path:
     (command,) = [c for c in COMMANDS.values() if c.settings is type(settings)]
     from lra_jax.reports import charts
     from lra_jax.reports.page import Page
-    from lra_jax.training.session import commit, describe_devices, versions
+    from lra_jax.training.machine import commit, describe_devices, versions
 
     made_by = {
         "command": typed,

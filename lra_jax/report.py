@@ -17,11 +17,11 @@ from lra_jax import cli, progress, runs, signals
 from lra_jax.errors import did_you_mean, expected, known, writable
 
 _PAGES = ("html", "md")
-_HELP = """usage: python -m lra_jax.report RUNS [--out=FOLDER] [--format=NAME,NAME,...]
+_HELP = """usage: python -m lra_jax.report RUNS ... [--out=FOLDER] [--format=NAME,...]
 
 Makes a page of finished runs, together with published results.
 
-  RUNS          folder with run directories, at any depth
+  RUNS ...      folders with run directories, at any depth
   --out=FOLDER  where report.html, report.md and their pictures go (report)
   --format=...  any of html, md, latex, csv, json (html,md); the last three have one row
                 per setting, with the mean accuracy over seeds"""
@@ -41,22 +41,24 @@ def main(args: Sequence[str] | None = None) -> None:
                 flag = argument.partition("=")[0]
                 hint = did_you_mean(flag, ["--out", "--format"])
                 raise expected(flag, "a flag", f"an unknown one{hint}")
-        if len(rest) != 1:
-            got = ", ".join(map(repr, rest)) or "none"
-            raise expected("RUNS", "one folder of runs", got)
+        if not rest:
+            raise expected("RUNS", "at least one folder of runs", "none")
         formats = (wanted or ",".join(_PAGES)).split(",")
-        folder, place = Path(rest[0]).expanduser(), Path(out or "report")
-        progress.say(f"reading the runs in {folder} ...")
-        problems = write_report(folder, place, [name.strip() for name in formats])
+        folders, place = [Path(name).expanduser() for name in rest], out or "report"
+        progress.say(f"reading the runs in {', '.join(map(str, folders))} ...")
+        names = [name.strip() for name in formats]
+        problems = write_report(folders, Path(place), names)
     for problem in problems:
         print(f"warning: {problem}", file=sys.stderr)
 
 
-def write_report(folder: Path, out: Path, formats: Sequence[str] = _PAGES) -> list[str]:
+def write_report(
+    folders: Path | Sequence[Path], out: Path, formats: Sequence[str] = _PAGES
+) -> list[str]:
     """Writes ``report.html``, ``report.md`` with its pictures, and other formats.
 
     Args:
-      folder: contains run directories.
+      folders: contain run directories, at any depth.
       out: the folder to write to, created if missing.
       formats: any of html, md, latex, csv and json.
 
@@ -64,8 +66,8 @@ def write_report(folder: Path, out: Path, formats: Sequence[str] = _PAGES) -> li
       A line for each run directory that could not be read; the report lists them too.
 
     Raises:
-      ValueError: no run in the folder is finished, `out` cannot be written, or a format
-        is unknown.
+      ValueError: a folder has no runs, none is finished, `out` cannot be written, or a
+        format is unknown.
     """
     from lra_jax.files import write_text
     from lra_jax.reports import charts, exports, results
@@ -73,10 +75,12 @@ def write_report(folder: Path, out: Path, formats: Sequence[str] = _PAGES) -> li
 
     for name in formats:
         known("--format", name, (*_PAGES, *exports.FORMATS))
-    found, problems = read_runs(folder)
+    several = [folders] if isinstance(folders, Path) else folders
+    found, problems = read_runs(*several)
     groups = group_runs(found)
     if not groups:
-        raise expected("RUNS", "finished runs (with a result.json)", folder)
+        got = ", ".join(map(str, several))
+        raise expected("RUNS", "finished runs (with a result.json)", got)
     stopped, again = unfinished(found), repeated(found)
     notes = [f"not finished: {line}" for line in stopped]
     notes += [f"left out: {line}" for line in again]

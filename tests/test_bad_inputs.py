@@ -299,11 +299,11 @@ sweep --attention=softmax --workdir= ~ --workdir: expected a value, got none
 sweep --attention=flow --train.step=3 ~ did you mean '--train.steps'?
 sweep --attention=flow --task=listop ~ did you mean 'listops'?
 sweep --attention=os:system ~ --attention: expected 'os:system' to take
-report ~ RUNS: expected one folder of runs, got none
+report ~ RUNS: expected at least one folder of runs, got none
 report nope ~ RUNS: expected a folder of runs, got nope
 report /dev/null ~ got /dev/null, a file
 report . ~ RUNS: expected run directories
-report . . ~ got '.', '.'
+report . nope ~ RUNS: expected run directories
 report . -o ~ -o: expected a flag
 report . --out ~ --out: expected a value
 report . --ouf=x ~ did you mean '--out'?

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 from types import SimpleNamespace
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 import helpers
 import jax
@@ -160,6 +160,17 @@ def test_round_trip():
     stored = json.loads(json.dumps(config.to_dict()))
     assert stored["train"]["steps"] == 7
     assert Config.from_dict(stored) == config
+
+
+def test_paths_are_taken_as_paths(tmp_path):
+    data = {"dir": tmp_path / "data"}
+    given: Any = tmp_path  # The annotation is that of the flag.
+    config = Config(workdir=given).replace(data=data)
+    assert config == Config(workdir=str(tmp_path)).replace(
+        data={"dir": str(tmp_path / "data")}
+    )
+    assert Config.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+    tasks.get_task("listops").check(config)
 
 
 @pytest.mark.parametrize(
@@ -403,6 +414,7 @@ def test_settings_that_cannot_work(changes, message):
         ("mad-recall", {"data": {"length": 300}}, "--data.length: .*=128, got 300"),
         ("retrieval", {"data": {"max_length": 0}}, "--data.max_length: .* got 0"),
         ("text", {"data": {"validation": "tets"}}, "--data.validation: .* got 'tets'"),
+        ("text", {"model": {"readings": 2}}, "readings: expected 1 for --task=text"),
     ],
 )
 def test_settings_that_do_not_suit_a_task(task, changes, message):

@@ -128,6 +128,19 @@ def test_a_changed_attention_is_another_setting(tmp_path):
     assert f"left out: {line}" in (tmp_path / "out" / "report.html").read_text()
 
 
+def test_several_folders_count_each_run_once(tmp_path):
+    for seed, name in enumerate("abc"):
+        config = get_preset(preset="compact", attention="cosformer").replace(seed=seed)
+        make_run(tmp_path / name / "run", (10 * seed, 0), config=config)
+    own = [tmp_path / "b", tmp_path / "a"]
+    assert [run.folder.parent for run in read_runs(*own)[0]] == own
+    everything = [*own, tmp_path, tmp_path / "b" / ".." / "c"]
+    assert len(read_runs(*everything)[0]) == 3
+    report.write_report(own, tmp_path / "out", ["json"])
+    (row,) = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert (row["seeds"], row["test_accuracy"]) == (2, 5)
+
+
 def test_settings_of_the_same_last_word_are_told_apart(tmp_path):
     """Steps of pretraining are not steps of training, nor data's length the model's."""
     config = get_preset("listops", "compact", "softmax")
@@ -357,8 +370,8 @@ def test_one_line_where_there_is_nothing_to_report(tmp_path, capsys):
         str(file): "a file",
         str(tmp_path / "only"): "expected finished runs",
         str(tmp_path / "broken"): "config.json: expected JSON",
-        "--out=x": "RUNS: expected one folder of runs, got none",
-        "a b": "RUNS: expected one folder of runs, got 'a', 'b'",
+        "--out=x": "RUNS: expected at least one folder of runs, got none",
+        "nope nope": "RUNS: expected a folder of runs, got nope, which does not",
         f"{empty} --ouf=x": "--ouf: expected a flag, got an unknown one; did you",
         f"{empty} --out": "--out: expected a value",
     }

@@ -14,7 +14,7 @@ from lra_jax.benchmarking import correctness, rivals, runner
 from lra_jax.benchmarking.report import Report
 from lra_jax.benchmarking.settings import BenchmarkConfig, make_cases, timing
 from lra_jax.files import write_json
-from lra_jax.training.session import commit, describe_devices, versions
+from lra_jax.training.machine import commit, describe_devices, versions
 
 REFERENCES = "reference"
 """The folder of the references, next to the files of the parts."""

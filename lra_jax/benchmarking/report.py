@@ -20,7 +20,7 @@ from lra_jax.benchmarking.settings import (
 from lra_jax.benchmarking.works import find
 from lra_jax.files import replacing, write_json
 from lra_jax.reports import charts
-from lra_jax.training.session import commit, describe_devices, versions
+from lra_jax.training.machine import commit, describe_devices, versions
 
 
 class Report:

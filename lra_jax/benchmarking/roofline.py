@@ -8,9 +8,11 @@ matrix product in the dtype. A case cannot be faster than its *floor*, the large
 
 The share of the roofline is the floor divided by the measured time. Least arithmetic:
 softmax 4 T S H per head (half of it if causal; 3.5 times with the backward pass, which
-must recompute the weights), linear attention 4 T H^2, cosFormer twice that, Linformer
-with learned projections 8 T K H (3 times with the backward pass), and the dense layers
-of a model: its MLPs, and those of the four projections that the mechanism has.
+must recompute the weights); per step of a state `[H, H]` 2 H^2 to add to it and 2 H^2
+to read it, with two states for cosFormer, and for the delta rule 2 H^2 to read what it
+will replace; Linformer with learned projections 8 T K H (all but softmax' 3 times with
+the backward pass); and the dense layers of a model: its MLPs, and those of the four
+projections that the mechanism has.
 """
 
 import dataclasses
@@ -24,7 +26,12 @@ import jax.numpy as jnp
 from lra_jax.benchmarking.cases import FUSED, MODEL_WORKS, Case
 from lra_jax.benchmarking.works import find
 
-_LINEAR = {"linear": 4, "flow": 4, "norm": 4, "cosformer": 8}
+# Products of H^2 in a step of the recurrent form, counted as two operations each.
+_LINEAR = {
+    **dict.fromkeys(("linear", "flow", "norm", "retention", "lightning", "gla"), 4),
+    **dict.fromkeys(("delta", "gated_delta"), 6),
+    "cosformer": 8,
+}
 
 
 @dataclasses.dataclass(frozen=True)

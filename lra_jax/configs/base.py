@@ -11,6 +11,7 @@ import dataclasses
 import fnmatch
 import hashlib
 import json
+import os
 from collections.abc import Iterable
 from typing import Any, ClassVar, Literal, Self
 
@@ -117,13 +118,10 @@ class PretrainConfig:
     steps: int = 0
     """Number of the run's steps that train on the target below, before the remaining
     steps train on the labels; each part has its own schedule."""
-    target: Literal["tokens", "values", "running_values", "notes", "paths"] = "tokens"
-    """tokens: reconstruct masked tokens, without labels. values (ListOps): the value of
-    every operator at its brackets, labels that the task does not provide.
-    running_values: also, at every digit, the value of its operator so far. notes: the
-    same values, in one of the model's readings at a time (`--model.readings`). paths
-    (Pathfinder): at every pixel of a dash, how many dashes away the nearest circle on
-    its path is, again labels that the task does not provide."""
+    target: str = "tokens"
+    """tokens: reconstruct masked tokens, without labels. The task's own targets, listed
+    above, are labels of positions that the task itself does not provide:
+    docs/learning.md."""
     mask_rate: float = 0.5
     """Share of the tokens that are masked; the authors of the method use half for
     Image."""
@@ -238,6 +236,9 @@ class DataConfig:
     packing: bool = False
     """Pack the examples of each training batch into rows of the longest bucket; each
     example has the same loss as in its own row."""
+
+    def __post_init__(self) -> None:
+        _spell_paths(self)
 
     of_batches: ClassVar[tuple[str, ...]] = ("buckets", "packing")
     """The settings that do not change the set of examples."""
@@ -409,6 +410,7 @@ class Config:
     def __post_init__(self) -> None:
         # A user's function, module or class becomes the string that locates it.
         object.__setattr__(self, "attention", spell(self.attention))
+        _spell_paths(self)
         if self.preset is None:
             object.__setattr__(self, "preset", next(iter(find_task(self.task).presets)))
         missing = [part for part in _PARTS if getattr(self, part) is None]
@@ -497,6 +499,14 @@ class Config:
             return name
         digest = hashlib.sha256(json.dumps(changed, sort_keys=True).encode())
         return f"{name}-{digest.hexdigest()[:8]}"
+
+
+def _spell_paths(settings: Any) -> None:
+    """Makes text of a frozen dataclass' paths, as flags and JSON have them."""
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        if isinstance(value, os.PathLike):
+            object.__setattr__(settings, field.name, os.fspath(value))
 
 
 def _check_fields(name: str, settings: Any, changes: Iterable[str]) -> None:

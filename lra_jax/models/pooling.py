@@ -281,6 +281,20 @@ class PooledEncoder(nnx.Module):
         return mask
 
 
+def is_of_task(path: tuple[Any, ...], variable: Any) -> bool:
+    """An `nnx.filterlib` filter: the parameters of a `PooledEncoder` that labels teach,
+    all but those of the reconstruction.
+
+    The gradients of these are zero, but AdamW would still change them.
+    """
+    return path[0] != "tokens" and path[:2] != ("encoder", "hidden")
+
+
+def is_of_head(path: tuple[Any, ...], variable: Any) -> bool:
+    """The same for those of pooling and head, outside the encoder."""
+    return path[0] != "encoder" and is_of_task(path, variable)
+
+
 def why_constant(norm: str, pooling: str, padding: str, images: bool) -> str:
     """Why these settings give vectors that do not depend on the input; "" if they do.
 

@@ -324,23 +324,8 @@ def _parts(model: ModelConfig) -> list[str]:
 def _teaching(config: Config) -> list[str]:
     """How the training data were shown, if they were changed."""
     train = config.train
-    first = f"{config.pretrain.steps:,} of the steps"
-    pretrained = {
-        "tokens": f"self-pretrained for {first}, {config.pretrain.mask_rate:g} masked",
-        "values": f"pretrained on the value of every operator for {first}",
-        "running_values": (
-            f"pretrained on the value of every operator after each argument for {first}"
-        ),
-        "notes": (
-            f"pretrained on the value of every operator, one of "
-            f"{config.model.readings} readings at a time, for {first}"
-        ),
-        "paths": (
-            f"pretrained on the distance of each pixel from the circles for {first}"
-        ),
-    }
     named = {
-        pretrained[config.pretrain.target]: config.pretrain.steps,
+        _pretrained(config): config.pretrain.steps,
         f"then the head alone for {config.pretrain.probe_steps:,}": (
             config.pretrain.probe_steps
         ),
@@ -349,6 +334,16 @@ def _teaching(config: Config) -> list[str]:
         f"beginnings first ({train.length_warmup})": train.length_warmup,
     }
     return [name for name, there in named.items() if there]
+
+
+def _pretrained(config: Config) -> str:
+    """What the first steps of a run taught, in words."""
+    first = f"{config.pretrain.steps:,} of the steps"
+    if config.pretrain.target == "tokens":
+        return f"self-pretrained for {first}, {config.pretrain.mask_rate:g} masked"
+    target = get_task(config.task).targets[config.pretrain.target]
+    each = f", one of {config.model.readings} readings at a time,"
+    return f"pretrained on {target.help}{each * target.in_readings} for {first}"
 
 
 def _spread(group: Group, name: str) -> str:

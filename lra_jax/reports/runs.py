@@ -163,15 +163,26 @@ class Group:
         return "test_accuracy_last" if self.last_only else "test_accuracy_best"
 
 
-def read_runs(folder: Path) -> tuple[list[Run], list[str]]:
-    """Reads every run directory in a folder, at any depth.
+def read_runs(*folders: Path) -> tuple[list[Run], list[str]]:
+    """Reads every run directory in some folders, at any depth; each of them once.
 
     Returns:
-      The runs, ordered by path, and one line for each directory that cannot be read.
+      The runs, ordered by path within a folder, and one line for each directory that
+      cannot be read.
 
     Raises:
-      ValueError: the folder does not exist, or contains no readable run.
+      ValueError: a folder does not exist, or contains no readable run.
     """
+    runs, problems = {}, {}
+    for folder in folders:
+        found, wrong = _read_folder(folder)
+        for run in found:
+            runs.setdefault(run.folder.resolve(), run)
+        problems |= dict.fromkeys(wrong)
+    return list(runs.values()), list(problems)
+
+
+def _read_folder(folder: Path) -> tuple[list[Run], list[str]]:
     if not folder.is_dir():
         found = "a file" if folder.exists() else "which does not exist"
         raise expected("RUNS", "a folder of runs", f"{folder}, {found}")

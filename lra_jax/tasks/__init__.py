@@ -21,7 +21,11 @@ which ``positions=learned_2d`` and the contact sheets of ``python -m lra_jax.dat
 sample`` rely on. ``--model.max_length`` is ``rows * columns``.
 
 **Pairs** are ``(tokens_1, tokens_2, label)``, with ``SEQUENCES = ("tokens_1",
-"tokens_2")`` in the builder, and the model and objective for pairs in the entry.
+"tokens_2")`` in the builder, and ``pairs=True`` and the model for pairs in the entry.
+
+**Targets of pretraining** are `Target` entries of the task, by the value of
+``--pretrain.target``: a function computes them from the tokens of a training row, or
+the builder stores them with its examples.
 
 `lra_jax/tasks/image.py` is a short entry.
 
@@ -31,9 +35,9 @@ Importing this package does not import jax.
 from lra_jax.configs import TASKS
 from lra_jax.configs.registry import find_task
 from lra_jax.tasks.published import Published
-from lra_jax.tasks.task import Task
+from lra_jax.tasks.task import Target, Task
 
-__all__ = ["TASKS", "Published", "Task", "get_task", "suites"]
+__all__ = ["TASKS", "Published", "Target", "Task", "get_task", "suites"]
 
 
 def get_task(name: str) -> Task:

@@ -28,40 +28,27 @@ Sums = dict[str, jax.Array]
 def classification_loss(
     model: nnx.Module, batch: Batch, rngs: nnx.Rngs | None = None
 ) -> Sums:
-    """Cross-entropy and accuracy of a sequence classifier, summed over the batch.
+    """Cross-entropy and accuracy of a classifier, summed over the batch.
+
+    Each label counts once: that of a sequence, of a pair, or of a single position.
 
     Args:
-      model: ``(tokens, lengths, rngs) -> logits [B, classes]``.
-      batch: tokens `[B, T]`, lengths `[B]`, labels `[B]`, and weights `[B]` if some
-        rows are filler; without weights every row counts once. For packed rows, as made
-        by `lra_jax.data.packing`, segment_ids `[B, T]` and labels `[B, K]`, -1 where a
-        row has fewer than K.
-      rngs: dropout stream, for training.
-    """
-    if "segment_ids" not in batch:
-        return token_loss(model, batch, rngs)
-    documents = batch["labels"].shape[1]
-    ids = batch["segment_ids"]
-    logits = model(batch["tokens"], None, rngs, segment_ids=ids, documents=documents)
-    return summed(logits, batch["labels"], batch)
-
-
-def token_loss(model: nnx.Module, batch: Batch, rngs: nnx.Rngs | None = None) -> Sums:
-    """The same for classes at single positions, each counted once.
-
-    Args:
-      model: ``(tokens, lengths, positions, rngs) -> logits [B, K, classes]``.
-      batch: tokens `[B, T]`, lengths `[B]`, positions `[B, K]`, labels `[B, K]`, -1
-        where a row has fewer than K, and weights `[B]` if some rows are filler.
+      model: ``(*inputs, rngs) -> logits``, `[B, classes]` or `[B, K, classes]`; its
+        ``INPUTS`` name the arrays of the batch that it takes.
+      batch: these arrays, labels `[B]` or `[B, K]`, -1 where a row has fewer than K,
+        and weights `[B]` if some rows are filler; without weights every row counts
+        once. For packed rows, as made by `lra_jax.data.packing`, tokens and segment_ids
+        `[B, T]`, and labels `[B, K]` of its documents.
       rngs: dropout stream, for training.
     """
     given: Any = model
-    logits = given(*(batch[name] for name in given.INPUTS), rngs)
-    return summed(logits, batch["labels"], batch)
-
-
-matching_loss = token_loss
-"""The same for pairs: tokens_1, lengths_1, tokens_2, lengths_2 in the batch."""
+    labels = batch["labels"]
+    if "segment_ids" in batch:
+        own = {"segment_ids": batch["segment_ids"], "documents": labels.shape[1]}
+        logits = given(batch["tokens"], None, rngs, **own)
+    else:
+        logits = given(*(batch[name] for name in given.INPUTS), rngs)
+    return summed(logits, labels, batch)
 
 
 def summed(logits: jax.Array, labels: jax.Array, batch: Batch) -> Sums:

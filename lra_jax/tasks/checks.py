@@ -61,9 +61,7 @@ def check_config(config: Config, task: Task) -> None:
     _check_stages(config.train, task)
     if config.pretrain != PretrainConfig():
         _check_pretraining(config, task)
-    if config.model.readings > 1 and config.pretrain.target != "notes":
-        wanted = "1 without --pretrain.target=notes, which teaches what to note"
-        raise expected("--model.readings", wanted, config.model.readings)
+    _check_readings(config, task)
     if task.image_shape is None:
         _refuse_images(config)
     _refuse_unread(config, task)
@@ -254,8 +252,7 @@ def _check_devices(config: Config, task: Task) -> None:
 
 def _check_packing(config: Config, task: Task) -> None:
     """Refuses runs in which a row cannot hold several examples."""
-    single = task.objective == Task.objective and task.image_shape is None
-    if not single:
+    if not task.can_pack:
         wanted = f"False for --task={task.name}, whose examples are not single texts"
         raise expected("--data.packing", wanted, "True")
     mechanism = registry.resolve(config.attention)
@@ -315,11 +312,11 @@ def _check_pretraining(config: Config, task: Task) -> None:
         reason = f"for --task={task.name}" if task.per_position else "for a decoder"
         wanted = f"0 {reason}, which reconstructs nothing"
         raise expected("--pretrain.steps", wanted, config.pretrain.steps)
-    taught = (*task.targets, *task.stored_targets)
-    if config.pretrain.target not in ("tokens", *taught):
+    if config.pretrain.target not in ("tokens", *task.targets):
         wanted = f"tokens for --task={task.name}, whose positions have no values"
-        if taught:
-            wanted = f"one of {', '.join(('tokens', *taught))} for --task={task.name}"
+        if task.targets:
+            every = ", ".join(("tokens", *task.targets))
+            wanted = f"one of {every} for --task={task.name}"
         raise expected("--pretrain.target", wanted, config.pretrain.target)
     rate, only = config.pretrain.mask_rate, PretrainConfig.mask_rate
     if config.pretrain.target != "tokens" and rate != only:
@@ -328,9 +325,6 @@ def _check_pretraining(config: Config, task: Task) -> None:
     if config.pretrain.target == "tokens" and config.model.patch > 1:
         wanted = "1 with --pretrain.target=tokens, which masks single pixels"
         raise expected("--model.patch", wanted, config.model.patch)
-    if config.pretrain.target == "notes" and config.model.readings < 2:
-        wanted = "at least 2 with --pretrain.target=notes"
-        raise expected("--model.readings", wanted, config.model.readings)
     if config.train.seq_devices > 1:
         wanted = f"0 with --train.seq_devices={config.train.seq_devices}"
         raise expected("--pretrain.steps", wanted, config.pretrain.steps)
@@ -347,10 +341,29 @@ def _check_pretraining(config: Config, task: Task) -> None:
         raise expected("--pretrain.probe_steps", wanted, config.pretrain.probe_steps)
 
 
+def _check_readings(config: Config, task: Task) -> None:
+    """Refuses several readings of which none is taught what to note, and one alone."""
+    given, name = config.model.readings, config.pretrain.target
+    noted = name in task.targets and task.targets[name].in_readings
+    if noted and given < 2 and config.pretrain.steps:
+        wanted = f"at least 2 with --pretrain.target={name}"
+        raise expected("--model.readings", wanted, given)
+    if given > 1 and not noted:
+        notes = [name for name, one in task.targets.items() if one.in_readings]
+        wanted = f"1 for --task={task.name}, which teaches no notes"
+        if notes:
+            wanted = f"1 without --pretrain.target={' or '.join(notes)}, which "
+            wanted += "teaches what to note"
+        raise expected("--model.readings", wanted, given)
+
+
 def _check_stored_targets(config: Config, task: Task) -> None:
     """Refuses to store targets that nothing reads, and to read what is not stored."""
     used = config.pretrain.target if config.pretrain.steps else None
-    for target, name in task.stored_targets.items():
+    for target, entry in task.targets.items():
+        if entry.stored_by is None:
+            continue
+        name = entry.stored_by
         stored = getattr(config.data, name)
         if used == target and getattr(config.data, "path", None) is not None:
             wanted = (
@@ -390,7 +403,7 @@ def _refuse_unread(config: Config, task: Task) -> None:
     if task.per_position:
         unread = {"pooling": "mean", "padding": "lengths", "interaction": "nli"}
         reason = "which asks for single positions"
-    elif task.model == Task.model:
+    elif not task.pairs:
         unread = {"interaction": "nli"}
     for name, only in unread.items():
         given = getattr(config.model, name)

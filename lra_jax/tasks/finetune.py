@@ -9,6 +9,7 @@ TASK = Task(
     presets=finetune.PRESETS,
     reader="lra_jax.tasks.language:prepare_texts",
     model="lra_jax.tasks.language:make_finetuned",
+    can_pack=True,
     suite="language",
     sweeps=of_rates(finetune.RATES),
 )

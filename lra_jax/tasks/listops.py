@@ -4,7 +4,7 @@ from typing import Any
 
 from lra_jax.configs import listops
 from lra_jax.tasks.published import published
-from lra_jax.tasks.task import Task, has_sizes
+from lra_jax.tasks.task import Target, Task, has_sizes
 
 
 def _is_official(data: listops.ListOpsData, dataset: Any) -> bool:
@@ -21,6 +21,7 @@ TASK = Task(
     data=listops.ListOpsData,
     presets=listops.PRESETS,
     reader="lra_jax.data.listops:prepare",
+    can_pack=True,
     is_official=_is_official,
     floors=(
         ("majority class", 17.05),
@@ -31,9 +32,19 @@ TASK = Task(
     words="lra_jax.data.listops_language:WORDS",
     augmentation="lra_jax.data.listops_permutation:permuted",
     targets={
-        "values": "lra_jax.data.listops_values:operator_values",
-        "running_values": "lra_jax.data.listops_values:running_values",
-        "notes": "lra_jax.data.listops_notes:notes",
+        "values": Target(
+            "the value of every operator",
+            maker="lra_jax.data.listops_values:operator_values",
+        ),
+        "running_values": Target(
+            "the value of every operator after each argument",
+            maker="lra_jax.data.listops_values:running_values",
+        ),
+        "notes": Target(
+            "the value of every operator",
+            maker="lra_jax.data.listops_notes:notes",
+            in_readings=True,
+        ),
     },
     tree_drawer="lra_jax.data.listops_language:tree",
 )

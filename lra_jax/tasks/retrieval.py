@@ -10,7 +10,7 @@ TASK = Task(
     presets=retrieval.PRESETS,
     reader="lra_jax.data.retrieval:prepare",
     model="lra_jax.tasks.base:make_matcher",
-    objective="lra_jax.tasks.base:matching_loss",
+    pairs=True,
     is_official=lambda data, dataset: has_sizes(
         dataset, train=147_086, valid=18_090, test=17_437
     ),

@@ -14,7 +14,6 @@ def synthetic(name: str, **entry: Any) -> Task:
     """
     family: dict[str, Any] = {
         "model": "lra_jax.tasks.base:make_token_classifier",
-        "objective": "lra_jax.tasks.base:token_loss",
         "decoder": "lra_jax.data.memory:decode",
         "per_position": True,
     }

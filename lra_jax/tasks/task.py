@@ -34,6 +34,25 @@ def of_rates(
 
 
 @dataclasses.dataclass(frozen=True)
+class Target:
+    """A value of ``--pretrain.target``: labels of positions that pretraining teaches.
+
+    Attributes:
+      help: the labels in words, as they follow "pretrained on" in reports.
+      maker: names `lra_jax.data.pipeline`'s ``Targets``, the target of each position, 0
+        for none; None = they are stored with the examples.
+      stored_by: the data setting that stores them, if tokens do not determine them.
+      in_readings: they are notes, learned in one of several readings at a time, so the
+        model has to have ``--model.readings``.
+    """
+
+    help: str
+    maker: str | None = None
+    stored_by: str | None = None
+    in_readings: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
 class Task:
     """Everything about a task.
 
@@ -51,6 +70,9 @@ class Task:
       model: names ``(config, dataset, rngs) -> nnx.Module``.
       objective: names ``(model, batch, rngs) -> sums``: the weighted sums "loss" and
         "correct" and the weight "count" over a batch, as float32 scalars.
+      can_pack: model and objective also take rows of several packed examples, as
+        `lra_jax.data.packing` makes them.
+      pairs: an example is two sequences, which the model compares.
       scores: names ``(dataset, split, loss) -> {name: number}``: the mean loss of a
         split in units of the task, reported with the accuracy.
       image_shape: rows and columns where a sequence is an image, else None.
@@ -74,10 +96,8 @@ class Task:
       words: names a mapping that tells `lra_jax.models.raw` how to read words, if used.
       augmentation: names ``(tokens, generator) -> tokens``, applied to each training
         example if the data settings say so.
-      targets: by the value of ``--pretrain.target``, names `lra_jax.data.pipeline`'s
-        ``Targets``: the target of each position, 0 for none.
-      stored_targets: by the value of ``--pretrain.target``, the data setting that
-        stores the targets with the examples, because tokens do not determine them.
+      targets: its own values of ``--pretrain.target``; every classifier of sequences
+        also has ``tokens``, which masks tokens.
       tree_drawer: names ``(tokens) -> lra_jax.data.listops_language.Tree``, if
         sequences are nested expressions.
     """
@@ -89,6 +109,8 @@ class Task:
     reader_settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     model: str = "lra_jax.tasks.base:make_classifier"
     objective: str = "lra_jax.tasks.base:classification_loss"
+    can_pack: bool = False
+    pairs: bool = False
     scores: str | None = None
     image_shape: tuple[int, int] | None = None
     per_position: bool = False
@@ -108,8 +130,7 @@ class Task:
     decoder: str = "lra_jax.tasks.task:decode_bytes"
     words: str | None = None
     augmentation: str | None = None
-    targets: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    stored_targets: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    targets: Mapping[str, Target] = dataclasses.field(default_factory=dict)
     tree_drawer: str | None = None
 
     def scaled(self, data: DataConfig, accuracy: float) -> float | None:
@@ -205,7 +226,9 @@ class Task:
         """The targets of pretraining, one per position; None for masked tokens, and for
         targets that are stored with the examples."""
         target = self.targets.get(config.pretrain.target)
-        return None if target is None else pkgutil.resolve_name(target)
+        if target is None or target.maker is None:
+            return None
+        return pkgutil.resolve_name(target.maker)
 
     @property
     def tree(self) -> Callable[["np.ndarray"], Any] | None:

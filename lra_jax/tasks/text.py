@@ -19,6 +19,7 @@ TASK = Task(
     data=text.TextData,
     presets=text.PRESETS,
     reader="lra_jax.data.text:prepare",
+    can_pack=True,
     is_official=_is_official,
     floors=(("chance", 50.0),),
     published=published("text"),

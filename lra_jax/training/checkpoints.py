@@ -36,6 +36,7 @@ from lra_jax.training.workdir import identify
 _TREES = ("state", "params")
 # The files of a checkpoint other than its arrays, with room to spare.
 _METADATA_BYTES = 1_000_000
+_ORBAX = str(Path(ocp.__file__).parents[1])
 
 _logger = logging.getLogger(__name__)
 
@@ -62,6 +63,12 @@ class Progress(NamedTuple):
         return means["accuracy"] > self.best_accuracy
 
 
+def _is_not_of_orbax(record: logging.LogRecord) -> bool:
+    """Drops Orbax' messages: it logs every step of its work, and reports failures as
+    exceptions too. A library must leave others' messages alone."""
+    return record.levelno >= logging.CRITICAL or _ORBAX not in record.pathname
+
+
 class Checkpoints:
     """The checkpoints of one run directory.
 
@@ -76,8 +83,7 @@ class Checkpoints:
     """
 
     def __init__(self, workdir: Path, clean: bool = True):
-        # Orbax logs every step of its work, and reports failures also as exceptions.
-        logging.getLogger("absl").setLevel(logging.CRITICAL)
+        logging.getLogger("absl").addFilter(_is_not_of_orbax)
         self._folder, self._clean = workdir.absolute() / "checkpoints", clean
         self._run = identify(workdir)
         self.seal: dict[str, Any] = {}

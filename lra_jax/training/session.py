@@ -3,20 +3,13 @@
 import contextlib
 import dataclasses
 import functools
-import importlib.metadata
-import os
-import platform
-import resource
 import statistics
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
 import jax
 
-import lra_jax
 from lra_jax.configs import Config, get_preset
 from lra_jax.data.curriculum import Curriculum
 from lra_jax.data.length_warmup import LengthWarmup
@@ -28,6 +21,7 @@ from lra_jax.training import dry_run, hosts, nans, own_code, tracking
 from lra_jax.training import workdir as workdirs
 from lra_jax.training.console import RunConsole, format_seconds
 from lra_jax.training.loop import fit
+from lra_jax.training.machine import commit, describe_devices, peak_memory, versions
 from lra_jax.training.metrics import changed_metrics, read_metrics
 from lra_jax.training.optimizer import make_schedule
 from lra_jax.training.restore import export
@@ -407,66 +401,7 @@ def _chosen_by(result: Mapping[str, Any]) -> str:
     return f"{rule}; chosen on the test split itself" if seen else rule
 
 
-def peak_memory() -> dict[str, Any]:
-    """The most memory that this process has used, and what it covers.
-
-    The peak memory of one device if its runtime reports it; else the resident memory of
-    the whole process, data and compiler included. For a resumed run, it is that of the
-    last process.
-    """
-    reported = jax.local_devices()[0].memory_stats() or {}
-    if "peak_bytes_in_use" in reported:
-        peak, kind = reported["peak_bytes_in_use"], "device peak"
-    else:
-        unit = 1 if sys.platform == "darwin" else 1024
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-        kind = "process peak RSS"
-    return {"peak_memory_bytes": int(peak), "peak_memory_kind": kind}
-
-
 def _memory_in_words() -> dict[str, str]:
     peak = peak_memory()
     size = peak["peak_memory_bytes"] / 2**20
     return {"memory": f"{size:,.0f} MiB ({peak['peak_memory_kind']})"}
-
-
-def describe_devices() -> str:
-    """Kind and number of the devices, as in ``2 CPU cores (AMD EPYC)``."""
-    devices = jax.devices()
-    if devices[0].platform == "cpu":
-        return f"{os.cpu_count()} CPU cores ({_processor()})"
-    return f"{len(devices)} x {devices[0].device_kind}"
-
-
-def _processor() -> str:
-    """Model of the processor, or its architecture if the system does not report it."""
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
-
-
-def commit() -> str | None:
-    """The commit of the checkout that contains this package; None outside of one."""
-    folder = Path(lra_jax.__file__).parent
-    git = ["git", "-C", str(folder)]
-    # An environment may be within the checkout of another project.
-    ours = [*git, "ls-files", "--error-unmatch", "__init__.py"]
-    try:
-        subprocess.run(ours, capture_output=True, check=True)
-        found = subprocess.run(
-            [*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return found.stdout.strip()
-
-
-def versions() -> dict[str, str]:
-    """Versions of Python, this package and the packages that affect its results."""
-    packages = ("jax", "jaxlib", "flax", "optax", "grain", "orbax-checkpoint", "numpy")
-    found = {name: importlib.metadata.version(name) for name in packages}
-    own = {"python": platform.python_version(), "lra_jax": lra_jax.__version__}
-    return own | found

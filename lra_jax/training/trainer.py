@@ -16,6 +16,7 @@ from lra_jax.data.dataset import SequenceDataset
 from lra_jax.data.length_warmup import LengthWarmup
 from lra_jax.errors import expected, renamed
 from lra_jax.models import Buffer
+from lra_jax.models.pooling import is_of_head, is_of_task
 from lra_jax.models.state_size import state_size
 from lra_jax.signals import StopRequest
 from lra_jax.tasks import Task
@@ -124,8 +125,8 @@ class Trainer:
         reconstruction = functools.partial(reconstruction_loss, mask_rate=rate)
         programs = {
             "pretrain": (reconstruction, nnx.Param),
-            "probe": (task.loss, _of_head),
-            "train": (task.loss, _of_task if config.pretrain.steps else nnx.Param),
+            "probe": (task.loss, is_of_head),
+            "train": (task.loss, is_of_task if config.pretrain.steps else nnx.Param),
         }
         self._steps = {
             part: under_mesh(make_train_step(loss, *made, shapes=shapes, learns=learns))
@@ -279,19 +280,6 @@ class Trainer:
                 wanted += f" for --train.seq_devices={train.seq_devices}"
             raise expected("--model.max_length", wanted, longest)
         return mesh
-
-
-def _of_task(path: tuple[Any, ...], variable: Any) -> bool:
-    """Selects the parameters that labels teach: all but those of the reconstruction.
-
-    The gradients of these are zero, but AdamW would still change them.
-    """
-    return path[0] != "tokens" and path[:2] != ("encoder", "hidden")
-
-
-def _of_head(path: tuple[Any, ...], variable: Any) -> bool:
-    """Selects those of pooling and head, outside the encoder."""
-    return path[0] != "encoder" and _of_task(path, variable)
 
 
 def _means(sums: dict[str, Any]) -> dict[str, float]:

@@ -15,7 +15,7 @@ from lra_jax.configs import get_preset
 from lra_jax.data import pipeline
 from lra_jax.models import AutoEncoder, TokenClassifier
 from lra_jax.tasks import get_task
-from lra_jax.tasks.base import token_loss
+from lra_jax.tasks.base import classification_loss
 from lra_jax.training import Interrupted
 from lra_jax.training.console import RunConsole
 from lra_jax.training.restore import predictions
@@ -150,10 +150,10 @@ def test_the_loss_counts_each_target_once():
     model = lambda tokens, lengths, positions, rngs: logits  # noqa: E731
     model.INPUTS = ("tokens", "lengths", "positions")  # pyright: ignore
     wanted = -np.asarray(jax.nn.log_softmax(logits))[0, [0, 1], [1, 3]].sum()
-    sums = token_loss(model, batch)  # pyright: ignore[reportArgumentType]
+    sums = classification_loss(model, batch)  # pyright: ignore[reportArgumentType]
     assert sums["loss"] == pytest.approx(wanted, rel=1e-5) and sums["count"] == 2
     del batch["weights"]
-    assert token_loss(model, batch)["count"] == 5  # pyright: ignore
+    assert classification_loss(model, batch)["count"] == 5  # pyright: ignore
 
 
 def test_predictions_are_those_that_were_counted(tmp_path):

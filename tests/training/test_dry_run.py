@@ -1,7 +1,6 @@
 """Looking at a run: what it will cost, a trace of it, and its curves."""
 
 import re
-import subprocess
 
 import helpers
 import pytest
@@ -97,31 +96,6 @@ def test_a_run_too_short_for_a_profile_says_so(tmp_path) -> None:
     profile.close()
     Profile(None).close()
     assert not list(tmp_path.iterdir())
-
-
-def test_a_commit_is_that_of_the_package(tmp_path, monkeypatch) -> None:
-    """Not that of a project in whose environment the package is installed."""
-
-    def git(*command: str) -> str:
-        names = ["-c", "user.name=a", "-c", "user.email=a@b"]
-        done = subprocess.run(
-            ["git", "-C", tmp_path, *names, *command],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        return done.stdout.strip()
-
-    package = tmp_path / ".venv" / "lra_jax" / "__init__.py"
-    package.parent.mkdir(parents=True)
-    package.touch()
-    git("init", "--quiet")
-    git("commit", "--quiet", "--allow-empty", "--message=theirs")
-    monkeypatch.setattr(session.lra_jax, "__file__", str(package))
-    assert session.commit() is None
-    git("add", "--force", str(package))
-    git("commit", "--quiet", "--message=ours")
-    assert session.commit() == git("rev-parse", "HEAD")
 
 
 def test_a_result_names_the_commit_of_the_start(data_dir, tmp_path, monkeypatch):
