@@ -23,6 +23,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import orbax.checkpoint
 from flax import nnx
 from orbax.checkpoint import v1 as ocp
 
@@ -36,7 +37,7 @@ from lra_jax.training.workdir import identify
 _TREES = ("state", "params")
 # The files of a checkpoint other than its arrays, with room to spare.
 _METADATA_BYTES = 1_000_000
-_ORBAX = str(Path(ocp.__file__).parents[1])
+_ORBAX = orbax.checkpoint.__path__[0]
 
 _logger = logging.getLogger(__name__)
 
