@@ -4,7 +4,9 @@ These mechanisms mix positions by a transform, a hash, a block pattern or learne
 columns that are tied to the start of a sequence. So the documents of a row are moved to
 its start one after another, and each is computed there like a padded sample: exactly,
 at the cost of a whole row per document. Memory does not depend on the number of
-documents, even in the gradient, because intermediate results are recomputed.
+documents, even in the gradient, because intermediate results are recomputed. The number
+of documents is not known when a program is compiled, so a packed row has a gradient,
+but no gradient of the gradient.
 """
 
 import functools

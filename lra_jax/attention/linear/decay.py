@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lra_jax.attention import feature_maps, inputs
-from lra_jax.attention.causal import documents, engine
+from lra_jax.attention.causal import documents, engine, fades
 from lra_jax.attention.causal.both_ends import from_both_ends
 from lra_jax.attention.causal.documents import Documents
 from lra_jax.attention.causal.prefix import decayed, so_far
@@ -166,7 +166,7 @@ def _form(
     dtype = slopes.dtype
     query, key, phi = feature_maps.given(query, key, feature_map, dtype, mask)
     places = jnp.arange(query.shape[1], dtype=jnp.int32)[None, :, None]
-    log_decay = -slopes[None, None] * jnp.ones_like(places, dtype)
+    log_decay = fades.bounded(-slopes)[None, None] * jnp.ones_like(places, dtype)
     if ends is not None:
         before = places < ends[:, None, None]
         log_decay = jnp.where(before, log_decay, jnp.zeros((), dtype))

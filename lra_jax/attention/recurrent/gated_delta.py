@@ -32,7 +32,7 @@ import jax
 import jax.numpy as jnp
 
 from lra_jax.attention import dense, feature_maps, inputs, packed, streams
-from lra_jax.attention.causal import documents, engine
+from lra_jax.attention.causal import documents, engine, fades
 from lra_jax.attention.causal.documents import Documents
 from lra_jax.attention.causal.prefix import decayed, so_far
 from lra_jax.attention.recurrent import recurrence
@@ -229,7 +229,7 @@ def _prepared(
         for x in (arrays.log_decay, arrays.beta)
     )
     query = feature_maps.unit(query, _EPS)
-    return _Features(query, key, value, recurrence.bounded(log_decay), beta)
+    return _Features(query, key, value, fades.bounded(log_decay), beta)
 
 
 def _segment(
@@ -249,18 +249,21 @@ def _segment(
     """
     query, key, value, log_decay, beta = features
     product = functools.partial(jnp.einsum, precision=options.precision)
-    fade = so_far(log_decay)
+    fade = fades.summed(log_decay, so_far)
     seen = documents.visible(key.shape[3], found)
-    kept = decayed(fade[..., None] - fade[..., None, :], seen)
+    rows = fade.map(lambda x: x[..., None])
+    columns = fade.map(lambda x: x[..., None, :])
+    kept = decayed(rows.since(columns), seen)
+    until = jnp.exp(fade.whole)
     scores = product("bnpim,bnpjm->bnpij", query, key) * kept
     lower = product("bnpim,bnpjm->bnpij", key, key) * kept * beta[..., None]
     inverse = unit_inverse(jnp.tril(lower, -1), options.precision)
     own = product("bnpij,bnpjv->bnpiv", inverse, value * beta[..., None])
-    faded = documents.readers(key * (beta * jnp.exp(fade))[..., None], found)
+    faded = documents.readers(key * (beta * until)[..., None], found)
     past = product("bnpij,bnpjm->bnpim", inverse, faded)
-    end = fade[..., -1:]
-    key = documents.stayers(key * jnp.exp(end - fade)[..., None], found)
-    passed: Any = documents.decay(end[..., 0], found, end.dtype)
+    end = fade.map(lambda x: x[..., -1:])
+    key = documents.stayers(key * jnp.exp(end.since(fade))[..., None], found)
+    passed: Any = documents.decay(end.whole[..., 0], found, key.dtype)
     factor = jnp.exp(passed)[..., None, None]
 
     def step(state: jax.Array, chunk: tuple) -> tuple[jax.Array, jax.Array]:
@@ -273,7 +276,7 @@ def _segment(
     before = jnp.moveaxis(before, 0, 2)
     correction = own - product("bnpim,bnpmv->bnpiv", past, before)
     out = product("bnpij,bnpjv->bnpiv", scores, correction)
-    query = documents.readers(query * jnp.exp(fade)[..., None], found)
+    query = documents.readers(query * until[..., None], found)
     out += product("bnpim,bnpmv->bnpiv", query, before)
     return out, recurrence.Memory(after)
 

@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 
 from lra_jax.attention import dense, feature_maps, inputs, packed, streams
-from lra_jax.attention.causal import documents, engine
+from lra_jax.attention.causal import documents, engine, fades
 from lra_jax.attention.causal.documents import Documents
 from lra_jax.attention.causal.prefix import decayed, prefix
 from lra_jax.attention.recurrent import recurrence
@@ -195,7 +195,7 @@ def _prepared(
         fade = inputs.by_head(log_decay, heads, mask, dtype)
     query = inputs.by_head(query, heads, dtype=dtype)
     value = inputs.by_head(value, heads, mask, dtype)
-    return query, key, value, recurrence.bounded(fade)
+    return query, key, value, fades.bounded(fade)
 
 
 def _segment(
@@ -208,16 +208,19 @@ def _segment(
     """One segment, see `engine.Form`."""
     query, key, value, log_decay = features
     product = functools.partial(jnp.einsum, precision=options.precision)
-    fade = jnp.cumsum(log_decay, 3)
-    end = fade[..., -1, :]
+    fade = fades.summed(log_decay, functools.partial(jnp.cumsum, axis=3))
+    end = fade.map(lambda x: x[..., -1:, :])
+    rows = fade.map(lambda x: x[..., :, None, :])
+    columns = fade.map(lambda x: x[..., None, :, :])
     # Products of pairs, column by column: separate factors for queries and keys would
     # underflow and overflow. Chunks are short, and the sum is fused.
     seen = documents.visible(key.shape[3], found)[..., None]
-    kept = decayed(fade[..., :, None, :] - fade[..., None, :, :], seen)
+    kept = decayed(rows.since(columns), seen)
     scores = (query[..., :, None, :] * key[..., None, :, :] * kept).sum(-1)
-    key = documents.stayers(key * jnp.exp(end[..., None, :] - fade), found)
+    key = documents.stayers(key * jnp.exp(end.since(fade)), found)
     updates = recurrence.Memory(product("bnpjm,bnpjv->bnpmv", key, value))
-    before, after = prefix(state, updates, documents.decay(end, found, key.dtype))
+    passed = documents.decay(end.whole[..., 0, :], found, key.dtype)
+    before, after = prefix(state, updates, passed)
     out = product("bnpij,bnpjv->bnpiv", scores, value)
-    query = documents.readers(query * jnp.exp(fade), found)
+    query = documents.readers(query * jnp.exp(fade.whole), found)
     return out + product("bnpim,bnpmv->bnpiv", query, before.summary), after

@@ -16,7 +16,6 @@ these mechanisms need it for classification.
 Hidden positions do not change the state.
 """
 
-import math
 from typing import Any, NamedTuple
 
 import jax
@@ -116,15 +115,6 @@ def gate_by_head(
 ) -> jax.Array:
     """`[B, T, n]` -> `[B, N, T]`, zero where hidden."""
     return inputs.by_head(gate[..., None], num_heads, mask, dtype)[..., 0]
-
-
-def bounded(log_decay: jax.Array) -> jax.Array:
-    """The logarithms of decays, none below that of the smallest normal number.
-
-    A much lower one, such as -1e8, would round those that follow away in a sum, and
-    -inf would make it NaN.
-    """
-    return jnp.maximum(log_decay, math.log(jnp.finfo(log_decay.dtype).tiny))
 
 
 def finished(

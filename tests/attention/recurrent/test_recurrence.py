@@ -98,6 +98,39 @@ def test_float32_over_many_chunks_is_the_loop_in_float64(
         assert_close(got[1][part], wanted[1][part], 1e-4)
 
 
+@pytest.mark.parametrize("strong", [-20.0, -80.0, -np.inf])
+@pytest.mark.parametrize("name", ["gla", "gated_delta"])
+def test_weak_decays_after_strong_ones_keep_their_digits(name: str, strong) -> None:
+    """Values and gradients: sums of strong decays have few decimals left."""
+    arrays = drawn(name, 1.0)
+    # In every chunk, of 16 or 64 positions, half of them.
+    early = np.arange(LENGTH) % {"gla": 16, "gated_delta": 64}[name]
+    early = early < early.max() / 2
+    decay = arrays["log_decay"]
+    wide = early.reshape(-1, *[1] * (decay.ndim - 1))
+    arrays["log_decay"] = np.where(wide, np.float32(strong), 1e-3 * decay)
+
+    def ours(arrays: dict[str, jax.Array]) -> jax.Array:
+        given = {part: x[None] for part, x in arrays.items()}
+        q, k, v = (given.pop(part) for part in "qkv")
+        call = getattr(attention, f"{name}_attention")
+        return call(q, k, v, is_causal=True, **given)[0]
+
+    def both(function: Any, arrays: dict[str, jax.Array]) -> tuple:
+        out, pullback = jax.vjp(function, arrays)
+        return out, pullback(jnp.cos(out))[0]
+
+    got = fast_jit(functools.partial(both, ours))(arrays)
+    with jax.enable_x64(True):
+        exact = {part: x.astype("float64") for part, x in arrays.items()}
+        loop = functools.partial(naive, name)
+        wanted = fast_jit(functools.partial(both, loop))(exact)
+        wanted = jax.tree.map(np.asarray, wanted)
+    assert_close(got[0], wanted[0], 1e-5)
+    for part in "qkv":
+        assert_close(got[1][part], wanted[1][part], 1e-5)
+
+
 @pytest.mark.parametrize("name", ["gla", "gated_delta", "hgrn"])
 def test_a_state_forgotten_at_once_starts_anew(name: str) -> None:
     """As if the earlier positions were not there, however low the logarithm is."""
