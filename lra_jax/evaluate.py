@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lra_jax import cli, files, progress, runtime, signals
-from lra_jax.errors import expected, renamed, writable
+from lra_jax.errors import expected, known, renamed, writable
 
 _SCORES = ("bits_per_byte", "perplexity")
 
@@ -24,8 +24,9 @@ class EvaluateConfig:
 
     workdir: str
     """Run directory."""
-    split: Literal["test", "valid", "train"] = "test"
-    """Split to score."""
+    split: str = "test"
+    """Split to score: test, valid or train, or a part of the test that the task scores
+    separately, such as a length."""
     checkpoint: Literal["best", "last"] = "best"
     """best: best on validation. last: the newest."""
     predictions: str | None = None
@@ -80,8 +81,8 @@ def run(config: EvaluateConfig, quiet: bool = True) -> dict[str, Any]:
       language models also bits_per_byte and perplexity.
 
     Raises:
-      ValueError: it is not a run directory, has no checkpoint, its data have changed,
-        or a file cannot be written or has the wrong suffix.
+      ValueError: it is not a run directory, has no checkpoint, its data have changed or
+        have no such split, or a file cannot be written or has the wrong suffix.
     """
     from lra_jax.models.saved import check_free
     from lra_jax.training.console import RunConsole
@@ -96,6 +97,8 @@ def run(config: EvaluateConfig, quiet: bool = True) -> dict[str, Any]:
         except ValueError as error:
             raise renamed(error, "--save") from error
     trainer = open_run(config.workdir, config.allow_code)
+    dataset = trainer.dataset
+    known("--split", config.split, (*dataset.splits, *dataset.parts))
     if config.predictions is not None and trainer.task.packs_rows:
         wanted = (
             f"no file for --task={trainer.task.name}, whose rows hold several texts"
@@ -124,8 +127,8 @@ def run(config: EvaluateConfig, quiet: bool = True) -> dict[str, Any]:
         "accuracy": 100 * means["accuracy"],
         "loss": means["loss"],
         "step": step,
-        "examples": trainer.dataset.num_examples(config.split),
-        **trainer.task.score(trainer.dataset, config.split, means["loss"]),
+        "examples": dataset.num_examples(config.split),
+        **trainer.task.score(dataset, config.split, means["loss"]),
     }
 
 

@@ -278,7 +278,6 @@ evaluate ~ --workdir: expected a value, got none
 evaluate --workdir ~ --workdir: expected a value, got none
 evaluate --workdir= ~ expected a run directory
 evaluate --workdir=nope ~ --workdir: expected a run directory, got nope
-evaluate --workdir=x --split=tes ~ --split: expected one of test, valid, train
 evaluate --workdir=x --checkpoint=newest ~ --checkpoint: expected one of best, last
 evaluate --workdir=x --spilt=test ~ did you mean '--split'?
 evaluate --workdir=x --allow-code=perhaps ~ --allow_code: expected True or False

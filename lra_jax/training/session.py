@@ -370,12 +370,14 @@ def _show_accuracies(
 ) -> None:
     examples = result["test_examples"]
     error = standard_error(result["test_accuracy_best"], examples)
+    # The labels of an example may depend on each other.
+    counted = ", each counted once" if task.per_position else ""
     rows = [
         (
             f"{config.mixers}, best checkpoint",
             f"{result['test_accuracy_best']:.2f}",
             f"step {result['best_step']}, +-{error:.2f} (standard "
-            f"error over {examples} examples){_chosen_by(result)}",
+            f"error over {examples} examples{counted}){_chosen_by(result)}",
         ),
         (
             f"{config.mixers}, last checkpoint",
@@ -383,6 +385,7 @@ def _show_accuracies(
             f"step {result['steps']}",
         ),
     ]
+    rows += _beside_in_words(result)
     if result["official_data"]:
         rows += [
             (f"baseline: {name}", f"{value:.2f}", "") for name, value in task.floors
@@ -392,6 +395,22 @@ def _show_accuracies(
             for row in task.published_beside(config)
         ]
     console.table("test accuracy, percent", rows)
+
+
+def _beside_in_words(result: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Rows of some tasks only: accuracy by length, and by chance."""
+    parts = result.get("test_accuracy_by_length", {})
+    rows = [
+        (f"part {name}", f"{accuracy:.2f}", "best checkpoint")
+        for name, accuracy in parts.items()
+    ]
+    if len(parts) > 1:
+        mean = statistics.fmean(parts.values())
+        rows.append(("mean over these parts", f"{mean:.2f}", ""))
+    if "chance" in result:
+        scaled = f"{result['test_scaled_accuracy']:.3f} of the way from it to 100 %"
+        rows.append(("chance", f"{result['chance']:.2f}", f"best checkpoint: {scaled}"))
+    return rows
 
 
 def _chosen_by(result: Mapping[str, Any]) -> str:

@@ -168,17 +168,22 @@ def test_recall(task):
     assert np.mean(is_noise) == pytest.approx(share * 62 / 64, abs=0.01)
 
 
-def test_fuzzy_recall():
-    data, sizes = draw("mad-fuzzy-recall"), []
+# With 128 tokens there are a quarter of a million keys.
+@pytest.mark.parametrize("vocab_size", [16, 128])
+def test_fuzzy_recall(vocab_size):
+    data, sizes = draw("mad-fuzzy-recall", vocab_size=vocab_size), []
+    last_token = vocab_size - 1
+    half = last_token // 2
     for tokens, answers in rows(data, "test"):
         full = [*tokens, answers[127]]
-        start = next(i for i, token in enumerate(full) if token != 15)
-        assert set(full[:start]) <= {15}
+        start = next(i for i, token in enumerate(full) if token != last_token)
+        assert set(full[:start]) <= {last_token}
         book, wanted, place, last = {}, {}, start, False
         while place < 129:
             key = tuple(full[place : place + 3])
-            assert len(set(key)) == 3 and max(key) < 7
-            run = itertools.takewhile(lambda x: 7 <= x < 15, full[place + 3 :])
+            assert len(set(key)) == 3 and max(key) < half
+            after = full[place + 3 :]
+            run = itertools.takewhile(lambda x: half <= x < last_token, after)
             value = tuple(run)
             assert 1 <= len(set(value)) == len(value) <= 3
             assert book.get(key, value) == value

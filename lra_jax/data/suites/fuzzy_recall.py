@@ -63,21 +63,20 @@ def examples(
     keys = Motifs(range(real // 2), motif)
     values = Motifs(range(real // 2, real), motif)
     least = 1 if training else motif
-    # Each key's value in each sequence: drawn once, used wherever the key occurs.
-    book = values.draw(rng, (count, len(keys.sizes)))
-    asked = keys.draw(rng, (count,), least)
+    asked, answer = keys.draw(rng, (count,), least), values.draw(rng, (count,))
     rows = np.arange(count)
-    tail = keys.sizes[asked] + values.sizes[book[rows, asked]]
+    tail = keys.sizes[asked] + values.sizes[answer]
     stop = length - tail - 2 * motif
     place = rng.integers(stop)  # The queried key occurs here, or a little earlier.
     tokens = np.zeros((count, length + 1 + 2 * motif), np.int64)
     targets = np.full_like(tokens, memory.NO_TARGET)
     used = np.zeros(count, np.int64)
-    seen = np.zeros((count, len(keys.sizes)), bool)
+    book = _Book(count, tokens.shape[1] // 2)
 
     def write(key: np.ndarray, where: np.ndarray) -> None:
         """Appends a key and its value to some rows."""
-        value, again = book[where, key], seen[where, key]
+        new = np.where(key == asked[where], answer[where], values.draw(rng, key.shape))
+        value, again = book.look_up(where, key, new)
         for source, index, asks in ((keys, key, False), (values, value, True)):
             for column in range(motif):
                 there = source.sizes[index] > column
@@ -87,12 +86,11 @@ def examples(
                 known = again[there] & asks
                 targets[row[known], at[known]] = token[known]
                 used[row] += 1
-        seen[where, key] = True
 
     while (growing := np.flatnonzero(used < stop)).size:
         key = keys.draw(rng, growing.shape, least)
         due = used[growing] + 2 * motif > place[growing]
-        due &= ~seen[growing, asked[growing]]
+        due &= ~book.holds(growing, asked[growing])
         write(np.where(due, asked[growing], key), growing)
     write(asked, rows)
     tokens = _to_the_right(tokens, used, length + 1, fill=vocab_size - 1)
@@ -101,6 +99,33 @@ def examples(
     else:
         targets = _to_the_right(targets, used, length + 1, fill=memory.NO_TARGET)
     return memory.whole(tokens[:, :-1], targets[:, 1:])
+
+
+class _Book:
+    """Each sequence's keys and their values: few of all motifs, of which there may be
+    hundreds of thousands."""
+
+    def __init__(self, count: int, most: int):
+        self._keys = np.full((count, most), -1, np.int64)
+        self._values = np.zeros((count, most), np.int64)
+        self._size = np.zeros(count, np.int64)
+
+    def holds(self, where: np.ndarray, key: np.ndarray) -> np.ndarray:
+        """Whether the sequences ``where`` hold these keys."""
+        return (self._keys[where] == key[:, None]).any(1)
+
+    def look_up(
+        self, where: np.ndarray, key: np.ndarray, new: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The value of a key in each of some sequences, and whether it was there; else
+        the new value is entered."""
+        again = self.holds(where, key)
+        row = where[~again]
+        place = self._size[row]
+        self._keys[row, place], self._values[row, place] = key[~again], new[~again]
+        self._size[row] += 1
+        found = (self._keys[where] == key[:, None]).argmax(1)
+        return self._values[where, found], again
 
 
 def _to_the_right(
