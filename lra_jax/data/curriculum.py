@@ -11,14 +11,20 @@ Zaremba and Sutskever 2014 ("Learning to Execute", arXiv:1410.4615).
 
 import dataclasses
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
 from lra_jax.data.batches import Batch, BatchPlan, plan_batches
-from lra_jax.data.checks import check_integer
 from lra_jax.data.stages import Stages
 from lra_jax.errors import expected
+
+
+class Stage(NamedTuple):
+    """Attributes: `ids`, the examples that batches hold; `end`, up to which step."""
+
+    ids: np.ndarray
+    end: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,85 +33,61 @@ class Curriculum(Stages):
 
     name: ClassVar[str] = "curriculum"
 
-    def plan(
-        self,
-        lengths: np.ndarray,
-        *,
-        buckets: Sequence[int],
-        batch_size: int,
-        seed: int,
-        num_steps: int,
-    ) -> "StagedPlan":
-        """Plans the batches of a run; arguments as in `plan_batches`.
-
-        Each stage starts its own pass over its examples.
+    def choose(
+        self, lengths: np.ndarray, batch_size: int, num_steps: int
+    ) -> list[Stage]:
+        """The stages of a run, for examples of these lengths `[n]`.
 
         Raises:
-          ValueError: a stage has fewer examples than a batch, or an argument is out of
-            range.
+          ValueError: a stage has fewer examples than a batch.
         """
-        check_integer("num_steps", num_steps, 1)
-        limits = [length for length, _ in self.stages]
-        ends = [end for _, end in self.stages]
-        if not ends or ends[-1] < num_steps:
-            limits.append(int(lengths.max()))
-            ends.append(num_steps)
-        chosen = [np.flatnonzero(lengths <= limit) for limit in limits]
-        for limit, ids in zip(limits[: len(self.stages)], chosen, strict=False):
+        found = []
+        for limit, end in self.stages:
+            ids = np.flatnonzero(lengths <= limit)
             if len(ids) < batch_size:
                 wanted = f"lengths that cover at least a batch, {batch_size} examples"
                 got = f"{limit}, which covers {len(ids)}"
                 raise expected(f"--train.{self.name}", wanted, got)
-        return _staged(
-            chosen, ends, lengths, buckets=buckets, batch_size=batch_size, seed=seed
-        )
+            found.append(Stage(ids, end))
+        if not found or found[-1].end < num_steps:
+            found.append(Stage(np.arange(len(lengths)), num_steps))
+        return found
 
 
-def plan_groups(
-    groups: Sequence[float],
-    lengths: np.ndarray,
-    *,
-    buckets: Sequence[int],
-    batch_size: int,
-    seed: int,
-    num_steps: int,
-) -> "StagedPlan":
-    """Plans the batches of a run that shows one group of examples after another.
+def choose_groups(groups: Sequence[float], count: int, num_steps: int) -> list[Stage]:
+    """The stages of a run that shows one group of examples after another.
 
     The groups are equal parts of the examples, in order.
 
     Args:
       groups: the share of the steps after which the next group begins, increasing.
-      lengths, buckets, batch_size, seed, num_steps: as in `plan_batches`.
-
-    Raises:
-      ValueError: an argument is out of range.
+      count: number of examples.
+      num_steps: batches in the run.
     """
-    check_integer("num_steps", num_steps, 1)
     ends = [*(round(share * num_steps) for share in groups), num_steps]
-    chosen = np.split(np.arange(len(lengths)), len(ends))
-    return _staged(
-        chosen, ends, lengths, buckets=buckets, batch_size=batch_size, seed=seed
-    )
+    return list(map(Stage, np.split(np.arange(count), len(ends)), ends))
 
 
-def _staged(
-    chosen: Sequence[np.ndarray],
-    ends: Sequence[int],
+def plan_stages(
+    stages: Sequence[Stage],
     lengths: np.ndarray,
     *,
     buckets: Sequence[int],
     batch_size: int,
     seed: int,
 ) -> "StagedPlan":
-    """Each stage starts its own pass over the ids chosen for it, and ends at a step."""
-    parts = []
-    for number, (ids, start, end) in enumerate(
-        zip(chosen, [0, *ends[:-1]], ends, strict=True)
-    ):
+    """Plans the batches of a run in stages; arguments as in `plan_batches`.
+
+    Each stage starts its own pass over its examples.
+
+    Raises:
+      ValueError: an argument is out of range.
+    """
+    parts, start = [], 0
+    for number, (ids, end) in enumerate(stages):
         if end > start:
             # A run without stages keeps the order of examples of earlier versions.
-            last = number == len(ends) - 1
+            last = number == len(stages) - 1
             plan = plan_batches(
                 lengths[ids],
                 buckets=buckets,
@@ -114,6 +96,7 @@ def _staged(
                 num_steps=end - start,
             )
             parts.append(_Part(start, end, ids.astype(np.int32), plan))
+        start = end
     return StagedPlan(tuple(parts))
 
 

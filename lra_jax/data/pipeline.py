@@ -21,22 +21,16 @@ A task with pairs of sequences has a `tokens` and a `lengths` for each, with the
 given by its builder (`tokens_1`, `lengths_1`, `tokens_2`, ...).
 """
 
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from lra_jax.data import buckets as bucketing
-from lra_jax.data.batches import (
-    Batch,
-    BatchPlan,
-    plan_batches,
-    plan_evaluation,
-)
+from lra_jax.data.batches import Batch, plan_evaluation
 from lra_jax.data.buckets import Buckets
 from lra_jax.data.checks import check_integer
-from lra_jax.data.curriculum import Curriculum, plan_groups
+from lra_jax.data.curriculum import Curriculum, choose_groups, plan_stages
 from lra_jax.data.dataset import SequenceDataset
 from lra_jax.data.length_warmup import LengthWarmup
 from lra_jax.data.packing import packed
@@ -53,12 +47,10 @@ Targets = Callable[[np.ndarray, np.random.Generator], dict[str, np.ndarray]]
 ``targets``, 0 where there is none, and perhaps others."""
 
 __all__ = [
-    "BatchPlan",
     "EvalBatches",
     "bucket_lengths",
     "eval_batches",
     "eval_shapes",
-    "plan_batches",
     "read_examples",
     "train_iterator",
 ]
@@ -115,7 +107,7 @@ def train_iterator(
       length_warmup: how much of each sequence the first batches hold, see
         `LengthWarmup`.
       curriculum: which examples the first batches hold, see `Curriculum`.
-      groups: the same for examples in groups, see `curriculum.plan_groups`.
+      groups: the same for examples in groups, see `curriculum.choose_groups`.
       augment: applied to every sequence of every batch, with a generator that is a
         function of the seed, the step and the row; None = the data are not changed.
       targets: adds its arrays to each row of the first batches, with a generator as for
@@ -137,15 +129,19 @@ def train_iterator(
 
     rows = _shard_rows(batch_size, shard)
     lengths = bucket_lengths(dataset, buckets)
-    plan_by = Curriculum.parse(curriculum, num_steps).plan
+    own = _example_lengths(dataset, split)
+    check_integer("num_steps", num_steps, 1)
     if groups:
-        plan_by = functools.partial(plan_groups, groups)
-    plan = plan_by(
-        _example_lengths(dataset, split),
+        stages = choose_groups(groups, len(own), num_steps)
+    else:
+        parsed = Curriculum.parse(curriculum, num_steps)
+        stages = parsed.choose(own, batch_size, num_steps)
+    plan = plan_stages(
+        stages,
+        own,
         buckets=lengths[-1:] if packing else lengths,
         batch_size=batch_size,
         seed=seed,
-        num_steps=num_steps,
     )
     reader = _Reader(dataset, split)
     if dataset.has_targets and augment is not None:

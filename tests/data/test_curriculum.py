@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from lra_jax.data import pipeline
-from lra_jax.data.curriculum import Curriculum, plan_groups
+from lra_jax.data.batches import plan_batches
+from lra_jax.data.curriculum import Curriculum, choose_groups, plan_stages
 from lra_jax.data.length_warmup import LengthWarmup
 from lra_jax.data.stages import tokens_before
 
@@ -12,8 +13,13 @@ LENGTHS = np.array([3, 9, 4, 8, 2, 9, 5, 7])
 SETTINGS = {"buckets": (4, 9), "batch_size": 2, "seed": 0}
 
 
+def plan_of(curriculum, num_steps, lengths=LENGTHS):
+    stages = curriculum.choose(lengths, SETTINGS["batch_size"], num_steps)
+    return plan_stages(stages, lengths, **SETTINGS)
+
+
 def test_stages_hold_short_examples_whole_then_all():
-    plan = Curriculum.parse("5:0.5", 12).plan(LENGTHS, **SETTINGS, num_steps=12)
+    plan = plan_of(Curriculum.parse("5:0.5", 12), 12)
     assert len(plan) == 12
     early = np.concatenate([plan[step].ids for step in range(6)])
     late = np.concatenate([plan[step].ids for step in range(6, 12)])
@@ -27,20 +33,20 @@ def test_stages_hold_short_examples_whole_then_all():
 
 
 def test_without_stages_the_order_is_that_of_a_plan():
-    plan = Curriculum().plan(LENGTHS, **SETTINGS, num_steps=6)
-    plain = pipeline.plan_batches(LENGTHS, **SETTINGS, num_steps=6)
+    plan = plan_of(Curriculum(), 6)
+    plain = plan_batches(LENGTHS, **SETTINGS, num_steps=6)
     for step in range(6):
         np.testing.assert_array_equal(plan[step].ids, plain[step].ids)
 
 
 def test_a_stage_to_the_end_of_the_run():
-    plan = Curriculum.parse("5:1", 4).plan(LENGTHS, **SETTINGS, num_steps=4)
+    plan = plan_of(Curriculum.parse("5:1", 4), 4)
     assert all((LENGTHS[plan[step].ids] <= 5).all() for step in range(4))
 
 
 def test_groups_come_one_after_another():
-    settings = {"buckets": (9,), "batch_size": 2, "seed": 0, "num_steps": 10}
-    plan = plan_groups((0.2, 0.5), LENGTHS[:6], **settings)
+    stages = choose_groups((0.2, 0.5), 6, 10)
+    plan = plan_stages(stages, LENGTHS[:6], buckets=(9,), batch_size=2, seed=0)
     assert len(plan) == 10
     found = [set(plan[step].ids.tolist()) for step in range(10)]
     assert found == [{0, 1}] * 2 + [{2, 3}] * 3 + [{4, 5}] * 5
@@ -48,11 +54,11 @@ def test_groups_come_one_after_another():
 
 def test_a_stage_needs_a_batch_of_examples():
     with pytest.raises(ValueError, match="curriculum: expected lengths that cover"):
-        Curriculum.parse("2:0.5", 4).plan(LENGTHS, **SETTINGS, num_steps=4)
+        plan_of(Curriculum.parse("2:0.5", 4), 4)
 
 
 def test_fewer_examples_than_a_batch_come_again_and_again():
-    plan = Curriculum().plan(LENGTHS[:1], **SETTINGS, num_steps=3)
+    plan = plan_of(Curriculum(), 3, LENGTHS[:1])
     assert [plan[step].ids.tolist() for step in range(3)] == [[0, 0]] * 3
 
 

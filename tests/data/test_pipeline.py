@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from lra_jax.data import listops, pipeline
+from lra_jax.data import batches, listops, pipeline
 
 
 def train(dataset, **changes):
@@ -35,7 +35,7 @@ def test_elements(dataset):
 
 
 def test_content_is_that_of_the_plan(dataset):
-    planned = pipeline.plan_batches(
+    planned = batches.plan_batches(
         dataset.lengths("train"),
         buckets=(64, 128, 300),
         batch_size=16,
