@@ -7,6 +7,9 @@ import numpy as np
 
 from lra_jax.errors import known, on_one_line
 
+SPLITS = ("train", "valid", "test")
+"""The splits of every dataset."""
+
 
 class Source(Protocol):
     """Random access to examples, from 0; several can be read at once."""

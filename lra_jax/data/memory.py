@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lra_jax.data.dataset import SequenceDataset, Source
+from lra_jax.data.dataset import SPLITS, SequenceDataset, Source
 from lra_jax.errors import expected
 
 # Maximum number of generated examples in a split.
@@ -123,7 +123,7 @@ class MemoryDataset(SequenceDataset):
         num_classes: int,
     ):
         self.name = name
-        self.splits = ("train", "valid", "test")
+        self.splits = SPLITS
         self.parts = tuple(split for split in splits if split not in self.splits)
         self.vocab_size = vocab_size
         self.num_classes = num_classes

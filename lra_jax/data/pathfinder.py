@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from lra_jax.data import builder, checks, pathfinder_files, pathfinder_images
-from lra_jax.data.dataset import SequenceDataset
+from lra_jax.data.dataset import SPLITS, SequenceDataset
 from lra_jax.data.pathfinder_shapes import GEOMETRIES, LEVELS, Settings
 from lra_jax.errors import expected
 
@@ -172,7 +172,7 @@ def _split(folder: pathlib.Path, size: int, seed: int) -> builder.Splits:
     cuts = np.split(order, [len(samples) - 2 * tenth, len(samples) - tenth])
     return {
         split: (len(ids), pathfinder_files.read((samples[i] for i in ids), size))
-        for split, ids in zip(("train", "valid", "test"), cuts, strict=True)
+        for split, ids in zip(SPLITS, cuts, strict=True)
     }
 
 

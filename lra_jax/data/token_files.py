@@ -19,9 +19,8 @@ from typing import NamedTuple
 import numpy as np
 
 from lra_jax.data.checks import line_count, shortened
+from lra_jax.data.dataset import SPLITS
 from lra_jax.errors import expected
-
-SPLITS = ("train", "valid", "test")
 
 
 class SplitFiles(NamedTuple):

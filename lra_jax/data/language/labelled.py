@@ -15,12 +15,11 @@ from typing import NamedTuple
 import numpy as np
 
 from lra_jax.data import archives, checks, text
-from lra_jax.data.dataset import SequenceDataset, Source
+from lra_jax.data.dataset import SPLITS, SequenceDataset, Source
 from lra_jax.data.language.vocabularies import Bytes, Vocabulary
 from lra_jax.data.memory import stream_of
 from lra_jax.errors import expected, known
 
-SPLITS = ("train", "valid", "test")
 _SHARE = 0.1
 # Bytes of a review that are read for each token that is kept.
 _BYTES_PER_TOKEN = 16

@@ -15,7 +15,8 @@ from collections.abc import Container
 from pathlib import Path
 
 from lra_jax.data import checks
-from lra_jax.data.language.corpora import SPLITS, Corpus
+from lra_jax.data.dataset import SPLITS
+from lra_jax.data.language.corpora import Corpus
 from lra_jax.errors import expected
 
 _FORMS = [
