@@ -135,12 +135,9 @@ def prepare(
     _check_kind(root)
     if root is not None and root.suffix == ".tsv":
         whole = _read(root)
-        order = stream_of(seed, "holdout").permutation(len(whole.texts)).tolist()
-        size = max(1, round(_SHARE * len(order)))
-        parts = order[2 * size :], order[:size], order[size : 2 * size]
-        if not parts[0]:
-            raise expected("--data.path", "at least 3 texts", len(order))
-        splits = {s: whole.at(x) for s, x in zip(SPLITS, parts, strict=True)}
+        splits = _held_out(whole, seed, "valid", "test")
+        if not splits["train"].texts:
+            raise expected("--data.path", "at least 3 texts", len(whole.texts))
         return LabelledDataset(root.name, splits, max_length, vocabulary)
     if root is not None and (root / "train.tsv").exists():
         splits = {
@@ -149,7 +146,8 @@ def prepare(
             if split != "valid" or (root / "valid.tsv").exists()
         }
         if "valid" not in splits:
-            splits = _with_validation(splits, seed)
+            held_out = _held_out(splits["train"], seed, "valid")
+            splits = {**held_out, "test": splits["test"]}
         return LabelledDataset(root.name, splits, max_length, vocabulary)
     if isinstance(vocabulary, Bytes):
         return text.prepare(data_dir, path=path, max_length=max_length, seed=seed)
@@ -183,12 +181,14 @@ def _texts_of(dataset: SequenceDataset, split: str) -> Texts:
     return Texts(texts, labels.astype(str).tolist())
 
 
-def _with_validation(splits: dict[str, Texts], seed: int) -> dict[str, Texts]:
-    train = splits["train"]
-    order = stream_of(seed, "holdout").permutation(len(train.texts)).tolist()
+def _held_out(whole: Texts, seed: int, *splits: str) -> dict[str, Texts]:
+    """Draws a tenth of the texts for each of the splits; the others are to train on."""
+    order = stream_of(seed, "holdout").permutation(len(whole.texts)).tolist()
     size = max(1, round(_SHARE * len(order)))
-    held = {"train": train.at(order[size:]), "valid": train.at(order[:size])}
-    return held | {"test": splits["test"]}
+    found = {"train": whole.at(order[len(splits) * size :])}
+    for number, split in enumerate(splits):
+        found[split] = whole.at(order[number * size : (number + 1) * size])
+    return found
 
 
 def _read(file: Path) -> Texts:
