@@ -483,6 +483,11 @@ class Config:
         """Flat ``{"train.steps": ...}`` of the fields on which results depend."""
         return with_effect(self.to_dict())
 
+    def protocol(self) -> dict[str, Any]:
+        """The same for training and model: all but the data, the seed and names."""
+        parts = ("train.", "pretrain.", "model.")
+        return {n: v for n, v in self.identity().items() if n.startswith(parts)}
+
     def run_name(self, preset: "Config") -> str:
         """Folder name of a run: the same for equal settings, different otherwise.
 

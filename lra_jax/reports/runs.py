@@ -90,15 +90,10 @@ class Group:
         has_protocol = "official" in get_task(config.task).presets
         if not self.official or config.preset != "official" or not has_protocol:
             return False
-        protocol = get_preset(config.task, "official", config.attention)
-        if config.data.augments != protocol.data.augments:
+        official = get_preset(config.task, "official", config.attention)
+        if config.data.augments != official.data.augments:
             return False
-        mine = config.identity()
-        return all(
-            mine[name] == value
-            for name, value in protocol.identity().items()
-            if name.startswith(("train.", "pretrain.", "model."))
-        )
+        return config.protocol() == official.protocol()
 
     @property
     def speed_kind(self) -> str | None:
@@ -309,10 +304,8 @@ def settings_unlike_preset(group: Group, apart_from: Iterable[str]) -> list[str]
         skipped |= {"train.batch_size", "model.max_length"}
     return [
         f"{_short(name, mine)}={value}"
-        for name, value in mine.items()
-        if name.startswith(("train.", "pretrain.", "model."))
-        and name not in skipped
-        and value != preset.get(name)
+        for name, value in config.protocol().items()
+        if name not in skipped and value != preset.get(name)
     ]
 
 

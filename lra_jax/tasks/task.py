@@ -245,11 +245,5 @@ class Task:
         rows = [row for row in self.published if row.official == config.attention]
         if config.preset != "official" or not rows:
             return ()
-        protocol = get_preset(self.name, "official", config.attention)
-        return tuple(rows) if _trained(config) == _trained(protocol) else ()
-
-
-def _trained(config: Config) -> dict[str, Any]:
-    """The settings on which a run depends, apart from its data and its seed."""
-    parts = ("train.", "pretrain.", "model.")
-    return {n: v for n, v in config.identity().items() if n.startswith(parts)}
+        official = get_preset(self.name, "official", config.attention)
+        return tuple(rows) if config.protocol() == official.protocol() else ()
