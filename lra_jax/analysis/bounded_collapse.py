@@ -134,17 +134,7 @@ def _states(
     graph, state = nnx.split(network)
     variant = Variant(skip=False, mlp=False, norm=norm)
     with jax.enable_x64(True):
-
-        @jax.jit
-        def run(state: nnx.State, tokens: jax.Array) -> jax.Array:
-            model = nnx.merge(graph, state)
-            x = model.embedded(tokens) * scale
-            states = [x]
-            for block in model.blocks:
-                x = block(x, variant)
-                states.append(x)
-            return jnp.stack(states)
-
+        run = jax.jit(lambda state, ids: nnx.merge(graph, state)(ids, variant, scale))
         wide = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), state)
         return np.asarray(run(wide, jnp.asarray(tokens)))[:, 0]
 

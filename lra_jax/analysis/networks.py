@@ -172,17 +172,21 @@ class Network(nnx.Module):
             [Block(shape, mechanism, options, length, rngs) for _ in range(count)]
         )
 
-    def __call__(self, tokens: jax.Array, variant: Variant) -> jax.Array:
-        """The hidden states `[L + 1, B, T, D]`, embeddings first, for `[B, T]` ids."""
-        x = self.embedded(tokens)
+    def __call__(
+        self, tokens: jax.Array, variant: Variant, scale: float = 1.0
+    ) -> jax.Array:
+        """The hidden states `[L + 1, B, T, D]`, embeddings first, for `[B, T]` ids.
+
+        ``scale`` multiplies the embeddings.
+        """
+        x = self._embedded(tokens) * scale
         states = [x]
         for layer in range(self.num_layers):
             x = self.blocks[layer % len(self.blocks)](x, variant)
             states.append(x)
         return jnp.stack(states)
 
-    def embedded(self, tokens: jax.Array) -> jax.Array:
-        """The input of the first block, `[B, T, D]`, for ids `[B, T]`."""
+    def _embedded(self, tokens: jax.Array) -> jax.Array:
         check_shape("tokens", tokens, "B T", None, None)
         x = self.embed[...][tokens]
         if not self.relative:
