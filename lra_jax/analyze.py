@@ -359,8 +359,10 @@ def _load(settings: Any) -> tuple[Any, Any]:
 
 
 def _names(flag: str, text: str) -> list[str]:
-    """The names of a list; ``ValueError`` if one is repeated."""
+    """The names of a list; ``ValueError`` if there are none, or one is repeated."""
     names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise expected(f"--{flag}", "names separated by commas", "none")
     if len(set(names)) < len(names):
         wanted = "different names separated by commas"
         raise expected(f"--{flag}", wanted, repr(text))

@@ -12,7 +12,7 @@ from lra_jax.analysis.collapse import model_curves, network_curves, trained_curv
 from lra_jax.analysis.networks import SHAPES
 from lra_jax.analysis.variants import VARIANTS, Variant
 from lra_jax.attention import registry
-from lra_jax.errors import expected, known
+from lra_jax.errors import known
 from lra_jax.reports import charts
 from lra_jax.reports.page import Page
 
@@ -34,10 +34,7 @@ def without_norm(variants: Mapping[str, Variant] = VARIANTS) -> dict[str, Varian
 
 
 def check(networks: Sequence[str], mechanisms: Sequence[str]) -> None:
-    """Raises ``ValueError`` for an unknown name, or if there are no names."""
-    for flag, names in (("--network", networks), ("--attention", mechanisms)):
-        if not names:
-            raise expected(flag, "names separated by commas", "none")
+    """Raises ``ValueError`` for an unknown name."""
     for name in networks:
         known("--network", name, SHAPES)
     for name in mechanisms:

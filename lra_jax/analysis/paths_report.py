@@ -30,8 +30,6 @@ _MODELS = {
 
 def check(names: Sequence[str], mechanism: str, repeats: int) -> None:
     """Raises ``ValueError`` for settings with which no experiment can run."""
-    if not names:
-        raise expected("--experiment", "names separated by commas", "none")
     for name in names:
         known("--experiment", name, (*PUBLISHED, "circle"))
     check_size("--repeats", repeats)

@@ -47,8 +47,6 @@ class Spectra(dict[str, np.ndarray]):
 def check(network: str, mechanisms: Sequence[str], examples: int) -> None:
     """Raises ``ValueError`` for an unknown name, or a number below 1."""
     known("--network", network, SHAPES)
-    if not mechanisms:
-        raise expected("--attention", "names separated by commas", "none")
     check_size("--examples", examples)
     for name in mechanisms:
         registry.resolve(name)
