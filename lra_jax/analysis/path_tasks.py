@@ -24,22 +24,22 @@ class TokenTask(NamedTuple):
         return float(np.bincount(labels).max() / len(labels))
 
 
-def sorting(count: int, seed: int, length: int = 8, digits: int = 10) -> TokenTask:
-    """Digits, repeats allowed; the labels are the same digits in order."""
+def sorting(count: int, seed: int) -> TokenTask:
+    """Eight digits, repeats allowed; the labels are the same digits in order."""
     rng = np.random.default_rng(seed)
-    inputs = rng.integers(digits, size=(count, length), dtype=np.int32)
+    inputs = rng.integers(10, size=(count, 8), dtype=np.int32)
     return TokenTask(inputs, np.sort(inputs, 1))
 
 
-def convex_hull(count: int, seed: int, length: int = 10) -> TokenTask:
-    """Points, uniform in a square of side 10 that is itself shifted by N(0, 3.3); the
-    label says whether a point is a vertex of their convex hull."""
+def convex_hull(count: int, seed: int) -> TokenTask:
+    """Ten points, uniform in a square of side 10 that is itself shifted by N(0, 3.3);
+    the label says whether a point is a vertex of their convex hull."""
     from scipy.spatial import ConvexHull
 
     rng = np.random.default_rng(seed)
-    points = rng.uniform(0, 10, (count, length, 2))
+    points = rng.uniform(0, 10, (count, 10, 2))
     points += rng.normal(0, 3.3, (count, 1, 2))
-    labels = np.zeros((count, length), np.int32)
+    labels = np.zeros((count, 10), np.int32)
     for label, sample in zip(labels, points, strict=True):
         label[ConvexHull(sample).vertices] = 1
     return TokenTask(points.astype(np.float32), labels)
@@ -74,7 +74,7 @@ def draw_words(
     return rng.choice(vocab_size, size, p=shares / shares.sum()).astype(np.int32)
 
 
-def circle(count: int, radius: float = 0.3) -> np.ndarray:
-    """Points in order around a circle, `float32 [count, 2]`."""
+def circle(count: int) -> np.ndarray:
+    """Points in order around a circle of radius 0.3, `float32 [count, 2]`."""
     angles = np.arange(count) * (2 * np.pi / count)
-    return (radius * np.stack([np.cos(angles), np.sin(angles)], 1)).astype(np.float32)
+    return (0.3 * np.stack([np.cos(angles), np.sin(angles)], 1)).astype(np.float32)
