@@ -18,22 +18,29 @@ def test_png(tmp_path):
 
 def test_every_image_is_on_the_sheet():
     images = np.random.default_rng(0).integers(0, 256, (5, 4, 6), np.uint8)
-    sheet = sheets.contact_sheet(images, [0, 1, 2, 31, 4], columns=3, scale=2)
-    assert sheet.shape == (2 * (8 + 7 + 4) + 4, 3 * (12 + 4) + 4)
+    sheet = sheets.contact_sheet(images, [0, 1, 2, 31, 4])
+    assert sheet.shape == (2 * (44 + 12 + 4) + 4, 3 * (66 + 4) + 4)
     for index, image in enumerate(images):
         row, column = divmod(index, 3)
-        top, left = 4 + row * 19 + 7, 4 + column * 16
-        shown = sheet[top : top + 8 : 2, left : left + 12 : 2]
-        np.testing.assert_array_equal(shown, image)
-    # Above the second one stands a 1: its middle column, and a foot.
-    caption = sheet[4:9, 20:23] == 255
-    assert caption[:, 1].all() and caption[4].all() and not caption[1:4, 2].any()
+        top, left = 4 + row * 60 + 12, 4 + column * 70
+        shown = sheet[top : top + 44, left : left + 66]
+        np.testing.assert_array_equal(shown, image.repeat(11, 0).repeat(11, 1))
 
 
-def test_small_images_are_enlarged_and_few_are_no_problem():
+def test_each_image_is_under_its_own_label():
+    sheet = sheets.contact_sheet(np.zeros((4, 8, 8), np.uint8), [1, 2, 2, 11])
+    one, two = sheet[4:16, 4:68], sheet[4:16, 72:136]
+    same, longer = sheet[84:96, 4:68], sheet[84:96, 72:136]
+    np.testing.assert_array_equal(same, two)
+    inks = [int((caption > 64).sum()) for caption in (one, two, longer)]
+    assert 0 < inks[0] < inks[1] and inks[2] == 2 * inks[0]
+
+
+def test_few_images_and_long_labels_are_no_problem():
     sheet = sheets.contact_sheet(np.zeros((1, 8, 8), np.uint8), [9])
-    assert sheet.shape == (64 + 15, 64 + 8)
-    assert sheets.contact_sheet(np.zeros((1, 1, 1), np.uint8), [123456], scale=1).size
+    assert sheet.shape == (64 + 20, 64 + 8)
+    images = np.zeros((1, 99, 1), np.uint8)
+    assert sheets.contact_sheet(images, [123456]).shape == (99 + 20, 1 + 8)
 
 
 @pytest.mark.parametrize(
