@@ -100,7 +100,6 @@ class TextDataset(SequenceDataset):
 
     Attributes:
       num_bytes: size of the texts of each split.
-      vocabulary: as given.
 
     Raises:
       ValueError: the training text is shorter than a row, or a split has no text.
@@ -125,7 +124,7 @@ class TextDataset(SequenceDataset):
                 raise expected("--data.path", wanted, f"none for {split}, of {name}")
         self.name = name
         self.splits, self.parts = tuple(streams), (SLIDING,) if slides else ()
-        self.vocabulary, self.raw = vocabulary, vocabulary.raw
+        self.raw = vocabulary.raw
         self.decode = lambda tokens: vocabulary.decode(tokens).decode(errors="replace")
         self.vocab_size = self.num_classes = vocabulary.size
         self.max_length = length
