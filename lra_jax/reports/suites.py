@@ -242,19 +242,15 @@ def _scores(test: Test) -> list[str]:
 
 
 def _published(tasks: Sequence[Task]) -> list[tuple[str, ...]]:
-    models = dict.fromkeys((x.model, x.source) for t in tasks for x in t.published)
+    found: dict[tuple[str, str, str], float] = {}
+    for task in tasks:
+        for row in task.published:
+            data = task.presets["official"]("softmax").data
+            place = (row.model, row.source, task.name)
+            found[place] = _shown(task, data, row.accuracy)
     rows = []
-    for model, source in models:
-        found = [
-            next(
-                (x for x in t.published if (x.model, x.source) == (model, source)), None
-            )
-            for t in tasks
-        ]
-        cells = [
-            _number(x and _shown(t, t.presets["official"]("softmax").data, x.accuracy))
-            for t, x in zip(tasks, found, strict=True)
-        ]
+    for model, source in dict.fromkeys(place[:2] for place in found):
+        cells = [_number(found.get((model, source, task.name))) for task in tasks]
         rows.append((f"published: {model}", *cells, "", "", "", source))
     return rows
 
