@@ -7,6 +7,7 @@ programs they would find memory fragmented, and pay for fetching it from the sys
 """
 
 import contextlib
+import dataclasses
 import itertools
 import math
 import os
@@ -35,6 +36,7 @@ _LARGEST_SHARE = 1.5
 _LONG_SECONDS = 0.2
 
 
+@dataclasses.dataclass(eq=False)
 class Runner:
     """Measures cases, shortest first, and keeps a row for each.
 
@@ -52,24 +54,17 @@ class Runner:
       interrupted: whether Ctrl-C ended the run.
     """
 
-    def __init__(
-        self,
-        roofline: Roofline,
-        *,
-        repeats: int = 10,
-        max_seconds: float = 20.0,
-        max_bytes: int | None = None,
-        min_seconds: float = 0.02,
-        on_row: Callable[[Row], None] = lambda row: None,
-    ):
+    roofline: Roofline
+    _: dataclasses.KW_ONLY
+    repeats: int = 10
+    max_seconds: float = 20.0
+    max_bytes: int | None = None
+    min_seconds: float = 0.02
+    on_row: Callable[[Row], None] = lambda row: None
+
+    def __post_init__(self) -> None:
         self.rows: list[Row] = []
         self.interrupted = False
-        self._roofline = roofline
-        self._repeats = repeats
-        self._max_seconds = max_seconds
-        self._max_bytes = max_bytes
-        self._min_seconds = min_seconds
-        self._on_row = on_row
         # For each line: the lengths and times so far, and where it stopped.
         self._known: dict[tuple, list[tuple[int, float]]] = {}
         self._stopped: dict[tuple, str] = {}
@@ -110,7 +105,7 @@ class Runner:
             return None
         limit, needed = self._limit(), program.memory.peak
         if limit is not None and needed > limit:
-            where = "free" if self._max_bytes is None else "allowed by --max-gb"
+            where = "free" if self.max_bytes is None else "allowed by --max-gb"
             reason = f"{needed / 1e9:,.3g} GB needed, {limit / 1e9:,.3g} GB {where}"
             self._refuse(case, "does not fit", reason, program)
             return None
@@ -126,13 +121,13 @@ class Runner:
         try:
             for index, program in enumerate(programs):
                 try:
-                    first = program.load(self._min_seconds)
+                    first = program.load(self.min_seconds)
                 except jax.errors.JaxRuntimeError as error:
                     program.unload()
                     self._fail(program.case, error)
                     continue
                 # One sample is enough for a case that took long.
-                samples[index] = [first] if first > self._max_seconds else []
+                samples[index] = [first] if first > self.max_seconds else []
                 if first > _LONG_SECONDS:
                     self._sample([program], [samples[index]])
                     program.unload()
@@ -148,14 +143,14 @@ class Runner:
         self, programs: Sequence[Program], samples: Sequence[list[float]]
     ) -> None:
         """Adds samples to each program, in turns."""
-        for _ in range(self._repeats):
+        for _ in range(self.repeats):
             for program, seconds in zip(programs, samples, strict=True):
-                if sum(seconds) <= self._max_seconds:
+                if sum(seconds) <= self.max_seconds:
                     seconds.append(program.sample())
 
     def _measured(self, program: Program, samples: list[float]) -> None:
         case, median = program.case, statistics.median(samples)
-        floor, bound = self._roofline.floor(case, program.least_bytes)
+        floor, bound = self.roofline.floor(case, program.least_bytes)
         share = floor / median
         known = {"roofline_share": share, "roofline_bound": bound}
         tokens = case.batch_size * (1 if case.work == "decode" else case.length)
@@ -176,7 +171,7 @@ class Runner:
         if case.line in self._stopped:
             return self._stopped[case.line]
         seconds = expected_seconds(self._known.get(case.line, []), case.length)
-        if seconds <= self._max_seconds:
+        if seconds <= self.max_seconds:
             return None
         reason = f"a call would take about {seconds:,.1f} s"
         self._stopped[case.line] = f"{reason} at {case.length:,} tokens"
@@ -195,10 +190,10 @@ class Runner:
 
     def _add(self, case: Case, status: str, **values: Any) -> None:
         self.rows.append({**case.to_dict(), "status": status, **values})
-        self._on_row(self.rows[-1])
+        self.on_row(self.rows[-1])
 
     def _limit(self) -> int | None:
-        return available_bytes() if self._max_bytes is None else self._max_bytes
+        return available_bytes() if self.max_bytes is None else self.max_bytes
 
 
 def side_by_side(

@@ -1,6 +1,7 @@
 """The training loop: one for every task and mechanism."""
 
 import contextlib
+import dataclasses
 import math
 import signal
 from collections.abc import Iterator
@@ -65,25 +66,19 @@ def fit(trainer: Trainer, console: RunConsole, tracker: Tracker | None = None) -
             raise
 
 
+@dataclasses.dataclass(eq=False)
 class _Loop:
     """The steps of one session, and the resources that it holds."""
 
-    def __init__(
-        self,
-        trainer: Trainer,
-        meter: Meter,
-        writer: MetricsWriter,
-        console: RunConsole,
-        stop: StopRequest,
-        profile: Profile,
-    ):
-        self.trainer = trainer
-        self.config = trainer.config
-        self.meter = meter
-        self.writer = writer
-        self.console = console
-        self.stop = stop
-        self.profile = profile
+    trainer: Trainer
+    meter: Meter
+    writer: MetricsWriter
+    console: RunConsole
+    stop: StopRequest
+    profile: Profile
+
+    def __post_init__(self) -> None:
+        self.config = self.trainer.config
         self._compiled: set[Any] = set()
         # On CPU, calls run ahead of the work, and a signal would have to wait for it.
         self._waits = jax.default_backend() == "cpu" and jax.process_count() == 1
