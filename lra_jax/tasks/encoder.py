@@ -1,13 +1,14 @@
 """The encoder that a run's config describes."""
 
 import ast
+import dataclasses
 from typing import Any
 
 import jax.numpy as jnp
 
 from lra_jax.attention import registry
 from lra_jax.attention.sharded.sequence import sequence_parallel
-from lra_jax.configs import Config
+from lra_jax.configs import Config, ModelConfig
 from lra_jax.errors import expected, known, renamed, within
 from lra_jax.models import EncoderConfig
 
@@ -77,13 +78,9 @@ def _encoder_config(
 
 
 FLAGS = {
-    name: f"--model.{name}"
-    for name in (
-        *("num_layers", "embed_dim", "num_heads", "mlp_dim", "mlp", "mlp_options"),
-        *("max_length", "inputs", "patch", "cutoffs", "positions", "norm", "dropout"),
-        *("is_causal", "embed_std", "qkv_bias", "hybrid"),
-        *("short_conv", "conv_grid", "gate", "ema", "local_values", "readings"),
-    )
+    field.name: f"--model.{field.name}"
+    for field in dataclasses.fields(EncoderConfig)
+    if hasattr(ModelConfig, field.name)
 } | {
     "attention": "--attention",
     "mechanism": "--attention",
