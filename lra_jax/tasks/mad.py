@@ -4,8 +4,7 @@ from typing import Any
 
 from lra_jax.configs import mad
 from lra_jax.tasks.published import Published
-from lra_jax.tasks.synthetic import synthetic
-from lra_jax.tasks.task import Task
+from lra_jax.tasks.task import Task, synthetic
 
 _SOURCE = "mean over 6 to 14 settings of each test; blog on DeltaNet by its authors"
 

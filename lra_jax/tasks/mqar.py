@@ -1,8 +1,7 @@
 """Multi-query associative recall: the value of each key, queried later."""
 
 from lra_jax.configs import mqar
-from lra_jax.tasks.synthetic import synthetic
-from lra_jax.tasks.task import of_rates
+from lra_jax.tasks.task import of_rates, synthetic
 
 TASK = synthetic(
     "mqar",

@@ -1,8 +1,7 @@
 """The needle: one token to find in noise, in longer sequences than in training."""
 
 from lra_jax.configs import needle
-from lra_jax.tasks.synthetic import synthetic
-from lra_jax.tasks.task import of_rates
+from lra_jax.tasks.task import of_rates, synthetic
 
 TASK = synthetic(
     "needle",

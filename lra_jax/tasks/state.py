@@ -4,8 +4,7 @@ from typing import Any
 
 from lra_jax.configs import state
 from lra_jax.tasks.published import Published
-from lra_jax.tasks.synthetic import synthetic
-from lra_jax.tasks.task import Task, of_rates
+from lra_jax.tasks.task import Task, of_rates, synthetic
 
 _SOURCE = "Grazzi et al. 2024, arXiv:2411.12537, Table 3"
 

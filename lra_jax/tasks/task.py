@@ -247,3 +247,19 @@ class Task:
             return ()
         official = get_preset(self.name, "official", config.attention)
         return tuple(rows) if config.protocol() == official.protocol() else ()
+
+
+def synthetic(name: str, **entry: Any) -> Task:
+    """A task whose labels belong to single positions of sequences drawn in memory, as
+    in the tests of recall, copying and state tracking.
+
+    Args:
+      name: as in ``--task``.
+      **entry: further attributes of `Task`.
+    """
+    family: dict[str, Any] = {
+        "model": "lra_jax.tasks.base:make_token_classifier",
+        "decoder": "lra_jax.data.memory:decode",
+        "per_position": True,
+    }
+    return Task(name=name, **{**family, **entry})
