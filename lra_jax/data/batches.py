@@ -37,28 +37,42 @@ class _Order(NamedTuple):
 
 
 class BatchPlan:
-    """The batches of a run; element i is the batch of step i.
+    """The batches of a training run; element i is the batch of step i.
 
-    Attributes:
-      buckets: the lengths to pad to.
+    Args:
+      lengths: `[n]` length of each example.
+      buckets: increasing lengths to pad to; every example fits into the last.
       batch_size: examples per batch.
+      seed: fixes the order.
+      num_steps: batches in the run. Batch i does not depend on it.
+
+    Raises:
+      ValueError: an argument is out of range.
     """
 
     def __init__(
         self,
         lengths: np.ndarray,
+        *,
         buckets: Sequence[int],
         batch_size: int,
         seed: int,
         num_steps: int,
     ):
-        self.buckets = tuple(buckets)
-        self.batch_size = batch_size
+        lengths = np.asarray(lengths)
+        if lengths.ndim != 1 or not lengths.size:
+            raise expected("lengths", "[n] with n > 0", list(lengths.shape))
+        check_integer("batch_size", batch_size, 1)
+        check_integer("seed", seed, 0)
+        check_integer("num_steps", num_steps, 1)
+        longest = int(lengths.max())
+        self._buckets = bucketing.resolve_buckets(buckets, lengths, longest, longest)
+        self._batch_size = batch_size
         self._seed = seed
         self._num_steps = num_steps
-        bucket_of = bucketing.assign_buckets(lengths, self.buckets)
+        bucket_of = bucketing.assign_buckets(lengths, self._buckets)
         self._bucket_of = bucket_of.astype(np.uint16)
-        self._counts = np.bincount(bucket_of, minlength=len(self.buckets))
+        self._counts = np.bincount(bucket_of, minlength=len(self._buckets))
         self._epoch = functools.lru_cache(maxsize=2)(self._plan_epoch)
         self._order = functools.lru_cache(maxsize=4)(self._draw_order)
 
@@ -72,30 +86,30 @@ class BatchPlan:
         epoch = self.epoch(step)
         bucket, ids = self._epoch(epoch)
         index = step - self._steps_before(epoch)
-        return Batch(self.buckets[bucket[index]], ids[index])
+        return Batch(self._buckets[bucket[index]], ids[index])
 
     def epoch(self, step: int) -> int:
         """The epoch in which the batch of this step is completed, from 0."""
         # Every bucket holds back less than one batch.
-        withheld = self.batch_size * (step + 1 + len(self.buckets))
+        withheld = self._batch_size * (step + 1 + len(self._buckets))
         epochs = range(withheld // len(self._bucket_of) + 2)
         return bisect.bisect_right(epochs, step, key=self._steps_before) - 1
 
     def _steps_before(self, epoch: int) -> int:
-        return int((epoch * self._counts // self.batch_size).sum())
+        return int((epoch * self._counts // self._batch_size).sum())
 
     def _plan_epoch(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """The bucket index, `[steps]`, and ids, `[steps, batch_size]`, of an epoch."""
         order = self._order(epoch)
         parts = []
         for bucket, count in enumerate(self._counts.tolist()):
-            left_over = epoch * count % self.batch_size
+            left_over = epoch * count % self._batch_size
             stream = np.concatenate(
                 [self._left_over(epoch, bucket, left_over), order.ids[bucket]]
             )
-            full = len(stream) // self.batch_size
-            ids = stream[: full * self.batch_size].reshape(full, self.batch_size)
-            last = np.arange(1, full + 1) * self.batch_size - left_over - 1
+            full = len(stream) // self._batch_size
+            ids = stream[: full * self._batch_size].reshape(full, self._batch_size)
+            last = np.arange(1, full + 1) * self._batch_size - left_over - 1
             completed = order.positions[bucket][last]
             parts.append((completed, np.full(full, bucket), ids))
         completed, buckets, ids = (
@@ -120,40 +134,6 @@ class BatchPlan:
         ranked = np.argsort(self._bucket_of[permuted], kind="stable")
         cuts = np.cumsum(self._counts)[:-1]
         return _Order(np.split(permuted[ranked], cuts), np.split(ranked, cuts))
-
-
-def plan_batches(
-    lengths: np.ndarray,
-    *,
-    buckets: Sequence[int],
-    batch_size: int,
-    seed: int,
-    num_steps: int,
-) -> BatchPlan:
-    """Plans the batches of a training run.
-
-    Args:
-      lengths: `[n]` length of each example.
-      buckets: increasing lengths to pad to; every example fits into the last.
-      batch_size: examples per batch.
-      seed: fixes the order.
-      num_steps: batches in the run. Batch i does not depend on it.
-
-    Returns:
-      A sequence of `num_steps` pairs: the length to pad to and the example ids.
-
-    Raises:
-      ValueError: an argument is out of range.
-    """
-    lengths = np.asarray(lengths)
-    if lengths.ndim != 1 or not lengths.size:
-        raise expected("lengths", "[n] with n > 0", list(lengths.shape))
-    check_integer("batch_size", batch_size, 1)
-    check_integer("seed", seed, 0)
-    check_integer("num_steps", num_steps, 1)
-    longest = int(lengths.max())
-    resolved = bucketing.resolve_buckets(buckets, lengths, longest, longest)
-    return BatchPlan(lengths, resolved, batch_size, seed, num_steps)
 
 
 def plan_evaluation(

@@ -15,7 +15,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from lra_jax.data.batches import Batch, BatchPlan, plan_batches
+from lra_jax.data.batches import Batch, BatchPlan
 from lra_jax.data.stages import Stages
 from lra_jax.errors import expected
 
@@ -76,7 +76,7 @@ def plan_stages(
     batch_size: int,
     seed: int,
 ) -> "StagedPlan":
-    """Plans the batches of a run in stages; arguments as in `plan_batches`.
+    """Plans the batches of a run in stages; arguments as of a `BatchPlan`.
 
     Each stage starts its own pass over its examples.
 
@@ -88,7 +88,7 @@ def plan_stages(
         if end > start:
             # A run without stages keeps the order of examples of earlier versions.
             last = number == len(stages) - 1
-            plan = plan_batches(
+            plan = BatchPlan(
                 lengths[ids],
                 buckets=buckets,
                 batch_size=batch_size,

@@ -18,7 +18,7 @@ def lengths():
 
 
 def plan(lengths, num_steps=400, seed=0, batch_size=8, buckets=BUCKETS):
-    return batches.plan_batches(
+    return batches.BatchPlan(
         lengths,
         buckets=buckets,
         batch_size=batch_size,

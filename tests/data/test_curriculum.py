@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from lra_jax.data import pipeline
-from lra_jax.data.batches import plan_batches
+from lra_jax.data.batches import BatchPlan
 from lra_jax.data.curriculum import Curriculum, choose_groups, plan_stages
 from lra_jax.data.length_warmup import LengthWarmup
 from lra_jax.data.stages import tokens_before
@@ -34,7 +34,7 @@ def test_stages_hold_short_examples_whole_then_all():
 
 def test_without_stages_the_order_is_that_of_a_plan():
     plan = plan_of(Curriculum(), 6)
-    plain = plan_batches(LENGTHS, **SETTINGS, num_steps=6)
+    plain = BatchPlan(LENGTHS, **SETTINGS, num_steps=6)
     for step in range(6):
         np.testing.assert_array_equal(plan[step].ids, plain[step].ids)
 

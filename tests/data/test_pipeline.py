@@ -35,7 +35,7 @@ def test_elements(dataset):
 
 
 def test_content_is_that_of_the_plan(dataset):
-    planned = batches.plan_batches(
+    planned = batches.BatchPlan(
         dataset.lengths("train"),
         buckets=(64, 128, 300),
         batch_size=16,
