@@ -86,6 +86,7 @@ class _Defaults:
     cpu_batch: int = 1
     batch: int = 1
     dtypes: str = "float32"
+    tables: tuple[published.Published, ...] = ()
 
 
 _DEFAULTS = {
@@ -101,12 +102,14 @@ _DEFAULTS = {
         "train",
         cpu_batch=2,
         batch=32,
+        tables=(published.LRA_STEPS, published.LRA_MEMORY),
     ),
     "linformer": _Defaults(
         f"softmax,{FUSED}",
         "512,1K,2K,4K,8K,16K,32K,64K",
         "inference",
         model=_ROBERTA,
+        tables=(published.LINFORMER_TIME, published.LINFORMER_MEMORY),
     ),
     "cosformer": _Defaults(
         f"softmax,{FUSED},local,linformer,reformer,sinkhorn,synthesizer,bigbird,"
@@ -115,6 +118,7 @@ _DEFAULTS = {
         "inference,train",
         cpu_batch=2,
         batch=32,
+        tables=(published.COSFORMER_INFERENCE, published.COSFORMER_TRAINING),
     ),
     "decode": _Defaults(
         "softmax,linear,cosformer,flow,norm,retention,lightning,performer,gla,delta,"
@@ -277,11 +281,4 @@ def _linformers(config: BenchmarkConfig, length: int) -> list[str]:
 
 def published_tables(view: str) -> tuple[published.Published, ...]:
     """The published tables that a view shows with ours."""
-    return {
-        "none": (),
-        "decode": (),
-        "accelerator": (),
-        "lra": (published.LRA_STEPS, published.LRA_MEMORY),
-        "linformer": (published.LINFORMER_TIME, published.LINFORMER_MEMORY),
-        "cosformer": (published.COSFORMER_INFERENCE, published.COSFORMER_TRAINING),
-    }[view]
+    return _DEFAULTS[view].tables
