@@ -6,23 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from lra_jax.benchmarking.cases import FUSED
+from lra_jax.benchmarking.parts import PARTS
 from lra_jax.benchmarking.tables import significant
 from lra_jax.reports.page import Page
 
 Row = Mapping[str, Any]
 
-_TITLES = {
-    "reference": "References on the CPU, in float64",
-    "correctness": "Errors of the mechanisms",
-    "times": "Times",
-    "times-causal": "Times of the causal forms",
-    "kernels": "Errors of the Pallas kernels",
-    "kernel-times": "Times of the kernels",
-    "kernel-times-causal": "Times of the causal kernels",
-    "flash-linear-attention": "Times of flash-linear-attention",
-    "listops": "Training on ListOps",
-    "lm": "Training of a language model",
-}
+_TITLES = {part.name: part.title for part in PARTS}
 _FORMS = {False: "full", True: "causal"}
 
 

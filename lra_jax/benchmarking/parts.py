@@ -26,12 +26,14 @@ class Part:
     Attributes:
       name: its name, and that of its files.
       seconds: its time limit. All parts together have 20 minutes.
+      title: its name on the page.
       task: the task, if the part is a training.
       environment: its process's variables, in addition to the caller's.
     """
 
     name: str
     seconds: float
+    title: str = ""
     task: str | None = None
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
@@ -42,16 +44,16 @@ DEVICE = Part("device", 40)
 """Reports the device. It runs in every call, as a check on the others."""
 
 PARTS = (
-    Part("reference", 90, environment=_ON_THE_CPU),
-    Part("correctness", 260),
-    Part("times", 130),
-    Part("times-causal", 130),
-    Part("kernels", 60),
-    Part("kernel-times", 60),
-    Part("kernel-times-causal", 60),
-    Part("flash-linear-attention", 90),
-    Part("listops", 150, task="listops"),
-    Part("lm", 90, task="lm"),
+    Part("reference", 90, "References on the CPU, in float64", environment=_ON_THE_CPU),
+    Part("correctness", 260, "Errors of the mechanisms"),
+    Part("times", 130, "Times"),
+    Part("times-causal", 130, "Times of the causal forms"),
+    Part("kernels", 60, "Errors of the Pallas kernels"),
+    Part("kernel-times", 60, "Times of the kernels"),
+    Part("kernel-times-causal", 60, "Times of the causal kernels"),
+    Part("flash-linear-attention", 90, "Times of flash-linear-attention"),
+    Part("listops", 150, "Training on ListOps", task="listops"),
+    Part("lm", 90, "Training of a language model", task="lm"),
 )
 
 
