@@ -59,24 +59,12 @@ def _one_schedule(config: TrainConfig, name: str) -> optax.Schedule:
     match config.schedule:
         case "cosine":
             return optax.warmup_cosine_decay_schedule(0.0, peak, warmup, steps)
-        case "linear":
-            return optax.join_schedules(
-                [
-                    optax.linear_schedule(0.0, peak, warmup),
-                    optax.linear_schedule(peak, 0.0, steps - warmup),
-                ],
-                [warmup],
-            )
         case "constant":
             return _constant(peak, warmup)
-        case "trapezoid":
-            return optax.join_schedules(
-                [
-                    _constant(peak, warmup),
-                    optax.linear_schedule(peak, 0.0, steps - falls),
-                ],
-                [falls],
-            )
+        case "linear" | "trapezoid":
+            top = warmup if config.schedule == "linear" else falls
+            fall = optax.linear_schedule(peak, 0.0, steps - top)
+            return optax.join_schedules([_constant(peak, warmup), fall], [top])
         case "lra":
             start = max(warmup, 1)
             return lambda step: (
