@@ -357,7 +357,7 @@ def unfinished(runs: Sequence[Run]) -> list[str]:
 def _read_run(folder: Path) -> Run:
     config = Config.from_dict(_read_json(folder / "config.json"))
     try:
-        metrics = tuple(m for m in read_metrics(folder) if _is_metric(m))
+        metrics = tuple(read_metrics(folder))
     except ValueError as error:
         raise expected("metrics.jsonl", "lines of JSON", error) from None
     result = None
@@ -407,7 +407,3 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise expected(path.name, "an object", repr(values))
     return values
-
-
-def _is_metric(line: Any) -> bool:
-    return isinstance(line, dict) and {"step", "split"} <= set(line)
