@@ -154,7 +154,8 @@ def compare(case: Case, folder: Path, dtype: str) -> Row:
     try:
         with np.load(file_of(case, folder)) as file:
             arrays = dict(file)
-        wanted = {name: arrays.pop(f"of {name}") for name in _results(arrays)}
+        results = [name for name in arrays if name.startswith("of ")]
+        wanted = {name.removeprefix("of "): arrays.pop(name) for name in results}
         found = evaluate(case, arrays, dtype)
     except (jax.errors.JaxRuntimeError, ValueError, OSError) as error:
         return row | {"status": "failed", "reason": first_line(error)}
@@ -175,10 +176,6 @@ def compare(case: Case, folder: Path, dtype: str) -> Row:
         "worst_gradient": worst,
         "holds": max(output, errors[worst]) <= TOLERANCES[dtype],
     }
-
-
-def _results(arrays: Arrays) -> list[str]:
-    return [name.removeprefix("of ") for name in arrays if name.startswith("of ")]
 
 
 def refused(case: Case, dtype: str) -> str | None:

@@ -32,10 +32,6 @@ class Unsupported(Exception):
     """The mechanism has no such form; the message names it."""
 
 
-def _same(arguments: Arguments, _: Any) -> Arguments:
-    return arguments
-
-
 @dataclasses.dataclass(frozen=True)
 class Work:
     """The program that is compiled for a case.
@@ -50,7 +46,7 @@ class Work:
 
     function: Callable[..., Any]
     make: Callable[[], Arguments]
-    feed: Callable[[Arguments, Any], Arguments] = _same
+    feed: Callable[[Arguments, Any], Arguments] = lambda arguments, _: arguments
     donated: tuple[int, ...] = ()
     appends: bool = False
 

@@ -69,7 +69,7 @@ class Preset:
             model=self.model,
             data=find_task(task).data() if self.data is None else self.data,
         )
-        if self.rotary and has_rotary(attention):
+        if self.rotary and attention in MECHANISMS and MECHANISMS[attention].rotary:
             config = config.replace(model={"positions": "rotary"})
         return config
 
@@ -132,8 +132,3 @@ modern_model = functools.partial(
     positions="none",
 )
 """Our block, with sizes and settings of a task."""
-
-
-def has_rotary(attention: str) -> bool:
-    """Whether a mechanism's entry says that rotary positions suit it."""
-    return attention in MECHANISMS and MECHANISMS[attention].rotary
