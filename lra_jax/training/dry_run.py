@@ -1,6 +1,5 @@
 """Everything about a run except running it: config, data, model, step cost, time."""
 
-import functools
 import itertools
 import math
 import time
@@ -54,7 +53,7 @@ def estimate(
         # The data of pretraining are in its own steps only.
         given = first[: end - begin] if part == "pretrain" else _labelled(first)
         batches = [sharding.shard_batch(trainer.mesh, batch) for batch in given]
-        longest = functools.reduce(_longer, batches)
+        longest = max(batches, key=lambda batch: jax.tree.leaves(batch)[0].size)
         seconds = _SECONDS / len(spans)
         costs[part] = _cost(trainer, begin, batches, work, seconds, say)
         total += costs[part].token * (work(end) - work(begin))
@@ -140,11 +139,6 @@ def _timed(trainer: Trainer, step: int, batch: Any) -> float:
     trainer.advance(step, batch)
     jax.block_until_ready(trainer.state.step)
     return time.perf_counter() - begun
-
-
-def _longer(one: Any, other: Any) -> Any:
-    sizes = (jax.tree.leaves(batch)[0].size for batch in (one, other))
-    return one if next(sizes) >= next(sizes) else other
 
 
 def _flops(trainer: Trainer, batch: Any) -> str:
