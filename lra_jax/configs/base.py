@@ -256,11 +256,15 @@ class DataConfig:
     """The task's settings that limit the lengths of sequences."""
 
     def check(self) -> None:
-        """Refuses invalid settings.
+        """Refuses invalid settings; here, those that many tasks have.
 
         Raises:
           ValueError: with the flag, the expected value and the given one.
         """
+        for name, refuse in (("max_length", positive), ("seed", not_negative)):
+            given = getattr(self, name, None)
+            if given is not None:
+                refuse(f"--data.{name}", given)
 
     @property
     def longest(self) -> int | None:
@@ -340,6 +344,7 @@ class GeneratedData(StoredData):
 
     def check(self) -> None:
         """See the base class."""
+        super().check()
         for name in ("num_train", "num_valid", "num_test"):
             positive(f"--data.{name}", getattr(self, name))
         for name in self.of_generator if self.path is not None else ():
@@ -347,7 +352,6 @@ class GeneratedData(StoredData):
             if given != only:
                 wanted = f"{only} with --data.path, whose examples are read as they are"
                 raise expected(f"--data.{name}", wanted, given)
-        not_negative("--data.seed", self.seed)
         if self.processes is not None and not 1 <= self.processes <= _MOST_PROCESSES:
             wanted = f"1 to {_MOST_PROCESSES}, or None"
             raise expected("--data.processes", wanted, self.processes)

@@ -19,7 +19,7 @@ from typing import ClassVar
 
 from lra_jax.configs import families, mlm
 from lra_jax.configs.base import StoredData
-from lra_jax.errors import expected, not_negative, positive
+from lra_jax.errors import expected
 
 RATES = {"tiny": (1e-4, 3e-4, 1e-3), "linformer": (1e-5, 3e-5, 5e-5)}
 
@@ -40,8 +40,7 @@ class FinetuneData(StoredData):
 
     def check(self) -> None:
         """See the base class."""
-        positive("--data.max_length", self.max_length)
-        not_negative("--data.seed", self.seed)
+        super().check()
         if self.checkpoint == "":
             raise expected("--data.checkpoint", "a run", "''")
 

@@ -58,7 +58,6 @@ from typing import Any, ClassVar
 
 from lra_jax.configs import families
 from lra_jax.configs.base import GeneratedData, ModelConfig, TrainConfig
-from lra_jax.errors import positive
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,11 +91,6 @@ class ListOpsData(GeneratedData):
     def shown(self) -> tuple[str, ...]:
         """See the base class."""
         return ("arguments of training examples permuted",) if self.permute else ()
-
-    def check(self) -> None:
-        """See the base class."""
-        super().check()
-        positive("--data.max_length", self.max_length)
 
     @property
     def longest(self) -> int | None:

@@ -66,8 +66,8 @@ class LmData(DataConfig):
 
     def check(self) -> None:
         """See the base class."""
-        for name in ("max_length", "vocab_size"):
-            positive(f"--data.{name}", getattr(self, name))
+        super().check()
+        positive("--data.vocab_size", self.vocab_size)
         for name in ("path", "pattern"):
             if getattr(self, name) == "":
                 raise expected(f"--data.{name}", "a name", "''")

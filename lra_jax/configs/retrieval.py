@@ -29,7 +29,6 @@ import dataclasses
 
 from lra_jax.configs import families
 from lra_jax.configs.base import ModelConfig, StoredData
-from lra_jax.errors import positive
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,10 +37,6 @@ class RetrievalData(StoredData):
 
     max_length: int = 4_000
     """Documents are truncated to this many bytes."""
-
-    def check(self) -> None:
-        """See the base class."""
-        positive("--data.max_length", self.max_length)
 
 
 PRESETS = families.presets(

@@ -11,7 +11,7 @@ import functools
 
 from lra_jax.configs import families
 from lra_jax.configs.base import DataConfig, TrainConfig
-from lra_jax.errors import not_negative, positive
+from lra_jax.errors import positive
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,10 +20,6 @@ class DrawnData(DataConfig):
 
     seed: int = 0
     """Seed of the examples."""
-
-    def check(self) -> None:
-        """See the base class; the generators check combinations of settings."""
-        not_negative("--data.seed", self.seed)
 
     @property
     def origin(self) -> str:
@@ -48,7 +44,7 @@ class SyntheticData(DrawnData):
     """Test examples."""
 
     def check(self) -> None:
-        """See the base class."""
+        """See the base class; the generators check combinations of settings."""
         super().check()
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)

@@ -32,7 +32,6 @@ from typing import Literal
 
 from lra_jax.configs import families
 from lra_jax.configs.base import ModelConfig, StoredData
-from lra_jax.errors import not_negative, positive
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,11 +46,6 @@ class TextData(StoredData):
     """The archive has no validation split. holdout: a tenth of the training examples.
     test: the test split itself, as in LRA's code; the best checkpoint is then chosen on
     the test labels, and only the accuracy of the last one is valid."""
-
-    def check(self) -> None:
-        """See the base class."""
-        positive("--data.max_length", self.max_length)
-        not_negative("--data.seed", self.seed)
 
     @property
     def chosen_on_test(self) -> bool:
