@@ -100,13 +100,10 @@ class ListOpsData(GeneratedData):
 
 def _ours(**settings: Any) -> families.Preset:
     """A small model with our block; its training data differ from published ones."""
-    family: dict[str, Any] = {
-        "learning_rate": 2e-3,
-        "adam_b2": 0.99,
-        "weight_decay": 0.01,
-    }
     return families.Preset(
-        train=families.modern_train(**family, **settings),
+        train=families.modern_train(
+            learning_rate=2e-3, adam_b2=0.99, weight_decay=0.01, **settings
+        ),
         model=families.modern_model(
             num_layers=2, embed_dim=64, num_heads=2, mlp_dim=128, dropout=0.0
         ),
