@@ -84,9 +84,7 @@ def presets(task: str) -> dict[str, Callable[[str], Config]]:
         task,
         quick=families.Preset(
             train=synthetic.quick_train(learning_rate=5e-3),
-            model=synthetic.quick_model(
-                max_length=max(short.max_length, short.test_max)
-            ),
+            model=synthetic.quick_model(max_length=short.longest),
             data=short,
         ),
         official=families.Preset(
