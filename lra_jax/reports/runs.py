@@ -14,13 +14,8 @@ from lra_jax.errors import expected
 from lra_jax.tasks import get_task
 from lra_jax.training import own_code
 from lra_jax.training.metrics import read_metrics
-from lra_jax.training.workdir import as_written
+from lra_jax.training.workdir import NUMBERS, as_written
 
-# Fields of a result that the tables read.
-_NUMBERS = (
-    *("test_accuracy_best", "test_accuracy_last", "steps", "best_step", "seconds"),
-    *("steps_per_second", "parameters", "test_examples"),
-)
 # Not in every result.
 _OTHER_NUMBERS = ("peak_memory_bytes", "valid_accuracy_best")
 _KINDS = {
@@ -372,7 +367,7 @@ def _read_run(folder: Path) -> Run:
 
 def _check_result(result: dict[str, Any]) -> None:
     """Refuses values that the tables cannot show, or would show as invalid numbers."""
-    for name in (*_NUMBERS, *(n for n in _OTHER_NUMBERS if n in result)):
+    for name in (*NUMBERS, *(n for n in _OTHER_NUMBERS if n in result)):
         value = result.get(name)
         place = f"result.json: {name}"
         if isinstance(value, bool) or not isinstance(value, int | float):

@@ -32,11 +32,11 @@ _MADE_LATER = (
     *("checkpoints", "metrics.jsonl", "result.json"),
     *("model.safetensors", "model.json", "curves.png"),
 )
-# The numbers of a result that every run prints at the end.
-_SHOWN = (
+NUMBERS = (
     *("test_accuracy_best", "test_accuracy_last", "test_examples", "best_step"),
     *("steps", "seconds", "steps_per_second", "parameters"),
 )
+"""The numbers of every result: a run prints them at the end, a report reads them."""
 
 
 def check_workdir(workdir: Path, config: Config) -> None:
@@ -213,7 +213,7 @@ def read_result(workdir: Path, steps: int = 0) -> dict[str, Any] | None:
         return None
     try:
         result = json.loads(path.read_text(encoding="utf-8"))
-        for name in _SHOWN:
+        for name in NUMBERS:
             if not math.isfinite(result[name]):
                 raise ValueError(f"{name}={result[name]}")
         if not as_written(workdir, result):

@@ -124,7 +124,7 @@ def test_a_result_of_fewer_steps_is_no_result(tmp_path):
     """As where the process died between writing the new length and the new result."""
     config = constant(tmp_path, tmp_path, 40)
     workdirs.open_workdir(tmp_path, config, "ab")
-    workdirs.write_result(tmp_path, {name: 40 for name in workdirs._SHOWN})
+    workdirs.write_result(tmp_path, {name: 40 for name in workdirs.NUMBERS})
     workdirs.lengthen(tmp_path, 80)
     assert workdirs.read_result(tmp_path, 40)
     assert workdirs.read_result(tmp_path, 80) is None
