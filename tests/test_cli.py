@@ -183,7 +183,6 @@ def test_files_that_cannot_be_read(capsys, tmp_path, line, complaint):
     [
         ("", ["--workdir"]),
         ("--workdir=/no/such/run", ["/no/such/run", "config.json"]),
-        ("--workdir=x --split=tes", ["--split", "'tes'"]),
         ("--workdir=x --spilt=test", ["did you mean '--split'"]),
         ("--workdir", ["--workdir"]),
     ],

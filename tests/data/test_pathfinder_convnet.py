@@ -12,10 +12,9 @@ def test_a_small_network_learns_short_contours(norm: str) -> None:
     images = script.draw("short", 0, 8_000)
     # The fixture's parts are Flax's and Optax's, which mix dtypes.
     with jax.numpy_dtype_promotion("standard"):
-        model, optimizer = script.make(16, norm, 220, 1e-3)
-        reached = script.train(model, optimizer, images, 220, 64)
-    assert reached > 0.75
-    assert script.score(model, script.draw("short", script.TEST_SEED, 500)) > 0.7
+        model, optimizer = script.make(16, norm, 160, 1e-3)
+        script.train(model, optimizer, images, 160, 64)
+    assert script.score(model, script.draw("short", script.TEST_SEED, 500)) > 0.75
 
 
 @pytest.mark.parametrize("stages", ["easy", "easy:0", "easy:x", "simple:10"])
