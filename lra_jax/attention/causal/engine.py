@@ -271,12 +271,7 @@ def filled(x: jax.Array, length: int) -> jax.Array:
 def _over_segments(
     call: _Call, start: Tree, arrays: Arrays, tables: Tables
 ) -> tuple[Tree, Tree]:
-    def step(state: Tree, index: jax.Array, _: None) -> tuple[Tree, Tree, None]:
-        outputs, after = _segment(call, state, *_part(call, (arrays, tables), index))
-        return after, outputs, None
-
-    state, outputs, _ = _loop(call, step, start, None)
-    return outputs, state
+    return _forward(call, start, arrays, tables)[0]
 
 
 def _forward(call: _Call, start: Tree, arrays: Arrays, tables: Tables) -> tuple:
