@@ -91,7 +91,7 @@ def features(
 class Options(NamedTuple):
     """How a causal form computes its features; compared by value."""
 
-    feature_map: str
+    feature_map: FeatureMap
     dtype: Any  # of the computation
     precision: jax.lax.PrecisionLike = None
 

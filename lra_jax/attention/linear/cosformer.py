@@ -51,7 +51,7 @@ from lra_jax.attention.causal.documents import Documents
 from lra_jax.attention.causal.prefix import hidden, prefix
 from lra_jax.attention.linear.linear import document_sums, part_sums, read, summed
 from lra_jax.attention.linear.linear import segment as plain_segment
-from lra_jax.attention.linear.sums import Sums, key_sums, no_sums
+from lra_jax.attention.linear.sums import Sums, key_sums, started
 from lra_jax.attention.registry import Mechanism, sizes
 from lra_jax.attention.sharded import exchange
 from lra_jax.attention.sharded.documents import sliced, sums_before
@@ -163,9 +163,9 @@ class CosformerState(NamedTuple):
 
 
 class _Options(NamedTuple):
-    """`feature_maps.Options`, and those of the causal form."""
+    """`feature_maps.Options`, and those of `cosformer_attention`."""
 
-    feature_map: str
+    feature_map: feature_maps.FeatureMap
     dtype: Any
     precision: jax.lax.PrecisionLike
     denominator: str
@@ -286,13 +286,11 @@ def cosformer_attention(
         return inputs.hide(out, places.query_mask)
     dtype = inputs.accumulation_dtype(query, key, value)
     turn = _turn(places.lengths)
-    options = _Options("given", dtype, precision, denominator, eps, turn, reweight)
+    options = _Options(feature_map, dtype, precision, denominator, eps, turn, reweight)
     if is_causal:
         tables = _tables(query.shape[1], places.lengths, dtype, places.rows)
-        return _causal(
-            options, query, key, value, feature_map, places, tables, chunking
-        )[0]
-    features = _features(query, key, feature_map, places, dtype, reweight, grid)
+        return _causal(options, query, key, value, places, tables, chunking)[0]
+    features = _features(options, query, key, places, grid)
     return _whole(options, features, value, places, chunking).astype(query.dtype)
 
 
@@ -323,13 +321,14 @@ def cosformer_weights(
     _check_grid(grid, query, key, is_causal, reweight, segment_ids)
     max_length = max_length if grid is None else None
     places = _places(max_length, mask, query, key, segment_ids)
-    dtype = inputs.accumulation_dtype(query, key)
-    features = _features(query, key, feature_map, places, dtype, reweight, grid)
+    dtype, turn = inputs.accumulation_dtype(query, key), _turn(places.lengths)
+    options = _Options(feature_map, dtype, precision, denominator, eps, turn, reweight)
+    features = _features(options, query, key, places, grid)
     scores = feature_maps.products(*features, precision)
     if is_causal:
         scores = feature_maps.hide_future(scores)
     scores = packed.hide_others(scores, places.rows)
-    sums = _bounded(scores.sum(-1, keepdims=True), denominator, eps)
+    sums = _bounded(options, scores.sum(-1, keepdims=True))
     return feature_maps.over(scores, sums)
 
 
@@ -381,13 +380,12 @@ def cosformer_prefill(
     else:
         limit, turn = state.max_length, None
         tables = _stream_tables(state.position, length, limit, dtype, rows)
-    options = _Options("given", dtype, precision, denominator, eps, turn, reweight)
+    options = _Options(feature_map, dtype, precision, denominator, eps, turn, reweight)
     out, sums = _causal(
         options,
         query,
         key,
         value,
-        feature_map,
         _Places(limit, rows, mask, None),
         tables,
         chunking,
@@ -405,7 +403,6 @@ def _causal(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
-    feature_map: feature_maps.FeatureMap,
     places: _Places,
     tables: Tables,
     chunking: engine.Chunking | None,
@@ -413,19 +410,18 @@ def _causal(
 ) -> tuple[jax.Array, Sums]:
     """The causal form; ``tables`` are two arrays `[1 or B, T]`."""
     dtype, reweight = query.dtype, options.reweight
-    query, key, phi = feature_maps.given(
-        query, key, feature_map, options.dtype, places.mask, places.query_mask
+    options, start, arrays = started(
+        options,
+        engine.Arrays(query, key, value),
+        state,
+        mask=places.mask,
+        query_mask=places.query_mask,
+        copies=2 if reweight else 1,
     )
-    arrays = engine.Arrays(query, key, value)
-    start = no_sums(arrays, key.shape[-1] * (2 if reweight else 1), options.dtype)
+    own = _segment if reweight else plain_segment
     return engine.run(
-        engine.Form(
-            feature_maps.prepared,
-            _segment if reweight else plain_segment,
-            options._replace(feature_map=phi),
-            _scale,
-        ),
-        start if state is None else inputs.checked_state(state, start),
+        engine.Form(feature_maps.prepared, own, options, _scale),
+        start,
         arrays,
         mask=places.mask,
         query_mask=places.query_mask,
@@ -543,13 +539,13 @@ _totals.defvjp(_totals_forward, _totals_backward)
 
 
 def _scale(options: _Options, denominator: jax.Array) -> jax.Array:
-    bounded = _bounded(denominator, options.denominator, options.eps)
-    return feature_maps.over(jnp.ones_like(denominator), bounded)
+    return feature_maps.over(jnp.ones_like(denominator), _bounded(options, denominator))
 
 
-def _bounded(sums: jax.Array, denominator: str, eps: float) -> jax.Array:
-    clamped = denominator == "clamp"
-    return feature_maps.at_least(sums, eps) if clamped else sums + eps
+def _bounded(options: _Options, sums: jax.Array) -> jax.Array:
+    if options.denominator == "clamp":
+        return feature_maps.at_least(sums, options.eps)
+    return sums + options.eps
 
 
 def _check(reweight: bool, denominator: str) -> None:
@@ -587,7 +583,7 @@ def cosformer_slice(
     longest, tables = _slice_tables(query.shape[1], max_length, dtype, axis, rows)
     places = _visible(mask, longest, query, key, rows)
     turn = _turn(longest)
-    options = _Options("given", dtype, precision, denominator, eps, turn, reweight)
+    options = _Options(feature_map, dtype, precision, denominator, eps, turn, reweight)
     masks = places.mask, places.query_mask
     features = feature_maps.features(query, key, feature_map, dtype, *masks)
     if reweight:
@@ -597,18 +593,14 @@ def cosformer_slice(
         return out.astype(query.dtype)
     part = functools.partial(
         part_sums,
+        options._replace(feature_map="identity"),
         jnp.swapaxes(features[1], 1, 2),
         value,
         query.shape[2],
-        "identity",
-        dtype,
         places.mask,
-        precision,
     )
     start = sums_before(part, rows, axis)
-    return _causal(
-        options, query, key, value, feature_map, places, tables, chunking, start
-    )[0]
+    return _causal(options, query, key, value, places, tables, chunking, start)[0]
 
 
 def _slice_tables(
@@ -638,18 +630,16 @@ def _turned(x: jax.Array, tables: Tables) -> jax.Array:
 
 
 def _features(
+    options: _Options,
     query: jax.Array,
     key: jax.Array,
-    feature_map: feature_maps.FeatureMap,
     places: _Places,
-    dtype: jnp.dtype,
-    reweight: bool,
     grid: inputs.Grid,
 ) -> tuple[jax.Array, jax.Array]:
     """Features of query and key, `[B, N, T, 2H]`; in a grid 4H, not re-weighted H."""
-    masks = places.mask, places.query_mask
-    features = feature_maps.features(query, key, feature_map, dtype, *masks)
-    if not reweight:
+    phi, masks = options.feature_map, (places.mask, places.query_mask)
+    features = feature_maps.features(query, key, phi, options.dtype, *masks)
+    if not options.reweight:
         return features
 
     def rotate(x: jax.Array) -> jax.Array:

@@ -22,7 +22,7 @@ from lra_jax.attention.causal import documents, engine, fades
 from lra_jax.attention.causal.both_ends import from_both_ends
 from lra_jax.attention.causal.documents import Documents
 from lra_jax.attention.causal.prefix import decayed, so_far
-from lra_jax.attention.linear.sums import Sums, no_sums, over_chunks
+from lra_jax.attention.linear.sums import Sums, over_chunks, started
 from lra_jax.errors import expected
 
 Slopes = jax.Array | np.ndarray | Sequence[float]
@@ -90,14 +90,14 @@ def sums(
         "dtype": slopes.dtype,
     }
     if is_causal:
-        form, start, arrays = _form(query, key, value, slopes, mask, None, **arguments)
+        form, start, arrays = _form(query, key, value, slopes, mask, **arguments)
         return engine.run(form, start, arrays, mask=mask, **rest)[0]
     length, longest = query.shape[1], max(query.shape[1], key.shape[1])
     if mask is None and key.shape[1] < longest:
         mask = jnp.ones(key.shape[:2], bool)
     query, key, value = (engine.filled(x, longest) for x in (query, key, value))
     mask = None if mask is None else engine.filled(mask, longest)
-    form, start, arrays = _form(query, key, value, slopes, mask, None, **arguments)
+    form, start, arrays = _form(query, key, value, slopes, mask, **arguments)
     until, after = from_both_ends(form, start, arrays, mask=mask, **rest)
     step = jnp.exp(-slopes)[None, None]
     numerator = until[0] + after[0] * step[..., None]
@@ -133,10 +133,10 @@ def prefill(
         slopes,
         mask,
         ends,
+        state,
         feature_map=feature_map,
         precision=precision,
     )
-    start = start if state is None else inputs.checked_state(state, start)
     return engine.run(
         form,
         start,
@@ -154,29 +154,26 @@ def _form(
     value: jax.Array,
     slopes: jax.Array,
     mask: jax.Array | None,
-    ends: jax.Array | None,
+    ends: jax.Array | None = None,
+    state: Sums | None = None,
     *,
     feature_map: feature_maps.FeatureMap,
     precision: jax.lax.PrecisionLike,
 ) -> tuple[engine.Form, Sums, engine.Arrays]:
-    """The causal form, the state before it, and its arrays.
+    """The causal form, the state before it (None = an empty one), and its arrays.
 
     Nothing decays from ``ends`` `[B]` on, one past each sample's last real position.
     """
     dtype = slopes.dtype
-    query, key, phi = feature_maps.given(query, key, feature_map, dtype, mask)
     places = jnp.arange(query.shape[1], dtype=jnp.int32)[None, :, None]
     log_decay = fades.bounded(-slopes)[None, None] * jnp.ones_like(places, dtype)
     if ends is not None:
         before = places < ends[:, None, None]
         log_decay = jnp.where(before, log_decay, jnp.zeros((), dtype))
-    options = feature_maps.Options(phi, dtype, precision)
+    options = feature_maps.Options(feature_map, dtype, precision)
     arrays = engine.Arrays(query, key, value, log_decay)
-    return (
-        engine.Form(prepared, _segment, options),
-        no_sums(arrays, key.shape[-1], dtype),
-        arrays,
-    )
+    options, start, arrays = started(options, arrays, state, mask=mask)
+    return engine.Form(prepared, _segment, options), start, arrays
 
 
 def prepared(

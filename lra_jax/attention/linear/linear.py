@@ -27,7 +27,7 @@ from lra_jax.attention.causal import documents, engine
 from lra_jax.attention.causal.documents import Documents
 from lra_jax.attention.causal.prefix import hidden
 from lra_jax.attention.linear.both_sides import both_sides
-from lra_jax.attention.linear.sums import Sums, no_sums, over_chunks
+from lra_jax.attention.linear.sums import Sums, over_chunks, started
 from lra_jax.attention.registry import Mechanism, sizes
 from lra_jax.attention.sharded import exchange
 from lra_jax.attention.sharded.documents import sliced, sums_before
@@ -74,7 +74,7 @@ class LinearState(NamedTuple):
 class _Options(NamedTuple):
     """`feature_maps.Options`, and the eps of the denominator."""
 
-    feature_map: str
+    feature_map: feature_maps.FeatureMap
     dtype: Any
     precision: jax.lax.PrecisionLike
     eps: float
@@ -186,8 +186,8 @@ def linear_attention(
         )[0]
     rows = packed.packed(segment_ids, query, key)
     dtype = inputs.accumulation_dtype(query, key, value)
-    options = _Options("given", dtype, precision, eps)
-    return _whole(options, query, key, value, feature_map, mask, rows, chunking)
+    options = _Options(feature_map, dtype, precision, eps)
+    return _whole(options, query, key, value, mask, rows, chunking)
 
 
 def _whole(
@@ -195,7 +195,6 @@ def _whole(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
-    feature_map: feature_maps.FeatureMap,
     mask: jax.Array | None,
     rows: packed.Packed | None,
     chunking: engine.Chunking | None,
@@ -211,14 +210,14 @@ def _whole(
             rows,
             mask=mask,
             dtype=dtype,
-            feature_map=feature_map,
+            feature_map=options.feature_map,
             chunking=chunking,
             precision=precision,
         )
         return _divided(options, out, total).astype(query.dtype)
-    phi = feature_maps.feature_map(feature_map)
+    phi = feature_maps.feature_map(options.feature_map)
     features = phi(inputs.by_head(query, num_heads, dtype=dtype))
-    sums = part_sums(key, value, num_heads, phi, dtype, mask, precision)
+    sums = part_sums(options, key, value, num_heads, mask)
     out, total = read(features, exchange.total(sums, axis), precision)
     out = _divided(options, out, total)
     return jnp.swapaxes(out, 1, 2).astype(query.dtype)
@@ -293,11 +292,10 @@ def linear_prefill(
     rows = packed.packed(segment_ids, query, key)
     mask, dtype, position = streams.begun(state, query, key, value, mask, rows)
     out, sums = _causal(
-        _Options("given", dtype, precision, eps),
+        _Options(feature_map, dtype, precision, eps),
         query,
         key,
         value,
-        feature_map,
         mask,
         None if state is None else state.sums,
         packed.resets(rows),
@@ -315,21 +313,17 @@ def _causal(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
-    feature_map: feature_maps.FeatureMap,
     mask: jax.Array | None,
     state: Sums | None,
     resets: jax.Array | None,
     chunking: engine.Chunking | None,
 ) -> tuple[jax.Array, Sums]:
     dtype = query.dtype
-    query, key, phi = feature_maps.given(query, key, feature_map, options.dtype, mask)
     arrays = engine.Arrays(query, key, value)
-    start = no_sums(arrays, key.shape[-1], options.dtype)
+    options, start, arrays = started(options, arrays, state, mask=mask)
     return engine.run(
-        engine.Form(
-            feature_maps.prepared, segment, options._replace(feature_map=phi), _scale
-        ),
-        start if state is None else inputs.checked_state(state, start),
+        engine.Form(feature_maps.prepared, segment, options, _scale),
+        start,
         arrays,
         mask=mask,
         resets=resets,
@@ -395,13 +389,12 @@ def causal_sums(
     Raises:
       ValueError: the state does not fit.
     """
-    query, key, phi = feature_maps.given(query, key, feature_map, dtype, mask)
+    options = feature_maps.Options(feature_map, dtype, precision)
     arrays = engine.Arrays(query, key, value)
-    start = no_sums(arrays, key.shape[-1], dtype)
-    options = feature_maps.Options(phi, dtype, precision)
+    options, start, arrays = started(options, arrays, state, mask=mask)
     return engine.run(
         engine.Form(feature_maps.prepared, segment, options),
-        start if state is None else inputs.checked_state(state, start),
+        start,
         arrays,
         mask=mask,
         resets=resets,
@@ -439,15 +432,12 @@ def document_sums(
       `[B, T, N, Hv]` and `[B, T, N]`.
     """
     mask = packed.shown(mask, rows)
-    query, key, phi = feature_maps.given(query, key, feature_map, dtype, mask)
+    options = feature_maps.Options(feature_map, dtype, precision)
     arrays = engine.Arrays(query, key, value)
-    options = feature_maps.Options(phi, dtype, precision)
-    nothing = no_sums(arrays, key.shape[-1], dtype)
+    options, nothing, arrays = started(options, arrays, mask=mask)
     # The sums that other devices hold, if the rows are sliced.
     around = rows.around(
-        functools.partial(
-            part_sums, key, value, query.shape[2], phi, dtype, mask, precision
-        )
+        functools.partial(part_sums, options, arrays.key, value, query.shape[2], mask)
     )
     before, beyond = around or (nothing, nothing)
     features = feature_maps.prepared(options, arrays, mask, None)
@@ -463,24 +453,25 @@ def document_sums(
 
 
 def part_sums(
+    options: Any,
     key: jax.Array,
     value: jax.Array,
     num_heads: int,
-    phi: feature_maps.FeatureMap,
-    dtype: jnp.dtype,
     mask: jax.Array | None,
-    precision: jax.lax.PrecisionLike,
     part: jax.Array | None = None,
 ) -> Sums:
-    """The sums over the real positions of a part, a mask `[B, T]`; None = all."""
+    """The sums over the real positions of a part, a mask `[B, T]`; None = all.
+
+    ``options`` has the fields of `feature_maps.Options`.
+    """
     if part is not None:
         mask = part if mask is None else mask & part
-    phi = feature_maps.feature_map(phi)
-    features = phi(inputs.by_head(key, num_heads, mask, dtype))
+    phi = feature_maps.feature_map(options.feature_map)
+    features = phi(inputs.by_head(key, num_heads, mask, options.dtype))
     # Hidden again after the map, because phi(0) may not be zero.
     features = inputs.hide_by_head(features, mask)
-    values = inputs.by_head(value, num_heads, mask, dtype)
-    return summed(features, values, precision)
+    values = inputs.by_head(value, num_heads, mask, options.dtype)
+    return summed(features, values, options.precision)
 
 
 def summed(
@@ -519,20 +510,15 @@ def linear_slice(
     rows = sliced(segment_ids, axis)
     mask = packed.shown(mask, rows)
     dtype = inputs.accumulation_dtype(query, key, value)
-    options = _Options("given", dtype, precision, eps)
+    options = _Options(feature_map, dtype, precision, eps)
     if not is_causal:
-        return _whole(
-            options, query, key, value, feature_map, mask, rows, chunking, axis
-        )
-    part = functools.partial(
-        part_sums, key, value, query.shape[2], feature_map, dtype, mask, precision
-    )
+        return _whole(options, query, key, value, mask, rows, chunking, axis)
+    part = functools.partial(part_sums, options, key, value, query.shape[2], mask)
     return _causal(
         options,
         query,
         key,
         value,
-        feature_map,
         mask,
         sums_before(part, rows, axis),
         packed.resets(rows),

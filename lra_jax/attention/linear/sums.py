@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from lra_jax.attention import streams
+from lra_jax.attention import feature_maps, inputs, streams
 from lra_jax.attention.causal import engine
 from lra_jax.attention.causal.prefix import prefix
 
@@ -26,6 +26,33 @@ def no_sums(arrays: engine.Arrays, width: int, dtype: jnp.dtype) -> Sums:
     total = zeros + jnp.zeros((width,), dtype)[None, None]
     value = zeros + jnp.zeros((arrays.value.shape[-1],), dtype)[None, None]
     return Sums(total[..., None] + value[..., None, :], total)
+
+
+def started(
+    options: Any,
+    arrays: engine.Arrays,
+    state: Sums | None = None,
+    *,
+    mask: jax.Array | None,
+    query_mask: jax.Array | None = None,
+    copies: int = 1,
+) -> tuple[Any, Sums, engine.Arrays]:
+    """What a causal form over these sums starts from: options, state and arrays.
+
+    The options have the fields of `feature_maps.Options`. They come with the caller's
+    feature map, and return with the name of the one still to be applied in the loop.
+    Each feature is in the state ``copies`` times.
+
+    Raises:
+      ValueError: an unknown feature map, or the state does not fit.
+    """
+    query, key, phi = feature_maps.given(
+        arrays.query, arrays.key, options.feature_map, options.dtype, mask, query_mask
+    )
+    arrays = arrays._replace(query=query, key=key)
+    empty = no_sums(arrays, copies * key.shape[-1], options.dtype)
+    before = empty if state is None else inputs.checked_state(state, empty)
+    return options._replace(feature_map=phi), before, arrays
 
 
 def key_sums(key: jax.Array) -> jax.Array:
