@@ -28,7 +28,7 @@ FeatureMap = str | Callable[[jax.Array], jax.Array]
 def _elu_plus_one(x: jax.Array) -> jax.Array:
     # exp(x) itself where x < 0: elu(x) = exp(x) - 1 has lost its digits. Positive
     # numbers do not reach the exponential, where they could overflow.
-    negative = jnp.exp(jnp.where(x > 0, jnp.zeros((), x.dtype), x))
+    negative = jnp.exp(jnp.where(x > 0, 0, x))
     return jnp.where(x > 0, x + 1, negative)
 
 
@@ -172,7 +172,7 @@ def rotated(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
 def hide_future(scores: jax.Array) -> jax.Array:
     """Zeroes `[B, N, T, T]` where the key comes after the query."""
     visible = np.tri(scores.shape[-1], dtype=bool)[None, None]
-    return jnp.where(visible, scores, jnp.zeros((), scores.dtype))
+    return jnp.where(visible, scores, 0)
 
 
 def at_least(x: jax.Array, floor: float) -> jax.Array:
@@ -182,8 +182,7 @@ def at_least(x: jax.Array, floor: float) -> jax.Array:
 
 def nonzero(denominator: jax.Array) -> jax.Array:
     """1 in place of 0, which is only where the numerator is zero as well."""
-    one = jnp.ones((), denominator.dtype)
-    return jnp.where(denominator == 0, one, denominator)
+    return jnp.where(denominator == 0, 1, denominator)
 
 
 @jax.custom_jvp
@@ -235,7 +234,7 @@ def normalised(
     # Squares above 1e38 would be infinite, and the output zero; the gradient divides by
     # their power of 3/2. Without an eps, small squares would be zero.
     largest = jax.lax.stop_gradient(jnp.abs(x).max(axes, keepdims=True))
-    scale = jnp.where(largest > (1e9 if eps else 0), largest, jnp.ones((), x.dtype))
+    scale = jnp.where(largest > (1e9 if eps else 0), largest, 1)
     x = x / scale
     squares = jnp.square(x).mean(axes, keepdims=True)
     if eps:  # XLA divides by the square of the scale, which may be zero without an eps.
@@ -260,7 +259,7 @@ def below(logits: jax.Array, largest: jax.Array) -> jax.Array:
     excess = logits - largest
     rounding = 4 * jnp.finfo(logits.dtype).eps * jnp.abs(largest)
     same = (rounding > 1) & (excess > -rounding)
-    return jnp.where(same, jnp.zeros((), logits.dtype), excess)
+    return jnp.where(same, 0, excess)
 
 
 @below.defjvp
@@ -288,6 +287,6 @@ def masked_softmax(logits: jax.Array, mask: jax.Array | None, axis: int) -> jax.
         return softmax(logits, axis)
     # The lowest finite number, not -inf: rows without visible entries stay finite,
     # forward and backward, and the second `where` makes them zero.
-    lowest = jnp.asarray(jnp.finfo(logits.dtype).min, logits.dtype)
+    lowest = jnp.finfo(logits.dtype).min
     weights = softmax(jnp.where(mask, logits, lowest), axis)
-    return jnp.where(mask, weights, jnp.zeros((), weights.dtype))
+    return jnp.where(mask, weights, 0)

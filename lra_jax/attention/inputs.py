@@ -381,7 +381,7 @@ def hide(array: jax.Array, mask: jax.Array | None) -> jax.Array:
     """Zeroes the padded positions of `[B, S, N, H]`, whatever they held (even NaN)."""
     if mask is None:
         return array
-    return jnp.where(mask[:, :, None, None], array, jnp.zeros((), array.dtype))
+    return jnp.where(mask[:, :, None, None], array, 0)
 
 
 def hide_broken(
@@ -400,14 +400,14 @@ def hide_broken(
     if mask is None:
         return query, None
     whole = jnp.isfinite(query).all(-1, keepdims=True)
-    return jnp.where(whole, query, jnp.zeros((), query.dtype)), whole
+    return jnp.where(whole, query, 0), whole
 
 
 def broken_again(out: jax.Array, whole: jax.Array | None) -> jax.Array:
     """Sets rows that `hide_broken` zeroed to NaN; no gradient passes through them."""
     if whole is None:
         return out
-    return jnp.where(whole, out, jnp.asarray(jnp.nan, out.dtype))
+    return jnp.where(whole, out, jnp.nan)
 
 
 def guarded(attention: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
@@ -464,7 +464,7 @@ def hide_by_head(array: jax.Array, mask: jax.Array | None) -> jax.Array:
     """Zeroes the padded positions of `[B, N, S, H]`."""
     if mask is None:
         return array
-    return jnp.where(mask[:, None, :, None], array, jnp.zeros((), array.dtype))
+    return jnp.where(mask[:, None, :, None], array, 0)
 
 
 _SUMS_ONCE = "linear attention sums over the keys once for all queries and heads"

@@ -140,7 +140,7 @@ def hide_others(scores: jax.Array, documents: Packed | None) -> jax.Array:
     if documents is None:
         return scores
     label = documents.label
-    return jnp.where(share(label, label), scores, jnp.zeros((), scores.dtype))
+    return jnp.where(share(label, label), scores, 0)
 
 
 def share(rows: jax.Array, columns: jax.Array) -> jax.Array:

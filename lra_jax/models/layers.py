@@ -171,7 +171,7 @@ class Dropout(nnx.Module):
             min(round(self.rate * 2**32), 2**32 - 1)
         )
         scale = jnp.asarray(1 / (1 - self.rate), inputs.dtype)
-        return jnp.where(keep, inputs * scale, jnp.zeros((), inputs.dtype))
+        return jnp.where(keep, inputs * scale, 0)
 
 
 def random_uint32(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:

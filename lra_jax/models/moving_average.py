@@ -72,7 +72,7 @@ class MovingAverage(nnx.Module):
           segment_ids: documents of packed rows, `[B, T]`, which do not mix.
         """
         if mask is not None:
-            x = jnp.where(mask[:, :, None], x, jnp.zeros((), x.dtype))
+            x = jnp.where(mask[:, :, None], x, 0)
         wide = x.astype(accumulation_dtype(x))
         parameters = self.alpha, self.delta, self.beta, self.eta, self.omega
         alpha, delta, beta, eta, omega = (p[...].astype(wide.dtype) for p in parameters)

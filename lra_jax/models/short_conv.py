@@ -67,7 +67,7 @@ class ShortConv(nnx.Module):
           ValueError: T is not that of the grid.
         """
         if mask is not None:
-            x = jnp.where(mask[:, :, None], x, jnp.zeros((), x.dtype))
+            x = jnp.where(mask[:, :, None], x, 0)
         bias = at_positions(self.bias[...], x)
         if label is not None:
             return _within_documents(x, self.kernel[...], self.before, label) + bias
@@ -107,13 +107,11 @@ def _within_documents(
         _shifts(label, kernel, before),
         strict=True,
     )
-    nothing = jnp.zeros((), wide)
     terms = (
-        jnp.where(other == label, near.astype(wide), nothing)
-        * row.astype(wide)[None, None]
+        jnp.where(other == label, near.astype(wide), 0) * row.astype(wide)[None, None]
         for row, near, other in taps
     )
-    return sum(terms, start=nothing).astype(x.dtype)
+    return sum(terms, start=jnp.zeros((), wide)).astype(x.dtype)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))

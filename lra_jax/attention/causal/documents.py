@@ -76,9 +76,9 @@ def decay(
     passes = documents.passes
     fade = jnp.zeros((1, 1, 1), dtype) if fade is None else fade
     passes = passes.reshape(*passes.shape, *[1] * (fade.ndim - 3))
-    return jnp.where(passes, fade, jnp.asarray(-jnp.inf, dtype))
+    return jnp.where(passes, fade, -jnp.inf)
 
 
 def _kept(x: jax.Array, where: jax.Array) -> jax.Array:
     where = where.reshape(*where.shape, *[1] * (x.ndim - where.ndim))
-    return jnp.where(where, x, jnp.zeros((), x.dtype))
+    return jnp.where(where, x, 0)

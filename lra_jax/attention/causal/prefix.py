@@ -94,8 +94,7 @@ def _added(one: Tree, two: Tree) -> Tree:
 
 def decayed(exponent: jax.Array, visible: jax.Array | np.ndarray) -> jax.Array:
     """``exp(exponent)`` where visible, else 0; hidden exponents may be large."""
-    zero = jnp.zeros((), exponent.dtype)
-    return jnp.where(visible, jnp.exp(jnp.where(visible, exponent, zero)), zero)
+    return jnp.where(visible, jnp.exp(jnp.where(visible, exponent, 0)), 0)
 
 
 def triangle(size: int) -> np.ndarray:
@@ -105,7 +104,7 @@ def triangle(size: int) -> np.ndarray:
 
 def hidden(pairs: jax.Array, visible: np.ndarray | jax.Array) -> jax.Array:
     """Pairs `[B, N, P, C, C]` where visible, else 0."""
-    return jnp.where(visible, pairs, jnp.zeros((), pairs.dtype))
+    return jnp.where(visible, pairs, 0)
 
 
 def so_far(x: jax.Array) -> jax.Array:

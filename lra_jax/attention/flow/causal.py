@@ -427,7 +427,7 @@ def _shares(
     The maximum is a running one: with a maximum over the segment, a large later logit
     would round earlier shares to 0 / 0.
     """
-    lowest = jnp.asarray(jnp.finfo(logits.dtype).min, logits.dtype)
+    lowest = jnp.finfo(logits.dtype).min
     seen = documents.visible(logits.shape[-1], rows) & visible[..., None, :]
     # The maximum needs no gradient: the shares do not depend on it.
     columns = jax.lax.stop_gradient(logits)[..., None, :]
@@ -442,7 +442,7 @@ def _shares(
     before, past = largest[:, :, :-1, None], total[:, :, :-1, None]
     if rows is not None:
         before = jnp.where(rows.reads, before, lowest)
-        past = jnp.where(rows.reads, past, jnp.zeros((), past.dtype))
+        past = jnp.where(rows.reads, past, 0)
     highest, sums = _merged((before, past), within)
     excess = feature_maps.below(logits, highest)
     shares = feature_maps.over(decayed(excess, visible), sums)

@@ -226,4 +226,4 @@ def _outer(one: jax.Array, two: jax.Array) -> jax.Array:
 
 def _over(x: jax.Array, flow: jax.Array) -> jax.Array:
     """``x / flow``; 0 where no features flow."""
-    return jnp.where(flow == 0, jnp.zeros((), x.dtype), x / feature_maps.nonzero(flow))
+    return jnp.where(flow == 0, 0, x / feature_maps.nonzero(flow))

@@ -124,7 +124,7 @@ def flash_attention(
         table = gated.bias(relative_bias, size, is_causal, dtype)
         scores = scores + table[None, :, None]
     visible = _visible(real, is_causal)
-    weights = jnp.where(visible, activate(scores), jnp.zeros((), dtype))
+    weights = jnp.where(visible, activate(scores), 0)
     out = product("bnpcd,bnpdv->bnpcv", weights, value)
     summary = product("bnpch,bnpcv->bnphv", far_key, value)
     summary = _gathered(summary, real, is_causal, length)

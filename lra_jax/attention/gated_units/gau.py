@@ -118,7 +118,7 @@ def gau_attention(
         scores = scores / length
     if relative_bias is not None:
         scores = scores + gated.bias(relative_bias, rows, is_causal, dtype)[None]
-    weights = jnp.where(visible, activate(scores), jnp.zeros((), dtype))
+    weights = jnp.where(visible, activate(scores), 0)
     value = inputs.by_head(value, num_heads, mask, dtype)
     out = jnp.swapaxes(jnp.matmul(weights, value, precision=precision), 1, 2)
     return gated.gated(out, gate, whole).astype(query.dtype)

@@ -67,7 +67,7 @@ def both_sides(
         (_from_the_left(number), before, False),
         (_from_the_right(number), after, True),
     ):
-        given = jnp.where(side.gives[..., None], key, jnp.zeros((), key.dtype))
+        given = jnp.where(side.gives[..., None], key, 0)
         sums = Sums(product("bnpjm,bnpjv->bnpmv", given, value), key_sums(given))
         # A chunk passes on its incoming sum if one document is open at both edges.
         passes = (side.reads & side.gives).any(-1)
@@ -77,7 +77,7 @@ def both_sides(
         come, _ = prefix(start, sums, fade)
         if backward:
             come = jax.tree.map(lambda x: jnp.flip(x, 2), come)
-        reader = jnp.where(side.reads[..., None], query, jnp.zeros((), query.dtype))
+        reader = jnp.where(side.reads[..., None], query, 0)
         out += product("bnpim,bnpmv->bnpiv", reader, come.summary)
         total += product("bnpim,bnpm->bnpi", reader, come.total)
     out = out.reshape(*out.shape[:2], -1, out.shape[-1])

@@ -169,7 +169,7 @@ def _form(
     log_decay = fades.bounded(-slopes)[None, None] * jnp.ones_like(places, dtype)
     if ends is not None:
         before = places < ends[:, None, None]
-        log_decay = jnp.where(before, log_decay, jnp.zeros((), dtype))
+        log_decay = jnp.where(before, log_decay, 0)
     options = feature_maps.Options(feature_map, dtype, precision)
     arrays = engine.Arrays(query, key, value, log_decay)
     options, start, arrays = started(options, arrays, state, mask=mask)

@@ -219,7 +219,7 @@ def _halves(
         keys = decayed(keys - top, seen[..., None])
         queries, peak = lifted(_grouped(rows, 2 * size)[:, :, :, :, size:], top)
         if same is not None:
-            queries = jnp.where(same[..., None], queries, jnp.zeros((), queries.dtype))
+            queries = jnp.where(same[..., None], queries, 0)
             peak = jnp.where(same, peak, lowest(peak.dtype))
         scores = product("bnpgim,bnpgjm->bnpgij", queries, keys)
         numerator = product("bnpgij,bnpgjv->bnpgiv", scores, values)

@@ -250,7 +250,7 @@ def _published(
         exponent = exponent - half_square(options.scaled(x)) - top
         made = decayed(exponent, seen) + jnp.asarray(eps, x.dtype)
         made = made / math.sqrt(exponent.shape[-1])
-        return jnp.where(seen, made, jnp.zeros((), x.dtype))
+        return jnp.where(seen, made, 0)
 
     everyone = jnp.ones((1, 1, 1, 1), bool)
     return phi(query, False, everyone), phi(key, True, visible)

@@ -141,7 +141,7 @@ def _padded_fft(x: jax.Array, lengths: jax.Array, norm: str) -> jax.Array:
     if norm == "ortho":
         out = out / jnp.sqrt(lengths.astype(out.dtype))[..., None]
     real = jnp.arange(rows, dtype=lengths.dtype)[None] < lengths
-    return jnp.where(real[..., None], out, jnp.zeros((), out.dtype))
+    return jnp.where(real[..., None], out, 0)
 
 
 def _chirp(rows: int, lengths: jax.Array, dtype: jnp.dtype) -> jax.Array:

@@ -43,7 +43,7 @@ class Plan(NamedTuple):
         """Softmax over the last axis; hidden rows follow the kind of padding."""
         if mask is None or self.zero_hidden:
             return feature_maps.masked_softmax(scores, mask, axis=-1)
-        lowest = jnp.asarray(jnp.finfo(scores.dtype).min, scores.dtype)
+        lowest = jnp.finfo(scores.dtype).min
         return feature_maps.softmax(jnp.where(mask, scores, lowest), -1)
 
 
@@ -104,7 +104,7 @@ def _means(
     """The averaging matrix `[B, m, T]`, and which segments have members."""
     sizes = members.sum(-1, keepdims=True).astype(dtype)
     live = sizes > 0
-    sizes = jnp.where(live, sizes + eps, jnp.ones((), dtype))
+    sizes = jnp.where(live, sizes + eps, 1)
     return members.astype(dtype) / sizes, live[..., 0]
 
 

@@ -346,9 +346,8 @@ def _pooled(
     if projection == "mean":
         counts = jnp.maximum(visible.sum(2), 1).astype(x.dtype)
         return x.sum(2) / counts
-    lowest = jnp.asarray(jnp.finfo(x.dtype).min, x.dtype)
-    largest = jnp.where(visible, x, lowest).max(2)
-    return jnp.where(visible.any(2), largest, jnp.zeros((), x.dtype))
+    largest = jnp.where(visible, x, jnp.finfo(x.dtype).min).max(2)
+    return jnp.where(visible.any(2), largest, 0)
 
 
 def _windows(x: jax.Array, window: int) -> jax.Array:

@@ -212,10 +212,10 @@ def _pseudo_inverse(
 ) -> jax.Array:
     """Approximate pseudo-inverse of `[B, N, m, m]`; zero rows and columns stay zero."""
     whole = None if initialisation == "original" else (-2, -1)
-    norm = one = jnp.ones((), matrix.dtype)
+    norm = jnp.ones((), matrix.dtype)
     for axis in (-2, -1):  # of column sums and of row sums; no entry is negative
         norm = norm * matrix.sum(axis, keepdims=True).max(whole, keepdims=True)
-    inverse = jnp.swapaxes(matrix, -1, -2) / jnp.where(norm > 0, norm, one)
+    inverse = jnp.swapaxes(matrix, -1, -2) / jnp.where(norm > 0, norm, 1)
     identity = jnp.eye(matrix.shape[-1], dtype=matrix.dtype)[None, None]
     product = functools.partial(jnp.matmul, precision=precision)
     for _ in range(iterations):
@@ -234,9 +234,8 @@ def _convolved(
     windows = key_sets.windows(value, size, width // 2, width // 2)
     tap = np.arange(windows.shape[3])[None] - np.arange(size)[:, None]
     inside = (tap >= 0) & (tap < width)
-    zero = jnp.zeros((), value.dtype)
     band = weight.astype(value.dtype)[:, np.where(inside, tap, 0)]
-    band = jnp.where(inside[None], band, zero)
+    band = jnp.where(inside[None], band, 0)
     out = jnp.einsum("ncw,bnpwh->bnpch", band, windows, precision=precision)
     return out.reshape(*value.shape[:2], -1, value.shape[-1])[:, :, :length]
 

@@ -425,7 +425,7 @@ def _reset(factors: jax.Array, documents: packed.Packed, forth: int) -> jax.Arra
     ends = jnp.pad(starts[:, 1:], [(0, 0), (0, 1)])
     first = (jnp.arange(factors.shape[2]) < forth)[None, None]
     resets = jnp.where(first, starts[:, :, None], ends[:, :, None])
-    return jnp.where(resets, jnp.zeros((), factors.dtype), factors)
+    return jnp.where(resets, 0, factors)
 
 
 def _with_angles(

@@ -23,7 +23,7 @@ def before(own: Any, axis: str) -> Any:
     states = _gathered(own, axis)
     places = np.arange(states.shape[0], dtype=np.int32)[:, None]
     earlier = places < jax.lax.axis_index(axis)
-    states = jnp.where(earlier, states, jnp.zeros((), states.dtype))
+    states = jnp.where(earlier, states, 0)
     return _unpacked(states.sum(0), own)
 
 
@@ -39,7 +39,7 @@ def chosen(own: Any, which: jax.Array, axis: str) -> Any:
 
     def one(x: jax.Array) -> jax.Array:
         here = which.reshape(*which.shape, *[1] * (x.ndim - 2))
-        return jnp.where(here, x, jnp.zeros((), x.dtype)).sum(0)
+        return jnp.where(here, x, 0).sum(0)
 
     return jax.tree.map(one, every)
 

@@ -187,7 +187,7 @@ def _forward(
 
     rows, _ = jax.lax.scan(step, _nothing(query, key, value, dtype), plan.pairs())
     # The largest visible weight is 1, so a total of 0 means that there is none.
-    total = jnp.where(rows.total > 0, rows.total, jnp.ones((), dtype))
+    total = jnp.where(rows.total > 0, rows.total, 1)
     out = rows.out / total
     # Kept apart: for large scores their logarithm would be rounded away in a sum.
     return out, (query, key, value, visible, out, rows.largest, total)

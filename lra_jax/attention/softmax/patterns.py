@@ -161,7 +161,7 @@ def attend_with_sum(
     product = functools.partial(
         jnp.einsum, precision=precision, preferred_element_type=dtype
     )
-    lowest = jnp.asarray(jnp.finfo(dtype).min, dtype)
+    lowest = jnp.finfo(dtype).min
     scale = 1 / math.sqrt(query.shape[-1])
     seen = [(s.position >= 0) & s.rule(position, s.position) for s in sets]
     scores = []
@@ -173,13 +173,11 @@ def attend_with_sum(
     peak = jax.lax.stop_gradient(functools.reduce(jnp.maximum, peaks))
     total, out = jnp.zeros((), dtype), jnp.zeros((), dtype)
     for s, visible, score in zip(sets, seen, scores, strict=True):
-        weights = jnp.where(
-            visible, jnp.exp(feature_maps.below(score, peak)), jnp.zeros((), dtype)
-        )
+        weights = jnp.where(visible, jnp.exp(feature_maps.below(score, peak)), 0)
         total = total + weights.sum(-1, keepdims=True)
         weights = weights.astype(s.value.dtype)
         out = out + product(_PRODUCTS[s.layout][1], weights, s.value)
     # The largest visible weight is 1, so a total of 0 means that there is none.
     any_seen = total > 0
-    total = jnp.where(any_seen, total, jnp.ones((), dtype))
+    total = jnp.where(any_seen, total, 1)
     return out / total, jnp.where(any_seen, jnp.log(total) + peak, lowest)

@@ -117,7 +117,7 @@ def reformer_attention(
     dtype = inputs.accumulation_dtype(query, value)
     wide = query.astype(dtype), key.astype(dtype), value.astype(dtype)
     shared, sequence = patterns.prepare(*wide, mask, False, "reformer")
-    shared = jnp.where(sequence.number > 0, shared, jnp.zeros((), dtype))
+    shared = jnp.where(sequence.number > 0, shared, 0)
     compute = jax.checkpoint(functools.partial(_compute, rounds, precision))
     out = compute(shared, sequence.value, sequence.position)
     return jnp.swapaxes(out, 1, 2).astype(query.dtype)
@@ -254,7 +254,7 @@ def _compute(
         queries, of_queries[:, :, 0], [keys], precision
     )
     out = _together(unsort(out), unsort(total), value)
-    return jnp.where(real[..., None], out, jnp.zeros((), out.dtype))
+    return jnp.where(real[..., None], out, 0)
 
 
 def _cut_facts(facts: jax.Array, size: int, before: int) -> jax.Array:
@@ -266,7 +266,7 @@ def _together(out: jax.Array, total: jax.Array, value: jax.Array) -> jax.Array:
     """Combines rounds `[B, N, R, T, Hv]` by their sums; own value where all are 0."""
     peak = jax.lax.stop_gradient(total.max(2, keepdims=True))
     seen = total > jnp.finfo(total.dtype).min
-    shares = jnp.where(seen, jnp.exp(total - peak), jnp.zeros((), total.dtype))
+    shares = jnp.where(seen, jnp.exp(total - peak), 0)
     whole = shares.sum(2)
     mean = (shares * out).sum(2) / jnp.where(whole > 0, whole, 1)
     return jnp.where(whole > 0, mean, value)

@@ -205,7 +205,7 @@ def _scores(
 def _permutation(scores: jax.Array, live: jax.Array, iterations: int) -> jax.Array:
     """S `[B, N, P, P]` from scores; zero for blocks not live, `[1 or B, P]`."""
     both = (live[:, :, None] & live[:, None])[:, None]
-    lowest = jnp.asarray(jnp.finfo(scores.dtype).min, scores.dtype)
+    lowest = jnp.finfo(scores.dtype).min
 
     def normalise(scores: jax.Array, _: None) -> tuple[jax.Array, None]:
         for axis in (-1, -2):
@@ -215,7 +215,7 @@ def _permutation(scores: jax.Array, live: jax.Array, iterations: int) -> jax.Arr
 
     scores = jnp.where(both, scores, lowest)
     scores, _unused = jax.lax.scan(normalise, scores, length=iterations)
-    return jnp.where(both, jnp.exp(scores), jnp.zeros((), scores.dtype))
+    return jnp.where(both, jnp.exp(scores), 0)
 
 
 def _checked_network(
