@@ -348,6 +348,13 @@ def checked_state(state: Any, wanted: Any) -> Any:
     return state
 
 
+def both(one: jax.Array | None, two: jax.Array | None) -> jax.Array | None:
+    """Where two masks are both True; None = everywhere."""
+    if one is None or two is None:
+        return two if one is None else one
+    return one & two
+
+
 def next_position(mask: jax.Array | None, batch: int, length: int) -> jax.Array:
     """`[B]` int32: one past the last visible position; 0 if there is none."""
     if mask is None:

@@ -118,9 +118,7 @@ def packed(
 
 def shown(mask: jax.Array | None, documents: Packed | None) -> jax.Array | None:
     """A padding mask `[B, T]` that also hides the documents' padding; None = all."""
-    if documents is None:
-        return mask
-    return documents.real if mask is None else mask & documents.real
+    return mask if documents is None else inputs.both(mask, documents.real)
 
 
 def resets(documents: Packed | None) -> jax.Array | None:

@@ -31,7 +31,7 @@ from flax import nnx
 
 from lra_jax.attention import packed
 from lra_jax.attention.feature_maps import masked_softmax
-from lra_jax.attention.inputs import check_size, next_position
+from lra_jax.attention.inputs import both, check_size, next_position
 from lra_jax.errors import expected, known
 from lra_jax.models import intermediates
 from lra_jax.models.config import EncoderConfig, configured
@@ -159,7 +159,7 @@ class PooledEncoder(nnx.Module):
         def one(number: jax.Array) -> jax.Array:
             own = label.label == number
             start = _row(encoded, jnp.argmax(own, 1))
-            return self._pooled(encoded, own if mask is None else own & mask, start)
+            return self._pooled(encoded, both(own, mask), start)
 
         return jax.vmap(one, out_axes=1)(jnp.arange(1, count + 1))
 
@@ -276,8 +276,7 @@ class PooledEncoder(nnx.Module):
             raise expected("segment_ids", "None with padding='zeros'", "an array")
         mask = length_mask(tokens, lengths)
         if self.padding == "zeros":
-            real = tokens > 0
-            mask = real if mask is None else real & mask
+            mask = both(mask, tokens > 0)
         return mask
 
 

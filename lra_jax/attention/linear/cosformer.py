@@ -728,8 +728,7 @@ def _visible(
     """Hides the positions beyond M."""
     length = key.shape[1]
     mask = packed.shown(inputs.padding_mask(mask, key.shape[0], length), rows)
-    below = _within(lengths, length, rows)
-    mask = below if mask is None else mask if below is None else mask & below
+    mask = inputs.both(mask, _within(lengths, length, rows))
     return _Places(lengths, rows, mask, _within(lengths, query.shape[1], rows))
 
 

@@ -464,8 +464,7 @@ def part_sums(
 
     ``options`` has the fields of `feature_maps.Options`.
     """
-    if part is not None:
-        mask = part if mask is None else mask & part
+    mask = inputs.both(mask, part)
     phi = feature_maps.feature_map(options.feature_map)
     features = phi(inputs.by_head(key, num_heads, mask, options.dtype))
     # Hidden again after the map, because phi(0) may not be zero.

@@ -268,14 +268,13 @@ def _scores(
         for axis, start in zip((2, 3), starts, strict=True):
             if pairs.shape[axis] > 1:
                 pairs = jax.lax.dynamic_slice_in_dim(pairs, start, plan.size, axis)
-        seen = pairs if seen is None else seen & pairs
+        seen = inputs.both(seen, pairs)
     if visible.document is not None:
         rows, columns = (
             jax.lax.dynamic_slice_in_dim(visible.document, start, plan.size, 1)
             for start in starts
         )
-        same = packed.share(rows, columns)
-        seen = same if seen is None else seen & same
+        seen = inputs.both(seen, packed.share(rows, columns))
     return scores, seen
 
 

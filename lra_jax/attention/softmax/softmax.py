@@ -380,16 +380,12 @@ def _weights(
         precision=precision,
         preferred_element_type=dtype,
     )
-    earlier = None
     if is_causal:
-        earlier = jnp.tri(query.shape[2], dtype=bool)[None, None]
+        pairs = inputs.both(pairs, jnp.tri(query.shape[2], dtype=bool)[None, None])
     elif last is not None:
-        columns = jnp.arange(key.shape[2], dtype=jnp.int32)
-        earlier = columns[None, None, None] <= last[:, None, :, None]
-    if earlier is not None:
-        pairs = earlier if pairs is None else earlier & pairs
+        columns = jnp.arange(key.shape[2], dtype=jnp.int32)[None, None, None]
+        pairs = inputs.both(pairs, columns <= last[:, None, :, None])
     if document is not None:
-        same = packed.share(document, document)
-        pairs = same if pairs is None else same & pairs
+        pairs = inputs.both(pairs, packed.share(document, document))
     logits = logits / math.sqrt(query.shape[-1])
     return feature_maps.masked_softmax(logits, pairs, axis=-1)

@@ -145,8 +145,7 @@ def synthesizer_attention(
     pairs = inputs.pair_mask(mask, batch, num_heads, length, keys)
     value = inputs.by_head(inputs.hide_padding(value, pairs), num_heads, dtype=dtype)
     if is_causal:
-        earlier = jnp.tri(length, dtype=bool)[None, None]
-        pairs = earlier if pairs is None else earlier & pairs
+        pairs = inputs.both(pairs, jnp.tri(length, dtype=bool)[None, None])
     if pairs is not None and pairs.shape[0] > scores.shape[0]:
         scores = jnp.broadcast_to(scores, (batch, *scores.shape[1:]))
     weights = feature_maps.masked_softmax(scores, pairs, axis=-1)
