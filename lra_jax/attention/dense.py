@@ -54,7 +54,7 @@ def weights_of(
         if check is not None:
             check(**options)
         inputs.check_inputs(query, key)
-        units = inputs.unit_values(query, key)
+        units = _unit_values(query, key)
         for ignored in without:
             options.pop(ignored, None)
         options.update(fixed or {})
@@ -68,3 +68,10 @@ def weights_of(
     weights.__doc__ = f"The matrix `[B, N, T, S]` that `{name}` never builds.\n\n{says}"
     setattr(weights, "__signature__", signature.replace(parameters=kept))  # noqa: B010
     return weights
+
+
+def _unit_values(query: jax.Array, key: jax.Array) -> jax.Array:
+    """Values `[B, S, 1, S]` for which an output ``W v`` is the matrix W itself."""
+    length, dtype = key.shape[1], inputs.accumulation_dtype(query, key)
+    units = jnp.eye(length, dtype=dtype)[None, :, None]
+    return jnp.broadcast_to(units, (query.shape[0], length, 1, length))

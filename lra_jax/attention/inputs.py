@@ -313,32 +313,6 @@ def check_max_length(max_length: object, length: int) -> int:
     return int(max_length)
 
 
-def one_position(
-    query: jax.Array, key: jax.Array, value: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Adds an axis of length T = 1 to the arrays of a stream's step, `[B, N, H]`.
-
-    Raises:
-      ValueError: an array does not have three axes.
-    """
-    given = {
-        "query": (query, "B N H"),
-        "key": (key, "B N H"),
-        "value": (value, "B N Hv"),
-    }
-    for name, (array, axes) in given.items():
-        check_shape(name, array, axes, None, None, None)
-    return query[:, None], key[:, None], value[:, None]
-
-
-def state_dtype(dtype: jax.typing.DTypeLike) -> jnp.dtype:
-    """The dtype of a stream's state; ``ValueError`` unless float32 or float64."""
-    if jnp.dtype(dtype) not in (jnp.float32, jnp.float64):
-        wanted = "float32 or float64, because a state sums over all positions"
-        raise expected("dtype", wanted, jnp.dtype(dtype))
-    return jnp.dtype(dtype)
-
-
 def checked_state(state: Any, wanted: Any) -> Any:
     """Returns the state; raises ``ValueError`` unless its arrays have these shapes."""
     for name, given, example in zip(wanted._fields, state, wanted, strict=True):
@@ -458,13 +432,6 @@ def hide_padding(array: jax.Array, pairs: jax.Array | None) -> jax.Array:
     if pairs is None or pairs.shape[1:3] != (1, 1):
         return array
     return hide(array, jnp.broadcast_to(pairs[:, 0, 0], array.shape[:2]))
-
-
-def unit_values(query: jax.Array, key: jax.Array) -> jax.Array:
-    """Values `[B, S, 1, S]` for which an output ``W v`` is the matrix W itself."""
-    length, dtype = key.shape[1], accumulation_dtype(query, key)
-    units = jnp.eye(length, dtype=dtype)[None, :, None]
-    return jnp.broadcast_to(units, (query.shape[0], length, 1, length))
 
 
 def hide_by_head(array: jax.Array, mask: jax.Array | None) -> jax.Array:

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from lra_jax.attention import inputs, packed
+from lra_jax.errors import expected
 
 State = TypeVar("State", covariant=True)
 AnyState = TypeVar("AnyState")
@@ -214,7 +215,7 @@ def make_init(prefill: Callable[..., tuple[jax.Array, State]]) -> Init[State]:
         dtype: jax.typing.DTypeLike = jnp.float32,
         **options: Any,
     ) -> State:
-        dtype = inputs.state_dtype(dtype)
+        dtype = _state_dtype(dtype)
         value_dim = head_dim if value_dim is None else value_dim
         query = jnp.zeros((batch_size, 1, num_heads, head_dim), dtype)
         value = jnp.zeros((batch_size, 1, num_heads, value_dim), dtype)
@@ -247,7 +248,7 @@ def make_step(
         for name in gates:
             if options.get(name) is not None:
                 options[name] = jnp.asarray(options[name])[:, None]
-        arrays = inputs.one_position(query, key, value)
+        arrays = _one_position(query, key, value)
         out, state = prefill(*arrays, *arguments, state=state, **options)
         return out[:, 0], state
 
@@ -256,6 +257,32 @@ def make_step(
     words = {"prefill": name, "init": name.replace("_prefill", "_init"), "gates": own}
     signature = _signature(step, prefill)
     return _named(step, "step", prefill, _STEP, signature, **words)
+
+
+def _state_dtype(dtype: jax.typing.DTypeLike) -> jnp.dtype:
+    """The dtype of a stream's state; ``ValueError`` unless float32 or float64."""
+    if jnp.dtype(dtype) not in (jnp.float32, jnp.float64):
+        wanted = "float32 or float64, because a state sums over all positions"
+        raise expected("dtype", wanted, jnp.dtype(dtype))
+    return jnp.dtype(dtype)
+
+
+def _one_position(
+    query: jax.Array, key: jax.Array, value: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Adds an axis of length T = 1 to the arrays of a stream's step, `[B, N, H]`.
+
+    Raises:
+      ValueError: an array does not have three axes.
+    """
+    given = {
+        "query": (query, "B N H"),
+        "key": (key, "B N H"),
+        "value": (value, "B N Hv"),
+    }
+    for name, (array, axes) in given.items():
+        inputs.check_shape(name, array, axes, None, None, None)
+    return query[:, None], key[:, None], value[:, None]
 
 
 def _signature(function: Any, prefill: Callable[..., Any]) -> inspect.Signature:
