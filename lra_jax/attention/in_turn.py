@@ -114,9 +114,9 @@ def _place(label: jax.Array, number: jax.Array) -> _Place:
 
 def _taken(x: jax.Array, index: jax.Array, where: jax.Array) -> jax.Array:
     """`[B, T, ...]` in another order, zero except at ``where``."""
-    shape = *index.shape, *[1] * (x.ndim - 2)
-    x = jnp.take_along_axis(x, index.reshape(shape), 1)
-    return jnp.where(where.reshape(shape), x, jnp.zeros((), x.dtype))
+    x = jnp.take_along_axis(x, inputs.aligned(index, x.ndim), 1)
+    # Typed, because masks are moved too, and a number would not stay boolean.
+    return jnp.where(inputs.aligned(where, x.ndim), x, jnp.zeros((), x.dtype))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

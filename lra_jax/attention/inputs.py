@@ -346,6 +346,11 @@ def accumulation_dtype(*arrays: jax.Array) -> jnp.dtype:
     return jnp.dtype(jnp.float64 if wide else jnp.float32)
 
 
+def aligned(array: jax.Array, rank: int) -> jax.Array:
+    """Appends axes of size 1 up to a rank, to broadcast along the leading axes."""
+    return array.reshape(*array.shape, *[1] * (rank - array.ndim))
+
+
 def match_heads(array: jax.Array, num_heads: int) -> jax.Array:
     """Repeats the heads of a key or value `[B, S, n, H]` up to `[B, S, N, H]`.
 

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lra_jax.attention import inputs
 from lra_jax.attention.causal.prefix import triangle
 
 
@@ -73,12 +74,9 @@ def decay(
     """
     if documents is None:
         return fade
-    passes = documents.passes
     fade = jnp.zeros((1, 1, 1), dtype) if fade is None else fade
-    passes = passes.reshape(*passes.shape, *[1] * (fade.ndim - 3))
-    return jnp.where(passes, fade, -jnp.inf)
+    return jnp.where(inputs.aligned(documents.passes, fade.ndim), fade, -jnp.inf)
 
 
 def _kept(x: jax.Array, where: jax.Array) -> jax.Array:
-    where = where.reshape(*where.shape, *[1] * (x.ndim - where.ndim))
-    return jnp.where(where, x, 0)
+    return jnp.where(inputs.aligned(where, x.ndim), x, 0)

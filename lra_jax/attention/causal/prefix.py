@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lra_jax.attention import inputs
+
 Tree = Any
 
 # Up to this many chunks, states are added one by one, which is faster.
@@ -67,10 +69,7 @@ def prefix_pullback(of_before: Tree, of_after: Tree) -> tuple[Tree, Tree]:
 
 def _scaled(tree: Tree, factors: jax.Array) -> Tree:
     """Multiplies `[B, N, ...]` by factors for its leading axes."""
-    return jax.tree.map(
-        lambda x: x * factors.reshape(*factors.shape, *[1] * (x.ndim - factors.ndim)),
-        tree,
-    )
+    return jax.tree.map(lambda x: x * inputs.aligned(factors, x.ndim), tree)
 
 
 def _scanned(start: Tree, updates: Tree, decay: jax.Array | None) -> Tree:

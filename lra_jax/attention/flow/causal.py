@@ -182,7 +182,7 @@ def along(unit: jax.Array | float, x: jax.Array) -> jax.Array | float:
     """A unit with the axes of x, `[B, ...]`."""
     if not isinstance(unit, jax.Array):
         return unit
-    return unit.reshape(-1, *[1] * (x.ndim - 1))
+    return inputs.aligned(unit, x.ndim)
 
 
 def segment(

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lra_jax.attention import inputs
 from lra_jax.attention.packed import Packed
 from lra_jax.attention.sharded import exchange
 
@@ -57,7 +58,7 @@ class Slice(Packed):
         goes_on = self.number == 0, self.number == self.number[:, -1:]
         ends = (jnp.take(own, place, axis) for place in (0, -1))
         first, last = (
-            jnp.where(_along(here[:, place], end.ndim), end, nothing)
+            jnp.where(inputs.aligned(here[:, place], end.ndim), end, nothing)
             for here, end, place in zip(goes_on, ends, (0, -1), strict=True)
         )
         # A device sends its last part to later devices, its first to earlier ones.
@@ -66,7 +67,7 @@ class Slice(Packed):
             (first, self.later, goes_on[1]),
         ):
             others = jax.lax.all_gather(part, self.axis)
-            which = which.reshape(*which.shape, *[1] * (part.ndim - 1))
+            which = inputs.aligned(which, others.ndim)
             beyond = total(jnp.where(which, others, nothing), axis=0)
             here = here.reshape(
                 here.shape[0], *[1] * (axis - 1), -1, *[1] * (x.ndim - axis - 1)
@@ -95,10 +96,6 @@ def sums_before(
       axis: the mesh axis that the positions are split over.
     """
     return exchange.before(sums(None), axis) if rows is None else rows.around(sums)[0]
-
-
-def _along(x: jax.Array, rank: int) -> jax.Array:
-    return x.reshape(*x.shape, *[1] * (rank - x.ndim))
 
 
 def sliced(segment_ids: jax.Array | None, axis: str) -> Slice | None:

@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lra_jax.attention import inputs
+
 
 def total(own: Any, axis: str | None) -> Any:
     """The sum of all devices' trees; without an axis, this device's tree."""
@@ -38,8 +40,7 @@ def chosen(own: Any, which: jax.Array, axis: str) -> Any:
     every = jax.vmap(lambda row: _unpacked(row, own))(_gathered(own, axis))
 
     def one(x: jax.Array) -> jax.Array:
-        here = which.reshape(*which.shape, *[1] * (x.ndim - 2))
-        return jnp.where(here, x, 0).sum(0)
+        return jnp.where(inputs.aligned(which, x.ndim), x, 0).sum(0)
 
     return jax.tree.map(one, every)
 
