@@ -133,7 +133,9 @@ def _backward(program: FlowProgram, *refs: Any) -> None:
         _grow(program, tiles, flows, sums, own)
         plgpu.commit_smem()
         send(first, made, (batch, head))
-        of_state = of_state + program.ops.product((_turned(program, own.query), own.up))
+        of_state = of_state + program.ops.product(
+            (program.ops.transposed(own.query), own.up)
+        )
         return of_state, of_total
 
     program.walk(body, inputs, (program.ops.zero_tile(), program.ops.zero_rows()))
@@ -163,7 +165,7 @@ def _flows(
         return ops.by_row(_line(tiles, name))
 
     # A row is a key.
-    scores = ops.product((own.key, _turned(program, own.query)))
+    scores = ops.product((own.key, ops.transposed(own.query)))
     inner = scores + eps * ops.down(y_side)
     of_outgoing = program.summed(inner, seen, _line(tiles, "of_sink", True)) + y_past
     of_outgoing = -of_outgoing * row("by_outgoing") * row("outgoing")
@@ -181,7 +183,7 @@ def _flows(
     own.of_source[...] = of_source
     plgpu.commit_smem()
     # A row is a query.
-    inner = ops.product((own.query, _turned(program, own.key)))
+    inner = ops.product((own.query, ops.transposed(own.key)))
     inner = inner + eps * ops.down(x_side)
     of_incoming = program.summed(inner, seen, own.of_source) + x_past
     of_incoming = -of_incoming * row("by_incoming") - row("through")
@@ -193,7 +195,7 @@ def _flows(
 def _pairs(program: FlowProgram, tiles: Any, flows: Any, own: _Scratch) -> None:
     """The gradients of ``x_i . y_j``; a row is a query."""
     ops, (_, _, of_incoming) = program.ops, flows
-    near = ops.product((own.up, _turned(program, tiles["value"])))
+    near = ops.product((own.up, ops.transposed(tiles["value"])))
     near = near * program.across(_line(tiles, "competition", True))
     by_outgoing = program.across(_line(tiles, "by_outgoing", True))
     near = near + program.down(_line(tiles, "of_sink")) * by_outgoing
@@ -215,7 +217,7 @@ def _of_query(
 ) -> None:
     ops, eps, (_, _, of_incoming) = program.ops, program.spec.eps, flows
     before = _before(program, tiles)
-    states = _turned(program, tiles["states"])
+    states = ops.transposed(tiles["states"])
     of_x = ops.product((own.pairs, own.key), (own.up, states))
     of_x = of_x + eps * ops.down(_ahead(program, tiles, own).sum(1))
     by_incoming = program.down(_line(tiles, "by_incoming"))
@@ -236,8 +238,8 @@ def _of_key(
     value = ops.tile(tiles["value"]).astype(jnp.float32)
     value = value * program.down(_line(tiles, "competition"))
     of_y = ops.product(
-        (_turned(program, own.pairs), own.query),
-        (value.astype(program.dtype), _turned(program, own.later)),
+        (ops.transposed(own.pairs), own.query),
+        (value.astype(program.dtype), ops.transposed(own.later)),
     )
     by_outgoing = program.down(_line(tiles, "by_outgoing"))
     later = by_outgoing * program.across(_line(tiles, "of_sink", True))
@@ -267,10 +269,6 @@ def _grow(
     y = ops.tile(own.key).astype(jnp.float32) + eps
     program.grow(sums.queries, y * ops.down(of_outgoing))
     program.grow(sums.query_flow, y * ops.down(of_source))
-
-
-def _turned(program: FlowProgram, tile: Any) -> Any:
-    return program.ops.transposed(tile)
 
 
 def _before(program: FlowProgram, tiles: Any) -> Sums:

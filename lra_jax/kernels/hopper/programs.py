@@ -29,7 +29,7 @@ def forward(spec: Spec, given: Inputs, save: bool) -> tuple[jax.Array, Any]:
     q, k, v, mask, _, scale = padded(spec, given)
     over_queries, over_keys = _program(spec, q), _program(spec, k)
     if one_segment(over_keys):
-        starts = [jnp.zeros(x.shape, x.dtype) for x in over_keys.states()]
+        starts = no_sums(over_keys)
     else:
         starts = before(spec, products.sums(over_keys, k, v, mask, scale))
     pairs = (k, v) if spec.is_causal else None
@@ -49,7 +49,7 @@ def backward(spec: Spec, given: Inputs, saved: Any, of_out: jax.Array) -> Gradie
     arrays = (over_queries, q, up, lines)
     of_query = slopes.queries(*arrays, pairs, mask, scale, starts)
     if one_segment(over_queries):
-        laters = [jnp.zeros(x.shape, x.dtype) for x in over_queries.states()]
+        laters = no_sums(over_queries)
     else:
         laters = after(spec, slopes.mirrored_sums(*arrays, scale))
     over_keys = _program(spec, k, backward=True)
@@ -66,6 +66,11 @@ def _program(spec: Spec, x: jax.Array, backward: bool = False) -> LinearProgram:
 def one_segment(program: LinearProgram) -> bool:
     """Whether the program's own walk covers the whole sequence."""
     return program.spec.is_causal and program.segments == 1
+
+
+def no_sums(program: LinearProgram) -> list[jax.Array]:
+    """The sums beyond a program that walks over the whole sequence."""
+    return [jnp.zeros(x.shape, x.dtype) for x in program.states()]
 
 
 def padded(spec: Spec, given: Inputs) -> Inputs:

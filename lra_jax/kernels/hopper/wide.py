@@ -7,7 +7,6 @@ its own, whose programs share no sums.
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from lra_jax.kernels.hopper.ops import TILE
 from lra_jax.kernels.hopper.parts import cut, whole
@@ -15,6 +14,7 @@ from lra_jax.kernels.hopper.programs import (
     after,
     before,
     gradient_lines,
+    no_sums,
     one_segment,
     padded,
 )
@@ -30,7 +30,7 @@ def forward(spec: Spec, given: Inputs, save: bool) -> tuple[jax.Array, Any]:
     arrays = _arrays(spec, given)
     over_queries, over_keys = (_program(spec, arrays, x) for x in ("query", "key"))
     if one_segment(over_keys):
-        starts = _zeros(over_keys)
+        starts = no_sums(over_keys)
     else:
         starts = before(spec, sums(over_keys, arrays))
     out, den = products(over_queries, arrays, starts)
@@ -47,7 +47,7 @@ def backward(spec: Spec, given: Inputs, saved: Any, of_out: jax.Array) -> Gradie
     of_query = slopes(_program(spec, arrays, "query"), arrays, starts)
     over_queries = _program(spec, arrays, "query", backward=True)
     if one_segment(over_queries):
-        laters = _zeros(over_queries)
+        laters = no_sums(over_queries)
     else:
         laters = after(spec, sums(over_queries, arrays))
     over_keys = _program(spec, arrays, "key", backward=True)
@@ -74,7 +74,3 @@ def _program(
         feature_panels=arrays["key"].shape[3] // TILE,
         value_panels=arrays["value"].shape[3] // TILE,
     )
-
-
-def _zeros(program: WideProgram) -> list[jax.Array]:
-    return [jnp.zeros(x.shape, x.dtype) for x in program.states()]

@@ -28,6 +28,7 @@ from lra_jax.kernels.tpu.parts import (
     start,
     valid_rows,
     write,
+    zeroed,
 )
 
 
@@ -91,8 +92,7 @@ class _Block:
             weights = self.chunk.weights(place, self.size, scale)
             self.query.append(self.chunk.features(query[part], real, weights))
             self.key.append(self.chunk.features(key[part], seen, weights))
-            zero = jnp.zeros((), call.dtype)
-            self.value.append(jnp.where(seen, value[part], zero))
+            self.value.append(zeroed(value[part], seen))
             self.weights.append(weights)
             self.valid.append((real, seen))
 
@@ -156,7 +156,7 @@ def _backward_kernel(call: LinearCall, masked: bool, *refs: Any) -> None:
     for index in reversed(range(len(block.parts))):
         part = block.parts[index]
         real = block.valid[index][0]
-        upstream = jnp.where(real, of_out[part], jnp.zeros((), of_out.dtype))
+        upstream = zeroed(of_out[part], real)
         found, later = _chunk_backward(
             call, block, index, upstream, befores[index], later
         )
@@ -205,7 +205,7 @@ def _chunk_backward(
     found = (
         chunk.pulled_back(of_query, query_slope, weights),
         chunk.pulled_back(of_key, key_slope, weights),
-        jnp.where(seen, of_value, 0.0),
+        zeroed(of_value, seen),
     )
     return found, later
 

@@ -29,9 +29,9 @@ from lra_jax.kernels.tpu.flow_chunk import (
     flows_backward,
     linear_backward,
 )
-from lra_jax.kernels.tpu.flow_parts import FlowChunk
-from lra_jax.kernels.tpu.layout import LANES, Call, layout, like
-from lra_jax.kernels.tpu.parts import Group, column, start, valid_rows
+from lra_jax.kernels.tpu.flow_parts import FlowCall
+from lra_jax.kernels.tpu.layout import LANES, layout, like
+from lra_jax.kernels.tpu.parts import Group, column, start, valid_rows, zeroed
 
 # The bytes of VMEM that a block may take, out of a program's 16 MiB.
 _FITS = 12 << 20
@@ -42,15 +42,8 @@ _LINES = len(Lines._fields)
 
 
 @dataclass(frozen=True)
-class CausalCall(Call):
+class CausalCall(FlowCall):
     """A kernel that walks over the positions once."""
-
-    spec: FlowSpec
-
-    @property
-    def chunk(self) -> FlowChunk:
-        """The computations of one chunk."""
-        return FlowChunk(self.spec, self.layout.group, self.dtype)
 
     @property
     def state_shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -134,8 +127,7 @@ class _Block:
         sinks, sources = (
             jnp.where(inside, jnp.abs(column(count)), 1.0) for count in counts
         )
-        value = self.value[part]
-        value = jnp.where(key.valid, value, jnp.zeros((), value.dtype))
+        value = zeroed(self.value[part], key.valid)
         return chunked(chunk, (query, key), value, (sinks, sources), before)
 
 
@@ -187,12 +179,10 @@ def _backward_kernel(call: CausalCall, *refs: Any) -> None:
     later, of_summary = _lines(later_ref), of_summary_ref[...]
     walked = list(zip(block.parts, chunks, befores, strict=True))
     for part, found, before in reversed(walked):
-        upstream = of_out[part]
-        real = found.query.valid
-        upstream = jnp.where(real, upstream, jnp.zeros((), upstream.dtype))
+        upstream = zeroed(of_out[part], found.query.valid)
         near = linear_backward(chunk, found, before, upstream, of_summary)
         of_query, of_key, later = flows_backward(chunk, found, *near[:2], later)
-        made = of_query, of_key, jnp.where(found.key.valid, near[2], 0.0)
+        made = of_query, of_key, zeroed(near[2], found.key.valid)
         for ref, slope in zip(slopes, made, strict=True):
             ref[part] = slope.astype(ref.dtype)
         of_summary += chunk.outer(found.scaled[0], upstream)

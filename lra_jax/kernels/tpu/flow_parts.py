@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from lra_jax.kernels.spec import FlowSpec, divisor
+from lra_jax.kernels.tpu.layout import Call
 from lra_jax.kernels.tpu.parts import Chunk, row_sums, valid_rows
 
 
@@ -86,6 +87,18 @@ class FlowChunk(Chunk):
     def outer(self, a: jax.Array, b: jax.Array) -> jax.Array:
         """``sum_i a_i b_i^T`` of each head, `[G H, G Hv]`."""
         return self.group.diagonal(self.dot(a, b, "tn"))
+
+
+@dataclass(frozen=True)
+class FlowCall(Call):
+    """A kernel of Flow-Attention."""
+
+    spec: FlowSpec
+
+    @property
+    def chunk(self) -> FlowChunk:
+        """The computations of one chunk."""
+        return FlowChunk(self.spec, self.layout.group, self.dtype)
 
 
 def sigmoid(x: jax.Array) -> jax.Array:

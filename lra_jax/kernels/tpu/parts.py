@@ -56,7 +56,7 @@ class Group:
         if self.heads == 1:
             return x
         lane = jax.lax.broadcasted_iota(jnp.int32, x.shape, 1)
-        return jnp.where(lane // width == head, x, jnp.zeros((), x.dtype))
+        return zeroed(x, lane // width == head)
 
     def keys_of(self, x: jax.Array, head: int) -> jax.Array:
         """Keys with the columns of other heads zeroed."""
@@ -72,7 +72,7 @@ class Group:
             return state
         row = jax.lax.broadcasted_iota(jnp.int32, state.shape, 0) // self.width
         lane = jax.lax.broadcasted_iota(jnp.int32, state.shape, 1) // self.value_width
-        return jnp.where(row == lane, state, jnp.zeros((), state.dtype))
+        return zeroed(state, row == lane)
 
     def packed(self, state: jax.Array) -> jax.Array:
         """`[G H, G Hv]` -> `[H, G Hv]`, each head's block in its own columns."""
@@ -241,7 +241,7 @@ def lower(x: jax.Array) -> jax.Array:
 
 
 def zeroed(x: jax.Array, valid: jax.Array) -> jax.Array:
-    """Rows with zeros where they are not valid, whatever they held."""
+    """An array with zeros where it, or its row, is not valid, whatever it held."""
     return jnp.where(valid, x, jnp.zeros((), x.dtype))
 
 

@@ -18,8 +18,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from lra_jax.kernels.spec import FlowSpec
-from lra_jax.kernels.tpu.flow_parts import FlowChunk
-from lra_jax.kernels.tpu.layout import LANES, Call, Layout
+from lra_jax.kernels.tpu.flow_parts import FlowCall
+from lra_jax.kernels.tpu.layout import LANES, Layout
 
 # Bytes of whole sequences that one step may take, including two buffers per array: a
 # program gets 16 MiB of a core's VMEM unless it requests more.
@@ -29,7 +29,7 @@ _UNROLLED = 4
 
 
 @dataclass(frozen=True)
-class Side(Call):
+class Side(FlowCall):
     """The queries or the keys, with their sweeps.
 
     Attributes:
@@ -37,14 +37,8 @@ class Side(Call):
       total: the number of grid steps; a single step does all sweeps.
     """
 
-    spec: FlowSpec
     starts: tuple[int, ...] = (0,)
     total: int = 1
-
-    @property
-    def chunk(self) -> FlowChunk:
-        """The computations of one chunk."""
-        return FlowChunk(self.spec, self.layout.group, self.dtype)
 
     @property
     def steps(self) -> int:
