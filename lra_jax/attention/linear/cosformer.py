@@ -246,8 +246,7 @@ def cosformer_attention(
     """
     inputs.check_keywords(cosformer_attention, flax, deterministic)
     inputs.check_inputs(query, key, value, is_causal)
-    inputs.check_eps(eps)
-    _check(reweight, denominator)
+    _check(reweight, denominator, eps)
     if reweight:
         inputs.refuse_decoding(deterministic, query, key, "cosformer")
     _check_grid(grid, query, key, is_causal, reweight, segment_ids)
@@ -316,8 +315,7 @@ def cosformer_weights(
     """
     inputs.check_keywords(cosformer_weights, flax)
     inputs.check_inputs(query, key, None, is_causal)
-    inputs.check_eps(eps)
-    _check(reweight, denominator)
+    _check(reweight, denominator, eps)
     _check_grid(grid, query, key, is_causal, reweight, segment_ids)
     max_length = max_length if grid is None else None
     places = _places(max_length, mask, query, key, segment_ids)
@@ -368,8 +366,7 @@ def cosformer_prefill(
     """
     rows = packed.packed(segment_ids, query, key)
     mask, dtype, position = streams.begun(state, query, key, value, mask, rows)
-    inputs.check_eps(eps)
-    _check(reweight, denominator)
+    _check(reweight, denominator, eps)
     length = query.shape[1]
     if state is None:
         longest = inputs.check_max_length(max_length, length)
@@ -548,7 +545,8 @@ def _bounded(options: _Options, sums: jax.Array) -> jax.Array:
     return sums + options.eps
 
 
-def _check(reweight: bool, denominator: str) -> None:
+def _check(reweight: bool, denominator: str, eps: float) -> None:
+    inputs.check_eps(eps)
     inputs.check_flag("reweight", reweight)
     if denominator not in ("clamp", "add"):
         raise expected("denominator", "'clamp' or 'add'", f"{denominator!r}")
@@ -575,7 +573,7 @@ def cosformer_slice(
     **_: Any,
 ) -> jax.Array:
     """One device's part of `cosformer_attention`, see `lra_jax.attention.sharded`."""
-    _check(reweight, denominator)
+    _check(reweight, denominator, eps)
     if grid is not None:
         raise expected("grid", "None for a sequence split over devices", grid)
     dtype = inputs.accumulation_dtype(query, key, value)
@@ -654,13 +652,18 @@ def _features(
 
 def _grid_tables(grid: tuple[int, int], dtype: jnp.dtype) -> list[Tables]:
     """The tables for every position's row, and for its column."""
-    places = np.divmod(np.arange(math.prod(grid)), grid[1])
-    found = []
-    for size, place in zip(grid, places, strict=True):
-        angles = place[None] * (math.pi / 2 / size)
-        cos, sin = (jnp.asarray(f(angles), dtype) for f in (np.cos, np.sin))
-        found.append((cos, sin))
-    return found
+    pairs = zip(np.divmod(np.arange(math.prod(grid)), grid[1]), grid, strict=True)
+    return [
+        _constants(place[None] * (math.pi / 2 / size), dtype) for place, size in pairs
+    ]
+
+
+def _constants(angles: np.ndarray, dtype: jnp.dtype) -> Tables:
+    """Cosine and sine, computed here in float64.
+
+    XLA would fuse the cosine into the product and evaluate it once for every element.
+    """
+    return jnp.asarray(np.cos(angles), dtype), jnp.asarray(np.sin(angles), dtype)
 
 
 def _check_grid(
@@ -758,15 +761,10 @@ def _tables(
     """Cosine and sine of every position's angle ``pi i / 2M``, `[1 or B, T]`."""
     positions = np.arange(length)[None]
     if isinstance(lengths, int):
-        # Computed here in float64, not by XLA, which would fuse the cosine into the
-        # product and evaluate it once for every element.
-        angles = positions * (math.pi / 2 / lengths)
-        cos, sin = (jnp.asarray(f(angles), dtype) for f in (np.cos, np.sin))
-        return (
-            (cos, sin)
-            if rows is None
-            else (cos[0][rows.position], sin[0][rows.position])
-        )
+        cos, sin = _constants(positions * (math.pi / 2 / lengths), dtype)
+        if rows is None:
+            return cos, sin
+        return cos[0][rows.position], sin[0][rows.position]
     longest = jnp.maximum(lengths, 1).astype(dtype)
     positions = positions if rows is None else rows.position
     angles = jnp.asarray(positions, dtype) * (math.pi / 2 / longest)[:, None]

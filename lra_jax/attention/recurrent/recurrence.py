@@ -59,7 +59,8 @@ def recur(
       form: the mechanism; its options give the dtype.
       arrays: as passed by the caller, `[B, T, ...]`.
       is_causal: position i reads positions 0..i only.
-      mask: the real positions, `[B, T]`; None = all.
+      mask: the real positions, `[B, T]`, in packed rows without the documents'
+        padding; None = all.
       rows: where packed documents are; None = one per row.
       state: the state so far; None = a new stream.
       chunking: how the sequence is cut.
@@ -77,13 +78,13 @@ def recur(
     empty = jnp.zeros((1, 1, width, arrays.value.shape[-1]), options.dtype)
     start = Memory(zeros + empty)
     rest: dict[str, Any] = {
-        "mask": packed.shown(mask, rows),
+        "mask": mask,
         "resets": packed.resets(rows),
         "chunking": chunking,
         "dtype": options.dtype,
     }
     before = None if state is None else state.position
-    position = packed.next_position(rest["mask"], rows, batch, length, before)
+    position = packed.next_position(mask, rows, batch, length, before)
     if not is_causal:
         until, after = from_both_ends(form, start, arrays, **rest)
         return until + after, RecurrentState(start, position)
