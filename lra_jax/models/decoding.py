@@ -22,6 +22,7 @@ from lra_jax.models.attention import MultiHeadAttention
 from lra_jax.models.encoder import EncoderBlock, TransformerEncoder
 from lra_jax.models.inputs import embed_inputs, known_values, position_rows
 from lra_jax.models.language import CausalLM
+from lra_jax.models.layers import rows_at
 
 
 class DecoderState(NamedTuple):
@@ -88,7 +89,7 @@ def prefill(
     layers = []
     for block in encoder.blocks:
         x = _block(block, x, mask, given, layers)
-    last = jnp.take_along_axis(encoder.norm(x), (counts - 1)[:, None, None], 1)[:, 0]
+    last = rows_at(encoder.norm(x), counts[:, None] - 1)[:, 0]
     position = (position + counts).astype(jnp.int32)
     return model.scored(last.astype(jnp.float32)), DecoderState(layers, position)
 

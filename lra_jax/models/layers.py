@@ -61,6 +61,11 @@ def at_positions(row: jax.Array, like: jax.Array) -> jax.Array:
     return jnp.broadcast_to(row, like.shape).astype(like.dtype)
 
 
+def rows_at(x: jax.Array, positions: jax.Array) -> jax.Array:
+    """`[B, K, D]`: the rows of `[B, T, D]` at positions `[B, K]`."""
+    return jnp.take_along_axis(x, positions[:, :, None], 1)
+
+
 class LayerNorm(nnx.Module):
     """Layer normalisation over the last axis, with a custom gradient.
 

@@ -37,7 +37,7 @@ from lra_jax.models import intermediates
 from lra_jax.models.config import EncoderConfig, configured
 from lra_jax.models.encoder import TransformerEncoder
 from lra_jax.models.inputs import known_values, length_mask
-from lra_jax.models.layers import Dense
+from lra_jax.models.layers import Dense, rows_at
 from lra_jax.models.patches import any_real, joined
 
 Pooling = Literal["mean", "cls", "first", "attention", "ends", "attention+ends"]
@@ -343,7 +343,7 @@ def _attended(x: jax.Array, queries: jax.Array, mask: jax.Array | None) -> jax.A
 
 def _row(x: jax.Array, index: jax.Array) -> jax.Array:
     """`[B, T, D]` and `[B]` -> `[B, D]`."""
-    return jnp.take_along_axis(x, index[:, None, None], 1)[:, 0]
+    return rows_at(x, index[:, None])[:, 0]
 
 
 def _last(x: jax.Array, mask: jax.Array | None) -> jax.Array:

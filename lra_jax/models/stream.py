@@ -17,13 +17,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from lra_jax import attention
-from lra_jax.attention.inputs import check_shape, check_size
+from lra_jax.attention.inputs import check_shape, check_size, next_position
 from lra_jax.attention.registry import Mechanism
 from lra_jax.attention.streams import shapes_shown
 from lra_jax.errors import expected
 from lra_jax.models.config import AttentionConfig
 from lra_jax.models.inputs import known_values
-from lra_jax.models.layers import rotated
+from lra_jax.models.layers import rotated, rows_at
 
 
 class LayerState(NamedTuple):
@@ -114,7 +114,7 @@ def prefill(
     else:
         seen = real
     query, key, value, keywords = layer.projected(inputs, seen, skip=before)
-    ends = jnp.where(real, jnp.arange(1, length + 1)[None], 0).max(1)
+    ends = next_position(mask, batch, length)
     if layer.config.rotary:
         longest = layer.config.max_length
         check_room("inputs", state, length if mask is None else ends, longest)
@@ -129,8 +129,8 @@ def prefill(
     out, after = run(query, key, value, mask=mask, state=earlier, **given)
     kept = present = None
     if before:  # Each sample's own last rows, excluding any padding after them.
-        rows = ends[:, None] + jnp.arange(before)[None]
-        kept = jnp.take_along_axis(inputs, rows[:, :, None], 1)
+        rows = ends[:, None] + jnp.arange(before, dtype=ends.dtype)[None]
+        kept = rows_at(inputs, rows)
         present = jnp.take_along_axis(seen, rows, 1)
     position = (position + ends).astype(jnp.int32)
     out = layer.finished(out, value, inputs[:, before:])

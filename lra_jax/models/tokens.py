@@ -11,7 +11,13 @@ from lra_jax.errors import expected
 from lra_jax.models.config import EncoderConfig, configured
 from lra_jax.models.encoder import TransformerEncoder
 from lra_jax.models.inputs import length_mask
-from lra_jax.models.layers import Dense, LayerNorm, check_even, sinusoidal_positions
+from lra_jax.models.layers import (
+    Dense,
+    LayerNorm,
+    check_even,
+    rows_at,
+    sinusoidal_positions,
+)
 
 
 class TokenModel(nnx.Module):
@@ -107,7 +113,7 @@ class TokenModel(nnx.Module):
         self, encoded: jax.Array, lengths: jax.Array | None, positions: jax.Array
     ) -> jax.Array:
         """The features for the logits, `[B, K, D]`, from `[B, T, D]`."""
-        return _rows(encoded, positions)
+        return rows_at(encoded, positions)
 
 
 class TokenClassifier(TokenModel):
@@ -156,7 +162,7 @@ class AutoEncoder(TokenClassifier):
         batch, length, width = encoded.shape
         if lengths is None:
             lengths = jnp.full((batch,), length)
-        last = _rows(encoded, lengths[:, None] - 1)
+        last = rows_at(encoded, lengths[:, None] - 1)
         table = sinusoidal_positions(
             self.encoder.config.max_length, width, encoded.dtype
         )
@@ -164,8 +170,3 @@ class AutoEncoder(TokenClassifier):
         for norm, layer in zip(self.norms, self.layers, strict=False):
             x = jax.nn.gelu(layer(norm(x)))
         return self.norms[-1](x)
-
-
-def _rows(x: jax.Array, positions: jax.Array) -> jax.Array:
-    """`[B, K, D]`: the rows of `[B, T, D]` at positions `[B, K]`."""
-    return jnp.take_along_axis(x, positions[:, :, None], axis=1)
