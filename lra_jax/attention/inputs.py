@@ -313,15 +313,6 @@ def check_max_length(max_length: object, length: int) -> int:
     return int(max_length)
 
 
-def checked_state(state: Any, wanted: Any) -> Any:
-    """Returns the state; raises ``ValueError`` unless its arrays have these shapes."""
-    for name, given, example in zip(wanted._fields, state, wanted, strict=True):
-        words = f"{name} of shape {example.shape} for these inputs"
-        with asserted("state", words, jnp.shape(given)):
-            chex.assert_shape(given, example.shape)
-    return state
-
-
 def both(one: jax.Array | None, two: jax.Array | None) -> jax.Array | None:
     """Where two masks are both True; None = everywhere."""
     if one is None or two is None:

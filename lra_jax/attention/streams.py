@@ -12,6 +12,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
+import chex
 import jax
 import jax.numpy as jnp
 
@@ -123,6 +124,21 @@ def shapes_shown(self: Any) -> str:
 def _shape(x: Any) -> str:
     known = hasattr(x, "dtype") and hasattr(x, "shape")
     return f"{x.dtype}{list(x.shape)}" if known else repr(x)
+
+
+def checked(state: Any, empty: Any) -> Any:
+    """Returns the state so far, or the empty one for None.
+
+    Raises:
+      ValueError: its arrays do not have the shapes of the empty one's.
+    """
+    if state is None:
+        return empty
+    for name, given, example in zip(empty._fields, state, empty, strict=True):
+        words = f"{name} of shape {example.shape} for these inputs"
+        with inputs.asserted("state", words, jnp.shape(given)):
+            chex.assert_shape(given, example.shape)
+    return state
 
 
 def begun(

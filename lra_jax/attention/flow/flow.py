@@ -423,7 +423,7 @@ def _causal(
     start = causal.no_flow(arrays, key.shape[-1], options.dtype)
     before = None, None
     if state is not None:
-        start = inputs.checked_state(state.sums, start)
+        start = streams.checked(state.sums, start)
         before = state.sources, state.sinks
     sources, sinks = (
         _counts(mask, count, length, rows)

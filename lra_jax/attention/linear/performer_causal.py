@@ -301,7 +301,7 @@ def causal_softmax_features(
         mask = visible
     sums = no_sums(arrays, matrix.shape[0], dtype)
     empty = PerformerSums(*sums, sums.total + lowest(dtype))
-    past = empty if state is None else inputs.checked_state(state, empty)
+    past = streams.checked(state, empty)
     # Added to the state's zeros, which have the arrays' sharding.
     matrix = matrix.astype(dtype)[None, None] + jnp.zeros_like(sums.total)[..., None]
     out, carry = engine.run(

@@ -201,7 +201,7 @@ def retention_prefill(
         # Checked before the state's positions meet queries of another batch size.
         total: Any = jax.ShapeDtypeStruct((batch, *query.shape[2:]), dtype)
         summary: Any = jax.ShapeDtypeStruct((*total.shape, value.shape[-1]), dtype)
-        inputs.checked_state(state.sums, Sums(summary, total))
+        streams.checked(state.sums, Sums(summary, total))
     first = _first(mask, rows, before)
     rates = decay.checked_slopes(slopes, retention_slopes(query.shape[2]), dtype)
     spread = decay.spread(rates, length, first, None)

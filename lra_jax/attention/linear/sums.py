@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from lra_jax.attention import feature_maps, inputs, streams
+from lra_jax.attention import feature_maps, streams
 from lra_jax.attention.causal import engine
 from lra_jax.attention.causal.prefix import prefix
 
@@ -51,7 +51,7 @@ def started(
     )
     arrays = arrays._replace(query=query, key=key)
     empty = no_sums(arrays, copies * key.shape[-1], options.dtype)
-    before = empty if state is None else inputs.checked_state(state, empty)
+    before = streams.checked(state, empty)
     return options._replace(feature_map=phi), before, arrays
 
 

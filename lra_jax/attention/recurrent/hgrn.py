@@ -294,7 +294,7 @@ def _run(
     empty = jnp.zeros_like(values[:, 0])
     before = None
     if state is not None:
-        sums = inputs.checked_state(state.sums, recurrence.Memory(empty))
+        sums = streams.checked(state.sums, recurrence.Memory(empty))
         empty, before = sums.summary, state.position
         values = values.astype(empty.dtype)
     position = packed.next_position(mask, documents, batch, length, before)

@@ -89,7 +89,7 @@ def recur(
         until, after = from_both_ends(form, start, arrays, **rest)
         return until + after, RecurrentState(start, position)
     if state is not None:
-        start = inputs.checked_state(state.sums, start)
+        start = streams.checked(state.sums, start)
     out, sums = engine.run(form, start, arrays, **rest)
     return out, RecurrentState(sums, position)
 

@@ -139,7 +139,7 @@ def check(
             value.dtype,
         )
     )
-    inputs.checked_state(state, wanted)
+    streams.checked(state, wanted)
     after: Any = state.position + inputs.next_position(mask, batch, length)
     if not isinstance(after, jax.core.Tracer) and np.max(after) > size:
         wanted = f"at least {np.max(after)} for a stream this long"
