@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from lra_jax.attention.causal.prefix import hidden, prefix
 from lra_jax.attention.linear.sums import Sums, key_sums, row_sums
+from lra_jax.attention.softmax.key_sets import cut
 
 
 class _Side(NamedTuple):
@@ -46,12 +47,7 @@ def both_sides(
     length = resets.shape[1]
     size = min(chunk, length)
     more = -length % size
-    query, key, value = (
-        jnp.pad(x, [(0, 0), (0, 0), (0, more), (0, 0)]).reshape(
-            *x.shape[:2], -1, size, x.shape[-1]
-        )
-        for x in features
-    )
+    query, key, value = (cut(x, size) for x in features)
     number = jnp.pad(
         jnp.cumsum(resets, 1, dtype=jnp.int32), [(0, 0), (0, more)], "edge"
     )
