@@ -54,12 +54,11 @@ def attend(
     weighted = weighted * terms.competition[..., None]
     if rows is not None:
         out, _denominators = document_sums(
+            options._replace(feature_map="identity"),
             *(jnp.swapaxes(x, 1, 2) for x in (*features, weighted)),
             rows=rows,
             mask=masks[0],
-            dtype=dtype,
             chunking=chunking,
-            precision=options.precision,
         )
         out = jnp.swapaxes(out, 1, 2)
     elif target is not None:

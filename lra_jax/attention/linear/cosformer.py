@@ -441,14 +441,13 @@ def _whole(
     query, key = features
     if places.rows is not None:
         out, total = document_sums(
+            options._replace(feature_map="identity"),
             jnp.swapaxes(query, 1, 2),
             jnp.swapaxes(key, 1, 2),
             value,
             places.rows,
             mask=places.mask,
-            dtype=options.dtype,
             chunking=chunking,
-            precision=options.precision,
         )
         return out * _scale(options, total)[..., None]
     value = inputs.by_head(value, query.shape[1], places.mask, options.dtype)

@@ -204,15 +204,7 @@ def _whole(
     num_heads, dtype, precision = query.shape[2], options.dtype, options.precision
     if rows is not None:
         out, total = document_sums(
-            query,
-            key,
-            value,
-            rows,
-            mask=mask,
-            dtype=dtype,
-            feature_map=options.feature_map,
-            chunking=chunking,
-            precision=precision,
+            options, query, key, value, rows, mask=mask, chunking=chunking
         )
         return _divided(options, out, total).astype(query.dtype)
     phi = feature_maps.feature_map(options.feature_map)
@@ -357,6 +349,7 @@ def segment(
 
 
 def causal_sums(
+    options: feature_maps.Options,
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
@@ -364,24 +357,19 @@ def causal_sums(
     mask: jax.Array | None = None,
     state: Sums | None = None,
     resets: jax.Array | None = None,
-    dtype: jnp.dtype,
-    feature_map: feature_maps.FeatureMap = "identity",
     chunking: engine.Chunking | None = None,
-    precision: jax.lax.PrecisionLike = None,
 ) -> tuple[tuple[jax.Array, jax.Array], Sums]:
     """``sum_{j <= i} phi(q_i) . phi(k_j) v_j``, and the same without v_j.
 
     Args:
+      options: phi, the dtype of computation and result, and the products' precision.
       query: `[B, T, N, H]`.
       key: `[B, T, n, H]`.
       value: `[B, T, n, Hv]`.
       mask: the real keys, `[B, T]`; None = all.
       state: before the sequence; None = an empty state.
       resets: where documents start, `[B, T]`; None = one per row.
-      dtype: of the computation, float32 or float64.
-      feature_map: phi.
       chunking: how the sequence is cut.
-      precision: of the matrix products.
 
     Returns:
       `[B, T, N, Hv]` and `[B, T, N]`, and the state after the last position.
@@ -389,7 +377,6 @@ def causal_sums(
     Raises:
       ValueError: the state does not fit.
     """
-    options = feature_maps.Options(feature_map, dtype, precision)
     arrays = engine.Arrays(query, key, value)
     options, start, arrays = started(options, arrays, state, mask=mask)
     return engine.run(
@@ -399,40 +386,35 @@ def causal_sums(
         mask=mask,
         resets=resets,
         chunking=chunking,
-        dtype=dtype,
+        dtype=options.dtype,
     )
 
 
 def document_sums(
+    options: Any,
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
     rows: packed.Packed,
     *,
     mask: jax.Array | None,
-    dtype: jnp.dtype,
-    feature_map: feature_maps.FeatureMap = "identity",
     chunking: engine.Chunking | None = None,
-    precision: jax.lax.PrecisionLike = None,
 ) -> tuple[jax.Array, jax.Array]:
     """``sum_j phi(q_i) . phi(k_j) v_j`` and the same without v_j, over i's document.
 
     Args:
+      options: with the fields of `feature_maps.Options`, as in `causal_sums`.
       query: `[B, T, N, H]`.
       key: `[B, T, n, H]`.
       value: `[B, T, n, Hv]`.
       rows: where the documents are.
       mask: the real keys, `[B, T]`; None = all that are not padding.
-      dtype: of the computation.
-      feature_map: phi.
       chunking: how the sequence is cut.
-      precision: of the matrix products.
 
     Returns:
       `[B, T, N, Hv]` and `[B, T, N]`.
     """
     mask = packed.shown(mask, rows)
-    options = feature_maps.Options(feature_map, dtype, precision)
     arrays = engine.Arrays(query, key, value)
     options, nothing, arrays = started(options, arrays, mask=mask)
     # The sums that other devices hold, if the rows are sliced.
@@ -447,7 +429,7 @@ def document_sums(
         before,
         beyond,
         chunk=(chunking or engine.Chunking()).chunk,
-        precision=precision,
+        precision=options.precision,
     )
     return jnp.swapaxes(out, 1, 2), jnp.swapaxes(total, 1, 2)
 

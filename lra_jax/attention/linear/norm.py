@@ -107,16 +107,9 @@ def norm_attention(
     dtype = inputs.accumulation_dtype(query, key, value)
     rows = packed.packed(segment_ids, query, key)
     if rows is not None:
+        options = feature_maps.Options(feature_map, dtype, precision)
         out, _denominators = document_sums(
-            query,
-            key,
-            value,
-            rows,
-            mask=mask,
-            dtype=dtype,
-            feature_map=feature_map,
-            chunking=chunking,
-            precision=precision,
+            options, query, key, value, rows, mask=mask, chunking=chunking
         )
         return _finished(out, norm, per_head, eps, query.dtype)
     features = feature_maps.features(query, key, feature_map, dtype, mask)
@@ -157,16 +150,14 @@ def norm_prefill(
     feature_maps.check_norm(norm)
     inputs.check_flag("per_head", per_head)
     (out, _denominators), sums = causal_sums(
+        feature_maps.Options(feature_map, dtype, precision),
         query,
         key,
         value,
         mask=mask,
         state=None if state is None else state.sums,
         resets=packed.resets(rows),
-        dtype=dtype,
-        feature_map=feature_map,
         chunking=chunking,
-        precision=precision,
     )
     out = _finished(out, norm, per_head, eps, query.dtype)
     return out, NormState(sums, position)

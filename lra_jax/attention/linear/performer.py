@@ -166,15 +166,9 @@ def performer_attention(
     features = random_features.features(rows, columns, matrix, mask, options, found)
     if found is not None:
         rows, columns = (jnp.swapaxes(x, 1, 2) for x in features)
+        plain = feature_maps.Options("identity", dtype, precision)
         out, sums = document_sums(
-            rows,
-            columns,
-            value,
-            found,
-            mask=mask,
-            dtype=dtype,
-            chunking=chunking,
-            precision=precision,
+            plain, rows, columns, value, found, mask=mask, chunking=chunking
         )
         out = random_features.divided(out, sums, rows, False, options)
         return out.astype(query.dtype)
@@ -286,15 +280,14 @@ def _causal(
     rows, columns = (jnp.swapaxes(x, 1, 2) for x in features)
     before = None if start is None else Sums(start.summary, start.total)
     (numerator, denominator), after = causal_sums(
+        feature_maps.Options("identity", dtype, options.precision),
         rows,
         columns,
         value.astype(dtype),
         mask=mask,
         state=before,
         resets=packed.resets(found),
-        dtype=dtype,
         chunking=chunking,
-        precision=options.precision,
     )
     out = random_features.divided(numerator, denominator, rows, True, options)
     peak = jnp.zeros_like(after.total) + random_features.lowest(dtype)

@@ -220,9 +220,8 @@ def _causal(
 ) -> jax.Array:
     def run(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
         arrays = (jnp.swapaxes(x, 1, 2) for x in (query, key, value))
-        sums = causal_sums(
-            *arrays, dtype=query.dtype, chunking=chunking, precision=precision
-        )
+        options = feature_maps.Options("identity", query.dtype, precision)
+        sums = causal_sums(options, *arrays, chunking=chunking)
         return jnp.swapaxes(sums[0][0], 1, 2)
 
     phi = feature_maps.feature_map("elu")

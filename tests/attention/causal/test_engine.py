@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from lra_jax.attention import feature_maps
 from lra_jax.attention.causal.engine import Chunking, Cut
 from lra_jax.attention.causal.prefix import prefix
 from lra_jax.attention.linear import decay
@@ -39,9 +40,8 @@ def causal_linear(query, key, value, *, slopes=None, start=None, chunking):
     """Numerators, denominators and state of features with the heads first."""
     arrays = (jnp.swapaxes(x, 1, 2) for x in (query, key, value))
     if slopes is None:
-        sums, state = causal_sums(
-            *arrays, state=start, dtype=query.dtype, chunking=chunking
-        )
+        options = feature_maps.Options("identity", query.dtype)
+        sums, state = causal_sums(options, *arrays, state=start, chunking=chunking)
     else:
         slopes = jnp.asarray(slopes)
         sums, state = decay.prefill(
