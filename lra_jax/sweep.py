@@ -46,7 +46,7 @@ Trains several mechanisms one after another, and reports those that fail.
                              --model.attention_options='clip=1|clip=30' or, with none
                              and with one, --train.curriculum='|700:0.6'
   --suite=NAME               {", ".join(suites())}:
-                             every test of the suite (or the one of --task), with the
+                             every test of the suite (or those of --task), with the
                              learning rates of its protocol
   --seeds=N                  N runs of each, with seeds --seed, --seed + 1, ... (1)
   --workdir=FOLDER           folder for the run directories (runs)
@@ -180,7 +180,8 @@ def _suite_plan(
     tests = {task.name: task for task in suites()[known("--suite", suite, suites())]}
     chosen, rest = runs.take_flag(args, "task")
     if chosen is not None:
-        tests = {chosen: tests[known("--task", chosen, tests)]}
+        given = [name.strip() for name in chosen.split(",")]
+        tests = {name: tests[known("--task", name, tests)] for name in given}
     plan = []
     for test in tests.values():
         choices = list(_choices([f"--task={test.name}", *rest]))

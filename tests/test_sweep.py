@@ -103,6 +103,8 @@ def test_a_suite_is_run_with_the_rates_of_its_protocol(started, tmp_path, capsys
     plan = sweep._suite_plan("state", [], ["flow"], 1)
     tests = ["parity", "modular", "modular-brackets", "s5", "a5"]
     assert [run.config.task for run in plan] == tests
+    plan = sweep._suite_plan("state", ["--task=s5, parity"], ["flow"], 1)
+    assert [run.config.task for run in plan] == ["s5", "parity"]
     plan = sweep._suite_plan("recall", ["--preset=official"], ["flow"], 1)
     assert [run.config.task for run in plan] == ["mqar"] * 4 + ["needle"] * 3
 
