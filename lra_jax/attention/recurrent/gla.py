@@ -27,7 +27,7 @@ import jax.numpy as jnp
 from lra_jax.attention import dense, feature_maps, inputs, packed, streams
 from lra_jax.attention.causal import documents, engine, fades
 from lra_jax.attention.causal.documents import Documents
-from lra_jax.attention.causal.prefix import decayed, prefix
+from lra_jax.attention.causal.prefix import hidden, prefix
 from lra_jax.attention.recurrent import recurrence
 from lra_jax.attention.registry import Gate, Mechanism
 
@@ -208,19 +208,44 @@ def _segment(
     """One segment, see `engine.Form`."""
     query, key, value, log_decay = features
     product = functools.partial(jnp.einsum, precision=options.precision)
-    fade = fades.summed(log_decay, functools.partial(jnp.cumsum, axis=3))
-    end = fade.map(lambda x: x[..., -1:, :])
-    rows = fade.map(lambda x: x[..., :, None, :])
-    columns = fade.map(lambda x: x[..., None, :, :])
-    # Products of pairs, column by column: separate factors for queries and keys would
-    # underflow and overflow. Chunks are short, and the sum is fused.
-    seen = documents.visible(key.shape[3], found)[..., None]
-    kept = decayed(rows.since(columns), seen)
-    scores = (query[..., :, None, :] * key[..., None, :, :] * kept).sum(-1)
-    key = documents.stayers(key * jnp.exp(end.since(fade)), found)
+    scores, key = _within(query, key, log_decay)
+    scores = hidden(scores, documents.visible(scores.shape[-1], found))
+    key = documents.stayers(key, found)
     updates = recurrence.Memory(product("bnpjm,bnpjv->bnpmv", key, value))
-    passed = documents.decay(end.whole[..., 0, :], found, key.dtype)
+    fade = jnp.cumsum(log_decay, 3)
+    passed = documents.decay(fade[..., -1, :], found, key.dtype)
     before, after = prefix(state, updates, passed)
     out = product("bnpij,bnpjv->bnpiv", scores, value)
-    query = documents.readers(query * jnp.exp(fade.whole), found)
+    query = documents.readers(query * jnp.exp(fade), found)
     return out + product("bnpim,bnpmv->bnpiv", query, before.summary), after
+
+
+def _within(
+    query: jax.Array, key: jax.Array, log_decay: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Scores of a chunk's pairs, and its keys as they are at its end.
+
+    ``s_ij = sum_m q_im k_jm prod_(j < l <= i) a_lm``, one distance ``i - j`` after the
+    other: with each, a key decays by one more factor. So no pair needs an exponential,
+    only each position, and nothing is divided or subtracted. A matrix product of
+    ``q_i prod_(l <= i) a_l`` and ``k_j / prod_(l <= j) a_l`` would overflow.
+
+    Args:
+      query, key, log_decay: `[B, N, P, C, H]`.
+
+    Returns:
+      The scores `[B, N, P, C, C]`, of keys before or at a query, and the keys.
+    """
+    size, factors = key.shape[3], jnp.exp(log_decay)
+    lines, ends = [], []
+    for distance in range(size):
+        if distance:  # The key that would leave the chunk is dropped.
+            key = key[..., :-1, :] * factors[..., distance:, :]
+        line = (query[..., distance:, :] * key).sum(-1)
+        lines.append(jnp.pad(line, [(0, 0)] * 3 + [(0, distance)]))
+        ends.append(key[..., -1:, :])
+    # From [key, distance] to [key, query]: with one more column, row j moves by j.
+    by_distance = jnp.pad(jnp.stack(lines, -1), [(0, 0)] * 4 + [(0, 1)])
+    flat = by_distance.reshape(*by_distance.shape[:3], -1)[..., : size * size]
+    scores = jnp.swapaxes(flat.reshape(*flat.shape[:3], size, size), 3, 4)
+    return scores, jnp.concatenate(ends[::-1], 3)

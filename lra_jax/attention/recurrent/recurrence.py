@@ -5,9 +5,9 @@ The state S `[H, Hv]` of a head is updated at each position:
 - gated linear attention: ``S_t = diag(a_t) S_(t-1) + k_t v_t^T``;
 - the (gated) delta rule: ``S_t = a_t (I - b_t k_t k_t^T) S_(t-1) + b_t k_t v_t^T``;
 
-and read by the query, ``out_t = S_t^T q_t``. Within a chunk of C positions only
-differences of the logarithms of decays are exponentiated. None of these is positive,
-and nothing is divided by a product of decays, which may vanish.
+and read by the query, ``out_t = S_t^T q_t``. Within a chunk of C positions decays are
+multiplied, or differences of sums of their logarithms are exponentiated, of which none
+is positive. Nothing is divided by a product of decays, which may vanish.
 
 Without ``is_causal`` a query also reads the state of the reversed recurrence over the
 positions after it, so that each pair of positions counts once. No paper has this form;
