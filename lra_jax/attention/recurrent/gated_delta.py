@@ -281,6 +281,7 @@ def _segment(
     return out, recurrence.Memory(after)
 
 
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def unit_inverse(lower: jax.Array, precision: jax.lax.PrecisionLike) -> jax.Array:
     """``(I + L)^-1`` for strictly lower triangular L, `[..., C, C]`.
 
@@ -307,3 +308,22 @@ def unit_inverse(lower: jax.Array, precision: jax.lax.PrecisionLike) -> jax.Arra
         inverse = jnp.concatenate([upper, below], -2)
         half *= 2
     return inverse[..., 0, :size, :size]
+
+
+def _inverse_forward(
+    lower: jax.Array, precision: jax.lax.PrecisionLike
+) -> tuple[jax.Array, jax.Array]:
+    inverse: Any = unit_inverse(lower, precision)
+    return inverse, inverse
+
+
+def _inverse_backward(
+    precision: jax.lax.PrecisionLike, inverse: jax.Array, of_inverse: jax.Array
+) -> tuple[jax.Array]:
+    """``-X^T G X^T`` for X = (I + L)^-1: two products, instead of all halves again."""
+    product = functools.partial(jnp.matmul, precision=precision)
+    turned = jnp.swapaxes(inverse, -1, -2)
+    return (-product(turned, product(of_inverse, turned)),)
+
+
+unit_inverse.defvjp(_inverse_forward, _inverse_backward)
