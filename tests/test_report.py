@@ -128,6 +128,15 @@ def test_a_changed_attention_is_another_setting(tmp_path):
     assert f"left out: {line}" in (tmp_path / "out" / "report.html").read_text()
 
 
+def test_a_run_on_a_target_that_is_gone_is_named(runs, tmp_path):
+    config = get_preset(preset="compact", attention="flow")
+    config = config.replace(pretrain={"steps": 100, "target": "gone"})
+    make_run(runs / "gone", (30.0, 29.0), config=config)
+    (problem,) = report.write_report(runs, tmp_path / "out", ["html"])
+    wanted = "gone: --pretrain.target: expected one of tokens, values, running_values"
+    assert wanted in problem
+
+
 def test_several_folders_count_each_run_once(tmp_path):
     for seed, name in enumerate("abc"):
         config = get_preset(preset="compact", attention="cosformer").replace(seed=seed)

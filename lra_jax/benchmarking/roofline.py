@@ -10,9 +10,9 @@ The share of the roofline is the floor divided by the measured time. Least arith
 softmax 4 T S H per head (half of it if causal; 3.5 times with the backward pass, which
 must recompute the weights); per step of a state `[H, H]` 2 H^2 to add to it and 2 H^2
 to read it, with two states for cosFormer, and for the delta rule 2 H^2 to read what it
-will replace; Linformer with learned projections 8 T K H (all but softmax' 3 times with
-the backward pass); and the dense layers of a model: its MLPs, and those of the four
-projections that the mechanism has.
+will replace; Linformer with learned projections 8 T K H; and the dense layers of a
+model: its MLPs, and those of the four projections that the mechanism has. All of these
+but softmax's take three times as much with the backward pass.
 """
 
 import dataclasses
@@ -26,7 +26,8 @@ import jax.numpy as jnp
 from lra_jax.benchmarking.cases import FUSED, MODEL_WORKS, Case
 from lra_jax.benchmarking.works import find
 
-# Products of H^2 in a step of the recurrent form, counted as two operations each.
+# Operations of a step of the recurrent form, in units of H^2; multiplying and adding
+# are two.
 _LINEAR = {
     **dict.fromkeys(("linear", "flow", "norm", "retention", "lightning", "gla"), 4),
     **dict.fromkeys(("delta", "gated_delta"), 6),

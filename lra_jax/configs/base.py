@@ -120,7 +120,7 @@ class PretrainConfig:
     steps train on the labels; each part has its own schedule."""
     target: str = "tokens"
     """tokens: reconstruct masked tokens, without labels. The task's own targets, listed
-    above, are labels of positions that the task itself does not provide:
+    above, are labels of positions that the task itself does not provide; see
     docs/learning.md."""
     mask_rate: float = 0.5
     """Share of the tokens that are masked; the authors of the method use half for

@@ -42,7 +42,7 @@ def contact_sheet(images: np.ndarray, labels: Sequence[int] | np.ndarray) -> np.
 
     Args:
       images: uint8 `[n, height, width]`.
-      labels: `[n]`, not negative.
+      labels: `[n]`.
 
     Returns:
       uint8 `[rows, columns]`, for `write_png`.

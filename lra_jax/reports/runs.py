@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lra_jax.configs import Config, get_preset
-from lra_jax.errors import expected
+from lra_jax.errors import expected, known
 from lra_jax.tasks import get_task
 from lra_jax.training import own_code
 from lra_jax.training.metrics import read_metrics
@@ -351,6 +351,8 @@ def unfinished(runs: Sequence[Run]) -> list[str]:
 
 def _read_run(folder: Path) -> Run:
     config = Config.from_dict(_read_json(folder / "config.json"))
+    taught = ("tokens", *get_task(config.task).targets)
+    known("--pretrain.target", config.pretrain.target, taught)
     try:
         metrics = tuple(read_metrics(folder))
     except ValueError as error:

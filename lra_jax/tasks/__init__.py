@@ -23,6 +23,9 @@ sample`` rely on. ``--model.max_length`` is ``rows * columns``.
 **Pairs** are ``(tokens_1, tokens_2, label)``, with ``SEQUENCES = ("tokens_1",
 "tokens_2")`` in the builder, and ``pairs=True`` and the model for pairs in the entry.
 
+**Packing.** ``can_pack=True`` says that model and objective, such as the default ones,
+take rows of several examples; without it ``--data.packing`` is refused.
+
 **Targets of pretraining** are `Target` entries of the task, by the value of
 ``--pretrain.target``: a function computes them from the tokens of a training row, or
 the builder stores them with its examples.

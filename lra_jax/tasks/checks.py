@@ -253,7 +253,7 @@ def _check_devices(config: Config, task: Task) -> None:
 def _check_packing(config: Config, task: Task) -> None:
     """Refuses runs in which a row cannot hold several examples."""
     if not task.can_pack:
-        wanted = f"False for --task={task.name}, whose examples are not single texts"
+        wanted = f"False for --task={task.name}, whose rows hold one example each"
         raise expected("--data.packing", wanted, "True")
     mechanism = registry.resolve(config.attention)
     able = [name for name, one in registry.MECHANISMS.items() if one.packed]
@@ -310,8 +310,12 @@ def _check_pretraining(config: Config, task: Task) -> None:
     """Refuses what cannot be reconstructed, and parts shorter than their warm-up."""
     if task.per_position or config.model.is_causal:
         reason = f"for --task={task.name}" if task.per_position else "for a decoder"
-        wanted = f"0 {reason}, which reconstructs nothing"
-        raise expected("--pretrain.steps", wanted, config.pretrain.steps)
+        default = PretrainConfig()
+        for field in dataclasses.fields(default):
+            given, only = (getattr(x, field.name) for x in (config.pretrain, default))
+            if given != only:
+                wanted = f"{only} {reason}, which reconstructs nothing"
+                raise expected(f"--pretrain.{field.name}", wanted, given)
     if config.pretrain.target not in ("tokens", *task.targets):
         wanted = f"tokens for --task={task.name}, whose positions have no values"
         if task.targets:
@@ -365,6 +369,8 @@ def _check_stored_targets(config: Config, task: Task) -> None:
             continue
         name = entry.stored_by
         stored = getattr(config.data, name)
+        if used in task.targets and task.targets[used].stored_by == name:
+            target = used  # Several targets may be stored by one setting.
         if used == target and getattr(config.data, "path", None) is not None:
             wanted = (
                 "another target with --data.path, whose examples have no such targets"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from lra_jax.configs import Config, DataConfig, get_preset
-from lra_jax.errors import renamed
+from lra_jax.errors import expected, renamed
 from lra_jax.tasks.published import Published
 
 if TYPE_CHECKING:
@@ -44,12 +44,20 @@ class Target:
       stored_by: the data setting that stores them, if tokens do not determine them.
       in_readings: they are notes, learned in one of several readings at a time, so the
         model has to have ``--model.readings``.
+
+    Raises:
+      ValueError: neither or both of maker and stored_by.
     """
 
     help: str
     maker: str | None = None
     stored_by: str | None = None
     in_readings: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.maker is None) == (self.stored_by is None):
+            got = f"maker={self.maker!r}, stored_by={self.stored_by!r}"
+            raise expected("Target", "either maker or stored_by", got)
 
 
 @dataclasses.dataclass(frozen=True)

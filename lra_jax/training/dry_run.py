@@ -53,7 +53,7 @@ def estimate(
         # The data of pretraining are in its own steps only.
         given = first[: end - begin] if part == "pretrain" else _labelled(first)
         batches = [sharding.shard_batch(trainer.mesh, batch) for batch in given]
-        longest = max(batches, key=lambda batch: jax.tree.leaves(batch)[0].size)
+        longest = max(batches, key=_size)
         seconds = _SECONDS / len(spans)
         costs[part] = _cost(trainer, begin, batches, work, seconds, say)
         total += costs[part].token * (work(end) - work(begin))
@@ -72,6 +72,11 @@ def estimate(
         "compiling": f"{cold:.1f} s ({programs} {plural})",
         "total": f"about {format_seconds(total)}, evaluations included",
     }
+
+
+def _size(batch: Any) -> int:
+    """The number of tokens, padding included: no other array is larger."""
+    return max(array.size for array in jax.tree.leaves(batch))
 
 
 def _spans(config: Config) -> dict[Part, tuple[int, int]]:

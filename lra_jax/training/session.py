@@ -408,8 +408,9 @@ def _beside_in_words(result: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         mean = statistics.fmean(parts.values())
         rows.append(("mean over these parts", f"{mean:.2f}", ""))
     if "chance" in result:
-        scaled = f"{result['test_scaled_accuracy']:.3f} of the way from it to 100 %"
-        rows.append(("chance", f"{result['chance']:.2f}", f"best checkpoint: {scaled}"))
+        scaled = f"{100 * result['test_scaled_accuracy']:.1f} %"
+        far = f"the best checkpoint is {scaled} of the way from it to 100"
+        rows.append(("chance", f"{result['chance']:.2f}", far))
     return rows
 
 

@@ -12,7 +12,7 @@ import lra_jax
 from lra_jax import train
 from lra_jax.configs import TASKS, Config, get_preset
 from lra_jax.data import __main__ as data_command
-from lra_jax.tasks import get_task
+from lra_jax.tasks import Target, get_task
 
 COMMON = {"dir", "path", "buckets", "packing"}
 GENERATED = COMMON | {"seed", "processes", "num-train", "num-valid", "num-test"}
@@ -284,6 +284,12 @@ def in_copy(folder: Path, module: str, *args: str):
         f"runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
     )
     return helpers.run("-c", code)
+
+
+@pytest.mark.parametrize("places", [{}, {"maker": "a:b", "stored_by": "c"}])
+def test_a_target_has_one_source(places):
+    with pytest.raises(ValueError, match=r"^Target: expected either maker or stored"):
+        Target("the parity", **places)
 
 
 def test_a_new_task_has_its_help(with_a_toy):

@@ -119,7 +119,7 @@ def test_the_end_of_a_run_tells_parts_and_chance(capsys):
         "(standard error over 100 examples, each counted once)",
         "part 64 55.00 best checkpoint part 256 51.00 best checkpoint",
         "mean over these parts 53.00",
-        "chance 50.00 best checkpoint: 0.200 of the way from it to 100 %",
+        "chance 50.00 the best checkpoint is 20.0 % of the way from it to 100",
     ):
         assert words in said, said
 

@@ -42,6 +42,29 @@ def test_time_goes_with_the_tokens_of_a_step(data_dir, dataset, tmp_path) -> Non
     assert mean / first == pytest.approx((1 + longer) / 2, rel=0.01)
 
 
+def test_the_arithmetic_is_that_of_the_longest_batch(
+    data_dir, dataset, tmp_path, monkeypatch
+) -> None:
+    config = helpers.tiny(data_dir, tmp_path, data={"buckets": "20,30,40,60"})
+    seen: dict[str, list[int]] = {"timed": [], "counted": []}
+
+    def cost(trainer, step, batches, *_):
+        seen["timed"] += [batch["tokens"].shape[1] for batch in batches]
+        return dry_run._Cost(1.0, [1.0], 1.0, 1)
+
+    def flops(trainer, batch):
+        seen["counted"].append(batch["tokens"].shape[1])
+        return ""
+
+    monkeypatch.setattr(dry_run, "_cost", cost)
+    monkeypatch.setattr(dry_run, "_flops", flops)
+    with Session(config, quiet=True, dry=True) as session:
+        trainer = Trainer(config, session.task, dataset, tmp_path)
+        dry_run.estimate(trainer, session._work())
+    assert seen["counted"] == [max(seen["timed"])]
+    assert seen["timed"][0] < max(seen["timed"])
+
+
 def test_each_part_of_a_run_has_its_own_price(data_dir, dataset, tmp_path) -> None:
     """Three steps with targets, one of the head alone, and four of all."""
     config = helpers.tiny(
