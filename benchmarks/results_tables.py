@@ -11,6 +11,7 @@ results/listops_heights.json (docs/learning.md) and results/language/mechanisms.
 """
 
 import json
+import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -360,6 +361,27 @@ def bare_recall() -> str:
     return _table("| mechanism | with convolution | without |", lines, note)
 
 
+def seeds() -> str:
+    """The markdown table of how much single runs of selective copying differ."""
+    results = _read("suites_seeds")
+    runs: dict[str, list[float]] = {}
+    for one in results:
+        runs.setdefault(named(one), []).append(one["test_accuracy_best"])
+    lines = (
+        f"| {name} | {', '.join(f'{x:.1f}' for x in found)} | "
+        f"{statistics.fmean(found):.1f} | {statistics.stdev(found):.1f} |"
+        for name, found in sorted(
+            runs.items(), key=lambda item: -statistics.fmean(item[1])
+        )
+    )
+    note = (
+        "Percent of correct answers of `mad-selective-copy`, preset quick, rate 0.005, "
+        f"on one core of {_machines(results)}; standard deviation. "
+        "`results/suites_seeds/` has the command of each run."
+    )
+    return _table("| mechanism | seeds 0, 1, 2 | mean | deviation |", lines, note)
+
+
 def wide_recall() -> str:
     """The markdown table of MAD's recall with more keys in longer sequences."""
     note = (
@@ -527,6 +549,7 @@ TABLES = {
     ("docs/suites.md", "results"): suite_runs,
     ("docs/suites.md", "recall by state"): recall_by_state,
     ("docs/suites.md", "bare recall"): bare_recall,
+    ("docs/suites.md", "seeds"): seeds,
     ("docs/suites.md", "wide recall"): wide_recall,
     ("docs/suites.md", "official memorise"): official_memorise,
     ("docs/learning.md", "results"): learning_runs,
