@@ -18,6 +18,7 @@ from typing import Any
 
 from lra_jax import signals
 from lra_jax.configs import Config
+from lra_jax.configs.registry import find_task
 from lra_jax.errors import expected
 
 # Each is a whole training, and all of them are planned before the first starts.
@@ -223,10 +224,12 @@ def summarise(results: dict[str, list[dict[str, Any]]]) -> Iterator[str]:
     """A line for each series: mean and standard deviation over its seeds, of the test
     accuracy and of the validation metric that chose the checkpoints."""
     for series, runs in results.items():
-        best, last = (
-            mean_and_deviation([r[f"test_accuracy_{which}"] for r in runs])
-            for which in ("best", "last")
-        )
+        task = find_task(runs[0]["task"])
+        best = mean_and_deviation([task.accuracy_of(run) for run in runs])
+        last = mean_and_deviation([run["test_accuracy_last"] for run in runs])
+        shown = f"best checkpoint {best} %, last {last} %"
+        if task.by_parts:
+            shown = f"mean over the parts, best checkpoint {best} %"
         seeds = "1 seed" if len(runs) == 1 else f"{len(runs)} seeds"
         rule, scores = _best_by(runs), _validation_scores(runs)
         chosen = ""
@@ -234,10 +237,7 @@ def summarise(results: dict[str, list[dict[str, Any]]]) -> Iterator[str]:
             score = mean_and_deviation(scores, _DIGITS[rule])
             chosen = f"; chosen by validation {rule}{_where(runs)}, {score}"
             chosen += _UNITS[rule]
-        yield (
-            f"{series}: test accuracy, best checkpoint {best} %, last {last} %{chosen} "
-            f"({seeds})"
-        )
+        yield (f"{series}: test accuracy, {shown}{chosen} ({seeds})")
 
 
 def best_by_validation(results: dict[str, list[dict[str, Any]]]) -> Iterator[str]:

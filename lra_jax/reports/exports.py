@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,6 +12,8 @@ from lra_jax.tasks import get_task
 from lra_jax.training.scores import standard_error
 
 Row = dict[str, Any]
+# Of language models.
+_OF_TEXTS = ("bits_per_byte", "perplexity")
 # Characters that are special in LaTeX.
 _MARKS = {ord(mark): f"\\{mark}" for mark in "&%$#_{}"} | {
     ord("\\"): r"\textbackslash{}",
@@ -29,7 +32,7 @@ def rows(groups: Sequence[Group]) -> list[Row]:
 
 def _row(group: Group) -> Row:
     config, first = group.config, group.results[0]
-    mean = group.mean(group.accuracy)
+    mean, by_parts = group.mean(group.accuracy), get_task(config.task).by_parts
     peak, kind = group.peak_memory
     return {
         "task": config.task,
@@ -41,6 +44,8 @@ def _row(group: Group) -> Row:
         "deviation_over_seeds": group.deviation(group.accuracy),
         "standard_error_of_examples": standard_error(mean, first["test_examples"]),
         "test_accuracy_last": group.mean("test_accuracy_last"),
+        "mean_over_parts": _mean_over_parts(group) if by_parts else None,
+        **{name: _mean_or_none(group, f"test_{name}_best") for name in _OF_TEXTS},
         "official_data": group.official,
         "official_protocol": group.by_protocol,
         "test_examples": first["test_examples"],
@@ -54,6 +59,16 @@ def _row(group: Group) -> Row:
         "commit": group.said("commit"),
         "command": first.get("command"),
     }
+
+
+def _mean_over_parts(group: Group) -> float:
+    accuracy = get_task(group.config.task).accuracy_of
+    return statistics.fmean(map(accuracy, group.results))
+
+
+def _mean_or_none(group: Group, name: str) -> float | None:
+    """The mean of a number that only some tasks have."""
+    return group.mean(name) if all(name in x for x in group.results) else None
 
 
 def to_csv(found: Sequence[Row]) -> str:
@@ -120,6 +135,8 @@ def _name(row: Row) -> str:
 
 def _accuracy(row: Row) -> str:
     """Mean and deviation over seeds; for one seed its examples' standard error."""
+    if row["mean_over_parts"] is not None:
+        return f"${row['mean_over_parts']:.2f}$ (mean over its parts)"
     mean, deviation = row["test_accuracy"], row["deviation_over_seeds"]
     if deviation is not None:
         return rf"${mean:.2f} \pm {deviation:.2f}$ (sd)"

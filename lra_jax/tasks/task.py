@@ -2,6 +2,7 @@
 
 import dataclasses
 import pkgutil
+import statistics
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -140,6 +141,14 @@ class Task:
     augmentation: str | None = None
     targets: Mapping[str, Target] = dataclasses.field(default_factory=dict)
     tree_drawer: str | None = None
+
+    def accuracy_of(self, result: Mapping[str, Any]) -> float:
+        """The test accuracy of a ``result.json``, for the best checkpoint, in percent;
+        for a task `by_parts` it is the mean over its parts."""
+        parts = result.get("test_accuracy_by_length")
+        if self.by_parts and parts:
+            return statistics.fmean(parts.values())
+        return result["test_accuracy_best"]
 
     def scaled(self, data: DataConfig, accuracy: float) -> float | None:
         """An accuracy rescaled from chance (0) to 100 % (1); both are in percent."""

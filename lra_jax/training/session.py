@@ -218,7 +218,7 @@ class Session:
             **self._in_units("test", best["loss"], "best"),
             **self._in_units("test", last["loss"], "last"),
             "test_examples": self.dataset.num_examples("test"),
-            **self._beside(params, best["accuracy"]),
+            **self._beside(params, 100 * best["accuracy"]),
             "valid_accuracy_best": 100 * progress.best_accuracy,
             "best_step": progress.best_step,
             "best_by": self.config.train.best_by,
@@ -245,9 +245,6 @@ class Session:
         """Results of some tasks only: chance, parts of the test, size of the state."""
         task, data, trainer = self.task, self.config.data, self.trainer
         found: dict[str, Any] = {}
-        if task.chance is not None:
-            found["chance"] = task.chance(data)
-            found["test_scaled_accuracy"] = task.scaled(data, 100 * accuracy)
         if task.scores is not None:
             for part in self.dataset.parts:
                 loss = self._evaluate(params, part)["loss"]
@@ -257,6 +254,10 @@ class Session:
                 part: 100 * self._evaluate(params, part)["accuracy"]
                 for part in self.dataset.parts
             }
+        if task.chance is not None:
+            whole = task.accuracy_of({"test_accuracy_best": accuracy, **found})
+            found["chance"] = task.chance(data)
+            found["test_scaled_accuracy"] = task.scaled(data, whole)
         if self.config.model.is_causal:
             found["state_size"] = trainer.state_size
         return found
@@ -385,7 +386,7 @@ def _show_accuracies(
             f"step {result['steps']}",
         ),
     ]
-    rows += _beside_in_words(result)
+    rows += _beside_in_words(task, result)
     if result["official_data"]:
         rows += [
             (f"baseline: {name}", f"{value:.2f}", "") for name, value in task.floors
@@ -397,20 +398,24 @@ def _show_accuracies(
     console.table("test accuracy, percent", rows)
 
 
-def _beside_in_words(result: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Rows of some tasks only: accuracy by length, and by chance."""
+def _beside_in_words(
+    task: Task, result: Mapping[str, Any]
+) -> list[tuple[str, str, str]]:
+    """Rows of some tasks only: accuracy above chance, and by length."""
     parts = result.get("test_accuracy_by_length", {})
-    rows = [
+    rows = []
+    if "chance" in result:
+        which = "mean over the parts" if task.by_parts else "best checkpoint"
+        scaled = f"{100 * result['test_scaled_accuracy']:.1f} %"
+        far = f"the {which} is {scaled} of the way from it to 100"
+        rows.append(("chance", f"{result['chance']:.2f}", far))
+    rows += [
         (f"part {name}", f"{accuracy:.2f}", "best checkpoint")
         for name, accuracy in parts.items()
     ]
     if len(parts) > 1:
         mean = statistics.fmean(parts.values())
-        rows.append(("mean over these parts", f"{mean:.2f}", ""))
-    if "chance" in result:
-        scaled = f"{100 * result['test_scaled_accuracy']:.1f} %"
-        far = f"the best checkpoint is {scaled} of the way from it to 100"
-        rows.append(("chance", f"{result['chance']:.2f}", far))
+        rows.append(("mean over the parts", f"{mean:.2f}", ""))
     return rows
 
 

@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from lra_jax import evaluate, train
+from lra_jax import evaluate, runs, train
 from lra_jax.configs import get_preset
 from lra_jax.data import pipeline
 from lra_jax.models import AutoEncoder, TokenClassifier
+from lra_jax.reports import exports
+from lra_jax.reports.runs import group_runs, read_runs
 from lra_jax.tasks import get_task
 from lra_jax.tasks.base import classification_loss
 from lra_jax.training import Interrupted
@@ -118,10 +120,34 @@ def test_the_end_of_a_run_tells_parts_and_chance(capsys):
     for words in (
         "(standard error over 100 examples, each counted once)",
         "part 64 55.00 best checkpoint part 256 51.00 best checkpoint",
-        "mean over these parts 53.00",
+        "mean over the parts 53.00",
         "chance 50.00 the best checkpoint is 20.0 % of the way from it to 100",
     ):
         assert words in said, said
+
+
+def test_the_score_of_a_test_by_parts_is_their_mean(tmp_path, capsys):
+    config = tiny(
+        "needle",
+        "linear",
+        tmp_path,
+        data={
+            **{"num_train": 64, "num_valid": 8, "num_test": 40},
+            **{"min_length": 16, "max_length": 32, "parts": "32,64"},
+        },
+        **{"steps": 4, "warmup": 1, "eval_every": 4},
+    )
+    result = train.run(config)
+    said = " ".join(capsys.readouterr().out.split())
+    mean = np.mean([*result["test_accuracy_by_length"].values()])
+    scaled = (mean - result["chance"]) / (100 - result["chance"])
+    assert result["test_scaled_accuracy"] == pytest.approx(scaled)
+    assert f"the mean over the parts is {100 * scaled:.1f} % of the way" in said
+    (line,) = runs.summarise({"linear": [result | {"best_by": "accuracy"}]})
+    assert f"mean over the parts, best checkpoint {mean:.2f} %" in line
+    (row,) = exports.rows(group_runs(read_runs(tmp_path)[0]))
+    assert row["mean_over_parts"] == pytest.approx(mean)
+    assert f"${mean:.2f}$ (mean over its parts)" in exports.to_latex([row])
 
 
 @pytest.mark.parametrize("kind", [TokenClassifier, AutoEncoder])
