@@ -29,7 +29,7 @@ LAYERS: tuple[dict[str, float], ...] = (
     {"data": 0.76, "models": 0.36},
     {"configs": 0.88},
     {"attention": 0.36},
-    {"kernels": 0.36, "seals": 0.82},
+    {"kernels": 0.36, "vocabularies": 0.6, "seals": 0.82},
     {"errors": 0.36, "progress": 0.68, "files": 0.82, "signals": 0.95},
 )
 """The parts of the house, top to bottom, each with its place from left to right.

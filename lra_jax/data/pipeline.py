@@ -49,6 +49,7 @@ Targets = Callable[[np.ndarray, np.random.Generator], dict[str, np.ndarray]]
 __all__ = [
     "EvalBatches",
     "bucket_lengths",
+    "check_targets",
     "eval_batches",
     "eval_shapes",
     "read_examples",
@@ -179,6 +180,32 @@ _TARGETS = 1
 
 def _generator(*entropy: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(np.random.SeedSequence(entropy)))
+
+
+def check_targets(
+    name: str, targets: Targets, dataset: SequenceDataset, count: int = 32
+) -> None:
+    """Tries targets of pretraining on the first training examples.
+
+    Args:
+      name: the flag and its value, for the error.
+      targets: as in `train_iterator`.
+      dataset: the data.
+      count: the number of examples.
+
+    Raises:
+      ValueError: they are not ids of the vocabulary, one for each token.
+    """
+    source = dataset.source("train")
+    wanted = f"ids from 0 to {dataset.vocab_size - 1}, one for each token"
+    for index in range(min(count, len(source))):
+        tokens = source[index]["tokens"]
+        for array in targets(tokens, _generator(0, 0, index, _TARGETS)).values():
+            if array.shape != tokens.shape or array.dtype.kind not in "iu":
+                got = f"{array.dtype}{list(array.shape)} for {len(tokens)} tokens"
+                raise expected(name, wanted, got)
+            if array.size and not 0 <= array.min() <= array.max() < dataset.vocab_size:
+                raise expected(name, wanted, f"{array.min()} to {array.max()}")
 
 
 def _stacked(

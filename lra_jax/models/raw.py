@@ -3,6 +3,9 @@
 The kinds are
   words   text; each word has its id in ``ids``;
   bytes   text or bytes, truncated to ``max_length``;
+  vocabulary
+          text or bytes, as the tokens of a ``vocabulary`` that `lra_jax.vocabularies`
+          describes, truncated to ``max_length``; or their ids;
   pixels  grey images of 0 to 255 with a ``shape``;
   ids     integers, unchanged.
 
@@ -10,45 +13,52 @@ The kinds are
 increasing.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
-from lra_jax.errors import a_thing, expected, known
+from lra_jax import vocabularies
+from lra_jax.errors import a_thing, expected, known, within
 
 Raw = Mapping[str, Any]
+Read = Callable[[str, Any], np.ndarray]
+"""``(name, example) -> ids [T]``; the name is for errors."""
 
 IDS: Raw = {"kind": "ids"}
 
 
 def check_raw(raw: Raw) -> None:
     """Raises ``ValueError`` unless this is a description of raw examples."""
-    known("raw", raw.get("kind", ""), _READERS)
+    known("raw", raw.get("kind", ""), _KINDS)
     buckets = list(raw.get("buckets", ()))
     sizes = [size for size in buckets if isinstance(size, int) and size > 0]
     if buckets != sorted(set(sizes)):
         raise expected("raw", "increasing lengths as buckets", buckets)
 
 
-def tokens_of(raw: Raw, name: str, example: Any, max_length: int) -> np.ndarray:
-    """The ids of one sequence, integers `[T]`.
+def reader(raw: Raw, max_length: int) -> Read:
+    """Makes the function that reads one sequence: text, bytes, or an array.
+
+    It raises ``ValueError`` for an example that cannot be read, is empty, or is too
+    long (bytes and text in a vocabulary are truncated).
 
     Args:
       raw: how examples are read.
-      name: name of the example, for the error.
-      example: text, bytes, or an array.
       max_length: maximum number of tokens.
-
-    Raises:
-      ValueError: it cannot be read, is empty, or is too long (bytes are truncated).
     """
-    tokens = _READERS[raw["kind"]](raw, name, example)
-    if raw["kind"] == "bytes":
-        tokens = tokens[:max_length]
-    if not 0 < len(tokens) <= max_length:
-        raise expected(name, f"1 to {max_length} tokens", len(tokens))
-    return tokens
+    kind = raw["kind"]
+    read = _with_vocabulary(raw) if kind == "vocabulary" else _READERS[kind]
+
+    def checked(name: str, example: Any) -> np.ndarray:
+        tokens = read(raw, name, example)
+        if kind in ("bytes", "vocabulary"):
+            tokens = tokens[:max_length]
+        if not 0 < len(tokens) <= max_length:
+            raise expected(name, f"1 to {max_length} tokens", len(tokens))
+        return tokens
+
+    return checked
 
 
 def _words(raw: Raw, name: str, example: Any) -> np.ndarray:
@@ -62,14 +72,34 @@ def _words(raw: Raw, name: str, example: Any) -> np.ndarray:
 
 
 def _bytes(_: Raw, name: str, example: Any) -> np.ndarray:
+    return np.frombuffer(_encoded(name, example), np.uint8).astype(np.int32)
+
+
+def _encoded(name: str, example: Any) -> bytes:
     if isinstance(example, str):
         try:
-            example = example.encode("utf-8")
+            return example.encode("utf-8")
         except UnicodeEncodeError as error:
             raise expected(name, "text that UTF-8 can hold", error) from error
     if not isinstance(example, bytes):
         raise expected(name, "text or bytes", a_thing(example))
-    return np.frombuffer(example, np.uint8).astype(np.int32)
+    return example
+
+
+def _with_vocabulary(raw: Raw) -> Callable[[Raw, str, Any], np.ndarray]:
+    vocabulary = vocabularies.described(raw["vocabulary"])
+
+    def read(raw: Raw, name: str, example: Any) -> np.ndarray:
+        if not isinstance(example, str | bytes):
+            return _ids(raw, name, example)
+        try:
+            found = vocabulary.encode(_encoded(name, example))
+        except ValueError as error:
+            raise within(name, error) from error
+        # As in training, an empty text is the end of one.
+        return found if len(found) else np.array([vocabulary.end], np.int32)
+
+    return read
 
 
 def _pixels(raw: Raw, name: str, example: Any) -> np.ndarray:
@@ -92,3 +122,4 @@ def _ids(_: Raw, name: str, example: Any) -> np.ndarray:
 
 
 _READERS = {"words": _words, "bytes": _bytes, "pixels": _pixels, "ids": _ids}
+_KINDS = (*_READERS, "vocabulary")

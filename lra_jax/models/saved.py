@@ -31,7 +31,7 @@ from lra_jax.models.classifier import SequenceClassifier
 from lra_jax.models.config import EncoderConfig
 from lra_jax.models.language import CausalLM, LanguageModel, MaskedLM
 from lra_jax.models.matching import MatchingClassifier
-from lra_jax.models.raw import IDS, Raw, check_raw, tokens_of
+from lra_jax.models.raw import IDS, Raw, Read, check_raw, reader
 from lra_jax.models.tokens import AutoEncoder, TokenClassifier
 
 FILE = "model.safetensors"
@@ -149,12 +149,16 @@ class Saved:
                 raise expected(name, "a pair", f"{example!r}"[:60])
             parts = example
         size = self.model.encoder.vocab_size
-        found = [tokens_of(self.raw, name, part, self._max_length) for part in parts]
+        found = [self._read(name, part) for part in parts]
         for tokens in found:
             if tokens.min() < 0 or tokens.max() >= size:
                 wanted = f"ids of the vocabulary, from 0 to {size - 1}"
                 raise expected(name, wanted, f"{tokens.min()} to {tokens.max()}")
         return found
+
+    @functools.cached_property
+    def _read(self) -> Read:
+        return reader(self.raw, self._max_length)
 
     @functools.cached_property
     def _logits(self) -> Callable[[list[Any]], jax.Array]:

@@ -181,7 +181,8 @@ def _warn_of_padding(config: AttentionConfig, length: int) -> None:
 
 
 def _check_variables(attention: str, layer: MultiHeadAttention) -> None:
-    """Refuses state that the trainer would not keep, such as dropout's random state."""
+    """Refuses state that the trainer would not keep, such as dropout's random state,
+    and parameters without a gradient."""
     kinds = {
         type(variable).__name__
         for _, variable in nnx.graph.iter_graph(layer)
@@ -191,6 +192,12 @@ def _check_variables(attention: str, layer: MultiHeadAttention) -> None:
     if kinds:
         wanted = f"{attention!r} to hold nnx.Param and lra_jax.models.Buffer only"
         raise expected("attention", wanted, ", ".join(sorted(kinds)))
+    for path, variable in nnx.to_flat_state(nnx.state(layer, nnx.Param)):
+        dtype = variable[...].dtype
+        if not jnp.issubdtype(dtype, jnp.floating):
+            wanted = f"{attention!r} to hold nnx.Param of floating numbers"
+            got = f"{dtype} for {'.'.join(map(str, path))}"
+            raise expected("attention", wanted, got)
 
 
 def _broken(attention: str, error: Exception) -> ValueError:
@@ -369,7 +376,8 @@ def _check_stored_targets(config: Config, task: Task) -> None:
             continue
         name = entry.stored_by
         stored = getattr(config.data, name)
-        if used in task.targets and task.targets[used].stored_by == name:
+        mine = None if used is None else task.targets.get(used)
+        if used is not None and mine is not None and mine.stored_by == name:
             target = used  # Several targets may be stored by one setting.
         if used == target and getattr(config.data, "path", None) is not None:
             wanted = (

@@ -11,9 +11,10 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
+from lra_jax import vocabularies
 from lra_jax.configs import Config
 from lra_jax.data.dataset import SequenceDataset
-from lra_jax.data.language import labelled, vocabularies
+from lra_jax.data.language import labelled
 from lra_jax.errors import expected, renamed, within
 from lra_jax.models import CausalLM, MaskedLM, SequenceClassifier, load
 from lra_jax.models.saved import read_kind_and_raw

@@ -146,6 +146,10 @@ class Trainer:
     def _training_data(self) -> Any:
         """The batches of all steps."""
         config = self.config
+        targets = self.task.pretraining_targets(config)
+        if targets is not None and config.pretrain.steps:
+            flag = f"--pretrain.target={config.pretrain.target}"
+            pipeline.check_targets(flag, targets, self.dataset)
         return pipeline.train_iterator(
             self.dataset,
             batch_size=config.train.batch_size,
@@ -156,7 +160,7 @@ class Trainer:
             curriculum=config.train.curriculum,
             groups=config.data.groups,
             augment=self.task.augment(config.data),
-            targets=self.task.pretraining_targets(config),
+            targets=targets,
             target_steps=config.pretrain.steps,
             packing=self._packing(),
             shard=self._shard,

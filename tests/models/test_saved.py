@@ -12,7 +12,7 @@ from flax import nnx
 
 from lra_jax import attention, models
 from lra_jax.models.language import LanguageModel
-from lra_jax.models.raw import tokens_of
+from lra_jax.models.raw import reader
 from lra_jax.models.saved import describe
 
 SMALL = {
@@ -23,6 +23,11 @@ SMALL = {
     "max_length": 16,
 }
 WORDS = {"kind": "words", "ids": {"a": 1, "b": 2, "c": 3}, "ignored": "()"}
+_IDS = {"<eos>": 0, "a": 1, "b": 2, "<unk>": 3}
+IN_WORDS = {
+    **{"kind": "vocabulary", "max_length": 4},
+    "vocabulary": {"kind": "words", "ids": _IDS},
+}
 
 
 def _classifier(**settings: Any) -> models.SequenceClassifier:
@@ -263,6 +268,10 @@ def test_ids_beyond_the_vocabulary_have_no_prediction(ids: list[int]) -> None:
             np.arange(6, dtype=np.uint8).reshape(2, 3),
             [0, 1, 2, 3, 4, 5],
         ),
+        (IN_WORDS, "b  zebra\na a", [2, 3, 0, 1]),
+        (IN_WORDS, b"", [0]),
+        (IN_WORDS, [1, 2], [1, 2]),
+        (IN_WORDS, 0.5, None),
         ({"kind": "ids"}, [3, 1], [3, 1]),
         ({"kind": "ids"}, [0.5], None),
         (WORDS, "a d", None),
@@ -272,12 +281,11 @@ def test_ids_beyond_the_vocabulary_have_no_prediction(ids: list[int]) -> None:
 )
 def test_raw_examples(raw: Any, example: Any, tokens: list[int] | None) -> None:
     if tokens is not None:
-        assert (
-            tokens_of(raw, "one", example, raw.get("max_length", 8)).tolist() == tokens
-        )
+        read = reader(raw, raw.get("max_length", 8))
+        assert read("one", example).tolist() == tokens
         return
     with pytest.raises(ValueError, match=r"^one: expected"):
-        tokens_of(raw, "one", example, 8)
+        reader(raw, 8)("one", example)
 
 
 @pytest.mark.parametrize("example", [5, "ab", [[1]], [[1], [2], [3]]])

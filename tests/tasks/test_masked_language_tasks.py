@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from lra_jax import evaluate, models, train
+from lra_jax import evaluate, models, train, vocabularies
 from lra_jax.configs import get_preset
 from lra_jax.data import __main__ as data_command
-from lra_jax.data.language import vocabularies
 from lra_jax.data.language.labelled import prepare
+from lra_jax.models.raw import reader
 from lra_jax.tasks import get_task, language
 from lra_jax.tasks.encoder import encoder_config
 from lra_jax.tasks.language import hide
@@ -210,6 +210,10 @@ def test_texts_are_read_in_the_vocabulary_of_the_checkpoint(kind, reviews, tmp_p
     models.save(checkpoint, model, raw=vocabulary.raw)
     task = get_task("finetune")
     dataset: Any = task.prepare(config.data)
+    # A saved model reads raw texts in the same way.
+    read = reader(dataset.raw, 32)
+    wanted = vocabulary.encode(texts[0].encode())[:32]
+    np.testing.assert_array_equal(read("one", texts[0]), wanted)
     for split in dataset.splits:
         rows = dataset.source(split).__getitems__(list(range(2)))
         for row, label in zip(rows, dataset.labels(split), strict=False):

@@ -129,6 +129,16 @@ def test_what_a_run_cannot_train_is_refused(attention, parts, tmp_path, monkeypa
     assert_rejects(lambda: check(config), "--attention: expected ", *parts)
 
 
+def test_a_parameter_of_integers_is_refused(tmp_path) -> None:
+    """An option without a decimal point makes one, and it has no gradient."""
+    config = helpers.tiny(
+        tmp_path, attention="helpers:Scaled", model={"attention_options": "scale=2"}
+    )
+    wanted = r"^--attention: expected 'helpers:Scaled' to hold nnx.Param of floating "
+    with pytest.raises(ValueError, match=wanted + r"numbers, got int32 for \w+.scale"):
+        get_task("listops").check_on_devices(config)
+
+
 def test_an_error_of_a_users_own_says_where(tmp_path, monkeypatch) -> None:
     source = """
 import jax

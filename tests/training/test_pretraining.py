@@ -11,6 +11,7 @@ from flax import nnx
 
 from lra_jax import tasks
 from lra_jax.configs.base import PretrainConfig
+from lra_jax.data import pipeline
 from lra_jax.data.listops_language import CLOSE, MIN
 from lra_jax.models import MatchingClassifier, SequenceClassifier, saved
 from lra_jax.tasks.reconstruction import reconstruction_loss
@@ -230,6 +231,23 @@ def test_a_batch_in_which_no_note_changes_teaches_nothing() -> None:
     sums = _sums(model, _batch() | {"notes": none, "targets": none})
     assert sums["loss"] == sums["correct"] == 0
     assert 0 < sums["count"] < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("made", "got"),
+    [
+        (lambda x: x + 200, "got 200 to "),
+        (lambda x: x[1:], "got uint8"),
+        (lambda x: x / 2, "got float"),
+    ],
+)
+def test_targets_that_are_no_ids_are_refused(dataset, made, got) -> None:
+    def targets(tokens, generator):
+        return {"targets": made(tokens * 0)}
+
+    wanted = rf"^--x=y: expected ids from 0 to {dataset.vocab_size - 1}, .*{got}"
+    with pytest.raises(ValueError, match=wanted):
+        pipeline.check_targets("--x=y", targets, dataset)
 
 
 def test_other_tasks_have_no_values(data_dir) -> None:

@@ -16,9 +16,9 @@ import numpy as np
 
 from lra_jax.data import archives, checks, text
 from lra_jax.data.dataset import SPLITS, SequenceDataset, Source
-from lra_jax.data.language.vocabularies import Bytes, Vocabulary
 from lra_jax.data.memory import stream_of
 from lra_jax.errors import expected, known
+from lra_jax.vocabularies import Bytes, Vocabulary
 
 _SHARE = 0.1
 # Bytes of a review that are read for each token that is kept.
@@ -63,7 +63,8 @@ class LabelledDataset(SequenceDataset):
         self.vocab_size, self.num_classes = vocabulary.size, len(names)
         self.max_length = max_length
         if not isinstance(vocabulary, Bytes):
-            self.raw = {"kind": "ids", "vocabulary": vocabulary.raw}
+            own = {"vocabulary": vocabulary.raw, "max_length": max_length}
+            self.raw = {"kind": "vocabulary", **own}
         self.decode = lambda tokens: vocabulary.decode(tokens).decode(errors="replace")
         self.token_dtype = np.min_scalar_type(vocabulary.size - 1)
         end = np.array([vocabulary.end])

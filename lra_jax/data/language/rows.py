@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lra_jax.data.dataset import SequenceDataset, Source
-from lra_jax.data.language.vocabularies import Vocabulary
 from lra_jax.errors import expected
+from lra_jax.vocabularies import Vocabulary
 
 NO_TARGET = -1
 SLIDING = "sliding"
