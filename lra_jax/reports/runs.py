@@ -304,6 +304,20 @@ def settings_unlike_preset(group: Group, apart_from: Iterable[str]) -> list[str]
     ]
 
 
+def data_unlike_preset(group: Group) -> list[str]:
+    """The settings of the examples that are not the preset's, as NAME=value; empty if
+    there is no such preset any more."""
+    config = group.config
+    if config.preset not in get_task(config.task).presets:
+        return []
+    preset = get_preset(config.task, config.preset, config.attention).identity()
+    return [
+        f"{name.removeprefix('data.')}={value}"
+        for name, value in _data_settings(group).items()
+        if value != preset.get(name)
+    ]
+
+
 _OF_REPORTING = ("train.log_every", "train.eval_batch_size")
 
 

@@ -16,6 +16,7 @@ from lra_jax.reports import charts
 from lra_jax.reports.page import Page, Table
 from lra_jax.reports.runs import (
     Group,
+    data_unlike_preset,
     differing_code,
     differing_data,
     differing_starts,
@@ -87,6 +88,7 @@ def _add_suite(
     if several:
         page.text("Runs on other examples count as another test:")
         page.items(several)
+    _add_examples(page, tests)
     slug = title.replace(", preset ", "-")
     values = {
         model: {name: score(group) for name, group in row.items()}
@@ -106,6 +108,25 @@ def _add_suite(
             caption += "; 0 is chance, 100 all correct." if test.task.is_scaled else "."
             file = f"lengths-{test.name.replace(' ', '-')}-{slug}"
             page.figure(file, _by_part(lines, test), caption)
+
+
+def _add_examples(page: Page, tests: Sequence[Test]) -> None:
+    """Says how many examples were tested, and which are not the preset's."""
+    counts = [
+        f"{test.name} {test.groups[0].results[0]['test_examples']:,}"
+        for test in tests
+        if test.task.scores is None  # The examples of others are rows of many answers.
+    ]
+    if counts:
+        page.text(
+            f"Test examples: {', '.join(counts)}. The standard error of an accuracy on "
+            "n examples is at most 50 / sqrt(n) points."
+        )
+    found = [(test.name, data_unlike_preset(test.groups[0])) for test in tests]
+    changed = [f"{name}: {', '.join(words)}" for name, words in found if words]
+    if changed:
+        page.text("These examples are NOT the preset's:")
+        page.items(changed)
 
 
 def find_tests(tasks: Sequence[Task], groups: Sequence[Group]) -> list[Test]:

@@ -204,6 +204,10 @@ def test_other_examples_are_another_test(tmp_path):
     report.write_report(runs, tmp_path / "out")
     page = (tmp_path / "out" / "report.md").read_text()
     assert "- mqar 1: data.train=32/8:99, data.test=32/8:400\n" in page
+    changed = page.partition("These examples are NOT the preset's:")[2]
+    changed = changed.partition("![")[0]
+    assert "- mqar 1: train=32/8:99, test=32/8:400\n" in changed
+    assert "- mqar 2" not in changed and "- parity" not in changed
     assert "(lengths-parity-2-state-quick.png)" in page
 
 
@@ -215,6 +219,7 @@ def test_the_page_of_a_suite(folder, tmp_path):
         line.split("|")[1].strip(): line for line in page.splitlines() if "|" in line
     }
     assert "Suite state, preset quick" in page and "All tasks" not in page
+    assert "Test examples: parity" in page and "NOT the preset's" not in page
     cells = [x.strip() for x in lines["delta"].split("|")[2:]]
     assert cells[:6] == ["2.0", "20.0", "11.0", "4,096", "1,234", cells[5]]
     assert cells[5] == "rates 0.005, 0.005; seeds: 1"
