@@ -289,7 +289,8 @@ def _spectrum(settings: Spectrum, page: Any) -> None:
         config = saved.config
         name = f"{config.mixers} on {config.task}"
         found = {name: parts.run_spectra(saved, batch)}
-        about = f"A trained model, step {saved.step}, {settings.examples} examples."
+        plural = "example" if settings.examples == 1 else "examples"
+        about = f"A trained model, step {saved.step}, {settings.examples} {plural}."
     else:
         names = _names("attention", settings.attention)
         parts.check(settings.network, names, settings.examples)

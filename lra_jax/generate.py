@@ -128,7 +128,7 @@ def _encoded(vocabulary: Any, text: str) -> Any:
         raise renamed(error, "--prompt") from error
     unknown = vocabulary.missing(text.encode()) if more else []
     if unknown:
-        words = ", ".join(map(repr, unknown))
+        words = ", ".join(map(repr, dict.fromkeys(unknown)))
         line = f"warning: --prompt: {words} not in the vocabulary, read as unknown"
         print(line, file=sys.stderr)
     return np.concatenate([np.array([vocabulary.end], np.int32), tokens])

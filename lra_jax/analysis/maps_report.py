@@ -82,6 +82,7 @@ def _add_matrices(page: Page, maps: Maps) -> None:
         )
         axis.set_title(f"head {head + 1}")
         axis.set_xlabel("from position")
+        charts.whole_numbers(axis, "xy")
     for axis in axes[:, 0]:
         axis.set_ylabel("to position")
     caption = (

@@ -153,8 +153,9 @@ def _add_circle(
     charts.log_scale(last)
     charts.legend(figure, axes)
     caption = (
-        f"One recurrent layer that learned to step along a circle, run on its own "
-        f"output. Stars: where the points end. Distances are cut off at 1e-8. {about}"
+        "One recurrent layer that learned to step along a circle, run on its own "
+        "output. Stars: where the points end. The picture cuts distances off at 1e-8. "
+        f"{about}"
     )
     data = {
         variant: {

@@ -289,7 +289,8 @@ class Session:
     def _facts(self) -> dict[str, str]:
         config, data = self.config, self.dataset
         sizes = (f"{data.num_examples(s):,} {s}" for s in data.splits)
-        lengths = ", ".join(map(str, self.trainer.buckets))
+        packed = config.data.packing
+        lengths = ", ".join(map(str, self.trainer.buckets[-1 if packed else 0 :]))
         return {
             "task": f"{config.task}, {', '.join(sizes)}",
             "data": f"{data.name}, fingerprint {data.fingerprint}",
@@ -299,7 +300,7 @@ class Session:
             ),
             "training": (
                 f"{config.train.steps} steps of {config.train.batch_size}, "
-                f"{self._pretraining()}padded to {lengths}{self._warmup()}"
+                f"{self._pretraining()}{self._shown()}{lengths}{self._warmup()}"
             ),
             "devices": f"{describe_devices()}, {self._mesh()} in the mesh",
             "run": str(self.workdir),
@@ -308,6 +309,16 @@ class Session:
     def _pretraining(self) -> str:
         steps = self.config.pretrain.steps
         return f"{steps} of them pretraining, " if steps else ""
+
+    def _shown(self) -> str:
+        """How training shows its examples, before the lengths of its batches."""
+        train = self.config.train
+        parts = {
+            f"short examples first ({train.curriculum}), ": train.curriculum,
+            f"beginnings first ({train.length_warmup}), ": train.length_warmup,
+        }
+        how = "packed into rows of " if self.config.data.packing else "padded to "
+        return "".join(name for name, there in parts.items() if there) + how
 
     def _warmup(self) -> str:
         """Says so if the preset's warm-up is too long for the run."""
