@@ -83,12 +83,30 @@ def open_run(workdir: str, allow_code: bool = False) -> Trainer:
         # The same scores; sequences need not be split on a machine with fewer devices.
         config = config.replace(train={"seq_devices": 1})
     task = get_task(config.task)
-    task.check(config)
-    task.check_on_devices(config)
-    dataset = task.prepare(config.data)
+    try:
+        task.check(config)
+        task.check_on_devices(config)
+        dataset = task.prepare(config.data)
+    except ValueError as error:
+        place = _place_of_path(error, config, folder)
+        if place is None:
+            raise
+        raise ValueError(f"{error} ({place})") from error
     if dataset.fingerprint != fingerprint:
         raise other_data(folder, fingerprint, dataset.fingerprint)
     return Trainer(config, task, dataset, folder, training=False)
+
+
+def _place_of_path(error: ValueError, config: Config, folder: Path) -> str | None:
+    """To which folder the path is relative that an error is about; None for others."""
+    flag = str(error).partition(":")[0]
+    value = getattr(config.data, flag.removeprefix("--data."), None)
+    if not flag.startswith("--data.") or not isinstance(value, str):
+        return None
+    if Path(value).expanduser().is_absolute():
+        return None
+    settings = folder / "config.json"
+    return f"{value} of {settings}, relative to the folder where the run was trained"
 
 
 def _warn_of_changes(folder: Path) -> None:
