@@ -57,21 +57,8 @@ def drawn(name: str, strength: float) -> dict[str, np.ndarray]:
     return made
 
 
-@pytest.mark.parametrize("strength", [0.1, 100.0])
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        *((name, {}) for name in RECURRENT),
-        ("delta", {"beta_range": 2.0}),
-        ("gated_delta", {"beta_range": 2.0}),
-    ],
-)
-def test_float32_over_many_chunks_is_the_loop_in_float64(
-    name, options, strength
-) -> None:
-    """Values and gradients, for slow decays and for some that vanish in a chunk, and
-    for shares of up to 2."""
-    arrays = drawn(name, strength)
+def compared(name: str, arrays: dict[str, Any], options: dict[str, float]) -> tuple:
+    """Output and gradients: ours in float32, and the loop's in float64."""
 
     def ours(arrays: dict[str, jax.Array]) -> jax.Array:
         given = {part: x[None] for part, x in arrays.items()}
@@ -92,10 +79,27 @@ def test_float32_over_many_chunks_is_the_loop_in_float64(
     with jax.enable_x64(True):
         exact = {part: x.astype("float64") for part, x in arrays.items()}
         wanted = fast_jit(functools.partial(both, loop))(exact)
-        wanted = jax.tree.map(np.asarray, wanted)
+        return got, jax.tree.map(np.asarray, wanted)
+
+
+@pytest.mark.parametrize("strength", [0.1, 100.0])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        *((name, {}) for name in RECURRENT),
+        ("delta", {"beta_range": 2.0}),
+        ("gated_delta", {"beta_range": 2.0}),
+    ],
+)
+def test_float32_over_many_chunks_is_the_loop_in_float64(
+    name, options, strength
+) -> None:
+    """Values and gradients, for slow decays and for some that vanish in a chunk, and
+    for shares of up to 2."""
+    got, wanted = compared(name, drawn(name, strength), options)
     assert_close(got[0], wanted[0], 1e-4)
-    for part in arrays:
-        assert_close(got[1][part], wanted[1][part], 1e-4)
+    for part, gradient in wanted[1].items():
+        assert_close(got[1][part], gradient, 1e-4)
 
 
 @pytest.mark.parametrize("strong", [-20.0, -80.0, -np.inf])
@@ -109,23 +113,7 @@ def test_weak_decays_after_strong_ones_keep_their_digits(name: str, strong) -> N
     decay = arrays["log_decay"]
     wide = early.reshape(-1, *[1] * (decay.ndim - 1))
     arrays["log_decay"] = np.where(wide, np.float32(strong), 1e-3 * decay)
-
-    def ours(arrays: dict[str, jax.Array]) -> jax.Array:
-        given = {part: x[None] for part, x in arrays.items()}
-        q, k, v = (given.pop(part) for part in "qkv")
-        call = getattr(attention, f"{name}_attention")
-        return call(q, k, v, is_causal=True, **given)[0]
-
-    def both(function: Any, arrays: dict[str, jax.Array]) -> tuple:
-        out, pullback = jax.vjp(function, arrays)
-        return out, pullback(jnp.cos(out))[0]
-
-    got = fast_jit(functools.partial(both, ours))(arrays)
-    with jax.enable_x64(True):
-        exact = {part: x.astype("float64") for part, x in arrays.items()}
-        loop = functools.partial(naive, name)
-        wanted = fast_jit(functools.partial(both, loop))(exact)
-        wanted = jax.tree.map(np.asarray, wanted)
+    got, wanted = compared(name, arrays, {})
     assert_close(got[0], wanted[0], 1e-5)
     for part in "qkv":
         assert_close(got[1][part], wanted[1][part], 1e-5)
