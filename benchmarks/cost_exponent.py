@@ -142,8 +142,12 @@ def table(report: dict[str, Any]) -> str:
         f"{row['temporary_mb'][-1]:,.0f} |"
         for name, row in rows
     ]
-    others = [f"{n} on {row['device']}" for n, row in rows if "device" in row]
-    device = ", ".join([report["device"], *others])
+    others: dict[str, list[str]] = {}
+    for name, row in rows:
+        if "device" in row:
+            others.setdefault(row["device"], []).append(name)
+    elsewhere = [f"{' and '.join(names)} on {x}" for x, names in others.items()]
+    device = ", ".join([report["device"], *elsewhere])
     note = (
         f"Batch 1, {report['heads']} x {report['head_dim']} wide, float32, forward "
         f"and backward, {device}, jax {report['versions']['jax']}; "
@@ -160,7 +164,8 @@ def _write(report: dict[str, Any], out: str | None, publish: bool) -> None:
         return
     if RESULT.exists():
         before = json.loads(RESULT.read_text())
-        if all(before[n] == report[n] for n in ("heads", "head_dim", "lengths")):
+        alike = all(before[n] == report[n] for n in ("heads", "head_dim", "lengths"))
+        if alike and before["mechanisms"].keys() - report["mechanisms"].keys():
             own = {name: report[name] for name in origin()}
             # Rows measured in the same place as the others say nothing of their own.
             own = {name: x for name, x in own.items() if before[name] != x}
