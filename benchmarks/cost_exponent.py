@@ -146,7 +146,7 @@ def table(report: dict[str, Any]) -> str:
     for name, row in rows:
         if "device" in row:
             others.setdefault(row["device"], []).append(name)
-    elsewhere = [f"{' and '.join(names)} on {x}" for x, names in others.items()]
+    elsewhere = [f"{'/'.join(names)} on {x}" for x, names in others.items()]
     device = ", ".join([report["device"], *elsewhere])
     note = (
         f"Batch 1, {report['heads']} x {report['head_dim']} wide, float32, forward "

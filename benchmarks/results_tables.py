@@ -375,8 +375,8 @@ def seeds() -> str:
         )
     )
     note = (
-        "Percent of correct answers of `mad-selective-copy`, preset quick, rate 0.005, "
-        f"on one core of {_machines(results)}; standard deviation. "
+        "Percent of correct answers of `mad-selective-copy`, preset quick, on one core "
+        f"of {_machines(results)}; the standard deviation is that over the seeds. "
         "`results/suites_seeds/` has the command of each run."
     )
     return _table("| mechanism | seeds 0, 1, 2 | mean | deviation |", lines, note)
@@ -456,12 +456,9 @@ def _suite_score(result: dict[str, Any] | None) -> str:
 
 def score(result: dict[str, Any]) -> float:
     """Percent; for state tracking above chance, for the needle over all lengths."""
-    if get_task(result["task"]).by_parts:
-        parts = result["test_accuracy_by_length"].values()
-        return sum(parts) / len(parts)
     if result["task"] in {task.name for task in suites()["state"]}:
         return 100 * result["test_scaled_accuracy"]
-    return result["test_accuracy_best"]
+    return get_task(result["task"]).accuracy_of(result)
 
 
 def _mean_score(row: dict[str, dict[str, Any]]) -> tuple[int, float]:

@@ -228,7 +228,7 @@ def summarise(results: dict[str, list[dict[str, Any]]]) -> Iterator[str]:
         best = mean_and_deviation([task.accuracy_of(run) for run in runs])
         last = mean_and_deviation([run["test_accuracy_last"] for run in runs])
         shown = f"best checkpoint {best} %, last {last} %"
-        if task.by_parts:
+        if task.by_parts and all(run.get("test_accuracy_by_length") for run in runs):
             shown = f"mean over the parts, best checkpoint {best} %"
         seeds = "1 seed" if len(runs) == 1 else f"{len(runs)} seeds"
         rule, scores = _best_by(runs), _validation_scores(runs)
@@ -237,7 +237,7 @@ def summarise(results: dict[str, list[dict[str, Any]]]) -> Iterator[str]:
             score = mean_and_deviation(scores, _DIGITS[rule])
             chosen = f"; chosen by validation {rule}{_where(runs)}, {score}"
             chosen += _UNITS[rule]
-        yield (f"{series}: test accuracy, {shown}{chosen} ({seeds})")
+        yield f"{series}: test accuracy, {shown}{chosen} ({seeds})"
 
 
 def best_by_validation(results: dict[str, list[dict[str, Any]]]) -> Iterator[str]:

@@ -205,7 +205,7 @@ def described(raw: Mapping[str, Any]) -> Vocabulary:
     """
     if raw.get("kind") == "bytes" and raw.get("end") == Bytes.end:
         return Bytes()
-    if raw.get("kind") == "words" and Words.END in raw["ids"]:
+    if raw.get("kind") == "words" and Words.END in raw.get("ids", ()):
         return Words(sorted(raw["ids"], key=raw["ids"].__getitem__))
     if "bpe" in raw:
         return Bpe(raw["bpe"])

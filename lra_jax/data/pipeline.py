@@ -22,7 +22,7 @@ given by its builder (`tokens_1`, `lengths_1`, `tokens_2`, ...).
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -34,7 +34,7 @@ from lra_jax.data.curriculum import Curriculum, choose_groups, plan_stages
 from lra_jax.data.dataset import SequenceDataset
 from lra_jax.data.length_warmup import LengthWarmup
 from lra_jax.data.packing import packed
-from lra_jax.errors import expected
+from lra_jax.errors import a_thing, expected
 
 if TYPE_CHECKING:
     import grain
@@ -200,7 +200,10 @@ def check_targets(
     wanted = f"ids from 0 to {dataset.vocab_size - 1}, one for each token"
     for index in range(min(count, len(source))):
         tokens = source[index]["tokens"]
-        for array in targets(tokens, _generator(0, 0, index, _TARGETS)).values():
+        made: Any = targets(tokens, _generator(0, 0, index, _TARGETS))
+        if not isinstance(made, dict) or "targets" not in made:
+            raise expected(name, 'a dict with "targets"', a_thing(made))
+        for array in map(np.asarray, made.values()):
             if array.shape != tokens.shape or array.dtype.kind not in "iu":
                 got = f"{array.dtype}{list(array.shape)} for {len(tokens)} tokens"
                 raise expected(name, wanted, got)

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from lra_jax import vocabularies
-from lra_jax.errors import a_thing, expected, known, within
+from lra_jax.errors import a_thing, expected, known, renamed
 
 Raw = Mapping[str, Any]
 Read = Callable[[str, Any], np.ndarray]
@@ -30,7 +30,8 @@ IDS: Raw = {"kind": "ids"}
 
 def check_raw(raw: Raw) -> None:
     """Raises ``ValueError`` unless this is a description of raw examples."""
-    known("raw", raw.get("kind", ""), _KINDS)
+    if known("raw", raw.get("kind", ""), _KINDS) == "vocabulary":
+        vocabularies.described(raw.get("vocabulary") or {})
     buckets = list(raw.get("buckets", ()))
     sizes = [size for size in buckets if isinstance(size, int) and size > 0]
     if buckets != sorted(set(sizes)):
@@ -52,7 +53,7 @@ def reader(raw: Raw, max_length: int) -> Read:
 
     def checked(name: str, example: Any) -> np.ndarray:
         tokens = read(raw, name, example)
-        if kind in ("bytes", "vocabulary"):
+        if kind in ("bytes", "vocabulary") and isinstance(example, str | bytes):
             tokens = tokens[:max_length]
         if not 0 < len(tokens) <= max_length:
             raise expected(name, f"1 to {max_length} tokens", len(tokens))
@@ -95,7 +96,7 @@ def _with_vocabulary(raw: Raw) -> Callable[[Raw, str, Any], np.ndarray]:
         try:
             found = vocabulary.encode(_encoded(name, example))
         except ValueError as error:
-            raise within(name, error) from error
+            raise renamed(error, name) from error
         # As in training, an empty text is the end of one.
         return found if len(found) else np.array([vocabulary.end], np.int32)
 

@@ -61,7 +61,10 @@ def _row(group: Group) -> Row:
     }
 
 
-def _mean_over_parts(group: Group) -> float:
+def _mean_over_parts(group: Group) -> float | None:
+    """None if the parts were not recorded."""
+    if not all(result.get("test_accuracy_by_length") for result in group.results):
+        return None
     accuracy = get_task(group.config.task).accuracy_of
     return statistics.fmean(map(accuracy, group.results))
 

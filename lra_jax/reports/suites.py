@@ -120,7 +120,7 @@ def _add_examples(page: Page, tests: Sequence[Test]) -> None:
     if counts:
         page.text(
             f"Test examples: {', '.join(counts)}. The standard error of an accuracy on "
-            "n examples is at most 50 / sqrt(n) points."
+            "n examples is at most 50 / sqrt(n) points, before scaling."
         )
     found = [(test.name, data_unlike_preset(test.groups[0])) for test in tests]
     changed = [f"{name}: {', '.join(words)}" for name, words in found if words]

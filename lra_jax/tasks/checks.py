@@ -194,7 +194,7 @@ def _check_variables(attention: str, layer: MultiHeadAttention) -> None:
         raise expected("attention", wanted, ", ".join(sorted(kinds)))
     for path, variable in nnx.to_flat_state(nnx.state(layer, nnx.Param)):
         dtype = variable[...].dtype
-        if not jnp.issubdtype(dtype, jnp.floating):
+        if not jnp.issubdtype(dtype, jnp.inexact):
             wanted = f"{attention!r} to hold nnx.Param of floating numbers"
             got = f"{dtype} for {'.'.join(map(str, path))}"
             raise expected("attention", wanted, got)
@@ -371,22 +371,20 @@ def _check_readings(config: Config, task: Task) -> None:
 def _check_stored_targets(config: Config, task: Task) -> None:
     """Refuses to store targets that nothing reads, and to read what is not stored."""
     used = config.pretrain.target if config.pretrain.steps else None
+    by_setting: dict[str, list[str]] = {}
     for target, entry in task.targets.items():
-        if entry.stored_by is None:
-            continue
-        name = entry.stored_by
-        stored = getattr(config.data, name)
-        mine = None if used is None else task.targets.get(used)
-        if used is not None and mine is not None and mine.stored_by == name:
-            target = used  # Several targets may be stored by one setting.
-        if used == target and getattr(config.data, "path", None) is not None:
+        if entry.stored_by is not None:
+            by_setting.setdefault(entry.stored_by, []).append(target)
+    for name, targets in by_setting.items():
+        stored, read = getattr(config.data, name), used in targets
+        if read and getattr(config.data, "path", None) is not None:
             wanted = (
                 "another target with --data.path, whose examples have no such targets"
             )
-            raise expected("--pretrain.target", wanted, target)
-        if stored != (used == target):
-            without = "" if used == target else "out"
-            wanted = f"{not stored} with{without} --pretrain.target={target}"
+            raise expected("--pretrain.target", wanted, used)
+        if stored != read:
+            whose = used if read else " or ".join(targets)
+            wanted = f"{read} with{'' if read else 'out'} --pretrain.target={whose}"
             raise expected(f"--data.{name}", wanted, stored)
 
 

@@ -91,7 +91,7 @@ def _sums(
         weight_of_others = _KEPT
     elif "targets" in batch:
         labels = batch["targets"].astype(jnp.int32)
-        learned = labels > 0
+        learned = (labels > 0) & real
     else:
         hidden = learned = jax.random.bernoulli(key, mask_rate, tokens.shape) & real
         labels = tokens

@@ -41,8 +41,8 @@ class Target:
     Attributes:
       help: the labels in words, as they follow "pretrained on" in reports.
       maker: names a function ``(tokens, generator) -> {"targets": ids}``, which gives
-        each token an id of the vocabulary, 0 for no target; None = they are stored with
-        the examples.
+        each token of a row (with packing, of all its examples) an id of the vocabulary,
+        0 for no target; None = they are stored with the examples.
       stored_by: the data setting that stores them, if tokens do not determine them.
       in_readings: they are notes, learned in one of several readings at a time, so the
         model has to have ``--model.readings``.

@@ -100,13 +100,13 @@ def open_run(workdir: str, allow_code: bool = False) -> Trainer:
 def _place_of_path(error: ValueError, config: Config, folder: Path) -> str | None:
     """To which folder the path is relative that an error is about; None for others."""
     flag = str(error).partition(":")[0]
-    value = getattr(config.data, flag.removeprefix("--data."), None)
-    if not flag.startswith("--data.") or not isinstance(value, str):
+    if flag not in ("--data.dir", "--data.path", "--data.checkpoint"):
         return None
-    if Path(value).expanduser().is_absolute():
+    value = getattr(config.data, flag.removeprefix("--data."), None)
+    if not value or Path(value).expanduser().is_absolute():
         return None
     settings = folder / "config.json"
-    return f"{value} of {settings}, relative to the folder where the run was trained"
+    return f"{value} of {settings}, relative to the folder where the run was started"
 
 
 def _warn_of_changes(folder: Path) -> None:

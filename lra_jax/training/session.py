@@ -313,12 +313,13 @@ class Session:
     def _shown(self) -> str:
         """How training shows its examples, before the lengths of its batches."""
         train = self.config.train
-        parts = {
-            f"short examples first ({train.curriculum}), ": train.curriculum,
-            f"beginnings first ({train.length_warmup}), ": train.length_warmup,
-        }
-        how = "packed into rows of " if self.config.data.packing else "padded to "
-        return "".join(name for name, there in parts.items() if there) + how
+        said = ""
+        if train.curriculum:
+            said += f"short examples first ({train.curriculum}), "
+        if train.length_warmup:
+            said += f"beginnings first ({train.length_warmup}), "
+        packed = self.config.data.packing
+        return said + ("packed into rows of " if packed else "padded to ")
 
     def _warmup(self) -> str:
         """Says so if the preset's warm-up is too long for the run."""
@@ -416,7 +417,8 @@ def _beside_in_words(
     parts = result.get("test_accuracy_by_length", {})
     rows = []
     if "chance" in result:
-        which = "mean over the parts" if task.by_parts else "best checkpoint"
+        by_parts = task.by_parts and parts
+        which = "mean over the parts" if by_parts else "best checkpoint"
         scaled = f"{100 * result['test_scaled_accuracy']:.1f} %"
         far = f"the {which} is {scaled} of the way from it to 100"
         rows.append(("chance", f"{result['chance']:.2f}", far))

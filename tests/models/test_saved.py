@@ -272,6 +272,8 @@ def test_ids_beyond_the_vocabulary_have_no_prediction(ids: list[int]) -> None:
         (IN_WORDS, b"", [0]),
         (IN_WORDS, [1, 2], [1, 2]),
         (IN_WORDS, 0.5, None),
+        (IN_WORDS, [1] * 9, None),
+        (IN_WORDS, b"\xff", None),
         ({"kind": "ids"}, [3, 1], [3, 1]),
         ({"kind": "ids"}, [0.5], None),
         (WORDS, "a d", None),

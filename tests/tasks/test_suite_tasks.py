@@ -140,6 +140,7 @@ def test_the_score_of_a_test_by_parts_is_their_mean(tmp_path, capsys):
     result = train.run(config)
     said = " ".join(capsys.readouterr().out.split())
     mean = np.mean([*result["test_accuracy_by_length"].values()])
+    assert result["test_accuracy_best"] != pytest.approx(mean)
     scaled = (mean - result["chance"]) / (100 - result["chance"])
     assert result["test_scaled_accuracy"] == pytest.approx(scaled)
     assert f"the mean over the parts is {100 * scaled:.1f} % of the way" in said

@@ -239,6 +239,7 @@ def test_a_batch_in_which_no_note_changes_teaches_nothing() -> None:
         (lambda x: x + 200, "got 200 to "),
         (lambda x: x[1:], "got uint8"),
         (lambda x: x / 2, "got float"),
+        (lambda x: [0.5] * len(x), "got float64"),
     ],
 )
 def test_targets_that_are_no_ids_are_refused(dataset, made, got) -> None:
@@ -248,6 +249,23 @@ def test_targets_that_are_no_ids_are_refused(dataset, made, got) -> None:
     wanted = rf"^--x=y: expected ids from 0 to {dataset.vocab_size - 1}, .*{got}"
     with pytest.raises(ValueError, match=wanted):
         pipeline.check_targets("--x=y", targets, dataset)
+
+
+@pytest.mark.parametrize("made", [[0], {"target": [0]}])
+def test_targets_without_their_name_are_refused(dataset, made) -> None:
+    with pytest.raises(
+        ValueError, match=r'^--x=y: expected a dict with "targets"'
+    ):
+        pipeline.check_targets("--x=y", lambda tokens, generator: made, dataset)
+
+
+def test_padding_is_no_target() -> None:
+    """A function of a padded row may give its padding a target, too."""
+    own = {"reconstructs": True, "dropout": 0.0}
+    model = SequenceClassifier(5, 2, **own, **SIZES, rngs=nnx.Rngs(0))
+    batch = _batch()
+    sums = _sums(model, batch | {"targets": jnp.ones((3, 8), jnp.uint8)})
+    assert sums["count"] == int(batch["lengths"].sum())
 
 
 def test_other_tasks_have_no_values(data_dir) -> None:

@@ -320,7 +320,10 @@ def _inverse_forward(
 def _inverse_backward(
     precision: jax.lax.PrecisionLike, inverse: jax.Array, of_inverse: jax.Array
 ) -> tuple[jax.Array]:
-    """``-X^T G X^T`` for X = (I + L)^-1: two products, instead of all halves again."""
+    """``-X^T G X^T`` for X = (I + L)^-1: two products, instead of all halves again.
+
+    Entries on and above the diagonal are those of a full matrix; L has none there.
+    """
     product = functools.partial(jnp.matmul, precision=precision)
     turned = jnp.swapaxes(inverse, -1, -2)
     return (-product(turned, product(of_inverse, turned)),)

@@ -87,7 +87,8 @@ def gla_attention(
       gate: g, `[B, T, N, Hv]`; None = 1.
       norm: "rms" or "layer", of each head of a position; None = no norm.
       eps: of the norm.
-      chunking: how the sequence is cut; None = chunks of 16.
+      chunking: how the sequence is cut; None = chunks of 16. They should be short:
+        every distance within a chunk is a step of the program.
       precision, **flax: as in `linear_attention`.
 
     Returns:

@@ -165,6 +165,25 @@ def test_the_inverse(size: int) -> None:
     )
 
 
+@pytest.mark.parametrize("size", [1, 3, 16])
+def test_the_derivative_of_the_inverse(size: int) -> None:
+    """That of the whole inverse, where L has entries."""
+    draw = np.random.default_rng(size).normal(size=(2, 2, size, size))
+    lower, slopes = np.tril(draw[0], -1), draw[1]
+
+    @fast_jit
+    def pulled(lower: jax.Array, slopes: jax.Array) -> tuple:
+        def whole(x: jax.Array) -> jax.Array:
+            return jnp.linalg.inv(jnp.eye(size, dtype=x.dtype)[None] + x)
+
+        own = jax.vjp(lambda x: gated_delta.unit_inverse(x, "highest"), lower)[1]
+        return own(slopes)[0], jax.vjp(whole, lower)[1](slopes)[0]
+
+    with jax.enable_x64(True):
+        got, wanted = (np.tril(np.asarray(x), -1) for x in pulled(lower, slopes))
+    np.testing.assert_allclose(got, wanted, atol=1e-9)
+
+
 def test_the_delta_rule_replaces_what_a_key_held() -> None:
     """The second value under a key is all that is read; linear attention would add."""
     _, k, v = inputs(3, 1, 2, 2, heads=1)
