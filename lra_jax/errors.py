@@ -112,6 +112,11 @@ def within(place: str, error: ValueError) -> ValueError:
     return ValueError(f"{place}: {error}")
 
 
+def noted(error: ValueError, note: str) -> ValueError:
+    """Returns the same error, to raise, with a note in brackets at its end."""
+    return ValueError(f"{error} ({note})")
+
+
 def renamed(error: ValueError, name: str) -> ValueError:
     """Returns the same error, to raise, for another name, such as the flag."""
     return ValueError(f"{name}: {str(error).partition(': ')[2]}")

@@ -14,7 +14,7 @@ from flax import nnx
 from lra_jax.configs import Config
 from lra_jax.data import pipeline
 from lra_jax.data.dataset import SequenceDataset
-from lra_jax.errors import expected
+from lra_jax.errors import expected, noted
 from lra_jax.models.saved import write
 from lra_jax.tasks import Task, get_task
 from lra_jax.training import own_code, sharding
@@ -91,7 +91,7 @@ def open_run(workdir: str, allow_code: bool = False) -> Trainer:
         place = _place_of_path(error, config, folder)
         if place is None:
             raise
-        raise ValueError(f"{error} ({place})") from error
+        raise noted(error, place) from error
     if dataset.fingerprint != fingerprint:
         raise other_data(folder, fingerprint, dataset.fingerprint)
     return Trainer(config, task, dataset, folder, training=False)
