@@ -253,9 +253,7 @@ def test_targets_that_are_no_ids_are_refused(dataset, made, got) -> None:
 
 @pytest.mark.parametrize("made", [[0], {"target": [0]}])
 def test_targets_without_their_name_are_refused(dataset, made) -> None:
-    with pytest.raises(
-        ValueError, match=r'^--x=y: expected a dict with "targets"'
-    ):
+    with pytest.raises(ValueError, match=r'^--x=y: expected a dict with "targets"'):
         pipeline.check_targets("--x=y", lambda tokens, generator: made, dataset)
 
 
