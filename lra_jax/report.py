@@ -44,16 +44,17 @@ def main(args: Sequence[str] | None = None) -> None:
         if not rest:
             raise expected("RUNS", "at least one folder of runs", "none")
         formats = (wanted or ",".join(_PAGES)).split(",")
-        folders, place = [Path(name).expanduser() for name in rest], out or "report"
-        progress.say(f"reading the runs in {', '.join(map(str, folders))} ...")
+        progress.say(f"reading the runs in {', '.join(rest)} ...")
         names = [name.strip() for name in formats]
-        problems = write_report(folders, Path(place), names)
+        problems = write_report(rest, out or "report", names)
     for problem in problems:
         print(f"warning: {problem}", file=sys.stderr)
 
 
 def write_report(
-    folders: Path | Sequence[Path], out: Path, formats: Sequence[str] = _PAGES
+    folders: str | Path | Sequence[str | Path],
+    out: str | Path,
+    formats: Sequence[str] = _PAGES,
 ) -> list[str]:
     """Writes ``report.html``, ``report.md`` with its pictures, and other formats.
 
@@ -75,7 +76,8 @@ def write_report(
 
     for name in formats:
         known("--format", name, (*_PAGES, *exports.FORMATS))
-    several = [folders] if isinstance(folders, Path) else folders
+    given = [folders] if isinstance(folders, str | Path) else folders
+    several = [Path(folder).expanduser() for folder in given]
     found, problems = read_runs(*several)
     groups = group_runs(found)
     if not groups:
@@ -85,7 +87,7 @@ def write_report(
     notes = [f"not finished: {line}" for line in stopped]
     notes += [f"left out: {line}" for line in again]
     notes += [f"cannot be read: {line}" for line in problems]
-    out = out.expanduser()
+    out = Path(out).expanduser()
     with writable("--out", "a folder", out):
         out.mkdir(parents=True, exist_ok=True)
     pages = [name for name in _PAGES if name in formats]

@@ -145,7 +145,7 @@ def test_several_folders_count_each_run_once(tmp_path):
     assert [run.folder.parent for run in read_runs(*own)[0]] == own
     everything = [*own, tmp_path, tmp_path / "b" / ".." / "c"]
     assert len(read_runs(*everything)[0]) == 3
-    report.write_report(own, tmp_path / "out", ["json"])
+    report.write_report(list(map(str, own)), str(tmp_path / "out"), ["json"])
     (row,) = json.loads((tmp_path / "out" / "report.json").read_text())
     assert (row["seeds"], row["test_accuracy"]) == (2, 5)
 

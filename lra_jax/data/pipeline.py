@@ -194,8 +194,11 @@ def check_targets(
       count: the number of examples.
 
     Raises:
-      ValueError: they are not ids of the vocabulary, one for each token.
+      ValueError: they are not ids of the vocabulary, one for each token, or examples
+        are pairs.
     """
+    if "tokens" not in dataset.sequences:
+        raise expected(name, "a task whose examples are single sequences", "pairs")
     source = dataset.source("train")
     wanted = f"ids from 0 to {dataset.vocab_size - 1}, one for each token"
     for index in range(min(count, len(source))):

@@ -337,7 +337,7 @@ def _teaching(config: Config) -> list[str]:
 
 
 def _pretrained(config: Config) -> str:
-    """What the first steps of a run taught, in words."""
+    """The teaching of a run's first steps, in words."""
     first = f"{config.pretrain.steps:,} of the steps"
     if config.pretrain.target == "tokens":
         return f"self-pretrained for {first}, {config.pretrain.mask_rate:g} masked"

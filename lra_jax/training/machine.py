@@ -1,4 +1,4 @@
-"""What a result names besides its settings: devices, commit, versions and memory."""
+"""Facts for a result, besides its settings: devices, commit, versions and memory."""
 
 import importlib.metadata
 import os

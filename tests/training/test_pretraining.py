@@ -1,6 +1,8 @@
 """Pretraining: hidden tokens or the values of operators, then labels, in one run."""
 
 import dataclasses
+from types import SimpleNamespace
+from typing import Any
 
 import helpers
 import jax
@@ -255,6 +257,12 @@ def test_targets_that_are_no_ids_are_refused(dataset, made, got) -> None:
 def test_targets_without_their_name_are_refused(dataset, made) -> None:
     with pytest.raises(ValueError, match=r'^--x=y: expected a dict with "targets"'):
         pipeline.check_targets("--x=y", lambda tokens, generator: made, dataset)
+
+
+def test_pairs_have_no_targets_from_a_function() -> None:
+    pairs: Any = SimpleNamespace(sequences=("tokens_1", "tokens_2"), vocab_size=5)
+    with pytest.raises(ValueError, match=r"^--x=y: expected a task .* got pairs"):
+        pipeline.check_targets("--x=y", lambda tokens, generator: {}, pairs)
 
 
 def test_padding_is_no_target() -> None:

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 # Sums of 64 logarithms, none below that of the smallest normal number, have at most 19
-# digits in units of 1 / 64; a float32 holds 24.
+# binary digits in units of 1 / 64; a float32 holds 24.
 _UNIT = 1 / 64
 
 

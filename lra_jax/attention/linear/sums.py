@@ -37,7 +37,7 @@ def started(
     query_mask: jax.Array | None = None,
     copies: int = 1,
 ) -> tuple[Any, Sums, engine.Arrays]:
-    """What a causal form over these sums starts from: options, state and arrays.
+    """The options, the state and the arrays with which a causal form begins.
 
     The options have the fields of `feature_maps.Options`. They come with the caller's
     feature map, and return with the name of the one still to be applied in the loop.
