@@ -173,10 +173,10 @@ def run(settings: Any, typed: str = "") -> Path:
         not_negative("--seed", getattr(settings, "seed", 0))
         with charts.style():
             command.run(settings, page)
-    except ValueError as error:
+    except BaseException as error:
         page.discard()
         name = str(error).partition(":")[0]
-        if name not in _FLAGS:
+        if not isinstance(error, ValueError) or name not in _FLAGS:
             raise
         raise renamed(error, _FLAGS[name]) from error
     page.heading("Made by")

@@ -148,7 +148,7 @@ class Bpe:
         """
         if size < 258:
             wanted = "at least 258, all bytes and two more"
-            raise expected("--data.vocab_size", wanted, size)
+            raise expected("vocab_size", wanted, size)
         library = _library()
         tokenizer = library.Tokenizer(library.models.BPE())
         byte_level = library.pre_tokenizers.ByteLevel
@@ -189,7 +189,7 @@ def make(kind: str, size: int, texts: Sequence[bytes]) -> Vocabulary:
     Raises:
       ValueError: an unknown kind, or see `Bpe`.
     """
-    match known("--data.tokenizer", kind, ("bytes", "words", "bpe")):
+    match known("tokenizer", kind, ("bytes", "words", "bpe")):
         case "words":
             return Words.of(texts)
         case "bpe":
@@ -233,7 +233,7 @@ def _text(text: bytes) -> str:
         return text.decode()
     except UnicodeDecodeError as error:
         got = f"byte {error.object[error.start]} at {error.start}: use bytes"
-        raise expected("--data.path", "UTF-8 for words and bpe", got) from error
+        raise expected("text", "UTF-8 for words and bpe", got) from error
 
 
 def _library() -> Any:
@@ -241,5 +241,5 @@ def _library() -> Any:
         import tokenizers
     except ImportError as error:
         got = "none (pip install 'lra-jax[bpe]')"
-        raise expected("--data.tokenizer=bpe", "the package tokenizers", got) from error
+        raise expected("tokenizer", "the package tokenizers for bpe", got) from error
     return tokenizers

@@ -83,9 +83,9 @@ def test_byte_pairs_express_every_text():
         assert tokens.max() < bpe.end
     assert len(bpe.encode(b"    return x")) <= 4
     assert bpe.size <= 300
-    with pytest.raises(ValueError, match=r"^--data.path: expected UTF-8 .* byte 255"):
+    with pytest.raises(ValueError, match=r"^text: expected UTF-8 .* byte 255"):
         bpe.encode(b"\xff")
-    with pytest.raises(ValueError, match=r"^--data.vocab_size: expected at least 258"):
+    with pytest.raises(ValueError, match=r"^vocab_size: expected at least 258"):
         Bpe.of([b"a"], 200)
 
 

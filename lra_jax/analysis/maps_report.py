@@ -18,6 +18,7 @@ _CELLS = 200  # per side of a drawn matrix
 _COLUMNS = 64  # characters per line
 _MOST_LINES = 40
 _LEAST_COLUMNS = 8  # words per line; longer ones are cut
+_OUTSIDE = "#cfe2f3"  # cells after the end of a text
 _DOT = "\N{MIDDLE DOT}"  # for what cannot be shown
 _RECEIVED = (
     "weight that a token receives, means over the heads, in units of an even share"
@@ -212,6 +213,7 @@ def _text(words: Sequence[str], score: _Score) -> Any:
     looks = {"norm": charts.colour_scale(score.values)}
     matrix = cells.reshape(lines, columns)
     drawn = charts.image(figure, axis, matrix, score.unit, **looks)
+    axis.set_facecolor(_OUTSIDE)  # Unlike any value, the least included.
     places = [(index % columns, index // columns) for index in range(shown)]
     room = 2 * _COLUMNS // columns - 1
     cut = [w if len(w) <= room else f"{w[: room - 3]}..." for w in words[:shown]]

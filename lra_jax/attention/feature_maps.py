@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lra_jax import kernels
-from lra_jax.attention import inputs
+from lra_jax.attention import inputs, masking
 from lra_jax.errors import expected
 
 FeatureMap = str | Callable[[jax.Array], jax.Array]
@@ -79,12 +79,12 @@ def features(
     """phi(q) and phi(k), `[B, N, T, M]`, zero where hidden."""
     phi = feature_map(spec)
     num_heads = query.shape[2]
-    query_features = phi(inputs.by_head(query, num_heads, query_mask, dtype))
-    key_features = phi(inputs.by_head(key, num_heads, mask, dtype))
+    query_features = phi(masking.by_head(query, num_heads, query_mask, dtype))
+    key_features = phi(masking.by_head(key, num_heads, mask, dtype))
     # Hidden again after the map, because phi(0) may not be zero.
     return (
-        inputs.hide_by_head(query_features, query_mask),
-        inputs.hide_by_head(key_features, mask),
+        masking.hide_by_head(query_features, query_mask),
+        masking.hide_by_head(key_features, mask),
     )
 
 
@@ -109,7 +109,7 @@ def prepared(
     query, key, value = arrays[:3]
     phi, dtype = options.feature_map, options.dtype
     made = features(query, key, phi, dtype, mask, query_mask)
-    return *made, inputs.by_head(value, query.shape[2], mask, dtype)
+    return *made, masking.by_head(value, query.shape[2], mask, dtype)
 
 
 def given(
@@ -131,8 +131,8 @@ def given(
     phi = feature_map(spec)
     if isinstance(spec, str):
         return query, key, spec
-    query = phi(inputs.hide(query, query_mask).astype(dtype))
-    return query, phi(inputs.hide(key, mask).astype(dtype)), "identity"
+    query = phi(masking.hide(query, query_mask).astype(dtype))
+    return query, phi(masking.hide(key, mask).astype(dtype)), "identity"
 
 
 def contract(

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lra_jax.attention import inputs, packed
+from lra_jax.attention import inputs, masking, packed
 
 P = ParamSpec("P")
 
@@ -87,7 +87,7 @@ class _Arguments(NamedTuple):
 def _mask(name: str, given: dict[str, Any], sizes: tuple[int, ...]) -> jax.Array | None:
     batch, length = sizes
     reason = "each document of a packed row is a separate sequence"
-    return inputs.padding_mask(given.pop(name, None), batch, length, name, reason)
+    return masking.padding_mask(given.pop(name, None), batch, length, name, reason)
 
 
 class _Place(NamedTuple):

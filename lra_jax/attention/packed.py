@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from lra_jax.attention import inputs
+from lra_jax.attention import inputs, masking
 from lra_jax.errors import expected
 from lra_jax.kernels import Refusal
 
@@ -118,7 +118,7 @@ def packed(
 
 def shown(mask: jax.Array | None, documents: Packed | None) -> jax.Array | None:
     """A padding mask `[B, T]` that also hides the documents' padding; None = all."""
-    return mask if documents is None else inputs.both(mask, documents.real)
+    return mask if documents is None else masking.both(mask, documents.real)
 
 
 def resets(documents: Packed | None) -> jax.Array | None:
@@ -166,7 +166,7 @@ def next_position(
       length: T.
       before: earlier positions of each row's first document, `[B]`; None = 0.
     """
-    ends = inputs.next_position(mask, batch, length)
+    ends = masking.next_position(mask, batch, length)
     if documents is None:
         return ends if before is None else ends + before
     last = jnp.maximum(ends - 1, 0)[:, None]

@@ -16,7 +16,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from lra_jax.attention import inputs, packed
+from lra_jax.attention import inputs, masking, packed
 from lra_jax.errors import expected
 
 State = TypeVar("State", covariant=True)
@@ -168,7 +168,7 @@ def begun(
     """
     inputs.check_inputs(query, key, value, True)
     batch, length = query.shape[:2]
-    mask = packed.shown(inputs.padding_mask(mask, batch, length), rows)
+    mask = packed.shown(masking.padding_mask(mask, batch, length), rows)
     before = None if state is None else state.position
     position = packed.next_position(mask, rows, batch, length, before)
     if state is None:

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from lra_jax.attention import inputs, softmax_attention
+from lra_jax.attention import inputs, masking, softmax_attention
 from lra_jax.errors import known
 
 IMPLEMENTATIONS = ("cudnn", "flash", "blocks")
@@ -58,7 +58,7 @@ def fused_softmax_attention(
       ValueError: shapes, dtypes, the mask or the implementation do not fit.
     """
     inputs.check_inputs(query, key, value, is_causal)
-    mask = inputs.padding_mask(mask, query.shape[0], key.shape[1])
+    mask = masking.padding_mask(mask, query.shape[0], key.shape[1])
     chosen = implementation or best_implementation(query.dtype)
     known("implementation", chosen, IMPLEMENTATIONS)
     if chosen == "cudnn":

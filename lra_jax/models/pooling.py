@@ -31,7 +31,8 @@ from flax import nnx
 
 from lra_jax.attention import packed
 from lra_jax.attention.feature_maps import masked_softmax
-from lra_jax.attention.inputs import both, check_size, next_position
+from lra_jax.attention.inputs import check_size
+from lra_jax.attention.masking import both, next_position
 from lra_jax.errors import expected, known
 from lra_jax.models import intermediates
 from lra_jax.models.config import EncoderConfig, configured

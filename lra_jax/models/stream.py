@@ -17,7 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from lra_jax import attention
-from lra_jax.attention.inputs import check_shape, check_size, next_position
+from lra_jax.attention.inputs import check_shape, check_size
+from lra_jax.attention.masking import next_position
 from lra_jax.attention.registry import Mechanism
 from lra_jax.attention.streams import shapes_shown
 from lra_jax.errors import expected

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from lra_jax.attention import feature_maps, inputs
+from lra_jax.attention import feature_maps, inputs, masking
 from lra_jax.attention.registry import Mechanism
 
 __all__ = ["toy_attention", "toy_weights"]
@@ -39,8 +39,8 @@ def toy_attention(
     inputs.check_keywords(toy_attention, flax)
     inputs.check_inputs(query, key, value, is_causal)
     weights = toy_weights(query, key, mask, is_causal, precision=precision)
-    real = inputs.padding_mask(mask, *key.shape[:2])
-    value = inputs.by_head(value, query.shape[2], real, weights.dtype)
+    real = masking.padding_mask(mask, *key.shape[:2])
+    value = masking.by_head(value, query.shape[2], real, weights.dtype)
     out = jnp.matmul(weights, value, precision=precision)
     return jnp.swapaxes(out, 1, 2).astype(query.dtype)
 
@@ -50,10 +50,10 @@ def toy_weights(
 ) -> jax.Array:
     inputs.check_keywords(toy_weights, flax)
     inputs.check_inputs(query, key, None, is_causal)
-    real = inputs.padding_mask(mask, *key.shape[:2])
+    real = masking.padding_mask(mask, *key.shape[:2])
     heads, dtype = query.shape[2], inputs.accumulation_dtype(query, key)
-    query = inputs.by_head(query, heads, None, dtype)
-    key = inputs.by_head(key, heads, real, dtype)
+    query = masking.by_head(query, heads, None, dtype)
+    key = masking.by_head(key, heads, real, dtype)
     products = jnp.einsum("bnth,bnsh->bnts", query, key, precision=precision)
     squares = jnp.square(query).sum(-1)[..., None] + jnp.square(key).sum(-1)[:, :, None]
     scores = -jnp.log1p(jnp.maximum(squares - 2 * products, 0))

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from lra_jax.attention import inputs
+from lra_jax.attention import masking
 from lra_jax.attention.causal.engine import Arrays, Chunking, Form, run
 
 
@@ -55,7 +55,7 @@ def from_both_ends(
         # In reverse a document starts at its end, where the shifted key belongs to the
         # document that follows in the row.
         resets = _reversed(jnp.roll(resets, -1, 1).at[:, -1].set(False))
-        mask = inputs.both(mask, ~resets)
+        mask = masking.both(mask, ~resets)
     beyond = state if beyond is None else beyond
     after, _ = run(form, beyond, later, mask=mask, resets=resets, **options)
     return until, jax.tree.map(_reversed, after)

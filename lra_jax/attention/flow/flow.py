@@ -40,7 +40,7 @@ import jax
 import jax.numpy as jnp
 
 from lra_jax import kernels
-from lra_jax.attention import feature_maps, inputs, packed, streams
+from lra_jax.attention import feature_maps, inputs, masking, packed, streams
 from lra_jax.attention.causal import engine
 from lra_jax.attention.flow import causal, gradient, whole
 from lra_jax.attention.flow.causal import FlowState, FlowTerms, Options
@@ -375,10 +375,10 @@ def _masks(
 ) -> Masks:
     """Boolean masks of the sources `[B, S]` and of the sinks `[B, T]`; None = all."""
     batch, length = query.shape[:2]
-    sources = packed.shown(inputs.padding_mask(mask, batch, key.shape[1]), rows)
+    sources = packed.shown(masking.padding_mask(mask, batch, key.shape[1]), rows)
     if query_mask is None and is_causal:
         return sources, sources
-    sinks = inputs.padding_mask(query_mask, batch, length, "query_mask")
+    sinks = masking.padding_mask(query_mask, batch, length, "query_mask")
     return sources, packed.shown(sinks, rows)
 
 

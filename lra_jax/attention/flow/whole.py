@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lra_jax import kernels
-from lra_jax.attention import feature_maps, inputs, packed
+from lra_jax.attention import feature_maps, inputs, masking, packed
 from lra_jax.attention.causal import engine
 from lra_jax.attention.causal.prefix import decayed
 from lra_jax.attention.flow import causal
@@ -50,7 +50,7 @@ def attend(
     dtype = options.dtype
     features, unit = features_of(options, query, key, masks, axis)
     terms = terms_of(options, *features, unit, masks, axis, rows)
-    weighted = inputs.by_head(value, query.shape[2], masks[0], dtype)
+    weighted = masking.by_head(value, query.shape[2], masks[0], dtype)
     weighted = weighted * terms.competition[..., None]
     if rows is not None:
         out, _denominators = document_sums(
@@ -65,7 +65,7 @@ def attend(
         weighted = jnp.swapaxes(weighted, 1, 2).astype(value.dtype)
         out = kernels.attend(
             target,
-            inputs.hide(query, masks[1]),
+            masking.hide(query, masks[1]),
             key,
             weighted,
             masks[0],
@@ -77,7 +77,7 @@ def attend(
             chunking=chunking,
             precision=options.precision,
         )
-        out = inputs.by_head(out, query.shape[2], masks[1], dtype)
+        out = masking.by_head(out, query.shape[2], masks[1], dtype)
         # The kernels compute features without the unit.
         out = out / along(unit, out) ** 2
     else:

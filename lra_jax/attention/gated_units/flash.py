@@ -28,7 +28,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from lra_jax.attention import dense, feature_maps, inputs
+from lra_jax.attention import dense, feature_maps, inputs, masking
 from lra_jax.attention.gated_units import gated
 from lra_jax.attention.in_turn import documents_in_turn
 from lra_jax.attention.registry import Gate, Mechanism
@@ -109,12 +109,12 @@ def flash_attention(
     activate = gated.activation(activation)
     batch, rows, num_heads, _width = query.shape
     size = min(inputs.check_size("chunk", chunk), rows)
-    mask = inputs.padding_mask(mask, batch, rows, reason=_REASON)
+    mask = masking.padding_mask(mask, batch, rows, reason=_REASON)
     dtype = inputs.accumulation_dtype(query, value)
     heads, whole = gated.shared_heads(
         query, mask, 4, **columns, rotate=rotate, dtype=dtype
     )
-    heads.append(inputs.by_head(value, num_heads, mask, dtype))
+    heads.append(masking.by_head(value, num_heads, mask, dtype))
     near, far, near_key, far_key, value = (key_sets.cut(x, size) for x in heads)
     real = jnp.ones((1, rows), bool) if mask is None else mask
     real = jnp.pad(real, [(0, 0), (0, -rows % size)]).reshape(real.shape[0], -1, size)

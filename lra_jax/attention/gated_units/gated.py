@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lra_jax.attention import inputs
+from lra_jax.attention import inputs, masking
 from lra_jax.attention.linear import rotary
 from lra_jax.errors import expected, known
 
@@ -129,12 +129,12 @@ def gated(out: jax.Array, gate: jax.Array | None, whole: jax.Array | None) -> ja
     Args:
       out: float32 or wider.
       gate: `[B, T, N, Hv]`; None = 1.
-      whole: the rows of the query that `inputs.hide_broken` did not change.
+      whole: the rows of the query that `masking.hide_broken` did not change.
     """
     if gate is not None:
-        gate, also = inputs.hide_broken(gate, whole)
-        out = inputs.broken_again(out * gate.astype(out.dtype), also)
-    return inputs.broken_again(out, whole)
+        gate, also = masking.hide_broken(gate, whole)
+        out = masking.broken_again(out * gate.astype(out.dtype), also)
+    return masking.broken_again(out, whole)
 
 
 def shared_heads(
@@ -159,17 +159,17 @@ def shared_heads(
       dtype: of the result.
 
     Returns:
-      Arrays `[B, N, T, H]`, and the rows that `inputs.hide_broken` did not change.
+      Arrays `[B, N, T, H]`, and the rows that `masking.hide_broken` did not change.
 
     Raises:
       ValueError: an odd H with ``rotate``.
     """
     inputs.check_flag("rotate", rotate)
     num_heads = z.shape[2]
-    queries, whole = inputs.hide_broken(z, mask)
+    queries, whole = masking.hide_broken(z, mask)
     sources = [
-        inputs.by_head(queries, num_heads, dtype=dtype),
-        inputs.by_head(z, num_heads, mask, dtype),
+        masking.by_head(queries, num_heads, dtype=dtype),
+        masking.by_head(z, num_heads, mask, dtype),
     ]
     angles = None
     if rotate:
@@ -184,7 +184,7 @@ def shared_heads(
         if offset is not None:
             x = x + offset.astype(dtype)[index, None, :, None]
         x = x if angles is None else rotary.turned(x, angles)
-        made.append(inputs.hide_by_head(x, mask) if 2 * index >= count else x)
+        made.append(masking.hide_by_head(x, mask) if 2 * index >= count else x)
     return made, whole
 
 

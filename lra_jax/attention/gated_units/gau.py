@@ -27,7 +27,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from lra_jax.attention import dense, feature_maps, inputs
+from lra_jax.attention import dense, feature_maps, inputs, masking
 from lra_jax.attention.gated_units import gated
 from lra_jax.attention.in_turn import documents_in_turn
 from lra_jax.attention.registry import Gate, Mechanism
@@ -102,7 +102,7 @@ def gau_attention(
     gated.check("gau", (query, key, value), is_causal, 2, **columns, **more)
     activate = gated.activation(activation)
     batch, rows, num_heads, _width = query.shape
-    mask = inputs.padding_mask(mask, batch, rows, reason=_REASON)
+    mask = masking.padding_mask(mask, batch, rows, reason=_REASON)
     dtype = inputs.accumulation_dtype(query, value)
     (queries, keys), whole = gated.shared_heads(
         query, mask, 2, **columns, rotate=rotate, dtype=dtype
@@ -119,7 +119,7 @@ def gau_attention(
     if relative_bias is not None:
         scores = scores + gated.bias(relative_bias, rows, is_causal, dtype)[None]
     weights = jnp.where(visible, activate(scores), 0)
-    value = inputs.by_head(value, num_heads, mask, dtype)
+    value = masking.by_head(value, num_heads, mask, dtype)
     out = jnp.swapaxes(jnp.matmul(weights, value, precision=precision), 1, 2)
     return gated.gated(out, gate, whole).astype(query.dtype)
 

@@ -45,7 +45,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lra_jax import kernels
-from lra_jax.attention import feature_maps, inputs, packed, streams
+from lra_jax.attention import feature_maps, inputs, masking, packed, streams
 from lra_jax.attention.causal import documents, engine
 from lra_jax.attention.causal.documents import Documents
 from lra_jax.attention.causal.prefix import hidden, prefix
@@ -183,7 +183,7 @@ class _Places(NamedTuple):
     query_mask: jax.Array | None  # queries below M, [B, T]; None = all
 
 
-@inputs.guarded
+@masking.guarded
 def cosformer_attention(
     query: jax.Array,
     key: jax.Array,
@@ -269,7 +269,7 @@ def cosformer_attention(
     if target is not None:
         out = kernels.attend(
             target,
-            inputs.hide(query, places.query_mask),
+            masking.hide(query, places.query_mask),
             key,
             value,
             places.mask,
@@ -282,7 +282,7 @@ def cosformer_attention(
             precision=precision,
         )
         # Hidden again, because phi(0) may not be zero.
-        return inputs.hide(out, places.query_mask)
+        return masking.hide(out, places.query_mask)
     dtype = inputs.accumulation_dtype(query, key, value)
     turn = _turn(places.lengths)
     options = _Options(feature_map, dtype, precision, denominator, eps, turn, reweight)
@@ -450,7 +450,7 @@ def _whole(
             chunking=chunking,
         )
         return out * _scale(options, total)[..., None]
-    value = inputs.by_head(value, query.shape[1], places.mask, options.dtype)
+    value = masking.by_head(value, query.shape[1], places.mask, options.dtype)
     sums = exchange.total(summed(key, value, options.precision), axis)
     out, total = read(query, sums, options.precision)
     return jnp.swapaxes(out * _scale(options, total)[..., None], 1, 2)
@@ -729,8 +729,8 @@ def _visible(
 ) -> _Places:
     """Hides the positions beyond M."""
     length = key.shape[1]
-    mask = packed.shown(inputs.padding_mask(mask, key.shape[0], length), rows)
-    mask = inputs.both(mask, _within(lengths, length, rows))
+    mask = packed.shown(masking.padding_mask(mask, key.shape[0], length), rows)
+    mask = masking.both(mask, _within(lengths, length, rows))
     return _Places(lengths, rows, mask, _within(lengths, query.shape[1], rows))
 
 

@@ -17,7 +17,7 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
-from lra_jax.attention import feature_maps, inputs
+from lra_jax.attention import feature_maps, masking
 from lra_jax.attention.causal import documents, engine, fades
 from lra_jax.attention.causal.both_ends import from_both_ends
 from lra_jax.attention.causal.documents import Documents
@@ -125,7 +125,7 @@ def prefill(
     Raises:
       ValueError: the state does not fit.
     """
-    ends = None if mask is None else inputs.next_position(mask, *mask.shape)
+    ends = None if mask is None else masking.next_position(mask, *mask.shape)
     form, start, arrays = _form(
         query,
         key,

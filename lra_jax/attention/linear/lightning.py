@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lra_jax.attention import dense, feature_maps, inputs, packed, streams
+from lra_jax.attention import dense, feature_maps, inputs, masking, packed, streams
 from lra_jax.attention.causal import engine
 from lra_jax.attention.linear import decay
 from lra_jax.attention.linear.linear import LinearState
@@ -69,7 +69,7 @@ def lightning_slopes(num_heads: int) -> np.ndarray:
     return np.concatenate([slopes, further])[:num_heads]
 
 
-@inputs.guarded
+@masking.guarded
 def lightning_attention(
     query: jax.Array,
     key: jax.Array,
@@ -114,7 +114,7 @@ def lightning_attention(
     inputs.refuse_decoding(deterministic, query, key, "lightning")
     feature_maps.check_norm(norm)
     rows = packed.packed(segment_ids, query, key)
-    mask = packed.shown(inputs.padding_mask(mask, len(query), key.shape[1]), rows)
+    mask = packed.shown(masking.padding_mask(mask, len(query), key.shape[1]), rows)
     dtype = inputs.accumulation_dtype(query, key, value)
     out, _denominators = decay.sums(
         query,

@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 
 from lra_jax import kernels
-from lra_jax.attention import feature_maps, inputs, packed, streams
+from lra_jax.attention import feature_maps, inputs, masking, packed, streams
 from lra_jax.attention.causal import documents, engine
 from lra_jax.attention.causal.documents import Documents
 from lra_jax.attention.causal.prefix import hidden
@@ -80,7 +80,7 @@ class _Options(NamedTuple):
     eps: float
 
 
-@inputs.guarded
+@masking.guarded
 def linear_attention(
     query: jax.Array,
     key: jax.Array,
@@ -156,7 +156,7 @@ def linear_attention(
         refusal,
         is_causal=is_causal,
     )
-    mask = inputs.padding_mask(mask, query.shape[0], key.shape[1])
+    mask = masking.padding_mask(mask, query.shape[0], key.shape[1])
     if target is not None:
         return kernels.attend(
             target,
@@ -208,7 +208,7 @@ def _whole(
         )
         return _divided(options, out, total).astype(query.dtype)
     phi = feature_maps.feature_map(options.feature_map)
-    features = phi(inputs.by_head(query, num_heads, dtype=dtype))
+    features = phi(masking.by_head(query, num_heads, dtype=dtype))
     sums = part_sums(options, key, value, num_heads, mask)
     out, total = read(features, exchange.total(sums, axis), precision)
     out = _divided(options, out, total)
@@ -243,7 +243,7 @@ def linear_weights(
     inputs.check_keywords(linear_weights, flax)
     inputs.check_inputs(query, key, None, is_causal)
     inputs.check_eps(eps)
-    mask = inputs.padding_mask(mask, query.shape[0], key.shape[1])
+    mask = masking.padding_mask(mask, query.shape[0], key.shape[1])
     dtype = inputs.accumulation_dtype(query, key)
     features = feature_maps.features(query, key, feature_map, dtype, mask)
     scores = feature_maps.products(*features, precision)
@@ -446,12 +446,12 @@ def part_sums(
 
     ``options`` has the fields of `feature_maps.Options`.
     """
-    mask = inputs.both(mask, part)
+    mask = masking.both(mask, part)
     phi = feature_maps.feature_map(options.feature_map)
-    features = phi(inputs.by_head(key, num_heads, mask, options.dtype))
+    features = phi(masking.by_head(key, num_heads, mask, options.dtype))
     # Hidden again after the map, because phi(0) may not be zero.
-    features = inputs.hide_by_head(features, mask)
-    values = inputs.by_head(value, num_heads, mask, options.dtype)
+    features = masking.hide_by_head(features, mask)
+    values = masking.by_head(value, num_heads, mask, options.dtype)
     return summed(features, values, options.precision)
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from lra_jax.attention import dense, feature_maps, inputs, packed, streams
+from lra_jax.attention import dense, feature_maps, inputs, masking, packed, streams
 from lra_jax.attention.causal import engine
 from lra_jax.attention.linear.linear import LinearState, causal_sums, document_sums
 from lra_jax.attention.registry import Mechanism
@@ -50,7 +50,7 @@ MECHANISM = Mechanism(
 NormState = LinearState
 
 
-@inputs.guarded
+@masking.guarded
 def norm_attention(
     query: jax.Array,
     key: jax.Array,
@@ -89,7 +89,7 @@ def norm_attention(
     inputs.check_inputs(query, key, value, is_causal)
     feature_maps.check_norm(norm)
     inputs.check_flag("per_head", per_head)
-    mask = inputs.padding_mask(mask, query.shape[0], key.shape[1])
+    mask = masking.padding_mask(mask, query.shape[0], key.shape[1])
     if is_causal:
         return norm_prefill(
             query,
@@ -113,7 +113,7 @@ def norm_attention(
         )
         return _finished(out, norm, per_head, eps, query.dtype)
     features = feature_maps.features(query, key, feature_map, dtype, mask)
-    value = inputs.by_head(value, query.shape[2], mask, dtype)
+    value = masking.by_head(value, query.shape[2], mask, dtype)
     out = jnp.swapaxes(feature_maps.contract(*features, value, precision), 1, 2)
     return _finished(out, norm, per_head, eps, query.dtype)
 

@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from lra_jax.attention import dense, feature_maps, inputs, packed, streams
+from lra_jax.attention import dense, feature_maps, inputs, masking, packed, streams
 from lra_jax.attention.causal import engine
 from lra_jax.attention.linear import performer_causal, random_features
 from lra_jax.attention.linear.linear import causal_sums, document_sums
@@ -93,7 +93,7 @@ class PerformerState(NamedTuple):
     __repr__ = streams.shapes_shown
 
 
-@inputs.guarded
+@masking.guarded
 def performer_attention(
     query: jax.Array,
     key: jax.Array,
@@ -159,7 +159,7 @@ def performer_attention(
         return _causal(query, key, value, matrix, mask, None, options, chunking, found)[
             0
         ]
-    mask = inputs.padding_mask(mask, query.shape[0], key.shape[1])
+    mask = masking.padding_mask(mask, query.shape[0], key.shape[1])
     mask = packed.shown(mask, found)
     dtype = inputs.accumulation_dtype(query, key, value)
     rows, columns, values = _by_head(query, key, value, mask, dtype)
@@ -241,9 +241,9 @@ def _by_head(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     num_heads = query.shape[2]
     return (
-        inputs.by_head(query, num_heads, dtype=dtype),
-        inputs.by_head(key, num_heads, mask, dtype),
-        inputs.by_head(value, num_heads, mask, dtype),
+        masking.by_head(query, num_heads, dtype=dtype),
+        masking.by_head(key, num_heads, mask, dtype),
+        masking.by_head(value, num_heads, mask, dtype),
     )
 
 

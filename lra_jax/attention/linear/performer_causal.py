@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from lra_jax.attention import feature_maps, inputs, streams
+from lra_jax.attention import feature_maps, masking, streams
 from lra_jax.attention.causal import documents, engine
 from lra_jax.attention.causal.documents import Documents
 from lra_jax.attention.causal.prefix import decayed, prefix, triangle
@@ -87,9 +87,9 @@ def _prepared(
     query, key, value = arrays[:3]
     heads, dtype = query.shape[2], options.dtype
     return (
-        options.features.scaled(inputs.by_head(query, heads, dtype=dtype)),
-        options.features.scaled(inputs.by_head(key, heads, mask, dtype)),
-        inputs.by_head(value, heads, mask, dtype),
+        options.features.scaled(masking.by_head(query, heads, dtype=dtype)),
+        options.features.scaled(masking.by_head(key, heads, mask, dtype)),
+        masking.by_head(value, heads, mask, dtype),
     )
 
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from lra_jax.attention import feature_maps, inputs, packed
+from lra_jax.attention import feature_maps, inputs, masking, packed
 from lra_jax.attention.causal.prefix import decayed
 from lra_jax.errors import expected
 
@@ -171,7 +171,7 @@ def features(
         phi(options.project(x, matrix)) + jnp.asarray(eps, x.dtype)
         for x in (query, key)
     )
-    return query_features, inputs.hide_by_head(key_features, mask)
+    return query_features, masking.hide_by_head(key_features, mask)
 
 
 def _exact(

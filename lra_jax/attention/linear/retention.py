@@ -35,7 +35,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lra_jax.attention import dense, feature_maps, inputs, packed, streams
+from lra_jax.attention import dense, feature_maps, inputs, masking, packed, streams
 from lra_jax.attention.causal import engine
 from lra_jax.attention.linear import decay, decay_grid, rotary
 from lra_jax.attention.linear.sums import Sums
@@ -77,7 +77,7 @@ def retention_slopes(num_heads: int) -> np.ndarray:
     return -np.log1p(-(2.0 ** (-5 - np.arange(num_heads))))
 
 
-@inputs.guarded
+@masking.guarded
 def retention_attention(
     query: jax.Array,
     key: jax.Array,
@@ -134,7 +134,7 @@ def retention_attention(
     inputs.check_grid(grid, query, key, is_causal, segment_ids)
     feature_maps.check_norm(norm)
     rows = packed.packed(segment_ids, query, key)
-    mask = packed.shown(inputs.padding_mask(mask, len(query), key.shape[1]), rows)
+    mask = packed.shown(masking.padding_mask(mask, len(query), key.shape[1]), rows)
     dtype = inputs.accumulation_dtype(query, key, value)
     rates = decay.checked_slopes(slopes, retention_slopes(query.shape[2]), dtype)
     if grid is not None:
@@ -193,7 +193,7 @@ def retention_prefill(
     feature_maps.check_norm(norm)
     batch, length = query.shape[:2]
     rows = packed.packed(segment_ids, query, key)
-    mask = packed.shown(inputs.padding_mask(mask, batch, length), rows)
+    mask = packed.shown(masking.padding_mask(mask, batch, length), rows)
     dtype = inputs.accumulation_dtype(query, key, value)
     before = None
     if state is not None:
@@ -217,7 +217,7 @@ def retention_prefill(
         precision=precision,
     )
     out = feature_maps.normalised(_bounded(numerator, denominator), norm, (3,), eps)
-    ends = inputs.next_position(mask, batch, length)
+    ends = masking.next_position(mask, batch, length)
     if rotate:
         sums = _from_here(sums, mask, ends, length)
     # The last document's; padding after a document has the same number.
@@ -245,7 +245,7 @@ def _prepared(
     if rotate:
         rotary.check_width(head_dim)
     query = query.astype(dtype)
-    key = inputs.hide(key, mask).astype(dtype)
+    key = masking.hide(key, mask).astype(dtype)
     if rotate:
         cos, sin = rotary.tables(max(length, key.shape[1]), head_dim, dtype)
         query, key = (
@@ -282,7 +282,7 @@ def _last(mask: jax.Array | None, rows: packed.Packed | None, length: int) -> ja
     """`[B or 1, T or 1]`: the last real position of each sample or document."""
     if rows is not None:
         return rows.ends(mask)[1]
-    return inputs.next_position(mask, 1, length)[:, None] - 1
+    return masking.next_position(mask, 1, length)[:, None] - 1
 
 
 def _bounded(scores: jax.Array, sums: jax.Array) -> jax.Array:

@@ -22,7 +22,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from lra_jax.attention import inputs
+from lra_jax.attention import inputs, masking
 from lra_jax.attention.in_turn import documents_in_turn
 from lra_jax.attention.registry import Mechanism
 from lra_jax.errors import expected, known
@@ -90,15 +90,15 @@ def fnet_attention(
     )
     known("norm", norm, ("ortho", "backward"))
     batch, length, num_heads, _width = query.shape
-    mask = inputs.padding_mask(mask, batch, length, reason=_REASON)
+    mask = masking.padding_mask(mask, batch, length, reason=_REASON)
     dtype = inputs.accumulation_dtype(value)
-    x = inputs.match_heads(inputs.hide(value, mask).astype(dtype), num_heads)
+    x = inputs.match_heads(masking.hide(value, mask).astype(dtype), num_heads)
     shape = x.shape
     x = jnp.fft.fft(x.reshape(batch, length, -1), axis=2, norm=norm)
     if mask is None:
         out = jnp.fft.fft(x, axis=1, norm=norm).real
     else:
-        out = _padded_fft(x, inputs.next_position(mask, batch, length), norm)
+        out = _padded_fft(x, masking.next_position(mask, batch, length), norm)
     return out.reshape(shape).astype(query.dtype)
 
 

@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lra_jax.attention import dense, feature_maps, inputs
+from lra_jax.attention import dense, feature_maps, inputs, masking
 from lra_jax.attention.in_turn import documents_in_turn
 from lra_jax.attention.registry import Mechanism, sizes
 from lra_jax.errors import expected, known
@@ -132,10 +132,10 @@ def linformer_attention(
         key_bias=key_bias,
         value_bias=value_bias,
     )
-    mask = inputs.padding_mask(mask, query.shape[0], key.shape[1])
+    mask = masking.padding_mask(mask, query.shape[0], key.shape[1])
     dtype = inputs.accumulation_dtype(query, key, value)
     num_heads = query.shape[2]
-    key, value = (inputs.hide(x, mask).astype(dtype) for x in (key, value))
+    key, value = (masking.hide(x, mask).astype(dtype) for x in (key, value))
     if projection == "linear":
         keys = _projected("key", key, key_projection, key_bias, num_heads, precision)
         values = _projected(
@@ -265,14 +265,14 @@ def _attended(
 ) -> jax.Array:
     """Softmax attention over the live ones of K slots, in the slots' dtype."""
     keys, values = (inputs.match_heads(x, query.shape[2]) for x in (keys, values))
-    query, whole = inputs.hide_broken(query, mask)
+    query, whole = masking.hide_broken(query, mask)
     logits = jnp.einsum(
         "btnh,bknh->bntk", query.astype(keys.dtype), keys, precision=precision
     )
     logits = logits / math.sqrt(query.shape[-1])
     weights = feature_maps.masked_softmax(logits, live, axis=-1)
     out = jnp.einsum("bntk,bknv->btnv", weights, values, precision=precision)
-    return inputs.broken_again(out, whole)
+    return masking.broken_again(out, whole)
 
 
 def _projected(

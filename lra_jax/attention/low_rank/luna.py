@@ -27,7 +27,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from lra_jax.attention import dense, feature_maps, inputs
+from lra_jax.attention import dense, feature_maps, inputs, masking
 from lra_jax.attention.causal import engine
 from lra_jax.attention.in_turn import documents_in_turn
 from lra_jax.attention.linear.linear import causal_sums
@@ -87,7 +87,7 @@ def luna_attention(
     whole, rows, keys, values, slots, mask = _prepared(query, key, value, memory, mask)
     out = _causal(rows, keys, values, slots, mask, chunking, precision)
     out = jnp.swapaxes(out, 1, 2).astype(query.dtype)
-    return inputs.broken_again(out, whole)
+    return masking.broken_again(out, whole)
 
 
 def luna_packed(
@@ -112,7 +112,7 @@ def luna_packed(
     weights = feature_maps.softmax(feature_maps.products(rows, keys, precision), -1)
     out = jnp.matmul(weights, values, precision=precision)
     out, values = (jnp.swapaxes(x, 1, 2).astype(query.dtype) for x in (out, values))
-    return inputs.broken_again(out, whole), values
+    return masking.broken_again(out, whole), values
 
 
 luna_weights = dense.weights_of(
@@ -181,16 +181,16 @@ def _prepared(
     )
     if memory.shape[1] == 0:
         raise expected("memory", "[B, L, N, H] with L > 0", memory.shape)
-    mask = inputs.padding_mask(mask, batch, key.shape[1], reason=_REASON)
+    mask = masking.padding_mask(mask, batch, key.shape[1], reason=_REASON)
     dtype = inputs.accumulation_dtype(query, key, value)
     scale = 1 / math.sqrt(width)
     # Cast first, so that the gradient is summed over the batch in this dtype.
     memory = jnp.broadcast_to(memory.astype(dtype), (batch, *memory.shape[1:]))
-    query, whole = inputs.hide_broken(query, mask)
+    query, whole = masking.hide_broken(query, mask)
     query, memory = (
-        inputs.by_head(x, heads, dtype=dtype) * scale for x in (query, memory)
+        masking.by_head(x, heads, dtype=dtype) * scale for x in (query, memory)
     )
-    key, value = (inputs.by_head(x, heads, mask, dtype) for x in (key, value))
+    key, value = (masking.by_head(x, heads, mask, dtype) for x in (key, value))
     return whole, query, key, value, memory, mask
 
 
@@ -225,7 +225,9 @@ def _causal(
         return jnp.swapaxes(sums[0][0], 1, 2)
 
     phi = feature_maps.feature_map("elu")
-    pack = inputs.hide_by_head(phi(feature_maps.products(key, memory, precision)), mask)
+    pack = masking.hide_by_head(
+        phi(feature_maps.products(key, memory, precision)), mask
+    )
     length = key.shape[2]
     seen = jnp.ones((1, length), bool) if mask is None else mask
     counts = feature_maps.at_least(jnp.cumsum(seen, 1, dtype=query.dtype), 1.0)

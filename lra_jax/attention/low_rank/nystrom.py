@@ -36,7 +36,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lra_jax.attention import dense, inputs
+from lra_jax.attention import dense, inputs, masking
 from lra_jax.attention.in_turn import documents_in_turn
 from lra_jax.attention.low_rank import landmarks
 from lra_jax.attention.registry import Mechanism
@@ -128,12 +128,12 @@ def nystrom_attention(
     inputs.refuse_decoding(deterministic, query, key, "nystrom")
     batch, length, num_heads, head_dim = query.shape
     _check_conv(conv_weight, num_heads, length, key.shape[1])
-    of_keys = inputs.padding_mask(mask, batch, key.shape[1])
-    of_queries = inputs.padding_mask(query_mask, batch, length, "query_mask")
+    of_keys = masking.padding_mask(mask, batch, key.shape[1])
+    of_queries = masking.padding_mask(query_mask, batch, length, "query_mask")
     out_dtype, dtype = query.dtype, inputs.accumulation_dtype(query, key, value)
-    query = inputs.by_head(query, num_heads, of_queries, dtype)
-    key = inputs.by_head(key, num_heads, of_keys, dtype)
-    value = inputs.by_head(value, num_heads, of_keys, dtype)
+    query = masking.by_head(query, num_heads, of_queries, dtype)
+    key = masking.by_head(key, num_heads, of_keys, dtype)
+    value = masking.by_head(value, num_heads, of_keys, dtype)
     if padding == "front":
         query, key, value = (_in_front(x, count, 2) for x in (query, key, value))
         of_queries, of_keys = (_in_front(x, count, 1) for x in (of_queries, of_keys))

@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from lra_jax.attention import dense, feature_maps, inputs, streams
+from lra_jax.attention import dense, feature_maps, inputs, masking, streams
 from lra_jax.attention.causal import engine
 from lra_jax.attention.recurrent import gated_delta
 from lra_jax.attention.registry import Gate, Mechanism
@@ -41,7 +41,7 @@ MECHANISM = Mechanism(
 DeltaState = gated_delta.GatedDeltaState
 
 
-@inputs.guarded
+@masking.guarded
 def delta_attention(
     query: jax.Array,
     key: jax.Array,

@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from lra_jax.attention import dense, feature_maps, inputs, packed, streams
+from lra_jax.attention import dense, feature_maps, inputs, masking, packed, streams
 from lra_jax.attention.causal import documents, engine, fades
 from lra_jax.attention.causal.documents import Documents
 from lra_jax.attention.causal.prefix import decayed, so_far
@@ -71,7 +71,7 @@ GatedDeltaState = recurrence.RecurrentState
 _EPS = 1e-6
 
 
-@inputs.guarded
+@masking.guarded
 def gated_delta_attention(
     query: jax.Array,
     key: jax.Array,
@@ -180,7 +180,7 @@ def run(
     recurrence.check_gate("beta", beta, query)
     recurrence.check_gate("log_decay", log_decay, query)
     rows = packed.packed(segment_ids, query, key)
-    mask = inputs.padding_mask(mask, query.shape[0], query.shape[1])
+    mask = masking.padding_mask(mask, query.shape[0], query.shape[1])
     mask = packed.shown(mask, rows)
     dtype, asked = recurrence.dtype_of(state, query, key, value), query
     query, key, phi = feature_maps.given(query, key, feature_map, dtype, mask)

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from lra_jax.attention import dense, feature_maps, inputs, packed, streams
+from lra_jax.attention import dense, feature_maps, inputs, masking, packed, streams
 from lra_jax.attention.causal import documents, engine, fades
 from lra_jax.attention.causal.documents import Documents
 from lra_jax.attention.causal.prefix import hidden, prefix
@@ -59,7 +59,7 @@ MECHANISM = Mechanism(
 GlaState = recurrence.RecurrentState
 
 
-@inputs.guarded
+@masking.guarded
 def gla_attention(
     query: jax.Array,
     key: jax.Array,
@@ -153,7 +153,7 @@ def _run(
     feature_maps.check_norm(norm)
     recurrence.check_gate("log_decay", log_decay, query, query.shape[3])
     rows = packed.packed(segment_ids, query, key)
-    mask = inputs.padding_mask(mask, query.shape[0], query.shape[1])
+    mask = masking.padding_mask(mask, query.shape[0], query.shape[1])
     mask = packed.shown(mask, rows)
     dtype = recurrence.dtype_of(state, query, key, value)
     out, state = recurrence.recur(
@@ -189,13 +189,13 @@ def _prepared(
     del query_mask
     query, key, value, log_decay, _ = arrays
     heads, dtype = query.shape[2], options.dtype
-    key = inputs.by_head(key, heads, mask, dtype)
+    key = masking.by_head(key, heads, mask, dtype)
     if log_decay is None:
         fade = jnp.zeros_like(key)
     else:
-        fade = inputs.by_head(log_decay, heads, mask, dtype)
-    query = inputs.by_head(query, heads, dtype=dtype)
-    value = inputs.by_head(value, heads, mask, dtype)
+        fade = masking.by_head(log_decay, heads, mask, dtype)
+    query = masking.by_head(query, heads, dtype=dtype)
+    value = masking.by_head(value, heads, mask, dtype)
     return query, key, value, fades.bounded(fade)
 
 

@@ -51,7 +51,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from lra_jax.attention import dense, feature_maps, inputs, packed, streams
+from lra_jax.attention import dense, feature_maps, inputs, masking, packed, streams
 from lra_jax.attention.recurrent import recurrence
 from lra_jax.attention.recurrent.columns import scan_columns
 from lra_jax.attention.registry import Gate, Mechanism
@@ -163,7 +163,7 @@ def hgrn_parameters(
     return {name: array.astype(dtype) for name, array in made.items()}
 
 
-@inputs.guarded
+@masking.guarded
 def hgrn_attention(
     query: jax.Array,
     key: jax.Array,
@@ -288,9 +288,9 @@ def _run(
     _check_columns(query, key, value, log_decay, lower_bound, angle, rotation)
     batch, length, heads = query.shape[:3]
     documents = packed.packed(segment_ids, query, key)
-    mask = packed.shown(inputs.padding_mask(mask, batch, length), documents)
+    mask = packed.shown(masking.padding_mask(mask, batch, length), documents)
     dtype = inputs.accumulation_dtype(query, value)
-    values = inputs.match_heads(inputs.hide(value, mask).astype(dtype), heads)
+    values = inputs.match_heads(masking.hide(value, mask).astype(dtype), heads)
     empty = jnp.zeros_like(values[:, 0])
     before = None
     if state is not None:
@@ -405,7 +405,7 @@ def _faded(
 ) -> tuple[jax.Array, jax.Array]:
     """The factors f and the shares of the values, `[B, T, N]`."""
     wide = inputs.match_heads(log_decay[..., None], heads).astype(ones.dtype)
-    log_decay = inputs.hide(wide, mask)[..., 0]
+    log_decay = masking.hide(wide, mask)[..., 0]
     # 1 - f by expm1, because time constants may be long.
     factors, fades = jnp.exp(log_decay), -jnp.expm1(log_decay)
     if lower_bound is not None:
@@ -444,7 +444,7 @@ def _with_angles(
         radians = wide[..., 0].astype(factors.dtype)
     if angle is not None:
         radians = radians + angle.astype(factors.dtype)[None, None]
-    radians = inputs.hide(radians[..., None], mask)[..., 0]
+    radians = masking.hide(radians[..., None], mask)[..., 0]
     return jax.lax.complex(factors * jnp.cos(radians), factors * jnp.sin(radians))
 
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from lra_jax.attention import feature_maps, inputs, packed, streams
+from lra_jax.attention import feature_maps, inputs, masking, packed, streams
 from lra_jax.attention.causal import engine
 from lra_jax.attention.causal.both_ends import from_both_ends
 
@@ -115,7 +115,7 @@ def gate_by_head(
     gate: jax.Array, num_heads: int, mask: jax.Array | None, dtype: jnp.dtype
 ) -> jax.Array:
     """`[B, T, n]` -> `[B, N, T]`, zero where hidden."""
-    return inputs.by_head(gate[..., None], num_heads, mask, dtype)[..., 0]
+    return masking.by_head(gate[..., None], num_heads, mask, dtype)[..., 0]
 
 
 def finished(
@@ -140,7 +140,7 @@ def gated(out: jax.Array, gate: jax.Array | None, mask: jax.Array | None) -> jax
     if gate is None:
         return out
     inputs.check_shape("gate", gate, "B T N Hv", *out.shape)
-    return out * inputs.hide(gate, mask).astype(out.dtype)
+    return out * masking.hide(gate, mask).astype(out.dtype)
 
 
 def dtype_of(state: RecurrentState | None, *arrays: jax.Array) -> jnp.dtype:

@@ -27,7 +27,7 @@ import jax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from lra_jax.attention import inputs, packed, registry
+from lra_jax.attention import inputs, masking, packed, registry
 from lra_jax.errors import expected
 
 __all__ = ["sequence_parallel"]
@@ -91,8 +91,8 @@ def sequence_parallel(
         _check_mesh(mesh, query, {axis: 1, batch_axis: 0})
         batch, length = query.shape[:2]
         masks = (
-            inputs.padding_mask(mask, batch, length),
-            inputs.padding_mask(query_mask, batch, length, "query_mask"),
+            masking.padding_mask(mask, batch, length),
+            masking.padding_mask(query_mask, batch, length, "query_mask"),
         )
         packed.packed(segment_ids, query, key)
         spec = P(batch_axis, axis)

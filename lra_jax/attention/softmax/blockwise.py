@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lra_jax.attention import feature_maps, inputs, packed
+from lra_jax.attention import feature_maps, inputs, masking, packed
 from lra_jax.attention.softmax import key_sets
 
 
@@ -268,13 +268,13 @@ def _scores(
         for axis, start in zip((2, 3), starts, strict=True):
             if pairs.shape[axis] > 1:
                 pairs = jax.lax.dynamic_slice_in_dim(pairs, start, plan.size, axis)
-        seen = inputs.both(seen, pairs)
+        seen = masking.both(seen, pairs)
     if visible.document is not None:
         rows, columns = (
             jax.lax.dynamic_slice_in_dim(visible.document, start, plan.size, 1)
             for start in starts
         )
-        seen = inputs.both(seen, packed.share(rows, columns))
+        seen = masking.both(seen, packed.share(rows, columns))
     return scores, seen
 
 

@@ -7,7 +7,7 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
-from lra_jax.attention import inputs, packed, streams
+from lra_jax.attention import masking, packed, streams
 from lra_jax.errors import expected
 
 
@@ -59,7 +59,7 @@ def extended(
       value: `[B, T, n, Hv]`; its heads may be, too.
       mask: the real positions, boolean `[B, T]`; None = all.
     """
-    position = state.position + inputs.next_position(mask, *key.shape[:2])
+    position = state.position + masking.next_position(mask, *key.shape[:2])
     columns = places(state, key.shape[1])
     return _put(state, key, value, mask, columns, position)
 
@@ -97,7 +97,7 @@ def _put(
         heads = np.arange(kept.shape[1], dtype=np.int32)
         index = rows[:, None, None], heads[None, :, None], columns[:, None]
         # Hidden, since nothing that padding holds, such as NaN, may reach a product.
-        new = inputs.by_head(new, len(heads), mask, kept.dtype)
+        new = masking.by_head(new, len(heads), mask, kept.dtype)
         return kept.at[index].set(new, mode="drop")
 
     return SoftmaxState(
@@ -140,7 +140,7 @@ def check(
         )
     )
     streams.checked(state, wanted)
-    after: Any = state.position + inputs.next_position(mask, batch, length)
+    after: Any = state.position + masking.next_position(mask, batch, length)
     if not isinstance(after, jax.core.Tracer) and np.max(after) > size:
         wanted = f"at least {np.max(after)} for a stream this long"
         raise expected("max_length", wanted, size)

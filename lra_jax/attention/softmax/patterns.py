@@ -23,7 +23,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from lra_jax.attention import feature_maps, inputs
+from lra_jax.attention import feature_maps, inputs, masking
 from lra_jax.attention.softmax import key_sets
 from lra_jax.attention.softmax.key_sets import Keys, Sequence
 
@@ -70,7 +70,7 @@ def prepare(
         f"{name} attention chooses the pairs of query and key by their positions and "
         "never forms the others"
     )
-    mask = inputs.padding_mask(mask, batch, length, reason=reason)
+    mask = masking.padding_mask(mask, batch, length, reason=reason)
     dtype = None
     if len({query.dtype, key.dtype, value.dtype}) > 1:
         dtype = inputs.accumulation_dtype(query, key, value)
@@ -78,11 +78,11 @@ def prepare(
     if mask is not None:
         number = jnp.where(mask, number, jnp.int32(0))
     sequence = Sequence(
-        inputs.by_head(key, num_heads, mask, dtype),
-        inputs.by_head(value, num_heads, mask, dtype),
+        masking.by_head(key, num_heads, mask, dtype),
+        masking.by_head(value, num_heads, mask, dtype),
         number[:, None, :, None],
     )
-    return inputs.by_head(query, num_heads, dtype=dtype), sequence
+    return masking.by_head(query, num_heads, dtype=dtype), sequence
 
 
 def in_blocks(
@@ -105,7 +105,7 @@ def in_blocks(
     Returns:
       `[B, T, N, Hv]`.
     """
-    query, whole = inputs.hide_broken(query, mask)
+    query, whole = masking.hide_broken(query, mask)
 
     @jax.checkpoint
     def run(query: jax.Array, sequence: Sequence) -> jax.Array:
@@ -115,7 +115,7 @@ def in_blocks(
 
     out = key_sets.paste(run(query, sequence), query.shape[2])
     whole = None if whole is None else jnp.swapaxes(whole, 1, 2)
-    return inputs.broken_again(out, whole)
+    return masking.broken_again(out, whole)
 
 
 def band_sizes(window: int, length: int, is_causal: bool) -> tuple[int, int, int]:

@@ -23,7 +23,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from lra_jax.attention import feature_maps, inputs, packed, streams
+from lra_jax.attention import feature_maps, inputs, masking, packed, streams
 from lra_jax.attention.registry import Mechanism
 from lra_jax.attention.softmax import blockwise, cache
 from lra_jax.attention.softmax.blockwise import Visible
@@ -207,7 +207,7 @@ def softmax_prefill(
     """
     inputs.check_inputs(query, key, value, True)
     batch, length = query.shape[:2]
-    mask = inputs.padding_mask(mask, batch, length, reason=_ONE_CACHE)
+    mask = masking.padding_mask(mask, batch, length, reason=_ONE_CACHE)
     form = _Form(implementation, block, precision)
     if state is None:
         size = inputs.check_max_length(max_length, length)
@@ -276,7 +276,7 @@ class _Form:
         longest, sizes = _ON_CPU if on_cpu else _ELSEWHERE
         form, out_dtype = self.implementation, query.dtype
         padded = visible.document if visible.pairs is None else visible.pairs
-        query, whole = inputs.hide_broken(query, padded)
+        query, whole = masking.hide_broken(query, padded)
         length, keys = query.shape[2], key.shape[2]
         if form is None:
             # For a few queries the weights are smaller than the keys.
@@ -307,7 +307,7 @@ class _Form:
                 block=self.block or _least_filled(length, keys, sizes),
                 precision=self.precision,
             )
-        return inputs.broken_again(out, whole).astype(out_dtype)
+        return masking.broken_again(out, whole).astype(out_dtype)
 
 
 def _least_filled(length: int, keys: int, sizes: Sequence[int]) -> int:
@@ -350,14 +350,14 @@ def _prepare(
 ) -> tuple[Visible, jax.Array, jax.Array]:
     """The visible pairs; key and value with N heads and zeroed padding."""
     batch, length, num_heads, _ = query.shape
-    pairs = inputs.pair_mask(mask, batch, num_heads, length, key.shape[1])
+    pairs = masking.pair_mask(mask, batch, num_heads, length, key.shape[1])
     key, value = (
-        inputs.match_heads(inputs.hide_padding(x, pairs), num_heads)
+        inputs.match_heads(masking.hide_padding(x, pairs), num_heads)
         for x in (key, value)
     )
     if rows is None:
         return Visible(pairs), key, value
-    key, value = (inputs.hide(x, rows.real) for x in (key, value))
+    key, value = (masking.hide(x, rows.real) for x in (key, value))
     return Visible(pairs, document=rows.label), key, value
 
 
@@ -381,11 +381,11 @@ def _weights(
         preferred_element_type=dtype,
     )
     if is_causal:
-        pairs = inputs.both(pairs, jnp.tri(query.shape[2], dtype=bool)[None, None])
+        pairs = masking.both(pairs, jnp.tri(query.shape[2], dtype=bool)[None, None])
     elif last is not None:
         columns = jnp.arange(key.shape[2], dtype=jnp.int32)[None, None, None]
-        pairs = inputs.both(pairs, columns <= last[:, None, :, None])
+        pairs = masking.both(pairs, columns <= last[:, None, :, None])
     if document is not None:
-        pairs = inputs.both(pairs, packed.share(document, document))
+        pairs = masking.both(pairs, packed.share(document, document))
     logits = logits / math.sqrt(query.shape[-1])
     return feature_maps.masked_softmax(logits, pairs, axis=-1)

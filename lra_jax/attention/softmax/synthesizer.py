@@ -32,7 +32,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lra_jax.attention import dense, feature_maps, inputs
+from lra_jax.attention import dense, feature_maps, inputs, masking
 from lra_jax.attention.in_turn import documents_in_turn
 from lra_jax.attention.registry import Mechanism, sizes
 from lra_jax.errors import expected, known
@@ -137,23 +137,23 @@ def synthesizer_attention(
     arrays = {name: array.astype(dtype) for name, array in arrays.items()}
     whole = None
     if "dense" in variant:
-        query, whole = inputs.hide_broken(query, mask)
-        hidden = jax.nn.relu(inputs.by_head(query, num_heads, dtype=dtype))
+        query, whole = masking.hide_broken(query, mask)
+        hidden = jax.nn.relu(masking.by_head(query, num_heads, dtype=dtype))
         scores = _dense(hidden, arrays, keys, precision)
     elif variant == "random":
         scores = arrays["first"][None, :, :length, :keys]
     else:
         rows, columns = arrays["first"][:, :length], arrays["second"][:, :keys]
         scores = feature_maps.products(rows[None], columns[None], precision)
-    pairs = inputs.pair_mask(mask, batch, num_heads, length, keys)
-    value = inputs.by_head(inputs.hide_padding(value, pairs), num_heads, dtype=dtype)
+    pairs = masking.pair_mask(mask, batch, num_heads, length, keys)
+    value = masking.by_head(masking.hide_padding(value, pairs), num_heads, dtype=dtype)
     if is_causal:
-        pairs = inputs.both(pairs, jnp.tri(length, dtype=bool)[None, None])
+        pairs = masking.both(pairs, jnp.tri(length, dtype=bool)[None, None])
     if pairs is not None and pairs.shape[0] > scores.shape[0]:
         scores = jnp.broadcast_to(scores, (batch, *scores.shape[1:]))
     weights = feature_maps.masked_softmax(scores, pairs, axis=-1)
     out = jnp.swapaxes(jnp.matmul(weights, value, precision=precision), 1, 2)
-    return inputs.broken_again(out, whole).astype(query.dtype)
+    return masking.broken_again(out, whole).astype(query.dtype)
 
 
 synthesizer_weights = dense.weights_of(

@@ -5,6 +5,7 @@ import numpy as np
 from lra_jax import vocabularies
 from lra_jax.data.language import corpora, wikitext
 from lra_jax.data.language.rows import TextDataset, make_stream
+from lra_jax.errors import renamed
 
 
 def prepare(
@@ -35,15 +36,19 @@ def prepare(
     else:
         corpus = wikitext.found(path) or corpora.of_path(path, pattern)
     texts = corpus.documents
-    vocabulary = vocabularies.make(tokenizer, vocab_size, texts["train"])
+    try:
+        vocabulary = vocabularies.make(tokenizer, vocab_size, texts["train"])
+        encoded = {
+            split: [vocabulary.encode(text) for text in own]
+            for split, own in texts.items()
+        }
+    except ValueError as error:
+        if not str(error).startswith("text: "):
+            raise
+        raise renamed(error, "path") from error
     dtype = np.min_scalar_type(vocabulary.size - 1)
     streams = {
-        split: make_stream(
-            [vocabulary.encode(text) for text in own],
-            vocabulary.end,
-            sum(map(len, own)),
-            dtype,
-        )
+        split: make_stream(encoded[split], vocabulary.end, sum(map(len, own)), dtype)
         for split, own in texts.items()
     }
     return TextDataset(
