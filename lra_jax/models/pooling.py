@@ -295,6 +295,11 @@ def is_of_head(path: tuple[Any, ...], variable: Any) -> bool:
     return path[0] != "encoder" and is_of_task(path, variable)
 
 
+def is_of_reconstruction(path: tuple[Any, ...], variable: Any) -> bool:
+    """The same for those that pretraining teaches, all but pooling and head."""
+    return not is_of_head(path, variable)
+
+
 def why_constant(norm: str, pooling: str, padding: str, images: bool) -> str:
     """Why these settings give vectors that do not depend on the input; "" if they do.
 

@@ -81,7 +81,7 @@ def make_optimizer(
 ) -> optax.GradientTransformation:
     """AdamW on the schedule, after clipping to ``clip_norm`` unless that is 0.
 
-    Without ``decay_vectors``, weight decay skips arrays of one axis.
+    Without ``decay_vectors``, weight decay skips arrays of one axis and norms' scales.
     """
     adamw = optax.adamw(
         make_schedule(config, pretrain),
@@ -103,9 +103,27 @@ def _constant(peak: float, warmup: int) -> optax.Schedule:
     return optax.linear_schedule(0.0, peak, warmup)
 
 
+def without_moments(state: optax.OptState) -> optax.OptState:
+    """The optimiser's state with Adam's moments, and the count of their steps, at zero;
+    the schedule goes on."""
+
+    def renewed(part: Any) -> Any:
+        is_adam = isinstance(part, optax.ScaleByAdamState)
+        return jax.tree.map(jnp.zeros_like, part) if is_adam else part
+
+    return jax.tree.map(
+        renewed, state, is_leaf=lambda x: isinstance(x, optax.ScaleByAdamState)
+    )
+
+
 def _matrices(params: Any) -> Any:
-    """Which parameters have two axes or more."""
-    return jax.tree.map(lambda x: x.ndim >= 2, params)
+    """Which parameters have two axes or more, and are not a norm's scale, which has an
+    axis for heads if each of them has its own norm."""
+
+    def is_matrix(path: tuple[Any, ...], x: jax.Array) -> bool:
+        return x.ndim >= 2 and "gain" not in {getattr(key, "key", "") for key in path}
+
+    return jax.tree_util.tree_map_with_path(is_matrix, params)
 
 
 def _f32(step: jax.typing.ArrayLike) -> jax.Array:

@@ -11,6 +11,7 @@ import optax
 from flax import nnx
 
 from lra_jax.tasks.base import Batch, Sums
+from lra_jax.training.optimizer import without_moments
 
 Loss = Callable[[nnx.Module, Batch, nnx.Rngs | None], Sums]
 
@@ -63,6 +64,7 @@ def make_train_step(
     seed: int,
     shapes: int | None = None,
     learns: Any = nnx.Param,
+    renewed_at: int = 0,
 ) -> Callable[[TrainState, Batch], TrainState]:
     """A training step, compiled once for each batch shape.
 
@@ -70,7 +72,7 @@ def make_train_step(
     ``shapes`` batch shapes raise an AssertionError, since each of them costs a
     compilation.
     """
-    function = step_function(loss, graphdef, optimizer, seed, learns)
+    function = step_function(loss, graphdef, optimizer, seed, learns, renewed_at)
     return jax.jit(
         _traced_at_most(shapes, function),
         donate_argnums=0,
@@ -95,12 +97,15 @@ def step_function(
     optimizer: optax.GradientTransformation,
     seed: int,
     learns: Any = nnx.Param,
+    renewed_at: int = 0,
 ) -> Callable[[TrainState, Batch], TrainState]:
     """One training step for a task's objective.
 
     The dropout key of a step is ``fold_in(key(seed), step)``, so no random state has to
     be saved. Parameters that ``learns``, a filter of Flax NNX, does not select keep
-    their values, and their gradients count as zero.
+    their values, and their gradients count as zero. After ``renewed_at`` steps, if that
+    is not 0, Adam's moments begin anew: the old ones are those of another loss, or of
+    parameters that were not trained.
     """
 
     def train_step(state: TrainState, batch: Batch) -> TrainState:
@@ -115,8 +120,16 @@ def step_function(
 
         grads, sums = jax.grad(mean_loss, has_aux=True)(learned)
         grads = nnx.merge_state(grads, jax.tree.map(jnp.zeros_like, kept))
+        opt_state = state.opt_state
+        if renewed_at:
+            begins = state.step == renewed_at
+            opt_state = jax.tree.map(
+                lambda new, old: jnp.where(begins, new, old),
+                without_moments(opt_state),
+                opt_state,
+            )
         with jax.numpy_dtype_promotion("standard"):  # Optax relies on it.
-            updates, opt_state = optimizer.update(grads, state.opt_state, trained)
+            updates, opt_state = optimizer.update(grads, opt_state, trained)
         trained: Any = optax.apply_updates(trained, updates)
         learned, _ = nnx.split_state(trained, learns, ...)
         step = state.step + 1

@@ -16,7 +16,7 @@ from lra_jax.data.dataset import SequenceDataset
 from lra_jax.data.length_warmup import LengthWarmup
 from lra_jax.errors import expected, renamed
 from lra_jax.models import Buffer
-from lra_jax.models.pooling import is_of_head, is_of_task
+from lra_jax.models.pooling import is_of_head, is_of_reconstruction, is_of_task
 from lra_jax.models.state_size import state_size
 from lra_jax.signals import StopRequest
 from lra_jax.tasks import Task
@@ -123,19 +123,28 @@ class Trainer:
         under_mesh = functools.partial(sharding.under_mesh, self.mesh)
         rate = config.pretrain.mask_rate
         reconstruction = functools.partial(reconstruction_loss, mask_rate=rate)
+        pretrained = config.pretrain.steps
+        supervised = is_of_task if pretrained else nnx.Param
+        probed = pretrained + config.pretrain.probe_steps
         programs = {
-            "pretrain": (reconstruction, nnx.Param),
-            "probe": (task.loss, is_of_head),
-            "train": (task.loss, is_of_task if config.pretrain.steps else nnx.Param),
+            "pretrain": (reconstruction, is_of_reconstruction, 0),
+            "probe": (task.loss, is_of_head, pretrained),
+            "train": (task.loss, supervised, probed),
         }
         self._steps = {
-            part: under_mesh(make_train_step(loss, *made, shapes=shapes, learns=learns))
-            for part, (loss, learns) in programs.items()
+            part: under_mesh(
+                make_train_step(
+                    loss, *made, shapes=shapes, learns=learns, renewed_at=begins
+                )
+            )
+            for part, (loss, learns, begins) in programs.items()
         }
         self.train_step = self._steps["train"]
         self._functions = {
-            part: under_mesh(step_function(loss, *made, learns=learns))
-            for part, (loss, learns) in programs.items()
+            part: under_mesh(
+                step_function(loss, *made, learns=learns, renewed_at=begins)
+            )
+            for part, (loss, learns, begins) in programs.items()
         }
         eval_shapes = pipeline.eval_shapes(dataset, self.buckets)
         self.eval_step = under_mesh(

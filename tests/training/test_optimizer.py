@@ -50,6 +50,21 @@ def test_lra_without_warm_up():
     assert rates == pytest.approx([0.5, 0.5, 0.25])
 
 
+def test_scales_of_norms_are_vectors():
+    params: Any = {
+        "out_norm": {"gain": jnp.ones((2, 4))},
+        "dense": {"kernel": jnp.ones((4, 4)), "bias": jnp.ones(4)},
+    }
+    config = TrainConfig(weight_decay=0.1, decay_vectors=False, warmup=0)
+    rule = make_optimizer(config)
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    with jax.numpy_dtype_promotion("standard"):
+        found: Any = rule.update(zeros, rule.init(params), params)[0]
+    moved = jax.tree.map(lambda x: bool((x != 0).all()), found)
+    assert moved["dense"] == {"kernel": True, "bias": False}
+    assert moved["out_norm"] == {"gain": False}
+
+
 @pytest.mark.parametrize("schedule", ["cosine", "linear"])
 @pytest.mark.parametrize("warmup", [100, 101])
 def test_warm_up_as_long_as_the_run(schedule, warmup):

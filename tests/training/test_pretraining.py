@@ -8,6 +8,7 @@ import helpers
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import nnx
 
@@ -182,15 +183,22 @@ def test_notes_are_learned_and_then_read(data_dir, tmp_path) -> None:
     assert 0 <= found.predict(["[MAX 2 [MIN 3 4 ] ]"]).labels[0] < 10
 
 
+def _is_adam(part: Any) -> bool:
+    return isinstance(part, optax.ScaleByAdamState)
+
+
 def test_the_head_learns_first(data_dir, tmp_path) -> None:
-    """In the steps of probing, the encoder stays as it is."""
+    """In the steps of probing, the encoder stays as it is; before, the head.
+
+    Adam's moments begin anew with each part.
+    """
     config = helpers.tiny(
         data_dir,
         tmp_path,
         train={"steps": 9, "eval_every": 9, "warmup": 0, "weight_decay": 0.1},
         pretrain={"steps": 3, "probe_steps": 3},
     )
-    seen = []
+    seen, counts = [], []
     with Session(config, quiet=True) as session:
         trainer = session.trainer
         for step, batch in enumerate(trainer.data):
@@ -201,8 +209,11 @@ def test_the_head_learns_first(data_dir, tmp_path) -> None:
             inside = jax.tree.leaves(changed["encoder"])
             rest = changed["tokens"]["kernel"], changed["logits"]["kernel"]
             seen.append((any(inside), *rest))
+            found = jax.tree.leaves(trainer.state.opt_state, is_leaf=_is_adam)
+            counts += [int(part.count) for part in found if _is_adam(part)]
         assert int(trainer.state.step) == 9
-    assert seen[:3] == [(True, True, True)] * 3
+    assert counts == [1, 2, 3] * 3
+    assert seen[:3] == [(True, True, False)] * 3
     # Labels do not teach the head that reconstructs, so nothing may move it.
     assert seen[3:] == [(False, False, True)] * 3 + [(True, False, True)] * 3
 
