@@ -147,12 +147,21 @@ class Mechanism:
 
     def find_weights(self) -> Callable[..., Any] | None:
         """Like ``weights``, but None if there is no such function."""
+        return self._part("weights")
+
+    def find_prefill(self) -> Callable[..., Any] | None:
+        """``<name>_prefill``, which makes the stream; None if there is none."""
+        return self._part("prefill")
+
+    def _part(self, part: str) -> Callable[..., Any] | None:
+        """``<name>_part``, beside the given function or else in the module."""
         if self.make is not None:
             return None
-        if self.function is None:
-            home = importlib.import_module(self.module)
-            return getattr(home, f"{self.name}_weights", None)
-        return beside(self.function, "weights")
+        found = None if self.function is None else beside(self.function, part)
+        if found is not None or not self.module:
+            return found
+        home = importlib.import_module(self.module)
+        return getattr(home, f"{self.name}_{part}", None)
 
     @property
     def foreign(self) -> bool:

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from lra_jax import attention
 from lra_jax.attention.inputs import check_shape
 from lra_jax.errors import expected
 from lra_jax.models import stream
@@ -42,8 +41,7 @@ def longest(model: CausalLM) -> int | None:
     if config.positions != "none":
         return config.max_length
     for index in range(config.num_layers):
-        name = config.attention(index).mechanism.name
-        run = getattr(attention, f"{name}_prefill", None)
+        run = config.attention(index).mechanism.find_prefill()
         if run is None or "max_length" in inspect.signature(run).parameters:
             return config.max_length
     return None

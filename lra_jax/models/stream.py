@@ -10,13 +10,13 @@ continuations, or index its first axis to take a sample out of a batch.
 """
 
 import inspect
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lra_jax import attention
 from lra_jax.attention.inputs import check_shape, check_size
 from lra_jax.attention.masking import next_position
 from lra_jax.attention.registry import Mechanism
@@ -98,7 +98,7 @@ def prefill(
         beyond the ``max_length`` of rotary positions or of the mechanism, or a mask
         that is known (not traced) is padded on the wrong side.
     """
-    _check(layer)
+    run = _checked(layer)
     check_shape("inputs", inputs, "B T D", None, None, layer.config.in_features)
     batch, length, _ = inputs.shape
     if not length:
@@ -121,7 +121,6 @@ def prefill(
         check_room("inputs", state, length if mask is None else ends, longest)
         turn = position[:, None] + jnp.arange(length)[None]
         query, key = (rotated(x, turn, longest) for x in (query, key))
-    run = getattr(attention, f"{layer.mechanism.name}_prefill")
     taken = inspect.signature(run).parameters
     # A state records for how many positions it was made.
     keywords["max_length"] = layer.config.max_length if state is None else None
@@ -209,15 +208,20 @@ def _check_side(layer: Layer, mask: jax.Array) -> None:
         raise expected("mask", wanted, "padding on the left")
 
 
-def _check(layer: Layer) -> None:
+def _checked(layer: Layer) -> Callable[..., Any]:
+    """The prefill of a layer's mechanism; raises ``ValueError`` if it has no stream."""
     config = layer.config
     if not config.is_causal:
         raise expected("layer", "one with is_causal=True for a stream", "one without")
-    if not layer.mechanism.stream:
+    run = layer.mechanism.find_prefill() if layer.mechanism.stream else None
+    if run is None:
         wanted = "a mechanism with a stream (python -m lra_jax.attention)"
+        if layer.mechanism.stream:
+            wanted = "a mechanism whose module has its prefill, for its stream"
         raise expected("layer", wanted, repr(layer.mechanism.name))
     if config.rotary and config.max_length is None:
         wanted = "one with max_length for a stream with rotary positions"
         raise expected("layer", wanted, "one without")
     if config.ema:
         raise expected("layer", "one with ema=0 for a stream", f"ema={config.ema}")
+    return run

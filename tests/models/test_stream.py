@@ -1,5 +1,6 @@
 """A layer's stream gives what the layer gives for the whole sequence."""
 
+import dataclasses
 import functools
 
 import jax
@@ -10,6 +11,8 @@ from attention.mechanisms import STREAMS, assert_close, assert_rejects, fast_jit
 from flax import nnx
 from orbax.checkpoint import v1 as ocp
 
+from lra_jax.attention import linear_attention, linear_prefill
+from lra_jax.attention.registry import Mechanism
 from lra_jax.models import MultiHeadAttention, load_arrays, save_arrays
 from lra_jax.models.stream import prefill, step
 
@@ -17,7 +20,7 @@ LENGTH = 10
 X = np.random.default_rng(0).normal(size=(2, LENGTH, 8)).astype("float32")
 
 
-def _layer(mechanism: str, **more) -> MultiHeadAttention:
+def _layer(mechanism: str | Mechanism, **more) -> MultiHeadAttention:
     settings = {"is_causal": True, "max_length": LENGTH, **more}
     return MultiHeadAttention(2, 8, mechanism=mechanism, rngs=nnx.Rngs(0), **settings)
 
@@ -39,6 +42,30 @@ def test_a_prompt_and_steps_are_the_whole(mechanism: str):
     layer = _layer(mechanism, **PARTS)
     both = fast_jit(lambda x: (_streamed(layer, x), layer(x)))
     assert_close(*both(X))
+
+
+def twice_attention(query, key, value, is_causal=False):
+    return 2 * linear_attention(query, key, value, is_causal=is_causal)
+
+
+def twice_prefill(query, key, value, mask=None, *, state=None):
+    out, state = linear_prefill(query, key, value, mask, state=state)
+    return 2 * out, state
+
+
+def lone_attention(query, key, value, is_causal=False):
+    return twice_attention(query, key, value, is_causal)
+
+
+@pytest.mark.parametrize("name", ["linear", "twice"])
+def test_a_mechanism_from_outside_has_its_own_stream(name: str):
+    """Not that of a registered mechanism with its name."""
+    entry = Mechanism(name=name, causal=True, stream=True, function=twice_attention)
+    layer = _layer(entry)
+    both = fast_jit(lambda x: (_streamed(layer, x), layer(x)))
+    assert_close(*both(X))
+    lone = dataclasses.replace(entry, function=lone_attention)
+    assert_rejects(lambda: prefill(_layer(lone), jnp.asarray(X)), "layer", "prefill")
 
 
 @pytest.mark.parametrize("more", [{}, {"rotary": True}, {"short_conv": 1}])

@@ -376,7 +376,7 @@ def cosformer_prefill(
         raise expected("max_length", "None with a state", max_length)
     else:
         limit, turn = state.max_length, None
-        tables = _stream_tables(state.position, length, limit, dtype, rows)
+        tables = _stream_tables(state.position, length, limit, dtype, rows, mask)
     options = _Options(feature_map, dtype, precision, denominator, eps, turn, reweight)
     out, sums = _causal(
         options,
@@ -776,6 +776,7 @@ def _stream_tables(
     max_length: jax.Array,
     dtype: jnp.dtype,
     rows: packed.Packed | None,
+    mask: jax.Array | None,
 ) -> Tables:
     """The tables of ``length`` positions from each sample's position on, `[B, T]`.
 
@@ -783,19 +784,20 @@ def _stream_tables(
     stays positive.
 
     Raises:
-      ValueError: they reach beyond M; checked only if the position is concrete.
+      ValueError: a visible one reaches beyond M; checked only if they are concrete.
     """
-    traced = any(isinstance(x, jax.core.Tracer) for x in (position, max_length))
-    if not traced:
-        ends = np.asarray(position) + length
-        longest = int(np.argmax(ends - np.asarray(max_length)))
-        if ends[longest] > max_length[longest]:
-            wanted = f"at least {ends[longest]} for a stream that goes this far"
-            raise expected("max_length", wanted, max_length[longest])
     if rows is None:
         places = position[:, None] + jnp.arange(length, dtype=position.dtype)[None]
     else:
         places = rows.position + jnp.where(rows.number <= 1, position[:, None], 0)
+    ends = places + 1 if mask is None else jnp.where(mask, places + 1, 0)
+    if not any(isinstance(x, jax.core.Tracer) for x in (ends, max_length)):
+        over = np.asarray(ends).max(1) - np.asarray(max_length)
+        longest = int(over.argmax())
+        if over[longest] > 0:
+            end, given = over[longest] + max_length[longest], max_length[longest]
+            wanted = f"at least {end} for a stream that goes this far"
+            raise expected("max_length", wanted, given)
     limit = max_length[:, None]
     places = jnp.minimum(places, limit - 1).astype(dtype)
     angles = places * (math.pi / 2 / limit.astype(dtype))

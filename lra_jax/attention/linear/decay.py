@@ -243,9 +243,14 @@ def _geometric(
     """``exp(-slope distance) sum_{d < terms} exp(-slope d)``, `[B or 1, N, T]`."""
     slopes = slopes[None, :, None]
     count = jnp.maximum(terms, 0).astype(slopes.dtype)[:, None]
-    moving = slopes > 0
-    rates = jnp.where(moving, slopes, jnp.ones_like(slopes))
-    total = jnp.where(moving, jnp.expm1(-rates * count) / jnp.expm1(-rates), count)
+    # The derivative of the quotient is a difference of nearly equal numbers where the
+    # slope is near 0, and missing at 0: there, the sum's Taylor series.
+    far = slopes * count > jnp.finfo(slopes.dtype).eps ** 0.25
+    rates, near = jnp.where(far, slopes, 1), jnp.where(far, 0, slopes)
+    quotient = jnp.expm1(-rates * count) / jnp.expm1(-rates)
+    rest = 1 - near * (2 * count - 1) / 6 + jnp.square(near) * count * (count - 1) / 12
+    series = count * (1 - near * (count - 1) / 2 * rest)
+    total = jnp.where(far, quotient, series)
     if distance is None:
         return total
     return total * jnp.exp(-slopes * distance.astype(slopes.dtype)[:, None])

@@ -95,13 +95,19 @@ def sequence_parallel(
             masking.padding_mask(query_mask, batch, length, "query_mask"),
         )
         packed.packed(segment_ids, query, key)
+        # As in the whole form (`masking.guarded`); a query mask does the same.
+        hidden = segment_ids if masks[0] is None else masks[0]
+        if "query_mask" in (known or ()):
+            hidden = None
+        query, whole = masking.hide_broken(query, hidden)
         spec = P(batch_axis, axis)
-        return jax.shard_map(
+        out = jax.shard_map(
             functools.partial(local, axis=axis, is_causal=is_causal, **options),
             mesh=mesh,
             in_specs=spec,
             out_specs=spec,
         )(query, key, value, *masks, segment_ids)
+        return masking.broken_again(out, whole)
 
     return dataclasses.replace(found, function=attention)
 

@@ -131,6 +131,12 @@ def test_cosformer_beyond_its_length() -> None:
         attention.cosformer_step(state, *one)
     with pytest.raises(ValueError, match="max_length"):
         prefill("cosformer", q, k, v, state=state)
+    # Padding at the end needs no room, compiled or not.
+    first = [x[:, : LENGTH - 2] for x in (q, k, v)]
+    _, begun = prefill("cosformer", *first, max_length=LENGTH)
+    mask = np.broadcast_to(np.arange(LENGTH) < 2, q.shape[:2])
+    out, _ = prefill("cosformer", q, k, v, mask, state=begun)
+    assert np.isfinite(np.asarray(out[:, :2])).all()
     more = [np.concatenate([x, x, x], 1) for x in (q, k, v)]
     out, state = fast_jit(functools.partial(steps, "cosformer"))(state, *more)
     assert np.isfinite(np.asarray(out)).all()

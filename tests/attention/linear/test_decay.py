@@ -52,6 +52,32 @@ def test_slopes_of_ones_own_causal(name: str) -> None:
     assert_close(*_both(name, *arrays, MASK, is_causal=True, slopes=SLOPES))
 
 
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_slopes_near_zero_have_a_derivative(is_causal: bool) -> None:
+    """That of the same sums in float64, and not only above zero."""
+    arrays = inputs(4, heads=3)
+
+    def total(slopes: jax.Array, dtype: str = "float64") -> jax.Array:
+        cast = (x.astype(dtype) for x in arrays)
+        options = {"is_causal": is_causal, "norm": None, "chunking": SMALL}
+        out = attention.retention_attention(*cast, slopes=slopes, **options)
+        return (out * jnp.arange(out.size, dtype=dtype).reshape(out.shape)).sum()
+
+    with jax.enable_x64(True):
+        for height in (0.0, 1e-7, 1e-4, 1e-2):
+            slopes = jnp.full(3, height)
+            step = 1e-6
+            ends = (
+                [total(slopes.at[head].add(x)) for head in range(3)]
+                for x in (2 * step, step, 0.0)
+            )
+            two, one, none = (jnp.stack(end) for end in ends)
+            wanted = (4 * one - two - 3 * none) / (2 * step)
+            np.testing.assert_allclose(jax.grad(total)(slopes), wanted, rtol=1e-5)
+            got = jax.grad(total)(slopes.astype("float32"), "float32")
+            np.testing.assert_allclose(got, wanted, rtol=2e-4)
+
+
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("norm", ["rms", "layer", None])
 def test_norms(name: str, norm: str | None) -> None:

@@ -71,14 +71,15 @@ def both(attention, causal: bool, packed: bool):
         if packed:
             masks = {"segment_ids": documents(length)}
             mask = masks["segment_ids"] > 0
+        rows = mask[:, :, None, None]
+        query = jnp.where(rows, query, jnp.nan)  # Padding may hold anything.
 
         def inner(*arrays):
             return attention(*arrays, is_causal=causal, **masks)
 
         out, pullback = jax.vjp(inner, query, key, value)
         # Rows of padded queries mean nothing.
-        rows = mask[:, :, None, None].astype(out.dtype)
-        return out * rows, pullback(cotangent * rows)
+        return jnp.where(rows, out, 0), pullback(jnp.where(rows, cotangent, 0))
 
     return call
 
