@@ -237,7 +237,17 @@ def summarise(results: dict[str, list[dict[str, Any]]]) -> Iterator[str]:
             score = mean_and_deviation(scores, _DIGITS[rule])
             chosen = f"; chosen by validation {rule}{_where(runs)}, {score}"
             chosen += _UNITS[rule]
-        yield f"{series}: test accuracy, {shown}{chosen} ({seeds})"
+        own = "".join(f", {words}" for words in _own_scores(runs))
+        yield f"{series}: test accuracy, {shown}{own}{chosen} ({seeds})"
+
+
+def _own_scores(runs: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """The mean of each score besides accuracy and loss, such as bits per byte."""
+    from lra_jax.training.scores import own_scores
+
+    for name in own_scores(runs):
+        words = name.removeprefix("test_").removesuffix("_best").replace("_", " ")
+        yield f"{words} {mean_and_deviation([run[name] for run in runs], 3)}"
 
 
 def best_by_validation(results: dict[str, list[dict[str, Any]]]) -> Iterator[str]:
@@ -246,7 +256,8 @@ def best_by_validation(results: dict[str, list[dict[str, Any]]]) -> Iterator[str
 
     Series are compared by the metric that chose their checkpoints, ``--train.best_by``;
     those chosen by accuracy are not comparable with those chosen by loss, nor are runs
-    on other examples.
+    on other examples. A series without some of the seeds is not compared either: they
+    may have failed.
     """
     together: dict[tuple[str, str], dict[tuple[str, Any], dict[str, float]]] = {}
     for series, runs in results.items():
@@ -257,6 +268,12 @@ def best_by_validation(results: dict[str, list[dict[str, Any]]]) -> Iterator[str
             alike.setdefault(kind, {})[series] = statistics.fmean(scores)
     for (task, attention), alike in together.items():
         for (rule, _), means in alike.items():
+            most = max(len(results[series]) for series in means)
+            fewer = [series for series in means if len(results[series]) < most]
+            for series in fewer:
+                del means[series]
+                count = f"{len(results[series])} of {most} seeds"
+                yield f"{task}, {attention}: {series} has {count} and is not compared"
             if len(means) > 1:
                 best = (min if rule == "loss" else max)(means, key=means.__getitem__)
                 split = _where([run for series in means for run in results[series]])

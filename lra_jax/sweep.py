@@ -136,6 +136,11 @@ def _choices(args: Sequence[str]) -> Iterator[_Choice]:
     for preset in presets or [None]:
         own = [] if preset is None else [f"--preset={preset}"]
         fixed, several = cli.split_values([*own, *rest])
+        for flags in several:
+            if flags[0].startswith("--seed="):
+                values = ",".join(flag.removeprefix("--seed=") for flag in flags)
+                wanted = "the first of the seeds (--seeds=N trains with N)"
+                raise expected("--seed", wanted, repr(values))
         fixed, texts = _split_texts(fixed)
         shown = own if len(presets) > 1 else []
         for flags in itertools.product(*several, *texts):

@@ -187,6 +187,7 @@ POPEN = runs.subprocess.Popen
         ("--attention=softmax,,flow", ["--attention", "distinct names"]),
         ("--attention=flow,flow", ["--attention", "distinct names"]),
         ("--attention=flow --seeds=0", ["--seeds: expected a positive", "'0'"]),
+        ("--attention=flow --seed=0,1", ["--seed: expected", "--seeds=N", "'0,1'"]),
         ("--attention=flow --seeds=two", ["--seeds: expected a positive", "'two'"]),
         ("--attention=flow --task=listop", ["did you mean 'listops'"]),
         ("--attention=flow --suite=states", ["--suite", "did you mean 'state'"]),
@@ -303,6 +304,19 @@ def test_the_best_by_validation_is_named():
     assert list(runs.best_by_validation(results)) == [
         "t, flow: best by validation accuracy of 2: flow --a=2 (36.00 %)"
     ]
+    del results["flow --a=2"][1]
+    results["flow --a=2"][0]["valid_accuracy_best"] = 99
+    assert list(runs.best_by_validation(results)) == [
+        "t, flow: flow --a=2 has 1 of 2 seeds and is not compared"
+    ]
+
+
+def test_scores_of_a_task_are_summarised():
+    run = {"task": "lm", "attention": "flow", "test_accuracy_best": 9.0}
+    run |= {"test_accuracy_last": 9.0, "test_loss_best": 5.0, "test_loss_last": 5.0}
+    results = {"flow": [run | {"test_bits_per_byte_best": x} for x in (2.0, 2.5)]}
+    (line,) = runs.summarise(results)
+    assert "last 9.00 +- 0.00 %, bits per byte 2.250 +- 0.354 (2 seeds)" in line
 
 
 def test_runs_on_other_examples_are_not_compared():

@@ -9,7 +9,12 @@ from typing import Any
 from lra_jax.configs import TASKS, Config, ModelConfig
 from lra_jax.reports import charts
 from lra_jax.reports.page import Page, Table
-from lra_jax.reports.runs import Group, differing_code, differing_settings
+from lra_jax.reports.runs import (
+    Group,
+    best_by_validation,
+    differing_code,
+    differing_settings,
+)
 from lra_jax.reports.suites import add_suites
 from lra_jax.tasks import get_task
 from lra_jax.tasks.published import ROWS, SIX, Row
@@ -162,11 +167,8 @@ def _averages(groups: Sequence[Group]) -> list[Row]:
 
 def _best_mean(groups: Sequence[Group]) -> float | None:
     """The test accuracy of the group with the best validation score."""
-    if not groups:
-        return None
-    by_loss = all(group.valid_loss is not None for group in groups)
-    best = max(groups, key=lambda group: group.validation(by_loss))
-    return best.mean(best.accuracy)
+    best = best_by_validation(groups)
+    return None if best is None else best.mean(best.accuracy)
 
 
 def _averages_table(rows: Sequence[Row], ours: int) -> Table:
@@ -294,11 +296,12 @@ def _protocol(group: Group) -> str:
         note = f"; NOT LRA's {whose}, do not compare with published rows"
     parts = "".join(f", {part}" for part in _parts(model))
     taught = "".join(f"; {help}" for help in _teaching(config))
+    longest = "" if data.longest is None else f", at most {data.longest:,} long"
     return (
         f"{config.preset}: {train.steps:,} steps of {train.batch_size}, "
         f"{model.num_layers} x {model.embed_dim} wide, {model.pooling} pooling, "
         f"{positions} positions{parts}, padding {model.padding}{taught}; "
-        f"data {data.origin}, "
+        f"data {data.origin}{longest}, "
         f"{split}, {result['test_examples']:,} test examples; "
         f"{group.said('device') or 'unknown device'}{note}"
     )

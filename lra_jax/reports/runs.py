@@ -45,8 +45,8 @@ class Run:
 
     @property
     def valid_loss(self) -> float | None:
-        """Validation loss of the best checkpoint, if that was chosen by it."""
-        if self.result is None or self.config.train.best_by != "loss":
+        """Validation loss of the best checkpoint; None if it is not known."""
+        if self.result is None:
             return None
         place = ("valid", self.result["best_step"])
         found = [
@@ -78,17 +78,10 @@ class Group:
 
     @property
     def by_protocol(self) -> bool:
-        """Whether the row may be listed with published ones: it has their data, and the
-        training and the model of the preset official, as in `Task.published_beside`,
-        even if no row of the mechanism was published."""
-        config = self.config
-        has_protocol = "official" in get_task(config.task).presets
-        if not self.official or config.preset != "official" or not has_protocol:
-            return False
-        official = get_preset(config.task, "official", config.attention)
-        if config.data.augments != official.data.augments:
-            return False
-        return config.protocol() == official.protocol()
+        """Whether the row may be listed with published ones: it has their data and
+        follows their protocol, even if no row of the mechanism was published."""
+        task = get_task(self.config.task)
+        return self.official and task.follows_protocol(self.config)
 
     @property
     def speed_kind(self) -> str | None:
@@ -136,16 +129,18 @@ class Group:
         known = [loss for loss in losses if loss is not None]
         return statistics.fmean(known) if len(known) == len(losses) else None
 
-    def validation(self, by_loss: bool) -> float:
-        """The score on validation, higher is better: minus the loss, or the accuracy.
+    @property
+    def chosen_by_loss(self) -> bool:
+        """Whether the best checkpoints have the lowest validation loss, and not the
+        highest accuracy."""
+        return self.config.train.best_by == "loss" and self.valid_loss is not None
 
-        Minus infinity if it is not known, or the validation split is the test split.
-        """
-        known = all("valid_accuracy_best" in result for result in self.results)
-        if self.last_only or not known:
-            return -math.inf
-        loss = self.valid_loss if by_loss else None
-        return self.mean("valid_accuracy_best") if loss is None else -loss
+    @property
+    def valid_accuracy(self) -> float | None:
+        """Mean validation accuracy of the best checkpoints; None if a run has none."""
+        if all("valid_accuracy_best" in result for result in self.results):
+            return self.mean("valid_accuracy_best")
+        return None
 
     @property
     def accuracy(self) -> str:
@@ -191,7 +186,7 @@ def _read_folder(folder: Path) -> tuple[list[Run], list[str]]:
 
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:
-    """Groups finished runs that differ only in their seed, in order of task and name.
+    """Groups finished runs that differ only in their seed, by task, the best first.
 
     Runs on other examples, or of another version of the user's attention, are other
     groups. Of two runs with the same seed the first is used; see `repeated`.
@@ -201,6 +196,43 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
         for seeds in _by_seed(runs)
     ]
     return sorted(groups, key=lambda g: (g.config.task, -g.mean(g.accuracy)))
+
+
+def best_by_validation(groups: Sequence[Group]) -> Group | None:
+    """The best of several settings, without a look at the test split.
+
+    Only groups with the most seeds are compared: the missing seeds of a setting may be
+    those that failed. Groups of equal accuracy are compared by their validation loss,
+    and then by their settings, the preset's own first.
+
+    Returns:
+      None if there are several, and a validation score is not known or was measured on
+      the test split.
+    """
+    if len(groups) < 2:
+        return groups[0] if groups else None
+    most = max(len(group.runs) for group in groups)
+    compared = [group for group in groups if len(group.runs) == most]
+    by_loss = all(group.chosen_by_loss for group in compared)
+    if len(compared) > 1 and any(_unseen(group, by_loss) is None for group in compared):
+        return None
+    return min(compared, key=lambda group: _rank(group, by_loss))
+
+
+def _unseen(group: Group, by_loss: bool) -> float | None:
+    """The validation loss or accuracy; None if it is not known, or that of the test."""
+    if group.last_only:
+        return None
+    return group.valid_loss if by_loss else group.valid_accuracy
+
+
+def _rank(group: Group, by_loss: bool) -> tuple[Any, ...]:
+    """Lower for better groups."""
+    loss = math.inf if group.valid_loss is None else group.valid_loss
+    accuracy = -math.inf if group.valid_accuracy is None else group.valid_accuracy
+    changed = settings_unlike_preset(group, apart_from=())
+    others = len(changed), repr(sorted(group.config.identity().items()))
+    return (loss, *others) if by_loss else (-accuracy, loss, *others)
 
 
 def repeated(runs: Sequence[Run]) -> list[str]:
@@ -221,6 +253,8 @@ def _by_seed(runs: Sequence[Run]) -> list[dict[int, list[Run]]]:
         if run.result is not None:
             settings = run.config.identity()
             seed = settings.pop("seed")
+            if run.result.get("data_fingerprint"):  # The same files, wherever they lie.
+                settings.pop("data.path", None)
             key = tuple(sorted((name, repr(value)) for name, value in settings.items()))
             key += (run.result.get("data_fingerprint"), run.code)
             groups.setdefault(key, {}).setdefault(seed, []).append(run)

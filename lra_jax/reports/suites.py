@@ -6,7 +6,6 @@ setting has a row of its own. Runs on other examples, such as longer sequences, 
 another test.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -16,6 +15,7 @@ from lra_jax.reports import charts
 from lra_jax.reports.page import Page, Table
 from lra_jax.reports.runs import (
     Group,
+    best_by_validation,
     data_unlike_preset,
     differing_code,
     differing_data,
@@ -23,6 +23,7 @@ from lra_jax.reports.runs import (
     settings_unlike_preset,
 )
 from lra_jax.tasks import Task, get_task, suites
+from lra_jax.training.scores import own_scores
 
 Best = dict[str, dict[str, Group]]
 """The best group, by model and by the name of a test."""
@@ -57,8 +58,8 @@ _WORDS = (
     "from one position to the next, for softmax at the longest sequence."
 )
 _PUBLISHED = (
-    "Published rows have a larger model and longer training than the preset quick: "
-    "they show which order to expect."
+    "Published rows have a larger model and longer training than the preset quick, and "
+    "some are means over several settings: they show which order to expect."
 )
 
 
@@ -163,18 +164,25 @@ def _tuned(group: Group) -> tuple[str, ...]:
 
 def best_groups(tests: Sequence[Test]) -> Best:
     """The best group by validation of each model and test; models by their mean."""
-    best: Best = {}
+    tried: dict[str, dict[str, list[Group]]] = {}
     every = [group for test in tests for group in test.groups]
     for test in tests:
-        by_loss = all(group.valid_loss is not None for group in test.groups)
         for group in test.groups:
             name = model_name(group)
             alike = [other for other in test.groups if model_name(other) == name]
             starts = differing_starts(group, alike)
             words = (name, *starts, *differing_code(group, every))
-            row = best.setdefault(", ".join(words), {})
-            tried = [row[test.name], group] if test.name in row else [group]
-            row[test.name] = max(tried, key=lambda one: one.validation(by_loss))
+            row = tried.setdefault(", ".join(words), {})
+            row.setdefault(test.name, []).append(group)
+    found = {
+        model: {name: best_by_validation(groups) for name, groups in row.items()}
+        for model, row in tried.items()
+    }
+    best = {
+        model: {name: group for name, group in row.items() if group is not None}
+        for model, row in found.items()
+    }
+    best = {model: row for model, row in best.items() if row}
     return dict(sorted(best.items(), key=lambda item: -_mean(item[1])))
 
 
@@ -225,15 +233,18 @@ def suite_table(best: Best, tests: Sequence[Test]) -> Table:
         _shown(t.task, t.data, t.task.chance(t.data)) if t.task.chance else None
         for t in tests
     ]
-    tasks = [test.task for test in tests]
-    others = [("chance", *map(_number, chances), *[""] * 4), *_published(tasks)]
+    others = [("chance", *map(_number, chances), *[""] * 4), *_published(tests)]
     return Table(head, [*rows, *others], words=(0, len(head) - 1), ours=len(rows))
 
 
 def scores_table(best: Best, tests: Sequence[Test]) -> Table:
     """The scores besides the accuracy, such as bits per byte, of each model; means over
     seeds."""
-    shown = [(test, key) for test in tests for key in _scores(test)]
+    shown = [
+        (test, key)
+        for test in tests
+        for key in own_scores([x for group in test.groups for x in group.results])
+    ]
     names = (f"{x.name}, {key[5:-5].replace('_', ' ')}" for x, key in shown)
     rows = [
         (
@@ -249,29 +260,18 @@ def scores_table(best: Best, tests: Sequence[Test]) -> Table:
     return Table(("model", *names), rows, ours=len(rows))
 
 
-def _scores(test: Test) -> list[str]:
-    """The names of a task's own scores in all results of a test, ``test_NAME_best``."""
-    results = [result for group in test.groups for result in group.results]
-    usual = ("test_accuracy_best", "test_loss_best")
-    return [
-        name
-        for name in results[0]
-        if re.fullmatch("test_.+_best", name)
-        and name not in usual
-        and all(isinstance(result.get(name), int | float) for result in results)
-    ]
-
-
-def _published(tasks: Sequence[Task]) -> list[tuple[str, ...]]:
+def _published(tests: Sequence[Test]) -> list[tuple[str, ...]]:
+    """The published rows; for tests on other examples than the preset's, none."""
     found: dict[tuple[str, str, str], float] = {}
-    for task in tasks:
-        for row in task.published:
+    for test in tests:
+        task = test.task
+        for row in () if data_unlike_preset(test.groups[0]) else task.published:
             data = task.presets["official"]("softmax").data
-            place = (row.model, row.source, task.name)
+            place = (row.model, row.source, test.name)
             found[place] = _shown(task, data, row.accuracy)
     rows = []
     for model, source in dict.fromkeys(place[:2] for place in found):
-        cells = [_number(found.get((model, source, task.name))) for task in tasks]
+        cells = [_number(found.get((model, source, test.name))) for test in tests]
         rows.append((f"published: {model}", *cells, "", "", "", source))
     return rows
 

@@ -19,6 +19,7 @@ from lra_jax.configs import Config, TrainConfig
 from lra_jax.configs.base import PretrainConfig
 from lra_jax.data.buckets import parse_buckets
 from lra_jax.data.curriculum import Curriculum
+from lra_jax.data.dataset import SequenceDataset
 from lra_jax.data.length_warmup import LengthWarmup
 from lra_jax.errors import (
     expected,
@@ -34,6 +35,8 @@ from lra_jax.models.pooling import why_constant
 from lra_jax.tasks.encoder import encoder_config
 from lra_jax.tasks.memory import check_memory
 from lra_jax.tasks.task import Task
+
+_COMPARED = 64  # sequences of two splits with the same labels
 
 
 def check_config(config: Config, task: Task) -> None:
@@ -78,6 +81,42 @@ def check_config(config: Config, task: Task) -> None:
         wanted = f"one that takes segment_ids, for --task={task.name}"
         raise expected("--attention", wanted, f"{config.attention!r}")
     encoder_config(config, task.image_shape)
+
+
+def check_data(config: Config, task: Task, dataset: SequenceDataset) -> None:
+    """Refuses files whose validation split is the test split, on which the best
+    checkpoint would be chosen.
+
+    Args:
+      config: a run that `check_config` has accepted.
+      task: its task.
+      dataset: its data.
+
+    Raises:
+      ValueError: the splits have the same examples, and no setting says so.
+    """
+    data = config.data
+    if not data.from_files or data.chosen_on_test or task.packs_rows:
+        return
+    if _same_examples(dataset, "valid", "test"):
+        but = " (or --data.validation=test)" if hasattr(data, "validation") else ""
+        wanted = f"a validation split other than the test split{but}"
+        raise expected("--data.path", wanted, "the same examples in both")
+
+
+def _same_examples(dataset: SequenceDataset, one: str, other: str) -> bool:
+    """Whether two splits have the same labels, and the same first sequences."""
+    if dataset.num_examples(one) != dataset.num_examples(other):
+        return False
+    if not np.array_equal(dataset.labels(one), dataset.labels(other)):
+        return False
+    first = list(range(min(_COMPARED, dataset.num_examples(one))))
+    rows = (dataset.source(split).__getitems__(first) for split in (one, other))
+    return all(
+        np.array_equal(a[name], b[name])
+        for a, b in zip(*rows, strict=True)
+        for name in dataset.sequences
+    )
 
 
 def check_on_devices(config: Config, task: Task) -> None:

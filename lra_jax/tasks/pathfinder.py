@@ -10,7 +10,7 @@ from lra_jax.tasks.task import Target, Task, has_sizes
 def _is_official(data: pathfinder.PathfinderData, dataset: Any) -> bool:
     ours = data.path is None and data.num_distractors is not None
     sizes = has_sizes(dataset, train=160_000, valid=20_000, test=20_000)
-    return data.level == "hard" and not ours and sizes
+    return data.level == "hard" and not data.levels and not ours and sizes
 
 
 def _task(name: str, rows: tuple[Published, ...]) -> Task:

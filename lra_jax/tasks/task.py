@@ -195,6 +195,15 @@ class Task:
         """
         pkgutil.resolve_name("lra_jax.tasks.checks:check_on_devices")(config, self)
 
+    def check_data(self, config: Config, dataset: "SequenceDataset") -> None:
+        """Refuses files whose validation split is the test split, on which the best
+        checkpoint would be chosen.
+
+        Raises:
+          ValueError: with the flag, the expected value and the given one.
+        """
+        pkgutil.resolve_name("lra_jax.tasks.checks:check_data")(config, self, dataset)
+
     @property
     def make_model(self) -> Callable[..., Any]:
         """``(config, dataset, rngs) -> nnx.Module``."""
@@ -255,16 +264,26 @@ class Task:
         return None if drawer is None else pkgutil.resolve_name(drawer)
 
     def published_beside(self, config: Config) -> tuple[Published, ...]:
-        """The published rows whose protocol a run follows.
-
-        It trains the row's mechanism with all ``train``, ``pretrain`` and ``model``
-        settings of the preset official.
-        """
+        """The published rows of a run's mechanism, if it follows their protocol."""
         rows = [row for row in self.published if row.official == config.attention]
-        if config.preset != "official" or not rows:
-            return ()
+        return tuple(rows) if rows and self.follows_protocol(config) else ()
+
+    def follows_protocol(self, config: Config) -> bool:
+        """Whether a run has all ``train``, ``pretrain`` and ``model`` settings of the
+        preset official, and shows examples of the same length, in the same way.
+
+        Whether they are the published examples is for ``is_official`` to say.
+        """
+        if config.preset != "official" or "official" not in self.presets:
+            return False
         official = get_preset(self.name, "official", config.attention)
-        return tuple(rows) if config.protocol() == official.protocol() else ()
+
+        def settings(one: Config) -> tuple[Any, ...]:
+            data: Any = one.data
+            lengths = [getattr(data, name, None) for name in data.of_length]
+            return one.protocol(), lengths, data.shown
+
+        return settings(config) == settings(official)
 
 
 def synthetic(name: str, **entry: Any) -> Task:

@@ -1,4 +1,20 @@
-"""The uncertainty of an accuracy measured on a number of examples."""
+"""The uncertainty of an accuracy, and the scores of some tasks besides it."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+def own_scores(results: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The names of a task's own scores in all results, ``test_NAME_best``."""
+    usual = ("test_accuracy_best", "test_loss_best")
+    return [
+        name
+        for name in results[0]
+        if re.fullmatch("test_.+_best", name)
+        and name not in usual
+        and all(isinstance(result.get(name), int | float) for result in results)
+    ]
 
 
 def standard_error(accuracy: float, examples: int) -> float:

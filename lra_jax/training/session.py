@@ -69,6 +69,7 @@ class Session:
         self.console = RunConsole(config.train.steps, quiet=quiet)
         with contextlib.ExitStack() as stack:
             self.dataset = hosts.writer_first(lambda: self.task.prepare(config.data))
+            self.task.check_data(config, self.dataset)
             self.console.line("building the model ...")
             # Before claiming the directory, so that a failing config leaves none.
             self.trainer = Trainer(config, self.task, self.dataset, self.workdir)
@@ -312,12 +313,14 @@ class Session:
 
     def _shown(self) -> str:
         """How training shows its examples, before the lengths of its batches."""
-        train = self.config.train
-        said = ""
-        if train.curriculum:
-            said += f"short examples first ({train.curriculum}), "
-        if train.length_warmup:
-            said += f"beginnings first ({train.length_warmup}), "
+        train, said = self.config.train, ""
+        kinds = {"short examples first": Curriculum, "beginnings first": LengthWarmup}
+        for words, kind in kinds.items():
+            given = getattr(train, kind.name)
+            stages = kind.parse(given, train.steps).stages
+            if stages:
+                over = stages[-1][1] <= self.config.pretrain.steps
+                said += f"{words} ({given}{', all in pretraining' * over}), "
         packed = self.config.data.packing
         return said + ("packed into rows of " if packed else "padded to ")
 

@@ -211,6 +211,18 @@ def test_other_examples_are_another_test(tmp_path):
     assert "(lengths-parity-2-state-quick.png)" in page
 
 
+def test_published_rows_are_for_the_published_examples(tmp_path):
+    short = {"data": {"length": 64}}
+    write(tmp_path / "a", "mad-recall", "delta", 90.0, 90.0)
+    write(tmp_path / "b", "mad-recall", "delta", 95.0, 95.0, "cd", **short)
+    tests = found(tmp_path, "mad-recall")
+    table = suite_table(best_groups(tests), tests)
+    own = {row[0]: row[1:3] for row in table.rows}
+    assert [test.words for test in tests] == ["data.length=128", "data.length=64"]
+    assert own["delta"] == ("90.0", "95.0")
+    assert own["published: Transformer"] == ("94.1", "-")
+
+
 def test_the_page_of_a_suite(folder, tmp_path):
     out = tmp_path / "report"
     assert report.write_report(folder, out) == []
