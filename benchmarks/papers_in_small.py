@@ -342,11 +342,11 @@ def by_position(workdir: Path) -> dict[str, float]:
     import jax
     import numpy as np
     from flax import nnx
+    from optax.losses import softmax_cross_entropy_with_integer_labels
 
     from lra_jax.data.language.prepare import prepare
     from lra_jax.data.language.rows import NO_TARGET
     from lra_jax.models import load
-    from lra_jax.tasks.language import losses_by_position
 
     saved = load(workdir)
     data = saved.about["config"]["data"]
@@ -357,7 +357,8 @@ def by_position(workdir: Path) -> dict[str, float]:
 
     @jax.jit
     def losses(state: Any, tokens: Any, labels: Any) -> Any:
-        return losses_by_position(nnx.merge(graph, state), tokens, labels)
+        logits = nnx.merge(graph, state)(tokens)
+        return softmax_cross_entropy_with_integer_labels(logits, labels)
 
     whole = [x for x in rows if x["segment_ids"].min() == x["segment_ids"].max() == 1]
     whole = [x for x in whole if (x["labels"] != NO_TARGET).all()]

@@ -79,7 +79,7 @@ class ListOpsData(GeneratedData):
     of_batches: ClassVar[tuple[str, ...]] = (*GeneratedData.of_batches, "permute")
     of_generator: ClassVar[tuple[str, ...]] = (
         *GeneratedData.of_generator,
-        *("min_length", "max_depth", "max_args"),
+        *("seed", "min_length", "max_depth", "max_args"),
     )
 
     @property

@@ -32,6 +32,7 @@ from typing import Literal
 
 from lra_jax.configs import families
 from lra_jax.configs.base import ModelConfig, StoredData
+from lra_jax.errors import expected
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +47,13 @@ class TextData(StoredData):
     """The archive has no validation split. holdout: a tenth of the training examples.
     test: the test split itself, as in LRA's code; the best checkpoint is then chosen on
     the test labels, and only the accuracy of the last one is valid."""
+
+    def check(self) -> None:
+        """See the base class."""
+        super().check()
+        if self.validation == "test" and self.seed != TextData.seed:
+            wanted = f"{TextData.seed} with --data.validation=test, which draws none"
+            raise expected("--data.seed", wanted, self.seed)
 
     @property
     def chosen_on_test(self) -> bool:

@@ -2,13 +2,13 @@
 
 import contextlib
 import dataclasses
+import functools
 import math
 from collections.abc import Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 from flax import nnx
 
 from lra_jax import vocabularies
@@ -67,31 +67,22 @@ def _sums(model: Any, x: jax.Array, labels: jax.Array, batch: Batch) -> Sums:
     return {name: y.sum() for name, y in jax.lax.map(row, (x, labels, weights)).items()}
 
 
-def losses_by_position(model: Any, tokens: jax.Array, labels: jax.Array) -> jax.Array:
-    """The cross-entropy of each next token, `[B, T]` in nats: what context is worth.
-
-    Args:
-      model: a `CausalLM`.
-      tokens: `[B, T]`, rows of one document each.
-      labels: `[B, T]`, all of them targets.
-    """
-    logits = model(tokens)
-    return optax.losses.softmax_cross_entropy_with_integer_labels(logits, labels)
-
-
 def next_token_scores(dataset: Any, split: str, loss: float) -> dict[str, float]:
     """Perplexity, and bits per byte of the text.
+
+    Words have no bits per byte: unknown words and white space would count as bytes that
+    cost nothing.
 
     Args:
       dataset: a `lra_jax.data.language.rows.TextDataset`.
       split: the split that was scored.
       loss: its mean loss, in nats per token.
     """
-    bits = loss * dataset.num_targets(split) / math.log(2)
-    return {
-        **_perplexity(loss),
-        "bits_per_byte": bits / dataset.num_bytes[split],
-    }
+    scores = _perplexity(loss)
+    if dataset.raw["kind"] != "words":
+        bits = loss * dataset.num_targets(split) / math.log(2)
+        scores["bits_per_byte"] = bits / dataset.num_bytes[split]
+    return scores
 
 
 def make_masked(config: Config, dataset: SequenceDataset, rngs: nnx.Rngs) -> MaskedLM:
@@ -106,7 +97,7 @@ def hidden_token_loss(
 
     15 % of the tokens in each row are to be predicted; 80 % of these are replaced by
     the mask token and 10 % by a random token. Training draws them anew in every step,
-    from the dropout stream; an evaluation masks the same positions in every batch.
+    from the dropout stream; in an evaluation, those of a row depend on its tokens.
     Unlike in RoBERTa, ends of documents can be masked too.
 
     Args:
@@ -116,11 +107,15 @@ def hidden_token_loss(
       rngs: dropout stream, for training.
     """
     lm: Any = model
-    key = jax.random.key(0) if rngs is None else rngs.dropout()
-    tokens = batch["tokens"].astype(jnp.int32)
-    real = batch["segment_ids"] > 0
-    hidden, places, labels = hide(key, tokens, real, lm.encoder.vocab_size)
-    ids = batch["segment_ids"]
+    tokens, ids = batch["tokens"].astype(jnp.int32), batch["segment_ids"]
+    masked = functools.partial(hide, vocab_size=lm.encoder.vocab_size)
+    if rngs is None:
+        sums = tokens.sum(1, dtype=jnp.uint32)
+        keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(0), sums)
+        rows = jax.vmap(masked)(keys, tokens[:, None], ids[:, None] > 0)
+        hidden, places, labels = (x[:, 0] for x in rows)
+    else:
+        hidden, places, labels = masked(rngs.dropout(), tokens, ids > 0)
     return _sums(
         lm, lm.read(hidden, None, places, rngs, segment_ids=ids), labels, batch
     )

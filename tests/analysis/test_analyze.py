@@ -102,6 +102,18 @@ def test_one_line_for_what_cannot_work(args, parts, tmp_path, capsys, small_netw
     helpers.assert_one_error(code, error, 2, *parts)
 
 
+def test_what_is_stopped_leaves_no_empty_folder(tmp_path, monkeypatch):
+    def stopped(line: str) -> None:
+        assert (tmp_path / "new" / "out").is_dir()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(analyze.progress, "say", stopped)
+    settings = analyze.Spectrum(out=str(tmp_path / "new" / "out"))
+    with pytest.raises(KeyboardInterrupt):
+        analyze.run(settings)
+    assert not (tmp_path / "new").exists()
+
+
 def test_an_empty_out_is_no_folder(capsys):
     code, error = fails(capsys, "rank-collapse", "--out=")
     helpers.assert_one_error(code, error, 2, "--out: expected a folder, got ''")

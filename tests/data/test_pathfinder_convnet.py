@@ -12,7 +12,7 @@ def test_a_small_network_learns_short_contours(norm: str) -> None:
     images = script.draw("short", 0, 8_000)
     # The fixture's parts are Flax's and Optax's, which mix dtypes.
     with jax.numpy_dtype_promotion("standard"):
-        model, optimizer = script.make(16, norm, 160, 1e-3)
+        model, optimizer = script.make(8, norm, 160, 2e-3)
         script.train(model, optimizer, images, 160, 64)
     assert script.score(model, script.draw("short", script.TEST_SEED, 500)) > 0.75
 

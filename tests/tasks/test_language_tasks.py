@@ -233,6 +233,27 @@ def test_settings_that_cannot_work_are_one_line(flags, parts, tmp_path, capsys):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("flags", "parts"),
+    [
+        (["--data.tokenizer=words"], ["--data.path", "UTF-8", "byte 255 at 4"]),
+        (["--data.tokenizer=bpe"], ["--data.path", "UTF-8", "byte 255 at 4"]),
+        (
+            ["--data.tokenizer=bpe", "--data.vocab_size=200"],
+            ["--data.vocab_size", "at least 258", "200"],
+        ),
+    ],
+)
+def test_a_text_that_a_tokenizer_cannot_read_is_one_line(
+    flags, parts, tmp_path, capsys
+):
+    (tmp_path / "text.txt").write_bytes(b"Gr\xc3\xbc\xff" + b"\xff a b" * 5_000)
+    args = ["--task=lm", f"--data.path={tmp_path / 'text.txt'}"]
+    with pytest.raises(SystemExit) as stop:
+        train.main([*args, f"--workdir={tmp_path / 'run'}", *flags])
+    helpers.assert_one_error(stop.value.code, capsys.readouterr().err, 2, *parts)
+
+
 def test_code_that_is_not_allowed_names_the_flag(tmp_path, capsys):
     sizes = {"num_layers": 1, "embed_dim": 8, "mlp_dim": 8, "max_length": 32}
     own = "helpers:values_only"

@@ -5,6 +5,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import chex
 import helpers
 import jax
 import jax.numpy as jnp
@@ -19,7 +20,7 @@ from lra_jax.data.language.labelled import prepare
 from lra_jax.models.raw import reader
 from lra_jax.tasks import get_task, language
 from lra_jax.tasks.encoder import encoder_config
-from lra_jax.tasks.language import hide
+from lra_jax.tasks.language import hidden_token_loss, hide
 
 MODEL = helpers.MODEL | {"num_heads": 2, "max_length": 32}
 TRAIN = {
@@ -56,6 +57,21 @@ def test_fifteen_percent_are_asked_for_and_most_are_masked():
     np.testing.assert_array_equal(hidden[untouched], tokens[untouched])
     other = run(jax.random.key(2), tokens, real, VOCABULARY)[1]
     assert (np.asarray(other) != places).any()
+
+
+def test_the_score_of_a_text_does_not_depend_on_its_batch():
+    sizes = {"num_layers": 1, "embed_dim": 8, "num_heads": 2, "mlp_dim": 8}
+    model = models.MaskedLM(VOCABULARY, mechanism="linear", **sizes, rngs=nnx.Rngs(0))
+    tokens = np.random.default_rng(0).integers(0, VOCABULARY - 1, (4, 64))
+
+    def loss(rows: np.ndarray) -> dict[str, jax.Array]:
+        ids = jnp.ones(rows.shape, jnp.int32)
+        batch = {"tokens": jnp.asarray(rows), "segment_ids": ids}
+        return hidden_token_loss(model, batch)
+
+    whole, parts = loss(tokens), map(loss, tokens[:, None])
+    sums = jax.tree.map(lambda *x: sum(x), *parts)
+    chex.assert_trees_all_close(whole, sums, rtol=1e-5)
 
 
 def test_a_masked_model_looks_both_ways():
@@ -169,7 +185,7 @@ def test_a_checkpoint_can_be_pretrained_further(pretrained, table, tmp_path):
 def test_tables_are_split_and_read(table):
     dataset = prepare(path=str(table), max_length=8)
     sizes = [dataset.num_examples(split) for split in dataset.splits]
-    assert sizes == [48, 6, 6] and dataset.num_classes == 2
+    assert sizes == [47, 7, 6] and dataset.num_classes == 2
     for split in dataset.splits:
         rows = dataset.source(split).__getitems__(list(range(5)))
         for row, label in zip(rows, dataset.labels(split), strict=False):
@@ -299,6 +315,30 @@ def test_only_ends_of_lines_end_a_row(encoding, end, tmp_path):
     dataset = prepare(path=str(file), max_length=32)
     found = [x["tokens"] for split in dataset.splits for x in dataset.source(split)]
     assert {x.tobytes() for x in map(np.uint8, found)} == {x.encode() for x in texts}
+
+
+def test_a_text_that_recurs_is_in_one_split(tmp_path):
+    texts = [f"{number % 20}\tone" for number in range(40)]
+    texts += [f"other {number}\ttwo" for number in range(20)]
+    (tmp_path / "a.tsv").write_text("\n".join(["text\tlabel", *texts]))
+    dataset = prepare(path=str(tmp_path / "a.tsv"), max_length=32)
+    found = {
+        split: {row["tokens"].tobytes() for row in dataset.source(split)}
+        for split in dataset.splits
+    }
+    assert sum(map(len, found.values())) == 40
+    assert sum(map(dataset.num_examples, dataset.splits)) == 60
+
+
+def test_a_validation_split_that_is_the_test_split(table, tmp_path, capsys):
+    lines = table.read_text()
+    for split in ("train", "valid", "test"):
+        (tmp_path / f"{split}.tsv").write_text(lines)
+    args = ["--task=finetune", f"--data.path={tmp_path}", f"--workdir={tmp_path / 'r'}"]
+    with pytest.raises(SystemExit) as stop:
+        train.main(args)
+    wanted = "--data.path: expected a validation split other than the test split, got "
+    helpers.assert_one_error(stop.value.code, capsys.readouterr().err, 2, wanted)
 
 
 def test_blanks_around_a_label_do_not_make_a_class(tmp_path):

@@ -138,7 +138,8 @@ def prepare(
         whole = _read(root)
         splits = _held_out(whole, seed, "valid", "test")
         if not splits["train"].texts:
-            raise expected("--data.path", "at least 3 texts", len(whole.texts))
+            got = len(set(whole.texts))
+            raise expected("--data.path", "at least 3 different texts", got)
         return LabelledDataset(root.name, splits, max_length, vocabulary)
     if root is not None and (root / "train.tsv").exists():
         splits = {
@@ -163,6 +164,8 @@ def _check_kind(root: Path | None) -> None:
     if root is None:
         return
     wanted = "a .tsv table, a folder with train.tsv and test.tsv, or the IMDb reviews"
+    if root.name.endswith(".tsv.gz"):
+        raise expected("--data.path", f"{wanted}, uncompressed", root)
     if root.is_file() and root.suffix != ".tsv" and not archives.may_be_gzip(root):
         raise expected("--data.path", wanted, root)
     names = [f"{split}.tsv" for split in SPLITS if (root / f"{split}.tsv").exists()]
@@ -183,12 +186,23 @@ def _texts_of(dataset: SequenceDataset, split: str) -> Texts:
 
 
 def _held_out(whole: Texts, seed: int, *splits: str) -> dict[str, Texts]:
-    """Draws a tenth of the texts for each of the splits; the others are to train on."""
-    order = stream_of(seed, "holdout").permutation(len(whole.texts)).tolist()
+    """Draws a tenth of the texts for each of the splits; the others are to train on.
+
+    A text that occurs several times is in one of the splits only.
+    """
+    places: dict[bytes, list[int]] = {}
+    for place, one in enumerate(whole.texts):
+        places.setdefault(one, []).append(place)
+    different = list(places.values())
+    order = stream_of(seed, "holdout").permutation(len(different)).tolist()
     size = max(1, round(_SHARE * len(order)))
-    found = {"train": whole.at(order[len(splits) * size :])}
+
+    def at(numbers: Sequence[int]) -> Texts:
+        return whole.at([place for number in numbers for place in different[number]])
+
+    found = {"train": at(order[len(splits) * size :])}
     for number, split in enumerate(splits):
-        found[split] = whole.at(order[number * size : (number + 1) * size])
+        found[split] = at(order[number * size : (number + 1) * size])
     return found
 
 

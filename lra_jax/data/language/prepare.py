@@ -1,11 +1,13 @@
 """The dataset for a language model's settings."""
 
+from pathlib import Path
+
 import numpy as np
 
 from lra_jax import vocabularies
 from lra_jax.data.language import corpora, wikitext
 from lra_jax.data.language.rows import TextDataset, make_stream
-from lra_jax.errors import renamed
+from lra_jax.errors import expected, renamed
 
 
 def prepare(
@@ -31,10 +33,15 @@ def prepare(
     Raises:
       ValueError: the files are missing, empty, not text, or shorter than a row.
     """
+    official = None if path is None else wikitext.found(path)
+    of_folder = path is not None and official is None and Path(path).is_dir()
+    if pattern != "*" and not of_folder:
+        wanted = "'*', unless the path is a folder of text files"
+        raise expected("pattern", wanted, repr(pattern))
     if path is None:
         corpus = corpora.standard_library()
     else:
-        corpus = wikitext.found(path) or corpora.of_path(path, pattern)
+        corpus = official or corpora.of_path(path, pattern)
     texts = corpus.documents
     try:
         vocabulary = vocabularies.make(tokenizer, vocab_size, texts["train"])
