@@ -51,9 +51,11 @@ class AdaptiveEmbed(nnx.Module):
         for index, (start, stop) in enumerate(self.bounds):
             width = max(1, features // _FACTOR**index)
             normal = nnx.initializers.normal(width**-0.5)
-            tables.append(nnx.Param(normal(rngs.params(), (stop - start, width))))
             glorot = nnx.initializers.xavier_uniform()
-            matrices.append(nnx.Param(glorot(rngs.params(), (width, features))))
+            table = normal(rngs.params(), (stop - start, width), jnp.float32)
+            matrix = glorot(rngs.params(), (width, features), jnp.float32)
+            tables.append(nnx.Param(table))
+            matrices.append(nnx.Param(matrix))
         self.tables, self.matrices = nnx.List(tables), nnx.List(matrices)
         tails = len(self.bounds) - 1
         dense = Dense(features, tails, use_bias=False, rngs=rngs) if tails else None

@@ -152,15 +152,16 @@ class TransformerEncoder(nnx.Module):
         self.config = config
         self.vocab_size = check_size("vocab_size", vocab_size)
         self.embed = make_inputs(config, vocab_size, rngs)
-        self.cls = (
-            nnx.Param(jnp.zeros((config.embed_dim,))) if config.cls_token else None
-        )
-        self.hidden = (
-            nnx.Param(jnp.zeros((config.embed_dim,))) if config.reconstructs else None
-        )
+
+        def zeros() -> nnx.Param:
+            return nnx.Param(jnp.zeros((config.embed_dim,), jnp.float32))
+
+        self.cls = zeros() if config.cls_token else None
+        self.hidden = zeros() if config.reconstructs else None
         draw = nnx.initializers.normal(config.embed_std)
+        size = vocab_size, config.embed_dim
         self.notes = (
-            nnx.Param(draw(rngs.params(), (vocab_size, config.embed_dim)))
+            nnx.Param(draw(rngs.params(), size, jnp.float32))
             if config.readings > 1
             else None
         )

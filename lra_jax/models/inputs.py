@@ -135,7 +135,8 @@ def make_positions(
 
     def table(size: int) -> nnx.Param:
         init = nnx.initializers.normal(_POSITION_STD)
-        return nnx.Param(init(rngs.params(), (size, config.embed_dim)))
+        shape = size, config.embed_dim
+        return nnx.Param(init(rngs.params(), shape, jnp.float32))
 
     if config.positions == "learned":
         return table(config.length)

@@ -36,8 +36,8 @@ class InstanceNorm(nnx.Module):
     """
 
     def __init__(self, features: int, *, epsilon: float = 1e-5, dtype: Any = None):
-        self.scale = nnx.Param(jnp.ones((features,)))
-        self.bias = nnx.Param(jnp.zeros((features,)))
+        self.scale = nnx.Param(jnp.ones((features,), jnp.float32))
+        self.bias = nnx.Param(jnp.zeros((features,), jnp.float32))
         self.epsilon = epsilon
         self.dtype = dtype
 

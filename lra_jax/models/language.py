@@ -33,7 +33,7 @@ class LanguageModel(TokenModel):
             wanted = "'embedding' for a language model"
             raise expected("inputs", wanted, repr(self.encoder.config.inputs))
         adaptive = self.encoder.config.cutoffs
-        bias = None if adaptive else nnx.Param(jnp.zeros((vocab_size,)))
+        bias = None if adaptive else nnx.Param(jnp.zeros((vocab_size,), jnp.float32))
         self.bias: Any = bias
 
     def scored(self, x: jax.Array) -> jax.Array:

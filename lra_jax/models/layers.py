@@ -82,8 +82,8 @@ class LayerNorm(nnx.Module):
     """
 
     def __init__(self, features: int, *, epsilon: float = 1e-6, dtype: Any = None):
-        self.scale = nnx.Param(jnp.ones((features,)))
-        self.bias = nnx.Param(jnp.zeros((features,)))
+        self.scale = nnx.Param(jnp.ones((features,), jnp.float32))
+        self.bias = nnx.Param(jnp.zeros((features,), jnp.float32))
         self.epsilon = epsilon
         self.dtype = dtype
 
@@ -140,7 +140,7 @@ class HeadNorm(nnx.Module):
     """
 
     def __init__(self, num_heads: int, head_dim: int, *, epsilon: float = 1e-6):
-        self.gain = nnx.Param(jnp.ones((num_heads, head_dim)))
+        self.gain = nnx.Param(jnp.ones((num_heads, head_dim), jnp.float32))
         self.epsilon = epsilon
 
     def __call__(self, inputs: jax.Array) -> jax.Array:

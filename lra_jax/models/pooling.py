@@ -97,7 +97,7 @@ class PooledEncoder(nnx.Module):
         draw = nnx.initializers.normal(1.0)
         # One assignment: an attribute first set to None cannot become a parameter.
         self.queries = (
-            nnx.Param(draw(rngs.params(), (_QUERIES, width)))
+            nnx.Param(draw(rngs.params(), (_QUERIES, width), jnp.float32))
             if "attention" in pooling
             else None
         )

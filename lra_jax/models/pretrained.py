@@ -160,9 +160,9 @@ class PretrainedEncoder(nnx.Module):
         width = config.embed_dim
         rows = config.max_length + _UNUSED.get(config.kind, 0)
         self.embed = nnx.Embed(config.vocab_size, width, rngs=rngs)
-        self.positions = nnx.Param(jnp.zeros((rows, width)))
-        types = jnp.zeros((config.token_types, width)) if config.token_types else None
-        self.token_types = None if types is None else nnx.Param(types)
+        self.positions = nnx.Param(jnp.zeros((rows, width), jnp.float32))
+        types = jnp.zeros((config.token_types, width), jnp.float32)
+        self.token_types = nnx.Param(types) if config.token_types else None
         self.norm = LayerNorm(width, epsilon=config.epsilon)
         self.dropout = Dropout(dropout)
 

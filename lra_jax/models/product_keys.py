@@ -89,7 +89,8 @@ class ProductKeyMemory(nnx.Module):
             rngs.params(), shape, minval=-bound, maxval=bound, dtype=jnp.float32
         )
         self.keys = nnx.Param(keys)
-        values = jax.random.normal(rngs.params(), (sizes["keys"] ** 2, features))
+        shape = (sizes["keys"] ** 2, features)
+        values = jax.random.normal(rngs.params(), shape, jnp.float32)
         self.values = nnx.Param(values * features**-0.5)
         self.dropout = Dropout(dropout)
         self.dtype = dtype

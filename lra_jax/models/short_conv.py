@@ -49,7 +49,7 @@ class ShortConv(nnx.Module):
         draw = nnx.initializers.uniform(2 * bound)
         weights = draw(rngs.params(), (*window, features), jnp.float32)
         self.kernel = nnx.Param(weights - bound)
-        self.bias = nnx.Param(jnp.zeros((features,)))
+        self.bias = nnx.Param(jnp.zeros((features,), jnp.float32))
         self.before = size - 1 if is_causal else size // 2
         self.grid = grid
 
