@@ -304,10 +304,13 @@ def _reduce(kind: str) -> Callable[..., str]:
     return operator
 
 
-def _reduce_and(graph: _Graph, equation: Any, x: str) -> str:
-    x = graph.op("Cast", x, to=_type(np.int32))
-    low = _reduce("ReduceMin")(graph, equation, x)
-    return graph.op("Cast", low, to=_type(np.bool_))
+def _reduce_booleans(kind: str) -> Callable[..., str]:
+    def operator(graph: _Graph, equation: Any, x: str) -> str:
+        x = graph.op("Cast", x, to=_type(np.int32))
+        out = _reduce(kind)(graph, equation, x)
+        return graph.op("Cast", out, to=_type(np.bool_))
+
+    return operator
 
 
 def _is_finite(graph: _Graph, _: Any, x: str) -> str:
@@ -387,7 +390,8 @@ _OPERATORS: dict[str, Callable[..., str]] = {
     "reduce_sum": _reduce("ReduceSum"),
     "reduce_max": _reduce("ReduceMax"),
     "reduce_min": _reduce("ReduceMin"),
-    "reduce_and": _reduce_and,
+    "reduce_and": _reduce_booleans("ReduceMin"),
+    "reduce_or": _reduce_booleans("ReduceMax"),
     "is_finite": _is_finite,
     "ne": _not_equal,
     "square": lambda graph, e, x: graph.op("Mul", x, x),

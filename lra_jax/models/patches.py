@@ -6,7 +6,6 @@ the Vision Transformer (Dosovitskiy et al. 2020, arXiv:2010.11929).
 """
 
 import jax
-import jax.numpy as jnp
 
 from lra_jax.attention.inputs import check_shape
 
@@ -42,5 +41,4 @@ def joined(patches: jax.Array, grid: Sides, patch: int) -> jax.Array:
 
 def any_real(mask: jax.Array, grid: Sides, patch: int) -> jax.Array:
     """Whether a patch has a real pixel: boolean `[B, T]` to `[B, T / P^2]`."""
-    # A maximum, because ONNX has no reduction of booleans.
-    return cut(mask, grid, patch).astype(jnp.int32).max(-1) > 0
+    return cut(mask, grid, patch).any(-1)

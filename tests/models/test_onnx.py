@@ -49,7 +49,13 @@ def _run(file: Path, inputs: dict[str, np.ndarray]) -> np.ndarray:
             | {"padding": "zeros", "pooling": "attention"},
         ),
         ("linear", {"padding": "zeros", "pooling": "ends"}),
+        *(
+            ("linformer", {"options": {"projection": kind, "window": 3}})
+            for kind in ("mean", "max")
+        ),
+        ("linformer", {"options": {"projection": "convolution", "features": 4}}),
         ("flow", {}),
+        ("flow", {"options": {"feature_map": "relu"}}),
         ("linear", {"hybrid": ("cosformer", "linear"), "num_layers": 2}),
     ],
 )

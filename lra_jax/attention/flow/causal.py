@@ -174,8 +174,10 @@ def unit_of(
     one, two = (jax.lax.stop_gradient(x).max((1, 2, 3)) for x in features)
     largest = jnp.maximum(one, two)
     largest = largest if axis is None else jax.lax.pmax(largest, axis)
-    exponent = jnp.clip(jnp.frexp(largest)[1] - _ROOM, 0, _LARGEST - _ROOM)
-    return jnp.ldexp(jnp.ones_like(largest), exponent)
+    # Compared, because ONNX cannot read the exponent from a number's bits.
+    powers = jnp.asarray(2.0 ** np.arange(_ROOM, _LARGEST), largest.dtype)[None]
+    reached = (largest[:, None] >= powers) & jnp.isfinite(largest)[:, None]
+    return jnp.where(reached, powers / 2.0 ** (_ROOM - 1), 1).max(-1)
 
 
 def along(unit: jax.Array | float, x: jax.Array) -> jax.Array | float:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from lra_jax import attention
+from lra_jax.attention.flow.causal import unit_of
 from lra_jax.attention.flow.flow import flow_slice
 
 from .. import dense
@@ -447,6 +448,19 @@ def extremes_of_relu() -> dict[str, Any]:
         "small values": (q, k, np.float32(1e-18) * v),
     }
     return extremes("flow", q, k, v) | mixed
+
+
+def test_the_unit_is_a_power_of_two() -> None:
+    """Bit for bit, by the exponents of numbers from the smallest to the largest."""
+    powers = np.float32(2) ** np.array([-149, -127, -126, 0, *range(38, 63), 127])
+    powers = powers.astype("float32")
+    ends = [np.nextafter(powers, np.float32(end)) for end in (0, np.inf)]
+    largest = np.concatenate([powers, *ends, np.float32([0, np.inf, np.nan])])
+    exponents = np.clip(np.frexp(largest)[1] - 40, 0, 20)
+    wanted = np.where(np.isfinite(largest), 2.0**exponents, 1)
+    features = largest[:, None, None, None]
+    found = fast_jit(lambda *x: unit_of(x))(features, np.zeros_like(features))
+    np.testing.assert_array_equal(found, wanted)
 
 
 @pytest.mark.parametrize("clip", [None, 30.0])
