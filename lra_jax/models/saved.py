@@ -121,7 +121,7 @@ class Saved:
     def _widths(self, lengths: Sequence[int]) -> list[int]:
         """The length to which each example is padded, its own or more."""
         longest = max(lengths)
-        if self.config.positions == "learned_2d" or self.config.patch > 1:
+        if self.config.grid is not None:
             return [longest] * len(lengths)  # Images have one size.
         # The mean over all positions depends on the padding, as it did in training.
         if getattr(self.model, "padding", "lengths") == "zeros":

@@ -236,6 +236,21 @@ def test_a_mean_over_padding_has_the_width_of_training(
         np.testing.assert_allclose(found[row], jax.nn.softmax(logits)[0], rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"mechanism": "cosformer", "options": {"grid": True}},
+        {"mechanism": "linear", "short_conv": 3, "conv_grid": True},
+    ],
+)
+def test_images_are_not_padded(settings: dict[str, Any]) -> None:
+    """Whichever part of the model knows their rows and columns."""
+    model = _classifier(grid=(3, 3), **settings)
+    image = np.arange(9) % 4
+    found = models.Saved(model, model.encoder.config).predict([image, image])
+    assert found.labels.shape == (2,)
+
+
 def test_what_is_no_list_of_examples() -> None:
     model = _classifier()
     saved: Any = models.Saved(model, model.encoder.config)
