@@ -277,7 +277,7 @@ class TransformerEncoder(nnx.Module):
             raise expected("notes", "None with readings=1", "an array")
         check_shape("notes", notes, "B T", *x.shape[:2])
         check_ids("notes", notes, self.vocab_size, "ids of the vocabulary")
-        vectors = self.notes[...][notes].astype(x.dtype)
+        vectors = jnp.take(self.notes[...], notes, axis=0).astype(x.dtype)
         return x + jnp.where((notes > 0)[:, :, None], vectors, 0)
 
     def _documents(

@@ -31,6 +31,22 @@ def test_vectors_and_probabilities():
     np.testing.assert_allclose(np.exp(got).sum(1), 1, atol=1e-5)
 
 
+def test_ids_beyond_the_vocabulary_give_nan():
+    """Under jit, where they are not refused, as `nnx.Embed` does."""
+    layer = AdaptiveEmbed(6, 4, cutoffs=(3,), dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
+    tokens = jnp.array([[5, 6, -7]], jnp.int32)
+
+    def loss(layer):
+        out = layer(tokens)
+        return jnp.where(jnp.isnan(out), 0, out).sum(), out
+
+    (_, out), gradients = nnx.value_and_grad(loss, has_aux=True)(layer)
+    assert jnp.isnan(out).all(-1).tolist() == [[False, True, True]]
+    found, wanted = gradients["tables"][1], layer.matrices[1][...].sum(1)
+    np.testing.assert_allclose(found[...][:2], 0)
+    np.testing.assert_allclose(found[...][2], wanted, rtol=0.02)
+
+
 def test_a_language_model_with_rare_words():
     sizes = {"num_layers": 1, "embed_dim": 16, "mlp_dim": 8, "max_length": 16}
     model = models.CausalLM(

@@ -118,6 +118,12 @@ def test_pairs_and_bfloat16():
     assert found.shape == (3, 2) and jnp.isfinite(found).all()
 
 
+def test_notes_beyond_the_vocabulary_give_nan():
+    """Under jit, where they are not refused, as tokens do."""
+    encode = jax.jit(lambda notes: classifier(2).encoder(tokens(), notes=notes))
+    assert jnp.isnan(encode(tokens() + VOCABULARY)).all()
+
+
 def test_one_reading_has_no_notes():
     model = classifier(1)
     assert model.noted(tokens(), LENGTHS) is None
