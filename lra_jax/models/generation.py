@@ -42,8 +42,9 @@ def generate(
       temperature: divides the logits; 0 = always the most probable token.
       top_k: sample from the k most probable tokens; None = all.
       top_p: sample from the most probable tokens that together have this probability
-        (nucleus sampling, Holtzman et al. 2020, arXiv:1904.09751); None = all.
-      seed: fixes the samples, which depend only on a prompt's index in the batch.
+        (nucleus sampling, Holtzman et al. 2020, arXiv:1904.09751); 1 or None = all.
+      seed: an int of 32 bits; fixes the samples, which depend only on a prompt's index
+        in the batch.
       end: a token that ends a text; None = none does.
 
     Returns:
@@ -183,7 +184,8 @@ def restricted(
     if top_k is not None:
         least = jax.lax.top_k(logits, min(top_k, logits.shape[-1]))[0][:, -1:]
         logits = jnp.where(logits >= least, logits, -jnp.inf)
-    if top_p is not None:
+    # At 1 nothing is dropped: a float32 sum may reach 1 before the last token.
+    if top_p is not None and top_p < 1:
         ordered = jnp.sort(logits, -1, descending=True)
         shares = jax.nn.softmax(ordered, -1)
         # A token is kept while the more probable ones do not reach the probability.
@@ -204,8 +206,9 @@ def _check_settings(
 ) -> None:
     check_size("num_tokens", num_tokens)
     whole = isinstance(seed, numbers.Integral) and not isinstance(seed, bool)
-    if not whole or not -(2**63) <= seed < 2**63:
-        raise expected("seed", "an int of at most 64 bits", f"{seed!r}")
+    # Without 64-bit types, jax would drop the upper half of a longer one.
+    if not whole or not -(2**31) <= seed < 2**31:
+        raise expected("seed", "an int of at most 32 bits", f"{seed!r}")
     if not (_is_number(temperature) and 0 <= temperature < np.inf):
         wanted = "0 or a positive finite number"
         raise expected("temperature", wanted, f"{temperature!r}")
