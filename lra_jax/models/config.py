@@ -327,8 +327,10 @@ class EncoderConfig:
         ``lra_jax.models.inputs``.
       grid: rows and columns of an image, for "learned_2d", for ``conv_grid`` and for a
         mechanism's option ``{"grid": True}``, which means this grid, in patches.
-      embed_std: initial standard deviation of the token embeddings. With learned
-        positions, 0.02 gives both the same scale; 1 is the LRA code's.
+      embed_std: initial standard deviation of the token embeddings, and of the notes'.
+        With learned positions, 0.02 gives both the same scale; 1 is the LRA code's. Of
+        no effect on inputs "linear"; with ``cutoffs``, whose tables have scales of
+        their own, it must be the default.
       norm: before attention and MLP, and after the last block: "layer", of each
         position alone, or "instance", of each column over the sequence
         (`lra_jax.models.instance_norm`).
@@ -460,6 +462,10 @@ class EncoderConfig:
         if self.cutoffs and self.inputs == "linear":
             wanted = "none with inputs='linear', which has no embeddings"
             raise expected("cutoffs", wanted, self.cutoffs)
+        default = EncoderConfig.embed_std
+        if self.cutoffs and self.embed_std != default:
+            wanted = f"{default} with cutoffs, whose tables have scales of their own"
+            raise expected("embed_std", wanted, self.embed_std)
 
     def _check_patch(self) -> None:
         if self.grid is None:

@@ -164,6 +164,7 @@ def test_what_the_blocks_get():
             {"cutoffs": (2,), "inputs": "linear"},
             r"cutoffs: expected none with inputs='linear'",
         ),
+        ({"cutoffs": (2,), "embed_std": 1.0}, "embed_std: expected 0.02 with cutoffs"),
     ],
 )
 def test_errors(settings, message):

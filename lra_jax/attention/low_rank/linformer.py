@@ -55,6 +55,9 @@ MECHANISM = Mechanism(
 SHARING = ("headwise", "key_value", "layerwise", "none")
 PROJECTIONS = ("linear", "convolution", "mean", "max")
 
+# Slots, unless others are asked for.
+_FEATURES = 256
+
 
 @documents_in_turn
 def linformer_attention(
@@ -174,8 +177,8 @@ def linformer_parameters(
     max_length: int,
     num_heads: int,
     head_dim: int,
-    features: int = 256,
-    sharing: str = "headwise",
+    features: int | None = None,
+    sharing: str = SHARING[0],
     projection: str = "linear",
     dtype: Any = jnp.float32,
     **_: Any,
@@ -187,13 +190,14 @@ def linformer_parameters(
       max_length: L, the longest input.
       num_heads: N.
       head_dim: H, of keys and values alike.
-      features: K; min(K, L) is used: more slots than positions compress nothing.
+      features: K, None = 256; min(K, L) is used: more slots than positions compress
+        nothing.
       sharing: "headwise", one E and one F for all heads; "key_value", one E for keys
         and values of all heads; "layerwise", the same E for all layers of a model, each
         of which is passed this dict (as in `TransformerEncoder`); "none", E and F per
         head.
       projection: "linear"; "convolution" (shared by all heads, W = ceil(L / K)); "mean"
-        and "max", which have no parameters.
+        and "max", which have no parameters, and so neither features nor sharing.
       dtype: of the arrays.
       **_: further keywords, so that every mechanism can be called alike; ignored.
 
@@ -204,15 +208,21 @@ def linformer_parameters(
       torch's default.
 
     Raises:
-      ValueError: a size is not positive, or an option is unknown.
+      ValueError: a size is not positive, or an option is unknown or has no effect.
     """
     length = inputs.check_size("max_length", max_length)
     heads = inputs.check_size("num_heads", num_heads)
     width = inputs.check_size("head_dim", head_dim)
-    slots = min(inputs.check_size("features", features), length)
+    size = inputs.check_size("features", _FEATURES if features is None else features)
+    slots = min(size, length)
     known("sharing", sharing, SHARING)
     known("projection", projection, PROJECTIONS)
     if projection in ("mean", "max"):
+        defaults = {"features": (features, None), "sharing": (sharing, SHARING[0])}
+        for name, (given, default) in defaults.items():
+            if given != default:
+                wanted = f"{default!r}, because {projection!r} has no parameters"
+                raise expected(name, wanted, f"{given!r}")
         return {}
     if projection == "convolution":
         window = -(-length // slots)

@@ -60,6 +60,7 @@ MECHANISM = Mechanism(
 
 VARIANTS = ("dense", "factorised_dense", "random", "factorised_random")
 DEFAULT = "factorised_random"
+_RANK = 8
 
 # The arrays of each variant and their axes; biases may be left out.
 _LAYOUTS = {
@@ -168,7 +169,7 @@ def synthesizer_parameters(
     num_heads: int,
     head_dim: int,
     variant: str = DEFAULT,
-    rank: int = 8,
+    rank: int | None = None,
     dtype: Any = jnp.float32,
     **_: Any,
 ) -> dict[str, jax.Array]:
@@ -180,7 +181,7 @@ def synthesizer_parameters(
       num_heads: N.
       head_dim: H.
       variant: one of the four.
-      rank: k, for "factorised_random".
+      rank: k, for "factorised_random" only; None = 8.
       dtype: of the arrays.
       **_: further keywords, so that every mechanism can be called alike; ignored.
 
@@ -189,13 +190,15 @@ def synthesizer_parameters(
       dense variants also the biases, zero. L2 is sqrt(L), rounded up.
 
     Raises:
-      ValueError: a size is not positive, or the variant is unknown.
+      ValueError: a size is not positive, the variant is unknown, or it has no rank.
     """
     known("variant", variant, VARIANTS)
     longest = inputs.check_size("max_length", max_length)
     heads = inputs.check_size("num_heads", num_heads)
     width = inputs.check_size("head_dim", head_dim)
-    rank = inputs.check_size("rank", rank)
+    if rank is not None and variant != "factorised_random":
+        raise expected("rank", f"None for variant={variant!r}", f"{rank!r}")
+    rank = inputs.check_size("rank", _RANK if rank is None else rank)
     columns = math.isqrt(longest - 1) + 1
     rows = -(-longest // columns)
     made = {

@@ -178,9 +178,17 @@ def test_linformer_parameters_of_the_other_projections() -> None:
         "key_projection": (3, 4, 4),
         "value_projection": (3, 4, 4),
     }
-    assert attention.linformer_parameters(key, projection="mean", **sizes) == {}
-    wide = attention.linformer_parameters(key, **sizes | {"features": 256})
+    del sizes["features"]
+    wide = attention.linformer_parameters(key, **sizes)
     assert wide["key_projection"].shape == (10, 10)
+    make = functools.partial(attention.linformer_parameters, key, **sizes)
+    assert make(projection="mean") == {}
+    for name, given in {"features": 256, "sharing": "none"}.items():
+        assert_rejects(
+            lambda own={name: given}: make(projection="max", **own),
+            f"{name}: expected",
+            "because 'max' has no parameters",
+        )
 
 
 @pytest.mark.parametrize("kind", ["mean", "max"])

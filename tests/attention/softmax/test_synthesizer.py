@@ -69,12 +69,16 @@ def arrays(heads: int, head_dim: int) -> dict[str, Any]:
 CASE = Case(formula, arrays, mean=True, pair_masks=True, unordered=("query",))
 
 
+def _rank(variant: str, rank: int) -> dict[str, int]:
+    return {"rank": rank} if variant == "factorised_random" else {}
+
+
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_synthesizer_variants(variant: str, causal: bool) -> None:
     q, k, v = inputs(1, batch=3, key_heads=1, value_dim=3)
     arrays = attention.synthesizer_parameters(
-        jax.random.key(0), variant=variant, rank=3, **SIZES
+        jax.random.key(0), variant=variant, **_rank(variant, 3), **SIZES
     )
     rng = np.random.default_rng(0)
     arrays = {n: rng.normal(size=x.shape).astype("float32") for n, x in arrays.items()}
@@ -110,7 +114,7 @@ def test_synthesizer_takes_a_mask_of_pairs() -> None:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_synthesizer_parameters(variant: str) -> None:
-    sizes = {"max_length": 10, "num_heads": 2, "head_dim": 3, "rank": 5}
+    sizes = {"max_length": 10, "num_heads": 2, "head_dim": 3, **_rank(variant, 5)}
     make = functools.partial(attention.synthesizer_parameters, variant=variant, **sizes)
     made = jax.eval_shape(make, jax.random.key(0))
     made = {name: array.shape for name, array in made.items()}
@@ -128,6 +132,9 @@ def test_synthesizer_parameters(variant: str) -> None:
             "factorised_random": {"first": (2, 10, 5), "second": (2, 10, 5)},
         }[variant]
     )
+    if variant != "factorised_random":
+        wanted = f"rank: expected None for variant={variant!r}"
+        assert_rejects(lambda: make(jax.random.key(0), rank=8), wanted)
 
 
 Q, K, V = inputs(10, query_length=5)
