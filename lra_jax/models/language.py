@@ -66,7 +66,7 @@ class CausalLM(LanguageModel):
     """
 
     def __init__(self, vocab_size: int, *, rngs: nnx.Rngs, **settings: Any):
-        if "config" not in settings:
+        if settings.get("config") is None:
             settings = {"is_causal": True, **settings}
         super().__init__(vocab_size, rngs=rngs, **settings)
         if not self.encoder.config.is_causal:

@@ -114,6 +114,10 @@ def test_unknown_settings(make, name, nearest):
         make(**known, **{name: 3})
 
 
+def test_a_decoder_without_a_config_is_causal():
+    assert CausalLM(4, config=None, **SIZES, rngs=RNGS).encoder.config.is_causal
+
+
 def test_a_config_does_not_follow_what_it_was_made_of():
     options = {"features": 3}
     config = AttentionConfig(**dict(LAYER, options=options))
