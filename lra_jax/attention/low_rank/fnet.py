@@ -78,7 +78,7 @@ def fnet_attention(
 
     Raises:
       ValueError: shapes, dtypes or the mask do not fit, the norm is unknown, query and
-        key differ in length, or `is_causal` is True.
+        key differ in length, `is_causal` is True, or T is above 2^20 with a mask.
     """
     inputs.check_keywords(fnet_attention, flax)
     inputs.check_inputs(query, key, value)
@@ -91,6 +91,9 @@ def fnet_attention(
     known("norm", norm, ("ortho", "backward"))
     batch, length, num_heads, _width = query.shape
     mask = masking.padding_mask(mask, batch, length, reason=_REASON)
+    if mask is not None and length > _LONGEST:
+        wanted = f"None for more than {_LONGEST} positions, where angles overflow"
+        raise expected("mask", wanted, f"an array for T={length}")
     dtype = inputs.accumulation_dtype(value)
     x = inputs.match_heads(masking.hide(value, mask).astype(dtype), num_heads)
     shape = x.shape
@@ -119,6 +122,9 @@ def fnet_weights(
     raise expected("attention", wanted, got)
 
 
+# Up to here no product overflows in `_chirp`.
+_LONGEST = 2**20
+
 _REASON = "FNet mixes all positions by one transform for all heads"
 
 
@@ -145,7 +151,7 @@ def _padded_fft(x: jax.Array, lengths: jax.Array, norm: str) -> jax.Array:
 
 
 def _chirp(rows: int, lengths: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    """``exp(-i pi j^2 / L)``, `[B, T]`, with exact angles for T up to 2^20."""
+    """``exp(-i pi j^2 / L)``, `[B, T]`, with exact angles for T up to `_LONGEST`."""
     row = jnp.arange(rows, dtype=jnp.uint32)[None]
     period = 2 * lengths.astype(jnp.uint32)
     # j^2 modulo 2 L, in two steps that stay below 2^32.

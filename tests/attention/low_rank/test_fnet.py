@@ -76,6 +76,9 @@ def test_no_array_grows_with_the_square() -> None:
     assert largest_of_slope(attend, 4096, 2) == 4 * largest_of_slope(attend, 1024, 2)
 
 
+LONG = np.ones((1, 2**20 + 1), bool)
+
+
 def test_what_it_refuses() -> None:
     q, k, v = inputs(3, query_length=5)
     run = attention.fnet_attention
@@ -87,6 +90,10 @@ def test_what_it_refuses() -> None:
             "norm: expected one of ortho, backward",
         ),
         (lambda: run(k, k, v, np.ones((2, 1, 7, 7), bool)), "mixes all positions"),
+        (
+            lambda: run(*[np.zeros((1, 2**20 + 1, 1, 1), "float32")] * 3, LONG),
+            "mask: expected None for more than 1048576 positions",
+        ),
         (lambda: attention.fnet_weights(k, k), "weighted sum of values, got 'fnet'"),
     ):
         assert_rejects(call, said)
