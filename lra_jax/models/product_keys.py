@@ -103,6 +103,8 @@ class ProductKeyMemory(nnx.Module):
         rngs: nnx.Rngs | None = None,
     ) -> jax.Array:
         """`[..., D]` to `[..., D]`; ``mask`` is ignored; ``rngs`` enables dropout."""
+        if not x.size:
+            return x
         flat = x.reshape(-1, x.shape[-1])
         weights, chosen = self.chosen(flat)
         weights = self.dropout(weights, rngs)

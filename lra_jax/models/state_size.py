@@ -14,8 +14,8 @@ def state_size(encoder: TransformerEncoder) -> int | None:
     positions. A short convolution keeps a few more rows, which are not counted.
 
     Returns:
-      The count; None if a layer has no stream: its mechanism has none, or it reads
-      moving averages of its inputs.
+      The count; None if a layer has no stream: it is not causal, its mechanism has
+      none, or it reads moving averages of its inputs.
     """
     layers = [
         part
@@ -28,7 +28,8 @@ def state_size(encoder: TransformerEncoder) -> int | None:
 
 
 def _layer_size(layer: MultiHeadAttention) -> int | None:
-    if not layer.mechanism.stream or layer.config.ema:
+    config = layer.config
+    if not (layer.mechanism.stream and config.is_causal) or config.ema:
         return None
     state = jax.eval_shape(lambda: layer.init_state(1).mechanism)
     arrays = jax.tree.leaves(state)

@@ -45,6 +45,7 @@ def test_parts_of_a_batch_change_nothing(monkeypatch) -> None:
     np.testing.assert_allclose(memory()(X), whole, atol=1e-6)
     # A position by itself is what it is in a batch.
     np.testing.assert_allclose(memory()(X[1, 2]), whole[1, 2], atol=1e-6)
+    assert memory()(X[:0]).shape == (0, 7, 8)
 
 
 def test_gradients_are_those_of_differences() -> None:

@@ -21,6 +21,7 @@ SIZES = {"num_layers": 2, "embed_dim": 8, "num_heads": 2, "mlp_dim": 8, "max_len
         ({"mechanism": "hgrn", "options": {"rotates": True}}, 2 * 16),
         ({"mechanism": "luna"}, None),
         ({"mechanism": "linear", "ema": 2}, None),
+        ({"mechanism": "linear", "is_causal": False}, None),
     ],
 )
 def test_the_numbers_kept(settings: dict[str, Any], count: int | None):
