@@ -67,7 +67,9 @@ class AttentionConfig:
         self-attention. Where scores are inner products of queries and keys (softmax,
         windows, patterns) they depend only on the difference of positions. A mechanism
         that first applies a feature map to queries and keys sees rotated vectors, which
-        encode positions, but not only through their differences.
+        encode positions, but not only through their differences. Deviation: column pair
+        c turns by 10000^(-c / (H/2 - 1)) per position, as in retention, where RoPE has
+        10000^(-2c / H).
       use_bias: biases in the four projections.
       short_conv: size of a depthwise convolution over positions, applied to queries,
         keys and values after their projections and followed by silu; 0 = none. Centred,

@@ -15,7 +15,7 @@ from lra_jax.models.layers import at_positions
 class ShortConv(nnx.Module):
     """``y_t = b + sum_j w_j x_(t + j)``, for each column separately.
 
-    Without ``is_causal`` the window is centred, ``-size // 2 <= j < (size + 1) // 2``
+    Without ``is_causal`` the window is centred, ``-(size // 2) <= j < (size + 1) // 2``
     (one more position on the left if the size is even); with it, ``-size < j <= 0``.
     Masked positions, and those beyond either end, count as zeros, so padding does not
     change a sequence's output.

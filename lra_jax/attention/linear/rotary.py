@@ -2,6 +2,7 @@
 
 Columns 2c and 2c + 1 of position i are rotated by ``i 10000^(-c / (H/2 - 1))``, so that
 the inner product of two rotated vectors depends on the difference of their positions.
+These are retention's rates; RoPE itself has 10000^(-2c / H).
 """
 
 import jax
