@@ -262,7 +262,7 @@ def planned(
     flags: Sequence[str],
     seeds: int = 1,
     first_seed: int = 0,
-) -> list[runs.Run]:
+) -> list[runs.Planned]:
     """The runs of models at rates: pairs of a name and a rate."""
     parse = functools.partial(cli.parse_config, _PROG, "See the script.")
     plan = []

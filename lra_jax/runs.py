@@ -27,8 +27,8 @@ Parse = Callable[[Sequence[str]], Config]
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
-    """One run of a plan.
+class Planned:
+    """A run of a plan, not of a directory (`lra_jax.reports.runs.Run`).
 
     Attributes:
       config: its settings.
@@ -107,7 +107,7 @@ def make_plan(
     attentions: Sequence[str | None],
     seeds: int,
     series: str = "",
-) -> list[Run]:
+) -> list[Planned]:
     """The runs of all mechanisms with seeds ``seed``, ``seed + 1``, ...
 
     Every config is checked before the first run starts.
@@ -117,7 +117,7 @@ def make_plan(
       args: the flags that all share. ``--workdir`` is a common parent folder.
       attentions: the mechanisms; None is that of the flags.
       seeds: number of seeds.
-      series: see `Run`.
+      series: see `Planned`.
 
     Raises:
       ValueError: a config is invalid.
@@ -139,11 +139,11 @@ def make_plan(
             if folder is not None:
                 workdir = Path(folder).expanduser() / workdir.name
             flags = (*shared, *own, f"--seed={seed}", f"--workdir={workdir}")
-            plan.append(Run(config, workdir, flags, series or config.attention))
+            plan.append(Planned(config, workdir, flags, series or config.attention))
     return plan
 
 
-def run_all(plan: Sequence[Run]) -> dict[str, list[dict[str, Any]]]:
+def run_all(plan: Sequence[Planned]) -> dict[str, list[dict[str, Any]]]:
     """Runs a plan, reports the outcome, and returns the results by series.
 
     A run that fails is reported, and the others continue.
@@ -190,7 +190,7 @@ def run_all(plan: Sequence[Run]) -> dict[str, list[dict[str, Any]]]:
     return results
 
 
-def finished_result(run: Run) -> dict[str, Any] | None:
+def finished_result(run: Planned) -> dict[str, Any] | None:
     """The result of a run that is done, with exactly the same settings and the same
     user code; else None. Whether its data are still the same is not checked."""
     from lra_jax.training import own_code
@@ -207,7 +207,7 @@ def finished_result(run: Run) -> dict[str, Any] | None:
         return None  # The run itself reports the error, in one line.
 
 
-def _validation(run: Run, step: int | None) -> dict[str, Any]:
+def _validation(run: Planned, step: int | None) -> dict[str, Any]:
     """The metric by which a run chose its best checkpoint, and its validation loss
     there, which its result does not contain; its metrics may be lost."""
     from lra_jax.training.metrics import read_metrics
@@ -328,7 +328,7 @@ def mean_and_deviation(values: Sequence[float], digits: int = 2) -> str:
     return f"{mean} +- {statistics.stdev(values):.{digits}f}"
 
 
-def _start(run: Run) -> int:
+def _start(run: Planned) -> int:
     """Runs one process to its end; returns its code.
 
     Raises:

@@ -98,7 +98,7 @@ def _refuse_dry_run(args: Sequence[str]) -> None:
         raise expected("--dry-run", one, "a sweep")
 
 
-def _plan(args: Sequence[str], names: Sequence[str], seeds: int) -> list[runs.Run]:
+def _plan(args: Sequence[str], names: Sequence[str], seeds: int) -> list[runs.Planned]:
     """The runs of all mechanisms, on all tasks, with all values of the flags.
 
     Raises:
@@ -164,9 +164,9 @@ def _split_texts(args: Sequence[str]) -> tuple[list[str], list[list[str]]]:
     return fixed, several
 
 
-def _check_distinct(plan: Sequence[runs.Run]) -> None:
+def _check_distinct(plan: Sequence[runs.Planned]) -> None:
     """Refuses two runs with the same settings, which would share a directory."""
-    found: dict[object, runs.Run] = {}
+    found: dict[object, runs.Planned] = {}
     for run in plan:
         first = found.setdefault(run.workdir, run)
         if first is not run:
@@ -176,7 +176,7 @@ def _check_distinct(plan: Sequence[runs.Run]) -> None:
 
 def _suite_plan(
     suite: str, args: Sequence[str], names: Sequence[str], seeds: int
-) -> list[runs.Run]:
+) -> list[runs.Planned]:
     """The runs of all mechanisms on all tests of a suite, or on those of ``--task``.
 
     Raises:

@@ -32,8 +32,8 @@ from lra_jax.errors import (
 )
 from lra_jax.models import AttentionConfig, Buffer, MultiHeadAttention
 from lra_jax.models.pooling import why_constant
+from lra_jax.tasks.device_memory import check_memory
 from lra_jax.tasks.encoder import encoder_config
-from lra_jax.tasks.memory import check_memory
 from lra_jax.tasks.task import Task
 
 _COMPARED = 64  # sequences of two splits with the same labels

@@ -242,7 +242,7 @@ def test_result(finished, foreign, tmp_path, how):
 
 def test_any_changed_number_of_a_result_is_found(finished, tmp_path):
     workdir = shutil.copytree(finished.workdir, tmp_path / "run")
-    plan = runs.Run(finished.config, workdir, (), "")
+    plan = runs.Planned(finished.config, workdir, (), "")
     assert runs.finished_result(plan) == finished.result
     for name, value in finished.result.items():
         if isinstance(value, int | float):

@@ -129,7 +129,7 @@ def test_a_result_of_fewer_steps_is_no_result(tmp_path):
     assert workdirs.read_result(tmp_path, 40)
     assert workdirs.read_result(tmp_path, 80) is None
     longer = config.replace(train={"steps": 80})
-    assert runs.finished_result(runs.Run(longer, tmp_path, (), "")) is None
+    assert runs.finished_result(runs.Planned(longer, tmp_path, (), "")) is None
 
 
 @pytest.mark.parametrize(
