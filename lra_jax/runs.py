@@ -8,6 +8,7 @@ a failing run does not affect the others, and its peak memory is its own. A run 
 import contextlib
 import dataclasses
 import json
+import math
 import signal
 import statistics
 import subprocess
@@ -254,7 +255,8 @@ def best_by_validation(results: dict[str, list[dict[str, Any]]]) -> Iterator[str
     """A line for each task and mechanism with several series: the best by validation,
     averaged over its seeds.
 
-    Series are compared by the metric that chose their checkpoints, ``--train.best_by``;
+    Series are compared by the metric that chose their checkpoints, ``--train.best_by``,
+    those of equal accuracy by their validation loss;
     those chosen by accuracy are not comparable with those chosen by loss, nor are runs
     on other examples. A series without some of the seeds is not compared either: they
     may have failed.
@@ -274,8 +276,10 @@ def best_by_validation(results: dict[str, list[dict[str, Any]]]) -> Iterator[str
                 del means[series]
                 count = f"{len(results[series])} of {most} seeds"
                 yield f"{task}, {attention}: {series} has {count} and is not compared"
+            losses = {series: _mean_loss(results[series]) for series in means}
             if len(means) > 1:
-                best = (min if rule == "loss" else max)(means, key=means.__getitem__)
+                sign = 1 if rule == "loss" else -1
+                best = min(means, key=lambda one: (sign * means[one], losses[one]))
                 split = _where([run for series in means for run in results[series]])
                 yield (
                     f"{task}, {attention}: best by validation {rule}{split} of "
@@ -292,6 +296,11 @@ def best_by_validation(results: dict[str, list[dict[str, Any]]]) -> Iterator[str
                 f"{task}, {attention}: runs on different examples are not compared "
                 "with each other"
             )
+
+
+def _mean_loss(runs: Sequence[dict[str, Any]]) -> float:
+    """Mean validation loss of a series; infinite if a run has none."""
+    return statistics.fmean(run.get("valid_loss_best", math.inf) for run in runs)
 
 
 _DIGITS = {"accuracy": 2, "loss": 4}

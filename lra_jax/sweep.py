@@ -139,7 +139,7 @@ def _choices(args: Sequence[str]) -> Iterator[_Choice]:
         for flags in several:
             if flags[0].startswith("--seed="):
                 values = ",".join(flag.removeprefix("--seed=") for flag in flags)
-                wanted = "the first of the seeds (--seeds=N trains with N)"
+                wanted = "one seed, the first (--seeds=N trains with N seeds)"
                 raise expected("--seed", wanted, repr(values))
         fixed, texts = _split_texts(fixed)
         shown = own if len(presets) > 1 else []

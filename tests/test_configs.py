@@ -322,6 +322,10 @@ def test_names_of_runs():
             "--data.num_train: expected 96000 with --data.path, .* got 1000",
         ),
         (
+            {"data": {"path": "files", "seed": 1}},
+            "--data.seed: expected 0 with --data.path, .* got 1",
+        ),
+        (
             {"data": {"path": "files", "max_depth": 5}},
             "--data.max_depth: expected 10 with --data.path, .* got 5",
         ),

@@ -298,6 +298,10 @@ def test_the_same_files_elsewhere_are_the_same_setting(tmp_path):
         tried(tmp_path / str(seed), 1e-3, 30.0, 35.0, seed=seed, data={"path": path})
     (group,) = group_runs(read_runs(tmp_path)[0])
     assert len(group.runs) == 3
+    tried(tmp_path / "other", 2e-3, 30.0, 35.0, data={"path": "/c"})
+    groups = group_runs(read_runs(tmp_path)[0])
+    words = {differing_settings(group, groups) for group in groups}
+    assert words == {"learning_rate=0.001", "learning_rate=0.002"}
 
 
 @pytest.mark.parametrize(

@@ -311,6 +311,15 @@ def test_the_best_by_validation_is_named():
     ]
 
 
+def test_validation_loss_breaks_ties():
+    run = {"task": "t", "attention": "flow", "valid_accuracy_best": 100.0}
+    results = {
+        name: [run | {"valid_loss_best": x}] for name, x in (("a", 2.0), ("b", 1.0))
+    }
+    (line,) = runs.best_by_validation(results)
+    assert line.endswith("of 2: b (100.00 %)")
+
+
 def test_scores_of_a_task_are_summarised():
     run = {"task": "lm", "attention": "flow", "test_accuracy_best": 9.0}
     run |= {"test_accuracy_last": 9.0, "test_loss_best": 5.0, "test_loss_last": 5.0}

@@ -1,6 +1,7 @@
 """The registry entry of an attention mechanism."""
 
 import importlib
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -154,12 +155,11 @@ class Mechanism:
         return self._part("prefill")
 
     def _part(self, part: str) -> Callable[..., Any] | None:
-        """``<name>_part``, beside the given function or else in the module."""
+        """``<name>_part``, beside the given function if there is one."""
         if self.make is not None:
             return None
-        found = None if self.function is None else beside(self.function, part)
-        if found is not None or not self.module:
-            return found
+        if self.function is not None:
+            return beside(self.function, part)
         home = importlib.import_module(self.module)
         return getattr(home, f"{self.name}_{part}", None)
 
@@ -199,5 +199,6 @@ class Mechanism:
 
 def beside(function: Callable[..., Any], part: str) -> Callable[..., Any] | None:
     """``NAME_part`` from the module that defines the function ``NAME_attention``."""
+    function = inspect.unwrap(function)
     stem = getattr(function, "__name__", "").removesuffix("_attention")
     return getattr(function, "__globals__", {}).get(f"{stem}_{part}")

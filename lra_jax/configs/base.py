@@ -61,8 +61,8 @@ class TrainConfig:
     weight_decay: float = 0.0
     """Decoupled weight decay of AdamW, multiplied by the learning rate."""
     decay_vectors: bool = True
-    """Also apply weight decay to biases, scales of norms, and other arrays with one
-    axis."""
+    """Also apply weight decay to biases, the scales of norms, and all other arrays with
+    one axis."""
     adam_b1: float = 0.9
     """Decay of AdamW's first moment."""
     adam_b2: float = 0.999

@@ -52,7 +52,9 @@ class TextData(StoredData):
         """See the base class."""
         super().check()
         if self.validation == "test" and self.seed != TextData.seed:
-            wanted = f"{TextData.seed} with --data.validation=test, which draws none"
+            wanted = (
+                f"{TextData.seed} with --data.validation=test, which holds out none"
+            )
             raise expected("--data.seed", wanted, self.seed)
 
     @property

@@ -43,8 +43,8 @@ def generate(
       top_k: sample from the k most probable tokens; None = all.
       top_p: sample from the most probable tokens that together have this probability
         (nucleus sampling, Holtzman et al. 2020, arXiv:1904.09751); 1 or None = all.
-      seed: an int of 32 bits; fixes the samples, which depend only on a prompt's index
-        in the batch.
+      seed: an int from -2^31 to 2^32 - 1; it fixes the samples, which depend only on a
+        prompt's index in the batch.
       end: a token that ends a text; None = none does.
 
     Returns:
@@ -207,8 +207,8 @@ def _check_settings(
     check_size("num_tokens", num_tokens)
     whole = isinstance(seed, numbers.Integral) and not isinstance(seed, bool)
     # Without 64-bit types, jax would drop the upper half of a longer one.
-    if not whole or not -(2**31) <= seed < 2**31:
-        raise expected("seed", "an int of at most 32 bits", f"{seed!r}")
+    if not whole or not -(2**31) <= seed < 2**32:
+        raise expected("seed", "an int from -2^31 to 2^32 - 1", f"{seed!r}")
     if not (_is_number(temperature) and 0 <= temperature < np.inf):
         wanted = "0 or a positive finite number"
         raise expected("temperature", wanted, f"{temperature!r}")

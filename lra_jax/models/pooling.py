@@ -296,7 +296,8 @@ def is_of_head(path: tuple[Any, ...], variable: Any) -> bool:
 
 
 def is_of_reconstruction(path: tuple[Any, ...], variable: Any) -> bool:
-    """The same for those that pretraining teaches, all but pooling and head."""
+    """An `nnx.filterlib` filter: the parameters that pretraining teaches, all but those
+    of pooling and head."""
     return not is_of_head(path, variable)
 
 

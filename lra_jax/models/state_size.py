@@ -28,8 +28,10 @@ def state_size(encoder: TransformerEncoder) -> int | None:
 
 
 def _layer_size(layer: MultiHeadAttention) -> int | None:
-    config = layer.config
-    if not (layer.mechanism.stream and config.is_causal) or config.ema:
+    config, mechanism = layer.config, layer.mechanism
+    if not (mechanism.stream and config.is_causal) or config.ema:
+        return None
+    if mechanism.find_prefill() is None:
         return None
     state = jax.eval_shape(lambda: layer.init_state(1).mechanism)
     arrays = jax.tree.leaves(state)

@@ -213,12 +213,14 @@ def _checked(layer: Layer) -> Callable[..., Any]:
     config = layer.config
     if not config.is_causal:
         raise expected("layer", "one with is_causal=True for a stream", "one without")
-    run = layer.mechanism.find_prefill() if layer.mechanism.stream else None
-    if run is None:
+    name = layer.mechanism.name
+    if not layer.mechanism.stream:
         wanted = "a mechanism with a stream (python -m lra_jax.attention)"
-        if layer.mechanism.stream:
-            wanted = "a mechanism whose module has its prefill, for its stream"
-        raise expected("layer", wanted, repr(layer.mechanism.name))
+        raise expected("layer", wanted, repr(name))
+    run = layer.mechanism.find_prefill()
+    if run is None:
+        wanted = "a mechanism with NAME_prefill beside its function, for a stream"
+        raise expected("layer", wanted, repr(name))
     if config.rotary and config.max_length is None:
         wanted = "one with max_length for a stream with rotary positions"
         raise expected("layer", wanted, "one without")

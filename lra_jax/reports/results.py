@@ -11,7 +11,7 @@ from lra_jax.reports import charts
 from lra_jax.reports.page import Page, Table
 from lra_jax.reports.runs import (
     Group,
-    best_by_validation,
+    best_group,
     differing_code,
     differing_settings,
 )
@@ -167,7 +167,7 @@ def _averages(groups: Sequence[Group]) -> list[Row]:
 
 def _best_mean(groups: Sequence[Group]) -> float | None:
     """The test accuracy of the group with the best validation score."""
-    best = best_by_validation(groups)
+    best = best_group(groups)
     return None if best is None else best.mean(best.accuracy)
 
 

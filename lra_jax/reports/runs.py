@@ -46,12 +46,21 @@ class Run:
     @property
     def valid_loss(self) -> float | None:
         """Validation loss of the best checkpoint; None if it is not known."""
+        return self._valid("loss")
+
+    @property
+    def valid_accuracy(self) -> float | None:
+        """Its validation accuracy, in percent; None if it is not known."""
+        if self.result is not None and "valid_accuracy_best" in self.result:
+            return self.result["valid_accuracy_best"]
+        share = self._valid("accuracy")
+        return None if share is None else 100 * share
+
+    def _valid(self, name: str) -> float | None:
         if self.result is None:
             return None
         place = ("valid", self.result["best_step"])
-        found = [
-            m.get("loss") for m in self.metrics if (m["split"], m["step"]) == place
-        ]
+        found = [m.get(name) for m in self.metrics if (m["split"], m["step"]) == place]
         return found[-1] if found and isinstance(found[-1], float) else None
 
 
@@ -125,9 +134,7 @@ class Group:
     @property
     def valid_loss(self) -> float | None:
         """Mean of `Run.valid_loss`; None if a run has none."""
-        losses = [run.valid_loss for run in self.runs]
-        known = [loss for loss in losses if loss is not None]
-        return statistics.fmean(known) if len(known) == len(losses) else None
+        return _mean([run.valid_loss for run in self.runs])
 
     @property
     def chosen_by_loss(self) -> bool:
@@ -137,15 +144,18 @@ class Group:
 
     @property
     def valid_accuracy(self) -> float | None:
-        """Mean validation accuracy of the best checkpoints; None if a run has none."""
-        if all("valid_accuracy_best" in result for result in self.results):
-            return self.mean("valid_accuracy_best")
-        return None
+        """Mean of `Run.valid_accuracy`; None if a run has none."""
+        return _mean([run.valid_accuracy for run in self.runs])
 
     @property
     def accuracy(self) -> str:
         """The accuracy that counts: the best checkpoint's unless it saw the test."""
         return "test_accuracy_last" if self.last_only else "test_accuracy_best"
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if len(known) == len(values) else None
 
 
 def read_runs(*folders: Path) -> tuple[list[Run], list[str]]:
@@ -198,7 +208,7 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
     return sorted(groups, key=lambda g: (g.config.task, -g.mean(g.accuracy)))
 
 
-def best_by_validation(groups: Sequence[Group]) -> Group | None:
+def best_group(groups: Sequence[Group]) -> Group | None:
     """The best of several settings, without a look at the test split.
 
     Only groups with the most seeds are compared: the missing seeds of a setting may be
@@ -206,21 +216,24 @@ def best_by_validation(groups: Sequence[Group]) -> Group | None:
     and then by their settings, the preset's own first.
 
     Returns:
-      None if there are several, and a validation score is not known or was measured on
-      the test split.
+      None if several of them are left, and a validation score is not known or was
+      measured on the test split.
     """
     if len(groups) < 2:
         return groups[0] if groups else None
     most = max(len(group.runs) for group in groups)
     compared = [group for group in groups if len(group.runs) == most]
     by_loss = all(group.chosen_by_loss for group in compared)
-    if len(compared) > 1 and any(_unseen(group, by_loss) is None for group in compared):
+    if len(compared) > 1 and any(
+        _validation(group, by_loss) is None for group in compared
+    ):
         return None
     return min(compared, key=lambda group: _rank(group, by_loss))
 
 
-def _unseen(group: Group, by_loss: bool) -> float | None:
-    """The validation loss or accuracy; None if it is not known, or that of the test."""
+def _validation(group: Group, by_loss: bool) -> float | None:
+    """The validation loss or accuracy; None if it is not known, or was measured on the
+    test split."""
     if group.last_only:
         return None
     return group.valid_loss if by_loss else group.valid_accuracy
@@ -271,6 +284,9 @@ def differing_settings(group: Group, groups: Sequence[Group]) -> str:
     same = [one for one in groups if shared(one) == shared(group)]
     settings = [{**one.config.identity(), "seed": 0} for one in same]
     mine = {**group.config.identity(), "seed": 0}
+    if len({_fingerprint(one) for one in same}) == 1:
+        # The same files, wherever they lie.
+        settings = [one | {"data.path": mine.get("data.path")} for one in settings]
     words = [
         f"{_short(name, mine)}={mine[name]}" for name in _differing(mine, settings)
     ]

@@ -15,7 +15,7 @@ from lra_jax.reports import charts
 from lra_jax.reports.page import Page, Table
 from lra_jax.reports.runs import (
     Group,
-    best_by_validation,
+    best_group,
     data_unlike_preset,
     differing_code,
     differing_data,
@@ -53,7 +53,9 @@ class Test(NamedTuple):
 _WORDS = (
     "Test accuracy in percent, for the setting with the best validation accuracy, or "
     "the lowest validation loss where that chooses the checkpoints; the last column "
-    "has what was tuned, in the order of the tests. Where a test is scaled, 0 is "
+    "has what was tuned, in the order of the tests. Settings that lack some of the "
+    "seeds are not compared, nor are any where a validation score is missing. Where a "
+    "test is scaled, 0 is "
     "chance and 100 all correct. State is the count of numbers that all layers keep "
     "from one position to the next, for softmax at the longest sequence."
 )
@@ -90,6 +92,9 @@ def _add_suite(
         page.text("Runs on other examples count as another test:")
         page.items(several)
     _add_examples(page, tests)
+    if not best:
+        page.text("No setting is the best: validation scores are missing.")
+        return
     slug = title.replace(", preset ", "-")
     values = {
         model: {name: score(group) for name, group in row.items()}
@@ -174,15 +179,12 @@ def best_groups(tests: Sequence[Test]) -> Best:
             words = (name, *starts, *differing_code(group, every))
             row = tried.setdefault(", ".join(words), {})
             row.setdefault(test.name, []).append(group)
-    found = {
-        model: {name: best_by_validation(groups) for name, groups in row.items()}
-        for model, row in tried.items()
-    }
-    best = {
-        model: {name: group for name, group in row.items() if group is not None}
-        for model, row in found.items()
-    }
-    best = {model: row for model, row in best.items() if row}
+    best: Best = {}
+    for model, row in tried.items():
+        for name, groups in row.items():
+            group = best_group(groups)
+            if group is not None:
+                best.setdefault(model, {})[name] = group
     return dict(sorted(best.items(), key=lambda item: -_mean(item[1])))
 
 

@@ -84,8 +84,7 @@ def check_config(config: Config, task: Task) -> None:
 
 
 def check_data(config: Config, task: Task, dataset: SequenceDataset) -> None:
-    """Refuses files whose validation split is the test split, on which the best
-    checkpoint would be chosen.
+    """See `Task.check_data`.
 
     Args:
       config: a run that `check_config` has accepted.
@@ -96,7 +95,8 @@ def check_data(config: Config, task: Task, dataset: SequenceDataset) -> None:
       ValueError: the splits have the same examples, and no setting says so.
     """
     data = config.data
-    if not data.from_files or data.chosen_on_test or task.packs_rows:
+    given = getattr(data, "path", None) is not None
+    if not given or data.chosen_on_test or task.packs_rows:
         return
     if _same_examples(dataset, "valid", "test"):
         but = " (or --data.validation=test)" if hasattr(data, "validation") else ""

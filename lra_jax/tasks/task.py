@@ -196,8 +196,8 @@ class Task:
         pkgutil.resolve_name("lra_jax.tasks.checks:check_on_devices")(config, self)
 
     def check_data(self, config: Config, dataset: "SequenceDataset") -> None:
-        """Refuses files whose validation split is the test split, on which the best
-        checkpoint would be chosen.
+        """Refuses files of the user whose validation split is their test split, in the
+        same order: the best checkpoint would be chosen on it. Not for language models.
 
         Raises:
           ValueError: with the flag, the expected value and the given one.

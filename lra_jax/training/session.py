@@ -69,7 +69,8 @@ class Session:
         self.console = RunConsole(config.train.steps, quiet=quiet)
         with contextlib.ExitStack() as stack:
             self.dataset = hosts.writer_first(lambda: self.task.prepare(config.data))
-            self.task.check_data(config, self.dataset)
+            if not (self.workdir / "config.json").exists():  # A new run.
+                self.task.check_data(config, self.dataset)
             self.console.line("building the model ...")
             # Before claiming the directory, so that a failing config leaves none.
             self.trainer = Trainer(config, self.task, self.dataset, self.workdir)
@@ -320,7 +321,8 @@ class Session:
             stages = kind.parse(given, train.steps).stages
             if stages:
                 over = stages[-1][1] <= self.config.pretrain.steps
-                said += f"{words} ({given}{', all in pretraining' * over}), "
+                where = ", all in pretraining" if over else ""
+                said += f"{words} ({given}{where}), "
         packed = self.config.data.packing
         return said + ("packed into rows of " if packed else "padded to ")
 

@@ -104,7 +104,7 @@ def step_function(
     The dropout key of a step is ``fold_in(key(seed), step)``, so no random state has to
     be saved. Parameters that ``learns``, a filter of Flax NNX, does not select keep
     their values, and their gradients count as zero. After ``renewed_at`` steps, if that
-    is not 0, Adam's moments begin anew: the old ones are those of another loss, or of
+    is not 0, Adam's moments begin anew: the old ones belong to another loss, or to
     parameters that were not trained.
     """
 

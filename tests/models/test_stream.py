@@ -12,7 +12,7 @@ from flax import nnx
 from orbax.checkpoint import v1 as ocp
 
 from lra_jax.attention import linear_attention, linear_prefill
-from lra_jax.attention.registry import Mechanism
+from lra_jax.attention.registry import Mechanism, resolve
 from lra_jax.models import MultiHeadAttention, load_arrays, save_arrays
 from lra_jax.models.stream import prefill, step
 
@@ -65,7 +65,10 @@ def test_a_mechanism_from_outside_has_its_own_stream(name: str):
     both = fast_jit(lambda x: (_streamed(layer, x), layer(x)))
     assert_close(*both(X))
     lone = dataclasses.replace(entry, function=lone_attention)
-    assert_rejects(lambda: prefill(_layer(lone), jnp.asarray(X)), "layer", "prefill")
+    known = dataclasses.replace(resolve("linear"), function=lone_attention)
+    for without in (lone, known):
+        read = functools.partial(prefill, _layer(without), jnp.asarray(X))
+        assert_rejects(read, "layer", "prefill")
 
 
 @pytest.mark.parametrize("more", [{}, {"rotary": True}, {"short_conv": 1}])

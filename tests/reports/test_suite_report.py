@@ -211,6 +211,26 @@ def test_other_examples_are_another_test(tmp_path):
     assert "(lengths-parity-2-state-quick.png)" in page
 
 
+def test_scores_that_results_lack_are_read_from_the_metrics(tmp_path):
+    """As those of earlier versions; without any, no setting is the best."""
+    fast = {"train": {"learning_rate": 0.05}}
+    for name, test, valid, more in (("a", 60.0, 70.0, {}), ("b", 90.0, 60.0, fast)):
+        write(tmp_path / name, "parity", "delta", test, valid, **more)
+        file = tmp_path / name / "result.json"
+        result = json.loads(file.read_text())
+        result["best_step"] = 600
+        del result["valid_accuracy_best"]
+        file.write_text(json.dumps(result))
+    assert not best_groups(found(tmp_path, "parity"))
+    report.write_report(tmp_path, tmp_path / "out")
+    assert "No setting is the best" in (tmp_path / "out" / "report.md").read_text()
+    for name, valid in (("a", 0.7), ("b", 0.6)):
+        line = {"step": 600, "split": "valid", "accuracy": valid, "loss": 1.0}
+        (tmp_path / name / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    (row,) = best_groups(found(tmp_path, "parity")).values()
+    assert score(row["parity"]) == pytest.approx(20.0)
+
+
 def test_published_rows_are_for_the_published_examples(tmp_path):
     short = {"data": {"length": 64}}
     write(tmp_path / "a", "mad-recall", "delta", 90.0, 90.0)

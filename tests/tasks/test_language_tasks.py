@@ -223,6 +223,7 @@ def test_a_model_without_a_stream_is_one_line(tmp_path, capsys):
         (["--data.path="], ["--data.path", "got ''"]),
         (["--data.vocab_size=300"], ["--data.vocab_size", "tokenizer=bytes", "300"]),
         (["--data.path=nowhere"], ["--data.path", "which does not exist"]),
+        (["--data.pattern=*.md"], ["--data.pattern", "a folder of text files", "*.md"]),
         (["--train.seq_devices=2"], ["--train.seq_devices", "single positions"]),
     ],
 )

@@ -369,15 +369,17 @@ def test_labels_keep_their_words(table, tmp_path):
     assert get_task("finetune").prepare(config.data).fingerprint != dataset.fingerprint
 
 
-@pytest.mark.parametrize("name", ["t.csv", "d/train.tsv", "d/test.tsv", "d/valid.tsv"])
+@pytest.mark.parametrize(
+    "name", ["t.csv", "t.tsv.gz", "d/train.tsv", "d/test.tsv", "d/valid.tsv"]
+)
 def test_files_of_another_kind(name, tmp_path):
     file = tmp_path / name
     file.parent.mkdir(exist_ok=True)
     file.write_text("text\tlabel\nx\t0\ny\t1\nz\t1\n")
-    path = file if file.suffix == ".csv" else file.parent
-    with pytest.raises(
-        ValueError, match=r"^--data.path: expected a .tsv table, a folder"
-    ):
+    path = file if file.suffix in (".csv", ".gz") else file.parent
+    kind = "an uncompressed" if file.suffix == ".gz" else "a"
+    wanted = f"^--data.path: expected {kind} .tsv table, a folder"
+    with pytest.raises(ValueError, match=wanted):
         prepare(path=str(path))
 
 

@@ -7,8 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from lra_jax.configs import PretrainConfig, TrainConfig
+from lra_jax.models import SequenceClassifier
 from lra_jax.training.optimizer import make_optimizer, make_schedule
 
 
@@ -51,18 +53,19 @@ def test_lra_without_warm_up():
 
 
 def test_scales_of_norms_are_vectors():
-    params: Any = {
-        "out_norm": {"gain": jnp.ones((2, 4))},
-        "dense": {"kernel": jnp.ones((4, 4)), "bias": jnp.ones(4)},
-    }
+    """Those of heads too, which have two axes."""
+    sizes = {"num_layers": 1, "embed_dim": 8, "num_heads": 2, "mlp_dim": 8}
+    model = SequenceClassifier(5, 2, gate=True, **sizes, rngs=nnx.Rngs(0))
+    params = nnx.state(model, nnx.Param)
     config = TrainConfig(weight_decay=0.1, decay_vectors=False, warmup=0)
     rule = make_optimizer(config)
     zeros = jax.tree.map(jnp.zeros_like, params)
     with jax.numpy_dtype_promotion("standard"):
         found: Any = rule.update(zeros, rule.init(params), params)[0]
-    moved = jax.tree.map(lambda x: bool((x != 0).all()), found)
-    assert moved["dense"] == {"kernel": True, "bias": False}
-    assert moved["out_norm"] == {"gain": False}
+    layer = found["encoder"]["blocks"][0]["attention"]
+    assert layer["out_norm"]["gain"].shape == (2, 4)
+    assert not layer["out_norm"]["gain"][...].any()
+    assert layer["query"]["kernel"][...].any()
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "linear"])

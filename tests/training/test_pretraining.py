@@ -127,6 +127,16 @@ def test_one_run_interrupted_and_resumed(data_dir, tmp_path) -> None:
         assert second.run()["test_loss_last"] == result["test_loss_last"]
 
 
+@pytest.mark.parametrize(("share", "where"), [(0.5, ", all in pretraining"), (1, "")])
+def test_beginnings_that_are_over_before_the_labels_are_said(
+    data_dir, share: float, where: str
+) -> None:
+    train = {"steps": 20, "warmup": 2, "length_warmup": f"8:{share}"}
+    config = helpers.tiny(data_dir, train=train, pretrain={"steps": 10})
+    with Session(config, quiet=True, dry=True) as session:
+        assert f"beginnings first (8:{share}{where})" in session._facts()["training"]
+
+
 @pytest.mark.parametrize(
     ("target", "taught"),
     [("values", range(MIN, CLOSE + 1)), ("running_values", range(1, CLOSE + 1))],

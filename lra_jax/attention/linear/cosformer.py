@@ -787,12 +787,15 @@ def _stream_tables(
       ValueError: a visible one reaches beyond M; checked only if they are concrete.
     """
     if rows is None:
-        places = position[:, None] + jnp.arange(length, dtype=position.dtype)[None]
+        # In numpy if they are concrete: under jax.jit, jnp would trace them.
+        traced = isinstance(position, jax.core.Tracer)
+        first = position if traced else np.asarray(position)
+        places = first[:, None] + np.arange(length, dtype=np.int32)[None]
     else:
         places = rows.position + jnp.where(rows.number <= 1, position[:, None], 0)
-    ends = places + 1 if mask is None else jnp.where(mask, places + 1, 0)
-    if not any(isinstance(x, jax.core.Tracer) for x in (ends, max_length)):
-        over = np.asarray(ends).max(1) - np.asarray(max_length)
+    if not any(isinstance(x, jax.core.Tracer) for x in (places, mask, max_length)):
+        ends = np.where(True if mask is None else mask, np.asarray(places) + 1, 0)
+        over = ends.max(1) - np.asarray(max_length)
         longest = int(over.argmax())
         if over[longest] > 0:
             end, given = over[longest] + max_length[longest], max_length[longest]

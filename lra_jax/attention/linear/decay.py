@@ -243,8 +243,8 @@ def _geometric(
     """``exp(-slope distance) sum_{d < terms} exp(-slope d)``, `[B or 1, N, T]`."""
     slopes = slopes[None, :, None]
     count = jnp.maximum(terms, 0).astype(slopes.dtype)[:, None]
-    # The derivative of the quotient is a difference of nearly equal numbers where the
-    # slope is near 0, and missing at 0: there, the sum's Taylor series.
+    # Near a slope of 0 the quotient's derivative loses its digits, and at 0 there is
+    # none: the sum's Taylor series replaces it there.
     far = slopes * count > jnp.finfo(slopes.dtype).eps ** 0.25
     rates, near = jnp.where(far, slopes, 1), jnp.where(far, 0, slopes)
     quotient = jnp.expm1(-rates * count) / jnp.expm1(-rates)

@@ -97,8 +97,7 @@ def sequence_parallel(
         packed.packed(segment_ids, query, key)
         # As in the whole form (`masking.guarded`); a query mask does the same.
         hidden = segment_ids if masks[0] is None else masks[0]
-        if "query_mask" in (known or ()):
-            hidden = None
+        hidden = None if "query_mask" in (known or ()) else hidden
         query, whole = masking.hide_broken(query, hidden)
         spec = P(batch_axis, axis)
         out = jax.shard_map(

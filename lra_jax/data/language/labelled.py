@@ -165,7 +165,9 @@ def _check_kind(root: Path | None) -> None:
         return
     wanted = "a .tsv table, a folder with train.tsv and test.tsv, or the IMDb reviews"
     if root.name.endswith(".tsv.gz"):
-        raise expected("--data.path", f"{wanted}, uncompressed", root)
+        raise expected(
+            "--data.path", wanted.replace("a .tsv", "an uncompressed .tsv"), root
+        )
     if root.is_file() and root.suffix != ".tsv" and not archives.may_be_gzip(root):
         raise expected("--data.path", wanted, root)
     names = [f"{split}.tsv" for split in SPLITS if (root / f"{split}.tsv").exists()]
@@ -188,7 +190,7 @@ def _texts_of(dataset: SequenceDataset, split: str) -> Texts:
 def _held_out(whole: Texts, seed: int, *splits: str) -> dict[str, Texts]:
     """Draws a tenth of the texts for each of the splits; the others are to train on.
 
-    A text that occurs several times is in one of the splits only.
+    A text that occurs several times in a table is in one of the splits only.
     """
     places: dict[bytes, list[int]] = {}
     for place, one in enumerate(whole.texts):

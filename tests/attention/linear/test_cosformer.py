@@ -137,6 +137,8 @@ def test_cosformer_beyond_its_length() -> None:
     mask = np.broadcast_to(np.arange(LENGTH) < 2, q.shape[:2])
     out, _ = prefill("cosformer", q, k, v, mask, state=begun)
     assert np.isfinite(np.asarray(out[:, :2])).all()
+    with pytest.raises(ValueError, match="max_length"):  # A state that is known there.
+        fast_jit(lambda x: prefill("cosformer", x, k, v, state=state)[0])(q)
     more = [np.concatenate([x, x, x], 1) for x in (q, k, v)]
     out, state = fast_jit(functools.partial(steps, "cosformer"))(state, *more)
     assert np.isfinite(np.asarray(out)).all()
