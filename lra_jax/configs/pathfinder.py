@@ -10,7 +10,10 @@ sinusoidal positions for 32 pixels and learned ones above, mean or CLS pooling, 
 0.2 for 32 pixels and 0.1 above, 1e-3 with an epoch of warm-up and one cosine, 200
 epochs (100 for 256 pixels), no weight decay. For 32 pixels these sizes are the
 Transformer's; mechanisms with other sizes, from LRA or their authors, have them in
-their entries. LRA scores the last checkpoint: read `test_accuracy_last`.
+their entries. Its maintainer says that the files are not those of the published
+results, and gives Performer's sizes (issue 37), which we use; in issue 60 the
+Transformer's file stays at 50 %, and an earlier version of it had one block, 128 wide.
+LRA scores the last checkpoint: read `test_accuracy_last`.
   Command: python -m lra_jax.train --task=pathfinder --preset=official
   Published accuracy: Transformer 71.40, Linear Transformer 75.30, Linformer 76.34 (LRA
   paper, Table 1); Flowformer 73.95 (Flowformer repository, figure); cosFormer 71.96

@@ -4,8 +4,9 @@ official: automl/unlocking_state_tracking (Grazzi et al. 2024, arXiv:2411.12537)
 branch of NX-AI/xlstm: trained on lengths 3 to 40, validated and tested on 40 to 256
 (8,192 of each); 2 blocks, 128 wide, 4 heads, short convolution of 4, batch 256, rate
 1e-3 after a tenth of the steps, cosine; parity 20,000 steps without weight decay, the
-two of modular arithmetic 100,000 steps with 0.1. Every training batch there is new;
-here 5,120,000 sequences, 20,000 batches, are generated, and repeated after that.
+two of modular arithmetic 100,000 steps with 0.1; 5,120,000 training sequences, 20,000
+batches. Published numbers are those of the last step, in bfloat16, so compare
+`test_accuracy_last`; the best checkpoint is chosen on lengths of 40 to 256 too.
 s5, a5: the groups and targets of jopetty/word-problem, whose published results are
 plots; words of up to 20 elements, its longest for A5, are tested on up to 256, with the
 model and training of modular arithmetic.

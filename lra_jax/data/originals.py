@@ -1,7 +1,7 @@
 """The originals of a task: an archive, a folder of its files, or MEGA's files.
 
-The Long-Range Arena's release, `lra_release`, contains a folder for each task, and a
-copy of itself.
+The Long-Range Arena's release, `lra_release`, contains folders of tasks, and a second
+`lra_release`, which most code reads: where both have a task, the inner one is used.
 """
 
 import dataclasses
@@ -72,9 +72,10 @@ def locate(
 
 
 def in_release(root: pathlib.Path, below: str | os.PathLike) -> list[pathlib.Path]:
-    """Possible places of a task's folder: ``root``, or ``below`` it and a release."""
-    release = root / "lra_release"
-    return [root, root / below, release / below, release / "lra_release" / below]
+    """Possible places of a task's folder: ``root``, or ``below`` a release, the inner
+    one first."""
+    outer = root / "lra_release"
+    return [root, outer / "lra_release" / below, outer / below, root / below]
 
 
 def split_files(

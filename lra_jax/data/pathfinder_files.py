@@ -49,8 +49,8 @@ def find(path: str | os.PathLike, size: int, level: str) -> pathlib.Path:
     """Returns the folder of a level, given that folder or one above it.
 
     Args:
-      path: the level's folder, `pathfinder<size>`, or that of the unpacked archive,
-        which also holds a copy of itself.
+      path: the level's folder, `pathfinder<size>`, or that of the unpacked archive; of
+        two releases in each other the inner one is used.
       size: side of the images.
       level: a key of `FOLDERS`.
 

@@ -3,7 +3,7 @@
     dataset = prepare(data_dir, path="lra_release")
 
 From the Long-Range Arena's own files ``new_aan_pairs.{train,eval,test}.tsv``: a folder
-that holds them, the unpacked release around them (which also holds a copy of itself),
+that holds them, the unpacked release around them (the inner one, if there are two),
 the original release ``lra_release.gz`` (given, or downloaded; only these files are
 extracted), or MEGA's layout of integers (``token_files``).
 

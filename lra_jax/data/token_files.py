@@ -7,9 +7,10 @@
 Integers are separated by blanks: pixels 0..255, or token ids. A label file has one
 integer per line. The second document of a pair is in ``input/train.src1`` etc.
 
-Written by the code of "Mega: Moving Average Equipped Gated Attention", in
-examples/mega/lra/data_process.py of facebookresearch/mega. The binary files that
-fairseq makes from texts (``src-bin``) are a different format, which is not supported.
+Images are written like this by the code of "Mega: Moving Average Equipped Gated
+Attention", in examples/mega/lra/data_process.py of facebookresearch/mega. Texts in the
+same form are our extension: there, they are the binary files that fairseq makes
+(``src-bin``), a different format, which is not supported.
 """
 
 import pathlib

@@ -120,6 +120,8 @@ MECHANISM = Mechanism(
                 "train.steps": 50_000,
                 "train.warmup": 800,
                 "train.eval_every": 1_000,
+                "model.pooling": "mean",
+                "model.interaction": "nli",
             },
             "image": sizes(
                 num_layers=6, num_heads=8, embed_dim=512, qkv_dim=512, mlp_dim=1_024
@@ -129,6 +131,9 @@ MECHANISM = Mechanism(
                 "train.schedule": "cosine",
                 "train.learning_rate": 0.004,
                 "train.weight_decay": 0.05,
+                "model.pooling": "mean",
+                "model.inputs": "linear",
+                "model.padding": "lengths",
             },
             "pathfinder": sizes(
                 num_layers=6, num_heads=8, embed_dim=256, qkv_dim=256, mlp_dim=512

@@ -7,7 +7,7 @@ is uniform; with up to four tokens it is ``x``, ``-x``, ``(x)`` or ``(-x)``.
 
 Source: automl/unlocking_state_tracking, which takes it from
 google-deepmind/neural_networks_chomsky_hierarchy. Products are in its vocabulary, but
-not used. A length includes the ``=``, the answer and one padding token.
+by default not used. A length includes the ``=``, the answer and one padding token.
 """
 
 import numpy as np

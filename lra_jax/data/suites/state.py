@@ -4,7 +4,8 @@ Source of parity and modular arithmetic: NX-AI/xlstm, experiments/data/formal_la
 whose code produced the published numbers (Grazzi et al. 2024, "Unlocking State-Tracking
 in Linear RNNs Through Negative Eigenvalues", arXiv:2411.12537). As there, lengths
 include the answer; what the model reads is one token shorter. All lengths from least to
-most are equally likely, if the task has sequences of that length.
+most are equally likely, except that a length without sequences becomes the nearest one
+that the task has, as in the original.
 """
 
 import functools
