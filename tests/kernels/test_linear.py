@@ -239,6 +239,19 @@ def test_hopper_kernels(
     compare(name, arrays, 1.5e-2, **more)
 
 
+@pytest.mark.parametrize("head_dim", [64, 72])
+def test_queries_without_keys_leave_other_gradients_alone(
+    head_dim: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their slopes are a million times larger, in an earlier segment."""
+    monkeypatch.setenv(kernels.INTERPRET, "gpu")
+    arrays = inputs(15, 1, 256, 256, 1, head_dim)
+    arrays = [jnp.asarray(x, "bfloat16") for x in arrays]
+    mask = np.arange(256)[None] >= 100
+    more = {"mask": mask, "is_causal": True, "chunking": Chunking(64, 128)}
+    compare("linear", arrays, 1.5e-2, **more)
+
+
 def test_hopper_kernels_under_vmap(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pallas cannot batch a kernel of a GPU, so the calls are made in turn."""
     monkeypatch.setenv(kernels.INTERPRET, "gpu")

@@ -87,14 +87,24 @@ def before(spec: Spec, sums: list[jax.Array]) -> list[jax.Array]:
     """The sum before each segment, `[B, N, G, ...]`; the whole sum if not causal."""
     if not spec.is_causal:
         return [x.sum(2, keepdims=True) for x in sums]
-    return [jnp.cumsum(x, 2) - x for x in sums]
+    return [_exclusive(x) for x in sums]
 
 
 def after(spec: Spec, sums: list[jax.Array]) -> list[jax.Array]:
     """The sum after each segment, or the whole sum."""
     if not spec.is_causal:
         return before(spec, sums)
-    return [jnp.flip(jnp.cumsum(jnp.flip(x, 2), 2), 2) - x for x in sums]
+    return [jnp.flip(_exclusive(jnp.flip(x, 2)), 2) for x in sums]
+
+
+def _exclusive(x: jax.Array) -> jax.Array:
+    """The sum before each segment.
+
+    Not the inclusive sum less the segment's own: a query that sees no key has a slope
+    1 / eps times larger than others, next to which their sums would be lost.
+    """
+    later = [(0, 0), (0, 0), (1, 0), *[(0, 0)] * (x.ndim - 3)]
+    return jnp.cumsum(jnp.pad(x[:, :, :-1], later), 2)
 
 
 def gradient_lines(
