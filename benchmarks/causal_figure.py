@@ -50,7 +50,7 @@ def _lines(
         points = [
             (row["length"], 1e3 * row[key] / row["length"])
             for row in rows
-            if row["form"] == form and row["pass"] == name and row.get(key, 0) > 0
+            if row["form"] == form and row["pass"] == name and (row.get(key) or 0) > 0
         ]
         if points:
             xs, ys = zip(*points, strict=True)

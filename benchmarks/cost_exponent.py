@@ -2,11 +2,11 @@
 
     python benchmarks/cost_exponent.py --publish
 
-Output and gradients of one attention call, forward and backward, with a padding mask as
-in training. An exponent is the slope of the logarithm of the fastest time (or of the
-temporary memory that the compiler reports) over the logarithm of the length: 1 is
-linear, 2 quadratic. The lengths of a mechanism are interleaved, so a slow spell of the
-machine affects them all.
+Output of one attention call and its gradients with respect to query, key and value,
+with a padding mask as in training. An exponent is the slope of the logarithm of the
+fastest time (or of the temporary memory that the compiler reports) over the logarithm
+of the length: 1 is linear, 2 quadratic. The lengths of a mechanism are interleaved, so
+a slow spell of the machine affects them all.
 
 Mechanisms with gates get random ones, so the compiler cannot remove any.
 

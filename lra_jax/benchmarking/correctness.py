@@ -33,6 +33,7 @@ TOLERANCES = {"float32": 1e-4, "bfloat16": 3e-2}
 # attention is computed in blocks.
 _LENGTH = 300
 _HEADS = 2
+_BLOCK = 64  # Positions whose outputs are of about one size.
 # A gradient smaller than the largest by this factor counts as zero, such as that of
 # Sinkhorn's bias, which its normalisation cancels.
 _ZERO = 1e-9
@@ -163,7 +164,7 @@ def compare(case: Case, folder: Path, dtype: str) -> Row:
     if endless:
         reason = f"not finite: {', '.join(endless)}"
         return row | {"status": "failed", "reason": reason}
-    output = relative_error(found["output"], wanted.pop("output"))
+    output = output_error(found["output"], wanted.pop("output"))
     largest = max(np.abs(y).max() for y in wanted.values())
     errors = {
         name: relative_error(found[name], y, largest) for name, y in wanted.items()
@@ -186,6 +187,18 @@ def refused(case: Case, dtype: str) -> str | None:
     except (ValueError, NotImplementedError) as error:
         return first_line(error)
     return None
+
+
+def output_error(got: np.ndarray, wanted: np.ndarray) -> float:
+    """The largest `relative_error` of a block of positions of `[B, T, N, H]`.
+
+    Late outputs of a causal form are means over many values, and small: next to the
+    first ones, a wrong key in each of them would pass for rounding.
+    """
+    places = range(_BLOCK, wanted.shape[1], _BLOCK)
+    largest = float(np.abs(wanted).max())
+    parts = (np.split(x, places, 1) for x in (got, wanted))
+    return max(relative_error(*pair, largest) for pair in zip(*parts, strict=True))
 
 
 def relative_error(got: np.ndarray, wanted: np.ndarray, largest: float = 1.0) -> float:

@@ -7,12 +7,13 @@ matrix product in the dtype. A case cannot be faster than its *floor*, the large
 - its arithmetic at the product rate, if its least arithmetic is known.
 
 The share of the roofline is the floor divided by the measured time. Least arithmetic:
-softmax 4 T S H per head (half of it if causal; 3.5 times with the backward pass, which
-must recompute the weights); per step of a state `[H, H]` 2 H^2 to add to it and 2 H^2
-to read it, with two states for cosFormer, and for the delta rule 2 H^2 to read what it
-will replace; Linformer with learned projections 8 T K H; and the dense layers of a
-model: its MLPs, and those of the four projections that the mechanism has. All of these
-but softmax's take three times as much with the backward pass.
+softmax 4 T S H per head (half of it if causal; 3 times with the backward pass, 3.5
+times if that recomputes the weights); per step of a state `[H, H]` 2 H^2 to add to it
+and 2 H^2 to read it, with two states for cosFormer, and for the delta rule 2 H^2 to
+read what it will replace; Linformer with learned projections 8 T K H; and the dense
+layers of a model: its MLPs, and those of the four projections that the mechanism has.
+All of these take three times as much with the backward pass; Linformer 2.5 times in a
+single call, in which its projections have no gradient.
 """
 
 import dataclasses
@@ -115,7 +116,9 @@ def _attention_flops(case: Case, head_dim: int, backward: bool) -> float:
     """For one head of one sample."""
     if case.name in ("softmax", FUSED):
         pairs = case.length**2 / (2 if case.causal else 1)
-        return 4 * pairs * head_dim * (3.5 if backward else 1)
+        recomputes = case.name == FUSED or "blocks" in case.attention
+        longer = 3.5 if recomputes else 3
+        return 4 * pairs * head_dim * (longer if backward else 1)
     times = 3 if backward else 1
     if case.name == "linformer":
         _, options = find(case.attention)
@@ -125,5 +128,6 @@ def _attention_flops(case: Case, head_dim: int, backward: bool) -> float:
         if not learned or not isinstance(features, int):
             return 0.0
         slots = min(features, case.length)
-        return 8 * case.length * slots * head_dim * times
+        alone = backward and case.work not in MODEL_WORKS
+        return 8 * case.length * slots * head_dim * (2.5 if alone else times)
     return _LINEAR.get(case.name, 0) * case.length * head_dim**2 * times

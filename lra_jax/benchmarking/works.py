@@ -180,13 +180,18 @@ def _decoding(case: Case, mechanism: Any, options: dict[str, Any]) -> Work:
     start = getattr(module, f"{mechanism.name}_init")
     step = getattr(module, f"{mechanism.name}_step")
     sizes = (case.batch_size, case.heads, case.head_dim)
+    keeps_all = mechanism.name == "softmax"
 
     def make() -> Arguments:
-        given = _parameters(case, mechanism, own)
+        one = dataclasses.replace(case, length=1)
+        gates = {name: x[:, 0] for name, x in _gates(one, mechanism).items()}
+        given = _parameters(case, mechanism, own) | gates
         settings = given | keywords
         taken = registry.accepted_keywords(start) or frozenset()
         if "max_length" in taken:
             settings |= {"max_length": case.length + 1}
+        if keeps_all:  # Its cache has the dtype of the keys; sums are float32.
+            settings |= {"dtype": jnp.dtype(case.dtype)}
         settings = {k: v for k, v in settings.items() if k in taken}
         arrays = _random(sizes, case.dtype, 3)
         return start(*sizes, **settings), given, *arrays
@@ -197,7 +202,6 @@ def _decoding(case: Case, mechanism: Any, options: dict[str, Any]) -> Work:
     def feed(arguments: Arguments, results: Any) -> Arguments:
         return results[1], *arguments[1:]
 
-    keeps_all = mechanism.name == "softmax"
     return Work(function, make, feed, donated=(0,), appends=keeps_all)
 
 
