@@ -90,7 +90,8 @@ class Captured(NamedTuple):
         output.
       documents: int `[B, T]`, the number of each token's document in a packed row, 1 in
         other rows, 0 at padding.
-      calls: the attention of each block, in order.
+      calls: every attention layer, in order; one a block, or two where a second one
+        takes the place of the MLP (gau, flash).
     """
 
     states: np.ndarray
@@ -103,7 +104,7 @@ class Captured(NamedTuple):
         return self.documents > 0
 
     def call(self, layer: int) -> AttentionCall:
-        """The attention of a layer, counted from 1.
+        """The attention of a layer, counted from 1 over `calls`.
 
         Raises:
           ValueError: there is no such layer.

@@ -17,9 +17,11 @@ class Maps(NamedTuple):
     Attributes:
       layer: counted from 1.
       weights: `[N, T, T]`, with the class vector first if the model has one.
-      received: `[N, T]`, each token's contribution to the pooled output, in units of an
-        even share: the row of the class vector, or the mean over all rows, in absolute
-        values and divided by its mean. The class vector itself is left out.
+      received: `[N, T]`, how much each token is attended to, in units of an even share:
+        the row of the class vector, or the mean over all rows, in absolute values,
+        divided by its mean. In a causal model a token is also divided by what it would
+        receive if every token attended evenly to all that it sees, of which the first
+        tokens get most. The class vector itself is left out.
       tokens: `[T]`, ids, bytes or pixels.
       competition, allocation: of Flow-Attention, `[N, T]`; None for other mechanisms.
       label, prediction: classes; None if there is one per position.
@@ -52,6 +54,7 @@ def example_maps(saved: Any, batch: Any, layer: int) -> Maps:
     name = saved.dataset.sequences[0]
     length = _length(batch, name)
     tokens = batch[name][0, :length]
+    documents = captured.documents[0, :length]
     config = saved.model.encoder.config
     # A class vector comes before the tokens, and each position may be a patch of them.
     front, end = int(config.cls_token), config.num_positions(length)
@@ -59,6 +62,8 @@ def example_maps(saved: Any, batch: Any, layer: int) -> Maps:
     size = np.abs(weights[:, 0] if front else weights.mean(1))[:, front:]
     mean = size.mean(-1, keepdims=True)
     received = size / np.where(mean == 0, 1, mean)
+    if config.is_causal:
+        received = received / _even(documents)
     competition = allocation = None
     if call.mechanism.name == "flow":
         named = inspect.signature(flow_terms).parameters
@@ -73,6 +78,14 @@ def example_maps(saved: Any, batch: Any, layer: int) -> Maps:
         arrays = (jnp.asarray(batch[name]) for name in saved.model.INPUTS)
         guess = int(saved.model(*arrays)[0].argmax())
     return Maps(layer, weights, received, tokens, competition, allocation, label, guess)
+
+
+def _even(documents: np.ndarray) -> np.ndarray:
+    """What each token of a causal model would receive, `[T]`, on average 1, if all
+    attended evenly to those of their document that they see."""
+    seen = np.tril(documents[:, None] == documents[None])
+    received = (seen / seen.sum(1, keepdims=True)).mean(0)
+    return received / received.mean()
 
 
 def _length(batch: Any, name: str) -> int:

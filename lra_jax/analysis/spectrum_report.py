@@ -191,12 +191,11 @@ def _spectra(calls: Sequence[AttentionCall], mask: np.ndarray) -> Spectra:
     length = 0
     for call in progress.told(calls, "layers", len(calls)):
         weights = call.weights()
-        real = _with_class(mask, weights.shape[-1])
-        by_example = [w[:, m][:, :, m] for w, m in zip(weights, real, strict=True)]
+        by_example = [w[:, m][:, :, m] for w, m in zip(weights, mask, strict=True)]
         curves.append(np.mean([_on_grid(w) for w in by_example], 0))
         ranks.append(np.mean([effective_rank(w) / w.shape[-1] for w in by_example], 0))
         length = by_example[0].shape[-1]
-        errors = _errors(by_example[0], np.asarray(call.value)[0, real[0]])
+        errors = _errors(by_example[0], np.asarray(call.value)[0, mask[0]])
         means.append(errors.mean((-1, -2)))
         worst.append(errors[1].max((-1, -2)))
     projected, factors, nearest = np.moveaxis(np.stack(means), 1, 0)
@@ -245,9 +244,3 @@ def _on_grid(weights: np.ndarray) -> np.ndarray:
     parts = np.arange(sums.shape[-1] + 1) / sums.shape[-1]
     whole = np.concatenate([np.zeros((len(sums), 1)), sums], 1)
     return np.stack([np.interp(_GRID, parts, row) for row in whole])
-
-
-def _with_class(mask: np.ndarray, length: int) -> np.ndarray:
-    """The mask of the positions that attention sees, including any class vector."""
-    extra = length - mask.shape[1]
-    return np.pad(mask, ((0, 0), (extra, 0)), constant_values=True)
