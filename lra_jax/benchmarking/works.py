@@ -185,8 +185,8 @@ def _decoding(case: Case, mechanism: Any, options: dict[str, Any]) -> Work:
     def make() -> Arguments:
         one = dataclasses.replace(case, length=1)
         gates = {name: x[:, 0] for name, x in _gates(one, mechanism).items()}
-        given = _parameters(case, mechanism, own) | gates
-        settings = given | keywords
+        parameters = _parameters(case, mechanism, own)
+        given, settings = parameters | gates, parameters | keywords
         taken = registry.accepted_keywords(start) or frozenset()
         if "max_length" in taken:
             settings |= {"max_length": case.length + 1}

@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 from lra_jax import analyze
-from lra_jax.analysis.maps import Maps, example_maps
+from lra_jax.analysis.maps import Maps, _even, example_maps
 from lra_jax.analysis.maps_report import _greys, _image, _Score, _text, _words, add_maps
 from lra_jax.configs import get_preset
 from lra_jax.data import listops_language
@@ -267,6 +267,10 @@ def test_maps_of_images_in_patches(pooling, tmp_path):
     wanted = size / size.mean(1, keepdims=True)
     np.testing.assert_allclose(maps.received, wanted, rtol=1e-6)
     assert maps.competition is not None and maps.competition.shape == (2, 8)
+    # If all tokens of a causal model attend evenly, in each document of a row.
+    documents = np.array([1, 1, 1, 2, 2])
+    shares = [11 / 6, 5 / 6, 1 / 3, 3 / 2, 1 / 2]
+    np.testing.assert_allclose(_even(documents), shares, rtol=1e-12)
     page = Page("Maps", tmp_path)
     with charts.style():
         add_maps(page, maps, saved, "an example")

@@ -236,3 +236,12 @@ def test_the_page(tmp_path) -> None:
         "(cudnn)",
     ):
         assert wanted in text, text
+
+
+def test_errors_of_late_positions_are_not_small_beside_the_first() -> None:
+    wanted = np.ones((1, 130, 1, 4))
+    wanted[:, 64:] = 0.01
+    got = wanted.copy()
+    got[:, 129] *= 1.1
+    assert correctness.relative_error(got, wanted) == pytest.approx(1e-3)
+    assert correctness.output_error(got, wanted) == pytest.approx(0.1)

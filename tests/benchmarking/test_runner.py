@@ -18,6 +18,7 @@ from lra_jax.benchmarking.fused import best_implementation, fused_softmax_attent
 from lra_jax.benchmarking.programs import Program, available_bytes
 from lra_jax.benchmarking.roofline import Roofline, least_flops, measure_roofline
 from lra_jax.benchmarking.runner import Runner, expected_seconds, exponent
+from lra_jax.benchmarking.works import make_work
 
 ROOFLINE = Roofline(1e12, {"float32": 1e12, "bfloat16": 1e12})
 SMALL = ModelShape(1, 8, 2, 8, vocab_size=7)
@@ -66,6 +67,15 @@ def test_the_best_softmax_depends_on_the_machine() -> None:
     arrays = [jnp.ones((1, 2, 1, 2))] * 3
     with pytest.raises(ValueError, match=r"implementation: .*got 'cudn'.*'cudnn'"):
         fused_softmax_attention(*arrays, implementation="cudn")
+
+
+def test_decoding_has_gates_and_a_cache_of_its_dtype() -> None:
+    given = make_work(case("gla", "decode")).make()[1]
+    assert given["log_decay"].shape == given["gate"].shape == (2, 2, 4)
+    state = make_work(case("softmax", "decode", dtype="bfloat16")).make()[0]
+    assert state.key.dtype == state.value.dtype == jnp.bfloat16
+    (row,) = run([case("gla", "decode")]).rows
+    assert row["status"] == "measured"
 
 
 def test_every_work_of_a_linear_mechanism() -> None:
@@ -230,6 +240,12 @@ def test_least_arithmetic() -> None:
     """Counted by hand: 2 samples, 2 heads of 4, 16 tokens."""
     assert least_flops(case("softmax")) == 4 * 4 * 16 * 16 * 4
     assert least_flops(case("softmax", causal=True)) == 2 * 4 * 16 * 16 * 4
+    both = [
+        least_flops(case(name, "forward+backward"))
+        for name in ("softmax", "softmax-fused", "linformer[features=8]")
+    ]
+    once = 4 * 4 * 16 * 16 * 4
+    assert both == [3 * once, 3.5 * once, 2.5 * 4 * 8 * 16 * 8 * 4]
     assert least_flops(case("linear", "forward+backward")) == 3 * 4 * 4 * 16 * 16
     assert least_flops(case("linformer[features=8]")) == 4 * 8 * 16 * 8 * 4
     assert least_flops(case("linformer[projection=mean,window=8]")) == 0
