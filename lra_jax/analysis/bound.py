@@ -62,10 +62,12 @@ def collapse_bound(
     base = 4 * gamma * beta * num_heads * lipschitz / math.sqrt(head_dim)
     if residual_norm == 0 or (base == 0 and depth > 0):
         return 0.0
-    # In logarithms, because either factor alone may be out of range; 3^600 times any
-    # other logarithm than 0 is, too.
-    half = math.log(base) / 2 if depth else 0.0
-    log = 3.0 ** min(depth, 600) * (math.log(residual_norm) + half) - half
+    # In logarithms, because either factor alone may be out of range. A float holds
+    # 3^600, and the bound is out of range long before.
+    power = 3 ** min(depth, 600)
+    log = power * math.log(residual_norm)
+    if depth > 0:
+        log += (power - 1) // 2 * math.log(base)
     return math.exp(log) if log < 709 else math.inf
 
 
