@@ -197,8 +197,8 @@ def output_error(got: np.ndarray, wanted: np.ndarray) -> float:
     """
     places = range(_BLOCK, wanted.shape[1], _BLOCK)
     largest = float(np.abs(wanted).max())
-    parts = (np.split(x, places, 1) for x in (got, wanted))
-    return max(relative_error(*pair, largest) for pair in zip(*parts, strict=True))
+    pairs = zip(np.split(got, places, 1), np.split(wanted, places, 1), strict=True)
+    return max(relative_error(one, other, largest) for one, other in pairs)
 
 
 def relative_error(got: np.ndarray, wanted: np.ndarray, largest: float = 1.0) -> float:
