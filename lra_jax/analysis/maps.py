@@ -54,7 +54,6 @@ def example_maps(saved: Any, batch: Any, layer: int) -> Maps:
     name = saved.dataset.sequences[0]
     length = _length(batch, name)
     tokens = batch[name][0, :length]
-    documents = captured.documents[0, :length]
     config = saved.model.encoder.config
     # A class vector comes before the tokens, and each position may be a patch of them.
     front, end = int(config.cls_token), config.num_positions(length)
@@ -63,7 +62,7 @@ def example_maps(saved: Any, batch: Any, layer: int) -> Maps:
     mean = size.mean(-1, keepdims=True)
     received = size / np.where(mean == 0, 1, mean)
     if config.is_causal:
-        received = received / _even(documents)
+        received = received / _even(captured.documents[0, front:end])
     competition = allocation = None
     if call.mechanism.name == "flow":
         named = inspect.signature(flow_terms).parameters
@@ -81,8 +80,8 @@ def example_maps(saved: Any, batch: Any, layer: int) -> Maps:
 
 
 def _even(documents: np.ndarray) -> np.ndarray:
-    """What each token of a causal model would receive, `[T]`, on average 1, if all
-    attended evenly to those of their document that they see."""
+    """The shares `[T]`, on average 1, that the tokens of a causal model would receive
+    if each attended evenly to those of its document that it sees."""
     seen = np.tril(documents[:, None] == documents[None])
     received = (seen / seen.sum(1, keepdims=True)).mean(0)
     return received / received.mean()
