@@ -2,11 +2,11 @@
 
     python benchmarks/cost_exponent.py --publish
 
-Output of one attention call and its gradients with respect to query, key and value,
-with a padding mask as in training. An exponent is the slope of the logarithm of the
-fastest time (or of the temporary memory that the compiler reports) over the logarithm
-of the length: 1 is linear, 2 quadratic. The lengths of a mechanism are interleaved, so
-a slow spell of the machine affects them all.
+Output of one attention call and its gradients with respect to query, key, value, gates
+and parameters of its own, with a padding mask as in training. An exponent is the slope
+of the logarithm of the fastest time (or of the temporary memory that the compiler
+reports) over the logarithm of the length: 1 is linear, 2 quadratic. The lengths of a
+mechanism are interleaved, so a slow spell of the machine affects them all.
 
 Mechanisms with gates get random ones, so the compiler cannot remove any.
 
@@ -92,7 +92,7 @@ class _Call:
         import jax.numpy as jnp
 
         from lra_jax.benchmarking.cases import Case
-        from lra_jax.benchmarking.works import own_arrays
+        from lra_jax.benchmarking.works import own_arrays, pulled_back
 
         mechanism = registry.resolve(name)
         keys = jax.random.split(jax.random.key(0), 3)
@@ -108,10 +108,10 @@ class _Call:
 
         @jax.jit
         def both(arrays, given):
-            def run(*arrays):
+            def run(given, *arrays):
                 return mechanism.attention(*arrays, **sizes, **given)
 
-            out, pullback = jax.vjp(run, *arrays)
+            out, pullback = pulled_back(mechanism, run, given, arrays)
             return out, pullback(out)
 
         self.given = given
@@ -121,9 +121,10 @@ class _Call:
 
     def time(self) -> float:
         """Seconds of one call."""
+        import jax
+
         begun = time.perf_counter()
-        for array in self._call(self.arrays, self.given)[1]:
-            array.block_until_ready()
+        jax.block_until_ready(self._call(self.arrays, self.given))
         return time.perf_counter() - begun
 
 

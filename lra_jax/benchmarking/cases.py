@@ -11,8 +11,8 @@ from lra_jax.errors import expected, known
 
 WORKS = ("forward", "forward+backward", "decode", "inference", "train")
 """forward, forward+backward: one attention call, and its gradients with respect to
-query, key and value, not to gates and parameters of its own. decode: one token
-after ``length`` others. inference, train: a whole model, and its training step."""
+query, key, value, gates and parameters of its own. decode: one token after ``length``
+others. inference, train: a whole model, and its training step."""
 MODEL_WORKS = ("inference", "train")
 DTYPES = ("float32", "bfloat16", "float16")
 FUSED = "softmax-fused"

@@ -68,13 +68,14 @@ def _time(case: Case, repeats: int, max_seconds: float) -> Row:
     }
     gates = {}
     if case.name == "gla":
-        gates["g"] = torch.nn.functional.logsigmoid(torch.randn(shape, **placed)) / 16
+        gate = torch.nn.functional.logsigmoid(torch.randn(shape, **placed)) / 16
+        gates["g"] = gate.requires_grad_(backward)
     cotangent = torch.randn(shape, **placed)
 
     def call() -> None:
         out = function(**arrays, **gates)[0]
         if backward:
-            torch.autograd.grad(out, list(arrays.values()), cotangent)
+            torch.autograd.grad(out, [*arrays.values(), *gates.values()], cotangent)
 
     def sample(calls: int) -> float:
         begun = time.perf_counter()

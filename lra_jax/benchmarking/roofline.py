@@ -12,8 +12,7 @@ times if that recomputes the weights); per step of a state `[H, H]` 2 H^2 to add
 and 2 H^2 to read it, with two states for cosFormer, and for the delta rule 2 H^2 to
 read what it will replace; Linformer with learned projections 8 T K H; and the dense
 layers of a model: its MLPs, and those of the four projections that the mechanism has.
-All of these take three times as much with the backward pass; Linformer 2.5 times in a
-single call, in which its projections have no gradient.
+All of these take three times as much with the backward pass.
 """
 
 import dataclasses
@@ -128,6 +127,5 @@ def _attention_flops(case: Case, head_dim: int, backward: bool) -> float:
         if not learned or not isinstance(features, int):
             return 0.0
         slots = min(features, case.length)
-        alone = backward and case.work not in MODEL_WORKS
-        return 8 * case.length * slots * head_dim * (2.5 if alone else times)
+        return 8 * case.length * slots * head_dim * times
     return _LINEAR.get(case.name, 0) * case.length * head_dim**2 * times

@@ -7,7 +7,7 @@ arguments and feed its results into the next call.
 import dataclasses
 import functools
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -115,7 +115,7 @@ def _attention(case: Case, mechanism: Any, options: dict[str, Any]) -> Work:
 
     def both(given: dict[str, jax.Array], *arrays: jax.Array) -> Any:
         *inputs, cotangent = arrays
-        out, pullback = jax.vjp(functools.partial(call, given), *inputs)
+        out, pullback = pulled_back(mechanism, call, given, inputs)
         return out, pullback(cotangent)
 
     backward = case.work == "forward+backward"
@@ -125,6 +125,27 @@ def _attention(case: Case, mechanism: Any, options: dict[str, Any]) -> Work:
         return given, *_random(shape, case.dtype, 4 if backward else 3)
 
     return Work(both if backward else call, make)
+
+
+def pulled_back(
+    mechanism: Any,
+    call: Callable[..., jax.Array],
+    given: dict[str, jax.Array],
+    inputs: Sequence[jax.Array],
+) -> tuple[jax.Array, Callable[[jax.Array], Any]]:
+    """The output of ``call(given, *inputs)``, and the function of its cotangent that
+    gives all gradients that training needs: those of gates and parameters too, but not
+    those of buffers and integers."""
+    learned = {
+        name: x
+        for name, x in given.items()
+        if name not in mechanism.buffers and jnp.issubdtype(x.dtype, jnp.floating)
+    }
+
+    def run(learned: dict[str, jax.Array], *arrays: jax.Array) -> jax.Array:
+        return call(given | learned, *arrays)
+
+    return jax.vjp(run, learned, *inputs)
 
 
 def own_arrays(
