@@ -16,7 +16,8 @@ lengths      the same with rows of 256 and 1,024.
 ``--publish`` writes results/language/PART.json with every run, the picture
 docs/language_PART.png and the table in docs/language_models.md. Runs go to --workdir,
 and finished ones are not repeated, so the same command resumes. ``--extend`` keeps the
-runs that results/language/PART.json has, and trains only further models and seeds.
+runs that results/language/PART.json has, and trains only further models, rates and
+seeds.
 Further flags, such as --train.steps=300, are those of training.
 """
 
@@ -26,7 +27,7 @@ import json
 import math
 import shlex
 import statistics
-from collections.abc import Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,6 +40,7 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "language_models.md"
 RESULTS = ROOT / "results" / "language"
 _PROG = "python benchmarks/papers_in_small.py"
+Runs = Mapping[str, Sequence[dict[str, Any]]]  # Results by series.
 
 
 class Part(NamedTuple):
@@ -160,36 +162,33 @@ def main() -> None:
             raise ValueError("--seed: expected --seeds, got --seed")
         rates = [float(rate) for rate in options.rates.split(",")]
         earlier = published(options.part) if options.extend else None
-        old = {} if earlier is None else earlier["rows"]
-        old = {name: row for name, row in old.items() if name in names}
-        names = [name for name in names if name not in old]
-        every = [(name, rate) for name in names for rate in rates]
+        old, rows = ({}, {}) if earlier is None else (earlier["runs"], earlier["rows"])
         make = functools.partial(planned, part, workdir=options.workdir, flags=flags)
-        plan = make(every)
-        more = [
-            run
-            for name, row in old.items()
-            for seed in range(len(row["scores"]), options.seeds)
-            for run in make([(name, row["learning_rate"])], first_seed=seed)
-        ]
+        pairs = [(name, rate) for name in names for rate in rates]
+        plan = make([pair for pair in pairs if series(*pair) not in old])
     try:
         found = runs.run_all(plan) if plan else {}
-        best = best_rates(names, rates, found)
-        if options.seeds > 1 and best:
-            found |= runs.run_all(make(list(best.items()), seeds=options.seeds))
+        best = best_rates(names, rates, found, rows)
+        more = [
+            run
+            for pair in best.items()
+            for seed in range(len((old | found)[series(*pair)]), options.seeds)
+            for run in make([pair], first_seed=seed)
+        ]
         again = runs.run_all(more) if more else {}
     except runs.Stopped as stop:
         raise SystemExit(stop.code) from None
-    rows = described(part, best, found)
-    if part.positions:
-        runtime.configure_jax()
-        for name, row in rows.items():
-            place = Path(row["workdir"])
-            row["by_position"] = by_position(place)
+    with cli.user_errors():
+        found = joined(old, found, again)
+    kept = {name for name, rate in best.items() if is_at(rows.get(name), rate)}
+    for name, row in described(part, best, found, without=kept).items():
+        if part.positions:
+            runtime.configure_jax()
+            row["by_position"] = by_position(Path(row["workdir"]))
             print(name, row["by_position"])
-    if earlier is not None:
-        with cli.user_errors():
-            rows, found = joined(part, earlier, again, rows, found)
+        rows[name] = row
+    for name in kept:
+        rows[name] |= scored(part, found[series(name, best[name])])
     report = make_report(options.part, rows, found)
     if earlier is not None:
         for key in ("command", "device"):
@@ -211,35 +210,25 @@ def published(name: str) -> dict[str, Any]:
     return json.loads(file.read_text())
 
 
-def joined(
-    part: Part,
-    earlier: dict[str, Any],
-    again: dict[str, list[dict[str, Any]]],
-    rows: dict[str, Any],
-    found: dict[str, list[dict[str, Any]]],
-) -> tuple[dict[str, Any], dict[str, list[dict[str, Any]]]]:
-    """All rows and runs: the earlier ones with further seeds, then the new ones.
+def joined(earlier: Runs, found: Runs, again: Runs) -> dict[str, list[dict[str, Any]]]:
+    """All runs: the earlier ones, those of other models and rates, further seeds.
 
     Raises:
       ValueError: a further seed had other flags or data than the first, or a new model
         had another text.
     """
-    kept = {name: list(results) for name, results in earlier["runs"].items()}
-    first = next(iter(kept.values()))[0]
+    every = {name: list(results) for name, results in {**earlier, **found}.items()}
+    first = next(iter(every.values()))[0]
     for name, results in found.items():
         _check_same(name, "data", results[0]["data"], first["data"])
-    for name, row in earlier["rows"].items():
-        own = series(name, row["learning_rate"])
-        for result in again.get(own, []):
-            one, other = kept[own][0], result
+    for name, results in again.items():
+        one = every[name][0]
+        for other in results:
             for key in ("data_fingerprint", "parameters", "steps"):
                 _check_same(name, key, other[key], one[key])
-            flags = (_flags(x["command"]) for x in (other, one))
-            _check_same(name, "flags", *flags)
-            kept[own].append(result)
-        row["scores"] = [result[part.score] for result in kept[own]]
-        row["score"] = statistics.fmean(row["scores"])
-    return earlier["rows"] | rows, kept | found
+            _check_same(name, "flags", *(_flags(x["command"]) for x in (other, one)))
+            every[name].append(other)
+    return every
 
 
 def _check_same(name: str, key: str, got: Any, wanted: Any) -> None:
@@ -282,31 +271,40 @@ def series(name: str, rate: float) -> str:
 def best_rates(
     names: Sequence[str],
     rates: Sequence[float],
-    found: dict[str, list[dict[str, Any]]],
+    found: Runs,
+    rows: Mapping[str, dict[str, Any]],
 ) -> dict[str, float]:
-    """The rate with the lowest validation loss, by model; none if no run finished."""
+    """The rate with the lowest validation loss of the first seed, by model, among the
+    runs and the rate of an earlier row; none if no run finished."""
     best = {}
     for name in names:
         results = {rate: found.get(series(name, rate), []) for rate in rates}
-        losses = {rate: _validation(x) for rate, x in results.items() if x}
+        losses = {rate: least(_curve(_place(x[0]))) for rate, x in results.items() if x}
+        if name in rows:
+            losses[rows[name]["learning_rate"]] = least(rows[name]["curve"])
         if losses:
             best[name] = min(losses, key=losses.__getitem__)
     return best
 
 
+def is_at(row: dict[str, Any] | None, rate: float) -> bool:
+    """Whether an earlier row is that of a rate."""
+    return row is not None and row["learning_rate"] == rate
+
+
 def described(
-    part: Part, best: dict[str, float], found: dict[str, list[dict[str, Any]]]
+    part: Part, best: dict[str, float], found: Runs, without: Container[str] = ()
 ) -> dict[str, dict[str, Any]]:
     """The scores of each model at its best rate."""
     rows = {}
     for name, rate in best.items():
+        if name in without:
+            continue
         own = found[series(name, rate)]
-        workdir = Path(_flag(own[0]["command"], "--workdir"))
-        scores = [result[part.score] for result in own]
+        workdir = _place(own[0])
         rows[name] = {
             "learning_rate": rate,
-            "score": statistics.fmean(scores),
-            "scores": scores,
+            **scored(part, own),
             "parameters": own[0]["parameters"],
             "state_size": own[0].get("state_size"),
             "workdir": str(workdir),
@@ -315,15 +313,25 @@ def described(
     return rows
 
 
+def scored(part: Part, results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The score of each seed, and their mean."""
+    scores = [result[part.score] for result in results]
+    return {"score": statistics.fmean(scores), "scores": scores}
+
+
+def _place(result: dict[str, Any]) -> Path:
+    """The directory of a run."""
+    return Path(_flag(result["command"], "--workdir"))
+
+
 def _flag(command: str, name: str) -> str:
     given = [x for x in shlex.split(command) if x.startswith(f"{name}=")]
     return given[-1].partition("=")[2]
 
 
-def _validation(results: Sequence[dict[str, Any]]) -> float:
-    """The mean over seeds of the best validation loss."""
-    places = [Path(_flag(result["command"], "--workdir")) for result in results]
-    return statistics.fmean(min(y for _, y in _curve(place)) for place in places)
+def least(curve: Iterable[Sequence[float]]) -> float:
+    """The lowest loss of a curve."""
+    return min(loss for _, loss in curve)
 
 
 def _curve(workdir: Path) -> list[tuple[int, float]]:

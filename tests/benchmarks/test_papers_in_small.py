@@ -38,8 +38,15 @@ def test_the_rate_of_the_lowest_validation_loss_counts(tmp_path) -> None:
             result(tmp_path, 0.1, (3.0, 1.0), 3.0 + 1e-9),
         ],
     }
-    best = SCRIPT.best_rates(["softmax", "flow", "lost"], [0.1, 0.2], found)
+    names, rates = ["softmax", "flow", "lost"], [0.1, 0.2]
+    best = SCRIPT.best_rates(names, rates, found, {})
     assert best == {"softmax": 0.1, "flow": 0.1}
+    earlier = {
+        "flow": {"learning_rate": 0.05, "curve": [[0, 3.0], [1, 0.9]]},
+        "softmax": {"learning_rate": 0.05, "curve": [[0, 3.0], [1, 1.1]]},
+    }
+    best_of_all = SCRIPT.best_rates(names, rates, found, earlier)
+    assert best_of_all == {"softmax": 0.1, "flow": 0.05}
     rows = SCRIPT.described(part, best, found)
     assert rows["flow"]["learning_rate"] == 0.1 and rows["flow"]["score"] == 2.5
     assert rows["flow"]["curve"] == [(0, 3.0), (1, 1.0)]
@@ -59,18 +66,18 @@ def test_the_rate_of_the_lowest_validation_loss_counts(tmp_path) -> None:
 
 def test_further_seeds_join_the_earlier_ones(tmp_path, monkeypatch) -> None:
     part, first = SCRIPT.PARTS["flow"], "flow; rate 0.1"
-    found = {first: [result(tmp_path, 0.1, (3.0, 1.0), 2.0)]}
-    rows = SCRIPT.described(part, {"flow": 0.1}, found)
-    earlier = SCRIPT.make_report("flow", rows, found)
+    earlier = {first: [result(tmp_path, 0.1, (3.0, 1.0), 2.0)]}
     again = {first: [result(tmp_path, 0.1, (3.0, 1.0), 4.0)]}
     new = {"softmax; rate 0.2": [result(tmp_path, 0.2, (3.0, 1.0), 1.0)]}
-    others = SCRIPT.described(part, {"softmax": 0.2}, new)
-    rows, runs = SCRIPT.joined(part, earlier, again, others, new)
-    assert rows["flow"]["scores"] == [2.0, 4.0] and rows["flow"]["score"] == 3.0
-    assert list(rows) == ["flow", "softmax"] and len(runs[first]) == 2
+    runs = SCRIPT.joined(earlier, new, again)
+    scores = SCRIPT.scored(part, runs[first])
+    assert scores == {"score": 3.0, "scores": [2.0, 4.0]}
+    assert list(runs) == [first, *new] and len(earlier[first]) == 1
+    best = {"flow": 0.1, "softmax": 0.2}
+    assert list(SCRIPT.described(part, best, runs, without=["flow"])) == ["softmax"]
     again[first][0]["data_fingerprint"] = "cd"
-    with pytest.raises(ValueError, match="flow: expected the data_fingerprint of the"):
-        SCRIPT.joined(part, earlier, again, others, new)
+    with pytest.raises(ValueError, match=r"flow.*expected the data_fingerprint"):
+        SCRIPT.joined(earlier, new, again)
     monkeypatch.setattr(SCRIPT, "RESULTS", tmp_path)
     with pytest.raises(ValueError, match=r"--extend: expected .*flow\.json"):
         SCRIPT.published("flow")
