@@ -158,7 +158,10 @@ def train_iterator(
         names = dataset.arrays if step < target_steps else dataset.sequences
         if augment is None:
             return reader.read(chosen, names, warmup.limit(step))
-        draws = [_generator(seed, step, row) for row in range(batch_size)[rows]]
+        draws = [
+            _generator(seed, step, row, _AUGMENTATION)
+            for row in range(batch_size)[rows]
+        ]
         return reader.read(chosen, names, warmup.limit(step), augment, draws)
 
     def batch(step: int) -> dict[str, np.ndarray]:
@@ -174,8 +177,10 @@ def train_iterator(
     return iter(steps.map(batch).to_iter_dataset(options))
 
 
-# Distinguishes the generators of targets from those of augmentation.
+# These end the entropy of the generators of targets and of augmentation. None may be 0:
+# trailing zeros do not count, so that of row 0 would be that of an epoch's order.
 _TARGETS = 1
+_AUGMENTATION = 2
 
 
 def _generator(*entropy: int) -> np.random.Generator:
