@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lra_jax.benchmarking.cases import FUSED
+from lra_jax.benchmarking.cases import FUSED, form
 from lra_jax.benchmarking.parts import PARTS
 from lra_jax.benchmarking.tables import significant
 from lra_jax.reports.page import Page
@@ -13,7 +13,6 @@ from lra_jax.reports.page import Page
 Row = Mapping[str, Any]
 
 _TITLES = {part.name: part.title for part in PARTS}
-_FORMS = {False: "full", True: "causal"}
 
 
 def outcome(part: Row) -> str:
@@ -74,12 +73,15 @@ def _add_errors(page: Page, found: Row) -> None:
 
 def _error_rows(rows: Sequence[Row], dtypes: Sequence[str]) -> list[list[str]]:
     """One row for each mechanism and form."""
-    index = {(row["attention"], row["causal"], row["dtype"]): row for row in rows}
+    forms: dict[tuple[str, str], dict[str, Row]] = {}
+    for row in rows:
+        name = row["attention"], form(row["causal"], row["rows"])
+        forms.setdefault(name, {})[row["dtype"]] = row
     lines = []
-    for attention, causal in dict.fromkeys((x["attention"], x["causal"]) for x in rows):
-        line, remarks = [attention, _FORMS[causal]], []
+    for name, found in forms.items():
+        line, remarks = [*name], []
         for dtype in dtypes:
-            row = index.get((attention, causal, dtype))
+            row = found.get(dtype)
             if row is None or row["status"] != "measured":
                 line += ["-", "-"]
                 if row is not None:
@@ -117,7 +119,7 @@ def _add_kernels(page: Page, found: Row) -> None:
                 if kernel and xla
                 else "-"
             )
-        lines.append((name, _FORMS[row["causal"]], row["work"], row["dtype"], *cells))
+        lines.append((name, form(row["causal"]), row["work"], row["dtype"], *cells))
     if lines:
         page.heading("Pallas kernels")
         head = ("attention", "form", "work", "dtype", *(f"{x:,}" for x in lengths))
@@ -148,10 +150,10 @@ def _add_times(page: Page, found: Row) -> None:
     head = ("attention", *(f"{length:,}" for length in lengths))
     for line in sorted({_line(row) for row in rows}):
         members = [row for row in rows if _line(row) == line]
-        form, work, dtype = _FORMS[line[0]], *line[1:]
+        words, work, dtype = form(line[0]), *line[1:]
         first = members[0]
         page.text(
-            f"{work} in {dtype}, {form} form, batch {first['batch_size']}, "
+            f"{work} in {dtype}, {words} form, batch {first['batch_size']}, "
             f"{first['heads']} heads of {first['head_dim']}:"
         )
         page.table(head, _time_rows(members, lengths))

@@ -15,6 +15,9 @@ query, key, value, gates and parameters of its own. decode: one token after ``le
 others. inference, train: a whole model, and its training step."""
 MODEL_WORKS = ("inference", "train")
 DTYPES = ("float32", "bfloat16", "float16")
+ROWS = ("whole", "padded", "packed")
+"""whole: no mask. padded: the last quarter of each sequence is padding. packed: two
+documents in a row, and padding."""
 FUSED = "softmax-fused"
 
 _SUBJECT = re.compile(r"(?P<name>[^\[\]]+?)(\[(?P<options>[^\[\]]*)\])?$")
@@ -52,6 +55,7 @@ class Case:
       dtype: dtype of the inputs, or of the model's computation.
       batch_size, heads, head_dim: B, N and H; a model has its own heads.
       causal: attention to the past only.
+      rows: one of `ROWS`, for an attention call.
       model: the model of "inference" and "train".
     """
 
@@ -63,6 +67,7 @@ class Case:
     heads: int = 8
     head_dim: int = 64
     causal: bool = False
+    rows: str = "whole"
     model: ModelShape = ModelShape()
 
     @property
@@ -78,8 +83,16 @@ class Case:
     def to_dict(self) -> dict[str, Any]:
         """The case as JSON, with the model only if there is one."""
         values = dataclasses.asdict(self)
-        unused = ("heads", "head_dim") if self.work in MODEL_WORKS else ("model",)
+        unused = (
+            ("heads", "head_dim", "rows") if self.work in MODEL_WORKS else ("model",)
+        )
         return {name: value for name, value in values.items() if name not in unused}
+
+
+def form(causal: bool, rows: str = "whole") -> str:
+    """The form of a case in words, such as "causal, packed"."""
+    words = "causal" if causal else "full"
+    return words if rows == "whole" else f"{words}, {rows}"
 
 
 def split_subject(text: str) -> tuple[str, str]:

@@ -17,7 +17,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from lra_jax.attention import registry
-from lra_jax.benchmarking.cases import FUSED, Case, parse_lengths, split_list
+from lra_jax.benchmarking.cases import (
+    FUSED,
+    ROWS,
+    Case,
+    form,
+    parse_lengths,
+    split_list,
+)
 from lra_jax.benchmarking.settings import BenchmarkConfig, timing
 from lra_jax.benchmarking.works import find, make_work
 from lra_jax.errors import first_line
@@ -62,18 +69,30 @@ def make_cases(config: BenchmarkConfig) -> list[Case]:
 
 
 def kernel_cases(config: BenchmarkConfig) -> list[Case]:
-    """The cases that have Pallas kernels, which are then requested."""
+    """The cases that have Pallas kernels, which are then requested, with all kinds of
+    rows: masks and documents take branches of the kernels that whole rows do not."""
     return [
-        dataclasses.replace(case, attention=f"{case.name}[implementation=pallas]")
+        dataclasses.replace(
+            case, attention=f"{case.name}[implementation=pallas]", rows=rows
+        )
         for case in make_cases(config)
         if case.attention == case.name and find(case.name)[0].kernels
+        for rows in ROWS
     ]
+
+
+def reference_cases(config: BenchmarkConfig) -> list[Case]:
+    """The cases whose references the others are compared with."""
+    others = [case for case in kernel_cases(config) if case.rows != "whole"]
+    plain = [dataclasses.replace(case, attention=case.name) for case in others]
+    return [*make_cases(config), *plain]
 
 
 def file_of(case: Case, folder: Path) -> Path:
     """The file of a case's reference; a kernel uses that of its mechanism."""
-    name = case.attention.replace("[implementation=pallas]", "")
-    return folder / f"{name}{'-causal' if case.causal else ''}.npz"
+    parts = [case.attention.replace("[implementation=pallas]", "")]
+    parts += ["causal"] * case.causal + [case.rows] * (case.rows != "whole")
+    return folder / f"{'-'.join(parts)}.npz"
 
 
 def write_references(
@@ -93,7 +112,7 @@ def write_references(
         arrays: dict[str, Any] = inputs | found
         with replacing(file_of(case, folder)) as partial, partial.open("wb") as file:
             np.savez_compressed(file, **arrays)
-        say(_title(case))
+        say(f"{case.attention}, {form(case.causal, case.rows)}")
 
 
 def make_inputs(case: Case) -> Arrays:
@@ -148,7 +167,8 @@ def compare(case: Case, folder: Path, dtype: str) -> Row:
     ``status`` is "measured", "not supported" or "failed", the last two with a
     ``reason``.
     """
-    row: Row = {"attention": case.attention, "causal": case.causal, "dtype": dtype}
+    row: Row = {"attention": case.attention, "causal": case.causal}
+    row |= {"rows": case.rows, "dtype": dtype}
     refusal = refused(case, dtype)
     if refusal is not None:
         return row | {"status": "not supported", "reason": refusal}
@@ -209,13 +229,10 @@ def relative_error(got: np.ndarray, wanted: np.ndarray, largest: float = 1.0) ->
     return float(np.abs(got - wanted).max() / scale)
 
 
-def _title(case: Case) -> str:
-    return f"{case.attention}{', causal' if case.causal else ''}"
-
-
 def in_words(row: Row) -> str:
     """A row as a line of progress."""
-    start = f"{row['attention']}{', causal' if row['causal'] else ''}  {row['dtype']}"
+    words = form(row["causal"], row["rows"])
+    start = f"{row['attention']}, {words}  {row['dtype']}"
     if row["status"] != "measured":
         return f"{start}  {row['status']}: {row['reason']}"
     return f"{start}  output {row['output']:.1e}, gradients {row['gradients']:.1e}"

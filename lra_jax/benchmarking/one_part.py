@@ -49,7 +49,7 @@ def _device(file: Path) -> None:
 
 
 def _references(config: BenchmarkConfig, file: Path, say: Say) -> None:
-    cases = correctness.make_cases(config)
+    cases = correctness.reference_cases(config)
     correctness.write_references(cases, file.parent / REFERENCES, say)
     write_json(file, {"cases": len(cases)})
 
@@ -62,12 +62,13 @@ def _compare(
 ) -> None:
     before = json.loads(file.read_text("utf-8"))["rows"] if file.exists() else []
     rows = [row for row in before if row["status"] != "failed"]
-    done = [(row["attention"], row["causal"], row["dtype"]) for row in rows]
+    names = ("attention", "causal", "rows", "dtype")
+    done = [tuple(row[name] for name in names) for row in rows]
     left = [
         (case, file.parent / REFERENCES, dtype)
         for case in make(config)
         for dtype in correctness.TOLERANCES
-        if (case.attention, case.causal, dtype) not in done
+        if (case.attention, case.causal, case.rows, dtype) not in done
     ]
     made = runner.side_by_side(lambda job: correctness.compare(*job), left)
     with contextlib.closing(made):

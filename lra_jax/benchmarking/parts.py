@@ -48,7 +48,7 @@ PARTS = (
     Part("correctness", 260, "Errors of the mechanisms"),
     Part("times", 130, "Times"),
     Part("times-causal", 130, "Times of the causal forms"),
-    Part("kernels", 60, "Errors of the Pallas kernels"),
+    Part("kernels", 100, "Errors of the Pallas kernels"),
     Part("kernel-times", 60, "Times of the kernels"),
     Part("kernel-times-causal", 60, "Times of the causal kernels"),
     Part("flash-linear-attention", 90, "Times of flash-linear-attention"),

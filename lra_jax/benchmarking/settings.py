@@ -163,7 +163,7 @@ def make_cases(config: BenchmarkConfig, on_cpu: bool) -> list[Case]:
             config.heads,
             config.head_dim,
             config.causal,
-            model,
+            model=model,
         )
         for work in parse_names("work", _given(config.work, default.work), WORKS)
         for dtype in dtypes

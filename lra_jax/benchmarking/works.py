@@ -121,7 +121,7 @@ def _attention(case: Case, mechanism: Any, options: dict[str, Any]) -> Work:
     backward = case.work == "forward+backward"
 
     def make() -> Arguments:
-        given = own_arrays(case, mechanism, own)
+        given = own_arrays(case, mechanism, own) | _rows(case)
         return given, *_random(shape, case.dtype, 4 if backward else 3)
 
     return Work(both if backward else call, make)
@@ -154,6 +154,18 @@ def own_arrays(
     """The arrays that a mechanism takes besides query, key and value: its parameters,
     made with these options, and random gates."""
     return _parameters(case, mechanism, options) | _gates(case, mechanism)
+
+
+def _rows(case: Case) -> dict[str, jax.Array]:
+    """The padding mask, or the number of each position's document."""
+    shape, place = (case.batch_size, case.length), jnp.arange(case.length)
+    if case.rows == "padded":
+        return {"mask": jnp.broadcast_to(place < case.length * 3 // 4, shape)}
+    if case.rows == "packed":
+        first = place < case.length // 3
+        number = jnp.where(place < case.length * 5 // 6, jnp.where(first, 1, 2), 0)
+        return {"segment_ids": jnp.broadcast_to(number, shape)}
+    return {}
 
 
 def _gates(case: Case, mechanism: Any) -> dict[str, jax.Array]:

@@ -1,5 +1,7 @@
 """The accelerator's view, with a CPU as the device."""
 
+import dataclasses
+import itertools
 import json
 import signal
 import sys
@@ -143,10 +145,28 @@ def test_errors_are_those_of_the_device(tmp_path) -> None:
     row = correctness.compare(cases[0], tmp_path, "float32")
     assert not row["holds"] and row["worst_gradient"] == "key"
     assert row["gradients"] == pytest.approx(1e-3, rel=0.1)
-    (kernel, _) = correctness.kernel_cases(chosen)
-    assert kernel.attention == "linear[implementation=pallas]"
-    row = correctness.compare(kernel, tmp_path, "float32")
-    assert row["status"] == "not supported" and "on this machine" in row["reason"]
+
+
+def test_kernels_are_compared_with_padding_and_documents_too(tmp_path) -> None:
+    chosen = config(tmp_path)
+    kernels = correctness.kernel_cases(chosen)
+    assert {kernel.attention for kernel in kernels} == {"linear[implementation=pallas]"}
+    with jax.enable_x64(True):
+        correctness.write_references(
+            correctness.reference_cases(chosen), tmp_path, print
+        )
+    outputs = []
+    for kernel in kernels:
+        row = correctness.compare(kernel, tmp_path, "float32")
+        assert row["status"] == "not supported" and "on this machine" in row["reason"]
+        plain = dataclasses.replace(kernel, attention="linear")
+        row = correctness.compare(plain, tmp_path, "float32")
+        assert row["holds"] and row["rows"] == kernel.rows
+        with np.load(correctness.file_of(kernel, tmp_path)) as arrays:
+            outputs.append(arrays["of output"])
+    assert len(outputs) == 2 * 3
+    for one, other in itertools.combinations(outputs, 2):
+        assert np.abs(one - other).max() > 1e-3
 
 
 @pytest.mark.parametrize(
@@ -182,7 +202,8 @@ def time_row(attention: str, milliseconds: float, **changes) -> dict:
 
 def test_the_page(tmp_path) -> None:
     """Of made-up figures, with all that a device can have."""
-    error = {"attention": "flow", "causal": True, "status": "measured"}
+    error = {"attention": "flow", "causal": True, "rows": "packed"}
+    error |= {"status": "measured"}
     error |= {"output": 1e-6, "gradients": 2e-6}
     found = {
         "correctness": {
@@ -226,6 +247,7 @@ def test_the_page(tmp_path) -> None:
     for wanted in (
         "# lra_jax on 1 x H200",
         "failed: ended by SIGSEGV: x (9 s)",
+        "causal, packed",
         "bfloat16 beyond the tolerance",
         "which holds for 1 of 2 comparisons",
         "copied at 4,000 GB/s",
