@@ -37,6 +37,7 @@ def tune_allocator() -> None:
     """
     before = os.environ.pop(_MARK, None)
     if before is not None:
+        signals.unblock()
         # Processes started by this one only make data, and do not need the settings.
         os.environ.pop("GLIBC_TUNABLES", None)
         if before:

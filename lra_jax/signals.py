@@ -37,13 +37,17 @@ def watch() -> None:
     if _watch is None:
         _watch = _Watch()
         _watch.start()
-    # They may have come while the process restarted itself.
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    unblock()
 
 
 def block() -> None:
-    """Holds signals back until the program that this process becomes watches."""
+    """Holds signals back while this process becomes another program."""
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+
+
+def unblock() -> None:
+    """Lets signals through, also those that came in the meantime."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
 def advise(advice: str) -> None:

@@ -30,7 +30,7 @@ print("jax" in sys.modules, "flax" in sys.modules, "numpy" in sys.modules)
 """
 
 RESTART = """
-import json, os, subprocess, sys
+import json, os, signal, subprocess, sys
 from lra_jax import runtime
 runtime.tune_allocator()
 names = ("GLIBC_TUNABLES", "LRA_JAX_ALLOCATOR_SET")
@@ -42,6 +42,7 @@ print(json.dumps({
     "mine": [part for part in mine if part.startswith("glibc.")],
     "child": json.loads(subprocess.check_output([sys.executable, "-c", child])),
     "arguments": sys.argv[1:],
+    "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
 }))
 """
 
@@ -215,6 +216,7 @@ def restart(**environment: str) -> dict:
     assert end.returncode == 0, end.stderr
     result = json.loads(end.stdout)
     assert result["arguments"] == ["a b", "--c"]
+    assert result["blocked"] == []  # A script that does not watch can be interrupted.
     return result
 
 
