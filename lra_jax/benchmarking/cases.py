@@ -15,9 +15,8 @@ query, key, value, gates and parameters of its own. decode: one token after ``le
 others. inference, train: a whole model, and its training step."""
 MODEL_WORKS = ("inference", "train")
 DTYPES = ("float32", "bfloat16", "float16")
-ROWS = ("whole", "padded", "packed")
-"""whole: no mask. padded: the last quarter of each sequence is padding. packed: two
-documents in a row, and padding."""
+ROWS = ("whole", "padded")
+"""whole: no mask. padded: the first and the last eighth of each sequence is padding."""
 FUSED = "softmax-fused"
 
 _SUBJECT = re.compile(r"(?P<name>[^\[\]]+?)(\[(?P<options>[^\[\]]*)\])?$")
@@ -90,7 +89,7 @@ class Case:
 
 
 def form(causal: bool, rows: str = "whole") -> str:
-    """The form of a case in words, such as "causal, packed"."""
+    """The form of a case in words, such as "causal, padded"."""
     words = "causal" if causal else "full"
     return words if rows == "whole" else f"{words}, {rows}"
 

@@ -69,8 +69,8 @@ def make_cases(config: BenchmarkConfig) -> list[Case]:
 
 
 def kernel_cases(config: BenchmarkConfig) -> list[Case]:
-    """The cases that have Pallas kernels, which are then requested, with all kinds of
-    rows: masks and documents take branches of the kernels that whole rows do not."""
+    """The cases that have Pallas kernels, which are then requested, also with padding:
+    a mask takes branches of the kernels that whole rows do not."""
     return [
         dataclasses.replace(
             case, attention=f"{case.name}[implementation=pallas]", rows=rows

@@ -121,7 +121,9 @@ def _attention(case: Case, mechanism: Any, options: dict[str, Any]) -> Work:
     backward = case.work == "forward+backward"
 
     def make() -> Arguments:
-        given = own_arrays(case, mechanism, own) | _rows(case)
+        given = own_arrays(case, mechanism, own)
+        if case.rows == "padded":
+            given["mask"] = _mask(case)
         return given, *_random(shape, case.dtype, 4 if backward else 3)
 
     return Work(both if backward else call, make)
@@ -156,16 +158,11 @@ def own_arrays(
     return _parameters(case, mechanism, options) | _gates(case, mechanism)
 
 
-def _rows(case: Case) -> dict[str, jax.Array]:
-    """The padding mask, or the number of each position's document."""
-    shape, place = (case.batch_size, case.length), jnp.arange(case.length)
-    if case.rows == "padded":
-        return {"mask": jnp.broadcast_to(place < case.length * 3 // 4, shape)}
-    if case.rows == "packed":
-        first = place < case.length // 3
-        number = jnp.where(place < case.length * 5 // 6, jnp.where(first, 1, 2), 0)
-        return {"segment_ids": jnp.broadcast_to(number, shape)}
-    return {}
+def _mask(case: Case) -> jax.Array:
+    """`[B, T]`, False at both ends: the first queries of a causal form have no keys."""
+    place, padding = jnp.arange(case.length), max(1, case.length // 8)
+    visible = (place >= padding) & (place < case.length - padding)
+    return jnp.broadcast_to(visible, (case.batch_size, case.length))
 
 
 def _gates(case: Case, mechanism: Any) -> dict[str, jax.Array]:
