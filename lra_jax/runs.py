@@ -8,7 +8,6 @@ a failing run does not affect the others, and its peak memory is its own. A run 
 import contextlib
 import dataclasses
 import json
-import math
 import signal
 import statistics
 import subprocess
@@ -178,7 +177,6 @@ def run_all(plan: Sequence[Planned]) -> dict[str, list[dict[str, Any]]]:
                 flush=True,
             )
         else:
-            result = result | _validation(run, result.get("best_step"))
             results.setdefault(run.series, []).append(result)
     for line in (*summarise(results), *best_by_validation(results)):
         print(line)
@@ -208,19 +206,6 @@ def finished_result(run: Planned) -> dict[str, Any] | None:
         return None  # The run itself reports the error, in one line.
 
 
-def _validation(run: Planned, step: int | None) -> dict[str, Any]:
-    """The metric by which a run chose its best checkpoint, and its validation loss
-    there, which its result does not contain; its metrics may be lost."""
-    from lra_jax.training.metrics import read_metrics
-
-    found: dict[str, Any] = {"best_by": run.config.train.best_by}
-    with contextlib.suppress(OSError, ValueError, TypeError, AttributeError, KeyError):
-        for line in read_metrics(run.workdir):
-            if line["split"] == "valid" and line["step"] == step:
-                found["valid_loss_best"] = float(line["loss"])
-    return found
-
-
 def summarise(results: dict[str, list[dict[str, Any]]]) -> Iterator[str]:
     """A line for each series: mean and standard deviation over its seeds, of the test
     accuracy and of the validation metric that chose the checkpoints."""
@@ -232,12 +217,9 @@ def summarise(results: dict[str, list[dict[str, Any]]]) -> Iterator[str]:
         if task.by_parts and all(run.get("test_accuracy_by_length") for run in runs):
             shown = f"mean over the parts, best checkpoint {best} %"
         seeds = "1 seed" if len(runs) == 1 else f"{len(runs)} seeds"
-        rule, scores = _best_by(runs), _validation_scores(runs)
-        chosen = ""
-        if scores:
-            score = mean_and_deviation(scores, _DIGITS[rule])
-            chosen = f"; chosen by validation {rule}{_where(runs)}, {score}"
-            chosen += _UNITS[rule]
+        rule = _best_by(runs)
+        score = mean_and_deviation(_validation_scores(runs), _DIGITS[rule])
+        chosen = f"; chosen by validation {rule}{_where(runs)}, {score}{_UNITS[rule]}"
         own = "".join(f", {words}" for words in _own_scores(runs))
         yield f"{series}: test accuracy, {shown}{own}{chosen} ({seeds})"
 
@@ -263,11 +245,10 @@ def best_by_validation(results: dict[str, list[dict[str, Any]]]) -> Iterator[str
     """
     together: dict[tuple[str, str], dict[tuple[str, Any], dict[str, float]]] = {}
     for series, runs in results.items():
-        scores = _validation_scores(runs)
-        if scores:
-            alike = together.setdefault((runs[0]["task"], _mixers(runs[0])), {})
-            kind = _best_by(runs), runs[0].get("data_fingerprint")
-            alike.setdefault(kind, {})[series] = statistics.fmean(scores)
+        first = runs[0]
+        alike = together.setdefault((first["task"], first["mixers"]), {})
+        kind = _best_by(runs), first["data_fingerprint"]
+        alike.setdefault(kind, {})[series] = statistics.fmean(_validation_scores(runs))
     for (task, attention), alike in together.items():
         for (rule, _), means in alike.items():
             most = max(len(results[series]) for series in means)
@@ -299,8 +280,8 @@ def best_by_validation(results: dict[str, list[dict[str, Any]]]) -> Iterator[str
 
 
 def _mean_loss(runs: Sequence[dict[str, Any]]) -> float:
-    """Mean validation loss of a series; infinite if a run has none."""
-    return statistics.fmean(run.get("valid_loss_best", math.inf) for run in runs)
+    """Mean validation loss of a series."""
+    return statistics.fmean(run["valid_loss_best"] for run in runs)
 
 
 _DIGITS = {"accuracy": 2, "loss": 4}
@@ -309,24 +290,18 @@ _UNITS = {"accuracy": " %", "loss": ""}
 
 def _best_by(runs: Sequence[dict[str, Any]]) -> str:
     """The metric by which the runs of a series chose their best checkpoints."""
-    return runs[0].get("best_by", "accuracy")
-
-
-def _mixers(run: dict[str, Any]) -> str:
-    """The mechanisms of a run's blocks; results of earlier versions name only one."""
-    return run.get("mixers", run["attention"])
+    return runs[0]["best_by"]
 
 
 def _where(runs: Sequence[dict[str, Any]]) -> str:
     """A warning if validation used the labels of the test."""
-    seen = any(run.get("validation") == "test" for run in runs)
+    seen = any(run["validation"] == "test" for run in runs)
     return " on the test split itself" if seen else ""
 
 
 def _validation_scores(runs: Sequence[dict[str, Any]]) -> list[float]:
-    """That metric of each run; nothing if one does not have it."""
-    name = f"valid_{_best_by(runs)}_best"
-    return [run[name] for run in runs] if all(name in run for run in runs) else []
+    """That metric of each run."""
+    return [run[f"valid_{_best_by(runs)}_best"] for run in runs]
 
 
 def mean_and_deviation(values: Sequence[float], digits: int = 2) -> str:

@@ -13,18 +13,29 @@ from lra_jax.configs import get_preset
 FAKE = {
     **{"test_accuracy_best": 30.0, "test_accuracy_last": 29.0, "steps": 10**6},
     **{"best_step": 100, "test_examples": 10, "parameters": 1000},
-    **{"seconds": 1.0, "steps_per_second": 1.0},
+    **{"seconds": 1.0, "steps_per_second": 1.0, "peak_memory_bytes": 1000},
+    **{"validation": "holdout", "data_fingerprint": "ab"},
 }
 
 
-def validated(config):
-    """Metrics whose loss is the lower, and accuracy the lower, the lower the rate."""
-    rate = config.train.learning_rate
-    lines = [
-        {"step": step, "split": "valid", "loss": step * rate, "accuracy": rate}
-        for step in (100, 200)
-    ]
-    return "".join(json.dumps(line) + "\n" for line in lines)
+def result_of(config):
+    """A result whose loss and accuracy are the lower, the lower the rate."""
+    score = 100 * config.train.learning_rate
+    return FAKE | {
+        **{"task": config.task, "attention": config.attention},
+        **{"mixers": config.mixers, "best_by": config.train.best_by},
+        **{"valid_loss_best": score, "valid_accuracy_best": score},
+    }
+
+
+def series_of(attention, **scores):
+    """A result as far as comparisons by validation read it."""
+    return {
+        **{"task": "t", "attention": attention, "mixers": attention},
+        **{"best_by": "accuracy", "validation": "holdout", "data_fingerprint": "ab"},
+        **{"valid_accuracy_best": 50.0, "valid_loss_best": 1.0},
+        **scores,
+    }
 
 
 @pytest.fixture
@@ -39,9 +50,8 @@ def started(monkeypatch):
         run.workdir.mkdir(parents=True)
         values = run.config.to_dict() | {"data_fingerprint": "ab"}
         (run.workdir / "config.json").write_text(json.dumps(values))
-        about = {"task": run.config.task, "attention": run.config.attention}
-        (run.workdir / "result.json").write_text(json.dumps(FAKE | about))
-        (run.workdir / "metrics.jsonl").write_text(validated(run.config))
+        text = json.dumps(result_of(run.config))
+        (run.workdir / "result.json").write_text(text)
         return 0
 
     monkeypatch.setattr(runs, "_start", start)
@@ -295,10 +305,7 @@ def test_of_a_flag_given_twice_the_last_counts(started, tmp_path):
 def test_the_best_by_validation_is_named():
     scores = {"flow --a=1": (30, 33), "flow --a=2": (40, 32), "softmax": (90, 90)}
     results = {
-        series: [
-            {"task": "t", "attention": series.split()[0], "valid_accuracy_best": v}
-            for v in values
-        ]
+        series: [series_of(series.split()[0], valid_accuracy_best=v) for v in values]
         for series, values in scores.items()
     }
     assert list(runs.best_by_validation(results)) == [
@@ -312,27 +319,26 @@ def test_the_best_by_validation_is_named():
 
 
 def test_validation_loss_breaks_ties():
-    run = {"task": "t", "attention": "flow", "valid_accuracy_best": 100.0}
     results = {
-        name: [run | {"valid_loss_best": x}] for name, x in (("a", 2.0), ("b", 1.0))
+        name: [series_of("flow", valid_accuracy_best=100.0, valid_loss_best=x)]
+        for name, x in (("a", 2.0), ("b", 1.0))
     }
     (line,) = runs.best_by_validation(results)
     assert line.endswith("of 2: b (100.00 %)")
 
 
 def test_scores_of_a_task_are_summarised():
-    run = {"task": "lm", "attention": "flow", "test_accuracy_best": 9.0}
-    run |= {"test_accuracy_last": 9.0, "test_loss_best": 5.0, "test_loss_last": 5.0}
+    run = series_of("flow", task="lm", test_accuracy_best=9.0, test_accuracy_last=9.0)
+    run |= {"test_loss_best": 5.0, "test_loss_last": 5.0}
     results = {"flow": [run | {"test_bits_per_byte_best": x} for x in (2.0, 2.5)]}
     (line,) = runs.summarise(results)
-    assert "last 9.00 +- 0.00 %, bits per byte 2.250 +- 0.354 (2 seeds)" in line
+    assert "last 9.00 +- 0.00 %, bits per byte 2.250 +- 0.354; chosen by" in line
 
 
 def test_runs_on_other_examples_are_not_compared():
-    run = {"task": "lm", "attention": "gla", "valid_accuracy_best": 40}
     results = {
-        "bytes": [run | {"data_fingerprint": "ab"}],
-        "words": [run | {"data_fingerprint": "cd", "valid_accuracy_best": 60}],
+        "bytes": [series_of("gla", valid_accuracy_best=40)],
+        "words": [series_of("gla", valid_accuracy_best=60, data_fingerprint="cd")],
     }
     (line,) = runs.best_by_validation(results)
     assert line.endswith("runs on different examples are not compared with each other")
@@ -351,7 +357,7 @@ def test_a_run_on_files_is_asked_whether_they_have_changed(started, tmp_path, ca
 
 def test_validation_on_the_test_itself_is_said():
     """As in LRA's code for text, whose best checkpoint has seen the test."""
-    run = {"task": "text", "attention": "flow", "validation": "test"}
+    run = series_of("flow", task="text", validation="test")
     run |= {"test_accuracy_best": 66, "test_accuracy_last": 64}
     results = {
         "flow --a=1": [run | {"valid_accuracy_best": 66}],
@@ -383,16 +389,8 @@ def test_the_best_by_validation_goes_by_the_figure_of_the_runs(
     sweep.main([*flags, rates, "--train.best_by=loss,accuracy"])
     out = capsys.readouterr().out
     assert "best by validation loss of 2: flow --train.learning_rate=1e-3 " in out
-    assert "listops, flow: runs chosen by accuracy" not in out  # They have none.
-    results = {
-        name: [{"task": "t", "attention": "flow", "best_by": by, key: value}]
-        for name, by, key, value in (
-            *(("a", "loss", "valid_loss_best", 2.0), ("b", "loss", "x", 1.0)),
-            ("c", "accuracy", "valid_accuracy_best", 9.0),
-        )
-    }
-    (line,) = runs.best_by_validation(results)
-    assert line.endswith("by loss (--train.best_by) are not compared")
+    assert "best by validation accuracy of 2: flow --train.learning_rate=3e-3 " in out
+    assert "loss (--train.best_by) are not compared" in out
 
 
 def test_a_failed_run_of_a_sweep_is_named_by_its_values(started, tmp_path, capsys):

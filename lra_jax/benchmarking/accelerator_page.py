@@ -220,7 +220,7 @@ def _run_cells(run: Row) -> tuple[str, ...]:
     return (
         *(
             run["task"],
-            run.get("mixers", run["attention"]),
+            run["attention"],
             run["preset"],
             score,
             f"{run['steps']:,}",

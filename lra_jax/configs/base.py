@@ -458,10 +458,9 @@ class Config:
         wanted = "the fields of this version's Config"
         try:
             own = find_task(values["task"]).data
-            parts = {"train": TrainConfig, "model": ModelConfig, "data": own}
+            parts = {"train": TrainConfig, "pretrain": PretrainConfig}
+            parts |= {"model": ModelConfig, "data": own}
             nested = {name: kind(**values[name]) for name, kind in parts.items()}
-            # Runs of earlier versions lack these.
-            nested["pretrain"] = PretrainConfig(**values.get("pretrain", {}))
             given = {n: v for n, v in values.items() if n not in _OF_A_RUN}
             config = cls(**{**given, **nested})
         except (KeyError, TypeError) as error:

@@ -22,7 +22,7 @@ lowest validation loss (the code bases: highest accuracy), because accuracy hard
 changes here while the loss still falls.
   Command: python -m lra_jax.train --task=listops --preset=compact
   Expected: cosFormer 37.45 % in 17 minutes on 2 CPU cores (results/listops/ has this
-  run and those of softmax, linear, Linformer and Flow, from when it was the default).
+  run and those of softmax, linear, Linformer and Flow).
 
 official: google-research/long-range-arena, lra_benchmarks/listops/configs: 4 layers,
 512 wide, 8 heads, MLP 1024, CLS pooling, sinusoidal positions, no biases in the

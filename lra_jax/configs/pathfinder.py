@@ -12,7 +12,7 @@ epochs (100 for 256 pixels), no weight decay. For 32 pixels these sizes are the
 Transformer's; mechanisms with other sizes, from LRA or their authors, have them in
 their entries. Its maintainer says that the files are not those of the published
 results, and gives Performer's sizes (issue 37), which we use; in issue 60 the
-Transformer's file stays at 50 %, and an earlier version of it had one block, 128 wide.
+Transformer's file stays at 50 %.
 LRA scores the last checkpoint: read `test_accuracy_last`.
   Command: python -m lra_jax.train --task=pathfinder --preset=official
   Published accuracy: Transformer 71.40, Linear Transformer 75.30, Linformer 76.34 (LRA

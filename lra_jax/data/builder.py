@@ -89,7 +89,6 @@ class SequenceBuilder(tfds.core.ShardBasedBuilder, skip_registration=True):
     """
 
     VERSION = tfds.core.Version("1.0.0")
-    RELEASE_NOTES: ClassVar[dict[str, str]] = {"1.0.0": "First version."}
     SEQUENCES: ClassVar[tuple[str, ...]] = ("tokens",)
     TARGETS: ClassVar[bool] = False
     VOCAB_SIZE: ClassVar[int]
@@ -235,8 +234,8 @@ def _opened(
 ) -> SequenceDataset:
     """The data of a folder, after checking that every byte is unchanged.
 
-    A folder without a seal, from an earlier version or a run killed at the very end, is
-    read through, and then sealed.
+    A folder without a seal, from a run killed at the very end, is read through, and
+    then sealed.
 
     Raises:
       ValueError: a file is missing or damaged, or belongs to other data.

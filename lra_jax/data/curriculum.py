@@ -86,7 +86,7 @@ def plan_stages(
     parts, start = [], 0
     for number, (ids, end) in enumerate(stages):
         if end > start:
-            # A run without stages keeps the order of examples of earlier versions.
+            # The last stage, of all examples, has the order of a run without stages.
             last = number == len(stages) - 1
             plan = BatchPlan(
                 lengths[ids],

@@ -18,7 +18,7 @@ import os
 import pathlib
 import re
 from collections.abc import Callable, Iterator
-from typing import ClassVar, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 import tensorflow_datasets as tfds
@@ -53,7 +53,6 @@ class ImdbBytes(builder.SequenceBuilder):
 
     name = "lra_text"
     VERSION = tfds.core.Version("1.1.0")
-    RELEASE_NOTES: ClassVar[dict[str, str]] = {"1.1.0": "No white space around texts."}
     VOCAB_SIZE = 256
     NUM_CLASSES = 2
 

@@ -449,8 +449,7 @@ def maker(
     kind = _BY_NAME[known("kind", rest.pop("kind"), _BY_NAME)]
     settings = {name: _tuples(value) for name, value in rest.pop("encoder").items()}
     dtype = settings["dtype"]
-    # Files of earlier versions have no hybrids.
-    for mechanism in (settings["mechanism"], *settings.get("hybrid", ())):
+    for mechanism in (settings["mechanism"], *settings["hybrid"]):
         if not allow_code and ":" in mechanism:
             raise expected("allow_code", f"True to import {mechanism!r}", False)
     settings["dtype"] = None if dtype is None else jnp.dtype(dtype)

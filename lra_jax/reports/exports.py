@@ -147,8 +147,7 @@ def _accuracy(row: Row) -> str:
 
 
 def _speed(row: Row) -> str:
-    kind = row["steps_per_second_kind"]
-    return f"{row['steps_per_second']:.2f}{f' ({kind})' if kind else ''}"
+    return f"{row['steps_per_second']:.2f} ({row['steps_per_second_kind']})"
 
 
 def _escaped(text: str) -> str:

@@ -367,7 +367,7 @@ def _speed(group: Group) -> str:
 def _memory(group: Group) -> str:
     """The highest peak of the runs, and what it covers."""
     peak, kind = group.peak_memory
-    return "not recorded" if peak is None else f"{peak / 2**20:,.0f} MiB ({kind})"
+    return f"{peak / 2**20:,.0f} MiB ({kind})"
 
 
 def _number(value: float | str | None) -> str:

@@ -16,11 +16,9 @@ from lra_jax.training import own_code
 from lra_jax.training.metrics import read_metrics
 from lra_jax.training.workdir import NUMBERS, as_written
 
-# Not in every result.
-_OTHER_NUMBERS = ("peak_memory_bytes", "valid_accuracy_best")
 _KINDS = {
     **{"versions": dict, "data_fingerprint": str, "official_data": bool},
-    **{"steps_per_second_kind": str, "test_accuracy_by_length": dict},
+    **{"steps_per_second_kind": str, "peak_memory_kind": str},
 }
 _LARGEST = 1e18
 
@@ -43,26 +41,6 @@ class Run:
     metrics: tuple[dict[str, Any], ...]
     code: str = ""
 
-    @property
-    def valid_loss(self) -> float | None:
-        """Validation loss of the best checkpoint; None if it is not known."""
-        return self._valid("loss")
-
-    @property
-    def valid_accuracy(self) -> float | None:
-        """Its validation accuracy, in percent; None if it is not known."""
-        if self.result is not None and "valid_accuracy_best" in self.result:
-            return self.result["valid_accuracy_best"]
-        share = self._valid("accuracy")
-        return None if share is None else 100 * share
-
-    def _valid(self, name: str) -> float | None:
-        if self.result is None:
-            return None
-        place = ("valid", self.result["best_step"])
-        found = [m.get(name) for m in self.metrics if (m["split"], m["step"]) == place]
-        return found[-1] if found and isinstance(found[-1], float) else None
-
 
 @dataclasses.dataclass(frozen=True)
 class Group:
@@ -83,7 +61,7 @@ class Group:
     @property
     def official(self) -> bool:
         """Whether the data are those of the published rows."""
-        return all(result.get("official_data", False) for result in self.results)
+        return all(result["official_data"] for result in self.results)
 
     @property
     def by_protocol(self) -> bool:
@@ -93,13 +71,11 @@ class Group:
         return self.official and task.follows_protocol(self.config)
 
     @property
-    def speed_kind(self) -> str | None:
+    def speed_kind(self) -> str:
         """``warm``, or ``cold`` if a run was so short that its steps/s include
-        compilation; None if that was not recorded."""
-        kinds = {result.get("steps_per_second_kind") for result in self.results}
-        if "cold" in kinds:
-            return "cold"
-        return "warm" if kinds == {"warm"} else None
+        compilation."""
+        kinds = {result["steps_per_second_kind"] for result in self.results}
+        return "cold" if "cold" in kinds else "warm"
 
     def said(self, name: str) -> str | None:
         """A text of the results, such as the device: every different one; None if it
@@ -108,14 +84,11 @@ class Group:
         return " and ".join(found) or None
 
     @property
-    def peak_memory(self) -> tuple[int, str] | tuple[None, None]:
-        """The highest peak of the runs in bytes, and what it covers; None if that was
-        not recorded."""
-        known = [r for r in self.results if r.get("peak_memory_bytes")]
-        if not known:
-            return None, None
-        kinds = sorted({str(r.get("peak_memory_kind", "")) for r in known})
-        return max(r["peak_memory_bytes"] for r in known), ", ".join(kinds)
+    def peak_memory(self) -> tuple[int, str]:
+        """The highest peak of the runs in bytes, and what it covers."""
+        kinds = sorted({result["peak_memory_kind"] for result in self.results})
+        highest = max(result["peak_memory_bytes"] for result in self.results)
+        return highest, ", ".join(kinds)
 
     @property
     def last_only(self) -> bool:
@@ -132,30 +105,9 @@ class Group:
         return statistics.stdev(values) if len(values) > 1 else None
 
     @property
-    def valid_loss(self) -> float | None:
-        """Mean of `Run.valid_loss`; None if a run has none."""
-        return _mean([run.valid_loss for run in self.runs])
-
-    @property
-    def chosen_by_loss(self) -> bool:
-        """Whether the best checkpoints have the lowest validation loss, and not the
-        highest accuracy."""
-        return self.config.train.best_by == "loss" and self.valid_loss is not None
-
-    @property
-    def valid_accuracy(self) -> float | None:
-        """Mean of `Run.valid_accuracy`; None if a run has none."""
-        return _mean([run.valid_accuracy for run in self.runs])
-
-    @property
     def accuracy(self) -> str:
         """The accuracy that counts: the best checkpoint's unless it saw the test."""
         return "test_accuracy_last" if self.last_only else "test_accuracy_best"
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.fmean(known) if len(known) == len(values) else None
 
 
 def read_runs(*folders: Path) -> tuple[list[Run], list[str]]:
@@ -216,33 +168,22 @@ def best_group(groups: Sequence[Group]) -> Group | None:
     and then by their settings, the preset's own first.
 
     Returns:
-      None if several of them are left, and a validation score is not known or was
-      measured on the test split.
+      None if several of them are left, and validation was the test split.
     """
     if len(groups) < 2:
         return groups[0] if groups else None
     most = max(len(group.runs) for group in groups)
     compared = [group for group in groups if len(group.runs) == most]
-    by_loss = all(group.chosen_by_loss for group in compared)
-    if len(compared) > 1 and any(
-        _validation(group, by_loss) is None for group in compared
-    ):
+    if len(compared) > 1 and any(group.last_only for group in compared):
         return None
+    by_loss = all(group.config.train.best_by == "loss" for group in compared)
     return min(compared, key=lambda group: _rank(group, by_loss))
-
-
-def _validation(group: Group, by_loss: bool) -> float | None:
-    """The validation loss or accuracy; None if it is not known, or was measured on the
-    test split."""
-    if group.last_only:
-        return None
-    return group.valid_loss if by_loss else group.valid_accuracy
 
 
 def _rank(group: Group, by_loss: bool) -> tuple[Any, ...]:
     """Lower for better groups."""
-    loss = math.inf if group.valid_loss is None else group.valid_loss
-    accuracy = -math.inf if group.valid_accuracy is None else group.valid_accuracy
+    loss = group.mean("valid_loss_best")
+    accuracy = group.mean("valid_accuracy_best")
     changed = settings_unlike_preset(group, apart_from=())
     others = len(changed), repr(sorted(group.config.identity().items()))
     return (loss, *others) if by_loss else (-accuracy, loss, *others)
@@ -266,10 +207,9 @@ def _by_seed(runs: Sequence[Run]) -> list[dict[int, list[Run]]]:
         if run.result is not None:
             settings = run.config.identity()
             seed = settings.pop("seed")
-            if run.result.get("data_fingerprint"):  # The same files, wherever they lie.
-                settings.pop("data.path", None)
+            settings.pop("data.path", None)  # The same files, wherever they lie.
             key = tuple(sorted((name, repr(value)) for name, value in settings.items()))
-            key += (run.result.get("data_fingerprint"), run.code)
+            key += (run.result["data_fingerprint"], run.code)
             groups.setdefault(key, {}).setdefault(seed, []).append(run)
     return list(groups.values())
 
@@ -372,8 +312,8 @@ _OF_REPORTING = ("train.log_every", "train.eval_batch_size")
 
 
 def _fingerprint(group: Group) -> str:
-    """The hash of the examples; "None" if it was not recorded."""
-    return str(group.results[0].get("data_fingerprint"))
+    """The hash of the examples."""
+    return group.results[0]["data_fingerprint"]
 
 
 def _data_settings(group: Group) -> dict[str, Any]:
@@ -433,7 +373,7 @@ def _read_run(folder: Path) -> Run:
 
 def _check_result(result: dict[str, Any]) -> None:
     """Refuses values that the tables cannot show, or would show as invalid numbers."""
-    for name in (*NUMBERS, *(n for n in _OTHER_NUMBERS if n in result)):
+    for name in NUMBERS:
         value = result.get(name)
         place = f"result.json: {name}"
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -445,17 +385,20 @@ def _check_result(result: dict[str, Any]) -> None:
             raise expected(place, f"a number of at least {least}", value)
         if "accuracy" in name and value > 100:
             raise expected(place, "percent", value)
-    parts = result.get("test_accuracy_by_length")
-    for length, value in (parts if isinstance(parts, dict) else {}).items():
+    parts = result.get("test_accuracy_by_length", {})
+    if not isinstance(parts, dict):
+        raise expected("result.json: test_accuracy_by_length", "dict", repr(parts))
+    for length, value in parts.items():
         place = f"result.json: test_accuracy_by_length: {length}"
         if not isinstance(value, int | float) or not 0 <= value <= 100:
             raise expected(place, "percent", repr(value))
         if not re.fullmatch(r"(\d+/)?\d+", length):
             raise expected(place, "a length, or length/pairs", repr(length))
     for name, kind in _KINDS.items():
-        if not isinstance(result.get(name), kind | None):
-            raise expected(f"result.json: {name}", kind.__name__, repr(result[name]))
-    for name, version in (result.get("versions") or {}).items():
+        value = result.get(name)
+        if not isinstance(value, kind):
+            raise expected(f"result.json: {name}", kind.__name__, repr(value))
+    for name, version in result["versions"].items():
         if not isinstance(version, str):
             raise expected(f"result.json: versions: {name}", "text", repr(version))
 

@@ -92,9 +92,6 @@ def _add_suite(
         page.text("Runs on other examples count as another test:")
         page.items(several)
     _add_examples(page, tests)
-    if not best:
-        page.text("No setting is the best: validation scores are missing.")
-        return
     slug = title.replace(", preset ", "-")
     values = {
         model: {name: score(group) for name, group in row.items()}

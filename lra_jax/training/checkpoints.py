@@ -214,7 +214,7 @@ class Checkpoints:
         self._set_aside([c.path for c in self._latest.checkpoints if c.step > step])
         if progress.best_step >= 0:
             self._check_best(progress.best_step)
-        return TrainState(**{"peak": state.peak, **loaded["state"]}), progress
+        return TrainState(**loaded["state"]), progress
 
     def _check_best(self, step: int) -> None:
         """Detects a lost best checkpoint before a run resumes.
@@ -269,7 +269,7 @@ class Checkpoints:
         raise expected(str(kept.directory), "a checkpoint", "none yet")
 
     def _check_run(self, path: Any, about: dict[str, Any] | None) -> None:
-        """Refuses a checkpoint of other settings; earlier versions wrote no seal."""
+        """Refuses a checkpoint of other settings; one without a seal has none."""
         run = (about or {}).get("run", "")
         if run and self._run and run != self._run:
             got = "one of other settings or data"
@@ -324,9 +324,6 @@ def _try_load(
             shapes = {item: _shapes(saved[item]) for item in saved if item in _TREES}
             if not all(shapes.get(item) for item in items if item in _TREES):
                 return None, "none of its arrays"
-            if "peak" not in shapes.get("state", ("peak",)):  # From an earlier version.
-                state = {n: x for n, x in items["state"].items() if n != "peak"}
-                items = items | {"state": state}
             for item in shapes.keys() & items.keys():
                 _check(str(checkpoint.path), shapes[item], _shapes(items[item]))
             return kept.load_checkpointables(checkpoint.step, items), ""

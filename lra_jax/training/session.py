@@ -222,6 +222,7 @@ class Session:
             "test_examples": self.dataset.num_examples("test"),
             **self._beside(params, 100 * best["accuracy"]),
             "valid_accuracy_best": 100 * progress.best_accuracy,
+            "valid_loss_best": progress.best_loss,
             "best_step": progress.best_step,
             "best_by": self.config.train.best_by,
             "validation": "test" if self.config.data.chosen_on_test else "holdout",
@@ -274,19 +275,18 @@ class Session:
         lines = [
             line
             for line in read_metrics(self.workdir)
-            if line["split"] == "train" and line.get("warm", True)
+            if line["split"] == "train" and line["warm"]
         ]
         if not lines:  # The metrics were lost; then evaluations count as training.
             speed = self.trainer.step / self.trainer.progress.seconds
             return {"steps_per_second": speed, "steps_per_second_kind": "cold"}
-        pace: dict[str, Any] = {
+        return {
             "steps_per_second": statistics.median_high(
                 line["steps_per_second"] for line in lines
             ),
             "steps_per_second_kind": "warm",
+            "data_wait": statistics.median_high(line["data_wait"] for line in lines),
         }
-        waits = [line["data_wait"] for line in lines if "data_wait" in line]
-        return pace | ({"data_wait": statistics.median_high(waits)} if waits else {})
 
     def _facts(self) -> dict[str, str]:
         config, data = self.config, self.dataset
@@ -367,7 +367,7 @@ def show_result(
     console.line(
         f"{format_seconds(result['seconds'])} in total, "
         f"{result['steps_per_second']:.2f} steps/s in training "
-        f"({result.get('steps_per_second_kind', 'median')}{waited}), "
+        f"({result['steps_per_second_kind']}{waited}), "
         f"{result['parameters']:,} parameters"
     )
 
@@ -439,8 +439,8 @@ def _beside_in_words(
 
 def _chosen_by(result: Mapping[str, Any]) -> str:
     """How the best checkpoint was chosen; warns if that used the test labels."""
-    rule = f", best validation {result.get('best_by', 'accuracy')}"
-    seen = result.get("validation") == "test"
+    rule = f", best validation {result['best_by']}"
+    seen = result["validation"] == "test"
     return f"{rule}; chosen on the test split itself" if seen else rule
 
 

@@ -34,7 +34,8 @@ _MADE_LATER = (
 )
 NUMBERS = (
     *("test_accuracy_best", "test_accuracy_last", "test_examples", "best_step"),
-    *("steps", "seconds", "steps_per_second", "parameters"),
+    *("steps", "seconds", "steps_per_second", "parameters", "peak_memory_bytes"),
+    *("valid_accuracy_best", "valid_loss_best"),
 )
 """The numbers of every result: a run prints them at the end, a report reads them."""
 
@@ -89,9 +90,8 @@ def open_workdir(
     longer = _is_longer(config, theirs, workdir)
     if their_fingerprint != fingerprint:
         raise other_data(workdir, their_fingerprint, fingerprint)
-    # Runs of earlier versions do not say where they started.
-    theirs_from = json.loads(path.read_text(encoding="utf-8")).get("started_from")
-    if theirs_from not in (None, started_from):
+    theirs_from = json.loads(path.read_text(encoding="utf-8")).get("started_from", "")
+    if theirs_from != started_from:
         wanted = f"a run that started from the model of digest {started_from}"
         got = f"{workdir} from one of digest {theirs_from}; choose another --workdir"
         raise expected("--workdir", wanted, got)
@@ -240,7 +240,7 @@ def refuse_own_file(workdir: Path, file: Path) -> None:
 
 def as_written(workdir: Path, result: dict[str, Any]) -> bool:
     """Whether a result's seal, if it has one, is that of its values and of the run's
-    settings. Earlier versions wrote no seal."""
+    settings."""
     rest = {name: value for name, value in result.items() if name != "seal"}
     seal = seals.digest([rest, identify(workdir)])
     return result.get("seal", seal) == seal

@@ -60,7 +60,7 @@ def test_every_damage_is_one_line(copied, name, how):
 @pytest.mark.parametrize("how", helpers.DAMAGE)
 @pytest.mark.parametrize("name", FILES[:-1])
 def test_damage_of_data_without_a_seal(copied, name, how):
-    """Of an earlier version, or of a run killed as it made them: they are read."""
+    """Of a run killed as it made them: they are read."""
     home, ours, theirs = copied
     whole = listops.prepare(home, seed=0, **FEW_TREES)
     (ours / seals.NAME).unlink()

@@ -25,6 +25,8 @@ NUMBERS = {
     **{"test_accuracy_last": 50.0, "steps": 600, "best_step": 600, "seconds": 1.0},
     **{"steps_per_second": 9.0, "parameters": 1234, "test_examples": 500},
     **{"state_size": 4096, "chance": 50.0},
+    **{"peak_memory_bytes": 1 << 30, "peak_memory_kind": "process peak RSS"},
+    **{"steps_per_second_kind": "warm", "official_data": False, "versions": {}},
 }
 
 
@@ -36,6 +38,7 @@ def write(
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config.to_dict()))
     result = {"test_accuracy_best": test, "valid_accuracy_best": valid, **NUMBERS}
+    result["valid_loss_best"] = 1 - valid / 100
     result["data_fingerprint"] = examples
     result["test_accuracy_by_length"] = {"20": test, "128": test - 10}
     result["command"] = f"python -m lra_jax.train --task={task}"
@@ -211,26 +214,6 @@ def test_other_examples_are_another_test(tmp_path):
     assert "(lengths-parity-2-state-quick.png)" in page
 
 
-def test_scores_that_results_lack_are_read_from_the_metrics(tmp_path):
-    """As those of earlier versions; without any, no setting is the best."""
-    fast = {"train": {"learning_rate": 0.05}}
-    for name, test, valid, more in (("a", 60.0, 70.0, {}), ("b", 90.0, 60.0, fast)):
-        write(tmp_path / name, "parity", "delta", test, valid, **more)
-        file = tmp_path / name / "result.json"
-        result = json.loads(file.read_text())
-        result["best_step"] = 600
-        del result["valid_accuracy_best"]
-        file.write_text(json.dumps(result))
-    assert not best_groups(found(tmp_path, "parity"))
-    report.write_report(tmp_path, tmp_path / "out")
-    assert "No setting is the best" in (tmp_path / "out" / "report.md").read_text()
-    for name, valid in (("a", 0.7), ("b", 0.6)):
-        line = {"step": 600, "split": "valid", "accuracy": valid, "loss": 1.0}
-        (tmp_path / name / "metrics.jsonl").write_text(json.dumps(line) + "\n")
-    (row,) = best_groups(found(tmp_path, "parity")).values()
-    assert score(row["parity"]) == pytest.approx(20.0)
-
-
 def test_published_rows_are_for_the_published_examples(tmp_path):
     short = {"data": {"length": 64}}
     write(tmp_path / "a", "mad-recall", "delta", 90.0, 90.0)
@@ -282,13 +265,13 @@ def write_language_run(folder, rate, loss, accuracy):
     fast = {"train": {"learning_rate": rate}}
     write(folder, "lm", "delta", accuracy, accuracy, preset="tiny", **fast)
     result = json.loads((folder / "result.json").read_text())
-    result |= {"test_bits_per_byte_best": 2 * loss, "test_loss_best": loss}
+    result |= {
+        "test_bits_per_byte_best": 2 * loss,
+        "test_loss_best": loss,
+        "valid_loss_best": loss,
+    }
     del result["test_accuracy_by_length"]
     (folder / "result.json").write_text(json.dumps(result))
-    steps = {300: loss + 1, result["best_step"]: loss}
-    lines = [{"step": n, "split": "valid", "loss": x} for n, x in steps.items()]
-    text = "".join(f"{json.dumps(line)}\n" for line in lines)
-    (folder / "metrics.jsonl").write_text(text)
 
 
 def test_language_models_are_compared_by_their_loss(tmp_path):
@@ -303,6 +286,3 @@ def test_language_models_are_compared_by_their_loss(tmp_path):
     assert "| model | lm, bits per byte |" in page
     assert "| delta |             2.500 |" in page
     assert "Published rows" not in page
-    (runs / "b" / "metrics.jsonl").unlink()  # Then the accuracy is all there is.
-    (lm,) = found(runs, "lm")
-    assert best_groups([lm])["delta"]["lm"].config.train.learning_rate == 0.001

@@ -61,6 +61,7 @@ def test_a_checkpoint_chosen_on_the_test_split_is_said_to_be(capsys):
         **{"attention": "flow", "test_accuracy_best": 64.0, "test_accuracy_last": 63.0},
         **{"best_step": 4, "steps": 9, "test_examples": 25_000, "seconds": 1.0},
         **{"steps_per_second": 2.0, "parameters": 3, "official_data": True},
+        **{"steps_per_second_kind": "warm", "best_by": "accuracy"},
     }
     shown = {}
     for validation in ("holdout", "test"):

@@ -287,7 +287,6 @@ def test_sequences_grow_in_training_alone(data_dir, dataset, tmp_path):
 
 @pytest.mark.parametrize("change", [{"mlp_dim": 32}, {"num_layers": 2}])
 def test_a_checkpoint_of_another_model_is_one_line(finished, dataset, data_dir, change):
-    """As one of an older version of the library would be."""
     other = helpers.tiny(data_dir, model=change)
     again = trainer(other, dataset, finished.workdir)
     expected = r"^checkpoint \S+/\d+: expected \S+ of shape [^\n]+, got [^\n]+$"

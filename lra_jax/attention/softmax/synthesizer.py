@@ -21,8 +21,8 @@ Columns belong to positions counted from 0, so padding is exact on the right.
 Deviations: padding is left out of the softmax, where the arena's code ignores it; no
 mixtures of variants. A layer projects queries for every variant, as the entry below
 says; the random ones do not read them, so that these parameters get no gradient and
-never change. The arena's code has none there. They stay, since without them weights
-saved so far would not fit, and all other parameters would be drawn differently.
+never change. The arena's code has none there; here, options do not change which
+projections a layer has.
 """
 
 import math
