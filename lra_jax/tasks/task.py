@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from lra_jax.configs import Config, DataConfig, get_preset
+from lra_jax.configs import Config, DataConfig, StoredData, get_preset
 from lra_jax.errors import expected, renamed
 from lra_jax.tasks.published import Published
 
@@ -75,7 +75,8 @@ class Task:
       data: the dataclass of its ``--data.*`` settings.
       presets: ``(attention) -> Config``, with train, model and data, by name.
       reader: names ``(data_dir, **settings) -> SequenceDataset``, which makes or finds
-        the data; the settings are `of_reader` of `data`.
+        the data; the settings are `of_reader` of `data`. There is no ``data_dir``
+        unless `data` is a `StoredData`.
       reader_settings: further settings of the reader, which are not flags.
       model: names ``(config, dataset, rngs) -> nnx.Module``.
       objective: names ``(model, batch, rngs) -> sums``: the weighted sums "loss" and
@@ -167,9 +168,9 @@ class Task:
         """
         settings = data.of_reader
         read = pkgutil.resolve_name(self.reader)
-        folder = getattr(data, "dir", None)  # In-memory data have none.
+        place = {"data_dir": data.dir} if isinstance(data, StoredData) else {}
         try:
-            return read(folder, **self.reader_settings, **settings)
+            return read(**place, **self.reader_settings, **settings)
         except ValueError as error:
             name = str(error).partition(":")[0]
             if name not in settings:

@@ -11,7 +11,6 @@ from lra_jax.errors import expected, renamed
 
 
 def prepare(
-    _: object = None,
     *,
     path: str | None = None,
     pattern: str = "*",

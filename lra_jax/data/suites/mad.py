@@ -2,7 +2,6 @@
 Architectures", arXiv:2403.17844), each in its own file."""
 
 import functools
-import os
 from typing import Any
 
 from lra_jax.data import memory
@@ -28,7 +27,6 @@ RECALLS = {
 
 
 def prepare(
-    data_dir: str | os.PathLike | None = None,
     *,
     task: str,
     seed: int,
@@ -41,14 +39,12 @@ def prepare(
     """Draws the examples of a test.
 
     Args:
-      data_dir: ignored, as nothing is stored.
       task: its name.
       seed: fixes every example.
       num_train, num_valid, num_test: number of examples of each.
       vocab_size: number of tokens, including those with a special meaning.
       **settings: further settings of the generator.
     """
-    del data_dir
     settings["vocab_size"] = vocab_size
     if task in SAME:
         learnt = tested = functools.partial(SAME[task], **settings)

@@ -16,7 +16,6 @@ there, but by the exponential race, which has the same distribution.
 """
 
 import functools
-import os
 from typing import NamedTuple
 
 import numpy as np
@@ -69,7 +68,6 @@ def _check_vocabulary(vocab_size: int, parts: list[Part]) -> None:
 
 
 def prepare(
-    data_dir: str | os.PathLike | None = None,
     *,
     seed: int,
     train: str,
@@ -84,7 +82,6 @@ def prepare(
     Raises:
       ValueError: the pairs do not fit into a length or the vocabulary.
     """
-    del data_dir  # Nothing is stored.
     trained = parse_parts("--data.train", train)
     tests = parse_parts("--data.test", test)
     _check_vocabulary(vocab_size, trained + tests)

@@ -14,7 +14,6 @@ arXiv:2305.16300), with tokens instead of text.
 """
 
 import functools
-import os
 
 import numpy as np
 
@@ -25,7 +24,6 @@ _SHORTEST = 3
 
 
 def prepare(
-    data_dir: str | os.PathLike | None = None,
     *,
     seed: int,
     num_train: int,
@@ -42,7 +40,6 @@ def prepare(
       ValueError: lengths that are not in increasing order, or too short for the needle
         and the question, or a vocabulary without noise.
     """
-    del data_dir  # Nothing is stored.
     memory.check_range("min_length", min_length, "max_length", max_length, _SHORTEST)
     if vocab_size < 4:
         raise expected("--data.vocab_size", "at least 4", vocab_size)

@@ -9,7 +9,6 @@ that the task has, as in the original.
 """
 
 import functools
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -32,7 +31,6 @@ SHORTEST = 3
 
 
 def prepare(
-    data_dir: str | os.PathLike | None = None,
     *,
     task: str,
     seed: int,
@@ -50,7 +48,6 @@ def prepare(
     """Draws the examples of a test.
 
     Args:
-      data_dir: ignored, as nothing is stored.
       task: its name.
       seed: fixes every example.
       num_train, num_valid, num_test: number of examples; a part has `num_test`.
@@ -62,7 +59,6 @@ def prepare(
     Raises:
       ValueError: lengths that are not in increasing order, or below `SHORTEST`.
     """
-    del data_dir
     memory.check_range("min_length", min_length, "max_length", max_length, SHORTEST)
     memory.check_range("test_min", test_min, "test_max", test_max, SHORTEST)
     draw = GENERATORS[task]
