@@ -1,5 +1,6 @@
 """Checks of settings, and names for user-supplied files."""
 
+import functools
 import hashlib
 import operator
 import os
@@ -41,7 +42,8 @@ def existing(path: str | os.PathLike) -> pathlib.Path:
 
 def digest(files: Iterable[pathlib.Path]) -> str:
     """A short name for files in their current state: paths, sizes and change times."""
-    stats = [(str(file.resolve()), file.stat()) for file in files]
+    resolved = functools.cache(pathlib.Path.resolve)  # Of few folders for many files.
+    stats = [(str(resolved(file.parent) / file.name), file.stat()) for file in files]
     identity = [(name, s.st_size, s.st_mtime_ns) for name, s in sorted(stats)]
     return hashlib.blake2b(repr(identity).encode(), digest_size=8).hexdigest()
 

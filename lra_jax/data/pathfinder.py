@@ -154,16 +154,22 @@ def _from_files(
     checks.check_integer("seed", seed, 0)
     size = settings.size
     folder = pathfinder_files.find(path, size, settings.level)
+    samples = pathfinder_files.list_samples(folder)
     files = pathfinder_files.metadata_files(folder)
+    files += [sample.file for sample in samples]
     name = f"{checks.digest(files)}-size{size}-seed{seed}"
-    # A line of metadata takes about 60 bytes.
-    count = sum(file.stat().st_size for file in files) // 50 + 1
-    config = _config(name, size, count, lambda _: _split(folder, size, seed))
+    config = _config(
+        name, size, len(samples), lambda _: _split(folder, samples, size, seed)
+    )
     return builder.prepare(PathfinderFiles, config, data_dir)
 
 
-def _split(folder: pathlib.Path, size: int, seed: int) -> builder.Splits:
-    samples = pathfinder_files.list_samples(folder)
+def _split(
+    folder: pathlib.Path,
+    samples: Sequence[pathfinder_files.Sample],
+    size: int,
+    seed: int,
+) -> builder.Splits:
     if len(samples) < _LEAST_FILES:
         wanted = f"at least {_LEAST_FILES} images, for three splits"
         raise expected(str(folder), wanted, len(samples))

@@ -159,7 +159,7 @@ class Dropout(nnx.Module):
     counter-based generator, MurmurHash3's 32-bit finaliser with the two words of the
     key mixed in. It fuses with its neighbours, so no mask is ever stored, and costs a
     fraction of Threefry's rounds (docs/performance.md). It holds no state and does not
-    depend on how the array is laid out over devices.
+    depend on how the array is laid out over devices, or padded for them.
 
     Deviations from ``nnx.Dropout``: the generator; and no mask without ``rngs``.
     """
@@ -172,15 +172,22 @@ class Dropout(nnx.Module):
         """Applies dropout if ``rngs`` is given, else returns ``inputs`` unchanged."""
         if rngs is None or self.rate == 0:
             return inputs
-        keep = random_uint32(rngs.dropout(), inputs.shape) >= np.uint32(
-            min(round(self.rate * 2**32), 2**32 - 1)
-        )
+        keep = ~drawn(rngs.dropout(), self.rate, inputs.shape)
         scale = jnp.asarray(1 / (1 - self.rate), inputs.dtype)
         return jnp.where(keep, inputs * scale, 0)
 
 
+def drawn(key: jax.Array, rate: float, shape: tuple[int, ...]) -> jax.Array:
+    """True with probability ``rate``, for each element separately."""
+    limit = np.uint32(min(round(rate * 2**32), 2**32 - 1))
+    return random_uint32(key, shape) < limit
+
+
 def random_uint32(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """Uniform 32-bit integers: a hash of the element's index and of the key.
+
+    Elements of `[B, T, ...]` are counted position by position, so padding at the end of
+    the sequences does not change the integers before it.
 
     Args:
       key: a typed key of ``jax.random``.
@@ -189,7 +196,8 @@ def random_uint32(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     words = jax.random.key_data(key).astype(jnp.uint32).reshape(-1)
     index = jnp.zeros(shape, jnp.uint32)
     stride = 1
-    for axis in reversed(range(len(shape))):
+    slowest_first = (*range(len(shape))[1:2], *range(len(shape))[:1])
+    for axis in reversed((*slowest_first, *range(2, len(shape)))):
         along = jax.lax.broadcasted_iota(jnp.uint32, shape, axis)
         index = index + along * np.uint32(stride % 2**32)
         stride *= shape[axis]

@@ -19,9 +19,8 @@ the number of notes that change, so a batch without any teaches nothing.
 Source: Amos, Berant and Gupta 2023, "Never Train from Scratch", arXiv:2310.02980, and
 its code, IdoAmos/not-from-scratch: one vector replaces all masked tokens, the loss
 counts only these, the head is linear. Their rate for the Image task is one half; for
-the others it is a flag without a value in their files. Deviations: an image's pixels
-are classes here, whatever form the input has; the optimiser's moments carry over from
-pretraining to training, whose warm-up outlasts them.
+the others it is a flag without a value in their files. Deviation: an image's pixels are
+classes here, whatever form the input has.
 """
 
 import jax
@@ -30,6 +29,7 @@ import optax
 from flax import nnx
 
 from lra_jax.errors import expected
+from lra_jax.models.layers import drawn
 from lra_jax.models.pooling import PooledEncoder
 from lra_jax.tasks.base import Batch, Sums
 
@@ -93,7 +93,7 @@ def _sums(
         labels = batch["targets"].astype(jnp.int32)
         learned = (labels > 0) & real
     else:
-        hidden = learned = jax.random.bernoulli(key, mask_rate, tokens.shape) & real
+        hidden = learned = drawn(key, mask_rate, tokens.shape) & real
         labels = tokens
     logits = model.reconstructed(
         tokens, lengths, hidden, rngs, segment_ids=segment_ids, notes=notes

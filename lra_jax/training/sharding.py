@@ -95,9 +95,14 @@ def data_shard(mesh: Mesh) -> tuple[int, int]:
     return mine[0] // size, total // size
 
 
+def replicated(mesh: Mesh) -> NamedSharding:
+    """The sharding of an array that every device holds whole."""
+    return NamedSharding(mesh, PartitionSpec())
+
+
 def replicate(mesh: Mesh, tree: Any) -> Any:
     """Replicates a tree on every device; all processes must pass the same one."""
-    sharding = NamedSharding(mesh, PartitionSpec())
+    sharding = replicated(mesh)
     if jax.process_count() == 1:
         return jax.device_put(tree, sharding)
 

@@ -65,17 +65,20 @@ def make_train_step(
     shapes: int | None = None,
     learns: Any = nnx.Param,
     renewed_at: int = 0,
+    placed: jax.sharding.Sharding | None = None,
 ) -> Callable[[TrainState, Batch], TrainState]:
     """A training step, compiled once for each batch shape.
 
     The other arguments are those of `step_function`. The state is donated. More than
     ``shapes`` batch shapes raise an AssertionError, since each of them costs a
-    compilation.
+    compilation. ``placed`` is the sharding of the new state; None leaves it to XLA,
+    which may split parameters that meet split sequences, such as a table of positions.
     """
     function = step_function(loss, graphdef, optimizer, seed, learns, renewed_at)
     return jax.jit(
         _traced_at_most(shapes, function),
         donate_argnums=0,
+        out_shardings=placed,
         compiler_options=_compiler_options(),
     )
 

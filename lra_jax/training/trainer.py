@@ -134,7 +134,12 @@ class Trainer:
         self._steps = {
             part: under_mesh(
                 make_train_step(
-                    loss, *made, shapes=shapes, learns=learns, renewed_at=begins
+                    loss,
+                    *made,
+                    shapes=shapes,
+                    learns=learns,
+                    renewed_at=begins,
+                    placed=sharding.replicated(self.mesh),
                 )
             )
             for part, (loss, learns, begins) in programs.items()

@@ -197,6 +197,18 @@ def test_released_folders(release, tmp_path, caplog):
     assert examples(reordered) == examples(dataset)
 
 
+def test_changed_images_are_other_data(release, tmp_path):
+    before = pathfinder.prepare(tmp_path / "data", path=release)
+    black = Image.fromarray(np.zeros((32, 32), np.uint8))
+    for file in level_of(release).rglob("*.png"):
+        black.save(file)
+    changed = pathfinder.prepare(tmp_path / "data", path=release)
+    assert changed.fingerprint != before.fingerprint
+    # One of them had no bytes before.
+    assert [changed.num_examples(s) for s in changed.splits] == [24, 3, 3]
+    assert all(not example["tokens"].any() for example in changed.source("train"))
+
+
 def test_the_places_where_a_release_may_lie(release, tmp_path):
     whole = pathfinder.prepare(tmp_path / "data", path=release).fingerprint
     for path in (level_of(release), release / "pathfinder32", release.parent):

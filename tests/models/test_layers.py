@@ -16,6 +16,7 @@ from lra_jax.models.layers import (
     Dropout,
     HeadNorm,
     LayerNorm,
+    random_uint32,
     sinusoidal_positions,
 )
 
@@ -117,6 +118,15 @@ def test_keys_of_neighbouring_steps_give_independent_masks():
     off = correlations[~np.eye(64, dtype=bool)]
     assert np.abs(off).max() < 5.5 / np.sqrt(2000)
     assert abs(off.std() * np.sqrt(2000) - 1) < 0.1
+
+
+def test_padding_does_not_change_the_mask_of_what_is_before_it():
+    for shape in ((3, 7), (3, 7, 4), (3, 7, 2, 4)):
+        padded = (shape[0], shape[1] + 5, *shape[2:])
+        key = jax.random.key(2)
+        one, other = random_uint32(key, shape), random_uint32(key, padded)
+        np.testing.assert_array_equal(one, other[:, : shape[1]])
+        assert len(np.unique(one)) == one.size
 
 
 @pytest.mark.parametrize("lag", [1, 2, 64, 500, 1000, 65_536])
