@@ -11,20 +11,24 @@ truncated to ``max_length``. Its ids are one higher, with 0 for padding. Label 0
 
 The archive has 25,000 reviews for training, 25,000 for testing, and none for
 validation; the Long-Range Arena validates on the test split. ``validation="holdout"``
-instead uses a tenth of each class of the training reviews, chosen by ``seed``.
+instead uses a tenth of each class of the training reviews, chosen by ``seed``; a review
+that occurs several times is in one of the two only. Other folders in this layout may
+also have ``valid/pos`` and ``valid/neg``.
 """
 
+import hashlib
+import itertools
 import os
 import pathlib
 import re
 from collections.abc import Callable, Iterator
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 import tensorflow_datasets as tfds
 
 from lra_jax.data import archives, builder, checks, originals, token_files
-from lra_jax.data.dataset import SequenceDataset
+from lra_jax.data.dataset import SPLITS, SequenceDataset
 from lra_jax.errors import expected, known
 
 ARCHIVE = archives.Archive(
@@ -37,22 +41,32 @@ LABELS = {"neg": 0, "pos": 1}
 Validation = Literal["holdout", "test"]
 
 _FOLDER = "aclImdb"
-_REVIEW = re.compile(r"(train|test)/([^/]+)/([^/.][^/]*\.txt)")
+_REVIEW = re.compile(r"(train|valid|test)/([^/]+)/([^/.][^/]*\.txt)")
 # Reviews without a label, in the training folder.
 _UNLABELLED = "unsup"
 _MEAN_BYTES = 1300
 # Read beyond the bytes that are kept, because white space around a review is not.
 _MOST_BLANKS = 1 << 16
 
-# Reviews by split and class, as (name, bytes).
-Reviews = dict[tuple[str, str], list[tuple[str, bytes]]]
+
+class Review(NamedTuple):
+    """Attributes: the file's name; the text that is kept; a hash of all that was read,
+    since the beginnings of different reviews may be equal."""
+
+    name: str
+    text: bytes
+    whole: bytes
+
+
+# By split and class.
+Reviews = dict[tuple[str, str], list[Review]]
 
 
 class ImdbBytes(builder.SequenceBuilder):
     """Text of the Long-Range Arena: IMDb reviews as bytes."""
 
     name = "lra_text"
-    VERSION = tfds.core.Version("1.1.0")
+    VERSION = tfds.core.Version("1.2.0")
     VOCAB_SIZE = 256
     NUM_CLASSES = 2
 
@@ -104,7 +118,10 @@ def prepare(
         expected_bytes=75_000 * min(_MEAN_BYTES, max_length) if path is None else 1,
         examples=examples,
     )
-    return builder.prepare(ImdbBytes, config, data_dir)
+    dataset = builder.prepare(ImdbBytes, config, data_dir)
+    if source.layout is None:
+        dataset.raw = {"kind": "bytes", "max_length": max_length, "strip": True}
+    return dataset
 
 
 def _folder(path: pathlib.Path) -> pathlib.Path:
@@ -120,7 +137,7 @@ def _files(path: pathlib.Path) -> list[pathlib.Path]:
     folder = _folder(path)
     files = [
         file
-        for split in ("train", "test")
+        for split in SPLITS
         for label in LABELS
         for file in (folder / split / label).glob("[!.]*.txt")
     ]
@@ -152,7 +169,8 @@ def _read(path: pathlib.Path, max_length: int) -> Reviews:
                 if member.startswith(f"{_FOLDER}/"):
                     name = member.removeprefix(f"{_FOLDER}/")
                     _keep(reviews, path, name, content.read, max_length)
-    for split in ("train", "test"):
+    own = any(split == "valid" for split, _ in reviews)
+    for split in SPLITS if own else ("train", "test"):
         for label in LABELS:
             if (split, label) not in reviews:
                 raise expected(str(path), f"reviews in {split}/{label}", "none")
@@ -174,9 +192,10 @@ def _keep(
         return
     split, label, file = match.groups()
     if label in LABELS:
-        text = read(max_length + _MOST_BLANKS).strip()[:max_length]
+        whole = read(max_length + _MOST_BLANKS).strip()
         # An empty review would be a sequence without tokens.
-        reviews.setdefault((split, label), []).append((file, text or b"\n"))
+        text, digest = whole[:max_length] or b"\n", hashlib.blake2b(whole).digest()
+        reviews.setdefault((split, label), []).append(Review(file, text, digest))
     elif label != _UNLABELLED:
         raise expected(
             f"{place}: {name}", f"a label of {', '.join(LABELS)}", f"{label!r}"
@@ -184,24 +203,37 @@ def _keep(
 
 
 def _split(reviews: Reviews, seed: int | None) -> builder.Splits:
-    """Holds out a tenth of each class, chosen by the seed; None: validates on test."""
-    parts: dict[str, list[tuple[bytes, int]]] = {"train": [], "valid": [], "test": []}
-    rng = np.random.Generator(np.random.Philox(seed))
-    for label, number in LABELS.items():
-        train = [(text, number) for _, text in reviews["train", label]]
-        parts["test"] += [(text, number) for _, text in reviews["test", label]]
-        count = len(train) // 10
-        if seed is None:
-            count = 0
-        elif not count:
-            wanted = "at least 10 reviews, to hold a tenth out"
-            raise expected(f"train/{label}", wanted, len(train))
-        held_out = set(rng.permutation(len(train))[:count].tolist())
-        for index, review in enumerate(train):
-            parts["valid" if index in held_out else "train"].append(review)
+    """Validates on reviews of its own, if there are any, or holds out a tenth of each
+    class, chosen by the seed; None: validates on test."""
+    parts: dict[str, list[tuple[bytes, int]]] = {split: [] for split in SPLITS}
+    for split, label in itertools.product(SPLITS, LABELS):
+        some = reviews.get((split, label), [])
+        parts[split] += [(review.text, LABELS[label]) for review in some]
+    if seed is not None and not parts["valid"]:
+        parts |= _held_out(reviews, seed)
     if seed is None:
         parts["valid"] = parts["test"]
     return {split: (len(part), _tokens(part)) for split, part in parts.items()}
+
+
+def _held_out(reviews: Reviews, seed: int) -> dict[str, list[tuple[bytes, int]]]:
+    """The training reviews in two parts, the second a tenth of each class. Equal ones
+    are in one of them."""
+    parts: dict[str, list[tuple[bytes, int]]] = {"train": [], "valid": []}
+    rng = np.random.Generator(np.random.Philox(seed))
+    for label, number in LABELS.items():
+        train = reviews["train", label]
+        different = list(dict.fromkeys(review.whole for review in train))
+        count = len(different) // 10
+        if not count:
+            wanted = "at least 10 different reviews, to hold a tenth out"
+            raise expected(f"train/{label}", wanted, len(different))
+        chosen = rng.permutation(len(different))[:count].tolist()
+        held_out = {different[index] for index in chosen}
+        for review in train:
+            split = "valid" if review.whole in held_out else "train"
+            parts[split].append((review.text, number))
+    return parts
 
 
 def _tokens(reviews: list[tuple[bytes, int]]) -> Iterator[tuple[np.ndarray, int]]:

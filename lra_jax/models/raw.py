@@ -2,7 +2,8 @@
 
 The kinds are
   words   text; each word has its id in ``ids``;
-  bytes   text or bytes, truncated to ``max_length``;
+  bytes   text or bytes, truncated to ``max_length``, without the white space around
+          them if ``strip``;
   vocabulary
           text or bytes, as the tokens of a ``vocabulary`` that `lra_jax.vocabularies`
           describes, truncated to ``max_length``; or their ids;
@@ -72,8 +73,11 @@ def _words(raw: Raw, name: str, example: Any) -> np.ndarray:
     return np.array([ids[word] for word in words], np.int32)
 
 
-def _bytes(_: Raw, name: str, example: Any) -> np.ndarray:
-    return np.frombuffer(_encoded(name, example), np.uint8).astype(np.int32)
+def _bytes(raw: Raw, name: str, example: Any) -> np.ndarray:
+    text = _encoded(name, example)
+    if raw.get("strip"):  # As in training, an empty text is the end of a line.
+        text = text.strip() or b"\n"
+    return np.frombuffer(text, np.uint8).astype(np.int32)
 
 
 def _encoded(name: str, example: Any) -> bytes:

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import io
+import shutil
 import tarfile
 import tracemalloc
 
@@ -11,6 +12,7 @@ import originals
 import pytest
 
 from lra_jax.data import image, pipeline, retrieval, text
+from lra_jax.models.raw import reader
 
 
 def examples(dataset, split: str) -> list[tuple]:
@@ -55,6 +57,37 @@ def test_text_holds_a_tenth_out(tmp_path, imdb):
     other = text.prepare(tmp_path, path=imdb, seed=1)
     assert set(texts(other, "valid")) != set(valid)
     assert text.prepare(tmp_path / "b", path=imdb).fingerprint == dataset.fingerprint
+
+
+def test_a_review_that_occurs_often_is_in_one_split(tmp_path):
+    files = {
+        name.replace(".txt", f"_{copy}.txt"): content
+        for name, content in originals.imdb_reviews().items()
+        for copy in range(4)
+    }
+    folder = originals.write(tmp_path / "folder", files)
+    dataset = text.prepare(tmp_path / "data", path=folder)
+    assert [dataset.num_examples(s) for s in dataset.splits] == [144, 16, 64]
+    assert not set(texts(dataset, "train")) & set(texts(dataset, "valid"))
+
+
+def test_validation_reviews_of_its_own(tmp_path):
+    files = originals.imdb_reviews()
+    own = {name.replace("/test/", "/valid/"): x for name, x in files.items()}
+    folder = originals.write(tmp_path / "folder", files | own)
+    dataset = text.prepare(tmp_path / "data", path=folder)
+    assert [dataset.num_examples(s) for s in dataset.splits] == [40, 16, 16]
+    assert texts(dataset, "valid") == texts(dataset, "test")
+    shutil.rmtree(folder / "aclImdb" / "valid" / "pos")
+    with pytest.raises(ValueError, match="expected reviews in valid/pos, got none"):
+        text.prepare(tmp_path / "data", path=folder)
+
+
+def test_a_model_reads_a_review_as_training_did(tmp_path, imdb):
+    dataset = text.prepare(tmp_path, path=imdb)
+    read = reader(dataset.raw, dataset.max_length)
+    row = dataset.source("test")[0]["tokens"]
+    np.testing.assert_array_equal(read("example", b"\n " + row.tobytes() + b" \n"), row)
 
 
 def test_text_validates_on_the_test_split_if_asked(tmp_path, imdb):
@@ -242,7 +275,7 @@ BAD_ARCHIVES = {
     "too few to hold out": (
         text,
         originals.imdb_reviews(9, 1),
-        "train/neg: expected at least 10 reviews.* got 9",
+        "train/neg: expected at least 10 different reviews.* got 9",
     ),
     "an image too short": (
         image,

@@ -277,6 +277,9 @@ def test_ids_beyond_the_vocabulary_have_no_prediction(ids: list[int]) -> None:
     ("raw", "example", "tokens"),
     [
         ({"kind": "bytes", "max_length": 3}, "héllo", [104, 195, 169]),
+        ({"kind": "bytes", "strip": True}, " \n a b\n", [97, 32, 98]),
+        ({"kind": "bytes", "strip": True}, b" ", [10]),
+        ({"kind": "bytes"}, b" a", [32, 97]),
         ({"kind": "pixels", "shape": [2, 3]}, np.arange(6, dtype=np.uint8), None),
         (
             {"kind": "pixels", "shape": [2, 3]},

@@ -213,7 +213,7 @@ def test_texts_are_read_in_the_vocabulary_of_the_checkpoint(kind, reviews, tmp_p
     if reviews:
         source = tmp_path / "aclImdb"
         for number in range(20):
-            for split in ("train", "test"):
+            for split in ("train", "valid", "test"):
                 for index, label in enumerate(("pos", "neg")):
                     file = source / split / label / f"{number}_1.txt"
                     file.parent.mkdir(parents=True, exist_ok=True)
@@ -247,7 +247,7 @@ def test_texts_are_read_in_the_vocabulary_of_the_checkpoint(kind, reviews, tmp_p
 def test_a_review_may_be_cut_within_a_character(tmp_path):
     """512 bytes are read for 32 tokens: the last one is the first of two."""
     for number in range(20):
-        for split in ("train", "test"):
+        for split in ("train", "valid", "test"):
             for label in ("pos", "neg"):
                 file = tmp_path / "aclImdb" / split / label / f"{number}_1.txt"
                 file.parent.mkdir(parents=True, exist_ok=True)
@@ -381,6 +381,25 @@ def test_files_of_another_kind(name, tmp_path):
     wanted = f"^--data.path: expected {kind} .tsv table, a folder"
     with pytest.raises(ValueError, match=wanted):
         prepare(path=str(path))
+
+
+def test_a_table_that_nothing_would_read(tmp_path):
+    for name in ("train", "test", "dev"):
+        (tmp_path / f"{name}.tsv").write_text("text\tlabel\nx\t0\ny\t1\nz\t1\n")
+    with pytest.raises(ValueError, match=r"^--data.path: .*valid.tsv alone.*dev.tsv"):
+        prepare(path=str(tmp_path))
+
+
+def test_quotation_marks_are_said_to_be_kept(tmp_path, caplog):
+    file = tmp_path / "t.tsv"
+    rows = [
+        '"a ""b"" c"\t"0"',
+        '"a" and "b"\t1',
+        *(f"z{n}\t{n % 2}" for n in range(20)),
+    ]
+    file.write_text("\n".join(["text\tlabel", *rows]))
+    prepare(path=str(file), seed=1)
+    assert "2 cells are in quotation marks" in caplog.text
 
 
 def test_a_test_split_without_texts(tmp_path):

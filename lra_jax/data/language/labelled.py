@@ -8,6 +8,8 @@ tenth is for validation and a tenth for the test.
 """
 
 import hashlib
+import logging
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -23,6 +25,10 @@ from lra_jax.vocabularies import Bytes, Vocabulary
 _SHARE = 0.1
 # Bytes of a review that are read for each token that is kept.
 _BYTES_PER_TOKEN = 16
+# As spreadsheets write it: quotation marks within a cell are doubled.
+_QUOTED = re.compile(rb'"(?:[^"]|"")*"')
+
+_logger = logging.getLogger(__name__)
 
 
 class Texts(NamedTuple):
@@ -170,10 +176,15 @@ def _check_kind(root: Path | None) -> None:
         )
     if root.is_file() and root.suffix != ".tsv" and not archives.may_be_gzip(root):
         raise expected("--data.path", wanted, root)
-    names = [f"{split}.tsv" for split in SPLITS if (root / f"{split}.tsv").exists()]
+    tables = sorted(file.name for file in root.glob("[!.]*.tsv"))
+    names = [f"{split}.tsv" for split in SPLITS if f"{split}.tsv" in tables]
     if names and not {"train.tsv", "test.tsv"} <= set(names):
         got = f"{root}, whose only tables are {', '.join(names)}"
         raise expected("--data.path", wanted, got)
+    others = [table for table in tables if table not in names]
+    if names and others:
+        only = "train.tsv, test.tsv and, for validation, valid.tsv alone"
+        raise expected("--data.path", only, f"{root}, which also has {others[0]}")
 
 
 def _texts_of(dataset: SequenceDataset, split: str) -> Texts:
@@ -234,4 +245,12 @@ def _read(file: Path) -> Texts:
         found.labels.append(cells[place["label"]])
     if not found.texts:
         raise expected("--data.path", "texts after the first line", f"none in {file}")
+    cells = [*found.texts, *(label.encode() for label in found.labels)]
+    quoted = sum(_QUOTED.fullmatch(cell) is not None for cell in cells)
+    if quoted:
+        _logger.warning(
+            "%s: %d cells are in quotation marks, which are read as part of them: "
+            "write tables without quoting",
+            *(file, quoted),
+        )
     return found

@@ -7,6 +7,7 @@ share rows, and are distinguished by their ``segment_ids``.
 """
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -145,7 +146,7 @@ class TextDataset(SequenceDataset):
             split: np.full(len(rows), length, np.int32)
             for split, rows in self._rows.items()
         }
-        self.fingerprint = self._hash()
+        self.fingerprint = self._hash(vocabulary.raw)
 
     def num_targets(self, split: str) -> int:
         """The number of predicted tokens in a split."""
@@ -165,8 +166,10 @@ class TextDataset(SequenceDataset):
         """See the base class."""
         return f"row {index}, {len(self._rows[self._checked(split)][index])} pieces"
 
-    def _hash(self) -> str:
+    def _hash(self, raw: dict[str, Any]) -> str:
         digest = hashlib.blake2b(f"{self.max_length}".encode(), digest_size=16)
+        if raw["kind"] != "bytes":  # Other words may have the same ids.
+            digest.update(json.dumps(raw, sort_keys=True).encode())
         for split in self.splits:
             for array in (self._streams[split].tokens, self._streams[split].starts):
                 digest.update(f"{split} {array.shape} {array.dtype}".encode())

@@ -149,6 +149,25 @@ def test_the_fingerprint_is_of_the_text_and_the_rows(folder):
     assert prepare(path=str(folder), max_length=32).fingerprint != first
 
 
+def test_the_fingerprint_is_of_the_words(tmp_path):
+    """Which may have the ids of other words."""
+    found = set()
+    for word in ("cat", "cow"):
+        file = tmp_path / "a.txt"
+        file.write_text(f"the {word} sat\n" * 90)
+        settings = {"tokenizer": "words", "max_length": 8}
+        dataset = prepare(path=str(file), **settings)
+        found.add(dataset.fingerprint)
+    assert len(found) == 2
+
+
+def test_a_large_file_that_leaves_little_to_train_on_is_said(tmp_path, caplog):
+    for index in range(4):
+        (tmp_path / f"{index}.txt").write_bytes(b"a" * 100)
+    corpora.of_path(str(tmp_path))
+    assert "which leaves 25% for valid and 25% for test" in caplog.text
+
+
 def test_batches_go_on_where_they_stopped(folder):
     dataset = prepare(path=str(folder), max_length=32)
     settings = {"batch_size": 3, "seed": 1, "num_steps": 9, "num_threads": 0}
