@@ -1,4 +1,4 @@
-"""Command lines: help without jax, errors of one line, the allocator's restart."""
+"""Command lines: errors of one line, the allocator's restart."""
 
 import json
 import os
@@ -17,17 +17,6 @@ from lra_jax.configs.registry import find_task
 from lra_jax.tasks import get_task
 from lra_jax.training.optimizer import make_schedule
 from lra_jax.training.workdir import open_workdir
-
-HELP = """
-import contextlib, io, sys
-from lra_jax import evaluate, train
-for module, flags in ((train, ["--preset=official"]), (evaluate, [])):
-    text = io.StringIO()
-    with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
-        module.main([*flags, "--help"])
-    print(text.getvalue())
-print("jax" in sys.modules, "flax" in sys.modules, "numpy" in sys.modules)
-"""
 
 RESTART = """
 import json, os, signal, subprocess, sys
@@ -57,16 +46,6 @@ def outcome(capsys, *args: str, module=train) -> tuple[object, str, str]:
     with pytest.raises(SystemExit) as stop:
         module.main(list(args))
     return stop.value.code, *capsys.readouterr()
-
-
-def test_help_does_not_import_jax():
-    end = helpers.run("-c", HELP)
-    assert end.returncode == 0, end.stderr
-    assert end.stdout.splitlines()[-1] == "False False False"
-    # The defaults are those of the preset, with what the mechanism adds to it.
-    assert "--train.learning-rate" in end.stdout and "(default: 80000)" in end.stdout
-    assert "listops: modern-quick, compact, official" in end.stdout
-    assert "cosformer" in end.stdout and "--checkpoint" in end.stdout
 
 
 @pytest.mark.parametrize(

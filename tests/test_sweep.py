@@ -244,18 +244,6 @@ def test_errors_of_a_sweep(capsys, started, flags, parts):
     assert out == "" and started == []
 
 
-def test_help_imports_no_jax():
-    code = (
-        "import sys\n"
-        "from lra_jax import report, sweep\n"
-        "sweep.main(['--help']); report.main(['--help'])\n"
-        "print('jax' in sys.modules, 'numpy' in sys.modules)"
-    )
-    end = helpers.run("-c", code)
-    assert end.stdout.splitlines()[-1] == "False False", end.stderr
-    assert "--seeds=N" in end.stdout and "--out=FOLDER" in end.stdout
-
-
 @pytest.mark.slow
 def test_a_real_sweep_and_its_report(tmp_path):
     changes = {"steps": 8, "eval_every": 4, "warmup": 2}

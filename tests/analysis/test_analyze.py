@@ -20,20 +20,6 @@ def fails(capsys, *args):
     return stop.value.code, capsys.readouterr().err
 
 
-def test_help_does_not_import_jax():
-    script = (
-        "import sys\n"
-        "from lra_jax import analyze\n"
-        "for args in (['--help'], ['rank-collapse', '--help']):\n"
-        "    try: analyze.main(args)\n"
-        "    except SystemExit as stop: assert stop.code == 0\n"
-        "assert 'jax' not in sys.modules and 'matplotlib' not in sys.modules\n"
-    )
-    done = helpers.run("-c", script)
-    assert done.returncode == 0, done.stderr
-    assert "rank-collapse" in done.stdout and "--attention" in done.stdout
-
-
 def test_rank_collapse_makes_a_page(tmp_path, capsys, small_networks):
     out = tmp_path / "out"
     analyze.main(

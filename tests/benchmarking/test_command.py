@@ -21,15 +21,6 @@ from lra_jax.reports import charts
 from lra_jax.reports.page import Page
 
 TINY = ("--quick=True", "--batch-size=1", "--heads=1", "--head-dim=4")
-HELP = """
-import contextlib, io, sys
-from lra_jax import benchmark
-text = io.StringIO()
-with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
-    benchmark.main(["--help"])
-print(text.getvalue())
-print("jax" in sys.modules, "numpy" in sys.modules)
-"""
 
 
 def outcome(capsys, *args: str) -> tuple[object, str, str]:
@@ -47,12 +38,6 @@ def view(name: str, rows: list[tables.Row]) -> str:
     page = Page("view")
     tables.add_view(page, name, rows)
     return page.markdown()
-
-
-def test_help_does_not_import_jax() -> None:
-    end = helpers.run("-c", HELP)
-    assert end.stdout.splitlines()[-1] == "False False", end.stderr
-    assert "--max-seconds" in end.stdout and "Table 2 of the LRA paper" in end.stdout
 
 
 @pytest.mark.parametrize(

@@ -88,26 +88,6 @@ def test_pictures_are_png_files(capsys, tmp_path):
     assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
 
 
-HELP = """
-import contextlib, io, sys
-from lra_jax.data import __main__ as command
-text = io.StringIO()
-for args in (["--help"], ["prepare", "--help"], ["sample", "--help"]):
-    with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
-        command.main(args)
-print(text.getvalue())
-print("jax" in sys.modules, "numpy" in sys.modules)
-"""
-
-
-def test_help_does_not_import_jax():
-    end = helpers.run("-c", HELP)
-    assert end.returncode == 0, end.stderr
-    assert end.stdout.splitlines()[-1] == "False False"
-    for part in ("prepare", "describe", "sample", "--data.path", "--count"):
-        assert part in end.stdout
-
-
 def test_a_path_that_is_not_there(capsys, data_dir):
     with pytest.raises(SystemExit) as stop:
         command.main(["prepare", "--data.path=/no/such", f"--data.dir={data_dir}"])
