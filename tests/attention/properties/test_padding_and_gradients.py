@@ -69,13 +69,6 @@ def test_what_padding_holds_does_not_matter(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_companions_in_a_batch_do_not_matter(name: str) -> None:
-    q, k, v = inputs(14, batch=3)
-    call = jitted(name)
-    assert_close(call(q, k, v)[:1], call(q[:1], k[:1], v[:1]), 1e-6)
-
-
-@pytest.mark.parametrize("name", NAMES)
 def test_gradients_match_finite_differences(name: str) -> None:
     mask = np.array([[1, 1, 0, 1, 1]], bool)
     assert_directional_derivatives(
