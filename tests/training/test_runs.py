@@ -157,13 +157,14 @@ def test_an_interrupted_run_ends_as_an_unbroken_one(finished, data_dir, tmp_path
     helpers.assert_equal_trees(session.trainer.state, finished.trainer.state)
 
 
+def broken_off(self, params, split, stop, console):
+    """Takes the place of a validation, which a signal ends."""
+    stop.signum = signal.SIGTERM
+    raise Stopped
+
+
 def test_a_last_validation_that_was_broken_off(data_dir, tmp_path, monkeypatch):
     """The session that makes up for it saves what came of it."""
-
-    def broken_off(self, params, split, stop, console):
-        stop.signum = signal.SIGTERM
-        raise Stopped
-
     steps = {"steps": 8, "eval_every": 8}
     config = helpers.tiny(data_dir, tmp_path, train=steps)
     monkeypatch.setattr(Trainer, "evaluate", broken_off)
@@ -185,11 +186,6 @@ def test_a_run_resumed_elsewhere_names_all_its_origins(
     data_dir, tmp_path, monkeypatch, unsealed
 ):
     """Also those of sessions before the last two, and after a kill before a seal."""
-
-    def broken_off(self, params, split, stop, console):
-        stop.signum = signal.SIGTERM
-        raise Stopped
-
     config = helpers.tiny(data_dir, tmp_path, train={"steps": 8, "eval_every": 4})
     ours = {"device": [sessions.describe_devices()], "commit": [sessions.commit()]}
     with monkeypatch.context() as patch:
@@ -212,11 +208,6 @@ def test_a_run_resumed_elsewhere_names_all_its_origins(
 @pytest.mark.parametrize("steps", [8, 12])
 def test_a_validation_that_is_broken_off_again(data_dir, tmp_path, monkeypatch, steps):
     """It is neither left out, in the middle of a run, nor taken for the end of one."""
-
-    def broken_off(self, params, split, stop, console):
-        stop.signum = signal.SIGTERM
-        raise Stopped
-
     train = {"steps": steps, "eval_every": 8}
     config = helpers.tiny(data_dir, tmp_path, train=train)
     monkeypatch.setattr(Trainer, "evaluate", broken_off)
