@@ -3,10 +3,7 @@
 import io
 import pathlib
 import shutil
-import signal
 import struct
-import subprocess
-import sys
 import zlib
 from typing import Any
 
@@ -93,43 +90,6 @@ def test_paths_are_stored_beside_the_same_images(tmp_path, dataset):
             assert {1, 2, 3} <= set(np.unique(targets).tolist())
     with pytest.raises(ValueError, match=r"^augment: expected None for examples with"):
         pipeline.train_iterator(with_paths, **settings, augment=lambda x, _: x)
-
-
-def test_neither_tensorflow_nor_jax_is_imported(tmp_path):
-    code = (
-        "import sys; from lra_jax.data import pathfinder\n"
-        "d = pathfinder.prepare(sys.argv[1], num_train=5, num_valid=1, num_test=1,\n"
-        "                       level='easy', processes=1)\n"
-        "d.source('train')[0]\n"
-        "print([m for m in ('tensorflow', 'jax', 'grain') if m in sys.modules])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, tmp_path], capture_output=True, text=True
-    )
-    # On a busy machine lines of progress come first.
-    assert done.stdout.splitlines()[-1:] == ["[]"], done.stderr
-
-
-KILLED_HALF_WAY = """
-import itertools, os, signal, sys
-from lra_jax.data import pathfinder
-images = pathfinder._images
-def killed(*settings):
-    yield from itertools.islice(images(*settings), 60)
-    os.kill(os.getpid(), signal.SIGKILL)
-pathfinder._images = killed
-pathfinder.prepare(sys.argv[1], level="easy", num_distractors=1, num_train=80,
-                   num_valid=10, num_test=10, processes=1)
-"""
-
-
-def test_killed_half_way(tmp_path, dataset):
-    command = [sys.executable, "-c", KILLED_HALF_WAY, tmp_path]
-    assert subprocess.run(command).returncode == -signal.SIGKILL
-    assert list(tmp_path.rglob("incomplete.*"))
-    assert not list(tmp_path.rglob("dataset_info.json"))
-    whole = pathfinder.prepare(tmp_path, **SMALL)
-    assert whole.fingerprint == dataset.fingerprint
 
 
 @pytest.mark.parametrize(
