@@ -18,11 +18,11 @@ rows of the same sizes are kept, so you can measure some mechanisms at a time
 
 import argparse
 import json
-import math
 import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from common import between, origin, write
 
 from lra_jax import runtime
@@ -78,10 +78,8 @@ def measure(
 
 def slope(lengths: list[int], costs: list[float] | list[int]) -> float:
     """The slope of log cost over log length, by least squares."""
-    xs, ys = ([math.log(max(x, 1e-9)) for x in row] for row in (lengths, costs))
-    x, y = sum(xs) / len(xs), sum(ys) / len(ys)
-    above = sum((a - x) * (b - y) for a, b in zip(xs, ys, strict=True))
-    return above / sum((a - x) ** 2 for a in xs)
+    xs, ys = np.log(np.maximum([lengths, costs], 1e-9))
+    return float(np.polyfit(xs, ys, 1)[0])
 
 
 class _Call:

@@ -16,6 +16,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from common import between
+
 from lra_jax.tasks import get_task, suites
 
 ROOT = Path(__file__).parents[1]
@@ -578,12 +580,10 @@ TABLES = {
 """The tables, by page and by the name in the markers around each."""
 
 
-def shown(page: str, name: str) -> tuple[str, str, str]:
-    """Returns the parts of a page before, between and after the markers of a table."""
+def filled(page: str, name: str) -> str:
+    """Returns the text of a page, with one of its tables made from the results."""
     start, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
-    before, _, rest = (ROOT / page).read_text().partition(start)
-    table, _, after = rest.partition(end)
-    return before + start, table, end + after
+    return between((ROOT / page).read_text(), start, TABLES[page, name](), end)
 
 
 def _read(folder: str) -> list[dict[str, Any]]:
@@ -623,9 +623,8 @@ def _machines(results: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     """The command line."""
-    for (page, name), table in TABLES.items():
-        before, _, after = shown(page, name)
-        (ROOT / page).write_text(f"{before}\n{table()}\n{after}")
+    for page, name in TABLES:
+        (ROOT / page).write_text(filled(page, name))
 
 
 if __name__ == "__main__":

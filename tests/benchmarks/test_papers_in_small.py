@@ -59,9 +59,6 @@ def test_the_rate_of_the_lowest_validation_loss_counts(tmp_path) -> None:
         "of 2 seeds, or fewer where no range is given" in table
         and "fingerprint ab" in table
     )
-    page = "a\n<!-- flow -->\nold\n<!-- end of flow -->\nb"
-    marks = "<!-- flow -->", "<!-- end of flow -->"
-    assert SCRIPT.between(page, marks[0], "new", marks[1]) == page.replace("old", "new")
 
 
 def test_further_seeds_join_the_earlier_ones(tmp_path, monkeypatch) -> None:
