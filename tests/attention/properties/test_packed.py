@@ -132,18 +132,13 @@ CUTS = [
     if name in CAUSAL
     for chunking in (CHUNKINGS if cuts(name, SMALL) else CHUNKINGS[:1])
 ]
+CUTS += itertools.product(["linear", "softmax"], MORE_CHUNKINGS)
 
 
 @pytest.mark.parametrize(("name", "chunking"), CUTS)
 def test_a_packed_row_is_each_document_alone_in_the_causal_form(
     name: str, chunking: Chunking
 ) -> None:
-    _check(name, True, **cuts(name, chunking))
-
-
-@pytest.mark.parametrize("chunking", MORE_CHUNKINGS)
-@pytest.mark.parametrize("name", ["linear", "softmax"])
-def test_documents_in_many_cuts(name: str, chunking: Chunking) -> None:
     _check(name, True, **cuts(name, chunking))
 
 
