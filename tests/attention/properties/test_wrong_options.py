@@ -160,26 +160,22 @@ def test_is_causal(name: str) -> None:
         _refused(lambda bad=bad: run(name)(Q, K, V, is_causal=bad), "is_causal", bad)
 
 
-@pytest.mark.parametrize(("name", "option"), _cases(ATTENTION_ONLY))
-def test_options_of_the_output_alone(name: str, option: str) -> None:
+def _of_the_output() -> Iterator[tuple[str, str, str]]:
+    """Options that the weights do not have, of a function and of its stream."""
+    for name, options in ATTENTION_ONLY.items():
+        functions = ("attention", "prefill") if name in STREAMS else ("attention",)
+        for function in functions:
+            taken = inspect.signature(getattr(attention, f"{name}_{function}"))
+            for option in options:
+                if function == "attention" or option in taken.parameters:
+                    yield name, function, option
+
+
+@pytest.mark.parametrize(("name", "function", "option"), _of_the_output())
+def test_options_of_the_output_alone(name: str, function: str, option: str) -> None:
     for bad in ATTENTION_ONLY[name][option]:
         given = keywords(name, 2, 4) | {option: bad}
-        call = functools.partial(getattr(attention, f"{name}_attention"), **given)
-        _refused(lambda call=call: call(Q, K, V), option, bad)
-
-
-def _of_streams() -> Iterator[tuple[str, str]]:
-    for name in STREAMS:
-        taken = inspect.signature(getattr(attention, f"{name}_prefill")).parameters
-        for option in taken.keys() & ATTENTION_ONLY.get(name, {}).keys():
-            yield name, option
-
-
-@pytest.mark.parametrize(("name", "option"), sorted(_of_streams()))
-def test_options_of_streams(name: str, option: str) -> None:
-    for bad in ATTENTION_ONLY[name][option]:
-        given = keywords(name, 2, 4) | {option: bad}
-        call = functools.partial(getattr(attention, f"{name}_prefill"), **given)
+        call = functools.partial(getattr(attention, f"{name}_{function}"), **given)
         _refused(lambda call=call: call(Q, K, V), option, bad)
 
 
