@@ -28,6 +28,8 @@ LENGTH = 16
 SMALL = Chunking(2, 4)
 # Padded, scattered, nothing visible.
 MASK = np.array([[1, 1, 1, 1, 1, 0, 0], [0, 1, 0, 0, 1, 1, 0], [0] * 7], bool)
+# With a row that is padded on the left.
+FOUR_ROWS = np.insert(MASK, 2, [0, 0, 1, 1, 1, 1, 1], axis=0)
 
 
 def _no_gates(key: Any, xp: Any) -> dict[str, Any]:

@@ -1,12 +1,9 @@
-"""The causal forms: formulas, the future, padding.
+"""The causal forms: formulas and the future.
 
 They run in several chunks and segments (`mechanisms.SMALL`) unless a test says
 otherwise.
 """
 
-import functools
-
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,10 +14,9 @@ from lra_jax.attention.causal.engine import Chunking
 
 from ..mechanisms import (
     CAUSAL,
+    FOUR_ROWS,
     STREAMS,
     assert_close,
-    assert_directional_derivatives,
-    assert_extremes,
     case,
     causal,
     causal_formula,
@@ -30,28 +26,16 @@ from ..mechanisms import (
     jitted_causal,
     matrix,
     run,
-    takes,
     unnormed,
     weights,
-)
-
-# Right, scattered and left; nothing at all.
-MASK = np.array(
-    [
-        [1, 1, 1, 1, 1, 0, 0],
-        [0, 1, 0, 0, 1, 1, 0],
-        [0, 0, 1, 1, 1, 1, 1],
-        [0] * 7,
-    ],
-    bool,
 )
 
 
 @pytest.mark.parametrize("name", CAUSAL)
 def test_the_formula_with_masks_grouped_heads_and_another_value_width(name) -> None:
     q, k, v = inputs(1, batch=4, heads=4, key_heads=2, value_dim=3)
-    got = np.asarray(jitted_causal(name)(q, k, v, MASK))
-    assert_close(got, causal_formula(name)(q, k, v, MASK))
+    got = np.asarray(jitted_causal(name)(q, k, v, FOUR_ROWS))
+    assert_close(got, causal_formula(name)(q, k, v, FOUR_ROWS))
     assert not got[3].any(), "a row without visible keys is exactly zero"
     assert not got[2, :2].any()
 
@@ -61,7 +45,7 @@ def test_the_cut_changes_nothing(name: str) -> None:
     @fast_jit
     def each(arrays):
         def loss(arrays, chunking):
-            out = causal(name, chunking=chunking)(*arrays, MASK[1:3])
+            out = causal(name, chunking=chunking)(*arrays, FOUR_ROWS[1:3])
             return jnp.sin(out).sum(), out
 
         chunkings = Chunking(2, 4), Chunking(3, 6, "parallel")
@@ -77,17 +61,17 @@ def test_weights_are_those_of_the_formula_and_make_the_output(name: str) -> None
 
     @fast_jit
     def both(q, k, v):
-        given = weights(name)(q, k, MASK, is_causal=True)
+        given = weights(name)(q, k, FOUR_ROWS, is_causal=True)
         product = jnp.einsum("bnts,bsnh->btnh", given, jnp.repeat(v, 4, axis=2))
-        return given, product, causal(name, **unnormed(name))(q, k, v, MASK)
+        return given, product, causal(name, **unnormed(name))(q, k, v, FOUR_ROWS)
 
     given, product, out = both(q, k, v)
-    assert_close(given, matrix(causal_formula(name), q, k, MASK, **unnormed(name)))
+    assert_close(given, matrix(causal_formula(name), q, k, FOUR_ROWS, **unnormed(name)))
     assert_close(product, out)
     given = np.asarray(given)
     assert (given >= 0).all() == (not case(name).signed)
     assert not np.triu(given, 1).any()
-    assert not given[~np.broadcast_to(MASK[:, None, None], given.shape)].any()
+    assert not given[~np.broadcast_to(FOUR_ROWS[:, None, None], given.shape)].any()
 
 
 @pytest.mark.parametrize("name", CAUSAL)
@@ -136,63 +120,6 @@ def test_rows_are_means_of_what_they_see(name: str) -> None:
     q, k, v = inputs(7)
     out = jitted_causal(name)(np.abs(q), np.abs(k), np.full_like(v, 3))
     assert_close(out, np.full_like(v, 3))
-
-
-@pytest.mark.parametrize("side", ["right", "left"])
-@pytest.mark.parametrize("name", STREAMS)
-def test_a_padded_batch_equals_each_sample_alone(name: str, side: str) -> None:
-    arrays = inputs(8)
-    lengths = (5, 7)
-    mask = np.arange(7)[None] < np.array(lengths)[:, None]
-    mask = mask if side == "right" else mask[:, ::-1]
-    together = np.asarray(jitted_causal(name)(*arrays, mask))
-    for row, length in enumerate(lengths):
-        part = slice(0, length) if side == "right" else slice(7 - length, 7)
-        alone = jitted_causal(name)(*(x[row : row + 1, part] for x in arrays))
-        assert_close(together[row : row + 1, part], alone, 2e-6)
-
-
-@functools.cache
-def _pulled_back(name: str):
-    """The output under MASK and its gradients; two tests share a compilation."""
-
-    def both(*arrays):
-        out, pullback = jax.vjp(lambda *a: causal(name)(*a, MASK), *arrays)
-        return out, pullback(jnp.ones_like(out))
-
-    return fast_jit(both)
-
-
-@pytest.mark.parametrize("name", STREAMS)
-def test_what_padding_holds_does_not_matter(name: str) -> None:
-    q, k, v = inputs(9, batch=4)
-    both = _pulled_back(name)
-
-    def spoilt(x: np.ndarray, garbage: float) -> np.ndarray:
-        return np.where(MASK[:, :, None, None], x, np.float32(garbage))
-
-    clean = both(q, k, v)
-    for garbage in (1e6, np.nan):
-        query = spoilt(q, garbage) if takes(name, "query_mask") else q
-        dirty = both(query, spoilt(k, garbage), spoilt(v, garbage))
-        chex.assert_trees_all_equal(dirty, clean)
-
-
-@pytest.mark.parametrize("name", STREAMS)
-def test_gradients_match_finite_differences(name: str) -> None:
-    assert_directional_derivatives(
-        lambda *arrays: causal(name)(*arrays, MASK[1:2]),
-        batch=1,
-        query_length=7,
-        value_dim=3,
-    )
-
-
-@pytest.mark.parametrize("name", [*STREAMS, "luna"])
-def test_extreme_inputs(name: str) -> None:
-    """With the last row all padding."""
-    wanted = functools.partial(causal_formula(name), mask=MASK)
-    assert_extremes(name, _pulled_back(name), wanted, *inputs(10, batch=4))
 
 
 @pytest.mark.parametrize("name", ["linear", "cosformer", "flow"])

@@ -11,81 +11,100 @@ import pytest
 from lra_jax import attention
 
 from ..mechanisms import (
+    FOUR_ROWS,
     MASK,
     NAMES,
     SMALL,
+    STREAMS,
     assert_close,
     assert_directional_derivatives,
     assert_extremes,
+    causal,
+    causal_formula,
     cuts,
     fast_jit,
     formula,
     gates,
     inputs,
     jitted,
+    jitted_causal,
     queries,
     run,
     takes,
 )
 
+FORMS = [(name, "full") for name in NAMES] + [(name, "causal") for name in STREAMS]
+PADDED = [(*case, "right") for case in FORMS]
+PADDED += [(name, "causal", "left") for name in STREAMS]
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_padded_batch_equals_each_sample_alone(name: str) -> None:
-    q, k, v = inputs(10, query_length=9, length=9)
+
+def _masks(name: str, form: str, mask: np.ndarray) -> dict[str, np.ndarray]:
+    """The mask, also as that of the queries where these are not the keys' positions."""
+    apart = form == "full" and takes(name, "query_mask")
+    return {"mask": mask} | ({"query_mask": mask} if apart else {})
+
+
+@pytest.mark.parametrize(("name", "form", "side"), PADDED)
+def test_a_padded_batch_equals_each_sample_alone(
+    name: str, form: str, side: str
+) -> None:
+    arrays = inputs(10, query_length=9, length=9)
     lengths = (6, 9)
     mask = np.arange(9)[None] < np.array(lengths)[:, None]
-    keywords = {"query_mask": mask} if takes(name, "query_mask") else {}
-    together = np.asarray(jitted(name)(q, k, v, mask, **keywords))
+    mask = mask if side == "right" else mask[:, ::-1]
+    call = jitted_causal(name) if form == "causal" else jitted(name)
+    together = np.asarray(call(*arrays, **_masks(name, form, mask)))
     for row, length in enumerate(lengths):
-        alone = jitted(name)(*(x[row : row + 1, :length] for x in (q, k, v)))
-        assert_close(together[row : row + 1, :length], alone, 2e-6)
+        part = slice(0, length) if side == "right" else slice(9 - length, 9)
+        alone = call(*(x[row : row + 1, part] for x in arrays))
+        assert_close(together[row : row + 1, part], alone, 2e-6)
 
 
 @functools.cache
-def _pulled_back(name: str):
-    """The output under MASK and its gradients; two tests share a compilation."""
-    keywords = {"query_mask": MASK} if takes(name, "query_mask") else {}
+def _pulled_back(name: str, form: str):
+    """The output under FOUR_ROWS and its gradients; two tests share a compilation."""
+    call = causal(name) if form == "causal" else run(name)
+    attend = functools.partial(call, **_masks(name, form, FOUR_ROWS))
 
     def both(*arrays):
-        out, pullback = jax.vjp(lambda *a: run(name)(*a, MASK, **keywords), *arrays)
+        out, pullback = jax.vjp(attend, *arrays)
         return out, pullback(jnp.ones_like(out))
 
-    return fast_jit(both), keywords
+    return fast_jit(both)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_what_padding_holds_does_not_matter(name: str) -> None:
-    q, k, v = inputs(13, batch=3)
-    both, keywords = _pulled_back(name)
+@pytest.mark.parametrize(("name", "form"), FORMS)
+def test_what_padding_holds_does_not_matter(name: str, form: str) -> None:
+    q, k, v = inputs(13, batch=4)
+    both = _pulled_back(name, form)
 
     def spoilt(x: np.ndarray, garbage: float) -> np.ndarray:
-        return np.where(MASK[:, :, None, None], x, np.float32(garbage))
+        return np.where(FOUR_ROWS[:, :, None, None], x, np.float32(garbage))
 
     clean = both(q, k, v)
     for garbage in (1e6, np.nan, np.inf):
-        query = spoilt(q, garbage) if keywords else q
+        query = spoilt(q, garbage) if takes(name, "query_mask") else q
         dirty = both(query, spoilt(k, garbage), spoilt(v, garbage))
         chex.assert_trees_all_equal(dirty, clean)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_gradients_match_finite_differences(name: str) -> None:
-    mask = np.array([[1, 1, 0, 1, 1]], bool)
+@pytest.mark.parametrize(("name", "form"), FORMS)
+def test_gradients_match_finite_differences(name: str, form: str) -> None:
+    call = causal(name) if form == "causal" else run(name)
     assert_directional_derivatives(
-        lambda *arrays: run(name)(*arrays, mask),
+        functools.partial(call, mask=MASK[1:2]),
         batch=1,
-        query_length=queries(name, 4, 5),
-        length=5,
+        query_length=7 if form == "causal" else queries(name, 4),
         value_dim=3,
     )
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_extreme_inputs(name: str) -> None:
-    """With the third row all padding."""
-    both, keywords = _pulled_back(name)
-    wanted = functools.partial(formula(name), mask=MASK, **keywords)
-    assert_extremes(name, both, wanted, *inputs(24, batch=3))
+@pytest.mark.parametrize(("name", "form"), [*FORMS, ("luna", "causal")])
+def test_extreme_inputs(name: str, form: str) -> None:
+    """With the last row all padding."""
+    own = causal_formula(name) if form == "causal" else formula(name)
+    wanted = functools.partial(own, **_masks(name, form, FOUR_ROWS))
+    assert_extremes(name, _pulled_back(name, form), wanted, *inputs(24, batch=4))
 
 
 @pytest.mark.parametrize("form", ["full", "causal"])
