@@ -38,11 +38,10 @@ from typing import Any
 
 import numpy as np
 from causal_forms import Form, chosen
-from common import origin, write
+from common import PASSES, origin, turned, write
 
 import lra_jax
 
-PASSES = {"forward": False, "forward+backward": True}
 TOLERANCE = 1e-4
 # A case is skipped if one run would take this long and 10 times our own, or this much
 # memory.
@@ -239,12 +238,6 @@ def measure_times(
         workers.ask(library, "drop")
     for (form, name), runs in times.items():
         yield (form.name, name, length), runs
-
-
-def turned(cases: list[Any], number: int) -> list[Any]:
-    """Begins each round with a different case, as each affects the one after it."""
-    first = number % len(cases)
-    return cases[first:] + cases[:first]
 
 
 def ratio(runs: list[float], ours: list[float]) -> float:

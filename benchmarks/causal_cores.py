@@ -29,12 +29,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from causal_forms import FORMS, Form
-from common import origin, write
+from common import PASSES, origin, turned, write
 from jax.sharding import NamedSharding, PartitionSpec
 
 HEADS, HEAD_DIM = 8, 64
 NAMES = ("linear", "cosformer", "flow", "attnax")
-PASSES = ("forward", "forward+backward")
 Run = Callable[[], Any]
 
 
@@ -93,10 +92,8 @@ def measure(length: int, names: list[str], repeats: int) -> list[dict[str, Any]]
             cases[name, "one", which] = one[which]
             cases[name, "split", which] = split[which]
     seconds: dict[tuple[str, str, str], list[float]] = {case: [] for case in cases}
-    order = list(cases)
-    for turn in range(repeats):
-        start = turn % len(order)
-        for case in order[start:] + order[:start]:
+    for number in range(repeats):
+        for case in turned(list(cases), number):
             before = time.perf_counter()
             cases[case]()
             seconds[case].append(time.perf_counter() - before)

@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lra_jax.reports import charts
+from common import PASSES
 
-PASSES = ("forward", "forward+backward")
+from lra_jax.reports import charts
 
 
 def draw(report: dict[str, Any], file: Path) -> None:

@@ -1,4 +1,4 @@
-"""Shared by the scripts: what a result says about its making, and tables in pages."""
+"""Shared by the scripts: the order of cases, how a result was made, tables in pages."""
 
 import importlib.metadata
 import json
@@ -6,6 +6,15 @@ import shlex
 import sys
 from pathlib import Path
 from typing import Any
+
+PASSES = {"forward": False, "forward+backward": True}
+"""The passes that are timed, and whether with gradients."""
+
+
+def turned(cases: list[Any], number: int) -> list[Any]:
+    """Begins each round with a different case, as each affects the one after it."""
+    first = number % len(cases)
+    return cases[first:] + cases[:first]
 
 
 def origin(*packages: str, device: bool = True) -> dict[str, Any]:
