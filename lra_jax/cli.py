@@ -176,19 +176,14 @@ def _read_flags(settings: Any, args: Sequence[str], check: bool = True) -> list[
         if argument in ("--help", "-h"):
             given.append(argument)
             continue
-        name, equals, text = argument.partition("=")
+        name = argument.partition("=")[0]
         flag = "--" + name[2:].replace("-", "_")
         if not name.startswith("--"):
             raise expected("flags", "--name=value or --name value", f"{argument!r}")
         flag = full_name(flag, types)
         if flag not in types:
             raise _unknown(flag, settings, types)
-        if not equals and pending and not pending[0].startswith("--"):
-            text = pending.popleft()
-        elif not equals and types[flag] is bool:
-            text = "True"
-        elif not equals:
-            raise expected(flag, "a value", "none")
+        text = flag_value(flag, types[flag], argument, pending)
         if check:
             check_text(flag, types[flag], text)
         if types[flag] is bool:
@@ -197,6 +192,30 @@ def _read_flags(settings: Any, args: Sequence[str], check: bool = True) -> list[
     if isinstance(settings, type) and not {"--help", "-h"} & {*given}:
         _check_required(settings, given)
     return given
+
+
+def flag_value(
+    flag: str, kind: Any, argument: str, pending: collections.deque[str]
+) -> str:
+    """The value of a flag; a switch without one is True.
+
+    Args:
+      flag: its full name.
+      kind: its type.
+      argument: as it was given, perhaps with the value.
+      pending: the arguments after it; the first is removed if it is the value.
+
+    Raises:
+      ValueError: there is no value.
+    """
+    _, equals, text = argument.partition("=")
+    if equals:
+        return text
+    if pending and not pending[0].startswith("--"):
+        return pending.popleft()
+    if kind is not bool:
+        raise expected(flag, "a value", "none")
+    return "True"
 
 
 def flags(args: Sequence[str]) -> dict[str, Any]:

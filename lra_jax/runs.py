@@ -86,8 +86,8 @@ def take_flag(args: Sequence[str], name: str) -> tuple[str | None, list[str]]:
     return value, rest
 
 
-def parse_count(name: str, text: str | None) -> int:
-    """A positive integer of at most 1,000; 1 if not given.
+def parse_seeds(text: str | None) -> int:
+    """The number of seeds: a positive integer of at most 1,000; 1 if not given.
 
     Raises:
       ValueError: anything else.
@@ -97,7 +97,7 @@ def parse_count(name: str, text: str | None) -> int:
     # No more digits than the limit has, because Python refuses to parse thousands.
     if not text.isdecimal() or len(text) > 4 or not 1 <= int(text) <= _MOST:
         wanted = f"a positive integer of at most {_MOST}"
-        raise expected(f"--{name}", wanted, f"{text[:60]!r}")
+        raise expected("--seeds", wanted, f"{text[:60]!r}")
     return int(text)
 
 

@@ -66,7 +66,7 @@ def main(args: Sequence[str] | None = None) -> None:
         chosen, rest = runs.take_flag(args, "attention")
         names = _names(chosen)
         count, rest = runs.take_flag(rest, "seeds")
-        seeds = runs.parse_count("seeds", count)
+        seeds = runs.parse_seeds(count)
         suite, rest = runs.take_flag(rest, "suite")
         if suite is None:
             plan = _plan(rest, names, seeds)

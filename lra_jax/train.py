@@ -49,7 +49,7 @@ def main(args: Sequence[str] | None = None) -> None:
     prog = "python -m lra_jax.train"
     with cli.user_errors():
         count, rest = runs.take_flag(args, "seeds")
-        seeds = runs.parse_count("seeds", count)
+        seeds = runs.parse_seeds(count)
     dry, rest = _take_dry_run(rest, seeds)
     if seeds > 1 and not {"--help", "-h"} & set(rest):
         _run_seeds(prog, rest, seeds)
@@ -71,13 +71,10 @@ def _take_dry_run(args: Sequence[str], seeds: int) -> tuple[bool, list[str]]:
     with cli.user_errors():
         while pending:
             argument = pending.popleft()
-            name, equals, text = argument.partition("=")
-            if name.replace("_", "-") != "--dry-run":
+            if argument.partition("=")[0].replace("_", "-") != "--dry-run":
                 rest.append(argument)
                 continue
-            if not equals and pending and not pending[0].startswith("--"):
-                text = pending.popleft()
-            text = text if text or equals else "True"
+            text = cli.flag_value("--dry-run", bool, argument, pending)
             check_text("--dry-run", bool, text)
             dry = SWITCHES[text]
         if dry and seeds > 1:
