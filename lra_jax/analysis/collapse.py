@@ -82,8 +82,8 @@ def trained_curves(
     shape: Shape,
     variants: Mapping[str, Variant] = VARIANTS,
     *,
+    length: int,
     batch_size: int = 8,
-    length: int = 128,
     seed: int = 0,
 ) -> dict[str, np.ndarray]:
     """The same for one network with given weights.

@@ -45,9 +45,7 @@ def convex_hull(count: int, seed: int) -> TokenTask:
     return TokenTask(points.astype(np.float32), labels)
 
 
-def memorisation(
-    count: int, seed: int, longest: int = 128, vocab_size: int = 30_522
-) -> TokenTask:
+def memorisation(count: int, seed: int, longest: int, vocab_size: int) -> TokenTask:
     """Random texts with a random bit for each token.
 
     Deviation: the paper uses sentence pairs from RTE. Here words are drawn by Zipf's

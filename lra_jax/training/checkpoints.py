@@ -132,7 +132,7 @@ class Checkpoints:
         state: TrainState,
         progress: Progress,
         data: Any,
-        about: dict[str, Any] | None = None,
+        about: dict[str, Any],
     ) -> None:
         """Saves everything that a later session needs to resume.
 
@@ -144,7 +144,6 @@ class Checkpoints:
         Raises:
           OSError: it cannot be written; `save_best` raises this too.
         """
-        about = about or {}
         if self.latest_step == step and not self._now_validated(about):
             return
         items = {"state": state._asdict(), "progress": progress._asdict(), "data": data}

@@ -54,7 +54,7 @@ class SavedRun(NamedTuple):
         return self.task.loss(self.model, arrays, None)
 
 
-def open_run(workdir: str, allow_code: bool = False) -> Trainer:
+def open_run(workdir: str, allow_code: bool) -> Trainer:
     """Opens a run for inspection: its trainer, which writes nothing to the directory.
 
     Prepares the run's data if they are gone.

@@ -150,7 +150,7 @@ def step_function(
 
 
 def make_eval_step(
-    loss: Loss, graphdef: Any, shapes: int | None = None
+    loss: Loss, graphdef: Any, shapes: int | None
 ) -> Callable[[Any, Sums, Batch], Sums]:
     """Adds the metric sums of a batch, without dropout, to the sums so far.
 

@@ -760,7 +760,7 @@ def _tables(
     length: int,
     lengths: int | jax.Array,
     dtype: jnp.dtype,
-    rows: packed.Packed | None = None,
+    rows: packed.Packed | None,
 ) -> Tables:
     """Cosine and sine of every position's angle ``pi i / 2M``, `[1 or B, T]`."""
     positions = np.arange(length)[None]

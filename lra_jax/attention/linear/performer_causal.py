@@ -263,9 +263,9 @@ def causal_softmax_features(
     features: random_features.Options,
     *,
     dtype: jnp.dtype,
-    state: PerformerSums | None = None,
-    resets: jax.Array | None = None,
-    chunking: engine.Chunking | None = None,
+    state: PerformerSums | None,
+    resets: jax.Array | None,
+    chunking: engine.Chunking | None,
 ) -> tuple[jax.Array, PerformerSums]:
     """Causal attention with softmax features.
 

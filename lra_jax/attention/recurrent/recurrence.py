@@ -49,7 +49,7 @@ def recur(
     *,
     is_causal: bool,
     mask: jax.Array | None,
-    rows: packed.Packed | None = None,
+    rows: packed.Packed | None,
     state: RecurrentState | None,
     chunking: engine.Chunking,
 ) -> tuple[jax.Array, RecurrentState]:

@@ -149,7 +149,7 @@ def attend_with_sum(
     query: jax.Array,
     position: jax.Array,
     sets: list[Keys],
-    precision: jax.lax.PrecisionLike = None,
+    precision: jax.lax.PrecisionLike,
 ) -> tuple[jax.Array, jax.Array]:
     """`attend`, and the logarithm of its divisor.
 
