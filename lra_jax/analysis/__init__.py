@@ -14,7 +14,6 @@ from lra_jax.analysis.paths import (
 from lra_jax.analysis.projection import (
     projection_bound,
     projection_error,
-    truncation_error,
     truncation_errors,
 )
 from lra_jax.analysis.residual import composite_norm, relative_residual, residual
@@ -33,6 +32,5 @@ __all__ = [
     "projection_error",
     "relative_residual",
     "residual",
-    "truncation_error",
     "truncation_errors",
 ]

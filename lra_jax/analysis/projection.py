@@ -53,28 +53,12 @@ def projection_error(
     return _quotient(np.linalg.norm(projected - exact, axis=-2), size)
 
 
-def truncation_error(weights: ArrayLike, values: ArrayLike, rank: int) -> np.ndarray:
-    """The same error for the matrix of that rank that is nearest to P.
-
-    Args:
-      weights, values, rank: as in `projection_error`.
-
-    Returns:
-      float64 `[..., H]`.
-
-    Raises:
-      ValueError: as `projection_error`.
-    """
-    check_size("rank", rank)
-    errors = truncation_errors(weights, values)
-    return errors[..., min(rank, errors.shape[-2] - 1), :]
-
-
 def truncation_errors(weights: ArrayLike, values: ArrayLike) -> np.ndarray:
-    """The same for every rank from 0 to min(T, S), from one decomposition.
+    """The same error for the matrix nearest to P, of every rank from 0 to min(T, S).
 
-    The parts of ``P w`` along different left singular vectors are orthogonal, so the
-    error at a rank is the root of the sum of the squares of the parts left out.
+    All come from one decomposition. The parts of ``P w`` along different left singular
+    vectors are orthogonal, so the error at a rank is the root of the sum of the squares
+    of the parts left out.
 
     Args:
       weights, values: as in `projection_error`.

@@ -8,7 +8,7 @@ import pytest
 from lra_jax.analysis.projection import (
     projection_bound,
     projection_error,
-    truncation_error,
+    truncation_errors,
 )
 from lra_jax.analysis.spectrum_report import Spectra, add_projections
 from lra_jax.reports import charts
@@ -24,13 +24,14 @@ def attention(length: int, width: int = 6) -> tuple[np.ndarray, np.ndarray]:
 
 def test_nearest_matrices() -> None:
     weights, values = attention(20)
-    errors = [truncation_error(weights, values, rank).mean() for rank in (1, 5, 19, 20)]
-    assert errors == sorted(errors, reverse=True) and errors[-1] < 1e-13
+    errors = truncation_errors(weights, values)
+    assert errors.shape == (3, 21, 6)
+    assert errors[:, 0] == pytest.approx(1)
+    assert (np.diff(errors, axis=1) < 0).all() and errors[:, -1].max() < 1e-13
     # A matrix of rank 2 times anything is exact from there on.
     low = weights[..., :2] @ weights[..., :2, :]
-    assert truncation_error(low, values, 2).max() < 1e-12
-    assert truncation_error(low, values, 1).max() > 1e-3
-    assert truncation_error(weights[0], values[0], 5).shape == (6,)
+    errors = truncation_errors(low, values)
+    assert errors[:, 2].max() < 1e-12 and errors[:, 1].max() > 1e-3
 
 
 def test_a_random_projection_keeps_the_lemma_and_not_the_theorem() -> None:
@@ -75,7 +76,7 @@ def test_errors() -> None:
     with pytest.raises(ValueError, match=r"rank: expected .*got 0"):
         projection_error(weights, values, 0)
     with pytest.raises(ValueError, match=r"values: expected \[..., S, H\] for"):
-        truncation_error(weights, values[:, :4], 2)
+        truncation_errors(weights, values[:, :4])
     with pytest.raises(ValueError, match=r"weights: expected \[..., T, S\]"):
         projection_error(weights[0, 0], values, 2)
     with pytest.raises(ValueError, match=r"length: expected .*got 1"):
