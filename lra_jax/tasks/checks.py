@@ -139,7 +139,13 @@ def check_on_devices(config: Config, task: Task) -> None:
     check_memory(config.train, encoder, length)
     traced = []
     for index in range(encoder.num_layers):
-        one = encoder.attention(index)
+        # Without another layer's arrays or memory.
+        one = dataclasses.replace(
+            encoder.attention(index),
+            own_parameters=True,
+            takes_memory=False,
+            gives_memory=False,
+        )
         kind = one.mechanism, one.options
         if kind not in traced:
             traced.append(kind)
@@ -155,9 +161,6 @@ def _trace(attention: str, config: AttentionConfig, length: int, padded: bool) -
     which a hybrid has in only some of its blocks."""
     of_hybrid = config.mechanism != registry.resolve(attention)
     attention = config.mechanism.name if of_hybrid else attention
-    # Alone: without another layer's arrays or memory.
-    alone = {"own_parameters": True, "takes_memory": False, "gives_memory": False}
-    config = dataclasses.replace(config, **alone)
     shape = (2, length, config.in_features)
 
     def total(inputs: jax.Array, mask: jax.Array | None) -> jax.Array:
@@ -191,8 +194,6 @@ def _warn_of_padding(config: AttentionConfig, length: int) -> None:
     still depends on the padding; tested on a small input, if it accepts that."""
     if not config.accepts("mask"):  # The layer itself warns about it.
         return
-    alone = {"own_parameters": True, "takes_memory": False, "gives_memory": False}
-    config = dataclasses.replace(config, **alone)
     length = min(length, _SMALL)
     real = jnp.arange(length) < (length + 1) // 2
 
