@@ -5,7 +5,7 @@ Nothing here imports jax: ``--help`` must be quick.
 
 import dataclasses
 import re
-from typing import Any
+from typing import Any, Literal
 
 from lra_jax.errors import expected, known
 
@@ -37,8 +37,8 @@ class ModelShape:
     mlp_dim: int = 1024
     vocab_size: int = 257
     num_classes: int = 2
-    pooling: str = "cls"
-    positions: str = "sinusoidal"
+    pooling: Literal["mean", "cls"] = "cls"
+    positions: Literal["learned", "sinusoidal"] = "sinusoidal"
     remat: bool = False
 
 

@@ -59,14 +59,9 @@ def find(text: str) -> tuple[registry.Mechanism, dict[str, Any]]:
     """
     name, options = split_subject(text)
     if name == FUSED:
-        mechanism = registry.Mechanism(
-            name=FUSED,
-            module="lra_jax.benchmarking.fused",
-            causal=True,
-            function=registry.resolve(
-                "lra_jax.benchmarking.fused:fused_softmax_attention"
-            ).function,
-        )
+        function = "lra_jax.benchmarking.fused:fused_softmax_attention"
+        mechanism = registry.resolve(function)
+        mechanism = dataclasses.replace(mechanism, name=FUSED, causal=True)
     else:
         try:
             mechanism = registry.resolve(name)
@@ -235,8 +230,9 @@ def _decoding(case: Case, mechanism: Any, options: dict[str, Any]) -> Work:
     return Work(function, make, feed, donated=(0,), appends=keeps_all)
 
 
-def _make_model(case: Case, options: dict[str, Any]) -> SequenceClassifier:
-    mechanism, _ = find(case.attention)
+def _make_model(
+    case: Case, mechanism: Any, options: dict[str, Any]
+) -> SequenceClassifier:
     shape = case.model
     return SequenceClassifier(
         shape.vocab_size,
@@ -249,8 +245,8 @@ def _make_model(case: Case, options: dict[str, Any]) -> SequenceClassifier:
         # The fused baseline is not a registered mechanism; a function will do.
         mechanism=mechanism.function or mechanism.name,
         options=options,
-        pooling="cls" if shape.pooling == "cls" else "mean",
-        positions="learned" if shape.positions == "learned" else "sinusoidal",
+        pooling=shape.pooling,
+        positions=shape.positions,
         dropout=0.1,
         remat=shape.remat,
         dtype=jnp.dtype(case.dtype),
@@ -274,7 +270,7 @@ def _batch(case: Case) -> dict[str, jax.Array]:
 def _model(case: Case, mechanism: Any, options: dict[str, Any]) -> tuple[Any, Any]:
     if case.causal:
         raise Unsupported("the classifier has no causal form")
-    make = functools.partial(_make_model, case, options)
+    make = functools.partial(_make_model, case, mechanism, options)
     return nnx.split(nnx.eval_shape(make))[0], lambda: nnx.state(make())
 
 
