@@ -103,7 +103,7 @@ def _files(path: pathlib.Path) -> list[pathlib.Path]:
     Raises:
       ValueError: it contains no images.
     """
-    files = [_folder(path) / name for name in _NAMES]
+    files = [originals.inside(path, _FOLDER) / name for name in _NAMES]
     missing = [str(file) for file in files if not file.is_file()]
     if missing:
         raise expected(
@@ -112,10 +112,6 @@ def _files(path: pathlib.Path) -> list[pathlib.Path]:
             f"{path} without {', '.join(missing)}",
         )
     return files
-
-
-def _folder(path: pathlib.Path) -> pathlib.Path:
-    return path / _FOLDER if (path / _FOLDER).is_dir() else path
 
 
 def _read(path: pathlib.Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:

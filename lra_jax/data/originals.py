@@ -71,6 +71,11 @@ def locate(
     return Original(archive, path, layout, checks.digest(files), size)
 
 
+def inside(path: pathlib.Path, name: str) -> pathlib.Path:
+    """The folder of that name in ``path``, if there is one; otherwise ``path``."""
+    return path / name if (path / name).is_dir() else path
+
+
 def in_release(root: pathlib.Path, below: str | os.PathLike) -> list[pathlib.Path]:
     """Possible places of a task's folder: ``root``, or ``below`` a release, the inner
     one first."""

@@ -124,17 +124,13 @@ def prepare(
     return dataset
 
 
-def _folder(path: pathlib.Path) -> pathlib.Path:
-    return path / _FOLDER if (path / _FOLDER).is_dir() else path
-
-
 def _files(path: pathlib.Path) -> list[pathlib.Path]:
     """The files in a folder on which the data depend.
 
     Raises:
       ValueError: it contains no reviews.
     """
-    folder = _folder(path)
+    folder = originals.inside(path, _FOLDER)
     files = [
         file
         for split in SPLITS
@@ -158,7 +154,7 @@ def _read(path: pathlib.Path, max_length: int) -> Reviews:
     """
     reviews: Reviews = {}
     if path.is_dir():
-        folder = _folder(path)
+        folder = originals.inside(path, _FOLDER)
         for file in folder.glob("*/*/*.txt"):
             name = file.relative_to(folder).as_posix()
             with file.open("rb") as content:
