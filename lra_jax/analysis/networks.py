@@ -35,8 +35,8 @@ from lra_jax.errors import expected, known
 from lra_jax.models import MultiHeadAttention
 from lra_jax.models.layers import Dense, LayerNorm
 
-_INIT = nnx.initializers.normal(0.02)
-_EPSILON = 1e-12  # of every layer normalisation in the three models
+INIT = nnx.initializers.normal(0.02)
+EPSILON = 1e-12  # of every layer normalisation in the papers' models
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Block(nnx.Module):
     ):
         if shape.relative and mechanism == "softmax":
             self.attention = RelativeAttention(
-                shape.width, shape.num_heads, kernel_init=_INIT, rngs=rngs
+                shape.width, shape.num_heads, kernel_init=INIT, rngs=rngs
             )
         else:
             self.attention = MultiHeadAttention(
@@ -100,11 +100,11 @@ class Block(nnx.Module):
                 rngs=rngs,
             )
             _draw_again(self.attention, rngs)
-        dense = functools.partial(Dense, kernel_init=_INIT, rngs=rngs)
-        self.attention_norm = LayerNorm(shape.width, epsilon=_EPSILON)
+        dense = functools.partial(Dense, kernel_init=INIT, rngs=rngs)
+        self.attention_norm = LayerNorm(shape.width, epsilon=EPSILON)
         self.mlp_in = dense(shape.width, shape.mlp_dim)
         self.mlp_out = dense(shape.mlp_dim, shape.width)
-        self.mlp_norm = LayerNorm(shape.width, epsilon=_EPSILON)
+        self.mlp_norm = LayerNorm(shape.width, epsilon=EPSILON)
         self.approximate = shape.gelu == "tanh"
         self.keeps_activation = shape.shared
 
@@ -154,18 +154,18 @@ class Network(nnx.Module):
         self.num_layers = shape.num_layers if num_layers is None else num_layers
         check_size("num_layers", self.num_layers)
         size = (shape.vocab_size, shape.embed_dim)
-        self.embed = nnx.Param(_INIT(rngs.params(), size))
+        self.embed = nnx.Param(INIT(rngs.params(), size))
         self.relative = shape.relative
         if not shape.relative:
             size = (shape.max_length, shape.embed_dim)
-            self.positions = nnx.Param(_INIT(rngs.params(), size))
+            self.positions = nnx.Param(INIT(rngs.params(), size))
             # BERT's token types: here all tokens are of the first type.
-            self.types = nnx.Param(_INIT(rngs.params(), (shape.embed_dim,)))
-            self.norm = LayerNorm(shape.embed_dim, epsilon=_EPSILON)
+            self.types = nnx.Param(INIT(rngs.params(), (shape.embed_dim,)))
+            self.norm = LayerNorm(shape.embed_dim, epsilon=EPSILON)
         self.is_wider = shape.embed_dim != shape.width
         if self.is_wider:
             self.widen = Dense(
-                shape.embed_dim, shape.width, kernel_init=_INIT, rngs=rngs
+                shape.embed_dim, shape.width, kernel_init=INIT, rngs=rngs
             )
         count = 1 if shape.shared else self.num_layers
         self.blocks = nnx.List(
@@ -221,4 +221,4 @@ def _draw_again(attention: MultiHeadAttention, rngs: nnx.Rngs) -> None:
     """Redraws the projections of a layer as in BERT: N(0, 0.02)."""
     for name in attention.projections:
         kernel = getattr(attention, name).kernel
-        kernel[...] = _INIT(rngs.params(), kernel[...].shape)
+        kernel[...] = INIT(rngs.params(), kernel[...].shape)

@@ -18,12 +18,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from lra_jax.analysis.networks import EPSILON, INIT
 from lra_jax.errors import expected
 from lra_jax.models import MultiHeadAttention
 from lra_jax.models.layers import Dense, Dropout, LayerNorm
-
-_INIT = nnx.initializers.normal(0.02)
-_EPSILON = 1e-12
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,18 +60,18 @@ class PathBlock(nnx.Module):
         bound = width**-0.5
         for name in ("query", "key"):
             kernel = getattr(self.attention, name).kernel
-            kernel[...] = _INIT(rngs.params(), kernel[...].shape)
+            kernel[...] = INIT(rngs.params(), kernel[...].shape)
         for name in ("value", "out"):
             kernel = getattr(self.attention, name).kernel
             kernel[...] = jax.random.uniform(
                 rngs.params(), kernel[...].shape, minval=-bound, maxval=bound
             )
-        self.attention_norm = LayerNorm(width, epsilon=_EPSILON)
+        self.attention_norm = LayerNorm(width, epsilon=EPSILON)
         self.has_mlp = settings.mlp
         if settings.mlp:
-            self.mlp_in = Dense(width, width, kernel_init=_INIT, rngs=rngs)
-            self.mlp_out = Dense(width, width, kernel_init=_INIT, rngs=rngs)
-            self.mlp_norm = LayerNorm(width, epsilon=_EPSILON)
+            self.mlp_in = Dense(width, width, kernel_init=INIT, rngs=rngs)
+            self.mlp_out = Dense(width, width, kernel_init=INIT, rngs=rngs)
+            self.mlp_norm = LayerNorm(width, epsilon=EPSILON)
         self.dropout = Dropout(settings.dropout)
 
     def __call__(
@@ -118,23 +116,23 @@ class PathNetwork(nnx.Module):
         width = settings.width
 
         def dense(inputs: int) -> Dense:
-            return Dense(inputs, width, kernel_init=_INIT, rngs=rngs)
+            return Dense(inputs, width, kernel_init=INIT, rngs=rngs)
 
         if settings.vocab_size is None:
             sizes = [2, *[width] * (settings.input_layers - 1)]
             self.inputs = nnx.List([dense(size) for size in sizes])
         else:
             size = (settings.vocab_size, width)
-            self.embed = nnx.Param(_INIT(rngs.params(), size))
+            self.embed = nnx.Param(INIT(rngs.params(), size))
             if settings.longest:
                 size = (settings.longest, width)
-                self.positions = nnx.Param(_INIT(rngs.params(), size))
+                self.positions = nnx.Param(INIT(rngs.params(), size))
             self.inputs = nnx.List([dense(width)])
-        self.norm = LayerNorm(width, epsilon=_EPSILON)
+        self.norm = LayerNorm(width, epsilon=EPSILON)
         self.blocks = nnx.List(
             [PathBlock(settings, mechanism, rngs) for _ in range(settings.num_layers)]
         )
-        self.head = Dense(width, settings.num_outputs, kernel_init=_INIT, rngs=rngs)
+        self.head = Dense(width, settings.num_outputs, kernel_init=INIT, rngs=rngs)
         self.dropout = Dropout(settings.dropout)
 
     def __call__(
@@ -197,4 +195,4 @@ def draw_paths(
 
 def _normed(x: jax.Array) -> jax.Array:
     centred = x - x.mean(-1, keepdims=True)
-    return centred * jax.lax.rsqrt((centred**2).mean(-1, keepdims=True) + _EPSILON)
+    return centred * jax.lax.rsqrt((centred**2).mean(-1, keepdims=True) + EPSILON)
