@@ -22,7 +22,7 @@ in Pallas' interpreter, on any machine, very slowly. Read when a call is traced.
 
 TARGETS = ("tpu", "gpu")
 _DTYPES = {"tpu": ("float32", "bfloat16"), "gpu": ("bfloat16",)}
-_WIDEST = {"tpu": 256, "gpu": 256}
+_WIDEST = 256
 # A causal GPU kernel holds the states of one panel of its result in registers, with
 # angles twice as many; those of Flow have no panels.
 _WIDEST_CAUSAL = {"linear": 256, "cosformer": 128, "flow": 64}
@@ -91,9 +91,8 @@ def choose(
         one = jax.ShapeDtypeStruct((1, 1, 1, width), jnp.float32)
         width = jax.eval_shape(feature_map, one).shape[-1]
     widths = (width, value.shape[-1])
-    widest = _WIDEST[target]
-    if target == "gpu" and is_causal:
-        widest = _WIDEST_CAUSAL[mechanism]
+    gpu_causal = target == "gpu" and is_causal
+    widest = _WIDEST_CAUSAL[mechanism] if gpu_causal else _WIDEST
     if not forced:
         widest = min(widest, _AUTOMATIC[target])
     arrays = query, key, value

@@ -108,7 +108,8 @@ def _forward_kernel(call: LinearCall, masked: bool, save: bool, *refs: Any) -> N
         for term in range(call.spec.terms):
             saved[0][term] = group.packed(state[term])
         saved[1][...] = total_ref[...]
-    block = _Block(call, call.scale(scale), tuple(inputs[:3]), _last(inputs, masked))
+    mask = inputs[-1] if masked else None
+    block = _Block(call, call.scale(scale), tuple(inputs[:3]), mask)
     for index, part in enumerate(block.parts):
         query, key = block.query[index][0], block.key[index][0]
         value = block.value[index]
@@ -146,7 +147,8 @@ def _backward_kernel(call: LinearCall, masked: bool, *refs: Any) -> None:
     later_ref, later_total_ref = refs[-2:]
     start(later_ref, later_total_ref)
     chunk, group = call.chunk, call.layout.group
-    block = _Block(call, call.scale(scale), tuple(inputs[:3]), _last(inputs, masked))
+    mask = inputs[-1] if masked else None
+    block = _Block(call, call.scale(scale), tuple(inputs[:3]), mask)
     terms = range(call.spec.terms)
     state = [group.unpacked(state_ref[term]) for term in terms]
     befores = [(state, [kept_total[term : term + 1] for term in terms])]
@@ -208,7 +210,3 @@ def _chunk_backward(
         zeroed(of_value, seen),
     )
     return found, later
-
-
-def _last(inputs: list[Any], masked: bool) -> Any:
-    return inputs[-1] if masked else None
