@@ -36,9 +36,8 @@ import jax.numpy as jnp
 
 from lra_jax.attention import inputs
 from lra_jax.attention.causal.documents import Documents, numbered
+from lra_jax.attention.causal.prefix import Tree
 from lra_jax.errors import expected
-
-Tree = Any
 
 # Positions in a segment: of all rows together, and the least and most of one row.
 # Measured on a CPU: docs/performance.md.
