@@ -94,6 +94,7 @@ _READ = {
 }
 _NUMBERS = {int: numbers.Integral, float: numbers.Real}
 _LARGEST = 2**31 - 1
+_MOST = 200  # characters of another error's text
 
 
 def _is_of(kind: type, value: object) -> bool:
@@ -147,15 +148,15 @@ def reason(error: Exception) -> str:
     return first_line(error)
 
 
-def first_line(error: BaseException, most: int = 200) -> str:
+def first_line(error: BaseException) -> str:
     """The first line of an error's text, or its type if it has none."""
     text = str(error).strip()
-    return text.partition("\n")[0][:most] or type(error).__name__
+    return text.partition("\n")[0][:_MOST] or type(error).__name__
 
 
-def on_one_line(error: BaseException, most: int = 200) -> str:
+def on_one_line(error: BaseException) -> str:
     """An error's whole text on one line, or its type if it has none."""
-    return " ".join(str(error).split())[:most] or type(error).__name__
+    return " ".join(str(error).split())[:_MOST] or type(error).__name__
 
 
 def did_you_mean(value: str, choices: Iterable[str]) -> str:

@@ -275,18 +275,17 @@ def softmax(logits: jax.Array, axis: int) -> jax.Array:
     return shares / shares.sum(axis, keepdims=True)
 
 
-def masked_softmax(logits: jax.Array, mask: jax.Array | None, axis: int) -> jax.Array:
-    """Softmax over the visible entries; all zeros if nothing is visible.
+def masked_softmax(logits: jax.Array, mask: jax.Array | None) -> jax.Array:
+    """Softmax over the visible entries of the last axis; all zeros if there are none.
 
     Args:
       logits: any shape, float32 or wider.
       mask: boolean, same rank as the logits, broadcastable to them; None = all visible.
-      axis: the axis that sums to one.
     """
     if mask is None:
-        return softmax(logits, axis)
+        return softmax(logits, -1)
     # The lowest finite number, not -inf: rows without visible entries stay finite,
     # forward and backward, and the second `where` makes them zero.
     lowest = jnp.finfo(logits.dtype).min
-    weights = softmax(jnp.where(mask, logits, lowest), axis)
+    weights = softmax(jnp.where(mask, logits, lowest), -1)
     return jnp.where(mask, weights, 0)

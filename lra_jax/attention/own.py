@@ -51,7 +51,7 @@ def mechanism(thing: Any, name: str | None = None) -> Mechanism:
         got = a_thing(thing) if name else f"{thing!r}"
         raise expected("attention", wanted, got)
     module = getattr(thing, "__module__", None) or ""
-    if (is_class and issubclass(maker, nnx)) or _takes(thing, "rngs"):
+    if (is_class and issubclass(maker, nnx)) or _takes_rngs(thing):
         summary = "a module from outside lra_jax"
         return Mechanism(name=shown, module=module, summary=summary, make=thing)
     check_call(thing, shown)
@@ -78,9 +78,9 @@ def check_call(function: Callable[..., Any], name: str) -> None:
         raise expected("attention", wanted, error) from error
 
 
-def _takes(function: Callable[..., Any], parameter: str) -> bool:
+def _takes_rngs(function: Callable[..., Any]) -> bool:
     try:
-        return parameter in inspect.signature(function).parameters
+        return "rngs" in inspect.signature(function).parameters
     except (TypeError, ValueError):
         return False
 

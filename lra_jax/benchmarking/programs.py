@@ -128,8 +128,9 @@ def _free_on_linux() -> int | None:
     return None
 
 
-def _free_in_group(group: Path = Path("/sys/fs/cgroup")) -> int | None:
+def _free_in_group() -> int | None:
     """The same for a container with its own limit."""
+    group = Path("/sys/fs/cgroup")
     try:
         limit = (group / "memory.max").read_text().strip()
         used = int((group / "memory.current").read_text())

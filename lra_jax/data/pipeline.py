@@ -177,6 +177,7 @@ def train_iterator(
     return iter(steps.map(batch).to_iter_dataset(options))
 
 
+_TRIED = 32  # examples
 # These end the entropy of the generators of targets and of augmentation. None may be 0:
 # trailing zeros do not count, so that of row 0 would be that of an epoch's order.
 _TARGETS = 1
@@ -187,16 +188,13 @@ def _generator(*entropy: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(np.random.SeedSequence(entropy)))
 
 
-def check_targets(
-    name: str, targets: Targets, dataset: SequenceDataset, count: int = 32
-) -> None:
+def check_targets(name: str, targets: Targets, dataset: SequenceDataset) -> None:
     """Tries targets of pretraining on the first training examples.
 
     Args:
       name: the flag and its value, for the error.
       targets: as in `train_iterator`.
       dataset: the data.
-      count: the number of examples.
 
     Raises:
       ValueError: they are not ids of the vocabulary, one for each token, or examples
@@ -206,7 +204,7 @@ def check_targets(
         raise expected(name, "a task whose examples are single sequences", "pairs")
     source = dataset.source("train")
     wanted = f"ids from 0 to {dataset.vocab_size - 1}, one for each token"
-    for index in range(min(count, len(source))):
+    for index in range(min(_TRIED, len(source))):
         tokens = source[index]["tokens"]
         made: Any = targets(tokens, _generator(0, 0, index, _TARGETS))
         if not isinstance(made, dict) or "targets" not in made:

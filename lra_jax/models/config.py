@@ -14,7 +14,7 @@ from flax import nnx
 from lra_jax.attention import own, registry
 from lra_jax.attention.inputs import Grid, check_flag, check_sides, check_size
 from lra_jax.errors import a_thing, check_types, did_you_mean, expected, within
-from lra_jax.models.layers import check_even, check_rate
+from lra_jax.models.layers import check_dropout, check_even
 from lra_jax.models.options import named, split_options
 from lra_jax.models.product_keys import memory_sizes
 
@@ -399,7 +399,7 @@ class EncoderConfig:
         if self.readings > 1 and not self.reconstructs:
             wanted = "1 without reconstructs, whose head writes the notes"
             raise expected("readings", wanted, self.readings)
-        check_rate("dropout", self.dropout)
+        check_dropout(self.dropout)
         if self.mlp == "product_key":
             try:
                 memory_sizes(dict(self.mlp_options or ()))

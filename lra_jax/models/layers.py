@@ -35,10 +35,10 @@ class Dense(nnx.Linear):
         return out.reshape(*inputs.shape[:-1], self.out_features)
 
 
-def check_rate(name: str, rate: float) -> None:
-    """Raises ``ValueError`` unless a rate is in [0, 1)."""
+def check_dropout(rate: float) -> None:
+    """Raises ``ValueError`` unless a rate of dropout is in [0, 1)."""
     if not 0 <= rate < 1:
-        raise expected(name, "a rate in [0, 1)", rate)
+        raise expected("dropout", "a rate in [0, 1)", rate)
 
 
 def check_even(name: str, size: int, what: str) -> None:
@@ -165,7 +165,7 @@ class Dropout(nnx.Module):
     """
 
     def __init__(self, rate: float):
-        check_rate("dropout", rate)
+        check_dropout(rate)
         self.rate = rate
 
     def __call__(self, inputs: jax.Array, rngs: nnx.Rngs | None = None) -> jax.Array:

@@ -344,7 +344,7 @@ def _attended(x: jax.Array, queries: jax.Array, mask: jax.Array | None) -> jax.A
     """
     scores = jnp.einsum("btd,qd->bqt", x, queries) / x.shape[-1] ** 0.5
     mask = None if mask is None else mask[:, None]
-    weights = masked_softmax(scores, mask, axis=-1)
+    weights = masked_softmax(scores, mask)
     return jnp.einsum("bqt,btd->bqd", weights, x).reshape(x.shape[0], -1)
 
 

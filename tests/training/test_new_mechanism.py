@@ -61,7 +61,7 @@ def toy_weights(
     if is_causal:
         past = jnp.tri(*scores.shape[2:], dtype=bool)[None, None]
         seen = past if seen is None else past & seen
-    return feature_maps.masked_softmax(scores, seen, axis=-1)
+    return feature_maps.masked_softmax(scores, seen)
 '''
 FORMULA = """
 import numpy as np

@@ -42,7 +42,7 @@ class Plan(NamedTuple):
     def softmax(self, scores: jax.Array, mask: jax.Array | None) -> jax.Array:
         """Softmax over the last axis; hidden rows follow the kind of padding."""
         if mask is None or self.zero_hidden:
-            return feature_maps.masked_softmax(scores, mask, axis=-1)
+            return feature_maps.masked_softmax(scores, mask)
         lowest = jnp.finfo(scores.dtype).min
         return feature_maps.softmax(jnp.where(mask, scores, lowest), -1)
 

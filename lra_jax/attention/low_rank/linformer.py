@@ -280,7 +280,7 @@ def _attended(
         "btnh,bknh->bntk", query.astype(keys.dtype), keys, precision=precision
     )
     logits = logits / math.sqrt(query.shape[-1])
-    weights = feature_maps.masked_softmax(logits, live, axis=-1)
+    weights = feature_maps.masked_softmax(logits, live)
     out = jnp.einsum("bntk,bknv->btnv", weights, values, precision=precision)
     return masking.broken_again(out, whole)
 

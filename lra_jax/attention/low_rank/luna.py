@@ -204,7 +204,7 @@ def _packed(
     """A k and A v, `[B, N, L, ...]`."""
     scores = feature_maps.products(memory, key, precision)
     visible = None if mask is None else mask[:, None, None]
-    weights = feature_maps.masked_softmax(scores, visible, axis=-1)
+    weights = feature_maps.masked_softmax(scores, visible)
     keys, values = (jnp.matmul(weights, x, precision=precision) for x in (key, value))
     return keys, values
 

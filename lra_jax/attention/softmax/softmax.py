@@ -388,4 +388,4 @@ def _weights(
     if document is not None:
         pairs = masking.both(pairs, packed.share(document, document))
     logits = logits / math.sqrt(query.shape[-1])
-    return feature_maps.masked_softmax(logits, pairs, axis=-1)
+    return feature_maps.masked_softmax(logits, pairs)

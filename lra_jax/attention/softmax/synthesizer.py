@@ -152,7 +152,7 @@ def synthesizer_attention(
         pairs = masking.both(pairs, jnp.tri(length, dtype=bool)[None, None])
     if pairs is not None and pairs.shape[0] > scores.shape[0]:
         scores = jnp.broadcast_to(scores, (batch, *scores.shape[1:]))
-    weights = feature_maps.masked_softmax(scores, pairs, axis=-1)
+    weights = feature_maps.masked_softmax(scores, pairs)
     out = jnp.swapaxes(jnp.matmul(weights, value, precision=precision), 1, 2)
     return masking.broken_again(out, whole).astype(query.dtype)
 
