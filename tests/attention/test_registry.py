@@ -104,10 +104,10 @@ def test_functions_from_outside() -> None:
 
 
 def test_functions_by_their_path() -> None:
-    spec = "lra_jax.attention.feature_maps:masked_softmax"
+    spec = "lra_jax.benchmarking.fused:fused_softmax_attention"
     mechanism = attention.resolve(spec)
     assert mechanism.name == spec
-    assert mechanism.attention.__name__ == "masked_softmax"
+    assert mechanism.attention.__name__ == "fused_softmax_attention"
     assert mechanism.causal is None
 
 
