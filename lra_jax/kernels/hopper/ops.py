@@ -74,17 +74,18 @@ class Ops:
 
     def zero_tile(self) -> jax.Array:
         """Zeros `[64, 64]`."""
-        return self._cast(jnp.zeros((TILE, TILE), jnp.float32), _TILED)
+        return self._zeros((TILE, TILE), _TILED)
 
     def zero_rows(self) -> jax.Array:
         """A row vector of zeros."""
-        return self._cast(jnp.zeros((TILE,), jnp.float32), _BY_ROW)
+        return self._zeros((TILE,), _BY_ROW)
 
     def zero_columns(self) -> jax.Array:
         """A column vector of zeros."""
-        return self._cast(jnp.zeros((TILE,), jnp.float32), _BY_COLUMN)
+        return self._zeros((TILE,), _BY_COLUMN)
 
-    def _cast(self, x: jax.Array, layout: Any) -> jax.Array:
+    def _zeros(self, shape: tuple[int, ...], layout: Any) -> jax.Array:
+        x = jnp.zeros(shape, jnp.float32)
         return x if self.interpret else plgpu.layout_cast(x, layout)
 
     def index(self, axis: int) -> jax.Array:
