@@ -192,7 +192,8 @@ def main() -> None:
     report = make_report(options.part, rows, found)
     if earlier is not None:
         for key in ("command", "device"):
-            report[key] = "; ".join(dict.fromkeys((earlier[key], report[key])))
+            parts = "; ".join((earlier[key], report[key])).split("; ")
+            report[key] = "; ".join(dict.fromkeys(parts))
     print(table(report))
     if options.publish:
         publish(report)
@@ -383,7 +384,8 @@ def make_report(
     part: str, rows: dict[str, Any], found: dict[str, list[dict[str, Any]]]
 ) -> dict[str, Any]:
     """The contents of the JSON; its commits are those of the runs."""
-    commits = dict.fromkeys(run["commit"] for runs in found.values() for run in runs)
+    named = [run["commit"] for runs in found.values() for run in runs]
+    commits = dict.fromkeys("; ".join(named).split("; "))
     report = {"part": part, "rows": rows, "runs": found, **origin()}
     return report | {"commit": "; ".join(commits)}
 

@@ -441,7 +441,7 @@ def causal_mechanisms() -> str:
     note = (
         f"Bits per byte on the {first['data'].partition(',')[0]} after "
         f"{first['steps']} steps of a small model, mean of two seeds at the best of "
-        "four rates, for Performer of three "
+        f"{_rates_tried(report)} rates "
         "([how](docs/language_models.md#every-causal-mechanism)); recall "
         "of key-value pairs, of one marked token, of pairs with noise between them, "
         "and selective copying in percent, one seed. The parity of bits, 0 for chance "
@@ -453,6 +453,17 @@ def causal_mechanisms() -> str:
         "| selective copy |"
     )
     return _table(head, lines, note)
+
+
+def _rates_tried(report: dict[str, Any]) -> str:
+    """How many learning rates the models of a report were trained with."""
+    models = [name.partition("; rate ")[0] for name in report["runs"]]
+    counts = sorted({models.count(model) for model in models})
+    words = [_WORDS[count] for count in counts]
+    return words[0] if len(words) == 1 else f"{words[0]} to {words[-1]}"
+
+
+_WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven")
 
 
 def _learners(runs: Sequence[dict[str, Any]]) -> str:
