@@ -7,31 +7,18 @@ saved with them does. Without it the heads are 64 wide, as in Google's models.
 """
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
 from lra_jax.analysis.networks import Network, Shape
-from lra_jax.errors import expected, on_one_line
-from lra_jax.models.pretrained import Weights, read_config, read_weights
+from lra_jax.errors import expected, on_one_line, renamed
+from lra_jax.models.pretrained import bert_arrays, fill, read_config, read_weights
 
 _HEAD_DIM = 64
 _GELUS: dict[str, Literal["exact", "tanh"]] = {
     "gelu": "exact",
     "gelu_new": "tanh",
-}
-
-_LAYERS = {
-    "attention.query": "attention.self.query",
-    "attention.key": "attention.self.key",
-    "attention.value": "attention.self.value",
-    "attention.out": "attention.output.dense",
-    "attention_norm": "attention.output.LayerNorm",
-    "mlp_in": "intermediate.dense",
-    "mlp_out": "output.dense",
-    "mlp_norm": "output.LayerNorm",
 }
 
 
@@ -61,27 +48,24 @@ def load_bert(file: str | Path) -> tuple[Network, Shape]:
     layers = {n.split(".")[2] for n in arrays if n.startswith("encoder.layer.")}
     width = embed.shape[1]
     num_heads, gelu = _heads_and_gelu(path, width)
+    try:
+        given = bert_arrays(arrays, len(layers))
+    except ValueError as error:
+        raise renamed(error, "--weights") from error
+    given["embed"] = given.pop("embed.embedding")
+    given["types"] = given.pop("token_types")[0]
     shape = Shape(
         vocab_size=len(embed),
         num_layers=len(layers),
         width=width,
         num_heads=num_heads,
-        mlp_dim=len(_get(arrays, "encoder.layer.0.intermediate.dense.bias")),
-        max_length=len(_get(arrays, "embeddings.position_embeddings.weight")),
+        mlp_dim=len(given["blocks.0.inner.bias"]),
+        max_length=len(given["positions"]),
         embed_dim=width,
         gelu=gelu,
     )
     network = Network(shape, length=1, rngs=nnx.Rngs(0))
-    _set(network.embed, embed)
-    _set(network.positions, _get(arrays, "embeddings.position_embeddings.weight"))
-    _set(network.types, _get(arrays, "embeddings.token_type_embeddings.weight")[0])
-    _set_layer(network.norm, arrays, "embeddings.LayerNorm")
-    for index, block in enumerate(network.blocks):
-        for ours, theirs in _LAYERS.items():
-            module: Any = block
-            for part in ours.split("."):
-                module = getattr(module, part)
-            _set_layer(module, arrays, f"encoder.layer.{index}.{theirs}")
+    fill(network, given, "--weights")
     return network, shape
 
 
@@ -101,25 +85,3 @@ def _heads_and_gelu(file: Path, width: int) -> tuple[int, Literal["exact", "tanh
         wanted = f"a config.json with num_attention_heads next to {file}"
         raise expected("--weights", wanted, f"none, for a width of {width}")
     return width // _HEAD_DIM, "exact"
-
-
-def _set_layer(module: Any, arrays: Weights, name: str) -> None:
-    """Sets a layer norm, or a dense layer, whose kernel torch stores transposed."""
-    if name.endswith("LayerNorm"):
-        _set(module.scale, _get(arrays, f"{name}.weight"))
-    else:
-        _set(module.kernel, _get(arrays, f"{name}.weight").T)
-    _set(module.bias, _get(arrays, f"{name}.bias"))
-
-
-def _get(arrays: Weights, name: str) -> np.ndarray:
-    if name not in arrays:
-        raise expected("--weights", f"an array {name!r} in the file", "none")
-    return arrays[name]
-
-
-def _set(variable: Any, array: np.ndarray) -> None:
-    if variable[...].shape != array.shape:
-        wanted = f"an array of shape {variable[...].shape}"
-        raise expected("--weights", wanted, array.shape)
-    variable[...] = jnp.asarray(array, jnp.float32)

@@ -102,8 +102,8 @@ class Block(nnx.Module):
             _draw_again(self.attention, rngs)
         dense = functools.partial(Dense, kernel_init=INIT, rngs=rngs)
         self.attention_norm = LayerNorm(shape.width, epsilon=EPSILON)
-        self.mlp_in = dense(shape.width, shape.mlp_dim)
-        self.mlp_out = dense(shape.mlp_dim, shape.width)
+        self.inner = dense(shape.width, shape.mlp_dim)
+        self.outer = dense(shape.mlp_dim, shape.width)
         self.mlp_norm = LayerNorm(shape.width, epsilon=EPSILON)
         self.approximate = shape.gelu == "tanh"
         self.keeps_activation = shape.shared
@@ -115,7 +115,7 @@ class Block(nnx.Module):
         x = self.attention_norm(x) if variant.norm else x
         gelu = functools.partial(jax.nn.gelu, approximate=self.approximate)
         if variant.mlp:
-            x = x + self.mlp_out(gelu(self.mlp_in(x)))
+            x = x + self.outer(gelu(self.inner(x)))
         elif self.keeps_activation:
             x = x + gelu(x)
         else:

@@ -293,7 +293,7 @@ def from_softmax(
     model = PretrainedEncoder(
         config, mechanism, options=options, dropout=dropout, rngs=rngs
     )
-    _fill(model, given, str(folder))
+    fill(model, given, str(folder))
     return model
 
 
@@ -394,15 +394,19 @@ def _check_layers(weights: _Noting, config: PretrainedConfig) -> None:
         raise expected("model.safetensors", wanted, f"{name} as well")
 
 
-def _bert(weights: Weights, config: PretrainedConfig) -> dict[str, np.ndarray]:
-    """Arrays under this package's names; matrices in the file are `[out, in]`."""
+def bert_arrays(weights: Weights, num_layers: int) -> dict[str, np.ndarray]:
+    """Arrays under this package's names; matrices in the file are `[out, in]`.
+
+    Raises:
+      ValueError: one is missing, or is not of floats.
+    """
     given = {
         "embed.embedding": _get(weights, "embeddings.word_embeddings.weight"),
         "positions": _get(weights, "embeddings.position_embeddings.weight"),
         "token_types": _get(weights, "embeddings.token_type_embeddings.weight"),
         **_norm(weights, "embeddings.LayerNorm", "norm"),
     }
-    for index in range(config.num_layers):
+    for index in range(num_layers):
         theirs, ours = f"encoder.layer.{index}", f"blocks.{index}"
         for name, place in {
             "attention.self.query": "attention.query",
@@ -449,6 +453,10 @@ def _gpt2(weights: Weights, config: PretrainedConfig) -> dict[str, np.ndarray]:
     return given
 
 
+def _bert(weights: Weights, config: PretrainedConfig) -> dict[str, np.ndarray]:
+    return bert_arrays(weights, config.num_layers)
+
+
 _READERS = {"bert": _bert, "roberta": _bert, "gpt2": _gpt2}
 
 
@@ -473,8 +481,13 @@ def _norm(weights: Weights, theirs: str, ours: str) -> dict[str, np.ndarray]:
     }
 
 
-def _fill(model: nnx.Module, given: Mapping[str, Any], source: str) -> None:
-    """Sets the parameters of these names; the mechanism's own are left unchanged."""
+def fill(model: nnx.Module, given: Mapping[str, Any], source: str) -> None:
+    """Sets the parameters of these names; the mechanism's own are left unchanged.
+
+    Raises:
+      ValueError: an array is missing, left over, or has another shape; the message
+        begins with ``source``.
+    """
     left = dict(given)
     for path, variable in nnx.to_flat_state(nnx.state(model, nnx.Param)):
         name = ".".join(map(str, path))
@@ -514,5 +527,5 @@ def _of_ours(
     new = type(model)(**settings, config=config, rngs=rngs)
     arrays = nnx.to_flat_state(nnx.state(model, nnx.Param))
     given = {".".join(map(str, path)): array[...] for path, array in arrays}
-    _fill(new, given, "source")
+    fill(new, given, "source")
     return new

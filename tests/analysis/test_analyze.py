@@ -169,7 +169,7 @@ def test_bert_weights_from_a_file(tmp_path):
     block: Any = network.blocks[1]
     for ours, theirs in (
         (block.attention.out.kernel, "attention.output.dense.weight"),
-        (block.mlp_in.kernel, "intermediate.dense.weight"),
+        (block.inner.kernel, "intermediate.dense.weight"),
         (block.mlp_norm.bias, "output.LayerNorm.bias"),
     ):
         expected = arrays[f"bert.encoder.layer.1.{theirs}"].T
