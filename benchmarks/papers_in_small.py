@@ -40,6 +40,7 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "language_models.md"
 RESULTS = ROOT / "results" / "language"
 _PROG = "python benchmarks/papers_in_small.py"
+_RATE = "; rate "
 Runs = Mapping[str, Sequence[dict[str, Any]]]  # Results by series.
 
 
@@ -215,21 +216,28 @@ def joined(earlier: Runs, found: Runs, again: Runs) -> dict[str, list[dict[str, 
     """All runs: the earlier ones, those of other models and rates, further seeds.
 
     Raises:
-      ValueError: a further seed had other flags or data than the first, or a new model
-        had another text.
+      ValueError: a further rate or seed had other flags or data than the first, or a
+        new model had another text.
     """
     every = {name: list(results) for name, results in {**earlier, **found}.items()}
     first = next(iter(every.values()))[0]
     for name, results in found.items():
         _check_same(name, "data", results[0]["data"], first["data"])
+        model = f"{name.partition(_RATE)[0]}{_RATE}"
+        for one in (x[0] for other, x in earlier.items() if other.startswith(model)):
+            _check_alike(name, results[0], one)
     for name, results in again.items():
-        one = every[name][0]
         for other in results:
-            for key in ("data_fingerprint", "parameters", "steps"):
-                _check_same(name, key, other[key], one[key])
-            _check_same(name, "flags", *(_flags(x["command"]) for x in (other, one)))
+            _check_alike(name, other, every[name][0])
             every[name].append(other)
     return every
+
+
+def _check_alike(name: str, got: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """Refuses runs of a model that differ in more than their seed and rate."""
+    for key in ("data_fingerprint", "parameters", "steps"):
+        _check_same(name, key, got[key], wanted[key])
+    _check_same(name, "flags", _flags(got["command"]), _flags(wanted["command"]))
 
 
 def _check_same(name: str, key: str, got: Any, wanted: Any) -> None:
@@ -239,8 +247,8 @@ def _check_same(name: str, key: str, got: Any, wanted: Any) -> None:
 
 
 def _flags(command: str) -> list[str]:
-    """The flags of a run, except for those in which seeds differ."""
-    own = ("--seed=", "--workdir=")
+    """The flags of a run, except for those in which seeds and rates differ."""
+    own = ("--seed=", "--workdir=", "--train.learning_rate=")
     given = [flag for flag in shlex.split(command) if not flag.startswith(own)]
     return sorted(flag for flag in given if flag.startswith("--"))
 
@@ -266,7 +274,7 @@ def planned(
 
 def series(name: str, rate: float) -> str:
     """The name under which results are stored."""
-    return f"{name}; rate {rate:g}"
+    return f"{name}{_RATE}{rate:g}"
 
 
 def best_rates(

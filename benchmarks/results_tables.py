@@ -459,11 +459,11 @@ def _rates_tried(report: dict[str, Any]) -> str:
     """How many learning rates the models of a report were trained with."""
     models = [name.partition("; rate ")[0] for name in report["runs"]]
     counts = sorted({models.count(model) for model in models})
-    words = [_WORDS[count] for count in counts]
+    words = [_WORDS.get(count, str(count)) for count in counts]
     return words[0] if len(words) == 1 else f"{words[0]} to {words[-1]}"
 
 
-_WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven")
+_WORDS = {3: "three", 4: "four", 5: "five", 6: "six"}
 
 
 def _learners(runs: Sequence[dict[str, Any]]) -> str:

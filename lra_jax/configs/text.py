@@ -44,9 +44,10 @@ class TextData(StoredData):
     max_length: int = 4_000
     """Reviews are truncated to this many bytes."""
     validation: Literal["holdout", "test"] = "holdout"
-    """The archive has no validation split. holdout: a tenth of the training examples.
-    test: the test split itself, as in LRA's code; the best checkpoint is then chosen on
-    the test labels, and only the accuracy of the last one is valid."""
+    """The archive has no validation split. holdout: a tenth of the training examples,
+    or the validation split of files that have one. test: the test split itself, as in
+    LRA's code; the best checkpoint is then chosen on the test labels, and only the
+    accuracy of the last one is valid."""
 
     def check(self) -> None:
         """See the base class."""

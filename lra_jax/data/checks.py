@@ -42,8 +42,13 @@ def existing(path: str | os.PathLike) -> pathlib.Path:
 
 def digest(files: Iterable[pathlib.Path]) -> str:
     """A short name for files in their current state: paths, sizes and change times."""
-    resolved = functools.cache(pathlib.Path.resolve)  # Of few folders for many files.
-    stats = [(str(resolved(file.parent) / file.name), file.stat()) for file in files]
+    resolved = functools.cache(pathlib.Path.resolve)  # Many files share a few folders.
+
+    def place(file: pathlib.Path) -> str:
+        linked = file.is_symlink()
+        return str(file.resolve() if linked else resolved(file.parent) / file.name)
+
+    stats = [(place(file), file.stat()) for file in files]
     identity = [(name, s.st_size, s.st_mtime_ns) for name, s in sorted(stats)]
     return hashlib.blake2b(repr(identity).encode(), digest_size=8).hexdigest()
 

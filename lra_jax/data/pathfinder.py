@@ -15,6 +15,7 @@ its own way, so published test sets also differ from one another.
 """
 
 import itertools
+import logging
 import os
 import pathlib
 from collections.abc import Callable, Iterator, Sequence
@@ -30,6 +31,7 @@ from lra_jax.errors import expected
 __all__ = ["GEOMETRIES", "LEVELS", "Settings", "prepare"]
 
 _LEAST_FILES = 10
+_logger = logging.getLogger(__name__)
 
 
 class GeneratedPathfinder(builder.SequenceBuilder):
@@ -154,13 +156,20 @@ def _from_files(
     checks.check_integer("seed", seed, 0)
     size = settings.size
     folder = pathfinder_files.find(path, size, settings.level)
-    samples = pathfinder_files.list_samples(folder)
+    samples, empty = pathfinder_files.list_samples(folder)
     files = pathfinder_files.metadata_files(folder)
     files += [sample.file for sample in samples]
     name = f"{checks.digest(files)}-size{size}-seed{seed}"
-    config = _config(
-        name, size, len(samples), lambda _: _split(folder, samples, size, seed)
-    )
+
+    def examples(_: pathlib.Path) -> builder.Splits:
+        if empty:
+            _logger.warning(
+                "%d images without bytes are left out, the first is %s",
+                *(len(empty), empty[0].file),
+            )
+        return _split(folder, samples, size, seed)
+
+    config = _config(name, size, len(samples), examples)
     return builder.prepare(PathfinderFiles, config, data_dir)
 
 

@@ -9,7 +9,6 @@ sample_172.png`, is empty; empty files are skipped.
 """
 
 import io
-import logging
 import os
 import pathlib
 import warnings
@@ -34,8 +33,6 @@ _LEAST_COLUMNS = 4
 # Allowance for the contents of a PNG besides its pixels.
 _HEADER_BYTES = 1 << 16
 _LAST_CHUNK = b"\0\0\0\0IEND\xaeB`\x82"
-
-_logger = logging.getLogger(__name__)
 
 
 class Sample(NamedTuple):
@@ -68,8 +65,8 @@ def find(path: str | os.PathLike, size: int, level: str) -> pathlib.Path:
     raise expected("--data.path", wanted, got)
 
 
-def list_samples(folder: pathlib.Path) -> list[Sample]:
-    """The samples listed in a level's metadata, in order.
+def list_samples(folder: pathlib.Path) -> tuple[list[Sample], list[Sample]]:
+    """The samples listed in a level's metadata, in order, and those without bytes.
 
     Raises:
       ValueError: a file is missing or malformed; the message names file and line.
@@ -80,15 +77,9 @@ def list_samples(folder: pathlib.Path) -> list[Sample]:
         for place, columns in _rows(file):
             sample = _parse(folder, place, columns)
             (samples if sample.file.stat().st_size else empty).append(sample)
-    if empty:
-        _logger.warning(
-            "%d images without bytes are left out, the first is %s",
-            len(empty),
-            empty[0].file,
-        )
     if not samples:
         raise expected(str(folder / "metadata"), "names of images", "none")
-    return samples
+    return samples, empty
 
 
 def metadata_files(folder: pathlib.Path) -> list[pathlib.Path]:

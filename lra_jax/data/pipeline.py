@@ -179,7 +179,7 @@ def train_iterator(
 
 _TRIED = 32  # examples
 # These end the entropy of the generators of targets and of augmentation. None may be 0:
-# trailing zeros do not count, so that of row 0 would be that of an epoch's order.
+# trailing zeros do not count, so row 0 would have the generator that orders an epoch.
 _TARGETS = 1
 _AUGMENTATION = 2
 

@@ -11,11 +11,12 @@ truncated to ``max_length``. Its ids are one higher, with 0 for padding. Label 0
 
 The archive has 25,000 reviews for training, 25,000 for testing, and none for
 validation; the Long-Range Arena validates on the test split. ``validation="holdout"``
-instead uses a tenth of each class of the training reviews, chosen by ``seed``; a review
-that occurs several times is in one of the two only. Other folders in this layout may
-also have ``valid/pos`` and ``valid/neg``.
+instead uses a tenth of each class of the training reviews, chosen by ``seed``; all
+copies of a review are in the same part. Other folders in this layout may also have
+``valid/pos`` and ``valid/neg``.
 """
 
+import collections
 import hashlib
 import itertools
 import os
@@ -213,19 +214,22 @@ def _split(reviews: Reviews, seed: int | None) -> builder.Splits:
 
 
 def _held_out(reviews: Reviews, seed: int) -> dict[str, list[tuple[bytes, int]]]:
-    """The training reviews in two parts, the second a tenth of each class. Equal ones
-    are in one of them."""
+    """The training reviews in two parts, the second a tenth of each class. Copies of a
+    review are in the same part."""
     parts: dict[str, list[tuple[bytes, int]]] = {"train": [], "valid": []}
     rng = np.random.Generator(np.random.Philox(seed))
     for label, number in LABELS.items():
         train = reviews["train", label]
-        different = list(dict.fromkeys(review.whole for review in train))
-        count = len(different) // 10
-        if not count:
-            wanted = "at least 10 different reviews, to hold a tenth out"
-            raise expected(f"train/{label}", wanted, len(different))
-        chosen = rng.permutation(len(different))[:count].tolist()
-        held_out = {different[index] for index in chosen}
+        copies = list(collections.Counter(review.whole for review in train).items())
+        left, held_out = len(train) // 10, set()
+        for index in rng.permutation(len(copies)).tolist():
+            whole, count = copies[index]
+            if count <= left:
+                held_out.add(whole)
+                left -= count
+        if not held_out:
+            wanted = "at least 10 reviews, to hold a tenth out without its copies"
+            raise expected(f"train/{label}", wanted, len(train))
         for review in train:
             split = "valid" if review.whole in held_out else "train"
             parts[split].append((review.text, number))

@@ -186,8 +186,8 @@ def drawn(key: jax.Array, rate: float, shape: tuple[int, ...]) -> jax.Array:
 def random_uint32(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """Uniform 32-bit integers: a hash of the element's index and of the key.
 
-    Elements of `[B, T, ...]` are counted position by position, so padding at the end of
-    the sequences does not change the integers before it.
+    Elements of `[B, T, ...]` are counted position by position, over the whole batch, so
+    padding at the end of the sequences does not change the integers before it.
 
     Args:
       key: a typed key of ``jax.random``.
@@ -196,8 +196,9 @@ def random_uint32(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     words = jax.random.key_data(key).astype(jnp.uint32).reshape(-1)
     index = jnp.zeros(shape, jnp.uint32)
     stride = 1
-    slowest_first = (*range(len(shape))[1:2], *range(len(shape))[:1])
-    for axis in reversed((*slowest_first, *range(2, len(shape)))):
+    axes = [*range(len(shape))]
+    axes[:2] = axes[:2][::-1]
+    for axis in reversed(axes):
         along = jax.lax.broadcasted_iota(jnp.uint32, shape, axis)
         index = index + along * np.uint32(stride % 2**32)
         stride *= shape[axis]

@@ -6,7 +6,7 @@ The kinds are
           them if ``strip``;
   vocabulary
           text or bytes, as the tokens of a ``vocabulary`` that `lra_jax.vocabularies`
-          describes, truncated to ``max_length``; or their ids;
+          describes, truncated to ``max_length``, and stripped like bytes; or their ids;
   pixels  grey images of 0 to 255 with a ``shape``;
   ids     integers, unchanged.
 
@@ -74,13 +74,16 @@ def _words(raw: Raw, name: str, example: Any) -> np.ndarray:
 
 
 def _bytes(raw: Raw, name: str, example: Any) -> np.ndarray:
-    text = _encoded(name, example)
-    if raw.get("strip"):  # As in training, an empty text is the end of a line.
-        text = text.strip() or b"\n"
-    return np.frombuffer(text, np.uint8).astype(np.int32)
+    return np.frombuffer(_encoded(raw, name, example), np.uint8).astype(np.int32)
 
 
-def _encoded(name: str, example: Any) -> bytes:
+def _encoded(raw: Raw, name: str, example: Any) -> bytes:
+    text = _utf8(name, example)
+    # As in training, where an empty text is the end of a line.
+    return (text.strip() or b"\n") if raw.get("strip") else text
+
+
+def _utf8(name: str, example: Any) -> bytes:
     if isinstance(example, str):
         try:
             return example.encode("utf-8")
@@ -98,7 +101,7 @@ def _with_vocabulary(raw: Raw) -> Callable[[Raw, str, Any], np.ndarray]:
         if not isinstance(example, str | bytes):
             return _ids(raw, name, example)
         try:
-            found = vocabulary.encode(_encoded(name, example))
+            found = vocabulary.encode(_encoded(raw, name, example))
         except ValueError as error:
             raise renamed(error, name) from error
         # As in training, an empty text is the end of one.

@@ -381,7 +381,7 @@ def _check_result(result: dict[str, Any]) -> None:
         if not abs(value) < math.inf or abs(value) > _LARGEST:
             raise expected(place, "a finite number", f"{value}"[:60])
         least = 1 if name == "test_examples" else 0
-        if value < least:
+        if value < least and not name.startswith("valid_loss"):
             raise expected(place, f"a number of at least {least}", value)
         if "accuracy" in name and value > 100:
             raise expected(place, "percent", value)

@@ -268,7 +268,7 @@ class Checkpoints:
         raise expected(str(kept.directory), "a checkpoint", "none yet")
 
     def _check_run(self, path: Any, about: dict[str, Any] | None) -> None:
-        """Refuses a checkpoint of other settings; one without a seal has none."""
+        """Refuses a checkpoint of other settings; one without a seal is accepted."""
         run = (about or {}).get("run", "")
         if run and self._run and run != self._run:
             got = "one of other settings or data"

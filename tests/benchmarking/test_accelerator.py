@@ -260,6 +260,14 @@ def test_the_page(tmp_path) -> None:
         assert wanted in text, text
 
 
+@pytest.mark.parametrize("name", ["h100", "h200"])
+def test_published_pages_are_made_from_their_results(name: str, tmp_path) -> None:
+    folder = Path(__file__).parents[2] / "results" / "accelerator"
+    values = json.loads((folder / f"{name}.json").read_text())
+    page = accelerator_page.make(values, tmp_path).markdown()
+    assert page == (folder / f"{name}.md").read_text()
+
+
 def test_errors_of_late_positions_are_not_small_beside_the_first() -> None:
     wanted = np.ones((1, 130, 1, 4))
     wanted[:, 64:] = 0.01

@@ -8,6 +8,13 @@ import pytest
 from lra_jax.attention import registry
 
 
+@pytest.mark.parametrize("power", [0, 1, 1.5, 2])
+def test_the_slope_is_the_power(power: float) -> None:
+    lengths = [2048, 4096, 8192, 16384]
+    costs = [3 * length**power for length in lengths]
+    assert SCRIPT.slope(lengths, costs) == pytest.approx(power, abs=1e-9)
+
+
 @pytest.mark.parametrize("name", ["local", "linformer"])
 def test_a_tiny_run(name: str) -> None:
     row = SCRIPT.measure(name, [8, 16], (2, 4), 1)

@@ -75,6 +75,9 @@ def test_further_seeds_join_the_earlier_ones(tmp_path, monkeypatch) -> None:
     again[first][0]["data_fingerprint"] = "cd"
     with pytest.raises(ValueError, match=r"flow.*expected the data_fingerprint"):
         SCRIPT.joined(earlier, new, again)
+    longer = result(tmp_path, 0.3, (3.0, 1.0), 1.0) | {"steps": 10}
+    with pytest.raises(ValueError, match=r"flow; rate 0\.3: expected the steps"):
+        SCRIPT.joined(earlier, {"flow; rate 0.3": [longer]}, {})
     monkeypatch.setattr(SCRIPT, "RESULTS", tmp_path)
     with pytest.raises(ValueError, match=r"--extend: expected .*flow\.json"):
         SCRIPT.published("flow")

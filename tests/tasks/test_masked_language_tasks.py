@@ -386,7 +386,7 @@ def test_files_of_another_kind(name, tmp_path):
 def test_a_table_that_nothing_would_read(tmp_path):
     for name in ("train", "test", "dev"):
         (tmp_path / f"{name}.tsv").write_text("text\tlabel\nx\t0\ny\t1\nz\t1\n")
-    with pytest.raises(ValueError, match=r"^--data.path: .*valid.tsv alone.*dev.tsv"):
+    with pytest.raises(ValueError, match=r"^--data.path: .*no other table.*dev.tsv"):
         prepare(path=str(tmp_path))
 
 

@@ -23,7 +23,7 @@ def steep(data_dir, workdir, **changes) -> Config:
         data_dir,
         workdir,
         attention="helpers:fragile",
-        train=STEEP | {"learning_rate": 0.04},
+        train=STEEP | {"learning_rate": 0.055},
         data={"buckets": "60"},
         **changes,
     )

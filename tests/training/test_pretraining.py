@@ -34,7 +34,7 @@ SIZES = {
 
 
 def _sums(model, batch, rate=0.5) -> dict[str, float]:
-    sums = reconstruction_loss(model, batch, nnx.Rngs(dropout=3), mask_rate=rate)
+    sums = reconstruction_loss(model, batch, nnx.Rngs(dropout=4), mask_rate=rate)
     return {name: float(value) for name, value in sums.items()}
 
 
@@ -70,7 +70,7 @@ def test_only_real_hidden_tokens_count() -> None:
     sums = _sums(model, batch, rate=0.999)
     assert sums["count"] == 16
     # Of equal logits at first, near the entropy of five tokens.
-    assert sums["loss"] / 16 == pytest.approx(np.log(5), rel=0.5)
+    assert sums["loss"] / 16 == pytest.approx(np.log(5), rel=0.3)
     beyond = jnp.arange(8)[None] >= batch["lengths"][:, None]
     noise = jnp.where(beyond, jnp.uint8(4), batch["tokens"])
     assert _sums(model, batch | {"tokens": noise}) == pytest.approx(_sums(model, batch))

@@ -34,17 +34,19 @@ def losses(workdir, split: str = "train") -> list[float]:
     return [line["loss"] for line in read_metrics(workdir) if line["split"] == split]
 
 
-def test_one_device_gives_the_losses_of_two(finished, dataset, data_dir, tmp_path):
+def test_one_device_gives_the_losses_of_two(
+    finished, dataset, data_dir, tmp_path, monkeypatch
+):
     assert finished.trainer.mesh.size == 2
     config = helpers.tiny(data_dir, train={"eval_every": 20})
-    single = trainer(config, dataset, tmp_path)
-    single.mesh = jax.make_mesh(
+    mesh = jax.make_mesh(
         (1, 1),
         ("data", "seq"),
         axis_types=(jax.sharding.AxisType.Auto,) * 2,
         devices=jax.devices()[:1],
     )
-    single.state = sharding.replicate(single.mesh, jax.device_get(single.state))
+    monkeypatch.setattr(sharding, "make_mesh", lambda *_: mesh)
+    single = trainer(config, dataset, tmp_path)
     fit(single, RunConsole(STEPS, quiet=True))
     single.checkpoints.close()
     assert jax.tree.leaves(single.state)[0].sharding.mesh.size == 1

@@ -130,9 +130,9 @@ def _divided(texts: Mapping[str, bytes]) -> dict[str, list[bytes]]:
         found[chosen.get(place, "train")].append(text)
     shares = {split: sum(map(len, found[split])) / total for split in SPLITS[1:]}
     if max(shares.values()) > _LARGE_SHARE:
-        words = " and ".join(f"{x:.0%} for {split}" for split, x in shares.items())
+        words = " and ".join(f"{100 * x:.0f} % for {n}" for n, x in shares.items())
         _logger.warning(
-            "files are not divided, which leaves %s: pass smaller ones", words
+            "each file is in one split, which leaves %s: use smaller files", words
         )
     return found
 

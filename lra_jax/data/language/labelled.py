@@ -8,6 +8,7 @@ tenth is for validation and a tenth for the test.
 """
 
 import hashlib
+import json
 import logging
 import re
 from collections.abc import Sequence
@@ -95,6 +96,8 @@ class LabelledDataset(SequenceDataset):
         digest = hashlib.blake2b(f"{max_length}".encode(), digest_size=16)
         if self.classes is not None:
             digest.update("\t".join(names).encode())
+        if self.raw is not None:  # Other words may have the same ids.
+            digest.update(json.dumps(self.raw, sort_keys=True).encode())
         for split, rows in self._tokens.items():
             for array in (*rows, self._lengths[split], self._labels[split]):
                 digest.update(array.tobytes())
@@ -162,7 +165,9 @@ def prepare(
     most = _BYTES_PER_TOKEN * max_length
     reviews = text.prepare(data_dir, path=path, max_length=most, seed=seed)
     splits = {split: _texts_of(reviews, split) for split in SPLITS}
-    return LabelledDataset(reviews.name, splits, max_length, vocabulary)
+    dataset = LabelledDataset(reviews.name, splits, max_length, vocabulary)
+    dataset.raw = {**(dataset.raw or {}), "strip": True}  # Unlike a table's cells.
+    return dataset
 
 
 def _check_kind(root: Path | None) -> None:
@@ -183,7 +188,7 @@ def _check_kind(root: Path | None) -> None:
         raise expected("--data.path", wanted, got)
     others = [table for table in tables if table not in names]
     if names and others:
-        only = "train.tsv, test.tsv and, for validation, valid.tsv alone"
+        only = "train.tsv, test.tsv and perhaps valid.tsv, and no other table"
         raise expected("--data.path", only, f"{root}, which also has {others[0]}")
 
 

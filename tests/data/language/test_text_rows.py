@@ -165,7 +165,7 @@ def test_a_large_file_that_leaves_little_to_train_on_is_said(tmp_path, caplog):
     for index in range(4):
         (tmp_path / f"{index}.txt").write_bytes(b"a" * 100)
     corpora.of_path(str(tmp_path))
-    assert "which leaves 25% for valid and 25% for test" in caplog.text
+    assert "which leaves 25 % for valid and 25 % for test" in caplog.text
 
 
 def test_batches_go_on_where_they_stopped(folder):
