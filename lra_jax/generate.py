@@ -135,12 +135,17 @@ def _encoded(vocabulary: Any, text: str) -> Any:
 
 
 def _decoded(vocabulary: Any, steps: Any, count: int) -> Iterator[tuple[str, ...]]:
-    """Yields whole characters, whose bytes may arrive one by one."""
+    """Yields whole characters, whose bytes may arrive one by one; nothing after the end
+    of a text, while others go on."""
     make = codecs.getincrementaldecoder("utf-8")
     decoders = [make(errors="replace") for _ in range(count)]
+    ended = [False] * count
     for drawn in steps:
-        pairs = zip(decoders, drawn, strict=True)
-        yield tuple(d.decode(vocabulary.decode(token[None])) for d, token in pairs)
+        ended = [a or b == vocabulary.end for a, b in zip(ended, drawn, strict=True)]
+        yield tuple(
+            "" if done else decoder.decode(vocabulary.decode(token[None]))
+            for done, decoder, token in zip(ended, decoders, drawn, strict=True)
+        )
     yield tuple(decoder.decode(b"", final=True) for decoder in decoders)
 
 

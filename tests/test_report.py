@@ -489,6 +489,16 @@ def test_formats_for_other_programs(runs, tmp_path):
     assert r"listops, not the LRA's data settings" in latex
 
 
+@pytest.mark.parametrize("task", ["lm", "mqar"])
+def test_several_answers_of_an_example_have_no_standard_error(tmp_path, task):
+    preset = "tiny" if task == "lm" else "quick"
+    config = get_preset(task, preset, "linear")
+    make_run(tmp_path / "a", (40.0, 40.0), config=config)
+    (row,) = exports.rows(group_runs(read_runs(tmp_path)[0]))
+    assert row["standard_error_of_examples"] is None
+    assert "(se " not in exports.to_latex([row])
+
+
 def test_the_home_folder_of_every_format(runs, tmp_path, monkeypatch, capsys):
     """A shell leaves the tilde of --out=~/report as it is."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))

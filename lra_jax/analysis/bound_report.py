@@ -91,8 +91,8 @@ def add_model_bound(page: Page, model: Any, run: Callable[[], Any]) -> None:
         f"2.2 with gamma = 1 and the weights' own beta = {found.beta:.3g}. {_ENDS}"
     )
     data = {
-        "without layer normalisation": found._asdict(),
-        "with layer normalisation": normal._asdict(),
+        "without the norm": found._asdict(),
+        "with the norm": normal._asdict(),
     }
     page.figure("rank-collapse-bound", figure, caption, data)
     rows = [
@@ -106,7 +106,7 @@ def add_model_bound(page: Page, model: Any, run: Callable[[], Any]) -> None:
 def _draw(
     axis: Any, title: str, found: BoundedCollapse, normal: BoundedCollapse | None
 ) -> None:
-    """A panel: measured residuals, bounds, and residuals with layer normalisation."""
+    """A panel: measured residuals, bounds, and residuals with the norm."""
     count = _above_rounding(found)
     lines = [
         charts.Line("measured", range(count), found.residuals[:count]),
@@ -117,7 +117,7 @@ def _draw(
     if normal is not None:
         count = _above_rounding(normal)
         values = normal.residuals[:count]
-        name = "measured, with layer normalisation"
+        name = "measured, with the norm"
         lines.append(charts.Line(name, range(count), values))
     charts.draw(axis, lines, title=title, xlabel="layer")
     charts.whole_numbers(axis)

@@ -18,6 +18,7 @@ from lra_jax.analysis.residual import composite_norm, residual
 from lra_jax.analysis.variants import Variant
 from lra_jax.errors import expected
 from lra_jax.models import EncoderBlock, MultiHeadAttention
+from lra_jax.models.instance_norm import InstanceNorm
 from lra_jax.models.layers import LayerNorm
 
 
@@ -83,7 +84,7 @@ def bounded_model(
 
     Args:
       model, run: see `capture.capture`.
-      norm: keep the layer normalisation before each attention.
+      norm: keep the normalisation before each attention.
 
     Raises:
       ValueError: its attention is not that of the theorem: softmax of query times key
@@ -189,8 +190,10 @@ def _project(x: np.ndarray, layer: Any) -> np.ndarray:
     return out if bias is None else out + np.asarray(bias[...], np.float64)
 
 
-def _normalised(x: np.ndarray, layer: LayerNorm) -> np.ndarray:
-    centred = x - x.mean(-1, keepdims=True)
-    deviation = np.sqrt((centred**2).mean(-1, keepdims=True) + layer.epsilon)
+def _normalised(x: np.ndarray, layer: LayerNorm | InstanceNorm) -> np.ndarray:
+    """The norm of one sequence `[T, D]`, over columns or over positions."""
+    axis = 0 if isinstance(layer, InstanceNorm) else -1
+    centred = x - x.mean(axis, keepdims=True)
+    deviation = np.sqrt((centred**2).mean(axis, keepdims=True) + layer.epsilon)
     scale, bias = (np.asarray(p[...], np.float64) for p in (layer.scale, layer.bias))
     return centred / deviation * scale + bias

@@ -18,7 +18,6 @@ _CELLS = 200  # per side of a drawn matrix
 _COLUMNS = 64  # characters per line
 _MOST_LINES = 40
 _LEAST_COLUMNS = 8  # words per line; longer ones are cut
-_OUTSIDE = "#cfe2f3"  # cells after the end of a text
 _DOT = "\N{MIDDLE DOT}"  # for what cannot be shown
 _RECEIVED = (
     "weight that a token receives, means over the heads, in units of an even share"
@@ -117,8 +116,9 @@ def _add_flow(page: Page, maps: Maps) -> None:
 def _add_tokens(page: Page, score: _Score, maps: Maps, saved: Any) -> None:
     """The example itself, shaded."""
     shape = saved.dataset.image_shape
-    guess = "" if maps.prediction is None else f", predicted {maps.prediction}"
-    about = "" if maps.label is None else f" (label {maps.label}{guess})"
+    names = saved.dataset.classes or range(saved.dataset.num_classes)
+    guess = "" if maps.prediction is None else f", predicted {names[maps.prediction]}"
+    about = "" if maps.label is None else f" (label {names[maps.label]}{guess})"
     caption = f"The example{about}, shaded by the {score.what}."
     data = {"values": score.values, "tokens": maps.tokens}
     if shape is not None:
@@ -145,7 +145,9 @@ def _image(pixels: np.ndarray, score: _Score, shape: tuple[int, int]) -> Any:
         (score.name, values, score.unit, charts.RAMP),
     )
     for axis, (title, shown, label, ramp) in zip(axes[0], panels, strict=True):
-        looks = {"aspect": "equal", "cmap": ramp}
+        looks: dict[str, Any] = {"aspect": "equal", "cmap": ramp}
+        if ramp == "gray":
+            looks |= {"vmin": 0, "vmax": 255}
         charts.image(figure, axis, shown, label, **looks)
         axis.set(title=title, xlabel="column")
         charts.whole_numbers(axis, "xy")
@@ -213,7 +215,7 @@ def _text(words: Sequence[str], score: _Score) -> Any:
     looks = {"norm": charts.colour_scale(score.values)}
     matrix = cells.reshape(lines, columns)
     drawn = charts.image(figure, axis, matrix, score.unit, **looks)
-    axis.set_facecolor(_OUTSIDE)  # Unlike any value, the least included.
+    axis.set_facecolor(charts.OUTSIDE)  # After the end of a text.
     places = [(index % columns, index // columns) for index in range(shown)]
     room = 2 * _COLUMNS // columns - 1
     cut = [w if len(w) <= room else f"{w[: room - 3]}..." for w in words[:shown]]

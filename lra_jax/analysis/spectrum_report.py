@@ -107,6 +107,7 @@ def add_spectra(page: Page, found: Mapping[str, Spectra], about: str) -> None:
             origin="lower",
             extent=(0.5, heads + 0.5, 0.5, layers + 0.5),
         )
+        below.set_facecolor(charts.OUTSIDE)  # Heads that a layer does not have.
         below.set_xlabel("head")
         charts.whole_numbers(below, "xy")
     axes[0, 0].set_ylabel("cumulative singular values,\nshare of the whole")
@@ -118,6 +119,8 @@ def add_spectra(page: Page, found: Mapping[str, Spectra], about: str) -> None:
         "dotted line is a spectrum of equal values. Below: the same at a quarter of "
         "the values (the paper's 128th of 512), for each layer and head."
     )
+    if any(np.isnan(spectra["ranks"]).any() for spectra in found.values()):
+        caption += " Blue cells are heads that a layer does not have."
     page.heading("How low is the rank of attention")
     page.figure("spectrum", figure, caption, dict(found) | {"part": _GRID})
     rows = [

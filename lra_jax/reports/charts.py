@@ -192,6 +192,10 @@ def end_labels(axis: Axes, lines: Sequence[Line], texts: Sequence[str]) -> None:
         )
 
 
+OUTSIDE = "#cfe2f3"
+"""The colour of cells without a value, unlike that of any value."""
+
+
 def image(figure: Figure, axis: Axes, values: Any, label: str, **keywords: Any) -> Any:
     """Draws a matrix with its colour bar, and returns the drawn image.
 

@@ -32,7 +32,11 @@ def rows(groups: Sequence[Group]) -> list[Row]:
 
 def _row(group: Group) -> Row:
     config, first = group.config, group.results[0]
-    mean, by_parts = group.mean(group.accuracy), get_task(config.task).by_parts
+    task, mean = get_task(config.task), group.mean(group.accuracy)
+    # Several answers in an example are not independent trials.
+    error = None
+    if not (task.packs_rows or task.per_position):
+        error = standard_error(mean, first["test_examples"])
     peak, kind = group.peak_memory
     return {
         "task": config.task,
@@ -42,9 +46,9 @@ def _row(group: Group) -> Row:
         "checkpoint": "last" if group.last_only else "best",
         "seeds": len(group.runs),
         "deviation_over_seeds": group.deviation(group.accuracy),
-        "standard_error_of_examples": standard_error(mean, first["test_examples"]),
+        "standard_error_of_examples": error,
         "test_accuracy_last": group.mean("test_accuracy_last"),
-        "mean_over_parts": _mean_over_parts(group) if by_parts else None,
+        "mean_over_parts": _mean_over_parts(group) if task.by_parts else None,
         **{name: _mean_or_none(group, f"test_{name}_best") for name in _OF_TEXTS},
         "official_data": group.official,
         "official_protocol": group.by_protocol,
@@ -137,13 +141,15 @@ def _name(row: Row) -> str:
 
 
 def _accuracy(row: Row) -> str:
-    """Mean and deviation over seeds; for one seed its examples' standard error."""
+    """Mean and deviation over seeds; for one seed its examples' standard error, where
+    examples have one answer each."""
     if row["mean_over_parts"] is not None:
         return f"${row['mean_over_parts']:.2f}$ (mean over its parts)"
     mean, deviation = row["test_accuracy"], row["deviation_over_seeds"]
     if deviation is not None:
         return rf"${mean:.2f} \pm {deviation:.2f}$ (sd)"
-    return f"${mean:.2f}$ (se ${row['standard_error_of_examples']:.2f}$)"
+    error = row["standard_error_of_examples"]
+    return f"${mean:.2f}$" if error is None else f"${mean:.2f}$ (se ${error:.2f}$)"
 
 
 def _speed(row: Row) -> str:

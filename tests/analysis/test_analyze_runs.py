@@ -177,7 +177,7 @@ def test_trees_have_their_arguments_below_them():
 
 
 class Dataset:
-    decode = None
+    decode, classes, num_classes = None, None, 10
 
     def __init__(self, image_shape):
         self.image_shape = image_shape

@@ -155,7 +155,7 @@ def test_blocks_that_share_arrays_and_are_computed_again():
     np.testing.assert_array_equal(states["whole"], captured.states)
 
 
-def packed_model(mechanism: str = "softmax"):
+def packed_model(mechanism: str = "softmax", **settings):
     """A model on a packed row of two documents, of 9 and 5 tokens, and 2 of padding."""
     model = MaskedLM(
         9,
@@ -164,6 +164,7 @@ def packed_model(mechanism: str = "softmax"):
         embed_dim=8,
         mlp_dim=8,
         max_length=16,
+        **settings,
         rngs=nnx.Rngs(0),
     )
     segments = jnp.asarray([[1] * 9 + [2] * 5 + [0] * 2], jnp.int32)
@@ -189,8 +190,9 @@ def test_parts_left_out_of_a_packed_row_keep_documents_apart():
         )
 
 
-def test_the_bound_of_a_model_and_its_attention_alone():
-    model, segments = packed_model()
+@pytest.mark.parametrize("kind", ["layer", "instance"])
+def test_the_bound_of_a_model_and_its_attention_alone(kind):
+    model, segments = packed_model(norm=kind)
     run = lambda: model(TOKENS[:1], segment_ids=segments)  # noqa: E731
     names = {"norm": Variant(False, False), "bare": Variant(False, False, False)}
     curves = model_curves(model, run, names)

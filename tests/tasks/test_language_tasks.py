@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import helpers
+import numpy as np
 import pytest
 from flax import nnx
 
@@ -135,6 +136,16 @@ def test_a_run_continues_texts(finished, tmp_path, capsys):
     generate.main([f"--workdir={workdir}", *flags])
     out = capsys.readouterr().out
     assert out.startswith("x = f(") and "\nx" in out
+
+
+def test_a_text_that_has_ended_says_no_more():
+    """While another goes on: the end of words is that of a line."""
+    words = Words.of([b"a b"])
+    a, b = words.encode(b"a b")[:2]
+    steps = [np.array(step) for step in ([a, b], [words.end, a], [words.end, b])]
+    pieces = generate._decoded(words, iter(steps), 2)
+    first, second = map("".join, zip(*pieces, strict=True))
+    assert (first.strip(" "), second.split()) == ("a", ["b", "a", "b"])
 
 
 def test_prompts_are_the_lines_of_their_file(finished, tmp_path, capsys):
