@@ -290,7 +290,11 @@ def causal_softmax_features(
     """
     length = query.shape[1]
     chunking = chunking or engine.Chunking()
-    chunk = 1 << (min(chunking.chunk, length) - 1).bit_length()
+    # At least two chunks. With one, its product with the empty state is a constant that
+    # XLA's library for CPUs (jax 0.10 to 0.12) computes from memory that it has not
+    # written: now and then, the output is NaN.
+    longest = min(chunking.chunk, max(1, (length + 1) // 2))
+    chunk = 1 << (longest - 1).bit_length()
     visible = jnp.ones((1, length), bool) if mask is None else mask
     out_dtype = query.dtype
     arrays = engine.Arrays(query, key, value)

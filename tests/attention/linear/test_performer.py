@@ -2,6 +2,7 @@
 
 import functools
 
+import helpers
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -415,3 +416,22 @@ WRONG = np.ones((6, 16), "float32")
 )
 def test_options_that_do_not_fit(options: dict, parts: tuple) -> None:
     assert_refuses("performer", options, *parts)
+
+
+@pytest.mark.slow
+def test_nothing_is_read_before_it_is_written() -> None:
+    """With new memory full of huge numbers (glibc), as it may be at any time."""
+    script = """
+import jax, numpy as np
+from lra_jax import attention
+matrix = attention.performer_projection(jax.random.key(1), 64, 16)
+query, key = jax.random.normal(jax.random.key(0), (2, 1, 64, 1, 16))
+value = jax.numpy.eye(64)[None, :, None]
+run = jax.jit(lambda *x: attention.performer_attention(
+    *x, is_causal=True, projection=matrix
+))
+assert all(np.isfinite(run(query, key, value)).all() for _ in range(3))
+"""
+    tunables = {"GLIBC_TUNABLES": "glibc.malloc.perturb=128"}
+    end = helpers.run("-c", script, **tunables)
+    assert end.returncode == 0, end.stderr
