@@ -279,7 +279,8 @@ def causal_softmax_features(
       dtype: of the sums.
       state: before the first position; None = an empty state.
       resets: where documents start, `[B, T]`; None = one per row.
-      chunking: how the sequence is cut; chunks are rounded up to powers of two.
+      chunking: how the sequence is cut, into two chunks at least; chunks are rounded up
+        to powers of two.
 
     Returns:
       The output `[B, T, N, Hv]` in the query's dtype, and the sums after the last
