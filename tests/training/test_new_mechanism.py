@@ -91,7 +91,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ignored = shutil.ignore_patterns("__pycache__")
     for folder in ("lra_jax", "tests/attention"):
         shutil.copytree(REPOSITORY / folder, root / folder, ignore=ignored)
-    for file in ("pyproject.toml", "tests/conftest.py"):
+    for file in ("pyproject.toml", "tests/conftest.py", "tests/helpers.py"):
         shutil.copy(REPOSITORY / file, root / file)
     (root / "lra_jax/attention/toy.py").write_text(MODULE)
     (root / "tests/attention/test_toy.py").write_text(FORMULA)
