@@ -15,6 +15,7 @@ import math
 import os
 import re
 import shutil
+import sys
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -70,6 +71,21 @@ def _is_not_of_orbax(record: logging.LogRecord) -> bool:
     return record.levelno >= logging.CRITICAL or _ORBAX not in record.pathname
 
 
+@functools.cache
+def _leave_out_late_writes() -> None:
+    """Keeps Python from reporting writes that end after the save they belong to failed.
+
+    They find its event loop closed, and would print a traceback each.
+    """
+    report = sys.unraisablehook
+
+    def report_others(found: "sys.UnraisableHookArgs") -> None:
+        if str(found.exc_value) != "Event loop is closed":
+            report(found)
+
+    sys.unraisablehook = report_others
+
+
 class Checkpoints:
     """The checkpoints of one run directory.
 
@@ -85,6 +101,7 @@ class Checkpoints:
 
     def __init__(self, workdir: Path, clean: bool = True):
         logging.getLogger("absl").addFilter(_is_not_of_orbax)
+        _leave_out_late_writes()
         self._folder, self._clean = workdir.absolute() / "checkpoints", clean
         self._run = identify(workdir)
         self.seal: dict[str, Any] = {}

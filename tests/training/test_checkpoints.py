@@ -3,6 +3,8 @@
 import contextlib
 import logging
 
+import helpers
+
 from lra_jax.training.checkpoints import Checkpoints
 
 
@@ -13,3 +15,52 @@ def test_only_messages_of_orbax_are_dropped(tmp_path, caplog):
         with contextlib.closing(Checkpoints(tmp_path)):
             logging.getLogger("absl").info("the sky falls")
         assert [record.message for record in caplog.records] == ["the sky falls"]
+
+
+LATE = """
+import asyncio, contextlib, pathlib, sys, time
+import numpy as np
+import tensorstore
+from lra_jax.training.checkpoints import Checkpoints
+
+folder = pathlib.Path(sys.argv[1])
+
+
+class Broken:
+    def __del__(self):
+        raise RuntimeError("the sky falls")
+
+
+async def write(name):
+    store = {"driver": "file", "path": str(folder / name)}
+    form = {"driver": "zarr3", "kvstore": store}
+    array = np.ones((1_000, 1_000), np.float32)
+    opened = await tensorstore.open(
+        form, create=True, dtype=array.dtype, shape=array.shape
+    )
+    await opened.write(array).commit
+
+
+async def fail():
+    left = [asyncio.ensure_future(write(str(number))) for number in range(20)]
+    await asyncio.sleep(0.002)
+    return left
+
+
+with contextlib.closing(Checkpoints(folder)):
+    loop = asyncio.new_event_loop()
+    left = loop.run_until_complete(fail())
+    loop.close()
+    time.sleep(1)
+    made = Broken()
+    del made
+"""
+
+
+def test_writes_that_end_after_their_save_failed_are_not_reported(tmp_path):
+    """Orbax runs a save in an event loop of its own, and closes it after an error."""
+    (tmp_path / "config.json").write_text("{}")
+    end = helpers.run("-c", LATE, str(tmp_path))
+    assert end.returncode == 0, end.stderr
+    assert "Event loop is closed" not in end.stderr
+    assert "the sky falls" in end.stderr
