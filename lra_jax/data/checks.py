@@ -1,11 +1,12 @@
 """Checks of settings, and names for user-supplied files."""
 
+import codecs
 import functools
 import hashlib
 import operator
 import os
 import pathlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from lra_jax.errors import expected
 
@@ -51,6 +52,13 @@ def digest(files: Iterable[pathlib.Path]) -> str:
     stats = [(place(file), file.stat()) for file in files]
     identity = [(name, s.st_size, s.st_mtime_ns) for name, s in sorted(stats)]
     return hashlib.blake2b(repr(identity).encode(), digest_size=8).hexdigest()
+
+
+def lines(file: pathlib.Path) -> Iterator[bytes]:
+    """Yields each line of a file, without the mark with which some editors begin it."""
+    with file.open("rb") as content:
+        for number, line in enumerate(content):
+            yield line if number else line.removeprefix(codecs.BOM_UTF8)
 
 
 def line_count(file: pathlib.Path) -> int:

@@ -66,25 +66,24 @@ def read(file: pathlib.Path, max_length: int) -> Iterator[tuple[np.ndarray, int]
     Raises:
       ValueError: the file is malformed; the message names file and line.
     """
-    with file.open("rb") as lines:
-        # These files have no quoting; a stray quote must not swallow lines.
-        text = (line.decode("utf-8") for line in lines)
-        reader = csv.reader(text, delimiter="\t", quoting=csv.QUOTE_NONE)
-        try:
-            for number, row in enumerate(filter(None, reader)):
-                if number > 0:
-                    yield _parse(row, max_length)
-                elif row != _HEADER:
-                    raise expected("header", _HEADER, checks.shortened(row))
-        except UnicodeDecodeError as error:
-            # The reader has not counted this line.
-            line = reader.line_num + 1
-            raise expected(f"{file}, line {line}", "UTF-8", error) from None
-        except ValueError as error:
-            raise within(f"{file}, line {reader.line_num}", error) from None
-        except csv.Error as error:
-            place = f"{file}, line {reader.line_num}"
-            raise expected(place, "columns between tabs", error) from None
+    # These files have no quoting; a stray quote must not swallow lines.
+    text = (line.decode("utf-8") for line in checks.lines(file))
+    reader = csv.reader(text, delimiter="\t", quoting=csv.QUOTE_NONE)
+    try:
+        for number, row in enumerate(filter(None, reader)):
+            if number > 0:
+                yield _parse(row, max_length)
+            elif row != _HEADER:
+                raise expected("header", _HEADER, checks.shortened(row))
+    except UnicodeDecodeError as error:
+        # The reader has not counted this line.
+        line = reader.line_num + 1
+        raise expected(f"{file}, line {line}", "UTF-8", error) from None
+    except ValueError as error:
+        raise within(f"{file}, line {reader.line_num}", error) from None
+    except csv.Error as error:
+        place = f"{file}, line {reader.line_num}"
+        raise expected(place, "columns between tabs", error) from None
 
 
 def write(dataset: SequenceDataset, folder: str | os.PathLike) -> None:

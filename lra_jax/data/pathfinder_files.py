@@ -139,7 +139,7 @@ def _rows(file: pathlib.Path) -> Iterator[tuple[str, list[str]]]:
             table = np.load(io.BytesIO(data), allow_pickle=False).astype(str)
             rows = [[str(value) for value in row] for row in table]
         else:
-            rows = [line.split() for line in data.decode("utf-8").splitlines()]
+            rows = [line.split() for line in data.decode("utf-8-sig").splitlines()]
     except (ValueError, TypeError, EOFError) as error:
         raise expected(str(file), "a table of metadata", error) from None
     for number, columns in enumerate(rows, start=1):

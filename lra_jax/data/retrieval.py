@@ -104,21 +104,18 @@ def _read(file: pathlib.Path, max_length: int) -> Iterator[tuple]:
     Raises:
       ValueError: a line is malformed; the message names file and line.
     """
-    with file.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            columns, place = line.rstrip(b"\r\n").split(b"\t"), f"{file}, line {number}"
-            if len(columns) != len(_COLUMNS):
-                wanted = f"{len(_COLUMNS)} columns ({', '.join(_COLUMNS)})"
-                raise expected(place, wanted, len(columns))
-            label, _, _, *texts = columns
-            if label.strip() not in _LABELS:
-                shown = label.decode("utf-8", errors="replace")
-                raise expected(place, "a label of 0 or 1", checks.shortened(shown))
-            # An empty text would be a sequence without tokens.
-            arrays = (
-                np.frombuffer(text[:max_length] or b"\n", np.uint8) for text in texts
-            )
-            yield *arrays, _LABELS[label.strip()]
+    for number, line in enumerate(checks.lines(file), 1):
+        columns, place = line.rstrip(b"\r\n").split(b"\t"), f"{file}, line {number}"
+        if len(columns) != len(_COLUMNS):
+            wanted = f"{len(_COLUMNS)} columns ({', '.join(_COLUMNS)})"
+            raise expected(place, wanted, len(columns))
+        label, _, _, *texts = columns
+        if label.strip() not in _LABELS:
+            shown = label.decode("utf-8", errors="replace")
+            raise expected(place, "a label of 0 or 1", checks.shortened(shown))
+        # An empty text would be a sequence without tokens.
+        arrays = (np.frombuffer(text[:max_length] or b"\n", np.uint8) for text in texts)
+        yield *arrays, _LABELS[label.strip()]
 
 
 def _count(file: pathlib.Path) -> int:

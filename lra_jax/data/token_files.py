@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lra_jax.data.checks import line_count, shortened
+from lra_jax.data import checks
 from lra_jax.data.dataset import SPLITS
 from lra_jax.errors import expected
 
@@ -79,7 +79,9 @@ def examples(
 
 
 def _count(files: SplitFiles) -> int:
-    counts = {file: line_count(file) for file in (*files.sequences, files.labels)}
+    counts = {
+        file: checks.line_count(file) for file in (*files.sequences, files.labels)
+    }
     if len(set(counts.values())) != 1 or 0 in counts.values():
         each = ", ".join(f"{file.name}: {n}" for file, n in counts.items())
         wanted = "files with the same number of lines, at least one"
@@ -100,14 +102,13 @@ def _read(
 
 
 def _rows(file: pathlib.Path, limit: int, max_length: int) -> Iterator[np.ndarray]:
-    with file.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            try:
-                values = np.array(line.split(), np.int64)
-            except (ValueError, OverflowError):
-                values = np.zeros(0, np.int64)
-            if not values.size or values.min() < 0 or values.max() >= limit:
-                got = shortened(line.decode("utf-8", errors="replace").strip())
-                place = f"{file}, line {number}"
-                raise expected(place, f"integers of 0..{limit - 1}", got)
-            yield values[:max_length].astype(np.uint8)
+    for number, line in enumerate(checks.lines(file), 1):
+        try:
+            values = np.array(line.split(), np.int64)
+        except (ValueError, OverflowError):
+            values = np.zeros(0, np.int64)
+        if not values.size or values.min() < 0 or values.max() >= limit:
+            got = checks.shortened(line.decode("utf-8", errors="replace").strip())
+            place = f"{file}, line {number}"
+            raise expected(place, f"integers of 0..{limit - 1}", got)
+        yield values[:max_length].astype(np.uint8)
