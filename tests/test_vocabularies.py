@@ -148,6 +148,14 @@ def test_a_folder_above_wikitext_keeps_its_splits(tmp_path):
         prepare(path=str(tmp_path))
 
 
+def test_a_folder_with_nothing_but_the_archive_is_read_as_the_archive(archive):
+    own = prepare(path=str(archive), tokenizer="words", max_length=16)
+    above = prepare(path=str(archive.parent), tokenizer="words", max_length=16)
+    assert above.fingerprint == own.fingerprint
+    (archive.parent / "a.txt").write_text("a text")
+    assert wikitext.found(str(archive.parent)) is None
+
+
 def test_a_damaged_archive_is_one_line(archive):
     """Wherever it is: some damage is found by its checksum, some by zlib."""
     words = np.random.default_rng(0).integers(9, size=3000).astype(str)

@@ -11,7 +11,7 @@ import logging
 import os
 import platform
 import sysconfig
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import NamedTuple, NoReturn
 
@@ -82,19 +82,45 @@ def of_path(path: str, pattern: str = "*") -> Corpus:
     return _by_file(root.name, root, files)
 
 
-def _listed(root: Path, pattern: str, leave_out: Iterable[str] = ()) -> list[Path]:
-    """The files below a folder, except hidden ones, sorted by name."""
-    found = []
-    for folder, inside, names in os.walk(root, onerror=_refuse):
-        inside[:] = [
+def folders(
+    root: Path, leave_out: Iterable[str] = ()
+) -> Iterator[tuple[Path, list[str]]]:
+    """Each folder below one, itself included, and its files; without hidden ones.
+
+    Links to folders are followed, but no folder comes twice.
+
+    Args:
+      root: the folder.
+      leave_out: patterns for the names of folders to leave out.
+
+    Raises:
+      ValueError: a folder cannot be read.
+    """
+    seen = set()
+    for folder, inside, names in os.walk(root, onerror=_refuse, followlinks=True):
+        real = os.path.realpath(folder)
+        if real in seen:
+            inside.clear()
+            continue
+        seen.add(real)
+        # In an order that does not depend on the file system.
+        inside[:] = sorted(
             name
             for name in inside
             if not name.startswith(".")
             and not any(fnmatch.fnmatchcase(name, one) for one in leave_out)
-        ]
-        for name in names:
-            if not name.startswith(".") and PurePath(name).match(pattern):
-                found.append(Path(folder, name))
+        )
+        yield Path(folder), [name for name in names if not name.startswith(".")]
+
+
+def _listed(root: Path, pattern: str, leave_out: Iterable[str] = ()) -> list[Path]:
+    """The files below a folder, except hidden ones, sorted by name."""
+    found = [
+        folder / name
+        for folder, names in folders(root, leave_out)
+        for name in names
+        if PurePath(name).match(pattern)
+    ]
     return sorted(found, key=lambda file: file.relative_to(root).as_posix())
 
 

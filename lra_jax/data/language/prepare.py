@@ -1,10 +1,9 @@
 """The dataset for a language model's settings."""
 
-from pathlib import Path
-
 import numpy as np
 
 from lra_jax import vocabularies
+from lra_jax.data import checks
 from lra_jax.data.language import corpora, wikitext
 from lra_jax.data.language.rows import TextDataset, make_stream
 from lra_jax.errors import expected, renamed
@@ -33,7 +32,9 @@ def prepare(
       ValueError: the files are missing, empty, not text, or shorter than a row.
     """
     official = None if path is None else wikitext.found(path)
-    of_folder = path is not None and official is None and Path(path).is_dir()
+    of_folder = False
+    if path is not None and official is None:
+        of_folder = checks.existing(path).is_dir()
     if pattern != "*" and not of_folder:
         wanted = "'*', unless the path is a folder of text files"
         raise expected("pattern", wanted, repr(pattern))

@@ -7,7 +7,6 @@ end in ``.raw``. A document is an article, which begins with its title, `` = Tit
 """
 
 import itertools
-import os
 import re
 import zipfile
 import zlib
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from lra_jax.data import checks
 from lra_jax.data.dataset import SPLITS
+from lra_jax.data.language import corpora
 from lra_jax.data.language.corpora import Corpus
 from lra_jax.errors import expected
 
@@ -30,7 +30,7 @@ def found(path: str) -> Corpus | None:
     """The articles of WikiText; None if a path holds something else.
 
     Args:
-      path: the archive, its folder, or a folder with nothing else but it.
+      path: the archive, its folder, or a folder with nothing else but one of them.
 
     Raises:
       ValueError: the path does not exist, a file is missing, the archive is damaged, or
@@ -38,7 +38,8 @@ def found(path: str) -> Corpus | None:
     """
     root = checks.existing(path)
     if root.is_dir():
-        root = _folder(root)
+        root = _place(root)
+    if root.is_dir():
         files = _files({file.name for file in root.iterdir()})
         if files is None:
             return None
@@ -51,27 +52,28 @@ def found(path: str) -> Corpus | None:
     return Corpus(root.stem, articles)
 
 
-def _folder(root: Path) -> Path:
-    """The folder of WikiText below a folder that holds nothing else, or that folder.
+def _place(root: Path) -> Path:
+    """The folder or the archive of WikiText below a folder that holds nothing else, or
+    that folder.
 
-    Archives and hidden files beside it do not count.
+    Archives beside the folder, and hidden files, do not count.
 
     Raises:
       ValueError: there are other texts too, or WikiText twice.
     """
-    found, others = [], []
-    for folder, inside, names in os.walk(root):
-        inside[:] = [name for name in inside if not name.startswith(".")]
+    found, archives, others = [], [], []
+    for folder, names in corpora.folders(root):
+        if any(one in folder.parents for one in found):
+            continue
         if _files(names) is not None:
-            found.append(Path(folder))
-            inside.clear()
-        else:
-            shown = [name for name in names if not name.startswith(".")]
-            others += [name for name in shown if not name.endswith(".zip")]
+            found.append(folder)
+            continue
+        for name in names:
+            (archives if name.endswith(".zip") else others).append(folder / name)
     if not found:
-        return root
+        return archives[0] if len(archives) == 1 and not others else root
     if len(found) > 1 or others:
-        beside = [*(str(folder) for folder in found[1:]), *others]
+        beside = [*map(str, found[1:]), *(file.name for file in others)]
         got = f"{root}, which also has {', '.join(sorted(beside)[:3])}"
         raise expected("--data.path", f"one folder of texts, such as {min(found)}", got)
     return found[0]

@@ -141,6 +141,25 @@ def test_a_long_line_is_not_cut_within_a_character(tmp_path, ascii_before):
     assert "".join(part.decode() for (part,) in parts) == text
 
 
+def test_links_to_folders_are_followed_once(folder, tmp_path_factory):
+    apart = tmp_path_factory.mktemp("apart")
+    (apart / "linked.txt").write_text("elsewhere")
+    (apart / "back").symlink_to(folder)
+    before = corpora.of_path(str(folder)).documents
+    for name in ("first", "second"):
+        (folder / name).symlink_to(apart)
+    after = corpora.of_path(str(folder)).documents
+    texts = [Counter(itertools.chain(*x.values())) for x in (before, after)]
+    assert texts[1] - texts[0] == Counter({b"elsewhere": 1})
+
+
+def test_a_pattern_for_a_folder_below_the_home(folder, monkeypatch):
+    monkeypatch.setenv("HOME", str(folder.parent))
+    whole = prepare(path=str(folder), pattern="*.txt", max_length=32)
+    found = prepare(path=f"~/{folder.name}", pattern="*.txt", max_length=32)
+    assert found.fingerprint == whole.fingerprint
+
+
 def test_the_fingerprint_is_of_the_text_and_the_rows(folder):
     first = prepare(path=str(folder), max_length=32).fingerprint
     assert prepare(path=str(folder), max_length=32).fingerprint == first
