@@ -11,6 +11,7 @@ hundredths of a second, it handles signals in its own way.
 
 import contextlib
 import functools
+import io
 import math
 import os
 import signal
@@ -57,7 +58,10 @@ def advise(advice: str) -> None:
 
 
 def run(main: Callable[[], object]) -> None:
-    """Runs a command's function to its end, even if nobody reads its output."""
+    """Runs a command's function to its end, even if nobody reads its output, or if
+    that cannot show every character, as in an ASCII locale."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         main()
         sys.stdout.flush()

@@ -349,6 +349,21 @@ def test_help_has_no_colours_where_none_are_wanted(no_color: str):
     assert b"--workdir" in shown and (b"\x1b[" in shown) == (not no_color)
 
 
+def test_text_that_the_output_cannot_show_is_escaped(tmp_path):
+    file = tmp_path / "texts.tsv"
+    lines = [f"word{i} \u2192 caf\xe9\tlabel{i % 2}\n" for i in range(20)]
+    file.write_text("text\tlabel\n" + "".join(lines), encoding="utf-8")
+    flags = ["--task=finetune", f"--data.path={file}", "--count=2"]
+    done = subprocess.run(
+        [sys.executable, "-m", "lra_jax.data", "sample", *flags],
+        env=helpers.environment({"PYTHONIOENCODING": "ascii"}),
+        capture_output=True,
+        encoding="ascii",
+        check=True,
+    )
+    assert "\\u2192 caf\\xe9" in done.stdout
+
+
 def _read(terminal: int) -> bytes:
     try:
         return os.read(terminal, 4096)
