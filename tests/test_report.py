@@ -499,6 +499,20 @@ def test_several_answers_of_an_example_have_no_standard_error(tmp_path, task):
     assert "(se " not in exports.to_latex([row])
 
 
+def test_latex_has_the_scores_of_language_models(tmp_path):
+    for seed, bits in enumerate((1.5, 1.7)):
+        config = get_preset("lm", "tiny", "linear").replace(seed=seed)
+        scores = {"test_bits_per_byte_best": bits, "test_perplexity_best": 2**bits}
+        make_run(tmp_path / f"lm{seed}", (40.0, 40.0), config=config, **scores)
+    masked = get_preset("mlm", "tiny", "linear")
+    make_run(tmp_path / "mlm", (40.0, 40.0), config=masked, test_perplexity_best=9.0)
+    latex = exports.to_latex(exports.rows(group_runs(read_runs(tmp_path)[0])))
+    assert "test accuracy" not in latex and "40.00" not in latex
+    assert r"model & bits per byte & perplexity & seeds & parameters" in latex
+    assert r"linear, tiny & $1.600 \pm 0.141$ (sd) & $3.039 " in latex
+    assert r"linear, tiny & $9.000$ & 1 & " in latex
+
+
 def test_the_home_folder_of_every_format(runs, tmp_path, monkeypatch, capsys):
     """A shell leaves the tilde of --out=~/report as it is."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))

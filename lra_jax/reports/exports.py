@@ -49,7 +49,7 @@ def _row(group: Group) -> Row:
         "standard_error_of_examples": error,
         "test_accuracy_last": group.mean("test_accuracy_last"),
         "mean_over_parts": _mean_over_parts(group) if task.by_parts else None,
-        **{name: _mean_or_none(group, f"test_{name}_best") for name in _OF_TEXTS},
+        **_scores_of_texts(group),
         "official_data": group.official,
         "official_protocol": group.by_protocol,
         "test_examples": first["test_examples"],
@@ -73,9 +73,16 @@ def _mean_over_parts(group: Group) -> float | None:
     return statistics.fmean(map(accuracy, group.results))
 
 
-def _mean_or_none(group: Group, name: str) -> float | None:
-    """The mean of a number that only some tasks have."""
-    return group.mean(name) if all(name in x for x in group.results) else None
+def _scores_of_texts(group: Group) -> Row:
+    """Mean and deviation over seeds of the scores that only language models have; None
+    for others."""
+    found: Row = {}
+    for name in _OF_TEXTS:
+        key = f"test_{name}_best"
+        there = all(key in result for result in group.results)
+        found[name] = group.mean(key) if there else None
+        found[f"{name}_deviation"] = group.deviation(key) if there else None
+    return found
 
 
 def to_csv(found: Sequence[Row]) -> str:
@@ -117,17 +124,20 @@ def _caption(row: Row) -> str:
 
 
 def _table(caption: str, found: Sequence[Row]) -> str:
-    lines = [
-        f"{_escaped(_name(row))} & {_accuracy(row)} & "
-        rf"{row['seeds']} & {row['parameters']:,} & {_speed(row)} \\"
-        for row in found
-    ]
-    head = r"model & test accuracy, \% & seeds & parameters & steps/s \\"
+    """Of language models with the scores of texts in place of the accuracy."""
+    scores = [name for name in _OF_TEXTS if any(row[name] is not None for row in found)]
+    heads = [name.replace("_", " ") for name in scores] or [r"test accuracy, \%"]
+    lines = []
+    for row in found:
+        own = [_score(row, name) for name in scores] or [_accuracy(row)]
+        cells = (_escaped(_name(row)), *own, row["seeds"], f"{row['parameters']:,}")
+        lines.append(rf"{' & '.join(map(str, cells))} & {_speed(row)} \\")
+    head = rf"model & {' & '.join(heads)} & seeds & parameters & steps/s \\"
     return "\n".join(
         [
             r"\begin{table}",
             rf"\caption{{{_escaped(caption)}}}",
-            r"\begin{tabular}{lrrrr}",
+            rf"\begin{{tabular}}{{l{'r' * len(heads)}rrr}}",
             *(r"\toprule", head, r"\midrule", *lines, r"\bottomrule"),
             r"\end{tabular}",
             "\\end{table}\n",
@@ -138,6 +148,16 @@ def _table(caption: str, found: Sequence[Row]) -> str:
 def _name(row: Row) -> str:
     more = f" ({row['settings']})" if row["settings"] else ""
     return f"{row['attention']}, {row['preset']}{more}"
+
+
+def _score(row: Row, name: str) -> str:
+    """Mean and deviation over seeds; words have no bits per byte."""
+    if row[name] is None:
+        return "--"
+    deviation = row[f"{name}_deviation"]
+    if deviation is None:
+        return f"${row[name]:.3f}$"
+    return rf"${row[name]:.3f} \pm {deviation:.3f}$ (sd)"
 
 
 def _accuracy(row: Row) -> str:
