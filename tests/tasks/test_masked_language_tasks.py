@@ -330,6 +330,30 @@ def test_a_text_that_recurs_is_in_one_split(tmp_path):
     assert sum(map(dataset.num_examples, dataset.splits)) == 60
 
 
+@pytest.mark.parametrize("names", [["t"], ["train", "test"]])
+def test_a_rare_label_is_trained_on_whatever_the_seed(names, tmp_path):
+    lines = [f"text {number}\t{number % 2}" for number in range(16)]
+    table = "\n".join(["text\tlabel", *lines, "the only one\trare", ""])
+    for name in names:
+        (tmp_path / f"{name}.tsv").write_text(table)
+    path = tmp_path / "t.tsv" if names == ["t"] else tmp_path
+    for seed in range(20):
+        dataset: Any = prepare(path=str(path), seed=seed, max_length=32)
+        assert dataset.classes == ["0", "1", "rare"]
+        assert dataset.num_examples("valid") == 2
+        assert sum(dataset.labels("train") == 2) == 1
+
+
+def test_texts_that_differ_in_their_label_each_cannot_be_held_out(tmp_path):
+    (tmp_path / "t.tsv").write_text("text\tlabel\nx\t0\ny\t1\nz\t2\nz\t2\n")
+    wanted = (
+        "^--data.path: expected enough texts of each label to hold 2 or more out, got "
+        "3 different texts with 3 labels"
+    )
+    with pytest.raises(ValueError, match=wanted):
+        prepare(path=str(tmp_path / "t.tsv"))
+
+
 def test_a_validation_split_that_is_the_test_split(table, tmp_path, capsys):
     lines = table.read_text()
     for split in ("train", "valid", "test"):

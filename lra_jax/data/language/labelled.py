@@ -7,7 +7,9 @@ valid.tsv; without it a tenth of the training texts is held out. From a single f
 tenth is for validation and a tenth for the test.
 """
 
+import collections
 import hashlib
+import itertools
 import json
 import logging
 import re
@@ -144,11 +146,7 @@ def prepare(
     root = None if path is None else checks.existing(path)
     _check_kind(root)
     if root is not None and root.suffix == ".tsv":
-        whole = _read(root)
-        splits = _held_out(whole, seed, "valid", "test")
-        if not splits["train"].texts:
-            got = len(set(whole.texts))
-            raise expected("--data.path", "at least 3 different texts", got)
+        splits = _held_out(_read(root), seed, "valid", "test")
         return LabelledDataset(root.name, splits, max_length, vocabulary)
     if root is not None and (root / "train.tsv").exists():
         splits = {
@@ -206,22 +204,40 @@ def _texts_of(dataset: SequenceDataset, split: str) -> Texts:
 def _held_out(whole: Texts, seed: int, *splits: str) -> dict[str, Texts]:
     """Draws a tenth of the texts for each of the splits; the others are to train on.
 
-    A text that occurs several times in a table is in one of the splits only.
+    A text that occurs several times in a table is in one of the splits only. No label
+    loses its last text of training.
+
+    Raises:
+      ValueError: there are too few texts for that.
     """
     places: dict[bytes, list[int]] = {}
     for place, one in enumerate(whole.texts):
         places.setdefault(one, []).append(place)
     different = list(places.values())
+    labels = [{whole.labels[place] for place in same} for same in different]
+    left = collections.Counter(itertools.chain.from_iterable(labels))
     order = stream_of(seed, "holdout").permutation(len(different)).tolist()
-    size = max(1, round(_SHARE * len(order)))
-
-    def at(numbers: Sequence[int]) -> Texts:
-        return whole.at([place for number in numbers for place in different[number]])
-
-    found = {"train": at(order[len(splits) * size :])}
-    for number, split in enumerate(splits):
-        found[split] = at(order[number * size : (number + 1) * size])
-    return found
+    most = len(splits) * max(1, round(_SHARE * len(order)))
+    drawn: list[int] = []
+    for number in order:
+        if len(drawn) < most and all(left[label] > 1 for label in labels[number]):
+            left.subtract(labels[number])
+            drawn.append(number)
+    size = len(drawn) // len(splits)
+    if not size:
+        wanted = f"enough texts of each label to hold {len(splits)} or more out"
+        got = f"{len(different)} different texts with {len(left)} labels"
+        raise expected("--data.path", wanted, got)
+    parts = {
+        split: drawn[number * size : (number + 1) * size]
+        for number, split in enumerate(splits)
+    }
+    taken = set(itertools.chain.from_iterable(parts.values()))
+    parts = {"train": [number for number in order if number not in taken], **parts}
+    return {
+        split: whole.at([place for number in numbers for place in different[number]])
+        for split, numbers in parts.items()
+    }
 
 
 def _read(file: Path) -> Texts:
