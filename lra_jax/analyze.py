@@ -314,12 +314,16 @@ def _spectrum(settings: Spectrum, page: Any) -> None:
 
 
 def _maps(settings: Maps, page: Any) -> None:
+    from lra_jax.analysis.capture import check_layer
     from lra_jax.analysis.maps import example_maps
     from lra_jax.analysis.maps_report import add_maps
+    from lra_jax.attention.inputs import check_size
     from lra_jax.training.restore import load_run
 
+    check_size("--layer", settings.layer)
     progress.say(f"loading {settings.workdir} ...")
     saved = load_run(settings.workdir, settings.checkpoint, settings.allow_code)
+    check_layer(saved.model, settings.layer)
     example = settings.example
     if example is None:
         known("--split", settings.split, saved.dataset.splits)

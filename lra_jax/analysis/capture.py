@@ -109,10 +109,23 @@ class Captured(NamedTuple):
         Raises:
           ValueError: there is no such layer.
         """
-        if not 1 <= layer <= len(self.calls):
-            wanted = f"1 to {len(self.calls)}, the layers of this model"
-            raise expected("layer", wanted, layer)
+        _check_layer(layer, len(self.calls))
         return self.calls[layer - 1]
+
+
+def check_layer(model: nnx.Module, layer: int) -> None:
+    """Refuses a layer that `Captured.call` would refuse, without running the model.
+
+    Raises:
+      ValueError: there is no such layer.
+    """
+    modules = (module for _, module in nnx.iter_modules(model))
+    _check_layer(layer, sum(isinstance(x, MultiHeadAttention) for x in modules))
+
+
+def _check_layer(layer: int, count: int) -> None:
+    if not 1 <= layer <= count:
+        raise expected("layer", f"1 to {count}, the layers of this model", layer)
 
 
 def capture(model: nnx.Module, run: Callable[[], Any]) -> Captured:

@@ -125,13 +125,16 @@ def test_rank_collapse_of_a_run(workdir, tmp_path):
     ("args", "parts"),
     [
         (["maps", "--layer=3"], ["--layer: ", "1 to 2", "got 3"]),
+        (["maps", "--layer=0"], ["--layer: ", "a positive int", "got 0"]),
         (["maps", "--example=9999"], ["--example: ", "9999"]),
         (["spectrum", "--examples=9999"], ["--examples: expected 1 to ", "9999"]),
         (["maps", "--split=tset"], ["split", "tset"]),
         (["spectrum", "--examples=0"], ["--examples", "0"]),
     ],
 )
-def test_what_a_run_does_not_have(args, parts, workdir, tmp_path, capsys):
+def test_what_a_run_does_not_have(args, parts, workdir, tmp_path, capsys, monkeypatch):
+    """It is refused before the model runs."""
+    monkeypatch.setattr("lra_jax.analysis.capture._intermediates", None)
     with pytest.raises(SystemExit) as stop:
         analyze.main([*args, f"--workdir={workdir}", f"--out={tmp_path / 'out'}"])
     error = capsys.readouterr().err
