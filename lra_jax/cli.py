@@ -166,10 +166,12 @@ def _read_flags(settings: Any, args: Sequence[str], check: bool = True) -> list[
       check: whether values must have their flags' types.
 
     Raises:
-      ValueError: an unknown flag, one without a value, or with an invalid one.
+      ValueError: an unknown flag, one without a value, or with an invalid one; or a
+        short form beside the whole flag, with another value.
     """
     types = _types(settings)
     given = []
+    forms: dict[str, dict[str, str]] = {}
     pending = collections.deque(args)
     while pending:
         argument = pending.popleft()
@@ -180,12 +182,18 @@ def _read_flags(settings: Any, args: Sequence[str], check: bool = True) -> list[
         flag = "--" + name[2:].replace("-", "_")
         if not name.startswith("--"):
             raise expected("flags", "--name=value or --name value", f"{argument!r}")
-        flag = full_name(flag, types)
+        form, flag = flag, full_name(flag, types)
         if flag not in types:
             raise _unknown(flag, settings, types)
         text = flag_value(flag, types[flag], argument, pending)
         if check:
             check_text(flag, types[flag], text)
+        # A flag that is repeated in the same form replaces the one before it.
+        values = forms.setdefault(flag, {})
+        values[form] = text
+        if len(set(values.values())) > 1:
+            got = " and ".join(f"{form}={text}" for form, text in values.items())
+            raise expected(flag, "one value", got)
         if types[flag] is bool:
             text = str(SWITCHES.get(text, text))
         given.append(f"{flag}={text}")

@@ -77,6 +77,11 @@ def outcome(capsys, *args: str, module=train) -> tuple[object, str, str]:
         ("--train.steps", ["--train.steps: expected a value, got none"]),
         ("--task", ["--task: expected a value, got none"]),
         ("--attention --seed=3", ["--attention"]),
+        (
+            "--steps=9 --train.steps=90",
+            ["--train.steps: expected one value, got --steps=9 and --train.steps=90"],
+        ),
+        ("--lr 0.1 --seed=1 --train.lr=0.2", ["--train.learning_rate", "--lr=0.1"]),
         ("--train.schedule=cosin", ["--train.schedule", "'cosin'", "'cosine'"]),
         ("--train.length-warmup=128", ["--train.length_warmup", "'128'"]),
         (
@@ -287,6 +292,8 @@ def test_switches_in_small_letters():
         ("--lr=0.1", {"learning_rate": 0.1}),
         ("--steps 30 --batch-size 4", {"steps": 30, "batch_size": 4}),
         ("--batch=4", {"batch_size": 4}),
+        ("--steps=30 --train.steps=30", {"steps": 30}),
+        ("--train.eval-every=20 --train.eval_every=30", {"eval_every": 30}),
         ("--train.steps=20", {"steps": 20, "warmup": 2}),
     ],
 )
