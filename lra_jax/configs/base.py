@@ -571,7 +571,7 @@ def _own_settings(task: str, preset: str, attention: str) -> dict[str, Any]:
 
 
 _PARTS = ("train", "pretrain", "model", "data")
-_OF_A_RUN = ("data_fingerprint", "first_steps", "started_from")
+_OF_A_RUN = ("data_fingerprint", "first_steps", "first_path", "started_from")
 
 # Paths, reports, and the hardware and memory used change no result of a run beyond
 # rounding.

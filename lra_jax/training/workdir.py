@@ -1,8 +1,8 @@
 """The run directory: which run it belongs to, and whether that run can be resumed.
 
 config.json      the resolved config, and the fingerprint of the data; first_steps if
-                 the run was extended; started_from, the digest of a model that
-                 fine-tuning started from
+                 the run was extended; first_path if its data were moved; started_from,
+                 the digest of a model that fine-tuning started from
 metrics.jsonl    one line for each report
 checkpoints/     latest and best
 events/          TensorBoard, if tensorboardX is installed
@@ -62,7 +62,8 @@ def open_workdir(
     """Claims an empty directory, or checks that it holds this same run.
 
     A run may also be extended if no step depends on their total number. A finished run
-    is left unchanged until `lengthen`, when the longer one has finished too.
+    is left unchanged until `lengthen`, when the longer one has finished too. The same
+    data may have been moved to another ``--data.path``.
 
     Args:
       workdir: the directory.
@@ -97,6 +98,13 @@ def open_workdir(
         raise expected("--workdir", wanted, got)
     if longer and not (workdir / "result.json").exists():
         lengthen(workdir, config.train.steps)
+    if _path(config) != _path(theirs):
+        _change(path, "data", "path", _path(config))
+
+
+def _path(config: Config) -> str | None:
+    """The ``--data.path`` of a run."""
+    return getattr(config.data, "path", None)
 
 
 def _is_longer(config: Config, theirs: Config, workdir: Path) -> bool:
@@ -106,6 +114,8 @@ def _is_longer(config: Config, theirs: Config, workdir: Path) -> bool:
       ValueError: it is another run.
     """
     old, new = theirs.identity(), config.identity()
+    if _path(theirs) is not None and _path(config) is not None:
+        old["data.path"] = new["data.path"]  # The data's fingerprint decides.
     differing = {n: old.get(n) for n in new if old.get(n) != new[n]}
     longer = [*differing] == ["train.steps"] and not _why_not_longer(theirs, config)
     if differing and not longer:
@@ -135,17 +145,21 @@ def _why_not_longer(theirs: Config, config: Config) -> str:
 
 
 def lengthen(workdir: Path, steps: int) -> None:
-    """Records in a run's config that it now has this many steps.
+    """Records in a run's config that it now has this many steps."""
+    _change(workdir / "config.json", "train", "steps", steps)
 
-    ``first_steps`` keeps the original number, because seals are made with it.
+
+def _change(file: Path, part: str, name: str, value: Any) -> None:
+    """Changes a setting in a run's config.json.
+
+    ``first_NAME`` keeps the original value, because seals are made with it.
     """
-    path = workdir / "config.json"
-    values = json.loads(path.read_text(encoding="utf-8"))
-    if values["train"]["steps"] != steps:
-        values.setdefault("first_steps", values["train"]["steps"])
-        values["train"]["steps"] = steps
-        with _writable(workdir):
-            write_json(path, values)
+    values = json.loads(file.read_text(encoding="utf-8"))
+    if values[part][name] != value:
+        values.setdefault(f"first_{name}", values[part][name])
+        values[part][name] = value
+        with _writable(file.parent):
+            write_json(file, values)
 
 
 def other_data(workdir: Path, then: str, now: str) -> ValueError:
@@ -179,15 +193,19 @@ def read_config(workdir: Path) -> tuple[Config, str]:
 def identify(workdir: Path) -> str:
     """A digest of a run's settings and data, from its config.json.
 
-    It leaves out paths, so that a run can be moved, and any extension of the run. Empty
-    if there is no ``config.json``.
+    It leaves out paths, so that a run or its data can be moved, and any extension of
+    the run. Empty if there is no ``config.json``.
     """
     path = workdir / "config.json"
     if not path.exists():
         return ""
     values = with_effect(json.loads(path.read_text(encoding="utf-8")))
-    if "first_steps" in values:
-        values["train.steps"] = values.pop("first_steps")
+    for first, name in {
+        "first_steps": "train.steps",
+        "first_path": "data.path",
+    }.items():
+        if first in values:
+            values[name] = values.pop(first)
     return seals.digest(values)
 
 
