@@ -407,6 +407,18 @@ def test_files_of_another_kind(name, tmp_path):
         prepare(path=str(path))
 
 
+@pytest.mark.parametrize(
+    ("name", "got"),
+    [("reviews.tsv", "whose only tables are reviews.tsv"), ("a.csv", "without any")],
+)
+def test_a_folder_without_tables_of_splits(name, got, tmp_path):
+    """The error is not about the IMDb reviews alone."""
+    (tmp_path / name).write_text("text\tlabel\nx\t0\ny\t1\nz\t1\n")
+    wanted = f"^--data.path: expected a .tsv table, a folder .*, {got}$"
+    with pytest.raises(ValueError, match=wanted):
+        prepare(path=str(tmp_path))
+
+
 def test_a_table_that_nothing_would_read(tmp_path):
     for name in ("train", "test", "dev"):
         (tmp_path / f"{name}.tsv").write_text("text\tlabel\nx\t0\ny\t1\nz\t1\n")

@@ -22,12 +22,14 @@ import numpy as np
 from lra_jax.data import archives, checks, text
 from lra_jax.data.dataset import SPLITS, SequenceDataset, Source
 from lra_jax.data.memory import stream_of
-from lra_jax.errors import expected, known
+from lra_jax.errors import expected, known, reason
 from lra_jax.vocabularies import Bytes, Vocabulary
 
 _SHARE = 0.1
 # Bytes of a review that are read for each token that is kept.
 _BYTES_PER_TOKEN = 16
+# A folder of reviews, or of MEGA's files of integers, has one of these.
+_OF_REVIEWS = (text.ARCHIVE.name, "aclImdb", "train", "input")
 # As spreadsheets write it: quotation marks within a cell are doubled.
 _QUOTED = re.compile(rb'"(?:[^"]|"")*"')
 
@@ -181,9 +183,11 @@ def _check_kind(root: Path | None) -> None:
         raise expected("--data.path", wanted, root)
     tables = sorted(file.name for file in root.glob("[!.]*.tsv"))
     names = [f"{split}.tsv" for split in SPLITS if f"{split}.tsv" in tables]
-    if names and not {"train.tsv", "test.tsv"} <= set(names):
-        got = f"{root}, whose only tables are {', '.join(names)}"
-        raise expected("--data.path", wanted, got)
+    of_reviews = any((root / name).exists() for name in _OF_REVIEWS)
+    whole = {"train.tsv", "test.tsv"} <= set(names)
+    if root.is_dir() and not whole and (names or not of_reviews):
+        only = f"whose only tables are {', '.join(tables)}" if tables else "without any"
+        raise expected("--data.path", wanted, f"{root}, {only}")
     others = [table for table in tables if table not in names]
     if names and others:
         only = "train.tsv, test.tsv and perhaps valid.tsv, and no other table"
@@ -245,7 +249,8 @@ def _read(file: Path) -> Texts:
         # Some editors write a mark first. Reading as text would end lines at every CR.
         whole = file.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise expected("--data.path", "a table of text", f"{file}: {error}") from error
+        got = f"{file}: {reason(error)}"
+        raise expected("--data.path", "a table of UTF-8 text", got) from error
     lines = whole.removesuffix("\n").split("\n") if whole else []
     columns = lines[0].split("\t") if lines else []
     if any(columns.count(name) != 1 for name in ("text", "label")):
