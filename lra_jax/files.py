@@ -10,7 +10,7 @@ import json
 import os
 import pathlib
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
@@ -97,6 +97,24 @@ def write_text(path: pathlib.Path, text: str) -> None:
 def write_json(path: pathlib.Path, values: Any) -> None:
     """Writes JSON so that readers see either all of it or none."""
     write_text(path, json.dumps(values, indent=2) + "\n")
+
+
+def walked(
+    root: pathlib.Path, onerror: Callable[[OSError], object] | None = None
+) -> Iterator[tuple[pathlib.Path, list[str], list[str]]]:
+    """``os.walk`` through links to folders, too; no folder comes twice.
+
+    The order does not depend on the file system.
+    """
+    seen = set()
+    for folder, inside, names in os.walk(root, onerror=onerror, followlinks=True):
+        real = os.path.realpath(folder)
+        if real in seen:
+            inside.clear()
+            continue
+        seen.add(real)
+        inside.sort()
+        yield pathlib.Path(folder), inside, sorted(names)
 
 
 def unfollowed(path: str, flags: int) -> int:

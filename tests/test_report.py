@@ -524,6 +524,15 @@ def test_the_home_folder_of_every_format(runs, tmp_path, monkeypatch, capsys):
     assert str(tmp_path / "home" / "report" / "report.csv") in capsys.readouterr().out
 
 
+def test_linked_run_directories_are_read(runs, tmp_path):
+    linked = tmp_path / "linked"
+    linked.mkdir()
+    (linked / "elsewhere").symlink_to(runs)
+    (linked / "once").symlink_to(runs / "a1")
+    (linked / "round").symlink_to(linked)
+    assert len(read_runs(linked)[0]) == len(read_runs(runs)[0])
+
+
 def test_runs_that_are_not_shown_are_counted(runs, tmp_path, capsys):
     """A table has no room for a list of them."""
     flow = get_preset(preset="compact", attention="flow")

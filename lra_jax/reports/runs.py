@@ -11,6 +11,7 @@ from typing import Any
 
 from lra_jax.configs import Config, get_preset
 from lra_jax.errors import expected, known
+from lra_jax.files import walked
 from lra_jax.tasks import get_task
 from lra_jax.training import own_code
 from lra_jax.training.metrics import read_metrics
@@ -134,11 +135,11 @@ def _read_folder(folder: Path) -> tuple[list[Run], list[str]]:
         found = "a file" if folder.exists() else "which does not exist"
         raise expected("RUNS", "a folder of runs", f"{folder}, {found}")
     runs, problems = [], []
-    for path in sorted(folder.rglob("config.json")):
+    for place in sorted(place for place, _, x in walked(folder) if "config.json" in x):
         try:
-            runs.append(_read_run(path.parent))
+            runs.append(_read_run(place))
         except (ValueError, OSError) as error:
-            problems.append(" ".join(f"{path.parent}: {error}".split()))
+            problems.append(" ".join(f"{place}: {error}".split()))
     if not runs:
         found = f"; {problems[0]}" if problems else ""
         raise expected(

@@ -8,7 +8,6 @@ import fnmatch
 import hashlib
 import itertools
 import logging
-import os
 import platform
 import sysconfig
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ from typing import NamedTuple, NoReturn
 from lra_jax.data import checks
 from lra_jax.data.dataset import SPLITS
 from lra_jax.errors import expected
+from lra_jax.files import walked
 
 # For validation and for test, each.
 _SHARE = 0.03
@@ -87,8 +87,6 @@ def folders(
 ) -> Iterator[tuple[Path, list[str]]]:
     """Each folder below one, itself included, and its files; without hidden ones.
 
-    Links to folders are followed, but no folder comes twice.
-
     Args:
       root: the folder.
       leave_out: patterns for the names of folders to leave out.
@@ -96,21 +94,14 @@ def folders(
     Raises:
       ValueError: a folder cannot be read.
     """
-    seen = set()
-    for folder, inside, names in os.walk(root, onerror=_refuse, followlinks=True):
-        real = os.path.realpath(folder)
-        if real in seen:
-            inside.clear()
-            continue
-        seen.add(real)
-        # In an order that does not depend on the file system.
-        inside[:] = sorted(
+    for folder, inside, names in walked(root, _refuse):
+        inside[:] = [
             name
             for name in inside
             if not name.startswith(".")
             and not any(fnmatch.fnmatchcase(name, one) for one in leave_out)
-        )
-        yield Path(folder), [name for name in names if not name.startswith(".")]
+        ]
+        yield folder, [name for name in names if not name.startswith(".")]
 
 
 def _listed(root: Path, pattern: str, leave_out: Iterable[str] = ()) -> list[Path]:
