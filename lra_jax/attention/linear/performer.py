@@ -19,9 +19,9 @@ causal form later keys do not change a single bit of earlier outputs. Its masks 
 only the values; here hidden keys are left out of the denominator too. Its projections
 are biased; here they are not. ``dialect`` reproduces the published numbers:
 
-- "google" (google-research, long-range-arena): eps 1e-6 (their function's own default
-  is 1e-4: ``feature_eps=1e-4``), 2e-6 added to denominators within 1e-6 of zero, and
-  other kernels without the scale H^(-1/4), and by default without a projection;
+- "google" (google-research, long-range-arena): eps 1e-6, and twice the eps added to
+  denominators within eps of zero; other kernels without the latter, without the scale
+  H^(-1/4), and by default without a projection;
 - "lucidrains" (lucidrains/performer-pytorch): eps 1e-4, no gradient through the
   maximum, and causally 1e-6 added to the sums of key features;
 - "fast_transformers" (idiap/fast-transformers, Favor; there ``hyperbolic=True``): no

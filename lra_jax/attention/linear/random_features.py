@@ -42,7 +42,7 @@ DIALECTS = {
     "lucidrains": _Dialect("detached max", 1e-4, 1e-3, True, "causal eps"),
     "fast_transformers": _Dialect("none", 0.0, 0.0, True, "eps"),
 }
-# The eps of denominators; the published dialects agree on it.
+# The eps of denominators in "lucidrains" and "fast_transformers".
 _EPS = 1e-6
 
 
@@ -95,6 +95,14 @@ class Options:
     def whole_keys(self) -> bool:
         """Whether the features of a key depend on all the others."""
         return self.kernel == SOFTMAX and "max" in self._dialect.reference
+
+    @property
+    def added(self) -> float:
+        """The eps that is added to every feature."""
+        if self.feature_eps is not None:
+            return self.feature_eps
+        dialect = self._dialect
+        return dialect.softmax_eps if self.kernel == SOFTMAX else dialect.feature_eps
 
     @property
     def _dialect(self) -> _Dialect:
@@ -163,12 +171,10 @@ def features(
     if options.kernel == SOFTMAX:
         make = _exact if options.exact else _published
         return make(query, key, matrix, visible, options, found)
-    eps = options.feature_eps
-    eps = DIALECTS[options.dialect].feature_eps if eps is None else eps
     kernel = options.kernel
     phi = kernel if callable(kernel) else _MAPS[kernel]
     query_features, key_features = (
-        phi(options.project(x, matrix)) + jnp.asarray(eps, x.dtype)
+        phi(options.project(x, matrix)) + jnp.asarray(options.added, x.dtype)
         for x in (query, key)
     )
     return query_features, masking.hide_by_head(key_features, mask)
@@ -237,7 +243,6 @@ def _published(
     their features in each head.
     """
     dialect = DIALECTS[options.dialect]
-    eps = dialect.softmax_eps if options.feature_eps is None else options.feature_eps
 
     def phi(x: jax.Array, over_keys: bool, seen: jax.Array) -> jax.Array:
         exponent = options.project(x, matrix)
@@ -248,7 +253,7 @@ def _published(
         elif dialect.reference == "none":
             top = jnp.zeros_like(top)
         exponent = exponent - half_square(options.scaled(x)) - top
-        made = decayed(exponent, seen) + jnp.asarray(eps, x.dtype)
+        made = decayed(exponent, seen) + jnp.asarray(options.added, x.dtype)
         made = made / math.sqrt(exponent.shape[-1])
         return jnp.where(seen, made, 0)
 
@@ -266,7 +271,9 @@ def divided(
     """Divides `[B, N, T, Hv]` by `[B, N, T]`; zero where no key is visible."""
     rule = DIALECTS[options.dialect].denominator
     eps = jnp.asarray(_EPS, denominator.dtype)
-    if rule == "threshold":
+    if rule == "threshold" and options.kernel == SOFTMAX:
+        # The code has one number for both; with other kernels it is zero.
+        eps = jnp.asarray(options.added, denominator.dtype)
         small = jnp.abs(denominator) <= eps
         denominator = jnp.where(small, denominator + 2 * eps, denominator)
     elif rule == "eps":

@@ -139,6 +139,60 @@ def test_published_features_of_large_norms_are_their_eps() -> None:
     assert np.abs(exact - mean).max() > 0.5 * np.abs(v).max()
 
 
+def _google(q, k, v, eps: float, causal: bool) -> np.ndarray:
+    """Softmax features as published by Google; one eps for features and denominator."""
+    w = W.astype("float64")
+
+    def features(x, axes):
+        x = np.asarray(x, np.float64).swapaxes(1, 2) / x.shape[-1] ** 0.25
+        exponents = x @ w.T
+        top = exponents.max(axes, keepdims=True)
+        exponents = exponents - (x**2).sum(-1, keepdims=True) / 2 - top
+        return (np.exp(exponents) + eps) / np.sqrt(len(w))
+
+    scores = features(q, -1) @ features(k, (-1, -2)).swapaxes(-1, -2)
+    scores = np.tril(scores) if causal else scores
+    sums = scores.sum(-1, keepdims=True)
+    sums = np.where(np.abs(sums) <= eps, sums + 2 * eps, sums)
+    return (scores / sums @ v.astype("float64").swapaxes(1, 2)).swapaxes(1, 2)
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["whole", "causal"])
+@pytest.mark.parametrize("eps", [1e-6, 1e-4])
+def test_google_bounds_denominators_by_the_eps_of_the_features(
+    eps: float, causal: bool
+) -> None:
+    q, k, v = inputs(4)
+    call = functools.partial(
+        run("performer"), dialect="google", feature_eps=eps, is_causal=causal
+    )
+    # The larger the norms, the more features lie below the eps.
+    for scale in (1, 5, 20):
+        arrays = scale * q, scale * k, v
+        assert_close(fast_jit(call)(*arrays), _google(*arrays, eps, causal), 1e-4)
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["whole", "causal"])
+def test_google_does_not_bound_denominators_of_other_kernels(causal: bool) -> None:
+    q, k, v = inputs(4)
+    small = functools.partial(
+        run("performer"),
+        projection=None,
+        kernel="relu",
+        dialect="google",
+        feature_eps=1e-5,
+        is_causal=causal,
+    )
+
+    def phi(x):
+        return np.maximum(x, 0) + 1e-5
+
+    # Sums of products of 4 features of 1e-5 and a bit.
+    arrays = 1e-5 * q, 1e-5 * k, v
+    wanted = _other_kernel(*arrays, None, phi, causal)
+    assert_close(fast_jit(small)(*arrays), wanted)
+
+
 @pytest.mark.parametrize("chunking", [Chunking(), Chunking(8, 16)], ids=str)
 def test_a_later_key_of_more_weight_hides_no_earlier_one(chunking: Chunking) -> None:
     """With one reference for a chunk the earlier features would all be zero."""
