@@ -9,9 +9,8 @@ unit (`lra_jax.attention.gated_units.gau`) and, linearly, to all chunks:
 with ``S = sum_j k'_j v_j^T``. Without ``is_causal`` S runs over all positions, the
 query's own chunk included; with it, over the chunks before. m is the number of real
 positions in S. The four heads q, k, q' and k' share one projection z of the input, here
-``query``; each has its own scale and offset, and is rotated by position (RoPE).
-``key`` is not read. Weights are not normalised, and those of the linear part may be
-negative.
+``query``; each has its own scale and offset, and is rotated by position. ``key`` is not
+read. Weights are not normalised, and those of the linear part may be negative.
 
 Cost: O(T (C + H) (H + Hv)) time and O(T C) memory.
 
@@ -19,7 +18,9 @@ Deviations. Chunks start at position 0, and an incomplete chunk is padded intern
 padding on the right is exact, since m counts real positions. The public code
 (lucidrains/FLASH-pytorch) divides by the padded length, and in the causal form by C, so
 that the linear part grows with the length; to reproduce this, set m by ``length``. It
-multiplies the bias by sqrt(H): pass a table scaled by that factor.
+multiplies the bias by sqrt(H): pass a table scaled by that factor. It rotates only on
+request, and then at most 32 columns; ours are all rotated, at retention's rates
+(`lra_jax.attention.linear.rotary`) and not RoPE's.
 """
 
 import functools

@@ -85,7 +85,7 @@ def gau_attention(
       offset: beta, `[2, N, H]`; None = 0.
       relative_bias: `[32, N]`, one bias per bucket of distances; None = 0.
       activation: "relu2" or "laplace".
-      rotate: rotate queries and keys by position (RoPE); needs an even H.
+      rotate: rotate queries and keys by position, as in FLASH; needs an even H.
       length: n; None = the number of keys that a query sees.
       precision, **flax: as in `linear_attention`.
 

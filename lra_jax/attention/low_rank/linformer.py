@@ -14,7 +14,15 @@ through any of them. The masks over slots in some public code leak the future.
 
 The paper's other projections, mean and max pooling and convolution with kernel =
 stride = W, give ceil(S / W) slots. Deviation: pooling covers the real positions of a
-window, and windows without any are left out of the softmax, so padding is exact.
+window, and windows without any are left out of the softmax, so padding is exact. Public
+code (tatp22/linformer-pytorch) counts hidden positions as zeros and leaves out an
+incomplete last window; to reproduce this, pass zeros there instead of a mask, and keys
+and values cut to a multiple of W.
+
+The authors' code (facebookresearch/fairseq) compresses a layer's input before it is
+projected to keys and values, so that their biases are added afterwards. To reproduce
+this, project without them, and add the value's bias to the output: the K weights of a
+query sum to one, and the key's bias cancels in the softmax.
 """
 
 import math
