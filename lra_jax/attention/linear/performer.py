@@ -16,8 +16,9 @@ keys, the largest over positions and features, and an eps is added to the featur
 queries and keys of large norm all features are below eps, and later keys change earlier
 outputs. Here the references are exact (`random_features`), there is no eps, and in the
 causal form later keys do not change a single bit of earlier outputs. Its masks zero
-only the values; here hidden keys are left out of the denominator too. Its projections
-are biased; here they are not. ``dialect`` reproduces the published numbers:
+only the values (pass zeroed values without a mask to get the same); here hidden keys
+are left out of the denominator too. Its projections are biased; here they are not.
+``dialect`` reproduces the published numbers:
 
 - "google" (google-research, long-range-arena): eps 1e-6, and twice the eps added to
   denominators within eps of zero; other kernels without the latter, without the scale
