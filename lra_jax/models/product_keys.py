@@ -47,6 +47,9 @@ def memory_sizes(options: Mapping[str, Any]) -> dict[str, int]:
         known("option of mlp 'product_key'", name, DEFAULTS)
     sizes = {n: check_size(n, v) for n, v in (DEFAULTS | dict(options)).items()}
     check_even("query_dim", sizes["query_dim"], "width, because a query has two halves")
+    if sizes["top"] < 2:
+        wanted = "at least 2: the weight of one value alone is 1 and trains no keys"
+        raise expected("top", wanted, sizes["top"])
     if sizes["top"] > sizes["keys"]:
         raise expected("top", f"at most keys={sizes['keys']}", sizes["top"])
     return sizes

@@ -107,6 +107,7 @@ def test_in_the_place_of_the_mlp(mechanism: str) -> None:
         ({"mlp": "product_key", "mlp_options": {"key": 3}}, "did you mean 'keys'"),
         ({"mlp": "product_key", "mlp_options": {"keys": 0}}, "keys: expected a pos"),
         ({"mlp": "product_key", "mlp_options": {"top": 65}}, "at most keys=64, got 65"),
+        ({"mlp": "product_key", "mlp_options": {"top": 1}}, "top: .* least 2.*, got 1"),
         ({"mlp": "product_key", "mlp_options": {"query_dim": 5}}, "an even width"),
     ],
 )
