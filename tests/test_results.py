@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import results_tables as TABLES
 
+from lra_jax.benchmarking.tables import crossover
+
 ROOT = Path(__file__).parents[1]
 FILES = sorted((ROOT / "results").rglob("*.json"))
 
@@ -46,6 +48,59 @@ def test_the_pages_quote_the_causal_ratios() -> None:
     assert both in " ".join((ROOT / "README.md").read_text().split())
     page = " ".join((ROOT / "docs" / "performance.md").read_text().split())
     assert span(0, "forward") in page
+
+
+def test_the_pages_quote_where_streams_overtake_softmax() -> None:
+    report = json.loads((ROOT / "results" / "benchmark" / "decode.json").read_text())
+    names = {row["attention"] for row in report["rows"]} - {"softmax"}
+    found = {
+        name: crossover(report["rows"], name, lambda row: row["median_ms"])
+        for name in names
+    }
+    later = {
+        name: position
+        for name, position in found.items()
+        if not position.startswith("below")
+    }
+    first, *_, last = sorted(later.values(), key=lambda x: int(x.replace(",", "")))
+    assert len(names) - len(later) == 5
+    assert f"overtake softmax between {first} and {last} positions" in _words(
+        "explained"
+    )
+    assert f"from between {first} and {last} for the others" in _words(
+        "language_models"
+    )
+    speed = _words("performance")
+    for name, title in (("delta", "DeltaNet"), ("cosformer", "cosFormer")):
+        assert re.search(rf"{title} (is faster )?from {later[name]}", speed)
+
+
+def test_the_pages_quote_costs_beside_linear_attention() -> None:
+    report = json.loads((ROOT / "results" / "cost_exponent.json").read_text())
+    times = {name: x["fastest_ms"] for name, x in report["mechanisms"].items()}
+    for name in ("gla", "delta"):
+        ratios = [x / y for x, y in zip(times[name], times["linear"], strict=True)]
+        low, high = (f"{ratios[place]:.0f}" for place in (0, -1))
+        wanted = f"{low} to {high} times as long as linear attention"
+        assert wanted in _words("explained")
+
+
+def test_the_floor_of_a_step_has_its_roofline() -> None:
+    name = "results/benchmark/exponents-causal.json"
+    roofline = json.loads((ROOT / name).read_text())["roofline"]
+    reached = roofline["flops_per_second"]["float32"] / 1e9
+    quoted = re.search(
+        rf"needs ([\d.]+) Gflop\. Both cores together reach {reached:.0f} Gflop/s in a "
+        rf"large product \(the roofline in `{name}`.*? at least (\d+) ms",
+        _words("performance"),
+    )
+    assert quoted is not None
+    assert round(1e3 * float(quoted[1]) / reached) == int(quoted[2])
+
+
+def _words(page: str) -> str:
+    """A page of docs/ without its line breaks."""
+    return " ".join((ROOT / "docs" / f"{page}.md").read_text().split())
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
