@@ -19,9 +19,7 @@ _COLUMNS = 64  # characters per line
 _MOST_LINES = 40
 _LEAST_COLUMNS = 8  # words per line; longer ones are cut
 _DOT = "\N{MIDDLE DOT}"  # for what cannot be shown
-_RECEIVED = (
-    "weight that a token receives, means over the heads, in units of an even share"
-)
+_RECEIVED = "weight that each token receives (mean over the heads; 1 is an even share)"
 
 
 def add_maps(page: Page, maps: Maps, saved: Any, title: str) -> None:
@@ -31,10 +29,10 @@ def add_maps(page: Page, maps: Maps, saved: Any, title: str) -> None:
     scores = [_Score("received", "share", maps.received.mean(0), _RECEIVED)]
     if maps.competition is not None and maps.allocation is not None:
         _add_flow(page, maps)
-        what = "competition of the sources, means over the heads; 1 is an even share"
+        what = "competition of the sources (mean over the heads; 1 is an even share)"
         found = maps.competition.mean(0)
         scores.append(_Score("competition", "share", found, what))
-        what = "allocation of the sinks, means over the heads; 0.73 is an even share"
+        what = "allocation of the sinks (mean over the heads; 0.73 is an even share)"
         found = maps.allocation.mean(0)
         scores.append(_Score("allocation", "part allocated", found, what))
     for score in scores:

@@ -29,7 +29,7 @@ class _Corner(NamedTuple):
 def composite_minimiser(matrix: np.ndarray) -> np.ndarray:
     """Returns the x `[D]` that minimises ``||X - 1 x^T||`` for X `[T, D]`.
 
-    Cost: a few linear programmes with T D variables.
+    Cost: a few linear programs with T D variables.
     """
     matrix = np.asarray(matrix, np.float64)
     if matrix.size == 0:

@@ -32,7 +32,7 @@ def residual(
     Args:
       x: `[..., T, D]`.
       center: "mean", x is the mean of the rows; "argmin", the x with the smallest
-        composite norm: linear programmes with T D variables for each matrix, so for
+        composite norm: linear programs with T D variables for each matrix, so for
         small ones only (64 x 64 takes seconds).
       mask: boolean `[..., T]`, True = a real token; other rows are left out of all sums
         and set to zero.

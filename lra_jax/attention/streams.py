@@ -268,7 +268,7 @@ def make_step(
         out, state = prefill(*arrays, *arguments, state=state, **options)
         return out[:, 0], state
 
-    own = f", where {', '.join(gates)} have no axis T" if gates else ""
+    own = f"; without the axis T: {', '.join(gates)}" if gates else ""
     name = prefill.__name__
     words = {"prefill": name, "init": name.replace("_prefill", "_init"), "gates": own}
     signature = _signature(step, prefill)

@@ -49,7 +49,7 @@ class BenchmarkConfig:
     causal: bool = False
     """Attend to the past only."""
     features: str = "128,256,512,1024,2048"
-    """Linformer's K in its view, and only there."""
+    """Linformer's K, for --view=linformer only."""
     layers: int | None = None
     """Blocks of the model of `inference` and `train`: 4 as in LRA's text task, or 2 in
     Linformer's view."""

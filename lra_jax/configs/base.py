@@ -208,8 +208,9 @@ class ModelConfig:
     local_values: bool = False
     """Add the values to the attention output: a path for local detail."""
     readings: int = 1
-    """How often the encoder reads its input. After each reading but the last, it adds a
-    note to every token about what it has found; with `--pretrain.target=notes`."""
+    """How many times the encoder reads its input. After each reading but the last, it
+    adds a note to every token about what it has found; with
+    `--pretrain.target=notes`."""
     is_causal: bool = False
     """Let each position see only itself and those before it: a decoder."""
     hybrid: str = ""

@@ -12,7 +12,7 @@ The paper's nominal length is ``--data.max_length=4000 --model.max_length=4000``
   Command: python -m lra_jax.train --task=text --preset=official --attention=softmax
   Published: Transformer 64.27, Linear Transformer 65.90, Linformer 53.94 (LRA paper,
   Table 1); Flowformer 64.29 (Flowformer repository, figure); cosFormer 67.70 (S4's
-  code, with batch norm; its entry has 4,096 bytes, and the batch of 16 by which 50,000
+  code, with batch norm; its entry has 4,096 bytes, and a batch of 16, so that 50,000
   steps are its 32 epochs of 25,000 reviews).
 
 compact: the PyTorch code bases' model, 4,000 bytes, batch 32, 20,000 steps, warm-up

@@ -1,6 +1,6 @@
 """The data of a task: ``python -m lra_jax.data prepare|describe|sample --task=...``.
 
-prepare   makes the data, or downloads and reads them, once, for training to use.
+prepare   generates, downloads or reads the data once, and keeps them for training.
 describe  prints their sizes, lengths, labels and fingerprint.
 sample    shows some examples: as text, or for images as a contact sheet (PNG).
 
@@ -31,9 +31,9 @@ _CHARACTERS = 600
 _LABELS = 20  # If there are more classes, only the first are shown.
 _HELP = (__doc__ or "").strip().replace("``", "'")
 _ABOUT = {
-    "prepare": "Makes the data of a task, or downloads and reads them, once, for "
-    "training to use.\n\nThe flags are those of training: with a run's --task, "
-    "--preset and --data.* flags it prepares the data that the run will read.",
+    "prepare": "Generates, downloads or reads the data of a task once, and keeps them "
+    "for training.\n\nThe flags are those of training: with a run's --task, --preset "
+    "and --data.* flags it prepares the data that the run will read.",
     "describe": "Prints the sizes, lengths, labels and fingerprint of a task's data.",
     "sample": "Shows some examples of a task: as text, or for images as a contact "
     "sheet (PNG).",

@@ -87,8 +87,9 @@ class AttentionConfig:
       local_values: add the values to the output, after their convolution: a path for
         local detail, which a normalised mixture of all positions averages away (Han et
         al. 2023, "FLatten Transformer", arXiv:2308.00442, on images).
-      layer: index of the layer in its model, from 0, and
-      num_layers: number of layers: a mechanism's initial arrays may depend on both.
+      layer: index of the layer in its model, from 0. A mechanism's initial arrays may
+        depend on it, and on ``num_layers``.
+      num_layers: number of layers of the model.
       dtype: dtype of the computation; parameters are float32.
 
     Raises:
@@ -315,8 +316,8 @@ class EncoderConfig:
       is_causal: each position attends to itself and those before it: a decoder.
       reconstructs: a learned vector, initially zero, can replace tokens, which a linear
         head of the classifiers then reconstructs.
-      readings: how often a classifier reads its input; if more than once, it keeps a
-        note for each token, see `lra_jax.models.pooling`, and ``reconstructs``.
+      readings: how many times a classifier reads its input; if more than once, it
+        keeps a note for each token, see `lra_jax.models.pooling`, and ``reconstructs``.
       cls_token: put a learned vector, initially zero, before the tokens.
       inputs: "embedding", a row for each token id, or "linear", a projection of the
         pixel's value; see ``lra_jax.models.inputs``.

@@ -52,11 +52,11 @@ def make_page(groups: Sequence[Group], notes: Sequence[str], folder: Path) -> Pa
       folder: folder for the page and its pictures.
     """
     page = Page("Long-Range Arena: report of runs", folder)
-    count = sum(len(group.runs) for group in groups)
+    runs = _several(sum(len(group.runs) for group in groups), "finished run")
     page.text(
-        f"{count} finished runs of {len(groups)} settings. Accuracies are in percent "
-        "of the whole test split; ± is the sample standard deviation over seeds. For "
-        "a single seed, se is the standard error from the number of test examples "
+        f"{runs} of {_several(len(groups), 'setting')}. Accuracies are in percent of "
+        "the whole test split; ± is the sample standard deviation over seeds. For a "
+        "single seed, se is the standard error from the number of test examples "
         "alone, which says nothing about other seeds."
     )
     page.text(_CHECKPOINTS)
@@ -102,6 +102,10 @@ def make_page(groups: Sequence[Group], notes: Sequence[str], folder: Path) -> Pa
         page.heading("Not shown")
         page.items(notes)
     return page
+
+
+def _several(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def by_task(groups: Sequence[Group]) -> dict[str, list[Group]]:

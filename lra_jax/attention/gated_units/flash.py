@@ -135,7 +135,7 @@ def flash_attention(
 
 flash_weights = dense.weights_of(
     flash_attention,
-    "It is both parts together, of either sign; the gate is left out.",
+    "It covers both parts and leaves out the gate; entries may be negative.",
     without=("gate",),
 )
 

@@ -133,7 +133,7 @@ def lightning_attention(
 
 lightning_weights = dense.weights_of(
     lightning_attention,
-    "Before the norm, which acts on the output.",
+    "It leaves out the norm, which acts on the output.",
     fixed={"norm": None},
 )
 

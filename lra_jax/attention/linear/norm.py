@@ -120,7 +120,7 @@ def norm_attention(
 
 norm_weights = dense.weights_of(
     norm_attention,
-    "Before the norm, which acts on the output.",
+    "It leaves out the norm, which acts on the output.",
     fixed={"norm": None},
 )
 

@@ -163,7 +163,7 @@ def retention_attention(
 
 retention_weights = dense.weights_of(
     retention_attention,
-    "Before the norm, which acts on the output.",
+    "It leaves out the norm, which acts on the output.",
     fixed={"norm": None},
 )
 
@@ -187,7 +187,7 @@ def retention_prefill(
 
     Options are those of `retention_attention`; the other arguments, the result and the
     errors are those of `linear_prefill`. The next token follows each sample's last real
-    position, and rows after it have no meaning.
+    position; rows after it are undefined.
     """
     inputs.check_inputs(query, key, value, True)
     feature_maps.check_norm(norm)

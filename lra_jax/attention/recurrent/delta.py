@@ -83,7 +83,9 @@ def delta_attention(
 
 
 delta_weights = dense.weights_of(
-    delta_attention, "Before the norm, of either sign.", fixed={"norm": None}
+    delta_attention,
+    "It leaves out the norm; entries may be negative.",
+    fixed={"norm": None},
 )
 
 

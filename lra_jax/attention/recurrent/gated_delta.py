@@ -145,7 +145,7 @@ def gated_delta_attention(
 
 gated_delta_weights = dense.weights_of(
     gated_delta_attention,
-    "Before the norm and the gate, of either sign.",
+    "It leaves out the norm and the gate; entries may be negative.",
     without=("gate",),
     fixed={"norm": None},
 )

@@ -125,7 +125,7 @@ def gla_attention(
 
 gla_weights = dense.weights_of(
     gla_attention,
-    "Before the norm and the gate, of either sign.",
+    "It leaves out the norm and the gate; entries may be negative.",
     without=("gate",),
     fixed={"norm": None},
 )

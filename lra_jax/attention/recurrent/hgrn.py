@@ -254,7 +254,7 @@ def _check_real(
 
 hgrn_weights = dense.weights_of(
     hgrn_attention,
-    "Before the norm and the gate; those of a real column.",
+    "It leaves out the norm and the gate, and is that of a real column.",
     without=("gate",),
     fixed={"norm": None},
     check=_check_real,
