@@ -45,10 +45,10 @@ def full_runs() -> str:
     )
     steps, few = ({r["steps"] for r in rows.values()} for rows in (quick, compact))
     note = (
-        "ListOps asks for the value of a nested expression, one of ten digits. Trained "
-        f"for {_one(steps):,} steps with the default preset, `modern-quick`; "
-        f"in the last column, for {_one(few):,} steps with `--preset=compact`, the "
-        "model of the PyTorch code bases and the default when it was measured. On "
+        "ListOps asks for the value of a nested expression, one of ten digits. A run "
+        f"has {_one(steps):,} steps of the default preset, `modern-quick`, or in the "
+        f"last column {_one(few):,} steps of `--preset=compact`, the model of the "
+        "PyTorch code bases, which was the default before. Measured on "
         f"{_machines(results)}. Seed 0; {_again()}. Test accuracy is that of the "
         "checkpoint with the best validation score, on "
         f"{_one({r['test_examples'] for r in results}):,} examples (standard error "
@@ -250,7 +250,8 @@ def small_runs() -> str:
         for result in results
     )
     note = (
-        f"On {_machines(results)}, one core per run, while the other did other work. "
+        f"Measured on {_machines(results)}, one core per run, while the other did "
+        "other work. "
         "`results/small/` has the command, commit and versions of each run."
     )
     return _table(head, lines, note)
@@ -629,7 +630,7 @@ def _rounded(x: float) -> str:
 
 def _machines(results: list[dict[str, Any]]) -> str:
     devices = {f"{r['device']}, jax {r['versions']['jax']}" for r in results}
-    return "; ".join(sorted(devices))
+    return ", or ".join(sorted(devices))
 
 
 def main() -> None:

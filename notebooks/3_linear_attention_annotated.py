@@ -114,7 +114,7 @@ linformer = slots @ projection[1]
 # Each query (a sink) receives $I_i = \phi(q_i) \cdot \sum_j \phi(k_j)$, and each key
 # (a source) gives $O_j = \phi(k_j) \cdot \sum_i \phi(q_i)$. Flow-Attention fixes both.
 # If every source gives 1 in total, the flow that still reaches a sink says how much its
-# result is worth (*allocation*, a sigmoid). If every sink takes 1 in total, the sources
+# result counts (*allocation*, a sigmoid). If every sink takes 1 in total, the sources
 # compete for it (*competition*, a softmax over the keys). All of this needs only sums
 # over positions, so the cost stays linear, and no position is preferred.
 
