@@ -97,7 +97,7 @@ def test_a_path_that_is_not_there(capsys, data_dir):
 
 def test_each_command_has_help_of_its_own(capsys):
     for name, words in {
-        "prepare": "Makes the data",
+        "prepare": "Generates, downloads or reads the data",
         "sample": "Shows some examples",
     }.items():
         with pytest.raises(SystemExit):
