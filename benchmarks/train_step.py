@@ -103,7 +103,8 @@ class Step:
                 "labels": rng.integers(0, 10, rows).astype(np.int32),
             }
         self.batch = sharding.shard_batch(mesh, batch)
-        train_step: Any = step.make_train_step(task.loss, graphdef, optimizer, seed=0)
+        function = step.step_function(task.loss, graphdef, optimizer, seed=0)
+        train_step: Any = step.compiled_step(function)
         begun = time.perf_counter()
         lowered = train_step.lower(self.state, self.batch)
         self._step = lowered.compile(compiler_options=compiler_options)

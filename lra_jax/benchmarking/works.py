@@ -23,7 +23,7 @@ from lra_jax.models.options import named, split_options
 from lra_jax.tasks.base import classification_loss
 from lra_jax.tasks.encoder import parse_options
 from lra_jax.training.optimizer import make_optimizer
-from lra_jax.training.step import init_state, make_train_step
+from lra_jax.training.step import compiled_step, init_state, step_function
 
 Arguments = tuple[Any, ...]
 
@@ -233,22 +233,13 @@ def _decoding(case: Case, mechanism: Any, options: dict[str, Any]) -> Work:
 def _make_model(
     case: Case, mechanism: Any, options: dict[str, Any]
 ) -> SequenceClassifier:
-    shape = case.model
     return SequenceClassifier(
-        shape.vocab_size,
-        shape.num_classes,
-        num_layers=shape.num_layers,
-        embed_dim=shape.embed_dim,
-        num_heads=shape.num_heads,
-        mlp_dim=shape.mlp_dim,
+        **dataclasses.asdict(case.model),
         max_length=case.length,
         # The fused baseline is not a registered mechanism; a function will do.
         mechanism=mechanism.function or mechanism.name,
         options=options,
-        pooling=shape.pooling,
-        positions=shape.positions,
         dropout=0.1,
-        remat=shape.remat,
         dtype=jnp.dtype(case.dtype),
         rngs=nnx.Rngs(params=0),
     )
@@ -286,7 +277,7 @@ def _inference(case: Case, mechanism: Any, options: dict[str, Any]) -> Work:
 def _training(case: Case, mechanism: Any, options: dict[str, Any]) -> Work:
     graphdef, params = _model(case, mechanism, options)
     optimizer = make_optimizer(TrainConfig())
-    function = make_train_step(classification_loss, graphdef, optimizer, seed=0)
+    function = step_function(classification_loss, graphdef, optimizer, seed=0)
 
     def make() -> Arguments:
         return init_state(params(), optimizer), _batch(case)
@@ -294,4 +285,4 @@ def _training(case: Case, mechanism: Any, options: dict[str, Any]) -> Work:
     def feed(arguments: Arguments, results: Any) -> Arguments:
         return results, arguments[1]
 
-    return Work(function, make, feed)
+    return Work(compiled_step(function), make, feed)

@@ -57,24 +57,17 @@ def init_state(
     )
 
 
-def make_train_step(
-    loss: Loss,
-    graphdef: Any,
-    optimizer: optax.GradientTransformation,
-    seed: int,
+def compiled_step(
+    function: Callable[[TrainState, Batch], TrainState],
     shapes: int | None = None,
-    learns: Any = nnx.Param,
-    renewed_at: int = 0,
     placed: jax.sharding.Sharding | None = None,
 ) -> Callable[[TrainState, Batch], TrainState]:
-    """A training step, compiled once for each batch shape.
+    """A `step_function`, compiled once for each batch shape; the state is donated.
 
-    The other arguments are those of `step_function`. The state is donated. More than
-    ``shapes`` batch shapes raise an AssertionError, since each of them costs a
-    compilation. ``placed`` is the sharding of the new state; None leaves it to XLA,
+    More than ``shapes`` batch shapes raise an AssertionError, since each of them costs
+    a compilation. ``placed`` is the sharding of the new state; None leaves it to XLA,
     which may split parameters that meet split sequences, such as a table of positions.
     """
-    function = step_function(loss, graphdef, optimizer, seed, learns, renewed_at)
     return jax.jit(
         _traced_at_most(shapes, function),
         donate_argnums=0,
@@ -154,7 +147,7 @@ def make_eval_step(
 ) -> Callable[[Any, Sums, Batch], Sums]:
     """Adds the metric sums of a batch, without dropout, to the sums so far.
 
-    ``shapes`` is as in :func:`make_train_step`.
+    ``shapes`` is as in :func:`compiled_step`.
     """
 
     def eval_step(params: nnx.State, sums: Sums, batch: Batch) -> Sums:

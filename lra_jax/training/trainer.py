@@ -29,10 +29,10 @@ from lra_jax.training.step import (
     NO_STEP,
     TrainState,
     all_finite,
+    compiled_step,
     drain,
     init_state,
     make_eval_step,
-    make_train_step,
     step_function,
     zero_sums,
 )
@@ -117,7 +117,6 @@ class Trainer:
         warmup = LengthWarmup.parse(train.length_warmup, train.steps)
         widths = warmup.widths(self.buckets)
         self._graphdef = graphdef
-        made = graphdef, optimizer, config.seed
         # Packed batches differ in their number of rows.
         shapes = None if config.data.packing else len(widths)
         under_mesh = functools.partial(sharding.under_mesh, self.mesh)
@@ -131,26 +130,19 @@ class Trainer:
             "probe": (task.loss, is_of_head, pretrained),
             "train": (task.loss, supervised, probed),
         }
-        self._steps = {
-            part: under_mesh(
-                make_train_step(
-                    loss,
-                    *made,
-                    shapes=shapes,
-                    learns=learns,
-                    renewed_at=begins,
-                    placed=sharding.replicated(self.mesh),
-                )
+        functions = {
+            part: step_function(
+                loss, graphdef, optimizer, config.seed, learns, renewed_at=begins
             )
             for part, (loss, learns, begins) in programs.items()
+        }
+        placed = sharding.replicated(self.mesh)
+        self._functions = {x: under_mesh(f) for x, f in functions.items()}
+        self._steps = {
+            part: under_mesh(compiled_step(function, shapes, placed))
+            for part, function in functions.items()
         }
         self.train_step = self._steps["train"]
-        self._functions = {
-            part: under_mesh(
-                step_function(loss, *made, learns=learns, renewed_at=begins)
-            )
-            for part, (loss, learns, begins) in programs.items()
-        }
         eval_shapes = pipeline.eval_shapes(dataset, self.buckets)
         self.eval_step = under_mesh(
             make_eval_step(task.loss, graphdef, shapes=eval_shapes)

@@ -131,7 +131,8 @@ def training(seq_devices: int, devices: int, length: int, steps: int) -> dict:
         "labels": rng.integers(0, 10, 8).astype(np.int32),
     }
     batch = sharding.shard_batch(mesh, batch)
-    train_step: Any = step.make_train_step(task.loss, graphdef, optimizer, seed=0)
+    function = step.step_function(task.loss, graphdef, optimizer, seed=0)
+    train_step: Any = step.compiled_step(function)
     compiled = sharding.under_mesh(mesh, train_step.lower)(state, batch).compile()
     sizes = compiled.memory_analysis()
     losses, before = [], 0.0
