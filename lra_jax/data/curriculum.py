@@ -68,58 +68,51 @@ def choose_groups(groups: Sequence[float], count: int, num_steps: int) -> list[S
     return list(map(Stage, np.split(np.arange(count), len(ends)), ends))
 
 
-def plan_stages(
-    stages: Sequence[Stage],
-    lengths: np.ndarray,
-    *,
-    buckets: Sequence[int],
-    batch_size: int,
-    seed: int,
-) -> "StagedPlan":
-    """Plans the batches of a run in stages; arguments as of a `BatchPlan`.
+class StagedPlan:
+    """The batches of a run in stages; element i is the batch of step i.
 
     Each stage starts its own pass over its examples.
+
+    Args:
+      stages: see `Curriculum.choose`.
+      lengths, buckets, batch_size, seed: as of a `BatchPlan`.
 
     Raises:
       ValueError: an argument is out of range.
     """
-    parts, start = [], 0
-    for number, (ids, end) in enumerate(stages):
-        if end > start:
-            # The last stage, of all examples, has the order of a run without stages.
-            last = number == len(stages) - 1
-            plan = BatchPlan(
-                lengths[ids],
-                buckets=buckets,
-                batch_size=batch_size,
-                seed=seed if last else seed + 1 + number,
-                num_steps=end - start,
-            )
-            parts.append(_Part(start, end, ids.astype(np.int32), plan))
-        start = end
-    return StagedPlan(tuple(parts))
 
-
-@dataclasses.dataclass(frozen=True)
-class _Part:
-    start: int
-    end: int
-    ids: np.ndarray
-    plan: BatchPlan
-
-
-@dataclasses.dataclass(frozen=True)
-class StagedPlan:
-    """The batches of a run in stages; element i is the batch of step i."""
-
-    parts: tuple[_Part, ...]
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        lengths: np.ndarray,
+        *,
+        buckets: Sequence[int],
+        batch_size: int,
+        seed: int,
+    ):
+        self._parts: list[tuple[range, np.ndarray, BatchPlan]] = []
+        start = 0
+        for number, (ids, end) in enumerate(stages):
+            if end > start:
+                # The last stage, of all examples, has the order of a run without them.
+                last = number == len(stages) - 1
+                plan = BatchPlan(
+                    lengths[ids],
+                    buckets=buckets,
+                    batch_size=batch_size,
+                    seed=seed if last else seed + 1 + number,
+                    num_steps=end - start,
+                )
+                self._parts.append((range(start, end), ids.astype(np.int32), plan))
+            start = end
+        self._num_steps = start
 
     def __len__(self) -> int:
-        return self.parts[-1].end
+        return self._num_steps
 
     def __getitem__(self, step: int) -> Batch:
-        for part in self.parts:
-            if part.start <= step < part.end:
-                length, chosen = part.plan[step - part.start]
-                return Batch(length, part.ids[chosen])
+        for steps, ids, plan in self._parts:
+            if step in steps:
+                length, chosen = plan[step - steps.start]
+                return Batch(length, ids[chosen])
         raise IndexError(str(expected("step", f"0..{len(self) - 1}", step)))

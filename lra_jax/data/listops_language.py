@@ -146,9 +146,6 @@ def to_nested(tokens: Sequence[int]) -> str:
     Applying x to y is written `( x y )`: an operator takes its arguments one after
     another and its bracket last, so k arguments give k + 1 pairs of parentheses, and
     L tokens become 3 L - 2 words.
-
-    Args:
-      tokens: ids of one complete expression.
     """
     ids = _checked_ids(tokens)
     words: list[str] = []

@@ -138,27 +138,6 @@ def _iterate(seed, count, grammar, processes) -> Iterator[Trees]:
             _check_progress(grammar, count, len(seen), used, stalled)
 
 
-def generate(
-    seed: int,
-    count: int,
-    *,
-    min_length: int = 500,
-    max_length: int = 2000,
-    max_depth: int = 10,
-    max_args: int = 10,
-    processes: int | None = None,
-) -> Trees:
-    """Returns `count` distinct ListOps trees; see `iterate` and `Grammar`.
-
-    Raises:
-      ValueError: an argument is out of range, or the settings yield too few
-        distinct trees.
-    """
-    grammar = Grammar(min_length, max_length, max_depth, max_args)
-    batches = list(iterate(seed, count, grammar, processes))
-    return Trees(*(np.concatenate(parts) for parts in zip(*batches, strict=True)))
-
-
 def _grow(rng, grammar: Grammar) -> tuple[list[_Level], np.ndarray]:
     """Generates the shapes: which arguments are operators, level by level.
 

@@ -51,13 +51,7 @@ def whole(tokens: np.ndarray, targets: np.ndarray) -> Examples:
 
 
 def at_end(tokens: np.ndarray, lengths: np.ndarray, labels: np.ndarray) -> Examples:
-    """Examples with one target each, at their last position.
-
-    Args:
-      tokens: `[n, T]`.
-      lengths: `[n]`.
-      labels: `[n]`.
-    """
+    """Examples `[n, T]` with one target each, at their last position."""
     return Examples(tokens, lengths, lengths[:, None] - 1, labels[:, None])
 
 

@@ -160,15 +160,6 @@ def _iterate(
             count = left
 
 
-def generate(
-    settings: Settings, seed: int, count: int, processes: int | None = None
-) -> Images:
-    """Returns `count` images at once; see `iterate`."""
-    batches = list(iterate(settings, seed, count, processes))
-    pixels, labels, _ = zip(*batches, strict=True)
-    return Images(np.concatenate(pixels), np.concatenate(labels))
-
-
 def _grow_scene(
     settings: Settings, tables: Tables, rng: np.random.Generator, labels: np.ndarray
 ) -> Scene:

@@ -30,7 +30,7 @@ from lra_jax.data import buckets as bucketing
 from lra_jax.data.batches import Batch, plan_evaluation
 from lra_jax.data.buckets import Buckets
 from lra_jax.data.checks import check_integer
-from lra_jax.data.curriculum import Curriculum, choose_groups, plan_stages
+from lra_jax.data.curriculum import Curriculum, StagedPlan, choose_groups
 from lra_jax.data.dataset import SequenceDataset
 from lra_jax.data.length_warmup import LengthWarmup
 from lra_jax.data.packing import packed
@@ -80,7 +80,6 @@ def train_iterator(
     seed: int,
     num_steps: int,
     buckets: Buckets = "auto",
-    split: str = "train",
     length_warmup: str = "",
     curriculum: str = "",
     groups: Sequence[float] = (),
@@ -90,7 +89,6 @@ def train_iterator(
     packing: int = 0,
     shard: tuple[int, int] = (0, 1),
     num_threads: int = 2,
-    prefetch: int = 16,
 ) -> "grain.DatasetIterator[dict[str, np.ndarray]]":
     """Returns the batches of a training run.
 
@@ -104,7 +102,6 @@ def train_iterator(
       seed: fixes the order of the examples.
       num_steps: batches in the run.
       buckets: the lengths to pad to, see `bucket_lengths`.
-      split: the split to read.
       length_warmup: how much of each sequence the first batches hold, see
         `LengthWarmup`.
       curriculum: which examples the first batches hold, see `Curriculum`.
@@ -120,7 +117,6 @@ def train_iterator(
       shard: this host's index and the number of hosts; the host gets its rows of every
         batch, and reads no others.
       num_threads: threads that read ahead; 0 reads when asked.
-      prefetch: number of batches that they keep ready.
 
     Raises:
       ValueError: an argument is out of range, `length_warmup` is given for images, or
@@ -130,21 +126,21 @@ def train_iterator(
 
     rows = _shard_rows(batch_size, shard)
     lengths = bucket_lengths(dataset, buckets)
-    own = _example_lengths(dataset, split)
+    own = _example_lengths(dataset, "train")
     check_integer("num_steps", num_steps, 1)
     if groups:
         stages = choose_groups(groups, len(own), num_steps)
     else:
         parsed = Curriculum.parse(curriculum, num_steps)
         stages = parsed.choose(own, batch_size, num_steps)
-    plan = plan_stages(
+    plan = StagedPlan(
         stages,
         own,
         buckets=lengths[-1:] if packing else lengths,
         batch_size=batch_size,
         seed=seed,
     )
-    reader = _Reader(dataset, split)
+    reader = _Reader(dataset, "train")
     if dataset.has_targets and augment is not None:
         raise expected("augment", "None for examples with targets", "a function")
     warmup = LengthWarmup.parse(length_warmup, num_steps)
@@ -172,7 +168,7 @@ def train_iterator(
             loaded |= _stacked(targets, loaded["tokens"], (seed, step, rows.start))
         return loaded
 
-    options = grain.ReadOptions(num_threads=num_threads, prefetch_buffer_size=prefetch)
+    options = grain.ReadOptions(num_threads=num_threads, prefetch_buffer_size=16)
     steps = grain.MapDataset.range(num_steps)
     return iter(steps.map(batch).to_iter_dataset(options))
 

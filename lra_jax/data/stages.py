@@ -30,10 +30,6 @@ class Stages:
     def parse(cls, text: str, num_steps: int) -> Self:
         """From `"128:0.3,512:0.4"`: 128 for 30 % of the steps, 512 up to 40 %.
 
-        Args:
-          text: `LENGTH:FRACTION,...`; empty for no stages.
-          num_steps: the steps of the run.
-
         Raises:
           ValueError: it is not of that form, lengths or fractions do not increase, or a
             fraction is not within 0..1.

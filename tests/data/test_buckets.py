@@ -4,9 +4,9 @@ import itertools
 
 import numpy as np
 import pytest
+from tree_batches import generate
 
 from lra_jax.data import buckets as bucketing
-from lra_jax.data import listops_trees
 
 
 def padded(lengths, buckets):
@@ -32,7 +32,7 @@ def test_auto_leaves_the_fewest_padded_positions(seed, num_buckets):
 
 
 def test_auto_for_listops():
-    lengths = listops_trees.generate(0, 1000, processes=1).lengths
+    lengths = generate(0, 1000, processes=1).lengths
     chosen = bucketing.choose_buckets(lengths, 1999, 2000)
     assert len(chosen) == bucketing.AUTO_BUCKETS == 8
     assert chosen[-1] == 2000

@@ -177,8 +177,9 @@ def _runs(pid):
 def test_a_script_without_the_main_guard_still_works(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
-        "from lra_jax.data import listops_trees\n"
-        "print(len(listops_trees.generate(0, 10, processes=2).labels))\n"
+        "from lra_jax.data.listops_language import Grammar\n"
+        "from lra_jax.data.listops_trees import iterate\n"
+        "print(sum(len(trees.labels) for trees in iterate(0, 10, Grammar(), 2)))\n"
     )
     done = subprocess.run(
         [sys.executable, script], capture_output=True, text=True, check=True

@@ -5,7 +5,7 @@ import pytest
 
 from lra_jax.data import pipeline
 from lra_jax.data.batches import BatchPlan
-from lra_jax.data.curriculum import Curriculum, choose_groups, plan_stages
+from lra_jax.data.curriculum import Curriculum, StagedPlan, choose_groups
 from lra_jax.data.length_warmup import LengthWarmup
 from lra_jax.data.stages import tokens_before
 
@@ -15,7 +15,7 @@ SETTINGS = {"buckets": (4, 9), "batch_size": 2, "seed": 0}
 
 def plan_of(curriculum, num_steps, lengths=LENGTHS):
     stages = curriculum.choose(lengths, SETTINGS["batch_size"], num_steps)
-    return plan_stages(stages, lengths, **SETTINGS)
+    return StagedPlan(stages, lengths, **SETTINGS)
 
 
 def test_stages_hold_short_examples_whole_then_all():
@@ -46,7 +46,7 @@ def test_a_stage_to_the_end_of_the_run():
 
 def test_groups_come_one_after_another():
     stages = choose_groups((0.2, 0.5), 6, 10)
-    plan = plan_stages(stages, LENGTHS[:6], buckets=(9,), batch_size=2, seed=0)
+    plan = StagedPlan(stages, LENGTHS[:6], buckets=(9,), batch_size=2, seed=0)
     assert len(plan) == 10
     found = [set(plan[step].ids.tolist()) for step in range(10)]
     assert found == [{0, 1}] * 2 + [{2, 3}] * 3 + [{4, 5}] * 5

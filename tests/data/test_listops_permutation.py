@@ -4,11 +4,11 @@ import collections
 
 import numpy as np
 import pytest
+from tree_batches import generate
 
 from lra_jax.data import listops_language as language
 from lra_jax.data import pipeline
 from lra_jax.data.listops_permutation import permuted
-from lra_jax.data.listops_trees import generate
 
 
 def _tree(tokens: np.ndarray):

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from scipy import stats
+from tree_batches import generate
 
 from lra_jax.data import listops_language as language
 from lra_jax.data import listops_trees
@@ -17,7 +18,7 @@ COUNT = 20_000
 
 @pytest.fixture(scope="module")
 def trees():
-    return listops_trees.generate(0, COUNT, processes=1)
+    return generate(0, COUNT, processes=1)
 
 
 @pytest.fixture(scope="module")
@@ -184,8 +185,8 @@ def test_arguments_below_the_root_are_independent_of_their_place(expressions):
 
 
 def test_the_bytes_do_not_depend_on_processes():
-    one = listops_trees.generate(3, 1_500, processes=1)
-    two = listops_trees.generate(3, 1_500, processes=2)
+    one = generate(3, 1_500, processes=1)
+    two = generate(3, 1_500, processes=2)
     for a, b in zip(one, two, strict=True):
         assert a.dtype == b.dtype
         np.testing.assert_array_equal(a, b)
@@ -193,17 +194,15 @@ def test_the_bytes_do_not_depend_on_processes():
 
 def test_the_seed_decides():
     grammar = {"min_length": 10, "max_length": 60, "processes": 1}
-    same = [listops_trees.generate(5, 50, **grammar).tokens for _ in range(2)]
+    same = [generate(5, 50, **grammar).tokens for _ in range(2)]
     np.testing.assert_array_equal(*same)
-    other = listops_trees.generate(6, 50, **grammar).tokens
+    other = generate(6, 50, **grammar).tokens
     assert not np.array_equal(same[0], other)
 
 
 def test_a_seed_gives_these_trees_for_ever():
     """numpy may change its streams: then the version of the data must change too."""
-    trees = listops_trees.generate(
-        0, 3, min_length=3, max_length=12, max_depth=3, processes=1
-    )
+    trees = generate(0, 3, min_length=3, max_length=12, max_depth=3, processes=1)
     assert [language.decode(tree) for tree in trees.split()] == [
         "[MED 4 1 2 9 ]",
         "[SM 3 7 4 0 3 6 1 2 ]",
@@ -212,14 +211,14 @@ def test_a_seed_gives_these_trees_for_ever():
 
 
 def test_a_longer_run_starts_with_the_shorter_one():
-    short, long = (listops_trees.generate(0, n, processes=1) for n in (10, 900))
+    short, long = (generate(0, n, processes=1) for n in (10, 900))
     np.testing.assert_array_equal(short.labels, long.labels[:10])
     np.testing.assert_array_equal(short.tokens, long.tokens[: len(short.tokens)])
 
 
 def test_trees_are_distinct():
     # 400 operators of two digits exist, so that most draws repeat.
-    trees = listops_trees.generate(
+    trees = generate(
         0, 390, min_length=3, max_length=5, max_depth=2, max_args=2, processes=1
     )
     assert len({tree.tobytes() for tree in trees.split()}) == 390
@@ -230,14 +229,10 @@ def test_trees_are_distinct():
 )
 def test_limits_are_strict(max_depth, max_args, longest):
     settings = {"max_depth": max_depth, "max_args": max_args, "processes": 1}
-    trees = listops_trees.generate(
-        0, 5, min_length=longest - 1, max_length=longest + 1, **settings
-    )
+    trees = generate(0, 5, min_length=longest - 1, max_length=longest + 1, **settings)
     assert set(trees.lengths) == {longest}
     with pytest.raises(ValueError, match=f"less than {longest}, the longest tree"):
-        listops_trees.generate(
-            0, 5, min_length=longest, max_length=longest + 9, **settings
-        )
+        generate(0, 5, min_length=longest, max_length=longest + 9, **settings)
 
 
 @pytest.mark.parametrize(
@@ -267,7 +262,7 @@ def test_limits_are_strict(max_depth, max_args, longest):
 def test_impossible_settings(settings, message):
     settings = {"seed": 0, "count": 401, "processes": 1} | settings
     with pytest.raises(ValueError, match=message):
-        listops_trees.generate(**settings)
+        generate(**settings)
 
 
 def test_errors_come_before_the_first_tree():
@@ -277,7 +272,7 @@ def test_errors_come_before_the_first_tree():
 
 @pytest.mark.parametrize("max_args", [2, 11, 32])
 def test_other_grammars(max_args):
-    trees = listops_trees.generate(
+    trees = generate(
         0, 300, min_length=30, max_length=90, max_args=max_args, processes=1
     )
     values = [language.evaluate(tree) for tree in trees.split()]

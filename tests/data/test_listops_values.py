@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+from tree_batches import generate
 
 from lra_jax.data import listops_language as language
-from lra_jax.data.listops_trees import generate
 from lra_jax.data.listops_values import values
 
 

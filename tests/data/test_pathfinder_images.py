@@ -76,14 +76,15 @@ def test_the_largest_images():
 
 def test_bytes_do_not_depend_on_the_processes():
     settings = Settings(32, "easy", 1)
-    one = pathfinder_images.generate(settings, 3, 1500, processes=1)
-    two = pathfinder_images.generate(settings, 3, 1500, processes=2)
-    np.testing.assert_array_equal(one.pixels, two.pixels)
-    np.testing.assert_array_equal(one.labels, two.labels)
-    assert one.pixels.shape == (1500, 32, 32)
-    assert len(np.unique(one.pixels.reshape(1500, -1), axis=0)) == 1500
+    batches = (pathfinder_images.iterate(settings, 3, 1500, n) for n in (1, 2))
+    one, two = (list(zip(*images, strict=True)) for images in batches)
+    pixels, labels = map(np.concatenate, one[:2])
+    np.testing.assert_array_equal(pixels, np.concatenate(two[0]))
+    np.testing.assert_array_equal(labels, np.concatenate(two[1]))
+    assert pixels.shape == (1500, 32, 32)
+    assert len(np.unique(pixels.reshape(1500, -1), axis=0)) == 1500
     other = pathfinder_images.sample_chunk(settings, 4, 0).pixels
-    assert (other != one.pixels[:1024]).any(axis=(1, 2)).all()
+    assert (other != pixels[:1024]).any(axis=(1, 2)).all()
 
 
 @pytest.fixture

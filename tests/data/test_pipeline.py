@@ -138,7 +138,6 @@ def test_no_buckets_is_the_fixed_length(dataset):
         ({"buckets": "64,100"}, "reach the longest"),
         ({"batch_size": 0}, "batch_size: expected an integer of at least 1"),
         ({"num_steps": -1}, "num_steps: expected an integer of at least 1"),
-        ({"split": "dev"}, "split: expected one of"),
         ({"shard": (2, 2)}, "index < count"),
         ({"shard": (0, 3)}, "multiple of the 3 shards, got 16"),
     ],
@@ -146,6 +145,11 @@ def test_no_buckets_is_the_fixed_length(dataset):
 def test_wrong_arguments(dataset, changes, message):
     with pytest.raises(ValueError, match=message):
         train(dataset, **changes)
+
+
+def test_there_is_no_such_split(dataset):
+    with pytest.raises(ValueError, match="split: expected one of"):
+        pipeline.eval_batches(dataset, "dev", "auto", 16)
 
 
 def test_no_two_random_streams_are_one(dataset):
