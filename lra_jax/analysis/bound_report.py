@@ -66,12 +66,7 @@ def add_bound(page: Page, *, length: int, num_layers: int | None, seed: int) -> 
 
 
 def add_model_bound(page: Page, model: Any, run: Callable[[], Any]) -> None:
-    """The same for a model trained here and its first example, where it applies.
-
-    Args:
-      page: the page to add to.
-      model, run: see `capture.capture`.
-    """
+    """The same for a model trained here and its first example, where it applies."""
     page.heading("The bound")
     progress.say("the bound for this model, in float64 ...")
     try:

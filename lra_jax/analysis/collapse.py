@@ -108,10 +108,6 @@ def model_curves(
 ) -> dict[str, np.ndarray]:
     """The curves for a model from this library on given inputs.
 
-    Args:
-      model, run: see `capture.variant_states`.
-      variants: by name.
-
     Returns:
       For each variant float64 `[B, L + 1]`. Padding is ignored.
     """

@@ -128,14 +128,7 @@ def add_mechanisms(
 def add_checkpoint(
     page: Page, saved: Any, batch: Any, variants: Mapping[str, Variant]
 ) -> None:
-    """A model trained here, on its own examples.
-
-    Args:
-      page: the page to add to.
-      saved: a `lra_jax.training.restore.SavedRun`.
-      batch: of its examples.
-      variants: by name.
-    """
+    """A model trained here, on its own examples."""
     curves = model_curves(saved.model, lambda: saved.run(batch), variants)
     config = saved.config
     title = f"{config.mixers} on {config.task}, step {saved.step}"

@@ -23,6 +23,8 @@ from lra_jax.errors import known
 _SORTING = PathSettings(48, 6, 2, 10, vocab_size=10, longest=512)
 _HULL = PathSettings(84, 6, 3, 2, input_layers=2)
 _MEMORY = PathSettings(250, 6, 2, 2, vocab_size=30_522)
+# The numbers of paths that are summed.
+_NUM_PATHS = (5, 20)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +112,6 @@ def run_experiment(
     experiment: Experiment,
     *,
     mechanism: str = "softmax",
-    num_paths: tuple[int, ...] = (5, 20),
     repeats: int = 5,
     seed: int = 0,
 ) -> PathResult:
@@ -120,8 +121,7 @@ def run_experiment(
       name: "sorting", "convex-hull" or "memorisation".
       experiment: its settings.
       mechanism: attention of the network.
-      num_paths: numbers of paths to sum.
-      repeats: draws of these paths for each length.
+      repeats: draws of the paths to sum, for each length and number of paths.
       seed: of data, weights, dropout and paths.
 
     Raises:
@@ -140,8 +140,8 @@ def run_experiment(
     rng = np.random.default_rng(seed)
     found = {}
     lengths = settings.num_layers + 1
-    clock = progress.Clock("lengths of the paths", len(num_paths) * lengths)
-    for count in num_paths:
+    clock = progress.Clock("lengths of the paths", len(_NUM_PATHS) * lengths)
+    for count in _NUM_PATHS:
         rows = []
         for length in range(lengths):
             drawn = (
