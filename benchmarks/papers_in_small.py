@@ -268,7 +268,7 @@ def planned(
         given = [f"--task={part.task}", *part.models[name]]
         given += [f"--train.learning_rate={rate}", f"--workdir={workdir}", *flags]
         given += [f"--seed={first_seed}"]
-        plan += runs.make_plan(parse, given, [None], seeds, series(name, rate))
+        plan += runs.make_plan(parse, given, seeds, series(name, rate))
     return plan
 
 

@@ -102,44 +102,34 @@ def parse_seeds(text: str | None) -> int:
 
 
 def make_plan(
-    parse: Parse,
-    args: Sequence[str],
-    attentions: Sequence[str | None],
-    seeds: int,
-    series: str = "",
+    parse: Parse, args: Sequence[str], seeds: int, series: str = ""
 ) -> list[Planned]:
-    """The runs of all mechanisms with seeds ``seed``, ``seed + 1``, ...
-
-    Every config is checked before the first run starts.
+    """The runs with seeds ``seed``, ``seed + 1``, ...
 
     Args:
       parse: reads the flags of a run.
       args: the flags that all share. ``--workdir`` is a common parent folder.
-      attentions: the mechanisms; None is that of the flags.
       seeds: number of seeds.
       series: see `Planned`.
 
     Raises:
-      ValueError: a config is invalid.
+      ValueError: the config is invalid.
     """
     from lra_jax.tasks import get_task
     from lra_jax.training.session import default_workdir
 
     folder, shared = take_flag(args, "workdir")
     seed, shared = take_flag(shared, "seed")
-    begin = [] if seed is None else [f"--seed={seed}"]
+    first = parse(shared if seed is None else [*shared, f"--seed={seed}"])
+    get_task(first.task).check(first)
     plan = []
-    for attention in attentions:
-        own = [] if attention is None else [f"--attention={attention}"]
-        first = parse([*shared, *own, *begin])
-        get_task(first.task).check(first)
-        for seed in range(first.seed, first.seed + seeds):
-            config = first.replace(seed=seed)
-            workdir = default_workdir(config)
-            if folder is not None:
-                workdir = Path(folder).expanduser() / workdir.name
-            flags = (*shared, *own, f"--seed={seed}", f"--workdir={workdir}")
-            plan.append(Planned(config, workdir, flags, series or config.attention))
+    for seed in range(first.seed, first.seed + seeds):
+        config = first.replace(seed=seed)
+        workdir = default_workdir(config)
+        if folder is not None:
+            workdir = Path(folder).expanduser() / workdir.name
+        flags = (*shared, f"--seed={seed}", f"--workdir={workdir}")
+        plan.append(Planned(config, workdir, flags, series or config.attention))
     return plan
 
 
@@ -257,7 +247,12 @@ def best_by_validation(results: dict[str, list[dict[str, Any]]]) -> Iterator[str
                 del means[series]
                 count = f"{len(results[series])} of {most} seeds"
                 yield f"{task}, {attention}: {series} has {count} and is not compared"
-            losses = {series: _mean_loss(results[series]) for series in means}
+            losses = {
+                series: statistics.fmean(
+                    run["valid_loss_best"] for run in results[series]
+                )
+                for series in means
+            }
             if len(means) > 1:
                 sign = 1 if rule == "loss" else -1
                 best = min(means, key=lambda one: (sign * means[one], losses[one]))
@@ -277,11 +272,6 @@ def best_by_validation(results: dict[str, list[dict[str, Any]]]) -> Iterator[str
                 f"{task}, {attention}: runs on different examples are not compared "
                 "with each other"
             )
-
-
-def _mean_loss(runs: Sequence[dict[str, Any]]) -> float:
-    """Mean validation loss of a series."""
-    return statistics.fmean(run["valid_loss_best"] for run in runs)
 
 
 _DIGITS = {"accuracy": 2, "loss": 4}

@@ -21,7 +21,7 @@ if __name__ == "__main__":
 import itertools
 import sys
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, get_args
+from typing import get_args
 
 from lra_jax import cli, runs, signals
 from lra_jax.attention.registry import MECHANISMS
@@ -68,10 +68,7 @@ def main(args: Sequence[str] | None = None) -> None:
         count, rest = runs.take_flag(rest, "seeds")
         seeds = runs.parse_seeds(count)
         suite, rest = runs.take_flag(rest, "suite")
-        if suite is None:
-            plan = _plan(rest, names, seeds)
-        else:
-            plan = _suite_plan(suite, rest, names, seeds)
+        plan = _plan(suite, rest, names, seeds)
         if not names:  # After the other flags, of which one may be a misspelt form.
             raise expected("--attention", "mechanisms, as in softmax,cosformer", "none")
     try:
@@ -98,35 +95,42 @@ def _refuse_dry_run(args: Sequence[str]) -> None:
         raise expected("--dry-run", one, "a sweep")
 
 
-def _plan(args: Sequence[str], names: Sequence[str], seeds: int) -> list[runs.Planned]:
+def _plan(
+    suite: str | None, args: Sequence[str], names: Sequence[str], seeds: int
+) -> list[runs.Planned]:
     """The runs of all mechanisms, on all tasks, with all values of the flags.
 
+    With a suite, the tasks are its tests, or those of them that ``--task`` names, and
+    the protocol of each varies flags of its own.
+
     Raises:
-      ValueError: a config is invalid.
+      ValueError: there is no such suite or test, or a config is invalid.
     """
     chosen, rest = runs.take_flag(args, "task")
     tasks = [] if chosen is None else [task.strip() for task in chosen.split(",")]
+    tests: dict[str, Task] = {}
+    if suite is not None:
+        own = suites()[known("--suite", suite, suites())]
+        tests = {test.name: test for test in own}
+        tasks = [known("--task", task, tests) for task in tasks] or list(tests)
     plan = []
-    for task in tasks or [None]:
-        own = [] if task is None else [f"--task={task}"]
-        choices = list(_choices([*own, *rest]))
+    for task in tasks or [""]:
+        choices = list(_choices([*([f"--task={task}"] if task else ()), *rest]))
         for name in names:
             for given, varied in choices:
-                series = " ".join((*filter(None, [task]), name, *varied))
-                plan += runs.make_plan(_parse, given, [name], seeds, series)
+                ours = _variants(tests[task], name, given) if tests else [[]]
+                for flags in ours:
+                    words = [task, name, *varied, *flags]
+                    args = [*flags, *given, f"--attention={name}"]
+                    series = " ".join(filter(None, words))
+                    plan += runs.make_plan(_parse, args, seeds, series)
     _check_distinct(plan)
     return plan
 
 
-class _Choice(NamedTuple):
-    """All flags of a run except its mechanism and seed, and those of them that vary."""
-
-    given: list[str]
-    varied: list[str]
-
-
-def _choices(args: Sequence[str]) -> Iterator[_Choice]:
-    """Every combination of values of the flags that have several.
+def _choices(args: Sequence[str]) -> Iterator[tuple[list[str], list[str]]]:
+    """Every combination of values of the flags that have several: all flags of a run
+    except its mechanism and seed, and those of them that vary.
 
     Raises:
       ValueError: a flag is unknown.
@@ -144,7 +148,7 @@ def _choices(args: Sequence[str]) -> Iterator[_Choice]:
         fixed, texts = _split_texts(fixed)
         shown = own if len(presets) > 1 else []
         for flags in itertools.product(*several, *texts):
-            yield _Choice([*fixed, *flags], [*shown, *flags])
+            yield [*fixed, *flags], [*shown, *flags]
 
 
 def _split_texts(args: Sequence[str]) -> tuple[list[str], list[list[str]]]:
@@ -172,32 +176,6 @@ def _check_distinct(plan: Sequence[runs.Planned]) -> None:
         if first is not run:
             wanted = "values that differ, each once"
             raise expected("sweep", wanted, f"{first.series} and {run.series}")
-
-
-def _suite_plan(
-    suite: str, args: Sequence[str], names: Sequence[str], seeds: int
-) -> list[runs.Planned]:
-    """The runs of all mechanisms on all tests of a suite, or on those of ``--task``.
-
-    Raises:
-      ValueError: there is no such suite or test, or a config is invalid.
-    """
-    tests = {task.name: task for task in suites()[known("--suite", suite, suites())]}
-    chosen, rest = runs.take_flag(args, "task")
-    if chosen is not None:
-        given = [name.strip() for name in chosen.split(",")]
-        tests = {name: tests[known("--task", name, tests)] for name in given}
-    plan = []
-    for test in tests.values():
-        choices = list(_choices([f"--task={test.name}", *rest]))
-        for name in names:
-            for given, varied in choices:
-                for flags in _variants(test, name, given):
-                    series = " ".join((test.name, name, *varied, *flags))
-                    own = [*flags, *given]
-                    plan += runs.make_plan(_parse, own, [name], seeds, series)
-    _check_distinct(plan)
-    return plan
 
 
 def _variants(task: Task, attention: str, given: Sequence[str]) -> Iterator[list[str]]:

@@ -85,10 +85,7 @@ def _take_dry_run(args: Sequence[str], seeds: int) -> tuple[bool, list[str]]:
 def _run_seeds(prog: str, args: Sequence[str], seeds: int) -> None:
     with cli.user_errors():
         plan = runs.make_plan(
-            lambda flags: cli.parse_config(prog, _DESCRIPTION, flags),
-            args,
-            [None],
-            seeds,
+            lambda flags: cli.parse_config(prog, _DESCRIPTION, flags), args, seeds
         )
     try:
         runs.run_all(plan)
