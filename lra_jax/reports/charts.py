@@ -139,12 +139,7 @@ def line_style(index: int) -> dict[str, Any]:
 
 
 def legend(figure: Figure, axes: Any) -> None:
-    """One legend below all panels, each label once.
-
-    Args:
-      figure: the figure.
-      axes: an array of panels.
-    """
+    """One legend below all panels, each label once."""
     pairs = [axis.get_legend_handles_labels() for axis in np.ravel(axes)]
     handles = {
         label: handle for pair in pairs for handle, label in zip(*pair, strict=True)
@@ -260,13 +255,7 @@ def letters(
 def heat_map(
     figure: Figure, axis: Axes, cells: Any, rows: Sequence[str], columns: Sequence[str]
 ) -> None:
-    """Percentages as shades with numbers in them; NaN leaves a cell empty.
-
-    Args:
-      figure, axis: where to draw.
-      cells: `[rows, columns]`.
-      rows, columns: their names.
-    """
+    """Percentages `[rows, columns]` as shades with numbers; NaN leaves a cell empty."""
     matrix = np.asarray(cells)
     drawn = image(figure, axis, matrix, "accuracy, %", vmin=0.0, vmax=100.0)
     axis.set_xticks(range(len(columns)), columns, rotation=40, ha="right")

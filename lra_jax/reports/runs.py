@@ -285,8 +285,7 @@ def settings_unlike_preset(group: Group, apart_from: Iterable[str]) -> list[str]
         return []
     preset = get_preset(config.task, config.preset, config.attention).identity()
     mine, skipped = config.identity(), {*apart_from, *_OF_REPORTING}
-    examples = _data_settings(group)
-    if any(value != preset.get(name) for name, value in examples.items()):
+    if data_unlike_preset(group):
         skipped |= {"train.batch_size", "model.max_length"}
     return [
         f"{_short(name, mine)}={value}"
