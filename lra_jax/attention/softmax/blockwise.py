@@ -168,10 +168,8 @@ def _forward(
 
     def step(rows: _Rows, pair: jax.Array) -> tuple[_Rows, None]:
         i, j = pair[0], pair[1]
-        scores, seen = _scores(plan, _at(query, i), _at(key, j), visible, pair, dtype)
+        scores = _scores(plan, _at(query, i), _at(key, j), visible, pair, dtype)
         before = jax.tree.map(lambda x: _at(x, i), rows)
-        if seen is not None:
-            scores = jnp.where(seen, scores, jnp.asarray(_hidden(dtype), dtype))
         # Without a gradient, because the results do not depend on it.
         top = jax.lax.stop_gradient(scores.max(-1, keepdims=True))
         largest = jnp.maximum(before.largest, top)
@@ -203,9 +201,7 @@ def _backward(plan: Plan, kept: tuple, cotangent: jax.Array) -> tuple:
         i, j = pair[0], pair[1]
         q, k, v = (x.astype(dtype) for x in (_at(query, i), _at(key, j), _at(value, j)))
         of_out = _at(cotangent, i)
-        scores, seen = _scores(plan, q, k, visible, pair, dtype)
-        if seen is not None:
-            scores = jnp.where(seen, scores, jnp.asarray(_hidden(dtype), dtype))
+        scores = _scores(plan, q, k, visible, pair, dtype)
         weights = jnp.exp(feature_maps.below(scores, _at(largest, i))) / _at(total, i)
         of_weights = plan.product("bniv,bnjv->bnij", of_out, v)
         of_scores = weights * (of_weights - _at(mean, i)) * plan.scale
@@ -253,8 +249,8 @@ def _scores(
     visible: Visible,
     pair: jax.Array,
     dtype: jnp.dtype,
-) -> tuple[jax.Array, jax.Array | None]:
-    """The scores of a pair of blocks, and which of them are visible; None = all."""
+) -> jax.Array:
+    """The scores of a pair of blocks; those of hidden pairs are `_hidden`."""
     terms = "bnih,bnjh->bnij"
     scores = plan.product(terms, query.astype(dtype), key.astype(dtype)) * plan.scale
     starts = pair[0] * plan.size, pair[1] * plan.size
@@ -275,7 +271,9 @@ def _scores(
             for start in starts
         )
         seen = masking.both(seen, packed.share(rows, columns))
-    return scores, seen
+    if seen is None:
+        return scores
+    return jnp.where(seen, scores, jnp.asarray(_hidden(dtype), dtype))
 
 
 def _at(x: jax.Array, index: jax.Array) -> jax.Array:
