@@ -21,10 +21,6 @@ _KINDS = "a function, a module of functions, an nnx.Module class or a Mechanism"
 def mechanism(thing: Any, name: str | None = None) -> Mechanism:
     """Wraps an object as a mechanism; see `lra_jax.attention.resolve`.
 
-    Args:
-      thing: any object.
-      name: the user's name for it.
-
     Raises:
       ValueError: it is not a mechanism.
     """

@@ -14,7 +14,8 @@ import inspect
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator, MutableMapping
+from collections import UserDict
+from collections.abc import Callable, MutableMapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -71,34 +72,14 @@ def sizes(**sizes: int) -> dict[str, int]:
     return {f"model.{name}": size for name, size in sizes.items()}
 
 
-class _Mechanisms(MutableMapping[str, Mechanism]):
-    """The entries by name, each read on first use."""
-
-    def __init__(self, modules: tuple[str, ...]) -> None:
-        self._modules = {module.rpartition(".")[2]: module for module in modules}
-        self._entries: dict[str, Mechanism] = {}
+class _Mechanisms(UserDict[str, Any]):
+    """The entries by name; the module's name stands for one that is not yet read."""
 
     def __getitem__(self, name: str) -> Mechanism:
-        if name not in self._entries:
-            self._entries[name] = _read_entry(self._modules[name])
-        return self._entries[name]
-
-    def __setitem__(self, name: str, mechanism: Mechanism) -> None:
-        self._modules[name] = mechanism.module
-        self._entries[name] = mechanism
-
-    def __delitem__(self, name: str) -> None:
-        del self._modules[name]
-        self._entries.pop(name, None)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._modules)
-
-    def __len__(self) -> int:
-        return len(self._modules)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._modules
+        entry = self.data[name]
+        if isinstance(entry, str):
+            entry = self.data[name] = _read_entry(entry)
+        return entry
 
 
 # Python 3.11 counts the depth of syntax trees for all threads together, and may fail if
@@ -138,7 +119,9 @@ def _assigned(module: str, name: str) -> ast.expr:
     raise expected("attention", f"{name} = ... in {spec.origin}", "none")
 
 
-MECHANISMS: MutableMapping[str, Mechanism] = _Mechanisms(MODULES)
+MECHANISMS: MutableMapping[str, Mechanism] = _Mechanisms(
+    {module.rpartition(".")[2]: module for module in MODULES}
+)
 
 
 def names() -> tuple[str, ...]:
