@@ -60,6 +60,7 @@ def path_decomposition(
     *,
     skip: bool = False,
     num_samples: int | None = None,
+    seed: int = 0,
 ) -> Paths:
     """Computes the contribution of every path, or of a sample of them.
 
@@ -73,8 +74,8 @@ def path_decomposition(
       bias: of each layer's output, `[L, D]`: output bias plus value bias times output
         projection (exact if the rows of P sum to one).
       skip: the layers have skip connections.
-      num_samples: paths to draw, uniformly and with replacement, the same ones in every
-        call; None = all of them.
+      num_samples: paths to draw, uniformly and with replacement; None = all of them.
+      seed: of that draw.
 
     Raises:
       ValueError: shapes do not fit, or over 100,000 paths and no ``num_samples``.
@@ -97,8 +98,10 @@ def path_decomposition(
     num_paths = len(branches) ** num_layers
     if num_samples is not None:
         check_size("num_samples", num_samples)
-        rng = np.random.default_rng(0)
-        paths = rng.choice(branches, (num_samples, num_layers))
+        drawn = np.random.default_rng(seed).integers(
+            len(branches), size=(num_samples, num_layers)
+        )
+        paths = np.array(branches)[drawn]
     elif num_paths > _MOST_PATHS:
         wanted = (
             f"an int for a network of {num_paths} paths (all of them are computed up "
