@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from typing import Any
 
 import helpers
 import pytest
@@ -56,7 +57,8 @@ def test_a_run_goes_on_with_moved_data(table, tmp_path):
     assert result["test_loss_best"] == wanted["test_loss_best"]
     # Whatever reads the run afterwards finds the data, and its seals are whole.
     assert train.run(moved, quiet=True) == result
-    assert load_run(str(tmp_path / "run")).config.data.path == str(places[1])
+    data: Any = load_run(str(tmp_path / "run")).config.data
+    assert data.path == str(places[1])
     runs, problems = read_runs(tmp_path / "run")
     assert len(runs) == 1 and not problems
 
