@@ -68,10 +68,11 @@ def take_flag(args: Sequence[str], name: str) -> tuple[str | None, list[str]]:
     """Removes ``--name=value`` or ``--name value`` from a command line.
 
     Returns:
-      The last value given, or None, and the other arguments.
+      The value given, or None, and the other arguments.
 
     Raises:
-      ValueError: the flag is last, without a value.
+      ValueError: the flag is last, without a value, or has two different values, of
+        which a user may expect both.
     """
     value, rest = None, []
     pending = iter(args)
@@ -80,9 +81,12 @@ def take_flag(args: Sequence[str], name: str) -> tuple[str | None, list[str]]:
         if flag != f"--{name}":
             rest.append(argument)
             continue
-        value = text if equals else next(pending, None)
-        if not value:
+        found = text if equals else next(pending, None)
+        if not found:
             raise expected(f"--{name}", "a value", "none")
+        if value not in (None, found):
+            raise expected(f"--{name}", "one value", f"{value!r} and {found!r}")
+        value = found
     return value, rest
 
 

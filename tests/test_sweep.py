@@ -195,6 +195,10 @@ POPEN = runs.subprocess.Popen
         ("--attention=softmax,cosfomer", ["'cosfomer'", "did you mean 'cosformer'"]),
         ("--attention=softmax,,flow", ["--attention", "distinct names"]),
         ("--attention=flow,flow", ["--attention", "distinct names"]),
+        (
+            "--attention=flow --attention=linear",
+            ["--attention: expected one value, got 'flow' and 'linear'"],
+        ),
         ("--attention=flow --seeds=0", ["--seeds: expected a positive", "'0'"]),
         ("--attention=flow --seed=0,1", ["--seed: expected", "--seeds=N", "'0,1'"]),
         ("--attention=flow --seeds=two", ["--seeds: expected a positive", "'two'"]),
@@ -283,7 +287,7 @@ def test_tasks_and_values_of_flags(started, tmp_path, capsys):
 
 def test_of_a_flag_given_twice_the_last_counts(started, tmp_path):
     flags = ["--attention=flow", f"--workdir={tmp_path}"]
-    sweep.main([*flags, "--train.learning_rate=1e-3,3e-3", "--lr=1e-2"])
+    sweep.main([*flags, "--lr=1e-3,3e-3", "--lr=1e-2"])
     sweep.main([*flags, "--lr=1e-2", "--lr=1e-3,3e-3", "--lr=4e-3,5e-3"])
     found = [json.loads(f.read_text()) for f in tmp_path.glob("*/config.json")]
     assert sorted(c["train"]["learning_rate"] for c in found) == [4e-3, 5e-3, 1e-2]
