@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from lra_jax import cli, progress, runtime, signals
-from lra_jax.errors import a_thing, expected, renamed
+from lra_jax.errors import a_thing, expected, reason, renamed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,7 +158,8 @@ def _texts(config: GenerateConfig) -> list[str]:
     try:
         whole = file.read_text(encoding="utf-8-sig")  # Some editors write a mark first.
     except (OSError, UnicodeDecodeError) as error:
-        raise expected("--prompts", "a text file", f"{file}: {error}") from error
+        got = f"{file}: {reason(error)}"
+        raise expected("--prompts", "a file of UTF-8 text", got) from error
     if not whole:
         raise expected("--prompts", "a prompt in each line", f"{file}, which is empty")
     # Not by splitlines, which ends a line at form feeds and the like, too.

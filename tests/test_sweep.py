@@ -205,6 +205,10 @@ POPEN = runs.subprocess.Popen
         ("--attention=flow --task=listop", ["did you mean 'listops'"]),
         ("--attention=flow --suite=states", ["--suite", "did you mean 'state'"]),
         ("--attention=flow --suite=mad --task=mqar", ["--task", "mad-recall", "mqar"]),
+        (
+            "--attention=linear --suite=mad --model.is_causal=False",
+            ["--model.is_causal: expected True for --task=mad-fuzzy-recall"],
+        ),
         ("--attention=linformer --suite=recall", ["--attention", "causal form"]),
         ("--attention=flow --train.step=3", ["did you mean '--train.steps'"]),
         ("--attention=flow --preset=compact,moden", ["--preset", "mean 'modern'"]),
