@@ -14,8 +14,9 @@ needs_golden = pytest.mark.skipif(not golden.AVAILABLE, reason=golden.REASON)
 RNG = np.random.default_rng(0)
 
 
-def case(family: str) -> dict[str, np.ndarray]:
-    (entry,) = golden.select(family)
+def case(name: str) -> dict[str, np.ndarray]:
+    family = golden.select(name.split("_")[0])
+    (entry,) = (entry for entry in family if entry["name"] == name)
     with np.load(golden.FOLDER / entry["file"]) as stored:
         return dict(stored)
 
@@ -35,7 +36,7 @@ def stochastic(*shape: int) -> np.ndarray:
 
 @needs_golden
 def test_golden_path_decomposition():
-    arrays = case("rank")
+    arrays = case("rank_collapse_path_decomposition")
     kernels = arrays["WV"] @ arrays["WO"]
     found = analysis.path_decomposition(
         arrays["X"], arrays["attention"], kernels, arrays["bO"]
@@ -53,7 +54,7 @@ def test_golden_path_decomposition():
 
 @needs_golden
 def test_golden_spectrum():
-    arrays = case("spectrum")
+    arrays = case("spectrum_cumulative")
     curves = analysis.cumulative_spectrum(arrays["P"])
     np.testing.assert_allclose(curves, arrays["cumulative"], atol=1e-13)
     np.testing.assert_allclose(curves.mean(0), arrays["mean_curve"], atol=1e-13)

@@ -140,8 +140,7 @@ def _cosformer(case: dict[str, Any], stored: dict) -> Callable[[Arrays], jax.Arr
         "max(padded src_len,tgt_len)": lambda: None,
         "sequence length": lambda: None,
         "per-sample length": lambda: mask.sum(1),
-        64: lambda: 64,
-    }[options["M"]]()
+    }.get(options["M"], lambda: int(options["M"]))()
     denominators = {"max(sum,eps)": "clamp", "sum+eps": "add"}
     denominator = denominators[options.get("denominator", "max(sum,eps)")]
 

@@ -122,15 +122,16 @@ def _check(case: dict[str, Any], dtype: str, **options: Any) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_case_is_covered(family: str) -> None:
+    """A folder may hold more cases than these; those are run as well."""
     families = Counter(case["name"].split("_")[0] for case in CASES)
-    assert families[family] == COUNTS[family] == len(golden.select(family))
+    assert families[family] == len(golden.select(family)) >= COUNTS[family]
 
 
 def test_causal_cases_are_run_as_such() -> None:
     families = Counter(case["name"].split("_")[0] for case in CAUSAL)
     causal = {"softmax": 1, "linear": 6, "cosformer": 8, "flow": 5, "performer": 4}
     causal |= {"lightning": 1, "fla": 1, "gau": 1, "flash": 1}
-    assert families == causal
+    assert families >= Counter(causal) and families.keys() == causal.keys()
 
 
 FLOW_TERMS = [
