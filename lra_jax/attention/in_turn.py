@@ -55,33 +55,26 @@ def documents_in_turn(
         if "query_mask" in signature.parameters:
             sinks = _mask("query_mask", given, sizes)
             masks["query_mask"] = packed.shown(sinks, rows)
-        kinds = _Arguments({}, {}, {}, {})
+        arrays: dict[str, Any] = {}  # [B, T, ...]
+        parameters: dict[str, Any] = {}  # others with a gradient
+        fixed: dict[str, Any] = {}  # others without
+        options: dict[str, Any] = {}
         for name, x in given.items():
-            if x is None or not isinstance(x, jax.Array | np.ndarray):
-                kinds.options[name] = x
+            if not isinstance(x, jax.Array | np.ndarray):
+                options[name] = x
             elif name in _BY_POSITION:
-                kinds.arrays[name] = x
+                arrays[name] = x
             elif jnp.issubdtype(x.dtype, jnp.floating):
-                kinds.parameters[name] = x
+                parameters[name] = x
             else:
-                kinds.fixed[name] = x
+                fixed[name] = x
 
         def alone(arrays: dict, masks: dict, parameters: dict, fixed: dict) -> Any:
-            return function(**arrays, **masks, **parameters, **fixed, **kinds.options)
+            return function(**arrays, **masks, **parameters, **fixed, **options)
 
-        arguments = kinds.arrays, kinds.parameters
-        return _in_turn(alone, *arguments, (rows.label, masks, kinds.fixed))
+        return _in_turn(alone, arrays, parameters, (rows.label, masks, fixed))
 
     return with_documents
-
-
-class _Arguments(NamedTuple):
-    """The arguments of a call, by kind."""
-
-    arrays: dict[str, Any]  # [B, T, ...]
-    parameters: dict[str, Any]  # others with a gradient
-    fixed: dict[str, Any]  # others without
-    options: dict[str, Any]
 
 
 def _mask(name: str, given: dict[str, Any], sizes: tuple[int, ...]) -> jax.Array | None:
