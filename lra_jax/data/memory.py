@@ -6,7 +6,7 @@ machine nor on the number of processes, and one split can grow without changing 
 """
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -85,17 +85,16 @@ def joined(parts: list[Examples]) -> Examples:
 
 
 class MemorySource(Source):
-    """Random access to the examples of a split, see `lra_jax.data.dataset.Source`."""
+    """Random access to sequences in memory, see `lra_jax.data.dataset.Source`."""
 
-    def __init__(self, examples: Examples):
-        self._examples = examples
+    def __init__(self, tokens: Sequence[np.ndarray] | np.ndarray, lengths: np.ndarray):
+        self._tokens, self._lengths = tokens, lengths
 
     def __len__(self) -> int:
-        return len(self._examples.tokens)
+        return len(self._lengths)
 
     def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-        tokens, lengths, *_ = self._examples
-        return {"tokens": tokens[index, : lengths[index]]}
+        return {"tokens": self._tokens[index][: self._lengths[index]]}
 
 
 class MemoryDataset(SequenceDataset):
@@ -138,7 +137,8 @@ class MemoryDataset(SequenceDataset):
 
     def source(self, split: str) -> MemorySource:
         """See the base class."""
-        return MemorySource(self._examples[self._checked(split)])
+        examples = self._examples[self._checked(split)]
+        return MemorySource(examples.tokens, examples.lengths)
 
     def _hash(self) -> str:
         digest = hashlib.blake2b(digest_size=16)

@@ -20,8 +20,8 @@ from typing import NamedTuple
 import numpy as np
 
 from lra_jax.data import archives, checks, text
-from lra_jax.data.dataset import SPLITS, SequenceDataset, Source
-from lra_jax.data.memory import stream_of
+from lra_jax.data.dataset import SPLITS, SequenceDataset
+from lra_jax.data.memory import MemorySource, stream_of
 from lra_jax.errors import expected, known, reason
 from lra_jax.vocabularies import Bytes, Vocabulary
 
@@ -107,20 +107,10 @@ class LabelledDataset(SequenceDataset):
                 digest.update(array.tobytes())
         self.fingerprint = digest.hexdigest()
 
-    def source(self, split: str) -> "_Source":
+    def source(self, split: str) -> MemorySource:
         """See the base class."""
-        return _Source(self._tokens[self._checked(split)])
-
-
-class _Source(Source):
-    def __init__(self, rows: Sequence[np.ndarray]):
-        self._rows = rows
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-        return {"tokens": self._rows[index]}
+        split = self._checked(split)
+        return MemorySource(self._tokens[split], self._lengths[split])
 
 
 def prepare(
