@@ -1,6 +1,5 @@
 """A pre-LN Transformer encoder around any attention mechanism."""
 
-import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -249,7 +248,10 @@ class TransformerEncoder(nnx.Module):
         shared = self.blocks[0].attention.parameters if shares else None
         memory = None
         for block in self.blocks:
-            call = functools.partial(_call, block, mask, shared, segment_ids)
+
+            def call(rngs: Any, x: Any, memory: Any, block: Any = block) -> Any:
+                return block.carry(x, mask, rngs, shared, memory, segment_ids)
+
             # A capture keeps the blocks' intermediates, so nothing is recomputed.
             if config.remat and not is_captured(block):
                 x, memory = recomputed(call, rngs, x, memory)
@@ -303,15 +305,3 @@ def normalised(
     if isinstance(norm, LayerNorm):
         return norm(x)
     return norm(x, mask, segment_ids)
-
-
-def _call(
-    block: EncoderBlock,
-    mask: jax.Array | None,
-    parameters: Mapping[str, nnx.Variable] | None,
-    segment_ids: jax.Array | None,
-    rngs: nnx.Rngs | None,
-    x: jax.Array,
-    memory: jax.Array | None,
-) -> tuple[jax.Array, jax.Array | None]:
-    return block.carry(x, mask, rngs, parameters, memory, segment_ids)

@@ -140,7 +140,7 @@ class PooledEncoder(nnx.Module):
         if segment_ids is None:
             if documents is not None:
                 raise expected("documents", "None without segment_ids", documents)
-            notes = self._noted(tokens, mask)
+            notes = self.noted(tokens, lengths)
             encoded = self.encoder(tokens, mask, rngs, notes=notes).astype(jnp.float32)
             config: Any = self.encoder.config
             if mask is not None and config.patch > 1:
@@ -148,7 +148,7 @@ class PooledEncoder(nnx.Module):
             return self._pooled(encoded, mask, self._start(encoded, mask))
         label: Any = packed.packed(segment_ids, tokens, tokens)
         count = _most_documents(documents, label.label)
-        notes = self._noted(tokens, mask, segment_ids)
+        notes = self.noted(tokens, lengths, segment_ids=segment_ids)
         encoded = self.encoder(tokens, mask, rngs, segment_ids, notes=notes)
         encoded = encoded.astype(jnp.float32)
         if self.pooling == "mean":  # One product; separate means would copy the rows.
@@ -212,14 +212,6 @@ class PooledEncoder(nnx.Module):
         """The notes that the last reading sees, int32 `[B, T]`; None if it is the only
         one. Arguments are as in `pooled`."""
         mask = self._mask(tokens, lengths, segment_ids)
-        return self._noted(tokens, mask, segment_ids)
-
-    def _noted(
-        self,
-        tokens: jax.Array,
-        mask: jax.Array | None,
-        segment_ids: jax.Array | None = None,
-    ) -> jax.Array | None:
         readings = self.encoder.config.readings
         if readings == 1:
             return None

@@ -44,10 +44,6 @@ def reader(raw: Raw, max_length: int) -> Read:
 
     It raises ``ValueError`` for an example that cannot be read, is empty, or is too
     long (bytes and text in a vocabulary are truncated).
-
-    Args:
-      raw: how examples are read.
-      max_length: maximum number of tokens.
     """
     kind = raw["kind"]
     read = _with_vocabulary(raw) if kind == "vocabulary" else _READERS[kind]

@@ -95,7 +95,7 @@ def test_gradients_pass_through_the_last_reading_alone():
 
     def given(state: nnx.State) -> jax.Array:
         merged = nnx.merge(graphdef, state)
-        with mock.patch.object(merged, "_noted", return_value=notes):
+        with mock.patch.object(merged, "noted", return_value=notes):
             return merged(tokens(), LENGTHS).sum()
 
     for ours, wanted in zip(
