@@ -37,18 +37,13 @@ from lra_jax.tasks.encoder import encoder_config
 from lra_jax.tasks.task import Task
 
 _COMPARED = 64  # sequences of two splits with the same labels
+_SMALL = 16  # Positions in a small input.
+# The most that anybody has trained: DeepNet, arXiv:2203.00555.
+_MOST_LAYERS = 1000
 
 
 def check_config(config: Config, task: Task) -> None:
-    """Refuses invalid settings, before data are made or anything is compiled.
-
-    Args:
-      config: the run.
-      task: its task.
-
-    Raises:
-      ValueError: with the flag, the expected value and the given one.
-    """
+    """See `Task.check`."""
     if type(config.data) is not task.data:
         got = type(config.data).__name__
         raise expected("--data", f"{task.data.__name__} for --task={task.name}", got)
@@ -84,34 +79,24 @@ def check_config(config: Config, task: Task) -> None:
 
 
 def check_data(config: Config, task: Task, dataset: SequenceDataset) -> None:
-    """See `Task.check_data`.
-
-    Args:
-      config: a run that `check_config` has accepted.
-      task: its task.
-      dataset: its data.
-
-    Raises:
-      ValueError: the splits have the same examples, and no setting says so.
-    """
+    """See `Task.check_data`; `check_config` has accepted the config."""
     data = config.data
     given = getattr(data, "path", None) is not None
     if not given or data.chosen_on_test or task.packs_rows:
         return
-    if _same_examples(dataset, "valid", "test"):
+    if _same_examples(dataset):
         but = " (or --data.validation=test)" if hasattr(data, "validation") else ""
         wanted = f"a validation split other than the test split{but}"
         raise expected("--data.path", wanted, "the same examples in both")
 
 
-def _same_examples(dataset: SequenceDataset, one: str, other: str) -> bool:
-    """Whether two splits have the same labels, and the same first sequences."""
-    if dataset.num_examples(one) != dataset.num_examples(other):
+def _same_examples(dataset: SequenceDataset) -> bool:
+    """Whether valid and test have the same labels, and the same first sequences."""
+    labels = dataset.labels("valid")
+    if not np.array_equal(labels, dataset.labels("test")):
         return False
-    if not np.array_equal(dataset.labels(one), dataset.labels(other)):
-        return False
-    first = list(range(min(_COMPARED, dataset.num_examples(one))))
-    rows = (dataset.source(split).__getitems__(first) for split in (one, other))
+    first = list(range(min(_COMPARED, len(labels))))
+    rows = (dataset.source(split).__getitems__(first) for split in ("valid", "test"))
     return all(
         np.array_equal(a[name], b[name])
         for a, b in zip(*rows, strict=True)
@@ -120,18 +105,7 @@ def _same_examples(dataset: SequenceDataset, one: str, other: str) -> bool:
 
 
 def check_on_devices(config: Config, task: Task) -> None:
-    """Refuses sizes that the devices cannot hold, and an attention that fails on the
-    shapes of the run, by tracing it.
-
-    Args:
-      config: a run that `check_config` has accepted.
-      task: its task.
-
-    Raises:
-      ValueError: sizes beyond the memory, options that do not fit, kernels that this
-        machine does not support, or whatever a user's function raises, or returns that
-        is not attention.
-    """
+    """See `Task.check_on_devices`; `check_config` has accepted the config."""
     # On one device: the trainer checks whether the devices divide the sequence.
     encoder = encoder_config(config.replace(train={"seq_devices": 1}), task.image_shape)
     longest = min(encoder.max_length, config.data.longest or encoder.max_length)
@@ -517,7 +491,4 @@ _POSITIVE = {
         *("embed_std", "readings", "patch"),
     ),
 }
-_SMALL = 16  # Positions in a small input.
-# The most that anybody has trained: DeepNet, arXiv:2203.00555.
-_MOST_LAYERS = 1000
 _NOT_NEGATIVE_TRAIN = ("warmup", "weight_decay", "clip_norm")

@@ -39,49 +39,32 @@ def _encoder_config(
     model = config.model
     split = config.train.seq_devices > 1
     mechanism = sequence_parallel(config.attention) if split else config.attention
-    return EncoderConfig(
-        num_layers=model.num_layers,
-        embed_dim=model.embed_dim,
-        num_heads=model.num_heads,
-        qkv_features=model.qkv_dim,
-        mlp_dim=model.mlp_dim,
-        mlp=model.mlp,
-        mlp_options=parse_options(model.mlp_options, "--model.mlp_options"),
-        max_length=model.max_length,
-        mechanism=mechanism,
-        options=parse_options(model.attention_options),
-        hybrid=tuple(
+    others = {
+        "qkv_features": model.qkv_dim,
+        "mlp_options": parse_options(model.mlp_options, "--model.mlp_options"),
+        "mechanism": mechanism,
+        "options": parse_options(model.attention_options),
+        "hybrid": tuple(
             mechanism if _is_main(name, config) else _other(name, split)
             for name in (model.hybrid.split(",") if model.hybrid else ())
         ),
-        is_causal=model.is_causal,
-        reconstructs=config.pretrain.steps > 0,
-        readings=model.readings,
-        cls_token=model.pooling == "cls",
-        inputs=model.inputs,
-        patch=model.patch,
-        cutoffs=_cutoffs(model.cutoffs),
-        positions=model.positions,
-        grid=image_shape,
-        embed_std=model.embed_std,
-        norm=model.norm,
-        dropout=model.dropout,
-        remat=config.train.remat,
-        qkv_bias=model.qkv_bias,
-        short_conv=model.short_conv,
-        conv_grid=model.conv_grid,
-        gate=model.gate,
-        ema=model.ema,
-        local_values=model.local_values,
-        dtype=jnp.dtype(config.train.dtype),
-    )
+        "reconstructs": config.pretrain.steps > 0,
+        "cls_token": model.pooling == "cls",
+        "cutoffs": _cutoffs(model.cutoffs),
+        "grid": image_shape,
+        "remat": config.train.remat,
+        "dtype": jnp.dtype(config.train.dtype),
+    }
+    return EncoderConfig(**{name: getattr(model, name) for name in _SAME} | others)
 
 
-FLAGS = {
-    field.name: f"--model.{field.name}"
+_SAME = [
+    field.name
     for field in dataclasses.fields(EncoderConfig)
     if hasattr(ModelConfig, field.name)
-} | {
+]
+"""The settings that a run's model and its encoder both have, perhaps in two forms."""
+FLAGS = {name: f"--model.{name}" for name in _SAME} | {
     "attention": "--attention",
     "mechanism": "--attention",
     "options": "--model.attention_options",

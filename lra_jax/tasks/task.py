@@ -290,10 +290,6 @@ class Task:
 def synthetic(name: str, **entry: Any) -> Task:
     """A task whose labels belong to single positions of sequences drawn in memory, as
     in the tests of recall, copying and state tracking.
-
-    Args:
-      name: as in ``--task``.
-      **entry: further attributes of `Task`.
     """
     family: dict[str, Any] = {
         "model": "lra_jax.tasks.base:make_token_classifier",

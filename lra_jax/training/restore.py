@@ -139,12 +139,6 @@ def load_run(
 def export(file: str | Path, trainer: Trainer, params: nnx.State, step: int) -> None:
     """Writes the model of a run, to be read by `lra_jax.models.load`; replaces files.
 
-    Args:
-      file: ``NAME.safetensors``.
-      trainer: of the run.
-      params: parameters of a checkpoint.
-      step: step of the checkpoint.
-
     Raises:
       ValueError: the file has another suffix, or no other process could find the
         attention.
