@@ -18,6 +18,7 @@ from typing import Any
 from common import origin, write
 
 from lra_jax.data import listops, listops_trees, pipeline
+from lra_jax.data.listops_language import Grammar
 
 SIZES: dict[str, Any] = {"num_train": 96_000, "num_valid": 2_000, "num_test": 2_000}
 PACKAGES = ("tensorflow-datasets", "array_record")
@@ -46,7 +47,7 @@ def main():
 def generate_seconds(processes: int) -> float:
     """Seconds to hold all trees in memory."""
     start = time.perf_counter()
-    listops_trees.generate(0, sum(SIZES.values()), processes=processes)
+    list(listops_trees.iterate(0, sum(SIZES.values()), Grammar(), processes))
     return round(time.perf_counter() - start, 2)
 
 
