@@ -26,7 +26,7 @@ from common import origin, write
 from flax import nnx
 
 from lra_jax.data import pathfinder_shapes
-from lra_jax.data.pathfinder_images import Images, generate
+from lra_jax.data.pathfinder_images import Images, iterate
 from lra_jax.errors import expected, known
 from lra_jax.models.instance_norm import InstanceNorm
 
@@ -125,7 +125,9 @@ def make(
 def draw(level: str, seed: int, count: int) -> Images:
     """Images of 32 pixels a side."""
     settings = pathfinder_shapes.Settings(32, level)
-    return generate(settings, seed, count, processes=1)
+    batches = list(iterate(settings, seed, count, processes=1))
+    pixels, labels, _ = zip(*batches, strict=True)
+    return Images(np.concatenate(pixels), np.concatenate(labels))
 
 
 def train(
