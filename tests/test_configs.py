@@ -378,6 +378,7 @@ def test_names_of_runs():
             {"data": get_preset("text").data},
             "--data: expected ListOpsData for --task=listops, got TextData",
         ),
+        ({"train": 3}, "^--train: expected a TrainConfig, got an int"),
         (
             {"attention": "fnet", "model": {"positions": "rotary"}},
             "--model.positions=rotary: expected a mechanism .*, got 'fnet'",

@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Literal, Self
 from lra_jax.attention.registry import MECHANISMS, spell
 from lra_jax.configs.registry import find_task
 from lra_jax.errors import (
+    a_thing,
     check_types,
     expected,
     known,
@@ -476,8 +477,12 @@ class Config:
           ValueError: a value does not have its field's type; names the flag.
         """
         check_types(self, "--")
-        for part in _PARTS:
-            check_types(getattr(self, part), f"--{part}.")
+        kinds = (TrainConfig, PretrainConfig, ModelConfig, DataConfig)
+        for part, kind in zip(_PARTS, kinds, strict=True):
+            own = getattr(self, part)
+            if not isinstance(own, kind):
+                raise expected(f"--{part}", f"a {kind.__name__}", a_thing(own))
+            check_types(own, f"--{part}.")
 
     @property
     def mixers(self) -> str:
