@@ -180,6 +180,7 @@ train --preset=compact --model.max_length=2147483647 ~ the memory
 train --model.max_length=10 ~ --data.max_length: expected at most
 train --task=image --model.max_length=10 ~ --model.max_length: expected 1024
 train --model.positions=sinusoidal --model.embed_dim=15 ~ --model.embed_dim: expected
+train --model.pooling=first --model.is_causal=True ~ --model.pooling: expected another
 train --model.positions=learned_2d ~ --model.positions: expected another value
 train --model.positions=rotary --attention=fnet ~ --model.positions=rotary: expected
 train --model.inputs=linear ~ --model.inputs: expected another value

@@ -66,8 +66,8 @@ class PooledEncoder(nnx.Module):
 
     Raises:
       ValueError: an unknown pooling or padding, a class vector that the pooling does
-        not use, one that is constant after instance norms (`why_constant`), or see
-        `EncoderConfig`.
+        not use, a pooling that is constant after instance norms (`why_constant`) or
+        sees only the first token (`is_blind`), or see `EncoderConfig`.
     """
 
     def __init__(
@@ -87,6 +87,9 @@ class PooledEncoder(nnx.Module):
             raise expected("cls_token", f"False with pooling={pooling!r}", asked)
         settings |= {"cls_token": pooling == "cls"}
         config = configured(EncoderConfig, config, settings)
+        if is_blind(config.is_causal, pooling):
+            wanted = "another value with is_causal, where the first token sees no other"
+            raise expected("pooling", wanted, f"{pooling!r}")
         images = config.grid is not None
         wrong = why_constant(config.norm, pooling, padding, images)
         if wrong:
@@ -307,6 +310,14 @@ def why_constant(norm: str, pooling: str, padding: str, images: bool) -> str:
     if images and padding == "zeros" and pooling in ("cls", "first"):
         return "after which padding='zeros' gives a first black pixel a constant row"
     return ""
+
+
+def is_blind(is_causal: bool, pooling: str) -> bool:
+    """Whether the vectors depend on the first token only.
+
+    `EncoderConfig` itself refuses a class vector in a decoder.
+    """
+    return is_causal and pooling == "first"
 
 
 def _most_documents(documents: int | None, label: jax.Array) -> int:

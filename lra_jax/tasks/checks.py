@@ -31,7 +31,7 @@ from lra_jax.errors import (
     within,
 )
 from lra_jax.models import AttentionConfig, Buffer, MultiHeadAttention
-from lra_jax.models.pooling import why_constant
+from lra_jax.models.pooling import is_blind, why_constant
 from lra_jax.tasks.device_memory import check_memory
 from lra_jax.tasks.encoder import encoder_config
 from lra_jax.tasks.task import Task
@@ -414,8 +414,11 @@ def _refuse_images(config: Config) -> None:
 
 
 def _refuse_constant(config: Config, task: Task) -> None:
-    """Refuses to pool vectors that do not depend on the input."""
+    """Refuses to pool vectors that do not depend on the input, or hardly do."""
     model = config.model
+    if is_blind(model.is_causal, model.pooling) and not task.per_position:
+        wanted = "another value with --model.is_causal, where the first token sees no"
+        raise expected("--model.pooling", f"{wanted} other", f"{model.pooling!r}")
     images = task.image_shape is not None
     wrong = why_constant(model.norm, model.pooling, model.padding, images)
     if wrong and not task.per_position:

@@ -184,6 +184,10 @@ def test_layers_differ_and_seeds_repeat():
     ("arguments", "message"),
     [
         ({"pooling": "max"}, "pooling: expected one of mean, cls, first, attention"),
+        (
+            {"pooling": "first", "is_causal": True},
+            "pooling: expected another value with is_causal, .*got 'first'",
+        ),
         ({"positions": "rotori"}, "positions: .* learned, sinusoidal, .*got 'rotori'"),
         ({"num_heads": 3}, "divisor of qkv_features=8, got 3"),
         ({"dropout": 1.0}, "dropout"),
