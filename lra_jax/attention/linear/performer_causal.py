@@ -291,9 +291,10 @@ def causal_softmax_features(
     """
     length = query.shape[1]
     chunking = chunking or engine.Chunking()
-    # At least two chunks. With one, its product with the empty state is a constant that
-    # XLA's library for CPUs (jax 0.10 to 0.12) computes from memory that it has not
-    # written: now and then, the output is NaN.
+    # At least two chunks. With one, the right side of its product with the empty state
+    # is one number everywhere. Where XLA's library for CPUs (jax 0.10 to 0.12) fuses
+    # such a product with a sum or a maximum, it reads memory that it has not written:
+    # now and then, the output is NaN.
     longest = min(chunking.chunk, max(1, (length + 1) // 2))
     chunk = 1 << (longest - 1).bit_length()
     visible = jnp.ones((1, length), bool) if mask is None else mask
