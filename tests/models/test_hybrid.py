@@ -108,7 +108,7 @@ def test_gradients_reach_every_block() -> None:
         out = nnx.merge(graph, params, rest)(tokens)
         return (out * jnp.arange(8.0)[None, None]).sum()
 
-    grads = jax.grad(total)(params)
+    grads = jax.jit(jax.grad(total))(params)
     for index in range(3):
         for leaf in jax.tree.leaves(grads["blocks"][index]["attention"]["value"]):
             assert np.abs(leaf).max() > 1e-6

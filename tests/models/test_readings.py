@@ -1,7 +1,9 @@
 """Models that read their input several times, with notes."""
 
+import functools
 from unittest import mock
 
+import helpers
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -67,21 +69,24 @@ def test_each_reading_sees_the_notes_of_the_one_before(readings: int, pooling: s
 
 def test_padding_and_packing_change_nothing():
     model = classifier()
-    whole = model(tokens(), LENGTHS)
+    run = functools.partial(helpers.call_model, SequenceClassifier.__call__, model)
+    noted = functools.partial(helpers.call_model, SequenceClassifier.noted, model)
+    whole = run(tokens(), LENGTHS)
     for row, length in enumerate(LENGTHS.tolist()):
-        alone = model(tokens()[row : row + 1, :length])
+        alone = run(tokens()[row : row + 1, :length])
         np.testing.assert_allclose(whole[row : row + 1], alone, rtol=1e-4, atol=1e-5)
     row = jnp.concatenate([tokens()[1, :5], tokens()[2, :9]])[None]
     segment_ids = jnp.array([[1] * 5 + [2] * 9])
-    packed = model(row, segment_ids=segment_ids, documents=2)
+    pair = functools.partial(SequenceClassifier.__call__, documents=2)
+    packed = helpers.call_model(pair, model, row, segment_ids=segment_ids)
     np.testing.assert_allclose(packed[0], whole[1:], rtol=1e-4, atol=1e-5)
     # Padding has no notes, here as in a padded batch.
     longer = jnp.pad(row, ((0, 0), (0, 2)), constant_values=3)
     ids = jnp.pad(segment_ids, ((0, 0), (0, 2)))
-    found = model.noted(longer, segment_ids=ids)
-    noted = model.noted(tokens(), LENGTHS)
-    assert found is not None and noted is not None
-    wanted = jnp.concatenate([noted[1, :5], noted[2, :9], jnp.zeros(2, jnp.int32)])
+    found = noted(longer, segment_ids=ids)
+    notes = noted(tokens(), LENGTHS)
+    assert found is not None and notes is not None
+    wanted = jnp.concatenate([notes[1, :5], notes[2, :9], jnp.zeros(2, jnp.int32)])
     np.testing.assert_array_equal(found[0], wanted)
 
 

@@ -67,7 +67,7 @@ def test_the_score_of_a_text_does_not_depend_on_its_batch():
     def loss(rows: np.ndarray) -> dict[str, jax.Array]:
         ids = jnp.ones(rows.shape, jnp.int32)
         batch = {"tokens": jnp.asarray(rows), "segment_ids": ids}
-        return hidden_token_loss(model, batch)
+        return helpers.call_model(hidden_token_loss, model, batch)
 
     whole, parts = loss(tokens), map(loss, tokens[:, None])
     sums = jax.tree.map(lambda *x: sum(x), *parts)
