@@ -116,7 +116,7 @@ def test_result_names_command_commit_and_versions(file: Path) -> None:
 
 @pytest.mark.parametrize("marker", ["train", "test"])
 def test_readme_holds_its_commands(marker: str) -> None:
-    """The gate runs what stands between the marker and the end of the block."""
+    """The gate runs the lines between the marker and the end of the block."""
     _, _, rest = (ROOT / "README.md").read_text().partition(f"<!-- {marker} -->")
     block = rest.split("```")[1]
     assert re.match(r"bash\npython -m venv .venv( && |\n).venv/bin/pip install", block)

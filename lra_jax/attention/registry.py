@@ -73,7 +73,7 @@ def sizes(**sizes: int) -> dict[str, int]:
 
 
 class _Mechanisms(UserDict[str, Any]):
-    """The entries by name; the module's name stands for one that is not yet read."""
+    """The entries by name; until one is first read, the name of its module."""
 
     def __getitem__(self, name: str) -> Mechanism:
         entry = self.data[name]
