@@ -4,6 +4,7 @@ A peer is imported on first use, and an absent one is reported. It takes its arr
 the layout that it prefers, so no transposition is counted against it.
 """
 
+import functools
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -47,12 +48,12 @@ class Form:
         return self.package == OURS
 
 
-def _our(name: str) -> Callable[[], Function]:
+def _our(name: str, **options: Any) -> Callable[[], Function]:
     def make() -> Function:
         from lra_jax.attention import registry
 
         attention = registry.resolve(name).attention
-        return lambda query, key, value: attention(query, key, value, is_causal=True)
+        return functools.partial(attention, is_causal=True, **options)
 
     return make
 
@@ -149,6 +150,21 @@ FORMS = {
             "cosformer", "cosFormer (ours)", JAX, OURS, "cosformer", _our("cosformer")
         ),
         Form("flow", "Flow (ours)", JAX, OURS, "flow", _our("flow")),
+        *(
+            Form(
+                f"{name}_xla",
+                f"{title}, compiled by XLA (ours)",
+                JAX,
+                OURS,
+                name,
+                _our(name, implementation="xla"),
+            )
+            for name, title in (
+                ("linear", "linear"),
+                ("cosformer", "cosFormer"),
+                ("flow", "Flow"),
+            )
+        ),
         Form(
             "softmax",
             "softmax, in blocks (ours)",

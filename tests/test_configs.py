@@ -337,7 +337,7 @@ def test_names_of_runs():
         ({"model": {"attention_options": "eps=1/2/3"}}, "2 blocks, got 3: 1/2/3"),
         (
             {"model": {"attention_options": "implementation=triton"}},
-            "'auto', 'xla' or 'pallas', got 'triton'",
+            "'pallas' or 'native', got 'triton'",
         ),
         (
             {"model": {"attention_options": "implementation=xla/pallas"}},

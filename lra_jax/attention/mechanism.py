@@ -51,7 +51,7 @@ class Mechanism:
         of constant size.
       packed: computes the documents of a packed row (``segment_ids``) in one pass;
         otherwise one by one, each at the cost of the whole row.
-      kernels: has Pallas kernels, selected by its ``implementation`` argument.
+      kernels: has kernels, selected by its ``implementation`` argument.
       sharded: name of the function that computes one device's slice when a sequence is
         split over devices; None = it cannot be split.
       rotary: its scores are inner products of queries and keys, so rotary positions

@@ -1,9 +1,11 @@
-"""Pallas kernels of linear attention, cosFormer and Flow for TPUs and Hopper GPUs.
+"""Kernels of linear attention, cosFormer and Flow-Attention.
 
-``linear_attention``, ``cosformer_attention`` and ``flow_attention`` use these kernels
-automatically where they run (`choose`), and always with ``implementation="pallas"``.
-Importing this package does not import Pallas. For the design, and how far it has been
-tested, see docs/kernels.md.
+For TPUs and Hopper GPUs they are written in Pallas, for CPUs in C++ (`cpu`).
+``linear_attention``, ``cosformer_attention`` and ``flow_attention`` use them
+automatically where they run and are faster (`choose`), and always with
+``implementation="pallas"`` or ``"native"``. Importing this package imports no Pallas
+and compiles nothing. For the design, and how far it has been tested, see
+docs/kernels.md.
 """
 
 from lra_jax.kernels.api import attend, attend_flow, has_flow

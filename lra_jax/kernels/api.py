@@ -9,14 +9,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from lra_jax.errors import known
+from lra_jax.errors import expected, known
 from lra_jax.kernels.selection import Target, highest
 from lra_jax.kernels.spec import MAPS, FeatureMap, FlowSpec, Form, Inputs, Spec
 
 # Positions of a chunk and of a block. A TPU's matrix unit is 128 wide, and a step of
 # its grid costs as much as reading about 100 KB. On a GPU a block is a segment: there
-# are just enough for its 132 processors, but none is shorter than this.
-_SIZES = {"tpu": (128, 512), "gpu": (64, 256)}
+# are just enough for its 132 processors, but none is shorter than this. The CPU's
+# kernels do not read them.
+_SIZES = {"tpu": (128, 512), "gpu": (64, 256), "cpu": (64, 64)}
 _PROCESSORS = 132
 # A GPU program owns 64 columns of its result.
 _PANEL = 64
@@ -194,7 +195,7 @@ def _sizes(
     if chunking is not None:
         chunk, block = chunking.chunk, chunking.segment or block
     # On a TPU, blocks of a mask are whole registers.
-    unit = chunk if interpret or name == "gpu" else math.lcm(chunk, 128)
+    unit = chunk if interpret or name != "tpu" else math.lcm(chunk, 128)
     return chunk, -(-min(block, longest) // unit) * unit
 
 
@@ -216,7 +217,7 @@ def _forward(spec: Form, given: Inputs) -> tuple[jax.Array, tuple]:
 
 
 def _backward(spec: Form, kept: tuple, of_out: jax.Array) -> tuple[Inputs]:
-    kernels = _batched(spec, functools.partial(_kernels(spec).backward, spec))
+    kernels = _transformed(spec, functools.partial(_kernels(spec).backward, spec))
     return (Inputs(*kernels(*kept, of_out)),)
 
 
@@ -228,17 +229,24 @@ def _forward_kernels(spec: Form, given: Inputs, save: bool) -> tuple[jax.Array, 
     def forward(given: Inputs) -> tuple[jax.Array, Any]:
         return _kernels(spec).forward(spec, given, save)
 
-    return _batched(spec, forward)(given)
+    return _transformed(spec, forward)(given)
 
 
-def _batched(spec: Form, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with a rule for ``jax.vmap``.
+def _transformed(spec: Form, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with a rule for ``jax.vmap``, and without a derivative.
 
-    Pallas has one for TPUs only; on GPUs the calls are made one after another.
+    The calls of Hopper's kernels cannot be batched, so they are made one after another.
     """
-    if spec.target == "tpu":
-        return function
-    return jax.custom_batching.sequential_vmap(function)
+    if spec.target == "gpu":
+        function = jax.custom_batching.sequential_vmap(function)
+    function = jax.custom_jvp(function)
+
+    @function.defjvp
+    def refuse(*_: Any) -> Any:
+        wanted = "'xla' for second derivatives, which the kernels do not have"
+        raise expected("implementation", wanted, f"the kernels of {spec.target!r}")
+
+    return function
 
 
 def _kernels(spec: Form) -> Any:

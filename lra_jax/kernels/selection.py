@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from lra_jax.errors import expected, known
 from lra_jax.kernels.spec import FeatureMap
 
-Implementation = Literal["auto", "xla", "pallas"]
+Implementation = Literal["auto", "xla", "pallas", "native"]
 Mechanism = Literal["linear", "cosformer", "flow"]
 # The kind of device, and whether its kernels run in the interpreter.
 Target = tuple[str, bool]
@@ -21,14 +21,16 @@ INTERPRET = "LRA_JAX_PALLAS_INTERPRET"
 in Pallas' interpreter, on any machine, very slowly. Read when a call is traced."""
 
 TARGETS = ("tpu", "gpu")
-_DTYPES = {"tpu": ("float32", "bfloat16"), "gpu": ("bfloat16",)}
+_DTYPES = {"tpu": ("float32", "bfloat16"), "gpu": ("bfloat16",), "cpu": ("float32",)}
 _WIDEST = 256
 # A causal GPU kernel holds the states of one panel of its result in registers, with
 # angles twice as many; those of Flow have no panels.
 _WIDEST_CAUSAL = {"linear": 256, "cosformer": 128, "flow": 64}
 # The widths that "auto" gives to kernels: wider ones have not been timed on a GPU.
-_AUTOMATIC = {"tpu": 256, "gpu": 64}
+_AUTOMATIC = {"tpu": 256, "gpu": 64, "cpu": 256}
 _CHUNKS = {"tpu": 16, "gpu": 64}
+# B T N from which "auto" has kernels compiled for the CPU.
+_CPU_POSITIONS = 1 << 12
 # B N of causal Flow-Attention and B T N of the other form from which kernels are faster
 # on a Hopper GPU.
 _FLOW_HEADS = 128
@@ -49,10 +51,11 @@ def choose(
     """The kernels to run, as (target, interpret); None = the XLA form.
 
     Args:
-      implementation: "xla"; "pallas"; or "auto", the kernels if the backend is a TPU or
-        a Hopper GPU, they support the inputs (on a GPU, up to 64 columns), they are
-        not slower for these sizes, and the compiler does not spread the arrays over
-        several devices (inside ``jax.shard_map`` it does not).
+      implementation: "xla"; "pallas", for TPUs and Hopper GPUs; "native", for CPUs; or
+        "auto", the kernels if the default device has some, they support the inputs (on
+        a GPU, up to 64 columns), they are not slower for these sizes, and the compiler
+        does not spread the arrays over several devices (inside ``jax.shard_map`` it
+        does not).
       query: `[B, T, N, H]`, already checked, as are key and value.
       key: `[B, S, N, H]`.
       value: `[B, S, N, Hv]`.
@@ -64,28 +67,25 @@ def choose(
       is_causal: of which form.
 
     Raises:
-      ValueError: an unknown implementation; or "pallas" where no kernel runs.
+      ValueError: an unknown implementation; or "pallas" or "native" where no such
+        kernel runs.
     """
-    if implementation not in ("auto", "xla", "pallas"):
-        choices = "'auto', 'xla' or 'pallas'"
+    if implementation not in ("auto", "xla", "pallas", "native"):
+        choices = "'auto', 'xla', 'pallas' or 'native'"
         raise expected("implementation", choices, f"{implementation!r}")
-    forced = implementation == "pallas"
+    forced = implementation in ("pallas", "native")
     if implementation == "xla" or not (forced or _whole()):
         return None
-    interpret = _interpreted() if forced else None
-    target = interpret or _native()
+    interpret = _interpreted() if implementation == "pallas" else None
+    target = interpret or _own_target()
     if not forced and (
         target is None or _slower(target, mechanism, query.shape, is_causal)
     ):
         return None
+    if forced and (target == "cpu") != (implementation == "native"):
+        target = None
     if target is None:
-        raise expected(
-            "implementation",
-            "'auto' or 'xla' on this machine, because Pallas kernels run on TPUs and "
-            "Hopper GPUs (or slowly in the interpreter, with "
-            f"{INTERPRET}=tpu in the environment)",
-            f"'pallas' on {jax.default_backend()!r}",
-        )
+        raise _nowhere(implementation)
     width = query.shape[-1]
     if callable(feature_map):
         one = jax.ShapeDtypeStruct((1, 1, 1, width), jnp.float32)
@@ -97,13 +97,42 @@ def choose(
         widest = min(widest, _AUTOMATIC[target])
     arrays = query, key, value
     problem = refusal or _unsuited(target, arrays, widths, widest, chunking)
-    if problem is None:
+    if problem is not None:
+        if not forced:
+            return None
+        name, wanted, got = problem
+        kernels = f"with implementation={implementation!r} on {target!r}"
+        raise expected(name, wanted, f"{got} {kernels}")
+    missing = _not_compiled() if target == "cpu" else None
+    if missing is None:
         return target, interpret is not None
     if forced:
-        name, wanted, got = problem
-        kernels = f"with implementation='pallas' on {target!r}"
-        raise expected(name, wanted, f"{got} {kernels}")
+        raise _nowhere(implementation, missing)
     return None
+
+
+def _nowhere(implementation: str, reason: str | None = None) -> ValueError:
+    """The error for kernels that the default device does not have."""
+    if reason is None:
+        reason = "native kernels run on CPUs"
+        if implementation == "pallas":
+            reason = (
+                "Pallas kernels run on TPUs and Hopper GPUs (or slowly in the "
+                f"interpreter, with {INTERPRET}=tpu in the environment)"
+            )
+    return expected(
+        "implementation",
+        f"'auto' or 'xla' on this machine, because {reason}",
+        f"{implementation!r} on {jax.default_backend()!r}",
+    )
+
+
+def _not_compiled() -> str | None:
+    """Why there are no kernels for the CPU; None = there are."""
+    # Imported when needed: other devices have no use for it.
+    from lra_jax.kernels.cpu import library
+
+    return library.problem()
 
 
 def _slower(
@@ -114,11 +143,16 @@ def _slower(
     On Hopper GPUs a causal head of Flow-Attention is one program from its first
     position to its last, so heads have to fill the processors; without causality, XLA
     computes the flows in either form, and only the product of long sequences is faster.
-    Measured on an H100 (results/accelerator/, docs/kernels.md).
+    Measured on an H100 (results/accelerator/, docs/kernels.md). On a CPU the product is
+    a small part of Flow-Attention without causality, and small calls are not worth
+    compiling the kernels.
     """
+    batch, length, heads, _ = shape
+    if target == "cpu":
+        product_only = mechanism == "flow" and not is_causal
+        return product_only or batch * length * heads < _CPU_POSITIONS
     if target != "gpu" or mechanism != "flow":
         return False
-    batch, length, heads, _ = shape
     if is_causal:
         return batch * heads < _FLOW_HEADS
     return batch * heads * length < _FLOW_POSITIONS
@@ -139,24 +173,26 @@ def _unsuited(
     if max(widths) > widest:
         wanted = f"widths M and Hv of at most {widest}"
         return "query and value", wanted, f"{widths}"
-    unit = _CHUNKS[target]
     if chunking is None:
         return None
+    if target == "cpu":
+        return "chunking", "None", f"{chunking}"
+    unit = _CHUNKS[target]
     if chunking.chunk % unit or (target == "gpu" and chunking.chunk != unit):
         wanted = f"a multiple of {unit}" if target == "tpu" else str(unit)
         return "chunking", f"chunks of {wanted} positions", f"{chunking.chunk}"
     return None
 
 
-def _native() -> str | None:
+def _own_target() -> str | None:
     """The target of the default device."""
     device = jax.config.jax_default_device  # pyright: ignore
     if not isinstance(device, jax.Device):
         if jax.default_backend() == "cpu":
-            return None
+            return "cpu"
         device = jax.local_devices()[0]
-    if device.platform == "tpu":
-        return "tpu"
+    if device.platform in ("tpu", "cpu"):
+        return device.platform
     # The kernels use instructions that only this generation has.
     hopper = str(getattr(device, "compute_capability", "")) == "9.0"
     return "gpu" if hopper else None

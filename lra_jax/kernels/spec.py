@@ -67,7 +67,7 @@ class Form:
       chunk: positions computed quadratically, C.
       block: positions a program takes at a time, a multiple of `chunk`.
       precision: of products of float32 operands; half-precision products are exact.
-      target: "tpu" or "gpu", whose kernels run.
+      target: "tpu", "gpu" or "cpu", whose kernels run.
       interpret: run them in Pallas' interpreter, on any backend.
       rotate: weight by the cosine of the distance (cosFormer).
     """
@@ -110,6 +110,8 @@ class Spec(Form):
     @property
     def module(self) -> str:
         """The module of its kernels, below `lra_jax.kernels`."""
+        if self.target == "cpu":
+            return "cpu.programs"
         if self.target == "gpu":
             return "hopper.wide" if self.wide else "hopper.programs"
         return "tpu.causal" if self.is_causal else "tpu.product"
@@ -195,5 +197,7 @@ class FlowSpec(Form):
     @property
     def module(self) -> str:
         """The module of its kernels, below `lra_jax.kernels`."""
+        if self.target == "cpu":
+            return "cpu.flow"
         folder = "tpu" if self.target == "tpu" else "hopper"
         return f"{folder}.flow_causal" if self.is_causal else f"{folder}.flow"

@@ -151,7 +151,7 @@ def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(ValueError, match=match):
             flow(**more)(*arrays)
 
-    refused("'auto', 'xla' or 'pallas', got 'triton'", implementation="triton")
+    refused("'pallas' or 'native', got 'triton'", implementation="triton")
     heads = "competition_axis: expected 'source', got 'heads'"
     refused(heads, competition_axis="heads")
     refused("multiple of 16 positions, got 24", chunking=Chunking(24))
@@ -178,9 +178,9 @@ def test_auto_takes_kernels_where_they_run(monkeypatch: pytest.MonkeyPatch) -> N
 
     assert kernels() == 0
     monkeypatch.setattr(jax, "device_count", lambda: 1)
-    monkeypatch.setattr(selection, "_native", lambda: "gpu")
+    monkeypatch.setattr(selection, "_own_target", lambda: "gpu")
     assert kernels() == 0
-    monkeypatch.setattr(selection, "_native", lambda: "tpu")
+    monkeypatch.setattr(selection, "_own_target", lambda: "tpu")
     assert kernels() == 1
     # An option that they do not know is no error then.
     for more in ({"competition_axis": "heads"}, {"allocation": False}):
@@ -191,7 +191,7 @@ def test_auto_takes_kernels_where_they_run(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_lowers_for_a_tpu(is_causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(kernels.INTERPRET)
-    monkeypatch.setattr(selection, "_native", lambda: "tpu")
+    monkeypatch.setattr(selection, "_own_target", lambda: "tpu")
 
     def loss(q, k, v):
         mask = np.arange(q.shape[1])[None] < 250
@@ -258,7 +258,7 @@ def test_lowers_for_a_hopper_gpu(
     is_causal: bool, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(kernels.INTERPRET)
-    monkeypatch.setattr(selection, "_native", lambda: "gpu")
+    monkeypatch.setattr(selection, "_own_target", lambda: "gpu")
     mask = np.arange(600)[None] < 550
 
     def loss(q, k, v):

@@ -50,8 +50,12 @@ def test_what_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(ValueError, match=match):
             function(*arrays, **{"implementation": "pallas"} | more)
 
-    refused("'auto', 'xla' or 'pallas', got 'triton'", arrays, implementation="triton")
-    refused("'auto', 'xla' or 'pallas', got None", arrays, implementation=None)
+    refused(
+        "'pallas' or 'native', got 'triton'",
+        arrays,
+        implementation="triton",
+    )
+    refused("'pallas' or 'native', got None", arrays, implementation=None)
     monkeypatch.setenv(kernels.INTERPRET, "rocm")
     refused("LRA_JAX_PALLAS_INTERPRET: .*one of tpu, gpu, got 'rocm'", arrays)
     monkeypatch.setenv(kernels.INTERPRET, "tpu")
@@ -80,7 +84,7 @@ def chosen(
     dtype: str,
     **sizes: Any,
 ) -> Any:
-    monkeypatch.setattr(selection, "_native", lambda: target)
+    monkeypatch.setattr(selection, "_own_target", lambda: target)
     monkeypatch.setattr(jax, "device_count", lambda: 1)
     arrays = [jnp.asarray(x, dtype) for x in inputs(0, **sizes)]
     return kernels.choose("auto", *arrays)
@@ -98,7 +102,7 @@ def chosen(
 def test_flow_takes_hopper_kernels_where_they_are_faster(
     shape: tuple, is_causal: bool, takes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(selection, "_native", lambda: "gpu")
+    monkeypatch.setattr(selection, "_own_target", lambda: "gpu")
     monkeypatch.setattr(jax, "device_count", lambda: 1)
     arrays: Any = [jax.ShapeDtypeStruct(shape, "bfloat16")] * 3
     for mechanism, expected in (("flow", takes), ("linear", True)):
@@ -143,7 +147,7 @@ def test_gpu_kernels_up_to_their_widths(
     mechanism: Any, widest: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On request; wide ones have not been timed, so auto does not take them."""
-    monkeypatch.setattr(selection, "_native", lambda: "gpu")
+    monkeypatch.setattr(selection, "_own_target", lambda: "gpu")
     monkeypatch.setattr(jax, "device_count", lambda: 1)
 
     def chosen(
@@ -217,7 +221,7 @@ def test_lowers_without_the_device(
     name: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(selection, "_native", lambda: target)
+    monkeypatch.setattr(selection, "_own_target", lambda: target)
     function = getattr(attention, f"{name}_attention")
     mask = np.arange(length)[None] < length - 50
 
@@ -238,7 +242,7 @@ def test_lowers_without_the_device(
 
 @pytest.mark.parametrize("name", ["cosformer", "flow"])
 def test_lowers_inside_shard_map(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selection, "_native", lambda: "tpu")
+    monkeypatch.setattr(selection, "_own_target", lambda: "tpu")
     kind = (AxisType.Auto,)
     mesh = AbstractMesh((2,), ("x",), axis_types=kind, abstract_device=TPU)
     x = jax.ShapeDtypeStruct((2, 40, 2, 64), "bfloat16")

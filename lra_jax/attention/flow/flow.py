@@ -139,8 +139,8 @@ def flow_attention(
       extra_eps: added to every inner product itself; 1e-6 in the authors' vision code.
       chunking: as in `linear_attention`.
       precision: of the matrix products, as in ``jnp.einsum``.
-      implementation: "xla", "pallas", or "auto": the kernels of docs/kernels.md where
-        they run and support the options; they do not support packed rows.
+      implementation: as in `linear_attention`; "auto" takes kernels only if they
+        support the options.
       deterministic: from Flax's layers; with it, ``decode=True`` is refused.
       **flax: as in `linear_attention`.
 

@@ -113,8 +113,9 @@ def linear_attention(
       chunking: how the sequence is cut in the causal form and for packed rows; None =
         chosen by the backend.
       precision: of the matrix products, as in ``jnp.einsum``.
-      implementation: "xla", "pallas", or "auto": the kernels of docs/kernels.md where
-        they run; they do not support packed rows.
+      implementation: "xla"; "pallas" or "native", the kernels of docs/kernels.md for
+        TPUs and Hopper GPUs or for CPUs; or "auto", the kernels where they run and are
+        faster. They support neither packed rows nor second derivatives.
       **flax: keywords that Flax passes to an ``attention_fn``, which are ignored; any
         others raise.
 

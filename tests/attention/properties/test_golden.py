@@ -5,6 +5,7 @@ Each case is rebuilt from the options that the index states, and compared in flo
 computes in float32). Every case of these families is covered.
 """
 
+import functools
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 
 from lra_jax import attention
+from lra_jax.kernels.cpu import library
 
 from .. import golden, golden_builders
 from ..mechanisms import fast_jit
@@ -43,6 +45,14 @@ if not golden.AVAILABLE:
 
 CASES = [case for family in FAMILIES for case in golden.select(family)]
 CAUSAL = [case for case in CASES if golden_builders.is_causal(case)]
+# The kernels compiled for the CPU; not streams, and no competition between heads.
+NATIVE = [
+    case
+    for family in ("linear", "cosformer", "flow")
+    for case in golden.select(family)
+    if "recurrent" not in case["name"] and "competition_axis" not in case["options"]
+]
+NO_NATIVE = library.problem()
 
 
 def _gradient_names(stored: dict) -> dict[str, str]:
@@ -90,6 +100,15 @@ def test_output_and_gradients(case: dict[str, Any], dtype: str) -> None:
 @pytest.mark.parametrize("case", golden.select("softmax"), ids=lambda c: c["name"])
 def test_softmax_in_blocks(case: dict[str, Any], dtype: str) -> None:
     _check(case, dtype, implementation="blocks", block=7)
+
+
+@pytest.mark.skipif(NO_NATIVE is not None, reason=f"{NO_NATIVE}")
+@pytest.mark.parametrize("case", NATIVE, ids=lambda case: case["name"])
+def test_native_kernels(case: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    name = f"{case['name'].split('_')[0]}_attention"
+    native = functools.partial(getattr(attention, name), implementation="native")
+    monkeypatch.setattr(attention, name, native)
+    _check(case, "float32")
 
 
 def _check(case: dict[str, Any], dtype: str, **options: Any) -> None:

@@ -1,0 +1,271 @@
+// The causal form: ``out_i = scale_i sum_{j <= i} w_ij v_j``, in one walk of each head.
+
+#pragma once
+
+#include "chunk.h"
+
+namespace lra {
+
+// How heads and sequences are shared between threads.
+class Plan {
+ public:
+  // A sequence is cut into segments only if there are fewer heads than threads.
+  Plan(const Call& call, int64_t threads)
+      : groups(call, threads), length_(call.queries) {
+    const int64_t shared = std::max<int64_t>(1, groups.count());
+    const int64_t wanted = std::max<int64_t>(1, (threads + shared - 1) / shared);
+    const int64_t most = std::max<int64_t>(1, length_ / (8 * kChunk));
+    segments = std::min(wanted, most);
+    const int64_t chunks = (length_ + kChunk - 1) / kChunk;
+    segment_ = (chunks + segments - 1) / segments * kChunk;
+    segments = std::max<int64_t>(1, (length_ + segment_ - 1) / segment_);
+  }
+  int64_t first(int64_t segment) const { return segment * segment_; }
+  int64_t last(int64_t segment) const {
+    return std::min(length_, (segment + 1) * segment_);
+  }
+  int64_t tasks() const { return groups.count() * segments; }
+
+  Groups groups;
+  int64_t segments;
+
+ private:
+  int64_t length_, segment_;
+};
+
+// The sums that each segment starts with, for each head. `add` adds a chunk of a head.
+class Starts {
+ public:
+  template <class Add>
+  Starts(const Call& call, const Plan& plan, xla::ffi::ThreadPool& pool, bool backward,
+         const Add& add)
+      : call_(call), plan_(plan) {
+    if (plan.segments == 1) return;
+    const int64_t heads = call.batch * call.heads;
+    memory_ = room_.take(heads * plan.segments * Sums::size(call));
+    in_parallel(pool, plan.tasks(), [&](int64_t task) {
+      const int64_t segment = task % plan.segments;
+      const int64_t next = backward ? segment - 1 : segment + 1;
+      if (next < 0 || next == plan.segments) return;
+      const Heads heads = plan.groups[task / plan.segments];
+      Chunk chunk(call, heads.sample);
+      for (int64_t at = plan.first(segment); at < plan.last(segment); at += kChunk) {
+        chunk.move_to(at, call.queries);
+        for (int head = heads.first; head < heads.last; head++)
+          add(chunk, head, sums(heads.sample, head, next));
+      }
+    });
+    const int64_t size = Sums::size(call);
+    in_parallel(pool, heads, [&](int64_t head) {
+      for (int64_t step = 1; step < plan.segments; step++) {
+        const int64_t to = backward ? plan.segments - 1 - step : step;
+        float* here = memory_ + (head * plan.segments + to) * size;
+        const float* from = backward ? here + size : here - size;
+        for (int64_t i = 0; i < size; i++) here[i] += from[i];
+      }
+    });
+  }
+
+  // Copies of the sums before a segment, of neighbouring heads.
+  float* of(Chunk& chunk, Heads heads, int64_t segment) const {
+    const int64_t size = Sums::size(call_);
+    float* copies = chunk.take(heads.count() * size);
+    for (int head = heads.first; memory_ && head < heads.last; head++)
+      std::memcpy(copies + (head - heads.first) * size,
+                  sums(heads.sample, head, segment).outer, size * sizeof(float));
+    return copies;
+  }
+
+ private:
+  Sums sums(int64_t sample, int head, int64_t segment) const {
+    const int64_t row = sample * call_.heads + head;
+    return Sums::at(call_, memory_, row * plan_.segments + segment);
+  }
+
+  const Call& call_;
+  const Plan& plan_;
+  Room room_;
+  float* memory_ = nullptr;
+};
+
+// Clears the pairs of a chunk that are on the wrong side of the diagonal, as far as
+// products read them.
+inline void clear(float* pairs, Part part) {
+  for (int i = 0; i < kChunk; i++) {
+    if (part == Part::kLower) {
+      const int end = std::min(kChunk, padded(i / kTall * kTall + kTall));
+      std::fill(pairs + i * kChunk + i + 1, pairs + i * kChunk + end, 0.0f);
+    } else {
+      std::fill(pairs + i * kChunk + i / kTall * kTall, pairs + i * kChunk + i, 0.0f);
+    }
+  }
+}
+
+// Writes out [B, T, N, Hv], and unless the scale is given, the scale [B, T, N].
+inline void causal_forward(const Call& call, xla::ffi::ThreadPool& pool,
+                           const float* given, float* out, float* scale) {
+  const Plan plan(call, pool.num_threads());
+  const Starts starts(call, plan, pool, false, [&](Chunk& chunk, int head, Sums to) {
+    add_keys(call, chunk, head, to);
+  });
+  const int M = call.M(), W = call.W(), F = call.F();
+  in_parallel(pool, plan.tasks(), [&](int64_t task) {
+    const Heads heads = plan.groups[task / plan.segments];
+    const int64_t segment = task % plan.segments;
+    Chunk chunk(call, heads.sample);
+    float* states = starts.of(chunk, heads, segment);
+    float* scales = chunk.take(kChunk);
+    for (int64_t at = plan.first(segment); at < plan.last(segment); at += kChunk) {
+      chunk.move_to(at, call.queries);
+      for (int head = heads.first; head < heads.last; head++) {
+        const Sums state = Sums::at(call, states, head - heads.first);
+        chunk.read_query(head);
+        chunk.read_key(head);
+        chunk.read_value(head);
+        float* pairs = chunk.pairs;
+        transpose(kChunk, M, chunk.key.plain, chunk.transposed);
+        product(kChunk, M, kChunk, chunk.query.plain, chunk.transposed, pairs, false,
+                Part::kWhole, Part::kLower);
+        if (call.turned) chunk.angles.apply(pairs, Part::kLower);
+        clear(pairs, Part::kLower);
+        product(kChunk, kChunk, W, pairs, chunk.value, chunk.rows, false, Part::kLower);
+        product(kChunk, F, W, chunk.query.turned, state.outer, chunk.rows, true);
+        for (int i = 0; i < chunk.count; i++) {
+          const int64_t place = chunk.place(i, call.queries, head);
+          if (call.denominator == Denominator::kGiven) {
+            scales[i] = given[place];
+            continue;
+          }
+          Vec sums{};
+          for (int j = 0; j <= i; j += kLanes) sums += load(pairs + i * kChunk + j);
+          const float far = dot(F, chunk.query.turned + i * F, state.total);
+          scale[place] = inverse_of(call, sum(sums) + far);
+          scales[i] = call.denominator == Denominator::kClamp ? std::abs(scale[place])
+                                                              : scale[place];
+        }
+        write_rows(call, chunk.rows, scales, out, call.queries, heads.sample, head, at,
+                   chunk.count);
+        if (call.turned) transpose(kChunk, F, chunk.key.turned, chunk.transposed);
+        add_chunk(call, chunk.key.turned, chunk.transposed, chunk.value, nullptr,
+                  chunk.count, state);
+      }
+    }
+  });
+}
+
+// Writes the gradient of the query, from the first position to the last, and those of
+// the logarithms of given scales, unless `of_scale` is null.
+inline void causal_of_query(const Call& call, xla::ffi::ThreadPool& pool,
+                            const Slopes& slopes, float* of_query, float* of_scale) {
+  const Plan plan(call, pool.num_threads());
+  const Starts starts(call, plan, pool, false, [&](Chunk& chunk, int head, Sums to) {
+    add_keys(call, chunk, head, to);
+  });
+  const int M = call.M(), W = call.W(), F = call.F();
+  in_parallel(pool, plan.tasks(), [&](int64_t task) {
+    const Heads heads = plan.groups[task / plan.segments];
+    const int64_t segment = task % plan.segments;
+    Chunk chunk(call, heads.sample);
+    float* states = starts.of(chunk, heads, segment);
+    // The products here read the transposed sums.
+    float* turned = chunk.take(static_cast<int64_t>(F) * W);
+    for (int each = 0; each < heads.count(); each++) {
+      const Sums state = Sums::at(call, states, each);
+      transpose(F, W, state.outer, turned);
+      std::memcpy(state.outer, turned, sizeof(float) * F * W);
+    }
+    for (int64_t at = plan.first(segment); at < plan.last(segment); at += kChunk) {
+      chunk.move_to(at, call.queries);
+      for (int head = heads.first; head < heads.last; head++) {
+        const Sums state = Sums::at(call, states, head - heads.first);
+        chunk.read_key(head);
+        chunk.read_value(head);
+        chunk.read_slope(head, slopes);
+        float* pairs = chunk.pairs;
+        transpose(kChunk, W, chunk.value, chunk.transposed);
+        product(kChunk, W, kChunk, chunk.slope, chunk.transposed, pairs, false,
+                Part::kWhole, Part::kLower);
+        for (int i = 0; i < chunk.count; i++)
+          for (int j = 0; j <= i; j += kLanes)
+            store(pairs + i * kChunk + j,
+                  load(pairs + i * kChunk + j) + chunk.through[i]);
+        if (call.turned) chunk.angles.apply(pairs, Part::kLower);
+        clear(pairs, Part::kLower);
+        product(kChunk, kChunk, M, pairs, chunk.key.plain, chunk.near, false,
+                Part::kLower);
+        product(kChunk, W, F, chunk.slope, state.outer, chunk.far, false);
+        for (int i = 0; i < chunk.count; i++)
+          add_scaled(F, chunk.through[i], state.total, chunk.far + i * F);
+        chunk.write_query(head, chunk.near, of_query);
+        for (int i = 0; of_scale && i < chunk.count; i++)
+          of_scale[chunk.place(i, call.queries, head)] = chunk.along[i];
+        product(W, kChunk, F, chunk.transposed, chunk.key.turned, state.outer, true);
+        add_rows(chunk.count, F, chunk.key.turned, nullptr, state.total);
+      }
+    }
+  });
+}
+
+// Writes the gradients of key and value, and of the weights if there are any, from the
+// last position to the first.
+inline void causal_of_key(const Call& call, xla::ffi::ThreadPool& pool,
+                          const Slopes& slopes, float* of_key, float* of_value,
+                          float* of_weights) {
+  const Plan plan(call, pool.num_threads());
+  const Starts starts(call, plan, pool, true, [&](Chunk& chunk, int head, Sums to) {
+    add_queries(call, chunk, head, slopes, to);
+  });
+  const int M = call.M(), W = call.W(), F = call.F();
+  in_parallel(pool, plan.tasks(), [&](int64_t task) {
+    const Heads heads = plan.groups[task / plan.segments];
+    const int64_t segment = task % plan.segments;
+    Chunk chunk(call, heads.sample);
+    float* states = starts.of(chunk, heads, segment);
+    float* turned = chunk.take(static_cast<int64_t>(F) * W);
+    float* products = chunk.take(kChunk * kChunk);
+    const int64_t length = plan.last(segment) - plan.first(segment);
+    const int64_t chunks = (length + kChunk - 1) / kChunk;
+    for (int64_t step = chunks - 1; step >= 0; step--) {
+      chunk.move_to(plan.first(segment) + step * kChunk, call.queries);
+      for (int head = heads.first; head < heads.last; head++) {
+        const Sums state = Sums::at(call, states, head - heads.first);
+        chunk.read_query(head);
+        chunk.read_key(head);
+        chunk.read_value(head);
+        chunk.read_slope(head, slopes);
+        // Rows are keys here, and columns are queries.
+        float* pairs = chunk.pairs;
+        transpose(kChunk, W, chunk.slope, chunk.transposed);
+        product(kChunk, W, kChunk, chunk.value, chunk.transposed, pairs, false,
+                Part::kWhole, Part::kUpper);
+        transpose(kChunk, M, chunk.query.plain, chunk.transposed);
+        product(kChunk, M, kChunk, chunk.key.plain, chunk.transposed, products, false,
+                Part::kWhole, Part::kUpper);
+        for (int j = 0; j < kChunk; j++)
+          add_scaled(kChunk - j / kLanes * kLanes, 1.0f,
+                     chunk.through + j / kLanes * kLanes,
+                     pairs + j * kChunk + j / kLanes * kLanes);
+        for (float* both : {pairs, products}) {
+          if (call.turned) chunk.angles.apply(both, Part::kUpper);
+          clear(both, Part::kUpper);
+        }
+        product(kChunk, kChunk, W, products, chunk.slope, chunk.rows, false,
+                Part::kUpper);
+        product(kChunk, F, W, chunk.key.turned, state.outer, chunk.rows, true);
+        write_rows_of_values(call, chunk, head, of_value, of_weights);
+        product(kChunk, kChunk, M, pairs, chunk.query.plain, chunk.near, false,
+                Part::kUpper);
+        transpose(F, W, state.outer, turned);
+        product(kChunk, W, F, chunk.value, turned, chunk.far, false);
+        for (int j = 0; j < chunk.count; j++)
+          add_scaled(F, 1.0f, state.total, chunk.far + j * F);
+        chunk.write_key(head, chunk.near, of_key);
+        if (call.turned) transpose(kChunk, F, chunk.query.turned, chunk.transposed);
+        add_chunk(call, chunk.query.turned, chunk.transposed, chunk.slope, chunk.through,
+                  chunk.count, state);
+      }
+    }
+  });
+}
+
+}  // namespace lra

@@ -1,0 +1,439 @@
+// The arrays of a call, and one chunk of them as the products need it.
+
+#pragma once
+
+#include <cmath>
+
+#include "products.h"
+#include "tasks.h"
+
+namespace lra {
+
+// The most heads of one task: neighbouring heads are neighbours in memory.
+constexpr int kTogether = 4;
+
+enum class Denominator { kAdd, kClamp, kNone, kGiven };
+
+// What a call is about. B samples of T queries and S keys, N heads, H and Hv columns.
+struct Call {
+  int64_t batch, queries, keys;
+  int heads, width, columns;
+  int64_t map;  // the feature map's number
+  bool turned;  // weights are multiplied by the cosine of the distance
+  Denominator denominator;
+  float eps;
+  const float* query;    // [B, T, N, H]
+  const float* key;      // [B, S, N, H]
+  const float* value;    // [B, S, N, Hv]
+  const float* mask;        // [B, S], 0 = hidden; or null
+  const float* query_mask;  // [B, T], 0 = hidden; or null. For the flows only.
+  const float* turn;     // the angle between neighbouring positions, [B]
+  const float* unit;     // features are divided by it, [B]
+  const float* weights;  // of the values, [B, S, N]; or null
+
+  int M() const { return padded(width); }
+  int W() const { return padded(columns); }
+  // Columns of the features between chunks: with angles, cosines beside sines.
+  int F() const { return turned ? 2 * M() : M(); }
+};
+
+// The heads first..last of one sample.
+struct Heads {
+  int64_t sample;
+  int first, last;
+  int count() const { return last - first; }
+};
+
+// The groups of heads of all samples.
+class Groups {
+ public:
+  // At most kTogether heads each, and fewer if threads would go without.
+  Groups(const Call& call, int64_t threads) : heads_(call.heads) {
+    const int64_t each = call.batch * call.heads / std::max<int64_t>(1, threads);
+    const int64_t most = std::max<int64_t>(1, each);
+    together_ = static_cast<int>(std::min<int64_t>(most, kTogether));
+    in_sample_ = (call.heads + together_ - 1) / together_;
+    count_ = call.batch * in_sample_;
+  }
+  int64_t count() const { return count_; }
+  Heads operator[](int64_t index) const {
+    const int first = static_cast<int>(index % in_sample_) * together_;
+    return {index / in_sample_, first, std::min(first + together_, heads_)};
+  }
+
+ private:
+  int heads_, together_, in_sample_;
+  int64_t count_;
+};
+
+// Cosines and sines of a chunk's positions, and the cosines of their distances.
+class Angles {
+ public:
+  Angles(const Call& call, int64_t sample, Room& room)
+      : turn_(call.turned ? call.turn[sample] : 0),
+        cosines(room.take(kChunk)),
+        sines(room.take(kChunk)),
+        distances_(room.take(2 * kChunk)) {
+    for (int d = -kChunk; call.turned && d < kChunk; d++)
+      distances_[kChunk + d] = static_cast<float>(std::cos(turn_ * d));
+  }
+  void move_to(int64_t first) {
+    for (int i = 0; i < kChunk; i++) {
+      const double angle = turn_ * static_cast<double>(first + i);
+      cosines[i] = static_cast<float>(std::cos(angle));
+      sines[i] = static_cast<float>(std::sin(angle));
+    }
+  }
+  // Multiplies products of pairs [C, C] by the cosine of their distance.
+  void apply(float* pairs, Part part) const {
+    for (int i = 0; i < kChunk; i++) {
+      const int from = part == Part::kUpper ? i / kLanes * kLanes : 0;
+      const int to = part == Part::kLower ? padded(i + 1) : kChunk;
+      for (int j = from; j < to; j += kLanes) {
+        float* at = pairs + i * kChunk + j;
+        store(at, load(at) * load(distances_ + kChunk + j - i));
+      }
+    }
+  }
+
+ private:
+  double turn_;
+
+ public:
+  float *cosines, *sines;
+
+ private:
+  float* distances_;
+};
+
+// phi of a chunk of queries or keys: zero where hidden, beyond the end, and beyond H.
+class Features {
+ public:
+  Features(const Call& call, Room& room)
+      : call_(call),
+        plain(room.take(kChunk * call.M())),
+        turned(call.turned ? room.take(kChunk * call.F()) : plain) {}
+
+  // Reads `count` rows from `first` on of the query or key.
+  void read(const float* from, int64_t length, const float* mask, int64_t sample,
+            int head, int64_t first, int count, const Angles& angles) {
+    const int width = call_.width, M = call_.M(), heads = call_.heads;
+    const float inverse = 1.0f / call_.unit[sample];
+    const float* rows = from + ((sample * length + first) * heads + head) * width;
+    const float* shown = mask ? mask + sample * length + first : nullptr;
+    with_map(call_.map, [&](auto map) {
+      for (int i = 0; i < kChunk; i++) {
+        float* to = plain + i * M;
+        if (i >= count || (shown && shown[i] == 0)) {
+          std::memset(to, 0, M * sizeof(float));
+          continue;
+        }
+        std::memcpy(to, rows + static_cast<int64_t>(i) * heads * width,
+                    width * sizeof(float));
+        for (int j = 0; j < M; j += kLanes)
+          store(to + j, map.phi(load(to + j)) * inverse);
+        std::memset(to + width, 0, (M - width) * sizeof(float));
+      }
+    });
+    if (turned == plain) return;
+    for (int i = 0; i < kChunk; i++) {
+      const float c = angles.cosines[i], s = angles.sines[i];
+      for (int j = 0; j < M; j += kLanes) {
+        const Vec x = load(plain + i * M + j);
+        store(turned + i * 2 * M + j, c * x);
+        store(turned + (i * 2 + 1) * M + j, s * x);
+      }
+    }
+  }
+
+ private:
+  const Call& call_;
+
+ public:
+  float* plain;   // [C, M]
+  float* turned;  // [C, F]
+};
+
+// The gradient of query or key from those of its features: of `near` [C, M], if it is
+// not null, and of the turned ones, `far` [C, F]. Adds to what is there if `add`; leaves
+// out the feature map's derivative unless `finish`.
+inline void write_slopes(const Call& call, const float* from, float* to, int64_t length,
+                         const float* mask, int64_t sample, int head, int64_t first,
+                         int count, const float* near, const float* far,
+                         const Angles& angles, bool add, bool finish) {
+  const int width = call.width, M = call.M(), F = call.F();
+  const float inverse = 1.0f / call.unit[sample];
+  const int64_t begin = ((sample * length + first) * call.heads + head) * width;
+  const int64_t step = static_cast<int64_t>(call.heads) * width;
+  const float* shown = mask ? mask + sample * length + first : nullptr;
+  with_map(call.map, [&](auto map) {
+    float row[kLanes] = {};
+    for (int i = 0; i < count; i++) {
+      const float* x = from + begin + i * step;
+      float* y = to + begin + i * step;
+      if (shown && shown[i] == 0) {
+        if (!add) std::memset(y, 0, width * sizeof(float));
+        continue;
+      }
+      for (int j = 0; j < width; j += kLanes) {
+        Vec slope = load(far + i * F + j);
+        if (call.turned)
+          slope = angles.cosines[i] * slope + angles.sines[i] * load(far + i * F + M + j);
+        if (near) slope += load(near + i * M + j);
+        const int size = std::min(kLanes, width - j);
+        if (size == kLanes) {
+          if (add) slope += load(y + j);
+          if (finish) slope *= map.slope(load(x + j)) * inverse;
+          store(y + j, slope);
+          continue;
+        }
+        std::memcpy(row, y + j, size * sizeof(float));
+        if (add) slope += load(row);
+        std::memcpy(row, x + j, size * sizeof(float));
+        if (finish) slope *= map.slope(load(row)) * inverse;
+        store(row, slope);
+        std::memcpy(y + j, row, size * sizeof(float));
+      }
+    }
+  });
+}
+
+// A chunk of values, or of the output's gradients: zero beyond the end and beyond Hv.
+// `scales` multiplies the rows, if it is not null; hidden rows are zero.
+inline void read_rows(const Call& call, const float* from, int64_t length,
+                      const float* mask, const float* scales, int64_t sample, int head,
+                      int64_t first, int count, float* to) {
+  const int W = call.W(), columns = call.columns, heads = call.heads;
+  const int64_t position = sample * length + first;
+  for (int i = 0; i < kChunk; i++) {
+    float* row = to + i * W;
+    if (i >= count || (mask && mask[position + i] == 0)) {
+      std::memset(row, 0, W * sizeof(float));
+      continue;
+    }
+    const int64_t at = (position + i) * heads + head;
+    std::memcpy(row, from + at * columns, columns * sizeof(float));
+    if (!scales) continue;
+    const float scale = scales[at];
+    for (int j = 0; j < W; j += kLanes) store(row + j, load(row + j) * scale);
+  }
+}
+
+// Writes rows [C, W] to [B, T, N, Hv], each times its scale [C].
+inline void write_rows(const Call& call, const float* rows, const float* scales,
+                       float* to, int64_t length, int64_t sample, int head,
+                       int64_t first, int count) {
+  const int W = call.W(), columns = call.columns;
+  float row[kLanes];
+  for (int i = 0; i < count; i++) {
+    const int64_t at = (sample * length + first + i) * call.heads + head;
+    for (int j = 0; j < columns; j += kLanes) {
+      const int size = std::min(kLanes, columns - j);
+      const Vec x = load(rows + i * W + j) * scales[i];
+      if (size == kLanes) {
+        store(to + at * columns + j, x);
+      } else {
+        store(row, x);
+        std::memcpy(to + at * columns + j, row, size * sizeof(float));
+      }
+    }
+  }
+}
+
+// 1 / the bounded denominator. Where "clamp" decides, its sign is negative: then the
+// denominator has no gradient.
+inline float inverse_of(const Call& call, float sum) {
+  if (call.denominator == Denominator::kNone) return 1.0f;
+  const bool clamped =
+      call.denominator == Denominator::kClamp && !(sum >= call.eps);
+  float bounded = call.denominator == Denominator::kAdd ? sum + call.eps : sum;
+  if (clamped) bounded = call.eps;
+  // Of a row without visible keys the numerator is zero as well.
+  if (bounded == 0) bounded = 1.0f;
+  return clamped ? -1.0f / bounded : 1.0f / bounded;
+}
+
+// What passes from chunk to chunk: ``sum_j phi(k_j) v_j^T`` [F, W] and ``sum_j phi(k_j)``
+// [F]; or the same of queries and gradients.
+struct Sums {
+  float* outer;
+  float* total;
+
+  static int64_t size(const Call& call) {
+    return static_cast<int64_t>(call.F()) * (call.W() + 1);
+  }
+  static Sums at(const Call& call, float* memory, int64_t index) {
+    float* begin = memory + index * size(call);
+    return {begin, begin + static_cast<int64_t>(call.F()) * call.W()};
+  }
+};
+
+// Adds a chunk: features [C, F] and [F, C], rows [C, W], and weights of the total, [C]
+// (null = 1).
+inline void add_chunk(const Call& call, const float* features, const float* transposed,
+                      const float* rows, const float* weights, int count, Sums to) {
+  product(call.F(), kChunk, call.W(), transposed, rows, to.outer, true);
+  add_rows(count, call.F(), features, weights, to.total);
+}
+
+// The gradient of the output, and what the forward pass kept.
+struct Slopes {
+  const float* of_out;  // [B, T, N, Hv]
+  const float* out;     // [B, T, N, Hv]
+  const float* scale;   // of the numerators, [B, T, N], see `inverse_of`
+};
+
+// One chunk of one head, read part by part.
+class Chunk {
+ public:
+  Chunk(const Call& call, int64_t sample)
+      : call_(call),
+        sample_(sample),
+        angles(call, sample, room_),
+        query(call, room_),
+        key(call, room_),
+        value(room_.take(kChunk * call.W())),
+        slope(room_.take(kChunk * call.W())),
+        through(room_.take(kChunk)),
+        along(room_.take(kChunk)),
+        transposed(room_.take(kChunk * std::max(call.F(), call.W()))),
+        pairs(room_.take(kChunk * kChunk)),
+        far(room_.take(kChunk * call.F())),
+        near(room_.take(kChunk * call.M())),
+        rows(room_.take(kChunk * call.W())) {}
+
+  float* take(int64_t size) { return room_.take(size); }
+
+  void move_to(int64_t first, int64_t length) {
+    first_ = first;
+    count = static_cast<int>(std::min<int64_t>(kChunk, length - first));
+    if (call_.turned) angles.move_to(first);
+  }
+  void read_query(int head) {
+    query.read(call_.query, call_.queries, call_.query_mask, sample_, head, first_, count,
+               angles);
+  }
+  void read_key(int head) {
+    key.read(call_.key, call_.keys, call_.mask, sample_, head, first_, count, angles);
+  }
+  void read_value(int head) {
+    read_rows(call_, call_.value, call_.keys, call_.mask, call_.weights, sample_, head,
+              first_, count, value);
+  }
+  // The gradients of the numerators and of the denominators.
+  void read_slope(int head, const Slopes& from) {
+    const int W = call_.W();
+    read_rows(call_, from.of_out, call_.queries, nullptr, nullptr, sample_, head, first_,
+              count, slope);
+    read_rows(call_, from.out, call_.queries, nullptr, nullptr, sample_, head, first_,
+              count, rows);
+    for (int i = 0; i < kChunk; i++) {
+      const float given = i < count ? from.scale[place(i, call_.queries, head)] : 0.0f;
+      const bool clamps = call_.denominator == Denominator::kClamp;
+      const float scale = clamps ? std::abs(given) : given;
+      const bool passes = call_.denominator == Denominator::kAdd || (clamps && given > 0);
+      along[i] = dot(W, slope + i * W, rows + i * W);
+      through[i] = passes ? -along[i] * scale : 0.0f;
+      for (int j = 0; j < W; j += kLanes)
+        store(slope + i * W + j, load(slope + i * W + j) * scale);
+    }
+  }
+  // Writes the gradient of the query from `near` [C, M], or null, and `far`. If scales are
+  // given, so that Flow-Attention has more to add, it is that of the features.
+  void write_query(int head, const float* near, float* to) {
+    write_slopes(call_, call_.query, to, call_.queries, nullptr, sample_, head, first_,
+                 count, near, far, angles, false, finishes());
+  }
+  void write_key(int head, const float* near, float* to) {
+    write_slopes(call_, call_.key, to, call_.keys, call_.mask, sample_, head, first_,
+                 count, near, far, angles, false, finishes());
+  }
+  // Adds a gradient of the query's features [C, M]; the last turns the sum into that of
+  // the query.
+  void add_to_query(int head, const float* slopes, float* to, bool last) {
+    write_slopes(call_, call_.query, to, call_.queries, call_.query_mask, sample_, head,
+                 first_, count, nullptr, slopes, angles, true, last);
+  }
+  void add_to_key(int head, const float* slopes, float* to, bool last) {
+    write_slopes(call_, call_.key, to, call_.keys, call_.mask, sample_, head, first_,
+                 count, nullptr, slopes, angles, true, last);
+  }
+  // Where position i of the chunk is in an array [B, T, N].
+  int64_t place(int i, int64_t length, int head) const {
+    return (sample_ * length + first_ + i) * call_.heads + head;
+  }
+  int64_t first() const { return first_; }
+  int64_t sample() const { return sample_; }
+  // The head's number among those of all samples.
+  int64_t row(int head) const { return sample_ * call_.heads + head; }
+  // Whether a key is hidden.
+  bool hides(int j) const {
+    return call_.mask && call_.mask[sample_ * call_.keys + first_ + j] == 0;
+  }
+  bool hides_query(int i) const {
+    return call_.query_mask &&
+           call_.query_mask[sample_ * call_.queries + first_ + i] == 0;
+  }
+
+ private:
+  bool finishes() const { return call_.denominator != Denominator::kGiven; }
+
+  const Call& call_;
+  int64_t sample_;
+  Room room_;
+  int64_t first_ = 0;
+
+ public:
+  Angles angles;
+  Features query, key;
+  float* value;       // [C, W]
+  float* slope;       // gradient of the numerators, [C, W]
+  float* through;     // gradient of the denominators, [C]
+  float* along;       // output times its gradient, [C]
+  float* transposed;  // room for a transpose
+  float* pairs;       // [C, C]
+  float* far;         // gradient of turned features, [C, F]
+  float* near;        // gradient of plain features, [C, M]
+  float* rows;        // [C, W]
+  int count = 0;
+};
+
+inline void add_keys(const Call& call, Chunk& chunk, int head, Sums to) {
+  chunk.read_key(head);
+  chunk.read_value(head);
+  transpose(kChunk, call.F(), chunk.key.turned, chunk.transposed);
+  add_chunk(call, chunk.key.turned, chunk.transposed, chunk.value, nullptr, chunk.count,
+            to);
+}
+
+inline void add_queries(const Call& call, Chunk& chunk, int head, const Slopes& slopes,
+                        Sums to) {
+  chunk.read_query(head);
+  chunk.read_slope(head, slopes);
+  transpose(kChunk, call.F(), chunk.query.turned, chunk.transposed);
+  add_chunk(call, chunk.query.turned, chunk.transposed, chunk.slope, chunk.through,
+            chunk.count, to);
+}
+
+// The values' gradient from that of the weighted values, `chunk.rows`, and the weights'
+// gradient, if there are weights.
+inline void write_rows_of_values(const Call& call, Chunk& chunk, int head, float* of_value,
+                                 float* of_weights) {
+  const int W = call.W();
+  float scales[kChunk];
+  for (int j = 0; j < chunk.count; j++) {
+    float* row = chunk.rows + j * W;
+    const int64_t place = chunk.place(j, call.keys, head);
+    if (chunk.hides(j)) std::memset(row, 0, W * sizeof(float));
+    scales[j] = call.weights ? call.weights[place] : 1.0f;
+    if (!of_weights) continue;
+    float total = 0;
+    for (int column = 0; !chunk.hides(j) && column < call.columns; column++)
+      total += row[column] * call.value[place * call.columns + column];
+    of_weights[place] = total;
+  }
+  write_rows(call, chunk.rows, scales, of_value, call.keys, chunk.sample(), head,
+             chunk.first(), chunk.count);
+}
+
+}  // namespace lra

@@ -1,0 +1,188 @@
+// Linear attention, cosFormer and Flow-Attention on a CPU, as calls that XLA makes.
+//
+// Compiled on the machine by lra_jax/kernels/cpu/library.py. Arrays are float32 and have
+// the axes of lra_jax, after any further axes of `jax.vmap`, which count as samples. An
+// array without elements is absent.
+
+#include "causal.h"
+#include "flow.h"
+#include "whole.h"
+
+namespace {
+
+namespace ffi = xla::ffi;
+using In = ffi::Buffer<ffi::F32>;
+using Out = ffi::Result<ffi::Buffer<ffi::F32>>;
+
+const float* present(const In& x) {
+  return x.element_count() ? x.typed_data() : nullptr;
+}
+
+lra::Call call_of(const In& query, const In& key, const In& value, const In& mask,
+                  const In& unit, int64_t map) {
+  const auto axes = query.dimensions();
+  const size_t last = axes.size();
+  lra::Call call{};
+  call.batch = 1;
+  for (size_t axis = 0; axis + 3 < last; axis++) call.batch *= axes[axis];
+  call.queries = axes[last - 3];
+  call.heads = static_cast<int>(axes[last - 2]);
+  call.width = static_cast<int>(axes[last - 1]);
+  call.keys = key.dimensions()[last - 3];
+  call.columns = static_cast<int>(value.dimensions()[last - 1]);
+  call.map = map;
+  call.query = query.typed_data();
+  call.key = key.typed_data();
+  call.value = value.typed_data();
+  call.mask = present(mask);
+  call.unit = unit.typed_data();
+  return call;
+}
+
+lra::Call product_of(const In& query, const In& key, const In& value, const In& mask,
+                     const In& turn, const In& unit, int64_t map, bool turned,
+                     int64_t denominator, float eps) {
+  lra::Call call = call_of(query, key, value, mask, unit, map);
+  call.turned = turned;
+  call.turn = turn.typed_data();
+  call.denominator = static_cast<lra::Denominator>(denominator);
+  call.eps = eps;
+  return call;
+}
+
+lra::Call flows_of(const In& query, const In& key, const In& mask, const In& query_mask,
+                   const In& unit, int64_t map) {
+  lra::Call call = call_of(query, key, query, mask, unit, map);
+  call.query_mask = present(query_mask);
+  return call;
+}
+
+ffi::Error causal_forward(ffi::ThreadPool pool, In query, In key, In value, In mask,
+                          In turn, In unit, In weights, In factor, Out out, Out scale,
+                          int64_t map, bool turned, int64_t denominator, float eps) {
+  lra::Call call =
+      product_of(query, key, value, mask, turn, unit, map, turned, denominator, eps);
+  call.weights = present(weights);
+  lra::causal_forward(call, pool, present(factor), out->typed_data(),
+                      scale->typed_data());
+  return ffi::Error::Success();
+}
+
+ffi::Error causal_backward(ffi::ThreadPool pool, In query, In key, In value, In mask,
+                           In turn, In unit, In weights, In out, In scale, In of_out,
+                           Out of_query, Out of_key, Out of_value, Out of_weights,
+                           Out of_scale, int64_t map, bool turned, int64_t denominator,
+                           float eps) {
+  lra::Call call =
+      product_of(query, key, value, mask, turn, unit, map, turned, denominator, eps);
+  call.weights = present(weights);
+  const lra::Slopes slopes{of_out.typed_data(), out.typed_data(), scale.typed_data()};
+  lra::causal_of_query(call, pool, slopes, of_query->typed_data(),
+                       of_scale->element_count() ? of_scale->typed_data() : nullptr);
+  lra::causal_of_key(call, pool, slopes, of_key->typed_data(), of_value->typed_data(),
+                     call.weights ? of_weights->typed_data() : nullptr);
+  return ffi::Error::Success();
+}
+
+ffi::Error whole_forward(ffi::ThreadPool pool, In query, In key, In value, In mask,
+                         In turn, In unit, Out out, Out scale, Out sums, int64_t map,
+                         bool turned, int64_t denominator, float eps) {
+  const lra::Call call =
+      product_of(query, key, value, mask, turn, unit, map, turned, denominator, eps);
+  lra::whole_forward(call, pool, out->typed_data(), scale->typed_data(),
+                     sums->typed_data());
+  return ffi::Error::Success();
+}
+
+ffi::Error whole_backward(ffi::ThreadPool pool, In query, In key, In value, In mask,
+                          In turn, In unit, In out, In scale, In sums, In of_out,
+                          Out of_query, Out of_key, Out of_value, int64_t map,
+                          bool turned, int64_t denominator, float eps) {
+  const lra::Call call =
+      product_of(query, key, value, mask, turn, unit, map, turned, denominator, eps);
+  const lra::Slopes slopes{of_out.typed_data(), out.typed_data(), scale.typed_data()};
+  lra::whole_backward(call, pool, slopes, sums.typed_data(), of_query->typed_data(),
+                      of_key->typed_data(), of_value->typed_data());
+  return ffi::Error::Success();
+}
+
+ffi::Error flow_terms(ffi::ThreadPool pool, In query, In key, In mask, In query_mask,
+                      In unit, Out incoming, Out outgoing, Out allocation, Out logit,
+                      Out total, Out competition, Out factor, int64_t map, float clip,
+                      float eps, float extra_eps) {
+  const lra::Call call = flows_of(query, key, mask, query_mask, unit, map);
+  lra::flow_terms(call, pool, {clip, eps, extra_eps},
+                  {incoming->typed_data(), outgoing->typed_data(),
+                   allocation->typed_data(), logit->typed_data(), total->typed_data(),
+                   competition->typed_data(), factor->typed_data()});
+  return ffi::Error::Success();
+}
+
+ffi::Error flow_terms_backward(ffi::ThreadPool pool, In query, In key, In mask,
+                               In query_mask, In unit, In incoming, In outgoing,
+                               In allocation, In logit, In total, In competition,
+                               In through, In of_competition, In, In, Out of_query,
+                               Out of_key, int64_t map, float clip, float eps,
+                               float extra_eps) {
+  const lra::Call call = flows_of(query, key, mask, query_mask, unit, map);
+  lra::flow_terms_backward(
+      call, pool, {clip, eps, extra_eps},
+      {incoming.typed_data(), outgoing.typed_data(), allocation.typed_data(),
+       logit.typed_data(), total.typed_data(), competition.typed_data(), nullptr},
+      through.typed_data(), of_competition.typed_data(), of_query->typed_data(),
+      of_key->typed_data());
+  return ffi::Error::Success();
+}
+
+// A binding with the attributes of products, or of flows. Bindings cannot be copied.
+template <class Binding>
+auto with_product(Binding&& binding) {
+  return std::move(binding)
+      .template Attr<int64_t>("map")
+      .template Attr<bool>("turned")
+      .template Attr<int64_t>("denominator")
+      .template Attr<float>("eps");
+}
+
+template <class Binding>
+auto with_flow(Binding&& binding) {
+  return std::move(binding)
+      .template Attr<int64_t>("map")
+      .template Attr<float>("clip")
+      .template Attr<float>("eps")
+      .template Attr<float>("extra_eps");
+}
+
+// A binding of so many more arguments and results.
+template <int kArguments, int kResults, class Binding>
+auto with_arrays(Binding&& binding) {
+  using Array = ffi::Buffer<ffi::F32>;
+  if constexpr (kArguments > 0)
+    return with_arrays<kArguments - 1, kResults>(std::move(binding).template Arg<Array>());
+  else if constexpr (kResults > 1)
+    return with_arrays<0, kResults - 1>(std::move(binding).template Ret<Array>());
+  else
+    return std::move(binding).template Ret<Array>();
+}
+
+template <int kArguments, int kResults>
+auto binding() {
+  return with_arrays<kArguments, kResults>(ffi::Ffi::Bind().Ctx<ffi::ThreadPool>());
+}
+
+}  // namespace
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(lra_causal_forward, causal_forward,
+                              with_product(binding<8, 2>()));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(lra_causal_backward, causal_backward,
+                              with_product(binding<10, 5>()));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(lra_whole_forward, whole_forward,
+                              with_product(binding<6, 3>()));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(lra_whole_backward, whole_backward,
+                              with_product(binding<10, 3>()));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(lra_flow_terms, flow_terms, with_flow(binding<5, 7>()));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(lra_flow_terms_backward, flow_terms_backward,
+                              with_flow(binding<15, 2>()));
+
+// Floats of a register.
+extern "C" int lra_lanes() { return lra::kLanes; }

@@ -1,0 +1,139 @@
+"""Linear attention and cosFormer by the C++ kernels; see causal.h and whole.h.
+
+A task walks up to four neighbouring heads, whose rows are neighbours in memory, through
+their chunks of 64 positions. Features, masks, angles and denominators exist only for
+one chunk, in the caches. In the causal form the state is carried along; backward, one
+walk from the first position computes the queries' gradient, and one from the last
+position those of keys and values. Where there are fewer heads than threads, sequences
+are cut into segments, whose sums are computed first. Otherwise one pass adds up keys
+and values, and another reads the sums.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lra_jax.kernels.cpu import library
+from lra_jax.kernels.spec import Gradients, Inputs, Spec
+
+MAPS = ("identity", "elu", "relu", "leaky_relu", "sigmoid", "silu")
+"""The feature maps, in the order of `with_map` in vectors.h."""
+
+_DENOMINATORS = ("add", "clamp", "none", "given")
+
+
+def forward(spec: Spec, given: Inputs, save: bool) -> tuple[jax.Array, Any]:
+    """The output `[B, T, N, Hv]` and, if asked for, what `backward` needs."""
+    query, value = given.query, given.value
+    shapes = [(*query.shape[:3], value.shape[3]), query.shape[:3]]
+    arrays = [*given[:3], mask_of(given.mask), given.scale, units(query)]
+    if spec.is_causal:
+        arrays += [absent(), absent()]
+        name = "lra_causal_forward"
+    else:
+        shapes.append(_sums_shape(spec, query, value))
+        name = "lra_whole_forward"
+    out, *saved = call(name, shapes, arrays, **_attributes(spec))
+    return out, ((out, *saved) if save else ())
+
+
+def backward(spec: Spec, given: Inputs, saved: Any, of_out: jax.Array) -> Gradients:
+    """The gradients of query, key and value."""
+    shapes = [x.shape for x in given[:3]]
+    arrays = [*given[:3], mask_of(given.mask), given.scale, units(given.query)]
+    if spec.is_causal:
+        # No weights, so that neither they nor the scales need a gradient.
+        shapes += [(0,), (0,)]
+        arrays.append(absent())
+    name = "lra_causal_backward" if spec.is_causal else "lra_whole_backward"
+    arrays += [*saved, of_out]
+    of_query, of_key, of_value, *_ = call(name, shapes, arrays, **_attributes(spec))
+    return of_query, of_key, of_value
+
+
+def call(
+    name: str,
+    shapes: list,
+    arrays: list,
+    added_to: tuple[jax.Array, ...] = (),
+    **attributes: Any,
+) -> list[jax.Array]:
+    """A call of the library, which returns float32 arrays.
+
+    Args:
+      name: one of `library.CALLS`.
+      shapes: of the results.
+      arrays: the arguments.
+      added_to: further arguments, to which the first results are added in place.
+      **attributes: numbers of the types that the library expects.
+    """
+    # Inside ``jax.shard_map`` results vary along each mesh axis along which one of the
+    # arguments does.
+    varies = jax.typeof(sum(x[:0].sum() for x in (*arrays, *added_to)))
+    results = [
+        jax.ShapeDtypeStruct(
+            shape,
+            jnp.float32,
+            sharding=varies.sharding,
+            manual_axis_type=varies.manual_axis_type,
+        )
+        for shape in shapes
+    ]
+    function = jax.ffi.ffi_call(
+        name,
+        results,
+        vmap_method="broadcast_all",
+        input_output_aliases={len(arrays) + i: i for i in range(len(added_to))},
+    )
+    return list(function(*arrays, *added_to, **attributes))
+
+
+def number(feature_map: str) -> np.int64:
+    """The number by which the library knows a feature map."""
+    return np.int64(MAPS.index(feature_map))
+
+
+def absent() -> jax.Array:
+    """An array that is not given."""
+    return jnp.zeros((0,), jnp.float32)
+
+
+def mask_of(mask: jax.Array | None) -> jax.Array:
+    """A mask of `Inputs`, without the axis of heads."""
+    return absent() if mask is None else mask[:, 0]
+
+
+def units(query: jax.Array) -> jax.Array:
+    """Features as they are, `[B]`."""
+    return jnp.ones(query.shape[:1], jnp.float32)
+
+
+def denominator(name: str) -> np.int64:
+    """The number by which the library knows a denominator.
+
+    With "given" there is none: the scale of each row is an argument.
+    """
+    return np.int64(_DENOMINATORS.index(name))
+
+
+def _attributes(spec: Spec) -> dict[str, Any]:
+    return {
+        "map": number(spec.feature_map),
+        "turned": spec.rotate,
+        "denominator": denominator(spec.denominator),
+        "eps": np.float32(spec.eps),
+    }
+
+
+def _sums_shape(spec: Spec, query: jax.Array, value: jax.Array) -> tuple[int, ...]:
+    """The sums of whole sequences, `Sums` in chunk.h."""
+    padded = functools.partial(_rounded, unit=library.lanes())
+    width = padded(query.shape[3]) * spec.terms
+    return (query.shape[0], query.shape[2], width * (padded(value.shape[3]) + 1))
+
+
+def _rounded(size: int, unit: int) -> int:
+    return -(-size // unit) * unit

@@ -1,0 +1,131 @@
+// The form that is not causal: ``out_i = scale_i sum_j w_ij v_j``. One pass adds up keys
+// and values, another reads the sums.
+
+#pragma once
+
+#include "chunk.h"
+
+namespace lra {
+
+// Positions of a task: so that results do not depend on the number of threads.
+constexpr int64_t kBlock = 16 * kChunk;
+
+// ``sum_j phi(k_j) v_j^T`` and ``sum_j phi(k_j)`` of each head, [B, N, size]; or those
+// of queries and gradients. `add` adds a chunk of a head, and may write its results.
+template <class Add>
+void add_up(const Call& call, xla::ffi::ThreadPool& pool, int64_t length, float* to,
+            const Add& add) {
+  const Groups groups(call, pool.num_threads());
+  const int64_t blocks = (length + kBlock - 1) / kBlock, size = Sums::size(call);
+  const int64_t heads = call.batch * call.heads;
+  Room room;
+  float* parts = blocks == 1 ? to : room.take(heads * blocks * size);
+  if (blocks == 1) std::fill(to, to + heads * size, 0.0f);
+  in_parallel(pool, groups.count() * blocks, [&](int64_t task) {
+    const Heads mine = groups[task / blocks];
+    const int64_t first = task % blocks * kBlock, last = std::min(length, first + kBlock);
+    Chunk chunk(call, mine.sample);
+    for (int64_t at = first; at < last; at += kChunk) {
+      chunk.move_to(at, length);
+      for (int head = mine.first; head < mine.last; head++) {
+        const int64_t part = chunk.row(head) * blocks + task % blocks;
+        add(chunk, head, Sums::at(call, parts, part));
+      }
+    }
+  });
+  if (blocks == 1) return;
+  in_parallel(pool, heads, [&](int64_t row) {
+    std::fill(to + row * size, to + (row + 1) * size, 0.0f);
+    for (int64_t part = 0; part < blocks; part++)
+      for (int64_t i = 0; i < size; i++)
+        to[row * size + i] += parts[(row * blocks + part) * size + i];
+  });
+}
+
+// Calls `visit` with each chunk of each head.
+template <class Visit>
+void visit_chunks(const Call& call, xla::ffi::ThreadPool& pool, int64_t length,
+                  const Visit& visit) {
+  const Groups groups(call, pool.num_threads());
+  const int64_t blocks = (length + kBlock - 1) / kBlock;
+  in_parallel(pool, groups.count() * blocks, [&](int64_t task) {
+    const Heads mine = groups[task / blocks];
+    const int64_t first = task % blocks * kBlock, last = std::min(length, first + kBlock);
+    Chunk chunk(call, mine.sample);
+    for (int64_t at = first; at < last; at += kChunk) {
+      chunk.move_to(at, length);
+      for (int head = mine.first; head < mine.last; head++)
+        visit(chunk, head);
+    }
+  });
+}
+
+// The outer sums transposed, [B, N, W, F].
+inline float* transposed_sums(const Call& call, xla::ffi::ThreadPool& pool, float* sums,
+                              Room& room) {
+  const int64_t size = static_cast<int64_t>(call.F()) * call.W();
+  const int64_t heads = call.batch * call.heads;
+  float* to = room.take(heads * size);
+  in_parallel(pool, heads, [&](int64_t row) {
+    transpose(call.F(), call.W(), Sums::at(call, sums, row).outer, to + row * size);
+  });
+  return to;
+}
+
+// Writes out [B, T, N, Hv], the scale [B, T, N], and the sums [B, N, size].
+inline void whole_forward(const Call& call, xla::ffi::ThreadPool& pool, float* out,
+                          float* scale, float* sums) {
+  add_up(call, pool, call.keys, sums, [&](Chunk& chunk, int head, Sums to) {
+    add_keys(call, chunk, head, to);
+  });
+  const int W = call.W(), F = call.F();
+  visit_chunks(call, pool, call.queries, [&](Chunk& chunk, int head) {
+    const Sums all = Sums::at(call, sums, chunk.row(head));
+    chunk.read_query(head);
+    product(kChunk, F, W, chunk.query.turned, all.outer, chunk.rows, false);
+    for (int i = 0; i < chunk.count; i++) {
+      const float total = dot(F, chunk.query.turned + i * F, all.total);
+      const float inverse = inverse_of(call, total);
+      scale[chunk.place(i, call.queries, head)] = inverse;
+      chunk.through[i] =
+          call.denominator == Denominator::kClamp ? std::abs(inverse) : inverse;
+    }
+    write_rows(call, chunk.rows, chunk.through, out, call.queries, chunk.sample(), head,
+               chunk.first(), chunk.count);
+  });
+}
+
+// Writes the gradients of query, key and value, from the sums of the forward pass.
+inline void whole_backward(const Call& call, xla::ffi::ThreadPool& pool,
+                           const Slopes& slopes, float* sums, float* of_query,
+                           float* of_key, float* of_value) {
+  const int W = call.W(), F = call.F();
+  const int64_t size = static_cast<int64_t>(F) * W, heads = call.batch * call.heads;
+  Room room;
+  const float* turned = transposed_sums(call, pool, sums, room);
+  float* mirrored = room.take(heads * Sums::size(call));
+  add_up(call, pool, call.queries, mirrored, [&](Chunk& chunk, int head, Sums to) {
+    add_queries(call, chunk, head, slopes, to);
+    const int64_t row = chunk.row(head);
+    product(kChunk, W, F, chunk.slope, turned + row * size, chunk.far, false);
+    const float* total = Sums::at(call, sums, row).total;
+    for (int i = 0; i < chunk.count; i++)
+      add_scaled(F, chunk.through[i], total, chunk.far + i * F);
+    chunk.write_query(head, nullptr, of_query);
+  });
+  turned = transposed_sums(call, pool, mirrored, room);
+  visit_chunks(call, pool, call.keys, [&](Chunk& chunk, int head) {
+    const int64_t row = chunk.row(head);
+    const Sums all = Sums::at(call, mirrored, row);
+    chunk.read_key(head);
+    chunk.read_value(head);
+    product(kChunk, F, W, chunk.key.turned, all.outer, chunk.rows, false);
+    write_rows_of_values(call, chunk, head, of_value, nullptr);
+    product(kChunk, W, F, chunk.value, turned + row * size, chunk.far, false);
+    for (int j = 0; j < chunk.count; j++)
+      add_scaled(F, 1.0f, all.total, chunk.far + j * F);
+    chunk.write_key(head, nullptr, of_key);
+  });
+}
+
+}  // namespace lra

@@ -1,0 +1,386 @@
+"""The kernels that are compiled for the CPU: against the XLA form in float64."""
+
+import functools
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from attention.mechanisms import assert_close, fast_jit, inputs
+from jax.sharding import AxisType, PartitionSpec
+
+from lra_jax import attention, kernels
+from lra_jax.attention.causal.engine import Chunking
+from lra_jax.kernels.cpu import library
+from lra_jax.kernels.cpu.programs import MAPS
+from lra_jax.kernels.spec import MAPS as FORMULAS
+from lra_jax.models import MultiHeadAttention
+
+NAMES = ("linear", "cosformer", "flow")
+FORMS = [(name, is_causal) for name in NAMES for is_causal in (True, False)]
+
+if library.problem() is not None:
+    pytest.skip(f"{library.problem()}", allow_module_level=True)
+
+
+def call(name: str, implementation: str = "native", **more: Any) -> Any:
+    function = getattr(attention, f"{name}_attention")
+    return functools.partial(function, implementation=implementation, **more)
+
+
+def pulled_back(function: Any, arrays: Any, slopes: np.ndarray) -> tuple:
+    """The output and the gradients of query, key and value."""
+
+    @fast_jit
+    def both(*arrays: jax.Array) -> Any:
+        out, pullback = jax.vjp(function, *arrays)
+        return out, *pullback(jnp.asarray(slopes, out.dtype))
+
+    return both(*arrays)
+
+
+def compare(name: str, arrays: Any, tolerance: float = 5e-6, **more: Any) -> tuple:
+    """Output and gradients against those of the XLA form in float64."""
+    shape = (*arrays[0].shape[:3], arrays[2].shape[3])
+    slopes = np.random.default_rng(1).normal(size=shape)
+    got = pulled_back(call(name, **more), arrays, slopes)
+    assert all(array.dtype == "float32" for array in got)
+    with jax.enable_x64(True):
+        exact = [np.asarray(x, "float64") for x in arrays]
+        wanted = pulled_back(call(name, "xla", **more), exact, slopes)
+        assert_close(got, wanted, tolerance)
+    return got
+
+
+# Lengths within and beyond a chunk of 64 and a block of 1,024 positions; widths that
+# fill registers and that do not; more heads than a group of 4.
+SIZES = [
+    {"batch": 1, "heads": 1, "query_length": 5, "head_dim": 3},
+    {"batch": 3, "heads": 5, "query_length": 65, "head_dim": 7, "value_dim": 18},
+    {"batch": 1, "heads": 2, "query_length": 1100, "head_dim": 16},
+    {"batch": 2, "heads": 4, "query_length": 130, "head_dim": 64, "value_dim": 33},
+    {"batch": 1, "heads": 1, "query_length": 70, "head_dim": 256},
+]
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=lambda x: str(x["query_length"]))
+@pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
+@pytest.mark.parametrize(("name", "is_causal"), FORMS)
+def test_like_the_xla_form(
+    name: str, is_causal: bool, masked: bool, sizes: dict
+) -> None:
+    length = sizes["query_length"]
+    batch = sizes["batch"]
+    mask = None
+    if masked:
+        mask = np.random.default_rng(4).random((batch, length)) < 0.7
+        mask[:, -1] = True
+    arrays = inputs(3, **sizes, length=length)
+    compare(name, arrays, 2e-5, mask=mask, is_causal=is_causal)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_queries_and_keys_of_different_lengths(name: str) -> None:
+    compare(name, inputs(3, 2, 40, 150, 3, 9))
+    compare(name, inputs(3, 2, 1100, 20, 3, 9))
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        *(("linear", {"feature_map": name}) for name in MAPS if name != "identity"),
+        ("linear", {"feature_map": lambda x: jnp.exp(jnp.concatenate([x, -x], -1))}),
+        ("linear", {"eps": 0.5}),
+        ("linear", {"eps": 0}),
+        ("cosformer", {"denominator": "add", "eps": 0.5}),
+        ("cosformer", {"denominator": "clamp", "eps": 4.0}),
+        ("cosformer", {"feature_map": "identity", "denominator": "add", "eps": 300.0}),
+        ("cosformer", {"feature_map": "leaky_relu", "eps": 1.0}),
+        ("cosformer", {"reweight": False}),
+        ("cosformer", {"max_length": 200}),
+        ("cosformer", {"max_length": np.array([90, 70]), "feature_map": "elu"}),
+        ("flow", {"feature_map": "relu", "eps": 0.1, "extra_eps": 0.2}),
+        ("flow", {"feature_map": "relu+1e-6"}),
+        ("flow", {"clip": 0.9}),
+        ("flow", {"feature_map": "relu", "eps": 0}),
+    ],
+)
+def test_options(name: str, more: dict, is_causal: bool) -> None:
+    positive = more.get("feature_map") in ("silu", "leaky_relu", "identity")
+    q, k, v = inputs(6, 2, 90, 90, 2, 8)
+    # Sums of features of both signs could cancel.
+    arrays = (np.abs(q), np.abs(k), v) if positive else (q, k, v)
+    compare(name, arrays, 2e-5, is_causal=is_causal, **more)
+
+
+def test_feature_maps_have_the_numbers_of_the_library() -> None:
+    assert sorted(MAPS) == sorted(FORMULAS) == sorted(kernels.FEATURE_MAPS)
+
+
+@pytest.mark.parametrize(("name", "is_causal"), FORMS)
+def test_fewer_key_heads(name: str, is_causal: bool) -> None:
+    compare(name, inputs(7, 1, 80, 80, 4, 8, key_heads=2), is_causal=is_causal)
+
+
+@pytest.mark.parametrize(("name", "is_causal"), FORMS)
+def test_padding(name: str, is_causal: bool) -> None:
+    """The values in padding do not matter, and a sample means the same alone."""
+    q, k, v = inputs(8, 2, 100, 100, 2, 8)
+    mask = np.arange(100)[None] < np.array([[100], [67]])
+    more: dict[str, Any] = {"cosformer": {"max_length": 128}}.get(name, {})
+    hidden = ~mask[:, :, None, None]
+    slopes = np.where(hidden, 0, np.random.default_rng(1).normal(size=q.shape))
+    rows = {"query_mask": mask} if name == "flow" else {}
+    given = call(name, mask=mask, is_causal=is_causal, **more, **rows)
+    clean = pulled_back(given, (q, k, v), slopes)
+    nan = [np.where(hidden, np.float32("nan"), x) for x in (k, v)]
+    for one, two in zip(pulled_back(given, (q, *nan), slopes), clean, strict=True):
+        np.testing.assert_array_equal(one, two)
+    for slope in clean[2:]:
+        assert not np.asarray(slope)[hidden.repeat(2, 2).repeat(8, 3)].any()
+    alone = call(name, is_causal=is_causal, **more)
+    alone = pulled_back(alone, [x[1:, :67] for x in (q, k, v)], slopes[1:, :67])
+    assert_close([x[1:, :67] for x in clean], list(alone), 2e-6)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_future_is_never_seen(name: str) -> None:
+    q, k, v = inputs(9, 1, 200, 200, 2, 8)
+    function = fast_jit(call(name, is_causal=True))
+    out = function(q, k, v)
+    for at in (1, 63, 64, 150):
+        changed = [np.concatenate([x[:, :at], 3 * x[:, at:]], 1) for x in (q, k, v)]
+        np.testing.assert_array_equal(function(*changed)[:, :at], out[:, :at])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_extremes(name: str) -> None:
+    """Rows without keys, features that are all zero, and large numbers."""
+    q, k, v = inputs(10, 1, 70, 70, 1, 8)
+    mask = np.arange(70)[None] >= 30
+    compare(name, (q, k, v), 2e-5, mask=mask, is_causal=True)
+    out = fast_jit(call(name, is_causal=True))(q, k, v, mask)
+    assert not np.asarray(out)[:, :30].any()
+    if name == "cosformer":
+        for x in pulled_back(call(name), (-np.abs(q), k, v), np.ones_like(v))[:3]:
+            assert not np.asarray(x).any()
+    large = [np.float32(1e15) * np.abs(x) for x in (q, k)]
+    map_of = {"flow": {"feature_map": "relu"}}.get(name, {})
+    more: Any = {"is_causal": True, **map_of}
+    got = fast_jit(call(name, **more))(*large, v)
+    with jax.enable_x64(True):
+        exact = [np.asarray(x, "float64") for x in (*large, v)]
+        assert_close(got, fast_jit(call(name, "xla", **more))(*exact), 2e-5)
+
+
+@pytest.mark.parametrize("feature_map", MAPS)
+@pytest.mark.parametrize("place", [0, 1])
+def test_nan_that_is_seen_is_not_lost(feature_map: str, place: int) -> None:
+    for name, is_causal in FORMS:
+        arrays = inputs(14, 1, 70, 70, 1, 4)
+        arrays[place][0, 3, 0, 1] = np.nan
+        if name == "cosformer" and feature_map in ("sigmoid", "silu"):
+            continue
+        more: dict[str, Any] = {"feature_map": feature_map, "is_causal": is_causal}
+        if name == "flow" and feature_map not in ("sigmoid", "relu", "elu"):
+            continue
+        out = np.asarray(fast_jit(call(name, **more))(*arrays))
+        assert np.isnan(out[0, 3]).all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_equal_tokens_of_a_long_sequence(name: str) -> None:
+    """Rounding in one direction must not add up: 65,536 times 0.7 is still right."""
+    x = np.full((1, 65_536, 1, 2), 0.7, "float32")
+    function = fast_jit(call(name, is_causal=True, **CONSTANT.get(name, {})))
+    out = np.asarray(function(x, x, np.float32(0.9) * np.sign(x)), "float64")
+    with jax.enable_x64(True):
+        exact = call(name, "xla", is_causal=True, **CONSTANT.get(name, {}))
+        exact = np.asarray(
+            exact(*(jnp.asarray(a, "float64") for a in (x, x, 0.9 + 0 * x)))
+        )
+    np.testing.assert_allclose(out, exact, rtol=5e-5)
+
+
+CONSTANT = {"cosformer": {"max_length": 100_000}}
+
+
+def _slopes_of_samples(name: str, implementation: str, **more: Any) -> Any:
+    function = call(name, implementation, **more)
+
+    def loss(arrays: Any) -> jax.Array:
+        return jnp.sin(jax.vmap(jax.checkpoint(function))(*arrays)).sum()
+
+    return jax.grad(loss)
+
+
+@pytest.mark.parametrize(("name", "is_causal"), FORMS)
+def test_transformations(name: str, is_causal: bool) -> None:
+    pairs = [np.stack(x) for x in zip(inputs(9), inputs(10), strict=True)]
+    slopes = [
+        fast_jit(_slopes_of_samples(name, x, is_causal=is_causal))(pairs)
+        for x in ("native", "xla")
+    ]
+    jax.tree.map(assert_close, *slopes)
+    # Every gradient of one output, so only the cotangents have a further axis.
+    rows = [
+        fast_jit(jax.jacrev(lambda *x, f=f: f(*x)[0, -1, 0], (0, 1, 2)))(*inputs(11))
+        for f in (call(name, x, is_causal=is_causal) for x in ("native", "xla"))
+    ]
+    jax.tree.map(assert_close, *rows)
+
+
+@pytest.mark.parametrize(("name", "is_causal"), FORMS)
+def test_in_shard_map(name: str, is_causal: bool) -> None:
+    """Samples on two devices; the types say along which axis results vary."""
+    mesh = jax.make_mesh((2,), ("sample",), axis_types=(AxisType.Auto,))
+    arrays = [jnp.asarray(x) for x in inputs(12)]
+
+    def loss(implementation: str, *arrays: jax.Array) -> jax.Array:
+        return jnp.sin(call(name, implementation, is_causal=is_causal)(*arrays)).sum()
+
+    spec = PartitionSpec("sample")
+    local = jax.grad(functools.partial(loss, "native"), (0, 1, 2))
+    local = jax.shard_map(local, mesh=mesh, in_specs=spec, out_specs=spec)
+    wanted = jax.grad(functools.partial(loss, "xla"), (0, 1, 2))
+    assert_close(fast_jit(local)(*arrays), fast_jit(wanted)(*arrays))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_few_heads_on_many_threads(name: str) -> None:
+    """One head of a long sequence is cut into segments, if there are two threads."""
+    compare(name, inputs(13, 1, 2000, 2000, 1, 8), is_causal=True)
+
+
+def test_in_a_model() -> None:
+    from flax import nnx
+
+    x = jax.random.normal(jax.random.key(0), (2, 20, 16))
+    made = [
+        MultiHeadAttention(
+            2, 16, max_length=32, options={"implementation": y}, rngs=nnx.Rngs(0)
+        )
+        for y in ("native", "xla")
+    ]
+    assert "ffi_call" in str(jax.make_jaxpr(made[0])(x))
+    assert_close(*(fast_jit(layer)(x) for layer in made), 1e-6)
+
+
+def test_what_is_refused() -> None:
+    arrays = inputs(0)
+
+    def refused(match: str, name: str = "linear", arrays: Any = arrays, **more: Any):
+        with pytest.raises(ValueError, match=match):
+            call(name, **more)(*arrays)
+
+    half = [jnp.asarray(x, "bfloat16") for x in arrays]
+    refused("float32, got .'bfloat16'. with implementation='native'", arrays=half)
+    refused("at most 256, got .257, 257.", arrays=inputs(0, head_dim=257))
+    refused("chunking: expected None, got", chunking=Chunking(64))
+    rows = np.ones((2, 7), int)
+    refused("segment_ids: expected None", segment_ids=rows)
+    refused("grid: expected None, got .7, 1.", "cosformer", grid=(7, 1))
+    refused("at most 30 if causal, got None", "flow", is_causal=True, clip=None)
+    refused("competition: expected True", "flow", competition=False)
+    pallas = "'auto' or 'xla' on this machine, because Pallas.*'pallas' on 'cpu'"
+    refused(pallas, implementation="pallas")
+    refused("'native', got 'natve'", implementation="natve")
+
+    def twice(x: jax.Array) -> jax.Array:
+        function = call("linear", is_causal=True)
+        return jax.grad(lambda y: function(y, *arrays[1:]).sum())(x).sum()
+
+    with pytest.raises(ValueError, match="expected 'xla' for second derivatives"):
+        jax.grad(twice)(arrays[0])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_auto_takes_them_where_they_are_faster(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def taken(shape: tuple, dtype: str = "float32", **more: Any) -> bool:
+        x = jax.ShapeDtypeStruct(shape, dtype)
+        given = {"implementation": "auto", "is_causal": True} | more
+        return "ffi_call" in str(jax.make_jaxpr(call(name, **given))(x, x, x))
+
+    large = 1, 1024, 4, 8
+    assert not taken(large)  # There are two devices.
+    monkeypatch.setattr(jax, "device_count", lambda: 1)
+    assert taken(large)
+    assert taken(large, is_causal=False) == (name != "flow")
+    assert not taken((1, 1023, 4, 8))
+    assert not taken(large, "bfloat16")
+    assert not taken(large, implementation="xla")
+    assert not taken(large, chunking=Chunking(64))
+    monkeypatch.setenv(library.SWITCH, "0")
+    assert not taken(large)
+    monkeypatch.setenv(library.SWITCH, "yes")
+    with pytest.raises(ValueError, match="LRA_JAX_NATIVE: expected 0 or 1, got 'yes'"):
+        taken(large)
+
+
+PROGRAM = """
+import warnings
+import jax
+from lra_jax.attention import linear_attention
+x = jax.numpy.ones((1, 1024, 4, 8))
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    linear_attention(x, x, x, is_causal=True)
+    linear_attention(x, x, x)
+print(*[warning.message for warning in caught], sep="\\n")
+linear_attention(x, x, x, implementation="native")
+"""
+
+
+def test_without_a_compiler(tmp_path: Path) -> None:
+    """ "auto" is then the XLA form, with one warning if a compiler fails."""
+
+    def run(**environment: str) -> subprocess.CompletedProcess:
+        more = {"XDG_CACHE_HOME": str(tmp_path), "JAX_NUM_CPU_DEVICES": "1"}
+        return subprocess.run(
+            [sys.executable, "-c", PROGRAM],
+            env={**_environment(), **more, **environment},
+            capture_output=True,
+            text=True,
+        )
+
+    absent = run(PATH="", CXX="")
+    assert not absent.stdout.strip()
+    assert "there is no C++ compiler (CXX, c++, g++ or clang++)" in absent.stderr
+    broken = run(CXX="false --really")
+    (warning,) = broken.stdout.splitlines()
+    assert warning.startswith("attention takes its slower form on this CPU")
+    assert (
+        "false" in warning and "--really" in warning and "LRA_JAX_NATIVE=0" in warning
+    )
+    assert "'native' on 'cpu'" in broken.stderr.splitlines()[-1]
+
+
+def test_a_damaged_library_is_replaced(tmp_path: Path) -> None:
+    """A crash of the machine can leave an empty file; a whole one needs no writing."""
+    program = "from lra_jax.kernels.cpu import library; print(library.problem())"
+
+    def found() -> str:
+        more = {"XDG_CACHE_HOME": str(tmp_path), "CXX": "", "PYTHONWARNINGS": "error"}
+        return subprocess.check_output(
+            [sys.executable, "-c", program], env={**_environment(), **more}, text=True
+        )
+
+    assert found() == "None\n"
+    (file,) = tmp_path.rglob("*.so")
+    size = file.stat().st_size
+    file.write_bytes(b"")
+    assert found() == "None\n"
+    assert file.stat().st_size == size
+
+
+def _environment() -> dict[str, str]:
+    import os
+
+    return {k: v for k, v in os.environ.items() if k not in ("CXX", library.SWITCH)}
