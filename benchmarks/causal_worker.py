@@ -42,7 +42,8 @@ class Jax:
     def array(self, x: np.ndarray) -> Any:
         import jax
 
-        return jax.device_put(x)
+        # Waits: a copy still going on would count as memory of the first run.
+        return jax.block_until_ready(jax.device_put(x))
 
     def ready(self, function: Function, arrays: list[Any], gradient: bool) -> Any:
         import jax
