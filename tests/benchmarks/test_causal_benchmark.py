@@ -35,7 +35,8 @@ def test_every_round_begins_with_another_case() -> None:
 
 def test_peers_are_chosen_by_name() -> None:
     ours = [form.name for form in causal.chosen("none")]
-    assert ours == ["linear", "cosformer", "flow", "softmax"]
+    kernels = ["linear", "cosformer", "flow"]
+    assert ours == [*kernels, *(f"{name}_xla" for name in kernels), "softmax"]
     assert [form.name for form in causal.chosen("fla,attnax")] == [
         *ours,
         "attnax",
