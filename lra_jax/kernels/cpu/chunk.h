@@ -22,14 +22,14 @@ struct Call {
   bool turned;  // weights are multiplied by the cosine of the distance
   Denominator denominator;
   float eps;
-  const float* query;    // [B, T, N, H]
-  const float* key;      // [B, S, N, H]
-  const float* value;    // [B, S, N, Hv]
+  const float* query;       // [B, T, N, H]
+  const float* key;         // [B, S, N, H]
+  const float* value;       // [B, S, N, Hv]
   const float* mask;        // [B, S], 0 = hidden; or null
   const float* query_mask;  // [B, T], 0 = hidden; or null. For the flows only.
-  const float* turn;     // the angle between neighbouring positions, [B]
-  const float* unit;     // features are divided by it, [B]
-  const float* weights;  // of the values, [B, S, N]; or null
+  const float* turn;        // the angle between neighbouring positions, [B]
+  const float* unit;        // features are divided by it, [B]
+  const float* weights;     // of the values, [B, S, N]; or null
 
   int M() const { return padded(width); }
   int W() const { return padded(columns); }
