@@ -96,7 +96,7 @@ class _Device:
 
         heads, width, value_width = sizes
         # As if the default device were a TPU.
-        selection._native = lambda: "tpu"
+        selection._own_target = lambda: "tpu"
         flat = [
             jax.ShapeDtypeStruct((2, length, heads * x), dtype)
             for x in (width, width, value_width)
