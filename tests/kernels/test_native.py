@@ -1,6 +1,7 @@
 """The kernels that are compiled for the CPU: against the XLA form in float64."""
 
 import functools
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +19,8 @@ from lra_jax.attention.causal.engine import Chunking
 from lra_jax.kernels.cpu import library
 from lra_jax.kernels.cpu.programs import MAPS
 from lra_jax.kernels.spec import MAPS as FORMULAS
-from lra_jax.models import MultiHeadAttention
+
+from .test_linear import check_in_a_model
 
 NAMES = ("linear", "cosformer", "flow")
 FORMS = [(name, is_causal) for name in NAMES for is_causal in (True, False)]
@@ -193,21 +195,20 @@ def test_nan_that_is_seen_is_not_lost(feature_map: str, place: int) -> None:
         assert np.isnan(out[0, 3]).all()
 
 
+CONSTANT = {"cosformer": {"max_length": 100_000}}
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_equal_tokens_of_a_long_sequence(name: str) -> None:
     """Rounding in one direction must not add up: 65,536 times 0.7 is still right."""
     x = np.full((1, 65_536, 1, 2), 0.7, "float32")
-    function = fast_jit(call(name, is_causal=True, **CONSTANT.get(name, {})))
-    out = np.asarray(function(x, x, np.float32(0.9) * np.sign(x)), "float64")
+    arrays = x, x, np.full_like(x, 0.9)
+    more = {"is_causal": True, **CONSTANT.get(name, {})}
+    out = np.asarray(fast_jit(call(name, **more))(*arrays), "float64")
     with jax.enable_x64(True):
-        exact = call(name, "xla", is_causal=True, **CONSTANT.get(name, {}))
-        exact = np.asarray(
-            exact(*(jnp.asarray(a, "float64") for a in (x, x, 0.9 + 0 * x)))
-        )
+        exact = [np.asarray(x, "float64") for x in arrays]
+        exact = np.asarray(fast_jit(call(name, "xla", **more))(*exact))
     np.testing.assert_allclose(out, exact, rtol=5e-5)
-
-
-CONSTANT = {"cosformer": {"max_length": 100_000}}
 
 
 def _slopes_of_samples(name: str, implementation: str, **more: Any) -> Any:
@@ -258,17 +259,7 @@ def test_few_heads_on_many_threads(name: str) -> None:
 
 
 def test_in_a_model() -> None:
-    from flax import nnx
-
-    x = jax.random.normal(jax.random.key(0), (2, 20, 16))
-    made = [
-        MultiHeadAttention(
-            2, 16, max_length=32, options={"implementation": y}, rngs=nnx.Rngs(0)
-        )
-        for y in ("native", "xla")
-    ]
-    assert "ffi_call" in str(jax.make_jaxpr(made[0])(x))
-    assert_close(*(fast_jit(layer)(x) for layer in made), 1e-6)
+    check_in_a_model("native", "ffi_call")
 
 
 def test_what_is_refused() -> None:
@@ -338,8 +329,12 @@ linear_attention(x, x, x, implementation="native")
 """
 
 
+def _environment() -> dict[str, str]:
+    return {k: v for k, v in os.environ.items() if k not in ("CXX", library.SWITCH)}
+
+
 def test_without_a_compiler(tmp_path: Path) -> None:
-    """ "auto" is then the XLA form, with one warning if a compiler fails."""
+    """The XLA form runs, with one warning if there is a compiler that fails."""
 
     def run(**environment: str) -> subprocess.CompletedProcess:
         more = {"XDG_CACHE_HOME": str(tmp_path), "JAX_NUM_CPU_DEVICES": "1"}
@@ -378,9 +373,3 @@ def test_a_damaged_library_is_replaced(tmp_path: Path) -> None:
     file.write_bytes(b"")
     assert found() == "None\n"
     assert file.stat().st_size == size
-
-
-def _environment() -> dict[str, str]:
-    import os
-
-    return {k: v for k, v in os.environ.items() if k not in ("CXX", library.SWITCH)}

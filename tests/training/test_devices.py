@@ -134,8 +134,9 @@ def test_what_a_split_sequence_cannot_have() -> None:
     arrays = [jnp.ones((2, 6, 1, 4))] * 3
     mesh = sharding.make_mesh((2,), 2)
     attend = sequence_parallel("linear", mesh=mesh).attention
-    with pytest.raises(ValueError, match=r"implementation: .*got 'pallas'"):
-        attend(*arrays, implementation="pallas")
+    for forced in ("pallas", "native"):
+        with pytest.raises(ValueError, match=rf"implementation: .*got '{forced}'"):
+            attend(*arrays, implementation=forced)
     with pytest.raises(ValueError, match=r"query_mask: expected a keyword of linear"):
         attend(*arrays, query_mask=jnp.ones((2, 6), bool))
     with pytest.raises(ValueError, match=r"key: expected the query's length T=6"):

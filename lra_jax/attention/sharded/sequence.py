@@ -85,9 +85,9 @@ def sequence_parallel(
         inputs.check_keywords(found.attention, dict.fromkeys(unknown))
         inputs.check_inputs(query, key, value, is_causal)
         inputs.check_self(query, key, f"sequence-parallel {found.name}")
-        if options.get("implementation") == "pallas":
+        if (forced := options.get("implementation")) in ("pallas", "native"):
             wanted = "'auto' or 'xla' for a sequence that is split over devices"
-            raise expected("implementation", wanted, "'pallas'")
+            raise expected("implementation", wanted, f"{forced!r}")
         _check_mesh(mesh, query, {axis: 1, batch_axis: 0})
         batch, length = query.shape[:2]
         masks = (

@@ -33,13 +33,14 @@ class Plan {
   int64_t length_, segment_;
 };
 
-// The sums that each segment starts with, for each head. `add` adds a chunk of a head.
-class Starts {
+// A walk through the chunks of all heads, from the first position, or from the last if
+// `backward`. `add` adds a chunk of a head to sums: what a segment starts with.
+class Walk {
  public:
   template <class Add>
-  Starts(const Call& call, const Plan& plan, xla::ffi::ThreadPool& pool, bool backward,
-         const Add& add)
-      : call_(call), plan_(plan) {
+  Walk(const Call& call, xla::ffi::ThreadPool& pool, bool backward, const Add& add)
+      : call_(call), plan_(call, pool.num_threads()), backward_(backward) {
+    const Plan& plan = plan_;
     if (plan.segments == 1) return;
     const int64_t heads = call.batch * call.heads;
     memory_ = room_.take(heads * plan.segments * Sums::size(call));
@@ -66,6 +67,27 @@ class Starts {
     });
   }
 
+  // Calls `visit` with each chunk and head, and with the head's sums of all earlier
+  // chunks, or later ones if `backward`, to which it adds the chunk.
+  template <class Visit>
+  void operator()(xla::ffi::ThreadPool& pool, const Visit& visit) const {
+    in_parallel(pool, plan_.tasks(), [&](int64_t task) {
+      const Heads heads = plan_.groups[task / plan_.segments];
+      const int64_t segment = task % plan_.segments;
+      const int64_t first = plan_.first(segment);
+      const int64_t chunks = (plan_.last(segment) - first + kChunk - 1) / kChunk;
+      Chunk chunk(call_, heads.sample);
+      float* states = of(chunk, heads, segment);
+      for (int64_t step = 0; step < chunks; step++) {
+        const int64_t at = backward_ ? chunks - 1 - step : step;
+        chunk.move_to(first + at * kChunk, call_.queries);
+        for (int head = heads.first; head < heads.last; head++)
+          visit(chunk, head, Sums::at(call_, states, head - heads.first));
+      }
+    });
+  }
+
+ private:
   // Copies of the sums before a segment, of neighbouring heads.
   float* of(Chunk& chunk, Heads heads, int64_t segment) const {
     const int64_t size = Sums::size(call_);
@@ -76,14 +98,14 @@ class Starts {
     return copies;
   }
 
- private:
   Sums sums(int64_t sample, int head, int64_t segment) const {
     const int64_t row = sample * call_.heads + head;
     return Sums::at(call_, memory_, row * plan_.segments + segment);
   }
 
   const Call& call_;
-  const Plan& plan_;
+  const Plan plan_;
+  const bool backward_;
   Room room_;
   float* memory_ = nullptr;
 };
@@ -104,52 +126,40 @@ inline void clear(float* pairs, Part part) {
 // Writes out [B, T, N, Hv], and unless the scale is given, the scale [B, T, N].
 inline void causal_forward(const Call& call, xla::ffi::ThreadPool& pool,
                            const float* given, float* out, float* scale) {
-  const Plan plan(call, pool.num_threads());
-  const Starts starts(call, plan, pool, false, [&](Chunk& chunk, int head, Sums to) {
+  const Walk walk(call, pool, false, [&](Chunk& chunk, int head, Sums to) {
     add_keys(call, chunk, head, to);
   });
   const int M = call.M(), W = call.W(), F = call.F();
-  in_parallel(pool, plan.tasks(), [&](int64_t task) {
-    const Heads heads = plan.groups[task / plan.segments];
-    const int64_t segment = task % plan.segments;
-    Chunk chunk(call, heads.sample);
-    float* states = starts.of(chunk, heads, segment);
-    float* scales = chunk.take(kChunk);
-    for (int64_t at = plan.first(segment); at < plan.last(segment); at += kChunk) {
-      chunk.move_to(at, call.queries);
-      for (int head = heads.first; head < heads.last; head++) {
-        const Sums state = Sums::at(call, states, head - heads.first);
-        chunk.read_query(head);
-        chunk.read_key(head);
-        chunk.read_value(head);
-        float* pairs = chunk.pairs;
-        transpose(kChunk, M, chunk.key.plain, chunk.transposed);
-        product(kChunk, M, kChunk, chunk.query.plain, chunk.transposed, pairs, false,
-                Part::kWhole, Part::kLower);
-        if (call.turned) chunk.angles.apply(pairs, Part::kLower);
-        clear(pairs, Part::kLower);
-        product(kChunk, kChunk, W, pairs, chunk.value, chunk.rows, false, Part::kLower);
-        product(kChunk, F, W, chunk.query.turned, state.outer, chunk.rows, true);
-        for (int i = 0; i < chunk.count; i++) {
-          const int64_t place = chunk.place(i, call.queries, head);
-          if (call.denominator == Denominator::kGiven) {
-            scales[i] = given[place];
-            continue;
-          }
-          Vec sums{};
-          for (int j = 0; j <= i; j += kLanes) sums += load(pairs + i * kChunk + j);
-          const float far = dot(F, chunk.query.turned + i * F, state.total);
-          scale[place] = inverse_of(call, sum(sums) + far);
-          scales[i] = call.denominator == Denominator::kClamp ? std::abs(scale[place])
-                                                              : scale[place];
-        }
-        write_rows(call, chunk.rows, scales, out, call.queries, heads.sample, head, at,
-                   chunk.count);
-        if (call.turned) transpose(kChunk, F, chunk.key.turned, chunk.transposed);
-        add_chunk(call, chunk.key.turned, chunk.transposed, chunk.value, nullptr,
-                  chunk.count, state);
+  walk(pool, [&](Chunk& chunk, int head, Sums state) {
+    chunk.read_query(head);
+    chunk.read_key(head);
+    chunk.read_value(head);
+    float* pairs = chunk.pairs;
+    transpose(kChunk, M, chunk.key.plain, chunk.transposed);
+    product(kChunk, M, kChunk, chunk.query.plain, chunk.transposed, pairs, false,
+            Part::kWhole, Part::kLower);
+    if (call.turned) chunk.angles.apply(pairs, Part::kLower);
+    clear(pairs, Part::kLower);
+    product(kChunk, kChunk, W, pairs, chunk.value, chunk.rows, false, Part::kLower);
+    product(kChunk, F, W, chunk.query.turned, state.outer, chunk.rows, true);
+    for (int i = 0; i < chunk.count; i++) {
+      const int64_t place = chunk.place(i, call.queries, head);
+      if (call.denominator == Denominator::kGiven) {
+        chunk.through[i] = given[place];
+        continue;
       }
+      Vec sums{};
+      for (int j = 0; j <= i; j += kLanes) sums += load(pairs + i * kChunk + j);
+      const float far = dot(F, chunk.query.turned + i * F, state.total);
+      scale[place] = inverse_of(call, sum(sums) + far);
+      const bool clamps = call.denominator == Denominator::kClamp;
+      chunk.through[i] = clamps ? std::abs(scale[place]) : scale[place];
     }
+    write_rows(call, chunk.rows, chunk.through, out, call.queries, chunk.sample(), head,
+               chunk.first(), chunk.count);
+    if (call.turned) transpose(kChunk, F, chunk.key.turned, chunk.transposed);
+    add_chunk(call, chunk.key.turned, chunk.transposed, chunk.value, nullptr,
+              chunk.count, state);
   });
 }
 
@@ -157,52 +167,37 @@ inline void causal_forward(const Call& call, xla::ffi::ThreadPool& pool,
 // the logarithms of given scales, unless `of_scale` is null.
 inline void causal_of_query(const Call& call, xla::ffi::ThreadPool& pool,
                             const Slopes& slopes, float* of_query, float* of_scale) {
-  const Plan plan(call, pool.num_threads());
-  const Starts starts(call, plan, pool, false, [&](Chunk& chunk, int head, Sums to) {
-    add_keys(call, chunk, head, to);
+  // The products here read the outer sums transposed, [W, F], so they are added up so.
+  const Walk walk(call, pool, false, [&](Chunk& chunk, int head, Sums to) {
+    chunk.read_key(head);
+    chunk.read_value(head);
+    transpose(kChunk, call.W(), chunk.value, chunk.transposed);
+    add_turned(call, chunk, to);
   });
   const int M = call.M(), W = call.W(), F = call.F();
-  in_parallel(pool, plan.tasks(), [&](int64_t task) {
-    const Heads heads = plan.groups[task / plan.segments];
-    const int64_t segment = task % plan.segments;
-    Chunk chunk(call, heads.sample);
-    float* states = starts.of(chunk, heads, segment);
-    // The products here read the transposed sums.
-    float* turned = chunk.take(static_cast<int64_t>(F) * W);
-    for (int each = 0; each < heads.count(); each++) {
-      const Sums state = Sums::at(call, states, each);
-      transpose(F, W, state.outer, turned);
-      std::memcpy(state.outer, turned, sizeof(float) * F * W);
-    }
-    for (int64_t at = plan.first(segment); at < plan.last(segment); at += kChunk) {
-      chunk.move_to(at, call.queries);
-      for (int head = heads.first; head < heads.last; head++) {
-        const Sums state = Sums::at(call, states, head - heads.first);
-        chunk.read_key(head);
-        chunk.read_value(head);
-        chunk.read_slope(head, slopes);
-        float* pairs = chunk.pairs;
-        transpose(kChunk, W, chunk.value, chunk.transposed);
-        product(kChunk, W, kChunk, chunk.slope, chunk.transposed, pairs, false,
-                Part::kWhole, Part::kLower);
-        for (int i = 0; i < chunk.count; i++)
-          for (int j = 0; j <= i; j += kLanes)
-            store(pairs + i * kChunk + j,
-                  load(pairs + i * kChunk + j) + chunk.through[i]);
-        if (call.turned) chunk.angles.apply(pairs, Part::kLower);
-        clear(pairs, Part::kLower);
-        product(kChunk, kChunk, M, pairs, chunk.key.plain, chunk.near, false,
-                Part::kLower);
-        product(kChunk, W, F, chunk.slope, state.outer, chunk.far, false);
-        for (int i = 0; i < chunk.count; i++)
-          add_scaled(F, chunk.through[i], state.total, chunk.far + i * F);
-        chunk.write_query(head, chunk.near, of_query);
-        for (int i = 0; of_scale && i < chunk.count; i++)
-          of_scale[chunk.place(i, call.queries, head)] = chunk.along[i];
-        product(W, kChunk, F, chunk.transposed, chunk.key.turned, state.outer, true);
-        add_rows(chunk.count, F, chunk.key.turned, nullptr, state.total);
-      }
-    }
+  walk(pool, [&](Chunk& chunk, int head, Sums state) {
+    chunk.read_key(head);
+    chunk.read_value(head);
+    chunk.read_slope(head, slopes);
+    float* pairs = chunk.pairs;
+    transpose(kChunk, W, chunk.value, chunk.transposed);
+    product(kChunk, W, kChunk, chunk.slope, chunk.transposed, pairs, false,
+            Part::kWhole, Part::kLower);
+    for (int i = 0; i < chunk.count; i++)
+      for (int j = 0; j <= i; j += kLanes)
+        store(pairs + i * kChunk + j,
+              load(pairs + i * kChunk + j) + chunk.through[i]);
+    if (call.turned) chunk.angles.apply(pairs, Part::kLower);
+    clear(pairs, Part::kLower);
+    product(kChunk, kChunk, M, pairs, chunk.key.plain, chunk.near, false,
+            Part::kLower);
+    product(kChunk, W, F, chunk.slope, state.outer, chunk.far, false);
+    for (int i = 0; i < chunk.count; i++)
+      add_scaled(F, chunk.through[i], state.total, chunk.far + i * F);
+    chunk.write_query(head, chunk.near, of_query);
+    for (int i = 0; of_scale && i < chunk.count; i++)
+      of_scale[chunk.place(i, call.queries, head)] = chunk.along[i];
+    add_turned(call, chunk, state);
   });
 }
 
@@ -211,60 +206,45 @@ inline void causal_of_query(const Call& call, xla::ffi::ThreadPool& pool,
 inline void causal_of_key(const Call& call, xla::ffi::ThreadPool& pool,
                           const Slopes& slopes, float* of_key, float* of_value,
                           float* of_weights) {
-  const Plan plan(call, pool.num_threads());
-  const Starts starts(call, plan, pool, true, [&](Chunk& chunk, int head, Sums to) {
+  const Walk walk(call, pool, true, [&](Chunk& chunk, int head, Sums to) {
     add_queries(call, chunk, head, slopes, to);
   });
   const int M = call.M(), W = call.W(), F = call.F();
-  in_parallel(pool, plan.tasks(), [&](int64_t task) {
-    const Heads heads = plan.groups[task / plan.segments];
-    const int64_t segment = task % plan.segments;
-    Chunk chunk(call, heads.sample);
-    float* states = starts.of(chunk, heads, segment);
-    float* turned = chunk.take(static_cast<int64_t>(F) * W);
-    float* products = chunk.take(kChunk * kChunk);
-    const int64_t length = plan.last(segment) - plan.first(segment);
-    const int64_t chunks = (length + kChunk - 1) / kChunk;
-    for (int64_t step = chunks - 1; step >= 0; step--) {
-      chunk.move_to(plan.first(segment) + step * kChunk, call.queries);
-      for (int head = heads.first; head < heads.last; head++) {
-        const Sums state = Sums::at(call, states, head - heads.first);
-        chunk.read_query(head);
-        chunk.read_key(head);
-        chunk.read_value(head);
-        chunk.read_slope(head, slopes);
-        // Rows are keys here, and columns are queries.
-        float* pairs = chunk.pairs;
-        transpose(kChunk, W, chunk.slope, chunk.transposed);
-        product(kChunk, W, kChunk, chunk.value, chunk.transposed, pairs, false,
-                Part::kWhole, Part::kUpper);
-        transpose(kChunk, M, chunk.query.plain, chunk.transposed);
-        product(kChunk, M, kChunk, chunk.key.plain, chunk.transposed, products, false,
-                Part::kWhole, Part::kUpper);
-        for (int j = 0; j < kChunk; j++)
-          add_scaled(kChunk - j / kLanes * kLanes, 1.0f,
-                     chunk.through + j / kLanes * kLanes,
-                     pairs + j * kChunk + j / kLanes * kLanes);
-        for (float* both : {pairs, products}) {
-          if (call.turned) chunk.angles.apply(both, Part::kUpper);
-          clear(both, Part::kUpper);
-        }
-        product(kChunk, kChunk, W, products, chunk.slope, chunk.rows, false,
-                Part::kUpper);
-        product(kChunk, F, W, chunk.key.turned, state.outer, chunk.rows, true);
-        write_rows_of_values(call, chunk, head, of_value, of_weights);
-        product(kChunk, kChunk, M, pairs, chunk.query.plain, chunk.near, false,
-                Part::kUpper);
-        transpose(F, W, state.outer, turned);
-        product(kChunk, W, F, chunk.value, turned, chunk.far, false);
-        for (int j = 0; j < chunk.count; j++)
-          add_scaled(F, 1.0f, state.total, chunk.far + j * F);
-        chunk.write_key(head, chunk.near, of_key);
-        if (call.turned) transpose(kChunk, F, chunk.query.turned, chunk.transposed);
-        add_chunk(call, chunk.query.turned, chunk.transposed, chunk.slope, chunk.through,
-                  chunk.count, state);
-      }
+  walk(pool, [&](Chunk& chunk, int head, Sums state) {
+    chunk.read_query(head);
+    chunk.read_key(head);
+    chunk.read_value(head);
+    chunk.read_slope(head, slopes);
+    // Rows are keys here, and columns are queries.
+    float* pairs = chunk.pairs;
+    transpose(kChunk, W, chunk.slope, chunk.transposed);
+    product(kChunk, W, kChunk, chunk.value, chunk.transposed, pairs, false,
+            Part::kWhole, Part::kUpper);
+    transpose(kChunk, M, chunk.query.plain, chunk.transposed);
+    product(kChunk, M, kChunk, chunk.key.plain, chunk.transposed, chunk.scores, false,
+            Part::kWhole, Part::kUpper);
+    for (int j = 0; j < kChunk; j++)
+      add_scaled(kChunk - j / kLanes * kLanes, 1.0f,
+                 chunk.through + j / kLanes * kLanes,
+                 pairs + j * kChunk + j / kLanes * kLanes);
+    for (float* both : {pairs, chunk.scores}) {
+      if (call.turned) chunk.angles.apply(both, Part::kUpper);
+      clear(both, Part::kUpper);
     }
+    product(kChunk, kChunk, W, chunk.scores, chunk.slope, chunk.rows, false,
+            Part::kUpper);
+    product(kChunk, F, W, chunk.key.turned, state.outer, chunk.rows, true);
+    write_rows_of_values(call, chunk, head, of_value, of_weights);
+    product(kChunk, kChunk, M, pairs, chunk.query.plain, chunk.near, false,
+            Part::kUpper);
+    transpose(F, W, state.outer, chunk.sums);
+    product(kChunk, W, F, chunk.value, chunk.sums, chunk.far, false);
+    for (int j = 0; j < chunk.count; j++)
+      add_scaled(F, 1.0f, state.total, chunk.far + j * F);
+    chunk.write_key(head, chunk.near, of_key);
+    if (call.turned) transpose(kChunk, F, chunk.query.turned, chunk.transposed);
+    add_chunk(call, chunk.query.turned, chunk.transposed, chunk.slope, chunk.through,
+              chunk.count, state);
   });
 }
 

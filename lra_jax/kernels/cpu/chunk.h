@@ -298,6 +298,8 @@ class Chunk {
         along(room_.take(kChunk)),
         transposed(room_.take(kChunk * std::max(call.F(), call.W()))),
         pairs(room_.take(kChunk * kChunk)),
+        scores(room_.take(kChunk * kChunk)),
+        sums(room_.take(static_cast<int64_t>(call.F()) * call.W())),
         far(room_.take(kChunk * call.F())),
         near(room_.take(kChunk * call.M())),
         rows(room_.take(kChunk * call.W())) {}
@@ -338,8 +340,8 @@ class Chunk {
         store(slope + i * W + j, load(slope + i * W + j) * scale);
     }
   }
-  // Writes the gradient of the query from `near` [C, M], or null, and `far`. If scales are
-  // given, so that Flow-Attention has more to add, it is that of the features.
+  // Writes the gradient of the query from `near` [C, M], or null, and `far`. If scales
+  // are given, so that Flow-Attention has more to add, it is that of the features.
   void write_query(int head, const float* near, float* to) {
     write_slopes(call_, call_.query, to, call_.queries, nullptr, sample_, head, first_,
                  count, near, far, angles, false, finishes());
@@ -392,6 +394,8 @@ class Chunk {
   float* along;       // output times its gradient, [C]
   float* transposed;  // room for a transpose
   float* pairs;       // [C, C]
+  float* scores;      // [C, C]
+  float* sums;        // room for sums transposed, [W, F]
   float* far;         // gradient of turned features, [C, F]
   float* near;        // gradient of plain features, [C, M]
   float* rows;        // [C, W]
@@ -404,6 +408,13 @@ inline void add_keys(const Call& call, Chunk& chunk, int head, Sums to) {
   transpose(kChunk, call.F(), chunk.key.turned, chunk.transposed);
   add_chunk(call, chunk.key.turned, chunk.transposed, chunk.value, nullptr, chunk.count,
             to);
+}
+
+// Adds the chunk's keys and values to sums whose outer ones are transposed, [W, F]; the
+// values have been transposed.
+inline void add_turned(const Call& call, Chunk& chunk, Sums to) {
+  product(call.W(), kChunk, call.F(), chunk.transposed, chunk.key.turned, to.outer, true);
+  add_rows(chunk.count, call.F(), chunk.key.turned, nullptr, to.total);
 }
 
 inline void add_queries(const Call& call, Chunk& chunk, int head, const Slopes& slopes,

@@ -95,7 +95,7 @@ def _library() -> ctypes.CDLL:
         return ctypes.CDLL(str(file))
     except OSError:
         # Cut off by a crash, or made on a system that has changed since.
-        file.unlink()
+        file.unlink(missing_ok=True)
         return ctypes.CDLL(str(_compiled()))
 
 

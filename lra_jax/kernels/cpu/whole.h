@@ -10,39 +10,7 @@ namespace lra {
 // Positions of a task: so that results do not depend on the number of threads.
 constexpr int64_t kBlock = 16 * kChunk;
 
-// ``sum_j phi(k_j) v_j^T`` and ``sum_j phi(k_j)`` of each head, [B, N, size]; or those
-// of queries and gradients. `add` adds a chunk of a head, and may write its results.
-template <class Add>
-void add_up(const Call& call, xla::ffi::ThreadPool& pool, int64_t length, float* to,
-            const Add& add) {
-  const Groups groups(call, pool.num_threads());
-  const int64_t blocks = (length + kBlock - 1) / kBlock, size = Sums::size(call);
-  const int64_t heads = call.batch * call.heads;
-  Room room;
-  float* parts = blocks == 1 ? to : room.take(heads * blocks * size);
-  if (blocks == 1) std::fill(to, to + heads * size, 0.0f);
-  in_parallel(pool, groups.count() * blocks, [&](int64_t task) {
-    const Heads mine = groups[task / blocks];
-    const int64_t first = task % blocks * kBlock, last = std::min(length, first + kBlock);
-    Chunk chunk(call, mine.sample);
-    for (int64_t at = first; at < last; at += kChunk) {
-      chunk.move_to(at, length);
-      for (int head = mine.first; head < mine.last; head++) {
-        const int64_t part = chunk.row(head) * blocks + task % blocks;
-        add(chunk, head, Sums::at(call, parts, part));
-      }
-    }
-  });
-  if (blocks == 1) return;
-  in_parallel(pool, heads, [&](int64_t row) {
-    std::fill(to + row * size, to + (row + 1) * size, 0.0f);
-    for (int64_t part = 0; part < blocks; part++)
-      for (int64_t i = 0; i < size; i++)
-        to[row * size + i] += parts[(row * blocks + part) * size + i];
-  });
-}
-
-// Calls `visit` with each chunk of each head.
+// Calls `visit` with each chunk of each head; the chunks of a block in one task.
 template <class Visit>
 void visit_chunks(const Call& call, xla::ffi::ThreadPool& pool, int64_t length,
                   const Visit& visit) {
@@ -54,9 +22,29 @@ void visit_chunks(const Call& call, xla::ffi::ThreadPool& pool, int64_t length,
     Chunk chunk(call, mine.sample);
     for (int64_t at = first; at < last; at += kChunk) {
       chunk.move_to(at, length);
-      for (int head = mine.first; head < mine.last; head++)
-        visit(chunk, head);
+      for (int head = mine.first; head < mine.last; head++) visit(chunk, head);
     }
+  });
+}
+
+// ``sum_j phi(k_j) v_j^T`` and ``sum_j phi(k_j)`` of each head, [B, N, size]; or those
+// of queries and gradients. `add` adds a chunk of a head, and may write its results.
+template <class Add>
+void add_up(const Call& call, xla::ffi::ThreadPool& pool, int64_t length, float* to,
+            const Add& add) {
+  const int64_t blocks = (length + kBlock - 1) / kBlock, size = Sums::size(call);
+  const int64_t heads = call.batch * call.heads;
+  Room room;
+  float* parts = room.take(heads * blocks * size);
+  visit_chunks(call, pool, length, [&](Chunk& chunk, int head) {
+    const int64_t part = chunk.row(head) * blocks + chunk.first() / kBlock;
+    add(chunk, head, Sums::at(call, parts, part));
+  });
+  in_parallel(pool, heads, [&](int64_t row) {
+    std::fill(to + row * size, to + (row + 1) * size, 0.0f);
+    for (int64_t part = 0; part < blocks; part++)
+      for (int64_t i = 0; i < size; i++)
+        to[row * size + i] += parts[(row * blocks + part) * size + i];
   });
 }
 
