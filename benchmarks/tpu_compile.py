@@ -8,13 +8,15 @@ and VMEM. This script compiles output and gradients of `linear_attention`,
 `cosformer_attention` and `flow_attention`, causal and not, with arrays as a dense
 projection returns them. It records the seconds, the temporary memory and the copies
 that XLA puts around the kernels. Non-causal Flow is also compiled for nine times the
-length, which does not fit into VMEM. It says nothing about speed or results on a
-device.
+length, which does not fit into VMEM. On four chips of one generation, each has a
+quarter of the batch; the script counts the messages between them. It says nothing
+about speed or results on a device.
 """
 
 import argparse
 import itertools
 import os
+import re
 import sys
 import time
 from typing import Any
@@ -34,6 +36,7 @@ SHAPES = (
     ("float32", 3, 20, 36),
 )
 MECHANISMS = ("linear", "cosformer", "flow")
+MESSAGES = r" (?:all-gather|all-reduce|all-to-all|reduce-scatter|collective-\w+)[-(]"
 
 
 def main() -> int:
@@ -50,23 +53,23 @@ def main() -> int:
     os.environ |= {"TPU_SKIP_MDS_QUERY": "1", "JAX_PLATFORMS": "cpu"}
     os.environ["TPU_LIBRARY_PATH"] = libtpu.get_library_path()
     found = []
-    for generation, topology in GENERATIONS.items():
-        device = _Device(topology)
-        # All shapes for one generation, the usual one for the others.
-        shapes = SHAPES if generation == "v5e" else SHAPES[:1]
+    cases = [(name, 1, SHAPES if name == "v5e" else SHAPES[:1]) for name in GENERATIONS]
+    # All shapes for one generation, the usual one for the others and for four chips.
+    for generation, chips, shapes in (*cases, ("v5e", 4, SHAPES[:1])):
+        device = _Chips(GENERATIONS[generation], chips)
         length = options.length
         forms = list(itertools.product(MECHANISMS, (True, False), shapes, (length,)))
         forms += [("flow", False, shape, 9 * length) for shape in shapes[:2]]
         for name, causal, shape, length in forms:
-            record = {"generation": generation, "mechanism": name, "causal": causal}
-            record |= {"T": length}
+            record = {"generation": generation, "chips": chips}
+            record |= {"mechanism": name, "causal": causal, "T": length}
             record |= dict(zip(("dtype", "N", "H", "Hv"), shape, strict=True))
             record |= device.compile(name, causal, length, *shape)
             print(record, flush=True)
             found.append(record)
     if options.out:
         report = {
-            "batch": 2,
+            "batch_per_chip": 2,
             "compiled": found,
             **origin("libtpu", device=False),
         }
@@ -74,17 +77,17 @@ def main() -> int:
     return int(any("error" in record for record in found))
 
 
-class _Device:
-    """One chip of an absent topology."""
+class _Chips:
+    """Chips of an absent topology, between which the batch is split."""
 
-    def __init__(self, topology: str):
+    def __init__(self, topology: str, count: int):
         import numpy as np
         from jax.experimental import topologies
         from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
         found = topologies.get_topology_desc(platform="tpu", topology_name=topology)
-        self.mesh = Mesh(np.array(found.devices[:1]), ("x",))
-        self.sharding = NamedSharding(self.mesh, PartitionSpec())
+        self.mesh = Mesh(np.array(found.devices[:count]), ("data",))
+        self.sharding = NamedSharding(self.mesh, PartitionSpec("data"))
 
     def compile(
         self, name: str, causal: bool, length: int, dtype: str, *sizes: int
@@ -97,11 +100,12 @@ class _Device:
         heads, width, value_width = sizes
         # As if the default device were a TPU.
         selection._own_target = lambda: "tpu"
+        rows = (2 * self.mesh.size, length)
         flat = [
-            jax.ShapeDtypeStruct((2, length, heads * x), dtype)
+            jax.ShapeDtypeStruct((*rows, heads * x), dtype)
             for x in (width, width, value_width)
         ]
-        mask = jax.ShapeDtypeStruct((2, length), bool)
+        mask = jax.ShapeDtypeStruct(rows, bool)
         where: Any = {"in_shardings": self.sharding, "out_shardings": self.sharding}
         begun = time.perf_counter()
         try:
@@ -117,6 +121,7 @@ class _Device:
             "temporary_bytes": memory.temp_size_in_bytes,
             "kernels": text.count('custom_call_target="tpu_custom_call"'),
             "copies": text.count(" copy("),
+            "messages": len(re.findall(MESSAGES, text)),
         }
 
 

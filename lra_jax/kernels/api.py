@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from lra_jax.errors import expected, known
+from lra_jax.kernels import mesh
 from lra_jax.kernels.selection import Target, highest
 from lra_jax.kernels.spec import MAPS, FeatureMap, FlowSpec, Form, Inputs, Spec
 
@@ -64,8 +65,8 @@ def attend(
     query, key, feature_map = _given_features(query, _hidden(key, mask), feature_map)
     name, interpret = target
     panels = [-(-x.shape[3] // _PANEL) if name == "gpu" else 1 for x in (query, value)]
-    shape = (*query.shape[:2], query.shape[2] * min(panels))
-    chunk, block = _sizes(name, interpret, chunking, shape, key.shape[1])
+    heads = query.shape[2] * min(panels)
+    chunk, block = _sizes(target, chunking, query, key, heads)
     spec = Spec(
         is_causal=is_causal,
         feature_map=feature_map,
@@ -129,7 +130,7 @@ def attend_flow(
         _hidden(query, query_mask), _hidden(key, mask), options.feature_map
     )
     name, interpret = target
-    chunk, block = _sizes(name, interpret, chunking, query.shape[:3], key.shape[1])
+    chunk, block = _sizes(target, chunking, query, key, query.shape[2])
     spec = FlowSpec(
         is_causal=is_causal,
         feature_map=feature_map,
@@ -180,18 +181,16 @@ def _matched(x: jax.Array, heads: int) -> jax.Array:
 
 
 def _sizes(
-    name: str,
-    interpret: bool,
-    chunking: Any,
-    shape: tuple[int, ...],
-    key_length: int,
+    target: Target, chunking: Any, query: jax.Array, key: jax.Array, heads: int
 ) -> tuple[int, int]:
-    """Positions of a chunk and of a block; ``shape`` is B, T and programs per block."""
-    batch, length, heads = shape
-    longest = max(length, key_length)
+    """Positions of a chunk and of a block; ``heads``: the programs of a sample."""
+    name, interpret = target
+    batch, length = query.shape[:2]
+    longest = max(length, key.shape[1])
     chunk, block = _SIZES[name]
     if name == "gpu":
-        block = max(block, -(-longest // max(1, _PROCESSORS // (batch * heads))))
+        programs = batch // (mesh.parts(batch) or 1) * heads
+        block = max(block, -(-longest // max(1, _PROCESSORS // programs)))
     if chunking is not None:
         chunk, block = chunking.chunk, chunking.segment or block
     # On a TPU, blocks of a mask are whole registers.
@@ -222,7 +221,11 @@ def _backward(spec: Form, kept: tuple, of_out: jax.Array) -> tuple[Inputs]:
 
 
 _attend.defvjp(_forward, _backward)
-_compiled = jax.jit(_attend, static_argnums=0)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _compiled(spec: Form, given: Inputs) -> jax.Array:
+    return mesh.on_each_device(functools.partial(_attend, spec), given)
 
 
 def _forward_kernels(spec: Form, given: Inputs, save: bool) -> tuple[jax.Array, Any]:

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from lra_jax.errors import expected, known
+from lra_jax.kernels import mesh
 from lra_jax.kernels.spec import FeatureMap
 
 Implementation = Literal["auto", "xla", "pallas", "native"]
@@ -53,9 +54,8 @@ def choose(
     Args:
       implementation: "xla"; "pallas", for TPUs and Hopper GPUs; "native", for CPUs; or
         "auto", the kernels if the default device has some, they support the inputs (on
-        a GPU, up to 64 columns), they are not slower for these sizes, and the compiler
-        does not spread the arrays over several devices (inside ``jax.shard_map`` it
-        does not).
+        a GPU, up to 64 columns), they are not slower for these sizes, and each device
+        sees whole samples (`mesh.parts`).
       query: `[B, T, N, H]`, already checked, as are key and value.
       key: `[B, S, N, H]`.
       value: `[B, S, N, Hv]`.
@@ -74,12 +74,15 @@ def choose(
         choices = "'auto', 'xla', 'pallas' or 'native'"
         raise expected("implementation", choices, f"{implementation!r}")
     forced = implementation in ("pallas", "native")
-    if implementation == "xla" or not (forced or _whole()):
+    batch, *sizes = query.shape[:3]
+    parts = mesh.parts(batch)
+    if implementation == "xla" or not (forced or parts):
         return None
     interpret = _interpreted() if implementation == "pallas" else None
     target = interpret or _own_target()
     if not forced and (
-        target is None or _slower(target, mechanism, query.shape, is_causal)
+        target is None
+        or _slower(target, mechanism, (batch // (parts or 1), *sizes), is_causal)
     ):
         return None
     if forced and (target == "cpu") != (implementation == "native"):
@@ -138,7 +141,7 @@ def _not_compiled() -> str | None:
 def _slower(
     target: str, mechanism: Mechanism, shape: tuple[int, ...], is_causal: bool
 ) -> bool:
-    """Whether kernels are slower than the XLA form, for a query `[B, T, N, H]`.
+    """Whether kernels are slower than the XLA form, for sizes B, T and N of a device.
 
     On Hopper GPUs a causal head of Flow-Attention is one program from its first
     position to its last, so heads have to fill the processors; without causality, XLA
@@ -147,7 +150,7 @@ def _slower(
     a small part of Flow-Attention without causality, and small calls are not worth
     compiling the kernels.
     """
-    batch, length, heads, _ = shape
+    batch, length, heads = shape
     if target == "cpu":
         product_only = mechanism == "flow" and not is_causal
         return product_only or batch * length * heads < _CPU_POSITIONS
@@ -203,14 +206,6 @@ def _interpreted() -> str | None:
     if target and target not in TARGETS:
         known(INTERPRET, target, TARGETS)
     return target or None
-
-
-def _whole() -> bool:
-    """Whether a kernel would see whole arrays: XLA cannot partition its call."""
-    mesh = jax.sharding.get_abstract_mesh()
-    if mesh.axis_names and set(mesh.manual_axes) == set(mesh.axis_names):
-        return True
-    return jax.device_count() == 1
 
 
 def highest(precision: jax.lax.PrecisionLike) -> jax.lax.Precision | None:

@@ -55,12 +55,10 @@ def padded_length(mesh: Mesh, length: int) -> int:
 
 
 def under_mesh(mesh: Mesh, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, called under ``jax.set_mesh`` if sequences are split.
+    """The function, called under ``jax.set_mesh``.
 
-    That is how the mechanism and the dense layers find the mesh.
+    That is how kernels, split sequences and the dense layers find the mesh.
     """
-    if mesh.shape["seq"] == 1:
-        return function
 
     def call(*args: Any) -> Any:
         with jax.set_mesh(mesh):

@@ -8,6 +8,8 @@ import pytest
 
 from lra_jax import evaluate
 from lra_jax.attention.sharded.sequence import sequence_parallel
+from lra_jax.kernels import selection
+from lra_jax.kernels.cpu import library, programs
 from lra_jax.tasks import get_task
 from lra_jax.training import sharding
 from lra_jax.training.metrics import read_metrics
@@ -48,6 +50,37 @@ def test_a_run_with_split_sequences(data_dir, tmp_path) -> None:
     )
     scored = evaluate.run(evaluate.EvaluateConfig(str(tmp_path / "split")))
     assert scored["loss"] == pytest.approx(runs["split"]["test_loss_best"], rel=1e-6)
+
+
+@pytest.mark.skipif(library.problem() is not None, reason=f"{library.problem()}")
+def test_kernels_split_the_batch(data_dir, tmp_path, monkeypatch) -> None:
+    """A run on two devices takes kernels by itself, each device for half a batch."""
+    shapes = []
+    monkeypatch.setattr(selection, "_CPU_POSITIONS", 1)
+    own = programs.call
+
+    def call(name, shapes_of_results, *arguments, **more):
+        shapes.append(shapes_of_results[0])
+        return own(name, shapes_of_results, *arguments, **more)
+
+    monkeypatch.setattr(programs, "call", call)
+    found = []
+    for name in ("auto", "xla"):
+        config = helpers.tiny(
+            *(data_dir, tmp_path / name),
+            model={"attention_options": f"implementation={name}"},
+            train={"steps": 6, "eval_every": 3, "log_every": 1},
+        )
+        taken = len(shapes)
+        with Session(config, quiet=True) as session:
+            session.run()
+        assert bool(len(shapes) > taken) == (name == "auto")
+        found.append(losses(tmp_path / name))
+    sizes = {config.train.batch_size, config.train.eval_batch_size}
+    assert {shape[0] for shape in shapes} == {size // 2 for size in sizes}
+    np.testing.assert_allclose(
+        *([line[2] for line in lines] for lines in found), rtol=1e-5
+    )
 
 
 @pytest.mark.parametrize(
