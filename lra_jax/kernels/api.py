@@ -92,7 +92,7 @@ def has_flow(target: Target, is_causal: bool) -> bool:
 
     Other targets only have the product, see `attend`.
     """
-    return is_causal or target[0] == "tpu"
+    return is_causal or target[0] in ("tpu", "cpu")
 
 
 def attend_flow(

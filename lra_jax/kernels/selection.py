@@ -146,14 +146,12 @@ def _slower(
     On Hopper GPUs a causal head of Flow-Attention is one program from its first
     position to its last, so heads have to fill the processors; without causality, XLA
     computes the flows in either form, and only the product of long sequences is faster.
-    Measured on an H100 (results/accelerator/, docs/kernels.md). On a CPU the product is
-    a small part of Flow-Attention without causality, and small calls are not worth
-    compiling the kernels.
+    Measured on an H100 (results/accelerator/, docs/kernels.md). On a CPU, small calls
+    are not worth compiling the kernels.
     """
     batch, length, heads = shape
     if target == "cpu":
-        product_only = mechanism == "flow" and not is_causal
-        return product_only or batch * length * heads < _CPU_POSITIONS
+        return batch * length * heads < _CPU_POSITIONS
     if target != "gpu" or mechanism != "flow":
         return False
     if is_causal:

@@ -106,6 +106,14 @@ class Angles {
   float* distances_;
 };
 
+// The next row of a head is not its neighbour in memory, so it is asked for so many rows
+// ahead.
+constexpr int kAhead = 8;
+inline void prefetch(const float* row, int width) {
+  constexpr int kLine = 64 / sizeof(float);
+  for (int j = 0; j < width; j += kLine) __builtin_prefetch(row + j);
+}
+
 // phi of a chunk of queries or keys: zero where hidden, beyond the end, and beyond H.
 class Features {
  public:
@@ -117,9 +125,10 @@ class Features {
   // Reads `count` rows from `first` on of the query or key.
   void read(const float* from, int64_t length, const float* mask, int64_t sample,
             int head, int64_t first, int count, const Angles& angles) {
-    const int width = call_.width, M = call_.M(), heads = call_.heads;
+    const int width = call_.width, M = call_.M();
+    const int64_t step = static_cast<int64_t>(call_.heads) * width;
     const float inverse = 1.0f / call_.unit[sample];
-    const float* rows = from + ((sample * length + first) * heads + head) * width;
+    const float* rows = from + (sample * length + first) * step + head * width;
     const float* shown = mask ? mask + sample * length + first : nullptr;
     with_map(call_.map, [&](auto map) {
       for (int i = 0; i < kChunk; i++) {
@@ -128,11 +137,15 @@ class Features {
           std::memset(to, 0, M * sizeof(float));
           continue;
         }
-        std::memcpy(to, rows + static_cast<int64_t>(i) * heads * width,
-                    width * sizeof(float));
+        const float* row = rows + i * step;
+        if (i + kAhead < count) prefetch(row + kAhead * step, width);
+        if (width < M) {
+          std::memcpy(to, row, width * sizeof(float));
+          row = to;
+        }
         for (int j = 0; j < M; j += kLanes)
-          store(to + j, map.phi(load(to + j)) * inverse);
-        std::memset(to + width, 0, (M - width) * sizeof(float));
+          store(to + j, map.phi(load(row + j)) * inverse);
+        std::fill(to + width, to + M, 0.0f);
       }
     });
     if (turned == plain) return;
@@ -212,6 +225,7 @@ inline void read_rows(const Call& call, const float* from, int64_t length,
       continue;
     }
     const int64_t at = (position + i) * heads + head;
+    if (i + kAhead < count) prefetch(from + (at + kAhead * heads) * columns, columns);
     std::memcpy(row, from + at * columns, columns * sizeof(float));
     if (!scales) continue;
     const float scale = scales[at];

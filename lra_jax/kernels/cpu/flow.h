@@ -122,11 +122,12 @@ struct Counts {
 
 inline float exponential(float x) { return exponential(all(x))[0]; }
 
+// A number within [-clip, clip]. In this order NaN stays.
+inline float within(float x, float clip) { return std::min(std::max(x, -clip), clip); }
+
 // exp of O' within the clip; 0 if the source is hidden.
 inline float share_of(float logit, float clip, bool hidden) {
-  if (hidden) return 0.0f;
-  // In this order NaN stays.
-  return exponential(std::min(std::max(logit, -clip), clip));
+  return hidden ? 0.0f : exponential(within(logit, clip));
 }
 
 // Calls a function with the chunk and the state of each head, for all heads, in parallel;
@@ -176,7 +177,7 @@ inline std::vector<Counts> counts_of(const Call& call) {
 }
 
 // Writes the terms of all positions.
-inline void flow_terms(const Call& call, xla::ffi::ThreadPool& pool,
+inline void causal_flow_terms(const Call& call, xla::ffi::ThreadPool& pool,
                        const FlowOptions& options, const Terms& to) {
   const int M = call.M();
   auto states = states_of<FlowState>(call, options);
@@ -230,7 +231,7 @@ struct FlowSlopes : FlowState {
 // those of query and key.
 //
 // `through` is the gradient of the logarithm of a / I, and `of_competition` that of c.
-inline void flow_terms_backward(const Call& call, xla::ffi::ThreadPool& pool,
+inline void causal_flow_backward(const Call& call, xla::ffi::ThreadPool& pool,
                                 const FlowOptions& options, const Terms& terms,
                                 const float* through, const float* of_competition,
                                 float* of_query, float* of_key) {

@@ -6,6 +6,7 @@
 
 #include "causal.h"
 #include "flow.h"
+#include "flow_whole.h"
 #include "whole.h"
 
 namespace {
@@ -85,50 +86,86 @@ ffi::Error causal_backward(ffi::ThreadPool pool, In query, In key, In value, In 
 }
 
 ffi::Error whole_forward(ffi::ThreadPool pool, In query, In key, In value, In mask,
-                         In turn, In unit, Out out, Out scale, Out sums, int64_t map,
-                         bool turned, int64_t denominator, float eps) {
-  const lra::Call call =
+                         In turn, In unit, In weights, In factor, Out out, Out scale,
+                         Out sums, int64_t map, bool turned, int64_t denominator,
+                         float eps) {
+  lra::Call call =
       product_of(query, key, value, mask, turn, unit, map, turned, denominator, eps);
-  lra::whole_forward(call, pool, out->typed_data(), scale->typed_data(),
+  call.weights = present(weights);
+  lra::whole_forward(call, pool, present(factor), out->typed_data(), scale->typed_data(),
                      sums->typed_data());
   return ffi::Error::Success();
 }
 
 ffi::Error whole_backward(ffi::ThreadPool pool, In query, In key, In value, In mask,
-                          In turn, In unit, In out, In scale, In sums, In of_out,
-                          Out of_query, Out of_key, Out of_value, int64_t map,
-                          bool turned, int64_t denominator, float eps) {
-  const lra::Call call =
+                          In turn, In unit, In weights, In out, In scale, In sums,
+                          In of_out, Out of_query, Out of_key, Out of_value,
+                          Out of_weights, Out of_scale, int64_t map, bool turned,
+                          int64_t denominator, float eps) {
+  lra::Call call =
       product_of(query, key, value, mask, turn, unit, map, turned, denominator, eps);
+  call.weights = present(weights);
   const lra::Slopes slopes{of_out.typed_data(), out.typed_data(), scale.typed_data()};
   lra::whole_backward(call, pool, slopes, sums.typed_data(), of_query->typed_data(),
-                      of_key->typed_data(), of_value->typed_data());
+                      of_key->typed_data(), of_value->typed_data(),
+                      call.weights ? of_weights->typed_data() : nullptr,
+                      of_scale->element_count() ? of_scale->typed_data() : nullptr);
   return ffi::Error::Success();
 }
 
-ffi::Error flow_terms(ffi::ThreadPool pool, In query, In key, In mask, In query_mask,
+ffi::Error causal_flow_terms(ffi::ThreadPool pool, In query, In key, In mask, In query_mask,
                       In unit, Out incoming, Out outgoing, Out allocation, Out logit,
                       Out total, Out competition, Out factor, int64_t map, float clip,
                       float eps, float extra_eps) {
   const lra::Call call = flows_of(query, key, mask, query_mask, unit, map);
-  lra::flow_terms(call, pool, {clip, eps, extra_eps},
+  lra::causal_flow_terms(call, pool, {clip, eps, extra_eps},
                   {incoming->typed_data(), outgoing->typed_data(),
                    allocation->typed_data(), logit->typed_data(), total->typed_data(),
                    competition->typed_data(), factor->typed_data()});
   return ffi::Error::Success();
 }
 
-ffi::Error flow_terms_backward(ffi::ThreadPool pool, In query, In key, In mask,
+ffi::Error causal_flow_backward(ffi::ThreadPool pool, In query, In key, In mask,
                                In query_mask, In unit, In incoming, In outgoing,
                                In allocation, In logit, In total, In competition,
                                In through, In of_competition, In, In, Out of_query,
                                Out of_key, int64_t map, float clip, float eps,
                                float extra_eps) {
   const lra::Call call = flows_of(query, key, mask, query_mask, unit, map);
-  lra::flow_terms_backward(
+  lra::causal_flow_backward(
       call, pool, {clip, eps, extra_eps},
       {incoming.typed_data(), outgoing.typed_data(), allocation.typed_data(),
        logit.typed_data(), total.typed_data(), competition.typed_data(), nullptr},
+      through.typed_data(), of_competition.typed_data(), of_query->typed_data(),
+      of_key->typed_data());
+  return ffi::Error::Success();
+}
+
+ffi::Error whole_flow_terms(ffi::ThreadPool pool, In query, In key, In mask,
+                            In query_mask, In unit, Out incoming, Out allocation,
+                            Out outgoing, Out logit, Out sums, Out competition,
+                            Out factor, int64_t map, float clip, float eps,
+                            float extra_eps) {
+  const lra::Call call = flows_of(query, key, mask, query_mask, unit, map);
+  lra::whole_flow_terms(call, pool, {clip, eps, extra_eps},
+                        {incoming->typed_data(), allocation->typed_data(),
+                         outgoing->typed_data(), logit->typed_data(),
+                         sums->typed_data(), competition->typed_data(),
+                         factor->typed_data()});
+  return ffi::Error::Success();
+}
+
+ffi::Error whole_flow_backward(ffi::ThreadPool pool, In query, In key, In mask,
+                               In query_mask, In unit, In incoming, In allocation,
+                               In outgoing, In logit, In sums, In competition,
+                               In through, In of_competition, In, In, Out of_query,
+                               Out of_key, int64_t map, float clip, float eps,
+                               float extra_eps) {
+  const lra::Call call = flows_of(query, key, mask, query_mask, unit, map);
+  lra::whole_flow_backward(
+      call, pool, {clip, eps, extra_eps},
+      {incoming.typed_data(), allocation.typed_data(), outgoing.typed_data(),
+       logit.typed_data(), sums.typed_data(), competition.typed_data(), nullptr},
       through.typed_data(), of_competition.typed_data(), of_query->typed_data(),
       of_key->typed_data());
   return ffi::Error::Success();
@@ -177,11 +214,16 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(lra_causal_forward, causal_forward,
 XLA_FFI_DEFINE_HANDLER_SYMBOL(lra_causal_backward, causal_backward,
                               with_product(binding<10, 5>()));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(lra_whole_forward, whole_forward,
-                              with_product(binding<6, 3>()));
+                              with_product(binding<8, 3>()));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(lra_whole_backward, whole_backward,
-                              with_product(binding<10, 3>()));
-XLA_FFI_DEFINE_HANDLER_SYMBOL(lra_flow_terms, flow_terms, with_flow(binding<5, 7>()));
-XLA_FFI_DEFINE_HANDLER_SYMBOL(lra_flow_terms_backward, flow_terms_backward,
+                              with_product(binding<11, 5>()));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(lra_causal_flow_terms, causal_flow_terms,
+                              with_flow(binding<5, 7>()));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(lra_causal_flow_backward, causal_flow_backward,
+                              with_flow(binding<15, 2>()));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(lra_whole_flow_terms, whole_flow_terms,
+                              with_flow(binding<5, 7>()));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(lra_whole_flow_backward, whole_flow_backward,
                               with_flow(binding<15, 2>()));
 
 // Floats of a register.

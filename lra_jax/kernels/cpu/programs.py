@@ -9,7 +9,6 @@ are cut into segments, whose sums are computed first. Otherwise one pass adds up
 and values, and another reads the sums.
 """
 
-import functools
 from typing import Any
 
 import jax
@@ -17,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lra_jax.kernels.cpu import library
-from lra_jax.kernels.spec import Gradients, Inputs, Spec
+from lra_jax.kernels.spec import Form, Gradients, Inputs, Spec
 
 MAPS = ("identity", "elu", "relu", "leaky_relu", "sigmoid", "silu")
 """The feature maps, in the order of `with_map` in vectors.h."""
@@ -30,11 +29,11 @@ def forward(spec: Spec, given: Inputs, save: bool) -> tuple[jax.Array, Any]:
     query, value = given.query, given.value
     shapes = [(*query.shape[:3], value.shape[3]), query.shape[:3]]
     arrays = [*given[:3], mask_of(given.mask), given.scale, units(query)]
-    if spec.is_causal:
-        arrays += [absent(), absent()]
-        name = "lra_causal_forward"
-    else:
-        shapes.append(_sums_shape(spec, query, value))
+    # Without weights and given scales.
+    arrays += [absent(), absent()]
+    name = "lra_causal_forward"
+    if not spec.is_causal:
+        shapes.append(sums_shape(spec, query, value))
         name = "lra_whole_forward"
     out, *saved = call(name, shapes, arrays, **_attributes(spec))
     return out, ((out, *saved) if save else ())
@@ -42,12 +41,10 @@ def forward(spec: Spec, given: Inputs, save: bool) -> tuple[jax.Array, Any]:
 
 def backward(spec: Spec, given: Inputs, saved: Any, of_out: jax.Array) -> Gradients:
     """The gradients of query, key and value."""
-    shapes = [x.shape for x in given[:3]]
+    # There are no weights, so neither they nor the scales need a gradient.
+    shapes = [*(x.shape for x in given[:3]), (0,), (0,)]
     arrays = [*given[:3], mask_of(given.mask), given.scale, units(given.query)]
-    if spec.is_causal:
-        # No weights, so that neither they nor the scales need a gradient.
-        shapes += [(0,), (0,)]
-        arrays.append(absent())
+    arrays.append(absent())
     name = "lra_causal_backward" if spec.is_causal else "lra_whole_backward"
     arrays += [*saved, of_out]
     of_query, of_key, of_value, *_ = call(name, shapes, arrays, **_attributes(spec))
@@ -128,12 +125,13 @@ def _attributes(spec: Spec) -> dict[str, Any]:
     }
 
 
-def _sums_shape(spec: Spec, query: jax.Array, value: jax.Array) -> tuple[int, ...]:
+def sums_shape(spec: Form, query: jax.Array, value: jax.Array) -> tuple[int, ...]:
     """The sums of whole sequences, `Sums` in chunk.h."""
-    padded = functools.partial(_rounded, unit=library.lanes())
     width = padded(query.shape[3]) * spec.terms
     return (query.shape[0], query.shape[2], width * (padded(value.shape[3]) + 1))
 
 
-def _rounded(size: int, unit: int) -> int:
-    return -(-size // unit) * unit
+def padded(size: int) -> int:
+    """A number of columns, rounded up to whole registers."""
+    lanes = library.lanes()
+    return -(-size // lanes) * lanes

@@ -27,25 +27,41 @@ void visit_chunks(const Call& call, xla::ffi::ThreadPool& pool, int64_t length,
   });
 }
 
-// ``sum_j phi(k_j) v_j^T`` and ``sum_j phi(k_j)`` of each head, [B, N, size]; or those
-// of queries and gradients. `add` adds a chunk of a head, and may write its results.
-template <class Add>
-void add_up(const Call& call, xla::ffi::ThreadPool& pool, int64_t length, float* to,
-            const Add& add) {
-  const int64_t blocks = (length + kBlock - 1) / kBlock, size = Sums::size(call);
+// A sum of `size` numbers over the positions of each head. `add` adds a chunk of a head
+// to the part of its block, and may write its results; `take` is given the sum.
+template <class Add, class Take>
+void add_up(const Call& call, xla::ffi::ThreadPool& pool, int64_t length, int64_t size,
+            const Add& add, const Take& take) {
+  const int64_t blocks = (length + kBlock - 1) / kBlock;
   const int64_t heads = call.batch * call.heads;
   Room room;
-  float* parts = room.take(heads * blocks * size);
+  float* parts = room.take(heads * std::max<int64_t>(1, blocks) * size);
   visit_chunks(call, pool, length, [&](Chunk& chunk, int head) {
     const int64_t part = chunk.row(head) * blocks + chunk.first() / kBlock;
-    add(chunk, head, Sums::at(call, parts, part));
+    add(chunk, head, parts + part * size);
   });
   in_parallel(pool, heads, [&](int64_t row) {
-    std::fill(to + row * size, to + (row + 1) * size, 0.0f);
-    for (int64_t part = 0; part < blocks; part++)
-      for (int64_t i = 0; i < size; i++)
-        to[row * size + i] += parts[(row * blocks + part) * size + i];
+    float* sum = parts + row * blocks * size;
+    for (int64_t part = 1; part < blocks; part++)
+      for (int64_t i = 0; i < size; i++) sum[i] += sum[part * size + i];
+    take(row, sum);
   });
+}
+
+// ``sum_j phi(k_j) v_j^T`` and ``sum_j phi(k_j)`` of each head, [B, N, size]; or those
+// of queries and gradients.
+template <class Add>
+void add_products(const Call& call, xla::ffi::ThreadPool& pool, int64_t length, float* to,
+                  const Add& add) {
+  const int64_t size = Sums::size(call);
+  add_up(
+      call, pool, length, size,
+      [&](Chunk& chunk, int head, float* part) {
+        add(chunk, head, Sums::at(call, part, 0));
+      },
+      [&](int64_t row, const float* sum) {
+        std::copy(sum, sum + size, to + row * size);
+      });
 }
 
 // The outer sums transposed, [B, N, W, F].
@@ -60,10 +76,11 @@ inline float* transposed_sums(const Call& call, xla::ffi::ThreadPool& pool, floa
   return to;
 }
 
-// Writes out [B, T, N, Hv], the scale [B, T, N], and the sums [B, N, size].
-inline void whole_forward(const Call& call, xla::ffi::ThreadPool& pool, float* out,
-                          float* scale, float* sums) {
-  add_up(call, pool, call.keys, sums, [&](Chunk& chunk, int head, Sums to) {
+// Writes out [B, T, N, Hv], unless the scale is given, the scale [B, T, N], and the sums
+// [B, N, size].
+inline void whole_forward(const Call& call, xla::ffi::ThreadPool& pool,
+                          const float* given, float* out, float* scale, float* sums) {
+  add_products(call, pool, call.keys, sums, [&](Chunk& chunk, int head, Sums to) {
     add_keys(call, chunk, head, to);
   });
   const int W = call.W(), F = call.F();
@@ -72,9 +89,13 @@ inline void whole_forward(const Call& call, xla::ffi::ThreadPool& pool, float* o
     chunk.read_query(head);
     product(kChunk, F, W, chunk.query.turned, all.outer, chunk.rows, false);
     for (int i = 0; i < chunk.count; i++) {
+      const int64_t place = chunk.place(i, call.queries, head);
+      if (call.denominator == Denominator::kGiven) {
+        chunk.through[i] = given[place];
+        continue;
+      }
       const float total = dot(F, chunk.query.turned + i * F, all.total);
-      const float inverse = inverse_of(call, total);
-      scale[chunk.place(i, call.queries, head)] = inverse;
+      const float inverse = scale[place] = inverse_of(call, total);
       chunk.through[i] =
           call.denominator == Denominator::kClamp ? std::abs(inverse) : inverse;
     }
@@ -83,16 +104,18 @@ inline void whole_forward(const Call& call, xla::ffi::ThreadPool& pool, float* o
   });
 }
 
-// Writes the gradients of query, key and value, from the sums of the forward pass.
+// Writes the gradients of query, key and value, from the sums of the forward pass; and,
+// unless they are null, those of the logarithms of given scales and of weights.
 inline void whole_backward(const Call& call, xla::ffi::ThreadPool& pool,
                            const Slopes& slopes, float* sums, float* of_query,
-                           float* of_key, float* of_value) {
+                           float* of_key, float* of_value, float* of_weights,
+                           float* of_scale) {
   const int W = call.W(), F = call.F();
   const int64_t size = static_cast<int64_t>(F) * W, heads = call.batch * call.heads;
   Room room;
   const float* turned = transposed_sums(call, pool, sums, room);
   float* mirrored = room.take(heads * Sums::size(call));
-  add_up(call, pool, call.queries, mirrored, [&](Chunk& chunk, int head, Sums to) {
+  add_products(call, pool, call.queries, mirrored, [&](Chunk& chunk, int head, Sums to) {
     add_queries(call, chunk, head, slopes, to);
     const int64_t row = chunk.row(head);
     product(kChunk, W, F, chunk.slope, turned + row * size, chunk.far, false);
@@ -100,6 +123,8 @@ inline void whole_backward(const Call& call, xla::ffi::ThreadPool& pool,
     for (int i = 0; i < chunk.count; i++)
       add_scaled(F, chunk.through[i], total, chunk.far + i * F);
     chunk.write_query(head, nullptr, of_query);
+    for (int i = 0; of_scale && i < chunk.count; i++)
+      of_scale[chunk.place(i, call.queries, head)] = chunk.along[i];
   });
   turned = transposed_sums(call, pool, mirrored, room);
   visit_chunks(call, pool, call.keys, [&](Chunk& chunk, int head) {
@@ -108,7 +133,7 @@ inline void whole_backward(const Call& call, xla::ffi::ThreadPool& pool,
     chunk.read_key(head);
     chunk.read_value(head);
     product(kChunk, F, W, chunk.key.turned, all.outer, chunk.rows, false);
-    write_rows_of_values(call, chunk, head, of_value, nullptr);
+    write_rows_of_values(call, chunk, head, of_value, of_weights);
     product(kChunk, W, F, chunk.value, turned + row * size, chunk.far, false);
     for (int j = 0; j < chunk.count; j++)
       add_scaled(F, 1.0f, all.total, chunk.far + j * F);

@@ -1,0 +1,297 @@
+// The flows of Flow-Attention that is not causal, and what its two factors need of them.
+//
+// A flow is an inner product with a sum over all positions, so each sum is a pass. For the
+// equations see lra_jax/attention/flow/whole.py; the gradient is the chain rule.
+
+#pragma once
+
+#include "flow.h"
+#include "whole.h"
+
+namespace lra {
+
+enum class Side { kQueries, kKeys };
+
+// One vector of each head, with room for one more register.
+struct Vectors {
+  float* first;
+  int64_t step;
+
+  float* of(int64_t row) const { return first + row * step; }
+};
+
+// Sums over the positions of each head, [M], each with the eps of its inner product.
+struct FlowSums {
+  Vectors keys, queries, key_flow, query_flow;
+
+  // Of memory [B, N, 4, M + kLanes].
+  FlowSums(const Call& call, float* memory) {
+    const int64_t size = call.M() + kLanes;
+    Vectors* all[] = {&keys, &queries, &key_flow, &query_flow};
+    for (int i = 0; i < 4; i++) *all[i] = {memory + i * size, 4 * size};
+  }
+};
+
+// What the forward pass keeps.
+struct WholeTerms {
+  float* incoming;     // I, in the square of the features' unit, [B, T, N]
+  float* allocation;   // a, [B, T, N]
+  float* outgoing;     // O, in the square of the features' unit, [B, S, N]
+  float* logit;        // O', [B, S, N]
+  float* sums;         // `FlowSums`
+  float* competition;  // c, [B, S, N]
+  float* factor;       // a / I, [B, T, N]
+};
+
+// Real queries and keys of a sample, at least 1.
+struct Totals {
+  float sinks, sources;
+
+  Totals(const Call& call, int64_t sample)
+      : sinks(real(call.query_mask, sample, call.queries)),
+        sources(real(call.mask, sample, call.keys)) {}
+
+ private:
+  static float real(const float* mask, int64_t sample, int64_t length) {
+    int64_t count = mask ? 0 : length;
+    for (int64_t i = 0; mask && i < length; i++) count += mask[sample * length + i] != 0;
+    return static_cast<float>(std::max<int64_t>(1, count));
+  }
+};
+
+// The features of a chunk of queries or keys, [C, M].
+inline const float* read(Chunk& chunk, int head, Side side) {
+  if (side == Side::kQueries) {
+    chunk.read_query(head);
+    return chunk.query.plain;
+  }
+  chunk.read_key(head);
+  return chunk.key.plain;
+}
+
+// ``sum_i weight_i x_i`` over the features of each head, and in the register after them
+// ``sum_i weight_i``. `weigh` gives a position's weight, from its place in [B, T, N].
+template <class Weigh>
+void sum_features(const Call& call, xla::ffi::ThreadPool& pool, Side side, Vectors to,
+                  const Weigh& weigh) {
+  const int M = call.M();
+  const int64_t length = side == Side::kQueries ? call.queries : call.keys;
+  const auto add = [&](Chunk& chunk, int head, float* part) {
+    const float* features = read(chunk, head, side);
+    float weights[kChunk];
+    for (int i = 0; i < chunk.count; i++) {
+      weights[i] = weigh(chunk.row(head), chunk.place(i, length, head), features + i * M);
+      part[M] += weights[i];
+    }
+    add_rows(chunk.count, M, features, weights, part);
+  };
+  add_up(call, pool, length, M + kLanes, add, [&](int64_t row, const float* sum) {
+    std::copy(sum, sum + M + kLanes, to.of(row));
+  });
+}
+
+// Adds a number to each of the H columns; beyond them sums stay zero.
+inline void add_eps(const Call& call, float eps, float* sum) {
+  for (int j = 0; j < call.width; j++) sum[j] += eps;
+}
+
+// ``(x + eps) . sum``
+inline float inner(int M, const float* x, float eps, const float* sum_of) {
+  Vec total{};
+  for (int j = 0; j < M; j += kLanes) total += (load(x + j) + eps) * load(sum_of + j);
+  return sum(total);
+}
+
+// Writes c of one head from O': the softmax over its visible sources, times their number.
+inline void compete(const Call& call, const FlowOptions& options, int64_t row,
+                    float sources, const WholeTerms& to) {
+  const int64_t sample = row / call.heads, head = row % call.heads;
+  const auto place = [&](int64_t s) {
+    return (sample * call.keys + s) * call.heads + head;
+  };
+  const auto hidden = [&](int64_t s) {
+    return call.mask && call.mask[sample * call.keys + s] == 0;
+  };
+  float largest = -options.clip;
+  bool any = false;
+  for (int64_t s = 0; s < call.keys; s++) {
+    if (hidden(s)) continue;
+    const float logit = to.logit[place(s)];
+    largest = any ? std::max(largest, logit) : logit;
+    any = true;
+  }
+  largest = within(largest, options.clip);
+  double total = 0;
+  for (int64_t s = 0; s < call.keys; s++) {
+    const float logit = within(to.logit[place(s)], options.clip);
+    const float share = hidden(s) ? 0.0f : exponential(logit - largest);
+    to.competition[place(s)] = share;
+    total += share;
+  }
+  for (int64_t s = 0; s < call.keys; s++) {
+    float& share = to.competition[place(s)];
+    share = sources * over(share, static_cast<float>(total));
+  }
+}
+
+// Writes the terms of all positions.
+inline void whole_flow_terms(const Call& call, xla::ffi::ThreadPool& pool,
+                             const FlowOptions& options, const WholeTerms& to) {
+  const int M = call.M(), heads = call.heads;
+  const int64_t rows = call.batch * heads;
+  const FlowSums sums(call, to.sums);
+  const auto unit_of = [&](int64_t row) { return call.unit[row / heads]; };
+  const auto plain = [](int64_t, int64_t, const float*) { return 1.0f; };
+  sum_features(call, pool, Side::kKeys, sums.keys, plain);
+  sum_features(call, pool, Side::kQueries, sums.queries, plain);
+  for (int64_t row = 0; row < rows; row++)
+    for (const Vectors& each : {sums.keys, sums.queries})
+      add_eps(call, options.eps / unit_of(row), each.of(row));
+  // (x + eps) . total, with totals of features.
+  const auto flow = [&](int64_t row, const float* x, const Vectors& total) {
+    const float unit = unit_of(row);
+    return inner(M, x, options.eps / unit, total.of(row)) +
+           options.extra_eps / (unit * unit);
+  };
+  sum_features(call, pool, Side::kQueries, sums.query_flow,
+               [&](int64_t row, int64_t at, const float* query) {
+                 to.incoming[at] = flow(row, query, sums.keys);
+                 return count_over(1.0f, to.incoming[at]);
+               });
+  sum_features(call, pool, Side::kKeys, sums.key_flow,
+               [&](int64_t row, int64_t at, const float* key) {
+                 to.outgoing[at] = flow(row, key, sums.queries);
+                 return count_over(1.0f, to.outgoing[at]);
+               });
+  for (int64_t row = 0; row < rows; row++)
+    for (const Vectors& each : {sums.key_flow, sums.query_flow})
+      add_eps(call, options.eps * unit_of(row), each.of(row));
+  std::vector<Totals> totals;
+  for (int64_t sample = 0; sample < call.batch; sample++) totals.emplace_back(call, sample);
+  const auto conserved = [&](int64_t row, const float* x, const Vectors& total) {
+    return inner(M, x, options.eps / unit_of(row), total.of(row)) + options.extra_eps;
+  };
+  visit_chunks(call, pool, call.queries, [&](Chunk& chunk, int head) {
+    const float* features = read(chunk, head, Side::kQueries);
+    const Totals& real = totals[chunk.sample()];
+    for (int i = 0; i < chunk.count; i++) {
+      const int64_t at = chunk.place(i, call.queries, head);
+      const float sink = conserved(chunk.row(head), features + i * M, sums.key_flow);
+      to.allocation[at] = 1.0f / (1.0f + exponential(-sink * (real.sinks / real.sources)));
+      to.factor[at] =
+          chunk.hides_query(i) ? 0.0f : over(to.allocation[at], to.incoming[at]);
+    }
+  });
+  visit_chunks(call, pool, call.keys, [&](Chunk& chunk, int head) {
+    const float* features = read(chunk, head, Side::kKeys);
+    for (int j = 0; j < chunk.count; j++)
+      to.logit[chunk.place(j, call.keys, head)] =
+          conserved(chunk.row(head), features + j * M, sums.query_flow);
+  });
+  in_parallel(pool, rows, [&](int64_t row) {
+    compete(call, options, row, totals[row / heads].sources, to);
+  });
+}
+
+// Adds what passes through the terms to the gradients of the features, and makes them
+// those of query and key.
+//
+// `through` is the gradient of the logarithm of a / I, and `of_competition` that of c.
+inline void whole_flow_backward(const Call& call, xla::ffi::ThreadPool& pool,
+                                const FlowOptions& options, const WholeTerms& terms,
+                                const float* through, const float* of_competition,
+                                float* of_query, float* of_key) {
+  const int M = call.M(), heads = call.heads;
+  const int64_t rows = call.batch * heads;
+  const FlowSums sums(call, terms.sums);
+  std::vector<Totals> totals;
+  for (int64_t sample = 0; sample < call.batch; sample++) totals.emplace_back(call, sample);
+  Room room;
+  const FlowSums slopes(call, room.take(rows * 4 * (M + kLanes)));
+  // Of I and of the sum in I', [B, T, N]; of O and of O', [B, S, N].
+  float* of_incoming = room.take(call.batch * call.queries * heads);
+  float* of_sink = room.take(call.batch * call.queries * heads);
+  float* of_outgoing = room.take(call.batch * call.keys * heads);
+  float* of_source = room.take(call.batch * call.keys * heads);
+  in_parallel(pool, rows, [&](int64_t row) {
+    const int64_t sample = row / heads, head = row % heads;
+    const Totals& real = totals[sample];
+    for (int64_t t = 0; t < call.queries; t++) {
+      const int64_t at = (sample * call.queries + t) * heads + head;
+      of_sink[at] =
+          through[at] * (1.0f - terms.allocation[at]) * (real.sinks / real.sources);
+    }
+    double competed = 0;
+    for (int64_t s = 0; s < call.keys; s++) {
+      const int64_t at = (sample * call.keys + s) * heads + head;
+      competed += of_competition[at] * terms.competition[at];
+    }
+    const float mean = static_cast<float>(competed / real.sources);
+    for (int64_t s = 0; s < call.keys; s++) {
+      const int64_t at = (sample * call.keys + s) * heads + head;
+      // The gradient passes at the bounds, too.
+      const bool clipped = std::abs(terms.logit[at]) > options.clip;
+      of_source[at] =
+          clipped ? 0.0f : terms.competition[at] * (of_competition[at] - mean);
+    }
+  });
+  // The gradient of a sum of (x + eps) times weights: so much for each x.
+  const auto with_eps = [&](const Vectors& each) {
+    for (int64_t row = 0; row < rows; row++)
+      add_eps(call, each.of(row)[M] * options.eps / call.unit[row / heads], each.of(row));
+  };
+  sum_features(call, pool, Side::kQueries, slopes.key_flow,
+               [&](int64_t, int64_t at, const float*) { return of_sink[at]; });
+  sum_features(call, pool, Side::kKeys, slopes.query_flow,
+               [&](int64_t, int64_t at, const float*) { return of_source[at]; });
+  with_eps(slopes.key_flow);
+  with_eps(slopes.query_flow);
+  sum_features(call, pool, Side::kQueries, slopes.keys,
+               [&](int64_t row, int64_t at, const float* query) {
+                 const float share = count_over(1.0f, terms.incoming[at]);
+                 const float passed = dot(M, query, slopes.query_flow.of(row)) * share;
+                 of_incoming[at] = -over(through[at] + passed, terms.incoming[at]);
+                 return of_incoming[at];
+               });
+  sum_features(call, pool, Side::kKeys, slopes.queries,
+               [&](int64_t row, int64_t at, const float* key) {
+                 const float share = count_over(1.0f, terms.outgoing[at]);
+                 const float passed = dot(M, key, slopes.key_flow.of(row)) * share;
+                 of_outgoing[at] = -over(passed, terms.outgoing[at]);
+                 return of_outgoing[at];
+               });
+  with_eps(slopes.keys);
+  with_eps(slopes.queries);
+  // Of a position's features: through its flow, its share of a sum, and its conserved
+  // flow.
+  const auto add = [&](int64_t row, float of_flow, const Vectors& total, float flow,
+                       const Vectors& of_shares, float of_conserved,
+                       const Vectors& shares, const Vectors& of_total, float* to) {
+    const float share = count_over(1.0f, flow);
+    for (int j = 0; j < M; j += kLanes)
+      store(to + j, of_flow * load(total.of(row) + j) +
+                        share * load(of_shares.of(row) + j) +
+                        of_conserved * load(shares.of(row) + j) +
+                        load(of_total.of(row) + j));
+  };
+  visit_chunks(call, pool, call.queries, [&](Chunk& chunk, int head) {
+    const int64_t row = chunk.row(head);
+    for (int i = 0; i < chunk.count; i++) {
+      const int64_t at = chunk.place(i, call.queries, head);
+      add(row, of_incoming[at], sums.keys, terms.incoming[at], slopes.query_flow,
+          of_sink[at], sums.key_flow, slopes.queries, chunk.far + i * M);
+    }
+    chunk.add_to_query(head, chunk.far, of_query, true);
+  });
+  visit_chunks(call, pool, call.keys, [&](Chunk& chunk, int head) {
+    const int64_t row = chunk.row(head);
+    for (int j = 0; j < chunk.count; j++) {
+      const int64_t at = chunk.place(j, call.keys, head);
+      add(row, of_outgoing[at], sums.queries, terms.outgoing[at], slopes.key_flow,
+          of_source[at], sums.query_flow, slopes.keys, chunk.near + j * M);
+    }
+    chunk.add_to_key(head, chunk.near, of_key, true);
+  });
+}
+
+}  // namespace lra
