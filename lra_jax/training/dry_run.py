@@ -149,7 +149,8 @@ def _timed(trainer: Trainer, step: int, batch: Any) -> float:
 def _flops(trainer: Trainer, batch: Any) -> str:
     """The arithmetic of a step as counted by XLA, which leaves out custom kernels."""
     function = trainer.step_function(trainer.config.train.steps - 1)
-    lowered = jax.jit(function).lower(trainer.state, batch)
+    lower = sharding.under_mesh(trainer.mesh, jax.jit(function).lower)
+    lowered = lower(trainer.state, batch)
     cost = lowered.cost_analysis() or {}
     flops = cost.get("flops", 0)
     return f"{flops / 1e9:.3g} GFLOP a step of the longest batch seen, by XLA's count"

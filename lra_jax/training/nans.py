@@ -48,7 +48,8 @@ def explain(trainer: Trainer, step: int) -> str:
         trainer.advance(number - 1, batch)
         # A gradient can spoil the parameters one step before it shows in the loss.
         if number == step or not all_finite(trainer.state.params):
-            return f"in step {number} {_first_bad(trainer, before, batch)}"
+            first_bad = sharding.under_mesh(trainer.mesh, _first_bad)
+            return f"in step {number} {first_bad(trainer, before, batch)}"
     return "its steps were finite when they were repeated"
 
 

@@ -60,6 +60,7 @@ def under_mesh(mesh: Mesh, function: Callable[..., Any]) -> Callable[..., Any]:
     That is how kernels, split sequences and the dense layers find the mesh.
     """
 
+    @functools.wraps(function)
     def call(*args: Any) -> Any:
         with jax.set_mesh(mesh):
             return function(*args)

@@ -137,7 +137,7 @@ class Trainer:
             for part, (loss, learns, begins) in programs.items()
         }
         placed = sharding.replicated(self.mesh)
-        self._functions = {x: under_mesh(f) for x, f in functions.items()}
+        self._functions = functions
         self._steps = {
             part: under_mesh(compiled_step(function, shapes, placed))
             for part, function in functions.items()
@@ -206,7 +206,7 @@ class Trainer:
         self.state = self._steps[part](self.state, batch)
 
     def step_function(self, step: int) -> Any:
-        """The function that `advance` compiles."""
+        """The function that `advance` compiles, to be called under the mesh."""
         return self._functions[self.config.pretrain.part(step)]
 
     def model_at(self, params: nnx.State) -> nnx.Module:

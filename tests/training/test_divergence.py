@@ -7,6 +7,7 @@ import pytest
 
 from lra_jax import train
 from lra_jax.configs import Config
+from lra_jax.kernels.cpu import library
 from lra_jax.training import NonFiniteLoss
 from lra_jax.training.metrics import read_metrics
 from lra_jax.training.session import Session
@@ -132,6 +133,31 @@ def test_debug_nans_names_the_first_bad_tensor(
     with pytest.raises(NonFiniteLoss, match=f"at step {step}; {cause}") as error:
         train.run(config, quiet=True)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"model": {"attention_options": "implementation=native"}},
+        {"train": {"seq_devices": 2}},
+    ],
+    ids=["kernels", "split sequences"],
+)
+def test_debug_nans_on_two_devices(data_dir, tmp_path, more):
+    if "model" in more and library.problem() is not None:
+        pytest.skip(f"{library.problem()}")
+    train_settings = STEEP | {"learning_rate": 1e30} | more.get("train", {})
+    config = helpers.tiny(
+        data_dir,
+        tmp_path,
+        attention="cosformer",
+        train=train_settings,
+        model={"pooling": "mean"} | more.get("model", {}),
+        data={"buckets": "60"},
+        debug_nans=True,
+    )
+    with pytest.raises(NonFiniteLoss, match=r"in step 2 .* in encoder.*, forward"):
+        train.run(config, quiet=True)
 
 
 def test_debug_nans_does_the_steps_after_a_checkpoint_again(data_dir, tmp_path):
