@@ -41,6 +41,8 @@ CALLS = (
 
 _SOURCES = Path(__file__).parent
 _FLAGS = ("-std=c++17", "-O3", "-shared", "-fPIC", "-w")
+# GCC computes addresses in a product's innermost loop, which takes a tenth of its time.
+_FLAGS += ("-fno-ivopts", "-funroll-loops")
 
 
 def problem() -> str | None:
