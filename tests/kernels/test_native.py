@@ -185,6 +185,13 @@ def test_extremes(name: str, is_causal: bool) -> None:
         assert_close(got, fast_jit(call(name, "xla", **more))(*exact), 2e-5)
 
 
+def test_a_competition_that_one_key_wins() -> None:
+    """Its gradient is the difference of equal numbers, times large features."""
+    q, k, v = inputs(15, 3, 70, 90, 4, 12)
+    arrays = np.abs(q), np.float32(1e9) * np.abs(k), v
+    compare("flow", arrays, feature_map="relu", clip=None)
+
+
 @pytest.mark.parametrize("feature_map", MAPS)
 @pytest.mark.parametrize("place", [0, 1])
 def test_nan_that_is_seen_is_not_lost(feature_map: str, place: int) -> None:

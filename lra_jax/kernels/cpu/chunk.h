@@ -106,8 +106,8 @@ class Angles {
   float* distances_;
 };
 
-// The next row of a head is not its neighbour in memory, so it is asked for so many rows
-// ahead.
+// The next row of a head is not its neighbour in memory, so it is prefetched this many
+// rows ahead.
 constexpr int kAhead = 8;
 inline void prefetch(const float* row, int width) {
   constexpr int kLine = 64 / sizeof(float);

@@ -172,13 +172,14 @@ std::vector<std::unique_ptr<State>> states_of(const Call& call,
 
 inline std::vector<Counts> counts_of(const Call& call) {
   std::vector<Counts> counts;
-  for (int64_t sample = 0; sample < call.batch; sample++) counts.emplace_back(call, sample);
+  for (int64_t sample = 0; sample < call.batch; sample++)
+    counts.emplace_back(call, sample);
   return counts;
 }
 
 // Writes the terms of all positions.
 inline void causal_flow_terms(const Call& call, xla::ffi::ThreadPool& pool,
-                       const FlowOptions& options, const Terms& to) {
+                              const FlowOptions& options, const Terms& to) {
   const int M = call.M();
   auto states = states_of<FlowState>(call, options);
   const auto all_counts = counts_of(call);
@@ -232,9 +233,9 @@ struct FlowSlopes : FlowState {
 //
 // `through` is the gradient of the logarithm of a / I, and `of_competition` that of c.
 inline void causal_flow_backward(const Call& call, xla::ffi::ThreadPool& pool,
-                                const FlowOptions& options, const Terms& terms,
-                                const float* through, const float* of_competition,
-                                float* of_query, float* of_key) {
+                                 const FlowOptions& options, const Terms& terms,
+                                 const float* through, const float* of_competition,
+                                 float* of_query, float* of_key) {
   const int M = call.M();
   auto states = states_of<FlowSlopes>(call, options);
   const auto all_counts = counts_of(call);
@@ -268,8 +269,8 @@ inline void causal_flow_backward(const Call& call, xla::ffi::ThreadPool& pool,
       for (int j = 0; j < M; j += kLanes) {
         store(q + j, by_incoming * load(state.of_query_flow.sum + j) +
                          load(state.of_queries.sum + j));
-        store(k + j,
-              by_outgoing * load(state.of_key_flow.sum + j) + load(state.of_keys.sum + j));
+        store(k + j, by_outgoing * load(state.of_key_flow.sum + j) +
+                         load(state.of_keys.sum + j));
       }
     }
     chunk.add_to_query(head, chunk.far, of_query, false);

@@ -1,10 +1,10 @@
 """Flow-Attention by the C++ kernels; see flow.h and flow_whole.h.
 
 The flows, the competition and the allocation are numbers of one position and head. The
-causal form computes them in one pass with running sums, the other one in three, which
-each need the sums of the one before. Then the output is that of plain linear attention
-with weighted values, ``(a_i / I_i) sum_j phi(q_i) . phi(k_j) c_j v_j``, by the kernel
-of linear attention. The gradient passes through the same two steps.
+causal form computes them in one pass with running sums, the other form in three, each
+of which needs the sums of the one before. Then the output is that of plain linear
+attention with weighted values, ``(a_i / I_i) sum_j phi(q_i) . phi(k_j) c_j v_j``, by
+the kernel of linear attention. The gradient passes through the same two steps.
 """
 
 import math

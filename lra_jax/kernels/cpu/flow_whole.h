@@ -1,7 +1,7 @@
-// The flows of Flow-Attention that is not causal, and what its two factors need of them.
+// The flows of non-causal Flow-Attention, and what its two factors take from them.
 //
-// A flow is an inner product with a sum over all positions, so each sum is a pass. For the
-// equations see lra_jax/attention/flow/whole.py; the gradient is the chain rule.
+// A flow is an inner product with a sum over all positions, so each sum is a pass. For
+// the equations see lra_jax/attention/flow/whole.py; the gradient is the chain rule.
 
 #pragma once
 
@@ -167,7 +167,8 @@ inline void whole_flow_terms(const Call& call, xla::ffi::ThreadPool& pool,
     for (const Vectors& each : {sums.key_flow, sums.query_flow})
       add_eps(call, options.eps * unit_of(row), each.of(row));
   std::vector<Totals> totals;
-  for (int64_t sample = 0; sample < call.batch; sample++) totals.emplace_back(call, sample);
+  for (int64_t sample = 0; sample < call.batch; sample++)
+    totals.emplace_back(call, sample);
   const auto conserved = [&](int64_t row, const float* x, const Vectors& total) {
     return inner(M, x, options.eps / unit_of(row), total.of(row)) + options.extra_eps;
   };
@@ -177,7 +178,8 @@ inline void whole_flow_terms(const Call& call, xla::ffi::ThreadPool& pool,
     for (int i = 0; i < chunk.count; i++) {
       const int64_t at = chunk.place(i, call.queries, head);
       const float sink = conserved(chunk.row(head), features + i * M, sums.key_flow);
-      to.allocation[at] = 1.0f / (1.0f + exponential(-sink * (real.sinks / real.sources)));
+      to.allocation[at] =
+          1.0f / (1.0f + exponential(-sink * (real.sinks / real.sources)));
       to.factor[at] =
           chunk.hides_query(i) ? 0.0f : over(to.allocation[at], to.incoming[at]);
     }
@@ -205,7 +207,8 @@ inline void whole_flow_backward(const Call& call, xla::ffi::ThreadPool& pool,
   const int64_t rows = call.batch * heads;
   const FlowSums sums(call, terms.sums);
   std::vector<Totals> totals;
-  for (int64_t sample = 0; sample < call.batch; sample++) totals.emplace_back(call, sample);
+  for (int64_t sample = 0; sample < call.batch; sample++)
+    totals.emplace_back(call, sample);
   Room room;
   const FlowSums slopes(call, room.take(rows * 4 * (M + kLanes)));
   // Of I and of the sum in I', [B, T, N]; of O and of O', [B, S, N].
@@ -224,7 +227,9 @@ inline void whole_flow_backward(const Call& call, xla::ffi::ThreadPool& pool,
     double competed = 0;
     for (int64_t s = 0; s < call.keys; s++) {
       const int64_t at = (sample * call.keys + s) * heads + head;
-      competed += of_competition[at] * terms.competition[at];
+      // As exact as the sum: with all of the competition in one place, its gradient is
+      // the difference of equal numbers.
+      competed += static_cast<double>(of_competition[at]) * terms.competition[at];
     }
     const float mean = static_cast<float>(competed / real.sources);
     for (int64_t s = 0; s < call.keys; s++) {
@@ -269,10 +274,9 @@ inline void whole_flow_backward(const Call& call, xla::ffi::ThreadPool& pool,
                        const Vectors& shares, const Vectors& of_total, float* to) {
     const float share = count_over(1.0f, flow);
     for (int j = 0; j < M; j += kLanes)
-      store(to + j, of_flow * load(total.of(row) + j) +
-                        share * load(of_shares.of(row) + j) +
-                        of_conserved * load(shares.of(row) + j) +
-                        load(of_total.of(row) + j));
+      store(to + j,
+            of_flow * load(total.of(row) + j) + share * load(of_shares.of(row) + j) +
+                of_conserved * load(shares.of(row) + j) + load(of_total.of(row) + j));
   };
   visit_chunks(call, pool, call.queries, [&](Chunk& chunk, int head) {
     const int64_t row = chunk.row(head);

@@ -15,9 +15,7 @@ namespace ffi = xla::ffi;
 using In = ffi::Buffer<ffi::F32>;
 using Out = ffi::Result<ffi::Buffer<ffi::F32>>;
 
-const float* present(const In& x) {
-  return x.element_count() ? x.typed_data() : nullptr;
-}
+const float* present(const In& x) { return x.element_count() ? x.typed_data() : nullptr; }
 
 lra::Call call_of(const In& query, const In& key, const In& value, const In& mask,
                   const In& unit, int64_t map) {
@@ -113,24 +111,26 @@ ffi::Error whole_backward(ffi::ThreadPool pool, In query, In key, In value, In m
   return ffi::Error::Success();
 }
 
-ffi::Error causal_flow_terms(ffi::ThreadPool pool, In query, In key, In mask, In query_mask,
-                      In unit, Out incoming, Out outgoing, Out allocation, Out logit,
-                      Out total, Out competition, Out factor, int64_t map, float clip,
-                      float eps, float extra_eps) {
+ffi::Error causal_flow_terms(ffi::ThreadPool pool, In query, In key, In mask,
+                             In query_mask, In unit, Out incoming, Out outgoing,
+                             Out allocation, Out logit, Out total, Out competition,
+                             Out factor, int64_t map, float clip, float eps,
+                             float extra_eps) {
   const lra::Call call = flows_of(query, key, mask, query_mask, unit, map);
-  lra::causal_flow_terms(call, pool, {clip, eps, extra_eps},
-                  {incoming->typed_data(), outgoing->typed_data(),
-                   allocation->typed_data(), logit->typed_data(), total->typed_data(),
-                   competition->typed_data(), factor->typed_data()});
+  lra::causal_flow_terms(
+      call, pool, {clip, eps, extra_eps},
+      {incoming->typed_data(), outgoing->typed_data(), allocation->typed_data(),
+       logit->typed_data(), total->typed_data(), competition->typed_data(),
+       factor->typed_data()});
   return ffi::Error::Success();
 }
 
 ffi::Error causal_flow_backward(ffi::ThreadPool pool, In query, In key, In mask,
-                               In query_mask, In unit, In incoming, In outgoing,
-                               In allocation, In logit, In total, In competition,
-                               In through, In of_competition, In, In, Out of_query,
-                               Out of_key, int64_t map, float clip, float eps,
-                               float extra_eps) {
+                                In query_mask, In unit, In incoming, In outgoing,
+                                In allocation, In logit, In total, In competition,
+                                In through, In of_competition, In, In, Out of_query,
+                                Out of_key, int64_t map, float clip, float eps,
+                                float extra_eps) {
   const lra::Call call = flows_of(query, key, mask, query_mask, unit, map);
   lra::causal_flow_backward(
       call, pool, {clip, eps, extra_eps},
@@ -149,18 +149,16 @@ ffi::Error whole_flow_terms(ffi::ThreadPool pool, In query, In key, In mask,
   const lra::Call call = flows_of(query, key, mask, query_mask, unit, map);
   lra::whole_flow_terms(call, pool, {clip, eps, extra_eps},
                         {incoming->typed_data(), allocation->typed_data(),
-                         outgoing->typed_data(), logit->typed_data(),
-                         sums->typed_data(), competition->typed_data(),
-                         factor->typed_data()});
+                         outgoing->typed_data(), logit->typed_data(), sums->typed_data(),
+                         competition->typed_data(), factor->typed_data()});
   return ffi::Error::Success();
 }
 
 ffi::Error whole_flow_backward(ffi::ThreadPool pool, In query, In key, In mask,
                                In query_mask, In unit, In incoming, In allocation,
-                               In outgoing, In logit, In sums, In competition,
-                               In through, In of_competition, In, In, Out of_query,
-                               Out of_key, int64_t map, float clip, float eps,
-                               float extra_eps) {
+                               In outgoing, In logit, In sums, In competition, In through,
+                               In of_competition, In, In, Out of_query, Out of_key,
+                               int64_t map, float clip, float eps, float extra_eps) {
   const lra::Call call = flows_of(query, key, mask, query_mask, unit, map);
   lra::whole_flow_backward(
       call, pool, {clip, eps, extra_eps},
@@ -195,7 +193,8 @@ template <int kArguments, int kResults, class Binding>
 auto with_arrays(Binding&& binding) {
   using Array = ffi::Buffer<ffi::F32>;
   if constexpr (kArguments > 0)
-    return with_arrays<kArguments - 1, kResults>(std::move(binding).template Arg<Array>());
+    return with_arrays<kArguments - 1, kResults>(
+        std::move(binding).template Arg<Array>());
   else if constexpr (kResults > 1)
     return with_arrays<0, kResults - 1>(std::move(binding).template Ret<Array>());
   else

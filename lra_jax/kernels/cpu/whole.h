@@ -76,8 +76,8 @@ inline float* transposed_sums(const Call& call, xla::ffi::ThreadPool& pool, floa
   return to;
 }
 
-// Writes out [B, T, N, Hv], unless the scale is given, the scale [B, T, N], and the sums
-// [B, N, size].
+// Writes out [B, T, N, Hv], the sums [B, N, size] and, unless it is given, the scale
+// [B, T, N].
 inline void whole_forward(const Call& call, xla::ffi::ThreadPool& pool,
                           const float* given, float* out, float* scale, float* sums) {
   add_products(call, pool, call.keys, sums, [&](Chunk& chunk, int head, Sums to) {
