@@ -232,13 +232,31 @@ def prefill(name: str, *arrays, chunking: Chunking = SMALL, **more: Any):
         given |= keywords(name, *arrays[0].shape[2:]) | (case(name).cache or {})
     elif case(name).every_call:
         given |= keywords(name, *arrays[0].shape[2:])
-    return getattr(attention, f"{name}_prefill")(*arrays, **given | more)
+    given |= more
+    traced = {key: x for key, x in given.items() if _is_traced(x)}
+    fixed = {key: x for key, x in given.items() if key not in traced}
+    return _prefill(name, frozenset(fixed.items()))(*arrays, **traced)
 
 
+def _is_traced(x: Any) -> bool:
+    """Whether it is an array, or a tree of arrays."""
+    leaves = jax.tree.leaves(x)
+    return bool(leaves) and all(isinstance(x, (np.ndarray, jax.Array)) for x in leaves)
+
+
+@functools.cache
+def _prefill(name: str, fixed: frozenset) -> Callable[..., Any]:
+    # Compiled: one program is quicker than one for each of a hundred operations.
+    function = getattr(attention, f"{name}_prefill")
+    return jax.jit(functools.partial(function, **dict(fixed)))
+
+
+@functools.cache
 def one_step(name: str, **more: Any):
-    """``f(state, query, key, value)`` of one position."""
+    """``f(state, query, key, value)`` of one position, compiled."""
     function = getattr(attention, f"{name}_step")
 
+    @jax.jit
     def step(state, query, key, value):
         given = gates(name, key)
         if case(name).every_call:
