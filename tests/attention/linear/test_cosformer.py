@@ -130,7 +130,7 @@ def test_cosformer_beyond_its_length() -> None:
     with pytest.raises(ValueError, match=f"max_length: expected at least {LENGTH + 1}"):
         attention.cosformer_step(state, *one)
     with pytest.raises(ValueError, match="max_length"):
-        prefill("cosformer", q, k, v, state=state)
+        attention.cosformer_prefill(q, k, v, state=state)
     # Padding at the end needs no room, compiled or not.
     first = [x[:, : LENGTH - 2] for x in (q, k, v)]
     _, begun = prefill("cosformer", *first, max_length=LENGTH)
@@ -138,7 +138,7 @@ def test_cosformer_beyond_its_length() -> None:
     out, _ = prefill("cosformer", q, k, v, mask, state=begun)
     assert np.isfinite(np.asarray(out[:, :2])).all()
     with pytest.raises(ValueError, match="max_length"):  # A state that is known there.
-        fast_jit(lambda x: prefill("cosformer", x, k, v, state=state)[0])(q)
+        fast_jit(lambda x: attention.cosformer_prefill(x, k, v, state=state)[0])(q)
     more = [np.concatenate([x, x, x], 1) for x in (q, k, v)]
     out, state = fast_jit(functools.partial(steps, "cosformer"))(state, *more)
     assert np.isfinite(np.asarray(out)).all()
