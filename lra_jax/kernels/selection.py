@@ -32,6 +32,9 @@ _AUTOMATIC = {"tpu": 256, "gpu": 64, "cpu": 256}
 _CHUNKS = {"tpu": 16, "gpu": 64}
 # B T N from which "auto" has kernels compiled for the CPU.
 _CPU_POSITIONS = 1 << 12
+# B T N and H from which the CPU's kernels of non-causal Flow are faster: they read the
+# query and the key four times, and a position costs the same however narrow it is.
+_CPU_FLOW = 1 << 15, 32
 # B N of causal Flow-Attention and B T N of the other form from which kernels are faster
 # on a Hopper GPU.
 _FLOW_HEADS = 128
@@ -74,7 +77,7 @@ def choose(
         choices = "'auto', 'xla', 'pallas' or 'native'"
         raise expected("implementation", choices, f"{implementation!r}")
     forced = implementation in ("pallas", "native")
-    batch, *sizes = query.shape[:3]
+    batch, *sizes = query.shape
     parts = mesh.parts(batch)
     if implementation == "xla" or not (forced or parts):
         return None
@@ -141,7 +144,9 @@ def _not_compiled() -> str | None:
 def _slower(
     target: str, mechanism: Mechanism, shape: tuple[int, ...], is_causal: bool
 ) -> bool:
-    """Whether kernels are slower than the XLA form, for sizes B, T and N of a device.
+    """Whether kernels are slower than the XLA form.
+
+    ``shape`` is B, T, N and H of the query on one device.
 
     On Hopper GPUs a causal head of Flow-Attention is one program from its first
     position to its last, so heads have to fill the processors; without causality, XLA
@@ -149,9 +154,11 @@ def _slower(
     Measured on an H100 (results/accelerator/, docs/kernels.md). On a CPU, small calls
     are not worth compiling the kernels.
     """
-    batch, length, heads = shape
+    batch, length, heads, width = shape
     if target == "cpu":
-        return batch * length * heads < _CPU_POSITIONS
+        of_flow = mechanism == "flow" and not is_causal
+        positions, narrowest = _CPU_FLOW if of_flow else (_CPU_POSITIONS, 1)
+        return batch * length * heads < positions or width < narrowest
     if target != "gpu" or mechanism != "flow":
         return False
     if is_causal:

@@ -315,7 +315,10 @@ def test_auto_takes_them_where_they_are_faster(
     assert not taken(large)  # There are two devices.
     monkeypatch.setattr(jax, "device_count", lambda: 1)
     assert taken(large)
-    assert taken(large, is_causal=False)
+    assert taken(large, is_causal=False) == (name != "flow")
+    assert taken((1, 8192, 4, 32), is_causal=False)
+    for smaller in ((1, 8191, 4, 32), (1, 8192, 4, 31)):
+        assert taken(smaller, is_causal=False) == (name != "flow")
     assert not taken((1, 1023, 4, 8))
     assert not taken(large, "bfloat16")
     assert not taken(large, implementation="xla")
