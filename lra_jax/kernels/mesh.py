@@ -40,15 +40,21 @@ def on_each_device(attend: Callable[[Inputs], jax.Array], given: Inputs) -> jax.
     if (parts(batch) or 1) == 1:
         return attend(given)
 
-    def local(query: jax.Array, key: jax.Array, value: jax.Array, *rest) -> jax.Array:
-        arrays = (_by_head(x, heads) for x in (query, key, value))
-        return _merged(attend(Inputs(*arrays, *rest)))
+    # Arrays pass with their heads side by side: of others, whose heads are split off
+    # before this call and merged again inside, a TPU's compiler makes copies.
+    def local(given: Inputs) -> jax.Array:
+        return _merged(attend(_changed(given, lambda x: _by_head(x, heads))))
 
     samples = PartitionSpec(_AXIS)
     split = jax.shard_map(local, in_specs=samples, out_specs=samples)
-    # A TPU's compiler copies arrays whose heads are split off on one side of the call
-    # and merged again on the other.
-    return _by_head(split(*(_merged(x) for x in given[:3]), *given[3:]), heads)
+    return _by_head(split(_changed(given, _merged)), heads)
+
+
+def _changed(given: Inputs, change: Callable[[jax.Array], jax.Array]) -> Inputs:
+    """The inputs with query, key and value in another form."""
+    return given._replace(
+        query=change(given.query), key=change(given.key), value=change(given.value)
+    )
 
 
 def _merged(x: jax.Array) -> jax.Array:
