@@ -1,7 +1,8 @@
 """The work of one part of the accelerator's view, in its process.
 
 It leaves a JSON file with its results, or with ``skipped``, the reason why there are
-none. Rows are on disk as soon as they are measured, in case the process ends.
+none. Rows are on disk as soon as they are measured, in case the process ends, and the
+next process of the part goes on from there.
 """
 
 import contextlib
@@ -60,8 +61,7 @@ def _compare(
     make: Callable[[BenchmarkConfig], Sequence[Any]],
     say: Say,
 ) -> None:
-    before = json.loads(file.read_text("utf-8"))["rows"] if file.exists() else []
-    rows = [row for row in before if row["status"] != "failed"]
+    rows = [row for row in _before(file)["rows"] if row["status"] != "failed"]
     names = ("attention", "causal", "rows", "dtype")
     done = [tuple(row[name] for name in names) for row in rows]
     left = [
@@ -76,6 +76,11 @@ def _compare(
             rows.append(row)
             say(correctness.in_words(row))
             write_json(file, {"tolerances": correctness.TOLERANCES, "rows": rows})
+
+
+def _before(file: Path) -> dict[str, Any]:
+    """The results of earlier processes of the part."""
+    return json.loads(file.read_text("utf-8")) if file.exists() else {"rows": []}
 
 
 def _kernels(config: BenchmarkConfig, file: Path, say: Say) -> None:
@@ -119,7 +124,7 @@ def _times(config: BenchmarkConfig, file: Path, say: Say) -> None:
         values = report.values()
         write_json(file, {name: values[name] for name in wanted})
 
-    report.measure(say, keep)
+    report.measure(say, keep, _before(file) if file.exists() else None)
     keep()
     if report.interrupted:
         raise KeyboardInterrupt
@@ -132,11 +137,11 @@ def _rivals(config: BenchmarkConfig, file: Path, say: Say) -> None:
         return
     chosen = timing(config, causal=True)
     cases = make_cases(chosen, on_cpu=False)
-    rows: list[rivals.Row] = []
+    rows = [row for row in _before(file)["rows"] if row["status"] == "measured"]
 
     def keep(row: rivals.Row) -> None:
         rows.append(row)
         say(f"{row['attention']}  {row['work']}  {row['length']:,}  {row['status']}")
         write_json(file, {"versions": rivals.versions(), "rows": rows})
 
-    rivals.measure(cases, chosen.repeats, chosen.max_seconds, keep)
+    rivals.measure(cases, chosen.repeats, chosen.max_seconds, keep, rows)

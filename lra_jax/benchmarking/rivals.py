@@ -6,6 +6,7 @@ Only if ``torch`` and ``fla`` are installed, and torch has a GPU. They are causa
 Source: github.com/fla-org/flash-linear-attention, ``fla.ops``.
 """
 
+import dataclasses
 import importlib
 import importlib.util
 import statistics
@@ -13,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from lra_jax.benchmarking import runner
 from lra_jax.benchmarking.cases import Case
 from lra_jax.errors import first_line
 
@@ -43,13 +45,24 @@ def versions() -> dict[str, str]:
 
 
 def measure(
-    cases: Iterable[Case], repeats: int, max_seconds: float, keep: Callable[[Row], None]
+    cases: Iterable[Case],
+    repeats: int,
+    max_seconds: float,
+    keep: Callable[[Row], None],
+    before: Iterable[Row] = (),
 ) -> None:
-    """Times all cases that have a function there; ``keep`` gets a row for each."""
+    """Times the cases that have a function there; ``keep`` gets a row for each.
+
+    Those with a row in ``before`` are left out.
+    """
+    done = list(before)
     for case in cases:
         if case.name not in FUNCTIONS:
             continue
-        row = case.to_dict() | {"attention": f"{NAME}: {case.name}"}
+        theirs = dataclasses.replace(case, attention=f"{NAME}: {case.name}")
+        if any(runner.is_of(row, theirs) for row in done):
+            continue
+        row = theirs.to_dict()
         try:
             keep(row | _time(case, repeats, max_seconds))
         except Exception as error:  # From torch, from Triton, or a changed signature.

@@ -46,11 +46,15 @@ class Runner:
       max_seconds: no case is started if one call is expected to take longer.
       max_bytes: memory that a case may need; None = the device's free memory.
       min_seconds: a sample of a fast case is the mean of calls that take this long.
+      before: rows of an earlier run of the same cases on the same machine. Those that
+        would be timed in turns are kept if all of them have a row, and none failed or
+        was cut short.
       on_row: called with each new row.
 
     Attributes:
       rows: a row for each case so far. ``status`` is "measured", or "does not fit",
-        "left out", "not supported" or "failed", each with a ``reason``.
+        "left out", "not supported" or "failed", each with a ``reason``. ``cut_short``
+        tells that Ctrl-C came between the samples of a row.
       interrupted: whether Ctrl-C ended the run.
     """
 
@@ -60,13 +64,14 @@ class Runner:
     max_seconds: float = 20.0
     max_bytes: int | None = None
     min_seconds: float = 0.02
+    before: Sequence[Row] = ()
     on_row: Callable[[Row], None] = lambda row: None
 
     def __post_init__(self) -> None:
         self.rows: list[Row] = []
         self.interrupted = False
         # For each line: the lengths and times so far, and where it stopped.
-        self._known: dict[tuple, list[tuple[int, float]]] = {}
+        self._known: dict[tuple, dict[int, float]] = {}
         self._stopped: dict[tuple, str] = {}
 
     def run(self, cases: Iterable[Case]) -> list[Row]:
@@ -75,12 +80,31 @@ class Runner:
         def together(case: Case) -> tuple:
             return case.work, case.dtype, case.length
 
+        ordered = sorted(cases, key=together)
+        groups = [list(group) for _, group in itertools.groupby(ordered, together)]
+        # Earlier rows come first: whatever happens next, `rows` has them.
+        left = [group for group in groups if not self._keep_group(group)]
         try:
-            for _, group in itertools.groupby(sorted(cases, key=together), together):
-                self._run_group(list(group))
+            for group in left:
+                self._run_group(group)
         except KeyboardInterrupt:
             self.interrupted = True
+        self.rows.sort(key=lambda row: (row["work"], row["dtype"], row["length"]))
         return self.rows
+
+    def _keep_group(self, cases: list[Case]) -> bool:
+        """Whether all of them have a row of an earlier run, which is then theirs."""
+        kept = []
+        for case in cases:
+            row = next((row for row in self.before if is_of(row, case)), None)
+            if row is None or row["status"] == "failed" or row.get("cut_short"):
+                return False
+            kept.append((case, row))
+        for case, row in kept:
+            if row["status"] == "measured":
+                self._remember(case, row["median_ms"] / 1e3)
+            self.rows.append(row)
+        return True
 
     def _run_group(self, cases: list[Case]) -> None:
         with contextlib.closing(side_by_side(_compiled, cases)) as compiled:
@@ -118,6 +142,7 @@ class Runner:
     def _time(self, programs: Sequence[Program]) -> None:
         """Times programs in turns."""
         samples: dict[int, list[float]] = {}
+        cut_short = True
         try:
             for index, program in enumerate(programs):
                 try:
@@ -133,11 +158,12 @@ class Runner:
                     program.unload()
             turns = [index for index in samples if programs[index].loaded]
             self._sample([programs[x] for x in turns], [samples[x] for x in turns])
+            cut_short = False
         finally:  # Also after Ctrl-C: measurements so far are kept.
             for index, program in enumerate(programs):
                 program.unload()
                 if samples.get(index):
-                    self._measured(program, samples[index])
+                    self._measured(program, samples[index], cut_short)
 
     def _sample(
         self, programs: Sequence[Program], samples: Sequence[list[float]]
@@ -148,13 +174,15 @@ class Runner:
                 if sum(seconds) <= self.max_seconds:
                     seconds.append(program.sample())
 
-    def _measured(self, program: Program, samples: list[float]) -> None:
+    def _measured(
+        self, program: Program, samples: list[float], cut_short: bool
+    ) -> None:
         case, median = program.case, statistics.median(samples)
         floor, bound = self.roofline.floor(case, program.least_bytes)
         share = floor / median
         known = {"roofline_share": share, "roofline_bound": bound}
         tokens = case.batch_size * (1 if case.work == "decode" else case.length)
-        self._known.setdefault(case.line, []).append((case.length, median))
+        self._remember(case, median)
         self._add(
             case,
             "measured",
@@ -164,13 +192,19 @@ class Runner:
             samples=len(samples),
             tokens_per_second=tokens / median,
             **(known if share <= _LARGEST_SHARE else {}),
+            **({"cut_short": True} if cut_short else {}),
             **_of_program(program),
         )
+
+    def _remember(self, case: Case, seconds: float) -> None:
+        self._known.setdefault(case.line, {})[case.length] = seconds
 
     def _too_slow(self, case: Case) -> str | None:
         if case.line in self._stopped:
             return self._stopped[case.line]
-        seconds = expected_seconds(self._known.get(case.line, []), case.length)
+        known = sorted(self._known.get(case.line, {}).items())
+        shorter = [(length, x) for length, x in known if length < case.length]
+        seconds = expected_seconds(shorter, case.length)
         if seconds <= self.max_seconds:
             return None
         reason = f"a call would take about {seconds:,.1f} s"
@@ -194,6 +228,11 @@ class Runner:
 
     def _limit(self) -> int | None:
         return available_bytes() if self.max_bytes is None else self.max_bytes
+
+
+def is_of(row: Row, case: Case) -> bool:
+    """Whether a row, also one read from JSON, is that of a case."""
+    return all(row.get(name) == value for name, value in case.to_dict().items())
 
 
 def side_by_side(

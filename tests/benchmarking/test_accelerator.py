@@ -13,7 +13,13 @@ import numpy as np
 import pytest
 
 from lra_jax import benchmark
-from lra_jax.benchmarking import accelerator_page, correctness, parts
+from lra_jax.benchmarking import (
+    accelerator_page,
+    correctness,
+    one_part,
+    parts,
+    rivals,
+)
 from lra_jax.benchmarking.accelerator import Accelerator
 from lra_jax.benchmarking.settings import BenchmarkConfig, make_cases, timing
 
@@ -93,6 +99,37 @@ def test_ctrl_c_says_one_line_and_keeps_what_is_there(tmp_path) -> None:
     advice = "interrupted; the same command resumes"
     helpers.assert_one_error(process.returncode, err, 128 + signal.SIGINT, advice)
     assert read(tmp_path)["parts"] == []
+
+
+def test_a_part_goes_on_from_its_rows(tmp_path, monkeypatch) -> None:
+    """The times of the first length, and the machine's, are not taken again."""
+    chosen = config(tmp_path, quick=True, lengths="8,16", dtypes="float32")
+    chosen = dataclasses.replace(chosen, part="times", work="forward")
+    file = tmp_path / "parts" / "times.json"
+    one_part.run(chosen, file, print)
+    whole = json.loads(file.read_text())
+    assert [row["length"] for row in whole["rows"]] == [8, 16]
+    cut = whole | {"rows": whole["rows"][:1]}
+    file.write_text(json.dumps(cut))
+    monkeypatch.setattr("lra_jax.benchmarking.report.measure_roofline", None)
+    one_part.run(chosen, file, print)
+    again = json.loads(file.read_text())
+    assert again["rows"][0] == whole["rows"][0]
+    assert [row["length"] for row in again["rows"]] == [8, 16]
+    assert again["rows"][1] != whole["rows"][1]
+    assert again["roofline"] == whole["roofline"]
+
+
+def test_kernels_of_others_are_not_timed_twice(monkeypatch) -> None:
+    monkeypatch.setattr(rivals, "_time", lambda case, *_: {"status": "measured"})
+    cases = make_cases(timing(config("x", lengths="8,16"), True), on_cpu=False)
+    rows: list[dict] = []
+    rivals.measure(cases, 1, 1.0, rows.append)
+    names = {row["attention"] for row in rows}
+    assert names == {"flash-linear-attention: linear"} and len(rows) == len(cases)
+    earlier, rows = rows[:-1], []
+    rivals.measure(cases, 1, 1.0, rows.append, json.loads(json.dumps(earlier)))
+    assert [row["length"] for row in rows] == [16]
 
 
 @pytest.mark.parametrize(
