@@ -94,7 +94,7 @@ _READ = {
 }
 _NUMBERS = {int: numbers.Integral, float: numbers.Real}
 _LARGEST = 2**31 - 1
-_MOST = 200  # characters of another error's text
+_MOST = 300  # characters of another error's text
 
 
 def _is_of(kind: type, value: object) -> bool:
@@ -150,13 +150,17 @@ def reason(error: Exception) -> str:
 
 def first_line(error: BaseException) -> str:
     """The first line of an error's text, or its type if it has none."""
-    text = str(error).strip()
-    return text.partition("\n")[0][:_MOST] or type(error).__name__
+    text = str(error).strip().partition("\n")[0]
+    return _shortened(text) or type(error).__name__
 
 
 def on_one_line(error: BaseException) -> str:
     """An error's whole text on one line, or its type if it has none."""
-    return " ".join(str(error).split())[:_MOST] or type(error).__name__
+    return _shortened(" ".join(str(error).split())) or type(error).__name__
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _MOST else f"{text[: _MOST - 4]} ..."
 
 
 def did_you_mean(value: str, choices: Iterable[str]) -> str:

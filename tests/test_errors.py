@@ -124,3 +124,11 @@ def test_errors_change_their_name():
     renamed, within = errors.renamed(error, "--clip"), errors.within("line 3", error)
     assert str(renamed) == "--clip: expected a positive number, got -1"
     assert str(within) == "line 3: clip: expected a positive number, got -1"
+
+
+def test_long_texts_of_others_are_seen_to_be_cut():
+    short, long = ValueError("a\nb"), ValueError("word " * 100)
+    assert errors.first_line(short) == "a" and errors.on_one_line(short) == "a b"
+    for text in (errors.first_line(long), errors.on_one_line(long)):
+        assert len(text) == 300 and text.endswith(" ...")
+    assert errors.first_line(ValueError()) == "ValueError"
