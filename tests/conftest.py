@@ -9,6 +9,8 @@ from pathlib import Path
 import jax
 import pytest
 
+from lra_jax import runtime
+
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_num_cpu_devices", 2)
@@ -82,9 +84,17 @@ def _drop_programs() -> Iterator[None]:
     """
     yield
     maps, sizes = Path("/proc/self/maps"), Path("/proc/self/statm")
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    page = os.sysconf("SC_PAGE_SIZE")
+    # Half of the machine, but a container may have less than the machine.
+    most = min(5e9, os.sysconf("SC_PHYS_PAGES") * page / (2 * workers))
     if (
         not maps.exists()
-        or maps.read_bytes().count(b"\n") > 20_000
-        or int(sizes.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") > 3e9
+        or maps.read_bytes().count(b"\n") > 40_000
+        or int(sizes.read_text().split()[1]) * page > most
     ):
         jax.clear_caches()
+        # Programs hang together in circles, and what is freed is kept for reuse: a
+        # process once at the limit would drop its programs after every file.
+        gc.collect()
+        runtime.release_memory()

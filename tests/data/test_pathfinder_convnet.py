@@ -1,11 +1,22 @@
 """The labels of Pathfinder's images can be learned from their pixels."""
 
+from collections.abc import Iterator
+
 import jax
 import pathfinder_convnet as script
 import pytest
 
 
+@pytest.fixture
+def fast_programs() -> Iterator[None]:
+    """Optimised machine code: here programs run for longer than they compile."""
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", True)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("fast_programs")
 def test_a_small_network_learns_short_contours() -> None:
     """The whole way to the hard level: python benchmarks/pathfinder_convnet.py."""
     images = script.draw("short", 0, 8_000)
