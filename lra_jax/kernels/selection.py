@@ -32,9 +32,9 @@ _AUTOMATIC = {"tpu": 256, "gpu": 64, "cpu": 256}
 _CHUNKS = {"tpu": 16, "gpu": 64}
 # B T N from which "auto" has kernels compiled for the CPU.
 _CPU_POSITIONS = 1 << 12
-# B T N and H from which the CPU's kernels of non-causal Flow are faster: they read the
-# query and the key four times, and a position costs the same however narrow it is.
-_CPU_FLOW = 1 << 15, 32
+# H from which the CPU's kernels of non-causal Flow are faster: a position costs them
+# the same however narrow it is.
+_CPU_FLOW_WIDTH = 16
 # B N of causal Flow-Attention and B T N of the other form from which kernels are faster
 # on a Hopper GPU.
 _FLOW_HEADS = 128
@@ -157,8 +157,8 @@ def _slower(
     batch, length, heads, width = shape
     if target == "cpu":
         of_flow = mechanism == "flow" and not is_causal
-        positions, narrowest = _CPU_FLOW if of_flow else (_CPU_POSITIONS, 1)
-        return batch * length * heads < positions or width < narrowest
+        too_narrow = of_flow and width < _CPU_FLOW_WIDTH
+        return batch * length * heads < _CPU_POSITIONS or too_narrow
     if target != "gpu" or mechanism != "flow":
         return False
     if is_causal:

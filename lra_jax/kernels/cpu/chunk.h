@@ -30,11 +30,18 @@ struct Call {
   const float* turn;        // the angle between neighbouring positions, [B]
   const float* unit;        // features are divided by it, [B]
   const float* weights;     // of the values, [B, S, N]; or null
+  // Whether weights and scales have their heads first, [B, N, T], as neighbours in memory.
+  bool heads_first;
 
   int M() const { return padded(width); }
   int W() const { return padded(columns); }
   // Columns of the features between chunks: with angles, cosines beside sines.
   int F() const { return turned ? 2 * M() : M(); }
+  // Where a position's weight or scale is.
+  int64_t place(int64_t sample, int64_t position, int64_t length, int head) const {
+    return heads_first ? (sample * heads + head) * length + position
+                       : (sample * length + position) * heads + head;
+  }
 };
 
 // The heads first..last of one sample.
@@ -122,10 +129,22 @@ class Features {
         plain(room.take(kChunk * call.M())),
         turned(call.turned ? room.take(kChunk * call.F()) : plain) {}
 
+  // What is read of one head from now on, from its first chunk to its last, is kept in
+  // `memory`, [chunks C, M], and not computed again. Not for turned features.
+  void keep(float* memory) {
+    kept_ = memory;
+    read_ = 0;
+  }
+
   // Reads `count` rows from `first` on of the query or key.
   void read(const float* from, int64_t length, const float* mask, int64_t sample,
             int head, int64_t first, int count, const Angles& angles) {
     const int width = call_.width, M = call_.M();
+    if (kept_) {
+      plain = turned = kept_ + first * M;
+      if (first < read_) return;
+      read_ = first + kChunk;
+    }
     const int64_t step = static_cast<int64_t>(call_.heads) * width;
     const float inverse = 1.0f / call_.unit[sample];
     const float* rows = from + (sample * length + first) * step + head * width;
@@ -161,6 +180,8 @@ class Features {
 
  private:
   const Call& call_;
+  float* kept_ = nullptr;
+  int64_t read_ = 0;
 
  public:
   float* plain;   // [C, M]
@@ -228,7 +249,7 @@ inline void read_rows(const Call& call, const float* from, int64_t length,
     if (i + kAhead < count) prefetch(from + (at + kAhead * heads) * columns, columns);
     std::memcpy(row, from + at * columns, columns * sizeof(float));
     if (!scales) continue;
-    const float scale = scales[at];
+    const float scale = scales[call.place(sample, first + i, length, head)];
     for (int j = 0; j < W; j += kLanes) store(row + j, load(row + j) * scale);
   }
 }
@@ -374,9 +395,9 @@ class Chunk {
     write_slopes(call_, call_.key, to, call_.keys, call_.mask, sample_, head, first_,
                  count, nullptr, slopes, angles, true, last);
   }
-  // Where position i of the chunk is in an array [B, T, N].
+  // Where the weight or scale of position i of the chunk is.
   int64_t place(int i, int64_t length, int head) const {
-    return (sample_ * length + first_ + i) * call_.heads + head;
+    return call_.place(sample_, first_ + i, length, head);
   }
   int64_t first() const { return first_; }
   int64_t sample() const { return sample_; }
@@ -449,12 +470,14 @@ inline void write_rows_of_values(const Call& call, Chunk& chunk, int head, float
   for (int j = 0; j < chunk.count; j++) {
     float* row = chunk.rows + j * W;
     const int64_t place = chunk.place(j, call.keys, head);
+    const int64_t position = chunk.sample() * call.keys + chunk.first() + j;
+    const float* value = call.value + (position * call.heads + head) * call.columns;
     if (chunk.hides(j)) std::memset(row, 0, W * sizeof(float));
     scales[j] = call.weights ? call.weights[place] : 1.0f;
     if (!of_weights) continue;
     float total = 0;
     for (int column = 0; !chunk.hides(j) && column < call.columns; column++)
-      total += row[column] * call.value[place * call.columns + column];
+      total += row[column] * value[column];
     of_weights[place] = total;
   }
   write_rows(call, chunk.rows, scales, of_value, call.keys, chunk.sample(), head,

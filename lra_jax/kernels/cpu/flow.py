@@ -1,10 +1,11 @@
 """Flow-Attention by the C++ kernels; see flow.h and flow_whole.h.
 
-The flows, the competition and the allocation are numbers of one position and head. The
-causal form computes them in one pass with running sums, the other form in three, each
-of which needs the sums of the one before. Then the output is that of plain linear
-attention with weighted values, ``(a_i / I_i) sum_j phi(q_i) . phi(k_j) c_j v_j``, by
-the kernel of linear attention. The gradient passes through the same two steps.
+The flows, the competition and the allocation are numbers of one position and head, from
+which the output is that of plain linear attention with weighted values,
+``(a_i / I_i) sum_j phi(q_i) . phi(k_j) c_j v_j``. The causal form computes them in one
+pass with running sums, and then calls the kernel of linear attention. The other form
+makes three passes, each of which needs the sums of the one before, and in the same call
+those of the output. The gradient passes through the same steps.
 """
 
 import math
@@ -24,48 +25,86 @@ _ROOM, _LARGEST = 40, 60
 def forward(spec: FlowSpec, given: Inputs, save: bool) -> tuple[jax.Array, Any]:
     """The output `[B, T, N, Hv]` and, if asked for, what `backward` needs."""
     unit = _unit(spec, given)
-    rows, columns = given.query.shape[:3], given.key.shape[:3]
-    shapes, sums = [rows] * 7, []
-    if not spec.is_causal:
-        width = programs.padded(given.query.shape[3]) + library.lanes()
-        flow_sums = (rows[0], rows[2], 4 * width)
-        shapes = [rows, rows, columns, columns, flow_sums, columns, rows]
-        sums = [programs.sums_shape(spec, given.query, given.value)]
-    *terms, competition, factor = programs.call(
-        _name(spec, "flow_terms"), shapes, _arrays(given, unit), **_attributes(spec)
-    )
-    out, _, *sums = programs.call(
-        _name(spec, "forward"),
-        [(*rows, given.value.shape[3]), (0,), *sums],
-        [*_product_arrays(given, unit, competition), factor],
-        **_product_attributes(spec),
-    )
-    return out, ((out, factor, sums, unit, terms, competition) if save else ())
+    run = _causal_forward if spec.is_causal else _whole_forward
+    out, saved = run(spec, given, unit)
+    return out, ((unit, *saved) if save else ())
 
 
 def backward(spec: FlowSpec, given: Inputs, saved: Any, of_out: jax.Array) -> Gradients:
     """The gradients of query, key and value."""
-    out, factor, sums, unit, terms, competition = saved
-    # `through` is the gradient of the logarithm of a / I.
-    of_query, of_key, of_value, of_competition, through = programs.call(
-        _name(spec, "backward"),
-        [*(x.shape for x in given[:3]), competition.shape, factor.shape],
-        [*_product_arrays(given, unit, competition), out, factor, *sums, of_out],
+    run = _causal_backward if spec.is_causal else _whole_backward
+    return run(spec, given, saved, of_out)
+
+
+def _causal_forward(spec: FlowSpec, given: Inputs, unit: jax.Array) -> tuple:
+    rows = given.query.shape[:3]
+    *terms, competition, factor = programs.call(
+        "lra_causal_flow_terms",
+        [rows] * 7,
+        [given.query, given.key, *_masks(given), unit],
+        **_attributes(spec),
+    )
+    out, _ = programs.call(
+        "lra_causal_forward",
+        [(*rows, given.value.shape[3]), (0,)],
+        [*_product_arrays(given, unit, competition), factor],
         **_product_attributes(spec),
     )
-    arrays = [*_arrays(given, unit), *terms, competition, through, of_competition]
+    return out, (out, factor, terms, competition)
+
+
+def _causal_backward(
+    spec: FlowSpec, given: Inputs, saved: Any, of_out: jax.Array
+) -> Gradients:
+    unit, out, factor, terms, competition = saved
+    # `through` is the gradient of the logarithm of a / I.
+    of_query, of_key, of_value, of_competition, through = programs.call(
+        "lra_causal_backward",
+        [*(x.shape for x in given[:3]), competition.shape, factor.shape],
+        [*_product_arrays(given, unit, competition), out, factor, of_out],
+        **_product_attributes(spec),
+    )
+    arrays = [given.query, given.key, *_masks(given), unit, *terms, competition]
     of_query, of_key = programs.call(
-        _name(spec, "flow_backward"),
+        "lra_causal_flow_backward",
         [of_query.shape, of_key.shape],
-        arrays,
+        [*arrays, through, of_competition],
         added_to=(of_query, of_key),
         **_attributes(spec),
     )
     return of_query, of_key, of_value
 
 
-def _name(spec: FlowSpec, step: str) -> str:
-    return f"lra_{'causal' if spec.is_causal else 'whole'}_{step}"
+def _whole_forward(spec: FlowSpec, given: Inputs, unit: jax.Array) -> tuple:
+    batch, length, heads, width = given.query.shape
+    # The numbers of one head are neighbours, as a thread has one head at a time.
+    rows, columns = (batch, heads, length), (batch, heads, given.key.shape[1])
+    width = programs.padded(width) + library.lanes()
+    flow_sums = (batch, heads, 4 * width)
+    saved = programs.call(
+        "lra_whole_flow_forward",
+        [
+            (batch, length, heads, given.value.shape[3]),
+            *(rows, rows, columns, columns, flow_sums, columns, rows),
+            programs.sums_shape(spec, given.query, given.value),
+        ],
+        [*given[:3], *_masks(given), unit],
+        **_attributes(spec),
+    )
+    return saved[0], saved
+
+
+def _whole_backward(
+    spec: FlowSpec, given: Inputs, saved: Any, of_out: jax.Array
+) -> Gradients:
+    unit, *saved = saved
+    of_query, of_key, of_value = programs.call(
+        "lra_whole_flow_backward",
+        [x.shape for x in given[:3]],
+        [*given[:3], *_masks(given), unit, *saved, of_out],
+        **_attributes(spec),
+    )
+    return of_query, of_key, of_value
 
 
 def _unit(spec: FlowSpec, given: Inputs) -> jax.Array:
@@ -87,9 +126,9 @@ def _unit(spec: FlowSpec, given: Inputs) -> jax.Array:
     return jnp.where(jnp.isfinite(largest), unit, 1.0)
 
 
-def _arrays(given: Inputs, unit: jax.Array) -> list[jax.Array]:
-    masks = (programs.mask_of(x) for x in (given.mask, given.query_mask))
-    return [given.query, given.key, *masks, unit]
+def _masks(given: Inputs) -> list[jax.Array]:
+    """Those of the keys and of the queries."""
+    return [programs.mask_of(x) for x in (given.mask, given.query_mask)]
 
 
 def _product_arrays(

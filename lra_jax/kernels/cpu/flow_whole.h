@@ -1,4 +1,4 @@
-// The flows of non-causal Flow-Attention, and what its two factors take from them.
+// Non-causal Flow-Attention: its flows, and the product of the two factors that they give.
 //
 // A flow is an inner product with a sum over all positions, so each sum is a pass. For
 // the equations see lra_jax/attention/flow/whole.py; the gradient is the chain rule.
@@ -34,13 +34,13 @@ struct FlowSums {
 
 // What the forward pass keeps.
 struct WholeTerms {
-  float* incoming;     // I, in the square of the features' unit, [B, T, N]
-  float* allocation;   // a, [B, T, N]
-  float* outgoing;     // O, in the square of the features' unit, [B, S, N]
-  float* logit;        // O', [B, S, N]
+  float* incoming;     // I, in the square of the features' unit, [B, N, T]
+  float* allocation;   // a, [B, N, T]
+  float* outgoing;     // O, in the square of the features' unit, [B, N, S]
+  float* logit;        // O', [B, N, S]
   float* sums;         // `FlowSums`
-  float* competition;  // c, [B, S, N]
-  float* factor;       // a / I, [B, T, N]
+  float* competition;  // c, [B, N, S]
+  float* factor;       // a / I, [B, N, T]
 };
 
 // Real queries and keys of a sample, at least 1.
@@ -59,6 +59,13 @@ struct Totals {
   }
 };
 
+inline std::vector<Totals> totals_of(const Call& call) {
+  std::vector<Totals> totals;
+  for (int64_t sample = 0; sample < call.batch; sample++)
+    totals.emplace_back(call, sample);
+  return totals;
+}
+
 // The features of a chunk of queries or keys, [C, M].
 inline const float* read(Chunk& chunk, int head, Side side) {
   if (side == Side::kQueries) {
@@ -70,9 +77,9 @@ inline const float* read(Chunk& chunk, int head, Side side) {
 }
 
 // ``sum_i weight_i x_i`` over the features of each head, and in the register after them
-// ``sum_i weight_i``. `weigh` gives a position's weight, from its place in [B, T, N].
-template <class Weigh>
-void sum_features(const Call& call, xla::ffi::ThreadPool& pool, Side side, Vectors to,
+// ``sum_i weight_i``. `weigh` gives a position's weight, from its place in [B, N, T].
+template <class Passes, class Weigh>
+void sum_features(const Passes& passes, const Call& call, Side side, Vectors to,
                   const Weigh& weigh) {
   const int M = call.M();
   const int64_t length = side == Side::kQueries ? call.queries : call.keys;
@@ -85,7 +92,7 @@ void sum_features(const Call& call, xla::ffi::ThreadPool& pool, Side side, Vecto
     }
     add_rows(chunk.count, M, features, weights, part);
   };
-  add_up(call, pool, length, M + kLanes, add, [&](int64_t row, const float* sum) {
+  add_up(passes, length, M + kLanes, add, [&](int64_t row, const float* sum) {
     std::copy(sum, sum + M + kLanes, to.of(row));
   });
 }
@@ -105,10 +112,7 @@ inline float inner(int M, const float* x, float eps, const float* sum_of) {
 // Writes c of one head from O': the softmax over its visible sources, times their number.
 inline void compete(const Call& call, const FlowOptions& options, int64_t row,
                     float sources, const WholeTerms& to) {
-  const int64_t sample = row / call.heads, head = row % call.heads;
-  const auto place = [&](int64_t s) {
-    return (sample * call.keys + s) * call.heads + head;
-  };
+  const int64_t sample = row / call.heads, first = row * call.keys;
   const auto hidden = [&](int64_t s) {
     return call.mask && call.mask[sample * call.keys + s] == 0;
   };
@@ -116,154 +120,164 @@ inline void compete(const Call& call, const FlowOptions& options, int64_t row,
   bool any = false;
   for (int64_t s = 0; s < call.keys; s++) {
     if (hidden(s)) continue;
-    const float logit = to.logit[place(s)];
+    const float logit = to.logit[first + s];
     largest = any ? std::max(largest, logit) : logit;
     any = true;
   }
   largest = within(largest, options.clip);
   double total = 0;
   for (int64_t s = 0; s < call.keys; s++) {
-    const float logit = within(to.logit[place(s)], options.clip);
+    const float logit = within(to.logit[first + s], options.clip);
     const float share = hidden(s) ? 0.0f : exponential(logit - largest);
-    to.competition[place(s)] = share;
+    to.competition[first + s] = share;
     total += share;
   }
   for (int64_t s = 0; s < call.keys; s++) {
-    float& share = to.competition[place(s)];
+    float& share = to.competition[first + s];
     share = sources * over(share, static_cast<float>(total));
   }
 }
 
-// Writes the terms of all positions.
-inline void whole_flow_terms(const Call& call, xla::ffi::ThreadPool& pool,
-                             const FlowOptions& options, const WholeTerms& to) {
+// Writes the output [B, T, N, Hv], the terms of all positions, and the sums of the
+// output's product [B, N, size].
+template <class Passes>
+void whole_flow_forward(const Passes& passes, const Call& call,
+                        const FlowOptions& options, const std::vector<Totals>& totals,
+                        const WholeTerms& to, float* out, float* product_sums) {
   const int M = call.M(), heads = call.heads;
-  const int64_t rows = call.batch * heads;
   const FlowSums sums(call, to.sums);
   const auto unit_of = [&](int64_t row) { return call.unit[row / heads]; };
   const auto plain = [](int64_t, int64_t, const float*) { return 1.0f; };
-  sum_features(call, pool, Side::kKeys, sums.keys, plain);
-  sum_features(call, pool, Side::kQueries, sums.queries, plain);
-  for (int64_t row = 0; row < rows; row++)
+  sum_features(passes, call, Side::kKeys, sums.keys, plain);
+  sum_features(passes, call, Side::kQueries, sums.queries, plain);
+  passes.heads([&](int64_t row) {
     for (const Vectors& each : {sums.keys, sums.queries})
       add_eps(call, options.eps / unit_of(row), each.of(row));
+  });
   // (x + eps) . total, with totals of features.
   const auto flow = [&](int64_t row, const float* x, const Vectors& total) {
     const float unit = unit_of(row);
     return inner(M, x, options.eps / unit, total.of(row)) +
            options.extra_eps / (unit * unit);
   };
-  sum_features(call, pool, Side::kQueries, sums.query_flow,
+  sum_features(passes, call, Side::kQueries, sums.query_flow,
                [&](int64_t row, int64_t at, const float* query) {
                  to.incoming[at] = flow(row, query, sums.keys);
                  return count_over(1.0f, to.incoming[at]);
                });
-  sum_features(call, pool, Side::kKeys, sums.key_flow,
+  sum_features(passes, call, Side::kKeys, sums.key_flow,
                [&](int64_t row, int64_t at, const float* key) {
                  to.outgoing[at] = flow(row, key, sums.queries);
                  return count_over(1.0f, to.outgoing[at]);
                });
-  for (int64_t row = 0; row < rows; row++)
+  passes.heads([&](int64_t row) {
     for (const Vectors& each : {sums.key_flow, sums.query_flow})
       add_eps(call, options.eps * unit_of(row), each.of(row));
-  std::vector<Totals> totals;
-  for (int64_t sample = 0; sample < call.batch; sample++)
-    totals.emplace_back(call, sample);
+  });
   const auto conserved = [&](int64_t row, const float* x, const Vectors& total) {
     return inner(M, x, options.eps / unit_of(row), total.of(row)) + options.extra_eps;
   };
-  visit_chunks(call, pool, call.queries, [&](Chunk& chunk, int head) {
-    const float* features = read(chunk, head, Side::kQueries);
-    const Totals& real = totals[chunk.sample()];
-    for (int i = 0; i < chunk.count; i++) {
-      const int64_t at = chunk.place(i, call.queries, head);
-      const float sink = conserved(chunk.row(head), features + i * M, sums.key_flow);
-      to.allocation[at] =
-          1.0f / (1.0f + exponential(-sink * (real.sinks / real.sources)));
-      to.factor[at] =
-          chunk.hides_query(i) ? 0.0f : over(to.allocation[at], to.incoming[at]);
-    }
-  });
-  visit_chunks(call, pool, call.keys, [&](Chunk& chunk, int head) {
+  passes.chunks(call.keys, [&](Chunk& chunk, int head) {
     const float* features = read(chunk, head, Side::kKeys);
     for (int j = 0; j < chunk.count; j++)
       to.logit[chunk.place(j, call.keys, head)] =
           conserved(chunk.row(head), features + j * M, sums.query_flow);
   });
-  in_parallel(pool, rows, [&](int64_t row) {
+  passes.heads([&](int64_t row) {
     compete(call, options, row, totals[row / heads].sources, to);
   });
+  const auto allocate = [&](Chunk& chunk, int head, const Sums&) {
+    const Totals& real = totals[chunk.sample()];
+    for (int i = 0; i < chunk.count; i++) {
+      const int64_t at = chunk.place(i, call.queries, head);
+      const float* query = chunk.query.plain + i * M;
+      const float sink = conserved(chunk.row(head), query, sums.key_flow);
+      to.allocation[at] =
+          1.0f / (1.0f + exponential(-sink * (real.sinks / real.sources)));
+      to.factor[at] =
+          chunk.hides_query(i) ? 0.0f : over(to.allocation[at], to.incoming[at]);
+      chunk.through[i] = to.factor[at];
+    }
+  };
+  whole_forward(passes, call, out, product_sums, allocate);
 }
 
-// Adds what passes through the terms to the gradients of the features, and makes them
-// those of query and key.
-//
-// `through` is the gradient of the logarithm of a / I, and `of_competition` that of c.
-inline void whole_flow_backward(const Call& call, xla::ffi::ThreadPool& pool,
-                                const FlowOptions& options, const WholeTerms& terms,
-                                const float* through, const float* of_competition,
-                                float* of_query, float* of_key) {
+// Gradients of the sums and of the terms.
+struct WholeSlopes {
+  FlowSums sums;
+  float* factor;       // of the logarithm of a / I, [B, N, T]
+  float* incoming;     // of I, [B, N, T]
+  float* sink;         // of the sum in I', [B, N, T]
+  float* competition;  // of c, [B, N, S]
+  float* outgoing;     // of O, [B, N, S]
+  float* source;       // of O', [B, N, S]
+
+  WholeSlopes(const Call& call, Room& room)
+      : sums(call, room.take(call.batch * call.heads * 4 * (call.M() + kLanes))) {
+    const int64_t each = call.batch * call.heads;
+    for (float** x : {&factor, &incoming, &sink}) *x = room.take(each * call.queries);
+    for (float** x : {&competition, &outgoing, &source}) *x = room.take(each * call.keys);
+  }
+};
+
+// Adds what passes through the terms, from the gradients of factor and competition on,
+// to the gradients of the features, and makes them those of query and key.
+template <class Passes>
+void whole_flow_backward(const Passes& passes, const Call& call,
+                         const FlowOptions& options, const std::vector<Totals>& totals,
+                         const WholeTerms& terms, const WholeSlopes& of,
+                         float* of_query, float* of_key) {
   const int M = call.M(), heads = call.heads;
-  const int64_t rows = call.batch * heads;
   const FlowSums sums(call, terms.sums);
-  std::vector<Totals> totals;
-  for (int64_t sample = 0; sample < call.batch; sample++)
-    totals.emplace_back(call, sample);
-  Room room;
-  const FlowSums slopes(call, room.take(rows * 4 * (M + kLanes)));
-  // Of I and of the sum in I', [B, T, N]; of O and of O', [B, S, N].
-  float* of_incoming = room.take(call.batch * call.queries * heads);
-  float* of_sink = room.take(call.batch * call.queries * heads);
-  float* of_outgoing = room.take(call.batch * call.keys * heads);
-  float* of_source = room.take(call.batch * call.keys * heads);
-  in_parallel(pool, rows, [&](int64_t row) {
-    const int64_t sample = row / heads, head = row % heads;
-    const Totals& real = totals[sample];
+  const FlowSums& slopes = of.sums;
+  passes.heads([&](int64_t row) {
+    const Totals& real = totals[row / heads];
     for (int64_t t = 0; t < call.queries; t++) {
-      const int64_t at = (sample * call.queries + t) * heads + head;
-      of_sink[at] =
-          through[at] * (1.0f - terms.allocation[at]) * (real.sinks / real.sources);
+      const int64_t at = row * call.queries + t;
+      of.sink[at] =
+          of.factor[at] * (1.0f - terms.allocation[at]) * (real.sinks / real.sources);
     }
     double competed = 0;
     for (int64_t s = 0; s < call.keys; s++) {
-      const int64_t at = (sample * call.keys + s) * heads + head;
+      const int64_t at = row * call.keys + s;
       // As exact as the sum: with all of the competition in one place, its gradient is
       // the difference of equal numbers.
-      competed += static_cast<double>(of_competition[at]) * terms.competition[at];
+      competed += static_cast<double>(of.competition[at]) * terms.competition[at];
     }
     const float mean = static_cast<float>(competed / real.sources);
     for (int64_t s = 0; s < call.keys; s++) {
-      const int64_t at = (sample * call.keys + s) * heads + head;
+      const int64_t at = row * call.keys + s;
       // The gradient passes at the bounds, too.
       const bool clipped = std::abs(terms.logit[at]) > options.clip;
-      of_source[at] =
-          clipped ? 0.0f : terms.competition[at] * (of_competition[at] - mean);
+      of.source[at] =
+          clipped ? 0.0f : terms.competition[at] * (of.competition[at] - mean);
     }
   });
   // The gradient of a sum of (x + eps) times weights: so much for each x.
   const auto with_eps = [&](const Vectors& each) {
-    for (int64_t row = 0; row < rows; row++)
+    passes.heads([&](int64_t row) {
       add_eps(call, each.of(row)[M] * options.eps / call.unit[row / heads], each.of(row));
+    });
   };
-  sum_features(call, pool, Side::kQueries, slopes.key_flow,
-               [&](int64_t, int64_t at, const float*) { return of_sink[at]; });
-  sum_features(call, pool, Side::kKeys, slopes.query_flow,
-               [&](int64_t, int64_t at, const float*) { return of_source[at]; });
+  sum_features(passes, call, Side::kQueries, slopes.key_flow,
+               [&](int64_t, int64_t at, const float*) { return of.sink[at]; });
+  sum_features(passes, call, Side::kKeys, slopes.query_flow,
+               [&](int64_t, int64_t at, const float*) { return of.source[at]; });
   with_eps(slopes.key_flow);
   with_eps(slopes.query_flow);
-  sum_features(call, pool, Side::kQueries, slopes.keys,
+  sum_features(passes, call, Side::kQueries, slopes.keys,
                [&](int64_t row, int64_t at, const float* query) {
                  const float share = count_over(1.0f, terms.incoming[at]);
                  const float passed = dot(M, query, slopes.query_flow.of(row)) * share;
-                 of_incoming[at] = -over(through[at] + passed, terms.incoming[at]);
-                 return of_incoming[at];
+                 of.incoming[at] = -over(of.factor[at] + passed, terms.incoming[at]);
+                 return of.incoming[at];
                });
-  sum_features(call, pool, Side::kKeys, slopes.queries,
+  sum_features(passes, call, Side::kKeys, slopes.queries,
                [&](int64_t row, int64_t at, const float* key) {
                  const float share = count_over(1.0f, terms.outgoing[at]);
                  const float passed = dot(M, key, slopes.key_flow.of(row)) * share;
-                 of_outgoing[at] = -over(passed, terms.outgoing[at]);
-                 return of_outgoing[at];
+                 of.outgoing[at] = -over(passed, terms.outgoing[at]);
+                 return of.outgoing[at];
                });
   with_eps(slopes.keys);
   with_eps(slopes.queries);
@@ -278,21 +292,21 @@ inline void whole_flow_backward(const Call& call, xla::ffi::ThreadPool& pool,
             of_flow * load(total.of(row) + j) + share * load(of_shares.of(row) + j) +
                 of_conserved * load(shares.of(row) + j) + load(of_total.of(row) + j));
   };
-  visit_chunks(call, pool, call.queries, [&](Chunk& chunk, int head) {
+  passes.chunks(call.queries, [&](Chunk& chunk, int head) {
     const int64_t row = chunk.row(head);
     for (int i = 0; i < chunk.count; i++) {
       const int64_t at = chunk.place(i, call.queries, head);
-      add(row, of_incoming[at], sums.keys, terms.incoming[at], slopes.query_flow,
-          of_sink[at], sums.key_flow, slopes.queries, chunk.far + i * M);
+      add(row, of.incoming[at], sums.keys, terms.incoming[at], slopes.query_flow,
+          of.sink[at], sums.key_flow, slopes.queries, chunk.far + i * M);
     }
     chunk.add_to_query(head, chunk.far, of_query, true);
   });
-  visit_chunks(call, pool, call.keys, [&](Chunk& chunk, int head) {
+  passes.chunks(call.keys, [&](Chunk& chunk, int head) {
     const int64_t row = chunk.row(head);
     for (int j = 0; j < chunk.count; j++) {
       const int64_t at = chunk.place(j, call.keys, head);
-      add(row, of_outgoing[at], sums.queries, terms.outgoing[at], slopes.key_flow,
-          of_source[at], sums.query_flow, slopes.keys, chunk.near + j * M);
+      add(row, of.outgoing[at], sums.queries, terms.outgoing[at], slopes.key_flow,
+          of.source[at], sums.query_flow, slopes.keys, chunk.near + j * M);
     }
     chunk.add_to_key(head, chunk.near, of_key, true);
   });

@@ -84,30 +84,25 @@ ffi::Error causal_backward(ffi::ThreadPool pool, In query, In key, In value, In 
 }
 
 ffi::Error whole_forward(ffi::ThreadPool pool, In query, In key, In value, In mask,
-                         In turn, In unit, In weights, In factor, Out out, Out scale,
-                         Out sums, int64_t map, bool turned, int64_t denominator,
-                         float eps) {
-  lra::Call call =
+                         In turn, In unit, Out out, Out scale, Out sums, int64_t map,
+                         bool turned, int64_t denominator, float eps) {
+  const lra::Call call =
       product_of(query, key, value, mask, turn, unit, map, turned, denominator, eps);
-  call.weights = present(weights);
-  lra::whole_forward(call, pool, present(factor), out->typed_data(), scale->typed_data(),
+  lra::whole_forward(call, pool, out->typed_data(), scale->typed_data(),
                      sums->typed_data());
   return ffi::Error::Success();
 }
 
 ffi::Error whole_backward(ffi::ThreadPool pool, In query, In key, In value, In mask,
-                          In turn, In unit, In weights, In out, In scale, In sums,
-                          In of_out, Out of_query, Out of_key, Out of_value,
-                          Out of_weights, Out of_scale, int64_t map, bool turned,
-                          int64_t denominator, float eps) {
-  lra::Call call =
+                          In turn, In unit, In out, In scale, In sums, In of_out,
+                          Out of_query, Out of_key, Out of_value, int64_t map,
+                          bool turned, int64_t denominator, float eps) {
+  const lra::Call call =
       product_of(query, key, value, mask, turn, unit, map, turned, denominator, eps);
-  call.weights = present(weights);
   const lra::Slopes slopes{of_out.typed_data(), out.typed_data(), scale.typed_data()};
-  lra::whole_backward(call, pool, slopes, sums.typed_data(), of_query->typed_data(),
-                      of_key->typed_data(), of_value->typed_data(),
-                      call.weights ? of_weights->typed_data() : nullptr,
-                      of_scale->element_count() ? of_scale->typed_data() : nullptr);
+  lra::whole_backward(lra::AllHeads{call, pool}, call, slopes, sums.typed_data(),
+                      of_query->typed_data(), of_key->typed_data(),
+                      of_value->typed_data(), nullptr, nullptr);
   return ffi::Error::Success();
 }
 
@@ -141,31 +136,61 @@ ffi::Error causal_flow_backward(ffi::ThreadPool pool, In query, In key, In mask,
   return ffi::Error::Success();
 }
 
-ffi::Error whole_flow_terms(ffi::ThreadPool pool, In query, In key, In mask,
-                            In query_mask, In unit, Out incoming, Out allocation,
-                            Out outgoing, Out logit, Out sums, Out competition,
-                            Out factor, int64_t map, float clip, float eps,
-                            float extra_eps) {
-  const lra::Call call = flows_of(query, key, mask, query_mask, unit, map);
-  lra::whole_flow_terms(call, pool, {clip, eps, extra_eps},
-                        {incoming->typed_data(), allocation->typed_data(),
-                         outgoing->typed_data(), logit->typed_data(), sums->typed_data(),
-                         competition->typed_data(), factor->typed_data()});
+lra::Call whole_flow_of(const In& query, const In& key, const In& value, const In& mask,
+                        const In& query_mask, const In& unit, const float* competition,
+                        int64_t map) {
+  lra::Call call = call_of(query, key, value, mask, unit, map);
+  call.query_mask = present(query_mask);
+  call.weights = competition;
+  call.denominator = lra::Denominator::kGiven;
+  call.heads_first = true;
+  return call;
+}
+
+ffi::Error whole_flow_forward(ffi::ThreadPool pool, In query, In key, In value, In mask,
+                              In query_mask, In unit, Out out, Out incoming,
+                              Out allocation, Out outgoing, Out logit, Out flow_sums,
+                              Out competition, Out factor, Out sums, int64_t map,
+                              float clip, float eps, float extra_eps) {
+  const lra::WholeTerms terms{incoming->typed_data(),    allocation->typed_data(),
+                              outgoing->typed_data(),    logit->typed_data(),
+                              flow_sums->typed_data(),   competition->typed_data(),
+                              factor->typed_data()};
+  const lra::Call call = whole_flow_of(query, key, value, mask, query_mask, unit,
+                                       terms.competition, map);
+  const lra::FlowOptions options{clip, eps, extra_eps};
+  const auto totals = lra::totals_of(call);
+  lra::in_passes(call, pool, [&](const auto& passes) {
+    lra::whole_flow_forward(passes, call, options, totals, terms, out->typed_data(),
+                            sums->typed_data());
+  });
   return ffi::Error::Success();
 }
 
-ffi::Error whole_flow_backward(ffi::ThreadPool pool, In query, In key, In mask,
-                               In query_mask, In unit, In incoming, In allocation,
-                               In outgoing, In logit, In sums, In competition, In through,
-                               In of_competition, In, In, Out of_query, Out of_key,
-                               int64_t map, float clip, float eps, float extra_eps) {
-  const lra::Call call = flows_of(query, key, mask, query_mask, unit, map);
-  lra::whole_flow_backward(
-      call, pool, {clip, eps, extra_eps},
-      {incoming.typed_data(), allocation.typed_data(), outgoing.typed_data(),
-       logit.typed_data(), sums.typed_data(), competition.typed_data(), nullptr},
-      through.typed_data(), of_competition.typed_data(), of_query->typed_data(),
-      of_key->typed_data());
+ffi::Error whole_flow_backward(ffi::ThreadPool pool, In query, In key, In value, In mask,
+                               In query_mask, In unit, In out, In incoming,
+                               In allocation, In outgoing, In logit, In flow_sums,
+                               In competition, In factor, In sums, In of_out,
+                               Out of_query, Out of_key, Out of_value, int64_t map,
+                               float clip, float eps, float extra_eps) {
+  const lra::WholeTerms terms{incoming.typed_data(),    allocation.typed_data(),
+                              outgoing.typed_data(),    logit.typed_data(),
+                              flow_sums.typed_data(),   competition.typed_data(),
+                              factor.typed_data()};
+  const lra::Call call = whole_flow_of(query, key, value, mask, query_mask, unit,
+                                       terms.competition, map);
+  const lra::FlowOptions options{clip, eps, extra_eps};
+  const lra::Slopes slopes{of_out.typed_data(), out.typed_data(), terms.factor};
+  const auto totals = lra::totals_of(call);
+  lra::Room room;
+  const lra::WholeSlopes of(call, room);
+  lra::in_passes(call, pool, [&](const auto& passes) {
+    lra::whole_backward(passes, call, slopes, sums.typed_data(), of_query->typed_data(),
+                        of_key->typed_data(), of_value->typed_data(), of.competition,
+                        of.factor);
+    lra::whole_flow_backward(passes, call, options, totals, terms, of,
+                             of_query->typed_data(), of_key->typed_data());
+  });
   return ffi::Error::Success();
 }
 
@@ -213,17 +238,17 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(lra_causal_forward, causal_forward,
 XLA_FFI_DEFINE_HANDLER_SYMBOL(lra_causal_backward, causal_backward,
                               with_product(binding<10, 5>()));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(lra_whole_forward, whole_forward,
-                              with_product(binding<8, 3>()));
+                              with_product(binding<6, 3>()));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(lra_whole_backward, whole_backward,
-                              with_product(binding<11, 5>()));
+                              with_product(binding<10, 3>()));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(lra_causal_flow_terms, causal_flow_terms,
                               with_flow(binding<5, 7>()));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(lra_causal_flow_backward, causal_flow_backward,
                               with_flow(binding<15, 2>()));
-XLA_FFI_DEFINE_HANDLER_SYMBOL(lra_whole_flow_terms, whole_flow_terms,
-                              with_flow(binding<5, 7>()));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(lra_whole_flow_forward, whole_flow_forward,
+                              with_flow(binding<6, 9>()));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(lra_whole_flow_backward, whole_flow_backward,
-                              with_flow(binding<15, 2>()));
+                              with_flow(binding<16, 3>()));
 
 // Floats of a register.
 extern "C" int lra_lanes() { return lra::kLanes; }

@@ -34,7 +34,7 @@ CALLS = (
     "lra_whole_backward",
     "lra_causal_flow_terms",
     "lra_causal_flow_backward",
-    "lra_whole_flow_terms",
+    "lra_whole_flow_forward",
     "lra_whole_flow_backward",
 )
 """The functions of the library, which are also the names of XLA's calls."""

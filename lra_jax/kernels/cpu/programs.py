@@ -29,23 +29,27 @@ def forward(spec: Spec, given: Inputs, save: bool) -> tuple[jax.Array, Any]:
     query, value = given.query, given.value
     shapes = [(*query.shape[:3], value.shape[3]), query.shape[:3]]
     arrays = [*given[:3], mask_of(given.mask), given.scale, units(query)]
-    # Without weights and given scales.
-    arrays += [absent(), absent()]
-    name = "lra_causal_forward"
-    if not spec.is_causal:
-        shapes.append(sums_shape(spec, query, value))
+    if spec.is_causal:
+        name = "lra_causal_forward"
+        # Without weights and given scales.
+        arrays += [absent(), absent()]
+    else:
         name = "lra_whole_forward"
+        shapes.append(sums_shape(spec, query, value))
     out, *saved = call(name, shapes, arrays, **_attributes(spec))
     return out, ((out, *saved) if save else ())
 
 
 def backward(spec: Spec, given: Inputs, saved: Any, of_out: jax.Array) -> Gradients:
     """The gradients of query, key and value."""
-    # There are no weights, so neither they nor the scales need a gradient.
-    shapes = [*(x.shape for x in given[:3]), (0,), (0,)]
+    shapes = [x.shape for x in given[:3]]
     arrays = [*given[:3], mask_of(given.mask), given.scale, units(given.query)]
-    arrays.append(absent())
-    name = "lra_causal_backward" if spec.is_causal else "lra_whole_backward"
+    name = "lra_whole_backward"
+    if spec.is_causal:
+        name = "lra_causal_backward"
+        # There are no weights, so neither they nor the scales need a gradient.
+        shapes += [(0,), (0,)]
+        arrays.append(absent())
     arrays += [*saved, of_out]
     of_query, of_key, of_value, *_ = call(name, shapes, arrays, **_attributes(spec))
     return of_query, of_key, of_value

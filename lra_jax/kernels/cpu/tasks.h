@@ -47,13 +47,18 @@ void in_parallel(xla::ffi::ThreadPool& pool, int64_t count, const Work& work) {
   progress->changed.wait(lock, [&] { return progress->done == count; });
 }
 
-// Zeroed arrays of floats, aligned to cache lines, freed together.
+// Arrays of floats, aligned to cache lines, freed together.
 class Room {
  public:
+  // Zeroed.
   float* take(int64_t size) {
+    float* part = take_unset(size);
+    std::fill(part, part + size, 0.0f);
+    return part;
+  }
+  float* take_unset(int64_t size) {
     const size_t bytes = (size * sizeof(float) + 63) / 64 * 64;
     parts_.emplace_back(static_cast<float*>(::operator new(bytes, kAligned)));
-    std::memset(parts_.back().get(), 0, bytes);
     return parts_.back().get();
   }
 

@@ -49,6 +49,19 @@ inline float sum(Vec x) {
 // n rounded up to whole registers.
 inline int padded(int n) { return (n + kLanes - 1) / kLanes * kLanes; }
 
+// 2^power x for whole powers from -126 to 127.
+inline Vec scaled(Vec x, Vec power) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<Vec>(_mm512_scalef_ps(reinterpret_cast<__m512>(x),
+                                                reinterpret_cast<__m512>(power)));
+#else
+  const Ints bits = (__builtin_convertvector(power, Ints) + 127) << 23;
+  Vec scale;
+  std::memcpy(&scale, &bits, sizeof scale);
+  return x * scale;
+#endif
+}
+
 // exp(x) to two units in the last place; 0 below -87, and above 88 the value at 88. The
 // power of two is split off, and the rest is a polynomial (Cephes, S. Moshier).
 inline Vec exponential(Vec x) {
@@ -66,10 +79,17 @@ inline Vec exponential(Vec x) {
   p = p * rest + 1.6666665459e-1f;
   p = p * rest + 5.0000001201e-1f;
   p = p * rest * rest + rest + 1.0f;
-  const Ints bits = (__builtin_convertvector(power, Ints) + 127) << 23;
-  Vec scale;
-  std::memcpy(&scale, &bits, sizeof scale);
-  return given < -87.0f ? Vec{} : p * scale;
+  return given < -87.0f ? Vec{} : scaled(p, power);
+}
+
+// 1 / x to one unit in the last place, for x from 1 to 2^126.
+inline Vec inverse(Vec x) {
+#if defined(__AVX512F__)
+  const Vec y = reinterpret_cast<Vec>(_mm512_rcp14_ps(reinterpret_cast<__m512>(x)));
+  return y + y * (1.0f - x * y);
+#else
+  return 1.0f / x;
+#endif
 }
 
 // phi and its derivative; their numbers are those of `programs.MAPS`.
@@ -96,7 +116,7 @@ struct LeakyRelu {
 };
 
 struct Sigmoid {
-  static Vec phi(Vec x) { return 1.0f / (1.0f + exponential(-x)); }
+  static Vec phi(Vec x) { return inverse(1.0f + exponential(-x)); }
   static Vec slope(Vec x) {
     const Vec y = phi(x);
     return y * (1.0f - y);

@@ -10,125 +10,197 @@ namespace lra {
 // Positions of a task: so that results do not depend on the number of threads.
 constexpr int64_t kBlock = 16 * kChunk;
 
-// Calls `visit` with each chunk of each head; the chunks of a block in one task.
-template <class Visit>
-void visit_chunks(const Call& call, xla::ffi::ThreadPool& pool, int64_t length,
-                  const Visit& visit) {
-  const Groups groups(call, pool.num_threads());
-  const int64_t blocks = (length + kBlock - 1) / kBlock;
-  in_parallel(pool, groups.count() * blocks, [&](int64_t task) {
-    const Heads mine = groups[task / blocks];
-    const int64_t first = task % blocks * kBlock, last = std::min(length, first + kBlock);
-    Chunk chunk(call, mine.sample);
-    for (int64_t at = first; at < last; at += kChunk) {
+// Passes over all heads, by all threads; the chunks of a block in one task.
+struct AllHeads {
+  const Call& call;
+  xla::ffi::ThreadPool& pool;
+
+  // The heads of all samples, by number: from `first` on, so many.
+  int64_t first() const { return 0; }
+  int64_t count() const { return call.batch * call.heads; }
+
+  // Calls `visit` with each chunk of each head.
+  template <class Visit>
+  void chunks(int64_t length, const Visit& visit) const {
+    const Groups groups(call, pool.num_threads());
+    const int64_t blocks = (length + kBlock - 1) / kBlock;
+    in_parallel(pool, groups.count() * blocks, [&](int64_t task) {
+      const Heads mine = groups[task / blocks];
+      const int64_t first = task % blocks * kBlock;
+      const int64_t last = std::min(length, first + kBlock);
+      Chunk chunk(call, mine.sample);
+      for (int64_t at = first; at < last; at += kChunk) {
+        chunk.move_to(at, length);
+        for (int head = mine.first; head < mine.last; head++) visit(chunk, head);
+      }
+    });
+  }
+  // Calls `work` with the number of each head.
+  template <class Work>
+  void heads(const Work& work) const {
+    in_parallel(pool, count(), work);
+  }
+};
+
+// The same for one head, by one thread. Its features are computed once.
+struct OneHead {
+  Chunk& chunk;
+  int head;
+
+  int64_t first() const { return chunk.row(head); }
+  int64_t count() const { return 1; }
+  template <class Visit>
+  void chunks(int64_t length, const Visit& visit) const {
+    for (int64_t at = 0; at < length; at += kChunk) {
       chunk.move_to(at, length);
-      for (int head = mine.first; head < mine.last; head++) visit(chunk, head);
+      visit(chunk, head);
+    }
+  }
+  template <class Work>
+  void heads(const Work& work) const {
+    work(first());
+  }
+};
+
+// The most numbers that a thread keeps in its caches: 4 MiB. Beyond that, computing
+// features again is as fast.
+constexpr int64_t kMostKept = 1 << 20;
+
+// Calls `work` with `AllHeads`; or for each head with `OneHead`, if its features are few
+// and all threads have about as many heads, of which those in work are a small part.
+template <class Work>
+void in_passes(const Call& call, xla::ffi::ThreadPool& pool, const Work& work) {
+  const int64_t heads = call.batch * call.heads, threads = pool.num_threads();
+  const auto size = [&](int64_t length) {
+    return (length + kChunk - 1) / kChunk * kChunk * call.M();
+  };
+  const bool even = heads % threads == 0 || heads >= 4 * threads;
+  const bool few = size(call.queries) + size(call.keys) <= kMostKept;
+  if (!even || !few || heads < 2 * threads) return work(AllHeads{call, pool});
+  std::atomic<int64_t> next{0};
+  in_parallel(pool, threads, [&](int64_t) {
+    Room room;
+    float* queries = room.take_unset(size(call.queries));
+    float* keys = room.take_unset(size(call.keys));
+    for (int64_t row; (row = next.fetch_add(1)) < heads;) {
+      Chunk chunk(call, row / call.heads);
+      chunk.query.keep(queries);
+      chunk.key.keep(keys);
+      work(OneHead{chunk, static_cast<int>(row % call.heads)});
     }
   });
 }
 
 // A sum of `size` numbers over the positions of each head. `add` adds a chunk of a head
 // to the part of its block, and may write its results; `take` is given the sum.
-template <class Add, class Take>
-void add_up(const Call& call, xla::ffi::ThreadPool& pool, int64_t length, int64_t size,
-            const Add& add, const Take& take) {
+template <class Passes, class Add, class Take>
+void add_up(const Passes& passes, int64_t length, int64_t size, const Add& add,
+            const Take& take) {
   const int64_t blocks = (length + kBlock - 1) / kBlock;
-  const int64_t heads = call.batch * call.heads;
   Room room;
-  float* parts = room.take(heads * std::max<int64_t>(1, blocks) * size);
-  visit_chunks(call, pool, length, [&](Chunk& chunk, int head) {
-    const int64_t part = chunk.row(head) * blocks + chunk.first() / kBlock;
-    add(chunk, head, parts + part * size);
+  float* parts = room.take(passes.count() * std::max<int64_t>(1, blocks) * size);
+  passes.chunks(length, [&](Chunk& chunk, int head) {
+    const int64_t row = chunk.row(head) - passes.first();
+    add(chunk, head, parts + (row * blocks + chunk.first() / kBlock) * size);
   });
-  in_parallel(pool, heads, [&](int64_t row) {
-    float* sum = parts + row * blocks * size;
+  passes.heads([&](int64_t row) {
+    float* sum = parts + (row - passes.first()) * blocks * size;
     for (int64_t part = 1; part < blocks; part++)
       for (int64_t i = 0; i < size; i++) sum[i] += sum[part * size + i];
     take(row, sum);
   });
 }
 
-// ``sum_j phi(k_j) v_j^T`` and ``sum_j phi(k_j)`` of each head, [B, N, size]; or those
-// of queries and gradients.
-template <class Add>
-void add_products(const Call& call, xla::ffi::ThreadPool& pool, int64_t length, float* to,
+// ``sum_j phi(k_j) v_j^T`` and ``sum_j phi(k_j)`` of each head of the passes, [size]; or
+// those of queries and gradients.
+template <class Passes, class Add>
+void add_products(const Passes& passes, const Call& call, int64_t length, float* to,
                   const Add& add) {
   const int64_t size = Sums::size(call);
   add_up(
-      call, pool, length, size,
+      passes, length, size,
       [&](Chunk& chunk, int head, float* part) {
         add(chunk, head, Sums::at(call, part, 0));
       },
       [&](int64_t row, const float* sum) {
-        std::copy(sum, sum + size, to + row * size);
+        std::copy(sum, sum + size, to + (row - passes.first()) * size);
       });
 }
 
-// The outer sums transposed, [B, N, W, F].
-inline float* transposed_sums(const Call& call, xla::ffi::ThreadPool& pool, float* sums,
-                              Room& room) {
+// The outer sums transposed, of each head of the passes, [W, F].
+template <class Passes>
+float* transposed_sums(const Passes& passes, const Call& call, float* sums, Room& room) {
   const int64_t size = static_cast<int64_t>(call.F()) * call.W();
-  const int64_t heads = call.batch * call.heads;
-  float* to = room.take(heads * size);
-  in_parallel(pool, heads, [&](int64_t row) {
-    transpose(call.F(), call.W(), Sums::at(call, sums, row).outer, to + row * size);
+  float* to = room.take(passes.count() * size);
+  passes.heads([&](int64_t row) {
+    const int64_t index = row - passes.first();
+    transpose(call.F(), call.W(), Sums::at(call, sums, index).outer, to + index * size);
   });
   return to;
 }
 
-// Writes out [B, T, N, Hv], the sums [B, N, size] and, unless it is given, the scale
-// [B, T, N].
-inline void whole_forward(const Call& call, xla::ffi::ThreadPool& pool,
-                          const float* given, float* out, float* scale, float* sums) {
-  add_products(call, pool, call.keys, sums, [&](Chunk& chunk, int head, Sums to) {
+// Writes out [B, T, N, Hv] and the sums [B, N, size]. `scale` is called with a chunk, its
+// head and its sums, and writes the scales of the numerators to `chunk.through`.
+template <class Passes, class Scale>
+void whole_forward(const Passes& passes, const Call& call, float* out, float* sums,
+                   const Scale& scale) {
+  float* mine = sums + passes.first() * Sums::size(call);
+  add_products(passes, call, call.keys, mine, [&](Chunk& chunk, int head, Sums to) {
     add_keys(call, chunk, head, to);
   });
   const int W = call.W(), F = call.F();
-  visit_chunks(call, pool, call.queries, [&](Chunk& chunk, int head) {
+  passes.chunks(call.queries, [&](Chunk& chunk, int head) {
     const Sums all = Sums::at(call, sums, chunk.row(head));
     chunk.read_query(head);
     product(kChunk, F, W, chunk.query.turned, all.outer, chunk.rows, false);
-    for (int i = 0; i < chunk.count; i++) {
-      const int64_t place = chunk.place(i, call.queries, head);
-      if (call.denominator == Denominator::kGiven) {
-        chunk.through[i] = given[place];
-        continue;
-      }
-      const float total = dot(F, chunk.query.turned + i * F, all.total);
-      const float inverse = scale[place] = inverse_of(call, total);
-      chunk.through[i] =
-          call.denominator == Denominator::kClamp ? std::abs(inverse) : inverse;
-    }
+    scale(chunk, head, all);
     write_rows(call, chunk.rows, chunk.through, out, call.queries, chunk.sample(), head,
                chunk.first(), chunk.count);
   });
 }
 
+// Of linear attention and cosFormer; keeps the inverse denominators, [B, T, N].
+inline void whole_forward(const Call& call, xla::ffi::ThreadPool& pool, float* out,
+                          float* inverses, float* sums) {
+  const int F = call.F();
+  const bool clamps = call.denominator == Denominator::kClamp;
+  whole_forward(AllHeads{call, pool}, call, out, sums,
+                [&](Chunk& chunk, int head, const Sums& all) {
+                  for (int i = 0; i < chunk.count; i++) {
+                    const float total = dot(F, chunk.query.turned + i * F, all.total);
+                    const float inverse = inverse_of(call, total);
+                    inverses[chunk.place(i, call.queries, head)] = inverse;
+                    chunk.through[i] = clamps ? std::abs(inverse) : inverse;
+                  }
+                });
+}
+
 // Writes the gradients of query, key and value, from the sums of the forward pass; and,
 // unless they are null, those of the logarithms of given scales and of weights.
-inline void whole_backward(const Call& call, xla::ffi::ThreadPool& pool,
-                           const Slopes& slopes, float* sums, float* of_query,
-                           float* of_key, float* of_value, float* of_weights,
-                           float* of_scale) {
+template <class Passes>
+void whole_backward(const Passes& passes, const Call& call, const Slopes& slopes,
+                    float* sums, float* of_query, float* of_key, float* of_value,
+                    float* of_weights, float* of_scale) {
   const int W = call.W(), F = call.F();
-  const int64_t size = static_cast<int64_t>(F) * W, heads = call.batch * call.heads;
+  const int64_t size = static_cast<int64_t>(F) * W;
   Room room;
-  const float* turned = transposed_sums(call, pool, sums, room);
-  float* mirrored = room.take(heads * Sums::size(call));
-  add_products(call, pool, call.queries, mirrored, [&](Chunk& chunk, int head, Sums to) {
+  float* mine = sums + passes.first() * Sums::size(call);
+  const float* turned = transposed_sums(passes, call, mine, room);
+  float* mirrored = room.take(passes.count() * Sums::size(call));
+  add_products(passes, call, call.queries, mirrored, [&](Chunk& chunk, int head, Sums to) {
     add_queries(call, chunk, head, slopes, to);
-    const int64_t row = chunk.row(head);
+    const int64_t row = chunk.row(head) - passes.first();
     product(kChunk, W, F, chunk.slope, turned + row * size, chunk.far, false);
-    const float* total = Sums::at(call, sums, row).total;
+    const float* total = Sums::at(call, mine, row).total;
     for (int i = 0; i < chunk.count; i++)
       add_scaled(F, chunk.through[i], total, chunk.far + i * F);
     chunk.write_query(head, nullptr, of_query);
     for (int i = 0; of_scale && i < chunk.count; i++)
       of_scale[chunk.place(i, call.queries, head)] = chunk.along[i];
   });
-  turned = transposed_sums(call, pool, mirrored, room);
-  visit_chunks(call, pool, call.keys, [&](Chunk& chunk, int head) {
-    const int64_t row = chunk.row(head);
+  turned = transposed_sums(passes, call, mirrored, room);
+  passes.chunks(call.keys, [&](Chunk& chunk, int head) {
+    const int64_t row = chunk.row(head) - passes.first();
     const Sums all = Sums::at(call, mirrored, row);
     chunk.read_key(head);
     chunk.read_value(head);
