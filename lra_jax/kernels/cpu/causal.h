@@ -163,8 +163,9 @@ inline void causal_forward(const Call& call, xla::ffi::ThreadPool& pool,
   });
 }
 
-// Writes the gradient of the query, from the first position to the last, and those of
-// the logarithms of given scales, unless `of_scale` is null.
+// Writes the gradient of the query, from the first position to the last. With `of_scale`,
+// those of the logarithms of given scales, and of the query's features only, to which
+// Flow-Attention adds.
 inline void causal_of_query(const Call& call, xla::ffi::ThreadPool& pool,
                             const Slopes& slopes, float* of_query, float* of_scale) {
   // The products here read the outer sums transposed, [W, F], so they are added up so.
@@ -194,15 +195,15 @@ inline void causal_of_query(const Call& call, xla::ffi::ThreadPool& pool,
     product(kChunk, W, F, chunk.slope, state.outer, chunk.far, false);
     for (int i = 0; i < chunk.count; i++)
       add_scaled(F, chunk.through[i], state.total, chunk.far + i * F);
-    chunk.write_query(head, chunk.near, of_query);
+    chunk.write_query(head, chunk.near, of_query, !of_scale);
     for (int i = 0; of_scale && i < chunk.count; i++)
       of_scale[chunk.place(i, call.queries, head)] = chunk.along[i];
     add_turned(call, chunk, state);
   });
 }
 
-// Writes the gradients of key and value, and of the weights if there are any, from the
-// last position to the first.
+// Writes the gradients of key and value, from the last position to the first. With
+// `of_weights`, those of the weights, and of the key's features only.
 inline void causal_of_key(const Call& call, xla::ffi::ThreadPool& pool,
                           const Slopes& slopes, float* of_key, float* of_value,
                           float* of_weights) {
@@ -241,7 +242,7 @@ inline void causal_of_key(const Call& call, xla::ffi::ThreadPool& pool,
     product(kChunk, W, F, chunk.value, chunk.sums, chunk.far, false);
     for (int j = 0; j < chunk.count; j++)
       add_scaled(F, 1.0f, state.total, chunk.far + j * F);
-    chunk.write_key(head, chunk.near, of_key);
+    chunk.write_key(head, chunk.near, of_key, !of_weights);
     if (call.turned) transpose(kChunk, F, chunk.query.turned, chunk.transposed);
     add_chunk(call, chunk.query.turned, chunk.transposed, chunk.slope, chunk.through,
               chunk.count, state);

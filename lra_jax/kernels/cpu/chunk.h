@@ -375,15 +375,15 @@ class Chunk {
         store(slope + i * W + j, load(slope + i * W + j) * scale);
     }
   }
-  // Writes the gradient of the query from `near` [C, M], or null, and `far`. If scales
-  // are given, so that Flow-Attention has more to add, it is that of the features.
-  void write_query(int head, const float* near, float* to) {
-    write_slopes(call_, call_.query, to, call_.queries, nullptr, sample_, head, first_,
-                 count, near, far, angles, false, finishes());
+  // Writes the gradient of the query from `near` [C, M], or null, and `far`; that of its
+  // features, if there is more to add before one can `finish`.
+  void write_query(int head, const float* near, float* to, bool finish = true) {
+    write_slopes(call_, call_.query, to, call_.queries, call_.query_mask, sample_, head,
+                 first_, count, near, far, angles, false, finish);
   }
-  void write_key(int head, const float* near, float* to) {
+  void write_key(int head, const float* near, float* to, bool finish = true) {
     write_slopes(call_, call_.key, to, call_.keys, call_.mask, sample_, head, first_,
-                 count, near, far, angles, false, finishes());
+                 count, near, far, angles, false, finish);
   }
   // Adds a gradient of the query's features [C, M]; the last turns the sum into that of
   // the query.
@@ -413,8 +413,6 @@ class Chunk {
   }
 
  private:
-  bool finishes() const { return call_.denominator != Denominator::kGiven; }
-
   const Call& call_;
   int64_t sample_;
   Room room_;

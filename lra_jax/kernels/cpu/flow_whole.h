@@ -220,14 +220,36 @@ struct WholeSlopes {
   }
 };
 
-// Adds what passes through the terms, from the gradients of factor and competition on,
-// to the gradients of the features, and makes them those of query and key.
+// Writes the gradient of the value, and those of factor and competition. Leaves the sums
+// of queries and gradients in `mirrored`, of each head of the passes.
+template <class Passes>
+void whole_flow_of_factors(const Passes& passes, const Call& call, const Slopes& slopes,
+                           float* mirrored, const WholeSlopes& of, float* of_value) {
+  add_products(passes, call, call.queries, mirrored, [&](Chunk& chunk, int head, Sums to) {
+    add_queries(call, chunk, head, slopes, to);
+    for (int i = 0; i < chunk.count; i++)
+      of.factor[chunk.place(i, call.queries, head)] = chunk.along[i];
+  });
+  passes.chunks(call.keys, [&](Chunk& chunk, int head) {
+    const int64_t row = chunk.row(head) - passes.first();
+    chunk.read_key(head);
+    product(kChunk, call.M(), call.W(), chunk.key.plain,
+            Sums::at(call, mirrored, row).outer, chunk.rows, false);
+    write_rows_of_values(call, chunk, head, of_value, of.competition);
+  });
+}
+
+// Writes the gradients of query, key and value, from the sums of the output's product.
 template <class Passes>
 void whole_flow_backward(const Passes& passes, const Call& call,
                          const FlowOptions& options, const std::vector<Totals>& totals,
-                         const WholeTerms& terms, const WholeSlopes& of,
-                         float* of_query, float* of_key) {
-  const int M = call.M(), heads = call.heads;
+                         const WholeTerms& terms, const Slopes& of_product,
+                         float* product_sums, const WholeSlopes& of, float* of_query,
+                         float* of_key, float* of_value) {
+  const int M = call.M(), W = call.W(), heads = call.heads;
+  Room room;
+  float* mirrored = room.take(passes.count() * Sums::size(call));
+  whole_flow_of_factors(passes, call, of_product, mirrored, of, of_value);
   const FlowSums sums(call, terms.sums);
   const FlowSums& slopes = of.sums;
   passes.heads([&](int64_t row) {
@@ -281,34 +303,46 @@ void whole_flow_backward(const Passes& passes, const Call& call,
                });
   with_eps(slopes.keys);
   with_eps(slopes.queries);
-  // Of a position's features: through its flow, its share of a sum, and its conserved
-  // flow.
+  // Of a position's features, besides the product: through its flow, its share of a sum,
+  // and its conserved flow.
   const auto add = [&](int64_t row, float of_flow, const Vectors& total, float flow,
                        const Vectors& of_shares, float of_conserved,
                        const Vectors& shares, const Vectors& of_total, float* to) {
     const float share = count_over(1.0f, flow);
     for (int j = 0; j < M; j += kLanes)
       store(to + j,
-            of_flow * load(total.of(row) + j) + share * load(of_shares.of(row) + j) +
+            load(to + j) + of_flow * load(total.of(row) + j) +
+                share * load(of_shares.of(row) + j) +
                 of_conserved * load(shares.of(row) + j) + load(of_total.of(row) + j));
   };
+  const int64_t size = static_cast<int64_t>(M) * W;
+  float* mine = product_sums + passes.first() * Sums::size(call);
+  const float* turned = transposed_sums(passes, call, mine, room);
   passes.chunks(call.queries, [&](Chunk& chunk, int head) {
     const int64_t row = chunk.row(head);
+    read_rows(call, of_product.of_out, call.queries, nullptr, of_product.scale,
+              chunk.sample(), head, chunk.first(), chunk.count, chunk.slope);
+    product(kChunk, W, M, chunk.slope, turned + (row - passes.first()) * size, chunk.far,
+            false);
     for (int i = 0; i < chunk.count; i++) {
       const int64_t at = chunk.place(i, call.queries, head);
       add(row, of.incoming[at], sums.keys, terms.incoming[at], slopes.query_flow,
           of.sink[at], sums.key_flow, slopes.queries, chunk.far + i * M);
     }
-    chunk.add_to_query(head, chunk.far, of_query, true);
+    chunk.write_query(head, nullptr, of_query);
   });
+  turned = transposed_sums(passes, call, mirrored, room);
   passes.chunks(call.keys, [&](Chunk& chunk, int head) {
     const int64_t row = chunk.row(head);
+    chunk.read_value(head);
+    product(kChunk, W, M, chunk.value, turned + (row - passes.first()) * size, chunk.far,
+            false);
     for (int j = 0; j < chunk.count; j++) {
       const int64_t at = chunk.place(j, call.keys, head);
       add(row, of.outgoing[at], sums.queries, terms.outgoing[at], slopes.key_flow,
-          of.source[at], sums.query_flow, slopes.keys, chunk.near + j * M);
+          of.source[at], sums.query_flow, slopes.keys, chunk.far + j * M);
     }
-    chunk.add_to_key(head, chunk.near, of_key, true);
+    chunk.write_key(head, nullptr, of_key);
   });
 }
 

@@ -100,9 +100,8 @@ ffi::Error whole_backward(ffi::ThreadPool pool, In query, In key, In value, In m
   const lra::Call call =
       product_of(query, key, value, mask, turn, unit, map, turned, denominator, eps);
   const lra::Slopes slopes{of_out.typed_data(), out.typed_data(), scale.typed_data()};
-  lra::whole_backward(lra::AllHeads{call, pool}, call, slopes, sums.typed_data(),
-                      of_query->typed_data(), of_key->typed_data(),
-                      of_value->typed_data(), nullptr, nullptr);
+  lra::whole_backward(call, pool, slopes, sums.typed_data(), of_query->typed_data(),
+                      of_key->typed_data(), of_value->typed_data());
   return ffi::Error::Success();
 }
 
@@ -185,11 +184,9 @@ ffi::Error whole_flow_backward(ffi::ThreadPool pool, In query, In key, In value,
   lra::Room room;
   const lra::WholeSlopes of(call, room);
   lra::in_passes(call, pool, [&](const auto& passes) {
-    lra::whole_backward(passes, call, slopes, sums.typed_data(), of_query->typed_data(),
-                        of_key->typed_data(), of_value->typed_data(), of.competition,
-                        of.factor);
-    lra::whole_flow_backward(passes, call, options, totals, terms, of,
-                             of_query->typed_data(), of_key->typed_data());
+    lra::whole_flow_backward(passes, call, options, totals, terms, slopes,
+                             sums.typed_data(), of, of_query->typed_data(),
+                             of_key->typed_data(), of_value->typed_data());
   });
   return ffi::Error::Success();
 }

@@ -175,37 +175,33 @@ inline void whole_forward(const Call& call, xla::ffi::ThreadPool& pool, float* o
                 });
 }
 
-// Writes the gradients of query, key and value, from the sums of the forward pass; and,
-// unless they are null, those of the logarithms of given scales and of weights.
-template <class Passes>
-void whole_backward(const Passes& passes, const Call& call, const Slopes& slopes,
-                    float* sums, float* of_query, float* of_key, float* of_value,
-                    float* of_weights, float* of_scale) {
+// Writes the gradients of query, key and value, from the sums of the forward pass.
+inline void whole_backward(const Call& call, xla::ffi::ThreadPool& pool,
+                           const Slopes& slopes, float* sums, float* of_query,
+                           float* of_key, float* of_value) {
+  const AllHeads passes{call, pool};
   const int W = call.W(), F = call.F();
   const int64_t size = static_cast<int64_t>(F) * W;
   Room room;
-  float* mine = sums + passes.first() * Sums::size(call);
-  const float* turned = transposed_sums(passes, call, mine, room);
+  const float* turned = transposed_sums(passes, call, sums, room);
   float* mirrored = room.take(passes.count() * Sums::size(call));
   add_products(passes, call, call.queries, mirrored, [&](Chunk& chunk, int head, Sums to) {
     add_queries(call, chunk, head, slopes, to);
-    const int64_t row = chunk.row(head) - passes.first();
+    const int64_t row = chunk.row(head);
     product(kChunk, W, F, chunk.slope, turned + row * size, chunk.far, false);
-    const float* total = Sums::at(call, mine, row).total;
+    const float* total = Sums::at(call, sums, row).total;
     for (int i = 0; i < chunk.count; i++)
       add_scaled(F, chunk.through[i], total, chunk.far + i * F);
     chunk.write_query(head, nullptr, of_query);
-    for (int i = 0; of_scale && i < chunk.count; i++)
-      of_scale[chunk.place(i, call.queries, head)] = chunk.along[i];
   });
   turned = transposed_sums(passes, call, mirrored, room);
   passes.chunks(call.keys, [&](Chunk& chunk, int head) {
-    const int64_t row = chunk.row(head) - passes.first();
+    const int64_t row = chunk.row(head);
     const Sums all = Sums::at(call, mirrored, row);
     chunk.read_key(head);
     chunk.read_value(head);
     product(kChunk, F, W, chunk.key.turned, all.outer, chunk.rows, false);
-    write_rows_of_values(call, chunk, head, of_value, of_weights);
+    write_rows_of_values(call, chunk, head, of_value, nullptr);
     product(kChunk, W, F, chunk.value, turned + row * size, chunk.far, false);
     for (int j = 0; j < chunk.count; j++)
       add_scaled(F, 1.0f, all.total, chunk.far + j * F);
