@@ -34,10 +34,10 @@ MECHANISM = Mechanism(
     cost="3 T w H",
     summary="softmax over a window and the first tokens, which see everything",
     source="Beltagy et al. 2020",
-    # LRA's window of 512 covers both sides together.
+    # LRA's window of 512 covers both sides together; its models give no global mask.
     presets={
         "official": {
-            "*": {"model.attention_options": "window=256"},
+            "*": {"model.attention_options": "window=256,global_tokens=0"},
             "image": {
                 "model.num_layers": 4,
                 "model.num_heads": 4,

@@ -18,9 +18,18 @@ so does which earlier positions a query sees.
 
 The rotations are drawn from a seed, the same for all heads, and stay fixed. Hidden
 positions are sorted after all others, and the number of buckets follows from
-``max_length``: padding is exact on either side. Deviations: the first chunk does not
-look back, whereas in the authors' code it looks at the last; the arena's code
-multiplies the scores by sqrt(H), hashes with one constant rotation and mixes up heads.
+``max_length``: padding is exact on either side.
+
+Deviations: scores are as in the paper, with keys of length 1; the authors' code (Trax)
+gives keys the length sqrt(H), so that its scores are sqrt(H) times as large. By default
+there are as many buckets as chunks; the paper has twice as many. The first chunk does
+not look back, whereas in the authors' code it looks at the last; that of today sees
+all keys of the two chunks, whatever their bucket, and counts a pair once a round.
+
+The arena's code cuts the sequence into as many chunks as there are buckets
+(``chunk=None``), multiplies the scores by sqrt(H) instead of dividing, does not
+normalise the keys, sees itself and other buckets, hashes with one constant rotation,
+mixes up heads, and has no output projection.
 """
 
 import functools
@@ -49,7 +58,7 @@ MECHANISM = Mechanism(
     projections=("query", "value", "out"),
     presets={
         "official": {
-            "*": {"model.attention_options": "chunk=10,num_hashes=1,num_buckets=10"},
+            "*": {"model.attention_options": "chunk=None,num_hashes=1,num_buckets=10"},
             "image": sizes(
                 num_layers=4, num_heads=8, embed_dim=64, qkv_dim=32, mlp_dim=64
             ),
@@ -71,7 +80,7 @@ def reformer_attention(
     max_length: int | None = None,
     *,
     segment_ids: jax.Array | None = None,
-    chunk: int = 64,
+    chunk: int | None = 64,
     num_hashes: int = 2,
     num_buckets: int | None = None,
     seed: int = 0,
@@ -90,8 +99,8 @@ def reformer_attention(
       is_causal: must be False; there is no causal form.
       segment_ids: as in `linear_attention`, but documents are computed one by one;
         each is as it is alone if ``num_buckets`` or ``max_length`` is given.
-      max_length: determines ``num_buckets`` if that is None; None = T.
-      chunk: C.
+      max_length: determines ``num_buckets`` or ``chunk`` if one is None; None = T.
+      chunk: C; None = max_length / num_buckets, rounded up.
       num_hashes: R, the number of rounds.
       num_buckets: even; None = max_length / C, rounded up to an even number.
       seed: of the rotations; it may differ between the layers of a model.
@@ -132,15 +141,20 @@ class _Rounds:
     def __init__(
         self,
         max_length: int,
-        chunk: int,
+        chunk: int | None,
         count: int,
         buckets: int | None,
         seed: int,
         width: int,
     ):
-        self.chunk = inputs.check_size("chunk", chunk)
+        inputs.check_size("max_length", max_length)
         self.count = inputs.check_size("num_hashes", count)
-        chunks = -(-inputs.check_size("max_length", max_length) // self.chunk)
+        if chunk is None:
+            if buckets is None:
+                raise expected("chunk", "a positive int without num_buckets", None)
+            chunk = -(-max_length // inputs.check_size("num_buckets", buckets))
+        self.chunk = inputs.check_size("chunk", chunk)
+        chunks = -(-max_length // self.chunk)
         buckets = chunks + chunks % 2 if buckets is None else buckets
         self.num_buckets = inputs.check_size("num_buckets", buckets)
         if self.num_buckets % 2:

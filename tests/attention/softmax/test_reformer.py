@@ -55,6 +55,14 @@ CASE = Case(formula, {"chunk": 2, "num_buckets": 4}, mean=True)
 REFORMER = {"chunk": 4, "num_buckets": 6, "num_hashes": 3, "seed": 2}
 
 
+def test_there_can_be_as_many_chunks_as_buckets() -> None:
+    """The arena's layer: of its 10 buckets, 10 chunks, however long the sequence is."""
+    q, _, v = inputs(2, 1, query_length=23, length=23)
+    run = functools.partial(attention.reformer_attention, q, q, v, num_buckets=6)
+    np.testing.assert_array_equal(run(chunk=None), run(chunk=4))
+    np.testing.assert_array_equal(run(chunk=None, max_length=42), run(chunk=7))
+
+
 def test_reformer_over_many_chunks_with_padding_anywhere() -> None:
     q, _, v = inputs(5, 3, query_length=50, length=50)
     mask = np.stack([np.arange(50) < 37, np.arange(50) >= 20, np.arange(50) % 3 > 0])
@@ -127,6 +135,7 @@ Q, K, V = inputs(10, query_length=5)
     [
         ({"is_causal": True}, ("is_causal: expected False", "hashes")),
         ({"chunk": 0}, ("chunk: expected a positive int", "got 0")),
+        ({"chunk": None}, ("chunk: expected a positive int without num_b", "None")),
         ({"num_hashes": 0}, ("num_hashes: expected", "got 0")),
         ({"num_buckets": 3}, ("num_buckets: expected an even", "got 3")),
         ({"max_length": -2}, ("max_length: expected", "got -2")),
