@@ -182,7 +182,8 @@ _NEAR = 0.7
 def a_thing(value: object) -> str:
     """The type of a value in words: ``an int``, ``a dict``."""
     name = type(value).__name__
-    return f"{'an' if name[0] in 'aeioAEIO' else 'a'} {name}"
+    an = name[0] in "aeioAEIO" or name.startswith("nd")  # An ndarray.
+    return f"{'an' if an else 'a'} {name}"
 
 
 def positive(name: str, value: float) -> None:

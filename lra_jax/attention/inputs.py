@@ -22,7 +22,7 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
-from lra_jax.errors import did_you_mean, expected
+from lra_jax.errors import a_thing, did_you_mean, expected
 
 # The size of an axis: a number, a set of allowed numbers, or None for any.
 Size = int | set[int] | None
@@ -38,7 +38,7 @@ def asserted(name: str, wanted: object, got: object) -> Iterator[None]:
 
 
 def check_shape(name: str, array: Any, axes: str, *sizes: Size) -> None:
-    """Raises ``ValueError`` unless an array has these axes.
+    """Raises ``ValueError`` unless this is an array with these axes.
 
     Args:
       name: the argument.
@@ -46,6 +46,8 @@ def check_shape(name: str, array: Any, axes: str, *sizes: Size) -> None:
       axes: the letters, as in ``"B T N H"``.
       *sizes: one for each letter.
     """
+    if not hasattr(array, "shape"):
+        raise expected(name, f"an array {layout(axes, *sizes)}", a_thing(array))
     shape = np.shape(array)
     with asserted(name, layout(axes, *sizes), shape):
         chex.assert_shape(jax.ShapeDtypeStruct(shape, bool), sizes)

@@ -89,6 +89,23 @@ def pair_mask(
     return mask.reshape((1,) * (4 - len(aligned)) + aligned)
 
 
+def checked(
+    name: str, mask: jax.Array | None, axes: str, *sizes: inputs.Size
+) -> jax.Array | None:
+    """Converts a mask with these axes to boolean; None remains None.
+
+    Arguments are those of `inputs.check_shape`; masks of numbers are as in
+    `padding_mask`.
+
+    Raises:
+      ValueError: the shape does not fit, or it is known not to be a mask.
+    """
+    if mask is None:
+        return None
+    inputs.check_shape(name, mask, axes, *sizes)
+    return _boolean(mask, name)
+
+
 def both(one: jax.Array | None, two: jax.Array | None) -> jax.Array | None:
     """Where two masks are both True; None = everywhere."""
     if one is None or two is None:

@@ -16,6 +16,13 @@ from safetensors.flax import save
 from lra_jax import files
 from lra_jax.errors import a_thing, expected
 
+# Those that `read_arrays` can read.
+_DTYPES = {
+    "bool",
+    *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)),
+    *("float16", "bfloat16", "float32", "float64", "complex64"),
+}
+
 
 def save_arrays(file: str | os.PathLike[str], tree: Any) -> None:
     """Writes the arrays of a tree, each named by its path, as in ``sums.total``.
@@ -28,7 +35,8 @@ def save_arrays(file: str | os.PathLike[str], tree: Any) -> None:
 
     Raises:
       ValueError: two arrays have the same name, a leaf is not an array of numbers, or
-        one has a dtype that jax would narrow, as float64 without ``jax_enable_x64``.
+        one has a dtype that jax would narrow, as float64 without ``jax_enable_x64``, or
+        that such a file cannot hold, as float8.
 
     Examples:
       >>> import tempfile
@@ -68,11 +76,13 @@ def load_arrays(file: str | os.PathLike[str], like: Any) -> Any:
             str(file), f"the arrays {', '.join(names)}", f"{left[0]} as well"
         )
     for name, (_, leaf) in zip(names, leaves, strict=True):
-        wanted = f"{name} of {leaf.dtype}{list(leaf.shape)}"
+        # A number is not an array, but `save_arrays` takes it as one.
+        own = leaf if hasattr(leaf, "dtype") else _whole(name, leaf)
+        wanted = f"{name} of {own.dtype}{list(own.shape)}"
         if name not in found:
             raise expected(str(file), wanted, "none")
         array = found[name]
-        if (array.shape, array.dtype) != (tuple(leaf.shape), leaf.dtype):
+        if (array.shape, array.dtype) != (tuple(own.shape), own.dtype):
             raise expected(str(file), wanted, f"{array.dtype}{list(array.shape)}")
     return jax.tree.unflatten(structure, [found[name] for name in names])
 
@@ -81,13 +91,15 @@ def read_arrays(file: str | os.PathLike[str]) -> dict[str, jax.Array]:
     """The arrays of a safetensors file by name.
 
     Raises:
-      ValueError: not such a file.
+      ValueError: not such a file, or one with a dtype that numpy lacks, as float8.
     """
     try:
         with safe_open(file, framework="flax") as content:
             return {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise expected(str(file), "a safetensors file", error) from error
+    except AttributeError as error:  # Of numpy, which has no such dtype.
+        raise expected(str(file), "arrays of dtypes that numpy has", error) from error
 
 
 def _names(leaves: list[tuple[Any, Any]]) -> list[str]:
@@ -106,10 +118,13 @@ def _whole(name: str, leaf: Any) -> jax.Array:
     try:
         array = jax.numpy.asarray(leaf)
     except (TypeError, ValueError) as error:
-        raise expected("tree", "arrays", f"{name}, {a_thing(leaf)}") from error
+        own = f" of {leaf.dtype}" if hasattr(leaf, "dtype") else ""
+        raise expected("tree", "arrays", f"{name}, {a_thing(leaf)}{own}") from error
     if jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key):
         got = f"{name} of {array.dtype}: save its jax.random.key_data"
         raise expected("tree", "arrays of numbers", got)
+    if array.dtype.name not in _DTYPES:
+        raise expected("tree", "arrays of other dtypes", f"{name} of {array.dtype}")
     dtype = getattr(leaf, "dtype", array.dtype)
     if array.dtype != dtype:
         raise expected(name, "a dtype that jax holds, or jax_enable_x64", dtype)

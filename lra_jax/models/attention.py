@@ -10,6 +10,7 @@ from flax import nnx
 
 from lra_jax.attention import gates, packed
 from lra_jax.attention.inputs import check_shape, layout, match_heads
+from lra_jax.attention.masking import checked
 from lra_jax.errors import a_thing, expected
 from lra_jax.models import stream
 from lra_jax.models.config import AttentionConfig, configured
@@ -193,7 +194,10 @@ class MultiHeadAttention(nnx.Module):
         elif self.config.local_values or self.config.ema or self.config.rotary:
             wanted = "None with local_values, ema or rotary"
             raise expected("context", wanted, "an array")
-        self._check_shapes(inputs, context, mask, query_mask, memory)
+        self._check_shapes(inputs, context, memory)
+        batch, length = inputs.shape[:2]
+        mask = checked("mask", mask, "B S", {1, batch}, context.shape[1])
+        query_mask = checked("query_mask", query_mask, "B T", {1, batch}, length)
         mask, query_mask = packed.shown(mask, rows), packed.shown(query_mask, rows)
         label = None if rows is None else rows.label
         value = self._heads("value", context, self.value_dim, mask, label)
@@ -359,18 +363,12 @@ class MultiHeadAttention(nnx.Module):
         self,
         inputs: jax.Array,
         context: jax.Array,
-        mask: jax.Array | None,
-        query_mask: jax.Array | None,
         memory: jax.Array | None,
     ) -> None:
         width = self.config.in_features
         check_shape("inputs", inputs, "B T D", None, None, width)
-        batch, length = inputs.shape[:2]
+        batch = inputs.shape[0]
         check_shape("context", context, "B S D", batch, None, width)
-        if mask is not None:
-            check_shape("mask", mask, "B S", {1, batch}, context.shape[1])
-        if query_mask is not None:
-            check_shape("query_mask", query_mask, "B T", {1, batch}, length)
         if memory is not None:
             check_shape("memory", memory, "B L D", batch, None, width)
 

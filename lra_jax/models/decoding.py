@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from lra_jax.attention.inputs import check_shape
+from lra_jax.attention.masking import checked
 from lra_jax.errors import expected
 from lra_jax.models import stream
 from lra_jax.models.attention import MultiHeadAttention
@@ -75,8 +76,8 @@ def prefill(
     batch, length = tokens.shape
     if not length:
         raise expected("tokens", "at least one position", f"shape {tokens.shape}")
+    mask = checked("mask", mask, "B T", batch, length)
     if mask is not None:
-        check_shape("mask", mask, "B T", batch, length)
         _check_right(mask)
     counts = jnp.full((batch,), length) if mask is None else mask.sum(1)
     used = length if mask is None else counts
@@ -101,10 +102,9 @@ def step(
 
 def _check_right(mask: jax.Array) -> None:
     """Refuses padding on the left: positions and the last token would be wrong."""
-    known = known_values(mask)
-    if known is None:
+    real = known_values(mask)
+    if real is None:
         return
-    real = known.astype(bool)
     if not real[:, 0].all() or (real[:, 1:] & ~real[:, :-1]).any():
         wanted = "True at the first tokens of each prompt, and padding on the right"
         raise expected("mask", wanted, "padding elsewhere")

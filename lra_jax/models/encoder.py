@@ -9,6 +9,7 @@ from flax import nnx
 
 from lra_jax.attention import packed
 from lra_jax.attention.inputs import check_shape, check_size
+from lra_jax.attention.masking import checked
 from lra_jax.errors import expected
 from lra_jax.models.attention import MultiHeadAttention
 from lra_jax.models.config import EncoderConfig, Norm, configured
@@ -225,8 +226,7 @@ class TransformerEncoder(nnx.Module):
         if length > config.max_length:
             wanted = f"[B, T] with T <= max_length={config.max_length}"
             raise expected("tokens", wanted, tokens.shape)
-        if mask is not None:
-            check_shape("mask", mask, "B T", {1, batch}, length)
+        mask = checked("mask", mask, "B T", {1, batch}, length)
         documents = self._documents(tokens, segment_ids)
         mask = packed.shown(mask, documents)
         grid = config.grid if config.patch > 1 else None

@@ -91,27 +91,27 @@ def check_ids(name: str, ids: jax.Array, size: int, what: str) -> None:
       size: rows of the table.
       what: the ids in words.
     """
-    _check_integers(name, ids)
-    known = known_values(ids)
-    if known is None or not known.size:
-        return
-    if known.min() < 0 or known.max() >= size:
-        wanted = f"{what}, from 0 to {size - 1}"
-        raise expected(name, wanted, f"from {known.min()} to {known.max()}")
+    _check_range(name, ids, f"{what}, from 0 to {size - 1}", size - 1)
 
 
 def length_mask(tokens: jax.Array, lengths: jax.Array | None) -> jax.Array | None:
     """Boolean `[B, T]`, True at the real tokens; None = everywhere, without lengths.
 
     Raises:
-      ValueError: tokens that are not `[B, T]`, or lengths that are not integers `[B]`.
+      ValueError: tokens that are not `[B, T]`, or see `check_lengths`.
     """
     check_shape("tokens", tokens, "B T", None, None)
     if lengths is None:
         return None
-    check_shape("lengths", lengths, "B", len(tokens))
-    _check_integers("lengths", lengths)
+    check_lengths("lengths", lengths, tokens)
     return jnp.arange(tokens.shape[1])[None] < lengths[:, None]
+
+
+def check_lengths(name: str, lengths: jax.Array, tokens: jax.Array) -> None:
+    """Raises ``ValueError`` unless these are integers `[B]`, from 0 to T if known."""
+    batch, length = tokens.shape
+    check_shape(name, lengths, "B", batch)
+    _check_range(name, lengths, f"numbers of tokens, from 0 to T={length}", length)
 
 
 def known_values(array: jax.Array) -> np.ndarray | None:
@@ -121,6 +121,16 @@ def known_values(array: jax.Array) -> np.ndarray | None:
         return None
     # With numpy: inside jax.jit, jnp would trace them.
     return np.asarray(array)
+
+
+def _check_range(name: str, array: jax.Array, wanted: str, most: int) -> None:
+    """Raises ``ValueError`` unless these are integers, from 0 to ``most`` if known."""
+    _check_integers(name, array)
+    known = known_values(array)
+    if known is None or not known.size:
+        return
+    if known.min() < 0 or known.max() > most:
+        raise expected(name, wanted, f"from {known.min()} to {known.max()}")
 
 
 def _check_integers(name: str, array: jax.Array) -> None:

@@ -8,6 +8,7 @@ from flax import nnx
 
 from lra_jax.attention import packed
 from lra_jax.attention.inputs import accumulation_dtype, check_shape
+from lra_jax.attention.masking import checked
 
 
 class InstanceNorm(nnx.Module):
@@ -63,8 +64,7 @@ class InstanceNorm(nnx.Module):
         """
         check_shape("inputs", inputs, "B T D", None, None, self.scale.shape[0])
         batch, length = inputs.shape[:2]
-        if mask is not None:
-            check_shape("mask", mask, "B T", {1, batch}, length)
+        mask = checked("mask", mask, "B T", {1, batch}, length)
         documents = packed.packed(segment_ids, inputs, inputs)
         mask = packed.shown(mask, documents)
         x = inputs.astype(accumulation_dtype(inputs))

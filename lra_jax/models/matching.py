@@ -8,6 +8,7 @@ from flax import nnx
 
 from lra_jax.attention.inputs import check_shape, check_size
 from lra_jax.errors import expected, known
+from lra_jax.models.inputs import check_lengths
 from lra_jax.models.layers import Dense
 from lra_jax.models.pooling import PooledEncoder
 
@@ -80,13 +81,14 @@ class MatchingClassifier(PooledEncoder):
           float32 logits `[B, num_classes]`.
 
         Raises:
-          ValueError: arrays of other shapes, or lengths for one sequence only.
+          ValueError: arrays of other shapes, lengths beyond T where they are known (not
+            traced), or lengths for one sequence only.
         """
         check_shape("tokens_1", tokens_1, "B T", None, None)
         check_shape("tokens_2", tokens_2, "B T", *tokens_1.shape)
         for name, lengths in {"lengths_1": lengths_1, "lengths_2": lengths_2}.items():
             if lengths is not None:
-                check_shape(name, lengths, "B", len(tokens_1))
+                check_lengths(name, lengths, tokens_1)
         if (lengths_1 is None) != (lengths_2 is None):
             raise expected("lengths_1, lengths_2", "both or none", "one of them")
         # One pass over the pairs stacked as [B, 2, T], so that both rows of an example

@@ -135,9 +135,10 @@ class PooledEncoder(nnx.Module):
             are meaningless.
 
         Raises:
-          ValueError: tokens or lengths of another shape, sequences too long for the
-            encoder, packed documents where they are not supported, or more of them than
-            ``documents``, where ids are known (not traced).
+          ValueError: tokens or lengths of another shape, lengths beyond T where they
+            are known (not traced), sequences too long for the encoder, packed documents
+            where they are not supported, or more of them than ``documents``, where ids
+            are known.
         """
         mask = self._mask(tokens, lengths, segment_ids)
         if segment_ids is None:

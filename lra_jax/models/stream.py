@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lra_jax.attention.inputs import check_shape, check_size
-from lra_jax.attention.masking import next_position
+from lra_jax.attention.masking import checked, next_position
 from lra_jax.attention.registry import Mechanism
 from lra_jax.attention.streams import shapes_shown
 from lra_jax.errors import expected
@@ -103,8 +103,8 @@ def prefill(
     batch, length, _ = inputs.shape
     if not length:
         raise expected("inputs", "at least one position", f"shape {inputs.shape}")
+    mask = checked("mask", mask, "B T", batch, length)
     if mask is not None:
-        check_shape("mask", mask, "B T", batch, length)
         _check_side(layer, mask)
     real = jnp.ones((batch, length), bool) if mask is None else mask
     before = max(layer.config.short_conv - 1, 0)
@@ -202,7 +202,7 @@ def _check_side(layer: Layer, mask: jax.Array) -> None:
     if not layer.config.rotary or layer.mechanism.rotary:
         return
     known = known_values(mask)
-    if known is not None and (known.any(1) > known[:, 0].astype(bool)).any():
+    if known is not None and (known.any(1) > known[:, 0]).any():
         name = layer.mechanism.name
         wanted = f"padding on the right with rotary positions in {name!r} attention"
         raise expected("mask", wanted, "padding on the left")

@@ -43,7 +43,9 @@ def test_parts_give_what_the_whole_gives(mechanism, settings):
     lengths = np.array([4, 7])
     mask = np.arange(9)[None, :7] < lengths[:, None]
     prompt = np.where(mask, tokens[:, :7], 3)
-    logits, state = helpers.call_model(decoding.prefill, model, prompt, mask=mask)
+    # A mask of numbers is one as well.
+    shown = mask.astype(np.float32)
+    logits, state = helpers.call_model(decoding.prefill, model, prompt, mask=shown)
     whole = helpers.call_model(type(model).__call__, model, tokens)
     for i in range(2):
         np.testing.assert_allclose(logits[i], whole[i][lengths[i] - 1], atol=2e-5)

@@ -6,8 +6,10 @@ from typing import Any
 
 import helpers
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+import safetensors.flax
 from flax import nnx
 
 from lra_jax import attention, models
@@ -162,11 +164,28 @@ def test_another_file_is_not_replaced_by_a_description(
     assert other.read_text() == found
 
 
-@pytest.mark.parametrize("buckets", [[8, 4], ["4"], [0, 4], [4.5]])
-def test_lengths_that_are_no_buckets(tmp_path: Path, buckets: Any) -> None:
-    raw = {"kind": "ids", "buckets": buckets}
-    with pytest.raises(ValueError, match=r"^raw: expected increasing lengths"):
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        *(
+            ({"kind": "ids", "buckets": buckets}, "increasing lengths as buckets")
+            for buckets in ([8, 4], ["4"], [0, 4], [4.5], 4)
+        ),
+        ({"kind": "words"}, "ids by word for kind='words', got None"),
+        ({"kind": "words", "ids": {}}, "ids by word for kind='words', got {}"),
+        ({"kind": "pixels"}, r"shape=\(rows, columns\) for kind='pixels', got None"),
+        ({"kind": "pixels", "shape": [2]}, r"shape=.*, got \[2\]"),
+        ({"kind": "bytes", "max_length": "9"}, "a positive int as max_length, got '9'"),
+        ({"kind": "bytes", "max_length": 99}, "no length above .* max_length=.* 99"),
+        ({"kind": "ids", "buckets": [4, 99]}, "no length above .* max_length=.* 99"),
+    ],
+)
+def test_what_does_not_describe_raw_examples(
+    tmp_path: Path, raw: Any, words: str
+) -> None:
+    with pytest.raises(ValueError, match=f"^raw: expected {words}"):
         models.save(tmp_path / "one.safetensors", _classifier(num_layers=1), raw=raw)
+    assert not list(tmp_path.iterdir())
 
 
 def test_images_in_patches_are_not_padded() -> None:
@@ -356,16 +375,43 @@ def test_what_is_no_model(tmp_path: Path) -> None:
         ({"a.b": np.ones(2), "a": {"b": np.zeros(2)}}, "tree: expected another name"),
         ({"a": np.full(2, 1 + 1e-12)}, "a: expected a dtype .* got float64"),
         ({"a": "text"}, "tree: expected arrays, got a, a str"),
+        ({"a": np.ones(2, ">f4")}, "tree: expected arrays, got a, an ndarray of >f4"),
         ({"a": jax.random.key(0)}, "tree: expected arrays of numbers, got a of key<"),
+        (
+            {"a": jnp.ones(2, jnp.float8_e4m3fn)},
+            "tree: expected arrays of other dtypes, got a of float8_e4m3fn",
+        ),
     ],
 )
 def test_no_array_is_lost_or_narrowed(tmp_path: Path, tree: Any, words: str) -> None:
-    """Two arrays of one name would become one, and float64 would become float32."""
+    """Two arrays of one name would become one, float64 would become float32, and what
+    cannot be read again would be lost."""
     if "another name" in words:
         tree = jax.tree.map(lambda x: x.astype(np.float32), tree)
     with pytest.raises(ValueError, match=f"^{words}"):
         models.save_arrays(tmp_path / "one.safetensors", tree)
     assert not list(tmp_path.iterdir())
+
+
+def test_dtypes_and_numbers_come_back(tmp_path: Path) -> None:
+    kinds = ("bool", "int8", "uint32", "float16", "bfloat16", "float32", "complex64")
+    tree = {kind: jnp.ones(2, kind) for kind in kinds} | {"number": 3, "switch": True}
+    file = tmp_path / "all.safetensors"
+    models.save_arrays(file, tree)
+    found = models.load_arrays(file, tree)
+    jax.tree.map(np.testing.assert_array_equal, found, tree)
+    assert {kind: found[kind].dtype.name for kind in kinds} == {
+        kind: kind for kind in kinds
+    }
+    with pytest.raises(ValueError, match=r"expected number of float32\[\], got int32"):
+        models.load_arrays(file, tree | {"number": 3.0})
+
+
+def test_dtypes_that_numpy_lacks(tmp_path: Path) -> None:
+    file = tmp_path / "one.safetensors"
+    file.write_bytes(safetensors.flax.save({"a": jnp.ones(2, jnp.float8_e4m3fn)}))
+    with pytest.raises(ValueError, match="expected arrays of dtypes that numpy has"):
+        models.load_arrays(file, {"a": jnp.ones(2)})
 
 
 def test_states_are_written_down(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from flax import nnx
 
@@ -14,6 +15,7 @@ from lra_jax.models import (
     TokenClassifier,
     TransformerEncoder,
 )
+from lra_jax.models.instance_norm import InstanceNorm
 from lra_jax.models.mlp import Mlp
 
 SIZES: dict[str, Any] = {"num_layers": 1, "embed_dim": 8, "mlp_dim": 8, "max_length": 6}
@@ -112,6 +114,26 @@ def matcher() -> MatchingClassifier:
             lambda: classifier()(TOKENS, segment_ids=ROWS, documents=1),
             "documents: expected at least 2, the most in a row, got 1",
         ),
+        (
+            lambda: classifier()([[1, 2]]),
+            r"tokens: expected an array \[B, T\], got a list",
+        ),
+        (
+            lambda: classifier()(TOKENS, [6, 4]),
+            r"lengths: expected an array \[B\]=\(2,\), got a list",
+        ),
+        (
+            lambda: classifier()(TOKENS, LENGTHS + 1),
+            "lengths: expected numbers of tokens, from 0 to T=6, got from 5 to 7",
+        ),
+        (
+            lambda: matcher()(TOKENS, LENGTHS - 5, TOKENS, LENGTHS),
+            "lengths_1: expected numbers of tokens, .*, got from -1 to 1",
+        ),
+        (
+            lambda: layer()(X, mask=jnp.full((2, 6), 2.0), segment_ids=ROWS),
+            "mask: expected a boolean mask, or one of 0 and 1",
+        ),
         (lambda: classifier()(X), r"tokens: expected \[B, T\], got \(2, 6, 8\)"),
         (
             lambda: matcher()(TOKENS, LENGTHS, TOKENS, LENGTHS[:, None]),
@@ -126,6 +148,20 @@ def matcher() -> MatchingClassifier:
 def test_arrays_that_do_not_fit(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.int32])
+def test_masks_of_numbers(dtype: Any) -> None:
+    """As Flax makes them; also where they meet the documents of packed rows."""
+    mask = MASK.at[1, 4].set(False)
+    given = mask.astype(dtype)
+    for call in (
+        lambda mask: layer()(X, mask=mask, segment_ids=ROWS),
+        lambda mask: layer()(X, mask=mask, query_mask=mask, segment_ids=ROWS),
+        lambda mask: encoder()(TOKENS, mask, segment_ids=ROWS),
+        lambda mask: InstanceNorm(8)(X, mask, ROWS),
+    ):
+        np.testing.assert_array_equal(call(given), call(mask))
 
 
 @pytest.mark.parametrize(
