@@ -58,6 +58,9 @@ def weights_of(
         for ignored in without:
             options.pop(ignored, None)
         options.update(fixed or {})
+        if "implementation" in signature.parameters:
+            # Kernels have no second derivatives, and values are as wide as S here.
+            options.setdefault("implementation", "xla")
         with jax.default_matmul_precision("highest"):
             out = attention(query.astype(units.dtype), key, units, *args, **options)
         return jnp.swapaxes(out, 1, 2)

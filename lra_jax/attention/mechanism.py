@@ -51,7 +51,8 @@ class Mechanism:
         of constant size.
       packed: computes the documents of a packed row (``segment_ids``) in one pass;
         otherwise one by one, each at the cost of the whole row.
-      kernels: has kernels, selected by its ``implementation`` argument.
+      kernels: the kinds of devices for which it has kernels, of "cpu", "gpu" (Hopper)
+        and "tpu", selected by its ``implementation`` argument.
       sharded: name of the function that computes one device's slice when a sequence is
         split over devices; None = it cannot be split.
       rotary: its scores are inner products of queries and keys, so rotary positions
@@ -91,7 +92,7 @@ class Mechanism:
     cross: bool | None = None
     stream: bool | None = None
     packed: bool = False
-    kernels: bool = False
+    kernels: tuple[str, ...] = ()
     sharded: str | None = None
     rotary: bool = False
     cost: str = "unknown"

@@ -37,6 +37,7 @@ def attend(
     max_length: int | jax.Array | None,
     chunking: Any,
     precision: jax.lax.PrecisionLike,
+    slopes: jax.Array | None = None,
 ) -> jax.Array:
     """``sum_j w_ij v_j / (sum_j w_ij, bounded)`` with ``w_ij = phi(q_i) . phi(k_j)``.
 
@@ -51,13 +52,15 @@ def attend(
       mask: boolean `[B, S]`, True = may be attended; None = all.
       is_causal: sum over j <= i only.
       feature_map: phi. A named map is computed in the kernel, a function before it.
-      denominator: "add" divides by the sum + eps, "clamp" by max(sum, eps), "none" by
-        nothing.
+      denominator: "add" divides by the sum + eps, "clamp" by max(sum, eps), "absolute"
+        by max(|sum|, eps), "none" by nothing.
       eps: see `denominator`.
       max_length: M, a number or `[B]`: multiplies w_ij by ``cos(pi (i - j) / 2M)``,
         with cosines and sines computed in the kernel; None = no such factor.
       chunking: `causal.Chunking`: sizes of chunks and blocks; None = the target's.
       precision: of float32 products, as in ``jnp.einsum``.
+      slopes: `[N]`, without a gradient: multiplies w_ij by ``exp(-slope |i - j|)``;
+        None = no such factor. Needs T == S.
 
     Returns:
       `[B, T, N, Hv]` in the inputs' dtype. Gradients are of first order only.
@@ -78,13 +81,17 @@ def attend(
         rotate=max_length is not None,
         denominator=denominator,
         eps=eps,
+        decay=slopes is not None,
         wide=max(panels) > 1,
     )
     key, value = (_matched(x, query.shape[2]) for x in (key, value))
     if mask is not None:
         mask = mask[:, None].astype(jnp.float32)
     scale = _scale(max_length, query.shape[0])
-    return _compiled(spec, Inputs(query, key, value, mask, scale=scale))
+    if slopes is not None:
+        shape = (query.shape[0], *slopes.shape)
+        slopes = jnp.broadcast_to(slopes.astype(jnp.float32), shape)
+    return _compiled(spec, Inputs(query, key, value, mask, scale=scale, slopes=slopes))
 
 
 def has_flow(target: Target, is_causal: bool) -> bool:

@@ -11,7 +11,7 @@ from lra_jax.kernels import mesh
 from lra_jax.kernels.spec import FeatureMap
 
 Implementation = Literal["auto", "xla", "pallas", "native"]
-Mechanism = Literal["linear", "cosformer", "flow"]
+Mechanism = Literal["linear", "cosformer", "flow", "norm", "decay", "performer"]
 # The kind of device, and whether its kernels run in the interpreter.
 Target = tuple[str, bool]
 # Why there are no kernels: the argument, what was expected, and what it is.
@@ -22,13 +22,15 @@ INTERPRET = "LRA_JAX_PALLAS_INTERPRET"
 in Pallas' interpreter, on any machine, very slowly. Read when a call is traced."""
 
 TARGETS = ("tpu", "gpu")
+# Mechanisms whose kernels are for CPUs only.
+_ON_CPUS = ("norm", "decay", "performer")
 _DTYPES = {"tpu": ("float32", "bfloat16"), "gpu": ("bfloat16",), "cpu": ("float32",)}
-_WIDEST = 256
+_WIDEST = {"tpu": 256, "gpu": 256, "cpu": 512}
 # A causal GPU kernel holds the states of one panel of its result in registers, with
 # angles twice as many; those of Flow have no panels.
 _WIDEST_CAUSAL = {"linear": 256, "cosformer": 128, "flow": 64}
 # The widths that "auto" gives to kernels: wider ones have not been timed on a GPU.
-_AUTOMATIC = {"tpu": 256, "gpu": 64, "cpu": 256}
+_AUTOMATIC = {"tpu": 256, "gpu": 64, "cpu": 512}
 _CHUNKS = {"tpu": 16, "gpu": 64}
 # B T N from which "auto" has kernels compiled for the CPU.
 _CPU_POSITIONS = 1 << 12
@@ -66,7 +68,8 @@ def choose(
       chunking: `causal.Chunking` or None.
       refusal: the option of the mechanism that kernels do not support; None = they
         support all.
-      mechanism: whose kernels; cosFormer without its angles is "linear".
+      mechanism: whose kernels; cosFormer without its angles is "linear", and "decay" is
+        retention and lightning attention.
       is_causal: of which form.
 
     Raises:
@@ -81,8 +84,12 @@ def choose(
     parts = mesh.parts(batch)
     if implementation == "xla" or not (forced or parts):
         return None
+    if implementation == "pallas" and mechanism in _ON_CPUS:
+        raise _nowhere(implementation, "its kernels are for CPUs ('native')")
     interpret = _interpreted() if implementation == "pallas" else None
     target = interpret or _own_target()
+    if target != "cpu" and mechanism in _ON_CPUS:
+        target = None
     if not forced and (
         target is None
         or _slower(target, mechanism, (batch // (parts or 1), *sizes), is_causal)
@@ -98,7 +105,7 @@ def choose(
         width = jax.eval_shape(feature_map, one).shape[-1]
     widths = (width, value.shape[-1])
     gpu_causal = target == "gpu" and is_causal
-    widest = _WIDEST_CAUSAL[mechanism] if gpu_causal else _WIDEST
+    widest = _WIDEST_CAUSAL[mechanism] if gpu_causal else _WIDEST[target]
     if not forced:
         widest = min(widest, _AUTOMATIC[target])
     arrays = query, key, value

@@ -97,14 +97,17 @@ class Spec(Form):
     """``num_i / den_i`` of linear attention.
 
     Attributes:
-      denominator: "add" divides by ``den + eps``, "clamp" by ``max(den, eps)``, "none"
-        by nothing.
+      denominator: "add" divides by ``den + eps``, "clamp" by ``max(den, eps)``,
+        "absolute" by ``max(|den|, eps)``, "none" by nothing.
       eps: see `denominator`.
+      decay: weight by an exponential of the distance. For this and "absolute", only a
+        CPU has kernels.
       wide: on a GPU, a head has more columns than a tile.
     """
 
     denominator: str
     eps: float
+    decay: bool = False
     wide: bool = False
 
     @property
@@ -147,6 +150,7 @@ class Inputs(NamedTuple):
       query_mask: the same for the queries, `[B, 1, T]`; for Flow-Attention only.
       scale: the angle between neighbouring positions, float32 `[B]`; for linear
         attention only.
+      slopes: the decay of neighbouring positions is exp(-slope), float32 `[B, N]`.
     """
 
     query: jax.Array
@@ -155,6 +159,7 @@ class Inputs(NamedTuple):
     mask: jax.Array | None = None
     query_mask: jax.Array | None = None
     scale: Any = None
+    slopes: jax.Array | None = None
 
 
 Gradients = tuple[jax.Array, jax.Array, jax.Array]

@@ -15,6 +15,7 @@ from attention.mechanisms import assert_close, fast_jit, inputs
 from jax.sharding import AxisType, PartitionSpec
 
 from lra_jax import attention, kernels
+from lra_jax.attention import MECHANISMS
 from lra_jax.attention.causal.engine import Chunking
 from lra_jax.kernels.cpu import library
 from lra_jax.kernels.cpu.programs import MAPS
@@ -22,15 +23,25 @@ from lra_jax.kernels.spec import MAPS as FORMULAS
 
 from .test_linear import check_in_a_model
 
-NAMES = ("linear", "cosformer", "flow")
+NAMES = tuple(x.name for x in MECHANISMS.values() if "cpu" in x.kernels)
+# Those that multiply weights by a decay.
+FADING = ("retention", "lightning")
 FORMS = [(name, is_causal) for name in NAMES for is_causal in (True, False)]
 
 if library.problem() is not None:
     pytest.skip(f"{library.problem()}", allow_module_level=True)
 
 
+# Features of the inputs themselves; and no rotation, which needs an even width.
+ALWAYS: dict[str, dict] = {
+    "performer": {"kernel": "relu"},
+    "retention": {"rotate": False},
+}
+
+
 def call(name: str, implementation: str = "native", **more: Any) -> Any:
     function = getattr(attention, f"{name}_attention")
+    more = ALWAYS.get(name, {}) | more
     return functools.partial(function, implementation=implementation, **more)
 
 
@@ -85,10 +96,13 @@ def test_like_the_xla_form(
     compare(name, arrays, 2e-5, mask=mask, is_causal=is_causal)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [x for x in NAMES if x not in FADING])
 def test_queries_and_keys_of_different_lengths(name: str) -> None:
     compare(name, inputs(3, 2, 40, 150, 3, 9))
     compare(name, inputs(3, 2, 1100, 20, 3, 9))
+
+
+PROJECTION = np.random.default_rng(2).normal(size=(11, 8)).astype("float32")
 
 
 @pytest.mark.parametrize("is_causal", [True, False])
@@ -112,11 +126,41 @@ def test_queries_and_keys_of_different_lengths(name: str) -> None:
         ("flow", {"feature_map": "relu", "eps": 0}),
         ("flow", {"feature_map": "elu", "clip": None}),
         ("flow", {"feature_map": "relu", "clip": 40.0}),
+        ("norm", {"feature_map": "silu", "norm": None}),
+        ("norm", {"norm": "layer", "per_head": True}),
+        ("retention", {"rotate": True}),
+        ("retention", {"norm": None}),
+        ("retention", {"norm": "rms", "slopes": np.array([0.0, 3.0])}),
+        ("lightning", {"feature_map": "silu", "norm": "rms"}),
+        ("lightning", {"slopes": np.array([0.0, 100.0])}),
+        ("performer", {"kernel": "exp", "projection": PROJECTION}),
+        ("performer", {"kernel": "relu", "dialect": "google", "feature_eps": 0.1}),
+        ("performer", {"kernel": "softmax", "projection": PROJECTION}),
+        (
+            "performer",
+            {
+                "kernel": "softmax",
+                "dialect": "fast_transformers",
+                "projection": PROJECTION,
+            },
+        ),
+        (
+            "performer",
+            {
+                "kernel": "softmax",
+                "hyperbolic": True,
+                "dialect": "lucidrains",
+                "projection": PROJECTION,
+            },
+        ),
     ],
 )
 def test_options(name: str, more: dict, is_causal: bool) -> None:
     if is_causal and more.get("clip", 1) in (None, 40.0):
         return  # Refused, see below.
+    refused = more.get("dialect") != "fast_transformers"
+    if is_causal and more.get("kernel") == "softmax" and refused:
+        return  # Likewise.
     positive = more.get("feature_map") in ("silu", "leaky_relu", "identity")
     q, k, v = inputs(6, 2, 90, 90, 2, 8)
     # Sums of features of both signs could cancel.
@@ -171,12 +215,14 @@ def test_extremes(name: str, is_causal: bool) -> None:
     seen = 30 if is_causal else 70
     mask = np.arange(70)[None] >= seen
     compare(name, (q, k, v), 2e-5, mask=mask, is_causal=is_causal)
-    out = fast_jit(call(name, is_causal=is_causal))(q, k, v, mask)
+    out = fast_jit(call(name, mask=mask, is_causal=is_causal))(q, k, v)
     assert not np.asarray(out)[:, :seen].any()
     if name == "cosformer":
         for x in pulled_back(call(name), (-np.abs(q), k, v), np.ones_like(v))[:3]:
             assert not np.asarray(x).any()
     large = [np.float32(1e15) * np.abs(x) for x in (q, k)]
+    if name == "norm":
+        return  # Its squares would overflow in either form.
     map_of = {"flow": {"feature_map": "relu"}}.get(name, {})
     more: Any = {"is_causal": is_causal, **map_of}
     got = fast_jit(call(name, **more))(*large, v)
@@ -203,6 +249,12 @@ def test_nan_that_is_seen_is_not_lost(feature_map: str, place: int) -> None:
         more: dict[str, Any] = {"feature_map": feature_map, "is_causal": is_causal}
         if name == "flow" and feature_map not in ("sigmoid", "relu", "elu"):
             continue
+        if name == "performer":
+            more["kernel"] = more.pop("feature_map")
+            if feature_map not in ("sigmoid", "relu", "elu"):
+                continue
+        if name == "retention":
+            del more["feature_map"]
         out = np.asarray(fast_jit(call(name, **more))(*arrays))
         assert np.isnan(out[0, 3]).all()
 
@@ -270,6 +322,39 @@ def test_few_heads_on_many_threads(name: str) -> None:
     compare(name, inputs(13, 1, 2000, 2000, 1, 8), is_causal=True)
 
 
+@pytest.mark.parametrize("name", FADING)
+def test_slopes_that_have_a_gradient(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernels have none for them, so the XLA form runs."""
+    monkeypatch.setattr(jax, "device_count", lambda: 1)
+    arrays = inputs(0, 2, 1024, 1024, 4, 8)
+    slopes = np.linspace(0.1, 0.4, 4, dtype="float32")
+
+    def loss(slopes: Any, implementation: str = "auto") -> jax.Array:
+        return jnp.sin(call(name, implementation)(*arrays, slopes=slopes)).sum()
+
+    assert "ffi_call" in str(jax.make_jaxpr(lambda: loss(slopes))())
+    assert "ffi_call" not in str(jax.make_jaxpr(loss)(slopes))
+    assert np.asarray(jax.grad(loss)(slopes)).all()
+    with pytest.raises(ValueError, match=r"^slopes: expected known .*'native'"):
+        jax.grad(functools.partial(loss, implementation="native"))(slopes)
+
+
+@pytest.mark.parametrize("name", [*FADING, "norm"])
+def test_weights_have_second_derivatives(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jax, "device_count", lambda: 1)
+    query, key, _ = inputs(0, 1, 70, 70, 64, 4)
+    weights = getattr(attention, f"{name}_weights")
+
+    def loss(scale: jax.Array) -> jax.Array:
+        return jnp.sin(weights(scale * query, key)).sum()
+
+    assert jnp.isfinite(jax.grad(jax.grad(loss))(1.0))
+
+
 def test_in_a_model() -> None:
     check_in_a_model("native", "ffi_call")
 
@@ -283,15 +368,27 @@ def test_what_is_refused() -> None:
 
     half = [jnp.asarray(x, "bfloat16") for x in arrays]
     refused("float32, got .'bfloat16'. with implementation='native'", arrays=half)
-    refused("at most 256, got .257, 257.", arrays=inputs(0, head_dim=257))
+    refused("at most 512, got .513, 513.", arrays=inputs(0, head_dim=513))
     refused("chunking: expected None, got", chunking=Chunking(64))
     rows = np.ones((2, 7), int)
     refused("segment_ids: expected None", segment_ids=rows)
     refused("grid: expected None, got .7, 1.", "cosformer", grid=(7, 1))
     refused("at most 30 if causal, got None", "flow", is_causal=True, clip=None)
     refused("competition: expected True", "flow", competition=False)
+    refused("grid: expected None, got .7, 1.", "retention", grid=(7, 1))
+    other = inputs(0, length=9)
+    refused("key: expected the query's length T=7, got 9", "lightning", arrays=other)
+    softmax = {"kernel": "softmax", "projection": PROJECTION[:, : arrays[0].shape[3]]}
+    refused("is_causal: expected False", "performer", is_causal=True, **softmax)
+    refused(
+        "dialect: expected one .* 'google'", "performer", **softmax, dialect="google"
+    )
     pallas = "'auto' or 'xla' on this machine, because Pallas.*'pallas' on 'cpu'"
     refused(pallas, implementation="pallas")
+    only = "because its kernels are for CPUs .'native'., got 'pallas'"
+    for mechanism in MECHANISMS.values():
+        if mechanism.kernels == ("cpu",):
+            refused(only, mechanism.name, implementation="pallas")
     refused("'native', got 'natve'", implementation="natve")
 
     def twice(x: jax.Array) -> jax.Array:

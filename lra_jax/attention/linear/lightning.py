@@ -26,6 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lra_jax import kernels
 from lra_jax.attention import dense, feature_maps, inputs, masking, packed, streams
 from lra_jax.attention.causal import engine
 from lra_jax.attention.linear import decay
@@ -48,6 +49,7 @@ MECHANISM = Mechanism(
     cross=True,
     stream=True,
     packed=True,
+    kernels=("cpu",),
     cost="2 (T + S) H^2",
     summary="products that decay with distance, not normalised (TransNormerLLM)",
     source="Qin et al. 2024",
@@ -84,6 +86,7 @@ def lightning_attention(
     eps: float = 1e-6,
     chunking: engine.Chunking | None = None,
     precision: jax.lax.PrecisionLike = None,
+    implementation: kernels.Implementation = "auto",
     deterministic: bool | None = None,
     **flax: Any,
 ) -> jax.Array:
@@ -100,6 +103,8 @@ def lightning_attention(
       norm: None; "rms" or "layer" normalises each position over all heads together,
         without a learned gain, which the projection that follows can absorb.
       eps: of the norm.
+      implementation: as in `norm_attention`. The kernels get no gradient of the slopes,
+        and support them only if they are known and T == S.
       deterministic: from Flax's layers; with it, ``decode=True`` is refused.
       chunking, precision, **flax: as in `linear_attention`.
 
@@ -113,21 +118,35 @@ def lightning_attention(
     inputs.check_inputs(query, key, value, is_causal)
     inputs.refuse_decoding(deterministic, query, key, "lightning")
     feature_maps.check_norm(norm)
-    rows = packed.packed(segment_ids, query, key)
-    mask = packed.shown(masking.padding_mask(mask, len(query), key.shape[1]), rows)
-    dtype = inputs.accumulation_dtype(query, key, value)
-    out, _denominators = decay.sums(
+    feature_map = feature_map or "identity"
+    target = decay.choose_kernels(
+        implementation,
         query,
         key,
         value,
-        _slopes(slopes, query.shape[2], dtype),
+        slopes,
         is_causal,
-        mask=mask,
-        resets=packed.resets(rows),
-        feature_map=feature_map or "identity",
+        segment_ids=segment_ids,
+        feature_map=feature_map,
         chunking=chunking,
-        precision=precision,
     )
+    rows = packed.packed(segment_ids, query, key)
+    mask = packed.shown(masking.padding_mask(mask, len(query), key.shape[1]), rows)
+    dtype = inputs.accumulation_dtype(query, key, value)
+    rates = _slopes(slopes, query.shape[2], dtype)
+    arrays = query, key, value, rates, is_causal
+    rest: dict[str, Any] = {
+        "mask": mask,
+        "feature_map": feature_map,
+        "precision": precision,
+    }
+    if target is not None:
+        out = decay.by_kernels(target, *arrays, **rest)
+    else:
+        resets = packed.resets(rows)
+        out, _denominators = decay.sums(
+            *arrays, **rest, resets=resets, chunking=chunking
+        )
     return feature_maps.normalised(out, norm, (2, 3), eps).astype(query.dtype)
 
 

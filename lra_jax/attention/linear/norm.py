@@ -21,6 +21,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from lra_jax import kernels
 from lra_jax.attention import dense, feature_maps, inputs, masking, packed, streams
 from lra_jax.attention.causal import engine
 from lra_jax.attention.linear.linear import LinearState, causal_sums, document_sums
@@ -41,6 +42,7 @@ MECHANISM = Mechanism(
     cross=True,
     stream=True,
     packed=True,
+    kernels=("cpu",),
     cost="(T + S) H^2",
     summary="a norm of the output in place of the denominator (TransNormer)",
     source="Qin et al. 2022b",
@@ -65,6 +67,7 @@ def norm_attention(
     eps: float = 1e-6,
     chunking: engine.Chunking | None = None,
     precision: jax.lax.PrecisionLike = None,
+    implementation: kernels.Implementation = "auto",
     **flax: Any,
 ) -> jax.Array:
     """Computes ``norm(phi(q) (phi(k)^T v))`` over the visible keys.
@@ -77,6 +80,9 @@ def norm_attention(
         which grows with the length.
       per_head: normalise each head of a position separately, not all heads together.
       eps: of the norm.
+      implementation: "xla"; "native", the kernels of docs/kernels.md for CPUs; or
+        "auto", the kernels where they run and are faster. They support neither packed
+        rows nor second derivatives.
       chunking, precision, **flax: as in `linear_attention`.
 
     Returns:
@@ -89,7 +95,34 @@ def norm_attention(
     inputs.check_inputs(query, key, value, is_causal)
     feature_maps.check_norm(norm)
     inputs.check_flag("per_head", per_head)
+    target = kernels.choose(
+        implementation,
+        query,
+        key,
+        value,
+        feature_map,
+        chunking,
+        packed.kernel_refusal(segment_ids),
+        "norm",
+        is_causal,
+    )
     mask = masking.padding_mask(mask, query.shape[0], key.shape[1])
+    if target is not None:
+        out = kernels.attend(
+            target,
+            query,
+            key,
+            value,
+            mask,
+            is_causal,
+            feature_map=feature_maps.for_kernels(feature_map),
+            denominator="none",
+            eps=0.0,
+            max_length=None,
+            chunking=chunking,
+            precision=precision,
+        )
+        return _finished(out, norm, per_head, eps, query.dtype)
     if is_causal:
         return norm_prefill(
             query,

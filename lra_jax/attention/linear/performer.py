@@ -29,11 +29,13 @@ are left out of the denominator too. Its projections are biased; here they are n
   maximum and no eps, 1e-6 added to the denominator.
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from lra_jax import kernels
 from lra_jax.attention import dense, feature_maps, inputs, masking, packed, streams
 from lra_jax.attention.causal import engine
 from lra_jax.attention.linear import performer_causal, random_features
@@ -66,6 +68,7 @@ MECHANISM = Mechanism(
     cross=True,
     stream=True,
     packed=True,
+    kernels=("cpu",),
     cost="(T + S) M H",
     summary="random features of the softmax kernel (FAVOR+), or of another",
     source="Choromanski et al. 2021",
@@ -113,6 +116,7 @@ def performer_attention(
     scale: float | None = None,
     chunking: engine.Chunking | None = None,
     precision: jax.lax.PrecisionLike = None,
+    implementation: kernels.Implementation = "auto",
     **flax: Any,
 ) -> jax.Array:
     """Computes attention with random features.
@@ -136,6 +140,9 @@ def performer_attention(
         ("google" 1e-6, "lucidrains" 1e-4), 1e-3 for other kernels.
       scale: of query and key before the projection; None = H^(-1/4) (1 for "google"
         with another kernel).
+      implementation: as in `norm_attention`. There are no kernels for the causal form
+        of exact softmax features, and where a dialect's denominators get more than a
+        constant.
       chunking, precision, **flax: as in `linear_attention`.
 
     Returns:
@@ -157,6 +164,19 @@ def performer_attention(
     inputs.check_inputs(query, key, value, is_causal)
     options = Options(kernel, dialect, hyperbolic, feature_eps, scale, precision)
     matrix = options.matrix(projection, query.shape[-1])
+    target = kernels.choose(
+        implementation,
+        query,
+        key,
+        value,
+        functools.partial(options.project, matrix=matrix),
+        chunking,
+        packed.kernel_refusal(segment_ids) or _kernel_refusal(options, is_causal),
+        "performer",
+        is_causal,
+    )
+    if target is not None:
+        return _by_kernels(target, query, key, value, matrix, mask, is_causal, options)
     found = packed.packed(segment_ids, query, key)
     if is_causal:
         return _causal(query, key, value, matrix, mask, None, options, chunking, found)[
@@ -233,6 +253,48 @@ def performer_prefill(
 
 performer_init = streams.make_init(performer_prefill)
 performer_step = streams.make_step(performer_prefill)
+
+
+def _kernel_refusal(options: Options, is_causal: bool) -> kernels.Refusal | None:
+    """The option that kernels do not support; None = they support all."""
+    if options.exact and is_causal:
+        wanted = "False for kernel='softmax' with dialect='exact'"
+        return "is_causal", wanted, "True"
+    if options.denominator_eps(is_causal) is None:
+        wanted = "one that adds no more than a constant to denominators"
+        return "dialect", wanted, f"{options.dialect!r}"
+    return None
+
+
+def _by_kernels(
+    target: kernels.Target,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    matrix: jax.Array | None,
+    mask: jax.Array | None,
+    is_causal: bool,
+    options: Options,
+) -> jax.Array:
+    """`performer_attention`, whose features are computed before the kernel."""
+    mask = masking.padding_mask(mask, query.shape[0], key.shape[1])
+    key = masking.hide(key, mask)
+    features = random_features.features(
+        query, key, matrix, mask, options, heads_first=False
+    )
+    return kernels.attend(
+        target,
+        *features,
+        value,
+        mask,
+        is_causal,
+        feature_map="identity",
+        denominator="add",
+        eps=options.denominator_eps(is_causal) or 0.0,
+        max_length=None,
+        chunking=None,
+        precision=options.precision,
+    )
 
 
 def _by_head(

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from lra_jax.attention import feature_maps, inputs, masking, packed
+from lra_jax.attention import feature_maps, inputs, packed
 from lra_jax.attention.causal.prefix import decayed
 from lra_jax.errors import expected
 
@@ -96,6 +96,15 @@ class Options:
         """Whether the features of a key depend on all the others."""
         return self.kernel == SOFTMAX and "max" in self._dialect.reference
 
+    def denominator_eps(self, is_causal: bool) -> float | None:
+        """What `divided` adds to a denominator; None = something else than a number."""
+        rule = self._dialect.denominator
+        if rule == "threshold" and self.kernel == SOFTMAX:
+            return None
+        if rule == "causal eps" and is_causal:
+            return None
+        return _EPS if rule == "eps" else 0.0
+
     @property
     def added(self) -> float:
         """The eps that is added to every feature."""
@@ -140,12 +149,12 @@ class Options:
         return x * jnp.asarray(scale, x.dtype)
 
     def project(self, x: jax.Array, matrix: jax.Array | None) -> jax.Array:
-        """``W x'``: `[B, N, T, H]` -> `[B, N, T, M]`."""
+        """``W x'``: `[..., H]` -> `[..., M]`."""
         x = self.scaled(x)
         if matrix is None:
             return x
         matrix = matrix.astype(x.dtype)
-        return jnp.einsum("bnth,mh->bntm", x, matrix, precision=self.precision)
+        return jnp.einsum("...h,mh->...m", x, matrix, precision=self.precision)
 
 
 def features(
@@ -155,6 +164,7 @@ def features(
     mask: jax.Array | None,
     options: Options,
     found: packed.Packed | None = None,
+    heads_first: bool = True,
 ) -> tuple[jax.Array, jax.Array]:
     """The features of queries and keys, `[B, N, T, M]`, up to factors that cancel.
 
@@ -166,18 +176,22 @@ def features(
       options: which features.
       found: where packed documents are, each with its own maximum; None = each row is
         one.
+      heads_first: False for query and key `[B, T, N, H]`, and features accordingly.
     """
-    visible = jnp.ones((1, 1, 1, 1), bool) if mask is None else mask[:, None, :, None]
+    visible = jnp.ones((1, 1, 1, 1), bool)
+    if mask is not None:
+        visible = jnp.expand_dims(mask, (1, 3) if heads_first else (2, 3))
     if options.kernel == SOFTMAX:
         make = _exact if options.exact else _published
-        return make(query, key, matrix, visible, options, found)
+        axis = 2 if heads_first else 1
+        return make(query, key, matrix, visible, options, found, axis)
     kernel = options.kernel
     phi = kernel if callable(kernel) else _MAPS[kernel]
     query_features, key_features = (
         phi(options.project(x, matrix)) + jnp.asarray(options.added, x.dtype)
         for x in (query, key)
     )
-    return query_features, masking.hide_by_head(key_features, mask)
+    return query_features, jnp.where(visible, key_features, 0)
 
 
 def _exact(
@@ -187,21 +201,22 @@ def _exact(
     visible: jax.Array,
     options: Options,
     found: packed.Packed | None,
+    axis: int,
 ) -> tuple[jax.Array, jax.Array]:
     # The query's norm is a factor of all its weights, and is left out.
     rows = options.project(query, matrix)
     columns = options.project(key, matrix) - half_square(options.scaled(key))
     columns = jnp.where(visible, columns, lowest(columns.dtype))
-    top = jax.lax.stop_gradient(_largest(columns, found))
+    top = jax.lax.stop_gradient(_largest(columns, found, axis))
     rows, _ = lifted(rows, top)
     return rows, decayed(columns - top, visible)
 
 
-def _largest(keys: jax.Array, found: packed.Packed | None) -> jax.Array:
-    """`[B, N, S, M]` -> `[B, N, 1 or S, M]`: maxima over all keys, or per document."""
+def _largest(keys: jax.Array, found: packed.Packed | None, axis: int) -> jax.Array:
+    """Maxima over all keys, of size 1 along their axis, or per document, of size S."""
     if found is None:
-        return keys.max(2, keepdims=True)
-    return found.over(jax.ops.segment_max, keys, 2)
+        return keys.max(axis, keepdims=True)
+    return found.over(jax.ops.segment_max, keys, axis)
 
 
 def lifted(rows: jax.Array, top: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -236,6 +251,7 @@ def _published(
     visible: jax.Array,
     options: Options,
     found: packed.Packed | None,
+    axis: int,
 ) -> tuple[jax.Array, jax.Array]:
     """``(exp(W x' - |x'|^2 / 2 - max) + eps) / sqrt(M)``.
 
@@ -247,7 +263,7 @@ def _published(
     def phi(x: jax.Array, over_keys: bool, seen: jax.Array) -> jax.Array:
         exponent = options.project(x, matrix)
         top = jnp.where(seen, exponent, lowest(x.dtype)).max(3, keepdims=True)
-        top = _largest(top, found) if over_keys else top
+        top = _largest(top, found, axis) if over_keys else top
         if dialect.reference == "detached max":
             top = jax.lax.stop_gradient(top)
         elif dialect.reference == "none":

@@ -35,6 +35,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lra_jax import kernels
 from lra_jax.attention import dense, feature_maps, inputs, masking, packed, streams
 from lra_jax.attention.causal import engine
 from lra_jax.attention.linear import decay, decay_grid, rotary
@@ -57,6 +58,7 @@ MECHANISM = Mechanism(
     cross=True,
     stream=True,
     packed=True,
+    kernels=("cpu",),
     cost="2 (T + S) H^2",
     summary="rotated products that decay with distance, a norm for each head",
     source="Sun et al. 2023",
@@ -93,6 +95,7 @@ def retention_attention(
     eps: float = 1e-6,
     chunking: engine.Chunking | None = None,
     precision: jax.lax.PrecisionLike = None,
+    implementation: kernels.Implementation = "auto",
     deterministic: bool | None = None,
     **flax: Any,
 ) -> jax.Array:
@@ -111,6 +114,7 @@ def retention_attention(
       norm: "layer" (the paper's GroupNorm) or "rms" normalises each head of a position
         separately; None returns the weighted sum, which is linear in the values.
       eps: of the norm.
+      implementation: as in `lightning_attention`; the kernels do not support a grid.
       deterministic: from Flax's layers; with it, ``decode=True`` is refused.
       chunking, precision, **flax: as in `linear_attention`.
 
@@ -133,6 +137,17 @@ def retention_attention(
     inputs.refuse_decoding(deterministic, query, key, "retention")
     inputs.check_grid(grid, query, key, is_causal, segment_ids)
     feature_maps.check_norm(norm)
+    target = decay.choose_kernels(
+        implementation,
+        query,
+        key,
+        value,
+        slopes,
+        is_causal,
+        segment_ids=segment_ids,
+        grid=grid,
+        chunking=chunking,
+    )
     rows = packed.packed(segment_ids, query, key)
     mask = packed.shown(masking.padding_mask(mask, len(query), key.shape[1]), rows)
     dtype = inputs.accumulation_dtype(query, key, value)
@@ -143,21 +158,20 @@ def retention_attention(
         numerator, denominator = decay_grid.sums(
             *turned, value, rates, grid, mask=mask, precision=precision
         )
+        out = _bounded(numerator, denominator)
     else:
         last = None if is_causal else _last(mask, rows, key.shape[1])
         spread = decay.spread(rates, query.shape[1], _first(mask, rows), last)
         turned = _prepared(query, key, mask, spread, rotate, dtype)
-        numerator, denominator = decay.sums(
-            *turned,
-            value,
-            rates,
-            is_causal,
-            mask=mask,
-            resets=packed.resets(rows),
-            chunking=chunking,
-            precision=precision,
-        )
-    out = feature_maps.normalised(_bounded(numerator, denominator), norm, (3,), eps)
+        arrays = *turned, value, rates, is_causal
+        rest: dict[str, Any] = {"mask": mask, "precision": precision}
+        if target is not None:
+            out = decay.by_kernels(target, *arrays, **rest, lowest=1.0)
+        else:
+            resets = packed.resets(rows)
+            sums = decay.sums(*arrays, **rest, resets=resets, chunking=chunking)
+            out = _bounded(*sums)
+    out = feature_maps.normalised(out, norm, (3,), eps)
     return out.astype(query.dtype)
 
 

@@ -1,4 +1,6 @@
 // The causal form: ``out_i = scale_i sum_{j <= i} w_ij v_j``, in one walk of each head.
+// With decays also the sum over all j: first a walk for the keys of later chunks, which
+// writes its part, and then the one for the other keys, which adds it.
 
 #pragma once
 
@@ -33,13 +35,28 @@ class Plan {
   int64_t length_, segment_;
 };
 
+// Which keys a walk is about: those of a query's chunk and of earlier ones, and then as
+// far as the query or to the end of the chunk; or those of later chunks.
+enum class Keys { kUpTo, kUpToChunk, kAfter };
+
+// Calls `work` with the keys of each walk, and with whether it adds to results of another.
+template <class Work>
+void in_walks(const Call& call, const Work& work) {
+  if (call.both_sides) work(Keys::kAfter, false);
+  work(call.both_sides ? Keys::kUpToChunk : Keys::kUpTo, call.both_sides);
+}
+
 // A walk through the chunks of all heads, from the first position, or from the last if
 // `backward`. `add` adds a chunk of a head to sums: what a segment starts with.
 class Walk {
  public:
   template <class Add>
-  Walk(const Call& call, xla::ffi::ThreadPool& pool, bool backward, const Add& add)
-      : call_(call), plan_(call, pool.num_threads()), backward_(backward) {
+  Walk(const Call& call, xla::ffi::ThreadPool& pool, Keys keys, bool backward,
+       const Add& add)
+      : call_(call),
+        plan_(call, pool.num_threads()),
+        after_(keys == Keys::kAfter),
+        backward_(backward) {
     const Plan& plan = plan_;
     if (plan.segments == 1) return;
     const int64_t heads = call.batch * call.heads;
@@ -50,19 +67,22 @@ class Walk {
       if (next < 0 || next == plan.segments) return;
       const Heads heads = plan.groups[task / plan.segments];
       Chunk chunk(call, heads.sample);
-      for (int64_t at = plan.first(segment); at < plan.last(segment); at += kChunk) {
-        chunk.move_to(at, call.queries);
+      chunk.fades.after = after_;
+      in_turn(chunk, segment, [&] {
         for (int head = heads.first; head < heads.last; head++)
           add(chunk, head, sums(heads.sample, head, next));
-      }
+      });
     });
     const int64_t size = Sums::size(call);
     in_parallel(pool, heads, [&](int64_t head) {
+      // All segments that are followed by another one are of one length.
+      const float rate = call.rates ? call.rates[head] : 0.0f;
+      const float left = std::exp(-rate * static_cast<float>(plan.last(0)));
       for (int64_t step = 1; step < plan.segments; step++) {
         const int64_t to = backward ? plan.segments - 1 - step : step;
         float* here = memory_ + (head * plan.segments + to) * size;
         const float* from = backward ? here + size : here - size;
-        for (int64_t i = 0; i < size; i++) here[i] += from[i];
+        for (int64_t i = 0; i < size; i++) here[i] += left * from[i];
       }
     });
   }
@@ -74,20 +94,29 @@ class Walk {
     in_parallel(pool, plan_.tasks(), [&](int64_t task) {
       const Heads heads = plan_.groups[task / plan_.segments];
       const int64_t segment = task % plan_.segments;
-      const int64_t first = plan_.first(segment);
-      const int64_t chunks = (plan_.last(segment) - first + kChunk - 1) / kChunk;
       Chunk chunk(call_, heads.sample);
+      chunk.fades.after = after_;
       float* states = of(chunk, heads, segment);
-      for (int64_t step = 0; step < chunks; step++) {
-        const int64_t at = backward_ ? chunks - 1 - step : step;
-        chunk.move_to(first + at * kChunk, call_.queries);
+      in_turn(chunk, segment, [&] {
         for (int head = heads.first; head < heads.last; head++)
           visit(chunk, head, Sums::at(call_, states, head - heads.first));
-      }
+      });
     });
   }
 
  private:
+  // Moves to each chunk of a segment, in the order of the walk.
+  template <class Visit>
+  void in_turn(Chunk& chunk, int64_t segment, const Visit& visit) const {
+    const int64_t first = plan_.first(segment);
+    const int64_t chunks = (plan_.last(segment) - first + kChunk - 1) / kChunk;
+    for (int64_t step = 0; step < chunks; step++) {
+      const int64_t at = backward_ ? chunks - 1 - step : step;
+      chunk.move_to(first + at * kChunk, call_.queries);
+      visit();
+    }
+  }
+
   // Copies of the sums before a segment, of neighbouring heads.
   float* of(Chunk& chunk, Heads heads, int64_t segment) const {
     const int64_t size = Sums::size(call_);
@@ -105,7 +134,7 @@ class Walk {
 
   const Call& call_;
   const Plan plan_;
-  const bool backward_;
+  const bool after_, backward_;
   Room room_;
   float* memory_ = nullptr;
 };
@@ -113,7 +142,7 @@ class Walk {
 // Clears the pairs of a chunk that are on the wrong side of the diagonal, as far as
 // products read them.
 inline void clear(float* pairs, Part part) {
-  for (int i = 0; i < kChunk; i++) {
+  for (int i = 0; part != Part::kWhole && i < kChunk; i++) {
     if (part == Part::kLower) {
       const int end = std::min(kChunk, padded(i / kTall * kTall + kTall));
       std::fill(pairs + i * kChunk + i + 1, pairs + i * kChunk + end, 0.0f);
@@ -123,10 +152,13 @@ inline void clear(float* pairs, Part part) {
   }
 }
 
-// Writes out [B, T, N, Hv], and unless the scale is given, the scale [B, T, N].
-inline void causal_forward(const Call& call, xla::ffi::ThreadPool& pool,
-                           const float* given, float* out, float* scale) {
-  const Walk walk(call, pool, false, [&](Chunk& chunk, int head, Sums to) {
+// Writes out [B, T, N, Hv], and unless the scale is given, the scale [B, T, N]; for the
+// keys after a query the numerators and denominators.
+inline void walk_forward(const Call& call, xla::ffi::ThreadPool& pool, Keys keys,
+                         bool add, const float* given, float* out, float* scale) {
+  const bool near = keys != Keys::kAfter;
+  const Part part = keys == Keys::kUpTo ? Part::kLower : Part::kWhole;
+  const Walk walk(call, pool, keys, !near, [&](Chunk& chunk, int head, Sums to) {
     add_keys(call, chunk, head, to);
   });
   const int M = call.M(), W = call.W(), F = call.F();
@@ -136,40 +168,56 @@ inline void causal_forward(const Call& call, xla::ffi::ThreadPool& pool,
     chunk.read_value(head);
     float* pairs = chunk.pairs;
     transpose(kChunk, M, chunk.key.plain, chunk.transposed);
-    product(kChunk, M, kChunk, chunk.query.plain, chunk.transposed, pairs, false,
-            Part::kWhole, Part::kLower);
-    if (call.turned) chunk.angles.apply(pairs, Part::kLower);
-    clear(pairs, Part::kLower);
-    product(kChunk, kChunk, W, pairs, chunk.value, chunk.rows, false, Part::kLower);
-    product(kChunk, F, W, chunk.query.turned, state.outer, chunk.rows, true);
+    if (near) {
+      product(kChunk, M, kChunk, chunk.query.plain, chunk.transposed, pairs, false,
+              Part::kWhole, part);
+      chunk.weigh(pairs, part);
+      clear(pairs, part);
+      product(kChunk, kChunk, W, pairs, chunk.value, chunk.rows, false, part);
+    }
+    product(kChunk, F, W, chunk.query.turned, state.outer, chunk.rows, near);
     for (int i = 0; i < chunk.count; i++) {
       const int64_t place = chunk.place(i, call.queries, head);
       if (call.denominator == Denominator::kGiven) {
         chunk.through[i] = given[place];
         continue;
       }
+      const int end = part == Part::kLower ? i + 1 : kChunk;
       Vec sums{};
-      for (int j = 0; j <= i; j += kLanes) sums += load(pairs + i * kChunk + j);
-      const float far = dot(F, chunk.query.turned + i * F, state.total);
-      scale[place] = inverse_of(call, sum(sums) + far);
-      const bool clamps = call.denominator == Denominator::kClamp;
-      chunk.through[i] = clamps ? std::abs(scale[place]) : scale[place];
+      for (int j = 0; near && j < end; j += kLanes) sums += load(pairs + i * kChunk + j);
+      float total = sum(sums) + dot(F, chunk.query.turned + i * F, state.total);
+      if (add) total += scale[place];
+      scale[place] = near ? inverse_of(call, total) : total;
+      chunk.through[i] = near ? scale_of(call, scale[place]) : 1.0f;
     }
+    if (add) chunk.add_written(out, call.queries, head, chunk.rows);
     write_rows(call, chunk.rows, chunk.through, out, call.queries, chunk.sample(), head,
                chunk.first(), chunk.count);
-    if (call.turned) transpose(kChunk, F, chunk.key.turned, chunk.transposed);
+    if (chunk.key.turned != chunk.key.plain)
+      transpose(kChunk, F, chunk.key.turned, chunk.transposed);
+    chunk.fade(state);
     add_chunk(call, chunk.key.turned, chunk.transposed, chunk.value, nullptr,
               chunk.count, state);
+  });
+}
+
+inline void causal_forward(const Call& call, xla::ffi::ThreadPool& pool,
+                           const float* given, float* out, float* scale) {
+  in_walks(call, [&](Keys keys, bool add) {
+    walk_forward(call, pool, keys, add, given, out, scale);
   });
 }
 
 // Writes the gradient of the query, from the first position to the last. With `of_scale`,
 // those of the logarithms of given scales, and of the query's features only, to which
 // Flow-Attention adds.
-inline void causal_of_query(const Call& call, xla::ffi::ThreadPool& pool,
-                            const Slopes& slopes, float* of_query, float* of_scale) {
+inline void walk_to_query(const Call& call, xla::ffi::ThreadPool& pool, Keys keys,
+                          bool add, const Slopes& slopes, float* of_query,
+                          float* of_scale) {
+  const bool near = keys != Keys::kAfter;
+  const Part part = keys == Keys::kUpTo ? Part::kLower : Part::kWhole;
   // The products here read the outer sums transposed, [W, F], so they are added up so.
-  const Walk walk(call, pool, false, [&](Chunk& chunk, int head, Sums to) {
+  const Walk walk(call, pool, keys, !near, [&](Chunk& chunk, int head, Sums to) {
     chunk.read_key(head);
     chunk.read_value(head);
     transpose(kChunk, call.W(), chunk.value, chunk.transposed);
@@ -182,32 +230,45 @@ inline void causal_of_query(const Call& call, xla::ffi::ThreadPool& pool,
     chunk.read_slope(head, slopes);
     float* pairs = chunk.pairs;
     transpose(kChunk, W, chunk.value, chunk.transposed);
-    product(kChunk, W, kChunk, chunk.slope, chunk.transposed, pairs, false,
-            Part::kWhole, Part::kLower);
-    for (int i = 0; i < chunk.count; i++)
-      for (int j = 0; j <= i; j += kLanes)
-        store(pairs + i * kChunk + j,
-              load(pairs + i * kChunk + j) + chunk.through[i]);
-    if (call.turned) chunk.angles.apply(pairs, Part::kLower);
-    clear(pairs, Part::kLower);
-    product(kChunk, kChunk, M, pairs, chunk.key.plain, chunk.near, false,
-            Part::kLower);
+    if (near) {
+      product(kChunk, W, kChunk, chunk.slope, chunk.transposed, pairs, false,
+              Part::kWhole, part);
+      for (int i = 0; i < chunk.count; i++) {
+        const int end = part == Part::kLower ? i + 1 : kChunk;
+        for (int j = 0; j < end; j += kLanes)
+          store(pairs + i * kChunk + j,
+                load(pairs + i * kChunk + j) + chunk.through[i]);
+      }
+      chunk.weigh(pairs, part);
+      clear(pairs, part);
+      product(kChunk, kChunk, M, pairs, chunk.key.plain, chunk.near, false, part);
+    }
     product(kChunk, W, F, chunk.slope, state.outer, chunk.far, false);
     for (int i = 0; i < chunk.count; i++)
       add_scaled(F, chunk.through[i], state.total, chunk.far + i * F);
-    chunk.write_query(head, chunk.near, of_query, !of_scale);
+    chunk.write_query(head, near ? chunk.near : nullptr, of_query, near && !of_scale,
+                      add);
     for (int i = 0; of_scale && i < chunk.count; i++)
       of_scale[chunk.place(i, call.queries, head)] = chunk.along[i];
     add_turned(call, chunk, state);
   });
 }
 
+inline void causal_of_query(const Call& call, xla::ffi::ThreadPool& pool,
+                            const Slopes& slopes, float* of_query, float* of_scale) {
+  in_walks(call, [&](Keys keys, bool add) {
+    walk_to_query(call, pool, keys, add, slopes, of_query, of_scale);
+  });
+}
+
 // Writes the gradients of key and value, from the last position to the first. With
 // `of_weights`, those of the weights, and of the key's features only.
-inline void causal_of_key(const Call& call, xla::ffi::ThreadPool& pool,
-                          const Slopes& slopes, float* of_key, float* of_value,
-                          float* of_weights) {
-  const Walk walk(call, pool, true, [&](Chunk& chunk, int head, Sums to) {
+inline void walk_to_key(const Call& call, xla::ffi::ThreadPool& pool, Keys keys, bool add,
+                        const Slopes& slopes, float* of_key, float* of_value,
+                        float* of_weights) {
+  const bool near = keys != Keys::kAfter;
+  const Part part = keys == Keys::kUpTo ? Part::kUpper : Part::kWhole;
+  const Walk walk(call, pool, keys, near, [&](Chunk& chunk, int head, Sums to) {
     add_queries(call, chunk, head, slopes, to);
   });
   const int M = call.M(), W = call.W(), F = call.F();
@@ -216,36 +277,49 @@ inline void causal_of_key(const Call& call, xla::ffi::ThreadPool& pool,
     chunk.read_key(head);
     chunk.read_value(head);
     chunk.read_slope(head, slopes);
-    // Rows are keys here, and columns are queries.
-    float* pairs = chunk.pairs;
-    transpose(kChunk, W, chunk.slope, chunk.transposed);
-    product(kChunk, W, kChunk, chunk.value, chunk.transposed, pairs, false,
-            Part::kWhole, Part::kUpper);
-    transpose(kChunk, M, chunk.query.plain, chunk.transposed);
-    product(kChunk, M, kChunk, chunk.key.plain, chunk.transposed, chunk.scores, false,
-            Part::kWhole, Part::kUpper);
-    for (int j = 0; j < kChunk; j++)
-      add_scaled(kChunk - j / kLanes * kLanes, 1.0f,
-                 chunk.through + j / kLanes * kLanes,
-                 pairs + j * kChunk + j / kLanes * kLanes);
-    for (float* both : {pairs, chunk.scores}) {
-      if (call.turned) chunk.angles.apply(both, Part::kUpper);
-      clear(both, Part::kUpper);
+    if (near) {
+      // Rows are keys here, and columns are queries.
+      float* pairs = chunk.pairs;
+      transpose(kChunk, W, chunk.slope, chunk.transposed);
+      product(kChunk, W, kChunk, chunk.value, chunk.transposed, pairs, false,
+              Part::kWhole, part);
+      transpose(kChunk, M, chunk.query.plain, chunk.transposed);
+      product(kChunk, M, kChunk, chunk.key.plain, chunk.transposed, chunk.scores, false,
+              Part::kWhole, part);
+      for (int j = 0; j < kChunk; j++) {
+        const int from = part == Part::kUpper ? j / kLanes * kLanes : 0;
+        add_scaled(kChunk - from, 1.0f, chunk.through + from, pairs + j * kChunk + from);
+      }
+      for (float* both : {pairs, chunk.scores}) {
+        chunk.weigh(both, part);
+        clear(both, part);
+      }
+      product(kChunk, kChunk, W, chunk.scores, chunk.slope, chunk.rows, false, part);
+      product(kChunk, kChunk, M, pairs, chunk.query.plain, chunk.near, false, part);
+    } else {
+      transpose(kChunk, M, chunk.query.plain, chunk.transposed);
     }
-    product(kChunk, kChunk, W, chunk.scores, chunk.slope, chunk.rows, false,
-            Part::kUpper);
-    product(kChunk, F, W, chunk.key.turned, state.outer, chunk.rows, true);
+    product(kChunk, F, W, chunk.key.turned, state.outer, chunk.rows, near);
+    if (add) chunk.add_written(of_value, call.keys, head, chunk.rows);
     write_rows_of_values(call, chunk, head, of_value, of_weights);
-    product(kChunk, kChunk, M, pairs, chunk.query.plain, chunk.near, false,
-            Part::kUpper);
     transpose(F, W, state.outer, chunk.sums);
     product(kChunk, W, F, chunk.value, chunk.sums, chunk.far, false);
     for (int j = 0; j < chunk.count; j++)
       add_scaled(F, 1.0f, state.total, chunk.far + j * F);
-    chunk.write_key(head, chunk.near, of_key, !of_weights);
-    if (call.turned) transpose(kChunk, F, chunk.query.turned, chunk.transposed);
+    chunk.write_key(head, near ? chunk.near : nullptr, of_key, near && !of_weights, add);
+    if (chunk.query.turned != chunk.query.plain)
+      transpose(kChunk, F, chunk.query.turned, chunk.transposed);
+    chunk.fade(state);
     add_chunk(call, chunk.query.turned, chunk.transposed, chunk.slope, chunk.through,
               chunk.count, state);
+  });
+}
+
+inline void causal_of_key(const Call& call, xla::ffi::ThreadPool& pool,
+                          const Slopes& slopes, float* of_key, float* of_value,
+                          float* of_weights) {
+  in_walks(call, [&](Keys keys, bool add) {
+    walk_to_key(call, pool, keys, add, slopes, of_key, of_value, of_weights);
   });
 }
 

@@ -1,117 +1,12 @@
-// The arrays of a call, and one chunk of them as the products need it.
+// One chunk of a call's arrays as the products need it.
 
 #pragma once
 
 #include <cmath>
 
-#include "products.h"
-#include "tasks.h"
+#include "distances.h"
 
 namespace lra {
-
-// The most heads of one task: neighbouring heads are neighbours in memory.
-constexpr int kTogether = 4;
-
-enum class Denominator { kAdd, kClamp, kNone, kGiven };
-
-// What a call is about. B samples of T queries and S keys, N heads, H and Hv columns.
-struct Call {
-  int64_t batch, queries, keys;
-  int heads, width, columns;
-  int64_t map;  // the feature map's number
-  bool turned;  // weights are multiplied by the cosine of the distance
-  Denominator denominator;
-  float eps;
-  const float* query;       // [B, T, N, H]
-  const float* key;         // [B, S, N, H]
-  const float* value;       // [B, S, N, Hv]
-  const float* mask;        // [B, S], 0 = hidden; or null
-  const float* query_mask;  // [B, T], 0 = hidden; or null. For the flows only.
-  const float* turn;        // the angle between neighbouring positions, [B]
-  const float* unit;        // features are divided by it, [B]
-  const float* weights;     // of the values, [B, S, N]; or null
-  // Whether weights and scales have their heads first, [B, N, T], as neighbours in memory.
-  bool heads_first;
-
-  int M() const { return padded(width); }
-  int W() const { return padded(columns); }
-  // Columns of the features between chunks: with angles, cosines beside sines.
-  int F() const { return turned ? 2 * M() : M(); }
-  // Where a position's weight or scale is.
-  int64_t place(int64_t sample, int64_t position, int64_t length, int head) const {
-    return heads_first ? (sample * heads + head) * length + position
-                       : (sample * length + position) * heads + head;
-  }
-};
-
-// The heads first..last of one sample.
-struct Heads {
-  int64_t sample;
-  int first, last;
-  int count() const { return last - first; }
-};
-
-// The groups of heads of all samples.
-class Groups {
- public:
-  // At most kTogether heads each, and fewer if threads would go without.
-  Groups(const Call& call, int64_t threads) : heads_(call.heads) {
-    const int64_t each = call.batch * call.heads / std::max<int64_t>(1, threads);
-    const int64_t most = std::max<int64_t>(1, each);
-    together_ = static_cast<int>(std::min<int64_t>(most, kTogether));
-    in_sample_ = (call.heads + together_ - 1) / together_;
-    count_ = call.batch * in_sample_;
-  }
-  int64_t count() const { return count_; }
-  Heads operator[](int64_t index) const {
-    const int first = static_cast<int>(index % in_sample_) * together_;
-    return {index / in_sample_, first, std::min(first + together_, heads_)};
-  }
-
- private:
-  int heads_, together_, in_sample_;
-  int64_t count_;
-};
-
-// Cosines and sines of a chunk's positions, and the cosines of their distances.
-class Angles {
- public:
-  Angles(const Call& call, int64_t sample, Room& room)
-      : turn_(call.turned ? call.turn[sample] : 0),
-        cosines(room.take(kChunk)),
-        sines(room.take(kChunk)),
-        distances_(room.take(2 * kChunk)) {
-    for (int d = -kChunk; call.turned && d < kChunk; d++)
-      distances_[kChunk + d] = static_cast<float>(std::cos(turn_ * d));
-  }
-  void move_to(int64_t first) {
-    for (int i = 0; i < kChunk; i++) {
-      const double angle = turn_ * static_cast<double>(first + i);
-      cosines[i] = static_cast<float>(std::cos(angle));
-      sines[i] = static_cast<float>(std::sin(angle));
-    }
-  }
-  // Multiplies products of pairs [C, C] by the cosine of their distance.
-  void apply(float* pairs, Part part) const {
-    for (int i = 0; i < kChunk; i++) {
-      const int from = part == Part::kUpper ? i / kLanes * kLanes : 0;
-      const int to = part == Part::kLower ? padded(i + 1) : kChunk;
-      for (int j = from; j < to; j += kLanes) {
-        float* at = pairs + i * kChunk + j;
-        store(at, load(at) * load(distances_ + kChunk + j - i));
-      }
-    }
-  }
-
- private:
-  double turn_;
-
- public:
-  float *cosines, *sines;
-
- private:
-  float* distances_;
-};
 
 // The next row of a head is not its neighbour in memory, so it is prefetched this many
 // rows ahead.
@@ -127,7 +22,7 @@ class Features {
   Features(const Call& call, Room& room)
       : call_(call),
         plain(room.take(kChunk * call.M())),
-        turned(call.turned ? room.take(kChunk * call.F()) : plain) {}
+        turned(call.turned || call.rates ? room.take(kChunk * call.F()) : plain) {}
 
   // What is read of one head from now on, from its first chunk to its last, is kept in
   // `memory`, [chunks C, M], and not computed again. Not for turned features.
@@ -136,9 +31,11 @@ class Features {
     read_ = 0;
   }
 
-  // Reads `count` rows from `first` on of the query or key.
+  // Reads `count` rows from `first` on of the query or key. `fades` are the rows' decays
+  // up to the border of the chunk, or null.
   void read(const float* from, int64_t length, const float* mask, int64_t sample,
-            int head, int64_t first, int count, const Angles& angles) {
+            int head, int64_t first, int count, const Angles& angles,
+            const float* fades) {
     const int width = call_.width, M = call_.M();
     if (kept_) {
       plain = turned = kept_ + first * M;
@@ -167,7 +64,18 @@ class Features {
         std::fill(to + width, to + M, 0.0f);
       }
     });
-    if (turned == plain) return;
+    if (fades) {
+      for (int i = 0; i < kChunk; i++)
+        for (int j = 0; j < M; j += kLanes)
+          store(turned + i * M + j, fades[i] * load(plain + i * M + j));
+    } else if (turned != plain) {
+      turn(angles);
+    }
+  }
+
+ private:
+  void turn(const Angles& angles) {
+    const int M = call_.M();
     for (int i = 0; i < kChunk; i++) {
       const float c = angles.cosines[i], s = angles.sines[i];
       for (int j = 0; j < M; j += kLanes) {
@@ -178,23 +86,23 @@ class Features {
     }
   }
 
- private:
   const Call& call_;
   float* kept_ = nullptr;
   int64_t read_ = 0;
 
  public:
   float* plain;   // [C, M]
-  float* turned;  // [C, F]
+  float* turned;  // as they enter sums over chunks, [C, F]
 };
 
 // The gradient of query or key from those of its features: of `near` [C, M], if it is
-// not null, and of the turned ones, `far` [C, F]. Adds to what is there if `add`; leaves
+// not null, and of the turned ones, `far` [C, F], or with decays `fades` [C]. Adds to what is there if `add`; leaves
 // out the feature map's derivative unless `finish`.
 inline void write_slopes(const Call& call, const float* from, float* to, int64_t length,
                          const float* mask, int64_t sample, int head, int64_t first,
                          int count, const float* near, const float* far,
-                         const Angles& angles, bool add, bool finish) {
+                         const Angles& angles, const float* fades, bool add,
+                         bool finish) {
   const int width = call.width, M = call.M(), F = call.F();
   const float inverse = 1.0f / call.unit[sample];
   const int64_t begin = ((sample * length + first) * call.heads + head) * width;
@@ -213,6 +121,7 @@ inline void write_slopes(const Call& call, const float* from, float* to, int64_t
         Vec slope = load(far + i * F + j);
         if (call.turned)
           slope = angles.cosines[i] * slope + angles.sines[i] * load(far + i * F + M + j);
+        if (fades) slope *= fades[i];
         if (near) slope += load(near + i * M + j);
         const int size = std::min(kLanes, width - j);
         if (size == kLanes) {
@@ -275,10 +184,14 @@ inline void write_rows(const Call& call, const float* rows, const float* scales,
   }
 }
 
-// 1 / the bounded denominator. Where "clamp" decides, its sign is negative: then the
-// denominator has no gradient.
+// 1 / the bounded denominator, with a sign. Where "clamp" decides, it is negative: then
+// the denominator has no gradient. That of absolute ones is the sum's.
 inline float inverse_of(const Call& call, float sum) {
   if (call.denominator == Denominator::kNone) return 1.0f;
+  if (call.denominator == Denominator::kAbsolute) {
+    const bool clamped = !(std::abs(sum) >= call.eps);
+    return 1.0f / (clamped ? call.eps : sum);
+  }
   const bool clamped =
       call.denominator == Denominator::kClamp && !(sum >= call.eps);
   float bounded = call.denominator == Denominator::kAdd ? sum + call.eps : sum;
@@ -286,6 +199,24 @@ inline float inverse_of(const Call& call, float sum) {
   // Of a row without visible keys the numerator is zero as well.
   if (bounded == 0) bounded = 1.0f;
   return clamped ? -1.0f / bounded : 1.0f / bounded;
+}
+
+// The factor of the numerators, from `inverse_of`.
+inline float scale_of(const Call& call, float inverse) {
+  const bool has_sign = call.denominator == Denominator::kClamp ||
+                        call.denominator == Denominator::kAbsolute;
+  return has_sign ? std::abs(inverse) : inverse;
+}
+
+// The derivative of the bounded denominator by the sum.
+inline float passes(const Call& call, float inverse) {
+  switch (call.denominator) {
+    case Denominator::kAdd: return 1.0f;
+    case Denominator::kClamp: return inverse > 0 ? 1.0f : 0.0f;
+    case Denominator::kAbsolute:
+      return std::abs(inverse) * call.eps < 1 ? std::copysign(1.0f, inverse) : 0.0f;
+    default: return 0.0f;
+  }
 }
 
 // What passes from chunk to chunk: ``sum_j phi(k_j) v_j^T`` [F, W] and ``sum_j phi(k_j)``
@@ -325,6 +256,7 @@ class Chunk {
       : call_(call),
         sample_(sample),
         angles(call, sample, room_),
+        fades(call, sample, room_),
         query(call, room_),
         key(call, room_),
         value(room_.take(kChunk * call.W())),
@@ -347,11 +279,14 @@ class Chunk {
     if (call_.turned) angles.move_to(first);
   }
   void read_query(int head) {
+    fades.move_to(head);
     query.read(call_.query, call_.queries, call_.query_mask, sample_, head, first_, count,
-               angles);
+               angles, fades.of_queries());
   }
   void read_key(int head) {
-    key.read(call_.key, call_.keys, call_.mask, sample_, head, first_, count, angles);
+    fades.move_to(head);
+    key.read(call_.key, call_.keys, call_.mask, sample_, head, first_, count, angles,
+             fades.of_keys());
   }
   void read_value(int head) {
     read_rows(call_, call_.value, call_.keys, call_.mask, call_.weights, sample_, head,
@@ -366,34 +301,54 @@ class Chunk {
               count, rows);
     for (int i = 0; i < kChunk; i++) {
       const float given = i < count ? from.scale[place(i, call_.queries, head)] : 0.0f;
-      const bool clamps = call_.denominator == Denominator::kClamp;
-      const float scale = clamps ? std::abs(given) : given;
-      const bool passes = call_.denominator == Denominator::kAdd || (clamps && given > 0);
+      const float scale = scale_of(call_, given), through_sum = passes(call_, given);
       along[i] = dot(W, slope + i * W, rows + i * W);
-      through[i] = passes ? -along[i] * scale : 0.0f;
+      through[i] = through_sum == 0 ? 0.0f : -along[i] * scale * through_sum;
       for (int j = 0; j < W; j += kLanes)
         store(slope + i * W + j, load(slope + i * W + j) * scale);
     }
   }
   // Writes the gradient of the query from `near` [C, M], or null, and `far`; that of its
-  // features, if there is more to add before one can `finish`.
-  void write_query(int head, const float* near, float* to, bool finish = true) {
+  // features, if there is more to add before one can `finish`. May `add` to another part.
+  void write_query(int head, const float* near, float* to, bool finish = true,
+                   bool add = false) {
     write_slopes(call_, call_.query, to, call_.queries, call_.query_mask, sample_, head,
-                 first_, count, near, far, angles, false, finish);
+                 first_, count, near, far, angles, fades.of_queries(), add, finish);
   }
-  void write_key(int head, const float* near, float* to, bool finish = true) {
+  void write_key(int head, const float* near, float* to, bool finish = true,
+                 bool add = false) {
     write_slopes(call_, call_.key, to, call_.keys, call_.mask, sample_, head, first_,
-                 count, near, far, angles, false, finish);
+                 count, near, far, angles, fades.of_keys(), add, finish);
   }
   // Adds a gradient of the query's features [C, M]; the last turns the sum into that of
   // the query.
   void add_to_query(int head, const float* slopes, float* to, bool last) {
     write_slopes(call_, call_.query, to, call_.queries, call_.query_mask, sample_, head,
-                 first_, count, nullptr, slopes, angles, true, last);
+                 first_, count, nullptr, slopes, angles, nullptr, true, last);
   }
   void add_to_key(int head, const float* slopes, float* to, bool last) {
     write_slopes(call_, call_.key, to, call_.keys, call_.mask, sample_, head, first_,
-                 count, nullptr, slopes, angles, true, last);
+                 count, nullptr, slopes, angles, nullptr, true, last);
+  }
+  // Adds what has been written of the chunk to [B, T, N, Hv] to rows [C, W].
+  void add_written(const float* written, int64_t length, int head, float* to) const {
+    for (int i = 0; i < count; i++) {
+      const int64_t at = (sample_ * length + first_ + i) * call_.heads + head;
+      for (int j = 0; j < call_.columns; j++)
+        to[i * call_.W() + j] += written[at * call_.columns + j];
+    }
+  }
+  // Multiplies pairs [C, C] of queries and keys, or the other way round, by the factors
+  // of their distances.
+  void weigh(float* both, Part part) const {
+    if (call_.turned) angles.apply(both, part);
+    if (call_.rates) fades.apply(both, part);
+  }
+  // Sums [size] at the other end of the chunk, before it is added.
+  void fade(Sums sums) const {
+    const float left = fades.of_chunk();
+    const int64_t size = Sums::size(call_);
+    for (int64_t i = 0; left != 1.0f && i < size; i++) sums.outer[i] *= left;
   }
   // Where the weight or scale of position i of the chunk is.
   int64_t place(int i, int64_t length, int head) const {
@@ -420,6 +375,7 @@ class Chunk {
 
  public:
   Angles angles;
+  Fades fades;
   Features query, key;
   float* value;       // [C, W]
   float* slope;       // gradient of the numerators, [C, W]
@@ -439,6 +395,7 @@ inline void add_keys(const Call& call, Chunk& chunk, int head, Sums to) {
   chunk.read_key(head);
   chunk.read_value(head);
   transpose(kChunk, call.F(), chunk.key.turned, chunk.transposed);
+  chunk.fade(to);
   add_chunk(call, chunk.key.turned, chunk.transposed, chunk.value, nullptr, chunk.count,
             to);
 }
@@ -446,6 +403,7 @@ inline void add_keys(const Call& call, Chunk& chunk, int head, Sums to) {
 // Adds the chunk's keys and values to sums whose outer ones are transposed, [W, F]; the
 // values have been transposed.
 inline void add_turned(const Call& call, Chunk& chunk, Sums to) {
+  chunk.fade(to);
   product(call.W(), kChunk, call.F(), chunk.transposed, chunk.key.turned, to.outer, true);
   add_rows(chunk.count, call.F(), chunk.key.turned, nullptr, to.total);
 }
@@ -455,6 +413,7 @@ inline void add_queries(const Call& call, Chunk& chunk, int head, const Slopes& 
   chunk.read_query(head);
   chunk.read_slope(head, slopes);
   transpose(kChunk, call.F(), chunk.query.turned, chunk.transposed);
+  chunk.fade(to);
   add_chunk(call, chunk.query.turned, chunk.transposed, chunk.slope, chunk.through,
             chunk.count, to);
 }

@@ -134,7 +134,8 @@ def _masks(given: Inputs) -> list[jax.Array]:
 def _product_arrays(
     given: Inputs, unit: jax.Array, competition: jax.Array
 ) -> list[jax.Array]:
-    return [*given[:3], programs.mask_of(given.mask), unit, unit, competition]
+    slopes = programs.absent()
+    return [*given[:3], programs.mask_of(given.mask), unit, unit, slopes, competition]
 
 
 def _attributes(spec: FlowSpec) -> dict[str, Any]:
@@ -152,4 +153,5 @@ def _product_attributes(spec: FlowSpec) -> dict[str, Any]:
         "turned": False,
         "denominator": programs.denominator("given"),
         "eps": np.float32(0),
+        "both_sides": False,
     }

@@ -57,10 +57,13 @@ lra::Call flows_of(const In& query, const In& key, const In& mask, const In& que
 }
 
 ffi::Error causal_forward(ffi::ThreadPool pool, In query, In key, In value, In mask,
-                          In turn, In unit, In weights, In factor, Out out, Out scale,
-                          int64_t map, bool turned, int64_t denominator, float eps) {
+                          In turn, In unit, In rates, In weights, In factor, Out out,
+                          Out scale, int64_t map, bool turned, int64_t denominator,
+                          float eps, bool both_sides) {
   lra::Call call =
       product_of(query, key, value, mask, turn, unit, map, turned, denominator, eps);
+  call.rates = present(rates);
+  call.both_sides = both_sides;
   call.weights = present(weights);
   lra::causal_forward(call, pool, present(factor), out->typed_data(),
                       scale->typed_data());
@@ -68,12 +71,14 @@ ffi::Error causal_forward(ffi::ThreadPool pool, In query, In key, In value, In m
 }
 
 ffi::Error causal_backward(ffi::ThreadPool pool, In query, In key, In value, In mask,
-                           In turn, In unit, In weights, In out, In scale, In of_out,
-                           Out of_query, Out of_key, Out of_value, Out of_weights,
-                           Out of_scale, int64_t map, bool turned, int64_t denominator,
-                           float eps) {
+                           In turn, In unit, In rates, In weights, In out, In scale,
+                           In of_out, Out of_query, Out of_key, Out of_value,
+                           Out of_weights, Out of_scale, int64_t map, bool turned,
+                           int64_t denominator, float eps, bool both_sides) {
   lra::Call call =
       product_of(query, key, value, mask, turn, unit, map, turned, denominator, eps);
+  call.rates = present(rates);
+  call.both_sides = both_sides;
   call.weights = present(weights);
   const lra::Slopes slopes{of_out.typed_data(), out.typed_data(), scale.typed_data()};
   lra::causal_of_query(call, pool, slopes, of_query->typed_data(),
@@ -202,6 +207,11 @@ auto with_product(Binding&& binding) {
 }
 
 template <class Binding>
+auto with_causal(Binding&& binding) {
+  return with_product(std::move(binding)).template Attr<bool>("both_sides");
+}
+
+template <class Binding>
 auto with_flow(Binding&& binding) {
   return std::move(binding)
       .template Attr<int64_t>("map")
@@ -231,9 +241,9 @@ auto binding() {
 }  // namespace
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(lra_causal_forward, causal_forward,
-                              with_product(binding<8, 2>()));
+                              with_causal(binding<9, 2>()));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(lra_causal_backward, causal_backward,
-                              with_product(binding<10, 5>()));
+                              with_causal(binding<11, 5>()));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(lra_whole_forward, whole_forward,
                               with_product(binding<6, 3>()));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(lra_whole_backward, whole_backward,

@@ -1,12 +1,13 @@
-"""Linear attention and cosFormer by the C++ kernels; see causal.h and whole.h.
+"""Linear attention, cosFormer and decays by the C++ kernels; see causal.h and whole.h.
 
 A task walks up to four neighbouring heads, whose rows are neighbours in memory, through
 their chunks of 64 positions. Features, masks, angles and denominators exist only for
 one chunk, in the caches. In the causal form the state is carried along; backward, one
 walk from the first position computes the queries' gradient, and one from the last
 position those of keys and values. Where there are fewer heads than threads, sequences
-are cut into segments, whose sums are computed first. Otherwise one pass adds up keys
-and values, and another reads the sums.
+are cut into segments, whose sums are computed first. Decays that are not causal take a
+walk for the keys after each query and one for the others. Otherwise one pass adds up
+keys and values, and another reads the sums.
 """
 
 from typing import Any
@@ -21,7 +22,7 @@ from lra_jax.kernels.spec import Form, Gradients, Inputs, Spec
 MAPS = ("identity", "elu", "relu", "leaky_relu", "sigmoid", "silu")
 """The feature maps, in the order of `with_map` in vectors.h."""
 
-_DENOMINATORS = ("add", "clamp", "none", "given")
+_DENOMINATORS = ("add", "clamp", "none", "given", "absolute")
 
 
 def forward(spec: Spec, given: Inputs, save: bool) -> tuple[jax.Array, Any]:
@@ -29,10 +30,10 @@ def forward(spec: Spec, given: Inputs, save: bool) -> tuple[jax.Array, Any]:
     query, value = given.query, given.value
     shapes = [(*query.shape[:3], value.shape[3]), query.shape[:3]]
     arrays = [*given[:3], mask_of(given.mask), given.scale, units(query)]
-    if spec.is_causal:
+    if _walks(spec):
         name = "lra_causal_forward"
         # Without weights and given scales.
-        arrays += [absent(), absent()]
+        arrays += [_slopes(given), absent(), absent()]
     else:
         name = "lra_whole_forward"
         shapes.append(sums_shape(spec, query, value))
@@ -45,11 +46,11 @@ def backward(spec: Spec, given: Inputs, saved: Any, of_out: jax.Array) -> Gradie
     shapes = [x.shape for x in given[:3]]
     arrays = [*given[:3], mask_of(given.mask), given.scale, units(given.query)]
     name = "lra_whole_backward"
-    if spec.is_causal:
+    if _walks(spec):
         name = "lra_causal_backward"
         # There are no weights, so neither they nor the scales need a gradient.
         shapes += [(0,), (0,)]
-        arrays.append(absent())
+        arrays += [_slopes(given), absent()]
     arrays += [*saved, of_out]
     of_query, of_key, of_value, *_ = call(name, shapes, arrays, **_attributes(spec))
     return of_query, of_key, of_value
@@ -120,12 +121,23 @@ def denominator(name: str) -> np.int64:
     return np.int64(_DENOMINATORS.index(name))
 
 
+def _walks(spec: Spec) -> bool:
+    """Whether the sums pass from chunk to chunk: also for decays on both sides."""
+    return spec.is_causal or spec.decay
+
+
+def _slopes(given: Inputs) -> jax.Array:
+    return absent() if given.slopes is None else given.slopes
+
+
 def _attributes(spec: Spec) -> dict[str, Any]:
+    sides = {"both_sides": not spec.is_causal} if _walks(spec) else {}
     return {
         "map": number(spec.feature_map),
         "turned": spec.rotate,
         "denominator": denominator(spec.denominator),
         "eps": np.float32(spec.eps),
+        **sides,
     }
 
 

@@ -163,14 +163,13 @@ void whole_forward(const Passes& passes, const Call& call, float* out, float* su
 inline void whole_forward(const Call& call, xla::ffi::ThreadPool& pool, float* out,
                           float* inverses, float* sums) {
   const int F = call.F();
-  const bool clamps = call.denominator == Denominator::kClamp;
   whole_forward(AllHeads{call, pool}, call, out, sums,
                 [&](Chunk& chunk, int head, const Sums& all) {
                   for (int i = 0; i < chunk.count; i++) {
                     const float total = dot(F, chunk.query.turned + i * F, all.total);
                     const float inverse = inverse_of(call, total);
                     inverses[chunk.place(i, call.queries, head)] = inverse;
-                    chunk.through[i] = clamps ? std::abs(inverse) : inverse;
+                    chunk.through[i] = scale_of(call, inverse);
                   }
                 });
 }

@@ -69,7 +69,7 @@ def _prepared(
     Arrays have whole chunks and 64 columns; hidden positions have zero features and
     values.
     """
-    query, key, value, sources, sinks, _ = given
+    query, key, value, sources, sinks, *_ = given
     batch, length, heads, width = query.shape
     spec = dataclasses.replace(spec, block=-(-length // TILE) * TILE)
     query, key = (

@@ -26,7 +26,7 @@ from lra_jax.kernels.spec import Gradients, Inputs, Spec
 def forward(spec: Spec, given: Inputs, save: bool) -> tuple[jax.Array, Any]:
     """The output `[B, T, N, Hv]` and what `backward` needs."""
     length, width = given.query.shape[1], given.value.shape[3]
-    q, k, v, mask, _, scale = padded(spec, given)
+    q, k, v, mask, _, scale, *_ = padded(spec, given)
     over_queries, over_keys = _program(spec, q), _program(spec, k)
     if one_segment(over_keys):
         starts = no_sums(over_keys)
@@ -41,7 +41,7 @@ def forward(spec: Spec, given: Inputs, save: bool) -> tuple[jax.Array, Any]:
 def backward(spec: Spec, given: Inputs, saved: Any, of_out: jax.Array) -> Gradients:
     """The gradients of query, key and value."""
     out, den, starts = saved
-    q, k, v, mask, _, scale = padded(spec, given)
+    q, k, v, mask, _, scale, *_ = padded(spec, given)
     up = whole(spec, of_out)
     lines = gradient_lines(spec, out, den, of_out)
     over_queries = _program(spec, q)

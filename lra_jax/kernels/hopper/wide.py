@@ -57,7 +57,7 @@ def backward(spec: Spec, given: Inputs, saved: Any, of_out: jax.Array) -> Gradie
 
 
 def _arrays(spec: Spec, given: Inputs) -> Named:
-    query, key, value, mask, _, scale = padded(spec, given)
+    query, key, value, mask, _, scale, *_ = padded(spec, given)
     arrays = {"query": query, "key": key, "value": value, "scale": scale}
     return arrays if mask is None else arrays | {"mask": mask}
 
