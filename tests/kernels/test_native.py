@@ -82,7 +82,11 @@ SIZES = [
 
 @pytest.mark.parametrize("sizes", SIZES, ids=lambda x: str(x["query_length"]))
 @pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
-@pytest.mark.parametrize(("name", "is_causal"), FORMS)
+@pytest.mark.parametrize(
+    ("name", "is_causal"),
+    # The others have the products of linear attention.
+    [form for form in FORMS if form[0] not in ("norm", "performer")],
+)
 def test_like_the_xla_form(
     name: str, is_causal: bool, masked: bool, sizes: dict
 ) -> None:
