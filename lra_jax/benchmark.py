@@ -128,6 +128,8 @@ def _files(config: BenchmarkConfig) -> tuple[Path, Path | None] | None:
     given = Path(config.out).expanduser()
     name = "attention" if config.view == "none" else config.view
     figures = given if given.suffix == ".json" else given / f"{name}.json"
+    if not given.suffix and given.is_file():
+        raise expected("--out", "a folder or a .json file", f"{given}, a file")
     with writable("--out", "a file", figures):
         make_room(figures)
     return figures, figures.with_suffix(".png") if config.picture else None

@@ -29,7 +29,9 @@ Parsed = TypeVar("Parsed")
 
 def fail(message: str, code: int = 2) -> NoReturn:
     """Prints ``error: message`` as one line on stderr and exits."""
-    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    # The code has to get out, even if nobody reads the message any more.
+    with contextlib.suppress(BrokenPipeError):
+        print(f"error: {' '.join(message.split())}", file=sys.stderr, flush=True)
     raise SystemExit(code)
 
 

@@ -89,6 +89,8 @@ def run(config: EvaluateConfig, quiet: bool = True) -> dict[str, Any]:
     from lra_jax.training.restore import export, open_run, predictions
     from lra_jax.training.workdir import refuse_own_file
 
+    if config.predictions == "":
+        raise expected("--predictions", "a file", "''")
     if config.save is not None and Path(config.save).suffix != ".safetensors":
         raise expected("--save", "NAME.safetensors", config.save)
     if config.save is not None:

@@ -64,7 +64,8 @@ def write_report(
       formats: any of html, md, latex, csv and json.
 
     Returns:
-      A line for each run directory that could not be read; the report lists them too.
+      A line for each run directory that could not be read, or has lost some of its
+      metrics; the report lists them too.
 
     Raises:
       ValueError: a folder has no runs, none is finished, `out` cannot be written, or a
@@ -72,7 +73,13 @@ def write_report(
     """
     from lra_jax.files import write_text
     from lra_jax.reports import charts, exports, results
-    from lra_jax.reports.runs import group_runs, read_runs, repeated, unfinished
+    from lra_jax.reports.runs import (
+        group_runs,
+        incomplete,
+        read_runs,
+        repeated,
+        unfinished,
+    )
 
     for name in formats:
         known("--format", name, (*_PAGES, *exports.FORMATS))
@@ -87,6 +94,8 @@ def write_report(
     notes = [f"not finished: {line}" for line in stopped]
     notes += [f"left out: {line}" for line in again]
     notes += [f"cannot be read: {line}" for line in problems]
+    lost = incomplete(found)
+    notes += [f"without some of its metrics: {line}" for line in lost]
     out = Path(out).expanduser()
     with writable("--out", "a folder", out):
         out.mkdir(parents=True, exist_ok=True)
@@ -105,7 +114,7 @@ def write_report(
     without = f"; not shown: {missing}" if missing else ""
     runs = "1 run" if total == 1 else f"{total} runs"
     print(f"{runs} in {', '.join(map(str, written))}{without}")
-    return problems
+    return [*problems, *lost]
 
 
 if __name__ == "__main__":

@@ -125,7 +125,7 @@ def check_layer(model: nnx.Module, layer: int) -> None:
 
 def _check_layer(layer: int, count: int) -> None:
     if not 1 <= layer <= count:
-        raise expected("layer", f"1 to {count}, the layers of this model", layer)
+        raise expected("layer", f"1 to {count}, the model's last", layer)
 
 
 def capture(model: nnx.Module, run: Callable[[], Any]) -> Captured:

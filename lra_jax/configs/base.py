@@ -121,9 +121,9 @@ class PretrainConfig:
     """Number of the run's steps that train on the target below, before the remaining
     steps train on the labels; each part has its own schedule."""
     target: str = "tokens"
-    """tokens: reconstruct masked tokens, without labels. The task's own targets, listed
-    above, are labels of positions that the task itself does not provide; see
-    docs/learning.md."""
+    """tokens: reconstruct masked tokens, without labels. A task may have targets of its
+    own, which --help lists before the flags: labels of positions that the task itself
+    does not provide; see docs/learning.md."""
     mask_rate: float = 0.5
     """Share of the tokens that are masked; the authors of the method use half for
     Image."""
@@ -316,10 +316,16 @@ class StoredData(DataConfig):
     dir: str | None = None
     """Folder of prepared data; by default that of tensorflow-datasets."""
     path: str | None = None
-    """Original files: an archive or a folder, see docs/tasks.md. By default the data
-    are generated, or their archive is downloaded."""
+    """Original files: an archive or a folder, see docs/tasks.md. By default the archive
+    is downloaded."""
 
     of_batches: ClassVar[tuple[str, ...]] = ("dir", *DataConfig.of_batches)
+
+    def check(self) -> None:
+        """See the base class."""
+        super().check()
+        if self.dir == "":  # It would be the current one.
+            raise expected("--data.dir", "a folder", "''")
 
     @property
     def origin(self) -> str:
@@ -331,6 +337,8 @@ class StoredData(DataConfig):
 class GeneratedData(StoredData):
     """Where data come from, how many are generated and how they are batched."""
 
+    path: str | None = None
+    """Original files, see docs/tasks.md. By default the data are generated."""
     seed: int = 0
     """Seed of the generated data."""
     processes: int | None = None
@@ -353,7 +361,9 @@ class GeneratedData(StoredData):
         for name in self.of_generator if self.path is not None else ():
             given, only = getattr(self, name), getattr(type(self), name)
             if given != only:
-                wanted = f"{only} with --data.path, whose examples are read as they are"
+                wanted = (
+                    "no value with --data.path, whose examples are read as they are"
+                )
                 raise expected(f"--data.{name}", wanted, given)
         if self.processes is not None and not 1 <= self.processes <= _MOST_PROCESSES:
             wanted = f"1 to {_MOST_PROCESSES}, or None"

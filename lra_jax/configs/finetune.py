@@ -30,6 +30,9 @@ class FinetuneData(StoredData):
 
     of_start: ClassVar[tuple[str, ...]] = ("checkpoint",)
 
+    path: str | None = None
+    """A .tsv table with the columns text and label, or a folder of such tables, see
+    docs/own_data.md; or the IMDb reviews, whose archive is downloaded by default."""
     checkpoint: str | None = None
     """A finished run of --task=mlm, or its model.safetensors; None = random weights."""
     seed: int = 0

@@ -73,7 +73,7 @@ class LmData(DataConfig):
                 raise expected(f"--data.{name}", "a name", "''")
         if self.tokenizer != "bpe" and self.vocab_size != LmData.vocab_size:
             own = f"--data.tokenizer={self.tokenizer}, which has its own size"
-            wanted = f"{LmData.vocab_size} with {own}"
+            wanted = f"no value with {own}"
             raise expected("--data.vocab_size", wanted, self.vocab_size)
 
     @property

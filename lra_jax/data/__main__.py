@@ -134,7 +134,8 @@ def _describe(command: DataCommand, task: Task, dataset: "SequenceDataset") -> N
         lengths, labels = dataset.lengths(split), dataset.labels(split)
         given = labels[labels >= 0]  # Rows with fewer targets are padded with -1.
         if not given.size:  # Every token of a text is a target.
-            print(f"{split}: {len(lengths):,} rows of {lengths.max()}")
+            rows = "1 row" if len(lengths) == 1 else f"{len(lengths):,} rows"
+            print(f"{split}: {rows} of {lengths.max()}")
             continue
         counts = np.bincount(given, minlength=dataset.num_classes)
         words = dataset.classes or range(len(counts))

@@ -164,7 +164,7 @@ class _Recorder:
             taken = progress.told(taken, f"{split} examples", count)
         for key, (*arrays, label) in enumerate(taken):
             record = dict(zip(self._arrays, arrays, strict=True))
-            self._check(f"{split} example {key}", record, label)
+            self._check(f"{split} example {key + 1}", record, label)
             _add_example(self._hash, split, label, record.values())
             for name in self._sequences:
                 lengths[name].append(len(record[name]))
@@ -182,7 +182,7 @@ class _Recorder:
             if self._image_shape and array.shape != (math.prod(self._image_shape),):
                 rows, columns = self._image_shape
                 wanted = f"an image of {rows} x {columns} pixels"
-                raise expected(place, wanted, f"an array of shape {array.shape}")
+                raise expected(place, wanted, f"{array.size} numbers")
 
 
 def prepare(

@@ -77,7 +77,9 @@ def prepare(
         if source.layout is None:
             return _split(source.open(root))
         # One more than an image has, so that a longer one is noticed.
-        return token_files.examples(source.layout, 256, len(CLASSES), _PIXELS + 1)
+        return token_files.examples(
+            source.layout, 256, len(CLASSES), _PIXELS, exact=True
+        )
 
     config = builder.SequenceConfig(
         name=source.name,

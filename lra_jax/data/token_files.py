@@ -64,18 +64,26 @@ def listed(layout: Mapping[str, SplitFiles]) -> list[pathlib.Path]:
 
 
 def examples(
-    layout: Mapping[str, SplitFiles], vocab_size: int, num_classes: int, max_length: int
+    layout: Mapping[str, SplitFiles],
+    vocab_size: int,
+    num_classes: int,
+    max_length: int,
+    exact: bool = False,
 ) -> dict[str, tuple[int, Iterator[tuple]]]:
-    """For each split its size, and its examples: truncated sequences, and the label.
+    """For each split its size, and its examples: sequences, and the label.
+
+    They are truncated to ``max_length``, or have to have it if ``exact``.
 
     Raises:
       ValueError: files of a split differ in their number of lines, or have none; while
-        reading, if a value is not an integer in range, with file and line.
+        reading, if a value is not an integer in range, or a sequence has another
+        length, with file and line.
     """
-    return {
-        split: (_count(files), _read(files, vocab_size, num_classes, max_length))
-        for split, files in layout.items()
-    }
+
+    def read(files: SplitFiles) -> Iterator[tuple]:
+        return _read(files, vocab_size, num_classes, max_length, exact)
+
+    return {split: (_count(files), read(files)) for split, files in layout.items()}
 
 
 def _count(files: SplitFiles) -> int:
@@ -90,9 +98,9 @@ def _count(files: SplitFiles) -> int:
 
 
 def _read(
-    files: SplitFiles, vocab_size: int, num_classes: int, max_length: int
+    files: SplitFiles, vocab_size: int, num_classes: int, max_length: int, exact: bool
 ) -> Iterator[tuple]:
-    streams = [_rows(file, vocab_size, max_length) for file in files.sequences]
+    streams = [_rows(file, vocab_size, max_length, exact) for file in files.sequences]
     labels = _rows(files.labels, num_classes, 2)
     for number, (label, *arrays) in enumerate(zip(labels, *streams, strict=True), 1):
         if len(label) != 1:
@@ -101,14 +109,18 @@ def _read(
         yield *arrays, int(label[0])
 
 
-def _rows(file: pathlib.Path, limit: int, max_length: int) -> Iterator[np.ndarray]:
+def _rows(
+    file: pathlib.Path, limit: int, max_length: int, exact: bool = False
+) -> Iterator[np.ndarray]:
     for number, line in enumerate(checks.lines(file), 1):
+        place = f"{file}, line {number}"
         try:
             values = np.array(line.split(), np.int64)
         except (ValueError, OverflowError):
             values = np.zeros(0, np.int64)
         if not values.size or values.min() < 0 or values.max() >= limit:
             got = checks.shortened(line.decode("utf-8", errors="replace").strip())
-            place = f"{file}, line {number}"
             raise expected(place, f"integers of 0..{limit - 1}", got)
+        if exact and values.size != max_length:
+            raise expected(place, f"{max_length} integers", values.size)
         yield values[:max_length].astype(np.uint8)

@@ -257,7 +257,7 @@ def check_free(file: str | os.PathLike[str]) -> None:
         raise expected(
             "file",
             wanted,
-            f"{path} next to a {described.name} that `save` did not write",
+            f"{path} next to {described.name}, which `save` did not write",
         )
 
 

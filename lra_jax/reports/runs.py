@@ -14,7 +14,7 @@ from lra_jax.errors import expected, known
 from lra_jax.files import walked
 from lra_jax.tasks import get_task
 from lra_jax.training import own_code
-from lra_jax.training.metrics import read_metrics
+from lra_jax.training.metrics import FILE, missing_reports, read_metrics
 from lra_jax.training.workdir import NUMBERS, as_written
 
 _KINDS = {
@@ -119,7 +119,7 @@ def read_runs(*folders: Path) -> tuple[list[Run], list[str]]:
       cannot be read.
 
     Raises:
-      ValueError: a folder does not exist, or contains no readable run.
+      ValueError: a folder does not exist, or contains no run; or none can be read.
     """
     runs, problems = {}, {}
     for folder in folders:
@@ -127,6 +127,8 @@ def read_runs(*folders: Path) -> tuple[list[Run], list[str]]:
         for run in found:
             runs.setdefault(run.folder.resolve(), run)
         problems |= dict.fromkeys(wrong)
+    if not runs:
+        raise expected("RUNS", "runs that can be read", next(iter(problems)))
     return list(runs.values()), list(problems)
 
 
@@ -140,11 +142,8 @@ def _read_folder(folder: Path) -> tuple[list[Run], list[str]]:
             runs.append(_read_run(place))
         except (ValueError, OSError) as error:
             problems.append(" ".join(f"{place}: {error}".split()))
-    if not runs:
-        found = f"; {problems[0]}" if problems else ""
-        raise expected(
-            "RUNS", "run directories (with a config.json)", f"{folder}{found}"
-        )
+    if not runs and not problems:
+        raise expected("RUNS", "run directories (with a config.json)", folder)
     return runs, problems
 
 
@@ -353,14 +352,22 @@ def unfinished(runs: Sequence[Run]) -> list[str]:
     return lines
 
 
+def incomplete(runs: Sequence[Run]) -> list[str]:
+    """A line for each finished run that has lost some of its metrics."""
+    lines = []
+    for run in runs:
+        if run.result is not None:
+            every = run.config.train.log_every
+            lost = missing_reports(run.metrics, run.result["steps"], every)
+            lines += [f"{run.folder / FILE}: {lost}"] if lost else []
+    return lines
+
+
 def _read_run(folder: Path) -> Run:
     config = Config.from_dict(_read_json(folder / "config.json"))
     taught = ("tokens", *get_task(config.task).targets)
     known("--pretrain.target", config.pretrain.target, taught)
-    try:
-        metrics = tuple(read_metrics(folder))
-    except ValueError as error:
-        raise expected("metrics.jsonl", "lines of JSON", error) from None
+    metrics = tuple(read_metrics(folder))
     result = None
     if (folder / "result.json").exists():
         result = _read_json(folder / "result.json")

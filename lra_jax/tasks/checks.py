@@ -33,7 +33,7 @@ from lra_jax.errors import (
 from lra_jax.models import AttentionConfig, Buffer, MultiHeadAttention
 from lra_jax.models.pooling import is_blind, why_constant
 from lra_jax.tasks.device_memory import check_memory
-from lra_jax.tasks.encoder import encoder_config
+from lra_jax.tasks.encoder import FLAGS, encoder_config
 from lra_jax.tasks.task import Task
 
 _COMPARED = 64  # sequences of two splits with the same labels
@@ -110,7 +110,12 @@ def check_on_devices(config: Config, task: Task) -> None:
     encoder = encoder_config(config.replace(train={"seq_devices": 1}), task.image_shape)
     longest = min(encoder.max_length, config.data.longest or encoder.max_length)
     length = encoder.num_positions(longest)
-    check_memory(config.train, encoder, length)
+    try:
+        check_memory(config.train, encoder, length)
+    except ValueError as error:
+        if str(error).partition(": ")[0] in dict(encoder.options or ()):
+            raise within(FLAGS["options"], error) from error
+        raise
     traced = []
     for index in range(encoder.num_layers):
         # Without another layer's arrays or memory.
@@ -154,7 +159,7 @@ def _trace(attention: str, config: AttentionConfig, length: int, padded: bool) -
             raise _broken(attention, error) from error
         given = argument in dict(config.options or ())
         flag = "--model.hybrid" if of_hybrid else "--attention"
-        flag = "--model.attention_options" if given else flag
+        flag = FLAGS["options"] if given else flag
         if argument == "attention":
             raise renamed(error, flag) from error
         raise within(flag, error) from error
@@ -354,11 +359,15 @@ def _check_pretraining(config: Config, task: Task) -> None:
         wanted = f"0 with --train.seq_devices={config.train.seq_devices}"
         raise expected("--pretrain.steps", wanted, config.pretrain.steps)
     warmup, steps = config.train.warmup, config.train.steps
+    given = dataclasses.asdict(PretrainConfig())
     if not warmup < config.pretrain.steps < steps - warmup:
         wanted = (
-            f"more than --train.warmup={warmup} and less than --train.steps={steps} "
-            f"without it, {steps - warmup}"
+            f"more than {warmup}, the --train.warmup, and less than {steps - warmup}, "
+            f"the --train.steps={steps} less it"
         )
+        if not config.pretrain.steps:
+            changed = [x for x in given if getattr(config.pretrain, x) != given[x]]
+            wanted += f", with --pretrain.{changed[0]}"
         raise expected("--pretrain.steps", wanted, config.pretrain.steps)
     labelled = steps - config.pretrain.steps
     if config.pretrain.probe_steps > labelled:

@@ -2,7 +2,7 @@
 Weights & Biases if the run asks for it."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,9 @@ from lra_jax.errors import expected
 from lra_jax.files import write_text
 from lra_jax.training.events import EventsFile
 from lra_jax.training.tracking import Tracker
+
+FILE = "metrics.jsonl"
+"""The name of the file in a run directory."""
 
 
 class MetricsWriter:
@@ -36,7 +39,7 @@ class MetricsWriter:
         self._file = None
         if not active:
             return
-        self._path = workdir / "metrics.jsonl"
+        self._path = workdir / FILE
         kept = kept_metrics(workdir, resume_step, validated)
         write_text(self._path, "".join(json.dumps(m) + "\n" for m in kept))
         # Unbuffered: a failed write is noticed at once, and not retried.
@@ -72,7 +75,7 @@ def read_metrics(workdir: Path) -> list[dict[str, Any]]:
     Raises:
       ValueError: another line is damaged.
     """
-    path = workdir / "metrics.jsonl"
+    path = workdir / FILE
     if not path.exists():
         return []
     text = path.read_text(encoding="utf-8", errors="replace")
@@ -96,6 +99,17 @@ def kept_metrics(workdir: Path, step: int, validated: bool) -> list[dict[str, An
     ]
 
 
+def missing_reports(lines: Iterable[Mapping[str, Any]], steps: int, every: int) -> str:
+    """In words, how many reports are missing of so many steps; empty if none."""
+    kept = {line["step"] for line in lines if line["split"] in _REPORTS}
+    lost = [done for done in range(every, steps + 1, every) if done not in kept]
+    if not lost:
+        return ""
+    wanted = f"a report every {every} steps"
+    got = f"{len(lost)} fewer, the first of step {lost[0]}"
+    return f"expected {wanted}, got {got}"
+
+
 def changed_metrics(
     workdir: Path, step: int, every: int, seal: Mapping[str, Any]
 ) -> str:
@@ -107,15 +121,11 @@ def changed_metrics(
       every: steps between two reports.
       seal: seal of the checkpoint, with a digest of the lines.
     """
-    path = workdir / "metrics.jsonl"
+    path = workdir / FILE
     lines = kept_metrics(workdir, step, seal.get("validated", False))
-    kept = {line["step"] for line in lines if line["split"] in _REPORTS}
-    lost = [done for done in range(every, step + 1, every) if done not in kept]
+    lost = missing_reports(lines, step, every)
     if lost:
-        return (
-            f"{path}: expected a report every {every} steps, got {len(lost)} fewer, "
-            f"the first of step {lost[0]}; the others are kept"
-        )
+        return f"{path}: {lost}; the others are kept"
     if seal.get("metrics") in (None, seals.digest(lines)):
         return ""
     return f"{path}: expected the lines as written, got others; they are kept"
@@ -124,8 +134,10 @@ def changed_metrics(
 def _parse(line: str, place: str) -> dict[str, Any]:
     try:
         values = json.loads(line)
-        if isinstance(values["step"], int) and isinstance(values["split"], str):
+        rest = [value for name, value in values.items() if name != "split"]
+        of_step = isinstance(values["split"], str) and isinstance(values["step"], int)
+        if of_step and all(isinstance(value, int | float) for value in rest):
             return values
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         pass
-    raise expected(place, "metrics with a step and a split", shortened(line))
+    raise expected(place, "metrics with a step, a split and numbers", shortened(line))

@@ -97,6 +97,7 @@ class Session:
         result = self.result
         if result is not None:
             self.console.line(f"already finished, in {self.workdir}:")
+            self._name_what_is_lost(result["steps"])
         else:
             self.console.work = self._work()
             self.console.facts(self._facts())
@@ -169,6 +170,19 @@ class Session:
         line = changed_metrics(self.workdir, self.console.start, every, seal)
         if line:
             self.console.line(line)
+
+    def _name_what_is_lost(self, steps: int) -> None:
+        """Of a finished run, which is not trained again for it."""
+        line = changed_metrics(self.workdir, steps, self.config.train.log_every, {})
+        if line:
+            self.console.line(line)
+        model = self.workdir / saved.FILE
+        files = [x for x in (model, model.with_suffix(".json")) if not x.exists()]
+        if files and saved.is_known(self.trainer.model_at(self.trainer.state.params)):
+            command = f"python -m lra_jax.evaluate --workdir={self.workdir}"
+            self.console.line(
+                f"{files[0]} is missing; `{command} --save={model}` writes it"
+            )
 
     def _check_workdir(self) -> None:
         if hosts.is_writer():

@@ -26,7 +26,7 @@ def make_mesh(batch_sizes: tuple[int, ...], seq_devices: int = 1) -> Mesh:
     """
     devices = jax.devices()
     if len(devices) % seq_devices:
-        wanted = f"a divisor of the {len(devices)} devices"
+        wanted = f"a divisor of {len(devices)}, the number of devices"
         raise expected("--train.seq_devices", wanted, seq_devices)
     count = len(devices) // seq_devices
     if jax.default_backend() == "cpu" and jax.process_count() == 1:

@@ -24,7 +24,7 @@ from typing import Any
 from lra_jax import seals
 from lra_jax.configs import Config
 from lra_jax.configs.base import with_effect
-from lra_jax.errors import expected
+from lra_jax.errors import expected, reason
 from lra_jax.files import locked, write_json
 
 _MADE_FIRST = ("config.json", ".lock", "code", "events", "profile", "wandb")
@@ -237,7 +237,7 @@ def read_result(workdir: Path, steps: int = 0) -> dict[str, Any] | None:
         if not as_written(workdir, result):
             raise ValueError("other values than were written")
     except (ValueError, KeyError, TypeError) as error:
-        got = f"{error!r}; delete it to score the run again"
+        got = f"{reason(error)}; delete it to score the run again"
         raise expected(str(path), "the result of a run", got) from error
     return None if result["steps"] < steps else result
 

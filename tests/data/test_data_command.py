@@ -62,7 +62,10 @@ def test_prepare_describe_sample(capsys, tmp_path):
             "sample --out=x.png",
             ["--out: expected nothing for --task=listops, which has no images"],
         ),
-        ("prepare --data.path=/no/such", ["--data.num_train: expected 96000"]),
+        (
+            "prepare --data.path=/no/such",
+            ["--data.num_train: expected no value with --data.path"],
+        ),
         ("prepare --data.num_test=0", ["--data.num_test", "got 0"]),
     ],
 )

@@ -157,7 +157,7 @@ def test_another_file_is_not_replaced_by_a_description(
     other = tmp_path / "config.json"
     other.write_text(found)
     with pytest.raises(
-        ValueError, match=r"^file: expected .*, got .* next to a config\.json that"
+        ValueError, match=r"^file: expected .*, got .* next to config\.json, which"
     ):
         models.save(tmp_path / "config.safetensors", _classifier(num_layers=1))
     assert [x.name for x in tmp_path.iterdir()] == ["config.json"]

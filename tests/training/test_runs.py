@@ -15,6 +15,7 @@ import helpers
 import pytest
 
 from lra_jax import seals, train
+from lra_jax.report import write_report
 from lra_jax.training import Trainer
 from lra_jax.training import session as sessions
 from lra_jax.training.loop import Interrupted
@@ -327,6 +328,20 @@ def test_damaged_metrics(finished, tmp_path, capsys, line):
     code = main(finished.config.replace(workdir=str(workdir)))
     parts = f"{file}, line 2: expected metrics", "got "
     helpers.assert_one_error(code, capsys.readouterr().err, 2, *parts)
+
+
+def test_what_a_finished_run_has_lost_is_named(finished, tmp_path, capsys):
+    workdir = shutil.copytree(finished.workdir, tmp_path / "run")
+    (workdir / "metrics.jsonl").unlink()
+    (workdir / "model.safetensors").unlink()
+    train.main(helpers.flags(finished.config.replace(workdir=str(workdir))))
+    out = capsys.readouterr().out
+    assert "metrics.jsonl: expected a report every 4 steps, got 10 fewer" in out
+    command = f"python -m lra_jax.evaluate --workdir={workdir} --save="
+    assert f"model.safetensors is missing; `{command}" in out
+    assert len(write_report(workdir, out=tmp_path / "report")) == 1
+    page = (tmp_path / "report" / "report.md").read_text()
+    assert "without some of its metrics:" in page
 
 
 def test_lost_metrics_are_named_and_the_run_goes_on(finished, tmp_path, capsys):

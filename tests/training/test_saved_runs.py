@@ -72,7 +72,7 @@ def test_a_model_does_not_replace_the_files_of_its_run(finished, capsys) -> None
     with pytest.raises(SystemExit) as stop:
         save = f"--save={finished.workdir / 'config.safetensors'}"
         evaluate.main([f"--workdir={finished.workdir}", save])
-    part = "config.safetensors next to a config.json that `save` did not write"
+    part = "config.safetensors next to config.json, which `save` did not write"
     helpers.assert_one_error(stop.value.code, capsys.readouterr().err, 2, part)
     assert (finished.workdir / "config.json").read_bytes() == before
 

@@ -92,7 +92,7 @@ class LabelledDataset(SequenceDataset):
         ids = {name: index for index, name in enumerate(names)}
         self._labels = {
             split: np.array(
-                [ids[known("--data.path: label", x, ids)] for x in given.labels],
+                [ids[label] for label in given.labels],
                 np.int32,
             )
             for split, given in splits.items()
@@ -146,6 +146,7 @@ def prepare(
             for split in SPLITS
             if split != "valid" or (root / "valid.tsv").exists()
         }
+        _check_labels(root, splits)
         if "valid" not in splits:
             held_out = _held_out(splits["train"], seed, "valid")
             splits = {**held_out, "test": splits["test"]}
@@ -158,6 +159,15 @@ def prepare(
     dataset = LabelledDataset(reviews.name, splits, max_length, vocabulary)
     dataset.raw = {**(dataset.raw or {}), "strip": True}  # Unlike a table's cells.
     return dataset
+
+
+def _check_labels(root: Path, splits: dict[str, Texts]) -> None:
+    """Refuses a label that is not among those of the training texts."""
+    taught = sorted(set(splits["train"].labels))
+    for split, given in splits.items():
+        for line, label in enumerate(given.labels, 2):
+            place = f"--data.path: {root / split}.tsv, line {line}: label"
+            known(place, label, taught)
 
 
 def _check_kind(root: Path | None) -> None:
@@ -220,7 +230,7 @@ def _held_out(whole: Texts, seed: int, *splits: str) -> dict[str, Texts]:
     size = len(drawn) // len(splits)
     if not size:
         wanted = f"enough texts of each label to hold {len(splits)} or more out"
-        got = f"{len(different)} different texts with {len(left)} labels"
+        got = f"different texts: {len(different)}, labels: {len(left)}"
         raise expected("--data.path", wanted, got)
     parts = {
         split: drawn[number * size : (number + 1) * size]
@@ -236,10 +246,14 @@ def _held_out(whole: Texts, seed: int, *splits: str) -> dict[str, Texts]:
 
 def _read(file: Path) -> Texts:
     try:
+        content = file.read_bytes()
         # Some editors write a mark first. Reading as text would end lines at every CR.
-        whole = file.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
+        whole = content.decode("utf-8-sig").replace("\r\n", "\n")
     except (OSError, UnicodeDecodeError) as error:
         got = f"{file}: {reason(error)}"
+        if isinstance(error, UnicodeDecodeError):
+            line = content.count(b"\n", 0, error.start) + 1
+            got = f"{file}, line {line}: {reason(error)}"
         raise expected("--data.path", "a table of UTF-8 text", got) from error
     lines = whole.removesuffix("\n").split("\n") if whole else []
     columns = lines[0].split("\t") if lines else []
