@@ -278,6 +278,7 @@ train --task=pathfinder --data.num_distractors=-1 ~ --data.num_distractors: expe
 evaluate ~ --workdir: expected a value, got none
 evaluate --workdir ~ --workdir: expected a value, got none
 evaluate --workdir= ~ expected a run directory
+evaluate --workdir=x --predictions= ~ --predictions: expected a file, got ''
 evaluate --workdir=nope ~ --workdir: expected a run directory, got nope
 evaluate --workdir=x --checkpoint=newest ~ --checkpoint: expected one of best, last
 evaluate --workdir=x --spilt=test ~ did you mean '--split'?

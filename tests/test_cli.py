@@ -1,5 +1,6 @@
 """Command lines: errors of one line, the allocator's restart."""
 
+import io
 import json
 import os
 import platform
@@ -10,7 +11,7 @@ import sys
 import helpers
 import pytest
 
-from lra_jax import evaluate, train
+from lra_jax import cli, evaluate, train
 from lra_jax.cli import parse_config
 from lra_jax.configs import TASKS, get_preset
 from lra_jax.configs.registry import find_task
@@ -107,6 +108,15 @@ def outcome(capsys, *args: str, module=train) -> tuple[object, str, str]:
         ("--data.buckets=abc", ["--data.buckets: expected", "'abc'"]),
         ("--data.buckets=60,40", ["--data.buckets: expected increasing", "'60,40'"]),
         ("--data.path=", ["--data.path: expected a file or a folder, got ''"]),
+        ("--data.dir=", ["--data.dir: expected a folder, got ''"]),
+        (
+            "--attention=linformer --model.attention-options=features=0",
+            ["--model.attention_options: features: expected a positive int, got 0"],
+        ),
+        (
+            "--pretrain.target=values",
+            ["--pretrain.steps: expected more than", "--pretrain.target, got 0"],
+        ),
         ("listops", ["listops"]),
     ],
 )
@@ -136,6 +146,17 @@ def test_errors_that_need_the_data(capsys, tmp_path, small_data, flags, parts):
     code, _, err = outcome(capsys, *helpers.flags(config), flags)
     helpers.assert_one_error(code, err, 2, *parts)
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_an_error_that_nobody_reads_keeps_its_code(monkeypatch) -> None:
+    class Closed(io.StringIO):
+        def write(self, *_: object) -> int:
+            raise BrokenPipeError
+
+    monkeypatch.setattr(sys, "stderr", Closed())
+    with pytest.raises(SystemExit) as stop:
+        cli.fail("stopped", 141)
+    assert stop.value.code == 141
 
 
 @pytest.fixture(scope="module")

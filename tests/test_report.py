@@ -465,6 +465,19 @@ def test_one_line_where_there_is_nothing_to_report(tmp_path, capsys):
         assert out == ""
 
 
+def test_a_damaged_run_does_not_hide_the_others(tmp_path, capsys) -> None:
+    """Also if it is the only one in a folder that was named."""
+    for name in ("a", "b", "c"):
+        make_run(tmp_path / name, (30.0, 30.0))
+    (tmp_path / "b" / "result.json").write_text("{}")
+    (tmp_path / "c" / "metrics.jsonl").write_text("[]\n")
+    report.main([*(str(tmp_path / x) for x in "abc"), f"--out={tmp_path / 'report'}"])
+    out, err = capsys.readouterr()
+    assert out.startswith("1 run in ")
+    assert "b: result.json: test_accuracy_best: expected a finite number" in err
+    assert "line 1: expected metrics with a step, a split and numbers, got '[]'" in err
+
+
 def test_formats_for_other_programs(runs, tmp_path):
     other = get_preset(preset="compact", attention="cosformer").replace(
         train={"batch_size": 16}

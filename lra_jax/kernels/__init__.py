@@ -1,14 +1,14 @@
-"""Kernels of linear attention, cosFormer and Flow-Attention.
+"""Kernels of linear attention, cosFormer, Flow-Attention and others like them.
 
-For TPUs and Hopper GPUs they are written in Pallas, for CPUs in C++ (`cpu`).
-``linear_attention``, ``cosformer_attention`` and ``flow_attention`` use them
-automatically where they run and are faster (`choose`), and always with
+For TPUs and Hopper GPUs they are written in Pallas, for CPUs in C++ (`cpu`). The
+mechanisms whose entries have ``kernels`` use them automatically where they run and are
+faster (`choose`), and always with
 ``implementation="pallas"`` or ``"native"``. Importing this package imports no Pallas
 and compiles nothing. For the design, and how far it has been tested, see
 docs/kernels.md.
 """
 
-from lra_jax.kernels.api import attend, attend_flow, has_flow
+from lra_jax.kernels.api import attend, attend_flow, attended, has_flow
 from lra_jax.kernels.selection import (
     INTERPRET,
     Implementation,
@@ -26,6 +26,7 @@ __all__ = [
     "Target",
     "attend",
     "attend_flow",
+    "attended",
     "choose",
     "has_flow",
 ]

@@ -11,7 +11,14 @@ import jax.numpy as jnp
 
 from lra_jax.errors import expected, known
 from lra_jax.kernels import mesh
-from lra_jax.kernels.selection import Target, highest
+from lra_jax.kernels.selection import (
+    Implementation,
+    Mechanism,
+    Refusal,
+    Target,
+    choose,
+    highest,
+)
 from lra_jax.kernels.spec import MAPS, FeatureMap, FlowSpec, Form, Inputs, Spec
 
 # Positions of a chunk and of a block. A TPU's matrix unit is 128 wide, and a step of
@@ -92,6 +99,54 @@ def attend(
         shape = (query.shape[0], *slopes.shape)
         slopes = jnp.broadcast_to(slopes.astype(jnp.float32), shape)
     return _compiled(spec, Inputs(query, key, value, mask, scale=scale, slopes=slopes))
+
+
+def attended(
+    implementation: Implementation,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    mask: jax.Array | None,
+    is_causal: bool,
+    *,
+    mechanism: Mechanism,
+    refusal: Refusal | None,
+    feature_map: FeatureMap,
+    denominator: str,
+    eps: float,
+    chunking: Any,
+    precision: jax.lax.PrecisionLike,
+    slopes: jax.Array | None = None,
+) -> jax.Array | None:
+    """`attend` by the kernels that `choose` takes; None = it takes the XLA form."""
+    target = choose(
+        implementation,
+        query,
+        key,
+        value,
+        feature_map,
+        chunking,
+        refusal,
+        mechanism=mechanism,
+        is_causal=is_causal,
+    )
+    if target is None:
+        return None
+    return attend(
+        target,
+        query,
+        key,
+        value,
+        mask,
+        is_causal,
+        feature_map=feature_map,
+        denominator=denominator,
+        eps=eps,
+        max_length=None,
+        chunking=chunking,
+        precision=precision,
+        slopes=slopes,
+    )
 
 
 def has_flow(target: Target, is_causal: bool) -> bool:

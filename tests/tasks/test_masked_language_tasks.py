@@ -440,6 +440,14 @@ def test_quotation_marks_are_said_to_be_kept(tmp_path, caplog):
 
 def test_a_test_split_without_texts(tmp_path):
     (tmp_path / "train.tsv").write_text("text\tlabel\nx\t0\ny\t1\nz\t1\n")
+    (tmp_path / "test.tsv").write_text("text\tlabel\nx\t0\nz\tnew\n")
+    wanted = r"test\.tsv, line 3: label: expected one of 0, 1, got 'new'"
+    with pytest.raises(ValueError, match=f"^--data.path: .*{wanted}"):
+        prepare(path=str(tmp_path))
+    (tmp_path / "test.tsv").write_bytes(b"text\tlabel\nx\t0\n\xffz\t1\n")
+    wanted = r"a table of UTF-8 text, got .*test\.tsv, line 3: "
+    with pytest.raises(ValueError, match=f"^--data.path: expected {wanted}"):
+        prepare(path=str(tmp_path))
     (tmp_path / "test.tsv").write_text("text\tlabel\n")
     wanted = r"^--data.path: expected texts after the first line, got none in .*test"
     with pytest.raises(ValueError, match=wanted):

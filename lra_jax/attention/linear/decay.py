@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lra_jax import kernels
-from lra_jax.attention import feature_maps, masking, packed
+from lra_jax.attention import feature_maps, inputs, masking, packed
 from lra_jax.attention.causal import documents, engine, fades
 from lra_jax.attention.causal.both_ends import from_both_ends
 from lra_jax.attention.causal.documents import Documents
@@ -54,72 +54,24 @@ def checked_slopes(
     return jnp.asarray(slopes, dtype)
 
 
-def choose_kernels(
-    implementation: kernels.Implementation,
+def kernel_refusal(
     query: jax.Array,
     key: jax.Array,
-    value: jax.Array,
     slopes: Slopes | None,
-    is_causal: bool,
-    *,
     segment_ids: jax.Array | None,
-    grid: Any = None,
-    feature_map: feature_maps.FeatureMap = "identity",
-    chunking: engine.Chunking | None,
-) -> kernels.Target | None:
-    """The kernels that `by_kernels` runs; None = the XLA form, see `kernels.choose`.
+    grid: inputs.Grid = None,
+) -> kernels.Refusal | None:
+    """The argument that kernels do not support; None = they support all.
 
     They have no gradient of the slopes, so these have to be known.
     """
-    refusal = packed.kernel_refusal(segment_ids)
     if isinstance(slopes, jax.core.Tracer):
-        refusal = "slopes", "known numbers, because they get no gradient", "a tracer"
+        return "slopes", "known numbers, because they get no gradient", "a tracer"
     if grid is not None:
-        refusal = "grid", "None", f"{grid}"
+        return "grid", "None", f"{grid}"
     if query.shape[1] != key.shape[1]:
-        refusal = "key", f"the query's length T={query.shape[1]}", f"{key.shape[1]}"
-    return kernels.choose(
-        implementation,
-        query,
-        key,
-        value,
-        feature_map,
-        chunking,
-        refusal,
-        "decay",
-        is_causal,
-    )
-
-
-def by_kernels(
-    target: kernels.Target,
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    slopes: jax.Array,
-    is_causal: bool,
-    *,
-    mask: jax.Array | None,
-    lowest: float | None = None,
-    feature_map: feature_maps.FeatureMap = "identity",
-    precision: jax.lax.PrecisionLike = None,
-) -> jax.Array:
-    """The first of `sums`, divided by ``max(|second|, lowest)``; None = not divided."""
-    return kernels.attend(
-        target,
-        query,
-        key,
-        value,
-        mask,
-        is_causal,
-        feature_map=feature_maps.for_kernels(feature_map),
-        denominator="none" if lowest is None else "absolute",
-        eps=lowest or 0.0,
-        max_length=None,
-        chunking=None,
-        precision=precision,
-        slopes=slopes,
-    )
+        return "key", f"the query's length T={query.shape[1]}", f"{key.shape[1]}"
+    return packed.kernel_refusal(segment_ids)
 
 
 def sums(

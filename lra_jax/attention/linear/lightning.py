@@ -119,33 +119,38 @@ def lightning_attention(
     inputs.refuse_decoding(deterministic, query, key, "lightning")
     feature_maps.check_norm(norm)
     feature_map = feature_map or "identity"
-    target = decay.choose_kernels(
-        implementation,
-        query,
-        key,
-        value,
-        slopes,
-        is_causal,
-        segment_ids=segment_ids,
-        feature_map=feature_map,
-        chunking=chunking,
-    )
     rows = packed.packed(segment_ids, query, key)
     mask = packed.shown(masking.padding_mask(mask, len(query), key.shape[1]), rows)
     dtype = inputs.accumulation_dtype(query, key, value)
     rates = _slopes(slopes, query.shape[2], dtype)
-    arrays = query, key, value, rates, is_causal
-    rest: dict[str, Any] = {
-        "mask": mask,
-        "feature_map": feature_map,
-        "precision": precision,
-    }
-    if target is not None:
-        out = decay.by_kernels(target, *arrays, **rest)
-    else:
-        resets = packed.resets(rows)
+    out = kernels.attended(
+        implementation,
+        query,
+        key,
+        value,
+        mask,
+        is_causal,
+        mechanism="decay",
+        refusal=decay.kernel_refusal(query, key, slopes, segment_ids),
+        feature_map=feature_maps.for_kernels(feature_map),
+        denominator="none",
+        eps=0.0,
+        chunking=chunking,
+        precision=precision,
+        slopes=rates,
+    )
+    if out is None:
         out, _denominators = decay.sums(
-            *arrays, **rest, resets=resets, chunking=chunking
+            query,
+            key,
+            value,
+            rates,
+            is_causal,
+            mask=mask,
+            resets=packed.resets(rows),
+            feature_map=feature_map,
+            chunking=chunking,
+            precision=precision,
         )
     return feature_maps.normalised(out, norm, (2, 3), eps).astype(query.dtype)
 

@@ -146,33 +146,24 @@ def linear_attention(
     inputs.check_keywords(linear_attention, flax)
     inputs.check_inputs(query, key, value, is_causal)
     inputs.check_eps(eps)
-    refusal = packed.kernel_refusal(segment_ids)
-    target = kernels.choose(
+    mask = masking.padding_mask(mask, query.shape[0], key.shape[1])
+    out = kernels.attended(
         implementation,
         query,
         key,
         value,
-        feature_map,
-        chunking,
-        refusal,
-        is_causal=is_causal,
+        mask,
+        is_causal,
+        mechanism="linear",
+        refusal=packed.kernel_refusal(segment_ids),
+        feature_map=feature_maps.for_kernels(feature_map),
+        denominator="add",
+        eps=eps,
+        chunking=chunking,
+        precision=precision,
     )
-    mask = masking.padding_mask(mask, query.shape[0], key.shape[1])
-    if target is not None:
-        return kernels.attend(
-            target,
-            query,
-            key,
-            value,
-            mask,
-            is_causal,
-            feature_map=feature_maps.for_kernels(feature_map),
-            denominator="add",
-            eps=eps,
-            max_length=None,
-            chunking=chunking,
-            precision=precision,
-        )
+    if out is not None:
+        return out
     if is_causal:
         return linear_prefill(
             query,

@@ -95,33 +95,23 @@ def norm_attention(
     inputs.check_inputs(query, key, value, is_causal)
     feature_maps.check_norm(norm)
     inputs.check_flag("per_head", per_head)
-    target = kernels.choose(
+    mask = masking.padding_mask(mask, query.shape[0], key.shape[1])
+    out = kernels.attended(
         implementation,
         query,
         key,
         value,
-        feature_map,
-        chunking,
-        packed.kernel_refusal(segment_ids),
-        "norm",
+        mask,
         is_causal,
+        mechanism="norm",
+        refusal=packed.kernel_refusal(segment_ids),
+        feature_map=feature_maps.for_kernels(feature_map),
+        denominator="none",
+        eps=0.0,
+        chunking=chunking,
+        precision=precision,
     )
-    mask = masking.padding_mask(mask, query.shape[0], key.shape[1])
-    if target is not None:
-        out = kernels.attend(
-            target,
-            query,
-            key,
-            value,
-            mask,
-            is_causal,
-            feature_map=feature_maps.for_kernels(feature_map),
-            denominator="none",
-            eps=0.0,
-            max_length=None,
-            chunking=chunking,
-            precision=precision,
-        )
+    if out is not None:
         return _finished(out, norm, per_head, eps, query.dtype)
     if is_causal:
         return norm_prefill(

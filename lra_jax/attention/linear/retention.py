@@ -137,40 +137,48 @@ def retention_attention(
     inputs.refuse_decoding(deterministic, query, key, "retention")
     inputs.check_grid(grid, query, key, is_causal, segment_ids)
     feature_maps.check_norm(norm)
-    target = decay.choose_kernels(
-        implementation,
-        query,
-        key,
-        value,
-        slopes,
-        is_causal,
-        segment_ids=segment_ids,
-        grid=grid,
-        chunking=chunking,
-    )
     rows = packed.packed(segment_ids, query, key)
     mask = packed.shown(masking.padding_mask(mask, len(query), key.shape[1]), rows)
     dtype = inputs.accumulation_dtype(query, key, value)
     rates = decay.checked_slopes(slopes, retention_slopes(query.shape[2]), dtype)
     if grid is not None:
         spread = decay_grid.spread(rates, grid)
-        turned = _prepared(query, key, mask, spread, rotate, dtype)
-        numerator, denominator = decay_grid.sums(
-            *turned, value, rates, grid, mask=mask, precision=precision
-        )
-        out = _bounded(numerator, denominator)
     else:
         last = None if is_causal else _last(mask, rows, key.shape[1])
         spread = decay.spread(rates, query.shape[1], _first(mask, rows), last)
-        turned = _prepared(query, key, mask, spread, rotate, dtype)
-        arrays = *turned, value, rates, is_causal
-        rest: dict[str, Any] = {"mask": mask, "precision": precision}
-        if target is not None:
-            out = decay.by_kernels(target, *arrays, **rest, lowest=1.0)
-        else:
-            resets = packed.resets(rows)
-            sums = decay.sums(*arrays, **rest, resets=resets, chunking=chunking)
-            out = _bounded(*sums)
+    turned = _prepared(query, key, mask, spread, rotate, dtype)
+    out = kernels.attended(
+        implementation,
+        *turned,
+        value,
+        mask,
+        is_causal,
+        mechanism="decay",
+        refusal=decay.kernel_refusal(query, key, slopes, segment_ids, grid),
+        feature_map="identity",
+        denominator="absolute",
+        eps=1.0,
+        chunking=chunking,
+        precision=precision,
+        slopes=rates,
+    )
+    if out is None and grid is not None:
+        sums = decay_grid.sums(
+            *turned, value, rates, grid, mask=mask, precision=precision
+        )
+        out = _bounded(*sums)
+    elif out is None:
+        sums = decay.sums(
+            *turned,
+            value,
+            rates,
+            is_causal,
+            mask=mask,
+            resets=packed.resets(rows),
+            chunking=chunking,
+            precision=precision,
+        )
+        out = _bounded(*sums)
     out = feature_maps.normalised(out, norm, (3,), eps)
     return out.astype(query.dtype)
 

@@ -245,16 +245,18 @@ def _held_out(whole: Texts, seed: int, *splits: str) -> dict[str, Texts]:
 
 
 def _read(file: Path) -> Texts:
+    wanted = "a table of UTF-8 text"
     try:
         content = file.read_bytes()
+    except OSError as error:
+        raise expected("--data.path", wanted, f"{file}: {reason(error)}") from error
+    try:
         # Some editors write a mark first. Reading as text would end lines at every CR.
         whole = content.decode("utf-8-sig").replace("\r\n", "\n")
-    except (OSError, UnicodeDecodeError) as error:
-        got = f"{file}: {reason(error)}"
-        if isinstance(error, UnicodeDecodeError):
-            line = content.count(b"\n", 0, error.start) + 1
-            got = f"{file}, line {line}: {reason(error)}"
-        raise expected("--data.path", "a table of UTF-8 text", got) from error
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        got = f"{file}, line {line}: {reason(error)}"
+        raise expected("--data.path", wanted, got) from error
     lines = whole.removesuffix("\n").split("\n") if whole else []
     columns = lines[0].split("\t") if lines else []
     if any(columns.count(name) != 1 for name in ("text", "label")):
