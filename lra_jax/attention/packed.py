@@ -126,6 +126,11 @@ def resets(documents: Packed | None) -> jax.Array | None:
     return None if documents is None else documents.resets
 
 
+def numbers(documents: Packed | None) -> jax.Array | None:
+    """`Packed.number`, by which kernels tell documents apart; None = one per row."""
+    return None if documents is None else documents.number
+
+
 def kernel_refusal(segment_ids: jax.Array | None) -> Refusal | None:
     """Why no kernel runs on packed rows; None = they are not packed."""
     if segment_ids is None:

@@ -45,6 +45,7 @@ def attend(
     chunking: Any,
     precision: jax.lax.PrecisionLike,
     slopes: jax.Array | None = None,
+    documents: jax.Array | None = None,
 ) -> jax.Array:
     """``sum_j w_ij v_j / (sum_j w_ij, bounded)`` with ``w_ij = phi(q_i) . phi(k_j)``.
 
@@ -68,6 +69,8 @@ def attend(
       precision: of float32 products, as in ``jnp.einsum``.
       slopes: `[N]`, without a gradient: multiplies w_ij by ``exp(-slope |i - j|)``;
         None = no such factor. Needs T == S.
+      documents: integers `[B, T]`, increasing along a row: each position sees only
+        those with its own number; None = all. Needs T == S.
 
     Returns:
       `[B, T, N, Hv]` in the inputs' dtype. Gradients are of first order only.
@@ -89,6 +92,7 @@ def attend(
         denominator=denominator,
         eps=eps,
         decay=slopes is not None,
+        packed=documents is not None,
         wide=max(panels) > 1,
     )
     key, value = (_matched(x, query.shape[2]) for x in (key, value))
@@ -98,7 +102,10 @@ def attend(
     if slopes is not None:
         shape = (query.shape[0], *slopes.shape)
         slopes = jnp.broadcast_to(slopes.astype(jnp.float32), shape)
-    return _compiled(spec, Inputs(query, key, value, mask, scale=scale, slopes=slopes))
+    if documents is not None:
+        documents = documents.astype(jnp.float32)
+    others = {"scale": scale, "slopes": slopes, "documents": documents}
+    return _compiled(spec, Inputs(query, key, value, mask, **others))
 
 
 def attended(
@@ -117,6 +124,7 @@ def attended(
     chunking: Any,
     precision: jax.lax.PrecisionLike,
     slopes: jax.Array | None = None,
+    documents: jax.Array | None = None,
 ) -> jax.Array | None:
     """`attend` by the kernels that `choose` takes; None = it takes the XLA form."""
     target = choose(
@@ -129,6 +137,7 @@ def attended(
         refusal,
         mechanism=mechanism,
         is_causal=is_causal,
+        packed=documents is not None,
     )
     if target is None:
         return None
@@ -146,6 +155,7 @@ def attended(
         chunking=chunking,
         precision=precision,
         slopes=slopes,
+        documents=documents,
     )
 
 

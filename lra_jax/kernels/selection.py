@@ -53,6 +53,7 @@ def choose(
     refusal: Refusal | None = None,
     mechanism: Mechanism = "linear",
     is_causal: bool = False,
+    packed: bool = False,
 ) -> Target | None:
     """The kernels to run, as (target, interpret); None = the XLA form.
 
@@ -71,6 +72,7 @@ def choose(
       mechanism: whose kernels; cosFormer without its angles is "linear", and "decay" is
         retention and lightning attention.
       is_causal: of which form.
+      packed: whether rows hold several documents, which only a CPU's kernels support.
 
     Raises:
       ValueError: an unknown implementation; or "pallas" or "native" where no such
@@ -109,6 +111,8 @@ def choose(
     if not forced:
         widest = min(widest, _AUTOMATIC[target])
     arrays = query, key, value
+    if packed and target != "cpu" and refusal is None:
+        refusal = "segment_ids", "None", "packed documents"
     problem = refusal or _unsuited(target, arrays, widths, widest, chunking)
     if problem is not None:
         if not forced:

@@ -100,14 +100,16 @@ class Spec(Form):
       denominator: "add" divides by ``den + eps``, "clamp" by ``max(den, eps)``,
         "absolute" by ``max(|den|, eps)``, "none" by nothing.
       eps: see `denominator`.
-      decay: weight by an exponential of the distance. For this and "absolute", only a
-        CPU has kernels.
+      decay: weight by an exponential of the distance. For this, "absolute" and packed
+        documents only a CPU has kernels.
+      packed: rows hold several documents, which do not see each other.
       wide: on a GPU, a head has more columns than a tile.
     """
 
     denominator: str
     eps: float
     decay: bool = False
+    packed: bool = False
     wide: bool = False
 
     @property
@@ -151,6 +153,8 @@ class Inputs(NamedTuple):
       scale: the angle between neighbouring positions, float32 `[B]`; for linear
         attention only.
       slopes: the decay of neighbouring positions is exp(-slope), float32 `[B, N]`.
+      documents: the number of each position's document, float32 `[B, T]`; None = a row
+        is one document.
     """
 
     query: jax.Array
@@ -160,6 +164,7 @@ class Inputs(NamedTuple):
     query_mask: jax.Array | None = None
     scale: Any = None
     slopes: jax.Array | None = None
+    documents: jax.Array | None = None
 
 
 Gradients = tuple[jax.Array, jax.Array, jax.Array]

@@ -100,6 +100,39 @@ def test_like_the_xla_form(
     compare(name, arrays, 2e-5, mask=mask, is_causal=is_causal)
 
 
+# Documents within a chunk of 64, over its border and over several chunks; negative
+# lengths are padding.
+DOCUMENTS = ([30, 34, 64, -2, 1, 100, -69], [-3, 200, 7, 90], [300])
+ONE_LONG_ROW = ([500, 40, -5, 900, 1, 554],)
+
+
+def ids_of(lengths: list[int]) -> np.ndarray:
+    numbers = [0 if n < 0 else i for i, n in enumerate(lengths, 1)]
+    return np.repeat(numbers, np.abs(lengths)).astype("int32")
+
+
+@pytest.mark.parametrize("rows", [DOCUMENTS, ONE_LONG_ROW], ids=["rows", "row"])
+@pytest.mark.parametrize(("name", "is_causal"), [x for x in FORMS if x[0] != "flow"])
+def test_packed_rows(name: str, is_causal: bool, rows: Any) -> None:
+    """At the real positions; the long row is cut into segments for two threads."""
+    ids = np.stack([ids_of(lengths) for lengths in rows])
+    batch, length = ids.shape
+    real = ids[:, :, None, None] > 0
+    mask = np.random.default_rng(2).random(ids.shape) < 0.9
+    more = {"is_causal": is_causal, "segment_ids": ids, "mask": mask}
+
+    def at_real(implementation: str) -> Any:
+        function = call(name, implementation, **more)
+        return lambda *arrays: jnp.where(real, function(*arrays), 0)
+
+    arrays = inputs(16, batch, length, length, 1 if batch == 1 else 3, 6)
+    slopes = np.random.default_rng(1).normal(size=arrays[0].shape)
+    got = pulled_back(at_real("native"), arrays, slopes)
+    with jax.enable_x64(True):
+        exact = [np.asarray(x, "float64") for x in arrays]
+        assert_close(got, pulled_back(at_real("xla"), exact, slopes), 2e-5)
+
+
 @pytest.mark.parametrize("name", [x for x in NAMES if x not in FADING])
 def test_queries_and_keys_of_different_lengths(name: str) -> None:
     compare(name, inputs(3, 2, 40, 150, 3, 9))
@@ -375,7 +408,7 @@ def test_what_is_refused() -> None:
     refused("at most 512, got .513, 513.", arrays=inputs(0, head_dim=513))
     refused("chunking: expected None, got", chunking=Chunking(64))
     rows = np.ones((2, 7), int)
-    refused("segment_ids: expected None", segment_ids=rows)
+    refused("segment_ids: expected None", "flow", segment_ids=rows)
     refused("grid: expected None, got .7, 1.", "cosformer", grid=(7, 1))
     refused("at most 30 if causal, got None", "flow", is_causal=True, clip=None)
     refused("competition: expected True", "flow", competition=False)

@@ -255,9 +255,7 @@ def cosformer_attention(
     if reweight:
         inputs.refuse_decoding(deterministic, query, key, "cosformer")
     _check_grid(grid, query, key, is_causal, reweight, segment_ids)
-    refusal = packed.kernel_refusal(segment_ids)
-    if grid is not None:
-        refusal = "grid", "None", f"{grid}"
+    refusal = None if grid is None else ("grid", "None", f"{grid}")
     target = kernels.choose(
         implementation,
         query,
@@ -268,6 +266,7 @@ def cosformer_attention(
         refusal,
         mechanism="cosformer" if reweight else "linear",
         is_causal=is_causal,
+        packed=segment_ids is not None,
     )
     max_length = max_length if grid is None else None
     places = _places(max_length, mask, query, key, segment_ids)
@@ -285,6 +284,7 @@ def cosformer_attention(
             max_length=places.lengths if reweight else None,
             chunking=chunking,
             precision=precision,
+            documents=packed.numbers(places.rows),
         )
         # Hidden again, because phi(0) may not be zero.
         return masking.hide(out, places.query_mask)

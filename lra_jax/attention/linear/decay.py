@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lra_jax import kernels
-from lra_jax.attention import feature_maps, inputs, masking, packed
+from lra_jax.attention import feature_maps, inputs, masking
 from lra_jax.attention.causal import documents, engine, fades
 from lra_jax.attention.causal.both_ends import from_both_ends
 from lra_jax.attention.causal.documents import Documents
@@ -58,7 +58,6 @@ def kernel_refusal(
     query: jax.Array,
     key: jax.Array,
     slopes: Slopes | None,
-    segment_ids: jax.Array | None,
     grid: inputs.Grid = None,
 ) -> kernels.Refusal | None:
     """The argument that kernels do not support; None = they support all.
@@ -71,7 +70,7 @@ def kernel_refusal(
         return "grid", "None", f"{grid}"
     if query.shape[1] != key.shape[1]:
         return "key", f"the query's length T={query.shape[1]}", f"{key.shape[1]}"
-    return packed.kernel_refusal(segment_ids)
+    return None
 
 
 def sums(

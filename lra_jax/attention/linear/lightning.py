@@ -131,13 +131,14 @@ def lightning_attention(
         mask,
         is_causal,
         mechanism="decay",
-        refusal=decay.kernel_refusal(query, key, slopes, segment_ids),
+        refusal=decay.kernel_refusal(query, key, slopes),
         feature_map=feature_maps.for_kernels(feature_map),
         denominator="none",
         eps=0.0,
         chunking=chunking,
         precision=precision,
         slopes=rates,
+        documents=packed.numbers(rows),
     )
     if out is None:
         out, _denominators = decay.sums(

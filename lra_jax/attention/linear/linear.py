@@ -115,7 +115,7 @@ def linear_attention(
       precision: of the matrix products, as in ``jnp.einsum``.
       implementation: "xla"; "pallas" or "native", the kernels of docs/kernels.md for
         TPUs and Hopper GPUs or for CPUs; or "auto", the kernels where they run and are
-        faster. They support neither packed rows nor second derivatives.
+        faster. They do not support second derivatives, and packed rows only on CPUs.
       **flax: keywords that Flax passes to an ``attention_fn``, which are ignored; any
         others raise.
 
@@ -147,20 +147,22 @@ def linear_attention(
     inputs.check_inputs(query, key, value, is_causal)
     inputs.check_eps(eps)
     mask = masking.padding_mask(mask, query.shape[0], key.shape[1])
+    rows = packed.packed(segment_ids, query, key)
     out = kernels.attended(
         implementation,
         query,
         key,
         value,
-        mask,
+        packed.shown(mask, rows),
         is_causal,
         mechanism="linear",
-        refusal=packed.kernel_refusal(segment_ids),
+        refusal=None,
         feature_map=feature_maps.for_kernels(feature_map),
         denominator="add",
         eps=eps,
         chunking=chunking,
         precision=precision,
+        documents=packed.numbers(rows),
     )
     if out is not None:
         return out
@@ -176,7 +178,6 @@ def linear_attention(
             chunking=chunking,
             precision=precision,
         )[0]
-    rows = packed.packed(segment_ids, query, key)
     dtype = inputs.accumulation_dtype(query, key, value)
     options = _Options(feature_map, dtype, precision, eps)
     return _whole(options, query, key, value, mask, rows, chunking)

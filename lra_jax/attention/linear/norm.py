@@ -81,8 +81,8 @@ def norm_attention(
       per_head: normalise each head of a position separately, not all heads together.
       eps: of the norm.
       implementation: "xla"; "native", the kernels of docs/kernels.md for CPUs; or
-        "auto", the kernels where they run and are faster. They support neither packed
-        rows nor second derivatives.
+        "auto", the kernels where they run and are faster. They do not support second
+        derivatives.
       chunking, precision, **flax: as in `linear_attention`.
 
     Returns:
@@ -96,20 +96,22 @@ def norm_attention(
     feature_maps.check_norm(norm)
     inputs.check_flag("per_head", per_head)
     mask = masking.padding_mask(mask, query.shape[0], key.shape[1])
+    rows = packed.packed(segment_ids, query, key)
     out = kernels.attended(
         implementation,
         query,
         key,
         value,
-        mask,
+        packed.shown(mask, rows),
         is_causal,
         mechanism="norm",
-        refusal=packed.kernel_refusal(segment_ids),
+        refusal=None,
         feature_map=feature_maps.for_kernels(feature_map),
         denominator="none",
         eps=0.0,
         chunking=chunking,
         precision=precision,
+        documents=packed.numbers(rows),
     )
     if out is not None:
         return _finished(out, norm, per_head, eps, query.dtype)
@@ -128,7 +130,6 @@ def norm_attention(
             precision=precision,
         )[0]
     dtype = inputs.accumulation_dtype(query, key, value)
-    rows = packed.packed(segment_ids, query, key)
     if rows is not None:
         options = feature_maps.Options(feature_map, dtype, precision)
         out, _denominators = document_sums(

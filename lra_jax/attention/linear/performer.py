@@ -171,13 +171,16 @@ def performer_attention(
         value,
         functools.partial(options.project, matrix=matrix),
         chunking,
-        packed.kernel_refusal(segment_ids) or _kernel_refusal(options, is_causal),
+        _kernel_refusal(options, is_causal),
         "performer",
         is_causal,
+        packed=segment_ids is not None,
     )
-    if target is not None:
-        return _by_kernels(target, query, key, value, matrix, mask, is_causal, options)
     found = packed.packed(segment_ids, query, key)
+    if target is not None:
+        return _by_kernels(
+            target, query, key, value, matrix, mask, is_causal, options, found
+        )
     if is_causal:
         return _causal(query, key, value, matrix, mask, None, options, chunking, found)[
             0
@@ -275,12 +278,14 @@ def _by_kernels(
     mask: jax.Array | None,
     is_causal: bool,
     options: Options,
+    found: packed.Packed | None,
 ) -> jax.Array:
     """`performer_attention`, whose features are computed before the kernel."""
     mask = masking.padding_mask(mask, query.shape[0], key.shape[1])
+    mask = packed.shown(mask, found)
     key = masking.hide(key, mask)
     features = random_features.features(
-        query, key, matrix, mask, options, heads_first=False
+        query, key, matrix, mask, options, found, heads_first=False
     )
     return kernels.attend(
         target,
@@ -294,6 +299,7 @@ def _by_kernels(
         max_length=None,
         chunking=None,
         precision=options.precision,
+        documents=packed.numbers(found),
     )
 
 

@@ -154,13 +154,14 @@ def retention_attention(
         mask,
         is_causal,
         mechanism="decay",
-        refusal=decay.kernel_refusal(query, key, slopes, segment_ids, grid),
+        refusal=decay.kernel_refusal(query, key, slopes, grid),
         feature_map="identity",
         denominator="absolute",
         eps=1.0,
         chunking=chunking,
         precision=precision,
         slopes=rates,
+        documents=packed.numbers(rows),
     )
     if out is None and grid is not None:
         sums = decay_grid.sums(

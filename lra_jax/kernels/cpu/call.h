@@ -30,7 +30,8 @@ struct Call {
   const float* turn;        // the angle between neighbouring positions, [B]
   const float* unit;        // features are divided by it, [B]
   const float* rates;       // weights are multiplied by exp(-rate distance), [B, N]; or null
-  bool both_sides;          // also of later keys; only with rates
+  const float* documents;   // weights between different ones are zero, [B, T]; or null
+  bool both_sides;          // also of later keys; only with rates or documents
   const float* weights;     // of the values, [B, S, N]; or null
   // Whether weights and scales have their heads first, [B, N, T], as neighbours in memory.
   bool heads_first;

@@ -75,11 +75,9 @@ class Walk {
     });
     const int64_t size = Sums::size(call);
     in_parallel(pool, heads, [&](int64_t head) {
-      // All segments that are followed by another one are of one length.
-      const float rate = call.rates ? call.rates[head] : 0.0f;
-      const float left = std::exp(-rate * static_cast<float>(plan.last(0)));
       for (int64_t step = 1; step < plan.segments; step++) {
         const int64_t to = backward ? plan.segments - 1 - step : step;
+        const float left = over_segment(head, backward ? to + 1 : to - 1);
         float* here = memory_ + (head * plan.segments + to) * size;
         const float* from = backward ? here + size : here - size;
         for (int64_t i = 0; i < size; i++) here[i] += left * from[i];
@@ -105,6 +103,14 @@ class Walk {
   }
 
  private:
+  // The factor of sums that pass over a segment.
+  float over_segment(int64_t head, int64_t segment) const {
+    const int64_t first = plan_.first(segment), last = plan_.last(segment);
+    if (!goes_on(call_, head / call_.heads, first, last, after_)) return 0.0f;
+    const float rate = call_.rates ? call_.rates[head] : 0.0f;
+    return std::exp(-rate * static_cast<float>(last - first));
+  }
+
   // Moves to each chunk of a segment, in the order of the walk.
   template <class Visit>
   void in_turn(Chunk& chunk, int64_t segment, const Visit& visit) const {

@@ -22,7 +22,9 @@ class Features {
   Features(const Call& call, Room& room)
       : call_(call),
         plain(room.take(kChunk * call.M())),
-        turned(call.turned || call.rates ? room.take(kChunk * call.F()) : plain) {}
+        turned(call.turned || call.rates || call.documents
+                   ? room.take(kChunk * call.F())
+                   : plain) {}
 
   // What is read of one head from now on, from its first chunk to its last, is kept in
   // `memory`, [chunks C, M], and not computed again. Not for turned features.
@@ -64,20 +66,20 @@ class Features {
         std::fill(to + width, to + M, 0.0f);
       }
     });
-    if (fades) {
+    if (call_.turned)
+      turn(angles, fades);
+    else if (fades)
       for (int i = 0; i < kChunk; i++)
         for (int j = 0; j < M; j += kLanes)
           store(turned + i * M + j, fades[i] * load(plain + i * M + j));
-    } else if (turned != plain) {
-      turn(angles);
-    }
   }
 
  private:
-  void turn(const Angles& angles) {
+  void turn(const Angles& angles, const float* fades) {
     const int M = call_.M();
     for (int i = 0; i < kChunk; i++) {
-      const float c = angles.cosines[i], s = angles.sines[i];
+      const float fade = fades ? fades[i] : 1.0f;
+      const float c = fade * angles.cosines[i], s = fade * angles.sines[i];
       for (int j = 0; j < M; j += kLanes) {
         const Vec x = load(plain + i * M + j);
         store(turned + i * 2 * M + j, c * x);
@@ -279,12 +281,12 @@ class Chunk {
     if (call_.turned) angles.move_to(first);
   }
   void read_query(int head) {
-    fades.move_to(head);
+    fades.move_to(head, first_, count);
     query.read(call_.query, call_.queries, call_.query_mask, sample_, head, first_, count,
                angles, fades.of_queries());
   }
   void read_key(int head) {
-    fades.move_to(head);
+    fades.move_to(head, first_, count);
     key.read(call_.key, call_.keys, call_.mask, sample_, head, first_, count, angles,
              fades.of_keys());
   }
@@ -342,7 +344,7 @@ class Chunk {
   // of their distances.
   void weigh(float* both, Part part) const {
     if (call_.turned) angles.apply(both, part);
-    if (call_.rates) fades.apply(both, part);
+    if (fades.active) fades.apply(both, part);
   }
   // Sums [size] at the other end of the chunk, before it is added.
   void fade(Sums sums) const {

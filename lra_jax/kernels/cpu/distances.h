@@ -52,25 +52,41 @@ class Angles {
   float* distances_;
 };
 
-// The decays of a head, exp(-rate distance). Between chunks a decay is a product: from
-// the query to the border of its chunk, over whole chunks, and from there to the key.
+// Whether sums that pass over the positions first..last - 1 are of one document: from
+// those before to the last, or if keys are `after` their queries, from those after to
+// the first.
+inline bool goes_on(const Call& call, int64_t sample, int64_t first, int64_t last,
+                    bool after) {
+  if (!call.documents) return true;
+  const float* documents = call.documents + sample * call.queries;
+  if (after) return last == call.queries || documents[first] == documents[last];
+  return first == 0 || documents[first - 1] == documents[last - 1];
+}
+
+// Decays exp(-rate distance), and packed documents, which do not see each other. Between
+// chunks a factor is a product: from the query to the border of its chunk, over whole
+// chunks, and from there to the key.
 class Fades {
  public:
   Fades(const Call& call, int64_t sample, Room& room)
-      : rates_(call.rates ? call.rates + sample * call.heads : nullptr),
+      : active(call.rates || call.documents),
+        call_(call),
+        sample_(sample),
         factors_(room.take(2 * kChunk)),
         queries_(room.take(kChunk)),
-        keys_(room.take(kChunk)) {}
+        keys_(room.take(kChunk)),
+        documents_(room.take(kChunk)) {}
 
   // Whether keys are after the queries whose sums they are in.
   bool after = false;
 
-  void move_to(int head) {
-    if (!rates_ || (head == head_ && after == after_)) return;
-    head_ = head, after_ = after;
+  void move_to(int head, int64_t first, int count) {
+    const bool same = head == head_ && after == after_;
+    if (!active || (same && (first == first_ || !call_.documents))) return;
+    head_ = head, after_ = after, first_ = first;
     Vec lanes;
     for (int lane = 0; lane < kLanes; lane++) lanes[lane] = static_cast<float>(lane);
-    const float rate = rates_[head];
+    const float rate = call_.rates ? call_.rates[sample_ * call_.heads + head] : 0.0f;
     for (int d = 0; d < 2 * kChunk; d += kLanes) {
       const Vec distance = lanes + static_cast<float>(d - kChunk);
       store(factors_ + d, exponential((distance < 0.0f ? distance : -distance) * rate));
@@ -81,18 +97,49 @@ class Fades {
       queries_[place] = factors_[kChunk - 1 - i];
       keys_[place] = factors_[i + 1];
     }
+    of_chunk_ = factors_[0];
+    if (call_.documents) tell_apart(first, count);
   }
-  void apply(float* pairs, Part part) const { by_distance(pairs, factors_, part); }
+  // Multiplies products of pairs [C, C] by their factors.
+  void apply(float* pairs, Part part) const {
+    if (call_.rates) by_distance(pairs, factors_, part);
+    for (int i = 0; call_.documents && i < kChunk; i++) {
+      for (int j = 0; j < kChunk; j += kLanes) {
+        float* at = pairs + i * kChunk + j;
+        store(at, load(documents_ + j) == documents_[i] ? load(at) : Vec{});
+      }
+    }
+  }
   // Of the rows of a chunk up to its border, [C]; or null.
-  const float* of_queries() const { return rates_ ? queries_ : nullptr; }
-  const float* of_keys() const { return rates_ ? keys_ : nullptr; }
+  const float* of_queries() const { return active ? queries_ : nullptr; }
+  const float* of_keys() const { return active ? keys_ : nullptr; }
   // Of a whole chunk.
-  float of_chunk() const { return rates_ ? factors_[0] : 1.0f; }
+  float of_chunk() const { return active ? of_chunk_ : 1.0f; }
+
+  const bool active;
 
  private:
-  const float* rates_;
-  float *factors_, *queries_, *keys_;
+  // Sums pass a border for the document that goes on there.
+  void tell_apart(int64_t first, int count) {
+    const float* own = call_.documents + sample_ * call_.queries + first;
+    std::fill(documents_, documents_ + kChunk, -1.0f);
+    std::copy(own, own + count, documents_);
+    const bool begins = first == 0, ends = first + count == call_.queries;
+    const float before = begins ? own[0] : own[-1];
+    const float next = ends ? own[count - 1] : own[count];
+    for (int i = 0; i < kChunk; i++) {
+      if (documents_[i] != (after ? next : before)) queries_[i] = 0;
+      if (documents_[i] != (after ? own[0] : own[count - 1])) keys_[i] = 0;
+    }
+    if (!goes_on(call_, sample_, first, first + count, after)) of_chunk_ = 0;
+  }
+
+  const Call& call_;
+  const int64_t sample_;
+  float *factors_, *queries_, *keys_, *documents_;
+  float of_chunk_ = 1;
   int head_ = -1;
+  int64_t first_ = -1;
   bool after_ = false;
 };
 

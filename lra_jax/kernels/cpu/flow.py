@@ -134,8 +134,9 @@ def _masks(given: Inputs) -> list[jax.Array]:
 def _product_arrays(
     given: Inputs, unit: jax.Array, competition: jax.Array
 ) -> list[jax.Array]:
-    slopes = programs.absent()
-    return [*given[:3], programs.mask_of(given.mask), unit, unit, slopes, competition]
+    # Without slopes and documents.
+    none = [programs.absent()] * 2
+    return [*given[:3], programs.mask_of(given.mask), unit, unit, *none, competition]
 
 
 def _attributes(spec: FlowSpec) -> dict[str, Any]:

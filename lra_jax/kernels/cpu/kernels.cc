@@ -57,12 +57,13 @@ lra::Call flows_of(const In& query, const In& key, const In& mask, const In& que
 }
 
 ffi::Error causal_forward(ffi::ThreadPool pool, In query, In key, In value, In mask,
-                          In turn, In unit, In rates, In weights, In factor, Out out,
-                          Out scale, int64_t map, bool turned, int64_t denominator,
-                          float eps, bool both_sides) {
+                          In turn, In unit, In rates, In documents, In weights,
+                          In factor, Out out, Out scale, int64_t map, bool turned,
+                          int64_t denominator, float eps, bool both_sides) {
   lra::Call call =
       product_of(query, key, value, mask, turn, unit, map, turned, denominator, eps);
   call.rates = present(rates);
+  call.documents = present(documents);
   call.both_sides = both_sides;
   call.weights = present(weights);
   lra::causal_forward(call, pool, present(factor), out->typed_data(),
@@ -71,13 +72,14 @@ ffi::Error causal_forward(ffi::ThreadPool pool, In query, In key, In value, In m
 }
 
 ffi::Error causal_backward(ffi::ThreadPool pool, In query, In key, In value, In mask,
-                           In turn, In unit, In rates, In weights, In out, In scale,
-                           In of_out, Out of_query, Out of_key, Out of_value,
+                           In turn, In unit, In rates, In documents, In weights,
+                           In out, In scale, In of_out, Out of_query, Out of_key, Out of_value,
                            Out of_weights, Out of_scale, int64_t map, bool turned,
                            int64_t denominator, float eps, bool both_sides) {
   lra::Call call =
       product_of(query, key, value, mask, turn, unit, map, turned, denominator, eps);
   call.rates = present(rates);
+  call.documents = present(documents);
   call.both_sides = both_sides;
   call.weights = present(weights);
   const lra::Slopes slopes{of_out.typed_data(), out.typed_data(), scale.typed_data()};
@@ -241,9 +243,9 @@ auto binding() {
 }  // namespace
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(lra_causal_forward, causal_forward,
-                              with_causal(binding<9, 2>()));
+                              with_causal(binding<10, 2>()));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(lra_causal_backward, causal_backward,
-                              with_causal(binding<11, 5>()));
+                              with_causal(binding<12, 5>()));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(lra_whole_forward, whole_forward,
                               with_product(binding<6, 3>()));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(lra_whole_backward, whole_backward,

@@ -33,7 +33,7 @@ def forward(spec: Spec, given: Inputs, save: bool) -> tuple[jax.Array, Any]:
     if _walks(spec):
         name = "lra_causal_forward"
         # Without weights and given scales.
-        arrays += [_slopes(given), absent(), absent()]
+        arrays += [*_factors(given), absent(), absent()]
     else:
         name = "lra_whole_forward"
         shapes.append(sums_shape(spec, query, value))
@@ -50,7 +50,7 @@ def backward(spec: Spec, given: Inputs, saved: Any, of_out: jax.Array) -> Gradie
         name = "lra_causal_backward"
         # There are no weights, so neither they nor the scales need a gradient.
         shapes += [(0,), (0,)]
-        arrays += [_slopes(given), absent()]
+        arrays += [*_factors(given), absent()]
     arrays += [*saved, of_out]
     of_query, of_key, of_value, *_ = call(name, shapes, arrays, **_attributes(spec))
     return of_query, of_key, of_value
@@ -122,12 +122,13 @@ def denominator(name: str) -> np.int64:
 
 
 def _walks(spec: Spec) -> bool:
-    """Whether the sums pass from chunk to chunk: also for decays on both sides."""
-    return spec.is_causal or spec.decay
+    """Whether sums pass from chunk to chunk: also for decays and packed documents."""
+    return spec.is_causal or spec.decay or spec.packed
 
 
-def _slopes(given: Inputs) -> jax.Array:
-    return absent() if given.slopes is None else given.slopes
+def _factors(given: Inputs) -> list[jax.Array]:
+    """The slopes of the decays, and the documents' numbers."""
+    return [absent() if x is None else x for x in (given.slopes, given.documents)]
 
 
 def _attributes(spec: Spec) -> dict[str, Any]:
