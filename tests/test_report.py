@@ -33,6 +33,7 @@ def make_run(folder, accuracies, *, config=None, finished=True, **changes):
         for split in ("train", "valid")
     ]
     text = "".join(json.dumps(line) + "\n" for line in lines)
+    text += helpers.reports(config, 5000) * finished
     (folder / "metrics.jsonl").write_text(text)
     result = {
         "task": config.task,
@@ -422,7 +423,7 @@ def change(file, **values):
         (lambda f: change(f / "config.json", task="../x"), "got '../x'"),
         (
             lambda f: (f / "metrics.jsonl").write_text("{a}\n"),
-            "metrics.jsonl: expected",
+            "a1: metrics.jsonl, line 1: expected metrics",
         ),
     ],
 )

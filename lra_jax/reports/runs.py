@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lra_jax.configs import Config, get_preset
-from lra_jax.errors import expected, known
+from lra_jax.errors import expected, known, renamed
 from lra_jax.files import walked
 from lra_jax.tasks import get_task
 from lra_jax.training import own_code
@@ -367,7 +367,11 @@ def _read_run(folder: Path) -> Run:
     config = Config.from_dict(_read_json(folder / "config.json"))
     taught = ("tokens", *get_task(config.task).targets)
     known("--pretrain.target", config.pretrain.target, taught)
-    metrics = tuple(read_metrics(folder))
+    try:
+        metrics = tuple(read_metrics(folder))
+    except ValueError as error:  # The folder is named already.
+        place = Path(str(error).partition(": ")[0])
+        raise renamed(error, place.name) from None
     result = None
     if (folder / "result.json").exists():
         result = _read_json(folder / "result.json")

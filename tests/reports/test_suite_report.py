@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import helpers
 import pytest
 
 from lra_jax import report
@@ -43,6 +44,7 @@ def write(
     result["test_accuracy_by_length"] = {"20": test, "128": test - 10}
     result["command"] = f"python -m lra_jax.train --task={task}"
     (folder / "result.json").write_text(json.dumps(result))
+    (folder / "metrics.jsonl").write_text(helpers.reports(config, result["steps"]))
 
 
 @pytest.fixture

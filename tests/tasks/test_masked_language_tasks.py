@@ -348,7 +348,7 @@ def test_texts_that_differ_in_their_label_each_cannot_be_held_out(tmp_path):
     (tmp_path / "t.tsv").write_text("text\tlabel\nx\t0\ny\t1\nz\t2\nz\t2\n")
     wanted = (
         "^--data.path: expected enough texts of each label to hold 2 or more out, got "
-        "3 different texts with 3 labels"
+        "different texts: 3, labels: 3"
     )
     with pytest.raises(ValueError, match=wanted):
         prepare(path=str(tmp_path / "t.tsv"))

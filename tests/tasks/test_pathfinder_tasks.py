@@ -169,7 +169,7 @@ def test_official_settings():
         ),
         (
             "--task=pathfinder --preset=modern --data.paths=True --data.path=somewhere",
-            ["--data.paths: expected False with --data.path"],
+            ["--data.paths: expected no value with --data.path"],
         ),
         (
             "--task=pathfinder --preset=modern --train.warmup=10 --pretrain.steps=20 "

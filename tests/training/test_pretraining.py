@@ -307,7 +307,10 @@ def test_other_tasks_have_no_values(data_dir) -> None:
     ("changes", "words"),
     [
         ({"pretrain": {"steps": -1}}, "--pretrain.steps: expected .* got -1"),
-        ({"pretrain": {"steps": 20}}, "--pretrain.steps: expected more than --train"),
+        (
+            {"pretrain": {"steps": 20}},
+            "--pretrain.steps: expected more than 2, the --train.warmup",
+        ),
         ({"pretrain": {"mask_rate": 1.0}}, "--pretrain.mask_rate: expected a number"),
         (
             {"pretrain": {"target": "values", "steps": 9, "mask_rate": 0.2}},
@@ -316,7 +319,7 @@ def test_other_tasks_have_no_values(data_dir) -> None:
         ({"pretrain": {"learning_rate": 0.0}}, "--pretrain.learning_rate: expected a"),
         (
             {"pretrain": {"target": "values"}},
-            "--pretrain.steps: expected more than --train.warmup=2 .* got 0",
+            "--pretrain.steps: expected more than 2, the --train.warmup, .* got 0",
         ),
         (
             {"pretrain": {"steps": 9, "probe_steps": 12}},
@@ -325,7 +328,7 @@ def test_other_tasks_have_no_values(data_dir) -> None:
         ({"pretrain": {"steps": 9, "probe_steps": -1}}, "--pretrain.probe_steps: exp"),
         (
             {"pretrain": {"probe_steps": 5}},
-            "--pretrain.steps: expected more than --train.warmup=2 .* got 0",
+            "--pretrain.steps: expected more than 2, the --train.warmup, .* got 0",
         ),
         ({"pretrain": {"target": "value", "steps": 9}}, "--pretrain.target: expected"),
         (
