@@ -29,7 +29,7 @@ struct Call {
   const float* query_mask;  // [B, T], 0 = hidden; or null. For the flows only.
   const float* turn;        // the angle between neighbouring positions, [B]
   const float* unit;        // features are divided by it, [B]
-  const float* rates;       // weights are multiplied by exp(-rate distance), [B, N]; or null
+  const float* rates;       // factor exp(-rate distance) of the weights, [B, N]; or null
   const float* documents;   // weights between different ones are zero, [B, T]; or null
   bool both_sides;          // also of later keys; only with rates or documents
   const float* weights;     // of the values, [B, S, N]; or null

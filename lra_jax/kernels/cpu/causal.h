@@ -1,6 +1,6 @@
 // The causal form: ``out_i = scale_i sum_{j <= i} w_ij v_j``, in one walk of each head.
-// With decays also the sum over all j: first a walk for the keys of later chunks, which
-// writes its part, and then the one for the other keys, which adds it.
+// With decays or packed documents also the sum over all j: first a walk for the keys of
+// later chunks, which writes its part, and then one for the other keys, which adds it.
 
 #pragma once
 
@@ -35,8 +35,8 @@ class Plan {
   int64_t length_, segment_;
 };
 
-// Which keys a walk is about: those of a query's chunk and of earlier ones, and then as
-// far as the query or to the end of the chunk; or those of later chunks.
+// The keys that a query meets in a walk: kUpTo, those up to itself; kUpToChunk, those up
+// to the end of its chunk; kAfter, those of later chunks.
 enum class Keys { kUpTo, kUpToChunk, kAfter };
 
 // Calls `work` with the keys of each walk, and with whether it adds to results of another.

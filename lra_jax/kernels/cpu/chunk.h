@@ -98,8 +98,9 @@ class Features {
 };
 
 // The gradient of query or key from those of its features: of `near` [C, M], if it is
-// not null, and of the turned ones, `far` [C, F], or with decays `fades` [C]. Adds to what is there if `add`; leaves
-// out the feature map's derivative unless `finish`.
+// not null, and of the turned ones, `far` [C, F], times `fades` [C], if they are not
+// null. Adds to what is there if `add`; leaves out the feature map's derivative unless
+// `finish`.
 inline void write_slopes(const Call& call, const float* from, float* to, int64_t length,
                          const float* mask, int64_t sample, int head, int64_t first,
                          int count, const float* near, const float* far,

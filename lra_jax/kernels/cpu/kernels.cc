@@ -1,4 +1,4 @@
-// Linear attention, cosFormer and Flow-Attention on a CPU, as calls that XLA makes.
+// Linear attention, its relatives and Flow-Attention on a CPU, as calls that XLA makes.
 //
 // Compiled on the machine by lra_jax/kernels/cpu/library.py. Arrays are float32 and have
 // the axes of lra_jax, after any further axes of `jax.vmap`, which count as samples. An
@@ -72,8 +72,8 @@ ffi::Error causal_forward(ffi::ThreadPool pool, In query, In key, In value, In m
 }
 
 ffi::Error causal_backward(ffi::ThreadPool pool, In query, In key, In value, In mask,
-                           In turn, In unit, In rates, In documents, In weights,
-                           In out, In scale, In of_out, Out of_query, Out of_key, Out of_value,
+                           In turn, In unit, In rates, In documents, In weights, In out,
+                           In scale, In of_out, Out of_query, Out of_key, Out of_value,
                            Out of_weights, Out of_scale, int64_t map, bool turned,
                            int64_t denominator, float eps, bool both_sides) {
   lra::Call call =
