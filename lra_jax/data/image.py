@@ -76,7 +76,6 @@ def prepare(
     def examples(root: pathlib.Path) -> builder.Splits:
         if source.layout is None:
             return _split(source.open(root))
-        # One more than an image has, so that a longer one is noticed.
         return token_files.examples(
             source.layout, 256, len(CLASSES), _PIXELS, exact=True
         )

@@ -123,6 +123,7 @@ def attended(
     eps: float,
     chunking: Any,
     precision: jax.lax.PrecisionLike,
+    max_length: int | jax.Array | None = None,
     slopes: jax.Array | None = None,
     documents: jax.Array | None = None,
 ) -> jax.Array | None:
@@ -151,7 +152,7 @@ def attended(
         feature_map=feature_map,
         denominator=denominator,
         eps=eps,
-        max_length=None,
+        max_length=max_length,
         chunking=chunking,
         precision=precision,
         slopes=slopes,

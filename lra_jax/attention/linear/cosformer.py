@@ -255,37 +255,26 @@ def cosformer_attention(
     if reweight:
         inputs.refuse_decoding(deterministic, query, key, "cosformer")
     _check_grid(grid, query, key, is_causal, reweight, segment_ids)
-    refusal = None if grid is None else ("grid", "None", f"{grid}")
-    target = kernels.choose(
-        implementation,
-        query,
-        key,
-        value,
-        feature_map,
-        chunking,
-        refusal,
-        mechanism="cosformer" if reweight else "linear",
-        is_causal=is_causal,
-        packed=segment_ids is not None,
-    )
     max_length = max_length if grid is None else None
     places = _places(max_length, mask, query, key, segment_ids)
-    if target is not None:
-        out = kernels.attend(
-            target,
-            masking.hide(query, places.query_mask),
-            key,
-            value,
-            places.mask,
-            is_causal,
-            feature_map=feature_maps.for_kernels(feature_map),
-            denominator=denominator,
-            eps=eps,
-            max_length=places.lengths if reweight else None,
-            chunking=chunking,
-            precision=precision,
-            documents=packed.numbers(places.rows),
-        )
+    out = kernels.attended(
+        implementation,
+        masking.hide(query, places.query_mask),
+        key,
+        value,
+        places.mask,
+        is_causal,
+        mechanism="cosformer" if reweight else "linear",
+        refusal=None if grid is None else ("grid", "None", f"{grid}"),
+        feature_map=feature_maps.for_kernels(feature_map),
+        denominator=denominator,
+        eps=eps,
+        chunking=chunking,
+        precision=precision,
+        max_length=places.lengths if reweight else None,
+        documents=packed.numbers(places.rows),
+    )
+    if out is not None:
         # Hidden again, because phi(0) may not be zero.
         return masking.hide(out, places.query_mask)
     dtype = inputs.accumulation_dtype(query, key, value)

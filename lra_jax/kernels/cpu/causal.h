@@ -37,6 +37,7 @@ class Plan {
 
 // The keys that a query meets in a walk: kUpTo, those up to itself; kUpToChunk, those up
 // to the end of its chunk; kAfter, those of later chunks.
+// With kAfter, features as they enter sums are never the plain ones.
 enum class Keys { kUpTo, kUpToChunk, kAfter };
 
 // Calls `work` with the keys of each walk, and with whether it adds to results of another.
@@ -173,8 +174,8 @@ inline void walk_forward(const Call& call, xla::ffi::ThreadPool& pool, Keys keys
     chunk.read_key(head);
     chunk.read_value(head);
     float* pairs = chunk.pairs;
-    transpose(kChunk, M, chunk.key.plain, chunk.transposed);
     if (near) {
+      transpose(kChunk, M, chunk.key.plain, chunk.transposed);
       product(kChunk, M, kChunk, chunk.query.plain, chunk.transposed, pairs, false,
               Part::kWhole, part);
       chunk.weigh(pairs, part);
@@ -214,7 +215,7 @@ inline void causal_forward(const Call& call, xla::ffi::ThreadPool& pool,
   });
 }
 
-// Writes the gradient of the query, from the first position to the last. With `of_scale`,
+// Writes the gradient of the query, in the order of `walk_forward`. With `of_scale`,
 // those of the logarithms of given scales, and of the query's features only, to which
 // Flow-Attention adds.
 inline void walk_to_query(const Call& call, xla::ffi::ThreadPool& pool, Keys keys,
@@ -267,8 +268,8 @@ inline void causal_of_query(const Call& call, xla::ffi::ThreadPool& pool,
   });
 }
 
-// Writes the gradients of key and value, from the last position to the first. With
-// `of_weights`, those of the weights, and of the key's features only.
+// Writes the gradients of key and value, in the opposite order. With `of_weights`, those
+// of the weights, and of the key's features only.
 inline void walk_to_key(const Call& call, xla::ffi::ThreadPool& pool, Keys keys, bool add,
                         const Slopes& slopes, float* of_key, float* of_value,
                         float* of_weights) {
@@ -302,8 +303,6 @@ inline void walk_to_key(const Call& call, xla::ffi::ThreadPool& pool, Keys keys,
       }
       product(kChunk, kChunk, W, chunk.scores, chunk.slope, chunk.rows, false, part);
       product(kChunk, kChunk, M, pairs, chunk.query.plain, chunk.near, false, part);
-    } else {
-      transpose(kChunk, M, chunk.query.plain, chunk.transposed);
     }
     product(kChunk, F, W, chunk.key.turned, state.outer, chunk.rows, near);
     if (add) chunk.add_written(of_value, call.keys, head, chunk.rows);

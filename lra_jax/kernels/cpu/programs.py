@@ -1,13 +1,13 @@
-"""Linear attention, cosFormer and decays by the C++ kernels; see causal.h and whole.h.
+"""Linear attention and its relatives by the C++ kernels; see causal.h and whole.h.
 
 A task walks up to four neighbouring heads, whose rows are neighbours in memory, through
 their chunks of 64 positions. Features, masks, angles and denominators exist only for
 one chunk, in the caches. In the causal form the state is carried along; backward, one
 walk from the first position computes the queries' gradient, and one from the last
 position those of keys and values. Where there are fewer heads than threads, sequences
-are cut into segments, whose sums are computed first. Decays that are not causal take a
-walk for the keys after each query and one for the others. Otherwise one pass adds up
-keys and values, and another reads the sums.
+are cut into segments, whose sums are computed first. Decays and packed documents that
+are not causal take a walk for the keys after each query and one for the others.
+Otherwise one pass adds up keys and values, and another reads the sums.
 """
 
 from typing import Any
