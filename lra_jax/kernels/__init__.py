@@ -8,7 +8,13 @@ and compiles nothing. For the design, and how far it has been tested, see
 docs/kernels.md.
 """
 
-from lra_jax.kernels.api import attend, attend_flow, attended, has_flow
+from lra_jax.kernels.api import (
+    attend,
+    attend_flow,
+    attend_recurrent,
+    attended,
+    has_flow,
+)
 from lra_jax.kernels.selection import (
     INTERPRET,
     Implementation,
@@ -26,6 +32,7 @@ __all__ = [
     "Target",
     "attend",
     "attend_flow",
+    "attend_recurrent",
     "attended",
     "choose",
     "has_flow",

@@ -19,7 +19,17 @@ from lra_jax.kernels.selection import (
     choose,
     highest,
 )
-from lra_jax.kernels.spec import MAPS, FeatureMap, FlowSpec, Form, Inputs, Spec
+from lra_jax.kernels.spec import (
+    MAPS,
+    FeatureMap,
+    FlowSpec,
+    Form,
+    Inputs,
+    RecurrentSpec,
+    Spec,
+)
+
+AnySpec = Form | RecurrentSpec
 
 # Positions of a chunk and of a block. A TPU's matrix unit is 128 wide, and a step of
 # its grid costs as much as reading about 100 KB. On a GPU a block is a segment: there
@@ -105,7 +115,7 @@ def attend(
     if documents is not None:
         documents = documents.astype(jnp.float32)
     others = {"scale": scale, "slopes": slopes, "documents": documents}
-    return _compiled(spec, Inputs(query, key, value, mask, **others))
+    return _compiled(spec, Inputs(query, key, value, mask=mask, **others))
 
 
 def attended(
@@ -219,8 +229,60 @@ def attend_flow(
         fitted=chunking is None,
     )
     key, value = (_matched(x, query.shape[2]) for x in (key, value))
-    rows = (None if x is None else x[:, None].astype(jnp.float32) for x in masks)
-    return _compiled(spec, Inputs(query, key, value, *rows))
+    mask, query_mask = (
+        None if x is None else x[:, None].astype(jnp.float32) for x in masks
+    )
+    shown = {"mask": mask, "query_mask": query_mask}
+    return _compiled(spec, Inputs(query, key, value, **shown))
+
+
+def attend_recurrent(
+    target: Target,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    is_causal: bool,
+    log_decay: jax.Array | None,
+    beta: jax.Array | None = None,
+    documents: jax.Array | None = None,
+    feature_map: FeatureMap | None = None,
+    eps: float = 0.0,
+) -> jax.Array:
+    """Gated linear attention or the delta rule, ``out_t = S_t^T q_t``.
+
+    ``S_t = a_t S_(t-1) + k_t v_t^T``; with beta, ``S_t = a_t (I - b_t k_t k_t^T)
+    S_(t-1) + b_t k_t v_t^T``.
+
+    Args:
+      target: from `choose`.
+      query: `[B, T, N, H]`; key `[B, T, N, H]` and value `[B, T, N, Hv]`, whose heads
+        may be fewer; these are zero at hidden positions.
+      is_causal: otherwise a query also reads the recurrence over later positions, from
+        the end.
+      log_decay: `[B, T, N, H]`, or with beta `[B, T, N]`; zero at hidden positions,
+        None = no decay.
+      beta: `[B, T, N]`, zero at hidden positions; None = gated linear attention.
+      documents: integers `[B, T]`: a state starts anew wherever they change; None =
+        nowhere.
+      feature_map: phi of queries and keys, which are then divided by their length; a
+        named map is computed in the kernel, a function before it. None = neither.
+      eps: added to the square of the length.
+
+    Returns:
+      `[B, T, N, Hv]`, float32. Gradients are of first order only.
+    """
+    phi = None
+    if feature_map is not None:
+        query, key, phi = _given_features(query, key, feature_map)
+    spec = RecurrentSpec(
+        is_causal=is_causal, target=target[0], feature_map=phi, eps=eps
+    )
+    key, value = (_matched(x, query.shape[2]) for x in (key, value))
+    if documents is not None:
+        documents = documents.astype(jnp.float32)
+    gates = {"log_decay": log_decay, "beta": beta}
+    given = Inputs(query, key, value, documents=documents, **gates)
+    return _compiled(spec, given)
 
 
 def _given_features(
@@ -279,16 +341,16 @@ def _scale(max_length: int | jax.Array | None, batch: int) -> jax.Array:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(spec: Form, given: Inputs) -> jax.Array:
+def _attend(spec: AnySpec, given: Inputs) -> jax.Array:
     return _forward_kernels(spec, given, False)[0]
 
 
-def _forward(spec: Form, given: Inputs) -> tuple[jax.Array, tuple]:
+def _forward(spec: AnySpec, given: Inputs) -> tuple[jax.Array, tuple]:
     out, saved = _forward_kernels(spec, given, True)
     return out, (given, saved)
 
 
-def _backward(spec: Form, kept: tuple, of_out: jax.Array) -> tuple[Inputs]:
+def _backward(spec: AnySpec, kept: tuple, of_out: jax.Array) -> tuple[Inputs]:
     kernels = _transformed(spec, functools.partial(_kernels(spec).backward, spec))
     return (Inputs(*kernels(*kept, of_out)),)
 
@@ -297,18 +359,18 @@ _attend.defvjp(_forward, _backward)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _compiled(spec: Form, given: Inputs) -> jax.Array:
+def _compiled(spec: AnySpec, given: Inputs) -> jax.Array:
     return mesh.on_each_device(functools.partial(_attend, spec), given)
 
 
-def _forward_kernels(spec: Form, given: Inputs, save: bool) -> tuple[jax.Array, Any]:
+def _forward_kernels(spec: AnySpec, given: Inputs, save: bool) -> tuple[jax.Array, Any]:
     def forward(given: Inputs) -> tuple[jax.Array, Any]:
         return _kernels(spec).forward(spec, given, save)
 
     return _transformed(spec, forward)(given)
 
 
-def _transformed(spec: Form, function: Callable[..., Any]) -> Callable[..., Any]:
+def _transformed(spec: AnySpec, function: Callable[..., Any]) -> Callable[..., Any]:
     """The function with a rule for ``jax.vmap``, and without a derivative.
 
     The calls of Hopper's kernels cannot be batched, so they are made one after another.
@@ -325,6 +387,6 @@ def _transformed(spec: Form, function: Callable[..., Any]) -> Callable[..., Any]
     return function
 
 
-def _kernels(spec: Form) -> Any:
+def _kernels(spec: AnySpec) -> Any:
     # Imported when needed: Pallas takes longer to import than all of this package.
     return importlib.import_module(f"{__package__}.{spec.module}")

@@ -142,7 +142,8 @@ class Spec(Form):
 
 
 class Inputs(NamedTuple):
-    """The arrays of a call; all but the first three have no gradient.
+    """The arrays of a call; all but the first three, and the last two, have no
+    gradient.
 
     Attributes:
       query: `[B, T, N, H]`.
@@ -155,6 +156,10 @@ class Inputs(NamedTuple):
       slopes: the decay of neighbouring positions is exp(-slope), float32 `[B, N]`.
       documents: the number of each position's document, float32 `[B, T]`; None = a row
         is one document.
+      log_decay: of a `RecurrentSpec`, float32 `[B, T, N, H]` or, with `beta`,
+        `[B, T, N]`; None = no decay. It has a gradient.
+      beta: the shares of the delta rule, float32 `[B, T, N]`; None = gated linear
+        attention. It has a gradient.
     """
 
     query: jax.Array
@@ -165,10 +170,12 @@ class Inputs(NamedTuple):
     scale: Any = None
     slopes: jax.Array | None = None
     documents: jax.Array | None = None
+    log_decay: jax.Array | None = None
+    beta: jax.Array | None = None
 
 
-Gradients = tuple[jax.Array, jax.Array, jax.Array]
-"""The gradients of query, key and value."""
+Gradients = tuple[jax.Array, jax.Array, jax.Array] | Inputs
+"""The gradients of query, key and value; or an `Inputs` with those of other arrays."""
 
 
 def divisor(x: jax.Array) -> jax.Array:
@@ -211,3 +218,27 @@ class FlowSpec(Form):
             return "cpu.flow"
         folder = "tpu" if self.target == "tpu" else "hopper"
         return f"{folder}.flow_causal" if self.is_causal else f"{folder}.flow"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecurrentSpec:
+    """Gated linear attention and the delta rule, see `lra_jax.attention.recurrent`.
+
+    Attributes:
+      is_causal: otherwise a query also reads a recurrence from the last position,
+        before its own position is added.
+      target: "cpu".
+      feature_map: one of `MAPS`, whose features of queries and keys are divided by
+        their length; None = queries and keys are used as they are.
+      eps: added to the square of the length.
+    """
+
+    is_causal: bool
+    target: str
+    feature_map: str | None = None
+    eps: float = 0.0
+
+    @property
+    def module(self) -> str:
+        """The module of its kernels, below `lra_jax.kernels`."""
+        return "cpu.recurrent"

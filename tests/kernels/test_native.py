@@ -26,6 +26,8 @@ from .test_linear import check_in_a_model
 NAMES = tuple(x.name for x in MECHANISMS.values() if "cpu" in x.kernels)
 # Those that multiply weights by a decay.
 FADING = ("retention", "lightning")
+# Recurrences with decays, and shares of the values, at each position.
+GATED = ("gla", "delta", "gated_delta")
 FORMS = [(name, is_causal) for name in NAMES for is_causal in (True, False)]
 
 if library.problem() is not None:
@@ -36,13 +38,29 @@ if library.problem() is not None:
 ALWAYS: dict[str, dict] = {
     "performer": {"kernel": "relu"},
     "retention": {"rotate": False},
+    # Outputs of different size can be compared.
+    **{name: {"norm": None} for name in GATED},
 }
 
 
 def call(name: str, implementation: str = "native", **more: Any) -> Any:
     function = getattr(attention, f"{name}_attention")
     more = ALWAYS.get(name, {}) | more
-    return functools.partial(function, implementation=implementation, **more)
+    given = functools.partial(function, implementation=implementation, **more)
+    return functools.partial(gated, name, given) if name in GATED else given
+
+
+def gated(name: str, function: Any, *arrays: jax.Array) -> jax.Array:
+    """Attention whose gates come from the query, and so have gradients."""
+    query = jnp.asarray(arrays[0])
+    gates: dict[str, jax.Array] = {}
+    if name == "gla":
+        gates["log_decay"] = -jnp.exp(2 * jnp.tanh(query) - 2)
+    else:
+        gates["beta"] = jax.nn.sigmoid(query[..., 0])
+    if name == "gated_delta":
+        gates["log_decay"] = -jnp.exp(2 * jnp.tanh(query[..., -1]) - 2)
+    return function(*arrays, **gates)
 
 
 def pulled_back(function: Any, arrays: Any, slopes: np.ndarray) -> tuple:
@@ -133,7 +151,7 @@ def test_packed_rows(name: str, is_causal: bool, rows: Any) -> None:
         assert_close(got, pulled_back(at_real("xla"), exact, slopes), 2e-5)
 
 
-@pytest.mark.parametrize("name", [x for x in NAMES if x not in FADING])
+@pytest.mark.parametrize("name", [x for x in NAMES if x not in (*FADING, *GATED)])
 def test_queries_and_keys_of_different_lengths(name: str) -> None:
     compare(name, inputs(3, 2, 40, 150, 3, 9))
     compare(name, inputs(3, 2, 1100, 20, 3, 9))
@@ -170,6 +188,10 @@ PROJECTION = np.random.default_rng(2).normal(size=(11, 8)).astype("float32")
         ("retention", {"norm": "rms", "slopes": np.array([0.0, 3.0])}),
         ("lightning", {"feature_map": "silu", "norm": "rms"}),
         ("lightning", {"slopes": np.array([0.0, 100.0])}),
+        ("gla", {"norm": "layer"}),
+        ("gated_delta", {"norm": "rms"}),
+        ("gated_delta", {"feature_map": lambda x: jnp.sin(x[..., :-1])}),
+        ("delta", {"feature_map": "identity", "beta_range": 2.0}),
         ("performer", {"kernel": "exp", "projection": PROJECTION}),
         ("performer", {"kernel": "relu", "dialect": "google", "feature_eps": 0.1}),
         ("performer", {"kernel": "softmax", "projection": PROJECTION}),
@@ -290,7 +312,7 @@ def test_nan_that_is_seen_is_not_lost(feature_map: str, place: int) -> None:
             more["kernel"] = more.pop("feature_map")
             if feature_map not in ("sigmoid", "relu", "elu"):
                 continue
-        if name == "retention":
+        if name in ("retention", "gla"):
             del more["feature_map"]
         out = np.asarray(fast_jit(call(name, **more))(*arrays))
         assert np.isnan(out[0, 3]).all()

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 
+from lra_jax import kernels
 from lra_jax.attention import dense, feature_maps, inputs, masking, streams
 from lra_jax.attention.causal import engine
 from lra_jax.attention.recurrent import gated_delta
@@ -32,6 +33,7 @@ MECHANISM = Mechanism(
     cross=False,
     stream=True,
     packed=True,
+    kernels=("cpu",),
     cost="2 T (64 + H) H",
     summary="a state in which a key's old value is replaced (DeltaNet)",
     source="Yang et al. 2024b",
@@ -57,6 +59,7 @@ def delta_attention(
     eps: float = 1e-6,
     chunking: engine.Chunking | None = None,
     precision: jax.lax.PrecisionLike = None,
+    implementation: kernels.Implementation = "auto",
     **flax: Any,
 ) -> jax.Array:
     """Computes the delta rule.
@@ -79,6 +82,7 @@ def delta_attention(
         eps=eps,
         chunking=chunking,
         precision=precision,
+        implementation=implementation,
     )
 
 

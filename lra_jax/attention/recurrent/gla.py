@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from lra_jax import kernels
 from lra_jax.attention import dense, feature_maps, inputs, masking, packed, streams
 from lra_jax.attention.causal import documents, engine, fades
 from lra_jax.attention.causal.documents import Documents
@@ -46,6 +47,7 @@ MECHANISM = Mechanism(
     cross=False,
     stream=True,
     packed=True,
+    kernels=("cpu",),
     cost="2 T (16 + Hv) H",
     summary="a state that decays by input-dependent gates, column by column",
     source="Yang et al. 2024a",
@@ -74,6 +76,7 @@ def gla_attention(
     eps: float = 1e-6,
     chunking: engine.Chunking | None = None,
     precision: jax.lax.PrecisionLike = None,
+    implementation: kernels.Implementation = "auto",
     **flax: Any,
 ) -> jax.Array:
     """Computes gated linear attention.
@@ -89,6 +92,9 @@ def gla_attention(
       eps: of the norm.
       chunking: how the sequence is cut; None = chunks of 16. They should be short:
         every distance within a chunk is a step of the program.
+      implementation: "xla", "native" (`lra_jax.kernels`, on CPUs) or "auto": the
+        kernels if the default device is a CPU, the inputs are float32 and chunking is
+        None. The kernels have first derivatives only.
       precision, **flax: as in `linear_attention`.
 
     Returns:
@@ -106,21 +112,34 @@ def gla_attention(
       (2, 64, 4, 16)
     """
     inputs.check_keywords(gla_attention, flax)
-    return _run(
+    mask, rows = _checked(
+        query, key, value, mask, is_causal, segment_ids, log_decay, norm
+    )
+    out = recurrence.by_kernels(
+        implementation,
         query,
         key,
         value,
-        mask,
+        mask=mask,
+        rows=rows,
         is_causal=is_causal,
-        state=None,
-        segment_ids=segment_ids,
         log_decay=log_decay,
-        gate=gate,
-        norm=norm,
-        eps=eps,
         chunking=chunking,
-        precision=precision,
-    )[0]
+    )
+    if out is None:
+        out, _ = _by_chunks(
+            query,
+            key,
+            value,
+            mask=mask,
+            rows=rows,
+            is_causal=is_causal,
+            state=None,
+            log_decay=log_decay,
+            chunking=chunking,
+            precision=precision,
+        )
+    return recurrence.finished(out, gate, norm, eps, query, mask)
 
 
 gla_weights = dense.weights_of(
@@ -147,16 +166,61 @@ def _run(
     chunking: engine.Chunking | None,
     precision: jax.lax.PrecisionLike,
 ) -> tuple[jax.Array, GlaState]:
-    """Both forms; if causal, also the state after the last real position."""
+    """The causal form, and the state after the last real position."""
+    mask, rows = _checked(
+        query, key, value, mask, is_causal, segment_ids, log_decay, norm
+    )
+    out, state = _by_chunks(
+        query,
+        key,
+        value,
+        mask=mask,
+        rows=rows,
+        is_causal=is_causal,
+        state=state,
+        log_decay=log_decay,
+        chunking=chunking,
+        precision=precision,
+    )
+    return recurrence.finished(out, gate, norm, eps, query, mask), state
+
+
+def _checked(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    mask: jax.Array | None,
+    is_causal: bool,
+    segment_ids: jax.Array | None,
+    log_decay: jax.Array | None,
+    norm: str | None,
+) -> tuple[jax.Array | None, packed.Packed | None]:
+    """The real positions, and where packed documents are."""
     inputs.check_inputs(query, key, value, is_causal)
     inputs.check_self(query, key, "gla")
     feature_maps.check_norm(norm)
     recurrence.check_gate("log_decay", log_decay, query, query.shape[3])
     rows = packed.packed(segment_ids, query, key)
     mask = masking.padding_mask(mask, query.shape[0], query.shape[1])
-    mask = packed.shown(mask, rows)
+    return packed.shown(mask, rows), rows
+
+
+def _by_chunks(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    *,
+    mask: jax.Array | None,
+    rows: packed.Packed | None,
+    is_causal: bool,
+    state: GlaState | None,
+    log_decay: jax.Array | None,
+    chunking: engine.Chunking | None,
+    precision: jax.lax.PrecisionLike,
+) -> tuple[jax.Array, GlaState]:
+    """The XLA form, before norm and gate; see `recurrence.recur`."""
     dtype = recurrence.dtype_of(state, query, key, value)
-    out, state = recurrence.recur(
+    return recurrence.recur(
         engine.Form(_prepared, _segment, _Options(dtype, precision)),
         engine.Arrays(query, key, value, log_decay),
         is_causal=is_causal,
@@ -166,7 +230,6 @@ def _run(
         # Short chunks, because pairs are computed for each column separately.
         chunking=chunking or engine.Chunking(chunk=16),
     )
-    return recurrence.finished(out, gate, norm, eps, query, mask), state
 
 
 gla_prefill = streams.make_prefill(gla_attention, _run)

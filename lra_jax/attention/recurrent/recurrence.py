@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from lra_jax import kernels
 from lra_jax.attention import feature_maps, inputs, masking, packed, streams
 from lra_jax.attention.causal import engine
 from lra_jax.attention.causal.both_ends import from_both_ends
@@ -94,6 +95,70 @@ def recur(
     return out, RecurrentState(sums, position)
 
 
+def by_kernels(
+    implementation: kernels.Implementation,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    *,
+    mask: jax.Array | None,
+    rows: packed.Packed | None,
+    is_causal: bool,
+    log_decay: jax.Array | None,
+    chunking: engine.Chunking | None,
+    share: jax.Array | None = None,
+    feature_map: feature_maps.FeatureMap | None = None,
+    eps: float = 0.0,
+) -> jax.Array | None:
+    """The output by kernels, from no earlier state; None = the XLA form is to be taken.
+
+    Args:
+      implementation: see `kernels.choose`.
+      query, key, value, log_decay: as passed by the caller.
+      mask, rows, is_causal, chunking: as in `recur`.
+      share: the factor of the delta rule's updates, `[B, T, n]`; None = gated linear
+        attention.
+      feature_map: phi of the delta rule's queries and keys, of length one.
+      eps: added to the square of their length.
+
+    Returns:
+      `[B, T, N, Hv]`, before norm and gate.
+
+    Raises:
+      ValueError: there are no such kernels.
+    """
+    target = kernels.choose(
+        implementation,
+        query,
+        key,
+        value,
+        chunking=chunking,
+        mechanism="recurrent",
+        is_causal=is_causal,
+        packed=rows is not None,
+    )
+    if target is None:
+        return None
+    heads, dtype = query.shape[2], query.dtype
+    if log_decay is not None and share is None:
+        hidden = masking.hide(log_decay.astype(dtype), mask)
+        log_decay = inputs.match_heads(hidden, heads)
+    elif log_decay is not None:
+        log_decay = _numbers(log_decay, heads, mask, dtype)
+    return kernels.attend_recurrent(
+        target,
+        query,
+        masking.hide(key, mask),
+        masking.hide(value, mask),
+        is_causal,
+        log_decay,
+        None if share is None else _numbers(share, heads, mask, dtype),
+        packed.numbers(rows),
+        None if feature_map is None else feature_maps.for_kernels(feature_map),
+        eps,
+    )
+
+
 def check_gate(
     name: str, gate: jax.Array | None, query: jax.Array, width: int | None = None
 ) -> None:
@@ -115,7 +180,15 @@ def gate_by_head(
     gate: jax.Array, num_heads: int, mask: jax.Array | None, dtype: jnp.dtype
 ) -> jax.Array:
     """`[B, T, n]` -> `[B, N, T]`, zero where hidden."""
-    return masking.by_head(gate[..., None], num_heads, mask, dtype)[..., 0]
+    return jnp.swapaxes(_numbers(gate, num_heads, mask, dtype), 1, 2)
+
+
+def _numbers(
+    gate: jax.Array, num_heads: int, mask: jax.Array | None, dtype: jnp.dtype
+) -> jax.Array:
+    """`[B, T, n]` -> `[B, T, N]`, zero where hidden."""
+    hidden = masking.hide(gate[..., None], mask).astype(dtype)
+    return inputs.match_heads(hidden, num_heads)[..., 0]
 
 
 def finished(

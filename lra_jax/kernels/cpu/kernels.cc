@@ -5,8 +5,11 @@
 // array without elements is absent.
 
 #include "causal.h"
+#include "delta.h"
 #include "flow.h"
 #include "flow_whole.h"
+#include "gated.h"
+#include "units.h"
 #include "whole.h"
 
 namespace {
@@ -198,6 +201,81 @@ ffi::Error whole_flow_backward(ffi::ThreadPool pool, In query, In key, In value,
   return ffi::Error::Success();
 }
 
+lra::Recurrence recurrence_of(const In& query, const In& key, const In& value,
+                              const In& log_decay, const In& documents, bool from_end) {
+  const lra::Call call = call_of(query, key, value, documents, documents, 0);
+  lra::Recurrence made{};
+  made.batch = call.batch;
+  made.length = call.queries;
+  made.heads = call.heads;
+  made.width = call.width;
+  made.columns = call.columns;
+  made.from_end = from_end;
+  made.query = call.query;
+  made.key = call.key;
+  made.value = call.value;
+  made.log_decay = present(log_decay);
+  made.documents = present(documents);
+  return made;
+}
+
+ffi::Error gated_forward(ffi::ThreadPool pool, In query, In key, In value, In log_decay,
+                         In documents, Out out, bool from_end) {
+  lra::gated_forward(recurrence_of(query, key, value, log_decay, documents, from_end),
+                     pool, out->typed_data());
+  return ffi::Error::Success();
+}
+
+ffi::Error gated_backward(ffi::ThreadPool pool, In query, In key, In value, In log_decay,
+                          In documents, In of_out, Out of_query, Out of_key,
+                          Out of_value, Out of_log_decay, bool from_end) {
+  lra::gated_backward(recurrence_of(query, key, value, log_decay, documents, from_end),
+                      pool, of_out.typed_data(), of_query->typed_data(),
+                      of_key->typed_data(), of_value->typed_data(),
+                      of_log_decay->typed_data());
+  return ffi::Error::Success();
+}
+
+ffi::Error delta_forward(ffi::ThreadPool pool, In query, In key, In value, In log_decay,
+                         In share, In documents, Out out, Out missing, bool from_end) {
+  auto call = recurrence_of(query, key, value, log_decay, documents, from_end);
+  call.share = share.typed_data();
+  lra::delta_forward(call, pool, missing->typed_data(), out->typed_data());
+  return ffi::Error::Success();
+}
+
+ffi::Error delta_backward(ffi::ThreadPool pool, In query, In key, In value, In log_decay,
+                          In share, In documents, In missing, In of_out, Out of_query,
+                          Out of_key, Out of_value, Out of_log_decay, Out of_share,
+                          bool from_end) {
+  auto call = recurrence_of(query, key, value, log_decay, documents, from_end);
+  call.share = share.typed_data();
+  lra::delta_backward(call, pool, missing.typed_data(), of_out.typed_data(),
+                      of_query->typed_data(), of_key->typed_data(),
+                      of_value->typed_data(), of_log_decay->typed_data(),
+                      of_share->typed_data());
+  return ffi::Error::Success();
+}
+
+int64_t rows_of(const In& x) {
+  const auto axes = x.dimensions();
+  return axes.back() ? x.element_count() / axes.back() : 0;
+}
+
+ffi::Error unit_forward(ffi::ThreadPool pool, In x, Out out, int64_t map, float eps) {
+  const int width = static_cast<int>(x.dimensions().back());
+  lra::unit_forward(pool, rows_of(x), width, map, eps, x.typed_data(), out->typed_data());
+  return ffi::Error::Success();
+}
+
+ffi::Error unit_backward(ffi::ThreadPool pool, In x, In of_out, Out of_x, int64_t map,
+                         float eps) {
+  const int width = static_cast<int>(x.dimensions().back());
+  lra::unit_backward(pool, rows_of(x), width, map, eps, x.typed_data(),
+                     of_out.typed_data(), of_x->typed_data());
+  return ffi::Error::Success();
+}
+
 // A binding with the attributes of products, or of flows. Bindings cannot be copied.
 template <class Binding>
 auto with_product(Binding&& binding) {
@@ -220,6 +298,16 @@ auto with_flow(Binding&& binding) {
       .template Attr<float>("clip")
       .template Attr<float>("eps")
       .template Attr<float>("extra_eps");
+}
+
+template <class Binding>
+auto with_end(Binding&& binding) {
+  return std::move(binding).template Attr<bool>("from_end");
+}
+
+template <class Binding>
+auto with_unit(Binding&& binding) {
+  return std::move(binding).template Attr<int64_t>("map").template Attr<float>("eps");
 }
 
 // A binding of so many more arguments and results.
@@ -258,6 +346,18 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(lra_whole_flow_forward, whole_flow_forward,
                               with_flow(binding<6, 9>()));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(lra_whole_flow_backward, whole_flow_backward,
                               with_flow(binding<16, 3>()));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(lra_gated_forward, gated_forward,
+                              with_end(binding<5, 1>()));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(lra_gated_backward, gated_backward,
+                              with_end(binding<6, 4>()));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(lra_delta_forward, delta_forward,
+                              with_end(binding<6, 2>()));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(lra_delta_backward, delta_backward,
+                              with_end(binding<8, 5>()));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(lra_unit_forward, unit_forward,
+                              with_unit(binding<1, 1>()));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(lra_unit_backward, unit_backward,
+                              with_unit(binding<2, 1>()));
 
 // Floats of a register.
 extern "C" int lra_lanes() { return lra::kLanes; }

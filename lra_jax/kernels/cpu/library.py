@@ -36,6 +36,12 @@ CALLS = (
     "lra_causal_flow_backward",
     "lra_whole_flow_forward",
     "lra_whole_flow_backward",
+    "lra_gated_forward",
+    "lra_gated_backward",
+    "lra_delta_forward",
+    "lra_delta_backward",
+    "lra_unit_forward",
+    "lra_unit_backward",
 )
 """The functions of the library, which are also the names of XLA's calls."""
 
