@@ -9,6 +9,7 @@ import collections
 import contextlib
 import dataclasses
 import io
+import logging
 import os
 import shutil
 import signal
@@ -64,13 +65,18 @@ def started(args: Sequence[str] | None) -> list[str]:
     """The arguments of a command; None = those of this process.
 
     In the latter case the process belongs to the command: it restarts with the
-    allocator's settings, and shows warnings on one line.
+    allocator's settings, and shows warnings on one line, those of its log as well.
     """
     if args is not None:
         return list(args)
     with user_errors():
         runtime.tune_allocator()
     warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("warning: %(message)s"))
+    log = logging.getLogger("lra_jax")
+    log.addHandler(handler)
+    log.propagate = False
     return sys.argv[1:]
 
 

@@ -98,6 +98,9 @@ def run(config: EvaluateConfig, quiet: bool = True) -> dict[str, Any]:
             check_free(config.save)
         except ValueError as error:
             raise renamed(error, "--save") from error
+    if config.save is not None and config.checkpoint == "last":
+        # The run's own model is that of the best checkpoint.
+        refuse_own_file(Path(config.workdir), Path(config.save), "--save")
     trainer = open_run(config.workdir, config.allow_code)
     dataset = trainer.dataset
     known("--split", config.split, (*dataset.splits, *dataset.parts))
@@ -107,7 +110,9 @@ def run(config: EvaluateConfig, quiet: bool = True) -> dict[str, Any]:
         )
         raise expected("--predictions", wanted, config.predictions)
     if config.predictions is not None:
-        refuse_own_file(Path(config.workdir), Path(config.predictions))
+        refuse_own_file(
+            Path(config.workdir), Path(config.predictions), "--predictions"
+        )
         _refuse_model_file(config)
     for name in ("predictions", "save"):
         file = getattr(config, name)

@@ -10,6 +10,7 @@ each head as a plain matrix, and the single transposition works on H columns, be
 any map widens them (docs/performance.md).
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -231,15 +232,45 @@ def normalised(
     inputs.check_eps(eps)
     if norm == "layer":
         x = x - x.mean(axes, keepdims=True)
-    # Squares above 1e38 would be infinite, and the output zero; the gradient divides by
-    # their power of 3/2. Without an eps, small squares would be zero.
+    return _over_root(x, axes, eps)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2))
+def _over_root(x: jax.Array, axes: tuple[int, ...], eps: float) -> jax.Array:
+    """``y = x / sqrt(mean(x^2) + eps)``, and ``dy = (dx - y mean(y dx)) / sqrt(...)``.
+
+    The derivative that jax would derive computes the root again for each column.
+    """
+    scaled, root, _ = _scaled(x, axes, eps)
+    return scaled * root
+
+
+@_over_root.defjvp
+def _over_root_slope(
+    axes: tuple[int, ...], eps: float, primals: tuple, tangents: tuple
+) -> tuple[jax.Array, jax.Array]:
+    (x,), (of_x,) = primals, tangents
+    scaled, root, scale = _scaled(x, axes, eps)
+    made = scaled * root
+    along = (made * of_x).mean(axes, keepdims=True)
+    return made, (of_x - made * along) * (root / scale)
+
+
+def _scaled(
+    x: jax.Array, axes: tuple[int, ...], eps: float
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """``x / scale``, one over the root of its mean square, and the scale.
+
+    Squares above 1e38 would be infinite, and the output zero. Without an eps, small
+    squares would be zero.
+    """
     largest = jax.lax.stop_gradient(jnp.abs(x).max(axes, keepdims=True))
     scale = jnp.where(largest > (1e9 if eps else 0), largest, 1)
     x = x / scale
     squares = jnp.square(x).mean(axes, keepdims=True)
     if eps:  # XLA divides by the square of the scale, which may be zero without an eps.
         squares = squares + eps / scale / scale
-    return x * jax.lax.rsqrt(nonzero(squares))
+    return x, jax.lax.rsqrt(nonzero(squares)), scale
 
 
 def unit(x: jax.Array, eps: float = 0.0) -> jax.Array:

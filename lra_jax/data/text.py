@@ -42,7 +42,7 @@ LABELS = {"neg": 0, "pos": 1}
 Validation = Literal["holdout", "test"]
 
 _FOLDER = "aclImdb"
-_REVIEW = re.compile(r"(train|valid|test)/([^/]+)/([^/.][^/]*\.txt)")
+_REVIEW = re.compile(r"(train|valid|test)/([^/]+)/([^/.][^/]*)")
 # Reviews without a label, in the training folder.
 _UNLABELLED = "unsup"
 _MEAN_BYTES = 1300
@@ -151,12 +151,13 @@ def _read(path: pathlib.Path, max_length: int) -> Reviews:
     """The truncated reviews of an archive, or of its folder.
 
     Raises:
-      ValueError: an unknown class, or a class without reviews.
+      ValueError: an unknown class, a class without reviews, or another file in its
+        folder.
     """
     reviews: Reviews = {}
     if path.is_dir():
         folder = originals.inside(path, _FOLDER)
-        for file in folder.glob("*/*/*.txt"):
+        for file in filter(pathlib.Path.is_file, folder.glob("*/*/*")):
             name = file.relative_to(folder).as_posix()
             with file.open("rb") as content:
                 _keep(reviews, folder, name, content.read, max_length)
@@ -183,12 +184,18 @@ def _keep(
     read: Callable[[int], bytes],
     max_length: int,
 ) -> None:
-    """Records a review if the name is one; refuses an unknown class."""
+    """Records a review if the name is one.
+
+    Raises:
+      ValueError: an unknown class, or another file in the folder of a class.
+    """
     match = _REVIEW.fullmatch(name)
     if match is None:
         return
     split, label, file = match.groups()
     if label in LABELS:
+        if not file.endswith(".txt"):
+            raise expected(f"{place}: {name}", "a review, NAME.txt", "another file")
         whole = read(max_length + _MOST_BLANKS).strip()
         # An empty review would be a sequence without tokens.
         text, digest = whole[:max_length] or b"\n", hashlib.blake2b(whole).digest()

@@ -242,8 +242,8 @@ def read_result(workdir: Path, steps: int = 0) -> dict[str, Any] | None:
     return None if result["steps"] < steps else result
 
 
-def refuse_own_file(workdir: Path, file: Path) -> None:
-    """Refuses a file for predictions that would replace a file of the run.
+def refuse_own_file(workdir: Path, file: Path, flag: str) -> None:
+    """Refuses a file, given by a flag, that would replace a file of the run.
 
     Raises:
       ValueError: the file is one of the run's, or is in one of its folders.
@@ -253,7 +253,7 @@ def refuse_own_file(workdir: Path, file: Path) -> None:
         top = place.relative_to(workdir).parts[:1]
         if top and top[0] in (*_MADE_FIRST, *_MADE_LATER):
             wanted = f"a file other than {top[0]}, which is the run's own"
-            raise expected("--predictions", wanted, file)
+            raise expected(flag, wanted, file)
 
 
 def as_written(workdir: Path, result: dict[str, Any]) -> bool:

@@ -289,6 +289,11 @@ BAD_ARCHIVES = {
         REVIEWS | {"aclImdb/train/neutral/1_5.txt": b"so so"},
         r"train/neutral/1_5\.txt: expected a label of neg, pos, got 'neutral'",
     ),
+    "another file": (
+        text,
+        REVIEWS | {"aclImdb/train/pos/10_5.text": b"so so"},
+        r"train/pos/10_5\.text: expected a review, NAME\.txt, got another file",
+    ),
     "no positive test review": (
         text,
         {name: x for name, x in REVIEWS.items() if "test/pos" not in name},

@@ -77,6 +77,16 @@ def test_a_model_does_not_replace_the_files_of_its_run(finished, capsys) -> None
     assert (finished.workdir / "config.json").read_bytes() == before
 
 
+def test_the_last_model_does_not_replace_the_best_one(finished, capsys) -> None:
+    before = (finished.workdir / "model.safetensors").read_bytes()
+    flags = ["--checkpoint=last", f"--save={finished.workdir / 'model.safetensors'}"]
+    with pytest.raises(SystemExit) as stop:
+        evaluate.main([f"--workdir={finished.workdir}", *flags])
+    part = "--save: expected a file other than model.safetensors"
+    helpers.assert_one_error(stop.value.code, capsys.readouterr().err, 2, part)
+    assert (finished.workdir / "model.safetensors").read_bytes() == before
+
+
 @pytest.mark.parametrize("name", ["metrics.jsonl", "checkpoints/best/x"])
 def test_predictions_do_not_replace_the_files_of_their_run(
     finished, capsys, name
