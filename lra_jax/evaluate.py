@@ -110,9 +110,7 @@ def run(config: EvaluateConfig, quiet: bool = True) -> dict[str, Any]:
         )
         raise expected("--predictions", wanted, config.predictions)
     if config.predictions is not None:
-        refuse_own_file(
-            Path(config.workdir), Path(config.predictions), "--predictions"
-        )
+        refuse_own_file(Path(config.workdir), Path(config.predictions), "--predictions")
         _refuse_model_file(config)
     for name in ("predictions", "save"):
         file = getattr(config, name)

@@ -15,6 +15,7 @@ from lra_jax.kernels.api import (
     attended,
     has_flow,
 )
+from lra_jax.kernels.mesh import by_sample
 from lra_jax.kernels.selection import (
     INTERPRET,
     Implementation,
@@ -34,6 +35,7 @@ __all__ = [
     "attend_flow",
     "attend_recurrent",
     "attended",
+    "by_sample",
     "choose",
     "has_flow",
 ]

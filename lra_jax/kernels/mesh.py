@@ -1,16 +1,20 @@
-"""Kernel calls on several devices: each computes its own samples.
+"""Calls on several devices of which each computes its own samples.
 
-The compiler cannot split a kernel call, but samples are independent. So on a mesh of
-``jax.set_mesh`` whose axis "data" spans all devices, a call is made inside
-``jax.shard_map``, with a part of the samples on each.
+The compiler cannot split the call of a kernel, nor some operations of its own, such as
+a Fourier transform, but samples are independent. So on a mesh of ``jax.set_mesh`` whose
+axis "data" spans all devices, a call is made inside ``jax.shard_map``, with a part of
+the samples on each.
 """
 
 from collections.abc import Callable
+from typing import Any, TypeVar
 
 import jax
 from jax.sharding import AxisType, PartitionSpec
 
 from lra_jax.kernels.spec import Inputs
+
+Result = TypeVar("Result")
 
 _AXIS = "data"
 
@@ -45,9 +49,21 @@ def on_each_device(attend: Callable[[Inputs], jax.Array], given: Inputs) -> jax.
     def local(given: Inputs) -> jax.Array:
         return _merged(attend(_changed(given, lambda x: _by_head(x, heads))))
 
+    return _by_head(by_sample(local, _changed(given, _merged)), heads)
+
+
+def by_sample(function: Callable[..., Result], *arrays: Any) -> Result:
+    """``function(*arrays)``, by `parts`.
+
+    Args:
+      function: of trees of arrays to such a tree; the first axis of each array is that
+        of the samples, or of something else that is computed separately.
+      *arrays: its arguments.
+    """
+    if (parts(len(jax.tree.leaves(arrays)[0])) or 1) == 1:
+        return function(*arrays)
     samples = PartitionSpec(_AXIS)
-    split = jax.shard_map(local, in_specs=samples, out_specs=samples)
-    return _by_head(split(_changed(given, _merged)), heads)
+    return jax.shard_map(function, in_specs=samples, out_specs=samples)(*arrays)
 
 
 def _changed(given: Inputs, change: Callable[[jax.Array], jax.Array]) -> Inputs:

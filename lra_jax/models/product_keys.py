@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from lra_jax import kernels
 from lra_jax.attention.inputs import check_size
 from lra_jax.errors import expected, known
 from lra_jax.models.layers import Dense, Dropout, LayerNorm, check_even
@@ -123,10 +124,13 @@ class ProductKeyMemory(nnx.Module):
         parts = -(-count // _TOGETHER)
         size = -(-count // parts)
         fill = [(0, parts * size - count), (0, 0)]
+        # Every so many positions, because a loop over neighbours would gather those of
+        # all devices on each.
         cut = [
-            jnp.pad(a, fill).reshape(parts, size, a.shape[1]) for a in (weights, chosen)
+            jnp.moveaxis(jnp.pad(a, fill).reshape(size, parts, a.shape[1]), 1, 0)
+            for a in (weights, chosen)
         ]
-        out = jax.lax.map(lambda part: read(*part), tuple(cut))
+        out = jnp.moveaxis(jax.lax.map(lambda part: read(*part), tuple(cut)), 0, 1)
         return out.reshape(-1, x.shape[-1])[:count].reshape(x.shape).astype(x.dtype)
 
     def chosen(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -139,12 +143,16 @@ class ProductKeyMemory(nnx.Module):
         query = self.norm(query.reshape(len(x), self.heads, -1))
         halves = query.reshape(len(x), self.heads, 2, -1)
         scores = jnp.einsum("phcd,hckd->phck", halves, self.keys[...])
+        best, places = kernels.by_sample(self._best_pairs, scores)
+        weights = jax.nn.softmax(best, -1)
+        return weights.reshape(len(x), -1), places.reshape(len(x), -1)
+
+    def _best_pairs(self, scores: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The largest sums of two scores `[P, heads, 2, keys]`, and their values."""
         best, index = jax.lax.top_k(scores, self.top)
         count = self.keys.shape[2]
         pairs = best[:, :, 0, :, None] + best[:, :, 1, None]
         places = index[:, :, 0, :, None] * count + index[:, :, 1, None]
         pairs, places = (a.reshape(*a.shape[:2], -1) for a in (pairs, places))
         best, picked = jax.lax.top_k(pairs, self.top)
-        places = jnp.take_along_axis(places, picked, -1)
-        weights = jax.nn.softmax(best, -1)
-        return weights.reshape(len(x), -1), places.reshape(len(x), -1)
+        return best, jnp.take_along_axis(places, picked, -1)

@@ -140,21 +140,13 @@ def _backward(
     # Otherwise the gradient's inputs are recomputed for every shift.
     grad = jax.lax.optimization_barrier(grad)
     of_x: Any = convolved(grad, kernel[::-1], kernel.shape[0] - 1 - before)
+    # A loop over the samples would gather those of all devices on each.
     wide = accumulation_dtype(x)
-
-    def add(
-        sums: list[jax.Array], row: tuple[jax.Array, jax.Array]
-    ) -> tuple[list[jax.Array], None]:
-        near, slope = row
-        shifts = _shifts(near[None], kernel, before)
-        slope = slope.astype(wide)
-        pairs = zip(sums, shifts, strict=True)
-        return [total + shift[0].astype(wide) * slope for total, shift in pairs], None
-
-    # Summed row by row, so that the sums stay in a CPU's caches.
-    start = [jnp.zeros(x.shape[1:], wide)] * kernel.shape[0]
-    sums, _ = jax.lax.scan(add, start, (x, grad))
-    return of_x, jnp.stack([total.sum(0) for total in sums]).astype(kernel.dtype)
+    slope = grad.astype(wide)
+    sums = [
+        (near.astype(wide) * slope).sum((0, 1)) for near in _shifts(x, kernel, before)
+    ]
+    return of_x, jnp.stack(sums).astype(kernel.dtype)
 
 
 convolved.defvjp(_forward, _backward)

@@ -52,19 +52,27 @@ def next_token_loss(
 def _sums(model: Any, x: jax.Array, labels: jax.Array, batch: Batch) -> Sums:
     """Loss and accuracy of features `[B, K, D]` for labels `[B, K]`.
 
-    With a large vocabulary, logits exist for one row at a time, in the gradient too.
+    With a large vocabulary, logits exist for as many positions at a time as a row has,
+    in the gradient too.
     """
     if model.encoder.vocab_size <= _LARGE:
         return summed(model.scored(x), labels, batch)
 
     @jax.checkpoint
-    def row(given: tuple[jax.Array, jax.Array, jax.Array]) -> Sums:
-        one, own, weight = given
-        sums = summed(model.scored(one[None]), own[None], {})
-        return {name: weight * value for name, value in sums.items()}
+    def part(given: tuple[jax.Array, jax.Array]) -> Sums:
+        return summed(model.scored(given[0]), given[1], batch)
 
-    weights = batch.get("weights", jnp.ones(len(x), jnp.float32))
-    return {name: y.sum() for name, y in jax.lax.map(row, (x, labels, weights)).items()}
+    # Some positions of each row, because a loop over the rows would gather those of all
+    # devices on each.
+    parts = min(x.shape[:2])
+    missing = -x.shape[1] % parts
+    x = jnp.pad(x, [(0, 0), (0, missing), (0, 0)])
+    labels = jnp.pad(labels, [(0, 0), (0, missing)], constant_values=-1)
+    cut = (
+        jnp.moveaxis(a.reshape(len(a), -1, parts, *a.shape[2:]), 2, 0)
+        for a in (x, labels)
+    )
+    return {name: y.sum() for name, y in jax.lax.map(part, tuple(cut)).items()}
 
 
 def next_token_scores(dataset: Any, split: str, loss: float) -> dict[str, float]:

@@ -1,16 +1,21 @@
 """Runs whose sequences are split over devices, and what cannot be split."""
 
+import re
+from types import SimpleNamespace
+
 import helpers
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from lra_jax import evaluate
 from lra_jax.attention.sharded.sequence import sequence_parallel
+from lra_jax.configs import get_preset
 from lra_jax.kernels import selection
 from lra_jax.kernels.cpu import library, programs
-from lra_jax.tasks import get_task
+from lra_jax.tasks import get_task, language
 from lra_jax.training import sharding
 from lra_jax.training.metrics import read_metrics
 from lra_jax.training.session import Session
@@ -181,3 +186,44 @@ def test_what_a_split_sequence_cannot_have() -> None:
     attend = sequence_parallel("flow", mesh=mesh).attention
     with pytest.raises(ValueError, match=r"is_causal: expected False.*no causal form"):
         attend(*arrays, is_causal=True)
+
+
+# Whatever depends on the batch stays on the device that holds the sample.
+EXCHANGES = re.compile(r" (all-gather|all-to-all|collective-permute)(-start)?\(")
+
+
+@pytest.mark.parametrize(
+    ("task", "attention", "model"),
+    [
+        ("listops", "linear", {"short_conv": 3}),
+        ("listops", "linear", {"mlp": "product_key"}),
+        ("listops", "fnet", {}),
+        ("lm", "linear", {}),
+    ],
+    ids=["convolution", "product keys", "Fourier transform", "vocabulary in parts"],
+)
+def test_devices_exchange_only_gradients(task, attention, model, monkeypatch) -> None:
+    monkeypatch.setattr(language, "_LARGE", 10)
+    config = get_preset(task, attention=attention).replace(model=helpers.MODEL | model)
+    batch = {
+        "tokens": np.ones((8, 64), "int32"),
+        "lengths": np.full(8, 50, "int32"),
+        "labels": np.ones(8, "int32"),
+    }
+    if task == "lm":
+        batch |= dict.fromkeys(("segment_ids", "labels"), batch["tokens"])
+    dataset = SimpleNamespace(vocab_size=20, num_classes=10, max_length=64, raw={})
+    dataset.image_shape = None
+    model = get_task(task).make_model(config, dataset, nnx.Rngs(0))
+    graph, params = nnx.split(model)
+
+    def loss(params, batch) -> jax.Array:
+        return get_task(task).loss(nnx.merge(graph, params), batch)["loss"]
+
+    mesh = sharding.make_mesh((8,))
+    assert mesh.size == 2
+    with jax.set_mesh(mesh):
+        step = helpers.quick_jit(
+            jax.grad(loss), out_shardings=sharding.replicated(mesh)
+        ).lower(sharding.replicate(mesh, params), sharding.shard_batch(mesh, batch))
+        assert not EXCHANGES.findall(step.compile().as_text())

@@ -17,11 +17,13 @@ is ``norm="backward"``. There is no causal form, since every row mixes all posit
 and no cross attention, since there are no queries.
 """
 
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from lra_jax import kernels
 from lra_jax.attention import inputs, masking
 from lra_jax.attention.in_turn import documents_in_turn
 from lra_jax.attention.registry import Mechanism
@@ -96,13 +98,13 @@ def fnet_attention(
         raise expected("mask", wanted, f"an array for T={length}")
     dtype = inputs.accumulation_dtype(value)
     x = inputs.match_heads(masking.hide(value, mask).astype(dtype), num_heads)
-    shape = x.shape
-    x = jnp.fft.fft(x.reshape(batch, length, -1), axis=2, norm=norm)
-    if mask is None:
-        out = jnp.fft.fft(x, axis=1, norm=norm).real
-    else:
-        out = _padded_fft(x, masking.next_position(mask, batch, length), norm)
-    return out.reshape(shape).astype(query.dtype)
+    arrays: list[jax.Array] = [x.reshape(batch, length, -1)]
+    if mask is not None:
+        arrays.append(masking.next_position(mask, batch, length))
+    transform = functools.partial(_transformed, norm)
+    # The compiler would have each device transform the samples of all.
+    out = kernels.by_sample(transform, *arrays)
+    return out.reshape(x.shape).astype(query.dtype)
 
 
 def fnet_weights(
@@ -120,6 +122,16 @@ def fnet_weights(
     wanted = "a mechanism whose output is a weighted sum of values"
     got = "'fnet', which mixes the columns of all heads as well as the positions"
     raise expected("attention", wanted, got)
+
+
+def _transformed(
+    norm: str, x: jax.Array, lengths: jax.Array | None = None
+) -> jax.Array:
+    """The real part of the transform of columns and rows, `[B, T, D]`."""
+    x = jnp.fft.fft(x, axis=2, norm=norm)
+    if lengths is not None:
+        return _padded_fft(x, lengths, norm)
+    return jnp.fft.fft(x, axis=1, norm=norm).real
 
 
 # Up to here no product overflows in `_chirp`.
