@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from lra_jax import kernels
 from lra_jax.attention.inputs import Grid, accumulation_dtype, check_shape
 from lra_jax.models.layers import at_positions
 
@@ -103,8 +104,8 @@ def _within_documents(
     label, wide = label[:, :, None], accumulation_dtype(x)
     taps = zip(
         kernel,
-        _shifts(x, kernel, before),
-        _shifts(label, kernel, before),
+        _shifts(x, len(kernel), before),
+        _shifts(label, len(kernel), before),
         strict=True,
     )
     terms = (
@@ -122,7 +123,7 @@ def convolved(x: jax.Array, kernel: jax.Array, before: int) -> jax.Array:
     here: on a CPU those derived by XLA are slower, and a grouped convolution is much
     slower (docs/performance.md). ``jax.jvp`` raises TypeError.
     """
-    shifts, rows = _shifts(x, kernel, before), kernel[:, None, None]
+    shifts, rows = _shifts(x, len(kernel), before), kernel[:, None, None]
     terms = (near * row for near, row in zip(shifts, rows, strict=True))
     return sum(terms, start=jnp.zeros((), x.dtype))
 
@@ -140,20 +141,38 @@ def _backward(
     # Otherwise the gradient's inputs are recomputed for every shift.
     grad = jax.lax.optimization_barrier(grad)
     of_x: Any = convolved(grad, kernel[::-1], kernel.shape[0] - 1 - before)
-    # A loop over the samples would gather those of all devices on each.
+    sums = kernels.by_sample(functools.partial(_of_taps, len(kernel), before), x, grad)
+    return of_x, sums.sum(0).astype(kernel.dtype)
+
+
+def _of_taps(size: int, before: int, x: jax.Array, grad: jax.Array) -> jax.Array:
+    """The gradient of the kernel, `[1, J, C]`, in float32 or wider."""
     wide = accumulation_dtype(x)
-    slope = grad.astype(wide)
-    sums = [
-        (near.astype(wide) * slope).sum((0, 1)) for near in _shifts(x, kernel, before)
-    ]
-    return of_x, jnp.stack(sums).astype(kernel.dtype)
+
+    def products(near: jax.Array, slope: jax.Array) -> list[jax.Array]:
+        slope = slope.astype(wide)
+        return [shift.astype(wide) * slope for shift in _shifts(near, size, before)]
+
+    if jax.default_backend() != "cpu":
+        return jnp.stack([x.sum((0, 1)) for x in products(x, grad)])[None]
+
+    def add(
+        sums: list[jax.Array], row: tuple[jax.Array, jax.Array]
+    ) -> tuple[list[jax.Array], None]:
+        added = products(*(x[None] for x in row))
+        return [total + one[0] for total, one in zip(sums, added, strict=True)], None
+
+    # Sample by sample, so that the sums stay in a CPU's caches.
+    start = [jnp.zeros_like(x[0], wide)] * size
+    sums, _ = jax.lax.scan(add, start, (x, grad))
+    return jnp.stack([total.sum(0) for total in sums])[None]
 
 
 convolved.defvjp(_forward, _backward)
 
 
-def _shifts(x: jax.Array, kernel: jax.Array, before: int) -> list[jax.Array]:
-    """``x_(t + j - before)`` for each j, zero beyond the ends."""
-    size, length = kernel.shape[0], x.shape[1]
+def _shifts(x: jax.Array, size: int, before: int) -> list[jax.Array]:
+    """``x_(t + j - before)`` for each j of ``size``, zero beyond the ends."""
+    length = x.shape[1]
     padded = jnp.pad(x, ((0, 0), (before, size - 1 - before), (0, 0)))
     return [padded[:, tap : tap + length] for tap in range(size)]
