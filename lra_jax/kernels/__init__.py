@@ -2,10 +2,9 @@
 
 For TPUs and Hopper GPUs they are written in Pallas, for CPUs in C++ (`cpu`). The
 mechanisms whose entries have ``kernels`` use them automatically where they run and are
-faster (`choose`), and always with
-``implementation="pallas"`` or ``"native"``. Importing this package imports no Pallas
-and compiles nothing. For the design, and how far it has been tested, see
-docs/kernels.md.
+faster (`choose`), and always with ``implementation="pallas"`` or ``"native"``.
+Importing this package imports no Pallas and compiles nothing. For the design, and how
+far it has been tested, see docs/kernels.md.
 """
 
 from lra_jax.kernels.api import (
@@ -14,6 +13,7 @@ from lra_jax.kernels.api import (
     attend_recurrent,
     attended,
     has_flow,
+    scan,
 )
 from lra_jax.kernels.mesh import by_sample
 from lra_jax.kernels.selection import (
@@ -38,4 +38,5 @@ __all__ = [
     "by_sample",
     "choose",
     "has_flow",
+    "scan",
 ]

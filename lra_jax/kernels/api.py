@@ -26,10 +26,13 @@ from lra_jax.kernels.spec import (
     Form,
     Inputs,
     RecurrentSpec,
+    Scanned,
+    ScanSpec,
     Spec,
 )
 
-AnySpec = Form | RecurrentSpec
+AnySpec = Form | RecurrentSpec | ScanSpec
+Given = Inputs | Scanned
 
 # Positions of a chunk and of a block. A TPU's matrix unit is 128 wide, and a step of
 # its grid costs as much as reading about 100 KB. On a GPU a block is a segment: there
@@ -285,6 +288,23 @@ def attend_recurrent(
     return _compiled(spec, given)
 
 
+def scan(
+    target: Target, factors: jax.Array, values: jax.Array, forth: int
+) -> jax.Array:
+    """``h_t = f_t h_(t-1) + x_t`` for each column, from zero.
+
+    Args:
+      target: from `choose`.
+      factors: f, `[B, T, C]`.
+      values: x, `[B, T, C]`.
+      forth: columns from this one on run from the last position to the first.
+
+    Returns:
+      h, `[B, T, C]`. Gradients are of first order only.
+    """
+    return _scanned(ScanSpec(forth=forth, target=target[0]), Scanned(factors, values))
+
+
 def _given_features(
     query: jax.Array, key: jax.Array, feature_map: FeatureMap
 ) -> tuple[jax.Array, jax.Array, str]:
@@ -341,18 +361,19 @@ def _scale(max_length: int | jax.Array | None, batch: int) -> jax.Array:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(spec: AnySpec, given: Inputs) -> jax.Array:
+def _attend(spec: AnySpec, given: Given) -> jax.Array:
     return _forward_kernels(spec, given, False)[0]
 
 
-def _forward(spec: AnySpec, given: Inputs) -> tuple[jax.Array, tuple]:
+def _forward(spec: AnySpec, given: Given) -> tuple[jax.Array, tuple]:
     out, saved = _forward_kernels(spec, given, True)
     return out, (given, saved)
 
 
-def _backward(spec: AnySpec, kept: tuple, of_out: jax.Array) -> tuple[Inputs]:
+def _backward(spec: AnySpec, kept: tuple, of_out: jax.Array) -> tuple[Given]:
     kernels = _transformed(spec, functools.partial(_kernels(spec).backward, spec))
-    return (Inputs(*kernels(*kept, of_out)),)
+    given, _ = kept
+    return (type(given)(*kernels(*kept, of_out)),)
 
 
 _attend.defvjp(_forward, _backward)
@@ -363,8 +384,13 @@ def _compiled(spec: AnySpec, given: Inputs) -> jax.Array:
     return mesh.on_each_device(functools.partial(_attend, spec), given)
 
 
-def _forward_kernels(spec: AnySpec, given: Inputs, save: bool) -> tuple[jax.Array, Any]:
-    def forward(given: Inputs) -> tuple[jax.Array, Any]:
+@functools.partial(jax.jit, static_argnums=0)
+def _scanned(spec: ScanSpec, given: Scanned) -> jax.Array:
+    return mesh.by_sample(functools.partial(_attend, spec), given)
+
+
+def _forward_kernels(spec: AnySpec, given: Given, save: bool) -> tuple[jax.Array, Any]:
+    def forward(given: Given) -> tuple[jax.Array, Any]:
         return _kernels(spec).forward(spec, given, save)
 
     return _transformed(spec, forward)(given)

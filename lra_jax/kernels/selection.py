@@ -12,7 +12,7 @@ from lra_jax.kernels.spec import FeatureMap
 
 Implementation = Literal["auto", "xla", "pallas", "native"]
 Mechanism = Literal[
-    "linear", "cosformer", "flow", "norm", "decay", "performer", "recurrent"
+    "linear", "cosformer", "flow", "norm", "decay", "performer", "recurrent", "scan"
 ]
 # The kind of device, and whether its kernels run in the interpreter.
 Target = tuple[str, bool]
@@ -25,7 +25,7 @@ in Pallas' interpreter, on any machine, very slowly. Read when a call is traced.
 
 TARGETS = ("tpu", "gpu")
 # Mechanisms whose kernels are for CPUs only.
-_ON_CPUS = ("norm", "decay", "performer", "recurrent")
+_ON_CPUS = ("norm", "decay", "performer", "recurrent", "scan")
 _DTYPES = {"tpu": ("float32", "bfloat16"), "gpu": ("bfloat16",), "cpu": ("float32",)}
 _WIDEST = {"tpu": 256, "gpu": 256, "cpu": 512}
 # A causal GPU kernel holds the states of one panel of its result in registers, with
@@ -72,8 +72,8 @@ def choose(
       refusal: the option of the mechanism that kernels do not support; None = they
         support all.
       mechanism: whose kernels; cosFormer without its angles is "linear", and "decay" is
-        retention and lightning attention, and "recurrent" gated linear attention and
-        the delta rule.
+        retention and lightning attention, "recurrent" gated linear attention and the
+        delta rule, and "scan" a recurrence of single numbers.
       is_causal: of which form.
       packed: whether rows hold several documents, which only a CPU's kernels support.
 

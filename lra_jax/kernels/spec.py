@@ -242,3 +242,33 @@ class RecurrentSpec:
     def module(self) -> str:
         """The module of its kernels, below `lra_jax.kernels`."""
         return "cpu.recurrent"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScanSpec:
+    """A recurrence of single numbers, ``h_t = f_t h_(t-1) + x_t`` in each column.
+
+    Attributes:
+      forth: columns from this one on run from the last position to the first.
+      target: "cpu".
+    """
+
+    forth: int
+    target: str
+
+    @property
+    def module(self) -> str:
+        """The module of its kernels, below `lra_jax.kernels`."""
+        return "cpu.columns"
+
+
+class Scanned(NamedTuple):
+    """The arrays of a `ScanSpec`.
+
+    Attributes:
+      factors: f, float32 `[B, T, C]`.
+      values: x, float32 `[B, T, C]`.
+    """
+
+    factors: jax.Array
+    values: jax.Array

@@ -27,7 +27,7 @@ NAMES = tuple(x.name for x in MECHANISMS.values() if "cpu" in x.kernels)
 # Those that multiply weights by a decay.
 FADING = ("retention", "lightning")
 # Recurrences with decays, and shares of the values, at each position.
-GATED = ("gla", "delta", "gated_delta")
+GATED = ("gla", "delta", "gated_delta", "hgrn")
 FORMS = [(name, is_causal) for name in NAMES for is_causal in (True, False)]
 
 if library.problem() is not None:
@@ -56,9 +56,9 @@ def gated(name: str, function: Any, *arrays: jax.Array) -> jax.Array:
     gates: dict[str, jax.Array] = {}
     if name == "gla":
         gates["log_decay"] = -jnp.exp(2 * jnp.tanh(query) - 2)
-    else:
+    if name in ("delta", "gated_delta"):
         gates["beta"] = jax.nn.sigmoid(query[..., 0])
-    if name == "gated_delta":
+    if name in ("gated_delta", "hgrn"):
         gates["log_decay"] = -jnp.exp(2 * jnp.tanh(query[..., -1]) - 2)
     return function(*arrays, **gates)
 
@@ -102,8 +102,8 @@ SIZES = [
 @pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
 @pytest.mark.parametrize(
     ("name", "is_causal"),
-    # The others have the products of linear attention.
-    [form for form in FORMS if form[0] not in ("norm", "performer")],
+    # The others have the products of linear attention, or are the gated delta rule.
+    [form for form in FORMS if form[0] not in ("norm", "performer", "delta")],
 )
 def test_like_the_xla_form(
     name: str, is_causal: bool, masked: bool, sizes: dict
@@ -190,6 +190,7 @@ PROJECTION = np.random.default_rng(2).normal(size=(11, 8)).astype("float32")
         ("lightning", {"slopes": np.array([0.0, 100.0])}),
         ("gla", {"norm": "layer"}),
         ("gated_delta", {"norm": "rms"}),
+        ("hgrn", {"scale": "unit", "lower_bound": np.array([0.3, -1], "float32")}),
         ("gated_delta", {"feature_map": lambda x: jnp.sin(x[..., :-1])}),
         ("delta", {"feature_map": "identity", "beta_range": 2.0}),
         ("performer", {"kernel": "exp", "projection": PROJECTION}),
@@ -304,6 +305,8 @@ def test_nan_that_is_seen_is_not_lost(feature_map: str, place: int) -> None:
         arrays = inputs(14, 1, 70, 70, 1, 4)
         arrays[place][0, 3, 0, 1] = np.nan
         if name == "cosformer" and feature_map in ("sigmoid", "silu"):
+            continue
+        if name == "hgrn":  # It has neither queries nor keys.
             continue
         more: dict[str, Any] = {"feature_map": feature_map, "is_causal": is_causal}
         if name == "flow" and feature_map not in ("sigmoid", "relu", "elu"):
@@ -435,6 +438,8 @@ def test_what_is_refused() -> None:
     refused("at most 30 if causal, got None", "flow", is_causal=True, clip=None)
     refused("competition: expected True", "flow", competition=False)
     refused("grid: expected None, got .7, 1.", "retention", grid=(7, 1))
+    angle = np.ones(arrays[0].shape[2], "float32")
+    refused("angle: expected None, got an array", "hgrn", angle=angle)
     other = inputs(0, length=9)
     refused("key: expected the query's length T=7, got 9", "lightning", arrays=other)
     softmax = {"kernel": "softmax", "projection": PROJECTION[:, : arrays[0].shape[3]]}
@@ -477,7 +482,8 @@ def test_auto_takes_them_where_they_are_faster(
     assert not taken((1, 1023, 4, 8))
     assert not taken(large, "bfloat16")
     assert not taken(large, implementation="xla")
-    assert not taken(large, chunking=Chunking(64))
+    if name != "hgrn":  # It has no chunks.
+        assert not taken(large, chunking=Chunking(64))
     monkeypatch.setenv(library.SWITCH, "0")
     assert not taken(large)
     monkeypatch.setenv(library.SWITCH, "yes")

@@ -51,6 +51,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from lra_jax import kernels
 from lra_jax.attention import dense, feature_maps, inputs, masking, packed, streams
 from lra_jax.attention.recurrent import recurrence
 from lra_jax.attention.recurrent.columns import scan_columns
@@ -74,6 +75,7 @@ MECHANISM = Mechanism(
     cross=False,
     stream=True,
     packed=True,
+    kernels=("cpu",),
     cost="T Hv",
     summary="gated recurrence, column by column; no queries, no keys",
     source="Qin et al. 2023",
@@ -182,6 +184,7 @@ def hgrn_attention(
     grid: inputs.Grid = None,
     segment_ids: jax.Array | None = None,
     precision: jax.lax.PrecisionLike = None,
+    implementation: kernels.Implementation = "auto",
     **flax: Any,
 ) -> jax.Array:
     """Computes the gated recurrence.
@@ -206,6 +209,8 @@ def hgrn_attention(
         causal, and without segment ids.
       segment_ids: documents of packed rows, as in `linear_attention`.
       precision: not used: there are no matrix products.
+      implementation: as in `gla_attention`; there are kernels for real columns without
+        a grid.
       **flax: as in `linear_attention`.
 
     Returns:
@@ -223,6 +228,17 @@ def hgrn_attention(
       (2, 64, 4, 16)
     """
     inputs.check_keywords(hgrn_attention, flax)
+    inputs.check_inputs(query, key, value, is_causal)
+    target = kernels.choose(
+        implementation,
+        query,
+        key,
+        value,
+        refusal=_kernel_refusal(angle, rotation, grid),
+        mechanism="scan",
+        is_causal=is_causal,
+        packed=segment_ids is not None,
+    )
     return _run(
         query,
         key,
@@ -240,7 +256,20 @@ def hgrn_attention(
         eps=eps,
         grid=grid,
         segment_ids=segment_ids,
+        target=target,
     )[0]
+
+
+def _kernel_refusal(
+    angle: jax.Array | None, rotation: jax.Array | None, grid: inputs.Grid
+) -> kernels.Refusal | None:
+    """The argument that kernels do not support; None = they support all."""
+    if grid is not None:
+        return "grid", "None", f"{grid}"
+    for name, array in {"angle": angle, "rotation": rotation}.items():
+        if array is not None:
+            return name, "None", "an array"
+    return None
 
 
 def _check_real(
@@ -279,8 +308,12 @@ def _run(
     eps: float,
     grid: inputs.Grid,
     segment_ids: jax.Array | None,
+    target: kernels.Target | None = None,
 ) -> tuple[jax.Array, HgrnState]:
-    """Both forms; if causal, also the state after the last real position."""
+    """Both forms; if causal, also the state after the last real position.
+
+    Kernels, if there is a ``target``, give no such state.
+    """
     inputs.check_inputs(query, key, value, is_causal)
     inputs.check_grid(grid, query, key, is_causal, segment_ids)
     feature_maps.check_norm(norm)
@@ -306,7 +339,9 @@ def _run(
     turns = jnp.iscomplexobj(factors)
     if turns:
         values, empty = _complex(values), _complex(empty)
-    if grid is None:
+    if target is not None:
+        out, last = _by_kernel(target, factors, values, documents, is_causal), empty
+    elif grid is None:
         out, last = _scanned(factors, values, empty, documents, is_causal)
     else:
         out, last = _scanned_in_grid(factors, values, grid), empty
@@ -357,6 +392,24 @@ def _scanned(
     left, last = scan_columns(factors[:, :, :half], values[:, :, :half])
     right, _ = scan_columns(factors[:, :, half:], values[:, :, half:], reverse=True)
     return jnp.concatenate([left, right], 2), last
+
+
+def _by_kernel(
+    target: kernels.Target,
+    factors: jax.Array,
+    values: jax.Array,
+    documents: packed.Packed | None,
+    is_causal: bool,
+) -> jax.Array:
+    """The outputs of `_scanned`."""
+    batch, length, heads, width = values.shape
+    half = heads if is_causal else heads - heads // 2
+    if documents is not None:
+        factors = _reset(factors, documents, half)
+    if width > 1:
+        factors = jnp.repeat(factors, width, 2)
+    columns = values.reshape(batch, length, heads * width)
+    return kernels.scan(target, factors, columns, half * width).reshape(values.shape)
 
 
 def _scanned_in_grid(

@@ -5,6 +5,7 @@
 // array without elements is absent.
 
 #include "causal.h"
+#include "columns.h"
 #include "delta.h"
 #include "flow.h"
 #include "flow_whole.h"
@@ -276,6 +277,29 @@ ffi::Error unit_backward(ffi::ThreadPool pool, In x, In of_out, Out of_x, int64_
   return ffi::Error::Success();
 }
 
+lra::Scan scan_of(const In& factors, int64_t forth) {
+  const auto axes = factors.dimensions();
+  const size_t last = axes.size();
+  lra::Scan call{1, axes[last - 2], axes[last - 1], forth, factors.typed_data()};
+  for (size_t axis = 0; axis + 2 < last; axis++) call.batch *= axes[axis];
+  return call;
+}
+
+ffi::Error scan_forward(ffi::ThreadPool pool, In factors, In values, Out states,
+                        int64_t forth) {
+  lra::scan_forward(scan_of(factors, forth), pool, values.typed_data(),
+                    states->typed_data());
+  return ffi::Error::Success();
+}
+
+ffi::Error scan_backward(ffi::ThreadPool pool, In factors, In states, In of_states,
+                         Out of_factors, Out of_values, int64_t forth) {
+  lra::scan_backward(scan_of(factors, forth), pool, states.typed_data(),
+                     of_states.typed_data(), of_factors->typed_data(),
+                     of_values->typed_data());
+  return ffi::Error::Success();
+}
+
 // A binding with the attributes of products, or of flows. Bindings cannot be copied.
 template <class Binding>
 auto with_product(Binding&& binding) {
@@ -308,6 +332,11 @@ auto with_end(Binding&& binding) {
 template <class Binding>
 auto with_unit(Binding&& binding) {
   return std::move(binding).template Attr<int64_t>("map").template Attr<float>("eps");
+}
+
+template <class Binding>
+auto with_forth(Binding&& binding) {
+  return std::move(binding).template Attr<int64_t>("forth");
 }
 
 // A binding of so many more arguments and results.
@@ -358,6 +387,10 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(lra_unit_forward, unit_forward,
                               with_unit(binding<1, 1>()));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(lra_unit_backward, unit_backward,
                               with_unit(binding<2, 1>()));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(lra_scan_forward, scan_forward,
+                              with_forth(binding<2, 1>()));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(lra_scan_backward, scan_backward,
+                              with_forth(binding<3, 2>()));
 
 // Floats of a register.
 extern "C" int lra_lanes() { return lra::kLanes; }

@@ -42,6 +42,8 @@ CALLS = (
     "lra_delta_backward",
     "lra_unit_forward",
     "lra_unit_backward",
+    "lra_scan_forward",
+    "lra_scan_backward",
 )
 """The functions of the library, which are also the names of XLA's calls."""
 
