@@ -57,3 +57,23 @@ def test_a_vector_of_any_size_has_a_unit_vector(size: float) -> None:
     slope = pull(jnp.float32([[1, 0, 0, 0]]))[0] * size
     wanted = np.float32([[1, 0, 0, 0]]) - direction * direction[0, 0]
     np.testing.assert_allclose(slope, wanted, 1e-4, 1e-6)
+
+
+@pytest.mark.parametrize("eps", [0.0, 1e-6, 0.3])
+@pytest.mark.parametrize("norm", ["rms", "layer"])
+def test_derivatives_of_norms(norm: str, eps: float) -> None:
+    """The first is written out; forward, and of second order, against the formula."""
+
+    def formula(x: jax.Array) -> jax.Array:
+        centre = x.mean(1, keepdims=True) if norm == "layer" else 0.0
+        squares = jnp.square(x - centre).mean(1, keepdims=True)
+        return jnp.sin((x - centre) / jnp.sqrt(squares + eps))
+
+    def ours(x: jax.Array) -> jax.Array:
+        return jnp.sin(feature_maps.normalised(x, norm, (1,), eps))
+
+    with jax.enable_x64(True):
+        x = jnp.asarray(np.random.default_rng(0).normal(size=(3, 5)))
+        for derivative in (jax.jacrev, jax.jacfwd, jax.hessian):
+            got, wanted = (fast_jit(derivative(f))(x) for f in (ours, formula))
+            np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-13)

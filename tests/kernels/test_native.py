@@ -439,7 +439,8 @@ def test_what_is_refused() -> None:
     refused("competition: expected True", "flow", competition=False)
     refused("grid: expected None, got .7, 1.", "retention", grid=(7, 1))
     angle = np.ones(arrays[0].shape[2], "float32")
-    refused("angle: expected None, got an array", "hgrn", angle=angle)
+    pairs = inputs(0, value_dim=2)
+    refused("angle: expected None, got an array", "hgrn", arrays=pairs, angle=angle)
     other = inputs(0, length=9)
     refused("key: expected the query's length T=7, got 9", "lightning", arrays=other)
     softmax = {"kernel": "softmax", "projection": PROJECTION[:, : arrays[0].shape[3]]}

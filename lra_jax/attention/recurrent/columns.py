@@ -4,9 +4,9 @@
 recurrence of gated recurrent networks, column by column.
 
 On a CPU it is a loop over the first axis of an array with positions first, which passes
-through memory once (real columns that start from zero also have a kernel,
-`lra_jax.kernels.scan`); elsewhere an associative scan, whose depth is logarithmic in the
-length. Neither divides by a product of factors, which may vanish.
+through memory once; elsewhere an associative scan, whose depth is logarithmic in the
+length. Neither divides by a product of factors, which may vanish. For real columns that
+start from zero CPUs also have a kernel, `lra_jax.kernels.scan`.
 
 The loop has a custom derivative, ``l_t = g_t + a_(t+1) l_(t+1)`` backward in time: the
 same scan, over the same factors. Gradients of gradients work; ``jax.jvp`` raises

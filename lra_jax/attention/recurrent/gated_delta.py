@@ -127,48 +127,25 @@ def gated_delta_attention(
       (2, 64, 4, 16)
     """
     inputs.check_keywords(gated_delta_attention, flax)
-    mask, rows, share = _checked(
+    return run(
         query,
         key,
         value,
         mask,
-        is_causal,
-        segment_ids,
-        beta,
-        beta_range,
-        log_decay,
-        norm,
-    )
-    out = recurrence.by_kernels(
-        implementation,
-        query,
-        key,
-        value,
-        mask=mask,
-        rows=rows,
         is_causal=is_causal,
+        state=None,
+        segment_ids=segment_ids,
+        beta=beta,
+        beta_range=beta_range,
         log_decay=log_decay,
-        chunking=chunking,
-        share=share,
+        gate=gate,
         feature_map=feature_map,
-        eps=_EPS,
-    )
-    if out is None:
-        out, _ = _by_chunks(
-            query,
-            key,
-            value,
-            mask=mask,
-            rows=rows,
-            is_causal=is_causal,
-            state=None,
-            share=share,
-            log_decay=log_decay,
-            feature_map=feature_map,
-            chunking=chunking,
-            precision=precision,
-        )
-    return recurrence.finished(out, gate, norm, eps, query, mask)
+        norm=norm,
+        eps=eps,
+        chunking=chunking,
+        precision=precision,
+        by=implementation,
+    )[0]
 
 
 gated_delta_weights = dense.weights_of(
@@ -197,50 +174,9 @@ def run(
     eps: float,
     chunking: engine.Chunking | None,
     precision: jax.lax.PrecisionLike,
+    by: kernels.Implementation = "xla",
 ) -> tuple[jax.Array, GatedDeltaState]:
-    """The causal form, and the state after the last real position."""
-    mask, rows, share = _checked(
-        query,
-        key,
-        value,
-        mask,
-        is_causal,
-        segment_ids,
-        beta,
-        beta_range,
-        log_decay,
-        norm,
-    )
-    out, state = _by_chunks(
-        query,
-        key,
-        value,
-        mask=mask,
-        rows=rows,
-        is_causal=is_causal,
-        state=state,
-        share=share,
-        log_decay=log_decay,
-        feature_map=feature_map,
-        chunking=chunking,
-        precision=precision,
-    )
-    return recurrence.finished(out, gate, norm, eps, query, mask), state
-
-
-def _checked(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    mask: jax.Array | None,
-    is_causal: bool,
-    segment_ids: jax.Array | None,
-    beta: jax.Array | None,
-    beta_range: float,
-    log_decay: jax.Array | None,
-    norm: str | None,
-) -> tuple[jax.Array | None, packed.Packed | None, jax.Array]:
-    """The real positions, where packed documents are, and the shares `[B, T, n]`."""
+    """Both forms; if causal, by XLA, also the state after the last real position."""
     inputs.check_inputs(query, key, value, is_causal)
     inputs.check_self(query, key, "delta-rule")
     feature_maps.check_norm(norm)
@@ -251,39 +187,26 @@ def _checked(
     recurrence.check_gate("log_decay", log_decay, query)
     rows = packed.packed(segment_ids, query, key)
     mask = masking.padding_mask(mask, query.shape[0], query.shape[1])
-    if beta is None:  # One head for all, of the value's sharding.
-        beta = jnp.ones_like(value[:, :, :1, 0], inputs.accumulation_dtype(value))
-    return packed.shown(mask, rows), rows, beta * beta_range
-
-
-def _by_chunks(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    *,
-    mask: jax.Array | None,
-    rows: packed.Packed | None,
-    is_causal: bool,
-    state: GatedDeltaState | None,
-    share: jax.Array,
-    log_decay: jax.Array | None,
-    feature_map: feature_maps.FeatureMap,
-    chunking: engine.Chunking | None,
-    precision: jax.lax.PrecisionLike,
-) -> tuple[jax.Array, GatedDeltaState]:
-    """The XLA form, before norm and gate; see `recurrence.recur`."""
-    dtype = recurrence.dtype_of(state, query, key, value)
+    mask = packed.shown(mask, rows)
+    dtype, asked = recurrence.dtype_of(state, query, key, value), query
     query, key, phi = feature_maps.given(query, key, feature_map, dtype, mask)
+    # One head for all, of the value's sharding.
+    share = jnp.ones_like(value[:, :, :1, 0], dtype) if beta is None else beta
     options = feature_maps.Options(phi, dtype, precision)
-    return recurrence.recur(
+    out, state = recurrence.recur(
         engine.Form(_prepared, _segment, options),
-        engine.Arrays(query, key, value, log_decay, share),
+        engine.Arrays(query, key, value, log_decay, share * beta_range),
         is_causal=is_causal,
         mask=mask,
         rows=rows,
         state=state,
-        chunking=chunking or engine.Chunking(64, 64),
+        chunking=chunking,
+        usual=engine.Chunking(64, 64),
+        by=by,
+        feature_map=phi,
+        length_eps=_EPS,
     )
+    return recurrence.finished(out, gate, norm, eps, asked, mask), state
 
 
 gated_delta_prefill = streams.make_prefill(gated_delta_attention, run)

@@ -112,34 +112,22 @@ def gla_attention(
       (2, 64, 4, 16)
     """
     inputs.check_keywords(gla_attention, flax)
-    mask, rows = _checked(
-        query, key, value, mask, is_causal, segment_ids, log_decay, norm
-    )
-    out = recurrence.by_kernels(
-        implementation,
+    return _run(
         query,
         key,
         value,
-        mask=mask,
-        rows=rows,
+        mask,
         is_causal=is_causal,
+        state=None,
+        segment_ids=segment_ids,
         log_decay=log_decay,
+        gate=gate,
+        norm=norm,
+        eps=eps,
         chunking=chunking,
-    )
-    if out is None:
-        out, _ = _by_chunks(
-            query,
-            key,
-            value,
-            mask=mask,
-            rows=rows,
-            is_causal=is_causal,
-            state=None,
-            log_decay=log_decay,
-            chunking=chunking,
-            precision=precision,
-        )
-    return recurrence.finished(out, gate, norm, eps, query, mask)
+        precision=precision,
+        by=implementation,
+    )[0]
 
 
 gla_weights = dense.weights_of(
@@ -165,71 +153,30 @@ def _run(
     eps: float,
     chunking: engine.Chunking | None,
     precision: jax.lax.PrecisionLike,
+    by: kernels.Implementation = "xla",
 ) -> tuple[jax.Array, GlaState]:
-    """The causal form, and the state after the last real position."""
-    mask, rows = _checked(
-        query, key, value, mask, is_causal, segment_ids, log_decay, norm
-    )
-    out, state = _by_chunks(
-        query,
-        key,
-        value,
-        mask=mask,
-        rows=rows,
-        is_causal=is_causal,
-        state=state,
-        log_decay=log_decay,
-        chunking=chunking,
-        precision=precision,
-    )
-    return recurrence.finished(out, gate, norm, eps, query, mask), state
-
-
-def _checked(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    mask: jax.Array | None,
-    is_causal: bool,
-    segment_ids: jax.Array | None,
-    log_decay: jax.Array | None,
-    norm: str | None,
-) -> tuple[jax.Array | None, packed.Packed | None]:
-    """The real positions, and where packed documents are."""
+    """Both forms; if causal, by XLA, also the state after the last real position."""
     inputs.check_inputs(query, key, value, is_causal)
     inputs.check_self(query, key, "gla")
     feature_maps.check_norm(norm)
     recurrence.check_gate("log_decay", log_decay, query, query.shape[3])
     rows = packed.packed(segment_ids, query, key)
     mask = masking.padding_mask(mask, query.shape[0], query.shape[1])
-    return packed.shown(mask, rows), rows
-
-
-def _by_chunks(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    *,
-    mask: jax.Array | None,
-    rows: packed.Packed | None,
-    is_causal: bool,
-    state: GlaState | None,
-    log_decay: jax.Array | None,
-    chunking: engine.Chunking | None,
-    precision: jax.lax.PrecisionLike,
-) -> tuple[jax.Array, GlaState]:
-    """The XLA form, before norm and gate; see `recurrence.recur`."""
+    mask = packed.shown(mask, rows)
     dtype = recurrence.dtype_of(state, query, key, value)
-    return recurrence.recur(
+    out, state = recurrence.recur(
         engine.Form(_prepared, _segment, _Options(dtype, precision)),
         engine.Arrays(query, key, value, log_decay),
         is_causal=is_causal,
         mask=mask,
         rows=rows,
         state=state,
+        chunking=chunking,
         # Short chunks, because pairs are computed for each column separately.
-        chunking=chunking or engine.Chunking(chunk=16),
+        usual=engine.Chunking(chunk=16),
+        by=by,
     )
+    return recurrence.finished(out, gate, norm, eps, query, mask), state
 
 
 gla_prefill = streams.make_prefill(gla_attention, _run)

@@ -228,17 +228,6 @@ def hgrn_attention(
       (2, 64, 4, 16)
     """
     inputs.check_keywords(hgrn_attention, flax)
-    inputs.check_inputs(query, key, value, is_causal)
-    target = kernels.choose(
-        implementation,
-        query,
-        key,
-        value,
-        refusal=_kernel_refusal(angle, rotation, grid),
-        mechanism="scan",
-        is_causal=is_causal,
-        packed=segment_ids is not None,
-    )
     return _run(
         query,
         key,
@@ -256,7 +245,7 @@ def hgrn_attention(
         eps=eps,
         grid=grid,
         segment_ids=segment_ids,
-        target=target,
+        by=implementation,
     )[0]
 
 
@@ -308,12 +297,9 @@ def _run(
     eps: float,
     grid: inputs.Grid,
     segment_ids: jax.Array | None,
-    target: kernels.Target | None = None,
+    by: kernels.Implementation = "xla",
 ) -> tuple[jax.Array, HgrnState]:
-    """Both forms; if causal, also the state after the last real position.
-
-    Kernels, if there is a ``target``, give no such state.
-    """
+    """Both forms; if causal, by XLA, also the state after the last real position."""
     inputs.check_inputs(query, key, value, is_causal)
     inputs.check_grid(grid, query, key, is_causal, segment_ids)
     feature_maps.check_norm(norm)
@@ -339,6 +325,16 @@ def _run(
     turns = jnp.iscomplexobj(factors)
     if turns:
         values, empty = _complex(values), _complex(empty)
+    target = kernels.choose(
+        by,
+        query,
+        key,
+        value,
+        refusal=_kernel_refusal(angle, rotation, grid),
+        mechanism="scan",
+        is_causal=is_causal,
+        packed=documents is not None,
+    )
     if target is not None:
         out, last = _by_kernel(target, factors, values, documents, is_causal), empty
     elif grid is None:

@@ -52,7 +52,11 @@ def recur(
     mask: jax.Array | None,
     rows: packed.Packed | None,
     state: RecurrentState | None,
-    chunking: engine.Chunking,
+    chunking: engine.Chunking | None,
+    usual: engine.Chunking,
+    by: kernels.Implementation,
+    feature_map: str | None = None,
+    length_eps: float = 0.0,
 ) -> tuple[jax.Array, RecurrentState]:
     """Runs a recurrence over a sequence, or from both ends.
 
@@ -64,28 +68,46 @@ def recur(
         padding; None = all.
       rows: where packed documents are; None = one per row.
       state: the state so far; None = a new stream.
-      chunking: how the sequence is cut.
+      chunking: how the caller cuts the sequence; None = as usual.
+      usual: how it is cut otherwise.
+      by: kernels, or the form that XLA compiles, see `kernels.choose`.
+      feature_map: phi of queries and keys that are divided by their length; None =
+        neither.
+      length_eps: added to the square of the length.
 
     Returns:
       `[B, T, N, Hv]` in the dtype of the options, and the state after the last real
-      position, which without ``is_causal`` has no meaning.
+      position, which without ``is_causal``, or from kernels, has no meaning.
 
     Raises:
-      ValueError: the state does not fit.
+      ValueError: the state does not fit, or there are no such kernels.
     """
     batch, length, _, width = arrays.query.shape
     options: Any = form.options
     zeros = engine.nothing(arrays, options.dtype)[..., None, None]
     empty = jnp.zeros((1, 1, width, arrays.value.shape[-1]), options.dtype)
     start = Memory(zeros + empty)
+    before = None if state is None else state.position
+    position = packed.next_position(mask, rows, batch, length, before)
+    target = kernels.choose(
+        by,
+        *arrays[:3],
+        chunking=chunking,
+        mechanism="recurrent",
+        is_causal=is_causal,
+        packed=rows is not None,
+    )
+    if target is not None:
+        whole = _by_kernels(
+            target, arrays, is_causal, mask, rows, feature_map, length_eps
+        )
+        return whole, RecurrentState(start, position)
     rest: dict[str, Any] = {
         "mask": mask,
         "resets": packed.resets(rows),
-        "chunking": chunking,
+        "chunking": chunking or usual,
         "dtype": options.dtype,
     }
-    before = None if state is None else state.position
-    position = packed.next_position(mask, rows, batch, length, before)
     if not is_causal:
         until, after = from_both_ends(form, start, arrays, **rest)
         return until + after, RecurrentState(start, position)
@@ -95,67 +117,33 @@ def recur(
     return out, RecurrentState(sums, position)
 
 
-def by_kernels(
-    implementation: kernels.Implementation,
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    *,
+def _by_kernels(
+    target: kernels.Target,
+    arrays: engine.Arrays,
+    is_causal: bool,
     mask: jax.Array | None,
     rows: packed.Packed | None,
-    is_causal: bool,
-    log_decay: jax.Array | None,
-    chunking: engine.Chunking | None,
-    share: jax.Array | None = None,
-    feature_map: feature_maps.FeatureMap | None = None,
-    eps: float = 0.0,
-) -> jax.Array | None:
-    """The output by kernels, from no earlier state; None = the XLA form is to be taken.
-
-    Args:
-      implementation: see `kernels.choose`.
-      query, key, value, log_decay: as passed by the caller.
-      mask, rows, is_causal, chunking: as in `recur`.
-      share: the factor of the delta rule's updates, `[B, T, n]`; None = gated linear
-        attention.
-      feature_map: phi of the delta rule's queries and keys, of length one.
-      eps: added to the square of their length.
-
-    Returns:
-      `[B, T, N, Hv]`, before norm and gate.
-
-    Raises:
-      ValueError: there are no such kernels.
-    """
-    target = kernels.choose(
-        implementation,
-        query,
-        key,
-        value,
-        chunking=chunking,
-        mechanism="recurrent",
-        is_causal=is_causal,
-        packed=rows is not None,
-    )
-    if target is None:
-        return None
+    feature_map: str | None,
+    length_eps: float,
+) -> jax.Array:
+    """The outputs of `recur`, from no earlier state."""
+    query, key, value, decay, share = arrays
     heads, dtype = query.shape[2], query.dtype
-    if log_decay is not None and share is None:
-        hidden = masking.hide(log_decay.astype(dtype), mask)
-        log_decay = inputs.match_heads(hidden, heads)
-    elif log_decay is not None:
-        log_decay = _numbers(log_decay, heads, mask, dtype)
+    if decay is not None and share is None:
+        decay = inputs.match_heads(masking.hide(decay.astype(dtype), mask), heads)
+    elif decay is not None:
+        decay = _numbers(decay, heads, mask, dtype)
     return kernels.attend_recurrent(
         target,
         query,
         masking.hide(key, mask),
         masking.hide(value, mask),
         is_causal,
-        log_decay,
+        decay,
         None if share is None else _numbers(share, heads, mask, dtype),
         packed.numbers(rows),
         None if feature_map is None else feature_maps.for_kernels(feature_map),
-        eps,
+        length_eps,
     )
 
 
