@@ -2,11 +2,13 @@
 
 import io
 import json
+import logging
 import os
 import platform
 import pty
 import subprocess
 import sys
+import warnings
 
 import helpers
 import pytest
@@ -397,3 +399,14 @@ def _read(terminal: int) -> bytes:
         return os.read(terminal, 4096)
     except OSError:  # Linux has an error in place of an end.
         return b""
+
+
+def test_warnings_of_the_log_are_one_line(monkeypatch, capsys) -> None:
+    log = logging.getLogger("lra_jax")
+    monkeypatch.setattr(log, "handlers", [])
+    monkeypatch.setattr(log, "propagate", True)
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
+    monkeypatch.setattr(sys, "argv", ["command", "--flag"])
+    assert cli.started(None) == ["--flag"]
+    logging.getLogger("lra_jax.data.text").warning("%d left out", 3)
+    assert capsys.readouterr().err == "warning: 3 left out\n"

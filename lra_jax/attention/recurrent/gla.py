@@ -93,8 +93,9 @@ def gla_attention(
       chunking: how the sequence is cut; None = chunks of 16. They should be short:
         every distance within a chunk is a step of the program.
       implementation: "xla", "native" (`lra_jax.kernels`, on CPUs) or "auto": the
-        kernels if the default device is a CPU, the inputs are float32 and chunking is
-        None. The kernels have first derivatives only.
+        kernels if the default device is a CPU, the inputs are float32, chunking is
+        None and the call is large enough (docs/kernels.md). The kernels have first
+        derivatives only.
       precision, **flax: as in `linear_attention`.
 
     Returns:

@@ -325,28 +325,32 @@ def _run(
     turns = jnp.iscomplexobj(factors)
     if turns:
         values, empty = _complex(values), _complex(empty)
-    target = kernels.choose(
-        by,
-        query,
-        key,
-        value,
-        refusal=_kernel_refusal(angle, rotation, grid),
-        mechanism="scan",
-        is_causal=is_causal,
-        packed=documents is not None,
-    )
-    if target is not None:
-        out, last = _by_kernel(target, factors, values, documents, is_causal), empty
-    elif grid is None:
-        out, last = _scanned(factors, values, empty, documents, is_causal)
-    else:
-        out, last = _scanned_in_grid(factors, values, grid), empty
+    refusal = _kernel_refusal(angle, rotation, grid)
+    target = kernels.choose(by, query, key, value, refusal=refusal, mechanism="scan")
+    out, last = _states(target, factors, values, empty, documents, is_causal, grid)
     if turns:
         out, last = _pairs(out), _pairs(last)
     # Over one axis: XLA's gradient over two is slow on a CPU (docs/performance.md).
     flat = feature_maps.normalised(out.reshape(batch, length, -1), norm, (2,), eps)
     out = recurrence.gated(flat.reshape(*out.shape), gate, mask)
     return out.astype(query.dtype), HgrnState(recurrence.Memory(last), position)
+
+
+def _states(
+    target: kernels.Target | None,
+    factors: jax.Array,
+    values: jax.Array,
+    empty: jax.Array,
+    documents: packed.Packed | None,
+    is_causal: bool,
+    grid: inputs.Grid,
+) -> tuple[jax.Array, jax.Array]:
+    """The states at all positions, and if causal, by XLA, the last."""
+    if target is not None:
+        return _by_kernel(target, factors, values, documents, is_causal), empty
+    if grid is not None:
+        return _scanned_in_grid(factors, values, grid), empty
+    return _scanned(factors, values, empty, documents, is_causal)
 
 
 def _check_columns(

@@ -70,7 +70,8 @@ def recur(
       state: the state so far; None = a new stream.
       chunking: how the caller cuts the sequence; None = as usual.
       usual: how it is cut otherwise.
-      by: kernels, or the form that XLA compiles, see `kernels.choose`.
+      by: the attention's ``implementation``, see `kernels.choose`. Prefills, which
+        need the state, leave it at "xla" and do not offer it.
       feature_map: phi of queries and keys that are divided by their length; None =
         neither.
       length_eps: added to the square of the length.
