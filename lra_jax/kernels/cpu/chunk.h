@@ -394,13 +394,18 @@ class Chunk {
   int count = 0;
 };
 
-inline void add_keys(const Call& call, Chunk& chunk, int head, Sums to) {
-  chunk.read_key(head);
-  chunk.read_value(head);
+// Adds the chunk's keys and values, which have been read.
+inline void add_read_keys(const Call& call, Chunk& chunk, Sums to) {
   transpose(kChunk, call.F(), chunk.key.turned, chunk.transposed);
   chunk.fade(to);
   add_chunk(call, chunk.key.turned, chunk.transposed, chunk.value, nullptr, chunk.count,
             to);
+}
+
+inline void add_keys(const Call& call, Chunk& chunk, int head, Sums to) {
+  chunk.read_key(head);
+  chunk.read_value(head);
+  add_read_keys(call, chunk, to);
 }
 
 // Adds the chunk's keys and values to sums whose outer ones are transposed, [W, F]; the

@@ -4,8 +4,8 @@ The flows, the competition and the allocation are numbers of one position and he
 which the output is that of plain linear attention with weighted values,
 ``(a_i / I_i) sum_j phi(q_i) . phi(k_j) c_j v_j``. The causal form computes them in one
 pass with running sums, and then calls the kernel of linear attention. The other form
-makes three passes, each of which needs the sums of the one before, and in the same call
-those of the output. The gradient passes through the same steps.
+makes all of its sums in one call: it sweeps over keys, queries, keys and queries, and
+backward over queries, keys, queries and keys, as each sum needs the one before.
 """
 
 import math

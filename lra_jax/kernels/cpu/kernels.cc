@@ -194,11 +194,9 @@ ffi::Error whole_flow_backward(ffi::ThreadPool pool, In query, In key, In value,
   const auto totals = lra::totals_of(call);
   lra::Room room;
   const lra::WholeSlopes of(call, room);
-  lra::in_passes(call, pool, [&](const auto& passes) {
-    lra::whole_flow_backward(passes, call, options, totals, terms, slopes,
-                             sums.typed_data(), of, of_query->typed_data(),
-                             of_key->typed_data(), of_value->typed_data());
-  });
+  lra::whole_flow_backward({call, pool}, call, options, totals, terms, slopes,
+                           sums.typed_data(), of, of_query->typed_data(),
+                           of_key->typed_data(), of_value->typed_data());
   return ffi::Error::Success();
 }
 

@@ -42,7 +42,9 @@ struct AllHeads {
   }
 };
 
-// The same for one head, by one thread. Its features are computed once.
+// The same for one head, by one thread. Its features are computed once. The gradients are
+// better off with all heads: so many rows a whole row of heads apart share few sets of a
+// cache.
 struct OneHead {
   Chunk& chunk;
   int head;
@@ -92,10 +94,11 @@ void in_passes(const Call& call, xla::ffi::ThreadPool& pool, const Work& work) {
 }
 
 // A sum of `size` numbers over the positions of each head. `add` adds a chunk of a head
-// to the part of its block, and may write its results; `take` is given the sum.
-template <class Passes, class Add, class Take>
+// to the part of its block, and may write its results; `join` adds the parts of a head to
+// the first of them; `take` is given the sum.
+template <class Passes, class Add, class Take, class Join>
 void add_up(const Passes& passes, int64_t length, int64_t size, const Add& add,
-            const Take& take) {
+            const Take& take, const Join& join) {
   const int64_t blocks = (length + kBlock - 1) / kBlock;
   Room room;
   float* parts = room.take(passes.count() * std::max<int64_t>(1, blocks) * size);
@@ -105,16 +108,24 @@ void add_up(const Passes& passes, int64_t length, int64_t size, const Add& add,
   });
   passes.heads([&](int64_t row) {
     float* sum = parts + (row - passes.first()) * blocks * size;
-    for (int64_t part = 1; part < blocks; part++)
-      for (int64_t i = 0; i < size; i++) sum[i] += sum[part * size + i];
+    join(sum, blocks);
     take(row, sum);
   });
 }
 
-// ``sum_j phi(k_j) v_j^T`` and ``sum_j phi(k_j)`` of each head of the passes, [size]; or
-// those of queries and gradients.
-template <class Passes, class Add>
-void add_products(const Passes& passes, const Call& call, int64_t length, float* to,
+template <class Passes, class Add, class Take>
+void add_up(const Passes& passes, int64_t length, int64_t size, const Add& add,
+            const Take& take) {
+  add_up(passes, length, size, add, take, [&](float* sum, int64_t blocks) {
+    for (int64_t part = 1; part < blocks; part++)
+      for (int64_t i = 0; i < size; i++) sum[i] += sum[part * size + i];
+  });
+}
+
+// ``sum_j phi(k_j) v_j^T`` and ``sum_j phi(k_j)`` of each head, [size]; or those of
+// queries and gradients.
+template <class Add>
+void add_products(const AllHeads& passes, const Call& call, int64_t length, float* to,
                   const Add& add) {
   const int64_t size = Sums::size(call);
   add_up(
@@ -123,31 +134,26 @@ void add_products(const Passes& passes, const Call& call, int64_t length, float*
         add(chunk, head, Sums::at(call, part, 0));
       },
       [&](int64_t row, const float* sum) {
-        std::copy(sum, sum + size, to + (row - passes.first()) * size);
+        std::copy(sum, sum + size, to + row * size);
       });
 }
 
-// The outer sums transposed, of each head of the passes, [W, F].
-template <class Passes>
-float* transposed_sums(const Passes& passes, const Call& call, float* sums, Room& room) {
+// The outer sums transposed, of each head, [W, F].
+inline float* transposed_sums(const AllHeads& passes, const Call& call, float* sums,
+                              Room& room) {
   const int64_t size = static_cast<int64_t>(call.F()) * call.W();
   float* to = room.take(passes.count() * size);
   passes.heads([&](int64_t row) {
-    const int64_t index = row - passes.first();
-    transpose(call.F(), call.W(), Sums::at(call, sums, index).outer, to + index * size);
+    transpose(call.F(), call.W(), Sums::at(call, sums, row).outer, to + row * size);
   });
   return to;
 }
 
-// Writes out [B, T, N, Hv] and the sums [B, N, size]. `scale` is called with a chunk, its
-// head and its sums, and writes the scales of the numerators to `chunk.through`.
+// Writes out [B, T, N, Hv] from the sums [B, N, size]. `scale` is called with a chunk,
+// its head and its sums, and writes the scales of the numerators to `chunk.through`.
 template <class Passes, class Scale>
-void whole_forward(const Passes& passes, const Call& call, float* out, float* sums,
-                   const Scale& scale) {
-  float* mine = sums + passes.first() * Sums::size(call);
-  add_products(passes, call, call.keys, mine, [&](Chunk& chunk, int head, Sums to) {
-    add_keys(call, chunk, head, to);
-  });
+void write_products(const Passes& passes, const Call& call, float* out, float* sums,
+                    const Scale& scale) {
   const int W = call.W(), F = call.F();
   passes.chunks(call.queries, [&](Chunk& chunk, int head) {
     const Sums all = Sums::at(call, sums, chunk.row(head));
@@ -162,16 +168,20 @@ void whole_forward(const Passes& passes, const Call& call, float* out, float* su
 // Of linear attention and cosFormer; keeps the inverse denominators, [B, T, N].
 inline void whole_forward(const Call& call, xla::ffi::ThreadPool& pool, float* out,
                           float* inverses, float* sums) {
+  const AllHeads passes{call, pool};
   const int F = call.F();
-  whole_forward(AllHeads{call, pool}, call, out, sums,
-                [&](Chunk& chunk, int head, const Sums& all) {
-                  for (int i = 0; i < chunk.count; i++) {
-                    const float total = dot(F, chunk.query.turned + i * F, all.total);
-                    const float inverse = inverse_of(call, total);
-                    inverses[chunk.place(i, call.queries, head)] = inverse;
-                    chunk.through[i] = scale_of(call, inverse);
-                  }
-                });
+  add_products(passes, call, call.keys, sums, [&](Chunk& chunk, int head, Sums to) {
+    add_keys(call, chunk, head, to);
+  });
+  const auto divide = [&](Chunk& chunk, int head, const Sums& all) {
+    for (int i = 0; i < chunk.count; i++) {
+      const float total = dot(F, chunk.query.turned + i * F, all.total);
+      const float inverse = inverse_of(call, total);
+      inverses[chunk.place(i, call.queries, head)] = inverse;
+      chunk.through[i] = scale_of(call, inverse);
+    }
+  };
+  write_products(passes, call, out, sums, divide);
 }
 
 // Writes the gradients of query, key and value, from the sums of the forward pass.
