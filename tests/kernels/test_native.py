@@ -314,6 +314,18 @@ def test_a_competition_that_one_key_wins() -> None:
     compare("flow", arrays, feature_map="relu", clip=None)
 
 
+def test_a_competition_between_blocks_of_keys() -> None:
+    """Three keys, one in each block of 1,024, have logits far above the others'."""
+    query, key, value = inputs(3, 3, 2100, 2100, heads=1, head_dim=16)
+    for place, factor in ((100, 40), (1500, 60), (2080, 40)):
+        key[:, place] = factor * np.abs(key[:, place])
+    mask = np.ones((3, 2100), bool)
+    mask[0, :1030] = mask[1, 1024:] = mask[2] = False
+    arrays = query, key, value
+    compare("flow", arrays, feature_map="elu", clip=None)
+    compare("flow", arrays, feature_map="elu", clip=None, mask=mask)
+
+
 @pytest.mark.parametrize("feature_map", MAPS)
 @pytest.mark.parametrize("place", [0, 1])
 def test_nan_that_is_seen_is_not_lost(feature_map: str, place: int) -> None:
