@@ -15,7 +15,6 @@ import jax.numpy as jnp
 
 from lra_jax.attention import inputs, masking
 from lra_jax.errors import expected
-from lra_jax.kernels import Refusal
 
 
 @dataclass(frozen=True)
@@ -129,13 +128,6 @@ def resets(documents: Packed | None) -> jax.Array | None:
 def numbers(documents: Packed | None) -> jax.Array | None:
     """`Packed.number`, by which kernels tell documents apart; None = one per row."""
     return None if documents is None else documents.number
-
-
-def kernel_refusal(segment_ids: jax.Array | None) -> Refusal | None:
-    """Why no kernel runs on packed rows; None = they are not packed."""
-    if segment_ids is None:
-        return None
-    return "segment_ids", "None", "packed documents"
 
 
 def hide_others(scores: jax.Array, documents: Packed | None) -> jax.Array:

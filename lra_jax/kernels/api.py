@@ -190,6 +190,7 @@ def attend_flow(
     is_causal: bool,
     options: Any,
     chunking: Any,
+    documents: jax.Array | None = None,
 ) -> jax.Array:
     """Flow-Attention, as `lra_jax.attention.flow.flow` defines it.
 
@@ -207,6 +208,7 @@ def attend_flow(
       options: of Flow-Attention, with its feature map: a named map is computed in the
         kernel, a function before it. The competition is over the sources.
       chunking: `causal.Chunking`: sizes of chunks and blocks; None = the target's.
+      documents: as in `attend`; for the causal form on CPUs only.
 
     Returns:
       `[B, T, N, Hv]` in the inputs' dtype. Gradients are of first order only.
@@ -235,8 +237,10 @@ def attend_flow(
     mask, query_mask = (
         None if x is None else x[:, None].astype(jnp.float32) for x in masks
     )
-    shown = {"mask": mask, "query_mask": query_mask}
-    return _compiled(spec, Inputs(query, key, value, **shown))
+    if documents is not None:
+        documents = documents.astype(jnp.float32)
+    others = {"mask": mask, "query_mask": query_mask, "documents": documents}
+    return _compiled(spec, Inputs(query, key, value, **others))
 
 
 def attend_recurrent(

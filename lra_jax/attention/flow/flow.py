@@ -182,9 +182,10 @@ def flow_attention(
         value,
         feature_map,
         chunking,
-        packed.kernel_refusal(segment_ids) or _kernel_refusal(options, is_causal),
+        _kernel_refusal(options, is_causal, rows),
         mechanism="flow",
         is_causal=is_causal,
+        packed=rows is not None,
     )
     if target is not None and kernels.has_flow(target, is_causal):
         phi = feature_maps.for_kernels(feature_map)
@@ -197,6 +198,7 @@ def flow_attention(
             is_causal,
             options._replace(feature_map=phi),
             chunking,
+            packed.numbers(rows),
         )
     if is_causal:
         return _causal(options, query, key, value, masks, chunking, rows=rows)[0]
@@ -350,7 +352,9 @@ flow_init = streams.make_init(flow_prefill)
 flow_step = streams.make_step(flow_prefill)
 
 
-def _kernel_refusal(options: Options, is_causal: bool) -> kernels.Refusal | None:
+def _kernel_refusal(
+    options: Options, is_causal: bool, rows: packed.Packed | None
+) -> kernels.Refusal | None:
     """The option that kernels do not support; None = they support all."""
     for name, only in (
         ("competition_axis", "source"),
@@ -362,6 +366,8 @@ def _kernel_refusal(options: Options, is_causal: bool) -> kernels.Refusal | None
     if is_causal and not options.sums_as_is:
         limit = f"{causal.SMALL_CLIP:g}"
         return "clip", f"a clip of at most {limit} if causal", f"{options.clip}"
+    if rows is not None and not is_causal:
+        return "segment_ids", "None unless causal", "packed documents"
     return None
 
 

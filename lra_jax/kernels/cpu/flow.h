@@ -54,6 +54,13 @@ class Running {
     }
   }
 
+  // Begins anew, with a number in each of the first `width` columns.
+  void restart(int width = 0, float number = 0) {
+    std::fill(sum, sum + M_, 0.0f);
+    std::fill(sum, sum + width, number);
+    std::fill(lost_, lost_ + M_, 0.0f);
+  }
+
  private:
   int M_;
 
@@ -64,7 +71,8 @@ class Running {
   float* lost_;
 };
 
-// Running sums over the positions of one head, each with the eps of its inner product.
+// Running sums over the positions of one head's document, each with the eps of its inner
+// product.
 class Flows {
  public:
   Flows(const Call& call, const FlowOptions& options, int64_t sample, Room& room)
@@ -73,14 +81,18 @@ class Flows {
         keys(M_, room),
         queries(M_, room),
         key_flow(M_, room),
-        query_flow(M_, room) {
-    const float unit = call.unit[sample];
+        query_flow(M_, room),
+        width_(call.width),
+        eps_(options.eps),
+        unit_(call.unit[sample]) {
     extra_ = options.extra_eps;
-    extra_squared_ = options.extra_eps / (unit * unit);
-    for (int j = 0; j < call.width; j++) {
-      eps[j] = keys.sum[j] = queries.sum[j] = options.eps / unit;
-      key_flow.sum[j] = query_flow.sum[j] = options.eps * unit;
-    }
+    extra_squared_ = options.extra_eps / (unit_ * unit_);
+    std::fill(eps, eps + width_, eps_ / unit_);
+    restart();
+  }
+  void restart() {
+    for (Running* each : {&keys, &queries}) each->restart(width_, eps_ / unit_);
+    for (Running* each : {&key_flow, &query_flow}) each->restart(width_, eps_ * unit_);
   }
   float incoming(const float* query) const { return inner(query, keys) + extra_squared_; }
   float outgoing(const float* key) const { return inner(key, queries) + extra_squared_; }
@@ -102,22 +114,43 @@ class Flows {
  public:
   float* eps;  // of features, [M]
   Running keys, queries, key_flow, query_flow;
+
+ private:
+  int width_;
+  float eps_, unit_;
 };
 
-// Real queries and keys up to each position of a sample, at least 1.
+// Where the documents of a sample are, and how many real queries and keys of its own
+// document there are up to each position, at least 1.
 struct Counts {
   std::vector<float> sinks, sources;
 
-  Counts(const Call& call, int64_t sample) : sinks(call.queries), sources(call.queries) {
+  // `documents` are the numbers of the positions' documents, [B, T]; null = one per row.
+  Counts(const Call& call, int64_t sample, const float* documents)
+      : sinks(call.queries),
+        sources(call.queries),
+        documents_(documents ? documents + sample * call.queries : nullptr),
+        last_(call.queries - 1) {
     int64_t sink = 0, source = 0;
     for (int64_t t = 0; t < call.queries; t++) {
       const int64_t at = sample * call.queries + t;
+      if (starts(t)) sink = source = 0;
       sink += !call.query_mask || call.query_mask[at] != 0;
       source += !call.mask || call.mask[at] != 0;
       sinks[t] = static_cast<float>(std::max<int64_t>(1, sink));
       sources[t] = static_cast<float>(std::max<int64_t>(1, source));
     }
   }
+  // Whether a position is the first of another document than the row's first, or the last
+  // of another than the row's last.
+  bool starts(int64_t t) const {
+    return documents_ && t > 0 && documents_[t] != documents_[t - 1];
+  }
+  bool ends(int64_t t) const { return t < last_ && starts(t + 1); }
+
+ private:
+  const float* documents_;
+  int64_t last_;
 };
 
 inline float exponential(float x) { return exponential(all(x))[0]; }
@@ -170,27 +203,31 @@ std::vector<std::unique_ptr<State>> states_of(const Call& call,
   return states;
 }
 
-inline std::vector<Counts> counts_of(const Call& call) {
+inline std::vector<Counts> counts_of(const Call& call, const float* documents) {
   std::vector<Counts> counts;
   for (int64_t sample = 0; sample < call.batch; sample++)
-    counts.emplace_back(call, sample);
+    counts.emplace_back(call, sample, documents);
   return counts;
 }
 
 // Writes the terms of all positions.
 inline void causal_flow_terms(const Call& call, xla::ffi::ThreadPool& pool,
-                              const FlowOptions& options, const Terms& to) {
+                              const FlowOptions& options, const float* documents,
+                              const Terms& to) {
   const int M = call.M();
   auto states = states_of<FlowState>(call, options);
-  const auto all_counts = counts_of(call);
+  const auto all_counts = counts_of(call, documents);
   walk(call, pool, false, states, [&](Chunk& chunk, int head, FlowState& state) {
     Flows& flows = state.flows;
     const Counts& counts = all_counts[chunk.sample()];
     for (int i = 0; i < chunk.count; i++) {
       const float *query = chunk.query.plain + i * M, *key = chunk.key.plain + i * M;
-      const float sinks = counts.sinks[chunk.first() + i];
-      const float sources = counts.sources[chunk.first() + i];
-      const int64_t at = chunk.place(i, call.queries, head);
+      const int64_t t = chunk.first() + i, at = chunk.place(i, call.queries, head);
+      const float sinks = counts.sinks[t], sources = counts.sources[t];
+      if (counts.starts(t)) {
+        flows.restart();
+        state.total = 0;
+      }
       flows.keys.add(1.0f, key);
       flows.queries.add(1.0f, query);
       const float incoming = to.incoming[at] = flows.incoming(query);
@@ -226,6 +263,13 @@ struct FlowSlopes : FlowState {
         of_queries(call.M(), room),
         of_key_flow(call.M(), room),
         of_query_flow(call.M(), room) {}
+
+  // Before the positions of an earlier document.
+  void restart_slopes() {
+    for (Running* each : {&of_keys, &of_queries, &of_key_flow, &of_query_flow})
+      each->restart();
+    competed = 0;
+  }
 };
 
 // Adds what passes through the terms to the gradients of the features, and makes them
@@ -233,12 +277,13 @@ struct FlowSlopes : FlowState {
 //
 // `through` is the gradient of the logarithm of a / I, and `of_competition` that of c.
 inline void causal_flow_backward(const Call& call, xla::ffi::ThreadPool& pool,
-                                 const FlowOptions& options, const Terms& terms,
-                                 const float* through, const float* of_competition,
-                                 float* of_query, float* of_key) {
+                                 const FlowOptions& options, const float* documents,
+                                 const Terms& terms, const float* through,
+                                 const float* of_competition, float* of_query,
+                                 float* of_key) {
   const int M = call.M();
   auto states = states_of<FlowSlopes>(call, options);
-  const auto all_counts = counts_of(call);
+  const auto all_counts = counts_of(call, documents);
   // What sums over later positions pass on.
   walk(call, pool, true, states, [&](Chunk& chunk, int head, FlowSlopes& state) {
     Flows& flows = state.flows;
@@ -246,6 +291,7 @@ inline void causal_flow_backward(const Call& call, xla::ffi::ThreadPool& pool,
     for (int i = chunk.count - 1; i >= 0; i--) {
       const int64_t t = chunk.first() + i, at = chunk.place(i, call.queries, head);
       const float *query = chunk.query.plain + i * M, *key = chunk.key.plain + i * M;
+      if (counts.ends(t)) state.restart_slopes();
       const float by_outgoing = count_over(counts.sinks[t], terms.outgoing[at]);
       const float by_incoming = count_over(counts.sources[t], terms.incoming[at]);
       state.sink[t] = through[at] * (1.0f - terms.allocation[at]) / counts.sources[t];
@@ -283,6 +329,7 @@ inline void causal_flow_backward(const Call& call, xla::ffi::ThreadPool& pool,
     for (int i = 0; i < chunk.count; i++) {
       const int64_t t = chunk.first() + i, at = chunk.place(i, call.queries, head);
       const float *query = chunk.query.plain + i * M, *key = chunk.key.plain + i * M;
+      if (counts.starts(t)) flows.restart();
       flows.keys.add(1.0f, key);
       flows.queries.add(1.0f, query);
       flows.key_flow.add(count_over(counts.sinks[t], terms.outgoing[at]), key);

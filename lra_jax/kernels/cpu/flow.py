@@ -41,7 +41,7 @@ def _causal_forward(spec: FlowSpec, given: Inputs, unit: jax.Array) -> tuple:
     *terms, competition, factor = programs.call(
         "lra_causal_flow_terms",
         [rows] * 7,
-        [given.query, given.key, *_masks(given), unit],
+        [given.query, given.key, *_masks(given), unit, _documents(given)],
         **_attributes(spec),
     )
     out, _ = programs.call(
@@ -64,11 +64,11 @@ def _causal_backward(
         [*_product_arrays(given, unit, competition), out, factor, of_out],
         **_product_attributes(spec),
     )
-    arrays = [given.query, given.key, *_masks(given), unit, *terms, competition]
+    arrays = [given.query, given.key, *_masks(given), unit, _documents(given)]
     of_query, of_key = programs.call(
         "lra_causal_flow_backward",
         [of_query.shape, of_key.shape],
-        [*arrays, through, of_competition],
+        [*arrays, *terms, competition, through, of_competition],
         added_to=(of_query, of_key),
         **_attributes(spec),
     )
@@ -134,9 +134,13 @@ def _masks(given: Inputs) -> list[jax.Array]:
 def _product_arrays(
     given: Inputs, unit: jax.Array, competition: jax.Array
 ) -> list[jax.Array]:
-    # Without slopes and documents.
-    none = [programs.absent()] * 2
-    return [*given[:3], programs.mask_of(given.mask), unit, unit, *none, competition]
+    # Without slopes.
+    others = programs.absent(), _documents(given), competition
+    return [*given[:3], programs.mask_of(given.mask), unit, unit, *others]
+
+
+def _documents(given: Inputs) -> jax.Array:
+    return programs.absent() if given.documents is None else given.documents
 
 
 def _attributes(spec: FlowSpec) -> dict[str, Any]:

@@ -117,13 +117,13 @@ ffi::Error whole_backward(ffi::ThreadPool pool, In query, In key, In value, In m
 }
 
 ffi::Error causal_flow_terms(ffi::ThreadPool pool, In query, In key, In mask,
-                             In query_mask, In unit, Out incoming, Out outgoing,
-                             Out allocation, Out logit, Out total, Out competition,
-                             Out factor, int64_t map, float clip, float eps,
-                             float extra_eps) {
+                             In query_mask, In unit, In documents, Out incoming,
+                             Out outgoing, Out allocation, Out logit, Out total,
+                             Out competition, Out factor, int64_t map, float clip,
+                             float eps, float extra_eps) {
   const lra::Call call = flows_of(query, key, mask, query_mask, unit, map);
   lra::causal_flow_terms(
-      call, pool, {clip, eps, extra_eps},
+      call, pool, {clip, eps, extra_eps}, present(documents),
       {incoming->typed_data(), outgoing->typed_data(), allocation->typed_data(),
        logit->typed_data(), total->typed_data(), competition->typed_data(),
        factor->typed_data()});
@@ -131,14 +131,14 @@ ffi::Error causal_flow_terms(ffi::ThreadPool pool, In query, In key, In mask,
 }
 
 ffi::Error causal_flow_backward(ffi::ThreadPool pool, In query, In key, In mask,
-                                In query_mask, In unit, In incoming, In outgoing,
-                                In allocation, In logit, In total, In competition,
-                                In through, In of_competition, In, In, Out of_query,
-                                Out of_key, int64_t map, float clip, float eps,
-                                float extra_eps) {
+                                In query_mask, In unit, In documents, In incoming,
+                                In outgoing, In allocation, In logit, In total,
+                                In competition, In through, In of_competition, In, In,
+                                Out of_query, Out of_key, int64_t map, float clip,
+                                float eps, float extra_eps) {
   const lra::Call call = flows_of(query, key, mask, query_mask, unit, map);
   lra::causal_flow_backward(
-      call, pool, {clip, eps, extra_eps},
+      call, pool, {clip, eps, extra_eps}, present(documents),
       {incoming.typed_data(), outgoing.typed_data(), allocation.typed_data(),
        logit.typed_data(), total.typed_data(), competition.typed_data(), nullptr},
       through.typed_data(), of_competition.typed_data(), of_query->typed_data(),
@@ -366,9 +366,9 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(lra_whole_forward, whole_forward,
 XLA_FFI_DEFINE_HANDLER_SYMBOL(lra_whole_backward, whole_backward,
                               with_product(binding<10, 3>()));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(lra_causal_flow_terms, causal_flow_terms,
-                              with_flow(binding<5, 7>()));
+                              with_flow(binding<6, 7>()));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(lra_causal_flow_backward, causal_flow_backward,
-                              with_flow(binding<15, 2>()));
+                              with_flow(binding<16, 2>()));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(lra_whole_flow_forward, whole_flow_forward,
                               with_flow(binding<6, 9>()));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(lra_whole_flow_backward, whole_flow_backward,
