@@ -192,10 +192,8 @@ ffi::Error whole_flow_backward(ffi::ThreadPool pool, In query, In key, In value,
   const lra::FlowOptions options{clip, eps, extra_eps};
   const lra::Slopes slopes{of_out.typed_data(), out.typed_data(), terms.factor};
   const auto totals = lra::totals_of(call);
-  lra::Room room;
-  const lra::WholeSlopes of(call, room);
   lra::whole_flow_backward({call, pool}, call, options, totals, terms, slopes,
-                           sums.typed_data(), of, of_query->typed_data(),
+                           sums.typed_data(), of_query->typed_data(),
                            of_key->typed_data(), of_value->typed_data());
   return ffi::Error::Success();
 }
