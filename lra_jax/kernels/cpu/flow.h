@@ -30,94 +30,129 @@ struct Terms {
 
 // 0 where no features flow.
 inline float over(float x, float y) { return y == 0 ? 0.0f : x / y; }
+inline Vec over(Vec x, Vec y) { return y == 0.0f ? Vec{} : x / y; }
 
 // n / I or n / O. A flow can be zero although the features are not: as in the XLA form,
 // the divisor is 1 then.
 inline float count_over(float count, float flow) {
   return flow == 0 ? count : count / flow;
 }
+inline Vec count_over(Vec count, Vec flow) { return flow == 0.0f ? count : count / flow; }
 
-// A running sum of vectors of M numbers, with what its last addition rounded off: over
-// many positions that would add up.
+// A number for each position of a chunk, 0 beyond its end.
+struct ChunkRow {
+  alignas(64) float at[kChunk] = {};
+
+  float& operator[](int i) { return at[i]; }
+  float operator[](int i) const { return at[i]; }
+  // Writes what a function gives for each register, by its first position.
+  template <class Function>
+  void set(const Function& function) {
+    for (int i = 0; i < kChunk; i += kLanes) store(at + i, function(i));
+  }
+};
+
+inline Vec load(const ChunkRow& from, int i) { return load(from.at + i); }
+
+// A running sum of vectors of M numbers, with what the last addition of a chunk rounded
+// off: over many chunks that would add up. It begins with a number in each of H columns.
 class Running {
  public:
-  Running(int M, Room& room) : M_(M), sum(room.take(M)), lost_(room.take(M)) {}
+  Running(int M, Room& room)
+      : sum(room.take(M)), first(room.take(M)), lost(room.take(M)) {}
 
-  // ``sum += scale (x + extra)``; null = 0.
-  void add(float scale, const float* x, const float* extra = nullptr) {
-    for (int j = 0; j < M_; j += kLanes) {
-      const Vec term = extra ? load(x + j) + load(extra + j) : load(x + j);
-      const Vec more = scale * term - load(lost_ + j), before = load(sum + j);
-      const Vec after = before + more;
-      store(lost_ + j, (after - before) - more);
-      store(sum + j, after);
-    }
-  }
-
-  // Begins anew, with a number in each of the first `width` columns.
-  void restart(int width = 0, float number = 0) {
-    std::fill(sum, sum + M_, 0.0f);
+  void begin_with(int width, float number) {
+    std::fill(first, first + width, number);
     std::fill(sum, sum + width, number);
-    std::fill(lost_, lost_ + M_, 0.0f);
+  }
+
+  float *sum, *first, *lost;
+};
+
+// One of two sums over a chunk: of ``scales_i (rows_i + extra)``; null = 0.
+struct Summed {
+  Running& running;
+  const float* rows;  // [C, M]
+  const ChunkRow& scales;
+  const float* extra = nullptr;  // [M]
+};
+
+// A register of a sum that passes through the positions of a chunk.
+class Passing {
+ public:
+  Passing(const Summed& of, int M, int column)
+      : running_(of.running),
+        rows_(of.rows + column),
+        scales_(of.scales),
+        M_(M),
+        column_(column),
+        extra_(of.extra ? load(of.extra + column) : Vec{}),
+        before_(load(of.running.sum + column)),
+        lost_(load(of.running.lost + column)) {}
+  void restart() {
+    before_ = load(running_.first + column_);
+    lost_ = own_ = Vec{};
+  }
+  void add(int i) { own_ += scales_[i] * (load(rows_ + i * M_) + extra_); }
+  Vec sum() const { return before_ + own_; }
+  // Leaves the sum for the next chunk.
+  void keep() const {
+    const Vec more = own_ - lost_, after = before_ + more;
+    store(running_.sum + column_, after);
+    store(running_.lost + column_, (after - before_) - more);
   }
 
  private:
-  int M_;
-
- public:
-  float* sum;
-
- private:
-  float* lost_;
+  const Running& running_;
+  const float* rows_;
+  const ChunkRow& scales_;
+  int M_, column_;
+  // The sum before the chunk, and that of the chunk's own rows.
+  Vec extra_, before_, lost_, own_{};
 };
+
+// Adds a chunk to two sums, in the order of its positions or, if `backward`, from the
+// last. `restarts` says before which positions the sums begin anew; `use` is given a
+// position, the first column of a register, and the sums there.
+template <class Restarts, class Use>
+void pass(int M, int count, bool backward, const Summed& one, const Summed& two,
+          const Restarts& restarts, const Use& use) {
+  for (int column = 0; column < M; column += kLanes) {
+    Passing a(one, M, column), b(two, M, column);
+    for (int step = 0; step < count; step++) {
+      const int i = backward ? count - 1 - step : step;
+      if (restarts(i)) {
+        a.restart();
+        b.restart();
+      }
+      a.add(i);
+      b.add(i);
+      use(i, column, a.sum(), b.sum());
+    }
+    a.keep();
+    b.keep();
+  }
+}
 
 // Running sums over the positions of one head's document, each with the eps of its inner
 // product.
-class Flows {
- public:
-  Flows(const Call& call, const FlowOptions& options, int64_t sample, Room& room)
-      : M_(call.M()),
-        eps(room.take(M_)),
-        keys(M_, room),
-        queries(M_, room),
-        key_flow(M_, room),
-        query_flow(M_, room),
-        width_(call.width),
-        eps_(options.eps),
-        unit_(call.unit[sample]) {
-    extra_ = options.extra_eps;
-    extra_squared_ = options.extra_eps / (unit_ * unit_);
-    std::fill(eps, eps + width_, eps_ / unit_);
-    restart();
-  }
-  void restart() {
-    for (Running* each : {&keys, &queries}) each->restart(width_, eps_ / unit_);
-    for (Running* each : {&key_flow, &query_flow}) each->restart(width_, eps_ * unit_);
-  }
-  float incoming(const float* query) const { return inner(query, keys) + extra_squared_; }
-  float outgoing(const float* key) const { return inner(key, queries) + extra_squared_; }
-  float sink(const float* query) const { return inner(query, key_flow) + extra_; }
-  float source(const float* key) const { return inner(key, query_flow) + extra_; }
-
- private:
-  // ``(x + eps) . sum``
-  float inner(const float* x, const Running& running) const {
-    Vec total{};
-    for (int j = 0; j < M_; j += kLanes)
-      total += (load(x + j) + load(eps + j)) * load(running.sum + j);
-    return sum(total);
-  }
-
-  int M_;
-  float extra_, extra_squared_;
-
- public:
+struct Flows {
   float* eps;  // of features, [M]
   Running keys, queries, key_flow, query_flow;
 
- private:
-  int width_;
-  float eps_, unit_;
+  Flows(const Call& call, const FlowOptions& options, int64_t sample, Room& room)
+      : eps(room.take(call.M())),
+        keys(call.M(), room),
+        queries(call.M(), room),
+        key_flow(call.M(), room),
+        query_flow(call.M(), room) {
+    const float unit = call.unit[sample];
+    std::fill(eps, eps + call.width, options.eps / unit);
+    for (Running* each : {&keys, &queries})
+      each->begin_with(call.width, options.eps / unit);
+    for (Running* each : {&key_flow, &query_flow})
+      each->begin_with(call.width, options.eps * unit);
+  }
 };
 
 // Where the documents of a sample are, and how many real queries and keys of its own
@@ -147,8 +182,18 @@ struct Counts {
     return documents_ && t > 0 && documents_[t] != documents_[t - 1];
   }
   bool ends(int64_t t) const { return t < last_ && starts(t + 1); }
+  // Of the positions of a chunk, 1 beyond its end.
+  ChunkRow sinks_of(const Chunk& chunk) const { return of(chunk, sinks); }
+  ChunkRow sources_of(const Chunk& chunk) const { return of(chunk, sources); }
 
  private:
+  static ChunkRow of(const Chunk& chunk, const std::vector<float>& counts) {
+    ChunkRow to;
+    to.set([](int) { return all(1.0f); });
+    std::copy_n(counts.begin() + chunk.first(), chunk.count, to.at);
+    return to;
+  }
+
   const float* documents_;
   int64_t last_;
 };
@@ -157,10 +202,9 @@ inline float exponential(float x) { return exponential(all(x))[0]; }
 
 // A number within [-clip, clip]. In this order NaN stays.
 inline float within(float x, float clip) { return std::min(std::max(x, -clip), clip); }
-
-// exp of O' within the clip; 0 if the source is hidden.
-inline float share_of(float logit, float clip, bool hidden) {
-  return hidden ? 0.0f : exponential(within(logit, clip));
+inline Vec within(Vec x, float clip) {
+  x = x < -clip ? all(-clip) : x;
+  return x > clip ? all(clip) : x;
 }
 
 // Calls a function with the chunk and the state of each head, for all heads, in parallel;
@@ -210,6 +254,15 @@ inline std::vector<Counts> counts_of(const Call& call, const float* documents) {
   return counts;
 }
 
+// exp of O' within the clip; 0 if the source is hidden.
+inline ChunkRow shares_of(const Chunk& chunk, const ChunkRow& logits, float clip) {
+  ChunkRow shares;
+  shares.set([&](int i) { return exponential(within(load(logits, i), clip)); });
+  for (int i = 0; i < chunk.count; i++)
+    if (chunk.hides(i)) shares[i] = 0;
+  return shares;
+}
+
 // Writes the terms of all positions.
 inline void causal_flow_terms(const Call& call, xla::ffi::ThreadPool& pool,
                               const FlowOptions& options, const float* documents,
@@ -220,29 +273,57 @@ inline void causal_flow_terms(const Call& call, xla::ffi::ThreadPool& pool,
   walk(call, pool, false, states, [&](Chunk& chunk, int head, FlowState& state) {
     Flows& flows = state.flows;
     const Counts& counts = all_counts[chunk.sample()];
-    for (int i = 0; i < chunk.count; i++) {
-      const float *query = chunk.query.plain + i * M, *key = chunk.key.plain + i * M;
-      const int64_t t = chunk.first() + i, at = chunk.place(i, call.queries, head);
-      const float sinks = counts.sinks[t], sources = counts.sources[t];
-      if (counts.starts(t)) {
-        flows.restart();
-        state.total = 0;
+    const float *query = chunk.query.plain, *key = chunk.key.plain;
+    const auto starts = [&](int i) { return counts.starts(chunk.first() + i); };
+    // (query + eps) . sum of keys, and (key + eps) . sum of queries, plus a number.
+    const auto inner = [&](const Summed& keys, const Summed& queries, float extra,
+                           ChunkRow& of_queries, ChunkRow& of_keys) {
+      Vec by_query[kChunk] = {}, by_key[kChunk] = {};
+      pass(M, chunk.count, false, keys, queries, starts,
+           [&](int i, int j, Vec key_sum, Vec query_sum) {
+             const Vec eps = load(flows.eps + j);
+             by_query[i] += (load(query + i * M + j) + eps) * key_sum;
+             by_key[i] += (load(key + i * M + j) + eps) * query_sum;
+           });
+      for (int i = 0; i < chunk.count; i++) {
+        of_queries[i] = sum(by_query[i]) + extra;
+        of_keys[i] = sum(by_key[i]) + extra;
       }
-      flows.keys.add(1.0f, key);
-      flows.queries.add(1.0f, query);
-      const float incoming = to.incoming[at] = flows.incoming(query);
-      const float outgoing = to.outgoing[at] = flows.outgoing(key);
-      flows.key_flow.add(count_over(sinks, outgoing), key);
-      flows.query_flow.add(count_over(sources, incoming), query);
-      const float conserved = flows.sink(query) / sources;
-      const float allocation = 1.0f / (1.0f + exponential(-conserved));
-      const float logit = to.logit[at] = flows.source(key) / sinks;
-      const float share = share_of(logit, options.clip, chunk.hides(i));
-      state.total += share;
-      to.total[at] = static_cast<float>(state.total);
-      to.allocation[at] = allocation;
-      to.competition[at] = sources * over(share, to.total[at]);
-      to.factor[at] = chunk.hides_query(i) ? 0.0f : over(allocation, incoming);
+    };
+    const float unit = call.unit[chunk.sample()];
+    ChunkRow ones, incoming, outgoing, sink, source;
+    ones.set([](int) { return all(1.0f); });
+    inner({flows.keys, key, ones}, {flows.queries, query, ones},
+          options.extra_eps / (unit * unit), incoming, outgoing);
+    const ChunkRow sinks = counts.sinks_of(chunk), sources = counts.sources_of(chunk);
+    ChunkRow by_incoming, by_outgoing;
+    by_incoming.set(
+        [&](int i) { return count_over(load(sources, i), load(incoming, i)); });
+    by_outgoing.set(
+        [&](int i) { return count_over(load(sinks, i), load(outgoing, i)); });
+    inner({flows.key_flow, key, by_outgoing}, {flows.query_flow, query, by_incoming},
+          options.extra_eps, sink, source);
+    ChunkRow allocation, logit, factor, total, competition;
+    allocation.set([&](int i) { return Sigmoid::phi(load(sink, i) / load(sources, i)); });
+    logit.set([&](int i) { return load(source, i) / load(sinks, i); });
+    factor.set([&](int i) { return over(load(allocation, i), load(incoming, i)); });
+    const ChunkRow shares = shares_of(chunk, logit, options.clip);
+    for (int i = 0; i < chunk.count; i++) {
+      if (starts(i)) state.total = 0;
+      state.total += shares[i];
+      total[i] = static_cast<float>(state.total);
+    }
+    competition.set(
+        [&](int i) { return load(sources, i) * over(load(shares, i), load(total, i)); });
+    for (int i = 0; i < chunk.count; i++) {
+      const int64_t at = chunk.place(i, call.queries, head);
+      to.incoming[at] = incoming[i];
+      to.outgoing[at] = outgoing[i];
+      to.allocation[at] = allocation[i];
+      to.logit[at] = logit[i];
+      to.total[at] = total[i];
+      to.competition[at] = competition[i];
+      to.factor[at] = chunk.hides_query(i) ? 0.0f : factor[i];
     }
   });
 }
@@ -263,14 +344,61 @@ struct FlowSlopes : FlowState {
         of_queries(call.M(), room),
         of_key_flow(call.M(), room),
         of_query_flow(call.M(), room) {}
+};
 
-  // Before the positions of an earlier document.
-  void restart_slopes() {
-    for (Running* each : {&of_keys, &of_queries, &of_key_flow, &of_query_flow})
-      each->restart();
-    competed = 0;
+// The terms of a chunk of a head, and what follows from them.
+struct ChunkTerms {
+  ChunkRow sinks, sources, incoming, outgoing, by_incoming, by_outgoing;
+
+  ChunkTerms(const Call& call, const Counts& counts, const Terms& terms,
+             const Chunk& chunk, int head)
+      : sinks(counts.sinks_of(chunk)), sources(counts.sources_of(chunk)) {
+    for (int i = 0; i < chunk.count; i++) {
+      const int64_t at = chunk.place(i, call.queries, head);
+      incoming[i] = terms.incoming[at];
+      outgoing[i] = terms.outgoing[at];
+    }
+    by_incoming.set(
+        [&](int i) { return count_over(load(sources, i), load(incoming, i)); });
+    by_outgoing.set(
+        [&](int i) { return count_over(load(sinks, i), load(outgoing, i)); });
   }
 };
+
+// Writes the gradients of the sums in I' and O' of a chunk.
+inline void of_conserved_flows(const Call& call, const FlowOptions& options,
+                               const Counts& counts, const Terms& terms,
+                               const float* through, const float* of_competition,
+                               const Chunk& chunk, int head, FlowSlopes& state,
+                               ChunkRow& sink, ChunkRow& source) {
+  ChunkRow factor, allocation, logit, total, passed;
+  for (int i = 0; i < chunk.count; i++) {
+    const int64_t at = chunk.place(i, call.queries, head);
+    factor[i] = through[at];
+    allocation[i] = terms.allocation[at];
+    logit[i] = terms.logit[at];
+    total[i] = terms.total[at];
+    passed[i] = of_competition[at] * terms.competition[at];
+  }
+  const ChunkRow sinks = counts.sinks_of(chunk), sources = counts.sources_of(chunk);
+  const ChunkRow shares = shares_of(chunk, logit, options.clip);
+  sink.set([&](int i) {
+    return load(factor, i) * (1.0f - load(allocation, i)) / load(sources, i);
+  });
+  ChunkRow of_total;
+  of_total.set([&](int i) { return over(load(passed, i), load(total, i)); });
+  for (int i = chunk.count - 1; i >= 0; i--) {
+    if (counts.ends(chunk.first() + i)) state.competed = 0;
+    state.competed += of_total[i];
+    // The gradient passes at the bounds, too.
+    const bool stays = chunk.hides(i) || std::abs(logit[i]) > options.clip;
+    const float of_logit = passed[i] - shares[i] * static_cast<float>(state.competed);
+    source[i] = stays ? 0.0f : of_logit;
+  }
+  source.set([&](int i) { return load(source, i) / load(sinks, i); });
+  std::copy_n(sink.at, chunk.count, state.sink + chunk.first());
+  std::copy_n(source.at, chunk.count, state.source + chunk.first());
+}
 
 // Adds what passes through the terms to the gradients of the features, and makes them
 // those of query and key.
@@ -286,39 +414,45 @@ inline void causal_flow_backward(const Call& call, xla::ffi::ThreadPool& pool,
   const auto all_counts = counts_of(call, documents);
   // What sums over later positions pass on.
   walk(call, pool, true, states, [&](Chunk& chunk, int head, FlowSlopes& state) {
-    Flows& flows = state.flows;
     const Counts& counts = all_counts[chunk.sample()];
-    for (int i = chunk.count - 1; i >= 0; i--) {
-      const int64_t t = chunk.first() + i, at = chunk.place(i, call.queries, head);
-      const float *query = chunk.query.plain + i * M, *key = chunk.key.plain + i * M;
-      if (counts.ends(t)) state.restart_slopes();
-      const float by_outgoing = count_over(counts.sinks[t], terms.outgoing[at]);
-      const float by_incoming = count_over(counts.sources[t], terms.incoming[at]);
-      state.sink[t] = through[at] * (1.0f - terms.allocation[at]) / counts.sources[t];
-      const float passed = of_competition[at] * terms.competition[at];
-      state.competed += over(passed, terms.total[at]);
-      const float share = share_of(terms.logit[at], options.clip, chunk.hides(i));
-      // The gradient passes at the bounds, too.
-      const bool clipped = std::abs(terms.logit[at]) > options.clip;
-      const float of_logit = passed - share * static_cast<float>(state.competed);
-      state.source[t] = clipped || chunk.hides(i) ? 0.0f : of_logit / counts.sinks[t];
-      state.of_key_flow.add(state.sink[t], query, flows.eps);
-      state.of_query_flow.add(state.source[t], key, flows.eps);
-      const float of_by_outgoing = dot(M, key, state.of_key_flow.sum);
-      const float of_by_incoming = dot(M, query, state.of_query_flow.sum);
-      state.outgoing[t] = -over(of_by_outgoing * by_outgoing, terms.outgoing[at]);
-      state.incoming[t] =
-          -over(through[at] + of_by_incoming * by_incoming, terms.incoming[at]);
-      state.of_keys.add(state.incoming[t], query, flows.eps);
-      state.of_queries.add(state.outgoing[t], key, flows.eps);
-      float *q = chunk.far + i * M, *k = chunk.near + i * M;
-      for (int j = 0; j < M; j += kLanes) {
-        store(q + j, by_incoming * load(state.of_query_flow.sum + j) +
-                         load(state.of_queries.sum + j));
-        store(k + j, by_outgoing * load(state.of_key_flow.sum + j) +
-                         load(state.of_keys.sum + j));
-      }
+    const float *query = chunk.query.plain, *key = chunk.key.plain;
+    const float* eps = state.flows.eps;
+    const auto ends = [&](int i) { return counts.ends(chunk.first() + i); };
+    const ChunkTerms of(call, counts, terms, chunk, head);
+    ChunkRow sink, source, factor, of_by_incoming, of_by_outgoing, incoming, outgoing;
+    of_conserved_flows(call, options, counts, terms, through, of_competition, chunk, head,
+                       state, sink, source);
+    Vec by_query[kChunk] = {}, by_key[kChunk] = {};
+    pass(M, chunk.count, true, {state.of_key_flow, query, sink, eps},
+         {state.of_query_flow, key, source, eps}, ends,
+         [&](int i, int j, Vec of_key_flow, Vec of_query_flow) {
+           by_query[i] += load(query + i * M + j) * of_query_flow;
+           by_key[i] += load(key + i * M + j) * of_key_flow;
+           store(chunk.far + i * M + j, of.by_incoming[i] * of_query_flow);
+           store(chunk.near + i * M + j, of.by_outgoing[i] * of_key_flow);
+         });
+    for (int i = 0; i < chunk.count; i++) {
+      factor[i] = through[chunk.place(i, call.queries, head)];
+      of_by_incoming[i] = sum(by_query[i]);
+      of_by_outgoing[i] = sum(by_key[i]);
     }
+    incoming.set([&](int i) {
+      const Vec passed = load(of_by_incoming, i) * load(of.by_incoming, i);
+      return -over(load(factor, i) + passed, load(of.incoming, i));
+    });
+    outgoing.set([&](int i) {
+      const Vec passed = load(of_by_outgoing, i) * load(of.by_outgoing, i);
+      return -over(passed, load(of.outgoing, i));
+    });
+    std::copy_n(incoming.at, chunk.count, state.incoming + chunk.first());
+    std::copy_n(outgoing.at, chunk.count, state.outgoing + chunk.first());
+    pass(M, chunk.count, true, {state.of_keys, query, incoming, eps},
+         {state.of_queries, key, outgoing, eps}, ends,
+         [&](int i, int j, Vec of_keys, Vec of_queries) {
+           float *q = chunk.far + i * M + j, *k = chunk.near + i * M + j;
+           store(q, load(q) + of_queries);
+           store(k, load(k) + of_keys);
+         });
     chunk.add_to_query(head, chunk.far, of_query, false);
     chunk.add_to_key(head, chunk.near, of_key, false);
   });
@@ -326,22 +460,24 @@ inline void causal_flow_backward(const Call& call, xla::ffi::ThreadPool& pool,
   walk(call, pool, false, states, [&](Chunk& chunk, int head, FlowSlopes& state) {
     Flows& flows = state.flows;
     const Counts& counts = all_counts[chunk.sample()];
-    for (int i = 0; i < chunk.count; i++) {
-      const int64_t t = chunk.first() + i, at = chunk.place(i, call.queries, head);
-      const float *query = chunk.query.plain + i * M, *key = chunk.key.plain + i * M;
-      if (counts.starts(t)) flows.restart();
-      flows.keys.add(1.0f, key);
-      flows.queries.add(1.0f, query);
-      flows.key_flow.add(count_over(counts.sinks[t], terms.outgoing[at]), key);
-      flows.query_flow.add(count_over(counts.sources[t], terms.incoming[at]), query);
-      float *q = chunk.far + i * M, *k = chunk.near + i * M;
-      for (int j = 0; j < M; j += kLanes) {
-        store(q + j, state.sink[t] * load(flows.key_flow.sum + j) +
-                         state.incoming[t] * load(flows.keys.sum + j));
-        store(k + j, state.source[t] * load(flows.query_flow.sum + j) +
-                         state.outgoing[t] * load(flows.queries.sum + j));
-      }
-    }
+    const float *query = chunk.query.plain, *key = chunk.key.plain;
+    const auto starts = [&](int i) { return counts.starts(chunk.first() + i); };
+    const ChunkTerms of(call, counts, terms, chunk, head);
+    const int64_t first = chunk.first();
+    ChunkRow ones;
+    ones.set([](int) { return all(1.0f); });
+    pass(M, chunk.count, false, {flows.keys, key, ones}, {flows.queries, query, ones},
+         starts, [&](int i, int j, Vec keys, Vec queries) {
+           store(chunk.far + i * M + j, state.incoming[first + i] * keys);
+           store(chunk.near + i * M + j, state.outgoing[first + i] * queries);
+         });
+    pass(M, chunk.count, false, {flows.key_flow, key, of.by_outgoing},
+         {flows.query_flow, query, of.by_incoming}, starts,
+         [&](int i, int j, Vec key_flow, Vec query_flow) {
+           float *q = chunk.far + i * M + j, *k = chunk.near + i * M + j;
+           store(q, load(q) + state.sink[first + i] * key_flow);
+           store(k, load(k) + state.source[first + i] * query_flow);
+         });
     chunk.add_to_query(head, chunk.far, of_query, true);
     chunk.add_to_key(head, chunk.near, of_key, true);
   });

@@ -220,14 +220,16 @@ class WholeForward {
   void sweep_outputs(float* out, float* product_sums) const {
     const auto allocate = [&](Chunk& chunk, int head, const Sums&) {
       const Totals& real = totals_[chunk.sample()];
+      ChunkRow sinks;
+      for (int i = 0; i < chunk.count; i++)
+        sinks[i] = conserved(chunk.row(head), chunk.query.plain + i * M_, sums_.key_flow);
+      sinks.set([&](int i) {
+        return Sigmoid::phi(load(sinks, i) * (real.sinks / real.sources));
+      });
       for (int i = 0; i < chunk.count; i++) {
         const int64_t at = chunk.place(i, call_.queries, head);
-        const float* query = chunk.query.plain + i * M_;
-        const float sink = conserved(chunk.row(head), query, sums_.key_flow);
-        to_.allocation[at] =
-            1.0f / (1.0f + exponential(-sink * (real.sinks / real.sources)));
-        to_.factor[at] =
-            chunk.hides_query(i) ? 0.0f : over(to_.allocation[at], to_.incoming[at]);
+        to_.allocation[at] = sinks[i];
+        to_.factor[at] = chunk.hides_query(i) ? 0.0f : over(sinks[i], to_.incoming[at]);
         chunk.through[i] = to_.factor[at];
       }
     };
