@@ -40,7 +40,8 @@ def main(args: Sequence[str] | None = None) -> None:
             return
         files = _files(config)
         progress.say("starting jax ...")
-        runtime.configure_jax()
+        # One device is measured, and on a CPU it has all cores.
+        runtime.configure_jax(cpu_devices=1)
         from lra_jax.benchmarking.report import Report
 
         report = Report(config, _typed(args))
@@ -80,7 +81,7 @@ def _accelerator(config: BenchmarkConfig, args: Sequence[str]) -> None:
         print(text, flush=True)
 
     if config.part is not None:
-        runtime.configure_jax()
+        runtime.configure_jax(cpu_devices=1)
         from lra_jax.benchmarking import one_part
 
         with signals.left_to(signal.default_int_handler):

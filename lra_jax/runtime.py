@@ -90,7 +90,7 @@ def release_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def configure_jax(distributed: bool = False) -> None:
+def configure_jax(distributed: bool = False, cpu_devices: int | None = None) -> None:
     """Sets the compilation cache and the number of CPU devices; imports jax.
 
     Settings that the user made, in the environment or in jax.config, are kept.
@@ -98,6 +98,8 @@ def configure_jax(distributed: bool = False) -> None:
     Args:
       distributed: do not touch the devices, which must not start before the processes
         of a run have connected.
+      cpu_devices: how many devices a CPU is, unless LRA_JAX_CPU_DEVICES says otherwise;
+        None = one for each core.
 
     Raises:
       ValueError: an environment variable has an invalid value.
@@ -108,7 +110,7 @@ def configure_jax(distributed: bool = False) -> None:
     if config.jax_compilation_cache_dir is None:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         config.update("jax_compilation_cache_dir", str(cache / "lra_jax" / "xla"))
-    devices = os.environ.get("LRA_JAX_CPU_DEVICES") or str(_cores())
+    devices = os.environ.get("LRA_JAX_CPU_DEVICES") or str(cpu_devices or _cores())
     if not devices.isdecimal() or int(devices) < 1:
         raise expected("LRA_JAX_CPU_DEVICES", "a positive number", f"{devices!r}")
     forced = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
