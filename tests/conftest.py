@@ -3,11 +3,14 @@
 import gc
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 import pytest
+from jax._src.interpreters import mlir
 
 from lra_jax import runtime
 
@@ -39,6 +42,26 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # Command lines started by tests do not restart themselves.
 os.environ["LRA_JAX_ALLOCATOR"] = "system"
+
+
+def _share_contexts() -> None:
+    """A thread keeps a context of the compiler for ten programs, as later versions do.
+
+    Making one for each program takes a tenth of the tests' time.
+    """
+    make, kept = mlir.make_ir_context, threading.local()
+
+    def make_ir_context() -> Any:
+        kept.uses = getattr(kept, "uses", 0) + 1
+        if kept.uses % 10 == 1:
+            kept.context = make()
+        return kept.context
+
+    mlir.make_ir_context = make_ir_context
+
+
+if jax.__version_info__[:2] == (0, 10):
+    _share_contexts()
 
 
 def _keep_programs() -> None:
