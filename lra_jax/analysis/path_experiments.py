@@ -2,7 +2,8 @@
 Loukas 2021, Figures 4 and 5), trained and then run along random paths of each length.
 
 `PUBLISHED` has the settings of the published commands. `QUICK` has the same tasks with
-fewer steps and a larger learning rate, which reach the same accuracies in minutes.
+fewer steps and a larger learning rate, which reach at least the printed accuracies in
+minutes.
 """
 
 import dataclasses

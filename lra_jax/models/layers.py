@@ -18,7 +18,7 @@ class Dense(nnx.Linear):
 
     The results are the same; only the leading axes are merged for the product. If they
     are kept separate, XLA on CPU transposes the operands of the weight gradient, which
-    then takes five to ten times as long (docs/performance.md). The bias is added by
+    then takes several times as long. The bias is added by
     `at_positions`, so that its gradient is summed in its own dtype.
     """
 
