@@ -13,8 +13,8 @@ Mechanisms with gates get random ones, so the compiler cannot remove any.
 ``--publish`` writes results/cost_exponent.json; lra_jax/attention/exponents.json, which
 ``python -m lra_jax.attention`` reads; and both tables in docs/mechanisms.md. Earlier
 rows of the same sizes are kept, so you can measure some mechanisms at a time
-(``--attention=``). There are two heads, so that kernels that ``"auto"`` takes from 4,096
-positions of all heads on are used at every length.
+(``--attention=``). There are two heads, so that a CPU's kernels, which ``"auto"`` takes
+from 4,096 positions of all heads on, are used at every length.
 """
 
 import argparse

@@ -97,7 +97,7 @@ class Options:
         return self.kernel == SOFTMAX and "max" in self._dialect.reference
 
     def denominator_eps(self, is_causal: bool) -> float | None:
-        """What `divided` adds to a denominator; None = something other than a number."""
+        """What `divided` adds to a denominator; None = other than a number."""
         rule = self._dialect.denominator
         if rule == "threshold" and self.kernel == SOFTMAX:
             return None
