@@ -13,8 +13,9 @@ Mechanisms with gates get random ones, so the compiler cannot remove any.
 ``--publish`` writes results/cost_exponent.json; lra_jax/attention/exponents.json, which
 ``python -m lra_jax.attention`` reads; and both tables in docs/mechanisms.md. Earlier
 rows of the same sizes are kept, so you can measure some mechanisms at a time
-(``--attention=``). There are two heads, so that a CPU's kernels, which ``"auto"`` takes
-from 4,096 positions of all heads on, are used at every length.
+(``--attention=``). A CPU's kernels, which ``"auto"`` takes from 4,096 positions of all
+heads on, are used at every length if there are two heads; the gated units then need
+more than 16 GB.
 """
 
 import argparse
@@ -43,7 +44,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--attention", default=",".join(registry.names()))
     parser.add_argument("--lengths", default="2048,4096,8192,16384")
-    parser.add_argument("--heads", type=int, default=2)
+    parser.add_argument("--heads", type=int, default=1)
     parser.add_argument("--head-dim", type=int, default=32)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", help="JSON file to write")
