@@ -162,7 +162,7 @@ def own_legend(axis: Axes, **settings: Any) -> None:
 def end_labels(axis: Axes, lines: Sequence[Line], texts: Sequence[str]) -> None:
     """Writes a text to the right of each line's end, in its colour.
 
-    Where lines end close together, the texts are stacked.
+    Where lines end close together, the texts are stacked, below the panel's top.
 
     Args:
       axis: the panel, with its final logarithmic y axis.
@@ -170,14 +170,21 @@ def end_labels(axis: Axes, lines: Sequence[Line], texts: Sequence[str]) -> None:
       texts: one for each line.
     """
     low, high = np.log(axis.get_ylim())
-    taken: dict[float, float] = {}
-    pairs = zip(lines, texts, strict=True)
-    for line, text in sorted(pairs, key=lambda pair: pair[0].y[-1]):
-        x, height = line.x[-1], (np.log(line.y[-1]) - low) / (high - low)
-        taken[x] = max(height, taken.get(x, -1) + 0.055)
+    pairs = sorted(zip(lines, texts, strict=True), key=lambda pair: pair[0].y[-1])
+    heights = [(np.log(line.y[-1]) - low) / (high - low) for line, _ in pairs]
+    apart = 0.055
+    below: dict[float, float] = {}
+    for i, (line, _) in enumerate(pairs):
+        heights[i] = max(heights[i], below.get(line.x[-1], -1) + apart)
+        below[line.x[-1]] = heights[i]
+    above: dict[float, float] = {}
+    for i, (line, _) in reversed(list(enumerate(pairs))):
+        heights[i] = min(heights[i], above.get(line.x[-1], 0.97 + apart) - apart)
+        above[line.x[-1]] = heights[i]
+    for (line, text), height in zip(pairs, heights, strict=True):
         axis.annotate(
             text,
-            (x, taken[x]),
+            (line.x[-1], height),
             (7, 0),
             xycoords=("data", "axes fraction"),
             textcoords="offset points",

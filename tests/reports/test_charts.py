@@ -90,6 +90,7 @@ def test_texts_at_the_ends_of_lines_do_not_touch():
     first, second = (text.get_window_extent() for text in axis.texts)
     assert not first.overlaps(second) and first.y0 < second.y0
     assert first.x0 > axis.transData.transform((2, 10))[0]
+    assert second.y1 <= axis.get_window_extent().y1
 
 
 def test_axes_of_lengths_are_powers_of_two():
