@@ -93,7 +93,8 @@ def release_memory() -> None:
 def configure_jax(distributed: bool = False, cpu_devices: int | None = None) -> None:
     """Sets the compilation cache and the number of CPU devices; imports jax.
 
-    Settings that the user made, in the environment or in jax.config, are kept.
+    Settings that the user made, in the environment or in jax.config, are kept. In our
+    own cache, programs of any size are.
 
     Args:
       distributed: do not touch the devices, which must not start before the processes
@@ -110,6 +111,10 @@ def configure_jax(distributed: bool = False, cpu_devices: int | None = None) -> 
     if config.jax_compilation_cache_dir is None:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         config.update("jax_compilation_cache_dir", str(cache / "lra_jax" / "xla"))
+        # A run compiles some 60 programs, most of them in less than the second below
+        # which jax keeps none, and together they take half of its start.
+        if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
+            config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     devices = os.environ.get("LRA_JAX_CPU_DEVICES") or str(cpu_devices or _cores())
     if not devices.isdecimal() or int(devices) < 1:
         raise expected("LRA_JAX_CPU_DEVICES", "a positive number", f"{devices!r}")

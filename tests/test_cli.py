@@ -274,6 +274,36 @@ def test_environment_errors(environment):
     helpers.assert_one_error(end.returncode, end.stderr, 2, name, f"'{value}'")
 
 
+KEPT = """
+import os, pathlib, sys
+del os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"]
+os.environ.update(given.split("=") for given in sys.argv[1:])
+from lra_jax import runtime
+runtime.configure_jax()
+import jax
+jax.jit(lambda x: x + 1)(1)
+folder = pathlib.Path(jax.config.jax_compilation_cache_dir)
+print(any(folder.glob("jit__lambda*")))
+"""
+
+
+@pytest.mark.parametrize(
+    ("settings", "kept"),
+    [
+        (["XDG_CACHE_HOME=cache"], True),
+        (
+            ["XDG_CACHE_HOME=cache", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=9"],
+            False,
+        ),
+        (["JAX_COMPILATION_CACHE_DIR=cache"], False),
+    ],
+)
+def test_which_cache_keeps_small_programs(tmp_path, monkeypatch, settings, kept):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
+    assert helpers.run("-c", KEPT, *settings).stdout == f"{kept}\n"
+
+
 def test_no_preset_is_changed_by_parsing():
     from lra_jax.cli import parse_config
 
