@@ -156,17 +156,16 @@ def _from_files(
     checks.check_integer("seed", seed, 0)
     size = settings.size
     folder = pathfinder_files.find(path, size, settings.level)
-    samples, empty = pathfinder_files.list_samples(folder)
+    samples, left_out = pathfinder_files.list_samples(folder)
     files = pathfinder_files.metadata_files(folder)
     files += [sample.file for sample in samples]
     name = f"{checks.digest(files)}-size{size}-seed{seed}"
 
     def examples(_: pathlib.Path) -> builder.Splits:
-        if empty:
-            _logger.warning(
-                "%d images without bytes are left out, the first is %s",
-                *(len(empty), empty[0].file),
-            )
+        for reason, files in left_out.items():
+            if files:
+                words = "%d %s are left out, the first is %s"
+                _logger.warning(words, len(files), reason, files[0])
         return _split(folder, samples, size, seed)
 
     config = _config(name, size, len(samples), examples)

@@ -5,7 +5,7 @@ A level's folder (`curv_contour_length_14` is the hard one) holds `imgs/<k>/samp
 line per image, with the image's folder, its file and its label in columns 0, 1 and 3.
 The generator itself (drewlinsley/pathfinder) writes true npy files with the same
 columns, which are read as well. One released image, `pathfinder32/curv_baseline/imgs/0/
-sample_172.png`, is empty; empty files are skipped.
+sample_172.png`, is empty; empty files are left out.
 """
 
 import io
@@ -65,21 +65,40 @@ def find(path: str | os.PathLike, size: int, level: str) -> pathlib.Path:
     raise expected("--data.path", wanted, got)
 
 
-def list_samples(folder: pathlib.Path) -> tuple[list[Sample], list[Sample]]:
-    """The samples listed in a level's metadata, in order, and those without bytes.
+def list_samples(
+    folder: pathlib.Path,
+) -> tuple[list[Sample], dict[str, list[pathlib.Path]]]:
+    """The samples of a level in the order of its metadata, and the images left out.
+
+    Returns:
+      The samples, each image once, and for each reason to leave images out the files.
 
     Raises:
-      ValueError: a file is missing or malformed; the message names file and line.
+      ValueError: a file is missing or malformed, or an image has two labels; the
+        message names file and line.
     """
-    files = metadata_files(folder)
-    samples, empty = [], []
-    for file in files:
-        for place, columns in _rows(file):
+    listed: dict[pathlib.Path, Sample] = {}
+    again = []
+    for metadata in metadata_files(folder):
+        for place, columns in _rows(metadata):
             sample = _parse(folder, place, columns)
-            (samples if sample.file.stat().st_size else empty).append(sample)
-    if not samples:
+            first = listed.setdefault(sample.file, sample)
+            if first.label != sample.label:
+                raise expected(
+                    place, f"the label {first.label}, as before", sample.label
+                )
+            if first is not sample:
+                again.append(sample.file)
+    if not listed:
         raise expected(str(folder / "metadata"), "names of images", "none")
-    return samples, empty
+    samples = [sample for sample in listed.values() if sample.file.stat().st_size]
+    return samples, {
+        "images without bytes": [x for x in listed if not x.stat().st_size],
+        "images that no metadata list": sorted(
+            x for x in (folder / "imgs").rglob("*.png") if x not in listed
+        ),
+        "second rows of an image": again,
+    }
 
 
 def metadata_files(folder: pathlib.Path) -> list[pathlib.Path]:

@@ -157,6 +157,16 @@ def test_released_folders(release, tmp_path, caplog):
     assert examples(reordered) == examples(dataset)
 
 
+def test_images_that_are_left_out_are_counted(release, tmp_path, caplog):
+    """A damaged release can lack metadata, or have some twice."""
+    metadata = level_of(release) / "metadata"
+    (metadata / "10.npy").write_text((metadata / "0.npy").read_text())
+    dataset = pathfinder.prepare(tmp_path / "data", path=release)
+    assert "10 images that no metadata list are left out" in caplog.text
+    assert "10 second rows of an image are left out" in caplog.text
+    assert sum(dataset.num_examples(s) for s in dataset.splits) == 19
+
+
 def test_changed_images_are_other_data(release, tmp_path):
     before = pathfinder.prepare(tmp_path / "data", path=release)
     black = Image.fromarray(np.zeros((32, 32), np.uint8))
@@ -254,6 +264,7 @@ def test_a_damaged_or_large_image_is_one_line(release, tmp_path, data, recwarn):
             lambda r: edit(r, line(2, 1, 2)),
             r"2.npy, line 2: .*label of 0 or 1, got '2'",
         ),
+        (lambda r: edit(r, line(2, 0, 1)), r"line 2: expected the label 0, as before"),
         (lambda r: edit(r, line(2, 99, 0)), r"line 2: .*image imgs/2/sample_99.png"),
         (
             lambda r: edit(r, line("../../..", 1, 0)),
