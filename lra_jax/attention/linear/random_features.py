@@ -336,7 +336,7 @@ def performer_projection(
     # There is no QR decomposition in half precision.
     wide = inputs.accumulation_dtype(jnp.zeros((), dtype))
     normal = jax.random.normal(direction_key, (blocks, head_dim, head_dim), wide)
-    q, r = jnp.linalg.qr(normal)
+    q, r = jax.lax.map(_qr, normal)
     # The signs of r's diagonal are arbitrary; with LAPACK's choice the rows of q have a
     # nonzero mean. With all signs positive q is uniform (Haar).
     diagonal = jnp.diagonal(r, axis1=1, axis2=2)[:, None]
@@ -346,6 +346,18 @@ def performer_projection(
         return (rows * math.sqrt(head_dim)).astype(dtype)
     normal = jax.random.normal(norm_key, (features, head_dim), wide)
     return (rows * jnp.linalg.norm(normal, axis=1, keepdims=True)).astype(dtype)
+
+
+@jax.custom_batching.sequential_vmap
+def _qr(matrix: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The QR decomposition of a single matrix, `[H, H]`.
+
+    On a CPU, jaxlib 0.10 splits those of many into tasks of XLA's threads and
+    waits for them on one of these threads. Two such calls in one program, as where a
+    whole model is made under ``jax.jit``, then wait forever on two cores.
+    """
+    q, r = jnp.linalg.qr(matrix)
+    return q, r
 
 
 def performer_parameters(

@@ -280,6 +280,28 @@ def test_projection() -> None:
     assert_close(np.linalg.norm(even, axis=1), np.full(5, np.sqrt(8)), 1e-6)
 
 
+TOGETHER = """
+import functools, jax
+from lra_jax.attention import performer_projection
+draw = functools.partial(performer_projection, features=266, head_dim=64)
+keys = jax.random.split(jax.random.key(0), 8)
+for one in (lambda keys: [draw(key) for key in keys], jax.vmap(draw)):
+    for turn in range(3):
+        jax.block_until_ready(jax.jit(lambda keys: (one(keys), one(keys)))(keys))
+"""
+
+
+def test_projections_of_one_program_do_not_wait_for_each_other() -> None:
+    """In a process of its own, as those that did waited forever."""
+    process = helpers.start("-c", TOGETHER)
+    try:
+        _, err = process.communicate(timeout=100)
+    finally:
+        process.kill()
+        process.communicate()
+    assert process.returncode == 0, err
+
+
 @pytest.mark.parametrize("scaling", [0, 1])
 def test_a_projection_in_half_precision_is_a_rounded_one(scaling: int) -> None:
     draw = functools.partial(
