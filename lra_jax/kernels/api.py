@@ -88,7 +88,9 @@ def attend(
     Returns:
       `[B, T, N, Hv]` in the inputs' dtype. Gradients are of first order only.
     """
-    query, key, feature_map = _given_features(query, _hidden(key, mask), feature_map)
+    if not _skips_hidden(target, feature_map):
+        key = _hidden(key, mask)
+    query, key, feature_map = _given_features(query, key, feature_map)
     name, interpret = target
     panels = [-(-x.shape[3] // _PANEL) if name == "gpu" else 1 for x in (query, value)]
     heads = query.shape[2] * min(panels)
@@ -208,15 +210,19 @@ def attend_flow(
       options: of Flow-Attention, with its feature map: a named map is computed in the
         kernel, a function before it. The competition is over the sources.
       chunking: `causal.Chunking`: sizes of chunks and blocks; None = the target's.
-      documents: as in `attend`; for the causal form on CPUs only.
+      documents: as in `attend`; on CPUs only.
 
     Returns:
       `[B, T, N, Hv]` in the inputs' dtype. Gradients are of first order only.
     """
     mask, query_mask = masks
-    query, key, feature_map = _given_features(
-        _hidden(query, query_mask), _hidden(key, mask), options.feature_map
-    )
+    skips = _skips_hidden(target, options.feature_map)
+    if not skips:
+        key = _hidden(key, mask)
+    # The causal form's product knows no mask of queries.
+    if is_causal or not skips:
+        query = _hidden(query, query_mask)
+    query, key, feature_map = _given_features(query, key, options.feature_map)
     name, interpret = target
     chunk, block = _sizes(target, chunking, query, key, query.shape[2])
     spec = FlowSpec(
@@ -319,6 +325,11 @@ def _given_features(
         feature_map(x.astype(jnp.float32)).astype(query.dtype) for x in (query, key)
     )
     return query, key, "identity"
+
+
+def _skips_hidden(target: Target, feature_map: FeatureMap) -> bool:
+    """Whether hidden positions are never read: a pass over the array less."""
+    return target[0] == "cpu" and not callable(feature_map)
 
 
 def _hidden(x: jax.Array, mask: jax.Array | None) -> jax.Array:

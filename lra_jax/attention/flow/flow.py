@@ -182,7 +182,7 @@ def flow_attention(
         value,
         feature_map,
         chunking,
-        _kernel_refusal(options, is_causal, rows),
+        _kernel_refusal(options, is_causal),
         mechanism="flow",
         is_causal=is_causal,
         packed=rows is not None,
@@ -352,9 +352,7 @@ flow_init = streams.make_init(flow_prefill)
 flow_step = streams.make_step(flow_prefill)
 
 
-def _kernel_refusal(
-    options: Options, is_causal: bool, rows: packed.Packed | None
-) -> kernels.Refusal | None:
+def _kernel_refusal(options: Options, is_causal: bool) -> kernels.Refusal | None:
     """The option that kernels do not support; None = they support all."""
     for name, only in (
         ("competition_axis", "source"),
@@ -366,8 +364,6 @@ def _kernel_refusal(
     if is_causal and not options.sums_as_is:
         limit = f"{causal.SMALL_CLIP:g}"
         return "clip", f"a clip of at most {limit} if causal", f"{options.clip}"
-    if rows is not None and not is_causal:
-        return "segment_ids", "None unless causal", "packed documents"
     return None
 
 

@@ -31,7 +31,7 @@ struct Call {
   const float* unit;        // features are divided by it, [B]
   const float* rates;       // factor exp(-rate distance) of the weights, [B, N]; or null
   const float* documents;   // weights between different ones are zero, [B, T]; or null
-  bool both_sides;          // also of later keys; only with rates or documents
+  bool both_sides;          // also of later keys; only with rates
   const float* weights;     // of the values, [B, S, N]; or null
   // Whether weights and scales have their heads first, [B, N, T], as neighbours in memory.
   bool heads_first;

@@ -1,14 +1,16 @@
-"""Flow-Attention by the C++ kernels; see flow.h and flow_whole.h.
+"""Flow-Attention by the C++ kernels; see flow.h, flow_whole.h and flow_packed.h.
 
 The flows, the competition and the allocation are numbers of one position and head, from
 which the output is that of plain linear attention with weighted values,
 ``(a_i / I_i) sum_j phi(q_i) . phi(k_j) c_j v_j``. The causal form computes them in one
 pass with running sums, and then calls the kernel of linear attention. The other form
 makes all of its sums in one call: it sweeps over keys, queries, keys and queries, and
-backward over queries, keys, queries and keys, as each sum needs the one before.
+backward over queries, keys, queries and keys, as each sum needs the one before. In
+packed rows it does so for each document, which keeps nothing for the gradient.
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -25,15 +27,22 @@ _ROOM, _LARGEST = 40, 60
 def forward(spec: FlowSpec, given: Inputs, save: bool) -> tuple[jax.Array, Any]:
     """The output `[B, T, N, Hv]` and, if asked for, what `backward` needs."""
     unit = _unit(spec, given)
-    run = _causal_forward if spec.is_causal else _whole_forward
-    out, saved = run(spec, given, unit)
+    out, saved = _passes(spec, given)[0](spec, given, unit)
     return out, ((unit, *saved) if save else ())
 
 
 def backward(spec: FlowSpec, given: Inputs, saved: Any, of_out: jax.Array) -> Gradients:
     """The gradients of query, key and value."""
-    run = _causal_backward if spec.is_causal else _whole_backward
-    return run(spec, given, saved, of_out)
+    return _passes(spec, given)[1](spec, given, saved, of_out)
+
+
+def _passes(spec: FlowSpec, given: Inputs) -> tuple[Callable, Callable]:
+    """Those forward and backward."""
+    if spec.is_causal:
+        return _causal_forward, _causal_backward
+    if given.documents is not None:
+        return _packed_forward, _packed_backward
+    return _whole_forward, _whole_backward
 
 
 def _causal_forward(spec: FlowSpec, given: Inputs, unit: jax.Array) -> tuple:
@@ -107,6 +116,29 @@ def _whole_backward(
     return of_query, of_key, of_value
 
 
+def _packed_forward(spec: FlowSpec, given: Inputs, unit: jax.Array) -> tuple:
+    (out,) = programs.call(
+        "lra_packed_flow_forward",
+        [(*given.query.shape[:3], given.value.shape[3])],
+        [*given[:3], *_masks(given), unit, _documents(given)],
+        **_attributes(spec),
+    )
+    return out, ()
+
+
+def _packed_backward(
+    spec: FlowSpec, given: Inputs, saved: Any, of_out: jax.Array
+) -> Gradients:
+    (unit,) = saved
+    of_query, of_key, of_value = programs.call(
+        "lra_packed_flow_backward",
+        [x.shape for x in given[:3]],
+        [*given[:3], *_masks(given), unit, _documents(given), of_out],
+        **_attributes(spec),
+    )
+    return of_query, of_key, of_value
+
+
 def _unit(spec: FlowSpec, given: Inputs) -> jax.Array:
     """The power of two by which features are divided, `[B]`.
 
@@ -117,8 +149,15 @@ def _unit(spec: FlowSpec, given: Inputs) -> jax.Array:
     if spec.feature_map == "sigmoid":
         return programs.units(given.query)
     phi = MAPS[spec.feature_map]
+
+    def largest_of(x: jax.Array, mask: jax.Array | None) -> jax.Array:
+        features = jnp.abs(phi(x)[0])
+        if mask is not None:
+            features = jnp.where(mask[:, 0, :, None, None] > 0, features, 0)
+        return features.max((1, 2, 3), initial=0)
+
     largest = jnp.maximum(
-        *(jnp.abs(phi(x)[0]).max((1, 2, 3)) for x in (given.query, given.key))
+        largest_of(given.query, given.query_mask), largest_of(given.key, given.mask)
     )
     _, exponent = jnp.frexp(largest)
     power = jnp.clip(exponent - _ROOM, 0, _LARGEST - _ROOM)

@@ -23,6 +23,9 @@ struct Vectors {
 struct FlowSums {
   Vectors keys, queries, key_flow, query_flow;
 
+  static int64_t size(const Call& call) {
+    return call.batch * call.heads * 4 * (call.M() + kLanes);
+  }
   // Of memory [B, N, 4, M + kLanes].
   FlowSums(const Call& call, float* memory) {
     const int64_t size = call.M() + kLanes;
@@ -312,19 +315,20 @@ struct WholeSlopes {
   float* rest;         // what it lacks, [B, N]
 
   WholeSlopes(const Call& call, Room& room)
-      : sums(call, room.take(call.batch * call.heads * 4 * (call.M() + kLanes))),
-        mean(room.take(call.batch * call.heads)),
-        rest(room.take(call.batch * call.heads)) {
+      : sums(call, room.take_unset(FlowSums::size(call))),
+        mean(room.take_unset(call.batch * call.heads)),
+        rest(room.take_unset(call.batch * call.heads)) {
     const int64_t each = call.batch * call.heads;
-    for (float** x : {&factor, &sink}) *x = room.take(each * call.queries);
-    for (float** x : {&competition, &outgoing}) *x = room.take(each * call.keys);
+    for (float** x : {&factor, &sink}) *x = room.take_unset(each * call.queries);
+    for (float** x : {&competition, &outgoing}) *x = room.take_unset(each * call.keys);
   }
 };
 
 // The sweeps of the backward pass, in their order.
+template <class Passes>
 class WholeBackward {
  public:
-  WholeBackward(const AllHeads& passes, const Call& call, const FlowOptions& options,
+  WholeBackward(const Passes& passes, const Call& call, const FlowOptions& options,
                 const std::vector<Totals>& totals, const WholeTerms& terms,
                 const Slopes& of_product)
       : passes_(passes),
@@ -338,7 +342,7 @@ class WholeBackward {
         W_(call.W()),
         size_(M_ + kLanes),
         of_(call, room_),
-        mirrored_(room_.take(passes.count() * Sums::size(call))) {}
+        mirrored_(room_.take_unset(call.batch * call.heads * Sums::size(call))) {}
 
   // Sums queries with the gradients of the output and of the sinks.
   void sweep_outputs() {
@@ -477,7 +481,7 @@ class WholeBackward {
                 of_conserved * load(shares.of(row) + j) + load(of_total.of(row) + j));
   }
 
-  const AllHeads& passes_;
+  const Passes& passes_;
   const Call& call_;
   const FlowOptions& options_;
   const std::vector<Totals>& totals_;
@@ -493,13 +497,13 @@ class WholeBackward {
 };
 
 // Writes the gradients of query, key and value, from the sums of the output's product.
-inline void whole_flow_backward(const AllHeads& passes, const Call& call,
-                                const FlowOptions& options,
-                                const std::vector<Totals>& totals,
-                                const WholeTerms& terms, const Slopes& of_product,
-                                float* product_sums, float* of_query, float* of_key,
-                                float* of_value) {
-  WholeBackward pass(passes, call, options, totals, terms, of_product);
+template <class Passes>
+void whole_flow_backward(const Passes& passes, const Call& call,
+                         const FlowOptions& options, const std::vector<Totals>& totals,
+                         const WholeTerms& terms, const Slopes& of_product,
+                         float* product_sums, float* of_query, float* of_key,
+                         float* of_value) {
+  WholeBackward<Passes> pass(passes, call, options, totals, terms, of_product);
   pass.sweep_outputs();
   pass.sweep_sources(of_value);
   pass.sweep_queries(product_sums, of_query);

@@ -8,8 +8,10 @@
 #include "columns.h"
 #include "delta.h"
 #include "flow.h"
+#include "flow_packed.h"
 #include "flow_whole.h"
 #include "gated.h"
+#include "packed.h"
 #include "units.h"
 #include "whole.h"
 
@@ -99,8 +101,8 @@ ffi::Error whole_forward(ffi::ThreadPool pool, In query, In key, In value, In ma
                          bool turned, int64_t denominator, float eps) {
   const lra::Call call =
       product_of(query, key, value, mask, turn, unit, map, turned, denominator, eps);
-  lra::whole_forward(call, pool, out->typed_data(), scale->typed_data(),
-                     sums->typed_data());
+  lra::whole_forward(lra::AllHeads{call, pool}, call, out->typed_data(),
+                     scale->typed_data(), sums->typed_data());
   return ffi::Error::Success();
 }
 
@@ -111,8 +113,32 @@ ffi::Error whole_backward(ffi::ThreadPool pool, In query, In key, In value, In m
   const lra::Call call =
       product_of(query, key, value, mask, turn, unit, map, turned, denominator, eps);
   const lra::Slopes slopes{of_out.typed_data(), out.typed_data(), scale.typed_data()};
-  lra::whole_backward(call, pool, slopes, sums.typed_data(), of_query->typed_data(),
-                      of_key->typed_data(), of_value->typed_data());
+  lra::whole_backward(lra::AllHeads{call, pool}, call, slopes, sums.typed_data(),
+                      of_query->typed_data(), of_key->typed_data(),
+                      of_value->typed_data());
+  return ffi::Error::Success();
+}
+
+ffi::Error packed_forward(ffi::ThreadPool pool, In query, In key, In value, In mask,
+                          In turn, In unit, In documents, Out out, Out scale, int64_t map,
+                          bool turned, int64_t denominator, float eps) {
+  const lra::Call call =
+      product_of(query, key, value, mask, turn, unit, map, turned, denominator, eps);
+  lra::packed_forward(call, pool, documents.typed_data(), out->typed_data(),
+                      scale->typed_data());
+  return ffi::Error::Success();
+}
+
+ffi::Error packed_backward(ffi::ThreadPool pool, In query, In key, In value, In mask,
+                           In turn, In unit, In documents, In out, In scale, In of_out,
+                           Out of_query, Out of_key, Out of_value, int64_t map,
+                           bool turned, int64_t denominator, float eps) {
+  const lra::Call call =
+      product_of(query, key, value, mask, turn, unit, map, turned, denominator, eps);
+  const lra::Slopes slopes{of_out.typed_data(), out.typed_data(), scale.typed_data()};
+  lra::packed_backward(call, pool, documents.typed_data(), slopes,
+                       of_query->typed_data(), of_key->typed_data(),
+                       of_value->typed_data());
   return ffi::Error::Success();
 }
 
@@ -192,9 +218,31 @@ ffi::Error whole_flow_backward(ffi::ThreadPool pool, In query, In key, In value,
   const lra::FlowOptions options{clip, eps, extra_eps};
   const lra::Slopes slopes{of_out.typed_data(), out.typed_data(), terms.factor};
   const auto totals = lra::totals_of(call);
-  lra::whole_flow_backward({call, pool}, call, options, totals, terms, slopes,
-                           sums.typed_data(), of_query->typed_data(),
+  lra::whole_flow_backward(lra::AllHeads{call, pool}, call, options, totals, terms,
+                           slopes, sums.typed_data(), of_query->typed_data(),
                            of_key->typed_data(), of_value->typed_data());
+  return ffi::Error::Success();
+}
+
+ffi::Error packed_flow_forward(ffi::ThreadPool pool, In query, In key, In value, In mask,
+                               In query_mask, In unit, In documents, Out out,
+                               int64_t map, float clip, float eps, float extra_eps) {
+  const lra::Call call =
+      whole_flow_of(query, key, value, mask, query_mask, unit, nullptr, map);
+  lra::packed_flow_forward(call, pool, {clip, eps, extra_eps}, documents.typed_data(),
+                           out->typed_data());
+  return ffi::Error::Success();
+}
+
+ffi::Error packed_flow_backward(ffi::ThreadPool pool, In query, In key, In value, In mask,
+                                In query_mask, In unit, In documents, In of_out,
+                                Out of_query, Out of_key, Out of_value, int64_t map,
+                                float clip, float eps, float extra_eps) {
+  const lra::Call call =
+      whole_flow_of(query, key, value, mask, query_mask, unit, nullptr, map);
+  lra::packed_flow_backward(call, pool, {clip, eps, extra_eps}, documents.typed_data(),
+                            of_out.typed_data(), of_query->typed_data(),
+                            of_key->typed_data(), of_value->typed_data());
   return ffi::Error::Success();
 }
 
@@ -363,6 +411,10 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(lra_whole_forward, whole_forward,
                               with_product(binding<6, 3>()));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(lra_whole_backward, whole_backward,
                               with_product(binding<10, 3>()));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(lra_packed_forward, packed_forward,
+                              with_product(binding<7, 2>()));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(lra_packed_backward, packed_backward,
+                              with_product(binding<10, 3>()));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(lra_causal_flow_terms, causal_flow_terms,
                               with_flow(binding<6, 7>()));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(lra_causal_flow_backward, causal_flow_backward,
@@ -371,6 +423,10 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(lra_whole_flow_forward, whole_flow_forward,
                               with_flow(binding<6, 9>()));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(lra_whole_flow_backward, whole_flow_backward,
                               with_flow(binding<16, 3>()));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(lra_packed_flow_forward, packed_flow_forward,
+                              with_flow(binding<7, 1>()));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(lra_packed_flow_backward, packed_flow_backward,
+                              with_flow(binding<8, 3>()));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(lra_gated_forward, gated_forward,
                               with_end(binding<5, 1>()));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(lra_gated_backward, gated_backward,

@@ -1,13 +1,15 @@
-"""Linear attention and its relatives by the C++ kernels; see causal.h and whole.h.
+"""Linear attention and its relatives by the C++ kernels.
+
+See causal.h, whole.h and packed.h.
 
 A task walks up to four neighbouring heads, whose rows are neighbours in memory, through
 their chunks of 64 positions. Features, masks, angles and denominators exist only for
 one chunk, in the caches. In the causal form the state is carried along; backward, one
 walk from the first position computes the queries' gradient, and one from the last
 position those of keys and values. Where there are fewer heads than threads, sequences
-are cut into segments, whose sums are computed first. Decays and packed documents that
-are not causal take a walk for the keys after each query and one for the others.
-Otherwise one pass adds up keys and values, and another reads the sums.
+are cut into segments, whose sums are computed first. Decays that are not causal take a
+walk for the keys after each query and one for the others. Otherwise one pass adds up
+keys and values, and another reads the sums, in packed rows for each document.
 """
 
 from typing import Any
@@ -34,6 +36,9 @@ def forward(spec: Spec, given: Inputs, save: bool) -> tuple[jax.Array, Any]:
         name = "lra_causal_forward"
         # Without weights and given scales.
         arrays += [*_factors(given), absent(), absent()]
+    elif spec.packed:
+        name = "lra_packed_forward"
+        arrays.append(given.documents)
     else:
         name = "lra_whole_forward"
         shapes.append(sums_shape(spec, query, value))
@@ -51,6 +56,9 @@ def backward(spec: Spec, given: Inputs, saved: Any, of_out: jax.Array) -> Gradie
         # There are no weights, so neither they nor the scales need a gradient.
         shapes += [(0,), (0,)]
         arrays += [*_factors(given), absent()]
+    elif spec.packed:
+        name = "lra_packed_backward"
+        arrays.append(given.documents)
     arrays += [*saved, of_out]
     of_query, of_key, of_value, *_ = call(name, shapes, arrays, **_attributes(spec))
     return of_query, of_key, of_value
@@ -122,8 +130,8 @@ def denominator(name: str) -> np.int64:
 
 
 def _walks(spec: Spec) -> bool:
-    """Whether sums pass from chunk to chunk: also for decays and packed documents."""
-    return spec.is_causal or spec.decay or spec.packed
+    """Whether sums pass from chunk to chunk: also for decays."""
+    return spec.is_causal or spec.decay
 
 
 def _factors(given: Inputs) -> list[jax.Array]:

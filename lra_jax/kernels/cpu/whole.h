@@ -42,25 +42,23 @@ struct AllHeads {
   }
 };
 
-// The same for one head, by one thread. Its features are computed once. The gradients are
-// better off with all heads: so many rows a whole row of heads apart share few sets of a
-// cache.
-struct OneHead {
+// The same for neighbouring heads of one sample, by one thread.
+struct SomeHeads {
   Chunk& chunk;
-  int head;
+  int first_head, last_head;
 
-  int64_t first() const { return chunk.row(head); }
-  int64_t count() const { return 1; }
+  int64_t first() const { return chunk.row(first_head); }
+  int64_t count() const { return last_head - first_head; }
   template <class Visit>
   void chunks(int64_t length, const Visit& visit) const {
     for (int64_t at = 0; at < length; at += kChunk) {
       chunk.move_to(at, length);
-      visit(chunk, head);
+      for (int head = first_head; head < last_head; head++) visit(chunk, head);
     }
   }
   template <class Work>
   void heads(const Work& work) const {
-    work(first());
+    for (int64_t row = first(); row < first() + count(); row++) work(row);
   }
 };
 
@@ -68,8 +66,10 @@ struct OneHead {
 // features again is as fast.
 constexpr int64_t kMostKept = 1 << 20;
 
-// Calls `work` with `AllHeads`; or for each head with `OneHead`, if its features are few
-// and all threads have about as many heads, of which those in work are a small part.
+// Calls `work` with `AllHeads`; or for each head alone, whose features are computed once,
+// if they are few and all threads have about as many heads, of which those in work are a
+// small part. The gradients are better off with all heads: so many rows a whole row of
+// heads apart share few sets of a cache.
 template <class Work>
 void in_passes(const Call& call, xla::ffi::ThreadPool& pool, const Work& work) {
   const int64_t heads = call.batch * call.heads, threads = pool.num_threads();
@@ -88,7 +88,8 @@ void in_passes(const Call& call, xla::ffi::ThreadPool& pool, const Work& work) {
       Chunk chunk(call, row / call.heads);
       chunk.query.keep(queries);
       chunk.key.keep(keys);
-      work(OneHead{chunk, static_cast<int>(row % call.heads)});
+      const int head = static_cast<int>(row % call.heads);
+      work(SomeHeads{chunk, head, head + 1});
     }
   });
 }
@@ -124,8 +125,8 @@ void add_up(const Passes& passes, int64_t length, int64_t size, const Add& add,
 
 // ``sum_j phi(k_j) v_j^T`` and ``sum_j phi(k_j)`` of each head, [size]; or those of
 // queries and gradients.
-template <class Add>
-void add_products(const AllHeads& passes, const Call& call, int64_t length, float* to,
+template <class Passes, class Add>
+void add_products(const Passes& passes, const Call& call, int64_t length, float* to,
                   const Add& add) {
   const int64_t size = Sums::size(call);
   add_up(
@@ -138,11 +139,12 @@ void add_products(const AllHeads& passes, const Call& call, int64_t length, floa
       });
 }
 
-// The outer sums transposed, of each head, [W, F].
-inline float* transposed_sums(const AllHeads& passes, const Call& call, float* sums,
-                              Room& room) {
+// The outer sums transposed, of each head, [W, F]; unset for heads of other passes.
+template <class Passes>
+const float* transposed_sums(const Passes& passes, const Call& call, float* sums,
+                             Room& room) {
   const int64_t size = static_cast<int64_t>(call.F()) * call.W();
-  float* to = room.take(passes.count() * size);
+  float* to = room.take_unset(call.batch * call.heads * size);
   passes.heads([&](int64_t row) {
     transpose(call.F(), call.W(), Sums::at(call, sums, row).outer, to + row * size);
   });
@@ -165,14 +167,20 @@ void write_products(const Passes& passes, const Call& call, float* out, float* s
   });
 }
 
-// Of linear attention and cosFormer; keeps the inverse denominators, [B, T, N].
-inline void whole_forward(const Call& call, xla::ffi::ThreadPool& pool, float* out,
-                          float* inverses, float* sums) {
-  const AllHeads passes{call, pool};
-  const int F = call.F();
+// The sums of keys and values of each head, [B, N, size].
+template <class Passes>
+void whole_sums(const Passes& passes, const Call& call, float* sums) {
   add_products(passes, call, call.keys, sums, [&](Chunk& chunk, int head, Sums to) {
     add_keys(call, chunk, head, to);
   });
+}
+
+// Of linear attention and cosFormer; keeps the inverse denominators, [B, T, N].
+template <class Passes>
+void whole_forward(const Passes& passes, const Call& call, float* out, float* inverses,
+                   float* sums) {
+  const int F = call.F();
+  whole_sums(passes, call, sums);
   const auto divide = [&](Chunk& chunk, int head, const Sums& all) {
     for (int i = 0; i < chunk.count; i++) {
       const float total = dot(F, chunk.query.turned + i * F, all.total);
@@ -185,15 +193,14 @@ inline void whole_forward(const Call& call, xla::ffi::ThreadPool& pool, float* o
 }
 
 // Writes the gradients of query, key and value, from the sums of the forward pass.
-inline void whole_backward(const Call& call, xla::ffi::ThreadPool& pool,
-                           const Slopes& slopes, float* sums, float* of_query,
-                           float* of_key, float* of_value) {
-  const AllHeads passes{call, pool};
+template <class Passes>
+void whole_backward(const Passes& passes, const Call& call, const Slopes& slopes,
+                    float* sums, float* of_query, float* of_key, float* of_value) {
   const int W = call.W(), F = call.F();
   const int64_t size = static_cast<int64_t>(F) * W;
   Room room;
   const float* turned = transposed_sums(passes, call, sums, room);
-  float* mirrored = room.take(passes.count() * Sums::size(call));
+  float* mirrored = room.take_unset(call.batch * call.heads * Sums::size(call));
   add_products(passes, call, call.queries, mirrored, [&](Chunk& chunk, int head, Sums to) {
     add_queries(call, chunk, head, slopes, to);
     const int64_t row = chunk.row(head);
