@@ -59,7 +59,7 @@ def test_a_vector_of_any_size_has_a_unit_vector(size: float) -> None:
     np.testing.assert_allclose(slope, wanted, 1e-4, 1e-6)
 
 
-@pytest.mark.parametrize("eps", [0.0, 1e-6, 0.3])
+@pytest.mark.parametrize("eps", [0.0, 0.3])
 @pytest.mark.parametrize("norm", ["rms", "layer"])
 def test_derivatives_of_norms(norm: str, eps: float) -> None:
     """The first is written out; forward, and of second order, against the formula."""

@@ -201,24 +201,25 @@ def lowered(target: str, function: Any, *arrays: Any) -> str:
         return traced.lower(lowering_platforms=(platform,)).as_text()
 
 
-@pytest.mark.parametrize("name", ["linear", "cosformer"])
 @pytest.mark.parametrize("is_causal", [True, False])
 @pytest.mark.parametrize(
-    ("target", "length", "sizes"),
+    ("name", "target", "length", "sizes"),
     [
-        ("tpu", 300, (4, 64, 64, "bfloat16")),
-        ("tpu", 300, (2, 16, 40, "float32")),
-        ("tpu", 300, (3, 128, 256, "bfloat16")),
-        ("gpu", 600, (2, 64, 48, "bfloat16")),
-        ("gpu", 600, (2, 128, 100, "bfloat16")),
+        ("linear", "tpu", 300, (4, 64, 64, "bfloat16")),
+        ("cosformer", "tpu", 300, (4, 64, 64, "bfloat16")),
+        ("cosformer", "tpu", 300, (2, 16, 40, "float32")),
+        ("linear", "tpu", 300, (3, 128, 256, "bfloat16")),
+        ("linear", "gpu", 600, (2, 64, 48, "bfloat16")),
+        ("cosformer", "gpu", 600, (2, 64, 48, "bfloat16")),
+        ("cosformer", "gpu", 600, (2, 128, 100, "bfloat16")),
     ],
 )
 def test_lowers_without_the_device(
+    name: str,
     target: str,
     length: int,
     sizes: tuple,
     is_causal: bool,
-    name: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(selection, "_own_target", lambda: target)

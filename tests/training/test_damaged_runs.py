@@ -142,9 +142,13 @@ def test_the_newest_checkpoint(
 
 # Orbax leaves tasks behind when a load fails.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("how", ["gone", "cut", "flipped"])
 @pytest.mark.parametrize(
-    "name", ["state/_METADATA", "state/manifest.ocdbt", "data/process_0-of-1.json"]
+    ("name", "how"),
+    [
+        *(("state/_METADATA", how) for how in ("gone", "cut", "flipped")),
+        *(("state/manifest.ocdbt", how) for how in ("gone", "cut", "flipped")),
+        ("data/process_0-of-1.json", "flipped"),
+    ],
 )
 def test_without_a_seal(foreign, shapes, earlier, copied, caplog, name, how):
     """Orbax finds the damage, and the checkpoint before is taken."""

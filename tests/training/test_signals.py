@@ -52,9 +52,7 @@ NOTHING = r"error: interrupted; to resume: python -m lra_jax\.train --task"
 SAVED = r"saved step {step} in .*; to resume: python -m lra_jax\.train --task"
 MOMENTS = {
     "first imports": ("argparse", "", "error: interrupted"),
-    "flags": ("tyro", "", "error: interrupted"),
     "jax": ("jax", "", NOTHING),
-    "readers": ("tensorflow_datasets", "", NOTHING),
     "data": ("lra_jax.data.listops_trees", "iterate", NOTHING),
     "model": (TRAINER, "init_state", NOTHING),
     "before the first step": (LOOP, "sharding.shard_batch", NOTHING),
