@@ -7,48 +7,56 @@
 
 namespace lra {
 
-// One document and memory for what the forward pass gives, for one head after another.
-class DocumentPass {
+// One document, and memory for what its forward pass gives.
+class FlowDocument {
  public:
-  const Document document;
-
-  DocumentPass(const Call& whole, const Document& one)
-      : document(one),
-        call_(one.alone(whole)),
-        totals_(totals_of(call_)),
-        terms_(terms_of(call_, room_)),
-        product_sums_(room_.take_unset(call_.heads * Sums::size(call_))),
-        chunk_(call_, 0) {
-    call_.weights = terms_.competition;
-    const int64_t rows = (document.length() + kChunk - 1) / kChunk * kChunk;
-    if (2 * rows * call_.M() > kMostKept) return;
-    for (float** x : {&queries_, &keys_}) *x = room_.take_unset(rows * call_.M());
+  // From now on the call reads the terms made here.
+  FlowDocument(Call& call, const FlowOptions& options)
+      : call_(call),
+        options_(options),
+        totals_(totals_of(call)),
+        terms_(terms_of(call, room_)),
+        product_sums_(room_.take_unset(call.heads * Sums::size(call))) {
+    call.weights = terms_.competition;
   }
-  void forward(const FlowOptions& options, int head, float* out) {
-    whole_flow_forward(alone(head), call_, options, totals_, terms_, out, product_sums_);
+  template <class Passes>
+  void forward(const Passes& passes, float* out) {
+    each(passes, [&](const auto& some) {
+      whole_flow_forward(some, call_, options_, totals_, terms_, out, product_sums_);
+    });
   }
-  // After `forward`, which gave `out`.
-  void backward(const FlowOptions& options, int head, const float* of_out,
-                const float* out, float* of_query, float* of_key, float* of_value) {
-    whole_flow_backward(alone(head), call_, options, totals_, terms_,
-                        {of_out, out, terms_.factor}, product_sums_, of_query, of_key,
-                        of_value);
-  }
-  // Room for an output of the document.
-  float* out() {
-    if (!out_)
-      out_ = room_.take_unset(document.length() * call_.heads * call_.columns);
-    return out_;
+  // The forward pass is repeated, as its terms are in the caches then.
+  template <class Passes>
+  void backward(const Passes& passes, const float* of_out, float* of_query, float* of_key,
+                float* of_value) {
+    float* out = room_.take_unset(call_.queries * call_.heads * call_.columns);
+    const Slopes slopes{of_out, out, terms_.factor};
+    each(passes, [&](const auto& some) {
+      whole_flow_forward(some, call_, options_, totals_, terms_, out, product_sums_);
+      whole_flow_backward(some, call_, options_, totals_, terms_, slopes, product_sums_,
+                          of_query, of_key, of_value);
+    });
   }
 
  private:
-  // Features that fit into the caches are computed once.
-  SomeHeads alone(int head) {
-    if (queries_) {
-      chunk_.query.keep(queries_);
-      chunk_.key.keep(keys_);
+  template <class Visit>
+  void each(const AllHeads& passes, const Visit& visit) {
+    visit(passes);
+  }
+  // One head after another, whose features are computed once if they fit into the caches.
+  template <class Visit>
+  void each(const SomeHeads& passes, const Visit& visit) {
+    const int64_t size = (call_.queries + kChunk - 1) / kChunk * kChunk * call_.M();
+    const bool few = 2 * size <= kMostKept;
+    float* queries = few ? room_.take_unset(size) : nullptr;
+    float* keys = few ? room_.take_unset(size) : nullptr;
+    for (int head = passes.first_head; head < passes.last_head; head++) {
+      if (few) {
+        passes.chunk.query.keep(queries);
+        passes.chunk.key.keep(keys);
+      }
+      visit(SomeHeads{passes.chunk, head, head + 1});
     }
-    return {chunk_, head, head + 1};
   }
   static WholeTerms terms_of(const Call& call, Room& room) {
     const int64_t size = call.heads * call.queries;
@@ -61,45 +69,34 @@ class DocumentPass {
   }
 
   Room room_;
-  Call call_;
+  const Call& call_;
+  const FlowOptions& options_;
   const std::vector<Totals> totals_;
   const WholeTerms terms_;
   float* const product_sums_;
-  Chunk chunk_;
-  float *queries_ = nullptr, *keys_ = nullptr, *out_ = nullptr;
 };
-
-// Calls `work` with a `DocumentPass` and a head, for each head of each document.
-template <class Work>
-void for_document_heads(const Call& call, xla::ffi::ThreadPool& pool,
-                        const float* numbers, const Work& work) {
-  for_documents(call, pool, numbers, [&](const Document& document, const Heads& mine) {
-    DocumentPass pass(call, document);
-    for (int head = mine.first; head < mine.last; head++) work(pass, head);
-  });
-}
 
 inline void packed_flow_forward(const Call& call, xla::ffi::ThreadPool& pool,
                                 const FlowOptions& options, const float* numbers,
                                 float* out) {
-  for_document_heads(call, pool, numbers, [&](DocumentPass& pass, int head) {
-    pass.forward(options, head, pass.document.in(out, call, call.columns));
-  });
+  const auto work = [&](const Document& document, Call& one, const auto& passes) {
+    FlowDocument(one, options).forward(passes, document.in(out, call, call.columns));
+  };
+  for_documents(call, pool, numbers, work);
 }
 
-// The forward pass is repeated, as the terms of a document are in the caches then.
 inline void packed_flow_backward(const Call& call, xla::ffi::ThreadPool& pool,
                                  const FlowOptions& options, const float* numbers,
                                  const float* of_out, float* of_query, float* of_key,
                                  float* of_value) {
-  for_document_heads(call, pool, numbers, [&](DocumentPass& pass, int head) {
-    const Document& document = pass.document;
-    pass.forward(options, head, pass.out());
-    pass.backward(options, head, document.in(of_out, call, call.columns), pass.out(),
+  const auto work = [&](const Document& document, Call& one, const auto& passes) {
+    FlowDocument(one, options)
+        .backward(passes, document.in(of_out, call, call.columns),
                   document.in(of_query, call, call.width),
                   document.in(of_key, call, call.width),
                   document.in(of_value, call, call.columns));
-  });
+  };
+  for_documents(call, pool, numbers, work);
 }
 
 }  // namespace lra

@@ -51,44 +51,53 @@ inline std::vector<Document> documents_of(const Call& call, const float* numbers
   return documents;
 }
 
-// Calls `work` with each document and each group of its heads.
+// Calls `work` with each document as a call of its own, and passes over some of its heads,
+// by one thread. Heads that are longer than what all threads have on average, as on a
+// machine of many cores, are passed over together, by all threads.
 template <class Work>
 void for_documents(const Call& call, xla::ffi::ThreadPool& pool, const float* numbers,
                    const Work& work) {
   const std::vector<Document> documents = documents_of(call, numbers);
+  const int64_t threads = pool.num_threads();
+  const int64_t fair = call.batch * call.queries * call.heads / threads;
+  size_t first = 0;
+  for (; first < documents.size(); first++) {
+    const Document& document = documents[first];
+    if (document.length() <= std::max(fair, kBlock)) break;
+    Call one = document.alone(call);
+    work(document, one, AllHeads{one, pool});
+  }
   Call counted = call;
-  counted.batch = static_cast<int64_t>(documents.size());
-  const Groups groups(counted, pool.num_threads());
+  counted.batch = static_cast<int64_t>(documents.size() - first);
+  const Groups groups(counted, threads);
   in_parallel(pool, groups.count(), [&](int64_t task) {
     const Heads mine = groups[task];
-    work(documents[mine.sample], mine);
+    const Document& document = documents[first + mine.sample];
+    Call one = document.alone(call);
+    Chunk chunk(one, 0);
+    work(document, one, SomeHeads{chunk, mine.first, mine.last});
   });
 }
 
 // Of linear attention and cosFormer; keeps the inverse denominators, [B, T, N].
 inline void packed_forward(const Call& call, xla::ffi::ThreadPool& pool,
                            const float* numbers, float* out, float* inverses) {
-  for_documents(call, pool, numbers, [&](const Document& document, const Heads& mine) {
-    const Call one = document.alone(call);
+  const auto work = [&](const Document& document, const Call& one, const auto& passes) {
     Room room;
-    float* sums = room.take_unset(one.heads * Sums::size(one));
-    Chunk chunk(one, 0);
-    whole_forward(SomeHeads{chunk, mine.first, mine.last}, one,
-                  document.in(out, call, call.columns), document.in(inverses, call, 1),
-                  sums);
-  });
+    whole_forward(passes, one, document.in(out, call, call.columns),
+                  document.in(inverses, call, 1),
+                  room.take_unset(one.heads * Sums::size(one)));
+  };
+  for_documents(call, pool, numbers, work);
 }
 
 // The sums are computed again, as there would be some for each document to keep.
 inline void packed_backward(const Call& call, xla::ffi::ThreadPool& pool,
                             const float* numbers, const Slopes& slopes, float* of_query,
                             float* of_key, float* of_value) {
-  for_documents(call, pool, numbers, [&](const Document& document, const Heads& mine) {
-    const Call one = document.alone(call);
+  const auto work = [&](const Document& document, const Call& one, const auto& passes) {
     Room room;
     float* sums = room.take_unset(one.heads * Sums::size(one));
-    Chunk chunk(one, 0);
-    const SomeHeads passes{chunk, mine.first, mine.last};
     whole_sums(passes, one, sums);
     whole_backward(passes, one,
                    {document.in(slopes.of_out, call, call.columns),
@@ -97,7 +106,8 @@ inline void packed_backward(const Call& call, xla::ffi::ThreadPool& pool,
                    sums, document.in(of_query, call, call.width),
                    document.in(of_key, call, call.width),
                    document.in(of_value, call, call.columns));
-  });
+  };
+  for_documents(call, pool, numbers, work);
 }
 
 }  // namespace lra
