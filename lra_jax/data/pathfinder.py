@@ -162,14 +162,21 @@ def _from_files(
     name = f"{checks.digest(files)}-size{size}-seed{seed}"
 
     def examples(_: pathlib.Path) -> builder.Splits:
-        for reason, files in left_out.items():
-            if files:
-                words = "%d %s are left out, the first is %s"
-                _logger.warning(words, len(files), reason, files[0])
+        # Looked for only while the data are prepared: there are 200,000 images.
+        listed = itertools.chain((x.file for x in samples), *left_out.values())
+        unlisted = pathfinder_files.unlisted(folder, listed)
+        _warn(left_out | {"images that no metadata list": unlisted})
         return _split(folder, samples, size, seed)
 
     config = _config(name, size, len(samples), examples)
     return builder.prepare(PathfinderFiles, config, data_dir)
+
+
+def _warn(left_out: dict[str, list[pathlib.Path]]) -> None:
+    for reason, files in left_out.items():
+        if files:
+            words = "%d %s are left out, the first is %s"
+            _logger.warning(words, len(files), reason, files[0])
 
 
 def _split(

@@ -68,10 +68,10 @@ def find(path: str | os.PathLike, size: int, level: str) -> pathlib.Path:
 def list_samples(
     folder: pathlib.Path,
 ) -> tuple[list[Sample], dict[str, list[pathlib.Path]]]:
-    """The samples of a level in the order of its metadata, and the images left out.
+    """The samples of a level in the order of its metadata, and the rows left out.
 
     Returns:
-      The samples, each image once, and for each reason to leave images out the files.
+      The samples, each image once, and for each reason to leave rows out their files.
 
     Raises:
       ValueError: a file is missing or malformed, or an image has two labels; the
@@ -94,11 +94,15 @@ def list_samples(
     samples = [sample for sample in listed.values() if sample.file.stat().st_size]
     return samples, {
         "images without bytes": [x for x in listed if not x.stat().st_size],
-        "images that no metadata list": sorted(
-            x for x in (folder / "imgs").rglob("*.png") if x not in listed
-        ),
         "second rows of an image": again,
     }
+
+
+def unlisted(
+    folder: pathlib.Path, listed: Iterable[pathlib.Path]
+) -> list[pathlib.Path]:
+    """The images of a level that are not among those listed, in order."""
+    return sorted(set((folder / "imgs").rglob("*.png")).difference(listed))
 
 
 def metadata_files(folder: pathlib.Path) -> list[pathlib.Path]:

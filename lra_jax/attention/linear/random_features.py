@@ -352,7 +352,7 @@ def performer_projection(
 def _qr(matrix: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The QR decomposition of a single matrix, `[H, H]`.
 
-    On a CPU, jaxlib 0.10 splits those of many into tasks of XLA's threads and
+    On a CPU, jaxlib 0.10 splits those of many matrices into tasks of XLA's threads, and
     waits for them on one of these threads. Two such calls in one program, as where a
     whole model is made under ``jax.jit``, then wait forever on two cores.
     """

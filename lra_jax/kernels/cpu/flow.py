@@ -6,7 +6,7 @@ which the output is that of plain linear attention with weighted values,
 pass with running sums, and then calls the kernel of linear attention. The other form
 makes all of its sums in one call: it sweeps over keys, queries, keys and queries, and
 backward over queries, keys, queries and keys, as each sum needs the one before. In
-packed rows it does so for each document, which keeps nothing for the gradient.
+packed rows it does so for each document, and keeps nothing for the gradient.
 """
 
 import math

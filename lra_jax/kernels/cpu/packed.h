@@ -52,8 +52,8 @@ inline std::vector<Document> documents_of(const Call& call, const float* numbers
 }
 
 // Calls `work` with each document as a call of its own, and passes over some of its heads,
-// by one thread. Heads that are longer than what all threads have on average, as on a
-// machine of many cores, are passed over together, by all threads.
+// by one thread. If one head of a document is more than a thread's fair share, as on a
+// machine of many cores, all threads pass over its heads together.
 template <class Work>
 void for_documents(const Call& call, xla::ffi::ThreadPool& pool, const float* numbers,
                    const Work& work) {
