@@ -4,7 +4,7 @@ import contextlib
 import math
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 Item = TypeVar("Item")
@@ -15,17 +15,21 @@ _FIRST, _MOST_SHOWN, _MOST_KEPT = 2.0, 5.0, 10.0
 
 
 class Clock:
-    """Prints the progress of work on stdout now and then, with the time left.
+    """Prints the progress of work now and then, with the time left.
 
     Work of less than two seconds prints nothing, nor does work without a stdout.
 
     Args:
       what: the items, as in ``train examples``.
       total: number of items.
+      tell: prints a line; by default on stdout.
     """
 
-    def __init__(self, what: str, total: int):
+    def __init__(
+        self, what: str, total: int, tell: Callable[[str], None] | None = None
+    ):
         self._what, self._total, self._done = what, total, 0
+        self._tell = tell or say
         self._pause, self._due = _FIRST, time.monotonic() + _FIRST
         self._first = math.nan
         stdout = sys.__stdout__
@@ -43,14 +47,19 @@ class Clock:
             if self._done > 1:
                 each = (now - self._first) / (self._done - 1)
                 left = f", about {each * (self._total - self._done):.0f} s left"
-            say(f"{self._done:,} of {self._total:,} {self._what}{left}")
+            self._tell(f"{self._done:,} of {self._total:,} {self._what}{left}")
             self._pause = min(2 * self._pause, self._most)
             self._due = now + self._pause
 
 
-def told(items: Iterable[Item], what: str, total: int) -> Iterator[Item]:
+def told(
+    items: Iterable[Item],
+    what: str,
+    total: int,
+    tell: Callable[[str], None] | None = None,
+) -> Iterator[Item]:
     """Yields the same items, with a `Clock` of the other arguments counting them."""
-    clock = Clock(what, total)
+    clock = Clock(what, total, tell)
     for item in items:
         yield item
         clock.tick()
@@ -59,6 +68,12 @@ def told(items: Iterable[Item], what: str, total: int) -> Iterator[Item]:
 def note(line: str) -> None:
     """Prints a line on stderr if it is a terminal, for commands that output text."""
     if sys.stderr.isatty():
+        print(line, file=sys.stderr, flush=True)
+
+
+def aside(line: str) -> None:
+    """Prints a line on stderr, so that it does not get into a command's output."""
+    with contextlib.suppress(OSError, ValueError):
         print(line, file=sys.stderr, flush=True)
 
 

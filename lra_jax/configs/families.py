@@ -4,12 +4,12 @@ A mechanism's own constants and sizes for a preset are in its entry, in `presets
 `lra_jax.attention.registry.Mechanism`; `lra_jax.configs.get_preset` adds them.
 
 official: google-research/long-range-arena, the config files and the constants in its
-  models' code. Adam (0.9, 0.98, 1e-9) with decoupled weight decay, no clipping (but on
-  Path-X), no biases in the attention's projections, token embeddings of standard
+  models' code. Adam (0.9, 0.98, 1e-9) with decoupled weight decay, clipping only on
+  Path-X, no biases in the attention's projections, token embeddings of standard
   deviation 1, every batch padded to the full length, token 0 as padding. Its mechanisms
   differ from ours of the same name in ways that `lra_jax/attention/` describes; it also
   leaves padding unmasked in Linformer, Performer and the Linear Transformer, and
-  applies dropout to attention weights, which we do not.
+  applies dropout to attention weights, and we do not.
   flow: thuml/Flowformer, folder Flowformer_LRA, a fork of that code: features ReLU +
   1e-6, competition by a softmax over the heads, no clip, and for some tasks its own
   layers, heads, widths and rates.

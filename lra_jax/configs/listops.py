@@ -28,11 +28,12 @@ official: google-research/long-range-arena, lra_benchmarks/listops/configs: 4 la
 512 wide, 8 heads, MLP 1024, CLS pooling, sinusoidal positions, no biases in the
 attention projections, dropout 0.1, Adam (0.9, 0.98, 1e-9) with decoupled weight decay
 0.1, base rate 0.05 with inverse square-root decay after 1,000 steps, batch 32, 5,000
-steps, fixed length 2,000; each mechanism's constants and sizes are in its entry, with
-their sources in ``families``.
+steps, fixed length 2,000; each mechanism's own constants, sizes and steps are in its
+entry, with their sources in ``families``.
   Command: python -m lra_jax.train --task=listops --preset=official
   Published accuracy: Transformer 36.37, Linear Transformer 16.13, Linformer 35.70 (LRA
-  paper, Table 1); cosFormer 37.90, Flowformer 38.70 (Flowformer repository, figure).
+  paper, Table 1); Flowformer 38.70 (Flowformer repository, figure), cosFormer 36.50
+  (in S4's code).
   About 40 times the computation of compact: intended for an accelerator.
 
 modern: 2 blocks of ``families``, 64 wide, 2 heads, MLP 128, no dropout; 12,000 steps

@@ -4,8 +4,8 @@ prepare   generates, downloads or reads the data once, and keeps them for traini
 describe  prints their sizes, lengths, labels and fingerprint.
 sample    shows some examples: as text, or for images as a contact sheet (PNG).
 
-The flags are those of training: ``prepare`` with a run's ``--task``, ``--preset`` and
-``--data.*`` flags prepares the data that the run will read.
+The flags are those of training: ``prepare`` with a run's ``--task``, ``--attention``,
+``--preset`` and ``--data.*`` flags prepares the data that the run will read.
 """
 
 if __name__ == "__main__":
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from lra_jax import cli, progress, signals
+from lra_jax.attention import registry
 from lra_jax.configs import DataConfig
 from lra_jax.errors import expected, known, not_negative, positive, writable
 from lra_jax.tasks import Task, get_task
@@ -32,8 +33,9 @@ _LABELS = 20  # If there are more classes, only the first are shown.
 _HELP = (__doc__ or "").strip().replace("``", "'")
 _ABOUT = {
     "prepare": "Generates, downloads or reads the data of a task once, and keeps them "
-    "for training.\n\nThe flags are those of training: with a run's --task, --preset "
-    "and --data.* flags it prepares the data that the run will read.",
+    "for training.\n\nThe flags are those of training: with a run's --task, "
+    "--attention, --preset and --data.* flags it prepares the data that the run will "
+    "read.",
     "describe": "Prints the sizes, lengths, labels and fingerprint of a task's data.",
     "sample": "Shows some examples of a task: as text, or for images as a contact "
     "sheet (PNG).",
@@ -46,6 +48,8 @@ class DataCommand:
 
     task: str = "listops"
     """Task to which the data belong."""
+    attention: str = "cosformer"
+    """Mechanism of the run: its presets may have data settings of their own."""
     preset: str | None = None
     """Preset whose data settings are the defaults; by default the task's first."""
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
@@ -56,6 +60,8 @@ class DataCommand:
         Raises:
           ValueError: with the flag, the expected value and the given one.
         """
+        if ":" not in self.attention:  # A user's own has no data settings.
+            registry.resolve(self.attention, "--attention")
         self.data.check()
 
 
@@ -100,7 +106,12 @@ def main(args: Sequence[str] | None = None) -> None:
         name = known("command", args[0], COMMANDS)
     kind, run = COMMANDS[name]
     preset = cli.parse_preset(args[1:])
-    default = kind(task=preset.task, preset=preset.preset, data=preset.data)
+    default = kind(
+        task=preset.task,
+        attention=preset.attention,
+        preset=preset.preset,
+        data=preset.data,
+    )
     prog = f"python -m lra_jax.data {name}"
     command = cli.parse(kind, prog, _ABOUT[name], args[1:], default=default)
     signals.advise("interrupted; incomplete data are not kept")

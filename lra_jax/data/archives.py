@@ -8,6 +8,7 @@ them to files that it names itself. So no member can be written outside its fold
 
 import contextlib
 import dataclasses
+import errno
 import gzip
 import http.client
 import logging
@@ -88,6 +89,12 @@ def fetch(archive: Archive, data_dir: pathlib.Path) -> pathlib.Path:
         with locked(folder / f".{archive.name}.lock"):
             if not file.exists():
                 _download(archive, file)
+    size = file.stat().st_size
+    if archive.sha256 is not None and size != archive.size:
+        wanted = f"{archive.size:,} bytes, the size of the released file"
+        raise expected(
+            str(file), wanted, f"{size:,}. Give a file of your own as --data.path"
+        )
     check(archive, file)
     return file
 
@@ -222,6 +229,10 @@ def _download(archive: Archive, file: pathlib.Path) -> None:
         have = have if response.status == http.HTTPStatus.PARTIAL_CONTENT else 0
         length = response.headers.get("Content-Length")
         total = archive.size if length is None else have + int(length)
+        free = shutil.disk_usage(file.parent).free
+        if free < total - have:
+            reason = f"only {free:,} bytes are free for {archive.describe()}"
+            raise OSError(errno.ENOSPC, reason)
         with open(part, "ab" if have else "wb", opener=unfollowed) as target:
             _copy(archive, file, response, target, Progress(archive.name, total, have))
     size = part.stat().st_size

@@ -145,7 +145,7 @@ class _Recorder:
 
     def __init__(self, builder: SequenceBuilder, metadata: dict[str, Any]):
         self._sequences, self._arrays = builder.SEQUENCES, builder.arrays()
-        self._num_classes = builder.NUM_CLASSES
+        self._num_classes, self._vocab_size = builder.NUM_CLASSES, builder.VOCAB_SIZE
         self._image_shape = builder.builder_config.image_shape
         self._metadata = metadata
         self._metadata["splits"] = {}
@@ -161,7 +161,8 @@ class _Recorder:
         key = -1
         taken = itertools.islice(examples, count)
         if not sys.stderr.isatty():  # On a terminal, tfds shows a bar.
-            taken = progress.told(taken, f"{split} examples", count)
+            # Not on stdout, which may be the output of a command.
+            taken = progress.told(taken, f"{split} examples", count, progress.aside)
         for key, (*arrays, label) in enumerate(taken):
             record = dict(zip(self._arrays, arrays, strict=True))
             self._check(f"{split} example {key + 1}", record, label)
@@ -178,6 +179,11 @@ class _Recorder:
     def _check(self, place: str, record: dict[str, np.ndarray], label: int):
         if not 0 <= label < self._num_classes:
             raise expected(place, f"a label of 0..{self._num_classes - 1}", label)
+        for name in self._sequences:
+            ids = record[name]
+            if not len(ids) or ids.max() >= self._vocab_size:
+                got = f"one of {ids.max()}" if len(ids) else "none"
+                raise expected(place, f"ids below {self._vocab_size} in {name}", got)
         for array in record.values():
             if self._image_shape and array.shape != (math.prod(self._image_shape),):
                 rows, columns = self._image_shape

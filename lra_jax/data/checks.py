@@ -63,11 +63,8 @@ def lines(file: pathlib.Path) -> Iterator[bytes]:
 
 def line_count(file: pathlib.Path) -> int:
     """Number of lines in a file; the last one may lack a line end."""
-    count, last = 0, b"\n"
     with file.open("rb") as content:
-        while block := content.read(1 << 20):
-            count, last = count + block.count(b"\n"), block[-1:]
-    return count + (last != b"\n")
+        return sum(1 for _ in content)
 
 
 def shortened(value: object) -> str:

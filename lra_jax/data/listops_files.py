@@ -5,7 +5,6 @@ tab separated, CRLF line ends, a header `Source`, `Target`, then on each line on
 expression in nested binary form and its value.
 """
 
-import csv
 import os
 import pathlib
 from collections.abc import Iterator
@@ -66,24 +65,19 @@ def read(file: pathlib.Path, max_length: int) -> Iterator[tuple[np.ndarray, int]
     Raises:
       ValueError: the file is malformed; the message names file and line.
     """
-    # These files have no quoting; a stray quote must not swallow lines.
-    text = (line.decode("utf-8") for line in checks.lines(file))
-    reader = csv.reader(text, delimiter="\t", quoting=csv.QUOTE_NONE)
-    try:
-        for number, row in enumerate(filter(None, reader)):
-            if number > 0:
-                yield _parse(row, max_length)
-            elif row != _HEADER:
+    for number, line in enumerate(checks.lines(file), 1):
+        place = f"{file}, line {number}"
+        try:
+            row = line.decode("utf-8").rstrip("\r\n").split("\t")
+        except UnicodeDecodeError as error:
+            raise expected(place, "UTF-8", error) from None
+        try:
+            if number == 1 and row != _HEADER:
                 raise expected("header", _HEADER, checks.shortened(row))
-    except UnicodeDecodeError as error:
-        # The reader has not counted this line.
-        line = reader.line_num + 1
-        raise expected(f"{file}, line {line}", "UTF-8", error) from None
-    except ValueError as error:
-        raise within(f"{file}, line {reader.line_num}", error) from None
-    except csv.Error as error:
-        place = f"{file}, line {reader.line_num}"
-        raise expected(place, "columns between tabs", error) from None
+            if number > 1 and row != [""]:
+                yield _parse(row, max_length)
+        except ValueError as error:
+            raise within(place, error) from None
 
 
 def write(dataset: SequenceDataset, folder: str | os.PathLike) -> None:
@@ -100,11 +94,10 @@ def write(dataset: SequenceDataset, folder: str | os.PathLike) -> None:
             replacing(folder / name) as partial,
             partial.open("w", encoding="utf-8", newline="") as file,
         ):
-            writer = csv.writer(file, delimiter="\t")
-            writer.writerow(_HEADER)
+            file.write("\t".join(_HEADER) + "\r\n")
             for example in dataset.source(split):
                 nested = listops_language.to_nested(example["tokens"])
-                writer.writerow((nested, int(example["label"])))
+                file.write(f"{nested}\t{example['label']}\r\n")
 
 
 def _parse(row: list[str], max_length: int) -> tuple[np.ndarray, int]:

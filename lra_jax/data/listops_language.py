@@ -5,6 +5,7 @@ vectorised generator, so each checks the other; it also checks files made elsewh
 """
 
 import dataclasses
+import statistics
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -223,11 +224,7 @@ def apply(operator: int, values: list[int]) -> int:
         return max(values)
     if operator == SM:
         return sum(values) % 10
-    ranked = sorted(values)
-    middle = len(ranked) // 2
-    if len(ranked) % 2:
-        return ranked[middle]
-    return (ranked[middle - 1] + ranked[middle]) // 2
+    return int(statistics.median(values))
 
 
 def _checked_ids(tokens: Iterable[int]) -> list[int]:

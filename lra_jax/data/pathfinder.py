@@ -126,6 +126,8 @@ def prepare(
     name = f"size{size}-{level}-distractors{settings.distractors}-seed{seed}-{counts}"
     if before:
         name += f"-after-{'-'.join(easier)}"
+        if num_distractors is not None:  # Otherwise each level has its own number.
+            name += "-with-as-many"
     kind = PathfinderPaths if paths else GeneratedPathfinder
     config = _config(name, size, first + total, examples, arrays=1 + paths)
     return builder.prepare(kind, config, data_dir)

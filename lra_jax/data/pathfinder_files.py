@@ -52,10 +52,13 @@ def find(path: str | os.PathLike, size: int, level: str) -> pathlib.Path:
       level: a key of `FOLDERS`.
 
     Raises:
-      ValueError: there is no such folder, or no such level.
+      ValueError: there is no such folder or level, or the folder is another level's.
     """
     known("level", level, FOLDERS)
     root = checks.existing(path)
+    if root.name in FOLDERS.values() and root.name != FOLDERS[level]:
+        wanted = f"{FOLDERS[level]}, which has the images of level {level}"
+        raise expected("--data.path", wanted, root)
     below = pathlib.Path(f"pathfinder{size}") / FOLDERS[level]
     for folder in (root / FOLDERS[level], *originals.in_release(root, below)):
         if (folder / "metadata").is_dir() and (folder / "imgs").is_dir():

@@ -10,8 +10,9 @@ drewlinsley/pathfinder) with the settings of the Long-Range Arena:
    may touch only the last dash of the first target;
 3. two markers are placed: at the beginning of a target snake, and at the end of the
    same one (label 1) or of the other (label 0);
-4. the image is the maximum of all layers, stretched to 0..255. On 32 pixels distractors
-   are brightest (255) and markers darkest (127).
+4. the image is the maximum of all layers, stretched to 0..255. On 32 pixels the
+   contrast of distractors is 2, that of targets 1.5, and that of markers 1; but only
+   markers cover whole pixels.
 
 One in 1,000 pairs of snakes begun on 64 pixels is finished, and one in 330 on 128. So a
 batch of attempts grows at once, each at its own stage: one that failed starts again

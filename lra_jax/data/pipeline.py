@@ -110,8 +110,8 @@ def train_iterator(
         function of the seed, the step and the row; None = the data are not changed.
       targets: adds its arrays to each row of the first batches, with a generator as for
         `augment`.
-      target_steps: number of batches that have targets, or those that are stored with
-        the examples of a dataset that `has_targets`.
+      target_steps: number of batches, from the first, that have targets: those of
+        `targets`, or those stored with the examples.
       packing: pack the examples of each batch into rows of the longest bucket; their
         number is a multiple of this (`data.packing`); 0 = one example per row.
       shard: this host's index and the number of hosts; the host gets its rows of every

@@ -222,7 +222,7 @@ def _split(reviews: Reviews, seed: int | None) -> builder.Splits:
 
 def _held_out(reviews: Reviews, seed: int) -> dict[str, list[tuple[bytes, int]]]:
     """The training reviews in two parts, the second a tenth of each class. Copies of a
-    review are in the same part."""
+    review, if they have the same label, are in the same part."""
     parts: dict[str, list[tuple[bytes, int]]] = {"train": [], "valid": []}
     rng = np.random.Generator(np.random.Philox(seed))
     for label, number in LABELS.items():

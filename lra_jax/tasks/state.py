@@ -42,7 +42,9 @@ def _task(name: str, vocab_size: int, num_classes: int) -> Task:
         | {"hgrn": ("rotates=true",)},
         sweeps=of_rates(state.RATES),
         chance=lambda data: chance,
-        is_official=lambda data, _: data == state.official_data(name),
+        is_official=lambda data, _: (
+            data.of_reader == state.official_data(name).of_reader
+        ),
         published=tuple(
             Published(model, chance + (100 - chance) * scaled, _SOURCE, attention)
             for (model, attention), scaled in rows

@@ -1,6 +1,7 @@
 """Preparing data: once, whole, and in the right place."""
 
 import collections
+import itertools
 import pathlib
 import random
 import signal
@@ -225,6 +226,15 @@ def test_a_deleted_record_file_is_noticed(tmp_path):
 def test_too_few_examples(tmp_path, monkeypatch):
     monkeypatch.setattr(listops, "_trees", lambda *_: iter([(np.ones(3, np.uint8), 1)]))
     with pytest.raises(ValueError, match="train: expected 60 examples, got 1"):
+        listops.prepare(tmp_path, **FEW_TREES)
+
+
+@pytest.mark.parametrize(("tokens", "got"), [([3, 99], "one of 99"), ([], "none")])
+def test_tokens_that_a_model_cannot_read(tmp_path, monkeypatch, tokens, got):
+    examples = itertools.repeat((np.array(tokens, np.uint8), 1))
+    monkeypatch.setattr(listops, "_trees", lambda *_: examples)
+    wanted = f"train example 1: expected ids below .* in tokens, got {got}"
+    with pytest.raises(ValueError, match=wanted):
         listops.prepare(tmp_path, **FEW_TREES)
 
 

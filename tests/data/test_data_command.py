@@ -1,6 +1,7 @@
 """``python -m lra_jax.data``: prepare, describe, sample."""
 
 import sys
+import types
 
 import helpers
 import pytest
@@ -41,6 +42,21 @@ def test_prepare_describe_sample(capsys, tmp_path):
         capsys, "sample", "--split=test", "--count=3", "--seed=1", *flags
     )  # Another seed, other examples.
     assert other != drawn
+
+
+def test_a_mechanism_may_have_data_settings_of_its_own(monkeypatch, capsys):
+    """`official` on text reads 4,096 bytes for cosFormer, and 1,000 for others."""
+    lengths = []
+    task = types.SimpleNamespace(
+        prepare=lambda data: lengths.append(data.max_length), name="text"
+    )
+    monkeypatch.setattr(command, "get_task", lambda name: task)
+    monkeypatch.setitem(command.COMMANDS, "prepare", (command.DataCommand, print))
+    for name in ("cosformer", "softmax"):
+        flags = ("--task=text", "--preset=official", f"--attention={name}")
+        command.main(["prepare", *flags])
+    capsys.readouterr()
+    assert lengths == [4_096, 1_000]
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 def server():
     handler = type("Own", (Handler,), {"requests": []})
     own = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=own.serve_forever, daemon=True)
+    thread = threading.Thread(target=own.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     yield handler, f"http://127.0.0.1:{own.server_address[1]}"
     own.shutdown()
@@ -88,6 +88,9 @@ def test_a_file_put_there_by_hand(tmp_path, released):
     (folder / known.name).write_bytes(handler.content)
     assert text.prepare(tmp_path / "data").num_examples("test") == 16
     assert handler.requests == []
+    (folder / known.name).write_bytes(handler.content[:-1])
+    with pytest.raises(ValueError, match="the size of the released file, got"):
+        text.prepare(tmp_path / "data", max_length=5)
 
 
 @pytest.mark.parametrize("ranges", [True, False])

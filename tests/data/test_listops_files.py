@@ -119,7 +119,7 @@ BAD_LINES = {
     "binary": (bytes(range(14, 256)), "expected UTF-8"),
     "quote": (b'"( ( ( [MAX 2 ) 9 ) ] )\t9', "token 0: expected one of"),
     "too long": (b"[SM " + b"1 " * 2000 + b"]\t0", "got 2002"),
-    "huge": (b"1 " * 100_000 + b"\t1", "field larger than field limit"),
+    "huge": (b"1 " * 100_000 + b"\t1", "got 100000"),
 }
 
 

@@ -68,6 +68,11 @@ def test_easier_levels_come_first_and_leave_the_others_alone(tmp_path):
         wanted = [x["tokens"] for d, name in sources for x in d.source(name)]
         found = [x["tokens"] for x in both.source(split)]
         np.testing.assert_array_equal(found, wanted)
+    # As many distractors in every level are other images than LRA's number for each.
+    fives = pathfinder.prepare(
+        tmp_path, level="hard", easier=("easy",), num_distractors=5, **settings
+    )
+    assert fives.fingerprint != both.fingerprint
 
 
 def test_paths_are_stored_beside_the_same_images(tmp_path, dataset):
@@ -313,6 +318,8 @@ def test_levels_and_sizes_have_their_own_folders(release, tmp_path):
         pathfinder.prepare(tmp_path, path=release, size=64)
     with pytest.raises(ValueError, match="pathfinder32/curv_baseline"):
         pathfinder.prepare(tmp_path, path=release, level="easy")
+    with pytest.raises(ValueError, match=r"expected curv_baseline, .* level easy"):
+        pathfinder.prepare(tmp_path, path=level_of(release), level="easy")
     archive = tmp_path / "lra_release.gz"
     archive.touch()
     with pytest.raises(ValueError, match=r"a file; unpack it"):

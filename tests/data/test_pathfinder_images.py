@@ -51,7 +51,7 @@ def test_statistics_of_the_original(settings, mean, black):
 
 
 def test_contrasts():
-    """On 32 pixels distractors are brightest, then targets, then markers."""
+    """As bright as the released images, and stretched to the whole range."""
     pixels = chunk(32).pixels
     assert abs(pixels.std() / 255 - 0.20) < 0.006
     assert abs((pixels > 127).mean() - 0.086) < 0.006

@@ -1,9 +1,10 @@
 """Modular arithmetic with brackets: the value of ``((1-3)+(-2))=`` modulo 5.
 
-Tokens 0 to 4 are the digits, 5 to 10 ``+ - * ( ) =``, 11 is padding and follows the
-``=``. At the ``=`` the target is the value. An expression is a sum or a difference of
-two shorter ones in brackets, ``(a+b)`` or ``(a-b)``, where the length of the left one
-is uniform; with up to four tokens it is ``x``, ``-x``, ``(x)`` or ``(-x)``.
+Tokens 0 to 4 are the digits, 5 to 10 ``+ - * ( ) =``; 11 is the original's padding,
+which no sequence here shows. At the ``=`` the target is the value. An expression is a
+sum or a difference of two shorter ones in brackets, ``(a+b)`` or ``(a-b)``, where the
+length of the left one is uniform; with up to four tokens it is ``x``, ``-x``, ``(x)``
+or ``(-x)``.
 
 Source: automl/unlocking_state_tracking, which takes it from
 google-deepmind/neural_networks_chomsky_hierarchy. Products are in its vocabulary, but
