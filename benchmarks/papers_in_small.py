@@ -140,7 +140,9 @@ def main() -> None:
     """The command line."""
     runtime.tune_allocator()
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,  # --seed must not be taken for --seeds.
     )
     parser.add_argument("--part", choices=PARTS, default="mechanisms")
     parser.add_argument("--models", help="of the part, separated by semicolons")
@@ -417,8 +419,9 @@ def table(report: dict[str, Any]) -> str:
     seeds = {len(row["scores"]) for row in rows.values()}
     note = (
         f"Test split of the {first['data']} (fingerprint {first['data_fingerprint']}), "
-        f"{first['steps']} steps, {_seeds(seeds)}, {report['device']}; "
-        f"`{report['command']}`, results/language/{report['part']}.json."
+        f"{first['steps']} steps, {_seeds(seeds)}, on "
+        f"{report['device'].replace('; ', ' or ')}. "
+        f"`results/language/{report['part']}.json` has the commands."
     )
     return "\n".join([*lines, "", note])
 

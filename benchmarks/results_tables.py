@@ -48,7 +48,7 @@ def full_runs() -> str:
         "ListOps asks for the value of a nested expression, one of ten digits. A run "
         f"has {_one(steps):,} steps of the default preset, `modern-quick`, or in the "
         f"last column {_one(few):,} steps of `--preset=compact`, the model of the "
-        "PyTorch code bases, which was the default before. Measured on "
+        "PyTorch code bases. Measured on "
         f"{_machines(results)}. Seed 0; {_again()}. Test accuracy is that of the "
         "checkpoint with the best validation score, on "
         f"{_one({r['test_examples'] for r in results}):,} examples (standard error "
@@ -96,17 +96,17 @@ def learning_runs() -> str:
         "| best validation | parameters | steps | steps/s | time |"
     )
     lines = (
-        f"| {_rotating(result)} | {taught(result) or '-'} | {result['seed']} "
+        f"| {mixers(result)} | {taught(result) or '-'} | {result['seed']} "
         f"| {_scores(result)} | {result['valid_accuracy_best']:.2f} % "
         f"| {result['parameters']:,} | {_pace(result)} |"
         for result in results
     )
     note = (
         f"Measured on one core of {_machines(results)}, with other work on the second "
-        "core. Of the runs pretrained on values, that of 9,000 steps used both cores, "
-        "as did those on running values; that of 21,200 steps used both for its last "
-        "950 steps, and the hybrid of 12,000 steps for its last 3,132. The standard "
-        "error on 2,000 test examples is at most 1.1 points, and 0.1 at 99.9 %."
+        "core. Of the runs pretrained on values, that of 9,000 steps used both cores; "
+        "that of 21,200 steps used both for its last 950 steps, and the hybrid of "
+        "12,000 steps for its last 3,132. The standard error on 2,000 test examples is "
+        "at most 1.1 points, and 0.1 at 99.9 %."
     )
     tables = [_table(head, lines, note)]
     tables += [heights(f"listops_heights{part}") for part in ("", "_notes", "_hybrid")]
@@ -195,11 +195,6 @@ def pathfinder_runs() -> str:
         "commit and versions of each run."
     )
     return _table(head, lines, note)
-
-
-def _rotating(result: dict[str, Any]) -> str:
-    rotates = "rotates=true" in flag(result, "model.attention_options")
-    return mixers(result) + (", rotates" if rotates else "")
 
 
 def mixers(result: dict[str, Any]) -> str:
@@ -440,13 +435,14 @@ def causal_mechanisms() -> str:
     )
     first = next(iter(report["runs"].values()))[0]
     note = (
-        f"Bits per byte on the {first['data'].partition(',')[0]} after "
-        f"{first['steps']} steps of a small model, mean of two seeds at the best of "
-        f"{_rates_tried(report)} rates "
-        "([how](docs/language_models.md#every-causal-mechanism)); recall "
-        "of key-value pairs, of one marked token, of pairs with noise between them, "
-        "and selective copying in percent, one seed. The parity of bits, 0 for chance "
-        f"and 100 for all correct, is learned only by {_learners(runs)} "
+        "*Bits per byte*: a small language model after "
+        f"{first['steps']} steps on the {first['data'].partition(',')[0]}, the mean of "
+        f"two seeds at the best of {_rates_tried(report)} learning rates "
+        "([how](docs/language_models.md#every-causal-mechanism)). The other columns "
+        "are percentages of correct answers with one seed: *recall* of key-value "
+        "pairs; *needle*, one marked token in noise; *noisy recall*, pairs with noise "
+        "between them; and *selective copy*. The parity of bits (0 is chance, 100 is "
+        f"all correct) is learned only by {_learners(runs)} "
         "([thirteen such tests](docs/suites.md))."
     )
     head = (

@@ -315,7 +315,7 @@ def _spectrum(settings: Spectrum, page: Any) -> None:
 
 def _maps(settings: Maps, page: Any) -> None:
     from lra_jax.analysis.capture import check_layer
-    from lra_jax.analysis.maps import example_maps
+    from lra_jax.analysis.maps import example_maps, shortest
     from lra_jax.analysis.maps_report import add_maps
     from lra_jax.attention.inputs import check_size
     from lra_jax.training.restore import load_run
@@ -327,7 +327,7 @@ def _maps(settings: Maps, page: Any) -> None:
     example = settings.example
     if example is None:
         known("--split", settings.split, saved.dataset.splits)
-        example = int(saved.dataset.lengths(settings.split).argmin())
+        example = shortest(saved.dataset.lengths(settings.split))
     batch = saved.examples([example], settings.split)
     progress.say("running the model on the example ...")
     maps = example_maps(saved, batch, settings.layer)

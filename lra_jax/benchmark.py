@@ -10,7 +10,6 @@ if __name__ == "__main__":
 
     signals.watch()
 
-import functools
 import shlex
 import signal
 from collections.abc import Sequence
@@ -47,7 +46,7 @@ def main(args: Sequence[str] | None = None) -> None:
         report = Report(config, _typed(args))
         # Each figure is written once measured, in case the process is killed.
         kept = files[0].with_suffix(".incomplete.json") if files else None
-        keep = functools.partial(report.write, kept, None) if kept else _nothing
+        keep = (lambda: report.write(kept, None)) if kept else (lambda: None)
         # A job that is asked to end also keeps its figures.
         with signals.left_to(signal.default_int_handler):
             report.measure(lambda text: print(text, flush=True), keep)
@@ -63,7 +62,8 @@ def main(args: Sequence[str] | None = None) -> None:
                 kept.unlink(missing_ok=True)
             print(f"\nwrote {' and '.join(str(x) for x in files if x is not None)}")
     if report.interrupted:
-        cli.fail("interrupted; the figures so far are kept", 128 + signal.SIGINT)
+        saved = "; the figures so far are kept" if kept else ""
+        cli.fail(f"interrupted{saved}", 128 + signal.SIGINT)
     if not report.measured:
         first = report.rows[0]
         cli.fail(f"no case was measured; {first['status']}: {first['reason']}", 1)
@@ -112,10 +112,6 @@ def run(config: BenchmarkConfig) -> dict[str, Any]:
     report = Report(config, "")
     report.measure()
     return report.values()
-
-
-def _nothing() -> None:
-    pass
 
 
 def _files(config: BenchmarkConfig) -> tuple[Path, Path | None] | None:

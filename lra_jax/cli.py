@@ -234,27 +234,26 @@ def flag_value(
     return "True"
 
 
-def flags(args: Sequence[str]) -> dict[str, Any]:
-    """The types of all flags of the run that a command line describes."""
-    return _types(parse_preset(args))
-
-
 def split_values(args: Sequence[str]) -> tuple[list[str], list[list[str]]]:
-    """Flags with one value, and those with several between commas, as ``--name=value``.
+    """Flags with one value, and those with several, as ``--name=value``.
 
-    Texts count as one value, since commas may be part of them.
+    Values stand between commas; texts, of which commas may be part, between ``|``. A
+    text that changes no result, such as ``--workdir``, counts as one value.
 
     Returns:
       The former, and for each of the latter a list with one flag per value.
     """
-    types = flags(args)
+    preset = parse_preset(args)
+    types, counting = _types(preset), preset.identity()
     fixed, several = [], []
-    given = _last(_read_flags(parse_preset(args), args, check=False))
+    given = _last(_read_flags(preset, args, check=False))
     for name, argument in given.items():
         text = argument.partition("=")[2]
-        kinds = get_args(types.get(name)) or (types.get(name),)
-        if "," in text and str not in kinds:
-            several.append([f"{name}={value.strip()}" for value in text.split(",")])
+        is_text = str in (get_args(types.get(name)) or (types.get(name),))
+        mark = "|" if is_text else ","
+        counts = not is_text or name.removeprefix("--") in counting
+        if mark in text and counts:
+            several.append([f"{name}={value.strip()}" for value in text.split(mark)])
         else:
             fixed.append(argument)
     return fixed, several

@@ -91,8 +91,6 @@ def run(config: EvaluateConfig, quiet: bool = True) -> dict[str, Any]:
 
     if config.predictions == "":
         raise expected("--predictions", "a file", "''")
-    if config.save is not None and Path(config.save).suffix != ".safetensors":
-        raise expected("--save", "NAME.safetensors", config.save)
     if config.save is not None:
         try:
             check_free(config.save)

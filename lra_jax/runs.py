@@ -186,7 +186,7 @@ def run_all(plan: Sequence[Planned]) -> dict[str, list[dict[str, Any]]]:
 def finished_result(run: Planned) -> dict[str, Any] | None:
     """The result of a run that is done, with exactly the same settings and the same
     user code; else None. Whether its data are still the same is not checked."""
-    from lra_jax.training import own_code
+    from lra_jax import own_code
     from lra_jax.training.workdir import read_result
 
     try:
@@ -231,11 +231,11 @@ def best_by_validation(results: dict[str, list[dict[str, Any]]]) -> Iterator[str
     """A line for each task and mechanism with several series: the best by validation,
     averaged over its seeds.
 
-    Series are compared by the metric that chose their checkpoints, ``--train.best_by``,
-    those of equal accuracy by their validation loss;
-    those chosen by accuracy are not comparable with those chosen by loss, nor are runs
-    on other examples. A series without some of the seeds is not compared either: they
-    may have failed.
+    Series are compared by the metric that chose their checkpoints
+    (``--train.best_by``), and series of equal accuracy by their validation loss. Series
+    chosen by accuracy are not compared with series chosen by loss, nor are runs on
+    different examples. A series that lacks some seeds is left out: those runs may have
+    failed.
     """
     together: dict[tuple[str, str], dict[tuple[str, Any], dict[str, float]]] = {}
     for series, runs in results.items():

@@ -122,14 +122,19 @@ class StopRequest:
 
     Orbax's own preemption check needs jax.distributed and is silent in one process.
 
+    Args:
+      alone: there are no other processes of the same run, which would lose this one.
+
     Attributes:
       signum: the signal received, or None.
-      unsaved: whether anything would be lost; if not, a command ends at once.
+      unsaved: whether anything would be lost; if not, a command that is alone ends at
+        once.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, alone: bool = True) -> None:
         self.signum: int | None = None
         self.unsaved = False
+        self._alone = alone
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
@@ -149,13 +154,13 @@ class StopRequest:
             self._stack.close()
 
     def _act(self, watch: "_Watch", signum: int) -> None:
-        if self.unsaved:
+        if self.unsaved or not self._alone:
             watch.later(self._say)
         else:
             watch.end(signum)
 
     def _say(self) -> None:
-        if self.unsaved:
+        if self.unsaved or not self._alone:
             _say("stopping after the current step; a second signal ends at once")
 
 

@@ -21,7 +21,6 @@ if __name__ == "__main__":
 import itertools
 import sys
 from collections.abc import Iterator, Sequence
-from typing import get_args
 
 from lra_jax import cli, runs, signals
 from lra_jax.attention.registry import MECHANISMS
@@ -145,27 +144,9 @@ def _choices(args: Sequence[str]) -> Iterator[tuple[list[str], list[str]]]:
                 values = ",".join(flag.removeprefix("--seed=") for flag in flags)
                 wanted = "one seed, the first (--seeds=N trains with N seeds)"
                 raise expected("--seed", wanted, repr(values))
-        fixed, texts = _split_texts(fixed)
         shown = own if len(presets) > 1 else []
-        for flags in itertools.product(*several, *texts):
+        for flags in itertools.product(*several):
             yield [*fixed, *flags], [*shown, *flags]
-
-
-def _split_texts(args: Sequence[str]) -> tuple[list[str], list[list[str]]]:
-    """Flags with one value, and for texts between ``|`` a list with one flag per text.
-
-    Paths that change no result, such as ``--workdir``, count as one value.
-    """
-    types, counting = cli.flags(args), cli.parse_preset(args).identity()
-    fixed, several = [], []
-    for argument in args:
-        name, _, text = argument.partition("=")
-        is_text = str in (get_args(types[name]) or (types[name],))
-        if "|" in text and is_text and name.removeprefix("--") in counting:
-            several.append([f"{name}={value.strip()}" for value in text.split("|")])
-        else:
-            fixed.append(argument)
-    return fixed, several
 
 
 def _check_distinct(plan: Sequence[runs.Planned]) -> None:

@@ -113,7 +113,7 @@ def _drop_programs() -> Iterator[None]:
     most = min(5e9, os.sysconf("SC_PHYS_PAGES") * page / (2 * workers))
     if (
         not maps.exists()
-        or maps.read_bytes().count(b"\n") > 40_000
+        or maps.read_bytes().count(b"\n") > 55_000
         or int(sizes.read_text().split()[1]) * page > most
     ):
         jax.clear_caches()

@@ -209,22 +209,9 @@ train --model.attention_options=eps=-1 ~ eps: expected 0 or a positive number, g
 train --model.attention_options=eps=None ~ got None
 train --model.attention_options=implementation=foo ~ got 'foo'
 train --model.attention_options=implementation=xla/pallas ~ 'pallas' on 'cpu'
-train --attention=flow --model.attention_options=clip=-1 ~ clip: expected
 train --attention=flow --model.attention_options=feature_map=foo ~ feature_map: expected
-train --attention=linear --model.attention_options=feature_map=foo ~ feature_map:
-train --attention=linear --model.attention_options=feature_map=3 ~ feature_map:
-train --attention=performer --model.attention_options=features=0 ~ features: expected
 train --attention=performer --model.attention_options=kernel=foo ~ kernel: expected
-train --attention=local --model.attention_options=window=-3 ~ window: expected an int
-train --attention=local --model.attention_options=block=0 ~ block: expected a positive
 train --attention=softmax --model.attention_options=block=x ~ block: expected a positive
-train --attention=bigbird --model.attention_options=num_random=-1 ~ num_random:
-train --attention=nystrom --model.attention_options=num_landmarks=0 ~ num_landmarks:
-train --attention=linformer --model.attention_options=features=x ~ features: expected
-train --attention=linformer --model.attention_options=sharing=all ~ sharing: expected
-train --attention=reformer --model.attention_options=num_buckets=3 ~ num_buckets:
-train --attention=sinkhorn --model.attention_options=temperature=0 ~ temperature:
-train --attention=gau --model.attention_options=expansion=0 ~ expansion: expected
 train --attention=cosfomer ~ --attention: expected one of
 train --attention=SOFTMAX ~ did you mean 'softmax'?
 train --attention= ~ --attention: expected one of
@@ -373,7 +360,7 @@ data prepar ~ did you mean 'prepare'?
 data prepare --task=foo ~ --task: expected one of
 data prepare --preset=foo ~ --preset: expected one of
 data prepare --train.steps=3 ~ --train.steps: expected a flag
-data prepare --attention=flow ~ --attention: expected a flag
+data prepare --attention=cosfomer ~ did you mean 'cosformer'?
 data prepare --data.num_train=0 ~ --data.num_train: expected a positive int
 data prepare --data.seed=-1 ~ --data.seed: expected 0 or a positive
 data prepare --data.max_length=0 ~ --data.max_length: expected a positive int

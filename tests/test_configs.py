@@ -280,23 +280,9 @@ def test_names_of_runs():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"train": {"steps": 0}}, "--train.steps: expected a positive int, got 0"),
-        (
-            {"train": {"learning_rate": float("nan")}},
-            "--train.learning_rate: expected a positive .* got nan",
-        ),
-        (
-            {"train": {"learning_rate": float("inf")}},
-            "--train.learning_rate: .* finite number, got inf",
-        ),
         (
             {"train": {"warmup": -1}},
             "--train.warmup: expected 0 or a positive int, got -1",
-        ),
-        ({"train": {"weight_decay": float("nan")}}, "--train.weight_decay: .* got nan"),
-        (
-            {"train": {"adam_b1": 1.0}},
-            r"--train.adam_b1: expected a number in \[0, 1\), got 1",
         ),
         ({"train": {"dtype": "float99"}}, "--train.dtype: expected .* got 'float99'"),
         (
@@ -304,14 +290,6 @@ def test_names_of_runs():
             r"--model.dropout: expected a number in \[0, 1\), got 1",
         ),
         ({"model": {"num_layers": -2}}, "--model.num_layers: .* got -2"),
-        (
-            {"model": {"num_heads": 3}},
-            "--model.num_heads: expected a divisor of .*=64, got 3",
-        ),
-        (
-            {"model": {"positions": "sinusoidal", "embed_dim": 15}},
-            "--model.embed_dim: expected an even width .* got 15",
-        ),
         (
             {"model": {"max_length": 1999}},
             "--data.max_length: expected at most --model.max_length=1999, got 2000",
@@ -332,19 +310,9 @@ def test_names_of_runs():
             {"data": {"path": "files", "max_depth": 5}},
             "--data.max_depth: expected no value with --data.path, .* got 5",
         ),
-        ({"model": {"attention_options": "clip"}}, "name=value,..., got 'clip'"),
-        (
-            {"model": {"attention_options": "clip=1"}},
-            "option of attention .* got 'clip'",
-        ),
-        ({"model": {"attention_options": "eps=1/2/3"}}, "2 blocks, got 3: 1/2/3"),
         (
             {"model": {"attention_options": "implementation=triton"}},
             "'pallas' or 'native', got 'triton'",
-        ),
-        (
-            {"model": {"attention_options": "implementation=xla/pallas"}},
-            "--model.attention_options: .* got 'pallas' on 'cpu'",
         ),
         (
             {
@@ -360,19 +328,7 @@ def test_names_of_runs():
             },
             "features: expected one value for all blocks",
         ),
-        ({"attention": "cosfomer"}, "did you mean 'cosformer'"),
-        ({"seed": -1}, "--seed: .* got -1"),
         ({"data": {"seed": -1}}, "--data.seed: .* got -1"),
-        ({"data": {"num_test": 0}}, "--data.num_test: expected a positive int, got 0"),
-        ({"workdir": ""}, "--workdir: expected a folder, got ''"),
-        (
-            {"model": {"inputs": "linear"}},
-            "--model.inputs: .* has no images, got linear",
-        ),
-        (
-            {"model": {"positions": "learned_2d"}},
-            "--model.positions: .* has no images, got learned_2d",
-        ),
         (
             {"model": {"padding": "none"}},
             "--model.padding: expected one of .*, got 'none'",
@@ -382,10 +338,6 @@ def test_names_of_runs():
             "--data: expected ListOpsData for --task=listops, got TextData",
         ),
         ({"train": 3}, "^--train: expected a TrainConfig, got an int"),
-        (
-            {"attention": "fnet", "model": {"positions": "rotary"}},
-            "--model.positions=rotary: expected a mechanism .*, got 'fnet'",
-        ),
         (
             {"model": {"positions": "rotary", "num_heads": 64}},
             "--model.positions=rotary: expected an even head width H, got 1",

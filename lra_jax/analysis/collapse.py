@@ -29,7 +29,6 @@ def network_curves(
     mechanism: str = "softmax",
     *,
     variants: Mapping[str, Variant] = VARIANTS,
-    options: Mapping[str, Any] | None = None,
     draws: int = 1,
     batch_size: int = 8,
     length: int = 128,
@@ -40,7 +39,7 @@ def network_curves(
     """The curves for a network at initialisation, on random tokens.
 
     Args:
-      shape, mechanism, options, length, num_layers: see `networks.Network`.
+      shape, mechanism, length, num_layers: see `networks.Network`.
       variants: by name.
       draws: number of initialisations, each with its own tokens.
       batch_size: sequences per draw.
@@ -62,7 +61,6 @@ def network_curves(
         network = Network(
             shape,
             mechanism,
-            options=options,
             length=length,
             num_layers=num_layers,
             rngs=nnx.Rngs(draw),

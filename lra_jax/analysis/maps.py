@@ -37,6 +37,12 @@ class Maps(NamedTuple):
     prediction: int | None = None
 
 
+def shortest(lengths: np.ndarray) -> int:
+    """The shortest example of a split, by its lengths `[n]`, or `[n, 2]` of pairs, of
+    which the maps show the first document."""
+    return int(lengths.reshape(len(lengths), -1)[:, 0].argmin())
+
+
 def example_maps(saved: Any, batch: Any, layer: int) -> Maps:
     """The maps of the first example of a batch.
 

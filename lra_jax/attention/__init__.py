@@ -3,8 +3,10 @@
 For each registered mechanism X there are ``X_attention(query, key, value, mask=None,
 is_causal=False, ...)`` and ``X_weights(query, key, ...)``, the dense `[B, N, T, S]`
 matrix that the fast form never builds. Mechanisms with a stream also have ``X_init``,
-``X_prefill`` and ``X_step``, for decoding with a state of constant size. For layout
-and masks: see `lra_jax.attention.inputs`. ``python -m lra_jax.attention`` lists them.
+``X_prefill`` and ``X_step``, for decoding with a state of constant size.
+`lra_jax.attention.inputs` describes the layout, and `lra_jax.attention.masking` the
+masks. Pass the mask by name, because some mechanisms take arrays of their own before
+it. ``python -m lra_jax.attention`` lists the mechanisms.
 
 Importing this package does not import jax; functions are loaded on first use.
 """

@@ -136,17 +136,6 @@ def given(
     return query, phi(masking.hide(key, mask).astype(dtype)), "identity"
 
 
-def contract(
-    query_features: jax.Array,
-    key_features: jax.Array,
-    value: jax.Array,
-    precision: jax.lax.PrecisionLike = None,
-) -> jax.Array:
-    """``phi(q_i)^T sum_j phi(k_j) v_j^T``: `[B, N, T, M]`, ... -> `[B, N, T, Hv]`."""
-    summary = jnp.einsum("bnsm,bnsv->bnmv", key_features, value, precision=precision)
-    return jnp.einsum("bntm,bnmv->bntv", query_features, summary, precision=precision)
-
-
 def project(
     features: jax.Array, total: jax.Array, precision: jax.lax.PrecisionLike = None
 ) -> jax.Array:

@@ -13,12 +13,11 @@ attention): each of those heads then serves ``N / heads`` neighbouring query hea
 import contextlib
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, TypeGuard
 
 import chex
 import jax
-import jax.core
 import jax.numpy as jnp
 import numpy as np
 
@@ -174,6 +173,9 @@ def check_grid(
         raise expected("segment_ids", "None with a grid", "an array")
 
 
+SIZES = frozenset({"num_heads", "head_dim", "max_length", "layer", "num_layers"})
+"""The sizes of a layer; an ``X_parameters`` ignores those that it does not need."""
+
 # What ``flax.nnx.MultiHeadAttention`` and Linen's pass to an ``attention_fn``.
 FLAX_KEYWORDS = frozenset(
     {
@@ -208,17 +210,24 @@ def check_keywords(
       flax: the keywords for which it has no parameter.
       deterministic: Flax's keyword, of a function that has a parameter for it.
     """
-    for name in flax:
-        if name not in FLAX_KEYWORDS:
-            parameters = inspect.signature(function).parameters.values()
-            own = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD]
-            hint = did_you_mean(name, own)
-            wanted = f"a keyword of {function.__name__}"
-            raise expected(name, wanted, f"an unknown one{hint}")
+    _refuse_unknown(function, flax.keys() - FLAX_KEYWORDS)
     by_layer = deterministic is not None or "deterministic" in flax
     if flax.get("dropout_rate") and not by_layer:
         wanted = "0, because there are no weights to drop"
         raise expected("dropout_rate", wanted, flax["dropout_rate"])
+
+
+def check_sizes(function: Callable[..., Any], sizes: Mapping[str, Any]) -> None:
+    """Raises ``ValueError`` unless the extra keywords of ``X_parameters`` are sizes."""
+    _refuse_unknown(function, sizes.keys() - SIZES)
+
+
+def _refuse_unknown(function: Callable[..., Any], names: Collection[str]) -> None:
+    for name in sorted(names):
+        parameters = inspect.signature(function).parameters.values()
+        own = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD]
+        wanted = f"a keyword of {function.__name__}"
+        raise expected(name, wanted, f"an unknown one{did_you_mean(name, own)}")
 
 
 def refuse_decoding(

@@ -9,7 +9,6 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-import chex
 import jax
 import jax.core
 import jax.numpy as jnp
@@ -191,10 +190,10 @@ def by_head(
 
 
 def hide_padding(array: jax.Array, pairs: jax.Array | None) -> jax.Array:
-    """Zeroes what a `pair_mask` hides of `[B, S, N, H]`, if it masks only padding."""
-    if pairs is None or pairs.shape[1:3] != (1, 1):
+    """Zeroes what a `pair_mask` hides of `[B, S, N, H]` from all queries and heads."""
+    if pairs is None:
         return array
-    return hide(array, jnp.broadcast_to(pairs[:, 0, 0], array.shape[:2]))
+    return hide(array, jnp.broadcast_to(pairs.any((1, 2)), array.shape[:2]))
 
 
 def hide_by_head(array: jax.Array, mask: jax.Array | None) -> jax.Array:
@@ -215,8 +214,8 @@ def _boolean(mask: jax.Array, name: str) -> jax.Array:
     if isinstance(mask, jax.core.Tracer) or not mask.is_fully_addressable:
         return mask > 0
     values = np.asarray(mask).astype(np.float64)
-    with inputs.asserted(name, "a boolean mask, or one of 0 and 1", "other numbers"):
-        chex.assert_equal(bool(((values >= 0) & (values <= 1)).all()), True)
+    if not ((values >= 0) & (values <= 1)).all():
+        raise expected(name, "a boolean mask, or one of 0 and 1", "other numbers")
     return mask > 0
 
 

@@ -158,7 +158,7 @@ def _offered(thing: Any, path: str) -> list[str]:
     """The names of the callables that a module or class itself defines."""
     return [
         name.removesuffix("_attention")
-        for name, value in vars(thing).items()
+        for name, value in getattr(thing, "__dict__", {}).items()
         if callable(value)
         and f"{getattr(value, '__module__', None)}.".startswith(f"{path}.")
         and not name.startswith("_")

@@ -162,7 +162,12 @@ def next_position(
       batch: B.
       length: T.
       before: earlier positions of each row's first document, `[B]`; None = 0.
+
+    Raises:
+      ValueError: ``before``, from a state, is of another batch size.
     """
+    if before is not None:
+        inputs.check_shape("state", before, "B", batch)
     ends = masking.next_position(mask, batch, length)
     if documents is None:
         return ends if before is None else ends + before

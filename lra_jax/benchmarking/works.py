@@ -98,7 +98,7 @@ def make_work(case: Case) -> Work:
 
 
 def _attention(case: Case, mechanism: Any, options: dict[str, Any]) -> Work:
-    own, keywords = split_options(mechanism, options)
+    keywords = _keywords(mechanism, options)
     keywords |= {"is_causal": case.causal, "max_length": case.length}
     accepted = registry.accepted_keywords(mechanism.attention)
     if accepted is not None:
@@ -116,7 +116,7 @@ def _attention(case: Case, mechanism: Any, options: dict[str, Any]) -> Work:
     backward = case.work == "forward+backward"
 
     def make() -> Arguments:
-        given = own_arrays(case, mechanism, own)
+        given = own_arrays(case, mechanism, options)
         if case.rows == "padded":
             given["mask"] = _mask(case)
         return given, *_random(shape, case.dtype, 4 if backward else 3)
@@ -150,7 +150,7 @@ def own_arrays(
 ) -> dict[str, jax.Array]:
     """The arrays that a mechanism takes besides query, key and value: its parameters,
     made with these options, and random gates."""
-    return _parameters(case, mechanism, options) | _gates(case, mechanism)
+    return _parameters(case, mechanism, options) | _gates(case, mechanism, options)
 
 
 def _mask(case: Case) -> jax.Array:
@@ -160,11 +160,11 @@ def _mask(case: Case) -> jax.Array:
     return jnp.broadcast_to(visible, (case.batch_size, case.length))
 
 
-def _gates(case: Case, mechanism: Any) -> dict[str, jax.Array]:
+def _gates(case: Case, mechanism: Any, options: dict[str, Any]) -> dict[str, jax.Array]:
     """The gates that a layer would pass to the mechanism, with random values."""
     shape = (case.batch_size, case.length, case.heads)
     found = {}
-    for number, gate in enumerate(mechanism.gates_with({})):
+    for number, gate in enumerate(mechanism.gates_with(options)):
         width = () if gate.width == "one" else (case.head_dim,)
         key = jax.random.key(2 + number)
         drawn = jax.random.normal(key, (*shape, *width), jnp.dtype(case.dtype))
@@ -172,7 +172,20 @@ def _gates(case: Case, mechanism: Any) -> dict[str, jax.Array]:
     return found
 
 
-def _parameters(case: Case, mechanism: Any, own: dict[str, Any]) -> dict[str, Any]:
+def _keywords(mechanism: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """The options of the function.
+
+    Raises:
+      Unsupported: an option only sets the widths of a layer, of which there is none.
+    """
+    own, keywords = split_options(mechanism, options)
+    gates = {gate.option for gate in mechanism.gates}
+    for name in options.keys() - (own.keys() | keywords.keys() | gates):
+        raise Unsupported(f"{name} sets the widths of a layer: measure --work=train")
+    return keywords
+
+
+def _parameters(case: Case, mechanism: Any, options: dict[str, Any]) -> dict[str, Any]:
     """The mechanism's own arrays, in the dtype of the case."""
     make = mechanism.make_parameters
     if make is None:
@@ -185,6 +198,7 @@ def _parameters(case: Case, mechanism: Any, own: dict[str, Any]) -> dict[str, An
     }
     taken = named(make)
     sizes = {name: size for name, size in sizes.items() if name in taken}
+    own, _ = split_options(mechanism, options)
     return make(jax.random.key(1), **sizes, **own)
 
 
@@ -200,7 +214,7 @@ def _decoding(case: Case, mechanism: Any, options: dict[str, Any]) -> Work:
     """
     if not mechanism.stream:
         raise Unsupported("no stream to decode with")
-    own, keywords = split_options(mechanism, options)
+    keywords = _keywords(mechanism, options)
     module = importlib.import_module(mechanism.module)
     start = getattr(module, f"{mechanism.name}_init")
     step = getattr(module, f"{mechanism.name}_step")
@@ -209,8 +223,8 @@ def _decoding(case: Case, mechanism: Any, options: dict[str, Any]) -> Work:
 
     def make() -> Arguments:
         one = dataclasses.replace(case, length=1)
-        gates = {name: x[:, 0] for name, x in _gates(one, mechanism).items()}
-        parameters = _parameters(case, mechanism, own)
+        gates = {name: x[:, 0] for name, x in _gates(one, mechanism, options).items()}
+        parameters = _parameters(case, mechanism, options)
         given, settings = parameters | gates, parameters | keywords
         taken = registry.accepted_keywords(start) or frozenset()
         if "max_length" in taken:

@@ -1,4 +1,4 @@
-"""Linear attention and Flow-Attention by kernels, with gradients."""
+"""Linear attention, Flow-Attention and recurrences by kernels, with gradients."""
 
 import functools
 import importlib
@@ -328,7 +328,7 @@ def _given_features(
 
 
 def _skips_hidden(target: Target, feature_map: FeatureMap) -> bool:
-    """Whether hidden positions are never read: a pass over the array less."""
+    """Whether hidden positions are never read, which saves a pass over the array."""
     return target[0] == "cpu" and not callable(feature_map)
 
 

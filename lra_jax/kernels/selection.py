@@ -221,10 +221,8 @@ def _own_target() -> str | None:
 
 
 def _interpreted() -> str | None:
-    target = os.environ.get(INTERPRET, "")
-    if target and target not in TARGETS:
-        known(INTERPRET, target, TARGETS)
-    return target or None
+    target = os.environ.get(INTERPRET)
+    return known(INTERPRET, target, TARGETS) if target else None
 
 
 def highest(precision: jax.lax.PrecisionLike) -> jax.lax.Precision | None:

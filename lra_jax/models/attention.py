@@ -80,9 +80,7 @@ class MultiHeadAttention(nnx.Module):
         self.num_kv_heads = config.num_kv_heads or self.num_heads
         in_features, dtype = config.in_features, config.dtype
         out_features = config.out_features or in_features
-        width, value_width = (
-            self.num_heads * size for size in (self.head_dim, self.value_dim)
-        )
+        value_width = self.num_heads * self.value_dim
         columns = self._columns()
         dense = {"use_bias": config.use_bias, "dtype": dtype, "rngs": rngs}
         dense["kernel_init"] = nnx.initializers.xavier_uniform()
@@ -97,9 +95,10 @@ class MultiHeadAttention(nnx.Module):
         widths = {"head": self.head_dim, "value": self.value_dim}
         sizes = (in_features, self.num_heads, widths)
         self.convs = nnx.Dict(self._convolutions(rngs))
-        causal = {"is_causal": config.is_causal}
         self.ema: Any = (
-            MovingAverage(in_features, config.ema, **causal, rngs=rngs)
+            MovingAverage(
+                in_features, config.ema, is_causal=config.is_causal, rngs=rngs
+            )
             if config.ema
             else None
         )
@@ -115,7 +114,9 @@ class MultiHeadAttention(nnx.Module):
         )
         takes = config.takes_memory and config.carries_memory
         gives = config.gives_memory and config.carries_memory
-        self.memory_in: Any = Dense(in_features, width, **dense) if takes else None
+        self.memory_in: Any = (
+            Dense(in_features, columns["query"], **dense) if takes else None
+        )
         self.memory_out: Any = (
             Dense(value_width, in_features, **dense) if gives else None
         )
@@ -191,6 +192,9 @@ class MultiHeadAttention(nnx.Module):
         if context is None:
             context = inputs
             query_mask = mask if query_mask is None else query_mask
+        elif self.mechanism.cross is False:
+            reason = f"{self.mechanism.name!r} has no cross form"
+            raise expected("context", f"None, because {reason}", "an array")
         elif self.config.local_values or self.config.ema or self.config.rotary:
             wanted = "None with local_values, ema or rotary"
             raise expected("context", wanted, "an array")
@@ -402,7 +406,7 @@ class MultiHeadAttention(nnx.Module):
         return packed.packed(segment_ids, inputs, inputs)
 
     def _carried(self, memory: jax.Array | None, summary: jax.Array) -> jax.Array:
-        """``norm(memory + W_o summary)``; None if there is no memory yet."""
+        """``norm(memory + W_o summary)``; without a memory, ``norm(W_o summary)``."""
         added = self.memory_out(summary.reshape(*summary.shape[:-2], -1))
         return self.memory_norm(added if memory is None else memory + added)
 

@@ -254,8 +254,8 @@ def from_softmax(
 
     Args:
       source: a folder with ``config.json`` and ``model.safetensors`` of a BERT, RoBERTa
-        or GPT-2, as Hugging Face writes them; or a classifier of this package, or a
-        model returned by `lra_jax.models.load`.
+        or GPT-2, as Hugging Face writes them; or any model that `lra_jax.models.save`
+        takes, or the result of `lra_jax.models.load`.
       mechanism: a registered name, a function or ``"package.module:function"``, with
         queries, keys and values of the same widths.
       options: of the mechanism, replacing those of softmax.

@@ -1,7 +1,7 @@
 """Converts raw examples to token ids, by a description that a file can hold.
 
 The kinds are
-  words   text; each word has its id in ``ids``;
+  words   text; each word has its id in ``ids``; characters of ``ignored`` are blanks;
   bytes   text or bytes, truncated to ``max_length``, without the white space around
           them if ``strip``;
   vocabulary

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from lra_jax import files, seals
+from lra_jax import files, own_code, seals
 from lra_jax.attention.inputs import check_size
 from lra_jax.attention.registry import resolve, spell
 from lra_jax.errors import a_thing, expected, known, reason, writable
@@ -210,7 +210,8 @@ def save(
       (2,)
     """
     check_free(file)
-    write(file, model, raw=raw, about=about)
+    with writable("file", "a file", file):
+        write(file, model, raw=raw, about=about)
 
 
 def write(
@@ -231,8 +232,7 @@ def write(
         "raw": _json("raw", dict(raw)),
         "about": _json("about", dict(about or {})),
     }
-    with writable("file", "a file", path):
-        arrays.save_arrays(path, nnx.to_pure_dict(_state(model)))
+    arrays.save_arrays(path, nnx.to_pure_dict(nnx.state(model, (nnx.Param, Buffer))))
     described["arrays"] = seals.sha256(path)
     described["seal"] = seals.digest(described)
     files.write_json(path.with_suffix(".json"), described)
@@ -267,16 +267,19 @@ def load(run_or_file: str | os.PathLike[str], *, allow_code: bool = False) -> Sa
     Args:
       run_or_file: a run directory, or ``NAME.safetensors``.
       allow_code: import and call an attention function that the file names as
-        ``package.module:function``. Whoever wrote that file chose the function.
+        ``package.module:function``. Whoever wrote that file chose the function. Of a
+        run directory, the copy in ``code/`` is imported.
 
     Raises:
       ValueError: there is no such file, or it does not fit this version of the package.
     """
     path, described = _read(run_or_file)
+    if allow_code and Path(run_or_file).expanduser().is_dir():
+        own_code.prefer(path.parent)
     try:
         make = maker(described["model"], allow_code)
         about = described["about"]
-    except (*_UNREADABLE, KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise _no_description(path, error) from error
     graphdef, state = nnx.split(nnx.eval_shape(lambda: make(nnx.Rngs(params=0))))
     like = nnx.to_pure_dict(nnx.filter_state(state, (nnx.Param, Buffer)))
@@ -463,10 +466,6 @@ def _tuples(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _tuples(one) for name, one in value.items()}
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
-
-
-def _state(model: nnx.Module) -> nnx.State:
-    return nnx.state(model, (nnx.Param, Buffer))
 
 
 def _path(file: str | os.PathLike[str]) -> Path:

@@ -53,6 +53,10 @@ class Layer(Protocol):
         """The layer's output, from the mechanism's."""
 
 
+# Keywords of the whole form that a prefill need not take.
+_OF_WHOLE = {"is_causal", "max_length", "mask", "query_mask"}
+
+
 def init_state(layer: Layer, batch_size: int, dtype: Any = jnp.float32) -> LayerState:
     """The state before the first position.
 
@@ -125,6 +129,11 @@ def prefill(
     # A state records for how many positions it was made.
     keywords["max_length"] = layer.config.max_length if state is None else None
     given = {name: x for name, x in keywords.items() if name in taken}
+    lost = keywords.keys() - taken.keys() - _OF_WHOLE
+    # Those of this package leave out only what does not affect their streams.
+    if layer.mechanism.foreign and lost:
+        wanted = f"{run.__name__} to take {', '.join(sorted(lost))}"
+        raise expected("layer", wanted, "one without")
     earlier = None if state is None else state.mechanism
     out, after = run(query, key, value, mask=mask, state=earlier, **given)
     kept = present = None

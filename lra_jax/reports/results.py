@@ -184,6 +184,12 @@ def _averages_table(rows: Sequence[Row], ours: int) -> Table:
     return Table(head, cells, words=(0, 9), ours=ours)
 
 
+def _shortened(commit: str) -> str:
+    """The first 12 digits of a commit, and whether files had changed since."""
+    number, dash, dirty = commit.partition("-")
+    return f"{number[:12]}{dash}{dirty}"
+
+
 def learning_curves(groups: Sequence[Group]) -> list[charts.Line]:
     """Validation accuracy in percent of each group that has any: the mean over seeds at
     the steps common to all, and each seed."""
@@ -197,8 +203,8 @@ def learning_curves(groups: Sequence[Group]) -> list[charts.Line]:
             }
             for run in group.runs
         ]
-        if all(seeds):
-            steps = sorted(set.intersection(*map(set, seeds)))
+        steps = sorted(set.intersection(*map(set, seeds)))
+        if steps:
             mean = [sum(seed[step] for seed in seeds) / len(seeds) for step in steps]
             several = seeds if len(seeds) > 1 else ()
             faint = [(list(seed), list(seed.values())) for seed in several]
@@ -217,7 +223,7 @@ def _chart(task: str, lines: Sequence[charts.Line]) -> Any:
     columns = len(panels)
     figure, axes = charts.figure(1, columns, size=(8 if columns == 1 else 4.6, 4))
     for axis, shown in zip(axes[0], panels, strict=True):
-        last = max(line.x[-1] for line in shown if len(line.x))
+        last = max(line.x[-1] for line in shown)
         title = task if columns == 1 else f"{task}, up to {last:,} steps"
         charts.draw(axis, shown, title=title, xlabel="training step")
         charts.whole_numbers(axis)
@@ -229,7 +235,7 @@ def _chart(task: str, lines: Sequence[charts.Line]) -> Any:
 def _by_length(lines: Sequence[charts.Line]) -> list[list[charts.Line]]:
     """Groups lines whose last steps are within a factor of four; styles follow the
     given order."""
-    styled = [line._replace(style=n) for n, line in enumerate(lines) if len(line.x)]
+    styled = [line._replace(style=n) for n, line in enumerate(lines)]
     panels: list[list[charts.Line]] = []
     for line in sorted(styled, key=lambda line: line.x[-1]):
         if not panels or line.x[-1] > _LONGER * panels[-1][0].x[-1]:
@@ -243,7 +249,8 @@ def commands(groups: Sequence[Group]) -> list[str]:
     lines = []
     for result in (result for group in groups for result in group.results):
         versions = result.get("versions") or {}
-        commit = str(result.get("commit") or "unknown")[:12]
+        every = str(result.get("commit") or "unknown").split("; ")
+        commit = "; ".join(_shortened(commit) for commit in every)
         command = result.get("command") or "lra_jax.train.run(config)"
         lines.append(f"{command}  # jax {versions.get('jax', '?')}, commit {commit}")
     return lines

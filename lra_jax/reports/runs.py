@@ -9,11 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lra_jax import own_code
 from lra_jax.configs import Config, get_preset
 from lra_jax.errors import expected, known, renamed
 from lra_jax.files import walked
 from lra_jax.tasks import get_task
-from lra_jax.training import own_code
 from lra_jax.training.metrics import FILE, missing_reports, read_metrics
 from lra_jax.training.workdir import NUMBERS, as_written
 

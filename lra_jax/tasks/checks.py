@@ -34,10 +34,10 @@ from lra_jax.models import AttentionConfig, Buffer, MultiHeadAttention
 from lra_jax.models.pooling import is_blind, why_constant
 from lra_jax.tasks.device_memory import check_memory
 from lra_jax.tasks.encoder import FLAGS, encoder_config
+from lra_jax.tasks.probes import check_heeds
 from lra_jax.tasks.task import Task
 
 _COMPARED = 64  # sequences of two splits with the same labels
-_SMALL = 16  # Positions in a small input.
 # The most that anybody has trained: DeepNet, arXiv:2203.00555.
 _MOST_LAYERS = 1000
 
@@ -117,6 +117,7 @@ def check_on_devices(config: Config, task: Task) -> None:
             raise within(FLAGS["options"], error) from error
         raise
     traced = []
+    packs = task.packs_rows or config.data.packing
     for index in range(encoder.num_layers):
         # Without another layer's arrays or memory.
         one = dataclasses.replace(
@@ -131,8 +132,8 @@ def check_on_devices(config: Config, task: Task) -> None:
             # All images are of one size, so there is no mask.
             padded = task.image_shape is None or config.model.padding == "zeros"
             _trace(config.attention, one, length, padded)
-            if padded and one.mechanism.foreign:
-                _warn_of_padding(one, length)
+            if one.mechanism.foreign:
+                check_heeds(one, length, padded, packs)
 
 
 def _trace(attention: str, config: AttentionConfig, length: int, padded: bool) -> None:
@@ -166,37 +167,6 @@ def _trace(attention: str, config: AttentionConfig, length: int, padded: bool) -
     # A user's function can raise anything; this package's raise only ValueError.
     except Exception as error:
         raise _broken(attention, error) from error
-
-
-def _warn_of_padding(config: AttentionConfig, length: int) -> None:
-    """Warns of an attention that accepts a mask, but whose output at real positions
-    still depends on the padding; tested on a small input, if it accepts that."""
-    if not config.accepts("mask"):  # The layer itself warns about it.
-        return
-    length = min(length, _SMALL)
-    real = jnp.arange(length) < (length + 1) // 2
-
-    @jax.jit
-    def outputs() -> jax.Array:
-        layer = MultiHeadAttention(config=config, rngs=nnx.Rngs(0))
-        shape = (2, length, config.in_features)
-        noise = jax.random.normal(jax.random.key(0), shape, config.dtype)
-        # The same sequence twice, with different padding.
-        inputs = jnp.where(real[:, None], noise[:1], noise)
-        out = layer(inputs, mask=jnp.broadcast_to(real, shape[:2]))
-        return jnp.where(real[:, None], out.astype(jnp.float32), 0)
-
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)
-            one, other = np.asarray(outputs())
-    except Exception:  # It need not accept small inputs, only the run's shapes.
-        return
-    finite = np.isfinite(one).all() and np.isfinite(other).all()
-    if finite and not np.allclose(one, other, rtol=1e-2, atol=1e-3 * np.abs(one).max()):
-        name = config.mechanism.name
-        words = f"attention {name!r} takes a mask, but attends to padding"
-        warnings.warn(words, stacklevel=2)
 
 
 def _check_variables(attention: str, layer: MultiHeadAttention) -> None:
@@ -313,6 +283,7 @@ def _check_processes(config: Config) -> None:
     if not host or not port.isdecimal():
         raise expected("--coordinator", "HOST:PORT", repr(config.coordinator))
     count, index = config.num_processes or 0, config.process_id or 0
+    positive("--num_processes", count)
     if not 0 <= index < count:
         wanted = f"0..{count - 1} for --num_processes={count}"
         raise expected("--process_id", wanted, index)

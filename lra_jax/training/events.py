@@ -28,8 +28,7 @@ class EventsFile:
         name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}"
         self._file = (folder / name).open("wb", buffering=0)
         self._add(file_version="brain.Event:2")
-        if resume_step:
-            self._add(step=resume_step + 1, session_log={"status": "START"})
+        self._add(step=resume_step + 1, session_log={"status": "START"})
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Adds the values of a step."""

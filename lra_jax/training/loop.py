@@ -56,8 +56,8 @@ def fit(trainer: Trainer, console: RunConsole, tracker: Tracker | None = None) -
     done = trainer.checkpoints.seal.get("validated", False)
     writer = MetricsWriter(workdir, step, done, hosts.is_writer(), tracker)
     profile = Profile(workdir if trainer.config.profile else None)
-    closing = contextlib.closing
-    with closing(writer), closing(profile), StopRequest() as stop, console:
+    closing, alone = contextlib.closing, jax.process_count() == 1
+    with closing(writer), closing(profile), StopRequest(alone) as stop, console:
         loop = _Loop(trainer, meter, writer, console, stop, profile)
         try:
             loop.run(step, validated=done)
@@ -102,10 +102,11 @@ class _Loop:
         batch = sharding.shard_batch(trainer.mesh, read)
         program = (self.config.pretrain.part(step), shapes(batch))
         if program in self._compiled:
-            self.profile.step()
+            self.profile.step(trainer.state.step)
             trainer.advance(step, batch)
         else:
             self.console.doing(f"compiling for batches of {size_in_words(batch)}")
+            jax.block_until_ready(trainer.state.step)  # Earlier steps are warm.
             with self.meter.left_out():
                 trainer.advance(step, batch)
                 jax.block_until_ready(trainer.state.step)

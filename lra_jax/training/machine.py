@@ -1,7 +1,6 @@
 """Facts for a result, besides its settings: devices, commit, versions and memory."""
 
 import importlib.metadata
-import os
 import platform
 import resource
 import subprocess
@@ -12,6 +11,7 @@ from typing import Any
 import jax
 
 import lra_jax
+from lra_jax.data.workers import available_cpus
 
 
 def peak_memory() -> dict[str, Any]:
@@ -35,7 +35,7 @@ def describe_devices() -> str:
     """Kind and number of the devices, as in ``2 CPU cores (AMD EPYC)``."""
     devices = jax.devices()
     if devices[0].platform == "cpu":
-        return f"{os.cpu_count()} CPU cores ({_processor()})"
+        return f"{available_cpus()} CPU cores ({_processor()})"
     return f"{len(devices)} x {devices[0].device_kind}"
 
 
@@ -50,7 +50,8 @@ def _processor() -> str:
 
 
 def commit() -> str | None:
-    """The commit of the checkout that contains this package; None outside of one."""
+    """The commit of the checkout that contains this package, ending in ``-dirty`` if
+    files were changed since; None outside of a checkout."""
     folder = Path(lra_jax.__file__).parent
     git = ["git", "-C", str(folder)]
     # An environment may be within the checkout of another project.
@@ -58,7 +59,10 @@ def commit() -> str | None:
     try:
         subprocess.run(ours, capture_output=True, check=True)
         found = subprocess.run(
-            [*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True
+            [*git, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
+            capture_output=True,
+            text=True,
+            check=True,
         )
     except (OSError, subprocess.CalledProcessError):
         return None

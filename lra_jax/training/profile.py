@@ -20,10 +20,16 @@ class Profile:
         self._warm = 0
         self._active = False
 
-    def step(self) -> None:
-        """Call this before each step that is already compiled."""
+    def step(self, last: jax.Array) -> None:
+        """Call this before each step that is already compiled.
+
+        Args:
+          last: a result of the step before, which an accelerator may still compute.
+        """
         if self._folder is None:
             return
+        if self._warm in (_AFTER, _AFTER + _STEPS):
+            jax.block_until_ready(last)
         if self._warm == _AFTER:
             jax.profiler.start_trace(str(self._folder))
             self._active = True

@@ -1,7 +1,6 @@
 """A saved run as a model, for code that inspects it and does not train it."""
 
 import contextlib
-import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -11,13 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from lra_jax import own_code
 from lra_jax.configs import Config
 from lra_jax.data import pipeline
 from lra_jax.data.dataset import SequenceDataset
 from lra_jax.errors import expected, noted
 from lra_jax.models.saved import write
 from lra_jax.tasks import Task, get_task
-from lra_jax.training import own_code, sharding
+from lra_jax.training import sharding
 from lra_jax.training.console import RunConsole
 from lra_jax.training.trainer import Trainer
 from lra_jax.training.workdir import other_data, read_config
@@ -78,9 +78,8 @@ def open_run(workdir: str, allow_code: bool) -> Trainer:
         raise expected("--allow-code", wanted, False)
     if allow_code:
         own_code.prefer(folder)
-        _warn_of_changes(folder)
-    if config.train.seq_devices > jax.device_count():
-        # The same scores; sequences need not be split on a machine with fewer devices.
+    if jax.device_count() % config.train.seq_devices:
+        # The same scores; how sequences were split depends on the machine.
         config = config.replace(train={"seq_devices": 1})
     task = get_task(config.task)
     try:
@@ -109,16 +108,6 @@ def _place_of_path(error: ValueError, config: Config, folder: Path) -> str | Non
     return f"{value} of {settings}, relative to the folder where the run was started"
 
 
-def _warn_of_changes(folder: Path) -> None:
-    names = own_code.replaced(folder)
-    if names:
-        words = (
-            f"{', '.join(names)} changed since {folder} was trained; the copy in "
-            f"{folder / own_code.FOLDER} is used"
-        )
-        warnings.warn(words, stacklevel=3)
-
-
 def load_run(
     workdir: str,
     checkpoint: Literal["best", "last"] = "best",
@@ -133,7 +122,19 @@ def load_run(
     with contextlib.closing(trainer.checkpoints) as checkpoints:
         params, step = checkpoints.load_params(checkpoint, trainer.state)
     config, task, dataset = trainer.config, trainer.task, trainer.dataset
-    return SavedRun(config, task, dataset, trainer.model_at(params), step)
+    return SavedRun(config, task, dataset, _on_one_device(trainer, params), step)
+
+
+def _on_one_device(trainer: Trainer, params: nnx.State) -> Any:
+    """The model of a run with these parameters, without split sequences."""
+    config = trainer.config.replace(train={"seq_devices": 1})
+    model = nnx.eval_shape(
+        lambda: trainer.task.make_model(
+            config, trainer.dataset, nnx.Rngs(params=config.seed)
+        )
+    )
+    nnx.update(model, params)
+    return model
 
 
 def export(file: str | Path, trainer: Trainer, params: nnx.State, step: int) -> None:
@@ -143,20 +144,15 @@ def export(file: str | Path, trainer: Trainer, params: nnx.State, step: int) -> 
       ValueError: the file has another suffix, or no other process could find the
         attention.
     """
-    task, dataset = trainer.task, trainer.dataset
-    # On one device: how a sequence was split depends on the machine.
     config = trainer.config.replace(train={"seq_devices": 1})
-    model = nnx.eval_shape(
-        lambda: task.make_model(config, dataset, nnx.Rngs(params=config.seed))
-    )
-    nnx.update(model, params)
+    task, dataset = trainer.task, trainer.dataset
     about = {"task": config.task, "step": step, "config": config.to_dict()}
     if dataset.classes is not None:
         about["classes"] = list(dataset.classes)
     raw = dataset.raw or task.raw(dataset.max_length)
     if config.model.padding == "zeros":
         raw = {**raw, "buckets": list(trainer.buckets)}
-    write(file, model, raw=raw, about=about)
+    write(file, _on_one_device(trainer, params), raw=raw, about=about)
 
 
 def predictions(

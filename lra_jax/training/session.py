@@ -10,6 +10,7 @@ from typing import Any, Self
 
 import jax
 
+from lra_jax import own_code
 from lra_jax.configs import Config, get_preset
 from lra_jax.data.curriculum import Curriculum
 from lra_jax.data.length_warmup import LengthWarmup
@@ -17,7 +18,7 @@ from lra_jax.data.stages import tokens_before
 from lra_jax.errors import expected
 from lra_jax.models import saved
 from lra_jax.tasks import Task, get_task
-from lra_jax.training import dry_run, hosts, nans, own_code, tracking
+from lra_jax.training import dry_run, hosts, nans, tracking
 from lra_jax.training import workdir as workdirs
 from lra_jax.training.console import RunConsole, format_seconds
 from lra_jax.training.loop import fit

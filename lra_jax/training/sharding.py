@@ -15,11 +15,14 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from lra_jax.errors import expected
 
 
-def make_mesh(batch_sizes: tuple[int, ...], seq_devices: int = 1) -> Mesh:
+def make_mesh(
+    batch_sizes: tuple[int, ...], seq_devices: int = 1, training: bool = True
+) -> Mesh:
     """A mesh ``("data", "seq")`` of shape (devices / seq_devices, seq_devices).
 
-    On an accelerator it spans all devices. On CPU, where devices only serve to use the
-    cores, it takes as many as divide the batch sizes.
+    For training on an accelerator it spans all devices. Otherwise it takes as many as
+    divide the batch sizes: on a CPU, devices only serve to use the cores, and a run may
+    be scored on more devices than it was trained on.
 
     Raises:
       ValueError: seq_devices does not divide the devices, or these a batch size.
@@ -29,7 +32,8 @@ def make_mesh(batch_sizes: tuple[int, ...], seq_devices: int = 1) -> Mesh:
         wanted = f"a divisor of {len(devices)}, the number of devices"
         raise expected("--train.seq_devices", wanted, seq_devices)
     count = len(devices) // seq_devices
-    if jax.default_backend() == "cpu" and jax.process_count() == 1:
+    fewer = jax.default_backend() == "cpu" or not training
+    if fewer and jax.process_count() == 1:
         while any(size % count for size in batch_sizes):
             count -= 1
     for size in batch_sizes:

@@ -280,7 +280,7 @@ class Trainer:
     def _make_mesh(self) -> Mesh:
         train, longest = self.config.train, self.config.model.max_length
         sizes = (train.batch_size, train.eval_batch_size)
-        mesh = sharding.make_mesh(sizes, train.seq_devices)
+        mesh = sharding.make_mesh(sizes, train.seq_devices, self._training)
         # A part is scored after the last step, padded to its own longest sequence.
         parts = [int(self.dataset.lengths(x).max()) for x in self.dataset.parts]
         needed = sharding.padded_length(mesh, max([self.buckets[-1], *parts]))

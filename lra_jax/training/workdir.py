@@ -5,6 +5,9 @@ config.json      the resolved config, and the fingerprint of the data; first_ste
                  the digest of a model that fine-tuning started from
 metrics.jsonl    one line for each report
 checkpoints/     latest and best
+code/            the source of an attention of the user's own
+profile/         a trace of ten steps, with --profile
+curves.png       at the end
 events/          TensorBoard, if tensorboardX is installed
 wandb/           Weights & Biases, with --wandb
 model.*          at the end: the best checkpoint, for lra_jax.models.load
@@ -139,8 +142,8 @@ def _why_not_longer(theirs: Config, config: Config) -> str:
         return ""
     return (
         f"with {' and '.join(bound)} a longer run is a different one: "
-        "choose another --workdir. Runs with --train.schedule=constant, and without "
-        "--train.length_warmup and --train.curriculum, can be made longer"
+        "choose another --workdir. Runs with --train.schedule=constant or lra, without "
+        "--train.length_warmup, --train.curriculum and --data.levels, can be longer"
     )
 
 

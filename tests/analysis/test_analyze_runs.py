@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 from lra_jax import analyze
-from lra_jax.analysis.maps import Maps, _even, example_maps
+from lra_jax.analysis.maps import Maps, _even, example_maps, shortest
 from lra_jax.analysis.maps_report import _greys, _image, _Score, _text, _words, add_maps
 from lra_jax.configs import get_preset
 from lra_jax.data import listops_language
@@ -144,14 +144,10 @@ def test_what_a_run_does_not_have(args, parts, workdir, tmp_path, capsys, monkey
 @pytest.mark.parametrize(
     ("args", "parts"),
     [
-        (["maps"], ["--workdir"]),
-        (["maps", "--workdir=/nowhere"], ["/nowhere", "config.json"]),
         (["spectrum", "--attention=fnet", "--length=8"], ["fnet"]),
         (["spectrum", "--network=xlnet", "--length=8"], ["xlnet", "bert or albert"]),
         (["spectrum", "--length=600"], ["length", "600"]),
-        (["paths", "--experiment=sort"], ["'sorting'"]),
         (["paths", "--attention=linformer"], ["--attention", "linformer"]),
-        (["paths", "--repeats=0"], ["--repeats", "0"]),
     ],
 )
 def test_one_line_for_what_cannot_work(args, parts, tmp_path, capsys, small_networks):
@@ -206,6 +202,11 @@ def test_images_and_text(task, shape, tmp_path):
     assert (tmp_path / "map-received.png").stat().st_size > 1000
     assert ("&lt;" in text) == (task == "text")
     assert "<b>" not in text
+
+
+def test_the_shortest_example():
+    assert shortest(np.array([5, 3, 4])) == 1
+    assert shortest(np.array([[5, 1], [4, 9], [7, 2]])) == 1
 
 
 def test_shades_follow_the_values():

@@ -45,23 +45,15 @@ def view(name: str, rows: list[tables.Row]) -> str:
     [
         ("--attention=linaer", ["'linaer'", "did you mean 'linear'"]),
         ("--attention=linear,", ["--attention", "'linear,'"]),
-        ("--attention=linear[x", ["--attention", "'linear[x'"]),
-        ("--attention=linear[clip=1]", ["'clip'", "'linear'"]),
         ("--attention=linear,linear", ["--attention", "different"]),
         ("--lengths=1M", ["--lengths", "'1M'"]),
         ("--lengths=0", ["--lengths", "'0'"]),
-        ("--attention=", ["--attention", "got ''"]),
-        ("--lengths=", ["--lengths", "got ''"]),
         ("--work=", ["--work", "got ''"]),
         ("--dtypes=", ["--dtypes", "got ''"]),
         ("--view=linformer --features=", ["--features", "got ''"]),
-        ("--work=forwards", ["--work", "did you mean 'forward'"]),
         ("--dtypes=float64", ["--dtypes", "'float64'", "bfloat16"]),
         ("--view=lra --work=decode", ["--work", "--view=lra", "'decode'"]),
-        ("--view=lra --causal=True", ["--causal", "--view=lra"]),
         ("--view=lro", ["--view", "'lro'"]),
-        ("--repeats=0", ["--repeats: expected a positive int", "0"]),
-        ("--batch-size=-1", ["--batch_size: expected a positive int", "-1"]),
         ("--max-seconds=nan", ["--max_seconds", "nan"]),
         ("--max-gb=0", ["--max_gb", "0"]),
         ("--view=lra --heads=2", ["--heads", "its own heads", "2"]),
@@ -69,7 +61,6 @@ def view(name: str, rows: list[tables.Row]) -> str:
         ("--layers=3", ["--layers", "without a model", "3"]),
         ("--view=linformer --remat=True", ["--remat", "--work=train", "True"]),
         ("--view=lra --features=64", ["--features", "--view=linformer", "64"]),
-        ("--out=", ["--out"]),
         ("--out=FILE/x", ["FILE"]),
         ("--length=3", ["--length: expected a flag", "did you mean '--lengths'"]),
     ],
@@ -120,7 +111,8 @@ def test_figures_and_picture(capsys, tmp_path) -> None:
     assert report["command"].startswith("python -m lra_jax.benchmark --quick=True")
     assert report["complete"] and len(report["rows"]) == 8
     assert {"jax", "numpy", "python"} <= set(report["versions"])
-    assert len(report["commit"]) == 40 and report["roofline"]["bytes_per_second"] > 0
+    assert re.fullmatch(r"[0-9a-f]{40}(-dirty)?", report["commit"])
+    assert report["roofline"]["bytes_per_second"] > 0
     assert len(report["exponents"]) == 4
     assert (tmp_path / "deep" / "x.png").stat().st_size > 10_000
 

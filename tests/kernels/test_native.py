@@ -35,6 +35,10 @@ FORMS = [
     for is_causal in (True, False)
     if name != "delta"
 ]
+# The others have the products of linear attention.
+OWN = [
+    (name, is_causal) for name, is_causal in FORMS if name not in ("norm", "performer")
+]
 
 if library.problem() is not None:
     pytest.skip(f"{library.problem()}", allow_module_level=True)
@@ -110,13 +114,11 @@ SIZES = [
 # Of the gated ones, other tests have long rows without padding.
 CASES = [
     (name, is_causal, masked, number)
-    for name, is_causal in FORMS
+    for name, is_causal in OWN
     for masked, number in (
         *((True, 0), (True, 1), (True, 3)),
         *(() if name in GATED else ((True, 2), (False, 2), (False, 4))),
     )
-    # The others have the products of linear attention.
-    if name not in ("norm", "performer")
 ]
 
 
@@ -147,7 +149,7 @@ def ids_of(lengths: list[int]) -> np.ndarray:
 
 
 @pytest.mark.parametrize("rows", [DOCUMENTS, ONE_LONG_ROW], ids=["rows", "row"])
-@pytest.mark.parametrize(("name", "is_causal"), FORMS)
+@pytest.mark.parametrize(("name", "is_causal"), OWN)
 def test_packed_rows(name: str, is_causal: bool, rows: Any) -> None:
     """At the real positions; two threads share the long document of the long row."""
     ids = np.stack([ids_of(lengths) for lengths in rows])
@@ -177,67 +179,75 @@ def test_queries_and_keys_of_different_lengths(name: str) -> None:
 PROJECTION = np.random.default_rng(2).normal(size=(11, 8)).astype("float32")
 
 
-@pytest.mark.parametrize("is_causal", [True, False])
-@pytest.mark.parametrize(
-    ("name", "more"),
-    [
-        *(("linear", {"feature_map": name}) for name in MAPS if name != "identity"),
-        ("linear", {"feature_map": lambda x: jnp.exp(jnp.concatenate([x, -x], -1))}),
-        ("linear", {"eps": 0.5}),
-        ("linear", {"eps": 0}),
-        ("cosformer", {"denominator": "add", "eps": 0.5}),
-        ("cosformer", {"denominator": "clamp", "eps": 4.0}),
-        ("cosformer", {"feature_map": "identity", "denominator": "add", "eps": 300.0}),
-        ("cosformer", {"feature_map": "leaky_relu", "eps": 1.0}),
-        ("cosformer", {"reweight": False}),
-        ("cosformer", {"max_length": 200}),
-        ("cosformer", {"max_length": np.array([90, 70]), "feature_map": "elu"}),
-        ("flow", {"feature_map": "relu", "eps": 0.1, "extra_eps": 0.2}),
-        ("flow", {"feature_map": "relu+1e-6"}),
-        ("flow", {"clip": 0.9}),
-        ("flow", {"feature_map": "relu", "eps": 0}),
-        ("flow", {"feature_map": "elu", "clip": None}),
-        ("flow", {"feature_map": "relu", "clip": 40.0}),
-        ("norm", {"feature_map": "silu", "norm": None}),
-        ("norm", {"norm": "layer", "per_head": True}),
-        ("retention", {"rotate": True}),
-        ("retention", {"norm": None}),
-        ("retention", {"norm": "rms", "slopes": np.array([0.0, 3.0])}),
-        ("lightning", {"feature_map": "silu", "norm": "rms"}),
-        ("lightning", {"slopes": np.array([0.0, 100.0])}),
-        ("gla", {"norm": "layer"}),
-        ("gated_delta", {"norm": "rms"}),
-        ("hgrn", {"scale": "unit", "lower_bound": np.array([0.3, -1], "float32")}),
-        ("gated_delta", {"feature_map": lambda x: jnp.sin(x[..., :-1])}),
-        ("delta", {"feature_map": "identity", "beta_range": 2.0}),
-        ("performer", {"kernel": "exp", "projection": PROJECTION}),
-        ("performer", {"kernel": "relu", "dialect": "google", "feature_eps": 0.1}),
-        ("performer", {"kernel": "softmax", "projection": PROJECTION}),
-        (
-            "performer",
-            {
-                "kernel": "softmax",
-                "dialect": "fast_transformers",
-                "projection": PROJECTION,
-            },
-        ),
-        (
-            "performer",
-            {
-                "kernel": "softmax",
-                "hyperbolic": True,
-                "dialect": "lucidrains",
-                "projection": PROJECTION,
-            },
-        ),
-    ],
-)
+OPTIONS: list[tuple[str, dict]] = [
+    *(("linear", {"feature_map": name}) for name in MAPS if name != "identity"),
+    ("linear", {"feature_map": lambda x: jnp.exp(jnp.concatenate([x, -x], -1))}),
+    ("linear", {"eps": 0.5}),
+    ("linear", {"eps": 0}),
+    ("cosformer", {"denominator": "add", "eps": 0.5}),
+    ("cosformer", {"denominator": "clamp", "eps": 4.0}),
+    ("cosformer", {"feature_map": "identity", "denominator": "add", "eps": 300.0}),
+    ("cosformer", {"feature_map": "leaky_relu", "eps": 1.0}),
+    ("cosformer", {"reweight": False}),
+    ("cosformer", {"max_length": 200}),
+    ("cosformer", {"max_length": np.array([90, 70]), "feature_map": "elu"}),
+    ("flow", {"feature_map": "relu", "eps": 0.1, "extra_eps": 0.2}),
+    ("flow", {"feature_map": "relu+1e-6"}),
+    ("flow", {"clip": 0.9}),
+    ("flow", {"feature_map": "relu", "eps": 0}),
+    ("flow", {"feature_map": "elu", "clip": None}),
+    ("flow", {"feature_map": "relu", "clip": 40.0}),
+    ("norm", {"feature_map": "silu", "norm": None}),
+    ("norm", {"norm": "layer", "per_head": True}),
+    ("retention", {"rotate": True}),
+    ("retention", {"norm": None}),
+    ("retention", {"norm": "rms", "slopes": np.array([0.0, 3.0])}),
+    ("lightning", {"feature_map": "silu", "norm": "rms"}),
+    ("lightning", {"slopes": np.array([0.0, 100.0])}),
+    ("gla", {"norm": "layer"}),
+    ("gated_delta", {"norm": "rms"}),
+    ("hgrn", {"scale": "unit", "lower_bound": np.array([0.3, -1], "float32")}),
+    ("gated_delta", {"feature_map": lambda x: jnp.sin(x[..., :-1])}),
+    ("delta", {"feature_map": "identity", "beta_range": 2.0}),
+    ("performer", {"kernel": "exp", "projection": PROJECTION}),
+    ("performer", {"kernel": "relu", "dialect": "google", "feature_eps": 0.1}),
+    ("performer", {"kernel": "softmax", "projection": PROJECTION}),
+    (
+        "performer",
+        {
+            "kernel": "softmax",
+            "dialect": "fast_transformers",
+            "projection": PROJECTION,
+        },
+    ),
+    (
+        "performer",
+        {
+            "kernel": "softmax",
+            "hyperbolic": True,
+            "dialect": "lucidrains",
+            "projection": PROJECTION,
+        },
+    ),
+]
+OPTIONS_OF_FORMS = [
+    (name, more, is_causal)
+    for name, more in OPTIONS
+    for is_causal in (True, False)
+    # The causal forms refuse the others, see below.
+    if not is_causal
+    or (
+        more.get("clip", 1) not in (None, 40.0)
+        and (
+            more.get("kernel") != "softmax"
+            or more.get("dialect") == "fast_transformers"
+        )
+    )
+]
+
+
+@pytest.mark.parametrize(("name", "more", "is_causal"), OPTIONS_OF_FORMS)
 def test_options(name: str, more: dict, is_causal: bool) -> None:
-    if is_causal and more.get("clip", 1) in (None, 40.0):
-        return  # Refused, see below.
-    refused = more.get("dialect") != "fast_transformers"
-    if is_causal and more.get("kernel") == "softmax" and refused:
-        return  # Likewise.
     positive = more.get("feature_map") in ("silu", "leaky_relu", "identity")
     q, k, v = inputs(6, 2, 90, 90, 2, 8)
     # Sums of features of both signs could cancel.
@@ -252,6 +262,11 @@ def test_feature_maps_have_the_numbers_of_the_library() -> None:
 @pytest.mark.parametrize(("name", "is_causal"), FORMS)
 def test_fewer_key_heads(name: str, is_causal: bool) -> None:
     compare(name, inputs(7, 1, 80, 80, 4, 8, key_heads=2), is_causal=is_causal)
+
+
+def test_fewer_key_heads_of_exact_features() -> None:
+    arrays = inputs(7, 2, 40, 80, 4, 8, key_heads=2)
+    compare("performer", arrays, kernel="softmax", projection=PROJECTION)
 
 
 @pytest.mark.parametrize(("name", "is_causal"), FORMS)
@@ -377,7 +392,7 @@ def _slopes_of_samples(name: str, implementation: str, **more: Any) -> Any:
     return jax.grad(loss)
 
 
-@pytest.mark.parametrize(("name", "is_causal"), FORMS)
+@pytest.mark.parametrize(("name", "is_causal"), OWN)
 def test_transformations(name: str, is_causal: bool) -> None:
     pairs = [np.stack(x) for x in zip(inputs(9), inputs(10), strict=True)]
     slopes = [
@@ -393,7 +408,7 @@ def test_transformations(name: str, is_causal: bool) -> None:
     jax.tree.map(assert_close, *rows)
 
 
-@pytest.mark.parametrize(("name", "is_causal"), FORMS)
+@pytest.mark.parametrize(("name", "is_causal"), OWN)
 def test_in_shard_map(name: str, is_causal: bool) -> None:
     """Samples on two devices; the types say along which axis results vary."""
     mesh = jax.make_mesh((2,), ("sample",), axis_types=(AxisType.Auto,))

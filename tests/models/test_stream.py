@@ -57,6 +57,22 @@ def lone_attention(query, key, value, is_causal=False):
     return twice_attention(query, key, value, is_causal)
 
 
+def warm_attention(query, key, value, is_causal=False, temperature=1.0):
+    return twice_attention(query / temperature, key, value, is_causal)
+
+
+def warm_prefill(query, key, value, mask=None, *, state=None):
+    return twice_prefill(query, key, value, mask, state=state)
+
+
+def test_an_option_that_the_stream_would_lose_is_refused():
+    entry = Mechanism(name="warm", causal=True, stream=True, function=warm_attention)
+    prefill(_layer(entry), jnp.asarray(X))
+    layer = _layer(entry, options={"temperature": 0.1})
+    parts = "layer: expected warm_prefill to take temperature", "got one without"
+    assert_rejects(lambda: prefill(layer, jnp.asarray(X)), *parts)
+
+
 @pytest.mark.parametrize("name", ["linear", "twice"])
 def test_a_mechanism_from_outside_has_its_own_stream(name: str):
     """Not that of a registered mechanism with its name."""

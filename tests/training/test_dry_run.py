@@ -3,6 +3,7 @@
 import re
 
 import helpers
+import jax.numpy as jnp
 import pytest
 
 from lra_jax import train
@@ -117,7 +118,7 @@ def test_a_profile_and_the_curves_of_a_run(data_dir, tmp_path) -> None:
 
 def test_a_run_too_short_for_a_profile_says_so(tmp_path) -> None:
     profile = Profile(tmp_path)
-    profile.step()
+    profile.step(jnp.zeros(()))
     with pytest.warns(UserWarning, match="no trace: .* 5 compiled steps, .* a step"):
         profile.close()
     profile.close()

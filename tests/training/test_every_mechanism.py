@@ -23,7 +23,7 @@ STEPS = {
 OPTIONS = {"bigbird": "block=4", "linformer": "features=8", "sinkhorn": "block=16"}
 
 
-def moves(data_dir, workdir, attention: str, **model) -> None:
+def moves(data_dir, workdir, attention: str, dtype: str = "float32", **model) -> None:
     """Two steps move every matrix of the model, and its loss is a number."""
     options = {"attention_options": OPTIONS.get(attention, "")}
     # A memory is carried on by the second layer.
@@ -32,7 +32,7 @@ def moves(data_dir, workdir, attention: str, **model) -> None:
         data_dir,
         workdir,
         attention=attention,
-        train=STEPS,
+        train=STEPS | {"dtype": dtype},
         model=options | layers | model,
         data={"buckets": "60"},
     )
@@ -65,6 +65,10 @@ def test_trains(attention: str, dataset, data_dir, tmp_path) -> None:
 
 def test_a_hybrid_trains(dataset, data_dir, tmp_path) -> None:
     moves(data_dir, tmp_path, "cosformer", hybrid="hgrn,cosformer", num_layers=2)
+
+
+def test_trains_in_bfloat16(dataset, data_dir, tmp_path) -> None:
+    moves(data_dir, tmp_path, "cosformer", dtype="bfloat16")
 
 
 def test_trains_with_a_memory_for_an_mlp(dataset, data_dir, tmp_path) -> None:

@@ -67,6 +67,15 @@ def test_a_killed_process_ends_the_job_and_the_job_resumes(
     assert killed == -signal.SIGKILL and code not in (0, 2), err
     assert "lost another one" in err or "JAX distributed service" in err
 
+    # A signal to one of them stops both after the same step, also where all is saved.
+    processes = start_both(helpers.flags(two))
+    wait_for(tmp_path / "two" / "checkpoints" / "latest" / "10", processes[0])
+    processes[1].send_signal(signal.SIGTERM)
+    ended = end(processes)
+    codes = {code for code, _, _ in ended}
+    assert codes == {128 + signal.SIGTERM}, ended
+    assert "saved step" in ended[0][1] + ended[0][2], ended
+
     (code, out, err), (second, quiet, _) = end(start_both(helpers.flags(two)))
     assert (code, second) == (0, 0), err
     assert re.search(r"resuming from step (5|10|15|20|25)\b", out), out

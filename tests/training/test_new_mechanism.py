@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from lra_jax.attention import feature_maps, inputs, masking
+from lra_jax.attention import dense, feature_maps, inputs, masking
 from lra_jax.attention.registry import Mechanism
 
 __all__ = ["toy_attention", "toy_weights"]
@@ -33,6 +33,7 @@ MECHANISM = Mechanism(
 )
 
 
+@masking.guarded
 def toy_attention(
     query, key, value, mask=None, is_causal=False, *, precision=None, **flax: Any
 ) -> jax.Array:
@@ -45,6 +46,7 @@ def toy_attention(
     return jnp.swapaxes(out, 1, 2).astype(query.dtype)
 
 
+@dense.precise
 def toy_weights(
     query, key, mask=None, is_causal=False, *, precision=None, **flax: Any
 ) -> jax.Array:

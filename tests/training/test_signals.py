@@ -13,6 +13,8 @@ from typing import Any
 import helpers
 import pytest
 
+from lra_jax.training.session import Session
+
 pytestmark = pytest.mark.slow
 
 # Sends the signal as a module is imported, or as a function of it is called.
@@ -83,8 +85,8 @@ def test_a_signal_at_a_moment(data_dir, dataset, finished, tmp_path, moment):
     if moment == "data":
         assert not list(tmp_path.rglob("incomplete.*"))
     if moment == "an evaluation":  # The next session begins with it.
-        again = helpers.run("-m", "lra_jax.train", *helpers.flags(config))
-        assert again.returncode == 0, again.stderr
+        with Session(config, quiet=True) as session:
+            session.run()
         from test_runs import without_times
 
         assert without_times(tmp_path / "run") == without_times(finished.workdir)

@@ -3,8 +3,12 @@
 With what it needs the package itself weighs 100 MB.
 """
 
+import io
 import json
+import struct
 import sys
+from pathlib import Path
+from typing import Any
 
 import helpers
 import pytest
@@ -73,6 +77,23 @@ def calls(tmp_path, monkeypatch):
     sys.modules.pop("wandb", None)
 
 
+def events_in(folder: Path) -> list[Any]:
+    """The events of TensorBoard in a folder, in the order of its files' names."""
+    event_pb2 = pytest.importorskip("tensorboardX.proto.event_pb2")
+    found = []
+    for file in sorted(folder.iterdir()):
+        content = io.BytesIO(file.read_bytes())
+        while header := content.read(12):
+            (length,) = struct.unpack("<Q4x", header)
+            found.append(event_pb2.Event.FromString(content.read(length)))
+            assert len(content.read(4)) == 4
+    return found
+
+
+def _values(events: list[Any]) -> list[tuple[Any, Any]]:
+    return [(event, value) for event in events for value in event.summary.value]
+
+
 def test_a_run_is_one_run_there_through_all_sessions(data_dir, tmp_path, calls):
     workdir = tmp_path / "run"
     train_settings = {"steps": 12, "eval_every": 4, "length_warmup": ""}
@@ -100,6 +121,11 @@ def test_a_run_is_one_run_there_through_all_sessions(data_dir, tmp_path, calls):
         step, split = line.pop("step"), line.pop("split")
         written.append({"step": step, **{f"{split}/{n}": v for n, v in line.items()}})
     assert sent == written
+    events = events_in(workdir / "events")
+    assert [event.step for event in events if event.HasField("session_log")] == [1, 8]
+    shown = [(event.step, x.tag, x.simple_value) for event, x in _values(events)]
+    wanted = [(x["step"], tag, x[tag]) for x in written for tag in x if tag != "step"]
+    assert shown == [(*place, pytest.approx(float(x))) for *place, x in wanted]
     # What has ended begins no run there, with or without the flag.
     assert train.run(config, quiet=True) == result
     assert train.run(config.replace(wandb="mine"), quiet=True) == result

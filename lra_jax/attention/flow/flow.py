@@ -40,7 +40,7 @@ import jax
 import jax.numpy as jnp
 
 from lra_jax import kernels
-from lra_jax.attention import feature_maps, inputs, masking, packed, streams
+from lra_jax.attention import dense, feature_maps, inputs, masking, packed, streams
 from lra_jax.attention.causal import engine
 from lra_jax.attention.flow import causal, gradient, whole
 from lra_jax.attention.flow.causal import FlowState, FlowTerms, Options
@@ -207,6 +207,7 @@ def flow_attention(
     )
 
 
+@dense.precise
 def flow_weights(
     query: jax.Array,
     key: jax.Array,

@@ -146,7 +146,7 @@ def flash_parameters(
     num_heads: int,
     head_dim: int,
     dtype: Any = jnp.float32,
-    **_: Any,
+    **sizes: Any,
 ) -> dict[str, jax.Array]:
     """Makes the arrays that `flash_attention` takes as keywords.
 
@@ -155,6 +155,7 @@ def flash_parameters(
     Returns:
       ``scale`` and ``offset`` `[4, N, H]`, ``relative_bias`` `[32, N]`.
     """
+    inputs.check_sizes(flash_parameters, sizes)
     return gated.parameters(rng_key, 4, num_heads, head_dim, dtype)
 
 

@@ -135,7 +135,7 @@ def gau_parameters(
     num_heads: int,
     head_dim: int,
     dtype: Any = jnp.float32,
-    **_: Any,
+    **sizes: Any,
 ) -> dict[str, jax.Array]:
     """Makes the arrays that `gau_attention` takes as keywords.
 
@@ -144,11 +144,12 @@ def gau_parameters(
       num_heads: N.
       head_dim: H, the width of z.
       dtype: of the arrays.
-      **_: further keywords, so that every mechanism can be called alike; ignored.
+      **sizes: a layer's other sizes, so that every mechanism can be called alike.
 
     Returns:
       ``scale`` and ``offset`` `[2, N, H]`, ``relative_bias`` `[32, N]`.
     """
+    inputs.check_sizes(gau_parameters, sizes)
     return gated.parameters(rng_key, 2, num_heads, head_dim, dtype)
 
 

@@ -45,7 +45,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lra_jax import kernels
-from lra_jax.attention import feature_maps, inputs, masking, packed, streams
+from lra_jax.attention import dense, feature_maps, inputs, masking, packed, streams
 from lra_jax.attention.causal import documents, engine
 from lra_jax.attention.causal.documents import Documents
 from lra_jax.attention.causal.prefix import hidden, prefix
@@ -287,6 +287,7 @@ def cosformer_attention(
     return _whole(options, features, value, places, chunking).astype(query.dtype)
 
 
+@dense.precise
 def cosformer_weights(
     query: jax.Array,
     key: jax.Array,
@@ -363,7 +364,8 @@ def cosformer_prefill(
     _check(reweight, denominator, eps)
     length = query.shape[1]
     if state is None:
-        longest = inputs.check_max_length(max_length, length)
+        longest = inputs.check_max_length(max_length, length if rows is None else 1)
+        mask = masking.both(mask, _within(longest, length, rows))
         tables = _tables(length, longest, dtype, rows)
         limit, turn = jnp.full(position.shape, longest, jnp.int32), _turn(longest)
     elif max_length is not None:

@@ -103,8 +103,8 @@ def lightning_attention(
       norm: None; "rms" or "layer" normalises each position over all heads together,
         without a learned gain, which the projection that follows can absorb.
       eps: of the norm.
-      implementation: as in `norm_attention`. The kernels get no gradient of the slopes,
-        and support them only if they are known and T == S.
+      implementation: as in `norm_attention`. The kernels give no gradient of the
+        slopes, and run only if the slopes are known and T == S.
       deterministic: from Flax's layers; with it, ``decode=True`` is refused.
       chunking, precision, **flax: as in `linear_attention`.
 

@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 
 from lra_jax import kernels
-from lra_jax.attention import feature_maps, inputs, masking, packed, streams
+from lra_jax.attention import dense, feature_maps, inputs, masking, packed, streams
 from lra_jax.attention.causal import documents, engine
 from lra_jax.attention.causal.documents import Documents
 from lra_jax.attention.causal.prefix import hidden
@@ -115,7 +115,7 @@ def linear_attention(
       precision: of the matrix products, as in ``jnp.einsum``.
       implementation: "xla"; "pallas" or "native", the kernels of docs/kernels.md for
         TPUs and Hopper GPUs or for CPUs; or "auto", the kernels where they run and are
-        faster. They do not support second derivatives, and packed rows only on CPUs.
+        faster. They have no second derivatives, and take packed rows only on CPUs.
       **flax: keywords that Flax passes to an ``attention_fn``, which are ignored; any
         others raise.
 
@@ -217,6 +217,7 @@ def read(
     return out, feature_maps.project(features, sums.total, precision)
 
 
+@dense.precise
 def linear_weights(
     query: jax.Array,
     key: jax.Array,

@@ -24,7 +24,13 @@ import jax.numpy as jnp
 from lra_jax import kernels
 from lra_jax.attention import dense, feature_maps, inputs, masking, packed, streams
 from lra_jax.attention.causal import engine
-from lra_jax.attention.linear.linear import LinearState, causal_sums, document_sums
+from lra_jax.attention.linear.linear import (
+    LinearState,
+    causal_sums,
+    document_sums,
+    read,
+    summed,
+)
 from lra_jax.attention.registry import Mechanism
 
 __all__ = [
@@ -136,10 +142,10 @@ def norm_attention(
             options, query, key, value, rows, mask=mask, chunking=chunking
         )
         return _finished(out, norm, per_head, eps, query.dtype)
-    features = feature_maps.features(query, key, feature_map, dtype, mask)
+    q, k = feature_maps.features(query, key, feature_map, dtype, mask)
     value = masking.by_head(value, query.shape[2], mask, dtype)
-    out = jnp.swapaxes(feature_maps.contract(*features, value, precision), 1, 2)
-    return _finished(out, norm, per_head, eps, query.dtype)
+    out, _denominators = read(q, summed(k, value, precision), precision)
+    return _finished(jnp.swapaxes(out, 1, 2), norm, per_head, eps, query.dtype)
 
 
 norm_weights = dense.weights_of(

@@ -39,7 +39,7 @@ from lra_jax import kernels
 from lra_jax.attention import dense, feature_maps, inputs, masking, packed, streams
 from lra_jax.attention.causal import engine
 from lra_jax.attention.linear import performer_causal, random_features
-from lra_jax.attention.linear.linear import causal_sums, document_sums
+from lra_jax.attention.linear.linear import causal_sums, document_sums, read, summed
 from lra_jax.attention.linear.performer_causal import PerformerSums
 from lra_jax.attention.linear.random_features import (
     Options,
@@ -198,9 +198,9 @@ def performer_attention(
         )
         out = random_features.divided(out, sums, rows, False, options)
         return out.astype(query.dtype)
-    sums = feature_maps.project(features[0], features[1].sum(2), precision)
-    out = feature_maps.contract(*features, values, precision)
-    out = random_features.divided(out, sums, features[0], False, options)
+    rows, columns = features
+    out, sums = read(rows, summed(columns, values, precision), precision)
+    out = random_features.divided(out, sums, rows, False, options)
     return jnp.swapaxes(out, 1, 2).astype(query.dtype)
 
 
@@ -283,7 +283,7 @@ def _by_kernels(
     """`performer_attention`, whose features are computed before the kernel."""
     mask = masking.padding_mask(mask, query.shape[0], key.shape[1])
     mask = packed.shown(mask, found)
-    key = masking.hide(key, mask)
+    key = inputs.match_heads(masking.hide(key, mask), query.shape[2])
     features = random_features.features(
         query, key, matrix, mask, options, found, heads_first=False
     )

@@ -279,8 +279,8 @@ def causal_softmax_features(
       dtype: of the sums.
       state: before the first position; None = an empty state.
       resets: where documents start, `[B, T]`; None = one per row.
-      chunking: how the sequence is cut, into two chunks at least; chunks are rounded up
-        to powers of two.
+      chunking: how the sequence is cut, into at least two chunks if T > 1; chunks are
+        rounded up to powers of two.
 
     Returns:
       The output `[B, T, N, Hv]` in the query's dtype, and the sums after the last
@@ -300,11 +300,6 @@ def causal_softmax_features(
     visible = jnp.ones((1, length), bool) if mask is None else mask
     out_dtype = query.dtype
     arrays = engine.Arrays(query, key, value)
-    if chunk > length:
-        # The engine's chunks must not be longer than the sequence.
-        given = arrays, visible, resets
-        arrays, visible, resets = jax.tree.map(lambda x: engine.filled(x, chunk), given)
-        mask = visible
     sums = no_sums(arrays, matrix.shape[0], dtype)
     empty = PerformerSums(*sums, sums.total + lowest(dtype))
     past = streams.checked(state, empty)
@@ -320,4 +315,4 @@ def causal_softmax_features(
         chunking=dataclasses.replace(chunking, chunk=chunk),
         dtype=out_dtype,
     )
-    return out[:, :length], carry.sums
+    return out, carry.sums

@@ -367,7 +367,7 @@ def performer_parameters(
     features: int | None = None,
     scaling: int = 0,
     dtype: Any = jnp.float32,
-    **_: Any,
+    **sizes: Any,
 ) -> dict[str, jax.Array]:
     """Makes the array that `performer_attention` takes as a keyword; it is not trained.
 
@@ -378,7 +378,7 @@ def performer_parameters(
         the order of magnitude that the paper's theorem requires.
       scaling: see `performer_projection`.
       dtype: of the array.
-      **_: further keywords, so that every mechanism can be called alike; ignored.
+      **sizes: a layer's other sizes, so that every mechanism can be called alike.
 
     Returns:
       `projection`, `[M, H]`.
@@ -386,6 +386,7 @@ def performer_parameters(
     Raises:
       ValueError: as for `performer_projection`.
     """
+    inputs.check_sizes(performer_parameters, sizes)
     if features is None:
         features = max(head_dim, int(head_dim * math.log(head_dim)))
     matrix = performer_projection(

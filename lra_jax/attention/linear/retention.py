@@ -221,10 +221,7 @@ def retention_prefill(
     before = None
     if state is not None:
         dtype, before = state.sums.total.dtype, state.position
-        # Checked before the state's positions meet queries of another batch size.
-        total: Any = jax.ShapeDtypeStruct((batch, *query.shape[2:]), dtype)
-        summary: Any = jax.ShapeDtypeStruct((*total.shape, value.shape[-1]), dtype)
-        streams.checked(state.sums, Sums(summary, total))
+        inputs.check_shape("state", before, "B", batch)
     first = _first(mask, rows, before)
     rates = decay.checked_slopes(slopes, retention_slopes(query.shape[2]), dtype)
     spread = decay.spread(rates, length, first, None)

@@ -189,7 +189,7 @@ def linformer_parameters(
     sharing: str = SHARING[0],
     projection: str = "linear",
     dtype: Any = jnp.float32,
-    **_: Any,
+    **sizes: Any,
 ) -> dict[str, jax.Array]:
     """Makes the arrays that `linformer_attention` takes as keywords.
 
@@ -207,7 +207,7 @@ def linformer_parameters(
       projection: "linear"; "convolution" (shared by all heads, W = ceil(L / K)); "mean"
         and "max", which have no parameters, and so neither features nor sharing.
       dtype: of the arrays.
-      **_: further keywords, so that every mechanism can be called alike; ignored.
+      **sizes: a layer's other sizes, so that every mechanism can be called alike.
 
     Returns:
       `key_projection`, and `value_projection` unless "key_value" or "layerwise".
@@ -218,6 +218,7 @@ def linformer_parameters(
     Raises:
       ValueError: a size is not positive, or an option is unknown or has no effect.
     """
+    inputs.check_sizes(linformer_parameters, sizes)
     length = inputs.check_size("max_length", max_length)
     heads = inputs.check_size("num_heads", num_heads)
     width = inputs.check_size("head_dim", head_dim)

@@ -128,7 +128,7 @@ def luna_parameters(
     head_dim: int,
     slots: int = 16,
     dtype: Any = jnp.float32,
-    **_: Any,
+    **sizes: Any,
 ) -> dict[str, jax.Array]:
     """Makes the array that `luna_attention` takes as a keyword.
 
@@ -138,7 +138,7 @@ def luna_parameters(
       head_dim: H.
       slots: L.
       dtype: of the array.
-      **_: further keywords, so that every mechanism can be called alike; ignored.
+      **sizes: a layer's other sizes, so that every mechanism can be called alike.
 
     Returns:
       ``memory`` `[1, L, N, H]`, standard normal.
@@ -146,6 +146,7 @@ def luna_parameters(
     Raises:
       ValueError: a size is not a positive int.
     """
+    inputs.check_sizes(luna_parameters, sizes)
     count = inputs.check_size("slots", slots)
     heads = inputs.check_size("num_heads", num_heads)
     shape = 1, count, heads, inputs.check_size("head_dim", head_dim)

@@ -176,7 +176,7 @@ def nystrom_parameters(
     num_heads: int,
     conv_kernel: int | None = None,
     dtype: Any = jnp.float32,
-    **_: Any,
+    **sizes: Any,
 ) -> dict[str, jax.Array]:
     """Makes the arrays that `nystrom_attention` takes as keywords.
 
@@ -186,7 +186,7 @@ def nystrom_parameters(
       conv_kernel: W, odd; None = no convolution, and no arrays. It is 35 in the
         published LRA configurations.
       dtype: of the arrays.
-      **_: further keywords, so that every mechanism can be called alike; ignored.
+      **sizes: a layer's other sizes, so that every mechanism can be called alike.
 
     Returns:
       `conv_weight` `[N, W]`, uniform in +-1/sqrt(W), torch's default; or an empty dict.
@@ -194,6 +194,7 @@ def nystrom_parameters(
     Raises:
       ValueError: W is not a positive odd int.
     """
+    inputs.check_sizes(nystrom_parameters, sizes)
     heads = inputs.check_size("num_heads", num_heads)
     if conv_kernel is None:
         return {}

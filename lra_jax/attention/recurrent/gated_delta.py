@@ -181,7 +181,7 @@ def run(
     inputs.check_self(query, key, "delta-rule")
     feature_maps.check_norm(norm)
     inputs.check_number("beta_range", beta_range)
-    if not 0 < beta_range <= 2:
+    if beta_range > 2:
         raise expected("beta_range", "a number in (0, 2]", beta_range)
     recurrence.check_gate("beta", beta, query)
     recurrence.check_gate("log_decay", log_decay, query)

@@ -140,6 +140,7 @@ def hgrn_parameters(
     num_layers: int = 1,
     is_complex: bool = False,
     dtype: jax.typing.DTypeLike = jnp.float32,
+    **sizes: Any,
 ) -> dict[str, jax.Array]:
     """Makes the lower bounds of the forget gates, and the angles of complex columns.
 
@@ -150,12 +151,14 @@ def hgrn_parameters(
       num_layers: number of layers.
       is_complex: make angles too.
       dtype: of the arrays.
+      **sizes: a layer's other sizes, so that every mechanism can be called alike.
 
     Returns:
       ``lower_bound`` `[N]`, logits: the bound is their sigmoid; and ``angle`` `[N]`,
       radians per position, 10,000^(-n / N) as in rotary positions.
     """
     del rng_key
+    inputs.check_sizes(hgrn_parameters, sizes)
     made = {}
     if layer:
         share = layer / num_layers

@@ -1,7 +1,7 @@
 """Packed documents in rows that are split over devices.
 
-A document may begin on one device and end on another. What a device needs from the
-others does not grow with the length: whether a document starts in their slices, and
+A document may begin on one device and end on another. The data that a device needs from
+the others do not grow with the length: whether a document starts in their slices, and
 sums over the documents that cross the edges of its own slice.
 """
 

@@ -52,10 +52,11 @@ def sequence_parallel(
       mesh: the mesh; None = that of ``jax.set_mesh`` when the function is called.
 
     Returns:
-      The mechanism with another function: the same arguments and results, as whole
-      arrays, inside or outside ``jax.jit``. Self-attention only (T == S); the axes must
-      divide the length and the batch. On a mesh of ``AxisType.Explicit`` the arrays
-      must already be split so. cosFormer's ``max_length`` is an int or None.
+      The mechanism with another function: the same arguments (after ``is_causal`` by
+      name) and results, as whole arrays, inside or outside ``jax.jit``. Self-attention
+      only (T == S); the axes must divide the length and the batch. On a mesh of
+      ``AxisType.Explicit`` the arrays must already be split so. cosFormer's
+      ``max_length`` is an int or None.
 
     Raises:
       ValueError: the mechanism has no such form; or, when called, the arrays, the mask
@@ -75,6 +76,7 @@ def sequence_parallel(
         value: jax.Array,
         mask: Mask = None,
         is_causal: bool = False,
+        *,
         query_mask: Mask = None,
         segment_ids: jax.Array | None = None,
         **options: Any,
@@ -82,7 +84,11 @@ def sequence_parallel(
         known = registry.accepted_keywords(found.attention)
         given = options if query_mask is None else options | {"query_mask": query_mask}
         unknown = {} if known is None else given.keys() - known
-        inputs.check_keywords(found.attention, dict.fromkeys(unknown))
+        inputs.check_keywords(
+            found.attention,
+            {name: given[name] for name in unknown},
+            options.get("deterministic"),
+        )
         inputs.check_inputs(query, key, value, is_causal)
         inputs.check_self(query, key, f"sequence-parallel {found.name}")
         if (forced := options.get("implementation")) in ("pallas", "native"):

@@ -23,8 +23,9 @@ positions are sorted after all others, and the number of buckets follows from
 Deviations: scores are as in the paper, with keys of length 1; the authors' code (Trax)
 gives keys the length sqrt(H), so that its scores are sqrt(H) times as large. By default
 there are as many buckets as chunks; the paper has twice as many. The first chunk does
-not look back, whereas in the authors' code it looks at the last; that of today sees
-all keys of the two chunks, whatever their bucket, and counts a pair once a round.
+not look back, whereas in the authors' code it looks at the last; today's version of
+that code sees all keys of both chunks, whatever their bucket, and counts a pair once
+per round.
 
 The arena's code cuts the sequence into as many chunks as there are buckets
 (``chunk=None``), multiplies the scores by sqrt(H) instead of dividing, does not

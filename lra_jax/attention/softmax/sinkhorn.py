@@ -153,7 +153,7 @@ def sinkhorn_parameters(
     head_dim: int,
     block: int = BLOCK,
     dtype: Any = jnp.float32,
-    **_: Any,
+    **sizes: Any,
 ) -> dict[str, jax.Array]:
     """Makes the arrays that `sinkhorn_attention` takes as keywords.
 
@@ -164,7 +164,7 @@ def sinkhorn_parameters(
       head_dim: H.
       block: C, as in `sinkhorn_attention`.
       dtype: of the arrays.
-      **_: further keywords, so that every mechanism can be called alike; ignored.
+      **sizes: a layer's other sizes, so that every mechanism can be called alike.
 
     Returns:
       `sort_kernel` `[N, H, L]`, Glorot uniform, and `sort_bias` `[N, L]`, zero.
@@ -172,6 +172,7 @@ def sinkhorn_parameters(
     Raises:
       ValueError: a size is not positive.
     """
+    inputs.check_sizes(sinkhorn_parameters, sizes)
     count = -(
         -inputs.check_size("max_length", max_length)
         // inputs.check_size("block", block)

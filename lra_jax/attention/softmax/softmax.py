@@ -23,7 +23,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from lra_jax.attention import feature_maps, inputs, masking, packed, streams
+from lra_jax.attention import dense, feature_maps, inputs, masking, packed, streams
 from lra_jax.attention.registry import Mechanism
 from lra_jax.attention.softmax import blockwise, cache
 from lra_jax.attention.softmax.blockwise import Visible
@@ -55,7 +55,7 @@ MECHANISM = Mechanism(
 
 # The longest dense form, and the allowed block sizes: measured on a CPU, a guess
 # elsewhere.
-_ON_CPU, _ELSEWHERE = (256, range(96, 209, 8)), (2048, range(1024, 1025))
+_ON_CPU, _ELSEWHERE = (256, range(96, 209, 8)), (2048, (1024,))
 # Up to this many queries the dense form is used, whatever the number of keys.
 _FEW = 16
 
@@ -114,6 +114,7 @@ def softmax_attention(
     return form.attend(query, key, value, visible, is_causal)
 
 
+@dense.precise
 def softmax_weights(
     query: jax.Array,
     key: jax.Array,

@@ -172,7 +172,7 @@ def synthesizer_parameters(
     variant: str = DEFAULT,
     rank: int | None = None,
     dtype: Any = jnp.float32,
-    **_: Any,
+    **sizes: Any,
 ) -> dict[str, jax.Array]:
     """Makes the arrays that `synthesizer_attention` takes as keywords.
 
@@ -184,7 +184,7 @@ def synthesizer_parameters(
       variant: one of the four.
       rank: k, for "factorised_random" only; None = 8.
       dtype: of the arrays.
-      **_: further keywords, so that every mechanism can be called alike; ignored.
+      **sizes: a layer's other sizes, so that every mechanism can be called alike.
 
     Returns:
       ``first`` and, for the factorised variants, ``second``, Glorot uniform; for the
@@ -193,6 +193,7 @@ def synthesizer_parameters(
     Raises:
       ValueError: a size is not positive, the variant is unknown, or it has no rank.
     """
+    inputs.check_sizes(synthesizer_parameters, sizes)
     known("variant", variant, VARIANTS)
     longest = inputs.check_size("max_length", max_length)
     heads = inputs.check_size("num_heads", num_heads)

@@ -14,7 +14,8 @@ constexpr int kTogether = 4;
 
 enum class Denominator { kAdd, kClamp, kNone, kGiven, kAbsolute };
 
-// What a call is about. B samples of T queries and S keys, N heads, H and Hv columns.
+// The sizes, options and arrays of a call: B samples of T queries and S keys, N heads, H
+// and Hv columns.
 struct Call {
   int64_t batch, queries, keys;
   int heads, width, columns;

@@ -1,5 +1,5 @@
 // The causal form: ``out_i = scale_i sum_{j <= i} w_ij v_j``, in one walk of each head.
-// With decays or packed documents also the sum over all j: first a walk for the keys of
+// With decays also the sum over all j: first a walk for the keys of
 // later chunks, which writes its part, and then one for the other keys, which adds it.
 
 #pragma once
@@ -55,7 +55,7 @@ class Walk {
   Walk(const Call& call, xla::ffi::ThreadPool& pool, Keys keys, bool backward,
        const Add& add)
       : call_(call),
-        plan_(call, pool.num_threads()),
+        plan_(call, threads_of(pool)),
         after_(keys == Keys::kAfter),
         backward_(backward) {
     const Plan& plan = plan_;

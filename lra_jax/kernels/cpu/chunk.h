@@ -26,8 +26,8 @@ class Features {
                    ? room.take(kChunk * call.F())
                    : plain) {}
 
-  // What is read of one head from now on, from its first chunk to its last, is kept in
-  // `memory`, [chunks C, M], and not computed again. Not for turned features.
+  // From now on the features read of one head, from its first chunk to its last, are kept
+  // in `memory`, [chunks C, M], and not computed again. Not for turned features.
   void keep(float* memory) {
     kept_ = memory;
     read_ = 0;
@@ -222,8 +222,8 @@ inline float passes(const Call& call, float inverse) {
   }
 }
 
-// What passes from chunk to chunk: ``sum_j phi(k_j) v_j^T`` [F, W] and ``sum_j phi(k_j)``
-// [F]; or the same of queries and gradients.
+// The sums that pass from chunk to chunk: ``sum_j phi(k_j) v_j^T`` [F, W] and
+// ``sum_j phi(k_j)`` [F]; or the same of queries and gradients.
 struct Sums {
   float* outer;
   float* total;

@@ -28,7 +28,7 @@ template <class Work>
 void in_strips(const Scan& call, xla::ffi::ThreadPool& pool, const Work& work) {
   // Neither so narrow that rows are short, nor so wide that threads have none.
   constexpr int64_t kNarrow = 64;
-  const int64_t threads = pool.num_threads(), batch = std::max<int64_t>(1, call.batch);
+  const int64_t threads = threads_of(pool), batch = std::max<int64_t>(1, call.batch);
   const int64_t wanted = (threads + batch - 1) / batch;
   const int64_t even = (call.columns + wanted - 1) / wanted;
   const int64_t size = std::max(kNarrow, (even + kNarrow - 1) / kNarrow * kNarrow);

@@ -163,8 +163,8 @@ inline void corrected_walk(const Recurrence& call, int64_t sample, int head, int
 }
 
 // Writes the gradients of some columns of queries and keys, from those of what was
-// missing, and their part of the sums at
-// anchors. Rows are columns of values.
+// missing, and adds these columns' part of the sums at anchors. Rows are columns of
+// values.
 inline void delta_slopes(const Recurrence& call, int64_t sample, int head, int from,
                          int count, const float* missing, const float* of_out,
                          const float* of_missing, float* of_query, float* of_key,
@@ -271,7 +271,7 @@ inline void finish_slopes(const Recurrence& call, int64_t sample, int head,
 
 inline void delta_forward(const Recurrence& call, xla::ffi::ThreadPool& pool,
                           float* missing, float* out) {
-  const Ranges ranges(call, call.columns, pool.num_threads());
+  const Ranges ranges(call, call.columns, threads_of(pool));
   in_parallel(pool, ranges.count(), [&](int64_t task) {
     corrected_walk(call, ranges.sample(task), ranges.head(task), ranges.first(task),
                    ranges.size(), call.value, missing, out);
@@ -282,12 +282,12 @@ inline void delta_backward(const Recurrence& call, xla::ffi::ThreadPool& pool,
                            const float* missing, const float* of_out, float* of_query,
                            float* of_key, float* of_value, float* of_log_decay,
                            float* of_share) {
-  const Ranges values(call, call.columns, pool.num_threads());
+  const Ranges values(call, call.columns, threads_of(pool));
   in_parallel(pool, values.count(), [&](int64_t task) {
     corrected_walk(call, values.sample(task), values.head(task), values.first(task),
                    values.size(), of_out, of_value, nullptr);
   });
-  const Ranges keys(call, call.width, pool.num_threads());
+  const Ranges keys(call, call.width, threads_of(pool));
   const int64_t anchors = Anchors::count(call);
   std::vector<double> totals(keys.count() * anchors);
   in_parallel(pool, keys.count(), [&](int64_t task) {

@@ -212,7 +212,7 @@ inline Vec within(Vec x, float clip) {
 template <class State, class Visit>
 void walk(const Call& call, xla::ffi::ThreadPool& pool, bool backward,
           std::vector<std::unique_ptr<State>>& states, const Visit& visit) {
-  const Groups groups(call, pool.num_threads());
+  const Groups groups(call, threads_of(pool));
   const int64_t chunks = (call.queries + kChunk - 1) / kChunk;
   in_parallel(pool, groups.count(), [&](int64_t task) {
     const Heads mine = groups[task];
@@ -412,7 +412,7 @@ inline void causal_flow_backward(const Call& call, xla::ffi::ThreadPool& pool,
   const int M = call.M();
   auto states = states_of<FlowSlopes>(call, options);
   const auto all_counts = counts_of(call, documents);
-  // What sums over later positions pass on.
+  // The gradients that come through sums over later positions.
   walk(call, pool, true, states, [&](Chunk& chunk, int head, FlowSlopes& state) {
     const Counts& counts = all_counts[chunk.sample()];
     const float *query = chunk.query.plain, *key = chunk.key.plain;
@@ -456,7 +456,7 @@ inline void causal_flow_backward(const Call& call, xla::ffi::ThreadPool& pool,
     chunk.add_to_query(head, chunk.far, of_query, false);
     chunk.add_to_key(head, chunk.near, of_key, false);
   });
-  // What sums over earlier positions pass on.
+  // The gradients that come through sums over earlier positions.
   walk(call, pool, false, states, [&](Chunk& chunk, int head, FlowSlopes& state) {
     Flows& flows = state.flows;
     const Counts& counts = all_counts[chunk.sample()];

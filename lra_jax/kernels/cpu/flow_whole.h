@@ -34,7 +34,7 @@ struct FlowSums {
   }
 };
 
-// What the forward pass keeps.
+// Kept by the forward pass for the gradient.
 struct WholeTerms {
   float* incoming;     // I, in the square of the features' unit, [B, N, T]
   float* allocation;   // a, [B, N, T]

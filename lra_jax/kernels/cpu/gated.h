@@ -126,7 +126,7 @@ inline void gated_slopes(const Recurrence& call, int64_t sample, int head, int f
 
 inline void gated_forward(const Recurrence& call, xla::ffi::ThreadPool& pool,
                           float* out) {
-  const Ranges ranges(call, call.columns, pool.num_threads());
+  const Ranges ranges(call, call.columns, threads_of(pool));
   in_parallel(pool, ranges.count(), [&](int64_t task) {
     gated_walk(call, ranges.sample(task), ranges.head(task), ranges.first(task),
                ranges.size(), call.from_end, call.key, call.value, call.query, out);
@@ -136,8 +136,8 @@ inline void gated_forward(const Recurrence& call, xla::ffi::ThreadPool& pool,
 inline void gated_backward(const Recurrence& call, xla::ffi::ThreadPool& pool,
                            const float* of_out, float* of_query, float* of_key,
                            float* of_value, float* of_log_decay) {
-  const Ranges values(call, call.columns, pool.num_threads());
-  const Ranges keys(call, call.width, pool.num_threads());
+  const Ranges values(call, call.columns, threads_of(pool));
+  const Ranges keys(call, call.width, threads_of(pool));
   in_parallel(pool, keys.count() + values.count(), [&](int64_t task) {
     if (task < keys.count())
       return gated_slopes(call, keys.sample(task), keys.head(task), keys.first(task),

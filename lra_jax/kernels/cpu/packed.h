@@ -58,7 +58,7 @@ template <class Work>
 void for_documents(const Call& call, xla::ffi::ThreadPool& pool, const float* numbers,
                    const Work& work) {
   const std::vector<Document> documents = documents_of(call, numbers);
-  const int64_t threads = pool.num_threads();
+  const int64_t threads = threads_of(pool);
   const int64_t fair = call.batch * call.queries * call.heads / threads;
   size_t first = 0;
   for (; first < documents.size(); first++) {

@@ -17,6 +17,11 @@
 
 namespace lra {
 
+// The threads of a pool; XLA reports 0 of a pool that it cannot ask.
+inline int64_t threads_of(const xla::ffi::ThreadPool& pool) {
+  return std::max<int64_t>(1, pool.num_threads());
+}
+
 // Calls work(0) ... work(count - 1), on all threads of the pool, and waits for them.
 // The calling thread takes part, so that nothing waits for a thread that never comes.
 template <class Work>
@@ -39,7 +44,7 @@ void in_parallel(xla::ffi::ThreadPool& pool, int64_t count, const Work& work) {
       if (++progress->done == count) progress->changed.notify_all();
     }
   };
-  const int64_t threads = std::min<int64_t>(pool.num_threads(), count);
+  const int64_t threads = std::min(threads_of(pool), count);
   for (int64_t other = 1; other < threads; other++)
     pool.Schedule(std::function<void()>(turn));
   turn();

@@ -20,7 +20,8 @@ constexpr int kSteps = 16;
 constexpr int kRows = kLanes < 8 ? kLanes : 8;
 constexpr int kHeld = kLanes < 16 ? 1 : 2;
 
-// What a call is about. B samples of T positions, N heads, H and Hv columns.
+// The sizes, options and arrays of a call: B samples of T positions, N heads, H and Hv
+// columns.
 struct Recurrence {
   int64_t batch, length;
   int heads, width, columns;
@@ -111,7 +112,7 @@ inline void write(const Block& block, const float* from, const Columns<float>& t
                 to.count * sizeof(float));
 }
 
-// Reads numbers [B, T, N] of a block, as `read`; null = `absent`.
+// Reads numbers [B, T, N] of a block, as `read`; null = zeros.
 inline void read_numbers(const Recurrence& call, const Block& block, const float* from,
                          int64_t sample, int head, float* to, bool shift = false) {
   for (int i = 0; i < block.count; i++) {
@@ -126,7 +127,7 @@ inline void exponentials(int n, float* x) {
   for (int i = 0; i < n; i += kLanes) store(x + i, exponential(load(x + i)));
 }
 
-// What decays are of: rows, columns (the lanes), or the whole state.
+// Decays may differ by row or by column (lane), or be one for the whole state.
 enum class Decays { kRows, kColumns, kOne };
 
 // The arrays of a block: [count, M] with the state's rows, [count, W] with its columns.

@@ -22,7 +22,7 @@ struct AllHeads {
   // Calls `visit` with each chunk of each head.
   template <class Visit>
   void chunks(int64_t length, const Visit& visit) const {
-    const Groups groups(call, pool.num_threads());
+    const Groups groups(call, threads_of(pool));
     const int64_t blocks = (length + kBlock - 1) / kBlock;
     in_parallel(pool, groups.count() * blocks, [&](int64_t task) {
       const Heads mine = groups[task / blocks];
@@ -72,7 +72,7 @@ constexpr int64_t kMostKept = 1 << 20;
 // heads apart share few sets of a cache.
 template <class Work>
 void in_passes(const Call& call, xla::ffi::ThreadPool& pool, const Work& work) {
-  const int64_t heads = call.batch * call.heads, threads = pool.num_threads();
+  const int64_t heads = call.batch * call.heads, threads = threads_of(pool);
   const auto size = [&](int64_t length) {
     return (length + kChunk - 1) / kChunk * kChunk * call.M();
   };

@@ -1,9 +1,9 @@
 """Causal Flow-Attention on Hopper GPUs: one pass forward, one pass backward.
 
 The definition is that of `lra_jax.attention.flow.causal`. All sums run over earlier
-positions, so a program takes a whole head and carries them in registers: the sums of
-features, of features times flows, of the competition's exponentials, and the matrix
-``W = sum_j c_j phi(k_j) v_j^T``. There are no segments: the sums depend on each other,
+positions, so a program takes a whole head: the sum of the competition's exponentials
+and the matrix ``W = sum_j c_j phi(k_j) v_j^T`` stay in registers, the four sums of
+features in shared memory. There are no segments: the sums depend on each other,
 and each would need a separate pass to be known in advance.
 
 For training, each chunk keeps five lines, the four vectors of sums and W in the arrays'

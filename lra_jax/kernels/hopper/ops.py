@@ -46,19 +46,16 @@ class Ops:
 
     interpret: bool
 
-    def _load(self, ref: Any, layout: Any) -> jax.Array:
+    def _load(self, ref: Any, layout: Any, optimized: bool = False) -> jax.Array:
         if self.interpret:
             return ref[...]
         index = ((),) if _INDEXED else ()
         # Shared memory has a fast path; the states come from global memory, once.
-        return plgpu.load(ref, *index, layout=layout, optimized=False)
+        return plgpu.load(ref, *index, layout=layout, optimized=optimized)
 
     def tile(self, ref: Any) -> jax.Array:
         """Loads a tile `[64, 64]` from shared memory."""
-        if self.interpret:
-            return ref[...]
-        index = ((),) if _INDEXED else ()
-        return plgpu.load(ref, *index, layout=_TILED)
+        return self._load(ref, _TILED, optimized=True)
 
     def stored_tile(self, ref: Any) -> jax.Array:
         """Loads a tile of a state."""

@@ -185,7 +185,7 @@ class Program:
         return state, total
 
     def put(self, refs: Any, vectors: Any) -> None:
-        """Puts vectors into shared memory; `commit` follows."""
+        """Puts vectors into shared memory; `commit_smem` follows."""
         for ref, vector in zip(refs, vectors, strict=True):
             ref[...] = vector
 
@@ -210,7 +210,7 @@ class Program:
                 ref.at[*self.here(), term][...] = sums[term]
 
     def stage(self, refs: list[Any], tiles: Any) -> None:
-        """Puts arrays of any dtype into shared memory; `commit` follows."""
+        """Puts arrays of any dtype into shared memory; `commit_smem` follows."""
         for ref, tile in zip(refs, tiles, strict=True):
             ref[...] = tile.astype(self.dtype)
 

@@ -284,14 +284,6 @@ def test_logits_at_the_clip(clip: float) -> None:
         assert_close(one, two, 2e-6)
 
 
-def test_parts_are_true_or_false() -> None:
-    q, k, v = arrays(9)
-    for name in ("competition", "allocation"):
-        settings: Any = {name: "no"}
-        with pytest.raises(ValueError, match=f"{name}: expected True or False, got 'n"):
-            attention.flow_attention(q, k, v, **settings)
-
-
 @pytest.mark.parametrize(("queries", "keys"), [(7, 7), (5, 12), (12, 5)])
 def test_flow_is_conserved(queries: int, keys: int) -> None:
     q, k, _ = inputs(8, query_length=queries, length=keys)

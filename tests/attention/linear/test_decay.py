@@ -140,7 +140,6 @@ def test_the_floor_of_the_spread_is_for_rows_without_a_neighbour() -> None:
         ({"slopes": [0.1, -0.1]}, ("slopes: expected none below zero", "-0.1")),
         ({"slopes": [0.1, np.nan]}, ("slopes: expected none below zero", "nan")),
         ({"slopes": [0.1, np.inf]}, ("slopes: expected finite numbers", "inf")),
-        ({"norm": "batch"}, ("norm: expected 'rms', 'layer' or None", "'batch'")),
     ],
 )
 def test_options_that_do_not_fit(name: str, keywords: dict, parts: tuple) -> None:

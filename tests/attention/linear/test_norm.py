@@ -78,12 +78,3 @@ def test_options_reach_the_stream() -> None:
         return last, whole[:, 6]
 
     assert_close(*both(q, k, v))
-
-
-@pytest.mark.parametrize("form", ["attention", "prefill"])
-def test_norms_that_are_unknown(form: str) -> None:
-    call = getattr(attention, f"norm_{form}")
-    with pytest.raises(ValueError, match="norm: expected 'rms', 'layer' or None, got"):
-        call(*inputs(5), norm="batch")
-    with pytest.raises(ValueError, match="feature_map: expected one of"):
-        call(*inputs(5), feature_map="gelu")

@@ -280,20 +280,3 @@ def test_linformer_weights_need_sums_over_positions(projection: str) -> None:
         "projection: expected 'linear' or 'mean'",
         repr(projection),
     )
-
-
-@pytest.mark.parametrize(
-    ("keywords", "parts"),
-    [
-        ({"max_length": 0}, ("max_length: expected a positive int", "got 0")),
-        ({"features": -1}, ("features: expected a positive int", "got -1")),
-        ({"sharing": "blockwise"}, ("sharing: expected one of", "'blockwise'")),
-        ({"projection": "fft"}, ("projection: expected one of", "'fft'")),
-    ],
-)
-def test_parameters_that_do_not_fit(keywords: dict, parts: tuple) -> None:
-    sizes = {"max_length": 8, "num_heads": 2, "head_dim": 4}
-    key = np.zeros(2, "uint32")
-    assert_rejects(
-        lambda: attention.linformer_parameters(key, **sizes | keywords), *parts
-    )

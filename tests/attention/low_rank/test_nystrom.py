@@ -165,10 +165,6 @@ WEIGHT = np.ones((2, 3), "float32")
     ("keywords", "parts"),
     [
         ({"is_causal": True}, ("is_causal: expected False", "mean over positions")),
-        ({"num_landmarks": 0}, ("num_landmarks: expected a positive int", "got 0")),
-        ({"iterations": -1}, ("iterations: expected an int of at least 0", "got -1")),
-        ({"initialisation": "mean"}, ("initialisation: expected one of", "'mean'")),
-        ({"padding": "back"}, ("padding: expected one of", "front", "'back'")),
         (
             {"padding": "published", "num_landmarks": 4},
             ("num_landmarks: expected a divisor of the length 7", "got 4"),

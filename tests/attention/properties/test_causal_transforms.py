@@ -32,8 +32,6 @@ def test_half_precision(name: str) -> None:
     assert out.dtype == jnp.bfloat16
     exact = [np.asarray(x, "float32") for x in arrays]
     assert_close(out, causal_formula(name)(*exact), 2e-2)
-    slopes = jax.eval_shape(jax.grad(lambda a: causal(name)(*a).sum()), arrays)
-    assert {x.dtype for x in slopes} == {jnp.dtype("bfloat16")}
 
 
 @pytest.mark.parametrize("name", STREAMS)

@@ -14,6 +14,7 @@ from ..mechanisms import (
     LENGTH,
     MASK,
     NAMES,
+    STREAMS,
     assert_close,
     assert_rejects,
     case,
@@ -72,8 +73,11 @@ def test_half_precision_keeps_its_dtype_and_two_percent(name: str, dtype: str) -
     assert_close(got, formula(name)(q, k, v), 2e-2)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_half_precision_gradients(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "is_causal"),
+    [(name, False) for name in NAMES] + [(name, True) for name in STREAMS],
+)
+def test_half_precision_gradients(name: str, is_causal: bool) -> None:
     # Longer, where sums in bfloat16 itself would lose the small terms.
     exact = inputs(5, batch=1, query_length=LENGTH, length=LENGTH, heads=1)
     exact = [np.asarray(jnp.asarray(x, "bfloat16"), "float32") for x in exact]
@@ -81,11 +85,12 @@ def test_half_precision_gradients(name: str) -> None:
     @fast_jit
     def gradients(*arrays):
         def loss(*arrays):
-            out = run(name)(*arrays).astype("float32")
+            out = run(name)(*arrays, **more).astype("float32")
             return (out * jnp.cos(out)).sum()
 
         return jax.grad(loss, (0, 1, 2))(*arrays)
 
+    more = {"is_causal": True} if is_causal else {}
     rounded = gradients(*(jnp.asarray(x, "bfloat16") for x in exact))
     for got, wanted in zip(rounded, gradients(*exact), strict=True):
         assert got.dtype == jnp.bfloat16

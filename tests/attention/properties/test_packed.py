@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from lra_jax import attention
 from lra_jax.attention.causal.engine import Chunking
 
 from ..mechanisms import (
@@ -26,6 +27,7 @@ from ..mechanisms import (
     prefill,
     run,
     takes,
+    unnormed,
     weights,
 )
 
@@ -104,7 +106,10 @@ _cached = functools.cache(_alone)
 def _check(
     name: str, causal: bool, options: dict[str, Any] | None = None, **more: Any
 ) -> None:
-    """In float64: gradients of a norm over a few numbers lose half of the digits."""
+    """In float64: gradients of a norm over a few numbers lose half of the digits.
+
+    The padding is NaN: it may hold anything.
+    """
     more |= ({"is_causal": True} if causal else {}) | (options or {})
 
     @fast_jit
@@ -116,6 +121,8 @@ def _check(
 
     with jax.enable_x64(True):
         arrays, factors = _given(name)
+        real = (IDS > 0)[:, :, None, None]
+        arrays = (np.where(real, x, np.nan) for x in arrays)
         wanted = _alone(name, causal, **options) if options else _cached(name, causal)
         assert_close(call(factors, *arrays), tuple(wanted), 1e-9)
 
@@ -147,12 +154,17 @@ def test_documents_under_other_options(name: str, options: dict, causal: bool) -
     _check(name, causal, options, **(cuts(name, CHUNKINGS[0]) if causal else {}))
 
 
-@pytest.mark.parametrize("form", ["full", "causal"])
-@pytest.mark.parametrize("name", PACKED)
+FORMS = [
+    (name, form)
+    for name in PACKED
+    for form in ("full", "causal")
+    if form == "full" or name in CAUSAL
+]
+
+
+@pytest.mark.parametrize(("name", "form"), FORMS)
 def test_positions_hidden_in_documents(name: str, form: str) -> None:
     """A mask in addition: some documents begin or end with a hidden position."""
-    if form == "causal" and name not in CAUSAL:
-        pytest.skip("no causal form")
     more = {"is_causal": True} | cuts(name, SMALL) if form == "causal" else {}
     seen = np.random.default_rng(39).random(IDS.shape) < 0.6
 
@@ -175,19 +187,13 @@ def test_positions_hidden_in_documents(name: str, form: str) -> None:
             assert_close(out[row, first:end][here], wanted[here], 1e-9)
 
 
-@pytest.mark.parametrize("form", ["full", "causal"])
-@pytest.mark.parametrize("name", PACKED)
-def test_what_padding_between_documents_holds_does_not_matter(
-    name: str, form: str
-) -> None:
-    if form == "causal" and name not in CAUSAL:
-        pytest.skip("no causal form")
-    more = {"is_causal": True} | cuts(name, SMALL) if form == "causal" else {}
+@pytest.mark.parametrize("name", [name for name in PACKED if takes(name, "gate")])
+def test_gates_of_padding_between_documents_do_not_matter(name: str) -> None:
+    more = {"is_causal": True} | cuts(name, SMALL) if name in CAUSAL else {}
     real = (IDS > 0)[:, :, None, None]
     sizes = {"batch": BATCH, "query_length": LENGTH, "length": LENGTH}
     given = dict(zip(("query", "key", "value"), inputs(37, **sizes), strict=True))
-    if takes(name, "gate"):
-        given["gate"] = inputs(38, **sizes)[0]
+    given["gate"] = inputs(38, **sizes)[0]
 
     @fast_jit
     def slope(given):
@@ -245,11 +251,36 @@ def test_what_segment_ids_must_be(name: str) -> None:
         )
 
 
+def test_documents_of_at_most_max_length() -> None:
+    """cosFormer's M may be shorter than a row whose documents all fit."""
+    ids = np.array([[1, 1, 1, 2, 2, 2, 2, 3, 3, 0]])
+    arrays = inputs(40, batch=1, query_length=10, length=10)
+    attend = functools.partial(attention.cosformer_attention, max_length=4)
+    full = attend(*arrays, segment_ids=ids)
+    causal = attend(*arrays, segment_ids=ids, is_causal=True)
+    stream, _ = attention.cosformer_prefill(*arrays, max_length=4, segment_ids=ids)
+    for _, first, end in documents(ids):
+        alone = [x[:, first:end] for x in arrays]
+        assert_close(full[:, first:end], attend(*alone), 1e-6)
+        for out in (causal, stream):
+            assert_close(out[:, first:end], attend(*alone, is_causal=True), 1e-6)
+
+
 @pytest.mark.parametrize("name", having("weighted", PACKED))
 def test_weights_of_packed_rows(name: str) -> None:
-    """Where the output is made of a matrix, no pair of two documents has a weight."""
-    q, k, _ = inputs(35, batch=BATCH, query_length=LENGTH, length=LENGTH)
-    matrix = np.asarray(fast_jit(weights(name))(q, k, segment_ids=IDS))
+    """The matrix gives the output, and no pair of two documents has a weight."""
+    q, k, v = inputs(35, batch=BATCH, query_length=LENGTH, length=LENGTH)
+
+    @fast_jit
+    def call(q, k, v):
+        ids = jnp.asarray(IDS)
+        out = run(name)(q, k, v, segment_ids=ids, **unnormed(name))
+        return weights(name)(q, k, segment_ids=ids), out
+
+    matrix, out = (np.asarray(x) for x in call(q, k, v))
+    shown = (IDS > 0)[:, :, None, None]
+    product = np.einsum("bnts,bsnv->btnv", matrix, np.where(shown, v, 0))
+    assert_close(np.where(shown, product, 0), np.where(shown, out, 0), 1e-5)
     number = np.cumsum(np.diff(IDS, prepend=0) != 0, 1) * (IDS > 0)
     same = (number[:, :, None] == number[:, None]) & (number[:, None] > 0)
     seen = np.abs(matrix).max(1) > 0

@@ -156,9 +156,7 @@ def test_what_does_not_fit(name: str) -> None:
     assert_rejects(
         lambda: step(state, *one[:2], one[2][0]), "value: expected [B, N, Hv]"
     )
-    assert_rejects(
-        lambda: step(state, *(x[:1] for x in one)), "state: expected", "(1, 2, "
-    )
+    assert_rejects(lambda: step(state, *(x[:1] for x in one)), "state: expected", "(1,")
     assert_rejects(
         lambda: step(state, *one[:2], one[2][..., :3]), "state: expected summary"
     )

@@ -143,9 +143,6 @@ KERNEL = np.ones((2, 4, LENGTH), "float32")
             {"sort_kernel": KERNEL, "sort_bias": np.ones(16)},
             ("sort_bias: expected [N, L]=(2, 16)", "(16,)"),
         ),
-        ({"block": 0}, ("block: expected a positive int", "got 0")),
-        ({"iterations": -1}, ("iterations: expected an int of", "-1")),
-        ({"temperature": 0.0}, ("temperature: expected", "got 0.0")),
         ({"is_causal": True}, ("is_causal: expected False", "sorting")),
     ],
 )

@@ -9,6 +9,7 @@ import ast
 import importlib.util
 import inspect
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -132,28 +133,44 @@ def keep(workdir: Path, attention: str, writes: bool = True) -> None:
 
 
 def prefer(workdir: Path) -> None:
-    """Puts a run's copy of the code first in the import path."""
+    """Puts a run's copy of the code first in the import path.
+
+    Warns of files that have changed since, comments aside. A module that this process
+    has already imported from elsewhere is not imported again.
+    """
     kept = workdir / FOLDER
-    if kept.is_dir() and str(kept) not in sys.path:
+    if not kept.is_dir():
+        return
+    if str(kept) not in sys.path:
         sys.path.insert(0, str(kept))
-
-
-def replaced(workdir: Path) -> list[str]:
-    """The files of a run's code that this process would import in another version if it
-    did not use the copy; comments do not count."""
-    kept = workdir / FOLDER
-    places = [Path(x) for x in sys.path if Path(x).resolve() != kept.resolve()]
-    found = []
-    for file in sorted(kept.rglob("*.py")):
-        name = str(file.relative_to(kept))
-        there = next((x / name for x in places if (x / name).is_file()), None)
-        if there is None or name == "__main__.py":
+    for name, text in sorted((_copies(workdir) or {}).items()):
+        loaded = _file(_module(name))
+        is_late = loaded is not None and not loaded.is_relative_to(kept.resolve())
+        now = loaded if is_late else _found(name, kept)
+        if now is None or name == "__main__.py":
             continue
-        texts = (x.read_text(encoding="utf-8") for x in (file, there))
-        old, new = ({name: text} for text in texts)
-        if _said(old, name) != _said(new, name):
-            found.append(name)
-    return found
+        if _said({name: text}, name) == _said({name: now.read_text("utf-8")}, name):
+            continue
+        if is_late:
+            reason = f"it is imported already: restart Python to use the copy in {kept}"
+        else:
+            reason = f"the copy in {kept} is used"
+        changed = f"{name} changed since {workdir} was trained"
+        warnings.warn(f"{changed}; {reason}", stacklevel=3)
+
+
+def _module(name: str) -> str:
+    """The module of a file, given relative to a folder of the import path."""
+    parts = Path(name).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _found(name: str, kept: Path) -> Path | None:
+    """The file of that name on the import path, the copy left out."""
+    for place in sys.path:
+        if Path(place).resolve() != kept.resolve() and Path(place, name).is_file():
+            return Path(place, name)
+    return None
 
 
 def _copies(workdir: Path) -> dict[str, str] | None:

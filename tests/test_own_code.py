@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 from attention.mechanisms import assert_rejects
 
-from lra_jax import analyze, evaluate, runs
+from lra_jax import analyze, attention, evaluate, own_code, runs
 from lra_jax.configs import get_preset
-from lra_jax.models import MultiHeadAttention
+from lra_jax.models import MultiHeadAttention, load
 from lra_jax.tasks import get_task
-from lra_jax.training import own_code
 from lra_jax.training.restore import load_run
 from lra_jax.training.session import Session
 
@@ -93,7 +92,8 @@ def test_a_module_is_trained_and_kept_with_its_code(tmp_path, monkeypatch) -> No
     changed = r"--attention: expected the code that this run .*changes in parts/power"
     with pytest.raises(ValueError, match=changed):
         Session(config, quiet=True)
-    with pytest.warns(UserWarning, match=r"^parts/power\.py changed since .* is used$"):
+    late = r"^parts/power\.py changed since .* is imported already"
+    with pytest.warns(UserWarning, match=late):
         evaluate.run(evaluate.EvaluateConfig(config.workdir, allow_code=True))
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p != str(kept)])
 
@@ -101,6 +101,8 @@ def test_a_module_is_trained_and_kept_with_its_code(tmp_path, monkeypatch) -> No
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p != str(code)])
     for name in ("own_mine", "parts", "parts.power"):
         monkeypatch.delitem(sys.modules, name)
+    loaded: Any = load(config.workdir, allow_code=True).model
+    assert type(loaded.encoder.blocks[0].attention.module).__module__ == "own_mine"
     again = evaluate.run(evaluate.EvaluateConfig(config.workdir, allow_code=True))
     assert again["accuracy"] == result["test_accuracy_best"]
     assert sys.modules["own_mine"].__file__ == str(kept / "own_mine.py")
@@ -169,6 +171,26 @@ def test_an_attention_that_ignores_its_mask_says_so(function, tmp_path) -> None:
     config = helpers.tiny(tmp_path, attention=function)
     with pytest.warns(UserWarning, match="takes a mask, but attends to padding"):
         get_task("listops").check_on_devices(config)
+
+
+def ignores_documents(query, key, value, mask=None, is_causal=False, **keywords):
+    return attention.linear_attention(query, key, value, mask, is_causal=is_causal)
+
+
+def test_an_attention_that_sees_the_future_or_other_documents_is_refused() -> None:
+    def check(task: str, function: Any, **data: Any) -> None:
+        config = get_preset(task, attention=function).replace(data=data)
+        get_task(task).check_on_devices(config)
+
+    check("mqar", ignores_documents)
+    assert_rejects(
+        lambda: check("mqar", takes_anything), "--attention: ", "no later positions"
+    )
+    assert_rejects(
+        lambda: check("listops", ignores_documents, packing=True),
+        *("--attention: ", "no other documents"),
+    )
+    check("listops", attention.linear_attention, packing=True)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,76 @@
+"""Whether a user's attention heeds its mask, ``is_causal`` and ``segment_ids``.
+
+A function with ``**keywords`` accepts all three, and may ignore them. So its layer is
+called on small inputs that differ only at positions that it must not see, if it accepts
+inputs of that size.
+"""
+
+import warnings
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from lra_jax.errors import expected
+from lra_jax.models import AttentionConfig, MultiHeadAttention
+
+_SMALL = 16  # Positions in a small input.
+
+
+def check_heeds(config: AttentionConfig, length: int, padded: bool, packs: bool):
+    """Tests an attention that this package did not write.
+
+    Args:
+      config: its layer.
+      length: the longest sequence of the run.
+      padded: the run has padding; an attention that attends to it causes a warning.
+      packs: the run has several documents in a row.
+
+    Raises:
+      ValueError: with ``is_causal=True`` it sees later positions, or with
+        ``segment_ids`` other documents.
+    """
+    name = config.mechanism.name
+    length = min(length, _SMALL)
+    first = np.arange(length) < (length + 1) // 2
+    # If it takes no mask, the layer itself warns.
+    if padded and config.accepts("mask") and _sees(config, first, mask=first):
+        words = f"attention {name!r} takes a mask, but attends to padding"
+        warnings.warn(words, stacklevel=2)
+    if config.is_causal and _sees(config, first):
+        wanted = "one that, with is_causal=True, sees no later positions"
+        raise expected("--attention", wanted, f"{name!r}, which does")
+    if packs:
+        documents = np.where(first, 1, 2)
+        if any(_sees(config, own, segment_ids=documents) for own in (first, ~first)):
+            wanted = "one that, with segment_ids, sees no other documents"
+            raise expected("--attention", wanted, f"{name!r}, which does")
+
+
+def _sees(config: AttentionConfig, own: np.ndarray, **keywords: np.ndarray) -> bool:
+    """Whether outputs at the positions ``own`` depend on the inputs at the others."""
+
+    @jax.jit
+    def outputs() -> jax.Array:
+        layer = MultiHeadAttention(config=config, rngs=nnx.Rngs(0))
+        shape = (2, own.size, config.in_features)
+        noise = jax.random.normal(jax.random.key(0), shape, config.dtype)
+        # The same sequence twice, with different inputs at the other positions.
+        inputs = jnp.where(own[:, None], noise[:1], noise)
+        arrays: Any = {
+            name: jnp.broadcast_to(array, shape[:2]) for name, array in keywords.items()
+        }
+        out = layer(inputs, **arrays)
+        return jnp.where(own[:, None], out.astype(jnp.float32), 0)
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            one, other = np.asarray(outputs())
+    except Exception:  # It need not accept small inputs, only the run's shapes.
+        return False
+    finite = np.isfinite(one).all() and np.isfinite(other).all()
+    bound = 1e-3 * np.abs(one).max()
+    return bool(finite and not np.allclose(one, other, rtol=1e-2, atol=bound))
