@@ -27,7 +27,7 @@ LAYERS: tuple[dict[str, float], ...] = (
     {"training": 0.5, "runtime": 0.29},
     {"tasks": 0.5},
     {"data": 0.76, "models": 0.36},
-    {"configs": 0.88},
+    {"own_code": 0.6, "configs": 0.88},
     {"attention": 0.36},
     {"kernels": 0.36, "vocabularies": 0.6, "seals": 0.82},
     {"errors": 0.36, "progress": 0.68, "files": 0.82, "signals": 0.95},

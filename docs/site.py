@@ -20,9 +20,9 @@ REPOSITORY = "https://github.com/lra-jax/lra_jax"
 REFERENCE = {
     "models": (
         *("models.config", "models.attention", "models.encoder", "models.pooling"),
-        *("models.classifier", "models.matching", "models.short_conv"),
-        "models.moving_average",
-        "models.stream",
+        *("models.classifier", "models.matching", "models.tokens"),
+        *("models.language", "models.generation", "models.decoding"),
+        *("models.stream", "models.short_conv", "models.moving_average"),
         "models.product_keys",
         *("models.saved", "models.raw", "models.arrays", "models.pretrained"),
         "models.onnx",
@@ -36,6 +36,7 @@ REFERENCE = {
     ),
 }
 
+_SHARED = ("inputs", "masking", "packed")
 
 _IMPORTS = """The examples assume these imports, and the names of their module:
 
@@ -62,7 +63,8 @@ def on_files(files: Files, config: Any) -> Files:
         pages[f"reference/{name}.md"] = _reference(name, modules)
     mechanisms = (m.module.removeprefix("lra_jax.") for m in MECHANISMS.values())
     pages["reference/attention.md"] = _reference(
-        "attention", ("attention", *mechanisms, "attention.inputs")
+        "attention",
+        ("attention", *mechanisms, *(f"attention.{x}" for x in _SHARED)),
     )
     for path, text in pages.items():
         files.append(File.generated(config, path, content=text))

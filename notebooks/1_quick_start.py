@@ -61,11 +61,12 @@ print("runs are kept in", folder.resolve())
 # Colab machine, too.
 
 # %%
-config = get_preset("listops", attention=ATTENTION).replace(
-    workdir=f"{folder}/listops-{ATTENTION}-{STEPS}",
-    train={"steps": STEPS, "warmup": STEPS // 10, "eval_every": STEPS // 8},
-    data=DATA,
+preset = get_preset("listops", attention=ATTENTION)
+config = preset.replace(
+    train={"steps": STEPS, "warmup": STEPS // 10, "eval_every": STEPS // 8}, data=DATA
 )
+# Other settings make another folder.
+config = config.replace(workdir=f"{folder}/{config.run_name(preset)}")
 result = train.run(config)
 
 # %% [markdown]

@@ -29,7 +29,9 @@ print(out.shape)
 # %% [markdown]
 # ## In Flax's own layers
 #
-# Each function can be the `attention_fn` of these layers.
+# Each function can be the `attention_fn` of these layers. For a causal layer, wrap it:
+# `attention.as_causal(attention.flow_attention)`. The layer itself passes
+# `is_causal=False`.
 
 # %%
 x = jax.random.normal(jax.random.key(1), (2, 64, 64))

@@ -64,8 +64,9 @@ sys.path.insert(0, ".")
 # ## Check it
 #
 # The function itself, or the string `"power:power"`, can be used wherever the name of a
-# mechanism can: in models, the trainer and the report. If you change the file later,
-# restart the session, because Python keeps a module that it has imported.
+# mechanism can: in models and in the trainer. If you change the file later, restart the
+# session, because Python keeps a module that it has imported, and choose another folder
+# for `RUNS`, because a run belongs to the code that it began with.
 
 # %%
 import jax
@@ -91,12 +92,14 @@ from lra_jax.configs import get_preset
 
 results = {}
 for name, attention in {"power": power_attention, "linear": "linear"}.items():
-    config = get_preset("listops", attention=attention).replace(
-        workdir=f"{RUNS}/listops-{name}",
+    preset = get_preset("listops", attention=attention)
+    config = preset.replace(
         train={"steps": STEPS, "warmup": STEPS // 20, "eval_every": STEPS // 3},
         model=SIZES,
         data=DATA,
     )
+    # Other settings make another folder.
+    config = config.replace(workdir=f"{RUNS}/{config.run_name(preset)}")
     results[name] = train.run(config)
 
 # %% [markdown]
