@@ -51,7 +51,7 @@ def _processor() -> str:
 
 def commit() -> str | None:
     """The commit of the checkout that contains this package, ending in ``-dirty`` if
-    files were changed since; None outside of a checkout."""
+    the package was changed since; None outside of a checkout."""
     folder = Path(lra_jax.__file__).parent
     git = ["git", "-C", str(folder)]
     # An environment may be within the checkout of another project.
@@ -59,14 +59,12 @@ def commit() -> str | None:
     try:
         subprocess.run(ours, capture_output=True, check=True)
         found = subprocess.run(
-            [*git, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
-            capture_output=True,
-            text=True,
-            check=True,
+            [*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True
         )
+        same = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", "."], check=False)
     except (OSError, subprocess.CalledProcessError):
         return None
-    return found.stdout.strip()
+    return found.stdout.strip() + ("-dirty" if same.returncode == 1 else "")
 
 
 def versions() -> dict[str, str]:

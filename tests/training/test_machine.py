@@ -28,5 +28,8 @@ def test_a_commit_is_that_of_the_package(tmp_path, monkeypatch) -> None:
     git("add", "--force", str(package))
     git("commit", "--quiet", "--message=ours")
     assert machine.commit() == git("rev-parse", "HEAD")
+    (tmp_path / "README.md").write_text("A file beside the package.")
+    git("add", "README.md")
+    assert machine.commit() == git("rev-parse", "HEAD")
     package.write_text("CHANGED = True")
     assert machine.commit() == git("rev-parse", "HEAD") + "-dirty"
