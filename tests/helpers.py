@@ -44,6 +44,8 @@ DATA = {
     "processes": 1,
     "buckets": "32,60",
 }
+# Every batch of one length, so that a run compiles one program of each kind.
+ONE_LENGTH = {"buckets": "60"}
 # Trees that are made in no time.
 FEW_TREES = {
     "num_train": 60,

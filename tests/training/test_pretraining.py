@@ -108,6 +108,7 @@ def test_one_run_interrupted_and_resumed(data_dir, tmp_path) -> None:
     settings = {
         "train": {"steps": 20, "eval_every": 5, "log_every": 5, "warmup": 2},
         "pretrain": {"steps": 10},
+        "data": helpers.ONE_LENGTH,
     }
     config = helpers.tiny(data_dir, tmp_path / "whole", **settings)
     with Session(config, quiet=True) as whole:
@@ -175,6 +176,7 @@ def test_notes_are_learned_and_then_read(data_dir, tmp_path) -> None:
         train={"steps": 8, "eval_every": 8, "log_every": 4, "warmup": 1},
         pretrain={"steps": 4, "target": "notes", "learning_rate": 1e-3},
         model={"readings": 3},
+        data=helpers.ONE_LENGTH,
     )
     with Session(config, quiet=True) as session:
         first, *_, last = list(session.trainer.data)
@@ -207,6 +209,7 @@ def test_the_head_learns_first(data_dir, tmp_path) -> None:
         tmp_path,
         train={"steps": 9, "eval_every": 9, "warmup": 0, "weight_decay": 0.1},
         pretrain={"steps": 3, "probe_steps": 3},
+        data=helpers.ONE_LENGTH,
     )
     seen, counts = [], []
     with Session(config, quiet=True) as session:

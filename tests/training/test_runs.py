@@ -94,7 +94,9 @@ def stopped(command, workdir, signum) -> int:
 def test_several_runs_are_interrupted(data_dir, dataset, tmp_path, to):
     """Ctrl-C reaches both, and a supervisor's signal only the command."""
     train = {"steps": 4000, "eval_every": 4000}
-    config = helpers.tiny(data_dir, tmp_path / "runs", train=train)
+    config = helpers.tiny(
+        data_dir, tmp_path / "runs", train=train, data=helpers.ONE_LENGTH
+    )
     command = ("-m", "lra_jax.train", "--seeds=2", *helpers.flags(config))
     process = subprocess.Popen(
         [sys.executable, *command],
@@ -172,7 +174,7 @@ def broken_off(self, params, split, stop, console):
 def test_a_last_validation_that_was_broken_off(data_dir, tmp_path, monkeypatch):
     """The session that makes up for it saves what came of it."""
     steps = {"steps": 8, "eval_every": 8}
-    config = helpers.tiny(data_dir, tmp_path, train=steps)
+    config = helpers.tiny(data_dir, tmp_path, train=steps, data=helpers.ONE_LENGTH)
     monkeypatch.setattr(Trainer, "evaluate", broken_off)
     with Session(config, quiet=True) as session, pytest.raises(Interrupted):
         session.run()
@@ -192,7 +194,8 @@ def test_a_run_resumed_elsewhere_names_all_its_origins(
     data_dir, tmp_path, monkeypatch, unsealed
 ):
     """Also those of sessions before the last two, and after a kill before a seal."""
-    config = helpers.tiny(data_dir, tmp_path, train={"steps": 8, "eval_every": 4})
+    steps = {"steps": 8, "eval_every": 4}
+    config = helpers.tiny(data_dir, tmp_path, train=steps, data=helpers.ONE_LENGTH)
     ours = {"device": [sessions.describe_devices()], "commit": [sessions.commit()]}
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "evaluate", broken_off)
@@ -215,7 +218,7 @@ def test_a_run_resumed_elsewhere_names_all_its_origins(
 def test_a_validation_that_is_broken_off_again(data_dir, tmp_path, monkeypatch, steps):
     """It is neither left out, in the middle of a run, nor taken for the end of one."""
     train = {"steps": steps, "eval_every": 8}
-    config = helpers.tiny(data_dir, tmp_path, train=train)
+    config = helpers.tiny(data_dir, tmp_path, train=train, data=helpers.ONE_LENGTH)
     monkeypatch.setattr(Trainer, "evaluate", broken_off)
     for _ in range(2):
         with Session(config, quiet=True) as session:

@@ -57,6 +57,14 @@ def test_the_cut_changes_nothing(name: str) -> None:
     assert_close(*each(inputs(2)))
 
 
+@pytest.mark.parametrize("name", [name for name in STREAMS if name != "softmax"])
+def test_a_nan_in_a_value_reaches_no_earlier_chunk(name: str) -> None:
+    q, k, v = inputs(4, 1, 200, 200, 1)
+    v[:, 150] = np.nan
+    out = np.asarray(fast_jit(causal(name, chunking=None))(q, k, v))
+    assert np.isfinite(out[:, :128]).all() and np.isnan(out[:, 150:]).all()
+
+
 @pytest.mark.parametrize("name", CAUSAL)
 def test_weights_are_those_of_the_formula_and_make_the_output(name: str) -> None:
     q, k, v = inputs(3, batch=4, heads=4, key_heads=1)

