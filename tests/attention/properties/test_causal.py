@@ -61,7 +61,8 @@ def test_the_cut_changes_nothing(name: str) -> None:
 def test_a_nan_in_a_value_reaches_no_earlier_chunk(name: str) -> None:
     q, k, v = inputs(4, 1, 200, 200, 1)
     v[:, 150] = np.nan
-    out = np.asarray(fast_jit(causal(name, chunking=None))(q, k, v))
+    more = {"max_length": 200} if name == "cosformer" else {}
+    out = np.asarray(fast_jit(causal(name, chunking=None, **more))(q, k, v))
     assert np.isfinite(out[:, :128]).all() and np.isnan(out[:, 150:]).all()
 
 
