@@ -100,18 +100,25 @@ def run(config: GenerateConfig, texts: Sequence[str]) -> Iterator[tuple[str, ...
             top_k=config.top_k,
             top_p=config.top_p,
             seed=config.seed,
-            end=vocabulary.end,
+            end=_end(vocabulary),
         )
         # Any error appears in the first step.
         steps = itertools.chain([next(steps)], steps)
     except ValueError as error:
         name = str(error).partition(":")[0]
         raise renamed(error, f"--{_FLAGS.get(name, name)}") from error
-    pieces = _decoded(vocabulary, steps, len(texts))
+    pieces = _decoded(vocabulary, steps, len(texts), _end(vocabulary))
     if isinstance(vocabulary, Words):  # Their blanks come after them.
         blanks = (" " if text and not text[-1].isspace() else "" for text in texts)
         pieces = itertools.chain([tuple(blanks)], pieces)
     return pieces
+
+
+def _end(vocabulary: Any) -> int | None:
+    """The token after which a text is not continued; words have one for every line."""
+    from lra_jax.vocabularies import Words
+
+    return None if isinstance(vocabulary, Words) else vocabulary.end
 
 
 def _encoded(vocabulary: Any, text: str) -> Any:
@@ -134,14 +141,16 @@ def _encoded(vocabulary: Any, text: str) -> Any:
     return np.concatenate([np.array([vocabulary.end], np.int32), tokens])
 
 
-def _decoded(vocabulary: Any, steps: Any, count: int) -> Iterator[tuple[str, ...]]:
+def _decoded(
+    vocabulary: Any, steps: Any, count: int, end: int | None
+) -> Iterator[tuple[str, ...]]:
     """Yields whole characters, whose bytes may arrive one by one; nothing after the end
     of a text, while others go on."""
     make = codecs.getincrementaldecoder("utf-8")
     decoders = [make(errors="replace") for _ in range(count)]
     ended = [False] * count
     for drawn in steps:
-        ended = [a or b == vocabulary.end for a, b in zip(ended, drawn, strict=True)]
+        ended = [a or b == end for a, b in zip(ended, drawn, strict=True)]
         yield tuple(
             "" if done else decoder.decode(vocabulary.decode(token[None]))
             for done, decoder, token in zip(ended, decoders, drawn, strict=True)

@@ -1,11 +1,12 @@
 """The source of a user's attention, which a run keeps in ``code/`` in its folder.
 
 A result belongs to the code that produced it. `keep` copies the files, and refuses to
-continue a run, or to show its result, once they have changed; `prefer` lets a run be
-scored from any folder, with the code that it was trained with.
+continue a run, or to show its result, once they have changed; `preferred` lets a run
+be scored from any folder, with the code that it was trained with.
 """
 
 import ast
+import contextlib
 import importlib.util
 import inspect
 import sys
@@ -132,17 +133,28 @@ def keep(workdir: Path, attention: str, writes: bool = True) -> None:
         write_text(file, text)
 
 
-def prefer(workdir: Path) -> None:
-    """Puts a run's copy of the code first in the import path.
+@contextlib.contextmanager
+def preferred(workdir: Path) -> Iterator[None]:
+    """Context in which a run's copy of the code comes first in the import path.
 
-    Warns of files that have changed since, comments aside. A module that this process
-    has already imported from elsewhere is not imported again.
+    Warns of files that were changed since, comments aside. A module that this process
+    has imported already, from elsewhere, is not imported again.
     """
     kept = workdir / FOLDER
     if not kept.is_dir():
+        yield
         return
-    if str(kept) not in sys.path:
-        sys.path.insert(0, str(kept))
+    _warn_of_changes(workdir)
+    sys.path.insert(0, str(kept))
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):
+            sys.path.remove(str(kept))
+
+
+def _warn_of_changes(workdir: Path) -> None:
+    kept = workdir / FOLDER
     for name, text in sorted((_copies(workdir) or {}).items()):
         loaded = _file(_module(name))
         is_late = loaded is not None and not loaded.is_relative_to(kept.resolve())
@@ -151,12 +163,15 @@ def prefer(workdir: Path) -> None:
             continue
         if _said({name: text}, name) == _said({name: now.read_text("utf-8")}, name):
             continue
+        words = (
+            f"{name} changed since {workdir} was trained; the copy in {kept} is used"
+        )
         if is_late:
-            reason = f"it is imported already: restart Python to use the copy in {kept}"
-        else:
-            reason = f"the copy in {kept} is used"
-        changed = f"{name} changed since {workdir} was trained"
-        warnings.warn(f"{changed}; {reason}", stacklevel=3)
+            words = (
+                f"{name} is imported already in another version than that of {workdir}"
+            )
+            words += f"; restart Python to use the copy in {kept}"
+        warnings.warn(words, stacklevel=4)
 
 
 def _module(name: str) -> str:

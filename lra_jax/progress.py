@@ -17,7 +17,7 @@ _FIRST, _MOST_SHOWN, _MOST_KEPT = 2.0, 5.0, 10.0
 class Clock:
     """Prints the progress of work now and then, with the time left.
 
-    Work of less than two seconds prints nothing, nor does work without a stdout.
+    Work of less than two seconds prints nothing.
 
     Args:
       what: the items, as in ``train examples``.

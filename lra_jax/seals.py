@@ -38,7 +38,10 @@ def read(folder: Path) -> tuple[dict[str, Any] | None, str]:
         return None, ""
     except (ValueError, KeyError, TypeError, AttributeError, OSError):
         return {}, f"a damaged {NAME}"
-    found = _digests(folder)
+    try:
+        found = _digests(folder)
+    except OSError as error:
+        return values, f"an unreadable {Path(error.filename or folder).name}"
     for name, wanted in files.items():
         if found.get(name) != wanted:
             return values, f"{'another' if name in found else 'no'} {name}"

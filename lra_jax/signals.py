@@ -161,7 +161,10 @@ class StopRequest:
 
     def _say(self) -> None:
         if self.unsaved or not self._alone:
-            _say("stopping after the current step; a second signal ends at once")
+            when = (
+                "after the current step" if self._alone else "with the other processes"
+            )
+            _say(f"stopping {when}; a second signal ends at once")
 
 
 class _Watch(threading.Thread):

@@ -124,16 +124,23 @@ def _main(config: Config, command: str, again: str, dry: bool) -> None:
 
 @contextlib.contextmanager
 def _together(command: str) -> Iterator[None]:
-    """Context that ends this process, with a message, when another one is gone."""
-    from lra_jax.training import hosts
+    """Context that ends this process, with a message, when another one is gone.
+
+    After any other error it ends within ten seconds: if the error is not that of all
+    processes, an orderly exit would wait for the others, which wait for this one.
+    """
+    from lra_jax.training import Interrupted, NonFiniteLoss, hosts
 
     try:
         yield
-    except (RuntimeError, ValueError) as error:
+    except (Interrupted, NonFiniteLoss):  # Of all processes.
+        raise
+    except Exception as error:
         lost = hosts.lost_process(error)
-        if lost is None:
-            raise
-        _leave(f"{lost}; to resume, start all processes again: {command}")
+        if lost is not None:
+            _leave(f"{lost}; to resume, start all processes again: {command}")
+        hosts.leave_soon()
+        raise
 
 
 def _draw(session: Any) -> None:

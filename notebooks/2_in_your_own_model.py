@@ -29,7 +29,8 @@ print(out.shape)
 # %% [markdown]
 # ## In Flax's own layers
 #
-# Each function can be the `attention_fn` of these layers. For a causal layer, wrap it:
+# Each function can be the `attention_fn` of these layers, with any arrays of its own
+# bound by `functools.partial`. For a causal layer, wrap it:
 # `attention.as_causal(attention.flow_attention)`. The layer itself passes
 # `is_causal=False`.
 

@@ -158,6 +158,7 @@ train --distributed=maybe ~ --distributed: expected True or False
 train --coordinator=host:1 ~ --distributed: expected True
 train --distributed --coordinator=host --num_processes=2 --process_id=0 ~ HOST:PORT
 train --distributed --coordinator=h:1 --num_processes=2 --process_id=2 ~ 0..1
+train --distributed --coordinator=h:1 --num_processes=0 --process_id=0 ~ num_processes:
 train --train.steps=0 ~ --train.steps: expected a positive int, got 0
 train --train.steps=9 --train.warmup=9 ~ --train.warmup: expected less than
 train --train.batch_size=0 ~ --train.batch_size: expected a positive int

@@ -43,7 +43,8 @@ def documents_in_turn(
     @functools.wraps(attention)
     def with_documents(*args: P.args, **kwargs: P.kwargs) -> jax.Array:
         if kwargs.get("segment_ids") is None:
-            return attention(*args, **kwargs)
+            first = (inputs.of_jax(x) for x in args[:1])
+            return function(*first, *args[1:], **kwargs)
         given: dict[str, Any] = signature.bind(*args, **kwargs).arguments
         given |= given.pop("flax", {})
         if check is not None:

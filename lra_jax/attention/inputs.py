@@ -129,10 +129,16 @@ def check_inputs(
             )
     batch, length, heads, width = query.shape
     shared = {heads // part for part in range(1, heads + 1) if heads % part == 0}
-    check_shape("key", key, "B S N H", batch, None, shared, width)
+
+    def allowed(own: int) -> Size:  # A message names those only if this is none.
+        return own if own in shared else shared
+
+    positions = key.shape[1]
+    sizes = batch, positions, allowed(key.shape[2]), width
+    check_shape("key", key, "B S N H", *sizes)
     if value is not None:
-        positions = key.shape[1]
-        check_shape("value", value, "B S N Hv", batch, positions, shared, None)
+        sizes = batch, positions, allowed(value.shape[2]), None
+        check_shape("value", value, "B S N Hv", *sizes)
     if is_causal and length != key.shape[1]:
         raise expected(
             "is_causal",
@@ -321,6 +327,14 @@ def check_max_length(max_length: object, length: int) -> int:
             f"{max_length!r}",
         )
     return int(max_length)
+
+
+def of_jax(array: Any) -> Any:
+    """An array of numpy as one of jax; of other things nothing changes.
+
+    Its float64 becomes float32, unless jax has 64 bits enabled.
+    """
+    return jnp.asarray(array) if isinstance(array, np.ndarray) else array
 
 
 def accumulation_dtype(*arrays: jax.Array) -> jnp.dtype:

@@ -166,7 +166,7 @@ def guarded(attention: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     def call(query: jax.Array, *args: Any, **keywords: Any) -> jax.Array:
         given = args[place - 1] if len(args) >= place else keywords.get("mask")
         given = keywords.get("segment_ids") if given is None else given
-        whole = None
+        query, whole = inputs.of_jax(query), None
         if np.ndim(query) == 4:  # Other ranks are rejected inside.
             query, whole = hide_broken(query, given)
         return broken_again(attention(query, *args, **keywords), whole)

@@ -42,8 +42,10 @@ _INIT = """Returns the state of a stream before its first position.
       num_heads: N, the query's heads.
       head_dim: H.
       value_dim: Hv; None = H.
-      dtype: of the sums, float32 or float64.
-      **options: as in `{prefill}`; those that affect the state's shape are needed.
+      dtype: of the sums and of all later computation: float32, or float64 for float64
+        inputs.
+      **options: as in `{prefill}`; those that affect the state's shape are needed. A
+        state keeps only a ``max_length``: pass the others to every step, too.
 
     Raises:
       ValueError: the dtype or an option does not fit.

@@ -82,7 +82,8 @@ def make_work(case: Case) -> Work:
     """The work of a case.
 
     Raises:
-      Unsupported: the mechanism has no causal form, or no stream to decode with.
+      Unsupported: the mechanism has no causal form, or no stream to decode with, or an
+        option only sets the widths of a layer.
     """
     mechanism, options = find(case.attention)
     if case.causal and mechanism.causal is False:

@@ -180,7 +180,10 @@ def _sample(command: SampleCommand, task: Task, dataset: "SequenceDataset") -> N
 
 def _print_example(example: dict, task: Task, dataset: "SequenceDataset") -> None:
     for name in dataset.sequences:
-        text = (dataset.decode or task.decode)(example[name])
+        tokens = example[name]
+        if "segment_ids" in example:  # A row of a text; the rest of it is padding.
+            tokens = tokens[example["segment_ids"] > 0]
+        text = (dataset.decode or task.decode)(tokens)
         cut = "..." if len(text) > _CHARACTERS else ""
         print(f"{name} ({len(example[name])}): {text[:_CHARACTERS]}{cut}")
     print()

@@ -93,7 +93,10 @@ def fetch(archive: Archive, data_dir: pathlib.Path) -> pathlib.Path:
     if archive.sha256 is not None and size != archive.size:
         wanted = f"{archive.size:,} bytes, the size of the released file"
         raise expected(
-            str(file), wanted, f"{size:,}. Give a file of your own as --data.path"
+            str(file),
+            wanted,
+            f"{size:,}. Delete it to download it again, or give a file of your own as "
+            "--data.path",
         )
     check(archive, file)
     return file

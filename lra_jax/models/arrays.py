@@ -65,7 +65,7 @@ def load_arrays(file: str | os.PathLike[str], like: Any) -> Any:
 
     Raises:
       ValueError: not such a file, or an array is missing, left over, or has another
-        shape or dtype.
+        shape or dtype, which includes 64 bits that jax would not keep.
     """
     leaves, structure = jax.tree_util.tree_flatten_with_path(like)
     found = read_arrays(file)
@@ -75,6 +75,7 @@ def load_arrays(file: str | os.PathLike[str], like: Any) -> Any:
         raise expected(
             str(file), f"the arrays {', '.join(names)}", f"{left[0]} as well"
         )
+    stored = _stored_dtypes(file)
     for name, (_, leaf) in zip(names, leaves, strict=True):
         # A number is not an array, but `save_arrays` takes it as one.
         own = leaf if hasattr(leaf, "dtype") else _whole(name, leaf)
@@ -82,9 +83,17 @@ def load_arrays(file: str | os.PathLike[str], like: Any) -> Any:
         if name not in found:
             raise expected(str(file), wanted, "none")
         array = found[name]
+        if stored[name].endswith("64") and array.dtype.itemsize < 8:
+            raise expected(str(file), wanted, f"{stored[name]}; set jax_enable_x64")
         if (array.shape, array.dtype) != (tuple(own.shape), own.dtype):
             raise expected(str(file), wanted, f"{array.dtype}{list(array.shape)}")
     return jax.tree.unflatten(structure, [found[name] for name in names])
+
+
+def _stored_dtypes(file: str | os.PathLike[str]) -> dict[str, str]:
+    """The dtype of each array of a safetensors file, as in F32."""
+    with safe_open(file, framework="np") as content:
+        return {x: content.get_slice(x).get_dtype() for x in content.keys()}  # noqa: SIM118
 
 
 def read_arrays(file: str | os.PathLike[str]) -> dict[str, jax.Array]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lra_jax.attention import registry
+from lra_jax.attention.inputs import SIZES
 from lra_jax.errors import known
 
 # Passed to a mechanism by a module itself, this one or Flax's; never set by the user.
@@ -31,8 +32,8 @@ def split_options(
     """
     make = mechanism.make or mechanism.make_parameters
     layout = mechanism.make_layout
-    taken = set() if make is None else named(make) - {"max_length", "num_heads"}
-    taken -= {"head_dim", "dtype", "rng_key", "rngs", "layer", "num_layers"}
+    taken = set() if make is None else named(make) - SIZES
+    taken -= {"dtype", "rng_key", "rngs"}
     widths = set() if layout is None else named(layout) - {"in_features"}
     own = {name: v for name, v in options.items() if name in taken}
     accepted = set()

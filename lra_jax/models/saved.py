@@ -8,6 +8,7 @@
 trainer, the task and the data.
 """
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -267,21 +268,24 @@ def load(run_or_file: str | os.PathLike[str], *, allow_code: bool = False) -> Sa
     Args:
       run_or_file: a run directory, or ``NAME.safetensors``.
       allow_code: import and call an attention function that the file names as
-        ``package.module:function``. Whoever wrote that file chose the function. Of a
-        run directory, the copy in ``code/`` is imported.
+        ``package.module:function``. Whoever wrote that file chose the function. For a
+        run directory, the copy in its ``code/`` is imported, unless the module is
+        loaded already.
 
     Raises:
       ValueError: there is no such file, or it does not fit this version of the package.
     """
     path, described = _read(run_or_file)
-    if allow_code and Path(run_or_file).expanduser().is_dir():
-        own_code.prefer(path.parent)
-    try:
-        make = maker(described["model"], allow_code)
-        about = described["about"]
-    except (KeyError, TypeError, AttributeError) as error:
-        raise _no_description(path, error) from error
-    graphdef, state = nnx.split(nnx.eval_shape(lambda: make(nnx.Rngs(params=0))))
+    is_run = Path(run_or_file).expanduser().is_dir()
+    with contextlib.ExitStack() as stack:
+        if allow_code and is_run:
+            stack.enter_context(own_code.preferred(path.parent))
+        try:
+            make = maker(described["model"], allow_code)
+            about = described["about"]
+        except (KeyError, TypeError, AttributeError) as error:
+            raise _no_description(path, error) from error
+        graphdef, state = nnx.split(nnx.eval_shape(lambda: make(nnx.Rngs(params=0))))
     like = nnx.to_pure_dict(nnx.filter_state(state, (nnx.Param, Buffer)))
     nnx.replace_by_pure_dict(state, arrays.load_arrays(path, like))
     model = nnx.merge(graphdef, state)
@@ -300,9 +304,14 @@ def read_kind_and_raw(run_or_file: str | os.PathLike[str]) -> tuple[str, Raw]:
         raise _no_description(path, error) from error
 
 
+def arrays_of(run_or_file: str | os.PathLike[str]) -> Path:
+    """The file of a model's arrays, which `load` reads without a run's own code."""
+    return _read(run_or_file)[0]
+
+
 def read_digest(run_or_file: str | os.PathLike[str]) -> str:
     """The SHA-256 of a model's arrays, without loading them; see `load`."""
-    return seals.sha256(_read(run_or_file)[0])
+    return seals.sha256(arrays_of(run_or_file))
 
 
 def _read(run_or_file: str | os.PathLike[str]) -> tuple[Path, dict[str, Any]]:

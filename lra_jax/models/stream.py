@@ -9,7 +9,6 @@ covers. It is a tree of arrays: keep a copy to roll back to, pass it to several
 continuations, or index its first axis to take a sample out of a batch.
 """
 
-import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
@@ -19,7 +18,7 @@ import numpy as np
 
 from lra_jax.attention.inputs import check_shape, check_size
 from lra_jax.attention.masking import checked, next_position
-from lra_jax.attention.registry import Mechanism
+from lra_jax.attention.registry import Mechanism, accepted_keywords
 from lra_jax.attention.streams import shapes_shown
 from lra_jax.errors import expected
 from lra_jax.models.config import AttentionConfig
@@ -125,11 +124,11 @@ def prefill(
         check_room("inputs", state, length if mask is None else ends, longest)
         turn = position[:, None] + jnp.arange(length)[None]
         query, key = (rotated(x, turn, longest) for x in (query, key))
-    taken = inspect.signature(run).parameters
+    taken = accepted_keywords(run)  # None = any.
     # A state records for how many positions it was made.
     keywords["max_length"] = layer.config.max_length if state is None else None
-    given = {name: x for name, x in keywords.items() if name in taken}
-    lost = keywords.keys() - taken.keys() - _OF_WHOLE
+    given = {name: x for name, x in keywords.items() if taken is None or name in taken}
+    lost = keywords.keys() - given.keys() - _OF_WHOLE
     # Those of this package leave out only what does not affect their streams.
     if layer.mechanism.foreign and lost:
         wanted = f"{run.__name__} to take {', '.join(sorted(lost))}"

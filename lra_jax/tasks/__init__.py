@@ -8,8 +8,9 @@ a file of ``data/`` has the reader. They agree on the following:
 **Examples.** A task's builder (``lra_jax.data.builder``) yields, for each example,
 ``(tokens, label)``: ``uint8 [length]`` and an int. Token ids, bytes and pixels alike
 are stored unchanged, from 0; the true length distinguishes padding from data, so no id
-need be reserved for it (ListOps has 0). The builder defines ``VOCAB_SIZE`` (256 for
-bytes and pixels) and ``NUM_CLASSES``. Splits are train, valid and test.
+need be reserved for it (ListOps reserves 0 all the same). The builder defines
+``VOCAB_SIZE`` (256 for bytes and pixels) and ``NUM_CLASSES``. Splits are train, valid
+and test.
 
 **Text** for language models is arranged in rows of one length before it is batched. The
 dataset (``lra_jax.data.language.rows``) makes a batch with ``tokens``, ``segment_ids``

@@ -17,7 +17,7 @@ from lra_jax.data.dataset import SequenceDataset
 from lra_jax.data.language import labelled
 from lra_jax.errors import expected, renamed, within
 from lra_jax.models import CausalLM, MaskedLM, SequenceClassifier, load
-from lra_jax.models.saved import read_kind_and_raw
+from lra_jax.models.saved import arrays_of, read_kind_and_raw
 from lra_jax.tasks.base import Batch, Sums, make_classifier, summed
 from lra_jax.tasks.encoder import FLAGS, encoder_config
 
@@ -53,7 +53,7 @@ def _sums(model: Any, x: jax.Array, labels: jax.Array, batch: Batch) -> Sums:
     """Loss and accuracy of features `[B, K, D]` for labels `[B, K]`.
 
     With a large vocabulary, logits exist for as many positions at a time as a row has,
-    in the gradient too.
+    or as there are rows if these are more, in the gradient too.
     """
     if model.encoder.vocab_size <= _LARGE:
         return summed(model.scored(x), labels, batch)
@@ -215,8 +215,8 @@ def make_finetuned(
     if data.checkpoint is None:
         return make_classifier(config, dataset, rngs)
     with _of_checkpoint():
-        # Only the settings of this run may name code.
-        saved = load(data.checkpoint, allow_code=":" in config.attention)
+        # Only the settings of this run may name code, and never that of the folder.
+        saved = load(arrays_of(data.checkpoint), allow_code=":" in config.attention)
     _check_masked(type(saved.model).__name__)
     size = saved.model.encoder.vocab_size
     if size < dataset.vocab_size:

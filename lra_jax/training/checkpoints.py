@@ -192,6 +192,8 @@ class Checkpoints:
                 seals.write(Path(kept.latest.path), run=self._run, **about)
         except Exception as error:  # Orbax' parts report a full disk in many ways.
             self._failed = True
+            if hosts.lost_process(error):
+                raise
             raise OSError(
                 f"{kept.directory}: the checkpoint of step {step} cannot be written, "
                 f"earlier ones are kept: {on_one_line(error)}"
@@ -268,6 +270,8 @@ class Checkpoints:
         damaged = []
         for checkpoint in reversed(kept.checkpoints):
             about, reason = seals.read(Path(checkpoint.path))
+            if hosts.agree(bool(reason)) and not reason:
+                reason = "damage that another process has seen"
             loaded = None
             if not reason:
                 self._check_run(checkpoint.path, about)
@@ -347,6 +351,8 @@ def _try_load(
         raise
     # Orbax and its parts raise many kinds of errors on a damaged file.
     except Exception as error:
+        if hosts.lost_process(error):
+            raise
         reason = on_one_line(error)
     with _leftovers_unreported():
         gc.collect()  # Now that nothing references the error.

@@ -24,6 +24,8 @@ Result = TypeVar("Result")
 _HEARTBEAT_SECONDS = 30
 # How long the processes wait for one another at the start.
 START_SECONDS = 300
+# How long a process with an error waits for the others to end with it.
+LEAVE_SECONDS = 10
 
 
 def connect(config: Config) -> None:
@@ -43,6 +45,8 @@ def connect(config: Config) -> None:
     # A CPU would wait for other processes inside the threads that compile, so two
     # processes with one core each would wait for each other forever.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
+    # Its handler of SIGTERM would replace ours until training begins.
+    jax.config.update("jax_enable_preemption_service", False)
     alone = threading.Timer(START_SECONDS, _give_up, [config])
     alone.daemon = True
     alone.start()
@@ -91,7 +95,7 @@ def writer_first(call: Callable[[], Result]) -> Result:
     For calls that make files which the others then find.
 
     Raises:
-      ValueError: in all processes, if the call fails in any of them.
+      ValueError: in all other processes, if the call fails in any of them.
     """
     result: Any = None
     for turn in (is_writer(), not is_writer()):
@@ -99,7 +103,7 @@ def writer_first(call: Callable[[], Result]) -> Result:
         if turn:
             try:
                 result = call()
-            except (ValueError, OSError) as failure:
+            except Exception as failure:
                 error = failure
         failed = agree(error is not None)
         if error is not None:
@@ -109,14 +113,27 @@ def writer_first(call: Callable[[], Result]) -> Result:
     return result
 
 
+def leave_soon() -> None:
+    """Ends this process in a while, if it is one of several, however it is waiting."""
+    if jax.distributed.is_initialized():
+        timer = threading.Timer(LEAVE_SECONDS, os._exit, [1])
+        timer.daemon = True
+        timer.start()
+
+
 def lost_process(error: BaseException) -> str | None:
     """The user's message if an error means that another process is gone, else None.
 
     A failed collective operation raises an error of the machine's network layer, in its
     own words; Gloo, the one for CPUs, may raise a ``ValueError``.
     """
-    network = isinstance(error, jax.errors.JaxRuntimeError) or "Gloo" in str(error)
-    if jax.process_count() == 1 or not network:
+    # Orbax raises errors of its own from those of the network.
+    every = [x for x in (error, error.__cause__) if x is not None]
+    network = any(
+        isinstance(x, jax.errors.JaxRuntimeError) or "Gloo" in str(x) for x in every
+    )
+    own = any("RESOURCE_EXHAUSTED" in str(x) for x in every)
+    if jax.process_count() == 1 or not network or own:
         return None
     return (
         f"process {jax.process_index()} of {jax.process_count()} lost another one, so "

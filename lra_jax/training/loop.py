@@ -55,7 +55,8 @@ def fit(trainer: Trainer, console: RunConsole, tracker: Tracker | None = None) -
     meter = Meter(step, trainer.progress.seconds)
     done = trainer.checkpoints.seal.get("validated", False)
     writer = MetricsWriter(workdir, step, done, hosts.is_writer(), tracker)
-    profile = Profile(workdir if trainer.config.profile else None)
+    traced = trainer.config.profile and hosts.is_writer()
+    profile = Profile(workdir if traced else None)
     closing, alone = contextlib.closing, jax.process_count() == 1
     with closing(writer), closing(profile), StopRequest(alone) as stop, console:
         loop = _Loop(trainer, meter, writer, console, stop, profile)
@@ -141,7 +142,8 @@ class _Loop:
 
         Processes get a signal at different steps, so they agree every few steps.
         """
-        if jax.process_count() > 1 and step % _AGREE_EVERY:
+        is_last = step == self.config.train.steps
+        if jax.process_count() > 1 and step % _AGREE_EVERY and not is_last:
             return 0
         return hosts.agree(self.stop.signum or 0)
 

@@ -35,7 +35,8 @@ def describe_devices() -> str:
     """Kind and number of the devices, as in ``2 CPU cores (AMD EPYC)``."""
     devices = jax.devices()
     if devices[0].platform == "cpu":
-        return f"{available_cpus()} CPU cores ({_processor()})"
+        cores = available_cpus()
+        return f"{cores} CPU core{'s' * (cores > 1)} ({_processor()})"
     return f"{len(devices)} x {devices[0].device_kind}"
 
 

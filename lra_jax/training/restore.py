@@ -76,24 +76,25 @@ def open_run(workdir: str, allow_code: bool) -> Trainer:
             f"{folder / 'config.json'} names"
         )
         raise expected("--allow-code", wanted, False)
-    if allow_code:
-        own_code.prefer(folder)
-    if jax.device_count() % config.train.seq_devices:
-        # The same scores; how sequences were split depends on the machine.
-        config = config.replace(train={"seq_devices": 1})
-    task = get_task(config.task)
-    try:
-        task.check(config)
-        task.check_on_devices(config)
-        dataset = task.prepare(config.data)
-    except ValueError as error:
-        place = _place_of_path(error, config, folder)
-        if place is None:
-            raise
-        raise noted(error, place) from error
-    if dataset.fingerprint != fingerprint:
-        raise other_data(folder, fingerprint, dataset.fingerprint)
-    return Trainer(config, task, dataset, folder, training=False)
+    with contextlib.ExitStack() as stack:
+        if allow_code:
+            stack.enter_context(own_code.preferred(folder))
+        if jax.device_count() % config.train.seq_devices:
+            # The same scores; how sequences were split depends on the machine.
+            config = config.replace(train={"seq_devices": 1})
+        task = get_task(config.task)
+        try:
+            task.check(config)
+            task.check_on_devices(config)
+            dataset = task.prepare(config.data)
+        except ValueError as error:
+            place = _place_of_path(error, config, folder)
+            if place is None:
+                raise
+            raise noted(error, place) from error
+        if dataset.fingerprint != fingerprint:
+            raise other_data(folder, fingerprint, dataset.fingerprint)
+        return Trainer(config, task, dataset, folder, training=False)
 
 
 def _place_of_path(error: ValueError, config: Config, folder: Path) -> str | None:

@@ -70,7 +70,9 @@ class Session:
         self.console = RunConsole(config.train.steps, quiet=quiet)
         with contextlib.ExitStack() as stack:
             self.dataset = hosts.writer_first(lambda: self.task.prepare(config.data))
-            if not (self.workdir / "config.json").exists():  # A new run.
+            # Only one process looks for the file of a run: network file systems
+            # remember for a while that there was none.
+            if hosts.agree(hosts.is_writer() and not self._is_begun):
                 self.task.check_data(config, self.dataset)
             self.console.line("building the model ...")
             # Before claiming the directory, so that a failing config leaves none.
@@ -84,7 +86,9 @@ class Session:
             if self.result is None:
                 stack.callback(self.trainer.checkpoints.close)
                 self.console.start = self._restore()
-                self._tracker = stack.enter_context(self._track())
+                self._tracker = hosts.writer_first(
+                    lambda: stack.enter_context(self._track())
+                )
             self._stack = stack.pop_all()
 
     def __enter__(self) -> Self:
@@ -198,7 +202,7 @@ class Session:
         """
         if hosts.is_writer():
             stack.enter_context(workdirs.exclusive(self.workdir))
-        elif not (self.workdir / "config.json").exists():
+        elif not self._is_begun:
             wanted = "a folder on a file system that all processes share"
             got = f"{self.workdir}, not found by process {jax.process_index()}"
             raise expected("--workdir", wanted, got)
@@ -210,6 +214,10 @@ class Session:
             self.workdir, self.config, fingerprint, started_from=",".join(digests)
         )
         own_code.keep(self.workdir, self.config.attention, hosts.is_writer())
+
+    @property
+    def _is_begun(self) -> bool:
+        return (self.workdir / "config.json").exists()
 
     def _score(self) -> dict[str, Any]:
         trainer, progress = self.trainer, self.trainer.progress

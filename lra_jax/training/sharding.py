@@ -81,21 +81,22 @@ def data_shard(mesh: Mesh) -> tuple[int, int]:
     Raises:
       ValueError: this process's devices are not adjacent on the data axis.
     """
-    mine = sorted(
-        {
-            place[0]
-            for place, device in np.ndenumerate(mesh.devices)
-            if device.process_index == jax.process_index()
-        }
-    )
-    total, size = mesh.shape["data"], len(mine)
-    if not size or total % size or mine != list(range(mine[0], mine[0] + size)):
-        raise expected(
-            "--train.seq_devices",
-            "the devices of a process side by side on the data axis of the mesh",
-            f"its rows {mine} of {total}",
-        )
-    return mine[0] // size, total // size
+    total = mesh.shape["data"]
+    rows: dict[int, list[int]] = {jax.process_index(): []}
+    for (row, *_), device in np.ndenumerate(mesh.devices):
+        own = rows.setdefault(device.process_index, [])
+        own += [row] if row not in own else []
+    for own in rows.values():  # Those of others, too: all processes have to stop.
+        size, first = len(own), min(own, default=0)
+        is_part = bool(size) and not total % size and not first % size
+        if not is_part or own != list(range(first, first + size)):
+            raise expected(
+                "--train.seq_devices",
+                "the devices of a process side by side on the data axis of the mesh",
+                f"its rows {own} of {total}",
+            )
+    mine = rows[jax.process_index()]
+    return mine[0] // len(mine), total // len(mine)
 
 
 def replicated(mesh: Mesh) -> NamedSharding:

@@ -1,14 +1,16 @@
 """Weights & Biases, for runs with ``--wandb=PROJECT``."""
 
+import contextlib
 import importlib
 import importlib.util
 import uuid
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
 from lra_jax.configs import Config
-from lra_jax.errors import expected
+from lra_jax.errors import expected, on_one_line
 from lra_jax.files import write_text
 
 
@@ -66,18 +68,31 @@ class Tracker:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        if self._run is not None:
-            self._run.finish(exit_code=0 if kind is None else 1)
+        with self._tried():
+            if self._run is not None:
+                self._run.finish(exit_code=0 if kind is None else 1)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Adds the values of a step."""
-        if self._run is not None:
-            self._run.log({"step": step, **values})
+        with self._tried():
+            if self._run is not None:
+                self._run.log({"step": step, **values})
 
     def result(self, values: Mapping[str, Any]) -> None:
         """Adds the result of the run."""
-        if self._run is not None:
-            self._run.summary.update(values)
+        with self._tried():
+            if self._run is not None:
+                self._run.summary.update(values)
+
+    @contextlib.contextmanager
+    def _tried(self) -> Iterator[None]:
+        """Context after whose first error nothing more is sent; training goes on."""
+        try:
+            yield
+        except Exception as error:
+            self._run = None
+            words = f"--wandb: no longer reported to, after {on_one_line(error)}"
+            warnings.warn(words, stacklevel=4)
 
 
 def _identify(workdir: Path) -> str:

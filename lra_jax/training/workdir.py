@@ -142,8 +142,8 @@ def _why_not_longer(theirs: Config, config: Config) -> str:
         return ""
     return (
         f"with {' and '.join(bound)} a longer run is a different one: "
-        "choose another --workdir. Runs with --train.schedule=constant or lra, without "
-        "--train.length_warmup, --train.curriculum and --data.levels, can be longer"
+        "choose another --workdir. Without --train.length_warmup, --train.curriculum "
+        "and easier data, runs with --train.schedule=constant or lra can be extended"
     )
 
 

@@ -4,6 +4,7 @@ A builder takes the case's index entry and its stored arrays, and returns a func
 the arrays that have a gradient.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -35,7 +36,10 @@ def _softmax(
 def _local(case: dict[str, Any], stored: dict) -> Callable[[Arrays], jax.Array]:
     sizes = {"window_each_side": "window", "block": "block"}
     options = {sizes[k]: v for k, v in case["options"].items() if k in sizes}
-    return lambda a: attention.local_attention(a["q"], a["k"], a["v"], **options)
+    mask = stored.get("key_padding_mask")
+    return lambda a: attention.local_attention(
+        a["q"], a["k"], a["v"], mask, is_causal(case), **options
+    )
 
 
 def _nystrom(case: dict[str, Any], stored: dict) -> Callable[[Arrays], jax.Array]:
@@ -101,34 +105,34 @@ def _by_steps(a: Arrays, eps: float) -> jax.Array:
 
     q, k, v = (jnp.swapaxes(a[name], 0, 1) for name in "qkv")
     batch, heads, width = q.shape[1:]
-    state = attention.linear_init(batch, heads, width, dtype=q.dtype)
+    state = attention.linear_init(batch, heads, width, v.shape[-1], dtype=q.dtype)
     return jnp.swapaxes(jax.lax.scan(step, state, (q, k, v))[1], 0, 1)
 
 
 def _fla(case: dict[str, Any], stored: dict) -> Callable[[Arrays], jax.Array]:
     options = case["options"]
+    if options.get("normalised", "eps" in options):
+        attend = functools.partial(attention.linear_attention, eps=options["eps"])
+    else:
+        attend = functools.partial(attention.norm_attention, norm=None)
 
     def run(a: Arrays) -> jax.Array:
         scaled = a["q"] * a["q"].shape[-1] ** -0.5
-        return attention.linear_attention(
-            scaled,
-            a["k"],
-            a["v"],
-            is_causal=True,
-            feature_map=lambda x: x,
-            eps=options["eps"],
-        )
+        return attend(scaled, a["k"], a["v"], is_causal=True, feature_map=lambda x: x)
 
     return run
 
 
 def _lightning(case: dict[str, Any], stored: dict) -> Callable[[Arrays], jax.Array]:
-    # The slopes of the case are the published ones. Three chunks, so that the decay
-    # between them matters.
-    heads = stored["q"].shape[2]
-    np.testing.assert_array_equal(stored["slopes"], attention.lightning_slopes(heads))
+    if case["name"].startswith("lightning_decay"):  # The published slopes.
+        published = attention.lightning_slopes(stored["q"].shape[2])
+        np.testing.assert_array_equal(stored["slopes"], published)
+    # Three chunks, so that the decay between them matters.
     return lambda a: attention.lightning_attention(
-        a["q"], a["k"], a["v"], is_causal=is_causal(case), chunking=Chunking(8, 16)
+        *(a[name] for name in "qkv"),
+        is_causal=is_causal(case),
+        slopes=stored["slopes"],
+        chunking=Chunking(8, 16),
     )
 
 
@@ -213,7 +217,7 @@ def _linformer(case: dict[str, Any], stored: dict) -> Callable[[Arrays], jax.Arr
         return _fairseq(case)
     mask = stored.get("key_padding_mask")
     mode = case["options"].get("mode", "linear")
-    keywords: dict[str, Any] = {"mask": mask}
+    keywords: dict[str, Any] = {"mask": mask if mode == "linear" else None}
     if mode in ("meanpool", "maxpool"):
         width = stored["k"].shape[1] // case["options"]["k"]
         keywords |= {"projection": mode.removesuffix("pool"), "window": width}
@@ -235,10 +239,12 @@ def _linformer(case: dict[str, Any], stored: dict) -> Callable[[Arrays], jax.Arr
                 "value_bias": a["conv_v_bias"],
             }
         # Without "v" the case shares one tensor for keys and values.
-        value = a.get("v", a["k"])
-        return attention.linformer_attention(
-            a["q"], a["k"], value, **arrays, **keywords
-        )
+        key, value = a["k"], a.get("v", a["k"])
+        if mode != "linear" and mask is not None:
+            # There padding is zeroed, and counts in means, as in whole windows.
+            shown = mask[:, :, None, None]
+            key, value = (jnp.where(shown, x, 0) for x in (key, value))
+        return attention.linformer_attention(a["q"], key, value, **arrays, **keywords)
 
     return run
 

@@ -30,8 +30,14 @@ def _norm(a: Arrays, x: jax.Array) -> jax.Array:
     return normal * weight + bias
 
 
-def _unit(a: Arrays, scales: str, out: str, attend: Callable) -> jax.Array:
+def _unit(
+    a: Arrays, options: dict[str, Any], scales: str, out: str, attend: Callable
+) -> jax.Array:
     normed = _norm(a, a["x"])
+    if options.get("shift_tokens"):  # Half of the columns, by one position.
+        shifted, rest = jnp.split(normed, 2, -1)
+        shifted = jnp.pad(shifted, ((0, 0), (1, 0), (0, 0)))[:, :-1]
+        normed = jnp.concatenate([shifted, rest], -1)
     hidden = jax.nn.silu(_dense(a, "to_hidden.0", normed))
     value, gate = jnp.split(hidden[:, :, None], 2, -1)
     z = jax.nn.silu(_dense(a, "to_qk.0", normed))[:, :, None]
@@ -42,6 +48,10 @@ def _unit(a: Arrays, scales: str, out: str, attend: Callable) -> jax.Array:
     }
     attended = attend(z, z, value, **arrays)[:, :, 0]
     return _dense(a, out, attended) + a["x"]
+
+
+def _activation(options: dict[str, Any]) -> str:
+    return "laplace" if options.get("laplace_attn_fn") else "relu2"
 
 
 def gau(case: dict[str, Any], stored: dict) -> Callable[[Arrays], jax.Array]:
@@ -58,10 +68,11 @@ def gau(case: dict[str, Any], stored: dict) -> Callable[[Arrays], jax.Array]:
                 # There the bias is scaled, and divided by the length as well.
                 relative_bias=table * (width**0.5 / length),
                 length=length,
+                activation=_activation(case["options"]),
                 **keywords,
             )
 
-        return _unit(a, "offsetscale", "to_out.0", attend)
+        return _unit(a, case["options"], "offsetscale", "to_out.0", attend)
 
     return run
 
@@ -82,9 +93,10 @@ def flash(case: dict[str, Any], stored: dict) -> Callable[[Arrays], jax.Array]:
                 chunk=options["group_size"],
                 length=options["group_size"] if causal else length,
                 rotate=False,
+                activation=_activation(options),
                 **keywords,
             )
 
-        return _unit(a, "qk_offset_scale", "to_out", attend)
+        return _unit(a, options, "qk_offset_scale", "to_out", attend)
 
     return run

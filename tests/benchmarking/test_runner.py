@@ -20,7 +20,7 @@ from lra_jax.benchmarking.fused import best_implementation, fused_softmax_attent
 from lra_jax.benchmarking.programs import Program, available_bytes
 from lra_jax.benchmarking.roofline import Roofline, least_flops, measure_roofline
 from lra_jax.benchmarking.runner import Runner, expected_seconds, exponent
-from lra_jax.benchmarking.works import make_work
+from lra_jax.benchmarking.works import Unsupported, make_work
 
 ROOFLINE = Roofline(1e12, {"float32": 1e12, "bfloat16": 1e12})
 SMALL = ModelShape(1, 8, 2, 8, vocab_size=7)
@@ -36,6 +36,12 @@ def run(cases: list[Case], roofline: Roofline = ROOFLINE, **settings) -> Runner:
     runner = Runner(roofline, **settings)
     runner.run(cases)
     return runner
+
+
+def test_options_that_only_set_widths_are_not_passed_over() -> None:
+    with pytest.raises(Unsupported, match="expansion sets the widths of a layer"):
+        make_work(case("gau[expansion=4]"))
+    make_work(case("gau[activation=laplace]"))
 
 
 @pytest.mark.parametrize("masked", [False, True])

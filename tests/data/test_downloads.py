@@ -5,6 +5,7 @@ import dataclasses
 import hashlib
 import http.server
 import threading
+import types
 
 import originals
 import pytest
@@ -158,5 +159,12 @@ def test_the_disk_fills_up(tmp_path, released, monkeypatch):
 
     monkeypatch.setattr(archives, "_copy", full)
     with pytest.raises(OSError, match=r"Cannot prepare the data.*No space left"):
+        text.prepare(tmp_path / "data")
+
+    def usage(place):
+        return types.SimpleNamespace(free=3 if "downloads" in str(place) else 10**12)
+
+    monkeypatch.setattr(archives.shutil, "disk_usage", usage)
+    with pytest.raises(OSError, match=r"only 3 bytes are free for a\.tar\.gz"):
         text.prepare(tmp_path / "data")
     monkeypatch.undo()

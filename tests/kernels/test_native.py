@@ -152,17 +152,21 @@ def ids_of(lengths: list[int]) -> np.ndarray:
 @pytest.mark.parametrize(("name", "is_causal"), OWN)
 def test_packed_rows(name: str, is_causal: bool, rows: Any) -> None:
     """At the real positions; two threads share the long document of the long row."""
+    check_packed(name, is_causal, rows)
+
+
+def check_packed(name: str, is_causal: bool, rows: Any, **options: Any) -> None:
     ids = np.stack([ids_of(lengths) for lengths in rows])
     batch, length = ids.shape
     real = ids[:, :, None, None] > 0
     mask = np.random.default_rng(2).random(ids.shape) < 0.9
-    more = {"is_causal": is_causal, "segment_ids": ids, "mask": mask}
+    more = {"is_causal": is_causal, "segment_ids": ids, "mask": mask} | options
 
     def at_real(implementation: str) -> Any:
         function = call(name, implementation, **more)
         return lambda *arrays: jnp.where(real, function(*arrays), 0)
 
-    arrays = inputs(16, batch, length, length, 1 if batch == 1 else 3, 6)
+    arrays = inputs(16, batch, length, length, 1 if batch == 1 else 3, 8)
     slopes = np.random.default_rng(1).normal(size=arrays[0].shape)
     got = pulled_back(at_real("native"), arrays, slopes)
     with jax.enable_x64(True):
@@ -177,6 +181,21 @@ def test_queries_and_keys_of_different_lengths(name: str) -> None:
 
 
 PROJECTION = np.random.default_rng(2).normal(size=(11, 8)).astype("float32")
+
+
+@pytest.mark.parametrize(
+    ("name", "is_causal", "more"),
+    [
+        ("norm", False, {}),
+        ("norm", True, {}),
+        ("performer", False, {"kernel": "softmax", "projection": PROJECTION}),
+    ],
+)
+def test_packed_rows_of_other_mechanisms(
+    name: str, is_causal: bool, more: dict
+) -> None:
+    """A document's own maximum of its features, and no denominators."""
+    check_packed(name, is_causal, ([30, 40, -5], [60, 15]), **more)
 
 
 OPTIONS: list[tuple[str, dict]] = [

@@ -139,13 +139,17 @@ def test_a_run_continues_texts(finished, tmp_path, capsys):
 
 
 def test_a_text_that_has_ended_says_no_more():
-    """While another goes on: the end of words is that of a line."""
+    """While another goes on."""
     words = Words.of([b"a b"])
     a, b = words.encode(b"a b")[:2]
     steps = [np.array(step) for step in ([a, b], [words.end, a], [words.end, b])]
-    pieces = generate._decoded(words, iter(steps), 2)
+    pieces = generate._decoded(words, iter(steps), 2, words.end)
     first, second = map("".join, zip(*pieces, strict=True))
     assert (first.strip(" "), second.split()) == ("a", ["b", "a", "b"])
+    # But the end of words is that of every line, and text goes on after it.
+    assert generate._end(words) is None
+    pieces = generate._decoded(words, iter(steps), 2, None)
+    assert next(iter(map("".join, zip(*pieces, strict=True)))) == "a \n\n"
 
 
 def test_prompts_are_the_lines_of_their_file(finished, tmp_path, capsys):

@@ -4,12 +4,15 @@ import re
 import signal
 import subprocess
 import time
+import types
+from typing import Any
 
 import helpers
 import numpy as np
 import pytest
 from soak import free_port
 
+from lra_jax.signals import StopRequest
 from lra_jax.training import hosts
 from lra_jax.training.metrics import read_metrics
 from lra_jax.training.session import Session
@@ -19,17 +22,21 @@ pytestmark = pytest.mark.slow
 TRAIN = {"steps": 30, "eval_every": 5, "log_every": 5, "warmup": 2}
 
 
-def start_both(flags: list[str]) -> list[subprocess.Popen[str]]:
-    """Both processes of a job, each with one CPU device."""
+def start_both(flags: list[str], first: str = "") -> list[subprocess.Popen[str]]:
+    """Both processes of a job, each with one CPU device; the first may be a script."""
     job = ["--distributed", f"--coordinator=127.0.0.1:{free_port()}"]
     job += ["--num-processes=2"]
+    own = [[*flags, *job, f"--process-id={index}"] for index in range(2)]
+    commands = [("-m", "lra_jax.train", *given) for given in own]
+    if first:
+        commands[0] = ("-c", first.replace("{flags}", repr(own[0])))
     return [
         helpers.start(
-            *("-m", "lra_jax.train", *flags, *job, f"--process-id={index}"),
+            *command,
             LRA_JAX_CPU_DEVICES="1",
             JAX_PLATFORMS="cpu",
         )
-        for index in range(2)
+        for command in commands
     ]
 
 
@@ -91,6 +98,34 @@ def test_a_killed_process_ends_the_job_and_the_job_resumes(
             session.trainer.restore()
 
 
+FAILING = """
+from lra_jax import train
+from lra_jax.training import hosts, metrics
+
+
+def full(self, *args, **values):
+    raise OSError(28, "No space left on device")
+
+
+hosts.LEAVE_SECONDS = 1
+metrics.MetricsWriter.write = full
+train.main({flags})
+"""
+
+
+def test_an_error_of_one_process_alone_ends_the_job(
+    data_dir, dataset, tmp_path
+) -> None:
+    """An orderly exit would wait for the other, which waits in an all-reduce."""
+    config = helpers.tiny(data_dir, tmp_path, train=TRAIN, data=helpers.ONE_LENGTH)
+    begun = time.monotonic()
+    failing, other = end(start_both(helpers.flags(config), FAILING))
+    assert failing[0] == other[0] == 1, (failing, other)
+    assert "No space left on device" in failing[2], failing
+    assert "lost another one" in other[2] or "JAX distributed service" in other[2]
+    assert time.monotonic() - begun < 100
+
+
 def test_a_coordinator_that_is_not_there(data_dir) -> None:
     """``--distributed`` alone, where no cluster is found."""
     flags = helpers.flags(helpers.tiny(data_dir))
@@ -114,6 +149,17 @@ def test_a_process_that_never_comes(data_dir) -> None:
     result = helpers.run("-c", code, JAX_PLATFORMS="cpu")
     wanted = "--distributed: expected 2 processes at 127.0.0.1", "within 1 s, got fewer"
     helpers.assert_one_error(result.returncode, result.stderr, 2, *wanted)
+
+
+def test_one_of_several_processes_does_not_end_at_once() -> None:
+    """Even if all is saved: the others would lose it."""
+    acted: list[str] = []
+    watch: Any = types.SimpleNamespace(
+        later=lambda say: acted.append("later"), end=lambda signum: acted.append("end")
+    )
+    for alone in (True, False):
+        StopRequest(alone)._act(watch, signal.SIGTERM)
+    assert acted == ["end", "later"]
 
 
 def test_an_error_of_one_process_alone_is_no_lost_process() -> None:

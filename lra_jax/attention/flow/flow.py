@@ -158,6 +158,7 @@ def flow_attention(
       >>> flow_attention(query, key, value, is_causal=True, feature_map="relu").shape
       (2, 64, 4, 16)
     """
+    query = inputs.of_jax(query)
     inputs.check_keywords(flow_attention, flax, deterministic)
     inputs.check_inputs(query, key, value, is_causal)
     inputs.refuse_decoding(deterministic, query, key, "flow")

@@ -347,7 +347,7 @@ def cosformer_prefill(
       query: `[B, T, N, H]`; key, value, mask and options as in `cosformer_attention`.
         The next token follows each sample's last real position.
       max_length: M, for everything that the stream will hold; pass either M or a state,
-        which contains it.
+        which contains it. In a packed row, documents are cut after M positions.
       state: the state so far; None = a new stream. In a packed row, the first document
         continues it, and the returned state is that of the last.
 
@@ -362,10 +362,11 @@ def cosformer_prefill(
     rows = packed.packed(segment_ids, query, key)
     mask, dtype, position = streams.begun(state, query, key, value, mask, rows)
     _check(reweight, denominator, eps)
-    length = query.shape[1]
+    length, within = query.shape[1], None
     if state is None:
         longest = inputs.check_max_length(max_length, length if rows is None else 1)
-        mask = masking.both(mask, _within(longest, length, rows))
+        within = _within(longest, length, rows)
+        mask, position = masking.both(mask, within), jnp.minimum(position, longest)
         tables = _tables(length, longest, dtype, rows)
         limit, turn = jnp.full(position.shape, longest, jnp.int32), _turn(longest)
     elif max_length is not None:
@@ -379,7 +380,7 @@ def cosformer_prefill(
         query,
         key,
         value,
-        _Places(limit, rows, mask, None),
+        _Places(limit, rows, mask, within),
         tables,
         chunking,
         None if state is None else state.sums,

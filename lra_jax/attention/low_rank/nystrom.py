@@ -101,7 +101,7 @@ def nystrom_attention(
       segment_ids: as in `linear_attention`, but documents are computed one by one.
         Only with ``padding="exact"`` and ``initialisation="exact"``.
       query_mask: boolean, True = a real query: `[B, T]`, or anything that broadcasts to
-        `[B, 1, 1, T]`; None = all. Other output rows are zero.
+        `[B, 1, 1, T]`; None = all. With ``padding="exact"`` other output rows are zero.
       conv_weight: `[N, W]`, W odd: adds ``sum_w conv_weight[w] v[i + w - W // 2]`` to
         row i; needs T == S. None = no convolution.
       num_landmarks: m.
@@ -161,6 +161,8 @@ def nystrom_attention(
         out = product(first, product(inverse, product(last, value)))[:, :, -length:]
     if conv_weight is not None:
         out = out + _convolved(value[:, :, -length:], conv_weight, precision)
+    if padding == "exact":
+        out = masking.hide_by_head(out, of_queries)
     return jnp.swapaxes(out, 1, 2).astype(out_dtype)
 
 

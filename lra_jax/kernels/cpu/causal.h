@@ -1,6 +1,6 @@
 // The causal form: ``out_i = scale_i sum_{j <= i} w_ij v_j``, in one walk of each head.
-// With decays also the sum over all j: first a walk for the keys of
-// later chunks, which writes its part, and then one for the other keys, which adds it.
+// With decays also the sum over all j: first a walk for the keys of later chunks, which
+// writes its part, and then one for the other keys, which adds it.
 
 #pragma once
 

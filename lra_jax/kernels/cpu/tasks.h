@@ -17,7 +17,7 @@
 
 namespace lra {
 
-// The threads of a pool; XLA reports 0 of a pool that it cannot ask.
+// The threads of a pool; XLA reports 0 for a pool that it cannot ask.
 inline int64_t threads_of(const xla::ffi::ThreadPool& pool) {
   return std::max<int64_t>(1, pool.num_threads());
 }

@@ -109,6 +109,13 @@ def test_float16_sums_do_not_overflow(name: str) -> None:
         assert_close(out, 4 * np.ones(out.shape), 1e-2)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_numpy_arrays_of_64_bits_count_as_32(name: str) -> None:
+    q, k, v = (x.astype("float64") for x in inputs(18))
+    out = run(name)(q, k, v)
+    assert out.dtype == jnp.float32
+
+
 MILLION = 2**20
 
 

@@ -264,6 +264,12 @@ def test_documents_of_at_most_max_length() -> None:
         assert_close(full[:, first:end], attend(*alone), 1e-6)
         for out in (causal, stream):
             assert_close(out[:, first:end], attend(*alone, is_causal=True), 1e-6)
+    # A longer one is cut.
+    ids = np.array([[1] * 6 + [2] * 4])
+    causal = attend(*arrays, segment_ids=ids, is_causal=True)
+    stream, state = attention.cosformer_prefill(*arrays, max_length=4, segment_ids=ids)
+    assert_close(stream, causal, 1e-6)
+    assert not causal[:, 4:6].any() and state.position.tolist() == [4]
 
 
 @pytest.mark.parametrize("name", having("weighted", PACKED))

@@ -95,7 +95,10 @@ ATTENTION_ONLY: dict[str, dict[str, tuple]] = {
     "performer": {"hyperbolic": SWITCH, "scale": REAL[:-1], "kernel": NAME},
     "gla": {"eps": EPS, "norm": NAME, "chunking": NAME},
     "delta": {"eps": EPS, "norm": NAME, "beta_range": REAL, "feature_map": NAME},
-    "gated_delta": {"eps": EPS, "norm": NAME, "beta_range": REAL, "chunking": NAME},
+    "gated_delta": {
+        **{"eps": EPS, "norm": NAME, "beta_range": REAL, "chunking": NAME},
+        "feature_map": NAME,
+    },
     "hgrn": {"eps": EPS, "norm": NAME, "scale": NAME},
     "fnet": {"norm": CHOICE},
     "linformer": {"value_bias": ARRAY},
@@ -219,6 +222,13 @@ def test_weights_say_which_options_they_take() -> None:
     assert attention.sparse_weights.__name__ == "sparse_weights"
     # They pass for what they are under a transformation, too.
     assert fast_jit(attention.sparse_weights)(Q, K).shape == (2, 2, 7, 7)
+
+
+def test_misspelt_options_of_parameters() -> None:
+    key = jax.random.key(0)
+    attention.linformer_parameters(key, **SIZES, layer=0, num_layers=2)
+    with pytest.raises(ValueError, match=r"^feature: .* did you mean 'features'"):
+        attention.linformer_parameters(key, **SIZES, feature=8)
 
 
 @pytest.mark.parametrize("name", NAMES)
