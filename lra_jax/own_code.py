@@ -163,15 +163,12 @@ def _warn_of_changes(workdir: Path) -> None:
             continue
         if _said({name: text}, name) == _said({name: now.read_text("utf-8")}, name):
             continue
-        words = (
-            f"{name} changed since {workdir} was trained; the copy in {kept} is used"
-        )
         if is_late:
-            words = (
-                f"{name} is imported already in another version than that of {workdir}"
-            )
-            words += f"; restart Python to use the copy in {kept}"
-        warnings.warn(words, stacklevel=4)
+            reason = f"is imported already in another version than that of {workdir}"
+            reason += f"; restart Python to use the copy in {kept}"
+        else:
+            reason = f"changed since {workdir} was trained; the copy in {kept} is used"
+        warnings.warn(f"{name} {reason}", stacklevel=4)
 
 
 def _module(name: str) -> str:

@@ -277,9 +277,8 @@ def load(run_or_file: str | os.PathLike[str], *, allow_code: bool = False) -> Sa
     """
     path, described = _read(run_or_file)
     is_run = Path(run_or_file).expanduser().is_dir()
-    with contextlib.ExitStack() as stack:
-        if allow_code and is_run:
-            stack.enter_context(own_code.preferred(path.parent))
+    own = own_code.preferred(path.parent) if allow_code and is_run else None
+    with own or contextlib.nullcontext():
         try:
             make = maker(described["model"], allow_code)
             about = described["about"]

@@ -76,9 +76,7 @@ def open_run(workdir: str, allow_code: bool) -> Trainer:
             f"{folder / 'config.json'} names"
         )
         raise expected("--allow-code", wanted, False)
-    with contextlib.ExitStack() as stack:
-        if allow_code:
-            stack.enter_context(own_code.preferred(folder))
+    with own_code.preferred(folder) if allow_code else contextlib.nullcontext():
         if jax.device_count() % config.train.seq_devices:
             # The same scores; how sequences were split depends on the machine.
             config = config.replace(train={"seq_devices": 1})

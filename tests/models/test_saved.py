@@ -428,3 +428,12 @@ def test_states_are_written_down(tmp_path: Path) -> None:
     _, other = attention.cosformer_prefill(*(query[:1],) * 3, max_length=8)
     with pytest.raises(ValueError, match=r"sums.summary of float32\[1, 2, 8, 4\]"):
         models.load_arrays(file, other)
+
+
+def test_arrays_of_64_bits_are_not_rounded_in_silence(tmp_path) -> None:
+    file = tmp_path / "x.safetensors"
+    with jax.enable_x64(True):
+        models.save_arrays(file, {"a": jnp.ones(2, "float64")})
+        assert models.load_arrays(file, {"a": jnp.zeros(2)})["a"].dtype == "float64"
+    with pytest.raises(ValueError, match=r"a of float32\[2\], got F64; set jax_enab"):
+        models.load_arrays(file, {"a": jnp.zeros(2)})

@@ -2,6 +2,7 @@
 
 import re
 from types import SimpleNamespace
+from typing import Any
 
 import helpers
 import jax
@@ -149,6 +150,16 @@ def test_a_bucket_that_padding_makes_too_long(data_dir, tmp_path) -> None:
         Session(config, quiet=True),
     ):
         pass
+
+
+def test_devices_that_are_not_aligned_with_their_rows() -> None:
+    """Four hosts of three devices, sequences over two: all of them have to stop."""
+    devices = np.array([SimpleNamespace(process_index=i // 3) for i in range(12)])
+    mesh: Any = SimpleNamespace(devices=devices.reshape(6, 2), shape={"data": 6})
+    with pytest.raises(
+        ValueError, match=r"^--train.seq_devices: .* rows \[1, 2\] of 6"
+    ):
+        sharding.data_shard.__wrapped__(mesh)  # A mesh can be hashed.
 
 
 def test_a_batch_is_padded_to_what_the_devices_divide() -> None:

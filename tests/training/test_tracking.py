@@ -139,6 +139,21 @@ def test_a_run_that_fails_is_marked_there(data_dir, tmp_path, calls):
     assert calls()[-1] == ["finish", 1]
 
 
+def test_training_goes_on_without_a_service_that_dies(data_dir, tmp_path, calls):
+    config = helpers.tiny(data_dir, tmp_path / "run", wandb="mine")
+    with Session(config, quiet=True) as session:
+        tracker: Any = session._tracker
+
+        def closed(values):
+            raise BrokenPipeError
+
+        tracker._run.log = closed
+        with pytest.warns(UserWarning, match=r"^--wandb: no longer reported to, after"):
+            tracker.write(1, {"loss": 2.0})
+        tracker.write(2, {"loss": 1.0})
+    assert calls()[-1][0] == "define_metric"
+
+
 def test_without_a_login(data_dir, tmp_path, calls, capsys):
     config = helpers.tiny(data_dir, tmp_path / "run", wandb="closed")
     with pytest.raises(SystemExit) as stop:
