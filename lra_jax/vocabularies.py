@@ -198,11 +198,13 @@ def make(kind: str, size: int, texts: Sequence[bytes]) -> Vocabulary:
 
 
 def described(raw: Mapping[str, Any]) -> Vocabulary:
-    """Makes the vocabulary from its description.
+    """Makes the vocabulary from its description, or from one that contains it.
 
     Raises:
       ValueError: it does not describe a vocabulary.
     """
+    if raw.get("kind") == "vocabulary":
+        raw = raw.get("vocabulary") or {}
     if raw.get("kind") == "bytes" and raw.get("end") == Bytes.end:
         return Bytes()
     if raw.get("kind") == "words" and Words.END in raw.get("ids", ()):

@@ -33,7 +33,7 @@ def check_raw(raw: Raw) -> None:
     """Raises ``ValueError`` unless this is a description of raw examples."""
     kind = known("raw", raw.get("kind", ""), _KINDS)
     if kind == "vocabulary":
-        vocabularies.described(raw.get("vocabulary") or {})
+        vocabularies.described(raw)
     ids = raw.get("ids")
     if kind == "words" and not (isinstance(ids, Mapping) and ids):
         raise expected("raw", "ids by word for kind='words'", f"{ids!r}"[:60])
@@ -113,7 +113,7 @@ def _utf8(name: str, example: Any) -> bytes:
 
 
 def _with_vocabulary(raw: Raw) -> Callable[[Raw, str, Any], np.ndarray]:
-    vocabulary = vocabularies.described(raw["vocabulary"])
+    vocabulary = vocabularies.described(raw)
 
     def read(raw: Raw, name: str, example: Any) -> np.ndarray:
         if not isinstance(example, str | bytes):

@@ -15,7 +15,7 @@ import numpy as np
 
 from lra_jax.data.dataset import SequenceDataset, Source
 from lra_jax.errors import expected
-from lra_jax.vocabularies import Vocabulary
+from lra_jax.vocabularies import Bytes, Vocabulary
 
 NO_TARGET = -1
 SLIDING = "sliding"
@@ -126,6 +126,8 @@ class TextDataset(SequenceDataset):
         self.name = name
         self.splits, self.parts = tuple(streams), (SLIDING,) if slides else ()
         self.raw = vocabulary.raw
+        if not isinstance(vocabulary, Bytes):
+            self.raw = {"kind": "vocabulary", "vocabulary": vocabulary.raw}
         self.decode = lambda tokens: vocabulary.decode(tokens).decode(errors="replace")
         self.vocab_size = self.num_classes = vocabulary.size
         self.max_length = length

@@ -7,10 +7,12 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from lra_jax import vocabularies
 from lra_jax.data import pipeline
 from lra_jax.data.language import corpora
 from lra_jax.data.language.prepare import prepare
 from lra_jax.data.language.rows import SLIDING, cut, fill
+from lra_jax.models.raw import check_raw, reader
 
 END = 256
 
@@ -178,6 +180,19 @@ def test_the_fingerprint_is_of_the_words(tmp_path):
         dataset = prepare(path=str(file), **settings)
         found.add(dataset.fingerprint)
     assert len(found) == 2
+
+
+@pytest.mark.parametrize("tokenizer", ["bytes", "words", "bpe"])
+def test_a_saved_model_reads_texts_in_the_same_way(tokenizer, tmp_path):
+    """With the ends of lines, and words that training did not have."""
+    (tmp_path / "a.txt").write_text("the cat sat\n\nthe cow\n" * 90)
+    settings = {"tokenizer": tokenizer, "vocab_size": 300, "max_length": 8}
+    dataset = prepare(path=str(tmp_path / "a.txt"), **settings)
+    check_raw(dataset.raw)
+    vocabulary = vocabularies.described(dataset.raw)
+    tokens = reader(dataset.raw, 99)("text", "the cat\n\nsaw")
+    wanted = "the cat \n\n<unk> " if tokenizer == "words" else "the cat\n\nsaw"
+    assert vocabulary.decode(tokens).decode() == wanted
 
 
 def test_a_large_file_that_leaves_little_to_train_on_is_said(tmp_path, caplog):
