@@ -10,6 +10,7 @@ import helpers
 import jax
 import jax.numpy as jnp
 import numpy as np
+import originals
 import pytest
 from flax import nnx
 
@@ -285,6 +286,14 @@ def test_a_checkpoint_that_does_not_fit(changes, message, pretrained, table, tmp
     task = get_task("finetune")
     with pytest.raises(ValueError, match=f"^{message}"):
         task.make_model(config, task.prepare(config.data), nnx.Rngs(0))
+
+
+def test_integers_are_not_read_in_the_vocabulary_of_a_checkpoint(tmp_path):
+    folder = originals.token_files(tmp_path / "t", {".src": [[1], [2]]}, [0, 1])
+    words = vocabularies.Words.of([b"a"])
+    wanted = "^--data.path: expected texts, .* got files of integers in "
+    with pytest.raises(ValueError, match=wanted):
+        prepare(str(tmp_path), path=str(folder), vocabulary=words)
 
 
 @pytest.mark.parametrize("kind", [models.SequenceClassifier, models.CausalLM])

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lra_jax.data import archives, checks, text
+from lra_jax.data import archives, checks, text, token_files
 from lra_jax.data.dataset import SPLITS, SequenceDataset
 from lra_jax.data.memory import MemorySource, stream_of
 from lra_jax.errors import expected, known, reason
@@ -131,12 +131,16 @@ def prepare(
       vocabulary: vocabulary of the tokens; None = bytes.
 
     Raises:
-      ValueError: a file is missing or malformed, or has a text that the vocabulary
-        cannot express.
+      ValueError: a file is missing or malformed, has a text that the vocabulary cannot
+        express, or has integers although there is a vocabulary.
     """
-    vocabulary = Bytes() if vocabulary is None else vocabulary
     root = None if path is None else checks.existing(path)
     _check_kind(root)
+    if vocabulary is None:
+        vocabulary = Bytes()
+    elif root is not None and root.is_dir() and token_files.find(root, (".src",)):
+        wanted = "texts, to be read in the vocabulary of --data.checkpoint"
+        raise expected("--data.path", wanted, f"files of integers in {root}")
     if root is not None and root.suffix == ".tsv":
         splits = _held_out(_read(root), seed, "valid", "test")
         return LabelledDataset(root.name, splits, max_length, vocabulary)
