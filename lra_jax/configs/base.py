@@ -193,6 +193,9 @@ class ModelConfig:
     over the sequence, for images that are mostly background; not with mean pooling."""
     embed_std: float = 0.02
     """Initial standard deviation of the token embeddings."""
+    scale_embeddings: bool = False
+    """Multiply the token embeddings by the root of embed_dim before positions are
+    added."""
     dropout: float = 0.1
     """Dropout on embeddings, on attention outputs and in the MLP."""
     qkv_bias: bool = True

@@ -334,6 +334,8 @@ class EncoderConfig:
         With learned positions, 0.02 gives both the same scale; 1 is the LRA code's. Of
         no effect on inputs "linear"; with ``cutoffs``, whose tables have scales of
         their own, it must be the default.
+      scale_embeddings: multiply the token embeddings by the root of ``embed_dim`` before
+        positions are added, as fairseq does; not with inputs "linear".
       norm: before attention and MLP, and after the last block: "layer", of each
         position alone, or "instance", of each column over the sequence
         (`lra_jax.models.instance_norm`).
@@ -373,6 +375,7 @@ class EncoderConfig:
     positions: Positions = "learned"
     grid: Grid = None
     embed_std: float = 0.02
+    scale_embeddings: bool = False
     norm: Norm = "layer"
     dropout: float = 0.1
     remat: bool = False
@@ -425,6 +428,9 @@ class EncoderConfig:
         if self.patch > 1:
             self._check_patch()
         self._check_cutoffs()
+        if self.scale_embeddings and self.inputs == "linear":
+            wanted = "False with inputs='linear', which has no embeddings"
+            raise expected("scale_embeddings", wanted, True)
         if self.hybrid:
             self._check_hybrid()
         for index in range(self.num_layers):

@@ -115,9 +115,9 @@ def _embedded(
 ) -> tuple[jax.Array, jax.Array]:
     """Vectors of tokens and positions, and the position of the first."""
     batch, length = tokens.shape
-    x = embed_inputs(encoder.embed, tokens)
-    position = jnp.zeros((batch,), jnp.int32) if state is None else state.position
     config = encoder.config
+    x = embed_inputs(encoder.embed, tokens, scaled=config.scale_embeddings)
+    position = jnp.zeros((batch,), jnp.int32) if state is None else state.position
     rows = position_rows(config, encoder.positions, config.max_length)
     if rows is not None:
         places = position[:, None] + jnp.arange(length)[None]

@@ -230,7 +230,8 @@ class TransformerEncoder(nnx.Module):
         documents = self._documents(tokens, segment_ids)
         mask = packed.shown(mask, documents)
         grid = config.grid if config.patch > 1 else None
-        x = embed_inputs(self.embed, tokens, grid, config.patch)
+        scaled = config.scale_embeddings
+        x = embed_inputs(self.embed, tokens, grid, config.patch, scaled=scaled)
         if grid is not None and mask is not None:
             mask = any_real(mask, grid, config.patch)
         x = self._annotated(self._shown(x, hidden), notes)

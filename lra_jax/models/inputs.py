@@ -17,6 +17,7 @@ Positions:
   none        none at all, for a mechanism that encodes the order itself.
 """
 
+import math
 from typing import Any
 
 import jax
@@ -55,6 +56,8 @@ def embed_inputs(
     tokens: jax.Array,
     grid: Grid = None,
     patch: int = 1,
+    *,
+    scaled: bool = False,
 ) -> jax.Array:
     """Integers `[B, T]` to vectors `[B, T, D]`, or `[B, T / P^2, D]` for patches.
 
@@ -63,6 +66,7 @@ def embed_inputs(
       tokens: ids or pixels.
       grid: rows and columns of images that are cut into patches.
       patch: side P of a patch.
+      scaled: whether vectors of tokens are multiplied by the root of D.
 
     Raises:
       ValueError: not integers, or not images of the grid; or, where values are known
@@ -72,11 +76,12 @@ def embed_inputs(
         check_ids("tokens", tokens, layer.num_embeddings, "ids of the vocabulary")
         tokens = tokens.astype(jnp.int32)
         if isinstance(layer, AdaptiveEmbed):
-            return layer(tokens)
-        # Rows are cast after they are taken, so that their gradients, sums over all
-        # positions of a token, are float32; `nnx.Embed` casts the table.
-        rows = jnp.take(layer.embedding[...], tokens, axis=0)
-        return rows.astype(layer.dtype)
+            rows = layer(tokens)
+        else:
+            # Rows are cast after they are taken, so that their gradients, sums over all
+            # positions of a token, are float32; `nnx.Embed` casts the table.
+            rows = jnp.take(layer.embedding[...], tokens, axis=0).astype(layer.dtype)
+        return rows * math.sqrt(rows.shape[-1]) if scaled else rows
     _check_integers("tokens", tokens)
     pixels = tokens[:, :, None] if grid is None else patches.cut(tokens, grid, patch)
     return layer(pixels.astype(jnp.float32) / 255)

@@ -169,6 +169,10 @@ def test_what_the_blocks_get():
             r"cutoffs: expected none with inputs='linear'",
         ),
         ({"cutoffs": (2,), "embed_std": 1.0}, "embed_std: expected 0.02 with cutoffs"),
+        (
+            {"scale_embeddings": True, "inputs": "linear"},
+            r"scale_embeddings: expected False with inputs='linear'",
+        ),
     ],
 )
 def test_errors(settings, message):

@@ -32,6 +32,7 @@ def decoder(mechanism: str = "cosformer", **settings) -> models.CausalLM:
     [
         ("cosformer", {}),
         ("softmax", {"positions": "rotary"}),
+        ("linear", {"positions": "sinusoidal", "scale_embeddings": True}),
         ("flow", {"positions": "learned", "short_conv": 0}),
         ("gla", {"mlp": "none"}),
         ("cosformer", {"hybrid": ("hgrn", "cosformer"), "num_layers": 3}),

@@ -3,6 +3,7 @@
 Small models, compiled without optimisation; see ``helpers.call_model``.
 """
 
+import math
 from typing import Any
 
 import helpers
@@ -65,6 +66,15 @@ def test_the_linear_input_is_a_projection_of_the_value():
     kernel, bias = np.asarray(layer.kernel[...]), np.asarray(layer.bias[...])
     expected = pixels()[:, :, None] / 255 * kernel[0] + bias
     np.testing.assert_allclose(got, expected, atol=1e-6)
+
+
+def test_embeddings_are_scaled_before_positions_are_added():
+    """By the root of their width, as in fairseq."""
+    scaled = classifier(positions="sinusoidal", scale_embeddings=True)
+    plain = classifier(positions="sinusoidal")
+    table = plain.encoder.embed.embedding
+    table[...] = table[...] * math.sqrt(table[...].shape[1])
+    np.testing.assert_allclose(out(scaled, pixels()), out(plain, pixels()), atol=1e-5)
 
 
 def test_positions_of_a_grid_are_a_row_and_a_column():
