@@ -27,9 +27,9 @@ heads, MLP 4096, adaptive inputs and softmax at 20,000 and 60,000, dropout 0.3, 
 steps of 73,728 tokens, gradients clipped at 0.1; 247 million parameters. Deviations:
 AdamW at a peak of 5e-4 with one cosine instead of Nesterov's momentum with several,
 rows of 512 (the length of cosFormer's runs was not found), GELU, dropout of 0.3 after
-the MLP's activation (theirs is 0.1), none in attention and tails. Its table: cosFormer 23.5 on
-validation and 23.1 on the test, Transformer 24.5 and 26.2; the other rows come from an
-older paper, and in later runs by cosFormer's own group softmax is ahead.
+the MLP's activation (theirs is 0.1), none in attention and tails. Its table: cosFormer
+23.5 on validation and 23.1 on the test, Transformer 24.5 and 26.2; the other rows come
+from an older paper, and in later runs by cosFormer's own group softmax is ahead.
   Command: python -m lra_jax.train --task=lm --preset=cosformer
   --data.path=wikitext-103-v1.zip
 

@@ -334,8 +334,8 @@ class EncoderConfig:
         With learned positions, 0.02 gives both the same scale; 1 is the LRA code's. Of
         no effect on inputs "linear"; with ``cutoffs``, whose tables have scales of
         their own, it must be the default.
-      scale_embeddings: multiply the token embeddings by the root of ``embed_dim`` before
-        positions are added, as fairseq does; not with inputs "linear".
+      scale_embeddings: multiply the token embeddings by the root of ``embed_dim``
+        before positions are added, as fairseq does; not with inputs "linear".
       norm: before attention and MLP, and after the last block: "layer", of each
         position alone, or "instance", of each column over the sequence
         (`lra_jax.models.instance_norm`).
