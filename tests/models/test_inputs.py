@@ -72,7 +72,8 @@ def test_embeddings_are_scaled_before_positions_are_added():
     """By the root of their width, as in fairseq."""
     scaled = classifier(positions="sinusoidal", scale_embeddings=True)
     plain = classifier(positions="sinusoidal")
-    table = plain.encoder.embed.embedding
+    embed: Any = plain.encoder.embed
+    table = embed.embedding
     table[...] = table[...] * math.sqrt(table[...].shape[1])
     np.testing.assert_allclose(out(scaled, pixels()), out(plain, pixels()), atol=1e-5)
 
