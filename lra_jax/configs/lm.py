@@ -12,12 +12,12 @@ continue texts longer than a row.
 flowformer: thuml/Flowformer, folder Flowformer_NLP, fairseq's `transformer_lm`: 6
 layers, 512 wide, 8 heads, MLP 2048, pre-norm, sinusoids added to token embeddings that
 are multiplied by the root of the width, dropout 0.1, rows of 512, 64 rows per batch,
-Adam (0.9, 0.98) with weight decay 0.01, no clipping, a peak of 1e-3
-after 6,000 steps and then the inverse square root, 150,000 steps. With WikiText-103's
-267,735 words and the mask token it has 156 million parameters. Its table gives these
-perplexities: Flowformer 30.8, Transformer 33.0, cosFormer 34.1, Linear Transformer
-38.4, scored with 400 of 512 tokens of context; ours is scored with none and with 256.
-Deviations: GELU in the MLP, and dropout after it.
+Adam (0.9, 0.98) with weight decay 0.01, no clipping, a peak of 1e-3 after 6,000 steps
+and then the inverse square root, 150,000 steps. With WikiText-103's 267,735 words and
+the mask token it has 156 million parameters. Its table gives these perplexities:
+Flowformer 30.8, Transformer 33.0, cosFormer 34.1, Linear Transformer 38.4, scored with
+400 of 512 tokens of context; ours is scored with none and with 256. Deviations: GELU in
+the MLP, and dropout after it.
 The rows of other models come from an older paper: a Transformer of this size has
 reached 29.6 on validation (TransNormer's authors).
   Command: python -m lra_jax.train --task=lm --preset=flowformer --attention=flow

@@ -87,7 +87,7 @@ def next_token_scores(dataset: Any, split: str, loss: float) -> dict[str, float]
       loss: its mean loss, in nats per token.
     """
     scores = _perplexity(loss)
-    if not isinstance(vocabularies.described(dataset.raw), vocabularies.Words):
+    if dataset.raw.get("vocabulary", dataset.raw)["kind"] != "words":
         bits = loss * dataset.num_targets(split) / math.log(2)
         scores["bits_per_byte"] = bits / dataset.num_bytes[split]
     return scores
