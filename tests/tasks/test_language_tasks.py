@@ -116,6 +116,15 @@ def test_bits_per_byte_count_the_ends_of_documents(finished, texts):
     assert result["test_bits_per_byte_best"] == pytest.approx(wanted)
 
 
+@pytest.mark.parametrize("tokenizer", ["words", "bpe"])
+def test_words_have_no_bits_per_byte(tokenizer, texts):
+    """Unknown ones and white space would cost nothing."""
+    settings = {"tokenizer": tokenizer, "vocab_size": 300, "max_length": 32}
+    dataset = prepare(path=str(texts), **settings)
+    scores = next_token_scores(dataset, "test", 1.0)
+    assert ("bits_per_byte" in scores) == (tokenizer == "bpe")
+
+
 def test_a_loss_may_be_too_large_for_a_perplexity(texts):
     """It is then left out: JSON has no infinity."""
     dataset = prepare(path=str(texts), max_length=32)
